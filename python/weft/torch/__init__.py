@@ -9,11 +9,15 @@ CPU tensors move over shared memory, and over gloo or mpi where ranks are on sev
 """
 import torch
 
-from .. import dtypes, errors
-from ..arrays import SharedTensor
-from .backend import BackendOptions, WeftBackend, create
-from .meeting import context
-from .works import AbortedError, BackendError, MismatchError, PeerLostError, TimeoutError  # pylint: disable=redefined-builtin
+from . import needs
+
+needs.check()  # before the imports that need it
+# pylint: disable=wrong-import-position
+from .. import dtypes  # noqa: E402
+from ..arrays import SharedTensor  # noqa: E402
+from .backend import BackendOptions, WeftBackend, create  # noqa: E402
+from .meeting import context  # noqa: E402
+from .works import AbortedError, BackendError, MismatchError, PeerLostError, TimeoutError  # noqa: E402  # pylint: disable=redefined-builtin
 
 __all__ = ["AbortedError", "BackendError", "BackendOptions", "MismatchError", "PeerLostError", "TimeoutError", "WeftBackend", "empty", "register"]
 
@@ -21,10 +25,6 @@ __all__ = ["AbortedError", "BackendError", "BackendOptions", "MismatchError", "P
 def register():
     """Tells torch.distributed of the backend "weft". Importing this module does it, too."""
     distributed = torch.distributed
-    if not distributed.is_available():
-        raise errors.UnsupportedError("this torch has no torch.distributed; expected a build with USE_DISTRIBUTED")
-    if not hasattr(distributed.distributed_c10d, "_DistributedBackendOptions"):
-        raise errors.UnsupportedError(f"torch {torch.__version__} has no _DistributedBackendOptions; expected torch 2.6 or later")
     if "WEFT" not in distributed.Backend._plugins:
         default = dict(distributed.Backend.default_device_backend_map)
         distributed.Backend.register_backend("weft", create, extended_api=True, devices=["cpu"])
