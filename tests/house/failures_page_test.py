@@ -38,7 +38,8 @@ def run(command, bin_folder):
     environment["PATH"] = f"{bin_folder}:{environment['PATH']}"
     environment["OMPI_ALLOW_RUN_AS_ROOT"] = environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
     environment["OMPI_MCA_rmaps_base_oversubscribe"] = "1"
-    done = subprocess.run(["bash", "-c", command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    # of a pipe: how the job ended, not what reads it
+    done = subprocess.run(["bash", "-c", command + "\nexit ${PIPESTATUS[0]}"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           stdin=subprocess.DEVNULL, timeout=60, check=False)
     text = done.stdout.decode().replace("\r", "")
     return [line for line in text.splitlines() if line.strip(" =-")], done.returncode
