@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""torch.distributed over weft beside Gloo, in one run of two or more ranks: python bench/torch/backends.py [-n RANKS] [--json FILE] PART...
+"""torch.distributed over weft beside Gloo, in one run of two or more ranks: python bench/torch/backends.py [-n RANKS] [--json FILE] [--write PAGE] PART...
 
     collectives   all_reduce of 8 bytes to 128 MiB, all_gather and reduce_scatter; weft also on tensors of weft.torch.empty
     overhead      all_reduce of 8 bytes over weft, alone on one rank, beside a Backend in Python that does nothing
@@ -8,11 +8,16 @@
     tp            an MLP 1024-4096-1024 of two ranks, tensor parallel, 512 rows
 
 Each result is checked before it is timed; times are medians over repetitions, the slowest rank's, the backends in turns. OMP_NUM_THREADS is 1.
+--json keeps what was measured: a part that is run again takes the place of its former results, so that parts may be run at different times. --write puts
+the file's results as a table into a page, between the lines that say so; without a part it only does that.
 """
 import argparse
 import json
 import os
+import platform
+import re
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -111,10 +116,21 @@ class Ranks:
                 break
         return {name: self.slowest(statistics.median(values)) * 1e6 for name, values in times.items()}
 
-    def report(self, case, times, columns):
-        self.rows.append({"case": case, **times})
+    def report(self, case, times, target, columns):
+        """target: what the issue asks for, (its words, whether it is reached)."""
+        self.rows.append({"case": case, "times": times, "target": target})
         if self.rank == 0:
             print(f"{case:36}" + "".join(f"{name} {times[name]:11.1f} us  " for name in columns), flush=True)
+
+
+def of_bytes(size):
+    return f"{size} bytes" if size < 1024 else f"{size >> 10} KiB" if size < 1 << 20 else f"{size >> 20} MiB"
+
+
+def ratio(times, least):
+    """The times with how much faster weft is, and what is asked for."""
+    faster = times["gloo"] / times["weft"]
+    return times | {"ratio": faster}, (f"{least} x", faster >= least)
 
 
 def collectives(r):
@@ -133,7 +149,8 @@ def collectives(r):
         shared.zero_()
         times = r.measure({name: lambda g=r.groups[name]: dist.all_reduce(x, group=g) for name in BACKENDS}
                           | {"shared": lambda: dist.all_reduce(shared, group=r.groups["weft"])}, 0.25 if size > 1 << 24 else 0.4)
-        r.report(f"all_reduce {size} bytes", times | {"ratio": times["gloo"] / times["weft"]}, ("weft", "shared", "gloo", "ratio"))
+        least = 5 if size < 32768 else 2
+        r.report(f"all_reduce, {of_bytes(size)}", *ratio(times, least), ("weft", "shared", "gloo", "ratio"))
     for size in [32768, 1 << 20, 1 << 24]:
         count = size // 4
         part, whole = torch.full((count // r.size,), float(r.rank)), torch.empty(count)
@@ -141,14 +158,14 @@ def collectives(r):
             dist.all_gather_into_tensor(whole, part, group=r.groups[name])
             assert whole[-1] == r.size - 1 and whole[0] == 0
         times = r.measure({name: lambda g=r.groups[name]: dist.all_gather_into_tensor(whole, part, group=g) for name in BACKENDS}, 0.4)
-        r.report(f"all_gather {size} bytes in all", times | {"ratio": times["gloo"] / times["weft"]}, ("weft", "gloo", "ratio"))
+        r.report(f"all_gather, {of_bytes(size)} in all", *ratio(times, 2), ("weft", "gloo", "ratio"))
         whole.fill_(1)
         for name in BACKENDS:
             dist.reduce_scatter_tensor(part, whole, group=r.groups[name])
             assert (part == r.size).all()
         whole.zero_()
         times = r.measure({name: lambda g=r.groups[name]: dist.reduce_scatter_tensor(part, whole, group=g) for name in BACKENDS}, 0.4)
-        r.report(f"reduce_scatter {size} bytes in all", times | {"ratio": times["gloo"] / times["weft"]}, ("weft", "gloo", "ratio"))
+        r.report(f"reduce_scatter, {of_bytes(size)} in all", *ratio(times, 2), ("weft", "gloo", "ratio"))
 
 
 def overhead(r):
@@ -156,7 +173,8 @@ def overhead(r):
     x = torch.zeros(2)
     alone = [{name: dist.new_group([rank], backend=name) for name in ("weft", "nothing")} for rank in range(r.size)][r.rank]
     times = r.measure({name: lambda g=group: dist.all_reduce(x, group=g) for name, group in alone.items()})
-    r.report("all_reduce 8 bytes, one rank", times | {"above": times["weft"] - times["nothing"]}, ("weft", "nothing", "above"))
+    times["above"] = times["weft"] - times["nothing"]
+    r.report("all_reduce, 8 bytes, one rank", times, ("at most 10 us above", times["above"] <= 10), ("weft", "nothing", "above"))
 
 
 def layers(torch):
@@ -186,7 +204,7 @@ def ddp(r):
     times = r.measure({name: step(model, x) for name, model in models.items()} | {"local": step(plain, x),
                       "all_reduce": lambda: dist.all_reduce(flat, group=r.groups["weft"])}, 2.5)
     times["allowed"] = times["nothing"] + 1.1 * times["all_reduce"]
-    r.report("DDP, 24 x Linear(512), 64 rows", times, ("weft", "gloo", "nothing", "all_reduce", "allowed", "local"))
+    r.report("DDP, 24 x Linear(512), 64 rows", times, ("at most nothing + 1.1 x all_reduce", times["weft"] <= times["allowed"]), ("weft", "gloo", "nothing", "all_reduce", "allowed", "local"))
 
 
 def fsdp(r):
@@ -202,7 +220,7 @@ def fsdp(r):
             fully_shard(layer, mesh=mesh)
         models[name] = fully_shard(model, mesh=mesh)
     times = r.measure({name: step(model, x) for name, model in models.items()} | {"local": step(plain, x)}, 2.5)
-    r.report("FSDP2, 24 x Linear(512), 64 rows", times, ("weft", "gloo", "local"))
+    r.report("FSDP2, 24 x Linear(512), 64 rows", times, ("at most 2 x local", times["weft"] <= 2 * times["local"]), ("weft", "gloo", "local"))
 
 
 def tp(r):
@@ -220,32 +238,96 @@ def tp(r):
         models[name] = parallelize_module(mlp(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
         assert torch.allclose(models[name](x), plain(x), atol=1e-4)
     times = r.measure({name: step(model, x) for name, model in models.items()} | {"local": step(plain, x)}, 2.5)
-    r.report("tensor-parallel MLP, 512 rows", times, ("weft", "gloo", "local"))
+    r.report("tensor-parallel MLP, 512 rows", times, None, ("weft", "gloo", "local"))
 
 
 PARTS = {"collectives": collectives, "overhead": overhead, "ddp": ddp, "fsdp": fsdp, "tp": tp}
+BEGIN, END = "<!-- results of bench/torch/backends.py -->\n", "<!-- end of these results -->\n"
+
+
+def said(*command):
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=os.path.dirname(os.path.abspath(__file__))).stdout.strip()
+
+
+def circumstances(ranks, part):
+    """Where and how a part was measured."""
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        model = re.search(r"^model name\s*: (.*)$", file.read(), re.M)
+    import torch
+    return {"commit": said("git", "rev-parse", "--short", "HEAD"), "date": time.strftime("%Y-%m-%d"), "torch": torch.__version__.partition("+")[0],
+            "processor": f"{model[1] if model else platform.machine()}, {len(os.sched_getaffinity(0))} cores",
+            "command": f"bench/torch/backends.py -n {ranks} {part}"}
+
+
+def cell(microseconds):
+    return f"{microseconds:.1f}" if microseconds < 100 else f"{microseconds:,.0f}".replace(",", " ")
+
+
+def table(results):
+    """The results of a --json file as Markdown."""
+    lines = ["| microseconds | weft | Gloo | | asked for |", "|---|---|---|---|---|"]
+    for part in filter(results.get, PARTS):
+        for row in results[part]["rows"]:
+            times, asked = row["times"], row["target"]
+            more = ", ".join(f"{name} {cell(value)}" for name, value in times.items() if name not in ("weft", "gloo", "ratio"))
+            if "ratio" in times:
+                more = f"{times['ratio']:.1f} x" + (f", {more}" if more else "")
+            lines.append(f"| {row['case']} | {cell(times['weft'])} | {cell(times['gloo']) if 'gloo' in times else ''} | {more} | "
+                         f"{'' if asked is None else asked[0] + (': reached' if asked[1] else ': **missed**')} |")
+    lines.append("")
+    for part in filter(results.get, PARTS):
+        about = results[part]["measured"]
+        lines.append(f"- `{about['command']}`: commit {about['commit']}, {about['date']}, torch {about['torch']}, {about['processor']}")
+    return "\n".join(lines) + "\n"
+
+
+def write(results, page):
+    with open(page, encoding="utf-8") as file:
+        text = file.read()
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        sys.exit(f"{page} has no lines {BEGIN.strip()} and {END.strip()}; expected them around the table")
+    with open(page, "w", encoding="utf-8") as file:
+        file.write(before + begin + "\n" + table(results) + "\n" + end + after)
+
+
+def kept(path):
+    if path is None or not os.path.exists(path):
+        return {}
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-n", "--ranks", type=int, default=2)
-    parser.add_argument("--json")
+    parser.add_argument("--json", help="file of results, to which these are added")
+    parser.add_argument("--write", metavar="PAGE", help="page into which the table of --json goes")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
-    parser.add_argument("parts", nargs="+", choices=PARTS)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []])
     given = parser.parse_args()
+    if not given.parts and not given.write or given.write and not given.json:
+        parser.error("expected parts to run, or --write with --json")
     if given.rank is None:
-        import subprocess
-        with tempfile.TemporaryDirectory() as folder:
-            ranks = [subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--rank", str(rank), "--store", folder + "/store"],
-                                      env={**os.environ, "OMP_NUM_THREADS": "1"}) for rank in range(given.ranks)]
-            sys.exit(max(process.wait() for process in ranks))
+        if given.parts:
+            with tempfile.TemporaryDirectory() as folder:
+                ranks = [subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--rank", str(rank), "--store", folder + "/store"],
+                                          env={**os.environ, "OMP_NUM_THREADS": "1"}) for rank in range(given.ranks)]
+                if failed := max(process.wait() for process in ranks):
+                    sys.exit(failed)
+        if given.write:
+            write(kept(given.json), given.write)
+        return
     ranks = Ranks(given.rank, given.ranks, given.store)
     for part in given.parts:
+        ranks.rows = []
         PARTS[part](ranks)
-    if given.json and given.rank == 0:
-        with open(given.json, "w", encoding="utf-8") as file:
-            json.dump(ranks.rows, file, indent=1)
+        if given.json and given.rank == 0:
+            results = kept(given.json) | {part: {"measured": circumstances(given.ranks, part), "rows": ranks.rows}}
+            with open(given.json, "w", encoding="utf-8") as file:
+                json.dump(results, file, indent=1)
     ranks.dist.barrier()
     ranks.dist.destroy_process_group()
 

@@ -66,3 +66,16 @@ def test_tensors_are_read_in_c():
         print(torch.Tensor in _calls.types, hasattr(torch.Tensor, "__dlpack_c_exchange_api__"))
     """)
     assert len(set(done.stdout.split())) == 1, done.stdout + done.stderr
+
+
+def test_the_group_that_calls_go_through_has_the_names(tmp_path):
+    """What hooks and profilers see of a call is the plain group's."""
+    done = run(f"""
+        import torch.distributed as dist
+        import weft.torch
+        dist.init_process_group("weft", init_method="file://{tmp_path}/store", rank=0, world_size=1)
+        for group in (dist.group.WORLD, dist.new_group([0], group_desc="another")):
+            print(group._plain.group_name == group.group_name, group._plain.group_desc == group.group_desc, group._plain.size(), group._plain.rank())
+        dist.destroy_process_group()
+    """)
+    assert done.stdout.splitlines() == ["True True 1 0"] * 2, done.stdout + done.stderr

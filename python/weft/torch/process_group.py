@@ -14,28 +14,39 @@ FORMER = {"all_gather_single": "_allgather_base", "all_gather_single_coalesced":
 
 
 class WeftProcessGroup(ProcessGroup):
-    """A ProcessGroup whose backend for cpu is a WeftBackend."""
+    """A ProcessGroup whose backend for cpu is a WeftBackend.
+
+    Its operations are methods in Python, which C++ reaches by torch's trampoline. They go on to a second, plain ProcessGroup over the same backend: on this
+    one the trampoline would look at Python's frames to find out that the method itself called it, which costs as much as all the rest of a call."""
 
     @classmethod
     def around(cls, backend, opts):
         group = cls(opts.store, opts.group_rank, opts.group_size)
         group._weft = backend
-        group._set_default_backend(ProcessGroup.BackendType.CUSTOM)
-        group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, backend)
+        group._plain = ProcessGroup(opts.store, opts.group_rank, opts.group_size)
+        for each in (group, group._plain):
+            each._set_default_backend(ProcessGroup.BackendType.CUSTOM)
+            each._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, backend)
         return group
 
     def getBackendName(self):
         return "weft"
+
+    def _set_group_name(self, name):
+        super()._set_group_name(name)
+        self._plain._set_group_name(name)
+
+    def _set_group_desc(self, description):
+        super()._set_group_desc(description)
+        self._plain._set_group_desc(description)
 
 
 def _operation(name):
     inherited = getattr(ProcessGroup, name)
 
     def operation(self, *args, **kwargs):
-        inherited(self, *args, **kwargs)
+        inherited(self._plain, *args, **kwargs)
         return self._weft._latest
-    # The trampoline of torch knows by this name that a call comes from the override itself, and then takes the inherited one.
-    operation.__code__ = operation.__code__.replace(co_name=name)
     operation.__name__, operation.__qualname__ = name, f"WeftProcessGroup.{name}"
     operation.__doc__ = f"torch's {name}; the Work is weft's."
     return operation
