@@ -234,10 +234,10 @@ report_unsteady() {
   cat build/unsteady.txt
 }
 
-# The environment of the tests over torch and JAX, made where it is missing. Tests for which it cannot be had skip themselves by name, and this says why.
+# The environment of the tests over torch and JAX, and of types, made where it is missing. Tests for which it cannot be had skip themselves by name, and this says why.
 python_packages() {
   local module
-  for module in torch jax; do
+  for module in torch jax mypy; do
     tools/torch_python.sh --make "$module" 2>"build/python_$module.log" ||
       skipped+=("tests with $module: tools/torch_python.sh --make $module: $(grep -v '^ *$' "build/python_$module.log" | tail -n 1)")
   done

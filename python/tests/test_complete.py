@@ -1,6 +1,12 @@
 """Every function of weft.h has its place in the package, or a reason why not."""
+import importlib.util
+import os
 import pathlib
 import re
+import subprocess
+import sys
+
+import pytest
 
 import weft
 from weft import _api
@@ -24,6 +30,42 @@ def test_every_function():
     assert not functions - used - set(PYTHON) - set(WITHOUT), "without a place in Python"
     assert set(PYTHON) | set(WITHOUT) <= functions, "no functions of weft.h"
     assert not used & set(WITHOUT), "used after all"
+
+
+TYPED = """
+import numpy as np
+import weft
+group = weft.Context().group()
+mean: object = group.all_reduce(np.ones(3), op="avg").wait()
+layout = weft.Layout(weft.Mesh(group, dp=1), (3, 4), dp=weft.shard(0))
+halo = weft.Halo(layout, {0: 1, 1: (1, 2)}, edges={0: ("zero", 1.0)})
+weft.checkpoint.save("run", {"a": (np.ones(3), layout)}, 1, on_stage=print)
+"""
+MISTYPED = ['weft.Context().group().all_reduce(1, op="mean")', "weft.Context().group().al_reduce(1)", "weft.Layout(weft.Context().group(), (1,))",
+            "rank: str = weft.Context().group().rank"]
+
+
+def run(*command):
+    package = pathlib.Path(weft.__file__).parents[1]
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=100, check=False,
+                          env={**os.environ, "PYTHONPATH": str(package), "MYPYPATH": str(package)})
+
+
+def test_the_types_are_those_of_the_package():
+    done = run(str(pathlib.Path(__file__).resolve().parents[2] / "tools/python_stubs.py"), "--check")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_type_checker_knows_the_package(tmp_path):
+    if importlib.util.find_spec("mypy") is None:
+        pytest.skip("mypy is not installed")
+    (tmp_path / "well.py").write_text(TYPED, encoding="utf-8")
+    (tmp_path / "wrong.py").write_text("import weft\n" + "\n".join(MISTYPED), encoding="utf-8")
+    options = ["-m", "mypy", "--cache-dir", str(tmp_path / "cache"), "--strict", "--python-version", "3.11"]
+    done = run(*options, str(tmp_path / "well.py"))
+    assert done.returncode == 0, done.stdout
+    done = run(*options, str(tmp_path / "wrong.py"))
+    assert f"Found {len(MISTYPED)} errors" in done.stdout, done.stdout
 
 
 def test_every_name_has_words():

@@ -19,9 +19,9 @@ _FLAGS = ("native_is_canonical", "spin", "rings", "deadline", "names_absent", "d
 class Traits(typing.NamedTuple):
     """What a transport does itself (the rest is composed from it), and what it guarantees."""
     progress_style: str  # what carries calls on: "polled" (whoever waits), "threaded" (a thread of the transport's), "stream" (a device's)
-    ops: frozenset  # of operations' names
-    dtypes: frozenset  # that it moves, "f32", ...
-    reduces: dict  # reduce op -> the dtypes that it combines itself
+    ops: frozenset[str]  # of operations' names
+    dtypes: frozenset[str]  # that it moves, "f32", ...
+    reduces: dict[str, frozenset[str]]  # reduce op -> the dtypes that it combines itself
     device: int  # whose memory it moves; 0: the CPU
     native_is_canonical: bool
     spin: bool  # a rank that waits may spin: there are no more ranks here than usable cores

@@ -3,7 +3,7 @@
 #
 #   run.sh SOURCE BUILD TIER FILE...
 #
-# TIER: numpy, or torch or jax: with the interpreter of tools/torch_python.sh, torch only with WEFT_TEST_FULL (tools/test.sh --full). Else the first of
+# TIER: numpy, or torch, jax or mypy: with the interpreter of tools/torch_python.sh, torch only with WEFT_TEST_FULL (tools/test.sh --full). Else the first of
 # WEFT_TEST_PYTHON, Debian's python3 and the python3 in PATH that has numpy and pytest.
 set -euo pipefail
 source_dir=$1 build_dir=$2 tier=$3
