@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Prints the interpreter with which tests of weft over torch, or over other packages, run: that of WEFT_TEST_PYTHON, else that of one virtual environment
-# outside of the tree, WEFT_TORCH_VENV or ~/.cache/weft/torch, where it has pytest and what is asked for. Fails where there is none.
+# outside of the tree, WEFT_TEST_VENV or ~/.cache/weft/torch, where it has pytest and what is asked for. Fails where there is none.
 #
 #   tools/torch_python.sh [MODULE...]          looks for one with these modules; none: torch
 #   tools/torch_python.sh --make [MODULE...]   makes the virtual environment first, and installs what it lacks (torch of PyPI: several gigabytes; jax)
 set -euo pipefail
-folder=${WEFT_TORCH_VENV:-${XDG_CACHE_HOME:-$HOME/.cache}/weft/torch}
+folder=${WEFT_TEST_VENV:-${XDG_CACHE_HOME:-$HOME/.cache}/weft/torch}
 make=false
 if [ "${1:-}" = --make ]; then make=true && shift; fi
 modules=("$@")
