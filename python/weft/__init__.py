@@ -14,15 +14,15 @@ from .arrays import SharedTensor
 from .context import Context, version
 from .errors import (AbortedError, BadArgumentError, Error, LayoutError, MismatchError, PeerLostError, SystemError, TimeoutError,  # pylint: disable=W0622
                      UnsupportedError)
-from .gradients import BucketHook, Reducer, Sampler, average_gradients, clip_grad_norm, grad_norm, sync_replicated_gradients
+from .meshes.gradients import BucketHook, Reducer, Sampler, average_gradients, clip_grad_norm, grad_norm, sync_replicated_gradients
 from .group import ANY_SOURCE, Batch, Group, Message, Reduction
-from .layout import Layout, check_replicas, partial, redistribute, replicate, shard
-from .mesh import Mesh
-from .shards import FlatShards
+from .meshes.layout import Layout, check_replicas, partial, redistribute, replicate, shard
+from .meshes.mesh import Mesh
+from .meshes.shards import FlatShards
 from .store import Store, StoreServer, new_secret, secret_from_env
-from .transfers import Exchange, Transfer
+from .meshes.transfers import Exchange, Transfer
 from .transport import Traits, Transport
-from .windows import Halo, Window, pole
+from .meshes.windows import Halo, Window, pole
 from .work import Work, wait_all
 
 __version__ = version()

@@ -9,7 +9,7 @@ from . import _api, arrays, dtypes, errors
 from ._handle import Handle, blocking
 from ._library import lib
 from .context import text
-from .layout import tensors
+from .meshes.layout import tensors
 
 __all__ = ["Reader", "Saver", "export", "gather_full_state", "latest", "load", "save", "set_full_state", "verify"]
 

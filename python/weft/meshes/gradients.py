@@ -3,11 +3,11 @@ which samples each rank reads. Lists of gradients are {name: (array, layout)}, o
 import ctypes
 import weakref
 
-from . import _api, arrays, dtypes, errors
-from ._handle import Handle, blocking
-from ._library import lib
-from .context import choice, text
-from .group import REDUCE_OPS
+from .. import _api, arrays, dtypes, errors
+from .._handle import Handle, blocking
+from .._library import lib
+from ..context import choice, text
+from ..group import REDUCE_OPS
 from .layout import tensors
 
 __all__ = ["BucketHook", "Reducer", "Sampler", "average_gradients", "clip_grad_norm", "grad_norm", "sync_replicated_gradients"]

@@ -3,9 +3,9 @@ at a time."""
 import asyncio
 import ctypes
 
-from . import arrays, errors
-from ._handle import Handle, blocking
-from ._library import lib
+from .. import arrays, errors
+from .._handle import Handle, blocking
+from .._library import lib
 
 __all__ = ["Exchange", "Transfer"]
 

@@ -1,12 +1,12 @@
 """Layouts: how a tensor lies over a mesh; arrays brought from one layout to another."""
 import ctypes
 
-from . import _api, arrays, errors
-from ._api import weft_tensor
-from ._handle import Handle, Made, blocking
-from ._library import lib
-from .context import choice, text
-from .group import REDUCE_OPS
+from .. import _api, arrays, errors
+from .._api import weft_tensor
+from .._handle import Handle, Made, blocking
+from .._library import lib
+from ..context import choice, text
+from ..group import REDUCE_OPS
 from .mesh import Mesh
 from .transfers import Transfer
 

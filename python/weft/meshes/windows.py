@@ -10,11 +10,11 @@ Dimensions are counted from 0, or from the end as -1.
 import ctypes
 import numbers
 
-from . import _api, arrays, errors
-from ._api import weft_buffer, weft_edge
-from ._handle import Handle, Made, blocking
-from ._library import lib
-from .context import choice
+from .. import _api, arrays, errors
+from .._api import weft_buffer, weft_edge
+from .._handle import Handle, Made, blocking
+from .._library import lib
+from ..context import choice
 from .transfers import Exchange
 
 __all__ = ["Halo", "Window", "pole"]

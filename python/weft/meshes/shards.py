@@ -2,11 +2,11 @@
 made of. All ranks of the axes call these methods in the same order, each from one thread, with the same lists."""
 import ctypes
 
-from . import _api, arrays, dtypes, errors
-from ._handle import Handle, Made, blocking
-from ._library import lib
-from .context import choice, text
-from .group import REDUCE_OPS
+from .. import _api, arrays, dtypes, errors
+from .._handle import Handle, Made, blocking
+from .._library import lib
+from ..context import choice, text
+from ..group import REDUCE_OPS
 from .layout import Layout
 from .transfers import Transfer
 

@@ -1,11 +1,11 @@
 """Meshes: the ranks of a group as a grid with named axes, and its parts. A mesh is a value; it keeps its group."""
 import ctypes
 
-from . import _api, errors
-from ._handle import Handle, Made, blocking
-from ._library import lib
-from .context import text
-from .group import Group
+from .. import _api, errors
+from .._handle import Handle, Made, blocking
+from .._library import lib
+from ..context import text
+from ..group import Group
 
 __all__ = ["Mesh"]
 
