@@ -23,6 +23,7 @@ import tempfile
 import time
 
 BACKENDS = ("weft", "gloo")
+LOAD = round(os.getloadavg()[0], 1)  # of the machine before it measures
 
 
 def nothing_backend():
@@ -204,7 +205,8 @@ def ddp(r):
     times = r.measure({name: step(model, x) for name, model in models.items()} | {"local": step(plain, x),
                       "all_reduce": lambda: dist.all_reduce(flat, group=r.groups["weft"])}, 2.5)
     times["allowed"] = times["nothing"] + 1.1 * times["all_reduce"]
-    r.report("DDP, 24 x Linear(512), 64 rows", times, ("at most nothing + 1.1 x all_reduce", times["weft"] <= times["allowed"]), ("weft", "gloo", "nothing", "all_reduce", "allowed", "local"))
+    r.report("DDP, 24 x Linear(512), 64 rows", times, ("at most nothing + 1.1 x all_reduce", times["weft"] <= times["allowed"]),
+             ("weft", "gloo", "nothing", "all_reduce", "allowed", "local"))
 
 
 def fsdp(r):
@@ -227,7 +229,8 @@ def tp(r):
     torch = r.torch
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-    x = torch.randn(512, 1024)
+    torch.manual_seed(1)
+    x = torch.randn(512, 1024)  # the same on all ranks
 
     def mlp():
         torch.manual_seed(0)
@@ -256,7 +259,7 @@ def circumstances(ranks, part):
     import torch
     return {"commit": said("git", "rev-parse", "--short", "HEAD"), "date": time.strftime("%Y-%m-%d"), "torch": torch.__version__.partition("+")[0],
             "processor": f"{model[1] if model else platform.machine()}, {len(os.sched_getaffinity(0))} cores",
-            "command": f"bench/torch/backends.py -n {ranks} {part}"}
+            "command": f"bench/torch/backends.py -n {ranks} {part}", "load": LOAD}
 
 
 def cell(microseconds):
@@ -277,7 +280,8 @@ def table(results):
     lines.append("")
     for part in filter(results.get, PARTS):
         about = results[part]["measured"]
-        lines.append(f"- `{about['command']}`: commit {about['commit']}, {about['date']}, torch {about['torch']}, {about['processor']}")
+        lines.append(f"- `{about['command']}`: commit {about['commit']}, {about['date']}, torch {about['torch']}, {about['processor']}"
+                     + (f", load before {about['load']}" if "load" in about else ""))
     return "\n".join(lines) + "\n"
 
 
