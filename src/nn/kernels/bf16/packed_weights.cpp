@@ -3,6 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 #include "host/clones.hpp"
 #include "nn/kernels/cpu_context.hpp"
 
@@ -30,22 +34,37 @@ WEFT_CPU_CLONES void pack_rows(const std::uint16_t* from, std::int64_t ld, std::
   }
 }
 
-// from: (columns, k), rows ld apart. As many pairs at a time as have a line of the cache, of which the first cache holds one for each column.
+// Pairs [0, pairs) of four rows of `from`, ld apart, as four columns of `to`. Returns how many it did: a multiple of 4.
+std::int64_t turn_four(const std::uint16_t* from, std::int64_t ld, std::uint32_t* to, std::int64_t pairs) {
+  std::int64_t p = 0;
+#if defined(__SSE2__)
+  for (; p + 4 <= pairs; p += 4) {
+    __m128 row[4];
+    for (std::int64_t j = 0; j < 4; ++j)
+      row[j] = _mm_castsi128_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + j * ld + 2 * p)));
+    _MM_TRANSPOSE4_PS(row[0], row[1], row[2], row[3]);
+    for (std::int64_t q = 0; q < 4; ++q)
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + (p + q) * kColumns), _mm_castps_si128(row[q]));
+  }
+#endif
+  return p;
+}
+
+// from: (columns, k), rows ld apart. Four rows at a time from end to end, which the CPU reads ahead; what is written stays in the second cache.
 void pack_columns(const std::uint16_t* from, std::int64_t ld, std::uint32_t* to, std::int64_t columns,
                   std::int64_t k, std::int64_t pairs) {
-  constexpr std::int64_t kPairs = 16;
-  for (std::int64_t first = 0; first < pairs; first += kPairs) {
-    const std::int64_t whole = std::clamp<std::int64_t>(k / 2 - first, 0, kPairs);
-    std::uint32_t* const block = to + first * kColumns;
-    for (std::int64_t j = 0; j < kColumns; ++j) {
-      const std::uint16_t* const row = from + j * ld + 2 * first;
-      for (std::int64_t p = 0; p < kPairs; ++p) {
+  const std::int64_t whole = k / 2;
+  for (std::int64_t four = 0; four < kColumns; four += 4) {
+    const std::int64_t done = four + 4 <= columns ? turn_four(from + four * ld, ld, to + four, whole) : 0;
+    for (std::int64_t j = four; j < four + 4; ++j) {
+      const std::uint16_t* const row = from + j * ld;
+      for (std::int64_t p = done; p < pairs; ++p) {
         std::uint32_t pair = 0;
         if (j < columns && p < whole)
           std::memcpy(&pair, row + 2 * p, sizeof pair);
-        else if (j < columns && 2 * (first + p) < k)
+        else if (j < columns && 2 * p < k)
           pair = row[2 * p];  // the last row of an odd number
-        block[p * kColumns + j] = pair;
+        to[p * kColumns + j] = pair;
       }
     }
   }
