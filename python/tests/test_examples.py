@@ -1,4 +1,4 @@
-"""The programs of examples/python print what their pages show. Those with torch run where there is one."""
+"""The page docs/python.md, and the programs of examples/python, which print what their pages show. Those with torch: test_torch_examples.py."""
 import os
 import pathlib
 import re
@@ -25,13 +25,17 @@ def test_page(processes, size, tmp_path):
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} of {size}: {total} {mean}" for rank in range(size)]
 
 
-@pytest.mark.parametrize("name", ["numpy_data_parallel", "stencil", "ddp", "fsdp_tensor_parallel", "gpt"])
+@pytest.mark.parametrize("name", ["numpy_data_parallel", "stencil"])
 def test_example(name):
+    run_example(name)
+
+
+def run_example(name):
+    """Runs what the page says, and compares what it prints with what the page shows: torch's versions differ in the last digits."""
     page = (EXAMPLES / name / "README.md").read_text(encoding="utf-8")
     command, shown = re.findall(r"^```\n(.*?)^```", page, re.M | re.S)
     words = command.split()
     if words[0] == "torchrun":
-        pytest.importorskip("torch")
         words = [sys.executable, "-m", "torch.distributed.run", "--standalone", *words[1:]]
     else:
         words = [sys.executable, *words[1:3], "--no-tag-output", *words[3:]]
@@ -43,5 +47,5 @@ def test_example(name):
     numbers = lambda lines: [[round(float(n), 1) for n in re.findall(r"[\d.]+\d", line)] for line in lines]  # noqa: E731
     expected, said = without_times(shown), without_times(done.stdout)
     assert len(said) == len(expected) and [re.sub(r"[\d.]+\d", "N", line) for line in said] == [re.sub(r"[\d.]+\d", "N", line) for line in expected], said
-    for ours, theirs in zip(numbers(said), numbers(expected)):  # torch's versions differ in the last digits
+    for ours, theirs in zip(numbers(said), numbers(expected)):
         assert all(abs(a - b) <= 0.1 + 0.02 * abs(b) for a, b in zip(ours, theirs)), (said, expected)
