@@ -56,7 +56,7 @@ namespace {
 
 constexpr std::size_t kTransformerOptionsFirstBytes = 136, kParameterFirstBytes = 176;
 static_assert(offsetof(weft_transformer_options, data_form) == kTransformerOptionsFirstBytes);
-static_assert(sizeof(weft_transformer_options) == 152);
+static_assert(sizeof(weft_transformer_options) == 160);
 static_assert(sizeof(weft_parameter) == kParameterFirstBytes);
 static_assert(weft::Dims::kMaxDims == WEFT_MAX_DIMS);
 static_assert(weft::CrossEntropy::kIgnore == WEFT_IGNORED);
@@ -96,6 +96,22 @@ weft::BuildOptions build_options_of(const char* function, const weft_transformer
                              o.data_form));
   build.data = o.data_form == WEFT_DATA_FSDP ? weft::DataForm::fsdp : weft::DataForm::ddp;
   if (o.replicate_axis != nullptr) build.replicate_axis = o.replicate_axis;
+  if (o.reduce != WEFT_F32 && o.reduce != WEFT_BF16)
+    capi::refuse(ErrorCode::bad_argument, function,
+                 fmt::format("options->reduce is {}; expected {} (WEFT_F32) or {} (WEFT_BF16)", o.reduce,
+                             static_cast<int>(WEFT_F32), static_cast<int>(WEFT_BF16)));
+  if (o.after_forward < WEFT_KEEP || o.after_forward == 1)
+    capi::refuse(
+        ErrorCode::bad_argument, function,
+        fmt::format("options->after_forward is {}; expected 0 (WEFT_RESHARD), -1 (WEFT_KEEP), or 2 or more",
+                    o.after_forward));
+  if (build.data == weft::DataForm::ddp && (o.reduce != WEFT_F32 || o.after_forward != WEFT_RESHARD))
+    capi::refuse(ErrorCode::bad_argument, function,
+                 fmt::format("options->{} is for WEFT_DATA_FSDP; data_form is WEFT_DATA_DDP",
+                             o.reduce != WEFT_F32 ? "reduce" : "after_forward"));
+  build.sharding.precision.reduce = static_cast<weft::DType>(o.reduce);
+  if (o.after_forward == WEFT_KEEP) build.sharding.reshard_after_forward = false;
+  if (o.after_forward > 0) build.sharding.reshard_after_forward = static_cast<int>(o.after_forward);
   for (const std::string_view path :
        capi::names_of(function, o.frozen, o.frozen_count, "options->frozen", "options->frozen_count"))
     build.frozen.emplace_back(path);

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kTrainerOptionsFirstBytes = 72, kStepResultFirstBytes = 40;
 static_assert(offsetof(weft_trainer_options, loss_scale) == kTrainerOptionsFirstBytes);
-static_assert(sizeof(weft_trainer_options) == 80);
+static_assert(sizeof(weft_trainer_options) == 104);
 static_assert(offsetof(weft_step_result, loss_scale) == kStepResultFirstBytes);
 static_assert(sizeof(weft_step_result) == 48);
 
@@ -31,6 +31,8 @@ Trainer::Options options_of(const char* function, const weft_trainer_options& o)
   to.non_finite = o.skip_non_finite ? weft::NonFinite::skip : weft::NonFinite::error;
   to.seed = o.seed;
   if (o.loss_scale != 0) to.loss_scale = weft::LossScaler::Options{.scale = o.loss_scale};
+  to.label_smoothing = o.label_smoothing;
+  if (o.ema_decay != 0) to.ema = weft::Ema::Options{.decay = o.ema_decay, .warm_up = o.ema_warm_up};
   return to;
 }
 
@@ -149,6 +151,16 @@ weft_status weft_trainer_steps(const weft_trainer* trainer, int64_t* steps, weft
   return capi::guarded(__func__, error, [&, function = __func__] {
     const Trainer& t = trainer_of(function, trainer);
     capi::given(function, steps, "steps") = t.steps();
+  });
+}
+
+weft_status weft_trainer_swap_averages(weft_trainer* trainer, bool averages_in, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    weft::Ema* const ema = trainer_of(function, trainer).ema();
+    if (ema == nullptr)
+      capi::refuse(ErrorCode::bad_argument, function,
+                   "trainer has no averages; expected one made with an ema_decay");
+    averages_in ? ema->swap_in() : ema->swap_out();
   });
 }
 

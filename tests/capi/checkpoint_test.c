@@ -211,44 +211,55 @@ static void test_reader(void) {
 /* Another mesh -----------------------------------------------------------------------------------------------
  */
 
-/* Rows 0 to 2 on rank 0, 3 and 4 on rank 1; or all of them, where there is one rank. */
-static void save_rows(rank_args* a) {
-  weft_group* world = join(a, "world", 20000 * MS);
-  weft_mesh* mesh = mesh_of(world, "dp");
-  weft_layout *rows = layout_of(mesh, "dp", weft_shard(0), kW, 2),
-              *same = layout_of(mesh, "dp", weft_replicate(), kB, 1);
+/* w cut along one dimension over a mesh of one axis, and b whole. */
+typedef struct {
+  weft_group* world;
+  weft_mesh* mesh;
+  weft_layout *cut, *same;
   float w[20];
   double b[3];
-  const int n = a->size == 1 ? 5 : a->rank == 0 ? 3 : 2;
-  fill(w, 3 * a->rank, n, b);
-  const weft_tensor tensors[] = {{"w", f32(w, 4 * n), rows, NULL, 0}, {"b", f64(b, 3), same, NULL, 0}};
+  weft_tensor tensors[2];
+} laid_out;
+/* By rows: 0 to 2 on rank 0, 3 and 4 on rank 1; or all of them, where there is one rank. Filled with what rows have. */
+static void lay_out(laid_out* t, rank_args* a, const char* axis, int32_t dim) {
+  const int rows = a->size == 1 || dim == 1 ? 5 : a->rank == 0 ? 3 : 2, columns = dim == 1 ? 4 / a->size : 4;
+  t->world = join(a, "world", 20000 * MS);
+  t->mesh = mesh_of(t->world, axis);
+  t->cut = layout_of(t->mesh, axis, weft_shard(dim), kW, 2);
+  t->same = layout_of(t->mesh, axis, weft_replicate(), kB, 1);
+  fill(t->w, dim == 0 ? 3 * a->rank : 0, dim == 0 ? rows : 0, t->b);
+  const weft_tensor w = {"w", f32(t->w, rows * columns), t->cut, NULL, 0},
+                    b = {"b", f64(t->b, 3), t->same, NULL, 0};
+  t->tensors[0] = w, t->tensors[1] = b;
+}
+static void let_go(laid_out* t) {
+  weft_layout_destroy(t->cut);
+  weft_layout_destroy(t->same);
+  weft_mesh_destroy(t->mesh);
+  weft_group_destroy(t->world);
+}
+
+static void save_rows(rank_args* a) {
+  laid_out t;
+  lay_out(&t, a, "dp", 0);
   const weft_checkpoint_string extra = {"best", "0.25"};
-  OK(weft_checkpoint_save(folder, mesh, 3, tensors, 2, &extra, 1, NULL, &error));
-  weft_layout_destroy(rows);
-  weft_layout_destroy(same);
-  weft_mesh_destroy(mesh);
-  weft_group_destroy(world);
+  OK(weft_checkpoint_save(folder, t.mesh, 3, t.tensors, 2, &extra, 1, NULL, &error));
+  let_go(&t);
 }
 
 /* Each rank takes columns. */
 static void load_columns(rank_args* a) {
-  weft_group* world = join(a, "world", 20000 * MS);
-  weft_mesh* mesh = mesh_of(world, "tp");
-  weft_layout *columns = layout_of(mesh, "tp", weft_shard(1), kW, 2),
-              *same = layout_of(mesh, "tp", weft_replicate(), kB, 1);
-  float w[20];
-  double b[3] = {0};
+  laid_out t;
+  lay_out(&t, a, "tp", 1);
+  const weft_tensor in_another_order[] = {t.tensors[1], t.tensors[0]};
   const int n = 4 / a->size;
-  const weft_tensor tensors[] = {{"b", f64(b, 3), same, NULL, 0}, {"w", f32(w, 5 * n), columns, NULL, 0}};
   int64_t step = 0;
-  OK(weft_checkpoint_load(folder, mesh, tensors, 2, NULL, &step, NULL, &error));
+  memset(t.b, 0, sizeof t.b);
+  OK(weft_checkpoint_load(folder, t.mesh, in_another_order, 2, NULL, &step, NULL, &error));
   for (int i = 0; i < 5; ++i)
-    for (int j = 0; j < n; ++j) CHECK(w[n * i + j] == (float)(10 * i + n * a->rank + j));
-  CHECK(is_b(b) && step == 3);
-  weft_layout_destroy(columns);
-  weft_layout_destroy(same);
-  weft_mesh_destroy(mesh);
-  weft_group_destroy(world);
+    for (int j = 0; j < n; ++j) CHECK(t.w[n * i + j] == (float)(10 * i + n * a->rank + j));
+  CHECK(is_b(t.b) && step == 3);
+  let_go(&t);
 }
 
 static void test_another_mesh(void) {
@@ -432,16 +443,10 @@ static void test_misfits_of_ranks(void) {
 
 /* A byte of what rank 1 wrote: it says which; rank 0 hears of it. */
 static void load_flipped(rank_args* a) {
-  weft_group* world = join(a, "world", 20000 * MS);
-  weft_mesh* mesh = mesh_of(world, "dp");
-  weft_layout *rows = layout_of(mesh, "dp", weft_shard(0), kW, 2),
-              *same = layout_of(mesh, "dp", weft_replicate(), kB, 1);
-  float w[20];
-  double b[3];
-  const weft_tensor tensors[] = {{"w", f32(w, a->rank == 0 ? 12 : 8), rows, NULL, 0},
-                                 {"b", f64(b, 3), same, NULL, 0}};
+  laid_out t;
+  lay_out(&t, a, "dp", 0);
   weft_error e = WEFT_ERROR_INIT;
-  const weft_status got = weft_checkpoint_load(folder, mesh, tensors, 2, NULL, NULL, NULL, &e);
+  const weft_status got = weft_checkpoint_load(folder, t.mesh, t.tensors, 2, NULL, NULL, NULL, &e);
   if (a->rank == 0) {
     CHECK(got == WEFT_SYSTEM && e.rank_count == 1 && e.ranks[0] == 1);
     CHECK(strcmp(e.text, "load_checkpoint: rank 1 failed, and says why; the values are undefined") == 0);
@@ -449,10 +454,7 @@ static void load_flipped(rank_args* a) {
     CHECK(got == WEFT_BAD_ARGUMENT && strstr(e.text, "step-00000003/rank-00001.safetensors: bytes ") != NULL);
     CHECK(strstr(e.text, ", of \"w\", are not those that were written") != NULL);
   }
-  weft_layout_destroy(rows);
-  weft_layout_destroy(same);
-  weft_mesh_destroy(mesh);
-  weft_group_destroy(world);
+  let_go(&t);
 }
 
 static void count_bytes(void* data, int64_t bytes, int64_t all) {
@@ -499,43 +501,33 @@ static void tell_of_data(void* data, const char* stage) {
 
 /* The tensors change when the call has returned, and the file has what they were. */
 static void save_in_background(rank_args* a) {
-  weft_group* world = join(a, "world", 20000 * MS);
-  weft_mesh* mesh = mesh_of(world, "dp");
-  weft_layout *rows = layout_of(mesh, "dp", weft_shard(0), kW, 2),
-              *same = layout_of(mesh, "dp", weft_replicate(), kB, 1);
-  float w[20];
-  double b[3];
-  fill(w, a->rank == 0 ? 0 : 3, a->rank == 0 ? 3 : 2, b);
-  const weft_tensor tensors[] = {{"w", f32(w, a->rank == 0 ? 12 : 8), rows, NULL, 0},
-                                 {"b", f64(b, 3), same, NULL, 0}};
+  laid_out t;
+  lay_out(&t, a, "dp", 0);
   weft_checkpoint_saver* saver = NULL;
-  OK(weft_checkpoint_saver_create(mesh, false, &saver, &error));
+  OK(weft_checkpoint_saver_create(t.mesh, false, &saver, &error));
   bool begun = false, told = false;
   weft_checkpoint_save_options options = WEFT_CHECKPOINT_SAVE_OPTIONS_INIT;
   options.on_stage = tell_of_data;
   options.data = &told;
-  OK(weft_checkpoint_saver_save(saver, folder, 3, tensors, 2, NULL, 0, &options, &begun, &error));
+  OK(weft_checkpoint_saver_save(saver, folder, 3, t.tensors, 2, NULL, 0, &options, &begun, &error));
   CHECK(begun);
-  memset(w, 0, sizeof w);
-  memset(b, 0, sizeof b);
+  memset(t.w, 0, sizeof t.w);
+  memset(t.b, 0, sizeof t.b);
   OK(weft_checkpoint_saver_wait(saver, &error));
   CHECK(told);
-  OK(weft_checkpoint_load(folder, mesh, tensors, 2, NULL, NULL, NULL, &error));
-  OK(weft_checkpoint_saver_save(saver, folder, 4, tensors, 2, NULL, 0, NULL, NULL, &error));
+  OK(weft_checkpoint_load(folder, t.mesh, t.tensors, 2, NULL, NULL, NULL, &error));
+  OK(weft_checkpoint_saver_save(saver, folder, 4, t.tensors, 2, NULL, 0, NULL, NULL, &error));
   weft_checkpoint_saver_destroy(saver);
   /* Where nothing can be written the next call says so. */
   saver = NULL;
-  OK(weft_checkpoint_saver_create(mesh, true, &saver, &error));
-  OK(weft_checkpoint_saver_save(saver, "/dev/null/x", 5, tensors, 2, NULL, 0, NULL, NULL, &error));
+  OK(weft_checkpoint_saver_create(t.mesh, true, &saver, &error));
+  OK(weft_checkpoint_saver_save(saver, "/dev/null/x", 5, t.tensors, 2, NULL, 0, NULL, NULL, &error));
   CHECK_ERROR(weft_checkpoint_saver_wait(saver, &error), WEFT_SYSTEM,
               a->rank == 0
                   ? "*the save of step 5 in the background: save_checkpoint: /dev/null"
                   : "*the save of step 5 in the background: save_checkpoint: rank 0 failed, and says");
   weft_checkpoint_saver_destroy(saver);
-  weft_layout_destroy(rows);
-  weft_layout_destroy(same);
-  weft_mesh_destroy(mesh);
-  weft_group_destroy(world);
+  let_go(&t);
 }
 
 typedef struct {
@@ -565,33 +557,24 @@ static bool give_whole(void* data, const char* name, const weft_buffer* whole) {
 }
 
 static void whole_tensors(rank_args* a) {
-  weft_group* world = join(a, "world", 20000 * MS);
-  weft_mesh* mesh = mesh_of(world, "dp");
-  weft_layout *rows = layout_of(mesh, "dp", weft_shard(0), kW, 2),
-              *same = layout_of(mesh, "dp", weft_replicate(), kB, 1);
-  float w[20];
-  double b[3];
-  const weft_tensor tensors[] = {{"w", f32(w, a->rank == 0 ? 12 : 8), rows, NULL, 0},
-                                 {"b", f64(b, 3), same, NULL, 0}};
+  laid_out t;
+  lay_out(&t, a, "dp", 0);
   for (int32_t root = WEFT_EVERY_RANK; root < 2; ++root) {
-    memset(w, 0, sizeof w);
-    memset(b, 0, sizeof b);
-    OK(weft_set_full_state(mesh, tensors, 2, root, give_whole, NULL, &error));
+    memset(t.w, 0, sizeof t.w);
+    memset(t.b, 0, sizeof t.b);
+    OK(weft_set_full_state(t.mesh, t.tensors, 2, root, give_whole, NULL, &error));
     whole_args seen = {0, false};
-    OK(weft_gather_full_state(mesh, tensors, 2, root, see_whole, &seen, &error));
+    OK(weft_gather_full_state(t.mesh, t.tensors, 2, root, see_whole, &seen, &error));
     CHECK(seen.calls == (root == WEFT_EVERY_RANK || root == a->rank ? 2 : 0));
   }
   whole_args stops = {0, true};
-  CHECK_ERROR(weft_gather_full_state(mesh, tensors, 2, 0, see_whole, &stops, &error), WEFT_SYSTEM,
+  CHECK_ERROR(weft_gather_full_state(t.mesh, t.tensors, 2, 0, see_whole, &stops, &error), WEFT_SYSTEM,
               a->rank == 0
                   ? "weft_gather_full_state: see returned false for \"w\""
                   : "gather_full_state: rank 0 failed, and says why; what comes after \"w\" was not moved");
-  CHECK_ERROR(weft_set_full_state(mesh, tensors, 2, 2, give_whole, NULL, &error), WEFT_BAD_ARGUMENT,
+  CHECK_ERROR(weft_set_full_state(t.mesh, t.tensors, 2, 2, give_whole, NULL, &error), WEFT_BAD_ARGUMENT,
               "set_full_state: root is 2; expected 0 to 1, or -1 for every rank");
-  weft_layout_destroy(rows);
-  weft_layout_destroy(same);
-  weft_mesh_destroy(mesh);
-  weft_group_destroy(world);
+  let_go(&t);
 }
 
 static void test_background(void) {

@@ -25,6 +25,8 @@ typedef struct parts {
 } parts;
 
 static weft_data_form form = WEFT_DATA_DDP;
+static int32_t after_forward = WEFT_RESHARD;
+static weft_dtype reduce_as = WEFT_F32;
 
 static weft_transformer_options small(void) {
   weft_transformer_options o = WEFT_TRANSFORMER_OPTIONS_INIT;
@@ -39,6 +41,8 @@ static weft_transformer_options small(void) {
   o.seed = TRAIN_SEED;
   o.sequence_parallel = o.split_vocab = run.split;
   o.data_form = form;
+  o.after_forward = after_forward;
+  o.reduce = reduce_as;
   return o;
 }
 
@@ -119,8 +123,20 @@ static void test_divided_parameters(void) {
     memcpy(whole, run.losses, sizeof whole);
     form = WEFT_DATA_FSDP;
     run_ranks(2 * tp, train);
-    form = WEFT_DATA_DDP;
     for (int i = 0; i < TRAIN_STEPS; ++i) CHECK(fabs(run.losses[i] - whole[i]) <= 1e-5 * whole[i]);
+    /* Blocks that are kept, or in part, compute the same; gradients that are added up as bf16 nearly so. */
+    memcpy(whole, run.losses, sizeof whole);
+    for (after_forward = WEFT_KEEP; after_forward <= 2; after_forward += 3) {
+      run_ranks(2 * tp, train);
+      CHECK(memcmp(run.losses, whole, sizeof whole) == 0);
+    }
+    after_forward = WEFT_RESHARD;
+    reduce_as = WEFT_BF16;
+    run_ranks(2 * tp, train);
+    CHECK(memcmp(run.losses, whole, sizeof whole) != 0);
+    for (int i = 0; i < TRAIN_STEPS; ++i) CHECK(fabs(run.losses[i] - whole[i]) <= 1e-2 * whole[i]);
+    reduce_as = WEFT_F32;
+    form = WEFT_DATA_DDP;
   }
 }
 static void divided_refused(rank_args* a) {
@@ -136,6 +152,22 @@ static void divided_refused(rank_args* a) {
   CHECK_ERROR(
       weft_transformer_create(mesh, compute, &options, &model, &error), WEFT_BAD_ARGUMENT,
       "weft_transformer_create: options->data_form is 2; expected 0 (WEFT_DATA_DDP) or 1 (WEFT_DATA_FSDP)");
+  options.data_form = WEFT_DATA_FSDP;
+  options.reduce = WEFT_F16;
+  CHECK_ERROR(weft_transformer_create(mesh, compute, &options, &model, &error), WEFT_BAD_ARGUMENT,
+              "* (WEFT_F32) or ");
+  options.reduce = WEFT_F32;
+  options.after_forward = 1;
+  CHECK_ERROR(weft_transformer_create(mesh, compute, &options, &model, &error), WEFT_BAD_ARGUMENT,
+              "*options->after_forward is 1; expected 0 (WEFT_RESHARD), -1 (WEFT_KEEP), or 2 or more");
+  options.after_forward = 3;
+  CHECK_ERROR(
+      weft_transformer_create(mesh, compute, &options, &model, &error), WEFT_BAD_ARGUMENT,
+      "*options.reshard_after_forward is 3; expected true, false, or a number that divides the 1 ranks");
+  options.data_form = WEFT_DATA_DDP;
+  CHECK_ERROR(weft_transformer_create(mesh, compute, &options, &model, &error), WEFT_BAD_ARGUMENT,
+              "*options->after_forward is for WEFT_DATA_FSDP; data_form is WEFT_DATA_DDP");
+  options.after_forward = WEFT_RESHARD;
   options.data_form = WEFT_DATA_FSDP;
   options.replicate_axis = "copies";
   CHECK_ERROR(weft_transformer_create(mesh, compute, &options, &model, &error), WEFT_BAD_ARGUMENT,
@@ -546,6 +578,47 @@ static void train_in_halves(rank_args* a) {
   weft_model_destroy(p.model);
 }
 
+/* Averages: begun as the parameters, exchanged with them and back, saved and loaded; and a smoothed loss is another one. */
+static void averages(rank_args* a) {
+  const weft_transformer_options options = small();
+  const parts p = make(a, &options);
+  weft_trainer_options with = WEFT_TRAINER_OPTIONS_INIT;
+  weft_trainer* trainer = NULL;
+  weft_step_result result = WEFT_STEP_RESULT_INIT;
+  weft_parameter d = WEFT_PARAMETER_INIT;
+  with.ema_decay = 0.5;
+  with.label_smoothing = 0.25;
+  OK(weft_trainer_create(p.model, &with, &trainer, &error));
+  OK(weft_model_get_parameter(p.model, 0, &d, &error));
+  const float* const x = d.value.data;
+  const float first = x[0];
+  OK(backward(trainer, &p, 0, NULL, &error));
+  OK(weft_trainer_update(trainer, TRAIN_RATE, &result, &error));
+  CHECK(fabs(result.loss - run.losses[0]) > 1e-6);
+  const float second = x[0];
+  CHECK(second != first);
+  OK(weft_trainer_swap_averages(trainer, true, &error));
+  CHECK(fabsf(x[0] - 0.5F * (first + second)) <= 1e-6F);
+  CHECK_ERROR(weft_trainer_swap_averages(trainer, true, &error), WEFT_BAD_ARGUMENT, "*swap_in() ");
+  CHECK_ERROR(backward(trainer, &p, 1, NULL, &error), WEFT_BAD_ARGUMENT,
+              "trainer: the averages are in the place of the masters; swap_out() first");
+  OK(weft_trainer_swap_averages(trainer, false, &error));
+  CHECK(x[0] == second);
+  weft_trainer_destroy(trainer);
+  with.ema_decay = 1;
+  CHECK_ERROR(weft_trainer_create(p.model, &with, &trainer, &error), WEFT_BAD_ARGUMENT,
+              "ema: decay is 1; expected 0 or more, and less than 1");
+  with.ema_decay = 0;
+  with.label_smoothing = -1;
+  CHECK_ERROR(weft_trainer_create(p.model, &with, &trainer, &error), WEFT_BAD_ARGUMENT,
+              "cross entropy: label_smoothing is -1; expected 0 to 1");
+  OK(weft_trainer_create(p.model, NULL, &trainer, &error));
+  CHECK_ERROR(weft_trainer_swap_averages(trainer, false, &error), WEFT_BAD_ARGUMENT,
+              "weft_trainer_swap_averages: trainer has no averages; expected one made with an ema_decay");
+  weft_trainer_destroy(trainer);
+  weft_model_destroy(p.model);
+}
+
 /* Scores for what is wrong on one tensor rank: an error of both, at once and not after their deadline of a minute. */
 static void logits_of_wrong_ranks(rank_args* a) {
   const weft_transformer_options options = small();
@@ -653,7 +726,7 @@ static void refuses_models(weft_mesh* mesh, weft_compute* compute) {
   weft_mesh_destroy(part);
   o.struct_size = 8;
   REFUSED(CREATE(mesh, &o),
-          "weft_transformer_create: options->struct_size is 8; expected 152: initialise it with "
+          "weft_transformer_create: options->struct_size is 8; expected 160: initialise it with "
           "WEFT_TRANSFORMER_OPTIONS_INIT");
   o = small();
   o.heads = 3;
@@ -890,11 +963,14 @@ static void on_mesh(int dp, int tp, void (*body)(rank_args*)) {
 int main(void) {
   expect_losses_of_cpp(1, 1);
   on_mesh(1, 1, train_in_halves); /* of the losses before it */
+  on_mesh(1, 1, averages);
   expect_losses_of_cpp(2, 1);
   expect_losses_of_cpp(1, 2);
   on_mesh(1, 2, train_in_halves);
+  on_mesh(1, 2, averages);
   expect_losses_of_cpp(2, 2);
   on_mesh(2, 2, train_in_halves);
+  on_mesh(2, 2, averages);
   expect_losses_of_cpp(1, 4);
   on_mesh(1, 2, logits_of_wrong_ranks);
   on_mesh(1, 1, from_text);

@@ -241,6 +241,21 @@ TEST_F(NnDevice, NothingRunsBeforeSomebodyWaits) {
   EXPECT_GE(late.waiting(), 4u) << "a host that waits in between would be slow on a real device";
 }
 
+// Statistics stay on the device, in a training and after it.
+TEST_F(NnDevice, ABatchNormWaitsForNothing) {
+  for (const bool training : {true, false}) {
+    BatchNorm layer(3);
+    materialise(layer, there);
+    initialise(layer, 1);
+    const Tensor x = on(there, normal({4, 3, 2}, "x"));
+    there.wait();
+    Frame frame(there, {.training = training});
+    layer.backward(layer.forward(x, frame), frame);
+    EXPECT_GE(late.waiting(), training ? 10u : 8u) << "every kernel of both passes";
+    there.wait();
+  }
+}
+
 TEST_F(NnDevice, TensorsElsewhereAreNamed) {
   const auto text = [](const auto& f) { return error_text(ErrorCode::bad_argument, f); };
   Sequential tree;

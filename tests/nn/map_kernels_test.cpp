@@ -257,6 +257,36 @@ TEST(BatchNorm, EqualsReference) {
   }
 }
 
+// Two channels of four values: 1 2 3 4 and four times 5, whose variance is 0.
+TEST(BatchNorm, StatisticsOfSums) {
+  KernelContext ctx(2);
+  const double sum[] = {10, 20}, squares[] = {30, 100 - 1e-9};
+  float mean[2], inv[2];
+  double of_mean[2], of_var[2];
+  batch_norm_statistics(ctx, sum, squares, 4, 0.25, mean, inv, of_mean, of_var, 2);
+  EXPECT_EQ(mean[0], 2.5F);
+  EXPECT_EQ(mean[1], 5.0F);
+  EXPECT_FLOAT_EQ(inv[0], static_cast<float>(1 / std::sqrt(1.25 + 0.25)));
+  EXPECT_FLOAT_EQ(inv[1], 2.0F) << "a variance is not below 0";
+  EXPECT_EQ(of_mean[0], 2.5);
+  EXPECT_DOUBLE_EQ(of_var[0], 1.25 * 4 / 3) << "unbiased";
+  EXPECT_EQ(of_var[1], 0);
+  float running_mean[] = {8, 1}, running_var[] = {3, 1};
+  std::int64_t batches = 41;
+  const double sums_mean[] = {6, 2}, sums_var[] = {10, 0};  // of two ranks
+  batch_norm_track(ctx, sums_mean, sums_var, 2, 0.25, running_mean, running_var, &batches, 2);
+  EXPECT_EQ(running_mean[0], 0.75F * 8 + 0.25F * 3);
+  EXPECT_EQ(running_mean[1], 1.0F);
+  EXPECT_EQ(running_var[0], 0.75F * 3 + 0.25F * 5);
+  EXPECT_EQ(running_var[1], 0.75F);
+  EXPECT_EQ(batches, 42);
+  float inverse[2], divided[2];
+  inverse_std(ctx, running_var, 1, inverse, 2);
+  EXPECT_FLOAT_EQ(inverse[0], static_cast<float>(1 / std::sqrt(4.5)));
+  divide_f64(ctx, sum, 4, divided, 2);
+  EXPECT_EQ(divided[1], 5.0F);
+}
+
 TEST(RowNorm, EqualsReference) {
   for (const int threads : {1, 3}) {
     KernelContext ctx(threads);

@@ -37,11 +37,17 @@ typedef struct weft_transformer_options {
   weft_data_form data_form;
   const char*
       replicate_axis; /* a second data axis, over which divided parameters are replicated (HSDP); NULL: none */
+  /* WEFT_DATA_FSDP alone: what gradients are while data ranks add them up, WEFT_F32 or WEFT_BF16; and what becomes of a block's weights
+   * between its forward and its backward: WEFT_RESHARD dropped, and gathered again; WEFT_KEEP kept; a number n of 2 or more: each rank keeps 1/n, and backward
+   * gathers among n neighbouring ranks of the data axis, which n divides. */
+  weft_dtype reduce;
+  int32_t after_forward;
 } weft_transformer_options;
+enum { WEFT_RESHARD = 0, WEFT_KEEP = -1 };
 #define WEFT_TRANSFORMER_OPTIONS_INIT                                                                   \
   {                                                                                                     \
     sizeof(weft_transformer_options), WEFT_F32, 256, 4, 8, 4, 768, 256, 512, 0, 10000.0, 1e-5, 0.02, 0, \
-        NULL, NULL, NULL, 0, false, false, false, WEFT_DATA_DDP, NULL                                   \
+        NULL, NULL, NULL, 0, false, false, false, WEFT_DATA_DDP, NULL, WEFT_F32, 0                      \
   }
 
 /* `mesh`: a whole mesh that has both axes, of size 1 where not wanted; `options` may be NULL. All ranks give the same

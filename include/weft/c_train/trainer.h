@@ -31,9 +31,13 @@ typedef struct weft_trainer_options {
    * are divided by it after their reduction. Where they are not finite on one rank, all skip the step and halve the scale; after 2000 steps in
    * a row that were not skipped it doubles. 0: none. weft_trainer_save saves the scale. */
   double loss_scale;
+  double label_smoothing; /* 0 to 1: of each label's weight in the loss, what goes to all entries alike */
+  double
+      ema_decay; /* averages of the parameters over the steps, of this decay; 0: none. See weft_trainer_swap_averages */
+  bool ema_warm_up; /* the decay grows to that: (1 + n) / (10 + n) in update n, where it is less */
 } weft_trainer_options;
 #define WEFT_TRAINER_OPTIONS_INIT \
-  { sizeof(weft_trainer_options), WEFT_ADAMW, 0.9, 0.95, 1e-8, 0.1, 0, 1, 0, false, 0 }
+  { sizeof(weft_trainer_options), WEFT_ADAMW, 0.9, 0.95, 1e-8, 0.1, 0, 1, 0, false, 0, 0, 0, false }
 
 /* `options` may be NULL; the same on all ranks. No communication. A model has one trainer at a time that takes steps. */
 weft_status weft_trainer_create(weft_model* model, const weft_trainer_options* options,
@@ -90,7 +94,12 @@ weft_status weft_trainer_discard(weft_trainer* trainer, weft_error* error);
 /* How many steps were taken. */
 weft_status weft_trainer_steps(const weft_trainer* trainer, int64_t* steps, weft_error* error);
 
-/* As weft_model_save and weft_model_load, with the state of the optimizer and the number of steps. Collective over the
+/* Exchanges the parameters and their averages where they lie: with `averages_in` the model computes with the averages, and weft_model_get_parameter
+ * and weft_model_save give them; without it all is back, to the same bits. Meanwhile a step, an update and weft_trainer_save are WEFT_BAD_ARGUMENT, the first two on
+ * all ranks. WEFT_BAD_ARGUMENT where the trainer has none (ema_decay), and where it is so already. No communication: all ranks do so, or none. */
+weft_status weft_trainer_swap_averages(weft_trainer* trainer, bool averages_in, weft_error* error);
+
+/* As weft_model_save and weft_model_load, with the state of the optimizer, averages, and the number of steps. Collective over the
  * mesh; blocks. A checkpoint of a model alone, or of another optimizer, is refused: what is missing is listed. */
 weft_status weft_trainer_save(const weft_trainer* trainer, const char* directory, weft_error* error);
 weft_status weft_trainer_load(weft_trainer* trainer, const char* directory, weft_error* error);

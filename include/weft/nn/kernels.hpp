@@ -266,6 +266,20 @@ struct KernelTable {
                               const float* mean, const float* inv_std, const float* mean_dy,
                               const float* mean_dyx, float* dx, MapShape s);
 
+  /// What a batch norm makes of the sums of its channels: mean = sum / count, inv_std = 1 / sqrt(variance + eps), where variance =
+  /// squares / count - mean^2, at least 0; tracked_mean = mean, tracked_var = variance * count / (count - 1). All: (channels).
+  void (*batch_norm_statistics)(KernelContext& ctx, const double* sum, const double* squares, double count,
+                                double eps, float* mean, float* inv_std, double* tracked_mean,
+                                double* tracked_var, std::int64_t channels);
+  /// running = (1 - momentum) running + momentum * tracked / ranks, for both; batches += 1. All but batches, (1): (channels).
+  void (*batch_norm_track)(KernelContext& ctx, const double* tracked_mean, const double* tracked_var,
+                           double ranks, double momentum, float* running_mean, float* running_var,
+                           std::int64_t* batches, std::int64_t channels);
+  /// inv_std = 1 / sqrt(variance + eps). variance, inv_std: (n).
+  void (*inverse_std)(KernelContext& ctx, const float* variance, double eps, float* inv_std, std::int64_t n);
+  /// y = x / divisor, rounded to f32. x, y: (n).
+  void (*divide_f64)(KernelContext& ctx, const double* x, double divisor, float* y, std::int64_t n);
+
   /// y = (x - mean) * inv_std * weight + bias, with statistics of rows of which this may be a part. x, y: (rows, dim), weight, bias: (dim),
   /// mean, inv_std: (rows). In place: y may be x.
   void (*row_norm_forward)(KernelContext& ctx, const float* x, const float* weight, const float* bias,
@@ -444,6 +458,7 @@ struct KernelTable {
   X(add_bias) X(bias_backward) X(rms_norm_forward) X(rms_norm_backward) X(layer_norm_forward) X(layer_norm_backward) \
   X(channel_norm_forward) X(channel_norm_backward) X(group_norm_forward) X(group_norm_backward) \
   X(channel_moments) X(batch_norm_forward) X(batch_norm_backward_sums) X(batch_norm_backward) \
+  X(batch_norm_statistics) X(batch_norm_track) X(inverse_std) X(divide_f64) \
   X(row_norm_forward) X(row_norm_backward_sums) X(row_norm_backward) \
   X(add_channel_bias) X(channel_bias_backward) X(permute) X(unfold) X(fold) X(resample) X(max_pool_forward) X(max_pool_backward) X(embedding_forward) X(embedding_forward_bf16) \
   X(embedding_backward) X(rope_forward) X(rope_backward) X(attention_forward) X(attention_backward) \
@@ -496,6 +511,10 @@ inline constexpr detail::Call<&KernelTable::channel_moments> channel_moments{};
 inline constexpr detail::Call<&KernelTable::batch_norm_forward> batch_norm_forward{};
 inline constexpr detail::Call<&KernelTable::batch_norm_backward_sums> batch_norm_backward_sums{};
 inline constexpr detail::Call<&KernelTable::batch_norm_backward> batch_norm_backward{};
+inline constexpr detail::Call<&KernelTable::batch_norm_statistics> batch_norm_statistics{};
+inline constexpr detail::Call<&KernelTable::batch_norm_track> batch_norm_track{};
+inline constexpr detail::Call<&KernelTable::inverse_std> inverse_std{};
+inline constexpr detail::Call<&KernelTable::divide_f64> divide_f64{};
 inline constexpr detail::Call<&KernelTable::row_norm_forward> row_norm_forward{};
 inline constexpr detail::Call<&KernelTable::row_norm_backward_sums> row_norm_backward_sums{};
 inline constexpr detail::Call<&KernelTable::row_norm_backward> row_norm_backward{};

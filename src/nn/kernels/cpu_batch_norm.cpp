@@ -1,4 +1,7 @@
 // The sums of each channel of maps, and batch norm with statistics that are given.
+#include <algorithm>
+#include <cmath>
+
 #include "nn/kernels/cpu_context.hpp"
 #include "nn/kernels/cpu_math.hpp"
 
@@ -82,6 +85,41 @@ void batch_norm_backward(KernelContext& ctx, const float* dy, const float* x, co
     backward_range(dy + at, x + at, mean[c], weight[c] * inv_std[c], mean_dy[c], inv_std[c] * mean_dyx[c],
                    dx + at, s.pixels);
   });
+}
+
+// A few numbers for each channel: one thread.
+void batch_norm_statistics(KernelContext&, const double* sum, const double* squares, double count, double eps,
+                           float* mean, float* inv_std, double* tracked_mean, double* tracked_var,
+                           std::int64_t channels) {
+  for (std::int64_t c = 0; c < channels; ++c) {
+    const double of = sum[c] / count, variance = std::max(0.0, squares[c] / count - of * of);
+    mean[c] = static_cast<float>(of);
+    inv_std[c] = static_cast<float>(1 / std::sqrt(variance + eps));
+    tracked_mean[c] = of;
+    tracked_var[c] = variance * count / (count - 1);
+  }
+}
+
+void batch_norm_track(KernelContext&, const double* tracked_mean, const double* tracked_var, double ranks,
+                      double momentum, float* running_mean, float* running_var, std::int64_t* batches,
+                      std::int64_t channels) {
+  const auto move = [&](float& running, double to) {
+    running = static_cast<float>((1 - momentum) * static_cast<double>(running) + momentum * (to / ranks));
+  };
+  for (std::int64_t c = 0; c < channels; ++c) {
+    move(running_mean[c], tracked_mean[c]);
+    move(running_var[c], tracked_var[c]);
+  }
+  ++*batches;
+}
+
+void inverse_std(KernelContext&, const float* variance, double eps, float* inv_std, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i)
+    inv_std[i] = static_cast<float>(1 / std::sqrt(static_cast<double>(variance[i]) + eps));
+}
+
+void divide_f64(KernelContext&, const double* x, double divisor, float* y, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) y[i] = static_cast<float>(x[i] / divisor);
 }
 
 }  // namespace weft::kernels::cpu

@@ -14,11 +14,10 @@ namespace weft::norms {
 using Numbers = std::vector<double>;
 
 /// The sums over the axes of x's mesh for which sums(axis) says so; itself where there is none. Collective among their ranks: one all-reduce.
-inline Numbers summed(Context& context, const Numbers& mine, const LayoutRef& x,
-                      const std::function<bool(std::size_t axis)>& sums) {
+inline Tensor summed(const Tensor& mine, const LayoutRef& x,
+                     const std::function<bool(std::size_t axis)>& sums) {
   if (x == nullptr) return mine;
-  const Shape shape{static_cast<std::int64_t>(mine.size())};
-  const LayoutRef whole = replicated_layout(x->mesh(), shape);
+  const LayoutRef whole = replicated_layout(x->mesh(), mine.shape());
   Placements placements = whole->placements;
   bool any = false;
   for (std::size_t axis = 0; axis < placements.size(); ++axis) {
@@ -27,9 +26,16 @@ inline Numbers summed(Context& context, const Numbers& mine, const LayoutRef& x,
     any = true;
   }
   if (!any) return mine;
-  const Tensor part(context, shape, DType::f64, Memory::shared);
+  return redistribute(mine.with_layout(whole->with(std::move(placements))), whole).with_layout(nullptr);
+}
+
+/// The same of numbers on the host.
+inline Numbers summed(Context& context, const Numbers& mine, const LayoutRef& x,
+                      const std::function<bool(std::size_t axis)>& sums) {
+  if (x == nullptr) return mine;
+  const Tensor part(context, {static_cast<std::int64_t>(mine.size())}, DType::f64, Memory::shared);
   std::copy(mine.begin(), mine.end(), part.as<double>().begin());
-  const Tensor sum = redistribute(part.with_layout(whole->with(std::move(placements))), whole);
+  const Tensor sum = summed(part, x, sums);
   return {sum.as<double>().begin(), sum.as<double>().end()};
 }
 
