@@ -847,7 +847,7 @@ static void refuses_trainers(weft_model* model) {
   REFUSED(weft_trainer_create(model, &o, NULL, &error), "weft_trainer_create: trainer is NULL");
   o.struct_size = 4;
   REFUSED(TRAINER(),
-          "weft_trainer_create: options->struct_size is 4; expected 80: initialise it with "
+          "weft_trainer_create: options->struct_size is 4; expected 104: initialise it with "
           "WEFT_TRAINER_OPTIONS_INIT");
   o.struct_size = sizeof(o);
   o.optimizer = 2;
