@@ -1,30 +1,21 @@
-// Convolutions and transposed convolutions of maps that are cut in space.
+// Convolutions of maps that are cut in space.
 //
 // Each rank makes its own pixels of the output, whole, from a window on the input; and in backward its own pixels of dx, whole, from a window
 // on dy. So no pixel is a sum of several ranks' parts, and its bits are those of one rank. Of the weight's gradient each rank has the part of its own
 // pixels of dy.
-#include "domain/rules.hpp"
-#include "domain/space.hpp"
-#include "nn/maps/conv_maps.hpp"
+//
+// While the window on x comes, the pixels of y that see no neighbour's are made; while that on dy comes, the gradients of weight and bias.
+#include "domain/conv.hpp"
+
+#include <optional>
+
+#include "domain/plans.hpp"
 #include "nn/maps/taps.hpp"
-#include "weft/nn/maps/conv_transpose.hpp"
 
 namespace weft::domain {
 namespace {
 
 using kernels::Padding;
-using kernels::UnfoldShape;
-
-UnfoldShape unfolding(std::int64_t channels, const Sliding& h, const Sliding& w) {
-  return {channels, 0, 0,          h.kernel,   w.kernel, h.stride, w.stride,
-          0,        0, h.dilation, w.dilation, 0,        0,        Padding::zeros};
-}
-
-// Both dimensions of a convolution: the larger map that its kernel goes over, and the other that has a pixel for each place of it.
-struct Both {
-  Sliding height, width;
-  UnfoldShape shape(std::int64_t channels) const { return unfolding(channels, height, width); }
-};
 
 Both of_conv(const Conv2d& conv, const LayoutRef& x) {
   const Conv2dConfig& c = conv.config();
@@ -39,44 +30,91 @@ Both of_conv(const Conv2d& conv, const LayoutRef& x) {
       along("width", x->global[kWidth], c.kernel.width, c.stride.width, c.padding.width, c.dilation.width)};
 }
 
-void expect_input(const Module& module, const Tensor& x, std::int64_t channels) {
-  maps::expect_map(module, x);
-  layouts::expect_whole_dim(layouts::named(module, "x"), x, "a convolution", 1);
-  if (x.size(1) != channels)
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("{} is {}; expected (batch, {}, height, width)",
-                            layouts::named(module, "x").text(), to_string(x.shape()), channels));
+// A dimension with its padding: each part has the places of its own pixels, the first one that is not empty also those before them, the
+// last one those after.
+Parts with_padding(const Parts& x, std::int64_t padding) {
+  Parts wide = x;
+  wide.size += 2 * padding;
+  IndexRange *first = nullptr, *last = nullptr;
+  for (IndexRange& r : wide.ranges) {
+    if (r.size() == 0) {
+      r = {};
+      continue;
+    }
+    if (first == nullptr) first = &r;
+    last = &r;
+    r.lo += padding, r.hi += padding;
+  }
+  if (first != nullptr) first->lo -= padding, last->hi += padding;
+  return wide;
 }
 
-// What the kernel sees of this rank's window on the larger map, for its own pixels of the other. The window holds all, padding included.
-Tensor fetch_seen(const Tensor& larger, const Both& k, const Parts& rows, const Parts& columns,
-                  const Edge& edge) {
-  return fetch_window(larger, {window_for(
-                                   rows, [&](const IndexRange& o) { return k.height.seen(o); }, edge),
-                               window_for(
-                                   columns, [&](const IndexRange& o) { return k.width.seen(o); }, edge)});
+// How the gradient of a padded map, whose places are cut as with_padding() says, goes back to the pixels: each takes those of all its places.
+struct Unpadding {
+  TapsOfParts rows, columns;
+  Window window;
+
+  static TapsOfParts taps_of(const Parts& x, std::int64_t padding, Padding mode) {
+    return TapsOfParts(taps::transposed(taps::padded(x.size, padding, padding, mode), x.size), x);
+  }
+  Unpadding(const Conv2dConfig& c, const LayoutRef& x, const Seeing& places)
+      : rows(taps_of(parts_of(x, kHeight), c.padding.height, c.padding_mode)),
+        columns(taps_of(parts_of(x, kWidth), c.padding.width, c.padding_mode)),
+        window(partition(x, places), {rows.window(), columns.window()}) {}
+
+ private:
+  static Partition partition(const LayoutRef& x, const Seeing& places) {
+    const Partition cut(x);
+    const auto dim_of = [&](const Parts& wide) {
+      PartitionDim d{wide.dim, cut.dim(wide.dim).axes, {}};
+      for (const IndexRange& r : wide.ranges) d.parts.push_back({r});
+      return d;
+    };
+    return Partition(x->mesh(), {x->global[0], x->global[1], places.rows.size, places.columns.size},
+                     {dim_of(places.rows), dim_of(places.columns)});
+  }
+};
+
+// The range of outputs that see inputs of [known.lo, known.hi) of this rank's window alone.
+IndexRange outputs_within(const Sliding& k, const IndexRange& known, std::int64_t outputs) {
+  const IndexRange within{ceil_div(known.lo, k.stride),
+                          std::min(outputs, floor_div(known.hi - k.span(), k.stride) + 1)};
+  return known.size() >= k.span() && within.lo < within.hi ? within : IndexRange{};
 }
 
-UnfoldShape shape_of_seen(UnfoldShape s, const Tensor& window, const Parts& rows, const Parts& columns) {
-  s.height = window.size(kHeight), s.width = window.size(kWidth);
-  s.out_height = rows.own().size(), s.out_width = columns.own().size();
-  return s;
-}
+// Everything about maps of one layout that a pass needs.
+struct ConvPlan {
+  Both k;
+  LayoutRef of_y;
+  Seen seen;                  // on x, for y
+  conv::Pixels interior;      // of y, this rank's, that see no neighbour's pixels nor padding
+  Both back;                  // k; in places of the padded map where the padding is not zeros
+  Seeing seeing;              // on dy, for dx or the gradient of the padded map
+  std::optional<Unpadding> unpadding;
 
-// The smaller map's pixels that see any of this rank's of the larger one, and what these make of it: `spread` it over.
-Tensor fetch_seeing(const Tensor& smaller, const Both& k, const Parts& rows, const Parts& columns) {
-  return fetch_window(smaller, {window_for(rows, [&](const IndexRange& i) { return k.height.seeing(i); }),
-                                window_for(columns, [&](const IndexRange& i) { return k.width.seeing(i); })});
-}
+  ConvPlan(const Conv2d& conv, const LayoutRef& x) : ConvPlan(conv.config(), x, of_conv(conv, x)) {}
 
-UnfoldShape shape_of_spread(UnfoldShape s, const Both& k, const IndexRange& rows, const IndexRange& columns) {
-  const IndexRange from_rows = k.height.seeing(rows), from_columns = k.width.seeing(columns);
-  s.height = rows.size(), s.width = columns.size();
-  s.out_height = from_rows.size(), s.out_width = from_columns.size();
-  s.padding_height = k.height.padding + rows.lo - from_rows.lo * k.height.stride;
-  s.padding_width = k.width.padding + columns.lo - from_columns.lo * k.width.stride;
-  return s;
-}
+ private:
+  ConvPlan(const Conv2dConfig& c, const LayoutRef& x, const Both& both)
+      : k(both),
+        of_y(like(x, c.out, both.height.out, both.width.out)),
+        seen(x, of_y, both, edge_of(c.padding_mode)),
+        back(c.padding_mode == Padding::zeros ? both : in_places(both)),
+        seeing(c.padding_mode == Padding::zeros
+                   ? Seeing(of_y, x, both)
+                   : Seeing(of_y, back, with_padding(parts_of(x, kHeight), c.padding.height),
+                            with_padding(parts_of(x, kWidth), c.padding.width))) {
+    const IndexRange rows = outputs_within(k.height, seen.window.own(kHeight), seen.rows.own().size()),
+                     columns = outputs_within(k.width, seen.window.own(kWidth), seen.columns.own().size());
+    interior = {rows.lo, rows.size(), columns.lo, columns.size()};
+    if (c.padding_mode != Padding::zeros) unpadding.emplace(c, x, seeing);
+  }
+  // Of the places of the padded map none is beyond the border.
+  static Both in_places(Both both) {
+    both.height.padding = both.width.padding = 0;
+    return both;
+  }
+};
 
 class ConvPasses final : public Passes {
  public:
@@ -85,16 +123,13 @@ class ConvPasses final : public Passes {
     if (inputs.size() != 1 || !cut_in_space(inputs[0].layout())) return own_forward(module, inputs, frame);
     const Tensor& x = inputs[0];
     expect_input(conv, x, conv.config().in);
-    const Both k = of_conv(conv, x.layout());
-    const LayoutRef of_y = like(x.layout(), conv.config().out, k.height.out, k.width.out);
-    const Parts rows = parts_of(of_y, kHeight), columns = parts_of(of_y, kWidth);
-    const Tensor seen = fetch_seen(x, k, rows, columns, edge_of(conv.config().padding_mode));
-    Tensors kept{seen, maps::shape_alone(frame, x)};
+    const auto plan = plan_of(conv, x.layout());
+    Fetched seen = start(frame, plan->seen.window, x);
+    Tensors kept{seen.window, maps::shape_alone(frame, x)};
     const Tensor w =
         conv.spectral_norm() ? conv.spectral_norm()->forward(frame, kept) : conv.weight->weight();
-    const Tensor y = frame.compute().make(of_y->local_shape(), DType::f32, Memory::shared).with_layout(of_y);
-    conv::correlate(frame, seen, w, conv.config().groups,
-                    shape_of_seen(k.shape(conv.config().in), seen, rows, columns), y);
+    const Tensor y = make_maps(frame, plan->of_y);
+    correlate_meanwhile(frame, conv, *plan, seen, w, y);
     if (conv.bias) conv::add_bias(frame, conv.bias->weight(), y);
     frame.push(module, std::move(kept));
     return {y};
@@ -109,154 +144,75 @@ class ConvPasses final : public Passes {
     const Tensors kept = frame.pop(module);
     const Tensor& seen = kept[0];
     const LayoutRef of_x = kept[1].layout();
-    const Both k = of_conv(conv, of_x);
-    const LayoutRef of_y = like(of_x, c.out, k.height.out, k.width.out);
-    expect_gradient(module, dy, of_y->local_shape(), of_y);
+    const auto plan = plan_of(conv, of_x);
+    expect_gradient(module, dy, plan->of_y->local_shape(), plan->of_y);
+    Fetched seeing = start(frame, plan->seeing.window, dy);
     const Tensor w = conv.spectral_norm() ? conv.spectral_norm()->again(frame, kept) : conv.weight->weight();
-    const UnfoldShape shape = k.shape(c.in);
     if (conv.bias)
       conv.bias->accumulate(layouts::gradient_of(conv.bias->weight().layout(), of_x, 1),
                             [&](const Tensor& into, bool add) { conv::bias_gradient(frame, dy, into, add); });
     const LayoutRef of_dw = layouts::gradient_of(w.layout(), of_x, 1);
     const auto write = [&](const Tensor& into, bool add) {
-      conv::weight_gradient(frame, seen, dy, c.groups,
-                            shape_of_seen(shape, seen, parts_of(of_y, kHeight), parts_of(of_y, kWidth)),
-                            w.dtype(), into, add);
+      conv::weight_gradient(frame, seen, dy, c.groups, plan->seen.shape(plan->k.shape(c.in)), w.dtype(), into,
+                            add);
     };
     if (conv.spectral_norm())
       conv.spectral_norm()->accumulate(frame, kept, of_dw, write);
     else
       conv.weight->accumulate(of_dw, write);
-    if (c.padding_mode != Padding::zeros) return {through_padding(frame, c, dy, w, k, of_x)};
-    const Parts rows = parts_of(of_x, kHeight), columns = parts_of(of_x, kWidth);
-    const Tensor seeing = fetch_seeing(dy, k, rows, columns);
-    const Tensor dx = frame.compute().make(of_x->local_shape(), DType::f32, Memory::shared).with_layout(of_x);
-    conv::spread(frame, seeing, w, c.groups, shape_of_spread(shape, k, rows.own(), columns.own()), dx);
+    seeing.transfer.finish();
+    const kernels::UnfoldShape shape = plan->seeing.shape(plan->k.shape(c.in), plan->back);
+    const Tensor dx = make_maps(frame, of_x);
+    if (!plan->unpadding) {
+      conv::spread(frame, seeing.window, w, c.groups, shape, dx);
+      return {dx};
+    }
+    // The gradient of the padded map first, each place whole on one rank; then each pixel takes those of all its places, as on one rank.
+    const Tensor places =
+        frame.compute().make({dy.size(0), c.in, shape.height, shape.width}, DType::f32, Memory::shared);
+    conv::spread(frame, seeing.window, w, c.groups, shape, places);
+    const Tensor all = fetch(frame, plan->unpadding->window, places);
+    kernels::resample(frame.kernels(), all.data_ptr<float>(), dx.data_ptr<float>(),
+                      {dx.size(0) * dx.size(1), all.size(kHeight), all.size(kWidth),
+                       plan->unpadding->rows.own(), plan->unpadding->columns.own()});
     return {dx};
   }
 
  private:
-  // A dimension with its padding: each part has the places of its own pixels, the first one that is not empty also those before them, the
-  // last one those after.
-  static Parts with_padding(const Parts& x, std::int64_t padding) {
-    Parts wide = x;
-    wide.size += 2 * padding;
-    IndexRange *first = nullptr, *last = nullptr;
-    for (IndexRange& r : wide.ranges) {
-      if (r.size() == 0) {
-        r = {};
-        continue;
-      }
-      if (first == nullptr) first = &r;
-      last = &r;
-      r.lo += padding, r.hi += padding;
-    }
-    if (first != nullptr) first->lo -= padding, last->hi += padding;
-    return wide;
+  std::shared_ptr<const ConvPlan> plan_of(const Conv2d& conv, const LayoutRef& x) const {
+    return plans_.of(x, [&] { return ConvPlan(conv, x); });
   }
 
-  // The gradient of the padded map first, each place whole on one rank; then each pixel takes those of all its places, as on one rank.
-  static Tensor through_padding(Frame& frame, const Conv2dConfig& c, const Tensor& dy, const Tensor& w,
-                                const Both& k, const LayoutRef& of_x) {
-    const Parts rows = parts_of(of_x, kHeight), columns = parts_of(of_x, kWidth);
-    const Parts wide_rows = with_padding(rows, c.padding.height),
-                wide_columns = with_padding(columns, c.padding.width);
-    Both over = k;  // in places, of which none is beyond the border
-    over.height.padding = over.width.padding = 0;
-    const Tensor seeing = fetch_seeing(dy, over, wide_rows, wide_columns);
-    const Tensor dwide = frame.compute().make(
-        {dy.size(0), c.in, wide_rows.own().size(), wide_columns.own().size()}, DType::f32, Memory::shared);
-    conv::spread(frame, seeing, w, c.groups,
-                 shape_of_spread(k.shape(c.in), over, wide_rows.own(), wide_columns.own()), dwide);
-
-    const Partition cut(of_x);
-    const auto dim_of = [&](const Parts& wide) {
-      PartitionDim d{wide.dim, cut.dim(wide.dim).axes, {}};
-      for (const IndexRange& r : wide.ranges) d.parts.push_back({r});
-      return d;
+  // y from the window, and bits that do not depend on what was made before the window was there.
+  static void correlate_meanwhile(Frame& frame, const Conv2d& conv, const ConvPlan& plan, Fetched& seen,
+                                  const Tensor& w, const Tensor& y) {
+    const kernels::UnfoldShape shape = plan.seen.shape(plan.k.shape(conv.config().in));
+    const auto make = [&](const conv::Pixels& pixels, const std::function<void()>& between) {
+      conv::correlate(frame, seen.window, w, conv.config().groups, shape, y, pixels, between);
     };
-    const Partition places(of_x->mesh(), {dy.size(0), c.in, wide_rows.size, wide_columns.size},
-                           {dim_of(wide_rows), dim_of(wide_columns)});
-    const TapsOfParts back_rows(
-        taps::transposed(taps::padded(rows.size, c.padding.height, c.padding.height, c.padding_mode),
-                         rows.size),
-        rows),
-        back_columns(
-            taps::transposed(taps::padded(columns.size, c.padding.width, c.padding.width, c.padding_mode),
-                             columns.size),
-            columns);
-    const Window window(places, {back_rows.window(), back_columns.window()});
-    const Tensor all = frame.compute().make(window.window_shape(dwide.shape()), DType::f32, Memory::shared);
-    window.start(dwide, all, frame.compute().stream()).finish();
-    const Tensor dx = frame.compute().make(of_x->local_shape(), DType::f32, Memory::shared).with_layout(of_x);
-    kernels::resample(
-        frame.kernels(), all.data_ptr<float>(), dx.data_ptr<float>(),
-        {dx.size(0) * dx.size(1), all.size(kHeight), all.size(kWidth), back_rows.own(), back_columns.own()});
-    return dx;
+    const conv::Pixels all{0, y.size(kHeight), 0, y.size(kWidth)}, in = plan.interior;
+    const double products = static_cast<double>(w.count()) * static_cast<double>(y.size(0) * in.rows * in.columns);
+    if (products < kLeastProducts || !(frame.compute().device() == Device{})) {
+      seen.transfer.finish();
+      return make(all, {});
+    }
+    make(in, [&] { seen.transfer.done(); });
+    seen.transfer.finish();
+    const std::int64_t below = in.row + in.rows, right = in.column + in.columns;
+    for (const conv::Pixels& edge : {conv::Pixels{0, in.row, 0, all.columns},
+                                     {below, all.rows - below, 0, all.columns},
+                                     {in.row, in.rows, 0, in.column},
+                                     {in.row, in.rows, right, all.columns - right}})
+      make(edge, {});
   }
-};
+  // Of the interior; fewer take less time than what edges of their own cost.
+  static constexpr double kLeastProducts = 1 << 20;
 
-Both of_transpose(const ConvTranspose2d& conv, const LayoutRef& x) {
-  const ConvTranspose2dConfig& c = conv.config();
-  const auto along = [&](const char* what, std::int64_t n, std::int64_t k, std::int64_t s, std::int64_t p,
-                         std::int64_t d, std::int64_t more) {
-    return Sliding{k, s, p, d, maps::transposed_outputs_of(conv, what, n, k, s, p, d, more), n};
-  };
-  return {along("height", x->global[kHeight], c.kernel.height, c.stride.height, c.padding.height,
-                c.dilation.height, c.output_padding.height),
-          along("width", x->global[kWidth], c.kernel.width, c.stride.width, c.padding.width, c.dilation.width,
-                c.output_padding.width)};
-}
-
-// The same with x and y in each other's place.
-class ConvTransposePasses final : public Passes {
- public:
-  Tensors forward(Module& module, Inputs inputs, Frame& frame) const override {
-    auto& conv = dynamic_cast<ConvTranspose2d&>(module);
-    if (inputs.size() != 1 || !cut_in_space(inputs[0].layout())) return own_forward(module, inputs, frame);
-    const Tensor& x = inputs[0];
-    expect_input(conv, x, conv.config().in);
-    const Both k = of_transpose(conv, x.layout());
-    const LayoutRef of_y = like(x.layout(), conv.config().out, k.height.n, k.width.n);
-    const Parts rows = parts_of(of_y, kHeight), columns = parts_of(of_y, kWidth);
-    const Tensor seeing = fetch_seeing(x, k, rows, columns);
-    const Tensor y = frame.compute().make(of_y->local_shape(), DType::f32, Memory::shared).with_layout(of_y);
-    conv::spread(frame, seeing, conv.weight->weight(), conv.config().groups,
-                 shape_of_spread(k.shape(conv.config().out), k, rows.own(), columns.own()), y);
-    if (conv.bias) conv::add_bias(frame, conv.bias->weight(), y);
-    frame.push(module, {x});
-    return {y};
-  }
-
-  Tensors backward(Module& module, Inputs gradients, Frame& frame) const override {
-    auto& conv = dynamic_cast<ConvTranspose2d&>(module);
-    if (gradients.size() != 1 || !cut_in_space(gradients[0].layout()))
-      return own_backward(module, gradients, frame);
-    const Tensor& dy = gradients[0];
-    const Tensor x = frame.pop(module)[0];
-    const Both k = of_transpose(conv, x.layout());
-    const LayoutRef of_y = like(x.layout(), conv.config().out, k.height.n, k.width.n);
-    expect_gradient(module, dy, of_y->local_shape(), of_y);
-    const Parts rows = parts_of(x.layout(), kHeight), columns = parts_of(x.layout(), kWidth);
-    const Tensor seen = fetch_seen(dy, k, rows, columns, Edge::zero());
-    const UnfoldShape shape = shape_of_seen(k.shape(conv.config().out), seen, rows, columns);
-    const Tensor& w = conv.weight->weight();
-    if (conv.bias)
-      conv.bias->accumulate(layouts::gradient_of(conv.bias->weight().layout(), of_y, 1),
-                            [&](const Tensor& into, bool add) { conv::bias_gradient(frame, dy, into, add); });
-    conv.weight->accumulate(
-        layouts::gradient_of(w.layout(), x.layout(), 1), [&](const Tensor& into, bool add) {
-          conv::weight_gradient(frame, seen, x, conv.config().groups, shape, w.dtype(), into, add);
-        });
-    const Tensor dx = frame.compute().make(x.shape(), DType::f32, Memory::shared).with_layout(x.layout());
-    conv::correlate(frame, seen, w, conv.config().groups, shape, dx);
-    return {dx};
-  }
+  Plans<ConvPlan> plans_;
 };
 
 }  // namespace
 
 std::shared_ptr<const Passes> conv_passes() { return std::make_shared<ConvPasses>(); }
-std::shared_ptr<const Passes> conv_transpose_passes() { return std::make_shared<ConvTransposePasses>(); }
 
 }  // namespace weft::domain

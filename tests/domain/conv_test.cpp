@@ -46,9 +46,8 @@ TEST(DomainConv, EveryKernelStrideDilationAndPadding) {
                                  .dilation = d,
                                  .padding_mode = kPaddings[turn++ % 4]};
             SCOPED_TRACE(text_of(c));
-            // A weight's gradient is a sum of up to 143 terms in f32, in two orders, and may be small beside them.
             ASSERT_NO_FATAL_FAILURE(expect_as(run_serial(conv_of(c), {1, 2, 13, 11}, compute), conv_of(c),
-                                              compute, mesh, axes, {.weights = 2e-6}));
+                                              compute, mesh, axes));
           }
     EXPECT_GT(turn, 200);
   });
@@ -130,7 +129,7 @@ TEST(DomainConv, UnderASpectralNorm) {
         conv->add_spectral_norm();
         return conv;
       },
-      {1, 3, 9, 8}, {.weights = 2e-6});
+      {1, 3, 9, 8});
 }
 
 TEST(DomainConvTranspose, EveryKernelStrideDilationAndPadding) {

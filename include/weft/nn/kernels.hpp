@@ -189,6 +189,11 @@ struct KernelTable {
   void (*matmul_bf16)(KernelContext& ctx, const bf16* a, Stored a_stored, WeightMatrix b, Stored b_stored,
                       float* c, std::int64_t m, std::int64_t n, std::int64_t k, bool accumulate);
 
+  /// c = a b^T, each element rounded once from a sum whose error does not grow with k. a: (m, k) with rows lda apart, b: (n, k) with rows ldb
+  /// apart, c: (m, n).
+  void (*row_products)(KernelContext& ctx, const float* a, std::int64_t lda, const float* b, std::int64_t ldb,
+                       float* c, std::int64_t m, std::int64_t n, std::int64_t k);
+
   /// y = x w^T + bias. x: (tokens, in), w: (out, in), bias: (out) or null, y: (tokens, out).
   void (*linear_forward)(KernelContext& ctx, const float* x, const float* w, const float* bias, float* y,
                          LinearShape s);
@@ -297,7 +302,7 @@ struct KernelTable {
 
   /// y += bias, channel by channel. y: (batch, channels, pixels), bias: (channels).
   void (*add_channel_bias)(KernelContext& ctx, const float* bias, float* y, MapShape s);
-  /// dbias += the sum of dy over samples and pixels. dy: (batch, channels, pixels), dbias: (channels).
+  /// dbias += the sum of dy over samples and pixels, made in f64. dy: (batch, channels, pixels), dbias: (channels).
   void (*channel_bias_backward)(KernelContext& ctx, const float* dy, float* dbias, MapShape s);
   /// y = x with its dimensions in another order. x: how.in.
   void (*permute)(KernelContext& ctx, const float* x, float* y, const Permutation& how);
@@ -454,7 +459,7 @@ struct KernelTable {
 /// Every member of KernelTable, once: tables of devices and what calls them are made from this list.
 // clang-format off
 #define WEFT_KERNELS(X) \
-  X(matmul) X(matmul_bf16) X(linear_forward) X(linear_forward_bf16) X(linear_backward_input) X(linear_backward_weight) \
+  X(matmul) X(matmul_bf16) X(row_products) X(linear_forward) X(linear_forward_bf16) X(linear_backward_input) X(linear_backward_weight) \
   X(add_bias) X(bias_backward) X(rms_norm_forward) X(rms_norm_backward) X(layer_norm_forward) X(layer_norm_backward) \
   X(channel_norm_forward) X(channel_norm_backward) X(group_norm_forward) X(group_norm_backward) \
   X(channel_moments) X(batch_norm_forward) X(batch_norm_backward_sums) X(batch_norm_backward) \
@@ -495,6 +500,7 @@ inline constexpr detail::Overloads<detail::Call<&KernelTable::matmul>,
 inline constexpr detail::Overloads<detail::Call<&KernelTable::linear_forward>,
                                    detail::Call<&KernelTable::linear_forward_bf16>>
     linear_forward{};
+inline constexpr detail::Call<&KernelTable::row_products> row_products{};
 inline constexpr detail::Call<&KernelTable::linear_backward_input> linear_backward_input{};
 inline constexpr detail::Call<&KernelTable::linear_backward_weight> linear_backward_weight{};
 inline constexpr detail::Call<&KernelTable::add_bias> add_bias{};

@@ -12,8 +12,8 @@ WEFT_CPU_CLONES void add_to_range(float* y, float value, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) y[i] += value;
 }
 
-WEFT_CPU_CLONES float sum_of_range(const float* x, std::int64_t n) {
-  return lane_sum<float>(n, [&](std::int64_t i) WEFT_INLINE { return x[i]; });
+WEFT_CPU_CLONES double sum_of_range(const float* x, std::int64_t n) {
+  return lane_sum<double>(n, [&](std::int64_t i) WEFT_INLINE { return static_cast<double>(x[i]); });
 }
 
 // One dimension of the result of a permutation.
@@ -102,10 +102,10 @@ void add_channel_bias(KernelContext& ctx, const float* bias, float* y, MapShape 
 
 void channel_bias_backward(KernelContext& ctx, const float* dy, float* dbias, MapShape s) {
   parallel_for(ctx.state(), s.channels, [&](std::int64_t c, int) {
-    float sum = 0.0f;
+    double sum = 0;
     for (std::int64_t b = 0; b < s.batch; ++b)
       sum += sum_of_range(dy + (b * s.channels + c) * s.pixels, s.pixels);
-    dbias[c] += sum;
+    dbias[c] += static_cast<float>(sum);
   });
 }
 

@@ -1,8 +1,11 @@
 #include "nn/maps/conv_maps.hpp"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "nn/operands.hpp"
+#include "weft/host/copy.hpp"
 
 namespace weft::conv {
 namespace {
@@ -44,25 +47,119 @@ Tensor columns_of(Frame& frame, const UnfoldShape& s) {
   return frame.compute().make({s.channels * s.kernel_height * s.kernel_width, s.out_height * s.out_width});
 }
 
+// What the kernel sees for these pixels of the output alone. Nothing but pixels of x is 0 for it: padding is zeros.
+UnfoldShape for_pixels(UnfoldShape s, const Pixels& p) {
+  s.padding_height -= p.row * s.stride_height;
+  s.padding_width -= p.column * s.stride_width;
+  s.out_height = p.rows, s.out_width = p.columns;
+  return s;
+}
+
+// Calls see(block) for blocks of `all`, whole rows or parts of one, so that what is unfolded for one stays in the cache; by the shape alone.
+template <class See>
+void each_block(const Pixels& all, std::int64_t floats_of_pixel, std::int64_t most_floats, const See& see) {
+  constexpr std::int64_t kLeastPixels = 128;
+  const std::int64_t most = std::max(kLeastPixels, most_floats / std::max<std::int64_t>(1, floats_of_pixel));
+  const std::int64_t columns = std::min(all.columns, most),
+                     rows = columns < all.columns ? 1 : std::max<std::int64_t>(1, most / std::max<std::int64_t>(1, columns));
+  for (std::int64_t r = 0; r < all.rows; r += rows)
+    for (std::int64_t c = 0; c < all.columns; c += columns)
+      see(Pixels{all.row + r, std::min(rows, all.rows - r), all.column + c, std::min(columns, all.columns - c)});
+}
+constexpr std::int64_t kBlockFloats = std::int64_t{1} << 17;
+
+// These pixels of a map (channels, pixels) that is `width` wide, as (channels, rows, columns).
+template <class View>
+View at_pixels(View map, const Pixels& p, std::int64_t width) {
+  const std::int64_t channels = map.shape[0], step = map.strides[0];
+  map.data += (p.row * width + p.column) * size_bytes(map.dtype);
+  map.shape = {channels, p.rows, p.columns};
+  map.strides = {step, width, 1};
+  return map;
+}
+
+// A sum of parts that come one after the other, added pairwise: those of two, of four, …
+class PairwiseSum {
+ public:
+  PairwiseSum(Frame& frame, const Shape& shape) : frame_(frame), shape_(shape) {}
+  /// Memory for the next part.
+  Tensor part() {
+    if (spare_.empty()) return frame_.compute().make(shape_);
+    const Tensor t = spare_.back();
+    spare_.pop_back();
+    return t;
+  }
+  void add(Tensor part) {
+    std::size_t level = 0;
+    for (; level < levels_.size() && levels_[level]; ++level) part = take(level, part);
+    if (level == levels_.size()) levels_.emplace_back();
+    levels_[level] = std::move(part);
+  }
+  /// `out` = or += the sum.
+  void finish(const Tensor& out, bool add_to) {
+    Tensor sum;
+    for (std::size_t level = 0; level < levels_.size(); ++level)
+      if (levels_[level]) sum = sum ? take(level, sum) : std::exchange(levels_[level], Tensor());
+    if (add_to)
+      kernels::add(frame_.kernels(), out.data_ptr<float>(), sum.data_ptr<float>(), out.data_ptr<float>(),
+                   out.count());
+    else
+      copy(frame_.compute().context(), ConstTensorView(sum.reshape(out.shape()).view()), out.view(),
+           frame_.compute().stream());
+  }
+
+ private:
+  // to += levels_[level], which is free then
+  Tensor take(std::size_t level, const Tensor& to) {
+    const Tensor from = std::exchange(levels_[level], Tensor());
+    kernels::add(frame_.kernels(), from.data_ptr<float>(), to.data_ptr<float>(), to.data_ptr<float>(),
+                 to.count());
+    spare_.push_back(from);
+    return to;
+  }
+  Frame& frame_;
+  Shape shape_;
+  std::vector<Tensor> levels_, spare_;
+};
+
 kernels::MapShape map_shape(const Tensor& y) { return {y.size(0), y.size(1), y.size(2) * y.size(3)}; }
 
 }  // namespace
 
 void correlate(Frame& frame, const Tensor& x, const Tensor& w, std::int64_t groups, const UnfoldShape& s,
                const Tensor& y) {
-  if (y.count() == 0) return;
-  const std::int64_t out = w.size(0);
+  correlate(frame, x, w, groups, s, y, {0, s.out_height, 0, s.out_width}, {});
+}
+
+void correlate(Frame& frame, const Tensor& x, const Tensor& w, std::int64_t groups, const UnfoldShape& s,
+               const Tensor& y, const Pixels& pixels, const std::function<void()>& between) {
+  if (y.count() == 0 || pixels.rows == 0 || pixels.columns == 0) return;
+  Compute& compute = frame.compute();
+  const std::int64_t out = w.size(0), kernel = w.count() / out * groups;
   const Tensor rows = w.reshape({out, w.count() / out});
-  const bool as_it_is = one_to_one(s);
-  const Tensor columns = as_it_is ? Tensor() : columns_of(frame, s);
-  for (std::int64_t b = 0; b < y.size(0); ++b) {
-    if (!as_it_is)
-      kernels::unfold(frame.kernels(), sample(x, b, s.channels).data_ptr<float>(), columns.data_ptr<float>(),
-                      s);
-    const Tensor seen = in_dtype(frame, as_it_is ? sample(x, b, s.channels) : columns, w.dtype()),
-                 of_y = sample(y, b, out);
+  const auto into = [&](const Tensor& seen, const Tensor& of_y) {
     for (std::int64_t g = 0; g < groups; ++g)
       product(frame, group(rows, g, groups), Stored::plain, group(seen, g, groups), group(of_y, g, groups));
+  };
+  const bool whole = pixels.rows == s.out_height && pixels.columns == s.out_width;
+  for (std::int64_t b = 0; b < y.size(0); ++b) {
+    const Tensor of_x = sample(x, b, s.channels), of_y = sample(y, b, out);
+    if (whole && one_to_one(s)) {
+      into(in_dtype(frame, of_x, w.dtype()), of_y);
+      continue;
+    }
+    each_block(pixels, kernel, kBlockFloats * frame.kernels().threads(), [&](const Pixels& block) {
+      const UnfoldShape seen = for_pixels(s, block);
+      const Tensor columns = columns_of(frame, seen);
+      kernels::unfold(frame.kernels(), of_x.data_ptr<float>(), columns.data_ptr<float>(), seen);
+      const Tensor operand = in_dtype(frame, columns, w.dtype());
+      if (block.rows == s.out_height && block.columns == s.out_width) return into(operand, of_y);
+      const Tensor part = compute.make({out, block.rows * block.columns});
+      into(operand, part);
+      copy(compute.context(), ConstTensorView(part.reshape({out, block.rows, block.columns}).view()),
+           at_pixels(of_y.view(), block, s.out_width), compute.stream());
+      if (between) between();
+    });
   }
 }
 
@@ -90,22 +187,50 @@ void weight_gradient(Frame& frame, const Tensor& x, const Tensor& dy, std::int64
     if (!add) kernels::fill(frame.kernels(), dw.data_ptr<float>(), 0.0f, dw.count());
     return;
   }
-  const std::int64_t out = dw.size(0);
-  const Tensor rows = dw.reshape({out, dw.count() / out}), operand = in_dtype(frame, dy, like);
+  Compute& compute = frame.compute();
+  const std::int64_t out = dw.size(0), kernel = dw.count() / out * groups, pixels = s.out_height * s.out_width;
   const bool as_it_is = one_to_one(s);
-  const Tensor columns = as_it_is ? Tensor() : columns_of(frame, s);
+  // A matrix product is faster for many elements; of the sums of so many the largest are well above its error.
+  constexpr std::int64_t kMostOfRows = std::int64_t{1} << 16;
+  const bool by_rows = like == DType::f32 && dw.count() / groups <= kMostOfRows;
+  PairwiseSum sum(frame, {out, dw.count() / out});
+  const auto each = [&](const Pixels& all, const auto& see) {
+    if (as_it_is && !by_rows) return see(all);  // both operands are there
+    each_block(all, kernel, kBlockFloats, see);
+  };
   for (std::int64_t b = 0; b < dy.size(0); ++b) {
-    if (!as_it_is)
-      kernels::unfold(frame.kernels(), sample(x, b, s.channels).data_ptr<float>(), columns.data_ptr<float>(),
-                      s);
-    const Tensor seen = in_dtype(frame, as_it_is ? sample(x, b, s.channels) : columns, like),
-                 of_dy = sample(operand, b, out);
-    for (std::int64_t g = 0; g < groups; ++g) {
-      const Tensor a = group(of_dy, g, groups), c = group(seen, g, groups);
-      multiply(frame, a, Stored::plain, c, Stored::transposed, group(rows, g, groups), a.size(0), c.size(0),
-               a.size(1), add || b > 0);
-    }
+    const Tensor of_x = sample(x, b, s.channels), of_dy = sample(dy, b, out);
+    each({0, s.out_height, 0, s.out_width}, [&](const Pixels& block) {
+      const std::int64_t n = block.rows * block.columns, first = block.row * s.out_width + block.column;
+      const Tensor part = sum.part();
+      Tensor seen = of_x;  // (kernel, n), or, as it is, (kernel, pixels)
+      if (!as_it_is) {
+        const UnfoldShape of_block = for_pixels(s, block);
+        seen = columns_of(frame, of_block);
+        kernels::unfold(frame.kernels(), of_x.data_ptr<float>(), seen.data_ptr<float>(), of_block);
+      }
+      if (by_rows) {
+        for (std::int64_t g = 0; g < groups; ++g)
+          kernels::row_products(frame.kernels(), group(of_dy, g, groups).data_ptr<float>() + first, pixels,
+                                group(seen, g, groups).data_ptr<float>() + (as_it_is ? first : 0),
+                                as_it_is ? pixels : n, group(part, g, groups).data_ptr<float>(), out / groups,
+                                kernel / groups, n);
+        return sum.add(part);
+      }
+      Tensor part_of_dy = of_dy;
+      if (n < pixels) {
+        part_of_dy = compute.make({out, n});
+        copy(compute.context(), at_pixels(ConstTensorView(of_dy.view()), block, s.out_width),
+             part_of_dy.reshape({out, block.rows, block.columns}).view(), compute.stream());
+      }
+      const Tensor a = in_dtype(frame, part_of_dy, like), c = in_dtype(frame, seen, like);
+      for (std::int64_t g = 0; g < groups; ++g)
+        multiply(frame, group(a, g, groups), Stored::plain, group(c, g, groups), Stored::transposed,
+                 group(part, g, groups), out / groups, kernel / groups, n, false);
+      sum.add(part);
+    });
   }
+  sum.finish(dw, add);
 }
 
 void add_bias(Frame& frame, const Tensor& bias, const Tensor& y) {

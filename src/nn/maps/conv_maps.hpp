@@ -7,18 +7,31 @@
 // channels and kernel in the order of the matrix product, which in f32 is the same for any number of columns (kernels/gemm/gemm.hpp).
 #pragma once
 
+#include <functional>
+
 #include "weft/nn/frame.hpp"
 #include "weft/nn/kernels.hpp"
 
 namespace weft::conv {
 
+/// A rectangle of pixels of a map.
+struct Pixels {
+  std::int64_t row = 0, rows = 0, column = 0, columns = 0;
+};
+
 /// y[o, r, s] = Σ w[o, i, j, k] x[i, r·stride + j·dilation − padding, s·… + k·…].
 void correlate(Frame& frame, const Tensor& x, const Tensor& w, std::int64_t groups,
                const kernels::UnfoldShape& s, const Tensor& y);
+/// The same for these pixels of y alone, of every sample; `between`, unless it is empty, is called now and then meanwhile.
+void correlate(Frame& frame, const Tensor& x, const Tensor& w, std::int64_t groups,
+               const kernels::UnfoldShape& s, const Tensor& y, const Pixels& pixels,
+               const std::function<void()>& between);
 /// The adjoint in x: dx[i, a, b] = the sum of w[o, i, j, k] dy[o, r, s] over all that used the pixel; in the order of (j, k).
 void spread(Frame& frame, const Tensor& dy, const Tensor& w, std::int64_t groups,
             const kernels::UnfoldShape& s, const Tensor& dx);
-/// The adjoint in w: dw = or += Σ dy[o, r, s] x[i, …]. `like`: the dtype that operands are rounded to.
+/// The adjoint in w: dw = or += Σ dy[o, r, s] x[i, …]. `like`: the dtype that operands are rounded to. Pixels are summed in blocks of
+/// rows, and the blocks pairwise, so that the error does not grow with the map: for f32 operands about that of one rounding of the largest sums, in whatever
+/// parts the map is cut.
 void weight_gradient(Frame& frame, const Tensor& x, const Tensor& dy, std::int64_t groups,
                      const kernels::UnfoldShape& s, DType like, const Tensor& dw, bool add);
 

@@ -1,0 +1,86 @@
+// Transposed convolutions of maps that are cut in space: as convolutions (conv.cpp), with x and y in each other's place.
+#include "domain/conv.hpp"
+#include "domain/plans.hpp"
+#include "weft/nn/maps/conv_transpose.hpp"
+
+namespace weft::domain {
+namespace {
+
+Both of_transpose(const ConvTranspose2d& conv, const LayoutRef& x) {
+  const ConvTranspose2dConfig& c = conv.config();
+  const auto along = [&](const char* what, std::int64_t n, std::int64_t k, std::int64_t s, std::int64_t p,
+                         std::int64_t d, std::int64_t more) {
+    return Sliding{k, s, p, d, maps::transposed_outputs_of(conv, what, n, k, s, p, d, more), n};
+  };
+  return {along("height", x->global[kHeight], c.kernel.height, c.stride.height, c.padding.height,
+                c.dilation.height, c.output_padding.height),
+          along("width", x->global[kWidth], c.kernel.width, c.stride.width, c.padding.width, c.dilation.width,
+                c.output_padding.width)};
+}
+
+// Everything about maps of one layout that a pass needs.
+struct TransposePlan {
+  Both k;
+  LayoutRef of_y;
+  Seeing seeing;  // on x, for y
+  Seen seen;      // on dy, for dx
+  TransposePlan(const ConvTranspose2d& conv, const LayoutRef& x)
+      : k(of_transpose(conv, x)),
+        of_y(like(x, conv.config().out, k.height.n, k.width.n)),
+        seeing(x, of_y, k),
+        seen(of_y, x, k, Edge::zero()) {}
+};
+
+class ConvTransposePasses final : public Passes {
+ public:
+  Tensors forward(Module& module, Inputs inputs, Frame& frame) const override {
+    auto& conv = dynamic_cast<ConvTranspose2d&>(module);
+    if (inputs.size() != 1 || !cut_in_space(inputs[0].layout())) return own_forward(module, inputs, frame);
+    const Tensor& x = inputs[0];
+    expect_input(conv, x, conv.config().in);
+    const auto plan = plan_of(conv, x.layout());
+    const Tensor seeing = fetch(frame, plan->seeing.window, x);
+    const Tensor y = make_maps(frame, plan->of_y);
+    conv::spread(frame, seeing, conv.weight->weight(), conv.config().groups,
+                 plan->seeing.shape(plan->k.shape(conv.config().out), plan->k), y);
+    if (conv.bias) conv::add_bias(frame, conv.bias->weight(), y);
+    frame.push(module, {x});
+    return {y};
+  }
+
+  Tensors backward(Module& module, Inputs gradients, Frame& frame) const override {
+    auto& conv = dynamic_cast<ConvTranspose2d&>(module);
+    if (gradients.size() != 1 || !cut_in_space(gradients[0].layout()))
+      return own_backward(module, gradients, frame);
+    const Tensor& dy = gradients[0];
+    const Tensor x = frame.pop(module)[0];
+    const auto plan = plan_of(conv, x.layout());
+    expect_gradient(module, dy, plan->of_y->local_shape(), plan->of_y);
+    Fetched seen = start(frame, plan->seen.window, dy);
+    const kernels::UnfoldShape shape = plan->seen.shape(plan->k.shape(conv.config().out));
+    const Tensor& w = conv.weight->weight();
+    if (conv.bias)
+      conv.bias->accumulate(layouts::gradient_of(conv.bias->weight().layout(), plan->of_y, 1),
+                            [&](const Tensor& into, bool add) { conv::bias_gradient(frame, dy, into, add); });
+    seen.transfer.finish();
+    conv.weight->accumulate(
+        layouts::gradient_of(w.layout(), x.layout(), 1), [&](const Tensor& into, bool add) {
+          conv::weight_gradient(frame, seen.window, x, conv.config().groups, shape, w.dtype(), into, add);
+        });
+    const Tensor dx = make_maps(frame, x.layout());
+    conv::correlate(frame, seen.window, w, conv.config().groups, shape, dx);
+    return {dx};
+  }
+
+ private:
+  std::shared_ptr<const TransposePlan> plan_of(const ConvTranspose2d& conv, const LayoutRef& x) const {
+    return plans_.of(x, [&] { return TransposePlan(conv, x); });
+  }
+  Plans<TransposePlan> plans_;
+};
+
+}  // namespace
+
+std::shared_ptr<const Passes> conv_transpose_passes() { return std::make_shared<ConvTransposePasses>(); }
+
+}  // namespace weft::domain

@@ -1,0 +1,37 @@
+// What a layer works out for maps of one layout: its windows and parts, made once and used in every pass. Inside domain.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "weft/mesh/layout.hpp"
+
+namespace weft::domain {
+
+/// The plans of a layer, by the layout of its input; the kMost that were used last. A layer belongs to the thread of one rank, and so do its plans.
+template <class Plan>
+class Plans {
+ public:
+  static constexpr std::size_t kMost = 8;
+
+  /// make() where there is none for maps of this layout. Every rank has seen the same layouts, so that all make one or none does.
+  template <class Make>
+  std::shared_ptr<const Plan> of(const LayoutRef& maps, const Make& make) const {
+    const auto found =
+        std::find_if(plans_.begin(), plans_.end(), [&](const auto& known) { return known.first == maps; });
+    if (found != plans_.end()) {
+      std::rotate(plans_.begin(), found, found + 1);
+      return plans_.front().second;
+    }
+    plans_.insert(plans_.begin(), {maps, std::make_shared<const Plan>(make())});
+    if (plans_.size() > kMost) plans_.pop_back();
+    return plans_.front().second;
+  }
+
+ private:
+  mutable std::vector<std::pair<LayoutRef, std::shared_ptr<const Plan>>> plans_;  // the one used last first
+};
+
+}  // namespace weft::domain
