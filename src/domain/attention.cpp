@@ -1,5 +1,6 @@
 // Window attention of maps that are cut in space. A window is a square of neighbours, or pixels spread over the whole map; either way windows are whole on
 // one rank while they are computed: the map is cut anew, at borders of windows, and afterwards as it was. Far windows so become an all-to-all.
+#include "domain/plans.hpp"
 #include "domain/rules.hpp"
 #include "weft/host/copy.hpp"
 #include "weft/nn/window_attention.hpp"
@@ -29,18 +30,21 @@ std::vector<IndexRanges> whole_windows(std::int64_t size, std::int64_t window, W
 // Cuts maps at windows, and back.
 class Recut {
  public:
-  Recut(const LayoutRef& maps, const WindowAttentionConfig& config) : layout_(maps) {
+  Recut(const LayoutRef& maps, const WindowAttentionConfig& config)
+      : windows(like(maps, config.dim, maps->global[kHeight] / config.window,
+                     maps->global[kWidth] / config.window)),
+        layout_(maps) {
     const Partition now(maps);
     std::vector<WindowDim> wanted, back;
     std::vector<PartitionDim> parts;
     for (const int dim : {kHeight, kWidth}) {
       const PartitionDim of = now.dim(dim);
       if (of.parts.size() == 1) continue;
-      const std::vector<IndexRanges> windows =
+      const std::vector<IndexRanges> cut_at =
           whole_windows(maps->global[dim], config.window, config.windows, of.parts.size());
-      wanted.push_back({dim, windows, {}, {}});
+      wanted.push_back({dim, cut_at, {}, {}});
       back.push_back({dim, of.parts, {}, {}});
-      parts.push_back({dim, of.axes, windows});
+      parts.push_back({dim, of.axes, cut_at});
     }
     there_ = std::make_unique<Window>(now, wanted);
     back_ = std::make_unique<Window>(Partition(maps->mesh(), maps->global, parts), back);
@@ -49,11 +53,14 @@ class Recut {
     return as_samples(
         with_enough_pixels(frame, run(frame, *there_, maps, there_->window_shape(maps.shape()))), layout_);
   }
-  Tensor back(Frame& frame, const Tensor& windows) const {
+  Tensor back(Frame& frame, const Tensor& there) const {
     const Tensor maps =
-        windows.slice_flat(0, there_->window_shape(layout_->local_shape()));  // without samples of zeros
+        there.slice_flat(0, there_->window_shape(layout_->local_shape()));  // without samples of zeros
     return run(frame, *back_, maps, layout_->local_shape()).with_layout(layout_);
   }
+
+  /// Of maps with a pixel for each window, cut as the windows are.
+  const LayoutRef windows;
 
  private:
   // oneDNN's f32 products of fewer rows sum in another order; samples of zeros more give the bits of many rows.
@@ -79,21 +86,25 @@ class Recut {
 class WindowAttentionPasses final : public Passes {
  public:
   Tensors forward(Module& module, Inputs inputs, Frame& frame) const override {
-    const auto& config = dynamic_cast<const WindowAttention&>(module).config();
+    auto& attention = dynamic_cast<WindowAttention&>(module);
+    const auto& config = attention.config();
     if (inputs.size() != 1 || !cut_in_space(inputs[0].layout())) return own_forward(module, inputs, frame);
     const Tensor& x = inputs[0];
     expect(module, "x", x, config);
-    const Recut recut(x.layout(), config);
-    return {recut.back(frame, own_forward(module, recut.there(frame, x), frame)[0])};
+    const auto recut = plans_.of(x.layout(), [&] { return Recut(x.layout(), config); });
+    return {recut->back(
+        frame, attention.forward_part(recut->there(frame, x), frame, recut->windows)[0])};
   }
   Tensors backward(Module& module, Inputs gradients, Frame& frame) const override {
-    const auto& config = dynamic_cast<const WindowAttention&>(module).config();
+    auto& attention = dynamic_cast<WindowAttention&>(module);
+    const auto& config = attention.config();
     if (gradients.size() != 1 || !cut_in_space(gradients[0].layout()))
       return own_backward(module, gradients, frame);
     const Tensor& dy = gradients[0];
     expect(module, "dy", dy, config);
-    const Recut recut(dy.layout(), config);
-    return {recut.back(frame, own_backward(module, recut.there(frame, dy), frame)[0])};
+    const auto recut = plans_.of(dy.layout(), [&] { return Recut(dy.layout(), config); });
+    return {recut->back(
+        frame, attention.backward_part(recut->there(frame, dy), frame, recut->windows)[0])};
   }
 
  private:
@@ -110,6 +121,7 @@ class WindowAttentionPasses final : public Passes {
               "{} is {}; expected (batch, {}, height, width), height and width in whole windows of {}x{}",
               what.text(), to_string(whole), config.dim, config.window, config.window));
   }
+  Plans<Recut> plans_;
 };
 
 }  // namespace

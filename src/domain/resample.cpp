@@ -1,7 +1,8 @@
 // Padding, pooling, resizing and pixel shuffles of maps that are cut in space: each rank makes its own pixels of y, and of dx, from a window.
 #include <algorithm>
 
-#include "domain/rules.hpp"
+#include "domain/conv.hpp"
+#include "domain/plans.hpp"
 #include "nn/maps/taps.hpp"
 #include "weft/host/copy.hpp"
 #include "weft/nn/maps/conv_transpose.hpp"
@@ -38,43 +39,58 @@ TapsOfParts::TapsOfParts(Taps all, const Parts& outputs) : window_{outputs.dim, 
 
 namespace {
 
-// out, of that layout, from the window on in that the taps need.
-Tensor resampled(Frame& frame, const Tensor& in, const LayoutRef& of_out, Taps rows, Taps columns) {
-  const TapsOfParts of_rows(std::move(rows), parts_of(of_out, kHeight)),
-      of_columns(std::move(columns), parts_of(of_out, kWidth));
-  const Tensor window = fetch_window(in, {of_rows.window(), of_columns.window()});
-  const Tensor out =
-      frame.compute().make(of_out->local_shape(), DType::f32, Memory::shared).with_layout(of_out);
-  kernels::resample(frame.kernels(), window.data_ptr<float>(), out.data_ptr<float>(),
-                    {out.size(0) * out.size(1), window.size(kHeight), window.size(kWidth), of_rows.own(),
-                     of_columns.own()});
-  return out;
-}
+// Maps of the layout `of_out`, each rank's from the window on other maps that the taps need.
+struct Resampled {
+  LayoutRef of_out;
+  TapsOfParts rows, columns;
+  Window window;
+  Resampled(const LayoutRef& of_in, const LayoutRef& of_out_in, Taps rows_in, Taps columns_in)
+      : of_out(of_out_in),
+        rows(std::move(rows_in), parts_of(of_out, kHeight)),
+        columns(std::move(columns_in), parts_of(of_out, kWidth)),
+        window(of_in, {rows.window(), columns.window()}) {}
+  Tensor run(Frame& frame, const Tensor& in) const {
+    const Tensor seen = fetch(frame, window, in), out = make_maps(frame, of_out);
+    kernels::resample(frame.kernels(), seen.data_ptr<float>(), out.data_ptr<float>(),
+                      {out.size(0) * out.size(1), seen.size(kHeight), seen.size(kWidth), rows.own(),
+                       columns.own()});
+    return out;
+  }
+};
 
 class ResamplingPasses final : public Passes {
  public:
   Tensors forward(Module& module, Inputs inputs, Frame& frame) const override {
     if (inputs.size() != 1 || !cut_in_space(inputs[0].layout())) return own_forward(module, inputs, frame);
-    const auto& layer = dynamic_cast<const Resampling2d&>(module);
     const Tensor& x = inputs[0];
     maps::expect_map(module, x);
-    Taps rows = layer.rows(x.layout()->global[kHeight]), columns = layer.columns(x.layout()->global[kWidth]);
-    const LayoutRef of_y = like(x.layout(), x.layout()->global[1], rows.outputs(), columns.outputs());
+    const auto plan = plan_of(module, x.layout());
     frame.push(module, {maps::shape_alone(frame, x)});
-    return {resampled(frame, x, of_y, std::move(rows), std::move(columns))};
+    return {plan->there.run(frame, x)};
   }
   Tensors backward(Module& module, Inputs gradients, Frame& frame) const override {
     if (gradients.size() != 1 || !cut_in_space(gradients[0].layout()))
       return own_backward(module, gradients, frame);
-    const auto& layer = dynamic_cast<const Resampling2d&>(module);
-    const LayoutRef of_x = frame.pop(module)[0].layout();
-    const std::int64_t height = of_x->global[kHeight], width = of_x->global[kWidth];
-    const Taps rows = layer.rows(height), columns = layer.columns(width);
-    const LayoutRef of_y = like(of_x, of_x->global[1], rows.outputs(), columns.outputs());
-    expect_gradient(module, gradients[0], of_y->local_shape(), of_y);
-    return {resampled(frame, gradients[0], of_x, taps::transposed(rows, height),
-                      taps::transposed(columns, width))};
+    const auto plan = plan_of(module, frame.pop(module)[0].layout());
+    expect_gradient(module, gradients[0], plan->there.of_out->local_shape(), plan->there.of_out);
+    return {plan->back.run(frame, gradients[0])};
   }
+
+ private:
+  struct Plan {
+    Resampled there, back;
+  };
+  std::shared_ptr<const Plan> plan_of(const Module& module, const LayoutRef& x) const {
+    return plans_.of(x, [&] {
+      const auto& layer = dynamic_cast<const Resampling2d&>(module);
+      const std::int64_t height = x->global[kHeight], width = x->global[kWidth];
+      const Taps rows = layer.rows(height), columns = layer.columns(width);
+      const LayoutRef of_y = like(x, x->global[1], rows.outputs(), columns.outputs());
+      return Plan{Resampled(x, of_y, rows, columns),
+                  Resampled(of_y, x, taps::transposed(rows, height), taps::transposed(columns, width))};
+    });
+  }
+  Plans<Plan> plans_;
 };
 
 class MaxPoolPasses final : public Passes {
@@ -83,14 +99,11 @@ class MaxPoolPasses final : public Passes {
     if (inputs.size() != 1 || !cut_in_space(inputs[0].layout())) return own_forward(module, inputs, frame);
     const Tensor& x = inputs[0];
     maps::expect_map(module, x);
-    const auto [height, width] = sliding(module, x.layout());
-    const LayoutRef of_y = like(x.layout(), x.layout()->global[1], height.out, width.out);
-    const Parts rows = parts_of(of_y, kHeight), columns = parts_of(of_y, kWidth);
-    const Tensor window =
-        fetch_window(x, {window_for(rows, [&, h = height](const IndexRange& o) { return within(h, o); }),
-                         window_for(columns, [&, w = width](const IndexRange& o) { return within(w, o); })});
-    const Tensor y = frame.compute().make(of_y->local_shape(), DType::f32, Memory::shared).with_layout(of_y);
-    const Tensor place = frame.compute().make(y.shape(), DType::i32, Memory::shared).with_layout(of_y);
+    const auto plan = plan_of(module, x.layout());
+    const Sliding &height = plan->height, &width = plan->width;
+    const Parts &rows = plan->rows, &columns = plan->columns;
+    const Tensor window = fetch(frame, plan->seen, x), y = make_maps(frame, plan->of_y);
+    const Tensor place = frame.compute().make(y.shape(), DType::i32, Memory::shared).with_layout(plan->of_y);
     const IndexRange seen_rows = within(height, rows.own()), seen_columns = within(width, columns.own());
     kernels::max_pool_forward(
         frame.kernels(), window.data_ptr<float>(), y.data_ptr<float>(), place.data_ptr<std::int32_t>(),
@@ -110,18 +123,17 @@ class MaxPoolPasses final : public Passes {
     const LayoutRef of_x = kept[0].layout();
     const Tensor& place = kept[1];
     expect_gradient(module, dy, place.shape(), place.layout());
-    const auto [height, width] = sliding(module, of_x);
-    const Parts rows = parts_of(of_x, kHeight), columns = parts_of(of_x, kWidth);
+    const auto plan = plan_of(module, of_x);
+    const Sliding &height = plan->height, &width = plan->width;
+    const Parts &rows = plan->seeing.rows, &columns = plan->seeing.columns;
+    const Window& window = plan->seeing.window;
     // Gradients and places go in one message.
-    const Window window(Partition(place.layout()),
-                        {window_for(rows, [&, h = height](const IndexRange& i) { return h.seeing(i); }),
-                         window_for(columns, [&, w = width](const IndexRange& i) { return w.seeing(i); })});
     const Shape wide = window.window_shape(dy.shape());
     const Tensor all_dy = frame.compute().make(wide, DType::f32, Memory::shared),
                  all_places = frame.compute().make(wide, DType::i32, Memory::shared);
     const WindowField fields[] = {{dy, all_dy}, {place, all_places}};
     window.start(fields, frame.compute().stream()).finish();
-    const Tensor dx = frame.compute().make(of_x->local_shape(), DType::f32, Memory::shared).with_layout(of_x);
+    const Tensor dx = make_maps(frame, of_x);
     const IndexRange from_rows = height.seeing(rows.own()), from_columns = width.seeing(columns.own());
     kernels::max_pool_backward(
         frame.kernels(), all_dy.data_ptr<float>(), all_places.data_ptr<std::int32_t>(), dx.data_ptr<float>(),
@@ -133,16 +145,31 @@ class MaxPoolPasses final : public Passes {
   }
 
  private:
-  static std::pair<Sliding, Sliding> sliding(const Module& module, const LayoutRef& x) {
-    const Pool2dConfig& c = dynamic_cast<const MaxPool2d&>(module).config();
-    const auto along = [&](const char* what, std::int64_t n, std::int64_t k, std::int64_t s, std::int64_t p,
-                           std::int64_t d) {
-      return Sliding{k, s, p, d, n, maps::outputs_of(module, what, n, k, s, p, d)};
-    };
-    return {
-        along("height", x->global[kHeight], c.kernel.height, c.stride.height, c.padding.height,
-              c.dilation.height),
-        along("width", x->global[kWidth], c.kernel.width, c.stride.width, c.padding.width, c.dilation.width)};
+  struct Plan {
+    Sliding height, width;
+    LayoutRef of_y;
+    Parts rows, columns;  // of y
+    Window seen;          // on x, for y
+    Seeing seeing;        // on dy, for dx
+  };
+  std::shared_ptr<const Plan> plan_of(const Module& module, const LayoutRef& x) const {
+    return plans_.of(x, [&] {
+      const Pool2dConfig& c = dynamic_cast<const MaxPool2d&>(module).config();
+      const auto along = [&](const char* what, std::int64_t n, std::int64_t k, std::int64_t s,
+                             std::int64_t p, std::int64_t d) {
+        return Sliding{k, s, p, d, n, maps::outputs_of(module, what, n, k, s, p, d)};
+      };
+      const Both k{along("height", x->global[kHeight], c.kernel.height, c.stride.height, c.padding.height,
+                         c.dilation.height),
+                   along("width", x->global[kWidth], c.kernel.width, c.stride.width, c.padding.width,
+                         c.dilation.width)};
+      const LayoutRef of_y = like(x, x->global[1], k.height.out, k.width.out);
+      const Parts rows = parts_of(of_y, kHeight), columns = parts_of(of_y, kWidth);
+      const Window seen(
+          x, {window_for(rows, [&](const IndexRange& o) { return within(k.height, o); }),
+              window_for(columns, [&](const IndexRange& o) { return within(k.width, o); })});
+      return Plan{k.height, k.width, of_y, rows, columns, seen, Seeing(of_y, x, k)};
+    });
   }
   // What outputs see that is a pixel.
   static IndexRange within(const Sliding& s, const IndexRange& outputs) {
@@ -151,13 +178,13 @@ class MaxPoolPasses final : public Passes {
                             std::clamp<std::int64_t>(seen.hi, 0, s.n)};
     return outputs.size() > 0 ? pixels : IndexRange{};
   }
+  Plans<Plan> plans_;
 };
 
 // Rows [lo, lo + rows) and columns of a map, in memory of their own.
 Tensor cut_out(Frame& frame, const Tensor& map, std::int64_t row, std::int64_t column,
                const LayoutRef& layout) {
-  const Tensor out =
-      frame.compute().make(layout->local_shape(), DType::f32, Memory::shared).with_layout(layout);
+  const Tensor out = make_maps(frame, layout);
   ConstTensorView part = map.view();
   part.data += (row * part.strides[kHeight] + column) * size_bytes(map.dtype());
   part.shape = out.shape();
@@ -173,36 +200,48 @@ class PixelShufflePasses final : public Passes {
     const Tensor& x = inputs[0];
     maps::expect_map(module, x);
     layouts::expect_whole_dim(layouts::named(module, "x"), x, "a pixel shuffle", 1);
-    const Shape& whole = x.layout()->global;
-    if (whole[1] % (f * f) == 0) {
-      const LayoutRef of_y = like(x.layout(), whole[1] / (f * f), whole[kHeight] * f, whole[kWidth] * f);
-      const Parts rows = parts_of(of_y, kHeight), columns = parts_of(of_y, kWidth);
-      const auto from = [&](const IndexRange& o) {
-        return o.size() > 0 ? IndexRange{o.lo / f, ceil_div(o.hi, f)} : IndexRange{};
-      };
-      const Tensor window = fetch_window(x, {window_for(rows, from), window_for(columns, from)});
-      Frame scratch = Frame::inference(frame.compute());
-      const Tensor wide = own_forward(module, window, scratch)[0];
-      frame.push(module, {maps::shape_alone(frame, x)});
-      return {cut_out(frame, wide, rows.own().lo - from(rows.own()).lo * f,
-                      columns.own().lo - from(columns.own()).lo * f, of_y)};
-    }
-    return own_forward(module, as_samples(x, x.layout()), frame);  // refuses it
+    if (x.layout()->global[1] % (f * f) != 0)
+      return own_forward(module, as_samples(x, x.layout()), frame);  // refuses it
+    const auto plan = plan_of(f, x.layout());
+    Frame scratch = Frame::inference(frame.compute());
+    const Tensor wide = own_forward(module, fetch(frame, plan->seen, x), scratch)[0];
+    frame.push(module, {maps::shape_alone(frame, x)});
+    return {cut_out(frame, wide, plan->row, plan->column, plan->of_y)};
   }
   Tensors backward(Module& module, Inputs gradients, Frame& frame) const override {
     if (gradients.size() != 1 || !cut_in_space(gradients[0].layout()))
       return own_backward(module, gradients, frame);
     const std::int64_t f = dynamic_cast<const PixelShuffle&>(module).factor();
     const LayoutRef of_x = frame.pop(module)[0].layout();
-    const Shape& whole = of_x->global;
-    const LayoutRef of_y = like(of_x, whole[1] / (f * f), whole[kHeight] * f, whole[kWidth] * f);
-    expect_gradient(module, gradients[0], of_y->local_shape(), of_y);
-    const auto from = [&](const IndexRange& i) { return IndexRange{i.lo * f, i.hi * f}; };
-    const Tensor window = fetch_window(
-        gradients[0], {window_for(parts_of(of_x, kHeight), from), window_for(parts_of(of_x, kWidth), from)});
+    const auto plan = plan_of(f, of_x);
+    expect_gradient(module, gradients[0], plan->of_y->local_shape(), plan->of_y);
+    const Tensor window = fetch(frame, plan->made, gradients[0]);
     const Shape seen{window.size(0), window.size(1), window.size(kHeight) / f, f, window.size(kWidth) / f, f};
     return {permuted(frame, window, seen, {0, 1, 3, 5, 2, 4}, of_x->local_shape(), of_x, Memory::shared)};
   }
+
+ private:
+  struct Plan {
+    LayoutRef of_y;
+    Window seen;               // on x, for y: whole pixels of x
+    std::int64_t row, column;  // where this rank's y begins in what they make
+    Window made;               // on dy, for dx: all that pixels of x made
+  };
+  std::shared_ptr<const Plan> plan_of(std::int64_t f, const LayoutRef& x) const {
+    return plans_.of(x, [&] {
+      const Shape& whole = x->global;
+      const LayoutRef of_y = like(x, whole[1] / (f * f), whole[kHeight] * f, whole[kWidth] * f);
+      const Parts rows = parts_of(of_y, kHeight), columns = parts_of(of_y, kWidth);
+      const auto from = [&](const IndexRange& o) {
+        return o.size() > 0 ? IndexRange{o.lo / f, ceil_div(o.hi, f)} : IndexRange{};
+      };
+      const auto of = [&](const IndexRange& i) { return IndexRange{i.lo * f, i.hi * f}; };
+      return Plan{of_y, Window(x, {window_for(rows, from), window_for(columns, from)}),
+                  rows.own().lo - from(rows.own()).lo * f, columns.own().lo - from(columns.own()).lo * f,
+                  Window(of_y, {window_for(parts_of(x, kHeight), of), window_for(parts_of(x, kWidth), of)})};
+    });
+  }
+  Plans<Plan> plans_;
 };
 
 }  // namespace

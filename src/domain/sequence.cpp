@@ -1,6 +1,7 @@
 // Attention layers whose sequence (dimension 1) is cut over ranks.
 #include "domain/ring.hpp"
 #include "domain/rules.hpp"
+#include "nn/heads/shared_heads.hpp"
 #include "weft/nn/activation.hpp"
 #include "weft/nn/attention.hpp"
 
@@ -22,12 +23,16 @@ void expect_sequence(const Module& module, const char* name, const Tensor& t, st
                                                      to_string(t.shape()), dim));
 }
 
-// This rank's heads, by the features of q and k. Axes that split heads split those of keys and values, too.
+// This rank's heads, by the features of q and k. Axes that split heads split those of keys and values, too, or their ranks share them.
 HeadsShape share_of_heads(const Module& module, const Tensor& q, const Tensor& k, const Tensor& v,
                           std::int64_t heads, std::int64_t kv_heads, std::int64_t head_dim) {
   layouts::expect_whole(layouts::named(module, "q"), q, "attention", false);
   layouts::expect_same(layouts::named(module, "v"), v.layout(), k.layout(), "as k");
   const HeadsShape s{q.size(0), q.size(2) / head_dim, k.size(2) / head_dim, head_dim};
+  if (shared_heads::shares_heads(*q.layout(), *k.layout())) {
+    shared_heads::expect_heads_of_q(module, {heads, kv_heads, head_dim}, *q.layout(), *k.layout());
+    return s;
+  }
   if (q.size(2) % head_dim != 0 || k.size(2) % head_dim != 0 || s.heads * kv_heads != s.kv_heads * heads)
     throw Error(ErrorCode::layout,
                 fmt::format("\"{}\": this rank has {} features of queries and {} of keys; expected whole "
@@ -62,9 +67,10 @@ Attended attend_backward(const Module& module, Frame& frame, bool causal, std::i
   const Tensors kept = frame.pop(module);
   const Tensor &q = kept[0], &k = kept[1], &v = kept[2], &out = kept[3], &log_sum_exp = kept[4];
   layouts::expect_same(layouts::named(module, "d(out)"), dout.layout(), out.layout(), "as out");
+  const LayoutRef of_dk = shared_heads::of_shared_gradient(q.layout(), k.layout());
   Attended a{ring_of(q, k), share_of_heads(module, q, k, v, heads, kv_heads, head_dim),
-             compute.make(q.shape()).with_layout(q.layout()), compute.make(k.shape()).with_layout(k.layout()),
-             compute.make(v.shape()).with_layout(v.layout())};
+             compute.make(q.shape()).with_layout(q.layout()), compute.make(k.shape()).with_layout(of_dk),
+             compute.make(v.shape()).with_layout(of_dk)};
   ring_attention_backward(frame, a.ring, a.shape, causal, dout, q, k, v, out, log_sum_exp, a.dq, a.dk, a.dv);
   return a;
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "nn/operands.hpp"
+#include "nn/heads/shared_heads.hpp"
 #include "weft/base/error.hpp"
 #include "weft/host/copy.hpp"
 #include "weft/nn/activation.hpp"
@@ -62,56 +63,6 @@ RopePointers on_device(Compute& compute, const std::shared_ptr<const RopeTables>
   return {all.copies.back().cos.data_ptr<float>(), all.copies.back().sin.data_ptr<float>()};
 }
 
-// Axes of several ranks on which q is cut in its features and k is whole: their ranks share key/value heads.
-bool shared(const Layout& q, const Layout& k, std::size_t axis) {
-  return q.mesh_shape().size(static_cast<int>(axis)) > 1 && is_shard(q.placements[axis], 2) &&
-         is_replicate(k.placements[axis]);
-}
-bool shares_heads(const Layout& q, const Layout& k) {
-  if (!(q.mesh() == k.mesh())) return false;
-  for (std::size_t axis = 0; axis < q.placements.size(); ++axis)
-    if (shared(q, k, axis)) return true;
-  return false;
-}
-
-// Throws layout, on all ranks alike, unless each rank has the key/value heads of its query heads as the kernel takes them: query heads in
-// a row, as many for each key/value head. But for the shared heads q and k are laid out alike.
-void expect_heads_of_q(const Module& module, const AttentionConfig& c, const Layout& q, const Layout& k) {
-  for (std::size_t axis = 0; axis < q.placements.size(); ++axis)
-    if (q.mesh_shape().size(static_cast<int>(axis)) > 1 && !shared(q, k, axis) &&
-        q.placements[axis] != k.placements[axis])
-      throw Error(ErrorCode::layout,
-                  fmt::format("{} is {} on {}; expected {} (as q)", layouts::named(module, "k").text(),
-                              to_string(k.placements[axis]), layouts::axis_name(k, static_cast<int>(axis)),
-                              to_string(q.placements[axis])));
-  const bool segments = !q.segments.sizes.empty() || !k.segments.sizes.empty();
-  for (int rank = 0; rank < q.mesh_shape().size(); ++rank) {
-    const Box of_q = q.parts(rank).at(0), of_k = k.parts(rank).at(0);
-    const std::int64_t first = of_q.offset[2] / c.head_dim, heads = of_q.shape[2] / c.head_dim,
-                       first_kv = of_k.offset[2] / c.head_dim, kv_heads = of_k.shape[2] / c.head_dim;
-    bool fit = !segments && kv_heads > 0 && heads % kv_heads == 0;
-    for (std::int64_t h = 0; fit && h < heads; ++h)
-      fit = (first + h) / (c.heads / c.kv_heads) == first_kv + h / (heads / kv_heads);
-    if (fit) continue;
-    throw Error(
-        ErrorCode::layout,
-        fmt::format("\"{}\": rank {} of {} has query heads {} to {} of {} and key/value heads {} to {} "
-                    "of {}; expected those that they need: k and v split over the outermost of the "
-                    "axes that split q, of as many ranks as there are key/value heads",
-                    module.path(), rank, to_string(q.mesh_shape()), first, first + heads - 1, c.heads,
-                    first_kv, first_kv + kv_heads - 1, c.kv_heads));
-  }
-}
-
-// The layout of dk and dv: contributions of the query heads of this rank, where ranks share a head.
-LayoutRef of_shared_gradient(const LayoutRef& q, const LayoutRef& k) {
-  if (q == nullptr || k == nullptr) return k;
-  Placements placements = k->placements;
-  for (std::size_t axis = 0; axis < placements.size(); ++axis)
-    if (shared(*q, *k, axis)) placements[axis] = Partial{};
-  return k->with(std::move(placements));
-}
-
 // What attention keeps between its passes, in the order on the Frame; the gradients of q, k and v, not written yet; and what
 // came back through the projection behind it. log_sum_exp: (batch, heads, queries)
 struct HeadsBackward {
@@ -123,7 +74,7 @@ HeadsBackward begin_heads_backward(const Module& module, Linear& o_proj, Inputs 
   const Tensors kept = frame.pop(module);
   const Tensor &q = kept[0], &k = kept[1], &v = kept[2], &out = kept[3];
   layouts::expect_same(layouts::named(module, "d(out)"), dout.layout(), out.layout(), "as out");
-  const LayoutRef of_dk = of_shared_gradient(q.layout(), k.layout());
+  const LayoutRef of_dk = shared_heads::of_shared_gradient(q.layout(), k.layout());
   return {dout,
           q,
           k,
@@ -164,8 +115,8 @@ kernels::AttentionShape share_of_heads(const Module& module, const AttentionConf
   expect_heads("v", v);
   layouts::expect_same(layouts::named(module, "v"), v.layout(), k.layout(), "as k");
   if (q.layout() && k.layout()) {
-    if (shares_heads(*q.layout(), *k.layout())) {
-      expect_heads_of_q(module, config, *q.layout(), *k.layout());
+    if (shared_heads::shares_heads(*q.layout(), *k.layout())) {
+      shared_heads::expect_heads_of_q(module, {config.heads, config.kv_heads, config.head_dim}, *q.layout(), *k.layout());
       return {q.size(0), q.size(1), heads, kv_heads, config.head_dim};
     }
     layouts::expect_same(layouts::named(module, "k"), k.layout(), q.layout()->with_global(k.layout()->global),

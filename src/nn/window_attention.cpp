@@ -150,6 +150,35 @@ LayoutRef of_weights(const LayoutRef& q, const Shape& weights, std::int64_t head
   return layout;
 }
 
+// The same for weights (batch, rows of windows, columns of windows, heads, queries, keys) of maps whose windows have the layout `windows`; heads are cut
+// as those of q.
+LayoutRef of_part(const LayoutRef& windows, const LayoutRef& q, std::int64_t heads, std::int64_t pixels) {
+  const Shape& whole = windows->global;
+  LayoutRef layout =
+      replicated_layout(windows->mesh(), {whole[0], whole[2], whole[3], heads, pixels, pixels});
+  const auto cut = [&](const LayoutRef& as, int axis, int dim) {
+    const std::string& name = as->mesh_shape().name(axis);
+    layout = layout->with(name, Shard{dim})->shard_inside(as->mesh()[name], dim);
+  };
+  for (const int axis : windows->nesting)
+    for (const auto& [of_map, dim] : {std::pair{0, 0}, {2, 1}, {3, 2}})
+      if (is_shard(windows->placements[static_cast<std::size_t>(axis)], of_map)) cut(windows, axis, dim);
+  for (const int axis : q->nesting)
+    if (is_shard(q->placements[static_cast<std::size_t>(axis)], 3)) cut(q, axis, 3);
+  return layout;
+}
+
+// What dropout makes of weights, all of them or, with a layout of windows, those of the samples that are there; others become 0.
+template <class Drop>
+Tensor dropped_of(Frame& frame, const Tensor& weights, const LayoutRef& part, const Drop& drop) {
+  if (part == nullptr) return drop(weights);
+  const Tensor there = drop(weights.slice_flat(0, part->local_shape()).with_layout(part));
+  if (there.count() == weights.count()) return there.reshape(weights.shape()).with_layout(weights.layout());
+  const Tensor all = frame.compute().zeros(weights.shape()).with_layout(weights.layout());
+  copy(frame.compute().context(), there, all.slice_flat(0, there.shape()), frame.compute().stream());
+  return all;
+}
+
 }  // namespace
 
 // The norm feeds three column layers: their dx are summed behind it, once.
@@ -163,8 +192,11 @@ OwnPlan WindowAttention::class_plan() const {
 
 Tensors WindowAttention::do_forward(Inputs inputs, Frame& frame) {
   expect_count(inputs, 1, "inputs");
+  return forward_windows(inputs[0], frame, nullptr);
+}
+
+Tensors WindowAttention::forward_windows(const Tensor& x, Frame& frame, const LayoutRef& part) {
   const std::int64_t w = config_.window;
-  const Tensor& x = inputs[0];
   const TensorName what = layouts::named(*this, "x");
   if (x.shape().rank() != 4 || x.size(1) != config_.dim)
     throw Error(ErrorCode::bad_argument, fmt::format("{} is {}; expected (batch, {}, height, width)",
@@ -200,7 +232,9 @@ Tensors WindowAttention::do_forward(Inputs inputs, Frame& frame) {
     const Tensor weights = compute.make(shape).with_layout(of_weights(q.layout(), shape, config_.heads));
     kernels::attention_weights_forward(frame.kernels(), q.data_ptr<float>(), k.data_ptr<float>(),
                                        bias.data_ptr<float>(), weights.data_ptr<float>(), s);
-    const Tensor dropped = dropout.forward(weights, frame)[0];
+    const LayoutRef of_dropped = part ? of_part(part, q.layout(), config_.heads, s.queries) : nullptr;
+    const Tensor dropped = dropped_of(frame, weights, of_dropped,
+                                      [&](const Tensor& t) { return dropout.forward(t, frame)[0]; });
     kernels::attention_apply_forward(frame.kernels(), dropped.data_ptr<float>(), v.data_ptr<float>(),
                                      out.data_ptr<float>(), s);
     frame.push(*this, {q, k, v, bias, weights, dropped, table});
@@ -216,8 +250,11 @@ Tensors WindowAttention::do_forward(Inputs inputs, Frame& frame) {
 
 Tensors WindowAttention::do_backward(Inputs gradients, Frame& frame) {
   expect_count(gradients, 1, "gradients");
+  return backward_windows(gradients[0], frame, nullptr);
+}
+
+Tensors WindowAttention::backward_windows(const Tensor& dy, Frame& frame, const LayoutRef& part) {
   Compute& compute = frame.compute();
-  const Tensor& dy = gradients[0];
   const std::int64_t w = config_.window;
   const TensorName what = layouts::named(*this, "dy");
   expect_dtype(what, dy, DType::f32);
@@ -245,7 +282,9 @@ Tensors WindowAttention::do_backward(Inputs gradients, Frame& frame) {
     kernels::attention_apply_backward(frame.kernels(), dout.data_ptr<float>(), dropped.data_ptr<float>(),
                                       v.data_ptr<float>(), ddropped.data_ptr<float>(), dv.data_ptr<float>(),
                                       s);
-    const Tensor dweights = dropout.backward(ddropped, frame)[0];
+    const LayoutRef of_dropped = part ? of_part(part, q.layout(), config_.heads, s.queries) : nullptr;
+    const Tensor dweights = dropped_of(frame, ddropped, of_dropped,
+                                       [&](const Tensor& t) { return dropout.backward(t, frame)[0]; });
     kernels::attention_weights_backward(
         frame.kernels(), dweights.data_ptr<float>(), weights.data_ptr<float>(), q.data_ptr<float>(),
         k.data_ptr<float>(), dq.data_ptr<float>(), dk.data_ptr<float>(), dbias.data_ptr<float>(), s);

@@ -75,12 +75,24 @@ class WindowAttention : public Module {
   const WindowAttentionConfig& config() const noexcept { return config_; }
   std::vector<Unit> units() const override { return {{"heads", config_.heads}}; }
 
+  /// The passes on a part of the windows of larger maps, for who cuts maps in space. x: (batch, dim, height, width) of whole windows, with a layout
+  /// that says how samples and weights are cut. `windows`: the layout of maps with one pixel for each window, of which x has this rank's; samples of x beyond
+  /// its batch are filling. So the same weights are dropped wherever the maps are cut.
+  Tensors forward_part(const Tensor& x, Frame& frame, const LayoutRef& windows) {
+    return forward_windows(x, frame, windows);
+  }
+  Tensors backward_part(const Tensor& dy, Frame& frame, const LayoutRef& windows) {
+    return backward_windows(dy, frame, windows);
+  }
+
  protected:
   OwnPlan class_plan() const override;
 
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;
   Tensors do_backward(Inputs dy, Frame& frame) override;
+  Tensors forward_windows(const Tensor& x, Frame& frame, const LayoutRef& windows);
+  Tensors backward_windows(const Tensor& dy, Frame& frame, const LayoutRef& windows);
   bool drops(const Frame& frame) const noexcept { return frame.pass().training && dropout.p() > 0; }
   WindowAttentionConfig config_;
 };
