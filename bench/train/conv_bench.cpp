@@ -13,8 +13,8 @@
 #include <cstring>
 #include <memory>
 
-#include "harness.hpp"
 #include "inputs.hpp"
+#include "program.hpp"
 #include "weft/base/error.hpp"
 #include "weft/domain/domain.hpp"
 #include "weft/mesh/redistribute.hpp"
@@ -129,21 +129,13 @@ std::vector<TableRow> table(RankOfBench& rank, const What& what) {
   return rows;
 }
 
-// Takes the flags of this program alone out of the arguments.
-What take_flags(int& argc, char** argv) {
+}  // namespace
+}  // namespace weft::bench
+
+int main(int argc, char** argv) {
+  using namespace weft::bench;
   What what;
-  int kept = 1;
-  for (int i = 1; i < argc; ++i) {
-    const std::string flag = argv[i];
-    if ((flag != "--maps" && flag != "--passes") || i + 1 == argc) {
-      argv[kept++] = argv[i];
-      continue;
-    }
-    const std::string text = argv[++i];
-    if (flag == "--passes") {
-      what.passes = chosen(flag, text, {"forward", "both"});
-      continue;
-    }
+  const auto take_maps = [&](const std::string& text) {
     what.maps.clear();
     for (std::size_t at = 0; at <= text.size();) {
       const std::size_t end = std::min(text.find(',', at), text.size());
@@ -151,25 +143,9 @@ What take_flags(int& argc, char** argv) {
       size_from(what.maps.back());
       at = end + 1;
     }
-  }
-  argc = kept;
-  argv[argc] = nullptr;
-  return what;
-}
-
-}  // namespace
-}  // namespace weft::bench
-
-int main(int argc, char** argv) {
-  using weft::bench::Kind;
-  weft::bench::What what;
-  try {
-    what = weft::bench::take_flags(argc, argv);
-  } catch (const weft::Error& e) {
-    std::fprintf(stderr, "%s: %s\n", argv[0], e.what());
-    return 2;
-  }
-  return weft::bench::bench_main(
-      argc, argv, {{Kind::all_reduce}}, [&](weft::bench::RankOfBench& rank) { return table(rank, what); },
-      [](const weft::bench::Spec& spec) { return settings_of(spec) + ", one thread a rank"; });
+  };
+  return program_main(
+      argc, argv, {{"--maps", take_maps}, words_flag("--passes", what.passes, {"forward", "both"})},
+      [&](RankOfBench& rank) { return table(rank, what); },
+      [](const Spec& spec) { return settings_of(spec) + ", one thread a rank"; });
 }
