@@ -38,7 +38,8 @@ MapSize size_from(const std::string& text) {
   char rest = 0;
   if (std::sscanf(text.c_str(), "%ldx%ldx%ld%c", &s.channels, &s.rows, &s.columns, &rest) != 3 ||
       s.channels < 1 || s.rows < 1 || s.columns < 1)
-    throw Error(ErrorCode::bad_argument, "--maps " + text + ": expected channels x rows of each rank x columns: 32x64x128");
+    throw Error(ErrorCode::bad_argument,
+                "--maps " + text + ": expected channels x rows of each rank x columns: 32x64x128");
   return s;
 }
 
@@ -49,7 +50,8 @@ bool same_bits(const Tensor& a, const Tensor& b) {
 // One layer with what its passes need.
 struct Layer {
   Layer(Compute& compute_in, const MapSize& s, bool both_in) : compute(compute_in), both(both_in) {
-    conv = std::make_unique<Conv2d>(Conv2dConfig{.in = s.channels, .out = s.channels, .kernel = 3, .padding = 1});
+    conv = std::make_unique<Conv2d>(
+        Conv2dConfig{.in = s.channels, .out = s.channels, .kernel = 3, .padding = 1});
   }
   void set_up() {
     materialise(*conv, compute);
@@ -72,7 +74,8 @@ Numbers measured(RankOfBench& rank, const DeviceMesh& mesh, const MapSize& s, bo
   const auto compute = std::make_shared<Compute>(rank.context, 1);
   const Shape whole{1, s.channels, s.rows * mesh.size(), s.columns}, part{1, s.channels, s.rows, s.columns};
   const Tensor x = numbers(rank.context, whole, kX, 2.0f), dy = numbers(rank.context, whole, kDy, 2.0f);
-  const auto split = std::make_shared<Layer>(*compute, s, both), local = std::make_shared<Layer>(*compute, s, both);
+  const auto split = std::make_shared<Layer>(*compute, s, both),
+             local = std::make_shared<Layer>(*compute, s, both);
   const DomainManager manager = apply_domain_parallel(*split->conv, mesh);
   replicate(*split->conv, mesh);
   for (Layer* layer : {&*split, &*local}) layer->set_up();
@@ -88,7 +91,8 @@ Numbers measured(RankOfBench& rank, const DeviceMesh& mesh, const MapSize& s, bo
     serial.set_up();
     serial.x = x, serial.dy = dy;
     serial.run();
-    if (!same_bits(split->y, distribute(serial.y, split->y.layout()))) return "y has other bits than on one rank";
+    if (!same_bits(split->y, distribute(serial.y, split->y.layout())))
+      return "y has other bits than on one rank";
     if (both && !same_bits(split->dx, distribute(serial.dx, split->dx.layout())))
       return "dx has other bits than on one rank";
     return "";
@@ -121,7 +125,8 @@ std::vector<TableRow> table(RankOfBench& rank, const What& what) {
       TableRow row;
       row.name = "conv/" + map + "/" + pass;
       row.row = {{{"op", "conv"}, {"case", map + "/" + pass}}, rank.spec.ranks, 0, {}};
-      row.measure = [&rank, mesh, s = size_from(map), both = pass == "both"](const Agree& agree, double seconds) {
+      row.measure = [&rank, mesh, s = size_from(map), both = pass == "both"](const Agree& agree,
+                                                                             double seconds) {
         return measured(rank, *mesh, s, both, agree, seconds);
       };
       rows.push_back(std::move(row));

@@ -92,8 +92,7 @@ class WindowAttentionPasses final : public Passes {
     const Tensor& x = inputs[0];
     expect(module, "x", x, config);
     const auto recut = plans_.of(x.layout(), [&] { return Recut(x.layout(), config); });
-    return {recut->back(
-        frame, attention.forward_part(recut->there(frame, x), frame, recut->windows)[0])};
+    return {recut->back(frame, attention.forward_part(recut->there(frame, x), frame, recut->windows)[0])};
   }
   Tensors backward(Module& module, Inputs gradients, Frame& frame) const override {
     auto& attention = dynamic_cast<WindowAttention&>(module);
@@ -103,8 +102,7 @@ class WindowAttentionPasses final : public Passes {
     const Tensor& dy = gradients[0];
     expect(module, "dy", dy, config);
     const auto recut = plans_.of(dy.layout(), [&] { return Recut(dy.layout(), config); });
-    return {recut->back(
-        frame, attention.backward_part(recut->there(frame, dy), frame, recut->windows)[0])};
+    return {recut->back(frame, attention.backward_part(recut->there(frame, dy), frame, recut->windows)[0])};
   }
 
  private:

@@ -86,10 +86,10 @@ IndexRange outputs_within(const Sliding& k, const IndexRange& known, std::int64_
 struct ConvPlan {
   Both k;
   LayoutRef of_y;
-  Seen seen;                  // on x, for y
-  conv::Pixels interior;      // of y, this rank's, that see no neighbour's pixels nor padding
-  Both back;                  // k; in places of the padded map where the padding is not zeros
-  Seeing seeing;              // on dy, for dx or the gradient of the padded map
+  Seen seen;              // on x, for y
+  conv::Pixels interior;  // of y, this rank's, that see no neighbour's pixels nor padding
+  Both back;              // k; in places of the padded map where the padding is not zeros
+  Seeing seeing;          // on dy, for dx or the gradient of the padded map
   std::optional<Unpadding> unpadding;
 
   ConvPlan(const Conv2d& conv, const LayoutRef& x) : ConvPlan(conv.config(), x, of_conv(conv, x)) {}
@@ -191,7 +191,8 @@ class ConvPasses final : public Passes {
       conv::correlate(frame, seen.window, w, conv.config().groups, shape, y, pixels, between);
     };
     const conv::Pixels all{0, y.size(kHeight), 0, y.size(kWidth)}, in = plan.interior;
-    const double products = static_cast<double>(w.count()) * static_cast<double>(y.size(0) * in.rows * in.columns);
+    const double products =
+        static_cast<double>(w.count()) * static_cast<double>(y.size(0) * in.rows * in.columns);
     if (products < kLeastProducts || !(frame.compute().device() == Device{})) {
       seen.transfer.finish();
       return make(all, {});

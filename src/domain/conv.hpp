@@ -11,8 +11,20 @@ namespace weft::domain {
 struct Both {
   Sliding height, width;
   kernels::UnfoldShape shape(std::int64_t channels) const {
-    return {channels, 0, 0, height.kernel, width.kernel, height.stride, width.stride, 0, 0, height.dilation,
-            width.dilation, 0, 0, kernels::Padding::zeros};
+    return {channels,
+            0,
+            0,
+            height.kernel,
+            width.kernel,
+            height.stride,
+            width.stride,
+            0,
+            0,
+            height.dilation,
+            width.dilation,
+            0,
+            0,
+            kernels::Padding::zeros};
   }
 };
 

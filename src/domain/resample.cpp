@@ -51,9 +51,9 @@ struct Resampled {
         window(of_in, {rows.window(), columns.window()}) {}
   Tensor run(Frame& frame, const Tensor& in) const {
     const Tensor seen = fetch(frame, window, in), out = make_maps(frame, of_out);
-    kernels::resample(frame.kernels(), seen.data_ptr<float>(), out.data_ptr<float>(),
-                      {out.size(0) * out.size(1), seen.size(kHeight), seen.size(kWidth), rows.own(),
-                       columns.own()});
+    kernels::resample(
+        frame.kernels(), seen.data_ptr<float>(), out.data_ptr<float>(),
+        {out.size(0) * out.size(1), seen.size(kHeight), seen.size(kWidth), rows.own(), columns.own()});
     return out;
   }
 };
@@ -155,8 +155,8 @@ class MaxPoolPasses final : public Passes {
   std::shared_ptr<const Plan> plan_of(const Module& module, const LayoutRef& x) const {
     return plans_.of(x, [&] {
       const Pool2dConfig& c = dynamic_cast<const MaxPool2d&>(module).config();
-      const auto along = [&](const char* what, std::int64_t n, std::int64_t k, std::int64_t s,
-                             std::int64_t p, std::int64_t d) {
+      const auto along = [&](const char* what, std::int64_t n, std::int64_t k, std::int64_t s, std::int64_t p,
+                             std::int64_t d) {
         return Sliding{k, s, p, d, n, maps::outputs_of(module, what, n, k, s, p, d)};
       };
       const Both k{along("height", x->global[kHeight], c.kernel.height, c.stride.height, c.padding.height,
@@ -165,9 +165,8 @@ class MaxPoolPasses final : public Passes {
                          c.dilation.width)};
       const LayoutRef of_y = like(x, x->global[1], k.height.out, k.width.out);
       const Parts rows = parts_of(of_y, kHeight), columns = parts_of(of_y, kWidth);
-      const Window seen(
-          x, {window_for(rows, [&](const IndexRange& o) { return within(k.height, o); }),
-              window_for(columns, [&](const IndexRange& o) { return within(k.width, o); })});
+      const Window seen(x, {window_for(rows, [&](const IndexRange& o) { return within(k.height, o); }),
+                            window_for(columns, [&](const IndexRange& o) { return within(k.width, o); })});
       return Plan{k.height, k.width, of_y, rows, columns, seen, Seeing(of_y, x, k)};
     });
   }

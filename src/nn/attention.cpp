@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
-#include "nn/operands.hpp"
 #include "nn/heads/shared_heads.hpp"
+#include "nn/operands.hpp"
 #include "weft/base/error.hpp"
 #include "weft/host/copy.hpp"
 #include "weft/nn/activation.hpp"
@@ -116,7 +116,8 @@ kernels::AttentionShape share_of_heads(const Module& module, const AttentionConf
   layouts::expect_same(layouts::named(module, "v"), v.layout(), k.layout(), "as k");
   if (q.layout() && k.layout()) {
     if (shared_heads::shares_heads(*q.layout(), *k.layout())) {
-      shared_heads::expect_heads_of_q(module, {config.heads, config.kv_heads, config.head_dim}, *q.layout(), *k.layout());
+      shared_heads::expect_heads_of_q(module, {config.heads, config.kv_heads, config.head_dim}, *q.layout(),
+                                      *k.layout());
       return {q.size(0), q.size(1), heads, kv_heads, config.head_dim};
     }
     layouts::expect_same(layouts::named(module, "k"), k.layout(), q.layout()->with_global(k.layout()->global),

@@ -233,8 +233,8 @@ Tensors WindowAttention::forward_windows(const Tensor& x, Frame& frame, const La
     kernels::attention_weights_forward(frame.kernels(), q.data_ptr<float>(), k.data_ptr<float>(),
                                        bias.data_ptr<float>(), weights.data_ptr<float>(), s);
     const LayoutRef of_dropped = part ? of_part(part, q.layout(), config_.heads, s.queries) : nullptr;
-    const Tensor dropped = dropped_of(frame, weights, of_dropped,
-                                      [&](const Tensor& t) { return dropout.forward(t, frame)[0]; });
+    const Tensor dropped =
+        dropped_of(frame, weights, of_dropped, [&](const Tensor& t) { return dropout.forward(t, frame)[0]; });
     kernels::attention_apply_forward(frame.kernels(), dropped.data_ptr<float>(), v.data_ptr<float>(),
                                      out.data_ptr<float>(), s);
     frame.push(*this, {q, k, v, bias, weights, dropped, table});

@@ -46,8 +46,8 @@ TEST(DomainConv, EveryKernelStrideDilationAndPadding) {
                                  .dilation = d,
                                  .padding_mode = kPaddings[turn++ % 4]};
             SCOPED_TRACE(text_of(c));
-            ASSERT_NO_FATAL_FAILURE(expect_as(run_serial(conv_of(c), {1, 2, 13, 11}, compute), conv_of(c),
-                                              compute, mesh, axes));
+            ASSERT_NO_FATAL_FAILURE(
+                expect_as(run_serial(conv_of(c), {1, 2, 13, 11}, compute), conv_of(c), compute, mesh, axes));
           }
     EXPECT_GT(turn, 200);
   });

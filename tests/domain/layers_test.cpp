@@ -106,10 +106,12 @@ TEST(DomainWindowAttention, NearAndFarWindowsDoNotDependOnTheDegree) {
 // Dropout of the weights of attention drops the same ones wherever the maps are cut, in samples, space and heads.
 TEST(DomainWindowAttention, DropsTheSameWeightsWhereverMapsAreCut) {
   const Shape shape{2, 16, 8, 6};
-  for (const MeshShape& mesh_shape :
-       {MeshShape{{"dp", 1}, {"tp", 1}, {"h", 2}, {"w", 1}}, MeshShape{{"dp", 1}, {"tp", 1}, {"h", 3}, {"w", 1}},
-        MeshShape{{"dp", 1}, {"tp", 1}, {"h", 2}, {"w", 2}}, MeshShape{{"dp", 2}, {"tp", 1}, {"h", 2}, {"w", 1}},
-        MeshShape{{"dp", 1}, {"tp", 2}, {"h", 1}, {"w", 3}}, MeshShape{{"dp", 1}, {"tp", 1}, {"h", 4}, {"w", 1}}})
+  for (const MeshShape& mesh_shape : {MeshShape{{"dp", 1}, {"tp", 1}, {"h", 2}, {"w", 1}},
+                                      MeshShape{{"dp", 1}, {"tp", 1}, {"h", 3}, {"w", 1}},
+                                      MeshShape{{"dp", 1}, {"tp", 1}, {"h", 2}, {"w", 2}},
+                                      MeshShape{{"dp", 2}, {"tp", 1}, {"h", 2}, {"w", 1}},
+                                      MeshShape{{"dp", 1}, {"tp", 2}, {"h", 1}, {"w", 3}},
+                                      MeshShape{{"dp", 1}, {"tp", 1}, {"h", 4}, {"w", 1}}})
     test::run_ranks(test::Ranks::threads, mesh_shape.size(), [&](test::Rank& rank) {
       Compute compute(rank.context, 1);
       const DeviceMesh mesh(rank.group(), mesh_shape);
@@ -119,7 +121,8 @@ TEST(DomainWindowAttention, DropsTheSameWeightsWhereverMapsAreCut) {
           return std::make_unique<WindowAttention>(WindowAttentionConfig{
               .dim = 16, .heads = 2, .head_dim = 8, .window = 2, .windows = windows, .dropout = 0.4});
         };
-        const Tensor x = test::random_map(rank.context, shape, "x"), dy = test::random_map(rank.context, shape, "dy");
+        const Tensor x = test::random_map(rank.context, shape, "x"),
+                     dy = test::random_map(rank.context, shape, "dy");
         const Pass pass{.seed = 9, .step = 3, .micro_batch = 1};
         const auto serial = make(), split = make();
         test::set_up(*serial, compute);
@@ -138,9 +141,9 @@ TEST(DomainWindowAttention, DropsTheSameWeightsWhereverMapsAreCut) {
         EXPECT_LE(test::difference(full(dx), want_dx), 5e-6);
         EXPECT_TRUE(frame_of_split.empty());
         for (const char* name : {"to_q.weight", "to_k.weight", "to_v.weight", "to_out.weight", "to_out.bias"})
-          EXPECT_LE(test::difference(full(split->parameter(name)->gradient()),
-                                     serial->parameter(name)->gradient()),
-                    1e-5)
+          EXPECT_LE(
+              test::difference(full(split->parameter(name)->gradient()), serial->parameter(name)->gradient()),
+              1e-5)
               << name;
       }
     });

@@ -134,12 +134,14 @@ TEST(DomainSequence, KeyValueHeadsThatRanksShare) {
   } const cases[] = {{2, 2, 2, 2}, {1, 1, 2, 3}, {2, 2, 1, 2}, {1, 1, 4, 2}};
   for (const auto& c : cases)
     test::run_ranks(test::Ranks::threads, c.kv * c.rep * c.sp, [&](Rank& rank) {
-      SCOPED_TRACE(testing::Message() << c.kv_heads << " kv heads, " << c.kv << " x " << c.rep << " x " << c.sp);
+      SCOPED_TRACE(testing::Message()
+                   << c.kv_heads << " kv heads, " << c.kv << " x " << c.rep << " x " << c.sp);
       Compute compute(rank.context, 1);
       const DeviceMesh mesh = DeviceMesh(rank.group(), {{"sp", c.sp}, {"tp", c.kv * c.rep}})
                                   .unflatten("tp", {{"kv", c.kv}, {"rep", c.rep}});
       const auto cut = [&](Module& model) {
-        parallelize(model, mesh["tp"], {{"", Style::enter}, {"q_proj", Style::column}, {"o_proj", Style::row}});
+        parallelize(model, mesh["tp"],
+                    {{"", Style::enter}, {"q_proj", Style::column}, {"o_proj", Style::row}});
         const Style fed{.name = "fed", .split = Split::column};
         parallelize(model, mesh["kv"], {{"k_proj", fed}, {"v_proj", fed}});
         const DomainManager manager = apply_domain_parallel(model, mesh["sp"], {.dims = {1}});
@@ -149,8 +151,9 @@ TEST(DomainSequence, KeyValueHeadsThatRanksShare) {
       };
       const auto expect_as = [&](const Module& got, const Module& want) {
         for (Parameter* p : const_cast<Module&>(want).parameters())
-          EXPECT_LE(difference(full(const_cast<Module&>(got).parameter(p->path())->gradient()), p->gradient()),
-                    kTolerance)
+          EXPECT_LE(
+              difference(full(const_cast<Module&>(got).parameter(p->path())->gradient()), p->gradient()),
+              kTolerance)
               << p->path();
       };
       {

@@ -29,7 +29,8 @@ WEFT_INLINE inline void add_chunk(const float* a, std::int64_t lda, const float*
                         WEFT_INLINE {
                           Lanes rows[M];
 #pragma GCC unroll 4
-                          for (int i = 0; i < M; ++i) rows[i] = *reinterpret_cast<const Lanes*>(of_a + i * a_step);
+                          for (int i = 0; i < M; ++i)
+                            rows[i] = *reinterpret_cast<const Lanes*>(of_a + i * a_step);
 #pragma GCC unroll 4
                           for (int j = 0; j < N; ++j) {
                             const Lanes column = *reinterpret_cast<const Lanes*>(of_b + j * b_step);

@@ -61,10 +61,13 @@ void each_block(const Pixels& all, std::int64_t floats_of_pixel, std::int64_t mo
   constexpr std::int64_t kLeastPixels = 128;
   const std::int64_t most = std::max(kLeastPixels, most_floats / std::max<std::int64_t>(1, floats_of_pixel));
   const std::int64_t columns = std::min(all.columns, most),
-                     rows = columns < all.columns ? 1 : std::max<std::int64_t>(1, most / std::max<std::int64_t>(1, columns));
+                     rows = columns < all.columns
+                                ? 1
+                                : std::max<std::int64_t>(1, most / std::max<std::int64_t>(1, columns));
   for (std::int64_t r = 0; r < all.rows; r += rows)
     for (std::int64_t c = 0; c < all.columns; c += columns)
-      see(Pixels{all.row + r, std::min(rows, all.rows - r), all.column + c, std::min(columns, all.columns - c)});
+      see(Pixels{all.row + r, std::min(rows, all.rows - r), all.column + c,
+                 std::min(columns, all.columns - c)});
 }
 constexpr std::int64_t kBlockFloats = std::int64_t{1} << 17;
 
@@ -188,7 +191,8 @@ void weight_gradient(Frame& frame, const Tensor& x, const Tensor& dy, std::int64
     return;
   }
   Compute& compute = frame.compute();
-  const std::int64_t out = dw.size(0), kernel = dw.count() / out * groups, pixels = s.out_height * s.out_width;
+  const std::int64_t out = dw.size(0), kernel = dw.count() / out * groups,
+                     pixels = s.out_height * s.out_width;
   const bool as_it_is = one_to_one(s);
   // A matrix product is faster for many elements; of the sums of so many the largest are well above its error.
   constexpr std::int64_t kMostOfRows = std::int64_t{1} << 16;
