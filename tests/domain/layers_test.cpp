@@ -7,7 +7,6 @@
 #include "weft/nn/maps/resample.hpp"
 #include "weft/nn/norm.hpp"
 #include "weft/nn/window_attention.hpp"
-#include "weft/tp/own_plan.hpp"
 
 namespace weft::domain_layers_test {
 namespace {
@@ -101,52 +100,6 @@ TEST(DomainWindowAttention, NearAndFarWindowsDoNotDependOnTheDegree) {
   for (const Windows windows : {Windows::neighbours, Windows::strided})
     for (const Shape& x : {Shape{2, 32, 8, 6}, Shape{1, 32, 12, 4}, Shape{1, 32, 4, 6}})
       expect_as_serial(attention(windows), x, {.maps = 0, .weights = 1e-5});
-}
-
-// Dropout of the weights of attention drops the same ones wherever the maps are cut, in samples, space and heads.
-TEST(DomainWindowAttention, DropsTheSameWeightsWhereverMapsAreCut) {
-  const Shape shape{2, 16, 8, 6};
-  for (const MeshShape& mesh_shape : {MeshShape{{"dp", 1}, {"tp", 1}, {"h", 2}, {"w", 1}},
-                                      MeshShape{{"dp", 1}, {"tp", 1}, {"h", 3}, {"w", 1}},
-                                      MeshShape{{"dp", 1}, {"tp", 1}, {"h", 2}, {"w", 2}},
-                                      MeshShape{{"dp", 2}, {"tp", 1}, {"h", 2}, {"w", 1}},
-                                      MeshShape{{"dp", 1}, {"tp", 2}, {"h", 1}, {"w", 3}},
-                                      MeshShape{{"dp", 1}, {"tp", 1}, {"h", 4}, {"w", 1}}})
-    test::run_ranks(test::Ranks::threads, mesh_shape.size(), [&](test::Rank& rank) {
-      Compute compute(rank.context, 1);
-      const DeviceMesh mesh(rank.group(), mesh_shape);
-      for (const Windows windows : {Windows::neighbours, Windows::strided}) {
-        SCOPED_TRACE(testing::Message() << to_string(mesh_shape) << " " << static_cast<int>(windows));
-        const auto make = [&] {
-          return std::make_unique<WindowAttention>(WindowAttentionConfig{
-              .dim = 16, .heads = 2, .head_dim = 8, .window = 2, .windows = windows, .dropout = 0.4});
-        };
-        const Tensor x = test::random_map(rank.context, shape, "x"),
-                     dy = test::random_map(rank.context, shape, "dy");
-        const Pass pass{.seed = 9, .step = 3, .micro_batch = 1};
-        const auto serial = make(), split = make();
-        test::set_up(*serial, compute);
-        Frame frame(compute, pass);
-        const Tensor want = serial->forward(x, frame)[0], want_dx = serial->backward(dy, frame)[0];
-        parallelize(*split, mesh["tp"]);
-        DomainOptions options;
-        options.data = mesh["dp"];
-        const DomainManager manager = apply_domain_parallel(*split, mesh[{"h", "w"}], options);
-        replicate(*split, mesh);
-        test::set_up(*split, compute);
-        Frame frame_of_split(compute, pass);
-        const Tensor y = split->forward(distribute(x, manager.layout(shape)), frame_of_split)[0];
-        EXPECT_LE(test::difference(full(y), want), 2e-6);
-        const Tensor dx = split->backward(distribute(dy, y.layout()), frame_of_split)[0];
-        EXPECT_LE(test::difference(full(dx), want_dx), 5e-6);
-        EXPECT_TRUE(frame_of_split.empty());
-        for (const char* name : {"to_q.weight", "to_k.weight", "to_v.weight", "to_out.weight", "to_out.bias"})
-          EXPECT_LE(
-              test::difference(full(split->parameter(name)->gradient()), serial->parameter(name)->gradient()),
-              1e-5)
-              << name;
-      }
-    });
 }
 
 // Down, in the middle, and up again: strided convolutions, norms, activations, attention, and both ways up.

@@ -4,7 +4,6 @@
 #include "domain/as_serial.hpp"
 #include "weft/nn/attention.hpp"
 #include "weft/nn/norm.hpp"
-#include "weft/tp/parallelize.hpp"
 
 namespace weft::domain_sequence_test {
 namespace {
@@ -124,70 +123,6 @@ TEST(DomainSequence, ContextOfAnotherBatchIsRefusedAsOnOneRank) {
               "as those "
               "of x, (2, 8, 8) as [d: Shard(0), sp: Shard(1)]");
   });
-}
-
-// Heads are cut on other axes, and ranks of `rep` share key/value heads: their gradients are sums over them.
-TEST(DomainSequence, KeyValueHeadsThatRanksShare) {
-  struct {
-    std::int64_t kv_heads;
-    int kv, rep, sp;
-  } const cases[] = {{2, 2, 2, 2}, {1, 1, 2, 3}, {2, 2, 1, 2}, {1, 1, 4, 2}};
-  for (const auto& c : cases)
-    test::run_ranks(test::Ranks::threads, c.kv * c.rep * c.sp, [&](Rank& rank) {
-      SCOPED_TRACE(testing::Message()
-                   << c.kv_heads << " kv heads, " << c.kv << " x " << c.rep << " x " << c.sp);
-      Compute compute(rank.context, 1);
-      const DeviceMesh mesh = DeviceMesh(rank.group(), {{"sp", c.sp}, {"tp", c.kv * c.rep}})
-                                  .unflatten("tp", {{"kv", c.kv}, {"rep", c.rep}});
-      const auto cut = [&](Module& model) {
-        parallelize(model, mesh["tp"],
-                    {{"", Style::enter}, {"q_proj", Style::column}, {"o_proj", Style::row}});
-        const Style fed{.name = "fed", .split = Split::column};
-        parallelize(model, mesh["kv"], {{"k_proj", fed}, {"v_proj", fed}});
-        const DomainManager manager = apply_domain_parallel(model, mesh["sp"], {.dims = {1}});
-        replicate(model, mesh);
-        test::set_up(model, compute);
-        return manager;
-      };
-      const auto expect_as = [&](const Module& got, const Module& want) {
-        for (Parameter* p : const_cast<Module&>(want).parameters())
-          EXPECT_LE(
-              difference(full(const_cast<Module&>(got).parameter(p->path())->gradient()), p->gradient()),
-              kTolerance)
-              << p->path();
-      };
-      {
-        const test::MakeModule make = [&] {
-          return std::make_unique<Attention>(
-              AttentionConfig{.dim = 12, .heads = 4, .kv_heads = c.kv_heads, .head_dim = 6},
-              RopeTables::make(64, 6, 10000.0));
-        };
-        const test::Serial serial = test::run_serial(make, {2, 11, 12}, compute);
-        const std::unique_ptr<Module> split = make();
-        const DomainManager manager = cut(*split);
-        Frame frame(compute);
-        const Tensor y = split->forward(shard_spatial(serial.x, manager), frame)[0];
-        EXPECT_LE(difference(full(y), serial.y), kTolerance);
-        const Tensor dx = split->backward(distribute(serial.dy, y.layout()), frame)[0];
-        EXPECT_LE(difference(full(dx), serial.dx), kTolerance);
-        expect_as(*split, *serial.model);
-      }
-      const CrossAttentionConfig config{.dim = 12, .heads = 4, .head_dim = 6, .kv_heads = c.kv_heads};
-      CrossAttention serial(config), split(config);
-      test::set_up(serial, compute);
-      const Tensor x = random_map(rank.context, {2, 7, 12}, "x"),
-                   context = random_map(rank.context, {2, 9, 12}, "context"),
-                   dy = random_map(rank.context, {2, 7, 12}, "dy");
-      Frame frame(compute);
-      const Tensor want = serial.forward({x, context}, frame)[0];
-      const Tensors want_d = serial.backward(dy, frame);
-      const DomainManager manager = cut(split);
-      const Tensor y = split.forward({shard_spatial(x, manager), shard_spatial(context, manager)}, frame)[0];
-      EXPECT_LE(difference(full(y), want), kTolerance);
-      const Tensors got_d = split.backward(distribute(dy, y.layout()), frame);
-      for (std::size_t i = 0; i < 2; ++i) EXPECT_LE(difference(full(got_d[i]), want_d[i]), kTolerance) << i;
-      expect_as(split, serial);
-    });
 }
 
 TEST(DomainSequence, TablesOfTooFewPositionsAreNamed) {
