@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <exception>
 #include <optional>
 
 #include "base/hash.hpp"
@@ -18,6 +19,14 @@ namespace weft {
 namespace {
 
 std::string axis_text(const DeviceMesh& axis) { return fmt::format("{}={}", axis.name(), axis.size()); }
+
+constexpr std::size_t kNoSet = ~std::size_t{0};  // nothing to reduce
+
+// The parameter itself is cut along that axis: each of its ranks has gradients of its own elements.
+bool is_cut(const Parameter& parameter, const DeviceMesh& axis) {
+  return parameter.layout() && parameter.layout()->mesh() == axis.root() &&
+         is_shard(parameter.layout()->on(axis));
+}
 
 // A placement as a number that ranks exchange, and back.
 constexpr std::int64_t kUnknown = -1, kReplicate = 0, kShard = 1, kPartial = 1000;
@@ -43,9 +52,17 @@ struct GradientAverager::Slot {
   int listener = 0;
   LayoutRef use = nullptr;     // the layout that backward gave the gradient
   std::optional<ReduceOp> op;  // sum or avg, once seen
-  std::size_t entry = 0;       // in the reducer
+  std::size_t set = kNoSet;    // of axes, among reduced_
+  std::size_t entry = 0;       // in its reducer
   bool seen = false;           // final in any pass so far
   bool final = false;          // in this pass
+};
+
+// The gradients that are reduced over one set of axes: those along which no parameter of theirs is cut.
+struct GradientAverager::Reduced {
+  std::vector<std::string> axes;
+  std::vector<BucketEntry> entries;
+  std::unique_ptr<BucketReducer> reducer;
 };
 
 // What all ranks know of the parameters before buckets are cut.
@@ -96,6 +113,14 @@ void GradientAverager::expect_partial(std::size_t index) {
   for (const DeviceMesh& axis : each_axis_) {
     const TensorName what = TensorName::of("averager: the gradient of ", slot.parameter->path());
     const Placement placement = placement_on(slot.parameter->gradient(), axis, what);
+    if (is_cut(*slot.parameter, axis)) {
+      const Placement& expected = slot.parameter->layout()->on(axis);
+      if (!(placement == expected))
+        throw Error(ErrorCode::layout,
+                    fmt::format("{} is {} on {}; expected {}, as the parameter is", what.text(),
+                                to_string(placement), axis_text(axis), to_string(expected)));
+      continue;
+    }
     if (!is_sum_or_avg(placement))
       throw Error(
           ErrorCode::layout,
@@ -125,10 +150,11 @@ void GradientAverager::became_final(std::size_t index) {
                     "finish() need no_sync() around all but the last",
                     slot.parameter->path()));
   slot.final = true;
-  if (!reducer_) return;
-  const std::int64_t before = reducer_->posted_early();
-  reducer_->ready(slot.entry);
-  posted_early_ += reducer_->posted_early() - before;
+  if (slot.set == kNoSet) return;
+  BucketReducer& reducer = *reduced_[slot.set]->reducer;
+  const std::int64_t before = reducer.posted_early();
+  reducer.ready(slot.entry);
+  posted_early_ += reducer.posted_early() - before;
 }
 
 NoSync GradientAverager::no_sync() {
@@ -154,11 +180,16 @@ GradientAverager::Agreement GradientAverager::agree(const std::optional<Error>& 
     for (std::size_t a = 0; a < axis_count; ++a)
       own.push_back(static_cast<std::uint64_t>(
           slot.seen && slot.use != nullptr ? encode(slot.use->placements[a]) : kUnknown));
-  const auto digest = [this](std::size_t i) {
-    return digest_of(hash_of(slots_[i].parameter->path()), slots_[i].parameter->master().count());
+  // Parts of a parameter that is cut along the axes may differ in size.
+  const auto size = [this](std::size_t i) {
+    const Parameter& p = *slots_[i].parameter;
+    const bool cut =
+        std::any_of(each_axis_.begin(), each_axis_.end(), [&](const DeviceMesh& a) { return is_cut(p, a); });
+    return cut ? p.global_shape().count() : p.master().count();
   };
-  const auto text = [this](std::size_t i) {
-    return fmt::format("\"{}\" (x{})", slots_[i].parameter->path(), slots_[i].parameter->master().count());
+  const auto digest = [&](std::size_t i) { return digest_of(hash_of(slots_[i].parameter->path()), size(i)); };
+  const auto text = [&](std::size_t i) {
+    return fmt::format("\"{}\" (x{})", slots_[i].parameter->path(), size(i));
   };
   ListDigest list;
   for (std::size_t i = 0; i < n; ++i) list.add(digest(i));
@@ -222,10 +253,28 @@ Compute* GradientAverager::compute_of_buckets() const {
   return compute;
 }
 
-void GradientAverager::make_reducer() {
+std::vector<DeviceMesh> GradientAverager::reduced_along(const Parameter& parameter) const {
+  std::vector<DeviceMesh> along;
+  for (const DeviceMesh& axis : each_axis_)
+    if (!is_cut(parameter, axis)) along.push_back(axis);
+  return along;
+}
+
+// The set of axes that its gradient is reduced over, by its place in reduced_; kNoSet: there is none.
+std::size_t GradientAverager::set_of(const Slot& slot) {
+  std::vector<std::string> axes;
+  for (const DeviceMesh& axis : reduced_along(*slot.parameter)) axes.push_back(axis.name());
+  if (axes.empty()) return kNoSet;
+  for (std::size_t set = 0; set < reduced_.size(); ++set)
+    if (reduced_[set]->axes == axes) return set;
+  reduced_.push_back(std::make_unique<Reduced>(Reduced{std::move(axes), {}, nullptr}));
+  return reduced_.size() - 1;
+}
+
+void GradientAverager::make_reducers() {
   Compute* compute = nullptr;
   const Agreement agreed = agree(fault_of([&] { compute = compute_of_buckets(); }));
-  std::vector<BucketEntry> entries;
+  reduced_.clear();
   for (const std::size_t index : agreed.order) {
     Slot& slot = slots_[index];
     Placements places;
@@ -233,22 +282,42 @@ void GradientAverager::make_reducer() {
       places.push_back(place == kUnknown ? Placement(Partial{}) : decode(place));
     if (const LayoutRef layout = slot.parameter->layout(); layout != nullptr && slot.use == nullptr)
       slot.use = agreed.places[index][0] == kUnknown ? layout : layout->with(places);
-    for (const DeviceMesh& axis : each_axis_)  // used by nobody: a sum of zeros
+    for (const DeviceMesh& axis : reduced_along(*slot.parameter))  // used by nobody: a sum of zeros
       if (!slot.op)
         slot.op = std::get<Partial>(is_sum_or_avg(places[static_cast<std::size_t>(axis.root_axes()[0])])
                                         ? places[static_cast<std::size_t>(axis.root_axes()[0])]
                                         : Placement(Partial{}))
                       .op;
+    slot.set = set_of(slot);
+    if (slot.set == kNoSet) continue;
+    std::vector<BucketEntry>& entries = reduced_[slot.set]->entries;
     slot.entry = entries.size();
     entries.push_back({slot.parameter->path(), slot.parameter->master().count(), DType::f32,
                        slot.op.value_or(ReduceOp::sum)});
   }
+  if (reduced_.size() > 1 && options_.hook.start) {  // layouts are the same on all ranks, which all throw
+    for (Slot& slot : slots_) slot.set = kNoSet;
+    const std::size_t sets = reduced_.size();
+    reduced_.clear();
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format(
+            "averager: options.hook \"{}\" sees the buckets of one set of axes; parameters that are cut "
+            "along some of {} are reduced over {} sets: give them an averager of their own",
+            options_.hook.name, axes_.name(), sets));
+  }
   BucketOptions options = options_;
   options.compute = compute;
   options.unused = Unused::zeros;  // this class decides what is missing: it also knows earlier passes
-  reducer_ = std::make_unique<BucketReducer>(axes_, std::move(entries), options);
+  for (const std::unique_ptr<Reduced>& r : reduced_)
+    r->reducer = std::make_unique<BucketReducer>(
+        r->axes.size() == each_axis_.size() ? axes_ : axes_.root().submesh(r->axes), std::move(r->entries),
+        options);
   for (const Slot& slot : slots_)
-    slot.parameter->place_gradient(reducer_->tensor(slot.entry).reshape(slot.parameter->local_shape()));
+    if (slot.set != kNoSet)
+      slot.parameter->place_gradient(
+          reduced_[slot.set]->reducer->tensor(slot.entry).reshape(slot.parameter->local_shape()));
+  made_reducers_ = true;
 }
 
 // All ranks reduce all gradients in any case, those that are missing too: a rank that threw at once would
@@ -259,12 +328,13 @@ void GradientAverager::finish() {
                 "averager: finish() inside no_sync(); the last pass before it comes after that scope");
   for (std::size_t i = 0; i < slots_.size(); ++i)
     if (slots_[i].parameter->has_gradient()) expect_partial(i);
-  if (!each_axis_.empty() && !reducer_ && !slots_.empty()) make_reducer();
+  if (!each_axis_.empty() && !made_reducers_ && !slots_.empty()) make_reducers();
+  std::vector<std::vector<std::size_t>> given(reduced_.size());  // by set, on this rank
   std::vector<std::size_t> unused;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
     if (slot.parameter->has_gradient()) {
-      if (reducer_ && !reducer_->is_ready(slot.entry)) reducer_->ready(slot.entry);
+      if (slot.set != kNoSet) given[slot.set].push_back(slot.entry);
     } else {
       unused.push_back(i);
       slot.parameter->state_gradient(slot.use != nullptr ? slot.use : slot.parameter->layout());
@@ -274,7 +344,19 @@ void GradientAverager::finish() {
     }
   }
   for (Slot& slot : slots_) slot.final = false;  // also where the reduction throws: the next step begins anew
-  if (reducer_) reducer_->finish();
+  // One set after the other: the first step compares ranks and makes groups, which all ranks do in one order.
+  std::exception_ptr first_failure;
+  for (std::size_t set = 0; set < reduced_.size(); ++set) {
+    BucketReducer& reducer = *reduced_[set]->reducer;
+    try {
+      for (const std::size_t entry : given[set])
+        if (!reducer.is_ready(entry)) reducer.ready(entry);
+      reducer.finish();
+    } catch (...) {
+      if (!first_failure) first_failure = std::current_exception();
+    }
+  }
+  if (first_failure) std::rethrow_exception(first_failure);
 
   if (options_.unused == Unused::error) {
     try {
@@ -288,13 +370,17 @@ void GradientAverager::finish() {
   }
   for (const Slot& slot : slots_)
     if (LayoutRef layout = slot.parameter->gradient_layout(); layout != nullptr) {
-      layout = layout->with(axes_, Replicate{});
+      for (const DeviceMesh& axis : axes_.each_axis())
+        if (!is_cut(*slot.parameter, axis)) layout = layout->with(axis, Replicate{});
       slot.parameter->set_gradient_layout(layout);
     }
 }
 
 std::vector<std::int64_t> GradientAverager::bucket_bytes() const {
-  return reducer_ ? reducer_->bucket_bytes() : std::vector<std::int64_t>{};
+  std::vector<std::int64_t> bytes;
+  for (const std::unique_ptr<Reduced>& r : reduced_)
+    for (const std::int64_t of_bucket : r->reducer->bucket_bytes()) bytes.push_back(of_bucket);
+  return bytes;
 }
 
 }  // namespace weft

@@ -6,6 +6,13 @@
 #include <optional>
 
 #include "train/bag.hpp"
+#include "weft/base/random.hpp"
+#include "weft/domain/domain.hpp"
+#include "weft/mesh/redistribute.hpp"
+#include "weft/nn/conv.hpp"
+#include "weft/nn/init.hpp"
+#include "weft/nn/norm.hpp"
+#include "weft/nn/optimizer.hpp"
 
 namespace weft::averaging_test {
 namespace {
@@ -421,6 +428,128 @@ TEST(Averager, ReducesOverSeveralAxes) {
     EXPECT_STREQ(error_of([&] { w.announce_final(); }).what(),
                  "averager: the gradient of \"w\" is Replicate on domain=2; expected Partial(sum), or "
                  "Partial(avg): there is nothing to reduce");
+  });
+}
+
+// A parameter that is cut along an axis, evenly or not, has other elements on each of its ranks: they are summed over the other axes alone.
+TEST(Averager, AxesAlongWhichAParameterIsCutAreLeftToIt) {
+  test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
+    const DeviceMesh mesh(rank.group(), {{"d", 2}, {"h", 2}});
+    for (const bool along_both : {true, false}) {
+      SCOPED_TRACE(along_both);
+      const DeviceMesh axes = along_both ? mesh : mesh["h"];
+      Bag bag;
+      Parameter &w = bag.put(rank.context, "w", {3}, replicated_layout(mesh, {3})),
+                &gain = bag.put(rank.context, "gain", {5}, make_layout(mesh, {Replicate{}, Shard{0}}, {5})),
+                &corner = bag.put(rank.context, "corner", {4}, make_layout(mesh, {Shard{0}, Shard{0}}, {4}));
+      const LayoutRef of_w = make_layout(mesh, {Partial{}, Partial{}}, {3}),
+                      of_gain = make_layout(mesh, {Partial{}, Shard{0}}, {5});
+      const int d = mesh["d"].rank(), h = mesh["h"].rank();
+      GradientAverager averager(bag.parameters(), axes, {.unused = Unused::zeros});
+      const auto backward = [&](float pass, bool uses_gain) {
+        use(corner, corner.layout(), [&](std::size_t) { return pass + static_cast<float>(rank.rank); });
+        if (uses_gain)
+          use(gain, of_gain,
+              [&](std::size_t i) { return pass + static_cast<float>(10 * d + h) + static_cast<float>(i); });
+        use(w, of_w, [&](std::size_t) { return pass * static_cast<float>(rank.rank + 1); });
+      };
+      const auto expect = [&](float passes, bool all_used_gain) {
+        EXPECT_EQ(gradient(corner), std::vector<float>(1, passes + static_cast<float>(rank.rank)));
+        EXPECT_EQ(corner.gradient_layout(), corner.layout());
+        EXPECT_EQ(gradient(w),
+                  std::vector<float>(3, passes * (along_both ? 10.0f : 4.0f * static_cast<float>(d) + 3.0f)));
+        EXPECT_EQ(w.gradient_layout(),
+                  along_both ? w.layout() : make_layout(mesh, {Partial{}, Replicate{}}, {3}));
+        std::vector<float> summed(h == 0 ? 3 : 2);
+        for (std::size_t i = 0; i < summed.size(); ++i)
+          for (const int of : {0, 1})
+            if ((along_both || of == d) && (of == 0 || all_used_gain))
+              summed[i] += passes + static_cast<float>(10 * of + h) + static_cast<float>(i);
+        EXPECT_EQ(gradient(gain), summed);
+        EXPECT_EQ(gain.gradient_layout(), along_both ? gain.layout() : of_gain);
+        for (Parameter* p : bag.parameters()) p->zero_gradient();
+      };
+      for (const float pass : {1.0f, 2.0f, 3.0f}) {
+        backward(pass, true);
+        averager.finish();
+        ASSERT_NO_FATAL_FAILURE(expect(pass, true));
+      }
+      backward(4, d == 0);
+      averager.finish();
+      ASSERT_NO_FATAL_FAILURE(expect(4, false));
+    }
+  });
+}
+
+TEST(Averager, WhatIsCutAlongAnAxisHasGradientsThatAre) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    const DeviceMesh mesh(rank.group(), {{"d", 1}, {"h", 2}});
+    Bag bag;
+    Parameter& none = bag.put(rank.context, "none", {0}, make_layout(mesh, {Replicate{}, Shard{0}}, {0}));
+    GradientAverager averager(bag.parameters(), mesh["h"]);
+    none.place_weight(Tensor(rank.context, {0}).with_layout(replicated_layout(mesh, {0})));  // gathered
+    EXPECT_STREQ(
+        error_of([&] {
+          use(none, make_layout(mesh, {Replicate{}, Partial{}}, {0}), [](std::size_t) { return 0.0f; });
+        }).what(),
+        "averager: the gradient of \"none\" is Partial(sum) on h=2; expected Shard(0), as the parameter is");
+  });
+  test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
+    const DeviceMesh mesh(rank.group(), {{"d", 2}, {"h", 2}});
+    Bag bag;
+    Parameter &w = bag.put(rank.context, "w", {3}, replicated_layout(mesh, {3})),
+              &gain = bag.put(rank.context, "gain", {4}, make_layout(mesh, {Replicate{}, Shard{0}}, {4}));
+    GradientAverager averager(bag.parameters(), mesh, {.hook = bf16_hook(rank.context)});
+    use(w, make_layout(mesh, {Partial{}, Partial{}}, {3}), [](std::size_t) { return 1.0f; });
+    use(gain, make_layout(mesh, {Partial{}, Shard{0}}, {4}), [](std::size_t) { return 1.0f; });
+    EXPECT_STREQ(
+        error_of([&] { averager.finish(); }).what(),
+        "averager: options.hook \"bf16\" sees the buckets of one set of axes; parameters that are cut "
+        "along some of d,h are reduced over 2 sets: give them an averager of their own");
+  });
+}
+
+// A norm over maps that are cut in space has an element for each pixel, cut as the maps are; other weights are whole.
+TEST(Averager, TrainsANormOverSpaceAsOneRankDoes) {
+  test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
+    const auto make = [] {
+      auto model = std::make_unique<Sequential>();
+      model->append("conv",
+                    std::make_unique<Conv2d>(Conv2dConfig{.in = 2, .out = 2, .kernel = 3, .padding = 1}));
+      model->append("norm", std::make_unique<LayerNorm>(Shape{2, 7, 4}));
+      return model;
+    };
+    const auto set_up = [](Module& model, Compute& compute) {
+      for (Parameter* p : model.parameters()) p->set_init(Normal{0.5});
+      materialise(model, compute);
+      initialise(model, 3);
+    };
+    Compute compute(rank.context, 1);
+    const DeviceMesh mesh(rank.group(), {{"d", 2}, {"h", 2}});
+    const auto serial = make(), split = make();
+    const DomainManager manager = apply_domain_parallel(*split, mesh["h"], {.data = mesh["d"]});
+    replicate(*split, mesh);
+    set_up(*serial, compute);
+    set_up(*split, compute);
+    GradientAverager averager(split->parameters(), mesh);
+    SGD sgd_of_serial(compute, serial->parameters(), {}), sgd(compute, split->parameters(), {});
+    Tensor x(rank.context, {4, 2, 7, 4});
+    RandomStream(7, "x").normal(0, x.count(), x.f32().data());
+    for (int step = 0; step < 4; ++step) {
+      Frame frame(compute);
+      serial->backward(serial->forward(x, frame), frame);  // the loss is half the sum of squares
+      sgd_of_serial.step(0.01);
+      split->backward(split->forward(distribute(x, manager.layout(x.shape())), frame), frame);
+      averager.finish();
+      sgd.step(0.01);
+      for (const auto& model : {serial.get(), split.get()})
+        for (Parameter* p : model->parameters()) p->zero_gradient();
+    }
+    for (Parameter* p : split->parameters()) {
+      const Tensor got = full(p->master()), want = serial->parameter(p->path())->master();
+      for (std::size_t i = 0; i < want.f32().size(); ++i)
+        ASSERT_NEAR(got.f32()[i], want.f32()[i], 5e-6) << p->path() << " " << i;
+    }
   });
 }
 

@@ -17,7 +17,8 @@ namespace weft {
 using AveragerOptions = BucketOptions;
 
 /// A BucketReducer that listens to parameters: brings every gradient that is Partial on the axes (sum, or avg
-/// where each rank has the mean of its own data) to Replicate there. One backward pass, or several with
+/// where each rank has the mean of its own data) to Replicate there. An axis along which a parameter itself is cut, as a
+/// LayerNorm over space is along those of its maps, is left to it: its gradient is reduced over the others. One backward pass, or several with
 /// no_sync() around those before the last, then finish():
 ///
 ///   { const NoSync off = averager.no_sync();  … micro-batches but the last … }
@@ -57,7 +58,8 @@ class GradientAverager {
   /// Collective over the axes. Throws bad_argument while a NoSync lives, before anything is sent: the last pass comes
   /// after it. Throws on all ranks bad_argument for parameters that no pass used: `averager: no backward pass used
   /// "a.weight" on dp rank 1 …`; layout where a gradient is not Partial (Replicate or Shard would be counted or
-  /// mixed), naming parameter and axis. Such a throw leaves no gradient usable before they are zeroed.
+  /// mixed), or not cut where the parameter is, naming parameter and axis; for a hook where parameters are reduced over several
+  /// sets of axes. Such a throw leaves no gradient usable before they are zeroed.
   void finish();
 
   /// Bytes of each bucket, in the order they are reduced; empty before the first finish().
@@ -68,19 +70,23 @@ class GradientAverager {
  private:
   struct Slot;
   struct Agreement;
+  struct Reduced;
   void became_final(std::size_t index);
   void expect_partial(std::size_t index);
   Agreement agree(const std::optional<Error>& fault);
   void agree_on_place(Agreement& agreed, std::size_t i, std::size_t axis, int rank, std::int64_t place) const;
   Compute* compute_of_buckets() const;
-  void make_reducer();
+  std::vector<DeviceMesh> reduced_along(const Parameter& parameter) const;
+  std::size_t set_of(const Slot& slot);
+  void make_reducers();
 
   DeviceMesh axes_;
   std::vector<DeviceMesh> each_axis_;  // those of several ranks
   Options options_;
   std::vector<Slot> slots_;               // one per parameter, in the order given
   std::vector<std::size_t> final_order_;  // in which gradients first became final
-  std::unique_ptr<BucketReducer> reducer_;
+  std::vector<std::unique_ptr<Reduced>> reduced_;  // one for each set of axes; empty before the first finish()
+  bool made_reducers_ = false;
   std::int64_t posted_early_ = 0;
   std::shared_ptr<int> no_syncs_ = std::make_shared<int>(0);  // that live
 };
