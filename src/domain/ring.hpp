@@ -25,7 +25,7 @@ struct HeadsShape {
 
 /// out and log_sum_exp of this rank's queries over all keys, of those up to its own position where `causal`. q, out: (batch, own queries, heads,
 /// head_dim), k, v: (batch, own keys, kv_heads, head_dim), log_sum_exp: (batch, heads, own queries). Blocks are met in the order own, one before, two before, …, and
-/// put together in f64.
+/// put together in f64; so the last bits depend on how the sequence is cut.
 void ring_attention_forward(Frame& frame, const Ring& ring, const HeadsShape& s, bool causal, const Tensor& q,
                             const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& log_sum_exp);
 /// dq, dk, dv of this rank's positions. The gradients of a block of keys go round with it.

@@ -1,7 +1,11 @@
 // Maps in and out of a split model, and the gradients of its weights.
 #include <fmt/format.h>
 
+#include <optional>
+
 #include "domain/space.hpp"
+#include "mesh/axis_ranks.hpp"
+#include "mesh/replicas/same_list.hpp"
 #include "weft/base/error.hpp"
 #include "weft/domain/domain.hpp"
 #include "weft/dp/replicated.hpp"
@@ -34,6 +38,74 @@ LayoutRef cut(LayoutRef layout, const DomainManager& manager) {
   return layout;
 }
 
+// Throws where x cannot be cut along the axes of the manager, each of whose ranks gets an element at least.
+void expect_cuttable(const Shape& x, const DomainManager& manager) {
+  const std::span<const MeshAxis> axes = manager.axes().shape().axes();
+  const std::vector<int>& dims = manager.options().dims;
+  for (std::size_t i = 0; i < axes.size(); ++i) {
+    const int dim = dims[i];
+    if (dim >= x.rank() || dim < 0)
+      refuse(fmt::format("shard_spatial: x is {}; dimension {} is cut along {}", to_string(x), dim,
+                         axes[i].name));
+    std::int64_t parts = 1;  // several axes may cut one dimension
+    std::string names;
+    for (std::size_t j = 0; j < axes.size(); ++j)
+      if (dims[j] == dim) {
+        parts *= axes[j].size;
+        names += fmt::format("{}{}={}", names.empty() ? "" : ", ", axes[j].name, axes[j].size);
+      }
+    if (x[dim] < parts)
+      refuse(
+          fmt::format("shard_spatial: x {} has {} elements in dimension {} for {}; each rank needs at "
+                      "least one: fewer ranks, or a larger map",
+                      to_string(x), x[dim], dim, names));
+  }
+}
+
+// The layout of the samples of all data ranks, of which this one has `own`: whole maps, laid out along `axes` as one rank has them. The
+// ranks tell each other their shapes, and what is wrong with them.
+LayoutRef of_own_samples(const Shape& own, const DeviceMesh& axes, const DeviceMesh& data,
+                         const std::optional<Error>& fault) {
+  constexpr std::size_t kWords = Shape::kMaxDims + 1;
+  std::vector<std::uint64_t> words(kWords, 0);
+  words[0] = static_cast<std::uint64_t>(own.rank());
+  for (int d = 0; d < own.rank(); ++d)
+    words[static_cast<std::size_t>(d) + 1] = static_cast<std::uint64_t>(own[d]);
+  const std::vector<std::uint64_t> all = gather_with_list(
+      "shard_spatial", data, ListDigest{}, words, [] { return ListEntries{}; }, fault);
+  const auto shape_on = [&](int rank) {
+    const std::uint64_t* const of = all.data() + static_cast<std::size_t>(rank) * kWords;
+    return Shape(std::vector<std::int64_t>(of + 1, of + 1 + of[0]));
+  };
+  Shape global = own;
+  global[0] = 0;
+  std::string counts;
+  for (int rank = 0; rank < data.size(); ++rank) {
+    Shape other = shape_on(rank);
+    global[0] += other[0];
+    counts += fmt::format("{}{}", rank == 0 ? "" : ", ", other[0]);
+    other[0] = shape_on(0)[0];
+    if (!(other == shape_on(0)))
+      refuse(fmt::format("shard_spatial: x is {} on {}, but {} on {}; expected maps of one size",
+                         to_string(shape_on(0)), name_axis_rank(data, 0), to_string(shape_on(rank)),
+                         name_axis_rank(data, rank)));
+  }
+  const LayoutRef layout = replicated_layout(axes, global)->with(data, Shard{0});
+  std::string expected;
+  bool fits = true;
+  for (int rank = 0; rank < data.size(); ++rank) {
+    const std::int64_t samples = domain::parts_of(layout, 0).ranges[static_cast<std::size_t>(rank)].size();
+    expected += fmt::format("{}{}", rank == 0 ? "" : ", ", samples);
+    fits = fits && samples == shape_on(rank)[0];
+  }
+  if (!fits)
+    refuse(
+        fmt::format("shard_spatial: x has {} samples on the ranks of {}={}; expected {}, as a layout cuts "
+                    "{} samples",
+                    counts, data.name(), data.size(), expected, global[0]));
+  return layout;
+}
+
 std::vector<WindowDim> without_padding(const LayoutRef& y, const LayoutRef& result,
                                        const SpatialPadding& padding) {
   const auto shifted = [&](int dim, std::int64_t by) {
@@ -55,33 +127,14 @@ LayoutRef DomainManager::layout(const Shape& global) const {
 
 Tensor shard_spatial(const Tensor& x, const DomainManager& manager) {
   given("shard_spatial", manager);
-  Shape global = x.layout() ? x.layout()->global : x.shape();
-  const auto& dims = manager.options().dims;
-  const std::span<const MeshAxis> axes = manager.axes().shape().axes();
-  for (std::size_t i = 0; i < axes.size(); ++i) {
-    const int dim = dims[i];
-    if (dim >= global.rank() || dim < 0)
-      refuse(fmt::format("shard_spatial: x is {}; dimension {} is cut along {}", to_string(global), dim,
-                         axes[i].name));
-    std::int64_t parts = 1;  // several axes may cut one dimension
-    std::string names;
-    for (std::size_t j = 0; j < axes.size(); ++j)
-      if (dims[j] == dim) {
-        parts *= axes[j].size;
-        names += fmt::format("{}{}={}", names.empty() ? "" : ", ", axes[j].name, axes[j].size);
-      }
-    if (global[dim] < parts)
-      refuse(
-          fmt::format("shard_spatial: x {} has {} elements in dimension {} for {}; each rank needs at "
-                      "least one: fewer ranks, or a larger map",
-                      to_string(global), global[dim], dim, names));
-  }
-  if (x.layout()) return redistribute(x, cut(x.layout(), manager));
+  const std::optional<Error> fault =
+      fault_of([&] { expect_cuttable(x.layout() ? x.layout()->global : x.shape(), manager); });
   const DeviceMesh& data = manager.options().data;
-  if (data && data.size() > 1) global[0] *= data.size();
-  const LayoutRef whole = data && data.size() > 1
-                              ? replicated_layout(manager.axes(), global)->with(data, Shard{0})
-                              : replicated_layout(manager.axes(), global);
+  const bool several = !x.layout() && data && data.size() > 1;
+  if (fault && !several) throw Error(*fault);
+  if (x.layout()) return redistribute(x, cut(x.layout(), manager));
+  const LayoutRef whole = several ? of_own_samples(x.shape(), manager.axes(), data, fault)
+                                  : replicated_layout(manager.axes(), x.shape());
   return redistribute(as_layout(x, whole), cut(whole, manager));
 }
 

@@ -278,6 +278,43 @@ TEST(DomainRules, OneRankIsLeftAlone) {
             "bad_argument: apply_domain_parallel: \"\" has passes of others already");
 }
 
+// Data ranks that have plain maps of their own samples: the layout is that of all of them.
+TEST(DomainRules, SamplesOfTheDataRanksAreCounted) {
+  test::run_ranks(test::Ranks::threads, 4, [](test::Rank& rank) {
+    const DeviceMesh mesh(rank.group(), {{"d", 2}, {"h", 2}});
+    Sequential model;
+    model.append("act", std::make_unique<ReLU>());
+    const DomainManager manager = apply_domain_parallel(model, mesh["h"], {.data = mesh["d"]});
+    const bool first = mesh["d"].rank() == 0;
+    for (const auto& [of_first, of_second] : {std::pair{2, 2}, {2, 1}, {1, 0}}) {
+      const Tensor all = test::random_map(rank.context, {of_first + of_second, 2, 5, 3}, "maps");
+      const std::int64_t begin = first ? 0 : of_first, samples = first ? of_first : of_second;
+      const Tensor got = shard_spatial(all.slice_flat(begin * 30, {samples, 2, 5, 3}), manager);
+      EXPECT_EQ(got.layout(), manager.layout(all.shape()));
+      EXPECT_TRUE(test::same_bits(got, distribute(all, got.layout())));
+    }
+    EXPECT_EQ(
+        test::error_text([&] {
+          shard_spatial(Tensor(rank.context, {first ? 1 : 3, 2, 5, 3}), manager);
+        }),
+        "bad_argument: shard_spatial: x has 1, 3 samples on the ranks of d=2; expected 2, 2, as a layout "
+        "cuts 4 samples");
+    const std::string of_both = test::error_text([&] {
+      shard_spatial(Tensor(rank.context, {1, 2, first ? 5 : 6, 3}), manager);
+    });
+    EXPECT_TRUE(of_both.starts_with("bad_argument: shard_spatial: x is (1, 2, 5, 3) on d rank 0")) << of_both;
+    EXPECT_TRUE(of_both.ends_with("; expected maps of one size")) << of_both;
+    const std::string of_one = test::error_text([&] {
+      shard_spatial(Tensor(rank.context, {1, 2, first ? 5 : 1, 3}), manager);
+    });
+    const std::string why =
+        "shard_spatial: x (1, 2, 1, 3) has 1 elements in dimension 2 for h=2; each rank needs at least one: "
+        "fewer ranks, or a larger map";
+    EXPECT_TRUE(of_one.starts_with("bad_argument: shard_spatial: ")) << of_one;
+    EXPECT_TRUE(of_one.ends_with(why)) << of_one;
+  });
+}
+
 // Two axes may cut one dimension: each of their ranks needs an element of it.
 TEST(DomainRules, SeveralAxesOfOneDimension) {
   Context context;

@@ -1,5 +1,6 @@
 // Domain parallel: a model whose maps (batch, channels, height, width) are larger than one rank, cut in space. The split model is the
-// serial model: its outputs, and its gradients but for the order in which ranks' parts of weights' are summed, have the bits that one rank gives.
+// serial model: its outputs, and its gradients but for the order in which ranks' parts of weights' are summed, have the bits that one rank gives. Not so
+// attention of sequences that are cut, and large convolutions with bf16 weights: the order of their sums depends on the degree (some 1e-7).
 // One thread per rank; passes of a split model are collective among the ranks of the axes.
 #pragma once
 
@@ -58,9 +59,9 @@ class DomainManager {
 ///   with a window           Conv2d of any kernel, stride, padding, dilation and padding mode, ConvTranspose2d, PixelShuffle, pooling, resizing, padding
 ///   with sums over ranks    GroupNorm; LayerNorm over {channels, height, width} or {height, width}, whose gain and bias are cut as the maps are
 ///   cut anew for a while    WindowAttention: whole windows on each rank, near and far ones
-///   in a ring               Attention (causal) and CrossAttention of sequences that are cut: options.dims {1}
+///   in a ring               Attention (causal) and CrossAttention of sequences that are cut: options.dims {1}. The order of sums depends on the degree
 ///
-/// Other weights are replicated, and their gradients Partial(sum) on the axes: sync_domain_gradients() or a GradientAverager over these axes sums them. A loss is to be divided by
+/// Other weights are replicated, and their gradients Partial(sum) on the axes: sync_domain_gradients() or a GradientAverager over these axes sums them (and leaves those that are cut). A loss is to be divided by
 /// a global number.
 ///
 /// On axes of one rank the rules are checked and nothing is set but what get_domain_manager() gives; the model may then be split over other axes. Throws bad_argument, before anything changes, for a layer without a rule, naming it, its kind and what
@@ -72,8 +73,10 @@ DomainManager get_domain_manager(const Module& model);
 /// The model itself: nothing is wrapped around it.
 inline Module& get_raw_model(Module& model) noexcept { return model; }
 
-/// This rank's part of maps of which every rank of the axes has the same: plain ones, (batch, …) of this rank's samples, or with a layout. No communication.
-/// Throws bad_argument where a dimension that is cut has fewer elements than ranks: `shard_spatial: x (1, 3, 2, 8) has 2 elements in dimension 2 for y=4; …`.
+/// This rank's part of maps of which every rank of the axes has the same: plain ones, (batch, …) of this rank's samples, or with a layout. No communication,
+/// but for plain ones along options.data: its ranks tell each other how many samples they have, as many on each, or one more on the first ones where they do not divide.
+/// Throws bad_argument where a dimension that is cut has fewer elements than ranks: `shard_spatial: x (1, 3, 2, 8) has 2 elements in dimension 2 for y=4; …`,
+/// and on all ranks of the data where their samples or sizes do not fit: `shard_spatial: x has 1, 3 samples on the ranks of dp=2; expected 2, 2, …`.
 Tensor shard_spatial(const Tensor& x, const DomainManager& manager);
 /// The whole maps on every rank of the axes, with their layout on other axes. Collective.
 Tensor gather_spatial(const Tensor& y, const DomainManager& manager);
