@@ -85,7 +85,8 @@ class GradientAverager {
   Options options_;
   std::vector<Slot> slots_;               // one per parameter, in the order given
   std::vector<std::size_t> final_order_;  // in which gradients first became final
-  std::vector<std::unique_ptr<Reduced>> reduced_;  // one for each set of axes; empty before the first finish()
+  std::vector<std::unique_ptr<Reduced>>
+      reduced_;  // one for each set of axes; empty before the first finish()
   bool made_reducers_ = false;
   std::int64_t posted_early_ = 0;
   std::shared_ptr<int> no_syncs_ = std::make_shared<int>(0);  // that live
