@@ -134,6 +134,8 @@ class GroupState final : public Driven, public BlockHolder {
   /// live. True: the group has failed.
   bool look_after() noexcept;
   void fail(const Failure& why) noexcept;
+  /// Whether this rank knows that the group has failed.
+  bool failed() const noexcept { return failure_.happened(); }
   /// For a thread that waits for ranks elsewhere than in a call, in the Store say: while the result lives,
   /// its waits answer the peers of all groups of this rank, which may ask who is there.
   CalledInWaits answering() const {
@@ -162,7 +164,6 @@ class GroupState final : public Driven, public BlockHolder {
   void fill(OpState& s, const Call& call, const Operands& have) noexcept;
   void batch(int begun) noexcept;
   void arrange_batch() noexcept;
-  bool failed() const noexcept { return failure_.happened(); }
   bool try_own() noexcept {
     return !owned_.load(std::memory_order_relaxed) && !owned_.exchange(true, std::memory_order_acquire);
   }

@@ -299,6 +299,11 @@ bool ProcessGroup::quiesce(Duration limit) {
 
 const std::shared_ptr<UserNumbers>& ProcessGroup::users() const { return given(state_, "users").users; }
 
+bool ProcessGroup::failed() const noexcept { return state_ != nullptr && state_->failed(); }
+void ProcessGroup::fail(const Failure& why) noexcept {
+  if (state_ != nullptr) state_->fail(why);
+}
+
 std::string ProcessGroup::trace_json() const { return to_json(given(state_, "trace_json").trace()); }
 
 std::string ProcessGroup::trace_chrome() const {

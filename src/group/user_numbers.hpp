@@ -1,9 +1,11 @@
-// Numbers for the users that share a group on one rank. Thread-safe.
+// Numbers for the users that share a group on one rank, and what layers above keep with it. Thread-safe.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
+#include <typeindex>
 
 namespace weft {
 
@@ -32,9 +34,20 @@ class UserNumbers {
     int value_ = 0;
   };
 
+  /// What a layer above keeps for each group, of type T: made by the first call, as make() gives it, and destroyed with the group.
+  template <class T, class Make>
+  std::shared_ptr<T> kept(const Make& make) {
+    const std::lock_guard lock(keeping_);
+    std::shared_ptr<void>& place = kept_[typeid(T)];
+    if (!place) place = make();
+    return std::static_pointer_cast<T>(place);
+  }
+
  private:
   std::mutex mutex_;
   std::set<int> taken_;
+  std::mutex keeping_;  // of its own: make() may be collective
+  std::map<std::type_index, std::shared_ptr<void>> kept_;
 };
 
 }  // namespace weft

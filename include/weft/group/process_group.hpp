@@ -266,7 +266,11 @@ class ProcessGroup {
   /// The same for chrome://tracing and Perfetto.
   std::string trace_chrome() const;
 
-  const std::shared_ptr<UserNumbers>& users() const;  // for weft's own layers
+  // For weft's own layers, which exchange data by other ways, too: numbers and what they keep with the group; whether this rank knows
+  // that the group has failed; and the way to fail it for all ranks, as a call of this group would.
+  const std::shared_ptr<UserNumbers>& users() const;
+  bool failed() const noexcept;
+  void fail(const Failure& why) noexcept;
 
  private:
   explicit ProcessGroup(GroupState* state) : state_(state) {}

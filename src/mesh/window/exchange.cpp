@@ -1,81 +1,150 @@
-// Carries out the plan of a window: packs, sends, receives, unpacks.
+// Carries out the plan of a window: judges the memory of fields, and exchanges them by messages: packs, sends, receives, unpacks.
+#include "mesh/window/exchange.hpp"
+
 #include <fmt/format.h>
 
-#include <array>
-
-#include "mesh/window/program.hpp"
+#include "mesh/window/agree.hpp"
+#include "mesh/window/overlap.hpp"
 #include "weft/base/error.hpp"
 #include "weft/group/process_group.hpp"
-#include "weft/host/context.hpp"
-#include "weft/host/device_runtime.hpp"
 
 namespace weft {
+namespace windows {
+
+Exchange::Exchange(std::shared_ptr<const Plan> plan, std::shared_ptr<const Program> program, Pairs pairs,
+                   Stream stream)
+    : plan_(std::move(plan)),
+      program_(std::move(program)),
+      pairs_(std::move(pairs)),
+      stream_(stream),
+      runtime_(plan_->mesh.context().device(stream.device)) {
+  if (program_->room > 0) buffer_ = room_of(program_->room);
+}
+
+Exchange::~Exchange() {
+  if (buffer_) keep(std::move(buffer_));
+}
+
+void Exchange::keep(Tensor room) const {
+  const std::lock_guard lock(plan_->mutex);
+  constexpr std::size_t kMostSpare = 4;
+  if (plan_->spare.size() < kMostSpare) plan_->spare.push_back(std::move(room));
+}
+
+Tensor Exchange::room_of(std::int64_t bytes) const {
+  {
+    const std::lock_guard lock(plan_->mutex);
+    for (Tensor& spare : plan_->spare)
+      if (spare.bytes() >= bytes && spare.stream() == stream_) {
+        std::swap(spare, plan_->spare.back());
+        Tensor taken = std::move(plan_->spare.back());
+        plan_->spare.pop_back();
+        return taken;
+      }
+  }
+  return {plan_->mesh.context(), Dims::line(bytes), DType::u8, Memory::shared, stream_};
+}
+
+void Exchange::copy_own() const {
+  for (const Program::Step& step : program_->own) {
+    const std::byte* const from = pair(step).part + step.from;
+    std::byte* const to = pair(step).window + step.to;
+    if (from != to || !step.loops.same_steps()) step.loops.copy(runtime_, stream_, from, to);
+  }
+}
+
+void Exchange::fill() const {
+  for (const Program::Fill& f : program_->fills)
+    f.step.loops.fill(runtime_, stream_, f.element.data(), pair(f.step).window + f.step.to);
+}
+
+void Exchange::clear_sums() const {
+  const std::array<std::byte, 16> zero{};
+  for (const Program::Step& step : program_->cleared)
+    step.loops.fill(runtime_, stream_, zero.data(), sums_of(step.field));
+}
+
+void Exchange::add(const Program::Step& step, const std::byte* from) const {
+  step.loops.add_to(program_->forms[step.field].dtype, from + step.from, sums_of(step.field) + step.to);
+}
+
+void Exchange::add_own() const {
+  for (const Program::Step& step : program_->own) add(step, pair(step).window);
+}
+
+void Exchange::round_sums() const {
+  for (const Program::Step& step : program_->rounded)
+    step.loops.round_to(program_->forms[step.field].dtype, sums_of(step.field), pair(step).part);
+}
+
+}  // namespace windows
+
 namespace {
 
 using Program = Window::Plan::Program;
 using windows::called;
+using windows::Pair;
+using windows::Pairs;
 
 [[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::bad_argument, "window: " + text); }
 
-// The bytes that a view spans.
-std::pair<const std::byte*, const std::byte*> span_of(const ConstTensorView& v) {
-  std::int64_t low = 0, high = 0;
-  for (int d = 0; d < v.shape.rank(); ++d) (v.strides[d] < 0 ? low : high) += (v.shape[d] - 1) * v.strides[d];
-  const std::int64_t element = size_bytes(v.dtype);
-  return {v.data + low * element, v.data + (high + 1) * element};
-}
-
-bool touch(const ConstTensorView& a, const ConstTensorView& b) {
-  if (a.count() == 0 || b.count() == 0) return false;
-  const auto [a_low, a_high] = span_of(a);
-  const auto [b_low, b_high] = span_of(b);
-  return a_low < b_high && b_low < a_high;
-}
-
-struct Pair {
-  std::byte* part;
-  std::byte* window;
-};
-
-// Where a field lies; throws where it has no memory, or not of its own.
-Pair pair_of(const Program& program, const WindowField& f, Device device, std::size_t index,
-             std::size_t count) {
-  for (const auto& [which, view] : {std::pair<const char*, ConstTensorView>("in", f.in),
-                                    std::pair<const char*, ConstTensorView>("out", f.out)}) {
-    if (view.data == nullptr && view.count() > 0)
-      refuse(fmt::format("{} {} has no memory", called(which, index, count), to_string(view.shape)));
-    if (!(view.device == device)) refuse(called(which, index, count) + " " + is_on(view.device, device));
-  }
-  auto* const read = const_cast<std::byte*>(f.in.data);
-  const Pair p = program.adjoint ? Pair{f.out.data, read} : Pair{read, f.out.data};
-  const Program::Place& place = program.places[index];
-  if (touch(f.in, f.out) && !(place.there && p.part + place.part == p.window + place.window))
-    refuse(fmt::format("{} and {} overlap; expected apart{}", called("in", index, count),
-                       called("out", index, count), program.adjoint ? "" : ", or in at its place in out"));
-  return p;
-}
-
-class Exchange final : public WindowTransfer::Steps {
- public:
-  Exchange(std::shared_ptr<const Window::Plan> plan, std::shared_ptr<const Program> program,
-           std::vector<Pair> pairs, Stream stream)
-      : plan_(std::move(plan)),
-        program_(std::move(program)),
-        pairs_(std::move(pairs)),
-        stream_(stream),
-        runtime_(plan_->mesh.context().device(stream.device)) {
-    post();
-    if (!program_->adjoint) {
-      copy_own();
-      for (const Program::Fill& fill : program_->fills)
-        fill.step.loops.fill(runtime_, stream_, fill.element.data(), pair(fill.step).window + fill.step.to);
+// Throws where what is written shares memory with what is read, or with itself; `in` may lie at its place in `out`.
+void judge_overlap(const Program& program, std::span<const WindowField> fields, const Pairs& pairs) {
+  const std::size_t n = fields.size();
+  for (std::size_t i = 0; i < n; ++i) {
+    if (windows::overlaps_itself(fields[i].out))
+      refuse(fmt::format("{} has strides {} of {}: elements share memory; expected each in a place of its own",
+                         called("out", i, n), to_string(fields[i].out.strides), to_string(fields[i].out.shape)));
+    for (std::size_t j = 0; j < n; ++j) {
+      const Program::Place& place = program.places[i];
+      const bool at_place =
+          i == j && place.there && pairs[i].part + place.part == pairs[i].window + place.window;
+      if (!at_place && windows::share_memory(fields[j].in, fields[i].out))
+        refuse(fmt::format("{} and {} overlap; expected apart{}", called("in", j, n), called("out", i, n),
+                           program.adjoint || i != j ? "" : ", or in at its place in out"));
+      if (j < i && windows::share_memory(fields[j].out, fields[i].out))
+        refuse(fmt::format("{} and {} overlap; expected apart", called("out", j, n), called("out", i, n)));
     }
   }
-  ~Exchange() override {
-    if (!buffer_) return;
-    const std::lock_guard lock(plan_->mutex);
-    constexpr std::size_t kMostSpare = 4;
-    if (plan_->spare.size() < kMostSpare) plan_->spare.push_back(std::move(buffer_));
+}
+
+// Where the fields lie; throws where one has no memory, or not of its own. What was right stays right: the program knows the rest.
+Pairs judged(const Window::Plan& plan, const Program& program, std::span<const WindowField> fields,
+             Device device) {
+  const std::size_t n = fields.size();
+  Pairs pairs(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    const WindowField& f = fields[i];
+    auto* const read = const_cast<std::byte*>(f.in.data);
+    pairs[i] = program.adjoint ? Pair{f.out.data, read} : Pair{read, f.out.data};
+    const auto check = [&](const char* which, const ConstTensorView& view) {
+      if (view.data == nullptr && view.count() > 0)
+        refuse(fmt::format("{} {} has no memory", called(which, i, n), to_string(view.shape)));
+      if (!(view.device == device)) refuse(called(which, i, n) + " " + is_on(view.device, device));
+    };
+    check("in", f.in);
+    check("out", f.out);
+  }
+  const std::lock_guard lock(plan.mutex);
+  bool known = program.judged.size() == n;
+  for (std::size_t i = 0; known && i < n; ++i)
+    known = program.judged[i].first == pairs[i].part && program.judged[i].second == pairs[i].window;
+  if (known) return pairs;
+  judge_overlap(program, fields, pairs);
+  program.judged.clear();
+  for (const Pair& p : pairs) program.judged.emplace_back(p.part, p.window);
+  return pairs;
+}
+
+class ByMessages final : public WindowTransfer::Steps, private windows::Exchange {
+ public:
+  ByMessages(std::shared_ptr<const Plan> plan, std::shared_ptr<const Program> program, Pairs pairs,
+             Stream stream)
+      : Exchange(std::move(plan), std::move(program), std::move(pairs), stream) {
+    post();
+    if (program_->adjoint) return;
+    copy_own();
+    fill();
   }
 
   bool done() override { return !work_.valid() || work_.done(); }
@@ -89,26 +158,13 @@ class Exchange final : public WindowTransfer::Steps {
   }
 
  private:
-  // Where the adjoint adds: in the part, or beside it.
-  std::byte* sums_of(const Program::Step& step) const {
-    const std::int64_t at = program_->sums[step.field];
-    return at < 0 ? pair(step).part : buffer_.data() + at;
-  }
-  const Pair& pair(const Program::Step& step) const { return pairs_[step.field]; }
-  std::byte* sent_from(const Pair& p) const { return program_->adjoint ? p.window : p.part; }
-  std::byte* received_in(const Pair& p) const { return program_->adjoint ? p.part : p.window; }
-
   void post() {
-    if (program_->room > 0) buffer_ = room_of(program_->room);
     for (const Program::Message& m : program_->sent)
       if (m.packed)
         for (const Program::Step& step : m.steps)
           step.loops.copy(runtime_, stream_, sent_from(pair(step)) + step.from,
                           buffer_.data() + m.at + step.to);
-    if (!plan_->axes || plan_->axes.size() == 1) return;
-    ProcessGroup& group =
-        plan_->axes
-            .group();  // made by all of them at their first window, also by those that exchange nothing
+    if (plan_->group == nullptr) return;
     CallOptions options;
     options.tag = Window::kTag;
     options.stream = stream_;
@@ -116,7 +172,7 @@ class Exchange final : public WindowTransfer::Steps {
     calls.reserve(program_->sent.size() + program_->received.size());
     const auto memory_of = [&](const Program::Message& m, bool sends) -> std::byte* {
       if (m.packed) return buffer_.data() + m.at;
-      return (sends ? sent_from(pairs_[m.field]) : received_in(pairs_[m.field])) + m.offset;
+      return (sends ? sent_from(pair(m.field)) : received_in(pair(m.field))) + m.offset;
     };
     for (const Program::Message& m : program_->received)
       calls.push_back(call::recv(
@@ -124,74 +180,46 @@ class Exchange final : public WindowTransfer::Steps {
     for (const Program::Message& m : program_->sent)
       calls.push_back(call::send({memory_of(m, true), m.bytes / size_bytes(m.dtype), m.dtype, stream_.device},
                                  m.rank, options));
-    if (!calls.empty()) work_ = group.coalesced(calls);
+    if (!calls.empty()) work_ = plan_->group->coalesced(calls);
   }
 
-  Tensor room_of(std::int64_t bytes) const {
-    {
-      const std::lock_guard lock(plan_->mutex);
-      for (Tensor& spare : plan_->spare)
-        if (spare.bytes() >= bytes && spare.stream() == stream_) {
-          std::swap(spare, plan_->spare.back());
-          Tensor taken = std::move(plan_->spare.back());
-          plan_->spare.pop_back();
-          return taken;
-        }
-    }
-    return {plan_->mesh.context(), Dims::line(bytes), DType::u8, Memory::shared, stream_};
-  }
-
-  void copy_own() const {
-    for (const Program::Step& step : program_->own) {
-      const std::byte* const from = pair(step).part + step.from;
-      std::byte* const to = pair(step).window + step.to;
-      if (from != to || !step.loops.same_steps()) step.loops.copy(runtime_, stream_, from, to);
-    }
-  }
-
-  // In the order of the ranks whose windows they are, this one among them.
   void add_all() const {
-    const std::array<std::byte, 16> zero{};
-    for (const Program::Step& step : program_->cleared)
-      step.loops.fill(runtime_, stream_, zero.data(), sums_of(step));
-    const auto add = [&](const Program::Step& step, const std::byte* from) {
-      step.loops.add_to(program_->forms[step.field].dtype, from + step.from, sums_of(step) + step.to);
-    };
-    const auto own = [&] {
-      for (const Program::Step& step : program_->own) add(step, pair(step).window);
-    };
+    clear_sums();
     bool added = false;
     for (const Program::Message& m : program_->received) {
       if (!added && m.rank > plan_->me) {
-        own();
+        add_own();
         added = true;
       }
       for (const Program::Step& step : m.steps) add(step, buffer_.data() + m.at);
     }
-    if (!added) own();
-    for (const Program::Step& step : program_->rounded)
-      step.loops.round_to(program_->forms[step.field].dtype, sums_of(step), pair(step).part);
+    if (!added) add_own();
+    round_sums();
   }
 
-  const std::shared_ptr<const Window::Plan> plan_;
-  const std::shared_ptr<const Program> program_;
-  const std::vector<Pair> pairs_;
-  const Stream stream_;
-  DeviceRuntime& runtime_;
-  Tensor buffer_;
   Work work_;  // last: it ends before the memory goes
 };
 
 WindowTransfer begin(const Window& window, const std::shared_ptr<Window::Plan>& plan,
                      std::span<const WindowField> fields, Stream stream, bool adjoint) {
-  if (fields.empty()) return {};
-  if (stream == Stream{}) stream = fields[0].in.device;
-  std::shared_ptr<const Program> program = windows::program_for(window, *plan, fields, adjoint);
-  std::vector<Pair> pairs;
-  pairs.reserve(fields.size());
-  for (std::size_t i = 0; i < fields.size(); ++i)
-    pairs.push_back(pair_of(*program, fields[i], stream.device, i, fields.size()));
-  return WindowTransfer(std::make_unique<Exchange>(plan, std::move(program), std::move(pairs), stream));
+  const bool alone = !plan->axes || plan->axes.size() == 1;
+  if (fields.empty() && (alone || plan->agreed)) return {};
+  if (stream == Stream{} && !fields.empty()) stream = fields[0].in.device;
+  const bool host = stream.device == Device{};
+  // The group is made by all of them at their first window, also by those that exchange nothing.
+  if (!alone && plan->group == nullptr) plan->group = &plan->axes.group();
+  if (!alone && host && !plan->asked_for_links) windows::find_links(*plan);
+  const bool linked = host && plan->links != nullptr;
+  std::shared_ptr<const Program> program = windows::program_for(window, *plan, fields, adjoint, linked);
+  Pairs pairs = judged(*plan, *program, fields, stream.device);
+  if (!alone && !plan->agreed) {
+    windows::agree(*plan, program->forms, stream.device, adjoint);
+    plan->agreed = true;
+  }
+  if (linked)
+    return WindowTransfer(
+        windows::over_links(plan, std::move(program), std::move(pairs), stream, plan->links));
+  return WindowTransfer(std::make_unique<ByMessages>(plan, std::move(program), std::move(pairs), stream));
 }
 
 }  // namespace

@@ -8,6 +8,9 @@
 #include "weft/mesh/window.hpp"
 
 namespace weft {
+namespace windows {
+class Links;
+}
 
 struct Window::Plan {
   /// A dimension of which a window is wanted. One with a pole comes before its longitude.
@@ -34,6 +37,14 @@ struct Window::Plan {
   int me = 0;                     // in their group
   std::vector<Overlap> to, from;  // by rank: others' windows on this part, this window on others' parts
   Overlap self;
+
+  // Of ranks that must have given the same: what this one gave, and whether they were compared (agree.hpp).
+  std::vector<PartitionDim> held;
+  std::vector<WindowDim> wanted;
+  bool agreed = false;
+  ProcessGroup* group = nullptr;          // of `axes`, from the first start on
+  std::shared_ptr<windows::Links> links;  // of this group, where it has some
+  bool asked_for_links = false;
 
   /// What exchanges of fields of certain shapes and strides do, worked out (exchange.cpp), and memory of messages that no transfer uses now.
   struct Program;

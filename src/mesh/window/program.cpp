@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/hash.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft::windows {
@@ -112,16 +113,23 @@ void each_filled_box(const Window::Plan& plan, const See& see) {
 
 class Compiler {
  public:
-  Compiler(const Window::Plan& plan, std::vector<Form> forms, bool adjoint) : plan_(plan), geometry_(plan) {
+  Compiler(const Window::Plan& plan, std::vector<Form> forms, bool adjoint, bool linked)
+      : plan_(plan), geometry_(plan) {
     program_.adjoint = adjoint;
+    program_.linked = linked;
     program_.forms = std::move(forms);
   }
 
   Program compile() {
     const auto& to = program_.adjoint ? plan_.from : plan_.to;
     const auto& from = program_.adjoint ? plan_.to : plan_.from;
-    for (const auto& overlap : to) add_message(overlap, true, program_.sent);
-    for (const auto& overlap : from) add_message(overlap, false, program_.received);
+    if (program_.linked) {
+      for (const auto& overlap : to) add_traffic(overlap, true, program_.to);
+      for (const auto& overlap : from) add_traffic(overlap, false, program_.from);
+    } else {
+      for (const auto& overlap : to) add_message(overlap, true, program_.sent);
+      for (const auto& overlap : from) add_message(overlap, false, program_.received);
+    }
     for (const Form& form : program_.forms) add_sums(form);
     for (std::size_t f = 0; f < program_.forms.size(); ++f) add_own(f);
     return std::move(program_);
@@ -188,6 +196,27 @@ class Compiler {
       });
     }
     for (Program::Message& small : smalls) close(std::move(small), sends, messages);
+  }
+
+  // Over a link all goes as one, in the order of the fields and of their boxes.
+  void add_traffic(const Window::Plan::Overlap& overlap, bool sends, std::vector<Program::Traffic>& traffics) {
+    Program::Traffic t;
+    t.rank = overlap.rank;
+    for (std::size_t f = 0; f < program_.forms.size(); ++f) {
+      const Form& form = program_.forms[f];
+      each_box(overlap, [&](const Box& box) {
+        const Shape counts = geometry_.counts(box, form.shape);
+        if (counts.count() == 0) return;
+        const Side here = side_of(box, form, sends), packed = Geometry::of_message(counts, form.element);
+        t.boxes.push_back({f, counts, counts.count(), here.offset, here.steps, t.bytes,
+                           Geometry::loops(counts, sends ? here : packed, sends ? packed : here, form.element)});
+        t.bytes += counts.count() * form.element;
+      });
+    }
+    if (t.bytes == 0) return;
+    t.about = fmt::format("{}, {} bytes", fields_text(program_.forms, program_.adjoint), t.bytes);
+    t.form = hash_of(t.about);
+    traffics.push_back(std::move(t));
   }
 
   void close(Program::Message m, bool sends, std::vector<Program::Message>& messages) {
@@ -273,28 +302,33 @@ Form form_of(const Window& window, const Window::Plan& plan, const WindowField& 
   if (adjoint && !windows::can_add(f.in.dtype))
     refuse(fmt::format("{} is {}; expected a dtype that is added: an integer, or f64, f32, bf16, f16", in,
                        name(f.in.dtype)));
-  return {part, adjoint ? f.out.strides : f.in.strides, adjoint ? f.in.strides : f.out.strides, f.in.dtype,
-          size_bytes(f.in.dtype)};
+  return {part,       adjoint ? f.out.strides : f.in.strides, adjoint ? f.in.strides : f.out.strides,
+          f.in.dtype, size_bytes(f.in.dtype),                 of_window};
 }
 
 bool has_form(const Form& form, const WindowField& f, bool adjoint) {
   return f.in.dtype == form.dtype && f.out.dtype == form.dtype &&
          (adjoint ? f.out.shape : f.in.shape) == form.shape &&
          (adjoint ? f.out.strides : f.in.strides) == form.part &&
-         (adjoint ? f.in.strides : f.out.strides) == form.window;
+         (adjoint ? f.in.strides : f.out.strides) == form.window &&
+         (adjoint ? f.in.shape : f.out.shape) == form.of_window;
 }
 
 }  // namespace
 
+std::string fields_text(const std::vector<Form>& forms, bool adjoint) {
+  std::string text = adjoint ? "the adjoint of " : "";
+  text += fmt::format("{} field{}{}", forms.size(), forms.size() == 1 ? "" : "s", forms.empty() ? "" : ": ");
+  for (std::size_t i = 0; i < forms.size(); ++i) text += (i > 0 ? ", " : "") + std::string(name(forms[i].dtype));
+  return text;
+}
+
 std::shared_ptr<const Program> program_for(const Window& window, const Window::Plan& plan,
-                                           std::span<const WindowField> fields, bool adjoint) {
+                                           std::span<const WindowField> fields, bool adjoint, bool linked) {
   const auto fits = [&](const Program& p) {
-    if (p.adjoint != adjoint || p.forms.size() != fields.size()) return false;
-    for (std::size_t i = 0; i < fields.size(); ++i) {
-      const Shape& of_window = adjoint ? fields[i].in.shape : fields[i].out.shape;
-      if (!has_form(p.forms[i], fields[i], adjoint) || !(of_window == window.window_shape(p.forms[i].shape)))
-        return false;
-    }
+    if (p.adjoint != adjoint || p.linked != linked || p.forms.size() != fields.size()) return false;
+    for (std::size_t i = 0; i < fields.size(); ++i)
+      if (!has_form(p.forms[i], fields[i], adjoint)) return false;
     return true;
   };
   {
@@ -305,7 +339,7 @@ std::shared_ptr<const Program> program_for(const Window& window, const Window::P
   std::vector<Form> forms;
   for (std::size_t i = 0; i < fields.size(); ++i)
     forms.push_back(form_of(window, plan, fields[i], adjoint, i, fields.size()));
-  auto made = std::make_shared<const Program>(Compiler(plan, std::move(forms), adjoint).compile());
+  auto made = std::make_shared<const Program>(Compiler(plan, std::move(forms), adjoint, linked).compile());
   const std::lock_guard lock(plan.mutex);
   constexpr std::size_t kMostPrograms = 4;
   if (plan.programs.size() >= kMostPrograms) plan.programs.erase(plan.programs.begin());

@@ -20,6 +20,7 @@ struct Form {
   Strides part, window;
   DType dtype = DType::f32;
   std::int64_t element = 0;
+  Shape of_window{};  // its shape
   friend bool operator==(const Form& a, const Form& b) noexcept {
     return a.shape == b.shape && a.part == b.part && a.window == b.window && a.dtype == b.dtype;
   }
@@ -52,8 +53,31 @@ struct Window::Plan::Program {
     bool there = false;
     std::int64_t part = 0, window = 0;
   };
-  bool adjoint = false;
+  // Over links (links.hpp): what goes to one rank, or comes from it. `loops` are between this rank's memory and the packed bytes.
+  struct Box {
+    std::size_t field;
+    Shape counts;
+    std::int64_t elements, offset;                       // offset: in this rank's part or window
+    std::array<std::int64_t, Dims::kMaxDims> steps;      // there
+    std::int64_t at;                                     // in the packed bytes
+    windows::Loops loops;
+  };
+  struct Traffic {
+    int rank = 0;
+    std::int64_t bytes = 0;
+    std::vector<Box> boxes{};
+    std::uint64_t form = 0;  // a hash of `about`
+    std::string about{};     // what both ranks must have alike
+    // Of what comes from the memory of the other rank: the copies, worked out from its boxes when they were those of that number.
+    mutable std::uint64_t joint_id = 0;
+    mutable std::vector<Step> joint{};
+  };
+  bool adjoint = false, linked = false;
+  std::vector<Traffic> to{}, from{};
+  mutable std::uint64_t boxes_id = 0;  // of `to`, for the receivers
   std::vector<windows::Form> forms{};
+  // Where the fields lay when their memory was judged last, and was right: (part, window) of each. Guarded by the plan's mutex.
+  mutable std::vector<std::pair<const std::byte*, const std::byte*>> judged{};
   std::int64_t room = 0;
   std::vector<Message> sent{}, received{};
   std::vector<Step> own{}, cleared{};
@@ -70,9 +94,13 @@ namespace windows {
 std::string called(const char* which, std::size_t index, std::size_t count);
 
 /// The program for these fields: that of an exchange before, or a new one. Throws bad_argument naming the field that does not fit the
-/// window. `adjoint`: `in` is a window, `out` a part.
+/// window. `adjoint`: `in` is a window, `out` a part. `linked`: over links, not by messages.
 std::shared_ptr<const Window::Plan::Program> program_for(const Window& window, const Window::Plan& plan,
-                                                         std::span<const WindowField> fields, bool adjoint);
+                                                         std::span<const WindowField> fields, bool adjoint,
+                                                         bool linked);
+
+/// What all ranks must give alike, in words: "2 fields: f32, f64", with "the adjoint of " before where it is that.
+std::string fields_text(const std::vector<Form>& forms, bool adjoint);
 
 }  // namespace windows
 }  // namespace weft

@@ -60,6 +60,11 @@ void check_reach(const IndexRange& range, std::int64_t n, const Edge& before, co
   expect(after, range.hi - n, "end");
 }
 
+// How often indices beyond an end go round: each turn is a run.
+std::int64_t turns(const Edge& edge, std::int64_t beyond, std::int64_t n) {
+  return edge.kind == Edge::Kind::periodic && beyond > 0 ? (beyond - 1) / n + 1 : 0;
+}
+
 /// Appends the runs of the indices [lo, hi), all beyond one end, or all within; `out` is the place of lo.
 class Appender {
  public:
@@ -107,9 +112,14 @@ std::vector<Run> runs_of_ranges(const IndexRanges& wanted, std::int64_t n, const
                                 const Edge& after, std::string_view where) {
   std::vector<Run> runs;
   Appender append(runs, n);
-  std::int64_t out = 0;
+  std::int64_t out = 0, turned = 0;
   for (const IndexRange& r : wanted) {
     check_reach(r, n, before, after, where);
+    if (r.size() > 0) turned += turns(before, -r.lo, n) + turns(after, r.hi - n, n);
+    if (turned > kMostTurns)
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("{} wants [{}, {}) of {}: {} turns of edge periodic; expected at most {}", where, r.lo,
+                              r.hi, n, turned, kMostTurns));
     append.beyond(r.lo, std::min<std::int64_t>(r.hi, 0), out, before, false);
     const std::int64_t lo = std::clamp<std::int64_t>(r.lo, 0, n), hi = std::clamp<std::int64_t>(r.hi, 0, n);
     append.within(lo, hi, out + lo - r.lo);

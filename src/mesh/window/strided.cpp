@@ -1,5 +1,6 @@
 #include "mesh/window/strided.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -180,6 +181,26 @@ void Loops::copy(DeviceRuntime& runtime, Stream stream, const std::byte* in, std
                      stream);
     }
   });
+}
+
+void Loops::copy_some(std::int64_t first, std::int64_t count, const std::byte* in, std::byte* out) const {
+  if (empty_ || count <= 0) return;
+  const Dim last = rank_ == 0 ? Dim{1, element_, element_} : dims_[static_cast<std::size_t>(rank_ - 1)];
+  const bool piece = last.in == element_ && last.out == element_;
+  while (count > 0) {
+    const std::int64_t begin = first % last.count, some = std::min(count, last.count - begin);
+    std::int64_t from = begin * last.in, to = begin * last.out, row = first / last.count;
+    for (int d = rank_ - 2; d >= 0; --d) {
+      const Dim& dim = dims_[static_cast<std::size_t>(d)];
+      from += row % dim.count * dim.in, to += row % dim.count * dim.out;
+      row /= dim.count;
+    }
+    if (piece)
+      std::memcpy(out + to, in + from, static_cast<std::size_t>(some * element_));
+    else
+      copy_elements(element_, in + from, out + to, some, last.in, last.out);
+    first += some, count -= some;
+  }
 }
 
 void Loops::fill(DeviceRuntime& runtime, Stream stream, const std::byte* element, std::byte* out) const {

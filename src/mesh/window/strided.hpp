@@ -27,6 +27,8 @@ class Loops {
 
   /// out = in. The two do not overlap.
   void copy(DeviceRuntime& runtime, Stream stream, const std::byte* in, std::byte* out) const;
+  /// The same for elements `first` … `first + count`, in the host's memory. `in` and `out` are where element 0 is, or would be.
+  void copy_some(std::int64_t first, std::int64_t count, const std::byte* in, std::byte* out) const;
   /// Each element of out becomes the one at `in`, which is in the host's memory and lives until the stream came here. The in steps do not count.
   void fill(DeviceRuntime& runtime, Stream stream, const std::byte* element, std::byte* out) const;
   /// out += in, element by element in order; in the host's memory. `in` is of `dtype`, which can be added (can_add), `out` of sum_dtype(dtype).

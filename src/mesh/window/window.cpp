@@ -85,6 +85,20 @@ std::vector<Wish> wishes_of(const Partition& x, std::vector<WindowDim> dims) {
   return wishes;
 }
 
+// A window is the product of its dimensions' runs. Bounded, since each box of it is a step of the exchange.
+void check_boxes(const std::vector<Wish>& wishes) {
+  constexpr std::int64_t kMostBoxes = std::int64_t{1} << 20;
+  std::int64_t boxes = 1;
+  for (const Wish& wish : wishes) {
+    std::size_t most = 1;
+    for (const auto& runs : wish.runs) most = std::max(most, runs.size());
+    for (const auto& runs : wish.turned) most = std::max(most, runs.size());
+    if (__builtin_mul_overflow(boxes, static_cast<std::int64_t>(most), &boxes) || boxes > kMostBoxes)
+      refuse(fmt::format("dimension {}: windows have up to {} runs here, {} with the dimensions before; expected at most {}",
+                         wish.want.dim, most, boxes, kMostBoxes));
+  }
+}
+
 // What a rank whose window is that of the parts `wanting` has of a rank that holds the parts `holding`.
 Window::Plan::Overlap overlap_of(const std::vector<Wish>& wishes, const std::vector<int>& wanting,
                                  const std::vector<int>& holding, int rank) {
@@ -103,8 +117,13 @@ Window::Plan::Overlap overlap_of(const std::vector<Wish>& wishes, const std::vec
 
 Window::Window(Partition x, std::vector<WindowDim> dims) : plan_(std::make_shared<Plan>()) {
   const std::vector<Wish> wishes = wishes_of(x, std::move(dims));
+  check_boxes(wishes);
   Plan& plan = *plan_;
   plan.global = x.global();
+  for (const Wish& wish : wishes) {
+    plan.held.push_back(wish.held);
+    plan.wanted.push_back(wish.want);
+  }
   std::vector<std::string> axes;
   for (const Wish& wish : wishes) axes.insert(axes.end(), wish.held.axes.begin(), wish.held.axes.end());
   plan.mesh = x.mesh();

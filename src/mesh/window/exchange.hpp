@@ -1,0 +1,85 @@
+// An exchange in flight: what its two kinds share. By messages of the group (exchange.cpp), on any transport and device; over links, where the
+// ranks share memory (linked_exchange.cpp).
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "mesh/window/links.hpp"
+#include "mesh/window/program.hpp"
+#include "weft/host/context.hpp"
+#include "weft/host/device_runtime.hpp"
+
+namespace weft::windows {
+
+/// Where a field lies here.
+struct Pair {
+  std::byte* part;
+  std::byte* window;
+};
+
+/// A list that allocates nothing while it is short.
+template <class T, std::size_t kFew>
+class Few {
+ public:
+  explicit Few(std::size_t count) : count_(count), many_(count > kFew ? count : 0) {}
+  T& operator[](std::size_t i) noexcept { return begin()[i]; }
+  const T& operator[](std::size_t i) const noexcept { return count_ > kFew ? many_[i] : few_[i]; }
+  T* begin() noexcept { return count_ > kFew ? many_.data() : few_.data(); }
+  T* end() noexcept { return begin() + count_; }
+  std::size_t size() const noexcept { return count_; }
+
+ private:
+  std::size_t count_;
+  std::array<T, kFew> few_{};
+  std::vector<T> many_;
+};
+using Pairs = Few<Pair, 8>;
+
+class Exchange {
+ public:
+  using Plan = Window::Plan;
+  using Program = Plan::Program;
+
+  Exchange(std::shared_ptr<const Plan> plan, std::shared_ptr<const Program> program, Pairs pairs,
+           Stream stream);
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+  ~Exchange();
+
+ protected:
+  const Pair& pair(std::size_t field) const noexcept { return pairs_[field]; }
+  const Pair& pair(const Program::Step& step) const noexcept { return pairs_[step.field]; }
+  std::byte* sent_from(const Pair& p) const noexcept { return program_->adjoint ? p.window : p.part; }
+  std::byte* received_in(const Pair& p) const noexcept { return program_->adjoint ? p.part : p.window; }
+  /// Where the adjoint adds: in the part, or beside it.
+  std::byte* sums_of(std::size_t field) const noexcept {
+    const std::int64_t at = program_->sums[field];
+    return at < 0 ? pairs_[field].part : buffer_.data() + at;
+  }
+  /// Memory for messages: spare one of the plan, or new.
+  Tensor room_of(std::int64_t bytes) const;
+  void keep(Tensor room) const;
+  /// What this rank's window has of its own part, and of numbers.
+  void copy_own() const;
+  void fill() const;
+  // The adjoint: sums are cleared, then what came is added in the order of ranks, this one's own among it; then they are rounded.
+  void clear_sums() const;
+  void add(const Program::Step& step, const std::byte* from) const;
+  void add_own() const;
+  void round_sums() const;
+
+  const std::shared_ptr<const Plan> plan_;
+  const std::shared_ptr<const Program> program_;
+  const Pairs pairs_;
+  const Stream stream_;
+  DeviceRuntime& runtime_;
+  Tensor buffer_;  // of program_->room bytes
+};
+
+/// The exchange over links, begun.
+std::unique_ptr<WindowTransfer::Steps> over_links(std::shared_ptr<const Window::Plan> plan,
+                                                  std::shared_ptr<const Window::Plan::Program> program,
+                                                  Pairs pairs, Stream stream, std::shared_ptr<Links> links);
+
+}  // namespace weft::windows

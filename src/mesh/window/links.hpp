@@ -1,0 +1,150 @@
+// Links between the ranks of a group that share memory: through them windows are exchanged without a call of the group. The layout of
+// what they share, and a rank's ends of its links. Used by one thread per rank.
+//
+// A link goes from one rank to another: a ring of slots that the sender fills and the receiver empties, in order. A slot holds packed
+// bytes, or says where in the sender's memory they lie: then the receiver copies them from there, and the sender's memory is free
+// once `taken` has reached the slot. Both sides write words of their own alone and never lock.
+//
+// Waiting: a rank spins for a few microseconds. Then it stores in a word of the link what it waits for, looks once more, and waits for
+// a message of one byte (kTokenTag) in the group: so deadlines, dead ranks, whom to blame, sleeping and waking are the group's. A rank
+// that has published something looks at that word after a full fence, takes the wish out of it and sends the message: one of the two
+// sees the other's store, and exactly one takes the wish away.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "host/peers.hpp"
+#include "weft/group/process_group.hpp"
+
+namespace weft::windows {
+
+inline constexpr std::uint64_t kSlots = 4;             ///< of a link
+inline constexpr std::int64_t kSlotBytes = 32 << 10;   ///< packed bytes in one
+inline constexpr std::size_t kAboutBytes = 192;        ///< text of what a slot holds
+inline constexpr std::size_t kMostPlaces = 32;         ///< fields whose memory a slot may name
+inline constexpr int kTokenTag = 0x7fff0058;           ///< of the messages of one byte
+
+/// Where a field of the sender begins.
+struct Place {
+  std::uint64_t segment;  ///< of its arena; kPointer: `offset` is an address of this process
+  std::uint64_t offset;
+  static constexpr std::uint64_t kPointer = ~std::uint64_t{0};
+  friend bool operator==(const Place&, const Place&) = default;
+};
+
+/// What a slot holds. `packed`: kSlotBytes or less, and perhaps more in the slots behind it. `in_place`: `places` and `boxes` say where.
+enum class Holds : std::uint32_t { packed, in_place };
+
+/// Slot number k (from 0) is in place k mod kSlots. Written by the sender, its first cache line last; read by the receiver once `sequence`
+/// is k + 1; written again when `taken` is greater than k.
+struct alignas(64) Slot {
+  std::atomic<std::uint64_t> sequence;
+  std::uint64_t form;  ///< a hash of what is exchanged: equal on both sides
+  Holds holds;
+  std::uint32_t segments;  ///< segments of the sender's arena, where mapping them would let it be `in_place`; else 0
+  std::byte packed[kSlotBytes];
+  alignas(64) std::uint64_t boxes_id;  ///< what `boxes` are of: a number of the sender's
+  Place places[kMostPlaces];
+  alignas(64) char about[kAboutBytes];  ///< of `form`, in words
+  alignas(64) std::int64_t boxes[kSlotBytes / 8];
+};
+
+struct Link {
+  Slot slots[kSlots];
+  alignas(64) std::atomic<std::uint64_t> taken;  ///< by the receiver: slots emptied
+  std::atomic<std::uint32_t> mapped;             ///< by the receiver: segments of the sender's arena that it has mapped
+  alignas(64) std::atomic<std::uint64_t> sender_waits;  ///< the sender waits for `taken` to reach it; 0: it does not. Cleared by who answers
+  alignas(64) std::atomic<std::uint64_t> receiver_waits;  ///< the receiver waits for a slot of this sequence
+  alignas(64) std::atomic<std::uint32_t> revoked;  ///< by the sender: memory that it has named may be other memory by now
+};
+
+/// An exchange in flight over links.
+class LinkedSteps {
+ public:
+  virtual ~LinkedSteps() = default;
+  /// The next steps, without waiting. True: something moved.
+  virtual bool step() = 0;
+  virtual bool complete() const noexcept = 0;
+  /// What it waits for: a slot from that rank, or (`receives` false) that this rank has emptied slots.
+  struct Wish {
+    int rank;
+    bool receives;
+    std::uint64_t value;  ///< of `sequence` or `taken`
+  };
+  virtual Wish wish() const = 0;
+};
+
+/// A rank's links to and from the others of a group.
+class Links {
+ public:
+  /// What stands at one side of a link, on this rank.
+  struct End {
+    Link* link = nullptr;
+    int rank = 0;        ///< the other one
+    bool sends = false;  ///< this rank is the sender
+    std::uint64_t next = 0;     ///< slots filled, or emptied
+    std::uint64_t tickets = 0;  ///< exchanges that have a part to send, or to receive
+    std::uint64_t turn = 0;     ///< the one that may now
+    std::uint64_t room_to = kSlots;  ///< sender: slots that were known to be free
+    bool touched = false;       ///< published something since the last look for waiters
+    std::array<std::uint64_t, kSlots> forms{}, boxes_ids{};  ///< sender: what the slots' texts and boxes are of
+    std::uint32_t mapped = 0, asked = 0;  ///< receiver: segments of the peer, and how many it has tried to map
+  };
+
+  /// Those of this group; null where its ranks do not all share memory, or its transport is not shm. The first call is collective
+  /// among them, and throws the group's errors.
+  static std::shared_ptr<Links> of(ProcessGroup& group);
+
+  Links(ProcessGroup& group, RegionRef region, std::vector<PeerProcessRef> processes);
+  Links(const Links&) = delete;
+  Links& operator=(const Links&) = delete;
+
+  ProcessGroup& group() const noexcept { return *group_; }
+  /// Where the handle of the group lies now.
+  void use(ProcessGroup& group) noexcept { group_ = &group; }
+  End& to(int rank) noexcept { return ends_[0][static_cast<std::size_t>(rank)]; }
+  End& from(int rank) noexcept { return ends_[1][static_cast<std::size_t>(rank)]; }
+  PeerProcess& process(int rank) noexcept { return *processes_[static_cast<std::size_t>(rank)]; }
+  std::uint64_t new_boxes_id() noexcept { return ++boxes_ids_; }
+
+  /// Whether the sender may fill the next slot; cheap where it may.
+  bool has_room(End& to) noexcept;
+  /// Says that the next slot is filled, or emptied.
+  void publish(End& to);
+  void take(End& from);
+  /// Sends a message to whoever waits for what was published since the last call.
+  void answer();
+  /// The next steps of all exchanges in flight, the oldest first. True: something moved.
+  bool progress();
+  /// Waits until `x` is done.
+  void finish(LinkedSteps& x);
+  void add(LinkedSteps& x) { active_.push_back(&x); }
+  void remove(const LinkedSteps& x) noexcept { std::erase(active_, &x); }
+  /// Nobody may rely on memory that this rank has named any more: it has failed, or gives up an exchange.
+  void revoke() noexcept;
+  /// Throws the group's first cause where a peer has revoked what was copied from its memory.
+  void check_revoked(int rank);
+  /// Maps the peer's segments, as far as they can be had, and tells it.
+  void map(End& from, std::uint32_t segments) noexcept;
+
+ private:
+  void touch(End& end);
+  void await(const LinkedSteps::Wish& wish);
+
+  ProcessGroup* group_;
+  const RegionRef region_;
+  const std::vector<PeerProcessRef> processes_;
+  const bool spins_;
+  const int rank_;
+  std::array<std::vector<End>, 2> ends_;  // to, from
+  std::vector<LinkedSteps*> active_;
+  std::vector<End*> touched_;
+  std::uint64_t boxes_ids_ = 0;
+};
+
+}  // namespace weft::windows

@@ -1,0 +1,23 @@
+// Whether strided views have a byte in common, judged element by element. No state; any thread.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <utility>
+
+#include "weft/base/view.hpp"
+
+namespace weft::windows {
+
+/// The bytes from the first to behind the last element of a view; the same pointer twice where it has none.
+std::pair<const std::byte*, const std::byte*> span_of(const ConstTensorView& v) noexcept;
+
+/// Whether an element of `a` and one of `b` share a byte. Exact for any strides, so that interleaved views are apart: the difference
+/// of two addresses is a sum of strides times differences of indices, and the sums that can be 0 are searched, the largest stride
+/// first. Views whose strides are so entangled that a million steps do not decide count as sharing.
+bool share_memory(const ConstTensorView& a, const ConstTensorView& b) noexcept;
+
+/// Whether two different elements of `v` share a byte (a stride of 0, say). As exact.
+bool overlaps_itself(const ConstTensorView& v) noexcept;
+
+}  // namespace weft::windows
