@@ -24,12 +24,15 @@ std::function<void(std::byte*, std::byte*)> call_of(const DeviceMesh& mesh, cons
   const auto window =
       std::make_shared<const Window>(Partition(make_layout(mesh, {Shard{dim}}, whole)), std::vector{want});
   const std::int64_t of_field = part.count() * size_bytes(c.dtype);
-  return [=, dtype = c.dtype](std::byte* in, std::byte* out) {
-    std::array<WindowField, kHaloFields> list;
-    for (std::int64_t f = 0; f < fields; ++f)
-      list[static_cast<std::size_t>(f)] = {{in + f * of_field, dtype, {}, part, row_major(part)},
-                                           {out + f * of_field, dtype, {}, part, row_major(part)}};
-    window->start(std::span(list).first(static_cast<std::size_t>(fields))).finish();
+  const WindowField view{{nullptr, c.dtype, {}, part, row_major(part)}, {nullptr, c.dtype, {}, part, row_major(part)}};
+  const auto list = std::make_shared<std::vector<WindowField>>(static_cast<std::size_t>(fields), view);
+  return [=](std::byte* in, std::byte* out) {
+    for (std::int64_t f = 0; f < fields; ++f) {
+      WindowField& field = (*list)[static_cast<std::size_t>(f)];
+      field.in.data = in + f * of_field;
+      field.out.data = out + f * of_field;
+    }
+    window->start(*list).finish();
   };
 }
 

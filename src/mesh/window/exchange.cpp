@@ -11,37 +11,35 @@
 namespace weft {
 namespace windows {
 
-Exchange::Exchange(std::shared_ptr<const Plan> plan, std::shared_ptr<const Program> program, Pairs pairs,
-                   Stream stream)
+Exchange::Exchange(std::shared_ptr<const Plan> plan, const Program& program, Pairs pairs, Stream stream)
     : plan_(std::move(plan)),
-      program_(std::move(program)),
+      program_(&program),
       pairs_(std::move(pairs)),
       stream_(stream),
-      runtime_(plan_->mesh.context().device(stream.device)) {
+      runtime_(stream.device == Device{} && plan_->host != nullptr ? *plan_->host
+                                                                   : plan_->mesh.context().device(stream.device)) {
+  ++program_->in_flight;
   if (program_->room > 0) buffer_ = room_of(program_->room);
 }
 
 Exchange::~Exchange() {
+  --program_->in_flight;
   if (buffer_) keep(std::move(buffer_));
 }
 
 void Exchange::keep(Tensor room) const {
-  const std::lock_guard lock(plan_->mutex);
   constexpr std::size_t kMostSpare = 4;
   if (plan_->spare.size() < kMostSpare) plan_->spare.push_back(std::move(room));
 }
 
 Tensor Exchange::room_of(std::int64_t bytes) const {
-  {
-    const std::lock_guard lock(plan_->mutex);
-    for (Tensor& spare : plan_->spare)
-      if (spare.bytes() >= bytes && spare.stream() == stream_) {
-        std::swap(spare, plan_->spare.back());
-        Tensor taken = std::move(plan_->spare.back());
-        plan_->spare.pop_back();
-        return taken;
-      }
-  }
+  for (Tensor& spare : plan_->spare)
+    if (spare.bytes() >= bytes && spare.stream() == stream_) {
+      std::swap(spare, plan_->spare.back());
+      Tensor taken = std::move(plan_->spare.back());
+      plan_->spare.pop_back();
+      return taken;
+    }
   return {plan_->mesh.context(), Dims::line(bytes), DType::u8, Memory::shared, stream_};
 }
 
@@ -109,23 +107,21 @@ void judge_overlap(const Program& program, std::span<const WindowField> fields, 
 }
 
 // Where the fields lie; throws where one has no memory, or not of its own. What was right stays right: the program knows the rest.
-Pairs judged(const Window::Plan& plan, const Program& program, std::span<const WindowField> fields,
-             Device device) {
+Pairs judged(const Program& program, std::span<const WindowField> fields, Device device) {
   const std::size_t n = fields.size();
   Pairs pairs(n);
   for (std::size_t i = 0; i < n; ++i) {
     const WindowField& f = fields[i];
     auto* const read = const_cast<std::byte*>(f.in.data);
     pairs[i] = program.adjoint ? Pair{f.out.data, read} : Pair{read, f.out.data};
-    const auto check = [&](const char* which, const ConstTensorView& view) {
-      if (view.data == nullptr && view.count() > 0)
-        refuse(fmt::format("{} {} has no memory", called(which, i, n), to_string(view.shape)));
-      if (!(view.device == device)) refuse(called(which, i, n) + " " + is_on(view.device, device));
+    const auto check = [&](const char* which, const std::byte* data, const Shape& shape, Device on) {
+      if (data == nullptr && shape.count() > 0)
+        refuse(fmt::format("{} {} has no memory", called(which, i, n), to_string(shape)));
+      if (!(on == device)) refuse(called(which, i, n) + " " + is_on(on, device));
     };
-    check("in", f.in);
-    check("out", f.out);
+    check("in", f.in.data, f.in.shape, f.in.device);
+    check("out", f.out.data, f.out.shape, f.out.device);
   }
-  const std::lock_guard lock(plan.mutex);
   bool known = program.judged.size() == n;
   for (std::size_t i = 0; known && i < n; ++i)
     known = program.judged[i].first == pairs[i].part && program.judged[i].second == pairs[i].window;
@@ -138,9 +134,8 @@ Pairs judged(const Window::Plan& plan, const Program& program, std::span<const W
 
 class ByMessages final : public WindowTransfer::Steps, private windows::Exchange {
  public:
-  ByMessages(std::shared_ptr<const Plan> plan, std::shared_ptr<const Program> program, Pairs pairs,
-             Stream stream)
-      : Exchange(std::move(plan), std::move(program), std::move(pairs), stream) {
+  ByMessages(std::shared_ptr<const Plan> plan, const Program& program, Pairs pairs, Stream stream)
+      : Exchange(std::move(plan), program, std::move(pairs), stream) {
     post();
     if (program_->adjoint) return;
     copy_own();
@@ -210,16 +205,17 @@ WindowTransfer begin(const Window& window, const std::shared_ptr<Window::Plan>& 
   if (!alone && plan->group == nullptr) plan->group = &plan->axes.group();
   if (!alone && host && !plan->asked_for_links) windows::find_links(*plan);
   const bool linked = host && plan->links != nullptr;
-  std::shared_ptr<const Program> program = windows::program_for(window, *plan, fields, adjoint, linked);
-  Pairs pairs = judged(*plan, *program, fields, stream.device);
+  const Program& program = windows::program_for(window, *plan, fields, adjoint, linked);
+  Pairs pairs = judged(program, fields, stream.device);
   if (!alone && !plan->agreed) {
-    windows::agree(*plan, program->forms, stream.device, adjoint);
+    windows::agree(*plan, program.forms, stream.device, adjoint);
     plan->agreed = true;
   }
+  if (host && plan->host == nullptr) plan->host = &plan->mesh.context().device(stream.device);
   if (linked)
     return WindowTransfer(
-        windows::over_links(plan, std::move(program), std::move(pairs), stream, plan->links));
-  return WindowTransfer(std::make_unique<ByMessages>(plan, std::move(program), std::move(pairs), stream));
+        windows::over_links(plan, program, std::move(pairs), stream));
+  return WindowTransfer(std::make_unique<ByMessages>(plan, program, std::move(pairs), stream));
 }
 
 }  // namespace

@@ -41,8 +41,7 @@ class Exchange {
   using Plan = Window::Plan;
   using Program = Plan::Program;
 
-  Exchange(std::shared_ptr<const Plan> plan, std::shared_ptr<const Program> program, Pairs pairs,
-           Stream stream);
+  Exchange(std::shared_ptr<const Plan> plan, const Program& program, Pairs pairs, Stream stream);
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
   ~Exchange();
@@ -70,7 +69,7 @@ class Exchange {
   void round_sums() const;
 
   const std::shared_ptr<const Plan> plan_;
-  const std::shared_ptr<const Program> program_;
+  const Program* const program_;  // the plan's
   const Pairs pairs_;
   const Stream stream_;
   DeviceRuntime& runtime_;
@@ -79,7 +78,7 @@ class Exchange {
 
 /// The exchange over links, begun.
 std::unique_ptr<WindowTransfer::Steps> over_links(std::shared_ptr<const Window::Plan> plan,
-                                                  std::shared_ptr<const Window::Plan::Program> program,
-                                                  Pairs pairs, Stream stream, std::shared_ptr<Links> links);
+                                                  const Window::Plan::Program& program, Pairs pairs,
+                                                  Stream stream);
 
 }  // namespace weft::windows

@@ -16,6 +16,8 @@ namespace {
 using Program = Window::Plan::Program;
 
 constexpr std::int64_t kPackedBytes = 1024;  // up to here it is packed, wherever it lies
+constexpr std::int64_t kKernelBytes = 12 << 10;  // from here on the kernel copies what is not shared, where its runs have
+constexpr std::int64_t kRunBytes = 2048;          // as many bytes on average
 constexpr std::int64_t kHeadBytes = 64 - static_cast<std::int64_t>(offsetof(Slot, packed));  // in a slot's first line
 constexpr std::int64_t kShortBytes = 256;  // packed on the stack first, so that the first line is written last
 
@@ -43,10 +45,9 @@ struct Cursor {
 
 class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, private Exchange {
  public:
-  OverLinks(std::shared_ptr<const Plan> plan, std::shared_ptr<const Program> program, Pairs pairs, Stream stream,
-            std::shared_ptr<Links> links)
-      : Exchange(std::move(plan), std::move(program), std::move(pairs), stream),
-        links_(std::move(links)),
+  OverLinks(std::shared_ptr<const Plan> plan, const Program& program, Pairs pairs, Stream stream)
+      : Exchange(std::move(plan), program, std::move(pairs), stream),
+        links_(plan_->links.get()),
         outs_(program_->to.size()),
         ins_(program_->from.size()),
         left_(outs_.size() + ins_.size() + (program_->adjoint ? 1 : 0)) {
@@ -158,7 +159,7 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
     }
     if (o.phase == Phase::queued) {
       if (end.turn != o.ticket || !links_->has_room(end)) return false;
-      if (t.bytes > kPackedBytes && name_places(end, t)) {
+      if (name_places(end, t)) {
         ++end.turn;
         o.until = end.next;
         o.phase = Phase::awaiting;
@@ -195,6 +196,7 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
     slot.form = t.form;
     slot.holds = holds;
     slot.segments = segments;
+    slot.taken = links_->from(end.rank).next;
     return slot;
   }
 
@@ -219,40 +221,63 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
     links_->publish(end);
     // The next one is often like this one, and the reader has its lines in its cache.
     auto* const next = reinterpret_cast<const char*>(&end.link->slots[end.next % kSlots]);
-    for (std::int64_t line = 0; line < std::min<std::int64_t>(t.bytes + 24, 1024); line += 64)
+    for (std::int64_t line = 0; line < std::min<std::int64_t>(t.bytes + 32, 4096); line += 64)
       __builtin_prefetch(next + line, 1);
+  }
+
+  // Where the receiver finds the fields; packed: it does not reach them, or not at a profit.
+  Holds find_places(Links::End& end, const Program::Traffic& t, std::array<Place, kMostPlaces>& places) {
+    const std::size_t fields = program_->forms.size();
+    if (t.bytes <= kPackedBytes || fields > kMostPlaces ||
+        t.boxes.size() * (2 + static_cast<std::size_t>(plan_->global.rank())) > sizeof(Slot::boxes) / 8)
+      return Holds::packed;
+    const bool same_process = links_->process(end.rank).is_self();
+    const std::uint32_t mapped = end.link->mapped.load(std::memory_order_acquire);
+    Arena& arena = plan_->mesh.context().arena();
+    Holds holds = Holds::in_place;
+    for (std::size_t f = 0; f < fields; ++f) {
+      const std::byte* const data = sent_from(pair(f));
+      places[f] = {Place::kAddress, reinterpret_cast<std::uint64_t>(data)};
+      if (same_process) continue;
+      const auto [low, high] = span_sent(f);
+      if (low == high) continue;
+      const auto place = arena.find(low, static_cast<std::size_t>(high - low));
+      if (place && place->segment < mapped) {
+        if (holds == Holds::in_place) places[f] = {place->segment, place->offset + static_cast<std::uint64_t>(data - low)};
+        continue;
+      }
+      if (place) {
+        plan_->mesh.context().host_peers().show_segments();
+        segments_ = arena.segment_count();
+      }
+      holds = Holds::by_kernel;
+    }
+    if (holds == Holds::in_place) return holds;
+    if (t.bytes < kKernelBytes || t.bytes < kRunBytes * t.runs ||
+        end.link->kernel.load(std::memory_order_acquire) == 0)
+      return Holds::packed;
+    for (std::size_t f = 0; f < fields; ++f) {
+      const auto [low, high] = span_sent(f);
+      if (low != high && !links_->kernel().copyable(low, static_cast<std::size_t>(high - low))) return Holds::packed;
+      places[f] = {Place::kAddress, reinterpret_cast<std::uint64_t>(sent_from(pair(f)))};
+    }
+    return holds;
+  }
+  std::pair<const std::byte*, const std::byte*> span_sent(std::size_t f) const {
+    const Form& form = program_->forms[f];
+    const std::byte* const data = sent_from(pair(f));
+    return program_->adjoint ? span_of({data, form.dtype, {}, form.of_window, form.window})
+                             : span_of({data, form.dtype, {}, form.shape, form.part});
   }
 
   // Names the memory of the fields in the next slot. False: the receiver does not reach it.
   bool name_places(Links::End& end, const Program::Traffic& t) {
+    std::array<Place, kMostPlaces> places;
+    const Holds holds = find_places(end, t, places);
+    if (holds == Holds::packed) return false;
     const std::size_t fields = program_->forms.size();
     const auto rank = static_cast<std::size_t>(plan_->global.rank());
-    if (fields > kMostPlaces || t.boxes.size() * (2 + rank) > sizeof(Slot::boxes) / 8) return false;
-    std::array<Place, kMostPlaces> places{};
-    const bool same_process = links_->process(end.rank).is_self();
-    const std::uint32_t mapped = end.link->mapped.load(std::memory_order_acquire);
-    Arena& arena = plan_->mesh.context().arena();
-    for (std::size_t f = 0; f < fields; ++f) {
-      const std::byte* const data = sent_from(pair(f));
-      if (same_process) {
-        places[f] = {Place::kPointer, reinterpret_cast<std::uint64_t>(data)};
-        continue;
-      }
-      const Form& form = program_->forms[f];
-      const auto [low, high] = program_->adjoint
-                                   ? span_of({data, form.dtype, {}, form.of_window, form.window})
-                                   : span_of({data, form.dtype, {}, form.shape, form.part});
-      if (low == high) continue;
-      const auto place = arena.find(low, static_cast<std::size_t>(high - low));
-      if (!place) return false;
-      if (place->segment >= mapped) {
-        plan_->mesh.context().host_peers().show_segments();
-        segments_ = arena.segment_count();
-        return false;
-      }
-      places[f] = {place->segment, place->offset + static_cast<std::uint64_t>(data - low)};
-    }
-    Slot& slot = begin_slot(end, t, Holds::in_place, 0);
+    Slot& slot = begin_slot(end, t, holds, segments_);
     if (program_->boxes_id == 0) program_->boxes_id = links_->new_boxes_id();
     if (std::uint64_t& known = end.boxes_ids[end.next % kSlots]; known != program_->boxes_id) {
       known = slot.boxes_id = program_->boxes_id;
@@ -280,9 +305,11 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
       const Slot& slot = end.link->slots[end.next % kSlots];
       if (slot.sequence.load(std::memory_order_acquire) != end.next + 1) return moved;
       if (slot.form != t.form) disagree(slot, t);
+      Links::End& back = links_->to(end.rank);
+      back.room_to = std::max(back.room_to, slot.taken + kSlots);
       moved = true;
       if (slot.segments > end.mapped) links_->map(end, slot.segments);
-      if (program_->adjoint && (slot.holds == Holds::in_place || t.bytes <= kPackedBytes)) {
+      if (program_->adjoint && (slot.holds == Holds::in_place || (slot.holds == Holds::packed && t.bytes <= kPackedBytes))) {
         in.held = true;
         in.phase = Phase::there;
         ++there_;
@@ -292,6 +319,9 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
         for (const Program::Step& step : joint_of(slot, t))
           step.loops.copy(runtime_, stream_, place_of(slot, step) + step.from, pair(step).window + step.to);
         links_->check_revoked(end.rank);
+        in.cursor.box = t.boxes.size();
+      } else if (slot.holds == Holds::by_kernel) {
+        read(in, t, slot);
         in.cursor.box = t.boxes.size();
       } else if (program_->adjoint) {
         keep_packed(in, t, slot);
@@ -317,16 +347,67 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
     }
   }
 
+  // Memory for what all ranks send, packed.
+  void make_room() {
+    if (came_) return;
+    std::int64_t bytes = 0;
+    for (std::size_t i = 0; i < ins_.size(); ++i) {
+      ins_[i].at = bytes;
+      bytes += (program_->from[i].bytes + 63) / 64 * 64;
+    }
+    came_ = room_of(bytes);
+  }
+
+  // What the kernel copies: in one go for each field, to its place, or to packed bytes where the adjoint keeps them or its runs here are short.
+  void read(In& in, const Program::Traffic& t, const Slot& slot) {
+    if (t.pieces_id != slot.boxes_id) {
+      t.there.clear();
+      t.here.clear();
+      const std::int64_t* from = slot.boxes;
+      for (const Program::Box& b : t.boxes) {
+        const std::int64_t element = program_->forms[b.field].element;
+        std::array<std::int64_t, Dims::kMaxDims> steps{};
+        if (static_cast<std::size_t>(*from++) != b.field) disagree(slot, t);
+        const std::int64_t offset = *from++;
+        for (int d = 0; d < b.counts.rank(); ++d) steps[static_cast<std::size_t>(d)] = *from++;
+        add_pieces(b.counts, steps, element, b.field, offset, t.there);
+        add_pieces(b.counts, b.steps, element, b.field, b.offset, t.here);
+      }
+      t.pieces_id = slot.boxes_id;
+    }
+    const bool packed = program_->adjoint || t.bytes < kRunBytes * t.runs;
+    if (packed) make_room();
+    std::array<std::uint64_t, kMostPlaces> fields_there, fields_here;
+    for (std::size_t f = 0; f < program_->forms.size(); ++f) {
+      fields_there[f] = slot.places[f].offset;
+      fields_here[f] = reinterpret_cast<std::uint64_t>(pair(f).window);
+    }
+    const std::uint64_t room = packed ? reinterpret_cast<std::uint64_t>(came_.data() + in.at) : 0;
+    const Pieces there{t.there, fields_there.data()};
+    const std::vector<Piece> all{{0, 0, t.bytes}};
+    const bool copied = links_->kernel().read(links_->process(t.rank), there,
+                                              packed ? Pieces{all, &room} : Pieces{t.here, fields_here.data()});
+    if (!copied) lose(t.rank);
+    if (packed && !program_->adjoint)
+      for (const Program::Box& b : t.boxes)
+        b.loops.copy(runtime_, stream_, came_.data() + in.at + b.at, pair(b.field).window + b.offset);
+    links_->check_revoked(t.rank);
+  }
+
+  // The memory of that rank could not be read.
+  [[noreturn]] void lose(int rank) {
+    const bool alive = links_->process(rank).alive();
+    Failure why{.code = alive ? ErrorCode::system : ErrorCode::peer_lost,
+                .text = alive ? fmt::format("window: the kernel does not copy from rank {}'s memory", rank)
+                              : fmt::format("window: rank {} died", rank),
+                .ranks = {rank}};
+    links_->group().fail(why);
+    throw Error(std::move(why));
+  }
+
   // Of the adjoint, what takes several slots: kept until all is there.
   void keep_packed(In& in, const Program::Traffic& t, const Slot& slot) {
-    if (!came_) {
-      std::int64_t bytes = 0;
-      for (std::size_t i = 0; i < ins_.size(); ++i) {
-        ins_[i].at = bytes;
-        bytes += (program_->from[i].bytes + 63) / 64 * 64;
-      }
-      came_ = room_of(bytes);
-    }
+    make_room();
     in.cursor.slot(*program_, t, [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t at) {
       const std::int64_t size = program_->forms[b.field].element;
       std::memcpy(came_.data() + in.at + b.at + first * size, slot.packed + at, static_cast<std::size_t>(count * size));
@@ -336,7 +417,7 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
   // Where a field of the sender begins here.
   const std::byte* place_of(const Slot& slot, const Program::Step& step) const {
     const Place& place = slot.places[step.field];
-    if (place.segment == Place::kPointer) return reinterpret_cast<const std::byte*>(place.offset);
+    if (place.segment == Place::kAddress) return reinterpret_cast<const std::byte*>(place.offset);
     return sender_->segment(static_cast<std::uint32_t>(place.segment)) + place.offset;
   }
 
@@ -403,7 +484,7 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
     --left_;
   }
 
-  const std::shared_ptr<Links> links_;
+  Links* const links_;  // the plan's
   Few<Out, 4> outs_;
   Few<In, 4> ins_;
   std::size_t left_, there_ = 0;
@@ -416,10 +497,9 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
 }  // namespace
 
 std::unique_ptr<WindowTransfer::Steps> over_links(std::shared_ptr<const Window::Plan> plan,
-                                                  std::shared_ptr<const Window::Plan::Program> program,
-                                                  Pairs pairs, Stream stream, std::shared_ptr<Links> links) {
-  return std::make_unique<OverLinks>(std::move(plan), std::move(program), std::move(pairs), stream,
-                                     std::move(links));
+                                                  const Window::Plan::Program& program, Pairs pairs,
+                                                  Stream stream) {
+  return std::make_unique<OverLinks>(std::move(plan), program, std::move(pairs), stream);
 }
 
 }  // namespace weft::windows

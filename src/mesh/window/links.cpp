@@ -27,6 +27,7 @@ void full_fence() noexcept {
 // What a rank tells the others about itself.
 struct Introduction {
   std::uint64_t usable;
+  std::uint64_t word;  // its own address
   char address[448];
   char region[56];  // rank 0: the name under which it offers the links
 };
@@ -41,11 +42,14 @@ constexpr auto kPatience = std::chrono::seconds(10);
 
 // The processes of all ranks and the memory of the links; throws where they cannot be had.
 RegionRef meet(HostPeers& host, const std::vector<Introduction>& all, int rank, const RegionRef& offered,
-               std::vector<PeerProcessRef>& processes) {
+               std::vector<PeerProcessRef>& processes, std::vector<bool>& readable) {
   const Deadline deadline = Deadline::after(kPatience);
+  const bool allowed = KernelReads::allowed();
   for (const Introduction& i : all) {
     if (i.usable == 0) throw Error(ErrorCode::unsupported, "window: a rank cannot share memory");
     processes.push_back(host.meet(ProcessAddress::decode(i.address), deadline));
+    PeerProcess& process = *processes.back();
+    readable.push_back(allowed && !process.is_self() && KernelReads::finds(process, i.word, i.word));
   }
   return rank == 0 ? offered : host.open(*processes[0], all[0].region, deadline);
 }
@@ -57,6 +61,7 @@ std::shared_ptr<Links> make(ProcessGroup& group) {
   HostPeers& host = context.host_peers();
   Introduction mine{};
   mine.usable = 1;
+  mine.word = reinterpret_cast<std::uint64_t>(&mine.word);
   RegionRef region;
   try {
     const std::string name = "weft-windows-" + random_socket_name();
@@ -76,9 +81,10 @@ std::shared_ptr<Links> make(ProcessGroup& group) {
                   view(reinterpret_cast<std::uint8_t*>(all.data()), {kBytes * n}))
       .wait();
   std::vector<PeerProcessRef> processes;
+  std::vector<bool> readable;
   std::uint8_t met = 1;
   try {
-    region = meet(host, all, group.rank(), region, processes);
+    region = meet(host, all, group.rank(), region, processes, readable);
   } catch (const Error& e) {
     met = 0;
     context.log().write(LogLayer::group, LogLevel::info,
@@ -88,7 +94,7 @@ std::shared_ptr<Links> make(ProcessGroup& group) {
   group.all_gather(view(&met, {1}), view(have)).wait();
   for (const std::uint8_t h : have)
     if (h == 0) return nullptr;
-  return std::make_shared<Links>(group, std::move(region), std::move(processes));
+  return std::make_shared<Links>(group, std::move(region), std::move(processes), readable);
 }
 
 struct Kept {
@@ -101,7 +107,8 @@ std::shared_ptr<Links> Links::of(ProcessGroup& group) {
   return group.users()->kept<Kept>([&] { return std::make_shared<Kept>(Kept{make(group)}); })->links;
 }
 
-Links::Links(ProcessGroup& group, RegionRef region, std::vector<PeerProcessRef> processes)
+Links::Links(ProcessGroup& group, RegionRef region, std::vector<PeerProcessRef> processes,
+             const std::vector<bool>& readable)
     : group_(&group),
       region_(std::move(region)),
       processes_(std::move(processes)),
@@ -113,6 +120,7 @@ Links::Links(ProcessGroup& group, RegionRef region, std::vector<PeerProcessRef> 
   for (std::size_t r = 0; r < n; ++r) {
     ends_[0][r].link = links + me * n + r;
     ends_[1][r].link = links + r * n + me;
+    if (readable[r]) ends_[1][r].link->kernel.store(1, std::memory_order_release);
     for (std::size_t side = 0; side < 2; ++side) {
       ends_[side][r].rank = static_cast<int>(r);
       ends_[side][r].sends = side == 0;

@@ -19,11 +19,12 @@
 #include <vector>
 
 #include "host/peers.hpp"
+#include "mesh/window/kernel_reads.hpp"
 #include "weft/group/process_group.hpp"
 
 namespace weft::windows {
 
-inline constexpr std::uint64_t kSlots = 4;             ///< of a link
+inline constexpr std::uint64_t kSlots = 2;             ///< of a link
 inline constexpr std::int64_t kSlotBytes = 32 << 10;   ///< packed bytes in one
 inline constexpr std::size_t kAboutBytes = 192;        ///< text of what a slot holds
 inline constexpr std::size_t kMostPlaces = 32;         ///< fields whose memory a slot may name
@@ -31,20 +32,22 @@ inline constexpr int kTokenTag = 0x7fff0058;           ///< of the messages of o
 
 /// Where a field of the sender begins.
 struct Place {
-  std::uint64_t segment;  ///< of its arena; kPointer: `offset` is an address of this process
+  std::uint64_t segment;  ///< of its arena; kAddress: `offset` is an address of the sender's process
   std::uint64_t offset;
-  static constexpr std::uint64_t kPointer = ~std::uint64_t{0};
+  static constexpr std::uint64_t kAddress = ~std::uint64_t{0};
   friend bool operator==(const Place&, const Place&) = default;
 };
 
 /// What a slot holds. `packed`: kSlotBytes or less, and perhaps more in the slots behind it. `in_place`: `places` and `boxes` say where.
-enum class Holds : std::uint32_t { packed, in_place };
+/// `by_kernel`: the same, but the receiver reaches it through the kernel alone.
+enum class Holds : std::uint32_t { packed, in_place, by_kernel };
 
 /// Slot number k (from 0) is in place k mod kSlots. Written by the sender, its first cache line last; read by the receiver once `sequence`
 /// is k + 1; written again when `taken` is greater than k.
 struct alignas(64) Slot {
   std::atomic<std::uint64_t> sequence;
   std::uint64_t form;  ///< a hash of what is exchanged: equal on both sides
+  std::uint64_t taken;  ///< slots that the sender has emptied of the link the other way
   Holds holds;
   std::uint32_t segments;  ///< segments of the sender's arena, where mapping them would let it be `in_place`; else 0
   std::byte packed[kSlotBytes];
@@ -58,6 +61,7 @@ struct Link {
   Slot slots[kSlots];
   alignas(64) std::atomic<std::uint64_t> taken;  ///< by the receiver: slots emptied
   std::atomic<std::uint32_t> mapped;             ///< by the receiver: segments of the sender's arena that it has mapped
+  std::atomic<std::uint32_t> kernel;             ///< by the receiver: 1: the kernel lets it read the sender's memory
   alignas(64) std::atomic<std::uint64_t> sender_waits;  ///< the sender waits for `taken` to reach it; 0: it does not. Cleared by who answers
   alignas(64) std::atomic<std::uint64_t> receiver_waits;  ///< the receiver waits for a slot of this sequence
   alignas(64) std::atomic<std::uint32_t> revoked;  ///< by the sender: memory that it has named may be other memory by now
@@ -100,7 +104,9 @@ class Links {
   /// among them, and throws the group's errors.
   static std::shared_ptr<Links> of(ProcessGroup& group);
 
-  Links(ProcessGroup& group, RegionRef region, std::vector<PeerProcessRef> processes);
+  /// `readable`: whose memory the kernel lets this rank read.
+  Links(ProcessGroup& group, RegionRef region, std::vector<PeerProcessRef> processes,
+        const std::vector<bool>& readable);
   Links(const Links&) = delete;
   Links& operator=(const Links&) = delete;
 
@@ -110,6 +116,7 @@ class Links {
   End& to(int rank) noexcept { return ends_[0][static_cast<std::size_t>(rank)]; }
   End& from(int rank) noexcept { return ends_[1][static_cast<std::size_t>(rank)]; }
   PeerProcess& process(int rank) noexcept { return *processes_[static_cast<std::size_t>(rank)]; }
+  KernelReads& kernel() noexcept { return kernel_; }
   std::uint64_t new_boxes_id() noexcept { return ++boxes_ids_; }
 
   /// Whether the sender may fill the next slot; cheap where it may.
@@ -144,6 +151,7 @@ class Links {
   std::array<std::vector<End>, 2> ends_;  // to, from
   std::vector<LinkedSteps*> active_;
   std::vector<End*> touched_;
+  KernelReads kernel_;
   std::uint64_t boxes_ids_ = 0;
 };
 

@@ -1,7 +1,7 @@
 // Who sends which elements of a window to whom. Made by Window's constructor (window.cpp), carried out in exchange.cpp.
 #pragma once
 
-#include <mutex>
+#include <memory>
 #include <vector>
 
 #include "mesh/window/segments.hpp"
@@ -13,6 +13,11 @@ class Links;
 }
 
 struct Window::Plan {
+  Plan();
+  ~Plan();
+  Plan(const Plan&) = delete;
+  Plan& operator=(const Plan&) = delete;
+
   /// A dimension of which a window is wanted. One with a pole comes before its longitude.
   struct Dim {
     int dim;
@@ -45,11 +50,11 @@ struct Window::Plan {
   ProcessGroup* group = nullptr;          // of `axes`, from the first start on
   std::shared_ptr<windows::Links> links;  // of this group, where it has some
   bool asked_for_links = false;
+  DeviceRuntime* host = nullptr;  // from the first start on
 
   /// What exchanges of fields of certain shapes and strides do, worked out (exchange.cpp), and memory of messages that no transfer uses now.
   struct Program;
-  mutable std::mutex mutex;
-  mutable std::vector<std::shared_ptr<const Program>> programs;
+  mutable std::vector<std::unique_ptr<const Program>> programs;
   mutable std::vector<Tensor> spare;
 };
 

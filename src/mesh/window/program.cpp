@@ -7,6 +7,13 @@
 #include "base/hash.hpp"
 #include "weft/base/error.hpp"
 
+namespace weft {
+
+Window::Plan::Plan() = default;
+Window::Plan::~Plan() = default;
+
+}  // namespace weft
+
 namespace weft::windows {
 
 std::string called(const char* which, std::size_t index, std::size_t count) {
@@ -211,6 +218,10 @@ class Compiler {
         t.boxes.push_back({f, counts, counts.count(), here.offset, here.steps, t.bytes,
                            Geometry::loops(counts, sends ? here : packed, sends ? packed : here, form.element)});
         t.bytes += counts.count() * form.element;
+        std::int64_t run = form.element;
+        for (int d = counts.rank() - 1; d >= 0 && (counts[d] == 1 || here.steps[static_cast<std::size_t>(d)] == run); --d)
+          run *= counts[d];
+        t.runs += counts.count() * form.element / run;
       });
     }
     if (t.bytes == 0) return;
@@ -323,28 +334,28 @@ std::string fields_text(const std::vector<Form>& forms, bool adjoint) {
   return text;
 }
 
-std::shared_ptr<const Program> program_for(const Window& window, const Window::Plan& plan,
-                                           std::span<const WindowField> fields, bool adjoint, bool linked) {
+const Program& program_for(const Window& window, const Window::Plan& plan, std::span<const WindowField> fields,
+                           bool adjoint, bool linked) {
   const auto fits = [&](const Program& p) {
     if (p.adjoint != adjoint || p.linked != linked || p.forms.size() != fields.size()) return false;
     for (std::size_t i = 0; i < fields.size(); ++i)
       if (!has_form(p.forms[i], fields[i], adjoint)) return false;
     return true;
   };
-  {
-    const std::lock_guard lock(plan.mutex);
-    for (const auto& p : plan.programs)
-      if (fits(*p)) return p;
-  }
+  for (const auto& p : plan.programs)
+    if (fits(*p)) return *p;
   std::vector<Form> forms;
   for (std::size_t i = 0; i < fields.size(); ++i)
     forms.push_back(form_of(window, plan, fields[i], adjoint, i, fields.size()));
-  auto made = std::make_shared<const Program>(Compiler(plan, std::move(forms), adjoint, linked).compile());
-  const std::lock_guard lock(plan.mutex);
+  auto made = std::make_unique<const Program>(Compiler(plan, std::move(forms), adjoint, linked).compile());
   constexpr std::size_t kMostPrograms = 4;
-  if (plan.programs.size() >= kMostPrograms) plan.programs.erase(plan.programs.begin());
-  plan.programs.push_back(made);
-  return made;
+  if (plan.programs.size() >= kMostPrograms) {
+    const auto idle = std::find_if(plan.programs.begin(), plan.programs.end(),
+                                   [](const auto& p) { return p->in_flight == 0; });
+    if (idle != plan.programs.end()) plan.programs.erase(idle);
+  }
+  plan.programs.push_back(std::move(made));
+  return *plan.programs.back();
 }
 
 }  // namespace weft::windows

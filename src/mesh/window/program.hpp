@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "mesh/window/kernel_reads.hpp"
 #include "mesh/window/plan.hpp"
 #include "mesh/window/strided.hpp"
 
@@ -64,19 +65,22 @@ struct Window::Plan::Program {
   };
   struct Traffic {
     int rank = 0;
-    std::int64_t bytes = 0;
+    std::int64_t bytes = 0, runs = 0;  // runs: of bytes in one piece, in this rank's memory
     std::vector<Box> boxes{};
     std::uint64_t form = 0;  // a hash of `about`
     std::string about{};     // what both ranks must have alike
     // Of what comes from the memory of the other rank: the copies, worked out from its boxes when they were those of that number.
     mutable std::uint64_t joint_id = 0;
     mutable std::vector<Step> joint{};
+    mutable std::uint64_t pieces_id = 0;  // the same for copies by the kernel: by field
+    mutable std::vector<windows::Piece> there{}, here{};
   };
   bool adjoint = false, linked = false;
   std::vector<Traffic> to{}, from{};
   mutable std::uint64_t boxes_id = 0;  // of `to`, for the receivers
   std::vector<windows::Form> forms{};
-  // Where the fields lay when their memory was judged last, and was right: (part, window) of each. Guarded by the plan's mutex.
+  mutable int in_flight = 0;           // exchanges that use it
+  // Where the fields lay when their memory was judged last, and was right: (part, window) of each.
   mutable std::vector<std::pair<const std::byte*, const std::byte*>> judged{};
   std::int64_t room = 0;
   std::vector<Message> sent{}, received{};
@@ -95,9 +99,8 @@ std::string called(const char* which, std::size_t index, std::size_t count);
 
 /// The program for these fields: that of an exchange before, or a new one. Throws bad_argument naming the field that does not fit the
 /// window. `adjoint`: `in` is a window, `out` a part. `linked`: over links, not by messages.
-std::shared_ptr<const Window::Plan::Program> program_for(const Window& window, const Window::Plan& plan,
-                                                         std::span<const WindowField> fields, bool adjoint,
-                                                         bool linked);
+const Window::Plan::Program& program_for(const Window& window, const Window::Plan& plan,
+                                         std::span<const WindowField> fields, bool adjoint, bool linked);
 
 /// What all ranks must give alike, in words: "2 fields: f32, f64", with "the adjoint of " before where it is that.
 std::string fields_text(const std::vector<Form>& forms, bool adjoint);

@@ -158,6 +158,16 @@ void Loops::each_row(const Row& row) const {
 
 void Loops::copy(DeviceRuntime& runtime, Stream stream, const std::byte* in, std::byte* out) const {
   const bool host = stream.device == Device{};
+  if (host && rank_ <= 1 && !empty_) {
+    const Dim& row = dims_[0];
+    if (rank_ == 0)
+      copy_elements(element_, in, out, 1, 0, 0);
+    else if (row.in == element_ && row.out == element_)
+      std::memcpy(out, in, static_cast<std::size_t>(row.count * element_));
+    else
+      copy_elements(element_, in, out, row.count, row.in, row.out);
+    return;
+  }
   each_row([&](std::int64_t from, std::int64_t to, const Dim& row) {
     const bool piece = row.in == element_ && row.out == element_;
     if (host) {

@@ -1,0 +1,49 @@
+// Memory of other processes that is not shared, read by the kernel (process_vm_readv): one copy. Used by one thread.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "host/peers.hpp"
+#include "weft/base/shape.hpp"
+
+namespace weft::windows {
+
+/// A run of bytes of a field.
+struct Piece {
+  std::size_t field;
+  std::int64_t offset, bytes;
+};
+/// Appends the runs of a box, in row-major order; those that follow one another in memory are one.
+void add_pieces(const Shape& counts, const std::array<std::int64_t, Dims::kMaxDims>& steps, std::int64_t element,
+                std::size_t field, std::int64_t offset, std::vector<Piece>& pieces);
+/// Runs of bytes, and where the fields begin.
+struct Pieces {
+  const std::vector<Piece>& list;
+  const std::uint64_t* fields;  ///< addresses
+};
+
+class KernelReads {
+ public:
+  /// Whether WEFT_SINGLE_COPY allows it.
+  static bool allowed();
+  /// Whether this process may read that word of the other one, and finds `expected`.
+  static bool finds(PeerProcess& process, std::uint64_t address, std::uint64_t expected) noexcept;
+
+  /// Whether the kernel reads this memory of this process for others; it refuses that of some drivers.
+  bool copyable(const std::byte* data, std::size_t bytes) noexcept;
+  /// Bytes of the other process, in the order of `there`, go to `here`: as many on both sides. False: that failed, or the process has
+  /// ended meanwhile.
+  bool read(PeerProcess& process, const Pieces& there, const Pieces& here) noexcept;
+
+ private:
+  struct Range {
+    const std::byte *from = nullptr, *to = nullptr;
+  };
+  std::array<Range, 8> known_{};
+  std::size_t oldest_ = 0;
+};
+
+}  // namespace weft::windows
