@@ -6,7 +6,6 @@
 
 #include "host/arena.hpp"
 #include "mesh/window/exchange.hpp"
-#include "mesh/window/overlap.hpp"
 #include "weft/base/error.hpp"
 #include "weft/host/context.hpp"
 
@@ -19,7 +18,7 @@ constexpr std::int64_t kPackedBytes = 1024;  // up to here it is packed, whereve
 constexpr std::int64_t kKernelBytes = 12 << 10;  // from here on the kernel copies what is not shared, where its runs have
 constexpr std::int64_t kRunBytes = 2048;          // as many bytes on average
 constexpr std::int64_t kHeadBytes = 64 - static_cast<std::int64_t>(offsetof(Slot, packed));  // in a slot's first line
-constexpr std::int64_t kShortBytes = 256;  // packed on the stack first, so that the first line is written last
+constexpr std::int64_t kShortBytes = 1024;  // packed on the stack first, so that the first line, which is polled, is written last
 
 /// Walks through packed bytes, a slot at a time: both sides cut them alike, between elements.
 struct Cursor {
@@ -266,8 +265,8 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
   std::pair<const std::byte*, const std::byte*> span_sent(std::size_t f) const {
     const Form& form = program_->forms[f];
     const std::byte* const data = sent_from(pair(f));
-    return program_->adjoint ? span_of({data, form.dtype, {}, form.of_window, form.window})
-                             : span_of({data, form.dtype, {}, form.shape, form.part});
+    return program_->adjoint ? std::pair(data + form.window_low, data + form.window_high)
+                             : std::pair(data + form.part_low, data + form.part_high);
   }
 
   // Names the memory of the fields in the next slot. False: the receiver does not reach it.

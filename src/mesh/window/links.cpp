@@ -38,6 +38,7 @@ bool put(char* to, std::size_t room, const std::string& text) {
   return true;
 }
 
+constexpr int kEagerLooks = 32;  // without a pause between them: most exchanges end here
 constexpr auto kPatience = std::chrono::seconds(10);
 
 // The processes of all ranks and the memory of the links; throws where they cannot be had.
@@ -179,7 +180,7 @@ void Links::finish(LinkedSteps& x) {
     if (progress()) {
       idle = 0;
     } else if (++idle < spins) {
-      pause();
+      if (idle > kEagerLooks) pause();
     } else if (idle < spins + kYields) {
       sched_yield();
     } else {

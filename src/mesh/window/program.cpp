@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/hash.hpp"
+#include "mesh/window/overlap.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -313,8 +314,19 @@ Form form_of(const Window& window, const Window::Plan& plan, const WindowField& 
   if (adjoint && !windows::can_add(f.in.dtype))
     refuse(fmt::format("{} is {}; expected a dtype that is added: an integer, or f64, f32, bf16, f16", in,
                        name(f.in.dtype)));
-  return {part,       adjoint ? f.out.strides : f.in.strides, adjoint ? f.in.strides : f.out.strides,
-          f.in.dtype, size_bytes(f.in.dtype),                 of_window};
+  const ConstTensorView held = adjoint ? ConstTensorView(f.out) : f.in;
+  const ConstTensorView wanted = adjoint ? f.in : ConstTensorView(f.out);
+  const auto of_part = span_of(held), of_window_span = span_of(wanted);
+  return {part,
+          held.strides,
+          wanted.strides,
+          f.in.dtype,
+          size_bytes(f.in.dtype),
+          of_window,
+          of_part.first - held.data,
+          of_part.second - held.data,
+          of_window_span.first - wanted.data,
+          of_window_span.second - wanted.data};
 }
 
 bool has_form(const Form& form, const WindowField& f, bool adjoint) {

@@ -22,6 +22,7 @@ struct Form {
   DType dtype = DType::f32;
   std::int64_t element = 0;
   Shape of_window{};  // its shape
+  std::int64_t part_low = 0, part_high = 0, window_low = 0, window_high = 0;  // the bytes that they span, from where they begin
   friend bool operator==(const Form& a, const Form& b) noexcept {
     return a.shape == b.shape && a.part == b.part && a.window == b.window && a.dtype == b.dtype;
   }
