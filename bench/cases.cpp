@@ -21,7 +21,8 @@ constexpr std::pair<Kind, std::string_view> kNames[] = {
     {Kind::reduce_scatter, "reduce_scatter"}, {Kind::all_to_all, "all_to_all"},
     {Kind::ping_pong, "ping_pong"},           {Kind::one_way, "one_way"},
     {Kind::halo_rows, "halo_rows"},           {Kind::halo_columns, "halo_columns"},
-    {Kind::halo_fields, "halo_fields"},
+    {Kind::halo_four_columns, "halo_four_columns"}, {Kind::halo_3d, "halo_3d"},
+    {Kind::halo_fields, "halo_fields"},       {Kind::halo_3d_fields, "halo_3d_fields"},
 };
 
 constexpr std::int64_t kRotatingBytes = 256 << 20;
@@ -92,20 +93,21 @@ void expect(const Case& c, int rank, std::int64_t first, std::int64_t count, int
     }
   };
   // Element i of a halo: of the rank before, the end of its part, or of the rank after, its beginning.
-  const auto halo = [&](std::int64_t fields) {
-    const std::int64_t of_field = b / fields, face = of_field / 2;
+  const auto halo = [&] {
+    const std::int64_t run = c.faces().run;
     const int before = (rank + c.ranks - 1) % c.ranks, after = (rank + 1) % c.ranks;
     for (std::int64_t k = 0; k < count; ++k) {
       const std::int64_t i = first + k;
-      const bool second = c.kind == Kind::halo_columns ? i % 2 == 1 : i % of_field >= face;
-      const std::int64_t step = c.kind == Kind::halo_columns ? 1 : face;
-      want[k] = second ? value(after, i - step) : value(before, i + step);
+      want[k] = i % (2 * run) >= run ? value(after, i - run) : value(before, i + run);
     }
   };
   switch (c.kind) {
     case Kind::halo_rows:
-    case Kind::halo_columns: return halo(1);
-    case Kind::halo_fields: return halo(kHaloFields);
+    case Kind::halo_columns:
+    case Kind::halo_four_columns:
+    case Kind::halo_3d:
+    case Kind::halo_fields:
+    case Kind::halo_3d_fields: return halo();
     case Kind::all_reduce:
     case Kind::reduce: return sums(first);
     case Kind::reduce_scatter: return sums(rank * b + first);
@@ -200,6 +202,17 @@ std::int64_t Case::block() const noexcept {
   constexpr std::int64_t kFaces = 2 * kHaloFields;
   return is_halo(kind) ? (count + kFaces - 1) / kFaces * kFaces : count;
 }
+Case::Faces Case::faces() const noexcept {
+  const std::int64_t fields = kind == Kind::halo_fields || kind == Kind::halo_3d_fields ? kHaloFields : 1;
+  const std::int64_t face = block() / fields / 2;
+  if (kind == Kind::halo_columns) return {fields, face, 1};
+  if (kind == Kind::halo_four_columns) return {fields, face / 4, 4};
+  if (kind != Kind::halo_3d && kind != Kind::halo_3d_fields) return {fields, 1, face};
+  std::int64_t runs = 1;
+  while (4 * runs * runs <= face && face % (2 * runs) == 0) runs *= 2;
+  return {fields, runs, face / runs};
+}
+
 std::int64_t Case::in_count() const noexcept {
   return kind == Kind::reduce_scatter || kind == Kind::all_to_all ? block() * ranks : block();
 }

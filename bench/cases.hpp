@@ -19,8 +19,9 @@ namespace weft::bench {
 
 /// The operations that are measured. `ping_pong`: rank 0 sends and rank 1 sends back, the time is half of
 /// both. `one_way`: rank 0 sends kWindow messages, rank 1 answers the last with a few bytes, the time is that
-/// of one message. `halo_…`: in a ring of ranks each gets a face of either neighbour, half of `bytes` each: rows lie in one piece, columns are
-/// every other element, fields are the faces of eight fields, rows.
+/// of one message. `halo_…`: in a ring of ranks each gets a face of either neighbour, half of `bytes` each: rows of a matrix lie in one piece,
+/// columns are every other element, four columns runs of four; faces of a cuboid, cut in the middle dimension, are about as many runs as a run
+/// has elements. `…fields`: of eight fields, rows and cuboids.
 enum class Kind {
   all_reduce,
   reduce,
@@ -32,17 +33,18 @@ enum class Kind {
   one_way,
   halo_rows,
   halo_columns,
-  halo_fields
+  halo_four_columns,
+  halo_3d,
+  halo_fields,
+  halo_3d_fields
 };
 inline constexpr int kWindow = 16;
 std::string_view name(Kind kind) noexcept;
 /// Throws bad_argument naming the known ones.
 Kind kind_from_name(std::string_view name);
 inline bool is_message(Kind kind) noexcept { return kind == Kind::ping_pong || kind == Kind::one_way; }
-inline bool is_halo(Kind kind) noexcept {
-  return kind == Kind::halo_rows || kind == Kind::halo_columns || kind == Kind::halo_fields;
-}
-inline constexpr int kHaloFields = 8;  ///< of halo_fields
+inline bool is_halo(Kind kind) noexcept { return kind >= Kind::halo_rows && kind <= Kind::halo_3d_fields; }
+inline constexpr int kHaloFields = 8;  ///< of halo_fields and halo_3d_fields
 /// Has this operation a form in place (or one that is not)? And which is measured where nothing is said: in
 /// place for all_reduce, reduce and broadcast.
 bool has_place(Kind kind, bool in_place) noexcept;
@@ -66,6 +68,11 @@ struct Case {
   std::int64_t block() const noexcept;
   std::int64_t in_count() const noexcept;
   std::int64_t out_count() const noexcept;
+  /// Of a halo: how many fields, and how a field's two faces lie in its memory: `runs` times a run of the first, then one of the second.
+  struct Faces {
+    std::int64_t fields, runs, run;
+  };
+  Faces faces() const noexcept;
   /// What is really moved: `bytes`, rounded up to equal blocks of whole elements.
   std::int64_t moved_bytes() const noexcept;
 };

@@ -1,7 +1,7 @@
-// Halos of ranks of weft in a ring: the faces of both neighbours in one exchange, by bytes and memory: rows, columns, and the rows of eight fields.
+// Halos of ranks of weft in a ring: the faces of both neighbours in one exchange, by bytes and memory: rows and columns of matrices, faces of
+// cuboids, of one field and of eight.
 //
-//   halo_bench --op halo_rows,halo_columns,halo_fields --memory shared,foreign
-#include <array>
+//   halo_bench --op halo_rows,halo_3d_fields --memory shared,foreign
 #include <memory>
 #include <vector>
 
@@ -13,24 +13,29 @@ namespace {
 
 // Each rank holds two faces of the ring and wants the one before them and the one after.
 std::function<void(std::byte*, std::byte*)> call_of(const DeviceMesh& mesh, const Case& c) {
-  const bool columns = c.kind == Kind::halo_columns;
-  const std::int64_t fields = c.kind == Kind::halo_fields ? kHaloFields : 1, face = c.block() / fields / 2,
-                     n = mesh.size();
-  const int dim = columns ? 1 : 0;
-  const Shape whole = columns ? Shape{face, 2 * n} : Shape{2 * n, face},
-              part = columns ? Shape{face, 2} : Shape{2, face};
+  const auto [fields, runs, run] = c.faces();
+  const std::int64_t n = mesh.size(), wide = c.kind == Kind::halo_four_columns ? 4 : 1;
+  const bool rows = c.kind == Kind::halo_rows || c.kind == Kind::halo_fields;
+  const bool cuboid = c.kind == Kind::halo_3d || c.kind == Kind::halo_3d_fields;
+  const int dim = rows ? 0 : 1;
+  const auto shape_of = [&](std::int64_t faces) {
+    return rows ? Shape{faces, run} : cuboid ? Shape{runs, faces, run} : Shape{runs, faces * wide};
+  };
+  const Shape whole = shape_of(2 * n), part = shape_of(2);
   WindowDim want{dim, {}, Edge::periodic(), Edge::periodic()};
-  for (std::int64_t p = 0; p < n; ++p) want.wanted.push_back({{2 * p - 1, 2 * p}, {2 * p + 2, 2 * p + 3}});
+  for (std::int64_t p = 0; p < n; ++p)
+    want.wanted.push_back({{(2 * p - 1) * wide, 2 * p * wide}, {(2 * p + 2) * wide, (2 * p + 3) * wide}});
   const auto window =
       std::make_shared<const Window>(Partition(make_layout(mesh, {Shard{dim}}, whole)), std::vector{want});
   const std::int64_t of_field = part.count() * size_bytes(c.dtype);
   const WindowField view{{nullptr, c.dtype, {}, part, row_major(part)}, {nullptr, c.dtype, {}, part, row_major(part)}};
   const auto list = std::make_shared<std::vector<WindowField>>(static_cast<std::size_t>(fields), view);
   return [=](std::byte* in, std::byte* out) {
-    for (std::int64_t f = 0; f < fields; ++f) {
-      WindowField& field = (*list)[static_cast<std::size_t>(f)];
-      field.in.data = in + f * of_field;
-      field.out.data = out + f * of_field;
+    std::int64_t at = 0;
+    for (WindowField& field : *list) {
+      field.in.data = in + at;
+      field.out.data = out + at;
+      at += of_field;
     }
     window->start(*list).finish();
   };
@@ -55,6 +60,6 @@ std::vector<TableRow> table(RankOfBench& rank) {
 int main(int argc, char** argv) {
   using weft::bench::Kind;
   return weft::bench::bench_main(
-      argc, argv, {{Kind::halo_rows, Kind::halo_columns, Kind::halo_fields}, {"shared", "foreign"}},
+      argc, argv, {{Kind::halo_rows, Kind::halo_columns, Kind::halo_four_columns, Kind::halo_3d, Kind::halo_fields, Kind::halo_3d_fields}, {"shared", "foreign"}},
       weft::bench::table, weft::bench::settings_of);
 }

@@ -41,6 +41,9 @@ def runs(a):
     table["bf16"] = (["all_reduce", "--dtype", "f32,bf16", *fast], False)
     table["all_reduce_bf16"] = (["all_reduce", "--dtype", "bf16", "--against", MPI + ",torch,deepspeed", *memory, *fast], False)
     table["p2p"] = (["p2p", "--against", MPI + ",gloo,torch", *fast], False)
+    for op in ("rows", "columns", "four_columns", "3d", "fields", "3d_fields"):
+        table["halo_" + op] = (["halo_" + op, "--against", "openmpi,mpich", "--memory", "shared,foreign", "--seconds", str(a.seconds),
+                                "--rounds", str(a.rounds)], False)
     table["facade"] = (["facade", "--seconds", "0.5", "--rounds", "3"], False)
     table["overlap"] = (["overlap", "--bytes", "262144,1048576,4194304", "--seconds", "1", "--rounds", "2"], True)
     table |= layers()

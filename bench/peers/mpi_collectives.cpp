@@ -46,12 +46,21 @@ std::string obstacle(const Case& c, const Types& types) {
   return "";
 }
 
-// A ring of ranks, as a communicator with neighbours.
-MPI_Comm ring_of(int ranks) {
-  static MPI_Comm ring = MPI_COMM_NULL;
-  if (ring == MPI_COMM_NULL) {
+// A ring of ranks, as a communicator with neighbours. In a ring of two both neighbours are one rank, and the implementations differ in which of
+// its two blocks goes where: `straight` where the first goes to the first.
+struct Ring {
+  MPI_Comm comm = MPI_COMM_NULL;
+  bool straight = false;
+};
+const Ring& ring_of(int ranks) {
+  static Ring ring;
+  if (ring.comm == MPI_COMM_NULL) {
     const int periodic = 1;
-    MPI_Cart_create(MPI_COMM_WORLD, 1, &ranks, &periodic, 0, &ring);
+    MPI_Cart_create(MPI_COMM_WORLD, 1, &ranks, &periodic, 0, &ring.comm);
+    const int sent[2] = {1, 2};
+    int came[2] = {0, 0};
+    MPI_Neighbor_alltoall(sent, 1, MPI_INT, came, 1, MPI_INT, ring.comm);
+    ring.straight = came[0] == 1;
   }
   return ring;
 }
@@ -63,15 +72,15 @@ struct Faces {
 };
 Faces faces_of(const Case& c, MPI_Datatype element) {
   Faces f{};
-  const int fields = c.kind == Kind::halo_fields ? kHaloFields : 1;
-  const int face = static_cast<int>(c.block()) / fields / 2;
+  const auto [fields, runs, run] = c.faces();
   const auto size = static_cast<MPI_Aint>(size_bytes(c.dtype));
-  if (c.kind == Kind::halo_columns) {
-    MPI_Type_vector(face, 1, 2, element, &f.type);
-    f.at = {{0, size}};
-  } else {
-    MPI_Type_contiguous(face, element, &f.type);
-    for (int i = 0; i < fields; ++i) f.at.push_back({2 * i * face * size, (2 * i + 1) * face * size});
+  if (runs > 1)
+    MPI_Type_vector(static_cast<int>(runs), static_cast<int>(run), static_cast<int>(2 * run), element, &f.type);
+  else
+    MPI_Type_contiguous(static_cast<int>(run), element, &f.type);
+  for (std::int64_t i = 0; i < fields; ++i) {
+    const MPI_Aint at = 2 * i * runs * run * size;
+    f.at.emplace_back(at, at + run * size);
   }
   MPI_Type_commit(&f.type);
   return f;
@@ -94,8 +103,7 @@ std::function<void(std::byte*, std::byte*)> halo_by_hand(const Case& c, int rank
   };
 }
 
-// As one call, with a type for all fields' faces on a side. In a ring of two ranks both neighbours are one rank, and MPI does not say which of its two
-// blocks goes where: there it is not measured.
+// As one call, with a type for all fields' faces on a side.
 std::function<void(std::byte*, std::byte*)> halo_of_neighbours(const Case& c, const Faces& f) {
   MPI_Datatype sides[2];
   for (int side = 0; side < 2; ++side) {
@@ -105,12 +113,12 @@ std::function<void(std::byte*, std::byte*)> halo_of_neighbours(const Case& c, co
     MPI_Type_create_hindexed(static_cast<int>(at.size()), ones.data(), at.data(), f.type, &sides[side]);
     MPI_Type_commit(&sides[side]);
   }
-  const MPI_Comm ring = ring_of(c.ranks);
-  return [ring, low = sides[0], high = sides[1]](std::byte* in, std::byte* out) {
+  const Ring& ring = ring_of(c.ranks);
+  return [comm = ring.comm, straight = ring.straight, low = sides[0], high = sides[1]](std::byte* in, std::byte* out) {
     const int counts[2] = {1, 1};
     const MPI_Aint none[2] = {0, 0};
-    const MPI_Datatype types[2] = {low, high};
-    MPI_Neighbor_alltoallw(in, counts, none, types, out, counts, none, types, ring);
+    const MPI_Datatype from[2] = {low, high}, swapped[2] = {high, low};
+    MPI_Neighbor_alltoallw(in, counts, none, from, out, counts, none, straight ? swapped : from, comm);
   };
 }
 
@@ -147,7 +155,10 @@ std::function<void(std::byte*, std::byte*)> call_of(const Case& c, int rank, con
       return [=](std::byte* in, std::byte* out) { MPI_Alltoall(in, block, type, out, block, type, world); };
     case Kind::halo_rows:
     case Kind::halo_columns:
-    case Kind::halo_fields: return halo_by_hand(c, rank, faces_of(c, type));
+    case Kind::halo_four_columns:
+    case Kind::halo_3d:
+    case Kind::halo_fields:
+    case Kind::halo_3d_fields: return halo_by_hand(c, rank, faces_of(c, type));
     case Kind::ping_pong:
       return [=](std::byte* in, std::byte* out) {
         if (rank == 0) {
@@ -193,7 +204,8 @@ void body(int argc, char** argv) {
   Spec spec = parse_spec(argc, argv,
                          {{Kind::all_reduce, Kind::reduce, Kind::broadcast, Kind::all_gather,
                            Kind::reduce_scatter, Kind::all_to_all, Kind::ping_pong, Kind::one_way,
-                           Kind::halo_rows, Kind::halo_columns, Kind::halo_fields}});
+                           Kind::halo_rows, Kind::halo_columns, Kind::halo_four_columns, Kind::halo_3d,
+                           Kind::halo_fields, Kind::halo_3d_fields}});
   spec.ranks = size;
   const Agree agree = [](std::int64_t mine) {
     MPI_Bcast(&mine, 1, MPI_INT64_T, 0, MPI_COMM_WORLD);
@@ -212,7 +224,7 @@ void body(int argc, char** argv) {
     }
     const auto buffers = std::make_shared<Buffers>(c, rank, allocate_pages);
     Times t = measure(prepare(buffers, call_of(c, rank, types)), agree, spec.seconds);
-    if (is_halo(c.kind) && c.ranks > 2) {  // whichever of the two does better
+    if (is_halo(c.kind)) {  // whichever of the two does better
       const Times other = measure(prepare(buffers, halo_of_neighbours(c, faces_of(c, types.of.at(c.dtype)))),
                                   agree, spec.seconds);
       if (agree(other.median_us < t.median_us ? 1 : 0) == 1) t = other;

@@ -222,7 +222,8 @@ TEST(WindowLinks, DroppingAnExchangeFailsTheGroup) {
     window.fetch(view(in), view(out));
     if (r.rank == 0) {
       { const WindowTransfer dropped = window.start(view(in), view(out)); }
-      expect_error(ErrorCode::aborted, "window: rank 0 dropped an exchange in flight",
+      expect_error(ErrorCode::aborted,
+                   "barrier: window: rank 0 dropped an exchange in flight [group \"world\", rank 0]",
                    [&] { r.group().barrier().wait(); });
     } else {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -298,9 +299,9 @@ TEST(WindowPlans, FieldsThatDifferLaterAreTold) {
   for (const int change : {0, 1, 2})
     expect_mismatch(
         2,
-        change == 0   ? "rank 1 gave 1 field: i32, 4 bytes"
-        : change == 1 ? "rank 1 gave 2 fields: f32, f32, 8 bytes"
-                      : "rank 1 gave the adjoint of 1 field: f32, 4 bytes",
+        change == 0   ? "1 field: i32, 4 bytes"
+        : change == 1 ? "2 fields: f32, f32, 8 bytes"
+                      : "the adjoint of 1 field: f32, 4 bytes",
         [&](Rank& r, const DeviceMesh& mesh) {
           const Partition x(make_layout(mesh, {Shard{0}}, {4}));
           const Window window(x, {WindowDim::halo(x, 0, 1, 1, Edge::zero())});
@@ -356,10 +357,6 @@ TEST(WindowMemory, InterleavedFieldsAreApart) {
             "window: out of field 0 and out of field 1 overlap; expected apart");
     refused({{field(1, 3, 0), field(0, 5, 0)}, {field(0, 3, 0), field(0, 5, 1)}},
             "window: in of field 1 and out of field 0 overlap; expected apart");
-    // An element wide as two of the others.
-    TensorView wide = field(0, 5, 1);
-    wide.dtype = DType::f64;
-    wide.strides = {9, 3};
     TensorView flat = field(0, 5, 0);
     flat.strides = {0, 3};
     refused({{view(apart.data(), {3, 3}), flat}},
@@ -397,7 +394,7 @@ TEST(WindowMemory, StridedFieldsOfOtherSizesAreJudgedByTheirBytes) {
   expect_error(ErrorCode::bad_argument, "window: out of field 0 and out of field 1 overlap; expected apart", [&] {
     fetched(at(256, DType::u8, 1), at(6, DType::u8, 3), at(320, DType::u8, 1), at(0, DType::u8, 5));
   });
-  fetched(at(256, DType::u8, 1), at(7, DType::u8, 3), at(320, DType::u8, 1), at(0, DType::u8, 5));
+  fetched(at(256, DType::u8, 1), at(8, DType::u8, 3), at(320, DType::u8, 1), at(0, DType::u8, 5));
 }
 
 TEST(WindowBounds, TurnsAndBoxesAreBounded) {

@@ -26,7 +26,8 @@ using json = nlohmann::ordered_json;
 using Who = Competitor::Who;
 
 const std::vector<std::string> kMessages = {"ping_pong", "one_way"},
-                               kHalos = {"halo_rows", "halo_columns", "halo_fields"};
+                               kHalos = {"halo_rows", "halo_columns", "halo_four_columns",
+                                         "halo_3d",   "halo_fields",  "halo_3d_fields"};
 struct Operation {
   std::string name, program, about;
 };
@@ -38,7 +39,13 @@ const std::vector<Operation> kOperations = {
     {"all_to_all", "collectives_bench", "every rank gets a block from each rank"},
     {"reduce", "collectives_bench", "the root gets the sum"},
     {"p2p", "p2p_bench", "half of a round trip, and a window of messages one way"},
-    {"halo", "halo_bench", "faces of both neighbours in a ring: rows, columns, and rows of eight fields"},
+    {"halo", "halo_bench", "faces of both neighbours in a ring: all of the following"},
+    {"halo_rows", "halo_bench", "rows of a matrix"},
+    {"halo_columns", "halo_bench", "columns of a matrix"},
+    {"halo_four_columns", "halo_bench", "four columns of a matrix"},
+    {"halo_3d", "halo_bench", "faces of a cuboid"},
+    {"halo_fields", "halo_bench", "rows of eight matrices in one exchange"},
+    {"halo_3d_fields", "halo_bench", "faces of eight cuboids in one exchange"},
     {"facade", "facade_bench", "what ProcessGroup costs above its transport, ours alone"},
     {"overlap", "overlap_bench", "what Progress::thread hides behind computation, ours alone"},
     {"layers", "layers_bench", "layers of a model on one rank and over several (--tp), and in torch"},
@@ -101,7 +108,7 @@ void check(Options& o) {
   check("--memory", o.memory, {"shared", "foreign", "single_copy", "staged"});
   for (const std::string& backend : o.backends) check_backend(backend);
   if (!o.place.empty()) check("--place", {o.place}, {"in", "out"});
-  if (o.place == "in" && (o.op == "all_to_all" || o.op == "p2p" || o.op == "halo"))
+  if (o.place == "in" && (o.op == "all_to_all" || o.op == "p2p" || o.op.starts_with("halo")))
     refuse("--place", "in", "out: " + o.op + " has no form in place");
   check("--buffers", {o.buffers}, {"hot", "rotating"});
   check("--ranks-as", {o.ranks_as}, {"processes", "threads"});
@@ -385,6 +392,8 @@ int run_bench(Options o) {
       o.bytes = {8, 2048, 32768, 524288, 8388608};
     } else if (o.op == "overlap") {
       o.bytes = {1 << 20};
+    } else if (o.op.starts_with("halo")) {
+      o.bytes = {128, 1024, 8192, 65536, 524288, 4194304, 8388608};  // faces of half of them
     } else {
       for (std::int64_t b = 8; b <= 128 << 20; b *= 4) o.bytes.push_back(b);
     }
