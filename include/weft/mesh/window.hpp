@@ -138,14 +138,20 @@ class [[nodiscard]] WindowTransfer {
 /// of one rank it is a local copy. A message between a pair of ranks carries all fields of a call that have one dtype, packed, but what is 16 KiB or more of a field
 /// goes alone. What lies in one piece in memory is sent from there, and received there.
 ///
-/// It uses send and recv with tag kTag in the group of the axes that cut the dimensions named.
+/// Where the ranks share memory (shm) there are no messages: each pair of ranks has a link. Up to 1 KiB is packed beside a flag; what is more is copied once,
+/// from the sender's memory to its place here.
+///
+/// It uses messages with the tags kTag and kTag - 1 in the group of the axes that cut the dimensions named. The first start() of a Window waits for that of
+/// the other ranks: they compare what they gave, and all throw mismatch where that differs: `window: edge before of dimension 0 is reflect on rank 1 and zero on
+/// rank 0; expected the same on all ranks`.
 class Window {
  public:
   static constexpr int kTag = 0x7fff0057;
 
   /// `dims`: the dimensions of which a window is wanted; of the others it has this rank's part as it is. No communication. Every rank gives the
   /// same, so that all throw the same. Throws bad_argument where a dimension is named twice or does not exist; where `wanted` has
-  /// not one entry for each part; for a range that ends before it begins, that has an index farther than 2^60 from 0, or that reaches where the edge rule has nothing: `window: dimension 2:
+  /// not one entry for each part; for a range that ends before it begins, that has an index farther than 2^60 from 0, or that reaches where the edge rule has nothing, or goes more than 65536 times round a periodic dimension; where
+  /// windows have more than 2^20 boxes (a box: one of each dimension's pieces within, before, beyond, and of each turn): `window: dimension 2:
   /// part 1 wants [3, 9) of 8; with edge none expected within [0, 8)`.
   Window(Partition x, std::vector<WindowDim> dims);
 
@@ -160,9 +166,10 @@ class Window {
   IndexRange own(int dim) const;
 
   /// out = the window on in. Collective among the ranks of the axes that cut the dimensions named. `in` may be a part of `out`, the
-  /// place in it where this rank's own elements belong: then they are not copied. Other overlap of memory is not allowed.
+  /// place in it where this rank's own elements belong: then they are not copied. Other overlap of what is written, with any field, is not allowed;
+  /// views that are interleaved do not overlap.
   /// Throws bad_argument naming the field whose shape does not fit, whose dtypes or devices differ, or that has no memory. finish() throws mismatch where
-  /// another rank gave a field of another dtype.
+  /// another rank gave other fields (their number, dtypes, sizes), and the group fails.
   WindowTransfer start(std::span<const WindowField> fields, Stream stream = {}) const;
   WindowTransfer start(const ConstTensorView& in, const TensorView& out, Stream stream = {}) const;
   void fetch(const ConstTensorView& in, const TensorView& out, Stream stream = {}) const {

@@ -138,7 +138,7 @@ void agree(const Window::Plan& plan, const std::vector<Form>& forms, Device devi
   // Where the group's transport is on a device, its collectives are there, too: then messages compare dtypes and counts alone.
   if (group.traits().device) return;
   std::vector<std::uint64_t> all(n);
-  group.all_gather(view(&hash.value, {1}), view(all)).wait();
+  group.all_gather(view(&hash.value, 1), view(all)).wait();
   if (std::all_of(all.begin(), all.end(), [&](std::uint64_t h) { return h == all[0]; })) return;
 
   std::string list;

@@ -78,8 +78,8 @@ std::shared_ptr<Links> make(ProcessGroup& group) {
   std::vector<Introduction> all(static_cast<std::size_t>(n));
   constexpr auto kBytes = static_cast<std::int64_t>(sizeof(Introduction));
   group
-      .all_gather(view(reinterpret_cast<const std::uint8_t*>(&mine), {kBytes}),
-                  view(reinterpret_cast<std::uint8_t*>(all.data()), {kBytes * n}))
+      .all_gather(view(reinterpret_cast<const std::uint8_t*>(&mine), kBytes),
+                  view(reinterpret_cast<std::uint8_t*>(all.data()), kBytes * n))
       .wait();
   std::vector<PeerProcessRef> processes;
   std::vector<bool> readable;
@@ -92,7 +92,7 @@ std::shared_ptr<Links> make(ProcessGroup& group) {
                         std::string("windows are exchanged by messages: ") + e.what());
   }
   std::vector<std::uint8_t> have(static_cast<std::size_t>(n));
-  group.all_gather(view(&met, {1}), view(have)).wait();
+  group.all_gather(view(&met, 1), view(have)).wait();
   for (const std::uint8_t h : have)
     if (h == 0) return nullptr;
   return std::make_shared<Links>(group, std::move(region), std::move(processes), readable);
@@ -163,7 +163,7 @@ void Links::answer() {
     std::uint64_t wish = waits.load(std::memory_order_seq_cst);
     if (wish == 0 || wish > e.next || !waits.compare_exchange_strong(wish, 0, std::memory_order_seq_cst)) continue;
     static constexpr std::uint8_t kToken = 1;
-    group_->send(view(&kToken, {1}), e.rank, {.tag = kTokenTag}).wait();
+    group_->send(view(&kToken, 1), e.rank, {.tag = kTokenTag}).wait();
   }
 }
 
@@ -210,7 +210,7 @@ void Links::await(const LinkedSteps::Wish& wish) {
   full_fence();
   if (std::uint64_t mine = wish.value; fulfilled() && waits.compare_exchange_strong(mine, 0, std::memory_order_seq_cst)) return;
   std::uint8_t token = 0;
-  Work message = group_->recv(view(&token, {1}), wish.rank, {.tag = kTokenTag});
+  Work message = group_->recv(view(&token, 1), wish.rank, {.tag = kTokenTag});
   try {
     while (!message.wait_for(std::chrono::milliseconds(1))) progress();
   } catch (...) {

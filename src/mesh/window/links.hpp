@@ -28,7 +28,7 @@ inline constexpr std::uint64_t kSlots = 2;             ///< of a link
 inline constexpr std::int64_t kSlotBytes = 32 << 10;   ///< packed bytes in one
 inline constexpr std::size_t kAboutBytes = 192;        ///< text of what a slot holds
 inline constexpr std::size_t kMostPlaces = 32;         ///< fields whose memory a slot may name
-inline constexpr int kTokenTag = 0x7fff0058;           ///< of the messages of one byte
+inline constexpr int kTokenTag = 0x7fff0056;           ///< of the messages of one byte
 
 /// Where a field of the sender begins.
 struct Place {
