@@ -274,16 +274,16 @@ TEST(WindowPlans, ThatDifferAreToldAtTheFirstStart) {
                     const std::int64_t wide = r.rank == 1 ? 0 : 1;
                     fetch(cut(mesh), {WindowDim::halo(cut(mesh), 0, wide, wide, Edge::zero())});
                   });
-  expect_mismatch(2, "window: edge before of dimension 0 is reflect on rank 1 and constant(2.5) on rank 0",
+  expect_mismatch(2, "window: the edge before dimension 0 is reflect on rank 1 and constant(2.5) on rank 0",
                   [&](Rank& r, const DeviceMesh& mesh) {
                     fetch(cut(mesh),
                           {WindowDim::halo(cut(mesh), 0, 1, 1, r.rank == 1 ? Edge::reflect() : Edge::constant(2.5))});
                   });
-  expect_mismatch(2, "window: the fields is 1 field: i32 on rank 1 and 1 field: f32 on rank 0",
+  expect_mismatch(2, "window: the list of fields is 1 field: i32 on rank 1 and 1 field: f32 on rank 0",
                   [&](Rank& r, const DeviceMesh& mesh) {
                     fetch(cut(mesh), {WindowDim::halo(cut(mesh), 0, 1, 1, Edge::zero())}, 1, r.rank == 1);
                   });
-  expect_mismatch(2, "window: the fields is 3 fields: f32, f32, f32 on rank 1 and 1 field: f32 on rank 0",
+  expect_mismatch(2, "window: the list of fields is 3 fields: f32, f32, f32 on rank 1 and 1 field: f32 on rank 0",
                   [&](Rank& r, const DeviceMesh& mesh) {
                     fetch(cut(mesh), {WindowDim::halo(cut(mesh), 0, 1, 1, Edge::zero())}, r.rank == 1 ? 3 : 1);
                   });

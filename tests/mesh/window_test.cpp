@@ -311,6 +311,37 @@ TEST(Window, BeyondThePolesOfAGlobe) {
     });
 }
 
+// Three dimensions cut anywhere, parts that are empty, and at each end of the latitude a pole or another edge.
+TEST(Window, AnyRangesBeyondThePoles) {
+  for (const int n : {2, 4, 8})
+    run_ranks(test::Ranks::threads, n, [&](Rank& r) {
+      const int z = n == 8 ? 2 : 1, lat = n >= 4 ? 2 : 1;
+      const DeviceMesh mesh(r.group(), {{"z", z}, {"lat", lat}, {"lon", 2}});
+      Draw draw{std::mt19937(static_cast<unsigned>(7 * n))};
+      for (int i = 0; i < 80; ++i) {
+        const Shape global{draw.number(1, 3), draw.number(1, 7), 2 * draw.number(1, 4)};
+        const Partition x(mesh, global,
+                          {{0, {"z"}, draw.cuts(global[0], z)},
+                           {1, {"lat"}, draw.cuts(global[1], lat)},
+                           {2, {"lon"}, draw.cuts(global[2], 2)}});
+        WindowDim latitude{1, {}, Edge::pole(2), draw.number(0, 1) == 0 ? Edge::pole(2) : draw.edge(global[1])};
+        if (draw.number(0, 3) == 0) std::swap(latitude.before, latitude.after);
+        const auto reach = [&](const Edge& e) {
+          return e.kind == Edge::Kind::pole ? std::min<std::int64_t>(5, global[1]) : Draw::reach(e, global[1]);
+        };
+        for (int p = 0; p < lat; ++p) {
+          const std::int64_t lo = draw.number(-reach(latitude.before), global[1] + reach(latitude.after));
+          latitude.wanted.push_back({{lo, draw.number(lo, global[1] + reach(latitude.after))}});
+        }
+        std::vector<WindowDim> dims{latitude};
+        if (draw.number(0, 1) == 0) dims.push_back(draw.window(2, global[2], 2));
+        if (draw.number(0, 1) == 0) dims.push_back(draw.window(0, global[0], z));
+        if (draw.number(0, 1) == 0) std::ranges::reverse(dims);
+        ASSERT_NO_FATAL_FAILURE(check(r.group(), x, dims));
+      }
+    });
+}
+
 // Rows l, l + n, l + 2 n, …: the far windows of attention. There and back.
 TEST(Window, PartsOfSeveralRanges) {
   run_ranks(test::Ranks::threads, 3, [](Rank& r) {

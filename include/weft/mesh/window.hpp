@@ -142,7 +142,7 @@ class [[nodiscard]] WindowTransfer {
 /// from the sender's memory to its place here.
 ///
 /// It uses messages with the tags kTag and kTag - 1 in the group of the axes that cut the dimensions named. The first start() of a Window waits for that of
-/// the other ranks: they compare what they gave, and all throw mismatch where that differs: `window: edge before of dimension 0 is reflect on rank 1 and zero on
+/// the other ranks: they compare what they gave, and all throw mismatch where that differs: `window: the edge before dimension 0 is reflect on rank 1 and zero on
 /// rank 0; expected the same on all ranks`.
 class Window {
  public:

@@ -56,11 +56,11 @@ void each_given(const Window::Plan& plan, const std::vector<Form>& forms, Device
       see([&] { return fmt::format("what part {} wants of dimension {}", p, want.dim); },
           [&] { return text_of(want.wanted[p]); });
     }
-    see([&] { return fmt::format("edge before of dimension {}", want.dim); }, [&] { return text_of(want.before); });
-    see([&] { return fmt::format("edge after of dimension {}", want.dim); }, [&] { return text_of(want.after); });
+    see([&] { return fmt::format("the edge before dimension {}", want.dim); }, [&] { return text_of(want.before); });
+    see([&] { return fmt::format("the edge after dimension {}", want.dim); }, [&] { return text_of(want.after); });
   }
   see([] { return std::string("the number of dimensions"); }, [&] { return fmt::format("{}", plan.wanted.size()); });
-  see([] { return std::string("the fields"); }, [&] { return fields_text(forms, adjoint); });
+  see([] { return std::string("the list of fields"); }, [&] { return fields_text(forms, adjoint); });
   for (std::size_t f = 0; f < forms.size(); ++f)
     for (int d = 0; d < forms[f].shape.rank(); ++d)
       if (std::none_of(plan.wanted.begin(), plan.wanted.end(), [&](const WindowDim& w) { return w.dim == d; }))
