@@ -13,13 +13,14 @@ namespace {
 
 // Each rank holds two faces of the ring and wants the one before them and the one after.
 std::function<void(std::byte*, std::byte*)> call_of(const DeviceMesh& mesh, const Case& c) {
-  const auto [fields, runs, run] = c.faces();
+  const Case::Faces faces = c.faces();
+  const std::int64_t fields = faces.fields, runs = faces.runs, run = faces.run;
   const std::int64_t n = mesh.size(), wide = c.kind == Kind::halo_four_columns ? 4 : 1;
   const bool rows = c.kind == Kind::halo_rows || c.kind == Kind::halo_fields;
   const bool cuboid = c.kind == Kind::halo_3d || c.kind == Kind::halo_3d_fields;
   const int dim = rows ? 0 : 1;
-  const auto shape_of = [&](std::int64_t faces) {
-    return rows ? Shape{faces, run} : cuboid ? Shape{runs, faces, run} : Shape{runs, faces * wide};
+  const auto shape_of = [&](std::int64_t count) {
+    return rows ? Shape{count, run} : cuboid ? Shape{runs, count, run} : Shape{runs, count * wide};
   };
   const Shape whole = shape_of(2 * n), part = shape_of(2);
   WindowDim want{dim, {}, Edge::periodic(), Edge::periodic()};
