@@ -16,13 +16,20 @@ namespace weft::bench {
 namespace {
 
 constexpr std::pair<Kind, std::string_view> kNames[] = {
-    {Kind::all_reduce, "all_reduce"},         {Kind::reduce, "reduce"},
-    {Kind::broadcast, "broadcast"},           {Kind::all_gather, "all_gather"},
-    {Kind::reduce_scatter, "reduce_scatter"}, {Kind::all_to_all, "all_to_all"},
-    {Kind::ping_pong, "ping_pong"},           {Kind::one_way, "one_way"},
-    {Kind::halo_rows, "halo_rows"},           {Kind::halo_columns, "halo_columns"},
-    {Kind::halo_four_columns, "halo_four_columns"}, {Kind::halo_3d, "halo_3d"},
-    {Kind::halo_fields, "halo_fields"},       {Kind::halo_3d_fields, "halo_3d_fields"},
+    {Kind::all_reduce, "all_reduce"},
+    {Kind::reduce, "reduce"},
+    {Kind::broadcast, "broadcast"},
+    {Kind::all_gather, "all_gather"},
+    {Kind::reduce_scatter, "reduce_scatter"},
+    {Kind::all_to_all, "all_to_all"},
+    {Kind::ping_pong, "ping_pong"},
+    {Kind::one_way, "one_way"},
+    {Kind::halo_rows, "halo_rows"},
+    {Kind::halo_columns, "halo_columns"},
+    {Kind::halo_four_columns, "halo_four_columns"},
+    {Kind::halo_3d, "halo_3d"},
+    {Kind::halo_fields, "halo_fields"},
+    {Kind::halo_3d_fields, "halo_3d_fields"},
 };
 
 constexpr std::int64_t kRotatingBytes = 256 << 20;

@@ -29,7 +29,8 @@ std::function<void(std::byte*, std::byte*)> call_of(const DeviceMesh& mesh, cons
   const auto window =
       std::make_shared<const Window>(Partition(make_layout(mesh, {Shard{dim}}, whole)), std::vector{want});
   const std::int64_t of_field = part.count() * size_bytes(c.dtype);
-  const WindowField view{{nullptr, c.dtype, {}, part, row_major(part)}, {nullptr, c.dtype, {}, part, row_major(part)}};
+  const WindowField view{{nullptr, c.dtype, {}, part, row_major(part)},
+                         {nullptr, c.dtype, {}, part, row_major(part)}};
   const auto list = std::make_shared<std::vector<WindowField>>(static_cast<std::size_t>(fields), view);
   return [=](std::byte* in, std::byte* out) {
     std::int64_t at = 0;
@@ -60,7 +61,9 @@ std::vector<TableRow> table(RankOfBench& rank) {
 
 int main(int argc, char** argv) {
   using weft::bench::Kind;
-  return weft::bench::bench_main(
-      argc, argv, {{Kind::halo_rows, Kind::halo_columns, Kind::halo_four_columns, Kind::halo_3d, Kind::halo_fields, Kind::halo_3d_fields}, {"shared", "foreign"}},
-      weft::bench::table, weft::bench::settings_of);
+  return weft::bench::bench_main(argc, argv,
+                                 {{Kind::halo_rows, Kind::halo_columns, Kind::halo_four_columns,
+                                   Kind::halo_3d, Kind::halo_fields, Kind::halo_3d_fields},
+                                  {"shared", "foreign"}},
+                                 weft::bench::table, weft::bench::settings_of);
 }

@@ -75,7 +75,8 @@ Faces faces_of(const Case& c, MPI_Datatype element) {
   const auto [fields, runs, run] = c.faces();
   const auto size = static_cast<MPI_Aint>(size_bytes(c.dtype));
   if (runs > 1)
-    MPI_Type_vector(static_cast<int>(runs), static_cast<int>(run), static_cast<int>(2 * run), element, &f.type);
+    MPI_Type_vector(static_cast<int>(runs), static_cast<int>(run), static_cast<int>(2 * run), element,
+                    &f.type);
   else
     MPI_Type_contiguous(static_cast<int>(run), element, &f.type);
   for (std::int64_t i = 0; i < fields; ++i) {
@@ -114,7 +115,8 @@ std::function<void(std::byte*, std::byte*)> halo_of_neighbours(const Case& c, co
     MPI_Type_commit(&sides[side]);
   }
   const Ring& ring = ring_of(c.ranks);
-  return [comm = ring.comm, straight = ring.straight, low = sides[0], high = sides[1]](std::byte* in, std::byte* out) {
+  return [comm = ring.comm, straight = ring.straight, low = sides[0], high = sides[1]](std::byte* in,
+                                                                                       std::byte* out) {
     const int counts[2] = {1, 1};
     const MPI_Aint none[2] = {0, 0};
     const MPI_Datatype from[2] = {low, high}, swapped[2] = {high, low};
@@ -201,11 +203,11 @@ void body(int argc, char** argv) {
   int rank = 0, size = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
-  Spec spec = parse_spec(argc, argv,
-                         {{Kind::all_reduce, Kind::reduce, Kind::broadcast, Kind::all_gather,
-                           Kind::reduce_scatter, Kind::all_to_all, Kind::ping_pong, Kind::one_way,
-                           Kind::halo_rows, Kind::halo_columns, Kind::halo_four_columns, Kind::halo_3d,
-                           Kind::halo_fields, Kind::halo_3d_fields}});
+  Spec spec =
+      parse_spec(argc, argv,
+                 {{Kind::all_reduce, Kind::reduce, Kind::broadcast, Kind::all_gather, Kind::reduce_scatter,
+                   Kind::all_to_all, Kind::ping_pong, Kind::one_way, Kind::halo_rows, Kind::halo_columns,
+                   Kind::halo_four_columns, Kind::halo_3d, Kind::halo_fields, Kind::halo_3d_fields}});
   spec.ranks = size;
   const Agree agree = [](std::int64_t mine) {
     MPI_Bcast(&mine, 1, MPI_INT64_T, 0, MPI_COMM_WORLD);

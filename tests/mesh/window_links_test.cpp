@@ -59,13 +59,15 @@ void check(Rank& r, const Exchange& e, int steps) {
       for (std::int64_t i = 0; i < 2; ++i)
         for (std::int64_t j = 0; j < columns; ++j)
           at(in[static_cast<std::size_t>(f)], 2, i, j) = element(f, 2 * r.rank + i, j, step);
-    if (step == 2 && r.rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the others sleep
+    if (step == 2 && r.rank == 0)
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the others sleep
     window.start(fields).finish();
     std::int64_t wrong = 0;
     for (std::int64_t f = 0; f < e.fields; ++f)
       for (std::int64_t i = 0; i < 4; ++i)
         for (std::int64_t j = 0; j < columns; ++j)
-          wrong += at(out[static_cast<std::size_t>(f)], 4, i, j) != element(f, (2 * r.rank + i - 1 + n) % n, j, step);
+          wrong += at(out[static_cast<std::size_t>(f)], 4, i, j) !=
+                   element(f, (2 * r.rank + i - 1 + n) % n, j, step);
     ASSERT_EQ(wrong, 0) << "step " << step;
     // <A x, y> = <x, A' y> with y = x of the window: each element is in its own window and in one neighbour's.
     std::vector<WindowField> back;
@@ -141,7 +143,8 @@ TEST(WindowLinks, ManyInFlight) {
           std::vector<std::vector<int>> in, out;
           std::vector<WindowTransfer> flights;
           for (int i = 0; i < 7; ++i) {
-            if ((i + round) % 3 == r.rank && columns == 300) std::this_thread::sleep_for(std::chrono::milliseconds(3));
+            if ((i + round) % 3 == r.rank && columns == 300)
+              std::this_thread::sleep_for(std::chrono::milliseconds(3));
             const bool two = i % 2 == 0;
             in.emplace_back(size, 100 * i + r.rank);
             out.emplace_back(size * (two ? 3 : 2), -1);
@@ -181,7 +184,8 @@ TEST(WindowLinks, ARankThatDoesNotComeIsNamed) {
               ADD_FAILURE() << "nobody came";
             } catch (const Error& e) {
               EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
-              EXPECT_EQ(std::vector<int>(e.ranks().begin(), e.ranks().end()), std::vector<int>{1}) << e.what();
+              EXPECT_EQ(std::vector<int>(e.ranks().begin(), e.ranks().end()), std::vector<int>{1})
+                  << e.what();
             }
             EXPECT_THROW(window.fetch(view(in), view(out)), Error);  // the group has failed
           }
@@ -238,7 +242,8 @@ TEST(WindowLinks, DroppingAnExchangeFailsTheGroup) {
 }
 
 // Ranks that mean different things: every one is told which argument, and what two of them gave.
-void expect_mismatch(int ranks, const std::string& text, const std::function<void(Rank&, const DeviceMesh&)>& body) {
+void expect_mismatch(int ranks, const std::string& text,
+                     const std::function<void(Rank&, const DeviceMesh&)>& body) {
   run_ranks(Ranks::threads, ranks, [&](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"y", -1}});
     try {
@@ -252,7 +257,8 @@ void expect_mismatch(int ranks, const std::string& text, const std::function<voi
 }
 
 TEST(WindowPlans, ThatDifferAreToldAtTheFirstStart) {
-  const auto fetch = [](const Partition& x, const std::vector<WindowDim>& dims, int fields = 1, bool ints = false) {
+  const auto fetch = [](const Partition& x, const std::vector<WindowDim>& dims, int fields = 1,
+                        bool ints = false) {
     const Window window(x, dims);
     std::vector<std::vector<float>> memory;
     std::vector<WindowField> list;
@@ -268,7 +274,8 @@ TEST(WindowPlans, ThatDifferAreToldAtTheFirstStart) {
   };
   const auto cut = [](const DeviceMesh& mesh) { return Partition(make_layout(mesh, {Shard{0}}, {9, 2})); };
   expect_mismatch(3,
-                  "window: what part 0 wants of dimension 0 is [[0, 3)] on rank 1 and [[-1, 4)] on rank 0; expected the same "
+                  "window: what part 0 wants of dimension 0 is [[0, 3)] on rank 1 and [[-1, 4)] on rank 0; "
+                  "expected the same "
                   "on all ranks",
                   [&](Rank& r, const DeviceMesh& mesh) {
                     const std::int64_t wide = r.rank == 1 ? 0 : 1;
@@ -276,17 +283,18 @@ TEST(WindowPlans, ThatDifferAreToldAtTheFirstStart) {
                   });
   expect_mismatch(2, "window: the edge before dimension 0 is reflect on rank 1 and constant(2.5) on rank 0",
                   [&](Rank& r, const DeviceMesh& mesh) {
-                    fetch(cut(mesh),
-                          {WindowDim::halo(cut(mesh), 0, 1, 1, r.rank == 1 ? Edge::reflect() : Edge::constant(2.5))});
+                    fetch(cut(mesh), {WindowDim::halo(cut(mesh), 0, 1, 1,
+                                                      r.rank == 1 ? Edge::reflect() : Edge::constant(2.5))});
                   });
   expect_mismatch(2, "window: the list of fields is 1 field: i32 on rank 1 and 1 field: f32 on rank 0",
                   [&](Rank& r, const DeviceMesh& mesh) {
                     fetch(cut(mesh), {WindowDim::halo(cut(mesh), 0, 1, 1, Edge::zero())}, 1, r.rank == 1);
                   });
-  expect_mismatch(2, "window: the list of fields is 3 fields: f32, f32, f32 on rank 1 and 1 field: f32 on rank 0",
-                  [&](Rank& r, const DeviceMesh& mesh) {
-                    fetch(cut(mesh), {WindowDim::halo(cut(mesh), 0, 1, 1, Edge::zero())}, r.rank == 1 ? 3 : 1);
-                  });
+  expect_mismatch(
+      2, "window: the list of fields is 3 fields: f32, f32, f32 on rank 1 and 1 field: f32 on rank 0",
+      [&](Rank& r, const DeviceMesh& mesh) {
+        fetch(cut(mesh), {WindowDim::halo(cut(mesh), 0, 1, 1, Edge::zero())}, r.rank == 1 ? 3 : 1);
+      });
   expect_mismatch(2, "window: what part 0 holds of dimension 0 is [[0, 4)] on rank 1 and [[0, 5)] on rank 0",
                   [&](Rank& r, const DeviceMesh& mesh) {
                     const std::int64_t at = r.rank == 1 ? 4 : 5;
@@ -297,30 +305,29 @@ TEST(WindowPlans, ThatDifferAreToldAtTheFirstStart) {
 
 TEST(WindowPlans, FieldsThatDifferLaterAreTold) {
   for (const int change : {0, 1, 2})
-    expect_mismatch(
-        2,
-        change == 0   ? "1 field: i32, 4 bytes"
-        : change == 1 ? "2 fields: f32, f32, 8 bytes"
-                      : "the adjoint of 1 field: f32, 4 bytes",
-        [&](Rank& r, const DeviceMesh& mesh) {
-          const Partition x(make_layout(mesh, {Shard{0}}, {4}));
-          const Window window(x, {WindowDim::halo(x, 0, 1, 1, Edge::zero())});
-          std::vector<float> in(2), out(4), in2(2), out2(4);
-          std::vector<std::int32_t> ints(2), ints_out(4);
-          window.fetch(view(in), view(out));
-          if (r.rank == 0) {
-            window.fetch(view(in), view(out));
-          } else if (change == 0) {
-            window.fetch(view(ints), view(ints_out));
-          } else if (change == 1) {
-            const WindowField two[]{{view(in), view(out)}, {view(in2), view(out2)}};
-            window.start(two).finish();
-          } else {
-            window.adjoint(view(out), view(in));
-          }
-          // It may have found what it wanted; then it learns of the failure here.
-          r.group().barrier().wait();
-        });
+    expect_mismatch(2,
+                    change == 0   ? "1 field: i32, 4 bytes"
+                    : change == 1 ? "2 fields: f32, f32, 8 bytes"
+                                  : "the adjoint of 1 field: f32, 4 bytes",
+                    [&](Rank& r, const DeviceMesh& mesh) {
+                      const Partition x(make_layout(mesh, {Shard{0}}, {4}));
+                      const Window window(x, {WindowDim::halo(x, 0, 1, 1, Edge::zero())});
+                      std::vector<float> in(2), out(4), in2(2), out2(4);
+                      std::vector<std::int32_t> ints(2), ints_out(4);
+                      window.fetch(view(in), view(out));
+                      if (r.rank == 0) {
+                        window.fetch(view(in), view(out));
+                      } else if (change == 0) {
+                        window.fetch(view(ints), view(ints_out));
+                      } else if (change == 1) {
+                        const WindowField two[]{{view(in), view(out)}, {view(in2), view(out2)}};
+                        window.start(two).finish();
+                      } else {
+                        window.adjoint(view(out), view(in));
+                      }
+                      // It may have found what it wanted; then it learns of the failure here.
+                      r.group().barrier().wait();
+                    });
 }
 
 // Fields in one array: judged by their elements, not by the bytes between the first and the last.
@@ -338,7 +345,8 @@ TEST(WindowMemory, InterleavedFieldsAreApart) {
     for (std::int64_t i = 0; i < 3; ++i)
       for (std::int64_t j = 0; j < 3; ++j)
         for (std::int64_t f = 0; f < 2; ++f)
-          cells[static_cast<std::size_t>((i + 1) * 9 + j * 3 + f)] = static_cast<int>((r.rank * 3 + i) * 10 + j + 100 * f);
+          cells[static_cast<std::size_t>((i + 1) * 9 + j * 3 + f)] =
+              static_cast<int>((r.rank * 3 + i) * 10 + j + 100 * f);
     const WindowField fields[]{{field(1, 3, 0), field(0, 5, 0)}, {field(1, 3, 1), field(0, 5, 1)}};
     window.start(fields).finish();
     for (std::int64_t i = 0; i < 5; ++i)
@@ -360,7 +368,8 @@ TEST(WindowMemory, InterleavedFieldsAreApart) {
     TensorView flat = field(0, 5, 0);
     flat.strides = {0, 3};
     refused({{view(apart.data(), {3, 3}), flat}},
-            "window: out has strides (0, 3) of (5, 3): elements share memory; expected each in a place of its own");
+            "window: out has strides (0, 3) of (5, 3): elements share memory; expected each in a place of "
+            "its own");
   });
 }
 
@@ -377,23 +386,27 @@ TEST(WindowMemory, StridedFieldsOfOtherSizesAreJudgedByTheirBytes) {
     v.strides = {stride};
     return v;
   };
-  const auto fetched = [&](const TensorView& a_in, const TensorView& a_out, const TensorView& b_in, const TensorView& b_out) {
+  const auto fetched = [&](const TensorView& a_in, const TensorView& a_out, const TensorView& b_in,
+                           const TensorView& b_out) {
     const WindowField fields[]{{a_in, a_out}, {b_in, b_out}};
     window.start(fields).finish();
   };
   // Every 16 bytes: 8 of a double, 4 of a float behind it, 2 and 2 of shorts.
   fetched(at(256, DType::f64, 1), at(0, DType::f64, 2), at(320, DType::f32, 1), at(8, DType::f32, 4));
   fetched(at(256, DType::i16, 1), at(12, DType::i16, 8), at(320, DType::i16, 1), at(14, DType::i16, 8));
-  expect_error(ErrorCode::bad_argument, "window: out of field 0 and out of field 1 overlap; expected apart", [&] {
-    fetched(at(256, DType::f64, 1), at(0, DType::f64, 2), at(320, DType::f32, 1), at(4, DType::f32, 4));
-  });
-  expect_error(ErrorCode::bad_argument, "window: out of field 0 and out of field 1 overlap; expected apart", [&] {
-    fetched(at(256, DType::f64, 1), at(0, DType::f64, 2), at(320, DType::i16, 1), at(54, DType::i16, -8));
-  });
+  expect_error(
+      ErrorCode::bad_argument, "window: out of field 0 and out of field 1 overlap; expected apart", [&] {
+        fetched(at(256, DType::f64, 1), at(0, DType::f64, 2), at(320, DType::f32, 1), at(4, DType::f32, 4));
+      });
+  expect_error(
+      ErrorCode::bad_argument, "window: out of field 0 and out of field 1 overlap; expected apart", [&] {
+        fetched(at(256, DType::f64, 1), at(0, DType::f64, 2), at(320, DType::i16, 1), at(54, DType::i16, -8));
+      });
   // 3 and 5 apart: they meet at 15 alone.
-  expect_error(ErrorCode::bad_argument, "window: out of field 0 and out of field 1 overlap; expected apart", [&] {
-    fetched(at(256, DType::u8, 1), at(6, DType::u8, 3), at(320, DType::u8, 1), at(0, DType::u8, 5));
-  });
+  expect_error(
+      ErrorCode::bad_argument, "window: out of field 0 and out of field 1 overlap; expected apart", [&] {
+        fetched(at(256, DType::u8, 1), at(6, DType::u8, 3), at(320, DType::u8, 1), at(0, DType::u8, 5));
+      });
   fetched(at(256, DType::u8, 1), at(8, DType::u8, 3), at(320, DType::u8, 1), at(0, DType::u8, 5));
 }
 
@@ -402,15 +415,22 @@ TEST(WindowBounds, TurnsAndBoxesAreBounded) {
   const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"y", 2}}, 0);
   const Partition x(make_layout(mesh, {Shard{0}}, {8, 8}));
   expect_error(ErrorCode::bad_argument,
-               "window: dimension 0: part 0 wants [-1000000000000, 4) of 8: 125000000000 turns of edge periodic; expected "
+               "window: dimension 0: part 0 wants [-1000000000000, 4) of 8: 125000000000 turns of edge "
+               "periodic; expected "
                "at most 65536",
-               [&] { Window(x, {WindowDim::ranges(0, {{-1'000'000'000'000, 4}, {4, 8}}, Edge::periodic())}); });
+               [&] {
+                 Window(x, {WindowDim::ranges(0, {{-1'000'000'000'000, 4}, {4, 8}}, Edge::periodic())});
+               });
   expect_error(ErrorCode::bad_argument,
-               "window: dimension 0: part 1 wants [4, 1000000000000) of 8: 124999999999 turns of edge periodic; expected "
+               "window: dimension 0: part 1 wants [4, 1000000000000) of 8: 124999999999 turns of edge "
+               "periodic; expected "
                "at most 65536",
-               [&] { Window(x, {WindowDim::ranges(0, {{0, 4}, {4, 1'000'000'000'000}}, Edge::periodic())}); });
+               [&] {
+                 Window(x, {WindowDim::ranges(0, {{0, 4}, {4, 1'000'000'000'000}}, Edge::periodic())});
+               });
   expect_error(ErrorCode::bad_argument,
-               "window: dimension 1: windows have up to 2001 runs here, 4004001 with the dimensions before; expected at "
+               "window: dimension 1: windows have up to 2001 runs here, 4004001 with the dimensions before; "
+               "expected at "
                "most 1048576",
                [&] {
                  Window(x, {WindowDim::ranges(0, {{-8000, 8008}, {0, 8}}, Edge::periodic()),

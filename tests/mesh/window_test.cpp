@@ -324,10 +324,12 @@ TEST(Window, AnyRangesBeyondThePoles) {
                           {{0, {"z"}, draw.cuts(global[0], z)},
                            {1, {"lat"}, draw.cuts(global[1], lat)},
                            {2, {"lon"}, draw.cuts(global[2], 2)}});
-        WindowDim latitude{1, {}, Edge::pole(2), draw.number(0, 1) == 0 ? Edge::pole(2) : draw.edge(global[1])};
+        WindowDim latitude{
+            1, {}, Edge::pole(2), draw.number(0, 1) == 0 ? Edge::pole(2) : draw.edge(global[1])};
         if (draw.number(0, 3) == 0) std::swap(latitude.before, latitude.after);
         const auto reach = [&](const Edge& e) {
-          return e.kind == Edge::Kind::pole ? std::min<std::int64_t>(5, global[1]) : Draw::reach(e, global[1]);
+          return e.kind == Edge::Kind::pole ? std::min<std::int64_t>(5, global[1])
+                                            : Draw::reach(e, global[1]);
         };
         for (int p = 0; p < lat; ++p) {
           const std::int64_t lo = draw.number(-reach(latitude.before), global[1] + reach(latitude.after));

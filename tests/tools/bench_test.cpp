@@ -164,9 +164,10 @@ TEST_F(WeftBench, MessagesFacadeAndOverlap) {
   EXPECT_THAT(out_, AllOf(HasSubstr("ping_pong f32, 2 processes"), HasSubstr("one_way f32, 2 processes")));
   ASSERT_EQ(run({"halo", "--bytes", "64,4096", "--rounds", "1", "--ranks", "3"}), ExitStatus{.code = 0})
       << err_;
-  EXPECT_THAT(out_, AllOf(HasSubstr("halo_rows f32, 3 processes"), HasSubstr("halo_columns f32, 3 processes"),
-                          HasSubstr("halo_four_columns f32, 3 processes"), HasSubstr("halo_3d f32, 3 processes"),
-                          HasSubstr("halo_fields f32, 3 processes"), HasSubstr("halo_3d_fields f32, 3 processes")));
+  EXPECT_THAT(out_,
+              AllOf(HasSubstr("halo_rows f32, 3 processes"), HasSubstr("halo_columns f32, 3 processes"),
+                    HasSubstr("halo_four_columns f32, 3 processes"), HasSubstr("halo_3d f32, 3 processes"),
+                    HasSubstr("halo_fields f32, 3 processes"), HasSubstr("halo_3d_fields f32, 3 processes")));
   ASSERT_EQ(run({"facade", "--bytes", "8,64", "--rounds", "1"}), ExitStatus{.code = 0}) << err_;
   EXPECT_THAT(out_, ContainsRegex("bytes +8 +64\n(.*\n)*facade_us .*\nbackend_us .*\ndifference_ns "));
   ASSERT_EQ(run({"overlap", "--bytes", "65536", "--rounds", "1"}), ExitStatus{.code = 0}) << err_;

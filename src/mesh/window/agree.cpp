@@ -18,7 +18,8 @@ namespace {
 
 std::string text_of(const IndexRanges& ranges) {
   std::string text = "[";
-  for (const IndexRange& r : ranges) text += fmt::format("{}[{}, {})", text.size() > 1 ? ", " : "", r.lo, r.hi);
+  for (const IndexRange& r : ranges)
+    text += fmt::format("{}[{}, {})", text.size() > 1 ? ", " : "", r.lo, r.hi);
   return text + "]";
 }
 
@@ -48,7 +49,8 @@ void each_given(const Window::Plan& plan, const std::vector<Form>& forms, Device
   see([] { return std::string("the shape of x"); }, [&] { return to_string(plan.global); });
   for (std::size_t i = 0; i < plan.wanted.size(); ++i) {
     const WindowDim& want = plan.wanted[i];
-    see([&] { return fmt::format("dimension {} of those wanted", i); }, [&] { return fmt::format("{}", want.dim); });
+    see([&] { return fmt::format("dimension {} of those wanted", i); },
+        [&] { return fmt::format("{}", want.dim); });
     const PartitionDim& held = plan.held[i];
     for (std::size_t p = 0; p < held.parts.size(); ++p) {
       see([&] { return fmt::format("what part {} holds of dimension {}", p, want.dim); },
@@ -56,14 +58,18 @@ void each_given(const Window::Plan& plan, const std::vector<Form>& forms, Device
       see([&] { return fmt::format("what part {} wants of dimension {}", p, want.dim); },
           [&] { return text_of(want.wanted[p]); });
     }
-    see([&] { return fmt::format("the edge before dimension {}", want.dim); }, [&] { return text_of(want.before); });
-    see([&] { return fmt::format("the edge after dimension {}", want.dim); }, [&] { return text_of(want.after); });
+    see([&] { return fmt::format("the edge before dimension {}", want.dim); },
+        [&] { return text_of(want.before); });
+    see([&] { return fmt::format("the edge after dimension {}", want.dim); },
+        [&] { return text_of(want.after); });
   }
-  see([] { return std::string("the number of dimensions"); }, [&] { return fmt::format("{}", plan.wanted.size()); });
+  see([] { return std::string("the number of dimensions"); },
+      [&] { return fmt::format("{}", plan.wanted.size()); });
   see([] { return std::string("the list of fields"); }, [&] { return fields_text(forms, adjoint); });
   for (std::size_t f = 0; f < forms.size(); ++f)
     for (int d = 0; d < forms[f].shape.rank(); ++d)
-      if (std::none_of(plan.wanted.begin(), plan.wanted.end(), [&](const WindowDim& w) { return w.dim == d; }))
+      if (std::none_of(plan.wanted.begin(), plan.wanted.end(),
+                       [&](const WindowDim& w) { return w.dim == d; }))
         see([&] { return fmt::format("the extent of dimension {} of field {}", d, f); },
             [&] { return fmt::format("{}", forms[f].shape[d]); });
   see([] { return std::string("the kind of device"); },
@@ -97,8 +103,10 @@ std::string difference(std::string_view a, std::string_view b, int other) {
     return std::string(value ? line.substr(std::min(tab + 1, line.size())) : line.substr(0, tab));
   };
   if (part(a, false) == part(b, false))
-    return fmt::format("{} is {} on rank {} and {} on rank 0", part(a, false), part(b, true), other, part(a, true));
-  return fmt::format("rank {} has {} where rank 0 has {}", other, b.empty() ? "nothing" : part(b, false) + " " + part(b, true),
+    return fmt::format("{} is {} on rank {} and {} on rank 0", part(a, false), part(b, true), other,
+                       part(a, true));
+  return fmt::format("rank {} has {} where rank 0 has {}", other,
+                     b.empty() ? "nothing" : part(b, false) + " " + part(b, true),
                      a.empty() ? "nothing" : part(a, false) + " " + part(a, true));
 }
 
@@ -131,7 +139,8 @@ void agree(const Window::Plan& plan, const std::vector<Form>& forms, Device devi
   hash.add(fields_text(forms, adjoint));
   for (const Form& form : forms)
     for (int d = 0; d < form.shape.rank(); ++d)
-      if (std::none_of(plan.wanted.begin(), plan.wanted.end(), [&](const WindowDim& w) { return w.dim == d; }))
+      if (std::none_of(plan.wanted.begin(), plan.wanted.end(),
+                       [&](const WindowDim& w) { return w.dim == d; }))
         hash.add(static_cast<std::uint64_t>(form.shape[d]));
   hash.add(std::uint64_t{device == Device{}});
 
@@ -149,7 +158,9 @@ void agree(const Window::Plan& plan, const std::vector<Form>& forms, Device devi
   std::vector<std::uint8_t> mine(kListBytes), lists(n * kListBytes);
   std::memcpy(mine.data(), list.data(), list.size());
   group.all_gather(view(mine), view(lists)).wait();
-  const auto of = [&](std::size_t r) { return lines_of(reinterpret_cast<const char*>(lists.data() + r * kListBytes)); };
+  const auto of = [&](std::size_t r) {
+    return lines_of(reinterpret_cast<const char*>(lists.data() + r * kListBytes));
+  };
   const auto other = static_cast<std::size_t>(
       std::find_if(all.begin(), all.end(), [&](std::uint64_t h) { return h != all[0]; }) - all.begin());
   const auto first = of(0), second = of(other);

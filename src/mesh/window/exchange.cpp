@@ -16,8 +16,9 @@ Exchange::Exchange(std::shared_ptr<const Plan> plan, const Program& program, Pai
       program_(&program),
       pairs_(std::move(pairs)),
       stream_(stream),
-      runtime_(stream.device == Device{} && plan_->host != nullptr ? *plan_->host
-                                                                   : plan_->mesh.context().device(stream.device)) {
+      runtime_(stream.device == Device{} && plan_->host != nullptr
+                   ? *plan_->host
+                   : plan_->mesh.context().device(stream.device)) {
   ++program_->in_flight;
   if (program_->room > 0) buffer_ = room_of(program_->room);
 }
@@ -91,8 +92,9 @@ void judge_overlap(const Program& program, std::span<const WindowField> fields, 
   const std::size_t n = fields.size();
   for (std::size_t i = 0; i < n; ++i) {
     if (windows::overlaps_itself(fields[i].out))
-      refuse(fmt::format("{} has strides {} of {}: elements share memory; expected each in a place of its own",
-                         called("out", i, n), to_string(fields[i].out.strides), to_string(fields[i].out.shape)));
+      refuse(
+          fmt::format("{} has strides {} of {}: elements share memory; expected each in a place of its own",
+                      called("out", i, n), to_string(fields[i].out.strides), to_string(fields[i].out.shape)));
     for (std::size_t j = 0; j < n; ++j) {
       const Program::Place& place = program.places[i];
       const bool at_place =
@@ -212,9 +214,7 @@ WindowTransfer begin(const Window& window, const std::shared_ptr<Window::Plan>& 
     plan->agreed = true;
   }
   if (host && plan->host == nullptr) plan->host = &plan->mesh.context().device(stream.device);
-  if (linked)
-    return WindowTransfer(
-        windows::over_links(plan, program, std::move(pairs), stream));
+  if (linked) return WindowTransfer(windows::over_links(plan, program, std::move(pairs), stream));
   return WindowTransfer(std::make_unique<ByMessages>(plan, program, std::move(pairs), stream));
 }
 

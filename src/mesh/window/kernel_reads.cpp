@@ -10,11 +10,12 @@
 namespace weft::windows {
 namespace {
 
-constexpr std::size_t kMostPieces = 256;                         // of one system call, on a side
-constexpr std::int64_t kMostBytes = std::int64_t{1} << 20;       // of one
+constexpr std::size_t kMostPieces = 256;                    // of one system call, on a side
+constexpr std::int64_t kMostBytes = std::int64_t{1} << 20;  // of one
 
 iovec at(std::uint64_t address, std::int64_t bytes) noexcept {
-  return {reinterpret_cast<void*>(address), static_cast<std::size_t>(bytes)};  // NOLINT(performance-no-int-to-ptr)
+  return {reinterpret_cast<void*>(address),
+          static_cast<std::size_t>(bytes)};  // NOLINT(performance-no-int-to-ptr)
 }
 
 /// Takes runs of a list, a system call's worth at a time.
@@ -28,7 +29,8 @@ class Taker {
     std::int64_t done = done_;
     for (count = 0; i < pieces_.size() && count < kMostPieces && taken < bytes; ++count) {
       const std::int64_t some = std::min(pieces_[i].bytes - done, bytes - taken);
-      list[count] = at(fields_[pieces_[i].field] + static_cast<std::uint64_t>(pieces_[i].offset + done), some);
+      list[count] =
+          at(fields_[pieces_[i].field] + static_cast<std::uint64_t>(pieces_[i].offset + done), some);
       taken += some;
       done += some;
       if (done == pieces_[i].bytes) ++i, done = 0;
@@ -53,8 +55,8 @@ class Taker {
 
 }  // namespace
 
-void add_pieces(const Shape& counts, const std::array<std::int64_t, Dims::kMaxDims>& steps, std::int64_t element,
-                std::size_t field, std::int64_t offset, std::vector<Piece>& pieces) {
+void add_pieces(const Shape& counts, const std::array<std::int64_t, Dims::kMaxDims>& steps,
+                std::int64_t element, std::size_t field, std::int64_t offset, std::vector<Piece>& pieces) {
   const auto step = [&](int d) { return steps[static_cast<std::size_t>(d)]; };
   int rank = counts.rank();
   std::int64_t run = element;
@@ -84,8 +86,10 @@ bool KernelReads::allowed() { return env::get("WEFT_SINGLE_COPY").value_or("pull
 
 bool KernelReads::finds(PeerProcess& process, std::uint64_t address, std::uint64_t expected) noexcept {
   std::uint64_t found = 0;
-  const iovec here = at(reinterpret_cast<std::uint64_t>(&found), sizeof(found)), there = at(address, sizeof(found));
-  return ::process_vm_readv(process.address().pid, &here, 1, &there, 1, 0) == sizeof(found) && found == expected;
+  const iovec here = at(reinterpret_cast<std::uint64_t>(&found), sizeof(found)),
+              there = at(address, sizeof(found));
+  return ::process_vm_readv(process.address().pid, &here, 1, &there, 1, 0) == sizeof(found) &&
+         found == expected;
 }
 
 bool KernelReads::copyable(const std::byte* data, std::size_t bytes) noexcept {
@@ -94,7 +98,8 @@ bool KernelReads::copyable(const std::byte* data, std::size_t bytes) noexcept {
     if (data >= r.from && end <= r.to) return true;
   std::array<std::byte, 2> seen{};
   const iovec here = at(reinterpret_cast<std::uint64_t>(seen.data()), 2);
-  const iovec there[] = {at(reinterpret_cast<std::uint64_t>(data), 1), at(reinterpret_cast<std::uint64_t>(end - 1), 1)};
+  const iovec there[] = {at(reinterpret_cast<std::uint64_t>(data), 1),
+                         at(reinterpret_cast<std::uint64_t>(end - 1), 1)};
   if (::process_vm_readv(::getpid(), &here, 1, there, 2, 0) != 2) return false;
   known_[oldest_++ % known_.size()] = {data, end};
   return true;
@@ -108,7 +113,8 @@ bool KernelReads::read(PeerProcess& process, const Pieces& there, const Pieces& 
     std::int64_t bytes = theirs.take(kMostBytes, their_list, their_count);
     if (bytes == 0) break;
     bytes = ours.take(bytes, our_list, our_count);
-    const ssize_t got = ::process_vm_readv(process.address().pid, our_list.data(), our_count, their_list.data(), their_count, 0);
+    const ssize_t got = ::process_vm_readv(process.address().pid, our_list.data(), our_count,
+                                           their_list.data(), their_count, 0);
     if (got <= 0) return false;  // what is beyond the shorter list is not copied
     theirs.advance(got);
     ours.advance(got);

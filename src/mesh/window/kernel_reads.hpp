@@ -17,8 +17,8 @@ struct Piece {
   std::int64_t offset, bytes;
 };
 /// Appends the runs of a box, in row-major order; those that follow one another in memory are one.
-void add_pieces(const Shape& counts, const std::array<std::int64_t, Dims::kMaxDims>& steps, std::int64_t element,
-                std::size_t field, std::int64_t offset, std::vector<Piece>& pieces);
+void add_pieces(const Shape& counts, const std::array<std::int64_t, Dims::kMaxDims>& steps,
+                std::int64_t element, std::size_t field, std::int64_t offset, std::vector<Piece>& pieces);
 /// Runs of bytes, and where the fields begin.
 struct Pieces {
   const std::vector<Piece>& list;

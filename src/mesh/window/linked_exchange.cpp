@@ -15,10 +15,13 @@ namespace {
 using Program = Window::Plan::Program;
 
 constexpr std::int64_t kPackedBytes = 1024;  // up to here it is packed, wherever it lies
-constexpr std::int64_t kKernelBytes = 12 << 10;  // from here on the kernel copies what is not shared, where its runs have
-constexpr std::int64_t kRunBytes = 2048;          // as many bytes on average
-constexpr std::int64_t kHeadBytes = 64 - static_cast<std::int64_t>(offsetof(Slot, packed));  // in a slot's first line
-constexpr std::int64_t kShortBytes = 1024;  // packed on the stack first, so that the first line, which is polled, is written last
+constexpr std::int64_t kKernelBytes =
+    12 << 10;  // from here on the kernel copies what is not shared, where its runs have
+constexpr std::int64_t kRunBytes = 2048;  // as many bytes on average
+constexpr std::int64_t kHeadBytes =
+    64 - static_cast<std::int64_t>(offsetof(Slot, packed));  // in a slot's first line
+constexpr std::int64_t kShortBytes =
+    1024;  // packed on the stack first, so that the first line, which is polled, is written last
 
 /// Walks through packed bytes, a slot at a time: both sides cut them alike, between elements.
 struct Cursor {
@@ -51,7 +54,8 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
         ins_(program_->from.size()),
         left_(outs_.size() + ins_.size() + (program_->adjoint ? 1 : 0)) {
     links_->use(*plan_->group);
-    if (links_->group().failed()) links_->group().probe(plan_->me, {.tag = kTokenTag});  // throws the first cause
+    if (links_->group().failed())
+      links_->group().probe(plan_->me, {.tag = kTokenTag});  // throws the first cause
     for (std::size_t i = 0; i < outs_.size(); ++i) {
       outs_[i].end = &links_->to(program_->to[i].rank);
       outs_[i].ticket = outs_[i].end->tickets++;
@@ -205,13 +209,14 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
     std::array<std::byte, kShortBytes> small;
     const bool is_small = t.bytes <= kShortBytes;
     std::byte* const to = is_small ? small.data() : slot.packed;
-    o.cursor.slot(*program_, t, [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t at) {
-      const std::byte* const from = sent_from(pair(b.field)) + b.offset;
-      if (count == b.elements)
-        b.loops.copy(runtime_, stream_, from, to + at);
-      else
-        b.loops.copy_some(first, count, from, to + at - first * program_->forms[b.field].element);
-    });
+    o.cursor.slot(
+        *program_, t, [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t at) {
+          const std::byte* const from = sent_from(pair(b.field)) + b.offset;
+          if (count == b.elements)
+            b.loops.copy(runtime_, stream_, from, to + at);
+          else
+            b.loops.copy_some(first, count, from, to + at - first * program_->forms[b.field].element);
+        });
     const std::int64_t head = std::min(t.bytes, kHeadBytes);
     if (is_small)
       std::memcpy(slot.packed + head, small.data() + head, static_cast<std::size_t>(t.bytes - head));
@@ -242,7 +247,8 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
       if (low == high) continue;
       const auto place = arena.find(low, static_cast<std::size_t>(high - low));
       if (place && place->segment < mapped) {
-        if (holds == Holds::in_place) places[f] = {place->segment, place->offset + static_cast<std::uint64_t>(data - low)};
+        if (holds == Holds::in_place)
+          places[f] = {place->segment, place->offset + static_cast<std::uint64_t>(data - low)};
         continue;
       }
       if (place) {
@@ -257,7 +263,8 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
       return Holds::packed;
     for (std::size_t f = 0; f < fields; ++f) {
       const auto [low, high] = span_sent(f);
-      if (low != high && !links_->kernel().copyable(low, static_cast<std::size_t>(high - low))) return Holds::packed;
+      if (low != high && !links_->kernel().copyable(low, static_cast<std::size_t>(high - low)))
+        return Holds::packed;
       places[f] = {Place::kAddress, reinterpret_cast<std::uint64_t>(sent_from(pair(f)))};
     }
     return holds;
@@ -308,7 +315,8 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
       back.room_to = std::max(back.room_to, slot.taken + kSlots);
       moved = true;
       if (slot.segments > end.mapped) links_->map(end, slot.segments);
-      if (program_->adjoint && (slot.holds == Holds::in_place || (slot.holds == Holds::packed && t.bytes <= kPackedBytes))) {
+      if (program_->adjoint &&
+          (slot.holds == Holds::in_place || (slot.holds == Holds::packed && t.bytes <= kPackedBytes))) {
         in.held = true;
         in.phase = Phase::there;
         ++there_;
@@ -325,13 +333,15 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
       } else if (program_->adjoint) {
         keep_packed(in, t, slot);
       } else {
-        in.cursor.slot(*program_, t, [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t at) {
-          std::byte* const to = pair(b.field).window + b.offset;
-          if (count == b.elements)
-            b.loops.copy(runtime_, stream_, slot.packed + at, to);
-          else
-            b.loops.copy_some(first, count, slot.packed + at - first * program_->forms[b.field].element, to);
-        });
+        in.cursor.slot(*program_, t,
+                       [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t at) {
+                         std::byte* const to = pair(b.field).window + b.offset;
+                         if (count == b.elements)
+                           b.loops.copy(runtime_, stream_, slot.packed + at, to);
+                         else
+                           b.loops.copy_some(first, count,
+                                             slot.packed + at - first * program_->forms[b.field].element, to);
+                       });
       }
       links_->take(end);
       if (!in.cursor.at_end(t)) continue;
@@ -384,8 +394,8 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
     const std::uint64_t room = packed ? reinterpret_cast<std::uint64_t>(came_.data() + in.at) : 0;
     const Pieces there{t.there, fields_there.data()};
     const std::vector<Piece> all{{0, 0, t.bytes}};
-    const bool copied = links_->kernel().read(links_->process(t.rank), there,
-                                              packed ? Pieces{all, &room} : Pieces{t.here, fields_here.data()});
+    const bool copied = links_->kernel().read(
+        links_->process(t.rank), there, packed ? Pieces{all, &room} : Pieces{t.here, fields_here.data()});
     if (!copied) lose(t.rank);
     if (packed && !program_->adjoint)
       for (const Program::Box& b : t.boxes)
@@ -407,10 +417,12 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
   // Of the adjoint, what takes several slots: kept until all is there.
   void keep_packed(In& in, const Program::Traffic& t, const Slot& slot) {
     make_room();
-    in.cursor.slot(*program_, t, [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t at) {
-      const std::int64_t size = program_->forms[b.field].element;
-      std::memcpy(came_.data() + in.at + b.at + first * size, slot.packed + at, static_cast<std::size_t>(count * size));
-    });
+    in.cursor.slot(*program_, t,
+                   [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t at) {
+                     const std::int64_t size = program_->forms[b.field].element;
+                     std::memcpy(came_.data() + in.at + b.at + first * size, slot.packed + at,
+                                 static_cast<std::size_t>(count * size));
+                   });
   }
 
   // Where a field of the sender begins here.
@@ -443,8 +455,8 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
 
   [[noreturn]] void disagree(const Slot& slot, const Program::Traffic& t) {
     Failure why{.code = ErrorCode::mismatch,
-                .text = fmt::format("window: rank {} gave {}, and rank {} {}; expected the same on all ranks", t.rank,
-                                    std::string(slot.about), plan_->me, t.about),
+                .text = fmt::format("window: rank {} gave {}, and rank {} {}; expected the same on all ranks",
+                                    t.rank, std::string(slot.about), plan_->me, t.about),
                 .ranks = {t.rank, plan_->me}};
     links_->group().fail(why);
     throw Error(std::move(why));

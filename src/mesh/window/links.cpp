@@ -69,7 +69,8 @@ std::shared_ptr<Links> make(ProcessGroup& group) {
     mine.usable &= put(mine.region, sizeof(mine.region), name) ? 1U : 0U;
     mine.usable &= put(mine.address, sizeof(mine.address), host.self().encode()) ? 1U : 0U;
     if (group.rank() == 0)
-      region = host.offer(mine.region, static_cast<std::size_t>(n) * static_cast<std::size_t>(n) * sizeof(Link));
+      region =
+          host.offer(mine.region, static_cast<std::size_t>(n) * static_cast<std::size_t>(n) * sizeof(Link));
     context.arena().ensure_segment();
     host.show_segments();
   } catch (const Error&) {
@@ -161,7 +162,8 @@ void Links::answer() {
     e.touched = false;
     std::atomic<std::uint64_t>& waits = e.sends ? e.link->receiver_waits : e.link->sender_waits;
     std::uint64_t wish = waits.load(std::memory_order_seq_cst);
-    if (wish == 0 || wish > e.next || !waits.compare_exchange_strong(wish, 0, std::memory_order_seq_cst)) continue;
+    if (wish == 0 || wish > e.next || !waits.compare_exchange_strong(wish, 0, std::memory_order_seq_cst))
+      continue;
     static constexpr std::uint8_t kToken = 1;
     group_->send(view(&kToken, 1), e.rank, {.tag = kTokenTag}).wait();
   }
@@ -203,12 +205,16 @@ void Links::await(const LinkedSteps::Wish& wish) {
   End& end = wish.receives ? from(wish.rank) : to(wish.rank);
   std::atomic<std::uint64_t>& waits = wish.receives ? end.link->receiver_waits : end.link->sender_waits;
   const auto fulfilled = [&] {
-    return wish.receives ? end.link->slots[(wish.value - 1) % kSlots].sequence.load(std::memory_order_seq_cst) >= wish.value
-                         : end.link->taken.load(std::memory_order_seq_cst) >= wish.value;
+    return wish.receives
+               ? end.link->slots[(wish.value - 1) % kSlots].sequence.load(std::memory_order_seq_cst) >=
+                     wish.value
+               : end.link->taken.load(std::memory_order_seq_cst) >= wish.value;
   };
   waits.store(wish.value, std::memory_order_seq_cst);
   full_fence();
-  if (std::uint64_t mine = wish.value; fulfilled() && waits.compare_exchange_strong(mine, 0, std::memory_order_seq_cst)) return;
+  if (std::uint64_t mine = wish.value;
+      fulfilled() && waits.compare_exchange_strong(mine, 0, std::memory_order_seq_cst))
+    return;
   std::uint8_t token = 0;
   Work message = group_->recv(view(&token, 1), wish.rank, {.tag = kTokenTag});
   try {
@@ -227,7 +233,10 @@ void Links::check_revoked(int rank) {
   // An exchange of nothing, not a load: it stays behind the reads of that memory. (A fence would, too, but the thread sanitizer knows none.)
   if (from(rank).link->revoked.fetch_add(0, std::memory_order_acq_rel) == 0) return;
   group_->probe(rank, {.tag = kTokenTag});  // throws, where this rank knows why
-  group_->fail({.code = ErrorCode::aborted, .text = "window: rank " + std::to_string(rank) + " gave up an exchange", .op = Op::recv, .ranks = {rank}});
+  group_->fail({.code = ErrorCode::aborted,
+                .text = "window: rank " + std::to_string(rank) + " gave up an exchange",
+                .op = Op::recv,
+                .ranks = {rank}});
   group_->probe(rank, {.tag = kTokenTag});
 }
 

@@ -24,11 +24,11 @@
 
 namespace weft::windows {
 
-inline constexpr std::uint64_t kSlots = 2;             ///< of a link
-inline constexpr std::int64_t kSlotBytes = 32 << 10;   ///< packed bytes in one
-inline constexpr std::size_t kAboutBytes = 192;        ///< text of what a slot holds
-inline constexpr std::size_t kMostPlaces = 32;         ///< fields whose memory a slot may name
-inline constexpr int kTokenTag = 0x7fff0056;           ///< of the messages of one byte
+inline constexpr std::uint64_t kSlots = 2;            ///< of a link
+inline constexpr std::int64_t kSlotBytes = 32 << 10;  ///< packed bytes in one
+inline constexpr std::size_t kAboutBytes = 192;       ///< text of what a slot holds
+inline constexpr std::size_t kMostPlaces = 32;        ///< fields whose memory a slot may name
+inline constexpr int kTokenTag = 0x7fff0056;          ///< of the messages of one byte
 
 /// Where a field of the sender begins.
 struct Place {
@@ -46,10 +46,11 @@ enum class Holds : std::uint32_t { packed, in_place, by_kernel };
 /// is k + 1; written again when `taken` is greater than k.
 struct alignas(64) Slot {
   std::atomic<std::uint64_t> sequence;
-  std::uint64_t form;  ///< a hash of what is exchanged: equal on both sides
+  std::uint64_t form;   ///< a hash of what is exchanged: equal on both sides
   std::uint64_t taken;  ///< slots that the sender has emptied of the link the other way
   Holds holds;
-  std::uint32_t segments;  ///< segments of the sender's arena, where mapping them would let it be `in_place`; else 0
+  std::uint32_t
+      segments;  ///< segments of the sender's arena, where mapping them would let it be `in_place`; else 0
   std::byte packed[kSlotBytes];
   alignas(64) std::uint64_t boxes_id;  ///< what `boxes` are of: a number of the sender's
   Place places[kMostPlaces];
@@ -60,11 +61,14 @@ struct alignas(64) Slot {
 struct Link {
   Slot slots[kSlots];
   alignas(64) std::atomic<std::uint64_t> taken;  ///< by the receiver: slots emptied
-  std::atomic<std::uint32_t> mapped;             ///< by the receiver: segments of the sender's arena that it has mapped
-  std::atomic<std::uint32_t> kernel;             ///< by the receiver: 1: the kernel lets it read the sender's memory
-  alignas(64) std::atomic<std::uint64_t> sender_waits;  ///< the sender waits for `taken` to reach it; 0: it does not. Cleared by who answers
+  std::atomic<std::uint32_t> mapped;  ///< by the receiver: segments of the sender's arena that it has mapped
+  std::atomic<std::uint32_t> kernel;  ///< by the receiver: 1: the kernel lets it read the sender's memory
+  alignas(64) std::atomic<
+      std::
+          uint64_t> sender_waits;  ///< the sender waits for `taken` to reach it; 0: it does not. Cleared by who answers
   alignas(64) std::atomic<std::uint64_t> receiver_waits;  ///< the receiver waits for a slot of this sequence
-  alignas(64) std::atomic<std::uint32_t> revoked;  ///< by the sender: memory that it has named may be other memory by now
+  alignas(64) std::atomic<
+      std::uint32_t> revoked;  ///< by the sender: memory that it has named may be other memory by now
 };
 
 /// An exchange in flight over links.
@@ -89,15 +93,17 @@ class Links {
   /// What stands at one side of a link, on this rank.
   struct End {
     Link* link = nullptr;
-    int rank = 0;        ///< the other one
-    bool sends = false;  ///< this rank is the sender
-    std::uint64_t next = 0;     ///< slots filled, or emptied
-    std::uint64_t tickets = 0;  ///< exchanges that have a part to send, or to receive
-    std::uint64_t turn = 0;     ///< the one that may now
+    int rank = 0;                    ///< the other one
+    bool sends = false;              ///< this rank is the sender
+    std::uint64_t next = 0;          ///< slots filled, or emptied
+    std::uint64_t tickets = 0;       ///< exchanges that have a part to send, or to receive
+    std::uint64_t turn = 0;          ///< the one that may now
     std::uint64_t room_to = kSlots;  ///< sender: slots that were known to be free
-    bool touched = false;       ///< published something since the last look for waiters
-    std::array<std::uint64_t, kSlots> forms{}, boxes_ids{};  ///< sender: what the slots' texts and boxes are of
-    std::uint32_t mapped = 0, asked = 0;  ///< receiver: segments of the peer, and how many it has tried to map
+    bool touched = false;            ///< published something since the last look for waiters
+    std::array<std::uint64_t, kSlots> forms{},
+        boxes_ids{};  ///< sender: what the slots' texts and boxes are of
+    std::uint32_t mapped = 0,
+                  asked = 0;  ///< receiver: segments of the peer, and how many it has tried to map
   };
 
   /// Those of this group; null where its ranks do not all share memory, or its transport is not shm. The first call is collective

@@ -83,7 +83,8 @@ bool share_memory(const ConstTensorView& a, const ConstTensorView& b) noexcept {
   const auto in_a = span_of(a), in_b = span_of(b);
   if (in_a.first >= in_b.second || in_b.first >= in_a.second) return false;
   const std::int64_t of_a = size_bytes(a.dtype), of_b = size_bytes(b.dtype);
-  Search search(-of_a, of_b);  // an element of a begins less than of_a before one of b, or less than of_b behind
+  Search search(-of_a,
+                of_b);  // an element of a begins less than of_a before one of b, or less than of_b behind
   for (int d = 0; d < a.shape.rank(); ++d) search.add(a.strides[d] * of_a, 0, a.shape[d] - 1);
   for (int d = 0; d < b.shape.rank(); ++d) search.add(b.strides[d] * of_b, -(b.shape[d] - 1), 0);
   return search.finds(a.data - b.data, false);

@@ -207,7 +207,8 @@ class Compiler {
   }
 
   // Over a link all goes as one, in the order of the fields and of their boxes.
-  void add_traffic(const Window::Plan::Overlap& overlap, bool sends, std::vector<Program::Traffic>& traffics) {
+  void add_traffic(const Window::Plan::Overlap& overlap, bool sends,
+                   std::vector<Program::Traffic>& traffics) {
     Program::Traffic t;
     t.rank = overlap.rank;
     for (std::size_t f = 0; f < program_.forms.size(); ++f) {
@@ -216,11 +217,13 @@ class Compiler {
         const Shape counts = geometry_.counts(box, form.shape);
         if (counts.count() == 0) return;
         const Side here = side_of(box, form, sends), packed = Geometry::of_message(counts, form.element);
-        t.boxes.push_back({f, counts, counts.count(), here.offset, here.steps, t.bytes,
-                           Geometry::loops(counts, sends ? here : packed, sends ? packed : here, form.element)});
+        t.boxes.push_back(
+            {f, counts, counts.count(), here.offset, here.steps, t.bytes,
+             Geometry::loops(counts, sends ? here : packed, sends ? packed : here, form.element)});
         t.bytes += counts.count() * form.element;
         std::int64_t run = form.element;
-        for (int d = counts.rank() - 1; d >= 0 && (counts[d] == 1 || here.steps[static_cast<std::size_t>(d)] == run); --d)
+        for (int d = counts.rank() - 1;
+             d >= 0 && (counts[d] == 1 || here.steps[static_cast<std::size_t>(d)] == run); --d)
           run *= counts[d];
         t.runs += counts.count() * form.element / run;
       });
@@ -342,12 +345,13 @@ bool has_form(const Form& form, const WindowField& f, bool adjoint) {
 std::string fields_text(const std::vector<Form>& forms, bool adjoint) {
   std::string text = adjoint ? "the adjoint of " : "";
   text += fmt::format("{} field{}{}", forms.size(), forms.size() == 1 ? "" : "s", forms.empty() ? "" : ": ");
-  for (std::size_t i = 0; i < forms.size(); ++i) text += (i > 0 ? ", " : "") + std::string(name(forms[i].dtype));
+  for (std::size_t i = 0; i < forms.size(); ++i)
+    text += (i > 0 ? ", " : "") + std::string(name(forms[i].dtype));
   return text;
 }
 
-const Program& program_for(const Window& window, const Window::Plan& plan, std::span<const WindowField> fields,
-                           bool adjoint, bool linked) {
+const Program& program_for(const Window& window, const Window::Plan& plan,
+                           std::span<const WindowField> fields, bool adjoint, bool linked) {
   const auto fits = [&](const Program& p) {
     if (p.adjoint != adjoint || p.linked != linked || p.forms.size() != fields.size()) return false;
     for (std::size_t i = 0; i < fields.size(); ++i)

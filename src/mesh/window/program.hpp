@@ -22,7 +22,8 @@ struct Form {
   DType dtype = DType::f32;
   std::int64_t element = 0;
   Shape of_window{};  // its shape
-  std::int64_t part_low = 0, part_high = 0, window_low = 0, window_high = 0;  // the bytes that they span, from where they begin
+  std::int64_t part_low = 0, part_high = 0, window_low = 0,
+               window_high = 0;  // the bytes that they span, from where they begin
   friend bool operator==(const Form& a, const Form& b) noexcept {
     return a.shape == b.shape && a.part == b.part && a.window == b.window && a.dtype == b.dtype;
   }
@@ -59,9 +60,9 @@ struct Window::Plan::Program {
   struct Box {
     std::size_t field;
     Shape counts;
-    std::int64_t elements, offset;                       // offset: in this rank's part or window
-    std::array<std::int64_t, Dims::kMaxDims> steps;      // there
-    std::int64_t at;                                     // in the packed bytes
+    std::int64_t elements, offset;                   // offset: in this rank's part or window
+    std::array<std::int64_t, Dims::kMaxDims> steps;  // there
+    std::int64_t at;                                 // in the packed bytes
     windows::Loops loops;
   };
   struct Traffic {
@@ -80,7 +81,7 @@ struct Window::Plan::Program {
   std::vector<Traffic> to{}, from{};
   mutable std::uint64_t boxes_id = 0;  // of `to`, for the receivers
   std::vector<windows::Form> forms{};
-  mutable int in_flight = 0;           // exchanges that use it
+  mutable int in_flight = 0;  // exchanges that use it
   // Where the fields lay when their memory was judged last, and was right: (part, window) of each.
   mutable std::vector<std::pair<const std::byte*, const std::byte*>> judged{};
   std::int64_t room = 0;

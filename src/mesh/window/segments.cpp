@@ -118,8 +118,8 @@ std::vector<Run> runs_of_ranges(const IndexRanges& wanted, std::int64_t n, const
     if (r.size() > 0) turned += turns(before, -r.lo, n) + turns(after, r.hi - n, n);
     if (turned > kMostTurns)
       throw Error(ErrorCode::bad_argument,
-                  fmt::format("{} wants [{}, {}) of {}: {} turns of edge periodic; expected at most {}", where, r.lo,
-                              r.hi, n, turned, kMostTurns));
+                  fmt::format("{} wants [{}, {}) of {}: {} turns of edge periodic; expected at most {}",
+                              where, r.lo, r.hi, n, turned, kMostTurns));
     append.beyond(r.lo, std::min<std::int64_t>(r.hi, 0), out, before, false);
     const std::int64_t lo = std::clamp<std::int64_t>(r.lo, 0, n), hi = std::clamp<std::int64_t>(r.hi, 0, n);
     append.within(lo, hi, out + lo - r.lo);

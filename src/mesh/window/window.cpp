@@ -94,8 +94,9 @@ void check_boxes(const std::vector<Wish>& wishes) {
     for (const auto& runs : wish.runs) most = std::max(most, runs.size());
     for (const auto& runs : wish.turned) most = std::max(most, runs.size());
     if (__builtin_mul_overflow(boxes, static_cast<std::int64_t>(most), &boxes) || boxes > kMostBoxes)
-      refuse(fmt::format("dimension {}: windows have up to {} runs here, {} with the dimensions before; expected at most {}",
-                         wish.want.dim, most, boxes, kMostBoxes));
+      refuse(fmt::format(
+          "dimension {}: windows have up to {} runs here, {} with the dimensions before; expected at most {}",
+          wish.want.dim, most, boxes, kMostBoxes));
   }
 }
 
