@@ -65,8 +65,8 @@ class Context(Handle):
         """The group of all processes of a job: `python -m weft.run`, torchrun, mpirun or srun say in the environment who takes part; without them it
         is a group of one. Blocks until all ranks have called it.
 
-        backend: None is "shm"; "gloo", "mpi-openmpi", "mpi-mpich", "nccl", or "auto": shm where all ranks share this host, else the MPI under whose
-        mpirun the program runs, else gloo. deadline: seconds, of each call and of this one; None: five minutes. progress: "thread" for a helper thread
+        backend: None is "auto": what WEFT_BACKEND (`weft run --backend`) says; else shm where all ranks share this host, else the MPI under whose
+        mpirun the program runs, else gloo. Or "shm", "gloo", "mpi-openmpi", "mpi-mpich", "nccl" by name. deadline: seconds, of each call and of this one; None: five minutes. progress: "thread" for a helper thread
         that carries on calls while the program computes.
         """
         return self._make(lib.group_from_env, (), backend, name, deadline, progress, process_rank)

@@ -14,8 +14,10 @@
 #include "base/mutant.hpp"
 #include "base/parse_number.hpp"
 #include "store/duration_text.hpp"
+#include "store/launcher_notice.hpp"
 #include "store/table.hpp"
 #include "weft/backends/first_cause.hpp"
+#include "weft/base/env.hpp"
 #include "weft/base/name_ranks.hpp"
 
 namespace weft {
@@ -210,7 +212,11 @@ Error give_up(const GroupInit& b, const Error& own) {
                      .ranks = std::vector<int>(own.ranks().begin(), own.ranks().end())});
 }
 
-std::optional<std::string> await(const GroupInit& b, const std::string& key) {
+namespace {
+
+// As await(), and calls look() now and then.
+template <class Look>
+std::optional<std::string> await_looking(const GroupInit& b, const std::string& key, const Look& look) {
   if (b.store == nullptr)
     throw Error(ErrorCode::bad_argument,
                 fmt::format("group \"{}\": there is no store to wait for key \"{}\" in", b.name, key));
@@ -222,9 +228,36 @@ std::optional<std::string> await(const GroupInit& b, const std::string& key) {
     } catch (const Error& e) {
       if (e.code() != ErrorCode::timeout || until.left() > kEarly) throw;
     }
-    if (Clock::now() < until.when() + kLate) throw_first_cause(b);
+    if (Clock::now() < until.when() + kLate) {
+      throw_first_cause(b);
+      look();
+    }
     if (last) return b.store->try_get(key, Deadline::after(kAnswer));  // it may have come a moment ago
   }
+}
+
+// Whether this group's ranks are those of the job that weft run started, a process each.
+bool is_whole_job(const GroupInit& b) {
+  return env::get("WEFT_LAUNCHER") && env::get("WEFT_RANK") == std::to_string(b.rank) &&
+         env::get("WEFT_WORLD_SIZE") == std::to_string(b.size);
+}
+
+// Throws peer_lost where weft run has said that the process of a rank, which did not announce itself, has ended.
+void throw_ended(const GroupInit& b, std::string_view what) {
+  if (!is_whole_job(b)) return;
+  const Deadline answer = Deadline::after(kAnswer);
+  for (const EndedRank& ended : decode_ended(b.store->try_get(kEndedKey, answer).value_or("")))
+    if (ended.rank < b.size && !b.store->try_get(key_of(b, what, ended.rank), answer))
+      throw Error(Failure{.code = ErrorCode::peer_lost,
+                          .text = fmt::format("group \"{}\": rank {} did not join: its process {} [rank {}]",
+                                              b.name, ended.rank, ended.how, b.rank),
+                          .ranks = {ended.rank}});
+}
+
+}  // namespace
+
+std::optional<std::string> await(const GroupInit& b, const std::string& key) {
+  return await_looking(b, key, [] {});
 }
 
 namespace {
@@ -300,7 +333,7 @@ std::vector<std::string> join(const GroupInit& b, std::string_view what, std::st
   return for_group(b, [&] {
     std::optional<std::string> all;
     try {
-      all = await(b, key_of(b, what, "all"));
+      all = await_looking(b, key_of(b, what, "all"), [&] { throw_ended(b, what); });
     } catch (const Error& e) {
       if (e.code() == ErrorCode::mismatch) name_mismatch(b, what, build, 0);
       throw;

@@ -1,5 +1,7 @@
 // Errors and names in C. Any thread.
 #include <algorithm>
+#include <atomic>
+#include <cstdio>
 #include <cstring>
 #include <iterator>
 #include <string_view>
@@ -65,8 +67,17 @@ void write_text(weft_error& error, std::initializer_list<std::string_view> parts
 
 }  // namespace
 
-bool usable(const weft_error* error) noexcept {
-  return error == nullptr || error->struct_size >= kErrorFirstBytes;
+bool usable(const char* function, weft_error* error) noexcept {
+  if (error == nullptr || (error->struct_size >= kErrorFirstBytes && error->struct_size <= kMostStructBytes))
+    return true;
+  static std::atomic<bool> told = false;
+  if (!told.exchange(true))
+    std::fprintf(stderr,
+                 "weft error: %s: error->struct_size is %u; expected %zu: initialise it with WEFT_ERROR_INIT. Nothing is "
+                 "done, here and in later calls with such an error\n",
+                 function, static_cast<unsigned>(error->struct_size), sizeof(weft_error));
+  error->code = WEFT_BAD_ARGUMENT;  // there in every version
+  return false;
 }
 
 weft_status tell(weft_error* error, const Error& e) noexcept {

@@ -86,7 +86,7 @@ weft_group_options group_options(const char* function, const weft_group_options*
     refuse(ErrorCode::bad_argument, function,
            fmt::format("options->{} is {}; expected {}", field, value, expected));
   };
-  if (o.backend == nullptr) o.backend = "shm";
+  if (o.backend == nullptr) o.backend = "auto";
   if (o.name == nullptr) o.name = "world";
   limit(function, o.deadline_ns, "options->deadline_ns");
   if (o.progress != WEFT_PROGRESS_CALLER && o.progress != WEFT_PROGRESS_THREAD)

@@ -60,13 +60,14 @@ struct GroupHandle {
 /// The call's outcome, into `error` where there is one; returns its status.
 weft_status tell(weft_error* error, const Error& e) noexcept;
 weft_status tell(weft_error* error, const char* function, const char* text) noexcept;
-/// False: `error` is not made with WEFT_ERROR_INIT, so that nothing can be written to it.
-bool usable(const weft_error* error) noexcept;
+/// False: `error` is not made with WEFT_ERROR_INIT: only its code is set, to WEFT_BAD_ARGUMENT, and the first time in a process a line on stderr
+/// names the function, since a program that never looks at what functions return would see nothing.
+bool usable(const char* function, weft_error* error) noexcept;
 
 /// Runs the body of a function of weft.h. Nothing leaves it but a status.
 template <class Body>
 weft_status guarded(const char* function, weft_error* error, const Body& body) noexcept {
-  if (!usable(error)) return WEFT_BAD_ARGUMENT;
+  if (!usable(function, error)) return WEFT_BAD_ARGUMENT;
   try {
     body();
     return WEFT_OK;

@@ -232,6 +232,12 @@ RegionRef HostPeers::offer(const std::string& name, std::size_t bytes) {
   return region;
 }
 
+int HostPeers::next_region_number() noexcept {
+  constexpr std::uint64_t kMost = std::uint64_t{1} << 30;
+  const std::lock_guard lock(impl_->offers->mutex);
+  return static_cast<int>(1 + impl_->offers->numbers_given++ % kMost);
+}
+
 void HostPeers::check_admits(bool last) const {
   if (const int refusal = impl_->server ? impl_->server->refuses(last ? 1 : kRefusedLooks) : 0; refusal != 0)
     throw_errno("host peers: this process cannot take the connection of another one", refusal);

@@ -44,6 +44,8 @@ class HostPeers {
   /// Makes a region of zeros and offers it under `name` to this process's threads and to its peer processes,
   /// for as long as the returned owner lives. Throws bad_argument where the name is offered already.
   RegionRef offer(const std::string& name, std::size_t bytes);
+  /// 1, 2, …, never one twice until 2^30: for names that groups of one name share, in stores that know nothing of each other. Thread-safe.
+  int next_region_number() noexcept;
   /// The region that `owner` offers under that name; waits for it until the deadline. Within one process
   /// everybody gets the same mapping. Throws timeout, peer_lost, system.
   RegionRef open(PeerProcess& owner, const std::string& name, Deadline deadline);

@@ -87,9 +87,11 @@ const Tensor& Parameter::master() const {
 }
 
 const Tensor& Parameter::write_master() {
+  const Tensor& written = master();  // there must be one
   rounded_is_old_ = true;
+  has_values_ = true;
   ++master_version_;
-  return master();
+  return written;
 }
 
 void Parameter::set_master(Tensor master) {
@@ -105,6 +107,7 @@ void Parameter::set_master(Tensor master) {
                             path_));
   if (!placed_ && !(master.shape() == master_.shape())) expect_unclaimed("set_master of another shape");
   layout_ = layout;
+  has_values_ |= master.data() != master_.data();
   master_ = master.with_layout(layout);
   rounded_ = {};
   rounded_is_old_ = true;

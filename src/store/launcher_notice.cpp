@@ -11,6 +11,7 @@
 #include <cstring>
 #include <string>
 
+#include "base/parse_number.hpp"
 #include "weft/base/env.hpp"
 
 namespace weft {
@@ -44,6 +45,19 @@ void tell_launcher_that_others_failed() noexcept {
     ::close(fd);
   } catch (...) {  // out of memory: the launcher judges without
   }
+}
+
+std::vector<EndedRank> decode_ended(std::string_view text) {
+  std::vector<EndedRank> ranks;
+  while (!text.empty()) {
+    std::string_view line = text.substr(0, text.find('\n'));
+    text.remove_prefix(std::min(line.size() + 1, text.size()));
+    const std::string_view number = line.substr(0, line.find(' '));
+    line.remove_prefix(std::min(number.size() + 1, line.size()));
+    if (const auto rank = parse_integer<int>(number); rank && *rank >= 0)
+      ranks.push_back({*rank, std::string(line)});
+  }
+  return ranks;
 }
 
 }  // namespace weft

@@ -1,8 +1,12 @@
 // What a rank tells weft run, which started it, before it fails because others did: the launcher then names
-// those, though their ends may be noticed later. tools/weft/launcher_notices.hpp is the other side. Any thread.
+// those, though their ends may be noticed later. And what it tells the ranks. tools/weft/launcher_notices.hpp is the other side. Any thread.
 #pragma once
 
+#include <string>
 #include <string_view>
+#include <vector>
+
+#include "weft/store/store.hpp"
 
 namespace weft {
 
@@ -12,5 +16,20 @@ inline constexpr std::string_view kOthersFailed = "others failed";
 /// This process's group failed because of other ranks. Nothing where no launcher listens; waits for at most a
 /// tenth of a second.
 void tell_launcher_that_others_failed() noexcept;
+
+/// What weft run tells the ranks: those whose process has ended while others ran, and how ("exited with code 0"). In the job's store, under this key, a
+/// line each.
+inline constexpr std::string_view kEndedKey = "weft/ended";
+struct EndedRank {
+  int rank = 0;
+  std::string how;
+};
+inline std::string encode_ended(const std::vector<EndedRank>& ranks) {  // inline: the tool alone writes it
+  std::string text;
+  for (const EndedRank& r : ranks) text += std::to_string(r.rank) + " " + r.how + "\n";
+  return text;
+}
+/// Lines that are none are left out.
+std::vector<EndedRank> decode_ended(std::string_view text);
 
 }  // namespace weft

@@ -74,6 +74,19 @@ TEST(Auto, TakesWhatTheEnvironmentSays) {
   EXPECT_THAT(job.log, HasSubstr("group \"chosen\": auto takes gloo: WEFT_BACKEND says so"));
 }
 
+TEST(Auto, ANameOfTheProgramsOwnIsTakenAndSaid) {
+  ::setenv("WEFT_BACKEND", "gloo", 1);
+  Job job;
+  job.run({"", "", ""}, [](Rank& r, const Membership& m) {
+    ProcessGroup group = ProcessGroup::create(r.context, "shm", m);
+    EXPECT_EQ(group.backend(), "shm");
+    sum_of_ranks(r, group);
+  });
+  ::unsetenv("WEFT_BACKEND");
+  EXPECT_THAT(job.log, HasSubstr("group \"chosen\": the program asks for shm by name, so WEFT_BACKEND=gloo is not "
+                                 "heeded; \"auto\" would heed it"));
+}
+
 TEST(Auto, AllRanksMustBeToldTheSame) {
   run_ranks(Ranks::processes, 2, [](Rank& r) {
     if (r.rank == 1) ::setenv("WEFT_BACKEND", "gloo", 1);

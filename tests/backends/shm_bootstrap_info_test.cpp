@@ -17,22 +17,25 @@ using testing::ElementsAre;
 const std::string kAddress = "weft1 boot/pid:[1]/net:[2] weft-00ff 1000 77 5 12";
 
 TEST(ShmBootstrapInfo, IsReadAsItIsWritten) {
-  const std::string text = "1023 2 ff/17/5:2500 " + kAddress;
+  const std::string text = "1023 2 3 ff/17/5:2500 " + kAddress;
   const BootstrapInfo info = BootstrapInfo::decode(text);
   EXPECT_EQ(info.doorbell, 1023);
   EXPECT_EQ(info.single_copy, SingleCopy::push);
+  EXPECT_EQ(info.region, 3);
   EXPECT_EQ(info.address.pid, 77);
   EXPECT_EQ(info.encode(), text);
 }
 
 TEST(ShmBootstrapInfo, OtherTextIsRefused) {
-  for (const std::string text : {"", "7", "7x 0 f/1/- a", "-1 0 f/1/- a", "1024 0 f/1/- a", "0x1 0 f/1/- a",
-                                 "99999999999999999999 0 f/1/- a", "0 3 f/1/- a", "0 -1 f/1/- a", "0  0 f a"})
+  for (const std::string text : {"", "7", "7x 0 0 f/1/- a", "-1 0 0 f/1/- a", "1024 0 0 f/1/- a",
+                                 "0x1 0 0 f/1/- a", "99999999999999999999 0 0 f/1/- a", "0 3 0 f/1/- a",
+                                 "0 -1 0 f/1/- a", "0  0 0 f a", "0 0 f/1/- a", "0 0 -1 f/1/- a",
+                                 "0 0 1073741825 f/1/- a"})
     EXPECT_EQ(error_text([&] { BootstrapInfo::decode(text); }),
               "mismatch: shm: \"" + text +
                   "\" is no rank's info; expected \"<doorbell from 0 to 1023> <single copy "
-                  "from 0 to 2> <cores> <process address>\"");
-  EXPECT_THAT(error_text([] { BootstrapInfo::decode("0 0 f/1/- weft1 a b 1 2 3"); }),
+                  "from 0 to 2> <region from 0 to 1073741824> <cores> <process address>\"");
+  EXPECT_THAT(error_text([] { BootstrapInfo::decode("0 0 0 f/1/- weft1 a b 1 2 3"); }),
               testing::StartsWith("mismatch: host peers: \"weft1 a b 1 2 3\" is not a process address; "));
 }
 

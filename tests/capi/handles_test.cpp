@@ -135,5 +135,28 @@ TEST(Handles, AskedForATextGiveNoneWhereThereIsNone) {
   weft_store_destroy(store);
 }
 
+// weft_error e = {0};
+TEST(Errors, WithoutTheirInitialiserAreRefusedAudibly) {
+  weft_error error = {};
+  weft_context* context = nullptr;
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(weft_context_create(nullptr, &context, &error), WEFT_BAD_ARGUMENT);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "weft error: weft_context_create: error->struct_size is 0; expected 1120: initialise it with "
+            "WEFT_ERROR_INIT. Nothing is done, here and in later calls with such an error\n");
+  EXPECT_EQ(context, nullptr);
+  EXPECT_EQ(error.code, WEFT_BAD_ARGUMENT);
+  error.code = WEFT_OK;
+  error.struct_size = 0x5a5a5a5a;  // memory that nobody has initialised
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(weft_context_create(nullptr, &context, &error), WEFT_BAD_ARGUMENT);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");  // once in a process
+  EXPECT_EQ(error.code, WEFT_BAD_ARGUMENT);
+  EXPECT_STREQ(error.text, "");
+  error = WEFT_ERROR_INIT;
+  EXPECT_EQ(weft_context_create(nullptr, &context, &error), WEFT_OK);
+  weft_context_destroy(context);
+}
+
 }  // namespace
 }  // namespace weft::capi::handles_test

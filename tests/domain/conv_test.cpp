@@ -164,7 +164,7 @@ TEST(DomainConv, ErrorsAreThoseOfOneRank) {
     Conv2d reflects({.in = 1, .out = 1, .kernel = 3, .padding = 4, .padding_mode = Padding::reflect});
     const DomainManager manager = apply_domain_parallel(reflects, mesh);
     replicate(reflects, mesh);
-    materialise(reflects, compute);
+    test::set_up(reflects, compute);
     Frame frame(compute);
     EXPECT_EQ(test::error_text([&] {
                 reflects.forward(shard_spatial(Tensor::zeros(rank.context, {1, 1, 4, 9}), manager), frame);
@@ -177,7 +177,7 @@ TEST(DomainConv, ErrorsAreThoseOfOneRank) {
     Conv2d large({.in = 1, .out = 1, .kernel = 5});
     apply_domain_parallel(large, mesh);
     replicate(large, mesh);
-    materialise(large, compute);
+    test::set_up(large, compute);
     EXPECT_EQ(
         test::error_text([&] {
           large.forward(shard_spatial(Tensor::zeros(rank.context, {1, 1, 4, 9}), manager), frame);
@@ -187,8 +187,8 @@ TEST(DomainConv, ErrorsAreThoseOfOneRank) {
     ConvTranspose2d serial(all_padding), nothing_left(all_padding);
     apply_domain_parallel(nothing_left, mesh);
     replicate(nothing_left, mesh);
-    materialise(serial, compute);
-    materialise(nothing_left, compute);
+    test::set_up(serial, compute);
+    test::set_up(nothing_left, compute);
     const Tensor x = Tensor::zeros(rank.context, {1, 1, 3, 9});
     const char* const expected =
         "bad_argument: \"\": x has height 3; nothing is left of its 3 outputs after padding 2";

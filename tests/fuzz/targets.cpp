@@ -312,7 +312,7 @@ void infos(std::string_view bytes) {
 
 std::vector<std::string> infos_seeds() {
   const std::string address = " weft1 boot/pid:[1]/net:[2] weft-00ff 1000 4711 5 12";
-  return {"0 0 ff/17/5:2500" + address, "1023 2 f/1/1:1,2:2/-/7:9" + address, "1024 0 f/1/-" + address,
+  return {"0 0 1 ff/17/5:2500" + address, "1023 2 0 f/1/1:1,2:2/-/7:9" + address, "1024 0 0 f/1/-" + address,
           "1:5,2:5\n2:5,1:5\n3:1000000000", "1:5,1:5,2:5,1:5"};
 }
 

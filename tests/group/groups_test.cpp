@@ -237,6 +237,31 @@ TEST(GroupsOfDevices, SplitByTheStore) {
   EXPECT_THAT(e.ranks(), ElementsAre(1));
 }
 
+// A program's stores know nothing of each other, so the first "world" of each is the same to its ranks; one process may be in both.
+TEST(GroupsOfStores, OneNameInTwoStoresOfOneContext) {
+  Context context;
+  std::vector<std::thread> threads;
+  for (int store_number = 0; store_number < 2; ++store_number) {
+    const auto store = make_local_store();
+    for (int rank = 0; rank < 2; ++rank)
+      threads.emplace_back([&context, store, store_number, rank] {
+        Membership m;
+        m.store = store;
+        m.rank = rank;
+        m.size = 2;
+        m.deadline = 10s;
+        ProcessGroup first = ProcessGroup::create(context, "shm", m);
+        ProcessGroup second = ProcessGroup::create(context, "shm", m);
+        for (ProcessGroup* g : {&first, &second}) {
+          std::vector<std::int32_t> x(3, 10 * store_number + rank);
+          g->all_reduce(x).wait();
+          EXPECT_THAT(x, testing::Each(20 * store_number + 1));
+        }
+      });
+  }
+  for (std::thread& t : threads) t.join();
+}
+
 // What somebody wrote where a rank writes its color and key.
 TEST(GroupsOfDevices, GarbageInSplitsKeysIsNamed) {
   Context context;

@@ -25,7 +25,7 @@ void set_up(Module& module, Compute& compute) {
   initialise(module, 3);
   for (Parameter* p : module.parameters())
     if (p->global_shape().rank() == 1)
-      RandomStream(4, p->path()).normal(0, p->master().count(), p->master().f32().data());
+      RandomStream(4, p->path()).normal(0, p->master().count(), p->write_master().f32().data());
 }
 
 // w x + b for every row

@@ -26,7 +26,7 @@ void fill(Module& module, Compute& compute) {
   for (Parameter* p : module.parameters()) {
     const float scale =
         p->global_shape().rank() == 2 ? 1.0f / std::sqrt(static_cast<float>(p->global_shape()[1])) : 1.0f;
-    RandomStream(5, p->path()).normal(0, p->master().count(), p->master().f32().data());
+    RandomStream(5, p->path()).normal(0, p->master().count(), p->write_master().f32().data());
     for (float& f : p->master().f32()) f *= scale;
   }
 }

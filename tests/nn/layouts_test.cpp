@@ -161,6 +161,7 @@ TEST_F(OnMesh, PlainAndLaidOutDoNotMix) {
   EXPECT_EQ(error_text(ErrorCode::layout,
                        [&] {
                          materialise(norm, bench.compute);
+                         initialise(norm, 1);
                          norm.forward(zeros(kReplicate, kReplicate, {2, 8}), frame);
                        }),
             "\"\": x lies over dp=2 x tp=2, but \"weight\" is plain; replicate() or parallelize() the model "

@@ -27,7 +27,7 @@ void fill(Module& module, Compute& compute) {
     const float scale = shape.rank() > 1 && shape[0] > 1
                             ? 1.0f / std::sqrt(static_cast<float>(shape.count() / shape[0]))
                             : 1.0f;
-    RandomStream(5, p->path()).normal(0, p->master().count(), p->master().f32().data());
+    RandomStream(5, p->path()).normal(0, p->master().count(), p->write_master().f32().data());
     for (float& f : p->master().f32()) f *= scale;
   }
 }

@@ -359,6 +359,25 @@ struct Tied : Module {
   }
 };
 
+TEST(Parameter, WithoutValuesIsAnErrorAndNotWhateverIsInItsMemory) {
+  test::Bench bench;
+  Linear layer(2, 2);
+  materialise(layer, bench.compute);
+  EXPECT_FALSE(layer.weight->has_values());
+  Frame frame(bench.compute);
+  const auto pass = [&] { layer.forward(test::tensor_of(bench.context, {1, 2}, {1, 1}), frame); };
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, pass),
+            "parameter \"weight\" has no values: initialise() the model or load a checkpoint first; code that "
+            "writes master() itself says so with write_master()");
+  EXPECT_EQ(layer.weight->weight().count(), 4);  // to be looked at it is there
+  layer.weight->set_master(layer.weight->master());
+  EXPECT_FALSE(layer.weight->has_values());  // the same memory
+  initialise(*layer.weight, 1);
+  EXPECT_TRUE(layer.weight->has_values());
+  initialise(layer, 1);
+  EXPECT_EQ(error_text([&] { return pass(), 0; }), "no error");
+}
+
 TEST(Parameter, TiedIsOneWithOnePathAndTwoUses) {
   test::Bench bench;
   Tied tied;
@@ -367,7 +386,7 @@ TEST(Parameter, TiedIsOneWithOnePathAndTwoUses) {
   EXPECT_EQ(tied.parameter("second.weight")->path(), "first.weight");
   EXPECT_EQ(tied.first.weight->holders(), 2);
   materialise(tied, bench.compute);
-  std::copy_n(std::array<float, 4>{1, 2, 3, 4}.data(), 4, tied.first.weight->master().f32().data());
+  std::copy_n(std::array<float, 4>{1, 2, 3, 4}.data(), 4, tied.first.weight->write_master().f32().data());
 
   int final_calls = 0;
   std::vector<float> final_gradient;

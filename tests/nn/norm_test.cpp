@@ -19,7 +19,7 @@ void set_up(Module& module, Compute& compute) {
   materialise(module, compute);
   initialise(module, 3);
   for (Parameter* p : module.parameters())
-    RandomStream(5, p->path()).normal(0, p->master().count(), p->master().f32().data());
+    RandomStream(5, p->path()).normal(0, p->master().count(), p->write_master().f32().data());
 }
 
 TEST(GroupNormLayer, NormalisesEachGroupOfChannels) {

@@ -31,6 +31,7 @@
 #include <utility>
 #include <vector>
 
+#include "store/launcher_notice.hpp"
 #include "store/tcp/address.hpp"
 #include "support/errors.hpp"
 #include "support/processes.hpp"
@@ -871,6 +872,17 @@ TEST_F(TcpStoreTest, AForeignServerIsNotTakenForAStore) {
                [&] { make_tcp_store("127.0.0.1", port, soon()); });
   greeter.join();
   ::close(listener);
+}
+
+TEST(LauncherNotice, EndedRanksAreReadAsTheyAreWritten) {
+  const std::string text = encode_ended({{1, "exited with code 0"}, {30, "killed by signal 9 (SIGKILL)"}});
+  EXPECT_EQ(text, "1 exited with code 0\n30 killed by signal 9 (SIGKILL)\n");
+  const std::vector<EndedRank> ranks = decode_ended(text);
+  ASSERT_EQ(ranks.size(), 2u);
+  EXPECT_EQ(ranks[1].rank, 30);
+  EXPECT_EQ(ranks[1].how, "killed by signal 9 (SIGKILL)");
+  for (const char* none : {"", "\n", "x exited\n", "-1 exited\n", " \n\n"}) EXPECT_TRUE(decode_ended(none).empty());
+  EXPECT_EQ(decode_ended("x\n2").at(0).rank, 2);  // no line's end
 }
 
 }  // namespace

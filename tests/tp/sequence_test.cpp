@@ -412,6 +412,7 @@ TEST_F(Forgotten, ReductionBehindAnEmbeddingOverTheVocabulary) {
     parallelize(speaker, mesh, {{"embedding", row}});
     replicate(speaker, mesh);
     materialise(speaker, compute);
+    initialise(speaker, 1);
     Frame frame(compute);
     const Tensor tokens = numbers(rank.context, {2, 4}, 13, 7);
     const auto text = [&](const Placement& placement) {

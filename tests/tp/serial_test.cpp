@@ -311,8 +311,8 @@ TEST(Serial, RowBiasAndItsGradientAreNotScaled) {
       replicate(layer, mesh);
       Compute compute(rank.context);
       materialise(layer, compute);
-      for (float& w : layer.weight->master().f32()) w = 2;
-      layer.bias->master().f32()[0] = 100;
+      for (float& w : layer.weight->write_master().f32()) w = 2;
+      layer.bias->write_master().f32()[0] = 100;
       layer.bias->master().f32()[1] = -7;
       Frame frame(compute);
       // x: (3, 4), all ones, split by features; dy: (3, 2), each row (1, 10)

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "backends/support_table.hpp"
-#include "base/text/nearest.hpp"
+#include "backend_names.hpp"
 #include "commands.hpp"
 #include "trace.hpp"
 #include "weft/backends/plugin.hpp"
@@ -123,9 +123,7 @@ std::string backend_trouble(const std::string& wanted, const std::vector<FoundBa
     if (b.name == wanted) return b.problem.empty() ? "" : fmt::format("{}: {}", wanted, b.problem);
     names.push_back(b.name);
   }
-  const std::string meant = is_meant(wanted, names);
-  return fmt::format("there is no transport \"{}\"{}{} one of {}", wanted, meant,
-                     meant.empty() ? "; expected" : " Expected", fmt::join(names, ", "));
+  return unknown_backend(wanted, names);
 }
 
 // Prints what was found of the transports. Returns the number of things that are wrong.

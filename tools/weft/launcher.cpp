@@ -40,7 +40,9 @@
 #include "base/suspension.hpp"
 #include "launcher_notices.hpp"
 #include "output.hpp"
+#include "store/launcher_notice.hpp"
 #include "terminal.hpp"
+#include "torch_variables.hpp"
 #include "weft/base/env.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/log.hpp"
@@ -62,6 +64,7 @@ constexpr Duration kDrainLimit =
 // After the first failure, for what may have caused it to be found dead, too. Where all who have failed say
 // that it was others, the whole notice (LaunchOptions) is waited for those.
 constexpr Duration kJudgement = milliseconds(200);
+constexpr Duration kStoreLimit = std::chrono::seconds(1);  // for our own store to answer
 constexpr Duration kSameRequest = milliseconds(500);  // `timeout` and the like send their signal twice
 
 void say(std::string_view text) {
@@ -305,6 +308,7 @@ class Supervisor {
     if (const auto columns = columns_of_a_line(number))
       ours.emplace_back("COLUMNS", fmt::to_string(*columns));
     if (!options_.backend.empty()) ours.emplace_back("WEFT_BACKEND", options_.backend);
+    for (auto& variable : torch_.of(number)) ours.push_back(std::move(variable));
     std::vector<std::string> all;
     for (char** variable = environ; *variable != nullptr; ++variable) {
       const std::string_view name =
@@ -553,6 +557,7 @@ class Supervisor {
         continue;
       }
       one_ended_well_ |= status == 0;
+      if (stage_ == Stage::running && (status == 0 || options_.keep_going)) tell_of_end(*rank, status);
       if (status == 0) continue;
       if (options_.keep_going && stage_ == Stage::running) {
         report(fmt::format("rank {} (pid {}) failed: {}; the others go on", rank->number, rank->pid,
@@ -569,6 +574,17 @@ class Supervisor {
       }
     }
     if (!failed_.empty()) judge(false);
+  }
+
+  /// Tells the ranks that still run of one that has ended: those that wait for it to join need wait no longer.
+  void tell_of_end(const Rank& rank, int status) {
+    if (none_runs()) return;
+    ended_.push_back({rank.number, how_it_ended(status)});
+    try {
+      if (client_ == nullptr) client_ = make_tcp_store("127.0.0.1", store_.port(), Deadline::after(kStoreLimit));
+      client_->set(fmt::format("{}/{}", job_, kEndedKey), encode_ended(ended_), Deadline::after(kStoreLimit));
+    } catch (const Error&) {  // they wait until their deadline
+    }
   }
 
   /// Names the rank that failed first, as soon as it is known, at the latest when `late`. The kernel does not
@@ -723,8 +739,11 @@ class Supervisor {
   cpu_set_t usable_;
   Logger log_;
   TcpStoreServer store_{log_};
+  std::shared_ptr<Store> client_;  // of that server; null: not needed yet
+  std::vector<EndedRank> ended_;
   LauncherNotices notices_;
   const std::string job_ = random_token();
+  const TorchVariables torch_{options_.ranks};
   Screen screen_;
   Sink out_{STDOUT_FILENO, screen_};
   Sink err_{STDERR_FILENO, screen_};

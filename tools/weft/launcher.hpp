@@ -21,7 +21,7 @@ struct LaunchOptions {
 };
 
 /// Runs `command` (program and arguments; the program is looked up in PATH) as ranks 0 … ranks - 1, each with
-/// WEFT_RANK, WEFT_WORLD_SIZE, WEFT_LOCAL_RANK, WEFT_STORE, WEFT_JOB and WEFT_TERMINAL set, and serves their
+/// WEFT_RANK, WEFT_WORLD_SIZE, WEFT_LOCAL_RANK, WEFT_STORE, WEFT_JOB and WEFT_TERMINAL set, torch's RANK and so on (torch_variables.hpp), and serves their
 /// store. Forwards SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2. When this returns, no process of
 /// the job is left, also where this process or its helper is killed with SIGKILL. Returns the exit status of
 /// the first rank that failed (128 + signal where a signal ended it), 127 where the program does not exist,

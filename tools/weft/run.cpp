@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "backend_names.hpp"
 #include "commands.hpp"
 #include "launcher.hpp"
 #include "number_flag.hpp"
@@ -44,7 +45,7 @@ void add_run(CLI::App& app, const std::vector<std::string>& program, Body& chose
                 "Leave the others alone when a rank fails: they may go on without it");
   run->add_option(
       "--backend", flags->options.backend,
-      "What the ranks' \"auto\" takes: shm, gloo or another transport by name (sets WEFT_BACKEND)");
+      "What the ranks' \"auto\", which is the default, takes: shm, gloo or another transport by name (sets WEFT_BACKEND)");
   run->add_option("--timeout", flags->timeout,
                   "End the job after that many seconds, say which ranks still ran, exit with 124")
       ->check(number_between(0.001, 1e9));
@@ -53,6 +54,11 @@ void add_run(CLI::App& app, const std::vector<std::string>& program, Body& chose
       throw CLI::ValidationError("weft run", "no program; expected: weft run -n 4 PROGRAM");
     flags->options.timeout =
         std::chrono::duration_cast<Duration>(std::chrono::duration<double>(flags->timeout));
+    if (const std::string wrong = flags->options.backend.empty()
+                                      ? std::string()
+                                      : unknown_backend(flags->options.backend, backend_names());
+        !wrong.empty())
+      throw CLI::ValidationError("--backend", wrong);
     flags->options.bind_cores = flags->bind == "cores";
     chosen = [flags, &program] { return launch(flags->options, program); };
   });

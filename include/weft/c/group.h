@@ -19,8 +19,8 @@ enum { WEFT_PROGRESS_CALLER = 0, WEFT_PROGRESS_THREAD = 1 };
 
 typedef struct weft_group_options {
   uint32_t struct_size;
-  /* NULL: "shm". "gloo", "mpi-openmpi", "mpi-mpich", "nccl" or another plug-in's name; "auto": shm if all ranks
-   * share this host, else the MPI under whose mpirun the program runs, else gloo. */
+  /* NULL: "auto": what WEFT_BACKEND (weft run --backend) says; else shm if all ranks share this host, else the MPI under whose
+   * mpirun the program runs, else gloo. Or "shm", "gloo", "mpi-openmpi", "mpi-mpich", "nccl" or another plug-in's name. */
   const char* backend;
   const char* name;    /* appears in errors; NULL: "world" */
   int64_t deadline_ns; /* of each call, and of the group's creation; 0: five minutes */

@@ -64,9 +64,9 @@ class ProcessGroup {
  public:
   ProcessGroup() = default;
   /// Collective over the ranks of `m`. `backend`: "shm" (built in), "gloo", "mpi-openmpi", "mpi-mpich",
-  /// "nccl" or another plug-in's name (weft/backends/plugin.hpp), or "auto": shm if all ranks share this
-  /// host, else the MPI under whose mpirun the program runs, else gloo. Throws timeout naming the ranks that
-  /// did not come; unsupported where the backend cannot be loaded, with the reason.
+  /// "nccl" or another plug-in's name (weft/backends/plugin.hpp), or "auto": what WEFT_BACKEND (weft run --backend) says; else shm if all
+  /// ranks share this host, else the MPI under whose mpirun the program runs, else gloo. Where another name is given than WEFT_BACKEND has, rank 0 logs
+  /// a warning. Throws timeout naming the ranks that did not come; unsupported where the backend cannot be loaded, with the reason.
   static ProcessGroup create(Context& context, std::string_view backend, const Membership& m);
   /// The same over a transport of the caller's own (weft/backends/backend.hpp).
   static ProcessGroup create(Context& context, const BackendFactory& factory, const Membership& m);

@@ -20,7 +20,7 @@ namespace weft {
 /// tensor there; else the master rounded to dtype(), or what place_weight() gave (a shard gathered for a pass).
 ///
 /// Life: made with a global shape and no memory → `set_layout` may shard it → `materialise` gives it memory →
-/// `initialise` or a checkpoint gives it values. Layers read weight() at each use and never keep it on a
+/// `initialise` or a checkpoint gives it values. A layer whose parameter has none yet refuses its passes. Layers read weight() at each use and never keep it on a
 /// Frame, so that it may be gathered before a pass and dropped after it.
 ///
 /// Tied weights are one Parameter in two modules: one path (that of the module that made it), two uses.
@@ -68,8 +68,12 @@ class Parameter {
   /// f32, of local_shape(), carrying layout(). To be read; code that changes its elements calls write_master(). Throws
   /// bad_argument naming the path before materialise.
   const Tensor& master() const;
-  /// The same to be written: weight() is made anew from it when it is read next. Call it again for later writes.
+  /// The same to be written: weight() is made anew from it when it is read next, and it has values from now on. Call it again for later writes.
   const Tensor& write_master();
+  /// Whether its elements mean something: false from materialise() until write_master() is called, or set_master() with other memory.
+  bool has_values() const noexcept { return has_values_; }
+  /// They mean nothing any more, or not yet: its memory was replaced before it had values.
+  void forget_values() noexcept { has_values_ = false; }
   /// How often the master was written, or replaced: whoever keeps something made of it sees whether it is old.
   std::uint64_t master_version() const noexcept { return master_version_; }
   /// Puts another tensor in its place (a loaded checkpoint): f32, of the local shape of its own
@@ -166,6 +170,7 @@ class Parameter {
   Tensor master_;
   mutable Tensor rounded_;  // the master as dtype(), where that is not f32
   mutable bool rounded_is_old_ = true;
+  bool has_values_ = false;
   std::uint64_t master_version_ = 0;
   std::uint64_t number_ = 0;
   Tensor placed_;  // by place_weight(); null: none

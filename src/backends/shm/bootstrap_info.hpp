@@ -16,13 +16,15 @@
 namespace weft::shm {
 
 struct BootstrapInfo {
+  static constexpr int kMostRegions = 1 << 30;
   int doorbell = 0;
   SingleCopy single_copy = SingleCopy::off;
+  int region = 0;  ///< of rank 0: which of its process's regions is the group's, see region_name()
   CpuShare cores;
   ProcessAddress address;
 
   std::string encode() const {
-    return fmt::format("{} {} {} {}", doorbell, static_cast<int>(single_copy), cores.encode(),
+    return fmt::format("{} {} {} {} {}", doorbell, static_cast<int>(single_copy), region, cores.encode(),
                        address.encode());
   }
   /// Throws mismatch with the text where it is no info.
@@ -30,15 +32,18 @@ struct BootstrapInfo {
     std::string_view rest = text;
     const auto doorbell = next_integer(rest, 0, HostPeers::kMaxDoorbells - 1);
     const auto single_copy = next_integer(rest, 0, static_cast<int>(SingleCopy::push));
-    if (!doorbell || !single_copy)
+    const auto region = next_integer(rest, 0, kMostRegions);
+    if (!doorbell || !single_copy || !region)
       throw Error(
           ErrorCode::mismatch,
           fmt::format("shm: {} is no rank's info; expected \"<doorbell from 0 to {}> <single copy from 0 "
-                      "to {}> <cores> <process address>\"",
-                      shown_key(text), HostPeers::kMaxDoorbells - 1, static_cast<int>(SingleCopy::push)));
+                      "to {}> <region from 0 to {}> <cores> <process address>\"",
+                      shown_key(text), HostPeers::kMaxDoorbells - 1, static_cast<int>(SingleCopy::push),
+                      kMostRegions));
     const CpuShare cores = CpuShare::decode(std::string(next_word(rest)));
     return {.doorbell = *doorbell,
             .single_copy = static_cast<SingleCopy>(*single_copy),
+            .region = *region,
             .cores = cores,
             .address = ProcessAddress::decode(std::string(rest))};
   }

@@ -70,18 +70,21 @@ Error about_rank_0(const GroupInit& b, const Error& e) {
                        .ranks = e.code() == ErrorCode::system ? std::vector<int>() : std::vector<int>{0}});
 }
 
+// Groups of two stores may have one name, and one token, in one process: the number tells their regions apart.
+std::string region_name(const GroupInit& b, int number) { return fmt::format("{}~{}", b.token, number); }
+
 // The group's memory. Rank 0 offers it before it joins, and no longer once it has given up.
-RegionRef offer_control(const GroupInit& b) {
+RegionRef offer_control(const GroupInit& b, int number) {
   try {
-    return b.context.host_peers().offer(b.token, Control::bytes(b.size));
+    return b.context.host_peers().offer(region_name(b, number), Control::bytes(b.size));
   } catch (const Error& e) {
     throw about_rank_0(b, e);
   }
 }
-RegionRef open_control(const GroupInit& b, PeerProcess& owner, Clock::time_point began) {
+RegionRef open_control(const GroupInit& b, PeerProcess& owner, int number, Clock::time_point began) {
   for (Looks looks(b);; looks.look()) {
     try {
-      return b.context.host_peers().open(owner, b.token, looks.next());
+      return b.context.host_peers().open(owner, region_name(b, number), looks.next());
     } catch (const Error& e) {
       if (e.code() != ErrorCode::timeout) throw about_rank_0(b, e);
       if (b.deadline.passed())
@@ -254,11 +257,12 @@ Group init_group(const GroupInit& b) {
   HostPeers& host_peers = b.context.host_peers();
   const SingleCopy single_copy = single_copy_setting();
   // Before the others know of this rank.
-  if (b.size > 1 && b.rank == 0) g.region = offer_control(b);
+  const int region = b.size > 1 && b.rank == 0 ? host_peers.next_region_number() : 0;
+  if (b.size > 1 && b.rank == 0) g.region = offer_control(b, region);
   const std::vector<std::string> texts =
       join(b, "shm",
-           BootstrapInfo{host_peers.doorbell_number(b.process_rank), single_copy, CpuShare::usable(),
-                         host_peers.self()}
+           BootstrapInfo{host_peers.doorbell_number(b.process_rank), single_copy, region,
+                         CpuShare::usable(), host_peers.self()}
                .encode(),
            layout());
   CpuShare cores = CpuShare::usable();
@@ -272,7 +276,7 @@ Group init_group(const GroupInit& b) {
     g.control = Control(g.region->data, 1);
     return g;
   }
-  if (b.rank != 0) g.region = open_control(b, *g.processes[0], began);
+  if (b.rank != 0) g.region = open_control(b, *g.processes[0], infos[0].region, began);
   g.control = Control(g.region->data, b.size);
   try {
     map_all(b, g, single_copy);

@@ -60,6 +60,7 @@ struct OfferTable {
   std::map<std::string, std::pair<std::uint64_t, std::weak_ptr<HeldRegion>>, std::less<>>
       regions;  // id, region
   std::uint64_t next_id = 1;
+  std::uint64_t numbers_given = 0;  // by next_region_number()
 
   std::shared_ptr<HeldRegion> find(std::string_view name) {
     const auto i = regions.find(name);

@@ -226,8 +226,15 @@ void Module::expect_here(const char* what, Inputs x, const Frame& frame) const {
                   fmt::format("\"{}\": {} {}", path_, name(), elsewhere_text(t, stream, "the Frame")));
   };
   for (std::size_t i = 0; i < x.size(); ++i) expect(x[i], [&] { return fmt::format("{} {}", what, i); });
-  for (const auto& [name, parameter] : own_)
-    if (parameter->materialised()) expect(parameter->master_, [&] { return name; });
+  for (const auto& [name, parameter] : own_) {
+    if (!parameter->materialised()) continue;
+    expect(parameter->master_, [&] { return name; });
+    if (!parameter->has_values_)
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("parameter \"{}\" has no values: initialise() the model or load a checkpoint "
+                              "first; code that writes master() itself says so with write_master()",
+                              parameter->path()));
+  }
   for (const auto& [name, buffer] : own_buffers_)
     if (buffer->materialised()) expect(buffer->tensor_, [&] { return name; });
 }

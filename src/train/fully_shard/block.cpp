@@ -61,9 +61,11 @@ void ShardBlock::shard() {
       continue;
     }
     const Tensor part = p.compute().make(shard->local_shape(), DType::f32, whole.storage().memory());
+    const bool has_values = p.has_values();
     const FlatShards one(axes_.shard, {{p.path(), wholes_[i]}}, {.compute = &p.compute()});
     one.reshard(std::vector<ConstTensorView>{whole}, std::vector<TensorView>{part});
     p.set_master(part.with_layout(shard));
+    if (!has_values) p.forget_values();
   }
 }
 

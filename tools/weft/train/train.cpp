@@ -27,7 +27,7 @@ struct Flags {
   TrainConfig config;
   int ranks = 0;  // > 0: this process starts them
   std::int64_t until = -1;
-  std::string save, metrics, progress = "auto", backend = "shm";
+  std::string save, metrics, progress = "auto", backend = "auto";
   std::int64_t save_every = 0;
   int keep = 0;
   std::string resume = "no";

@@ -1,0 +1,25 @@
+// The variables by which torch's env:// finds its ranks: weft run sets them beside its own.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace weft::tools {
+
+/// RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; MASTER_ADDR and MASTER_PORT: a port of loopback that is free now, on which rank 0 will serve torch's
+/// store. What is set is left alone: another launcher's variables, or a port that the caller chose; unless it is an outer weft run's.
+class TorchVariables {
+ public:
+  /// Throws system where no port can be had.
+  explicit TorchVariables(int ranks);
+  std::vector<std::pair<std::string_view, std::string>> of(int rank) const;
+
+ private:
+  int ranks_;
+  bool sets_ranks_, sets_address_, sets_port_;
+  std::string port_;
+};
+
+}  // namespace weft::tools
