@@ -73,7 +73,8 @@ bool usable(const char* function, weft_error* error) noexcept {
   static std::atomic<bool> told = false;
   if (!told.exchange(true))
     std::fprintf(stderr,
-                 "weft error: %s: error->struct_size is %u; expected %zu: initialise it with WEFT_ERROR_INIT. Nothing is "
+                 "weft error: %s: error->struct_size is %u; expected %zu: initialise it with "
+                 "WEFT_ERROR_INIT. Nothing is "
                  "done, here and in later calls with such an error\n",
                  function, static_cast<unsigned>(error->struct_size), sizeof(weft_error));
   error->code = WEFT_BAD_ARGUMENT;  // there in every version

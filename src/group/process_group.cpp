@@ -107,10 +107,11 @@ GroupState& given(GroupState* state, std::string_view what) {
 ProcessGroup ProcessGroup::create(Context& context, std::string_view backend, const Membership& m) {
   if (const auto wanted = env::get("WEFT_BACKEND");
       wanted && m.rank == 0 && m.size > 1 && backend != "auto" && *wanted != "auto" && *wanted != backend)
-    context.log().write(LogLayer::group, LogLevel::warning,
-                        fmt::format("group \"{}\": the program asks for {} by name, so WEFT_BACKEND={} is not heeded; "
-                                    "\"auto\" would heed it",
-                                    m.name, backend, *wanted));
+    context.log().write(
+        LogLayer::group, LogLevel::warning,
+        fmt::format("group \"{}\": the program asks for {} by name, so WEFT_BACKEND={} is not heeded; "
+                    "\"auto\" would heed it",
+                    m.name, backend, *wanted));
   return create(context, load_backend(context, backend), m);
 }
 

@@ -83,8 +83,9 @@ TEST(Auto, ANameOfTheProgramsOwnIsTakenAndSaid) {
     sum_of_ranks(r, group);
   });
   ::unsetenv("WEFT_BACKEND");
-  EXPECT_THAT(job.log, HasSubstr("group \"chosen\": the program asks for shm by name, so WEFT_BACKEND=gloo is not "
-                                 "heeded; \"auto\" would heed it"));
+  EXPECT_THAT(job.log,
+              HasSubstr("group \"chosen\": the program asks for shm by name, so WEFT_BACKEND=gloo is not "
+                        "heeded; \"auto\" would heed it"));
 }
 
 TEST(Auto, AllRanksMustBeToldTheSame) {

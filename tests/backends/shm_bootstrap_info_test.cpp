@@ -27,10 +27,10 @@ TEST(ShmBootstrapInfo, IsReadAsItIsWritten) {
 }
 
 TEST(ShmBootstrapInfo, OtherTextIsRefused) {
-  for (const std::string text : {"", "7", "7x 0 0 f/1/- a", "-1 0 0 f/1/- a", "1024 0 0 f/1/- a",
-                                 "0x1 0 0 f/1/- a", "99999999999999999999 0 0 f/1/- a", "0 3 0 f/1/- a",
-                                 "0 -1 0 f/1/- a", "0  0 0 f a", "0 0 f/1/- a", "0 0 -1 f/1/- a",
-                                 "0 0 1073741825 f/1/- a"})
+  for (const std::string text :
+       {"", "7", "7x 0 0 f/1/- a", "-1 0 0 f/1/- a", "1024 0 0 f/1/- a", "0x1 0 0 f/1/- a",
+        "99999999999999999999 0 0 f/1/- a", "0 3 0 f/1/- a", "0 -1 0 f/1/- a", "0  0 0 f a", "0 0 f/1/- a",
+        "0 0 -1 f/1/- a", "0 0 1073741825 f/1/- a"})
     EXPECT_EQ(error_text([&] { BootstrapInfo::decode(text); }),
               "mismatch: shm: \"" + text +
                   "\" is no rank's info; expected \"<doorbell from 0 to 1023> <single copy "

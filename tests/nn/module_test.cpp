@@ -366,9 +366,10 @@ TEST(Parameter, WithoutValuesIsAnErrorAndNotWhateverIsInItsMemory) {
   EXPECT_FALSE(layer.weight->has_values());
   Frame frame(bench.compute);
   const auto pass = [&] { layer.forward(test::tensor_of(bench.context, {1, 2}, {1, 1}), frame); };
-  EXPECT_EQ(error_text(ErrorCode::bad_argument, pass),
-            "parameter \"weight\" has no values: initialise() the model or load a checkpoint first; code that "
-            "writes master() itself says so with write_master()");
+  EXPECT_EQ(
+      error_text(ErrorCode::bad_argument, pass),
+      "parameter \"weight\" has no values: initialise() the model or load a checkpoint first; code that "
+      "writes master() itself says so with write_master()");
   EXPECT_EQ(layer.weight->weight().count(), 4);  // to be looked at it is there
   layer.weight->set_master(layer.weight->master());
   EXPECT_FALSE(layer.weight->has_values());  // the same memory

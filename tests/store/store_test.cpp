@@ -881,7 +881,8 @@ TEST(LauncherNotice, EndedRanksAreReadAsTheyAreWritten) {
   ASSERT_EQ(ranks.size(), 2u);
   EXPECT_EQ(ranks[1].rank, 30);
   EXPECT_EQ(ranks[1].how, "killed by signal 9 (SIGKILL)");
-  for (const char* none : {"", "\n", "x exited\n", "-1 exited\n", " \n\n"}) EXPECT_TRUE(decode_ended(none).empty());
+  for (const char* none : {"", "\n", "x exited\n", "-1 exited\n", " \n\n"})
+    EXPECT_TRUE(decode_ended(none).empty());
   EXPECT_EQ(decode_ended("x\n2").at(0).rank, 2);  // no line's end
 }
 

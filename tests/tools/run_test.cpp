@@ -645,7 +645,8 @@ TEST_F(RunTest, ABackendThatIsNotThereIsAnErrorBeforeAnythingStarts) {
 // ---- torch's variables ----
 
 TEST_F(RunTest, RanksFindTorchsVariables) {
-  const std::string print = "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR; echo port $MASTER_PORT";
+  const std::string print =
+      "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR; echo port $MASTER_PORT";
   EXPECT_EQ(run({"-n", "2", "--", "sh", "-c", "unset x; " + print}), kSuccess);
   EXPECT_THAT(out(), HasSubstr("[0] 0 2 0 2 127.0.0.1\n"));
   EXPECT_THAT(out(), HasSubstr("[1] 1 2 1 2 127.0.0.1\n"));
@@ -654,11 +655,14 @@ TEST_F(RunTest, RanksFindTorchsVariables) {
 }
 
 TEST_F(RunTest, TorchsVariablesThatAreSetStay) {
-  for (const auto& [name, value] : {std::pair{"RANK", "7"}, {"MASTER_PORT", "29123"}}) ::setenv(name, value, 1);
-  EXPECT_EQ(run({"-n", "2", "--", "sh", "-c", "echo $WEFT_RANK of $RANK, $WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT"}),
+  for (const auto& [name, value] : {std::pair{"RANK", "7"}, {"MASTER_PORT", "29123"}})
+    ::setenv(name, value, 1);
+  EXPECT_EQ(run({"-n", "2", "--", "sh", "-c",
+                 "echo $WEFT_RANK of $RANK, $WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT"}),
             kSuccess);
   for (const char* name : {"RANK", "MASTER_PORT"}) ::unsetenv(name);
-  EXPECT_THAT(out_lines(), UnorderedElementsAre("[0] 0 of 7, at 127.0.0.1:29123", "[1] 1 of 7, at 127.0.0.1:29123"));
+  EXPECT_THAT(out_lines(),
+              UnorderedElementsAre("[0] 0 of 7, at 127.0.0.1:29123", "[1] 1 of 7, at 127.0.0.1:29123"));
 }
 
 // A job inside of a rank is a job of its own.
@@ -677,8 +681,10 @@ TEST_F(RunTest, OthersDoNotWaitForARankThatHasEnded) {
                  fmt::format("[ $WEFT_RANK = 1 ] && exit 0; exec '{}' exit", WEFT_FAILING_RANK)}),
             code(1));
   EXPECT_LT(Clock::now() - begin, seconds(20));  // not the five minutes of a group's deadline
-  EXPECT_THAT(err(), HasSubstr("group \"world\": rank 1 did not join: its process exited with code 0 [rank 0]"));
-  EXPECT_THAT(err(), HasSubstr("group \"world\": rank 1 did not join: its process exited with code 0 [rank 2]"));
+  EXPECT_THAT(err(),
+              HasSubstr("group \"world\": rank 1 did not join: its process exited with code 0 [rank 0]"));
+  EXPECT_THAT(err(),
+              HasSubstr("group \"world\": rank 1 did not join: its process exited with code 0 [rank 2]"));
 }
 
 // ---- signals ----

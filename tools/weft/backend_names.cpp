@@ -17,9 +17,11 @@ std::vector<std::string> backend_names() {
   std::vector<std::string> names = {"auto", "shm"};
   for (const std::string& folder : backend_folders()) {
     std::error_code error;
-    for (std::filesystem::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    for (std::filesystem::directory_iterator it(folder, error), end; !error && it != end;
+         it.increment(error)) {
       const std::string file = it->path().filename().string();
-      if (file.size() <= kPrefix.size() + kSuffix.size() || !file.starts_with(kPrefix) || !file.ends_with(kSuffix))
+      if (file.size() <= kPrefix.size() + kSuffix.size() || !file.starts_with(kPrefix) ||
+          !file.ends_with(kSuffix))
         continue;
       std::string name = file.substr(kPrefix.size(), file.size() - kPrefix.size() - kSuffix.size());
       if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));

@@ -16,8 +16,8 @@
 #include <thread>
 #include <vector>
 
-#include "backends/support_table.hpp"
 #include "backend_names.hpp"
+#include "backends/support_table.hpp"
 #include "commands.hpp"
 #include "trace.hpp"
 #include "weft/backends/plugin.hpp"

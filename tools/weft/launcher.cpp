@@ -65,7 +65,7 @@ constexpr Duration kDrainLimit =
 // that it was others, the whole notice (LaunchOptions) is waited for those.
 constexpr Duration kJudgement = milliseconds(200);
 constexpr Duration kStoreLimit = std::chrono::seconds(1);  // for our own store to answer
-constexpr Duration kSameRequest = milliseconds(500);  // `timeout` and the like send their signal twice
+constexpr Duration kSameRequest = milliseconds(500);       // `timeout` and the like send their signal twice
 
 void say(std::string_view text) {
   const std::string line = fmt::format("weft run: {}\n", text);
@@ -581,7 +581,8 @@ class Supervisor {
     if (none_runs()) return;
     ended_.push_back({rank.number, how_it_ended(status)});
     try {
-      if (client_ == nullptr) client_ = make_tcp_store("127.0.0.1", store_.port(), Deadline::after(kStoreLimit));
+      if (client_ == nullptr)
+        client_ = make_tcp_store("127.0.0.1", store_.port(), Deadline::after(kStoreLimit));
       client_->set(fmt::format("{}/{}", job_, kEndedKey), encode_ended(ended_), Deadline::after(kStoreLimit));
     } catch (const Error&) {  // they wait until their deadline
     }

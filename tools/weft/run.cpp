@@ -43,9 +43,9 @@ void add_run(CLI::App& app, const std::vector<std::string>& program, Body& chose
       "--no-tag-output", [flags] { flags->options.tag_output = false; }, "Leave the rank out");
   run->add_flag("--keep-going", flags->options.keep_going,
                 "Leave the others alone when a rank fails: they may go on without it");
-  run->add_option(
-      "--backend", flags->options.backend,
-      "What the ranks' \"auto\", which is the default, takes: shm, gloo or another transport by name (sets WEFT_BACKEND)");
+  run->add_option("--backend", flags->options.backend,
+                  "What the ranks' \"auto\", which is the default, takes: shm, gloo or another transport by "
+                  "name (sets WEFT_BACKEND)");
   run->add_option("--timeout", flags->timeout,
                   "End the job after that many seconds, say which ranks still ran, exit with 124")
       ->check(number_between(0.001, 1e9));

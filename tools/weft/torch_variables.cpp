@@ -49,7 +49,8 @@ std::vector<std::pair<std::string_view, std::string>> TorchVariables::of(int ran
   std::vector<std::pair<std::string_view, std::string>> all;
   if (sets_ranks_) {
     const std::array numbers = {rank, ranks_, rank, ranks_};
-    for (std::size_t i = 0; i < kOfRanks.size(); ++i) all.emplace_back(kOfRanks[i], fmt::to_string(numbers[i]));
+    for (std::size_t i = 0; i < kOfRanks.size(); ++i)
+      all.emplace_back(kOfRanks[i], fmt::to_string(numbers[i]));
   }
   if (sets_address_) all.emplace_back("MASTER_ADDR", "127.0.0.1");
   if (sets_port_) all.emplace_back("MASTER_PORT", port_);

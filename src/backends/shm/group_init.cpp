@@ -261,8 +261,8 @@ Group init_group(const GroupInit& b) {
   if (b.size > 1 && b.rank == 0) g.region = offer_control(b, region);
   const std::vector<std::string> texts =
       join(b, "shm",
-           BootstrapInfo{host_peers.doorbell_number(b.process_rank), single_copy, region,
-                         CpuShare::usable(), host_peers.self()}
+           BootstrapInfo{host_peers.doorbell_number(b.process_rank), single_copy, region, CpuShare::usable(),
+                         host_peers.self()}
                .encode(),
            layout());
   CpuShare cores = CpuShare::usable();
