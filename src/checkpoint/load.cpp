@@ -82,7 +82,7 @@ void check_fit(const std::filesystem::path& folder, const Sources& sources,
   const auto say = [&](std::string_view what, const std::vector<std::string>& those) {
     if (!those.empty()) text += fmt::format("; {} ({}): {}", what, those.size(), fmt::join(those, ", "));
   };
-  say("missing in it", missing);
+  say("missing in the checkpoint", missing);
   say(fmt::format("not in {}", owner), extra);
   say("of another shape or dtype", misshapen);
   if (!text.empty())

@@ -155,7 +155,8 @@ struct Checker {
     if (op.kind == ReduceOp::Kind::user && (op.user == nullptr || !op.user->combine))
       wrong(ErrorCode::bad_argument, "op is user, but its function is empty");
     if (!can_reduce(dtype, op.kind))
-      wrong(ErrorCode::unsupported, "{} of {} is not defined", name(op), name(dtype));
+      wrong(ErrorCode::unsupported, "{} of {} is not defined{}", name(op), name(dtype),
+            dtype == DType::boolean ? "; logical_or and logical_and are" : "");
     if (op.kind == ReduceOp::Kind::premul_sum && !is_floating(dtype) &&
         (op.scale != std::trunc(op.scale) || std::abs(op.scale) > 0x1p53))
       wrong(ErrorCode::bad_argument, "scale is {}; expected a whole number of at most 2^53 for {}", op.scale,

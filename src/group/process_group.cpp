@@ -205,7 +205,7 @@ ProcessGroup ProcessGroup::subgroup(std::string_view name, std::span<const int> 
     wrong(fmt::format("ranks holds {} twice", *twice));
   const auto mine = std::find(ranks.begin(), ranks.end(), rank());
   if (mine == ranks.end())
-    wrong(fmt::format("ranks {} does not hold this rank, {}; only members may call it",
+    wrong(fmt::format("ranks {} do not include this rank, {}; only members may call it",
                       fmt::join(ranks, ", "), rank()));
   Membership m = state_->member;
   m.process_rank = m.process_rank < 0 ? m.rank : m.process_rank;

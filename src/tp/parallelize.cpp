@@ -144,7 +144,7 @@ void expect_free(const Kept& kept, const DeviceMesh& axis) {
                          kept.layout_fixed_by()));
   if (kept.layout() == nullptr) return;
   if (!(kept.layout()->mesh() == axis.root()))
-    refuse(fmt::format("\"{}\" lies over {}, the axis {} belongs to {}: not the same mesh", kept.path(),
+    refuse(fmt::format("\"{}\" lies over {}, the axis {} belongs to {}: not the same DeviceMesh; use one for both", kept.path(),
                        to_string(kept.layout()->mesh_shape()), axis_name(axis),
                        to_string(axis.root().shape())));
   if (!is_replicate(kept.layout()->on(axis)))

@@ -244,7 +244,7 @@ static void replicas(rank_args* a) {
   one = tensors[0];
   one.layout = NULL;
   CHECK_ERROR(weft_check_replicas(&one, 1, mesh, &error), WEFT_LAYOUT,
-              "check_replicas: \"b\" is a plain tensor; on dp,tp=4 it needs a layout");
+              "check_replicas: \"b\" is a plain tensor; on dp,tp=4 it needs a layout (as_layout states what it is)");
   weft_layout_destroy(same);
   weft_layout_destroy(cut);
   weft_mesh_destroy(tp);

@@ -131,7 +131,7 @@ TEST(Checkpoint, WhatIsThereAndWhatIsAskedForAreCompared) {
   load_checkpoint(folder.path(), {}, part,
                   {.may_leave = [](std::string_view name) { return name == "state"; }});
   const std::string text = error_text([&] { load_checkpoint(folder.path(), {}, wrong); });
-  EXPECT_THAT(text, HasSubstr("missing in it (1): v f32 (3)"));
+  EXPECT_THAT(text, HasSubstr("missing in the checkpoint (1): v f32 (3)"));
   EXPECT_THAT(text, HasSubstr("of another shape or dtype (1): w f32 (3), expected f32 (2)"));
 }
 
@@ -165,7 +165,7 @@ TEST(Checkpoint, TensorsThatCannotBeSavedAreNamed) {
       return error_text([&] { save_checkpoint(folder.path(), mesh, 1, tensors); });
     };
     EXPECT_EQ(text({{"w", view(w)}}),
-              "layout: save_checkpoint: \"w\" is a plain tensor; on tp=2 it needs a layout");
+              "layout: save_checkpoint: \"w\" is a plain tensor; on tp=2 it needs a layout (as_layout states what it is)");
     EXPECT_EQ(text({{"w", view(w), make_layout(mesh, {Partial{}}, {4})}}),
               "layout: save_checkpoint: \"w\" is (4) as [tp: Partial(sum)]; it must be reduced first");
     EXPECT_EQ(text({{"w", view(w), replicated_layout(other, {4})}}),

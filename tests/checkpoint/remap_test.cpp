@@ -129,7 +129,7 @@ TEST(OldNames, AreFoundByALoadOnAnyMesh) {
                       "to_qkv.weight_u (6) -> to_q.weight_u (2), to_k.weight_u (2), to_v.weight_u (2)",
                       "to_qkv.weight_v (4) -> to_q.weight_v (4), to_k.weight_v (4), to_v.weight_v (4)"));
       EXPECT_THAT(error_text([&] { load_checkpoint(folder.path(), mesh, targets); }),
-                  HasSubstr("missing in it (9): to_q.weight f32 (2, 4)"));
+                  HasSubstr("missing in the checkpoint (9): to_q.weight f32 (2, 4)"));
     });
 }
 
@@ -148,7 +148,7 @@ TEST(OldNames, StayWhereTheyAreAskedFor) {
       error_text([&] {
         load_checkpoint(folder.path(), {}, std::vector<MutableNamedView>{{"other", view(two)}}, options);
       }),
-      HasSubstr("missing in it (1): other f32 (2); not in the list given (1): to_qkv.weight_u"));
+      HasSubstr("missing in the checkpoint (1): other f32 (2); not in the list given (1): to_qkv.weight_u"));
   EXPECT_THAT(error_text([&] {
                 load_checkpoint(folder.path(), {},
                                 std::vector<MutableNamedView>{{"to_k.weight_u", view(two)}}, options);

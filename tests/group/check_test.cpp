@@ -261,9 +261,9 @@ TEST_F(Check, AReceiveMayBeFromAnySource) {
 TEST_F(Check, WhatABackendCannotDo) {
   bool flags[30] = {};
   EXPECT_EQ(said(Op::all_reduce, view(flags, 10), view(flags, 10)),
-            "unsupported: all_reduce: sum of bool is not defined");
+            "unsupported: all_reduce: sum of bool is not defined; logical_or and logical_and are");
   EXPECT_EQ(said(Op::reduce_scatter, view(flags, 30), view(flags + 10, 10)),
-            "unsupported: reduce_scatter: sum of bool is not defined");
+            "unsupported: reduce_scatter: sum of bool is not defined; logical_or and logical_and are");
   EXPECT_EQ(said(Op::all_gather, view(flags + 10, 10), view(flags, 30)), "no error");  // but it moves them
   traits.dtypes = 1u << static_cast<int>(DType::f64);
   EXPECT_EQ(said(Op::send, f(0, 1), f(0, 0), 0),

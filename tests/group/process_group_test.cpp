@@ -614,7 +614,7 @@ TEST_F(Group, SubgroupSaysWhatIsWrong) {
   expect("ranks holds 4; expected 0 to 3", {2, 4});
   expect("ranks holds -1; expected 0 to 3", {2, -1});
   expect("ranks holds 3 twice", {3, 2, 3});
-  expect("ranks 0, 1 does not hold this rank, 2; only members may call it", {0, 1});
+  expect("ranks 0, 1 do not include this rank, 2; only members may call it", {0, 1});
 }
 
 TEST_F(Group, ASubgroupIsMadeByTheSameFactory) {

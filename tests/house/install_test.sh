@@ -106,6 +106,18 @@ else
   echo "pkg-config: skipped, it is not installed"
 fi
 
+# What find_package says of what it cannot give.
+refused_package() {  # LANGUAGES COMPONENT TEXT
+  mkdir -p "$work/refused"
+  printf 'cmake_minimum_required(VERSION 3.20)\nproject(refused LANGUAGES %s)\nfind_package(weft REQUIRED COMPONENTS %s)\n' "$1" "$2" >"$work/refused/CMakeLists.txt"
+  rm -rf "$work/refused/build"
+  if cmake -G Ninja -S "$work/refused" -B "$work/refused/build" -DCMAKE_PREFIX_PATH="$prefix" >"$work/refused.log" 2>&1; then
+    fail "find_package(weft COMPONENTS $2) in $1 was not refused"
+  fi
+  tr -s ' \n' ' ' <"$work/refused.log" | grep -qF "$3" || { cat "$work/refused.log"; fail "find_package(weft COMPONENTS $2) does not say: $3"; }
+}
+refused_package CXX nonsense 'weft has no component "nonsense"; its components are static and train_static'
+
 # One program linked to libweft.so and to libweft.a, by CMake and by pkg-config. --static is for programs that need no library at all.
 if [ -e "$(dirname "$libraries")/libweft.a" ]; then
   mkdir "$work/outside"
@@ -183,6 +195,7 @@ if [ -n "$(find "$prefix" -name libweft_train.so)" ]; then
   echo "a layer from outside: ok"
   # The same object and libweft_train.a, by CMake and by pkg-config.
   if [ -n "$(find "$prefix" -name libweft_train.a)" ]; then
+    refused_package C train_static 'enable CXX, as in project(name C CXX)'
     mkdir "$work/trains"
     cat >"$work/trains/CMakeLists.txt" <<END
 cmake_minimum_required(VERSION 3.20)

@@ -169,7 +169,7 @@ TEST_F(OnMesh, PlainAndLaidOutDoNotMix) {
   const DeviceMesh other = DeviceMesh::arithmetic(bench.context, MeshShape{{"dp", 4}}, 0);
   const Tensor elsewhere = Tensor::zeros(bench.context, {2, 8}).with_layout(replicated_layout(other, {2, 8}));
   EXPECT_EQ(error_text(ErrorCode::layout, [&] { layer.forward(elsewhere, frame); }),
-            "\"\": x lies over dp=4, \"weight\" over dp=2 x tp=2: not the same mesh");
+            "\"\": x lies over dp=4, \"weight\" over dp=2 x tp=2: not the same DeviceMesh; use one for both");
   // Over a mesh of one rank a plain tensor is what it would be anyway.
   const DeviceMesh one = DeviceMesh::arithmetic(bench.context, MeshShape{{"dp", 1}, {"tp", 1}}, 0);
   Linear alone(8, 6);

@@ -226,7 +226,7 @@ TEST(Checkpoint, ListsEveryTensorThatDoesNotFit) {
   LocalRun wider(context, 4);
   wider.add_third(kOneRank);
   const std::string text = test::error_text(ErrorCode::bad_argument, [&] { wider.load(folder.path()); });
-  EXPECT_THAT(text, HasSubstr("step-00000001 does not fit the model; missing in it ("));
+  EXPECT_THAT(text, HasSubstr("step-00000001 does not fit the model; missing in the checkpoint ("));
   EXPECT_THAT(text, HasSubstr("param.third f32 (2)"));
   EXPECT_THAT(text, HasSubstr("param.first.weight f32 (2, 3), expected f32 (2, 4)"));
   wider.expect_filled(-1);  // nothing was changed
@@ -489,7 +489,7 @@ TEST(Checkpoint, RefusesToSaveNonsense) {
   const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"dp", 2}}, 0);
   EXPECT_EQ(test::error_text(ErrorCode::layout,
                              [&] { save_checkpoint(folder.path(), mesh, 1, run.parameters, nullptr); }),
-            "save_checkpoint: second is a plain tensor; on dp=2 it needs a layout");
+            "save_checkpoint: second is a plain tensor; on dp=2 it needs a layout (as_layout states what it is)");
   std::ofstream(folder / "file") << "";
   EXPECT_THAT(test::error_text(ErrorCode::system, [&] { run.save(folder / "file" / "run", 1); }),
               AllOf(HasSubstr("save_checkpoint: "), HasSubstr("/file/run: Not a directory")));
@@ -534,7 +534,7 @@ TEST(Checkpoint, AModelIsSavedWithItsBuffers) {
   save_checkpoint(folder.path(), kOneRank, 2, model.parameters(), nullptr);
   EXPECT_THAT(test::error_text(ErrorCode::bad_argument,
                                [&] { load_checkpoint(folder.path(), kOneRank, again, nullptr); }),
-              HasSubstr("missing in it (1): buffer.count"));
+              HasSubstr("missing in the checkpoint (1): buffer.count"));
 }
 
 TEST(Checkpoint, APartOfAMeshIsRefused) {

@@ -75,7 +75,7 @@ inline Module& get_raw_model(Module& model) noexcept { return model; }
 
 /// This rank's part of maps of which every rank of the axes has the same: plain ones, (batch, …) of this rank's samples, or with a layout. No communication,
 /// but for plain ones along options.data: its ranks tell each other how many samples they have, as many on each, or one more on the first ones where they do not divide.
-/// Throws bad_argument where a dimension that is cut has fewer elements than ranks: `shard_spatial: x (1, 3, 2, 8) has 2 elements in dimension 2 for y=4; …`,
+/// Throws bad_argument where a dimension that is cut has fewer elements than ranks: `shard_spatial: x (1, 3, 2, 8) has 2 elements in dimension 2 for y=4; each rank needs at least one`,
 /// and on all ranks of the data where their samples or sizes do not fit: `shard_spatial: x has 1, 3 samples on the ranks of dp=2; expected 2, 2, …`.
 Tensor shard_spatial(const Tensor& x, const DomainManager& manager);
 /// The whole maps on every rank of the axes, with their layout on other axes. Collective.

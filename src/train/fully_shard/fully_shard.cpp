@@ -76,7 +76,7 @@ void expect_fit(const Parameter& p, const ShardAxes& axes, DType dtype) {
   if (p.layout() == nullptr) return;
   if (!(p.layout()->mesh() == axes.shard.root()))
     throw Error(ErrorCode::layout,
-                fmt::format("fully_shard: \"{}\" lies over {}, the axes {} belong to {}: not the same mesh",
+                fmt::format("fully_shard: \"{}\" lies over {}, the axes {} belong to {}: not the same DeviceMesh; use one for both",
                             p.path(), to_string(p.layout()->mesh_shape()), axes.shard.name(),
                             to_string(axes.shard.root().shape())));
   for (const DeviceMesh* each : {&axes.shard, &axes.replicate})
