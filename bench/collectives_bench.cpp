@@ -33,9 +33,7 @@ std::function<void(std::byte*, std::byte*)> call_of(ProcessGroup& group, const C
     case Kind::all_to_all: return run([g](auto in, auto out) { return g->all_to_all(in, out); });
     case Kind::ping_pong:
     case Kind::one_way:
-    case Kind::halo_rows:
-    case Kind::halo_columns:
-    case Kind::halo_fields: break;
+    default: break;  // what the programs of messages and of halos measure
   }
   return {};
 }
