@@ -32,6 +32,25 @@ void fill(Module& module, Compute& compute) {
   }
 }
 
+// With weights of bf16, too, and a map that is unfolded in several blocks.
+TEST(Conv2dLayer, BitsDoNotDependOnTheNumberOfThreads) {
+  Context context;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    std::vector<float> one;
+    for (const int threads : {1, 8}) {
+      Compute compute(context, threads);
+      Conv2d layer(Conv2dConfig{.in = 64, .out = 256, .kernel = 3, .padding = 1});
+      layer.weight->set_dtype(dtype);
+      fill(layer, compute);
+      Frame frame = Frame::inference(compute);
+      const Tensor y = layer.forward(random_tensor(context, {1, 64, 64, 64}, "x"), frame)[0];
+      const std::vector<float> bits(y.f32().begin(), y.f32().end());
+      if (threads == 1) one = bits;
+      EXPECT_TRUE(bits == one) << name(dtype) << " on " << threads << " threads";
+    }
+  }
+}
+
 TEST(LayerNorm, NormalisesTheLastDimension) {
   test::Bench bench;
   LayerNorm layer(6, 1e-3);

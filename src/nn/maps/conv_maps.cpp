@@ -145,13 +145,17 @@ void correlate(Frame& frame, const Tensor& x, const Tensor& w, std::int64_t grou
       product(frame, group(rows, g, groups), Stored::plain, group(seen, g, groups), group(of_y, g, groups));
   };
   const bool whole = pixels.rows == s.out_height && pixels.columns == s.out_width;
+  // oneDNN's bits of a bf16 product depend on its columns, so that those of a block must not depend on the threads.
+  constexpr int kThreadsOfBf16 = 16;
+  const std::int64_t block_floats =
+      kBlockFloats * (w.dtype() == DType::f32 ? frame.kernels().threads() : kThreadsOfBf16);
   for (std::int64_t b = 0; b < y.size(0); ++b) {
     const Tensor of_x = sample(x, b, s.channels), of_y = sample(y, b, out);
     if (whole && one_to_one(s)) {
       into(in_dtype(frame, of_x, w.dtype()), of_y);
       continue;
     }
-    each_block(pixels, kernel, kBlockFloats * frame.kernels().threads(), [&](const Pixels& block) {
+    each_block(pixels, kernel, block_floats, [&](const Pixels& block) {
       const UnfoldShape seen = for_pixels(s, block);
       const Tensor columns = columns_of(frame, seen);
       kernels::unfold(frame.kernels(), of_x.data_ptr<float>(), columns.data_ptr<float>(), seen);
