@@ -357,7 +357,8 @@ Placement placement_on(const LayoutRef& layout, const DeviceMesh& axes, const Te
   given_mesh("placement_on", axes);
   if (layout != nullptr) return layout->on(axes);
   if (axes.size() == 1) return Replicate{};
-  bad_layout(fmt::format("{} is a plain tensor; on {} it needs a layout (as_layout states what it is)", what.text(), axis_text(axes)));
+  bad_layout(fmt::format("{} is a plain tensor; on {} it needs a layout (as_layout states what it is)",
+                         what.text(), axis_text(axes)));
 }
 
 void expect_layout(const LayoutRef& layout, const DeviceMesh& axes, const Placement& expected,
@@ -365,8 +366,9 @@ void expect_layout(const LayoutRef& layout, const DeviceMesh& axes, const Placem
   if (given_mesh("expect_layout", axes).size() == 1) return;
   if (layout == nullptr) placement_on(layout, axes, what);  // throws
   if (&layout->mesh().state() != &axes.state())
-    bad_layout(fmt::format("{} lies over {}, axis {} belongs to {}: not the same DeviceMesh; use one for both", what.text(),
-                           to_string(layout->mesh_shape()), axis_text(axes), to_string(axes.root().shape())));
+    bad_layout(fmt::format(
+        "{} lies over {}, axis {} belongs to {}: not the same DeviceMesh; use one for both", what.text(),
+        to_string(layout->mesh_shape()), axis_text(axes), to_string(axes.root().shape())));
   const std::span<const int> indices = axes.root_axes();
   const auto differs = [&](int a) {
     return layout->mesh_shape().size(a) > 1 && layout->placements[static_cast<std::size_t>(a)] != expected;

@@ -121,10 +121,10 @@ Tensor beside(const Module& module, std::string_view tensor, const Tensor& x, co
                     named(module, tensor).text(), to_string(x.layout()->mesh_shape()), weight.path()));
   }
   if (!(x.layout()->mesh() == of_weight->mesh()))
-    throw Error(
-        ErrorCode::layout,
-        fmt::format("{} lies over {}, \"{}\" over {}: not the same DeviceMesh; use one for both", named(module, tensor).text(),
-                    to_string(x.layout()->mesh_shape()), weight.path(), to_string(of_weight->mesh_shape())));
+    throw Error(ErrorCode::layout,
+                fmt::format("{} lies over {}, \"{}\" over {}: not the same DeviceMesh; use one for both",
+                            named(module, tensor).text(), to_string(x.layout()->mesh_shape()), weight.path(),
+                            to_string(of_weight->mesh_shape())));
   return x;
 }
 

@@ -144,9 +144,10 @@ void expect_free(const Kept& kept, const DeviceMesh& axis) {
                          kept.layout_fixed_by()));
   if (kept.layout() == nullptr) return;
   if (!(kept.layout()->mesh() == axis.root()))
-    refuse(fmt::format("\"{}\" lies over {}, the axis {} belongs to {}: not the same DeviceMesh; use one for both", kept.path(),
-                       to_string(kept.layout()->mesh_shape()), axis_name(axis),
-                       to_string(axis.root().shape())));
+    refuse(fmt::format(
+        "\"{}\" lies over {}, the axis {} belongs to {}: not the same DeviceMesh; use one for both",
+        kept.path(), to_string(kept.layout()->mesh_shape()), axis_name(axis),
+        to_string(axis.root().shape())));
   if (!is_replicate(kept.layout()->on(axis)))
     refuse(fmt::format("\"{}\" is {} on {} already", kept.path(), to_string(kept.layout()->on(axis)),
                        axis_name(axis)));

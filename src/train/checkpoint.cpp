@@ -66,8 +66,10 @@ std::vector<MutableNamedView> tensors_of(std::string_view what, const DeviceMesh
   std::set<std::string_view> paths;
   const auto expect_layout = [&](const std::string& path, const LayoutRef& layout) {
     if (layout == nullptr && ranks > 1)
-      throw Error(ErrorCode::layout, fmt::format("{}: {} is a plain tensor; on {} it needs a layout (as_layout states what it is)", what,
-                                                 path, to_string(mesh.shape())));
+      throw Error(
+          ErrorCode::layout,
+          fmt::format("{}: {} is a plain tensor; on {} it needs a layout (as_layout states what it is)", what,
+                      path, to_string(mesh.shape())));
   };
   for (const Parameter* p : saved.parameters) {
     expect_layout(p->path(), p->layout());

@@ -313,7 +313,8 @@ static void test_misfits(void) {
 
   save_alone(7, NULL);
   snprintf(text, sizeof text,
-           "load_checkpoint: %s does not fit the list given; missing in the checkpoint (1): v f32 (2); not in the list "
+           "load_checkpoint: %s does not fit the list given; missing in the checkpoint (1): v f32 (2); not "
+           "in the list "
            "given (1): w; of another shape or dtype (1): b f64 (3), expected f32 (3)",
            in_folder("step-00000007"));
   CHECK_ERROR(weft_checkpoint_load(folder, NULL, t, 2, NULL, NULL, NULL, &error), WEFT_BAD_ARGUMENT, text);
@@ -422,7 +423,8 @@ static void save_misfits(rank_args* a) {
               "*Partial(sum)");
   t.layout = NULL;
   CHECK_ERROR(weft_checkpoint_save(folder, mesh, 1, &t, 1, NULL, 0, NULL, &error), WEFT_LAYOUT,
-              "save_checkpoint: \"x\" is a plain tensor; on dp=2 x tp=1 it needs a layout (as_layout states what it is)");
+              "save_checkpoint: \"x\" is a plain tensor; on dp=2 x tp=1 it needs a layout (as_layout states "
+              "what it is)");
   CHECK_ERROR(weft_checkpoint_save(folder, dp, 1, &t, 1, NULL, 0, NULL, &error), WEFT_BAD_ARGUMENT,
               "save_checkpoint: mesh is dp=2, a part of dp=2 x tp=1; expected the whole");
   t.name = a->rank == 0 ? "x" : "y", t.layout = same;

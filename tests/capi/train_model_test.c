@@ -683,7 +683,8 @@ static void load(rank_args* a) {
   CHECK(steps == 7);
   OK(weft_model_load(p.model, folder, NULL, &error));
   CHECK_ERROR(weft_trainer_load(trainer, folder, &error), WEFT_BAD_ARGUMENT,
-              "*does not fit the model; missing in the checkpoint (63): optimizer.step.token_embedding.embedding.weight "
+              "*does not fit the model; missing in the checkpoint (63): "
+              "optimizer.step.token_embedding.embedding.weight "
               "i64 (1), ");
   CHECK_ERROR(weft_model_load(p.model, "/nowhere", NULL, &error), WEFT_BAD_ARGUMENT, "*/nowhere");
   weft_trainer_destroy(trainer);

@@ -314,7 +314,8 @@ TEST(FlatShards, WrongArgumentsAreNamed) {
               "flat_shards: options.alone_bytes is 0; expected 1 or more");
     const DeviceMesh other = DeviceMesh::arithmetic(rank.context, {{"dp", 2}}, 0);
     EXPECT_EQ(made({{"w", replicated_layout(other, {4})}}),
-              "flat_shards: \"w\" lies over dp=2, the axes dp belong to dp=2 x tp=2: not the same DeviceMesh; use one for both");
+              "flat_shards: \"w\" lies over dp=2, the axes dp belong to dp=2 x tp=2: not the same "
+              "DeviceMesh; use one for both");
 
     FlatShards shards(dp, {{"w", layout}});
     const Tensor good(rank.context, {2}), wrong(rank.context, {3});

@@ -350,7 +350,8 @@ TEST(Layout, ExpectationsNameTensorAndAxis) {
   EXPECT_NO_THROW(expect_layout(replicated, tp, Replicate{}, "x"));
   expect_error(code, "layers.0.down: x is Replicate on tp=2; expected Shard(1)",
                [&] { expect_layout(replicated, tp, Shard{1}, "layers.0.down: x"); });
-  expect_error(code, "layers.0.down: x is a plain tensor; on tp=2 it needs a layout (as_layout states what it is)",
+  expect_error(code,
+               "layers.0.down: x is a plain tensor; on tp=2 it needs a layout (as_layout states what it is)",
                [&] { expect_layout(plain, tp, Shard{1}, "layers.0.down: x"); });
   EXPECT_NO_THROW(expect_layout(plain, mesh["one"], Shard{1}, "x"))
       << "on an axis of one rank everything is the same";
@@ -375,9 +376,12 @@ TEST(Layout, ExpectationsKnowTheirMesh) {
                    other = DeviceMesh::arithmetic(context, {{"pp", 1}, {"tp", 2}}, 0),
                    equal = DeviceMesh::arithmetic(context, {{"tp", 2}}, 0);
   const LayoutRef layout = make_layout(mesh, {{"tp", Shard{0}}}, {4, 3});
-  expect_error(ErrorCode::layout, "x lies over tp=2, axis tp=2 belongs to pp=1 x tp=2: not the same DeviceMesh; use one for both",
-               [&] { expect_layout(layout, other["tp"], Shard{0}, "x"); });
-  expect_error(ErrorCode::layout, "x lies over tp=2, axis tp=2 belongs to tp=2: not the same DeviceMesh; use one for both",
+  expect_error(
+      ErrorCode::layout,
+      "x lies over tp=2, axis tp=2 belongs to pp=1 x tp=2: not the same DeviceMesh; use one for both",
+      [&] { expect_layout(layout, other["tp"], Shard{0}, "x"); });
+  expect_error(ErrorCode::layout,
+               "x lies over tp=2, axis tp=2 belongs to tp=2: not the same DeviceMesh; use one for both",
                [&] { expect_layout(layout, equal["tp"], Shard{0}, "x"); });
 }
 

@@ -40,7 +40,8 @@ void check_tensors(std::string_view what, const DeviceMesh& mesh, std::span<cons
     if (t.layout == nullptr) {
       if (mesh && mesh.size() > 1)
         wrong(ErrorCode::layout,
-              fmt::format("is a plain tensor; on {} it needs a layout (as_layout states what it is)", to_string(mesh.shape())));
+              fmt::format("is a plain tensor; on {} it needs a layout (as_layout states what it is)",
+                          to_string(mesh.shape())));
       continue;
     }
     if (t.layout->partial())

@@ -43,10 +43,10 @@ void check(const ShardEntry& e, const DeviceMesh& axes, const DeviceMesh& replic
     throw Error(ErrorCode::layout,
                 fmt::format("flat_shards: \"{}\" has no layout; expected that of the whole", e.name));
   if (!(e.layout->mesh() == axes.root()))
-    throw Error(
-        ErrorCode::layout,
-        fmt::format("flat_shards: \"{}\" lies over {}, the axes {} belong to {}: not the same DeviceMesh; use one for both", e.name,
-                    to_string(e.layout->mesh_shape()), axes.name(), to_string(axes.root().shape())));
+    throw Error(ErrorCode::layout, fmt::format("flat_shards: \"{}\" lies over {}, the axes {} belong to {}: "
+                                               "not the same DeviceMesh; use one for both",
+                                               e.name, to_string(e.layout->mesh_shape()), axes.name(),
+                                               to_string(axes.root().shape())));
   if (e.layout->global.rank() == 0)
     bad(fmt::format("\"{}\" is a scalar; it has no dimension to cut", e.name));
   if (e.layout->partial())

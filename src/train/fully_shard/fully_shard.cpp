@@ -75,10 +75,10 @@ void expect_fit(const Parameter& p, const ShardAxes& axes, DType dtype) {
                     name(dtype)));
   if (p.layout() == nullptr) return;
   if (!(p.layout()->mesh() == axes.shard.root()))
-    throw Error(ErrorCode::layout,
-                fmt::format("fully_shard: \"{}\" lies over {}, the axes {} belong to {}: not the same DeviceMesh; use one for both",
-                            p.path(), to_string(p.layout()->mesh_shape()), axes.shard.name(),
-                            to_string(axes.shard.root().shape())));
+    throw Error(ErrorCode::layout, fmt::format("fully_shard: \"{}\" lies over {}, the axes {} belong to {}: "
+                                               "not the same DeviceMesh; use one for both",
+                                               p.path(), to_string(p.layout()->mesh_shape()),
+                                               axes.shard.name(), to_string(axes.shard.root().shape())));
   for (const DeviceMesh* each : {&axes.shard, &axes.replicate})
     if (*each)
       for (const DeviceMesh& axis : each->each_axis())
