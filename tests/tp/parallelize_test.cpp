@@ -245,10 +245,9 @@ TEST_F(Parallelize, TwiceAndTooLateAreRefused) {
   const auto again = [&] { parallelize(model, root["tp"], {{"head", Style::column}}); };
   EXPECT_STREQ(error_of(again).what(), "parallelize: \"head.weight\" is Shard(0) on tp=2 already");
   const auto elsewhere = [&] { parallelize(model, mesh(1, 2)["tp"], {{"head", Style::column}}); };
-  EXPECT_STREQ(
-      error_of(elsewhere).what(),
-      "parallelize: \"head.weight\" lies over dp=1 x tp=2, the axis tp=2 belongs to dp=1 x tp=2: not the "
-      "same mesh");
+  EXPECT_STREQ(error_of(elsewhere).what(),
+               "parallelize: \"head.weight\" lies over dp=1 x tp=2, the axis tp=2 belongs to dp=1 x tp=2: "
+               "not the same DeviceMesh; use one for both");
   parallelize(model, root["tp"], {{"blocks.0.mlp", Style::enter}, {"blocks.0.mlp.up_proj", Style::column}});
   const auto boundary = [&] {
     parallelize(model, root["tp"],

@@ -589,7 +589,7 @@ TEST(FullyShardLife, MistakesAreNamedBeforeAnythingChanges) {
     net->parameter("head.bias")->set_layout(replicated_layout(other, {3}));
     EXPECT_EQ(told(mesh["dp"], {}),
               "layout: fully_shard: \"head.bias\" lies over r=2, the axes dp belong to dp=4 x tp=2: not the "
-              "same mesh");
+              "same DeviceMesh; use one for both");
     net->parameter("head.bias")->set_layout(nullptr);
 
     struct Scalar : Module {
