@@ -84,8 +84,8 @@ struct ParallelModel {
 /// The order of the parts: the tensor axis cuts first, then the data axis divides what it leaves, then this rank's part gets memory. A
 /// parallelize() after that is an error that says so.
 ///
-/// Fewer key/value heads than ranks of the tensor axis: that axis is seen as two, <axis>_kv of as many ranks as there are such heads and
-/// <axis>_rep of the rest, over which they are shared. k_proj and v_proj are split over the first alone, and their gradients are Partial on the
+/// Fewer key/value heads than ranks of the tensor axis: that axis is seen as two, AXIS_kv of as many ranks as there are such heads and
+/// AXIS_rep of the rest, over which they are shared. k_proj and v_proj are split over the first alone, and their gradients are Partial on the
 /// second until sync_replicated_gradients() sums them. ParallelModel::mesh is then another root mesh than `mesh`, whose name of the tensor
 /// axis stands for both: what is given to the model lies over that one (place() does so). A `mesh` that has the axis so already (unflatten) is
 /// taken as it is.
