@@ -10,6 +10,16 @@ import pytest
 import weft
 
 
+def on_threads(size, rank):
+    """rank(number) on a thread for each of `size` ranks, until all have ended."""
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a rank did not end"
+
+
 def run_ranks(size, program, **options):
     """program(group) on `size` threads that are the ranks of a group; what each returned. The first exception is raised."""
     context, store = weft.Context(), weft.Store.local()
@@ -21,12 +31,7 @@ def run_ranks(size, program, **options):
                 results[number] = program(group)
         except BaseException as error:  # pylint: disable=broad-except
             failures[number] = error
-    threads = [threading.Thread(target=rank, args=(number,)) for number in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "a rank did not end"
+    on_threads(size, rank)
     for failure in failures:
         if failure is not None:
             raise failure

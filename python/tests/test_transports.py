@@ -3,6 +3,7 @@ import threading
 
 import numpy as np
 import pytest
+from conftest import on_threads
 
 import weft
 
@@ -69,12 +70,7 @@ def over(transport, size, program, deadline=20):
                 results[number] = program(group)
         except BaseException as error:  # pylint: disable=broad-except
             results[number] = error
-    threads = [threading.Thread(target=rank, args=(number,)) for number in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "a rank did not end"
+    on_threads(size, rank)
     return results
 
 

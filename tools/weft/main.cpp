@@ -85,10 +85,7 @@ void check_commands(const CLI::App& app, const std::vector<std::string>& words) 
 void refuse_unknown(const CLI::App& app, const std::vector<std::string>& words) {
   const auto chosen = app.get_subcommands();
   const CLI::App* command = chosen.empty() ? &app : chosen.front();
-  for (std::string of = command->get_name(); !command->get_subcommands().empty();) {
-    command = command->get_subcommands().front();
-    of += " " + command->get_name();
-  }
+  while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
   std::vector<std::string> names;
   for (const CLI::Option* option : command->get_options())
     for (const std::string& name : option->get_lnames()) names.push_back("--" + name);

@@ -10,7 +10,6 @@
 #include "base/hash.hpp"
 #include "mesh/axis_ranks.hpp"
 #include "mesh/window/links.hpp"
-#include "weft/base/env.hpp"
 #include "weft/base/error.hpp"
 #include "weft/group/process_group.hpp"
 
@@ -181,9 +180,7 @@ void agree(const Window::Plan& plan, const std::vector<Form>& forms, Device devi
 }
 
 void find_links(Window::Plan& plan) {
-  std::int32_t wanted = env::is_on("WEFT_WINDOW_LINKS") ? 1 : 0;
-  plan.group->all_reduce(view(&wanted, 1), view(&wanted, 1), {.op = ReduceOp::min}).wait();
-  if (wanted != 0) plan.links = Links::of(*plan.group);
+  plan.links = Links::of(*plan.group);
   plan.asked_for_links = true;
 }
 

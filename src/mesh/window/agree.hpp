@@ -12,7 +12,7 @@ namespace weft::windows {
 /// fails then. It is one collective of 8 bytes where all is the same.
 void agree(const Window::Plan& plan, const std::vector<Form>& forms, Device device, bool adjoint);
 
-/// Finds the links of the plan's group, where WEFT_WINDOW_LINKS is on for all ranks; collective as Links::of() is.
+/// Finds the links of the plan's group; collective as Links::of() is.
 void find_links(Window::Plan& plan);
 
 }  // namespace weft::windows

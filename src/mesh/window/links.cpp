@@ -8,6 +8,7 @@
 #include "group/user_numbers.hpp"
 #include "host/arena.hpp"
 #include "host/progress_engine.hpp"
+#include "weft/base/env.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/view.hpp"
 #include "weft/host/context.hpp"
@@ -57,6 +58,10 @@ RegionRef meet(HostPeers& host, const std::vector<Introduction>& all, int rank, 
 
 std::shared_ptr<Links> make(ProcessGroup& group) {
   if (group.backend() != "shm") return nullptr;
+  // Off where it is not set, unlike other switches.
+  std::int32_t wanted = env::get("WEFT_WINDOW_LINKS") && env::is_on("WEFT_WINDOW_LINKS") ? 1 : 0;
+  group.all_reduce(view(&wanted, 1), view(&wanted, 1), {.op = ReduceOp::min}).wait();
+  if (wanted == 0) return nullptr;
   const int n = group.size();
   Context& context = group.context();
   HostPeers& host = context.host_peers();

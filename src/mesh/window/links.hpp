@@ -106,7 +106,7 @@ class Links {
                   asked = 0;  ///< receiver: segments of the peer, and how many it has tried to map
   };
 
-  /// Those of this group; null where its ranks do not all share memory, or its transport is not shm. The first call is collective
+  /// Those of this group; null where WEFT_WINDOW_LINKS is not on for all of its ranks, they do not all share memory, or its transport is not shm. The first call is collective
   /// among them, and throws the group's errors.
   static std::shared_ptr<Links> of(ProcessGroup& group);
 
