@@ -177,7 +177,7 @@ class Search {
 }  // namespace
 
 DomainManager::DomainManager(DeviceMesh axes, DomainOptions options)
-    : axes_(std::move(axes)), options_(std::move(options)) {
+    : axes_(std::move(axes)), options_(std::move(options)), plans_(domain::make_plans()) {
   given_mesh("apply_domain_parallel", axes_);
   const auto count = static_cast<std::size_t>(axes_.shape().axis_count());
   if (count > options_.dims.size())

@@ -10,15 +10,15 @@
 
 namespace weft::domain {
 
-/// The plans of a layer, by the layout of its input; the kMost that were used last. A layer belongs to the thread of one rank, and so do its plans.
-template <class Plan>
+/// The plans of a layer, by the layout of its input (or what else a Key says); the kMost that were used last. A layer belongs to the thread of one rank, and so do its plans.
+template <class Plan, class Key = LayoutRef>
 class Plans {
  public:
   static constexpr std::size_t kMost = 8;
 
-  /// make() where there is none for maps of this layout. Every rank has seen the same layouts, so that all make one or none does.
+  /// make() where there is none for this one. Every rank has seen the same layouts, so that all make one or none does.
   template <class Make>
-  std::shared_ptr<const Plan> of(const LayoutRef& maps, const Make& make) const {
+  std::shared_ptr<const Plan> of(const Key& maps, const Make& make) const {
     const auto found =
         std::find_if(plans_.begin(), plans_.end(), [&](const auto& known) { return known.first == maps; });
     if (found != plans_.end()) {
@@ -31,7 +31,7 @@ class Plans {
   }
 
  private:
-  mutable std::vector<std::pair<LayoutRef, std::shared_ptr<const Plan>>> plans_;  // the one used last first
+  mutable std::vector<std::pair<Key, std::shared_ptr<const Plan>>> plans_;  // the one used last first
 };
 
 }  // namespace weft::domain

@@ -1,6 +1,7 @@
 // Attention layers whose sequence (dimension 1) is cut over ranks.
-#include "domain/ring.hpp"
+#include "domain/plans.hpp"
 #include "domain/rules.hpp"
+#include "domain/split_attention.hpp"
 #include "nn/heads/shared_heads.hpp"
 #include "weft/nn/activation.hpp"
 #include "weft/nn/attention.hpp"
@@ -42,36 +43,48 @@ HeadsShape share_of_heads(const Module& module, const Tensor& q, const Tensor& k
   return s;
 }
 
-// Attends around the ring, and keeps what backward needs.
-Tensor attend(const Module& module, Frame& frame, const Ring& ring, const HeadsShape& s, bool causal,
+// The plans of a layer, by the layouts of q and k.
+class SplitAttentions {
+ public:
+  explicit SplitAttentions(bool causal) : causal_(causal) {}
+  std::shared_ptr<const SplitAttention> of(const Tensor& q, const Tensor& k) const {
+    return plans_.of({q.layout(), k.layout()},
+                     [&] { return SplitAttention(q.layout(), k.layout(), causal_); });
+  }
+
+ private:
+  bool causal_;
+  Plans<SplitAttention, std::pair<LayoutRef, LayoutRef>> plans_;
+};
+
+// Attends to all keys, and keeps what backward needs.
+Tensor attend(const Module& module, Frame& frame, const SplitAttentions& plans, const HeadsShape& s,
               const Tensor& q, const Tensor& k, const Tensor& v) {
   Compute& compute = frame.compute();
   const Tensor out = compute.make(q.shape()).with_layout(q.layout()),
                log_sum_exp = compute.make({s.batch, s.heads, q.size(1)});
-  ring_attention_forward(frame, ring, s, causal, q, k, v, out, log_sum_exp);
+  split_attention_forward(frame, *plans.of(q, k), s, q, k, v, out, log_sum_exp);
   frame.push(module, {q, k, v, out, log_sum_exp});
   return out;
 }
 
 struct Attended {
-  Ring ring;
   HeadsShape shape;
   Tensor dq, dk, dv;
 };
-// The adjoint of attend(). `ring_of`: the ring of q and k.
-template <class RingOf>
-Attended attend_backward(const Module& module, Frame& frame, bool causal, std::int64_t heads,
-                         std::int64_t kv_heads, std::int64_t head_dim, const Tensor& dout,
-                         const RingOf& ring_of) {
+// The adjoint of attend().
+Attended attend_backward(const Module& module, Frame& frame, const SplitAttentions& plans, std::int64_t heads,
+                         std::int64_t kv_heads, std::int64_t head_dim, const Tensor& dout) {
   Compute& compute = frame.compute();
   const Tensors kept = frame.pop(module);
   const Tensor &q = kept[0], &k = kept[1], &v = kept[2], &out = kept[3], &log_sum_exp = kept[4];
   layouts::expect_same(layouts::named(module, "d(out)"), dout.layout(), out.layout(), "as out");
   const LayoutRef of_dk = shared_heads::of_shared_gradient(q.layout(), k.layout());
-  Attended a{ring_of(q, k), share_of_heads(module, q, k, v, heads, kv_heads, head_dim),
+  Attended a{share_of_heads(module, q, k, v, heads, kv_heads, head_dim),
              compute.make(q.shape()).with_layout(q.layout()), compute.make(k.shape()).with_layout(of_dk),
              compute.make(v.shape()).with_layout(of_dk)};
-  ring_attention_backward(frame, a.ring, a.shape, causal, dout, q, k, v, out, log_sum_exp, a.dq, a.dk, a.dv);
+  split_attention_backward(frame, *plans.of(q, k), a.shape, dout, q, k, v, out, log_sum_exp, a.dq, a.dk,
+                           a.dv);
   return a;
 }
 
@@ -86,18 +99,18 @@ class CausalPasses final : public Passes {
     const Tensor q_plain = attention.q_proj.forward(x, frame)[0],
                  k_plain = attention.k_proj.forward(x, frame)[0], v = attention.v_proj.forward(x, frame)[0];
     const HeadsShape s = share_of_heads(module, q_plain, k_plain, v, c.heads, c.kv_heads, c.head_dim);
-    const Ring ring(q_plain.layout());
-    const RopeTables& rope = tables_for(attention, ring);
+    const Parts positions = parts_of(q_plain.layout(), 1);
+    const RopeTables& rope = tables_for(attention, positions.size);
     const Tensor q = compute.make(q_plain.shape()).with_layout(q_plain.layout()),
                  k = compute.make(k_plain.shape()).with_layout(k_plain.layout());
-    const std::int64_t first = ring.own().lo * rope.half, length = ring.own().size();
+    const std::int64_t first = positions.own().lo * rope.half, length = positions.own().size();
     kernels::rope_forward(frame.kernels(), q_plain.data_ptr<float>(), rope.cos.data() + first,
                           rope.sin.data() + first, q.data_ptr<float>(),
                           {s.batch, length, s.heads, s.head_dim});
     kernels::rope_forward(frame.kernels(), k_plain.data_ptr<float>(), rope.cos.data() + first,
                           rope.sin.data() + first, k.data_ptr<float>(),
                           {s.batch, length, s.kv_heads, s.head_dim});
-    return attention.o_proj.forward(attend(module, frame, ring, s, true, q, k, v), frame);
+    return attention.o_proj.forward(attend(module, frame, plans_, s, q, k, v), frame);
   }
 
   Tensors backward(Module& module, Inputs dy, Frame& frame) const override {
@@ -106,11 +119,11 @@ class CausalPasses final : public Passes {
     if (dy.size() != 1 || !cut_in_sequence(dy[0].layout())) return own_backward(module, dy, frame);
     Compute& compute = frame.compute();
     const Tensor dout = attention.o_proj.backward(dy, frame)[0];
-    const auto [ring, s, dq, dk, dv] =
-        attend_backward(module, frame, true, c.heads, c.kv_heads, c.head_dim, dout,
-                        [](const Tensor& q, const Tensor&) { return Ring(q.layout()); });
-    const RopeTables& rope = tables_for(attention, ring);
-    const std::int64_t first = ring.own().lo * rope.half, length = ring.own().size();
+    const auto [s, dq, dk, dv] =
+        attend_backward(module, frame, plans_, c.heads, c.kv_heads, c.head_dim, dout);
+    const Parts positions = parts_of(dq.layout(), 1);
+    const RopeTables& rope = tables_for(attention, positions.size);
+    const std::int64_t first = positions.own().lo * rope.half, length = positions.own().size();
     kernels::rope_backward(frame.kernels(), dq.data_ptr<float>(), rope.cos.data() + first,
                            rope.sin.data() + first, dq.data_ptr<float>(),
                            {s.batch, length, s.heads, s.head_dim});
@@ -126,12 +139,8 @@ class CausalPasses final : public Passes {
   }
 
  private:
-  static const RopeTables& tables_for(const Attention& attention, const Ring& ring) {
+  static const RopeTables& tables_for(const Attention& attention, std::int64_t length) {
     const RopeTables* const rope = attention.rope().get();
-    const std::int64_t length =
-        std::max_element(ring.parts.begin(), ring.parts.end(), [](const auto& a, const auto& b) {
-          return a.hi < b.hi;
-        })->hi;
     if (rope == nullptr || rope->positions < length || rope->half * 2 != attention.config().head_dim)
       throw Error(
           ErrorCode::bad_argument,
@@ -141,6 +150,8 @@ class CausalPasses final : public Passes {
               rope == nullptr ? 0 : rope->half * 2));
     return *rope;
   }
+
+  SplitAttentions plans_{true};
 };
 
 class CrossPasses final : public Passes {
@@ -157,7 +168,8 @@ class CrossPasses final : public Passes {
                  k = attention.k_proj.forward(inputs[1], frame)[0],
                  v = attention.v_proj.forward(inputs[1], frame)[0];
     const HeadsShape s = share_of_heads(module, q, k, v, c.heads, c.kv_heads, c.head_dim);
-    return attention.o_proj.forward(attend(module, frame, ring_of(module, q, k), s, false, q, k, v), frame);
+    expect_same_axes(module, q, k);
+    return attention.o_proj.forward(attend(module, frame, plans_, s, q, k, v), frame);
   }
 
   Tensors backward(Module& module, Inputs dy, Frame& frame) const override {
@@ -166,9 +178,7 @@ class CrossPasses final : public Passes {
     if (dy.size() != 1 || !cut_in_sequence(dy[0].layout())) return own_backward(module, dy, frame);
     Compute& compute = frame.compute();
     const Tensor dout = attention.o_proj.backward(dy, frame)[0];
-    const Attended a =
-        attend_backward(module, frame, false, c.heads, c.kv_heads, c.head_dim, dout,
-                        [&](const Tensor& q, const Tensor& k) { return ring_of(module, q, k); });
+    const Attended a = attend_backward(module, frame, plans_, c.heads, c.kv_heads, c.head_dim, dout);
     const Tensor through_v = attention.v_proj.backward(a.dv, frame)[0],
                  through_k = attention.k_proj.backward(a.dk, frame)[0];
     const Tensor dx = attention.q_proj.backward(a.dq, frame)[0];
@@ -177,17 +187,19 @@ class CrossPasses final : public Passes {
   }
 
  private:
-  // Blocks are of keys. Queries are cut on the same axes, wherever.
-  static Ring ring_of(const Module& module, const Tensor& q, const Tensor& k) {
-    const Ring queries(q.layout());
-    Ring ring(k.layout());
-    if (!(queries.axes == ring.axes))
-      throw Error(ErrorCode::layout, fmt::format("{} is cut along {}, x along {}; expected the same axes",
-                                                 layouts::named(module, "context").text(), ring.axes.name(),
-                                                 queries.axes.name()));
-    ring.queries = queries.own();
-    return ring;
+  static DeviceMesh axes_of(const Tensor& t) {
+    return t.layout()->mesh().submesh(Partition(t.layout()).dim(1).axes);
   }
+  static void expect_same_axes(const Module& module, const Tensor& q, const Tensor& k) {
+    const DeviceMesh of_q = axes_of(q), of_k = axes_of(k);
+    if (!(of_q == of_k))
+      throw Error(
+          ErrorCode::layout,
+          fmt::format("{} is cut along {}, x along {}; expected the same axes",
+                      layouts::named(module, "context").text(), of_k.name(), of_q.name()));
+  }
+
+  SplitAttentions plans_{false};
 };
 
 }  // namespace

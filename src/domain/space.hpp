@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "nn/maps/geometry.hpp"
+#include "weft/domain/domain.hpp"
 #include "weft/mesh/window.hpp"
 #include "weft/nn/frame.hpp"
 #include "weft/nn/module.hpp"
@@ -35,6 +36,9 @@ WindowDim window_for(const Parts& parts, const std::function<IndexRange(const In
 IndexRanges as_ranges(const std::vector<std::int64_t>& ascending);
 
 Edge edge_of(kernels::Padding padding);
+
+/// What a DomainManager keeps of the functions in spatial.cpp.
+std::shared_ptr<DomainManager::Plans> make_plans();
 
 /// The layout of x's maps as those of other channels, height and width.
 LayoutRef like(const LayoutRef& x, std::int64_t channels, std::int64_t height, std::int64_t width);

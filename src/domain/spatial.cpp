@@ -2,7 +2,9 @@
 #include <fmt/format.h>
 
 #include <optional>
+#include <tuple>
 
+#include "domain/plans.hpp"
 #include "domain/space.hpp"
 #include "mesh/axis_ranks.hpp"
 #include "mesh/replicas/same_list.hpp"
@@ -12,6 +14,12 @@
 #include "weft/mesh/redistribute.hpp"
 
 namespace weft {
+
+struct DomainManager::Plans {
+  using Unpadding = std::tuple<LayoutRef, std::int64_t, std::int64_t, std::int64_t, std::int64_t>;  // of y
+  domain::Plans<Window, Unpadding> unpaddings;
+};
+
 namespace {
 
 [[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::bad_argument, text); }
@@ -106,18 +114,35 @@ LayoutRef of_own_samples(const Shape& own, const DeviceMesh& axes, const DeviceM
   return layout;
 }
 
-std::vector<WindowDim> without_padding(const LayoutRef& y, const LayoutRef& result,
-                                       const SpatialPadding& padding) {
+// The layout of y without its padding.
+LayoutRef without_padding(const LayoutRef& y, const SpatialPadding& p) {
+  return domain::like(y, y->global[1], y->global[domain::kHeight] - p.top - p.bottom,
+                      y->global[domain::kWidth] - p.left - p.right);
+}
+
+// What each rank has of the result, of y.
+Window unpadding(const LayoutRef& y, const SpatialPadding& padding) {
+  const LayoutRef result = without_padding(y, padding);
   const auto shifted = [&](int dim, std::int64_t by) {
     return domain::window_for(domain::parts_of(result, dim), [by](const IndexRange& r) {
       return r.size() > 0 ? IndexRange{r.lo + by, r.hi + by} : IndexRange{};
     });
   };
-  static_cast<void>(y);
-  return {shifted(domain::kHeight, padding.top), shifted(domain::kWidth, padding.left)};
+  return Window(y, {shifted(domain::kHeight, padding.top), shifted(domain::kWidth, padding.left)});
+}
+
+std::shared_ptr<const Window> kept_unpadding(const DomainManager& manager, const LayoutRef& y,
+                                             const SpatialPadding& p) {
+  const auto make = [&] { return unpadding(y, p); };
+  if (manager.plans() == nullptr) return std::make_shared<const Window>(make());
+  return manager.plans()->unpaddings.of({y, p.top, p.bottom, p.left, p.right}, make);
 }
 
 }  // namespace
+
+std::shared_ptr<DomainManager::Plans> domain::make_plans() {
+  return std::make_shared<DomainManager::Plans>();
+}
 
 LayoutRef DomainManager::layout(const Shape& global) const {
   LayoutRef layout = replicated_layout(axes_, global);
@@ -156,13 +181,29 @@ Tensor unpad_shard_interp(const Tensor& y, const SpatialPadding& padding, const 
         fmt::format("unpad_shard_interp: y is {}; expected {} + {} + {} rows and {} + {} + {} columns of "
                     "padding, map and padding",
                     to_string(has), padding.top, height, padding.bottom, padding.left, width, padding.right));
-  const LayoutRef result = domain::like(of_y, has[1], height, width);
-  return fetch_window(y, without_padding(of_y, result, padding)).with_layout(result);
+  const std::shared_ptr<const Window> window = kept_unpadding(manager, of_y, padding);
+  const Tensor result(of_y->mesh().context(), window->window_shape(y.shape()), y.dtype(), Memory::shared,
+                      y.stream());
+  window->fetch(y, result, y.stream());
+  return result.with_layout(without_padding(of_y, padding));
 }
 
-Tensor unpad_shard_interp_adjoint(const Tensor& dy, const SpatialPadding& padding, const LayoutRef& y) {
-  return fetch_window_adjoint(dy, y,
-                              without_padding(y, layout_of("unpad_shard_interp_adjoint", dy), padding));
+Tensor unpad_shard_interp_adjoint(const Tensor& dy, const SpatialPadding& padding, const LayoutRef& y,
+                                  const DomainManager& manager) {
+  constexpr const char* kName = "unpad_shard_interp_adjoint";
+  const LayoutRef& of_dy = layout_of(kName, dy);
+  if (y == nullptr) refuse(fmt::format("{}: y is null; expected the layout of what was unpadded", kName));
+  if (y->global.rank() != domain::kMapDims || y->global[domain::kHeight] < padding.top + padding.bottom ||
+      y->global[domain::kWidth] < padding.left + padding.right)
+    refuse(fmt::format("{}: y is {}; expected maps with {} + {} rows and {} + {} columns of padding", kName,
+                       to_string(y->global), padding.top, padding.bottom, padding.left, padding.right));
+  const LayoutRef expected = without_padding(y, padding);
+  if (of_dy != expected)
+    throw Error(ErrorCode::layout, fmt::format("{}: dy is {}; expected {}, as y without its padding", kName,
+                                               to_string(*of_dy), to_string(*expected)));
+  const Tensor result(y->mesh().context(), y->local_shape(), dy.dtype(), Memory::shared, dy.stream());
+  kept_unpadding(manager, y, padding)->adjoint(dy, result);
+  return result.with_layout(y);
 }
 
 void sync_domain_gradients(Module& model, const DomainManager& manager) {

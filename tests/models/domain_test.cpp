@@ -120,7 +120,7 @@ Training train(Compute& compute, const DeviceMesh& mesh, int steps) {
     training.losses.push_back(full(loss).as<double>()[0]);
     if (step == 0) training.y = full(y);
     const Tensor dy = error.backward({}, frame)[0];
-    model->backward(unpad_shard_interp_adjoint(dy, kPadding, padded_y.layout()), frame);
+    model->backward(unpad_shard_interp_adjoint(dy, kPadding, padded_y.layout(), manager), frame);
     sync_replicated_gradients(model->parameters(), mesh);
     optimizer.step(0.05);
     for (Parameter* p : model->parameters()) p->zero_gradient();

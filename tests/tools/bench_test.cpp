@@ -242,6 +242,24 @@ TEST_F(WeftBench, DataIsComparedAndVerified) {
   expect_refused({"data", "--against", "gloo"}, "bench: --against \"gloo\"; expected torch");
 }
 
+TEST_F(WeftBench, LayersInSpaceAreBesideTheirParts) {
+  const auto json_path = folder_ / "domain.json";
+  ASSERT_EQ(run({"domain", "--maps", "4x8x8", "--sequences", "300", "--passes", "both", "--rounds", "1", "--seconds",
+                 "0.02", "--json", json_path}),
+            ExitStatus{.code = 0})
+      << err_;
+  EXPECT_THAT(out_, ContainsRegex("case +step us +local us +exchange us +step / the larger"));
+  EXPECT_THAT(out_, ContainsRegex("conv/4x8x8/both +[0-9.]+ +[0-9.]+ +[0-9.]+ +[0-9.]+\n"));
+  EXPECT_THAT(out_, ContainsRegex("attention/300/both +[0-9.]+ +[0-9.]+ +[0-9.]+\n"));
+  const json rows = json::parse(contents(json_path)).at("rows");
+  ASSERT_EQ(rows.size(), 2U);
+  EXPECT_GT(rows[0].at("local_us").get<double>(), 0);
+  EXPECT_GT(rows[1].at("gain").get<double>(), 0);
+  expect_refused({"domain", "--passes", "backward"}, "bench: --passes \"backward\"; expected forward, both");
+  expect_refused({"domain", "--dtype", "bf16"}, "bench: --dtype \"bf16\"; expected f32");
+  expect_refused({"domain", "--against", "torch"}, "bench: --against \"torch\"; expected none: domain is ours alone");
+}
+
 TEST_F(WeftBench, LayersThatThereAreNotAreNamed) {
   expect_refused({"layers", "--layers", "lstm"},
                  "bench: --layers \"lstm\"; expected linear2, mlp, attention, conv, head");

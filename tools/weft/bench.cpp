@@ -35,7 +35,14 @@ void add_bench(CLI::App& app, Body& chosen) {
                 "layers: linear2, mlp, attention, conv, head; default: all but linear2")
       ->delimiter(',');
   c->add_option("--tokens", o->tokens, "layers: how many; default: 8,128,512,2048")->delimiter(',');
-  c->add_option("--passes", o->passes, "layers: forward, both; default: each")->delimiter(',');
+  c->add_option("--maps", o->maps,
+                "domain: convolutions, channels x rows of each rank x columns; default: 8x16x16,32x64x128,"
+                "64x32x64,16x256x256")
+      ->delimiter(',');
+  c->add_option("--sequences", o->sequences,
+                "domain: attention, positions of all ranks; default: 1024,4096")
+      ->delimiter(',');
+  c->add_option("--passes", o->passes, "layers and domain: forward, both; default: each")->delimiter(',');
   c->add_option("--tp", o->tp, "layers: over how many ranks, beside one; default: 2")->delimiter(',');
   c->add_option("--cases", o->cases, "data: reduce/one, reduce/buckets, step/ddp, …; default: all")
       ->delimiter(',');

@@ -1,6 +1,6 @@
 // Domain parallel: a model whose maps (batch, channels, height, width) are larger than one rank, cut in space. The split model is the
 // serial model: its outputs, and its gradients but for the order in which ranks' parts of weights' are summed, have the bits that one rank gives. Not so
-// attention of sequences that are cut, large convolutions with bf16 weights, and norms over space: the order of their sums depends on the degree (some 1e-7).
+// large convolutions with bf16 weights, and norms over space: the order of their sums depends on the degree (some 1e-7).
 // One thread per rank; passes of a split model are collective among the ranks of the axes.
 #pragma once
 
@@ -28,7 +28,8 @@ struct DomainOptions {
   std::map<std::type_index, SpaceRuleOf> rules{};
 };
 
-/// What apply_domain_parallel() has done, and what the functions below need: which axes cut maps, and how. A value.
+/// What apply_domain_parallel() has done, and what the functions below need: which axes cut maps, and how. A value; its copies share the plans of exchanges that
+/// the functions below have made, and belong to the thread of one rank.
 class DomainManager {
  public:
   DomainManager() = default;
@@ -43,9 +44,13 @@ class DomainManager {
   /// The layout of maps of this shape as a whole, cut in space, and by samples along the axes of the data.
   LayoutRef layout(const Shape& global) const;
 
+  struct Plans;  // private
+  const std::shared_ptr<Plans>& plans() const noexcept { return plans_; }
+
  private:
   DeviceMesh axes_;
   DomainOptions options_;
+  std::shared_ptr<Plans> plans_;
 };
 
 /// Makes every layer of the tree compute on maps that are cut along `axes`, a sub-mesh of one or two axes: the first cuts the height, the second the
@@ -59,7 +64,7 @@ class DomainManager {
 ///   with a window           Conv2d of any kernel, stride, padding, dilation and padding mode, ConvTranspose2d, PixelShuffle, pooling, resizing, padding
 ///   with sums over ranks    GroupNorm; LayerNorm over {channels, height, width} or {height, width}, whose gain and bias are cut as the maps are
 ///   cut anew for a while    WindowAttention: whole windows on each rank, near and far ones
-///   in a ring               Attention (causal) and CrossAttention of sequences that are cut: options.dims {1}. The order of sums depends on the degree
+///   in pieces               Attention (causal) and CrossAttention of sequences that are cut: options.dims {1}. Keys and queries go from rank to rank, in the order of one rank
 ///
 /// Other weights are replicated, and their gradients Partial(sum) on the axes: sync_domain_gradients() or a GradientAverager over these axes sums them (and leaves those that are cut). A loss is to be divided by
 /// a global number.
@@ -86,11 +91,13 @@ struct SpatialPadding {
   std::int64_t top = 0, bottom = 0, left = 0, right = 0;
 };
 /// Takes the padding off again: the maps of `height` x `width` within y, each rank having the rows and columns that it holds of a map of that size. Exact: a
-/// redistribution, never an interpolation. Collective. Throws bad_argument where y is not height + top + bottom by width + left + right.
+/// redistribution, never an interpolation. The plan is kept for maps of the same layout. Collective. Throws bad_argument where y is not height + top + bottom by width + left + right.
 Tensor unpad_shard_interp(const Tensor& y, const SpatialPadding& padding, const DomainManager& manager,
                           std::int64_t height, std::int64_t width);
-/// Its adjoint, for a gradient of what it gave: 0 where the padding was. `y`: the layout of what it was given.
-Tensor unpad_shard_interp_adjoint(const Tensor& dy, const SpatialPadding& padding, const LayoutRef& y);
+/// Its adjoint, for a gradient of what it gave: 0 where the padding was. `y`: the layout of what it was given. With a manager, that of the call before it, the
+/// plan is the one that was made there. Throws layout where dy is not laid out as what was given: `unpad_shard_interp_adjoint: dy is (…); expected …`.
+Tensor unpad_shard_interp_adjoint(const Tensor& dy, const SpatialPadding& padding, const LayoutRef& y,
+                                  const DomainManager& manager = {});
 
 /// Sums the gradients of the model's trained parameters over the axes, where they are Partial there. Collective; throws as sync_replicated_gradients()
 /// (weft/dp/replicated.hpp) does, and bad_argument for a parameter without gradient.

@@ -99,6 +99,18 @@ struct FullAttentionShape {
   std::int64_t batch, queries, keys, heads, kv_heads, head_dim;  // kv_heads divides heads
 };
 
+/// A piece of an attention: queries [first_query, first_query + queries) and keys [first_key, first_key + keys) of the whole. What comes in pieces, one after
+/// the other, is added up; `begins` and `ends` say which piece is the first and the last. The sums of an attention in pieces have the bits of the whole in
+/// one piece, on CPUs with AVX2: so pieces of keys begin at multiples of kAttentionKeys and come in order, those of queries at multiples of kAttentionQueries and
+/// come from the last to the first.
+struct AttentionPiece {
+  std::int64_t batch, queries, keys, heads, kv_heads, head_dim;  // kv_heads divides heads
+  std::int64_t first_query, first_key;
+  bool causal;  ///< query i of the whole sees its keys 0..i; else all
+  bool begins, ends;
+};
+inline constexpr std::int64_t kAttentionKeys = 256, kAttentionQueries = 64;
+
 /// The two forms of GELU: with the normal distribution itself, and with a tanh in its place.
 enum class GeluForm : unsigned char { erf, tanh };
 
@@ -366,6 +378,26 @@ struct KernelTable {
                                   const float* log_sum_exp, float* dq, float* dk, float* dv, float* dbias,
                                   FullAttentionShape s);
 
+  /// attention_forward() and full_attention_forward() of keys in pieces, for any queries. largest, sum: (batch, heads, queries), hold what is
+  /// known between pieces, as out does; the piece that `ends` finishes out, and leaves log_sum_exp in sum. q, out: (batch, queries, heads, head_dim), k, v: (batch,
+  /// keys, kv_heads, head_dim). Throws bad_argument where kv_heads does not divide heads, or first_key is no multiple of kAttentionKeys.
+  void (*attention_piece_forward)(KernelContext& ctx, const float* q, const float* k, const float* v,
+                                  float* out, float* largest, float* sum, AttentionPiece s);
+  /// delta = the sum of dout * out over head_dim. dout, out: (batch, queries, heads, head_dim), delta: (batch, heads, queries). s.keys and s.kv_heads
+  /// are not used.
+  void (*attention_delta)(KernelContext& ctx, const float* dout, const float* out, float* delta,
+                          FullAttentionShape s);
+  /// dq of keys in pieces, for any queries: overwritten by the piece that `begins`, added to by the others. dout, q, dq: (batch, queries, heads, head_dim), k, v:
+  /// (batch, keys, kv_heads, head_dim), log_sum_exp, delta: (batch, heads, queries). Throws as attention_piece_forward does.
+  void (*attention_piece_backward_queries)(KernelContext& ctx, const float* dout, const float* q,
+                                           const float* k, const float* v, const float* log_sum_exp,
+                                           const float* delta, float* dq, AttentionPiece s);
+  /// dk and dv of queries in pieces, for any keys, likewise. The piece that `begins` is seen by all keys that any query sees. Throws bad_argument where kv_heads does
+  /// not divide heads, or first_query is no multiple of kAttentionQueries.
+  void (*attention_piece_backward_keys)(KernelContext& ctx, const float* dout, const float* q, const float* k,
+                                        const float* v, const float* log_sum_exp, const float* delta,
+                                        float* dk, float* dv, AttentionPiece s);
+
   /// The same in two steps, for short sequences, so that something may happen to the weights between them.
   /// weights = softmax(q k^T / sqrt(head_dim) + bias). q: (batch, queries, heads, head_dim), k: (batch, keys, kv_heads, head_dim), bias:
   /// (queries, keys) or null, weights: (batch, heads, queries, keys).
@@ -467,7 +499,8 @@ struct KernelTable {
   X(row_norm_forward) X(row_norm_backward_sums) X(row_norm_backward) \
   X(add_channel_bias) X(channel_bias_backward) X(permute) X(unfold) X(fold) X(resample) X(max_pool_forward) X(max_pool_backward) X(embedding_forward) X(embedding_forward_bf16) \
   X(embedding_backward) X(rope_forward) X(rope_backward) X(attention_forward) X(attention_backward) \
-  X(full_attention_forward) X(full_attention_backward) X(attention_weights_forward) X(attention_weights_backward) \
+  X(full_attention_forward) X(full_attention_backward) X(attention_piece_forward) X(attention_delta) \
+  X(attention_piece_backward_queries) X(attention_piece_backward_keys) X(attention_weights_forward) X(attention_weights_backward) \
   X(attention_apply_forward) X(attention_apply_backward) \
   X(silu_forward) X(silu_backward) X(gelu_forward) X(gelu_backward) X(relu_forward) X(relu_backward) X(swiglu_forward) X(swiglu_backward) X(add) X(scale) X(fill) X(dropout) \
   X(round_to_bf16) X(widen_bf16) X(cross_entropy_terms) X(cross_entropy_sum) X(cross_entropy_backward) X(count_valid) X(sum_of_squares) \
@@ -542,6 +575,11 @@ inline constexpr detail::Call<&KernelTable::attention_forward> attention_forward
 inline constexpr detail::Call<&KernelTable::attention_backward> attention_backward{};
 inline constexpr detail::Call<&KernelTable::full_attention_forward> full_attention_forward{};
 inline constexpr detail::Call<&KernelTable::full_attention_backward> full_attention_backward{};
+inline constexpr detail::Call<&KernelTable::attention_piece_forward> attention_piece_forward{};
+inline constexpr detail::Call<&KernelTable::attention_delta> attention_delta{};
+inline constexpr detail::Call<&KernelTable::attention_piece_backward_queries>
+    attention_piece_backward_queries{};
+inline constexpr detail::Call<&KernelTable::attention_piece_backward_keys> attention_piece_backward_keys{};
 inline constexpr detail::Call<&KernelTable::attention_weights_forward> attention_weights_forward{};
 inline constexpr detail::Call<&KernelTable::attention_weights_backward> attention_weights_backward{};
 inline constexpr detail::Call<&KernelTable::attention_apply_forward> attention_apply_forward{};

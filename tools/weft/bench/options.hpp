@@ -8,7 +8,7 @@
 namespace weft::bench {
 
 struct Options {
-  std::string op;                    ///< "all_reduce", …, "p2p", "facade", "overlap", "layers", "data"
+  std::string op;                    ///< "all_reduce", …, "p2p", "facade", "overlap", "layers", "data", "domain"
   bool c = false;                    ///< facade: weft.h above ProcessGroup
   bool list = false;                 ///< instead of measuring: what there is
   std::vector<std::string> against;  ///< peers by name
@@ -23,6 +23,8 @@ struct Options {
   std::vector<std::int64_t> tokens = {8, 128, 512, 2048};
   std::vector<int> tp = {1, 2};
   std::vector<std::string> cases;  ///< data; empty: all
+  // domain: empty: the program's own
+  std::vector<std::string> maps, sequences;
   int ranks = 2, rounds = 2;
   double seconds = 0.2;  ///< of sampling per case
   double limit = 100;    ///< seconds, for one case of one program

@@ -13,6 +13,7 @@
 #include <memory>
 
 #include "data.hpp"
+#include "domain.hpp"
 #include "layers.hpp"
 #include "results.hpp"
 #include "weft/backends/plugin.hpp"
@@ -51,6 +52,7 @@ const std::vector<Operation> kOperations = {
     {"layers", "layers_bench", "layers of a model on one rank and over several (--tp), and in torch"},
     {"data", "data_bench",
      "gradients in buckets, and a step with averaged gradients and sharded, also in torch"},
+    {"domain", "domain_bench", "layers on maps and sequences that are cut over the ranks, ours alone"},
 };
 
 std::vector<std::string> names_of_operations() {
@@ -412,6 +414,7 @@ int run_bench(Options o) {
   try {
     if (o.op == "layers") return bench_layers(o), 0;
     if (o.op == "data") return bench_data(o), 0;
+    if (o.op == "domain") return bench_domain(o), 0;
     if (o.op == "facade" || o.op == "overlap") return alone(o, o.op);
     return compare(o, o.op == "p2p" ? kMessages : o.op == "halo" ? kHalos : std::vector<std::string>{o.op});
   } catch (const Interrupted& i) {

@@ -1,0 +1,46 @@
+// Attention over a sequence that is cut over ranks: each rank attends from its own queries to all keys, which come to it in pieces. Collective among the
+// ranks that the sequence is cut over. Inside domain.
+//
+// The idea is that of H. Liu, M. Zaharia, P. Abbeel, "Ring Attention with Blockwise Transformers", 2023: a rank has its part and a piece of the
+// others', so that memory is that of T / n positions. But here pieces come in the order of the sequence on every rank, cut where the kernels cut it into blocks on one rank, not where
+// ranks are; so every sum has the order, and the bits, of one rank. Forward and dq take keys from the first to the last. dk and dv of a rank's own
+// keys take queries from the last to the first: so no rank's sum waits for another's. The price is that backward makes the scores twice, 7 products instead of 5.
+#pragma once
+
+#include "weft/mesh/window.hpp"
+#include "weft/nn/frame.hpp"
+#include "weft/nn/kernels.hpp"
+
+namespace weft::domain {
+
+/// Dimension 1 of a tensor (batch, sequence, …) in pieces, each of which goes to the ranks that need it.
+struct Pieces {
+  std::int64_t first = 0, size = 0;  ///< this rank's own positions
+  std::vector<IndexRange> wanted;    ///< what this rank needs of each piece, maybe nothing
+  std::vector<Window> windows;       ///< which fetch it
+};
+
+/// What is to go where for queries and keys of these layouts, which are cut along the same axes. Causal: as many queries as keys. Made once, used by the thread of one
+/// rank in every pass.
+struct SplitAttention {
+  SplitAttention(const LayoutRef& q, const LayoutRef& k, bool causal);
+  Pieces keys, queries;
+  bool causal;
+};
+
+/// What a rank has of the heads.
+struct HeadsShape {
+  std::int64_t batch, heads, kv_heads, head_dim;
+};
+
+/// out and log_sum_exp of this rank's queries over all keys, of those up to its own position where `causal`. q, out: (batch, own queries, heads,
+/// head_dim), k, v: (batch, own keys, kv_heads, head_dim), log_sum_exp: (batch, heads, own queries).
+void split_attention_forward(Frame& frame, const SplitAttention& split, const HeadsShape& s, const Tensor& q,
+                             const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& log_sum_exp);
+/// dq, dk, dv of this rank's positions.
+void split_attention_backward(Frame& frame, const SplitAttention& split, const HeadsShape& s,
+                              const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
+                              const Tensor& out, const Tensor& log_sum_exp, const Tensor& dq,
+                              const Tensor& dk, const Tensor& dv);
+
+}  // namespace weft::domain

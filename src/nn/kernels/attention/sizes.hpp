@@ -1,0 +1,90 @@
+// What the passes of attention share: sizes, where blocks lie, a bias. Private to the files beside it.
+//
+// Query positions are taken in blocks of 64. The scores of a block are kept transposed, (keys, 64 queries): then maxima and sums over
+// keys go down columns, 64 queries side by side in the vector registers, and no row has a rest. A block of fewer queries leaves
+// columns unused, whose contents nobody reads on.
+//
+// Both passes also take attention in pieces of keys and of queries, as they come from other ranks. What a piece adds is added in the order in which the whole is
+// made, so that the bits are those of one piece: pieces of keys begin where a block of keys does, those of queries where a block of queries does, and
+// each element's sum runs over blocks in a fixed order, in pieces or not.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "nn/kernels/cpu_context.hpp"
+#include "nn/kernels/cpu_math.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft::kernels::cpu {
+namespace {
+
+constexpr std::int64_t kQueryBlock = kAttentionQueries;
+
+// All kinds of attention, whole or a piece. Positions are counted from the piece's first key and its first query; that query is position `ahead` of the
+// piece's keys, which matters where it is causal: query i sees the keys up to ahead + i.
+struct Sizes {
+  std::int64_t batch, queries, keys, heads, kv_heads, head_dim;
+  bool causal;
+  std::int64_t ahead = 0;
+  bool begins = true, ends = true;  // nothing was added up before, and nothing will be
+
+  std::int64_t group() const { return heads / kv_heads; }
+  std::int64_t q_stride() const { return heads * head_dim; }
+  std::int64_t k_stride() const { return kv_heads * head_dim; }
+  float scaling() const { return 1.0f / std::sqrt(static_cast<float>(head_dim)); }
+  /// How many keys the queries [first, first + rows) see, and the first of them that some do not.
+  std::int64_t seen(std::int64_t first, std::int64_t rows) const {
+    return causal ? std::clamp<std::int64_t>(ahead + first + rows, 0, keys) : keys;
+  }
+  std::int64_t hidden_from(std::int64_t first) const { return causal ? ahead + first : keys; }
+};
+
+template <class Shape>
+void check_heads(const char* op, const Shape& s) {
+  if (s.kv_heads < 1 || s.heads % s.kv_heads != 0) {
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{}: {} query heads over {} key/value heads; expected a multiple", op, s.heads,
+                            s.kv_heads));
+  }
+}
+
+[[maybe_unused]] Sizes sizes(const AttentionShape& s) {
+  return {s.batch, s.seq, s.seq, s.heads, s.kv_heads, s.head_dim, true};
+}
+[[maybe_unused]] Sizes sizes(const FullAttentionShape& s) {
+  return {s.batch, s.queries, s.keys, s.heads, s.kv_heads, s.head_dim, false};
+}
+// `first`: of what comes in pieces, which begin at multiples of `step`.
+[[maybe_unused]] Sizes sizes(const char* op, const AttentionPiece& s, const char* what, std::int64_t first,
+                             std::int64_t step) {
+  check_heads(op, s);
+  if (first % step != 0)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{}: first_{} is {}; expected a multiple of {}", op, what, first, step));
+  return {s.batch,  s.queries, s.keys, s.heads, s.kv_heads, s.head_dim, s.causal, s.first_query - s.first_key,
+          s.begins, s.ends};
+}
+
+// to: (columns, rows), from: (rows, columns)
+[[maybe_unused]] void transpose(const float* from, float* to, std::int64_t rows, std::int64_t columns) {
+  for (std::int64_t i = 0; i < rows; ++i)
+    for (std::int64_t j = 0; j < columns; ++j) to[j * rows + i] = from[i * columns + j];
+}
+
+// scores: (keys, 64 queries) += bias: (keys, rows) with rows `stride` apart
+WEFT_CPU_CLONES void add_bias_columns(float* scores, const float* bias, std::int64_t keys, std::int64_t rows,
+                                      std::int64_t stride) {
+  for (std::int64_t key = 0; key < keys; ++key) {
+    float* to = scores + key * kQueryBlock;
+    const float* from = bias + key * stride;
+#pragma GCC ivdep
+    for (std::int64_t r = 0; r < rows; ++r) to[r] += from[r];
+  }
+}
+
+}  // namespace
+}  // namespace weft::kernels::cpu
