@@ -89,9 +89,8 @@ std::unique_ptr<Module> conv_of(const MapSize& s) {
 
 constexpr std::int64_t kDim = 512;
 std::unique_ptr<Module> attention_of(std::int64_t positions) {
-  return std::make_unique<Attention>(
-      AttentionConfig{.dim = kDim, .heads = 8, .kv_heads = 8, .head_dim = 64},
-      RopeTables::make(positions, 64, 10000.0));
+  return std::make_unique<Attention>(AttentionConfig{.dim = kDim, .heads = 8, .kv_heads = 8, .head_dim = 64},
+                                     RopeTables::make(positions, 64, 10000.0));
 }
 
 // What is wrong with `split` beside the whole on one rank; "" for nothing.
@@ -103,8 +102,8 @@ std::string compared(const Layer& split, const Layer& serial) {
 }
 std::string fine() { return {}; }
 
-Numbers measured_conv(RankOfBench& rank, const DeviceMesh& mesh, const MapSize& s, bool both, const Agree& agree,
-                 double seconds) {
+Numbers measured_conv(RankOfBench& rank, const DeviceMesh& mesh, const MapSize& s, bool both,
+                      const Agree& agree, double seconds) {
   const auto compute = std::make_shared<Compute>(rank.context, 1);
   const Shape whole{1, s.channels, s.rows * mesh.size(), s.columns}, part{1, s.channels, s.rows, s.columns};
   const Tensor x = numbers(rank.context, whole, kX, 2.0f), dy = numbers(rank.context, whole, kDy, 2.0f);
@@ -159,8 +158,8 @@ Numbers measured_attention(RankOfBench& rank, const DeviceMesh& mesh, std::int64
   split->x = distribute(serial->x, manager.layout(serial->x.shape()));
   split->dy = distribute(serial->dy, manager.layout(serial->dy.shape()));
   const Times alone = measure({[serial] { serial->run(); }, fine}, agree, seconds);
-  const Times step = measure({[split] { split->run(); }, [split, serial] { return compared(*split, *serial); }},
-                             agree, seconds);
+  const Times step = measure(
+      {[split] { split->run(); }, [split, serial] { return compared(*split, *serial); }}, agree, seconds);
   return {{"median_us", step.median_us},
           {"p99_us", step.p99_us},
           {"serial_us", alone.median_us},
@@ -184,15 +183,15 @@ std::vector<TableRow> table(RankOfBench& rank, const What& what) {
   };
   for (int round = 0; round < what.rounds; ++round) {
     for (const std::string& map : what.maps)
-      add("conv/" + map, [s = size_from(map)](RankOfBench& r, const DeviceMesh& m, bool both, const Agree& agree,
-                                              double seconds) {
-        return measured_conv(r, m, s, both, agree, seconds);
-      });
+      add("conv/" + map,
+          [s = size_from(map)](RankOfBench& r, const DeviceMesh& m, bool both, const Agree& agree,
+                               double seconds) { return measured_conv(r, m, s, both, agree, seconds); });
     for (const std::string& sequence : what.sequences)
-      add("attention/" + sequence, [n = positions_from(sequence)](RankOfBench& r, const DeviceMesh& m, bool both,
-                                                                  const Agree& agree, double seconds) {
-        return measured_attention(r, m, n, both, agree, seconds);
-      });
+      add("attention/" + sequence,
+          [n = positions_from(sequence)](RankOfBench& r, const DeviceMesh& m, bool both, const Agree& agree,
+                                         double seconds) {
+            return measured_attention(r, m, n, both, agree, seconds);
+          });
   }
   return rows;
 }

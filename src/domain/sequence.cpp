@@ -193,10 +193,9 @@ class CrossPasses final : public Passes {
   static void expect_same_axes(const Module& module, const Tensor& q, const Tensor& k) {
     const DeviceMesh of_q = axes_of(q), of_k = axes_of(k);
     if (!(of_q == of_k))
-      throw Error(
-          ErrorCode::layout,
-          fmt::format("{} is cut along {}, x along {}; expected the same axes",
-                      layouts::named(module, "context").text(), of_k.name(), of_q.name()));
+      throw Error(ErrorCode::layout,
+                  fmt::format("{} is cut along {}, x along {}; expected the same axes",
+                              layouts::named(module, "context").text(), of_k.name(), of_q.name()));
   }
 
   SplitAttentions plans_{false};

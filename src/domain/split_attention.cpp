@@ -46,12 +46,8 @@ class Incoming {
  public:
   /// Of `own`, (batch, own positions, …), and of `sums`, (batch, heads, own positions). Backwards: from the last piece to the first.
   Incoming(Frame& frame, const Pieces& pieces, std::vector<Tensor> own, std::vector<Tensor> sums,
-         bool backwards)
-      : frame_(frame),
-        pieces_(pieces),
-        own_(std::move(own)),
-        sums_(std::move(sums)),
-        backwards_(backwards) {
+           bool backwards)
+      : frame_(frame), pieces_(pieces), own_(std::move(own)), sums_(std::move(sums)), backwards_(backwards) {
     for (std::size_t i = 0; i < pieces.wanted.size(); ++i) {
       if (pieces.wanted[at(i)].size() == 0) continue;
       if (!any_) first_ = i;
@@ -118,9 +114,10 @@ kernels::AttentionPiece piece(const HeadsShape& s, const IndexRange& queries, co
 
 void expect_host(const Frame& frame) {
   if (!(frame.compute().device() == Device{}))
-    throw Error(ErrorCode::unsupported,
-                "attention over a sequence that is cut is computed in the memory of the host; the Frame is on " +
-                    to_string(frame.compute().device()));
+    throw Error(
+        ErrorCode::unsupported,
+        "attention over a sequence that is cut is computed in the memory of the host; the Frame is on " +
+            to_string(frame.compute().device()));
 }
 
 IndexRange own(const Pieces& pieces) { return {pieces.first, pieces.first + pieces.size}; }
@@ -150,10 +147,9 @@ void split_attention_forward(Frame& frame, const SplitAttention& split, const He
   const Tensor largest = frame.compute().make(log_sum_exp.shape());
   const auto attend = [&](const IndexRange& of, const float* keys, const float* values, bool begins,
                           bool ends) {
-    kernels::attention_piece_forward(frame.kernels(), q.data_ptr<float>(), keys, values,
-                                     out.data_ptr<float>(), largest.data_ptr<float>(),
-                                     log_sum_exp.data_ptr<float>(),
-                                     piece(s, own(split.queries), of, split.causal, begins, ends));
+    kernels::attention_piece_forward(
+        frame.kernels(), q.data_ptr<float>(), keys, values, out.data_ptr<float>(), largest.data_ptr<float>(),
+        log_sum_exp.data_ptr<float>(), piece(s, own(split.queries), of, split.causal, begins, ends));
   };
   Incoming keys(frame, split.keys, {k, v}, {}, false);
   if (!keys.any()) attend({}, nullptr, nullptr, true, true);
@@ -166,21 +162,22 @@ void split_attention_backward(Frame& frame, const SplitAttention& split, const H
                               const Tensor& out, const Tensor& log_sum_exp, const Tensor& dq,
                               const Tensor& dk, const Tensor& dv) {
   const Tensor delta = frame.compute().make(log_sum_exp.shape());
-  kernels::attention_delta(
-      frame.kernels(), dout.data_ptr<float>(), out.data_ptr<float>(), delta.data_ptr<float>(),
-      {s.batch, split.queries.size, split.keys.size, s.heads, s.kv_heads, s.head_dim});
+  kernels::attention_delta(frame.kernels(), dout.data_ptr<float>(), out.data_ptr<float>(),
+                           delta.data_ptr<float>(),
+                           {s.batch, split.queries.size, split.keys.size, s.heads, s.kv_heads, s.head_dim});
   const auto of_queries = [&](const IndexRange& of, const float* keys, const float* values, bool begins,
                               bool ends) {
-    kernels::attention_piece_backward_queries(
-        frame.kernels(), dout.data_ptr<float>(), q.data_ptr<float>(), keys, values,
-        log_sum_exp.data_ptr<float>(), delta.data_ptr<float>(), dq.data_ptr<float>(),
-        piece(s, own(split.queries), of, split.causal, begins, ends));
+    kernels::attention_piece_backward_queries(frame.kernels(), dout.data_ptr<float>(), q.data_ptr<float>(),
+                                              keys, values, log_sum_exp.data_ptr<float>(),
+                                              delta.data_ptr<float>(), dq.data_ptr<float>(),
+                                              piece(s, own(split.queries), of, split.causal, begins, ends));
   };
   const auto of_keys = [&](const IndexRange& of, const float* douts, const float* queries, const float* sums,
                            const float* deltas, bool begins, bool ends) {
-    kernels::attention_piece_backward_keys(
-        frame.kernels(), douts, queries, k.data_ptr<float>(), v.data_ptr<float>(), sums, deltas,
-        dk.data_ptr<float>(), dv.data_ptr<float>(), piece(s, of, own(split.keys), split.causal, begins, ends));
+    kernels::attention_piece_backward_keys(frame.kernels(), douts, queries, k.data_ptr<float>(),
+                                           v.data_ptr<float>(), sums, deltas, dk.data_ptr<float>(),
+                                           dv.data_ptr<float>(),
+                                           piece(s, of, own(split.keys), split.causal, begins, ends));
   };
   Incoming keys(frame, split.keys, {k, v}, {}, false);
   Incoming queries(frame, split.queries, {dout, q}, {log_sum_exp, delta}, true);

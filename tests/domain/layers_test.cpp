@@ -259,12 +259,14 @@ TEST(DomainRules, OfLayersFromOutside) {
             "bad_argument: unpad_shard_interp: y is (1, 3, 4, 8); expected 1 + 4 + 0 rows and 0 + 8 + 0 "
             "columns of padding, map and padding");
   const Tensor dy = shard_spatial(Tensor(context, {1, 3, 3, 8}), manager);
-  EXPECT_EQ(error_text([&] { unpad_shard_interp_adjoint(dy, {.top = 2}, y.layout()); }),
-            "layout: unpad_shard_interp_adjoint: dy is (1, 3, 3, 8) as [h: Shard(2), tp: Replicate]; expected "
-            "(1, 3, 2, 8) as [h: Shard(2), tp: Replicate], as y without its padding");
-  EXPECT_EQ(error_text([&] { unpad_shard_interp_adjoint(dy, {.left = 9}, y.layout(), manager); }),
-            "bad_argument: unpad_shard_interp_adjoint: y is (1, 3, 4, 8); expected maps with 0 + 0 rows and 9 + 0 "
-            "columns of padding");
+  EXPECT_EQ(
+      error_text([&] { unpad_shard_interp_adjoint(dy, {.top = 2}, y.layout()); }),
+      "layout: unpad_shard_interp_adjoint: dy is (1, 3, 3, 8) as [h: Shard(2), tp: Replicate]; expected "
+      "(1, 3, 2, 8) as [h: Shard(2), tp: Replicate], as y without its padding");
+  EXPECT_EQ(
+      error_text([&] { unpad_shard_interp_adjoint(dy, {.left = 9}, y.layout(), manager); }),
+      "bad_argument: unpad_shard_interp_adjoint: y is (1, 3, 4, 8); expected maps with 0 + 0 rows and 9 + 0 "
+      "columns of padding");
   EXPECT_EQ(error_text([&] { unpad_shard_interp_adjoint(dy, {.left = 9}, nullptr, manager); }),
             "bad_argument: unpad_shard_interp_adjoint: y is null; expected the layout of what was unpadded");
 }

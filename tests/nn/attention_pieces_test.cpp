@@ -14,9 +14,10 @@ struct Case {
 };
 
 // One piece and several, ends within a block, shared key/value heads, few heads for the threads.
-const Case kCases[] = {{1, 40, 40, 2, 1, 8, true},    {2, 300, 300, 4, 2, 16, true},  {1, 1100, 1100, 3, 1, 8, true},
-                       {1, 600, 600, 1, 1, 64, true}, {2, 70, 900, 4, 2, 16, false},  {1, 513, 257, 2, 2, 24, false},
-                       {1, 5, 256, 6, 2, 7, false},   {1, 129, 1030, 2, 1, 32, false}};
+const Case kCases[] = {{1, 40, 40, 2, 1, 8, true},     {2, 300, 300, 4, 2, 16, true},
+                       {1, 1100, 1100, 3, 1, 8, true}, {1, 600, 600, 1, 1, 64, true},
+                       {2, 70, 900, 4, 2, 16, false},  {1, 513, 257, 2, 2, 24, false},
+                       {1, 5, 256, 6, 2, 7, false},    {1, 129, 1030, 2, 1, 32, false}};
 
 struct Results {
   Array<float> out, log_sum_exp, dq, dk, dv;
@@ -29,7 +30,8 @@ struct Given {
         v(random_array(c.batch * c.keys * c.kv_heads * c.head_dim, 3)),
         dout(random_array(c.batch * c.queries * c.heads * c.head_dim, 4)) {
     // Scores that grow with the position: the largest so far changes from piece to piece.
-    for (std::size_t i = 0; i < k.size(); ++i) k[i] *= 1.0f + 3.0f * static_cast<float>(i) / static_cast<float>(k.size());
+    for (std::size_t i = 0; i < k.size(); ++i)
+      k[i] *= 1.0f + 3.0f * static_cast<float>(i) / static_cast<float>(k.size());
   }
   Array<float> q, k, v, dout;
 };
@@ -41,11 +43,12 @@ Results of_whole(KernelContext& ctx, const Case& c, const Given& x) {
   if (c.causal) {
     const AttentionShape s{c.batch, c.keys, c.heads, c.kv_heads, c.head_dim};
     attention_forward(ctx, x.q.data(), x.k.data(), x.v.data(), r.out.data(), r.log_sum_exp.data(), s);
-    attention_backward(ctx, x.dout.data(), x.q.data(), x.k.data(), x.v.data(), r.out.data(), r.log_sum_exp.data(),
-                       r.dq.data(), r.dk.data(), r.dv.data(), s);
+    attention_backward(ctx, x.dout.data(), x.q.data(), x.k.data(), x.v.data(), r.out.data(),
+                       r.log_sum_exp.data(), r.dq.data(), r.dk.data(), r.dv.data(), s);
   } else {
     const FullAttentionShape s{c.batch, c.queries, c.keys, c.heads, c.kv_heads, c.head_dim};
-    full_attention_forward(ctx, x.q.data(), x.k.data(), x.v.data(), nullptr, r.out.data(), r.log_sum_exp.data(), s);
+    full_attention_forward(ctx, x.q.data(), x.k.data(), x.v.data(), nullptr, r.out.data(),
+                           r.log_sum_exp.data(), s);
     full_attention_backward(ctx, x.dout.data(), x.q.data(), x.k.data(), x.v.data(), nullptr, r.out.data(),
                             r.log_sum_exp.data(), r.dq.data(), r.dk.data(), r.dv.data(), nullptr, s);
   }
@@ -72,28 +75,27 @@ void expect_pieces(KernelContext& ctx, const Case& c, const Given& x, const Resu
   if (lo < c.queries) {
     const std::int64_t end = std::min(hi, c.queries), count = end - lo, last = c.causal ? end : c.keys;
     const auto q = positions(x.q, c.batch, lo, end, wide), dout = positions(x.dout, c.batch, lo, end, wide);
-    auto out = garbage(c.batch * count * wide), dq = out, largest = garbage(c.batch * c.heads * count), sum = largest,
-         delta = largest;
+    auto out = garbage(c.batch * count * wide), dq = out, largest = garbage(c.batch * c.heads * count),
+         sum = largest, delta = largest;
     const auto piece = [&](std::int64_t key) {
       const std::int64_t size = std::min(step, last - key);
-      return AttentionPiece{c.batch, count, size, c.heads,  c.kv_heads, c.head_dim,
+      return AttentionPiece{c.batch, count, size,     c.heads,  c.kv_heads,        c.head_dim,
                             lo,      key,   c.causal, key == 0, key + size == last};
     };
     for (std::int64_t key = 0; key < last; key += step) {
       const AttentionPiece p = piece(key);
       attention_piece_forward(ctx, q.data(), positions(x.k, c.batch, key, key + p.keys, kv_wide).data(),
-                              positions(x.v, c.batch, key, key + p.keys, kv_wide).data(), out.data(), largest.data(),
-                              sum.data(), p);
+                              positions(x.v, c.batch, key, key + p.keys, kv_wide).data(), out.data(),
+                              largest.data(), sum.data(), p);
     }
     ASSERT_TRUE(same_bits(out, positions(want.out, c.batch, lo, end, wide)));
     ASSERT_TRUE(same_bits(sum, sums(want.log_sum_exp, lo, end)));
     attention_delta(ctx, dout.data(), out.data(), delta.data(), {c.batch, count, 0, c.heads, 1, c.head_dim});
     for (std::int64_t key = 0; key < last; key += step) {
       const AttentionPiece p = piece(key);
-      attention_piece_backward_queries(ctx, dout.data(), q.data(),
-                                       positions(x.k, c.batch, key, key + p.keys, kv_wide).data(),
-                                       positions(x.v, c.batch, key, key + p.keys, kv_wide).data(), sum.data(),
-                                       delta.data(), dq.data(), p);
+      attention_piece_backward_queries(
+          ctx, dout.data(), q.data(), positions(x.k, c.batch, key, key + p.keys, kv_wide).data(),
+          positions(x.v, c.batch, key, key + p.keys, kv_wide).data(), sum.data(), delta.data(), dq.data(), p);
     }
     ASSERT_TRUE(same_bits(dq, positions(want.dq, c.batch, lo, end, wide)));
   }
@@ -107,11 +109,12 @@ void expect_pieces(KernelContext& ctx, const Case& c, const Given& x, const Resu
     for (std::int64_t i = steps - 1; i >= 0; --i) {
       const std::int64_t from = std::max(i * step, first), to = std::min(c.queries, (i + 1) * step);
       if (from >= to) continue;
-      attention_piece_backward_keys(
-          ctx, positions(x.dout, c.batch, from, to, wide).data(), positions(x.q, c.batch, from, to, wide).data(),
-          k.data(), v.data(), sums(want.log_sum_exp, from, to).data(), sums(deltas, from, to).data(), dk.data(),
-          dv.data(),
-          {c.batch, to - from, count, c.heads, c.kv_heads, c.head_dim, from, lo, c.causal, i == steps - 1, i == 0});
+      attention_piece_backward_keys(ctx, positions(x.dout, c.batch, from, to, wide).data(),
+                                    positions(x.q, c.batch, from, to, wide).data(), k.data(), v.data(),
+                                    sums(want.log_sum_exp, from, to).data(), sums(deltas, from, to).data(),
+                                    dk.data(), dv.data(),
+                                    {c.batch, to - from, count, c.heads, c.kv_heads, c.head_dim, from, lo,
+                                     c.causal, i == steps - 1, i == 0});
     }
     ASSERT_TRUE(same_bits(dk, positions(want.dk, c.batch, lo, end, kv_wide)));
     ASSERT_TRUE(same_bits(dv, positions(want.dv, c.batch, lo, end, kv_wide)));
@@ -124,8 +127,8 @@ TEST(AttentionPieces, HaveTheBitsOfTheWhole) {
     const Given x(c);
     KernelContext one(1), three(3);
     const Results want = of_whole(one, c, x), other = of_whole(three, c, x);
-    ASSERT_TRUE(same_bits(want.out, other.out) && same_bits(want.dq, other.dq) && same_bits(want.dk, other.dk) &&
-                same_bits(want.dv, other.dv));
+    ASSERT_TRUE(same_bits(want.out, other.out) && same_bits(want.dq, other.dq) &&
+                same_bits(want.dk, other.dk) && same_bits(want.dv, other.dv));
     for (const std::int64_t step : {256, 512, 2048})
       for (const std::int64_t share : {7, 64, 100, 333, 2000}) {
         if (share < 64 && std::max(c.queries, c.keys) > 300) continue;
@@ -142,16 +145,17 @@ TEST(AttentionPieces, HaveTheBitsOfTheWhole) {
 TEST(AttentionPieces, NothingIsSeen) {
   KernelContext ctx(1);
   const auto q = random_array(6, 1);
-  auto out = garbage(6), largest = garbage(3), sum = garbage(3), dq = garbage(6), dk = garbage(4), dv = garbage(4);
+  auto out = garbage(6), largest = garbage(3), sum = garbage(3), dq = garbage(6), dk = garbage(4),
+       dv = garbage(4);
   attention_piece_forward(ctx, q.data(), nullptr, nullptr, out.data(), largest.data(), sum.data(),
                           {1, 3, 0, 1, 1, 2, 0, 0, false, true, true});
   EXPECT_EQ(out, zeros(6));
   for (const float x : sum) EXPECT_EQ(x, -std::numeric_limits<float>::infinity());
-  attention_piece_backward_queries(ctx, q.data(), q.data(), nullptr, nullptr, sum.data(), largest.data(), dq.data(),
-                                   {1, 3, 0, 1, 1, 2, 0, 0, false, true, true});
+  attention_piece_backward_queries(ctx, q.data(), q.data(), nullptr, nullptr, sum.data(), largest.data(),
+                                   dq.data(), {1, 3, 0, 1, 1, 2, 0, 0, false, true, true});
   EXPECT_EQ(dq, zeros(6));
-  attention_piece_backward_keys(ctx, nullptr, nullptr, q.data(), q.data(), nullptr, nullptr, dk.data(), dv.data(),
-                                {1, 0, 2, 1, 1, 2, 0, 0, false, true, true});
+  attention_piece_backward_keys(ctx, nullptr, nullptr, q.data(), q.data(), nullptr, nullptr, dk.data(),
+                                dv.data(), {1, 0, 2, 1, 1, 2, 0, 0, false, true, true});
   EXPECT_EQ(dk, zeros(4));
   EXPECT_EQ(dv, zeros(4));
 }
@@ -164,13 +168,13 @@ TEST(AttentionPieces, RefusesPiecesThatBeginWithinABlock) {
             }),
             "attention_piece_forward: first_key is 100; expected a multiple of 256");
   EXPECT_EQ(message_of([&] {
-              attention_piece_backward_queries(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
-                                               {1, 0, 0, 2, 1, 4, 0, 64, true, true, true});
+              attention_piece_backward_queries(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
+                                               nullptr, {1, 0, 0, 2, 1, 4, 0, 64, true, true, true});
             }),
             "attention_piece_backward_queries: first_key is 64; expected a multiple of 256");
   EXPECT_EQ(message_of([&] {
-              attention_piece_backward_keys(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
-                                            {1, 0, 0, 2, 1, 4, 32, 0, true, true, true});
+              attention_piece_backward_keys(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
+                                            nullptr, nullptr, {1, 0, 0, 2, 1, 4, 32, 0, true, true, true});
             }),
             "attention_piece_backward_keys: first_query is 32; expected a multiple of 64");
   EXPECT_EQ(message_of([&] {

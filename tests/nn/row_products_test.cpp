@@ -20,7 +20,7 @@ struct Case {
 };
 
 // Every rest of rows (4) and columns (4, 32), of lanes (16) and chunks (1024), none of each, and a sum of many chunks.
-const Case kCases[] = {{1, 1, 1, 0, 0},     {4, 32, 16, 0, 0},    {3, 5, 7, 2, 1},       {2, 33, 1023, 0, 3},
+const Case kCases[] = {{1, 1, 1, 0, 0},     {4, 32, 16, 0, 0},    {3, 5, 7, 2, 1},      {2, 33, 1023, 0, 3},
                        {5, 31, 1024, 1, 0}, {7, 66, 1025, 5, 16}, {6, 2, 300000, 0, 0}, {9, 70, 4113, 0, 0},
                        {0, 5, 9, 0, 0},     {5, 0, 9, 0, 0},      {3, 6, 0, 1, 1}};
 
@@ -44,7 +44,8 @@ TEST(RowProducts, EqualSumsInF64) {
           want += x, sizes += std::abs(x);
         }
         // 64 products in a lane and one more sum, whatever k is; then one rounding.
-        ASSERT_NEAR(got[static_cast<std::size_t>(i * c.n + j)], want, 66 * kUlp * sizes + kUlp * std::abs(want))
+        ASSERT_NEAR(got[static_cast<std::size_t>(i * c.n + j)], want,
+                    66 * kUlp * sizes + kUlp * std::abs(want))
             << i << ", " << j;
       }
   }
@@ -76,10 +77,13 @@ TEST(RowProducts, GradientsOfSmallAndLargeWeights) {
           for (std::int64_t k = -1; k <= 1; ++k) {
             double sum = 0;
             for (std::int64_t b = 0; b < kBatch; ++b)
-              for (std::int64_t r = std::max<std::int64_t>(0, -j); r < kHeight - std::max<std::int64_t>(0, j); ++r) {
+              for (std::int64_t r = std::max<std::int64_t>(0, -j); r < kHeight - std::max<std::int64_t>(0, j);
+                   ++r) {
                 const float* const of_dy = dy.data_ptr<float>() + ((b * out + o) * kHeight + r) * kWidth;
-                const float* const of_x = x.data_ptr<float>() + ((b * kIn + i) * kHeight + r + j) * kWidth + k;
-                for (std::int64_t s = std::max<std::int64_t>(0, -k); s < kWidth - std::max<std::int64_t>(0, k); ++s)
+                const float* const of_x =
+                    x.data_ptr<float>() + ((b * kIn + i) * kHeight + r + j) * kWidth + k;
+                for (std::int64_t s = std::max<std::int64_t>(0, -k);
+                     s < kWidth - std::max<std::int64_t>(0, k); ++s)
                   sum += static_cast<double>(of_dy[s]) * static_cast<double>(of_x[s]);
               }
             largest = std::max(largest, std::abs(2 * sum));

@@ -244,8 +244,8 @@ TEST_F(WeftBench, DataIsComparedAndVerified) {
 
 TEST_F(WeftBench, LayersInSpaceAreBesideTheirParts) {
   const auto json_path = folder_ / "domain.json";
-  ASSERT_EQ(run({"domain", "--maps", "4x8x8", "--sequences", "300", "--passes", "both", "--rounds", "1", "--seconds",
-                 "0.02", "--json", json_path}),
+  ASSERT_EQ(run({"domain", "--maps", "4x8x8", "--sequences", "300", "--passes", "both", "--rounds", "1",
+                 "--seconds", "0.02", "--json", json_path}),
             ExitStatus{.code = 0})
       << err_;
   EXPECT_THAT(out_, ContainsRegex("case +step us +local us +exchange us +step / the larger"));
@@ -257,7 +257,8 @@ TEST_F(WeftBench, LayersInSpaceAreBesideTheirParts) {
   EXPECT_GT(rows[1].at("gain").get<double>(), 0);
   expect_refused({"domain", "--passes", "backward"}, "bench: --passes \"backward\"; expected forward, both");
   expect_refused({"domain", "--dtype", "bf16"}, "bench: --dtype \"bf16\"; expected f32");
-  expect_refused({"domain", "--against", "torch"}, "bench: --against \"torch\"; expected none: domain is ours alone");
+  expect_refused({"domain", "--against", "torch"},
+                 "bench: --against \"torch\"; expected none: domain is ours alone");
 }
 
 TEST_F(WeftBench, LayersThatThereAreNotAreNamed) {

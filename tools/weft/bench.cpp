@@ -39,8 +39,7 @@ void add_bench(CLI::App& app, Body& chosen) {
                 "domain: convolutions, channels x rows of each rank x columns; default: 8x16x16,32x64x128,"
                 "64x32x64,16x256x256")
       ->delimiter(',');
-  c->add_option("--sequences", o->sequences,
-                "domain: attention, positions of all ranks; default: 1024,4096")
+  c->add_option("--sequences", o->sequences, "domain: attention, positions of all ranks; default: 1024,4096")
       ->delimiter(',');
   c->add_option("--passes", o->passes, "layers and domain: forward, both; default: each")->delimiter(',');
   c->add_option("--tp", o->tp, "layers: over how many ranks, beside one; default: 2")->delimiter(',');

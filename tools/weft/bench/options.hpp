@@ -8,9 +8,9 @@
 namespace weft::bench {
 
 struct Options {
-  std::string op;                    ///< "all_reduce", …, "p2p", "facade", "overlap", "layers", "data", "domain"
-  bool c = false;                    ///< facade: weft.h above ProcessGroup
-  bool list = false;                 ///< instead of measuring: what there is
+  std::string op;     ///< "all_reduce", …, "p2p", "facade", "overlap", "layers", "data", "domain"
+  bool c = false;     ///< facade: weft.h above ProcessGroup
+  bool list = false;  ///< instead of measuring: what there is
   std::vector<std::string> against;  ///< peers by name
   std::vector<std::string> memory;   ///< of ours: shared, foreign, single_copy, staged
   std::vector<std::string> backends = {"shm"};

@@ -59,7 +59,8 @@ WEFT_CPU_CLONES void add_to_bias(const float* dscores, float* dbias, std::int64_
 
 struct Backward {
   const float *dout, *q, *k, *v, *bias;
-  const float *out, *delta;  // one of them: delta is made of out where there is none. delta: (batch, heads, queries)
+  const float *out,
+      *delta;  // one of them: delta is made of out where there is none. delta: (batch, heads, queries)
   const float* log_sum_exp;
   float *dq, *dk, *dv;
   Sizes s;
@@ -255,8 +256,8 @@ void full_attention_backward(KernelContext& ctx, const float* dout, const float*
       state.scratch((bias == nullptr ? 0 : pairs) + (dbias == nullptr ? 0 : groups * pairs));
   float* const partials = transposed + (bias == nullptr ? 0 : pairs);
   if (bias != nullptr) transpose(bias, transposed, s.queries, s.keys);
-  const Backward backward{dout,    q,           k,  v,  bias == nullptr ? nullptr : transposed, out,
-                          nullptr, log_sum_exp, dq, dk, dv,                                     sizes(s)};
+  const Backward backward{
+      dout, q, k, v, bias == nullptr ? nullptr : transposed, out, nullptr, log_sum_exp, dq, dk, dv, sizes(s)};
   if (dbias == nullptr && better_by_blocks(state, backward.s)) return backward.run_by_blocks(state);
   parallel_for(state, groups, [&](std::int64_t group, int thread) {
     float* const partial = dbias == nullptr ? nullptr : partials + group * pairs;
