@@ -1,5 +1,5 @@
 // What a rank tells weft run, which started it, before it fails because others did: the launcher then names
-// those, though their ends may be noticed later. And what it tells the ranks. tools/weft/launcher_notices.hpp is the other side. Any thread.
+// those, though their ends may be noticed later. And what it tells the ranks. tools/weft/launcher/ is the other side. Any thread.
 #pragma once
 
 #include <string>
@@ -16,6 +16,9 @@ inline constexpr std::string_view kOthersFailed = "others failed";
 /// This process's group failed because of other ranks. Nothing where no launcher listens; waits for at most a
 /// tenth of a second.
 void tell_launcher_that_others_failed() noexcept;
+
+/// The key of the job's store that a rank takes when it comes there, and keeps.
+inline std::string place_key(int rank) { return "weft/rank/" + std::to_string(rank); }
 
 /// What weft run tells the ranks: those whose process has ended while others ran, and how ("exited with code 0"). In the job's store, under this key, a
 /// line each.

@@ -34,8 +34,10 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::MatchesRegex;
 using ::testing::Not;
 using ::testing::UnorderedElementsAre;
 
@@ -103,6 +105,14 @@ class RunTest : public ::testing::Test {
   std::string out() { return contents(folder_ / "out"); }
   std::string err() { return contents(folder_ / "err"); }
   std::vector<std::string> out_lines() { return lines_of(out()); }
+
+  /// What the launcher says of ranks that never came.
+  std::vector<std::string> early_lines() {
+    std::vector<std::string> lines;
+    for (const auto& line : lines_of(err()))
+      if (line.find("ended before it joined") != std::string::npos) lines.push_back(line);
+    return lines;
+  }
 
   /// The number that rank `rank` printed after `word`, once it has.
   int printed_number(int rank, const std::string& word) {
@@ -685,6 +695,27 @@ TEST_F(RunTest, OthersDoNotWaitForARankThatHasEnded) {
               HasSubstr("group \"world\": rank 1 did not join: its process exited with code 0 [rank 0]"));
   EXPECT_THAT(err(),
               HasSubstr("group \"world\": rank 1 did not join: its process exited with code 0 [rank 2]"));
+  EXPECT_THAT(early_lines(), ElementsAre(MatchesRegex(
+                                 "weft run: rank 1 \\(pid [0-9]+\\) ended before it joined the others: "
+                                 "exited with code 0; those that wait for it are told so")));
+}
+
+TEST_F(RunTest, ARankThatWasKilledBeforeItJoinedIsNamed) {
+  EXPECT_EQ(run({"-n", "2", "--keep-going", "--", "sh", "-c",
+                 fmt::format("[ $WEFT_RANK = 0 ] && kill -9 $$; exec '{}' exit", WEFT_FAILING_RANK)}),
+            code(128 + 9));
+  EXPECT_THAT(err(),
+              HasSubstr("rank 0 did not join: its process killed by signal 9 (SIGKILL) [rank 1]"));
+  EXPECT_THAT(early_lines(), ElementsAre(HasSubstr("ended before it joined the others: killed by signal 9 "
+                                                   "(SIGKILL); those that wait for it are told so")));
+}
+
+TEST_F(RunTest, RanksThatJoinedOrThatNobodyMissesEndWithoutAWord) {
+  const std::string first = "[ $WEFT_RANK = 0 ] || exit 0; exec sleep 0.7";
+  EXPECT_EQ(run({"-n", "3", "--", "sh", "-c", first}), kSuccess);
+  EXPECT_THAT(err(), IsEmpty());
+  EXPECT_EQ(run({"-n", "3", "--", "sh", "-c", fmt::format("'{}' || exit 1; {}", WEFT_MEET, first)}), kSuccess);
+  EXPECT_THAT(err(), IsEmpty());
 }
 
 // ---- signals ----

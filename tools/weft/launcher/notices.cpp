@@ -1,4 +1,4 @@
-#include "launcher_notices.hpp"
+#include "notices.hpp"
 
 #include <sys/socket.h>
 #include <sys/un.h>

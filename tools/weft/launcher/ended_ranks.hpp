@@ -1,0 +1,34 @@
+// What the ranks of a job are told of those that have ended, in the job's store. One thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "store/launcher_notice.hpp"
+
+namespace weft::tools {
+
+class EndedRanks {
+ public:
+  /// `port`: where this process serves the job's store.
+  EndedRanks(std::uint16_t port, std::string job) : port_(port), job_(std::move(job)) {}
+
+  /// A rank has ended while others run: those that wait for it to join need wait no longer.
+  void tell(int rank, const std::string& how) noexcept;
+  /// Whether there are ranks of which it is not known yet that others miss them.
+  bool pending() const { return !pending_.empty(); }
+  /// Those which had never come to the store, now that one of the `ranks` ranks of the job has. Each is given once.
+  std::vector<EndedRank> take_missed(int ranks) noexcept;
+
+ private:
+  Store& client();
+
+  const std::uint16_t port_;
+  const std::string job_;
+  std::shared_ptr<Store> client_;  // null: not needed yet
+  std::vector<EndedRank> told_, pending_;
+};
+
+}  // namespace weft::tools
