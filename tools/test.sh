@@ -8,7 +8,8 @@
 #
 #   tools/test.sh            the default tier, which continuous integration runs
 #   tools/test.sh --full     also the fuzz targets, base and reduce for aarch64 under qemu, and both sanitizers over all of base to group, long tests too;
-#                            Python over torch and JAX, in a virtual environment that tools/torch_python.sh makes outside of the tree once (gigabytes)
+#                            Python over torch, in each version that is stated as tested, and JAX, in virtual environments that tools/torch_python.sh makes
+#                            outside of the tree once (gigabytes)
 #   tools/test.sh --quick    layers, layout and the release tests only
 #
 # Up to five tests that fail run a second time, alone, and those that then pass are listed as "unsteady" and do not fail the run; with
@@ -237,7 +238,9 @@ report_unsteady() {
 # The environment of the tests over torch and JAX, and of types, made where it is missing. Tests for which it cannot be had skip themselves by name, and this says why.
 python_packages() {
   local module
-  for module in torch jax mypy; do
+  local versions  # of torch: the tests run with the newest that there is, and with the older ones that are stated as tested
+  mapfile -t versions < <(sed -n 's/^TESTED = //p' python/weft/torch/needs.py | grep -oE '[0-9]+\.[0-9]+\.' | sed 's/\.$//; $d')
+  for module in torch "${versions[@]/#/torch==}" jax mypy; do
     tools/torch_python.sh --make "$module" 2>"build/python_$module.log" ||
       skipped+=("tests with $module: tools/torch_python.sh --make $module: $(grep -v '^ *$' "build/python_$module.log" | tail -n 1)")
   done

@@ -24,6 +24,7 @@ OWN_BUDGET_S = {
     "house/install": 60, "group/watch": 45, "models/parallel_golden": 60, "nn/kernels": 60,
     "python/jax": 60, "python/torch": 100, "python/torch_examples": 150, "python/torch_training": 100, "python/wheel": 400,
 }
+VERSION = re.compile(r"_\d+\.\d+$")  # of what a test runs with
 TEST = re.compile(r"^\d+/\d+ Test: (\S+)$")
 TIME = re.compile(r"^Test time = +([\d.]+) sec")
 
@@ -46,7 +47,7 @@ def report(preset, found):
     lines = [f"  {preset}: {len(found)} tests, {sum(s for s, _ in found):.0f} s one after the other; the longest:"]
     late = []
     for seconds, name in sorted(found, reverse=True):
-        budget = OWN_BUDGET_S.get(name, BUDGET_S) * factor
+        budget = OWN_BUDGET_S.get(VERSION.sub("", name), BUDGET_S) * factor
         over = "" if seconds <= budget else f", of {budget:.0f} s that it may take"
         if len(lines) <= SHOWN or over:
             lines.append(f"    {seconds:6.1f} s  {name}{over}")
