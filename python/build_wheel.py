@@ -91,6 +91,12 @@ def metadata():
     return "\n".join(lines) + "\n"
 
 
+def entry_points():
+    points = re.findall(r'^\[project\.(scripts|entry-points\."(?:.*)")\]\n(\w+) = "(.*)"$', PROJECT, re.M)
+    group = lambda name: "console_scripts" if name == "scripts" else name.split('"')[1]  # noqa: E731
+    return "\n".join(f"[{group(name)}]\n{left} = {right}\n" for name, left, right in points)
+
+
 def write(folder, wheel):
     """A wheel of all files below `folder`."""
     record = f"weft-{VERSION}.dist-info/RECORD"
@@ -123,8 +129,7 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
         info.mkdir()
         (info / "METADATA").write_text(metadata(), encoding="utf-8")
         (info / "WHEEL").write_text(f"Wheel-Version: 1.0\nGenerator: weft\nRoot-Is-Purelib: false\nTag: {made_for}\n", encoding="utf-8")
-        points = re.search(r'^\[project\.entry-points\."(.*)"\]\n(\w+) = "(.*)"$', PROJECT, re.M)
-        (info / "entry_points.txt").write_text(f"[{points[1]}]\n{points[2]} = {points[3]}\n", encoding="utf-8")
+        (info / "entry_points.txt").write_text(entry_points(), encoding="utf-8")
         shutil.copy(ROOT / "LICENSE", info / "LICENSE")
         name = f"weft-{VERSION}-{made_for}.whl"
         write(folder, pathlib.Path(wheel_directory) / name)

@@ -1,7 +1,8 @@
 """`python -m weft.run -n 4 program.py`: starts ranks as `weft run` does. A program whose name ends in .py, or an option (-m module, -c code) in its place, is run
-with this Python."""
+with this Python.
+
+`python -m weft`, and the command `weft` of the wheel, are the program `weft` itself: run, train, bench, check, doctor, ... with the same rule for `weft run`."""
 import os
-import shutil
 import sys
 
 from ._library import FOLDER
@@ -22,18 +23,40 @@ def command(arguments, python=sys.executable):
     return own + (["--", *program] if program else [])
 
 
-def launcher():
+def of_path(folders):
+    """The first program `weft` of machine code in these folders; a script of that name is the wheel's own."""
+    for folder in folders:
+        path = os.path.join(folder or ".", "weft")
+        try:
+            with open(path, "rb") as file:
+                if file.read(4) == b"\x7fELF" and os.access(path, os.X_OK):
+                    return path
+        except OSError:
+            pass
+    return None
+
+
+def launcher(who="weft.run"):
     """The program `weft`: the wheel's own, else the one in PATH."""
     own = FOLDER / "bin" / "weft"
-    found = str(own) if own.exists() else shutil.which("weft")
+    found = str(own) if own.exists() else of_path(os.environ.get("PATH", os.defpath).split(os.pathsep))
     if found is None:
-        sys.exit(f"weft.run: there is no program weft; expected it in {own.parent} (as the wheel has it) or in PATH")
+        sys.exit(f"{who}: there is no program weft; expected it in {own.parent} (as the wheel has it) or in PATH")
     return found
 
 
 def main():
     program = launcher()
     os.execv(program, [program, "run", *command(sys.argv[1:])])
+
+
+def weft():
+    """The command `weft`."""
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["run"]:
+        arguments = ["run", *command(arguments[1:])]
+    program = launcher("weft")
+    os.execv(program, [program, *arguments])
 
 
 if __name__ == "__main__":

@@ -78,11 +78,28 @@ python=$(command -v /usr/bin/python3 || command -v python3)
 for backend in $transports; do
   [ "$(grep -c "^$backend well$" "$work/said")" = 2 ] || { cat "$work/said"; fail "two ranks over $backend"; }
 done
+
+# The command, and the same by python -m weft; both start programs of Python.
+cat >"$work/rank.py" <<'PROGRAM'
+import weft
+group = weft.Context().group(deadline=30)
+print(f"rank {group.rank} of {group.size}", flush=True)
+PROGRAM
+sed -i "1s|.*|#!$python|" "$work/site/bin/weft"  # pip wrote its own interpreter there
+for weft in "$work/site/bin/weft" "$python -m weft"; do
+  said=$("${bare[@]}" $weft --version) || fail "$weft --version"
+  [[ $said == *"$(sed -n 's/^Version: //p' "$work"/site/weft-*.dist-info/METADATA)"* ]] || fail "$weft --version: $said"
+  said=$("${bare[@]}" $weft run -n 2 --no-tag-output "$work/rank.py" | sort) || fail "$weft run"
+  [ "$said" = $'rank 0 of 2\nrank 1 of 2' ] || fail "$weft run: $said"
+  "${bare[@]}" $weft run -n 2 no_such_program 2>"$work/said" && fail "$weft run of a program that is not there"
+  grep -q 'cannot start "no_such_program"' "$work/said" || { cat "$work/said"; fail "$weft run of a program that is not there"; }
+done
+
 grep -q '^weft *= *weft.torch:register$' "$work"/site/weft-*.dist-info/entry_points.txt || fail "the entry point of torch"
 
 if "$python" -c 'import numpy, pytest' 2>/dev/null; then
   "${bare[@]}" "$python" -m pytest -q -p no:cacheprovider -c "$source_dir/python/pyproject.toml" --rootdir "$source_dir/python" \
-    "$source_dir"/python/tests/test_{arrays,checkpoints,collectives,lifetimes,meshes,shards,transports,windows,works}.py || fail "pytest over the installed package"
+    "$source_dir"/python/tests/test_{arrays,checkpoints,collectives,command,fast,interrupts,lifetimes,meshes,shards,transports,windows,works}.py || fail "pytest over the installed package"
 fi
 # torch finds the backend by the entry point: the program does not import weft.
 if torch=$("$source_dir/tools/torch_python.sh"); then
