@@ -15,12 +15,11 @@ PYTHON = {  # what Python has in its own way
     "dtype_size": "dtypes.SIZES", "dtype_name": "dtypes.NAMES", "dtype_from_name": "dtypes.of", "status_name": "Error.code", "version_number": "weft.version",
     "alloc": "Context.empty, by alloc_dlpack_versioned", "free": "with the array", "alloc_dlpack": "SharedTensor gives capsules of both kinds",
     "buffer_from_dltensor": "capsules", "mesh_find_axis": "Mesh.axes", "send_recv": "Group.send_recv, by coalesced",
-    "work_wait_all": "weft.wait_all", "checkpoint_reader_folder": "Reader", "checkpoint_reader_mesh": "Reader"}
+    "work_wait_all": "weft.wait_all", "work_wait_all_for": "weft.wait_all", "checkpoint_reader_folder": "Reader", "checkpoint_reader_mesh": "Reader"}
 PYTHON.update({name: "by submit" for name in ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_v", "reduce_scatter", "reduce_scatter_v", "gather",
                                               "scatter", "all_to_all", "all_to_all_v", "scan", "exscan", "barrier", "send", "recv")})
 WITHOUT = {  # docs/python.md says so
-    "buffer_overlap": "NumPy's shares_memory", "work_wait_all_for": "Work.wait(timeout)", "work_wait_on": "streams of devices", "work_then": "await",
-    "work_sources": "recv one by one"}
+    "buffer_overlap": "NumPy's shares_memory", "work_wait_on": "streams of devices"}
 
 
 def test_every_function():

@@ -39,6 +39,20 @@ def test_layouts_without_ranks():
             weft.Layout(mesh, (7, 4), tp=weft.shard(2))
 
 
+def test_redistribute_says_true_shapes(ranks):
+    def program(group):
+        mesh = weft.Mesh(group, x=-1)
+        rows, whole = weft.Layout(mesh, (4, 6), x=weft.shard(0)), weft.Layout(mesh, (4, 6))
+        for x, out, text in ((np.ones((3, 6)), None, f"redistribute: in is of shape (3, 6); rank {group.rank} of "),
+                             (np.ones((6, 2)), None, "in is of shape (6, 2); "), (np.ones((2, 6)), np.empty((6, 4)), "out is of shape (6, 4); "),
+                             (np.ones(11), None, "in is of shape (11,); ")):
+            with pytest.raises(weft.LayoutError) as error:
+                weft.redistribute(x, rows, whole, out)
+            assert text in str(error.value) and f"holds {(4, 6) if out is not None else (2, 6)}" in str(error.value), error.value
+        np.testing.assert_array_equal(weft.redistribute(np.arange(12.0) + 12 * group.rank, rows, whole, np.empty((4, 6))).wait(), np.arange(24.0).reshape(4, 6))
+    ranks(2, program)
+
+
 def test_redistribute(ranks):
     whole = np.arange(35.0).reshape(7, 5)
 

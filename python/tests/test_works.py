@@ -1,5 +1,6 @@
 """Works: waiting, asking, awaiting; errors with their fields; signals; children made by fork."""
 import asyncio
+import gc
 import os
 import pickle
 import signal
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import weft
+from conftest import on_threads
 
 
 def test_wait_done_and_results(ranks):
@@ -41,6 +43,172 @@ def test_wait_for_a_while(ranks):
             group.recv(np.empty(1), 0, tag=1).wait()
             group.send(np.ones(1), 0).wait()
     ranks(2, program)
+
+
+def test_wait_all_for_a_while(ranks):
+    def program(group):
+        if group.rank == 0:
+            works = [group.recv(np.empty(1), 1, tag=tag) for tag in range(3)]
+            with pytest.raises(TimeoutError, match="weft: 3 of 3 calls are still pending after 0.05 s") as late:
+                weft.wait_all(works, timeout=0.05)
+            assert not isinstance(late.value, weft.Error)
+            group.send(np.ones(1), 1).wait()
+            works[1].wait()  # the others come when rank 1 is told again
+            with pytest.raises(TimeoutError, match="2 of 3 calls"):
+                weft.wait_all(iter(works), 0)
+            group.send(np.ones(1), 1).wait()
+            assert [r[0] for r in weft.wait_all(works, timeout=30)] == [0, 1, 2]
+            with pytest.raises(weft.BadArgumentError, match="timeout is -1"):
+                weft.wait_all(works, timeout=-1)
+        else:
+            for tags in ((1,), (0, 2)):
+                group.recv(np.empty(1), 0).wait()
+                weft.wait_all([group.send(np.full(1, float(tag)), 0, tag=tag) for tag in tags])
+    ranks(2, program)
+
+
+def test_wait_all_for_a_while_tells_a_failure():
+    """Of a call that has failed, though others of another group are pending."""
+    context, store = weft.Context(), weft.Store.local()
+    fails, waits = [None, None], [None, None]
+
+    def make(rank):
+        fails[rank] = context.group_in(store, rank, 2, name="fails", deadline=20)
+        waits[rank] = context.group_in(store, rank, 2, name="waits", deadline=20)
+    on_threads(2, make)
+    works = [waits[0].recv(np.empty(1), 1), fails[0].recv(np.empty(1), 1)]
+    fails[1].abort("enough")
+    with pytest.raises(weft.AbortedError, match="enough"):
+        weft.wait_all(works, timeout=0.5)
+    assert not works[0].done()
+    waits[1].send(np.ones(1), 0).wait()
+    assert works[0].wait()[0] == 1
+
+
+def test_then(ranks):
+    """Called once, in order, with None or with the call's Error; at once where the call has ended; what it raises comes out of wait."""
+    def program(group):
+        said = []
+        x = np.ones(3)
+        work = group.all_reduce(x)
+        work.then(lambda error: said.append(("first", error)))
+        work.then(lambda error: said.append(("second", error)))
+        assert work.wait()[0] == group.size and said == [("first", None), ("second", None)]
+        work.then(lambda error: said.append(("late", error)))
+        assert said[2:] == [("late", None)]
+
+        # It may begin calls, but not wait for one of its group.
+        begun = []
+        work = group.all_reduce(x)
+
+        def go_on(_):
+            begun.append(group.all_reduce(np.full(2, 5)))
+            try:
+                begun[0].wait()
+            except weft.BadArgumentError as error:
+                begun.append(error)
+        work.then(go_on)
+        work.wait()
+        assert begun[0].wait()[0] == 5 * group.size and "callback" in str(begun[1])
+
+        work = group.all_reduce(x)
+
+        def broken(_):
+            raise KeyError("of the function")
+        work.then(broken)
+        with pytest.raises(KeyError, match="of the function"):
+            work.wait()
+        with pytest.raises(KeyError, match="of the function"):
+            work.done()
+        group.barrier().wait()  # the group is as good as before
+        with pytest.raises(weft.BadArgumentError, match="function is 3; expected one of"):
+            work.then(3)
+    ranks(2, program)
+
+
+def test_then_of_a_failure(ranks):
+    def program(group):
+        said, gone = [], []
+        if group.rank == 0:
+            work, dropped = group.recv(np.empty(1), 1), group.recv(np.empty(1), 1, tag=1)
+            work.then(said.append)
+            dropped.then(gone.append)
+            with pytest.raises(weft.PeerLostError):
+                work.wait()
+            assert [type(e) for e in said] == [weft.PeerLostError] and said[0].ranks == (1,)
+            work.then(said.append)
+            assert len(said) == 2 and said[1].ranks == (1,)
+            dropped.close()
+            assert [type(e) for e in gone] == [weft.PeerLostError]
+    ranks(2, program)
+
+
+def test_then_of_a_work_that_goes(capfd):
+    """The function is called with the abort; what it raises is printed."""
+    context, store = weft.Context(), weft.Store.local()
+    groups = [None, None]
+
+    def make(rank):
+        groups[rank] = context.group_in(store, rank, 2, deadline=20)
+    on_threads(2, make)
+    said = []
+
+    def function(error):
+        said.append(type(error))
+        raise KeyError("nobody asks")
+    work = groups[0].recv(np.empty(1), 1)
+    work.then(function)
+    del work
+    gc.collect()
+    assert said == [weft.AbortedError] and "KeyError: 'nobody asks'" in capfd.readouterr().err
+
+
+def test_then_and_await(ranks):
+    def program(group):
+        async def wrap(work):
+            return await work
+        said = []
+        if group.rank == 0:
+            work = group.recv(np.empty(1), 1)
+            work.then(said.append)
+
+            async def both():
+                task = asyncio.ensure_future(wrap(work))
+                await asyncio.sleep(0.05)
+                with pytest.raises(weft.BadArgumentError, match="this Work is awaited"):
+                    work.then(said.append)
+                group.send(np.ones(1), 1).wait()
+                return await task
+            assert asyncio.run(both())[0] == 3 and said == [None]
+            work.then(said.append)
+            assert said == [None, None]
+        else:
+            group.recv(np.empty(1), 0).wait()
+            group.send(np.full(1, 3.0), 0).wait()
+    ranks(2, program)
+
+
+def test_sources(ranks):
+    """Of a batch: one for each receive from anybody, in the order of the calls."""
+    def program(group):
+        if group.rank == 0:
+            batch = group.batch()
+            outs = [np.empty(1) for _ in range(3)]
+            batch.recv(outs[0])
+            batch.recv(outs[1], 1, tag=1)
+            batch.recv(outs[2], weft.ANY_SOURCE, tag=2)
+            work = batch.submit()
+            assert work.sources is None
+            work.wait()
+            assert work.sources == (2, 1) and work.source is None and [o[0] for o in outs] == [2, 1, 1]
+        else:
+            weft.wait_all([group.send(np.full(1, float(group.rank)), 0, tag=tag) for tag in ((0,) if group.rank == 2 else (1, 2))])
+        around = np.empty(1)
+        work = group.send_recv(np.full(1, float(group.rank)), (group.rank + 1) % 3, around, weft.ANY_SOURCE, tag=5)
+        work.wait()
+        before = (group.rank - 1) % 3
+        assert work.sources == (before,) and around[0] == before
+    ranks(3, program)
 
 
 def test_await(ranks):
@@ -286,15 +454,6 @@ def test_launcher_names_who_fails(processes):
         group.barrier().wait()
         """, check=False)
     assert done.returncode == 7 and "rank 1" in done.stderr
-
-
-def test_words_of_the_launcher():
-    from weft.run import command
-    assert command(["-n", "2", "a.py", "-x"], "py") == ["-n", "2", "--", "py", "a.py", "-x"]
-    assert command(["-n", "2", "--no-tag-output", "-m", "module"], "py") == ["-n", "2", "--no-tag-output", "--", "py", "-m", "module"]
-    assert command(["-n", "2", "--", "./program", "a"], "py") == ["-n", "2", "--", "./program", "a"]
-    assert command(["--help"], "py") == ["--help"]
-    assert signal.SIGINT == 2
 
 
 def test_await_after_a_failure_of_the_driver(ranks):

@@ -222,12 +222,14 @@ class Batch(Operations):
     def __init__(self, group):
         self.group, self._context, self.rank, self.size = group, group._context, group.rank, group.size
         self._calls, self._keep, self._results, self._reductions = [], [], [], []
+        self._from_any = 0  # how many are a recv from ANY_SOURCE
 
     def _call(self, op, x, out, shape, options, root=None, peer=None, in_blocks=None, out_blocks=None, in_counts=True):
         call = weft_call.from_buffer_copy(_BLANK)
         keep, result = self._fill(call, op, x, out, shape, options, root, peer, in_blocks, out_blocks, in_counts)
         if hasattr(options, "own"):
             self._reductions.append(options.own)
+        self._from_any += op == _api.OP_RECV and peer == ANY_SOURCE
         self._calls.append(call)
         self._keep.append(keep)
         self._results.append(result)
@@ -239,4 +241,4 @@ class Batch(Operations):
         calls = (weft_call * max(1, count))(*self._calls)
         work = ctypes.c_void_p()
         errors.call(lib.coalesced, self.group._open(), calls, count, _byref(work))
-        return Work(work.value, self.group, (self._keep, calls), list(self._results), reductions=self._reductions)
+        return Work(work.value, self.group, (self._keep, calls), list(self._results), self._from_any, self._reductions)

@@ -1,8 +1,13 @@
 """Calls in flight."""
 import asyncio
+import atexit
 import ctypes
+import itertools
 import os
 import threading
+import time
+import traceback
+import weakref
 
 from . import _api, _calls, arrays, errors
 from ._handle import Handle, _hold, _let_go
@@ -24,15 +29,17 @@ class Work(Handle):
     `wait()` gives the call's result; so does `await work`. A Work that goes before its call has ended aborts the group, for all ranks: nobody would know
     whether the memory is free. For one thread at a time.
     """
-    __slots__ = ("_group", "_keep", "_result", "_failure", "_is_recv", "_awaited", "source", "_reductions")
+    __slots__ = ("_group", "_keep", "_result", "_failure", "_is_recv", "_awaited", "source", "sources", "_reductions")
     _destroy = _destroy
 
     def __init__(self, handle, group, keep, result, is_recv=False, reductions=None):
+        """is_recv: True of a recv; of a batch, how many of its calls are a recv from ANY_SOURCE."""
         Handle.__init__(self, handle)
         self._group, self._keep, self._result, self._failure = group, keep, result, None
         self._is_recv, self._reductions = is_recv, reductions
         self._awaited = None  # an _Awaited once a coroutine has awaited it: from then on the thread that drives it alone uses its handle
         self.source = None  # of a recv that is done: the rank that sent
+        self.sources = None  # of a batch (or send_recv) that is done: the same of each recv from ANY_SOURCE among its calls, in their order
 
     def wait(self, timeout=None):
         """Blocks until the call is done, driving everything that this rank has in flight; its result: the array that was written, or None.
@@ -72,6 +79,27 @@ class Work(Handle):
                 if left <= 0:
                     raise self._late(timeout)
 
+    def then(self, function):
+        """Has function(error) called once, when the call has ended: None where it ended well, else its Error. That includes that the Work goes before. Several
+        are called in the order in which they were given; where the call has ended already it is called at once, here.
+
+        It runs in the thread that takes the last step: one that waits or asks, for whatever call of this rank, or the helper thread (progress="thread").
+        It should be short, may begin calls and ask `done`, and may not wait for a call of its own group. What it raises is raised by `wait`, unless the call
+        itself has failed. Before the Work is awaited, not after.
+        """
+        if not callable(function):
+            raise errors.BadArgumentError(f"function is {function!r}; expected one of (error)")
+        if self._awaited is not None and not self._awaited.ended.is_set():
+            raise errors.BadArgumentError("this Work is awaited; expected then() before that")
+        if self._handle is None:
+            function(self._failure)
+            return
+        number = next(_numbers)
+        _thens[number] = weakref.ref(self), function
+        if lib.work_then(self._handle, _THEN, number, per_thread.ref):
+            del _thens[number]
+            raise errors.last()
+
     @staticmethod
     def _late(timeout):
         return TimeoutError(f"weft: the call is still pending after {timeout} s")
@@ -91,15 +119,23 @@ class Work(Handle):
         return True
 
     def _end(self, status):
-        """The call has ended: its error, its source; the handle goes, and the arrays that were kept."""
+        """The call has ended: its error, its source; the handle goes, and the arrays that were kept. Raises where it was the asking that was wrong (within a
+        function of then())."""
         if status:
-            self._failure = errors.last()
+            failure, done = errors.last(), ctypes.c_bool()
+            if isinstance(failure, errors.BadArgumentError) and not _done(self._handle, ctypes.byref(done), per_thread.ref):
+                raise failure
+            self._failure = failure
             if not self._failure.quiesced and self._group is not None:
                 self._group._unquiet.append(self._keep)
-        elif self._is_recv:
+        elif self._is_recv is True:
             source = ctypes.c_int32()
             if not lib.work_source(self._handle, ctypes.byref(source), None):
                 self.source = source.value
+        elif self._is_recv:
+            sources, count = (ctypes.c_int32 * self._is_recv)(), ctypes.c_size_t()
+            if not lib.work_sources(self._handle, sources, self._is_recv, ctypes.byref(count), None):
+                self.sources = tuple(sources[:count.value])
         handle, self._handle = self._handle, None
         _destroy(handle)
         self._forget()
@@ -131,17 +167,54 @@ class Work(Handle):
 _MADE = (arrays.Number, arrays._Foreign)
 
 
-def wait_all(works):
+_thens = {}  # number -> (a reference to the Work, the function of the program's)
+_numbers = itertools.count(1)
+_ends = []  # not empty: the interpreter ends, and the program's functions are called no more
+
+
+def _then(number, error, ends=_ends):
+    if ends:
+        return
+    work, function = _thens.pop(number)
+    try:
+        function(errors.from_struct(error.contents) if error else None)
+    except BaseException as failure:  # pylint: disable=broad-except
+        work = work()
+        if work is None or work._handle is None:  # nobody can ask any more
+            traceback.print_exception(type(failure), failure, failure.__traceback__)
+        else:
+            work._broke(failure)
+
+
+_THEN = _api.weft_work_callback(_then)
+
+
+@atexit.register
+def _at_exit():
+    _ends.append(True)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_THEN))  # a helper thread may still call it
+
+
+def wait_all(works, timeout=None):
     """Waits for all of them, of one group or of several, in any order; their results. Where some fail: the Error of the first in the list that did,
-    after all have ended."""
-    works, failure = list(works), None
+    after all have ended.
+
+    timeout: seconds for all together; then the Error of one that has failed, else builtins.TimeoutError; the others are still pending.
+    """
+    works, failure, pending = list(works), None, 0
+    errors.nanoseconds(timeout, "timeout")
+    until = None if timeout is None else time.monotonic() + timeout
     for work in works:
         try:
-            work.wait()
+            work.wait(None if until is None else max(0, until - time.monotonic()))
         except errors.Error as error:
             failure = failure or error
+        except TimeoutError:
+            pending += 1
     if failure is not None:
         raise failure
+    if pending:
+        raise TimeoutError(f"weft: {pending} of {len(works)} calls are still pending after {timeout} s")
     return [work.wait() for work in works]
 
 

@@ -1,5 +1,6 @@
 """Layouts: how a tensor lies over a mesh; arrays brought from one layout to another."""
 import ctypes
+import math
 
 from .. import _api, arrays, errors
 from .._api import weft_tensor
@@ -152,6 +153,13 @@ def _extents(shape):
     return (ctypes.c_int64 * max(1, len(shape)))(*(errors.integer(extent, "an extent", 64) for extent in shape))
 
 
+def _expect_part(x, layout, which):
+    """The library knows counts only. A row of all elements (bytearray, array.array) has no shape of its own."""
+    has, holds = arrays.shape_of(x), layout.local_shape()
+    if has != holds and has != (math.prod(holds),):
+        raise errors.LayoutError(f"redistribute: {which} is of shape {has}; rank {layout.mesh.rank} of {layout} holds {holds}")
+
+
 def redistribute(x, source, target, out=None):
     """Begins to give an array another layout of the same mesh and shape: x is this rank's part as `source`, `out` becomes its part as `target`; None: a
     new array of x's kind. Collective among the ranks of the axes whose placement changes. Gives a Transfer."""
@@ -159,6 +167,8 @@ def redistribute(x, source, target, out=None):
         out = arrays.empty_like(x, target.local_shape(), source._mesh._context)
     first, keep = arrays.view(x, "in", False)
     second, kept = arrays.view(out, "out", True)
+    _expect_part(x, source, "in")
+    _expect_part(out, target, "out")
     made = Made(lib.transfer_destroy)
     blocking(lib.redistribute, _byref(first), source, _byref(second), target, None, _byref(made), keep=(keep, kept))
     return Transfer(made.take(), (keep, kept, source, target), out)
