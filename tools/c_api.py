@@ -25,7 +25,7 @@ NAMES = ROOT / "tools/c_api_names.txt"
 COMMAND = "tools/c_api.py --write"
 LIBRARIES = {"weft": "c", "weft_train": "c_train"}  # folder of their headers in include/weft
 # C++ headers whose operations a host wants from C: all of a layer but what plug-ins and weft's own layers use.
-CXX_HEADERS = ["base/log.hpp", "base/storage.hpp", "checkpoint/*.hpp", "dp/*.hpp", "group/*.hpp", "host/context.hpp", "mesh/*.hpp", "store/*.hpp"]
+CXX_HEADERS = ["base/interrupt.hpp", "base/log.hpp", "base/storage.hpp", "checkpoint/*.hpp", "dp/*.hpp", "group/*.hpp", "host/context.hpp", "mesh/*.hpp", "store/*.hpp"]
 
 # Pointers that may be NULL, wherever they are.
 NULLABLE_TYPES = re.compile(r"^(const weft_\w+_options\*|weft_work\*\*|weft_error\*)$")

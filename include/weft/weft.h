@@ -36,6 +36,7 @@
 #include "weft/c/flat_shards.h"
 #include "weft/c/gradients.h"
 #include "weft/c/group.h"
+#include "weft/c/interrupt.h"
 #include "weft/c/layout.h"
 #include "weft/c/mesh.h"
 #include "weft/c/store.h"

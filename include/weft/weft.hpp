@@ -7,6 +7,7 @@
 #include "weft/base/buffer.hpp"
 #include "weft/base/chunk.hpp"
 #include "weft/base/error.hpp"
+#include "weft/base/interrupt.hpp"
 #include "weft/base/name_ranks.hpp"
 #include "weft/base/random.hpp"
 #include "weft/base/tensor.hpp"

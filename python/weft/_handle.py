@@ -2,13 +2,15 @@
 
 A handle is destroyed with its object; where calls that block still use it, by the last of them. In a child made by fork() it is left alone: it is the
 parent's."""
+import atexit
 import ctypes
 import os
 import signal
 import threading
+import time
 
 from . import errors
-from ._library import per_thread
+from ._library import lib, per_thread
 
 _lock = threading.RLock()
 _in_use = {}  # handle -> [how many calls that block use it, what destroys it after them or None]
@@ -76,6 +78,17 @@ class Made(ctypes.c_void_p):
             self.destroy(self.take())
 
 
+class _Interrupt(Handle):
+    """What ends the waits of the thread that is attached to it, once."""
+    __slots__ = ()
+    _destroy = lib.interrupt_destroy
+
+    def __init__(self):
+        made = Made(lib.interrupt_destroy)
+        errors.call(lib.interrupt_create, ctypes.byref(made))
+        super().__init__(made.take())
+
+
 class _Worker:
     """A thread that makes calls which block, so that the main thread hears of signals meanwhile. For one caller at a time."""
 
@@ -83,9 +96,12 @@ class _Worker:
         self._begin, self._end = threading.Semaphore(0), threading.Semaphore(0)
         self._task = self._failure = None
         self._left = False  # whoever waited was interrupted: the thread ends after the call
-        threading.Thread(target=self._run, name="weft-blocking", daemon=True).start()
+        self._interrupt = _Interrupt()
+        self._thread = threading.Thread(target=self._run, name="weft-blocking", daemon=True)
+        self._thread.start()
 
     def _run(self):
+        lib.interrupt_attach(self._interrupt._handle, None)
         while True:
             self._begin.acquire()
             if self._task is None:
@@ -105,13 +121,27 @@ class _Worker:
             self._end.acquire()
         except BaseException:  # of a signal's handler
             self._left = True
+            lib.interrupt_raise(self._interrupt._handle, None)
             self._begin.release()
+            _ending.append(self._thread)
+            self._thread.join(GIVES_UP)
             raise
         failure, self._failure = self._failure, None
         return failure
 
 
+GIVES_UP = 0.06  # seconds: a call that is interrupted mostly ends within this time, and has told the other ranks then
+GIVES_UP_AT_EXIT = 2
 _idle = []  # workers that wait for a task
+_ending = []  # threads of workers whose calls were interrupted
+
+
+@atexit.register
+def _await_ending():
+    """An interrupted call tells the other ranks before the process is gone."""
+    until = time.monotonic() + GIVES_UP_AT_EXIT
+    for thread in _ending:
+        thread.join(max(0, until - time.monotonic()))
 
 
 def _hold(objects):
@@ -136,7 +166,8 @@ def _let_go(handles):
 
 
 def blocking(function, *args, keep=None):
-    """function(*args, error), raising what it says. On the main thread a signal (Ctrl-C) interrupts the wait; the call goes on in another thread,
+    """function(*args, error), raising what it says. On the main thread a signal (Ctrl-C) interrupts the wait, and the call: one that waits for ranks to
+    meet, or in a store, ends within some 20 ms, and other ranks hear of it. Any other (a collective) goes on in another thread,
     with all that its arguments refer to and with `keep`, until it ends by itself or its group is destroyed; what it has made then (Made) goes. An argument that is a Handle stands for its
     handle, which then lives until the call has ended, closed or not; a group, whose end is to end its calls, is given as the bare handle."""
     used = _hold([a for a in args if isinstance(a, Handle)])
@@ -149,6 +180,7 @@ def blocking(function, *args, keep=None):
         finally:
             _let_go(used)
         return
+    _ending[:] = [thread for thread in _ending if thread.is_alive()]
     worker = _idle.pop() if _idle else _Worker()
     failure = worker.call(function, args, keep, used)
     _idle.append(worker)
@@ -162,6 +194,7 @@ def _after_fork():
     _lock = threading.RLock()
     _in_use.clear()
     _idle.clear()
+    _ending.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

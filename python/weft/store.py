@@ -49,9 +49,10 @@ class Store(Handle):
         return self._text(lib.store_try_get, key, errors.nanoseconds(limit, "limit"))
 
     def _text(self, function, key, *args):
-        value = ctypes.c_void_p()
-        blocking(function, self, text(key, "key"), *args, ctypes.byref(value))
-        return errors.take_text(value) if value.value else None
+        made = Made(lib.text_destroy)
+        blocking(function, self, text(key, "key"), *args, ctypes.byref(made))
+        value = made.take()
+        return None if value is None else errors.take_text(value)
 
     def add(self, key, delta=1, limit=None):
         """Adds to a decimal counter (absent: 0); what it is then."""

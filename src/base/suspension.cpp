@@ -67,7 +67,7 @@ TimedWait::~TimedWait() {
 
 void sleep_noticing(Duration span) noexcept {
   for (const Deadline end = Deadline::after(span); !end.passed();) {
-    const Duration piece = std::min(end.left(), kWaitPiece);
+    const Duration piece = std::min(end.left(), wait_piece());
     const TimedWait wait(piece);
     std::this_thread::sleep_for(piece);
   }

@@ -10,6 +10,7 @@
 #include <functional>
 
 #include "weft/base/clock.hpp"
+#include "weft/base/interrupt.hpp"
 
 namespace weft {
 
@@ -17,6 +18,11 @@ namespace weft {
 inline constexpr Duration kLateWake = std::chrono::milliseconds(100);
 /// A wait in pieces of this length notices nearly all of a suspension.
 inline constexpr Duration kWaitPiece = std::chrono::milliseconds(200);
+/// The length of the pieces of a wait in this thread: where an Interrupt may end it, a shorter one.
+inline Duration wait_piece() noexcept {
+  constexpr Duration kShort = std::chrono::milliseconds(20);
+  return Interruptible::current() == nullptr ? kWaitPiece : kShort;
+}
 
 /// Lives as long as one wait in the kernel, which asked to be woken after `asked` at the latest.
 class TimedWait {

@@ -95,6 +95,12 @@ weft_status tell(weft_error* error, const Error& e) noexcept {
   return status;
 }
 
+weft_status tell(weft_error* error, const char* function, const Error& e) noexcept try {
+  return tell(error, as_interrupted(function, e));
+} catch (...) {  // no memory for that text
+  return tell(error, e);
+}
+
 weft_status tell(weft_error* error, const char* function, const char* text) noexcept {
   if (error == nullptr) return WEFT_SYSTEM;
   error->code = WEFT_SYSTEM;

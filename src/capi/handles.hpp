@@ -59,10 +59,14 @@ struct GroupHandle {
 
 /// The call's outcome, into `error` where there is one; returns its status.
 weft_status tell(weft_error* error, const Error& e) noexcept;
+weft_status tell(weft_error* error, const char* function, const Error& e) noexcept;
 weft_status tell(weft_error* error, const char* function, const char* text) noexcept;
 /// False: `error` is not made with WEFT_ERROR_INIT: only its code is set, to WEFT_BAD_ARGUMENT, and the first time in a process a line on stderr
 /// names the function, since a program that never looks at what functions return would see nothing.
 bool usable(const char* function, weft_error* error) noexcept;
+
+/// What an interrupt of this thread made of a wait is aborted; any other Error as it is.
+Error as_interrupted(const char* function, const Error& e);
 
 /// Runs the body of a function of weft.h. Nothing leaves it but a status.
 template <class Body>
@@ -72,7 +76,7 @@ weft_status guarded(const char* function, weft_error* error, const Body& body) n
     body();
     return WEFT_OK;
   } catch (const Error& e) {
-    return tell(error, e);
+    return tell(error, function, e);
   } catch (const std::bad_alloc&) {
     return tell(error, function, "out of memory");
   } catch (const std::exception& e) {

@@ -257,7 +257,7 @@ RegionRef HostPeers::open(PeerProcess& owner, const std::string& name, Deadline 
     while (true) {
       if (RegionRef region = offers.find(name)) return region;
       if (deadline.passed()) throw not_offered();
-      const Duration piece = std::min(deadline.left(), kWaitPiece);
+      const Duration piece = std::min(deadline.left(), wait_piece());
       const TimedWait wait(piece);
       offers.added.wait_for(lock, piece);
     }

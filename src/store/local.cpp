@@ -31,7 +31,7 @@ class LocalStore final : public Store {
     for (;;) {
       if (const std::string* value = table_.find(key)) return *value;
       if (deadline.passed()) throw Error(ErrorCode::timeout, timeout_text(key, limit));
-      const Duration piece = std::min(deadline.left(), kWaitPiece);
+      const Duration piece = std::min(deadline.left(), wait_piece());
       const TimedWait wait(piece);
       changed_.wait_for(lock, piece);
     }

@@ -8,7 +8,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -17,6 +16,7 @@
 #include "store/claim.hpp"
 #include "store/duration_text.hpp"
 #include "store/launch.hpp"
+#include "store/launcher_notice.hpp"
 #include "store/prefix_store.hpp"
 #include "store/rendezvous.hpp"
 #include "store/rendezvous_file.hpp"
@@ -101,8 +101,6 @@ class JobStores {
   std::vector<std::pair<std::shared_ptr<Store>, Claim>> claims_;  // at stores of servers
 };
 
-std::string place_of(int rank) { return fmt::format("weft/rank/{}", rank); }
-
 std::shared_ptr<Store> JobStores::open(const LaunchInfo& launch, Deadline deadline) {
   const auto value = [](const char* variable) { return env::get(variable).value_or(""); };
   const std::string launcher_job = job_of(launch);
@@ -169,7 +167,7 @@ std::shared_ptr<Store> JobStores::reach(const LaunchInfo& launch, const std::str
 /// Takes this rank's place, once in a job. Returns an empty text, or who has it already: a second process of that rank, or
 /// the rank of an earlier job that used the same store.
 std::string JobStores::claim(Store& store, const Claim& mine, Deadline deadline) {
-  std::string held = store.compare_set(place_of(mine.rank), "", mine.text(), deadline);
+  std::string held = store.compare_set(place_key(mine.rank), "", mine.text(), deadline);
   return held == mine.text() ? "" : held;
 }
 
@@ -179,7 +177,7 @@ void JobStores::leave(Store& store, Claim claim) noexcept try {
   if (claim.process != ::getpid()) return;  // a forked child: the place is its parent's
   const std::string held = claim.text();
   claim.left = true;
-  store.compare_set(place_of(claim.rank), held, claim.text(),
+  store.compare_set(place_key(claim.rank), held, claim.text(),
                     Deadline::after(std::chrono::milliseconds(200)));
 } catch (...) {}
 
@@ -199,7 +197,7 @@ std::optional<JobStores::Refusal> JobStores::give_way(Store& store, const std::s
                     other->shown(), other->batch, mine.batch)};
   if (!mine.is_no_sibling_of(*other)) return std::nullopt;
   const Deadline turn = Deadline::after(std::min<Duration>(kSiblingsFirst, deadline.left() / 4));
-  while (!turn.passed() && !store.try_get(place_of(mine.rank), deadline))
+  while (!turn.passed() && !store.try_get(place_key(mine.rank), deadline))
     sleep_noticing(std::min<Duration>(std::chrono::milliseconds(20), turn.left()));
   return std::nullopt;
 }
@@ -301,7 +299,7 @@ std::optional<JobStores::Refusal> JobStores::take_place(Store& server, Store& st
   if (const auto first = Claim::parse(held); first && first->size != mine.size)
     return Refusal{fmt::format("it is of a job of {} ranks, as {} said", first->size, first->shown()),
                    over(held)};
-  held = hold(place_of(mine.rank));
+  held = hold(place_key(mine.rank));
   if (held == mine.text()) return std::nullopt;
   return Refusal{fmt::format("it has a rank {} already, {}", mine.rank, shown_claim(held)), over(held)};
 }
@@ -346,7 +344,7 @@ std::shared_ptr<Store> JobStores::at(const HostPort& where, bool rank_zero_must_
           fmt::format("store: the store at {}: {}; expected another address for each job or, in a store "
                       "that no rank serves, another WEFT_JOB; this is {}",
                       address, refusal.why, mine.shown()));
-    std::this_thread::sleep_for(std::min<Duration>(pause, deadline.left()));
+    sleep_noticing(std::min<Duration>(pause, deadline.left()));
   }
 }
 

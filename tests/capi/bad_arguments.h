@@ -81,6 +81,8 @@ static int64_t good_shape[1] = {2};
 
 static weft_context* good_weft_context;
 static weft_store* good_weft_store;
+static weft_interrupt* good_weft_interrupt;
+#define null_weft_interrupt_attach_interrupt 1
 static weft_text* good_weft_text;
 static weft_group* good_weft_group;
 static weft_work* good_weft_work;
@@ -285,6 +287,7 @@ static void make_good(void) {
   dl_versioned.version.major = 1;
   OK(weft_context_create(NULL, &good_weft_context, &error));
   OK(weft_store_create_local(&good_weft_store, &error));
+  OK(weft_interrupt_create(&good_weft_interrupt, &error));
   OK(weft_store_secret_create(&good_weft_text, &error));
   OK(weft_group_create(good_weft_context, NULL, 0, 1, NULL, &good_weft_group, &error));
   OK(weft_barrier(good_weft_group, NULL, &good_weft_work, &error));
@@ -354,6 +357,7 @@ static void destroy_good(void) {
   weft_group_destroy(good_weft_group);
   weft_store_server_destroy(good_weft_store_server);
   weft_store_destroy(good_weft_store);
+  weft_interrupt_destroy(good_weft_interrupt);
   weft_text_destroy(good_weft_text);
   weft_context_destroy(good_weft_context);
 }

@@ -18,8 +18,15 @@ Duration suspended_time() noexcept;
 /// The part of suspended_time() that lies after `t`. Only the last 256 gaps are kept. Thread-safe.
 Duration suspended_since(Clock::time_point t) noexcept;
 
+namespace detail {
+/// When a Deadline for `at`, made at `made`, passes in this thread: moved by suspensions, and brought forward by an
+/// Interrupt (interrupt.hpp).
+Clock::time_point end_of_wait(Clock::time_point made, Clock::time_point at) noexcept;
+}  // namespace detail
+
 /// A point in time after which a wait gives up. Cheap to copy; `Deadline::never()` does not pass. Time in
-/// which this process was suspended does not count: a deadline moves by it, if it was made before.
+/// which this process was suspended does not count: a deadline moves by it, if it was made before. In a thread that an
+/// Interrupt has interrupted, the deadlines that it had made before have passed.
 class Deadline {
  public:
   /// A duration that leads past the end of the clock: never.
@@ -30,16 +37,21 @@ class Deadline {
   static Deadline at(Clock::time_point t) { return Deadline(Clock::now(), t); }
   static Deadline never() { return Deadline(Clock::time_point::max(), Clock::time_point::max()); }
 
-  bool passed() const { return at_ != Clock::time_point::max() && Clock::now() >= when(); }
+  bool passed() const {
+    if (at_ == Clock::time_point::max()) return false;
+    const auto end = when();  // before the clock is read: an interrupt counts at once
+    return Clock::now() >= end;
+  }
   /// Time left, never negative; an hour where there is no limit.
   Duration left() const {
     if (at_ == Clock::time_point::max()) return std::chrono::hours(1);
-    const auto d = std::chrono::duration_cast<Duration>(when() - Clock::now());
+    const auto end = when();
+    const auto d = std::chrono::duration_cast<Duration>(end - Clock::now());
     return d < Duration::zero() ? Duration::zero() : d;
   }
   /// The time at which it passes, by what is known now; the clock's largest value where there is no limit.
   Clock::time_point when() const {
-    return at_ == Clock::time_point::max() ? at_ : at_ + suspended_since(made_);
+    return at_ == Clock::time_point::max() ? at_ : detail::end_of_wait(made_, at_);
   }
 
  private:

@@ -190,7 +190,7 @@ bool run_until(Deadline deadline, std::function<void()> f) {
   std::unique_lock guard(run->mutex);
   const auto ended = [&] { return run->ended; };
   while (!ended() && !deadline.passed()) {
-    const Duration piece = std::min(deadline.left(), kWaitPiece);
+    const Duration piece = std::min(deadline.left(), wait_piece());
     const TimedWait wait(piece);
     run->changed.wait_for(guard, piece, ended);
   }

@@ -155,7 +155,7 @@ class Assembled {
         if (came.load(std::memory_order_seq_cst) < size) throw;  // else it happened after all had come
       }
       if (came.load(std::memory_order_seq_cst) < size)  // Others may ask meanwhile who is there.
-        news.sleep(seen, std::min<Duration>({nap_, kWaitPiece, b_.deadline.left()}));
+        news.sleep(seen, std::min<Duration>({nap_, wait_piece(), b_.deadline.left()}));
     }
   }
 

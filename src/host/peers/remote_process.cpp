@@ -34,7 +34,7 @@ std::string refusal_text(const SocketReply& reply) {
 
 // Milliseconds for poll(): rounded up, so that a wait does not spin at its end; a piece of the wait.
 int poll_timeout(const Deadline& deadline) {
-  const auto piece = std::chrono::ceil<std::chrono::milliseconds>(std::min(deadline.left(), kWaitPiece));
+  const auto piece = std::chrono::ceil<std::chrono::milliseconds>(std::min(deadline.left(), wait_piece()));
   return static_cast<int>(piece.count());
 }
 
@@ -130,7 +130,7 @@ RemoteProcess::Turn::Turn(RemoteProcess& remote, Deadline deadline) : remote_(re
   std::unique_lock lock(remote_.turn_mutex_);
   while (remote_.turn_taken_) {
     if (deadline.passed()) throw remote_.no_answer(start);
-    const Duration piece = std::min(deadline.left(), kWaitPiece);
+    const Duration piece = std::min(deadline.left(), wait_piece());
     const TimedWait wait(piece);
     remote_.turn_free_.wait_for(lock, piece);
   }

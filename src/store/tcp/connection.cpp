@@ -187,7 +187,7 @@ bool StoreConnection::ready(short events, Deadline give_up) {
     pollfd p{fd_.get(), events, 0};
     int n = 0;
     {
-      const Duration piece = std::min(give_up.left(), kWaitPiece);
+      const Duration piece = std::min(give_up.left(), wait_piece());
       const TimedWait wait(piece);
       n = ::poll(&p, 1, static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(piece).count()));
     }
