@@ -124,7 +124,7 @@ TEST_P(InterruptedGroup, LeavesNothingBehindAndIsMadeTheNextTime) {
   for (const Deadline limit = Deadline::after(10s); held() != first && !limit.passed();)
     std::this_thread::sleep_for(10ms);  // a thread that was joined is gone a moment later
   EXPECT_EQ(held(), first);
-  EXPECT_LT(took_, 100ms);      // the best of four: other tests run, too
+  EXPECT_LT(took_, 100ms);  // the best of four: other tests run, too
   std::thread other([&] { create(1).barrier().wait(); });
   create(0).barrier().wait();
   other.join();
@@ -138,7 +138,8 @@ std::string name_of(const testing::TestParamInfo<Kind>& info) {
   }
   return "";
 }
-INSTANTIATE_TEST_SUITE_P(Stores, InterruptedGroup, testing::Values(Kind::local, Kind::file, Kind::tcp), name_of);
+INSTANTIATE_TEST_SUITE_P(Stores, InterruptedGroup, testing::Values(Kind::local, Kind::file, Kind::tcp),
+                         name_of);
 
 TEST(InterruptedStore, ServerThatIsNotThere) {
   Interrupt interrupt;

@@ -695,17 +695,16 @@ TEST_F(RunTest, OthersDoNotWaitForARankThatHasEnded) {
               HasSubstr("group \"world\": rank 1 did not join: its process exited with code 0 [rank 0]"));
   EXPECT_THAT(err(),
               HasSubstr("group \"world\": rank 1 did not join: its process exited with code 0 [rank 2]"));
-  EXPECT_THAT(early_lines(), ElementsAre(MatchesRegex(
-                                 "weft run: rank 1 \\(pid [0-9]+\\) ended before it joined the others: "
-                                 "exited with code 0; those that wait for it are told so")));
+  EXPECT_THAT(early_lines(),
+              ElementsAre(MatchesRegex("weft run: rank 1 \\(pid [0-9]+\\) ended before it joined the others: "
+                                       "exited with code 0; those that wait for it are told so")));
 }
 
 TEST_F(RunTest, ARankThatWasKilledBeforeItJoinedIsNamed) {
   EXPECT_EQ(run({"-n", "2", "--keep-going", "--", "sh", "-c",
                  fmt::format("[ $WEFT_RANK = 0 ] && kill -9 $$; exec '{}' exit", WEFT_FAILING_RANK)}),
             code(128 + 9));
-  EXPECT_THAT(err(),
-              HasSubstr("rank 0 did not join: its process killed by signal 9 (SIGKILL) [rank 1]"));
+  EXPECT_THAT(err(), HasSubstr("rank 0 did not join: its process killed by signal 9 (SIGKILL) [rank 1]"));
   EXPECT_THAT(early_lines(), ElementsAre(HasSubstr("ended before it joined the others: killed by signal 9 "
                                                    "(SIGKILL); those that wait for it are told so")));
 }
@@ -714,7 +713,8 @@ TEST_F(RunTest, RanksThatJoinedOrThatNobodyMissesEndWithoutAWord) {
   const std::string first = "[ $WEFT_RANK = 0 ] || exit 0; exec sleep 0.7";
   EXPECT_EQ(run({"-n", "3", "--", "sh", "-c", first}), kSuccess);
   EXPECT_THAT(err(), IsEmpty());
-  EXPECT_EQ(run({"-n", "3", "--", "sh", "-c", fmt::format("'{}' || exit 1; {}", WEFT_MEET, first)}), kSuccess);
+  EXPECT_EQ(run({"-n", "3", "--", "sh", "-c", fmt::format("'{}' || exit 1; {}", WEFT_MEET, first)}),
+            kSuccess);
   EXPECT_THAT(err(), IsEmpty());
 }
 
