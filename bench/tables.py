@@ -62,9 +62,9 @@ def layers():
     pieces = {f"{layer}.{dtype}": (layer, dtype, "8,128,512,2048", "forward,both", 3) for layer in ("mlp", "attention", "conv") for dtype in ("f32", "bf16")}
     pieces["head.f32.512"] = ("head", "f32", "8,128,512", "forward,both", 3)
     pieces["head.f32.2048.forward"] = ("head", "f32", "2048", "forward", 3)
-    pieces["head.f32.2048.both"] = ("head", "f32", "2048", "both", 2)
+    pieces["head.f32.2048.both"] = ("head", "f32", "2048", "both", 1)
     pieces["head.bf16.512"] = ("head", "bf16", "8,128,512", "forward,both", 3)
-    pieces["head.bf16.2048"] = ("head", "bf16", "2048", "forward,both", 3)
+    pieces["head.bf16.2048"] = ("head", "bf16", "2048", "forward,both", 2)
     table = {}
     for name, (layer, dtype, tokens, passes, rounds) in pieces.items():
         what = ["layers", "--layers", layer, "--dtype", dtype, "--tokens", tokens, "--passes", passes, "--rounds", str(rounds)]
