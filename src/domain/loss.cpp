@@ -1,19 +1,12 @@
 #include "weft/domain/loss.hpp"
 
 #include "domain/space.hpp"
+#include "nn/losses/element_loss.hpp"
 #include "weft/base/error.hpp"
+#include "weft/nn/loss.hpp"
 
 namespace weft {
 namespace {
-
-// Calls see(element, weight of its row) for each element of a rank's maps.
-template <class See>
-void each_element(const Tensor& y, const Tensor& weights, const See& see) {
-  const std::int64_t height = y.size(domain::kHeight), width = y.size(domain::kWidth);
-  for (std::int64_t i = 0; i < y.count(); ++i)
-    see(static_cast<std::size_t>(i),
-        weights ? static_cast<double>(weights.f32()[static_cast<std::size_t>(i / width % height)]) : 1.0);
-}
 
 LayoutRef rows_of(const LayoutRef& y) {
   if (y == nullptr) return nullptr;
@@ -22,16 +15,6 @@ LayoutRef rows_of(const LayoutRef& y) {
   for (const int a : y->nesting)
     if (is_shard(y->placements[static_cast<std::size_t>(a)], domain::kHeight))
       layout = layout->with(y->mesh_shape().name(a), Shard{0});
-  return layout;
-}
-
-// Of the loss, and of what takes part in it on every rank.
-LayoutRef of_loss(const LayoutRef& y) {
-  if (y == nullptr) return nullptr;
-  LayoutRef layout = replicated_layout(y->mesh(), {1});
-  for (int a = 0; a < y->mesh_shape().axis_count(); ++a)
-    if (is_shard(y->placements[static_cast<std::size_t>(a)]))
-      layout = layout->with(y->mesh_shape().name(a), Partial{});
   return layout;
 }
 
@@ -59,34 +42,14 @@ Tensors MapSquaredError::do_forward(Inputs inputs, Frame& frame) {
                   fmt::format("{} is {}; expected ({}), one for each row of y", what.text(),
                               to_string(weights.shape()), y.size(domain::kHeight)));
   }
-  const double count = static_cast<double>(layouts::global_shape(y).count());
-  double sum = 0;
-  each_element(y, weights, [&](std::size_t i, double weight) {
-    const double off = static_cast<double>(y.f32()[i]) - static_cast<double>(target.f32()[i]);
-    sum += weight * off * off;
-  });
-  const Tensor loss(frame.compute().context(), {1}, DType::f64, Memory::shared);
-  loss.as<double>()[0] = sum / count;
-  Tensors kept{y, target};
-  if (weights) kept.push_back(weights);
-  frame.push(*this, std::move(kept));
-  return {loss.with_layout(of_loss(y.layout()))};
+  return {losses::of_elements(*this, frame, kernels::LossTerm::squared_error, y, target,
+                              global_count(frame.compute(), y), weights)};
 }
 
 Tensors MapSquaredError::do_backward(Inputs gradients, Frame& frame) {
-  const Tensors kept = frame.pop(*this);
-  const Tensor &y = kept[0], &target = kept[1], weights = kept.size() > 2 ? kept[2] : Tensor();
-  double scale = 2 / static_cast<double>(layouts::global_shape(y).count());
-  if (!gradients.empty()) {
-    expect_count(gradients, 1, "gradients");
-    scale *= gradients[0].as<double>()[0];
-  }
-  const Tensor dy = frame.compute().make(y.shape(), DType::f32, Memory::shared).with_layout(y.layout());
-  each_element(y, weights, [&](std::size_t i, double weight) {
-    dy.f32()[i] = static_cast<float>(
-        scale * weight * (static_cast<double>(y.f32()[i]) - static_cast<double>(target.f32()[i])));
-  });
-  return {dy};
+  if (!gradients.empty()) expect_count(gradients, 1, "gradients");
+  return {losses::of_elements_backward(*this, frame, kernels::LossTerm::squared_error, gradients,
+                                       Memory::shared)};
 }
 
 }  // namespace weft

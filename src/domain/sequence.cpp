@@ -159,11 +159,16 @@ class CrossPasses final : public Passes {
   Tensors forward(Module& module, Inputs inputs, Frame& frame) const override {
     auto& attention = dynamic_cast<CrossAttention&>(module);
     const CrossAttentionConfig& c = attention.config();
-    if (inputs.size() != 2 || !cut_in_sequence(inputs[0].layout()) || !cut_in_sequence(inputs[1].layout()))
+    if (inputs.size() < 2 || !cut_in_sequence(inputs[0].layout()) || !cut_in_sequence(inputs[1].layout()))
       return own_forward(module, inputs, frame);
+    if (inputs.size() > 2)
+      throw Error(ErrorCode::unsupported,
+                  fmt::format("{} goes with a sequence that is cut, whose attention takes none: gather x and the context "
+                              "first, or leave the mask out",
+                              layouts::named(module, "mask").text()));
     expect_sequence(module, "x", inputs[0], c.dim);
     expect_sequence(module, "context", inputs[1], c.context_dim);
-    expect_same_samples(module, inputs[0], inputs[1]);
+    expect_same_samples(module, inputs[0], inputs[1], "context");
     const Tensor q = attention.q_proj.forward(inputs[0], frame)[0],
                  k = attention.k_proj.forward(inputs[1], frame)[0],
                  v = attention.v_proj.forward(inputs[1], frame)[0];

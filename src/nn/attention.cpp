@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <limits>
+#include <utility>
+
 #include "nn/heads/shared_heads.hpp"
 #include "nn/operands.hpp"
 #include "weft/base/error.hpp"
@@ -64,9 +68,9 @@ RopePointers on_device(Compute& compute, const std::shared_ptr<const RopeTables>
 }
 
 // What attention keeps between its passes, in the order on the Frame; the gradients of q, k and v, not written yet; and what
-// came back through the projection behind it. log_sum_exp: (batch, heads, queries)
+// came back through the projection behind it. log_sum_exp: (batch, heads, queries); mask: empty where there is none.
 struct HeadsBackward {
-  Tensor dout, q, k, v, out, log_sum_exp, dq, dk, dv;
+  Tensor dout, q, k, v, out, log_sum_exp, mask, dq, dk, dv;
 };
 HeadsBackward begin_heads_backward(const Module& module, Linear& o_proj, Inputs dy, Frame& frame) {
   Compute& compute = frame.compute();
@@ -81,6 +85,7 @@ HeadsBackward begin_heads_backward(const Module& module, Linear& o_proj, Inputs 
           v,
           out,
           kept[4],
+          kept.size() > 5 ? kept[5] : Tensor(),
           compute.make(q.shape()).with_layout(q.layout()),
           compute.make(k.shape()).with_layout(of_dk),
           compute.make(v.shape()).with_layout(of_dk)};
@@ -274,10 +279,36 @@ kernels::FullAttentionShape cross_shape(const Module& module, const CrossAttenti
   return {s.batch, q.size(1), k.size(1), s.heads, s.kv_heads, s.head_dim};
 }
 
+// Throws unless the mask is one of x's samples and queries and the context's keys, whole, and cut in samples as x is.
+void expect_mask(const Module& module, const Tensor& mask, const Tensor& x, const Tensor& context) {
+  const TensorName what = layouts::named(module, "mask");
+  expect_dtype(what, mask, DType::f32);
+  const Shape &got = layouts::global_shape(mask), &of_x = layouts::global_shape(x);
+  const std::int64_t keys = layouts::global_shape(context)[1];
+  const auto is = [&](int dim, std::int64_t full) { return got[dim] == full || got[dim] == 1; };
+  if (got.rank() != 3 || !is(0, of_x[0]) || !is(1, of_x[1]) || got[2] != keys)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{} is {}; expected ({} or 1, {} or 1, {}), of batch, queries and keys",
+                            what.text(), to_string(got), of_x[0], of_x[1], keys));
+  layouts::expect_whole(what, mask, "attention");
+  layouts::expect_whole_dim(what, mask, "attention", 1);
+  const bool for_all = got[0] == 1 && mask.size(0) == 1;
+  if (!for_all && mask.size(0) != x.size(0))
+    throw Error(ErrorCode::layout,
+                fmt::format("{} has {} samples on this rank; expected {}, cut as those of x", what.text(),
+                            mask.size(0), x.size(0)));
+  if (!for_all) expect_same_samples(module, x, mask, "mask");
+}
+
+kernels::ScoreBias bias_of(const Tensor& mask, const kernels::FullAttentionShape& s) {
+  if (!mask) return nullptr;
+  return {mask.data_ptr<float>(), mask.size(0) != 1 || s.batch == 1, mask.size(1) != 1 || s.queries == 1};
+}
+
 }  // namespace
 
 Tensors CrossAttention::do_forward(Inputs inputs, Frame& frame) {
-  expect_count(inputs, 2, "inputs");
+  if (inputs.size() != 3) expect_count(inputs, 2, "inputs");
   const auto expect_sequence = [&](const char* name, const Tensor& t, std::int64_t dim) {
     if (t.shape().rank() != 3 || t.size(2) != dim)
       throw Error(ErrorCode::bad_argument,
@@ -286,17 +317,21 @@ Tensors CrossAttention::do_forward(Inputs inputs, Frame& frame) {
   };
   expect_sequence("x", inputs[0], config_.dim);
   expect_sequence("context", inputs[1], config_.context_dim);
-  expect_same_samples(*this, inputs[0], inputs[1]);
+  expect_same_samples(*this, inputs[0], inputs[1], "context");
+  if (inputs.size() == 3) expect_mask(*this, inputs[2], inputs[0], inputs[1]);
   Compute& compute = frame.compute();
   const Tensor q = q_proj.forward(inputs[0], frame)[0], k = k_proj.forward(inputs[1], frame)[0],
                v = v_proj.forward(inputs[1], frame)[0];
   const kernels::FullAttentionShape s = cross_shape(*this, config_, q, k, v);
+  const Tensor mask = inputs.size() == 3 ? inputs[2] : Tensor();
   const Tensor out = compute.make(q.shape()).with_layout(q.layout());
   const Tensor log_sum_exp = compute.make({s.batch, s.heads, s.queries});
   kernels::full_attention_forward(frame.kernels(), q.data_ptr<float>(), k.data_ptr<float>(),
-                                  v.data_ptr<float>(), nullptr, out.data_ptr<float>(),
+                                  v.data_ptr<float>(), bias_of(mask, s), out.data_ptr<float>(),
                                   log_sum_exp.data_ptr<float>(), s);
-  frame.push(*this, {q, k, v, out, log_sum_exp});
+  Tensors kept{q, k, v, out, log_sum_exp};
+  if (mask) kept.push_back(mask);
+  frame.push(*this, std::move(kept));
   return o_proj.forward(out, frame);
 }
 
@@ -305,13 +340,28 @@ Tensors CrossAttention::do_backward(Inputs dy, Frame& frame) {
   const kernels::FullAttentionShape s = cross_shape(*this, config_, h.q, h.k, h.v);
   kernels::full_attention_backward(
       frame.kernels(), h.dout.data_ptr<float>(), h.q.data_ptr<float>(), h.k.data_ptr<float>(),
-      h.v.data_ptr<float>(), nullptr, h.out.data_ptr<float>(), h.log_sum_exp.data_ptr<float>(),
+      h.v.data_ptr<float>(), bias_of(h.mask, s), h.out.data_ptr<float>(), h.log_sum_exp.data_ptr<float>(),
       h.dq.data_ptr<float>(), h.dk.data_ptr<float>(), h.dv.data_ptr<float>(), nullptr, s);
   const Tensor through_v = v_proj.backward(h.dv, frame)[0];
   const Tensor through_k = k_proj.backward(h.dk, frame)[0];
   const Tensor dx = q_proj.backward(h.dq, frame)[0];
   return {dx, add_tensors(through_v, through_k, frame.compute(), layouts::named(*this, "d(context)"),
                           dx_memory())};
+}
+
+Tensor key_padding_mask(Compute& compute, std::span<const std::int64_t> lengths, std::int64_t keys) {
+  const auto samples = static_cast<std::int64_t>(lengths.size());
+  const Tensor mask(compute.context(), {samples, 1, keys});
+  for (std::int64_t b = 0; b < samples; ++b) {
+    const std::int64_t length = lengths[static_cast<std::size_t>(b)];
+    if (length < 0 || length > keys)
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("key_padding_mask: lengths[{}] is {}; expected 0 to {} (keys)", b, length, keys));
+    float* const row = mask.f32().data() + b * keys;
+    std::fill(row, row + length, 0.0f);
+    std::fill(row + length, row + keys, -std::numeric_limits<float>::infinity());
+  }
+  return to_device(compute.context(), mask, compute.stream());
 }
 
 }  // namespace weft

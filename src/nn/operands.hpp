@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <string_view>
 #include <vector>
 
 #include "weft/base/error.hpp"
@@ -30,10 +31,11 @@ inline void expect_gradient(const Module& module, const Tensor& dy, const Shape&
                 fmt::format("{} is {}; expected {}", what.text(), to_string(dy.shape()), to_string(shape)));
 }
 
-/// Throws unless `context` has x's samples, as many of them and cut alike.
-inline void expect_same_samples(const Module& module, const Tensor& x, const Tensor& context) {
+/// Throws unless `context`, whose name is given, has x's samples, as many of them and cut alike.
+inline void expect_same_samples(const Module& module, const Tensor& x, const Tensor& context,
+                                std::string_view name) {
   const Shape &of_x = layouts::global_shape(x), &of_context = layouts::global_shape(context);
-  const TensorName what = layouts::named(module, "context");
+  const TensorName what = layouts::named(module, name);
   if (of_context[0] != of_x[0])
     throw Error(ErrorCode::bad_argument, fmt::format("{} is {}; expected a batch of {}, as x has",
                                                      what.text(), to_string(of_context), of_x[0]));

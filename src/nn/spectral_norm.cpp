@@ -42,11 +42,10 @@ Tensor summed(const Tensor& contribution, const LayoutRef& from, const LayoutRef
   return redistribute(contribution.with_layout(from), to);
 }
 
-// One number of which each rank of the axes that cut `over` has a part.
-double summed(Frame& frame, const Tensor& part, const LayoutRef& over) {
+// One number, (1), of which each rank of the axes that cut `over` has a part. It stays where it is: the host never waits for it.
+Tensor number_of(const Tensor& part, const LayoutRef& over) {
   const LayoutRef whole = over == nullptr ? nullptr : replicated_layout(over->mesh(), {1});
-  const Tensor sum = to_host(frame.compute().context(), summed(part, partial_over(whole, over), whole));
-  return sum.dtype() == DType::f64 ? *sum.data_ptr<double>() : static_cast<double>(*sum.data_ptr<float>());
+  return summed(part, partial_over(whole, over), whole);
 }
 
 // a · b over this rank's elements, (1)
@@ -69,9 +68,8 @@ Tensor product(Frame& frame, const Matrix& w, Stored stored, const Tensor& x, co
 void normalise(Frame& frame, const Tensor& x, double eps) {
   const Tensor squares = frame.compute().make({1}, DType::f64, Memory::shared);
   kernels::sum_of_squares(frame.kernels(), x.data_ptr<float>(), squares.data_ptr<double>(), x.count());
-  const double norm = std::sqrt(summed(frame, squares, x.layout()));
-  kernels::scale(frame.kernels(), x.data_ptr<float>(), static_cast<float>(1 / std::max(norm, eps)),
-                 x.count());
+  const Tensor sum = number_of(squares, x.layout());
+  kernels::normalise(frame.kernels(), x.data_ptr<float>(), sum.data_ptr<double>(), eps, x.count());
 }
 
 Tensor copy_of(Frame& frame, const Tensor& x) {
@@ -81,17 +79,26 @@ Tensor copy_of(Frame& frame, const Tensor& x) {
 }
 
 // w / sigma, in the weight's dtype
-Tensor divided(Frame& frame, const Tensor& weight, double sigma) {
+Tensor divided(Frame& frame, const Tensor& weight, const Tensor& sigma) {
   const Tensor y = copy_of(frame, widened(frame, weight));
-  kernels::scale(frame.kernels(), y.data_ptr<float>(), static_cast<float>(1 / sigma), y.count());
+  kernels::spectral_divide(frame.kernels(), y.data_ptr<float>(), sigma.data_ptr<float>(), nullptr, y.count());
   return as_operand(frame, y, weight).with_layout(weight.layout());
+}
+
+// u and v are not kept of a sigma that does not divide: from a u of zeros, or of no numbers, no later pass would come back. On the CPU the
+// number is there, and the error names the weight; elsewhere the kernel that divides by it says so, at the next wait.
+void expect_sigma(Frame& frame, std::string_view path, const Tensor& sigma) {
+  if (frame.compute().device() != Device{}) return;
+  const float number = *sigma.data_ptr<float>();
+  if (!std::isfinite(number) || number == 0)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("spectral norm of \"{}\": sigma is {}; expected a number other than 0", path,
+                            number));
 }
 
 Init of_norm_one(std::int64_t count) {
   return Normal{1 / std::sqrt(static_cast<double>(std::max<std::int64_t>(1, count)))};
 }
-
-double sigma_of(const Tensors& kept) { return *kept.back().data_ptr<double>(); }
 
 }  // namespace
 
@@ -147,41 +154,35 @@ Tensor SpectralNorm::forward(Frame& frame, Tensors& kept) const {
     w_v = product(frame, w, Stored::plain, of_columns, of_u);
     if (frame.keeps()) of_rows = copy_of(frame, of_rows), of_columns = copy_of(frame, of_columns);
   }
-  const double sigma = summed(frame, dot(frame, of_rows, w_v), of_u);
-  if (!std::isfinite(sigma) || sigma == 0)
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("spectral norm of \"{}\": sigma is {}; expected a number other than 0",
-                            weight_->path(), sigma));
-  if (frame.pass()
-          .training) {  // not before: from a u of zeros, or of no numbers, no later pass would come back
-    copy(frame.compute().context(), of_rows, u->tensor(), frame.compute().stream());
-    copy(frame.compute().context(), of_columns, v->tensor(), frame.compute().stream());
-  }
-  const Tensor kept_sigma(frame.compute().context(), {1}, DType::f64);
-  *kept_sigma.data_ptr<double>() = sigma;
-  kept.insert(kept.end(), {of_rows, of_columns, kept_sigma});
+  const Tensor sigma = number_of(dot(frame, of_rows, w_v), of_u);
+  expect_sigma(frame, weight_->path(), sigma);
+  if (frame.pass().training)
+    for (const auto& [from, to] : {std::pair{&of_rows, u.get()}, {&of_columns, v.get()}})
+      kernels::spectral_keep(frame.kernels(), from->data_ptr<float>(), sigma.data_ptr<float>(),
+                             to->tensor().data_ptr<float>(), from->count());
+  kept.insert(kept.end(), {of_rows, of_columns, sigma});
   return divided(frame, weight, sigma);
 }
 
 Tensor SpectralNorm::again(Frame& frame, const Tensors& kept) const {
-  return divided(frame, weight_->weight(), sigma_of(kept));
+  return divided(frame, weight_->weight(), kept.back());
 }
 
 void SpectralNorm::accumulate(Frame& frame, const Tensors& kept, const LayoutRef& layout,
                               const std::function<void(const Tensor&, bool)>& write) const {
   if (!weight_->trainable()) return;
   const Tensor &of_rows = kept[kept.size() - 3], &of_columns = kept[kept.size() - 2];
-  const double sigma = sigma_of(kept);
+  const Tensor &sigma = kept.back();
   const Tensor& weight = weight_->weight();
   const Tensor gradient = frame.compute().make(weight.shape()).with_layout(layout);
   write(gradient, false);
   // <dŴ, W>, over the parts of the weight. Where dŴ is a contribution to a sum (Partial, the samples of this rank), so is it.
-  const double inner = summed(frame, dot(frame, gradient, widened(frame, weight)), weight.layout());
-  kernels::scale(frame.kernels(), gradient.data_ptr<float>(), static_cast<float>(1 / sigma),
-                 gradient.count());
+  const Tensor inner = number_of(dot(frame, gradient, widened(frame, weight)), weight.layout());
   const Tensor scaled = copy_of(frame, of_rows);
-  kernels::scale(frame.kernels(), scaled.data_ptr<float>(), static_cast<float>(-inner / (sigma * sigma)),
-                 scaled.count());
+  for (const auto& [x, factor] : {std::pair{&gradient, static_cast<const float*>(nullptr)},
+                                  {&scaled, static_cast<const float*>(inner.data_ptr<float>())}})
+    kernels::spectral_divide(frame.kernels(), x->data_ptr<float>(), sigma.data_ptr<float>(), factor,
+                             x->count());
   multiply(frame, scaled, Stored::plain, of_columns, Stored::plain, gradient, of_rows.count(),
            of_columns.count(), 1, true);
   weight_->accumulate(gradient);

@@ -249,6 +249,8 @@ static weft_dl_managed_tensor_versioned dl_versioned;
 #define null_weft_vocab_embedding_backward_group 1
 #define null_weft_vocab_cross_entropy_group 1
 #define null_weft_vocab_cross_entropy_dlogits 1
+#define null_weft_mean_squared_error_dy 1
+#define null_weft_binary_cross_entropy_dy 1
 #define good_vocab 1
 static weft_compute* good_weft_compute;
 static const weft_matrix* good_weft_matrix;

@@ -85,14 +85,16 @@ TEST(CrossAttention, EqualsLoopsOverQueriesAndKeys) {
 // One input of two, so that the helper for modules of one input checks it; the gradient of the other is in `other`.
 class WithOneFixed : public Module {
  public:
-  WithOneFixed(CrossAttention& layer, Tensor fixed, bool fixes_context)
-      : layer_(layer), fixed_(std::move(fixed)), fixes_context_(fixes_context) {
+  WithOneFixed(CrossAttention& layer, Tensor fixed, bool fixes_context, Tensor mask = {})
+      : layer_(layer), fixed_(std::move(fixed)), mask_(std::move(mask)), fixes_context_(fixes_context) {
     add("layer", layer);
   }
 
  private:
   Tensors do_forward(Inputs x, Frame& f) override {
-    return fixes_context_ ? layer_.forward({x[0], fixed_}, f) : layer_.forward({fixed_, x[0]}, f);
+    Tensors in = fixes_context_ ? Tensors{x[0], fixed_} : Tensors{fixed_, x[0]};
+    if (mask_) in.push_back(mask_);
+    return layer_.forward(in, f);
   }
   Tensors do_backward(Inputs dy, Frame& f) override {
     const Tensors both = layer_.backward(dy, f);
@@ -100,7 +102,7 @@ class WithOneFixed : public Module {
     return {both[fixes_context_ ? 0 : 1]};
   }
   CrossAttention& layer_;
-  const Tensor fixed_;
+  const Tensor fixed_, mask_;
   const bool fixes_context_;
 };
 
@@ -114,6 +116,61 @@ TEST(CrossAttention, GradientsOfBothInputsMatchDifferences) {
     set_up(module, bench.compute);
     // The bias of k adds one number to all scores of a query: its gradient is 0 but for rounding.
     test::expect_gradients_match_differences(module, fixes_context ? x : context, bench.compute, 2e-3, 1e-3);
+  }
+}
+
+// A context that is padded, and its padding hidden, is the context without padding, in both passes; what is in the padding does not matter.
+TEST(CrossAttention, PaddingThatIsHiddenChangesNothing) {
+  test::Bench bench;
+  CrossAttention layer(small());
+  set_up(layer, bench.compute);
+  const std::vector<std::int64_t> lengths{3, 0, 5};
+  const Tensor x = random_tensor(bench.context, {3, 4, 6}, "x"),
+               context = random_tensor(bench.context, {3, 5, 5}, "context"),
+               dy = random_tensor(bench.context, {3, 4, 6}, "dy");
+  Frame frame(bench.compute);
+  const Tensor y = layer.forward({x, context, key_padding_mask(bench.compute, lengths, 5)}, frame)[0];
+  const Tensors d = layer.backward(dy, frame);
+  ASSERT_EQ(d.size(), 2u);  // the mask has no gradient
+  EXPECT_TRUE(frame.empty());
+  std::vector<std::vector<double>> gradients;
+  for (Parameter* p : layer.parameters()) {
+    gradients.push_back(test::doubles(p->gradient()));
+    p->zero_gradient();
+  }
+  const auto sample = [&](const Tensor& t, std::int64_t b, std::int64_t rows) {
+    return t.slice_flat(b * t.size(1) * t.size(2), {1, rows, t.size(2)});
+  };
+  for (std::int64_t b = 0; b < 3; ++b) {
+    SCOPED_TRACE(b);
+    const std::int64_t length = lengths[static_cast<std::size_t>(b)];
+    const Tensor alone = layer.forward({sample(x, b, 4), sample(context, b, length)}, frame)[0];
+    test::expect_near(sample(y, b, 4), test::doubles(alone), 1e-5, "y");
+    const Tensors of_alone = layer.backward(sample(dy, b, 4), frame);
+    test::expect_near(sample(d[0], b, 4), test::doubles(of_alone[0]), 1e-5, "dx");
+    test::expect_near(sample(d[1], b, length), test::doubles(of_alone[1]), 1e-5, "d(context)");
+    for (std::int64_t i = length * 5; i < 25; ++i)
+      EXPECT_EQ(d[1].f32()[static_cast<std::size_t>(b * 25 + i)], 0.0f);
+  }
+  std::size_t at = 0;  // summed over the samples
+  for (Parameter* p : layer.parameters()) test::expect_near(p->gradient(), gradients.at(at++), 1e-4, p->path());
+}
+
+// An additive mask of each query and sample; of each query; of each key: scores in f64, and differences.
+TEST(CrossAttention, GradientsUnderAMaskMatchDifferences) {
+  test::Bench bench;
+  const Tensor x = random_tensor(bench.context, {2, 3, 6}, "x"),
+               context = random_tensor(bench.context, {2, 4, 5}, "context");
+  for (const Shape& of_mask : {Shape{2, 3, 4}, Shape{1, 3, 4}, Shape{2, 1, 4}, Shape{1, 1, 4}}) {
+    SCOPED_TRACE(to_string(of_mask));
+    const Tensor mask = random_tensor(bench.context, of_mask, "mask");
+    mask.f32()[1] = -std::numeric_limits<float>::infinity();
+    for (const bool fixes_context : {true, false}) {
+      CrossAttention layer(small());
+      WithOneFixed module(layer, fixes_context ? context : x, fixes_context, mask);
+      set_up(module, bench.compute);
+      test::expect_gradients_match_differences(module, fixes_context ? x : context, bench.compute, 2e-3, 1e-3);
+    }
   }
 }
 
@@ -144,6 +201,22 @@ TEST(CrossAttention, RefusesWhatDoesNotFit) {
                          layer.forward(Tensor::zeros(bench.context, {2, 3, 6}), frame);
                        }),
             "\"\": got 1 inputs; expected 2");
+  const auto masked = [&](const Shape& mask, DType dtype = DType::f32) {
+    return error_text(ErrorCode::bad_argument, [&] {
+      layer.forward({Tensor::zeros(bench.context, {2, 3, 6}), Tensor::zeros(bench.context, {2, 4, 5}),
+                     Tensor::zeros(bench.context, mask, dtype)},
+                    frame);
+    });
+  };
+  const std::string fits = "; expected (2 or 1, 3 or 1, 4), of batch, queries and keys";
+  EXPECT_EQ(masked({2, 4}), "\"\": mask is (2, 4)" + fits);
+  EXPECT_EQ(masked({3, 1, 4}), "\"\": mask is (3, 1, 4)" + fits);
+  EXPECT_EQ(masked({1, 2, 4}), "\"\": mask is (1, 2, 4)" + fits);
+  EXPECT_EQ(masked({1, 1, 1}), "\"\": mask is (1, 1, 1)" + fits);
+  EXPECT_EQ(masked({1, 1, 4}, DType::i64), "\"\": mask is i64; expected f32");
+  const std::vector<std::int64_t> lengths{4, 5};
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { key_padding_mask(bench.compute, lengths, 4); }),
+            "key_padding_mask: lengths[1] is 5; expected 0 to 4 (keys)");
 }
 
 WindowAttentionConfig windows(double dropout) {

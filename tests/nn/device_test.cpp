@@ -102,11 +102,12 @@ TEST_F(NnDevice, LayersComputeTheSame) {
                         integers({2, 5}, {0, 8, 3, 3, 1, 0, 2, 7, 3, 5}), dy);
 }
 
-// Layers that read numbers of the device on the host in between.
+// Layers whose kernels are steered by numbers that others made.
 TEST_F(NnDevice, NormsOverBatchesAndSpectralNormsComputeTheSame) {
   const Tensor x = normal({2, 5, 8}, "x"), dy = normal({2, 5, 8}, "dy");
   expect_the_same_there([] { return std::make_unique<GroupNorm>(5, 5); }, x, dy);
   expect_the_same_there([] { return std::make_unique<BatchNorm>(5); }, x, dy);
+  expect_the_same_there([] { return std::make_unique<LayerNorm>(Shape{5, 8}); }, x, dy);
   expect_the_same_there(
       [] {
         auto layer = std::make_unique<Linear>(8, 8, true, Normal{0.5});
@@ -137,6 +138,10 @@ TEST_F(NnDevice, AttentionsComputeTheSame) {
     all.push_back(bits(layer.backward(on(*c, maps), frame)[0]));
     all.push_back(bits(cross.forward({on(*c, x), on(*c, other)}, frame)[0]));
     for (const Tensor& t : cross.backward(on(*c, x), frame)) all.push_back(bits(t));
+    const std::vector<std::int64_t> lengths{2, 5};
+    all.push_back(
+        bits(cross.forward({on(*c, x), on(*c, other), key_padding_mask(*c, lengths, 5)}, frame)[0]));
+    for (const Tensor& t : cross.backward(on(*c, x), frame)) all.push_back(bits(t));
     for (Module* m : {static_cast<Module*>(&layer), static_cast<Module*>(&cross)})
       for (Parameter* p : m->parameters()) all.push_back(bits(p->gradient()));
   }
@@ -157,6 +162,27 @@ TEST_F(NnDevice, TheLossComputesTheSame) {
     losses.push_back(
         to_host(context, loss.forward({on(*c, logits), there_labels, valid}, frame)[0]).as<double>()[0]);
     gradients.push_back(bits(loss.backward(on(*c, dloss), frame)[0]));
+  }
+  EXPECT_EQ(losses[0], losses[1]);
+  EXPECT_EQ(gradients[0], gradients[1]);
+}
+
+TEST_F(NnDevice, LossesOfElementsComputeTheSame) {
+  const Tensor y = normal({4, 6}, "y"), target = normal({4, 6}, "target");
+  for (float& x : target.f32()) x = x > 0 ? 1.0f : 0.25f;
+  std::vector<double> losses[2];
+  std::vector<std::vector<float>> gradients[2];
+  for (Compute* const c : {&here, &there}) {
+    MeanSquaredError squares;
+    BinaryCrossEntropy entropies;
+    const std::size_t which = c == &there ? 1 : 0;
+    for (Module* loss : {static_cast<Module*>(&squares), static_cast<Module*>(&entropies)}) {
+      Frame frame(*c);
+      const Tensor of = on(*c, y);
+      const Tensor value = loss->forward({of, on(*c, target), global_count(*c, of)}, frame)[0];
+      losses[which].push_back(to_host(context, value).as<double>()[0]);
+      gradients[which].push_back(bits(loss->backward({}, frame)[0]));
+    }
   }
   EXPECT_EQ(losses[0], losses[1]);
   EXPECT_EQ(gradients[0], gradients[1]);
@@ -254,6 +280,43 @@ TEST_F(NnDevice, ABatchNormWaitsForNothing) {
     EXPECT_GE(late.waiting(), training ? 10u : 8u) << "every kernel of both passes";
     there.wait();
   }
+}
+
+// Neither sigma nor sums come to the host.
+TEST_F(NnDevice, SpectralNormsAndNormsOverSpaceWaitForNothing) {
+  const auto waiting_after = [&](Module& layer, const Shape& shape) {
+    materialise(layer, there);
+    initialise(layer, 1);
+    const Tensor x = on(there, normal(shape, "x"));
+    there.wait();
+    Frame frame(there);
+    layer.backward(layer.forward(x, frame), frame);
+    const std::size_t waiting = late.waiting();
+    there.wait();
+    return waiting;
+  };
+  Linear linear(6, 6);
+  linear.add_spectral_norm();
+  EXPECT_GE(waiting_after(linear, {4, 6}), 20u) << "every kernel of both passes";
+  LayerNorm norm(Shape{3, 4});
+  EXPECT_GE(waiting_after(norm, {2, 3, 4}), 8u) << "every kernel of both passes";
+}
+
+// A weight of zeros: told by the next wait, and u and v are as they were.
+TEST_F(NnDevice, ASigmaThatDoesNotDivideIsToldByTheNextWait) {
+  Linear linear(3, 3);
+  linear.add_spectral_norm();
+  materialise(linear, there);
+  initialise(linear, 1);
+  const Tensor &u = linear.spectral_norm()->u->tensor(), &v = linear.spectral_norm()->v->tensor();
+  const auto of_u = bits(u), of_v = bits(v);
+  linear.weight->set_master(on(there, Tensor::zeros(context, {3, 3})));
+  Frame frame(there);
+  const Tensor y = linear.forward(on(there, normal({2, 3}, "x")), frame)[0];
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { to_host(context, y); }),
+            "spectral norm: sigma is 0; expected a number other than 0");
+  EXPECT_EQ(bits(u), of_u);
+  EXPECT_EQ(bits(v), of_v);
 }
 
 TEST_F(NnDevice, TensorsElsewhereAreNamed) {

@@ -445,14 +445,21 @@ const FullAttentionShape kFullAttentions[] = {
 TEST(FullAttention, EqualsReference) {
   KernelContext ctx(1);
   for (const FullAttentionShape& s : kFullAttentions) {
-    for (const bool with_bias : {false, true}) {
+    for (int form = 0; form < 5; ++form) {  // no bias, then (samples or 1, queries or 1, keys)
+      const bool of_each_sample = form == 2 || form == 3, of_each_query = form == 1 || form == 2,
+                 summed = form == 1;  // its gradient is asked for
       const std::int64_t nq = s.batch * s.queries * s.heads * s.head_dim,
                          nk = s.batch * s.keys * s.kv_heads * s.head_dim,
                          rows = s.batch * s.heads * s.queries, pairs = s.queries * s.keys;
       const auto q = random_array(nq, 1, -2.0, 2.0), k = random_array(nk, 2, -2.0, 2.0),
-                 v = random_array(nk, 3), dout = random_array(nq, 4),
-                 biases = random_array(pairs, 5, -2.0, 2.0);
-      const float* const bias = with_bias ? biases.data() : nullptr;
+                 v = random_array(nk, 3),
+                 dout = random_array(nq, 4);
+      auto biases = random_array(s.batch * pairs, 5, -2.0, 2.0);
+      if (!summed)  // hides every third, and all keys of the first query, or of the first sample
+        for (std::size_t i = 0; i < biases.size(); ++i)
+          if (i % 3 == 2 || i < static_cast<std::size_t>(s.keys))
+            biases[i] = -std::numeric_limits<float>::infinity();
+      const ScoreBias bias{form == 0 ? nullptr : biases.data(), of_each_sample, of_each_query};
       auto out = garbage(nq), out_want = out, lse = garbage(rows), lse_want = lse;
       full_attention_forward(ctx, q.data(), k.data(), v.data(), bias, out.data(), lse.data(), s);
       reference::full_attention_forward(q.data(), k.data(), v.data(), bias, out_want.data(), lse_want.data(),
@@ -460,18 +467,24 @@ TEST(FullAttention, EqualsReference) {
       const double ulps =
           8.0 * static_cast<double>(s.head_dim) + 32.0;  // as of causal attention, and one more term
       expect_close(out, out_want, ulps, "out");
-      if (s.keys > 0) expect_close(lse, lse_want, ulps, "log_sum_exp");
+      auto sums = lse, sums_want = lse_want;
+      for (std::size_t i = 0; i < sums.size(); ++i)
+        if (std::isinf(sums_want[i])) {  // of a query that sees no key
+          EXPECT_EQ(sums[i], sums_want[i]);
+          sums[i] = sums_want[i] = 0;
+        }
+      expect_close(sums, sums_want, ulps, "log_sum_exp");
       auto dq = garbage(nq), dk = garbage(nk), dv = garbage(nk), db = garbage(pairs), dq_want = dq,
            dk_want = dk, dv_want = dv, db_want = db;
       full_attention_backward(ctx, dout.data(), q.data(), k.data(), v.data(), bias, out.data(), lse.data(),
-                              dq.data(), dk.data(), dv.data(), with_bias ? db.data() : nullptr, s);
+                              dq.data(), dk.data(), dv.data(), summed ? db.data() : nullptr, s);
       reference::full_attention_backward(dout.data(), q.data(), k.data(), v.data(), bias, out_want.data(),
                                          lse_want.data(), dq_want.data(), dk_want.data(), dv_want.data(),
-                                         with_bias ? db_want.data() : nullptr, s);
+                                         summed ? db_want.data() : nullptr, s);
       expect_close(dq, dq_want, 4.0 * ulps, "dq");
       expect_close(dk, dk_want, 4.0 * ulps, "dk");
       expect_close(dv, dv_want, 4.0 * ulps, "dv");
-      if (with_bias) expect_close(db, db_want, 4.0 * ulps, "dbias");
+      if (summed) expect_close(db, db_want, 4.0 * ulps, "dbias");
     }
   }
   EXPECT_EQ(
@@ -484,6 +497,12 @@ TEST(FullAttention, EqualsReference) {
                                       nullptr, nullptr, nullptr, nullptr, {1, 1, 1, 5, 0, 4});
             }),
             "full_attention_backward: 5 query heads over 0 key/value heads; expected a multiple");
+  float one = 0;
+  EXPECT_EQ(message_of([&] {
+              full_attention_backward(ctx, &one, &one, &one, &one, {&one, true}, &one, &one, &one, &one, &one,
+                                      &one, {1, 1, 1, 1, 1, 1});
+            }),
+            "full_attention_backward: dbias is not null; expected null, or a bias (queries, keys) of all samples");
 }
 
 // --- finite differences of the reference, in double

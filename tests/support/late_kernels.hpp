@@ -26,6 +26,8 @@ T translated(const LateDevice& device, T value) {
     return device.bytes_of(value);
   else if constexpr (std::is_same_v<T, kernels::WeightMatrix>)
     return {device.bytes_of(value.data), value.weight, value.version};
+  else if constexpr (std::is_same_v<T, kernels::ScoreBias>)
+    return {device.bytes_of(value.data), value.of_each_sample, value.of_each_query};
   else
     return value;
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <functional>
 
+#include "support/errors.hpp"
 #include "support/run_ranks.hpp"
 #include "weft/base/random.hpp"
 #include "weft/mesh/redistribute.hpp"
@@ -230,8 +231,22 @@ TEST(CrossAttentionOverRanks, ByItsOwnPlanIsAsOnOneRank) {
         return distribute(t, make_layout(mesh, {{"dp", Shard{0}}}, t.shape()));
       };
       Frame plain(compute), frame(compute);
-      expect_near(full(parallel.forward({part(x), part(context)}, frame)[0]),
-                  serial.forward({x, context}, plain)[0], "y");
+      const Tensor of_samples = random_tensor(rank.context, {4, 1, 2}, "mask"),
+                   of_all = random_tensor(rank.context, {1, 3, 2}, "mask");
+      const Tensor everywhere = as_layout(of_all, replicated_layout(mesh, of_all.shape()));
+      Frame inference = Frame::inference(compute);
+      expect_near(full(parallel.forward({part(x), part(context), everywhere}, inference)[0]),
+                  serial.forward({x, context, of_all}, inference)[0], "y with a mask for all samples");
+      expect_near(full(parallel.forward({part(x), part(context), part(of_samples)}, frame)[0]),
+                  serial.forward({x, context, of_samples}, plain)[0], "y");
+      if (mesh["dp"].size() == 2) {
+        const Tensor whole = as_layout(of_samples, replicated_layout(mesh, of_samples.shape()));
+        EXPECT_EQ(test::error_text(ErrorCode::layout,
+                                   [&] {
+                                     parallel.forward({part(x), part(context), whole}, inference);
+                                   }),
+                  "\"\": mask has 4 samples on this rank; expected 2, cut as those of x");
+      }
       const Tensors expected = serial.backward(dy, plain), got = parallel.backward(part(dy), frame);
       for (const std::size_t i : {0u, 1u}) {
         expect_near(full(got.at(i)), expected.at(i), i == 0 ? "dx" : "d(context)");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 
 #include "weft/nn/linear.hpp"
 #include "weft/nn/module.hpp"
@@ -64,11 +65,14 @@ struct CrossAttentionConfig {
   Init init = Normal{0.02}, out_init = Normal{0.02};
 };
 
-/// y = o_proj(softmax(q kᵀ / sqrt(head_dim)) v), where q is of x, and k and v are of another sequence, the context; every query sees
-/// every key. Inputs: x: (batch, queries, dim), context: (batch, keys, context_dim); y as x. A. Vaswani et al., "Attention Is All You
-/// Need", 2017, section 3.2.3. backward gives the gradients of both, in this order.
+/// y = o_proj(softmax(q kᵀ / sqrt(head_dim) + mask) v), where q is of x, and k and v are of another sequence, the context. Inputs: x:
+/// (batch, queries, dim), context: (batch, keys, context_dim), and a mask or none; y as x. A. Vaswani et al., "Attention Is All You
+/// Need", 2017, section 3.2.3. backward gives the gradients of x and context, in this order.
 ///
-/// Both may be split in the batch, alike. Heads are split as those of Attention are, by its own plan: q_proj, k_proj
+/// mask: (batch, queries, keys) f32, where batch and queries may be 1: then it is for every sample, for every query. It is added to the scores of
+/// all heads; −infinity hides a key (see key_padding_mask()). It gets no gradient. A query that sees no key gets o_proj of zeros.
+///
+/// All may be split in the batch, alike; a mask of batch 1 is replicated there. Heads are split as those of Attention are, by its own plan: q_proj, k_proj
 /// and v_proj by columns, with one boundary before this module for each input (number 0 and 1 of Module::add_before); o_proj by rows.
 class CrossAttention : public Module {
  public:
@@ -90,5 +94,9 @@ class CrossAttention : public Module {
   Tensors do_backward(Inputs dy, Frame& frame) override;
   CrossAttentionConfig config_;
 };
+
+/// A mask for contexts of different lengths that were padded to `keys`: (samples, 1, keys) on the device of `compute`, 0 for the first
+/// lengths[i] keys of sample i and −infinity for the others. Throws bad_argument where a length is below 0 or above keys.
+Tensor key_padding_mask(Compute& compute, std::span<const std::int64_t> lengths, std::int64_t keys);
 
 }  // namespace weft

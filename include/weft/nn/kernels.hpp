@@ -111,6 +111,28 @@ struct AttentionPiece {
 };
 inline constexpr std::int64_t kAttentionKeys = 256, kAttentionQueries = 64;
 
+/// What full attention adds to its scores, the same for every head: (samples, rows, keys). Without data: nothing. -infinity hides a key.
+template <class T>
+struct ScoreBiasOf {
+  ScoreBiasOf(const T* data_in = nullptr, bool of_each_sample_in = false, bool of_each_query_in = true)
+      : data(data_in), of_each_sample(of_each_sample_in), of_each_query(of_each_query_in) {}
+  const T* data;
+  bool of_each_sample;  ///< samples: the batch; false: 1, which is for all
+  bool of_each_query;   ///< rows: the queries; false: 1, which is for all
+};
+using ScoreBias = ScoreBiasOf<float>;
+
+/// What each element of y adds to a loss, with its target t: (y - t)^2, or -t log p - (1 - t) log(1 - p), with p = 1 / (1 + e^-y).
+enum class LossTerm : unsigned char { squared_error, binary_cross_entropy };
+/// Elements of a loss: n in rows of `width`, of which each `rows` in a row have the weights in turn. Without weights rows and width do not matter.
+struct LossShape {
+  std::int64_t n, rows = 1, width = 1;
+};
+/// As errors call it.
+constexpr const char* name(LossTerm term) noexcept {
+  return term == LossTerm::squared_error ? "mean squared error" : "binary cross entropy";
+}
+
 /// The two forms of GELU: with the normal distribution itself, and with a tanh in its place.
 enum class GeluForm : unsigned char { erf, tanh };
 
@@ -284,7 +306,8 @@ struct KernelTable {
                               const float* mean_dyx, float* dx, MapShape s);
 
   /// What a batch norm makes of the sums of its channels: mean = sum / count, inv_std = 1 / sqrt(variance + eps), where variance =
-  /// squares / count - mean^2, at least 0; tracked_mean = mean, tracked_var = variance * count / (count - 1). All: (channels).
+  /// squares / count - mean^2, at least 0; tracked_mean = mean, tracked_var = variance * count / (count - 1), both of them null where they are not
+  /// wanted. All: (channels).
   void (*batch_norm_statistics)(KernelContext& ctx, const double* sum, const double* squares, double count,
                                 double eps, float* mean, float* inv_std, double* tracked_mean,
                                 double* tracked_var, std::int64_t channels);
@@ -296,6 +319,16 @@ struct KernelTable {
   void (*inverse_std)(KernelContext& ctx, const float* variance, double eps, float* inv_std, std::int64_t n);
   /// y = x / divisor, rounded to f32. x, y: (n).
   void (*divide_f64)(KernelContext& ctx, const double* x, double divisor, float* y, std::int64_t n);
+
+  /// Sums of channels as those of groups of channels in a row: y = for each row and group the sum of its channels' x, each multiplied by its weight
+  /// unless that is null. x: (rows, channels), weight: (channels), y: (rows, groups); groups divides channels.
+  void (*group_sums)(KernelContext& ctx, const double* x, const float* weight, double* y, std::int64_t rows,
+                     std::int64_t channels, std::int64_t groups);
+  /// The way back for numbers of groups: y[r][c] = x[r][the group of c]. x: (rows, groups), y: (rows, channels).
+  void (*spread_groups)(KernelContext& ctx, const float* x, float* y, std::int64_t rows, std::int64_t channels,
+                        std::int64_t groups);
+  /// y = the sum over rows of x, rounded to f32. x: (rows, columns), y: (columns).
+  void (*sum_rows_f64)(KernelContext& ctx, const double* x, float* y, std::int64_t rows, std::int64_t columns);
 
   /// y = (x - mean) * inv_std * weight + bias, with statistics of rows of which this may be a part. x, y: (rows, dim), weight, bias: (dim),
   /// mean, inv_std: (rows). In place: y may be x.
@@ -366,15 +399,16 @@ struct KernelTable {
                              const float* v, const float* out, const float* log_sum_exp, float* dq, float* dk,
                              float* dv, AttentionShape s);
 
-  /// out = softmax(q k^T / sqrt(head_dim) + bias) v; every query sees every key.
+  /// out = softmax(q k^T / sqrt(head_dim) + bias) v; every query sees every key that the bias does not hide.
   /// q, out: (batch, queries, heads, head_dim); k, v: (batch, keys, kv_heads, head_dim); bias: (queries, keys), for every
-  /// sample and head, or null; log_sum_exp: (batch, heads, queries), of the scores with the bias, kept for the backward pass.
-  /// Without keys out is 0. Throws bad_argument where kv_heads does not divide heads.
+  /// sample and head, or as it says itself, or null; log_sum_exp: (batch, heads, queries), of the scores with the bias, kept for the backward
+  /// pass. Of a query that sees no key out is 0, log_sum_exp -infinity. Throws bad_argument where kv_heads does not divide heads.
   void (*full_attention_forward)(KernelContext& ctx, const float* q, const float* k, const float* v,
-                                 const float* bias, float* out, float* log_sum_exp, FullAttentionShape s);
-  /// dq, dk, dv and, unless it is null, dbias, the sum over samples and heads, from dout and what the forward pass left.
+                                 ScoreBias bias, float* out, float* log_sum_exp, FullAttentionShape s);
+  /// dq, dk, dv and, unless it is null, dbias, the sum over samples and heads, from dout and what the forward pass left. dbias is only of
+  /// a bias (queries, keys): for another the call throws bad_argument.
   void (*full_attention_backward)(KernelContext& ctx, const float* dout, const float* q, const float* k,
-                                  const float* v, const float* bias, const float* out,
+                                  const float* v, ScoreBias bias, const float* out,
                                   const float* log_sum_exp, float* dq, float* dk, float* dv, float* dbias,
                                   FullAttentionShape s);
 
@@ -475,6 +509,23 @@ struct KernelTable {
   /// count = the number of targets that are not kIgnoredTarget. targets: (n), count: (1).
   void (*count_valid)(KernelContext& ctx, const std::int64_t* targets, std::int64_t* count, std::int64_t n);
 
+  /// loss = the sum of the elements' terms in f64, each multiplied by the weight of its row unless weights is null, divided by count. y, target:
+  /// (n), weights: (rows), loss, count: (1). Throws bad_argument for a count below 1, and of a binary cross entropy for a target that is not from 0 to 1.
+  void (*element_loss_forward)(KernelContext& ctx, const float* y, const float* target, const float* weights,
+                               double* loss, LossShape s, const std::int64_t* count, LossTerm term);
+  /// dy of it, multiplied by dloss: (1), or by 1 where that is null. dy may be y.
+  void (*element_loss_backward)(KernelContext& ctx, const float* y, const float* target, const float* weights,
+                                const double* dloss, float* dy, LossShape s, const std::int64_t* count,
+                                LossTerm term);
+
+  /// x *= 1 / max(sqrt(squares), eps). x: (n), squares: (1), of x, or of a whole of which x is a part.
+  void (*normalise)(KernelContext& ctx, float* x, const double* squares, double eps, std::int64_t n);
+  /// x *= 1 / sigma, or where inner is not null x *= -inner / sigma^2. x: (n), sigma, inner: (1). Throws bad_argument for a sigma of 0 and for one that
+  /// is not finite.
+  void (*spectral_divide)(KernelContext& ctx, float* x, const float* sigma, const float* inner, std::int64_t n);
+  /// to = from where sigma is a finite number other than 0; else to stays. from, to: (n), sigma: (1).
+  void (*spectral_keep)(KernelContext& ctx, const float* from, const float* sigma, float* to, std::int64_t n);
+
   /// sum = the sum of x^2 in f64. x: (n), sum: (1).
   void (*sum_of_squares)(KernelContext& ctx, const float* x, double* sum, std::int64_t n);
 
@@ -495,7 +546,7 @@ struct KernelTable {
   X(add_bias) X(bias_backward) X(rms_norm_forward) X(rms_norm_backward) X(layer_norm_forward) X(layer_norm_backward) \
   X(channel_norm_forward) X(channel_norm_backward) X(group_norm_forward) X(group_norm_backward) \
   X(channel_moments) X(batch_norm_forward) X(batch_norm_backward_sums) X(batch_norm_backward) \
-  X(batch_norm_statistics) X(batch_norm_track) X(inverse_std) X(divide_f64) \
+  X(batch_norm_statistics) X(batch_norm_track) X(inverse_std) X(divide_f64) X(group_sums) X(spread_groups) X(sum_rows_f64) \
   X(row_norm_forward) X(row_norm_backward_sums) X(row_norm_backward) \
   X(add_channel_bias) X(channel_bias_backward) X(permute) X(unfold) X(fold) X(resample) X(max_pool_forward) X(max_pool_backward) X(embedding_forward) X(embedding_forward_bf16) \
   X(embedding_backward) X(rope_forward) X(rope_backward) X(attention_forward) X(attention_backward) \
@@ -503,7 +554,8 @@ struct KernelTable {
   X(attention_piece_backward_queries) X(attention_piece_backward_keys) X(attention_weights_forward) X(attention_weights_backward) \
   X(attention_apply_forward) X(attention_apply_backward) \
   X(silu_forward) X(silu_backward) X(gelu_forward) X(gelu_backward) X(relu_forward) X(relu_backward) X(swiglu_forward) X(swiglu_backward) X(add) X(scale) X(fill) X(dropout) \
-  X(round_to_bf16) X(widen_bf16) X(cross_entropy_terms) X(cross_entropy_sum) X(cross_entropy_backward) X(count_valid) X(sum_of_squares) \
+  X(round_to_bf16) X(widen_bf16) X(cross_entropy_terms) X(cross_entropy_sum) X(cross_entropy_backward) X(count_valid) X(element_loss_forward) X(element_loss_backward) \
+  X(normalise) X(spectral_divide) X(spectral_keep) X(sum_of_squares) \
   X(adamw_step) X(sgd_step)
 // clang-format on
 
@@ -554,6 +606,9 @@ inline constexpr detail::Call<&KernelTable::batch_norm_statistics> batch_norm_st
 inline constexpr detail::Call<&KernelTable::batch_norm_track> batch_norm_track{};
 inline constexpr detail::Call<&KernelTable::inverse_std> inverse_std{};
 inline constexpr detail::Call<&KernelTable::divide_f64> divide_f64{};
+inline constexpr detail::Call<&KernelTable::group_sums> group_sums{};
+inline constexpr detail::Call<&KernelTable::spread_groups> spread_groups{};
+inline constexpr detail::Call<&KernelTable::sum_rows_f64> sum_rows_f64{};
 inline constexpr detail::Call<&KernelTable::row_norm_forward> row_norm_forward{};
 inline constexpr detail::Call<&KernelTable::row_norm_backward_sums> row_norm_backward_sums{};
 inline constexpr detail::Call<&KernelTable::row_norm_backward> row_norm_backward{};
@@ -601,8 +656,13 @@ inline constexpr detail::Call<&KernelTable::widen_bf16> widen_bf16{};
 inline constexpr detail::Call<&KernelTable::cross_entropy_terms> cross_entropy_terms{};
 inline constexpr detail::Call<&KernelTable::cross_entropy_sum> cross_entropy_sum{};
 inline constexpr detail::Call<&KernelTable::cross_entropy_backward> cross_entropy_backward{};
+inline constexpr detail::Call<&KernelTable::element_loss_forward> element_loss_forward{};
+inline constexpr detail::Call<&KernelTable::element_loss_backward> element_loss_backward{};
 inline constexpr detail::Call<&KernelTable::count_valid> count_valid{};
 inline constexpr detail::Call<&KernelTable::sum_of_squares> sum_of_squares{};
+inline constexpr detail::Call<&KernelTable::normalise> normalise{};
+inline constexpr detail::Call<&KernelTable::spectral_divide> spectral_divide{};
+inline constexpr detail::Call<&KernelTable::spectral_keep> spectral_keep{};
 inline constexpr detail::Call<&KernelTable::adamw_step> adamw_step{};
 inline constexpr detail::Call<&KernelTable::sgd_step> sgd_step{};
 

@@ -1,7 +1,8 @@
-// Losses. Each is a sum over this rank's valid tokens divided by the global number of them, which is an
+// Losses. Each is a sum over this rank's valid tokens or elements divided by the global number of them, which is an
 // input. So one rule holds: every gradient is Partial(sum) over every axis that splits data.
 #pragma once
 
+#include "weft/nn/kernels.hpp"
 #include "weft/nn/module.hpp"
 
 namespace weft {
@@ -31,6 +32,39 @@ class CrossEntropy : public Module {
   Tensors do_backward(Inputs dy, Frame& frame) override;
   double label_smoothing_;
 };
+
+/// What losses share that give each element of y its own term, by its target, whatever the shape: maps, fields, tokens.
+///
+/// Inputs: y f32, target as y (shape and layout), and count: i64, one element, the number of elements of all ranks, with a replicated layout
+/// where y is cut over ranks (see global_count). Gives loss: f64 (1), the sum of this rank's terms divided by count, laid out Partial(sum) on axes that
+/// split y, in whichever dimension: samples, rows of a map, features. Their gradients are then Partial(sum) on axes that split data, as those of
+/// CrossEntropy. backward takes d(loss): f64 (1), or an empty list for 1, and gives dy; a target gets no gradient.
+class ElementLoss : public Module {
+ protected:
+  explicit ElementLoss(kernels::LossTerm term);
+
+ private:
+  Tensors do_forward(Inputs x, Frame& frame) override;
+  Tensors do_backward(Inputs dy, Frame& frame) override;
+  kernels::LossTerm term_;
+};
+
+/// The mean of (y - target)². With weights of rows of latitude: MapSquaredError (weft/domain/loss.hpp).
+class MeanSquaredError : public ElementLoss {
+ public:
+  MeanSquaredError() : ElementLoss(kernels::LossTerm::squared_error) {}
+};
+
+/// The mean of -target log p - (1 - target) log(1 - p) with p = 1 / (1 + e^-y): y are logits. Throws bad_argument for a target that is not
+/// from 0 to 1.
+class BinaryCrossEntropy : public ElementLoss {
+ public:
+  BinaryCrossEntropy() : ElementLoss(kernels::LossTerm::binary_cross_entropy) {}
+};
+
+/// The number of elements of the whole of y, over all ranks, as its layout has it: i64 (1) on the device of `compute`, replicated over y's mesh.
+/// No communication. Plain y gives its own number.
+Tensor global_count(Compute& compute, const Tensor& y);
 
 /// The number of labels that are not kIgnore, on this rank alone. For labels on the host.
 std::int64_t count_valid(const Tensor& labels);

@@ -95,6 +95,7 @@ void batch_norm_statistics(KernelContext&, const double* sum, const double* squa
     const double of = sum[c] / count, variance = std::max(0.0, squares[c] / count - of * of);
     mean[c] = static_cast<float>(of);
     inv_std[c] = static_cast<float>(1 / std::sqrt(variance + eps));
+    if (tracked_mean == nullptr) continue;
     tracked_mean[c] = of;
     tracked_var[c] = variance * count / (count - 1);
   }
@@ -120,6 +121,31 @@ void inverse_std(KernelContext&, const float* variance, double eps, float* inv_s
 
 void divide_f64(KernelContext&, const double* x, double divisor, float* y, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) y[i] = static_cast<float>(x[i] / divisor);
+}
+
+void group_sums(KernelContext&, const double* x, const float* weight, double* y, std::int64_t rows,
+                std::int64_t channels, std::int64_t groups) {
+  clear(y, rows * groups);
+  for (std::int64_t r = 0; r < rows; ++r)
+    for (std::int64_t c = 0; c < channels; ++c) {
+      const double factor = weight == nullptr ? 1.0 : static_cast<double>(weight[c]);
+      y[r * groups + c / (channels / groups)] += factor * x[r * channels + c];
+    }
+}
+
+void spread_groups(KernelContext&, const float* x, float* y, std::int64_t rows, std::int64_t channels,
+                   std::int64_t groups) {
+  for (std::int64_t r = 0; r < rows; ++r)
+    for (std::int64_t c = 0; c < channels; ++c)
+      y[r * channels + c] = x[r * groups + c / (channels / groups)];
+}
+
+void sum_rows_f64(KernelContext&, const double* x, float* y, std::int64_t rows, std::int64_t columns) {
+  for (std::int64_t c = 0; c < columns; ++c) {
+    double sum = 0;
+    for (std::int64_t r = 0; r < rows; ++r) sum += x[r * columns + c];
+    y[c] = static_cast<float>(sum);
+  }
 }
 
 }  // namespace weft::kernels::cpu

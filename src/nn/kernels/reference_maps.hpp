@@ -1,4 +1,4 @@
-// The kernels of maps (batch, channels, height, width), and attention without a mask, as plain loops; see reference.hpp.
+// The kernels of maps (batch, channels, height, width), and attention of all keys, as plain loops; see reference.hpp.
 #pragma once
 
 #include "nn/kernels/reference.hpp"
@@ -256,34 +256,41 @@ void each_score(const FullAttentionShape& s, Score&& score) {
                 ((b * s.keys + j) * s.kv_heads + h / (s.heads / s.kv_heads)) * s.head_dim);
 }
 
-/// The score of a query and a key: their product, scaled, and the bias.
+/// The score of query i and key j of sample b: their product, scaled, and the bias.
 template <class T>
-double full_score(const T* q, const T* k, const T* bias, std::int64_t at_bias, std::int64_t head_dim) {
+double full_score(const T* q, const T* k, const ScoreBiasOf<T>& bias, std::int64_t b, std::int64_t i,
+                  std::int64_t j, const FullAttentionShape& s) {
   double dot = 0.0;
-  for (std::int64_t d = 0; d < head_dim; ++d) dot += static_cast<double>(q[d]) * static_cast<double>(k[d]);
-  return dot / std::sqrt(static_cast<double>(head_dim)) +
-         (bias != nullptr ? static_cast<double>(bias[at_bias]) : 0.0);
+  for (std::int64_t d = 0; d < s.head_dim; ++d)
+    dot += static_cast<double>(q[d]) * static_cast<double>(k[d]);
+  const double score = dot / std::sqrt(static_cast<double>(s.head_dim));
+  if (bias.data == nullptr) return score;
+  const std::int64_t rows = bias.of_each_query ? s.queries : 1;
+  const std::int64_t row = (bias.of_each_sample ? b * rows : 0) + (bias.of_each_query ? i : 0);
+  return score + static_cast<double>(bias.data[row * s.keys + j]);
 }
 
-/// q, out: (batch, queries, heads, head_dim); k, v: (batch, keys, kv_heads, head_dim); bias: (queries, keys) or null;
-/// log_sum_exp: (batch, heads, queries).
+/// q, out: (batch, queries, heads, head_dim); k, v: (batch, keys, kv_heads, head_dim); bias: (queries, keys), as it says, or null;
+/// log_sum_exp: (batch, heads, queries). A query that sees no key gets 0.
 template <class T>
-void full_attention_forward(const T* q, const T* k, const T* v, const T* bias, T* out, T* log_sum_exp,
+void full_attention_forward(const T* q, const T* k, const T* v,
+                            const std::type_identity_t<ScoreBiasOf<T>>& bias, T* out, T* log_sum_exp,
                             FullAttentionShape s) {
+  constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
   const auto rows = static_cast<std::size_t>(s.batch * s.heads * s.queries);
-  std::vector<double> largest(rows, -std::numeric_limits<double>::infinity()), sum(rows),
+  std::vector<double> largest(rows, kMinusInfinity), sum(rows),
       values(rows * static_cast<std::size_t>(s.head_dim));
   const auto row = [&](std::int64_t b, std::int64_t h, std::int64_t i) {
     return static_cast<std::size_t>((b * s.heads + h) * s.queries + i);
   };
-  const auto score = [&](std::int64_t i, std::int64_t j, std::int64_t at_q, std::int64_t at_k) {
-    return full_score(q + at_q, k + at_k, bias, i * s.keys + j, s.head_dim);
-  };
   each_score(s, [&](auto b, auto h, auto i, auto j, auto at_q, auto at_k) {
-    largest[row(b, h, i)] = std::max(largest[row(b, h, i)], score(i, j, at_q, at_k));
+    const double score = full_score(q + at_q, k + at_k, bias, b, i, j, s);
+    largest[row(b, h, i)] = std::max(largest[row(b, h, i)], score);
   });
   each_score(s, [&](auto b, auto h, auto i, auto j, auto at_q, auto at_k) {
-    const double weight = std::exp(score(i, j, at_q, at_k) - largest[row(b, h, i)]);
+    const double most = largest[row(b, h, i)];
+    if (most == kMinusInfinity) return;
+    const double weight = std::exp(full_score(q + at_q, k + at_k, bias, b, i, j, s) - most);
     sum[row(b, h, i)] += weight;
     for (std::int64_t d = 0; d < s.head_dim; ++d)
       values[static_cast<std::size_t>(at_q + d)] += weight * static_cast<double>(v[at_k + d]);
@@ -295,14 +302,15 @@ void full_attention_forward(const T* q, const T* k, const T* v, const T* bias, T
         log_sum_exp[r] = static_cast<T>(largest[r] + std::log(sum[r]));
         for (std::int64_t d = 0; d < s.head_dim; ++d) {
           const std::int64_t at = ((b * s.queries + i) * s.heads + h) * s.head_dim + d;
-          out[at] = s.keys == 0 ? T{0} : static_cast<T>(values[static_cast<std::size_t>(at)] / sum[r]);
+          out[at] = sum[r] == 0 ? T{0} : static_cast<T>(values[static_cast<std::size_t>(at)] / sum[r]);
         }
       }
 }
 
 /// dq like q, dk and dv like k; dbias: (queries, keys), the sum over samples and heads, or null.
 template <class T>
-void full_attention_backward(const T* dout, const T* q, const T* k, const T* v, const T* bias, const T* out,
+void full_attention_backward(const T* dout, const T* q, const T* k, const T* v,
+                             const std::type_identity_t<ScoreBiasOf<T>>& bias, const T* out,
                              const T* log_sum_exp, T* dq, T* dk, T* dv, T* dbias, FullAttentionShape s) {
   const auto q_size = static_cast<std::size_t>(s.batch * s.queries * s.heads * s.head_dim),
              k_size = static_cast<std::size_t>(s.batch * s.keys * s.kv_heads * s.head_dim);
@@ -310,9 +318,9 @@ void full_attention_backward(const T* dout, const T* q, const T* k, const T* v, 
       dbias_sum(static_cast<std::size_t>(s.queries * s.keys));
   const double scaling = 1.0 / std::sqrt(static_cast<double>(s.head_dim));
   each_score(s, [&](auto b, auto h, auto i, auto j, auto at_q, auto at_k) {
-    const double score = full_score(q + at_q, k + at_k, bias, i * s.keys + j, s.head_dim);
-    const double probability =
-        std::exp(score - static_cast<double>(log_sum_exp[(b * s.heads + h) * s.queries + i]));
+    const double log_sum = static_cast<double>(log_sum_exp[(b * s.heads + h) * s.queries + i]);
+    if (std::isinf(log_sum)) return;  // the query sees no key
+    const double probability = std::exp(full_score(q + at_q, k + at_k, bias, b, i, j, s) - log_sum);
     double delta = 0.0, dprobability = 0.0;
     for (std::int64_t d = 0; d < s.head_dim; ++d) {
       delta += static_cast<double>(dout[at_q + d]) * static_cast<double>(out[at_q + d]);

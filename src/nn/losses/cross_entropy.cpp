@@ -9,8 +9,10 @@
 #include <vector>
 
 #include "mesh/axis_ranks.hpp"
+#include "nn/losses/checks.hpp"
 #include "nn/operands.hpp"
 #include "weft/base/error.hpp"
+#include "weft/host/copy.hpp"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/nn/kernels.hpp"
 #include "weft/nn/layouts.hpp"
@@ -19,21 +21,6 @@ namespace weft {
 namespace {
 
 static_assert(CrossEntropy::kIgnore == kernels::kIgnoredTarget);
-
-// Partial(sum) on axes that split the tokens: each rank has the part of the sum that its own tokens give.
-LayoutRef loss_layout(const LayoutRef& tokens) {
-  if (tokens == nullptr) return nullptr;
-  Placements placements = tokens->placements;
-  for (Placement& p : placements)
-    if (is_shard(p)) p = Partial{};
-  return make_layout(tokens->mesh(), std::move(placements), {1});
-}
-
-bool splits_tokens(const LayoutRef& tokens) {
-  for (std::size_t a = 0; tokens != nullptr && a < tokens->placements.size(); ++a)
-    if (is_shard(tokens->placements[a]) && tokens->mesh_shape().size(static_cast<int>(a)) > 1) return true;
-  return false;
-}
 
 // The axes that split the classes; empty: none does.
 std::vector<std::string> class_axes(const LayoutRef& logits) {
@@ -79,16 +66,10 @@ Tensor of_all_parts(const Tensor& terms, const LayoutRef& tokens, const DeviceMe
   return redistribute(as_layout(terms, apart), axes, Replicate{});
 }
 
-void expect_one(const char* what, const Tensor& t) {
-  if (t.count() != 1)
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("cross entropy: {} has {} elements; expected 1", what, t.count()));
-}
-
 // The sum over all ranks of a number that each has.
 Tensor over_ranks(const Tensor& own, const LayoutRef& of_labels) {
   if (of_labels == nullptr) return own;
-  const LayoutRef layout = loss_layout(of_labels);
+  const LayoutRef layout = losses::loss_layout(of_labels);
   return redistribute(own.with_layout(layout), Placements(layout->placements.size(), Replicate{}));
 }
 
@@ -105,7 +86,6 @@ Tensors CrossEntropy::do_forward(Inputs inputs, Frame& frame) {
   const Tensor &logits = inputs[0], &labels = inputs[1], &valid = inputs[2];
   expect_dtype("cross entropy: logits", logits, DType::f32);
   expect_dtype("cross entropy: labels", labels, DType::i64);
-  expect_dtype("cross entropy: valid", valid, DType::i64);
   layouts::expect_whole("cross entropy: logits", logits, "a loss", false);
   if (logits.shape().rank() == 0)
     throw Error(ErrorCode::bad_argument, "cross entropy: logits have no dimension; expected (…, classes)");
@@ -123,17 +103,8 @@ Tensors CrossEntropy::do_forward(Inputs inputs, Frame& frame) {
     throw Error(ErrorCode::layout,
                 fmt::format("cross entropy: logits are {}; expected classes without segments",
                             to_string(*logits.layout())));
-  expect_one("valid", valid);
-  if (valid.layout() && !valid.layout()->replicated())
-    throw Error(ErrorCode::layout,
-                fmt::format("cross entropy: valid is {}; it is the number of valid tokens of all ranks",
-                            to_string(*valid.layout())));
-  if (valid.layout() == nullptr && splits_tokens(tokens_lie))
-    throw Error(
-        ErrorCode::layout,
-        fmt::format("cross entropy: valid is a plain tensor; where logits are {} it must be stated as the "
-                    "number of all ranks: global_valid(context, labels), or scalar(mesh, n)",
-                    to_string(*logits.layout())));
+  losses::expect_count_of_all("cross entropy", "valid", valid, logits.layout(), tokens_lie,
+                              {"the number of valid tokens of all ranks", "logits", "global_valid(context, labels)"});
   const std::int64_t tokens = labels.count();
   const kernels::VocabPart classes = part_of(logits);
   Shape of_terms{1};
@@ -145,7 +116,7 @@ Tensors CrossEntropy::do_forward(Inputs inputs, Frame& frame) {
                                label_smoothing_);
   if (!split.empty()) terms = of_all_parts(terms, tokens_lie, logits.layout()->mesh().submesh(split));
   const Tensor log_sum_exp = frame.compute().make({tokens});
-  const Tensor loss = frame.compute().make({1}, DType::f64).with_layout(loss_layout(tokens_lie));
+  const Tensor loss = frame.compute().make({1}, DType::f64).with_layout(losses::loss_layout(tokens_lie));
   kernels::cross_entropy_sum(frame.kernels(), terms.data_ptr<float>(), static_cast<int>(terms.size(0)),
                              labels.data_ptr<std::int64_t>(), log_sum_exp.data_ptr<float>(),
                              loss.data_ptr<double>(), tokens, classes.whole, valid.data_ptr<std::int64_t>(),
@@ -160,10 +131,7 @@ Tensors CrossEntropy::do_backward(Inputs gradients, Frame& frame) {
   const Tensor dlogits =
       frame.compute().make(logits.shape(), DType::f32, dx_memory()).with_layout(logits.layout());
   if (gradients.size() > 1) expect_count(gradients, 1, "gradients");
-  if (!gradients.empty()) {
-    expect_dtype("cross entropy: d(loss)", gradients[0], DType::f64);
-    expect_one("d(loss)", gradients[0]);
-  }
+  if (!gradients.empty()) losses::expect_gradient_of_loss("cross entropy", gradients[0]);
   kernels::cross_entropy_backward(frame.kernels(), logits.data_ptr<float>(), labels.data_ptr<std::int64_t>(),
                                   log_sum_exp.data_ptr<float>(),
                                   gradients.empty() ? nullptr : gradients[0].data_ptr<double>(),
@@ -188,6 +156,13 @@ Tensor global_valid(Compute& compute, const Tensor& labels) {
   kernels::count_valid(kernels_of(compute), labels.data_ptr<std::int64_t>(), own.data_ptr<std::int64_t>(),
                        labels.count());
   return over_ranks(own, labels.layout());
+}
+
+Tensor global_count(Compute& compute, const Tensor& y) {
+  const std::int64_t count = layouts::global_shape(y).count();
+  const Tensor here =
+      y.layout() ? scalar(y.layout()->mesh(), count) : scalar(compute.context(), count);
+  return to_device(compute.context(), here, compute.stream());
 }
 
 Tensor scalar(const DeviceMesh& mesh, std::int64_t value) {

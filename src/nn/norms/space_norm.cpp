@@ -2,15 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
-
 #include "nn/norms/numbers.hpp"
 #include "nn/operands.hpp"
 
 namespace weft::space_norm {
 namespace {
-
-using norms::Numbers;
 
 // The dimension of x that is the first one to be normalised.
 int first_of(const LayerNorm& norm, const Tensor& x) {
@@ -68,10 +64,14 @@ Sizes sizes_of(const LayerNorm& norm, const Tensor& x) {
   return {rows, rows == 0 ? 0 : x.count() / rows};
 }
 
-Numbers summed(const LayerNorm& norm, Frame& frame, const Numbers& mine, const Tensor& x) {
-  return norms::summed(frame.compute().context(), mine, x.layout(),
+// Two numbers for each row, the first ones of all rows before the second ones, over all ranks that have a part of the rows.
+Tensor summed(const LayerNorm& norm, const Tensor& mine, const Tensor& x) {
+  return norms::summed(mine, x.layout(),
                        [&](std::size_t axis) { return cuts(x.layout(), axis, first_of(norm, x)); });
 }
+
+// How many elements a row has, over all ranks.
+double count_of(const LayerNorm& norm) { return static_cast<double>(norm.weight->global_shape().count()); }
 
 // As the gain is cut; Partial(sum) where x is cut in other dimensions.
 LayoutRef of_gradient(const LayoutRef& gain, const LayoutRef& x) {
@@ -91,26 +91,18 @@ Tensor forward(const LayerNorm& norm, const Tensor& input, Frame& frame, Memory 
   const Tensor w = widened(frame, norm.weight->weight()), b = widened(frame, norm.bias->weight());
   check(norm, x, w, cut);
   const auto [rows, dim] = sizes_of(norm, x);
-  const Tensor sums = frame.compute().make({2 * rows}, DType::f64);
-  kernels::channel_moments(frame.kernels(), x.data_ptr<float>(), sums.data_ptr<double>(),
-                           sums.data_ptr<double>() + rows, {1, rows, dim});
-  Numbers all = norms::on_host(frame.compute().context(), sums);
-  all.push_back(static_cast<double>(dim));
-  all = summed(norm, frame, all, x);
-  const double count = all.back();
-  Numbers mean, inv_std;
-  for (std::size_t r = 0; r < static_cast<std::size_t>(rows); ++r) {
-    mean.push_back(all[r] / count);
-    const double squares = all[static_cast<std::size_t>(rows) + r];
-    inv_std.push_back(1 / std::sqrt(std::max(0.0, squares / count - mean[r] * mean[r]) + norm.eps()));
-  }
-  const Tensor means = norms::placed(frame, mean), inv = norms::placed(frame, inv_std);
+  const Tensor mine = frame.compute().make({2 * rows}, DType::f64, Memory::shared);
+  kernels::channel_moments(frame.kernels(), x.data_ptr<float>(), mine.data_ptr<double>(),
+                           mine.data_ptr<double>() + rows, {1, rows, dim});
+  const Tensor all = summed(norm, mine, x), means = frame.compute().make({rows}),
+               inv = frame.compute().make({rows});
+  kernels::batch_norm_statistics(frame.kernels(), all.data_ptr<double>(), all.data_ptr<double>() + rows,
+                                 count_of(norm), norm.eps(), means.data_ptr<float>(), inv.data_ptr<float>(),
+                                 nullptr, nullptr, rows);
   const Tensor y = frame.compute().make(x.shape(), DType::f32, memory).with_layout(x.layout());
   kernels::row_norm_forward(frame.kernels(), x.data_ptr<float>(), w.data_ptr<float>(), b.data_ptr<float>(),
                             means.data_ptr<float>(), inv.data_ptr<float>(), y.data_ptr<float>(), rows, dim);
-  const Tensor counted(frame.compute().context(), {1}, DType::f64);
-  counted.as<double>()[0] = count;
-  frame.push(norm, {x, means, inv, counted});
+  frame.push(norm, {x, means, inv});
   return y;
 }
 
@@ -119,11 +111,10 @@ Tensor forward(const LayerNorm& norm, const Tensor& input, Frame& frame, Memory 
 Tensor backward(const LayerNorm& norm, const Tensor& dy, Frame& frame, Memory memory) {
   const Tensors kept = frame.pop(norm);
   const Tensor &x = kept[0], &means = kept[1], &inv = kept[2];
-  const double count = kept[3].as<double>()[0];
   expect_gradient(norm, dy, x.shape(), x.layout());
   const Tensor w = widened(frame, norm.weight->weight());
   const std::int64_t rows = sizes_of(norm, x).rows, dim = sizes_of(norm, x).dim;
-  const Tensor sums = frame.compute().make({2 * rows}, DType::f64), dw = frame.compute().zeros(w.shape()),
+  const Tensor sums = frame.compute().make({2 * rows}, DType::f64, Memory::shared), dw = frame.compute().zeros(w.shape()),
                db = frame.compute().zeros(w.shape());
   kernels::row_norm_backward_sums(frame.kernels(), dy.data_ptr<float>(), x.data_ptr<float>(),
                                   w.data_ptr<float>(), means.data_ptr<float>(), inv.data_ptr<float>(),
@@ -132,14 +123,13 @@ Tensor backward(const LayerNorm& norm, const Tensor& dy, Frame& frame, Memory me
   for (const auto& [parameter, gradient] : {std::pair{norm.bias.get(), &db}, {norm.weight.get(), &dw}})
     if (parameter->trainable())
       parameter->accumulate(gradient->with_layout(of_gradient(parameter->weight().layout(), x.layout())));
-  Numbers all = summed(norm, frame, norms::on_host(frame.compute().context(), sums), x);
-  for (double& n : all) n /= count;
-  const Tensor of_g = norms::placed(frame, {all.begin(), all.begin() + rows}),
-               of_gx = norms::placed(frame, {all.begin() + rows, all.end()});
+  const Tensor all = summed(norm, sums, x), means_of_g = frame.compute().make({2 * rows});
+  kernels::divide_f64(frame.kernels(), all.data_ptr<double>(), count_of(norm), means_of_g.data_ptr<float>(),
+                      2 * rows);
   const Tensor dx = frame.compute().make(x.shape(), DType::f32, memory).with_layout(x.layout());
   kernels::row_norm_backward(frame.kernels(), dy.data_ptr<float>(), x.data_ptr<float>(), w.data_ptr<float>(),
-                             means.data_ptr<float>(), inv.data_ptr<float>(), of_g.data_ptr<float>(),
-                             of_gx.data_ptr<float>(), dx.data_ptr<float>(), rows, dim);
+                             means.data_ptr<float>(), inv.data_ptr<float>(), means_of_g.data_ptr<float>(),
+                             means_of_g.data_ptr<float>() + rows, dx.data_ptr<float>(), rows, dim);
   return dx;
 }
 

@@ -1,7 +1,7 @@
 // Layer norm over several dimensions, with a gain and a bias for each element of them, whole or cut in space. Inside nn and domain.
 //
-// Statistics are sums in f64, over ranks in one all-reduce each way: two numbers for each thing that is normalised, and in forward the number of
-// elements, which parts of different size share.
+// Statistics are sums in f64, over ranks in one all-reduce each way: two numbers for each thing that is normalised. They stay on the device, and the host
+// waits for none of them.
 #pragma once
 
 #include "weft/nn/norm.hpp"

@@ -9,7 +9,8 @@
 // pieces, dq is made with a task for each block of queries, and dk and dv with a task for each 128 keys, which makes the scores twice (7 products instead of 5): with
 // products of our own (gemm/gemm.hpp), whose bits do not depend on where matrices are cut, and no others. Memory is two times 64 x 256 scores for each thread.
 //
-// A bias, which all tasks share, is added to the scores from a transposed copy. Its gradient is the sum of all
+// A bias is added to the scores from a transposed copy, one of all tasks or one of each sample; one that is the same for all queries needs no copy. The gradient of
+// one of all tasks is the sum of all
 // tasks' dscores: tasks are taken in at most 64 groups, each of which adds up its own in order, then the groups'
 // sums are added in order, so that the number of threads changes no bit.
 #include "nn/kernels/attention/sizes.hpp"
@@ -58,7 +59,8 @@ WEFT_CPU_CLONES void add_to_bias(const float* dscores, float* dbias, std::int64_
 }
 
 struct Backward {
-  const float *dout, *q, *k, *v, *bias;
+  const float *dout, *q, *k, *v;
+  KeyBias bias;
   const float *out,
       *delta;  // one of them: delta is made of out where there is none. delta: (batch, heads, queries)
   const float* log_sum_exp;
@@ -101,14 +103,17 @@ struct Backward {
     float *const to = scores(state, thread), *const dto = dscores(state, thread);
     strided_matmul(state, thread, Stored::plain, Stored::transposed, count, x.rows, s.head_dim, s.scaling(),
                    k + key_at(x, begin), k_stride, q + x.at, q_stride, false, to, kQueryBlock);
-    if (bias != nullptr) add_bias_columns(to, bias + begin * s.queries + x.first, count, x.rows, s.queries);
+    bias.add(to, s, x.b, begin, count, x.first, x.rows);
     strided_matmul(state, thread, Stored::plain, Stored::transposed, count, x.rows, s.head_dim, 1.0f,
                    v + key_at(x, begin), k_stride, dout + x.at, q_stride, false, dto, kQueryBlock);
     if (delta != nullptr)
       std::copy_n(delta + x.sums_at, x.rows, of_block);
     else
       row_dots(dout + x.at, out + x.at, of_block, x.rows, s.head_dim, q_stride);
-    std::copy_n(log_sum_exp + x.sums_at, x.rows, log_sum);
+    for (std::int64_t r = 0; r < x.rows; ++r) {  // of a query that sees no key all probabilities are 0
+      const float kept = log_sum_exp[x.sums_at + r];
+      log_sum[r] = kept == -std::numeric_limits<float>::infinity() ? 0.0f : kept;
+    }
     score_gradient_columns(to, dto, log_sum, of_block, s.scaling(), count, s.hidden_from(x.first) - begin);
   }
 
@@ -230,16 +235,20 @@ void attention_backward(KernelContext& ctx, const float* dout, const float* q, c
   KernelContext::State& state = ctx.state();
   const ThreadCountGuard one_thread_per_product(1);
   Backward::reserve(state, sizes(s));
-  const Backward backward{dout, q, k, v, nullptr, out, nullptr, log_sum_exp, dq, dk, dv, sizes(s)};
+  const Backward backward{dout, q, k, v, {}, out, nullptr, log_sum_exp, dq, dk, dv, sizes(s)};
   if (better_by_blocks(state, backward.s)) return backward.run_by_blocks(state);
   parallel_for(state, s.batch * s.kv_heads,
                [&](std::int64_t task, int thread) { backward.run(state, thread, task, nullptr); });
 }
 
 void full_attention_backward(KernelContext& ctx, const float* dout, const float* q, const float* k,
-                             const float* v, const float* bias, const float* out, const float* log_sum_exp,
+                             const float* v, ScoreBias bias, const float* out, const float* log_sum_exp,
                              float* dq, float* dk, float* dv, float* dbias, FullAttentionShape s) {
   check_heads("full_attention_backward", s);
+  if (dbias != nullptr && (bias.of_each_sample || !bias.of_each_query))
+    throw Error(
+        ErrorCode::bad_argument,
+        "full_attention_backward: dbias is not null; expected null, or a bias (queries, keys) of all samples");
   const std::int64_t kv_size = s.batch * s.keys * s.kv_heads * s.head_dim;
   if (s.queries == 0) {  // no block of queries will write them
     std::fill_n(dk, kv_size, 0.0f);
@@ -252,12 +261,11 @@ void full_attention_backward(KernelContext& ctx, const float* dout, const float*
   const std::int64_t tasks = s.batch * s.kv_heads, pairs = s.keys * s.queries;
   const std::int64_t per_group = dbias == nullptr ? 1 : std::max<std::int64_t>(1, blocks_of(tasks, kGroups));
   const std::int64_t groups = blocks_of(tasks, per_group);
-  float* const transposed =
-      state.scratch((bias == nullptr ? 0 : pairs) + (dbias == nullptr ? 0 : groups * pairs));
-  float* const partials = transposed + (bias == nullptr ? 0 : pairs);
-  if (bias != nullptr) transpose(bias, transposed, s.queries, s.keys);
-  const Backward backward{
-      dout, q, k, v, bias == nullptr ? nullptr : transposed, out, nullptr, log_sum_exp, dq, dk, dv, sizes(s)};
+  const std::int64_t of_bias = KeyBias::floats(bias, sizes(s));
+  float* const scratch = state.scratch(of_bias + (dbias == nullptr ? 0 : groups * pairs));
+  float* const partials = scratch + of_bias;
+  const Backward backward{dout,    q,           k,  v,  KeyBias::of(bias, sizes(s), scratch), out,
+                          nullptr, log_sum_exp, dq, dk, dv,                                    sizes(s)};
   if (dbias == nullptr && better_by_blocks(state, backward.s)) return backward.run_by_blocks(state);
   parallel_for(state, groups, [&](std::int64_t group, int thread) {
     float* const partial = dbias == nullptr ? nullptr : partials + group * pairs;
@@ -283,7 +291,7 @@ void attention_piece_backward_queries(KernelContext& ctx, const float* dout, con
   const Sizes of = sizes("attention_piece_backward_queries", s, "key", s.first_key, kAttentionKeys);
   const ThreadCountGuard one_thread_per_product(1);
   Backward::reserve(ctx.state(), of);
-  Backward{dout, q, k, v, nullptr, nullptr, delta, log_sum_exp, dq, nullptr, nullptr, of}.run_queries(
+  Backward{dout, q, k, v, {}, nullptr, delta, log_sum_exp, dq, nullptr, nullptr, of}.run_queries(
       ctx.state());
 }
 
@@ -297,7 +305,7 @@ void attention_piece_backward_keys(KernelContext& ctx, const float* dout, const 
   }
   const ThreadCountGuard one_thread_per_product(1);
   Backward::reserve(ctx.state(), of);
-  Backward{dout, q, k, v, nullptr, nullptr, delta, log_sum_exp, nullptr, dk, dv, of}.run_keys(ctx.state());
+  Backward{dout, q, k, v, {}, nullptr, delta, log_sum_exp, nullptr, dk, dv, of}.run_keys(ctx.state());
 }
 
 }  // namespace weft::kernels::cpu

@@ -65,9 +65,9 @@ WEFT_CPU_CLONES void scale_rows(float* out, const float* factor, std::int64_t ro
   }
 }
 
-// bias: (keys, queries), transposed, or null. largest, sum: (batch, heads, queries), of the keys of the pieces before, and then of these, too; at the end
+// largest, sum: (batch, heads, queries), of the keys of the pieces before, and then of these, too; at the end
 // sum becomes its log. A whole, which begins and ends, needs no `largest`.
-void forward(KernelContext::State& state, const float* q, const float* k, const float* v, const float* bias,
+void forward(KernelContext::State& state, const float* q, const float* k, const float* v, const KeyBias& bias,
              float* out, float* largest_of, float* sum_of, const Sizes& s) {
   const ThreadCountGuard one_thread_per_product(1);
   const std::int64_t most_keys = std::min(kKeyBlock, s.keys);
@@ -97,7 +97,7 @@ void forward(KernelContext::State& state, const float* q, const float* k, const 
       const std::int64_t keys = std::min(kKeyBlock, seen - key), keys_at = kv_at + key * k_stride;
       strided_matmul(state, thread, Stored::plain, Stored::transposed, keys, rows, s.head_dim, s.scaling(),
                      k + keys_at, k_stride, q + at, q_stride, false, scores, kQueryBlock);
-      if (bias != nullptr) add_bias_columns(scores, bias + key * s.queries + first, keys, rows, s.queries);
+      bias.add(scores, s, b, key, keys, first, rows);
       const bool as_before = softmax_columns(scores, largest, sum, factor, keys, s.hidden_from(first) - key);
       if (!overwrite && !as_before) scale_rows(out + at, factor, rows, s.head_dim, q_stride);
       strided_matmul(state, thread, Stored::transposed, Stored::plain, rows, s.head_dim, keys, 1.0f, scores,
@@ -125,23 +125,19 @@ void forward(KernelContext::State& state, const float* q, const float* k, const 
 void attention_forward(KernelContext& ctx, const float* q, const float* k, const float* v, float* out,
                        float* log_sum_exp, AttentionShape s) {
   check_heads("attention_forward", s);
-  forward(ctx.state(), q, k, v, nullptr, out, nullptr, log_sum_exp, sizes(s));
+  forward(ctx.state(), q, k, v, {}, out, nullptr, log_sum_exp, sizes(s));
 }
 
 void full_attention_forward(KernelContext& ctx, const float* q, const float* k, const float* v,
-                            const float* bias, float* out, float* log_sum_exp, FullAttentionShape s) {
+                            ScoreBias bias, float* out, float* log_sum_exp, FullAttentionShape s) {
   check_heads("full_attention_forward", s);
-  float* transposed = nullptr;
-  if (bias != nullptr) {
-    transposed = ctx.state().scratch(s.keys * s.queries);
-    transpose(bias, transposed, s.queries, s.keys);
-  }
-  forward(ctx.state(), q, k, v, transposed, out, nullptr, log_sum_exp, sizes(s));
+  float* const scratch = ctx.state().scratch(KeyBias::floats(bias, sizes(s)));
+  forward(ctx.state(), q, k, v, KeyBias::of(bias, sizes(s), scratch), out, nullptr, log_sum_exp, sizes(s));
 }
 
 void attention_piece_forward(KernelContext& ctx, const float* q, const float* k, const float* v, float* out,
                              float* largest, float* sum, AttentionPiece s) {
-  forward(ctx.state(), q, k, v, nullptr, out, largest, sum,
+  forward(ctx.state(), q, k, v, {}, out, largest, sum,
           sizes("attention_piece_forward", s, "key", s.first_key, kAttentionKeys));
 }
 

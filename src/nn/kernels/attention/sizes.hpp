@@ -86,5 +86,48 @@ WEFT_CPU_CLONES void add_bias_columns(float* scores, const float* bias, std::int
   }
 }
 
+// scores: (keys, 64 queries) += bias: (keys), the same for all queries
+WEFT_CPU_CLONES void add_key_bias_columns(float* scores, const float* bias, std::int64_t keys) {
+  for (std::int64_t key = 0; key < keys; ++key) {
+    float* to = scores + key * kQueryBlock;
+    const float of_key = bias[key];
+#pragma GCC ivdep
+    for (int r = 0; r < kQueryBlock; ++r) to[r] += of_key;
+  }
+}
+
+// A bias as it is added to scores: (keys, queries), or (keys) of all queries, for all samples or for each; without data: none.
+struct KeyBias {
+  const float* data = nullptr;
+  std::int64_t of_sample = 0;  // floats between those of two samples
+  bool of_each_query = true;
+
+  // How many floats of scratch memory a bias needs that is given by queries.
+  static std::int64_t floats(const ScoreBias& bias, const Sizes& s) {
+    if (bias.data == nullptr || !bias.of_each_query) return 0;
+    return (bias.of_each_sample ? s.batch : 1) * s.queries * s.keys;
+  }
+  static KeyBias of(const ScoreBias& bias, const Sizes& s, float* scratch) {
+    if (bias.data == nullptr) return {};
+    const std::int64_t one = (bias.of_each_query ? s.queries : 1) * s.keys;
+    const std::int64_t of_sample = bias.of_each_sample ? one : 0;
+    if (!bias.of_each_query) return {bias.data, of_sample, false};
+    for (std::int64_t b = 0; b < (bias.of_each_sample ? s.batch : 1); ++b)
+      transpose(bias.data + b * one, scratch + b * one, s.queries, s.keys);
+    return {scratch, of_sample, true};
+  }
+
+  // To the scores of keys [begin, begin + count) and queries [first, first + rows) of sample b.
+  void add(float* scores, const Sizes& s, std::int64_t b, std::int64_t begin, std::int64_t count,
+           std::int64_t first, std::int64_t rows) const {
+    if (data == nullptr) return;
+    const float* const own = data + b * of_sample;
+    if (of_each_query)
+      add_bias_columns(scores, own + begin * s.queries + first, count, rows, s.queries);
+    else
+      add_key_bias_columns(scores, own + begin, count);
+  }
+};
+
 }  // namespace
 }  // namespace weft::kernels::cpu
