@@ -45,7 +45,7 @@ Times measure(const Prepared& p, const Agree& agree, double seconds) {
     us = took * 1e6 / static_cast<double>(block);
     block = agree(took >= seconds / 5 ? 0 : 2 * block);
   }
-  const auto enough = agree(static_cast<std::int64_t>(std::clamp(2e6 * seconds / us, 1.0, 8.0)));
+  const auto enough = agree(static_cast<std::int64_t>(std::clamp(2e6 * seconds / us, 2.0, 8.0)));
   const std::int64_t runs = agree(static_cast<std::int64_t>(std::clamp(10 / us, 1.0, 20.0)));
   const std::int64_t batch = agree(
       static_cast<std::int64_t>(std::clamp(seconds * 1e6 / 4 / (us * static_cast<double>(runs)), 4.0, 16.0)));

@@ -172,7 +172,7 @@ def measure(case, agree, seconds):
         took = time.perf_counter() - start
         us = took * 1e6 / block
         block = agree(0 if took >= seconds / 5 else 2 * block)
-    enough = agree(int(min(max(2e6 * seconds / us, 1), 8)))
+    enough = agree(int(min(max(2e6 * seconds / us, 2), 8)))
     batch = agree(int(min(max(seconds * 1e6 / 4 / us, 4), 16)))
     samples = []
     begin = time.perf_counter()
