@@ -77,9 +77,10 @@ class GroupNormPasses final : public Passes {
     const Tensor all = of_groups(frame, sums, nullptr, s, x.layout());
     const std::int64_t all_groups = s.batch * s.groups;
     const Tensor statistics = frame.compute().make({2, s.batch, s.groups});
-    kernels::batch_norm_statistics(frame.kernels(), all.data_ptr<double>(), all.data_ptr<double>() + all_groups,
-                                   count_of(norm, x), norm.eps(), statistics.data_ptr<float>(),
-                                   statistics.data_ptr<float>() + all_groups, nullptr, nullptr, all_groups);
+    kernels::batch_norm_statistics(frame.kernels(), all.data_ptr<double>(),
+                                   all.data_ptr<double>() + all_groups, count_of(norm, x), norm.eps(),
+                                   statistics.data_ptr<float>(), statistics.data_ptr<float>() + all_groups,
+                                   nullptr, nullptr, all_groups);
     const Tensor of_each = of_channels(frame, statistics, s);
     const Tensor means = of_each.slice_flat(0, {s.rows()}), inv = of_each.slice_flat(s.rows(), {s.rows()});
     const Tensor y = frame.compute().make(x.shape(), DType::f32, Memory::shared).with_layout(x.layout());

@@ -162,10 +162,12 @@ class CrossPasses final : public Passes {
     if (inputs.size() < 2 || !cut_in_sequence(inputs[0].layout()) || !cut_in_sequence(inputs[1].layout()))
       return own_forward(module, inputs, frame);
     if (inputs.size() > 2)
-      throw Error(ErrorCode::unsupported,
-                  fmt::format("{} goes with a sequence that is cut, whose attention takes none: gather x and the context "
-                              "first, or leave the mask out",
-                              layouts::named(module, "mask").text()));
+      throw Error(
+          ErrorCode::unsupported,
+          fmt::format(
+              "{} goes with a sequence that is cut, whose attention takes none: gather x and the context "
+              "first, or leave the mask out",
+              layouts::named(module, "mask").text()));
     expect_sequence(module, "x", inputs[0], c.dim);
     expect_sequence(module, "context", inputs[1], c.context_dim);
     expect_same_samples(module, inputs[0], inputs[1], "context");

@@ -355,8 +355,9 @@ Tensor key_padding_mask(Compute& compute, std::span<const std::int64_t> lengths,
   for (std::int64_t b = 0; b < samples; ++b) {
     const std::int64_t length = lengths[static_cast<std::size_t>(b)];
     if (length < 0 || length > keys)
-      throw Error(ErrorCode::bad_argument,
-                  fmt::format("key_padding_mask: lengths[{}] is {}; expected 0 to {} (keys)", b, length, keys));
+      throw Error(
+          ErrorCode::bad_argument,
+          fmt::format("key_padding_mask: lengths[{}] is {}; expected 0 to {} (keys)", b, length, keys));
     float* const row = mask.f32().data() + b * keys;
     std::fill(row, row + length, 0.0f);
     std::fill(row + length, row + keys, -std::numeric_limits<float>::infinity());

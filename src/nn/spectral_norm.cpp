@@ -91,9 +91,9 @@ void expect_sigma(Frame& frame, std::string_view path, const Tensor& sigma) {
   if (frame.compute().device() != Device{}) return;
   const float number = *sigma.data_ptr<float>();
   if (!std::isfinite(number) || number == 0)
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("spectral norm of \"{}\": sigma is {}; expected a number other than 0", path,
-                            number));
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("spectral norm of \"{}\": sigma is {}; expected a number other than 0", path, number));
 }
 
 Init of_norm_one(std::int64_t count) {
@@ -172,7 +172,7 @@ void SpectralNorm::accumulate(Frame& frame, const Tensors& kept, const LayoutRef
                               const std::function<void(const Tensor&, bool)>& write) const {
   if (!weight_->trainable()) return;
   const Tensor &of_rows = kept[kept.size() - 3], &of_columns = kept[kept.size() - 2];
-  const Tensor &sigma = kept.back();
+  const Tensor& sigma = kept.back();
   const Tensor& weight = weight_->weight();
   const Tensor gradient = frame.compute().make(weight.shape()).with_layout(layout);
   write(gradient, false);

@@ -40,14 +40,13 @@ double element_loss(const char* function, kernels::LossTerm term, Compute& compu
   const Tensor count = to_device(context, scalar(context, options.count), compute.stream());
   const Input of_y(compute, y), of_target(compute, target);
   const Tensor loss = compute.make({1}, DType::f64);
-  kernels::element_loss_forward(ctx, of_y.data(), of_target.data(), nullptr, loss.data_ptr<double>(), {y.count()},
-                                count.data_ptr<std::int64_t>(), term);
+  kernels::element_loss_forward(ctx, of_y.data(), of_target.data(), nullptr, loss.data_ptr<double>(),
+                                {y.count()}, count.data_ptr<std::int64_t>(), term);
   if (given(dy)) {
     const Output out(compute, dy);
-    kernels::element_loss_backward(ctx, of_y.data(), of_target.data(), nullptr, nullptr, out.data(), {y.count()},
-                                   count.data_ptr<std::int64_t>(), term);
-    if (options.scale != 1)
-      kernels::scale(ctx, out.data(), static_cast<float>(options.scale), dy.count());
+    kernels::element_loss_backward(ctx, of_y.data(), of_target.data(), nullptr, nullptr, out.data(),
+                                   {y.count()}, count.data_ptr<std::int64_t>(), term);
+    if (options.scale != 1) kernels::scale(ctx, out.data(), static_cast<float>(options.scale), dy.count());
     out.round();
   }
   return to_host(context, loss).as<double>()[0];
@@ -57,7 +56,8 @@ double element_loss(const char* function, kernels::LossTerm term, Compute& compu
 
 double mean_squared_error(Compute& compute, const ConstTensorView& y, const ConstTensorView& target,
                           const ElementLossOptions& options, const TensorView& dy) {
-  return element_loss("mean_squared_error", kernels::LossTerm::squared_error, compute, y, target, options, dy);
+  return element_loss("mean_squared_error", kernels::LossTerm::squared_error, compute, y, target, options,
+                      dy);
 }
 
 double binary_cross_entropy(Compute& compute, const ConstTensorView& y, const ConstTensorView& target,

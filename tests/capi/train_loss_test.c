@@ -37,15 +37,16 @@ static void losses(rank_args* a) {
     OK(weft_binary_cross_entropy(compute, &of_y, &of_target, &options, NULL, &loss, &error));
     OK(weft_all_reduce(group, &of_loss, &of_loss, NULL, NULL, &error));
     CHECK(fabs(loss - entropies) < 1e-12);
-    OK(weft_binary_cross_entropy(compute, &of_y, &of_target, &options, &of_y, &loss, &error)); /* dy in y's place */
+    OK(weft_binary_cross_entropy(compute, &of_y, &of_target, &options, &of_y, &loss,
+                                 &error)); /* dy in y's place */
 
     target[0] = 2;
     CHECK_ERROR(weft_binary_cross_entropy(compute, &of_y, &of_target, &options, &of_dy, &loss, &error),
                 WEFT_BAD_ARGUMENT, "binary cross entropy: element 0 has target 2; expected 0 to 1");
     options.count = 0;
-    CHECK_ERROR(weft_mean_squared_error(compute, &of_y, &of_target, &options, NULL, &loss, &error),
-                WEFT_BAD_ARGUMENT,
-                "mean_squared_error: count is 0; expected the number of elements of the whole batch, more than 0");
+    CHECK_ERROR(
+        weft_mean_squared_error(compute, &of_y, &of_target, &options, NULL, &loss, &error), WEFT_BAD_ARGUMENT,
+        "mean_squared_error: count is 0; expected the number of elements of the whole batch, more than 0");
     CHECK_ERROR(weft_mean_squared_error(compute, NULL, &of_target, &options, NULL, &loss, &error),
                 WEFT_BAD_ARGUMENT, "weft_mean_squared_error: y is NULL");
   }

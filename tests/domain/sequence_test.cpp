@@ -163,11 +163,12 @@ TEST(DomainSequence, ContextOfAnotherBatchIsRefusedAsOnOneRank) {
               "as those "
               "of x, (2, 8, 8) as [d: Shard(0), sp: Shard(1)]");
     const Tensor mask = key_padding_mask(compute, std::vector<std::int64_t>{6, 2}, 6);
-    EXPECT_EQ(test::error_text([&] {
-                split.forward({shard_spatial(x, manager), shard_spatial(context, manager), mask}, frame);
-              }),
-              "unsupported: \"\": mask goes with a sequence that is cut, whose attention takes none: gather x "
-              "and the context first, or leave the mask out");
+    EXPECT_EQ(
+        test::error_text([&] {
+          split.forward({shard_spatial(x, manager), shard_spatial(context, manager), mask}, frame);
+        }),
+        "unsupported: \"\": mask goes with a sequence that is cut, whose attention takes none: gather x "
+        "and the context first, or leave the mask out");
   });
 }
 

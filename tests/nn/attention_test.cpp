@@ -153,7 +153,8 @@ TEST(CrossAttention, PaddingThatIsHiddenChangesNothing) {
       EXPECT_EQ(d[1].f32()[static_cast<std::size_t>(b * 25 + i)], 0.0f);
   }
   std::size_t at = 0;  // summed over the samples
-  for (Parameter* p : layer.parameters()) test::expect_near(p->gradient(), gradients.at(at++), 1e-4, p->path());
+  for (Parameter* p : layer.parameters())
+    test::expect_near(p->gradient(), gradients.at(at++), 1e-4, p->path());
 }
 
 // An additive mask of each query and sample; of each query; of each key: scores in f64, and differences.
@@ -169,7 +170,8 @@ TEST(CrossAttention, GradientsUnderAMaskMatchDifferences) {
       CrossAttention layer(small());
       WithOneFixed module(layer, fixes_context ? context : x, fixes_context, mask);
       set_up(module, bench.compute);
-      test::expect_gradients_match_differences(module, fixes_context ? x : context, bench.compute, 2e-3, 1e-3);
+      test::expect_gradients_match_differences(module, fixes_context ? x : context, bench.compute, 2e-3,
+                                               1e-3);
     }
   }
 }

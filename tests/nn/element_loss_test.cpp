@@ -86,8 +86,7 @@ TEST_P(ElementLosses, HaveTheSameBitsOnAnyNumberOfThreads) {
     const auto layer = make(GetParam());
     const Tensor y = random_tensor(context, {40, 1000}, "y"), t = targets(context, {40, 1000});
     Frame frame(compute);
-    const double loss =
-        layer->forward({y, t, global_count(compute, y)}, frame)[0].as<double>()[0];
+    const double loss = layer->forward({y, t, global_count(compute, y)}, frame)[0].as<double>()[0];
     return std::pair(loss, test::floats(layer->backward({}, frame)[0]));
   };
   EXPECT_EQ(results(1), results(3));
@@ -101,8 +100,7 @@ TEST_P(ElementLosses, CutOverSamplesAndSpaceAreAsOnOneRank) {
     const auto layer = make(GetParam());
     const Tensor y = random_tensor(rank.context, {3, 2, 7, 5}, "y"), t = targets(rank.context, y.shape());
     Frame frame(compute);
-    const double want =
-        layer->forward({y, t, global_count(compute, y)}, frame)[0].as<double>()[0];
+    const double want = layer->forward({y, t, global_count(compute, y)}, frame)[0].as<double>()[0];
     const Tensor dy = layer->backward({}, frame)[0];
     const LayoutRef cut = make_layout(mesh, {{"dp", Shard{0}}, {"y", Shard{2}}}, y.shape());
     const Tensor part = distribute(y, cut), part_t = distribute(t, cut), count = global_count(compute, part);
@@ -119,14 +117,18 @@ TEST_P(ElementLosses, CutOverSamplesAndSpaceAreAsOnOneRank) {
     const auto text = [&](const Tensor& a, const Tensor& b, const Tensor& c) {
       return error_text(ErrorCode::layout, [&] { layer->forward({a, b, c}, frame); });
     };
-    EXPECT_EQ(text(part, part_t, scalar(rank.context, 210)),
-              name + ": count is a plain tensor; where y are (3, 2, 7, 5) as [dp: Shard(0), y: Shard(2)] it must be "
-                     "stated as the number of all ranks: global_count(compute, y), or scalar(mesh, n)");
+    EXPECT_EQ(
+        text(part, part_t, scalar(rank.context, 210)),
+        name +
+            ": count is a plain tensor; where y are (3, 2, 7, 5) as [dp: Shard(0), y: Shard(2)] it must be "
+            "stated as the number of all ranks: global_count(compute, y), or scalar(mesh, n)");
     EXPECT_EQ(text(part, distribute(t, make_layout(mesh, {{"dp", Shard{0}}}, t.shape())), count),
               name + ": target is Replicate on y=3; expected Shard(2) (as y)");
-    EXPECT_EQ(text(as_layout(y, make_layout(mesh, {{"dp", Partial{}}}, y.shape())), part_t, count),
-              name + ": y is Partial(sum) on dp=2; a loss needs values, not contributions to them: a boundary must "
-                     "reduce it first");
+    EXPECT_EQ(
+        text(as_layout(y, make_layout(mesh, {{"dp", Partial{}}}, y.shape())), part_t, count),
+        name +
+            ": y is Partial(sum) on dp=2; a loss needs values, not contributions to them: a boundary must "
+            "reduce it first");
   });
 }
 
@@ -144,11 +146,13 @@ TEST_P(ElementLosses, RefuseWhatDoesNotFit) {
     });
   };
   EXPECT_EQ(text({y, t}), "\"\": got 2 inputs (y, target, count); expected 3");
-  EXPECT_EQ(text({Tensor::zeros(bench.context, {2, 3}, DType::bf16), t, six}), name + ": y is bf16; expected f32");
+  EXPECT_EQ(text({Tensor::zeros(bench.context, {2, 3}, DType::bf16), t, six}),
+            name + ": y is bf16; expected f32");
   EXPECT_EQ(text({y, six, six}), name + ": target is i64; expected f32");
   EXPECT_EQ(text({y, t.reshape({6}), six}), name + ": target is (6); expected (2, 3), as y");
   EXPECT_EQ(text({y, t, t}), name + ": count is f32; expected i64");
-  EXPECT_EQ(text({y, t, test::tokens_of(bench.context, {2}, {6, 6})}), name + ": count has 2 elements; expected 1");
+  EXPECT_EQ(text({y, t, test::tokens_of(bench.context, {2}, {6, 6})}),
+            name + ": count has 2 elements; expected 1");
   EXPECT_EQ(text({y, t, scalar(bench.context, 0)}),
             name + ": count is 0; expected the number of elements of all ranks, more than 0");
   EXPECT_EQ(text({y, t, six}, {y}), name + ": d(loss) is f32; expected f64");

@@ -452,8 +452,7 @@ TEST(FullAttention, EqualsReference) {
                          nk = s.batch * s.keys * s.kv_heads * s.head_dim,
                          rows = s.batch * s.heads * s.queries, pairs = s.queries * s.keys;
       const auto q = random_array(nq, 1, -2.0, 2.0), k = random_array(nk, 2, -2.0, 2.0),
-                 v = random_array(nk, 3),
-                 dout = random_array(nq, 4);
+                 v = random_array(nk, 3), dout = random_array(nq, 4);
       auto biases = random_array(s.batch * pairs, 5, -2.0, 2.0);
       if (!summed)  // hides every third, and all keys of the first query, or of the first sample
         for (std::size_t i = 0; i < biases.size(); ++i)
@@ -498,11 +497,12 @@ TEST(FullAttention, EqualsReference) {
             }),
             "full_attention_backward: 5 query heads over 0 key/value heads; expected a multiple");
   float one = 0;
-  EXPECT_EQ(message_of([&] {
-              full_attention_backward(ctx, &one, &one, &one, &one, {&one, true}, &one, &one, &one, &one, &one,
-                                      &one, {1, 1, 1, 1, 1, 1});
-            }),
-            "full_attention_backward: dbias is not null; expected null, or a bias (queries, keys) of all samples");
+  EXPECT_EQ(
+      message_of([&] {
+        full_attention_backward(ctx, &one, &one, &one, &one, {&one, true}, &one, &one, &one, &one, &one, &one,
+                                {1, 1, 1, 1, 1, 1});
+      }),
+      "full_attention_backward: dbias is not null; expected null, or a bias (queries, keys) of all samples");
 }
 
 // --- finite differences of the reference, in double

@@ -24,8 +24,8 @@ TEST(ElementLossOnViews, PartsAddUpToTheWhole) {
   const double whole = mean_squared_error(compute, of(y), of(t), {.count = 5}, of(dy));
   EXPECT_NEAR(whole, (0.25 + 1 + 2.25 + 4 + 0.25) / 5, 1e-12);
   for (std::size_t i = 0; i < 5; ++i) EXPECT_FLOAT_EQ(dy[i], 2 * (y[i] - t[i]) / 5);
-  std::vector<float> first(y.begin(), y.begin() + 2), rest(y.begin() + 2, y.end()), t1(t.begin(), t.begin() + 2),
-      t2(t.begin() + 2, t.end());
+  std::vector<float> first(y.begin(), y.begin() + 2), rest(y.begin() + 2, y.end()),
+      t1(t.begin(), t.begin() + 2), t2(t.begin() + 2, t.end());
   EXPECT_NEAR(mean_squared_error(compute, of(first), of(t1), {.count = 5}) +
                   mean_squared_error(compute, of(rest), of(t2), {.count = 5}, of(rest)),
               whole, 1e-12);
@@ -36,7 +36,8 @@ TEST(ElementLossOnViews, PartsAddUpToTheWhole) {
     const auto x = static_cast<double>(y[i]), p = 1 / (1 + std::exp(-x)), to = static_cast<double>(t[i]);
     expected -= (to * std::log(p) + (1 - to) * std::log(1 - p)) / 10;
   }
-  EXPECT_NEAR(binary_cross_entropy(compute, of(y), of(t), {.count = 10, .scale = 3}, of(dy)), expected, 1e-12);
+  EXPECT_NEAR(binary_cross_entropy(compute, of(y), of(t), {.count = 10, .scale = 3}, of(dy)), expected,
+              1e-12);
   for (std::size_t i = 0; i < 5; ++i) EXPECT_NEAR(dy[i], 0.3f * (1 / (1 + std::exp(-y[i])) - t[i]), 1e-7f);
 
   std::vector<bf16> half, half_t, half_dy(5);
@@ -55,19 +56,20 @@ TEST(ElementLossOnViews, RefuseWhatDoesNotFit) {
     return test::error_text(ErrorCode::bad_argument, [&] { mean_squared_error(compute, a, b, o, dy); });
   };
   EXPECT_EQ(text(of(wide), of(t), {.count = 3}), "mean_squared_error: y is f64; expected f32 or bf16");
-  EXPECT_EQ(text(of(y), of(short_t), {.count = 3}), "mean_squared_error: target is (2); expected (3), from y (3)");
-  EXPECT_EQ(text(of(y), of(t), {.count = 3}, of(short_t)), "mean_squared_error: dy is (2); expected (3), from y (3)");
+  EXPECT_EQ(text(of(y), of(short_t), {.count = 3}),
+            "mean_squared_error: target is (2); expected (3), from y (3)");
+  EXPECT_EQ(text(of(y), of(t), {.count = 3}, of(short_t)),
+            "mean_squared_error: dy is (2); expected (3), from y (3)");
   EXPECT_EQ(text(of(y), of(t), {.count = 3}, of(t)),
             "mean_squared_error: dy overlaps target; expected memory of its own");
-  EXPECT_EQ(text(of(y), of(t), {}),
-            "mean_squared_error: count is 0; expected the number of elements of the whole batch, more than 0");
+  EXPECT_EQ(
+      text(of(y), of(t), {}),
+      "mean_squared_error: count is 0; expected the number of elements of the whole batch, more than 0");
   EXPECT_EQ(text(of(y), of(t), {.count = 3, .scale = std::nan("")}),
             "mean_squared_error: scale is nan; expected a finite number");
   t[1] = -1;
   EXPECT_EQ(test::error_text(ErrorCode::bad_argument,
-                             [&] {
-                               binary_cross_entropy(compute, of(y), of(t), {.count = 3});
-                             }),
+                             [&] { binary_cross_entropy(compute, of(y), of(t), {.count = 3}); }),
             "binary cross entropy: element 1 has target -1; expected 0 to 1");
 }
 

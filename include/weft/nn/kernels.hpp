@@ -325,10 +325,11 @@ struct KernelTable {
   void (*group_sums)(KernelContext& ctx, const double* x, const float* weight, double* y, std::int64_t rows,
                      std::int64_t channels, std::int64_t groups);
   /// The way back for numbers of groups: y[r][c] = x[r][the group of c]. x: (rows, groups), y: (rows, channels).
-  void (*spread_groups)(KernelContext& ctx, const float* x, float* y, std::int64_t rows, std::int64_t channels,
-                        std::int64_t groups);
+  void (*spread_groups)(KernelContext& ctx, const float* x, float* y, std::int64_t rows,
+                        std::int64_t channels, std::int64_t groups);
   /// y = the sum over rows of x, rounded to f32. x: (rows, columns), y: (columns).
-  void (*sum_rows_f64)(KernelContext& ctx, const double* x, float* y, std::int64_t rows, std::int64_t columns);
+  void (*sum_rows_f64)(KernelContext& ctx, const double* x, float* y, std::int64_t rows,
+                       std::int64_t columns);
 
   /// y = (x - mean) * inv_std * weight + bias, with statistics of rows of which this may be a part. x, y: (rows, dim), weight, bias: (dim),
   /// mean, inv_std: (rows). In place: y may be x.
@@ -408,9 +409,8 @@ struct KernelTable {
   /// dq, dk, dv and, unless it is null, dbias, the sum over samples and heads, from dout and what the forward pass left. dbias is only of
   /// a bias (queries, keys): for another the call throws bad_argument.
   void (*full_attention_backward)(KernelContext& ctx, const float* dout, const float* q, const float* k,
-                                  const float* v, ScoreBias bias, const float* out,
-                                  const float* log_sum_exp, float* dq, float* dk, float* dv, float* dbias,
-                                  FullAttentionShape s);
+                                  const float* v, ScoreBias bias, const float* out, const float* log_sum_exp,
+                                  float* dq, float* dk, float* dv, float* dbias, FullAttentionShape s);
 
   /// attention_forward() and full_attention_forward() of keys in pieces, for any queries. largest, sum: (batch, heads, queries), hold what is
   /// known between pieces, as out does; the piece that `ends` finishes out, and leaves log_sum_exp in sum. q, out: (batch, queries, heads, head_dim), k, v: (batch,
@@ -522,7 +522,8 @@ struct KernelTable {
   void (*normalise)(KernelContext& ctx, float* x, const double* squares, double eps, std::int64_t n);
   /// x *= 1 / sigma, or where inner is not null x *= -inner / sigma^2. x: (n), sigma, inner: (1). Throws bad_argument for a sigma of 0 and for one that
   /// is not finite.
-  void (*spectral_divide)(KernelContext& ctx, float* x, const float* sigma, const float* inner, std::int64_t n);
+  void (*spectral_divide)(KernelContext& ctx, float* x, const float* sigma, const float* inner,
+                          std::int64_t n);
   /// to = from where sigma is a finite number other than 0; else to stays. from, to: (n), sigma: (1).
   void (*spectral_keep)(KernelContext& ctx, const float* from, const float* sigma, float* to, std::int64_t n);
 

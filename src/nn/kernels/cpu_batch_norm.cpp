@@ -136,8 +136,7 @@ void group_sums(KernelContext&, const double* x, const float* weight, double* y,
 void spread_groups(KernelContext&, const float* x, float* y, std::int64_t rows, std::int64_t channels,
                    std::int64_t groups) {
   for (std::int64_t r = 0; r < rows; ++r)
-    for (std::int64_t c = 0; c < channels; ++c)
-      y[r * channels + c] = x[r * groups + c / (channels / groups)];
+    for (std::int64_t c = 0; c < channels; ++c) y[r * channels + c] = x[r * groups + c / (channels / groups)];
 }
 
 void sum_rows_f64(KernelContext&, const double* x, float* y, std::int64_t rows, std::int64_t columns) {

@@ -261,8 +261,7 @@ template <class T>
 double full_score(const T* q, const T* k, const ScoreBiasOf<T>& bias, std::int64_t b, std::int64_t i,
                   std::int64_t j, const FullAttentionShape& s) {
   double dot = 0.0;
-  for (std::int64_t d = 0; d < s.head_dim; ++d)
-    dot += static_cast<double>(q[d]) * static_cast<double>(k[d]);
+  for (std::int64_t d = 0; d < s.head_dim; ++d) dot += static_cast<double>(q[d]) * static_cast<double>(k[d]);
   const double score = dot / std::sqrt(static_cast<double>(s.head_dim));
   if (bias.data == nullptr) return score;
   const std::int64_t rows = bias.of_each_query ? s.queries : 1;

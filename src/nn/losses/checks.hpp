@@ -32,13 +32,14 @@ inline void expect_one(const char* loss, const char* what, const Tensor& t) {
 
 /// Words of errors about the number that divides a loss.
 struct CountWords {
-  const char *meaning, *of, *how;  // "the number of valid tokens of all ranks", "logits", "global_valid(context, labels)"
+  const char *meaning, *of,
+      *how;  // "the number of valid tokens of all ranks", "logits", "global_valid(context, labels)"
 };
 
 /// Throws unless `count` is one i64, stated as that of all ranks where several have a part. `layout`: of what the words name;
 /// `terms`: how the terms of the sum lie.
-inline void expect_count_of_all(const char* loss, const char* name, const Tensor& count, const LayoutRef& layout,
-                                const LayoutRef& terms, const CountWords& words) {
+inline void expect_count_of_all(const char* loss, const char* name, const Tensor& count,
+                                const LayoutRef& layout, const LayoutRef& terms, const CountWords& words) {
   if (count.dtype() != DType::i64)
     throw Error(ErrorCode::bad_argument,
                 fmt::format("{}: {} is {}; expected i64", loss, name, weft::name(count.dtype())));
@@ -47,10 +48,12 @@ inline void expect_count_of_all(const char* loss, const char* name, const Tensor
     throw Error(ErrorCode::layout,
                 fmt::format("{}: {} is {}; it is {}", loss, name, to_string(*count.layout()), words.meaning));
   if (count.layout() == nullptr && is_split(terms))
-    throw Error(ErrorCode::layout,
-                fmt::format("{}: {} is a plain tensor; where {} are {} it must be stated as the number of all ranks: {}, or "
-                            "scalar(mesh, n)",
-                            loss, name, words.of, to_string(*layout), words.how));
+    throw Error(
+        ErrorCode::layout,
+        fmt::format(
+            "{}: {} is a plain tensor; where {} are {} it must be stated as the number of all ranks: {}, or "
+            "scalar(mesh, n)",
+            loss, name, words.of, to_string(*layout), words.how));
 }
 
 inline void expect_gradient_of_loss(const char* loss, const Tensor& gradient) {

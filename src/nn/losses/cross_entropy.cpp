@@ -103,8 +103,9 @@ Tensors CrossEntropy::do_forward(Inputs inputs, Frame& frame) {
     throw Error(ErrorCode::layout,
                 fmt::format("cross entropy: logits are {}; expected classes without segments",
                             to_string(*logits.layout())));
-  losses::expect_count_of_all("cross entropy", "valid", valid, logits.layout(), tokens_lie,
-                              {"the number of valid tokens of all ranks", "logits", "global_valid(context, labels)"});
+  losses::expect_count_of_all(
+      "cross entropy", "valid", valid, logits.layout(), tokens_lie,
+      {"the number of valid tokens of all ranks", "logits", "global_valid(context, labels)"});
   const std::int64_t tokens = labels.count();
   const kernels::VocabPart classes = part_of(logits);
   Shape of_terms{1};
@@ -160,8 +161,7 @@ Tensor global_valid(Compute& compute, const Tensor& labels) {
 
 Tensor global_count(Compute& compute, const Tensor& y) {
   const std::int64_t count = layouts::global_shape(y).count();
-  const Tensor here =
-      y.layout() ? scalar(y.layout()->mesh(), count) : scalar(compute.context(), count);
+  const Tensor here = y.layout() ? scalar(y.layout()->mesh(), count) : scalar(compute.context(), count);
   return to_device(compute.context(), here, compute.stream());
 }
 

@@ -24,7 +24,8 @@ kernels::LossShape shape_of(const Tensor& y, const Tensor& weights) {
 
 Tensor of_elements(const Module& module, Frame& frame, kernels::LossTerm term, const Tensor& y,
                    const Tensor& target, const Tensor& count, const Tensor& weights) {
-  const Tensor loss = frame.compute().make({1}, DType::f64, Memory::shared).with_layout(loss_layout(y.layout()));
+  const Tensor loss =
+      frame.compute().make({1}, DType::f64, Memory::shared).with_layout(loss_layout(y.layout()));
   kernels::element_loss_forward(frame.kernels(), y.data_ptr<float>(), target.data_ptr<float>(),
                                 weights ? weights.data_ptr<float>() : nullptr, loss.data_ptr<double>(),
                                 shape_of(y, weights), count.data_ptr<std::int64_t>(), term);
@@ -37,13 +38,15 @@ Tensor of_elements(const Module& module, Frame& frame, kernels::LossTerm term, c
 Tensor of_elements_backward(const Module& module, Frame& frame, kernels::LossTerm term, Inputs gradients,
                             Memory memory) {
   const Tensors kept = frame.pop(module);
-  const Tensor &y = kept[0], &target = kept[1], &count = kept[2], weights = kept.size() > 3 ? kept[3] : Tensor();
+  const Tensor &y = kept[0], &target = kept[1], &count = kept[2],
+               weights = kept.size() > 3 ? kept[3] : Tensor();
   if (!gradients.empty()) expect_gradient_of_loss(kernels::name(term), gradients[0]);
   const Tensor dy = frame.compute().make(y.shape(), DType::f32, memory).with_layout(y.layout());
   kernels::element_loss_backward(frame.kernels(), y.data_ptr<float>(), target.data_ptr<float>(),
                                  weights ? weights.data_ptr<float>() : nullptr,
                                  gradients.empty() ? nullptr : gradients[0].data_ptr<double>(),
-                                 dy.data_ptr<float>(), shape_of(y, weights), count.data_ptr<std::int64_t>(), term);
+                                 dy.data_ptr<float>(), shape_of(y, weights), count.data_ptr<std::int64_t>(),
+                                 term);
   return dy;
 }
 
@@ -61,8 +64,8 @@ Tensors ElementLoss::do_forward(Inputs inputs, Frame& frame) {
   layouts::expect_whole(of_y, y, "a loss", false);
   if (!(layouts::global_shape(target) == layouts::global_shape(y)))
     throw Error(ErrorCode::bad_argument,
-                fmt::format("{} is {}; expected {}, as y", of_target, to_string(layouts::global_shape(target)),
-                            to_string(layouts::global_shape(y))));
+                fmt::format("{} is {}; expected {}, as y", of_target,
+                            to_string(layouts::global_shape(target)), to_string(layouts::global_shape(y))));
   layouts::expect_same(of_target, target.layout(), y.layout(), "as y");
   losses::expect_count_of_all(loss_name, "count", count, y.layout(), y.layout(),
                               {"the number of elements of all ranks", "y", "global_count(compute, y)"});

@@ -114,8 +114,8 @@ Tensor backward(const LayerNorm& norm, const Tensor& dy, Frame& frame, Memory me
   expect_gradient(norm, dy, x.shape(), x.layout());
   const Tensor w = widened(frame, norm.weight->weight());
   const std::int64_t rows = sizes_of(norm, x).rows, dim = sizes_of(norm, x).dim;
-  const Tensor sums = frame.compute().make({2 * rows}, DType::f64, Memory::shared), dw = frame.compute().zeros(w.shape()),
-               db = frame.compute().zeros(w.shape());
+  const Tensor sums = frame.compute().make({2 * rows}, DType::f64, Memory::shared),
+               dw = frame.compute().zeros(w.shape()), db = frame.compute().zeros(w.shape());
   kernels::row_norm_backward_sums(frame.kernels(), dy.data_ptr<float>(), x.data_ptr<float>(),
                                   w.data_ptr<float>(), means.data_ptr<float>(), inv.data_ptr<float>(),
                                   sums.data_ptr<double>(), sums.data_ptr<double>() + rows,

@@ -246,9 +246,9 @@ void full_attention_backward(KernelContext& ctx, const float* dout, const float*
                              float* dq, float* dk, float* dv, float* dbias, FullAttentionShape s) {
   check_heads("full_attention_backward", s);
   if (dbias != nullptr && (bias.of_each_sample || !bias.of_each_query))
-    throw Error(
-        ErrorCode::bad_argument,
-        "full_attention_backward: dbias is not null; expected null, or a bias (queries, keys) of all samples");
+    throw Error(ErrorCode::bad_argument,
+                "full_attention_backward: dbias is not null; expected null, or a bias (queries, keys) of all "
+                "samples");
   const std::int64_t kv_size = s.batch * s.keys * s.kv_heads * s.head_dim;
   if (s.queries == 0) {  // no block of queries will write them
     std::fill_n(dk, kv_size, 0.0f);
@@ -264,8 +264,8 @@ void full_attention_backward(KernelContext& ctx, const float* dout, const float*
   const std::int64_t of_bias = KeyBias::floats(bias, sizes(s));
   float* const scratch = state.scratch(of_bias + (dbias == nullptr ? 0 : groups * pairs));
   float* const partials = scratch + of_bias;
-  const Backward backward{dout,    q,           k,  v,  KeyBias::of(bias, sizes(s), scratch), out,
-                          nullptr, log_sum_exp, dq, dk, dv,                                    sizes(s)};
+  const Backward backward{
+      dout, q, k, v, KeyBias::of(bias, sizes(s), scratch), out, nullptr, log_sum_exp, dq, dk, dv, sizes(s)};
   if (dbias == nullptr && better_by_blocks(state, backward.s)) return backward.run_by_blocks(state);
   parallel_for(state, groups, [&](std::int64_t group, int thread) {
     float* const partial = dbias == nullptr ? nullptr : partials + group * pairs;
@@ -291,8 +291,7 @@ void attention_piece_backward_queries(KernelContext& ctx, const float* dout, con
   const Sizes of = sizes("attention_piece_backward_queries", s, "key", s.first_key, kAttentionKeys);
   const ThreadCountGuard one_thread_per_product(1);
   Backward::reserve(ctx.state(), of);
-  Backward{dout, q, k, v, {}, nullptr, delta, log_sum_exp, dq, nullptr, nullptr, of}.run_queries(
-      ctx.state());
+  Backward{dout, q, k, v, {}, nullptr, delta, log_sum_exp, dq, nullptr, nullptr, of}.run_queries(ctx.state());
 }
 
 void attention_piece_backward_keys(KernelContext& ctx, const float* dout, const float* q, const float* k,

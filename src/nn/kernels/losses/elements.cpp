@@ -28,8 +28,8 @@ void check(LossTerm term, const float* target, std::int64_t n, std::int64_t coun
   if (term != LossTerm::binary_cross_entropy) return;
   for (std::int64_t i = 0; i < n; ++i)
     if (!(target[i] >= 0.0f && target[i] <= 1.0f))
-      throw Error(ErrorCode::bad_argument, fmt::format("{}: element {} has target {}; expected 0 to 1",
-                                                       name(term), i, target[i]));
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("{}: element {} has target {}; expected 0 to 1", name(term), i, target[i]));
 }
 
 // (y - target)^2
