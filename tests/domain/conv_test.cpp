@@ -98,6 +98,28 @@ TEST(DomainConv, ManyChannelsAndWideMaps) {
   });
 }
 
+// Products of more than 2^27 terms on one rank, and fewer on several; also with a k that is no multiple of what oneDNN takes at once, and a weight of more
+// than 65536 elements, whose gradient a matrix product makes.
+TEST(DomainConv, LargeOnes) {
+  on_each_space([](Compute& compute, const DeviceMesh& mesh, const DeviceMesh& axes) {
+    const auto expect = [&](const Conv2dConfig& c, const Shape& x, DType dtype) {
+      SCOPED_TRACE(text_of(c) + " " + to_string(x) + " " + std::string(name(dtype)));
+      const MakeModule make = [&] {
+        auto conv = std::make_unique<Conv2d>(c);
+        conv->weight->set_dtype(dtype);
+        return conv;
+      };
+      ASSERT_NO_FATAL_FAILURE(expect_as(run_serial(make, x, compute), make, compute, mesh, axes));
+    };
+    const Conv2dConfig wide{.in = 64, .out = 128, .kernel = 3, .padding = 1};
+    expect(wide, {1, 64, 30, 20}, DType::f32);
+    expect(wide, {1, 64, 48, 40}, DType::bf16);
+    expect({.in = 130, .out = 70, .kernel = 3, .padding = 1}, {1, 130, 41, 50}, DType::bf16);
+    expect({.in = 600, .out = 300}, {1, 600, 30, 27}, DType::bf16);
+    expect({.in = 100, .out = 520, .kernel = 3, .stride = 2, .padding = 1}, {1, 100, 34, 44}, DType::bf16);
+  });
+}
+
 // What looks at each pixel alone, after a mean of the whole map that one rank has.
 TEST(DomainConv, OneByOneWhereOtherRanksHaveNothing) {
   const MakeModule make = [] {

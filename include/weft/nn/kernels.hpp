@@ -73,6 +73,8 @@ enum class Stored : bool { plain, transposed };
 struct WeightMatrix {
   const bf16* data;
   std::uint64_t weight = 0, version = 0;
+  /// An element's bits are to be the same for any number of columns, as those of a map's pixels are, of which a rank may have any part.
+  bool of_any_columns = false;
   WeightMatrix(const bf16* elements) noexcept : data(elements) {}
   WeightMatrix(const bf16* elements, std::uint64_t of, std::uint64_t version_of) noexcept
       : data(elements), weight(of), version(version_of) {}

@@ -119,13 +119,22 @@ void bf16_product(KernelContext::State& state, const bf16* a, Stored a_stored, s
   // The library's faster products, and those of packed weights, want rows of c side by side. Of few rows a piece of columns is made in
   // scratch memory and copied.
   constexpr std::int64_t kFewRows = 256;
-  const bool dense = !pieces.of_rows && pieces.count > 1 && m <= kFewRows && !accumulate;
+  // Where rows of a piece of a, b or c do not lie side by side, other code multiplies them, whose sums have another order where k is long. So where all numbers of
+  // columns are to have the same bits, a piece is copied first: one of columns of b and c, or one of rows of a transposed a.
+  constexpr std::int64_t kShortK = 256;
+  const bool in_columns = !pieces.of_rows && pieces.count > 1,
+             keeps_bits = pieces.count > 1 && b.of_any_columns && b_stored == Stored::plain && k > kShortK;
+  const bool copies_b = keeps_bits && in_columns,
+             copies_a = keeps_bits && pieces.of_rows && a_stored == Stored::transposed;
+  const bool dense = copies_b || (in_columns && m <= kFewRows && !accumulate);
   const auto key_of = [&](std::int64_t size, bool packed) {
     return ProductKey{pieces.of_rows ? size : m,
                       pieces.of_rows ? n : size,
                       k,
-                      lda,
-                      packed ? 0 : ldb,
+                      copies_a ? size : lda,
+                      packed     ? 0
+                      : copies_b ? size
+                                 : ldb,
                       dense ? size : n,
                       a_stored == Stored::transposed,
                       !packed && b_stored == Stored::transposed,
@@ -144,7 +153,10 @@ void bf16_product(KernelContext::State& state, const bf16* a, Stored a_stored, s
   const PreparedProduct& last = prepared(state, key_of(last_size, packed != nullptr));
   constexpr std::size_t kLine = 64;
   const std::size_t c_bytes = dense ? static_cast<std::size_t>(m * pieces.size) * sizeof(float) : 0,
-                    library_at = (c_bytes + kLine - 1) / kLine * kLine,
+                    copy_at = (c_bytes + kLine - 1) / kLine * kLine,
+                    copy_bytes =
+                        copies_a || copies_b ? static_cast<std::size_t>(k * pieces.size) * sizeof(bf16) : 0,
+                    library_at = copy_at + (copy_bytes + kLine - 1) / kLine * kLine,
                     library_bytes = std::max(full.scratch.get_size(), last.scratch.get_size());
   state.reserve_per_thread(static_cast<std::int64_t>((library_at + library_bytes + kLine) / sizeof(float)));
   parallel_for(state, pieces.count, [&](std::int64_t piece, int thread) {
@@ -157,18 +169,27 @@ void bf16_product(KernelContext::State& state, const bf16* a, Stored a_stored, s
     const auto memory_at = [&](const dnnl::memory::desc& what, const void* data) {
       return dnnl::memory(what, state.engine, const_cast<void*>(data));  // the library only reads a and b
     };
-    const bf16* const of_b = packed != nullptr ? PackedWeights::at_column(packed, column, k)
-                                               : b.data + column * walk(b_stored, ldb).column_step;
+    const std::int64_t size = std::min(pieces.size, extent - piece * pieces.size);
+    const bf16* of_a = a + row * walk(a_stored, lda).row_step;
+    const bf16* of_b = packed != nullptr ? PackedWeights::at_column(packed, column, k)
+                                         : b.data + column * walk(b_stored, ldb).column_step;
+    if (copies_a || copies_b) {
+      const bf16*& from = copies_a ? of_a : of_b;
+      auto* const to = reinterpret_cast<bf16*>(scratch + copy_at);
+      for (std::int64_t i = 0; i < k; ++i)
+        std::copy_n(from + i * (copies_a ? lda : ldb), size, to + i * size);
+      from = to;
+    }
+    for (std::int64_t i = 0; dense && accumulate && i < m; ++i)
+      std::copy_n(c + i * n + column, size, of_c + i * size);
     std::unordered_map<int, dnnl::memory> arguments = {
-        {DNNL_ARG_SRC, memory_at(p.a, a + row * walk(a_stored, lda).row_step)},
+        {DNNL_ARG_SRC, memory_at(p.a, of_a)},
         {DNNL_ARG_WEIGHTS, memory_at(p.b, of_b)},
         {DNNL_ARG_DST, memory_at(p.c, of_c)},
         {DNNL_ARG_SCRATCHPAD, memory_at(p.scratch, reinterpret_cast<const void*>(scratch + library_at))}};
     if (bias != nullptr) arguments.emplace(DNNL_ARG_BIAS, memory_at(p.bias, bias + column));
     p.product.execute(state.stream, arguments);
-    const std::int64_t columns = std::min(pieces.size, n - column);
-    for (std::int64_t i = 0; dense && i < m; ++i)
-      std::copy_n(of_c + i * columns, columns, c + i * n + column);
+    for (std::int64_t i = 0; dense && i < m; ++i) std::copy_n(of_c + i * size, size, c + i * n + column);
   });
 }
 
@@ -307,6 +328,22 @@ void multiply_bf16(KernelContext& ctx, const bf16* a, Stored a_stored, const Wei
     if (bias != nullptr) copy_to_rows(state, bias, c, m, n);
     return matmul(ctx, wide_a, a_stored, wide_b, b_stored, c, m, n, k, accumulate || bias != nullptr);
   }
+  if (b.of_any_columns && n == 1 &&
+      b_stored == Stored::plain) {  // one column is multiplied as a vector, in another order
+    Scratch two_columns;
+    const std::int64_t b_bytes = (2 * k * static_cast<std::int64_t>(sizeof(bf16)) + 63) / 64 * 64;
+    std::byte* const memory = two_columns.reserve(
+        state.context, static_cast<std::size_t>(b_bytes) + static_cast<std::size_t>(2 * m) * sizeof(float));
+    auto* const wide_b = reinterpret_cast<bf16*>(memory);
+    auto* const wide_c = reinterpret_cast<float*>(memory + b_bytes);
+    for (std::int64_t i = 0; i < k; ++i) wide_b[2 * i] = wide_b[2 * i + 1] = b.data[i];
+    for (std::int64_t i = 0; accumulate && i < m; ++i) wide_c[2 * i] = wide_c[2 * i + 1] = c[i];
+    WeightMatrix wide(wide_b);
+    wide.of_any_columns = true;
+    multiply_bf16(ctx, a, a_stored, wide, b_stored, nullptr, wide_c, m, 2, k, accumulate);
+    for (std::int64_t i = 0; i < m; ++i) c[i] = wide_c[2 * i] + (bias == nullptr ? 0.0f : bias[0]);
+    return;
+  }
   const ThreadCountGuard one_thread_per_piece(1);
   // oneDNN 2.6 on AMX meets an illegal instruction where a long k ends in a part of a tile (48 x 48 x 8191,
   // for one), so that part becomes a product of its own.
@@ -315,9 +352,11 @@ void multiply_bf16(KernelContext& ctx, const bf16* a, Stored a_stored, const Wei
   try {
     if (tail == 0)
       return bf16_product(state, a, a_stored, lda, b, b_stored, ldb, bias, c, m, n, k, accumulate);
-    bf16_product(state, a, a_stored, lda, b.data, b_stored, ldb, bias, c, m, n, head, accumulate);
-    bf16_product(state, a + head * walk(a_stored, lda).column_step, a_stored, lda,
-                 b.data + head * walk(b_stored, ldb).row_step, b_stored, ldb, nullptr, c, m, n, tail, true);
+    WeightMatrix of_head(b.data), of_tail(b.data + head * walk(b_stored, ldb).row_step);
+    of_head.of_any_columns = of_tail.of_any_columns = b.of_any_columns;
+    bf16_product(state, a, a_stored, lda, of_head, b_stored, ldb, bias, c, m, n, head, accumulate);
+    bf16_product(state, a + head * walk(a_stored, lda).column_step, a_stored, lda, of_tail, b_stored, ldb,
+                 nullptr, c, m, n, tail, true);
   } catch (const dnnl::error& e) {
     throw_dnnl("matmul", e.status);
   }

@@ -30,11 +30,15 @@ Tensor in_dtype(Frame& frame, const Tensor& x, DType dtype) {
   return dtype == DType::bf16 && x.dtype() == DType::f32 ? rounded_to_bf16(frame, x) : x;
 }
 
-// c = a b; both are matrices as they are stored.
+// c = a b, where b has a column for each pixel; both are matrices as they are stored.
 void product(Frame& frame, const Tensor& a, Stored a_stored, const Tensor& b, const Tensor& c) {
   const bool turned = a_stored == Stored::transposed;
-  multiply(frame, a, a_stored, b, Stored::plain, c, a.size(turned ? 1 : 0), b.size(1), a.size(turned ? 0 : 1),
-           false);
+  const std::int64_t m = a.size(turned ? 1 : 0), n = b.size(1), k = a.size(turned ? 0 : 1);
+  if (a.dtype() != DType::bf16) return multiply(frame, a, a_stored, b, Stored::plain, c, m, n, k, false);
+  kernels::WeightMatrix pixels(b.data_ptr<bf16>());
+  pixels.of_any_columns = true;
+  kernels::matmul(frame.kernels(), a.data_ptr<bf16>(), a_stored, pixels, Stored::plain, c.data_ptr<float>(),
+                  m, n, k, false);
 }
 
 // The kernel sees each pixel once, where it is.
@@ -145,10 +149,7 @@ void correlate(Frame& frame, const Tensor& x, const Tensor& w, std::int64_t grou
       product(frame, group(rows, g, groups), Stored::plain, group(seen, g, groups), group(of_y, g, groups));
   };
   const bool whole = pixels.rows == s.out_height && pixels.columns == s.out_width;
-  // oneDNN's bits of a bf16 product depend on its columns, so that those of a block must not depend on the threads.
-  constexpr int kThreadsOfBf16 = 16;
-  const std::int64_t block_floats =
-      kBlockFloats * (w.dtype() == DType::f32 ? frame.kernels().threads() : kThreadsOfBf16);
+  const std::int64_t block_floats = kBlockFloats * frame.kernels().threads();
   for (std::int64_t b = 0; b < y.size(0); ++b) {
     const Tensor of_x = sample(x, b, s.channels), of_y = sample(y, b, out);
     if (whole && one_to_one(s)) {
@@ -227,7 +228,7 @@ void weight_gradient(Frame& frame, const Tensor& x, const Tensor& dy, std::int64
       }
       Tensor part_of_dy = of_dy;
       if (n < pixels) {
-        part_of_dy = compute.make({out, n});
+        part_of_dy = compute.make({out, n}, of_dy.dtype());
         copy(compute.context(), at_pixels(ConstTensorView(of_dy.view()), block, s.out_width),
              part_of_dy.reshape({out, block.rows, block.columns}).view(), compute.stream());
       }
