@@ -40,7 +40,8 @@ TEST(Bf16Products, BitsOfAnElementAreThoseOfAnyNumberOfColumns) {
       KernelContext one(1), three(3);
       const Array<float> whole = product(one, 0, c.n, accumulate);
       ASSERT_TRUE(kernels::test::same_bits(whole, product(three, 0, c.n, accumulate)));
-      for (const auto& [lo, hi] : {std::pair<std::int64_t, std::int64_t>{0, 1}, {5, 22}, {c.n / 3, c.n}, {1, 513}}) {
+      for (const auto& [lo, hi] :
+           {std::pair<std::int64_t, std::int64_t>{0, 1}, {5, 22}, {c.n / 3, c.n}, {1, 513}}) {
         SCOPED_TRACE(testing::Message() << c.m << " x " << c.k << " x [" << lo << ", " << hi << ") of " << c.n
                                         << (accumulate ? ", added" : ""));
         const Array<float> part = product(one, lo, hi, accumulate);
