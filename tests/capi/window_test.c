@@ -131,7 +131,23 @@ static void test_refused(void) {
   REFUSED(
       weft_halo_create(layout, NULL, 0, &dim, 1, &halo, &error),
       "weft_halo_create: dims[0].before_edge.kind is 9; expected 0 (WEFT_EDGE_NONE) to 6 (WEFT_EDGE_POLE)");
+  dim.before_edge = (weft_edge){WEFT_EDGE_PERIODIC, 0, 2};
+  REFUSED(weft_halo_create(layout, NULL, 0, &dim, 1, &halo, &error),
+          "weft_halo_create: dims[0].before_edge.value is 2; expected 0: only WEFT_EDGE_CONSTANT has one");
+  dim.before_edge = (weft_edge){WEFT_EDGE_ZERO, 1, 0};
+  REFUSED(weft_halo_create(layout, NULL, 0, &dim, 1, &halo, &error),
+          "weft_halo_create: dims[0].before_edge.longitude is 1; expected 0: only WEFT_EDGE_POLE has one");
   dim.before_edge = none;
+  dim.before = -1;
+  REFUSED(weft_halo_create(layout, NULL, 0, &dim, 1, &halo, &error),
+          "halo: dimension 0: a halo of -1 before and 1 after; expected at least 0");
+  dim.before = 1, dim.dim = 5;
+  REFUSED(weft_halo_create(layout, NULL, 0, &dim, 1, &halo, &error), "halo: dimension 5 of a tensor (4, 2)");
+  dim.dim = 0, dim.before_edge = (weft_edge){WEFT_EDGE_REFLECT, 0, 0}, dim.before = 4;
+  REFUSED(weft_halo_create(layout, NULL, 0, &dim, 1, &halo, &error),
+          "halo: dimension 0: part 0 wants [-4, 3) of 4: 4 beyond the beginning; edge reflect has at most 3 "
+          "there");
+  dim.before = 1, dim.before_edge = none;
   dim.reserved = 1;
   CHECK_ERROR(weft_halo_create(layout, NULL, 0, &dim, 1, &halo, &error), WEFT_UNSUPPORTED,
               "weft_halo_create: dims[0].reserved is 1; expected 0");
@@ -144,7 +160,7 @@ static void test_refused(void) {
           "weft_halo_create: cuts[0].part_count is 0; expected 1 to 16777216");
   cut.part_count = 1;
   REFUSED(weft_halo_create(layout, &cut, 1, &dim, 1, &halo, &error),
-          "*window: dimension 0 has 1 parts; expected 2 (y=2)");
+          "halo: dimension 0 has 1 parts; expected 2 (y=2)");
   cut.begins = NULL;
   REFUSED(weft_halo_create(layout, &cut, 1, &dim, 1, &halo, &error),
           "weft_halo_create: cuts[0].begins is NULL");

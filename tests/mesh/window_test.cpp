@@ -666,10 +666,17 @@ TEST(Window, RefusesWhatDoesNotFit) {
                "expected at most 1152921504606846976",
                [&] { WindowDim::halo(x, 0, most, most, Edge::zero()); });
   expect_error(ErrorCode::bad_argument,
-               "window: dimension 0: a halo of 0 before and 9223372036854775807 after; expected at most "
+               "halo: dimension 0: a halo of 0 before and 9223372036854775807 after; expected at most "
                "1152921504606846976",
                [&] {
                  Halo(x, {{0, 0, most}});
+               });
+  refused({WindowDim::halo(x, 0, 1, 1, {Edge::Kind::periodic, 2.5})},
+          "window: dimension 0: edge periodic has the value 2.5; expected 0: only a constant edge has one");
+  expect_error(ErrorCode::bad_argument,
+               "halo: dimension 0: edge replicate has the value 1; expected 0: only a constant edge has one",
+               [&] {
+                 Halo(x, {{0, 1, 1, Edge::zero(), {Edge::Kind::replicate, 1}}});
                });
   refused({{0, {{{-most - 1, 0}}, {}}, Edge::zero(), Edge::zero()}},
           "window: dimension 0: part 0 wants [-9223372036854775808, 0); expected within "

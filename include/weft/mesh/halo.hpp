@@ -26,7 +26,8 @@ struct HaloDim {
 /// With edge none the ghost cells beyond an end of the whole stay as they are: a boundary condition that the program sets itself.
 class Halo {
  public:
-  /// A rank whose part is empty has no ghost cells, and exchanges nothing. Throws as WindowDim::halo() and Window do.
+  /// A rank whose part is empty has no ghost cells, and exchanges nothing. Throws as WindowDim::halo() and Window do, with
+  /// "halo:" in place of "window:".
   Halo(const Partition& x, const std::vector<HaloDim>& dims);
 
   /// Of this rank's array: its part and the ghost cells.
@@ -50,7 +51,7 @@ class Halo {
   Shape shape_;
   Box inner_, reached_;  // reached_: what the window writes, in the array
   Dims offset_;
-  Halo(const Partition& x, const std::vector<HaloDim>& dims, std::vector<WindowDim> windows);
+  Halo(const Partition& x, const std::vector<HaloDim>& dims, std::vector<WindowDim> wanted);
 };
 
 }  // namespace weft

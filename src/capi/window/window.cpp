@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "capi/mesh_handles.hpp"
+#include "mesh/window/as_halo.hpp"
 #include "weft/mesh/halo.hpp"
 
 using weft::ErrorCode;
@@ -40,6 +41,7 @@ struct weft_exchange : capi::Handle<weft_exchange> {
   capi::MeshOwner owner;
   weft::WindowTransfer transfer;
   bool finished = false;
+  bool of_halo = false;
 };
 
 namespace {
@@ -50,6 +52,14 @@ weft::Edge edge_of(const char* function, const weft_edge& edge, const std::strin
         ErrorCode::bad_argument, function,
         fmt::format("{}.kind is {}; expected 0 (WEFT_EDGE_NONE) to 6 (WEFT_EDGE_POLE)", which, edge.kind));
   static_assert(static_cast<int>(weft::Edge::Kind::pole) == WEFT_EDGE_POLE);
+  if (edge.kind != WEFT_EDGE_CONSTANT && edge.value != 0)
+    capi::refuse(
+        ErrorCode::bad_argument, function,
+        fmt::format("{}.value is {}; expected 0: only WEFT_EDGE_CONSTANT has one", which, edge.value));
+  if (edge.kind != WEFT_EDGE_POLE && edge.longitude != 0)
+    capi::refuse(
+        ErrorCode::bad_argument, function,
+        fmt::format("{}.longitude is {}; expected 0: only WEFT_EDGE_POLE has one", which, edge.longitude));
   return {static_cast<weft::Edge::Kind>(edge.kind), edge.value, edge.longitude};
 }
 
@@ -91,12 +101,19 @@ std::vector<TensorView> arrays_of(const char* function, const weft_buffer* buffe
 }
 
 // `begin` gives the transfer. Its handle is made before: what was begun must not be lost.
+void finish(weft_exchange& exchange) {
+  if (exchange.of_halo)
+    weft::windows::as_halo([&] { exchange.transfer.finish(); });
+  else
+    exchange.transfer.finish();
+}
 template <class Begin>
-void run(const capi::MeshOwner& owner, weft_exchange** exchange, const Begin& begin) {
+void run(const capi::MeshOwner& owner, weft_exchange** exchange, const Begin& begin, bool of_halo = false) {
   auto handle = std::make_unique<weft_exchange>(owner);
+  handle->of_halo = of_halo;
   handle->transfer = begin();
   if (exchange == nullptr)
-    handle->transfer.finish();
+    finish(*handle);
   else
     *exchange = handle.release();
 }
@@ -118,7 +135,8 @@ weft_status weft_halo_create(const weft_layout* layout, const weft_cut* cuts, in
                              const weft_halo_dim* dims, int32_t dim_count, weft_halo** halo,
                              weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
-    const Partition x = partition_of(function, layout, cuts, cut_count);
+    const Partition x =
+        weft::windows::as_halo([&] { return partition_of(function, layout, cuts, cut_count); });
     std::vector<weft::HaloDim> list;
     for (const weft_halo_dim& d : capi::list_of(function, dims, dim_count, "dims", "dim_count")) {
       const std::string which = fmt::format("dims[{}]", list.size());
@@ -161,7 +179,8 @@ weft_status weft_halo_start(const weft_halo* halo, const weft_buffer* fields, in
   return capi::guarded(__func__, error, [&, function = __func__] {
     const weft_halo& of = capi::given(function, halo, "halo");
     const std::vector<TensorView> views = arrays_of(function, fields, field_count, "fields", of.halo.shape());
-    run(of.owner, exchange, [&] { return of.halo.start(views); });
+    run(
+        of.owner, exchange, [&] { return of.halo.start(views); }, true);
   });
 }
 
@@ -249,7 +268,7 @@ weft_status weft_exchange_finish(weft_exchange* exchange, weft_error* error) {
     weft_exchange& asked = capi::given(function, exchange, "exchange");
     if (asked.finished) capi::refuse(ErrorCode::bad_argument, function, "exchange is finished already");
     asked.finished = true;
-    asked.transfer.finish();
+    finish(asked);
   });
 }
 

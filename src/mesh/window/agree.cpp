@@ -10,6 +10,7 @@
 #include "base/hash.hpp"
 #include "mesh/axis_ranks.hpp"
 #include "mesh/window/links.hpp"
+#include "mesh/window/segments.hpp"
 #include "weft/base/error.hpp"
 #include "weft/group/process_group.hpp"
 
@@ -24,16 +25,10 @@ std::string text_of(const IndexRanges& ranges) {
 }
 
 std::string text_of(const Edge& edge) {
-  switch (edge.kind) {
-    case Edge::Kind::none: return "none";
-    case Edge::Kind::zero: return "zero";
-    case Edge::Kind::constant: return fmt::format("constant({})", edge.value);
-    case Edge::Kind::periodic: return "periodic";
-    case Edge::Kind::reflect: return "reflect";
-    case Edge::Kind::replicate: return "replicate";
-    case Edge::Kind::pole: return fmt::format("pole({})", edge.longitude);
-  }
-  return fmt::format("{}", static_cast<int>(edge.kind));
+  const std::string kind = kind_text(edge.kind);
+  if (edge.kind == Edge::Kind::constant) return fmt::format("{}({})", kind, edge.value);
+  if (edge.kind == Edge::Kind::pole) return fmt::format("{}({})", kind, edge.longitude);
+  return kind;
 }
 
 // What a rank gave, one thing after the other: where two differ, the first of these that differs is told.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "mesh/window/as_halo.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -38,10 +39,11 @@ BasicView<Byte> cut_out(const BasicView<Byte>& of, const Box& box) {
 
 }  // namespace
 
-Halo::Halo(const Partition& x, const std::vector<HaloDim>& dims) : Halo(x, dims, windows_of(x, dims)) {}
+Halo::Halo(const Partition& x, const std::vector<HaloDim>& dims)
+    : Halo(x, dims, windows::as_halo([&] { return windows_of(x, dims); })) {}
 
-Halo::Halo(const Partition& x, const std::vector<HaloDim>& dims, std::vector<WindowDim> windows)
-    : window_(x, windows), shape_(x.global()) {
+Halo::Halo(const Partition& x, const std::vector<HaloDim>& dims, std::vector<WindowDim> wanted)
+    : window_(windows::as_halo([&] { return Window(x, wanted); })), shape_(x.global()) {
   for (int d = 0; d < shape_.rank(); ++d) {
     const PartitionDim of = x.dim(d);
     const auto part = static_cast<std::size_t>(x.part(d));
@@ -50,19 +52,19 @@ Halo::Halo(const Partition& x, const std::vector<HaloDim>& dims, std::vector<Win
       if (r.size() > 0) held = r;  // WindowDim::halo() has refused several where there are ghosts
     shape_[d] = 0;
     for (const IndexRange& r : of.parts[part]) shape_[d] += r.size();
-    std::int64_t before = 0, reached = 0, wanted = shape_[d], all = shape_[d];
+    std::int64_t before = 0, reached = 0, reached_size = shape_[d], all = shape_[d];
     for (std::size_t i = 0; i < dims.size(); ++i) {
       if (dims[i].dim != d || held.size() == 0) continue;
-      const IndexRange& r = windows[i].wanted[part].front();
+      const IndexRange& r = wanted[i].wanted[part].front();
       before = dims[i].before;
       reached = before - (held.lo - r.lo);
-      wanted = r.size();
+      reached_size = r.size();
       all += before + dims[i].after;
     }
     inner_.offset.push_back(before);
     inner_.shape.push_back(shape_[d]);
     reached_.offset.push_back(reached);
-    reached_.shape.push_back(wanted);
+    reached_.shape.push_back(reached_size);
     offset_.push_back(held.lo);
     shape_[d] = all;
   }
@@ -72,8 +74,8 @@ TensorView Halo::inner(const TensorView& cells) const { return cut_out(cells, in
 ConstTensorView Halo::inner(const ConstTensorView& cells) const { return cut_out(cells, inner_); }
 
 WindowTransfer Halo::start(std::span<const TensorView> fields) const {
-  std::vector<WindowField> windows;
-  windows.reserve(fields.size());
+  std::vector<WindowField> of_window;
+  of_window.reserve(fields.size());
   for (std::size_t i = 0; i < fields.size(); ++i) {
     const TensorView& f = fields[i];
     if (!(f.shape == shape_) || f.strides.rank() != f.shape.rank())
@@ -81,9 +83,9 @@ WindowTransfer Halo::start(std::span<const TensorView> fields) const {
                   fmt::format("halo: {} is {}; expected {}: this rank's part {} and its ghost cells",
                               fields.size() == 1 ? "the field" : fmt::format("field {}", i),
                               to_string(f.shape), to_string(shape_), to_string(inner_.shape)));
-    windows.push_back({inner(f), cut_out(f, reached_)});
+    of_window.push_back({inner(f), cut_out(f, reached_)});
   }
-  return window_.start(windows);
+  return windows::as_halo([&] { return window_.start(of_window); });
 }
 
 }  // namespace weft

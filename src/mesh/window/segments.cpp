@@ -7,10 +7,9 @@
 #include "weft/base/error.hpp"
 
 namespace weft::windows {
-namespace {
 
-std::string text_of(const Edge& edge) {
-  switch (edge.kind) {
+std::string kind_text(Edge::Kind kind) {
+  switch (kind) {
     case Edge::Kind::none: return "none";
     case Edge::Kind::zero: return "zero";
     case Edge::Kind::constant: return "constant";
@@ -19,8 +18,10 @@ std::string text_of(const Edge& edge) {
     case Edge::Kind::replicate: return "replicate";
     case Edge::Kind::pole: return "pole";
   }
-  return fmt::format("{}", static_cast<int>(edge.kind));
+  return fmt::format("{}", static_cast<int>(kind));
 }
+
+namespace {
 
 /// How many elements beyond an end the rule reaches; -1: any number.
 std::int64_t reach(const Edge& edge, std::int64_t n) {
@@ -54,7 +55,7 @@ void check_reach(const IndexRange& range, std::int64_t n, const Edge& before, co
                     ? fmt::format("{} wants [{}, {}) of {}; with edge none expected within [0, {})", where,
                                   range.lo, range.hi, n, n)
                     : fmt::format("{} wants [{}, {}) of {}: {} beyond the {}; edge {} has at most {} there",
-                                  where, range.lo, range.hi, n, beyond, end, text_of(edge), most));
+                                  where, range.lo, range.hi, n, beyond, end, kind_text(edge.kind), most));
   };
   expect(before, -range.lo, "beginning");
   expect(after, range.hi - n, "end");

@@ -2,6 +2,7 @@
 // a rank holds. Pure functions.
 #pragma once
 
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -38,6 +39,9 @@ std::vector<Segment> held(const std::vector<Run>& runs, const IndexRanges& owned
 
 /// Windows reach at most this far from index 0, and have at most twice as many indices in a dimension: no sum of them overflows.
 inline constexpr std::int64_t kFarthest = std::int64_t{1} << 60;
+
+/// "periodic".
+std::string kind_text(Edge::Kind kind);
 
 /// A part's window goes at most so often round a periodic dimension: each turn is a run.
 inline constexpr std::int64_t kMostTurns = std::int64_t{1} << 16;

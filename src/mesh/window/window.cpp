@@ -32,6 +32,10 @@ void check_dims(const Partition& x, const std::vector<WindowDim>& dims) {
   for (std::size_t i = 0; i < dims.size(); ++i) {
     const WindowDim& d = dims[i];
     const PartitionDim held = x.dim(d.dim);  // throws
+    for (const Edge* edge : {&d.before, &d.after})
+      if (edge->kind != Edge::Kind::constant && edge->value != 0)
+        refuse(fmt::format("dimension {}: edge {} has the value {}; expected 0: only a constant edge has one",
+                           d.dim, windows::kind_text(edge->kind), edge->value));
     for (std::size_t j = 0; j < i; ++j)
       if (dims[j].dim == d.dim) refuse(fmt::format("dimension {} is named twice", d.dim));
     if (d.wanted.size() != held.parts.size())
