@@ -338,7 +338,8 @@ const std::map<std::string, void (*)(Job&)> kScenes = {
     // Rank 1 is there and does not call.
     {"absent",
      [](Job& j) {
-       j.store_meet("absent");  // the others call at one time: under load, too, they arrive long before the deadline
+       j.store_meet(
+           "absent");  // the others call at one time: under load, too, they arrive long before the deadline
        if (rank == 1) {
          j.await("told", 0);
        } else {
