@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "nn/maps/conv_maps.hpp"
+#include "nn/maps/geometry.hpp"
 #include "nn/maps/taps.hpp"
 #include "nn/operands.hpp"
 #include "weft/base/error.hpp"
@@ -15,9 +16,7 @@ using kernels::Padding;
 
 constexpr int kChannels = 1;  // the dimension of x and y
 
-std::string shown(const Extent2d& e) {
-  return e.height == e.width ? std::to_string(e.height) : fmt::format("{}x{}", e.height, e.width);
-}
+using maps::shown;
 
 std::string_view name_of(Padding padding) {
   switch (padding) {
@@ -70,41 +69,20 @@ Shape weight_shape(const Conv2dConfig& c) {
 kernels::UnfoldShape unfolding(const Module& module, const Conv2dConfig& c, const Tensor& x) {
   const auto out = [&](const char* what, std::int64_t size, std::int64_t kernel, std::int64_t stride,
                        std::int64_t padding, std::int64_t dilation) {
-    const std::int64_t most = c.padding_mode == Padding::reflect    ? size - 1
-                              : c.padding_mode == Padding::circular ? size
-                                                                    : padding;
-    if (padding > most || (c.padding_mode == Padding::replicate && padding > 0 && size == 0))
-      throw Error(ErrorCode::bad_argument,
-                  fmt::format("{} has {} {}; {} padding of {} needs more", layouts::named(module, "x").text(),
-                              what, size, name_of(c.padding_mode), padding));
-    const std::int64_t left = size + 2 * padding - dilation * (kernel - 1) - 1;
-    if (left < 0)
-      throw Error(ErrorCode::bad_argument,
-                  fmt::format("{} has {} {}; expected at least {}, for kernel {}, dilation {} and padding {}",
-                              layouts::named(module, "x").text(), what, size,
-                              dilation * (kernel - 1) + 1 - 2 * padding, kernel, dilation, padding));
-    return left / stride + 1;
+    maps::expect_padding(module, what, size, padding, c.padding_mode);
+    return maps::outputs_of(module, what, size, kernel, stride, padding, dilation);
   };
+  const Extent2d in{x.size(2), x.size(3)};
   if (not_plain(c).empty()) {  // each pixel alone: of a map that is cut, this rank's part may be empty
     const Shape& whole = layouts::global_shape(x);
     for (const auto& [what, dim] : {std::pair{"height", 2}, {"width", 3}}) out(what, whole[dim], 1, 1, 0, 1);
-    return {x.size(kChannels), x.size(2), x.size(3),     1, 1, 1, 1, 0, 0, 1, 1,
-            x.size(2),         x.size(3), c.padding_mode};
+    return maps::unfold_shape(c, x.size(kChannels), in, in, c.padding_mode);
   }
-  return {x.size(kChannels),
-          x.size(2),
-          x.size(3),
-          c.kernel.height,
-          c.kernel.width,
-          c.stride.height,
-          c.stride.width,
-          c.padding.height,
-          c.padding.width,
-          c.dilation.height,
-          c.dilation.width,
-          out("height", x.size(2), c.kernel.height, c.stride.height, c.padding.height, c.dilation.height),
-          out("width", x.size(3), c.kernel.width, c.stride.width, c.padding.width, c.dilation.width),
-          c.padding_mode};
+  return maps::unfold_shape(
+      c, x.size(kChannels), in,
+      {out("height", in.height, c.kernel.height, c.stride.height, c.padding.height, c.dilation.height),
+       out("width", in.width, c.kernel.width, c.stride.width, c.padding.width, c.dilation.width)},
+      c.padding_mode);
 }
 
 // dbias: (out) = or += the sum of dy over samples and pixels
@@ -205,7 +183,8 @@ Tensors Conv2d::do_forward(Inputs inputs, Frame& frame) {
   Tensors kept{x};
   const Tensor w = weight_to_use(frame, kept);
   if (plain) kept[0] = as_operand(frame, x, w).with_layout(x.layout());
-  conv::correlate(frame, padded(frame, config_, kept[0]), w, config_.groups, of_padded(config_, seen), y);
+  conv::correlate(frame, padded(frame, config_, kept[0]), w, config_.groups, of_padded(config_, seen), y,
+                  weight.get());
   if (add_bias_here) conv::add_bias(frame, bias->weight(), y);
   frame.push(*this, std::move(kept));
   return {y};
@@ -262,7 +241,7 @@ Tensors Conv2d::do_backward(Inputs gradients, Frame& frame) {
   accumulate_weight(frame, kept, of_dw, write);
   if (dy.count() == 0 || x.count() == 0) return {dx};
   const Tensor dwide = pads(config_) ? frame.compute().make({batch, in, of_wide.height, of_wide.width}) : dx;
-  conv::spread(frame, operand, w, config_.groups, of_wide, dwide);
+  conv::spread(frame, operand, w, config_.groups, of_wide, dwide, weight.get());
   if (pads(config_)) add_padding(frame, config_, dwide, dx);
   return {dx};
 }

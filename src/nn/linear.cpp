@@ -28,12 +28,6 @@ void accumulate_bias(Frame& frame, Parameter& bias, const Tensor& dy) {
                   });
 }
 
-// w as a kernel reads it: what was made of it may be kept where it is the parameter's own, not one that was made for this pass.
-kernels::WeightMatrix as_matrix(const Tensor& w, const Parameter& of) {
-  const bool own = w.data() == of.weight().data();
-  return {w.data_ptr<bf16>(), of.number(), own ? of.weight_version() : 0};
-}
-
 // The layout that dy must have. Where neither y nor the weight is cut, dy may be a contribution to a sum, as that of a key/value
 // head is that several ranks share; dx and dw are contributions, too, then.
 LayoutRef expected_gradient(const LayoutRef& of_y, const LayoutRef& weight, const LayoutRef& dy) {

@@ -103,17 +103,29 @@ inline Tensor permuted(Frame& frame, const Tensor& x, const Shape& as, const Dim
   return y;
 }
 
+/// w, bf16, as a kernel reads it: what was made of it may be kept where it is the parameter's own, not one that was made for this pass.
+inline kernels::WeightMatrix as_matrix(const Tensor& w, const Parameter& of) {
+  const bool own = w.data() == of.weight().data();
+  return {w.data_ptr<bf16>(), of.number(), own ? of.weight_version() : 0};
+}
+
 /// c (=, or += where `add`) a b, with a: (m, k) and b: (k, n) of one dtype, f32 or bf16, as they are stored; c: f32 (m, n).
+inline void multiply(kernels::KernelContext& ctx, const ConstTensorView& a, kernels::Stored a_stored,
+                     const ConstTensorView& b, kernels::Stored b_stored, float* c, std::int64_t m,
+                     std::int64_t n, std::int64_t k, bool add) {
+  const auto product = [&]<class T>(const T*) {
+    kernels::matmul(ctx, reinterpret_cast<const T*>(a.data), a_stored, reinterpret_cast<const T*>(b.data),
+                    b_stored, c, m, n, k, add);
+  };
+  if (a.dtype == DType::bf16)
+    product(static_cast<const bf16*>(nullptr));
+  else
+    product(static_cast<const float*>(nullptr));
+}
 inline void multiply(Frame& frame, const Tensor& a, kernels::Stored a_stored, const Tensor& b,
                      kernels::Stored b_stored, const Tensor& c, std::int64_t m, std::int64_t n,
                      std::int64_t k, bool add) {
-  float* const out = c.data_ptr<float>();
-  if (a.dtype() == DType::bf16)
-    kernels::matmul(frame.kernels(), a.data_ptr<bf16>(), a_stored, b.data_ptr<bf16>(), b_stored, out, m, n, k,
-                    add);
-  else
-    kernels::matmul(frame.kernels(), a.data_ptr<float>(), a_stored, b.data_ptr<float>(), b_stored, out, m, n,
-                    k, add);
+  multiply(frame.kernels(), a.view(), a_stored, b.view(), b_stored, c.data_ptr<float>(), m, n, k, add);
 }
 
 }  // namespace weft

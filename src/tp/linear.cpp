@@ -8,16 +8,19 @@
 #include <utility>
 
 #include "mesh/axis_ranks.hpp"
+#include "nn/operands.hpp"
 #include "tp/views.hpp"
 #include "weft/host/copy.hpp"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/nn/kernels.hpp"
+#include "weft/nn/layouts.hpp"
 
 namespace weft {
 namespace {
 
 using kernels::LinearShape;
 using kernels::Stored;
+using layouts::with_last;
 using views::as;
 using views::given;
 using views::group_of;
@@ -63,11 +66,6 @@ struct Checker : views::Checker {
     return n;
   }
 };
-
-Shape with_last(Shape shape, std::int64_t last) {
-  shape[shape.rank() - 1] = last;
-  return shape;
-}
 
 std::string pair_text(const char* a, const Shape& of_a, const char* b, const Shape& of_b) {
   return fmt::format("{} {} and {} {}", a, shown(of_a), b, shown(of_b));
@@ -181,16 +179,6 @@ LinearShape check_backward(const Checker& c, const Sides& sides, const ConstTens
 // Whether column_linear_backward() reduces dx. Not where it has no elements: a view of those may be null on one rank and
 // not on another, and the ranks would not agree.
 bool reduces(const TensorView& dx) { return given(dx) && dx.count() > 0; }
-
-// c (=, or += where `add`) a b; a: (m, k), b: (k, n), as they are stored.
-void multiply(kernels::KernelContext& ctx, const ConstTensorView& a, Stored a_stored,
-              const ConstTensorView& b, Stored b_stored, float* c, std::int64_t m, std::int64_t n,
-              std::int64_t k, bool add) {
-  if (a.dtype == DType::bf16)
-    kernels::matmul(ctx, as<bf16>(a), a_stored, as<bf16>(b), b_stored, c, m, n, k, add);
-  else
-    kernels::matmul(ctx, as<float>(a), a_stored, as<float>(b), b_stored, c, m, n, k, add);
-}
 
 // y = x wᵀ, and + b where it is given.
 void forward(Compute& compute, const ConstTensorView& x, const ConstTensorView& w, const ConstTensorView& b,

@@ -5,6 +5,7 @@
 #include "nn/kernel_support.hpp"
 #include "nn/kernels/cpu_state.hpp"
 #include "nn/support.hpp"
+#include "weft/nn/conv.hpp"
 #include "weft/nn/linear.hpp"
 #include "weft/nn/optimizer.hpp"
 
@@ -192,6 +193,55 @@ TEST(PackedWeights, LayersNeverSeeAnOlderWeight) {
   ASSERT_NO_FATAL_FAILURE(expect_as_fresh(layer, wide, x, dy, bench.compute, "gathered again in place"));
   w.drop_weight();
   expect("back at the master");
+}
+
+// 1x1 convolutions of few pixels multiply by their packed weight, too; others do not. The same bits in every use.
+TEST(PackedWeights, ConvolutionsOfFewPixels) {
+  for (const auto& [height, width] : {std::pair{1, 1}, {2, 4}, {4, 4}, {5, 5}}) {
+    SCOPED_TRACE(::testing::Message() << height << "x" << width);
+    weft::test::Bench bench;
+    constexpr std::int64_t kBatch = 2, kIn = 96, kOut = 130;
+    Conv2d layer({.in = kIn, .out = kOut, .bias = false, .init = Normal{0.1}});
+    layer.weight->set_dtype(DType::bf16);
+    materialise(layer, bench.compute);
+    initialise(layer, 5);
+    const std::int64_t pixels = height * width;
+    const Tensor x = random_tensor(bench.context, {kBatch, kIn, height, width}, "x"),
+                 dy = random_tensor(bench.context, {kBatch, kOut, height, width}, "dy");
+    const auto rounded = [](float f) { return static_cast<double>(static_cast<float>(bf16(f))); };
+    const auto w = [&](std::int64_t o, std::int64_t i) {
+      return static_cast<double>(static_cast<float>(layer.weight->weight().data_ptr<bf16>()[o * kIn + i]));
+    };
+    std::vector<double> y, dx;
+    for (std::int64_t b = 0; b < kBatch; ++b) {
+      for (std::int64_t o = 0; o < kOut; ++o)
+        for (std::int64_t p = 0; p < pixels; ++p) {
+          double sum = 0;
+          for (std::int64_t i = 0; i < kIn; ++i)
+            sum += w(o, i) * rounded(x.f32()[static_cast<std::size_t>((b * kIn + i) * pixels + p)]);
+          y.push_back(sum);
+        }
+      for (std::int64_t i = 0; i < kIn; ++i)
+        for (std::int64_t p = 0; p < pixels; ++p) {
+          double sum = 0;
+          for (std::int64_t o = 0; o < kOut; ++o)
+            sum += w(o, i) * rounded(dy.f32()[static_cast<std::size_t>((b * kOut + o) * pixels + p)]);
+          dx.push_back(sum);
+        }
+    }
+    std::vector<float> first_y, first_dx;
+    for (int use = 0; use < kPacked + 1; ++use) {
+      Frame frame(bench.compute);
+      const Tensor got_y = layer.forward(x, frame)[0], got_dx = layer.backward(dy, frame)[0];
+      weft::test::expect_near(got_y, y, 1e-5, "y");
+      weft::test::expect_near(got_dx, dx, 1e-5, "dx");
+      if (use == 0) first_y = floats(got_y), first_dx = floats(got_dx);
+      EXPECT_EQ(floats(got_y), first_y) << use;
+      EXPECT_EQ(floats(got_dx), first_dx) << use;
+    }
+    const KernelContext::State& state = kernels_of(bench.compute).state();
+    EXPECT_EQ(state.packed.is_packed(layer.weight->number()), pixels <= 16 && packs_here());
+  }
 }
 
 // A parameter that takes the place of another, whose memory it gets, too.

@@ -47,6 +47,24 @@ bool one_to_one(const UnfoldShape& s) {
          s.padding_height == 0 && s.padding_width == 0 && s.out_height == s.height && s.out_width == s.width;
 }
 
+// In bf16, products of few pixels are made as their transposes: the library packs the second matrix in each call, so that a weight is best the
+// second one, which also may be packed once and kept. Up to so many pixels that is faster, also where nothing is kept (512 x 2048 channels: up to 3 times).
+constexpr std::int64_t kFewPixels = 16;
+bool few_pixels(const UnfoldShape& s, const Tensor& w, std::int64_t groups) {
+  return w.dtype() == DType::bf16 && groups == 1 && one_to_one(s) && s.height * s.width <= kFewPixels;
+}
+
+// y = w x, or wᵀ x: (k, pixels) bf16, y: (m, pixels). `w_transposed`: how the transpose of what multiplies x is stored.
+void product_of_few(Frame& frame, const Tensor& w, const Parameter* of, Stored w_transposed, const Tensor& x,
+                    const Tensor& y) {
+  const std::int64_t m = y.size(0), pixels = y.size(1);
+  const Tensor turned = frame.compute().make({pixels, m});
+  kernels::matmul(frame.kernels(), x.data_ptr<bf16>(), Stored::transposed,
+                  of != nullptr ? as_matrix(w, *of) : kernels::WeightMatrix(w.data_ptr<bf16>()), w_transposed,
+                  turned.data_ptr<float>(), pixels, m, x.size(0), false);
+  kernels::permute(frame.kernels(), turned.data_ptr<float>(), y.data_ptr<float>(), {{pixels, m}, {1, 0}});
+}
+
 Tensor columns_of(Frame& frame, const UnfoldShape& s) {
   return frame.compute().make({s.channels * s.kernel_height * s.kernel_width, s.out_height * s.out_width});
 }
@@ -134,12 +152,13 @@ kernels::MapShape map_shape(const Tensor& y) { return {y.size(0), y.size(1), y.s
 }  // namespace
 
 void correlate(Frame& frame, const Tensor& x, const Tensor& w, std::int64_t groups, const UnfoldShape& s,
-               const Tensor& y) {
-  correlate(frame, x, w, groups, s, y, {0, s.out_height, 0, s.out_width}, {});
+               const Tensor& y, const Parameter* of) {
+  correlate(frame, x, w, groups, s, y, {0, s.out_height, 0, s.out_width}, {}, of);
 }
 
 void correlate(Frame& frame, const Tensor& x, const Tensor& w, std::int64_t groups, const UnfoldShape& s,
-               const Tensor& y, const Pixels& pixels, const std::function<void()>& between) {
+               const Tensor& y, const Pixels& pixels, const std::function<void()>& between,
+               const Parameter* of) {
   if (y.count() == 0 || pixels.rows == 0 || pixels.columns == 0) return;
   Compute& compute = frame.compute();
   const std::int64_t out = w.size(0), kernel = w.count() / out * groups;
@@ -152,6 +171,10 @@ void correlate(Frame& frame, const Tensor& x, const Tensor& w, std::int64_t grou
   const std::int64_t block_floats = kBlockFloats * frame.kernels().threads();
   for (std::int64_t b = 0; b < y.size(0); ++b) {
     const Tensor of_x = sample(x, b, s.channels), of_y = sample(y, b, out);
+    if (whole && few_pixels(s, w, groups)) {
+      product_of_few(frame, w, of, Stored::transposed, in_dtype(frame, of_x, w.dtype()), of_y);
+      continue;
+    }
     if (whole && one_to_one(s)) {
       into(in_dtype(frame, of_x, w.dtype()), of_y);
       continue;
@@ -172,7 +195,7 @@ void correlate(Frame& frame, const Tensor& x, const Tensor& w, std::int64_t grou
 }
 
 void spread(Frame& frame, const Tensor& dy, const Tensor& w, std::int64_t groups, const UnfoldShape& s,
-            const Tensor& dx) {
+            const Tensor& dx, const Parameter* of) {
   if (dx.count() == 0) return;
   if (dy.count() == 0) return kernels::fill(frame.kernels(), dx.data_ptr<float>(), 0.0f, dx.count());
   const std::int64_t out = w.size(0);
@@ -181,6 +204,10 @@ void spread(Frame& frame, const Tensor& dy, const Tensor& w, std::int64_t groups
   const Tensor columns = as_it_is ? Tensor() : columns_of(frame, s);
   for (std::int64_t b = 0; b < dx.size(0); ++b) {
     const Tensor of_dy = sample(operand, b, out), of_dx = sample(dx, b, s.channels);
+    if (few_pixels(s, w, groups)) {
+      product_of_few(frame, w, of, Stored::plain, of_dy, of_dx);
+      continue;
+    }
     const Tensor& into = as_it_is ? of_dx : columns;
     for (std::int64_t g = 0; g < groups; ++g)
       product(frame, group(rows, g, groups), Stored::transposed, group(of_dy, g, groups),

@@ -11,6 +11,7 @@
 
 #include "weft/nn/frame.hpp"
 #include "weft/nn/kernels.hpp"
+#include "weft/nn/parameter.hpp"
 
 namespace weft::conv {
 
@@ -19,16 +20,17 @@ struct Pixels {
   std::int64_t row = 0, rows = 0, column = 0, columns = 0;
 };
 
-/// y[o, r, s] = Σ w[o, i, j, k] x[i, r·stride + j·dilation − padding, s·… + k·…].
+/// y[o, r, s] = Σ w[o, i, j, k] x[i, r·stride + j·dilation − padding, s·… + k·…]. `of`: the parameter whose weight w is, so that what is made of
+/// it may be kept; null: none.
 void correlate(Frame& frame, const Tensor& x, const Tensor& w, std::int64_t groups,
-               const kernels::UnfoldShape& s, const Tensor& y);
+               const kernels::UnfoldShape& s, const Tensor& y, const Parameter* of = nullptr);
 /// The same for these pixels of y alone, of every sample; `between`, unless it is empty, is called now and then meanwhile.
 void correlate(Frame& frame, const Tensor& x, const Tensor& w, std::int64_t groups,
                const kernels::UnfoldShape& s, const Tensor& y, const Pixels& pixels,
-               const std::function<void()>& between);
+               const std::function<void()>& between, const Parameter* of = nullptr);
 /// The adjoint in x: dx[i, a, b] = the sum of w[o, i, j, k] dy[o, r, s] over all that used the pixel; in the order of (j, k).
 void spread(Frame& frame, const Tensor& dy, const Tensor& w, std::int64_t groups,
-            const kernels::UnfoldShape& s, const Tensor& dx);
+            const kernels::UnfoldShape& s, const Tensor& dx, const Parameter* of = nullptr);
 /// The adjoint in w: dw = or += Σ dy[o, r, s] x[i, …]. `like`: the dtype that operands are rounded to. Pixels are summed in blocks of
 /// rows, and the blocks pairwise, so that the error does not grow with the map: for f32 operands about that of one rounding of the largest sums, in whatever
 /// parts the map is cut.

@@ -34,22 +34,12 @@ void check(const ConvTranspose2dConfig& c) {
 
 // What the kernel sees of y, the larger map, as a convolution of it.
 kernels::UnfoldShape seen(const Module& module, const ConvTranspose2dConfig& c, const Shape& x) {
-  return {c.out,
-          maps::transposed_outputs_of(module, "height", x[2], c.kernel.height, c.stride.height,
-                                      c.padding.height, c.dilation.height, c.output_padding.height),
-          maps::transposed_outputs_of(module, "width", x[3], c.kernel.width, c.stride.width, c.padding.width,
-                                      c.dilation.width, c.output_padding.width),
-          c.kernel.height,
-          c.kernel.width,
-          c.stride.height,
-          c.stride.width,
-          c.padding.height,
-          c.padding.width,
-          c.dilation.height,
-          c.dilation.width,
-          x[2],
-          x[3],
-          kernels::Padding::zeros};
+  const Extent2d of_y{
+      maps::transposed_outputs_of(module, "height", x[2], c.kernel.height, c.stride.height, c.padding.height,
+                                  c.dilation.height, c.output_padding.height),
+      maps::transposed_outputs_of(module, "width", x[3], c.kernel.width, c.stride.width, c.padding.width,
+                                  c.dilation.width, c.output_padding.width)};
+  return maps::unfold_shape(c, c.out, of_y, {x[2], x[3]}, kernels::Padding::zeros);
 }
 
 }  // namespace

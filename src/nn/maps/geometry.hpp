@@ -60,6 +60,15 @@ inline std::int64_t outputs_of(const Module& module, const char* what, std::int6
   return left / stride + 1;
 }
 
+/// What the kernel of a convolution or a pooling, whose sizes `c` has, sees of `channels` maps.
+template <class Config>
+kernels::UnfoldShape unfold_shape(const Config& c, std::int64_t channels, const Extent2d& in,
+                                  const Extent2d& out, kernels::Padding padding) {
+  return {channels,         in.height,      in.width,         c.kernel.height, c.kernel.width,
+          c.stride.height,  c.stride.width, c.padding.height, c.padding.width, c.dilation.height,
+          c.dilation.width, out.height,     out.width,        padding};
+}
+
 /// How many outputs a transposed kernel has along a dimension. Throws bad_argument where nothing is left.
 inline std::int64_t transposed_outputs_of(const Module& module, const char* what, std::int64_t size,
                                           std::int64_t kernel, std::int64_t stride, std::int64_t padding,

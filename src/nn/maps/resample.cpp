@@ -147,22 +147,11 @@ MaxPool2d::MaxPool2d(const Pool2dConfig& config) : config_(config) { check_pool(
 namespace {
 
 kernels::UnfoldShape pooled(const Module& module, const Pool2dConfig& c, const Shape& x) {
-  return {x[0] * x[1],
-          x[2],
-          x[3],
-          c.kernel.height,
-          c.kernel.width,
-          c.stride.height,
-          c.stride.width,
-          c.padding.height,
-          c.padding.width,
-          c.dilation.height,
-          c.dilation.width,
-          maps::outputs_of(module, "height", x[2], c.kernel.height, c.stride.height, c.padding.height,
-                           c.dilation.height),
-          maps::outputs_of(module, "width", x[3], c.kernel.width, c.stride.width, c.padding.width,
-                           c.dilation.width),
-          Padding::zeros};
+  const Extent2d of_y{maps::outputs_of(module, "height", x[2], c.kernel.height, c.stride.height,
+                                       c.padding.height, c.dilation.height),
+                      maps::outputs_of(module, "width", x[3], c.kernel.width, c.stride.width, c.padding.width,
+                                       c.dilation.width)};
+  return maps::unfold_shape(c, x[0] * x[1], {x[2], x[3]}, of_y, Padding::zeros);
 }
 
 }  // namespace
