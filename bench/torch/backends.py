@@ -4,10 +4,11 @@
     collectives   all_reduce of 8 bytes to 128 MiB, all_gather and reduce_scatter; weft also on tensors of weft.torch.empty
     overhead      all_reduce of 8 bytes over weft, alone on one rank, beside a Backend in Python that does nothing
     ddp           a step of DDP on 24 x Linear(512), 64 rows, beside the same over a backend that does nothing
-    fsdp          the same model, fully_shard, beside the step without it
+    fsdp          the same model, fully_shard, beside the step without it and over a backend that does nothing
     tp            an MLP 1024-4096-1024 of two ranks, tensor parallel, 512 rows
 
-Each result is checked before it is timed; times are medians over repetitions, the slowest rank's, the backends in turns. OMP_NUM_THREADS is 1.
+Each result is checked before it is timed; times are medians over repetitions, of which each takes as long as on its slowest rank, the backends in turns.
+OMP_NUM_THREADS is 1.
 --json keeps what was measured: a part that is run again takes the place of its former results, so that parts may be run at different times. --write puts
 the file's results as a table into a page, between the lines that say so; without a part it only does that.
 """
@@ -70,6 +71,13 @@ def nothing_backend():
                 output.copy_(inputs[0])
             return Done(outputs[0])
 
+        def all_gather_single(self, output, tensor, opts):
+            return Done([output])
+
+        reduce_scatter_single = all_gather_single
+        if not hasattr(Backend, "all_gather_single"):  # the names of torch 2.14
+            _allgather_base = _reduce_scatter_base = all_gather_single
+
     dist.Backend.register_backend("nothing", lambda opts, options: Nothing(opts.group_rank, opts.group_size), extended_api=True, devices=["cpu"])
 
 
@@ -89,9 +97,11 @@ class Ranks:
         self.rows = []
 
     def slowest(self, seconds):
-        value = self.torch.tensor(seconds)
+        """A time, or each of a list of times, as the slowest rank has it. A step that waits for all ranks takes as long as the slowest in each repetition;
+        so that one that waits for nobody can be compared with it, that counts for all."""
+        value = self.torch.tensor(seconds, dtype=self.torch.float64)
         self.dist.all_reduce(value, self.dist.ReduceOp.MAX)
-        return value.item()
+        return value.tolist()
 
     def measure(self, functions, budget=0.6):
         """{name: microseconds}: the median of repetitions, of all functions in turns. A repetition is as many calls as take a few milliseconds."""
@@ -115,7 +125,7 @@ class Ranks:
                 times[name].append((time.perf_counter() - began) / counts[name])
             if self.slowest(time.perf_counter() - end) > 0 and len(times[name]) >= 3:
                 break
-        return {name: self.slowest(statistics.median(values)) * 1e6 for name, values in times.items()}
+        return {name: statistics.median(self.slowest(values)) * 1e6 for name, values in times.items()}
 
     def report(self, case, times, target, columns):
         """target: what the issue asks for, (its words, whether it is reached)."""
@@ -215,14 +225,15 @@ def fsdp(r):
     from torch.distributed.fsdp import fully_shard
     x = torch.randn(64, 512)
     plain, models = layers(torch), {}
-    for name in BACKENDS:
+    for name in BACKENDS + ("nothing",):
         model = layers(torch)
         mesh = DeviceMesh.from_group(r.groups[name], "cpu")
         for layer in model:
             fully_shard(layer, mesh=mesh)
         models[name] = fully_shard(model, mesh=mesh)
     times = r.measure({name: step(model, x) for name, model in models.items()} | {"local": step(plain, x)}, 2.5)
-    r.report("FSDP2, 24 x Linear(512), 64 rows", times, ("at most 2 x local", times["weft"] <= 2 * times["local"]), ("weft", "gloo", "local"))
+    r.report("FSDP2, 24 x Linear(512), 64 rows", times, ("at most 2 x local", times["weft"] <= 2 * times["local"]),
+             ("weft", "gloo", "nothing", "local"))
 
 
 def tp(r):

@@ -4,6 +4,7 @@ import re
 import pytest
 
 from test_fast import compiled, run
+from torch_ranks import run as run_ranks
 
 torch = pytest.importorskip("torch")
 
@@ -66,6 +67,40 @@ def test_tensors_are_read_in_c():
         print(torch.Tensor in _calls.types, hasattr(torch.Tensor, "__dlpack_c_exchange_api__"))
     """)
     assert len(set(done.stdout.split())) == 1, done.stdout + done.stderr
+
+
+@compiled
+def test_operations_begin_in_c():
+    """All that have neither uneven blocks nor strange tensors: here the way over ctypes is cut off, and at the end that shows."""
+    run_ranks(2, """
+        begin()
+        import weft.torch.calls
+        weft.torch.calls.weft_call = None
+        x, both = torch.full((4,), 1. + rank), torch.empty(8)
+        dist.all_reduce(x)
+        dist.reduce(x, 0)
+        dist.broadcast(x, 1)
+        dist.all_gather_into_tensor(both, x)
+        dist.all_gather_into_tensor(both, both[4 * rank:4 * rank + 4])
+        dist.all_gather([torch.empty(4), torch.empty(4)], x)
+        dist.reduce_scatter_tensor(x, both, dist.ReduceOp.AVG)
+        dist.reduce_scatter(x, [x.clone(), x.clone()])
+        dist.all_to_all_single(torch.empty(8), both)
+        dist.gather(x, [torch.empty(4), torch.empty(4)] if rank == 0 else None)
+        dist.scatter(x, [torch.zeros(4), torch.full((4,), 7.)] if rank == 0 else None)
+        assert x.tolist() == [7 * rank] * 4
+        dist.barrier()
+        other = torch.empty(4)
+        work = dist.isend(x, 1 - rank)
+        dist.recv(other, 1 - rank)
+        work.wait()
+        assert other.tolist() == [7 - 7 * rank] * 4
+        try:
+            dist.all_to_all([torch.empty(1), torch.empty(1)], [torch.empty(1), torch.empty(1)])
+        except AttributeError:
+            print("cut off")
+        dist.destroy_process_group()
+    """)
 
 
 def test_the_group_that_calls_go_through_has_the_names(tmp_path):

@@ -15,8 +15,10 @@ needs.check()  # before the imports that need it
 # pylint: disable=wrong-import-position
 from .. import dtypes  # noqa: E402
 from ..arrays import SharedTensor  # noqa: E402
-from .backend import BackendOptions, WeftBackend, create  # noqa: E402
+from .backend import WeftBackend  # noqa: E402
+from .create import create  # noqa: E402
 from .meeting import context  # noqa: E402
+from .options import BackendOptions  # noqa: E402
 from .works import AbortedError, BackendError, MismatchError, PeerLostError, TimeoutError  # noqa: E402  # pylint: disable=redefined-builtin
 
 __all__ = ["AbortedError", "BackendError", "BackendOptions", "MismatchError", "PeerLostError", "TimeoutError", "WeftBackend", "empty", "register"]

@@ -1,0 +1,120 @@
+"""How calls of torch.distributed begin: alone, by the compiled module where it reads the tensors, or several as one (coalescing)."""
+import ctypes
+
+import torch
+from torch._C._distributed_c10d import Backend
+
+from .. import _api, _calls, errors
+from .._api import weft_call
+from .._library import lib, per_thread
+from .options import CallOptions
+from .tensors import blocks, buffer
+from .works import DoneWork, WeftWork, last
+
+_byref, _addressof = ctypes.byref, ctypes.addressof
+_fast_begin = _calls.begin
+_calls.learn(torch.Tensor, False)
+_BLANK = bytes(_api.make(weft_call))
+
+
+class Calls(Backend):
+    """A Backend whose operations begin calls of one group of weft's: that has `_group`, and `_handle`, its address until it is left."""
+
+    def __init__(self, rank, size):
+        super().__init__(rank, size)
+        self._group = self._handle = None
+        self._call_options = CallOptions()
+        self._pending, self._unquiet = set(), []  # works in flight; memory that a failed call may still touch
+        self._calls = None  # those that are coalesced
+        self._latest = None  # the Work that the last operation gave
+        self._sequence = 0
+
+    def _begin(self, op, in_, out, options, keep, result, after=None, root=-1, peer=-1, in_blocks=None, out_blocks=None, names=("tensor", "tensor"),
+               any_dense=False):
+        """Begins a call on the tensors `in_` and `out` (None: the call has none), or keeps it until those that are coalesced begin together. `keep` lives
+        until the call has ended, `result` is what its future gives; then `after` runs. `in_blocks`, `out_blocks`: elements of each rank, `keep` is then
+        a list. `names`: of in_ and out, in errors. `any_dense`: the order of dimensions does not matter."""
+        if self._calls is None and in_blocks is None and _fast_begin is not None:
+            handle = _fast_begin(self._handle, op, in_, out, 0 if options is None else _addressof(options), root, peer)
+            if handle:
+                return self._started(handle, keep, result, after, op == _api.OP_RECV)
+            if handle is not None:
+                raise last()
+        if self._handle is None:
+            raise errors.BadArgumentError(f"{lib.op_name(op).decode()}: the group {self._group.name!r} has been shut down; expected one that runs")
+        call = weft_call.from_buffer_copy(_BLANK)
+        call.op, call.root, call.peer = op, root, peer
+        if in_ is not None:
+            call.in_ = buffer(in_, names[0], any_dense)
+        if out is not None:
+            call.out = call.in_ if out is in_ else buffer(out, names[1], any_dense)
+        if options is not None:
+            call.options = ctypes.pointer(options)
+        if in_blocks is not None:
+            call.in_blocks = blocks(in_blocks, keep)
+        if out_blocks is not None:
+            call.out_blocks = blocks(out_blocks, keep)
+        if self._calls is not None:
+            self._calls.append((call, keep, result, after))
+            self._latest = DoneWork(result)
+            return self._latest
+        handle = ctypes.c_void_p()
+        if lib.submit(self._handle, _byref(call), _byref(handle), per_thread.ref):
+            raise last()
+        return self._started(handle.value, keep, result, after, op == _api.OP_RECV)
+
+    def _started(self, handle, keep, result, after, is_recv=False):
+        self._sequence += 1
+        work = self._latest = WeftWork(self, handle, keep, result)
+        if after is not None:
+            work._after = after
+        if is_recv:
+            work._is_recv = True
+        pending = self._pending
+        pending.add(work)
+        if len(pending) % 32 == 0:  # those that nobody waits for
+            for old in list(pending):
+                old.is_completed()
+        return work
+
+    # ---- several calls as one ----
+
+    def _together(self, calls):
+        if not calls:
+            self._latest = DoneWork([])
+            return self._latest
+        array = (weft_call * len(calls))(*(call for call, _, _, _ in calls))
+        handle = ctypes.c_void_p()
+        if lib.coalesced(self._handle, array, len(calls), _byref(handle), per_thread.ref):
+            raise last()
+        afters = [after for _, _, _, after in calls if after is not None]
+
+        def after_all():
+            for after in afters:
+                after()
+        result = []
+        for _, _, written, _ in calls:
+            result += written
+        return self._started(handle.value, [calls, array], result, after_all if afters else None)
+
+    def start_coalescing(self):
+        self._calls = []
+
+    def end_coalescing(self):
+        calls, self._calls = self._calls, None
+        return self._together(calls)
+
+    def _many(self, begin, *lists):
+        """One Work for `begin` of each of several tensors."""
+        if self._calls is not None:
+            for each in zip(*lists):
+                begin(*each)
+            self._latest = DoneWork(list(lists[0]))
+            return self._latest
+        self.start_coalescing()
+        try:
+            for each in zip(*lists):
+                begin(*each)
+        finally:
+            calls, self._calls = self._calls, None
+        return self._together(calls)

@@ -1,0 +1,121 @@
+"""Tensors of torch as what weft's calls take: where their elements lie, how many, of which dtype. Lists of tensors that do not lie in a row go through one
+copy."""
+import ctypes
+
+import torch
+
+from .. import _api, dtypes, errors
+from .._api import weft_buffer
+
+_CODES = {}  # torch.dtype -> weft_dtype
+
+
+def _code(tensor, name):
+    code = _CODES.get(tensor.dtype)
+    if code is None:
+        code = dtypes.of_torch(tensor.dtype)
+        if code is None:
+            raise errors.UnsupportedError(f"{name} is of dtype {tensor.dtype}; expected one of {', '.join(dtypes.NAMES)}")
+        _CODES[tensor.dtype] = code
+    return code
+
+
+def _is_dense(tensor):
+    """Whether the elements lie in a row, in whatever order of dimensions."""
+    expected = 1
+    for stride, extent in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape) if n != 1):
+        if stride != expected:
+            return False
+        expected *= extent
+    return True
+
+
+def buffer(tensor, name="tensor", any_dense=False):
+    """A tensor's elements as they lie. `any_dense`: in whatever order of dimensions, where all ranks have the same."""
+    if not tensor.is_cpu or tensor.is_sparse:
+        raise errors.UnsupportedError(f"{name} is on {tensor.device}{' and sparse' if tensor.is_sparse else ''}; expected a dense tensor on cpu")
+    if not tensor.is_contiguous() and not (any_dense and _is_dense(tensor)):
+        raise errors.LayoutError(f"{name} is not contiguous; tensors must be contiguous: .contiguous() first")
+    return weft_buffer(tensor.data_ptr(), tensor.numel(), _code(tensor, name), 0)
+
+
+def blocks(counts, keep):
+    """Elements of each rank as a weft_blocks, whose memory goes into the list `keep`."""
+    array = (ctypes.c_int64 * len(counts))(*counts)
+    keep.append(array)
+    return _api.weft_blocks(ctypes.cast(array, ctypes.POINTER(ctypes.c_int64)), None, len(counts))
+
+
+def one(tensors, name="tensors"):
+    """The one tensor of a list."""
+    if len(tensors) != 1:
+        raise errors.BadArgumentError(f"{name} has {len(tensors)} tensors; expected 1")
+    return tensors[0]
+
+
+def expect_count(tensor, count, name, reached):
+    """That a tensor has so many elements; `reached`: where the number comes from."""
+    if tensor.numel() != count:
+        raise errors.BadArgumentError(f"{name} has {tensor.numel()} elements; expected {count}: {reached}")
+
+
+def expect_each(tensors, ranks, name):
+    """One tensor for each rank."""
+    if len(tensors) != ranks:
+        raise errors.BadArgumentError(f"{name} has {len(tensors)} tensors; expected {ranks}, one for each rank")
+
+
+def expect_alike(tensors, ranks, like, name):
+    """One tensor for each rank, all of the size and dtype of `like`."""
+    expect_each(tensors, ranks, name)
+    for i, tensor in enumerate(tensors):
+        if tensor.numel() != like.numel() or tensor.dtype != like.dtype:
+            raise errors.BadArgumentError(f"{name}[{i}] has {tensor.numel()} elements of {tensor.dtype}; expected {like.numel()} of {like.dtype}: "
+                                          "tensors of all ranks have the same size and dtype")
+
+
+def split_counts(tensor, sizes, ranks, name):
+    """Elements for each rank of a tensor that is cut along its first dimension into so many rows, or evenly."""
+    rows = tensor.size(0) if tensor.dim() else 1
+    if not sizes:
+        if rows % ranks:
+            raise errors.BadArgumentError(f"{name} has {rows} rows; expected a number that {ranks} (group size) divides, or split sizes")
+        sizes = [rows // ranks] * ranks
+    if len(sizes) != ranks:
+        raise errors.BadArgumentError(f"{name}_split_sizes has {len(sizes)} numbers; expected {ranks}, one for each rank")
+    if sum(sizes) != rows:
+        raise errors.BadArgumentError(f"{name}_split_sizes adds up to {sum(sizes)}; expected {rows}, the rows of {name}")
+    row = tensor.numel() // rows if rows else 0
+    return [size * row for size in sizes]
+
+
+def _row_of(tensors):
+    """One tensor over the memory of several that follow one another in one storage; None where they do not."""
+    first = tensors[0]
+    storage, offset = first.untyped_storage().data_ptr(), first.storage_offset()
+    for tensor in tensors:
+        if not tensor.is_contiguous() or tensor.storage_offset() != offset or tensor.untyped_storage().data_ptr() != storage or tensor.dtype != first.dtype:
+            return None
+        offset += tensor.numel()
+    return first.detach().as_strided((offset - first.storage_offset(),), (1,), first.storage_offset())
+
+
+def in_a_row(tensors):
+    """One tensor with the elements of all: their own memory, or a copy."""
+    row = _row_of(tensors)
+    return row if row is not None else torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def gathered_into(outputs):
+    """(where blocks of all ranks go, what then brings them to `outputs`, None where they are there)."""
+    row = _row_of(outputs)
+    if row is not None:
+        return row, None
+    counts = [tensor.numel() for tensor in outputs]
+    flat = torch.empty(sum(counts), dtype=outputs[0].dtype)
+
+    def after():
+        with torch.no_grad():
+            for tensor, part in zip(outputs, flat.split(counts)):
+                tensor.detach().copy_(part.view(tensor.shape))
+    return flat, after
