@@ -244,7 +244,8 @@ TEST_F(WeftBench, DataIsComparedAndVerified) {
 
 TEST_F(WeftBench, LayersInSpaceAreBesideTheirParts) {
   const auto json_path = folder_ / "domain.json";
-  ASSERT_EQ(run({"domain", "--maps", "4x8x8", "--sequences", "300", "--passes", "both", "--rounds", "1", "--json", json_path}),
+  ASSERT_EQ(run({"domain", "--maps", "4x8x8", "--sequences", "300", "--passes", "both", "--rounds", "1",
+                 "--json", json_path}),
             ExitStatus{.code = 0})
       << err_;
   EXPECT_THAT(out_, ContainsRegex("case +step us +local us +exchange us +step / the larger"));
