@@ -94,10 +94,6 @@ constexpr Variable kVariables[] = {
      "what the processes of shm may let the kernel do to each other's foreign memory, where that is faster "
      "and "
      "permitted: pull (read), push (write, too: quiesce() then waits for peers that are stopped) or off"},
-    {"WEFT_WINDOW_LINKS", "on, off", "off", "windows and halos",
-     "on, for all ranks: windows and halos over shm go by links of their own, faster where they are small; "
-     "see what is not right with "
-     "them yet in docs/decisions/2026-11-23-window-links.md"},
     {"WEFT_UNEXPECTED_MESSAGES", "integer", "1048576", "messages",
      "messages that a rank keeps, per group, though it has not asked for them yet"},
     {"WEFT_UNEXPECTED_BYTES", "integer", "1073741824", "messages", "bytes of these messages"},

@@ -92,6 +92,7 @@ GroupState::GroupState(Context& context_in, BackendFactory factory_in, const Mem
 }
 
 GroupState::~GroupState() {
+  users->forget();  // what is kept with the group may use it to the end
   progress_.remove(this);
   if (helped_) progress_.remove_helped(spin_);
   context.arena().remove_holder(this);

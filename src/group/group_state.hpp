@@ -141,6 +141,8 @@ class GroupState final : public Driven, public BlockHolder {
   CalledInWaits answering() const {
     return CalledInWaits([this] { progress_.answer(); });
   }
+  /// The list of this rank that drives it.
+  ProgressEngine& progress() const noexcept { return progress_; }
   const Traits& traits() const noexcept { return backend_->traits(); }
   bool streams() const noexcept { return traits().progress == ProgressStyle::stream; }
   std::string_view backend_name() const noexcept { return traits().name; }

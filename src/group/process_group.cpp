@@ -307,6 +307,7 @@ bool ProcessGroup::quiesce(Duration limit) {
 }
 
 const std::shared_ptr<UserNumbers>& ProcessGroup::users() const { return given(state_, "users").users; }
+GroupState& ProcessGroup::state() const { return given(state_, "state"); }
 
 bool ProcessGroup::failed() const noexcept { return state_ != nullptr && state_->failed(); }
 void ProcessGroup::fail(const Failure& why) noexcept {

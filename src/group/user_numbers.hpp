@@ -42,6 +42,12 @@ class UserNumbers {
     if (!place) place = make();
     return std::static_pointer_cast<T>(place);
   }
+  /// The group ends: what is kept goes.
+  void forget() noexcept {
+    std::map<std::type_index, std::shared_ptr<void>> gone;
+    const std::lock_guard lock(keeping_);
+    gone.swap(kept_);
+  }
 
  private:
   std::mutex mutex_;

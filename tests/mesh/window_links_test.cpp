@@ -19,9 +19,6 @@ using test::RankOptions;
 using test::Ranks;
 using test::run_ranks;
 
-// Links are off otherwise.
-const int kLinksAreOn = ::setenv("WEFT_WINDOW_LINKS", "on", 1);
-
 // Element j of row i of field f, in the step-th exchange.
 std::int64_t element(std::int64_t f, std::int64_t i, std::int64_t j, std::int64_t step) {
   return ((f * 1000 + i) * 100'000 + j) * 100 + step;

@@ -9,7 +9,7 @@
 
 #include "base/hash.hpp"
 #include "mesh/axis_ranks.hpp"
-#include "mesh/window/links.hpp"
+#include "mesh/window/links/links.hpp"
 #include "mesh/window/segments.hpp"
 #include "weft/base/error.hpp"
 #include "weft/group/process_group.hpp"

@@ -30,17 +30,21 @@ Exchange::~Exchange() {
 
 void Exchange::keep(Tensor room) const {
   constexpr std::size_t kMostSpare = 4;
+  const std::lock_guard lock(plan_->spare_mutex);
   if (plan_->spare.size() < kMostSpare) plan_->spare.push_back(std::move(room));
 }
 
 Tensor Exchange::room_of(std::int64_t bytes) const {
-  for (Tensor& spare : plan_->spare)
-    if (spare.bytes() >= bytes && spare.stream() == stream_) {
-      std::swap(spare, plan_->spare.back());
-      Tensor taken = std::move(plan_->spare.back());
-      plan_->spare.pop_back();
-      return taken;
-    }
+  {
+    const std::lock_guard lock(plan_->spare_mutex);
+    for (Tensor& spare : plan_->spare)
+      if (spare.bytes() >= bytes && spare.stream() == stream_) {
+        std::swap(spare, plan_->spare.back());
+        Tensor taken = std::move(plan_->spare.back());
+        plan_->spare.pop_back();
+        return taken;
+      }
+  }
   return {plan_->mesh.context(), Dims::line(bytes), DType::u8, Memory::shared, stream_};
 }
 

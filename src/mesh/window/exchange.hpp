@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "mesh/window/links.hpp"
+#include "mesh/window/links/links.hpp"
 #include "mesh/window/program.hpp"
 #include "weft/host/context.hpp"
 #include "weft/host/device_runtime.hpp"

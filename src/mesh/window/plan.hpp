@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "mesh/window/segments.hpp"
@@ -55,7 +56,8 @@ struct Window::Plan {
   /// What exchanges of fields of certain shapes and strides do, worked out (exchange.cpp), and memory of messages that no transfer uses now.
   struct Program;
   mutable std::vector<std::unique_ptr<const Program>> programs;
-  mutable std::vector<Tensor> spare;
+  mutable std::mutex spare_mutex;
+  mutable std::vector<Tensor> spare;  // guarded by it: steps are taken in any thread that waits
 };
 
 namespace windows {

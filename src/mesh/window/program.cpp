@@ -230,7 +230,21 @@ class Compiler {
     }
     if (t.bytes == 0) return;
     t.about = fmt::format("{}, {} bytes", fields_text(program_.forms, program_.adjoint), t.bytes);
-    t.form = hash_of(t.about);
+    Fnv1a hash;
+    hash.add(t.about);
+    hash.add(t.boxes.size());
+    const char* between = " of boxes ";
+    std::size_t told = ~std::size_t{0};  // the field whose first box has been told
+    for (const Program::Box& b : t.boxes) {
+      hash.add(b.field);
+      hash.add(static_cast<std::uint64_t>(program_.forms[b.field].element));
+      for (const std::int64_t n : b.counts) hash.add_at_once(static_cast<std::uint64_t>(n));
+      if (b.field == told) continue;
+      told = b.field;
+      t.about += between + to_string(b.counts);
+      between = ", ";
+    }
+    t.form = hash.value;
     traffics.push_back(std::move(t));
   }
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "mesh/window/kernel_reads.hpp"
+#include "mesh/window/links/kernel_reads.hpp"
 #include "mesh/window/plan.hpp"
 #include "mesh/window/strided.hpp"
 
@@ -69,8 +69,8 @@ struct Window::Plan::Program {
     int rank = 0;
     std::int64_t bytes = 0, runs = 0;  // runs: of bytes in one piece, in this rank's memory
     std::vector<Box> boxes{};
-    std::uint64_t form = 0;  // a hash of `about`
-    std::string about{};     // what both ranks must have alike
+    std::uint64_t form = 0;  // a hash of what both ranks must have alike: fields, and their boxes
+    std::string about{};     // of that, in words: the fields, and the first box of each
     // Of what comes from the memory of the other rank: the copies, worked out from its boxes when they were those of that number.
     mutable std::uint64_t joint_id = 0;
     mutable std::vector<Step> joint{};

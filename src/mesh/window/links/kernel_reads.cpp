@@ -1,4 +1,4 @@
-#include "mesh/window/kernel_reads.hpp"
+#include "mesh/window/links/kernel_reads.hpp"
 
 #include <sys/uio.h>
 #include <unistd.h>

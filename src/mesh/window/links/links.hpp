@@ -1,5 +1,6 @@
 // Links between the ranks of a group that share memory: through them windows are exchanged without a call of the group. The layout of
-// what they share, and a rank's ends of its links. Used by one thread per rank.
+// what they share, and a rank's ends of its links. They are driven by the rank's ProgressEngine: any thread of the rank that waits takes the next
+// steps of its exchanges, and its helper thread where it has one.
 //
 // A link goes from one rank to another: a ring of slots that the sender fills and the receiver empties, in order. A slot holds packed
 // bytes, or says where in the sender's memory they lie: then the receiver copies them from there, and the sender's memory is free
@@ -9,17 +10,23 @@
 // a message of one byte (kTokenTag) in the group: so deadlines, dead ranks, whom to blame, sleeping and waking are the group's. A rank
 // that has published something looks at that word after a full fence, takes the wish out of it and sends the message: one of the two
 // sees the other's store, and exactly one takes the wish away.
+//
+// A sender that gives up while the other side may copy from memory that it has named: it stores `revoked`, and then waits until nobody
+// is `reading`. A receiver stores `reading` and then looks at `revoked`: one of the two sees the other's store.
 #pragma once
 
 #include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <vector>
 
+#include "group/group_state.hpp"
 #include "host/peers.hpp"
-#include "mesh/window/kernel_reads.hpp"
+#include "host/progress_engine.hpp"
+#include "mesh/window/links/kernel_reads.hpp"
 #include "weft/group/process_group.hpp"
 
 namespace weft::windows {
@@ -69,15 +76,19 @@ struct Link {
   alignas(64) std::atomic<std::uint64_t> receiver_waits;  ///< the receiver waits for a slot of this sequence
   alignas(64) std::atomic<
       std::uint32_t> revoked;  ///< by the sender: memory that it has named may be other memory by now
+  alignas(64) std::atomic<std::uint32_t>
+      reading;  ///< by the receiver: it copies from memory that the sender has named
 };
 
-/// An exchange in flight over links.
+/// An exchange over links. Links calls it while the calling thread owns them.
 class LinkedSteps {
  public:
   virtual ~LinkedSteps() = default;
-  /// The next steps, without waiting. True: something moved.
+  /// The next steps, without waiting. True: something moved. Throws where the exchange has failed.
   virtual bool step() = 0;
   virtual bool complete() const noexcept = 0;
+  /// step() has thrown, in whatever thread: its own is to be told. Links has let go of it.
+  virtual void broke(std::exception_ptr why) noexcept = 0;
   /// What it waits for: a slot from that rank, or (`receives` false) that this rank has emptied slots.
   struct Wish {
     int rank;
@@ -87,8 +98,13 @@ class LinkedSteps {
   virtual Wish wish() const = 0;
 };
 
-/// A rank's links to and from the others of a group.
-class Links {
+/// A rank has given up while another one copied from its memory.
+struct Revoked {
+  int rank;
+};
+
+/// A rank's links to and from the others of a group. Thread-safe where it says so; else for the thread that owns them.
+class Links final : public Driven, public std::enable_shared_from_this<Links> {
  public:
   /// What stands at one side of a link, on this rank.
   struct End {
@@ -106,19 +122,57 @@ class Links {
                   asked = 0;  ///< receiver: segments of the peer, and how many it has tried to map
   };
 
-  /// Those of this group; null where WEFT_WINDOW_LINKS is not on for all of its ranks, they do not all share memory, or its transport is not shm. The first call is collective
-  /// among them, and throws the group's errors.
+  /// Those of this group; null where its ranks do not all share memory, or its transport is not shm. The first call is collective among them, and
+  /// throws the group's errors.
   static std::shared_ptr<Links> of(ProcessGroup& group);
 
   /// `readable`: whose memory the kernel lets this rank read.
-  Links(ProcessGroup& group, RegionRef region, std::vector<PeerProcessRef> processes,
+  Links(GroupState& group, RegionRef region, std::vector<PeerProcessRef> processes,
         const std::vector<bool>& readable);
+  ~Links() override { close(); }
   Links(const Links&) = delete;
   Links& operator=(const Links&) = delete;
+  /// From now on they are driven, until close().
+  void open();
+  /// The group ends: nobody drives them any more, and what is still in flight fails. Any thread.
+  void close() noexcept;
 
-  ProcessGroup& group() const noexcept { return *group_; }
-  /// Where the handle of the group lies now.
-  void use(ProcessGroup& group) noexcept { group_ = &group; }
+  // Driven
+  bool drive() noexcept override;
+  void announce_sleep(bool) noexcept override {}
+  bool rings() const noexcept override { return flying_.load(std::memory_order_relaxed) == 0; }
+  bool helped() const noexcept override { return helped_; }
+  bool settled() noexcept override;
+
+  /// One thread of this rank owns them at a time, and does not block meanwhile.
+  class Owning {
+   public:
+    explicit Owning(Links& links) noexcept : links_(links) { links_.own(); }
+    ~Owning() { links_.disown(); }
+    Owning(const Owning&) = delete;
+    Owning& operator=(const Owning&) = delete;
+
+   private:
+    Links& links_;
+  };
+
+  // For the threads of transfers, which do not own them. Any thread.
+  /// Throws where the group has failed, or has ended.
+  void check_group();
+  /// The next steps of all exchanges in flight, and of the rank's groups. True: `x` is complete. False: it is not, or has failed.
+  bool ask(LinkedSteps& x);
+  /// Waits until `x` is complete (true) or it or the group has failed. Throws the group's errors: at the deadline, timeout.
+  bool finish(LinkedSteps& x, Deadline limit);
+  /// `x` ends before it is complete. Afterwards nothing touches its memory any more: neither this rank's threads nor a neighbour.
+  void give_up(LinkedSteps& x) noexcept;
+  /// Sends the messages that steps have made due, where any are: until they are sent, the group must live.
+  void send_due() noexcept;
+  void fail(const Failure& why) noexcept;
+  /// Throws why that rank has given up.
+  [[noreturn]] void raise_revoked(int rank);
+  Duration deadline() const noexcept { return deadline_; }
+
+  // For its owner.
   End& to(int rank) noexcept { return ends_[0][static_cast<std::size_t>(rank)]; }
   End& from(int rank) noexcept { return ends_[1][static_cast<std::size_t>(rank)]; }
   PeerProcess& process(int rank) noexcept { return *processes_[static_cast<std::size_t>(rank)]; }
@@ -130,35 +184,70 @@ class Links {
   /// Says that the next slot is filled, or emptied.
   void publish(End& to);
   void take(End& from);
-  /// Sends a message to whoever waits for what was published since the last call.
-  void answer();
-  /// The next steps of all exchanges in flight, the oldest first. True: something moved.
-  bool progress();
-  /// Waits until `x` is done.
-  void finish(LinkedSteps& x);
-  void add(LinkedSteps& x) { active_.push_back(&x); }
-  void remove(const LinkedSteps& x) noexcept { std::erase(active_, &x); }
-  /// Nobody may rely on memory that this rank has named any more: it has failed, or gives up an exchange.
-  void revoke() noexcept;
-  /// Throws the group's first cause where a peer has revoked what was copied from its memory.
-  void check_revoked(int rank);
-  /// Maps the peer's segments, as far as they can be had, and tells it.
+  /// Looks who waits for what was published since the last call: send_due() tells them.
+  void tell();
+  void add(LinkedSteps& x);
+  /// It is complete, or over.
+  void remove(const LinkedSteps& x) noexcept;
+  /// Maps the peer's segments, as far as they can be had, and tells it. Not where it may not wait.
   void map(End& from, std::uint32_t segments) noexcept;
 
- private:
-  void touch(End& end);
-  void await(const LinkedSteps::Wish& wish);
+  /// While it lives, memory that the sender has named stays: copies from there are made meanwhile. Its constructor and check(), which is called
+  /// after them, throw Revoked where it may be other memory.
+  class Reading {
+   public:
+    explicit Reading(const End& from);
+    ~Reading() { link_.reading.store(0, std::memory_order_release); }
+    Reading(const Reading&) = delete;
+    Reading& operator=(const Reading&) = delete;
+    void check() const;
 
-  ProcessGroup* group_;
+   private:
+    Link& link_;
+    const int rank_;
+  };
+
+ private:
+  class Answer;
+  bool try_own() noexcept {
+    return !owned_.load(std::memory_order_relaxed) && !owned_.exchange(true, std::memory_order_acquire);
+  }
+  void own() noexcept {
+    if (!try_own()) [[unlikely]]
+      contend();
+  }
+  void contend() noexcept;
+  void disown() noexcept { owned_.store(false, std::memory_order_release); }
+  bool in_flight(const LinkedSteps& x) const noexcept;
+  bool progress() noexcept;
+  void touch(End& end);
+  void await(LinkedSteps& x, Deadline limit);
+  void revoke() noexcept;
+  void await_readers() noexcept;
+
+  std::atomic<GroupState*> group_;  // null: it has ended
+  ProgressEngine& engine_;          // while the group lives
+  const Duration deadline_;
   const RegionRef region_;
   const std::vector<PeerProcessRef> processes_;
-  const bool spins_;
+  const bool spins_, helped_;
   const int rank_;
+
+  std::atomic<bool> owned_{false};
+  std::atomic<int> flying_{0};  // how many are active
+  // The owner's.
   std::array<std::vector<End>, 2> ends_;  // to, from
   std::vector<LinkedSteps*> active_;
   std::vector<End*> touched_;
+  std::vector<int> due_;   // ranks that are to get a message
+  bool patient_ = false;   // the owner may wait a little
+  bool awaiting_ = false;  // a thread waits for a message
   KernelReads kernel_;
   std::uint64_t boxes_ids_ = 0;
+
+  std::atomic<bool> has_due_{false}, sending_{false};
+  std::atomic<bool> answers_later_{false};  // answer_ is in the engine's list
+  std::shared_ptr<Answer> answer_;
 };
 
 }  // namespace weft::windows

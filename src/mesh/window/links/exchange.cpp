@@ -1,0 +1,147 @@
+#include "mesh/window/links/exchange.hpp"
+
+#include <fmt/format.h>
+
+#include "weft/base/error.hpp"
+
+namespace weft::windows {
+
+OverLinks::OverLinks(std::shared_ptr<const Plan> plan, const Program& program, Pairs pairs, Stream stream)
+    : Exchange(std::move(plan), program, std::move(pairs), stream),
+      links_(plan_->links.get()),
+      outs_(program_->to.size()),
+      ins_(program_->from.size()),
+      left_(outs_.size() + ins_.size() + (program_->adjoint ? 1 : 0)) {
+  links_->check_group();
+  try {
+    {
+      const Links::Owning owning(*links_);
+      for (std::size_t i = 0; i < outs_.size(); ++i) {
+        outs_[i].end = &links_->to(program_->to[i].rank);
+        outs_[i].ticket = outs_[i].end->tickets++;
+      }
+      for (std::size_t i = 0; i < ins_.size(); ++i) {
+        ins_[i].end = &links_->from(program_->from[i].rank);
+        ins_[i].ticket = ins_[i].end->tickets++;
+      }
+      links_->add(*this);
+      for (std::size_t i = 0; i < outs_.size(); ++i) send(outs_[i], program_->to[i]);
+      if (complete()) links_->remove(*this);
+      links_->tell();
+    }
+    links_->send_due();
+    if (program_->adjoint) return;
+    copy_own();
+    fill();
+  } catch (...) {
+    broke(std::current_exception());
+    give_up();
+    throw;
+  }
+}
+
+OverLinks::~OverLinks() {
+  if (!given_up_) {
+    const bool over = [&] {
+      const Links::Owning owning(*links_);
+      return complete();
+    }();
+    if (!over) {
+      links_->fail({.code = ErrorCode::aborted,
+                    .text = fmt::format("window: rank {} dropped an exchange in flight", plan_->me),
+                    .ranks = {plan_->me}});
+      give_up();
+    }
+  }
+  links_->send_due();
+  if (came_) keep(std::move(came_));
+}
+
+bool OverLinks::done() {
+  try {
+    if (links_->ask(*this)) return true;
+    if (!asked_until_) asked_until_ = Deadline::after(links_->deadline());
+    if (!broken() && !asked_until_->passed()) return false;
+    if (links_->finish(*this, *asked_until_)) return true;
+  } catch (...) {
+    give_up();
+    if (!broken()) throw;
+  }
+  raise();
+}
+
+void OverLinks::finish() {
+  try {
+    if (links_->finish(*this, Deadline::after(links_->deadline()))) return;
+  } catch (...) {
+    give_up();
+    if (!broken()) throw;
+  }
+  raise();
+}
+
+bool OverLinks::step() {
+  if (left_ == 0) return false;
+  bool moved = false;
+  for (std::size_t i = 0; i < outs_.size(); ++i)
+    if (outs_[i].phase != Phase::done && send(outs_[i], program_->to[i])) moved = true;
+  for (std::size_t i = 0; i < ins_.size(); ++i)
+    if (ins_[i].phase < Phase::there && receive(ins_[i], program_->from[i])) moved = true;
+  if (program_->adjoint && !added_ && there_ == ins_.size()) {
+    add_all();
+    moved = true;
+  }
+  return moved;
+}
+
+OverLinks::Wish OverLinks::wish() const {
+  for (std::size_t i = 0; i < ins_.size(); ++i)
+    if (ins_[i].phase < Phase::there) return {ins_[i].end->rank, true, ins_[i].end->next + 1};
+  for (std::size_t i = 0; i < outs_.size(); ++i) {
+    const Out& o = outs_[i];
+    if (o.phase == Phase::awaiting) return {o.end->rank, false, o.until};
+    if (o.phase != Phase::done) return {o.end->rank, false, o.end->next + 1 - kSlots};
+  }
+  return {plan_->me, true, 1};  // not reached: something is left
+}
+
+// The group fails, for all ranks to know, but where a rank has given up: that one has failed it, and knows why.
+void OverLinks::broke(std::exception_ptr why) noexcept {
+  why_ = why;
+  try {
+    std::rethrow_exception(std::move(why));
+  } catch (const Revoked&) {
+  } catch (const Error& e) {
+    links_->fail({.code = e.code(), .text = e.what(), .ranks = {e.ranks().begin(), e.ranks().end()}});
+  } catch (const std::exception& e) {
+    links_->fail({.code = ErrorCode::system, .text = std::string("window: ") + e.what(), .ranks = {}});
+  }
+}
+
+bool OverLinks::broken() const noexcept {
+  const Links::Owning owning(*links_);
+  return why_ != nullptr;
+}
+
+void OverLinks::give_up() noexcept {
+  given_up_ = true;
+  links_->give_up(*this);
+}
+
+// Why it has failed.
+void OverLinks::raise() {
+  if (!given_up_) give_up();
+  try {
+    std::rethrow_exception(why_);
+  } catch (const Revoked& r) {
+    links_->raise_revoked(r.rank);
+  }
+}
+
+std::unique_ptr<WindowTransfer::Steps> over_links(std::shared_ptr<const Window::Plan> plan,
+                                                  const Window::Plan::Program& program, Pairs pairs,
+                                                  Stream stream) {
+  return std::make_unique<OverLinks>(std::move(plan), program, std::move(pairs), stream);
+}
+
+}  // namespace weft::windows

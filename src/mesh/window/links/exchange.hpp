@@ -1,0 +1,117 @@
+// An exchange over links (links.hpp): what goes to a rank is packed into slots, or, where it is much and that rank reaches the memory
+// itself, copied by that rank from where it lies to where it belongs. Its thread begins, asks and finishes; steps are taken by whichever thread
+// owns the links.
+#pragma once
+
+#include <algorithm>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "mesh/window/exchange.hpp"
+#include "mesh/window/links/links.hpp"
+
+namespace weft::windows {
+
+inline constexpr std::int64_t kPackedBytes = 1024;  ///< up to here it is packed, wherever it lies
+inline constexpr std::int64_t kRunBytes =
+    2048;  ///< the kernel copies what has runs of as many bytes on average
+
+/// Walks through packed bytes, a slot at a time: both sides cut them alike, between elements.
+struct Cursor {
+  std::size_t box = 0;
+  std::int64_t element = 0;
+
+  /// Calls move(box, first element, count, place in the slot) for what the next slot has.
+  template <class Move>
+  void slot(const Window::Plan::Program& program, const Window::Plan::Program::Traffic& t, const Move& move) {
+    std::int64_t at = 0;
+    for (; box < t.boxes.size(); ++box, element = 0) {
+      const Window::Plan::Program::Box& b = t.boxes[box];
+      const std::int64_t size = program.forms[b.field].element;
+      const std::int64_t count = std::min(b.elements - element, (kSlotBytes - at) / size);
+      if (count > 0) move(b, element, count, at);
+      at += count * size;
+      element += count;
+      if (element < b.elements) return;
+    }
+  }
+  bool at_end(const Window::Plan::Program::Traffic& t) const noexcept { return box == t.boxes.size(); }
+};
+
+class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, private Exchange {
+ public:
+  OverLinks(std::shared_ptr<const Plan> plan, const Program& program, Pairs pairs, Stream stream);
+  ~OverLinks() override;
+  bool done() override;
+  void finish() override;
+
+  // LinkedSteps
+  bool complete() const noexcept override { return left_ == 0; }
+  bool step() override;
+  void broke(std::exception_ptr why) noexcept override;
+  Wish wish() const override;
+
+ private:
+  enum class Phase : std::uint8_t { queued, moving, awaiting, there, done };
+  struct Out {
+    Links::End* end = nullptr;
+    std::uint64_t ticket = 0, until = 0;
+    Cursor cursor{};
+    Phase phase = Phase::queued;
+  };
+  struct In {
+    Links::End* end = nullptr;
+    std::uint64_t ticket = 0;
+    std::int64_t at = 0;  // of the adjoint, in came_
+    Cursor cursor{};
+    Phase phase = Phase::queued;
+    bool held = false;  // of the adjoint: the slot is taken when its bytes are added
+  };
+
+  bool broken() const noexcept;
+  void give_up() noexcept;
+  [[noreturn]] void raise();
+  template <class Side>
+  bool end_of(Side& side) {
+    side.phase = Phase::done;
+    --left_;
+    return true;
+  }
+
+  // send.cpp
+  bool send(Out& o, const Program::Traffic& t);
+  Slot& begin_slot(Links::End& end, const Program::Traffic& t, Holds holds, std::uint32_t segments);
+  void pack(Out& o, const Program::Traffic& t);
+  Holds find_places(Links::End& end, const Program::Traffic& t, std::array<Place, kMostPlaces>& places);
+  bool name_places(Links::End& end, const Program::Traffic& t);
+  std::pair<const std::byte*, const std::byte*> span_sent(std::size_t f) const;
+
+  // receive.cpp
+  bool receive(In& in, const Program::Traffic& t);
+  void make_room();
+  void read(In& in, const Program::Traffic& t, const Slot& slot);
+  [[noreturn]] void lose(int rank);
+  void keep_packed(In& in, const Program::Traffic& t, const Slot& slot);
+  const std::byte* place_of(const Slot& slot, const Program::Step& step) const;
+  const std::vector<Program::Step>& joint_of(const Slot& slot, const Program::Traffic& t);
+  [[noreturn]] void disagree(const Slot& slot, const Program::Traffic& t);
+  void add_from(In& in, const Program::Traffic& t);
+  void add_all();
+
+  Links* const links_;  // the plan's
+  bool given_up_ = false;
+  std::optional<Deadline> asked_until_;  // from when done() first said no
+  // Of the thread that owns the links.
+  Few<Out, 4> outs_;
+  Few<In, 4> ins_;
+  std::size_t left_, there_ = 0;
+  bool added_ = false;
+  std::exception_ptr why_;      // it has failed
+  std::uint32_t segments_ = 0;  // told to receivers that could map more of this rank's memory
+  const PeerProcess* sender_ = nullptr;
+  Tensor came_;
+};
+
+}  // namespace weft::windows

@@ -1,0 +1,489 @@
+#include "mesh/window/links/links.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "group/user_numbers.hpp"
+#include "host/arena.hpp"
+#include "host/threads/idling.hpp"
+#include "weft/base/error.hpp"
+#include "weft/base/view.hpp"
+#include "weft/host/context.hpp"
+
+namespace weft::windows {
+namespace {
+
+// Makes this rank's earlier stores visible to others before its later loads.
+void full_fence() noexcept {
+#if defined(__x86_64__)
+  asm volatile("lock; orl $0, (%%rsp)" : : : "memory", "cc");  // faster than mfence
+#else
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+}
+
+// What a rank tells the others about itself.
+struct Introduction {
+  std::uint64_t usable;
+  std::uint64_t word;  // its own address
+  char address[448];
+  char region[56];  // rank 0: the name under which it offers the links
+};
+
+bool put(char* to, std::size_t room, const std::string& text) {
+  if (text.size() >= room) return false;
+  std::memcpy(to, text.c_str(), text.size() + 1);
+  return true;
+}
+
+constexpr int kEagerLooks = 32;  // without a pause between them: most exchanges end here
+constexpr auto kPatience = std::chrono::seconds(10);
+
+// The processes of all ranks and the memory of the links; throws where they cannot be had.
+RegionRef meet(HostPeers& host, const std::vector<Introduction>& all, int rank, const RegionRef& offered,
+               std::vector<PeerProcessRef>& processes, std::vector<bool>& readable) {
+  const Deadline deadline = Deadline::after(kPatience);
+  const bool allowed = KernelReads::allowed();
+  for (const Introduction& i : all) {
+    if (i.usable == 0) throw Error(ErrorCode::unsupported, "window: a rank cannot share memory");
+    processes.push_back(host.meet(ProcessAddress::decode(i.address), deadline));
+    PeerProcess& process = *processes.back();
+    readable.push_back(allowed && !process.is_self() && KernelReads::finds(process, i.word, i.word));
+  }
+  return rank == 0 ? offered : host.open(*processes[0], all[0].region, deadline);
+}
+
+std::shared_ptr<Links> make(ProcessGroup& group) {
+  if (group.backend() != "shm") return nullptr;
+  const int n = group.size();
+  Context& context = group.context();
+  HostPeers& host = context.host_peers();
+  Introduction mine{};
+  mine.usable = 1;
+  mine.word = reinterpret_cast<std::uint64_t>(&mine.word);
+  RegionRef region;
+  try {
+    const std::string name = "weft-windows-" + random_socket_name();
+    mine.usable &= put(mine.region, sizeof(mine.region), name) ? 1U : 0U;
+    mine.usable &= put(mine.address, sizeof(mine.address), host.self().encode()) ? 1U : 0U;
+    if (group.rank() == 0)
+      region =
+          host.offer(mine.region, static_cast<std::size_t>(n) * static_cast<std::size_t>(n) * sizeof(Link));
+    context.arena().ensure_segment();
+    host.show_segments();
+  } catch (const Error&) {
+    mine.usable = 0;
+  }
+  std::vector<Introduction> all(static_cast<std::size_t>(n));
+  constexpr auto kBytes = static_cast<std::int64_t>(sizeof(Introduction));
+  group
+      .all_gather(view(reinterpret_cast<const std::uint8_t*>(&mine), kBytes),
+                  view(reinterpret_cast<std::uint8_t*>(all.data()), kBytes * n))
+      .wait();
+  std::vector<PeerProcessRef> processes;
+  std::vector<bool> readable;
+  std::uint8_t met = 1;
+  try {
+    region = meet(host, all, group.rank(), region, processes, readable);
+  } catch (const Error& e) {
+    met = 0;
+    context.log().write(LogLayer::group, LogLevel::info,
+                        std::string("windows are exchanged by messages: ") + e.what());
+  }
+  std::vector<std::uint8_t> have(static_cast<std::size_t>(n));
+  group.all_gather(view(&met, 1), view(have)).wait();
+  for (const std::uint8_t h : have)
+    if (h == 0) return nullptr;
+  auto links = std::make_shared<Links>(group.state(), std::move(region), std::move(processes), readable);
+  links->open();
+  return links;
+}
+
+// What the group keeps: transfers and plans may outlive it.
+struct Kept {
+  explicit Kept(std::shared_ptr<Links> l) : links(std::move(l)) {}
+  Kept(const Kept&) = delete;
+  Kept& operator=(const Kept&) = delete;
+  ~Kept() {
+    if (links) links->close();
+  }
+  const std::shared_ptr<Links> links;
+};
+
+}  // namespace
+
+std::shared_ptr<Links> Links::of(ProcessGroup& group) {
+  return group.users()->kept<Kept>([&] { return std::make_shared<Kept>(make(group)); })->links;
+}
+
+// Sends what is due, once the thread that made it due holds no lock.
+class Links::Answer final : public ProgressEngine::Later {
+ public:
+  explicit Answer(std::weak_ptr<Links> links) : links_(std::move(links)) {}
+  void run() noexcept override {
+    const std::shared_ptr<Links> links = links_.lock();
+    if (!links) return;
+    links->answers_later_.store(false);
+    links->send_due();
+  }
+
+ private:
+  const std::weak_ptr<Links> links_;
+};
+
+Links::Links(GroupState& group, RegionRef region, std::vector<PeerProcessRef> processes,
+             const std::vector<bool>& readable)
+    : group_(&group),
+      engine_(group.progress()),
+      deadline_(group.member.deadline),
+      region_(std::move(region)),
+      processes_(std::move(processes)),
+      spins_(group.traits().spin),
+      helped_(group.helped()),
+      rank_(group.member.rank) {
+  const auto n = static_cast<std::size_t>(group.member.size), me = static_cast<std::size_t>(rank_);
+  auto* const links = reinterpret_cast<Link*>(region_->data);
+  for (auto& ends : ends_) ends.resize(n);
+  for (std::size_t r = 0; r < n; ++r) {
+    ends_[0][r].link = links + me * n + r;
+    ends_[1][r].link = links + r * n + me;
+    if (readable[r]) ends_[1][r].link->kernel.store(1, std::memory_order_release);
+    for (std::size_t side = 0; side < 2; ++side) {
+      ends_[side][r].rank = static_cast<int>(r);
+      ends_[side][r].sends = side == 0;
+    }
+  }
+  touched_.reserve(2 * n);
+  due_.reserve(2 * n);
+}
+
+void Links::open() {
+  answer_ = std::make_shared<Answer>(weak_from_this());
+  engine_.add(this);
+}
+
+void Links::close() noexcept {
+  if (group_.exchange(nullptr, std::memory_order_acq_rel) != nullptr && answer_) engine_.remove(this);
+}
+
+void Links::contend() noexcept {
+  for (int spins = 0; !try_own(); ++spins)
+    if (spins_ && spins < kSpins)
+      pause();
+    else
+      sched_yield();
+}
+
+bool Links::has_room(End& to) noexcept {
+  if (to.next < to.room_to) return true;
+  to.room_to = to.link->taken.load(std::memory_order_acquire) + kSlots;
+  return to.next < to.room_to;
+}
+
+void Links::publish(End& to) {
+  Slot& slot = to.link->slots[to.next % kSlots];
+  slot.sequence.store(++to.next, std::memory_order_release);
+  touch(to);
+}
+
+void Links::take(End& from) {
+  from.link->taken.store(++from.next, std::memory_order_release);
+  touch(from);
+}
+
+void Links::touch(End& end) {
+  if (!end.touched) touched_.push_back(&end);
+  end.touched = true;
+}
+
+// ---- exchanges in flight ----
+
+void Links::add(LinkedSteps& x) {
+  active_.push_back(&x);
+  flying_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void Links::remove(const LinkedSteps& x) noexcept {
+  if (std::erase(active_, &x) > 0) flying_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+bool Links::in_flight(const LinkedSteps& x) const noexcept {
+  return std::find(active_.begin(), active_.end(), &x) != active_.end();
+}
+
+// The next steps of all exchanges in flight, the oldest first. True: something moved.
+bool Links::progress() noexcept {
+  bool moved = false;
+  for (std::size_t i = 0; i < active_.size();) {
+    LinkedSteps& x = *active_[i];
+    try {
+      moved |= x.step();
+    } catch (...) {
+      remove(x);
+      x.broke(std::current_exception());  // fails the group, and so what it names is read no more
+      revoke();
+      moved = true;
+      continue;
+    }
+    if (x.complete())
+      remove(x);
+    else
+      ++i;
+  }
+  if (moved) tell();
+  return moved;
+}
+
+bool Links::drive() noexcept {
+  if (flying_.load(std::memory_order_relaxed) == 0 || !try_own()) return false;
+  const bool moved = progress();
+  disown();
+  if (has_due_.load(std::memory_order_relaxed) && !answers_later_.exchange(true)) engine_.run_later(answer_);
+  return moved;
+}
+
+bool Links::settled() noexcept {
+  if (flying_.load(std::memory_order_relaxed) == 0) return true;
+  if (!try_own()) return false;
+  disown();
+  return !drive();
+}
+
+void Links::check_group() {
+  GroupState* const group = group_.load(std::memory_order_acquire);
+  if (group == nullptr) throw Error(ErrorCode::aborted, "window: its group has ended");
+  if (!group->failed()) return;
+  static_cast<void>(group->probe(rank_, {.tag = kTokenTag}));  // throws the first cause
+}
+
+bool Links::ask(LinkedSteps& x) {
+  bool moved = false, flies = false;
+  {
+    const Owning owning(*this);
+    patient_ = true;
+    moved = progress();
+    patient_ = false;
+    flies = in_flight(x);
+  }
+  send_due();
+  if (!flies) return x.complete();
+  check_group();
+  if (moved) return false;
+  // A peer may need this rank's part in a call of some group before it comes to this; and ranks that die are noticed here.
+  static_cast<void>(group_.load(std::memory_order_relaxed)->probe(rank_, {.tag = kTokenTag}));
+  engine_.drive_all();
+  const Owning owning(*this);
+  return !in_flight(x) && x.complete();
+}
+
+bool Links::finish(LinkedSteps& x, Deadline limit) {
+  {
+    const Owning owning(*this);
+    patient_ = true;
+    for (int looks = 0; looks < kEagerLooks && in_flight(x);) looks = progress() ? 0 : looks + 1;
+    patient_ = false;
+  }
+  send_due();
+  Idling idling(engine_.spin_limit(), spins_);
+  std::optional<ProgressEngine::Waiter> waiter;
+  for (;;) {
+    bool moved = false;
+    {
+      const Owning owning(*this);
+      if (!in_flight(x)) break;
+      patient_ = true;
+      moved = progress();
+      patient_ = false;
+      if (!in_flight(x)) break;
+    }
+    if (!waiter) waiter.emplace(engine_);
+    send_due();
+    if (moved) {
+      idling.moved();
+      continue;
+    }
+    check_group();
+    if ((!idling.spins() || idling.polls() % 16 == 15) && engine_.drive_all(this)) {
+      idling.moved();
+      continue;
+    }
+    if (idling.spin() || idling.yield()) continue;
+    await(x, limit);
+    idling.restart();
+  }
+  idling.moved();
+  send_due();
+  return x.complete();
+}
+
+// Waits for a message that says that the wish of the oldest exchange is fulfilled: those behind it may be held up by it. Meanwhile the
+// engine drives all, as it does for each call that waits.
+void Links::await(LinkedSteps& x, Deadline limit) {
+  LinkedSteps::Wish wish{};
+  bool another = false;
+  {
+    const Owning owning(*this);
+    if (!in_flight(x)) return;
+    another = std::exchange(awaiting_, true);
+    if (!another) {
+      wish = active_.front()->wish();
+      End& end = wish.receives ? from(wish.rank) : to(wish.rank);
+      std::atomic<std::uint64_t>& waits =
+          wish.receives ? end.link->receiver_waits : end.link->sender_waits;
+      waits.store(wish.value, std::memory_order_seq_cst);
+      full_fence();
+      const bool fulfilled = wish.receives ? end.link->slots[(wish.value - 1) % kSlots].sequence.load(
+                                                 std::memory_order_seq_cst) >= wish.value
+                                           : end.link->taken.load(std::memory_order_seq_cst) >= wish.value;
+      if (std::uint64_t mine = wish.value;
+          fulfilled && waits.compare_exchange_strong(mine, 0, std::memory_order_seq_cst)) {
+        awaiting_ = false;
+        return;
+      }
+    }
+  }
+  if (another) {  // that thread gets the message, or sees the group fail
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+    return;
+  }
+  const auto over = [&] {
+    const Owning owning(*this);
+    awaiting_ = false;
+  };
+  std::uint8_t token = 0;
+  try {
+    group_.load(std::memory_order_acquire)
+        ->submit(call::recv(
+            view(&token, 1), wish.rank,
+            {.deadline = std::max<Duration>(limit.left(), std::chrono::milliseconds(1)), .tag = kTokenTag}))
+        .wait();
+  } catch (...) {
+    over();
+    throw;
+  }
+  over();
+}
+
+// ---- messages to those who wait ----
+
+void Links::tell() {
+  if (touched_.empty()) return;
+  full_fence();
+  while (!touched_.empty()) {
+    End& e = *touched_.back();
+    touched_.pop_back();
+    e.touched = false;
+    std::atomic<std::uint64_t>& waits = e.sends ? e.link->receiver_waits : e.link->sender_waits;
+    std::uint64_t wish = waits.load(std::memory_order_seq_cst);
+    if (wish == 0 || wish > e.next || !waits.compare_exchange_strong(wish, 0, std::memory_order_seq_cst))
+      continue;
+    due_.push_back(e.rank);
+    has_due_.store(true, std::memory_order_release);
+  }
+}
+
+// One thread sends at a time. Who finds another one sending waits for it, so that the group lives meanwhile; but a thread that comes here
+// from within its own sending, which makes progress, leaves it to the loop below it.
+void Links::send_due() noexcept {
+  thread_local const Links* sender = nullptr;
+  while (has_due_.load(std::memory_order_acquire) || sending_.load(std::memory_order_acquire)) {
+    if (sender == this) return;
+    if (sending_.exchange(true, std::memory_order_acq_rel)) {
+      sched_yield();
+      continue;
+    }
+    const Links* const before = std::exchange(sender, this);
+    for (;;) {
+      int rank = -1;
+      {
+        const Owning owning(*this);
+        if (due_.empty()) {
+          has_due_.store(false, std::memory_order_relaxed);
+          break;
+        }
+        rank = due_.back();
+        due_.pop_back();
+      }
+      static constexpr std::uint8_t kToken = 1;
+      try {
+        if (GroupState* const group = group_.load(std::memory_order_acquire))
+          group->submit(call::send(view(&kToken, 1), rank, {.tag = kTokenTag})).wait();
+      } catch (...) {  // the group has failed: who waits sees that, too
+      }
+    }
+    sender = before;
+    sending_.store(false, std::memory_order_release);
+  }
+}
+
+// ---- exchanges that fail ----
+
+void Links::fail(const Failure& why) noexcept {
+  if (GroupState* const group = group_.load(std::memory_order_acquire)) group->fail(why);
+}
+
+void Links::give_up(LinkedSteps& x) noexcept {
+  {
+    const Owning owning(*this);
+    remove(x);
+  }
+  revoke();
+  await_readers();
+  send_due();
+}
+
+void Links::revoke() noexcept {
+  for (End& e : ends_[0]) e.link->revoked.store(1, std::memory_order_seq_cst);
+}
+
+// A copy is finite. A process that is stopped in one keeps its mapping of that memory, and sees `revoked` after it.
+void Links::await_readers() noexcept {
+  constexpr auto kPatienceWithReaders = std::chrono::seconds(1);
+  const Deadline limit = Deadline::after(kPatienceWithReaders);
+  for (End& e : ends_[0])
+    while (e.link->reading.load(std::memory_order_seq_cst) != 0) {
+      PeerProcess& peer = process(e.rank);
+      if (!peer.is_self() && (limit.passed() || !peer.alive())) break;
+      sched_yield();
+    }
+}
+
+void Links::raise_revoked(int rank) {
+  check_group();
+  const Failure why{.code = ErrorCode::aborted,
+                    .text = "window: rank " + std::to_string(rank) + " gave up an exchange",
+                    .op = Op::recv,
+                    .ranks = {rank}};
+  fail(why);
+  check_group();
+  throw Error(why);
+}
+
+Links::Reading::Reading(const End& from) : link_(*from.link), rank_(from.rank) {
+  link_.reading.store(1, std::memory_order_seq_cst);
+  if (link_.revoked.load(std::memory_order_seq_cst) == 0) return;
+  link_.reading.store(0, std::memory_order_release);
+  throw Revoked{rank_};
+}
+
+void Links::Reading::check() const {
+  // An exchange of nothing, not a load: it stays behind the reads of that memory. (A fence would, too, but the thread sanitizer knows none.)
+  if (link_.revoked.fetch_add(0, std::memory_order_acq_rel) != 0) throw Revoked{rank_};
+}
+
+void Links::map(End& from, std::uint32_t segments) noexcept {
+  if (!patient_ || segments <= from.asked) return;
+  from.asked = segments;
+  PeerProcess& peer = process(from.rank);
+  peer.map_segments(segments, Deadline::after(std::chrono::milliseconds(100)));
+  while (from.mapped < segments && peer.segment(from.mapped) != nullptr) ++from.mapped;
+  from.link->mapped.store(from.mapped, std::memory_order_release);
+}
+
+}  // namespace weft::windows

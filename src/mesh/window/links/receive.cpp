@@ -1,0 +1,209 @@
+// What an exchange over links receives, and adds.
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "mesh/window/links/exchange.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft::windows {
+
+bool OverLinks::receive(In& in, const Program::Traffic& t) {
+  Links::End& end = *in.end;
+  if (in.phase == Phase::queued) {
+    if (end.turn != in.ticket) return false;
+    in.phase = Phase::moving;
+  }
+  bool moved = false;
+  for (;;) {
+    const Slot& slot = end.link->slots[end.next % kSlots];
+    if (slot.sequence.load(std::memory_order_acquire) != end.next + 1) return moved;
+    if (slot.form != t.form) disagree(slot, t);
+    Links::End& back = links_->to(end.rank);
+    back.room_to = std::max(back.room_to, slot.taken + kSlots);
+    moved = true;
+    if (slot.segments > end.mapped) links_->map(end, slot.segments);
+    if (program_->adjoint &&
+        (slot.holds == Holds::in_place || (slot.holds == Holds::packed && t.bytes <= kPackedBytes))) {
+      in.held = true;
+      in.phase = Phase::there;
+      ++there_;
+      return true;
+    }
+    if (slot.holds == Holds::in_place) {
+      const Links::Reading reading(end);
+      for (const Program::Step& step : joint_of(slot, t))
+        step.loops.copy(runtime_, stream_, place_of(slot, step) + step.from, pair(step).window + step.to);
+      reading.check();
+      in.cursor.box = t.boxes.size();
+    } else if (slot.holds == Holds::by_kernel) {
+      read(in, t, slot);
+      in.cursor.box = t.boxes.size();
+    } else if (program_->adjoint) {
+      keep_packed(in, t, slot);
+    } else {
+      in.cursor.slot(*program_, t,
+                     [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t at) {
+                       std::byte* const to = pair(b.field).window + b.offset;
+                       if (count == b.elements)
+                         b.loops.copy(runtime_, stream_, slot.packed + at, to);
+                       else
+                         b.loops.copy_some(first, count,
+                                           slot.packed + at - first * program_->forms[b.field].element, to);
+                     });
+    }
+    links_->take(end);
+    if (!in.cursor.at_end(t)) continue;
+    if (!program_->adjoint) {
+      ++end.turn;
+      return end_of(in);
+    }
+    ++end.turn;
+    in.phase = Phase::there;
+    ++there_;
+    return true;
+  }
+}
+
+// Memory for what all ranks send, packed.
+void OverLinks::make_room() {
+  if (came_) return;
+  std::int64_t bytes = 0;
+  for (std::size_t i = 0; i < ins_.size(); ++i) {
+    ins_[i].at = bytes;
+    bytes += (program_->from[i].bytes + 63) / 64 * 64;
+  }
+  came_ = room_of(bytes);
+}
+
+// What the kernel copies: in one go for each field, to its place, or to packed bytes where the adjoint keeps them or its runs here are short.
+void OverLinks::read(In& in, const Program::Traffic& t, const Slot& slot) {
+  if (t.pieces_id != slot.boxes_id) {
+    t.there.clear();
+    t.here.clear();
+    const std::int64_t* from = slot.boxes;
+    for (const Program::Box& b : t.boxes) {
+      const std::int64_t element = program_->forms[b.field].element;
+      std::array<std::int64_t, Dims::kMaxDims> steps{};
+      if (static_cast<std::size_t>(*from++) != b.field) disagree(slot, t);
+      const std::int64_t offset = *from++;
+      for (int d = 0; d < b.counts.rank(); ++d) steps[static_cast<std::size_t>(d)] = *from++;
+      add_pieces(b.counts, steps, element, b.field, offset, t.there);
+      add_pieces(b.counts, b.steps, element, b.field, b.offset, t.here);
+    }
+    t.pieces_id = slot.boxes_id;
+  }
+  const bool packed = program_->adjoint || t.bytes < kRunBytes * t.runs;
+  if (packed) make_room();
+  std::array<std::uint64_t, kMostPlaces> fields_there, fields_here;
+  for (std::size_t f = 0; f < program_->forms.size(); ++f) {
+    fields_there[f] = slot.places[f].offset;
+    fields_here[f] = reinterpret_cast<std::uint64_t>(pair(f).window);
+  }
+  const std::uint64_t room = packed ? reinterpret_cast<std::uint64_t>(came_.data() + in.at) : 0;
+  const Pieces there{t.there, fields_there.data()};
+  const std::vector<Piece> all{{0, 0, t.bytes}};
+  {
+    const Links::Reading reading(*in.end);
+    const bool copied = links_->kernel().read(
+        links_->process(t.rank), there, packed ? Pieces{all, &room} : Pieces{t.here, fields_here.data()});
+    reading.check();
+    if (!copied) lose(t.rank);
+  }
+  if (packed && !program_->adjoint)
+    for (const Program::Box& b : t.boxes)
+      b.loops.copy(runtime_, stream_, came_.data() + in.at + b.at, pair(b.field).window + b.offset);
+}
+
+// The memory of that rank could not be read.
+void OverLinks::lose(int rank) {
+  const bool alive = links_->process(rank).alive();
+  Failure why{.code = alive ? ErrorCode::system : ErrorCode::peer_lost,
+              .text = alive ? fmt::format("window: the kernel does not copy from rank {}'s memory", rank)
+                            : fmt::format("window: rank {} died", rank),
+              .ranks = {rank}};
+  throw Error(std::move(why));
+}
+
+// Of the adjoint, what takes several slots: kept until all is there.
+void OverLinks::keep_packed(In& in, const Program::Traffic& t, const Slot& slot) {
+  make_room();
+  in.cursor.slot(*program_, t,
+                 [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t at) {
+                   const std::int64_t size = program_->forms[b.field].element;
+                   std::memcpy(came_.data() + in.at + b.at + first * size, slot.packed + at,
+                               static_cast<std::size_t>(count * size));
+                 });
+}
+
+// Where a field of the sender begins here.
+const std::byte* OverLinks::place_of(const Slot& slot, const Program::Step& step) const {
+  const Place& place = slot.places[step.field];
+  if (place.segment == Place::kAddress) return reinterpret_cast<const std::byte*>(place.offset);
+  return sender_->segment(static_cast<std::uint32_t>(place.segment)) + place.offset;
+}
+
+// The copies from the sender's memory to this rank's: each box with the steps of both.
+const std::vector<OverLinks::Program::Step>& OverLinks::joint_of(const Slot& slot, const Program::Traffic& t) {
+  sender_ = &links_->process(t.rank);
+  if (t.joint_id == slot.boxes_id) return t.joint;
+  t.joint.clear();
+  const std::int64_t* from = slot.boxes;
+  for (const Program::Box& b : t.boxes) {
+    const auto field = static_cast<std::size_t>(*from++);
+    const std::int64_t offset = *from++;
+    Loops loops(static_cast<std::size_t>(program_->forms[b.field].element));
+    for (int d = 0; d < b.counts.rank(); ++d) {
+      const std::int64_t step = *from++;
+      loops.add(b.counts[d], step, b.steps[static_cast<std::size_t>(d)]);
+    }
+    if (field != b.field) disagree(slot, t);
+    t.joint.push_back({b.field, loops, offset, b.offset});
+  }
+  t.joint_id = slot.boxes_id;
+  return t.joint;
+}
+
+void OverLinks::disagree(const Slot& slot, const Program::Traffic& t) {
+  Failure why{.code = ErrorCode::mismatch,
+              .text = fmt::format("window: rank {} gave {}, and rank {} {}; expected the same on all ranks",
+                                  t.rank, std::string(slot.about), plan_->me, t.about),
+              .ranks = {t.rank, plan_->me}};
+  throw Error(std::move(why));
+}
+
+void OverLinks::add_from(In& in, const Program::Traffic& t) {
+  if (!in.held) {
+    for (const Program::Box& b : t.boxes) add({b.field, b.loops, 0, b.offset}, came_.data() + in.at + b.at);
+    return;
+  }
+  const Slot& slot = in.end->link->slots[in.end->next % kSlots];
+  if (slot.holds == Holds::packed) {
+    for (const Program::Box& b : t.boxes) add({b.field, b.loops, 0, b.offset}, slot.packed + b.at);
+  } else {
+    const Links::Reading reading(*in.end);
+    for (const Program::Step& step : joint_of(slot, t)) add(step, place_of(slot, step));
+    reading.check();
+  }
+  links_->take(*in.end);
+  ++in.end->turn;
+}
+
+void OverLinks::add_all() {
+  clear_sums();
+  bool own = false;
+  for (std::size_t i = 0; i < ins_.size(); ++i) {
+    if (!own && program_->from[i].rank > plan_->me) {
+      add_own();
+      own = true;
+    }
+    add_from(ins_[i], program_->from[i]);
+    end_of(ins_[i]);
+  }
+  if (!own) add_own();
+  round_sums();
+  added_ = true;
+  --left_;
+}
+
+}  // namespace weft::windows

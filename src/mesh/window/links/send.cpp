@@ -1,0 +1,160 @@
+// What an exchange over links sends.
+#include <cstring>
+
+#include "host/arena.hpp"
+#include "mesh/window/links/exchange.hpp"
+#include "weft/host/context.hpp"
+
+namespace weft::windows {
+namespace {
+
+constexpr std::int64_t kKernelBytes = 12 << 10;  // from here on the kernel copies what is not shared
+constexpr std::int64_t kHeadBytes =
+    64 - static_cast<std::int64_t>(offsetof(Slot, packed));  // in a slot's first line
+constexpr std::int64_t kShortBytes =
+    1024;  // packed on the stack first, so that the first line, which is polled, is written last
+
+}  // namespace
+
+bool OverLinks::send(Out& o, const Program::Traffic& t) {
+  Links::End& end = *o.end;
+  if (o.phase == Phase::awaiting) {
+    if (end.link->taken.load(std::memory_order_acquire) < o.until) return false;
+    return end_of(o);
+  }
+  if (o.phase == Phase::queued) {
+    if (end.turn != o.ticket || !links_->has_room(end)) return false;
+    if (name_places(end, t)) {
+      ++end.turn;
+      o.until = end.next;
+      o.phase = Phase::awaiting;
+      return true;
+    }
+    o.phase = Phase::moving;
+  }
+  bool moved = false;
+  while (!o.cursor.at_end(t) && links_->has_room(end)) {
+    pack(o, t);
+    moved = true;
+  }
+  if (!o.cursor.at_end(t)) return moved;
+  ++end.turn;
+  return end_of(o);
+}
+
+// The slot's head but for its sequence, which is published last.
+Slot& OverLinks::begin_slot(Links::End& end, const Program::Traffic& t, Holds holds, std::uint32_t segments) {
+  const std::size_t place = end.next % kSlots;
+  Slot& slot = end.link->slots[place];
+  if (end.forms[place] != t.form) {
+    end.forms[place] = t.form;
+    const std::size_t length = std::min(t.about.size(), kAboutBytes - 1);
+    std::memcpy(slot.about, t.about.data(), length);
+    slot.about[length] = '\0';
+  }
+  slot.form = t.form;
+  slot.holds = holds;
+  slot.segments = segments;
+  slot.taken = links_->from(end.rank).next;
+  return slot;
+}
+
+void OverLinks::pack(Out& o, const Program::Traffic& t) {
+  Links::End& end = *o.end;
+  Slot& slot = end.link->slots[end.next % kSlots];
+  std::array<std::byte, kShortBytes> small;
+  const bool is_small = t.bytes <= kShortBytes;
+  std::byte* const to = is_small ? small.data() : slot.packed;
+  o.cursor.slot(
+      *program_, t, [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t at) {
+        const std::byte* const from = sent_from(pair(b.field)) + b.offset;
+        if (count == b.elements)
+          b.loops.copy(runtime_, stream_, from, to + at);
+        else
+          b.loops.copy_some(first, count, from, to + at - first * program_->forms[b.field].element);
+      });
+  const std::int64_t head = std::min(t.bytes, kHeadBytes);
+  if (is_small)
+    std::memcpy(slot.packed + head, small.data() + head, static_cast<std::size_t>(t.bytes - head));
+  begin_slot(end, t, Holds::packed, segments_);
+  if (is_small) std::memcpy(slot.packed, small.data(), static_cast<std::size_t>(head));
+  links_->publish(end);
+  // The next one is often like this one, and the reader has its lines in its cache.
+  auto* const next = reinterpret_cast<const char*>(&end.link->slots[end.next % kSlots]);
+  for (std::int64_t line = 0; line < std::min<std::int64_t>(t.bytes + 32, 4096); line += 64)
+    __builtin_prefetch(next + line, 1);
+}
+
+std::pair<const std::byte*, const std::byte*> OverLinks::span_sent(std::size_t f) const {
+  const Form& form = program_->forms[f];
+  const std::byte* const data = sent_from(pair(f));
+  return program_->adjoint ? std::pair(data + form.window_low, data + form.window_high)
+                           : std::pair(data + form.part_low, data + form.part_high);
+}
+
+// Where the receiver finds the fields; packed: it does not reach them, or not at a profit.
+Holds OverLinks::find_places(Links::End& end, const Program::Traffic& t, std::array<Place, kMostPlaces>& places) {
+  const std::size_t fields = program_->forms.size();
+  if (t.bytes <= kPackedBytes || fields > kMostPlaces ||
+      t.boxes.size() * (2 + static_cast<std::size_t>(plan_->global.rank())) > sizeof(Slot::boxes) / 8)
+    return Holds::packed;
+  const bool same_process = links_->process(end.rank).is_self();
+  const std::uint32_t mapped = end.link->mapped.load(std::memory_order_acquire);
+  Arena& arena = plan_->mesh.context().arena();
+  Holds holds = Holds::in_place;
+  for (std::size_t f = 0; f < fields; ++f) {
+    const std::byte* const data = sent_from(pair(f));
+    places[f] = {Place::kAddress, reinterpret_cast<std::uint64_t>(data)};
+    if (same_process) continue;
+    const auto [low, high] = span_sent(f);
+    if (low == high) continue;
+    const auto place = arena.find(low, static_cast<std::size_t>(high - low));
+    if (place && place->segment < mapped) {
+      if (holds == Holds::in_place)
+        places[f] = {place->segment, place->offset + static_cast<std::uint64_t>(data - low)};
+      continue;
+    }
+    if (place) {
+      plan_->mesh.context().host_peers().show_segments();
+      segments_ = arena.segment_count();
+    }
+    holds = Holds::by_kernel;
+  }
+  if (holds == Holds::in_place) return holds;
+  if (t.bytes < kKernelBytes || t.bytes < kRunBytes * t.runs ||
+      end.link->kernel.load(std::memory_order_acquire) == 0)
+    return Holds::packed;
+  for (std::size_t f = 0; f < fields; ++f) {
+    const auto [low, high] = span_sent(f);
+    if (low != high && !links_->kernel().copyable(low, static_cast<std::size_t>(high - low)))
+      return Holds::packed;
+    places[f] = {Place::kAddress, reinterpret_cast<std::uint64_t>(sent_from(pair(f)))};
+  }
+  return holds;
+}
+
+// Names the memory of the fields in the next slot. False: the receiver does not reach it.
+bool OverLinks::name_places(Links::End& end, const Program::Traffic& t) {
+  std::array<Place, kMostPlaces> places;
+  const Holds holds = find_places(end, t, places);
+  if (holds == Holds::packed) return false;
+  const std::size_t fields = program_->forms.size();
+  const auto rank = static_cast<std::size_t>(plan_->global.rank());
+  Slot& slot = begin_slot(end, t, holds, segments_);
+  if (program_->boxes_id == 0) program_->boxes_id = links_->new_boxes_id();
+  if (std::uint64_t& known = end.boxes_ids[end.next % kSlots]; known != program_->boxes_id) {
+    known = slot.boxes_id = program_->boxes_id;
+    std::int64_t* to = slot.boxes;
+    for (const Program::Box& b : t.boxes) {
+      *to++ = static_cast<std::int64_t>(b.field);
+      *to++ = b.offset;
+      for (std::size_t d = 0; d < rank; ++d) *to++ = b.steps[d];
+    }
+  }
+  for (std::size_t f = 0; f < fields; ++f)
+    if (!(slot.places[f] == places[f])) slot.places[f] = places[f];
+  links_->publish(end);
+  return true;
+}
+
+}  // namespace weft::windows

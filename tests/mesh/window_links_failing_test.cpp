@@ -1,0 +1,234 @@
+// Windows over links where something goes wrong: transfers that are dropped or late while the neighbour reads, ranks that wait for something else
+// first, and fields that differ. The ways in which bytes go are tested in window_links_test.cpp.
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "support/run_ranks.hpp"
+#include "weft/mesh/halo.hpp"
+
+namespace weft::window_links_failing_test {
+namespace {
+
+using std::chrono::milliseconds;
+using test::Rank;
+using test::RankOptions;
+using test::Ranks;
+using test::run_ranks;
+
+// Memory that is gone at the end: who reads it then is killed.
+class Pages {
+ public:
+  Pages(std::int64_t count, double value) : count_(count) {
+    void* const at =
+        ::mmap(nullptr, bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    EXPECT_NE(at, MAP_FAILED);
+    data_ = static_cast<double*>(at);
+    for (std::int64_t i = 0; i < count; ++i) data_[i] = value;
+  }
+  ~Pages() { ::munmap(data_, bytes()); }
+  Pages(const Pages&) = delete;
+  Pages& operator=(const Pages&) = delete;
+  double* data() const { return data_; }
+
+ private:
+  std::size_t bytes() const { return static_cast<std::size_t>(count_) * sizeof(double); }
+  const std::int64_t count_;
+  double* data_ = nullptr;
+};
+
+struct Ring {
+  Ring(ProcessGroup& group, std::int64_t columns_in)
+      : mesh(group, {{"y", -1}}),
+        columns(columns_in),
+        x(make_layout(mesh, {Shard{0}}, {group.size(), columns})),
+        window(x, {WindowDim::halo(x, 0, 1, 1, Edge::periodic())}) {}
+  ConstTensorView part(const double* data) const { return view(data, {1, columns}); }
+  TensorView wide(double* data) const { return view(data, {3, columns}); }
+  const DeviceMesh mesh;
+  const std::int64_t columns;
+  const Partition x;
+  const Window window;
+};
+
+double seconds_of(const std::function<void()>& f) {
+  const auto begun = std::chrono::steady_clock::now();
+  f();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+}
+
+// Rank 0 drops a transfer, and its memory with it: before rank 1 reads, while it reads, and after it; forth and back.
+TEST(WindowLinksFailing, ADroppedTransferIsReadNoMore) {
+  for (const bool adjoint : {false, true})
+    for (const int delay : {-1, 0, 1, 2, 4})
+      run_ranks(Ranks::threads, 2, [&](Rank& r) {
+        const Ring ring(r.group(), 1 << 20);
+        const Pages wide(3 * ring.columns, 0);
+        auto part = std::make_unique<Pages>(ring.columns, r.rank + 1.0);
+        ring.window.fetch(ring.part(part->data()), ring.wide(wide.data()));
+        auto gone = std::make_unique<Pages>(3 * ring.columns, r.rank + 1.0);
+        const auto start = [&] {
+          return adjoint ? ring.window.start_adjoint(ring.wide(gone->data()), view(part->data(), {1, ring.columns}))
+                         : ring.window.start(ring.part(gone->data()), ring.wide(wide.data()));
+        };
+        if (r.rank == 0) {
+          {
+            const WindowTransfer dropped = start();
+            r.meet("started");
+            std::this_thread::sleep_for(milliseconds(std::max(delay, 0)));
+          }
+          gone.reset();
+          part.reset();
+          r.meet("gone");
+          EXPECT_TRUE(r.group().failed());
+        } else {
+          WindowTransfer transfer = start();
+          r.meet("started");
+          if (delay < 0) r.meet("gone");
+          try {
+            transfer.finish();
+          } catch (const Error& e) {
+            EXPECT_EQ(e.code(), ErrorCode::aborted) << e.what();
+            EXPECT_NE(std::string(e.what()).find("window: rank 0 dropped an exchange in flight"), std::string::npos)
+                << e.what();
+          }
+          if (delay >= 0) r.meet("gone");
+        }
+        r.meet("over");
+      });
+}
+
+// What has thrown at the deadline is read no more, either; and it has thrown at the deadline.
+TEST(WindowLinksFailing, ALateNeighbourDoesNotReadWhatIsGone) {
+  for (const Ranks kind : {Ranks::threads, Ranks::processes}) {
+    RankOptions options;
+    options.deadline = milliseconds(700);
+    run_ranks(
+        kind, 2,
+        [](Rank& r) {
+          const Ring ring(r.group(), 1 << 18);
+          const Pages wide(3 * ring.columns, 0);
+          auto part = std::make_unique<Pages>(ring.columns, r.rank + 1.0);
+          ring.window.fetch(ring.part(part->data()), ring.wide(wide.data()));
+          WindowTransfer transfer = ring.window.start(ring.part(part->data()), ring.wide(wide.data()));
+          if (r.rank == 0) {
+            // Time counts anew for nothing that happens meanwhile.
+            const double took = seconds_of([&] {
+              try {
+                transfer.finish();
+                ADD_FAILURE() << "rank 1 reads late";
+              } catch (const Error& e) {
+                EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
+                EXPECT_EQ(std::vector<int>(e.ranks().begin(), e.ranks().end()), std::vector<int>{1}) << e.what();
+              }
+            });
+            EXPECT_GE(took, 0.65);
+            EXPECT_LE(took, 1.6);  // ranks that are asked who is there have half a second
+            part.reset();
+            r.meet("gone");
+          } else {
+            r.meet("gone");
+            EXPECT_THROW(transfer.finish(), Error);
+          }
+          r.meet("over");
+        },
+        options);
+  }
+}
+
+// done() notices the deadline, too, in a program that does nothing but ask.
+TEST(WindowLinksFailing, WhoAsksForEverIsToldAtTheDeadline) {
+  RankOptions options;
+  options.deadline = milliseconds(500);
+  run_ranks(
+      Ranks::threads, 2,
+      [](Rank& r) {
+        const Ring ring(r.group(), 4);
+        const std::vector<double> part(4);
+        std::vector<double> wide(12);
+        ring.window.fetch(ring.part(part.data()), ring.wide(wide.data()));
+        if (r.rank == 0) {
+          WindowTransfer transfer = ring.window.start(ring.part(part.data()), ring.wide(wide.data()));
+          try {
+            while (!transfer.done()) std::this_thread::yield();
+            ADD_FAILURE() << "rank 1 did not come";
+          } catch (const Error& e) {
+            EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
+          }
+        }
+        r.meet("over");
+      },
+      options);
+}
+
+// Rank 0 waits for a barrier, which rank 1 comes to when it has what rank 0 sends.
+TEST(WindowLinksFailing, ExchangesMoveWhileTheirRankWaitsElsewhere) {
+  for (const Ranks kind : {Ranks::threads, Ranks::processes})
+    for (const std::int64_t columns : {3, 1000, 40'000})
+      run_ranks(kind, 2, [&](Rank& r) {
+        const Ring ring(r.group(), columns);
+        const std::vector<double> part(static_cast<std::size_t>(columns), r.rank + 1.0);
+        std::vector<double> wide(static_cast<std::size_t>(3 * columns));
+        for (int step = 0; step < 3; ++step) {
+          std::memset(wide.data(), 0, wide.size() * sizeof(double));
+          std::vector<WindowTransfer> transfers;
+          std::vector<std::vector<double>> wides(5, wide);
+          for (std::vector<double>& w : wides)
+            transfers.push_back(ring.window.start(ring.part(part.data()), ring.wide(w.data())));
+          const double took = seconds_of([&] {
+            if (r.rank == step % 2) r.group().barrier().wait();
+            for (WindowTransfer& t : transfers) t.finish();
+            if (r.rank != step % 2) r.group().barrier().wait();
+          });
+          EXPECT_LT(took, 2);
+          for (const std::vector<double>& w : wides) {
+            EXPECT_EQ(w.front(), 2 - r.rank);
+            EXPECT_EQ(w[static_cast<std::size_t>(columns)], r.rank + 1);
+            EXPECT_EQ(w.back(), 2 - r.rank);
+          }
+        }
+      });
+}
+
+// Fields of as many bytes in all, of which each is another one on the other rank.
+TEST(WindowLinksFailing, FieldsOfOtherSizesAreTold) {
+  for (const Ranks kind : {Ranks::threads, Ranks::processes})
+    for (const std::int64_t columns : {2, 1000})
+      run_ranks(kind, 2, [&](Rank& r) {
+        const DeviceMesh mesh(r.group(), {{"y", 2}});
+        const Partition x(make_layout(mesh, {Shard{0}}, {2, 1}));
+        const Window window(x, {WindowDim::halo(x, 0, 1, 1, Edge::periodic())});
+        const auto exchange = [&](std::int64_t first, std::int64_t second) {
+          const std::vector<double> a(static_cast<std::size_t>(first)), b(static_cast<std::size_t>(second));
+          std::vector<double> a3(a.size() * 3), b3(b.size() * 3);
+          const WindowField fields[]{{view(a.data(), {1, first}), view(a3.data(), {3, first})},
+                                     {view(b.data(), {1, second}), view(b3.data(), {3, second})}};
+          window.start(fields).finish();
+        };
+        exchange(columns, columns);
+        const std::int64_t less = columns / 2, more = 2 * columns - less;
+        try {
+          r.rank == 0 ? exchange(less, more) : exchange(more, less);
+          r.group().barrier().wait();
+          ADD_FAILURE() << "not noticed";
+        } catch (const Error& e) {
+          EXPECT_EQ(e.code(), ErrorCode::mismatch) << e.what();
+          const std::string text = e.what();
+          const auto boxes = [](std::int64_t a, std::int64_t b) {
+            return " of boxes (1, " + std::to_string(a) + "), (1, " + std::to_string(b) + ")";
+          };
+          EXPECT_NE(text.find(boxes(less, more)), std::string::npos) << text;
+          EXPECT_NE(text.find(boxes(more, less)), std::string::npos) << text;
+        }
+        r.meet("over");
+      });
+}
+
+}  // namespace
+}  // namespace weft::window_links_failing_test
