@@ -138,7 +138,7 @@ class [[nodiscard]] WindowTransfer {
 /// of one rank it is a local copy. A message between a pair of ranks carries all fields of a call that have one dtype, packed, but what is 16 KiB or more of a field
 /// goes alone. What lies in one piece in memory is sent from there, and received there.
 ///
-/// With WEFT_WINDOW_LINKS=on, where ranks share memory (shm), each pair of ranks has a link instead: up to 1 KiB is packed beside a flag; what is more is copied once,
+/// Where ranks share memory (shm), each pair of ranks has a link instead: up to 1 KiB is packed beside a flag; what is more is copied once,
 /// from the sender's memory to its place here.
 ///
 /// It uses messages with the tags kTag and kTag - 1 in the group of the axes that cut the dimensions named. The first start() of a Window waits for that of

@@ -131,6 +131,7 @@ void OverLinks::give_up() noexcept {
 // Why it has failed.
 void OverLinks::raise() {
   if (!given_up_) give_up();
+  if (!why_) links_->check_group();  // it has ended
   try {
     std::rethrow_exception(why_);
   } catch (const Revoked& r) {

@@ -169,7 +169,12 @@ void Links::open() {
 }
 
 void Links::close() noexcept {
-  if (group_.exchange(nullptr, std::memory_order_acq_rel) != nullptr && answer_) engine_.remove(this);
+  if (group_.exchange(nullptr, std::memory_order_acq_rel) == nullptr || !answer_) return;
+  {
+    const Owning owning(*this);
+    while (!active_.empty()) remove(*active_.back());
+  }
+  engine_.remove(this);
 }
 
 void Links::contend() noexcept {
@@ -207,10 +212,13 @@ void Links::touch(End& end) {
 void Links::add(LinkedSteps& x) {
   active_.push_back(&x);
   flying_.fetch_add(1, std::memory_order_relaxed);
+  if (helped_) engine_.in_flight(1);
 }
 
 void Links::remove(const LinkedSteps& x) noexcept {
-  if (std::erase(active_, &x) > 0) flying_.fetch_sub(1, std::memory_order_relaxed);
+  if (std::erase(active_, &x) == 0) return;
+  flying_.fetch_sub(1, std::memory_order_relaxed);
+  if (helped_) engine_.in_flight(-1);
 }
 
 bool Links::in_flight(const LinkedSteps& x) const noexcept {
