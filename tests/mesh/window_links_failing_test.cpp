@@ -26,8 +26,7 @@ using test::run_ranks;
 class Pages {
  public:
   Pages(std::int64_t count, double value) : count_(count) {
-    void* const at =
-        ::mmap(nullptr, bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* const at = ::mmap(nullptr, bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     EXPECT_NE(at, MAP_FAILED);
     data_ = static_cast<double*>(at);
     for (std::int64_t i = 0; i < count; ++i) data_[i] = value;
@@ -74,7 +73,8 @@ TEST(WindowLinksFailing, ADroppedTransferIsReadNoMore) {
         ring.window.fetch(ring.part(part->data()), ring.wide(wide.data()));
         auto gone = std::make_unique<Pages>(3 * ring.columns, r.rank + 1.0);
         const auto start = [&] {
-          return adjoint ? ring.window.start_adjoint(ring.wide(gone->data()), view(part->data(), {1, ring.columns}))
+          return adjoint ? ring.window.start_adjoint(ring.wide(gone->data()),
+                                                     view(part->data(), {1, ring.columns}))
                          : ring.window.start(ring.part(gone->data()), ring.wide(wide.data()));
         };
         if (r.rank == 0) {
@@ -95,7 +95,8 @@ TEST(WindowLinksFailing, ADroppedTransferIsReadNoMore) {
             transfer.finish();
           } catch (const Error& e) {
             EXPECT_EQ(e.code(), ErrorCode::aborted) << e.what();
-            EXPECT_NE(std::string(e.what()).find("window: rank 0 dropped an exchange in flight"), std::string::npos)
+            EXPECT_NE(std::string(e.what()).find("window: rank 0 dropped an exchange in flight"),
+                      std::string::npos)
                 << e.what();
           }
           if (delay >= 0) r.meet("gone");
@@ -125,7 +126,8 @@ TEST(WindowLinksFailing, ALateNeighbourDoesNotReadWhatIsGone) {
                 ADD_FAILURE() << "rank 1 reads late";
               } catch (const Error& e) {
                 EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
-                EXPECT_EQ(std::vector<int>(e.ranks().begin(), e.ranks().end()), std::vector<int>{1}) << e.what();
+                EXPECT_EQ(std::vector<int>(e.ranks().begin(), e.ranks().end()), std::vector<int>{1})
+                    << e.what();
               }
             });
             EXPECT_GE(took, 0.65);

@@ -342,8 +342,7 @@ void Links::await(LinkedSteps& x, Deadline limit) {
     if (!another) {
       wish = active_.front()->wish();
       End& end = wish.receives ? from(wish.rank) : to(wish.rank);
-      std::atomic<std::uint64_t>& waits =
-          wish.receives ? end.link->receiver_waits : end.link->sender_waits;
+      std::atomic<std::uint64_t>& waits = wish.receives ? end.link->receiver_waits : end.link->sender_waits;
       waits.store(wish.value, std::memory_order_seq_cst);
       full_fence();
       const bool fulfilled = wish.receives ? end.link->slots[(wish.value - 1) % kSlots].sequence.load(

@@ -76,8 +76,8 @@ struct Link {
   alignas(64) std::atomic<std::uint64_t> receiver_waits;  ///< the receiver waits for a slot of this sequence
   alignas(64) std::atomic<
       std::uint32_t> revoked;  ///< by the sender: memory that it has named may be other memory by now
-  alignas(64) std::atomic<std::uint32_t>
-      reading;  ///< by the receiver: it copies from memory that the sender has named
+  alignas(64) std::atomic<
+      std::uint32_t> reading;  ///< by the receiver: it copies from memory that the sender has named
 };
 
 /// An exchange over links. Links calls it while the calling thread owns them.

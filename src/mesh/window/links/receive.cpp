@@ -144,7 +144,8 @@ const std::byte* OverLinks::place_of(const Slot& slot, const Program::Step& step
 }
 
 // The copies from the sender's memory to this rank's: each box with the steps of both.
-const std::vector<OverLinks::Program::Step>& OverLinks::joint_of(const Slot& slot, const Program::Traffic& t) {
+const std::vector<OverLinks::Program::Step>& OverLinks::joint_of(const Slot& slot,
+                                                                 const Program::Traffic& t) {
   sender_ = &links_->process(t.rank);
   if (t.joint_id == slot.boxes_id) return t.joint;
   t.joint.clear();

@@ -65,14 +65,14 @@ void OverLinks::pack(Out& o, const Program::Traffic& t) {
   std::array<std::byte, kShortBytes> small;
   const bool is_small = t.bytes <= kShortBytes;
   std::byte* const to = is_small ? small.data() : slot.packed;
-  o.cursor.slot(
-      *program_, t, [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t at) {
-        const std::byte* const from = sent_from(pair(b.field)) + b.offset;
-        if (count == b.elements)
-          b.loops.copy(runtime_, stream_, from, to + at);
-        else
-          b.loops.copy_some(first, count, from, to + at - first * program_->forms[b.field].element);
-      });
+  o.cursor.slot(*program_, t,
+                [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t at) {
+                  const std::byte* const from = sent_from(pair(b.field)) + b.offset;
+                  if (count == b.elements)
+                    b.loops.copy(runtime_, stream_, from, to + at);
+                  else
+                    b.loops.copy_some(first, count, from, to + at - first * program_->forms[b.field].element);
+                });
   const std::int64_t head = std::min(t.bytes, kHeadBytes);
   if (is_small)
     std::memcpy(slot.packed + head, small.data() + head, static_cast<std::size_t>(t.bytes - head));
@@ -93,7 +93,8 @@ std::pair<const std::byte*, const std::byte*> OverLinks::span_sent(std::size_t f
 }
 
 // Where the receiver finds the fields; packed: it does not reach them, or not at a profit.
-Holds OverLinks::find_places(Links::End& end, const Program::Traffic& t, std::array<Place, kMostPlaces>& places) {
+Holds OverLinks::find_places(Links::End& end, const Program::Traffic& t,
+                             std::array<Place, kMostPlaces>& places) {
   const std::size_t fields = program_->forms.size();
   if (t.bytes <= kPackedBytes || fields > kMostPlaces ||
       t.boxes.size() * (2 + static_cast<std::size_t>(plan_->global.rank())) > sizeof(Slot::boxes) / 8)
