@@ -117,6 +117,11 @@ TEST(DomainConv, LargeOnes) {
     expect({.in = 130, .out = 70, .kernel = 3, .padding = 1}, {1, 130, 41, 50}, DType::bf16);
     expect({.in = 600, .out = 300}, {1, 600, 30, 27}, DType::bf16);
     expect({.in = 100, .out = 520, .kernel = 3, .stride = 2, .padding = 1}, {1, 100, 34, 44}, DType::bf16);
+    // Of few pixels on one rank, and of fewer on several.
+    for (const Shape& s :
+         {Shape{1, 600, 6, 6}, Shape{1, 600, 4, 4}, Shape{2, 600, 4, 9}, Shape{1, 600, 8, 7}})
+      expect({.in = 600, .out = 300}, s, DType::bf16);
+    expect({.in = 512, .out = 2048}, {1, 512, 5, 8}, DType::bf16);
   });
 }
 
