@@ -102,6 +102,22 @@ TEST_P(InterruptedGroup, TellsARankThatWaitsAlready) {
   EXPECT_STREQ(theirs.what(), "group \"pair\": rank 0 was interrupted while it was made [rank 1]");
 }
 
+// The exchange of colors is a collective: it goes on until the other rank comes, however long that takes, and then the interrupt counts.
+TEST_P(InterruptedGroup, SplitTellsARankThatComesLate) {
+  Error theirs(ErrorCode::system, "none");
+  std::thread other([&] {
+    ProcessGroup all = create(1);
+    std::this_thread::sleep_for(600ms);
+    theirs = error_of([&] { return all.split(0); });
+  });
+  ProcessGroup all = create(0);
+  EXPECT_EQ(interrupt([&] { return all.split(0); }).code(), ErrorCode::aborted);
+  other.join();
+  EXPECT_EQ(theirs.code(), ErrorCode::aborted);
+  EXPECT_THAT(theirs.what(), HasSubstr("rank 0 was interrupted while it was made"));
+  EXPECT_EQ(ranks_of(theirs), std::vector{0});
+}
+
 TEST_P(InterruptedGroup, StoreAnswersAfterwards) {
   const Error e = interrupt([&] { return stores_[0]->get("never set", Deadline::after(60s)); });
   EXPECT_EQ(e.code(), ErrorCode::timeout);
