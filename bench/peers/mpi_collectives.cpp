@@ -11,6 +11,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -226,7 +227,8 @@ void body(int argc, char** argv) {
     }
     const auto buffers = std::make_shared<Buffers>(c, rank, allocate_pages);
     Times t = measure(prepare(buffers, call_of(c, rank, types)), agree, spec.seconds);
-    if (is_halo(c.kind)) {  // whichever of the two does better
+    // Whichever of the two does better. Between two ranks MPICH 4.0 does not always put the two blocks from one neighbour to the same places, so that there it is the first.
+    if (is_halo(c.kind) && (size > 2 || std::string_view(WEFT_PEER) != "mpich")) {
       const Times other = measure(prepare(buffers, halo_of_neighbours(c, faces_of(c, types.of.at(c.dtype)))),
                                   agree, spec.seconds);
       if (agree(other.median_us < t.median_us ? 1 : 0) == 1) t = other;
