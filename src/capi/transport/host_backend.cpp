@@ -458,10 +458,11 @@ class HostBackend final : public Backend {
   }
 
   void control(int r, Envelope::Kind kind, std::uint32_t number, std::vector<std::byte> bytes) {
+    const std::size_t count = bytes.size();
     Outgoing o{.envelope = {.tag = static_cast<std::int32_t>(number),
                             .kind = kind,
-                            .count = static_cast<std::int64_t>(bytes.size())},
-               .count = bytes.size(),
+                            .count = static_cast<std::int64_t>(count)},
+               .count = count,
                .own = std::move(bytes)};
     o.bytes = o.own.data();  // moving a vector leaves its elements where they are
     peer(r).out.push_back(std::move(o));
