@@ -41,7 +41,7 @@ OverLinks::OverLinks(std::shared_ptr<const Plan> plan, const Program& program, P
 }
 
 OverLinks::~OverLinks() {
-  if (!given_up_ && !over_) {
+  if (!given_up_) {
     const bool over = [&] {
       const Links::Owning owning(*links_);
       return complete();
@@ -59,10 +59,10 @@ OverLinks::~OverLinks() {
 
 bool OverLinks::done() {
   try {
-    if (over_ = links_->ask(*this); over_) return true;
+    if (links_->ask(*this)) return true;
     if (!asked_until_) asked_until_ = Deadline::after(links_->deadline());
     if (!broken() && !asked_until_->passed()) return false;
-    if (over_ = links_->finish(*this, *asked_until_); over_) return true;
+    if (links_->finish(*this, *asked_until_)) return true;
   } catch (...) {
     give_up();
     if (!broken()) throw;
@@ -72,7 +72,7 @@ bool OverLinks::done() {
 
 void OverLinks::finish() {
   try {
-    if (over_ = links_->finish(*this, Deadline::after(links_->deadline())); over_) return;
+    if (links_->finish(*this, Deadline::after(links_->deadline()))) return;
   } catch (...) {
     give_up();
     if (!broken()) throw;

@@ -102,7 +102,6 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
 
   Links* const links_;  // the plan's
   bool given_up_ = false;
-  bool over_ = false;                    // complete, as its own thread has been told
   std::optional<Deadline> asked_until_;  // from when done() first said no
   // Of the thread that owns the links.
   Few<Out, 4> outs_;

@@ -226,8 +226,9 @@ bool Links::in_flight(const LinkedSteps& x) const noexcept {
 }
 
 // The next steps of all exchanges in flight, the oldest first. True: something moved.
-bool Links::progress() noexcept {
+bool Links::progress(bool patient) noexcept {
   bool moved = false;
+  patient_ = patient;
   for (std::size_t i = 0; i < active_.size();) {
     LinkedSteps& x = *active_[i];
     try {
@@ -250,7 +251,7 @@ bool Links::progress() noexcept {
 
 bool Links::drive() noexcept {
   if (flying_.load(std::memory_order_relaxed) == 0 || !try_own()) return false;
-  const bool moved = progress();
+  const bool moved = progress(false);
   disown();
   if (has_due_.load(std::memory_order_relaxed) && !answers_later_.exchange(true)) engine_.run_later(answer_);
   return moved;
@@ -274,9 +275,7 @@ bool Links::ask(LinkedSteps& x) {
   bool moved = false, flies = false;
   {
     const Owning owning(*this);
-    patient_ = true;
-    moved = progress();
-    patient_ = false;
+    moved = progress(true);
     flies = in_flight(x);
   }
   send_due();
@@ -293,9 +292,7 @@ bool Links::ask(LinkedSteps& x) {
 bool Links::finish(LinkedSteps& x, Deadline limit) {
   {
     const Owning owning(*this);
-    patient_ = true;
-    for (int looks = 0; looks < kEagerLooks && in_flight(x);) looks = progress() ? 0 : looks + 1;
-    patient_ = false;
+    for (int looks = 0; looks < kEagerLooks && in_flight(x);) looks = progress(true) ? 0 : looks + 1;
   }
   send_due();
   Idling idling(engine_.spin_limit(), spins_);
@@ -305,9 +302,7 @@ bool Links::finish(LinkedSteps& x, Deadline limit) {
     {
       const Owning owning(*this);
       if (!in_flight(x)) break;
-      patient_ = true;
-      moved = progress();
-      patient_ = false;
+      moved = progress(true);
       if (!in_flight(x)) break;
     }
     if (!waiter) waiter.emplace(engine_);

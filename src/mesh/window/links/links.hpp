@@ -219,7 +219,7 @@ class Links final : public Driven, public std::enable_shared_from_this<Links> {
   void contend() noexcept;
   void disown() noexcept { owned_.store(false, std::memory_order_release); }
   bool in_flight(const LinkedSteps& x) const noexcept;
-  bool progress() noexcept;
+  bool progress(bool patient) noexcept;
   void touch(End& end);
   void await(LinkedSteps& x, Deadline limit);
   void revoke() noexcept;
