@@ -1,0 +1,74 @@
+// Shared mappings: where they lie, and what is left of them.
+#include "base/memfd.hpp"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <fstream>
+#include <set>
+#include <vector>
+
+namespace weft {
+namespace {
+
+constexpr std::size_t kBytes = std::size_t{4} << 20;
+
+std::size_t mapped_bytes() {
+  std::size_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+// What AMD's Zen cores tell lines at one offset of two mappings apart by; the bits below 21 are zero.
+std::uintptr_t color(const SharedMapping& m) {
+  return (reinterpret_cast<std::uintptr_t>(m.data()) >> 21) & 127;
+}
+
+TEST(SharedMappings, LargeOnesDifferInTheBitsByWhichACacheTellsThemApart) {
+  const Descriptor fd = make_memfd("weft-test", kBytes);
+  ASSERT_TRUE(fd);
+  std::vector<SharedMapping> mappings;
+  std::set<std::uintptr_t> colors;
+  for (int i = 0; i < 100; ++i) {
+    mappings.push_back(SharedMapping::map(i % 2 == 0 ? fd.get() : -1, kBytes));
+    ASSERT_TRUE(mappings.back());
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(mappings.back().data()) % (std::size_t{2} << 20), 0u);
+    colors.insert(color(mappings.back()));
+  }
+  EXPECT_EQ(colors.size(), mappings.size());
+  *mappings.front().data() = std::byte{7};
+  EXPECT_EQ(*mappings[2].data(), std::byte{7});
+}
+
+TEST(SharedMappings, LeaveNoAddressesBehind) {
+  const Descriptor fd = make_memfd("weft-test", kBytes + 1);  // not whole pages
+  ASSERT_TRUE(fd);
+  const std::size_t before = mapped_bytes();
+  for (int i = 0; i < 20; ++i) {
+    const SharedMapping m = SharedMapping::map(fd.get(), kBytes + 1);
+    ASSERT_TRUE(m);
+    EXPECT_LT(mapped_bytes(), before + 2 * kBytes);
+  }
+  EXPECT_LT(mapped_bytes(), before + kBytes);
+}
+
+// No room for the range within which the address is chosen: then it is the system's choice.
+TEST(SharedMappings, ALimitOfAddressesIsNotExceededByTheChoice) {
+  const Descriptor fd = make_memfd("weft-test", kBytes);
+  ASSERT_TRUE(fd);
+  rlimit was{};
+  ASSERT_EQ(::getrlimit(RLIMIT_AS, &was), 0);
+  rlimit tight = was;
+  tight.rlim_cur = mapped_bytes() + (std::size_t{64} << 20);
+  ASSERT_EQ(::setrlimit(RLIMIT_AS, &tight), 0);
+  const SharedMapping m = SharedMapping::map(fd.get(), kBytes);
+  ASSERT_EQ(::setrlimit(RLIMIT_AS, &was), 0);
+  ASSERT_TRUE(m);
+  *m.data() = std::byte{1};
+}
+
+}  // namespace
+}  // namespace weft
