@@ -67,7 +67,8 @@ PARAMS = {
     "Store.compare_set.key": "str", "Store.remove.key": "str", "Store.tcp.host": "str", "Context.group_at.host": "str", "Group.subgroup.name": "str",
     "Transport.open.limit": "float", "Transport.open.group": "str", "Context.backend_traits.backend": "str", "Batch.recv.out": "Array", "Group.recv.out": "Array",
     "Group.send_recv.out": "Array", "Window.start.x": "Array | list[Array]", "Reader.read.out": "Array", "Reader.read.name": "str", "Reader.__getitem__.name": "str",
-    "gather_full_state.root": "int | None", "set_full_state.root": "int | None", "verify.progress": "Callable[[int, int], object] | None",
+    "gather_full_state.root": "int | None", "set_full_state.root": "int | None", "convert.dtype": "DType | Callable[[str, str], DType] | None", "convert.files": "int", "convert.old_names": "bool",
+    "convert.to": "str | PathLike[str]", "verify.progress": "Callable[[int, int], object] | None",
 }
 ATTRIBUTES = {  # of attributes, and results of properties, methods and functions
     "Batch.submit": "Work", "BucketHook.begin": "None", "BucketHook.end": "None", "BucketHook.name": "str", "Context.backend_traits": "Traits", "Context.empty": "Any",
@@ -99,7 +100,7 @@ ATTRIBUTES = {  # of attributes, and results of properties, methods and function
     "Window.shape": "tuple[int, ...]", "Window.start": "Exchange", "Work.source": "int | None", "Work.then": "None", "Work.sources": "tuple[int, ...] | None", "average_gradients": "None", "check_replicas": "None",
     "clip_grad_norm": "float", "grad_norm": "float", "new_secret": "str", "partial": "Placement", "pole": "Placement", "redistribute": "Transfer",
     "replicate": "Placement", "secret_from_env": "str", "shard": "Placement", "sync_replicated_gradients": "None", "version": "str", "wait_all": "list[Any]",
-    "export": "int", "gather_full_state": "dict[str, Any]", "latest": "tuple[str, int] | None", "load": "tuple[int, str]", "save": "None",
+    "convert": "int", "export": "int", "gather_full_state": "dict[str, Any]", "latest": "tuple[str, int] | None", "load": "tuple[int, str]", "save": "None",
     "set_full_state": "None", "verify": "list[str]", "close": "None", "done": "bool", "wait": "Any", "__await__": "Generator[Any, None, Any]", "__init__": "None",
 }
 GIVEN_BY_CALLS = {"Exchange", "Group", "Message", "Store", "Transfer", "Work", "SharedTensor", "Batch"}  # nobody calls these classes

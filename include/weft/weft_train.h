@@ -1,5 +1,5 @@
 /* Layers and training from C: column- and row-parallel linear layers, embedding and cross-entropy over a split vocabulary, losses of elements on the
- * caller's memory, a transformer by its configuration, its training step. C11; usable from C++ too. In libweft_train, which weft_train.pc and the CMake target
+ * caller's memory, loss scaling and conversions, a transformer by its configuration, its training step. C11; usable from C++ too. In libweft_train, which weft_train.pc and the CMake target
  * weft::weft_train name; weft/weft.h comes with it, and its conventions hold here.
  *
  * What a rank computes with is a weft_compute. It, and whatever is made with it, belongs to one thread at a time;
@@ -11,6 +11,7 @@
 #include "weft/c_train/compute.h"
 #include "weft/c_train/linear.h"
 #include "weft/c_train/loss.h"
+#include "weft/c_train/loss_scaler.h"
 #include "weft/c_train/model.h"
 #include "weft/c_train/trainer.h"
 #include "weft/c_train/vocab.h"

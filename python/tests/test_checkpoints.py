@@ -152,3 +152,34 @@ def test_functions_that_are_asked(tmp_path):
             call()
     with pytest.raises(weft.BadArgumentError, match="^what rename gave is 7; expected a string without zeros$"):
         weft.checkpoint.export(tmp_path / "run", file, rename=lambda name: 7)
+
+
+def test_convert(tmp_path):
+    whole = np.array([[1, 2.5], [1 + 2**-9, -3]], "f4")
+    weft.checkpoint.save(tmp_path / "run", {"w": whole, "n": np.arange(3)}, 4, extra={"k": "v"})
+    assert weft.checkpoint.convert(tmp_path / "run", tmp_path / "half", dtype="bf16", files=2) == 2
+    half = weft.checkpoint.Reader(tmp_path / "half")
+    assert half.tensors == {"n": ((3,), "i64"), "w": ((2, 2), "bf16")} and half.step == 4 and half.extra == {"k": "v"}
+    asked = []
+
+    def wide(name, stored):
+        asked.append((name, stored))
+        return np.float32
+    assert weft.checkpoint.convert(tmp_path / "half", tmp_path / "back", dtype=wide, rename=lambda name: {"w": "model.w"}.get(name)) == 1
+    assert asked == [("model.w", "bf16")]
+    np.testing.assert_array_equal(weft.checkpoint.Reader(tmp_path / "back")["model.w"], [[1, 2.5], [1, -3]])
+    old = tmp_path / "old"
+    weft.checkpoint.save(old, {"to_qkv.weight_u": np.arange(6, dtype="f4")}, 0)
+    weft.checkpoint.convert(old, tmp_path / "new", old_names=True)
+    np.testing.assert_array_equal(weft.checkpoint.Reader(tmp_path / "new")["to_k.weight_u"], [2, 3])
+
+    def fail(*_):
+        raise KeyError("asked")
+    for how in ({"dtype": fail}, {"rename": fail}):
+        with pytest.raises(KeyError, match="asked"):
+            weft.checkpoint.convert(tmp_path / "run", tmp_path / "x", **how)
+    for how, words in (({"dtype": "f9"}, "^dtype is 'f9'; expected one of f64, "), ({"files": 0}, "^files is 0; expected 1 or more$"),
+                       ({"files": -1}, "options.files is -1; expected 1 to 99999"), ({"dtype": "f16"}, 'options.dtype of "w" is f16; expected f32 or bf16')):
+        with pytest.raises(weft.BadArgumentError, match=words):
+            weft.checkpoint.convert(tmp_path / "run", tmp_path / "x", **how)
+    assert not (tmp_path / "x").exists()

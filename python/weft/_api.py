@@ -151,6 +151,11 @@ class weft_checkpoint_export_options(Structure):
     _fields_ = [("struct_size", c_uint32), ("rename", CFUNCTYPE(c_char_p, c_void_p, c_char_p)), ("data", c_void_p)]
 
 
+class weft_checkpoint_convert_options(Structure):
+    _fields_ = [("struct_size", c_uint32), ("files", c_int32), ("rename", CFUNCTYPE(c_char_p, c_void_p, c_char_p)),
+    ("dtype", CFUNCTYPE(c_int32, c_void_p, c_char_p, c_int32)), ("data", c_void_p), ("old_names", c_bool)]
+
+
 class weft_message(Structure):
     _fields_ = [("source", c_int32), ("tag", c_int32), ("count", c_int64), ("dtype", c_int32)]
 
@@ -322,6 +327,7 @@ INITIAL = {
     weft_checkpoint_save_options: {},
     weft_checkpoint_load_options: {},
     weft_checkpoint_export_options: {},
+    weft_checkpoint_convert_options: {},
     weft_call: {"in_.dtype": 1, "out.dtype": 1, "root": -1, "peer": -1},
     weft_context_options: {"log_level": 1},
     weft_error: {"call": 18446744073709551615, "quiesced": True},
@@ -371,6 +377,7 @@ FUNCTIONS = {
     "weft_checkpoint_reader_read": (c_int32, (c_void_p, c_int32, POINTER(weft_buffer), POINTER(weft_error),)),
     "weft_checkpoint_verify": (c_int32, (c_char_p, CFUNCTYPE(None, c_void_p, c_int64, c_int64), c_void_p, POINTER(c_void_p), POINTER(weft_error),)),
     "weft_checkpoint_export": (c_int32, (c_char_p, c_char_p, POINTER(weft_checkpoint_export_options), POINTER(c_int64), POINTER(weft_error),)),
+    "weft_checkpoint_convert": (c_int32, (c_char_p, c_char_p, POINTER(weft_checkpoint_convert_options), POINTER(c_int64), POINTER(weft_error),)),
     "weft_all_reduce": (c_int32, (c_void_p, POINTER(weft_buffer), POINTER(weft_buffer), POINTER(weft_call_options), POINTER(c_void_p),
     POINTER(weft_error),)),
     "weft_reduce": (c_int32, (c_void_p, POINTER(weft_buffer), POINTER(weft_buffer), c_int32, POINTER(weft_call_options), POINTER(c_void_p),

@@ -11,7 +11,7 @@ from ._library import lib
 from .context import text
 from .meshes.layout import tensors
 
-__all__ = ["Reader", "Saver", "export", "gather_full_state", "latest", "load", "save", "set_full_state", "verify"]
+__all__ = ["Reader", "Saver", "convert", "export", "gather_full_state", "latest", "load", "save", "set_full_state", "verify"]
 
 _byref = ctypes.byref
 
@@ -199,10 +199,9 @@ def verify(directory, progress=None):
     return lines
 
 
-def export(directory, file, rename=None):
-    """Writes the tensors of a checkpoint, whole, into one safetensors file; their number. rename(name): the name that a tensor gets there; None: it is left
-    out."""
-    options, written, names = _api.make(_api.weft_checkpoint_export_options), ctypes.c_int64(), {}
+def _set_rename(options, rename):
+    """Makes the program's function the one of `options`; its _Asked."""
+    names = {}
 
     def renamed(name):
         names[name] = rename(name.decode())  # lives until the library has copied it
@@ -211,11 +210,43 @@ def export(directory, file, rename=None):
     asked = _Asked(renamed, ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p), None)
     if rename is not None:
         options.rename = ctypes.cast(asked.function, type(options.rename))
+    return asked
+
+
+def export(directory, file, rename=None):
+    """Writes the tensors of a checkpoint, whole, into one safetensors file; their number. rename(name): the name that a tensor gets there; None: it is left
+    out."""
+    options, written = _api.make(_api.weft_checkpoint_export_options), ctypes.c_int64()
+    asked = _set_rename(options, rename)
     try:
         blocking(lib.checkpoint_export, text(str(directory), "directory"), text(str(file), "file"), _byref(options), _byref(written), keep=(asked, options))
     except errors.Error as error:
         asked.raise_failure(error)
     asked.raise_failure()
+    return written.value
+
+
+def convert(directory, to, *, rename=None, dtype=None, files=1, old_names=False):
+    """Writes a checkpoint, or a safetensors file of any program, anew into the folder `to`; the number of tensors. rename(name): as in `export`. dtype: what tensors
+    of f32 and bf16 become, "f32" or "bf16", or a function of a tensor's name (the new one) and its dtype that says so; None: they stay. files: how many files the
+    tensors' rows are cut into. old_names: names and shapes of older programs become those of today."""
+    options, written = _api.make(_api.weft_checkpoint_convert_options), ctypes.c_int64()
+    options.files, options.old_names = errors.integer(files, "files"), bool(old_names)
+    if options.files == 0:
+        raise errors.BadArgumentError("files is 0; expected 1 or more")
+    wanted = dtype if callable(dtype) and not isinstance(dtype, type) else lambda name, stored: dtype
+    renames = _set_rename(options, rename)
+    dtypes_asked = _Asked(lambda name, stored: dtypes.of(wanted(name.decode(), dtypes.name_of(stored))), type(options.dtype), -1)
+    if dtype is not None:
+        options.dtype = dtypes_asked.function
+    try:
+        blocking(lib.checkpoint_convert, text(str(directory), "directory"), text(str(to), "to"), _byref(options), _byref(written),
+                 keep=(renames, dtypes_asked, options))
+    except errors.Error as error:
+        renames.raise_failure()
+        dtypes_asked.raise_failure(error)
+    renames.raise_failure()
+    dtypes_asked.raise_failure()
     return written.value
 
 

@@ -8,6 +8,7 @@
 #include "capi/mesh_handles.hpp"
 #include "weft/checkpoint/async.hpp"
 #include "weft/checkpoint/checkpoint.hpp"
+#include "weft/checkpoint/convert.hpp"
 #include "weft/checkpoint/full_state.hpp"
 #include "weft/checkpoint/reader.hpp"
 
@@ -40,6 +41,8 @@ constexpr std::size_t kLoadOptionsFirstBytes = 24;
 static_assert(sizeof(weft_checkpoint_load_options) == kLoadOptionsFirstBytes);
 constexpr std::size_t kExportOptionsFirstBytes = 24;
 static_assert(sizeof(weft_checkpoint_export_options) == kExportOptionsFirstBytes);
+constexpr std::size_t kConvertOptionsFirstBytes = 40;
+static_assert(sizeof(weft_checkpoint_convert_options) == kConvertOptionsFirstBytes);
 static_assert(sizeof(weft_checkpoint_string) == 16);  // have no struct_size: they stay as they are
 static_assert(sizeof(weft_checkpoint_tensor) == 88);
 
@@ -59,6 +62,13 @@ auto called(const Call& call) {
 
 [[noreturn]] void refuse_thrown(const char* function, const char* callback, const CallbackThrew& e) {
   capi::refuse(ErrorCode::system, function, fmt::format("{} threw: {}", callback, e.words));
+}
+
+// The name that a function of the program's gives a tensor; "" leaves it out.
+std::string renamed(const char* (*rename)(void* data, const char* name), void* data, std::string_view name) {
+  const std::string ended(name);
+  const char* const given = called([&] { return rename(data, ended.c_str()); });
+  return given != nullptr ? given : "";
 }
 
 weft::DeviceMesh mesh_or_none(const char* function, const weft_mesh* mesh) {
@@ -376,16 +386,46 @@ weft_status weft_checkpoint_export(const char* directory, const char* file,
                    kExportOptionsFirstBytes, "WEFT_CHECKPOINT_EXPORT_OPTIONS_INIT");
     weft::ExportOptions to;
     if (o.rename != nullptr)
-      to.rename = [&](std::string_view name) {
-        const std::string ended(name);
-        const char* const given = called([&] { return o.rename(o.data, ended.c_str()); });
-        return std::string(given != nullptr ? given : "");
-      };
+      to.rename = [&](std::string_view name) { return renamed(o.rename, o.data, name); };
     try {
       const std::size_t tensors = weft::export_checkpoint(from, path, to);
       if (written != nullptr) *written = static_cast<int64_t>(tensors);
     } catch (const CallbackThrew& e) {
       refuse_thrown(function, "options->rename", e);
+    }
+  });
+}
+
+weft_status weft_checkpoint_convert(const char* directory, const char* to,
+                                    const weft_checkpoint_convert_options* options, int64_t* written,
+                                    weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const char* const from = capi::text_of(function, directory, "directory");
+    const char* const folder = capi::text_of(function, to, "to");
+    const weft_checkpoint_convert_options o =
+        capi::read(function, options, weft_checkpoint_convert_options WEFT_CHECKPOINT_CONVERT_OPTIONS_INIT,
+                   kConvertOptionsFirstBytes, "WEFT_CHECKPOINT_CONVERT_OPTIONS_INIT");
+    weft::ConvertOptions convert;
+    if (o.files != 0) convert.files = o.files;
+    if (o.old_names) convert.remap = weft::remap_old_names;
+    if (o.rename != nullptr)
+      convert.rename = [&](std::string_view name) { return renamed(o.rename, o.data, name); };
+    const char* asked = "options->rename";  // as long as nothing asks for a dtype
+    if (o.dtype != nullptr)
+      convert.dtype = [&](std::string_view name, weft::DType stored) {
+        const std::string ended(name);
+        asked = "options->dtype";
+        const weft_dtype given =
+            called([&] { return o.dtype(o.data, ended.c_str(), static_cast<weft_dtype>(stored)); });
+        asked = "options->rename";
+        return capi::dtype_of(function, given,
+                              fmt::format("what options->dtype gave for \"{}\"", ended).c_str());
+      };
+    try {
+      const std::size_t tensors = weft::convert_checkpoint(from, folder, convert);
+      if (written != nullptr) *written = static_cast<int64_t>(tensors);
+    } catch (const CallbackThrew& e) {
+      refuse_thrown(function, asked, e);
     }
   });
 }

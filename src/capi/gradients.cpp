@@ -56,13 +56,6 @@ void expect_0_or_1(const char* function, std::int32_t value, const char* field, 
                  fmt::format("options->{} is {}; expected {} or {}", field, value, first, second));
 }
 
-std::vector<Gradient> gradients_of(const char* function, const weft_tensor* gradients, std::int32_t count) {
-  std::vector<Gradient> list;
-  for (const weft::MutableNamedView& v : capi::tensors_of(function, gradients, count, "gradients"))
-    list.push_back({v.name, v.data, v.layout});
-  return list;
-}
-
 weft::SyncOptions sync_options(const char* function, const weft_sync_options* options) {
   const weft_sync_options o = capi::read(function, options, weft_sync_options WEFT_SYNC_OPTIONS_INIT,
                                          kSyncOptionsFirstBytes, "WEFT_SYNC_OPTIONS_INIT");
@@ -172,7 +165,7 @@ std::size_t checked(const char* function, std::int32_t i, std::size_t size, cons
 weft_status weft_average_gradients(const weft_tensor* gradients, int32_t count, const weft_mesh* axes,
                                    weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
-    std::vector<Gradient> list = gradients_of(function, gradients, count);
+    std::vector<Gradient> list = capi::gradients_of(function, gradients, count);
     weft::average_gradients(list, capi::mesh_of(function, axes, "axes"));
   });
 }
@@ -180,7 +173,7 @@ weft_status weft_average_gradients(const weft_tensor* gradients, int32_t count, 
 weft_status weft_sync_replicated_gradients(const weft_tensor* gradients, int32_t count, const weft_mesh* axes,
                                            const weft_sync_options* options, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
-    std::vector<Gradient> list = gradients_of(function, gradients, count);
+    std::vector<Gradient> list = capi::gradients_of(function, gradients, count);
     const DeviceMesh& over = capi::mesh_of(function, axes, "axes");
     weft::sync_replicated_gradients(list, over, sync_options(function, options));
   });
@@ -189,7 +182,7 @@ weft_status weft_sync_replicated_gradients(const weft_tensor* gradients, int32_t
 weft_status weft_grad_norm(const weft_tensor* gradients, int32_t count, double p, double* norm,
                            weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
-    const std::vector<Gradient> list = gradients_of(function, gradients, count);
+    const std::vector<Gradient> list = capi::gradients_of(function, gradients, count);
     double& to = capi::given(function, norm, "norm");
     to = weft::grad_norm(list, p);
   });
@@ -198,7 +191,7 @@ weft_status weft_grad_norm(const weft_tensor* gradients, int32_t count, double p
 weft_status weft_clip_grad_norm(const weft_tensor* gradients, int32_t count, double max_norm,
                                 const weft_clip_options* options, double* norm, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
-    const std::vector<Gradient> list = gradients_of(function, gradients, count);
+    const std::vector<Gradient> list = capi::gradients_of(function, gradients, count);
     const weft_clip_options o = capi::read(function, options, weft_clip_options WEFT_CLIP_OPTIONS_INIT,
                                            kClipOptionsFirstBytes, "WEFT_CLIP_OPTIONS_INIT");
     expect_0_or_1(function, o.non_finite, "non_finite", "0 (WEFT_NON_FINITE_ERROR)",

@@ -9,6 +9,7 @@
 
 #include "capi/handles.hpp"
 #include "capi/values.hpp"
+#include "weft/dp/gradient.hpp"
 #include "weft/mesh/layout.hpp"
 #include "weft/mesh/mesh.hpp"
 #include "weft/mesh/named_view.hpp"
@@ -59,6 +60,14 @@ TensorView view_of(const Buffer& buffer, const Shape& shape);
 /// Tensors of the caller's: the memory, and the names, are theirs.
 std::vector<MutableNamedView> tensors_of(const char* function, const weft_tensor* tensors, std::int32_t count,
                                          const char* which);
+/// The argument "gradients" of functions that take such a list.
+inline std::vector<Gradient> gradients_of(const char* function, const weft_tensor* gradients,
+                                          std::int32_t count) {
+  std::vector<Gradient> list;
+  for (const MutableNamedView& v : tensors_of(function, gradients, count, "gradients"))
+    list.push_back({v.name, v.data, v.layout});
+  return list;
+}
 
 }  // namespace weft::capi
 

@@ -162,6 +162,8 @@ static bool good_see(void* data, const char* name, const weft_buffer* whole) {
 #define any_weft_set_full_state_root 1
 #define good_directory "/nowhere"
 #define good_file "/nowhere/all.safetensors"
+#define good_weft_checkpoint_convert_to "/nowhere/else"
+#define null_weft_checkpoint_convert_written 1
 #define good_extra_count 1
 #define null_weft_checkpoint_save_mesh 1
 #define null_weft_checkpoint_load_mesh 1
@@ -256,6 +258,8 @@ static weft_compute* good_weft_compute;
 static const weft_matrix* good_weft_matrix;
 static weft_model* good_weft_model;
 static weft_trainer* good_weft_trainer;
+static weft_loss_scaler* good_weft_loss_scaler;
+#define null_weft_loss_scaler_unscale_compute 1
 static const weft_token_batch token_batch = {NULL, NULL, 0, 1, 0}, *const good_weft_token_batch =
                                                                        &token_batch;
 static weft_parameter parameter = WEFT_PARAMETER_INIT, *const good_weft_parameter = &parameter;
@@ -330,12 +334,14 @@ static void make_good(void) {
   OK(weft_mesh_create(good_weft_group, both, 2, &whole, &error));
   OK(weft_transformer_create(whole, good_weft_compute, NULL, &good_weft_model, &error));
   OK(weft_trainer_create(good_weft_model, NULL, &good_weft_trainer, &error));
+  OK(weft_loss_scaler_create(NULL, &good_weft_loss_scaler, &error));
   weft_mesh_destroy(whole);
 #endif
 }
 
 static void destroy_good(void) {
 #if LIBRARY_weft_train
+  weft_loss_scaler_destroy(good_weft_loss_scaler);
   weft_trainer_destroy(good_weft_trainer);
   weft_model_destroy(good_weft_model);
   weft_compute_destroy(good_weft_compute);

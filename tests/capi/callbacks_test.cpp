@@ -356,6 +356,16 @@ TEST(Checkpoints, WhatACallbackThrowsIsTheErrorOfTheCall) {
   names.rename = [](void*, const char*) -> const char* { throw std::runtime_error("no name"); };
   EXPECT_EQ(weft_checkpoint_export(folder.c_str(), file.c_str(), &names, nullptr, &error), WEFT_SYSTEM);
   EXPECT_STREQ(error.text, "weft_checkpoint_export: options->rename threw: no name");
+
+  const std::string other = folder + "/other";
+  weft_checkpoint_convert_options convert = WEFT_CHECKPOINT_CONVERT_OPTIONS_INIT;
+  convert.rename = names.rename;
+  EXPECT_EQ(weft_checkpoint_convert(folder.c_str(), other.c_str(), &convert, nullptr, &error), WEFT_SYSTEM);
+  EXPECT_STREQ(error.text, "weft_checkpoint_convert: options->rename threw: no name");
+  convert.rename = nullptr;
+  convert.dtype = [](void*, const char*, weft_dtype) -> weft_dtype { throw 7; };
+  EXPECT_EQ(weft_checkpoint_convert(folder.c_str(), other.c_str(), &convert, nullptr, &error), WEFT_SYSTEM);
+  EXPECT_STREQ(error.text, "weft_checkpoint_convert: options->dtype threw: an exception of type int");
   EXPECT_FALSE(std::filesystem::exists(file));
 }
 

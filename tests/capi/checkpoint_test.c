@@ -647,6 +647,81 @@ static void test_export(void) {
   remove_folder();
 }
 
+static weft_dtype w_to_bf16(void* data, const char* name, weft_dtype stored) {
+  if (strcmp(name, "w") != 0 && strcmp(name, "model.w") != 0) return WEFT_I8; /* b is f64: nobody asks */
+  *(int*)data += stored == WEFT_F32 ? 1 : 100;
+  return WEFT_BF16;
+}
+static weft_dtype to_f16(void* data, const char* name, weft_dtype stored) {
+  (void)data, (void)name, (void)stored;
+  return WEFT_F16;
+}
+static weft_dtype to_none(void* data, const char* name, weft_dtype stored) {
+  (void)data, (void)name, (void)stored;
+  return 77;
+}
+
+static void test_convert(void) {
+  make_folder();
+  run_ranks(2, save_rows);
+  char to[128], step[160], text[512];
+  int64_t written = 0;
+  int asked = 0;
+  weft_checkpoint_convert_options options = WEFT_CHECKPOINT_CONVERT_OPTIONS_INIT;
+  strcpy(to, in_folder("other"));
+  options.dtype = w_to_bf16, options.data = &asked, options.files = 3;
+  OK(weft_checkpoint_convert(folder, to, &options, &written, &error));
+  CHECK(written == 2 && asked == 1);
+  /* In three files, with the step and the strings of before; numbers of 8 bits stay as they were. */
+  CHECK(is_there("other/step-00000003/rank-00002.safetensors") &&
+        !is_there("other/step-00000003/rank-00003.safetensors"));
+  weft_checkpoint_reader* reader = NULL;
+  weft_checkpoint_string extra = {NULL, NULL};
+  weft_checkpoint_tensor w, b;
+  uint16_t rounded[20];
+  double halves[3];
+  const weft_buffer of_w = {rounded, 20, WEFT_BF16, WEFT_CPU}, of_b = f64(halves, 3);
+  OK(weft_checkpoint_reader_open(to, &reader, &error));
+  OK(weft_checkpoint_reader_extra(reader, 0, &extra, &error));
+  OK(weft_checkpoint_reader_tensor(reader, 0, &b, &error));
+  OK(weft_checkpoint_reader_tensor(reader, 1, &w, &error));
+  OK(weft_checkpoint_reader_read(reader, 0, &of_b, &error));
+  OK(weft_checkpoint_reader_read(reader, 1, &of_w, &error));
+  CHECK(strcmp(extra.value, "0.25") == 0 && w.dtype == WEFT_BF16 && b.dtype == WEFT_F64 && is_b(halves));
+  CHECK(rounded[0] == 0 && rounded[1] == 0x3f80 && rounded[17] == 0x4224); /* 0, 1, 41 */
+  weft_checkpoint_reader_destroy(reader);
+
+  /* And back, from the folder of a step, under another name. */
+  strcpy(step, in_folder("other/step-00000003"));
+  strcpy(to, in_folder("back"));
+  options = (weft_checkpoint_convert_options)WEFT_CHECKPOINT_CONVERT_OPTIONS_INIT;
+  options.rename = only_w, options.old_names = true;
+  OK(weft_checkpoint_convert(step, to, &options, NULL, &error));
+  OK(weft_checkpoint_reader_open(to, &reader, &error));
+  OK(weft_checkpoint_reader_tensor(reader, 0, &w, &error));
+  CHECK(strcmp(w.name, "model.w") == 0 && w.dtype == WEFT_BF16);
+  weft_checkpoint_reader_destroy(reader);
+
+  options = (weft_checkpoint_convert_options)WEFT_CHECKPOINT_CONVERT_OPTIONS_INIT;
+  options.files = -1;
+  CHECK_ERROR(weft_checkpoint_convert(folder, to, &options, NULL, &error), WEFT_BAD_ARGUMENT,
+              "convert_checkpoint: options.files is -1; expected 1 to 99999");
+  options.files = 0, options.dtype = to_f16;
+  CHECK_ERROR(weft_checkpoint_convert(folder, to, &options, NULL, &error), WEFT_BAD_ARGUMENT,
+              "convert_checkpoint: options.dtype of \"w\" is f16; expected f32 or bf16");
+  options.dtype = to_none;
+  CHECK_ERROR(weft_checkpoint_convert(folder, to, &options, NULL, &error), WEFT_BAD_ARGUMENT,
+              "weft_checkpoint_convert: what options->dtype gave for \"w\" is 77; expected 0 (WEFT_F64) to "
+              "16 (WEFT_C128)");
+  options.dtype = NULL, options.rename = nothing;
+  CHECK_ERROR(weft_checkpoint_convert(folder, to, &options, NULL, &error), WEFT_BAD_ARGUMENT,
+              "convert_checkpoint: of the 2 tensors none is left");
+  snprintf(text, sizeof text, "convert_checkpoint: %s lies in %s; expected another folder to write to",
+           folder, folder);
+  CHECK_ERROR(weft_checkpoint_convert(folder, folder, NULL, NULL, &error), WEFT_BAD_ARGUMENT, text);
+  remove_folder();
+}
+
 int main(int argc, char** argv) {
   static const named_test tests[] = {
       {"one_rank", test_one_rank},
@@ -660,6 +735,7 @@ int main(int argc, char** argv) {
       {"background", test_background},
       {"whole", test_whole},
       {"export", test_export},
+      {"convert", test_convert},
       {"a_flipped_byte", test_a_flipped_byte},
   };
   return run_tests(tests, LENGTH(tests), argc, argv);

@@ -202,6 +202,30 @@ weft_status weft_checkpoint_export(const char* directory, const char* file,
                                    const weft_checkpoint_export_options* options, int64_t* written,
                                    weft_error* error);
 
+typedef struct weft_checkpoint_convert_options {
+  uint32_t struct_size;
+  /* How many files the tensors' rows are cut into, as WEFT_SHARD(0) cuts them over so many ranks. 0: one. */
+  int32_t files;
+  /* The name that a tensor gets; as in weft_checkpoint_export_options. */
+  const char* (*rename)(void* data, const char* name);
+  /* What the elements of a tensor become, WEFT_F32 or WEFT_BF16, rounded to nearest even: asked for those of WEFT_F32 and WEFT_BF16, which `stored`
+   * says, under their new names. Others stay. NULL: all stay. What a function in C++ throws is WEFT_SYSTEM. */
+  weft_dtype (*dtype)(void* data, const char* name, weft_dtype stored);
+  void* data;
+  /* Names and shapes of older programs (to_qkv, 1x1 convolutions, spectral norms) become those of today, before `rename` sees them. */
+  bool old_names;
+} weft_checkpoint_convert_options;
+#define WEFT_CHECKPOINT_CONVERT_OPTIONS_INIT \
+  { sizeof(weft_checkpoint_convert_options), 0, NULL, NULL, NULL, false }
+
+/* Writes a checkpoint (directory's latest, or `directory` itself), or the safetensors file `directory` of any program, anew into the folder `to`, as
+ * weft_checkpoint_save does: whole or not there, with hashes, and named by to/latest. Step and strings are those it has. No more than one part of
+ * one tensor is in memory. *written, may be NULL, becomes the number of tensors. WEFT_BAD_ARGUMENT where two get one name, none is left,
+ * `directory` lies in `to`, or an option is none. */
+weft_status weft_checkpoint_convert(const char* directory, const char* to,
+                                    const weft_checkpoint_convert_options* options, int64_t* written,
+                                    weft_error* error);
+
 #ifdef __cplusplus
 }
 #endif

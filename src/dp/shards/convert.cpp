@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <type_traits>
 
 #include "dp/elements.hpp"
@@ -21,12 +23,24 @@ TensorView line(const std::byte* data, std::int64_t at, std::int64_t count, DTyp
 template <class T>
 constexpr bool kHalf = std::is_same_v<T, bf16> || std::is_same_v<T, f16>;
 
+// The float that rounds to the same half as x: rounded to odd, so that what f32 cannot hold is in its last bit, which no half
+// keeps (S. Boldo, G. Melquiond, "Emulation of a FMA and correctly rounded sums", 2008).
+float to_odd(double x) {
+  const auto f = static_cast<float>(x);
+  if (static_cast<double>(f) == x || x != x) return f;
+  const auto bits = std::bit_cast<std::uint32_t>(f);
+  const bool beyond = std::abs(static_cast<double>(f)) > std::abs(x);
+  return std::bit_cast<float>((beyond ? bits - 1 : bits) | 1u);
+}
+
 template <class From, class To>
 void convert(std::span<const From> from, std::span<To> to) {
   if constexpr (kHalf<From> && std::is_same_v<To, float>)
     loops::widen(from.data(), to.data(), from.size());
   else if constexpr (std::is_same_v<From, float> && kHalf<To>)
     loops::narrow(from.data(), to.data(), from.size());
+  else if constexpr (std::is_same_v<From, double> && kHalf<To>)
+    for (std::size_t i = 0; i < from.size(); ++i) to[i] = To(to_odd(from[i]));
   else
     for (std::size_t i = 0; i < from.size(); ++i) to[i] = from_double<To>(to_double(from[i]));
 }

@@ -291,6 +291,7 @@ const char* Call::text(const char* name_in) {
       }
     }
     if (name == "file") return keep(folder + "/out.safetensors");
+    if (name == "to") return keep(folder + (b % 2 != 0 ? "/saved" : "/converted"));
     if (name == "path") return keep(b % 2 != 0 ? folder + "/none/store" : world.shared.folder + "/store");
     if (name == "host") return b == 0 ? keep("127.0.0.1") : b % 3 == 0 ? keep("::1") : nullptr;
     if (name == "secret") return b % 2 == 0 ? nullptr : keep("0123456789abcdef");
@@ -308,7 +309,7 @@ const char* Call::text(const char* name_in) {
     return numbered(b == 0 || name == "name" ? "w" : name == "key" ? "n" : "17");
   }
   // A place in the file system is in the folder of the input.
-  const bool place = among(name, {"directory", "file", "path"});
+  const bool place = among(name, {"directory", "file", "path", "to"});
   const auto keep = [&](std::string_view text) {
     return this->keep(place ? folder + "/" + std::string(text) : std::string(text));
   };

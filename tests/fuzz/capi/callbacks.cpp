@@ -150,6 +150,20 @@ const char* rename(void* data, const char* name) {
   return state.renamed.c_str();
 }
 
+weft_dtype dtype_of(void* data, const char* name, weft_dtype stored) {
+  const Mode mode = static_cast<CallbackState*>(data)->mode;
+  if (std::strlen(name) == 0 || (stored != WEFT_F32 && stored != WEFT_BF16))
+    fail("dtype", "is asked for a tensor that it has no say in");
+  switch (mode) {
+    case kGood: return WEFT_BF16;
+    case kThrows: throw_something(data);
+    case kFails: return WEFT_F64;
+    case kRubbish: return 77;
+    case kCallsWeft: break;
+  }
+  return weft_dtype_size(stored) == 4 ? WEFT_BF16 : WEFT_F32;
+}
+
 // A transport -------------------------------------------------------------------------------------------------
 
 struct Channel {
@@ -244,6 +258,7 @@ Progress callback_of(Progress, const char*) { return progress; }
 MayLeave callback_of(MayLeave, const char*) { return may_leave; }
 Whole callback_of(Whole, const char* name) { return std::strcmp(name, "give") == 0 ? give : see; }
 Rename callback_of(Rename, const char*) { return rename; }
+DTypeOf callback_of(DTypeOf, const char*) { return dtype_of; }
 Open callback_of(Open, const char*) { return open; }
 Bucket callback_of(Bucket, const char*) { return bucket; }
 Write callback_of(Write, const char*) { return write; }
