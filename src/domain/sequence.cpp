@@ -3,6 +3,7 @@
 #include "domain/rules.hpp"
 #include "domain/split_attention.hpp"
 #include "nn/heads/shared_heads.hpp"
+#include "weft/mesh/redistribute.hpp"
 #include "weft/nn/activation.hpp"
 #include "weft/nn/attention.hpp"
 
@@ -43,6 +44,55 @@ HeadsShape share_of_heads(const Module& module, const Tensor& q, const Tensor& k
   return s;
 }
 
+SplitMask split_mask_of(const Tensor& of_queries, const Tensor& of_keys) {
+  const Shape& whole = layouts::global_shape(of_queries);
+  return {of_queries, of_keys, whole[0] != 1, whole[1] != 1};
+}
+
+// The mask's layouts over a sequence that is cut: its samples as those of x, and its queries as those of x, or its keys as those of the context, or neither.
+struct MaskLayouts {
+  MaskLayouts(const Shape& mask, const Tensor& x, const Tensor& context) {
+    LayoutRef samples = x.layout()->with_global(mask);
+    for (int a = 0; a < samples->mesh_shape().axis_count(); ++a) {
+      const auto axis = static_cast<std::size_t>(a);
+      if (is_shard(samples->placements[axis], 0) && mask[0] != 1) continue;
+      if (is_shard(samples->placements[axis], 1)) continue;
+      samples = samples->with(samples->mesh_shape().name(a), Replicate{});
+    }
+    const DeviceMesh axes = x.layout()->mesh().submesh(Partition(x.layout()).dim(1).axes);
+    by_queries = samples;
+    whole = samples->with(axes, Replicate{});
+    by_keys =
+        samples->with(context.layout()->mesh().submesh(Partition(context.layout()).dim(1).axes), Shard{2});
+  }
+  LayoutRef whole, by_queries, by_keys;
+};
+
+// What this rank needs of the mask of a sequence that is cut. A mask that differs between queries is needed twice, for own queries and for own keys; what it is not cut
+// by comes by one exchange. Collective.
+SplitMask split_mask(const Module& module, Frame& frame, const Tensor& given, const Tensor& x,
+                     const Tensor& context) {
+  const TensorName what = layouts::named(module, "mask");
+  expect_dtype(what, given, DType::f32);
+  expect_mask_shape(what, given, x, context);
+  const Shape& got = layouts::global_shape(given);
+  const MaskLayouts layouts_of(got, x, context);
+  const Tensor mask = given.layout() ? given : given.with_layout(replicated_layout(x.layout()->mesh(), got));
+  if (got[0] != 1) expect_same_samples(module, x, mask, "mask");
+  if (!layouts::same(mask.layout(), layouts_of.whole) &&
+      !layouts::same(mask.layout(), layouts_of.by_queries) &&
+      !layouts::same(mask.layout(), layouts_of.by_keys))
+    throw Error(
+        ErrorCode::layout,
+        fmt::format(
+            "{} is {}; expected {}, its queries cut as those of x; or {}, its keys cut as those of the "
+            "context; or {}",
+            what.text(), to_string(*mask.layout()), to_string(*layouts_of.by_queries),
+            to_string(*layouts_of.by_keys), to_string(*layouts_of.whole)));
+  const Tensor of_queries = redistribute(mask, got[1] == 1 ? layouts_of.whole : layouts_of.by_queries);
+  return split_mask_of(of_queries, frame.keeps() ? redistribute(mask, layouts_of.by_keys) : Tensor());
+}
+
 // The plans of a layer, by the layouts of q and k.
 class SplitAttentions {
  public:
@@ -59,12 +109,14 @@ class SplitAttentions {
 
 // Attends to all keys, and keeps what backward needs.
 Tensor attend(const Module& module, Frame& frame, const SplitAttentions& plans, const HeadsShape& s,
-              const Tensor& q, const Tensor& k, const Tensor& v) {
+              const Tensor& q, const Tensor& k, const Tensor& v, const SplitMask& mask = {}) {
   Compute& compute = frame.compute();
   const Tensor out = compute.make(q.shape()).with_layout(q.layout()),
                log_sum_exp = compute.make({s.batch, s.heads, q.size(1)});
-  split_attention_forward(frame, *plans.of(q, k), s, q, k, v, out, log_sum_exp);
-  frame.push(module, {q, k, v, out, log_sum_exp});
+  split_attention_forward(frame, *plans.of(q, k), s, q, k, v, mask, out, log_sum_exp);
+  Tensors kept{q, k, v, out, log_sum_exp};
+  if (mask.of_queries) kept.insert(kept.end(), {mask.of_queries, mask.of_keys});
+  frame.push(module, std::move(kept));
   return out;
 }
 
@@ -83,7 +135,9 @@ Attended attend_backward(const Module& module, Frame& frame, const SplitAttentio
   Attended a{share_of_heads(module, q, k, v, heads, kv_heads, head_dim),
              compute.make(q.shape()).with_layout(q.layout()), compute.make(k.shape()).with_layout(of_dk),
              compute.make(v.shape()).with_layout(of_dk)};
-  split_attention_backward(frame, *plans.of(q, k), a.shape, dout, q, k, v, out, log_sum_exp, a.dq, a.dk,
+  SplitMask mask;
+  if (kept.size() > 5) mask = split_mask_of(kept[5], kept[6]);
+  split_attention_backward(frame, *plans.of(q, k), a.shape, dout, q, k, v, mask, out, log_sum_exp, a.dq, a.dk,
                            a.dv);
   return a;
 }
@@ -161,22 +215,20 @@ class CrossPasses final : public Passes {
     const CrossAttentionConfig& c = attention.config();
     if (inputs.size() < 2 || !cut_in_sequence(inputs[0].layout()) || !cut_in_sequence(inputs[1].layout()))
       return own_forward(module, inputs, frame);
-    if (inputs.size() > 2)
-      throw Error(
-          ErrorCode::unsupported,
-          fmt::format(
-              "{} goes with a sequence that is cut, whose attention takes none: gather x and the context "
-              "first, or leave the mask out",
-              layouts::named(module, "mask").text()));
     expect_sequence(module, "x", inputs[0], c.dim);
     expect_sequence(module, "context", inputs[1], c.context_dim);
     expect_same_samples(module, inputs[0], inputs[1], "context");
+    SplitMask mask;
+    if (inputs.size() > 2) {
+      expect_same_axes(module, inputs[0], inputs[1]);
+      mask = split_mask(module, frame, inputs[2], inputs[0], inputs[1]);
+    }
     const Tensor q = attention.q_proj.forward(inputs[0], frame)[0],
                  k = attention.k_proj.forward(inputs[1], frame)[0],
                  v = attention.v_proj.forward(inputs[1], frame)[0];
     const HeadsShape s = share_of_heads(module, q, k, v, c.heads, c.kv_heads, c.head_dim);
     expect_same_axes(module, q, k);
-    return attention.o_proj.forward(attend(module, frame, plans_, s, q, k, v), frame);
+    return attention.o_proj.forward(attend(module, frame, plans_, s, q, k, v, mask), frame);
   }
 
   Tensors backward(Module& module, Inputs dy, Frame& frame) const override {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <vector>
 
 #include "domain/space.hpp"
 #include "weft/base/error.hpp"
@@ -112,6 +113,29 @@ kernels::AttentionPiece piece(const HeadsShape& s, const IndexRange& queries, co
           queries.lo, keys.lo,        causal,      begins,  ends};
 }
 
+// A part of a mask, as kernels take it.
+class PieceOfMask {
+ public:
+  /// Rows and keys of `from`, counted from its first ones; all rows where they are for each query alike.
+  PieceOfMask(const SplitMask& mask, const Tensor& from, const IndexRange& rows, const IndexRange& keys) {
+    if (!from) return;
+    const IndexRange of = mask.of_each_query ? rows : IndexRange{0, 1};
+    const std::int64_t width = from.size(2), wanted = keys.size();
+    const float* const data = from.data_ptr<float>();
+    values_.resize(static_cast<std::size_t>(from.size(0) * of.size() * wanted));
+    float* to = values_.data();
+    for (std::int64_t b = 0; b < from.size(0); ++b)
+      for (std::int64_t row = of.lo; row < of.hi; ++row, to += wanted)
+        std::copy_n(data + (b * from.size(1) + row) * width + keys.lo, wanted, to);
+    bias_ = {values_.data(), mask.of_each_sample, mask.of_each_query};
+  }
+  const kernels::ScoreBias& bias() const { return bias_; }
+
+ private:
+  std::vector<float> values_;
+  kernels::ScoreBias bias_;
+};
+
 void expect_host(const Frame& frame) {
   if (!(frame.compute().device() == Device{}))
     throw Error(
@@ -142,14 +166,17 @@ SplitAttention::SplitAttention(const LayoutRef& q, const LayoutRef& k, bool caus
 }
 
 void split_attention_forward(Frame& frame, const SplitAttention& split, const HeadsShape& s, const Tensor& q,
-                             const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& log_sum_exp) {
+                             const Tensor& k, const Tensor& v, const SplitMask& mask, const Tensor& out,
+                             const Tensor& log_sum_exp) {
   expect_host(frame);
   const Tensor largest = frame.compute().make(log_sum_exp.shape());
   const auto attend = [&](const IndexRange& of, const float* keys, const float* values, bool begins,
                           bool ends) {
-    kernels::attention_piece_forward(
-        frame.kernels(), q.data_ptr<float>(), keys, values, out.data_ptr<float>(), largest.data_ptr<float>(),
-        log_sum_exp.data_ptr<float>(), piece(s, own(split.queries), of, split.causal, begins, ends));
+    const PieceOfMask added(mask, mask.of_queries, {0, split.queries.size}, of);
+    kernels::attention_piece_forward(frame.kernels(), q.data_ptr<float>(), keys, values, added.bias(),
+                                     out.data_ptr<float>(), largest.data_ptr<float>(),
+                                     log_sum_exp.data_ptr<float>(),
+                                     piece(s, own(split.queries), of, split.causal, begins, ends));
   };
   Incoming keys(frame, split.keys, {k, v}, {}, false);
   if (!keys.any()) attend({}, nullptr, nullptr, true, true);
@@ -159,24 +186,26 @@ void split_attention_forward(Frame& frame, const SplitAttention& split, const He
 
 void split_attention_backward(Frame& frame, const SplitAttention& split, const HeadsShape& s,
                               const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
-                              const Tensor& out, const Tensor& log_sum_exp, const Tensor& dq,
-                              const Tensor& dk, const Tensor& dv) {
+                              const SplitMask& mask, const Tensor& out, const Tensor& log_sum_exp,
+                              const Tensor& dq, const Tensor& dk, const Tensor& dv) {
   const Tensor delta = frame.compute().make(log_sum_exp.shape());
   kernels::attention_delta(frame.kernels(), dout.data_ptr<float>(), out.data_ptr<float>(),
                            delta.data_ptr<float>(),
                            {s.batch, split.queries.size, split.keys.size, s.heads, s.kv_heads, s.head_dim});
   const auto of_queries = [&](const IndexRange& of, const float* keys, const float* values, bool begins,
                               bool ends) {
+    const PieceOfMask added(mask, mask.of_queries, {0, split.queries.size}, of);
     kernels::attention_piece_backward_queries(frame.kernels(), dout.data_ptr<float>(), q.data_ptr<float>(),
-                                              keys, values, log_sum_exp.data_ptr<float>(),
+                                              keys, values, added.bias(), log_sum_exp.data_ptr<float>(),
                                               delta.data_ptr<float>(), dq.data_ptr<float>(),
                                               piece(s, own(split.queries), of, split.causal, begins, ends));
   };
   const auto of_keys = [&](const IndexRange& of, const float* douts, const float* queries, const float* sums,
                            const float* deltas, bool begins, bool ends) {
+    const PieceOfMask added(mask, mask.of_keys, of, {0, split.keys.size});
     kernels::attention_piece_backward_keys(frame.kernels(), douts, queries, k.data_ptr<float>(),
-                                           v.data_ptr<float>(), sums, deltas, dk.data_ptr<float>(),
-                                           dv.data_ptr<float>(),
+                                           v.data_ptr<float>(), added.bias(), sums, deltas,
+                                           dk.data_ptr<float>(), dv.data_ptr<float>(),
                                            piece(s, of, own(split.keys), split.causal, begins, ends));
   };
   Incoming keys(frame, split.keys, {k, v}, {}, false);

@@ -28,6 +28,13 @@ struct SplitAttention {
   bool causal;
 };
 
+/// What is added to scores, of a mask (batch or 1, queries or 1, keys) of the whole: what this rank needs of it. Without a mask: nothing.
+struct SplitMask {
+  Tensor of_queries;  ///< (batch or 1, own queries or 1, keys)
+  Tensor of_keys;     ///< (batch or 1, queries or 1, own keys); for backward alone
+  bool of_each_sample = false, of_each_query = false;
+};
+
 /// What a rank has of the heads.
 struct HeadsShape {
   std::int64_t batch, heads, kv_heads, head_dim;
@@ -36,11 +43,12 @@ struct HeadsShape {
 /// out and log_sum_exp of this rank's queries over all keys, of those up to its own position where `causal`. q, out: (batch, own queries, heads,
 /// head_dim), k, v: (batch, own keys, kv_heads, head_dim), log_sum_exp: (batch, heads, own queries).
 void split_attention_forward(Frame& frame, const SplitAttention& split, const HeadsShape& s, const Tensor& q,
-                             const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& log_sum_exp);
+                             const Tensor& k, const Tensor& v, const SplitMask& mask, const Tensor& out,
+                             const Tensor& log_sum_exp);
 /// dq, dk, dv of this rank's positions.
 void split_attention_backward(Frame& frame, const SplitAttention& split, const HeadsShape& s,
                               const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
-                              const Tensor& out, const Tensor& log_sum_exp, const Tensor& dq,
-                              const Tensor& dk, const Tensor& dv);
+                              const SplitMask& mask, const Tensor& out, const Tensor& log_sum_exp,
+                              const Tensor& dq, const Tensor& dk, const Tensor& dv);
 
 }  // namespace weft::domain

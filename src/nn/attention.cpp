@@ -283,16 +283,10 @@ kernels::FullAttentionShape cross_shape(const Module& module, const CrossAttenti
 void expect_mask(const Module& module, const Tensor& mask, const Tensor& x, const Tensor& context) {
   const TensorName what = layouts::named(module, "mask");
   expect_dtype(what, mask, DType::f32);
-  const Shape &got = layouts::global_shape(mask), &of_x = layouts::global_shape(x);
-  const std::int64_t keys = layouts::global_shape(context)[1];
-  const auto is = [&](int dim, std::int64_t full) { return got[dim] == full || got[dim] == 1; };
-  if (got.rank() != 3 || !is(0, of_x[0]) || !is(1, of_x[1]) || got[2] != keys)
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("{} is {}; expected ({} or 1, {} or 1, {}), of batch, queries and keys",
-                            what.text(), to_string(got), of_x[0], of_x[1], keys));
+  expect_mask_shape(what, mask, x, context);
   layouts::expect_whole(what, mask, "attention");
   layouts::expect_whole_dim(what, mask, "attention", 1);
-  const bool for_all = got[0] == 1 && mask.size(0) == 1;
+  const bool for_all = layouts::global_shape(mask)[0] == 1 && mask.size(0) == 1;
   if (!for_all && mask.size(0) != x.size(0))
     throw Error(ErrorCode::layout,
                 fmt::format("{} has {} samples on this rank; expected {}, cut as those of x", what.text(),

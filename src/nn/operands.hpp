@@ -53,6 +53,18 @@ inline void expect_same_samples(const Module& module, const Tensor& x, const Ten
                             to_string(*context.layout()), to_string(*x.layout())));
 }
 
+/// Throws unless the mask is one of x's samples and queries and the context's keys.
+inline void expect_mask_shape(const TensorName& what, const Tensor& mask, const Tensor& x,
+                              const Tensor& context) {
+  const Shape &got = layouts::global_shape(mask), &of_x = layouts::global_shape(x);
+  const std::int64_t keys = layouts::global_shape(context)[1];
+  const auto is = [&](int dim, std::int64_t full) { return got[dim] == full || got[dim] == 1; };
+  if (got.rank() != 3 || !is(0, of_x[0]) || !is(1, of_x[1]) || got[2] != keys)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{} is {}; expected ({} or 1, {} or 1, {}), of batch, queries and keys",
+                            what.text(), to_string(got), of_x[0], of_x[1], keys));
+}
+
 /// x, f32, rounded to bf16; with the same layout.
 inline Tensor rounded_to_bf16(Frame& frame, const Tensor& x) {
   const Tensor y = frame.compute().make(x.shape(), DType::bf16).with_layout(x.layout());

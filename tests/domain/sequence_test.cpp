@@ -112,6 +112,150 @@ TEST(DomainSequence, FullAttentionHasTheBitsOfOneRank) {
     });
 }
 
+// A mask (samples, rows, keys) that hides each third key, all keys of the first piece from some queries, and every key from query 4 of the last sample.
+Tensor mask_of(Context& context, std::int64_t samples, std::int64_t rows, std::int64_t keys) {
+  const Tensor mask = random_map(context, {samples, rows, keys}, "mask");
+  for (std::int64_t b = 0; b < samples; ++b)
+    for (std::int64_t row = 0; row < rows; ++row)
+      for (std::int64_t key = 0; key < keys; ++key)
+        if ((key + b) % 3 == 1 || (row % 5 == 2 && key < 260) || (b == samples - 1 && row == 4))
+          mask.f32()[static_cast<std::size_t>((b * rows + row) * keys + key)] =
+              -std::numeric_limits<float>::infinity();
+  return mask;
+}
+
+// Cut as the queries are, as the keys are, or not at all; for each sample and query, or for all.
+TEST(DomainSequence, AMaskHasTheBitsOfOneRank) {
+  for (const int n : {1, 2, 3, 4})
+    test::run_ranks(test::Ranks::threads, n, [&](Rank& rank) {
+      Compute compute(rank.context, 1);
+      const DeviceMesh mesh(rank.group(), {{"sp", -1}});
+      for (const auto& [queries, keys] :
+           {std::pair{8, 8}, {13, 7}, {5, 2}, {2, 5}, {1, 6}, {0, 4}, {4, 0}, {300, 270}, {70, 1151}}) {
+        const CrossAttentionConfig config{
+            .dim = 12, .heads = 4, .head_dim = 6, .context_dim = 8, .kv_heads = 2, .bias = true};
+        CrossAttention serial(config), split(config);
+        test::set_up(serial, compute);
+        const DomainManager manager = apply_domain_parallel(split, mesh, {.dims = {1}});
+        replicate(split, mesh);
+        test::set_up(split, compute);
+        const Tensor x = random_map(rank.context, {2, queries, 12}, "x"),
+                     context = random_map(rank.context, {2, keys, 8}, "context"),
+                     dy = random_map(rank.context, {2, queries, 12}, "dy");
+        for (const auto& [samples, rows] :
+             {std::pair<std::int64_t, std::int64_t>{2, queries}, {1, queries}, {2, 1}, {1, 1}}) {
+          for (CrossAttention* of : {&serial, &split})
+            for (Parameter* p : of->parameters()) p->zero_gradient();
+          const Tensor mask = mask_of(rank.context, samples, rows, keys);
+          Frame frame(compute);
+          const Tensor want = serial.forward({x, context, mask}, frame)[0];
+          const Tensors want_d = serial.backward(dy, frame);
+          const LayoutRef whole = replicated_layout(mesh, mask.shape());
+          for (const Tensor& given :
+               {mask, distribute(mask, whole), distribute(mask, whole->with("sp", Shard{1})),
+                distribute(mask, whole->with("sp", Shard{2}))}) {
+            SCOPED_TRACE(testing::Message()
+                         << queries << " queries, " << keys << " keys on " << n << ", mask "
+                         << (given.layout() ? to_string(*given.layout()) : "plain"));
+            for (Parameter* p : split.parameters()) p->zero_gradient();
+            const Tensor sharded = distribute(x, manager.layout(x.shape())),
+                         of_context = distribute(context, manager.layout(context.shape()));
+            const Tensor y = split.forward({sharded, of_context, given}, frame)[0];
+            expect_same_bits("y", y, want);
+            const Tensors got_d = split.backward(distribute(dy, y.layout()), frame);
+            ASSERT_EQ(got_d.size(), 2u);
+            expect_same_bits("dx", got_d[0], want_d[0]);
+            expect_same_bits("d(context)", got_d[1], want_d[1]);
+            sync_domain_gradients(split, manager);
+            expect_gradients(split, serial);
+            Frame looks = Frame::inference(compute);
+            expect_same_bits("y", split.forward({sharded, of_context, given}, looks)[0], want);
+          }
+        }
+      }
+    });
+}
+
+// The sequence and the samples are cut along axes of their own; a mask goes by both.
+TEST(DomainSequence, AMaskOfSamplesThatAreCut) {
+  test::run_ranks(test::Ranks::threads, 4, [](Rank& rank) {
+    Compute compute(rank.context, 1);
+    const DeviceMesh mesh(rank.group(), {{"d", 2}, {"sp", 2}});
+    const CrossAttentionConfig config{.dim = 8, .heads = 2, .head_dim = 4};
+    CrossAttention serial(config), split(config);
+    test::set_up(serial, compute);
+    apply_domain_parallel(split, mesh["sp"], {.dims = {1}});
+    replicate(split, mesh);
+    test::set_up(split, compute);
+    const auto cut = [&](const Tensor& t, const Placement& sequence, bool samples) {
+      const LayoutRef layout = replicated_layout(mesh, t.shape())->with("sp", sequence);
+      return distribute(t, samples ? layout->with("d", Shard{0}) : layout);
+    };
+    const Tensor x = random_map(rank.context, {3, 7, 8}, "x"),
+                 context = random_map(rank.context, {3, 9, 8}, "context"),
+                 dy = random_map(rank.context, {3, 7, 8}, "dy");
+    for (const std::int64_t samples : {1, 3}) {
+      const Tensor mask = mask_of(rank.context, samples, 7, 9);
+      Frame frame(compute);
+      const Tensor want = serial.forward({x, context, mask}, frame)[0];
+      const Tensors want_d = serial.backward(dy, frame);
+      for (const Placement& of : {Placement(Replicate{}), Placement(Shard{1}), Placement(Shard{2})}) {
+        const Tensor y = split.forward(
+            {cut(x, Shard{1}, true), cut(context, Shard{1}, true), cut(mask, of, samples == 3)}, frame)[0];
+        expect_same_bits("y", y, want);
+        const Tensors got = split.backward(distribute(dy, y.layout()), frame);
+        expect_same_bits("dx", got[0], want_d[0]);
+        expect_same_bits("d(context)", got[1], want_d[1]);
+      }
+    }
+  });
+}
+
+TEST(DomainSequence, AMaskThatDoesNotFitIsNamed) {
+  test::run_ranks(test::Ranks::threads, 4, [](Rank& rank) {
+    Compute compute(rank.context, 1);
+    const DeviceMesh mesh(rank.group(), {{"d", 2}, {"sp", 2}});
+    CrossAttention split({.dim = 8, .heads = 2, .head_dim = 4});
+    apply_domain_parallel(split, mesh["sp"], {.dims = {1}});
+    replicate(split, mesh);
+    test::set_up(split, compute);
+    const LayoutRef of_x = replicated_layout(mesh, {2, 8, 8})->with("sp", Shard{1})->with("d", Shard{0});
+    const Tensor x = distribute(random_map(rank.context, {2, 8, 8}, "x"), of_x),
+                 context =
+                     distribute(random_map(rank.context, {2, 6, 8}, "context"), of_x->with_global({2, 6, 8}));
+    Frame frame(compute);
+    const auto text = [&](const Tensor& mask) {
+      return test::error_text([&] { split.forward({x, context, mask}, frame); });
+    };
+    const auto with = [&](const Shape& shape, const Placement& d, const Placement& sp) {
+      return distribute(Tensor::zeros(rank.context, shape),
+                        replicated_layout(mesh, shape)->with("d", d)->with("sp", sp));
+    };
+    for (const Shape& shape : {Shape{2, 8, 7}, Shape{3, 8, 6}, Shape{2, 2, 6}, Shape{2, 8}})
+      EXPECT_EQ(
+          text(Tensor::zeros(rank.context, shape)),
+          fmt::format(
+              "bad_argument: \"\": mask is {}; expected (2 or 1, 8 or 1, 6), of batch, queries and keys",
+              to_string(shape)));
+    EXPECT_EQ(text(Tensor::zeros(rank.context, {2, 8, 6})),
+              "layout: \"\": mask is (2, 8, 6) as [d: Replicate, sp: Replicate]; expected its samples cut as "
+              "those of x, (2, 8, 8) as "
+              "[d: Shard(0), sp: Shard(1)]");
+    const std::string one_of =
+        "; expected (1, 8, 6) as [d: Replicate, sp: Shard(1)], its queries cut as those of x; or (1, 8, 6) "
+        "as [d: "
+        "Replicate, sp: Shard(2)], its keys cut as those of the context; or (1, 8, 6) as [d: Replicate, sp: "
+        "Replicate]";
+    EXPECT_EQ(text(with({1, 8, 6}, Shard{1}, Replicate{})),
+              "layout: \"\": mask is (1, 8, 6) as [d: Shard(1), sp: Replicate]" + one_of);
+    EXPECT_EQ(text(with({1, 8, 6}, Replicate{}, Partial{})),
+              "layout: \"\": mask is (1, 8, 6) as [d: Replicate, sp: Partial(sum)]" + one_of);
+    EXPECT_EQ(text(Tensor::zeros(rank.context, {1, 8, 6}, DType::bf16)),
+              "bad_argument: \"\": mask is bf16; expected f32");
+    EXPECT_TRUE(frame.empty());
+  });
+}
+
 TEST(DomainSequence, ContextCutAlongAnotherAxisIsNamed) {
   test::run_ranks(test::Ranks::threads, 4, [](Rank& rank) {
     Compute compute(rank.context, 1);
@@ -162,13 +306,6 @@ TEST(DomainSequence, ContextOfAnotherBatchIsRefusedAsOnOneRank) {
               "layout: \"\": context is (2, 6, 8) as [d: Replicate, sp: Shard(1)]; expected its samples cut "
               "as those "
               "of x, (2, 8, 8) as [d: Shard(0), sp: Shard(1)]");
-    const Tensor mask = key_padding_mask(compute, std::vector<std::int64_t>{6, 2}, 6);
-    EXPECT_EQ(
-        test::error_text([&] {
-          split.forward({shard_spatial(x, manager), shard_spatial(context, manager), mask}, frame);
-        }),
-        "unsupported: \"\": mask goes with a sequence that is cut, whose attention takes none: gather x "
-        "and the context first, or leave the mask out");
   });
 }
 

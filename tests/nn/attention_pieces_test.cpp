@@ -8,16 +8,32 @@ namespace {
 using namespace kernels;
 using namespace kernels::test;
 
+enum class Bias {
+  none,
+  of_keys,
+  of_queries
+};  // what is added to scores: (samples, 1, keys) or (samples, queries, keys)
 struct Case {
   std::int64_t batch, queries, keys, heads, kv_heads, head_dim;
   bool causal;
+  Bias bias = Bias::none;
+  bool of_each_sample = false;
 };
 
 // One piece and several, ends within a block, shared key/value heads, few heads for the threads.
-const Case kCases[] = {{1, 40, 40, 2, 1, 8, true},     {2, 300, 300, 4, 2, 16, true},
-                       {1, 1100, 1100, 3, 1, 8, true}, {1, 600, 600, 1, 1, 64, true},
-                       {2, 70, 900, 4, 2, 16, false},  {1, 513, 257, 2, 2, 24, false},
-                       {1, 5, 256, 6, 2, 7, false},    {1, 129, 1030, 2, 1, 32, false}};
+const Case kCases[] = {{1, 40, 40, 2, 1, 8, true},
+                       {2, 300, 300, 4, 2, 16, true},
+                       {1, 1100, 1100, 3, 1, 8, true},
+                       {1, 600, 600, 1, 1, 64, true},
+                       {2, 70, 900, 4, 2, 16, false},
+                       {1, 513, 257, 2, 2, 24, false},
+                       {1, 5, 256, 6, 2, 7, false},
+                       {1, 129, 1030, 2, 1, 32, false},
+                       {2, 70, 900, 4, 2, 16, false, Bias::of_keys, true},
+                       {2, 70, 900, 4, 2, 16, false, Bias::of_queries, true},
+                       {3, 129, 600, 2, 1, 8, false, Bias::of_keys},
+                       {2, 300, 513, 2, 2, 8, false, Bias::of_queries},
+                       {1, 600, 300, 1, 1, 64, false, Bias::of_queries}};  // few heads for the threads
 
 struct Results {
   Array<float> out, log_sum_exp, dq, dk, dv;
@@ -32,8 +48,21 @@ struct Given {
     // Scores that grow with the position: the largest so far changes from piece to piece.
     for (std::size_t i = 0; i < k.size(); ++i)
       k[i] *= 1.0f + 3.0f * static_cast<float>(i) / static_cast<float>(k.size());
+    if (c.bias == Bias::none) return;
+    // Hidden: each third key, all keys of the first blocks for some queries, and everything for one.
+    const std::int64_t samples = c.of_each_sample ? c.batch : 1,
+                       rows = c.bias == Bias::of_queries ? c.queries : 1;
+    bias = random_array(samples * rows * c.keys, 5);
+    for (std::int64_t i = 0; i < samples * rows * c.keys; ++i) {
+      const std::int64_t key = i % c.keys, row = i / c.keys % rows;
+      if (key % 3 == 1 || (row % 5 == 2 && key < 280) || (rows > 1 && row == 4))
+        bias[static_cast<std::size_t>(i)] = -std::numeric_limits<float>::infinity();
+    }
   }
-  Array<float> q, k, v, dout;
+  ScoreBias whole(const Case& c) const {
+    return {bias.empty() ? nullptr : bias.data(), c.of_each_sample, c.bias == Bias::of_queries};
+  }
+  Array<float> q, k, v, dout, bias;
 };
 
 Results of_whole(KernelContext& ctx, const Case& c, const Given& x) {
@@ -47,9 +76,9 @@ Results of_whole(KernelContext& ctx, const Case& c, const Given& x) {
                        r.log_sum_exp.data(), r.dq.data(), r.dk.data(), r.dv.data(), s);
   } else {
     const FullAttentionShape s{c.batch, c.queries, c.keys, c.heads, c.kv_heads, c.head_dim};
-    full_attention_forward(ctx, x.q.data(), x.k.data(), x.v.data(), nullptr, r.out.data(),
+    full_attention_forward(ctx, x.q.data(), x.k.data(), x.v.data(), x.whole(c), r.out.data(),
                            r.log_sum_exp.data(), s);
-    full_attention_backward(ctx, x.dout.data(), x.q.data(), x.k.data(), x.v.data(), nullptr, r.out.data(),
+    full_attention_backward(ctx, x.dout.data(), x.q.data(), x.k.data(), x.v.data(), x.whole(c), r.out.data(),
                             r.log_sum_exp.data(), r.dq.data(), r.dk.data(), r.dv.data(), nullptr, s);
   }
   return r;
@@ -65,10 +94,26 @@ Array<float> positions(const Array<float>& x, std::int64_t batch, std::int64_t l
   return part;
 }
 
+// What is added to the scores of queries [lo, hi) and keys [begin, end), made in `room`.
+ScoreBias bias_of_piece(const Case& c, const Given& x, std::int64_t lo, std::int64_t hi, std::int64_t begin,
+                        std::int64_t end, Array<float>& room) {
+  if (c.bias == Bias::none) return nullptr;
+  const bool of_queries = c.bias == Bias::of_queries;
+  const std::int64_t samples = c.of_each_sample ? c.batch : 1, all = of_queries ? c.queries : 1;
+  room.clear();
+  for (std::int64_t b = 0; b < samples; ++b)
+    for (std::int64_t row = of_queries ? lo : 0; row < (of_queries ? hi : 1); ++row) {
+      const auto from = x.bias.begin() + (b * all + row) * c.keys;
+      room.insert(room.end(), from + begin, from + end);
+    }
+  return {room.data(), c.of_each_sample, of_queries};
+}
+
 // Queries [lo, hi) with keys in pieces: out, log_sum_exp and dq. Then keys [lo, hi) with queries in pieces: dk and dv.
 void expect_pieces(KernelContext& ctx, const Case& c, const Given& x, const Results& want, std::int64_t lo,
                    std::int64_t hi, std::int64_t step) {
   const std::int64_t wide = c.heads * c.head_dim, kv_wide = c.kv_heads * c.head_dim;
+  Array<float> scratch;
   const auto sums = [&](const Array<float>& all, std::int64_t from, std::int64_t to) {
     return positions(all, c.batch * c.heads, from, to, 1);
   };
@@ -85,7 +130,8 @@ void expect_pieces(KernelContext& ctx, const Case& c, const Given& x, const Resu
     for (std::int64_t key = 0; key < last; key += step) {
       const AttentionPiece p = piece(key);
       attention_piece_forward(ctx, q.data(), positions(x.k, c.batch, key, key + p.keys, kv_wide).data(),
-                              positions(x.v, c.batch, key, key + p.keys, kv_wide).data(), out.data(),
+                              positions(x.v, c.batch, key, key + p.keys, kv_wide).data(),
+                              bias_of_piece(c, x, lo, end, key, key + p.keys, scratch), out.data(),
                               largest.data(), sum.data(), p);
     }
     ASSERT_TRUE(same_bits(out, positions(want.out, c.batch, lo, end, wide)));
@@ -95,7 +141,8 @@ void expect_pieces(KernelContext& ctx, const Case& c, const Given& x, const Resu
       const AttentionPiece p = piece(key);
       attention_piece_backward_queries(
           ctx, dout.data(), q.data(), positions(x.k, c.batch, key, key + p.keys, kv_wide).data(),
-          positions(x.v, c.batch, key, key + p.keys, kv_wide).data(), sum.data(), delta.data(), dq.data(), p);
+          positions(x.v, c.batch, key, key + p.keys, kv_wide).data(),
+          bias_of_piece(c, x, lo, end, key, key + p.keys, scratch), sum.data(), delta.data(), dq.data(), p);
     }
     ASSERT_TRUE(same_bits(dq, positions(want.dq, c.batch, lo, end, wide)));
   }
@@ -111,6 +158,7 @@ void expect_pieces(KernelContext& ctx, const Case& c, const Given& x, const Resu
       if (from >= to) continue;
       attention_piece_backward_keys(ctx, positions(x.dout, c.batch, from, to, wide).data(),
                                     positions(x.q, c.batch, from, to, wide).data(), k.data(), v.data(),
+                                    bias_of_piece(c, x, from, to, lo, end, scratch),
                                     sums(want.log_sum_exp, from, to).data(), sums(deltas, from, to).data(),
                                     dk.data(), dv.data(),
                                     {c.batch, to - from, count, c.heads, c.kv_heads, c.head_dim, from, lo,
@@ -147,15 +195,15 @@ TEST(AttentionPieces, NothingIsSeen) {
   const auto q = random_array(6, 1);
   auto out = garbage(6), largest = garbage(3), sum = garbage(3), dq = garbage(6), dk = garbage(4),
        dv = garbage(4);
-  attention_piece_forward(ctx, q.data(), nullptr, nullptr, out.data(), largest.data(), sum.data(),
+  attention_piece_forward(ctx, q.data(), nullptr, nullptr, nullptr, out.data(), largest.data(), sum.data(),
                           {1, 3, 0, 1, 1, 2, 0, 0, false, true, true});
   EXPECT_EQ(out, zeros(6));
   for (const float x : sum) EXPECT_EQ(x, -std::numeric_limits<float>::infinity());
-  attention_piece_backward_queries(ctx, q.data(), q.data(), nullptr, nullptr, sum.data(), largest.data(),
-                                   dq.data(), {1, 3, 0, 1, 1, 2, 0, 0, false, true, true});
+  attention_piece_backward_queries(ctx, q.data(), q.data(), nullptr, nullptr, nullptr, sum.data(),
+                                   largest.data(), dq.data(), {1, 3, 0, 1, 1, 2, 0, 0, false, true, true});
   EXPECT_EQ(dq, zeros(6));
-  attention_piece_backward_keys(ctx, nullptr, nullptr, q.data(), q.data(), nullptr, nullptr, dk.data(),
-                                dv.data(), {1, 0, 2, 1, 1, 2, 0, 0, false, true, true});
+  attention_piece_backward_keys(ctx, nullptr, nullptr, q.data(), q.data(), nullptr, nullptr, nullptr,
+                                dk.data(), dv.data(), {1, 0, 2, 1, 1, 2, 0, 0, false, true, true});
   EXPECT_EQ(dk, zeros(4));
   EXPECT_EQ(dv, zeros(4));
 }
@@ -163,22 +211,23 @@ TEST(AttentionPieces, NothingIsSeen) {
 TEST(AttentionPieces, RefusesPiecesThatBeginWithinABlock) {
   KernelContext ctx(1);
   EXPECT_EQ(message_of([&] {
-              attention_piece_forward(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
+              attention_piece_forward(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
                                       {1, 0, 0, 2, 1, 4, 0, 100, true, true, true});
             }),
             "attention_piece_forward: first_key is 100; expected a multiple of 256");
   EXPECT_EQ(message_of([&] {
               attention_piece_backward_queries(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
-                                               nullptr, {1, 0, 0, 2, 1, 4, 0, 64, true, true, true});
+                                               nullptr, nullptr, {1, 0, 0, 2, 1, 4, 0, 64, true, true, true});
             }),
             "attention_piece_backward_queries: first_key is 64; expected a multiple of 256");
   EXPECT_EQ(message_of([&] {
               attention_piece_backward_keys(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
-                                            nullptr, nullptr, {1, 0, 0, 2, 1, 4, 32, 0, true, true, true});
+                                            nullptr, nullptr, nullptr,
+                                            {1, 0, 0, 2, 1, 4, 32, 0, true, true, true});
             }),
             "attention_piece_backward_keys: first_query is 32; expected a multiple of 64");
   EXPECT_EQ(message_of([&] {
-              attention_piece_forward(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
+              attention_piece_forward(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
                                       {1, 0, 0, 5, 2, 4, 0, 0, true, true, true});
             }),
             "attention_piece_forward: 5 query heads over 2 key/value heads; expected a multiple");

@@ -72,7 +72,8 @@ struct CrossAttentionConfig {
 /// mask: (batch, queries, keys) f32, where batch and queries may be 1: then it is for every sample, for every query. It is added to the scores of
 /// all heads; −infinity hides a key (see key_padding_mask()). It gets no gradient. A query that sees no key gets o_proj of zeros.
 ///
-/// All may be split in the batch, alike; a mask of batch 1 is replicated there. Heads are split as those of Attention are, by its own plan: q_proj, k_proj
+/// All may be split in the batch, alike; a mask of batch 1 is replicated there. Of sequences that are cut (weft/domain/domain.hpp) the mask may be whole, cut in queries as x is,
+/// or in keys as the context is. Heads are split as those of Attention are, by its own plan: q_proj, k_proj
 /// and v_proj by columns, with one boundary before this module for each input (number 0 and 1 of Module::add_before); o_proj by rows.
 class CrossAttention : public Module {
  public:

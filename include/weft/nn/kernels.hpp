@@ -416,9 +416,9 @@ struct KernelTable {
 
   /// attention_forward() and full_attention_forward() of keys in pieces, for any queries. largest, sum: (batch, heads, queries), hold what is
   /// known between pieces, as out does; the piece that `ends` finishes out, and leaves log_sum_exp in sum. q, out: (batch, queries, heads, head_dim), k, v: (batch,
-  /// keys, kv_heads, head_dim). Throws bad_argument where kv_heads does not divide heads, or first_key is no multiple of kAttentionKeys.
+  /// keys, kv_heads, head_dim), bias: of the queries and keys of the piece. Throws bad_argument where kv_heads does not divide heads, or first_key is no multiple of kAttentionKeys.
   void (*attention_piece_forward)(KernelContext& ctx, const float* q, const float* k, const float* v,
-                                  float* out, float* largest, float* sum, AttentionPiece s);
+                                  ScoreBias bias, float* out, float* largest, float* sum, AttentionPiece s);
   /// delta = the sum of dout * out over head_dim. dout, out: (batch, queries, heads, head_dim), delta: (batch, heads, queries). s.keys and s.kv_heads
   /// are not used.
   void (*attention_delta)(KernelContext& ctx, const float* dout, const float* out, float* delta,
@@ -426,13 +426,14 @@ struct KernelTable {
   /// dq of keys in pieces, for any queries: overwritten by the piece that `begins`, added to by the others. dout, q, dq: (batch, queries, heads, head_dim), k, v:
   /// (batch, keys, kv_heads, head_dim), log_sum_exp, delta: (batch, heads, queries). Throws as attention_piece_forward does.
   void (*attention_piece_backward_queries)(KernelContext& ctx, const float* dout, const float* q,
-                                           const float* k, const float* v, const float* log_sum_exp,
-                                           const float* delta, float* dq, AttentionPiece s);
+                                           const float* k, const float* v, ScoreBias bias,
+                                           const float* log_sum_exp, const float* delta, float* dq,
+                                           AttentionPiece s);
   /// dk and dv of queries in pieces, for any keys, likewise. The piece that `begins` is seen by all keys that any query sees. Throws bad_argument where kv_heads does
   /// not divide heads, or first_query is no multiple of kAttentionQueries.
   void (*attention_piece_backward_keys)(KernelContext& ctx, const float* dout, const float* q, const float* k,
-                                        const float* v, const float* log_sum_exp, const float* delta,
-                                        float* dk, float* dv, AttentionPiece s);
+                                        const float* v, ScoreBias bias, const float* log_sum_exp,
+                                        const float* delta, float* dk, float* dv, AttentionPiece s);
 
   /// The same in two steps, for short sequences, so that something may happen to the weights between them.
   /// weights = softmax(q k^T / sqrt(head_dim) + bias). q: (batch, queries, heads, head_dim), k: (batch, keys, kv_heads, head_dim), bias:

@@ -286,17 +286,19 @@ void attention_delta(KernelContext& ctx, const float* dout, const float* out, fl
 }
 
 void attention_piece_backward_queries(KernelContext& ctx, const float* dout, const float* q, const float* k,
-                                      const float* v, const float* log_sum_exp, const float* delta, float* dq,
-                                      AttentionPiece s) {
+                                      const float* v, ScoreBias bias, const float* log_sum_exp,
+                                      const float* delta, float* dq, AttentionPiece s) {
   const Sizes of = sizes("attention_piece_backward_queries", s, "key", s.first_key, kAttentionKeys);
   const ThreadCountGuard one_thread_per_product(1);
   Backward::reserve(ctx.state(), of);
-  Backward{dout, q, k, v, {}, nullptr, delta, log_sum_exp, dq, nullptr, nullptr, of}.run_queries(ctx.state());
+  const KeyBias added = KeyBias::of(bias, of, ctx.state().scratch(KeyBias::floats(bias, of)));
+  Backward{dout, q, k, v, added, nullptr, delta, log_sum_exp, dq, nullptr, nullptr, of}.run_queries(
+      ctx.state());
 }
 
 void attention_piece_backward_keys(KernelContext& ctx, const float* dout, const float* q, const float* k,
-                                   const float* v, const float* log_sum_exp, const float* delta, float* dk,
-                                   float* dv, AttentionPiece s) {
+                                   const float* v, ScoreBias bias, const float* log_sum_exp,
+                                   const float* delta, float* dk, float* dv, AttentionPiece s) {
   const Sizes of = sizes("attention_piece_backward_keys", s, "query", s.first_query, kAttentionQueries);
   if (s.begins && s.queries == 0) {  // no block of queries will write them
     std::fill_n(dk, s.batch * s.keys * of.k_stride(), 0.0f);
@@ -304,7 +306,8 @@ void attention_piece_backward_keys(KernelContext& ctx, const float* dout, const 
   }
   const ThreadCountGuard one_thread_per_product(1);
   Backward::reserve(ctx.state(), of);
-  Backward{dout, q, k, v, {}, nullptr, delta, log_sum_exp, nullptr, dk, dv, of}.run_keys(ctx.state());
+  const KeyBias added = KeyBias::of(bias, of, ctx.state().scratch(KeyBias::floats(bias, of)));
+  Backward{dout, q, k, v, added, nullptr, delta, log_sum_exp, nullptr, dk, dv, of}.run_keys(ctx.state());
 }
 
 }  // namespace weft::kernels::cpu

@@ -135,10 +135,11 @@ void full_attention_forward(KernelContext& ctx, const float* q, const float* k, 
   forward(ctx.state(), q, k, v, KeyBias::of(bias, sizes(s), scratch), out, nullptr, log_sum_exp, sizes(s));
 }
 
-void attention_piece_forward(KernelContext& ctx, const float* q, const float* k, const float* v, float* out,
-                             float* largest, float* sum, AttentionPiece s) {
-  forward(ctx.state(), q, k, v, {}, out, largest, sum,
-          sizes("attention_piece_forward", s, "key", s.first_key, kAttentionKeys));
+void attention_piece_forward(KernelContext& ctx, const float* q, const float* k, const float* v,
+                             ScoreBias bias, float* out, float* largest, float* sum, AttentionPiece s) {
+  const Sizes of = sizes("attention_piece_forward", s, "key", s.first_key, kAttentionKeys);
+  float* const scratch = ctx.state().scratch(KeyBias::floats(bias, of));
+  forward(ctx.state(), q, k, v, KeyBias::of(bias, of, scratch), out, largest, sum, of);
 }
 
 }  // namespace weft::kernels::cpu
