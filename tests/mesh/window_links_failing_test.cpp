@@ -2,6 +2,8 @@
 // first, and fields that differ. The ways in which bytes go are tested in window_links_test.cpp.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstring>
@@ -10,6 +12,7 @@
 #include <string>
 #include <thread>
 
+#include "mesh/window/links/kernel_reads.hpp"
 #include "support/run_ranks.hpp"
 #include "weft/mesh/halo.hpp"
 
@@ -230,6 +233,125 @@ TEST(WindowLinksFailing, FieldsOfOtherSizesAreTold) {
         }
         r.meet("over");
       });
+}
+
+// A rank whose fields are empty, or that gives none, tells those that send it something, as soon as they exchange.
+TEST(WindowLinksFailing, FieldsWithoutElementsAreTold) {
+  for (const Ranks kind : {Ranks::threads, Ranks::processes})
+    for (const bool none : {false, true})
+      for (const bool adjoint : {false, true})
+        run_ranks(kind, 2, [&](Rank& r) {
+          constexpr std::int64_t kColumns = 1000;
+          const DeviceMesh mesh(r.group(), {{"y", 2}});
+          const Partition x(make_layout(mesh, {Shard{0}}, {2, 1}));
+          const Window window(x, {WindowDim::halo(x, 0, 1, 1, Edge::periodic())});
+          std::vector<double> part(kColumns), wide(3 * kColumns);
+          const auto exchange = [&](std::int64_t columns, bool nothing) {
+            const TensorView a = view(part.data(), {1, columns}), b = view(wide.data(), {3, columns});
+            const WindowField field = adjoint ? WindowField{b, a} : WindowField{a, b};
+            const std::span<const WindowField> fields(&field, nothing ? 0 : 1);
+            (adjoint ? window.start_adjoint(fields) : window.start(fields)).finish();
+          };
+          exchange(kColumns, false);
+          for (int i = 0; i < 5; ++i) exchange(0, i % 2 == 0);  // on all ranks: nothing moves
+          const double took = seconds_of([&] {
+            try {
+              exchange(r.rank == 0 ? kColumns : 0, none && r.rank == 1);
+              r.group().barrier().wait();
+              ADD_FAILURE() << "not noticed";
+            } catch (const Error& e) {
+              const std::string text = e.what(), mode = adjoint ? "the adjoint of " : "";
+              EXPECT_EQ(e.code(), ErrorCode::mismatch) << text;
+              EXPECT_NE(text.find(mode + "1 field: f64, 16000 bytes"),
+                        std::string::npos)
+                  << text;
+              EXPECT_NE(text.find(mode + (none ? "0 fields" : "1 field: f64") + ", 0 bytes"),
+                        std::string::npos)
+                  << text;
+            }
+          });
+          EXPECT_LT(took, 2);
+          r.meet("over");
+        });
+}
+
+// A child made by fork while an exchange is in flight may let go of all that it inherited, and is refused the rest; its parent goes on.
+TEST(WindowLinksFailing, AForkedChildLeavesTheExchangeToItsParent) {
+  for (const std::int64_t columns : {4, 1000, 100'000})
+    run_ranks(Ranks::processes, 2, [&](Rank& r) {
+      const auto ring = std::make_unique<Ring>(r.group(), columns);
+      const std::vector<double> part(static_cast<std::size_t>(columns), r.rank + 1.0);
+      std::vector<double> wide(static_cast<std::size_t>(3 * columns));
+      const auto start = [&] { return ring->window.start(ring->part(part.data()), ring->wide(wide.data())); };
+      start().finish();
+      r.group().barrier().wait();
+      WindowTransfer transfer;
+      if (r.rank == 0) {
+        transfer = start();
+        const pid_t child = ::fork();
+        if (child == 0) {
+          int refused = 0;
+          const auto refuses = [&](const auto& f) {
+            try {
+              f();
+            } catch (const Error& e) {
+              refused += e.code() == ErrorCode::unsupported &&
+                         std::string(e.what()).find("window: this process was forked from") == 0;
+            }
+          };
+          refuses([&] { static_cast<void>(transfer.done()); });
+          refuses([&] { static_cast<void>(start()); });
+          WindowTransfer other = std::move(transfer);
+          refuses([&] { other.finish(); });
+          other = {};
+          ::_exit(refused);
+        }
+        int status = 0;
+        EXPECT_EQ(::waitpid(child, &status, 0), child);
+        EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 3) << status;
+      }
+      r.meet("child");
+      if (r.rank == 1) transfer = start();
+      transfer.finish();
+      EXPECT_EQ(wide.front(), 2 - r.rank);
+      EXPECT_EQ(wide.back(), 2 - r.rank);
+      start().finish();
+    });
+}
+
+// A process that has ended, as its peers see it before its pidfd tells them.
+class Zombie final : public PeerProcess {
+ public:
+  Zombie() {
+    address_.pid = ::fork();
+    if (address_.pid == 0) ::_exit(0);
+    siginfo_t info;
+    EXPECT_EQ(::waitid(P_PID, static_cast<id_t>(address_.pid), &info, WEXITED | WNOWAIT), 0);
+  }
+  ~Zombie() override { ::waitpid(address_.pid, nullptr, 0); }
+  Zombie(const Zombie&) = delete;
+  Zombie& operator=(const Zombie&) = delete;
+  const ProcessAddress& address() const noexcept override { return address_; }
+  bool is_self() const noexcept override { return false; }
+  bool alive() const noexcept override { return true; }
+  State look() noexcept override { return State::running; }
+  std::byte* segment(std::uint32_t) const noexcept override { return nullptr; }
+  bool map_segments(std::uint32_t, Deadline) noexcept override { return false; }
+  Doorbell doorbell(int) const noexcept override { return {}; }
+
+ private:
+  ProcessAddress address_;
+};
+
+// Who reads the memory of a rank that was killed is told that it died, however soon after it that is.
+TEST(WindowLinksFailing, AKilledRankIsNotOneThatRefuses) {
+  using windows::KernelReads;
+  Zombie zombie;
+  std::uint64_t word = 7, copy = 0;
+  const auto from = reinterpret_cast<std::uint64_t>(&word), to = reinterpret_cast<std::uint64_t>(&copy);
+  const std::vector<windows::Piece> list{{0, 0, sizeof(word)}};
+  KernelReads reads;
+  EXPECT_EQ(reads.read(zombie, {list, &from}, {list, &to}), KernelReads::Outcome::ended);
 }
 
 }  // namespace

@@ -29,6 +29,7 @@ Exchange::~Exchange() {
 }
 
 void Exchange::keep(Tensor room) const {
+  if (plan_->mesh.context().forked()) return;  // the lock may be held for ever
   constexpr std::size_t kMostSpare = 4;
   const std::lock_guard lock(plan_->spare_mutex);
   if (plan_->spare.size() < kMostSpare) plan_->spare.push_back(std::move(room));
@@ -204,7 +205,8 @@ class ByMessages final : public WindowTransfer::Steps, private windows::Exchange
 WindowTransfer begin(const Window& window, const std::shared_ptr<Window::Plan>& plan,
                      std::span<const WindowField> fields, Stream stream, bool adjoint) {
   const bool alone = !plan->axes || plan->axes.size() == 1;
-  if (fields.empty() && (alone || plan->agreed)) return {};
+  if (!alone) plan->mesh.context().check_fork("window");
+  if (fields.empty() && (alone || (plan->agreed && plan->links == nullptr))) return {};
   if (stream == Stream{} && !fields.empty()) stream = fields[0].in.device;
   const bool host = stream.device == Device{};
   // The group is made by all of them at their first window, also by those that exchange nothing.

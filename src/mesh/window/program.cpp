@@ -206,7 +206,7 @@ class Compiler {
     for (Program::Message& small : smalls) close(std::move(small), sends, messages);
   }
 
-  // Over a link all goes as one, in the order of the fields and of their boxes.
+  // Over a link all goes as one, in the order of the fields and of their boxes. Fields without elements are told, too: the other rank's may have some.
   void add_traffic(const Window::Plan::Overlap& overlap, bool sends,
                    std::vector<Program::Traffic>& traffics) {
     Program::Traffic t;
@@ -228,7 +228,6 @@ class Compiler {
         t.runs += counts.count() * form.element / run;
       });
     }
-    if (t.bytes == 0) return;
     t.about = fmt::format("{}, {} bytes", fields_text(program_.forms, program_.adjoint), t.bytes);
     Fnv1a hash;
     hash.add(t.about);

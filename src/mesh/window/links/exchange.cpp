@@ -41,6 +41,7 @@ OverLinks::OverLinks(std::shared_ptr<const Plan> plan, const Program& program, P
 }
 
 OverLinks::~OverLinks() {
+  if (plan_->mesh.context().forked()) return;  // it is the parent's: its links are not mapped here
   if (!given_up_) {
     const bool over = [&] {
       const Links::Owning owning(*links_);
@@ -58,6 +59,7 @@ OverLinks::~OverLinks() {
 }
 
 bool OverLinks::done() {
+  plan_->mesh.context().check_fork("window");
   try {
     if (links_->ask(*this)) return true;
     if (!asked_until_) asked_until_ = Deadline::after(links_->deadline());
@@ -71,6 +73,7 @@ bool OverLinks::done() {
 }
 
 void OverLinks::finish() {
+  plan_->mesh.context().check_fork("window");
   try {
     if (links_->finish(*this, Deadline::after(links_->deadline()))) return;
   } catch (...) {

@@ -92,7 +92,7 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
   bool receive(In& in, const Program::Traffic& t);
   void make_room();
   void read(In& in, const Program::Traffic& t, const Slot& slot);
-  [[noreturn]] void lose(int rank);
+  [[noreturn]] void lose(int rank, bool ended);
   void keep_packed(In& in, const Program::Traffic& t, const Slot& slot);
   const std::byte* place_of(const Slot& slot, const Program::Step& step) const;
   const std::vector<Program::Step>& joint_of(const Slot& slot, const Program::Traffic& t);

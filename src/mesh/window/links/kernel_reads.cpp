@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 
 #include "weft/base/env.hpp"
 
@@ -105,7 +106,8 @@ bool KernelReads::copyable(const std::byte* data, std::size_t bytes) noexcept {
   return true;
 }
 
-bool KernelReads::read(PeerProcess& process, const Pieces& there, const Pieces& here) noexcept {
+KernelReads::Outcome KernelReads::read(PeerProcess& process, const Pieces& there,
+                                       const Pieces& here) noexcept {
   Taker theirs(there), ours(here);
   std::array<iovec, kMostPieces> their_list, our_list;
   for (;;) {
@@ -115,11 +117,14 @@ bool KernelReads::read(PeerProcess& process, const Pieces& there, const Pieces& 
     bytes = ours.take(bytes, our_list, our_count);
     const ssize_t got = ::process_vm_readv(process.address().pid, our_list.data(), our_count,
                                            their_list.data(), their_count, 0);
-    if (got <= 0) return false;  // what is beyond the shorter list is not copied
+    // Of a process that was killed the kernel says so (ESRCH) before its peers are told.
+    if (got < 0 && errno == ESRCH) return Outcome::ended;
+    if (got <= 0)  // what is beyond the shorter list is not copied
+      return process.alive() ? Outcome::refused : Outcome::ended;
     theirs.advance(got);
     ours.advance(got);
   }
-  return process.alive();
+  return process.alive() ? Outcome::copied : Outcome::ended;
 }
 
 }  // namespace weft::windows

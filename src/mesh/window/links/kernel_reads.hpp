@@ -34,9 +34,9 @@ class KernelReads {
 
   /// Whether the kernel reads this memory of this process for others; it refuses that of some drivers.
   bool copyable(const std::byte* data, std::size_t bytes) noexcept;
-  /// Bytes of the other process, in the order of `there`, go to `here`: as many on both sides. False: that failed, or the process has
-  /// ended meanwhile.
-  bool read(PeerProcess& process, const Pieces& there, const Pieces& here) noexcept;
+  enum class Outcome { copied, refused, ended };
+  /// Bytes of the other process, in the order of `there`, go to `here`: as many on both sides. `ended`: the process has, perhaps meanwhile.
+  Outcome read(PeerProcess& process, const Pieces& there, const Pieces& here) noexcept;
 
  private:
   struct Range {

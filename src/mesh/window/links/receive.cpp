@@ -105,10 +105,10 @@ void OverLinks::read(In& in, const Program::Traffic& t, const Slot& slot) {
   const std::vector<Piece> all{{0, 0, t.bytes}};
   {
     const Links::Reading reading(*in.end);
-    const bool copied = links_->kernel().read(
+    const KernelReads::Outcome outcome = links_->kernel().read(
         links_->process(t.rank), there, packed ? Pieces{all, &room} : Pieces{t.here, fields_here.data()});
     reading.check();
-    if (!copied) lose(t.rank);
+    if (outcome != KernelReads::Outcome::copied) lose(t.rank, outcome == KernelReads::Outcome::ended);
   }
   if (packed && !program_->adjoint)
     for (const Program::Box& b : t.boxes)
@@ -116,11 +116,10 @@ void OverLinks::read(In& in, const Program::Traffic& t, const Slot& slot) {
 }
 
 // The memory of that rank could not be read.
-void OverLinks::lose(int rank) {
-  const bool alive = links_->process(rank).alive();
-  Failure why{.code = alive ? ErrorCode::system : ErrorCode::peer_lost,
-              .text = alive ? fmt::format("window: the kernel does not copy from rank {}'s memory", rank)
-                            : fmt::format("window: rank {} died", rank),
+void OverLinks::lose(int rank, bool ended) {
+  Failure why{.code = ended ? ErrorCode::peer_lost : ErrorCode::system,
+              .text = ended ? fmt::format("window: rank {} died", rank)
+                            : fmt::format("window: the kernel does not copy from rank {}'s memory", rank),
               .ranks = {rank}};
   throw Error(std::move(why));
 }

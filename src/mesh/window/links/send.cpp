@@ -32,12 +32,11 @@ bool OverLinks::send(Out& o, const Program::Traffic& t) {
     }
     o.phase = Phase::moving;
   }
-  bool moved = false;
-  while (!o.cursor.at_end(t) && links_->has_room(end)) {
+  for (bool moved = false;; moved = true) {
+    if (!links_->has_room(end)) return moved;
     pack(o, t);
-    moved = true;
+    if (o.cursor.at_end(t)) break;
   }
-  if (!o.cursor.at_end(t)) return moved;
   ++end.turn;
   return end_of(o);
 }
