@@ -262,9 +262,7 @@ TEST(WindowLinksFailing, FieldsWithoutElementsAreTold) {
             } catch (const Error& e) {
               const std::string text = e.what(), mode = adjoint ? "the adjoint of " : "";
               EXPECT_EQ(e.code(), ErrorCode::mismatch) << text;
-              EXPECT_NE(text.find(mode + "1 field: f64, 16000 bytes"),
-                        std::string::npos)
-                  << text;
+              EXPECT_NE(text.find(mode + "1 field: f64, 16000 bytes"), std::string::npos) << text;
               EXPECT_NE(text.find(mode + (none ? "0 fields" : "1 field: f64") + ", 0 bytes"),
                         std::string::npos)
                   << text;
