@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
@@ -171,3 +172,110 @@ def test_a_rank_of_a_job(processes):
         context.group(deadline=60).barrier().wait()
         """).stdout
     assert said.count("interrupted\n") == 1 and said.count("(0,)") == 2 and said.count("rank 0 was interrupted while it was made") == 2, said
+
+
+# Calls that wait by themselves: rank 0 of three is interrupted in one, rank 1 is in it too, rank 2 comes later.
+CALLS = {"min_loc": "group.min_loc(np.ones(3), np.arange(3))",
+         "wait_message": "group.wait_message(2)",
+         "objects": "group.all_gather_object(rank)",
+         "barrier": "group.barrier().wait()",
+         "split": "group.split(0)",
+         "redistribute": "weft.redistribute(np.ones(4), rows, weft.Layout(mesh, (12,))).wait()",
+         "halo": "weft.Halo(rows, {0: 1}, edges='periodic').exchange(np.ones(6)).wait()",
+         "average": "weft.average_gradients({'w': (np.ones(12, 'f4'), weft.Layout(mesh, (12,), dp=weft.partial('avg')))}, mesh)",
+         "clip": "weft.clip_grad_norm({'w': (np.ones(4, 'f4'), rows)}, 1.0)",
+         "save": "weft.checkpoint.save(place, {'w': (np.ones(4), rows)}, step=1, mesh=mesh)"}
+
+
+@pytest.mark.parametrize("call", list(CALLS))
+def test_a_call_fails_for_all(call, tmp_path):
+    """At once, and as long as the process lives: it need not end for the others to hear of it."""
+    assert "well" in finish(start(f"""
+        import numpy as np
+        store, said, enter = weft.Store.local(), [None, None], [threading.Event(), threading.Event()]
+        context = weft.Context()
+        def run(rank):
+            group = context.group_in(store, rank, 3, deadline=60)
+            mesh = weft.Mesh(group, dp=3)
+            rows = weft.Layout(mesh, (12,), dp=weft.shard(0))
+            mesh.group.barrier().wait()
+            if rank:
+                assert enter[rank - 1].wait(30)
+            def call():
+                return {CALLS[call]}
+            if rank == 0:
+                took.append(interrupted(call))
+                ended.append(time.monotonic())
+                enter[1].set()
+                for other in others:
+                    other.join()
+                assert group.rank == 0  # it lives until then
+                return
+            try:
+                for _ in range(2):  # the first of a late rank may end well: what the others give to it had come
+                    call()
+            except weft.AbortedError as error:
+                said[rank - 1] = time.monotonic(), error.ranks, str(error)
+        took, ended, others = [], [], [threading.Thread(target=run, args=(rank,)) for rank in (1, 2)]
+        for other in others:
+            other.start()
+        enter[0].set()
+        run(0)
+        assert all(said), said
+        for at, ranks, text in said:
+            assert ranks == (0,) and ("rank 0 was interrupted" in text or "rank 0 dropped the Work" in text), said
+        assert took[0] < 0.5 and said[0][0] - ended[0] < 0.5, (took, said, ended)  # it takes some 20 ms; other tests run, too
+        print("well")
+        """, tmp_path / "run"))
+
+
+def test_a_work_may_be_waited_for_again():
+    """Who keeps the Work keeps the call."""
+    assert "well" in finish(start("""
+        store, come = weft.Store.local(), threading.Event()
+        context = weft.Context()
+        def other():
+            group = context.group_in(store, 1, 2, deadline=60)
+            assert come.wait(30)
+            group.barrier().wait()
+        thread = threading.Thread(target=other)
+        thread.start()
+        group = context.group_in(store, 0, 2, deadline=60)
+        work = group.barrier()
+        interrupted(work.wait)
+        assert not work.done()
+        come.set()
+        work.wait()
+        thread.join()
+        print("well")
+        """, "none"))
+
+
+def test_a_process_that_ends_in_a_call_does_so_at_once(tmp_path):
+    """Nothing is waited for after the traceback, and the other rank hears of it from the call."""
+    rank = """
+        import numpy as np
+        group = weft.Context().group_in(weft.Store.file(place), {0}, 2, process_rank=0, deadline=60)
+        group.barrier().wait()
+        """
+    other = start(rank.format(1) + """
+        time.sleep(1)
+        try:
+            group.barrier().wait()
+        except weft.AbortedError as error:
+            print(error.ranks, error)
+        """, tmp_path / "table")
+    first = start(rank.format(0) + """
+        def stop():
+            print("now", flush=True)
+            os.kill(os.getpid(), signal.SIGINT)
+        threading.Timer(0.3, stop).start()
+        group.min_loc(np.ones(3), np.arange(3))
+        """, tmp_path / "table")
+    assert first.stdout.readline() == "now\n"
+    began = time.monotonic()
+    first.wait(60)
+    took = time.monotonic() - began
+    assert "KeyboardInterrupt" in finish(first, -2)
+    assert took < 1, took  # 0.1 s where nothing else runs
+    assert "(0,) all_reduce: rank 0 was interrupted while it waited" in finish(other)

@@ -94,6 +94,7 @@ OPERATIONS = """
     futures = [dist.all_reduce(x, async_op=True).get_future().then(lambda f: f.value()[0] * 2) for x in xs]
     for i, future in enumerate(futures):
         assert torch.equal(future.wait(), (total() + i * size) * 2)
+    assert dist.all_reduce(mine(rank), async_op=True).get_future_result().wait() == 0
     # coalesced
     xs = [mine(rank), mine(rank, 3)]
     dist.all_reduce_coalesced(xs)
@@ -238,12 +239,13 @@ def test_errors():
         # a future of a call that fails
         fifth = dist.new_group([0, 1], timeout=timedelta(seconds=0.5))
         if rank == 0:
-            future = dist.all_reduce(torch.ones(3), group=fifth, async_op=True).get_future()
+            work = dist.all_reduce(torch.ones(3), group=fifth, async_op=True)
             try:
-                future.wait()
+                work.get_future().wait()
                 raise SystemExit("no error")
             except RuntimeError as error:
                 assert "rank 1" in str(error)
+            assert work.get_future_result().wait() == 1
         dist.barrier()
         """)
 

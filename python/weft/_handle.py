@@ -166,9 +166,9 @@ def _let_go(handles):
 
 
 def blocking(function, *args, keep=None):
-    """function(*args, error), raising what it says. On the main thread a signal (Ctrl-C) interrupts the wait, and the call: one that waits for ranks to
-    meet, or in a store, ends within some 20 ms, and other ranks hear of it. Any other (a collective) goes on in another thread,
-    with all that its arguments refer to and with `keep`, until it ends by itself or its group is destroyed; what it has made then (Made) goes. An argument that is a Handle stands for its
+    """function(*args, error), raising what it says. On the main thread a signal (Ctrl-C) interrupts the wait, and the call, which ends within some 20 ms: one
+    that waits for ranks to meet, or in a store, gives up; a collective fails its group. Other ranks hear of it. Where that takes longer the call goes on in another thread,
+    with all that its arguments refer to and with `keep`; what it has made then (Made) goes. An argument that is a Handle stands for its
     handle, which then lives until the call has ended, closed or not; a group, whose end is to end its calls, is given as the bare handle."""
     used = _hold([a for a in args if isinstance(a, Handle)])
     if used:

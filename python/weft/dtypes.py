@@ -11,6 +11,7 @@ _BY_CODE = {code: name for name, code in NAMES.items()}
 OTHER = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64",
          "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64", "bool": "bool", "bool_": "bool", "float8_e4m3fn": "f8e4m3",
          "float8_e5m2": "f8e5m2", "complex64": "c64", "complex128": "c128"}
+PYTHON = {float: "f64", int: "i64", bool: "bool", complex: "c128"}  # as in NumPy
 _numpy_code, _torch_code = {}, {}
 
 
@@ -19,8 +20,11 @@ def name_of(code):
 
 
 def of(dtype):
-    """The number of a dtype that is given as weft's name ("f32"), as another library's name or as its object (numpy.float32, torch.float32)."""
-    if isinstance(dtype, str):
+    """The number of a dtype that is given as weft's name ("f32"), as another library's name or as its object (numpy.float32, torch.float32), or as
+    float, int, bool, complex. NumPy's codes of one letter and a number of bytes are refused: its "i8" is an int64, weft's an int8."""
+    if isinstance(dtype, type) and dtype in PYTHON:
+        name = PYTHON[dtype]
+    elif isinstance(dtype, str):
         name = dtype
     elif isinstance(dtype, type):
         name = dtype.__name__
@@ -29,7 +33,7 @@ def of(dtype):
     name = name.rpartition(".")[2]
     name = OTHER.get(name, name)
     if name not in NAMES:
-        raise errors.BadArgumentError(f"dtype is {dtype!r}; expected one of {', '.join(NAMES)}, or numpy's or torch's name of it")
+        raise errors.BadArgumentError(f"dtype is {dtype!r}; expected one of {', '.join(NAMES)}, or numpy's or torch's name of it, such as float32")
     return NAMES[name]
 
 

@@ -104,14 +104,14 @@ class Group(Operations, Handle):
     def probe(self, source=ANY_SOURCE, tag=0):
         """The Message that a recv of this source and tag would take now; None where none has come. Never waits."""
         raw, found = _api.weft_message(), ctypes.c_bool()
-        options = options_of("sum", "native", 0, None, tag)
+        options = options_of("sum", "native", None, None, tag)
         errors.call(lib.probe, self._open(), errors.integer(source, "source"), options, _byref(found), _byref(raw))
         return Message(raw) if found else None
 
     def wait_message(self, source=ANY_SOURCE, tag=0, *, deadline=None):
         """The same, but waits until there is one, at most `deadline` seconds: then TimeoutError, and the group fails."""
         raw = _api.weft_message()
-        blocking(lib.wait_message, self._open(), errors.integer(source, "source"), options_of("sum", "native", 0, deadline, tag), _byref(raw))
+        blocking(lib.wait_message, self._open(), errors.integer(source, "source"), options_of("sum", "native", None, deadline, tag), _byref(raw))
         return Message(raw)
 
     def min_loc(self, values, indices, *, deadline=None):
@@ -127,7 +127,7 @@ class Group(Operations, Handle):
         where = arrays.empty_like(indices, arrays.shape_of(indices), self._context)
         views = [arrays.view(values, "values", False), arrays.view(indices, "indices", False), arrays.view(best, "least", True),
                  arrays.view(where, "where", True)]
-        blocking(function, self._open(), *(v[0] for v in views), options_of("sum", "native", 0, deadline, 0), keep=views)
+        blocking(function, self._open(), *(v[0] for v in views), options_of("sum", "native", None, deadline, 0), keep=views)
         return arrays.finish(best), arrays.finish(where)
 
     def subgroup(self, name, ranks):

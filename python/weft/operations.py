@@ -20,7 +20,7 @@ _by_op = {}  # options of a reduce op and nothing else
 
 def options_of(op, order, scale, deadline, tag):
     """A weft_call_options, or None for the defaults."""
-    if order == "native" and scale == 0 and deadline is None and tag == 0 and type(op) is str:
+    if order == "native" and scale is None and deadline is None and tag == 0 and type(op) is str:
         if op == "sum":
             return None
         if op in _by_op:
@@ -31,11 +31,23 @@ def options_of(op, order, scale, deadline, tag):
         options.own = op  # lives as long as the call
     else:
         options.reduce_op = choice(op, REDUCE_OPS, "op")
-    options.order, options.scale = choice(order, ORDERS, "order"), scale
+    options.order, options.scale = choice(order, ORDERS, "order"), _factor(op, scale)
     options.deadline_ns, options.tag = errors.nanoseconds(deadline, "deadline"), errors.integer(tag, "tag")
-    if order == "native" and scale == 0 and deadline is None and tag == 0 and type(op) is str:
+    if order == "native" and scale is None and deadline is None and tag == 0 and type(op) is str:
         _by_op[op] = options
     return options
+
+
+def _factor(op, scale):
+    """Of premul_sum; no other op has one."""
+    if op != "premul_sum":
+        if scale is not None:
+            raise errors.BadArgumentError(f"scale is {scale!r} where op is {op!r}; expected None, or op \"premul_sum\"")
+        return 0.0
+    try:
+        return float(scale)
+    except (TypeError, ValueError):
+        raise errors.BadArgumentError(f"scale is {scale!r}; expected a number, by which premul_sum multiplies") from None
 
 
 def _listed(values, name, size):
@@ -63,36 +75,36 @@ class Operations:
     in a row. Memory is used where it lies: it must live (the Work sees to that) and not be touched until the call is done. `out` None: a new array of the
     kind of `x`; `out=x` is in place. Results are `Work.wait()`'s.
 
-    op: "sum", "avg", "min", "max", "prod", "premul_sum" (with scale), "bit_and", "bit_or", "bit_xor", "logical_and", "logical_or", "logical_xor" or a
+    op: "sum", "avg", "min", "max", "prod", "premul_sum" (the sum of x times `scale`), "bit_and", "bit_or", "bit_xor", "logical_and", "logical_or", "logical_xor" or a
     Reduction; order: "canonical" for one tree over the ranks, the same on every transport; deadline: seconds, None: the group's.
     """
 
-    def all_reduce(self, x, out=None, op="sum", *, order="native", scale=0, deadline=None):
+    def all_reduce(self, x, out=None, op="sum", *, order="native", scale=None, deadline=None):
         """out[i] = the combination over ranks of x[i]."""
         return self._call(_api.OP_ALL_REDUCE, x, out, arrays.shape_of, options_of(op, order, scale, deadline, 0))
 
-    def reduce(self, x, root=0, out=None, op="sum", *, order="native", scale=0, deadline=None):
+    def reduce(self, x, root=0, out=None, op="sum", *, order="native", scale=None, deadline=None):
         """The same at rank `root` alone; elsewhere the result is None."""
         return self._call(_api.OP_REDUCE, x, out, arrays.shape_of if self._is(root) else None, options_of(op, order, scale, deadline, 0), root)
 
     def broadcast(self, x, root=0, out=None, *, deadline=None):
         """out = x of rank `root`. Elsewhere x only says what is to come: shape and dtype."""
-        return self._call(_api.OP_BROADCAST, x, out, arrays.shape_of, options_of("sum", "native", 0, deadline, 0), root, in_counts=self._is(root))
+        return self._call(_api.OP_BROADCAST, x, out, arrays.shape_of, options_of("sum", "native", None, deadline, 0), root, in_counts=self._is(root))
 
     def all_gather(self, x, out=None, *, deadline=None):
         """out = x of rank 0, x of rank 1, ..., joined along the first dimension."""
-        return self._call(_api.OP_ALL_GATHER, x, out, self._joined, options_of("sum", "native", 0, deadline, 0))
+        return self._call(_api.OP_ALL_GATHER, x, out, self._joined, options_of("sum", "native", None, deadline, 0))
 
     def all_gather_v(self, x, counts, out=None, *, offsets=None, deadline=None):
         """Block r of out = x of rank r, which has counts[r] elements. All ranks give the same counts. `out` None: one dimension."""
         counts, offsets = _listed(counts, "counts", self.size), _listed(offsets, "offsets", self.size)
-        return self._call(_api.OP_ALL_GATHER_V, x, out, total(counts, offsets), options_of("sum", "native", 0, deadline, 0), out_blocks=(counts, offsets))
+        return self._call(_api.OP_ALL_GATHER_V, x, out, total(counts, offsets), options_of("sum", "native", None, deadline, 0), out_blocks=(counts, offsets))
 
-    def reduce_scatter(self, x, out=None, op="sum", *, order="native", scale=0, deadline=None):
+    def reduce_scatter(self, x, out=None, op="sum", *, order="native", scale=None, deadline=None):
         """out = block `rank` of the combination of all x, cut along the first dimension."""
         return self._call(_api.OP_REDUCE_SCATTER, x, out, self._cut, options_of(op, order, scale, deadline, 0))
 
-    def reduce_scatter_v(self, x, counts, out=None, op="sum", *, offsets=None, order="native", scale=0, deadline=None):
+    def reduce_scatter_v(self, x, counts, out=None, op="sum", *, offsets=None, order="native", scale=None, deadline=None):
         """The same with blocks of any size. All ranks give the same counts; offsets are their own."""
         counts, offsets = _listed(counts, "counts", self.size), _listed(offsets, "offsets", self.size)
         return self._call(_api.OP_REDUCE_SCATTER_V, x, out, lambda _: (counts[self.rank],), options_of(op, order, scale, deadline, 0),
@@ -100,48 +112,48 @@ class Operations:
 
     def gather(self, x, root=0, out=None, *, deadline=None):
         """At rank `root` as all_gather; elsewhere the result is None."""
-        return self._call(_api.OP_GATHER, x, out, self._joined if self._is(root) else None, options_of("sum", "native", 0, deadline, 0), root)
+        return self._call(_api.OP_GATHER, x, out, self._joined if self._is(root) else None, options_of("sum", "native", None, deadline, 0), root)
 
     def scatter(self, x, root=0, out=None, *, deadline=None):
         """out = block `rank` of x of rank `root`, cut along the first dimension. Elsewhere x is None and `out` is given."""
         if x is None and out is None:
             raise errors.BadArgumentError(f"scatter: out is None on a rank that is not root {root}; expected the array to write to")
         if x is None:
-            return self._call(_api.OP_SCATTER, out, out, arrays.shape_of, options_of("sum", "native", 0, deadline, 0), root, in_counts=False)
-        return self._call(_api.OP_SCATTER, x, out, self._cut, options_of("sum", "native", 0, deadline, 0), root)
+            return self._call(_api.OP_SCATTER, out, out, arrays.shape_of, options_of("sum", "native", None, deadline, 0), root, in_counts=False)
+        return self._call(_api.OP_SCATTER, x, out, self._cut, options_of("sum", "native", None, deadline, 0), root)
 
     def all_to_all(self, x, out=None, *, deadline=None):
         """Block r of out = block `rank` of x of rank r, equal blocks along the first dimension. Never in place."""
-        return self._call(_api.OP_ALL_TO_ALL, x, out, arrays.shape_of, options_of("sum", "native", 0, deadline, 0))
+        return self._call(_api.OP_ALL_TO_ALL, x, out, arrays.shape_of, options_of("sum", "native", None, deadline, 0))
 
     def all_to_all_v(self, x, in_counts, out_counts, out=None, *, in_offsets=None, out_offsets=None, deadline=None):
         """The same with blocks of any size: in_counts[r] here is out_counts[rank] on rank r. `out` None: one dimension."""
         in_counts, in_offsets = _listed(in_counts, "in_counts", self.size), _listed(in_offsets, "in_offsets", self.size)
         out_counts, out_offsets = _listed(out_counts, "out_counts", self.size), _listed(out_offsets, "out_offsets", self.size)
-        return self._call(_api.OP_ALL_TO_ALL_V, x, out, total(out_counts, out_offsets), options_of("sum", "native", 0, deadline, 0),
+        return self._call(_api.OP_ALL_TO_ALL_V, x, out, total(out_counts, out_offsets), options_of("sum", "native", None, deadline, 0),
                           in_blocks=(in_counts, in_offsets), out_blocks=(out_counts, out_offsets))
 
-    def scan(self, x, out=None, op="sum", *, order="native", scale=0, deadline=None):
+    def scan(self, x, out=None, op="sum", *, order="native", scale=None, deadline=None):
         """out[i] = the combination over ranks 0 to `rank` of x[i]."""
         return self._call(_api.OP_SCAN, x, out, arrays.shape_of, options_of(op, order, scale, deadline, 0))
 
-    def exscan(self, x, out=None, op="sum", *, order="native", scale=0, deadline=None):
+    def exscan(self, x, out=None, op="sum", *, order="native", scale=None, deadline=None):
         """The same over ranks 0 to rank - 1. On rank 0: the identity of the op; "avg" and a Reduction have none, there `out` stays as it is."""
         return self._call(_api.OP_EXSCAN, x, out, arrays.shape_of, options_of(op, order, scale, deadline, 0))
 
     def barrier(self, *, deadline=None):
         """Done when all ranks have called it."""
-        return self._call(_api.OP_BARRIER, None, None, None, options_of("sum", "native", 0, deadline, 0))
+        return self._call(_api.OP_BARRIER, None, None, None, options_of("sum", "native", None, deadline, 0))
 
     def send(self, x, destination, tag=0, *, deadline=None):
         """To rank `destination`, matched by its recv of the same tag. Done when x may be reused."""
-        return self._call(_api.OP_SEND, x, None, None, options_of("sum", "native", 0, deadline, tag), peer=destination)
+        return self._call(_api.OP_SEND, x, None, None, options_of("sum", "native", None, deadline, tag), peer=destination)
 
     def recv(self, out, source=ANY_SOURCE, tag=0, *, deadline=None):
         """From rank `source`, or from whoever sends next: Work.source says who did. A message of another dtype or count is MismatchError."""
         if out is None:
             raise errors.BadArgumentError("recv: out is None; expected the array to write to")
-        return self._call(_api.OP_RECV, None, out, arrays.shape_of, options_of("sum", "native", 0, deadline, tag), peer=source)
+        return self._call(_api.OP_RECV, None, out, arrays.shape_of, options_of("sum", "native", None, deadline, tag), peer=source)
 
     def _is(self, root):
         return self.rank == root

@@ -44,7 +44,8 @@ class Work(Handle):
     def wait(self, timeout=None):
         """Blocks until the call is done, driving everything that this rank has in flight; its result: the array that was written, or None.
 
-        timeout: seconds; builtins.TimeoutError after them, and the call is still pending. Raises the call's Error. Ctrl-C interrupts it.
+        timeout: seconds; builtins.TimeoutError after them, and the call is still pending. Raises the call's Error. Ctrl-C interrupts
+        it, and the call stays in flight, too.
         """
         if _fast_wait is not None and timeout is None and self._awaited is None and self._handle is not None:
             if _fast_wait(self._handle, not self._is_recv):

@@ -506,14 +506,28 @@ bool GroupState::poll(std::uint32_t slot, std::uint32_t ticket) {
   if (!work.finished()) {
     context.check_fork("wait");
     drive_until([&] { return work.finished() || work.failed(); },
-                limit ? Deadline::after(*limit) : Deadline::never(), [&] { work.take(); });
+                limit                                 ? Deadline::after(*limit)
+                : Interruptible::current() == nullptr ? Deadline::never()
+                                                      : Deadline::after(kUnlessInterrupted),
+                [&] { work.take(); });
     if (!work.finished()) {
       if (failed()) failure_.raise(ring_[slot].op.op, ring_[slot].op.call);
+      if (!limit) raise_interrupted(ring_[slot].op.op, ring_[slot].op.call);
       return false;
     }
   }
   work.give_back();
   return true;
+}
+
+// The others are in the call too, and go on no more without this rank than it without them.
+void GroupState::raise_interrupted(Op op, std::uint64_t call) {
+  fail(Failure{.code = ErrorCode::aborted,
+               .text = fmt::format("{}: rank {} was interrupted while it waited", name(op), member.rank),
+               .op = op,
+               .call = call,
+               .ranks = {member.rank}});
+  failure_.raise(op, call);
 }
 
 void GroupState::wait_on(std::uint32_t slot, std::uint32_t ticket, Stream stream) {

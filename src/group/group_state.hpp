@@ -25,6 +25,7 @@
 #include "group/watch.hpp"
 #include "host/arena.hpp"
 #include "host/progress_engine.hpp"
+#include "weft/base/interrupt.hpp"
 #include "weft/group/process_group.hpp"
 
 namespace weft {
@@ -153,6 +154,7 @@ class GroupState final : public Driven, public BlockHolder {
   [[gnu::cold]] detail::WorkCallbacks* await_found(Ring::Slot& slot);
   void submit_batches(std::span<const Call> calls, std::span<const Operands> operands, Work& first,
                       std::size_t& sent);
+  [[gnu::cold, noreturn]] void raise_interrupted(Op op, std::uint64_t call);
   void fail_batch(const std::exception& reason, std::size_t sent, std::size_t calls);
   [[gnu::cold]] void check_stream(Stream stream, std::string_view what, bool calls) const;
   // Owns the group, with so many slots free.
@@ -228,6 +230,8 @@ class GroupState final : public Driven, public BlockHolder {
   // nothing by not waiting, so it waits less.
   static constexpr auto kStuck = std::chrono::seconds(2);
   static constexpr auto kStuckInFailure = std::chrono::milliseconds(200);
+  // How long a wait without a limit lasts in a thread that an Interrupt may end: only that comes before.
+  static constexpr Duration kUnlessInterrupted = std::chrono::hours(100 * 365 * 24);
   std::atomic<bool> owned_{false};
   bool handle_ = true;      // the owner's
   std::int64_t works_ = 0;  // handed out and not given back; the owner's

@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "base/parse_number.hpp"
-#include "base/waits/uninterrupted.hpp"
 #include "group/group_state.hpp"
 #include "group/parent_watch.hpp"
 #include "group/shrink.hpp"
@@ -261,7 +260,6 @@ ProcessGroup ProcessGroup::split(int color, int key) {
   if (traits().device) {
     all = gather_by_store(*state_, mine);
   } else {
-    const Uninterrupted exchange;
     try {
       all_gather(view(mine.data(), 2), view(all.data()->data(), 2 * size())).wait();
     } catch (const Error& e) {

@@ -84,6 +84,38 @@ static void a_store(void) {
   end(thread);
 }
 
+/* Rank 0 waits for rank 1 in a call; with a limit the call stays in flight, without one the group fails on both. */
+static void a_call(rank_args* a) {
+  weft_group* group = NULL;
+  weft_work* work = NULL;
+  weft_group_options options = WEFT_GROUP_OPTIONS_INIT;
+  options.backend = "shm";
+  options.name = "pair";
+  OK(weft_group_create(a->context, a->store, a->rank, a->size, &options, &group, &error));
+  if (a->rank == 0) {
+    bool done = true;
+    pthread_t thread = begin(NULL);
+    OK(weft_barrier(group, NULL, &work, &error));
+    OK(weft_work_wait_for(work, 60000 * MS, &done, &error));
+    CHECK(!done);
+    end(thread);
+    thread = begin(raise_soon);
+    CHECK_ERROR(weft_work_wait(work, &error), WEFT_ABORTED,
+                "barrier: rank 0 was interrupted while it waited [group \"pair\", rank 0, call 0]");
+    end(thread);
+  } else {
+    nap(900);
+    double least = 1, where_least = 0;
+    int64_t index = 0, where = 0;
+    const weft_buffer value = {&least, 1, WEFT_F64, WEFT_CPU}, indices = {&index, 1, WEFT_I64, WEFT_CPU},
+                      to = {&where_least, 1, WEFT_F64, WEFT_CPU}, where_to = {&where, 1, WEFT_I64, WEFT_CPU};
+    CHECK_ERROR(weft_min_loc(group, &value, &indices, &to, &where_to, NULL, &error), WEFT_ABORTED,
+                "barrier: rank 0 was interrupted while it waited [group \"pair\", rank 1, call 0]");
+  }
+  weft_work_destroy(work);
+  weft_group_destroy(group);
+}
+
 /* A destroyed interrupt stays attached, and interrupts nobody. */
 static void destroyed(void) {
   weft_store* store = NULL;
@@ -108,6 +140,7 @@ int main(void) {
   a_group(context, signal_soon);
   a_group(context, NULL);
   a_store();
+  run_ranks(2, a_call);
   destroyed();
   weft_context_destroy(context);
   return 0;

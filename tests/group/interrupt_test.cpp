@@ -44,7 +44,7 @@ class InterruptedGroup : public testing::TestWithParam<Kind> {
   }
   ProcessGroup create(int rank, int size = 2) {
     Membership m;
-    m.store = stores_[static_cast<std::size_t>(rank)];
+    m.store = rank < 2 ? stores_[static_cast<std::size_t>(rank)] : make();
     m.rank = rank;
     m.size = size;
     m.name = "pair";
@@ -102,7 +102,7 @@ TEST_P(InterruptedGroup, TellsARankThatWaitsAlready) {
   EXPECT_STREQ(theirs.what(), "group \"pair\": rank 0 was interrupted while it was made [rank 1]");
 }
 
-// The exchange of colors is a collective: it goes on until the other rank comes, however long that takes, and then the interrupt counts.
+// The exchange of colors is a collective: the group that is split fails with it.
 TEST_P(InterruptedGroup, SplitTellsARankThatComesLate) {
   Error theirs(ErrorCode::system, "none");
   std::thread other([&] {
@@ -114,8 +114,64 @@ TEST_P(InterruptedGroup, SplitTellsARankThatComesLate) {
   EXPECT_EQ(interrupt([&] { return all.split(0); }).code(), ErrorCode::aborted);
   other.join();
   EXPECT_EQ(theirs.code(), ErrorCode::aborted);
-  EXPECT_THAT(theirs.what(), HasSubstr("rank 0 was interrupted while it was made"));
+  EXPECT_THAT(theirs.what(), HasSubstr("rank 0 was interrupted while it waited"));
   EXPECT_EQ(ranks_of(theirs), std::vector{0});
+}
+
+// wait() fails the group; rank 1 is in the call, rank 2 comes too late.
+TEST_P(InterruptedGroup, ACallInFlightFailsForAll) {
+  std::array<Error, 3> errors{Error(ErrorCode::system, "none"), Error(ErrorCode::system, "none"),
+                              Error(ErrorCode::system, "none")};
+  const auto reduce = [](ProcessGroup& all) {
+    std::array<int, 4> x{};
+    all.all_reduce(view(x), view(x)).wait();
+  };
+  std::thread waiting([&] {
+    ProcessGroup all = create(1, 3);
+    errors[1] = error_of([&] { reduce(all); });
+  });
+  std::thread late([&] {
+    ProcessGroup all = create(0, 3);
+    std::this_thread::sleep_for(600ms);
+    errors[0] = error_of([&] {
+      reduce(all);  // may end well: what the others give to it had come
+      reduce(all);
+    });
+  });
+  ProcessGroup all = create(2, 3);
+  errors[2] = interrupt([&] { reduce(all); });
+  waiting.join();
+  late.join();
+  for (int r = 0; r < 3; ++r) {
+    const Error& e = errors[static_cast<std::size_t>(r)];
+    EXPECT_EQ(e.code(), ErrorCode::aborted);
+    EXPECT_EQ(std::string(e.what()),
+              "all_reduce: rank 2 was interrupted while it waited [group \"pair\", rank " + std::to_string(r) +
+                  ", call 0]");
+    EXPECT_EQ(ranks_of(e), std::vector{2});
+    EXPECT_EQ(e.op(), Op::all_reduce);
+  }
+}
+
+// With a limit wait_for() ends, and the call goes on. So does a wait that begins after the interrupt was noticed.
+TEST_P(InterruptedGroup, AWaitWithALimitLeavesTheCallInFlight) {
+  std::thread other([&] {
+    ProcessGroup all = create(1);
+    std::this_thread::sleep_for(400ms);
+    all.barrier().wait();
+  });
+  ProcessGroup all = create(0);
+  Work work = all.barrier();
+  Interrupt by;
+  by.raise();
+  {
+    const Interruptible here(by);
+    const auto began = Clock::now();
+    EXPECT_FALSE(work.wait_for(60s));
+    EXPECT_LT(Clock::now() - began, 20s);
+    work.wait();
+  }
+  other.join();
 }
 
 TEST_P(InterruptedGroup, StoreAnswersAfterwards) {

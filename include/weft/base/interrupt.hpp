@@ -6,9 +6,10 @@
 // files and shared memory are given back. Deadlines that are made afterwards, to tell other ranks and to
 // tidy up, hold again.
 //
-// It ends waits for ranks to meet: stores, rendezvous, the making of groups and meshes, shrink. It does not end a Work's
-// wait() without a limit: a call in flight ends by its own deadline, or by ProcessGroup::abort(). Nor does it end what is
-// inside of another library: a look-up of a host's name, a connection of Gloo's, MPI_Init.
+// It ends waits for ranks to meet (stores, rendezvous, the making of groups and meshes, shrink), and a Work's wait(): then
+// the group fails, on all ranks, with aborted and this rank's number, as nobody could go on with a call that one of them
+// has left. wait_for() only ends, as by its limit, and the call stays in flight. What is inside of another library
+// is not ended: a look-up of a host's name, a connection of Gloo's, MPI_Init.
 #pragma once
 
 #include <atomic>
@@ -30,8 +31,8 @@ class Interrupt {
 };
 
 /// While it lives, `interrupt` ends the waits of the thread that made it, which alone may use it. The last one
-/// made counts. What ends by it throws what a timeout throws, but the making of a group: that throws aborted, on
-/// this rank and on those that wait for it, with a text that names this rank.
+/// made counts. What ends by it throws what a timeout throws, but the making of a group and a Work's wait(): these throw
+/// aborted, on this rank and on the others, with a text that names this rank.
 class Interruptible {
  public:
   explicit Interruptible(const Interrupt& interrupt) noexcept;

@@ -12,9 +12,11 @@ extern "C" {
  * waits in a store, or for ranks to meet (stores, groups by every kind of rendezvous, subgroups, meshes, shrink), ends within 20 ms
  * with WEFT_ABORTED and the text `weft_group_create: interrupted: ...`, and leaves nothing behind. Ranks
  * that wait in the same group's creation get WEFT_ABORTED, too, with this rank's number.
+ * Its wait for a call in flight (weft_work_wait, and functions that wait themselves, as weft_min_loc) ends, too: then the
+ * group fails, on all ranks, with WEFT_ABORTED and this rank's number. weft_work_wait_for and weft_work_wait_all_for end as by their limit, and
+ * the calls stay in flight.
  *
- * Not ended: a call in flight (weft_work_wait), which ends by its own deadline or by weft_group_abort; a function of
- * the caller's (broadcast); the look-up of a host's name, and what else a transport's library does by itself (MPI_Init).
+ * Not ended: a function of the caller's (broadcast); the look-up of a host's name, and what else a transport's library does by itself (MPI_Init).
  * weft_group_quiesce says that it is not quiet. */
 typedef struct weft_interrupt weft_interrupt;
 

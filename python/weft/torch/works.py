@@ -57,6 +57,16 @@ def last():
     return as_torch(errors.last())
 
 
+def _how_it_ended(future, error):
+    result = torch.futures.Future()
+
+    def tell(_):
+        failure = error()
+        result.set_result(0 if failure is None else 1 if isinstance(failure, errors.TimeoutError) else 2)
+    future.add_done_callback(tell)
+    return result
+
+
 class WeftWork(dist._Work):
     """A call in flight. Its backend keeps it, with its tensors, until the call has ended."""
 
@@ -163,7 +173,8 @@ class WeftWork(dist._Work):
         return self._future
 
     def get_future_result(self):
-        return self.get_future()
+        """A future of how the call ended: 0 well, 1 its time-out passed, 2 otherwise (torch's WorkResult)."""
+        return _how_it_ended(self.get_future(), lambda: self._error)
 
     def _tell(self):
         if self._error is not None:
@@ -228,4 +239,5 @@ class DoneWork(dist._Work):
         future.set_result(self._result)
         return future
 
-    get_future_result = get_future
+    def get_future_result(self):
+        return _how_it_ended(self.get_future(), lambda: None)

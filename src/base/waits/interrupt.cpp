@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/waits/uninterrupted.hpp"
-
 namespace weft {
 namespace {
 
@@ -18,10 +16,6 @@ Interruptible::Interruptible(const Interrupt& interrupt) noexcept
 Interruptible::~Interruptible() { here = outer_; }
 
 Interruptible* Interruptible::current() noexcept { return here; }
-
-Uninterrupted::Uninterrupted() noexcept : outer_(std::exchange(here, nullptr)) {}
-
-Uninterrupted::~Uninterrupted() { here = outer_; }
 
 // A Deadline that the thread made between the raise and its first look counts as made before: no wait is missed.
 Clock::time_point detail::end_of_wait(Clock::time_point made, Clock::time_point at) noexcept {

@@ -1,5 +1,6 @@
 #include "mesh/window/links/links.hpp"
 
+#include <fmt/format.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include "host/arena.hpp"
 #include "host/threads/idling.hpp"
 #include "weft/base/error.hpp"
+#include "weft/base/interrupt.hpp"
 #include "weft/base/view.hpp"
 #include "weft/host/context.hpp"
 
@@ -317,7 +319,14 @@ bool Links::finish(LinkedSteps& x, Deadline limit) {
       continue;
     }
     if (idling.spin() || idling.yield()) continue;
-    await(x, limit);
+    const Duration left = limit.left();
+    if (left == Duration::zero() && interrupted()) {
+      fail({.code = ErrorCode::aborted,
+            .text = fmt::format("window: rank {} was interrupted while it waited", rank_),
+            .ranks = {rank_}});
+      continue;  // check_group() throws
+    }
+    await(x, left);
     idling.restart();
   }
   idling.moved();
@@ -327,7 +336,7 @@ bool Links::finish(LinkedSteps& x, Deadline limit) {
 
 // Waits for a message that says that the wish of the oldest exchange is fulfilled: those behind it may be held up by it. Meanwhile the
 // engine drives all, as it does for each call that waits.
-void Links::await(LinkedSteps& x, Deadline limit) {
+void Links::await(LinkedSteps& x, Duration left) {
   LinkedSteps::Wish wish{};
   bool another = false;
   {
@@ -363,7 +372,7 @@ void Links::await(LinkedSteps& x, Deadline limit) {
     group_.load(std::memory_order_acquire)
         ->submit(call::recv(
             view(&token, 1), wish.rank,
-            {.deadline = std::max<Duration>(limit.left(), std::chrono::milliseconds(1)), .tag = kTokenTag}))
+            {.deadline = std::max<Duration>(left, std::chrono::milliseconds(1)), .tag = kTokenTag}))
         .wait();
   } catch (...) {
     over();

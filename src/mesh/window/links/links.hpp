@@ -221,7 +221,7 @@ class Links final : public Driven, public std::enable_shared_from_this<Links> {
   bool in_flight(const LinkedSteps& x) const noexcept;
   bool progress(bool patient) noexcept;
   void touch(End& end);
-  void await(LinkedSteps& x, Deadline limit);
+  void await(LinkedSteps& x, Duration left);
   void revoke() noexcept;
   void await_readers() noexcept;
 
