@@ -52,7 +52,7 @@ PARAMS = {
     "out_offsets": "Sequence[int] | None", "p": "float", "parts": "Any", "path": "str | PathLike[str]", "placement": "Placement", "placements": "Placement",
     "population": "int", "port": "int", "process_rank": "int | None", "progress": 'Literal["caller", "thread"]', "quiesced": "bool", "rank": "int",
     "rank_count": "int | None", "ranks": "Iterable[int]", "reduce": "DType", "refuse": "bool", "rename": "Callable[[str], str | None] | None",
-    "replicate": "Mesh | None", "room": "memoryview", "root": "int", "scale": "float", "secret": "str | None",
+    "replicate": "Mesh | None", "room": "memoryview", "root": "int", "scale": "float | None", "secret": "str | None",
     "see": "Callable[[str, Any], object] | None", "seed": "int", "segment_bytes": "int", "shape": "Shape", "size": "int", "sizes": "int", "source": "int",
     "step": "int", "store": "Store | None", "style": 'Literal["json", "chrome"]', "tag": "int", "target": "Layout",
     "tensors": "Mapping[str, Layout | tuple[Layout, DType]]", "text": "str", "timeout": "float | None", "to": "int", "token": "str", "tolerance": "float",

@@ -2,6 +2,7 @@
 import array
 import ctypes
 import gc
+import re
 import sys
 
 import numpy as np
@@ -204,7 +205,11 @@ def test_shared_memory(ranks):
         gc.collect()
         assert (flat == 3).all()  # the memory lives as long as a view of it
         assert group.context.empty(0, np.int32).shape == (0,)
-        with pytest.raises(weft.BadArgumentError, match="^kind is 'jax'; expected one of 'numpy', 'torch'$"):
+        assert group.context.empty(np.int64(3), float).dtype == np.float64 and group.context.empty([2, 3], int).dtype == np.int64
+        for shape, words in ((-1, "shape[0] is -1; expected 0 or more"), ((2, 2.5), "shape[1] is 2.5; expected a whole number")):
+            with pytest.raises(weft.BadArgumentError, match="^" + re.escape(words) + "$"):
+                group.context.empty(shape)
+        with pytest.raises(weft.BadArgumentError, match="^kind is 'jax'; expected one of 'numpy', 'torch', 'dlpack'$"):
             group.context.empty(3, kind="jax")
         with pytest.raises(weft.BadArgumentError, match="^dtype is 'f7'; expected one of f64, f32"):
             group.context.empty(3, "f7")

@@ -46,6 +46,13 @@ def test_avg_and_scale(ranks):
         x = np.array([1.0, 2.0]) * (group.rank + 1)
         np.testing.assert_array_equal(group.all_reduce(x, op="avg").wait(), [1.5, 3.0])
         np.testing.assert_array_equal(group.all_reduce(x, op="premul_sum", scale=0.5).wait(), [1.5, 3.0])
+        np.testing.assert_array_equal(group.all_reduce(x, op="premul_sum", scale=0).wait(), [0, 0])
+        for op, scale, text in (("premul_sum", None, "scale is None; expected a number, by which premul_sum multiplies"),
+                                ("premul_sum", "half", "scale is 'half'; expected a number, by which premul_sum multiplies"),
+                                ("sum", 0.5, "scale is 0.5 where op is 'sum'; expected None, or op \"premul_sum\"")):
+            with pytest.raises(weft.BadArgumentError) as failure:
+                group.all_reduce(x, op=op, scale=scale)
+            assert str(failure.value) == text
     ranks(2, program)
 
 

@@ -220,11 +220,22 @@ def shape_of(x):
     return tuple(x.shape)
 
 
+def _extents(shape):
+    """The shape of a new array, as a tuple: a number or several."""
+    if not hasattr(shape, "__iter__"):
+        shape = (shape,)
+    extents = tuple(errors.integer(extent, f"shape[{i}]", 64) for i, extent in enumerate(shape))
+    for i, extent in enumerate(extents):
+        if extent < 0:
+            raise errors.BadArgumentError(f"shape[{i}] is {extent}; expected 0 or more")
+    return extents
+
+
 class SharedTensor:
     """Memory that ranks of one host share (Context.empty), as a tensor that others take by DLPack. Freed when the last of them lets it go."""
 
     def __init__(self, context, shape, dtype):
-        self.shape, self.dtype = tuple(int(n) for n in shape), dtypes.name_of(dtype)
+        self.shape, self.dtype = _extents(shape), dtypes.name_of(dtype)
         extents = (ctypes.c_int64 * max(1, len(self.shape)))(*self.shape)
         managed = ctypes.c_void_p()
         errors.call(lib.alloc_dlpack_versioned, context._handle, dtype, extents, len(self.shape), ctypes.byref(managed))

@@ -55,11 +55,8 @@ class Context(Handle):
         dtype: "f32", numpy.float32, torch.float32, ...; kind: "numpy", "torch", or "dlpack" for an object that others take by DLPack. Freed with the last
         array over it, not while a call that uses it is in flight.
         """
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        shared = arrays.SharedTensor(self, shape, dtypes.of(dtype))
-        if kind == "dlpack":
-            return shared
-        return {"numpy": shared.numpy, "torch": shared.torch}[choice(kind, {"numpy": "numpy", "torch": "torch"}, "kind")]()
+        made = choice(kind, {"numpy": arrays.SharedTensor.numpy, "torch": arrays.SharedTensor.torch, "dlpack": lambda shared: shared}, "kind")
+        return made(arrays.SharedTensor(self, shape, dtypes.of(dtype)))
 
     def group(self, *, backend=None, name=None, deadline=None, progress="caller", process_rank=None):
         """The group of all processes of a job: `python -m weft.run`, torchrun, mpirun or srun say in the environment who takes part; without them it

@@ -35,9 +35,7 @@ def register():
 
 def empty(*shape, dtype=None, requires_grad=False):
     """As torch.empty on the CPU, in memory that ranks of this host may map: collectives of more than a few kilobytes on it copy nothing."""
-    if len(shape) == 1 and not isinstance(shape[0], int):
-        shape = tuple(shape[0])
-    tensor = SharedTensor(context(), shape, dtypes.of(dtype or torch.get_default_dtype())).torch()
+    tensor = SharedTensor(context(), shape[0] if len(shape) == 1 else shape, dtypes.of(dtype or torch.get_default_dtype())).torch()
     return tensor.requires_grad_() if requires_grad else tensor
 
 
