@@ -146,8 +146,8 @@ TEST_P(InterruptedGroup, ACallInFlightFailsForAll) {
     const Error& e = errors[static_cast<std::size_t>(r)];
     EXPECT_EQ(e.code(), ErrorCode::aborted);
     EXPECT_EQ(std::string(e.what()),
-              "all_reduce: rank 2 was interrupted while it waited [group \"pair\", rank " + std::to_string(r) +
-                  ", call 0]");
+              "all_reduce: rank 2 was interrupted while it waited [group \"pair\", rank " +
+                  std::to_string(r) + ", call 0]");
     EXPECT_EQ(ranks_of(e), std::vector{2});
     EXPECT_EQ(e.op(), Op::all_reduce);
   }
