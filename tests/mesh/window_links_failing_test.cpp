@@ -108,6 +108,56 @@ TEST(WindowLinksFailing, ADroppedTransferIsReadNoMore) {
       });
 }
 
+// Rank 1 drops the older of two exchanges: rank 0 is told in the other one, which waits behind it.
+TEST(WindowLinksFailing, AnExchangeBehindADroppedOneEnds) {
+  for (const Ranks kind : {Ranks::threads, Ranks::processes})
+    for (const bool adjoint : {false, true})
+      for (const std::int64_t columns : {4, 1000, 100'000})
+        run_ranks(kind, 2, [&](Rank& r) {
+          const Ring ring(r.group(), columns);
+          const auto cells = [&](int rows) {
+            return std::vector<double>(static_cast<std::size_t>(rows * columns));
+          };
+          std::vector<double> part = cells(1), wide = cells(3), other_part = cells(1), other_wide = cells(3);
+          const auto start = [&](std::vector<double>& p, std::vector<double>& w) {
+            return adjoint ? ring.window.start_adjoint(ring.wide(w.data()), view(p.data(), {1, columns}))
+                           : ring.window.start(ring.part(p.data()), ring.wide(w.data()));
+          };
+          start(part, wide).finish();
+          r.group().barrier().wait();
+          WindowTransfer older, newer;
+          if (r.rank == 0) {
+            older = start(part, wide);
+            newer = start(other_part, other_wide);
+            r.meet("started");
+            r.meet("dropped");
+            const double took = seconds_of([&] {
+              try {
+                newer.finish();
+                older.finish();
+                r.group().barrier().wait();
+                ADD_FAILURE() << "not told";
+              } catch (const Error& e) {
+                EXPECT_EQ(e.code(), ErrorCode::aborted) << e.what();
+                EXPECT_NE(std::string(e.what()).find("rank 1 dropped an exchange in flight"),
+                          std::string::npos)
+                    << e.what();
+              }
+            });
+            EXPECT_LT(took, 2);
+          } else {
+            r.meet("started");
+            // It has all that it wants of the older one, but for what waits for rank 0.
+            older = start(part, wide);
+            newer = start(other_part, other_wide);
+            older = {};
+            newer = {};
+            r.meet("dropped");
+          }
+          r.meet("over");
+        });
+}
+
 // What has thrown at the deadline is read no more, either; and it has thrown at the deadline.
 TEST(WindowLinksFailing, ALateNeighbourDoesNotReadWhatIsGone) {
   for (const Ranks kind : {Ranks::threads, Ranks::processes}) {

@@ -338,7 +338,7 @@ bool Links::finish(LinkedSteps& x, Deadline limit) {
 // engine drives all, as it does for each call that waits.
 void Links::await(LinkedSteps& x, Duration left) {
   LinkedSteps::Wish wish{};
-  bool another = false;
+  bool another = false, fulfilled = false;
   {
     const Owning owning(*this);
     if (!in_flight(x)) return;
@@ -349,15 +349,19 @@ void Links::await(LinkedSteps& x, Duration left) {
       std::atomic<std::uint64_t>& waits = wish.receives ? end.link->receiver_waits : end.link->sender_waits;
       waits.store(wish.value, std::memory_order_seq_cst);
       full_fence();
-      const bool fulfilled = wish.receives ? end.link->slots[(wish.value - 1) % kSlots].sequence.load(
-                                                 std::memory_order_seq_cst) >= wish.value
-                                           : end.link->taken.load(std::memory_order_seq_cst) >= wish.value;
-      if (std::uint64_t mine = wish.value;
-          fulfilled && waits.compare_exchange_strong(mine, 0, std::memory_order_seq_cst)) {
-        awaiting_ = false;
-        return;
-      }
+      fulfilled = wish.receives
+                      ? end.link->slots[(wish.value - 1) % kSlots].sequence.load(std::memory_order_seq_cst) >=
+                            wish.value
+                      : end.link->taken.load(std::memory_order_seq_cst) >= wish.value;
+      std::uint64_t mine = wish.value;
+      fulfilled =
+          fulfilled && !limit.passed() && waits.compare_exchange_strong(mine, 0, std::memory_order_seq_cst);
+      if (fulfilled) awaiting_ = false;
     }
+  }
+  if (fulfilled) {  // and yet stays so where it is for an exchange that has failed: the group knows
+    static_cast<void>(group_.load(std::memory_order_acquire)->probe(rank_, {.tag = kTokenTag}));
+    return;
   }
   if (another) {  // that thread gets the message, or sees the group fail
     std::this_thread::sleep_for(std::chrono::microseconds(100));
