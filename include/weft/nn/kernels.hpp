@@ -94,11 +94,14 @@ struct RopeShape {
 /// key/value head h.
 struct AttentionShape {
   std::int64_t batch, seq, heads, kv_heads, head_dim;  // kv_heads divides heads
+  /// Operands of products are rounded to bf16 where the CPU multiplies bf16 (AVX-512 BF16); all sums and the softmax are f32's. Elsewhere nothing changes.
+  bool bf16_products = false;
 };
 
 /// The sizes of attention in which every query sees every key, with grouped heads as in AttentionShape.
 struct FullAttentionShape {
   std::int64_t batch, queries, keys, heads, kv_heads, head_dim;  // kv_heads divides heads
+  bool bf16_products = false;                                    ///< as in AttentionShape
 };
 
 /// A piece of an attention: queries [first_query, first_query + queries) and keys [first_key, first_key + keys) of the whole. What comes in pieces, one after
@@ -110,6 +113,7 @@ struct AttentionPiece {
   std::int64_t first_query, first_key;
   bool causal;  ///< query i of the whole sees its keys 0..i; else all
   bool begins, ends;
+  bool bf16_products = false;  ///< as in AttentionShape
 };
 inline constexpr std::int64_t kAttentionKeys = 256, kAttentionQueries = 64;
 

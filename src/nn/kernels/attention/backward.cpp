@@ -58,14 +58,26 @@ WEFT_CPU_CLONES void add_to_bias(const float* dscores, float* dbias, std::int64_
   }
 }
 
+// What a thread works on: a block of keys and a block of queries. Matrices of units as products.hpp has them; names say what goes along a row.
+struct Memory {
+  float *log_sum, *delta;        // (64)
+  float *keys, *values;          // (keys, units of head_dim)
+  float* key_pairs;              // (units of keys, head_dim); `keys` itself where units are floats
+  float *queries, *douts;        // (units of head_dim, 64)
+  float *query_rows, *dout_rows;  // (units of 64, head_dim)
+  float *scores, *dscores;       // (keys, 64 queries)
+  float *weights, *dweights;     // (keys, units of 64), for dv and dk; scores and dscores themselves where units are floats
+  float* dweight_pairs;          // (units of keys, 64), for dq; likewise
+};
+
 struct Backward {
   const float *dout, *q, *k, *v;
   KeyBias bias;
-  const float *out,
-      *delta;  // one of them: delta is made of out where there is none. delta: (batch, heads, queries)
+  const float* delta;  // (batch, heads, queries)
   const float* log_sum_exp;
   float *dq, *dk, *dv;
   Sizes s;
+  const BlockProducts& products;
 
   // A block of queries of one head, and where it lies in q, dout and out, and in log_sum_exp and delta.
   struct Block {
@@ -80,123 +92,185 @@ struct Backward {
             (b * s.queries + first) * s.q_stride() + head * s.head_dim,
             (b * s.heads + head) * s.queries + first};
   }
-  std::int64_t key_at(const Block& x, std::int64_t key) const {  // in k and v
-    return (x.b * s.keys + key) * s.k_stride() + x.head / s.group() * s.head_dim;
-  }
-  static void reserve(KernelContext::State& state, const Sizes& s) {
-    state.reserve_per_thread(kQueryBlock * (2 * kKeyBlock + 2));
-    state.reserve_products(std::max(kQueryBlock, s.head_dim), std::max(s.head_dim, kKeyBlock));
-  }
-  static float* scores(KernelContext::State& state, int thread) {
-    return state.thread_scratch(thread) + 2 * kQueryBlock;
-  }
-  static float* dscores(KernelContext::State& state, int thread) {
-    return scores(state, thread) + kQueryBlock * kKeyBlock;
+  std::int64_t key_at(std::int64_t b, std::int64_t kv_head, std::int64_t key) const {  // in k and v
+    return (b * s.keys + key) * s.k_stride() + kv_head * s.head_dim;
   }
 
-  // Probabilities and the scores' gradients of a block and keys [begin, end), at most kKeyBlock, which it sees.
-  void score_gradients(KernelContext::State& state, int thread, const Block& x, std::int64_t begin,
-                       std::int64_t end) const {
-    float* of_block = state.thread_scratch(thread);
-    float* log_sum = of_block + kQueryBlock;
-    const std::int64_t q_stride = s.q_stride(), k_stride = s.k_stride(), count = end - begin;
-    float *const to = scores(state, thread), *const dto = dscores(state, thread);
-    strided_matmul(state, thread, Stored::plain, Stored::transposed, count, x.rows, s.head_dim, s.scaling(),
-                   k + key_at(x, begin), k_stride, q + x.at, q_stride, false, to, kQueryBlock);
-    bias.add(to, s, x.b, begin, count, x.first, x.rows);
-    strided_matmul(state, thread, Stored::plain, Stored::transposed, count, x.rows, s.head_dim, 1.0f,
-                   v + key_at(x, begin), k_stride, dout + x.at, q_stride, false, dto, kQueryBlock);
-    if (delta != nullptr)
-      std::copy_n(delta + x.sums_at, x.rows, of_block);
-    else
-      row_dots(dout + x.at, out + x.at, of_block, x.rows, s.head_dim, q_stride);
+  std::int64_t head_line() const { return blocks::padded(s.head_dim); }
+  std::int64_t head_units() const { return products.units(s.head_dim); }
+  std::int64_t query_units() const { return blocks::padded(products.units(kQueryBlock)); }
+
+  Memory memory(Parts& parts) const {
+    const std::int64_t keys = std::min(kKeyBlock, s.keys), of_head = blocks::padded(head_units());
+    const bool plain = products.plain();
+    Memory m{};
+    m.log_sum = parts.next(kQueryBlock);
+    m.delta = parts.next(kQueryBlock);
+    m.keys = parts.next(keys * of_head);
+    m.values = parts.next(keys * of_head);
+    m.key_pairs = plain ? m.keys : parts.next(products.units(keys) * head_line());
+    m.queries = parts.next(head_units() * kQueryBlock);
+    m.douts = parts.next(head_units() * kQueryBlock);
+    m.query_rows = parts.next(products.units(kQueryBlock) * head_line());
+    m.dout_rows = parts.next(products.units(kQueryBlock) * head_line());
+    m.scores = parts.next(keys * kQueryBlock);
+    m.dscores = parts.next(keys * kQueryBlock);
+    m.weights = plain ? m.scores : parts.next(keys * query_units());
+    m.dweights = plain ? m.dscores : parts.next(keys * query_units());
+    m.dweight_pairs = plain ? m.dscores : parts.next(products.units(keys) * kQueryBlock);
+    return m;
+  }
+  Memory memory_of(const KernelContext::State& state, int thread) const {
+    Parts parts(state.per_thread[static_cast<std::size_t>(thread)].floats());
+    return memory(parts);
+  }
+  void reserve(KernelContext::State& state) const {
+    Parts count;
+    memory(count);
+    state.reserve_per_thread(count.size());
+  }
+
+  // What a pass makes of a block: dq, or dk and dv, or both.
+  struct Wanted {
+    bool queries, keys;
+  };
+
+  void lay_out_keys(const Memory& m, std::int64_t at, std::int64_t keys, Wanted wanted) const {
+    const std::int64_t line = blocks::padded(head_units());
+    products.along_rows(k + at, s.k_stride(), keys, s.head_dim, m.keys, line);
+    products.along_rows(v + at, s.k_stride(), keys, s.head_dim, m.values, line);
+    if (wanted.queries && !products.plain())
+      products.down_columns(k + at, s.k_stride(), keys, s.head_dim, m.key_pairs, head_line());
+  }
+  void lay_out_queries(const Memory& m, const Block& x, Wanted wanted) const {
+    const std::int64_t stride = s.q_stride();
+    products.transposed(q + x.at, stride, x.rows, s.head_dim, m.queries, kQueryBlock);
+    products.transposed(dout + x.at, stride, x.rows, s.head_dim, m.douts, kQueryBlock);
+    std::copy_n(delta + x.sums_at, x.rows, m.delta);
     for (std::int64_t r = 0; r < x.rows; ++r) {  // of a query that sees no key all probabilities are 0
       const float kept = log_sum_exp[x.sums_at + r];
-      log_sum[r] = kept == -std::numeric_limits<float>::infinity() ? 0.0f : kept;
+      m.log_sum[r] = kept == -std::numeric_limits<float>::infinity() ? 0.0f : kept;
     }
-    score_gradient_columns(to, dto, log_sum, of_block, s.scaling(), count, s.hidden_from(x.first) - begin);
+    if (!wanted.keys) return;
+    products.down_columns(q + x.at, stride, x.rows, s.head_dim, m.query_rows, head_line());
+    products.down_columns(dout + x.at, stride, x.rows, s.head_dim, m.dout_rows, head_line());
   }
 
-  void queries_gradient(KernelContext::State& state, int thread, const Block& x, std::int64_t begin,
-                        std::int64_t end, bool accumulate) const {
-    strided_matmul(state, thread, Stored::transposed, Stored::plain, x.rows, s.head_dim, end - begin, 1.0f,
-                   dscores(state, thread), kQueryBlock, k + key_at(x, begin), s.k_stride(), accumulate,
-                   dq + x.at, s.q_stride());
+  // Probabilities and the scores' gradients of a block and of `count` keys from `begin` on, which it sees; all are laid out.
+  void score_gradients(int thread, const Memory& m, const Block& x, std::int64_t begin, std::int64_t count,
+                       Wanted wanted) const {
+    const std::int64_t line = blocks::padded(head_units());
+    products.multiply(thread, {m.keys, line, 1, m.queries, kQueryBlock, m.scores, kQueryBlock, count, x.rows,
+                               head_units(), s.scaling()});
+    bias.add(m.scores, s, x.b, begin, count, x.first, x.rows);
+    products.multiply(thread, {m.values, line, 1, m.douts, kQueryBlock, m.dscores, kQueryBlock, count, x.rows,
+                               head_units()});
+    score_gradient_columns(m.scores, m.dscores, m.log_sum, m.delta, s.scaling(), count,
+                           s.hidden_from(x.first) - begin);
+    if (products.plain()) return;
+    if (wanted.keys) {
+      products.along_rows(m.scores, kQueryBlock, count, x.rows, m.weights, query_units());
+      products.along_rows(m.dscores, kQueryBlock, count, x.rows, m.dweights, query_units());
+    }
+    if (wanted.queries)
+      products.down_columns(m.dscores, kQueryBlock, count, x.rows, m.dweight_pairs, kQueryBlock);
+  }
+
+  void queries_gradient(int thread, const Memory& m, const Block& x, std::int64_t count,
+                        bool accumulate) const {
+    products.multiply(thread, {m.dweight_pairs, 1, kQueryBlock, m.key_pairs, head_line(), dq + x.at, s.q_stride(),
+                               x.rows, s.head_dim, products.units(count), 1.0f, accumulate});
   }
   void no_queries_gradient(const Block& x) const {
     for (std::int64_t r = 0; r < x.rows; ++r) std::fill_n(dq + x.at + r * s.q_stride(), s.head_dim, 0.0f);
   }
-  void keys_gradients(KernelContext::State& state, int thread, const Block& x, std::int64_t begin,
-                      std::int64_t end, bool accumulate) const {
-    const std::int64_t q_stride = s.q_stride(), k_stride = s.k_stride();
-    strided_matmul(state, thread, Stored::plain, Stored::plain, end - begin, s.head_dim, x.rows, 1.0f,
-                   scores(state, thread), kQueryBlock, dout + x.at, q_stride, accumulate,
-                   dv + key_at(x, begin), k_stride);
-    strided_matmul(state, thread, Stored::plain, Stored::plain, end - begin, s.head_dim, x.rows, 1.0f,
-                   dscores(state, thread), kQueryBlock, q + x.at, q_stride, accumulate, dk + key_at(x, begin),
-                   k_stride);
+  void keys_gradients(int thread, const Memory& m, const Block& x, std::int64_t at, std::int64_t count,
+                      bool accumulate) const {
+    const std::int64_t line = products.plain() ? kQueryBlock : query_units(), k_stride = s.k_stride(),
+                       units = products.units(x.rows);
+    products.multiply(thread, {m.weights, line, 1, m.dout_rows, head_line(), dv + at, k_stride, count, s.head_dim,
+                               units, 1.0f, accumulate});
+    products.multiply(thread, {m.dweights, line, 1, m.query_rows, head_line(), dk + at, k_stride, count, s.head_dim,
+                               units, 1.0f, accumulate});
   }
 
-  // A (batch, key/value head). dbias: (keys, queries), to which its dscores are added, not yet divided by the scaling; or null
-  void run(KernelContext::State& state, int thread, std::int64_t task, float* dbias) const {
-    const std::int64_t b = task / s.kv_heads, kv_head = task % s.kv_heads;
-    bool accumulate = false;
+  // Keys [begin, begin + most) of a (batch, key/value head) and all queries that see them, from the last block to the first. dbias: (keys, queries), to
+  // which their dscores are added, not yet divided by the scaling; or null.
+  void run_block(KernelContext::State& state, int thread, std::int64_t b, std::int64_t kv_head,
+                 std::int64_t begin, std::int64_t most, float* dbias, Wanted wanted) const {
+    const Memory m = memory_of(state, thread);
+    const std::int64_t at = key_at(b, kv_head, begin);
+    lay_out_keys(m, at, std::min(most, s.keys - begin), wanted);
+    bool accumulate = !s.begins;
     for (std::int64_t index = blocks_of(s.queries, kQueryBlock) - 1; index >= 0; --index) {
+      const std::int64_t first = index * kQueryBlock,
+                         seen = s.seen(first, std::min(kQueryBlock, s.queries - first)),
+                         count = std::min({most, s.keys - begin, seen - begin});
+      if (count <= 0) break;  // nor do the blocks before it see these keys
       for (std::int64_t head = kv_head * s.group(); head < (kv_head + 1) * s.group(); ++head) {
         const Block x = block(b, head, index);
-        const std::int64_t seen = s.seen(x.first, x.rows);
-        if (seen == 0) no_queries_gradient(x);
-        for (std::int64_t key = 0; key < seen; key += kKeyBlock) {
-          const std::int64_t end = std::min(seen, key + kKeyBlock);
-          score_gradients(state, thread, x, key, end);
-          if (dbias != nullptr)
-            add_to_bias(dscores(state, thread), dbias + key * s.queries + x.first, end - key, x.rows,
-                        s.queries);
-          keys_gradients(state, thread, x, key, end, accumulate);
-          queries_gradient(state, thread, x, key, end, key > 0);
-        }
+        lay_out_queries(m, x, wanted);
+        score_gradients(thread, m, x, begin, count, wanted);
+        if (dbias != nullptr)
+          add_to_bias(m.dscores, dbias + begin * s.queries + x.first, count, x.rows, s.queries);
+        keys_gradients(thread, m, x, at, count, accumulate);
+        if (wanted.queries) queries_gradient(thread, m, x, count, begin > 0);
         accumulate = true;
       }
     }
   }
 
-  // dq, without a bias's gradient, with a task for each block of queries. The same sums in the same order.
+  // A (batch, key/value head).
+  void run(KernelContext::State& state, int thread, std::int64_t task, float* dbias) const {
+    const std::int64_t b = task / s.kv_heads, kv_head = task % s.kv_heads;
+    for (std::int64_t head = kv_head * s.group(); head < (kv_head + 1) * s.group(); ++head)
+      for (std::int64_t index = 0; index < blocks_of(s.queries, kQueryBlock); ++index) {
+        const Block x = block(b, head, index);
+        if (s.seen(x.first, x.rows) == 0) no_queries_gradient(x);
+      }
+    for (std::int64_t key = 0; key < s.keys; key += kKeyBlock)
+      run_block(state, thread, b, kv_head, key, kKeyBlock, dbias, {true, true});
+  }
+
+  // dq, without a bias's gradient, with a task for some blocks of queries. The same sums in the same order.
   void run_queries(KernelContext::State& state) const {
-    const std::int64_t blocks = blocks_of(s.queries, kQueryBlock);
+    constexpr std::int64_t kGroup = 4;
+    constexpr Wanted kWanted{true, false};
+    const std::int64_t all = blocks_of(s.queries, kQueryBlock), size = group_size(state, s, kGroup),
+                       groups = blocks_of(all, size);
     const auto of_queries = [&](std::int64_t task, int thread) {
-      const Block x = block(task / (s.heads * blocks), task / blocks % s.heads, blocks - 1 - task % blocks);
-      const std::int64_t seen = s.seen(x.first, x.rows);
-      if (seen == 0 && s.begins) no_queries_gradient(x);
+      const Memory m = memory_of(state, thread);
+      const std::int64_t b = task / (s.heads * groups), head = task / groups % s.heads,
+                         begin = (groups - 1 - task % groups) * size, end = std::min(all, begin + size);
+      const auto seen_by = [&](const Block& x) { return s.seen(x.first, x.rows); };
+      for (std::int64_t index = begin; index < end && s.begins; ++index) {
+        const Block x = block(b, head, index);
+        if (seen_by(x) == 0) no_queries_gradient(x);
+      }
+      const std::int64_t seen = seen_by(block(b, head, end - 1));
       for (std::int64_t key = 0; key < seen; key += kKeyBlock) {
-        const std::int64_t end = std::min(seen, key + kKeyBlock);
-        score_gradients(state, thread, x, key, end);
-        queries_gradient(state, thread, x, key, end, key > 0 || !s.begins);
+        lay_out_keys(m, key_at(b, head / s.group(), key), std::min(kKeyBlock, seen - key), kWanted);
+        for (std::int64_t index = begin; index < end; ++index) {
+          const Block x = block(b, head, index);
+          const std::int64_t count = std::min(kKeyBlock, seen_by(x) - key);
+          if (count <= 0) continue;
+          lay_out_queries(m, x, kWanted);
+          score_gradients(thread, m, x, key, count, kWanted);
+          queries_gradient(thread, m, x, count, key > 0 || !s.begins);
+        }
       }
     };
-    parallel_for(state, s.batch * s.heads * blocks, of_queries, Tasks::unequal);
+    parallel_for(state, s.batch * s.heads * groups, of_queries, Tasks::unequal);
   }
 
   // dk and dv, likewise, with a task for some keys of a (batch, key/value head).
   void run_keys(KernelContext::State& state) const {
     constexpr std::int64_t kKeys = 128;
     static_assert(kKeys <= kKeyBlock);
-    const std::int64_t blocks = blocks_of(s.queries, kQueryBlock), chunks = blocks_of(s.keys, kKeys);
+    const std::int64_t chunks = blocks_of(s.keys, kKeys);
     const auto of_keys = [&](std::int64_t task, int thread) {
-      const std::int64_t b = task / (s.kv_heads * chunks), kv_head = task / chunks % s.kv_heads,
-                         begin = task % chunks * kKeys;
-      bool accumulate = !s.begins;
-      for (std::int64_t index = blocks - 1; index >= 0; --index) {
-        const std::int64_t first = index * kQueryBlock,
-                           seen = s.seen(first, std::min(kQueryBlock, s.queries - first)),
-                           end = std::min({begin + kKeys, s.keys, seen});
-        if (end <= begin) break;  // nor do the blocks before it see these keys
-        for (std::int64_t head = kv_head * s.group(); head < (kv_head + 1) * s.group(); ++head) {
-          const Block x = block(b, head, index);
-          score_gradients(state, thread, x, begin, end);
-          keys_gradients(state, thread, x, begin, end, accumulate);
-          accumulate = true;
-        }
-      }
+      run_block(state, thread, task / (s.kv_heads * chunks), task / chunks % s.kv_heads, task % chunks * kKeys,
+                kKeys, nullptr, {false, true});
     };
     parallel_for(state, s.batch * s.kv_heads * chunks, of_keys, Tasks::unequal);
   }
@@ -206,6 +280,13 @@ struct Backward {
     run_keys(state);
   }
 };
+
+BlockProducts products_of(KernelContext::State& state, const Sizes& s) {
+  return {state, s.bf16, std::max(kQueryBlock, s.head_dim), std::max(s.head_dim, kKeyBlock)};
+}
+
+// (batch, heads, queries)
+std::int64_t delta_size(const Sizes& s) { return s.batch * s.heads * s.queries; }
 
 // Fewer tasks than threads: in time, 5 products of one task against 7 of all of them on all threads.
 bool better_by_blocks(const KernelContext::State& state, const Sizes& s) {
@@ -234,9 +315,13 @@ void attention_backward(KernelContext& ctx, const float* dout, const float* q, c
   check_heads("attention_backward", s);
   KernelContext::State& state = ctx.state();
   const ThreadCountGuard one_thread_per_product(1);
-  Backward::reserve(state, sizes(s));
-  const Backward backward{dout, q, k, v, {}, out, nullptr, log_sum_exp, dq, dk, dv, sizes(s)};
-  if (better_by_blocks(state, backward.s)) return backward.run_by_blocks(state);
+  const Sizes of = sizes(s);
+  float* const delta = state.scratch(delta_size(of));
+  attention_delta(ctx, dout, out, delta, {s.batch, s.seq, s.seq, s.heads, s.kv_heads, s.head_dim});
+  const BlockProducts products = products_of(state, of);
+  const Backward backward{dout, q, k, v, {}, delta, log_sum_exp, dq, dk, dv, of, products};
+  backward.reserve(state);
+  if (better_by_blocks(state, of)) return backward.run_by_blocks(state);
   parallel_for(state, s.batch * s.kv_heads,
                [&](std::int64_t task, int thread) { backward.run(state, thread, task, nullptr); });
 }
@@ -256,24 +341,27 @@ void full_attention_backward(KernelContext& ctx, const float* dout, const float*
   }
   KernelContext::State& state = ctx.state();
   const ThreadCountGuard one_thread_per_product(1);
-  Backward::reserve(state, sizes(s));
+  const Sizes of = sizes(s);
   constexpr std::int64_t kGroups = 64;
   const std::int64_t tasks = s.batch * s.kv_heads, pairs = s.keys * s.queries;
   const std::int64_t per_group = dbias == nullptr ? 1 : std::max<std::int64_t>(1, blocks_of(tasks, kGroups));
   const std::int64_t groups = blocks_of(tasks, per_group);
-  const std::int64_t of_bias = KeyBias::floats(bias, sizes(s));
-  float* const scratch = state.scratch(of_bias + (dbias == nullptr ? 0 : groups * pairs));
-  float* const partials = scratch + of_bias;
-  const Backward backward{
-      dout, q, k, v, KeyBias::of(bias, sizes(s), scratch), out, nullptr, log_sum_exp, dq, dk, dv, sizes(s)};
-  if (dbias == nullptr && better_by_blocks(state, backward.s)) return backward.run_by_blocks(state);
+  const std::int64_t of_bias = KeyBias::floats(bias, of), of_delta = delta_size(of);
+  float* const scratch = state.scratch(of_bias + of_delta + (dbias == nullptr ? 0 : groups * pairs));
+  float *const delta = scratch + of_bias, *const partials = delta + of_delta;
+  attention_delta(ctx, dout, out, delta, s);
+  const BlockProducts products = products_of(state, of);
+  const Backward backward{dout, q,  k,  v,  KeyBias::of(bias, of, scratch), delta, log_sum_exp,
+                          dq,   dk, dv, of, products};
+  backward.reserve(state);
+  if (dbias == nullptr && better_by_blocks(state, of)) return backward.run_by_blocks(state);
   parallel_for(state, groups, [&](std::int64_t group, int thread) {
     float* const partial = dbias == nullptr ? nullptr : partials + group * pairs;
     if (partial != nullptr) std::fill_n(partial, pairs, 0.0f);
     for (std::int64_t task = group * per_group; task < std::min(tasks, (group + 1) * per_group); ++task)
       backward.run(state, thread, task, partial);
   });
-  if (dbias != nullptr) finish_bias(state, partials, dbias, groups, sizes(s));
+  if (dbias != nullptr) finish_bias(state, partials, dbias, groups, of);
 }
 
 void attention_delta(KernelContext& ctx, const float* dout, const float* out, float* delta,
@@ -290,10 +378,11 @@ void attention_piece_backward_queries(KernelContext& ctx, const float* dout, con
                                       const float* delta, float* dq, AttentionPiece s) {
   const Sizes of = sizes("attention_piece_backward_queries", s, "key", s.first_key, kAttentionKeys);
   const ThreadCountGuard one_thread_per_product(1);
-  Backward::reserve(ctx.state(), of);
   const KeyBias added = KeyBias::of(bias, of, ctx.state().scratch(KeyBias::floats(bias, of)));
-  Backward{dout, q, k, v, added, nullptr, delta, log_sum_exp, dq, nullptr, nullptr, of}.run_queries(
-      ctx.state());
+  const BlockProducts products = products_of(ctx.state(), of);
+  const Backward backward{dout, q, k, v, added, delta, log_sum_exp, dq, nullptr, nullptr, of, products};
+  backward.reserve(ctx.state());
+  backward.run_queries(ctx.state());
 }
 
 void attention_piece_backward_keys(KernelContext& ctx, const float* dout, const float* q, const float* k,
@@ -305,9 +394,11 @@ void attention_piece_backward_keys(KernelContext& ctx, const float* dout, const 
     std::fill_n(dv, s.batch * s.keys * of.k_stride(), 0.0f);
   }
   const ThreadCountGuard one_thread_per_product(1);
-  Backward::reserve(ctx.state(), of);
   const KeyBias added = KeyBias::of(bias, of, ctx.state().scratch(KeyBias::floats(bias, of)));
-  Backward{dout, q, k, v, added, nullptr, delta, log_sum_exp, nullptr, dk, dv, of}.run_keys(ctx.state());
+  const BlockProducts products = products_of(ctx.state(), of);
+  const Backward backward{dout, q, k, v, added, delta, log_sum_exp, nullptr, dk, dv, of, products};
+  backward.reserve(ctx.state());
+  backward.run_keys(ctx.state());
 }
 
 }  // namespace weft::kernels::cpu

@@ -65,59 +65,139 @@ WEFT_CPU_CLONES void scale_rows(float* out, const float* factor, std::int64_t ro
   }
 }
 
+// What a thread works on: up to kGroup blocks of queries of a head, and a block of its keys. Matrices of units as products.hpp has them.
+constexpr std::int64_t kGroup = 4;
+
+struct Memory {
+  float *largest, *sum, *factor;  // (kGroup, 64)
+  float* queries;                 // (kGroup, units of head_dim, 64)
+  float *keys, *values;           // (keys, units of head_dim), (units of keys, head_dim)
+  float *scores, *weights;        // (keys, 64), (units of keys, 64); the same memory where units are floats
+};
+
+Memory memory_of(Parts& parts, const BlockProducts& products, const Sizes& s, std::int64_t group) {
+  const std::int64_t keys = std::min(kKeyBlock, s.keys), of_queries = group * kQueryBlock;
+  Memory m{};
+  m.largest = parts.next(of_queries);
+  m.sum = parts.next(of_queries);
+  m.factor = parts.next(kQueryBlock);
+  m.queries = parts.next(of_queries * products.units(s.head_dim));
+  m.keys = parts.next(keys * blocks::padded(products.units(s.head_dim)));
+  m.values = parts.next(products.units(keys) * blocks::padded(s.head_dim));
+  m.scores = parts.next(keys * kQueryBlock);
+  m.weights = products.plain() ? m.scores : parts.next(products.units(keys) * kQueryBlock);
+  return m;
+}
+
+struct Forward {
+  const float *q, *k, *v;
+  const KeyBias& bias;
+  float *out, *largest_of, *sum_of;
+  const Sizes& s;
+  const BlockProducts& products;
+  std::int64_t group;
+
+  // A block of queries of one head, its place in the group; where it lies in q and out, and in largest_of and sum_of.
+  struct Block {
+    std::int64_t b, head, index, first, rows, seen, at, sums_at;
+  };
+  Block block(std::int64_t b, std::int64_t head, std::int64_t first_of_group, std::int64_t index) const {
+    const std::int64_t first = first_of_group + index * kQueryBlock,
+                       rows = std::min(kQueryBlock, s.queries - first);
+    return {b,    head,
+            index, first,
+            rows, s.seen(first, rows),
+            (b * s.queries + first) * s.q_stride() + head * s.head_dim,
+            (b * s.heads + head) * s.queries + first};
+  }
+
+  void begin(const Memory& m, const Block& x) const {
+    float *const largest = m.largest + x.index * kQueryBlock, *const sum = m.sum + x.index * kQueryBlock;
+    std::fill_n(largest, kQueryBlock, kMinusInfinity);
+    std::fill_n(sum, kQueryBlock, 0.0f);
+    if (!s.begins) {
+      std::copy_n(largest_of + x.sums_at, x.rows, largest);
+      std::copy_n(sum_of + x.sums_at, x.rows, sum);
+    }
+    if (s.begins && x.seen == 0)  // an empty sum
+      for (std::int64_t r = 0; r < x.rows; ++r) std::fill_n(out + x.at + r * s.q_stride(), s.head_dim, 0.0f);
+    products.transposed(q + x.at, s.q_stride(), x.rows, s.head_dim, queries(m, x), kQueryBlock);
+  }
+  float* queries(const Memory& m, const Block& x) const {
+    return m.queries + x.index * products.units(s.head_dim) * kQueryBlock;
+  }
+
+  // Keys [key, key + keys), which are laid out in m and the block sees.
+  void attend(int thread, const Memory& m, const Block& x, std::int64_t key, std::int64_t keys) const {
+    const std::int64_t head_units = products.units(s.head_dim);
+    products.multiply(thread, {m.keys, blocks::padded(head_units), 1, queries(m, x), kQueryBlock, m.scores,
+                               kQueryBlock, keys, x.rows, head_units, s.scaling()});
+    bias.add(m.scores, s, x.b, key, keys, x.first, x.rows);
+    const bool as_before =
+        softmax_columns(m.scores, m.largest + x.index * kQueryBlock, m.sum + x.index * kQueryBlock, m.factor,
+                        keys, s.hidden_from(x.first) - key);
+    const bool accumulate = key > 0 || !s.begins;
+    if (accumulate && !as_before) scale_rows(out + x.at, m.factor, x.rows, s.head_dim, s.q_stride());
+    if (!products.plain())
+      products.down_columns(m.scores, kQueryBlock, keys, x.rows, m.weights, kQueryBlock);
+    products.multiply(thread, {m.weights, 1, kQueryBlock, m.values, blocks::padded(s.head_dim), out + x.at,
+                               s.q_stride(), x.rows, s.head_dim, products.units(keys), 1.0f, accumulate});
+  }
+
+  void end(const Memory& m, const Block& x) const {
+    const float *const largest = m.largest + x.index * kQueryBlock,
+                *const sum = m.sum + x.index * kQueryBlock;
+    if (!s.ends) {
+      std::copy_n(largest, x.rows, largest_of + x.sums_at);
+      std::copy_n(sum, x.rows, sum_of + x.sums_at);
+      return;
+    }
+    for (std::int64_t r = 0; r < x.rows; ++r) {
+      sum_of[x.sums_at + r] = largest[r] + std::log(sum[r]);
+      m.factor[r] = sum[r] == 0.0f ? 0.0f : 1.0f / sum[r];
+    }
+    scale_rows(out + x.at, m.factor, x.rows, s.head_dim, s.q_stride());
+  }
+
+  // The blocks of a group, whose first query is given: keys and values are laid out once for all of them.
+  void run(int thread, const Memory& m, std::int64_t b, std::int64_t head, std::int64_t first) const {
+    const std::int64_t count = std::min(group, blocks_of(s.queries - first, kQueryBlock));
+    for (std::int64_t i = 0; i < count; ++i) begin(m, block(b, head, first, i));
+    const std::int64_t seen = block(b, head, first, count - 1).seen;  // the last one sees the most
+    for (std::int64_t key = 0; key < seen; key += kKeyBlock) {
+      const std::int64_t keys = std::min(kKeyBlock, seen - key), stride = s.k_stride(),
+                         at = (b * s.keys + key) * stride + head / s.group() * s.head_dim;
+      products.along_rows(k + at, stride, keys, s.head_dim, m.keys,
+                          blocks::padded(products.units(s.head_dim)));
+      products.down_columns(v + at, stride, keys, s.head_dim, m.values, blocks::padded(s.head_dim));
+      for (std::int64_t i = 0; i < count; ++i) {
+        const Block x = block(b, head, first, i);
+        if (x.seen > key) attend(thread, m, x, key, std::min(keys, x.seen - key));
+      }
+    }
+    for (std::int64_t i = 0; i < count; ++i) end(m, block(b, head, first, i));
+  }
+};
+
 // largest, sum: (batch, heads, queries), of the keys of the pieces before, and then of these, too; at the end
 // sum becomes its log. A whole, which begins and ends, needs no `largest`.
 void forward(KernelContext::State& state, const float* q, const float* k, const float* v, const KeyBias& bias,
              float* out, float* largest_of, float* sum_of, const Sizes& s) {
   const ThreadCountGuard one_thread_per_product(1);
   const std::int64_t most_keys = std::min(kKeyBlock, s.keys);
-  state.reserve_per_thread(kQueryBlock * (most_keys + 3));
-  state.reserve_products(std::max(kQueryBlock, s.head_dim), std::max(s.head_dim, most_keys));
-  const std::int64_t q_stride = s.q_stride(), k_stride = s.k_stride();
-  const std::int64_t blocks = blocks_of(s.queries, kQueryBlock);
-  const auto one_block = [&](std::int64_t task, int thread) {
-    const std::int64_t b = task / (s.heads * blocks), head = task / blocks % s.heads;
-    const std::int64_t first = (blocks - 1 - task % blocks) * kQueryBlock;  // those that see the most begin
-    const std::int64_t kv_at = b * s.keys * k_stride + head / s.group() * s.head_dim;
-    float* const largest = state.thread_scratch(thread);
-    float* const sum = largest + kQueryBlock;
-    float* const factor = sum + kQueryBlock;
-    float* const scores = factor + kQueryBlock;
-    const std::int64_t rows = std::min(kQueryBlock, s.queries - first), seen = s.seen(first, rows);
-    const std::int64_t at = (b * s.queries + first) * q_stride + head * s.head_dim,
-                       sums_at = (b * s.heads + head) * s.queries + first;
-    std::fill_n(largest, kQueryBlock, kMinusInfinity);
-    std::fill_n(sum, kQueryBlock, 0.0f);
-    if (!s.begins) {
-      std::copy_n(largest_of + sums_at, rows, largest);
-      std::copy_n(sum_of + sums_at, rows, sum);
-    }
-    bool overwrite = s.begins;
-    for (std::int64_t key = 0; key < seen; key += kKeyBlock) {
-      const std::int64_t keys = std::min(kKeyBlock, seen - key), keys_at = kv_at + key * k_stride;
-      strided_matmul(state, thread, Stored::plain, Stored::transposed, keys, rows, s.head_dim, s.scaling(),
-                     k + keys_at, k_stride, q + at, q_stride, false, scores, kQueryBlock);
-      bias.add(scores, s, b, key, keys, first, rows);
-      const bool as_before = softmax_columns(scores, largest, sum, factor, keys, s.hidden_from(first) - key);
-      if (!overwrite && !as_before) scale_rows(out + at, factor, rows, s.head_dim, q_stride);
-      strided_matmul(state, thread, Stored::transposed, Stored::plain, rows, s.head_dim, keys, 1.0f, scores,
-                     kQueryBlock, v + keys_at, k_stride, !overwrite, out + at, q_stride);
-      overwrite = false;
-    }
-    if (overwrite)  // nothing is seen: an empty sum
-      for (std::int64_t r = 0; r < rows; ++r) std::fill_n(out + at + r * q_stride, s.head_dim, 0.0f);
-    if (!s.ends) {
-      std::copy_n(largest, rows, largest_of + sums_at);
-      std::copy_n(sum, rows, sum_of + sums_at);
-      return;
-    }
-    for (std::int64_t r = 0; r < rows; ++r) {
-      sum_of[sums_at + r] = largest[r] + std::log(sum[r]);
-      factor[r] = sum[r] == 0.0f ? 0.0f : 1.0f / sum[r];
-    }
-    scale_rows(out + at, factor, rows, s.head_dim, q_stride);
+  const BlockProducts products(state, s.bf16, std::max(kQueryBlock, s.head_dim), std::max(s.head_dim, most_keys));
+  const std::int64_t group = group_size(state, s, kGroup), groups = blocks_of(s.queries, group * kQueryBlock);
+  Parts count;
+  memory_of(count, products, s, group);
+  state.reserve_per_thread(count.size());
+  const Forward of{q, k, v, bias, out, largest_of, sum_of, s, products, group};
+  const auto one_group = [&](std::int64_t task, int thread) {
+    Parts parts(state.thread_scratch(thread));
+    const Memory m = memory_of(parts, products, s, group);
+    of.run(thread, m, task / (s.heads * groups), task / groups % s.heads,
+           (groups - 1 - task % groups) * group * kQueryBlock);  // those that see the most begin
   };
-  parallel_for(state, s.batch * s.heads * blocks, one_block, Tasks::unequal);
+  parallel_for(state, s.batch * s.heads * groups, one_group, Tasks::unequal);
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include <cmath>
 #include <limits>
 
+#include "nn/kernels/attention/block_products.hpp"
 #include "nn/kernels/cpu_context.hpp"
 #include "nn/kernels/cpu_math.hpp"
 #include "weft/base/error.hpp"
@@ -31,6 +32,7 @@ struct Sizes {
   bool causal;
   std::int64_t ahead = 0;
   bool begins = true, ends = true;  // nothing was added up before, and nothing will be
+  bool bf16 = false;                // operands of products may be rounded
 
   std::int64_t group() const { return heads / kv_heads; }
   std::int64_t q_stride() const { return heads * head_dim; }
@@ -53,10 +55,10 @@ void check_heads(const char* op, const Shape& s) {
 }
 
 [[maybe_unused]] Sizes sizes(const AttentionShape& s) {
-  return {s.batch, s.seq, s.seq, s.heads, s.kv_heads, s.head_dim, true};
+  return {s.batch, s.seq, s.seq, s.heads, s.kv_heads, s.head_dim, true, 0, true, true, s.bf16_products};
 }
 [[maybe_unused]] Sizes sizes(const FullAttentionShape& s) {
-  return {s.batch, s.queries, s.keys, s.heads, s.kv_heads, s.head_dim, false};
+  return {s.batch, s.queries, s.keys, s.heads, s.kv_heads, s.head_dim, false, 0, true, true, s.bf16_products};
 }
 // `first`: of what comes in pieces, which begin at multiples of `step`.
 [[maybe_unused]] Sizes sizes(const char* op, const AttentionPiece& s, const char* what, std::int64_t first,
@@ -66,7 +68,15 @@ void check_heads(const char* op, const Shape& s) {
     throw Error(ErrorCode::bad_argument,
                 fmt::format("{}: first_{} is {}; expected a multiple of {}", op, what, first, step));
   return {s.batch,  s.queries, s.keys, s.heads, s.kv_heads, s.head_dim, s.causal, s.first_query - s.first_key,
-          s.begins, s.ends};
+          s.begins, s.ends, s.bf16_products};
+}
+
+// How many blocks of queries a task takes, at most `most`: they share keys that are laid out once, but all threads are to have tasks.
+[[maybe_unused]] std::int64_t group_size(const KernelContext::State& state, const Sizes& s, std::int64_t most) {
+  const std::int64_t blocks = blocks_of(s.queries, kQueryBlock);
+  std::int64_t size = std::min(most, std::max<std::int64_t>(blocks, 1));
+  while (size > 1 && s.batch * s.heads * blocks_of(blocks, size) < 4 * state.threads) size /= 2;
+  return size;
 }
 
 // to: (columns, rows), from: (rows, columns)
