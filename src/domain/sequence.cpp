@@ -26,11 +26,14 @@ void expect_sequence(const Module& module, const char* name, const Tensor& t, st
 }
 
 // This rank's heads, by the features of q and k. Axes that split heads split those of keys and values, too, or their ranks share them.
-HeadsShape share_of_heads(const Module& module, const Tensor& q, const Tensor& k, const Tensor& v,
-                          std::int64_t heads, std::int64_t kv_heads, std::int64_t head_dim) {
+template <class Attending>
+HeadsShape share_of_heads(const Attending& module, const Tensor& q, const Tensor& k, const Tensor& v) {
+  const std::int64_t heads = module.config().heads, kv_heads = module.config().kv_heads,
+                     head_dim = module.config().head_dim;
   layouts::expect_whole(layouts::named(module, "q"), q, "attention", false);
   layouts::expect_same(layouts::named(module, "v"), v.layout(), k.layout(), "as k");
-  const HeadsShape s{q.size(0), q.size(2) / head_dim, k.size(2) / head_dim, head_dim};
+  const HeadsShape s{q.size(0), q.size(2) / head_dim, k.size(2) / head_dim, head_dim,
+                     bf16_products(*module.q_proj.weight)};
   if (shared_heads::shares_heads(*q.layout(), *k.layout())) {
     shared_heads::expect_heads_of_q(module, {heads, kv_heads, head_dim}, *q.layout(), *k.layout());
     return s;
@@ -125,16 +128,16 @@ struct Attended {
   Tensor dq, dk, dv;
 };
 // The adjoint of attend().
-Attended attend_backward(const Module& module, Frame& frame, const SplitAttentions& plans, std::int64_t heads,
-                         std::int64_t kv_heads, std::int64_t head_dim, const Tensor& dout) {
+template <class Attending>
+Attended attend_backward(const Attending& module, Frame& frame, const SplitAttentions& plans,
+                         const Tensor& dout) {
   Compute& compute = frame.compute();
   const Tensors kept = frame.pop(module);
   const Tensor &q = kept[0], &k = kept[1], &v = kept[2], &out = kept[3], &log_sum_exp = kept[4];
   layouts::expect_same(layouts::named(module, "d(out)"), dout.layout(), out.layout(), "as out");
   const LayoutRef of_dk = shared_heads::of_shared_gradient(q.layout(), k.layout());
-  Attended a{share_of_heads(module, q, k, v, heads, kv_heads, head_dim),
-             compute.make(q.shape()).with_layout(q.layout()), compute.make(k.shape()).with_layout(of_dk),
-             compute.make(v.shape()).with_layout(of_dk)};
+  Attended a{share_of_heads(module, q, k, v), compute.make(q.shape()).with_layout(q.layout()),
+             compute.make(k.shape()).with_layout(of_dk), compute.make(v.shape()).with_layout(of_dk)};
   SplitMask mask;
   if (kept.size() > 5) mask = split_mask_of(kept[5], kept[6]);
   split_attention_backward(frame, *plans.of(q, k), a.shape, dout, q, k, v, mask, out, log_sum_exp, a.dq, a.dk,
@@ -152,7 +155,7 @@ class CausalPasses final : public Passes {
     Compute& compute = frame.compute();
     const Tensor q_plain = attention.q_proj.forward(x, frame)[0],
                  k_plain = attention.k_proj.forward(x, frame)[0], v = attention.v_proj.forward(x, frame)[0];
-    const HeadsShape s = share_of_heads(module, q_plain, k_plain, v, c.heads, c.kv_heads, c.head_dim);
+    const HeadsShape s = share_of_heads(attention, q_plain, k_plain, v);
     const Parts positions = parts_of(q_plain.layout(), 1);
     const RopeTables& rope = tables_for(attention, positions.size);
     const Tensor q = compute.make(q_plain.shape()).with_layout(q_plain.layout()),
@@ -169,12 +172,10 @@ class CausalPasses final : public Passes {
 
   Tensors backward(Module& module, Inputs dy, Frame& frame) const override {
     auto& attention = dynamic_cast<Attention&>(module);
-    const AttentionConfig& c = attention.config();
     if (dy.size() != 1 || !cut_in_sequence(dy[0].layout())) return own_backward(module, dy, frame);
     Compute& compute = frame.compute();
     const Tensor dout = attention.o_proj.backward(dy, frame)[0];
-    const auto [s, dq, dk, dv] =
-        attend_backward(module, frame, plans_, c.heads, c.kv_heads, c.head_dim, dout);
+    const auto [s, dq, dk, dv] = attend_backward(attention, frame, plans_, dout);
     const Parts positions = parts_of(dq.layout(), 1);
     const RopeTables& rope = tables_for(attention, positions.size);
     const std::int64_t first = positions.own().lo * rope.half, length = positions.own().size();
@@ -226,18 +227,17 @@ class CrossPasses final : public Passes {
     const Tensor q = attention.q_proj.forward(inputs[0], frame)[0],
                  k = attention.k_proj.forward(inputs[1], frame)[0],
                  v = attention.v_proj.forward(inputs[1], frame)[0];
-    const HeadsShape s = share_of_heads(module, q, k, v, c.heads, c.kv_heads, c.head_dim);
+    const HeadsShape s = share_of_heads(attention, q, k, v);
     expect_same_axes(module, q, k);
     return attention.o_proj.forward(attend(module, frame, plans_, s, q, k, v, mask), frame);
   }
 
   Tensors backward(Module& module, Inputs dy, Frame& frame) const override {
     auto& attention = dynamic_cast<CrossAttention&>(module);
-    const CrossAttentionConfig& c = attention.config();
     if (dy.size() != 1 || !cut_in_sequence(dy[0].layout())) return own_backward(module, dy, frame);
     Compute& compute = frame.compute();
     const Tensor dout = attention.o_proj.backward(dy, frame)[0];
-    const Attended a = attend_backward(module, frame, plans_, c.heads, c.kv_heads, c.head_dim, dout);
+    const Attended a = attend_backward(attention, frame, plans_, dout);
     const Tensor through_v = attention.v_proj.backward(a.dv, frame)[0],
                  through_k = attention.k_proj.backward(a.dk, frame)[0];
     const Tensor dx = attention.q_proj.backward(a.dq, frame)[0];

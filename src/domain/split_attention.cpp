@@ -110,7 +110,7 @@ class Incoming {
 kernels::AttentionPiece piece(const HeadsShape& s, const IndexRange& queries, const IndexRange& keys,
                               bool causal, bool begins, bool ends) {
   return {s.batch,    queries.size(), keys.size(), s.heads, s.kv_heads, s.head_dim,
-          queries.lo, keys.lo,        causal,      begins,  ends};
+          queries.lo, keys.lo,        causal,      begins,  ends,       s.bf16_products};
 }
 
 // A part of a mask, as kernels take it.

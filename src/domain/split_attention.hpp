@@ -38,6 +38,7 @@ struct SplitMask {
 /// What a rank has of the heads.
 struct HeadsShape {
   std::int64_t batch, heads, kv_heads, head_dim;
+  bool bf16_products = false;  ///< as in kernels::AttentionShape
 };
 
 /// out and log_sum_exp of this rank's queries over all keys, of those up to its own position where `causal`. q, out: (batch, own queries, heads,

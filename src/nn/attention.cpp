@@ -189,7 +189,8 @@ Tensors Attention::do_forward(Inputs x, Frame& frame) {
   const Tensor q_plain = q_proj.forward(x, frame)[0];
   const Tensor k_plain = k_proj.forward(x, frame)[0];
   const Tensor v = v_proj.forward(x, frame)[0];
-  const kernels::AttentionShape s = share_of_heads(*this, config_, q_plain, k_plain, v);
+  kernels::AttentionShape s = share_of_heads(*this, config_, q_plain, k_plain, v);
+  s.bf16_products = bf16_products(*q_proj.weight);
   if (s.seq > rope_->positions || rope_->half * 2 != s.head_dim)
     throw Error(
         ErrorCode::bad_argument,
@@ -214,7 +215,8 @@ Tensors Attention::do_forward(Inputs x, Frame& frame) {
 Tensors Attention::do_backward(Inputs dy, Frame& frame) {
   Compute& compute = frame.compute();
   const HeadsBackward h = begin_heads_backward(*this, o_proj, dy, frame);
-  const kernels::AttentionShape s = share_of_heads(*this, config_, h.q, h.k, h.v);
+  kernels::AttentionShape s = share_of_heads(*this, config_, h.q, h.k, h.v);
+  s.bf16_products = bf16_products(*q_proj.weight);
   const RopePointers rope = on_device(compute, rope_);
   kernels::attention_backward(frame.kernels(), h.dout.data_ptr<float>(), h.q.data_ptr<float>(),
                               h.k.data_ptr<float>(), h.v.data_ptr<float>(), h.out.data_ptr<float>(),
@@ -272,11 +274,12 @@ OwnPlan CrossAttention::class_plan() const { return plan_of_heads(); }
 namespace {
 
 // This rank's heads, as share_of_heads() finds them; queries and keys of q and k.
-kernels::FullAttentionShape cross_shape(const Module& module, const CrossAttentionConfig& c, const Tensor& q,
-                                        const Tensor& k, const Tensor& v) {
+kernels::FullAttentionShape cross_shape(const CrossAttention& module, const CrossAttentionConfig& c,
+                                        const Tensor& q, const Tensor& k, const Tensor& v) {
   const kernels::AttentionShape s =
       share_of_heads(module, {c.dim, c.heads, c.kv_heads, c.head_dim, c.init, c.out_init}, q, k, v);
-  return {s.batch, q.size(1), k.size(1), s.heads, s.kv_heads, s.head_dim};
+  return {
+      s.batch, q.size(1), k.size(1), s.heads, s.kv_heads, s.head_dim, bf16_products(*module.q_proj.weight)};
 }
 
 // Throws unless the mask is one of x's samples and queries and the context's keys, whole, and cut in samples as x is.

@@ -77,6 +77,9 @@ inline Tensor as_operand(Frame& frame, const Tensor& x, const Tensor& w) {
   return w.dtype() == DType::bf16 ? rounded_to_bf16(frame, x) : x;
 }
 
+/// Whether products of activations with each other are made in bf16 where the CPU can: as those with the weight w.
+inline bool bf16_products(const Parameter& w) { return w.dtype() == DType::bf16; }
+
 /// A weight as f32: itself, or a copy where it is bf16; with the same layout.
 inline Tensor widened(Frame& frame, const Tensor& w) {
   if (w.dtype() != DType::bf16) return w;

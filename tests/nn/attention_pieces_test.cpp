@@ -18,6 +18,7 @@ struct Case {
   bool causal;
   Bias bias = Bias::none;
   bool of_each_sample = false;
+  bool bf16 = false;
 };
 
 // One piece and several, ends within a block, shared key/value heads, few heads for the threads.
@@ -70,12 +71,12 @@ Results of_whole(KernelContext& ctx, const Case& c, const Given& x) {
             garbage(static_cast<std::int64_t>(x.q.size())), garbage(static_cast<std::int64_t>(x.k.size())),
             garbage(static_cast<std::int64_t>(x.k.size()))};
   if (c.causal) {
-    const AttentionShape s{c.batch, c.keys, c.heads, c.kv_heads, c.head_dim};
+    const AttentionShape s{c.batch, c.keys, c.heads, c.kv_heads, c.head_dim, c.bf16};
     attention_forward(ctx, x.q.data(), x.k.data(), x.v.data(), r.out.data(), r.log_sum_exp.data(), s);
     attention_backward(ctx, x.dout.data(), x.q.data(), x.k.data(), x.v.data(), r.out.data(),
                        r.log_sum_exp.data(), r.dq.data(), r.dk.data(), r.dv.data(), s);
   } else {
-    const FullAttentionShape s{c.batch, c.queries, c.keys, c.heads, c.kv_heads, c.head_dim};
+    const FullAttentionShape s{c.batch, c.queries, c.keys, c.heads, c.kv_heads, c.head_dim, c.bf16};
     full_attention_forward(ctx, x.q.data(), x.k.data(), x.v.data(), x.whole(c), r.out.data(),
                            r.log_sum_exp.data(), s);
     full_attention_backward(ctx, x.dout.data(), x.q.data(), x.k.data(), x.v.data(), x.whole(c), r.out.data(),
@@ -124,8 +125,8 @@ void expect_pieces(KernelContext& ctx, const Case& c, const Given& x, const Resu
          sum = largest, delta = largest;
     const auto piece = [&](std::int64_t key) {
       const std::int64_t size = std::min(step, last - key);
-      return AttentionPiece{c.batch, count, size,     c.heads,  c.kv_heads,        c.head_dim,
-                            lo,      key,   c.causal, key == 0, key + size == last};
+      return AttentionPiece{c.batch, count, size,     c.heads,  c.kv_heads,         c.head_dim,
+                            lo,      key,   c.causal, key == 0, key + size == last, c.bf16};
     };
     for (std::int64_t key = 0; key < last; key += step) {
       const AttentionPiece p = piece(key);
@@ -162,16 +163,17 @@ void expect_pieces(KernelContext& ctx, const Case& c, const Given& x, const Resu
                                     sums(want.log_sum_exp, from, to).data(), sums(deltas, from, to).data(),
                                     dk.data(), dv.data(),
                                     {c.batch, to - from, count, c.heads, c.kv_heads, c.head_dim, from, lo,
-                                     c.causal, i == steps - 1, i == 0});
+                                     c.causal, i == steps - 1, i == 0, c.bf16});
     }
     ASSERT_TRUE(same_bits(dk, positions(want.dk, c.batch, lo, end, kv_wide)));
     ASSERT_TRUE(same_bits(dv, positions(want.dv, c.batch, lo, end, kv_wide)));
   }
 }
 
-TEST(AttentionPieces, HaveTheBitsOfTheWhole) {
+void expect_the_bits_of_the_whole(bool bf16) {
   if (gemm::avx2() == nullptr) GTEST_SKIP() << "only products of our own keep their bits";
-  for (const Case& c : kCases) {
+  for (Case c : kCases) {
+    c.bf16 = bf16;
     const Given x(c);
     KernelContext one(1), three(3);
     const Results want = of_whole(one, c, x), other = of_whole(three, c, x);
@@ -189,6 +191,9 @@ TEST(AttentionPieces, HaveTheBitsOfTheWhole) {
       }
   }
 }
+
+TEST(AttentionPieces, HaveTheBitsOfTheWhole) { expect_the_bits_of_the_whole(false); }
+TEST(AttentionPieces, SoTheyDoInBf16) { expect_the_bits_of_the_whole(true); }
 
 TEST(AttentionPieces, NothingIsSeen) {
   KernelContext ctx(1);

@@ -5,9 +5,10 @@
 //   dprobabilities = dout v^T,  dscores = probabilities * (dprobabilities - delta),
 //   dv += probabilities^T dout,  dq += dscores k,  dk += dscores^T q.
 // An element of dq is summed over keys in order; one of dk or dv over blocks of queries from the last to the first, because the last one sees all keys and can overwrite
-// them, and of each block over the query heads that use the key/value head. A task is one (batch, key/value head) with all its query heads. Where there are more threads than tasks, and of
-// pieces, dq is made with a task for each block of queries, and dk and dv with a task for each 128 keys, which makes the scores twice (7 products instead of 5): with
-// products of our own (gemm/gemm.hpp), whose bits do not depend on where matrices are cut, and no others. Memory is two times 64 x 256 scores for each thread.
+// them, and of each block over the query heads that use the key/value head. A task is one (batch, key/value head) with all its query heads; it takes 256 keys, which are laid out once
+// (products.hpp), and all queries that see them, then the next 256. Where there are more threads than tasks, and of pieces, dq is made with a task for some blocks of queries, and dk and dv with
+// a task for 128 or 256 keys, which makes the scores twice (7 products instead of 5): with products of our own, whose bits do not depend on where matrices are cut, and no
+// others. Memory of a thread is two times 64 x 256 scores and what is laid out of 256 keys and 64 queries, in f32 and in bf16.
 //
 // A bias is added to the scores from a transposed copy, one of all tasks or one of each sample; one that is the same for all queries needs no copy. The gradient of
 // one of all tasks is the sum of all
@@ -60,14 +61,15 @@ WEFT_CPU_CLONES void add_to_bias(const float* dscores, float* dbias, std::int64_
 
 // What a thread works on: a block of keys and a block of queries. Matrices of units as products.hpp has them; names say what goes along a row.
 struct Memory {
-  float *log_sum, *delta;        // (64)
-  float *keys, *values;          // (keys, units of head_dim)
-  float* key_pairs;              // (units of keys, head_dim); `keys` itself where units are floats
-  float *queries, *douts;        // (units of head_dim, 64)
+  float *log_sum, *delta;         // (64)
+  float *keys, *values;           // (keys, units of head_dim)
+  float* key_pairs;               // (units of keys, head_dim); `keys` itself where units are floats
+  float *queries, *douts;         // (units of head_dim, 64)
   float *query_rows, *dout_rows;  // (units of 64, head_dim)
-  float *scores, *dscores;       // (keys, 64 queries)
-  float *weights, *dweights;     // (keys, units of 64), for dv and dk; scores and dscores themselves where units are floats
-  float* dweight_pairs;          // (units of keys, 64), for dq; likewise
+  float *scores, *dscores;        // (keys, 64 queries)
+  float *weights,
+      *dweights;  // (keys, units of 64), for dv and dk; scores and dscores themselves where units are floats
+  float* dweight_pairs;  // (units of keys, 64), for dq; likewise
 };
 
 struct Backward {
@@ -178,8 +180,8 @@ struct Backward {
 
   void queries_gradient(int thread, const Memory& m, const Block& x, std::int64_t count,
                         bool accumulate) const {
-    products.multiply(thread, {m.dweight_pairs, 1, kQueryBlock, m.key_pairs, head_line(), dq + x.at, s.q_stride(),
-                               x.rows, s.head_dim, products.units(count), 1.0f, accumulate});
+    products.multiply(thread, {m.dweight_pairs, 1, kQueryBlock, m.key_pairs, head_line(), dq + x.at,
+                               s.q_stride(), x.rows, s.head_dim, products.units(count), 1.0f, accumulate});
   }
   void no_queries_gradient(const Block& x) const {
     for (std::int64_t r = 0; r < x.rows; ++r) std::fill_n(dq + x.at + r * s.q_stride(), s.head_dim, 0.0f);
@@ -188,10 +190,10 @@ struct Backward {
                       bool accumulate) const {
     const std::int64_t line = products.plain() ? kQueryBlock : query_units(), k_stride = s.k_stride(),
                        units = products.units(x.rows);
-    products.multiply(thread, {m.weights, line, 1, m.dout_rows, head_line(), dv + at, k_stride, count, s.head_dim,
-                               units, 1.0f, accumulate});
-    products.multiply(thread, {m.dweights, line, 1, m.query_rows, head_line(), dk + at, k_stride, count, s.head_dim,
-                               units, 1.0f, accumulate});
+    products.multiply(thread, {m.weights, line, 1, m.dout_rows, head_line(), dv + at, k_stride, count,
+                               s.head_dim, units, 1.0f, accumulate});
+    products.multiply(thread, {m.dweights, line, 1, m.query_rows, head_line(), dk + at, k_stride, count,
+                               s.head_dim, units, 1.0f, accumulate});
   }
 
   // Keys [begin, begin + most) of a (batch, key/value head) and all queries that see them, from the last block to the first. dbias: (keys, queries), to
@@ -265,12 +267,11 @@ struct Backward {
 
   // dk and dv, likewise, with a task for some keys of a (batch, key/value head).
   void run_keys(KernelContext::State& state) const {
-    constexpr std::int64_t kKeys = 128;
-    static_assert(kKeys <= kKeyBlock);
-    const std::int64_t chunks = blocks_of(s.keys, kKeys);
+    const bool few = s.batch * s.kv_heads * blocks_of(s.keys, kKeyBlock) < 4 * state.threads;
+    const std::int64_t size = few ? kKeyBlock / 2 : kKeyBlock, chunks = blocks_of(s.keys, size);
     const auto of_keys = [&](std::int64_t task, int thread) {
-      run_block(state, thread, task / (s.kv_heads * chunks), task / chunks % s.kv_heads, task % chunks * kKeys,
-                kKeys, nullptr, {false, true});
+      run_block(state, thread, task / (s.kv_heads * chunks), task / chunks % s.kv_heads, task % chunks * size,
+                size, nullptr, {false, true});
     };
     parallel_for(state, s.batch * s.kv_heads * chunks, of_keys, Tasks::unequal);
   }
@@ -351,8 +352,8 @@ void full_attention_backward(KernelContext& ctx, const float* dout, const float*
   float *const delta = scratch + of_bias, *const partials = delta + of_delta;
   attention_delta(ctx, dout, out, delta, s);
   const BlockProducts products = products_of(state, of);
-  const Backward backward{dout, q,  k,  v,  KeyBias::of(bias, of, scratch), delta, log_sum_exp,
-                          dq,   dk, dv, of, products};
+  const Backward backward{dout, q,  k,  v,       KeyBias::of(bias, of, scratch), delta, log_sum_exp, dq,
+                          dk,   dv, of, products};
   backward.reserve(state);
   if (dbias == nullptr && better_by_blocks(state, of)) return backward.run_by_blocks(state);
   parallel_for(state, groups, [&](std::int64_t group, int thread) {

@@ -1,10 +1,10 @@
-// Grouped-query attention, causal or full, forward, as matrix products over blocks of 64 queries and 256 keys. A task is one block
-// of queries of one head. It goes over the keys that the block sees, in order, so that about half of the scores of causal attention are never computed. Of
+// Grouped-query attention, causal or full, forward, as matrix products over blocks of 64 queries and 256 keys. A task is up to four blocks
+// of queries of one head. It goes over the keys that they see, in order, which are laid out once for all of them (products.hpp), so that about half of the scores of causal attention are never computed. Of
 // the keys so far each query keeps the largest score m, the sum of e^(score - m), and the sum of e^(score - m) v, which is in out. A larger score multiplies both by
 // e^(m - the new m) (M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018; T. Dao et al., "FlashAttention", 2022). At
 // the end out is divided by the sum, and only the log of each query's sum is kept.
 //
-// Memory is 64 x 256 scores for each thread, which stay in its caches. A query's bits depend on its own keys alone, not on which
+// Memory of a thread is 64 x 256 scores and what is laid out of 256 keys and 256 queries; it stays in its caches. A query's bits depend on its own keys alone, not on which
 // queries are in its block: keys that it does not see are zeros at the end of its sums.
 #include "nn/kernels/attention/sizes.hpp"
 
@@ -104,9 +104,12 @@ struct Forward {
   Block block(std::int64_t b, std::int64_t head, std::int64_t first_of_group, std::int64_t index) const {
     const std::int64_t first = first_of_group + index * kQueryBlock,
                        rows = std::min(kQueryBlock, s.queries - first);
-    return {b,    head,
-            index, first,
-            rows, s.seen(first, rows),
+    return {b,
+            head,
+            index,
+            first,
+            rows,
+            s.seen(first, rows),
             (b * s.queries + first) * s.q_stride() + head * s.head_dim,
             (b * s.heads + head) * s.queries + first};
   }
@@ -138,15 +141,14 @@ struct Forward {
                         keys, s.hidden_from(x.first) - key);
     const bool accumulate = key > 0 || !s.begins;
     if (accumulate && !as_before) scale_rows(out + x.at, m.factor, x.rows, s.head_dim, s.q_stride());
-    if (!products.plain())
-      products.down_columns(m.scores, kQueryBlock, keys, x.rows, m.weights, kQueryBlock);
+    if (!products.plain()) products.down_columns(m.scores, kQueryBlock, keys, x.rows, m.weights, kQueryBlock);
     products.multiply(thread, {m.weights, 1, kQueryBlock, m.values, blocks::padded(s.head_dim), out + x.at,
                                s.q_stride(), x.rows, s.head_dim, products.units(keys), 1.0f, accumulate});
   }
 
   void end(const Memory& m, const Block& x) const {
-    const float *const largest = m.largest + x.index * kQueryBlock,
-                *const sum = m.sum + x.index * kQueryBlock;
+    const float *const largest = m.largest + x.index * kQueryBlock, *const sum =
+                                                                        m.sum + x.index * kQueryBlock;
     if (!s.ends) {
       std::copy_n(largest, x.rows, largest_of + x.sums_at);
       std::copy_n(sum, x.rows, sum_of + x.sums_at);
@@ -185,7 +187,8 @@ void forward(KernelContext::State& state, const float* q, const float* k, const 
              float* out, float* largest_of, float* sum_of, const Sizes& s) {
   const ThreadCountGuard one_thread_per_product(1);
   const std::int64_t most_keys = std::min(kKeyBlock, s.keys);
-  const BlockProducts products(state, s.bf16, std::max(kQueryBlock, s.head_dim), std::max(s.head_dim, most_keys));
+  const BlockProducts products(state, s.bf16, std::max(kQueryBlock, s.head_dim),
+                               std::max(s.head_dim, most_keys));
   const std::int64_t group = group_size(state, s, kGroup), groups = blocks_of(s.queries, group * kQueryBlock);
   Parts count;
   memory_of(count, products, s, group);

@@ -67,12 +67,14 @@ void check_heads(const char* op, const Shape& s) {
   if (first % step != 0)
     throw Error(ErrorCode::bad_argument,
                 fmt::format("{}: first_{} is {}; expected a multiple of {}", op, what, first, step));
-  return {s.batch,  s.queries, s.keys, s.heads, s.kv_heads, s.head_dim, s.causal, s.first_query - s.first_key,
-          s.begins, s.ends, s.bf16_products};
+  return {s.batch,    s.queries,  s.keys,         s.heads,
+          s.kv_heads, s.head_dim, s.causal,       s.first_query - s.first_key,
+          s.begins,   s.ends,     s.bf16_products};
 }
 
 // How many blocks of queries a task takes, at most `most`: they share keys that are laid out once, but all threads are to have tasks.
-[[maybe_unused]] std::int64_t group_size(const KernelContext::State& state, const Sizes& s, std::int64_t most) {
+[[maybe_unused]] std::int64_t group_size(const KernelContext::State& state, const Sizes& s,
+                                         std::int64_t most) {
   const std::int64_t blocks = blocks_of(s.queries, kQueryBlock);
   std::int64_t size = std::min(most, std::max<std::int64_t>(blocks, 1));
   while (size > 1 && s.batch * s.heads * blocks_of(blocks, size) < 4 * state.threads) size /= 2;

@@ -135,9 +135,8 @@ struct Tiles {
       for (int j = 0; j < kVectors; ++j) {
         const __mmask16 mask = j == kVectors - 1 ? last : static_cast<__mmask16>(0xffff);
         float* const to = c + i * ldc + j * kLanes;
-        const __m512 result = accumulate
-                                  ? _mm512_fmadd_ps(factor, sum[i][j], _mm512_maskz_loadu_ps(mask, to))
-                                  : _mm512_mul_ps(factor, sum[i][j]);
+        const __m512 result = accumulate ? _mm512_fmadd_ps(factor, sum[i][j], _mm512_maskz_loadu_ps(mask, to))
+                                         : _mm512_mul_ps(factor, sum[i][j]);
         _mm512_mask_storeu_ps(to, mask, result);
       }
     }
