@@ -354,8 +354,8 @@ void Links::await(LinkedSteps& x, Duration left) {
                             wish.value
                       : end.link->taken.load(std::memory_order_seq_cst) >= wish.value;
       std::uint64_t mine = wish.value;
-      fulfilled =
-          fulfilled && !limit.passed() && waits.compare_exchange_strong(mine, 0, std::memory_order_seq_cst);
+      fulfilled = fulfilled && left > Duration::zero() &&
+                  waits.compare_exchange_strong(mine, 0, std::memory_order_seq_cst);
       if (fulfilled) awaiting_ = false;
     }
   }
