@@ -187,7 +187,39 @@ TEST(OwnProducts, HaveTheBitsThatAreStated) {
         own_bits<float>(*own, 20, 97, 600, 1.0f, true, false, a_stored, b_stored);
         own_bits<bf16>(*own, 6, 77, 261, 1.0f, true, false, a_stored, b_stored);
         own_bits<bf16>(*own, 194, 24, 33, 1.0f, false, true, a_stored, b_stored);
+        // Several blocks of columns of few rows, more steps than a is packed for at once, and few steps of many rows.
+        own_bits<float>(*own, 21, 401, 520, 1.0f, false, true, a_stored, b_stored);
+        own_bits<float>(*own, 5, 60, 4100, 0.3f, true, false, a_stored, b_stored);
+        own_bits<float>(*own, 18, 50, 4100, 1.0f, false, false, a_stored, b_stored);
+        own_bits<bf16>(*own, 397, 110, 16, 0.3f, false, true, a_stored, b_stored);
+        own_bits<float>(*own, 260, 53, 7, 1.0f, true, false, a_stored, b_stored);
       }
+}
+
+// A large c of few steps is written past the caches: the bits of the same in parts that are not.
+TEST(OwnProducts, AreTheSameInAndPastTheCaches) {
+  constexpr std::int64_t m = 4099, n = 1040, k = 8;  // 17 MB
+  const auto a = random_array<bf16>(m * k, 1), b = random_array<bf16>(k * n, 2);
+  const auto bias = random_array(n, 3);
+  for (const gemm::Kernel* own : all_products()) {
+    if (own == nullptr) continue;
+    Array<float> scratch(static_cast<std::size_t>(own->scratch(n, k)));
+    for (const float* added : {static_cast<const float*>(nullptr), bias.data()})
+      for (const std::int64_t offset : {16, 1}) {  // aligned, or not
+        auto large = garbage(m * n + 32), parts = garbage(m * n);
+        const auto address = reinterpret_cast<std::uintptr_t>(large.data());
+        float* const c = large.data() + (64 - address % 64) / 4 % 16 + offset % 16;
+        const gemm::Matrix of_a{a.data(), 1, m, true}, of_b{b.data(), n, 1, true};
+        own->multiply({of_a, of_b, c, n, m, n, k, 1.0f, false, added}, scratch.data());
+        for (std::int64_t row = 0; row < m; row += 1000)
+          own->multiply({of_a.at(row, 0), of_b, parts.data() + row * n, n,
+                         std::min<std::int64_t>(1000, m - row), n, k, 1.0f, false, added},
+                        scratch.data());
+        ASSERT_EQ(std::memcmp(c, parts.data(), sizeof(float) * static_cast<std::size_t>(m * n)), 0);
+        for (const float* beside : {c - 1, c + m * n})
+          if (beside >= large.data()) ASSERT_EQ(*beside, 1e30f);
+      }
+  }
 }
 
 // Shapes of which a matrix library that chooses its kernel by the shape has other bits in pieces than whole.

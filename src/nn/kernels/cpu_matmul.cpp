@@ -317,7 +317,9 @@ void multiply_bf16(KernelContext& ctx, const bf16* a, Stored a_stored, const Wei
   KernelContext::State& state = ctx.state();
   const std::int64_t lda = a_stored == Stored::transposed ? m : k,
                      ldb = b_stored == Stored::transposed ? k : n;
-  if (state.bf16 == Products::own)  // widened where they are packed
+  // A weight's gradient of few tokens: c is nearly all that moves, and our own products write it past the caches. By k alone, which no cut of m or n changes.
+  const bool few_steps = state.own != nullptr && k <= gemm::kShortK;
+  if (state.bf16 == Products::own || few_steps)  // widened where they are packed
     return own_product(state, {matrix(a, true, a_stored, lda), matrix(b.data, true, b_stored, ldb), c, n, m,
                                n, k, 1.0f, accumulate, bias});
   if (!library_has_avx512()) {  // the products of bf16 are exact in f32, and the sums are f32's either way

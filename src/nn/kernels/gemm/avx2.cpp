@@ -14,6 +14,7 @@ struct Avx2 {
   static Vector load(const float* from) { return _mm256_loadu_ps(from); }
   static Vector load_aligned(const float* from) { return _mm256_load_ps(from); }
   static void store(float* to, Vector x) { _mm256_storeu_ps(to, x); }
+  static void stream(float* to, Vector x) { _mm256_stream_ps(to, x); }
   static Vector fill(float x) { return _mm256_set1_ps(x); }
   static Vector multiply_add(Vector x, Vector y, Vector z) { return _mm256_fmadd_ps(x, y, z); }
   static Vector multiply(Vector x, Vector y) { return _mm256_mul_ps(x, y); }

@@ -15,6 +15,7 @@ struct Avx512 {
   static Vector load(const float* from) { return _mm512_loadu_ps(from); }
   static Vector load_aligned(const float* from) { return _mm512_load_ps(from); }
   static void store(float* to, Vector x) { _mm512_storeu_ps(to, x); }
+  static void stream(float* to, Vector x) { _mm512_stream_ps(to, x); }
   static Vector fill(float x) { return _mm512_set1_ps(x); }
   static Vector multiply_add(Vector x, Vector y, Vector z) { return _mm512_fmadd_ps(x, y, z); }
   static Vector multiply(Vector x, Vector y) { return _mm512_mul_ps(x, y); }

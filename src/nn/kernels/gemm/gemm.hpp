@@ -15,6 +15,9 @@
 
 namespace weft::kernels::gemm {
 
+/// Products of so few steps are bound by the memory of c.
+inline constexpr std::int64_t kShortK = 16;
+
 /// Element (row, column) is data[row * row_step + column * column_step], a float or a bf16; one of the steps is 1.
 struct Matrix {
   const void* data;

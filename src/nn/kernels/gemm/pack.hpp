@@ -1,0 +1,127 @@
+// What products take from memory: parts of matrices packed into panels, and lines that are fetched before they are packed. A part of blocked.hpp, which
+// is included once by the file of an instruction set; all is in an unnamed namespace, as there.
+#pragma once
+
+#include <immintrin.h>
+
+#include "nn/kernels/gemm/gemm.hpp"
+
+namespace weft::kernels::gemm {
+namespace {
+
+constexpr std::int64_t kBlockK = 256;
+constexpr std::int64_t kLine = 16;  // floats
+
+constexpr std::int64_t least(std::int64_t x, std::int64_t y) { return x < y ? x : y; }
+constexpr std::int64_t rounded_up(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
+// The size of the blocks of x, as equal as they can be, of at most `most`, which is a multiple of `to` as they are.
+constexpr std::int64_t equal_blocks(std::int64_t x, std::int64_t most, std::int64_t to) {
+  const std::int64_t count = (x + most - 1) / most;
+  return count == 0 ? to : rounded_up((x + count - 1) / count, to);
+}
+
+inline __m128 four(const float* from) { return _mm_loadu_ps(from); }
+inline __m128 four(const std::uint16_t* from) {  // bf16 is the upper half of a float
+  const __m128i halves = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+  return _mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu16_epi32(halves), 16));
+}
+inline float one(const float* from) { return *from; }
+inline float one(const std::uint16_t* from) {
+  return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(static_cast<int>(*from) << 16)));
+}
+
+// Panels are packed of a part of a matrix whose element (i, p), i in [0, count), p in [0, k), is at from[i * i_step + p * p_step]:
+// to[(i / kWidth * k + p) * kWidth + i % kWidth].
+
+// i_step is 1. Four steps of k at a time, so that the lines of panels, which lie some power of two apart, are written whole.
+template <std::int64_t kWidth, class In>
+void pack_rows(const In* from, std::int64_t p_step, float* to, std::int64_t count, std::int64_t k) {
+  constexpr std::int64_t kSteps = 4;
+  const std::int64_t whole = count / kWidth * kWidth;
+  for (std::int64_t first = 0; first < k; first += kSteps) {
+    const std::int64_t steps = least(kSteps, k - first);
+    float* panel = to + first * kWidth;
+    for (std::int64_t i = 0; i < whole; i += kWidth, panel += k * kWidth) {
+      for (std::int64_t p = 0; p < steps; ++p) {
+        const In* const row = from + (first + p) * p_step + i;
+        _mm_prefetch(reinterpret_cast<const char*>(row + kSteps * p_step), _MM_HINT_T0);
+        for (std::int64_t j = 0; j < kWidth; j += 4) _mm_storeu_ps(panel + p * kWidth + j, four(row + j));
+      }
+    }
+    if (whole == count) continue;
+    for (std::int64_t p = 0; p < steps; ++p) {
+      const In* const row = from + (first + p) * p_step + whole;
+      for (std::int64_t j = 0; j < kWidth; ++j)
+        panel[p * kWidth + j] = j < count - whole ? one(row + j) : 0.0f;
+    }
+  }
+}
+
+// p_step is 1: squares of four by four are transposed.
+template <std::int64_t kWidth, class In>
+void pack_columns(const In* from, std::int64_t i_step, float* to, std::int64_t count, std::int64_t k) {
+  constexpr std::int64_t kAhead = 4;  // rows, for the prefetch
+  for (std::int64_t i = 0; i < rounded_up(count, kWidth); i += 4) {
+    float* const panel = to + i / kWidth * kWidth * k + i % kWidth;
+    const In* const rows = from + i * i_step;
+    std::int64_t p = 0;
+    if (i + 4 <= count) {
+      for (; p + 4 <= k; p += 4) {
+        __m128 v[4];
+        for (std::int64_t q = 0; q < 4; ++q) {
+          v[q] = four(rows + q * i_step + p);
+          if (p % 16 == 0)
+            _mm_prefetch(reinterpret_cast<const char*>(rows + (kAhead + q) * i_step + p), _MM_HINT_T0);
+        }
+        _MM_TRANSPOSE4_PS(v[0], v[1], v[2], v[3]);
+        for (std::int64_t q = 0; q < 4; ++q) _mm_storeu_ps(panel + (p + q) * kWidth, v[q]);
+      }
+    }
+    for (; p < k; ++p)
+      for (std::int64_t q = 0; q < 4; ++q)
+        panel[p * kWidth + q] = i + q < count ? one(rows + q * i_step + p) : 0.0f;
+  }
+}
+
+template <std::int64_t kWidth, class In>
+void pack(const void* data, std::int64_t i_step, std::int64_t p_step, float* to, std::int64_t count,
+          std::int64_t k) {
+  if (i_step == 1)
+    pack_rows<kWidth>(static_cast<const In*>(data), p_step, to, count, k);
+  else
+    pack_columns<kWidth>(static_cast<const In*>(data), i_step, to, count, k);
+}
+
+// The lines of a part of a matrix, which is packed next: they are fetched into the second cache while the part before it is multiplied.
+class Ahead {
+ public:
+  Ahead() = default;
+  /// Of x: rows [0, rows), columns [0, columns).
+  Ahead(const Matrix& x, std::int64_t rows, std::int64_t columns) {
+    const std::int64_t size = x.is_bf16 ? 2 : 4;
+    const bool by_rows = x.column_step == 1;
+    row_ = static_cast<const char*>(x.data);
+    row_bytes_ = (by_rows ? columns : rows) * size;
+    step_ = (by_rows ? x.row_step : x.column_step) * size;
+    rows_ = by_rows ? rows : columns;
+  }
+  std::int64_t lines() const { return rows_ * ((row_bytes_ + kLineBytes - 1) / kLineBytes); }
+  void fetch(std::int64_t lines) {
+    for (; lines > 0 && rows_ > 0; --lines) {
+      _mm_prefetch(row_ + at_, _MM_HINT_T1);
+      at_ += kLineBytes;
+      if (at_ < row_bytes_) continue;
+      at_ = 0;
+      row_ += step_;
+      --rows_;
+    }
+  }
+
+ private:
+  static constexpr std::int64_t kLineBytes = 64;
+  const char* row_ = nullptr;
+  std::int64_t row_bytes_ = 0, step_ = 0, rows_ = 0, at_ = 0;
+};
+
+}  // namespace
+}  // namespace weft::kernels::gemm
