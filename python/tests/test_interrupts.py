@@ -12,6 +12,7 @@ import weft
 PRELUDE = """
 import os, signal, sys, threading, time
 import weft
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also in a job that a shell started in the background
 place = sys.argv[1]
 def interrupted(call):
     began = []

@@ -74,7 +74,7 @@ class Context(Handle):
         return self._make(lib.group_create, (store, errors.integer(rank, "rank"), errors.integer(size, "size")), backend, name, deadline, progress, process_rank)
 
     def group_at(self, host, port, rank, size, *, secret=None, backend=None, name=None, deadline=None, progress="caller", process_rank=None):
-        """The same by TCP: rank 0 serves at host:port, and the others join there. Off loopback all need the same secret."""
+        """A group of processes that meet by TCP: rank 0 serves at host:port, and the others join there. Off loopback all need the same secret."""
         return self._make(lib.group_create_tcp, (text(host, "host"), errors.integer(port, "port"), text(secret, "secret"),
                                                          errors.integer(rank, "rank"), errors.integer(size, "size")), backend, name, deadline, progress,
                           process_rank)

@@ -32,6 +32,13 @@ class Message:
 class Group(Operations, Handle):
     """One rank's membership in a group of ranks. Made by Context.group and its like, and by a group's own `subgroup`, `split`, `duplicate`, `shrink`.
 
+    Each method of an operation begins a call and gives a Work. Of their arguments:
+
+    x, out: arrays of NumPy, PyTorch or JAX, anything with __dlpack__ or the buffer protocol, or numbers; of one call all of one dtype, elements in a row.
+    `out` None: a new array of the kind of `x`; `out=x`: in place. Of an `out` that is given, dtype and number of elements count, not the shape.
+    op: "sum", "avg", "min", "max", "prod", "premul_sum" (the sum of x times `scale`), "bit_and", "bit_or", "bit_xor", "logical_and", "logical_or",
+    "logical_xor", or a Reduction. order: "canonical" for one tree over the ranks, the same on every transport. deadline: seconds; None: the group's.
+
     Closing it (or dropping it) leaves the group: peers that still wait for this rank get PeerLostError. Any thread; the order of collectives is then the
     program's to agree on.
     """
@@ -109,7 +116,7 @@ class Group(Operations, Handle):
         return Message(raw) if found else None
 
     def wait_message(self, source=ANY_SOURCE, tag=0, *, deadline=None):
-        """The same, but waits until there is one, at most `deadline` seconds: then TimeoutError, and the group fails."""
+        """The Message that a recv of this source and tag would take. Waits until there is one, at most `deadline` seconds: then TimeoutError, and the group fails."""
         raw = _api.weft_message()
         blocking(lib.wait_message, self._open(), errors.integer(source, "source"), options_of("sum", "native", None, deadline, tag), _byref(raw))
         return Message(raw)
@@ -119,7 +126,7 @@ class Group(Operations, Handle):
         return self._located(lib.min_loc, values, indices, deadline)
 
     def max_loc(self, values, indices, *, deadline=None):
-        """The same of the largest values."""
+        """(largest, where): for each i the largest of values[i] of all ranks, and the index (int64) that came with it. Blocks."""
         return self._located(lib.max_loc, values, indices, deadline)
 
     def _located(self, function, values, indices, deadline):
@@ -211,7 +218,7 @@ class Group(Operations, Handle):
         return all_gather_object(self, value)
 
     def gather_object(self, value, root=0):
-        """The same at rank `root`; elsewhere None. Blocks."""
+        """A list of the objects of all ranks at rank `root`; elsewhere None. Blocks."""
         from .objects import gather_object
         return gather_object(self, value, root)
 

@@ -73,10 +73,10 @@ class Operations:
 
     Arrays are NumPy's, PyTorch's, JAX's, anything that speaks DLPack or the buffer protocol, or numbers; of one call all are of one dtype. Elements lie
     in a row. Memory is used where it lies: it must live (the Work sees to that) and not be touched until the call is done. `out` None: a new array of the
-    kind of `x`; `out=x` is in place. Results are `Work.wait()`'s.
+    kind of `x`; `out=x` is in place. Of an `out` that is given, dtype and number of elements count, not the shape. Results are `Work.wait()`'s.
 
     op: "sum", "avg", "min", "max", "prod", "premul_sum" (the sum of x times `scale`), "bit_and", "bit_or", "bit_xor", "logical_and", "logical_or", "logical_xor" or a
-    Reduction; order: "canonical" for one tree over the ranks, the same on every transport; deadline: seconds, None: the group's.
+    Reduction ("avg" of integers is rounded towards zero); order: "canonical" for one tree over the ranks, the same on every transport; deadline: seconds, None: the group's.
     """
 
     def all_reduce(self, x, out=None, op="sum", *, order="native", scale=None, deadline=None):
@@ -84,7 +84,7 @@ class Operations:
         return self._call(_api.OP_ALL_REDUCE, x, out, arrays.shape_of, options_of(op, order, scale, deadline, 0))
 
     def reduce(self, x, root=0, out=None, op="sum", *, order="native", scale=None, deadline=None):
-        """The same at rank `root` alone; elsewhere the result is None."""
+        """At rank `root`, out[i] = the combination over ranks of x[i]; elsewhere the result is None."""
         return self._call(_api.OP_REDUCE, x, out, arrays.shape_of if self._is(root) else None, options_of(op, order, scale, deadline, 0), root)
 
     def broadcast(self, x, root=0, out=None, *, deadline=None):
@@ -105,7 +105,7 @@ class Operations:
         return self._call(_api.OP_REDUCE_SCATTER, x, out, self._cut, options_of(op, order, scale, deadline, 0))
 
     def reduce_scatter_v(self, x, counts, out=None, op="sum", *, offsets=None, order="native", scale=None, deadline=None):
-        """The same with blocks of any size. All ranks give the same counts; offsets are their own."""
+        """out = block `rank`, of counts[rank] elements, of the combination of all x. All ranks give the same counts; offsets, of blocks in x, are their own."""
         counts, offsets = _listed(counts, "counts", self.size), _listed(offsets, "offsets", self.size)
         return self._call(_api.OP_REDUCE_SCATTER_V, x, out, lambda _: (counts[self.rank],), options_of(op, order, scale, deadline, 0),
                           in_blocks=(counts, offsets))
@@ -127,7 +127,7 @@ class Operations:
         return self._call(_api.OP_ALL_TO_ALL, x, out, arrays.shape_of, options_of("sum", "native", None, deadline, 0))
 
     def all_to_all_v(self, x, in_counts, out_counts, out=None, *, in_offsets=None, out_offsets=None, deadline=None):
-        """The same with blocks of any size: in_counts[r] here is out_counts[rank] on rank r. `out` None: one dimension."""
+        """Block r of out = block `rank` of x of rank r, of any size: in_counts[r] here is out_counts[rank] on rank r. `out` None: one dimension."""
         in_counts, in_offsets = _listed(in_counts, "in_counts", self.size), _listed(in_offsets, "in_offsets", self.size)
         out_counts, out_offsets = _listed(out_counts, "out_counts", self.size), _listed(out_offsets, "out_offsets", self.size)
         return self._call(_api.OP_ALL_TO_ALL_V, x, out, total(out_counts, out_offsets), options_of("sum", "native", None, deadline, 0),
@@ -138,7 +138,7 @@ class Operations:
         return self._call(_api.OP_SCAN, x, out, arrays.shape_of, options_of(op, order, scale, deadline, 0))
 
     def exscan(self, x, out=None, op="sum", *, order="native", scale=None, deadline=None):
-        """The same over ranks 0 to rank - 1. On rank 0: the identity of the op; "avg" and a Reduction have none, there `out` stays as it is."""
+        """out[i] = the combination over ranks 0 to rank - 1 of x[i]. On rank 0: the identity of the op; "avg" and a Reduction have none, there `out` stays as it is."""
         return self._call(_api.OP_EXSCAN, x, out, arrays.shape_of, options_of(op, order, scale, deadline, 0))
 
     def barrier(self, *, deadline=None):

@@ -65,6 +65,7 @@ class Store(Handle):
         return self._text(lib.store_compare_set, key, expected, len(expected), desired, len(desired), errors.nanoseconds(limit, "limit"))
 
     def remove(self, key, limit=None):
+        """Takes the key out; nothing where there is none."""
         blocking(lib.store_remove, self, text(key, "key"), errors.nanoseconds(limit, "limit"))
 
 

@@ -158,6 +158,7 @@ class Reducer(Handle):
         self._run(lib.reducer_ready, errors.integer(i, "i"))
 
     def is_ready(self, i):
+        """Whether entry `i` was said to be ready in this round."""
         ready = ctypes.c_bool()
         errors.call(lib.reducer_is_ready, self._handle, i, _byref(ready))
         return ready.value

@@ -60,11 +60,11 @@ class Layout(Handle):
         return made
 
     def with_placement(self, axes, placement):
-        """The same with another placement on `axes`, a sub-mesh of its mesh."""
+        """This layout with another placement on `axes`, a sub-mesh of its mesh."""
         return self._other(lib.layout_with, axes._handle, _byref(placement))
 
     def with_shape(self, shape):
-        """The same of a whole with other extents."""
+        """This layout of a whole with other extents."""
         return self._other(lib.layout_with_extents, _extents(shape), len(shape))
 
     def shard_inside(self, axes, dim):

@@ -123,6 +123,7 @@ class Mesh(Handle):
         return tuple(array[:count])
 
     def rank_at(self, *coordinates):
+        """The rank of this mesh at these coordinates, one for each axis in order."""
         return self._number(lib.mesh_rank_at, (ctypes.c_int32 * max(1, len(coordinates)))(*(errors.integer(c, "coordinate") for c in coordinates)), len(coordinates))
 
     @property

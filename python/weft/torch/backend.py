@@ -77,6 +77,11 @@ class WeftBackend(Calls):
         if self._handle is not None:
             self._group.abort(f"rank {self._rank} called abort()")
 
+    def interrupted(self):
+        """A signal has ended this rank's wait in one of the group's calls."""
+        if self._handle is not None:
+            self._group.abort("it was interrupted")
+
     def split(self, store, ranks, opts):
         if self._rank not in ranks:
             return None

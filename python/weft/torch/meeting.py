@@ -4,6 +4,7 @@ Groups that are made when the default group runs over weft meet in its store."""
 import json
 import os
 import socket
+import time
 
 from .. import errors
 from ..context import Context
@@ -39,19 +40,47 @@ class Place:
             self.server.close()
 
 
+LOOK = 0.02  # seconds between two looks at a store of torch's, whose own waits hear of no signal
+
+
+def _await(torch_store, meeting, key, limit):
+    """What another rank puts there. A rank that is interrupted meanwhile tells the others, and so do those that it has told."""
+    until, pause = time.monotonic() + (limit or float("inf")), 0.001
+    while not torch_store.check([f"{meeting}/{key}"]):
+        if torch_store.check([f"{meeting}/interrupted"]):
+            rank = int(torch_store.get(f"{meeting}/interrupted"))
+            raise errors.AbortedError(f"rank {rank} was interrupted while the group was made", ranks=(rank,))
+        if time.monotonic() >= until:
+            absent = [int(key[5:])] if key.startswith("host/") else []
+            raise errors.TimeoutError(f"the making of a group: not finished within {limit:g} s: " + (
+                f"rank {absent[0]} did not come" if absent else "rank 0, or one that it waits for, did not come"), ranks=absent)
+        time.sleep(pause)
+        pause = min(2 * pause, LOOK)
+    return torch_store.get(f"{meeting}/{key}")
+
+
 def meet(torch_store, rank, size, limit):
     """The Place of `size` processes that share a store of torch's, of which this one is `rank`. Blocks until all are there."""
     if size == 1:
         return Place(Store.local(), None, "shm", 1)
     # A store may outlive a group, and with it the keys of earlier meetings: each rank counts those of this size that it has been to.
     meeting = f"weft/{size}/{torch_store.add(f'weft/{size}/meetings/{rank}', 1)}"
+    try:
+        return _meet(torch_store, meeting, rank, size, limit)
+    except BaseException as why:
+        if not isinstance(why, Exception):  # KeyboardInterrupt
+            torch_store.set(f"{meeting}/interrupted", str(rank))
+        raise
+
+
+def _meet(torch_store, meeting, rank, size, limit):
     torch_store.set(f"{meeting}/host/{rank}", _host())
     if rank != 0:
-        told = json.loads(torch_store.get(f"{meeting}/place"))
+        told = json.loads(_await(torch_store, meeting, "place", limit))
         if "error" in told:
             raise errors.SystemError(f"rank 0 could not serve a store: {told['error']}", ranks=(0,))
         return Place(Store.tcp(told["host"], told["port"], told["secret"], limit), None, told["transport"], told["local_ranks"])
-    hosts = [torch_store.get(f"{meeting}/host/{r}").decode() for r in range(size)]
+    hosts = [_await(torch_store, meeting, f"host/{r}", limit).decode() for r in range(size)]
     try:
         loopback = len({host.split()[0] for host in hosts}) == 1
         host = "127.0.0.1" if loopback else socket.gethostbyname(os.environ.get("MASTER_ADDR") or socket.gethostname())

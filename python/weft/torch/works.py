@@ -8,6 +8,7 @@ import torch.distributed as dist
 from .. import _calls, errors
 from .._library import lib, per_thread
 from ..work import SLICE_NS, _Driver
+from . import interrupts
 
 _wait_for, _done, _destroy = lib.work_wait_for, lib.work_done, lib.work_destroy
 _fast_wait = _calls.wait
@@ -70,7 +71,7 @@ def _how_it_ended(future, error):
 class WeftWork(dist._Work):
     """A call in flight. Its backend keeps it, with its tensors, until the call has ended."""
 
-    _error = _future = _ended = _after = _awaited = None
+    _error = _future = _promise = _ended = _after = _awaited = None
     _is_recv, _source = False, -1
 
     def __init__(self, backend, handle, keep, result):
@@ -79,29 +80,34 @@ class WeftWork(dist._Work):
 
     def wait(self, timeout=None):
         """Blocks until the call is done; raises its error. A timeout of zero is none."""
-        if self._ended is not None:  # the driving thread has it
-            if not self._ended.wait(timeout.total_seconds() if timeout else None):
-                raise self._late(timeout)
-        elif self._handle is not None and _fast_wait is not None and timeout is None:
-            self._end(0 if _fast_wait(self._handle, False) else 1)
-        elif self._handle is not None:
-            done = _c_bool()
-            if timeout is None and not _wait_for(self._handle, SLICE_NS, _byref(done), per_thread.ref) and done:
-                self._end(0)
-                if self._error is None:
-                    return True
-                raise self._error
-            left = int(timeout.total_seconds() * 1e9) if timeout else None
-            while True:
-                limit = SLICE_NS if left is None else min(SLICE_NS, max(left, 1))
-                status = _wait_for(self._handle, limit, _byref(done), per_thread.ref)
-                if status or done:
-                    self._end(status)
-                    break
-                if left is not None:
-                    left -= limit
-                    if left <= 0:
-                        raise self._late(timeout)
+        try:
+            if self._ended is not None:  # the driving thread has it
+                if not self._ended.wait(timeout.total_seconds() if timeout else None):
+                    raise self._late(timeout)
+            elif self._handle is not None and _fast_wait is not None and timeout is None:
+                self._end(0 if _fast_wait(self._handle, False) else 1)
+            elif self._handle is not None:
+                done = _c_bool()
+                if timeout is None and not _wait_for(self._handle, SLICE_NS, _byref(done), per_thread.ref) and done:
+                    self._end(0)
+                    if self._error is None:
+                        return True
+                    raise self._error
+                left = int(timeout.total_seconds() * 1e9) if timeout else None
+                while True:
+                    limit = SLICE_NS if left is None else min(SLICE_NS, max(left, 1))
+                    status = _wait_for(self._handle, limit, _byref(done), per_thread.ref)
+                    if status or done:
+                        self._end(status)
+                        break
+                    if left is not None:
+                        left -= limit
+                        if left <= 0:
+                            raise self._late(timeout)
+        except BaseException as why:
+            if not isinstance(why, Exception):  # KeyboardInterrupt: the others hear of it now
+                self._backend.interrupted()
+            raise
         if self._error is not None:
             raise self._error
         return True
@@ -158,29 +164,31 @@ class WeftWork(dist._Work):
     def get_future(self):
         """A future of the list of tensors that the call writes."""
         if self._future is None:
-            self._future = future = torch.futures.Future()
+            self._promise = promise = torch.futures.Future()
+            # A Future's own set_exception() is seen by Python alone: to C++ the exception is a value, in which DDP looks for tensors. What then() throws is
+            # an error to both.
+            self._future = promise.then(self._outcome)
             if self._handle is not None and not self._backend._threaded:
                 done = _c_bool()
                 status = _wait_for(self._handle, EAGER_NS, _byref(done), per_thread.ref)
                 if status or done:
                     self._end(status)
             if self._handle is None:
-                self._tell()
+                promise.set_result(None)
             else:
                 self._ended = threading.Event()
+                interrupts.watch(self)
                 _drive(self)
-            return future
         return self._future
+
+    def _outcome(self, _):
+        if self._error is not None:
+            raise self._error
+        return self._result
 
     def get_future_result(self):
         """A future of how the call ended: 0 well, 1 its time-out passed, 2 otherwise (torch's WorkResult)."""
         return _how_it_ended(self.get_future(), lambda: self._error)
-
-    def _tell(self):
-        if self._error is not None:
-            self._future.set_exception(self._error)
-        else:
-            self._future.set_result(self._result)
 
     def _open(self):
         return self._handle
@@ -189,8 +197,9 @@ class WeftWork(dist._Work):
         self._error = self._error or error
 
     def _told(self):
+        interrupts.forget(self)
         self._ended.set()
-        self._tell()
+        self._promise.set_result(None)
 
 
 _driver = {}
