@@ -9,23 +9,6 @@
 namespace weft::windows {
 namespace {
 
-template <std::size_t kBytes>
-void copy_elements(const std::byte* in, std::byte* out, std::int64_t count, std::int64_t in_step,
-                   std::int64_t out_step) {
-  for (std::int64_t i = 0; i < count; ++i) std::memcpy(out + i * out_step, in + i * in_step, kBytes);
-}
-
-void copy_elements(std::int64_t bytes, const std::byte* in, std::byte* out, std::int64_t count,
-                   std::int64_t in_step, std::int64_t out_step) {
-  switch (bytes) {
-    case 1: return copy_elements<1>(in, out, count, in_step, out_step);
-    case 2: return copy_elements<2>(in, out, count, in_step, out_step);
-    case 4: return copy_elements<4>(in, out, count, in_step, out_step);
-    case 8: return copy_elements<8>(in, out, count, in_step, out_step);
-    default: return copy_elements<16>(in, out, count, in_step, out_step);
-  }
-}
-
 template <class T>
 using SumOf = std::conditional_t<std::is_same_v<T, bf16> || std::is_same_v<T, f16>, float, T>;
 
@@ -116,10 +99,18 @@ void Loops::add(std::int64_t count, std::int64_t in_step, std::int64_t out_step)
     Dim& outer = dims_[static_cast<std::size_t>(rank_ - 1)];
     if (outer.in == count * in_step && outer.out == count * out_step) {
       outer = {outer.count * count, in_step, out_step};
-      return;
+      return find_runs();
     }
   }
   dims_[static_cast<std::size_t>(rank_++)] = {count, in_step, out_step};
+  find_runs();
+}
+
+void Loops::find_runs() noexcept {
+  const bool pieces = rank_ > 0 && dim(rank_ - 1).in == element_ && dim(rank_ - 1).out == element_;
+  outer_ = pieces ? rank_ - 1 : rank_;
+  run_ = pieces ? dim(rank_ - 1).count * element_ : element_;
+  copy_runs_ = copy_runs_of(run_);
 }
 
 std::int64_t Loops::one_piece() const noexcept {
@@ -156,27 +147,35 @@ void Loops::each_row(const Row& row) const {
   }
 }
 
+// Dimensions d and those inside it, where dimension d has `count` indices.
+void Loops::copy_from_dim(int d, std::int64_t count, const std::byte* in, std::byte* out) const {
+  if (d >= outer_) return copy_runs_of(count * element_)(in, out, 1, 0, 0, count * element_);
+  const Dim& row = dim(outer_ - 1);
+  if (d == outer_ - 1) return copy_runs_(in, out, count, row.in, row.out, run_);
+  std::array<std::int64_t, Dims::kMaxDims + 1> index{};
+  for (;;) {
+    copy_runs_(in, out, row.count, row.in, row.out, run_);
+    int e = outer_ - 2;
+    for (; e >= d; --e) {
+      const std::int64_t all = e == d ? count : dim(e).count;
+      std::int64_t& at = index[static_cast<std::size_t>(e)];
+      in += dim(e).in, out += dim(e).out;
+      if (++at < all) break;
+      in -= dim(e).in * all, out -= dim(e).out * all;
+      at = 0;
+    }
+    if (e < d) return;
+  }
+}
+
 void Loops::copy(DeviceRuntime& runtime, Stream stream, const std::byte* in, std::byte* out) const {
-  const bool host = stream.device == Device{};
-  if (host && rank_ <= 1 && !empty_) {
-    const Dim& row = dims_[0];
-    if (rank_ == 0)
-      copy_elements(element_, in, out, 1, 0, 0);
-    else if (row.in == element_ && row.out == element_)
-      std::memcpy(out, in, static_cast<std::size_t>(row.count * element_));
-    else
-      copy_elements(element_, in, out, row.count, row.in, row.out);
-    return;
+  if (empty_) return;
+  if (stream.device == Device{}) {
+    if (outer_ == 0) return copy_runs_(in, out, 1, 0, 0, run_);
+    return copy_from_dim(0, dim(0).count, in, out);
   }
   each_row([&](std::int64_t from, std::int64_t to, const Dim& row) {
     const bool piece = row.in == element_ && row.out == element_;
-    if (host) {
-      if (piece)
-        std::memcpy(out + to, in + from, static_cast<std::size_t>(row.count * element_));
-      else
-        copy_elements(element_, in + from, out + to, row.count, row.in, row.out);
-      return;
-    }
     const auto size = static_cast<std::size_t>(element_);
     if (piece) {
       runtime.copy(in + from, stream.device, out + to, stream.device,
@@ -193,28 +192,34 @@ void Loops::copy(DeviceRuntime& runtime, Stream stream, const std::byte* in, std
   });
 }
 
-void Loops::copy_some(std::int64_t first, std::int64_t count, const std::byte* in, std::byte* out) const {
-  if (empty_ || count <= 0) return;
-  const Dim last = rank_ == 0 ? Dim{1, element_, element_} : dims_[static_cast<std::size_t>(rank_ - 1)];
-  const bool piece = last.in == element_ && last.out == element_;
-  while (count > 0) {
-    const std::int64_t begin = first % last.count, some = std::min(count, last.count - begin);
-    std::int64_t from = begin * last.in, to = begin * last.out, row = first / last.count;
-    for (int d = rank_ - 2; d >= 0; --d) {
-      const Dim& dim = dims_[static_cast<std::size_t>(d)];
-      from += row % dim.count * dim.in, to += row % dim.count * dim.out;
-      row /= dim.count;
-    }
-    if (piece)
-      std::memcpy(out + to, in + from, static_cast<std::size_t>(some * element_));
-    else
-      copy_elements(element_, in + from, out + to, some, last.in, last.out);
-    first += some, count -= some;
+// Elements `first` … `first + count` of those that dimension d and those inside it have: the end of one of its indices, whole ones, and the
+// beginning of another.
+void Loops::copy_part(int d, std::int64_t first, std::int64_t count, const std::byte* in,
+                      std::byte* out) const {
+  if (d == rank_) return copy_from_dim(d, count, in, out);
+  std::int64_t inside = 1;
+  for (int e = d + 1; e < rank_; ++e) inside *= dim(e).count;
+  const Dim& here = dim(d);
+  std::int64_t index = first / inside;
+  if (const std::int64_t begin = first % inside; begin > 0) {
+    const std::int64_t some = std::min(inside - begin, count);
+    copy_part(d + 1, begin, some, in + index * here.in, out + index * here.out);
+    count -= some, ++index;
   }
+  const std::int64_t whole = count / inside;
+  if (whole > 0) copy_from_dim(d, whole, in + index * here.in, out + index * here.out);
+  index += whole;
+  if (count %= inside; count > 0)
+    copy_part(d + 1, 0, count, in + index * here.in, out + index * here.out);
+}
+
+void Loops::copy_some(std::int64_t first, std::int64_t count, const std::byte* in, std::byte* out) const {
+  if (!empty_ && count > 0) copy_part(0, first, count, in, out);
 }
 
 void Loops::fill(DeviceRuntime& runtime, Stream stream, const std::byte* element, std::byte* out) const {
   const bool host = stream.device == Device{};
+  const CopyRuns copy_elements = copy_runs_of(element_);
   const auto size = static_cast<std::size_t>(element_);
   bool zero = true;
   for (std::size_t i = 0; i < size; ++i) zero &= element[i] == std::byte{0};
@@ -223,7 +228,7 @@ void Loops::fill(DeviceRuntime& runtime, Stream stream, const std::byte* element
       if (zero && row.out == element_)
         std::memset(out + to, 0, static_cast<std::size_t>(row.count * element_));
       else
-        copy_elements(element_, element, out + to, row.count, 0, row.out);
+        copy_elements(element, out + to, row.count, 0, row.out, element_);
     } else if (zero) {
       if (row.out == element_)
         runtime.fill(out + to, 0, {static_cast<std::size_t>(row.count) * size}, stream);

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "mesh/window/runs.hpp"
 #include "weft/base/dtype.hpp"
 #include "weft/base/shape.hpp"
 #include "weft/host/device_runtime.hpp"
@@ -15,7 +16,9 @@ namespace weft::windows {
 /// Steps may be negative, or 0. Dimensions of one element are left out, neighbours that lie in one piece on both sides are one.
 class Loops {
  public:
-  explicit Loops(std::size_t element_bytes) noexcept : element_(static_cast<std::int64_t>(element_bytes)) {}
+  explicit Loops(std::size_t element_bytes) noexcept : element_(static_cast<std::int64_t>(element_bytes)) {
+    find_runs();
+  }
   /// Adds a dimension inside those before it.
   void add(std::int64_t count, std::int64_t in_step, std::int64_t out_step) noexcept;
 
@@ -42,9 +45,17 @@ class Loops {
   };
   template <class Row>
   void each_row(const Row& row) const;
+  void find_runs() noexcept;
+  const Dim& dim(int d) const noexcept { return dims_[static_cast<std::size_t>(d)]; }
+  void copy_from_dim(int d, std::int64_t count, const std::byte* in, std::byte* out) const;
+  void copy_part(int d, std::int64_t first, std::int64_t count, const std::byte* in, std::byte* out) const;
   std::int64_t element_;
   bool empty_ = false;
   int rank_ = 0;
+  // Copies in the host's memory: the first `outer_` dimensions count runs of `run_` bytes, which are one piece on both sides.
+  int outer_ = 0;
+  std::int64_t run_ = 0;
+  CopyRuns copy_runs_ = nullptr;
   std::array<Dim, Dims::kMaxDims + 1> dims_{};
 };
 

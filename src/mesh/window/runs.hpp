@@ -1,0 +1,18 @@
+// Copies of many short runs of bytes that are equally far apart, as the rows of a face of a field are: a loop for each length, so that none calls
+// memcpy for a few bytes. No state; any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace weft::windows {
+
+/// Copies `count` runs of `run` bytes. Run i is at in + i * in_step and goes to out + i * out_step. Steps may be negative, or 0. What is
+/// read and what is written do not overlap.
+using CopyRuns = void (*)(const std::byte* in, std::byte* out, std::int64_t count, std::int64_t in_step,
+                          std::int64_t out_step, std::int64_t run);
+
+/// The quickest for runs of that many bytes; 1 or more.
+CopyRuns copy_runs_of(std::int64_t run) noexcept;
+
+}  // namespace weft::windows
