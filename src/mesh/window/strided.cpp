@@ -209,8 +209,7 @@ void Loops::copy_part(int d, std::int64_t first, std::int64_t count, const std::
   const std::int64_t whole = count / inside;
   if (whole > 0) copy_from_dim(d, whole, in + index * here.in, out + index * here.out);
   index += whole;
-  if (count %= inside; count > 0)
-    copy_part(d + 1, 0, count, in + index * here.in, out + index * here.out);
+  if (count %= inside; count > 0) copy_part(d + 1, 0, count, in + index * here.in, out + index * here.out);
 }
 
 void Loops::copy_some(std::int64_t first, std::int64_t count, const std::byte* in, std::byte* out) const {
