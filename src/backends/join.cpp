@@ -18,6 +18,7 @@
 #include "store/table.hpp"
 #include "weft/backends/first_cause.hpp"
 #include "weft/base/env.hpp"
+#include "weft/base/interrupt.hpp"
 #include "weft/base/name_ranks.hpp"
 
 namespace weft {
@@ -173,6 +174,19 @@ Error as_told(const GroupInit& b, Failure why) {
 
 }  // namespace
 
+namespace {
+
+// What an Interrupt makes of any Error: the others are told who does not come.
+Error interruption(const GroupInit& b) {
+  return Error(
+      Failure{.code = ErrorCode::aborted,
+              .text = fmt::format("group \"{}\": rank {} was interrupted while it was made [rank {}]", b.name,
+                                  b.rank, b.rank),
+              .ranks = {b.rank}});
+}
+
+}  // namespace
+
 std::vector<int> unset(Store& store, const std::vector<std::string>& keys) {
   const Deadline answer = Deadline::after(kAnswer);
   std::vector<int> absent;
@@ -197,7 +211,8 @@ Failure reason_of(const GroupInit& b, const Error& own) {
   return why;
 }
 
-Error give_up(const GroupInit& b, const Error& own) {
+Error give_up(const GroupInit& b, const Error& error) {
+  const Error own = interrupted() ? interruption(b) : error;
   if (b.size == 1 || WEFT_MUTANT("last_cause")) return own;
   const Failure mine = reason_of(b, own);
   Failure first = FirstCause(b.store, b.token).raise(mine);

@@ -14,7 +14,6 @@
 #include "base/suspension.hpp"
 #include "host/progress_engine.hpp"
 #include "weft/backends/join.hpp"
-#include "weft/base/interrupt.hpp"
 
 namespace weft {
 namespace {
@@ -27,15 +26,6 @@ std::string words_of_library() {
   if (!one && errno == EMFILE && words.find("ulimit -n") == std::string::npos)
     words += ": " + system_words(EMFILE);
   return words;
-}
-
-// What an Interrupt makes of any Error: the others are told who does not come.
-Error interruption(const GroupInit& b) {
-  return Error(
-      Failure{.code = ErrorCode::aborted,
-              .text = fmt::format("group \"{}\": rank {} was interrupted while it was made [rank {}]", b.name,
-                                  b.rank, b.rank),
-              .ranks = {b.rank}});
 }
 
 // What a transport's library throws becomes an Error here: no memory, no threads, or its own words.
@@ -68,7 +58,8 @@ std::unique_ptr<Backend> make_backend(const BackendFactory& factory, const Group
   std::unique_ptr<Backend> made;
   try {
     // Raised before: also where nothing would have to be waited for, as the other ranks are there.
-    if (Deadline::after(std::chrono::hours(1)).passed()) throw interruption(init);
+    if (Deadline::after(std::chrono::hours(1)).passed())
+      throw Error(ErrorCode::timeout, fmt::format("group \"{}\": interrupted", init.name));
     made = call_factory(factory, init);
     if (made == nullptr)
       throw Error(
@@ -76,7 +67,7 @@ std::unique_ptr<Backend> make_backend(const BackendFactory& factory, const Group
           fmt::format("group \"{}\": the transport's factory (a plug-in's `make`) returned null [rank {}]",
                       init.name, init.rank));
   } catch (const Error& e) {
-    throw give_up(init, interrupted() ? interruption(init) : e);
+    throw give_up(init, e);
   }
   return needs_composition(made->traits()) ? compose(init.context, std::move(made), init.rank, init.size)
                                            : std::move(made);

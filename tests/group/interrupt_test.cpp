@@ -102,6 +102,46 @@ TEST_P(InterruptedGroup, TellsARankThatWaitsAlready) {
   EXPECT_STREQ(theirs.what(), "group \"pair\": rank 0 was interrupted while it was made [rank 1]");
 }
 
+// Rank 1 has read the texts of both and waits for rank 0 in the transport, where rank 0 comes late.
+class LateStore final : public Store {
+ public:
+  explicit LateStore(std::shared_ptr<Store> store) : store_(std::move(store)) {}
+  void set(std::string_view key, std::string_view value, Deadline d) override { store_->set(key, value, d); }
+  std::string get(std::string_view key, Deadline d) override {
+    std::string value = store_->get(key, d);
+    std::this_thread::sleep_for(500ms);
+    return value;
+  }
+  std::optional<std::string> try_get(std::string_view key, Deadline d) override {
+    return store_->try_get(key, d);
+  }
+  std::int64_t add(std::string_view key, std::int64_t delta, Deadline d) override {
+    return store_->add(key, delta, d);
+  }
+  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
+                          Deadline d) override {
+    return store_->compare_set(key, expected, desired, d);
+  }
+  void remove(std::string_view key, Deadline d) override { store_->remove(key, d); }
+
+ private:
+  const std::shared_ptr<Store> store_;
+};
+
+TEST_P(InterruptedGroup, ItIsNamedAlsoWhereItWaitsInTheTransport) {
+  stores_[0] = std::make_shared<LateStore>(make());
+  Error theirs(ErrorCode::system, "none");
+  std::thread other([&] { theirs = error_of([&] { return create(0); }); });
+  std::this_thread::sleep_for(200ms);  // rank 0 waits for the texts
+  const Error mine = interrupt([&] { return create(1); });
+  other.join();
+  EXPECT_EQ(mine.code(), ErrorCode::aborted);
+  EXPECT_STREQ(mine.what(), "group \"pair\": rank 1 was interrupted while it was made [rank 1]");
+  EXPECT_EQ(theirs.code(), ErrorCode::aborted) << theirs.what();
+  EXPECT_STREQ(theirs.what(), "group \"pair\": rank 1 was interrupted while it was made [rank 0]");
+  EXPECT_EQ(ranks_of(theirs), std::vector{1});
+}
+
 // The exchange of colors is a collective: the group that is split fails with it.
 TEST_P(InterruptedGroup, SplitTellsARankThatComesLate) {
   Error theirs(ErrorCode::system, "none");

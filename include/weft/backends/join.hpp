@@ -34,8 +34,8 @@ Failure reason_of(const GroupInit& b, const Error& own);
 
 /// Leaves the reason why this rank gives up the group for the others, unless one is there already. Returns
 /// what this rank is to throw: its own error; but where that blames others (timeout, peer_lost), the first
-/// cause.
-Error give_up(const GroupInit& b, const Error& own);
+/// cause; and aborted, which names this rank, where an Interrupt has ended its wait.
+Error give_up(const GroupInit& b, const Error& error);
 
 /// The value of a key, waiting for it; nothing where it is not set by the deadline. Throws the first cause
 /// where a rank gives up meanwhile, the store's error, and bad_argument where there is no store.
