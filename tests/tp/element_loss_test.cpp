@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 
 #include "support/errors.hpp"
 #include "weft/base/error.hpp"
@@ -44,6 +45,25 @@ TEST(ElementLossOnViews, PartsAddUpToTheWhole) {
   for (std::size_t i = 0; i < 5; ++i) half.push_back(bf16(y[i])), half_t.push_back(bf16(t[i]));
   EXPECT_NEAR(mean_squared_error(compute, of(half), of(half_t), {.count = 1}, of(half_dy)), 5 * whole, 1e-12);
   EXPECT_EQ(static_cast<float>(half_dy[1]), -2.0f);
+}
+
+// Infinite logits: of the right sign they cost nothing, of the wrong one infinitely much; half right is wrong.
+TEST(ElementLossOnViews, InfiniteLogitsHaveTheirLimits) {
+  Context context;
+  Compute compute(context, 1);
+  const float inf = std::numeric_limits<float>::infinity();
+  const auto loss = [&](float logit, float target) {
+    std::vector<float> y{logit}, t{target}, dy(1);
+    const double value = binary_cross_entropy(compute, of(y), of(t), {.count = 1}, of(dy));
+    EXPECT_EQ(dy[0], (logit > 0 ? 1.0f : 0.0f) - target);
+    return value;
+  };
+  EXPECT_EQ(loss(inf, 1), 0);
+  EXPECT_EQ(loss(-inf, 0), 0);
+  for (const float target : {0.0f, 0.5f}) EXPECT_EQ(loss(inf, target), inf);
+  for (const float target : {1.0f, 0.5f}) EXPECT_EQ(loss(-inf, target), inf);
+  std::vector<float> y{std::nanf("")}, t{0};
+  EXPECT_TRUE(std::isnan(binary_cross_entropy(compute, of(y), of(t), {.count = 1})));
 }
 
 TEST(ElementLossOnViews, RefuseWhatDoesNotFit) {

@@ -40,11 +40,13 @@ WEFT_CPU_CLONES double squares(const float* y, const float* target, std::int64_t
   });
 }
 
-// -t log p - (1 - t) log(1 - p) with p = 1 / (1 + e^-y), written so that no exponential is large: max(y, 0) - y t + log(1 + e^-|y|).
+// -t log p - (1 - t) log(1 - p) with p = 1 / (1 + e^-y), written so that no exponential is large: |y| (1 - t) or, where y < 0, |y| t, and
+// log(1 + e^-|y|). An infinite logit of the right sign costs nothing.
 double cross_entropies(const float* y, const float* target, std::int64_t n) {
   return lane_sum<double>(n, [&](std::int64_t i) {
-    const auto x = static_cast<double>(y[i]);
-    return std::max(x, 0.0) - x * static_cast<double>(target[i]) + std::log1p(std::exp(-std::abs(x)));
+    const auto x = static_cast<double>(y[i]), t = static_cast<double>(target[i]), size = std::abs(x);
+    const double wrong = x > 0.0 ? 1.0 - t : t;
+    return (wrong == 0.0 ? 0.0 : size * wrong) + std::log1p(std::exp(-size));
   });
 }
 
