@@ -11,7 +11,7 @@
 namespace weft::windows {
 namespace {
 
-constexpr std::size_t kMostPieces = 256;                    // of one system call, on a side
+constexpr std::size_t kMostPieces = 256;                     // of one system call, on a side
 constexpr std::int64_t kMostBytes = std::int64_t{16} << 20;  // of one: each costs 2 us
 
 iovec at(std::uint64_t address, std::int64_t bytes) noexcept {
