@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <random>
 
 #include "support/errors.hpp"
+#include "support/masked_backend.hpp"
 #include "support/run_ranks.hpp"
 #include "weft/mesh/halo.hpp"
 
@@ -183,16 +185,22 @@ struct Draw {
     return lo + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(hi - lo + 1));
   }
   Edge edge(std::int64_t n) {
-    switch (number(0, n > 0 ? 4 : 1)) {
-      case 0: return Edge::zero();
-      case 1: return Edge::constant(5);
-      case 2: return Edge::periodic();
-      case 3: return Edge::reflect();
+    switch (number(0, n > 0 ? 5 : 2)) {
+      case 0: return Edge::none();
+      case 1: return Edge::zero();
+      case 2: return Edge::constant(5);
+      case 3: return Edge::periodic();
+      case 4: return Edge::reflect();
       default: return Edge::replicate();
     }
   }
   static std::int64_t reach(const Edge& e, std::int64_t n) {
-    return e.kind == Edge::Kind::reflect ? std::min<std::int64_t>(5, n - 1) : 5;
+    switch (e.kind) {
+      case Edge::Kind::none: return 0;
+      case Edge::Kind::reflect: return std::min<std::int64_t>(5, n - 1);
+      case Edge::Kind::periodic: return std::max<std::int64_t>(5, 2 * n + 1);  // more than twice round
+      default: return 5;
+    }
   }
   // Parts of any size, some empty.
   std::vector<IndexRanges> cuts(std::int64_t n, int count) {
@@ -219,7 +227,26 @@ struct Draw {
   }
 };
 
-TEST(Window, AnyRangesOfLayouts) {
+// How elements come from other ranks: over links in shared memory, or by messages of any transport.
+class WindowOver : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (way() == "gloo" && !WEFT_HAVE_GLOO) GTEST_SKIP() << "the build found no Gloo";
+  }
+  static void on(test::Ranks kind, int n, const std::function<void(Rank&)>& body) {
+    test::RankOptions options;
+    if (way() == "messages") options.factory = test::masked(test::messages_only());
+    if (way() == "gloo") options.backend = "gloo";
+    run_ranks(kind, n, body, options);
+  }
+  static std::string way() { return GetParam(); }
+  /// Of random windows: a plan over Gloo takes its ranks a millisecond to compare.
+  static int rounds(int all) { return way() == "gloo" ? all / 10 : all; }
+};
+INSTANTIATE_TEST_SUITE_P(Way, WindowOver, testing::Values("links", "messages", "gloo"),
+                         [](const auto& way) { return std::string(way.param); });
+
+TEST_P(WindowOver, AnyRangesOfLayouts) {
   struct Case {
     int ranks;
     MeshShape mesh;
@@ -234,10 +261,10 @@ TEST(Window, AnyRangesOfLayouts) {
       {8, {{"z", 2}, {"y", 2}, {"x", 2}}, {{Shard{0}, Shard{1}, Shard{2}}}},
   };
   for (const Case& c : cases)
-    run_ranks(test::Ranks::threads, c.ranks, [&](Rank& r) {
+    on(test::Ranks::threads, c.ranks, [&](Rank& r) {
       const DeviceMesh mesh(r.group(), c.mesh);
       Draw draw{std::mt19937(static_cast<unsigned>(c.ranks))};
-      for (int i = 0; i < 60; ++i)
+      for (int i = 0; i < rounds(60); ++i)
         for (const Placements& p : c.placements) {
           const Shape global{draw.number(1, 7), draw.number(1, 9), draw.number(1, 6)};
           const Partition x(make_layout(mesh, p, global));
@@ -251,12 +278,12 @@ TEST(Window, AnyRangesOfLayouts) {
     });
 }
 
-TEST(Window, AnyRangesOfPartsOfAnySize) {
+TEST_P(WindowOver, AnyRangesOfPartsOfAnySize) {
   for (const int n : {2, 4})
-    run_ranks(test::Ranks::threads, n, [&](Rank& r) {
+    on(test::Ranks::threads, n, [&](Rank& r) {
       const DeviceMesh mesh(r.group(), {{"y", -1}, {"x", n / 2}});
       Draw draw{std::mt19937(99)};
-      for (int i = 0; i < 120; ++i) {
+      for (int i = 0; i < rounds(120); ++i) {
         const Shape global{2, draw.number(0, 12), draw.number(1, 7)};
         const Partition x(mesh, global,
                           {{1, {"y"}, draw.cuts(global[1], 2)}, {2, {"x"}, draw.cuts(global[2], n / 2)}});
@@ -268,8 +295,8 @@ TEST(Window, AnyRangesOfPartsOfAnySize) {
     });
 }
 
-TEST(Window, HalosReachSeveralRanksAndBothEnds) {
-  run_ranks(test::Ranks::threads, 4, [](Rank& r) {
+TEST_P(WindowOver, HalosReachSeveralRanksAndBothEnds) {
+  on(test::Ranks::threads, 4, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"y", 4}});
     for (const std::int64_t rows : {4, 5, 9})  // a halo of 3 to 5 reaches two or three ranks
       for (const Edge& edge :
@@ -284,8 +311,8 @@ TEST(Window, HalosReachSeveralRanksAndBothEnds) {
   });
 }
 
-TEST(Window, BetweenProcesses) {
-  run_ranks(test::Ranks::processes, 4, [](Rank& r) {
+TEST_P(WindowOver, BetweenProcesses) {
+  on(test::Ranks::processes, 4, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"y", 2}, {"x", 2}});
     for (const Shape& global : {Shape{3, 9, 7}, Shape{1, 200, 130}}) {
       const Partition x(make_layout(mesh, {Shard{1}, Shard{2}}, global));
@@ -295,9 +322,9 @@ TEST(Window, BetweenProcesses) {
   });
 }
 
-TEST(Window, BeyondThePolesOfAGlobe) {
+TEST_P(WindowOver, BeyondThePolesOfAGlobe) {
   for (const int n : {1, 2, 4})
-    run_ranks(test::Ranks::threads, n, [&](Rank& r) {
+    on(test::Ranks::threads, n, [&](Rank& r) {
       const DeviceMesh mesh(r.group(), {{"lat", n > 1 ? 2 : 1}, {"lon", -1}});
       for (const Shape& global : {Shape{2, 5, 6}, Shape{1, 4, 2}, Shape{1, 9, 10}}) {
         const Partition x(make_layout(mesh, {Shard{1}, Shard{2}}, global));
@@ -312,13 +339,13 @@ TEST(Window, BeyondThePolesOfAGlobe) {
 }
 
 // Three dimensions cut anywhere, parts that are empty, and at each end of the latitude a pole or another edge.
-TEST(Window, AnyRangesBeyondThePoles) {
+TEST_P(WindowOver, AnyRangesBeyondThePoles) {
   for (const int n : {2, 4, 8})
-    run_ranks(test::Ranks::threads, n, [&](Rank& r) {
+    on(test::Ranks::threads, n, [&](Rank& r) {
       const int z = n == 8 ? 2 : 1, lat = n >= 4 ? 2 : 1;
       const DeviceMesh mesh(r.group(), {{"z", z}, {"lat", lat}, {"lon", 2}});
       Draw draw{std::mt19937(static_cast<unsigned>(7 * n))};
-      for (int i = 0; i < 80; ++i) {
+      for (int i = 0; i < rounds(80); ++i) {
         const Shape global{draw.number(1, 3), draw.number(1, 7), 2 * draw.number(1, 4)};
         const Partition x(mesh, global,
                           {{0, {"z"}, draw.cuts(global[0], z)},
@@ -345,8 +372,8 @@ TEST(Window, AnyRangesBeyondThePoles) {
 }
 
 // Rows l, l + n, l + 2 n, …: the far windows of attention. There and back.
-TEST(Window, PartsOfSeveralRanges) {
-  run_ranks(test::Ranks::threads, 3, [](Rank& r) {
+TEST_P(WindowOver, PartsOfSeveralRanges) {
+  on(test::Ranks::threads, 3, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"y", 3}});
     const Shape global{12, 2};
     const Partition x(make_layout(mesh, {Shard{0}}, global));
@@ -361,8 +388,82 @@ TEST(Window, PartsOfSeveralRanges) {
   });
 }
 
-TEST(Window, SeveralFieldsOfAnyTypeAndStrides) {
-  run_ranks(test::Ranks::threads, 3, [](Rank& r) {
+// Arrays with ghost cells of three dimensions that are cut anywhere, of two types: what each cell has, and what stays as it was.
+TEST_P(WindowOver, GhostCellsOfAnyParts) {
+  for (const MeshShape& mesh_shape :
+       {MeshShape{{"z", 1}, {"y", 3}, {"x", 1}}, MeshShape{{"z", 2}, {"y", 2}, {"x", 2}}})
+    on(test::Ranks::threads, mesh_shape.size(), [&](Rank& r) {
+      const DeviceMesh mesh(r.group(), mesh_shape);
+      Draw draw{std::mt19937(static_cast<unsigned>(mesh_shape.size()))};
+      for (int i = 0; i < rounds(60); ++i) {
+        const Shape global{draw.number(1, 4), draw.number(2, 7), draw.number(1, 5)};
+        const Partition x(mesh, global,
+                          {{0, {"z"}, draw.cuts(global[0], mesh_shape.size("z"))},
+                           {1, {"y"}, draw.cuts(global[1], mesh_shape.size("y"))},
+                           {2, {"x"}, draw.cuts(global[2], mesh_shape.size("x"))}});
+        std::vector<HaloDim> ghosts;
+        std::vector<WindowDim> dims;
+        for (int d = 0; d < 3; ++d) {
+          HaloDim g{d, 0, 0, draw.edge(global[d]), draw.edge(global[d])};
+          const auto width =
+              [&](const Edge& e) {  // with edge none there may be any number, which stay as they are
+                return draw.number(
+                    0, e.kind == Edge::Kind::none ? 3 : std::min<std::int64_t>(3, Draw::reach(e, global[d])));
+              };
+          g.before = width(g.before_edge), g.after = width(g.after_edge);
+          ghosts.push_back(g);
+          dims.push_back(WindowDim{d, {}, g.before_edge, g.after_edge});
+        }
+        const Halo halo(x, ghosts);
+        const Shape& shape = halo.shape();
+        SCOPED_TRACE(text_of(x, dims) + " array " + to_string(shape));
+        std::vector<std::int64_t> a(static_cast<std::size_t>(shape.count()), -77);
+        std::vector<float> b(a.size(), -77.0F);
+        const auto each_cell = [&](const auto& see) {
+          std::size_t place = 0;
+          for (std::int64_t z = 0; z < shape[0]; ++z)
+            for (std::int64_t y = 0; y < shape[1]; ++y)
+              for (std::int64_t w = 0; w < shape[2]; ++w, ++place) {
+                const Dims cell{z, y, w};
+                Dims at = cell;
+                bool inner = true;
+                for (int d = 0; d < 3; ++d) {
+                  at[d] = halo.offset()[d] + cell[d] - halo.inner().offset[d];
+                  inner = inner && cell[d] >= halo.inner().offset[d] &&
+                          cell[d] < halo.inner().offset[d] + halo.inner().shape[d];
+                }
+                see(place, at, inner);
+              }
+        };
+        each_cell([&](std::size_t place, const Dims& at, bool inner) {
+          if (!inner) return;
+          a[place] = element(at, global);
+          b[place] = static_cast<float>(-element(at, global));
+        });
+        const TensorView fields[]{view(a.data(), shape), view(b.data(), shape)};
+        halo.start(fields).finish();
+        std::int64_t wrong = 0;
+        each_cell([&](std::size_t place, const Dims& at, bool) {
+          bool nothing = false, number = false;
+          for (int d = 0; d < 3; ++d) {
+            if (at[d] >= 0 && at[d] < global[d]) continue;
+            const Edge::Kind kind = (at[d] < 0 ? ghosts[static_cast<std::size_t>(d)].before_edge
+                                               : ghosts[static_cast<std::size_t>(d)].after_edge)
+                                        .kind;
+            nothing = nothing || kind == Edge::Kind::none;
+            number = number || kind == Edge::Kind::zero || kind == Edge::Kind::constant;
+          }
+          const std::int64_t want = nothing ? -77 : expected_at(at, global, dims);
+          wrong += a[place] != want;
+          wrong += b[place] != static_cast<float>(nothing || number ? want : -want);
+        });
+        ASSERT_EQ(wrong, 0);
+      }
+    });
+}
+
+TEST_P(WindowOver, SeveralFieldsOfAnyTypeAndStrides) {
+  on(test::Ranks::threads, 3, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"y", 3}});
     const Partition x(make_layout(mesh, {Shard{0}}, {7, 4}));
     const std::vector<WindowDim> dims{WindowDim::halo(x, 0, 2, 1, Edge::periodic())};
@@ -406,8 +507,8 @@ TEST(Window, SeveralFieldsOfAnyTypeAndStrides) {
   });
 }
 
-TEST(Window, InPlaceTheHaloAloneIsWritten) {
-  run_ranks(test::Ranks::threads, 2, [](Rank& r) {
+TEST_P(WindowOver, InPlaceTheHaloAloneIsWritten) {
+  on(test::Ranks::threads, 2, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"y", 2}});
     const Partition x(make_layout(mesh, {Shard{0}}, {6, 5}));
     const Window window(
@@ -472,8 +573,8 @@ TEST(Halo, GhostCellsOfSeveralFields) {
   });
 }
 
-TEST(Window, SeveralInFlightAndOverlapped) {
-  run_ranks(test::Ranks::threads, 3, [](Rank& r) {
+TEST_P(WindowOver, SeveralInFlightAndOverlapped) {
+  on(test::Ranks::threads, 3, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"y", 3}});
     const Partition x(make_layout(mesh, {Shard{0}}, {3000, 4}));
     const std::vector<WindowDim> dims{WindowDim::halo(x, 0, 600, 600, Edge::periodic())};
@@ -500,8 +601,8 @@ TEST(Window, SeveralInFlightAndOverlapped) {
   });
 }
 
-TEST(Window, OfTensorsWithLayouts) {
-  run_ranks(test::Ranks::threads, 4, [](Rank& r) {
+TEST_P(WindowOver, OfTensorsWithLayouts) {
+  on(test::Ranks::threads, 4, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"dp", 2}, {"y", 2}});
     const LayoutRef layout = make_layout(mesh, {Shard{0}, Shard{1}}, {3, 5, 2});
     const Partition x(layout);
@@ -532,8 +633,8 @@ TEST(Window, OfTensorsWithLayouts) {
 }
 
 // The sum's order is that of the windows' ranks, whoever comes first: bits of a float sum that depends on the order.
-TEST(Window, AdjointAddsInTheOrderOfRanks) {
-  run_ranks(test::Ranks::threads, 3, [](Rank& r) {
+TEST_P(WindowOver, AdjointAddsInTheOrderOfRanks) {
+  on(test::Ranks::threads, 3, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"y", 3}});
     const Partition x(make_layout(mesh, {Shard{0}}, {3}));
     const Window window(x, {WindowDim::ranges(0, {{0, 3}, {0, 3}, {0, 3}})});
@@ -548,8 +649,8 @@ TEST(Window, AdjointAddsInTheOrderOfRanks) {
   });
 }
 
-TEST(Window, AdjointOfShortFloatsRoundsOnce) {
-  run_ranks(test::Ranks::threads, 2, [](Rank& r) {
+TEST_P(WindowOver, AdjointOfShortFloatsRoundsOnce) {
+  on(test::Ranks::threads, 2, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"y", 2}});
     const Partition x(make_layout(mesh, {Shard{0}}, {4, 2}));
     const Window window(x, {WindowDim::halo(x, 0, 300, 0, Edge::replicate())});

@@ -101,9 +101,10 @@ void judge_overlap(const Program& program, std::span<const WindowField> fields, 
           fmt::format("{} has strides {} of {}: elements share memory; expected each in a place of its own",
                       called("out", i, n), to_string(fields[i].out.strides), to_string(fields[i].out.shape)));
     for (std::size_t j = 0; j < n; ++j) {
-      const Program::Place& place = program.places[i];
-      const bool at_place =
-          i == j && place.there && pairs[i].part + place.part == pairs[i].window + place.window;
+      const auto lies_at = [&](const Program::Place& place) {
+        return pairs[i].part + place.part == pairs[i].window + place.window;
+      };
+      const bool at_place = i == j && std::ranges::any_of(program.places[i], lies_at);
       if (!at_place && windows::share_memory(fields[j].in, fields[i].out))
         refuse(fmt::format("{} and {} overlap; expected apart{}", called("in", j, n), called("out", i, n),
                            program.adjoint || i != j ? "" : ", or in at its place in out"));

@@ -261,7 +261,7 @@ class Compiler {
 
   void add_own(std::size_t f) {
     const Form& form = program_.forms[f];
-    Program::Place place;
+    std::vector<Program::Place> places;
     windows::each_box(plan_.self, [&](const Box& box) {
       const Shape counts = geometry_.counts(box, form.shape);
       const Side from = side_of(box, form, true), to = side_of(box, form, false);
@@ -271,9 +271,9 @@ class Compiler {
       for (std::size_t d = 0; d < box.size(); ++d)
         whole &=
             box[d].in == 0 && box[d].count == plan_.dims[d].part_size && box[d].step == 1 && !box[d].turned;
-      if (whole) place = {true, from.offset, to.offset};
+      if (whole) places.push_back({from.offset, to.offset});
     });
-    program_.places.push_back(place);
+    program_.places.push_back(std::move(places));
     if (program_.adjoint) {
       const Side part = side_of_all(form.part, form.element);
       if (!has_sums(form)) {

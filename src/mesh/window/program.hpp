@@ -52,8 +52,7 @@ struct Window::Plan::Program {
     Step step;
     std::array<std::byte, 16> element;
   };
-  struct Place {  // of the whole part in the window
-    bool there = false;
+  struct Place {  // of the whole part in the window: its own, and those of its images beyond a periodic end
     std::int64_t part = 0, window = 0;
   };
   // Over links (links.hpp): what goes to one rank, or comes from it. `loops` are between this rank's memory and the packed bytes.
@@ -91,7 +90,7 @@ struct Window::Plan::Program {
   std::vector<std::int64_t>
       sums{};  // of each field of the adjoint: where its sums are there; -1: in its part
   std::vector<Fill> fills{};
-  std::vector<Place> places{};  // of each field
+  std::vector<std::vector<Place>> places{};  // of each field
 };
 
 namespace windows {
