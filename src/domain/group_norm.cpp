@@ -77,8 +77,9 @@ class GroupNormPasses final : public Passes {
     const Tensor all = of_groups(frame, sums, nullptr, s, x.layout());
     const std::int64_t all_groups = s.batch * s.groups;
     const Tensor statistics = frame.compute().make({2, s.batch, s.groups});
+    const auto eps = static_cast<double>(static_cast<float>(norm.eps()));  // as the kernel on one rank has it
     kernels::batch_norm_statistics(frame.kernels(), all.data_ptr<double>(),
-                                   all.data_ptr<double>() + all_groups, count_of(norm, x), norm.eps(),
+                                   all.data_ptr<double>() + all_groups, count_of(norm, x), eps,
                                    statistics.data_ptr<float>(), statistics.data_ptr<float>() + all_groups,
                                    nullptr, nullptr, all_groups);
     const Tensor of_each = of_channels(frame, statistics, s);

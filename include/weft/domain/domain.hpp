@@ -1,6 +1,6 @@
 // Domain parallel: a model whose maps (batch, channels, height, width) are larger than one rank, cut in space. The split model is the
-// serial model: its outputs, and its gradients but for the order in which ranks' parts of weights' are summed, have the bits that one rank gives. Not so
-// norms over space: the order of their sums depends on the degree (some 1e-7).
+// serial model: its outputs, and its gradients but for the order in which ranks' parts of weights' are summed, have the bits that one rank gives. Not
+// always norms over space: the order of their sums of f64 depends on the degree, and may round to the next f32.
 // One thread per rank; passes of a split model are collective among the ranks of the axes.
 #pragma once
 

@@ -1,9 +1,12 @@
-// The sums of each channel of maps, and batch norm with statistics that are given.
+// The sums of each channel of maps, batch norm with statistics that are given, and group norm.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
 #include "nn/kernels/cpu_context.hpp"
 #include "nn/kernels/cpu_math.hpp"
+#include "weft/base/error.hpp"
 
 namespace weft::kernels::cpu {
 namespace {
@@ -47,6 +50,12 @@ void each_range(KernelContext& ctx, MapShape s, Run&& run) {
 
 void clear(double* sums, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) sums[i] = 0;
+}
+
+void check_groups(const char* op, const MapShape& s, std::int64_t groups) {
+  if (groups < 1 || s.channels % groups != 0)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{}: {} channels do not divide into {} groups", op, s.channels, groups));
 }
 
 }  // namespace
@@ -145,6 +154,63 @@ void sum_rows_f64(KernelContext&, const double* x, float* y, std::int64_t rows, 
     for (std::int64_t r = 0; r < rows; ++r) sum += x[r * columns + c];
     y[c] = static_cast<float>(sum);
   }
+}
+
+// Group norm rounds the steps that the layer rounds where maps are cut in space (src/domain/group_norm.cpp): the sums of each channel in f64, then those of each
+// group, f32 statistics, and the ranges above. So both give the same bits, but where sums of ranks in another order round to another f32.
+void group_norm_forward(KernelContext& ctx, const float* x, const float* weight, const float* bias, float* y,
+                        float* mean, float* inv_std, MapShape s, std::int64_t groups, float eps) {
+  check_groups("group_norm_forward", s, groups);
+  const std::int64_t channels = s.channels / groups;
+  parallel_for(ctx.state(), s.batch * groups, [&](std::int64_t task, int) {
+    const std::int64_t first = task * channels * s.pixels, of_weight = task % groups * channels;
+    double sum = 0, squares = 0;
+    for (std::int64_t c = 0; c < channels; ++c) {
+      sum += sum_of(x + first + c * s.pixels, s.pixels);
+      squares += squares_of(x + first + c * s.pixels, s.pixels);
+    }
+    batch_norm_statistics(ctx, &sum, &squares, static_cast<double>(channels * s.pixels),
+                          static_cast<double>(eps), mean + task, inv_std + task, nullptr, nullptr, 1);
+    for (std::int64_t c = 0; c < channels; ++c)
+      forward_range(x + first + c * s.pixels, mean[task], weight[of_weight + c] * inv_std[task],
+                    bias[of_weight + c], y + first + c * s.pixels, s.pixels);
+  });
+}
+
+void group_norm_backward(KernelContext& ctx, const float* dy, const float* x, const float* weight,
+                         const float* mean, const float* inv_std, float* dx, float* dweight, float* dbias,
+                         MapShape s, std::int64_t groups) {
+  check_groups("group_norm_backward", s, groups);
+  KernelContext::State& state = ctx.state();
+  const std::int64_t channels = s.channels / groups;
+  float* const weights =
+      state.scratch(2 * s.batch * s.channels);  // (batch, channels), and the same of biases
+  float* const biases = weights + s.batch * s.channels;
+  parallel_for(state, s.batch * groups, [&](std::int64_t task, int) {
+    const std::int64_t of_weight = task % groups * channels;
+    const float middle = mean[task], inv = inv_std[task];
+    double sum = 0, dot = 0;  // of g = dy weight, and of g (x - mean) inv_std
+    for (std::int64_t c = 0; c < channels; ++c) {
+      const std::int64_t row = task * channels + c, at = row * s.pixels;
+      const double of_dy = sum_of(dy + at, s.pixels),
+                   of_both = dot_of(dy + at, x + at, static_cast<double>(middle), static_cast<double>(inv),
+                                    s.pixels);
+      weights[row] = static_cast<float>(of_both);
+      biases[row] = static_cast<float>(of_dy);
+      const auto factor = static_cast<double>(weight[of_weight + c]);
+      sum += factor * of_dy;
+      dot += factor * of_both;
+    }
+    const auto n = static_cast<double>(channels * s.pixels);
+    const auto mean_sum = static_cast<float>(sum / n), mean_dot = static_cast<float>(dot / n);
+    for (std::int64_t c = 0; c < channels; ++c) {
+      const std::int64_t at = (task * channels + c) * s.pixels;
+      forward_range(dy + at, 0, weight[of_weight + c], 0, dx + at, s.pixels);  // g, rounded
+      backward_range(dx + at, x + at, middle, inv, mean_sum, inv * mean_dot, dx + at, s.pixels);
+    }
+  });
+  add_partial_rows(state, weights, dweight, s.batch, s.channels);
+  add_partial_rows(state, biases, dbias, s.batch, s.channels);
 }
 
 }  // namespace weft::kernels::cpu

@@ -1,17 +1,13 @@
-// Layer norm over the last dimension, over the channels of each pixel of a map, and over groups of channels with all their
-// pixels, forward and backward.
+// Layer norm over the last dimension, and over the channels of each pixel of a map, forward and backward.
 //
 // With n = (x - mean) inv_std and g = dy weight, both means over what is normalised,
 //   dx = inv_std (g - mean(g) - n mean(g n)),  dweight = sum of dy n,  dbias = sum of dy.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "nn/kernels/cpu_context.hpp"
 #include "nn/kernels/cpu_math.hpp"
-#include "weft/base/error.hpp"
 
 namespace weft::kernels::cpu {
 namespace {
@@ -132,65 +128,6 @@ WEFT_CPU_CLONES void backward_tile(const float* dy, const float* x, const float*
   }
 }
 
-// One group of one sample. x, y: (channels, pixels), weight, bias: (channels)
-WEFT_CPU_CLONES void forward_group(const float* x, const float* weight, const float* bias, float* y,
-                                   float* mean, float* inv_std, std::int64_t channels, std::int64_t pixels,
-                                   float eps) {
-  const auto n = static_cast<double>(channels * pixels);
-  const double sum = lane_sum<double>(channels * pixels,
-                                      [&](std::int64_t i) WEFT_INLINE { return static_cast<double>(x[i]); });
-  const auto middle = static_cast<float>(sum / n);
-  const double squares = lane_sum<double>(channels * pixels, [&](std::int64_t i) WEFT_INLINE {
-    const double off = static_cast<double>(x[i] - middle);
-    return off * off;
-  });
-  const float inv = 1.0f / std::sqrt(static_cast<float>(squares / n) + eps);
-  *mean = middle;
-  *inv_std = inv;
-  for (std::int64_t c = 0; c < channels; ++c) {
-    const float* in = x + c * pixels;
-    float* out = y + c * pixels;
-    const float w = weight[c], b = bias[c];
-#pragma GCC ivdep
-    for (std::int64_t p = 0; p < pixels; ++p) out[p] = (in[p] - middle) * inv * w + b;
-  }
-}
-
-// dweight, dbias: (channels), overwritten with the sums over this sample
-WEFT_CPU_CLONES void backward_group(const float* dy, const float* x, const float* weight, float middle,
-                                    float inv, float* dx, float* dweight, float* dbias, std::int64_t channels,
-                                    std::int64_t pixels) {
-  double sum = 0.0, dot = 0.0;
-  for (std::int64_t c = 0; c < channels; ++c) {
-    const float *dout = dy + c * pixels, *in = x + c * pixels;
-    const double of_dy =
-        lane_sum<double>(pixels, [&](std::int64_t p) WEFT_INLINE { return static_cast<double>(dout[p]); });
-    const double of_both = lane_sum<double>(pixels, [&](std::int64_t p) WEFT_INLINE {
-      return static_cast<double>(dout[p]) * static_cast<double>((in[p] - middle) * inv);
-    });
-    dweight[c] = static_cast<float>(of_both);
-    dbias[c] = static_cast<float>(of_dy);
-    sum += of_dy * static_cast<double>(weight[c]);
-    dot += of_both * static_cast<double>(weight[c]);
-  }
-  const auto n = static_cast<double>(channels * pixels);
-  const auto mean_sum = static_cast<float>(sum / n), mean_dot = static_cast<float>(dot / n);
-  for (std::int64_t c = 0; c < channels; ++c) {
-    const float *dout = dy + c * pixels, *in = x + c * pixels;
-    float* din = dx + c * pixels;
-    const float w = weight[c];
-#pragma GCC ivdep
-    for (std::int64_t p = 0; p < pixels; ++p)
-      din[p] = inv * (dout[p] * w - mean_sum - (in[p] - middle) * inv * mean_dot);
-  }
-}
-
-void check_groups(const char* op, const MapShape& s, std::int64_t groups) {
-  if (groups < 1 || s.channels % groups != 0)
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("{}: {} channels do not divide into {} groups", op, s.channels, groups));
-}
-
 // Calls body(task, first, pixel, tile) for tiles of pixels: `first`, the tile's first element of the maps; `pixel`, of (batch,
 // pixels).
 template <class Body>
@@ -249,34 +186,6 @@ void channel_norm_backward(KernelContext& ctx, const float* dy, const float* x, 
   });
   add_partial_rows(state, weights, dweight, tiles, s.channels);
   add_partial_rows(state, biases, dbias, tiles, s.channels);
-}
-
-void group_norm_forward(KernelContext& ctx, const float* x, const float* weight, const float* bias, float* y,
-                        float* mean, float* inv_std, MapShape s, std::int64_t groups, float eps) {
-  check_groups("group_norm_forward", s, groups);
-  const std::int64_t channels = s.channels / groups;
-  parallel_for(ctx.state(), s.batch * groups, [&](std::int64_t task, int) {
-    const std::int64_t at = task * channels * s.pixels, c = task % groups * channels;
-    forward_group(x + at, weight + c, bias + c, y + at, mean + task, inv_std + task, channels, s.pixels, eps);
-  });
-}
-
-void group_norm_backward(KernelContext& ctx, const float* dy, const float* x, const float* weight,
-                         const float* mean, const float* inv_std, float* dx, float* dweight, float* dbias,
-                         MapShape s, std::int64_t groups) {
-  check_groups("group_norm_backward", s, groups);
-  KernelContext::State& state = ctx.state();
-  const std::int64_t channels = s.channels / groups;
-  float* const weights =
-      state.scratch(2 * s.batch * s.channels);  // (batch, channels), and the same of biases
-  float* const biases = weights + s.batch * s.channels;
-  parallel_for(state, s.batch * groups, [&](std::int64_t task, int) {
-    const std::int64_t at = task * channels * s.pixels, c = task % groups * channels;
-    backward_group(dy + at, x + at, weight + c, mean[task], inv_std[task], dx + at, weights + task * channels,
-                   biases + task * channels, channels, s.pixels);
-  });
-  add_partial_rows(state, weights, dweight, s.batch, s.channels);
-  add_partial_rows(state, biases, dbias, s.batch, s.channels);
 }
 
 }  // namespace weft::kernels::cpu
