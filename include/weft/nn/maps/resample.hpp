@@ -14,8 +14,8 @@ class Resampling2d : public Module {
   virtual kernels::Taps columns(std::int64_t width) const = 0;
 
  private:
-  Tensors do_forward(Inputs x, Frame& frame) override;
-  Tensors do_backward(Inputs dy, Frame& frame) override;
+  Tensors do_forward(Inputs x, Frame& frame) final;
+  Tensors do_backward(Inputs dy, Frame& frame) final;
 };
 
 struct Pad2dConfig {
