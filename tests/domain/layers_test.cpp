@@ -3,6 +3,7 @@
 
 #include "domain/as_serial.hpp"
 #include "weft/nn/activation.hpp"
+#include "weft/nn/dropout.hpp"
 #include "weft/nn/maps/conv_transpose.hpp"
 #include "weft/nn/maps/resample.hpp"
 #include "weft/nn/norm.hpp"
@@ -38,11 +39,13 @@ TEST(DomainPool, AveragesAndMaxima) {
     for (std::int64_t s = 1; s <= 4; ++s)
       for (std::int64_t p = 0; p <= k / 2; ++p) {
         averages.push_back({.kernel = k, .stride = s, .padding = p, .count_padding = (k + s) % 2 == 0});
-        for (std::int64_t d = 1; d <= 2; ++d)
+        for (std::int64_t d = 1; d <= 3; ++d)
           maxima.push_back({.kernel = k, .stride = s, .padding = p, .dilation = d});
       }
-  expect_same_bits<AvgPool2d>(averages, {{2, 3, 11, 10}});
-  expect_same_bits<MaxPool2d>(maxima, {{2, 3, 11, 10}});
+  for (const Shape& x : {Shape{2, 3, 13, 15}, Shape{1, 3, 14, 16}}) {
+    expect_same_bits<AvgPool2d>(averages, {x});
+    expect_same_bits<MaxPool2d>(maxima, {x});
+  }
 }
 
 TEST(DomainPool, OfTheWholeMap) {
@@ -73,20 +76,69 @@ TEST(DomainPixelShuffle, ChannelsBecomePixels) {
   expect_same_bits<PixelShuffle>(std::vector<std::int64_t>{1, 2, 3}, {{2, 36, 5, 4}, {1, 36, 4, 7}});
 }
 
+// Statistics are sums in f64 that ranks add in another order: after rounding to f32 the same, or the next number.
+constexpr double kLastBit = 2.4e-7;
+
 TEST(DomainGroupNorm, StatisticsOfAllRanks) {
   for (const std::int64_t groups : {1, 2, 6})
-    expect_as_serial([&] { return std::make_unique<GroupNorm>(groups, 6); }, {2, 6, 7, 5},
-                     {.maps = 1e-6, .weights = 1e-6});
+    for (const Shape& x : {Shape{2, 6, 7, 5}, Shape{1, 6, 30, 44}})
+      expect_as_serial([&] { return std::make_unique<GroupNorm>(groups, 6); }, x,
+                       {.maps = kLastBit, .weights = 1e-6});
 }
 
 TEST(DomainBatchNorm, StatisticsOfAllRanks) {
-  expect_as_serial([] { return std::make_unique<BatchNorm>(4); }, {2, 4, 7, 5},
-                   {.maps = 1e-6, .weights = 1e-6});
+  for (const Shape& x : {Shape{2, 4, 7, 5}, Shape{1, 4, 30, 44}})
+    expect_as_serial([] { return std::make_unique<BatchNorm>(4); }, x, {.maps = kLastBit, .weights = 1e-6});
 }
 
 TEST(DomainChannelNorm, EachPixelAlone) {
   expect_as_serial([] { return std::make_unique<ChannelNorm>(4); }, {2, 4, 7, 5},
                    {.maps = 0, .weights = 1e-6});
+}
+
+// Of values far from 0, and what is kept for inference.
+TEST(DomainBatchNorm, RunningStatisticsAreThoseOfOneRank) {
+  on_each_space([](Compute& compute, const DeviceMesh& mesh, const DeviceMesh& axes) {
+    BatchNorm serial(4), split(4);
+    const DomainManager manager = apply_domain_parallel(split, axes);
+    replicate(split, mesh);
+    test::set_up(serial, compute);
+    test::set_up(split, compute);
+    for (int step = 0; step < 3; ++step) {
+      const Tensor x = test::random_map(compute.context(), {2, 4, 7, 5}, "x" + std::to_string(step));
+      for (float& f : x.f32()) f += 3;
+      Frame of_serial(compute), of_split(compute);
+      const Tensor want = serial.forward(x, of_serial)[0];
+      EXPECT_LE(test::difference(full(split.forward(shard_spatial(x, manager), of_split)[0]), want), 1e-6);
+      const Tensor dy = test::random_map(compute.context(), x.shape(), "dy");
+      const Tensor want_dx = serial.backward(dy, of_serial)[0];
+      const Tensor dx = split.backward(shard_spatial(dy, manager), of_split)[0];
+      EXPECT_LE(test::difference(full(dx), want_dx), 1e-6);
+    }
+    EXPECT_LE(test::difference(split.running_mean->tensor(), serial.running_mean->tensor()), 1e-6);
+    EXPECT_LE(test::difference(split.running_var->tensor(), serial.running_var->tensor()), 1e-6);
+    const Tensor x = test::random_map(compute.context(), {1, 4, 6, 5}, "x");
+    Frame of_serial = Frame::inference(compute), of_split = Frame::inference(compute);
+    EXPECT_LE(test::difference(full(split.forward(shard_spatial(x, manager), of_split)[0]),
+                               serial.forward(x, of_serial)[0]),
+              1e-6);
+  });
+}
+
+TEST(DomainDropout, DropsTheSamePixelsWhereverMapsAreCut) {
+  on_each_space([](Compute& compute, const DeviceMesh& mesh, const DeviceMesh& axes) {
+    Dropout serial(0.4), split(0.4);
+    const DomainManager manager = apply_domain_parallel(split, axes);
+    replicate(split, mesh);
+    const Tensor x = test::random_map(compute.context(), {2, 3, 7, 5}, "x");
+    Frame of_serial(compute, {.seed = 9, .step = 3, .micro_batch = 1}),
+        of_split(compute, {.seed = 9, .step = 3, .micro_batch = 1});
+    const Tensor want = serial.forward(x, of_serial)[0];
+    EXPECT_GT(std::ranges::count(want.f32(), 0.0F), 50);
+    EXPECT_TRUE(test::same_bits(full(split.forward(shard_spatial(x, manager), of_split)[0]), want));
+    EXPECT_TRUE(test::same_bits(full(split.backward(shard_spatial(x, manager), of_split)[0]),
+                                serial.backward(x, of_serial)[0]));
+  });
 }
 
 MakeModule attention(Windows windows) {
@@ -99,7 +151,31 @@ MakeModule attention(Windows windows) {
 TEST(DomainWindowAttention, NearAndFarWindowsDoNotDependOnTheDegree) {
   for (const Windows windows : {Windows::neighbours, Windows::strided})
     for (const Shape& x : {Shape{2, 32, 8, 6}, Shape{1, 32, 12, 4}, Shape{1, 32, 4, 6}})
-      expect_as_serial(attention(windows), x, {.maps = 0, .weights = 1e-5});
+      expect_as_serial(attention(windows), x, {.maps = 0, .weights = 1e-6});
+}
+
+// Of the widths that models have, with weights of f32 and of bf16; also with fewer windows than ranks.
+TEST(DomainWindowAttention, WideOnesDoNotDependOnTheDegree) {
+  struct {
+    std::int64_t heads, head_dim, window;
+    Shape x;
+  } const cases[] = {{4, 32, 5, {1, 128, 15, 10}}, {8, 32, 7, {1, 256, 14, 14}}, {5, 64, 2, {2, 320, 6, 4}}};
+  for (const auto& c : cases)
+    for (const Windows windows : {Windows::neighbours, Windows::strided})
+      for (const DType dtype : {DType::f32, DType::bf16})
+        expect_as_serial(
+            [&] {
+              auto attention = std::make_unique<WindowAttention>(WindowAttentionConfig{.dim = c.x[1],
+                                                                                       .heads = c.heads,
+                                                                                       .head_dim = c.head_dim,
+                                                                                       .window = c.window,
+                                                                                       .windows = windows});
+              for (Linear* linear :
+                   {&attention->to_q, &attention->to_k, &attention->to_v, &attention->to_out})
+                linear->weight->set_dtype(dtype);
+              return attention;
+            },
+            c.x, {.maps = 0, .weights = 1e-6, .position_bias = 2e-5});
 }
 
 // Down, in the middle, and up again: strided convolutions, norms, activations, attention, and both ways up.
@@ -126,7 +202,7 @@ std::unique_ptr<Module> small_unet() {
 }
 
 TEST(DomainModels, DownAndUpAgain) {
-  expect_as_serial(small_unet, {2, 3, 18, 12}, {.maps = 1e-5, .weights = 1e-4});
+  expect_as_serial(small_unet, {2, 3, 18, 12}, {.maps = 1e-6, .weights = 1e-6});
 }
 
 // A layer from outside, that says itself that it takes any part; and one that does not say anything.

@@ -74,6 +74,42 @@ void expect_causal(DType dtype) {
 TEST(DomainSequence, CausalAttentionHasTheBitsOfOneRank) { expect_causal(DType::f32); }
 TEST(DomainSequence, SoItHasWithBf16Weights) { expect_causal(DType::bf16); }
 
+// Of the widths that models have: their projections are products of many features, which are made in pieces.
+TEST(DomainSequence, WideAttentionHasTheBitsOfOneRank) {
+  struct {
+    std::int64_t heads, kv_heads, head_dim, length;
+  } const cases[] = {{8, 2, 32, 1100}, {12, 12, 64, 300}, {16, 4, 64, 7}};
+  for (const int n : {2, 3})
+    test::run_ranks(test::Ranks::threads, n, [&](Rank& rank) {
+      Compute compute(rank.context, 1);
+      const DeviceMesh mesh(rank.group(), {{"sp", -1}});
+      for (const auto& c : cases)
+        for (const DType dtype : {DType::f32, DType::bf16}) {
+          SCOPED_TRACE(testing::Message() << c.heads << " heads of " << c.head_dim << ", " << c.length
+                                          << " positions of " << name(dtype) << " on " << n);
+          const std::int64_t dim = c.heads * c.head_dim;
+          const auto make = [&] {
+            auto attention = std::make_unique<Attention>(
+                AttentionConfig{.dim = dim, .heads = c.heads, .kv_heads = c.kv_heads, .head_dim = c.head_dim},
+                RopeTables::make(c.length, c.head_dim, 10000.0));
+            for (Parameter* p : attention->parameters()) p->set_dtype(dtype);
+            return attention;
+          };
+          const test::Serial serial = test::run_serial(make, {1, c.length, dim}, compute);
+          const std::unique_ptr<Module> model = make();
+          const DomainManager manager = apply_domain_parallel(*model, mesh, {.dims = {1}});
+          replicate(*model, mesh);
+          test::set_up(*model, compute);
+          Frame frame(compute);
+          const Tensor y = model->forward(distribute(serial.x, manager.layout(serial.x.shape())), frame)[0];
+          expect_same_bits("y", y, serial.y);
+          expect_same_bits("dx", model->backward(distribute(serial.dy, y.layout()), frame)[0], serial.dx);
+          sync_domain_gradients(*model, manager);
+          if (dtype == DType::f32) expect_gradients(*model, *serial.model);
+        }
+    });
+}
+
 TEST(DomainSequence, FullAttentionHasTheBitsOfOneRank) {
   for (const int n : {2, 3, 4})
     test::run_ranks(test::Ranks::threads, n, [&](Rank& rank) {
