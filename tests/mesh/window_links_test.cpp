@@ -121,6 +121,48 @@ TEST(WindowLinks, EverySizeBetweenProcesses) {
     });
 }
 
+// What travels beside the flag is copied run by run, and cut where the slot's first line ends: also within an element.
+TEST(WindowLinks, FewBytesOfAnyLength) {
+  for (const int n : {2, 3})
+    run_ranks(Ranks::threads, n, [](Rank& r) {
+      const DeviceMesh mesh(r.group(), {{"y", -1}});
+      const std::int64_t rows = 2 * r.size;
+      const Partition x(make_layout(mesh, {Shard{0}}, {rows, 1}));
+      const Window window(x, {WindowDim::halo(x, 0, 1, 1, Edge::periodic())});
+      const auto byte_of = [](std::int64_t field, std::int64_t row, std::int64_t byte) {
+        return static_cast<std::byte>(31 * field + 57 * row + 7 * byte + 1);
+      };
+      const auto exchange = [&](const std::vector<std::pair<DType, std::int64_t>>& kinds) {
+        std::vector<Tensor> in, out;
+        std::vector<WindowField> fields;
+        for (const auto& [dtype, columns] : kinds) {
+          const std::int64_t bytes = columns * size_bytes(dtype);
+          in.emplace_back(r.context, Shape{2, columns}, dtype);
+          out.emplace_back(r.context, Shape{4, columns}, dtype);
+          for (std::int64_t i = 0; i < 2 * bytes; ++i)
+            in.back().data()[i] =
+                byte_of(static_cast<std::int64_t>(in.size()), 2 * r.rank + i / bytes, i % bytes);
+          fields.push_back({in.back(), out.back()});
+        }
+        window.start(fields).finish();
+        for (std::size_t f = 0; f < kinds.size(); ++f) {
+          const std::int64_t bytes = kinds[f].second * size_bytes(kinds[f].first);
+          for (std::int64_t i = 0; i < 4 * bytes; ++i) {
+            const std::int64_t row = (2 * r.rank + i / bytes - 1 + rows) % rows;
+            ASSERT_EQ(out[f].data()[i], byte_of(static_cast<std::int64_t>(f + 1), row, i % bytes))
+                << "byte " << i << " of field " << f << ", which has rows of " << bytes << " bytes";
+          }
+        }
+      };
+      for (std::int64_t bytes = 1; bytes <= 140; ++bytes)
+        ASSERT_NO_FATAL_FAILURE(exchange({{DType::u8, bytes}})) << bytes;
+      ASSERT_NO_FATAL_FAILURE(
+          exchange({{DType::u8, 5}, {DType::c128, 3}, {DType::bf16, 1}, {DType::f64, 2}}));
+      ASSERT_NO_FATAL_FAILURE(
+          exchange({{DType::f64, 3}, {DType::c128, 1}, {DType::u8, 9}, {DType::i16, 21}}));
+    });
+}
+
 TEST(WindowLinks, WithoutCopiesByTheKernel) {
   ::setenv("WEFT_SINGLE_COPY", "off", 1);
   run_ranks(Ranks::processes, 2, [](Rank& r) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/hash.hpp"
+#include "mesh/window/links/links.hpp"
 #include "mesh/window/overlap.hpp"
 #include "weft/base/error.hpp"
 
@@ -228,6 +229,7 @@ class Compiler {
         t.runs += counts.count() * form.element / run;
       });
     }
+    if (sends || !program_.adjoint) find_moves(t);
     t.about = fmt::format("{}, {} bytes", fields_text(program_.forms, program_.adjoint), t.bytes);
     Fnv1a hash;
     hash.add(t.about);
@@ -245,6 +247,25 @@ class Compiler {
     }
     t.form = hash.value;
     traffics.push_back(std::move(t));
+  }
+
+  void find_moves(Program::Traffic& t) const {
+    constexpr std::int64_t kMostMoves = 128;
+    if (t.bytes > kFewBytes || t.runs > kMostMoves) return;
+    std::vector<windows::Piece> pieces;
+    for (const Program::Box& b : t.boxes)
+      add_pieces(b.counts, b.steps, program_.forms[b.field].element, b.field, b.offset, pieces);
+    std::int64_t at = 0;
+    for (const windows::Piece& p : pieces)
+      for (std::int64_t done = 0; done < p.bytes;) {  // cut where the slot's first line ends
+        const std::int64_t some =
+            at < kBesideBytes ? std::min(p.bytes - done, kBesideBytes - at) : p.bytes - done;
+        t.moves.push_back({static_cast<std::uint32_t>(p.field), static_cast<std::uint32_t>(some),
+                           static_cast<std::uint32_t>(at), p.offset + done});
+        at += some;
+        done += some;
+        if (at <= kBesideBytes) t.moves_beside = t.moves.size();
+      }
   }
 
   void close(Program::Message m, bool sends, std::vector<Program::Message>& messages) {

@@ -64,10 +64,19 @@ struct Window::Plan::Program {
     std::int64_t at;                                 // in the packed bytes
     windows::Loops loops;
   };
+  // A run of bytes in this rank's memory, at its place in the packed bytes.
+  struct Move {
+    std::uint32_t field, bytes, at;
+    std::int64_t offset;
+  };
   struct Traffic {
     int rank = 0;
     std::int64_t bytes = 0, runs = 0;  // runs: of bytes in one piece, in this rank's memory
     std::vector<Box> boxes{};
+    // Of few bytes in few runs: all of them, for which the loops of boxes would take longer than the copies. Those of a slot's first line
+    // come first, `moves_beside` of them. Empty: there are more.
+    std::vector<Move> moves{};
+    std::size_t moves_beside = 0;
     std::uint64_t form = 0;  // a hash of what both ranks must have alike: fields, and their boxes
     std::string about{};     // of that, in words: the fields, and the first box of each
     // Of what comes from the memory of the other rank: the copies, worked out from its boxes when they were those of that number.

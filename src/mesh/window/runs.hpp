@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 namespace weft::windows {
 
@@ -14,5 +15,17 @@ using CopyRuns = void (*)(const std::byte* in, std::byte* out, std::int64_t coun
 
 /// The quickest for runs of that many bytes; 1 or more.
 CopyRuns copy_runs_of(std::int64_t run) noexcept;
+
+/// One run, of a few bytes as a rule.
+inline void copy_run(std::byte* out, const std::byte* in, std::size_t bytes) noexcept {
+  switch (bytes) {
+    case 4: std::memcpy(out, in, 4); return;
+    case 8: std::memcpy(out, in, 8); return;
+    case 16: std::memcpy(out, in, 16); return;
+    case 32: std::memcpy(out, in, 32); return;
+    case 64: std::memcpy(out, in, 64); return;
+    default: std::memcpy(out, in, bytes);
+  }
+}
 
 }  // namespace weft::windows

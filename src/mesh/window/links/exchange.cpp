@@ -42,7 +42,7 @@ OverLinks::OverLinks(std::shared_ptr<const Plan> plan, const Program& program, P
 
 OverLinks::~OverLinks() {
   if (plan_->mesh.context().forked()) return;  // it is the parent's: its links are not mapped here
-  if (!given_up_) {
+  if (!given_up_ && !over_) {
     const bool over = [&] {
       const Links::Owning owning(*links_);
       return complete();
@@ -55,16 +55,16 @@ OverLinks::~OverLinks() {
     }
   }
   links_->send_due();
-  if (came_) keep(std::move(came_));
+  if (came_) keep(std::move(*came_));
 }
 
 bool OverLinks::done() {
   plan_->mesh.context().check_fork("window");
   try {
-    if (links_->ask(*this)) return true;
+    if ((over_ = links_->ask(*this))) return true;
     if (!asked_until_) asked_until_ = Deadline::after(links_->deadline());
     if (!broken() && !asked_until_->passed()) return false;
-    if (links_->finish(*this, *asked_until_)) return true;
+    if ((over_ = links_->finish(*this, *asked_until_))) return true;
   } catch (...) {
     give_up();
     if (!broken()) throw;
@@ -75,7 +75,7 @@ bool OverLinks::done() {
 void OverLinks::finish() {
   plan_->mesh.context().check_fork("window");
   try {
-    if (links_->finish(*this, Deadline::after(links_->deadline()))) return;
+    if ((over_ = links_->finish(*this))) return;
   } catch (...) {
     give_up();
     if (!broken()) throw;

@@ -291,12 +291,16 @@ bool Links::ask(LinkedSteps& x) {
   return !in_flight(x) && x.complete();
 }
 
-bool Links::finish(LinkedSteps& x, Deadline limit) {
+bool Links::finish(LinkedSteps& x, std::optional<Deadline> limit) {
+  bool flies = true;
   {
     const Owning owning(*this);
-    for (int looks = 0; looks < kEagerLooks && in_flight(x);) looks = progress(true) ? 0 : looks + 1;
+    for (int looks = 0; looks < kEagerLooks && (flies = in_flight(x));)
+      looks = progress(true) ? 0 : looks + 1;
   }
   send_due();
+  if (!flies) return x.complete();
+  if (!limit) limit = Deadline::after(deadline_);
   Idling idling(engine_.spin_limit(), spins_);
   std::optional<ProgressEngine::Waiter> waiter;
   for (;;) {
@@ -319,7 +323,7 @@ bool Links::finish(LinkedSteps& x, Deadline limit) {
       continue;
     }
     if (idling.spin() || idling.yield()) continue;
-    const Duration left = limit.left();
+    const Duration left = limit->left();
     if (left == Duration::zero() && interrupted()) {
       fail({.code = ErrorCode::aborted,
             .text = fmt::format("window: rank {} was interrupted while it waited", rank_),

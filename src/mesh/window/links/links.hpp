@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "group/group_state.hpp"
@@ -33,6 +34,8 @@ namespace weft::windows {
 
 inline constexpr std::uint64_t kSlots = 2;            ///< of a link
 inline constexpr std::int64_t kSlotBytes = 32 << 10;  ///< packed bytes in one
+inline constexpr std::int64_t kBesideBytes = 32;      ///< packed bytes in a slot's first line
+inline constexpr std::int64_t kFewBytes = 1024;       ///< so many begin there
 inline constexpr std::size_t kAboutBytes = 192;       ///< text of what a slot holds
 inline constexpr std::size_t kMostPlaces = 32;        ///< fields whose memory a slot may name
 inline constexpr int kTokenTag = 0x7fff0056;          ///< of the messages of one byte
@@ -58,12 +61,18 @@ struct alignas(64) Slot {
   Holds holds;
   std::uint32_t
       segments;  ///< segments of the sender's arena, where mapping them would let it be `in_place`; else 0
-  std::byte packed[kSlotBytes];
+  std::byte beside[kBesideBytes];  ///< the first packed bytes, where they are few: they come with the head
+  std::byte apart[kSlotBytes];     ///< the others, at lines of their own
   alignas(64) std::uint64_t boxes_id;  ///< what `boxes` are of: a number of the sender's
   Place places[kMostPlaces];
   alignas(64) char about[kAboutBytes];  ///< of `form`, in words
   alignas(64) std::int64_t boxes[kSlotBytes / 8];
+
+  /// Where packed bytes begin, of an exchange that has so many.
+  std::byte* packed(std::int64_t bytes) noexcept { return bytes <= kFewBytes ? beside : apart; }
+  const std::byte* packed(std::int64_t bytes) const noexcept { return bytes <= kFewBytes ? beside : apart; }
 };
+static_assert(offsetof(Slot, apart) == 64 && sizeof(Slot::beside) == kBesideBytes);
 
 struct Link {
   Slot slots[kSlots];
@@ -161,8 +170,9 @@ class Links final : public Driven, public std::enable_shared_from_this<Links> {
   void check_group();
   /// The next steps of all exchanges in flight, and of the rank's groups. True: `x` is complete. False: it is not, or has failed.
   bool ask(LinkedSteps& x);
-  /// Waits until `x` is complete (true) or it or the group has failed. Throws the group's errors: at the deadline, timeout.
-  bool finish(LinkedSteps& x, Deadline limit);
+  /// Waits until `x` is complete (true) or it or the group has failed. Throws the group's errors: at the deadline, timeout. It is `limit`, or
+  /// that of the group from when it has to wait on.
+  bool finish(LinkedSteps& x, std::optional<Deadline> limit = {});
   /// `x` ends before it is complete. Afterwards nothing touches its memory any more: neither this rank's threads nor a neighbour.
   void give_up(LinkedSteps& x) noexcept;
   /// Sends the messages that steps have made due, where any are: until they are sent, the group must live.

@@ -18,6 +18,9 @@ bool OverLinks::receive(In& in, const Program::Traffic& t) {
   for (;;) {
     const Slot& slot = end.link->slots[end.next % kSlots];
     if (slot.sequence.load(std::memory_order_acquire) != end.next + 1) return moved;
+    if (t.bytes <= kFewBytes)  // one after another they would be waited for one after another
+      for (std::int64_t line = 0; line < t.bytes - kBesideBytes; line += 64)
+        __builtin_prefetch(slot.apart + line);
     if (slot.form != t.form) disagree(slot, t);
     Links::End& back = links_->to(end.rank);
     back.room_to = std::max(back.room_to, slot.taken + kSlots);
@@ -41,16 +44,20 @@ bool OverLinks::receive(In& in, const Program::Traffic& t) {
       in.cursor.box = t.boxes.size();
     } else if (program_->adjoint) {
       keep_packed(in, t, slot);
+    } else if (!t.moves.empty()) {
+      for (const Program::Move& m : t.moves)
+        copy_run(pair(m.field).window + m.offset, slot.beside + m.at, m.bytes);
+      in.cursor.box = t.boxes.size();
     } else {
-      in.cursor.slot(*program_, t,
-                     [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t at) {
-                       std::byte* const to = pair(b.field).window + b.offset;
-                       if (count == b.elements)
-                         b.loops.copy(runtime_, stream_, slot.packed + at, to);
-                       else
-                         b.loops.copy_some(first, count,
-                                           slot.packed + at - first * program_->forms[b.field].element, to);
-                     });
+      in.cursor.slot(
+          *program_, t, [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t at) {
+            std::byte* const to = pair(b.field).window + b.offset;
+            if (count == b.elements)
+              b.loops.copy(runtime_, stream_, slot.packed(t.bytes) + at, to);
+            else
+              b.loops.copy_some(first, count,
+                                slot.packed(t.bytes) + at - first * program_->forms[b.field].element, to);
+          });
     }
     links_->take(end);
     if (!in.cursor.at_end(t)) continue;
@@ -73,7 +80,7 @@ void OverLinks::make_room() {
     ins_[i].at = bytes;
     bytes += (program_->from[i].bytes + 63) / 64 * 64;
   }
-  came_ = room_of(bytes);
+  came_ = std::make_unique<Tensor>(room_of(bytes));
 }
 
 // What the kernel copies: in one go for each field, to its place, or to packed bytes where the adjoint keeps them or its runs here are short.
@@ -100,7 +107,7 @@ void OverLinks::read(In& in, const Program::Traffic& t, const Slot& slot) {
     fields_there[f] = slot.places[f].offset;
     fields_here[f] = reinterpret_cast<std::uint64_t>(pair(f).window);
   }
-  const std::uint64_t room = packed ? reinterpret_cast<std::uint64_t>(came_.data() + in.at) : 0;
+  const std::uint64_t room = packed ? reinterpret_cast<std::uint64_t>(came_->data() + in.at) : 0;
   const Pieces there{t.there, fields_there.data()};
   const std::vector<Piece> all{{0, 0, t.bytes}};
   {
@@ -112,7 +119,7 @@ void OverLinks::read(In& in, const Program::Traffic& t, const Slot& slot) {
   }
   if (packed && !program_->adjoint)
     for (const Program::Box& b : t.boxes)
-      b.loops.copy(runtime_, stream_, came_.data() + in.at + b.at, pair(b.field).window + b.offset);
+      b.loops.copy(runtime_, stream_, came_->data() + in.at + b.at, pair(b.field).window + b.offset);
 }
 
 // The memory of that rank could not be read.
@@ -130,7 +137,7 @@ void OverLinks::keep_packed(In& in, const Program::Traffic& t, const Slot& slot)
   in.cursor.slot(*program_, t,
                  [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t at) {
                    const std::int64_t size = program_->forms[b.field].element;
-                   std::memcpy(came_.data() + in.at + b.at + first * size, slot.packed + at,
+                   std::memcpy(came_->data() + in.at + b.at + first * size, slot.packed(t.bytes) + at,
                                static_cast<std::size_t>(count * size));
                  });
 }
@@ -174,12 +181,12 @@ void OverLinks::disagree(const Slot& slot, const Program::Traffic& t) {
 
 void OverLinks::add_from(In& in, const Program::Traffic& t) {
   if (!in.held) {
-    for (const Program::Box& b : t.boxes) add({b.field, b.loops, 0, b.offset}, came_.data() + in.at + b.at);
+    for (const Program::Box& b : t.boxes) add({b.field, b.loops, 0, b.offset}, came_->data() + in.at + b.at);
     return;
   }
   const Slot& slot = in.end->link->slots[in.end->next % kSlots];
   if (slot.holds == Holds::packed) {
-    for (const Program::Box& b : t.boxes) add({b.field, b.loops, 0, b.offset}, slot.packed + b.at);
+    for (const Program::Box& b : t.boxes) add({b.field, b.loops, 0, b.offset}, slot.packed(t.bytes) + b.at);
   } else {
     const Links::Reading reading(*in.end);
     for (const Program::Step& step : joint_of(slot, t)) add(step, place_of(slot, step));

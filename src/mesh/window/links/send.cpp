@@ -9,10 +9,6 @@ namespace weft::windows {
 namespace {
 
 constexpr std::int64_t kKernelBytes = 12 << 10;  // from here on the kernel copies what is not shared
-constexpr std::int64_t kHeadBytes =
-    64 - static_cast<std::int64_t>(offsetof(Slot, packed));  // in a slot's first line
-constexpr std::int64_t kShortBytes =
-    1024;  // packed on the stack first, so that the first line, which is polled, is written last
 
 }  // namespace
 
@@ -61,27 +57,47 @@ Slot& OverLinks::begin_slot(Links::End& end, const Program::Traffic& t, Holds ho
 void OverLinks::pack(Out& o, const Program::Traffic& t) {
   Links::End& end = *o.end;
   Slot& slot = end.link->slots[end.next % kSlots];
-  std::array<std::byte, kShortBytes> small;
-  const bool is_small = t.bytes <= kShortBytes;
-  std::byte* const to = is_small ? small.data() : slot.packed;
-  o.cursor.slot(*program_, t,
-                [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t at) {
-                  const std::byte* const from = sent_from(pair(b.field)) + b.offset;
-                  if (count == b.elements)
-                    b.loops.copy(runtime_, stream_, from, to + at);
-                  else
-                    b.loops.copy_some(first, count, from, to + at - first * program_->forms[b.field].element);
-                });
-  const std::int64_t head = std::min(t.bytes, kHeadBytes);
-  if (is_small)
-    std::memcpy(slot.packed + head, small.data() + head, static_cast<std::size_t>(t.bytes - head));
-  begin_slot(end, t, Holds::packed, segments_);
-  if (is_small) std::memcpy(slot.packed, small.data(), static_cast<std::size_t>(head));
+  if (t.bytes <= kFewBytes) {
+    pack_few(slot, end, t);
+    o.cursor.box = t.boxes.size();
+  } else {
+    o.cursor.slot(*program_, t,
+                  [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t at) {
+                    const std::byte* const from = sent_from(pair(b.field)) + b.offset;
+                    const std::int64_t size = program_->forms[b.field].element;
+                    if (count == b.elements)
+                      b.loops.copy(runtime_, stream_, from, slot.apart + at);
+                    else
+                      b.loops.copy_some(first, count, from, slot.apart + at - first * size);
+                  });
+    begin_slot(end, t, Holds::packed, segments_);
+  }
   links_->publish(end);
   // The next one is often like this one, and the reader has its lines in its cache.
   auto* const next = reinterpret_cast<const char*>(&end.link->slots[end.next % kSlots]);
-  for (std::int64_t line = 0; line < std::min<std::int64_t>(t.bytes + 32, 4096); line += 64)
+  for (std::int64_t line = 0; line < std::min<std::int64_t>(t.bytes + kBesideBytes, 4096); line += 64)
     __builtin_prefetch(next + line, 1);
+}
+
+// The slot's first line, which is polled, is written last.
+void OverLinks::pack_few(Slot& slot, Links::End& end, const Program::Traffic& t) {
+  const auto move = [&](const Program::Move& m) {
+    copy_run(slot.beside + m.at, sent_from(pair(m.field)) + m.offset, m.bytes);
+  };
+  if (t.moves.empty()) {
+    std::array<std::byte, kFewBytes> few;
+    for (const Program::Box& b : t.boxes)
+      b.loops.copy(runtime_, stream_, sent_from(pair(b.field)) + b.offset, few.data() + b.at);
+    const std::int64_t beside = std::min(t.bytes, kBesideBytes);
+    std::memcpy(slot.apart, few.data() + beside, static_cast<std::size_t>(t.bytes - beside));
+    begin_slot(end, t, Holds::packed, segments_);
+    std::memcpy(slot.beside, few.data(), static_cast<std::size_t>(beside));
+    return;
+  }
+  std::size_t i = t.moves_beside;
+  for (; i < t.moves.size(); ++i) move(t.moves[i]);
+  begin_slot(end, t, Holds::packed, segments_);
+  for (i = 0; i < t.moves_beside; ++i) move(t.moves[i]);
 }
 
 std::pair<const std::byte*, const std::byte*> OverLinks::span_sent(std::size_t f) const {
