@@ -37,7 +37,7 @@ bool is_any_of(const Module& module) {
 }
 
 // Of exactly these kinds: what derives from one may do something else between its children.
-SpaceRule rule_of_kind(Module& module, std::span<const int> dims) {
+SpaceRule rule_of_kind(Module& module, const DeviceMesh& axes, std::span<const int> dims) {
   if (is_any_of<LayerNorm>(module))
     if (auto& norm = dynamic_cast<LayerNorm&>(module); norm.weight->global_shape().rank() > 1)
       return domain::space_norm_rule(norm, dims);
@@ -50,14 +50,14 @@ SpaceRule rule_of_kind(Module& module, std::span<const int> dims) {
     const bool plain = c.kernel == Extent2d(1) && c.stride == Extent2d(1) && c.padding == Extent2d(0) &&
                        c.groups == 1 && c.dilation == Extent2d(1) &&
                        c.padding_mode == kernels::Padding::zeros;
-    return plain ? any_part() : by(domain::conv_passes());
+    return plain ? any_part() : by(domain::conv_passes(axes));
   }
-  if (is_any_of<ConvTranspose2d>(module)) return by(domain::conv_transpose_passes());
-  if (dynamic_cast<const Resampling2d*>(&module) != nullptr) return by(domain::resampling_passes());
-  if (is_any_of<MaxPool2d>(module)) return by(domain::max_pool_passes());
-  if (is_any_of<PixelShuffle>(module)) return by(domain::pixel_shuffle_passes());
-  if (is_any_of<GroupNorm>(module)) return by(domain::group_norm_passes());
-  if (is_any_of<WindowAttention>(module)) return by(domain::window_attention_passes());
+  if (is_any_of<ConvTranspose2d>(module)) return by(domain::conv_transpose_passes(axes));
+  if (dynamic_cast<const Resampling2d*>(&module) != nullptr) return by(domain::resampling_passes(axes));
+  if (is_any_of<MaxPool2d>(module)) return by(domain::max_pool_passes(axes));
+  if (is_any_of<PixelShuffle>(module)) return by(domain::pixel_shuffle_passes(axes));
+  if (is_any_of<GroupNorm>(module)) return by(domain::group_norm_passes(axes));
+  if (is_any_of<WindowAttention>(module)) return by(domain::window_attention_passes(axes));
   if (is_any_of<Attention>(module)) return by(domain::causal_attention_passes());
   if (is_any_of<CrossAttention>(module)) return by(domain::cross_attention_passes());
   return {};
@@ -167,7 +167,7 @@ class Search {
     if (SpaceRule own = module.space_rule(axes_, dims_); own.kind != SpaceRule::Kind::unknown) return own;
     if (const auto given = options_.rules.find(typeid(module)); given != options_.rules.end())
       return given->second(module);
-    return rule_of_kind(module, dims_);
+    return rule_of_kind(module, axes_, dims_);
   }
   const DeviceMesh& axes_;
   const DomainOptions& options_;

@@ -83,33 +83,29 @@ class Recut {
   std::unique_ptr<Window> there_, back_;
 };
 
-class WindowAttentionPasses final : public Passes {
+class WindowAttentionPasses final : public MapPasses {
  public:
-  Tensors forward(Module& module, Inputs inputs, Frame& frame) const override {
+  using MapPasses::MapPasses;
+
+ private:
+  Tensors forward_cut(Module& module, const Tensor& x, Frame& frame) const override {
     auto& attention = dynamic_cast<WindowAttention&>(module);
     const auto& config = attention.config();
-    if (inputs.size() != 1 || !cut_in_space(inputs[0].layout())) return own_forward(module, inputs, frame);
-    const Tensor& x = inputs[0];
-    expect(module, "x", x, config);
+    expect(module, x, config);
     const auto recut = plans_.of(x.layout(), [&] { return Recut(x.layout(), config); });
     return {recut->back(frame, attention.forward_part(recut->there(frame, x), frame, recut->windows)[0])};
   }
-  Tensors backward(Module& module, Inputs gradients, Frame& frame) const override {
+  Tensors backward_cut(Module& module, const Tensor& dy, const LayoutRef& of_x, Frame& frame) const override {
     auto& attention = dynamic_cast<WindowAttention&>(module);
     const auto& config = attention.config();
-    if (gradients.size() != 1 || !cut_in_space(gradients[0].layout()))
-      return own_backward(module, gradients, frame);
-    const Tensor& dy = gradients[0];
-    expect(module, "dy", dy, config);
-    const auto recut = plans_.of(dy.layout(), [&] { return Recut(dy.layout(), config); });
+    expect_gradient(module, dy, of_x->local_shape(), of_x);
+    const auto recut = plans_.of(of_x, [&] { return Recut(of_x, config); });
     return {recut->back(frame, attention.backward_part(recut->there(frame, dy), frame, recut->windows)[0])};
   }
 
- private:
-  static void expect(const Module& module, const char* name, const Tensor& t,
-                     const WindowAttentionConfig& config) {
+  static void expect(const Module& module, const Tensor& t, const WindowAttentionConfig& config) {
     maps::expect_map(module, t);
-    const TensorName what = layouts::named(module, name);
+    const TensorName what = layouts::named(module, "x");
     layouts::expect_whole_dim(what, t, "window attention", 1);
     const Shape& whole = t.layout()->global;
     if (whole[1] != config.dim || whole[kHeight] % config.window != 0 || whole[kWidth] % config.window != 0)
@@ -124,6 +120,8 @@ class WindowAttentionPasses final : public Passes {
 
 }  // namespace
 
-std::shared_ptr<const Passes> window_attention_passes() { return std::make_shared<WindowAttentionPasses>(); }
+std::shared_ptr<const Passes> window_attention_passes(const DeviceMesh& axes) {
+  return std::make_shared<WindowAttentionPasses>(axes);
+}
 
 }  // namespace weft::domain

@@ -116,16 +116,17 @@ struct ConvPlan {
   }
 };
 
-class ConvPasses final : public Passes {
+class ConvPasses final : public MapPasses {
  public:
-  Tensors forward(Module& module, Inputs inputs, Frame& frame) const override {
+  using MapPasses::MapPasses;
+
+ private:
+  Tensors forward_cut(Module& module, const Tensor& x, Frame& frame) const override {
     auto& conv = dynamic_cast<Conv2d&>(module);
-    if (inputs.size() != 1 || !cut_in_space(inputs[0].layout())) return own_forward(module, inputs, frame);
-    const Tensor& x = inputs[0];
     expect_input(conv, x, conv.config().in);
     const auto plan = plan_of(conv, x.layout());
     Fetched seen = start(frame, plan->seen.window, x);
-    Tensors kept{seen.window, maps::shape_alone(frame, x)};
+    Tensors kept{seen.window};
     const Tensor w =
         conv.spectral_norm() ? conv.spectral_norm()->forward(frame, kept) : conv.weight->weight();
     const Tensor y = make_maps(frame, plan->of_y);
@@ -135,15 +136,11 @@ class ConvPasses final : public Passes {
     return {y};
   }
 
-  Tensors backward(Module& module, Inputs gradients, Frame& frame) const override {
+  Tensors backward_cut(Module& module, const Tensor& dy, const LayoutRef& of_x, Frame& frame) const override {
     auto& conv = dynamic_cast<Conv2d&>(module);
     const Conv2dConfig& c = conv.config();
-    if (gradients.size() != 1 || !cut_in_space(gradients[0].layout()))
-      return own_backward(module, gradients, frame);
-    const Tensor& dy = gradients[0];
     const Tensors kept = frame.pop(module);
     const Tensor& seen = kept[0];
-    const LayoutRef of_x = kept[1].layout();
     const auto plan = plan_of(conv, of_x);
     expect_gradient(module, dy, plan->of_y->local_shape(), plan->of_y);
     Fetched seeing = start(frame, plan->seeing.window, dy);
@@ -178,7 +175,6 @@ class ConvPasses final : public Passes {
     return {dx};
   }
 
- private:
   std::shared_ptr<const ConvPlan> plan_of(const Conv2d& conv, const LayoutRef& x) const {
     return plans_.of(x, [&] { return ConvPlan(conv, x); });
   }
@@ -214,6 +210,8 @@ class ConvPasses final : public Passes {
 
 }  // namespace
 
-std::shared_ptr<const Passes> conv_passes() { return std::make_shared<ConvPasses>(); }
+std::shared_ptr<const Passes> conv_passes(const DeviceMesh& axes) {
+  return std::make_shared<ConvPasses>(axes);
+}
 
 }  // namespace weft::domain

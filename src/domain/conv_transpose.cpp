@@ -31,12 +31,13 @@ struct TransposePlan {
         seen(of_y, x, k, Edge::zero()) {}
 };
 
-class ConvTransposePasses final : public Passes {
+class ConvTransposePasses final : public MapPasses {
  public:
-  Tensors forward(Module& module, Inputs inputs, Frame& frame) const override {
+  using MapPasses::MapPasses;
+
+ private:
+  Tensors forward_cut(Module& module, const Tensor& x, Frame& frame) const override {
     auto& conv = dynamic_cast<ConvTranspose2d&>(module);
-    if (inputs.size() != 1 || !cut_in_space(inputs[0].layout())) return own_forward(module, inputs, frame);
-    const Tensor& x = inputs[0];
     expect_input(conv, x, conv.config().in);
     const auto plan = plan_of(conv, x.layout());
     const Tensor seeing = fetch(frame, plan->seeing.window, x);
@@ -48,11 +49,8 @@ class ConvTransposePasses final : public Passes {
     return {y};
   }
 
-  Tensors backward(Module& module, Inputs gradients, Frame& frame) const override {
+  Tensors backward_cut(Module& module, const Tensor& dy, const LayoutRef&, Frame& frame) const override {
     auto& conv = dynamic_cast<ConvTranspose2d&>(module);
-    if (gradients.size() != 1 || !cut_in_space(gradients[0].layout()))
-      return own_backward(module, gradients, frame);
-    const Tensor& dy = gradients[0];
     const Tensor x = frame.pop(module)[0];
     const auto plan = plan_of(conv, x.layout());
     expect_gradient(module, dy, plan->of_y->local_shape(), plan->of_y);
@@ -72,7 +70,6 @@ class ConvTransposePasses final : public Passes {
     return {dx};
   }
 
- private:
   std::shared_ptr<const TransposePlan> plan_of(const ConvTranspose2d& conv, const LayoutRef& x) const {
     return plans_.of(x, [&] { return TransposePlan(conv, x); });
   }
@@ -81,6 +78,8 @@ class ConvTransposePasses final : public Passes {
 
 }  // namespace
 
-std::shared_ptr<const Passes> conv_transpose_passes() { return std::make_shared<ConvTransposePasses>(); }
+std::shared_ptr<const Passes> conv_transpose_passes(const DeviceMesh& axes) {
+  return std::make_shared<ConvTransposePasses>(axes);
+}
 
 }  // namespace weft::domain

@@ -55,12 +55,13 @@ Tensor of_groups(Frame& frame, const Tensor& sums, const float* weight, const Si
   return summed_in_space(y, x);
 }
 
-class GroupNormPasses final : public Passes {
+class GroupNormPasses final : public MapPasses {
  public:
-  Tensors forward(Module& module, Inputs inputs, Frame& frame) const override {
+  using MapPasses::MapPasses;
+
+ private:
+  Tensors forward_cut(Module& module, const Tensor& x, Frame& frame) const override {
     auto& norm = dynamic_cast<GroupNorm&>(module);
-    if (inputs.size() != 1 || !cut_in_space(inputs[0].layout())) return own_forward(module, inputs, frame);
-    const Tensor& x = inputs[0];
     maps::expect_map(module, x);
     layouts::expect_whole_dim(layouts::named(module, "x"), x, "a norm", -1);
     const Tensor w = widened(frame, norm.weight->weight()), b = widened(frame, norm.bias->weight());
@@ -96,11 +97,8 @@ class GroupNormPasses final : public Passes {
 
   // With x^ = (x - mean) inv_std and g = dy weight: dweight = Σ dy x^, dbias = Σ dy, dx = inv_std (g - mean(g) - x^ mean(g x^)), the means over a group
   // on all ranks.
-  Tensors backward(Module& module, Inputs gradients, Frame& frame) const override {
+  Tensors backward_cut(Module& module, const Tensor& dy, const LayoutRef&, Frame& frame) const override {
     auto& norm = dynamic_cast<GroupNorm&>(module);
-    if (gradients.size() != 1 || !cut_in_space(gradients[0].layout()))
-      return own_backward(module, gradients, frame);
-    const Tensor& dy = gradients[0];
     const Tensors kept = frame.pop(module);
     const Tensor &x = kept[0], &means = kept[1], &inv = kept[2];
     expect_gradient(module, dy, x.shape(), x.layout());
@@ -145,6 +143,8 @@ class GroupNormPasses final : public Passes {
 
 }  // namespace
 
-std::shared_ptr<const Passes> group_norm_passes() { return std::make_shared<GroupNormPasses>(); }
+std::shared_ptr<const Passes> group_norm_passes(const DeviceMesh& axes) {
+  return std::make_shared<GroupNormPasses>(axes);
+}
 
 }  // namespace weft::domain

@@ -58,25 +58,22 @@ struct Resampled {
   }
 };
 
-class ResamplingPasses final : public Passes {
+class ResamplingPasses final : public MapPasses {
  public:
-  Tensors forward(Module& module, Inputs inputs, Frame& frame) const override {
-    if (inputs.size() != 1 || !cut_in_space(inputs[0].layout())) return own_forward(module, inputs, frame);
-    const Tensor& x = inputs[0];
-    maps::expect_map(module, x);
-    const auto plan = plan_of(module, x.layout());
-    frame.push(module, {maps::shape_alone(frame, x)});
-    return {plan->there.run(frame, x)};
-  }
-  Tensors backward(Module& module, Inputs gradients, Frame& frame) const override {
-    if (gradients.size() != 1 || !cut_in_space(gradients[0].layout()))
-      return own_backward(module, gradients, frame);
-    const auto plan = plan_of(module, frame.pop(module)[0].layout());
-    expect_gradient(module, gradients[0], plan->there.of_out->local_shape(), plan->there.of_out);
-    return {plan->back.run(frame, gradients[0])};
-  }
+  using MapPasses::MapPasses;
 
  private:
+  Tensors forward_cut(Module& module, const Tensor& x, Frame& frame) const override {
+    maps::expect_map(module, x);
+    const auto plan = plan_of(module, x.layout());
+    return {plan->there.run(frame, x)};
+  }
+  Tensors backward_cut(Module& module, const Tensor& dy, const LayoutRef& of_x, Frame& frame) const override {
+    const auto plan = plan_of(module, of_x);
+    expect_gradient(module, dy, plan->there.of_out->local_shape(), plan->there.of_out);
+    return {plan->back.run(frame, dy)};
+  }
+
   struct Plan {
     Resampled there, back;
   };
@@ -93,11 +90,12 @@ class ResamplingPasses final : public Passes {
   Plans<Plan> plans_;
 };
 
-class MaxPoolPasses final : public Passes {
+class MaxPoolPasses final : public MapPasses {
  public:
-  Tensors forward(Module& module, Inputs inputs, Frame& frame) const override {
-    if (inputs.size() != 1 || !cut_in_space(inputs[0].layout())) return own_forward(module, inputs, frame);
-    const Tensor& x = inputs[0];
+  using MapPasses::MapPasses;
+
+ private:
+  Tensors forward_cut(Module& module, const Tensor& x, Frame& frame) const override {
     maps::expect_map(module, x);
     const auto plan = plan_of(module, x.layout());
     const Sliding &height = plan->height, &width = plan->width;
@@ -111,17 +109,12 @@ class MaxPoolPasses final : public Passes {
          height.stride, width.stride, height.padding + seen_rows.lo - rows.own().lo * height.stride,
          width.padding + seen_columns.lo - columns.own().lo * width.stride, height.dilation, width.dilation,
          rows.own().size(), columns.own().size(), kernels::Padding::zeros});
-    frame.push(module, {maps::shape_alone(frame, x), place});
+    frame.push(module, {place});
     return {y};
   }
 
-  Tensors backward(Module& module, Inputs gradients, Frame& frame) const override {
-    if (gradients.size() != 1 || !cut_in_space(gradients[0].layout()))
-      return own_backward(module, gradients, frame);
-    const Tensor& dy = gradients[0];
-    const Tensors kept = frame.pop(module);
-    const LayoutRef of_x = kept[0].layout();
-    const Tensor& place = kept[1];
+  Tensors backward_cut(Module& module, const Tensor& dy, const LayoutRef& of_x, Frame& frame) const override {
+    const Tensor place = frame.pop(module)[0];
     expect_gradient(module, dy, place.shape(), place.layout());
     const auto plan = plan_of(module, of_x);
     const Sliding &height = plan->height, &width = plan->width;
@@ -144,7 +137,6 @@ class MaxPoolPasses final : public Passes {
     return {dx};
   }
 
- private:
   struct Plan {
     Sliding height, width;
     LayoutRef of_y;
@@ -191,12 +183,13 @@ Tensor cut_out(Frame& frame, const Tensor& map, std::int64_t row, std::int64_t c
   return out;
 }
 
-class PixelShufflePasses final : public Passes {
+class PixelShufflePasses final : public MapPasses {
  public:
-  Tensors forward(Module& module, Inputs inputs, Frame& frame) const override {
-    if (inputs.size() != 1 || !cut_in_space(inputs[0].layout())) return own_forward(module, inputs, frame);
+  using MapPasses::MapPasses;
+
+ private:
+  Tensors forward_cut(Module& module, const Tensor& x, Frame& frame) const override {
     const std::int64_t f = dynamic_cast<const PixelShuffle&>(module).factor();
-    const Tensor& x = inputs[0];
     maps::expect_map(module, x);
     layouts::expect_whole_dim(layouts::named(module, "x"), x, "a pixel shuffle", 1);
     if (x.layout()->global[1] % (f * f) != 0)
@@ -204,22 +197,17 @@ class PixelShufflePasses final : public Passes {
     const auto plan = plan_of(f, x.layout());
     Frame scratch = Frame::inference(frame.compute());
     const Tensor wide = own_forward(module, fetch(frame, plan->seen, x), scratch)[0];
-    frame.push(module, {maps::shape_alone(frame, x)});
     return {cut_out(frame, wide, plan->row, plan->column, plan->of_y)};
   }
-  Tensors backward(Module& module, Inputs gradients, Frame& frame) const override {
-    if (gradients.size() != 1 || !cut_in_space(gradients[0].layout()))
-      return own_backward(module, gradients, frame);
+  Tensors backward_cut(Module& module, const Tensor& dy, const LayoutRef& of_x, Frame& frame) const override {
     const std::int64_t f = dynamic_cast<const PixelShuffle&>(module).factor();
-    const LayoutRef of_x = frame.pop(module)[0].layout();
     const auto plan = plan_of(f, of_x);
-    expect_gradient(module, gradients[0], plan->of_y->local_shape(), plan->of_y);
-    const Tensor window = fetch(frame, plan->made, gradients[0]);
+    expect_gradient(module, dy, plan->of_y->local_shape(), plan->of_y);
+    const Tensor window = fetch(frame, plan->made, dy);
     const Shape seen{window.size(0), window.size(1), window.size(kHeight) / f, f, window.size(kWidth) / f, f};
     return {permuted(frame, window, seen, {0, 1, 3, 5, 2, 4}, of_x->local_shape(), of_x, Memory::shared)};
   }
 
- private:
   struct Plan {
     LayoutRef of_y;
     Window seen;               // on x, for y: whole pixels of x
@@ -245,8 +233,14 @@ class PixelShufflePasses final : public Passes {
 
 }  // namespace
 
-std::shared_ptr<const Passes> resampling_passes() { return std::make_shared<ResamplingPasses>(); }
-std::shared_ptr<const Passes> max_pool_passes() { return std::make_shared<MaxPoolPasses>(); }
-std::shared_ptr<const Passes> pixel_shuffle_passes() { return std::make_shared<PixelShufflePasses>(); }
+std::shared_ptr<const Passes> resampling_passes(const DeviceMesh& axes) {
+  return std::make_shared<ResamplingPasses>(axes);
+}
+std::shared_ptr<const Passes> max_pool_passes(const DeviceMesh& axes) {
+  return std::make_shared<MaxPoolPasses>(axes);
+}
+std::shared_ptr<const Passes> pixel_shuffle_passes(const DeviceMesh& axes) {
+  return std::make_shared<PixelShufflePasses>(axes);
+}
 
 }  // namespace weft::domain

@@ -10,15 +10,15 @@
 
 namespace weft::domain {
 
-std::shared_ptr<const Passes> conv_passes();
-std::shared_ptr<const Passes> conv_transpose_passes();
-std::shared_ptr<const Passes> resampling_passes();
-std::shared_ptr<const Passes> max_pool_passes();
-std::shared_ptr<const Passes> pixel_shuffle_passes();
-std::shared_ptr<const Passes> group_norm_passes();
+std::shared_ptr<const Passes> conv_passes(const DeviceMesh& axes);
+std::shared_ptr<const Passes> conv_transpose_passes(const DeviceMesh& axes);
+std::shared_ptr<const Passes> resampling_passes(const DeviceMesh& axes);
+std::shared_ptr<const Passes> max_pool_passes(const DeviceMesh& axes);
+std::shared_ptr<const Passes> pixel_shuffle_passes(const DeviceMesh& axes);
+std::shared_ptr<const Passes> group_norm_passes(const DeviceMesh& axes);
 /// Of a LayerNorm over several dimensions, the last ones of maps.
 SpaceRule space_norm_rule(LayerNorm& norm, std::span<const int> dims);
-std::shared_ptr<const Passes> window_attention_passes();
+std::shared_ptr<const Passes> window_attention_passes(const DeviceMesh& axes);
 std::shared_ptr<const Passes> causal_attention_passes();
 std::shared_ptr<const Passes> cross_attention_passes();
 

@@ -1,5 +1,9 @@
 #include "domain/space.hpp"
 
+#include <fmt/format.h>
+
+#include "weft/base/error.hpp"
+
 namespace weft::domain {
 
 Parts parts_of(const LayoutRef& layout, int dim) {
@@ -70,6 +74,27 @@ Tensor as_samples(const Tensor& local, const LayoutRef& x) {
     }
   }
   return local.with_layout(make_layout(x->mesh(), std::move(placements), global));
+}
+
+Tensors MapPasses::forward(Module& module, Inputs inputs, Frame& frame) const {
+  if (inputs.size() == 1 && inputs[0].layout() == nullptr)
+    throw Error(ErrorCode::layout,
+                fmt::format("{} is a plain tensor; on {} it needs a layout (shard_spatial gives it one)",
+                            layouts::named(module, "x").text(), to_string(axes_.shape())));
+  const bool cut = inputs.size() == 1 && cut_in_space(inputs[0].layout());
+  Tensors y = cut ? forward_cut(module, inputs[0], frame) : own_forward(module, inputs, frame);
+  // So that backward does what forward did, whatever dy is.
+  if (frame.keeps()) frame.push(module, cut ? Tensors{maps::shape_alone(frame, inputs[0])} : Tensors{});
+  return y;
+}
+
+Tensors MapPasses::backward(Module& module, Inputs gradients, Frame& frame) const {
+  const Tensors of_x = frame.pop(module);
+  if (of_x.empty()) return own_backward(module, gradients, frame);
+  if (gradients.size() != 1)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("\"{}\": got {} gradients; expected 1", module.path(), gradients.size()));
+  return backward_cut(module, gradients[0], of_x[0].layout(), frame);
 }
 
 }  // namespace weft::domain

@@ -47,6 +47,22 @@ LayoutRef like(const LayoutRef& x, std::int64_t channels, std::int64_t height, s
 /// take it as it is, and gradients of weights are Partial on these axes.
 Tensor as_samples(const Tensor& local, const LayoutRef& x);
 
+/// The passes of a layer of one map x, where x is cut in space; a whole one, which every rank has, goes to the layer's own code. A plain x, of which nobody knows
+/// whether it is whole or a part, is an error.
+class MapPasses : public Passes {
+ public:
+  explicit MapPasses(const DeviceMesh& axes) : axes_(axes) {}
+  Tensors forward(Module& module, Inputs inputs, Frame& frame) const final;
+  Tensors backward(Module& module, Inputs gradients, Frame& frame) const final;
+
+ private:
+  virtual Tensors forward_cut(Module& module, const Tensor& x, Frame& frame) const = 0;
+  /// `of_x`: the layout that x had.
+  virtual Tensors backward_cut(Module& module, const Tensor& dy, const LayoutRef& of_x,
+                               Frame& frame) const = 0;
+  DeviceMesh axes_;
+};
+
 /// a / b rounded up and down, b > 0.
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return a >= 0 ? (a + b - 1) / b : -(-a / b);

@@ -141,10 +141,10 @@ TEST(DomainDropout, DropsTheSamePixelsWhereverMapsAreCut) {
   });
 }
 
-MakeModule attention(Windows windows) {
+MakeModule attention(Windows windows, std::int64_t dim = 32) {
   return [=] {
     return std::make_unique<WindowAttention>(
-        WindowAttentionConfig{.dim = 32, .heads = 4, .head_dim = 8, .window = 2, .windows = windows});
+        WindowAttentionConfig{.dim = dim, .heads = 4, .head_dim = dim / 4, .window = 2, .windows = windows});
   };
 }
 
@@ -345,6 +345,60 @@ TEST(DomainRules, OfLayersFromOutside) {
       "columns of padding");
   EXPECT_EQ(error_text([&] { unpad_shard_interp_adjoint(dy, {.left = 9}, nullptr, manager); }),
             "bad_argument: unpad_shard_interp_adjoint: y is null; expected the layout of what was unpadded");
+}
+
+// Nobody can say of a plain map whether it is whole or a part; and backward goes the way of forward, whatever dy is.
+TEST(DomainRules, MapsThatDoNotSayWhatTheyAreAreRefused) {
+  const std::pair<const char*, MakeModule> layers[] = {
+      {"conv",
+       [] { return std::make_unique<Conv2d>(Conv2dConfig{.in = 4, .out = 4, .kernel = 3, .padding = 1}); }},
+      {"conv with a stride",
+       [] { return std::make_unique<Conv2d>(Conv2dConfig{.in = 4, .out = 4, .stride = 2}); }},
+      {"conv transpose",
+       [] {
+         return std::make_unique<ConvTranspose2d>(
+             ConvTranspose2dConfig{.in = 4, .out = 4, .kernel = 2, .stride = 2});
+       }},
+      {"average", [] { return std::make_unique<AvgPool2d>(Pool2dConfig{}); }},
+      {"maximum", [] { return std::make_unique<MaxPool2d>(Pool2dConfig{}); }},
+      {"pad", [] { return std::make_unique<Pad2d>(Pad2dConfig{.top = 1}); }},
+      {"resize", [] { return std::make_unique<Resize2d>(Resize2dConfig{.scale = 2}); }},
+      {"shuffle", [] { return std::make_unique<PixelShuffle>(2); }},
+      {"group norm", [] { return std::make_unique<GroupNorm>(2, 4); }},
+      {"attention", attention(Windows::neighbours, 4)},
+  };
+  test::run_ranks(test::Ranks::threads, 2, [&](test::Rank& rank) {
+    Compute compute(rank.context, 1);
+    const DeviceMesh mesh(rank.group(), {{"h", 2}});
+    for (const auto& [name, make] : layers) {
+      SCOPED_TRACE(name);
+      const auto [serial, split] = std::pair{make(), make()};
+      const DomainManager manager = apply_domain_parallel(*split, mesh);
+      replicate(*split, mesh);
+      for (Module* model : {serial.get(), split.get()}) test::set_up(*model, compute);
+      const Tensor x = test::random_map(rank.context, {1, 4, 8, 6}, "x");
+      Frame frame(compute);
+      EXPECT_EQ(error_text([&] { split->forward(x, frame); }),
+                "layout: \"\": x is a plain tensor; on h=2 it needs a layout (shard_spatial gives it one)");
+      EXPECT_TRUE(frame.empty());
+      const Tensor part = shard_spatial(x, manager);
+      const Tensor y = split->forward(part, frame)[0];
+      const std::string of_plain = error_text([&] { split->backward(y.with_layout(nullptr), frame); });
+      EXPECT_NE(of_plain.find("dy is a plain tensor"), std::string::npos) << of_plain;
+      Frame other(compute);
+      split->forward(part, other);
+      const std::string of_whole = error_text([&] { split->backward(gather_spatial(y, manager), other); });
+      EXPECT_TRUE(of_whole.starts_with("layout: \"\": dy is")) << of_whole;
+      // A whole map that every rank has is computed whole on each.
+      Frame of_each(compute), of_serial(compute);
+      const Tensor whole = gather_spatial(part, manager);
+      const Tensor want = serial->forward(x, of_serial)[0];
+      const Tensor same = split->forward(whole, of_each)[0];
+      EXPECT_TRUE(test::same_bits(same, want));
+      EXPECT_TRUE(test::same_bits(split->backward(same, of_each)[0], serial->backward(want, of_serial)[0]));
+      EXPECT_TRUE(of_each.empty());
+    }
+  });
 }
 
 // On a domain of one rank the layers' own code runs.
