@@ -41,7 +41,8 @@ Tensors Resampling2d::do_forward(Inputs inputs, Frame& frame) {
   const Tensor& x = inputs[0];
   maps::expect_map(*this, x);
   for (const int dim : {2, 3}) layouts::expect_whole_dim(layouts::named(*this, "x"), x, "a resampling", dim);
-  const kernels::ResampleShape s = resampling(x.shape(), rows(x.size(2)), columns(x.size(3)));
+  Taps of_rows = rows(x.size(2)), of_columns = columns(x.size(3));  // in this order: each may refuse x
+  const kernels::ResampleShape s = resampling(x.shape(), std::move(of_rows), std::move(of_columns));
   const Tensor y = maps::make_map(frame, x, x.size(1), s.rows->outputs(), s.columns->outputs(), out_memory());
   kernels::resample(frame.kernels(), x.data_ptr<float>(), y.data_ptr<float>(), s);
   frame.push(*this, {maps::shape_alone(frame, x)});
