@@ -42,6 +42,7 @@
 #include "weft/mesh/named_view.hpp"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/mesh/replicas.hpp"
+#include "weft/mesh/reshape.hpp"
 #include "weft/mesh/window.hpp"
 #include "weft/store/file.hpp"
 #include "weft/store/store.hpp"

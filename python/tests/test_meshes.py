@@ -34,6 +34,11 @@ def test_layouts_without_ranks():
         assert layout.with_shape((9, 4)).local_shape(0) == (3, 4)
         assert layout.segmented(0, (3, 4)).parts(0) == [((0, 0), (1, 4)), ((3, 0), (2, 4))]
         assert layout.shard_inside(mesh["dp"], 0).local_shape(0) == (2, 4)
+        features = weft.Layout(mesh, (5, 24), tp=weft.shard(1))
+        assert features.reshaped((5, 6, 4)) == weft.Layout(mesh, (5, 6, 4), tp=weft.shard(1))
+        assert features.reshaped((5, 6, 4)).transposed((1, 0, 2)) == weft.Layout(mesh, (6, 5, 4), tp=weft.shard(0))
+        with pytest.raises(weft.LayoutError, match="becomes .5, 4, 6., of which no dimension is cut on tp=3"):
+            features.reshaped((5, 4, 6))
         assert layout.mesh == mesh
         with pytest.raises(weft.Error):
             weft.Layout(mesh, (7, 4), tp=weft.shard(2))

@@ -500,6 +500,8 @@ FUNCTIONS = {
     "weft_layout_shard_inside": (c_int32, (c_void_p, c_void_p, c_int32, POINTER(c_void_p), POINTER(weft_error),)),
     "weft_layout_nested": (c_int32, (c_void_p, POINTER(c_char_p), c_int32, POINTER(c_void_p), POINTER(weft_error),)),
     "weft_layout_segmented": (c_int32, (c_void_p, c_int32, POINTER(c_int64), c_int32, POINTER(c_void_p), POINTER(weft_error),)),
+    "weft_layout_reshape": (c_int32, (c_void_p, POINTER(c_int64), c_int32, POINTER(c_void_p), POINTER(weft_error),)),
+    "weft_layout_transpose": (c_int32, (c_void_p, POINTER(c_int32), c_int32, POINTER(c_void_p), POINTER(weft_error),)),
     "weft_layout_reduced": (c_int32, (c_void_p, c_void_p, POINTER(c_void_p), POINTER(weft_error),)),
     "weft_layout_mesh": (c_int32, (c_void_p, POINTER(c_void_p), POINTER(weft_error),)),
     "weft_layout_on": (c_int32, (c_void_p, c_void_p, POINTER(weft_placement), POINTER(weft_error),)),

@@ -21,10 +21,14 @@ const LayoutRef& layout_of(const char* function, const weft_layout* layout, cons
   return given(function, layout, which).layout;
 }
 
-Shape shape_of(const char* function, const std::int64_t* extents, std::int32_t dim_count, const char* what) {
+static void check_dim_count(const char* function, std::int32_t dim_count) {
   if (dim_count < 0 || dim_count > WEFT_MAX_DIMS)
     refuse(ErrorCode::bad_argument, function,
            fmt::format("dim_count is {}; expected 0 to {}", dim_count, WEFT_MAX_DIMS));
+}
+
+Shape shape_of(const char* function, const std::int64_t* extents, std::int32_t dim_count, const char* what) {
+  check_dim_count(function, dim_count);
   return Shape(std::span<const std::int64_t>(list_of(function, extents, dim_count, what, "dim_count")));
 }
 
@@ -183,6 +187,29 @@ weft_status weft_layout_segmented(const weft_layout* layout, int32_t dim, const 
         capi::list_of(function, lengths, segment_count, "lengths", "segment_count");
     weft_layout*& to = capi::given(function, changed, "changed");
     to = made(*layout, of->segmented(dim, {all.begin(), all.end()}));
+  });
+}
+
+weft_status weft_layout_reshape(const weft_layout* layout, const int64_t* extents, int32_t dim_count,
+                                weft_layout** changed, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const LayoutRef& of = capi::layout_of(function, layout, "layout");
+    const weft::Shape global = capi::shape_of(function, extents, dim_count, "extents");
+    weft_layout*& to = capi::given(function, changed, "changed");
+    to = made(*layout, of->reshaped(global));
+  });
+}
+
+weft_status weft_layout_transpose(const weft_layout* layout, const int32_t* order, int32_t dim_count,
+                                  weft_layout** changed, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const LayoutRef& of = capi::layout_of(function, layout, "layout");
+    capi::check_dim_count(function, dim_count);
+    weft::Dims all;
+    for (const std::int32_t dim : capi::list_of(function, order, dim_count, "order", "dim_count"))
+      all.push_back(dim);
+    weft_layout*& to = capi::given(function, changed, "changed");
+    to = made(*layout, of->transposed(all));
   });
 }
 

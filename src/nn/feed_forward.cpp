@@ -14,26 +14,11 @@ const Dims kPixelsFirst{0, 2, 3, 1}, kChannelsFirst{0, 3, 1, 2};
 // (batch, channels, height, width) with the channels last
 Shape channels_last(const Shape& maps) { return {maps[0], maps[2], maps[3], maps[1]}; }
 
-// Its layout: height and width are cut as they were, in other places.
-LayoutRef reordered(const LayoutRef& of, const Dims& order, const Shape& global) {
-  if (of == nullptr) return of;
-  Placements placements = of->placements;
-  for (Placement& p : placements)
-    if (const Shard* const shard = std::get_if<Shard>(&p)) {
-      int to = 0;
-      while (order[to] != shard->dim) ++to;
-      p = Shard{to};
-    }
-  std::vector<std::string_view> names;
-  for (const int axis : of->nesting) names.push_back(of->mesh_shape().name(axis));
-  return make_layout(of->mesh(), std::move(placements), global)->nested(names);
-}
 LayoutRef last_layout(const Tensor& maps) {
-  return maps.layout() ? reordered(maps.layout(), kPixelsFirst, channels_last(maps.layout()->global))
-                       : nullptr;
+  return maps.layout() ? maps.layout()->transposed(kPixelsFirst) : nullptr;
 }
-LayoutRef first_layout(const Tensor& pixels, const Tensor& maps) {
-  return pixels.layout() ? reordered(pixels.layout(), kChannelsFirst, layouts::global_shape(maps)) : nullptr;
+LayoutRef first_layout(const Tensor& pixels) {
+  return pixels.layout() ? pixels.layout()->transposed(kChannelsFirst) : nullptr;
 }
 
 // Throws unless x: (batch, channels, height, width), channels whole.
@@ -66,7 +51,7 @@ Tensors ChannelFeedForward::Layers::do_forward(Inputs inputs, Frame& frame) {
       permuted(frame, normal, x.shape(), kPixelsFirst, channels_last(x.shape()), last_layout(normal));
   const Tensors hidden = dropout.forward(gelu.forward(up.forward(pixels, frame), frame), frame);
   const Tensor y = down.forward(hidden, frame)[0];
-  return {permuted(frame, y, y.shape(), kChannelsFirst, x.shape(), first_layout(y, x), out_memory())};
+  return {permuted(frame, y, y.shape(), kChannelsFirst, x.shape(), first_layout(y), out_memory())};
 }
 
 Tensors ChannelFeedForward::Layers::do_backward(Inputs gradients, Frame& frame) {
@@ -78,8 +63,7 @@ Tensors ChannelFeedForward::Layers::do_backward(Inputs gradients, Frame& frame) 
   const Tensors dhidden = dropout.backward(down.backward(dpixels, frame), frame);
   const Tensor dnormal = up.backward(gelu.backward(dhidden, frame), frame)[0];
   return norm.backward(
-      permuted(frame, dnormal, dnormal.shape(), kChannelsFirst, dy.shape(), first_layout(dnormal, dy)),
-      frame);
+      permuted(frame, dnormal, dnormal.shape(), kChannelsFirst, dy.shape(), first_layout(dnormal)), frame);
 }
 
 ChannelFeedForward::ChannelFeedForward(std::int64_t dim, std::int64_t hidden, double dropout, Init init,

@@ -123,7 +123,7 @@ static const weft_placement placement = {WEFT_SHARD, 0, WEFT_SUM}, *const good_w
 static const weft_axis_placement axis_placement = {"dp", {WEFT_SHARD, 0, WEFT_SUM}};
 static const weft_axis_placement* const good_weft_axis_placement = &axis_placement;
 static const char* const good_axes[1] = {"dp"};
-static const int32_t good_coordinates[1] = {0};
+static const int32_t good_coordinates[1] = {0}, good_order[1] = {0};
 #define good_axis "dp"
 #define good_extents good_shape
 #define good_lengths good_shape

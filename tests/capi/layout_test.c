@@ -103,6 +103,24 @@ static void test_arithmetic(void) {
   CHECK(extents[0] == 2 + 1 + 0);
   weft_layout_destroy(other);
 
+  /* Features and heads; heads first. */
+  const int64_t of_features[] = {3, 5, 32}, of_heads[] = {3, 5, 8, 4};
+  const weft_axis_placement cut[] = {{"dp", weft_shard(0)}, {"tp", weft_shard(2)}};
+  const int32_t heads_first[] = {0, 2, 1, 3};
+  weft_layout* heads = NULL;
+  OK(weft_layout_create(planned, cut, 2, of_features, 3, &other, &error));
+  OK(weft_layout_reshape(other, of_heads, 4, &heads, &error));
+  CHECK(text_is(heads, "(3, 5, 8, 4) as [dp: Shard(0), tp: Shard(2)]"));
+  OK(weft_layout_transpose(heads, heads_first, 4, &all, &error));
+  CHECK(text_is(all, "(3, 8, 5, 4) as [dp: Shard(0), tp: Shard(1)]"));
+  weft_layout_destroy(all);
+  OK(weft_layout_reshape(heads, of_features, 3, &all, &error));
+  OK(weft_layout_equal(all, other, &equal, &error));
+  CHECK(equal);
+  weft_layout_destroy(all);
+  weft_layout_destroy(heads);
+  weft_layout_destroy(other);
+
   /* A scalar; texts that do not fit. */
   OK(weft_layout_create(tp, NULL, 0, NULL, 0, &other, &error));
   CHECK(text_is(other, "() as [dp: Replicate, tp: Replicate]"));
@@ -264,6 +282,7 @@ static void test_null_arguments(void) {
   const weft_axis_placement unnamed[] = {{NULL, {WEFT_REPLICATE, 0, 0}}};
   const weft_placement p = weft_replicate();
   const int64_t four[] = {4, 4};
+  const int32_t order[] = {1, 0};
   const char *const names[] = {"dp", NULL}, *const dp[] = {"dp"};
   int64_t extents[2], offsets[2];
   int32_t n = 0;
@@ -298,6 +317,12 @@ static void test_null_arguments(void) {
   REFUSED(weft_layout_nested(l, NULL, 1, &to, &error), "weft_layout_nested: axes is NULL");
   REFUSED(weft_layout_nested(l, names, 2, &to, &error), "weft_layout_nested: axes[1] is NULL");
   REFUSED(weft_layout_nested(l, dp, 1, NULL, &error), "weft_layout_nested: changed is NULL");
+  REFUSED(weft_layout_reshape(NULL, four, 2, &to, &error), "weft_layout_reshape: layout is NULL");
+  REFUSED(weft_layout_reshape(l, NULL, 2, &to, &error), "weft_layout_reshape: extents is NULL");
+  REFUSED(weft_layout_reshape(l, four, 2, NULL, &error), "weft_layout_reshape: changed is NULL");
+  REFUSED(weft_layout_transpose(NULL, order, 2, &to, &error), "weft_layout_transpose: layout is NULL");
+  REFUSED(weft_layout_transpose(l, NULL, 2, &to, &error), "weft_layout_transpose: order is NULL");
+  REFUSED(weft_layout_transpose(l, order, 2, NULL, &error), "weft_layout_transpose: changed is NULL");
   REFUSED(weft_layout_segmented(NULL, 0, four, 1, &to, &error), "weft_layout_segmented: layout is NULL");
   REFUSED(weft_layout_segmented(l, 0, NULL, 1, &to, &error), "weft_layout_segmented: lengths is NULL");
   REFUSED(weft_layout_segmented(l, 0, four, 1, NULL, &error), "weft_layout_segmented: changed is NULL");
@@ -354,7 +379,8 @@ static void test_wrong_arguments(void) {
                             scaled[] = {{"dp", {WEFT_PARTIAL, 0, WEFT_PREMUL_SUM}}},
                             deep[] = {{"dp", {WEFT_SHARD, 2, 0}}},
                             twice[] = {{"dp", {WEFT_SHARD, 0, 0}}, {"dp", {WEFT_SHARD, 1, 0}}};
-  const int64_t four[] = {4, 4}, negative[] = {4, -4}, nine[9] = {1};
+  const int64_t four[] = {4, 4}, negative[] = {4, -4}, nine[9] = {1}, odd[] = {3, 5};
+  const int32_t order[] = {1, 0}, one_twice[] = {1, 1};
   const char* const names[] = {"dp", "dp"};
   int64_t extents[2], offsets[2];
   weft_placement read;
@@ -392,6 +418,17 @@ static void test_wrong_arguments(void) {
               "layout: axis \"dp\" stands twice in a nesting");
   REFUSED(weft_layout_nested(l, names, -1, &to, &error),
           "weft_layout_nested: axis_count is -1; expected 0 or more");
+  CHECK_ERROR(
+      weft_layout_reshape(l, odd, 2, &to, &error), WEFT_LAYOUT,
+      "layout: (4, 4) as [dp: Shard(0), tp: Replicate] becomes (3, 5); expected a shape of as many elements");
+  REFUSED(weft_layout_reshape(l, nine, 9, &to, &error),
+          "weft_layout_reshape: dim_count is 9; expected 0 to 8");
+  CHECK_ERROR(weft_layout_transpose(l, one_twice, 2, &to, &error), WEFT_LAYOUT,
+              "layout: the order (1, 1) of (4, 4) as [dp: Shard(0), tp: Replicate]; expected each of its 2 "
+              "dimensions "
+              "once");
+  REFUSED(weft_layout_transpose(l, order, -1, &to, &error),
+          "weft_layout_transpose: dim_count is -1; expected 0 to 8");
   CHECK_ERROR(weft_layout_segmented(l, 0, four, 2, &to, &error), WEFT_LAYOUT,
               "layout: segments 4, 4 add up to 8; dimension 0 of (4, 4) has 4");
   REFUSED(weft_layout_segmented(l, 0, four, -1, &to, &error),

@@ -75,6 +75,14 @@ weft_status weft_layout_nested(const weft_layout* layout, const char* const* axe
  * cut on its own. */
 weft_status weft_layout_segmented(const weft_layout* layout, int32_t dim, const int64_t* lengths,
                                   int32_t segment_count, weft_layout** changed, weft_error* error);
+/* That of the same elements with other extents, of as many elements, where each rank keeps what it holds, in place: (b, s, h * d) cut in its
+ * dimension 2 and (b, s, h, d) cut in its dimension 2 are each other's, where cuts are at the borders of heads. WEFT_LAYOUT where
+ * a rank's part would be none of such a tensor. */
+weft_status weft_layout_reshape(const weft_layout* layout, const int64_t* extents, int32_t dim_count,
+                                weft_layout** changed, weft_error* error);
+/* That of the tensor whose dimension i is dimension order[i] of this one, of which `order` has each once. */
+weft_status weft_layout_transpose(const weft_layout* layout, const int32_t* order, int32_t dim_count,
+                                  weft_layout** changed, weft_error* error);
 /* What weft_average_gradients and weft_sync_replicated_gradients make of a gradient: WEFT_PARTIAL on any of
  * `axes` becomes WEFT_REPLICATE. */
 weft_status weft_layout_reduced(const weft_layout* layout, const weft_mesh* axes, weft_layout** reduced,

@@ -79,6 +79,14 @@ class Layout(Handle):
         """Dimension `dim` consists of segments of these lengths, each cut on its own."""
         return self._other(lib.layout_segmented, dim, _extents(lengths), len(lengths))
 
+    def reshaped(self, shape):
+        """The layout of the same elements as an array of another shape, of which each rank keeps what it holds."""
+        return self._other(lib.layout_reshape, _extents(shape), len(shape))
+
+    def transposed(self, dims):
+        """The layout of the array whose dimension i is dimension dims[i] of this one (NumPy: transpose)."""
+        return self._other(lib.layout_transpose, (ctypes.c_int32 * max(1, len(dims)))(*dims), len(dims))
+
     def reduced(self, axes):
         """What average_gradients makes of a gradient: partial on any of `axes` becomes replicate."""
         return self._other(lib.layout_reduced, axes._handle)
