@@ -8,20 +8,11 @@
 #include "nn/operands.hpp"
 #include "nn/runs.hpp"
 #include "weft/base/error.hpp"
-#include "weft/base/random.hpp"
 #include "weft/nn/kernels.hpp"
 #include "weft/nn/layouts.hpp"
 
 namespace weft {
 namespace {
-
-// One seed for each step of a training.
-std::uint64_t seed_of_step(const Pass& pass) {
-  const auto seed = pass.seed, step = static_cast<std::uint64_t>(pass.step);
-  const auto word = [](std::uint64_t x, int half) { return static_cast<std::uint32_t>(x >> (32 * half)); };
-  const auto mixed = philox({word(step, 0), word(step, 1), 0, 0}, {word(seed, 0), word(seed, 1)});
-  return mixed[0] | static_cast<std::uint64_t>(mixed[1]) << 32;
-}
 
 // The shape and the layout of x, without its memory: what backward compares dy with.
 Tensor form_of(Frame& frame, const Tensor& x) {
@@ -38,25 +29,15 @@ Dropout::Dropout(double p) : p_(p) {
 }
 
 Tensor Dropout::apply(const Tensor& x, Frame& frame, Memory memory) const {
-  const Pass& pass = frame.pass();
-  if (!pass.training || p_ == 0) return x;
-  if (pass.step < 0 || pass.micro_batch < 0)
-    throw Error(
-        ErrorCode::bad_argument,
-        fmt::format(
-            "\"{}\": dropout in step {}, micro-batch {}; expected 0 or more of both: Frame(compute, {{.seed "
-            "= …, .step = …}}) says which pass it is",
-            path(), pass.step, pass.micro_batch));
+  if (!frame.pass().training || p_ == 0) return x;
+  const PassRandom random = frame.rng(path());
   const Tensor y = frame.compute().make(x.shape(), DType::f32, memory).with_layout(x.layout());
-  const RandomStream stream(seed_of_step(pass), path());
   const Shape& global = layouts::global_shape(x);
-  const std::uint64_t before =
-      static_cast<std::uint64_t>(pass.micro_batch) *
-      static_cast<std::uint64_t>(global.count());  // elements of the micro-batches before
+  const std::uint64_t before = random.first(global);  // elements of the micro-batches before
   const auto p = static_cast<float>(p_), scale = static_cast<float>(1 / (1 - p_));
   each_run(global, x.layout(), x.shape(), [&](std::int64_t start, std::int64_t place, std::int64_t count) {
     kernels::dropout(frame.kernels(), x.data_ptr<float>() + place, y.data_ptr<float>() + place, count,
-                     {stream, before + static_cast<std::uint64_t>(start), p, scale});
+                     {random.stream(), before + static_cast<std::uint64_t>(start), p, scale});
   });
   return y;
 }

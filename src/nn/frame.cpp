@@ -4,8 +4,10 @@
 
 #include <utility>
 
+#include "nn/runs.hpp"
 #include "weft/base/error.hpp"
 #include "weft/nn/kernels.hpp"
+#include "weft/nn/layouts.hpp"
 #include "weft/nn/module.hpp"
 
 namespace weft {
@@ -17,7 +19,44 @@ struct Kernels {
   kernels::KernelContext context;
 };
 
+// One seed for each step of a training.
+std::uint64_t seed_of_step(const Pass& pass) {
+  const auto seed = pass.seed, step = static_cast<std::uint64_t>(pass.step);
+  const auto word = [](std::uint64_t x, int half) { return static_cast<std::uint32_t>(x >> (32 * half)); };
+  const auto mixed = philox({word(step, 0), word(step, 1), 0, 0}, {word(seed, 0), word(seed, 1)});
+  return mixed[0] | static_cast<std::uint64_t>(mixed[1]) << 32;
+}
+
+// Calls draw(number, to, count) for each stretch of numbers that stand one after the other in the whole and in `out`.
+template <class Draw>
+void fill(const PassRandom& random, const Tensor& out, const Draw& draw) {
+  layouts::expect_whole("random numbers: out", out, "a tensor of random numbers", false);
+  const Shape& whole = layouts::global_shape(out);
+  float* const to = out.f32().data();
+  each_run(whole, out.layout(), out.shape(), [&](std::int64_t start, std::int64_t place, std::int64_t count) {
+    draw(random.first(whole) + static_cast<std::uint64_t>(start), count, to + place);
+  });
+}
+
 }  // namespace
+
+void PassRandom::uniform(const Tensor& out) const {
+  fill(*this, out,
+       [&](std::uint64_t first, std::int64_t count, float* to) { stream_.uniform(first, count, to); });
+}
+void PassRandom::normal(const Tensor& out) const {
+  fill(*this, out,
+       [&](std::uint64_t first, std::int64_t count, float* to) { stream_.normal(first, count, to); });
+}
+
+PassRandom Frame::rng(std::string_view path) const {
+  if (pass_.step < 0 || pass_.micro_batch < 0)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("\"{}\": random numbers in step {}, micro-batch {}; expected 0 or more of both: "
+                            "Frame(compute, {{.seed = …, .step = …}}) says which pass it is",
+                            path, pass_.step, pass_.micro_batch));
+  return {RandomStream(seed_of_step(pass_), path), pass_.micro_batch};
+}
 
 kernels::KernelContext& kernels_of(Compute& compute) { return compute.attached<Kernels>().context; }
 

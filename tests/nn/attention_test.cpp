@@ -268,7 +268,7 @@ TEST(WindowAttentionDropout, GradientsMatchDifferences) {
   Frame without_step(bench.compute);
   EXPECT_TRUE(error_text(ErrorCode::bad_argument, [&] {
                 layer.forward(x, without_step);
-              }).starts_with("\"dropout\": dropout in step -1"));
+              }).starts_with("\"dropout\": random numbers in step -1"));
 }
 
 // The mean over many steps is what nothing dropped gives.

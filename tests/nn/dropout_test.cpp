@@ -1,7 +1,8 @@
-// Dropout: which elements, that it is the same on every mesh and for every cut into micro-batches; Frame::pass().
+// Dropout: which elements, that it is the same on every mesh and for every cut into micro-batches; Frame::pass() and rng().
 #include <fmt/format.h>
 
 #include <cmath>
+#include <set>
 
 #include "nn/support.hpp"
 #include "weft/mesh/layout.hpp"
@@ -135,6 +136,87 @@ TEST(Dropout, IsTheSameOnEveryMesh) {
   }
 }
 
+// --- the numbers themselves, for modules of one's own
+
+// On every mesh, ranks that hold an element have its number, and no two elements have the same one by chance.
+TEST(FrameRng, AnElementHasItsNumberOnEveryMesh) {
+  test::Bench bench;
+  const Frame frame(bench.compute, kPass);
+  const Shape global{5, 4, 6};
+  for (const bool normal : {false, true}) {
+    const auto drawn = [&](const Shape& shape, const LayoutRef& layout, const Frame& f) {
+      const Tensor t = Tensor(bench.context, shape).with_layout(layout);
+      normal ? f.rng("noise").normal(t) : f.rng("noise").uniform(t);
+      return floats(t);
+    };
+    const std::vector<float> whole = drawn(global, nullptr, frame);
+    EXPECT_GT(std::set<float>(whole.begin(), whole.end()).size(), whole.size() - 3);
+    const std::vector<Placement> ways = {Replicate{}, Shard{0}, Shard{1}, Shard{2}};
+    for (int rank = 0; rank < 6; ++rank) {
+      const DeviceMesh mesh = DeviceMesh::arithmetic(bench.context, {{"dp", 2}, {"tp", 3}}, rank);
+      for (const Placement& on_dp : ways)
+        for (const Placement& on_tp : ways) {
+          const LayoutRef layout = make_layout(mesh, {on_dp, on_tp}, global);
+          SCOPED_TRACE(to_string(*layout));
+          const std::vector<float> part = drawn(layout->local_shape(), layout, frame);
+          const Box box = layout->parts().at(0);
+          std::size_t at = 0;
+          for (std::int64_t i = 0; i < box.shape[0]; ++i)
+            for (std::int64_t j = 0; j < box.shape[1]; ++j)
+              for (std::int64_t k = 0; k < box.shape[2]; ++k)
+                ASSERT_EQ(part[at++],
+                          whole[static_cast<std::size_t>(((i + box.offset[0]) * 4 + j + box.offset[1]) * 6 +
+                                                         k + box.offset[2])]);
+        }
+    }
+    // A batch in two micro-batches.
+    std::vector<float> joined;
+    for (std::int64_t i = 0; i < 2; ++i)
+      std::ranges::copy(
+          drawn({3, 4, 6}, nullptr, Frame(bench.compute, {.seed = 7, .step = 3, .micro_batch = i})),
+          std::back_inserter(joined));
+    EXPECT_EQ(joined, drawn({6, 4, 6}, nullptr, frame));
+  }
+}
+
+TEST(FrameRng, DependsOnSeedStepAndPath) {
+  test::Bench bench;
+  const auto drawn = [&](const Pass& pass, const char* path) {
+    const Tensor t(bench.context, {8});
+    Frame(bench.compute, pass).rng(path).uniform(t);
+    return floats(t);
+  };
+  const std::vector<float> one = drawn(kPass, "a");
+  EXPECT_EQ(drawn(kPass, "a"), one);
+  EXPECT_NE(drawn(kPass, "b"), one);
+  EXPECT_NE(drawn({.seed = 8, .step = 3}, "a"), one);
+  EXPECT_NE(drawn({.seed = 7, .step = 4}, "a"), one);
+}
+
+// Dropout drops what is below p.
+TEST(FrameRng, IsWhatDropoutDraws) {
+  test::Bench bench;
+  Dropout layer(0.25);
+  const Tensor numbers(bench.context, {3, 5, 7});
+  const std::vector<float> y = dropped(layer, ones(bench.context, {3, 5, 7}), bench.compute);
+  Frame(bench.compute, kPass).rng(layer.path()).uniform(numbers);
+  for (std::size_t i = 0; i < y.size(); ++i) EXPECT_EQ(y[i] == 0, numbers.f32()[i] < 0.25f) << i;
+}
+
+TEST(FrameRng, RefusesAPassWithoutAStepAndContributions) {
+  test::Bench bench;
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { (void)Frame(bench.compute).rng("layers.0.noise"); }),
+            "\"layers.0.noise\": random numbers in step -1, micro-batch 0; expected 0 or more of both: "
+            "Frame(compute, "
+            "{.seed = …, .step = …}) says which pass it is");
+  const DeviceMesh mesh = DeviceMesh::arithmetic(bench.context, {{"tp", 2}}, 0);
+  const Tensor partial = Tensor(bench.context, {4}).with_layout(make_layout(mesh, {Partial{}}, {4}));
+  EXPECT_EQ(error_text(ErrorCode::layout, [&] { Frame(bench.compute, kPass).rng("a").uniform(partial); }),
+            "random numbers: out is Partial(sum) on tp=2; a tensor of random numbers needs values, not "
+            "contributions to them: a boundary "
+            "must reduce it first");
+}
+
 TEST(Dropout, RefusesWhatIsNoProbability) {
   EXPECT_THROW(Dropout(1 - 1e-12), Error) << "1 as f32";
   for (const double p : {-0.1, 1.0, std::nan("")})
@@ -147,7 +229,8 @@ TEST(Dropout, RefusesAPassWithoutAStep) {
   Dropout layer(0.5);
   Frame frame(bench.compute), inference = Frame::inference(bench.compute);
   EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { layer.forward(ones(bench.context, {2}), frame); }),
-            "\"\": dropout in step -1, micro-batch 0; expected 0 or more of both: Frame(compute, {.seed = …, "
+            "\"\": random numbers in step -1, micro-batch 0; expected 0 or more of both: Frame(compute, "
+            "{.seed = …, "
             ".step = …}) says "
             "which pass it is");
   EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { inference.begin(kPass); }),

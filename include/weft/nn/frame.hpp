@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
+#include "weft/base/random.hpp"
 #include "weft/base/tensor.hpp"
 #include "weft/host/compute.hpp"
 
@@ -33,6 +35,33 @@ struct Pass {
   bool training = true;
 };
 
+/// The random numbers of one pass under one path; made by Frame::rng(). A value; any thread.
+///
+/// A tensor's element gets the number of its place in the whole of this micro-batch, whose first dimension is samples, and the samples of
+/// the step are counted over its micro-batches. So ranks that have the same element (over tensor-parallel axes and others that
+/// do not cut samples) have the same number, ranks with other samples have others, and a sample has its own on every mesh and for
+/// every cut of a batch. The tensors drawn under one path in one step are of one shape but for the samples: another one takes
+/// another path.
+class PassRandom {
+ public:
+  /// Every element of `out`, f32 on the host, plain or with a layout without Partial; else layout. uniform: on [0, 1); normal: the standard
+  /// normal distribution.
+  void uniform(const Tensor& out) const;
+  void normal(const Tensor& out) const;
+
+  /// For kernels that draw: all numbers, and which of them is for the first element of a whole tensor of this shape.
+  const RandomStream& stream() const noexcept { return stream_; }
+  std::uint64_t first(const Shape& whole) const noexcept {
+    return static_cast<std::uint64_t>(micro_batch_) * static_cast<std::uint64_t>(whole.count());
+  }
+
+ private:
+  friend class Frame;
+  PassRandom(RandomStream stream, std::int64_t micro_batch) : stream_(stream), micro_batch_(micro_batch) {}
+  RandomStream stream_;
+  std::int64_t micro_batch_;
+};
+
 /// What backward needs: each module's forward pushes, its backward pops, in exactly the reverse order.
 /// Entries carry the module that pushed them, so a backward that does not mirror its forward is an error that
 /// names both paths. One Frame per micro-batch; a Frame is empty again after its backward and may be reused.
@@ -56,6 +85,10 @@ class Frame {
   /// Begins the next pass. Throws bad_argument before the backward of the last pass is done, which would then draw
   /// other random numbers than its forward did; and for a training pass on an inference Frame.
   void begin(const Pass& pass);
+  /// Random numbers that depend on seed, step and `path` (a module's own path()) alone: the same ones again in backward. Throws
+  /// bad_argument where the pass has no step, since every step would draw the same: `"drop": random numbers in step -1, micro-batch 0;
+  /// expected 0 or more of both: Frame(compute, {.seed = …, .step = …}) says which pass it is`.
+  PassRandom rng(std::string_view path) const;
   bool empty() const noexcept { return entries_.empty(); }
 
   /// Keeps `tensors` for the backward of `of`; nothing on an inference Frame.
