@@ -230,36 +230,39 @@ TEST_P(Build, LossesOfEverySplitAreThoseOfOneRank) {
       });
 }
 
-// What ranks hold alike has the same bits after 200 steps: each synced gradient is one sum, on all of them.
+// What ranks hold alike has the same bits after 200 steps: each synced gradient is one sum, on all of them. By the default plan each rank
+// computes the gradients of what is replicated on its own.
 TEST_P(Build, ReplicasAreEqualAfterTwoHundredSteps) {
   TransformerConfig config = small(GetParam());
   config.dim = 16, config.layers = 1, config.heads = config.kv_heads = 2, config.ffn_hidden = 24;
-  config.vocab = 65;  // two ranks do not divide it
   const MeshShape shape{{"dp", 2}, {"tp", 2}};
-  test::run_ranks(Ranks::threads, shape.size(), [&](Rank& rank) {
-    Trainer trainer(rank, shape, config, DType::f32, kAllSplit);
-    const std::vector<double> losses = losses_of(trainer, 200);
-    EXPECT_LT(losses.back(), losses.front() - 0.5) << "nothing was learnt";
-    std::vector<NamedView> all;
-    int replicated = 0;
-    for (const Parameter* p : trainer.built.parameters()) {
-      all.push_back({p->path(), p->master(), p->layout()});
-      replicated += is_replicate(p->layout()->on("tp")) ? 1 : 0;
-    }
-    EXPECT_EQ(replicated, 3) << "the norms";
-    check_replicas(all, trainer.mesh);
-    // It would say so if one had drifted.
-    if (rank.rank == 3) trainer.built.model->norm.weight->write_master().f32()[5] += 1e-6f;
-    std::string text;
-    try {
-      check_replicas(all, trainer.built.tensor);
-    } catch (const Error& e) {
-      text = e.what();
-    }
-    EXPECT_EQ(text.starts_with("check_replicas: \"norm.weight\" is Replicate on tp=2"),
-              trainer.built.data.rank() == 1)
-        << text;
-  });
+  for (const bool all_split : {true, false}) {
+    config.vocab = all_split ? 65 : 64;  // two ranks do not divide the one, and must divide the other
+    test::run_ranks(Ranks::threads, shape.size(), [&](Rank& rank) {
+      Trainer trainer(rank, shape, config, DType::f32, all_split ? kAllSplit : TransformerPlanOptions{});
+      const std::vector<double> losses = losses_of(trainer, 200);
+      EXPECT_LT(losses.back(), losses.front() - 0.5) << "nothing was learnt";
+      std::vector<NamedView> all;
+      int replicated = 0;
+      for (const Parameter* p : trainer.built.parameters()) {
+        all.push_back({p->path(), p->master(), p->layout()});
+        replicated += is_replicate(p->layout()->on("tp")) ? 1 : 0;
+      }
+      EXPECT_EQ(replicated, all_split ? 3 : 4) << "the norms; and the embedding";
+      check_replicas(all, trainer.mesh);
+      // It would say so if one had drifted.
+      if (rank.rank == 3) trainer.built.model->norm.weight->write_master().f32()[5] += 1e-6f;
+      std::string text;
+      try {
+        check_replicas(all, trainer.built.tensor);
+      } catch (const Error& e) {
+        text = e.what();
+      }
+      EXPECT_EQ(text.starts_with("check_replicas: \"norm.weight\" is Replicate on tp=2"),
+                trainer.built.data.rank() == 1)
+          << text;
+    });
+  }
 }
 
 // The same of key/value heads that ranks share: their weights' gradients are one sum, too.
@@ -296,6 +299,10 @@ std::map<std::string, int> calls_of(const ProcessGroup& group) {
   const nlohmann::json trace = nlohmann::json::parse(group.trace_json());
   for (const nlohmann::json& call : trace.at("calls")) ++count[call.at("op")];
   return count;
+}
+
+std::int64_t elements_of_last_call(const ProcessGroup& group) {
+  return nlohmann::json::parse(group.trace_json()).at("calls").back().at("count").get<std::int64_t>();
 }
 
 TEST(BuildTraffic, TwoAllReducesAPassPerBlock) {
@@ -336,9 +343,10 @@ TEST(BuildTraffic, SequenceParallelGathersAndScattersAndLogitsStayWhereTheyAre) 
     trainer.cross_entropy.forward({logits, labels, scalar(rank.context, count_valid(b.labels))},
                                   trainer.frame);
     const Tensors dlogits = trainer.cross_entropy.backward({}, trainer.frame);
-    // The loss: four numbers for each token.
+    // The loss: four numbers for each token, whatever the vocabulary.
     EXPECT_EQ(calls_of(group), (std::map<std::string, int>{{"reduce_scatter", 2 * blocks + 1},
                                                            {"all_gather", 2 * blocks + 2}}));
+    EXPECT_EQ(elements_of_last_call(group), 2 * 4 * kBatch * kSequence);
     trainer.built.model->backward(dlogits, trainer.frame);
     EXPECT_EQ(calls_of(group), (std::map<std::string, int>{{"reduce_scatter", 4 * blocks + 2},
                                                            {"all_gather", 4 * blocks + 3}}));

@@ -35,6 +35,8 @@ struct Parallel {
     rope->sin.assign(sine.f32().begin(), sine.f32().end());
     rope->positions = cosine.size(0), rope->half = cosine.size(1);
     built.model->set_rope(rope);
+    hidden_hook = built.model->norm.add_hook(Module::HookPoint::post_forward,
+                                             [this](Module&, Tensors& y, Frame&) { hidden = y[0]; });
   }
 
   /// Forward, backward, and every reduction. tokens, labels: (batch, sequence), whole.
@@ -56,7 +58,8 @@ struct Parallel {
   ParallelModel built;
   Frame frame{compute};
   CrossEntropy cross_entropy;
-  Tensor logits;
+  Tensor logits, hidden;  // of the last pass; hidden: what the last norm gives
+  HookHandle hidden_hook;
 };
 
 class GoldenFile : public ::testing::TestWithParam<std::filesystem::path> {};
@@ -76,6 +79,15 @@ void expect_file(Parallel& parallel, Golden& golden) {
   const double loss = parallel.pass(golden.tensor("in.tokens"), golden.tensor("in.labels"));
   golden.within("out.loss", std::abs(loss - golden.values("out.loss")[0]));
   golden.compare("out.logits", full(parallel.logits).f32());
+  for (const std::string& name : golden.names("out.")) {
+    if (name == "out.loss" || name == "out.logits") continue;
+    if (name == "out.hidden")
+      golden.compare(name, full(parallel.hidden).f32());
+    else if (name == "out.ce_loss")
+      golden.within(name, std::abs(loss - golden.values(name)[0]));
+    else
+      ADD_FAILURE() << name << " is not compared";
+  }
   EXPECT_EQ(golden.names("grad.param.").size(), parallel.built.parameters().size());
   for (const Parameter* p : parallel.built.parameters())
     golden.compare("grad.param." + p->path(), full(p->gradient()).f32());
@@ -148,7 +160,8 @@ TEST_P(EverySplit, OverRanksThatAreThreads) {
 }
 
 TEST_P(EverySplit, OverRanksThatAreProcesses) {
-  for (const MeshShape& shape : {MeshShape{{"dp", 2}, {"tp", 2}}, MeshShape{{"dp", 1}, {"tp", 4}}})
+  for (const MeshShape& shape :
+       {MeshShape{{"dp", 1}, {"tp", 2}}, MeshShape{{"dp", 2}, {"tp", 2}}, MeshShape{{"dp", 1}, {"tp", 4}}})
     test::run_ranks(Ranks::processes, shape.size(),
                     [&](Rank& rank) { expect_every_split(rank, shape, GetParam()); });
 }

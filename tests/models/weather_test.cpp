@@ -11,7 +11,11 @@
 #include "weft/base/random.hpp"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/nn/init.hpp"
+#include "weft/nn/loss.hpp"
+#include "weft/nn/optimizer.hpp"
 #include "weft/tp/own_plan.hpp"
+#include "weft/train/gradients.hpp"
+#include "weft/train/replicas.hpp"
 
 namespace weft::weather_test {
 namespace {
@@ -124,6 +128,47 @@ TEST(WeatherStage, WithSpectralNormsIsAsOnOneRank) {
         expect_near(full(other->gradient()), p->gradient(), p->path());
       }
     });
+}
+
+// What ranks hold alike, the position bias of all heads among it, has the same bits after 200 steps.
+TEST(WeatherStage, ReplicasAreEqualAfterTwoHundredSteps) {
+  test::run_ranks(test::Ranks::threads, 2, [](test::Rank& rank) {
+    Compute compute(rank.context);
+    const DeviceMesh mesh(rank.group(), MeshShape{{"dp", 1}, {"tp", 2}});
+    WeatherStageConfig config = small();
+    config.dim = 16, config.depth = 1, config.head_dim = 4, config.init_std = 0.3;
+    WeatherStage stage(config);
+    parallelize(stage, mesh["tp"]);
+    replicate(stage, mesh);
+    materialise(stage, compute);
+    initialise(stage, 3);
+    const std::vector<Parameter*> parameters = stage.parameters();
+    AdamW adamw(compute, parameters, {});
+    Tensor x(rank.context, {2, 16, 4, 4}), target(rank.context, {2, 16, 4, 4});
+    RandomStream(5, "x").normal(0, x.count(), x.f32().data());
+    RandomStream(5, "target").normal(0, target.count(), target.f32().data());
+    const auto stated = [&](const Tensor& t) { return t.with_layout(replicated_layout(mesh, t.shape())); };
+    MeanSquaredError loss;
+    Frame frame(compute);
+    double first = 0, last = 0;
+    for (int step = 0; step < 200; ++step) {
+      adamw.zero_gradients();
+      const Tensor y = stage.forward(stated(x), frame)[0];
+      last = full(loss.forward({y, stated(target), global_count(compute, y)}, frame)[0]).as<double>()[0];
+      if (step == 0) first = last;
+      stage.backward(loss.backward({}, frame), frame);
+      sync_replicated_gradients(parameters, mesh["tp"]);
+      clip_grad_norm(parameters, 1.0);
+      adamw.step(3e-3);
+    }
+    EXPECT_LT(last, 0.5 * first) << "nothing was learnt";
+    check_replicas(parameters, mesh["tp"]);
+    if (rank.rank == 1) stage.parameter("layers.0.0.dpb.layers.0.weight")->write_master().f32()[0] += 1e-6f;
+    EXPECT_TRUE(
+        test::error_text([&] {
+          check_replicas(parameters, mesh["tp"]);
+        }).starts_with("mismatch: check_replicas: \"layers.0.0.dpb.layers.0.weight\" is Replicate on tp=2"));
+  });
 }
 
 }  // namespace

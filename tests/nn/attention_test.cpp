@@ -1,6 +1,12 @@
 // Cross-attention against plain loops, its gradients against finite differences, and what it refuses. Over ranks: tp/layers.
 #include "weft/nn/attention.hpp"
+
+#include <fstream>
+
 #include "nn/support.hpp"
+#include "support/run_ranks.hpp"
+#include "support/sanitizers.hpp"
+#include "weft/nn/kernels.hpp"
 #include "weft/nn/window_attention.hpp"
 
 namespace weft::attention_test {
@@ -290,6 +296,39 @@ TEST(WindowAttentionDropout, KeepsTheMean) {
   const double largest =
       std::abs(*std::ranges::max_element(expected.f32(), {}, [](float f) { return std::abs(f); }));
   test::expect_near(expected, sum, 0.05 * largest, "mean of y");
+}
+
+// The most memory that this process has had, in bytes, as the kernel counts; 0 where it does not say.
+double most_memory() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with("VmHWM:")) return std::stod(line.substr(6)) * 1024;
+  return 0;
+}
+
+// Scores are never kept: those of one head of 8192 tokens would be 256 MB. A process of its own has what it had at most from here on.
+TEST(Attention, MemoryGrowsWithTheSequenceAndNotWithItsSquare) {
+  if (!test::kPlainMemory) GTEST_SKIP() << test::kNoPlainMemory;
+  test::run_ranks(test::Ranks::processes, 1, [](test::Rank& rank) {
+    constexpr std::int64_t kTokens = 8192, kSize = 16;
+    Compute compute(rank.context, 2);
+    const auto make = [&](const char* name) { return random_tensor(rank.context, {kTokens, kSize}, name); };
+    const Tensor q = make("q"), k = make("k"), v = make("v"), dout = make("dout"), out = make("out"),
+                 dq = make("dq"), dk = make("dk"), dv = make("dv");
+    const Tensor log_sum_exp(rank.context, {kTokens});
+    const double before = most_memory();
+    if (before == 0) GTEST_SKIP() << "/proc/self/status has no VmHWM";
+    kernels::KernelContext& ctx = kernels_of(compute);
+    const kernels::AttentionShape s{1, kTokens, 1, 1, kSize};
+    kernels::attention_forward(ctx, q.data_ptr<float>(), k.data_ptr<float>(), v.data_ptr<float>(),
+                               out.data_ptr<float>(), log_sum_exp.data_ptr<float>(), s);
+    kernels::attention_backward(ctx, dout.data_ptr<float>(), q.data_ptr<float>(), k.data_ptr<float>(),
+                                v.data_ptr<float>(), out.data_ptr<float>(), log_sum_exp.data_ptr<float>(),
+                                dq.data_ptr<float>(), dk.data_ptr<float>(), dv.data_ptr<float>(), s);
+    EXPECT_LT(most_memory() - before, 32e6);
+    std::vector<char> noticed(64 << 20, 1);
+    EXPECT_GT(most_memory() - before, 60e6 * noticed[1]) << "more would have been seen";
+  });
 }
 
 }  // namespace

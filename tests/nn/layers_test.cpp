@@ -5,6 +5,8 @@
 #include "nn/support.hpp"
 #include "weft/nn/activation.hpp"
 #include "weft/nn/attention.hpp"
+#include "weft/nn/conv.hpp"
+#include "weft/nn/dropout.hpp"
 #include "weft/nn/embedding.hpp"
 #include "weft/nn/linear.hpp"
 #include "weft/nn/loss.hpp"
@@ -119,6 +121,64 @@ TEST(Embedding, LooksUpAndSumsGradientsOfRepeatedTokens) {
   EXPECT_THAT(error_text(ErrorCode::bad_argument,
                          [&] { layer.forward(test::tokens_of(bench.context, {1}, {4}), frame); }),
               HasSubstr("4"));
+}
+
+// Notes where what passes through it lies.
+class Noting final : public Boundary {
+ public:
+  explicit Noting(std::vector<Memory>& seen) : seen_(seen) {}
+  Transfer start_forward(const Tensor& x, const TensorName&) const override { return passed(x); }
+  Transfer start_backward(const Tensor& dy, const TensorName&) const override { return passed(dy); }
+  LayoutRef out_layout(const LayoutRef& in, const TensorName&) const override { return in; }
+
+ private:
+  Transfer passed(const Tensor& t) const {
+    seen_.push_back(t.storage().memory());
+    return Transfer(t);
+  }
+  std::vector<Memory>& seen_;
+};
+
+// So that a boundary that communicates has nothing to copy: y of a layer with one behind it, dx of one with one before it.
+TEST(Layers, WhatABoundaryTakesLiesInSharedMemory) {
+  test::Bench bench;
+  const auto seen_of = [&](Module& layer, const Shape& shape, DType dtype = DType::f32) {
+    std::vector<Memory> after, before;
+    layer.add_after(std::make_shared<Noting>(after));
+    layer.add_before(std::make_shared<Noting>(before));
+    fill(layer, bench.compute);
+    Frame frame(bench.compute, {.seed = 1, .step = 0});
+    const Tensor x = dtype == DType::f32 ? random_tensor(bench.context, shape, "x")
+                                         : Tensor::zeros(bench.context, shape, dtype);
+    const Tensor y = layer.forward(x, frame)[0];
+    after.resize(1), before.clear();  // y's; and what is seen in backward
+    layer.backward(y.clone(bench.context), frame);
+    after.resize(1);
+    after.insert(after.end(), before.begin(), before.end());
+    return after;
+  };
+  const std::vector<Memory> both(2, Memory::shared);
+  Linear linear(8, 6);
+  EXPECT_EQ(seen_of(linear, {3, 8}), both);
+  Conv2d conv({.in = 4, .out = 6}), wide({.in = 4, .out = 6, .kernel = 3, .padding = 1});
+  EXPECT_EQ(seen_of(conv, {2, 4, 3, 3}), both);
+  EXPECT_EQ(seen_of(wide, {2, 4, 3, 3}), both);
+  LayerNorm norm(8);
+  EXPECT_EQ(seen_of(norm, {3, 8}), both);
+  RMSNorm root(8);
+  EXPECT_EQ(seen_of(root, {3, 8}), both);
+  GELU gelu;
+  EXPECT_EQ(seen_of(gelu, {3, 8}), both);
+  Dropout dropout(0.5);
+  EXPECT_EQ(seen_of(dropout, {3, 8}), both);
+  SwiGLU mlp(8, 12);
+  mlp.down_proj.add_after(boundary::leave(DeviceMesh::arithmetic(bench.context, {{"tp", 1}}, 0)));
+  EXPECT_EQ(seen_of(mlp, {3, 8}), both);
+  Attention attention({8, 4, 2, 4}, RopeTables::make(4, 4, 10000.0));
+  attention.o_proj.add_after(boundary::leave(DeviceMesh::arithmetic(bench.context, {{"tp", 1}}, 0)));
+  EXPECT_EQ(seen_of(attention, {2, 3, 8}), both);
+  Embedding embedding(5, 8);
+  EXPECT_EQ(seen_of(embedding, {2, 3}, DType::i64), std::vector{Memory::shared});
 }
 
 TEST(Layers, RefuseGradientsOfAnotherShapeOrDtype) {

@@ -260,6 +260,34 @@ TEST_F(OnMesh, ValuesAreNotContributions) {
   EXPECT_EQ(loss.backward({}, frame)[0].layout(), logits.layout());
 }
 
+// What is not linear in its input would give something else of contributions than of their sum.
+TEST_F(OnMesh, NonlinearitiesAndAttentionNeedValues) {
+  const std::string wants =
+      "is Partial(sum) on tp=2; a nonlinearity needs values, not contributions to them: a boundary must "
+      "reduce it first";
+  const Tensor contribution = zeros(shard(0), kPartial, {4, 6, 8});
+  GELU gelu, tanh(kernels::GeluForm::tanh);
+  ReLU relu;
+  for (Module* m : std::initializer_list<Module*>{&gelu, &tanh, &relu})
+    EXPECT_EQ(error_text(ErrorCode::layout, [&] { m->forward(contribution, frame); }), "\"\": x " + wants);
+  const auto cut = [&](Linear& layer, int dim) {
+    layer.weight->set_layout(make_layout(mesh, {kReplicate, shard(dim)}, layer.weight->global_shape()));
+  };
+  // x is cut in its features, so that each product gives contributions.
+  const Tensor x = zeros(shard(0), shard(2), {4, 6, 8});
+  SwiGLU mlp(8, 12);
+  cut(mlp.gate_proj, 1), cut(mlp.up_proj, 1), cut(mlp.down_proj, 1);
+  make(mlp);
+  EXPECT_EQ(error_text(ErrorCode::layout, [&] { mlp.forward(x, frame); }), "\"\": gate " + wants);
+  Attention attention({8, 4, 4, 4}, RopeTables::make(8, 4, 10000.0));
+  for (Linear* l : {&attention.q_proj, &attention.k_proj, &attention.v_proj, &attention.o_proj}) cut(*l, 1);
+  make(attention);
+  EXPECT_EQ(error_text(ErrorCode::layout, [&] { attention.forward(x, frame); }),
+            "\"\": q is Partial(sum) on tp=2; attention needs values, not contributions to them: a boundary "
+            "must reduce it "
+            "first");
+}
+
 TEST_F(OnMesh, ResidualsAreOfOnePlacement) {
   const Tensor x = zeros(shard(0), kReplicate, {4, 8});
   EXPECT_EQ(

@@ -15,4 +15,11 @@ inline std::size_t calls_made(const ProcessGroup& group) {
   return n;
 }
 
+/// The count of the last call: of an all-gather the elements that it gives.
+inline long long elements_of_last_call(const ProcessGroup& group) {
+  const std::string trace = group.trace_json();
+  const std::size_t at = trace.rfind("\"count\": ");
+  return at == std::string::npos ? -1 : std::stoll(trace.substr(at + 9));
+}
+
 }  // namespace weft::test

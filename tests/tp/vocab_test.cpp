@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "support/calls_made.hpp"
 #include "support/run_ranks.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/random.hpp"
@@ -98,6 +99,10 @@ TEST(VocabParallel, CrossEntropyAndItsGradientAreThoseOfOneRank) {
           };
           EXPECT_NEAR(loss(options, of(dlogits, of_logits)), expected, 1e-6 * expected);
           EXPECT_EQ(loss(options, {}), loss(options, {}));
+          if (ranks > 1) {  // one all-gather of four numbers for each token, and no logit
+            EXPECT_EQ(test::calls_made(mesh.group()), 3u);
+            EXPECT_EQ(test::elements_of_last_call(mesh.group()), ranks * 4 * kTokens);
+          }
           for (std::int64_t t = 0; t < kTokens; ++t)
             for (std::int64_t j = 0; j < part.size; ++j)
               ASSERT_NEAR(dlogits[static_cast<std::size_t>(t * part.size + j)],
