@@ -260,11 +260,11 @@ TEST_P(WindowOver, AnyRangesOfLayouts) {
       {6, {{"y", 3}, {"x", 2}}, {{Shard{0}, Shard{1}}, {Shard{2}, Shard{2}}}},
       {8, {{"z", 2}, {"y", 2}, {"x", 2}}, {{Shard{0}, Shard{1}, Shard{2}}}},
   };
-  for (const Case& c : cases)
-    on(test::Ranks::threads, c.ranks, [&](Rank& r) {
+  const auto expect = [&](test::Ranks kind, const Case& c, int count) {
+    on(kind, c.ranks, [&](Rank& r) {
       const DeviceMesh mesh(r.group(), c.mesh);
       Draw draw{std::mt19937(static_cast<unsigned>(c.ranks))};
-      for (int i = 0; i < rounds(60); ++i)
+      for (int i = 0; i < rounds(count); ++i)
         for (const Placements& p : c.placements) {
           const Shape global{draw.number(1, 7), draw.number(1, 9), draw.number(1, 6)};
           const Partition x(make_layout(mesh, p, global));
@@ -276,6 +276,11 @@ TEST_P(WindowOver, AnyRangesOfLayouts) {
           ASSERT_NO_FATAL_FAILURE(check(r.group(), x, dims));
         }
     });
+  };
+  for (const Case& c : cases) {
+    expect(test::Ranks::threads, c, 60);
+    expect(test::Ranks::processes, c, 20);
+  }
 }
 
 TEST_P(WindowOver, AnyRangesOfPartsOfAnySize) {
