@@ -10,6 +10,7 @@
 
 #include "support/errors.hpp"
 #include "support/masked_backend.hpp"
+#include "support/recording_backend.hpp"
 #include "support/run_ranks.hpp"
 #include "weft/mesh/halo.hpp"
 
@@ -510,6 +511,53 @@ TEST_P(WindowOver, SeveralFieldsOfAnyTypeAndStrides) {
     for (std::size_t i = 0; i < wanted[0].size(); ++i)
       EXPECT_EQ(c_out[2 * i + 1], owner((wanted[0][i] + 7) % 7));
   });
+}
+
+// Rank 1 of a ring of three, without the others: what it gives to a transport. Nine fields are one message to each neighbour for each dtype; what is 16 KiB or
+// more is a message of its own, sent from where it lies.
+TEST(WindowMessages, OneForEachNeighbourAndDtype) {
+  Context context;
+  test::Recording recording;
+  Membership m;
+  m.store = make_local_store();
+  m.rank = 1;
+  m.size = 3;
+  const DeviceMesh mesh(ProcessGroup::create(context, recording.factory(), m), {{"y", 3}});
+  std::size_t sends = 0;  // that were looked at before
+  const auto messages_of = [&](std::int64_t columns, int doubles) {
+    const Partition x(make_layout(mesh, {Shard{0}}, {6, columns}));
+    const Window window(x, {WindowDim::halo(x, 0, 1, 1, Edge::periodic())});
+    std::vector<Tensor> memory;
+    std::vector<WindowField> fields;
+    for (int f = 0; f <= doubles; ++f) {
+      const DType dtype = f == 0 ? DType::f32 : DType::f64;
+      memory.emplace_back(context, Shape{2, columns}, dtype);
+      memory.emplace_back(context, Shape{4, columns}, dtype);
+      fields.push_back({memory[memory.size() - 2], memory.back()});
+    }
+    window.start(fields).finish();
+    std::vector<OpState> sent;
+    for (const OpState& s : recording.posted())
+      if (s.op == Op::send) sent.push_back(s);
+    sent.erase(sent.begin(), sent.begin() + static_cast<std::ptrdiff_t>(sends));
+    sends += sent.size();
+    return std::pair{sent, memory};
+  };
+  const auto [small, of_small] = messages_of(5, 8);
+  ASSERT_EQ(small.size(), 4U);
+  for (const OpState& s : small) {
+    EXPECT_TRUE(s.peer == 0 || s.peer == 2) << s.peer;
+    EXPECT_EQ(s.in_count, s.dtype == DType::f32 ? 5 : 8 * 5);
+  }
+  const auto [large, of_large] = messages_of(4096, 1);  // 16 KiB of f32, 32 of f64
+  ASSERT_EQ(large.size(), 4U);
+  for (const OpState& s : large) {
+    const Tensor& in = of_large[s.dtype == DType::f32 ? 0 : 2];
+    const std::int64_t row =
+        s.peer == 0 ? 0 : in.bytes() / 2;  // the first row to the rank before, the last one to that behind
+    EXPECT_EQ(s.in, in.view().data + row);
+    EXPECT_EQ(s.in_count, 4096);
+  }
 }
 
 TEST_P(WindowOver, InPlaceTheHaloAloneIsWritten) {
