@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <thread>
 
+#include "mesh/window/links/links.hpp"
 #include "support/errors.hpp"
 #include "support/run_ranks.hpp"
 #include "weft/mesh/halo.hpp"
@@ -175,6 +176,7 @@ TEST(WindowLinks, WithoutCopiesByTheKernel) {
 TEST(WindowLinks, ManyInFlight) {
   for (const Ranks kind : {Ranks::threads, Ranks::processes})
     run_ranks(kind, 3, [](Rank& r) {
+      constexpr int kFlights = windows::kSlots + 3;
       const DeviceMesh mesh(r.group(), {{"y", 3}});
       for (const std::int64_t columns : {4, 300, 20'000}) {
         const Partition x(make_layout(mesh, {Shard{0}}, {3, columns}));
@@ -184,7 +186,7 @@ TEST(WindowLinks, ManyInFlight) {
         for (int round = 0; round < 3; ++round) {
           std::vector<std::vector<int>> in, out;
           std::vector<WindowTransfer> flights;
-          for (int i = 0; i < 7; ++i) {
+          for (int i = 0; i < kFlights; ++i) {
             if ((i + round) % 3 == r.rank && columns == 300)
               std::this_thread::sleep_for(std::chrono::milliseconds(3));
             const bool two = i % 2 == 0;
@@ -196,7 +198,7 @@ TEST(WindowLinks, ManyInFlight) {
           }
           for (std::size_t i = 0; i < flights.size(); ++i)
             flights[round == 1 ? flights.size() - 1 - i : i].finish();
-          for (int i = 0; i < 7; ++i) {
+          for (int i = 0; i < kFlights; ++i) {
             const std::vector<int>& o = out[static_cast<std::size_t>(i)];
             for (std::size_t row = 0; row < o.size() / size; ++row)
               for (const std::size_t j : {std::size_t{0}, size - 1})

@@ -58,6 +58,7 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
   struct Out {
     Links::End* end = nullptr;
     std::uint64_t ticket = 0, until = 0;
+    std::int64_t packed_bytes = 0;  // in slots so far
     Cursor cursor{};
     Phase phase = Phase::queued;
   };
@@ -85,6 +86,7 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
   Slot& begin_slot(Links::End& end, const Program::Traffic& t, Holds holds, std::uint32_t segments);
   void pack(Out& o, const Program::Traffic& t);
   void pack_few(Slot& slot, Links::End& end, const Program::Traffic& t);
+  void pack_many(Slot& slot, Out& o, const Program::Traffic& t);
   Holds find_places(Links::End& end, const Program::Traffic& t, std::array<Place, kMostPlaces>& places);
   bool name_places(Links::End& end, const Program::Traffic& t);
   std::pair<const std::byte*, const std::byte*> span_sent(std::size_t f) const;

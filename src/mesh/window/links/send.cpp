@@ -3,12 +3,58 @@
 
 #include "host/arena.hpp"
 #include "mesh/window/links/exchange.hpp"
+#include "reduce/reduce.hpp"
 #include "weft/host/context.hpp"
 
 namespace weft::windows {
 namespace {
 
 constexpr std::int64_t kKernelBytes = 12 << 10;  // from here on the kernel copies what is not shared
+
+// Writes packed bytes in their order around the caches. Runs that are no long pieces are gathered in the first cache, so that whole lines are written.
+class Gatherer {
+ public:
+  explicit Gatherer(std::byte* to) noexcept : to_(to) {}
+  ~Gatherer() {
+    flush();
+    fence_streams();
+  }
+  Gatherer(const Gatherer&) = delete;
+  Gatherer& operator=(const Gatherer&) = delete;
+
+  /// Elements first … first + count of a box that begins at `from`.
+  void add(const Loops& loops, std::int64_t size, std::int64_t first, std::int64_t count,
+           const std::byte* from) noexcept {
+    if (loops.one_piece() > 0 && count * size >= kPiece) {
+      flush();
+      copy_around_caches(to_, from + first * size, count * size);
+      to_ += count * size;
+      return;
+    }
+    while (count > 0) {
+      const std::int64_t some = std::min(count, (kPiece - filled_) / size);
+      if (some == 0) {
+        flush();
+        continue;
+      }
+      loops.copy_some(first, some, from, piece_.data() + filled_ - first * size);
+      filled_ += some * size;
+      first += some;
+      count -= some;
+    }
+  }
+
+ private:
+  static constexpr std::int64_t kPiece = 4096;
+  void flush() noexcept {
+    copy_around_caches(to_, piece_.data(), filled_);
+    to_ += filled_;
+    filled_ = 0;
+  }
+  std::byte* to_;
+  std::int64_t filled_ = 0;
+  alignas(64) std::array<std::byte, kPiece> piece_;
+};
 
 }  // namespace
 
@@ -61,15 +107,7 @@ void OverLinks::pack(Out& o, const Program::Traffic& t) {
     pack_few(slot, end, t);
     o.cursor.box = t.boxes.size();
   } else {
-    o.cursor.slot(*program_, t,
-                  [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t at) {
-                    const std::byte* const from = sent_from(pair(b.field)) + b.offset;
-                    const std::int64_t size = program_->forms[b.field].element;
-                    if (count == b.elements)
-                      b.loops.copy(runtime_, stream_, from, slot.apart + at);
-                    else
-                      b.loops.copy_some(first, count, from, slot.apart + at - first * size);
-                  });
+    pack_many(slot, o, t);
     begin_slot(end, t, Holds::packed, segments_);
   }
   links_->publish(end);
@@ -100,6 +138,31 @@ void OverLinks::pack_few(Slot& slot, Links::End& end, const Program::Traffic& t)
   for (i = 0; i < t.moves_beside; ++i) move(t.moves[i]);
 }
 
+void OverLinks::pack_many(Slot& slot, Out& o, const Program::Traffic& t) {
+  const std::int64_t bytes = std::min(t.bytes - o.packed_bytes, kSlotBytes);
+  o.packed_bytes += bytes;
+  SlotStores& stores = o.end->stores;
+  if (stores.around_caches(bytes)) {
+    Gatherer gatherer(slot.apart);
+    o.cursor.slot(*program_, t,
+                  [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t) {
+                    gatherer.add(b.loops, program_->forms[b.field].element, first, count,
+                                 sent_from(pair(b.field)) + b.offset);
+                  });
+  } else {
+    o.cursor.slot(*program_, t,
+                  [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t at) {
+                    const std::byte* const from = sent_from(pair(b.field)) + b.offset;
+                    const std::int64_t size = program_->forms[b.field].element;
+                    if (count == b.elements)
+                      b.loops.copy(runtime_, stream_, from, slot.apart + at);
+                    else
+                      b.loops.copy_some(first, count, from, slot.apart + at - first * size);
+                  });
+  }
+  stores.wrote();
+}
+
 std::pair<const std::byte*, const std::byte*> OverLinks::span_sent(std::size_t f) const {
   const Form& form = program_->forms[f];
   const std::byte* const data = sent_from(pair(f));
@@ -112,7 +175,7 @@ Holds OverLinks::find_places(Links::End& end, const Program::Traffic& t,
                              std::array<Place, kMostPlaces>& places) {
   const std::size_t fields = program_->forms.size();
   if (t.bytes <= kPackedBytes || fields > kMostPlaces ||
-      t.boxes.size() * (2 + static_cast<std::size_t>(plan_->global.rank())) > sizeof(Slot::boxes) / 8)
+      t.boxes.size() * (2 + static_cast<std::size_t>(plan_->global.rank())) > kBoxNumbers)
     return Holds::packed;
   const bool same_process = links_->process(end.rank).is_self();
   const std::uint32_t mapped = end.link->mapped.load(std::memory_order_acquire);
