@@ -252,6 +252,38 @@ def test_a_work_may_be_waited_for_again():
         """, "none"))
 
 
+def test_a_transfer_whose_wait_was_interrupted_has_no_result():
+    """A second wait raises: the array was never written."""
+    assert "well" in finish(start("""
+        import numpy as np
+        store, context, over = weft.Store.local(), weft.Context(), threading.Event()
+        def begun(group):
+            mesh = weft.Mesh(group, x=2)
+            layouts = weft.Layout(mesh, (4,), x=weft.shard(0)), weft.Layout(mesh, (4,))
+            mesh.group.barrier().wait()
+            return layouts
+        def other():
+            group = context.group_in(store, 1, 2, deadline=60)
+            layouts = begun(group)
+            assert over.wait(30)
+        thread = threading.Thread(target=other)
+        thread.start()
+        group = context.group_in(store, 0, 2, deadline=60)
+        transfer = weft.redistribute(np.ones(2), *begun(group))
+        interrupted(transfer.wait)
+        over.set()
+        thread.join()
+        for _ in range(2):
+            try:
+                transfer.wait()
+            except weft.AbortedError as error:
+                assert str(error) == "the wait for this Transfer was interrupted by KeyboardInterrupt", error
+            else:
+                raise SystemExit("a result")
+        print("well")
+        """, "none"))
+
+
 def test_a_process_that_ends_in_a_call_does_so_at_once(tmp_path):
     """Nothing is waited for after the traceback, and the other rank hears of it from the call."""
     rank = """

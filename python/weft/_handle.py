@@ -10,7 +10,7 @@ import threading
 import time
 
 from . import errors
-from ._library import lib, per_thread
+from ._library import lib
 
 _lock = threading.RLock()
 _in_use = {}  # handle -> [how many calls that block use it, what destroys it after them or None]
@@ -107,7 +107,11 @@ class _Worker:
             if self._task is None:
                 return
             function, args, _, used = self._task
-            self._failure = errors.last() if function(*args, per_thread.ref) else None
+            self._failure = None
+            try:
+                errors.call(function, *args)
+            except BaseException as error:  # pylint: disable=broad-except
+                self._failure = error.with_traceback(None)  # whose frames would hold the arguments
             self._task = function = args = _ = None
             _let_go(used)
             if self._left:

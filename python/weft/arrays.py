@@ -80,12 +80,16 @@ def _of_torch(x, name, writes):
 
 def _of_dlpack(x, name, writes):
     try:
-        capsule = x.__dlpack__(max_version=(1, 0))
-    except TypeError:  # before version 1 of DLPack
-        capsule = x.__dlpack__()
-    except (BufferError, RuntimeError) as error:
+        try:
+            capsule = x.__dlpack__(max_version=(1, 0))
+        except TypeError:  # before version 1 of DLPack
+            capsule = x.__dlpack__()
+    except Exception as error:  # pylint: disable=broad-except  # whatever another library raises
         raise errors.BadArgumentError(f"{name} gives no DLPack capsule: {error}") from error
-    kind = _capsule_name(capsule)
+    try:
+        kind = _capsule_name(capsule)
+    except ValueError:
+        raise errors.BadArgumentError(f"{name}: __dlpack__ gave an object of type {type(capsule).__name__}; expected a capsule") from None
     buffer = weft_buffer()
     if kind == VERSIONED:
         status = lib.buffer_from_dlpack_versioned(_capsule_pointer(capsule, kind), writes, buffer, per_thread.ref)
@@ -220,25 +224,25 @@ def shape_of(x):
     return tuple(x.shape)
 
 
-def _extents(shape):
+def extents(shape):
     """The shape of a new array, as a tuple: a number or several."""
     if not hasattr(shape, "__iter__"):
         shape = (shape,)
-    extents = tuple(errors.integer(extent, f"shape[{i}]", 64) for i, extent in enumerate(shape))
-    for i, extent in enumerate(extents):
+    found = tuple(errors.integer(extent, f"shape[{i}]", 64) for i, extent in enumerate(shape))
+    for i, extent in enumerate(found):
         if extent < 0:
             raise errors.BadArgumentError(f"shape[{i}] is {extent}; expected 0 or more")
-    return extents
+    return found
 
 
 class SharedTensor:
     """Memory that ranks of one host share (Context.empty), as a tensor that others take by DLPack. Freed when the last of them lets it go."""
 
     def __init__(self, context, shape, dtype):
-        self.shape, self.dtype = _extents(shape), dtypes.name_of(dtype)
-        extents = (ctypes.c_int64 * max(1, len(self.shape)))(*self.shape)
+        self.shape, self.dtype = extents(shape), dtypes.name_of(dtype)
+        sizes = (ctypes.c_int64 * max(1, len(self.shape)))(*self.shape)
         managed = ctypes.c_void_p()
-        errors.call(lib.alloc_dlpack_versioned, context._handle, dtype, extents, len(self.shape), ctypes.byref(managed))
+        errors.call(lib.alloc_dlpack_versioned, context._open(), dtype, sizes, len(self.shape), ctypes.byref(managed))
         self._managed = _Managed(managed.value)
 
     @property

@@ -10,6 +10,7 @@ from ._handle import Handle, blocking
 from ._library import lib
 from .context import text
 from .meshes.layout import tensors
+from .meshes.mesh import Mesh
 
 __all__ = ["Reader", "Saver", "convert", "export", "gather_full_state", "latest", "load", "save", "set_full_state", "verify"]
 
@@ -41,6 +42,10 @@ class _Asked:
             raise error
 
 
+def _given(mesh):
+    return errors.instance(mesh, Mesh, "mesh", none=True)
+
+
 def _save_args(directory, named, step, extra, keep, on_stage):
     """The arguments of a save after its mesh, which comes second; what keeps them alive; the _Asked of on_stage, or None."""
     options, asked = _api.make(_api.weft_checkpoint_save_options), None
@@ -60,7 +65,7 @@ def save(directory, named, step, *, mesh=None, extra=None, keep=0, on_stage=None
     (None: one rank). extra: {key: string}; keep: how many checkpoints stay, 0: all; on_stage: told "folder", "data", "file", ... as each is reached.
     Blocks until all is on the disk."""
     first, rest, owners, asked = _save_args(directory, named, step, extra, keep, on_stage)
-    blocking(lib.checkpoint_save, first, mesh, *rest, keep=owners)
+    blocking(lib.checkpoint_save, first, _given(mesh), *rest, keep=owners)
     if asked is not None:
         asked.raise_failure()
 
@@ -92,7 +97,7 @@ class Saver(Handle):
 
     def __init__(self, mesh=None, *, refuse=False):
         handle = ctypes.c_void_p()
-        errors.call(lib.checkpoint_saver_create, None if mesh is None else mesh._open(), bool(refuse), _byref(handle))
+        errors.call(lib.checkpoint_saver_create, None if _given(mesh) is None else mesh._handle, bool(refuse), _byref(handle))
         Handle.__init__(self, handle.value)
         self._mesh = mesh
 
@@ -125,7 +130,7 @@ def load(directory, named, *, mesh=None, may_leave=None):
     array, count, owners = tensors(named, True)
     step, folder = ctypes.c_int64(), ctypes.c_void_p()
     try:
-        blocking(lib.checkpoint_load, text(str(directory), "directory"), mesh, array, count, _byref(options), _byref(step),
+        blocking(lib.checkpoint_load, text(str(directory), "directory"), _given(mesh), array, count, _byref(options), _byref(step),
                  _byref(folder), keep=(owners, asked))
     except errors.Error as error:
         asked.raise_failure(error)
@@ -149,7 +154,7 @@ def _wholes(function, named, mesh, root, writes, visit):
         return True
     asked = _Asked(show, _api.weft_whole_function, False)
     try:
-        blocking(function, mesh, array, count, _api.EVERY_RANK if root is None else errors.integer(root, "root"), asked.function, None, keep=(owners, asked))
+        blocking(function, _given(mesh), array, count, _api.EVERY_RANK if root is None else errors.integer(root, "root"), asked.function, None, keep=(owners, asked))
     except errors.Error as error:
         asked.raise_failure(error)
 

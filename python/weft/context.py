@@ -39,7 +39,11 @@ class Context(Handle):
     def __init__(self, *, log_level="warning", log=None, segment_bytes=0):
         options = _api.make(_api.weft_context_options)
         options.log_level = choice(log_level, LEVELS, "log_level")
-        options.segment_bytes = segment_bytes
+        options.segment_bytes = errors.integer(segment_bytes, "segment_bytes", 64)
+        if segment_bytes < 0:
+            raise errors.BadArgumentError(f"segment_bytes is {segment_bytes}; expected 0 or more")
+        if log is not None and not callable(log):
+            raise errors.BadArgumentError(f"log is {log!r}; expected a function of (level, line), or None")
         self._log = None
         if log is not None:
             names = {number: name for name, number in LEVELS.items()}
@@ -71,7 +75,8 @@ class Context(Handle):
     def group_in(self, store, rank, size, *, backend=None, name=None, deadline=None, progress="caller", process_rank=None):
         """The group of `size` ranks that meet in `store` (weft.store), threads or processes; this one is rank `rank`. Processes of one rank each give
         process_rank=0; None: all ranks are threads of this process."""
-        return self._make(lib.group_create, (store, errors.integer(rank, "rank"), errors.integer(size, "size")), backend, name, deadline, progress, process_rank)
+        from .store import Store
+        return self._make(lib.group_create, (errors.instance(store, Store, "store", none=True), errors.integer(rank, "rank"), errors.integer(size, "size")), backend, name, deadline, progress, process_rank)
 
     def group_at(self, host, port, rank, size, *, secret=None, backend=None, name=None, deadline=None, progress="caller", process_rank=None):
         """A group of processes that meet by TCP: rank 0 serves at host:port, and the others join there. Off loopback all need the same secret."""
@@ -82,6 +87,8 @@ class Context(Handle):
     def group_by_broadcast(self, broadcast, rank, size, *, host=None, backend=None, name=None, deadline=None, progress="caller", process_rank=None):
         """The group of ranks that another library connects already: `broadcast` of a memoryview copies rank 0's bytes to the others. `host`: an address
         of rank 0's host that the others reach; None: all are on one host."""
+        if not callable(broadcast):
+            raise errors.BadArgumentError(f"broadcast is {broadcast!r}; expected a function of (memoryview)")
         failure = []
 
         def copy(data, memory, count):

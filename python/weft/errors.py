@@ -1,5 +1,6 @@
 """What weft's functions raise: one class for each code of the library, each an Error with the fields that a program can act on."""
 import builtins
+import ctypes
 import operator
 
 from . import _api
@@ -105,7 +106,11 @@ def last():
 
 def call(function, *args):
     """function(*args, error), raising what it says."""
-    if function(*args, per_thread.ref):
+    try:
+        status = function(*args, per_thread.ref)
+    except ctypes.ArgumentError as error:  # what nothing before has looked at
+        raise BadArgumentError(f"{function.__name__}: {error}") from None
+    if status:
         raise last()
 
 
@@ -129,6 +134,32 @@ def nanoseconds(seconds, name, default=0):
     if not 0 <= value <= 9e9:
         raise BadArgumentError(f"{name} is {seconds}; expected seconds from 0 to 9e9, or None for the default")
     return max(1, int(value * 1e9)) if value else default
+
+
+def number(value, name):
+    """A real number as the C API takes it."""
+    try:
+        return float(None if isinstance(value, (str, bytes)) else value)
+    except (TypeError, ValueError):
+        raise BadArgumentError(f"{name} is {value!r}; expected a number") from None
+
+
+def instance(value, kind, name, none=False):
+    """`value`, an object of this package that is open, as `kind` says; `none`: or None."""
+    if value is None and none:
+        return None
+    if not isinstance(value, kind):
+        raise BadArgumentError(f"{name} is of type {type(value).__name__}; expected a weft.{kind.__name__}{', or None' if none else ''}")
+    value._open()
+    return value
+
+
+def octets(value, name):
+    """Bytes as the C API takes them."""
+    try:
+        return value if isinstance(value, bytes) else bytes(memoryview(value))
+    except TypeError:
+        raise BadArgumentError(f"{name} is of type {type(value).__name__}; expected bytes") from None
 
 
 def integer(value, name, bits=32):

@@ -20,6 +20,8 @@ class Reduction(Handle):
     def __init__(self, name, combine):
         from . import dtypes
         import numpy
+        if not callable(combine):
+            raise errors.BadArgumentError(f"combine is {combine!r}; expected a function of (left, right)")
 
         def run(data, left, right, out, count, dtype):
             size = count * dtypes.SIZES[dtype]

@@ -4,9 +4,15 @@ import ctypes
 from . import _api, errors
 from ._handle import Handle, Made, blocking
 from ._library import lib
-from .context import text
+from .context import Context, text
 
 __all__ = ["Store", "StoreServer", "new_secret", "secret_from_env"]
+
+
+def _sized(value, name):
+    """Bytes and how many there are."""
+    data = errors.octets(value, name)
+    return data, len(data)
 
 
 class Store(Handle):
@@ -38,7 +44,7 @@ class Store(Handle):
 
     def set(self, key, value, limit=None):
         """value: bytes, up to 1 MiB."""
-        blocking(lib.store_set, self, text(key, "key"), value, len(value), errors.nanoseconds(limit, "limit"))
+        blocking(lib.store_set, self, text(key, "key"), *_sized(value, "value"), errors.nanoseconds(limit, "limit"))
 
     def get(self, key, limit=None):
         """Blocks until the key exists, at most `limit` seconds (None: five minutes)."""
@@ -62,7 +68,7 @@ class Store(Handle):
 
     def compare_set(self, key, expected, desired, limit=None):
         """Sets the key to `desired` where it holds `expected` (absent counts as b""); what it holds then."""
-        return self._text(lib.store_compare_set, key, expected, len(expected), desired, len(desired), errors.nanoseconds(limit, "limit"))
+        return self._text(lib.store_compare_set, key, *_sized(expected, "expected"), *_sized(desired, "desired"), errors.nanoseconds(limit, "limit"))
 
     def remove(self, key, limit=None):
         """Takes the key out; nothing where there is none."""
@@ -79,7 +85,7 @@ class StoreServer(Handle):
         options.port, options.host, options.secret = errors.integer(port, "port"), text(host, "host"), text(secret, "secret")
         options.linger_ns = errors.nanoseconds(linger, "linger")
         handle = ctypes.c_void_p()
-        errors.call(lib.store_server_create, context._handle, ctypes.byref(options), ctypes.byref(handle))
+        errors.call(lib.store_server_create, errors.instance(context, Context, "context")._handle, ctypes.byref(options), ctypes.byref(handle))
         super().__init__(handle.value)
         number, address = ctypes.c_int32(), ctypes.c_char_p()
         errors.call(lib.store_server_port, self._handle, ctypes.byref(number))

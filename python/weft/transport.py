@@ -143,6 +143,8 @@ def group_over(context, transport, store, rank, size, options):
     from .group import Group
     if not isinstance(transport, Transport):
         raise errors.BadArgumentError(f"transport is {transport!r}; expected a weft.Transport")
+    from .store import Store
+    store = errors.instance(store, Store, "store", none=True)
     made = _api.make(_api.weft_transport)
     made.name, made.detects_death = text(transport.name, "transport.name"), bool(transport.detects_death)
     made.open, made.write, made.read, made.close = _open(transport, made), _WRITE, _READ, _CLOSE

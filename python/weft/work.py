@@ -119,6 +119,12 @@ class Work(Handle):
         self._ended()
         return True
 
+    def close(self):
+        """Gives the Work up. Where its call has not ended that aborts the group, for all ranks; wait() has no result then."""
+        if self._handle is not None and self._awaited is None:
+            self._broke(errors.BadArgumentError("the Work was closed before it was waited for; it has no result"))
+        super().close()
+
     def _end(self, status):
         """The call has ended: its error, its source; the handle goes, and the arrays that were kept. Raises where it was the asking that was wrong (within a
         function of then())."""

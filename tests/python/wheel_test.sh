@@ -99,7 +99,7 @@ grep -q '^weft *= *weft.torch:register$' "$work"/site/weft-*.dist-info/entry_poi
 
 if "$python" -c 'import numpy, pytest' 2>/dev/null; then
   "${bare[@]}" "$python" -m pytest -q -p no:cacheprovider -c "$source_dir/python/pyproject.toml" --rootdir "$source_dir/python" \
-    "$source_dir"/python/tests/test_{arrays,checkpoints,collectives,command,fast,interrupts,lifetimes,meshes,shards,transports,windows,works}.py || fail "pytest over the installed package"
+    "$source_dir"/python/tests/test_{arguments,arrays,checkpoints,collectives,command,fast,interrupts,lifetimes,meshes,shards,transports,windows,works}.py || fail "pytest over the installed package"
 fi
 # torch finds the backend by the entry point: the program does not import weft.
 if torch=$("$source_dir/tools/torch_python.sh"); then

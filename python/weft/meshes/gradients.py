@@ -9,6 +9,7 @@ from .._library import lib
 from ..context import choice, text
 from ..group import REDUCE_OPS
 from .layout import tensors
+from .mesh import Mesh
 
 __all__ = ["BucketHook", "Reducer", "Sampler", "average_gradients", "clip_grad_norm", "grad_norm", "sync_replicated_gradients"]
 
@@ -18,7 +19,7 @@ _byref = ctypes.byref
 def average_gradients(gradients, axes):
     """Reduces gradients in place on those of `axes` on which their layouts are partial. Blocks."""
     array, count, owners = tensors(gradients, True)
-    blocking(lib.average_gradients, array, count, axes, keep=owners)
+    blocking(lib.average_gradients, array, count, errors.instance(axes, Mesh, "axes"), keep=owners)
 
 
 def sync_replicated_gradients(gradients, axes, *, on_drift="error", tolerance=0.0):
@@ -26,27 +27,27 @@ def sync_replicated_gradients(gradients, axes, *, on_drift="error", tolerance=0.
     rounding, or "average"; tolerance: 0 is the dtype's own, -1 none at all. Blocks."""
     options = _api.make(_api.weft_sync_options)
     options.on_drift = choice(on_drift, {"error": _api.DRIFT_ERROR, "average": _api.DRIFT_AVERAGE}, "on_drift")
-    options.tolerance = tolerance
+    options.tolerance = errors.number(tolerance, "tolerance")
     array, count, owners = tensors(gradients, True)
-    blocking(lib.sync_replicated_gradients, array, count, axes, _byref(options), keep=owners)
+    blocking(lib.sync_replicated_gradients, array, count, errors.instance(axes, Mesh, "axes"), _byref(options), keep=owners)
 
 
 def grad_norm(gradients, p=2.0):
     """The p-norm of all gradients of all ranks, each element counted once. Collective among the ranks of the layouts' meshes; blocks."""
     array, count, owners = tensors(gradients, False)
     norm = ctypes.c_double()
-    blocking(lib.grad_norm, array, count, p, _byref(norm), keep=owners)
+    blocking(lib.grad_norm, array, count, errors.number(p, "p"), _byref(norm), keep=owners)
     return norm.value
 
 
 def clip_grad_norm(gradients, max_norm, p=2.0, *, non_finite="error"):
     """Scales all gradients by min(1, max_norm / (norm + 1e-6)); the norm before. non_finite: "error", or "skip": then they stay as they are."""
     options = _api.make(_api.weft_clip_options)
-    options.p = p
+    options.p = errors.number(p, "p")
     options.non_finite = choice(non_finite, {"error": _api.NON_FINITE_ERROR, "skip": _api.NON_FINITE_SKIP}, "non_finite")
     array, count, owners = tensors(gradients, True)
     norm = ctypes.c_double()
-    blocking(lib.clip_grad_norm, array, count, max_norm, _byref(options), _byref(norm), keep=owners)
+    blocking(lib.clip_grad_norm, array, count, errors.number(max_norm, "max_norm"), _byref(options), _byref(norm), keep=owners)
     return norm.value
 
 
@@ -108,7 +109,7 @@ class Reducer(Handle):
             for extent in shape:
                 place.count *= extent
         handle = ctypes.c_void_p()
-        errors.call(lib.reducer_create, axes._handle, raw, len(self._entries), _byref(options), _byref(handle))
+        errors.call(lib.reducer_create, errors.instance(axes, Mesh, "axes")._handle, raw, len(self._entries), _byref(options), _byref(handle))
         Handle.__init__(self, handle.value)
         self._keep, self._slots = {}, {}
 
@@ -134,9 +135,10 @@ class Reducer(Handle):
     def slot(self, i):
         """Gradient i's place in its bucket, a numpy array: zeros at first. Not to be used once the reducer is closed."""
         import numpy
+        i = errors.integer(i, "i")
         if i not in self._slots:
             buffer = _api.weft_buffer()
-            errors.call(lib.reducer_slot, self._handle, i, _byref(buffer))
+            errors.call(lib.reducer_slot, self._open(), i, _byref(buffer))
             _, shape, dtype, _ = self._entries[i]
             size = buffer.count * dtypes.SIZES[dtype]
             memory = (ctypes.c_char * size).from_address(buffer.data) if size else bytearray()
@@ -148,8 +150,9 @@ class Reducer(Handle):
 
     def bind(self, i, array):
         """Gradient i is in the caller's memory from now on."""
+        i = errors.integer(i, "i")
         buffer, owner = arrays.view(array, "data", True)
-        errors.call(lib.reducer_bind, self._handle, i, _byref(buffer))
+        errors.call(lib.reducer_bind, self._open(), i, _byref(buffer))
         self._keep[i] = owner
         self._slots.pop(i, None)
 
@@ -160,7 +163,7 @@ class Reducer(Handle):
     def is_ready(self, i):
         """Whether entry `i` was said to be ready in this round."""
         ready = ctypes.c_bool()
-        errors.call(lib.reducer_is_ready, self._handle, i, _byref(ready))
+        errors.call(lib.reducer_is_ready, self._open(), errors.integer(i, "i"), _byref(ready))
         return ready.value
 
     def no_sync(self):
@@ -175,9 +178,9 @@ class Reducer(Handle):
     def bucket_bytes(self):
         """The bytes of each bucket, in the order they are sent."""
         count, size, found = ctypes.c_int32(), ctypes.c_int64(), []
-        errors.call(lib.reducer_bucket_count, self._handle, _byref(count))
+        errors.call(lib.reducer_bucket_count, self._open(), _byref(count))
         for bucket in range(count.value):
-            errors.call(lib.reducer_bucket_bytes, self._handle, bucket, _byref(size))
+            errors.call(lib.reducer_bucket_bytes, self._open(), bucket, _byref(size))
             found.append(size.value)
         return found
 
@@ -185,7 +188,7 @@ class Reducer(Handle):
     def sent_early(self):
         """Reductions sent by ready() rather than by finish() so far."""
         count = ctypes.c_int64()
-        errors.call(lib.reducer_sent_early, self._handle, _byref(count))
+        errors.call(lib.reducer_sent_early, self._open(), _byref(count))
         return count.value
 
     def close(self):
@@ -198,10 +201,10 @@ class _NoSync:
         self.reducer = reducer
 
     def __enter__(self):
-        errors.call(lib.reducer_begin_no_sync, self.reducer._handle)
+        errors.call(lib.reducer_begin_no_sync, self.reducer._open())
 
     def __exit__(self, *exception):
-        errors.call(lib.reducer_end_no_sync, self.reducer._handle)
+        errors.call(lib.reducer_end_no_sync, self.reducer._open())
 
 
 class Sampler(Handle):
@@ -211,7 +214,8 @@ class Sampler(Handle):
 
     def __init__(self, axis, population, global_batch, seed=0):
         handle = ctypes.c_void_p()
-        errors.call(lib.sampler_create, axis._handle, population, global_batch, seed, _byref(handle))
+        errors.call(lib.sampler_create, errors.instance(axis, Mesh, "axis")._handle, errors.integer(population, "population", 64),
+                    errors.integer(global_batch, "global_batch", 64), seed, _byref(handle))
         Handle.__init__(self, handle.value)
         offset, count = ctypes.c_int64(), ctypes.c_int64()
         errors.call(lib.sampler_part, self._handle, _byref(offset), _byref(count))
@@ -220,5 +224,5 @@ class Sampler(Handle):
     def batch(self, step):
         """The numbers of the samples of a step that this rank reads."""
         samples = (ctypes.c_int64 * max(1, self.count))()
-        errors.call(lib.sampler_batch, self._handle, step, samples, self.count)
+        errors.call(lib.sampler_batch, self._open(), errors.integer(step, "step", 64), samples, self.count)
         return samples[:self.count]

@@ -23,12 +23,23 @@ def replicate():
 
 def shard(dim):
     """Dimension `dim` is cut among the ranks; the first ones hold one more where it is uneven."""
-    return _api.weft_placement(_api.SHARD, dim, _api.SUM)
+    return _api.weft_placement(_api.SHARD, errors.integer(dim, "dim"), _api.SUM)
 
 
 def partial(op="sum"):
     """Each rank has a contribution of full size; the value is their combination."""
     return _api.weft_placement(_api.PARTIAL, 0, choice(op, REDUCE_OPS, "op"))
+
+
+def _expect_placement(placement, name):
+    if not isinstance(placement, _api.weft_placement):
+        raise errors.BadArgumentError(f"{name} is {placement!r}; expected weft.shard(dim), weft.partial(op) or weft.replicate()")
+    return placement
+
+
+def _along(axes):
+    """The handle of a mesh."""
+    return errors.instance(axes, Mesh, "axes")._handle
 
 
 class Layout(Handle):
@@ -40,7 +51,10 @@ class Layout(Handle):
     _destroy = lib.layout_destroy
 
     def __init__(self, mesh, shape, /, **placements):
+        mesh, shape = errors.instance(mesh, Mesh, "mesh"), arrays.extents(shape)
         names = [text(name, "axis") for name in placements]
+        for name, placement in placements.items():
+            _expect_placement(placement, name)
         array = (_api.weft_axis_placement * max(1, len(names)))(*zip(names, placements.values()))
         handle = ctypes.c_void_p()
         errors.call(lib.layout_create, mesh._handle, array, len(names), _extents(shape), len(shape), _byref(handle))
@@ -48,7 +62,7 @@ class Layout(Handle):
         self._mesh = mesh
 
     def _other(self, function, *args):
-        return self._of_other(function, self._handle, *args)
+        return self._of_other(function, self._open(), *args)
 
     def _of_other(self, function, *args):
         """A layout over the same mesh that a function gives."""
@@ -61,15 +75,16 @@ class Layout(Handle):
 
     def with_placement(self, axes, placement):
         """This layout with another placement on `axes`, a sub-mesh of its mesh."""
-        return self._other(lib.layout_with, axes._handle, _byref(placement))
+        return self._other(lib.layout_with, _along(axes), _byref(_expect_placement(placement, "placement")))
 
     def with_shape(self, shape):
         """This layout of a whole with other extents."""
+        shape = arrays.extents(shape)
         return self._other(lib.layout_with_extents, _extents(shape), len(shape))
 
     def shard_inside(self, axes, dim):
         """`axes` shard dimension `dim` inside all other axes that do."""
-        return self._other(lib.layout_shard_inside, axes._handle, dim)
+        return self._other(lib.layout_shard_inside, _along(axes), errors.integer(dim, "dim"))
 
     def nested(self, *axes):
         """The axes named nest in this order, outermost first."""
@@ -77,7 +92,8 @@ class Layout(Handle):
 
     def segmented(self, dim, lengths):
         """Dimension `dim` consists of segments of these lengths, each cut on its own."""
-        return self._other(lib.layout_segmented, dim, _extents(lengths), len(lengths))
+        lengths = tuple(lengths)
+        return self._other(lib.layout_segmented, errors.integer(dim, "dim"), _extents(lengths), len(lengths))
 
     def reshaped(self, shape):
         """The layout of the same elements as an array of another shape, of which each rank keeps what it holds."""
@@ -89,19 +105,19 @@ class Layout(Handle):
 
     def reduced(self, axes):
         """What average_gradients makes of a gradient: partial on any of `axes` becomes replicate."""
-        return self._other(lib.layout_reduced, axes._handle)
+        return self._other(lib.layout_reduced, _along(axes))
 
     @property
     def mesh(self):
         """The whole mesh that it is over."""
         handle = ctypes.c_void_p()
-        errors.call(lib.layout_mesh, self._handle, _byref(handle))
+        errors.call(lib.layout_mesh, self._open(), _byref(handle))
         return Mesh._of(handle, self._mesh._context)
 
     def on(self, axes):
         """Its placement on `axes`: "replicate", ("shard", dim) or ("partial", op)."""
         placement = _api.weft_placement()
-        errors.call(lib.layout_on, self._handle, axes._handle, _byref(placement))
+        errors.call(lib.layout_on, self._open(), _along(axes), _byref(placement))
         if placement.kind == _api.SHARD:
             return "shard", placement.dim
         if placement.kind == _api.PARTIAL:
@@ -115,12 +131,12 @@ class Layout(Handle):
 
     def local_shape(self, rank=-1):
         """The extents of what `rank` of the whole mesh holds; -1: this rank."""
-        return self._shape(lib.layout_local_extents, rank)
+        return self._shape(lib.layout_local_extents, errors.integer(rank, "rank"))
 
     def _shape(self, function, *args):
         count = self._number(lib.layout_dim_count)
         array = (ctypes.c_int64 * max(1, count))()
-        errors.call(function, self._handle, *args, array, count)
+        errors.call(function, self._open(), *args, array, count)
         return tuple(array[:count])
 
     def parts(self, rank=-1):
@@ -129,29 +145,29 @@ class Layout(Handle):
         found = []
         for index in range(self._number(lib.layout_part_count)):
             offsets, extents = (ctypes.c_int64 * max(1, room))(), (ctypes.c_int64 * max(1, room))()
-            errors.call(lib.layout_part, self._handle, rank, index, offsets, extents, room)
+            errors.call(lib.layout_part, self._open(), errors.integer(rank, "rank"), index, offsets, extents, room)
             found.append((tuple(offsets[:room]), tuple(extents[:room])))
         return found
 
     def _number(self, function):
         number = ctypes.c_int32()
-        errors.call(function, self._handle, _byref(number))
+        errors.call(function, self._open(), _byref(number))
         return number.value
 
     def __eq__(self, other):
         if not isinstance(other, Layout):
             return NotImplemented
         equal = ctypes.c_bool()
-        errors.call(lib.layout_equal, self._handle, other._handle, _byref(equal))
+        errors.call(lib.layout_equal, self._open(), other._open(), _byref(equal))
         return equal.value
 
     __hash__ = None
 
     def __str__(self):
         size = ctypes.c_size_t()
-        errors.call(lib.layout_text, self._handle, None, 0, _byref(size))
+        errors.call(lib.layout_text, self._open(), None, 0, _byref(size))
         room = ctypes.create_string_buffer(size.value)
-        errors.call(lib.layout_text, self._handle, room, size.value, _byref(size))
+        errors.call(lib.layout_text, self._open(), room, size.value, _byref(size))
         return room.value.decode()
 
     __repr__ = __str__
@@ -171,6 +187,7 @@ def _expect_part(x, layout, which):
 def redistribute(x, source, target, out=None):
     """Begins to give an array another layout of the same mesh and shape: x is this rank's part as `source`, `out` becomes its part as `target`; None: a
     new array of x's kind. Collective among the ranks of the axes whose placement changes. Gives a Transfer."""
+    source, target = errors.instance(source, Layout, "source"), errors.instance(target, Layout, "target")
     if out is None:
         out = arrays.empty_like(x, target.local_shape(), source._mesh._context)
     first, keep = arrays.view(x, "in", False)
@@ -194,7 +211,7 @@ def tensors(named, writes):
         extents = _extents(shape)
         place.extents, place.dim_count = ctypes.cast(extents, ctypes.POINTER(ctypes.c_int64)), len(shape)
         if layout is not None:
-            place.layout = layout._handle
+            place.layout = errors.instance(layout, Layout, f"the layout of {name!r}")._handle
         keep.append((owner, extents, layout))
     return made, len(items), keep
 
@@ -203,4 +220,4 @@ def check_replicas(named, axes):
     """Compares arrays along those of `axes` on which their layouts are replicate: the same bits on all ranks. `named`: {name: (array, layout)}. MismatchError
     on all ranks where one has drifted: `ranks` are those that differ. Collective; blocks."""
     array, count, owners = tensors(named, False)
-    blocking(lib.check_replicas, array, count, axes, keep=owners)
+    blocking(lib.check_replicas, array, count, errors.instance(axes, Mesh, "axes"), keep=owners)

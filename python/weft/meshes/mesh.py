@@ -4,7 +4,7 @@ import ctypes
 from .. import _api, errors
 from .._handle import Handle, Made, blocking
 from .._library import lib
-from ..context import text
+from ..context import Context, text
 from ..group import Group
 
 __all__ = ["Mesh"]
@@ -35,7 +35,7 @@ class Mesh(Handle):
         """All ranks of `group` in row-major order: neighbours along the last axis have neighbouring ranks."""
         array, _ = _axes(sizes)
         handle = ctypes.c_void_p()
-        errors.call(lib.mesh_create, group._handle, array, len(sizes), _byref(handle))
+        errors.call(lib.mesh_create, errors.instance(group, Group, "group")._handle, array, len(sizes), _byref(handle))
         Handle.__init__(self, handle.value)
         self._context = group.context
 
@@ -44,7 +44,7 @@ class Mesh(Handle):
         """A mesh that cannot communicate, as `rank` sees it: to plan on one process."""
         array, _ = _axes(sizes)
         handle = ctypes.c_void_p()
-        errors.call(lib.mesh_create_arithmetic, context._handle, array, len(sizes), errors.integer(rank, "rank"), _byref(handle))
+        errors.call(lib.mesh_create_arithmetic, errors.instance(context, Context, "context")._handle, array, len(sizes), errors.integer(rank, "rank"), _byref(handle))
         return cls._of(handle, context)
 
     @classmethod
@@ -56,7 +56,7 @@ class Mesh(Handle):
 
     def _other(self, function, *args):
         handle = ctypes.c_void_p()
-        errors.call(function, self._handle, *args, _byref(handle))
+        errors.call(function, self._open(), *args, _byref(handle))
         return Mesh._of(handle, self._context)
 
     def __getitem__(self, axes):
@@ -82,14 +82,14 @@ class Mesh(Handle):
         if not isinstance(other, Mesh):
             return NotImplemented
         equal = ctypes.c_bool()
-        errors.call(lib.mesh_equal, self._handle, other._handle, _byref(equal))
+        errors.call(lib.mesh_equal, self._open(), other._open(), _byref(equal))
         return equal.value
 
     __hash__ = None
 
     def _number(self, function, *args):
         number = ctypes.c_int32()
-        errors.call(function, self._handle, *args, _byref(number))
+        errors.call(function, self._open(), *args, _byref(number))
         return number.value
 
     @property
@@ -107,7 +107,7 @@ class Mesh(Handle):
         """{name: size}, in their order."""
         found, axis = {}, _api.weft_mesh_axis()
         for index in range(self._number(lib.mesh_axis_count)):
-            errors.call(lib.mesh_get_axis, self._handle, index, _byref(axis))
+            errors.call(lib.mesh_get_axis, self._open(), index, _byref(axis))
             found[axis.name.decode()] = axis.size
         return found
 
@@ -119,7 +119,7 @@ class Mesh(Handle):
         """Those of any rank of this mesh, one for each axis."""
         count = self._number(lib.mesh_axis_count)
         array = (ctypes.c_int32 * max(1, count))()
-        errors.call(lib.mesh_coordinates, self._handle, errors.integer(rank, "rank"), array, count)
+        errors.call(lib.mesh_coordinates, self._open(), errors.integer(rank, "rank"), array, count)
         return tuple(array[:count])
 
     def rank_at(self, *coordinates):
@@ -131,7 +131,7 @@ class Mesh(Handle):
         """Its ranks as the whole mesh numbers them."""
         count = self.size
         array = (ctypes.c_int32 * count)()
-        errors.call(lib.mesh_ranks, self._handle, array, count)
+        errors.call(lib.mesh_ranks, self._open(), array, count)
         return tuple(array)
 
     @property

@@ -34,14 +34,22 @@ class _Ticket(Handle):
                 blocking(type(self)._finish, self, keep=self._keep)
             except errors.Error as error:
                 self._failure = error
+            except BaseException as why:  # KeyboardInterrupt: the group fails, and the result was never written
+                self._failure = errors.AbortedError(f"the wait for this {type(self).__name__} was interrupted by {type(why).__name__}")
+                raise
             finally:
-                self.close()
+                Handle.close(self)
                 self._keep = None
             if self._failure is None:
                 self._result = _finished(self._result)
         if self._failure is not None:
             raise self._failure
         return self._result
+
+    def close(self):
+        if self._handle is not None and self._failure is None:
+            self._failure = errors.BadArgumentError(f"this {type(self).__name__} was closed before it was waited for")
+        super().close()
 
     def __await__(self):
         return asyncio.get_running_loop().run_in_executor(None, self.wait).__await__()

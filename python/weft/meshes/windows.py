@@ -15,6 +15,7 @@ from .._api import weft_buffer, weft_edge
 from .._handle import Handle, Made, blocking
 from .._library import lib
 from ..context import choice
+from .layout import Layout
 from .transfers import Exchange
 
 __all__ = ["Halo", "Window", "pole"]
@@ -120,7 +121,7 @@ class Halo(Handle):
     _destroy = lib.halo_destroy
 
     def __init__(self, layout, ghost, *, edges="none", cuts=None):
-        rank = len(layout.shape)
+        rank = len(errors.instance(layout, Layout, "layout").shape)
         ghost = _by_dim(ghost, rank, "ghost")
         ends = _edges(edges, list(ghost), rank)
         dims = (_api.weft_halo_dim * max(1, len(ghost)))()
@@ -164,7 +165,7 @@ class Window(Handle):
     _destroy = lib.window_destroy
 
     def __init__(self, layout, wanted, *, edges="none", cuts=None):
-        self._rank = rank = len(layout.shape)
+        self._rank = rank = len(errors.instance(layout, Layout, "layout").shape)
         wanted = _by_dim(wanted, rank, "wanted")
         ends = _edges(edges, list(wanted), rank)
         dims, keep = (_api.weft_window_dim * max(1, len(wanted)))(), []
