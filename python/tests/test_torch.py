@@ -266,3 +266,312 @@ def test_groups_one_after_another():
             assert x.tolist() == [2, 2, 2]
             dist.destroy_process_group()
         """)
+
+
+def test_reductions():
+    """Each of ReduceOp's, of numbers and of truth values."""
+    run(3, """
+        begin()
+        op = dist.ReduceOp
+        def reduced(x, op):
+            dist.all_reduce(x, op)
+            return x.tolist()
+        assert reduced(torch.full((2,), rank + 1.), dist._make_nccl_premul_sum(0.5)) == [3, 3]
+        assert reduced(torch.full((2,), rank + 1.), dist._make_nccl_premul_sum(torch.tensor(2.))) == [12, 12]
+        numbers = [1, 3, 7][rank]
+        assert [reduced(torch.tensor([numbers, 4]), o) for o in (op.BAND, op.BOR, op.BXOR)] == [[1, 4], [7, 4], [5, 4]]
+        for o, expected in [(op.SUM, [1, 1, 0]), (op.MAX, [1, 1, 0]), (op.BOR, [1, 1, 0]), (op.PRODUCT, [1, 0, 0]), (op.MIN, [1, 0, 0]), (op.BAND, [1, 0, 0]),
+                            (op.BXOR, [1, 1, 0])]:
+            assert reduced(torch.tensor([True, rank == 1, False]), o) == list(map(bool, expected)), o
+        assert reduced(torch.tensor([3, rank]), op.AVG) == [3, 1]  # of integers: towards zero
+        try:
+            dist.all_reduce(torch.tensor([True]), op.AVG)
+            raise SystemExit("an average of truth values")
+        except NotImplementedError as error:
+            assert "avg of bool is not defined" in str(error)
+        dist.destroy_process_group()
+        """)
+
+
+def test_dtypes_that_weft_does_not_know_move():
+    """As over Gloo, whose messages are bytes; nothing is computed with them."""
+    run(2, """
+        begin()
+        for name in ("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2", "complex32"):
+            dtype = getattr(torch, name, None)
+            if dtype is None:
+                continue
+            mine = (torch.arange(8, dtype=torch.uint8) + 16 * rank).view(dtype)
+            bits = lambda *tensors: [tensor.view(torch.uint8).tolist() for tensor in tensors]
+            each = [list(range(16 * r, 16 * r + 8)) for r in range(2)]
+            got = torch.empty_like(mine)
+            work = dist.isend(mine, 1 - rank)
+            dist.recv(got, 1 - rank)
+            work.wait()
+            assert bits(got) == [each[1 - rank]], name
+            whole = torch.empty(2 * mine.numel(), dtype=dtype)
+            dist.all_gather_into_tensor(whole, mine)
+            assert bits(whole) == [each[0] + each[1]], name
+            parts = [torch.empty_like(mine) for _ in range(2)]
+            dist.all_gather(parts, mine)
+            assert bits(*parts) == each, name
+            dist.broadcast(mine, 1)
+            assert bits(mine) == [each[1]], name
+            if name != "complex32":  # to torch, two halves
+                try:
+                    dist.all_reduce(mine)
+                    raise SystemExit("a sum of " + name)
+                except NotImplementedError as error:
+                    assert f"tensor is of dtype torch.{name}; expected one of f64, f32" in str(error)
+        dist.destroy_process_group()
+        """)
+
+
+def test_a_refused_operation_ends_its_coalescing():
+    """torch leaves it open: later operations would be kept for an end that never comes, and do nothing."""
+    run(2, """
+        begin()
+        good, turned = torch.ones(4), torch.ones(4, 4)[:, ::2]
+        for _ in range(2):
+            try:
+                dist.batch_isend_irecv([dist.P2POp(dist.isend, good, 1 - rank), dist.P2POp(dist.irecv, turned, 1 - rank)])
+                raise SystemExit("not refused")
+            except ValueError as error:
+                assert "tensor is not contiguous" in str(error)
+            x, y = torch.ones(3), torch.full((3,), float(rank))
+            dist.all_reduce(x)
+            dist.broadcast(y, 1)
+            assert x.tolist() == [2, 2, 2] and y.tolist() == [1, 1, 1]
+            for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, good[:3] + rank, 1 - rank), dist.P2POp(dist.irecv, x, 1 - rank)]):
+                work.wait()
+            assert x.tolist() == [2 - rank] * 3
+        # A message is the elements as they lie: those of a transposed tensor would arrive in another order.
+        for call in (lambda: dist.send(torch.ones(2, 3).t(), 1 - rank), lambda: dist.recv(torch.ones(2, 3).t(), 1 - rank)):
+            try:
+                call()
+                raise SystemExit("not refused")
+            except ValueError as error:
+                assert "tensor is not contiguous" in str(error)
+        dist.barrier()
+        dist.destroy_process_group()
+        """)
+
+
+def test_coalesced_operations():
+    run(2, """
+        begin()
+        outs = [torch.empty(2) for _ in range(3)]
+        with dist._coalescing_manager(async_ops=True) as manager:
+            for i, out in enumerate(outs):
+                dist.reduce_scatter_tensor(out, torch.tensor([0., 1, 2, 3]) + rank + i)
+        manager.wait()
+        assert [out.tolist() for out in outs] == [[1. + 4 * rank + 2 * i, 3. + 4 * rank + 2 * i] for i in range(3)]
+        with dist._coalescing_manager():
+            for out in outs:
+                dist.all_reduce(out)
+        assert [out.tolist() for out in outs] == [[6. + 4 * i, 10. + 4 * i] for i in range(3)]
+        ones, zeros = torch.full((2,), float(rank)), torch.full((3,), -float(rank))
+        with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
+            dist.broadcast(ones, 1, async_op=True)
+            dist.broadcast(zeros, 0, async_op=True)
+        manager.wait()
+        assert ones.tolist() == [1, 1] and zeros.tolist() == [0, 0, 0]
+        dist.destroy_process_group()
+        """)
+
+
+def test_split_and_merged_groups():
+    """What torch's C++ makes of a group of weft's is one, with the Works of one."""
+    run(4, """
+        from datetime import timedelta
+        import weft.torch
+        begin()
+        half = dist.split_group(split_ranks=[[1, 0], [2, 3]])
+        assert type(half).__name__ == "WeftProcessGroup" and dist.get_backend(half) == "weft" and half.size() == 2
+        assert dist.get_rank(half) == [1, 0, 0, 1][rank]
+        x = torch.tensor([float(rank)])
+        work = dist.all_reduce(x, group=half, async_op=True)
+        work.wait()
+        assert x.item() == (1 if rank < 2 else 5)
+        assert work.is_completed() and work.is_success() and work.exception() is None and work.result()[0] is x
+        own = dist.split_group(half, split_ranks=[[0]])
+        if rank in (1, 2):
+            y = torch.ones(2)
+            dist.all_reduce(y, group=own)
+            assert own.size() == 1 and y.tolist() == [1, 1]
+        else:
+            assert own is dist.GroupMember.NON_GROUP_MEMBER
+        store = dist.FileStore(sys.argv[3] + ".merge", 4)
+        merged = half.merge_remote_group(store, 4, timedelta(seconds=60), "merged")
+        z = torch.tensor([float(rank)])
+        work = merged.allreduce([z])
+        work.wait()
+        assert type(merged).__name__ == "WeftProcessGroup" and merged.size() == 4 and z.item() == 6 and work.is_success()
+        merged.shutdown()
+        dist.destroy_process_group()
+        """)
+
+
+def test_hooks_see_each_call():
+    """Those of the program, and torch's own check for NaN."""
+    program = """
+        import os
+        os.environ["TORCH_DIST_NAN_CHECK"] = "1"
+        import weft.torch
+        begin()
+        world, seen = dist.group.WORLD, []
+        x = torch.ones(3)
+        if hasattr(world, "register_pre_hook"):
+            world.register_pre_hook(1, lambda about: seen.append("before"))
+            world.register_post_hook(1, lambda about: seen.append("after"))
+            dist.all_reduce(x)
+            dist.barrier()
+            assert seen == ["before", "after"] * 2, seen
+            world.unregister_pre_hook(1)
+            world.unregister_post_hook(1)
+            dist.all_reduce(x)
+            assert len(seen) == 4
+        if hasattr(torch._C._distributed_c10d, "NanCheckHook"):
+            for group in (world, dist.new_group([0, 1])):
+                try:
+                    dist.all_reduce(torch.tensor([float("nan")]), group=group)
+                    raise SystemExit("no error")
+                except RuntimeError as error:
+                    assert "NaN" in str(error)
+                dist.barrier(group)
+        dist.destroy_process_group()
+        """
+    run(2, program)
+
+
+def test_time_outs_of_zero_are_none():
+    run(2, """
+        from datetime import timedelta
+        import time
+        import weft.torch
+        begin(timeout=timedelta(0))
+        x, pair = torch.ones(2), dist.new_group([0, 1], timeout=timedelta(0))
+        if rank:
+            time.sleep(1)
+        for group in (None, pair):
+            work = dist.all_reduce(x, group=group, async_op=True)
+            work.wait(timedelta(0))
+        assert x.tolist() == [4, 4]
+        dist.barrier()
+        # One that is set later holds.
+        pair.set_timeout(timedelta(seconds=0.3))
+        if rank == 0:
+            try:
+                dist.all_reduce(x, group=pair)
+                raise SystemExit("no time-out")
+            except dist.DistBackendError as error:
+                assert "within 0.3 s" in str(error), error
+        dist.barrier()
+        dist.destroy_process_group()
+        """)
+
+
+def test_what_is_left():
+    """Works that nobody keeps, a group that was destroyed, tensors without elements or memory."""
+    run(2, """
+        import gc
+        begin()
+        import weft
+        xs = [torch.full((1000,), float(i)) for i in range(100)]
+        for x in xs:
+            dist.all_reduce(x, async_op=True)  # the backend keeps the Work, and the tensor
+        gc.collect()
+        dist.barrier()
+        assert [x[999].item() for x in xs] == [2. * i for i in range(100)]
+        dist.all_reduce(torch.empty(0))
+        work = dist.all_reduce(torch.empty(2, device="meta"), async_op=True)  # torch answers itself
+        assert work is None or not isinstance(work, weft.torch.works.WeftWork)
+        pair = dist.new_group([0, 1])
+        dist.destroy_process_group(pair)
+        for call in (lambda: pair.allreduce([torch.ones(1)]), lambda: pair.barrier()):
+            try:
+                call()
+                raise SystemExit("not refused")
+            except ValueError as error:
+                assert "has been shut down; expected one that runs" in str(error)
+        dist.destroy_process_group()
+        """)
+
+
+def test_threads_of_one_group():
+    """Messages from several threads: each gets the Work of its own call, and nobody looks at a call for which another one waits."""
+    run(2, """
+        import threading
+        begin()
+        failures = []
+        def talk(tag):
+            try:
+                for i in range(100):
+                    out, got = torch.full((64,), 1000. * tag + i), torch.empty(64)
+                    works = [dist.isend(out, 1 - rank, tag=tag), dist.irecv(got, 1 - rank, tag=tag)]
+                    for work in works:
+                        work.wait()
+                    assert (got == out).all(), (tag, i, got[0])
+            except BaseException as error:
+                failures.append(error)
+        threads = [threading.Thread(target=talk, args=(tag,)) for tag in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures, failures
+        dist.destroy_process_group()
+        """)
+
+
+def test_after_fork():
+    """Processes that load data are forked. A child may not use the group, and does not end it."""
+    run(2, """
+        begin()
+        import weft
+        x = torch.ones(2)
+        dist.all_reduce(x, async_op=True).get_future().wait()
+        total = 0
+        for batch in torch.utils.data.DataLoader(list(range(20)), batch_size=5, num_workers=2, multiprocessing_context="fork"):
+            y = batch.sum()
+            dist.all_reduce(y)
+            total += y.item()
+        assert total == 380
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                dist.all_reduce(x)
+            except weft.UnsupportedError as error:
+                code = 0 if "forked" in str(error) else 2
+            dist.destroy_process_group()
+            os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        dist.all_reduce(x)
+        assert x.tolist() == [4, 4]
+        dist.destroy_process_group()
+        """)
+
+
+@pytest.mark.parametrize("first, second", [("cpu:weft", None), ("gloo", "weft"), ("weft", "gloo")])
+def test_beside_other_backends(first, second):
+    run(2, f"""
+        import weft.torch
+        begin({first!r})
+        pair = dist.new_group([0, 1], backend={second!r})
+        for group in (None, pair):
+            x = torch.ones(2)
+            dist.all_reduce(x, group=group)
+            assert x.tolist() == [2, 2]
+        assert dist.get_backend(pair) == {second or first!r}
+        dist.destroy_process_group()
+        """)
+
+
+def test_a_program_that_leaves_its_group_open():
+    said = run(2, """
+        begin()
+        dist.all_reduce(torch.ones(2), async_op=True)
+        print("well")
+        """)
+    assert said == ["well\n"] * 2

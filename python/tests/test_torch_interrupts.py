@@ -12,6 +12,11 @@ PROGRAM = """
     if {case!r} != "init":
         begin()
         dist.all_reduce(x)
+    if {case!r} in ("functional", "dtensor"):
+        import torch.distributed._functional_collectives as funcol
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Shard, Replicate, distribute_tensor
+        divided = distribute_tensor(torch.ones(4, 2), init_device_mesh("cpu", (size,)), [Shard(0)])
     if {case!r} == "ddp":
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
         model(torch.ones(2, 4)).sum().backward()
@@ -51,6 +56,9 @@ CASES = {"init": "begin()",
          "barrier": "dist.barrier()",
          "wait": "dist.all_reduce(x, async_op=True).wait()",
          "objects": "dist.all_gather_object([None, None], rank)",
+         "functional": "funcol.wait_tensor(funcol.all_reduce(x, 'sum', dist.group.WORLD))",
+         "dtensor": "divided.redistribute(placements=[Replicate()]).to_local().sum()",
+         "coalesced": "dist.all_reduce_coalesced([x, x.clone()])",
          "future": "dist.all_reduce(x, async_op=True).get_future().wait()",
          "ddp": "model(torch.ones(2, 4)).sum().backward()"}
 

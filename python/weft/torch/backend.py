@@ -61,7 +61,8 @@ class WeftBackend(Calls):
         """Leaves the group, once what is in flight has ended or failed."""
         for work in list(self._pending):
             try:
-                work.wait()
+                if not work._waited:  # another thread's
+                    work.wait()
             except errors.Error:
                 pass
         self._close()
@@ -83,8 +84,8 @@ class WeftBackend(Calls):
             self._group.abort("it was interrupted")
 
     def split(self, store, ranks, opts):
-        if self._rank not in ranks:
-            return None
+        if self._rank not in ranks:  # see WeftProcessGroup.split_group
+            raise errors.BadArgumentError(f"split: rank {self._rank} is none of {list(ranks)}; expected a call on these alone")
         options = opts if opts is not None else self._options
         return WeftBackend(self._place, list(ranks).index(self._rank), len(ranks), getattr(options, "_timeout", self._timeout), options,
                            getattr(options, "group_name", "") or f"split of {self._group.name}", False)
@@ -210,11 +211,11 @@ class WeftBackend(Calls):
 
     def send(self, tensors, destination, tag=0):
         tensor = one(tensors)
-        return self._begin(_api.OP_SEND, tensor, None, self._call_options.of(UNSET, tag=tag), tensor, [tensor], peer=destination, any_dense=True)
+        return self._begin(_api.OP_SEND, tensor, None, self._call_options.of(UNSET, tag=tag), tensor, [tensor], peer=destination)
 
     def recv(self, tensors, source, tag=0):
         tensor = one(tensors)
-        return self._begin(_api.OP_RECV, None, tensor, self._call_options.of(UNSET, tag=tag), tensor, [tensor], peer=source, any_dense=True)
+        return self._begin(_api.OP_RECV, None, tensor, self._call_options.of(UNSET, tag=tag), tensor, [tensor], peer=source)
 
     def recv_anysource(self, tensors, tag=0):
         return self.recv(tensors, _api.ANY_SOURCE, tag)

@@ -1,5 +1,6 @@
 """How calls of torch.distributed begin: alone, by the compiled module where it reads the tensors, or several as one (coalescing)."""
 import ctypes
+import threading
 
 import torch
 from torch._C._distributed_c10d import Backend
@@ -14,7 +15,14 @@ from .works import DoneWork, WeftWork, last
 _byref, _addressof = ctypes.byref, ctypes.addressof
 _fast_begin = _calls.begin
 _calls.learn(torch.Tensor, False)
+REDUCES = (_api.OP_ALL_REDUCE, _api.OP_REDUCE, _api.OP_REDUCE_SCATTER, _api.OP_REDUCE_SCATTER_V)
 _BLANK = bytes(_api.make(weft_call))
+given = threading.local()  # .work: the Work that the last operation of this thread gave
+
+
+def give(work):
+    given.work = work
+    return work
 
 
 class Calls(Backend):
@@ -26,14 +34,13 @@ class Calls(Backend):
         self._call_options = CallOptions()
         self._pending, self._unquiet = set(), []  # works in flight; memory that a failed call may still touch
         self._calls = None  # those that are coalesced
-        self._latest = None  # the Work that the last operation gave
         self._sequence = 0
 
     def _begin(self, op, in_, out, options, keep, result, after=None, root=-1, peer=-1, in_blocks=None, out_blocks=None, names=("tensor", "tensor"),
                any_dense=False):
         """Begins a call on the tensors `in_` and `out` (None: the call has none), or keeps it until those that are coalesced begin together. `keep` lives
         until the call has ended, `result` is what its future gives; then `after` runs. `in_blocks`, `out_blocks`: elements of each rank, `keep` is then
-        a list. `names`: of in_ and out, in errors. `any_dense`: the order of dimensions does not matter."""
+        a list. `names`: of in_ and out, in errors. `any_dense`: the order of dimensions does not matter, as it is that of all ranks."""
         if self._calls is None and in_blocks is None and _fast_begin is not None:
             handle = _fast_begin(self._handle, op, in_, out, 0 if options is None else _addressof(options), root, peer)
             if handle:
@@ -45,9 +52,9 @@ class Calls(Backend):
         call = weft_call.from_buffer_copy(_BLANK)
         call.op, call.root, call.peer = op, root, peer
         if in_ is not None:
-            call.in_ = buffer(in_, names[0], any_dense)
+            call.in_ = buffer(in_, names[0], any_dense, op not in REDUCES)
         if out is not None:
-            call.out = call.in_ if out is in_ else buffer(out, names[1], any_dense)
+            call.out = call.in_ if out is in_ else buffer(out, names[1], any_dense, op not in REDUCES)
         if options is not None:
             call.options = ctypes.pointer(options)
         if in_blocks is not None:
@@ -56,8 +63,7 @@ class Calls(Backend):
             call.out_blocks = blocks(out_blocks, keep)
         if self._calls is not None:
             self._calls.append((call, keep, result, after))
-            self._latest = DoneWork(result)
-            return self._latest
+            return give(DoneWork(result))
         handle = ctypes.c_void_p()
         if lib.submit(self._handle, _byref(call), _byref(handle), per_thread.ref):
             raise last()
@@ -65,7 +71,7 @@ class Calls(Backend):
 
     def _started(self, handle, keep, result, after, is_recv=False):
         self._sequence += 1
-        work = self._latest = WeftWork(self, handle, keep, result)
+        work = given.work = WeftWork(self, handle, keep, result)
         if after is not None:
             work._after = after
         if is_recv:
@@ -74,15 +80,15 @@ class Calls(Backend):
         pending.add(work)
         if len(pending) % 32 == 0:  # those that nobody waits for
             for old in list(pending):
-                old.is_completed()
+                if not old._waited:  # by another thread
+                    old.is_completed()
         return work
 
     # ---- several calls as one ----
 
     def _together(self, calls):
         if not calls:
-            self._latest = DoneWork([])
-            return self._latest
+            return give(DoneWork([]))
         array = (weft_call * len(calls))(*(call for call, _, _, _ in calls))
         handle = ctypes.c_void_p()
         if lib.coalesced(self._handle, array, len(calls), _byref(handle), per_thread.ref):
@@ -100,6 +106,11 @@ class Calls(Backend):
     def start_coalescing(self):
         self._calls = []
 
+    def give_up_coalescing(self):
+        """Nothing of what was to begin together begins. Whether there was something."""
+        calls, self._calls = self._calls, None
+        return calls is not None
+
     def end_coalescing(self):
         calls, self._calls = self._calls, None
         return self._together(calls)
@@ -109,8 +120,7 @@ class Calls(Backend):
         if self._calls is not None:
             for each in zip(*lists):
                 begin(*each)
-            self._latest = DoneWork(list(lists[0]))
-            return self._latest
+            return give(DoneWork(list(lists[0])))
         self.start_coalescing()
         try:
             for each in zip(*lists):

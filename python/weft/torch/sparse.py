@@ -3,6 +3,7 @@ import torch
 from torch._C._distributed_c10d import AllgatherOptions, ReduceOp
 
 from .. import errors
+from .calls import give
 from .works import DoneWork
 
 
@@ -36,5 +37,4 @@ def all_reduce(backend, tensor, opts):
     total = torch.sparse_coo_tensor(gathered[0].t(), gathered[1], tensor.shape).coalesce()
     with torch.no_grad():
         tensor.copy_(total)
-    backend._latest = DoneWork([tensor])
-    return backend._latest
+    return give(DoneWork([tensor]))

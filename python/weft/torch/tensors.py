@@ -8,12 +8,15 @@ from .. import _api, dtypes, errors
 from .._api import weft_buffer
 
 _CODES = {}  # torch.dtype -> weft_dtype
+_OF_BYTES = {1: _api.U8, 2: _api.U16, 4: _api.U32, 8: _api.U64}
 
 
-def _code(tensor, name):
+def _code(tensor, name, moves):
     code = _CODES.get(tensor.dtype)
     if code is None:
         code = dtypes.of_torch(tensor.dtype)
+        if code is None and moves and not tensor.is_quantized:
+            return _OF_BYTES[tensor.element_size()]
         if code is None:
             raise errors.UnsupportedError(f"{name} is of dtype {tensor.dtype}; expected one of {', '.join(dtypes.NAMES)}")
         _CODES[tensor.dtype] = code
@@ -30,13 +33,14 @@ def _is_dense(tensor):
     return True
 
 
-def buffer(tensor, name="tensor", any_dense=False):
-    """A tensor's elements as they lie. `any_dense`: in whatever order of dimensions, where all ranks have the same."""
+def buffer(tensor, name="tensor", any_dense=False, moves=False):
+    """A tensor's elements as they lie. `any_dense`: in whatever order of dimensions, where all ranks have the same. `moves`: nothing is computed with them, so
+    that they may be of a dtype which weft does not know."""
     if not tensor.is_cpu or tensor.is_sparse:
         raise errors.UnsupportedError(f"{name} is on {tensor.device}{' and sparse' if tensor.is_sparse else ''}; expected a dense tensor on cpu")
     if not tensor.is_contiguous() and not (any_dense and _is_dense(tensor)):
         raise errors.LayoutError(f"{name} is not contiguous; tensors must be contiguous: .contiguous() first")
-    return weft_buffer(tensor.data_ptr(), tensor.numel(), _code(tensor, name), 0)
+    return weft_buffer(tensor.data_ptr(), tensor.numel(), _code(tensor, name, moves), 0)
 
 
 def blocks(counts, keep):

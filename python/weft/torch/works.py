@@ -73,6 +73,7 @@ class WeftWork(dist._Work):
 
     _error = _future = _promise = _ended = _after = _awaited = None
     _is_recv, _source = False, -1
+    _waited = False  # a thread is in wait(): until it has ended no other one looks at the call
 
     def __init__(self, backend, handle, keep, result):
         _new_work(self)
@@ -80,6 +81,7 @@ class WeftWork(dist._Work):
 
     def wait(self, timeout=None):
         """Blocks until the call is done; raises its error. A timeout of zero is none."""
+        self._waited = True
         try:
             if self._ended is not None:  # the driving thread has it
                 if not self._ended.wait(timeout.total_seconds() if timeout else None):
@@ -105,6 +107,7 @@ class WeftWork(dist._Work):
                         if left <= 0:
                             raise self._late(timeout)
         except BaseException as why:
+            self._waited = False
             if not isinstance(why, Exception):  # KeyboardInterrupt: the others hear of it now
                 self._backend.interrupted()
             raise
@@ -116,7 +119,7 @@ class WeftWork(dist._Work):
         return TimeoutError(f"the call is still pending after {timeout.total_seconds():g} s, the time-out given to wait()")
 
     def is_completed(self):
-        if self._handle is not None and self._ended is None:
+        if self._handle is not None and self._ended is None and not self._waited:
             done = _c_bool()
             status = _done(self._handle, _byref(done), per_thread.ref)
             if status or done:
