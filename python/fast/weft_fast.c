@@ -47,7 +47,7 @@ static struct {
   const exchange_api* api; /* NULL: by the buffer protocol */
 } types[most_types];
 static int type_count;
-static PyObject* is_neg; /* "is_neg" */
+static PyObject *is_neg, *handle_name; /* "is_neg", "_handle" */
 
 /* ---- arrays as buffers: true, or false without an exception ---- */
 
@@ -177,16 +177,19 @@ static bool keep(const weft_error* error) {
   return none != NULL;
 }
 
-PyDoc_STRVAR(begin_doc,
-             "begin(group, op, in, out, options, root, peer): the address of the weft_work of a call that "
-             "has begun; 0: it was refused,\n"
-             "and errors.last() says why; None: nothing was done, because an argument is none that this "
-             "module reads. group, options:\n"
-             "addresses, options 0 for the defaults; in, out: arrays, or None where the call has none.");
+PyDoc_STRVAR(
+    begin_doc,
+    "begin(group, op, in, out, options, root, peer, work): True: a call has begun, and work._handle is "
+    "the address of its weft_work; False: it was\n"
+    "refused, and errors.last() says why; None: nothing was done, because an argument is none that "
+    "this module reads. group, options:\n"
+    "addresses, options 0 for the defaults; in, out: arrays, or None where the call has none. The Work "
+    "has the address before Python\n"
+    "can look for signals, whose handler may raise: so no call is without an owner.");
 
 static PyObject* begin(PyObject* module, PyObject* const* given, Py_ssize_t count) {
   (void)module;
-  if (!arguments("begin", count, 7)) return NULL;
+  if (!arguments("begin", count, 8)) return NULL;
   weft_group* const group = address(given[0]);
   PyObject *const in = given[2], *const out = given[3];
   weft_call call = WEFT_CALL_INIT;
@@ -213,22 +216,36 @@ static PyObject* begin(PyObject* module, PyObject* const* given, Py_ssize_t coun
   weft_error error = WEFT_ERROR_INIT;
   weft_status status;
   Py_BEGIN_ALLOW_THREADS status = library.submit(group, &call, &work, &error);
-  Py_END_ALLOW_THREADS if (status != WEFT_OK) return keep(&error) ? PyLong_FromLong(0) : NULL;
-  return PyLong_FromVoidPtr(work);
+  Py_END_ALLOW_THREADS if (status != WEFT_OK) {
+    if (!keep(&error)) return NULL;
+    Py_RETURN_FALSE;
+  }
+  PyObject* const handle = PyLong_FromVoidPtr(work);
+  const bool given_away = handle != NULL && PyObject_SetAttr(given[7], handle_name, handle) == 0;
+  Py_XDECREF(handle);
+  if (!given_away) {
+    library.destroy(work);
+    return NULL;
+  }
+  Py_RETURN_TRUE;
 }
 
 PyDoc_STRVAR(wait_doc,
-             "wait(work, destroys): waits until the call has ended. True: well, and where `destroys` says so "
-             "the weft_work is gone; False: it\n"
-             "has failed, and errors.last() says why. On the main thread a signal's handler may raise "
-             "(Ctrl-C): the call is then pending.");
+             "wait(work, destroys): waits until the call of work._handle has ended. True: well, and where "
+             "`destroys` says so the weft_work is\n"
+             "gone, and work._handle is None; False: it has failed, and errors.last() says why. On the main "
+             "thread a signal's handler may raise\n"
+             "(Ctrl-C): the call is then as it was, and may be waited for again.");
 
 enum { slice_ns = 50 * 1000 * 1000 }; /* how long a wait lasts before Python looks for signals */
 
 static PyObject* wait_for_work(PyObject* module, PyObject* const* given, Py_ssize_t count) {
   (void)module;
   if (!arguments("wait", count, 2)) return NULL;
-  weft_work* const work = PyLong_AsVoidPtr(given[0]);
+  PyObject* const handle = PyObject_GetAttr(given[0], handle_name);
+  if (handle == NULL) return NULL;
+  weft_work* const work = PyLong_AsVoidPtr(handle);
+  Py_DECREF(handle);
   if (work == NULL)
     return PyErr_Occurred() ? NULL : (PyErr_SetString(PyExc_ValueError, "work is NULL"), NULL);
   for (;;) {
@@ -236,12 +253,17 @@ static PyObject* wait_for_work(PyObject* module, PyObject* const* given, Py_ssiz
     weft_error error = WEFT_ERROR_INIT;
     weft_status status;
     Py_BEGIN_ALLOW_THREADS status = library.wait_for(work, slice_ns, &done, &error);
-    if (status == WEFT_OK && done && given[1] == Py_True) library.destroy(work);
     Py_END_ALLOW_THREADS if (status != WEFT_OK) {
       if (!keep(&error)) return NULL;
       Py_RETURN_FALSE;
     }
-    if (done) Py_RETURN_TRUE;
+    if (done) {
+      if (given[1] == Py_True) {
+        if (PyObject_SetAttr(given[0], handle_name, Py_None) != 0) return NULL;
+        library.destroy(work);
+      }
+      Py_RETURN_TRUE;
+    }
     if (PyErr_CheckSignals() != 0) return NULL;
   }
 }
@@ -315,5 +337,6 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT,
 
 PyMODINIT_FUNC PyInit_weft_fast(void) {
   if (is_neg == NULL && (is_neg = PyUnicode_InternFromString("is_neg")) == NULL) return NULL;
+  if (handle_name == NULL && (handle_name = PyUnicode_InternFromString("_handle")) == NULL) return NULL;
   return PyModule_Create(&definition);
 }

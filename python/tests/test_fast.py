@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import types
 
 import numpy as np
 import pytest
@@ -117,12 +118,12 @@ def test_a_call_costs_less_than_five_microseconds():
 @compiled
 def test_what_the_module_refuses():
     module = _calls._module
-    with pytest.raises(TypeError, match="begin got 1 arguments; expected 7"):
+    with pytest.raises(TypeError, match="begin got 1 arguments; expected 8"):
         module.begin(1)
     with pytest.raises(TypeError, match="wait got 0 arguments; expected 2"):
         module.wait()
     with pytest.raises(ValueError, match="work is NULL"):
-        module.wait(0, True)
+        module.wait(types.SimpleNamespace(_handle=0), True)
     with pytest.raises(ValueError, match="a function is NULL"):
         module.setup(0, 0, 0, None)
     with pytest.raises(ValueError, match="PyCapsule"):

@@ -312,3 +312,41 @@ def test_a_process_that_ends_in_a_call_does_so_at_once(tmp_path):
     assert "KeyboardInterrupt" in finish(first, -2)
     assert took < 1, took  # 0.1 s where nothing else runs
     assert "(0,) all_reduce: rank 0 was interrupted while it waited" in finish(other)
+
+
+@pytest.mark.parametrize("compiled", ["on", "off"])
+def test_signals_at_any_moment(compiled, monkeypatch):
+    """Also as soon as a call has begun or ended: a Work has its handle just as long as there is one, and the next call is not hurt."""
+    monkeypatch.setenv("WEFT_PYTHON_FAST", compiled)
+    said = finish(start("""
+        import random
+        import numpy as np
+        context, over, x = weft.Context(), threading.Event(), np.ones(20000, "f4")
+        group = context.group_in(None, 0, 1)
+        def pester():
+            while not over.wait(random.random() * 0.002):
+                os.kill(os.getpid(), signal.SIGINT)
+        thread = threading.Thread(target=pester)
+        thread.start()
+        armed, seen, until = [], 0, time.monotonic() + 2
+        def raises(*_):
+            if armed:
+                armed.clear()
+                raise KeyboardInterrupt
+        signal.signal(signal.SIGINT, raises)
+        while time.monotonic() < until:
+            try:
+                armed.append(True)
+                while armed:  # Python drops what is raised in a __del__
+                    work = group.all_reduce(x)
+                    assert work.wait()[-1] == 1
+            except KeyboardInterrupt:
+                seen += 1
+        over.set()
+        thread.join()
+        assert seen > 20, seen
+        for _ in range(2):
+            assert work.wait()[-1] == 1  # the last one, interrupted or not
+        print("well")
+        """, "none"))
+    assert "well" in said and "weft_work" not in said, said[-2000:]

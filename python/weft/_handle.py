@@ -23,8 +23,13 @@ class Handle:
     _destroy = None
 
     def __init__(self, handle):
-        self._handle = handle
+        """handle: its address, or a Made that has it."""
         self._born = _generation
+        if isinstance(handle, Made):
+            self._handle = handle.value  # no signal's handler runs between these two
+            handle.value = None
+        else:
+            self._handle = handle
 
     def close(self):
         """Destroys the handle now, or after the calls that use it; a second time does nothing."""
@@ -62,20 +67,22 @@ class Handle:
 
 class Made(ctypes.c_void_p):
     """Where a call writes the handle that it makes. Until somebody takes it, the handle ends with this object, and so does that of a call which was
-    interrupted and ended later: the call's arguments held the object."""
+    interrupted and ended later: the call's arguments held the object. `keep` lives as long."""
 
-    def __init__(self, destroy):
+    def __init__(self, destroy, keep=None):
         super().__init__()
-        self.destroy, self.born = destroy, _generation
+        self.destroy, self.born, self.keep = destroy, _generation, keep
 
     def take(self):
-        """The handle, which is the caller's from now on; None: none was made."""
+        """The handle, which is the caller's from now on; None: none was made. A Handle takes the Made itself."""
         handle, self.value = self.value, None
         return handle
 
     def __del__(self):
-        if self.value and self.born == _generation:
-            self.destroy(self.take())
+        handle = self.value
+        if handle and self.born == _generation:
+            self.value = None
+            self.destroy(handle)
 
 
 class _Interrupt(Handle):
@@ -86,7 +93,7 @@ class _Interrupt(Handle):
     def __init__(self):
         made = Made(lib.interrupt_destroy)
         errors.call(lib.interrupt_create, ctypes.byref(made))
-        super().__init__(made.take())
+        super().__init__(made)
 
 
 class _Worker:

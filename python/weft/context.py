@@ -134,7 +134,7 @@ class Context(Handle):
         options = self._group_options(backend, name, deadline, progress, process_rank)
         made = Made(lib.group_destroy)
         blocking(function, self, *before, ctypes.byref(options), ctypes.byref(made), keep=self._log)
-        return Group(made.take(), self)
+        return Group(made, self)
 
 
 def version():

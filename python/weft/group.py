@@ -51,10 +51,10 @@ class Group(Operations, Handle):
         self._unquiet = []  # arrays of failed calls that peers may still touch
         number, words = ctypes.c_int32(), ctypes.c_char_p()
         for name in ("rank", "size"):
-            errors.call(getattr(lib, f"group_{name}"), handle, _byref(number))
+            errors.call(getattr(lib, f"group_{name}"), self._handle, _byref(number))
             setattr(self, name, number.value)
         for name in ("name", "backend"):
-            errors.call(getattr(lib, f"group_{name}"), handle, _byref(words))
+            errors.call(getattr(lib, f"group_{name}"), self._handle, _byref(words))
             setattr(self, name, words.value.decode())
 
     def __repr__(self):
@@ -71,11 +71,11 @@ class Group(Operations, Handle):
                 return work
         call = weft_call.from_buffer_copy(_BLANK)
         keep, result = self._fill(call, op, x, out, shape, options, root, peer, in_blocks, out_blocks, in_counts)
-        work = ctypes.c_void_p()
-        if _submit(self._handle, _byref(call), _byref(work), per_thread.ref):
+        made = Made(lib.work_destroy, keep)
+        if _submit(self._handle, _byref(call), _byref(made), per_thread.ref):
             self._open()
             raise errors.last()
-        return Work(work.value, self, keep, result, op == _api.OP_RECV, (options.own,) if hasattr(options, "own") else None)
+        return Work(made, self, keep, result, op == _api.OP_RECV, (options.own,) if hasattr(options, "own") else None)
 
     def _begun(self, op, read, x, out, shape, options, root, peer):
         """The Work of a call that the compiled way has begun; None where something is not for it, and nothing has happened."""
@@ -87,13 +87,15 @@ class Group(Operations, Handle):
             out = arrays.empty_like(x, shape(x), self._context)
         if x is None and op not in NO_INPUT:
             return None
-        handle = _begin(self._handle, op, read, out, 0 if options is None else _addressof(options), -1 if root is None else root, -1 if peer is None else peer)
-        if not handle:
-            if handle is None:
-                return None
-            self._open()
-            raise errors.last()
-        return Work(handle, self, (read, out, options), out, op == _api.OP_RECV, (options.own,) if hasattr(options, "own") else None)
+        work = Work(None, self, (read, out, options), out, op == _api.OP_RECV, (options.own,) if hasattr(options, "own") else None)
+        begun = _begin(self._handle, op, read, out, 0 if options is None else _addressof(options), -1 if root is None else root, -1 if peer is None else peer,
+                       work)
+        if begun:
+            return work
+        if begun is None:
+            return None
+        self._open()
+        raise errors.last()
 
     def send_recv(self, x, destination, out, source, tag=0, *, deadline=None):
         """A send and a receive at once, with the same tag, so that rings cannot deadlock. The result is `out`."""
@@ -161,7 +163,7 @@ class Group(Operations, Handle):
     def _made(self, function, *args):
         made = Made(lib.group_destroy)
         blocking(function, self._open(), *args, _byref(made))
-        return Group(made.take(), self._context) if made.value else None
+        return Group(made, self._context) if made.value else None
 
     @property
     def traits(self):
@@ -246,6 +248,6 @@ class Batch(Operations):
         """One Work for all of them; its result is the list of theirs."""
         count = len(self._calls)
         calls = (weft_call * max(1, count))(*self._calls)
-        work = ctypes.c_void_p()
-        errors.call(lib.coalesced, self.group._open(), calls, count, _byref(work))
-        return Work(work.value, self.group, (self._keep, calls), list(self._results), self._from_any, self._reductions)
+        made = Made(lib.work_destroy, (self._keep, calls))
+        errors.call(lib.coalesced, self.group._open(), calls, count, _byref(made))
+        return Work(made, self.group, (self._keep, calls), list(self._results), self._from_any, self._reductions)

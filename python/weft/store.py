@@ -40,7 +40,7 @@ class Store(Handle):
     def _make(cls, function, *args):
         made = Made(lib.store_destroy)
         blocking(function, *args, ctypes.byref(made))
-        return cls(made.take())
+        return cls(made)
 
     def set(self, key, value, limit=None):
         """value: bytes, up to 1 MiB."""

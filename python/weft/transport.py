@@ -151,6 +151,6 @@ def group_over(context, transport, store, rank, size, options):
     handle = Made(lib.group_destroy)
     blocking(lib.group_create_over, context, ctypes.byref(made), store, errors.integer(rank, "rank"), errors.integer(size, "size"), ctypes.byref(options),
              ctypes.byref(handle), keep=made)
-    group = Group(handle.take(), context)
+    group = Group(handle, context)
     _groups.add(group)
     return group

@@ -48,11 +48,10 @@ class Work(Handle):
         it, and the call stays in flight, too.
         """
         if _fast_wait is not None and timeout is None and self._awaited is None and self._handle is not None:
-            if _fast_wait(self._handle, not self._is_recv):
+            if _fast_wait(self, not self._is_recv):
                 if self._is_recv:
                     self._end(0)
                 else:
-                    self._handle = None
                     self._forget()
             else:
                 self._end(1)

@@ -196,7 +196,7 @@ def redistribute(x, source, target, out=None):
     _expect_part(out, target, "out")
     made = Made(lib.transfer_destroy)
     blocking(lib.redistribute, _byref(first), source, _byref(second), target, None, _byref(made), keep=(keep, kept))
-    return Transfer(made.take(), (keep, kept, source, target), out)
+    return Transfer(made, (keep, kept, source, target), out)
 
 
 def tensors(named, writes):

@@ -139,7 +139,7 @@ class Mesh(Handle):
         """The group of this mesh's ranks. The first call for these axes is collective among them, and blocks."""
         made = Made(lib.group_destroy)
         blocking(lib.mesh_group, self, _byref(made))
-        return Group(made.take(), self._context)
+        return Group(made, self._context)
 
     def __repr__(self):
         return f"<weft.Mesh {' x '.join(f'{name}={size}' for name, size in self.axes.items())}, rank {self.rank}>"

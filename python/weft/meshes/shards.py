@@ -111,7 +111,7 @@ class FlatShards(Handle):
     def _begin(self, function, first, second, count, options, keep, like, out):
         made = Made(lib.transfer_destroy)
         blocking(function, self, first, second, count, *options, _byref(made), keep=keep)
-        return Transfer(made.take(), (self, keep), self._as(like, out))
+        return Transfer(made, (self, keep), self._as(like, out))
 
     def _as(self, like, values):
         return dict(zip(self.names, values)) if isinstance(like, dict) else list(values)

@@ -149,7 +149,7 @@ class Halo(Handle):
         buffers, keep = _buffers(fields, "fields", True, self.shape)
         made = Made(lib.exchange_destroy)
         blocking(lib.halo_start, self, buffers, len(fields), _byref(made), keep=keep)
-        return Exchange(made.take(), (self, keep), fields if len(fields) > 1 else fields[0])
+        return Exchange(made, (self, keep), fields if len(fields) > 1 else fields[0])
 
 
 class Window(Handle):
@@ -214,4 +214,4 @@ class Window(Handle):
         second, kept = _buffers(outs, "out", True, to_shape)
         made = Made(lib.exchange_destroy)
         blocking(function, self, first, second, len(xs), *stream, _byref(made), keep=(keep, kept))
-        return Exchange(made.take(), (self, keep, kept), outs if several else outs[0])
+        return Exchange(made, (self, keep, kept), outs if several else outs[0])

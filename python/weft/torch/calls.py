@@ -7,6 +7,7 @@ from torch._C._distributed_c10d import Backend
 
 from .. import _api, _calls, errors
 from .._api import weft_call
+from .._handle import Made
 from .._library import lib, per_thread
 from .options import CallOptions
 from .tensors import blocks, buffer
@@ -42,10 +43,12 @@ class Calls(Backend):
         until the call has ended, `result` is what its future gives; then `after` runs. `in_blocks`, `out_blocks`: elements of each rank, `keep` is then
         a list. `names`: of in_ and out, in errors. `any_dense`: the order of dimensions does not matter, as it is that of all ranks."""
         if self._calls is None and in_blocks is None and _fast_begin is not None:
-            handle = _fast_begin(self._handle, op, in_, out, 0 if options is None else _addressof(options), root, peer)
-            if handle:
-                return self._started(handle, keep, result, after, op == _api.OP_RECV)
-            if handle is not None:
+            work = self._work(keep, result, after, op == _api.OP_RECV)
+            begun = _fast_begin(self._handle, op, in_, out, 0 if options is None else _addressof(options), root, peer, work)
+            if begun:
+                return self._started(work)
+            self._pending.discard(work)
+            if begun is not None:
                 raise last()
         if self._handle is None:
             raise errors.BadArgumentError(f"{lib.op_name(op).decode()}: the group {self._group.name!r} has been shut down; expected one that runs")
@@ -64,20 +67,31 @@ class Calls(Backend):
         if self._calls is not None:
             self._calls.append((call, keep, result, after))
             return give(DoneWork(result))
-        handle = ctypes.c_void_p()
-        if lib.submit(self._handle, _byref(call), _byref(handle), per_thread.ref):
-            raise last()
-        return self._started(handle.value, keep, result, after, op == _api.OP_RECV)
+        return self._submitted(lib.submit, (_byref(call),), keep, result, after, op == _api.OP_RECV)
 
-    def _started(self, handle, keep, result, after, is_recv=False):
-        self._sequence += 1
-        work = given.work = WeftWork(self, handle, keep, result)
+    def _submitted(self, function, call, keep, result, after, is_recv=False):
+        work, made = self._work(keep, result, after, is_recv), Made(lib.work_destroy, keep)
+        if function(self._handle, *call, _byref(made), per_thread.ref):
+            self._pending.discard(work)
+            raise last()
+        work._handle = made.value  # no signal's handler runs between these two
+        made.value = None
+        return self._started(work)
+
+    def _work(self, keep, result, after, is_recv):
+        """The Work of a call that is about to begin. It is kept from now on: a signal's handler may raise as soon as the call has begun."""
+        work = WeftWork(self, keep, result)
         if after is not None:
             work._after = after
         if is_recv:
             work._is_recv = True
+        self._pending.add(work)
+        return work
+
+    def _started(self, work):
+        self._sequence += 1
+        given.work = work
         pending = self._pending
-        pending.add(work)
         if len(pending) % 32 == 0:  # those that nobody waits for
             for old in list(pending):
                 if not old._waited:  # by another thread
@@ -90,9 +104,6 @@ class Calls(Backend):
         if not calls:
             return give(DoneWork([]))
         array = (weft_call * len(calls))(*(call for call, _, _, _ in calls))
-        handle = ctypes.c_void_p()
-        if lib.coalesced(self._handle, array, len(calls), _byref(handle), per_thread.ref):
-            raise last()
         afters = [after for _, _, _, after in calls if after is not None]
 
         def after_all():
@@ -101,7 +112,7 @@ class Calls(Backend):
         result = []
         for _, _, written, _ in calls:
             result += written
-        return self._started(handle.value, [calls, array], result, after_all if afters else None)
+        return self._submitted(lib.coalesced, (array, len(calls)), [calls, array], result, after_all if afters else None)
 
     def start_coalescing(self):
         self._calls = []

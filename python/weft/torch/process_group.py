@@ -90,7 +90,9 @@ def _operation(name):
         given.work = None
         try:
             told = inherited(self._plain, *args, **kwargs)
-        except BaseException:
+        except BaseException as why:
+            if not isinstance(why, Exception):  # KeyboardInterrupt: nobody knows whether the call has begun
+                self._weft.interrupted()
             # torch does not end a coalescing that an exception has left: it would keep all later operations for its end.
             if self._weft.give_up_coalescing():
                 dist.distributed_c10d._world.pg_coalesce_state.pop(self, None)

@@ -75,9 +75,9 @@ class WeftWork(dist._Work):
     _is_recv, _source = False, -1
     _waited = False  # a thread is in wait(): until it has ended no other one looks at the call
 
-    def __init__(self, backend, handle, keep, result):
+    def __init__(self, backend, keep, result):
         _new_work(self)
-        self._backend, self._handle, self._keep, self._result = backend, handle, keep, result
+        self._backend, self._handle, self._keep, self._result = backend, None, keep, result
 
     def wait(self, timeout=None):
         """Blocks until the call is done; raises its error. A timeout of zero is none."""
@@ -87,7 +87,7 @@ class WeftWork(dist._Work):
                 if not self._ended.wait(timeout.total_seconds() if timeout else None):
                     raise self._late(timeout)
             elif self._handle is not None and _fast_wait is not None and timeout is None:
-                self._end(0 if _fast_wait(self._handle, False) else 1)
+                self._end(0 if _fast_wait(self, False) else 1)
             elif self._handle is not None:
                 done = _c_bool()
                 if timeout is None and not _wait_for(self._handle, SLICE_NS, _byref(done), per_thread.ref) and done:
