@@ -37,6 +37,7 @@ CASES = {  # what is called -> what the error says
     "rows.with_placement(group, weft.shard(0))": "axes is of type Group; expected a weft.Mesh",
     "rows.with_placement(mesh, 3)": "placement is 3; expected weft.shard(dim), weft.partial(op) or weft.replicate()",
     "rows.segmented(2**32, (4,))": f"dim is {2**32}; expected a number of 32 bits",
+    "rows.transposed([2**32])": f"dims[0] is {2**32}; expected a number of 32 bits",
     "rows.local_shape(2**32)": f"rank is {2**32}; expected a number of 32 bits",
     "weft.redistribute(x, 'a', rows)": "source is of type str; expected a weft.Layout",
     "weft.redistribute(x, rows, mesh)": "target is of type Mesh; expected a weft.Layout",

@@ -225,7 +225,8 @@ def test_a_call_fails_for_all(call, tmp_path):
         assert all(said), said
         for at, ranks, text in said:
             assert ranks == (0,) and ("rank 0 was interrupted" in text or "rank 0 dropped the Work" in text), said
-        assert took[0] < 0.5 and said[0][0] - ended[0] < 0.5, (took, said, ended)  # it takes some 20 ms; other tests run, too
+        # It takes some 20 ms; other tests run, too. Ranks that make a group give those that may still come two seconds.
+        assert took[0] < 0.5 and said[0][0] - ended[0] < {3 if call == "split" else 0.5}, (took, said, ended)
         print("well")
         """, tmp_path / "run"))
 

@@ -101,7 +101,8 @@ class Layout(Handle):
 
     def transposed(self, dims):
         """The layout of the array whose dimension i is dimension dims[i] of this one (NumPy: transpose)."""
-        return self._other(lib.layout_transpose, (ctypes.c_int32 * max(1, len(dims)))(*dims), len(dims))
+        listed = [errors.integer(dim, f"dims[{i}]") for i, dim in enumerate(dims)]
+        return self._other(lib.layout_transpose, (ctypes.c_int32 * max(1, len(listed)))(*listed), len(listed))
 
     def reduced(self, axes):
         """What average_gradients makes of a gradient: partial on any of `axes` becomes replicate."""

@@ -47,9 +47,26 @@ bool put(char* to, std::size_t room, const std::string& text) {
 constexpr int kEagerLooks = 32;  // without a pause between them: most exchanges end here
 constexpr auto kPatience = std::chrono::seconds(10);
 
+constexpr auto kLook = std::chrono::milliseconds(20);
+
+// The memory that rank 0 offers. It has offered it before it introduced itself, so that it is there: unless rank 0 was interrupted since then, which the
+// group tells.
+RegionRef open_links(ProcessGroup& group, HostPeers& host, PeerProcess& owner, const std::string& name,
+                     Deadline deadline) {
+  while (true) {
+    try {
+      return host.open(owner, name, Deadline::after(std::min<Duration>(deadline.left(), kLook)));
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::timeout || deadline.passed()) throw;
+    }
+    group.probe(0);  // throws the group's failure
+  }
+}
+
 // The processes of all ranks and the memory of the links; throws where they cannot be had.
-RegionRef meet(HostPeers& host, const std::vector<Introduction>& all, int rank, const RegionRef& offered,
-               std::vector<PeerProcessRef>& processes, std::vector<bool>& readable) {
+RegionRef meet(ProcessGroup& group, HostPeers& host, const std::vector<Introduction>& all,
+               const RegionRef& offered, std::vector<PeerProcessRef>& processes,
+               std::vector<bool>& readable) {
   const Deadline deadline = Deadline::after(kPatience);
   const bool allowed = KernelReads::allowed();
   for (const Introduction& i : all) {
@@ -58,7 +75,7 @@ RegionRef meet(HostPeers& host, const std::vector<Introduction>& all, int rank, 
     PeerProcess& process = *processes.back();
     readable.push_back(allowed && !process.is_self() && KernelReads::finds(process, i.word, i.word));
   }
-  return rank == 0 ? offered : host.open(*processes[0], all[0].region, deadline);
+  return group.rank() == 0 ? offered : open_links(group, host, *processes[0], all[0].region, deadline);
 }
 
 std::shared_ptr<Links> make(ProcessGroup& group) {
@@ -92,7 +109,7 @@ std::shared_ptr<Links> make(ProcessGroup& group) {
   std::vector<bool> readable;
   std::uint8_t met = 1;
   try {
-    region = meet(host, all, group.rank(), region, processes, readable);
+    region = meet(group, host, all, region, processes, readable);
   } catch (const Error& e) {
     met = 0;
     context.log().write(LogLayer::group, LogLevel::info,
