@@ -128,6 +128,12 @@ TEST(DomainConv, LargeOnes) {
          {Shape{1, 600, 6, 6}, Shape{1, 600, 4, 4}, Shape{2, 600, 4, 9}, Shape{1, 600, 8, 7}})
       expect({.in = 600, .out = 300}, s, DType::bf16);
     expect({.in = 512, .out = 2048}, {1, 512, 5, 8}, DType::bf16);
+    // The same with a long sum, and with a single channel on either side.
+    expect({.in = 2048, .out = 64}, {1, 2048, 5, 8}, DType::bf16);
+    expect({.in = 64, .out = 2048}, {1, 64, 4, 3}, DType::bf16);
+    expect({.in = 1500, .out = 33}, {2, 1500, 4, 7}, DType::bf16);
+    expect({.in = 1, .out = 1500}, {1, 1, 5, 6}, DType::bf16);
+    expect({.in = 2048, .out = 1}, {1, 2048, 5, 6}, DType::bf16);
   });
 }
 

@@ -244,6 +244,45 @@ TEST(PackedWeights, ConvolutionsOfFewPixels) {
   }
 }
 
+// y and dx of few pixels have the bits that they have in a larger map, of which a rank may have any part: long sums, a single channel, a
+// single pixel, a weight that is not packed yet and one that is.
+TEST(PackedWeights, FewPixelsHaveTheBitsOfALargerMap) {
+  constexpr std::int64_t kAll = 40;
+  for (const auto& [in, out] : {std::pair<std::int64_t, std::int64_t>{2048, 64},
+                                {64, 2048},
+                                {1500, 33},
+                                {1025, 100},
+                                {1, 1500},
+                                {2048, 1},
+                                {3000, 3000}}) {
+    weft::test::Bench bench;
+    Conv2d layer({.in = in, .out = out, .bias = false, .init = Normal{0.1}});
+    layer.weight->set_dtype(DType::bf16);
+    materialise(layer, bench.compute);
+    initialise(layer, 5);
+    const Tensor x = random_tensor(bench.context, {1, in, 1, kAll}, "x"),
+                 dy = random_tensor(bench.context, {1, out, 1, kAll}, "dy");
+    const auto first_of = [&](const Tensor& map, std::int64_t pixels) {
+      const std::int64_t channels = map.size(1);
+      const Tensor part = bench.compute.make({1, channels, 1, pixels});
+      for (std::int64_t c = 0; c < channels; ++c)
+        std::copy_n(map.data_ptr<float>() + c * map.size(3), pixels, part.data_ptr<float>() + c * pixels);
+      return part;
+    };
+    Frame frame(bench.compute);
+    const Tensor y = layer.forward(x, frame)[0], dx = layer.backward(dy, frame)[0];
+    for (const std::int64_t pixels : {1, 2, 7, 16, 17}) {
+      const Tensor part_of_x = first_of(x, pixels), part_of_dy = first_of(dy, pixels);
+      for (int use = 0; use < kPacked + 1; ++use) {
+        SCOPED_TRACE(::testing::Message() << in << " to " << out << ", " << pixels << " pixels, use " << use);
+        Frame again(bench.compute);
+        EXPECT_EQ(floats(layer.forward(part_of_x, again)[0]), floats(first_of(y, pixels)));
+        EXPECT_EQ(floats(layer.backward(part_of_dy, again)[0]), floats(first_of(dx, pixels)));
+      }
+    }
+  }
+}
+
 // A parameter that takes the place of another, whose memory it gets, too.
 TEST(PackedWeights, AnotherParameterInTheSamePlace) {
   weft::test::Bench bench;

@@ -49,19 +49,38 @@ bool one_to_one(const UnfoldShape& s) {
 
 // In bf16, products of few pixels are made as their transposes: the library packs the second matrix in each call, so that a weight is best the
 // second one, which also may be packed once and kept. Up to so many pixels that is faster, also where nothing is kept (512 x 2048 channels: up to 3 times).
-constexpr std::int64_t kFewPixels = 16;
+//
+// The bits must be those of product(), as another rank may have more pixels. Measured with oneDNN 2.6, they are, in products of one piece (fewer terms than
+// cpu_matmul.cpp cuts into two), with two pixels and two channels or more, and where the pixels lie as product_of_few() lays them.
+constexpr std::int64_t kFewPixels = 16, kTermsOfTwoPieces = std::int64_t{1} << 27;
 bool few_pixels(const UnfoldShape& s, const Tensor& w, std::int64_t groups) {
-  return w.dtype() == DType::bf16 && groups == 1 && one_to_one(s) && s.height * s.width <= kFewPixels;
+  const std::int64_t pixels = s.height * s.width;
+  return w.dtype() == DType::bf16 && groups == 1 && one_to_one(s) && pixels <= kFewPixels && w.size(0) > 1 &&
+         w.size(1) > 1 && std::max<std::int64_t>(2, pixels) * w.count() < kTermsOfTwoPieces;
 }
 
-// y = w x, or wᵀ x: (k, pixels) bf16, y: (m, pixels). `w_transposed`: how the transpose of what multiplies x is stored.
+// y = w x, or wᵀ x: (k, pixels), y: (m, pixels). `w_transposed`: how the transpose of what multiplies x is stored.
 void product_of_few(Frame& frame, const Tensor& w, const Parameter* of, Stored w_transposed, const Tensor& x,
                     const Tensor& y) {
-  const std::int64_t m = y.size(0), pixels = y.size(1);
-  const Tensor turned = frame.compute().make({pixels, m});
-  kernels::matmul(frame.kernels(), x.data_ptr<bf16>(), Stored::transposed,
+  const std::int64_t k = x.size(0), m = y.size(0), pixels = y.size(1),
+                     rows = std::max<std::int64_t>(2, pixels);
+  // Where w is read along its rows, so are the pixels; where down its columns, they too.
+  const bool by_rows = w_transposed == Stored::transposed;
+  Tensor operand = x;
+  if (pixels == 1) {  // one row is multiplied as a vector, in another order
+    const Tensor wide = widened(frame, x), twice = frame.compute().make({2, k});
+    for (std::int64_t row = 0; row < 2; ++row)
+      copy(frame.compute().context(), ConstTensorView(wide.reshape({k}).view()),
+           twice.slice_flat(row * k, {k}).view(), frame.compute().stream());
+    operand = by_rows ? twice : permuted(frame, twice, {2, k}, {1, 0}, {k, 2}, nullptr);
+  } else if (by_rows) {
+    operand = permuted(frame, widened(frame, x), {k, pixels}, {1, 0}, {pixels, k}, nullptr);
+  }
+  operand = in_dtype(frame, operand, w.dtype());
+  const Tensor turned = frame.compute().make({rows, m});
+  kernels::matmul(frame.kernels(), operand.data_ptr<bf16>(), by_rows ? Stored::plain : Stored::transposed,
                   of != nullptr ? as_matrix(w, *of) : kernels::WeightMatrix(w.data_ptr<bf16>()), w_transposed,
-                  turned.data_ptr<float>(), pixels, m, x.size(0), false);
+                  turned.data_ptr<float>(), rows, m, k, false);
   kernels::permute(frame.kernels(), turned.data_ptr<float>(), y.data_ptr<float>(), {{pixels, m}, {1, 0}});
 }
 
@@ -172,7 +191,7 @@ void correlate(Frame& frame, const Tensor& x, const Tensor& w, std::int64_t grou
   for (std::int64_t b = 0; b < y.size(0); ++b) {
     const Tensor of_x = sample(x, b, s.channels), of_y = sample(y, b, out);
     if (whole && few_pixels(s, w, groups)) {
-      product_of_few(frame, w, of, Stored::transposed, in_dtype(frame, of_x, w.dtype()), of_y);
+      product_of_few(frame, w, of, Stored::transposed, of_x, of_y);
       continue;
     }
     if (whole && one_to_one(s)) {
