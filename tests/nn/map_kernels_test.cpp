@@ -57,6 +57,20 @@ TEST(Gelu, EqualsReference) {
   }
 }
 
+// Where the square of x is infinite, and x itself.
+TEST(Gelu, SlopesOfVeryLargeNumbers) {
+  KernelContext ctx(1);
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const Array<float> x = {1e20f, -1e20f, 3e38f, -3e38f, kInfinity, -kInfinity, 200.0f, -200.0f},
+                     dy(x.size(), 2.0f);
+  for (const GeluForm form : {GeluForm::erf, GeluForm::tanh}) {
+    const std::size_t count = form == GeluForm::erf ? 4 : x.size();
+    auto dx = garbage(static_cast<std::int64_t>(x.size()));
+    gelu_backward(ctx, dy.data(), x.data(), dx.data(), static_cast<std::int64_t>(count), form);
+    for (std::size_t i = 0; i < count; ++i) EXPECT_EQ(dx[i], x[i] > 0 ? 2.0f : 0.0f) << x[i];
+  }
+}
+
 TEST(Gelu, FarEnds) {
   KernelContext ctx(1);
   const float x[] = {-1000.0f, -20.0f, 0.0f, 20.0f, 1000.0f}, dy[] = {1.0f, 1.0f, 1.0f, 1.0f, 1.0f};
