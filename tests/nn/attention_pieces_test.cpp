@@ -213,6 +213,27 @@ TEST(AttentionPieces, NothingIsSeen) {
   EXPECT_EQ(dv, zeros(4));
 }
 
+// More keys than causal queries see: of one piece, and of none of its queries.
+TEST(AttentionPieces, KeysThatNoQuerySees) {
+  KernelContext ctx(2);
+  constexpr std::int64_t kBatch = 2, kQueries = 70, kKeys = 300, kWidth = 3;
+  const auto q = random_array(kBatch * kQueries * kWidth, 1), k = random_array(kBatch * kKeys * kWidth, 2),
+             sums = random_array(kBatch * kQueries, 3, 5, 6);
+  for (const std::int64_t first_key : {0, 256}) {
+    auto dk = garbage(kBatch * kKeys * kWidth), dv = dk;
+    attention_piece_backward_keys(ctx, q.data(), q.data(), k.data(), k.data(), nullptr, sums.data(),
+                                  sums.data(), dk.data(), dv.data(),
+                                  {kBatch, kQueries, kKeys, 1, 1, kWidth, 0, first_key, true, true, true});
+    const std::int64_t seen = first_key == 0 ? kQueries : 0;
+    for (std::int64_t i = 0; i < kBatch * kKeys * kWidth; ++i) {
+      const bool is_seen = i / kWidth % kKeys < seen;
+      ASSERT_EQ(dk[static_cast<std::size_t>(i)] != 0.0f, is_seen) << i;
+      ASSERT_EQ(dv[static_cast<std::size_t>(i)] != 0.0f, is_seen) << i;
+      ASSERT_LT(std::abs(dk[static_cast<std::size_t>(i)]), 1e6f) << i;
+    }
+  }
+}
+
 TEST(AttentionPieces, RefusesPiecesThatBeginWithinABlock) {
   KernelContext ctx(1);
   EXPECT_EQ(message_of([&] {

@@ -433,7 +433,7 @@ struct KernelTable {
                                            const float* k, const float* v, ScoreBias bias,
                                            const float* log_sum_exp, const float* delta, float* dq,
                                            AttentionPiece s);
-  /// dk and dv of queries in pieces, for any keys, likewise. The piece that `begins` is seen by all keys that any query sees. Throws bad_argument where kv_heads does
+  /// dk and dv of queries in pieces, for any keys, likewise. The piece that `begins` is seen by all keys that any query sees; those of the others become 0. Throws bad_argument where kv_heads does
   /// not divide heads, or first_query is no multiple of kAttentionQueries.
   void (*attention_piece_backward_keys)(KernelContext& ctx, const float* dout, const float* q, const float* k,
                                         const float* v, ScoreBias bias, const float* log_sum_exp,

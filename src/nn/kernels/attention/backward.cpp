@@ -390,10 +390,10 @@ void attention_piece_backward_keys(KernelContext& ctx, const float* dout, const 
                                    const float* v, ScoreBias bias, const float* log_sum_exp,
                                    const float* delta, float* dk, float* dv, AttentionPiece s) {
   const Sizes of = sizes("attention_piece_backward_keys", s, "query", s.first_query, kAttentionQueries);
-  if (s.begins && s.queries == 0) {  // no block of queries will write them
-    std::fill_n(dk, s.batch * s.keys * of.k_stride(), 0.0f);
-    std::fill_n(dv, s.batch * s.keys * of.k_stride(), 0.0f);
-  }
+  const std::int64_t seen = s.queries == 0 ? 0 : of.seen(0, s.queries), unseen = of.keys - seen;
+  for (std::int64_t b = 0; s.begins && b < s.batch; ++b)  // keys that no block of queries will write
+    for (float* const gradient : {dk, dv})
+      std::fill_n(gradient + (b * of.keys + seen) * of.k_stride(), unseen * of.k_stride(), 0.0f);
   const ThreadCountGuard one_thread_per_product(1);
   const KeyBias added = KeyBias::of(bias, of, ctx.state().scratch(KeyBias::floats(bias, of)));
   const BlockProducts products = products_of(ctx.state(), of);
