@@ -188,18 +188,11 @@ void reduce(DType dtype, const ReduceOp& op, std::span<const std::byte* const> i
 void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes, bool stream) noexcept {
   assert(bytes >= 0);
   if (stream && bytes >= kStreamLeast) {
-    copy_around_caches(to, from, bytes);
+    best().stream_copy(to, from, bytes);
     fence();
   } else if (bytes > 0) {
     std::memcpy(to, from, static_cast<std::size_t>(bytes));
   }
 }
-
-void copy_around_caches(std::byte* to, const std::byte* from, std::int64_t bytes) noexcept {
-  assert(bytes >= 0);
-  best().stream_copy(to, from, bytes);
-}
-
-void fence_streams() noexcept { fence(); }
 
 }  // namespace weft

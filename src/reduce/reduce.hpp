@@ -29,9 +29,5 @@ void reduce(DType dtype, const ReduceOp& op, std::span<const std::byte* const> i
 
 /// memcpy that may write around the caches, fenced before it returns.
 void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes, bool stream = false) noexcept;
-/// memcpy that writes around the caches, however few the bytes are. Before another thread is told, fence_streams().
-void copy_around_caches(std::byte* to, const std::byte* from, std::int64_t bytes) noexcept;
-/// Orders what was written around the caches before all later stores.
-void fence_streams() noexcept;
 
 }  // namespace weft

@@ -58,7 +58,6 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
   struct Out {
     Links::End* end = nullptr;
     std::uint64_t ticket = 0, until = 0;
-    std::int64_t packed_bytes = 0;  // in slots so far
     Cursor cursor{};
     Phase phase = Phase::queued;
   };

@@ -28,7 +28,6 @@
 #include "host/peers.hpp"
 #include "host/progress_engine.hpp"
 #include "mesh/window/links/kernel_reads.hpp"
-#include "mesh/window/links/slot_stores.hpp"
 #include "weft/group/process_group.hpp"
 
 namespace weft::windows {
@@ -128,7 +127,6 @@ class Links final : public Driven, public std::enable_shared_from_this<Links> {
     std::uint64_t turn = 0;          ///< the one that may now
     std::uint64_t room_to = kSlots;  ///< sender: slots that were known to be free
     bool touched = false;            ///< published something since the last look for waiters
-    SlotStores stores{};             ///< sender: of large packed bytes
     std::array<std::uint64_t, kSlots> forms{},
         boxes_ids{};  ///< sender: what the slots' texts and boxes are of
     std::uint32_t mapped = 0,

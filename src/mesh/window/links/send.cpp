@@ -3,7 +3,6 @@
 
 #include "host/arena.hpp"
 #include "mesh/window/links/exchange.hpp"
-#include "reduce/reduce.hpp"
 #include "weft/host/context.hpp"
 
 namespace weft::windows {
@@ -11,24 +10,21 @@ namespace {
 
 constexpr std::int64_t kKernelBytes = 12 << 10;  // from here on the kernel copies what is not shared
 
-// Writes packed bytes in their order around the caches. Runs that are no long pieces are gathered in the first cache, so that whole lines are written.
+// Writes packed bytes in their order, in long pieces: what has short runs is gathered in the first cache. Line by line each store would first take
+// its line away from the receiver's cache; memcpy writes a long piece by the processor's own instruction for strings, which does not wait for that.
 class Gatherer {
  public:
   explicit Gatherer(std::byte* to) noexcept : to_(to) {}
-  ~Gatherer() {
-    flush();
-    fence_streams();
-  }
+  ~Gatherer() { flush(); }
   Gatherer(const Gatherer&) = delete;
   Gatherer& operator=(const Gatherer&) = delete;
 
   /// Elements first … first + count of a box that begins at `from`.
   void add(const Loops& loops, std::int64_t size, std::int64_t first, std::int64_t count,
            const std::byte* from) noexcept {
-    if (loops.one_piece() > 0 && count * size >= kPiece) {
+    if (loops.one_piece() > 0 && count * size >= kPiece / 2) {
       flush();
-      copy_around_caches(to_, from + first * size, count * size);
-      to_ += count * size;
+      write(from + first * size, count * size);
       return;
     }
     while (count > 0) {
@@ -45,10 +41,13 @@ class Gatherer {
   }
 
  private:
-  static constexpr std::int64_t kPiece = 4096;
+  static constexpr std::int64_t kPiece = 16 << 10;
+  void write(const std::byte* from, std::int64_t bytes) noexcept {
+    std::memcpy(to_, from, static_cast<std::size_t>(bytes));
+    to_ += bytes;
+  }
   void flush() noexcept {
-    copy_around_caches(to_, piece_.data(), filled_);
-    to_ += filled_;
+    write(piece_.data(), filled_);
     filled_ = 0;
   }
   std::byte* to_;
@@ -139,28 +138,19 @@ void OverLinks::pack_few(Slot& slot, Links::End& end, const Program::Traffic& t)
 }
 
 void OverLinks::pack_many(Slot& slot, Out& o, const Program::Traffic& t) {
-  const std::int64_t bytes = std::min(t.bytes - o.packed_bytes, kSlotBytes);
-  o.packed_bytes += bytes;
-  SlotStores& stores = o.end->stores;
-  if (stores.around_caches(bytes)) {
-    Gatherer gatherer(slot.apart);
-    o.cursor.slot(*program_, t,
-                  [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t) {
-                    gatherer.add(b.loops, program_->forms[b.field].element, first, count,
-                                 sent_from(pair(b.field)) + b.offset);
-                  });
-  } else {
-    o.cursor.slot(*program_, t,
-                  [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t at) {
-                    const std::byte* const from = sent_from(pair(b.field)) + b.offset;
-                    const std::int64_t size = program_->forms[b.field].element;
-                    if (count == b.elements)
-                      b.loops.copy(runtime_, stream_, from, slot.apart + at);
-                    else
-                      b.loops.copy_some(first, count, from, slot.apart + at - first * size);
-                  });
+  constexpr std::int64_t kGathered = 8 << 10;  // less is copied line by line, whatever copies it
+  if (t.bytes < kGathered) {
+    for (const Program::Box& b : t.boxes)
+      b.loops.copy(runtime_, stream_, sent_from(pair(b.field)) + b.offset, slot.apart + b.at);
+    o.cursor.box = t.boxes.size();
+    return;
   }
-  stores.wrote();
+  Gatherer gatherer(slot.apart);
+  o.cursor.slot(*program_, t,
+                [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t) {
+                  gatherer.add(b.loops, program_->forms[b.field].element, first, count,
+                               sent_from(pair(b.field)) + b.offset);
+                });
 }
 
 std::pair<const std::byte*, const std::byte*> OverLinks::span_sent(std::size_t f) const {
