@@ -387,6 +387,32 @@ TEST(AttentionInTwoSteps, IsFullAttention) {
   }
 }
 
+// A bias that hides some keys, and all keys of one query.
+TEST(AttentionInTwoSteps, HidesKeysAsFullAttentionDoes) {
+  KernelContext ctx(1);
+  constexpr float kHidden = -std::numeric_limits<float>::infinity();
+  const FullAttentionShape s{1, 3, 4, 2, 1, 5};
+  const auto q = random_array(30, 1), k = random_array(20, 2), v = random_array(20, 3),
+             dout = random_array(30, 5);
+  const Array<float> bias = {kHidden, 0.5f, kHidden, 1, kHidden, kHidden, kHidden, kHidden, 1, 2, 3, kHidden};
+  auto w = garbage(24), out = garbage(30), want = out, lse = garbage(6), dw = w, dq = out, dk = garbage(20),
+       dv = dk, dbias = garbage(12), dq_want = dq, dk_want = dk, dv_want = dv, dbias_want = dbias;
+  attention_weights_forward(ctx, q.data(), k.data(), bias.data(), w.data(), s);
+  attention_apply_forward(ctx, w.data(), v.data(), out.data(), s);
+  attention_apply_backward(ctx, dout.data(), w.data(), v.data(), dw.data(), dv.data(), s);
+  attention_weights_backward(ctx, dw.data(), w.data(), q.data(), k.data(), dq.data(), dk.data(), dbias.data(),
+                             s);
+  full_attention_forward(ctx, q.data(), k.data(), v.data(), bias.data(), want.data(), lse.data(), s);
+  full_attention_backward(ctx, dout.data(), q.data(), k.data(), v.data(), bias.data(), want.data(),
+                          lse.data(), dq_want.data(), dk_want.data(), dv_want.data(), dbias_want.data(), s);
+  for (std::size_t i = 10; i < 20; ++i) EXPECT_EQ(out[i], 0.0f) << i;  // of the query that sees no key
+  expect_close(out, want, 64.0, "out");
+  expect_close(dq, dq_want, 256.0, "dq");
+  expect_close(dk, dk_want, 256.0, "dk");
+  expect_close(dv, dv_want, 256.0, "dv");
+  expect_close(dbias, dbias_want, 256.0, "dbias");
+}
+
 TEST(ChannelBias, EqualsReference) {
   KernelContext ctx(1);
   for (const MapShape& s : kMaps) {

@@ -441,7 +441,7 @@ struct KernelTable {
 
   /// The same in two steps, for short sequences, so that something may happen to the weights between them.
   /// weights = softmax(q k^T / sqrt(head_dim) + bias). q: (batch, queries, heads, head_dim), k: (batch, keys, kv_heads, head_dim), bias:
-  /// (queries, keys) or null, weights: (batch, heads, queries, keys).
+  /// (queries, keys) or null, of which -infinity hides a key, weights: (batch, heads, queries, keys). Those of a query that sees no key are 0.
   void (*attention_weights_forward)(KernelContext& ctx, const float* q, const float* k, const float* bias,
                                     float* weights, FullAttentionShape s);
   /// dq, dk and, unless it is null, dbias, the sum over samples and heads. Shapes as there.

@@ -2,6 +2,7 @@
 // sequences: the windows of a map.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "nn/kernels/cpu_context.hpp"
 #include "nn/kernels/cpu_math.hpp"
@@ -34,12 +35,14 @@ WEFT_CPU_CLONES void add_scaled(float* y, const float* x, float factor, std::int
 
 float scale_of(const FullAttentionShape& s) { return 1.0f / std::sqrt(static_cast<float>(s.head_dim)); }
 
-// The weights of one query. row: (keys)
+// The weights of one query; of one that sees no key they are 0. row: (keys)
 void softmax(float* row, std::int64_t keys) {
   float largest = row[0];
   for (std::int64_t j = 1; j < keys; ++j) largest = std::max(largest, row[j]);
+  if (largest == -std::numeric_limits<float>::infinity()) largest = 0;
   float sum = 0;
   for (std::int64_t j = 0; j < keys; ++j) sum += row[j] = std::exp(row[j] - largest);
+  if (sum == 0) return;  // all are 0
   for (std::int64_t j = 0; j < keys; ++j) row[j] /= sum;
 }
 
