@@ -9,6 +9,7 @@
 
 #include "mesh/view_memory.hpp"
 #include "weft/base/error.hpp"
+#include "weft/base/tensor.hpp"
 #include "weft/host/compute.hpp"
 #include "weft/mesh/mesh.hpp"
 #include "weft/nn/frame.hpp"
@@ -66,6 +67,13 @@ struct Checker {
 /// Null where nothing is to be sent. Throws for a mesh that cannot communicate, before anything is written.
 inline ProcessGroup* group_of(const DeviceMesh& axes) { return axes.size() > 1 ? &axes.group() : nullptr; }
 
+/// Memory of the caller's as a tensor, ordered on the rank's stream.
+inline Tensor borrowed(Compute& compute, const ConstTensorView& v) {
+  return Tensor(
+      Storage::borrow(const_cast<std::byte*>(v.data), static_cast<std::size_t>(v.bytes()), compute.stream()),
+      0, v.shape, v.dtype);
+}
+
 /// What kernels write, f32: the memory of a view, or memory that round() brings to the view.
 class Output {
  public:
@@ -73,6 +81,7 @@ class Output {
     if (to.dtype != DType::f32) wide_ = compute.make(to.shape);
   }
   float* data() const { return wide_ ? wide_.data_ptr<float>() : as<float>(to_); }
+  Tensor tensor() const { return wide_ ? wide_ : borrowed(compute_, to_); }
   /// The values that the view has now, to be added to.
   void read() const {
     if (wide_) kernels::widen_bf16(kernels_of(compute_), as<bf16>(ConstTensorView(to_)), data(), to_.count());
@@ -90,14 +99,16 @@ class Output {
 /// What kernels read as f32.
 class Input {
  public:
-  Input(Compute& compute, const ConstTensorView& from) : from_(from) {
+  Input(Compute& compute, const ConstTensorView& from) : compute_(compute), from_(from) {
     if (!given(from) || from.dtype == DType::f32) return;
     wide_ = compute.make(from.shape);
     kernels::widen_bf16(kernels_of(compute), as<bf16>(from), wide_.data_ptr<float>(), from.count());
   }
   const float* data() const { return wide_ ? wide_.data_ptr<float>() : as<float>(from_); }
+  Tensor tensor() const { return wide_ ? wide_ : borrowed(compute_, from_); }
 
  private:
+  Compute& compute_;
   const ConstTensorView& from_;
   Tensor wide_;
 };
