@@ -14,6 +14,7 @@
 #include "weft/nn/activation.hpp"
 #include "weft/nn/attention.hpp"
 #include "weft/nn/loss.hpp"
+#include "weft/tp/conv.hpp"
 #include "weft/tp/linear.hpp"
 #include "weft/tp/parallelize.hpp"
 #include "weft/tp/vocab.hpp"
@@ -105,6 +106,29 @@ TEST(TensorParallelOnDevices, FunctionsOnViewsGiveTheBitsOfTheCpu) {
                  db1 = compute.make({4});
     row_linear_backward(compute, dy, h, w2, {dh, dw2, db2});
     column_linear_backward(compute, mesh["tp"], dh, x, w1, {dx, dw1, db1});
+    Numbers all;
+    for (const Tensor& t : {h, y, dh, dw2, db2, dx, dw1, db1}) keep(all, compute, t);
+    return all;
+  });
+}
+
+TEST(TensorParallelOnDevices, ConvolutionsOnViewsGiveTheBitsOfTheCpu) {
+  expect_the_same([](Compute& compute, ProcessGroup& group) {
+    const DeviceMesh mesh(group, {{"tp", 2}});
+    const auto there = [&](const Shape& shape, const char* name) {
+      return to_device(compute.context(), random_tensor(compute.context(), shape, name), compute.stream());
+    };
+    const Shape of_x{2, 6, 3, 5}, of_h{2, 4, 3, 5};
+    const Tensor x = there(of_x, "x"), w1 = there({4, 6, 1, 1}, "w1"), b1 = there({4}, "b1"),
+                 h = compute.make(of_h), w2 = there({6, 4, 1, 1}, "w2"), b2 = there({6}, "b2"),
+                 y = compute.make(of_x);
+    column_conv2d_forward(compute, x, w1, b1, h);
+    row_conv2d_forward(compute, mesh["tp"], h, w2, b2, y);
+    const Tensor dy = there(of_x, "dy"), dh = compute.make(of_h), dw2 = compute.make({6, 4, 1, 1}),
+                 db2 = compute.make({6}), dx = compute.make(of_x), dw1 = there({4, 6, 1, 1}, "dw1"),
+                 db1 = there({4}, "db1");
+    row_conv2d_backward(compute, dy, h, w2, {dh, dw2, db2});
+    column_conv2d_backward(compute, mesh["tp"], dh, x, w1, {dx, dw1, db1, true});
     Numbers all;
     for (const Tensor& t : {h, y, dh, dw2, db2, dx, dw1, db1}) keep(all, compute, t);
     return all;

@@ -1,4 +1,4 @@
-// What convolutions and their adjoints are made of: three products of maps and a kernel. Inside nn and domain.
+// What convolutions and their adjoints are made of: three products of maps and a kernel. Inside nn, tp and domain.
 //
 // w: (out, in / groups, kernel height, kernel width), f32 or bf16; x: (batch, in, height, width), y: (batch, out, out height, out
 // width), f32. A shape's padding is zeros; it may be negative, where a rank has a part of the maps.

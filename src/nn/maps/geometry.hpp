@@ -1,4 +1,4 @@
-// Sizes of maps, and their checks, as layers on maps share them. Inside nn and domain.
+// Sizes of maps, and their checks, as layers on maps share them. Inside nn, tp and domain.
 #pragma once
 
 #include <fmt/format.h>
