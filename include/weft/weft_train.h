@@ -1,4 +1,4 @@
-/* Layers and training from C: column- and row-parallel linear layers, embedding and cross-entropy over a split vocabulary, losses of elements on the
+/* Layers and training from C: column- and row-parallel linear layers and 1x1 convolutions, embedding and cross-entropy over a split vocabulary, losses of elements on the
  * caller's memory, loss scaling and conversions, a transformer by its configuration, its training step. C11; usable from C++ too. In libweft_train, which weft_train.pc and the CMake target
  * weft::weft_train name; weft/weft.h comes with it, and its conventions hold here.
  *
@@ -9,6 +9,7 @@
 #define WEFT_WEFT_TRAIN_H
 
 #include "weft/c_train/compute.h"
+#include "weft/c_train/conv.h"
 #include "weft/c_train/linear.h"
 #include "weft/c_train/loss.h"
 #include "weft/c_train/loss_scaler.h"

@@ -22,9 +22,7 @@ struct How {
 How how_of(const char* function, const weft_linear_options* options, bool column) {
   const weft_linear_options o = read(function, options, weft_linear_options WEFT_LINEAR_OPTIONS_INIT,
                                      kLinearOptionsFirstBytes, "WEFT_LINEAR_OPTIONS_INIT");
-  if (o.gather_output && !column)
-    refuse(ErrorCode::bad_argument, function,
-           "options->gather_output is set; a row layer has its whole output already");
+  if (!column) expect_no_gather(function, o.gather_output);
   if (o.batch < 1)
     refuse(ErrorCode::bad_argument, function,
            fmt::format("options->batch is {}; expected 1 or more", o.batch));

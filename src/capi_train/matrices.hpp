@@ -1,9 +1,13 @@
-// Matrices and vectors of weft_train.h as views; throws what is wrong with them. Inside capi_train.
+// Matrices, maps and vectors of weft_train.h as views; throws what is wrong with them. Inside capi_train.
 #pragma once
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <initializer_list>
 #include <utility>
+#include <vector>
 
 #include "capi/values.hpp"
 #include "capi_train/handles.hpp"
@@ -18,24 +22,40 @@ inline TensorView view_of(const Buffer& b, const Shape& shape) {
   return {static_cast<std::byte*>(b.data), b.dtype, b.device, shape, row_major(shape)};
 }
 
-inline TensorView matrix(const char* function, const weft_matrix* m, const char* which) {
-  const weft_matrix& from = given(function, m, which);
-  const weft_buffer elements = {from.data, 0, from.dtype, from.device};
-  const Buffer b = buffer_of(function, &elements, which);
-  for (const auto& [field, value] : {std::pair{"rows", from.rows}, std::pair{"columns", from.columns}})
+/// What lies at a pointer, row-major, in the extents of these fields of `which`. `of`: its data, dtype and device.
+inline TensorView elements(const char* function, const char* which, const weft_buffer& of,
+                           std::initializer_list<std::pair<const char*, std::int64_t>> extents) {
+  const Buffer b = buffer_of(function, &of, which);
+  std::vector<std::int64_t> shape;
+  for (const auto& [field, value] : extents) {
     if (value < 0)
       refuse(ErrorCode::bad_argument, function,
              fmt::format("{}->{} is {}; expected 0 or more", which, field, value));
+    shape.push_back(value);
+  }
   std::int64_t bytes = size_bytes(b.dtype);
-  if (from.columns != 0 && (__builtin_mul_overflow(bytes, from.rows, &bytes) ||
-                            __builtin_mul_overflow(bytes, from.columns, &bytes)))
+  const bool none = std::find(shape.begin(), shape.end(), 0) != shape.end();
+  for (const std::int64_t extent : shape)
+    if (!none && __builtin_mul_overflow(bytes, extent, &bytes))
+      refuse(ErrorCode::bad_argument, function,
+             fmt::format("{} is {}; its bytes do not fit 64 bits", which, fmt::join(shape, " x ")));
+  if (b.data == nullptr && !none)
     refuse(ErrorCode::bad_argument, function,
-           fmt::format("{} is {} x {}; its bytes do not fit 64 bits", which, from.rows, from.columns));
-  TensorView view = view_of(b, {from.rows, from.columns});
-  if (view.data == nullptr && view.count() != 0)
+           fmt::format("{}->data is NULL; expected {} elements", which, fmt::join(shape, " x ")));
+  return view_of(b, Shape(shape));
+}
+
+inline TensorView matrix(const char* function, const weft_matrix* m, const char* which) {
+  const weft_matrix& from = given(function, m, which);
+  return elements(function, which, {from.data, 0, from.dtype, from.device},
+                  {{"rows", from.rows}, {"columns", from.columns}});
+}
+
+/// A row layer has no output to gather.
+inline void expect_no_gather(const char* function, bool gather_output) {
+  if (gather_output)
     refuse(ErrorCode::bad_argument, function,
-           fmt::format("{}->data is NULL; expected {} x {} elements", which, from.rows, from.columns));
-  return view;
+           "options->gather_output is set; a row layer has its whole output already");
 }
 
 inline TensorView vector(const char* function, const weft_buffer* v, const char* which) {

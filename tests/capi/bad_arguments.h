@@ -247,6 +247,18 @@ static weft_dl_managed_tensor_versioned dl_versioned;
 #define null_weft_row_linear_backward_dx 1
 #define null_weft_row_linear_backward_dw 1
 #define null_weft_row_linear_backward_db 1
+#define null_weft_column_conv2d_forward_group 1
+#define null_weft_row_conv2d_backward_group 1
+#define null_weft_column_conv2d_forward_b 1
+#define null_weft_column_conv2d_backward_group 1
+#define null_weft_column_conv2d_backward_dx 1
+#define null_weft_column_conv2d_backward_dw 1
+#define null_weft_column_conv2d_backward_db 1
+#define null_weft_row_conv2d_forward_group 1
+#define null_weft_row_conv2d_forward_b 1
+#define null_weft_row_conv2d_backward_dx 1
+#define null_weft_row_conv2d_backward_dw 1
+#define null_weft_row_conv2d_backward_db 1
 #define null_weft_vocab_embedding_forward_group 1
 #define null_weft_vocab_embedding_backward_group 1
 #define null_weft_vocab_cross_entropy_group 1
@@ -256,6 +268,7 @@ static weft_dl_managed_tensor_versioned dl_versioned;
 #define good_vocab 1
 static weft_compute* good_weft_compute;
 static const weft_matrix* good_weft_matrix;
+static weft_maps* good_weft_maps;
 static weft_model* good_weft_model;
 static weft_trainer* good_weft_trainer;
 static weft_loss_scaler* good_weft_loss_scaler;
@@ -328,6 +341,8 @@ static void make_good(void) {
 #if LIBRARY_weft_train
   static weft_matrix matrix = {memory, 1, 2, WEFT_F32, WEFT_CPU};
   good_weft_matrix = &matrix;
+  static weft_maps maps = {memory, {1, 1, 1, 2}, WEFT_F32, WEFT_CPU};
+  good_weft_maps = &maps;
   OK(weft_compute_create(good_weft_context, NULL, &good_weft_compute, &error));
   static const weft_mesh_axis both[] = {{"dp", 1}, {"tp", 1}};
   weft_mesh* whole = NULL;
