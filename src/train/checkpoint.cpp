@@ -33,6 +33,23 @@ Saved saved_of(const Module& model) {
   return saved;
 }
 
+// While masters are written. Weights are then made anew from them, also where that failed halfway; a parameter without values has none then.
+class MastersWritten {
+ public:
+  explicit MastersWritten(const std::vector<Parameter*>& parameters) : parameters_(parameters) {}
+  MastersWritten(const MastersWritten&) = delete;
+  MastersWritten& operator=(const MastersWritten&) = delete;
+  ~MastersWritten() {
+    for (Parameter* p : parameters_)
+      if (whole_ || p->has_values()) p->write_master();
+  }
+  void whole() noexcept { whole_ = true; }
+
+ private:
+  const std::vector<Parameter*>& parameters_;
+  bool whole_ = false;
+};
+
 // Copies on the host of tensors of devices, while a checkpoint is written or read.
 class OnHost {
  public:
@@ -153,6 +170,7 @@ CheckpointInfo load(const std::filesystem::path& directory, const DeviceMesh& me
            (!saved.of_model && name.starts_with(kOfBuffers));
   };
   options.remap = remap_old_names;
+  MastersWritten written(saved.parameters);
   CheckpointInfo info = load_listed(
       directory, mesh, [&] { return tensors_of("load_checkpoint", mesh, saved, state, names, host); },
       options, "the model");
@@ -163,7 +181,7 @@ CheckpointInfo load(const std::filesystem::path& directory, const DeviceMesh& me
         fmt::format("load_checkpoint: {}: {} tensor{} stored under older names or shapes: {}{}",
                     info.folder.string(), info.remapped.size(), info.remapped.size() == 1 ? " was" : "s were",
                     info.remapped[0], info.remapped.size() == 1 ? "" : "; and so on"));
-  for (Parameter* p : saved.parameters) p->write_master();  // their weights are made anew
+  written.whole();
   return info;
 }
 
@@ -218,9 +236,10 @@ void set_full_state(const DeviceMesh& mesh, const Module& model, const TrainingS
   const Saved saved = saved_of(model);
   std::deque<std::string> names;
   OnHost host;
+  MastersWritten written(saved.parameters);
   set_full_state(mesh, tensors_of("set_full_state", mesh, saved, state, names, host), root, give);
   host.write_back();
-  for (Parameter* p : saved.parameters) p->write_master();  // their weights are made anew
+  written.whole();
 }
 
 }  // namespace weft

@@ -91,6 +91,41 @@ TEST(Checkpoint, GivesBackWhatWasSaved) {
   EXPECT_THAT(file.names(), Contains("optimizer.step.first.weight"));
 }
 
+// A bf16 weight is its rounded master, whatever became of the load.
+TEST(Checkpoint, ALoadThatFailsHalfwayLeavesNoOldWeights) {
+  const test::TemporaryFolder folder;
+  Context context;
+  const auto model = [&] {
+    auto m = std::make_unique<test::TinyModel>(3);
+    for (const char* path : {"first.weight", "second"}) m->parameter(path)->set_dtype(DType::bf16);
+    return m;
+  };
+  Compute compute(context);
+  const auto saved = model();
+  materialise(*saved, compute);
+  for (Parameter* p : saved->parameters())
+    for (float& x : p->write_master().as<float>()) x = 3;
+  save_checkpoint(folder.path(), kOneRank, 1, *saved, {});
+  {  // a byte of first.weight, which is read after second
+    std::fstream file(folder / "step-00000001" / "rank-00000.safetensors",
+                      std::ios::in | std::ios::out | std::ios::binary);
+    std::uint64_t header = 0;
+    file.read(reinterpret_cast<char*>(&header), sizeof(header));
+    file.seekp(static_cast<std::streamoff>(sizeof(header) + header));
+    file.put('\x7f');
+  }
+  const auto loaded = model();
+  materialise(*loaded, compute);
+  Parameter& second = *loaded->parameter("second");
+  for (float& x : second.write_master().as<float>()) x = 1;
+  EXPECT_EQ(static_cast<float>(second.weight().as<bf16>()[0]), 1);
+  EXPECT_THAT(test::error_text([&] { load_checkpoint(folder.path(), kOneRank, *loaded, {}); }),
+              HasSubstr("first.weight"));
+  EXPECT_EQ(second.master().as<float>()[0], 3);
+  EXPECT_EQ(static_cast<float>(second.weight().as<bf16>()[0]), 3);
+  EXPECT_FALSE(loaded->parameter("first.weight")->has_values());
+}
+
 TEST(Checkpoint, ReplacesTheSameStep) {
   const test::TemporaryFolder folder;
   Context context;

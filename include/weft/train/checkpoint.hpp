@@ -46,7 +46,7 @@ bool start_save(AsyncCheckpoint& saves, const std::filesystem::path& directory, 
 /// one, averages that are there and not asked for are an error, as all else is.
 /// Parameters must be materialised. What is stored under older names (remap_old_names() of weft/checkpoint/remap.hpp), and
 /// not asked for under them, is read as today's: CheckpointInfo::remapped lists it, and rank 0 logs one warning that says so. Throws as
-/// load_checkpoint() of tensors does.
+/// load_checkpoint() of tensors does. Where reading fails halfway, some masters are new and others are not; weights are those of their masters.
 CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh,
                                std::span<Parameter* const> parameters, const TrainingState& state);
 /// The same for a whole model, with its buffers.
