@@ -6,15 +6,21 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <functional>
 #include <mutex>
 
 #include "support/errors.hpp"
 #include "support/golden_case.hpp"
 #include "support/run_ranks.hpp"
 #include "support/temporary_folder.hpp"
+#include "weft/base/random.hpp"
 #include "weft/checkpoint/convert.hpp"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/models/weather.hpp"
+#include "weft/nn/init.hpp"
+#include "weft/nn/spectral_norm.hpp"
 #include "weft/tp/own_plan.hpp"
 #include "weft/train/checkpoint.hpp"
 
@@ -139,6 +145,200 @@ TEST_P(Remap, ACheckpointWithOldNamesIsLoaded) {
         EXPECT_THAT(lines[0], ::testing::HasSubstr("tensors were stored under older names or shapes: "));
       }
     }
+}
+
+// Spectral norms in torch's other form, loaded and then split --------------------------------------------------------
+
+// A state dict of this library's form as torch.nn.utils.parametrizations.spectral_norm stores it.
+NamedTensors in_other_form(const NamedTensors& state) {
+  NamedTensors other;
+  for (const auto& [name, tensor] : state) {
+    std::string to = name;
+    for (const auto& [ours, torchs] : {std::pair{"weight_orig", "parametrizations.weight.original"},
+                                       {"weight_u", "parametrizations.weight.0._u"},
+                                       {"weight_v", "parametrizations.weight.0._v"}})
+      if (name.ends_with(std::string(".") + ours))
+        to = name.substr(0, name.size() - std::string_view(ours).size()) + torchs;
+    other.emplace(to, tensor);
+  }
+  return other;
+}
+
+// Without the norms of the last two of a stage's four modules with a plan.
+NamedTensors with_half_of_the_norms(const NamedTensors& state) {
+  NamedTensors some;
+  for (const auto& [name, tensor] : state) {
+    const bool plain = name.starts_with("layers.0.2.") || name.starts_with("layers.0.3.");
+    if (plain && name.ends_with(".weight_orig"))
+      some.emplace(name.substr(0, name.size() - std::string_view("_orig").size()), tensor);
+    else if (!plain || !(name.ends_with(".weight_u") || name.ends_with(".weight_v")))
+      some.emplace(name, tensor);
+  }
+  return some;
+}
+
+// The layers whose norms are stored, in the other form, get them.
+int add_stored_norms(WeatherStage& stage, const NamedTensors& stored) {
+  constexpr std::string_view kOriginal = ".parametrizations.weight.original";
+  int count = 0;
+  for (const auto& [name, tensor] : stored)
+    if (name.ends_with(kOriginal)) {
+      Module& layer = stage.get(name.substr(0, name.size() - kOriginal.size()));
+      dynamic_cast<WeightedLayer&>(layer).add_spectral_norm();
+      ++count;
+    }
+  return count;
+}
+
+void load(WeatherStage& stage, const NamedTensors& state) {
+  ASSERT_EQ(state.size(), stage.parameters().size() + stage.buffers().size());
+  const auto own = [&](const std::string& path, const LayoutRef& layout) {
+    const Tensor& whole = state.at(path);
+    return layout ? distribute(whole, layout) : whole;
+  };
+  for (Parameter* p : stage.parameters()) p->set_master(own(p->path(), p->layout()));
+  for (ModuleBuffer* b : stage.buffers()) {
+    const Tensor from = own(b->path(), b->layout());
+    ASSERT_EQ(from.shape(), b->tensor().shape()) << b->path();
+    std::ranges::copy(from.f32(), b->tensor().f32().begin());
+  }
+}
+
+// Sums in another order, of softmax scores and through two power iterations.
+void expect_near(const Tensor& got, const Tensor& expected, const std::string& what) {
+  ASSERT_EQ(got.shape(), expected.shape()) << what;
+  double largest = 0, worst = 0;
+  for (std::size_t i = 0; i < expected.f32().size(); ++i) {
+    const double value = expected.f32()[i];
+    largest = std::max(largest, std::abs(value));
+    worst = std::max(worst, std::abs(static_cast<double>(got.f32()[i]) - value));
+  }
+  EXPECT_GT(largest, 0) << what;
+  EXPECT_LE(worst, 1e-4 * largest) << what;
+}
+
+struct Expected {
+  int norms, split, skipped;
+  std::string log;  // the line about it, where there are several ranks
+};
+
+// The stage of `ours`, stored in the other form, over tp ranks, and the same as it is on one: two passes of a training, each with y, dx, all gradients, u and v.
+void expect_as_serial(test::Rank& rank, const WeatherStageConfig& config, const NamedTensors& ours,
+                      const Expected& expected) {
+  const NamedTensors stored = in_other_form(ours);
+  const DeviceMesh mesh(rank.group(), MeshShape{{"dp", 1}, {"tp", rank.size}});
+  Compute compute(rank.context);
+  WeatherStage serial(config), parallel(config);
+  for (WeatherStage* stage : {&serial, &parallel})
+    EXPECT_EQ(add_stored_norms(*stage, stored), expected.norms);
+  const OwnPlanCount count = parallelize(parallel, mesh["tp"]);
+  EXPECT_EQ(count.split, expected.split);
+  EXPECT_EQ(count.skipped, expected.skipped);
+  int cut = 0;
+  for (const Parameter* p : parallel.parameters())
+    if (p->layout() != nullptr && !(p->local_shape() == p->global_shape())) {
+      EXPECT_EQ(p->path().find("_orig"), std::string::npos) << p->path();
+      ++cut;
+    }
+  EXPECT_EQ(cut > 0, expected.split > 0 && rank.size > 1);
+  replicate(parallel, mesh);
+  for (WeatherStage* stage : {&serial, &parallel}) materialise(*stage, compute);
+  load(serial, ours);
+  load(parallel, remap_spectral_norm_names(stored));
+  for (int pass = 0; pass < 2; ++pass) {
+    const auto random = [&](const char* name) {
+      const Tensor t(rank.context, {2, config.dim, 4, 8});
+      RandomStream(static_cast<std::uint64_t>(pass), name).normal(0, t.count(), t.f32().data());
+      return t;
+    };
+    const auto stated = [&](const Tensor& t) { return t.with_layout(replicated_layout(mesh, t.shape())); };
+    const Tensor x = random("x"), dy = random("dy");
+    Frame plain(compute), frame(compute);
+    expect_near(full(parallel.forward({stated(x)}, frame)[0]), serial.forward({x}, plain)[0], "y");
+    expect_near(full(parallel.backward({stated(dy)}, frame)[0]), serial.backward({dy}, plain)[0], "dx");
+    for (Parameter* p : serial.parameters()) {
+      const ParameterRef other = parallel.parameter(p->path());
+      ASSERT_TRUE(other->has_gradient()) << p->path();
+      if (p->path().ends_with("dpb.layers.9.bias"))
+        continue;  // added to all scores of a softmax: 0 but for rounding
+      expect_near(full(other->gradient()), p->gradient(), p->path());
+    }
+    for (std::size_t i = 0; i < serial.buffers().size(); ++i)
+      expect_near(full(parallel.buffers()[i]->tensor()), serial.buffers()[i]->tensor(),
+                  serial.buffers()[i]->path());
+  }
+}
+
+// `state`: of a stage whose 20 layers all have norms, in this library's form; made anew by each rank.
+void expect_as_serial(const WeatherStageConfig& config, const std::function<NamedTensors(Compute&)>& state) {
+  for (const int ranks : {1, 2, 4})
+    for (const bool all : {true, false}) {
+      SCOPED_TRACE(fmt::format("{} norms on {} ranks", all ? 20 : 10, ranks));
+      const Expected expected =
+          all ? Expected{20, 0, 4,
+                         fmt::format("NOTHING is split over tp={}: each of the 4 modules with a plan has a "
+                                     "layer with a spectral norm and stays whole, so every rank computes all "
+                                     "of the model: \"layers.0.0\", \"layers.0.1\", \"layers.0.2\", "
+                                     "\"layers.0.3\"",
+                                     ranks)}
+              : Expected{10, 2, 2,
+                         fmt::format("2 of 4 modules with a plan are split over tp={}; 2 stay whole, since a "
+                                     "layer has a spectral norm: \"layers.0.0\", \"layers.0.1\"",
+                                     ranks)};
+      std::mutex mutex;
+      std::vector<std::string> lines;
+      test::RankOptions options;
+      options.context.log_sink = [&](LogLevel level, std::string_view line) {
+        const std::lock_guard lock(mutex);
+        if (line.find("parallelize: ") == line.npos) return;
+        EXPECT_EQ(level, all ? LogLevel::error : LogLevel::warning);
+        lines.emplace_back(line);
+      };
+      test::run_ranks(
+          test::Ranks::threads, ranks,
+          [&](test::Rank& rank) {
+            Compute compute(rank.context);
+            const NamedTensors ours = state(compute);
+            expect_as_serial(rank, config, all ? ours : with_half_of_the_norms(ours), expected);
+          },
+          options);
+      ASSERT_EQ(lines.size(), ranks > 1 ? 1u : 0u);  // once for all ranks
+      if (!lines.empty()) {
+        EXPECT_THAT(lines[0], ::testing::EndsWith("parallelize: " + expected.log));
+      }
+    }
+}
+
+TEST(SpectralNormInTheOtherForm, PairsAreSkippedAndAllIsAsOnOneRank) {
+  WeatherStageConfig config;
+  config.dim = 32, config.depth = 1, config.head_dim = 8, config.init_std = 0.5;
+  config.local_window = config.global_window = 2;
+  expect_as_serial(config, [&](Compute& compute) {
+    WeatherStage stage(config);
+    add_spectral_norm(stage);
+    materialise(stage, compute);
+    initialise(stage, 3);
+    NamedTensors state;
+    for (const Parameter* p : stage.parameters()) state.emplace(p->path(), p->master());
+    for (const ModuleBuffer* b : stage.buffers()) state.emplace(b->path(), b->tensor());
+    return state;
+  });
+}
+
+TEST_P(Remap, AStageWithNormsInTheOtherFormIsAsOnOneRank) {
+  const Golden golden(GetParam());
+  const nlohmann::json& c = golden.config();
+  if (!c.at("spectral_norm").get<bool>()) return;  // the other file
+  WeatherStageConfig config;
+  config.dim = c.at("dim"), config.depth = c.at("depth"), config.head_dim = c.at("dim_head");
+  config.local_window = c.at("local_window_size"), config.global_window = c.at("global_window_size");
+  expect_as_serial(config, [&](Compute& compute) {
+    Golden own(GetParam());
+    const std::string prefix = "old." + c.at("stage_prefix").get<std::string>();
+    NamedTensors state = remap_conv_weights(own.context, with_prefix(own, prefix));
+    for (auto& [name, tensor] : state) tensor = tensor.clone(compute.context());  // the file's context goes
+    return state;
+  });
 }
 
 std::string file_name(const ::testing::TestParamInfo<std::filesystem::path>& info) {
