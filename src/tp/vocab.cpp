@@ -2,9 +2,16 @@
 
 #include <fmt/format.h>
 
+#include <bit>
 #include <cmath>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "base/hash.hpp"
 #include "mesh/axis_ranks.hpp"
+#include "mesh/replicas/same_list.hpp"
 #include "tp/views.hpp"
 #include "weft/host/copy.hpp"
 #include "weft/nn/kernels.hpp"
@@ -99,11 +106,10 @@ void vocab_parallel_embedding_backward(Compute& compute, const DeviceMesh& axes,
   out.round();
 }
 
-double vocab_parallel_cross_entropy(Compute& compute, const DeviceMesh& axes, const ConstTensorView& logits,
-                                    const ConstTensorView& labels, const VocabLossOptions& options,
-                                    const TensorView& dlogits) {
-  const Checker c{"vocab_parallel_cross_entropy", compute.device()};
-  const VocabPart part = checked_part(c, axes, options.vocab);
+namespace {
+
+void check_loss(const Checker& c, const VocabPart& part, const ConstTensorView& logits,
+                const ConstTensorView& labels, const VocabLossOptions& options, const TensorView& dlogits) {
   check_numbers(c, "labels", labels);
   c.check_floats("logits", logits);
   Shape shape = labels.shape;
@@ -126,30 +132,71 @@ double vocab_parallel_cross_entropy(Compute& compute, const DeviceMesh& axes, co
     c.wrong("label_smoothing", fmt::format("is {}; expected 0 to 1", options.label_smoothing));
   if (!std::isfinite(options.scale))
     c.wrong("scale", fmt::format("is {}; expected a finite number", options.scale));
-  ProcessGroup* const group = group_of(axes);
+}
 
+// What all ranks must give alike: a loss of which they differ would be another number on each of them, and nobody would see it.
+ListEntries alike(const ConstTensorView& labels, const VocabLossOptions& options) {
+  Fnv1a of_labels;
+  of_labels.add(static_cast<std::uint64_t>(labels.count()));
+  if (labels.device == Device{})  // of a device the host does not read them
+    for (const std::int64_t label : labels.as<std::int64_t>())
+      of_labels.add_at_once(static_cast<std::uint64_t>(label));
+  const std::vector<std::pair<std::uint64_t, std::string>> entries = {
+      {static_cast<std::uint64_t>(options.vocab), fmt::format("vocab {}", options.vocab)},
+      {static_cast<std::uint64_t>(options.valid), fmt::format("valid {}", options.valid)},
+      {std::bit_cast<std::uint64_t>(options.label_smoothing),
+       fmt::format("label_smoothing {}", options.label_smoothing)},
+      {std::bit_cast<std::uint64_t>(options.scale), fmt::format("scale {}", options.scale)},
+      {of_labels.value, fmt::format("{} labels with digest {:016x}", labels.count(), of_labels.value)}};
+  return {"argument", entries.size(), [entries](std::size_t i) { return entries[i].first; },
+          [entries](std::size_t i) { return entries[i].second; }};
+}
+
+}  // namespace
+
+double vocab_parallel_cross_entropy(Compute& compute, const DeviceMesh& axes, const ConstTensorView& logits,
+                                    const ConstTensorView& labels, const VocabLossOptions& options,
+                                    const TensorView& dlogits) {
+  const Checker c{"vocab_parallel_cross_entropy", compute.device()};
+  given_mesh(c.function, axes);
   kernels::KernelContext& ctx = kernels_of(compute);
   Context& context = compute.context();
+  const double smoothing = options.label_smoothing;
+
+  VocabPart part{0};
+  Tensor valid, terms,
+      own;  // terms: (ranks, tokens, kLossTerms); each writes its own, in place of the all-gather
+  std::optional<Input> from;
+  // All that this rank does alone. What is wrong here is told to the others, who would wait for this rank otherwise.
+  const std::optional<Error> fault = fault_of([&] {
+    part = checked_part(c, axes, options.vocab);
+    check_loss(c, part, logits, labels, options, dlogits);
+    valid = to_device(context, scalar(context, options.valid), compute.stream());
+    from.emplace(compute, logits);
+    terms = compute.make({axes.size(), labels.count(), kernels::kLossTerms}, DType::f32,
+                         axes.size() > 1 ? Memory::shared : Memory::local);
+    own = terms.slice_flat(axes.rank() * labels.count() * kernels::kLossTerms,
+                           {labels.count(), kernels::kLossTerms});
+    kernels::cross_entropy_terms(ctx, from->data(), as<std::int64_t>(labels), own.data_ptr<float>(),
+                                 labels.count(), part, valid.data_ptr<std::int64_t>(), smoothing);
+  });
+  if (fault) throw_told(c.function, axes, *fault);
+  if (ProcessGroup* const group = group_of(axes)) {
+    const ListEntries entries = alike(labels, options);
+    ListDigest digest;
+    for (std::size_t i = 0; i < entries.count; ++i) digest.add(entries.digest(i));
+    gather_with_list(c.function, axes, digest, {}, [&] { return entries; });
+    group->all_gather(own.view(), terms.view(), {.stream = compute.stream()}).wait();
+  }
   const std::int64_t tokens = labels.count();
   const auto* const targets = as<std::int64_t>(labels);
-  const double smoothing = options.label_smoothing;
-  const Tensor valid = to_device(context, scalar(context, options.valid), compute.stream());
-  const Input from(compute, logits);
-  // terms: (ranks, tokens, kLossTerms); each writes its own, in place of the all-gather
-  const Tensor terms = compute.make({axes.size(), tokens, kernels::kLossTerms}, DType::f32,
-                                    group != nullptr ? Memory::shared : Memory::local);
-  const Tensor own =
-      terms.slice_flat(axes.rank() * tokens * kernels::kLossTerms, {tokens, kernels::kLossTerms});
-  kernels::cross_entropy_terms(ctx, from.data(), targets, own.data_ptr<float>(), tokens, part,
-                               valid.data_ptr<std::int64_t>(), smoothing);
-  if (group != nullptr) group->all_gather(own.view(), terms.view(), {.stream = compute.stream()}).wait();
   const Tensor log_sum_exp = compute.make({tokens}), loss = compute.make({1}, DType::f64);
   kernels::cross_entropy_sum(ctx, terms.data_ptr<float>(), axes.size(), targets,
                              log_sum_exp.data_ptr<float>(), loss.data_ptr<double>(), tokens, part.whole,
                              valid.data_ptr<std::int64_t>(), smoothing);
   if (given(dlogits)) {
     const Output out(compute, dlogits);
-    kernels::cross_entropy_backward(ctx, from.data(), targets, log_sum_exp.data_ptr<float>(), nullptr,
+    kernels::cross_entropy_backward(ctx, from->data(), targets, log_sum_exp.data_ptr<float>(), nullptr,
                                     out.data(), tokens, part, valid.data_ptr<std::int64_t>(), smoothing);
     if (options.scale != 1)
       kernels::scale(ctx, out.data(), static_cast<float>(options.scale), dlogits.count());

@@ -99,8 +99,8 @@ TEST(VocabParallel, CrossEntropyAndItsGradientAreThoseOfOneRank) {
           };
           EXPECT_NEAR(loss(options, of(dlogits, of_logits)), expected, 1e-6 * expected);
           EXPECT_EQ(loss(options, {}), loss(options, {}));
-          if (ranks > 1) {  // one all-gather of four numbers for each token, and no logit
-            EXPECT_EQ(test::calls_made(mesh.group()), 3u);
+          if (ranks > 1) {  // a comparison, then one all-gather of four numbers for each token, and no logit
+            EXPECT_EQ(test::calls_made(mesh.group()), 6u);
             EXPECT_EQ(test::elements_of_last_call(mesh.group()), ranks * 4 * kTokens);
           }
           for (std::int64_t t = 0; t < kTokens; ++t)
@@ -271,6 +271,49 @@ TEST(VocabParallel, TokensAndLabelsOutsideAreNamedOnEveryRank) {
               }),
               embedding);
     rank.group().barrier().wait();  // the group is as it was
+  });
+}
+
+// Without the comparison each rank would go on with a loss and gradients of its own.
+TEST(VocabParallel, WhatOneRankGivesOtherwiseIsAnErrorOfAll) {
+  test::run_ranks(Ranks::processes, 3, [](Rank& rank) {
+    const DeviceMesh mesh(rank.group(), {{"tp", 3}});
+    Compute compute(rank.context);
+    const Chunk part = vocab_part(mesh, 8);
+    Floats logits(static_cast<std::size_t>(4 * part.size));
+    const bool odd = rank.rank == 1;
+    const auto loss = [&](Numbers labels, const VocabLossOptions& options, std::int64_t rows = 4) {
+      const Error e = error_of([&] {
+        vocab_parallel_cross_entropy(compute, mesh, of(logits, {rows, part.size}), of(labels, {4}), options);
+      });
+      return std::string(name(e.code())) + ": " + e.what();
+    };
+    const Numbers good{0, 7, 2, 1};
+    EXPECT_EQ(loss(good, {.vocab = 8, .valid = odd ? 3 : 4}),
+              "mismatch: vocab_parallel_cross_entropy: argument 1 is valid 4 on tp rank 0, but valid 3 on tp "
+              "rank 1");
+    EXPECT_EQ(loss(good, {.vocab = 8, .valid = 4, .label_smoothing = odd ? 0.2 : 0.1}),
+              "mismatch: vocab_parallel_cross_entropy: argument 2 is label_smoothing 0.1 on tp rank 0, but "
+              "label_smoothing 0.2 on tp rank 1");
+    EXPECT_EQ(loss(good, {.vocab = 8, .valid = 4, .scale = odd ? 2.0 : 1.0}),
+              "mismatch: vocab_parallel_cross_entropy: argument 3 is scale 1 on tp rank 0, but scale 2 on tp "
+              "rank 1");
+    const std::string labels = loss(odd ? Numbers{0, 7, 2, 3} : good, {.vocab = 8, .valid = 4});
+    EXPECT_EQ(labels.find("mismatch: vocab_parallel_cross_entropy: argument 4 is 4 labels with digest "), 0u)
+        << labels;
+    const std::string outside =
+                          "cross_entropy: token 1 has target 9; expected 0 <= target < 8 (vocab) or -100",
+                      told = "vocab_parallel_cross_entropy: tp rank 1 failed: ";
+    EXPECT_EQ(loss(odd ? Numbers{0, 9, 2, 1} : good, {.vocab = 8, .valid = 4}),
+              "bad_argument: " + (odd ? "" : told) + outside);
+    if (part.size > 0) {
+      EXPECT_EQ(loss(good, {.vocab = 8, .valid = 4}, odd ? 3 : 4).find("bad_argument: " + (odd ? "" : told)),
+                0u);
+    }
+    Numbers again = good;
+    const double l = vocab_parallel_cross_entropy(compute, mesh, of(logits, {4, part.size}), of(again, {4}),
+                                                  {.vocab = 8, .valid = 4});
+    EXPECT_NEAR(l, std::log(8.0), 1e-6);  // the group is as it was
   });
 }
 

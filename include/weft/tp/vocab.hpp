@@ -54,7 +54,10 @@ struct VocabLossOptions {
 /// (CrossEntropy::kIgnore) do not count. dlogits, where it is given: the gradient with regard to this rank's logits.
 ///
 /// Ranks send four numbers for each token (the largest logit, the sum of exponentials, the label's logit, the sum of
-/// logits) by one all-gather, and never a logit; dlogits costs no communication.
+/// logits) by one all-gather, and never a logit; dlogits costs no communication. Before it, in an all-gather of 128 bytes, they compare
+/// the options and, on the host, the labels. Throws mismatch on all ranks where one gives others: `vocab_parallel_cross_entropy: argument 1 is
+/// valid 4 on tp rank 0, but valid 3 on tp rank 1`. What is wrong on one rank alone is an error of the same code on all: the others have its text,
+/// `vocab_parallel_cross_entropy: tp rank 1 failed: …`. The rank that is wrong throws when they have been told, or at its deadline.
 /// logits: (…, part); labels: (…); dlogits: as logits, may be the same memory where it has the same dtype.
 double vocab_parallel_cross_entropy(Compute& compute, const DeviceMesh& axes, const ConstTensorView& logits,
                                     const ConstTensorView& labels, const VocabLossOptions& options,
