@@ -11,7 +11,10 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
+#include <limits>
+#include <system_error>
 
 namespace weft {
 
@@ -121,6 +124,36 @@ SharedMapping SharedMapping::map(int fd, std::size_t bytes) noexcept {
   m.bytes_ = bytes;
   m.process_ = ::getpid();
   return m;
+}
+
+namespace {
+
+std::size_t address_limit() noexcept {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+    return std::numeric_limits<std::size_t>::max();
+  return limit.rlim_cur;
+}
+
+}  // namespace
+
+std::size_t addresses_left() noexcept {
+  constexpr std::size_t any = std::numeric_limits<std::size_t>::max();
+  const std::size_t limit = address_limit();
+  if (limit == any) return any;
+  const Descriptor file(::open("/proc/self/statm", O_RDONLY | O_CLOEXEC));
+  std::array<char, 64> text{};
+  if (!file || ::read(file.get(), text.data(), text.size() - 1) <= 0) return any;
+  std::size_t pages = 0;
+  if (std::from_chars(text.data(), text.data() + text.size(), pages).ec != std::errc()) return any;
+  const std::size_t mapped = pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  return limit > mapped ? limit - mapped : 0;
+}
+
+bool leaves_addresses(std::size_t bytes) noexcept {
+  constexpr std::size_t any = std::numeric_limits<std::size_t>::max();
+  const std::size_t left = addresses_left();
+  return left == any || (left >= bytes && left - bytes >= address_limit() / 4);
 }
 
 SharedMapping::~SharedMapping() {

@@ -71,6 +71,12 @@ class SharedMapping {
   pid_t process_ = 0;
 };
 
+/// How much address space this process may still map (RLIMIT_AS, ulimit -v); the largest number where there is no limit, or none that
+/// can be compared with what is mapped.
+std::size_t addresses_left() noexcept;
+/// Whether a quarter of that limit stays free for the rest of the program where `bytes` more are mapped. True where there is no limit.
+bool leaves_addresses(std::size_t bytes) noexcept;
+
 /// Keeps a shared range out of forked children and core dumps, and asks for huge pages where the system
 /// offers them.
 void mark_shared(void* data, std::size_t bytes) noexcept;

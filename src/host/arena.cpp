@@ -202,7 +202,8 @@ Arena::~Arena() {
 
 // Adds a segment of the usual size, or of `bytes` if that is more. Where the system refuses, it tries half the
 // size, and so on. The size that is granted then is halved once more, so that the rest of the program gets as
-// much as the arena.
+// much as the arena. Under a limit of addresses the usual size is an eighth of what is left, since the segments of other ranks are mapped
+// beside it, and no segment but one that `bytes` needs takes the last quarter.
 bool Arena::add_segment(std::size_t bytes) {
   Impl& a = *impl_;
   const std::uint32_t index = segment_count();
@@ -210,9 +211,11 @@ bool Arena::add_segment(std::size_t bytes) {
     a.log_refusal(bytes, ENOSPC);
     return false;
   }
+  a.next_segment_bytes = std::min(a.next_segment_bytes, a.round_up(addresses_left() / 8));
   bool refused = false;
-  for (std::size_t size = std::max(a.next_segment_bytes, bytes);;
-       size = std::max(a.round_up(size / 2), bytes)) {
+  for (std::size_t size = leaves_addresses(a.next_segment_bytes) ? std::max(a.next_segment_bytes, bytes)
+                                                                 : bytes;
+       ; size = std::max(a.round_up(size / 2), bytes)) {
     Descriptor fd = make_memfd("weft-segment", size);
     SharedMapping mapping = fd ? SharedMapping::map(fd.get(), size) : SharedMapping();
     if (mapping && (!refused || size == bytes)) {

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <fstream>
+#include <limits>
 #include <set>
 #include <vector>
 
@@ -68,6 +69,27 @@ TEST(SharedMappings, ALimitOfAddressesIsNotExceededByTheChoice) {
   ASSERT_EQ(::setrlimit(RLIMIT_AS, &was), 0);
   ASSERT_TRUE(m);
   *m.data() = std::byte{1};
+}
+
+TEST(SharedMappings, AQuarterOfALimitOfAddressesStaysFree) {
+  rlimit was{};
+  ASSERT_EQ(::getrlimit(RLIMIT_AS, &was), 0);
+  rlimit tight = was;
+  tight.rlim_cur = 4 * mapped_bytes();
+  ASSERT_EQ(::setrlimit(RLIMIT_AS, &tight), 0);
+  const std::size_t mapped = tight.rlim_cur / 4, left = addresses_left();
+  const bool two = leaves_addresses(left - mapped - (mapped >> 4)),
+             none = leaves_addresses(left - mapped + (mapped >> 4)),
+             most = leaves_addresses(std::numeric_limits<std::size_t>::max());
+  ASSERT_EQ(::setrlimit(RLIMIT_AS, &was), 0);
+  EXPECT_NEAR(static_cast<double>(left), static_cast<double>(3 * mapped), static_cast<double>(mapped) / 8);
+  EXPECT_TRUE(two);
+  EXPECT_FALSE(none);
+  EXPECT_FALSE(most);
+  if (was.rlim_cur == RLIM_INFINITY) {
+    EXPECT_EQ(addresses_left(), std::numeric_limits<std::size_t>::max());
+    EXPECT_TRUE(leaves_addresses(std::size_t{1} << 60));
+  }
 }
 
 }  // namespace

@@ -4,12 +4,17 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstdlib>
+#include <fstream>
 #include <thread>
 
 #include "group/group_state.hpp"
+#include "support/processes.hpp"
 #include "support/recording_backend.hpp"
 #include "support/run_ranks.hpp"
 #include "weft/backends/join.hpp"
@@ -696,6 +701,31 @@ TEST_F(Group, AFactoryThatReturnsNullIsRefused) {
   });
   EXPECT_EQ(e.code(), ErrorCode::unsupported);
   EXPECT_STREQ(e.what(), "group \"x\": the transport's factory (a plug-in's `make`) returned null [rank 0]");
+}
+
+// Segments of weft's own, and those of the others that are mapped here, leave the program most of a limit.
+TEST(AddressLimit, MuchOfItStaysFreeWhileRanksShareMemory) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers need the address space that this test takes away";
+#endif
+  const auto child = run_in_child([] {
+    std::size_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    const rlim_t bytes = pages * static_cast<rlim_t>(::sysconf(_SC_PAGESIZE)) + (rlim_t{640} << 20);
+    const rlimit limit{.rlim_cur = bytes, .rlim_max = bytes};
+    EXPECT_EQ(::setrlimit(RLIMIT_AS, &limit), 0);
+    run_ranks(Ranks::processes, 3, [](Rank& r) {
+      Tensor x(r.context, {1 << 16}, DType::f32, Memory::shared);
+      std::fill(x.f32().begin(), x.f32().end(), 1.0f);
+      r.group().all_reduce(x).wait();
+      EXPECT_EQ(x.f32()[0], 3.0f);
+      void* const block = std::malloc(std::size_t{150} << 20);  // of the 640 MiB
+      EXPECT_NE(block, nullptr);
+      std::free(block);
+    });
+    return 0;
+  });
+  EXPECT_TRUE(child.ok()) << to_string(child);
 }
 
 }  // namespace

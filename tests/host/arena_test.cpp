@@ -436,6 +436,26 @@ TEST(ArenaLimits, SegmentsAreHalvedWhereTheSystemRefuses) {
   EXPECT_TRUE(result.ok()) << test::to_string(result);
 }
 
+// Else a small allocation would leave the program nothing.
+TEST(ArenaLimits, SegmentsTakeASmallPartOfALimitOfAddresses) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers need the address space that this test takes away";
+#endif
+  const auto result = test::run_in_child([] {
+    rlimit limit{};
+    limit.rlim_cur = limit.rlim_max = 1280 * kMiB;
+    EXPECT_EQ(::setrlimit(RLIMIT_AS, &limit), 0);
+    Context context;  // segments of 1 GiB, which this limit would just permit
+    std::vector<Storage> kept;
+    for (int i = 0; i < 8; ++i) kept.push_back(Storage::allocate(context, Memory::shared, 16 * kMiB));
+    EXPECT_LE(context.arena().segment_bytes(0), 160 * kMiB);
+    EXPECT_GE(context.arena().segment_bytes(0), 64 * kMiB);
+    EXPECT_EQ(kept.front().memory(), Memory::shared);
+    return 0;
+  });
+  EXPECT_TRUE(result.ok()) << test::to_string(result);
+}
+
 TEST(ArenaLimits, WithoutRoomLocalMemoryIsGivenAndOneLineSaysSo) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "sanitizers need the address space that this test takes away";

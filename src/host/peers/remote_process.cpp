@@ -293,7 +293,10 @@ bool RemoteProcess::map_segment(std::uint32_t index, Deadline deadline) {
     file = std::move(answer.descriptor);
     bytes = answer.reply.bytes;
   }
-  SharedMapping mapping = map(file.get(), bytes);
+  // What lies there can be copied; the program cannot do without memory of its own.
+  const bool room = leaves_addresses(bytes);
+  if (!room) errno = ENOMEM;
+  SharedMapping mapping = room ? map(file.get(), bytes) : SharedMapping();
   if (!mapping) {
     refused_[index] = true;
     log_.write_later(  // a group may be held, and the list of all groups
