@@ -625,6 +625,18 @@ TEST_F(RunTest, AJobThatTakesTooLongEndsAndWhoStillRanIsNamed) {
                                printed_number(0, "pid"), printed_number(2, "pid")));
 }
 
+// One that a signal or a debugger has stopped is mostly what the others wait for.
+TEST_F(RunTest, AJobThatTakesTooLongTellsWhichRankIsStopped) {
+  EXPECT_EQ(run({"-n", "2", "--timeout", "0.5", "--", "sh", "-c",
+                 "echo pid $$; if [ $WEFT_RANK = 1 ]; then kill -STOP $$; fi; exec sleep 60"}),
+            code(124));
+  EXPECT_EQ(
+      err(),
+      fmt::format("weft run: the job did not end within 0.5 s: rank 0 (pid {}), rank 1 (pid {}, stopped) "
+                  "still ran\n",
+                  printed_number(0, "pid"), printed_number(1, "pid")));
+}
+
 TEST_F(RunTest, AJobThatEndsInTimeIsNotDisturbed) {
   EXPECT_EQ(run({"-n", "2", "--timeout", "100", "--", "true"}), kSuccess);
   EXPECT_EQ(run({"-n", "2", "--timeout", "100", "--", "sh", "-c", "exit 3"}), code(3));

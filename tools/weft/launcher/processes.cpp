@@ -102,6 +102,13 @@ bool catches(pid_t process, int number) {
   return false;
 }
 
+bool is_stopped(pid_t process) {
+  std::ifstream status(fmt::format("/proc/{}/status", process));
+  for (std::string word; status >> word;)
+    if (word == "State:") return (status >> word) && (word == "T" || word == "t");
+  return false;
+}
+
 void kill_all_descendants() {
   const Deadline deadline = Deadline::after(kSweepLimit);
   while (!deadline.passed()) {

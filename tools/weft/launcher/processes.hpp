@@ -29,6 +29,8 @@ std::optional<std::string> variable_of(pid_t process, std::string_view name);
 /// Whether a process has a handler for that signal. False, too, for a program that does not use weft: the signal would
 /// end it.
 bool catches(pid_t process, int number);
+/// Whether a signal or a debugger has stopped the process. False where the system does not tell.
+bool is_stopped(pid_t process);
 
 /// Kills all children, and as a sub-reaper thereby gets their children, until there are none.
 void kill_all_descendants();

@@ -164,7 +164,8 @@ void Supervisor::expire() {
   std::string still;
   for (const auto& rank : ranks_)
     if (rank->running)
-      still += fmt::format("{}rank {} (pid {})", still.empty() ? "" : ", ", rank->number, rank->pid);
+      still += fmt::format("{}rank {} (pid {}{})", still.empty() ? "" : ", ", rank->number, rank->pid,
+                           is_stopped(rank->pid) ? ", stopped" : "");
   if (still.empty()) return;
   report(fmt::format("the job did not end within {:g} s: {} still ran",
                      std::chrono::duration<double>(options_.timeout).count(), still));
