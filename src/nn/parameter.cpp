@@ -326,8 +326,9 @@ void Parameter::accumulate(LayoutRef layout, const std::function<void(const Tens
     layouts::expect_same(TensorName::of("parameter ", path_).and_then(": a gradient, summed,"),
                          layouts::gradient_of_output(layout), weight().layout(), "as the weight");
   if (has_gradient_)
-    layouts::expect_same(TensorName::of("parameter ", path_).and_then(": a gradient"), layout,
-                         gradient_layout_, "as its uses before; zero_gradient after reducing");
+    layouts::expect_same(
+        TensorName::of("parameter ", path_).and_then(": a gradient"), layout, gradient_layout_,
+        "as its uses before; after a gradient was reduced, zero it before the next backward pass");
   make_gradient();
   write(gradient_, has_gradient_);
   has_gradient_ = true;

@@ -25,7 +25,7 @@ enum {
   WEFT_EDGE_PERIODIC,  /* x[-1] = x[n-1], as often as needed */
   WEFT_EDGE_REFLECT,   /* x[-1] = x[1]; at most n-1 beyond the end */
   WEFT_EDGE_REPLICATE, /* x[-1] = x[0] */
-  WEFT_EDGE_POLE /* of a globe: x[-1, j] = x[0, j + half a turn], where dimension `longitude` is even; at most n beyond the end */
+  WEFT_EDGE_POLE /* of a globe: x[-1, j] = x[0, j + half a turn], where dimension `longitude` is even; at most n beyond the end. Scalars; a vector's components point the other way there, which is not changed */
 };
 typedef struct weft_edge {
   weft_edge_kind kind;
