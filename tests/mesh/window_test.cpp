@@ -855,9 +855,13 @@ TEST(Window, RefusesWhatDoesNotFit) {
                [&] {
                  cut({{0, {"y"}, {{{0, 3}}, {{4, 8}}}}});
                });
-  expect_error(ErrorCode::bad_argument, "window: dimension 0: a part holds [3, 9); expected within [0, 8)",
+  expect_error(ErrorCode::bad_argument, "window: dimension 0: part 1 holds [3, 9); expected within [0, 8)",
                [&] {
                  cut({{0, {"y"}, {{{0, 3}}, {{3, 9}}}}});
+               });
+  expect_error(ErrorCode::bad_argument, "window: dimension 0: part 1 holds 2 ranges; a halo is around one",
+               [&] {
+                 WindowDim::halo(cut({{0, {"y"}, {{{2, 5}}, {{0, 2}, {5, 8}}}}}), 0, 1, 1);
                });
   expect_error(ErrorCode::bad_argument, "window: axis \"y\" cuts twice; expected one dimension", [&] {
     cut({{0, {"y"}, {{{0, 3}}, {{3, 8}}}}, {1, {"y"}, {{{0, 3}}, {}}}});

@@ -35,10 +35,10 @@ int count_of_parts(const MeshShape& mesh, const PartitionDim& dim) {
 // Throws unless the parts hold each index of [0, n) once.
 void expect_all_once(const PartitionDim& dim, std::int64_t n) {
   IndexRanges all;
-  for (const IndexRanges& part : dim.parts)
-    for (const IndexRange& r : part) {
+  for (std::size_t p = 0; p < dim.parts.size(); ++p)
+    for (const IndexRange& r : dim.parts[p]) {
       if (r.lo < 0 || r.hi > n || r.lo > r.hi)
-        refuse(fmt::format("dimension {}: a part holds [{}, {}); expected within [0, {})", dim.dim, r.lo,
+        refuse(fmt::format("dimension {}: part {} holds [{}, {}); expected within [0, {})", dim.dim, p, r.lo,
                            r.hi, n));
       if (r.size() > 0) all.push_back(r);
     }
@@ -154,7 +154,8 @@ WindowDim WindowDim::halo(const Partition& x, int dim, std::int64_t before, std:
     for (const IndexRange& r : part)
       if (r.size() > 0) held.push_back(r);
     if (held.size() > 1)
-      refuse(fmt::format("dimension {}: a part holds {} ranges; a halo is around one", dim, held.size()));
+      refuse(fmt::format("dimension {}: part {} holds {} ranges; a halo is around one", dim, d.wanted.size(),
+                         held.size()));
     const bool fits = held.empty() || held[0].hi <= windows::kFarthest;  // else Window refuses it as it is
     if (!held.empty()) held[0] = {held[0].lo - before, held[0].hi + (fits ? after : 0)};
     d.wanted.push_back(std::move(held));
