@@ -59,6 +59,32 @@ void check_embedding(const Checker& c, const VocabPart& vocab, const ConstTensor
            fmt::format("tokens {} and {} {}", to_string(tokens.shape), table_name, to_string(table.shape)));
 }
 
+// What all ranks must give alike: where they differ each of them would go on with other numbers, and nobody would see it.
+using Entry = std::pair<std::uint64_t, std::string>;
+
+Entry vocab_entry(std::int64_t vocab) {
+  return {static_cast<std::uint64_t>(vocab), fmt::format("vocab {}", vocab)};
+}
+
+Entry tokens_entry(const char* what, const ConstTensorView& tokens) {
+  Fnv1a hash;
+  hash.add(static_cast<std::uint64_t>(tokens.count()));
+  if (tokens.device == Device{})  // of a device the host does not read them
+    for (const std::int64_t token : tokens.as<std::int64_t>())
+      hash.add_at_once(static_cast<std::uint64_t>(token));
+  return {hash.value, fmt::format("{} {} with digest {:016x}", tokens.count(), what, hash.value)};
+}
+
+// Collective among the ranks of `axes`.
+void expect_alike(const Checker& c, const DeviceMesh& axes, const std::vector<Entry>& entries) {
+  ListDigest digest;
+  for (const Entry& e : entries) digest.add(e.first);
+  gather_with_list(c.function, axes, digest, {}, [&]() -> ListEntries {
+    return {"argument", entries.size(), [&](std::size_t i) { return entries[i].first; },
+            [&](std::size_t i) { return entries[i].second; }};
+  });
+}
+
 }  // namespace
 
 Chunk vocab_part(const DeviceMesh& axes, std::int64_t vocab) {
@@ -70,21 +96,29 @@ void vocab_parallel_embedding_forward(Compute& compute, const DeviceMesh& axes, 
                                       const ConstTensorView& tokens, const ConstTensorView& w,
                                       const TensorView& y, bool reduce) {
   const Checker c{"vocab_parallel_embedding_forward", compute.device()};
-  const VocabPart part = checked_part(c, axes, vocab);
-  check_embedding(c, part, tokens, "w", w, "y", y);
-  c.expect_apart("y", y, {{"tokens", tokens}, {"w", w}});
-  ProcessGroup* const group = reduce ? group_of(axes) : nullptr;
-  const Output out(compute, y);
-  const auto look_up = [&](const auto* table) {
-    kernels::embedding_forward(kernels_of(compute), as<std::int64_t>(tokens), table, out.data(),
-                               tokens.count(), part, w.shape[1]);
-  };
-  if (w.dtype == DType::bf16)
-    look_up(as<bf16>(w));
-  else
-    look_up(as<float>(w));
-  out.round();
-  if (group != nullptr) group->all_reduce(y, y, {.stream = compute.stream()}).wait();
+  given_mesh(c.function, axes);
+  // All that this rank does alone. What is wrong here is told to the others where they would wait for this rank.
+  const std::optional<Error> fault = fault_of([&] {
+    const VocabPart part = checked_part(c, axes, vocab);
+    check_embedding(c, part, tokens, "w", w, "y", y);
+    c.expect_apart("y", y, {{"tokens", tokens}, {"w", w}});
+    const Output out(compute, y);
+    const auto look_up = [&](const auto* table) {
+      kernels::embedding_forward(kernels_of(compute), as<std::int64_t>(tokens), table, out.data(),
+                                 tokens.count(), part, w.shape[1]);
+    };
+    if (w.dtype == DType::bf16)
+      look_up(as<bf16>(w));
+    else
+      look_up(as<float>(w));
+    out.round();
+  });
+  if (fault && !reduce) throw *fault;
+  if (fault) throw_told(c.function, axes, *fault);
+  if (ProcessGroup* const group = reduce ? group_of(axes) : nullptr) {
+    expect_alike(c, axes, {vocab_entry(vocab), tokens_entry("tokens", tokens)});
+    group->all_reduce(y, y, {.stream = compute.stream()}).wait();
+  }
 }
 
 void vocab_parallel_embedding_backward(Compute& compute, const DeviceMesh& axes, std::int64_t vocab,
@@ -134,24 +168,6 @@ void check_loss(const Checker& c, const VocabPart& part, const ConstTensorView& 
     c.wrong("scale", fmt::format("is {}; expected a finite number", options.scale));
 }
 
-// What all ranks must give alike: a loss of which they differ would be another number on each of them, and nobody would see it.
-ListEntries alike(const ConstTensorView& labels, const VocabLossOptions& options) {
-  Fnv1a of_labels;
-  of_labels.add(static_cast<std::uint64_t>(labels.count()));
-  if (labels.device == Device{})  // of a device the host does not read them
-    for (const std::int64_t label : labels.as<std::int64_t>())
-      of_labels.add_at_once(static_cast<std::uint64_t>(label));
-  const std::vector<std::pair<std::uint64_t, std::string>> entries = {
-      {static_cast<std::uint64_t>(options.vocab), fmt::format("vocab {}", options.vocab)},
-      {static_cast<std::uint64_t>(options.valid), fmt::format("valid {}", options.valid)},
-      {std::bit_cast<std::uint64_t>(options.label_smoothing),
-       fmt::format("label_smoothing {}", options.label_smoothing)},
-      {std::bit_cast<std::uint64_t>(options.scale), fmt::format("scale {}", options.scale)},
-      {of_labels.value, fmt::format("{} labels with digest {:016x}", labels.count(), of_labels.value)}};
-  return {"argument", entries.size(), [entries](std::size_t i) { return entries[i].first; },
-          [entries](std::size_t i) { return entries[i].second; }};
-}
-
 }  // namespace
 
 double vocab_parallel_cross_entropy(Compute& compute, const DeviceMesh& axes, const ConstTensorView& logits,
@@ -182,10 +198,12 @@ double vocab_parallel_cross_entropy(Compute& compute, const DeviceMesh& axes, co
   });
   if (fault) throw_told(c.function, axes, *fault);
   if (ProcessGroup* const group = group_of(axes)) {
-    const ListEntries entries = alike(labels, options);
-    ListDigest digest;
-    for (std::size_t i = 0; i < entries.count; ++i) digest.add(entries.digest(i));
-    gather_with_list(c.function, axes, digest, {}, [&] { return entries; });
+    expect_alike(c, axes,
+                 {vocab_entry(options.vocab),
+                  {static_cast<std::uint64_t>(options.valid), fmt::format("valid {}", options.valid)},
+                  {std::bit_cast<std::uint64_t>(smoothing), fmt::format("label_smoothing {}", smoothing)},
+                  {std::bit_cast<std::uint64_t>(options.scale), fmt::format("scale {}", options.scale)},
+                  tokens_entry("labels", labels)});
     group->all_gather(own.view(), terms.view(), {.stream = compute.stream()}).wait();
   }
   const std::int64_t tokens = labels.count();

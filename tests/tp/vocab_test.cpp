@@ -310,6 +310,21 @@ TEST(VocabParallel, WhatOneRankGivesOtherwiseIsAnErrorOfAll) {
       EXPECT_EQ(loss(good, {.vocab = 8, .valid = 4}, odd ? 3 : 4).find("bad_argument: " + (odd ? "" : told)),
                 0u);
     }
+    Floats w(static_cast<std::size_t>(part.size * 2)), y(8);
+    const auto embed = [&](Numbers tokens) {
+      const Error e = error_of([&] {
+        vocab_parallel_embedding_forward(compute, mesh, 8, of(tokens, {4}), of(w, {part.size, 2}),
+                                         of(y, {4, 2}));
+      });
+      return std::string(name(e.code())) + ": " + e.what();
+    };
+    EXPECT_EQ(embed(odd ? Numbers{0, 7, 2, 3} : good)
+                  .find("mismatch: vocab_parallel_embedding_forward: argument 1 is 4 tokens with digest "),
+              0u);
+    EXPECT_EQ(embed(odd ? Numbers{0, 9, 2, 1} : good),
+              std::string("bad_argument: ") +
+                  (odd ? "" : "vocab_parallel_embedding_forward: tp rank 1 failed: ") +
+                  "embedding: token 1 has id 9; expected 0 <= id < 8 (vocab)");
     Numbers again = good;
     const double l = vocab_parallel_cross_entropy(compute, mesh, of(logits, {4, part.size}), of(again, {4}),
                                                   {.vocab = 8, .valid = 4});

@@ -17,7 +17,8 @@ extern "C" {
  * A token or a label that the vocabulary does not have is WEFT_BAD_ARGUMENT, before anything is sent, on all ranks, and
  * the text has its position and its value.
  *
- * y = for each token its row of the whole table, on every rank: one all-reduce. Without `reduce` y is this rank's
+ * y = for each token its row of the whole table, on every rank: one all-reduce, and before it an all-gather of 128 bytes, in which ranks
+ * compare their tokens as they do the labels of the loss below. Without `reduce` y is this rank's
  * contribution (zeros for tokens of other parts) and nothing is sent, for callers that reduce-scatter it themselves.
  * w: (part, dim); y: (tokens, dim). */
 weft_status weft_vocab_embedding_forward(weft_compute* compute, weft_group* group, int64_t vocab,
