@@ -90,10 +90,12 @@ constexpr Variable kVariables[] = {
      "off: MPI reads and writes the program's memory itself, which a failed call may then never give back"},
     {"WEFT_MPI_CHECK", "on, off", "on", "mpi",
      "off: MPI's ranks do not compare what they call before they do it"},
-    {"WEFT_SINGLE_COPY", "pull, push, off", "pull", "shm",
+    {"WEFT_SINGLE_COPY", "auto, pull, push, off", "auto", "shm",
      "what the processes of shm may let the kernel do to each other's foreign memory, where that is faster "
      "and "
-     "permitted: pull (read), push (write, too: quiesce() then waits for peers that are stopped) or off"},
+     "permitted: pull (read), push (write, too: quiesce() then waits for peers that are stopped) or off; "
+     "auto: pull, but off "
+     "where copying twice through shared memory is faster (AMD from Zen 3 on)"},
     {"WEFT_UNEXPECTED_MESSAGES", "integer", "1048576", "messages",
      "messages that a rank keeps, per group, though it has not asked for them yet"},
     {"WEFT_UNEXPECTED_BYTES", "integer", "1073741824", "messages", "bytes of these messages"},

@@ -19,6 +19,7 @@
 #include "backends/shm/control.hpp"
 #include "backends/shm/paths.hpp"
 #include "host/usable_cores.hpp"
+#include "reduce/staging.hpp"
 #include "support/random_calls.hpp"
 #include "support/sanitizers.hpp"
 #include "support/seccomp.hpp"
@@ -36,7 +37,7 @@ using testing::HasSubstr;
 class Setting {
  public:
   explicit Setting(const char* value) { ::setenv("WEFT_SINGLE_COPY", value, 1); }
-  ~Setting() { ::unsetenv("WEFT_SINGLE_COPY"); }
+  ~Setting() { ::setenv("WEFT_SINGLE_COPY", "pull", 1); }  // as the tests begin
   Setting(const Setting&) = delete;
   Setting& operator=(const Setting&) = delete;
 };
@@ -44,8 +45,10 @@ class Setting {
 class SingleCopies : public testing::Test {
  protected:
   void SetUp() override {
+    ::setenv("WEFT_SINGLE_COPY", "pull", 1);  // what auto means depends on the processor
     if (!kProcesses) GTEST_SKIP() << "no processes under this sanitizer";
   }
+  void TearDown() override { ::unsetenv("WEFT_SINGLE_COPY"); }
 };
 
 // Sums that are not exact, so that another order of adding would show.
@@ -176,7 +179,25 @@ TEST_F(SingleCopies, TheSettingIsOneOfTwo) {
   m.store = make_local_store();
   const Error e = error_of([&] { ProcessGroup::create(context, "shm", m); });
   EXPECT_EQ(e.code(), ErrorCode::bad_argument);
-  EXPECT_THAT(e.what(), HasSubstr("WEFT_SINGLE_COPY is \"both\"; expected off, pull or push"));
+  EXPECT_THAT(e.what(), HasSubstr("WEFT_SINGLE_COPY is \"both\"; expected auto, off, pull or push"));
+}
+
+// Of "auto" the ranks of a host that set nothing and those that say it are alike; it is off where staging is faster.
+TEST_F(SingleCopies, AutoIsOffWhereStagingIsFaster) {
+  for (const char* setting : {"auto", ""}) {
+    const Setting automatic(setting);
+    run_ranks(Ranks::processes, 2, [](Rank& r) {
+      RankOptions options = r.options;
+      int copies = 0;
+      options.hooks.in_chunk = [&](std::uint64_t) { ++copies; };
+      Rank me(r.rank, r.size, r.context, r.store, options);
+      std::vector<float> in(1 << 18, static_cast<float>(r.rank)), out(2 << 18);
+      me.group().all_gather(view(std::as_const(in)), view(out)).wait();
+      EXPECT_EQ(copies > 0, !staging_beats_kernel_copies());
+      EXPECT_EQ(out[0], 0);
+      EXPECT_EQ(out[1 << 18], 1);
+    });
+  }
 }
 
 TEST_F(SingleCopies, RanksThatAreSetDifferentlySaySo) {

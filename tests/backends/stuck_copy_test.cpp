@@ -109,9 +109,11 @@ void stuck(const std::function<void(Rank&, ProcessGroup&)>& meanwhile,
 class StuckCopy : public testing::Test {
  protected:
   void SetUp() override {
+    ::setenv("WEFT_SINGLE_COPY", "pull", 1);  // what auto means depends on the processor
     if (!kProcesses) GTEST_SKIP() << "no processes under this sanitizer";
     if (!possible()) GTEST_SKIP() << "no userfaultfd here: " << std::strerror(errno);
   }
+  void TearDown() override { ::unsetenv("WEFT_SINGLE_COPY"); }
 };
 
 TEST_F(StuckCopy, DoesNotHoldUpAnAbort) {

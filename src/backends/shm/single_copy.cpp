@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <thread>
 
+#include "reduce/staging.hpp"
 #include "weft/base/env.hpp"
 #include "weft/base/log.hpp"
 
@@ -53,11 +54,12 @@ SingleCopy permitted(std::uint32_t look) noexcept { return static_cast<SingleCop
 }  // namespace
 
 SingleCopy single_copy_setting() {
-  const std::string text = env::get("WEFT_SINGLE_COPY").value_or("pull");
+  const std::string text = env::get("WEFT_SINGLE_COPY").value_or("auto");
+  if (text == "auto") return staging_beats_kernel_copies() ? SingleCopy::off : SingleCopy::pull;
   for (const SingleCopy setting : {SingleCopy::off, SingleCopy::pull, SingleCopy::push})
     if (text == name(setting)) return setting;
   throw Error(ErrorCode::bad_argument,
-              fmt::format("WEFT_SINGLE_COPY is \"{}\"; expected off, pull or push", text));
+              fmt::format("WEFT_SINGLE_COPY is \"{}\"; expected auto, off, pull or push", text));
 }
 
 std::string_view name(SingleCopy setting) noexcept {

@@ -1,8 +1,9 @@
 // The kernel's single copies between processes, for foreign memory. WEFT_SINGLE_COPY says what ranks may do:
 //
 //   off    nothing
-//   pull   read each other's memory (process_vm_readv): the default
+//   pull   read each other's memory (process_vm_readv)
 //   push   write it, too (process_vm_writev)
+//   auto   the default: off where staging is faster at every size (staging_beats_kernel_copies), else pull
 //
 // Pushing is not the default. The kernel writes to an address, whatever that memory is used for by then. A
 // rank that is stopped on its way into the system call writes when it goes on. Nobody can prevent that, and
