@@ -457,8 +457,7 @@ TEST_F(OnMesh, ParametersAndOptimizersCheckTheirs) {
                          layer.backward(zeros(kReplicate, kReplicate, {4, 6}), frame);
                        }),
             "parameter \"weight\": a gradient is Replicate on dp=2; expected Partial(sum) (as its uses "
-            "before; zero_gradient "
-            "after reducing)");
+            "before; after a gradient was reduced, zero it before the next backward pass)");
   layer.weight->set_gradient_layout(layer.weight->layout());
   sgd.step(0.1);
 }
