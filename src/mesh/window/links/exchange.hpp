@@ -11,12 +11,21 @@
 
 #include "mesh/window/exchange.hpp"
 #include "mesh/window/links/links.hpp"
+#include "reduce/staging.hpp"
 
 namespace weft::windows {
 
 inline constexpr std::int64_t kPackedBytes = kFewBytes;  ///< up to here it is packed, wherever it lies
-/// The kernel copies what has runs of as many bytes on average: each run costs it 0.4 us, as much as 6 KiB.
-inline constexpr std::int64_t kRunBytes = 16 << 10;
+/// Memory that is not shared is copied by the kernel from so many bytes on, in runs of so many on average; else it is packed. Each run costs the
+/// kernel 0.4 us, as much as 6 KiB (docs/decisions/2026-11-25-staging-or-the-kernel.md).
+struct KernelFrom {
+  std::int64_t bytes, run;
+};
+inline KernelFrom kernel_from() noexcept {
+  static const KernelFrom from =
+      staging_beats_kernel_copies() ? KernelFrom{256 << 10, 64 << 10} : KernelFrom{12 << 10, 16 << 10};
+  return from;
+}
 
 /// Walks through packed bytes, a slot at a time: both sides cut them alike, between elements.
 struct Cursor {

@@ -3,17 +3,10 @@
 
 #include "host/arena.hpp"
 #include "mesh/window/links/exchange.hpp"
-#include "reduce/staging.hpp"
 #include "weft/host/context.hpp"
 
 namespace weft::windows {
 namespace {
-
-// From here on the kernel copies what is not shared.
-std::int64_t kernel_bytes() noexcept {
-  static const std::int64_t bytes = staging_beats_kernel_copies() ? 256 << 10 : 12 << 10;
-  return bytes;
-}
 
 // Writes packed bytes in their order, in long pieces: what has short runs is gathered in the first cache. Line by line each store would first take
 // its line away from the receiver's cache; memcpy writes a long piece by the processor's own instruction for strings, which does not wait for that.
@@ -195,7 +188,7 @@ Holds OverLinks::find_places(Links::End& end, const Program::Traffic& t,
     holds = Holds::by_kernel;
   }
   if (holds == Holds::in_place) return holds;
-  if (t.bytes < kernel_bytes() || t.bytes < kRunBytes * t.runs ||
+  if (t.bytes < kernel_from().bytes || t.bytes < kernel_from().run * t.runs ||
       end.link->kernel.load(std::memory_order_acquire) == 0)
     return Holds::packed;
   for (std::size_t f = 0; f < fields; ++f) {
