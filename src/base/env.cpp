@@ -94,7 +94,7 @@ constexpr Variable kVariables[] = {
      "what the processes of shm may let the kernel do to each other's foreign memory, where that is faster "
      "and "
      "permitted: pull (read), push (write, too: quiesce() then waits for peers that are stopped) or off; "
-     "auto: pull, but off "
+     "auto: pull, but off for collectives and messages "
      "where copying twice through shared memory is faster (AMD from Zen 3 on)"},
     {"WEFT_UNEXPECTED_MESSAGES", "integer", "1048576", "messages",
      "messages that a rank keeps, per group, though it has not asked for them yet"},

@@ -135,4 +135,24 @@ static inline int run_tests(const named_test* tests, size_t count, int argc, cha
   return 0;
 }
 
+/* Element i of an array of f32 or bf16. To be set: to a number that the dtype has. */
+static inline void set_element(void* data, weft_dtype dtype, int i, float value) {
+  uint32_t bits;
+  if (dtype == WEFT_F32) {
+    ((float*)data)[i] = value;
+    return;
+  }
+  memcpy(&bits, &value, sizeof(bits));
+  CHECK((bits & 0xffff) == 0);
+  ((uint16_t*)data)[i] = (uint16_t)(bits >> 16);
+}
+static inline float get_element(const void* data, weft_dtype dtype, int i) {
+  uint32_t bits;
+  float value;
+  if (dtype == WEFT_F32) return ((const float*)data)[i];
+  bits = (uint32_t)((const uint16_t*)data)[i] << 16;
+  memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
 #endif /* WEFT_TESTS_CAPI_SUPPORT_H */

@@ -31,24 +31,10 @@ static int at(const tensor* t, int a, int b, int c, int d) {
   return ((a * t->shape[1] + b) * t->shape[2] + c) * t->shape[3] + d;
 }
 static void set(tensor* t, int i, float value) {
-  uint32_t bits;
   CHECK(i < MOST);
-  if (t->dtype == WEFT_F32) {
-    t->data.wide[i] = value;
-    return;
-  }
-  memcpy(&bits, &value, sizeof(bits));
-  CHECK((bits & 0xffff) == 0); /* a number that bf16 has */
-  t->data.narrow[i] = (uint16_t)(bits >> 16);
+  set_element(&t->data, t->dtype, i, value);
 }
-static float get(const tensor* t, int i) {
-  uint32_t bits;
-  float value;
-  if (t->dtype == WEFT_F32) return t->data.wide[i];
-  bits = (uint32_t)t->data.narrow[i] << 16;
-  memcpy(&value, &bits, sizeof(value));
-  return value;
-}
+static float get(const tensor* t, int i) { return get_element(&t->data, t->dtype, i); }
 static tensor filled(weft_dtype dtype, int a, int b, int c, int d, float value) {
   tensor t = {dtype, {a, b, c, d}, {{0}}};
   for (int i = 0; i < count(&t); ++i) set(&t, i, value);

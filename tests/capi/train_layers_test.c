@@ -77,24 +77,8 @@ typedef struct array {
   } data;
 } array;
 
-static void set(array* a, int i, float value) {
-  uint32_t bits;
-  if (a->dtype == WEFT_F32) {
-    a->data.wide[i] = value;
-    return;
-  }
-  memcpy(&bits, &value, sizeof(bits));
-  CHECK((bits & 0xffff) == 0); /* a number that bf16 has */
-  a->data.narrow[i] = (uint16_t)(bits >> 16);
-}
-static float get(const array* a, int i) {
-  uint32_t bits;
-  float value;
-  if (a->dtype == WEFT_F32) return a->data.wide[i];
-  bits = (uint32_t)a->data.narrow[i] << 16;
-  memcpy(&value, &bits, sizeof(value));
-  return value;
-}
+static void set(array* a, int i, float value) { set_element(&a->data, a->dtype, i, value); }
+static float get(const array* a, int i) { return get_element(&a->data, a->dtype, i); }
 /* Rows [row, row + rows) and columns [column, column + columns) of `from`, which is `width` wide; NULL: all 1. */
 static array part(weft_dtype dtype, const float* from, int width, int row, int rows, int column,
                   int columns) {

@@ -249,6 +249,7 @@ class Compiler {
     traffics.push_back(std::move(t));
   }
 
+  // Where few bytes go as few runs: each run, in the order of the packed bytes.
   void find_moves(Program::Traffic& t) const {
     constexpr std::int64_t kMostMoves = 128;
     if (t.bytes > kFewBytes || t.runs > kMostMoves) return;

@@ -83,7 +83,7 @@ void add_pieces(const Shape& counts, const std::array<std::int64_t, Dims::kMaxDi
   }
 }
 
-bool KernelReads::allowed() { return env::get("WEFT_SINGLE_COPY").value_or("pull") != "off"; }
+bool KernelReads::allowed() { return env::get("WEFT_SINGLE_COPY") != "off"; }
 
 bool KernelReads::finds(PeerProcess& process, std::uint64_t address, std::uint64_t expected) noexcept {
   std::uint64_t found = 0;
