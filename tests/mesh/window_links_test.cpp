@@ -2,11 +2,13 @@
 // different windows. What windows are is tested in window_test.cpp.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <thread>
 
 #include "mesh/window/links/links.hpp"
+#include "mesh/window/links/ways.hpp"
 #include "support/errors.hpp"
 #include "support/run_ranks.hpp"
 #include "weft/mesh/halo.hpp"
@@ -107,18 +109,21 @@ const std::vector<Exchange> kExchanges{
     {300, 2, Memory::local, true},
     {9000, 1, Memory::local, true},
 };
+// In memory that is not shared, each way to copy is tried at first.
+constexpr int kSteps = 4, kStepsOfAllWays = static_cast<int>(windows::kWays * windows::Ways::kTries) + 1;
+int steps_of(const Exchange& e) { return e.memory == Memory::local ? kStepsOfAllWays : kSteps; }
 
 TEST(WindowLinks, EverySizeBetweenThreads) {
   for (const int n : {2, 3})
     run_ranks(Ranks::threads, n, [](Rank& r) {
-      for (const Exchange& e : kExchanges) ASSERT_NO_FATAL_FAILURE(check(r, e, 4));
+      for (const Exchange& e : kExchanges) ASSERT_NO_FATAL_FAILURE(check(r, e, kSteps));
     });
 }
 
 TEST(WindowLinks, EverySizeBetweenProcesses) {
   for (const int n : {2, 3})
     run_ranks(Ranks::processes, n, [](Rank& r) {
-      for (const Exchange& e : kExchanges) ASSERT_NO_FATAL_FAILURE(check(r, e, 4));
+      for (const Exchange& e : kExchanges) ASSERT_NO_FATAL_FAILURE(check(r, e, steps_of(e)));
     });
 }
 
@@ -162,6 +167,70 @@ TEST(WindowLinks, FewBytesOfAnyLength) {
       ASSERT_NO_FATAL_FAILURE(
           exchange({{DType::f64, 3}, {DType::c128, 1}, {DType::u8, 9}, {DType::i16, 21}}));
     });
+}
+
+// Each exchange that a rank sent to the one behind it: by what its slots held.
+std::array<std::uint64_t, 3> sent(Rank& r, const DeviceMesh& mesh) {
+  windows::Links& links = *windows::Links::of(mesh.group());
+  const windows::Links::Owning owning(links);
+  return links.to((r.rank + 1) % r.size).sent;
+}
+
+void exchange_often(const Window& window, const std::vector<WindowField>& fields, int times) {
+  for (int i = 0; i < times; ++i) window.start(fields).finish();
+}
+
+// What is more than a few bytes is not packed where ranks share the memory: the receiver copies it from its place.
+TEST(WindowLinks, SharedMemoryIsCopiedOnce) {
+  run_ranks(Ranks::processes, 2, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"y", -1}});
+    for (const std::int64_t columns : {200, 5000, 300'000}) {
+      const Partition x(make_layout(mesh, {Shard{0}}, {4, columns}));
+      const Window window(x, {WindowDim::halo(x, 0, 1, 1, Edge::periodic())});
+      std::vector<Tensor> in, out;
+      std::vector<WindowField> fields;
+      for (int f = 0; f < 3; ++f) {
+        in.emplace_back(r.context, Shape{2, columns}, DType::f64, Memory::shared);
+        out.emplace_back(r.context, Shape{4, columns}, DType::f64, Memory::shared);
+        fields.push_back({in.back(), out.back()});
+      }
+      exchange_often(window, fields, 3);  // segments are mapped
+      const auto before = sent(r, mesh);
+      exchange_often(window, fields, 20);
+      const auto after = sent(r, mesh);
+      EXPECT_EQ(after[1] - before[1], 20U) << columns;
+      EXPECT_EQ(after[0] - before[0], 0U) << columns;
+      EXPECT_EQ(after[2] - before[2], 0U) << columns;
+    }
+  });
+}
+
+// Of memory that is not shared, long runs are packed and copied by the kernel at first, so that either is measured; short runs are packed alone.
+TEST(WindowLinks, OtherMemoryGoesBothWaysAtFirst) {
+  run_ranks(Ranks::processes, 2, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"y", -1}});
+    const auto of = [&](std::int64_t rows, std::int64_t columns, int dim) {
+      const Partition x(make_layout(mesh, {Shard{dim}}, {rows, columns}));
+      const Window window(x, {WindowDim::halo(x, dim, 1, 1, Edge::periodic())});
+      const Shape part = dim == 0 ? Shape{rows / 2, columns} : Shape{rows, columns / 2};
+      const Tensor in(r.context, part, DType::f64, Memory::local);
+      const Tensor out(r.context, window.window_shape(part), DType::f64, Memory::local);
+      const auto before = sent(r, mesh);
+      exchange_often(window, {{in, out}}, 40);
+      const auto after = sent(r, mesh);
+      EXPECT_EQ(after[1] - before[1], 0U);
+      return std::array{after[0] - before[0], after[2] - before[2]};
+    };
+    const bool kernel = [&] {
+      windows::Links& links = *windows::Links::of(mesh.group());
+      return links.to(1 - r.rank).link->kernel.load() != 0;
+    }();
+    const auto rows = of(4, 8192, 0);
+    EXPECT_GE(rows[0], 4U);
+    EXPECT_GE(rows[1], kernel ? 4U : 0U);
+    EXPECT_EQ(rows[0] + rows[1], 40U);
+    EXPECT_EQ(of(8192, 4, 1), (std::array<std::uint64_t, 2>{40, 0}));
+  });
 }
 
 TEST(WindowLinks, WithoutCopiesByTheKernel) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "mesh/window/links/kernel_reads.hpp"
+#include "mesh/window/links/ways.hpp"
 #include "mesh/window/plan.hpp"
 #include "mesh/window/strided.hpp"
 
@@ -70,6 +71,14 @@ struct Window::Plan::Program {
     std::int64_t offset;
   };
   struct Traffic {
+    // Of bytes that go out, where memory is not shared: how they go, and what is being measured of that.
+    struct Measured {
+      windows::Ways ways{};
+      windows::Way way = windows::Way::gathered;
+      std::uint16_t timing = 0;     // 0: nothing
+      std::uint64_t last_slot = 0;  // of the exchange that is measured; 0: not yet sent
+      std::uint64_t ns = 0;         // that the sender took to pack
+    };
     int rank = 0;
     std::int64_t bytes = 0, runs = 0;  // runs: of bytes in one piece, in this rank's memory
     std::vector<Box> boxes{};
@@ -82,6 +91,7 @@ struct Window::Plan::Program {
     // Of what comes from the memory of the other rank: the copies, worked out from its boxes when they were those of that number.
     mutable std::uint64_t joint_id = 0;
     mutable std::vector<Step> joint{};
+    mutable Measured measured{};
     mutable std::uint64_t pieces_id = 0;  // the same for copies by the kernel: by field
     mutable std::vector<windows::Piece> there{}, here{};
   };

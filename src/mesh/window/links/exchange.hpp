@@ -11,20 +11,18 @@
 
 #include "mesh/window/exchange.hpp"
 #include "mesh/window/links/links.hpp"
-#include "reduce/staging.hpp"
 
 namespace weft::windows {
 
 inline constexpr std::int64_t kPackedBytes = kFewBytes;  ///< up to here it is packed, wherever it lies
-/// Memory that is not shared is copied by the kernel from so many bytes on, in runs of so many on average; else it is packed. Each run costs the
-/// kernel 0.4 us, as much as 6 KiB (docs/decisions/2026-11-25-staging-or-the-kernel.md).
-struct KernelFrom {
-  std::int64_t bytes, run;
-};
-inline KernelFrom kernel_from() noexcept {
-  static const KernelFrom from =
-      staging_beats_kernel_copies() ? KernelFrom{256 << 10, 64 << 10} : KernelFrom{12 << 10, 16 << 10};
-  return from;
+/// Memory that is not shared may be copied by the kernel (ways.hpp) from so many bytes on, in runs of so many on average. Each run costs the kernel
+/// 0.4 us, as much as 6 KiB.
+inline constexpr std::int64_t kKernelBytes = 12 << 10, kKernelRun = 16 << 10;
+/// Packed bytes from so many on, in runs of less than so many on average, may be gathered or not.
+inline constexpr std::int64_t kMeasuredBytes = 32 << 10, kGatheredRun = 16 << 10;
+
+inline std::uint64_t now_ns() noexcept {
+  return static_cast<std::uint64_t>(std::chrono::nanoseconds(Clock::now().time_since_epoch()).count());
 }
 
 /// Walks through packed bytes, a slot at a time: both sides cut them alike, between elements.
@@ -69,6 +67,8 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
     std::uint64_t ticket = 0, until = 0;
     Cursor cursor{};
     Phase phase = Phase::queued;
+    Way way = Way::gathered;
+    std::uint16_t timing = 0;  // not 0: it is measured
   };
   struct In {
     Links::End* end = nullptr;
@@ -76,7 +76,8 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
     std::int64_t at = 0;  // of the adjoint, in came_
     Cursor cursor{};
     Phase phase = Phase::queued;
-    bool held = false;  // of the adjoint: the slot is taken when its bytes are added
+    bool held = false;     // of the adjoint: the slot is taken when its bytes are added
+    std::uint64_t ns = 0;  // of copies, where the sender asks
   };
 
   bool broken() const noexcept;
@@ -91,16 +92,21 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
 
   // send.cpp
   bool send(Out& o, const Program::Traffic& t);
-  Slot& begin_slot(Links::End& end, const Program::Traffic& t, Holds holds, std::uint32_t segments);
+  void end_turn(Out& o, const Program::Traffic& t, Holds holds);
+  Slot& begin_slot(Links::End& end, const Program::Traffic& t, Holds holds, std::uint16_t timing = 0);
   void pack(Out& o, const Program::Traffic& t);
   void pack_few(Slot& slot, Links::End& end, const Program::Traffic& t);
   void pack_many(Slot& slot, Out& o, const Program::Traffic& t);
-  Holds find_places(Links::End& end, const Program::Traffic& t, std::array<Place, kMostPlaces>& places);
-  bool name_places(Links::End& end, const Program::Traffic& t);
+  bool kernel_reaches(const Links::End& end, const Program::Traffic& t,
+                      std::array<Place, kMostPlaces>& places) const;
+  Holds find_places(Out& o, const Program::Traffic& t, std::array<Place, kMostPlaces>& places);
+  bool name_places(Out& o, const Program::Traffic& t);
+  void choose_way(Out& o, const Program::Traffic& t, bool kernel_reaches);
   std::pair<const std::byte*, const std::byte*> span_sent(std::size_t f) const;
 
   // receive.cpp
   bool receive(In& in, const Program::Traffic& t);
+  void copy_slot(In& in, const Program::Traffic& t, const Slot& slot);
   void make_room();
   void read(In& in, const Program::Traffic& t, const Slot& slot);
   [[noreturn]] void lose(int rank, bool ended);

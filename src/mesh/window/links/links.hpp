@@ -15,6 +15,7 @@
 // is `reading`. A receiver stores `reading` and then looks at `revoked`: one of the two sees the other's store.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -39,6 +40,7 @@ inline constexpr std::int64_t kBesideBytes = 32;      ///< packed bytes in a slo
 inline constexpr std::int64_t kFewBytes = 1024;       ///< so many begin there
 inline constexpr std::size_t kBoxNumbers = 1024;      ///< of the boxes of fields whose memory a slot names
 inline constexpr std::size_t kAboutBytes = 192;       ///< text of what a slot holds
+inline constexpr std::size_t kTimings = 32;           ///< of a link, that the sender may ask for at a time
 inline constexpr std::size_t kMostPlaces = 32;        ///< fields whose memory a slot may name
 inline constexpr int kTokenTag = 0x7fff0056;          ///< of the messages of one byte
 
@@ -52,7 +54,7 @@ struct Place {
 
 /// What a slot holds. `packed`: kSlotBytes or less, and perhaps more in the slots behind it. `in_place`: `places` and `boxes` say where.
 /// `by_kernel`: the same, but the receiver reaches it through the kernel alone.
-enum class Holds : std::uint32_t { packed, in_place, by_kernel };
+enum class Holds : std::uint16_t { packed, in_place, by_kernel };
 
 /// Slot number k (from 0) is in place k mod kSlots. Written by the sender, its first cache line last; read by the receiver once `sequence`
 /// is k + 1; written again when `taken` is greater than k.
@@ -61,6 +63,7 @@ struct alignas(64) Slot {
   std::uint64_t form;   ///< a hash of what is exchanged: equal on both sides
   std::uint64_t taken;  ///< slots that the sender has emptied of the link the other way
   Holds holds;
+  std::uint16_t timing;  ///< not 0: the receiver tells under this number how long it took to copy
   std::uint32_t
       segments;  ///< segments of the sender's arena, where mapping them would let it be `in_place`; else 0
   std::byte beside[kBesideBytes];  ///< the first packed bytes, where they are few: they come with the head
@@ -76,11 +79,25 @@ struct alignas(64) Slot {
 };
 static_assert(offsetof(Slot, apart) == 64 && sizeof(Slot::beside) == kBesideBytes);
 
+/// How long a receiver took to copy what came in one exchange, and which: a word, so that both belong together.
+struct Took {
+  static constexpr int kShift = 40;
+  static std::uint64_t word(std::uint64_t last_slot, std::uint64_t ns) noexcept {
+    return last_slot << kShift | std::min(ns, (std::uint64_t{1} << kShift) - 1);
+  }
+  static bool is_of(std::uint64_t word, std::uint64_t last_slot) noexcept {
+    return word >> kShift == (last_slot << kShift) >> kShift;
+  }
+  static std::uint64_t ns(std::uint64_t word) noexcept { return word & ((std::uint64_t{1} << kShift) - 1); }
+};
+
 struct Link {
   Slot slots[kSlots];
   alignas(64) std::atomic<std::uint64_t> taken;  ///< by the receiver: slots emptied
   std::atomic<std::uint32_t> mapped;  ///< by the receiver: segments of the sender's arena that it has mapped
   std::atomic<std::uint32_t> kernel;  ///< by the receiver: 1: the kernel lets it read the sender's memory
+  alignas(
+      64) std::atomic<std::uint64_t> took[kTimings];  ///< by the receiver, before `taken`: see Slot::timing
   alignas(64) std::atomic<
       std::
           uint64_t> sender_waits;  ///< the sender waits for `taken` to reach it; 0: it does not. Cleared by who answers
@@ -120,13 +137,15 @@ class Links final : public Driven, public std::enable_shared_from_this<Links> {
   /// What stands at one side of a link, on this rank.
   struct End {
     Link* link = nullptr;
-    int rank = 0;                    ///< the other one
-    bool sends = false;              ///< this rank is the sender
-    std::uint64_t next = 0;          ///< slots filled, or emptied
-    std::uint64_t tickets = 0;       ///< exchanges that have a part to send, or to receive
-    std::uint64_t turn = 0;          ///< the one that may now
-    std::uint64_t room_to = kSlots;  ///< sender: slots that were known to be free
-    bool touched = false;            ///< published something since the last look for waiters
+    int rank = 0;                         ///< the other one
+    bool sends = false;                   ///< this rank is the sender
+    std::uint64_t next = 0;               ///< slots filled, or emptied
+    std::uint64_t tickets = 0;            ///< exchanges that have a part to send, or to receive
+    std::uint64_t turn = 0;               ///< the one that may now
+    std::uint64_t room_to = kSlots;       ///< sender: slots that were known to be free
+    std::array<std::uint64_t, 3> sent{};  ///< sender: exchanges, by what their slots held
+    std::uint16_t timings = 0;            ///< sender: that it has asked for
+    bool touched = false;                 ///< published something since the last look for waiters
     std::array<std::uint64_t, kSlots> forms{},
         boxes_ids{};  ///< sender: what the slots' texts and boxes are of
     std::uint32_t mapped = 0,

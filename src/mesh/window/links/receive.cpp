@@ -33,31 +33,13 @@ bool OverLinks::receive(In& in, const Program::Traffic& t) {
       ++there_;
       return true;
     }
-    if (slot.holds == Holds::in_place) {
-      const Links::Reading reading(end);
-      for (const Program::Step& step : joint_of(slot, t))
-        step.loops.copy(runtime_, stream_, place_of(slot, step) + step.from, pair(step).window + step.to);
-      reading.check();
-      in.cursor.box = t.boxes.size();
-    } else if (slot.holds == Holds::by_kernel) {
-      read(in, t, slot);
-      in.cursor.box = t.boxes.size();
-    } else if (program_->adjoint) {
-      keep_packed(in, t, slot);
-    } else if (!t.moves.empty()) {
-      for (const Program::Move& m : t.moves)
-        copy_run(pair(m.field).window + m.offset, slot.beside + m.at, m.bytes);
-      in.cursor.box = t.boxes.size();
-    } else {
-      in.cursor.slot(
-          *program_, t, [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t at) {
-            std::byte* const to = pair(b.field).window + b.offset;
-            if (count == b.elements)
-              b.loops.copy(runtime_, stream_, slot.packed(t.bytes) + at, to);
-            else
-              b.loops.copy_some(first, count,
-                                slot.packed(t.bytes) + at - first * program_->forms[b.field].element, to);
-          });
+    const std::uint64_t since = slot.timing == 0 ? 0 : now_ns();
+    copy_slot(in, t, slot);
+    if (slot.timing != 0) {
+      in.ns += now_ns() - since;
+      if (in.cursor.at_end(t))
+        end.link->took[slot.timing % kTimings].store(Took::word(end.next + 1, in.ns),
+                                                     std::memory_order_relaxed);
     }
     links_->take(end);
     if (!in.cursor.at_end(t)) continue;
@@ -69,6 +51,36 @@ bool OverLinks::receive(In& in, const Program::Traffic& t) {
     in.phase = Phase::there;
     ++there_;
     return true;
+  }
+}
+
+// What the slot holds, or names, to its place here.
+void OverLinks::copy_slot(In& in, const Program::Traffic& t, const Slot& slot) {
+  if (slot.holds == Holds::in_place) {
+    const Links::Reading reading(*in.end);
+    for (const Program::Step& step : joint_of(slot, t))
+      step.loops.copy(runtime_, stream_, place_of(slot, step) + step.from, pair(step).window + step.to);
+    reading.check();
+    in.cursor.box = t.boxes.size();
+  } else if (slot.holds == Holds::by_kernel) {
+    read(in, t, slot);
+    in.cursor.box = t.boxes.size();
+  } else if (program_->adjoint) {
+    keep_packed(in, t, slot);
+  } else if (!t.moves.empty()) {
+    for (const Program::Move& m : t.moves)
+      copy_run(pair(m.field).window + m.offset, slot.beside + m.at, m.bytes);
+    in.cursor.box = t.boxes.size();
+  } else {
+    in.cursor.slot(
+        *program_, t, [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t at) {
+          std::byte* const to = pair(b.field).window + b.offset;
+          if (count == b.elements)
+            b.loops.copy(runtime_, stream_, slot.packed(t.bytes) + at, to);
+          else
+            b.loops.copy_some(first, count,
+                              slot.packed(t.bytes) + at - first * program_->forms[b.field].element, to);
+        });
   }
 }
 
@@ -100,7 +112,7 @@ void OverLinks::read(In& in, const Program::Traffic& t, const Slot& slot) {
     }
     t.pieces_id = slot.boxes_id;
   }
-  const bool packed = program_->adjoint || t.bytes < kernel_from().run * t.runs;
+  const bool packed = program_->adjoint || t.bytes < kKernelRun * t.runs;
   if (packed) make_room();
   std::array<std::uint64_t, kMostPlaces> fields_there, fields_here;
   for (std::size_t f = 0; f < program_->forms.size(); ++f) {

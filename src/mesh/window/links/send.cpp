@@ -8,14 +8,15 @@
 namespace weft::windows {
 namespace {
 
-// Writes packed bytes in their order, in long pieces: what has short runs is gathered in the first cache. Line by line each store would first take
-// its line away from the receiver's cache; memcpy writes a long piece by the processor's own instruction for strings, which does not wait for that.
-class Gatherer {
+// Writes packed bytes in their order. Where it gathers, short runs come together in the first cache and are written in long pieces: line by line each
+// store would first take its line away from the receiver's cache; memcpy writes a long piece by the processor's own instruction for strings,
+// which does not wait for that.
+class Packer {
  public:
-  explicit Gatherer(std::byte* to) noexcept : to_(to) {}
-  ~Gatherer() { flush(); }
-  Gatherer(const Gatherer&) = delete;
-  Gatherer& operator=(const Gatherer&) = delete;
+  Packer(std::byte* to, bool gathers) noexcept : to_(to), gathers_(gathers) {}
+  ~Packer() { flush(); }
+  Packer(const Packer&) = delete;
+  Packer& operator=(const Packer&) = delete;
 
   /// Elements first … first + count of a box that begins at `from`.
   void add(const Loops& loops, std::int64_t size, std::int64_t first, std::int64_t count,
@@ -23,6 +24,11 @@ class Gatherer {
     if (loops.one_piece() > 0 && count * size >= kPiece / 2) {
       flush();
       write(from + first * size, count * size);
+      return;
+    }
+    if (!gathers_) {
+      loops.copy_some(first, count, from, to_ - first * size);
+      to_ += count * size;
       return;
     }
     while (count > 0) {
@@ -49,6 +55,7 @@ class Gatherer {
     filled_ = 0;
   }
   std::byte* to_;
+  const bool gathers_;
   std::int64_t filled_ = 0;
   alignas(64) std::array<std::byte, kPiece> piece_;
 };
@@ -63,8 +70,8 @@ bool OverLinks::send(Out& o, const Program::Traffic& t) {
   }
   if (o.phase == Phase::queued) {
     if (end.turn != o.ticket || !links_->has_room(end)) return false;
-    if (name_places(end, t)) {
-      ++end.turn;
+    if (name_places(o, t)) {
+      end_turn(o, t, o.way == Way::by_kernel ? Holds::by_kernel : Holds::in_place);
       o.until = end.next;
       o.phase = Phase::awaiting;
       return true;
@@ -76,12 +83,19 @@ bool OverLinks::send(Out& o, const Program::Traffic& t) {
     pack(o, t);
     if (o.cursor.at_end(t)) break;
   }
-  ++end.turn;
+  end_turn(o, t, Holds::packed);
   return end_of(o);
 }
 
+// All slots are filled.
+void OverLinks::end_turn(Out& o, const Program::Traffic& t, Holds holds) {
+  ++o.end->turn;
+  ++o.end->sent[static_cast<std::size_t>(holds)];
+  if (o.timing != 0) t.measured.last_slot = o.end->next;
+}
+
 // The slot's head but for its sequence, which is published last.
-Slot& OverLinks::begin_slot(Links::End& end, const Program::Traffic& t, Holds holds, std::uint32_t segments) {
+Slot& OverLinks::begin_slot(Links::End& end, const Program::Traffic& t, Holds holds, std::uint16_t timing) {
   const std::size_t place = end.next % kSlots;
   Slot& slot = end.link->slots[place];
   if (end.forms[place] != t.form) {
@@ -92,7 +106,8 @@ Slot& OverLinks::begin_slot(Links::End& end, const Program::Traffic& t, Holds ho
   }
   slot.form = t.form;
   slot.holds = holds;
-  slot.segments = segments;
+  slot.timing = timing;
+  slot.segments = segments_;
   slot.taken = links_->from(end.rank).next;
   return slot;
 }
@@ -104,8 +119,10 @@ void OverLinks::pack(Out& o, const Program::Traffic& t) {
     pack_few(slot, end, t);
     o.cursor.box = t.boxes.size();
   } else {
+    const std::uint64_t since = o.timing == 0 ? 0 : now_ns();
     pack_many(slot, o, t);
-    begin_slot(end, t, Holds::packed, segments_);
+    if (o.timing != 0) t.measured.ns += now_ns() - since;
+    begin_slot(end, t, Holds::packed, o.timing);
   }
   links_->publish(end);
   // The next one is often like this one, and the reader has its lines in its cache.
@@ -125,13 +142,13 @@ void OverLinks::pack_few(Slot& slot, Links::End& end, const Program::Traffic& t)
       b.loops.copy(runtime_, stream_, sent_from(pair(b.field)) + b.offset, few.data() + b.at);
     const std::int64_t beside = std::min(t.bytes, kBesideBytes);
     std::memcpy(slot.apart, few.data() + beside, static_cast<std::size_t>(t.bytes - beside));
-    begin_slot(end, t, Holds::packed, segments_);
+    begin_slot(end, t, Holds::packed);
     std::memcpy(slot.beside, few.data(), static_cast<std::size_t>(beside));
     return;
   }
   std::size_t i = t.moves_beside;
   for (; i < t.moves.size(); ++i) move(t.moves[i]);
-  begin_slot(end, t, Holds::packed, segments_);
+  begin_slot(end, t, Holds::packed);
   for (i = 0; i < t.moves_beside; ++i) move(t.moves[i]);
 }
 
@@ -143,11 +160,11 @@ void OverLinks::pack_many(Slot& slot, Out& o, const Program::Traffic& t) {
     o.cursor.box = t.boxes.size();
     return;
   }
-  Gatherer gatherer(slot.apart);
+  Packer packer(slot.apart, o.way == Way::gathered);
   o.cursor.slot(*program_, t,
                 [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t) {
-                  gatherer.add(b.loops, program_->forms[b.field].element, first, count,
-                               sent_from(pair(b.field)) + b.offset);
+                  packer.add(b.loops, program_->forms[b.field].element, first, count,
+                             sent_from(pair(b.field)) + b.offset);
                 });
 }
 
@@ -158,9 +175,47 @@ std::pair<const std::byte*, const std::byte*> OverLinks::span_sent(std::size_t f
                            : std::pair(data + form.part_low, data + form.part_high);
 }
 
+// Whether the receiver reaches the fields through the kernel, not at a loss; then `places` says where.
+bool OverLinks::kernel_reaches(const Links::End& end, const Program::Traffic& t,
+                               std::array<Place, kMostPlaces>& places) const {
+  if (t.bytes < kKernelBytes || t.bytes < kKernelRun * t.runs ||
+      end.link->kernel.load(std::memory_order_acquire) == 0)
+    return false;
+  for (std::size_t f = 0; f < program_->forms.size(); ++f) {
+    const auto [low, high] = span_sent(f);
+    if (low != high && !links_->kernel().copyable(low, static_cast<std::size_t>(high - low))) return false;
+    places[f] = {Place::kAddress, reinterpret_cast<std::uint64_t>(sent_from(pair(f)))};
+  }
+  return true;
+}
+
+// How this exchange goes to that rank; first it hears what the last one that was measured took.
+void OverLinks::choose_way(Out& o, const Program::Traffic& t, bool kernel_reaches) {
+  Program::Traffic::Measured& m = t.measured;
+  const Link& link = *o.end->link;
+  if (m.last_slot != 0 && link.taken.load(std::memory_order_acquire) >= m.last_slot) {
+    const std::uint64_t word = link.took[m.timing % kTimings].load(std::memory_order_relaxed);
+    if (Took::is_of(word, m.last_slot)) m.ways.took(m.way, m.ns + Took::ns(word));
+    m.timing = 0;
+    m.last_slot = 0;
+  }
+  std::array<Way, kWays> possible{Way::gathered};
+  std::size_t count = 1;
+  if (t.bytes >= kMeasuredBytes && t.bytes < kGatheredRun * t.runs) possible[count++] = Way::by_runs;
+  if (kernel_reaches) possible[count++] = Way::by_kernel;
+  const Ways::Next next = m.ways.next({possible.data(), count});
+  o.way = next.way;
+  if (!next.timed || m.timing != 0) return;
+  std::uint16_t& timings = o.end->timings;
+  if (++timings == 0) ++timings;
+  o.timing = m.timing = timings;
+  m.way = next.way;
+  m.ns = 0;
+}
+
 // Where the receiver finds the fields; packed: it does not reach them, or not at a profit.
-Holds OverLinks::find_places(Links::End& end, const Program::Traffic& t,
-                             std::array<Place, kMostPlaces>& places) {
+Holds OverLinks::find_places(Out& o, const Program::Traffic& t, std::array<Place, kMostPlaces>& places) {
+  Links::End& end = *o.end;
   const std::size_t fields = program_->forms.size();
   if (t.bytes <= kPackedBytes || fields > kMostPlaces ||
       t.boxes.size() * (2 + static_cast<std::size_t>(plan_->global.rank())) > kBoxNumbers)
@@ -168,7 +223,7 @@ Holds OverLinks::find_places(Links::End& end, const Program::Traffic& t,
   const bool same_process = links_->process(end.rank).is_self();
   const std::uint32_t mapped = end.link->mapped.load(std::memory_order_acquire);
   Arena& arena = plan_->mesh.context().arena();
-  Holds holds = Holds::in_place;
+  bool shared = true;
   for (std::size_t f = 0; f < fields; ++f) {
     const std::byte* const data = sent_from(pair(f));
     places[f] = {Place::kAddress, reinterpret_cast<std::uint64_t>(data)};
@@ -177,37 +232,29 @@ Holds OverLinks::find_places(Links::End& end, const Program::Traffic& t,
     if (low == high) continue;
     const auto place = arena.find(low, static_cast<std::size_t>(high - low));
     if (place && place->segment < mapped) {
-      if (holds == Holds::in_place)
-        places[f] = {place->segment, place->offset + static_cast<std::uint64_t>(data - low)};
+      places[f] = {place->segment, place->offset + static_cast<std::uint64_t>(data - low)};
       continue;
     }
     if (place) {
       plan_->mesh.context().host_peers().show_segments();
       segments_ = arena.segment_count();
     }
-    holds = Holds::by_kernel;
+    shared = false;
   }
-  if (holds == Holds::in_place) return holds;
-  if (t.bytes < kernel_from().bytes || t.bytes < kernel_from().run * t.runs ||
-      end.link->kernel.load(std::memory_order_acquire) == 0)
-    return Holds::packed;
-  for (std::size_t f = 0; f < fields; ++f) {
-    const auto [low, high] = span_sent(f);
-    if (low != high && !links_->kernel().copyable(low, static_cast<std::size_t>(high - low)))
-      return Holds::packed;
-    places[f] = {Place::kAddress, reinterpret_cast<std::uint64_t>(sent_from(pair(f)))};
-  }
-  return holds;
+  if (shared) return Holds::in_place;
+  choose_way(o, t, kernel_reaches(end, t, places));
+  return o.way == Way::by_kernel ? Holds::by_kernel : Holds::packed;
 }
 
 // Names the memory of the fields in the next slot. False: the receiver does not reach it.
-bool OverLinks::name_places(Links::End& end, const Program::Traffic& t) {
+bool OverLinks::name_places(Out& o, const Program::Traffic& t) {
+  Links::End& end = *o.end;
   std::array<Place, kMostPlaces> places;
-  const Holds holds = find_places(end, t, places);
+  const Holds holds = find_places(o, t, places);
   if (holds == Holds::packed) return false;
   const std::size_t fields = program_->forms.size();
   const auto rank = static_cast<std::size_t>(plan_->global.rank());
-  Slot& slot = begin_slot(end, t, holds, segments_);
+  Slot& slot = begin_slot(end, t, holds, o.timing);
   if (program_->boxes_id == 0) program_->boxes_id = links_->new_boxes_id();
   if (std::uint64_t& known = end.boxes_ids[end.next % kSlots]; known != program_->boxes_id) {
     known = slot.boxes_id = program_->boxes_id;
