@@ -2,7 +2,9 @@
 // ranks share memory (linked_exchange.cpp).
 #pragma once
 
+#include <algorithm>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "mesh/window/links/links.hpp"
@@ -12,17 +14,19 @@
 
 namespace weft::windows {
 
-/// Where a field lies here.
-struct Pair {
-  std::byte* part;
-  std::byte* window;
-};
-
 /// A list that allocates nothing while it is short.
 template <class T, std::size_t kFew>
 class Few {
  public:
-  explicit Few(std::size_t count) : count_(count), many_(count > kFew ? count : 0) {}
+  explicit Few(std::size_t count) : count_(count), many_(count > kFew ? count : 0) {
+    if (count <= kFew) std::fill_n(few_.begin(), count, T{});
+  }
+  explicit Few(std::span<const T> list) : count_(list.size()) {
+    if (list.size() > kFew)
+      many_.assign(list.begin(), list.end());
+    else
+      std::copy(list.begin(), list.end(), few_.begin());
+  }
   T& operator[](std::size_t i) noexcept { return begin()[i]; }
   const T& operator[](std::size_t i) const noexcept { return count_ > kFew ? many_[i] : few_[i]; }
   T* begin() noexcept { return count_ > kFew ? many_.data() : few_.data(); }
@@ -31,7 +35,7 @@ class Few {
 
  private:
   std::size_t count_;
-  std::array<T, kFew> few_{};
+  std::array<T, kFew> few_;  // the first count_ of them
   std::vector<T> many_;
 };
 using Pairs = Few<Pair, 8>;
@@ -41,7 +45,8 @@ class Exchange {
   using Plan = Window::Plan;
   using Program = Plan::Program;
 
-  Exchange(std::shared_ptr<const Plan> plan, const Program& program, Pairs pairs, Stream stream);
+  Exchange(std::shared_ptr<const Plan> plan, const Program& program, std::span<const Pair> pairs,
+           Stream stream);
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
   ~Exchange();
@@ -78,7 +83,7 @@ class Exchange {
 
 /// The exchange over links, begun.
 std::unique_ptr<WindowTransfer::Steps> over_links(std::shared_ptr<const Window::Plan> plan,
-                                                  const Window::Plan::Program& program, Pairs pairs,
-                                                  Stream stream);
+                                                  const Window::Plan::Program& program,
+                                                  std::span<const Pair> pairs, Stream stream);
 
 }  // namespace weft::windows

@@ -367,14 +367,6 @@ Form form_of(const Window& window, const Window::Plan& plan, const WindowField& 
           of_window_span.second - wanted.data};
 }
 
-bool has_form(const Form& form, const WindowField& f, bool adjoint) {
-  return f.in.dtype == form.dtype && f.out.dtype == form.dtype &&
-         (adjoint ? f.out.shape : f.in.shape) == form.shape &&
-         (adjoint ? f.out.strides : f.in.strides) == form.part &&
-         (adjoint ? f.in.strides : f.out.strides) == form.window &&
-         (adjoint ? f.in.shape : f.out.shape) == form.of_window;
-}
-
 }  // namespace
 
 std::string fields_text(const std::vector<Form>& forms, bool adjoint) {
@@ -390,7 +382,8 @@ const Program& program_for(const Window& window, const Window::Plan& plan,
   const auto fits = [&](const Program& p) {
     if (p.adjoint != adjoint || p.linked != linked || p.forms.size() != fields.size()) return false;
     for (std::size_t i = 0; i < fields.size(); ++i)
-      if (!has_form(p.forms[i], fields[i], adjoint)) return false;
+      if (!(adjoint ? has_form<true>(p.forms[i], fields[i]) : has_form<false>(p.forms[i], fields[i])))
+        return false;
     return true;
   };
   for (const auto& p : plan.programs)

@@ -16,6 +16,12 @@ namespace weft {
 
 namespace windows {
 
+// Where a field lies here.
+struct Pair {
+  std::byte* part;
+  std::byte* window;
+};
+
 // What a field is, but for where it lies: a part of the tensor, and a window on it.
 struct Form {
   Shape shape;  // of the part
@@ -100,8 +106,9 @@ struct Window::Plan::Program {
   mutable std::uint64_t boxes_id = 0;  // of `to`, for the receivers
   std::vector<windows::Form> forms{};
   mutable int in_flight = 0;  // exchanges that use it
-  // Where the fields lay when their memory was judged last, and was right: (part, window) of each.
-  mutable std::vector<std::pair<const std::byte*, const std::byte*>> judged{};
+  // Where the fields lay when their memory was judged and was right: the last few times, as programs exchange arrays by turns.
+  mutable std::array<std::vector<windows::Pair>, 4> judged{};
+  mutable std::size_t judgements = 0;
   std::int64_t room = 0;
   std::vector<Message> sent{}, received{};
   std::vector<Step> own{}, cleared{};
@@ -121,6 +128,26 @@ std::string called(const char* which, std::size_t index, std::size_t count);
 /// window. `adjoint`: `in` is a window, `out` a part. `linked`: over links, not by messages.
 const Window::Plan::Program& program_for(const Window& window, const Window::Plan& plan,
                                          std::span<const WindowField> fields, bool adjoint, bool linked);
+
+/// Whether this field is of that form: shapes, strides and dtypes. (In one loop: small exchanges of many fields spend their time here.)
+template <bool kAdjoint>
+inline bool has_form(const Form& form, const WindowField& f) noexcept {
+  const auto fits = [&](const auto& part, const auto& window) {
+    const int rank = form.shape.rank();
+    if (part.dtype != form.dtype || window.dtype != form.dtype || part.shape.rank() != rank ||
+        part.strides.rank() != rank || window.shape.rank() != rank || window.strides.rank() != rank)
+      return false;
+    std::int64_t differ = 0;
+    for (int d = 0; d < rank; ++d)
+      differ |= (part.shape[d] ^ form.shape[d]) | (part.strides[d] ^ form.part[d]) |
+                (window.strides[d] ^ form.window[d]) | (window.shape[d] ^ form.of_window[d]);
+    return differ == 0;
+  };
+  if constexpr (kAdjoint)
+    return fits(f.out, f.in);
+  else
+    return fits(f.in, f.out);
+}
 
 /// What all ranks must give alike, in words: "2 fields: f32, f64", with "the adjoint of " before where it is that.
 std::string fields_text(const std::vector<Form>& forms, bool adjoint);

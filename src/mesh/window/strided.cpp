@@ -168,12 +168,12 @@ void Loops::copy_from_dim(int d, std::int64_t count, const std::byte* in, std::b
   }
 }
 
+void Loops::copy_runs(const std::byte* in, std::byte* out) const {
+  if (!empty_) copy_from_dim(0, dim(0).count, in, out);
+}
+
 void Loops::copy(DeviceRuntime& runtime, Stream stream, const std::byte* in, std::byte* out) const {
-  if (empty_) return;
-  if (stream.device == Device{}) {
-    if (outer_ == 0) return copy_runs_(in, out, 1, 0, 0, run_);
-    return copy_from_dim(0, dim(0).count, in, out);
-  }
+  if (stream.device == Device{}) return copy(in, out);
   each_row([&](std::int64_t from, std::int64_t to, const Dim& row) {
     const bool piece = row.in == element_ && row.out == element_;
     const auto size = static_cast<std::size_t>(element_);

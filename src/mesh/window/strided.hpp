@@ -30,6 +30,11 @@ class Loops {
 
   /// out = in. The two do not overlap.
   void copy(DeviceRuntime& runtime, Stream stream, const std::byte* in, std::byte* out) const;
+  /// The same in the host's memory.
+  void copy(const std::byte* in, std::byte* out) const {
+    if (outer_ == 0 && !empty_) return copy_runs_(in, out, 1, 0, 0, run_);
+    copy_runs(in, out);
+  }
   /// The same for elements `first` … `first + count`, in the host's memory. `in` and `out` are where element 0 is, or would be.
   void copy_some(std::int64_t first, std::int64_t count, const std::byte* in, std::byte* out) const;
   /// Each element of out becomes the one at `in`, which is in the host's memory and lives until the stream came here. The in steps do not count.
@@ -48,6 +53,7 @@ class Loops {
   void find_runs() noexcept;
   const Dim& dim(int d) const noexcept { return dims_[static_cast<std::size_t>(d)]; }
   void copy_from_dim(int d, std::int64_t count, const std::byte* in, std::byte* out) const;
+  void copy_runs(const std::byte* in, std::byte* out) const;
   void copy_part(int d, std::int64_t first, std::int64_t count, const std::byte* in, std::byte* out) const;
   std::int64_t element_;
   bool empty_ = false;

@@ -6,8 +6,9 @@
 
 namespace weft::windows {
 
-OverLinks::OverLinks(std::shared_ptr<const Plan> plan, const Program& program, Pairs pairs, Stream stream)
-    : Exchange(std::move(plan), program, std::move(pairs), stream),
+OverLinks::OverLinks(std::shared_ptr<const Plan> plan, const Program& program, std::span<const Pair> pairs,
+                     Stream stream)
+    : Exchange(std::move(plan), program, pairs, stream),
       links_(plan_->links.get()),
       outs_(program_->to.size()),
       ins_(program_->from.size()),
@@ -143,9 +144,9 @@ void OverLinks::raise() {
 }
 
 std::unique_ptr<WindowTransfer::Steps> over_links(std::shared_ptr<const Window::Plan> plan,
-                                                  const Window::Plan::Program& program, Pairs pairs,
-                                                  Stream stream) {
-  return std::make_unique<OverLinks>(std::move(plan), program, std::move(pairs), stream);
+                                                  const Window::Plan::Program& program,
+                                                  std::span<const Pair> pairs, Stream stream) {
+  return std::make_unique<OverLinks>(std::move(plan), program, pairs, stream);
 }
 
 }  // namespace weft::windows

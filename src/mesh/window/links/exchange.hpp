@@ -49,7 +49,8 @@ struct Cursor {
 
 class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, private Exchange {
  public:
-  OverLinks(std::shared_ptr<const Plan> plan, const Program& program, Pairs pairs, Stream stream);
+  OverLinks(std::shared_ptr<const Plan> plan, const Program& program, std::span<const Pair> pairs,
+            Stream stream);
   ~OverLinks() override;
   bool done() override;
   void finish() override;
@@ -111,7 +112,7 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
   void read(In& in, const Program::Traffic& t, const Slot& slot);
   [[noreturn]] void lose(int rank, bool ended);
   void keep_packed(In& in, const Program::Traffic& t, const Slot& slot);
-  const std::byte* place_of(const Slot& slot, const Program::Step& step) const;
+  const std::byte* place_of(const Slot& slot, std::size_t field) const;
   const std::vector<Program::Step>& joint_of(const Slot& slot, const Program::Traffic& t);
   [[noreturn]] void disagree(const Slot& slot, const Program::Traffic& t);
   void add_from(In& in, const Program::Traffic& t);

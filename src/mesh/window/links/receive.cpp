@@ -58,8 +58,12 @@ bool OverLinks::receive(In& in, const Program::Traffic& t) {
 void OverLinks::copy_slot(In& in, const Program::Traffic& t, const Slot& slot) {
   if (slot.holds == Holds::in_place) {
     const Links::Reading reading(*in.end);
-    for (const Program::Step& step : joint_of(slot, t))
-      step.loops.copy(runtime_, stream_, place_of(slot, step) + step.from, pair(step).window + step.to);
+    std::size_t field = program_->forms.size();
+    const std::byte* from = nullptr;
+    for (const Program::Step& step : joint_of(slot, t)) {
+      if (step.field != field) from = place_of(slot, field = step.field);
+      step.loops.copy(from + step.from, pair(step).window + step.to);
+    }
     reading.check();
     in.cursor.box = t.boxes.size();
   } else if (slot.holds == Holds::by_kernel) {
@@ -76,7 +80,7 @@ void OverLinks::copy_slot(In& in, const Program::Traffic& t, const Slot& slot) {
         *program_, t, [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t at) {
           std::byte* const to = pair(b.field).window + b.offset;
           if (count == b.elements)
-            b.loops.copy(runtime_, stream_, slot.packed(t.bytes) + at, to);
+            b.loops.copy(slot.packed(t.bytes) + at, to);
           else
             b.loops.copy_some(first, count,
                               slot.packed(t.bytes) + at - first * program_->forms[b.field].element, to);
@@ -131,7 +135,7 @@ void OverLinks::read(In& in, const Program::Traffic& t, const Slot& slot) {
   }
   if (packed && !program_->adjoint)
     for (const Program::Box& b : t.boxes)
-      b.loops.copy(runtime_, stream_, came_->data() + in.at + b.at, pair(b.field).window + b.offset);
+      b.loops.copy(came_->data() + in.at + b.at, pair(b.field).window + b.offset);
 }
 
 // The memory of that rank could not be read.
@@ -155,8 +159,8 @@ void OverLinks::keep_packed(In& in, const Program::Traffic& t, const Slot& slot)
 }
 
 // Where a field of the sender begins here.
-const std::byte* OverLinks::place_of(const Slot& slot, const Program::Step& step) const {
-  const Place& place = slot.places[step.field];
+const std::byte* OverLinks::place_of(const Slot& slot, std::size_t field) const {
+  const Place& place = slot.places[field];
   if (place.segment == Place::kAddress) return reinterpret_cast<const std::byte*>(place.offset);
   return sender_->segment(static_cast<std::uint32_t>(place.segment)) + place.offset;
 }
@@ -201,7 +205,7 @@ void OverLinks::add_from(In& in, const Program::Traffic& t) {
     for (const Program::Box& b : t.boxes) add({b.field, b.loops, 0, b.offset}, slot.packed(t.bytes) + b.at);
   } else {
     const Links::Reading reading(*in.end);
-    for (const Program::Step& step : joint_of(slot, t)) add(step, place_of(slot, step));
+    for (const Program::Step& step : joint_of(slot, t)) add(step, place_of(slot, step.field));
     reading.check();
   }
   links_->take(*in.end);

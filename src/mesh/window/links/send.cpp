@@ -139,7 +139,7 @@ void OverLinks::pack_few(Slot& slot, Links::End& end, const Program::Traffic& t)
   if (t.moves.empty()) {
     std::array<std::byte, kFewBytes> few;
     for (const Program::Box& b : t.boxes)
-      b.loops.copy(runtime_, stream_, sent_from(pair(b.field)) + b.offset, few.data() + b.at);
+      b.loops.copy(sent_from(pair(b.field)) + b.offset, few.data() + b.at);
     const std::int64_t beside = std::min(t.bytes, kBesideBytes);
     std::memcpy(slot.apart, few.data() + beside, static_cast<std::size_t>(t.bytes - beside));
     begin_slot(end, t, Holds::packed);
@@ -156,7 +156,7 @@ void OverLinks::pack_many(Slot& slot, Out& o, const Program::Traffic& t) {
   constexpr std::int64_t kGathered = 8 << 10;  // less is copied line by line, whatever copies it
   if (t.bytes < kGathered) {
     for (const Program::Box& b : t.boxes)
-      b.loops.copy(runtime_, stream_, sent_from(pair(b.field)) + b.offset, slot.apart + b.at);
+      b.loops.copy(sent_from(pair(b.field)) + b.offset, slot.apart + b.at);
     o.cursor.box = t.boxes.size();
     return;
   }
