@@ -11,6 +11,17 @@
 namespace weft {
 namespace windows {
 
+Judged::Judged(std::span<const WindowField> fields, Device device, std::vector<Pair> pairs)
+    : pairs_(std::move(pairs)), device_(device) {
+  for (const WindowField& f : fields) {
+    words_.insert(words_.end(), {address(f.in.data), address(f.out.data), kind(f.in), kind(f.out)});
+    const int rank = f.in.shape.rank();
+    for (int d = 0; d < rank; ++d)
+      words_.insert(words_.end(), {bits(f.in.shape[d]), bits(f.in.strides[d]), bits(f.out.shape[d]),
+                                   bits(f.out.strides[d])});
+  }
+}
+
 Exchange::Exchange(std::shared_ptr<const Plan> plan, const Program& program, std::span<const Pair> pairs,
                    Stream stream)
     : plan_(std::move(plan)),
@@ -131,21 +142,9 @@ std::span<const Pair> judged(const Program& program, std::span<const WindowField
     check("out", f.out.data, f.out.shape, f.out.device);
   }
   judge_overlap(program, fields, pairs);
-  return program.judged[program.judgements++ % program.judged.size()] = std::move(pairs);
-}
-
-template <bool kAdjoint>
-bool are_at(const Program& program, std::span<const Pair> pairs, std::span<const WindowField> fields,
-            Device device) noexcept {
-  for (std::size_t i = 0; i < fields.size(); ++i) {
-    const WindowField& f = fields[i];
-    const Pair& pair = pairs[i];
-    if ((kAdjoint ? pair.window : pair.part) != f.in.data ||
-        (kAdjoint ? pair.part : pair.window) != f.out.data || !(f.in.device == device) ||
-        !(f.out.device == device) || !windows::has_form<kAdjoint>(program.forms[i], f))
-      return false;
-  }
-  return true;
+  windows::Judged& judged = program.judged[program.judgements++ % program.judged.size()];
+  judged = {fields, device, std::move(pairs)};
+  return judged.pairs();
 }
 
 struct Known {
@@ -153,16 +152,13 @@ struct Known {
   std::span<const Pair> pairs{};
 };
 
-// Fields that were judged before, all as these are and where they are. Of eight fields this takes a tenth of the time of a small exchange, and
-// judging them anew a third.
+// Fields that were judged before. Of eight fields this takes a tenth of the time of a small exchange, and judging them anew a third.
 Known as_before(const Window::Plan& plan, std::span<const WindowField> fields, Device device, bool adjoint,
                 bool linked) noexcept {
   for (const auto& p : plan.programs) {
-    if (p->adjoint != adjoint || p->linked != linked || p->forms.size() != fields.size()) continue;
-    for (const std::vector<Pair>& pairs : p->judged)
-      if (pairs.size() == fields.size() &&
-          (adjoint ? are_at<true>(*p, pairs, fields, device) : are_at<false>(*p, pairs, fields, device)))
-        return {p.get(), pairs};
+    if (p->adjoint != adjoint || p->linked != linked) continue;
+    for (const windows::Judged& judged : p->judged)
+      if (judged.is_of(fields, device)) return {p.get(), judged.pairs()};
   }
   return {};
 }

@@ -139,7 +139,11 @@ class Compiler {
       for (const auto& overlap : to) add_message(overlap, true, program_.sent);
       for (const auto& overlap : from) add_message(overlap, false, program_.received);
     }
-    for (const Form& form : program_.forms) add_sums(form);
+    for (const Form& form : program_.forms) {
+      add_sums(form);
+      program_.sent_spans.push_back(program_.adjoint ? Program::Span{form.window_low, form.window_high}
+                                                     : Program::Span{form.part_low, form.part_high});
+    }
     for (std::size_t f = 0; f < program_.forms.size(); ++f) add_own(f);
     return std::move(program_);
   }
@@ -267,6 +271,9 @@ class Compiler {
         done += some;
         if (at <= kBesideBytes) t.moves_beside = t.moves.size();
       }
+    if (!t.moves.empty()) t.move_bytes = t.moves[0].bytes;
+    for (const Program::Move& m : t.moves)
+      if (m.bytes != t.move_bytes) t.move_bytes = 0;
   }
 
   void close(Program::Message m, bool sends, std::vector<Program::Message>& messages) {
@@ -367,6 +374,14 @@ Form form_of(const Window& window, const Window::Plan& plan, const WindowField& 
           of_window_span.second - wanted.data};
 }
 
+bool has_form(const Form& form, const WindowField& f, bool adjoint) {
+  return f.in.dtype == form.dtype && f.out.dtype == form.dtype &&
+         (adjoint ? f.out.shape : f.in.shape) == form.shape &&
+         (adjoint ? f.out.strides : f.in.strides) == form.part &&
+         (adjoint ? f.in.strides : f.out.strides) == form.window &&
+         (adjoint ? f.in.shape : f.out.shape) == form.of_window;
+}
+
 }  // namespace
 
 std::string fields_text(const std::vector<Form>& forms, bool adjoint) {
@@ -382,8 +397,7 @@ const Program& program_for(const Window& window, const Window::Plan& plan,
   const auto fits = [&](const Program& p) {
     if (p.adjoint != adjoint || p.linked != linked || p.forms.size() != fields.size()) return false;
     for (std::size_t i = 0; i < fields.size(); ++i)
-      if (!(adjoint ? has_form<true>(p.forms[i], fields[i]) : has_form<false>(p.forms[i], fields[i])))
-        return false;
+      if (!has_form(p.forms[i], fields[i], adjoint)) return false;
     return true;
   };
   for (const auto& p : plan.programs)

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "mesh/window/judged.hpp"
 #include "mesh/window/links/kernel_reads.hpp"
 #include "mesh/window/links/ways.hpp"
 #include "mesh/window/plan.hpp"
@@ -15,12 +16,6 @@
 namespace weft {
 
 namespace windows {
-
-// Where a field lies here.
-struct Pair {
-  std::byte* part;
-  std::byte* window;
-};
 
 // What a field is, but for where it lies: a part of the tensor, and a window on it.
 struct Form {
@@ -76,6 +71,11 @@ struct Window::Plan::Program {
     std::uint32_t field, bytes, at;
     std::int64_t offset;
   };
+  struct Run {
+    std::size_t field;
+    std::int64_t from, to, bytes;
+    windows::CopyRuns copy;
+  };
   struct Traffic {
     // Of bytes that go out, where memory is not shared: how they go, and what is being measured of that.
     struct Measured {
@@ -92,11 +92,13 @@ struct Window::Plan::Program {
     // come first, `moves_beside` of them. Empty: there are more.
     std::vector<Move> moves{};
     std::size_t moves_beside = 0;
-    std::uint64_t form = 0;  // a hash of what both ranks must have alike: fields, and their boxes
-    std::string about{};     // of that, in words: the fields, and the first box of each
+    std::uint32_t move_bytes = 0;  // of each of them; 0: they differ
+    std::uint64_t form = 0;        // a hash of what both ranks must have alike: fields, and their boxes
+    std::string about{};           // of that, in words: the fields, and the first box of each
     // Of what comes from the memory of the other rank: the copies, worked out from its boxes when they were those of that number.
     mutable std::uint64_t joint_id = 0;
     mutable std::vector<Step> joint{};
+    mutable std::vector<Run> joint_runs{};  // the same, where each is one run
     mutable Measured measured{};
     mutable std::uint64_t pieces_id = 0;  // the same for copies by the kernel: by field
     mutable std::vector<windows::Piece> there{}, here{};
@@ -105,9 +107,13 @@ struct Window::Plan::Program {
   std::vector<Traffic> to{}, from{};
   mutable std::uint64_t boxes_id = 0;  // of `to`, for the receivers
   std::vector<windows::Form> forms{};
-  mutable int in_flight = 0;  // exchanges that use it
-  // Where the fields lay when their memory was judged and was right: the last few times, as programs exchange arrays by turns.
-  mutable std::array<std::vector<windows::Pair>, 4> judged{};
+  // Of each field what this rank sends from: the bytes that it spans, from where it begins. (Forms are large, and not read in each exchange.)
+  struct Span {
+    std::int64_t low, high;
+  };
+  std::vector<Span> sent_spans{};
+  mutable int in_flight = 0;                        // exchanges that use it
+  mutable std::array<windows::Judged, 4> judged{};  // the last: programs exchange arrays by turns
   mutable std::size_t judgements = 0;
   std::int64_t room = 0;
   std::vector<Message> sent{}, received{};
@@ -128,26 +134,6 @@ std::string called(const char* which, std::size_t index, std::size_t count);
 /// window. `adjoint`: `in` is a window, `out` a part. `linked`: over links, not by messages.
 const Window::Plan::Program& program_for(const Window& window, const Window::Plan& plan,
                                          std::span<const WindowField> fields, bool adjoint, bool linked);
-
-/// Whether this field is of that form: shapes, strides and dtypes. (In one loop: small exchanges of many fields spend their time here.)
-template <bool kAdjoint>
-inline bool has_form(const Form& form, const WindowField& f) noexcept {
-  const auto fits = [&](const auto& part, const auto& window) {
-    const int rank = form.shape.rank();
-    if (part.dtype != form.dtype || window.dtype != form.dtype || part.shape.rank() != rank ||
-        part.strides.rank() != rank || window.shape.rank() != rank || window.strides.rank() != rank)
-      return false;
-    std::int64_t differ = 0;
-    for (int d = 0; d < rank; ++d)
-      differ |= (part.shape[d] ^ form.shape[d]) | (part.strides[d] ^ form.part[d]) |
-                (window.strides[d] ^ form.window[d]) | (window.shape[d] ^ form.of_window[d]);
-    return differ == 0;
-  };
-  if constexpr (kAdjoint)
-    return fits(f.out, f.in);
-  else
-    return fits(f.in, f.out);
-}
 
 /// What all ranks must give alike, in words: "2 fields: f32, f64", with "the adjoint of " before where it is that.
 std::string fields_text(const std::vector<Form>& forms, bool adjoint);

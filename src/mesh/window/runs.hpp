@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 namespace weft::windows {
 
@@ -15,6 +16,22 @@ using CopyRuns = void (*)(const std::byte* in, std::byte* out, std::int64_t coun
 
 /// The quickest for runs of that many bytes; 1 or more.
 CopyRuns copy_runs_of(std::int64_t run) noexcept;
+
+/// Calls see(move, how many bytes) for each. Where they have the same `bytes` (else 0), of a usual number, the compiler knows it.
+template <class Moves, class See>
+inline void each_move(const Moves& moves, std::uint32_t bytes, const See& see) {
+  const auto all = [&](auto known) {
+    for (const auto& m : moves) see(m, known);
+  };
+  switch (bytes) {
+    case 4: return all(std::integral_constant<std::size_t, 4>{});
+    case 8: return all(std::integral_constant<std::size_t, 8>{});
+    case 16: return all(std::integral_constant<std::size_t, 16>{});
+    case 32: return all(std::integral_constant<std::size_t, 32>{});
+    default:
+      for (const auto& m : moves) see(m, std::size_t{m.bytes});
+  }
+}
 
 /// One run, of a few bytes as a rule.
 inline void copy_run(std::byte* out, const std::byte* in, std::size_t bytes) noexcept {

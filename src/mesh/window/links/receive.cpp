@@ -58,12 +58,18 @@ bool OverLinks::receive(In& in, const Program::Traffic& t) {
 void OverLinks::copy_slot(In& in, const Program::Traffic& t, const Slot& slot) {
   if (slot.holds == Holds::in_place) {
     const Links::Reading reading(*in.end);
+    const std::vector<Program::Step>& steps = joint_of(slot, t);
     std::size_t field = program_->forms.size();
     const std::byte* from = nullptr;
-    for (const Program::Step& step : joint_of(slot, t)) {
-      if (step.field != field) from = place_of(slot, field = step.field);
-      step.loops.copy(from + step.from, pair(step).window + step.to);
-    }
+    const auto begin_of = [&](std::size_t f) {
+      if (f != field) from = place_of(slot, field = f);
+      return from;
+    };
+    if (t.joint_runs.empty())
+      for (const Program::Step& step : steps)
+        step.loops.copy(begin_of(step.field) + step.from, pair(step).window + step.to);
+    for (const Program::Run& r : t.joint_runs)
+      r.copy(begin_of(r.field) + r.from, pair(r.field).window + r.to, 1, 0, 0, r.bytes);
     reading.check();
     in.cursor.box = t.boxes.size();
   } else if (slot.holds == Holds::by_kernel) {
@@ -72,8 +78,9 @@ void OverLinks::copy_slot(In& in, const Program::Traffic& t, const Slot& slot) {
   } else if (program_->adjoint) {
     keep_packed(in, t, slot);
   } else if (!t.moves.empty()) {
-    for (const Program::Move& m : t.moves)
-      copy_run(pair(m.field).window + m.offset, slot.beside + m.at, m.bytes);
+    each_move(std::span<const Program::Move>(t.moves), t.move_bytes, [&](const Program::Move& m, auto bytes) {
+      copy_run(pair(m.field).window + m.offset, slot.beside + m.at, bytes);
+    });
     in.cursor.box = t.boxes.size();
   } else {
     in.cursor.slot(
@@ -183,6 +190,11 @@ const std::vector<OverLinks::Program::Step>& OverLinks::joint_of(const Slot& slo
     if (field != b.field) disagree(slot, t);
     t.joint.push_back({b.field, loops, offset, b.offset});
   }
+  t.joint_runs.clear();
+  for (const Program::Step& step : t.joint)
+    if (const std::int64_t bytes = step.loops.one_piece(); bytes > 0)
+      t.joint_runs.push_back({step.field, step.from, step.to, bytes, copy_runs_of(bytes)});
+  if (t.joint_runs.size() != t.joint.size()) t.joint_runs.clear();
   t.joint_id = slot.boxes_id;
   return t.joint;
 }

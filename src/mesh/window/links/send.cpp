@@ -133,9 +133,6 @@ void OverLinks::pack(Out& o, const Program::Traffic& t) {
 
 // The slot's first line, which is polled, is written last.
 void OverLinks::pack_few(Slot& slot, Links::End& end, const Program::Traffic& t) {
-  const auto move = [&](const Program::Move& m) {
-    copy_run(slot.beside + m.at, sent_from(pair(m.field)) + m.offset, m.bytes);
-  };
   if (t.moves.empty()) {
     std::array<std::byte, kFewBytes> few;
     for (const Program::Box& b : t.boxes)
@@ -146,10 +143,13 @@ void OverLinks::pack_few(Slot& slot, Links::End& end, const Program::Traffic& t)
     std::memcpy(slot.beside, few.data(), static_cast<std::size_t>(beside));
     return;
   }
-  std::size_t i = t.moves_beside;
-  for (; i < t.moves.size(); ++i) move(t.moves[i]);
+  const std::span<const Program::Move> moves = t.moves;
+  const auto move = [&](const Program::Move& m, auto bytes) {
+    copy_run(slot.beside + m.at, sent_from(pair(m.field)) + m.offset, bytes);
+  };
+  each_move(moves.subspan(t.moves_beside), t.move_bytes, move);
   begin_slot(end, t, Holds::packed);
-  for (i = 0; i < t.moves_beside; ++i) move(t.moves[i]);
+  each_move(moves.first(t.moves_beside), t.move_bytes, move);
 }
 
 void OverLinks::pack_many(Slot& slot, Out& o, const Program::Traffic& t) {
@@ -169,10 +169,9 @@ void OverLinks::pack_many(Slot& slot, Out& o, const Program::Traffic& t) {
 }
 
 std::pair<const std::byte*, const std::byte*> OverLinks::span_sent(std::size_t f) const {
-  const Form& form = program_->forms[f];
+  const auto& [low, high] = program_->sent_spans[f];
   const std::byte* const data = sent_from(pair(f));
-  return program_->adjoint ? std::pair(data + form.window_low, data + form.window_high)
-                           : std::pair(data + form.part_low, data + form.part_high);
+  return {data + low, data + high};
 }
 
 // Whether the receiver reaches the fields through the kernel, not at a loss; then `places` says where.

@@ -1,0 +1,63 @@
+// Fields of an exchange whose memory was judged, and was right. No state; any thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "weft/mesh/window.hpp"
+
+namespace weft::windows {
+
+/// Where a field lies here.
+struct Pair {
+  std::byte* part;
+  std::byte* window;
+};
+
+/// All that was judged of some fields, in few cache lines: eight of them are 20 in the caller's memory, and an exchange of many bytes takes those out of
+/// the first cache each time.
+class Judged {
+ public:
+  Judged() = default;
+  Judged(std::span<const WindowField> fields, Device device, std::vector<Pair> pairs);
+
+  /// Whether these fields are the same, in the same memory.
+  bool is_of(std::span<const WindowField> fields, Device device) const noexcept {
+    if (pairs_.size() != fields.size() || !(device == device_) || words_.empty()) return false;
+    const std::uint64_t* word = words_.data();
+    for (const WindowField& f : fields) {
+      if (word[0] != address(f.in.data) || word[1] != address(f.out.data) || word[2] != kind(f.in) ||
+          word[3] != kind(f.out))
+        return false;
+      word += 4;
+      const int rank = f.in.shape.rank();
+      for (int d = 0; d < rank; ++d, word += 4)
+        if (word[0] != bits(f.in.shape[d]) || word[1] != bits(f.in.strides[d]) ||
+            word[2] != bits(f.out.shape[d]) || word[3] != bits(f.out.strides[d]))
+          return false;
+    }
+    return true;
+  }
+  std::span<const Pair> pairs() const noexcept { return pairs_; }
+
+ private:
+  static std::uint64_t address(const std::byte* data) noexcept {
+    return reinterpret_cast<std::uintptr_t>(data);
+  }
+  static std::uint64_t bits(std::int64_t n) noexcept { return static_cast<std::uint64_t>(n); }
+  // Its dtype, device and ranks.
+  template <class View>
+  static std::uint64_t kind(const View& v) noexcept {
+    return static_cast<std::uint64_t>(v.dtype) | static_cast<std::uint64_t>(v.device.kind) << 8 |
+           static_cast<std::uint64_t>(static_cast<std::uint16_t>(v.device.index)) << 16 |
+           static_cast<std::uint64_t>(v.shape.rank()) << 32 |
+           static_cast<std::uint64_t>(v.strides.rank()) << 40;
+  }
+
+  std::vector<Pair> pairs_{};
+  Device device_{};
+  std::vector<std::uint64_t> words_{};  // of each field the words above; empty: none are known
+};
+
+}  // namespace weft::windows
