@@ -223,7 +223,7 @@ class Compiler {
         if (counts.count() == 0) return;
         const Side here = side_of(box, form, sends), packed = Geometry::of_message(counts, form.element);
         t.boxes.push_back(
-            {f, counts, counts.count(), here.offset, here.steps, t.bytes,
+            {f, counts, form.element, counts.count(), here.offset, here.steps, t.bytes,
              Geometry::loops(counts, sends ? here : packed, sends ? packed : here, form.element)});
         t.bytes += counts.count() * form.element;
         std::int64_t run = form.element;

@@ -61,7 +61,8 @@ struct Window::Plan::Program {
   struct Box {
     std::size_t field;
     Shape counts;
-    std::int64_t elements, offset;                   // offset: in this rank's part or window
+    std::int64_t element, elements;                  // bytes of one, and how many
+    std::int64_t offset;                             // in this rank's part or window
     std::array<std::int64_t, Dims::kMaxDims> steps;  // there
     std::int64_t at;                                 // in the packed bytes
     windows::Loops loops;

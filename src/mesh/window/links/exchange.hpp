@@ -18,8 +18,8 @@ inline constexpr std::int64_t kPackedBytes = kFewBytes;  ///< up to here it is p
 /// Memory that is not shared may be copied by the kernel (ways.hpp) from so many bytes on, in runs of so many on average. Each run costs the kernel
 /// 0.4 us, as much as 6 KiB.
 inline constexpr std::int64_t kKernelBytes = 12 << 10, kKernelRun = 16 << 10;
-/// Packed bytes from so many on, in runs of less than so many on average, may be gathered or not.
-inline constexpr std::int64_t kMeasuredBytes = 32 << 10, kGatheredRun = 16 << 10;
+/// Packed bytes from so many on, in runs of less than so many on average, may be gathered or not; fewer are not.
+inline constexpr std::int64_t kMeasuredBytes = 8 << 10, kGatheredRun = 16 << 10;
 
 inline std::uint64_t now_ns() noexcept {
   return static_cast<std::uint64_t>(std::chrono::nanoseconds(Clock::now().time_since_epoch()).count());
@@ -32,11 +32,11 @@ struct Cursor {
 
   /// Calls move(box, first element, count, place in the slot) for what the next slot has.
   template <class Move>
-  void slot(const Window::Plan::Program& program, const Window::Plan::Program::Traffic& t, const Move& move) {
+  void slot(const Window::Plan::Program::Traffic& t, const Move& move) {
     std::int64_t at = 0;
     for (; box < t.boxes.size(); ++box, element = 0) {
       const Window::Plan::Program::Box& b = t.boxes[box];
-      const std::int64_t size = program.forms[b.field].element;
+      const std::int64_t size = b.element;
       const std::int64_t count = std::min(b.elements - element, (kSlotBytes - at) / size);
       if (count > 0) move(b, element, count, at);
       at += count * size;

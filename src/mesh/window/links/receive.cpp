@@ -83,15 +83,13 @@ void OverLinks::copy_slot(In& in, const Program::Traffic& t, const Slot& slot) {
     });
     in.cursor.box = t.boxes.size();
   } else {
-    in.cursor.slot(
-        *program_, t, [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t at) {
-          std::byte* const to = pair(b.field).window + b.offset;
-          if (count == b.elements)
-            b.loops.copy(slot.packed(t.bytes) + at, to);
-          else
-            b.loops.copy_some(first, count,
-                              slot.packed(t.bytes) + at - first * program_->forms[b.field].element, to);
-        });
+    in.cursor.slot(t, [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t at) {
+      std::byte* const to = pair(b.field).window + b.offset;
+      if (count == b.elements)
+        b.loops.copy(slot.packed(t.bytes) + at, to);
+      else
+        b.loops.copy_some(first, count, slot.packed(t.bytes) + at - first * b.element, to);
+    });
   }
 }
 
@@ -113,7 +111,7 @@ void OverLinks::read(In& in, const Program::Traffic& t, const Slot& slot) {
     t.here.clear();
     const std::int64_t* from = slot.boxes;
     for (const Program::Box& b : t.boxes) {
-      const std::int64_t element = program_->forms[b.field].element;
+      const std::int64_t element = b.element;
       std::array<std::int64_t, Dims::kMaxDims> steps{};
       if (static_cast<std::size_t>(*from++) != b.field) disagree(slot, t);
       const std::int64_t offset = *from++;
@@ -157,12 +155,11 @@ void OverLinks::lose(int rank, bool ended) {
 // Of the adjoint, what takes several slots: kept until all is there.
 void OverLinks::keep_packed(In& in, const Program::Traffic& t, const Slot& slot) {
   make_room();
-  in.cursor.slot(*program_, t,
-                 [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t at) {
-                   const std::int64_t size = program_->forms[b.field].element;
-                   std::memcpy(came_->data() + in.at + b.at + first * size, slot.packed(t.bytes) + at,
-                               static_cast<std::size_t>(count * size));
-                 });
+  in.cursor.slot(t, [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t at) {
+    const std::int64_t size = b.element;
+    std::memcpy(came_->data() + in.at + b.at + first * size, slot.packed(t.bytes) + at,
+                static_cast<std::size_t>(count * size));
+  });
 }
 
 // Where a field of the sender begins here.
@@ -182,7 +179,7 @@ const std::vector<OverLinks::Program::Step>& OverLinks::joint_of(const Slot& slo
   for (const Program::Box& b : t.boxes) {
     const auto field = static_cast<std::size_t>(*from++);
     const std::int64_t offset = *from++;
-    Loops loops(static_cast<std::size_t>(program_->forms[b.field].element));
+    Loops loops(static_cast<std::size_t>(b.element));
     for (int d = 0; d < b.counts.rank(); ++d) {
       const std::int64_t step = *from++;
       loops.add(b.counts[d], step, b.steps[static_cast<std::size_t>(d)]);

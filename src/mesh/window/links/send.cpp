@@ -19,15 +19,16 @@ class Packer {
   Packer& operator=(const Packer&) = delete;
 
   /// Elements first … first + count of a box that begins at `from`.
-  void add(const Loops& loops, std::int64_t size, std::int64_t first, std::int64_t count,
+  void add(const Window::Plan::Program::Box& box, std::int64_t first, std::int64_t count,
            const std::byte* from) noexcept {
-    if (loops.one_piece() > 0 && count * size >= kPiece / 2) {
+    const std::int64_t size = box.element;
+    if (box.loops.one_piece() > 0 && count * size >= kPiece / 2) {
       flush();
       write(from + first * size, count * size);
       return;
     }
     if (!gathers_) {
-      loops.copy_some(first, count, from, to_ - first * size);
+      copy(box, first, count, from, to_);
       to_ += count * size;
       return;
     }
@@ -37,7 +38,7 @@ class Packer {
         flush();
         continue;
       }
-      loops.copy_some(first, some, from, piece_.data() + filled_ - first * size);
+      copy(box, first, some, from, piece_.data() + filled_);
       filled_ += some * size;
       first += some;
       count -= some;
@@ -46,6 +47,13 @@ class Packer {
 
  private:
   static constexpr std::int64_t kPiece = 16 << 10;
+  static void copy(const Window::Plan::Program::Box& box, std::int64_t first, std::int64_t count,
+                   const std::byte* from, std::byte* to) noexcept {
+    if (count == box.elements)
+      box.loops.copy(from, to);
+    else
+      box.loops.copy_some(first, count, from, to - first * box.element);
+  }
   void write(const std::byte* from, std::int64_t bytes) noexcept {
     std::memcpy(to_, from, static_cast<std::size_t>(bytes));
     to_ += bytes;
@@ -153,19 +161,10 @@ void OverLinks::pack_few(Slot& slot, Links::End& end, const Program::Traffic& t)
 }
 
 void OverLinks::pack_many(Slot& slot, Out& o, const Program::Traffic& t) {
-  constexpr std::int64_t kGathered = 8 << 10;  // less is copied line by line, whatever copies it
-  if (t.bytes < kGathered) {
-    for (const Program::Box& b : t.boxes)
-      b.loops.copy(sent_from(pair(b.field)) + b.offset, slot.apart + b.at);
-    o.cursor.box = t.boxes.size();
-    return;
-  }
   Packer packer(slot.apart, o.way == Way::gathered);
-  o.cursor.slot(*program_, t,
-                [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t) {
-                  packer.add(b.loops, program_->forms[b.field].element, first, count,
-                             sent_from(pair(b.field)) + b.offset);
-                });
+  o.cursor.slot(t, [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t) {
+    packer.add(b, first, count, sent_from(pair(b.field)) + b.offset);
+  });
 }
 
 std::pair<const std::byte*, const std::byte*> OverLinks::span_sent(std::size_t f) const {
@@ -190,6 +189,8 @@ bool OverLinks::kernel_reaches(const Links::End& end, const Program::Traffic& t,
 
 // How this exchange goes to that rank; first it hears what the last one that was measured took.
 void OverLinks::choose_way(Out& o, const Program::Traffic& t, bool kernel_reaches) {
+  o.way = Way::by_runs;
+  if (t.bytes < kMeasuredBytes) return;
   Program::Traffic::Measured& m = t.measured;
   const Link& link = *o.end->link;
   if (m.last_slot != 0 && link.taken.load(std::memory_order_acquire) >= m.last_slot) {
@@ -200,7 +201,7 @@ void OverLinks::choose_way(Out& o, const Program::Traffic& t, bool kernel_reache
   }
   std::array<Way, kWays> possible{Way::gathered};
   std::size_t count = 1;
-  if (t.bytes >= kMeasuredBytes && t.bytes < kGatheredRun * t.runs) possible[count++] = Way::by_runs;
+  if (t.bytes < kGatheredRun * t.runs) possible[count++] = Way::by_runs;
   if (kernel_reaches) possible[count++] = Way::by_kernel;
   const Ways::Next next = m.ways.next({possible.data(), count});
   o.way = next.way;
