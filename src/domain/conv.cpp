@@ -4,11 +4,14 @@
 // on dy. So no pixel is a sum of several ranks' parts, and its bits are those of one rank. Of the weight's gradient each rank has the part of its own
 // pixels of dy.
 //
-// While the window on x comes, the pixels of y that see no neighbour's are made; while that on dy comes, the gradients of weight and bias.
+// While the window on x comes, the pixels of y that see no neighbour's are made, where that is quicker; while that on dy comes, the gradients of weight and bias.
 #include "domain/conv.hpp"
 
+#include <array>
+#include <cstdint>
 #include <optional>
 
+#include "base/quickest.hpp"
 #include "domain/plans.hpp"
 #include "nn/maps/taps.hpp"
 
@@ -82,6 +85,9 @@ IndexRange outputs_within(const Sliding& k, const IndexRange& known, std::int64_
   return known.size() >= k.span() && within.lo < within.hi ? within : IndexRange{};
 }
 
+enum class Order : std::uint8_t { interior_first, window_first };
+using Orders = Quickest<Order, 2>;
+
 // Everything about maps of one layout that a pass needs.
 struct ConvPlan {
   Both k;
@@ -91,6 +97,7 @@ struct ConvPlan {
   Both back;              // k; in places of the padded map where the padding is not zeros
   Seeing seeing;          // on dy, for dx or the gradient of the padded map
   std::optional<Unpadding> unpadding;
+  mutable Orders orders{};  // of forward
 
   ConvPlan(const Conv2d& conv, const LayoutRef& x) : ConvPlan(conv.config(), x, of_conv(conv, x)) {}
 
@@ -179,7 +186,8 @@ class ConvPasses final : public MapPasses {
     return plans_.of(x, [&] { return ConvPlan(conv, x); });
   }
 
-  // y from the window, and bits that do not depend on what was made before the window was there.
+  // y from the window, and bits that do not depend on what was made before the window was there. The interior by itself costs edges by themselves: it pays where
+  // the window takes long to come, so both are measured. Each rank chooses by itself.
   static void correlate_meanwhile(Frame& frame, const Conv2d& conv, const ConvPlan& plan, Fetched& seen,
                                   const Tensor& w, const Tensor& y) {
     const kernels::UnfoldShape shape = plan.seen.shape(plan.k.shape(conv.config().in));
@@ -189,20 +197,26 @@ class ConvPasses final : public MapPasses {
     const conv::Pixels all{0, y.size(kHeight), 0, y.size(kWidth)}, in = plan.interior;
     const double products =
         static_cast<double>(w.count()) * static_cast<double>(y.size(0) * in.rows * in.columns);
-    if (products < kLeastProducts || !(frame.compute().device() == Device{})) {
+    Orders::Next next{Order::window_first, false};
+    if (products >= kLeastProducts && frame.compute().device() == Device{})
+      next = plan.orders.next(std::array{Order::interior_first, Order::window_first});
+    const std::uint64_t since = next.timed ? now_ns() : 0;
+    if (next.way == Order::window_first) {
       seen.transfer.finish();
-      return make(all, {});
+      make(all, {});
+    } else {
+      make(in, [&] { seen.transfer.done(); });
+      seen.transfer.finish();
+      const std::int64_t below = in.row + in.rows, right = in.column + in.columns;
+      for (const conv::Pixels& edge : {conv::Pixels{0, in.row, 0, all.columns},
+                                       {below, all.rows - below, 0, all.columns},
+                                       {in.row, in.rows, 0, in.column},
+                                       {in.row, in.rows, right, all.columns - right}})
+        make(edge, {});
     }
-    make(in, [&] { seen.transfer.done(); });
-    seen.transfer.finish();
-    const std::int64_t below = in.row + in.rows, right = in.column + in.columns;
-    for (const conv::Pixels& edge : {conv::Pixels{0, in.row, 0, all.columns},
-                                     {below, all.rows - below, 0, all.columns},
-                                     {in.row, in.rows, 0, in.column},
-                                     {in.row, in.rows, right, all.columns - right}})
-      make(edge, {});
+    if (next.timed) plan.orders.took(next.way, now_ns() - since);
   }
-  // Of the interior; fewer take less time than what edges of their own cost.
+  // Of the interior; of fewer nothing is hidden.
   static constexpr double kLeastProducts = 1 << 20;
 
   Plans<ConvPlan> plans_;

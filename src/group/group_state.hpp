@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "base/suspension.hpp"
+#include "base/waits/suspension.hpp"
 #include "group/callbacks/callback.hpp"
 #include "group/check.hpp"
 #include "group/failure.hpp"

@@ -11,7 +11,7 @@
 #include "backends/compose/op_support.hpp"
 #include "base/errors/caught.hpp"
 #include "base/memfd.hpp"
-#include "base/suspension.hpp"
+#include "base/waits/suspension.hpp"
 #include "host/progress_engine.hpp"
 #include "weft/backends/join.hpp"
 

@@ -20,7 +20,7 @@
 #include <sstream>
 
 #include "base/parse_number.hpp"
-#include "base/suspension.hpp"
+#include "base/waits/suspension.hpp"
 #include "store/forwarding_store.hpp"
 #include "store/table.hpp"
 #include "weft/base/name_ranks.hpp"

@@ -7,7 +7,7 @@
 
 #include "backends/last_calls.hpp"
 #include "base/mutant.hpp"
-#include "base/suspension.hpp"
+#include "base/waits/suspension.hpp"
 #include "group/failure.hpp"
 #include "host/progress_engine.hpp"
 #include "store/duration_text.hpp"

@@ -7,7 +7,7 @@
 #include <climits>
 #include <ctime>
 
-#include "base/suspension.hpp"
+#include "base/waits/suspension.hpp"
 
 namespace weft {
 

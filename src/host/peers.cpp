@@ -15,7 +15,7 @@
 
 #include "base/hash.hpp"
 #include "base/memfd.hpp"
-#include "base/suspension.hpp"
+#include "base/waits/suspension.hpp"
 #include "host/arena.hpp"
 #include "host/peers/descriptor_socket.hpp"
 #include "host/peers/remote_process.hpp"

@@ -20,7 +20,7 @@
 #include <system_error>
 
 #include "base/signals.hpp"
-#include "base/suspension.hpp"
+#include "base/waits/suspension.hpp"
 #include "store/duration_text.hpp"
 #include "store/file_records.hpp"
 #include "store/own_file.hpp"

@@ -3,7 +3,7 @@
 #include <condition_variable>
 #include <mutex>
 
-#include "base/suspension.hpp"
+#include "base/waits/suspension.hpp"
 #include "store/table.hpp"
 #include "weft/base/error.hpp"
 #include "weft/store/store.hpp"

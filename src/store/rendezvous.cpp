@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/suspension.hpp"
+#include "base/waits/suspension.hpp"
 #include "host/peers.hpp"
 #include "store/claim.hpp"
 #include "store/duration_text.hpp"

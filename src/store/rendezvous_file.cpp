@@ -17,7 +17,7 @@
 
 #include "base/hash.hpp"
 #include "base/signals.hpp"
-#include "base/suspension.hpp"
+#include "base/waits/suspension.hpp"
 #include "store/own_file.hpp"
 #include "weft/base/env.hpp"
 #include "weft/base/error.hpp"

@@ -4,7 +4,7 @@
 
 #include <thread>
 
-#include "base/suspension.hpp"
+#include "base/waits/suspension.hpp"
 
 namespace weft::test::interrupt_test {
 namespace {

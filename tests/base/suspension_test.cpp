@@ -1,5 +1,5 @@
 // What a late wake-up moves, without anybody being stopped: a TimedWait that is held too long is one.
-#include "base/suspension.hpp"
+#include "base/waits/suspension.hpp"
 
 #include <gtest/gtest.h>
 

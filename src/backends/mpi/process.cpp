@@ -13,7 +13,7 @@
 
 #include "backends/mpi/control_channel.hpp"
 #include "base/signals.hpp"
-#include "base/suspension.hpp"
+#include "base/waits/suspension.hpp"
 #include "reduce/reduce.hpp"
 #include "weft/base/clock.hpp"
 #include "weft/base/error.hpp"

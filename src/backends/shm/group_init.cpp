@@ -15,7 +15,7 @@
 #include "backends/test_hooks.hpp"
 #include "base/memfd.hpp"
 #include "base/mutant.hpp"
-#include "base/suspension.hpp"
+#include "base/waits/suspension.hpp"
 #include "weft/backends/join.hpp"
 
 namespace weft::shm {

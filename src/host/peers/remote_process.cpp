@@ -15,7 +15,7 @@
 #include <system_error>
 #include <utility>
 
-#include "base/suspension.hpp"
+#include "base/waits/suspension.hpp"
 #include "host/peers/process_state.hpp"
 
 namespace weft {

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/suspension.hpp"
+#include "base/waits/suspension.hpp"
 #include "store/duration_text.hpp"
 #include "store/table.hpp"
 #include "store/tcp/connection.hpp"

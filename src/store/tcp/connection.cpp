@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "base/suspension.hpp"
+#include "base/waits/suspension.hpp"
 #include "store/tcp/sockets.hpp"
 #include "weft/base/error.hpp"
 

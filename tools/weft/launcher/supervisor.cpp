@@ -11,7 +11,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "base/suspension.hpp"
+#include "base/waits/suspension.hpp"
 #include "terminal.hpp"
 #include "weft/base/error.hpp"
 

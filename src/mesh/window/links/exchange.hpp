@@ -21,10 +21,6 @@ inline constexpr std::int64_t kKernelBytes = 12 << 10, kKernelRun = 16 << 10;
 /// Packed bytes from so many on, in runs of less than so many on average, may be gathered or not; fewer are not.
 inline constexpr std::int64_t kMeasuredBytes = 8 << 10, kGatheredRun = 16 << 10;
 
-inline std::uint64_t now_ns() noexcept {
-  return static_cast<std::uint64_t>(std::chrono::nanoseconds(Clock::now().time_since_epoch()).count());
-}
-
 /// Walks through packed bytes, a slot at a time: both sides cut them alike, between elements.
 struct Cursor {
   std::size_t box = 0;

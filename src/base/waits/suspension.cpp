@@ -1,4 +1,4 @@
-#include "base/suspension.hpp"
+#include "base/waits/suspension.hpp"
 
 #include <algorithm>
 #include <array>

@@ -1,0 +1,85 @@
+// Which of several ways is used, by what each took.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdint>
+#include <map>
+
+#include "base/quickest.hpp"
+
+namespace weft::quickest_test {
+namespace {
+
+enum class Way : std::uint8_t { first, second, third };
+using Ways = Quickest<Way, 3>;
+
+constexpr std::array kAll{Way::first, Way::second, Way::third};
+
+using Costs = std::map<Way, std::uint64_t>;
+// How often each way is used in so many exchanges.
+std::map<Way, int> run(Ways& ways, const Costs& costs, int exchanges) {
+  std::map<Way, int> used;
+  for (int i = 0; i < exchanges; ++i) {
+    const Ways::Next next = ways.next(kAll);
+    ++used[next.way];
+    if (next.timed) ways.took(next.way, costs.at(next.way));
+  }
+  return used;
+}
+
+constexpr int kAtFirst = static_cast<int>(kAll.size() * Ways::kTries);
+
+TEST(Quickest, AllAreTriedAtFirstAndTheQuickestIsUsed) {
+  for (const Way quickest : kAll) {
+    Ways ways;
+    Costs costs{{Way::first, 130}, {Way::second, 150}, {Way::third, 140}};
+    costs[quickest] = 100;
+    for (const auto& [way, times] : run(ways, costs, kAtFirst)) EXPECT_EQ(times, Ways::kTries);
+    auto used = run(ways, costs, static_cast<int>(Ways::kAgain) - kAtFirst);
+    EXPECT_EQ(used.size(), 1U);
+    EXPECT_EQ(used.begin()->first, quickest);
+    EXPECT_EQ(ways.best(kAll), quickest);
+  }
+}
+
+TEST(Quickest, TheOthersAreTriedAgainAndSlowOnesSeldom) {
+  Ways ways;
+  const Costs costs{{Way::first, 100}, {Way::second, 190}, {Way::third, 300}};
+  constexpr int kRounds = 32;
+  const auto used = run(ways, costs, kRounds * static_cast<int>(Ways::kAgain));
+  EXPECT_NEAR(used.at(Way::second), Ways::kTries + 2 * kRounds, 4);
+  EXPECT_NEAR(used.at(Way::third), Ways::kTries + 2.0 * kRounds * Ways::kAgain / Ways::kSeldom, 4);
+}
+
+TEST(Quickest, WhatBecomesQuickerIsUsed) {
+  Ways ways;
+  run(ways, {{Way::first, 100}, {Way::second, 120}, {Way::third, 130}}, 1000);
+  EXPECT_EQ(ways.best(kAll), Way::first);
+  run(ways, {{Way::first, 200}, {Way::second, 300}, {Way::third, 130}}, static_cast<int>(3 * Ways::kAgain));
+  EXPECT_EQ(ways.best(kAll), Way::third);
+}
+
+TEST(Quickest, OneSlowTryDoesNotCount) {
+  Ways ways;
+  run(ways, {{Way::first, 100}, {Way::second, 120}, {Way::third, 130}}, 100);
+  ways.took(Way::first, 100'000);
+  EXPECT_EQ(ways.best(kAll), Way::first);
+}
+
+TEST(Quickest, WhatIsNotPossibleIsNotUsed) {
+  Ways ways;
+  constexpr std::array kOne{Way::first};
+  for (int i = 0; i < 20; ++i) {
+    const Ways::Next next = ways.next(kOne);
+    EXPECT_EQ(next.way, Way::first);
+    EXPECT_FALSE(next.timed);
+  }
+  // The quickest where it was possible, and then it is not.
+  run(ways, {{Way::first, 120}, {Way::second, 110}, {Way::third, 100}}, 600);
+  constexpr std::array kTwo{Way::first, Way::second};
+  for (int i = 0; i < 600; ++i) EXPECT_NE(ways.next(kTwo).way, Way::third);
+  EXPECT_EQ(ways.best(kTwo), Way::second);
+}
+
+}  // namespace
+}  // namespace weft::quickest_test
