@@ -355,6 +355,10 @@ std::optional<SegmentPlace> Arena::find(const void* data, std::size_t bytes) con
   return std::nullopt;
 }
 
+Arena::Version Arena::version() const noexcept {
+  return {impl_->moved.load(std::memory_order_acquire), segment_count()};
+}
+
 // A block that is given other pages.
 struct Arena::Move {
   std::byte* block;

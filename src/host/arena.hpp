@@ -64,6 +64,13 @@ class Arena {
   /// Where [data, data + bytes) lies, or nothing where it is not (wholly, contiguously) shared memory of this
   /// arena. Lock-free, a few nanoseconds: called for each buffer of each call that is not inline.
   std::optional<SegmentPlace> find(const void* data, std::size_t bytes) const noexcept;
+  /// While it is the same, find() gives the same answers.
+  struct Version {
+    const void* moved = nullptr;
+    std::uint32_t segments = 0;
+    friend bool operator==(const Version&, const Version&) = default;
+  };
+  Version version() const noexcept;
 
   /// Gives the blocks that [data, data + bytes) touches new pages at the same address, with the same
   /// contents. The old pages are never used again, so that a peer which still writes to them does no harm.

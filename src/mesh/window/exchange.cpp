@@ -11,8 +11,8 @@
 namespace weft {
 namespace windows {
 
-Judged::Judged(std::span<const WindowField> fields, Device device, std::vector<Pair> pairs)
-    : pairs_(std::move(pairs)), device_(device) {
+Judged::Judged(std::uint64_t id, std::span<const WindowField> fields, Device device, std::vector<Pair> pairs)
+    : id_(id), pairs_(std::move(pairs)), device_(device) {
   for (const WindowField& f : fields) {
     words_.insert(words_.end(), {address(f.in.data), address(f.out.data), kind(f.in), kind(f.out)});
     const int rank = f.in.shape.rank();
@@ -22,11 +22,12 @@ Judged::Judged(std::span<const WindowField> fields, Device device, std::vector<P
   }
 }
 
-Exchange::Exchange(std::shared_ptr<const Plan> plan, const Program& program, std::span<const Pair> pairs,
+Exchange::Exchange(std::shared_ptr<const Plan> plan, const Program& program, const Judged& fields,
                    Stream stream)
     : plan_(std::move(plan)),
       program_(&program),
-      pairs_(pairs),
+      pairs_(fields.pairs()),
+      judged_(fields.id()),
       stream_(stream),
       runtime_(stream.device == Device{} && plan_->host != nullptr
                    ? *plan_->host
@@ -99,6 +100,7 @@ namespace {
 
 using Program = Window::Plan::Program;
 using windows::called;
+using windows::Judged;
 using windows::Pair;
 
 [[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::bad_argument, "window: " + text); }
@@ -126,7 +128,7 @@ void judge_overlap(const Program& program, std::span<const WindowField> fields, 
 }
 
 // Where the fields lie; throws where one has no memory, or not of its own.
-std::span<const Pair> judged(const Program& program, std::span<const WindowField> fields, Device device) {
+const Judged& judge(const Program& program, std::span<const WindowField> fields, Device device) {
   const std::size_t n = fields.size();
   std::vector<Pair> pairs(n);
   for (std::size_t i = 0; i < n; ++i) {
@@ -142,14 +144,13 @@ std::span<const Pair> judged(const Program& program, std::span<const WindowField
     check("out", f.out.data, f.out.shape, f.out.device);
   }
   judge_overlap(program, fields, pairs);
-  windows::Judged& judged = program.judged[program.judgements++ % program.judged.size()];
-  judged = {fields, device, std::move(pairs)};
-  return judged.pairs();
+  const std::uint64_t id = ++program.judgements;
+  return program.judged[id % program.judged.size()] = {id, fields, device, std::move(pairs)};
 }
 
 struct Known {
   const Program* program = nullptr;
-  std::span<const Pair> pairs{};
+  const Judged* fields = nullptr;
 };
 
 // Fields that were judged before. Of eight fields this takes a tenth of the time of a small exchange, and judging them anew a third.
@@ -157,17 +158,16 @@ Known as_before(const Window::Plan& plan, std::span<const WindowField> fields, D
                 bool linked) noexcept {
   for (const auto& p : plan.programs) {
     if (p->adjoint != adjoint || p->linked != linked) continue;
-    for (const windows::Judged& judged : p->judged)
-      if (judged.is_of(fields, device)) return {p.get(), judged.pairs()};
+    for (const Judged& judged : p->judged)
+      if (judged.is_of(fields, device)) return {p.get(), &judged};
   }
   return {};
 }
 
 class ByMessages final : public WindowTransfer::Steps, private windows::Exchange {
  public:
-  ByMessages(std::shared_ptr<const Plan> plan, const Program& program, std::span<const Pair> pairs,
-             Stream stream)
-      : Exchange(std::move(plan), program, pairs, stream) {
+  ByMessages(std::shared_ptr<const Plan> plan, const Program& program, const Judged& fields, Stream stream)
+      : Exchange(std::move(plan), program, fields, stream) {
     post();
     if (program_->adjoint) return;
     copy_own();
@@ -241,7 +241,7 @@ WindowTransfer begin(const Window& window, const std::shared_ptr<Window::Plan>& 
   Known known = as_before(*plan, fields, stream.device, adjoint, linked);
   if (known.program == nullptr) {
     known.program = &windows::program_for(window, *plan, fields, adjoint, linked);
-    known.pairs = judged(*known.program, fields, stream.device);
+    known.fields = &judge(*known.program, fields, stream.device);
   }
   const Program& program = *known.program;
   if (!alone && !plan->agreed) {
@@ -249,8 +249,8 @@ WindowTransfer begin(const Window& window, const std::shared_ptr<Window::Plan>& 
     plan->agreed = true;
   }
   if (host && plan->host == nullptr) plan->host = &plan->mesh.context().device(stream.device);
-  if (linked) return WindowTransfer(windows::over_links(plan, program, known.pairs, stream));
-  return WindowTransfer(std::make_unique<ByMessages>(plan, program, known.pairs, stream));
+  if (linked) return WindowTransfer(windows::over_links(plan, program, *known.fields, stream));
+  return WindowTransfer(std::make_unique<ByMessages>(plan, program, *known.fields, stream));
 }
 
 }  // namespace

@@ -45,8 +45,7 @@ class Exchange {
   using Plan = Window::Plan;
   using Program = Plan::Program;
 
-  Exchange(std::shared_ptr<const Plan> plan, const Program& program, std::span<const Pair> pairs,
-           Stream stream);
+  Exchange(std::shared_ptr<const Plan> plan, const Program& program, const Judged& fields, Stream stream);
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
   ~Exchange();
@@ -76,6 +75,7 @@ class Exchange {
   const std::shared_ptr<const Plan> plan_;
   const Program* const program_;  // the plan's
   const Pairs pairs_;
+  const std::uint64_t judged_;  // the id of the fields
   const Stream stream_;
   DeviceRuntime& runtime_;
   Tensor buffer_;  // of program_->room bytes
@@ -83,7 +83,7 @@ class Exchange {
 
 /// The exchange over links, begun.
 std::unique_ptr<WindowTransfer::Steps> over_links(std::shared_ptr<const Window::Plan> plan,
-                                                  const Window::Plan::Program& program,
-                                                  std::span<const Pair> pairs, Stream stream);
+                                                  const Window::Plan::Program& program, const Judged& fields,
+                                                  Stream stream);
 
 }  // namespace weft::windows

@@ -20,7 +20,8 @@ struct Pair {
 class Judged {
  public:
   Judged() = default;
-  Judged(std::span<const WindowField> fields, Device device, std::vector<Pair> pairs);
+  /// `id`: another one than that of any other of the plan.
+  Judged(std::uint64_t id, std::span<const WindowField> fields, Device device, std::vector<Pair> pairs);
 
   /// Whether these fields are the same, in the same memory.
   bool is_of(std::span<const WindowField> fields, Device device) const noexcept {
@@ -40,6 +41,7 @@ class Judged {
     return true;
   }
   std::span<const Pair> pairs() const noexcept { return pairs_; }
+  std::uint64_t id() const noexcept { return id_; }
 
  private:
   static std::uint64_t address(const std::byte* data) noexcept {
@@ -55,6 +57,7 @@ class Judged {
            static_cast<std::uint64_t>(v.strides.rank()) << 40;
   }
 
+  std::uint64_t id_ = 0;
   std::vector<Pair> pairs_{};
   Device device_{};
   std::vector<std::uint64_t> words_{};  // of each field the words above; empty: none are known

@@ -7,8 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "host/arena.hpp"
 #include "mesh/window/judged.hpp"
 #include "mesh/window/links/kernel_reads.hpp"
+#include "mesh/window/links/links.hpp"
 #include "mesh/window/links/ways.hpp"
 #include "mesh/window/plan.hpp"
 #include "mesh/window/strided.hpp"
@@ -101,6 +103,14 @@ struct Window::Plan::Program {
     mutable std::vector<Step> joint{};
     mutable std::vector<Run> joint_runs{};  // the same, where each is one run
     mutable Measured measured{};
+    // Of bytes that go out: where fields that were judged lay in memory that the receiver maps.
+    struct Placed {
+      std::uint64_t judged = 0;  // its id; 0: none
+      Arena::Version arena{};
+      std::uint32_t mapped = 0;
+      std::array<windows::Place, windows::kMostPlaces> places{};
+    };
+    mutable Placed placed{};
     mutable std::uint64_t pieces_id = 0;  // the same for copies by the kernel: by field
     mutable std::vector<windows::Piece> there{}, here{};
   };
@@ -115,7 +125,7 @@ struct Window::Plan::Program {
   std::vector<Span> sent_spans{};
   mutable int in_flight = 0;                        // exchanges that use it
   mutable std::array<windows::Judged, 4> judged{};  // the last: programs exchange arrays by turns
-  mutable std::size_t judgements = 0;
+  mutable std::uint64_t judgements = 0;
   std::int64_t room = 0;
   std::vector<Message> sent{}, received{};
   std::vector<Step> own{}, cleared{};

@@ -55,7 +55,7 @@ WEFT_CPU_CLONES void copy_long(const std::byte* in, std::byte* out, std::int64_t
                                std::int64_t out_step, std::int64_t run) {
   using Line = long long __attribute__((vector_size(64), aligned(1), may_alias));
   constexpr std::int64_t kLine = sizeof(Line);
-  constexpr std::int64_t kLongest = 4 << 10;  // from there on memcpy's ways pay
+  constexpr std::int64_t kLongest = 16 << 10;  // from there on memcpy's ways pay
   if (run >= kLongest) {
     for (std::int64_t i = 0; i < count; ++i, in += in_step, out += out_step)
       std::memcpy(out, in, static_cast<std::size_t>(run));

@@ -6,9 +6,9 @@
 
 namespace weft::windows {
 
-OverLinks::OverLinks(std::shared_ptr<const Plan> plan, const Program& program, std::span<const Pair> pairs,
+OverLinks::OverLinks(std::shared_ptr<const Plan> plan, const Program& program, const Judged& fields,
                      Stream stream)
-    : Exchange(std::move(plan), program, pairs, stream),
+    : Exchange(std::move(plan), program, fields, stream),
       links_(plan_->links.get()),
       outs_(program_->to.size()),
       ins_(program_->from.size()),
@@ -144,9 +144,9 @@ void OverLinks::raise() {
 }
 
 std::unique_ptr<WindowTransfer::Steps> over_links(std::shared_ptr<const Window::Plan> plan,
-                                                  const Window::Plan::Program& program,
-                                                  std::span<const Pair> pairs, Stream stream) {
-  return std::make_unique<OverLinks>(std::move(plan), program, pairs, stream);
+                                                  const Window::Plan::Program& program, const Judged& fields,
+                                                  Stream stream) {
+  return std::make_unique<OverLinks>(std::move(plan), program, fields, stream);
 }
 
 }  // namespace weft::windows

@@ -45,8 +45,7 @@ struct Cursor {
 
 class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, private Exchange {
  public:
-  OverLinks(std::shared_ptr<const Plan> plan, const Program& program, std::span<const Pair> pairs,
-            Stream stream);
+  OverLinks(std::shared_ptr<const Plan> plan, const Program& program, const Judged& fields, Stream stream);
   ~OverLinks() override;
   bool done() override;
   void finish() override;
@@ -96,6 +95,8 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
   void pack_many(Slot& slot, Out& o, const Program::Traffic& t);
   bool kernel_reaches(const Links::End& end, const Program::Traffic& t,
                       std::array<Place, kMostPlaces>& places) const;
+  bool find_shared(const Links::End& end, std::uint32_t mapped, const Arena& arena,
+                   std::array<Place, kMostPlaces>& places);
   Holds find_places(Out& o, const Program::Traffic& t, std::array<Place, kMostPlaces>& places);
   bool name_places(Out& o, const Program::Traffic& t);
   void choose_way(Out& o, const Program::Traffic& t, bool kernel_reaches);
@@ -108,7 +109,7 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
   void read(In& in, const Program::Traffic& t, const Slot& slot);
   [[noreturn]] void lose(int rank, bool ended);
   void keep_packed(In& in, const Program::Traffic& t, const Slot& slot);
-  const std::byte* place_of(const Slot& slot, std::size_t field) const;
+  const std::byte* place_of(const Slot& slot, std::size_t field);
   const std::vector<Program::Step>& joint_of(const Slot& slot, const Program::Traffic& t);
   [[noreturn]] void disagree(const Slot& slot, const Program::Traffic& t);
   void add_from(In& in, const Program::Traffic& t);
@@ -124,7 +125,10 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
   bool added_ = false;
   std::exception_ptr why_;      // it has failed
   std::uint32_t segments_ = 0;  // told to receivers that could map more of this rank's memory
+  // Whose memory is read, and where the segment of it that was used last is mapped.
   const PeerProcess* sender_ = nullptr;
+  std::uint64_t segment_ = Place::kAddress;
+  const std::byte* segment_begin_ = nullptr;
   std::unique_ptr<Tensor> came_;
 };
 // What malloc keeps ready for each thread: glibc's up to 1032 bytes; beyond, each exchange would take 40 ns more.

@@ -163,16 +163,21 @@ void OverLinks::keep_packed(In& in, const Program::Traffic& t, const Slot& slot)
 }
 
 // Where a field of the sender begins here.
-const std::byte* OverLinks::place_of(const Slot& slot, std::size_t field) const {
+const std::byte* OverLinks::place_of(const Slot& slot, std::size_t field) {
   const Place& place = slot.places[field];
   if (place.segment == Place::kAddress) return reinterpret_cast<const std::byte*>(place.offset);
-  return sender_->segment(static_cast<std::uint32_t>(place.segment)) + place.offset;
+  if (place.segment != segment_) {
+    segment_ = place.segment;
+    segment_begin_ = sender_->segment(static_cast<std::uint32_t>(segment_));
+  }
+  return segment_begin_ + place.offset;
 }
 
 // The copies from the sender's memory to this rank's: each box with the steps of both.
 const std::vector<OverLinks::Program::Step>& OverLinks::joint_of(const Slot& slot,
                                                                  const Program::Traffic& t) {
   sender_ = &links_->process(t.rank);
+  segment_ = Place::kAddress;
   if (t.joint_id == slot.boxes_id) return t.joint;
   t.joint.clear();
   const std::int64_t* from = slot.boxes;

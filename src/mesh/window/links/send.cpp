@@ -215,16 +215,36 @@ void OverLinks::choose_way(Out& o, const Program::Traffic& t, bool kernel_reache
 
 // Where the receiver finds the fields; packed: it does not reach them, or not at a profit.
 Holds OverLinks::find_places(Out& o, const Program::Traffic& t, std::array<Place, kMostPlaces>& places) {
-  Links::End& end = *o.end;
+  const Links::End& end = *o.end;
   const std::size_t fields = program_->forms.size();
   if (t.bytes <= kPackedBytes || fields > kMostPlaces ||
       t.boxes.size() * (2 + static_cast<std::size_t>(plan_->global.rank())) > kBoxNumbers)
     return Holds::packed;
-  const bool same_process = links_->process(end.rank).is_self();
   const std::uint32_t mapped = end.link->mapped.load(std::memory_order_acquire);
-  Arena& arena = plan_->mesh.context().arena();
+  const Arena& arena = plan_->mesh.context().arena();
+  const Arena::Version version = arena.version();
+  Program::Traffic::Placed& placed = t.placed;
+  if (placed.judged == judged_ && placed.mapped == mapped && placed.arena == version) {
+    std::copy_n(placed.places.begin(), fields, places.begin());
+    return Holds::in_place;
+  }
+  if (find_shared(end, mapped, arena, places)) {
+    placed.judged = judged_;
+    placed.mapped = mapped;
+    placed.arena = version;
+    std::copy_n(places.begin(), fields, placed.places.begin());
+    return Holds::in_place;
+  }
+  choose_way(o, t, kernel_reaches(end, t, places));
+  return o.way == Way::by_kernel ? Holds::by_kernel : Holds::packed;
+}
+
+// Whether all fields lie in memory that the receiver has mapped, and where.
+bool OverLinks::find_shared(const Links::End& end, std::uint32_t mapped, const Arena& arena,
+                            std::array<Place, kMostPlaces>& places) {
+  const bool same_process = links_->process(end.rank).is_self();
   bool shared = true;
-  for (std::size_t f = 0; f < fields; ++f) {
+  for (std::size_t f = 0; f < program_->forms.size(); ++f) {
     const std::byte* const data = sent_from(pair(f));
     places[f] = {Place::kAddress, reinterpret_cast<std::uint64_t>(data)};
     if (same_process) continue;
@@ -241,9 +261,7 @@ Holds OverLinks::find_places(Out& o, const Program::Traffic& t, std::array<Place
     }
     shared = false;
   }
-  if (shared) return Holds::in_place;
-  choose_way(o, t, kernel_reaches(end, t, places));
-  return o.way == Way::by_kernel ? Holds::by_kernel : Holds::packed;
+  return shared;
 }
 
 // Names the memory of the fields in the next slot. False: the receiver does not reach it.
