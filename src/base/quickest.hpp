@@ -40,8 +40,11 @@ class Quickest {
 
   static constexpr std::uint64_t kTries = 10;  ///< in a row, of each way, in the order of `possible`
   static constexpr std::uint64_t kCheck = 32;  ///< so often the quickest is measured
-  static constexpr std::uint64_t kAgain =
-      2048;  ///< and another one is tried, where it takes less than twice as long; else kSeldom
+  /// After so many another one is tried again, and then after twice as many each time,
+  static constexpr std::uint64_t kSoon = 128;
+  /// up to these, where it takes less than twice as long,
+  static constexpr std::uint64_t kAgain = 2048;
+  /// or else these.
   static constexpr std::uint64_t kSeldom = 16384;
 
  private:
@@ -50,7 +53,7 @@ class Quickest {
   static constexpr std::uint64_t kUnknown = std::numeric_limits<std::uint64_t>::max();
   struct Of {
     std::array<std::uint64_t, kCounted> ns{kUnknown, kUnknown, kUnknown};
-    std::uint64_t oldest = 0, again = 0;  // again: when it is tried next
+    std::uint64_t oldest = 0, again = 0, gap = kSoon;  // it is tried at `again`, and `gap` later
   };
   static std::size_t index(Way way) noexcept { return static_cast<std::size_t>(way); }
   std::uint64_t ns(Way way) const noexcept {
@@ -84,7 +87,9 @@ typename Quickest<Way, kWays>::Next Quickest<Way, kWays>::next(std::span<const W
   }
   if (--left_ == 0) {
     const std::uint64_t least = ns(quickest), mine = ns(tried_);
-    ways_[index(tried_)].again = n + (mine == kUnknown || mine / 2 < least ? kAgain : kSeldom);
+    Of& of = ways_[index(tried_)];
+    of.again = n + of.gap;
+    of.gap = std::min(2 * of.gap, mine == kUnknown || mine / 2 < least ? kAgain : kSeldom);
   }
   return {tried_, left_ < kCounted};
 }

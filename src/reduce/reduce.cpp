@@ -64,13 +64,6 @@ ReduceKernel kernel_of(const ReduceIsa& isa, DType dtype, Kind kind) noexcept {
   return isa.kernel[static_cast<int>(dtype)][static_cast<int>(kind)];
 }
 
-// Only a fence orders non-temporal stores.
-void fence() noexcept {
-#if defined(__x86_64__)
-  _mm_sfence();
-#endif
-}
-
 // Results larger than the shared cache are reduced block by block into a buffer in the first-level cache, and
 // written from there around the caches. Blocks end where the first output is aligned to a cache line. They
 // are short, so that the CPU reads the next block while it still writes this one; prefetching instead makes it
@@ -104,7 +97,7 @@ constexpr int kStreamLeast = 65536;  // bytes; smaller results gain nothing
     kernel(in_here, static_cast<int>(in.size()), block_out, 1, here / element_bytes, scale);
     for (std::byte* const to : out) isa.stream_copy(to + first, block, here);
   }
-  fence();
+  stream_fence();
 }
 
 // A user's function, a block at a time, on the elements as they are stored.
@@ -188,11 +181,22 @@ void reduce(DType dtype, const ReduceOp& op, std::span<const std::byte* const> i
 void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes, bool stream) noexcept {
   assert(bytes >= 0);
   if (stream && bytes >= kStreamLeast) {
-    best().stream_copy(to, from, bytes);
-    fence();
+    stream_bytes(to, from, bytes);
+    stream_fence();
   } else if (bytes > 0) {
     std::memcpy(to, from, static_cast<std::size_t>(bytes));
   }
+}
+
+void stream_bytes(std::byte* to, const std::byte* from, std::int64_t bytes) noexcept {
+  best().stream_copy(to, from, bytes);
+}
+
+// Only a fence orders non-temporal stores.
+void stream_fence() noexcept {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
 }
 
 }  // namespace weft

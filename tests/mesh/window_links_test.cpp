@@ -233,6 +233,41 @@ TEST(WindowLinks, OtherMemoryGoesBothWaysAtFirst) {
   });
 }
 
+// Many packed bytes in short runs: the receiver tries to write them around the caches, too, also to places that begin within a cache line.
+TEST(WindowLinks, ManyPackedBytesAreUnpackedBothWays) {
+  run_ranks(Ranks::processes, 2, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"y", -1}});
+    constexpr std::int64_t kPlanes = 1024,
+                           kRun = 515;  // of which one in six is looked at: at least one of each cache line
+    const Partition x(make_layout(mesh, {Shard{1}}, {kPlanes, 4, kRun}));
+    const Window window(x, {WindowDim::halo(x, 1, 1, 0, Edge::periodic())});
+    const Tensor in(r.context, Shape{kPlanes, 2, kRun}, DType::i64, Memory::local);
+    const Tensor out(r.context, window.window_shape(in.shape()), DType::i64, Memory::local);
+    const auto value = [](std::int64_t plane, std::int64_t row, std::int64_t j, std::int64_t step) {
+      return ((plane * 4 + row) * kRun + j) * 100 + step;
+    };
+    const auto at = [](const Tensor& t, std::int64_t plane, std::int64_t row,
+                       std::int64_t j) -> std::int64_t& {
+      return t.as<std::int64_t>()[static_cast<std::size_t>((plane * t.shape()[1] + row) * kRun + j)];
+    };
+    constexpr int kBefore = static_cast<int>((windows::kWays + 1) * windows::Ways::kTries),
+                  kTimes = kBefore + 2 * static_cast<int>(windows::Unpackings::kTries) + 1;
+    exchange_often(window, {{in, out}}, kBefore - 1);
+    for (int step = kBefore - 1; step < kTimes; ++step) {
+      for (std::int64_t p = 0; p < kPlanes; ++p)
+        for (std::int64_t i = 0; i < 2; ++i)
+          for (std::int64_t j = 0; j < kRun; j += 6) at(in, p, i, j) = value(p, 2 * r.rank + i, j, step);
+      window.start(in, out).finish();
+      std::int64_t wrong = 0;
+      for (std::int64_t p = 0; p < kPlanes; ++p)
+        for (std::int64_t i = 0; i < 3; ++i)
+          for (std::int64_t j = 0; j < kRun; j += 6)
+            wrong += at(out, p, i, j) != value(p, (2 * r.rank + i + 3) % 4, j, step);
+      ASSERT_EQ(wrong, 0) << "step " << step;
+    }
+  });
+}
+
 TEST(WindowLinks, WithoutCopiesByTheKernel) {
   ::setenv("WEFT_SINGLE_COPY", "off", 1);
   run_ranks(Ranks::processes, 2, [](Rank& r) {

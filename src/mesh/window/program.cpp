@@ -234,6 +234,8 @@ class Compiler {
       });
     }
     if (sends || !program_.adjoint) find_moves(t);
+    if (!sends && !program_.adjoint && t.bytes >= kStreamedBytes && t.bytes >= kStreamedRun * t.runs)
+      for (const Program::Box& b : t.boxes) t.streamed.push_back(b.loops.streaming());
     t.about = fmt::format("{}, {} bytes", fields_text(program_.forms, program_.adjoint), t.bytes);
     Fnv1a hash;
     hash.add(t.about);
@@ -252,6 +254,9 @@ class Compiler {
     t.form = hash.value;
     traffics.push_back(std::move(t));
   }
+
+  // Fewer bytes stay in the caches; shorter runs leave lines that are written in parts.
+  static constexpr std::int64_t kStreamedBytes = 4 << 20, kStreamedRun = 512;
 
   // Where few bytes go as few runs: each run, in the order of the packed bytes.
   void find_moves(Program::Traffic& t) const {

@@ -98,6 +98,10 @@ struct Window::Plan::Program {
     std::uint32_t move_bytes = 0;  // of each of them; 0: they differ
     std::uint64_t form = 0;        // a hash of what both ranks must have alike: fields, and their boxes
     std::string about{};           // of that, in words: the fields, and the first box of each
+    // Of many packed bytes that come: the loops of each box around the caches, whether that is quicker, and how often bytes came.
+    std::vector<windows::Loops> streamed{};
+    mutable windows::Unpackings unpackings{};
+    mutable std::uint64_t came = 0;
     // Of what comes from the memory of the other rank: the copies, worked out from its boxes when they were those of that number.
     mutable std::uint64_t joint_id = 0;
     mutable std::vector<Step> joint{};

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "host/clones.hpp"
+#include "reduce/reduce.hpp"
 
 namespace weft::windows {
 namespace {
@@ -79,6 +80,11 @@ constexpr std::array<CopyRuns, sizeof...(kLess)> vectors(std::index_sequence<kLe
 constexpr auto kVectors = vectors(std::make_index_sequence<kMostVectors>{});
 
 }  // namespace
+
+void stream_runs(const std::byte* in, std::byte* out, std::int64_t count, std::int64_t in_step,
+                 std::int64_t out_step, std::int64_t run) {
+  for (std::int64_t i = 0; i < count; ++i, in += in_step, out += out_step) stream_bytes(out, in, run);
+}
 
 CopyRuns copy_runs_of(std::int64_t run) noexcept {
   const auto bytes = static_cast<std::size_t>(run);

@@ -17,6 +17,10 @@ using CopyRuns = void (*)(const std::byte* in, std::byte* out, std::int64_t coun
 /// The quickest for runs of that many bytes; 1 or more.
 CopyRuns copy_runs_of(std::int64_t run) noexcept;
 
+/// The same around the caches, for runs of some hundred bytes and more; stream_fence() comes before what is published (reduce/reduce.hpp).
+void stream_runs(const std::byte* in, std::byte* out, std::int64_t count, std::int64_t in_step,
+                 std::int64_t out_step, std::int64_t run);
+
 /// Calls see(move, how many bytes) for each. Where they have the same `bytes` (else 0), of a usual number, the compiler knows it.
 template <class Moves, class See>
 inline void each_move(const Moves& moves, std::uint32_t bytes, const See& see) {

@@ -22,6 +22,13 @@ class Loops {
   /// Adds a dimension inside those before it.
   void add(std::int64_t count, std::int64_t in_step, std::int64_t out_step) noexcept;
 
+  /// The same loops, copying by stream_runs().
+  Loops streaming() const {
+    Loops loops = *this;
+    loops.copy_runs_ = stream_runs;
+    return loops;
+  }
+
   bool empty() const noexcept { return empty_; }
   /// One run of bytes on both sides: how many; 0: it is none.
   std::int64_t one_piece() const noexcept;

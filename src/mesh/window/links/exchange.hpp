@@ -72,8 +72,10 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
     std::int64_t at = 0;  // of the adjoint, in came_
     Cursor cursor{};
     Phase phase = Phase::queued;
-    bool held = false;     // of the adjoint: the slot is taken when its bytes are added
-    std::uint64_t ns = 0;  // of copies, where the sender asks
+    bool held = false;  // of the adjoint: the slot is taken when its bytes are added
+    Unpacking unpacking = Unpacking::plain;
+    bool unpacking_timed = false, trial = false;  // trial: it is not the quicker one
+    std::uint64_t ns = 0;                         // of copies, where the sender asks
   };
 
   bool broken() const noexcept;
@@ -104,6 +106,8 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
 
   // receive.cpp
   bool receive(In& in, const Program::Traffic& t);
+  void choose_unpacking(In& in, const Program::Traffic& t) const;
+  void end_timing(const In& in, const Program::Traffic& t, const Slot& slot) const;
   void copy_slot(In& in, const Program::Traffic& t, const Slot& slot);
   void make_room();
   void read(In& in, const Program::Traffic& t, const Slot& slot);

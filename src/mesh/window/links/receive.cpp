@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "mesh/window/links/exchange.hpp"
+#include "reduce/reduce.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft::windows {
@@ -13,6 +14,7 @@ bool OverLinks::receive(In& in, const Program::Traffic& t) {
   if (in.phase == Phase::queued) {
     if (end.turn != in.ticket) return false;
     in.phase = Phase::moving;
+    if (!t.streamed.empty()) choose_unpacking(in, t);
   }
   bool moved = false;
   for (;;) {
@@ -33,13 +35,12 @@ bool OverLinks::receive(In& in, const Program::Traffic& t) {
       ++there_;
       return true;
     }
-    const std::uint64_t since = slot.timing == 0 ? 0 : now_ns();
+    const bool timed = slot.timing != 0 || in.unpacking_timed;
+    const std::uint64_t since = timed ? now_ns() : 0;
     copy_slot(in, t, slot);
-    if (slot.timing != 0) {
+    if (timed) {
       in.ns += now_ns() - since;
-      if (in.cursor.at_end(t))
-        end.link->took[slot.timing % kTimings].store(Took::word(end.next + 1, in.ns),
-                                                     std::memory_order_relaxed);
+      if (in.cursor.at_end(t)) end_timing(in, t, slot);
     }
     links_->take(end);
     if (!in.cursor.at_end(t)) continue;
@@ -52,6 +53,24 @@ bool OverLinks::receive(In& in, const Program::Traffic& t) {
     ++there_;
     return true;
   }
+}
+
+// Not in the first exchanges, in which the sender tries its ways.
+void OverLinks::choose_unpacking(In& in, const Program::Traffic& t) const {
+  if (t.came++ < (kWays + 1) * Ways::kTries) return;
+  constexpr std::array kBoth{Unpacking::plain, Unpacking::streamed};
+  const Unpackings::Next next = t.unpackings.next(kBoth);
+  in.unpacking = next.way;
+  in.unpacking_timed = next.timed;
+  in.trial = next.way != t.unpackings.best(kBoth);
+}
+
+// Tells the sender what it has asked for; not of a trial, which says nothing about the sender's way.
+void OverLinks::end_timing(const In& in, const Program::Traffic& t, const Slot& slot) const {
+  if (slot.timing != 0 && !in.trial)
+    in.end->link->took[slot.timing % kTimings].store(Took::word(in.end->next + 1, in.ns),
+                                                     std::memory_order_relaxed);
+  if (in.unpacking_timed && slot.holds == Holds::packed) t.unpackings.took(in.unpacking, in.ns);
 }
 
 // What the slot holds, or names, to its place here.
@@ -85,11 +104,13 @@ void OverLinks::copy_slot(In& in, const Program::Traffic& t, const Slot& slot) {
   } else {
     in.cursor.slot(t, [&](const Program::Box& b, std::int64_t first, std::int64_t count, std::int64_t at) {
       std::byte* const to = pair(b.field).window + b.offset;
+      const Loops& loops = in.unpacking == Unpacking::streamed ? t.streamed[in.cursor.box] : b.loops;
       if (count == b.elements)
-        b.loops.copy(slot.packed(t.bytes) + at, to);
+        loops.copy(slot.packed(t.bytes) + at, to);
       else
-        b.loops.copy_some(first, count, slot.packed(t.bytes) + at - first * b.element, to);
+        loops.copy_some(first, count, slot.packed(t.bytes) + at - first * b.element, to);
     });
+    if (in.unpacking == Unpacking::streamed) stream_fence();
   }
 }
 

@@ -18,4 +18,8 @@ inline constexpr std::size_t kWays = 3;
 /// That of the exchanges of one plan with one rank (docs/decisions/2026-11-25-ways-are-measured.md).
 using Ways = Quickest<Way, kWays>;
 
+/// How packed bytes get to their places.
+enum class Unpacking : std::uint8_t { plain, streamed };  ///< streamed: around the caches
+using Unpackings = Quickest<Unpacking, 2>;
+
 }  // namespace weft::windows
