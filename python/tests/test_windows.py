@@ -139,7 +139,7 @@ def test_an_exchange_that_is_dropped_aborts_its_group(ranks):
             ready.wait()
         else:
             ready.wait()
-            with pytest.raises(weft.AbortedError):
+            with pytest.raises(weft.AbortedError, match="^halo: rank 0 dropped an exchange in flight"):
                 pending = halo.exchange(field)
                 pending.wait()
             if "pending" in locals():
@@ -182,6 +182,11 @@ def test_what_windows_refuse():
         refused(r"^out has 1 arrays; expected 2, as in has$", lambda: window.start([np.zeros((8, 4))] * 2, [np.zeros((3, 4))]))
         refused(r"^dim has the dimension 5", lambda: window.own(5))
         refused("wanted|named", lambda: window.own(1))
+        field = np.zeros((10, 4))
+        pending = halo.exchange(field)
+        refused("^halo: the ghost cells are still written by an exchange in flight; finish that one first$", lambda: halo.exchange(field))
+        pending.wait()
+        halo.exchange(field).wait()
         refused("NoneType|None", lambda: halo.exchange(None))
         halo.close()
         refused("the Halo is closed", lambda: halo.exchange(np.zeros((10, 4))))

@@ -14,12 +14,16 @@
 
 #include "mesh/window/links/kernel_reads.hpp"
 #include "support/run_ranks.hpp"
+#include "weft/base/interrupt.hpp"
 #include "weft/mesh/halo.hpp"
 
 namespace weft::window_links_failing_test {
 namespace {
 
 using std::chrono::milliseconds;
+using test::error_of;
+using test::error_text;
+using test::expect_error;
 using test::Rank;
 using test::RankOptions;
 using test::Ranks;
@@ -323,14 +327,139 @@ TEST(WindowLinksFailing, FieldsWithoutElementsAreTold) {
         });
 }
 
+// A Halo's exchange over a link says "halo", between processes, too, and to the rank that did nothing wrong.
+TEST(WindowLinksFailing, AHaloIsCalledAHalo) {
+  for (const Ranks kind : {Ranks::threads, Ranks::processes})
+    for (const std::int64_t columns : {4, 1000, 100'000}) {
+      const auto with_halo = [&](const std::function<void(Rank&, const Halo&, const TensorView&)>& body) {
+        run_ranks(kind, 2, [&](Rank& r) {
+          const Ring ring(r.group(), columns);
+          const Halo halo(ring.x, {{0, 1, 1, Edge::periodic()}});
+          std::vector<double> all(static_cast<std::size_t>(3 * columns));
+          const TensorView cells = ring.wide(all.data());
+          halo.exchange(cells);
+          r.group().barrier().wait();
+          body(r, halo, cells);
+          r.meet("over");
+        });
+      };
+      with_halo([](Rank& r, const Halo& halo, const TensorView& cells) {
+        if (r.rank == 0) {
+          { const WindowTransfer dropped = halo.start(cells); }
+          r.meet("dropped");
+          return;
+        }
+        r.meet("dropped");
+        const std::string text = error_text(ErrorCode::aborted, [&] {
+          halo.exchange(cells);
+          halo.exchange(cells);  // the first may have found all that it wants
+        });
+        EXPECT_EQ(text.find("halo: rank 0 dropped an exchange in flight [group \"world\", rank 1"), 0U)
+            << text;
+      });
+      with_halo([&](Rank& r, const Halo& halo, const TensorView& cells) {
+        TensorView given = cells;
+        if (r.rank == 1) given.dtype = DType::i64;
+        const std::string text = error_text(ErrorCode::mismatch, [&] {
+          halo.exchange(given);
+          r.group().barrier().wait();
+        });
+        EXPECT_EQ(text.find("halo: rank "), text.find("barrier: ") == 0 ? 9U : 0U) << text;
+        EXPECT_NE(text.find("expected the same on all ranks"), std::string::npos) << text;
+        EXPECT_EQ(text.find("window"), std::string::npos) << text;
+      });
+    }
+}
+
+// The group of an exchange ends before it: it is told, by the name of what was called.
+TEST(WindowLinksFailing, AnExchangeWhoseGroupHasEndedSaysSo) {
+  run_ranks(Ranks::threads, 2, [](Rank& r) {
+    std::vector<double> all(12), part(4), wide(12);
+    WindowTransfer of_halo, of_window;
+    {
+      ProcessGroup group = ProcessGroup::create(r.context, "shm", r.membership("short"));
+      const Ring ring(group, 4);
+      const Halo halo(ring.x, {{0, 1, 1, Edge::periodic()}});
+      halo.exchange(ring.wide(all.data()));
+      ring.window.fetch(ring.part(part.data()), ring.wide(wide.data()));
+      group.barrier().wait();
+      if (r.rank == 0) {
+        of_halo = halo.start(ring.wide(all.data()));
+        of_window = ring.window.start(ring.part(part.data()), ring.wide(wide.data()));
+      }
+    }
+    if (r.rank == 0) {
+      expect_error(ErrorCode::aborted, "halo: its group has ended", [&] { of_halo.finish(); });
+      expect_error(ErrorCode::aborted, "window: its group has ended", [&] { of_window.finish(); });
+    }
+    r.meet("over");
+  });
+}
+
+TEST(WindowLinksFailing, AnInterruptedHaloSaysSo) {
+  run_ranks(Ranks::threads, 2, [](Rank& r) {
+    const Ring ring(r.group(), 4);
+    const Halo halo(ring.x, {{0, 1, 1, Edge::periodic()}});
+    std::vector<double> all(12);
+    halo.exchange(ring.wide(all.data()));
+    // It waits for a message of its neighbour, so that it is a recv that was interrupted.
+    const std::string why = "recv: rank 0 was interrupted while it waited [group \"world\"";
+    std::string text;
+    if (r.rank == 0) {
+      Interrupt interrupt;
+      std::jthread raiser([&] {
+        std::this_thread::sleep_for(milliseconds(50));
+        interrupt.raise();
+      });
+      const Interruptible interruptible(interrupt);
+      text = error_text(ErrorCode::aborted, [&] { halo.exchange(ring.wide(all.data())); });
+      EXPECT_EQ(text.find("halo: " + why), 0U) << text;
+    } else {
+      text = error_text(ErrorCode::aborted, [&] { r.group().barrier().wait(); });
+      EXPECT_EQ(text.find(why), 0U) << text;
+    }
+    r.meet("over");
+  });
+}
+
+// What has failed in done() keeps no memory, though its transfer lives: the next start is told of the failure.
+TEST(WindowLinksFailing, WhatHasFailedIsNotInFlight) {
+  RankOptions options;
+  options.deadline = milliseconds(1000);
+  run_ranks(
+      Ranks::threads, 2,
+      [](Rank& r) {
+        const Ring ring(r.group(), 4);
+        const std::vector<double> part(4);
+        std::vector<double> wide(12);
+        const auto start = [&] { return ring.window.start(ring.part(part.data()), ring.wide(wide.data())); };
+        start().finish();
+        if (r.rank == 0) {
+          WindowTransfer transfer = start();
+          EXPECT_EQ(error_of([&] {
+                      while (!transfer.done()) std::this_thread::yield();
+                    }).code(),
+                    ErrorCode::timeout);
+          EXPECT_EQ(error_of(start).code(), ErrorCode::timeout);
+        }
+        r.meet("over");
+      },
+      options);
+}
+
 // A child made by fork while an exchange is in flight may let go of all that it inherited, and is refused the rest; its parent goes on.
 TEST(WindowLinksFailing, AForkedChildLeavesTheExchangeToItsParent) {
   for (const std::int64_t columns : {4, 1000, 100'000})
     run_ranks(Ranks::processes, 2, [&](Rank& r) {
       const auto ring = std::make_unique<Ring>(r.group(), columns);
-      const std::vector<double> part(static_cast<std::size_t>(columns), r.rank + 1.0);
-      std::vector<double> wide(static_cast<std::size_t>(3 * columns));
-      const auto start = [&] { return ring->window.start(ring->part(part.data()), ring->wide(wide.data())); };
+      const Halo halo(ring->x, {{0, 1, 1, Edge::periodic()}});
+      const bool of_halo = columns == 1000;
+      const std::string name = of_halo ? "halo" : "window";
+      std::vector<double> wide(static_cast<std::size_t>(3 * columns), r.rank + 1.0);
+      const TensorView cells = ring->wide(wide.data());
+      const auto start = [&] {
+        return of_halo ? halo.start(cells) : ring->window.start(halo.inner(cells), cells);
+      };
       start().finish();
       r.group().barrier().wait();
       WindowTransfer transfer;
@@ -344,7 +473,7 @@ TEST(WindowLinksFailing, AForkedChildLeavesTheExchangeToItsParent) {
               f();
             } catch (const Error& e) {
               refused += e.code() == ErrorCode::unsupported &&
-                         std::string(e.what()).find("window: this process was forked from") == 0;
+                         std::string(e.what()).find(name + ": this process was forked from") == 0;
             }
           };
           refuses([&] { static_cast<void>(transfer.done()); });

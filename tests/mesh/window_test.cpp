@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <random>
+#include <thread>
 
 #include "support/errors.hpp"
 #include "support/masked_backend.hpp"
@@ -17,6 +18,7 @@
 namespace weft::window_test {
 namespace {
 
+using test::error_text;
 using test::expect_error;
 using test::Rank;
 using test::run_ranks;
@@ -234,8 +236,8 @@ class WindowOver : public testing::TestWithParam<const char*> {
   void SetUp() override {
     if (way() == "gloo" && !WEFT_HAVE_GLOO) GTEST_SKIP() << "the build found no Gloo";
   }
-  static void on(test::Ranks kind, int n, const std::function<void(Rank&)>& body) {
-    test::RankOptions options;
+  static void on(test::Ranks kind, int n, const std::function<void(Rank&)>& body,
+                 test::RankOptions options = {}) {
     if (way() == "messages") options.factory = test::masked(test::messages_only());
     if (way() == "gloo") options.backend = "gloo";
     run_ranks(kind, n, body, options);
@@ -725,6 +727,230 @@ TEST_P(WindowOver, AdjointOfShortFloatsRoundsOnce) {
     summed(f16{});
     summed(float{});
   });
+}
+
+// A ring of two ranks with a row each, as a Halo and as a Window: what is wrong is told of the one that was called.
+struct Ring {
+  Ring(ProcessGroup& group, bool of_halo_in, std::int64_t columns = 4)
+      : mesh(group, {{"y", 2}}),
+        x(make_layout(mesh, {Shard{0}}, {2, columns})),
+        halo(x, {{0, 1, 1, Edge::periodic()}}),
+        window(x, {WindowDim::halo(x, 0, 1, 1, Edge::periodic())}),
+        of_halo(of_halo_in),
+        all(static_cast<std::size_t>(3 * columns)),
+        cells(view(all.data(), {3, columns})) {}
+  WindowTransfer start() const {
+    return of_halo ? halo.start(cells) : window.start(halo.inner(cells), cells);
+  }
+  const DeviceMesh mesh;
+  const Partition x;
+  const Halo halo;
+  const Window window;
+  const bool of_halo;
+  std::vector<double> all;
+  const TensorView cells;
+};
+std::string name_of(bool halo) { return halo ? "halo" : "window"; }
+
+TEST_P(WindowOver, ErrorsInFlightNameWhatWasCalled) {
+  test::RankOptions options;
+  options.deadline = std::chrono::seconds(1);
+  for (const bool of_halo : {true, false}) {
+    const bool asks = of_halo;
+    on(
+        test::Ranks::threads, 2,
+        [&](Rank& r) {
+          const std::string begin = name_of(of_halo) + ": ";
+          const Ring ring(r.group(), of_halo);
+          ring.start().finish();
+          if (r.rank == 0) {
+            WindowTransfer transfer = ring.start();
+            const Error late = test::error_of([&] {
+              while (asks && !transfer.done()) std::this_thread::yield();
+              transfer.finish();
+            });
+            EXPECT_EQ(late.code(), ErrorCode::timeout) << late.what();
+            EXPECT_EQ(test::ranks_of(late), std::vector<int>{1}) << late.what();
+            EXPECT_EQ(std::string(late.what()).find(begin), 0U) << late.what();
+            if (asks) {  // and what did not come is not unpacked
+              const Error again = test::error_of([&] { transfer.finish(); });
+              EXPECT_EQ(again.code(), ErrorCode::timeout) << again.what();
+              EXPECT_EQ(std::string(again.what()).find(begin), 0U) << again.what();
+            }
+            const Error later = test::error_of([&] { return ring.start(); });
+            EXPECT_EQ(later.code(), ErrorCode::timeout) << later.what();
+            EXPECT_EQ(std::string(later.what()).find(begin), 0U) << later.what();
+          }
+          r.meet("over");
+        },
+        options);
+  }
+}
+
+TEST_P(WindowOver, WhoDropsAnExchangeIsNamedToOthers) {
+  for (const bool of_halo : {true, false})
+    on(test::Ranks::threads, 2, [&](Rank& r) {
+      const Ring ring(r.group(), of_halo);
+      ring.start().finish();
+      r.group().barrier().wait();
+      const std::string why = name_of(of_halo) + ": rank 0 dropped an exchange in flight";
+      if (r.rank == 0) {
+        { const WindowTransfer dropped = ring.start(); }
+        EXPECT_EQ(error_text(ErrorCode::aborted, [&] { r.group().barrier().wait(); }),
+                  "barrier: " + why + " [group \"world\", rank 0]");
+        r.meet("dropped");
+      } else {
+        r.meet("dropped");
+        const std::string text = error_text(ErrorCode::aborted, [&] {
+          ring.start().finish();
+          ring.start().finish();  // the first may have found all that it wants
+        });
+        EXPECT_EQ(text.find(name_of(of_halo) + ": "), 0U) << text;
+        EXPECT_NE(text.find("rank 0"), std::string::npos) << text;
+        if (way() != "gloo") {
+          EXPECT_EQ(text.find(why + " [group \"world\", rank 1"), 0U) << text;
+        }
+      }
+      r.meet("over");
+    });
+}
+
+TEST_P(WindowOver, PlansThatDifferAreToldOfWhatWasCalled) {
+  for (const bool of_halo : {true, false})
+    on(test::Ranks::threads, 2, [&](Rank& r) {
+      const DeviceMesh mesh(r.group(), {{"y", 2}});
+      const Partition x(make_layout(mesh, {Shard{0}}, {4}));
+      const Edge edge = r.rank == 1 ? Edge::reflect() : Edge::zero();
+      const Halo halo(x, {{0, 1, 1, edge}});
+      const Window window(x, {WindowDim::halo(x, 0, 1, 1, edge)});
+      std::vector<double> all(4);
+      const TensorView cells = view(all);
+      expect_error(ErrorCode::mismatch,
+                   name_of(of_halo) +
+                       ": the edge before dimension 0 is reflect on rank 1 and zero on rank 0; expected the "
+                       "same on all ranks [y rank 1]",
+                   [&] { return of_halo ? halo.start(cells) : window.start(halo.inner(cells), cells); });
+      r.meet("over");
+    });
+}
+
+// A plan's exchange in flight keeps what it writes to itself, and what it reads from being written.
+TEST_P(WindowOver, MemoryOfAnExchangeInFlightIsNotTaken) {
+  on(test::Ranks::threads, 2, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"y", 2}});
+    const Partition x(make_layout(mesh, {Shard{0}}, {4}));
+    const Window window(x, {WindowDim::halo(x, 0, 1, 1, Edge::periodic())});
+    std::vector<int> in(2, r.rank), other_in(2, 10 + r.rank), out(4), other_out(4), part(2);
+    const auto refused = [&](const std::string& text, const auto& f) {
+      expect_error(ErrorCode::bad_argument,
+                   "window: " + text + " an exchange in flight; finish that one first", f);
+    };
+    WindowTransfer transfer = window.start(view(in), view(out));
+    refused("out is still written by", [&] { return window.start(view(other_in), view(out)); });
+    refused("out is still read by", [&] { return window.start_adjoint(view(other_out), view(in)); });
+    refused("in is still written by", [&] { return window.start_adjoint(view(out), view(part)); });
+    const WindowField fields[]{{view(other_in), view(other_out)}, {view(in), view(out)}};
+    refused("out of field 1 is still written by", [&] { return window.start(fields); });
+    WindowTransfer other = window.start(view(in), view(other_out));  // both read `in`
+    transfer.finish();
+    window.fetch(view(other_in), view(out));
+    other.finish();
+    EXPECT_EQ(out.front(), 11 - r.rank);
+    EXPECT_EQ(other_out.back(), 1 - r.rank);
+    WindowTransfer back = window.start_adjoint(view(out), view(part));
+    refused("in is still written by", [&] { return window.start(view(part), view(other_out)); });
+    refused("out is still read by", [&] { return window.start(view(in), view(out)); });
+    back.finish();
+    window.fetch(view(part), view(out));
+  });
+}
+
+// An exchange in place leaves its own part as it is: others may read it meanwhile.
+TEST_P(WindowOver, MemoryInFlightIsJudgedByItsElements) {
+  on(test::Ranks::threads, 2, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"y", 2}});
+    const Partition x(make_layout(mesh, {Shard{0}}, {4, 3}));
+    const std::vector<WindowDim> dims{WindowDim::halo(x, 0, 1, 1, Edge::periodic()),
+                                      WindowDim::halo(x, 1, 1, 1, Edge::periodic())};
+    const Window window(x, dims);
+    std::vector<int> cells(4 * 5 * 2, -1), apart(4 * 5);  // (rows, columns, fields)
+    const auto field = [&](std::int64_t f) {
+      TensorView v = view(cells.data() + f, {4, 5});
+      v.strides = {10, 2};
+      return v;
+    };
+    const auto inner = [](TensorView v) {
+      v.data += (v.strides[0] + v.strides[1]) * size_bytes(v.dtype);
+      v.shape = {2, 3};
+      return v;
+    };
+    for (std::int64_t f = 0; f < 2; ++f)
+      for (std::int64_t i = 0; i < 2; ++i)
+        for (std::int64_t j = 0; j < 3; ++j)
+          cells[static_cast<std::size_t>((i + 1) * 10 + (j + 1) * 2 + f)] =
+              static_cast<int>(100 * f + (r.rank * 2 + i) * 10 + j);
+    WindowTransfer first = window.start(inner(field(0)), field(0));
+    WindowTransfer second = window.start(inner(field(1)), field(1));
+    WindowTransfer third = window.start(inner(field(0)), view(apart.data(), {4, 5}));
+    expect_error(ErrorCode::bad_argument,
+                 "window: out is still written by an exchange in flight; finish that one first",
+                 [&] { return window.start(inner(field(1)), field(1)); });
+    TensorView shifted = inner(field(1));
+    shifted.data -= shifted.strides[1] * size_bytes(shifted.dtype);
+    std::vector<int> more(4 * 5);
+    expect_error(ErrorCode::bad_argument,
+                 "window: in is still written by an exchange in flight; finish that one first", [&] {
+                   return window.start(shifted, view(more.data(), {4, 5}));
+                 });
+    first.finish();
+    second.finish();
+    third.finish();
+    for (std::int64_t i = 0; i < 4; ++i)
+      for (std::int64_t j = 0; j < 5; ++j) {
+        const auto at = static_cast<std::size_t>(i * 5 + j);
+        const int expected = static_cast<int>((r.rank * 2 + i + 3) % 4 * 10 + (j + 2) % 3);
+        EXPECT_EQ(cells[2 * at], expected);
+        EXPECT_EQ(cells[2 * at + 1], 100 + expected);
+        EXPECT_EQ(apart[at], expected);
+      }
+  });
+}
+
+TEST_P(WindowOver, GhostCellsInFlightAreNotTaken) {
+  on(test::Ranks::threads, 2, [](Rank& r) {
+    const Ring ring(r.group(), true);
+    std::vector<double> other(ring.all.size());
+    const TensorView other_cells = view(other.data(), ring.halo.shape());
+    WindowTransfer transfer = ring.start();
+    expect_error(ErrorCode::bad_argument,
+                 "halo: the ghost cells are still written by an exchange in flight; finish that one first",
+                 [&] { return ring.start(); });
+    const TensorView both[]{other_cells, ring.cells};
+    expect_error(
+        ErrorCode::bad_argument,
+        "halo: the ghost cells of field 1 are still written by an exchange in flight; finish that one first",
+        [&] { return ring.halo.start(both); });
+    ring.halo.exchange(other_cells);
+    transfer.finish();
+    ring.halo.exchange(both);
+  });
+}
+
+// On one rank, too, where an exchange is a copy: a program is right or wrong on any number of ranks.
+TEST(Window, OneRankTakesNoMemoryInFlight) {
+  Context context;
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"y", 1}}, 0);
+  const Partition x(make_layout(mesh, {Shard{0}}, {4}));
+  const Window window(x, {WindowDim::halo(x, 0, 1, 1, Edge::zero())});
+  const std::vector<int> in(4);
+  std::vector<int> out(6);
+  {
+    const WindowTransfer dropped = window.start(view(in), view(out));
+    expect_error(ErrorCode::bad_argument,
+                 "window: out is still written by an exchange in flight; finish that one first",
+                 [&] { return window.start(view(in), view(out)); });
+  }
+  window.fetch(view(in), view(out));
 }
 
 TEST(Window, DTypesThatDifferBetweenRanksAreRefused) {

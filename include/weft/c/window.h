@@ -5,7 +5,10 @@
  * mesh, and is used by one thread at a time. What moves elements is collective among the ranks of the axes that cut the
  * dimensions named, which begin and finish exchanges in the same order. It uses messages with tags of its own, 0x7fff0057 and 0x7fff0056, in the
  * group of these axes. The first start of a plan waits for that of the other ranks: where they gave different things, all get WEFT_MISMATCH, whose text
- * has what two of them gave. */
+ * has what two of them gave.
+ *
+ * A plan may have several exchanges in flight. To begin one that writes what one of them still reads or writes, or reads what one writes, is
+ * WEFT_BAD_ARGUMENT, whose text names the field. Texts of errors of exchanges begin with "halo: " or "window: ". */
 #ifndef WEFT_C_WINDOW_H
 #define WEFT_C_WINDOW_H
 

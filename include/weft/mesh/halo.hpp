@@ -40,7 +40,8 @@ class Halo {
   ConstTensorView inner(const ConstTensorView& cells) const;
 
   /// Fills the ghost cells of one array or several, of shape(), of any dtypes and strides. Until finish() the inner cells may be
-  /// read, not written, and ghost cells neither. Collective as Window::start() is.
+  /// read, not written, and ghost cells neither. Collective as Window::start() is. Throws as that does, also in finish(), with "halo:" in place of "window:"; of a field
+  /// whose exchange is in flight: `halo: the ghost cells of field 1 are still written by an exchange in flight; finish that one first`.
   WindowTransfer start(std::span<const TensorView> fields) const;
   WindowTransfer start(const TensorView& field) const { return start(std::span(&field, 1)); }
   void exchange(std::span<const TensorView> fields) const { start(fields).finish(); }

@@ -112,6 +112,7 @@ struct WindowField {
 
 /// An exchange in flight: the ranks begin and finish several in the same order. What it reads and writes lives, and is
 /// not written by others, until finish(). Dropping one that is not finished gives up its group, as dropping a Work does.
+/// Errors of done() and finish(), those of the group's calls among them, begin with what the program called: `halo: ` or `window: `.
 class [[nodiscard]] WindowTransfer {
  public:
   /// What is left to be done.
@@ -168,7 +169,9 @@ class Window {
   /// out = the window on in. Collective among the ranks of the axes that cut the dimensions named. `in` may be a part of `out`, the
   /// place in it where this rank's own elements belong: then they are not copied. Other overlap of what is written, with any field, is not allowed;
   /// views that are interleaved do not overlap.
-  /// Throws bad_argument naming the field whose shape does not fit, whose dtypes or devices differ, or that has no memory. finish() throws mismatch where
+  /// Throws bad_argument naming the field whose shape does not fit, whose dtypes or devices differ, or that has no memory; or whose memory another exchange of this
+  /// Window, in flight, still needs: `window: out is still written by an exchange in flight; finish that one first` (or read; or in is still written).
+  /// Several may read the same memory. finish() throws mismatch where
   /// another rank gave other fields (their number, dtypes, sizes), and the group fails.
   WindowTransfer start(std::span<const WindowField> fields, Stream stream = {}) const;
   WindowTransfer start(const ConstTensorView& in, const TensorView& out, Stream stream = {}) const;
@@ -188,6 +191,7 @@ class Window {
   struct Plan;  // private
 
  private:
+  friend class Halo;
   std::shared_ptr<Plan> plan_;
 };
 

@@ -143,7 +143,8 @@ class Halo(Handle):
 
     def exchange(self, *fields):
         """Begins to fill the ghost cells of arrays of `shape`, of any dtypes, in one message for each neighbour and dtype; an Exchange, whose result is the
-        array, or the tuple of them. Until it is done inner cells may be read, not written, and ghost cells neither."""
+        array, or the tuple of them. Until it is done inner cells may be read, not written, and ghost cells neither: another exchange of this Halo that would
+        write them is a BadArgumentError. A Window refuses the same."""
         if not fields:
             raise errors.BadArgumentError("exchange has no arrays; expected at least one")
         buffers, keep = _buffers(fields, "fields", True, self.shape)

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "capi/mesh_handles.hpp"
-#include "mesh/window/as_halo.hpp"
+#include "mesh/window/named.hpp"
 #include "weft/mesh/halo.hpp"
 
 using weft::ErrorCode;
@@ -41,7 +41,6 @@ struct weft_exchange : capi::Handle<weft_exchange> {
   capi::MeshOwner owner;
   weft::WindowTransfer transfer;
   bool finished = false;
-  bool of_halo = false;
 };
 
 namespace {
@@ -101,19 +100,12 @@ std::vector<TensorView> arrays_of(const char* function, const weft_buffer* buffe
 }
 
 // `begin` gives the transfer. Its handle is made before: what was begun must not be lost.
-void finish(weft_exchange& exchange) {
-  if (exchange.of_halo)
-    weft::windows::as_halo([&] { exchange.transfer.finish(); });
-  else
-    exchange.transfer.finish();
-}
 template <class Begin>
-void run(const capi::MeshOwner& owner, weft_exchange** exchange, const Begin& begin, bool of_halo = false) {
+void run(const capi::MeshOwner& owner, weft_exchange** exchange, const Begin& begin) {
   auto handle = std::make_unique<weft_exchange>(owner);
-  handle->of_halo = of_halo;
   handle->transfer = begin();
   if (exchange == nullptr)
-    finish(*handle);
+    handle->transfer.finish();
   else
     *exchange = handle.release();
 }
@@ -179,8 +171,7 @@ weft_status weft_halo_start(const weft_halo* halo, const weft_buffer* fields, in
   return capi::guarded(__func__, error, [&, function = __func__] {
     const weft_halo& of = capi::given(function, halo, "halo");
     const std::vector<TensorView> views = arrays_of(function, fields, field_count, "fields", of.halo.shape());
-    run(
-        of.owner, exchange, [&] { return of.halo.start(views); }, true);
+    run(of.owner, exchange, [&] { return of.halo.start(views); });
   });
 }
 
@@ -268,7 +259,7 @@ weft_status weft_exchange_finish(weft_exchange* exchange, weft_error* error) {
     weft_exchange& asked = capi::given(function, exchange, "exchange");
     if (asked.finished) capi::refuse(ErrorCode::bad_argument, function, "exchange is finished already");
     asked.finished = true;
-    finish(asked);
+    asked.transfer.finish();
   });
 }
 

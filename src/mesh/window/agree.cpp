@@ -167,7 +167,7 @@ void agree(const Window::Plan& plan, const std::vector<Form>& forms, Device devi
     break;
   }
   Failure why{.code = ErrorCode::mismatch,
-              .text = fmt::format("window: {}; expected the same on all ranks [{}]", text,
+              .text = fmt::format("{}: {}; expected the same on all ranks [{}]", plan.name, text,
                                   name_axis_rank(plan.axes, static_cast<int>(other))),
               .ranks = {0, static_cast<int>(other)}};
   group.fail(why);

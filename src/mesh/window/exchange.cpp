@@ -3,7 +3,10 @@
 
 #include <fmt/format.h>
 
+#include "group/group_state.hpp"
 #include "mesh/window/agree.hpp"
+#include "mesh/window/in_flight.hpp"
+#include "mesh/window/named.hpp"
 #include "mesh/window/overlap.hpp"
 #include "weft/base/error.hpp"
 #include "weft/group/process_group.hpp"
@@ -32,12 +35,12 @@ Exchange::Exchange(std::shared_ptr<const Plan> plan, const Program& program, con
       runtime_(stream.device == Device{} && plan_->host != nullptr
                    ? *plan_->host
                    : plan_->mesh.context().device(stream.device)) {
-  ++program_->in_flight;
   if (program_->room > 0) buffer_ = room_of(program_->room);
+  plan_->in_flight.push_back(this);
 }
 
 Exchange::~Exchange() {
-  --program_->in_flight;
+  leave();
   if (buffer_) keep(std::move(buffer_));
 }
 
@@ -103,14 +106,18 @@ using windows::called;
 using windows::Judged;
 using windows::Pair;
 
-[[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::bad_argument, "window: " + text); }
+[[noreturn]] void refuse(const Window::Plan& plan, const std::string& text) {
+  throw Error(ErrorCode::bad_argument, fmt::format("{}: {}", plan.name, text));
+}
 
 // Throws where what is written shares memory with what is read, or with itself; `in` may lie at its place in `out`.
-void judge_overlap(const Program& program, std::span<const WindowField> fields, std::span<const Pair> pairs) {
+void judge_overlap(const Window::Plan& plan, const Program& program, std::span<const WindowField> fields,
+                   std::span<const Pair> pairs) {
   const std::size_t n = fields.size();
   for (std::size_t i = 0; i < n; ++i) {
     if (windows::overlaps_itself(fields[i].out))
       refuse(
+          plan,
           fmt::format("{} has strides {} of {}: elements share memory; expected each in a place of its own",
                       called("out", i, n), to_string(fields[i].out.strides), to_string(fields[i].out.shape)));
     for (std::size_t j = 0; j < n; ++j) {
@@ -119,16 +126,19 @@ void judge_overlap(const Program& program, std::span<const WindowField> fields, 
       };
       const bool at_place = i == j && std::ranges::any_of(program.places[i], lies_at);
       if (!at_place && windows::share_memory(fields[j].in, fields[i].out))
-        refuse(fmt::format("{} and {} overlap; expected apart{}", called("in", j, n), called("out", i, n),
+        refuse(plan,
+               fmt::format("{} and {} overlap; expected apart{}", called("in", j, n), called("out", i, n),
                            program.adjoint || i != j ? "" : ", or in at its place in out"));
       if (j < i && windows::share_memory(fields[j].out, fields[i].out))
-        refuse(fmt::format("{} and {} overlap; expected apart", called("out", j, n), called("out", i, n)));
+        refuse(plan,
+               fmt::format("{} and {} overlap; expected apart", called("out", j, n), called("out", i, n)));
     }
   }
 }
 
 // Where the fields lie; throws where one has no memory, or not of its own.
-const Judged& judge(const Program& program, std::span<const WindowField> fields, Device device) {
+const Judged& judge(const Window::Plan& plan, const Program& program, std::span<const WindowField> fields,
+                    Device device) {
   const std::size_t n = fields.size();
   std::vector<Pair> pairs(n);
   for (std::size_t i = 0; i < n; ++i) {
@@ -137,13 +147,13 @@ const Judged& judge(const Program& program, std::span<const WindowField> fields,
     pairs[i] = program.adjoint ? Pair{f.out.data, read} : Pair{read, f.out.data};
     const auto check = [&](const char* which, const std::byte* data, const Shape& shape, Device on) {
       if (data == nullptr && shape.count() > 0)
-        refuse(fmt::format("{} {} has no memory", called(which, i, n), to_string(shape)));
-      if (!(on == device)) refuse(called(which, i, n) + " " + is_on(on, device));
+        refuse(plan, fmt::format("{} {} has no memory", called(which, i, n), to_string(shape)));
+      if (!(on == device)) refuse(plan, called(which, i, n) + " " + is_on(on, device));
     };
     check("in", f.in.data, f.in.shape, f.in.device);
     check("out", f.out.data, f.out.shape, f.out.device);
   }
-  judge_overlap(program, fields, pairs);
+  judge_overlap(plan, program, fields, pairs);
   const std::uint64_t id = ++program.judgements;
   return program.judged[id % program.judged.size()] = {id, fields, device, std::move(pairs)};
 }
@@ -174,14 +184,41 @@ class ByMessages final : public WindowTransfer::Steps, private windows::Exchange
     fill();
   }
 
-  bool done() override { return !work_.valid() || work_.done(); }
-  void finish() override {
+  ByMessages(const ByMessages&) = delete;
+  ByMessages& operator=(const ByMessages&) = delete;
+  ~ByMessages() override {
+    if (!work_.valid() || plan_->mesh.context().forked()) return;
+    try {
+      if (work_.done()) return;
+      group_->fail({.code = ErrorCode::aborted,
+                    .text = fmt::format("{}: rank {} dropped an exchange in flight", plan_->name, plan_->me),
+                    .ranks = {plan_->me}});
+    } catch (...) {  // the group has failed: others know
+    }
+  }
+
+  bool done() override try {
+    if (why_) std::rethrow_exception(why_);
+    try {
+      return !work_.valid() || work_.done();
+    } catch (...) {
+      why_ = std::current_exception();
+      leave();
+      throw;
+    }
+  } catch (const Error& e) {
+    windows::throw_named(plan_->name, e);
+  }
+  void finish() override try {
+    if (why_) std::rethrow_exception(why_);
     if (work_.valid()) work_.wait();
     if (program_->adjoint) return add_all();
     for (const Program::Message& m : program_->received)
       if (m.packed)
         for (const Program::Step& step : m.steps)
           step.loops.copy(runtime_, stream_, buffer_.data() + m.at + step.from, pair(step).window + step.to);
+  } catch (const Error& e) {
+    windows::throw_named(plan_->name, e);
   }
 
  private:
@@ -207,7 +244,9 @@ class ByMessages final : public WindowTransfer::Steps, private windows::Exchange
     for (const Program::Message& m : program_->sent)
       calls.push_back(call::send({memory_of(m, true), m.bytes / size_bytes(m.dtype), m.dtype, stream_.device},
                                  m.rank, options));
-    if (!calls.empty()) work_ = plan_->group->coalesced(calls);
+    if (calls.empty()) return;
+    group_ = &plan_->group->state();
+    work_ = plan_->group->coalesced(calls);
   }
 
   void add_all() const {
@@ -224,13 +263,15 @@ class ByMessages final : public WindowTransfer::Steps, private windows::Exchange
     round_sums();
   }
 
-  Work work_;  // last: it ends before the memory goes
+  GroupState* group_ = nullptr;  // lives while work_ is valid: the program may have let go of the group
+  std::exception_ptr why_;       // done() has thrown it
+  Work work_;                    // last: it ends before the memory goes
 };
 
 WindowTransfer begin(const Window& window, const std::shared_ptr<Window::Plan>& plan,
-                     std::span<const WindowField> fields, Stream stream, bool adjoint) {
+                     std::span<const WindowField> fields, Stream stream, bool adjoint) try {
   const bool alone = !plan->axes || plan->axes.size() == 1;
-  if (!alone) plan->mesh.context().check_fork("window");
+  if (!alone) plan->mesh.context().check_fork(plan->name);
   if (fields.empty() && (alone || (plan->agreed && plan->links == nullptr))) return {};
   if (stream == Stream{} && !fields.empty()) stream = fields[0].in.device;
   const bool host = stream.device == Device{};
@@ -241,9 +282,10 @@ WindowTransfer begin(const Window& window, const std::shared_ptr<Window::Plan>& 
   Known known = as_before(*plan, fields, stream.device, adjoint, linked);
   if (known.program == nullptr) {
     known.program = &windows::program_for(window, *plan, fields, adjoint, linked);
-    known.fields = &judge(*known.program, fields, stream.device);
+    known.fields = &judge(*plan, *known.program, fields, stream.device);
   }
   const Program& program = *known.program;
+  if (!plan->in_flight.empty()) windows::expect_free(*plan, program, known.fields->pairs());
   if (!alone && !plan->agreed) {
     windows::agree(*plan, program.forms, stream.device, adjoint);
     plan->agreed = true;
@@ -251,6 +293,8 @@ WindowTransfer begin(const Window& window, const std::shared_ptr<Window::Plan>& 
   if (host && plan->host == nullptr) plan->host = &plan->mesh.context().device(stream.device);
   if (linked) return WindowTransfer(windows::over_links(plan, program, *known.fields, stream));
   return WindowTransfer(std::make_unique<ByMessages>(plan, program, *known.fields, stream));
+} catch (const Error& e) {
+  windows::throw_named(plan->name, e);
 }
 
 }  // namespace

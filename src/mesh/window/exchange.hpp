@@ -50,8 +50,18 @@ class Exchange {
   Exchange& operator=(const Exchange&) = delete;
   ~Exchange();
 
- protected:
+  const Program& program() const noexcept { return *program_; }
   const Pair& pair(std::size_t field) const noexcept { return pairs_[field]; }
+
+ protected:
+  /// It is over, or has failed: others may take its memory, and it uses its program no more.
+  void leave() const noexcept {
+    std::vector<const Exchange*>& all = plan_->in_flight;
+    if (!all.empty() && all.back() == this)
+      all.pop_back();
+    else
+      std::erase(all, this);
+  }
   const Pair& pair(const Program::Step& step) const noexcept { return pairs_[step.field]; }
   std::byte* sent_from(const Pair& p) const noexcept { return program_->adjoint ? p.window : p.part; }
   std::byte* received_in(const Pair& p) const noexcept { return program_->adjoint ? p.part : p.window; }

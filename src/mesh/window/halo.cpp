@@ -4,7 +4,8 @@
 
 #include <algorithm>
 
-#include "mesh/window/as_halo.hpp"
+#include "mesh/window/named.hpp"
+#include "mesh/window/plan.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -44,6 +45,7 @@ Halo::Halo(const Partition& x, const std::vector<HaloDim>& dims)
 
 Halo::Halo(const Partition& x, const std::vector<HaloDim>& dims, std::vector<WindowDim> wanted)
     : window_(windows::as_halo([&] { return Window(x, wanted); })), shape_(x.global()) {
+  window_.plan_->name = "halo";
   for (int d = 0; d < shape_.rank(); ++d) {
     const PartitionDim of = x.dim(d);
     const auto part = static_cast<std::size_t>(x.part(d));
@@ -85,7 +87,7 @@ WindowTransfer Halo::start(std::span<const TensorView> fields) const {
                               to_string(f.shape), to_string(shape_), to_string(inner_.shape)));
     of_window.push_back({inner(f), cut_out(f, reached_)});
   }
-  return windows::as_halo([&] { return window_.start(of_window); });
+  return window_.start(of_window);
 }
 
 }  // namespace weft

@@ -10,8 +10,9 @@
 
 namespace weft {
 namespace windows {
+class Exchange;
 class Links;
-}
+}  // namespace windows
 
 struct Window::Plan {
   Plan();
@@ -35,7 +36,8 @@ struct Window::Plan {
     std::vector<OfDim> dims;
   };
 
-  int rank_of_tensor = 0;  // its dimensions
+  const char* name = "window";  ///< what the program called: errors begin with it
+  int rank_of_tensor = 0;       // its dimensions
   Shape global;
   std::vector<Dim> dims;
   DeviceMesh mesh;                // the root
@@ -56,6 +58,7 @@ struct Window::Plan {
   /// What exchanges of fields of certain shapes and strides do, worked out (exchange.cpp), and memory of messages that no transfer uses now.
   struct Program;
   mutable std::vector<std::unique_ptr<const Program>> programs;
+  mutable std::vector<const windows::Exchange*> in_flight;  ///< begun and not finished, in no order
   mutable std::mutex spare_mutex;
   mutable std::vector<Tensor> spare;  // guarded by it: steps are taken in any thread that waits
 };

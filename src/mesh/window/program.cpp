@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/hash.hpp"
+#include "mesh/window/in_flight.hpp"
 #include "mesh/window/links/links.hpp"
 #include "mesh/window/overlap.hpp"
 #include "weft/base/error.hpp"
@@ -27,7 +28,9 @@ namespace {
 using Program = Window::Plan::Program;
 using Box = std::vector<Segment>;  // one of each of the plan's dims
 
-[[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::bad_argument, "window: " + text); }
+[[noreturn]] void refuse(const Window::Plan& plan, const std::string& text) {
+  throw Error(ErrorCode::bad_argument, fmt::format("{}: {}", plan.name, text));
+}
 
 // One side of a copy of a box: where it begins, and its steps in bytes in each dimension of the tensor.
 struct Side {
@@ -67,6 +70,11 @@ class Geometry {
       if (of(d) >= 0) side.offset += segment(box, d).out * step;
     }
     return side;
+  }
+  Dims begin_in_window(const Box& box) const {
+    Dims begin;
+    for (int d = 0; d < rank_; ++d) begin.push_back(of(d) < 0 ? 0 : segment(box, d).out);
+    return begin;
   }
   /// One after the other.
   static Side of_message(const Shape& counts, std::int64_t element) {
@@ -305,7 +313,7 @@ class Compiler {
       for (std::size_t d = 0; d < box.size(); ++d)
         whole &=
             box[d].in == 0 && box[d].count == plan_.dims[d].part_size && box[d].step == 1 && !box[d].turned;
-      if (whole) places.push_back({from.offset, to.offset});
+      if (whole) places.push_back({from.offset, to.offset, geometry_.begin_in_window(box)});
     });
     program_.places.push_back(std::move(places));
     if (program_.adjoint) {
@@ -333,37 +341,37 @@ class Compiler {
   Program program_;
 };
 
-void check_view(const std::string& name, const ConstTensorView& v) {
+void check_view(const Window::Plan& plan, const std::string& name, const ConstTensorView& v) {
   if (extents_fault(v.shape))
-    refuse(fmt::format("{} is {}; expected no negative extent", name, to_string(v.shape)));
+    refuse(plan, fmt::format("{} is {}; expected no negative extent", name, to_string(v.shape)));
   if (v.strides.rank() != v.shape.rank())
-    refuse(fmt::format("{} has {} strides for {} dimensions", name, v.strides.rank(), v.shape.rank()));
+    refuse(plan, fmt::format("{} has {} strides for {} dimensions", name, v.strides.rank(), v.shape.rank()));
 }
 
 // The form of a field; throws where it does not fit the window. `adjoint`: `in` is a window, `out` a part.
 Form form_of(const Window& window, const Window::Plan& plan, const WindowField& f, bool adjoint,
              std::size_t index, std::size_t count) {
   const std::string in = called("in", index, count), out = called("out", index, count);
-  check_view(in, f.in);
-  check_view(out, f.out);
+  check_view(plan, in, f.in);
+  check_view(plan, out, f.out);
   const Shape& part = adjoint ? f.out.shape : f.in.shape;
   if (part.rank() != plan.global.rank())
-    refuse(fmt::format("{} is {}; expected {} dimensions, as the whole {} has", adjoint ? out : in,
-                       to_string(part), plan.global.rank(), to_string(plan.global)));
+    refuse(plan, fmt::format("{} is {}; expected {} dimensions, as the whole {} has", adjoint ? out : in,
+                             to_string(part), plan.global.rank(), to_string(plan.global)));
   Shape expected = part;
   for (const Window::Plan::Dim& d : plan.dims) expected[d.dim] = d.part_size;
   if (!(part == expected))
-    refuse(fmt::format("{} is {}; expected {}, this rank's part", adjoint ? out : in, to_string(part),
-                       to_string(expected)));
+    refuse(plan, fmt::format("{} is {}; expected {}, this rank's part", adjoint ? out : in, to_string(part),
+                             to_string(expected)));
   const Shape of_window = window.window_shape(part);
   if (const Shape& got = adjoint ? f.in.shape : f.out.shape; !(got == of_window))
-    refuse(fmt::format("{} is {}; expected {}, this rank's window on {}", adjoint ? in : out, to_string(got),
-                       to_string(of_window), to_string(part)));
+    refuse(plan, fmt::format("{} is {}; expected {}, this rank's window on {}", adjoint ? in : out,
+                             to_string(got), to_string(of_window), to_string(part)));
   if (f.in.dtype != f.out.dtype)
-    refuse(fmt::format("{} is {}; expected {} as {}", out, name(f.out.dtype), name(f.in.dtype), in));
+    refuse(plan, fmt::format("{} is {}; expected {} as {}", out, name(f.out.dtype), name(f.in.dtype), in));
   if (adjoint && !windows::can_add(f.in.dtype))
-    refuse(fmt::format("{} is {}; expected a dtype that is added: an integer, or f64, f32, bf16, f16", in,
-                       name(f.in.dtype)));
+    refuse(plan, fmt::format("{} is {}; expected a dtype that is added: an integer, or f64, f32, bf16, f16",
+                             in, name(f.in.dtype)));
   const ConstTensorView held = adjoint ? ConstTensorView(f.out) : f.in;
   const ConstTensorView wanted = adjoint ? f.in : ConstTensorView(f.out);
   const auto of_part = span_of(held), of_window_span = span_of(wanted);
@@ -414,7 +422,7 @@ const Program& program_for(const Window& window, const Window::Plan& plan,
   constexpr std::size_t kMostPrograms = 4;
   if (plan.programs.size() >= kMostPrograms) {
     const auto idle = std::find_if(plan.programs.begin(), plan.programs.end(),
-                                   [](const auto& p) { return p->in_flight == 0; });
+                                   [&](const auto& p) { return !in_flight(plan, *p); });
     if (idle != plan.programs.end()) plan.programs.erase(idle);
   }
   plan.programs.push_back(std::move(made));

@@ -58,6 +58,7 @@ struct Window::Plan::Program {
   };
   struct Place {  // of the whole part in the window: its own, and those of its images beyond a periodic end
     std::int64_t part = 0, window = 0;
+    Dims begin{};  // in the window
   };
   // Over links (links.hpp): what goes to one rank, or comes from it. `loops` are between this rank's memory and the packed bytes.
   struct Box {
@@ -127,7 +128,6 @@ struct Window::Plan::Program {
     std::int64_t low, high;
   };
   std::vector<Span> sent_spans{};
-  mutable int in_flight = 0;                        // exchanges that use it
   mutable std::array<windows::Judged, 4> judged{};  // the last: programs exchange arrays by turns
   mutable std::uint64_t judgements = 0;
   std::int64_t room = 0;

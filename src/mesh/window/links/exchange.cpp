@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "mesh/window/named.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft::windows {
@@ -50,7 +51,7 @@ OverLinks::~OverLinks() {
     }();
     if (!over) {
       links_->fail({.code = ErrorCode::aborted,
-                    .text = fmt::format("window: rank {} dropped an exchange in flight", plan_->me),
+                    .text = fmt::format("{}: rank {} dropped an exchange in flight", plan_->name, plan_->me),
                     .ranks = {plan_->me}});
       give_up();
     }
@@ -59,8 +60,8 @@ OverLinks::~OverLinks() {
   if (came_) keep(std::move(*came_));
 }
 
-bool OverLinks::done() {
-  plan_->mesh.context().check_fork("window");
+bool OverLinks::done() try {
+  plan_->mesh.context().check_fork(name());
   try {
     if ((over_ = links_->ask(*this))) return true;
     if (!asked_until_) asked_until_ = Deadline::after(links_->deadline());
@@ -71,10 +72,12 @@ bool OverLinks::done() {
     if (!broken()) throw;
   }
   raise();
+} catch (const Error& e) {
+  throw_named(plan_->name, e);
 }
 
-void OverLinks::finish() {
-  plan_->mesh.context().check_fork("window");
+void OverLinks::finish() try {
+  plan_->mesh.context().check_fork(name());
   try {
     if ((over_ = links_->finish(*this))) return;
   } catch (...) {
@@ -82,6 +85,8 @@ void OverLinks::finish() {
     if (!broken()) throw;
   }
   raise();
+} catch (const Error& e) {
+  throw_named(plan_->name, e);
 }
 
 bool OverLinks::step() {
@@ -116,9 +121,10 @@ void OverLinks::broke(std::exception_ptr why) noexcept {
     std::rethrow_exception(std::move(why));
   } catch (const Revoked&) {
   } catch (const Error& e) {
-    links_->fail({.code = e.code(), .text = e.what(), .ranks = {e.ranks().begin(), e.ranks().end()}});
+    links_->fail(
+        {.code = e.code(), .text = named(name(), e.what()), .ranks = {e.ranks().begin(), e.ranks().end()}});
   } catch (const std::exception& e) {
-    links_->fail({.code = ErrorCode::system, .text = std::string("window: ") + e.what(), .ranks = {}});
+    links_->fail({.code = ErrorCode::system, .text = named(name(), e.what()), .ranks = {}});
   }
 }
 
@@ -129,6 +135,7 @@ bool OverLinks::broken() const noexcept {
 
 void OverLinks::give_up() noexcept {
   given_up_ = true;
+  leave();
   links_->give_up(*this);
 }
 
@@ -139,7 +146,7 @@ void OverLinks::raise() {
   try {
     std::rethrow_exception(why_);
   } catch (const Revoked& r) {
-    links_->raise_revoked(r.rank);
+    links_->raise_revoked(r.rank, name());
   }
 }
 

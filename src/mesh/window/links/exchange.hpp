@@ -51,6 +51,7 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
   void finish() override;
 
   // LinkedSteps
+  const char* name() const noexcept override { return plan_->name; }
   bool complete() const noexcept override { return left_ == 0; }
   bool step() override;
   void broke(std::exception_ptr why) noexcept override;

@@ -285,7 +285,7 @@ bool Links::settled() noexcept {
 
 void Links::check_group() {
   GroupState* const group = group_.load(std::memory_order_acquire);
-  if (group == nullptr) throw Error(ErrorCode::aborted, "window: its group has ended");
+  if (group == nullptr) throw Error(ErrorCode::aborted, "its group has ended");
   if (!group->failed()) return;
   static_cast<void>(group->probe(rank_, {.tag = kTokenTag}));  // throws the first cause
 }
@@ -342,9 +342,7 @@ bool Links::finish(LinkedSteps& x, std::optional<Deadline> limit) {
     if (idling.spin() || idling.yield()) continue;
     const Duration left = limit->left();
     if (left == Duration::zero() && interrupted()) {
-      fail({.code = ErrorCode::aborted,
-            .text = fmt::format("window: rank {} was interrupted while it waited", rank_),
-            .ranks = {rank_}});
+      fail_interrupted(x);
       continue;  // check_group() throws
     }
     await(x, left);
@@ -353,6 +351,12 @@ bool Links::finish(LinkedSteps& x, std::optional<Deadline> limit) {
   idling.moved();
   send_due();
   return x.complete();
+}
+
+void Links::fail_interrupted(const LinkedSteps& x) noexcept {
+  fail({.code = ErrorCode::aborted,
+        .text = fmt::format("{}: rank {} was interrupted while it waited", x.name(), rank_),
+        .ranks = {rank_}});
 }
 
 // Waits for a message that says that the wish of the oldest exchange is fulfilled: those behind it may be held up by it. Meanwhile the
@@ -490,10 +494,10 @@ void Links::await_readers() noexcept {
     }
 }
 
-void Links::raise_revoked(int rank) {
+void Links::raise_revoked(int rank, const char* name) {
   check_group();
   const Failure why{.code = ErrorCode::aborted,
-                    .text = "window: rank " + std::to_string(rank) + " gave up an exchange",
+                    .text = fmt::format("{}: rank {} gave up an exchange", name, rank),
                     .op = Op::recv,
                     .ranks = {rank}};
   fail(why);

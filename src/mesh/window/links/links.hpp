@@ -112,6 +112,8 @@ struct Link {
 class LinkedSteps {
  public:
   virtual ~LinkedSteps() = default;
+  /// What the program called: errors that all ranks see begin with it.
+  virtual const char* name() const noexcept = 0;
   /// The next steps, without waiting. True: something moved. Throws where the exchange has failed.
   virtual bool step() = 0;
   virtual bool complete() const noexcept = 0;
@@ -199,8 +201,8 @@ class Links final : public Driven, public std::enable_shared_from_this<Links> {
   /// Sends the messages that steps have made due, where any are: until they are sent, the group must live.
   void send_due() noexcept;
   void fail(const Failure& why) noexcept;
-  /// Throws why that rank has given up.
-  [[noreturn]] void raise_revoked(int rank);
+  /// Throws why that rank has given up. `name`: of this rank's exchange.
+  [[noreturn]] void raise_revoked(int rank, const char* name);
   Duration deadline() const noexcept { return deadline_; }
 
   // For its owner.
@@ -252,6 +254,7 @@ class Links final : public Driven, public std::enable_shared_from_this<Links> {
   bool in_flight(const LinkedSteps& x) const noexcept;
   bool progress(bool patient) noexcept;
   void touch(End& end);
+  [[gnu::cold]] void fail_interrupted(const LinkedSteps& x) noexcept;
   void await(LinkedSteps& x, Duration left);
   void revoke() noexcept;
   void await_readers() noexcept;

@@ -166,10 +166,11 @@ void OverLinks::read(In& in, const Program::Traffic& t, const Slot& slot) {
 
 // The memory of that rank could not be read.
 void OverLinks::lose(int rank, bool ended) {
-  Failure why{.code = ended ? ErrorCode::peer_lost : ErrorCode::system,
-              .text = ended ? fmt::format("window: rank {} died", rank)
-                            : fmt::format("window: the kernel does not copy from rank {}'s memory", rank),
-              .ranks = {rank}};
+  Failure why{
+      .code = ended ? ErrorCode::peer_lost : ErrorCode::system,
+      .text = ended ? fmt::format("{}: rank {} died", plan_->name, rank)
+                    : fmt::format("{}: the kernel does not copy from rank {}'s memory", plan_->name, rank),
+      .ranks = {rank}};
   throw Error(std::move(why));
 }
 
@@ -224,8 +225,8 @@ const std::vector<OverLinks::Program::Step>& OverLinks::joint_of(const Slot& slo
 
 void OverLinks::disagree(const Slot& slot, const Program::Traffic& t) {
   Failure why{.code = ErrorCode::mismatch,
-              .text = fmt::format("window: rank {} gave {}, and rank {} {}; expected the same on all ranks",
-                                  t.rank, std::string(slot.about), plan_->me, t.about),
+              .text = fmt::format("{}: rank {} gave {}, and rank {} {}; expected the same on all ranks",
+                                  plan_->name, t.rank, std::string(slot.about), plan_->me, t.about),
               .ranks = {t.rank, plan_->me}};
   throw Error(std::move(why));
 }

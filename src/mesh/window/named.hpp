@@ -1,0 +1,53 @@
+// Errors of windows begin with what the program called: "halo: " or "window: ". No state; any thread.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "weft/base/error.hpp"
+
+namespace weft::windows {
+
+/// `text` after "<name>: "; as it is where it begins so.
+inline std::string named(const char* name, std::string_view text) {
+  const std::string begin = std::string(name) + ": ";
+  return text.starts_with(begin) ? std::string(text) : begin + std::string(text);
+}
+
+[[noreturn]] inline void throw_with_text(const Error& e, std::string text) {
+  const auto ranks = e.ranks();
+  const auto last_calls = e.last_calls();
+  throw Error(Failure{.code = e.code(),
+                      .text = std::move(text),
+                      .op = e.op(),
+                      .call = e.call(),
+                      .ranks = {ranks.begin(), ranks.end()}},
+              e.quiesced(), {last_calls.begin(), last_calls.end()});
+}
+
+/// In a catch block of `e`: throws it with the text named(). A failure that an exchange of this name began reaches other ranks as that of the
+/// call in which they noticed it ("recv: halo: ..."), which is left out.
+[[noreturn, gnu::cold, gnu::noinline]] inline void throw_named(const char* name, const Error& e) {
+  std::string_view text = e.what();
+  const std::string begin = std::string(name) + ": ";
+  if (text.starts_with(begin)) throw;
+  const std::string noticed_in = std::string(weft::name(e.op())) + ": ";
+  if (text.starts_with(noticed_in + begin)) text.remove_prefix(noticed_in.size());
+  throw_with_text(e, named(name, text));
+}
+
+/// f(), which plans a window for a halo; its Errors "window: ..." begin with "halo: ".
+template <class F>
+auto as_halo(const F& f) {
+  constexpr std::string_view kWindow = "window: ";
+  try {
+    return f();
+  } catch (const Error& e) {
+    const std::string_view text = e.what();
+    if (!text.starts_with(kWindow)) throw;
+    throw_with_text(e, named("halo", text.substr(kWindow.size())));
+  }
+}
+
+}  // namespace weft::windows
