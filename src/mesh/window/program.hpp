@@ -116,6 +116,8 @@ struct Window::Plan::Program {
       std::array<windows::Place, windows::kMostPlaces> places{};
     };
     mutable Placed placed{};
+    mutable std::array<std::uint64_t, 4>
+        copyable{};  // fields that were judged, by id, of whose memory the kernel lets others read
     mutable std::uint64_t pieces_id = 0;  // the same for copies by the kernel: by field
     mutable std::vector<windows::Piece> there{}, here{};
   };

@@ -65,8 +65,9 @@ bool OverLinks::done() try {
   try {
     if ((over_ = links_->ask(*this))) return true;
     if (!asked_until_) asked_until_ = Deadline::after(links_->deadline());
-    if (!broken() && !asked_until_->passed()) return false;
-    if ((over_ = links_->finish(*this, *asked_until_))) return true;
+    const Links::State state = links_->state(*this);
+    if (state == Links::State::in_flight && !asked_until_->passed()) return false;
+    if (state != Links::State::over && (over_ = links_->finish(*this, *asked_until_))) return true;
   } catch (...) {
     give_up();
     if (!broken()) throw;
@@ -143,6 +144,7 @@ void OverLinks::give_up() noexcept {
 void OverLinks::raise() {
   if (!given_up_) give_up();
   if (!why_) links_->check_group();  // it has ended
+  if (!why_) throw Error(ErrorCode::aborted, "this exchange was given up");
   try {
     std::rethrow_exception(why_);
   } catch (const Revoked& r) {

@@ -95,15 +95,11 @@ bool KernelReads::finds(PeerProcess& process, std::uint64_t address, std::uint64
 
 bool KernelReads::copyable(const std::byte* data, std::size_t bytes) noexcept {
   const std::byte* const end = data + bytes;
-  for (const Range& r : known_)
-    if (data >= r.from && end <= r.to) return true;
   std::array<std::byte, 2> seen{};
   const iovec here = at(reinterpret_cast<std::uint64_t>(seen.data()), 2);
   const iovec there[] = {at(reinterpret_cast<std::uint64_t>(data), 1),
                          at(reinterpret_cast<std::uint64_t>(end - 1), 1)};
-  if (::process_vm_readv(::getpid(), &here, 1, there, 2, 0) != 2) return false;
-  known_[oldest_++ % known_.size()] = {data, end};
-  return true;
+  return ::process_vm_readv(::getpid(), &here, 1, there, 2, 0) == 2;
 }
 
 KernelReads::Outcome KernelReads::read(PeerProcess& process, const Pieces& there,

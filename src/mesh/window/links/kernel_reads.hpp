@@ -33,17 +33,10 @@ class KernelReads {
   static bool finds(PeerProcess& process, std::uint64_t address, std::uint64_t expected) noexcept;
 
   /// Whether the kernel reads this memory of this process for others; it refuses that of some drivers.
-  bool copyable(const std::byte* data, std::size_t bytes) noexcept;
+  static bool copyable(const std::byte* data, std::size_t bytes) noexcept;
   enum class Outcome { copied, refused, ended };
   /// Bytes of the other process, in the order of `there`, go to `here`: as many on both sides. `ended`: the process has, perhaps meanwhile.
-  Outcome read(PeerProcess& process, const Pieces& there, const Pieces& here) noexcept;
-
- private:
-  struct Range {
-    const std::byte *from = nullptr, *to = nullptr;
-  };
-  std::array<Range, 8> known_{};
-  std::size_t oldest_ = 0;
+  static Outcome read(PeerProcess& process, const Pieces& there, const Pieces& here) noexcept;
 };
 
 }  // namespace weft::windows

@@ -13,6 +13,7 @@
 #include "group/user_numbers.hpp"
 #include "host/arena.hpp"
 #include "host/threads/idling.hpp"
+#include "store/duration_text.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/interrupt.hpp"
 #include "weft/base/view.hpp"
@@ -308,6 +309,11 @@ bool Links::ask(LinkedSteps& x) {
   return !in_flight(x) && x.complete();
 }
 
+Links::State Links::state(const LinkedSteps& x) noexcept {
+  const Owning owning(*this);
+  return in_flight(x) ? State::in_flight : x.complete() ? State::complete : State::over;
+}
+
 bool Links::finish(LinkedSteps& x, std::optional<Deadline> limit) {
   bool flies = true;
   {
@@ -318,6 +324,7 @@ bool Links::finish(LinkedSteps& x, std::optional<Deadline> limit) {
   send_due();
   if (!flies) return x.complete();
   if (!limit) limit = Deadline::after(deadline_);
+  const auto begin = Clock::now();
   Idling idling(engine_.spin_limit(), spins_);
   std::optional<ProgressEngine::Waiter> waiter;
   for (;;) {
@@ -345,6 +352,10 @@ bool Links::finish(LinkedSteps& x, std::optional<Deadline> limit) {
       fail_interrupted(x);
       continue;  // check_group() throws
     }
+    if (behind(x)) {
+      nap(x, left, Clock::now() - begin);
+      continue;
+    }
     await(x, left);
     idling.restart();
   }
@@ -359,8 +370,41 @@ void Links::fail_interrupted(const LinkedSteps& x) noexcept {
         .ranks = {rank_}});
 }
 
-// Waits for a message that says that the wish of the oldest exchange is fulfilled: those behind it may be held up by it. Meanwhile the
-// engine drives all, as it does for each call that waits.
+// Whether older exchanges are in flight.
+bool Links::behind(const LinkedSteps& x) noexcept {
+  const Owning owning(*this);
+  return !active_.empty() && active_.front() != &x;
+}
+
+bool Links::is_fulfilled(const LinkedSteps::Wish& w) noexcept {
+  return w.receives
+             ? from(w.rank).link->slots[(w.value - 1) % kSlots].sequence.load(std::memory_order_seq_cst) >=
+                   w.value
+             : to(w.rank).link->taken.load(std::memory_order_seq_cst) >= w.value;
+}
+
+// For an exchange that others are before: any of them may hold it up, and it may complete before any of them. So no message says when; the engine drives all,
+// and naps.
+void Links::nap(LinkedSteps& x, Duration left, Duration waited) {
+  if (left > Duration::zero()) {
+    static_cast<void>(group_.load(std::memory_order_acquire)
+                          ->probe(rank_, {.tag = kTokenTag}));  // notices ranks that die, and throws
+    return engine_.sleep(left, waited, [&] { return state(x) != State::in_flight; });
+  }
+  LinkedSteps::Wish wish{};
+  {
+    const Owning owning(*this);
+    if (!in_flight(x)) return;
+    wish = x.wish();
+    if (is_fulfilled(wish)) wish = active_.front()->wish();
+  }
+  fail({.code = ErrorCode::timeout,
+        .text = fmt::format("{}: not finished within {}: rank {} has not come so far", x.name(),
+                            shown_seconds(deadline_), wish.rank),
+        .ranks = {wish.rank}});  // check_group() throws
+}
+
+// Waits for a message that says that the wish of the oldest exchange is fulfilled. Meanwhile the engine drives all, as it does for each call that waits.
 void Links::await(LinkedSteps& x, Duration left) {
   LinkedSteps::Wish wish{};
   bool another = false, fulfilled = false;
@@ -374,10 +418,7 @@ void Links::await(LinkedSteps& x, Duration left) {
       std::atomic<std::uint64_t>& waits = wish.receives ? end.link->receiver_waits : end.link->sender_waits;
       waits.store(wish.value, std::memory_order_seq_cst);
       full_fence();
-      fulfilled = wish.receives
-                      ? end.link->slots[(wish.value - 1) % kSlots].sequence.load(std::memory_order_seq_cst) >=
-                            wish.value
-                      : end.link->taken.load(std::memory_order_seq_cst) >= wish.value;
+      fulfilled = is_fulfilled(wish);
       std::uint64_t mine = wish.value;
       fulfilled = fulfilled && left > Duration::zero() &&
                   waits.compare_exchange_strong(mine, 0, std::memory_order_seq_cst);
@@ -428,17 +469,19 @@ void Links::tell() {
   }
 }
 
-// One thread sends at a time. Who finds another one sending waits for it, so that the group lives meanwhile; but a thread that comes here
-// from within its own sending, which makes progress, leaves it to the loop below it.
+// One thread sends at a time. Who finds another one sending waits for it, so that the group lives meanwhile. A thread that comes here from within its
+// sending, which makes progress, may be in that of any group: it leaves these messages to the loop that sends them, below it or in another thread, and
+// waits for none: that thread might wait for it.
 void Links::send_due() noexcept {
-  thread_local const Links* sender = nullptr;
+  thread_local std::vector<const Links*> senders;  // this thread's, the innermost last
   while (has_due_.load(std::memory_order_acquire) || sending_.load(std::memory_order_acquire)) {
-    if (sender == this) return;
+    if (std::find(senders.begin(), senders.end(), this) != senders.end()) return;
     if (sending_.exchange(true, std::memory_order_acq_rel)) {
+      if (!senders.empty()) return;
       sched_yield();
       continue;
     }
-    const Links* const before = std::exchange(sender, this);
+    senders.push_back(this);
     for (;;) {
       int rank = -1;
       {
@@ -457,7 +500,7 @@ void Links::send_due() noexcept {
       } catch (...) {  // the group has failed: who waits sees that, too
       }
     }
-    sender = before;
+    senders.pop_back();
     sending_.store(false, std::memory_order_release);
   }
 }

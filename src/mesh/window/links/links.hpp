@@ -196,6 +196,12 @@ class Links final : public Driven, public std::enable_shared_from_this<Links> {
   /// Waits until `x` is complete (true) or it or the group has failed. Throws the group's errors: at the deadline, timeout. It is `limit`, or
   /// that of the group from when it has to wait on.
   bool finish(LinkedSteps& x, std::optional<Deadline> limit = {});
+  enum class State : std::uint8_t {
+    in_flight,
+    complete,
+    over
+  };  ///< over: it has failed, or was given up, or the group has ended
+  State state(const LinkedSteps& x) noexcept;
   /// `x` ends before it is complete. Afterwards nothing touches its memory any more: neither this rank's threads nor a neighbour.
   void give_up(LinkedSteps& x) noexcept;
   /// Sends the messages that steps have made due, where any are: until they are sent, the group must live.
@@ -209,7 +215,6 @@ class Links final : public Driven, public std::enable_shared_from_this<Links> {
   End& to(int rank) noexcept { return ends_[0][static_cast<std::size_t>(rank)]; }
   End& from(int rank) noexcept { return ends_[1][static_cast<std::size_t>(rank)]; }
   PeerProcess& process(int rank) noexcept { return *processes_[static_cast<std::size_t>(rank)]; }
-  KernelReads& kernel() noexcept { return kernel_; }
   std::uint64_t new_boxes_id() noexcept { return ++boxes_ids_; }
 
   /// Whether the sender may fill the next slot; cheap where it may.
@@ -255,6 +260,9 @@ class Links final : public Driven, public std::enable_shared_from_this<Links> {
   bool progress(bool patient) noexcept;
   void touch(End& end);
   [[gnu::cold]] void fail_interrupted(const LinkedSteps& x) noexcept;
+  bool behind(const LinkedSteps& x) noexcept;
+  bool is_fulfilled(const LinkedSteps::Wish& wish) noexcept;
+  void nap(LinkedSteps& x, Duration left, Duration waited);
   void await(LinkedSteps& x, Duration left);
   void revoke() noexcept;
   void await_readers() noexcept;
@@ -276,7 +284,6 @@ class Links final : public Driven, public std::enable_shared_from_this<Links> {
   std::vector<int> due_;   // ranks that are to get a message
   bool patient_ = false;   // the owner may wait a little
   bool awaiting_ = false;  // a thread waits for a message
-  KernelReads kernel_;
   std::uint64_t boxes_ids_ = 0;
 
   std::atomic<bool> has_due_{false}, sending_{false};

@@ -154,7 +154,7 @@ void OverLinks::read(In& in, const Program::Traffic& t, const Slot& slot) {
   const std::vector<Piece> all{{0, 0, t.bytes}};
   {
     const Links::Reading reading(*in.end);
-    const KernelReads::Outcome outcome = links_->kernel().read(
+    const KernelReads::Outcome outcome = KernelReads::read(
         links_->process(t.rank), there, packed ? Pieces{all, &room} : Pieces{t.here, fields_here.data()});
     reading.check();
     if (outcome != KernelReads::Outcome::copied) lose(t.rank, outcome == KernelReads::Outcome::ended);
