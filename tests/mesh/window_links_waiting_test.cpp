@@ -187,29 +187,32 @@ TEST(WindowLinksWaiting, MessagesOfTwoGroupsThatHaveNoRoom) {
           c.finish();
         };
         all();
-        r.group().barrier().wait();
-        other.barrier().wait();
-        constexpr int kMessages = 24;  // more than a peer has room for
         std::uint8_t x = 7;
-        if (r.rank == 0) {
-          WindowTransfer a = to_1.start(), b = to_3.start();
-          r.store->set("begun", "1");
-          std::this_thread::sleep_for(milliseconds(500));  // the others have emptied all slots, and sleep
-          std::vector<Work> sends;
-          for (int i = 0; i < kMessages; ++i) {
-            sends.push_back(r.group().send(view(&x, 1), 1, {.tag = 9}));
-            sends.push_back(other.send(view(&x, 1), 2, {.tag = 9}));
+        for (int messages = 17; messages < 33;
+             messages += 2) {  // about as many as a peer has room for, and more
+          r.group().barrier().wait();
+          other.barrier().wait();
+          const std::string begun = "begun" + std::to_string(messages);
+          if (r.rank == 0) {
+            WindowTransfer a = to_1.start(), b = to_3.start();
+            r.store->set(begun, "1");
+            std::this_thread::sleep_for(milliseconds(80));  // the others have emptied all slots, and sleep
+            std::vector<Work> sends;
+            for (int i = 0; i < messages; ++i) {
+              sends.push_back(r.group().send(view(&x, 1), 1, {.tag = 9}));
+              sends.push_back(other.send(view(&x, 1), 2, {.tag = 9}));
+            }
+            WindowTransfer c = to_2.start();
+            a.finish();
+            b.finish();
+            c.finish();
+            for (Work& s : sends) s.wait();
+          } else {
+            r.store->get(begun, Deadline::after(seconds(10)));
+            all();
+            for (int i = 0; i < messages && r.rank != 3; ++i)
+              (r.rank == 1 ? r.group() : other).recv(view(&x, 1), 0, {.tag = 9}).wait();
           }
-          WindowTransfer c = to_2.start();
-          a.finish();
-          b.finish();
-          c.finish();
-          for (Work& s : sends) s.wait();
-        } else {
-          r.store->get("begun", Deadline::after(seconds(10)));
-          all();
-          for (int i = 0; i < kMessages && r.rank != 3; ++i)
-            (r.rank == 1 ? r.group() : other).recv(view(&x, 1), 0, {.tag = 9}).wait();
         }
       },
       options);
