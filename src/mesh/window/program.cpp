@@ -264,7 +264,7 @@ class Compiler {
   }
 
   // Fewer bytes stay in the caches; shorter runs leave lines that are written in parts.
-  static constexpr std::int64_t kStreamedBytes = 4 << 20, kStreamedRun = 512;
+  static constexpr std::int64_t kStreamedBytes = 8 << 20, kStreamedRun = 512;
 
   // Where few bytes go as few runs: each run, in the order of the packed bytes.
   void find_moves(Program::Traffic& t) const {
