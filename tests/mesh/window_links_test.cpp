@@ -237,7 +237,7 @@ TEST(WindowLinks, OtherMemoryGoesBothWaysAtFirst) {
 TEST(WindowLinks, ManyPackedBytesAreUnpackedBothWays) {
   run_ranks(Ranks::processes, 2, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"y", -1}});
-    constexpr std::int64_t kPlanes = 1024,
+    constexpr std::int64_t kPlanes = 2048,
                            kRun = 515;  // of which one in six is looked at: at least one of each cache line
     const Partition x(make_layout(mesh, {Shard{1}}, {kPlanes, 4, kRun}));
     const Window window(x, {WindowDim::halo(x, 1, 1, 0, Edge::periodic())});
