@@ -60,6 +60,15 @@ class Quickest {
     const auto& last = ways_[index(way)].ns;
     return *std::min_element(last.begin(), last.end());
   }
+  // When it is tried again.
+  void put_off(Of& of, std::uint64_t n) noexcept {
+    std::uint64_t least = kUnknown;
+    for (const Of& other : ways_)
+      least = std::min(least, *std::min_element(other.ns.begin(), other.ns.end()));
+    const std::uint64_t mine = *std::min_element(of.ns.begin(), of.ns.end());
+    of.again = n + of.gap;
+    of.gap = std::min(2 * of.gap, mine == kUnknown || mine / 2 < least ? kAgain : kSeldom);
+  }
   std::uint64_t count_ = 0;
   std::array<Of, kWays> ways_{};
   // Tried now, `left_` times more.
@@ -83,13 +92,11 @@ typename Quickest<Way, kWays>::Next Quickest<Way, kWays>::next(std::span<const W
   if (left_ == 0) return {quickest, n % kCheck == 0};
   if (std::find(possible.begin(), possible.end(), tried_) == possible.end()) {
     left_ = 0;
+    put_off(ways_[index(tried_)], n);
     return {quickest, false};
   }
   if (--left_ == 0) {
-    const std::uint64_t least = ns(quickest), mine = ns(tried_);
-    Of& of = ways_[index(tried_)];
-    of.again = n + of.gap;
-    of.gap = std::min(2 * of.gap, mine == kUnknown || mine / 2 < least ? kAgain : kSeldom);
+    put_off(ways_[index(tried_)], n);
   }
   return {tried_, left_ < kCounted};
 }

@@ -81,6 +81,20 @@ TEST(Quickest, OneSlowTryDoesNotCount) {
   EXPECT_EQ(ways.best(kAll), Way::first);
 }
 
+// A row that is broken off, as its way is possible only now and then, is not begun again at once.
+TEST(Quickest, WhatIsPossibleNowAndThenIsNotTriedForEver) {
+  Ways ways;
+  constexpr std::array kTwo{Way::first, Way::second};
+  const Costs costs{{Way::first, 100}, {Way::second, 110}, {Way::third, 1000}};
+  int third = 0;
+  for (int i = 0; i < 10'000; ++i) {
+    const Ways::Next next = i % 2 == 0 ? ways.next(kTwo) : ways.next(kAll);
+    third += next.way == Way::third ? 1 : 0;
+    if (next.timed) ways.took(next.way, costs.at(next.way));
+  }
+  EXPECT_LT(third, 100);
+}
+
 TEST(Quickest, WhatIsNotPossibleIsNotUsed) {
   Ways ways;
   constexpr std::array kOne{Way::first};

@@ -137,6 +137,35 @@ TEST(DomainConv, LargeOnes) {
   });
 }
 
+// The interior first, or the whole window: a plan tries both, and uses the quicker one.
+TEST(DomainConv, EitherOrderHasTheBitsOfOneRank) {
+  test::run_ranks(test::Ranks::threads, 2, [](test::Rank& rank) {
+    Compute compute(rank.context, 1);
+    const DeviceMesh mesh(rank.group(), {{"rows", 2}});
+    for (const DType dtype : {DType::f32, DType::bf16})
+      for (const Conv2dConfig& c : {Conv2dConfig{.in = 40, .out = 24, .kernel = 3, .padding = 1},
+                                    Conv2dConfig{.in = 24, .out = 24, .kernel = 5, .padding = 2}}) {
+        SCOPED_TRACE(text_of(c) + " " + std::string(name(dtype)));
+        const MakeModule make = [&] {
+          auto conv = std::make_unique<Conv2d>(c);
+          conv->weight->set_dtype(dtype);
+          return conv;
+        };
+        const test::Serial serial = run_serial(make, {1, c.in, 26, 22}, compute);
+        const std::unique_ptr<Module> model = make();
+        const DomainManager manager = apply_domain_parallel(*model, mesh);
+        replicate(*model, mesh);
+        test::set_up(*model, compute);
+        const Tensor x = shard_spatial(serial.x, manager);
+        for (int step = 0; step < 24; ++step) {
+          Frame frame = Frame::inference(compute);
+          const Tensor y = model->forward(x, frame)[0];
+          ASSERT_TRUE(test::same_bits(y, distribute(serial.y, y.layout()))) << "step " << step;
+        }
+      }
+  });
+}
+
 // What looks at each pixel alone, after a mean of the whole map that one rank has.
 TEST(DomainConv, OneByOneWhereOtherRanksHaveNothing) {
   const MakeModule make = [] {

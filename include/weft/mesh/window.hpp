@@ -124,7 +124,8 @@ class [[nodiscard]] WindowTransfer {
   };
   WindowTransfer() = default;
   explicit WindowTransfer(std::unique_ptr<Steps> steps) : steps_(std::move(steps)) {}
-  /// True once finish() will not wait. Takes the next steps it can; never waits.
+  /// True once finish() will not wait. Takes the next steps it can; does not wait. Throws where the exchange has failed, and timeout where it has not
+  /// ended within the group's deadline since done() was first asked.
   bool done() { return steps_ == nullptr || steps_->done(); }
   /// Waits, and writes what came from others. Nothing where it is finished already.
   void finish() {

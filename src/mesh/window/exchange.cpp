@@ -154,8 +154,8 @@ const Judged& judge(const Window::Plan& plan, const Program& program, std::span<
     check("out", f.out.data, f.out.shape, f.out.device);
   }
   judge_overlap(plan, program, fields, pairs);
-  const std::uint64_t id = ++program.judgements;
-  return program.judged[id % program.judged.size()] = {id, fields, device, std::move(pairs)};
+  return program.judged[program.next_judged++ % program.judged.size()] = {++plan.judgements, fields, device,
+                                                                          std::move(pairs)};
 }
 
 struct Known {
@@ -285,7 +285,7 @@ WindowTransfer begin(const Window& window, const std::shared_ptr<Window::Plan>& 
     known.fields = &judge(*plan, *known.program, fields, stream.device);
   }
   const Program& program = *known.program;
-  if (!plan->in_flight.empty()) windows::expect_free(*plan, program, known.fields->pairs());
+  if (!plan->in_flight.empty()) windows::expect_free(*plan, program, *known.fields);
   if (!alone && !plan->agreed) {
     windows::agree(*plan, program.forms, stream.device, adjoint);
     plan->agreed = true;

@@ -1,5 +1,5 @@
 // An exchange in flight: what its two kinds share. By messages of the group (exchange.cpp), on any transport and device; over links, where the
-// ranks share memory (linked_exchange.cpp).
+// ranks share memory (links/exchange.cpp).
 #pragma once
 
 #include <algorithm>
@@ -51,6 +51,7 @@ class Exchange {
   ~Exchange();
 
   const Program& program() const noexcept { return *program_; }
+  std::uint64_t judged() const noexcept { return judged_; }
   const Pair& pair(std::size_t field) const noexcept { return pairs_[field]; }
 
  protected:

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -86,7 +87,8 @@ bool in_flight(const Window::Plan& plan, const Program& program) noexcept {
   return std::ranges::any_of(plan.in_flight, [&](const Exchange* x) { return &x->program() == &program; });
 }
 
-void expect_free(const Window::Plan& plan, const Program& program, std::span<const Pair> pairs) {
+void expect_free(const Window::Plan& plan, const Program& program, const Judged& fields) {
+  const std::span<const Pair> pairs = fields.pairs();
   const std::size_t n = pairs.size();
   const auto taken = [&](bool out, std::size_t field, const char* by) {
     if (plan.group != nullptr && plan.group->failed()) return;
@@ -94,9 +96,12 @@ void expect_free(const Window::Plan& plan, const Program& program, std::span<con
                 fmt::format("{}: {} still {} by an exchange in flight; finish that one first", plan.name,
                             subject(plan, out, field, n), by));
   };
-  for (std::size_t i = 0; i < n; ++i) {
-    const Access in(program, i, pairs[i], false), out(program, i, pairs[i], true);
-    for (const Exchange* other : plan.in_flight)
+  for (const Exchange* other : plan.in_flight) {
+    const std::uint64_t mine = fields.id(), theirs = other->judged();
+    const std::pair<std::uint64_t, std::uint64_t> ids{std::min(mine, theirs), std::max(mine, theirs)};
+    if (std::ranges::find(plan.apart, ids) != plan.apart.end()) continue;
+    for (std::size_t i = 0; i < n; ++i) {
+      const Access in(program, i, pairs[i], false), out(program, i, pairs[i], true);
       for (std::size_t j = 0; j < other->program().forms.size(); ++j) {
         const Access its_in(other->program(), j, other->pair(j), false),
             its_out(other->program(), j, other->pair(j), true);
@@ -104,6 +109,8 @@ void expect_free(const Window::Plan& plan, const Program& program, std::span<con
         if (out.meets(its_in)) taken(true, i, "read");
         if (in.meets(its_out)) taken(false, i, "written");
       }
+    }
+    plan.apart[plan.next_apart++ % plan.apart.size()] = ids;
   }
 }
 

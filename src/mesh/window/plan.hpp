@@ -1,8 +1,11 @@
 // Who sends which elements of a window to whom. Made by Window's constructor (window.cpp), carried out in exchange.cpp.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "mesh/window/segments.hpp"
@@ -58,7 +61,12 @@ struct Window::Plan {
   /// What exchanges of fields of certain shapes and strides do, worked out (exchange.cpp), and memory of messages that no transfer uses now.
   struct Program;
   mutable std::vector<std::unique_ptr<const Program>> programs;
-  mutable std::vector<const windows::Exchange*> in_flight;  ///< begun and not finished, in no order
+  mutable std::uint64_t judgements = 0;  ///< of fields (judged.hpp); the last one's id
+  /// Ids of fields that may be in flight at a time: those found last (in_flight.hpp).
+  mutable std::array<std::pair<std::uint64_t, std::uint64_t>, 16> apart{};
+  mutable std::size_t next_apart = 0;
+  mutable std::vector<const windows::Exchange*>
+      in_flight;  ///< begun, and neither finished nor failed, in no order
   mutable std::mutex spare_mutex;
   mutable std::vector<Tensor> spare;  // guarded by it: steps are taken in any thread that waits
 };

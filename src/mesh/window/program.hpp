@@ -117,7 +117,7 @@ struct Window::Plan::Program {
     };
     mutable Placed placed{};
     mutable std::array<std::uint64_t, 4>
-        copyable{};  // fields that were judged, by id, of whose memory the kernel lets others read
+        copyable{};  // fields that were judged, by id, of whose memory the kernel let others read then
     mutable std::uint64_t pieces_id = 0;  // the same for copies by the kernel: by field
     mutable std::vector<windows::Piece> there{}, here{};
   };
@@ -131,7 +131,7 @@ struct Window::Plan::Program {
   };
   std::vector<Span> sent_spans{};
   mutable std::array<windows::Judged, 4> judged{};  // the last: programs exchange arrays by turns
-  mutable std::uint64_t judgements = 0;
+  mutable std::size_t next_judged = 0;              // of these
   std::int64_t room = 0;
   std::vector<Message> sent{}, received{};
   std::vector<Step> own{}, cleared{};

@@ -149,7 +149,10 @@ void Loops::each_row(const Row& row) const {
 
 // Dimensions d and those inside it, where dimension d has `count` indices.
 void Loops::copy_from_dim(int d, std::int64_t count, const std::byte* in, std::byte* out) const {
-  if (d >= outer_) return copy_runs_of(count * element_)(in, out, 1, 0, 0, count * element_);
+  if (d >= outer_) {  // a part of a run
+    const std::int64_t bytes = count * element_;
+    return (copy_runs_ == stream_runs ? stream_runs : copy_runs_of(bytes))(in, out, 1, 0, 0, bytes);
+  }
   const Dim& row = dim(outer_ - 1);
   if (d == outer_ - 1) return copy_runs_(in, out, count, row.in, row.out, run_);
   std::array<std::int64_t, Dims::kMaxDims + 1> index{};

@@ -75,7 +75,7 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
     Phase phase = Phase::queued;
     bool held = false;  // of the adjoint: the slot is taken when its bytes are added
     Unpacking unpacking = Unpacking::plain;
-    bool unpacking_timed = false, trial = false;  // trial: it is not the quicker one
+    bool unpacking_timed = false, trial = false;  // trial: so the sender is told no time of it
     std::uint64_t ns = 0;                         // of copies, where the sender asks
   };
 

@@ -285,11 +285,17 @@ bool Links::settled() noexcept {
 }
 
 void Links::check_group() {
+  if (group().failed()) look();
+}
+
+GroupState& Links::group() const {
   GroupState* const group = group_.load(std::memory_order_acquire);
   if (group == nullptr) throw Error(ErrorCode::aborted, "its group has ended");
-  if (!group->failed()) return;
-  static_cast<void>(group->probe(rank_, {.tag = kTokenTag}));  // throws the first cause
+  return *group;
 }
+
+// Notices ranks that die; throws the group's first failure.
+void Links::look() const { static_cast<void>(group().probe(rank_, {.tag = kTokenTag})); }
 
 bool Links::ask(LinkedSteps& x) {
   bool moved = false, flies = false;
@@ -303,7 +309,7 @@ bool Links::ask(LinkedSteps& x) {
   check_group();
   if (moved) return false;
   // A peer may need this rank's part in a call of some group before it comes to this; and ranks that die are noticed here.
-  static_cast<void>(group_.load(std::memory_order_relaxed)->probe(rank_, {.tag = kTokenTag}));
+  look();
   engine_.drive_all();
   const Owning owning(*this);
   return !in_flight(x) && x.complete();
@@ -387,16 +393,16 @@ bool Links::is_fulfilled(const LinkedSteps::Wish& w) noexcept {
 // and naps.
 void Links::nap(LinkedSteps& x, Duration left, Duration waited) {
   if (left > Duration::zero()) {
-    static_cast<void>(group_.load(std::memory_order_acquire)
-                          ->probe(rank_, {.tag = kTokenTag}));  // notices ranks that die, and throws
+    look();
     return engine_.sleep(left, waited, [&] { return state(x) != State::in_flight; });
   }
   LinkedSteps::Wish wish{};
   {
     const Owning owning(*this);
     if (!in_flight(x)) return;
-    wish = x.wish();
-    if (is_fulfilled(wish)) wish = active_.front()->wish();
+    // Where what it wants is there, one before it holds it up.
+    auto i = std::find(active_.begin(), active_.end(), &x);
+    for (wish = x.wish(); is_fulfilled(wish) && i != active_.begin();) wish = (*--i)->wish();
   }
   fail({.code = ErrorCode::timeout,
         .text = fmt::format("{}: not finished within {}: rank {} has not come so far", x.name(),
@@ -426,7 +432,7 @@ void Links::await(LinkedSteps& x, Duration left) {
     }
   }
   if (fulfilled) {  // and yet stays so where it is for an exchange that has failed: the group knows
-    static_cast<void>(group_.load(std::memory_order_acquire)->probe(rank_, {.tag = kTokenTag}));
+    look();
     return;
   }
   if (another) {  // that thread gets the message, or sees the group fail
@@ -439,8 +445,8 @@ void Links::await(LinkedSteps& x, Duration left) {
   };
   std::uint8_t token = 0;
   try {
-    group_.load(std::memory_order_acquire)
-        ->submit(call::recv(
+    group()
+        .submit(call::recv(
             view(&token, 1), wish.rank,
             {.deadline = std::max<Duration>(left, std::chrono::milliseconds(1)), .tag = kTokenTag}))
         .wait();

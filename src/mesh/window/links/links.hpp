@@ -260,6 +260,8 @@ class Links final : public Driven, public std::enable_shared_from_this<Links> {
   bool progress(bool patient) noexcept;
   void touch(End& end);
   [[gnu::cold]] void fail_interrupted(const LinkedSteps& x) noexcept;
+  GroupState& group() const;
+  void look() const;
   bool behind(const LinkedSteps& x) noexcept;
   bool is_fulfilled(const LinkedSteps::Wish& wish) noexcept;
   void nap(LinkedSteps& x, Duration left, Duration waited);

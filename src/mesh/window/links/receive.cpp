@@ -14,7 +14,6 @@ bool OverLinks::receive(In& in, const Program::Traffic& t) {
   if (in.phase == Phase::queued) {
     if (end.turn != in.ticket) return false;
     in.phase = Phase::moving;
-    if (!t.streamed.empty()) choose_unpacking(in, t);
   }
   bool moved = false;
   for (;;) {
@@ -35,6 +34,8 @@ bool OverLinks::receive(In& in, const Program::Traffic& t) {
       ++there_;
       return true;
     }
+    if (!t.streamed.empty() && slot.holds == Holds::packed && in.cursor.box == 0 && in.cursor.element == 0)
+      choose_unpacking(in, t);
     const bool timed = slot.timing != 0 || in.unpacking_timed;
     const std::uint64_t since = timed ? now_ns() : 0;
     copy_slot(in, t, slot);
@@ -55,7 +56,7 @@ bool OverLinks::receive(In& in, const Program::Traffic& t) {
   }
 }
 
-// Not in the first exchanges, in which the sender tries its ways.
+// Of an exchange that comes packed; not of the first ones, in which the sender tries its ways.
 void OverLinks::choose_unpacking(In& in, const Program::Traffic& t) const {
   if (t.came++ < (kWays + 1) * Ways::kTries) return;
   constexpr std::array kBoth{Unpacking::plain, Unpacking::streamed};
@@ -70,7 +71,7 @@ void OverLinks::end_timing(const In& in, const Program::Traffic& t, const Slot& 
   if (slot.timing != 0 && !in.trial)
     in.end->link->took[slot.timing % kTimings].store(Took::word(in.end->next + 1, in.ns),
                                                      std::memory_order_relaxed);
-  if (in.unpacking_timed && slot.holds == Holds::packed) t.unpackings.took(in.unpacking, in.ns);
+  if (in.unpacking_timed) t.unpackings.took(in.unpacking, in.ns);
 }
 
 // What the slot holds, or names, to its place here.
