@@ -48,8 +48,8 @@ class Quickest {
   static constexpr std::uint64_t kSeldom = 16384;
 
  private:
-  static constexpr std::uint64_t kCounted =
-      3;  // of a row; the least of them counts, as a thread may be held up by others meanwhile
+  // Of a row; the least of them counts, as a thread may be held up by others meanwhile.
+  static constexpr std::uint64_t kCounted = 3;
   static constexpr std::uint64_t kUnknown = std::numeric_limits<std::uint64_t>::max();
   struct Of {
     std::array<std::uint64_t, kCounted> ns{kUnknown, kUnknown, kUnknown};
@@ -60,14 +60,11 @@ class Quickest {
     const auto& last = ways_[index(way)].ns;
     return *std::min_element(last.begin(), last.end());
   }
-  // When it is tried again.
-  void put_off(Of& of, std::uint64_t n) noexcept {
-    std::uint64_t least = kUnknown;
-    for (const Of& other : ways_)
-      least = std::min(least, *std::min_element(other.ns.begin(), other.ns.end()));
-    const std::uint64_t mine = *std::min_element(of.ns.begin(), of.ns.end());
+  // Until when `way` is not tried, at time n.
+  void put_off(Way way, std::uint64_t n, Way quickest) noexcept {
+    Of& of = ways_[index(way)];
     of.again = n + of.gap;
-    of.gap = std::min(2 * of.gap, mine == kUnknown || mine / 2 < least ? kAgain : kSeldom);
+    of.gap = std::min(2 * of.gap, ns(way) == kUnknown || ns(way) / 2 < ns(quickest) ? kAgain : kSeldom);
   }
   std::uint64_t count_ = 0;
   std::array<Of, kWays> ways_{};
@@ -83,8 +80,7 @@ typename Quickest<Way, kWays>::Next Quickest<Way, kWays>::next(std::span<const W
   const Way quickest = best(possible);
   if (left_ == 0)
     for (const Way way : possible) {
-      Of& of = ways_[index(way)];
-      if (n < of.again || (way == quickest && ns(way) != kUnknown)) continue;
+      if (n < ways_[index(way)].again || (way == quickest && ns(way) != kUnknown)) continue;
       tried_ = way;
       left_ = kTries;
       break;
@@ -92,12 +88,10 @@ typename Quickest<Way, kWays>::Next Quickest<Way, kWays>::next(std::span<const W
   if (left_ == 0) return {quickest, n % kCheck == 0};
   if (std::find(possible.begin(), possible.end(), tried_) == possible.end()) {
     left_ = 0;
-    put_off(ways_[index(tried_)], n);
+    put_off(tried_, n, quickest);
     return {quickest, false};
   }
-  if (--left_ == 0) {
-    put_off(ways_[index(tried_)], n);
-  }
+  if (--left_ == 0) put_off(tried_, n, quickest);
   return {tried_, left_ < kCounted};
 }
 

@@ -44,6 +44,12 @@ Exchange::~Exchange() {
   if (buffer_) keep(std::move(buffer_));
 }
 
+Failure Exchange::dropped() const {
+  return {.code = ErrorCode::aborted,
+          .text = fmt::format("{}: rank {} dropped an exchange in flight", plan_->name, plan_->me),
+          .ranks = {plan_->me}};
+}
+
 void Exchange::keep(Tensor room) const {
   if (plan_->mesh.context().forked()) return;  // the lock may be held for ever
   constexpr std::size_t kMostSpare = 4;
@@ -105,10 +111,7 @@ using Program = Window::Plan::Program;
 using windows::called;
 using windows::Judged;
 using windows::Pair;
-
-[[noreturn]] void refuse(const Window::Plan& plan, const std::string& text) {
-  throw Error(ErrorCode::bad_argument, fmt::format("{}: {}", plan.name, text));
-}
+using windows::refuse;
 
 // Throws where what is written shares memory with what is read, or with itself; `in` may lie at its place in `out`.
 void judge_overlap(const Window::Plan& plan, const Program& program, std::span<const WindowField> fields,
@@ -121,10 +124,8 @@ void judge_overlap(const Window::Plan& plan, const Program& program, std::span<c
           fmt::format("{} has strides {} of {}: elements share memory; expected each in a place of its own",
                       called("out", i, n), to_string(fields[i].out.strides), to_string(fields[i].out.shape)));
     for (std::size_t j = 0; j < n; ++j) {
-      const auto lies_at = [&](const Program::Place& place) {
-        return pairs[i].part + place.part == pairs[i].window + place.window;
-      };
-      const bool at_place = i == j && std::ranges::any_of(program.places[i], lies_at);
+      const bool at_place =
+          i == j && std::ranges::any_of(program.places[i], [&](const auto& p) { return p.holds(pairs[i]); });
       if (!at_place && windows::share_memory(fields[j].in, fields[i].out))
         refuse(plan,
                fmt::format("{} and {} overlap; expected apart{}", called("in", j, n), called("out", i, n),
@@ -190,9 +191,7 @@ class ByMessages final : public WindowTransfer::Steps, private windows::Exchange
     if (!work_.valid() || plan_->mesh.context().forked()) return;
     try {
       if (work_.done()) return;
-      group_->fail({.code = ErrorCode::aborted,
-                    .text = fmt::format("{}: rank {} dropped an exchange in flight", plan_->name, plan_->me),
-                    .ranks = {plan_->me}});
+      group_->fail(dropped());
     } catch (...) {  // the group has failed: others know
     }
   }

@@ -63,6 +63,8 @@ class Exchange {
     else
       std::erase(all, this);
   }
+  /// What others are told where the program drops it.
+  Failure dropped() const;
   const Pair& pair(const Program::Step& step) const noexcept { return pairs_[step.field]; }
   std::byte* sent_from(const Pair& p) const noexcept { return program_->adjoint ? p.window : p.part; }
   std::byte* received_in(const Pair& p) const noexcept { return program_->adjoint ? p.part : p.window; }

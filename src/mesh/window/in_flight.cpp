@@ -45,11 +45,8 @@ class Access {
     ConstTensorView rest = of_window()
                                ? ConstTensorView{data_, form_.dtype, {}, form_.of_window, form_.window}
                                : ConstTensorView{data_, form_.dtype, {}, form_.shape, form_.part};
-    const auto lies_at = [&](const Program::Place& place) {
-      return pair_.part + place.part == pair_.window + place.window;
-    };
     const std::vector<Program::Place>& places = program_.places[field_];
-    const auto place = std::ranges::find_if(places, lies_at);
+    const auto place = std::ranges::find_if(places, [&](const Program::Place& p) { return p.holds(pair_); });
     if (!writes_ || place == places.end()) return {rest};
     std::vector<ConstTensorView> around;
     for (int d = 0; d < form_.shape.rank(); ++d) {

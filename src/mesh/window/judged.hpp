@@ -15,8 +15,8 @@ struct Pair {
   std::byte* window;
 };
 
-/// All that was judged of some fields, in few cache lines: eight of them are 20 in the caller's memory, and an exchange of many bytes takes those out of
-/// the first cache each time.
+/// All that was judged of some fields, in few cache lines: the views of eight fields take 40, and an exchange of many bytes takes those out of the first
+/// cache each time.
 class Judged {
  public:
   Judged() = default;

@@ -19,6 +19,10 @@ Window::Plan::~Plan() = default;
 
 namespace weft::windows {
 
+void refuse(const Window::Plan& plan, const std::string& text) {
+  throw Error(ErrorCode::bad_argument, fmt::format("{}: {}", plan.name, text));
+}
+
 std::string called(const char* which, std::size_t index, std::size_t count) {
   return count == 1 ? std::string(which) : fmt::format("{} of field {}", which, index);
 }
@@ -27,10 +31,6 @@ namespace {
 
 using Program = Window::Plan::Program;
 using Box = std::vector<Segment>;  // one of each of the plan's dims
-
-[[noreturn]] void refuse(const Window::Plan& plan, const std::string& text) {
-  throw Error(ErrorCode::bad_argument, fmt::format("{}: {}", plan.name, text));
-}
 
 // One side of a copy of a box: where it begins, and its steps in bytes in each dimension of the tensor.
 struct Side {

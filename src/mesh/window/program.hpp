@@ -57,6 +57,8 @@ struct Window::Plan::Program {
     std::array<std::byte, 16> element;
   };
   struct Place {  // of the whole part in the window: its own, and those of its images beyond a periodic end
+    /// Whether the part lies there in memory.
+    bool holds(const windows::Pair& p) const noexcept { return p.part + part == p.window + window; }
     std::int64_t part = 0, window = 0;
     Dims begin{};  // in the window
   };
@@ -143,6 +145,9 @@ struct Window::Plan::Program {
 };
 
 namespace windows {
+
+/// Throws bad_argument: what the program called, and the text.
+[[noreturn]] void refuse(const Window::Plan& plan, const std::string& text);
 
 /// "in", "out of field 3": in texts of errors.
 std::string called(const char* which, std::size_t index, std::size_t count);

@@ -50,9 +50,7 @@ OverLinks::~OverLinks() {
       return complete();
     }();
     if (!over) {
-      links_->fail({.code = ErrorCode::aborted,
-                    .text = fmt::format("{}: rank {} dropped an exchange in flight", plan_->name, plan_->me),
-                    .ranks = {plan_->me}});
+      links_->fail(dropped());
       give_up();
     }
   }

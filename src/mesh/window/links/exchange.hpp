@@ -15,11 +15,10 @@
 namespace weft::windows {
 
 inline constexpr std::int64_t kPackedBytes = kFewBytes;  ///< up to here it is packed, wherever it lies
-/// Memory that is not shared may be copied by the kernel (ways.hpp) from so many bytes on, in runs of so many on average. Each run costs the kernel
-/// 0.4 us, as much as 6 KiB.
-inline constexpr std::int64_t kKernelBytes = 12 << 10, kKernelRun = 16 << 10;
-/// Packed bytes from so many on, in runs of less than so many on average, may be gathered or not; fewer are not.
-inline constexpr std::int64_t kMeasuredBytes = 8 << 10, kGatheredRun = 16 << 10;
+/// Memory that is not shared (ways.hpp): from so many bytes on the ways are measured; fewer are packed run by run.
+inline constexpr std::int64_t kMeasuredBytes = 8 << 10;
+/// From so many bytes on the kernel may copy, where runs have kLongRun on average: each costs it 0.4 us, as much as 6 KiB. Shorter runs may be gathered.
+inline constexpr std::int64_t kKernelBytes = 12 << 10, kLongRun = 16 << 10;
 
 /// Walks through packed bytes, a slot at a time: both sides cut them alike, between elements.
 struct Cursor {

@@ -143,7 +143,7 @@ void OverLinks::read(In& in, const Program::Traffic& t, const Slot& slot) {
     }
     t.pieces_id = slot.boxes_id;
   }
-  const bool packed = program_->adjoint || t.bytes < kKernelRun * t.runs;
+  const bool packed = program_->adjoint || t.bytes < kLongRun * t.runs;
   if (packed) make_room();
   std::array<std::uint64_t, kMostPlaces> fields_there, fields_here;
   for (std::size_t f = 0; f < program_->forms.size(); ++f) {

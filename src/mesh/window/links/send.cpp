@@ -178,7 +178,7 @@ std::pair<const std::byte*, const std::byte*> OverLinks::span_sent(std::size_t f
 // Whether the receiver reaches the fields through the kernel, not at a loss; then `places` says where.
 bool OverLinks::kernel_reaches(const Links::End& end, const Program::Traffic& t,
                                std::array<Place, kMostPlaces>& places) const {
-  if (t.bytes < kKernelBytes || t.bytes < kKernelRun * t.runs ||
+  if (t.bytes < kKernelBytes || t.bytes < kLongRun * t.runs ||
       end.link->kernel.load(std::memory_order_acquire) == 0)
     return false;
   auto& copyable = t.copyable;
@@ -207,7 +207,7 @@ void OverLinks::choose_way(Out& o, const Program::Traffic& t, bool kernel_reache
   }
   std::array<Way, kWays> possible{Way::gathered};
   std::size_t count = 1;
-  if (t.bytes < kGatheredRun * t.runs) possible[count++] = Way::by_runs;
+  if (t.bytes < kLongRun * t.runs) possible[count++] = Way::by_runs;
   if (kernel_reaches) possible[count++] = Way::by_kernel;
   const Ways::Next next = m.ways.next({possible.data(), count});
   o.way = next.way;
