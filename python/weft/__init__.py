@@ -12,8 +12,8 @@ Arrays of NumPy, PyTorch and JAX are used where they lie. `weft.torch` is a back
 from . import checkpoint
 from .arrays import SharedTensor
 from .context import Context, version
-from .errors import (AbortedError, BadArgumentError, Error, LayoutError, MismatchError, PeerLostError, SystemError, TimeoutError,  # pylint: disable=W0622
-                     UnsupportedError)
+from .errors import (AbortedError, BadArgumentError, CorruptError, Error, LayoutError, MismatchError, PeerLostError, SystemError,  # pylint: disable=W0622
+                     TimeoutError, UnsupportedError)
 from .meshes.gradients import BucketHook, Reducer, Sampler, average_gradients, clip_grad_norm, grad_norm, sync_replicated_gradients
 from .group import ANY_SOURCE, Batch, Group, Message, Reduction
 from .meshes.layout import Layout, check_replicas, partial, redistribute, replicate, shard
@@ -26,8 +26,8 @@ from .meshes.windows import Halo, Window, pole
 from .work import Work, wait_all
 
 __version__ = version()
-__all__ = ["ANY_SOURCE", "AbortedError", "BadArgumentError", "Batch", "BucketHook", "Context", "Error", "Exchange", "FlatShards", "Group", "Halo",
-           "Layout", "LayoutError", "Mesh", "Message", "MismatchError", "PeerLostError", "Reducer", "Reduction", "Sampler", "SharedTensor", "Store",
+__all__ = ["ANY_SOURCE", "AbortedError", "BadArgumentError", "Batch", "BucketHook", "Context", "CorruptError", "Error", "Exchange", "FlatShards", "Group",
+           "Halo", "Layout", "LayoutError", "Mesh", "Message", "MismatchError", "PeerLostError", "Reducer", "Reduction", "Sampler", "SharedTensor", "Store",
            "StoreServer", "SystemError", "TimeoutError", "Traits", "Transfer", "Transport", "UnsupportedError", "Window", "Work", "average_gradients",
            "check_replicas", "checkpoint", "clip_grad_norm", "grad_norm", "new_secret", "partial", "pole", "redistribute", "replicate",
            "secret_from_env", "shard", "sync_replicated_gradients", "version", "wait_all"]

@@ -7,7 +7,7 @@ from . import _api
 from ._library import lib, per_thread
 
 __all__ = ["Error", "BadArgumentError", "LayoutError", "UnsupportedError", "MismatchError", "TimeoutError", "PeerLostError", "AbortedError",
-           "SystemError"]
+           "SystemError", "CorruptError"]
 
 
 class Error(RuntimeError):
@@ -76,8 +76,14 @@ class SystemError(Error):  # pylint: disable=redefined-builtin
     code = "system"
 
 
+class CorruptError(Error):
+    """A file's bytes are damaged: they are not what was written there."""
+    code = "corrupt"
+
+
 BY_STATUS = {_api.BAD_ARGUMENT: BadArgumentError, _api.LAYOUT: LayoutError, _api.UNSUPPORTED: UnsupportedError, _api.MISMATCH: MismatchError,
-             _api.TIMEOUT: TimeoutError, _api.PEER_LOST: PeerLostError, _api.ABORTED: AbortedError, _api.SYSTEM: SystemError}
+             _api.TIMEOUT: TimeoutError, _api.PEER_LOST: PeerLostError, _api.ABORTED: AbortedError, _api.SYSTEM: SystemError,
+             _api.CORRUPT: CorruptError}
 
 
 def from_struct(error):

@@ -29,8 +29,7 @@ Failure decode_failure(const std::string& text) {
   Failure why;
   head >> code >> op >> why.call >> n;
   // Another build, or another program that writes to the store, may use values that this build lacks.
-  why.code = code >= 0 && code <= static_cast<int>(ErrorCode::system) ? static_cast<ErrorCode>(code)
-                                                                      : ErrorCode::system;
+  why.code = error_code(code);
   why.op = op >= 0 && op < kOpCount ? static_cast<Op>(op) : Op::none;
   for (int r = 0; why.ranks.size() < n && head >> r;) why.ranks.push_back(r);
   if (end < text.size()) why.text = text.substr(end + 1);

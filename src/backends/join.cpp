@@ -162,7 +162,8 @@ bool blames_others(const Error& e) noexcept {
     case ErrorCode::layout:
     case ErrorCode::unsupported:
     case ErrorCode::aborted:
-    case ErrorCode::system: break;
+    case ErrorCode::system:
+    case ErrorCode::corrupt: break;
   }
   return !e.ranks().empty();
 }

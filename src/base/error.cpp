@@ -17,6 +17,7 @@ std::string_view name(ErrorCode code) noexcept {
     case ErrorCode::peer_lost: return "peer_lost";
     case ErrorCode::aborted: return "aborted";
     case ErrorCode::system: return "system";
+    case ErrorCode::corrupt: return "corrupt";
   }
   return "?";
 }

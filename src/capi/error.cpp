@@ -30,6 +30,7 @@ static_assert(status_of(ErrorCode::timeout) == WEFT_TIMEOUT);
 static_assert(status_of(ErrorCode::peer_lost) == WEFT_PEER_LOST);
 static_assert(status_of(ErrorCode::aborted) == WEFT_ABORTED);
 static_assert(status_of(ErrorCode::system) == WEFT_SYSTEM);
+static_assert(status_of(ErrorCode::corrupt) == WEFT_CORRUPT && kErrorCodeCount == WEFT_CORRUPT);
 
 constexpr weft_op op_of(Op op) { return static_cast<weft_op>(op); }
 static_assert(op_of(Op::none) == WEFT_OP_NONE && op_of(Op::all_reduce) == WEFT_OP_ALL_REDUCE);
@@ -120,7 +121,7 @@ int32_t weft_version_number(void) { return WEFT_VERSION_NUMBER; }
 
 const char* weft_status_name(weft_status status) {
   if (status == WEFT_OK) return "ok";
-  if (status < WEFT_OK || status > WEFT_SYSTEM) return "?";
+  if (status < WEFT_OK || status > weft::kErrorCodeCount) return "?";
   return weft::name(static_cast<weft::ErrorCode>(status - 1)).data();  // literals, so they end in a zero
 }
 

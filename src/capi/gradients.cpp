@@ -72,8 +72,7 @@ weft::SyncOptions sync_options(const char* function, const weft_sync_options* op
 // What a function of the program's own said, as an Error of the call in which it was called.
 void expect_ok(const char* what, weft_status status, const weft_error& error) {
   if (status == WEFT_OK) return;
-  const bool known = status >= WEFT_BAD_ARGUMENT && status <= WEFT_SYSTEM;
-  throw weft::Error(known ? static_cast<ErrorCode>(status - 1) : ErrorCode::system,
+  throw weft::Error(weft::error_code(status - 1),
                     fmt::format("{}: {}", what, error.text[0] != 0 ? error.text : "it says nothing more"));
 }
 

@@ -96,9 +96,8 @@ void check(const char* function, const Invitation& got, int32_t rank) {
                  fmt::format("broadcast brought bytes of {} to rank {}; expected those of rank 0, of weft {}",
                              version.empty() ? "nobody" : "weft " + version, rank, WEFT_VERSION));
   if (status == kOk) return;
-  const int code = std::clamp(std::atoi(status.c_str()), 0, static_cast<int>(ErrorCode::system));
   throw Error(
-      weft::Failure{.code = static_cast<ErrorCode>(code),
+      weft::Failure{.code = weft::error_code(std::atoi(status.c_str())),
                     .text = fmt::format("{}: rank 0 cannot serve: {}", function, text_of(got.failure)),
                     .ranks = {0}});
 }

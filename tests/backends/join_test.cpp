@@ -236,6 +236,14 @@ TEST_F(Join, AFirstCauseOfUnknownNumbersIsRead) {
   }
 }
 
+TEST_F(Join, AFirstCauseOfEachCodeArrives) {
+  for (int number = 0; number < kErrorCodeCount; ++number) {
+    const auto code = static_cast<ErrorCode>(number);
+    EXPECT_NE(name(code), "?");
+    EXPECT_EQ(decode_failure(encode({.code = code, .text = "words", .ranks = {}})).code, code);
+  }
+}
+
 TEST_F(Join, NamesAllThatAreAbsent) {
   const Error e = error_of([&] { join(at(1, 3, milliseconds(50)), "info", {}, 0); });
   EXPECT_EQ(e.code(), ErrorCode::timeout);

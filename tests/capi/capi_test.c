@@ -452,7 +452,8 @@ static void test_names(void) {
   CHECK(strcmp(weft_status_name(WEFT_BAD_ARGUMENT), "bad_argument") == 0);
   CHECK(strcmp(weft_status_name(WEFT_PEER_LOST), "peer_lost") == 0);
   CHECK(strcmp(weft_status_name(WEFT_SYSTEM), "system") == 0);
-  CHECK(strcmp(weft_status_name(-1), "?") == 0 && strcmp(weft_status_name(9), "?") == 0);
+  CHECK(strcmp(weft_status_name(WEFT_CORRUPT), "corrupt") == 0);
+  CHECK(strcmp(weft_status_name(-1), "?") == 0 && strcmp(weft_status_name(WEFT_CORRUPT + 1), "?") == 0);
 }
 
 /* Failures -------------------------------------------------------------------------------------------------

@@ -273,7 +273,7 @@ TraceFile read_trace(const std::string& path) {
   if (const json* const failure = in.find("failure")) {
     const JsonReader f(path, *failure, "failure");
     t.failure.emplace();
-    t.failure->why.code = f.named<ErrorCode>("code", static_cast<int>(ErrorCode::system) + 1);
+    t.failure->why.code = f.named<ErrorCode>("code", kErrorCodeCount);
     t.failure->why.text = printable(f.text("text"));
     t.failure->noticed_ns = f.integer("noticed_ns", -kMost, kMost);
   }

@@ -23,10 +23,16 @@ enum class ErrorCode : std::uint8_t {
   peer_lost,     ///< ranks() died or left
   aborted,       ///< some rank called abort()
   system,        ///< the operating system refused; text holds errno's words
+  corrupt,       ///< a file's bytes are damaged: they are not what was written there
 };
+inline constexpr int kErrorCodeCount = static_cast<int>(ErrorCode::corrupt) + 1;
 
 /// "bad_argument", "layout", …
 std::string_view name(ErrorCode code) noexcept;
+/// The code of a number that another process, or a program in C, gives; `system` where it is none.
+constexpr ErrorCode error_code(std::int64_t number) noexcept {
+  return number >= 0 && number < kErrorCodeCount ? static_cast<ErrorCode>(number) : ErrorCode::system;
+}
 
 /// What went wrong, where and with whom: the value an Error carries and a backend reports.
 struct Failure {

@@ -39,7 +39,7 @@ class MismatchError(BackendError, errors.MismatchError):
 
 
 _AS_TORCH = {errors.TimeoutError: TimeoutError, errors.PeerLostError: PeerLostError, errors.AbortedError: AbortedError,
-             errors.MismatchError: MismatchError, errors.SystemError: BackendError}
+             errors.MismatchError: MismatchError, errors.SystemError: BackendError, errors.CorruptError: BackendError}
 
 
 def as_torch(error):

@@ -23,7 +23,11 @@ std::vector<std::byte> encode(const Failure& why) {
 Failure decode(std::span<const std::byte> bytes) {
   FailureMessage head;
   std::memcpy(&head, bytes.data(), sizeof head);
-  Failure why{.code = head.code, .text = {}, .op = head.op, .call = head.call, .ranks = {}};
+  Failure why{.code = error_code(static_cast<int>(head.code)),
+              .text = {},
+              .op = head.op,
+              .call = head.call,
+              .ranks = {}};
   why.ranks.resize(head.ranks);
   if (head.ranks > 0) std::memcpy(why.ranks.data(), bytes.data() + sizeof head, head.ranks * sizeof(int));
   why.text.assign(reinterpret_cast<const char*>(bytes.data() + sizeof head + head.ranks * sizeof(int)),

@@ -16,11 +16,11 @@ void HostChannel::call(const char* what, int other, const F& f) {
     throw failed_call(what, other, ErrorCode::system, fmt::format("it threw: {}", caught_words()));
   }
   if (status == WEFT_OK) return;
-  if (status < WEFT_OK || status > WEFT_SYSTEM)
+  if (status < WEFT_OK || status > kErrorCodeCount)
     throw failed_call(what, other, ErrorCode::system,
                       fmt::format("it returned {}, which is no weft_status", status));
   error_.text[WEFT_ERROR_TEXT - 1] = '\0';
-  throw failed_call(what, other, static_cast<ErrorCode>(status - 1),
+  throw failed_call(what, other, error_code(status - 1),
                     error_.text[0] != '\0' ? error_.text : weft_status_name(status));
 }
 

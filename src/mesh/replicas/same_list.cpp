@@ -137,7 +137,7 @@ std::vector<std::uint64_t> gather_with_list(std::string_view what, const DeviceM
   const std::vector<std::uint64_t> heads = gather(axes, head);
   for (std::size_t r = 0; r < ranks; ++r)
     if (const std::uint64_t code = heads[r * kStride + kFault]; code != 0)
-      throw_fault(what, axes, fault, static_cast<int>(r), static_cast<ErrorCode>(code - 1));
+      throw_fault(what, axes, fault, static_cast<int>(r), error_code(static_cast<std::int64_t>(code) - 1));
   for (std::size_t r = 1; r < ranks; ++r)
     if (!std::equal(heads.begin(), heads.begin() + kDigest,
                     heads.begin() + static_cast<std::ptrdiff_t>(r * kStride)))

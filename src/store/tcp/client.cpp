@@ -224,7 +224,7 @@ class TcpStore final : public Store {
       const std::lock_guard lock(mutex_);
       idle_.push_back(std::move(connection));
     }
-    if (reply.kind == Kind::refused) throw Error(static_cast<ErrorCode>(reply.number), reply.value);
+    if (reply.kind == Kind::refused) throw Error(error_code(reply.number), reply.value);
     return true;
   }
 

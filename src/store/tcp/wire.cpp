@@ -89,10 +89,7 @@ std::string make_refusal(ErrorCode code, std::string_view text) {
   return make_frame(Kind::refused, {}, text.substr(0, kMaxStoreValueBytes), {}, static_cast<int>(code));
 }
 
-ErrorCode refusal_code(const StoreFrame& frame) noexcept {
-  const bool known = frame.number >= 0 && frame.number <= static_cast<int>(ErrorCode::system);
-  return known ? static_cast<ErrorCode>(frame.number) : ErrorCode::system;
-}
+ErrorCode refusal_code(const StoreFrame& frame) noexcept { return error_code(frame.number); }
 
 Parsed parse_request(std::string_view bytes) { return parse(bytes, is_request, "request"); }
 Parsed parse_reply(std::string_view bytes) { return parse(bytes, is_reply, "reply"); }
