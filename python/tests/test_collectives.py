@@ -248,21 +248,19 @@ def test_own_reduction_after_a_failure():
 
 
 def test_traceback_of_an_own_reduction(ranks):
-    """Its frames show no arrays: their memory is gone."""
+    """As text: frames would show arrays whose memory is gone."""
     def program(group):
         def fails(left, right):
             raise KeyError("with its arguments")
         with weft.Reduction("fails", fails) as reduction, pytest.raises(weft.Error) as caught:
             group.all_reduce(np.ones(4), op=reduction).wait()
             group.barrier().wait()
-        cause, seen = caught.value.__cause__, []
-        trace = cause.__traceback__ if cause is not None else None
-        while trace is not None:
-            seen.append(trace.tb_frame.f_code.co_name)
-            assert not any(isinstance(value, np.ndarray) for value in trace.tb_frame.f_locals.values()), trace.tb_frame
-            trace = trace.tb_next
-        return seen
-    assert ["run", "fails"] in ranks(2, program)
+        cause = caught.value.__cause__
+        if cause is None:  # the other rank aborted the group
+            return ""
+        assert isinstance(cause, KeyError) and cause.__traceback__ is None
+        return str(cause.__cause__)
+    assert any("in fails" in text and "in run" in text for text in ranks(2, program))
 
 
 def test_own_reduction_of_another_shape(ranks):

@@ -475,7 +475,7 @@ def test_await_after_a_failure_of_the_driver(ranks):
 def test_failed_reduction_of_a_closed_group():
     with weft.Context() as context, context.group_in(None, 0, 1) as group, weft.Reduction("r", lambda a, b: a) as reduction:
         group.close()
-        reduction._error = KeyError("late")
+        reduction._errors.append(KeyError("late"))
         failure = reduction._failed(group, None)
         assert isinstance(failure, weft.SystemError) and "the reduction 'r' raised KeyError" in str(failure)
 

@@ -196,7 +196,10 @@ def blocking(function, *args, keep=None):
     failure = worker.call(function, args, keep, used)
     _idle.append(worker)
     if failure is not None:
-        raise failure
+        try:
+            raise failure
+        finally:
+            del failure  # the error refers to this frame
 
 
 def _after_fork():

@@ -21,25 +21,26 @@ class _Asked:
     """A function of the program's that the library calls, perhaps from another thread: what it raises is raised by the call that it belongs to."""
 
     def __init__(self, function, kind, refusal):
-        self.failure, self.refusal = None, refusal
-        self.function = kind(lambda _, *args: self._ask(function, *args))
+        self._failures = failures = []  # at most one
 
-    def _ask(self, function, *args):
-        if self.failure is not None:
-            return self.refusal
-        try:
-            return function(*args)
-        except BaseException as error:  # pylint: disable=broad-except
-            self.failure = error
-            return self.refusal
+        def ask(_, *args):  # refers to `failures` alone: not to this object, which refers to it
+            if failures:
+                return refusal
+            try:
+                return function(*args)
+            except BaseException as error:  # pylint: disable=broad-except
+                failures.append(error)
+                return refusal
+        self.function = kind(ask)
 
     def raise_failure(self, error=None):
         """What the function raised; else `error`, where there is one."""
-        failure, self.failure = self.failure, None
+        failure = self._failures.pop() if self._failures else error
         if failure is not None:
-            raise failure
-        if error is not None:
-            raise error
+            try:
+                raise failure
+            finally:
+                del failure, error  # the error refers to this frame
 
 
 def _given(mesh):
@@ -204,6 +205,11 @@ def verify(directory, progress=None):
     return lines
 
 
+def _address(pointer):
+    """Where a pointer of ctypes points to. (ctypes.cast would make a reference cycle.)"""
+    return ctypes.c_void_p.from_buffer(pointer).value
+
+
 def _set_rename(options, rename):
     """Makes the program's function the one of `options`; its _Asked."""
     names = {}
@@ -211,10 +217,10 @@ def _set_rename(options, rename):
     def renamed(name):
         names[name] = rename(name.decode())  # lives until the library has copied it
         names[name] = text(names[name], "what rename gave") or b""
-        return ctypes.cast(ctypes.c_char_p(names[name]), ctypes.c_void_p).value
+        return _address(ctypes.c_char_p(names[name]))
     asked = _Asked(renamed, ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p), None)
     if rename is not None:
-        options.rename = ctypes.cast(asked.function, type(options.rename))
+        options.rename = type(options.rename)(_address(asked.function))
     return asked
 
 

@@ -105,7 +105,7 @@ class Context(Handle):
                               process_rank)
         except errors.Error as error:
             if failure:
-                raise error from failure[0]
+                raise error from failure.pop()
             raise
 
     def group_over(self, transport, store, rank, size, *, name=None, deadline=None, process_rank=None):

@@ -1,7 +1,9 @@
 """What weft's functions raise: one class for each code of the library, each an Error with the fields that a program can act on."""
 import builtins
+import copy
 import ctypes
 import operator
+import traceback
 
 from . import _api
 from ._library import lib, per_thread
@@ -103,6 +105,33 @@ def to_struct(error, function, *args):
         said = getattr(failure, "text", None) or f"{type(failure).__name__}: {failure}"
         error.contents.text = said.encode()[:_api.ERROR_TEXT - 1].replace(b"\0", b" ")
         return next((status for status, kind in BY_STATUS.items() if isinstance(failure, kind)), _api.SYSTEM)
+
+
+def again(error):
+    """A copy of an error that an object keeps, to be raised in its place: an error that is raised refers to all frames that it passes, and one of
+    them may refer to the object that keeps it."""
+    try:
+        made = copy.copy(error)
+    except Exception:  # pylint: disable=broad-except  # a class whose arguments are not its `args`
+        made = type(error).__new__(type(error), *error.args)
+    made.__dict__.update(error.__dict__)
+    made.__cause__, made.__context__, made.__suppress_context__ = error.__cause__, error.__context__, error.__suppress_context__
+    return made.with_traceback(error.__traceback__)
+
+
+class _Raised(Exception):
+    """The cause of an error that was kept: where it was raised, as text."""
+
+    def __str__(self):
+        return f'\n"""\n{self.args[0]}"""'
+
+
+def caught(error):
+    """An error of a function of the program's, to be kept by an object. Its traceback becomes text: frames refer to those that called them, and one
+    of these may refer to the object."""
+    error.__cause__ = _Raised("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+    error.__context__ = None
+    return error.with_traceback(None)
 
 
 def last():

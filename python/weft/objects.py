@@ -13,13 +13,13 @@ def _pickled(value):
     try:
         return bytearray(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)), None
     except Exception as error:  # pylint: disable=broad-except  # whatever an object's own __reduce__ raises
-        return bytearray(), error
+        return bytearray(), errors.caught(error)
 
 
 def _refuse(ranks, own):
     """Raises this rank's own failure, or tells of that of others."""
     if own is not None:
-        raise own
+        raise errors.again(own)  # the caller's frame refers to `own`
     if ranks:
         raise errors.SystemError(f"the object of {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))} could not be pickled", ranks=ranks)
 

@@ -61,11 +61,10 @@ def _listed(values, name, size):
 
 
 def _blocks(counts, offsets, size):
-    """A weft_blocks, and what it points to."""
+    """A weft_blocks, and what it points to. (ctypes.cast would make a reference cycle.)"""
     first = (ctypes.c_int64 * len(counts))(*counts)
     second = None if offsets is None else (ctypes.c_int64 * len(counts))(*offsets)
-    return _api.weft_blocks(ctypes.cast(first, ctypes.POINTER(ctypes.c_int64)),
-                            None if second is None else ctypes.cast(second, ctypes.POINTER(ctypes.c_int64)), size), (first, second)
+    return _api.weft_blocks(first, second, size), (first, second)
 
 
 class Operations:

@@ -1,6 +1,5 @@
 """Reductions of the program's own."""
 import ctypes
-import traceback
 
 from . import _api, errors
 from ._handle import Handle
@@ -14,7 +13,7 @@ class Reduction(Handle):
     """A reduction of the program's own: `combine(left, right)` gives, of two numpy arrays, the combined one. It must be associative; left comes from
     lower ranks. `name` is compared between ranks. What it raises fails the call on this rank with SystemError and aborts the group: ranks that have a
     result already, which is of no use, hear of it in their next call."""
-    __slots__ = ("name", "_function", "_error")
+    __slots__ = ("name", "_function", "_errors")
     _destroy = lib.reduction_destroy
 
     def __init__(self, name, combine):
@@ -22,6 +21,8 @@ class Reduction(Handle):
         import numpy
         if not callable(combine):
             raise errors.BadArgumentError(f"combine is {combine!r}; expected a function of (left, right)")
+
+        found = []  # what `combine` has raised since somebody asked
 
         def run(data, left, right, out, count, dtype):
             size = count * dtypes.SIZES[dtype]
@@ -32,10 +33,10 @@ class Reduction(Handle):
                     raise ValueError(f"combine gave an array of shape {made.shape}; expected {a.shape}, that of left and right")
                 c[...] = made
             except BaseException as error:  # pylint: disable=broad-except
-                self._error = self._error or error
-                a = b = c = made = None  # frames of the traceback would show memory that is gone when somebody looks
-                traceback.clear_frames(error.__traceback__)
-        self.name, self._error = name, None
+                a = b = c = made = None
+                if not found:
+                    found.append(errors.caught(error))  # whose frames would show memory that is gone when somebody looks
+        self.name, self._errors = name, found
         self._function = _api.weft_combine(run)
         handle = ctypes.c_void_p()
         errors.call(lib.reduction_create, text(name, "name"), self._function, None, _NO_RELEASE, ctypes.byref(handle))
@@ -43,9 +44,10 @@ class Reduction(Handle):
 
     def _failed(self, group, failure):
         """The error of a call with this reduction that has ended: what `combine` raised, else `failure`."""
-        error, self._error = self._error, None
-        if error is None:
+        if not self._errors:
             return failure
+        error = self._errors[0]
+        self._errors.clear()
         why = f"the reduction {self.name!r} raised {type(error).__name__}: {error}"
         if group._handle is not None:
             lib.group_abort(group._handle, why.encode().replace(b"\0", b" ")[:500], None)

@@ -92,7 +92,7 @@ class Work(Handle):
         if self._awaited is not None and not self._awaited.ended.is_set():
             raise errors.BadArgumentError("this Work is awaited; expected then() before that")
         if self._handle is None:
-            function(self._failure)
+            function(self._failure and errors.again(self._failure))
             return
         number = next(_numbers)
         _thens[number] = weakref.ref(self), function
@@ -158,7 +158,7 @@ class Work(Handle):
 
     def _ended(self):
         if self._failure is not None:
-            raise self._failure
+            raise errors.again(self._failure)
         result = self._result
         if result is not None and type(result) in _MADE:
             result = self._result = arrays.finish(result)
@@ -189,7 +189,7 @@ def _then(number, error, ends=_ends):
         if work is None or work._handle is None:  # nobody can ask any more
             traceback.print_exception(type(failure), failure, failure.__traceback__)
         else:
-            work._broke(failure)
+            work._broke(errors.caught(failure))
 
 
 _THEN = _api.weft_work_callback(_then)
@@ -218,7 +218,10 @@ def wait_all(works, timeout=None):
         except TimeoutError:
             pending += 1
     if failure is not None:
-        raise failure
+        try:
+            raise failure
+        finally:
+            del failure  # the error refers to this frame
     if pending:
         raise TimeoutError(f"weft: {pending} of {len(works)} calls are still pending after {timeout} s")
     return [work.wait() for work in works]
@@ -303,7 +306,7 @@ class _Driver:
             else:
                 work._end(status)
         except BaseException as error:  # pylint: disable=broad-except
-            work._broke(error)
+            work._broke(errors.caught(error))
         _let_go([handle])
         return True
 

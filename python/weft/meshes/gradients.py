@@ -130,7 +130,10 @@ class Reducer(Handle):
             blocking(function, self, *args, keep=(self._keep, self._hook))
         except errors.Error as error:
             failure, self._failure = self._failure, None
-            raise error from failure
+            try:
+                raise error from failure
+            finally:
+                del failure  # its frames refer to this one
 
     def slot(self, i):
         """Gradient i's place in its bucket, a numpy array: zeros at first. Not to be used once the reducer is closed."""

@@ -210,7 +210,7 @@ def tensors(named, writes):
         place.name = text(name, "name")
         shape = arrays.shape_of(array)
         extents = _extents(shape)
-        place.extents, place.dim_count = ctypes.cast(extents, ctypes.POINTER(ctypes.c_int64)), len(shape)
+        place.extents, place.dim_count = extents, len(shape)
         if layout is not None:
             place.layout = errors.instance(layout, Layout, f"the layout of {name!r}")._handle
         keep.append((owner, extents, layout))

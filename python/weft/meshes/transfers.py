@@ -33,7 +33,7 @@ class _Ticket(Handle):
             try:
                 blocking(type(self)._finish, self, keep=self._keep)
             except errors.Error as error:
-                self._failure = error
+                self._failure = error.with_traceback(None)
             except BaseException as why:  # KeyboardInterrupt: the group fails, and the result was never written
                 self._failure = errors.AbortedError(f"the wait for this {type(self).__name__} was interrupted by {type(why).__name__}")
                 raise
@@ -43,7 +43,7 @@ class _Ticket(Handle):
             if self._failure is None:
                 self._result = _finished(self._result)
         if self._failure is not None:
-            raise self._failure
+            raise errors.again(self._failure)
         return self._result
 
     def close(self):

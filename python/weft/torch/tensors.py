@@ -47,7 +47,7 @@ def blocks(counts, keep):
     """Elements of each rank as a weft_blocks, whose memory goes into the list `keep`."""
     array = (ctypes.c_int64 * len(counts))(*counts)
     keep.append(array)
-    return _api.weft_blocks(ctypes.cast(array, ctypes.POINTER(ctypes.c_int64)), None, len(counts))
+    return _api.weft_blocks(array, None, len(counts))
 
 
 def one(tensors, name="tensors"):

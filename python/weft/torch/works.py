@@ -94,7 +94,7 @@ class WeftWork(dist._Work):
                     self._end(0)
                     if self._error is None:
                         return True
-                    raise self._error
+                    raise errors.again(self._error)
                 left = int(timeout.total_seconds() * 1e9) if timeout else None
                 while True:
                     limit = SLICE_NS if left is None else min(SLICE_NS, max(left, 1))
@@ -112,7 +112,7 @@ class WeftWork(dist._Work):
                 self._backend.interrupted()
             raise
         if self._error is not None:
-            raise self._error
+            raise errors.again(self._error)
         return True
 
     def _late(self, timeout):
@@ -142,7 +142,7 @@ class WeftWork(dist._Work):
                 try:
                     self._after()
                 except BaseException as error:  # pylint: disable=broad-except
-                    self._error = error
+                    self._error = errors.caught(error)
         _destroy(handle)
         self._backend._pending.discard(self)
         self._keep = self._after = None
@@ -151,7 +151,7 @@ class WeftWork(dist._Work):
         return self.is_completed() and self._error is None
 
     def exception(self):
-        return self._error if self.is_completed() else None
+        return errors.again(self._error) if self.is_completed() and self._error is not None else None
 
     def result(self):
         return self._result
@@ -186,7 +186,7 @@ class WeftWork(dist._Work):
 
     def _outcome(self, _):
         if self._error is not None:
-            raise self._error
+            raise errors.again(self._error)
         return self._result
 
     def get_future_result(self):
