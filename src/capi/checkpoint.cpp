@@ -1,6 +1,7 @@
 // Checkpoints in C. What blocks says so in weft/c/checkpoint.h.
 #include <algorithm>
 #include <cstddef>
+#include <stdexcept>
 
 #include <fmt/ranges.h>
 
@@ -46,9 +47,9 @@ static_assert(sizeof(weft_checkpoint_convert_options) == kConvertOptionsFirstByt
 static_assert(sizeof(weft_checkpoint_string) == 16);  // have no struct_size: they stay as they are
 static_assert(sizeof(weft_checkpoint_tensor) == 88);
 
-// No Error, so that it is not taken for a fault of a checkpoint.
-struct CallbackThrew {
-  std::string words;
+// No Error, so that it is not taken for a fault of a checkpoint. Other ranks are told its text.
+struct CallbackThrew : std::runtime_error {
+  using std::runtime_error::runtime_error;
 };
 
 template <class Call>
@@ -56,12 +57,12 @@ auto called(const Call& call) {
   try {
     return call();
   } catch (...) {
-    throw CallbackThrew{weft::caught_words()};
+    throw CallbackThrew(weft::caught_words());
   }
 }
 
 [[noreturn]] void refuse_thrown(const char* function, const char* callback, const CallbackThrew& e) {
-  capi::refuse(ErrorCode::system, function, fmt::format("{} threw: {}", callback, e.words));
+  capi::refuse(ErrorCode::system, function, fmt::format("{} threw: {}", callback, e.what()));
 }
 
 // The name that a function of the program's gives a tensor; "" leaves it out.

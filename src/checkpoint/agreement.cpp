@@ -2,14 +2,61 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <utility>
 
+#include "base/errors/caught.hpp"
 #include "mesh/replicas/same_list.hpp"
 #include "weft/base/error.hpp"
-#include "weft/base/name_ranks.hpp"
 
 namespace weft {
+namespace {
+
+// The code of an exception that is no Error is `system`.
+struct Words {
+  ErrorCode code = ErrorCode::system;
+  std::string text;
+};
+
+Words words_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& e) {
+    return {e.code(), e.what()};
+  } catch (...) {
+    return {ErrorCode::system, caught_words()};
+  }
+}
+
+std::string joined(std::string text, std::string_view consequence) {
+  if (!text.ends_with(consequence)) text += fmt::format("; {}", consequence);
+  return text;
+}
+
+bool is_error(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+[[noreturn]] void throw_first(std::string_view what, int first, ErrorCode code, std::string_view said,
+                              const std::string& behind) {
+  const std::string head = fmt::format("{}: ", what);
+  if (said.starts_with(head)) said.remove_prefix(head.size());
+  Failure failure;
+  failure.code = code;
+  failure.text = fmt::format("{}rank {} failed: {}{}", head, first, said, behind);
+  failure.ranks = {first};
+  throw Error(std::move(failure));
+}
+
+}  // namespace
 
 ProcessGroup* group_of(const DeviceMesh& mesh) { return mesh && mesh.size() > 1 ? &mesh.group() : nullptr; }
 
@@ -20,6 +67,21 @@ std::vector<std::uint64_t> numbers_of_all(ProcessGroup* group, std::uint64_t min
   return all;
 }
 
+std::vector<std::string> texts_of_all(ProcessGroup* group, std::string_view mine, Duration deadline) {
+  mine = mine.substr(0, kMostTextBytes);
+  if (group == nullptr) return {std::string(mine)};
+  const std::vector<std::uint64_t> sizes = numbers_of_all(group, mine.size(), deadline);
+  const std::size_t longest = static_cast<std::size_t>(*std::max_element(sizes.begin(), sizes.end()));
+  std::vector<std::uint8_t> own(longest), all(longest * sizes.size());
+  std::copy(mine.begin(), mine.end(), own.begin());
+  if (longest > 0) gather_on_host(*group, view(own), view(all), deadline);
+  std::vector<std::string> texts;
+  for (std::size_t rank = 0; rank < sizes.size(); ++rank)
+    texts.emplace_back(reinterpret_cast<const char*>(all.data() + rank * longest),
+                       static_cast<std::size_t>(sizes[rank]));
+  return texts;
+}
+
 void agree(ProcessGroup* group, std::string_view what, std::string_view consequence, std::exception_ptr mine,
            Duration deadline, bool* all_told) {
   if (all_told != nullptr) *all_told = group == nullptr;
@@ -27,24 +89,24 @@ void agree(ProcessGroup* group, std::string_view what, std::string_view conseque
     if (mine) std::rethrow_exception(mine);
     return;
   }
-  std::vector<std::uint64_t> failed;
+  const Words own = mine ? words_of(mine) : Words{};
+  ErrorCode code = own.code;
+  std::vector<std::string> texts;
+  std::size_t first = 0;
   try {
-    failed = numbers_of_all(group, mine ? 1 : 0, deadline);
+    const std::uint64_t number = mine ? 1 + static_cast<std::uint64_t>(own.code) : 0;
+    const std::vector<std::uint64_t> codes = numbers_of_all(group, number, deadline);
     if (all_told != nullptr) *all_told = true;
+    while (first < codes.size() && codes[first] == 0) ++first;
+    if (first == codes.size()) return;
+    code = error_code(static_cast<std::int64_t>(codes[first]) - 1);
+    texts = texts_of_all(group, mine ? joined(own.text, consequence) : "", deadline);
   } catch (...) {  // what happened first is the one to tell
     if (!mine) throw;
   }
-  if (mine) std::rethrow_exception(mine);
-  std::vector<int> ranks;
-  for (std::size_t rank = 0; rank < failed.size(); ++rank)
-    if (failed[rank] != 0) ranks.push_back(static_cast<int>(rank));
-  if (ranks.empty()) return;
-  Failure failure;
-  failure.code = ErrorCode::system;
-  failure.text = fmt::format("{}: {} failed, and {} why; {}", what, name_ranks(ranks),
-                             ranks.size() == 1 ? "says" : "say", consequence);
-  failure.ranks = std::move(ranks);
-  throw Error(std::move(failure));
+  if (mine && (code == own.code || !is_error(mine) || texts.empty())) std::rethrow_exception(mine);
+  throw_first(what, static_cast<int>(first), code, texts[first],
+              mine ? fmt::format("; on this rank: {}", own.text) : "");
 }
 
 void agree(const DeviceMesh& mesh, std::string_view what, std::string_view consequence,
@@ -56,6 +118,22 @@ void agree(const DeviceMesh& mesh, std::string_view what, std::string_view conse
     if (!mine) throw;
   }
   agree(group, what, consequence, std::move(mine));
+}
+
+std::exception_ptr with_consequence(std::exception_ptr error, std::string_view consequence) {
+  if (!error) return error;
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& e) {
+    Failure failure{.code = e.code(),
+                    .text = joined(e.what(), consequence),
+                    .op = e.op(),
+                    .call = e.call(),
+                    .ranks = {e.ranks().begin(), e.ranks().end()}};
+    return std::make_exception_ptr(Error(std::move(failure), e.quiesced()));
+  } catch (...) {
+    return error;
+  }
 }
 
 }  // namespace weft

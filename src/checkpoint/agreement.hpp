@@ -1,8 +1,9 @@
-// What the ranks of a save or a load tell each other. Collective over the ranks of a group; no group: one rank.
+// What the ranks of a save or a load exchange. Collective over the ranks of a group; no group: one rank.
 #pragma once
 
 #include <cstdint>
 #include <exception>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -16,13 +17,34 @@ ProcessGroup* group_of(const DeviceMesh& mesh);
 /// Every rank's number, in the order of the ranks. Waits for the others at most `deadline`; zero: the group's.
 std::vector<std::uint64_t> numbers_of_all(ProcessGroup* group, std::uint64_t mine, Duration deadline = {});
 
-/// Tells all ranks whether each of them got this far. Throws `mine` again where there is one; otherwise, where other
-/// ranks failed, a system error `<what>: ranks 1, 3 failed, and say why; <consequence>`. Waits as
-/// numbers_of_all() does. `all_told`, where given, becomes whether every rank has got here: not where the group failed.
+/// Every rank's text, in the order of the ranks; one that is longer than kMostTextBytes is cut. Waits as
+/// numbers_of_all() does.
+std::vector<std::string> texts_of_all(ProcessGroup* group, std::string_view mine, Duration deadline = {});
+inline constexpr std::size_t kMostTextBytes = 64 << 10;
+
+/// Notifies all ranks of whether each of them got this far. Where one did not, all throw the code of the first
+/// rank that failed: that rank throws `mine` again, the others `<what>: rank 1 failed: <its text>;
+/// <consequence>`, with the consequence as that rank gives it. `mine` stays as it is where it is no Error.
+/// Waits as numbers_of_all() does. `all_told`, where given, becomes whether every rank has got here: not
+/// where the group failed.
 void agree(ProcessGroup* group, std::string_view what, std::string_view consequence, std::exception_ptr mine,
            Duration deadline = {}, bool* all_told = nullptr);
 /// The same over the ranks of the mesh, whose group may not be made yet.
 void agree(const DeviceMesh& mesh, std::string_view what, std::string_view consequence,
            std::exception_ptr mine);
+
+/// `error` with `; <consequence>` behind its text, where it is an Error.
+std::exception_ptr with_consequence(std::exception_ptr error, std::string_view consequence);
+
+/// What `action` throws; null: nothing.
+template <class Action>
+std::exception_ptr error_thrown_by(const Action& action) {
+  try {
+    action();
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
 
 }  // namespace weft

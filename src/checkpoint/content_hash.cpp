@@ -9,6 +9,7 @@
 #include <cstring>
 #include <vector>
 
+#include "base/text/printable.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -37,9 +38,10 @@ std::string_view written_hashes(const SafetensorsFile& file, std::string_view te
   const auto chunks = static_cast<std::size_t>((bytes + kHashedChunk - 1) / kHashedChunk);
   if (found->second.size() != chunks * kDigits)
     throw Error(
-        ErrorCode::bad_argument,
+        ErrorCode::corrupt,
         fmt::format("checkpoint: {}: the hashes of \"{}\" have {} digits; expected {} for its {} bytes",
-                    file.path().string(), tensor, found->second.size(), chunks * kDigits, bytes));
+                    file.path().string(), printable(std::string(tensor)), found->second.size(),
+                    chunks * kDigits, bytes));
   return found->second;
 }
 
@@ -84,10 +86,11 @@ void read_verified(const SafetensorsFile& file, std::string_view tensor, std::in
     file.read_bytes(tensor, first, read);
     const std::string_view written = hashes.substr(static_cast<std::size_t>(chunk) * kDigits, kDigits);
     if (hash_text(content_hash(read)) != written)
-      throw Error(ErrorCode::bad_argument,
+      throw Error(ErrorCode::corrupt,
                   fmt::format("checkpoint: {}: bytes {} to {}, of \"{}\", are not those that were written "
                               "(their hash is not {})",
-                              file.path().string(), info.begin + first, info.begin + last, tensor, written));
+                              file.path().string(), info.begin + first, info.begin + last,
+                              printable(std::string(tensor)), written));
     if (!whole) std::memcpy(target.data(), whole_chunk.data() + (at - first), target.size());
     at = until;
   }

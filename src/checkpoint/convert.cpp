@@ -162,7 +162,7 @@ std::size_t convert_checkpoint(const std::filesystem::path& from, const std::fil
   PartFiles files(opened.folder, opened.index);
   const SaveTurn turn(to);
   turn.wait("convert_checkpoint", SaveOptions().deadline);
-  const NewFolder folder(to, index.step, {});
+  NewFolder folder(to, index.step, {}, warnings_of("convert_checkpoint", {}));
   folder.make();
   try {
     for (int number = 0; number < options.files; ++number) {

@@ -2,13 +2,17 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <system_error>
 #include <utility>
 
+#include "base/hash.hpp"
 #include "base/signals.hpp"
 #include "weft/base/error.hpp"
 
@@ -29,11 +33,27 @@ void FileHandle::close(const std::string& what) {
   if (fd >= 0 && ::close(fd) != 0 && errno != EINTR) throw_errno(what, errno);
 }
 
+namespace {
+
+std::uint64_t random_bits() {
+  std::uint64_t bits = 0;
+  if (::getrandom(&bits, sizeof bits, GRND_NONBLOCK) == sizeof bits) return bits;
+  static std::atomic<std::uint64_t> count = 0;  // early in a boot: another name is enough
+  return hash_of(fmt::format("{} {}", ::getpid(), ++count));
+}
+
+}  // namespace
+
 AtomicFile::AtomicFile(std::filesystem::path path, OnStep on_step)
-    : path_(std::move(path)),
-      temporary_(fmt::format("{}.tmp.{}", path_.string(), ::getpid())),
-      on_step_(std::move(on_step)) {
-  file_ = FileHandle(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+    : path_(std::move(path)), on_step_(std::move(on_step)) {
+  constexpr int kMostNames = 100;
+  constexpr mode_t kAll = 0666;  // less the umask
+  for (int n = 0; n < kMostNames && file_.get() < 0; ++n) {
+    temporary_ = fmt::format("{}.tmp.{:016x}", path_.string(), random_bits());
+    file_ =
+        FileHandle(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, kAll));
+    if (file_.get() < 0 && errno != EEXIST) break;
+  }
   if (file_.get() < 0) throw_errno(fmt::format("cannot create {}", temporary_.string()), errno);
 }
 
@@ -81,8 +101,9 @@ void read_exactly(int fd, const std::filesystem::path& path, std::int64_t offset
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) throw_errno(fmt::format("cannot read {}", path.string()), errno);
     if (n == 0)
-      throw Error(ErrorCode::system, fmt::format("cannot read {}: it ends at byte {}; expected {} bytes more",
-                                                 path.string(), offset, out.size()));
+      throw Error(ErrorCode::corrupt,
+                  fmt::format("cannot read {}: it ends at byte {}; expected {} bytes more", path.string(),
+                              offset, out.size()));
     offset += n;
     out = out.subspan(static_cast<std::size_t>(n));
   }

@@ -29,8 +29,10 @@ class FileHandle {
   int fd_;
 };
 
-/// Writes `<path>.tmp.<process>` and makes it `path` on commit(). Dropped before that, the temporary file is
-/// removed and `path` is untouched. Every function throws `system` naming the file.
+/// Writes a new file `<path>.tmp.<random>` and makes it `path` on commit(). The file is new for certain: a name that is
+/// there, a link or a FIFO of another user's among them, is not opened. Its permissions are those that the umask leaves.
+/// Dropped before commit(), the temporary file is removed and `path` is untouched. Every function throws `system`
+/// naming the file.
 class AtomicFile {
  public:
   /// Told of the steps of commit() as they are done: "written", "synced", "named".
@@ -55,8 +57,8 @@ class AtomicFile {
 /// Makes the names in `folder` durable. Throws `system` naming it.
 void sync_folder(const std::filesystem::path& folder);
 
-/// The bytes [offset, offset + out.size()) of an open file. Throws `system` naming `path` where reading fails
-/// or the file ends before.
+/// The bytes [offset, offset + out.size()) of an open file. Throws `system` naming `path` where reading fails,
+/// and `corrupt` where the file ends before.
 void read_exactly(int fd, const std::filesystem::path& path, std::int64_t offset, std::span<std::byte> out);
 
 /// Whether there is something under that name. Throws `system` naming it where that cannot be told.

@@ -2,15 +2,20 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
 #include <exception>
 #include <map>
 #include <set>
 #include <utility>
 
+#include "base/mutant.hpp"
+#include "base/text/printable.hpp"
 #include "checkpoint/agreement.hpp"
+#include "checkpoint/content_hash.hpp"
+#include "checkpoint/file_io.hpp"
 #include "checkpoint/index/index.hpp"
 #include "checkpoint/parts.hpp"
-#include "mesh/view_memory.hpp"
+#include "checkpoint/save/replace_folder.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -55,7 +60,8 @@ Sources sources_of(const std::filesystem::path& folder, const CheckpointIndex& i
                     fmt::format("load_checkpoint: {} has \"{}\", which is read as \"{}\", and that, too",
                                 folder.string(), *name, piece.name));
     }
-    remapped.push_back(fmt::format("{} {} -> {}", *name, to_string(entry.shape), fmt::join(words, ", ")));
+    remapped.push_back(
+        fmt::format("{} {} -> {}", printable(*name), to_string(entry.shape), fmt::join(words, ", ")));
   }
   return sources;
 }
@@ -86,25 +92,155 @@ void check_fit(const std::filesystem::path& folder, const Sources& sources,
   say(fmt::format("not in {}", owner), extra);
   say("of another shape or dtype", misshapen);
   if (!text.empty())
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("load_checkpoint: {} does not fit {}{}", folder.string(), owner, text));
+    throw Error(ErrorCode::bad_argument, fmt::format("load_checkpoint: {} does not fit {}{}", folder.string(),
+                                                     owner, printable(text)));
 }
 
-// What is read into shared memory would be there for the last tensor alone. The views have no memory_fault().
-void expect_apart(std::span<const MutableNamedView> tensors) {
-  std::vector<const MutableNamedView*> by_place;
-  for (const MutableNamedView& t : tensors)
-    if (t.data.count() > 0) by_place.push_back(&t);
-  const auto before = [](const MutableNamedView* a, const MutableNamedView* b) {
-    return a->data.data < b->data.data;
+// What this rank reads, and from where.
+struct Reading {
+  FoundCheckpoint found;
+  std::vector<MutableNamedView> tensors;
+  Sources sources;
+  std::vector<int> aliases;  // among the tensors
+  std::vector<std::string> remapped;
+};
+
+// Whether the stored bytes of two names are the same ones.
+bool is_same_source(const Source& a, const Source& b) {
+  if (a.first_row != b.first_row || a.shape != b.shape || a.entry->parts.size() != b.entry->parts.size())
+    return false;
+  const auto is_same_part = [&](const CheckpointPart& x, const CheckpointPart& y) {
+    return x.file == y.file && x.box == y.box &&
+           (x.name.empty() ? a.stored : x.name) == (y.name.empty() ? b.stored : y.name);
   };
-  std::sort(by_place.begin(), by_place.end(), before);
-  for (std::size_t i = 1; i < by_place.size(); ++i)
-    if (overlap(by_place[i - 1]->data, by_place[i]->data))
-      throw Error(ErrorCode::bad_argument,
-                  fmt::format("load_checkpoint: the memory of \"{}\" overlaps that of \"{}\"",
-                              by_place[i]->name, by_place[i - 1]->name));
+  return std::equal(a.entry->parts.begin(), a.entry->parts.end(), b.entry->parts.begin(), is_same_part);
 }
+
+// Tied tensors are one in memory. Where the checkpoint has two, they must have the same values.
+void check_tied(PartFiles& files, const Source& source, const MutableNamedView& tensor,
+                std::string_view other, int rank) {
+  std::vector<std::byte> stored(static_cast<std::size_t>(tensor.data.bytes()));
+  MutableNamedView copy = tensor;
+  copy.data.data = stored.data();
+  for (const HeldBox& held : boxes_of(copy, rank))
+    read_rows(files, source.stored, *source.entry, source.first_row, copy.data, held);
+  if (!std::equal(stored.begin(), stored.end(), tensor.data.data))
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("load_checkpoint: \"{}\" and \"{}\" are the same memory, but have other values in "
+                    "{}; expected tensors that were tied when they were saved",
+                    other, tensor.name, files.folder().string()));
+}
+
+void read(const Reading& reading, int rank) {
+  PartFiles files(reading.found.folder, reading.found.index);
+  for (std::size_t i = 0; i < reading.tensors.size(); ++i) {
+    const MutableNamedView& tensor = reading.tensors[i];
+    const Source& source = reading.sources.find(tensor.name)->second;
+    if (reading.aliases[i] < 0) {
+      for (const HeldBox& held : boxes_of(tensor, rank))
+        read_rows(files, source.stored, *source.entry, source.first_row, tensor.data, held);
+      continue;
+    }
+    const MutableNamedView& first = reading.tensors[static_cast<std::size_t>(reading.aliases[i])];
+    if (!is_same_source(source, reading.sources.find(first.name)->second))
+      check_tied(files, source, tensor, first.name, rank);
+  }
+}
+
+// What rank 0 tells the others of the checkpoint that all are to open: its place in the directory ("": the directory
+// itself), and what identifies its contents.
+struct Chosen {
+  std::string name;
+  std::int64_t step = 0;
+  std::uint64_t hash = 0;
+  std::string folder;  // as rank 0 names it, for texts
+};
+
+std::string to_text(const std::filesystem::path& directory, const FoundCheckpoint& found) {
+  const bool below = found.folder.parent_path() == directory || found.folder.parent_path() / "" == directory;
+  return fmt::format("{} {} {}\n{}", found.hash, found.index.step,
+                     below ? found.folder.filename().string() : "", found.folder.string());
+}
+
+Chosen to_chosen(const std::string& text) {
+  Chosen chosen;
+  const std::size_t line = text.find('\n');
+  const char* const end = text.data() + line;
+  const char* at = std::from_chars(text.data(), end, chosen.hash).ptr;
+  at = std::from_chars(at + 1, end, chosen.step).ptr;
+  chosen.name.assign(at + 1, end);
+  chosen.folder = text.substr(line + 1);
+  return chosen;
+}
+
+// The checkpoint that rank 0 has chosen, as this rank sees it.
+FoundCheckpoint open_chosen(const std::filesystem::path& directory, const Chosen& chosen) {
+  const std::filesystem::path folder =
+      chosen.name.empty() ? standing_folder(directory).value_or(directory) : directory / chosen.name;
+  const auto differs = [&](const std::string& text) {
+    throw Error(ErrorCode::mismatch, fmt::format("load_checkpoint: rank 0 loads step {} of {}; {}",
+                                                 chosen.step, chosen.folder, text));
+  };
+  refuse_link(folder);
+  if (!is_there(folder / kIndexFile))
+    differs(fmt::format("{} is no checkpoint on this rank", folder.string()));
+  FoundCheckpoint found = open_folder(folder);
+  if (found.hash != chosen.hash)
+    differs(
+        fmt::format("{} is another checkpoint on this rank, of step {} (the hash of its index is {}; "
+                    "expected {})",
+                    folder.string(), found.index.step, hash_text(found.hash), hash_text(chosen.hash)));
+  return found;
+}
+
+constexpr const char* kWho = "load_checkpoint";
+constexpr const char* kNothingRead = "no value has changed";
+
+// What all ranks do with one choice of rank 0. Collective.
+struct Load {
+  const std::filesystem::path& directory;
+  const DeviceMesh& mesh;
+  const std::function<std::vector<MutableNamedView>()>& list;
+  const LoadOptions& options;
+  std::string_view owner;
+  ProcessGroup* group = nullptr;
+  int rank = 0;
+
+  // What to load, as a text: rank 0's choice, the same on all ranks.
+  std::string choose(FoundCheckpoint& found) const {
+    const std::exception_ptr failed = error_thrown_by([&] {
+      if (rank == 0 || WEFT_MUTANT("latest_of_each_rank")) found = find_checkpoint(directory);
+    });
+    agree(group, kWho, kNothingRead, failed);
+    const std::string own = rank == 0 ? to_text(directory, found) : "";
+    return texts_of_all(group, own)[0];
+  }
+
+  CheckpointInfo run(const std::string& chosen, FoundCheckpoint found) const {
+    Reading reading;
+    agree(group, kWho, kNothingRead, error_thrown_by([&] {
+            if (rank != 0 && !WEFT_MUTANT("latest_of_each_rank"))
+              found = open_chosen(directory, to_chosen(chosen));
+            reading.found = std::move(found);
+            prepare(reading);
+          }));
+    agree(group, kWho, "the values are undefined", error_thrown_by([&] { read(reading, rank); }));
+    CheckpointInfo info = info_of(reading.found.folder, reading.found.index);
+    info.remapped = std::move(reading.remapped);
+    return info;
+  }
+
+  void prepare(Reading& reading) const {
+    reading.tensors = list();
+    const std::vector<NamedView> views(reading.tensors.begin(), reading.tensors.end());
+    check_tensors(kWho, mesh, views);
+    reading.aliases = aliases_of(views);
+    const FoundCheckpoint& found = reading.found;
+    reading.sources = sources_of(found.folder, found.index, reading.tensors, options.remap, reading.remapped);
+    check_fit(found.folder, reading.sources, reading.tensors, options, owner);
+  }
+};
 
 }  // namespace
 
@@ -118,31 +254,25 @@ CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const Dev
 CheckpointInfo load_listed(const std::filesystem::path& directory, const DeviceMesh& mesh,
                            const std::function<std::vector<MutableNamedView>()>& list,
                            const LoadOptions& options, std::string_view owner) {
-  CheckpointInfo info;
-  std::exception_ptr failed;
-  try {
-    const std::filesystem::path folder = folder_to_load(directory);
-    const CheckpointIndex index = read_index(folder);
-    const std::vector<MutableNamedView> tensors = list();
-    check_tensors("load_checkpoint", mesh, std::vector<NamedView>(tensors.begin(), tensors.end()));
-    expect_apart(tensors);
-    std::vector<std::string> remapped;
-    const Sources sources = sources_of(folder, index, tensors, options.remap, remapped);
-    check_fit(folder, sources, tensors, options, owner);
-    PartFiles files(folder, index);
-    const int rank = mesh ? mesh.rank() : 0;
-    for (const MutableNamedView& tensor : tensors) {
-      const Source& source = sources.find(tensor.name)->second;
-      for (const HeldBox& held : boxes_of(tensor, rank))
-        read_rows(files, source.stored, *source.entry, source.first_row, tensor.data, held);
+  const Load load{directory, mesh, list, options, owner, group_of(mesh), mesh ? mesh.rank() : 0};
+  FoundCheckpoint found;
+  std::string chosen = load.choose(found);
+  for (int look = 1;; ++look) {
+    std::exception_ptr failed;
+    try {
+      return load.run(chosen, std::move(found));
+    } catch (...) {
+      failed = std::current_exception();
     }
-    info = info_of(folder, index);
-    info.remapped = std::move(remapped);
-  } catch (...) {
-    failed = std::current_exception();
+    // A save beside this load may have removed what was chosen: then rank 0 chooses again.
+    std::string again;
+    try {
+      if (look < kMostLooks) again = load.choose(found);
+    } catch (...) {  // what happened first is the one to tell
+    }
+    if (again.empty() || again == chosen) std::rethrow_exception(failed);
+    chosen = std::move(again);
   }
-  agree(mesh, "load_checkpoint", "the values are undefined", failed);
-  return info;
 }
 
 }  // namespace weft

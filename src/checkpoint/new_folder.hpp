@@ -11,27 +11,33 @@
 
 #include "checkpoint/index/index.hpp"
 #include "checkpoint/safetensors_write.hpp"
+#include "checkpoint/save/replace_folder.hpp"
+#include "weft/mesh/mesh.hpp"
 
 namespace weft {
 
 /// The string of a file's metadata that has the step.
 inline constexpr const char* kStepKey = "weft_step";
 
-/// directory/step-N. One rank calls make(), finish() and remove(); each rank that writes, write(). Each function throws `system`
-/// naming the file. The caller holds the directory's SaveTurn.
+/// directory/step-N. One rank calls make(), finish() and remove(); each rank that writes, write(). Each function throws
+/// `system` naming the file. The caller holds the directory's SaveTurn.
 class NewFolder {
  public:
+  /// `warn` is told of what is not removed though it should be.
   NewFolder(std::filesystem::path directory, std::int64_t step,
-            std::function<void(std::string_view stage)> on_stage);
+            std::function<void(std::string_view stage)> on_stage, Warn warn);
   /// Makes it, empty, under the temporary name, and removes what a save that was killed has left.
   void make() const;
   /// Writes a file there; returns the hash of its header.
   std::uint64_t write(const std::string& name, std::vector<PlannedTensor> tensors,
                       std::map<std::string, std::string> metadata) const;
   /// Writes the index, gives the folder its name, lets `latest` name it, and removes older ones but for `keep` (0: none).
-  void finish(const CheckpointIndex& index, int keep) const;
+  void finish(const CheckpointIndex& index, int keep);
   /// After an error before finish(): takes it away.
   void remove() const noexcept;
+  /// How far it has come, for an error's text: `run is as it was`, `run/step-00000002 is whole, but run/latest does not
+  /// name it`, `run/step-00000002 is whole, and run/latest names it`.
+  std::string state() const;
 
  private:
   void reached(std::string_view stage) const;
@@ -39,6 +45,14 @@ class NewFolder {
   std::filesystem::path directory_, folder_, unfinished_;
   std::int64_t step_;
   std::function<void(std::string_view)> on_stage_;
+  Warn warn_;
+  bool has_its_name_ = false;
 };
+
+/// `run is as it was`
+std::string unchanged(const std::filesystem::path& directory);
+
+/// Where the warnings of a save go: to the log of the mesh's Context; without a mesh to stderr, as WEFT_LOG says.
+Warn warnings_of(std::string what, const DeviceMesh& mesh);
 
 }  // namespace weft

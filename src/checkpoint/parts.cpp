@@ -8,29 +8,71 @@
 #include <utility>
 
 #include "base/regular_file.hpp"
+#include "base/text/printable.hpp"
 #include "checkpoint/content_hash.hpp"
 #include "checkpoint/file_io.hpp"
 #include "checkpoint/new_folder.hpp"
+#include "checkpoint/save/replace_folder.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
 namespace {
 
-// The folder that `latest` names, or nothing.
-std::optional<std::filesystem::path> latest_folder(const std::filesystem::path& directory) {
+// What `action` gives; an error that calls what it has read a bad argument is one of a damaged file.
+template <class Action>
+decltype(auto) as_damage(const Action& action) {
+  try {
+    return action();
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::bad_argument) throw;
+    throw Error(ErrorCode::corrupt, printable(e.what()));
+  }
+}
+
+std::string name_in_latest(const std::filesystem::path& latest) {
   constexpr std::size_t kMostBytes = 4096;
-  const std::filesystem::path latest = directory / kLatestFile;
-  if (!is_there(latest)) return std::nullopt;
   refuse_link(latest);
   const std::string text =
       read_regular_file(latest, fmt::format("checkpoint: {}:", latest.string()), kMostBytes);
-  const std::string name = folder_of_latest(latest, text);
-  refuse_link(directory / name);
-  if (!is_there(directory / name / kIndexFile))
-    throw Error(
-        ErrorCode::bad_argument,
-        fmt::format("checkpoint: {} names \"{}\", which is no checkpoint beside it", latest.string(), name));
-  return directory / name;
+  return as_damage([&] { return folder_of_latest(latest, text); });
+}
+
+// The folder that `latest` names. It is read again where that folder is gone.
+std::filesystem::path latest_folder(const std::filesystem::path& directory) {
+  const std::filesystem::path latest = directory / kLatestFile;
+  std::string name;
+  for (int look = 0; look < kMostLooks; ++look) {
+    const std::string now = name_in_latest(latest);
+    if (now == name) break;
+    name = now;
+    refuse_link(directory / name);
+    if (const auto folder = standing_folder(directory / name)) return *folder;
+  }
+  throw Error(ErrorCode::corrupt, fmt::format("checkpoint: {} names \"{}\", which is no checkpoint beside it",
+                                              latest.string(), name));
+}
+
+std::filesystem::path folder_to_load(const std::filesystem::path& directory) {
+  if (const auto itself = standing_folder(directory)) return *itself;
+  if (is_there(directory / kLatestFile)) return latest_folder(directory);
+  throw Error(ErrorCode::bad_argument, fmt::format("checkpoint: {} holds no checkpoint: neither {} nor {}",
+                                                   directory.string(), kLatestFile, kIndexFile));
+}
+
+// The index in the folder that `look` gives. Looks again while it gives others: saves remove what it gave.
+template <class Look>
+FoundCheckpoint find_by(const Look& look) {
+  std::filesystem::path folder = look();
+  for (int looks = 1;; ++looks) {
+    try {
+      return open_folder(folder);
+    } catch (const Error&) {
+      if (looks == kMostLooks) throw;
+      std::filesystem::path now = look();
+      if (now == folder) throw;
+      folder = std::move(now);
+    }
+  }
 }
 
 }  // namespace
@@ -63,29 +105,36 @@ void copy_box(const std::byte* from, const Shape& from_shape, const Dims& from_o
   }
 }
 
-CheckpointIndex read_index(const std::filesystem::path& folder) {
+FoundCheckpoint open_folder(const std::filesystem::path& folder) {
   const std::filesystem::path path = folder / kIndexFile;
   refuse_link(path);
-  return index_from_json(
-      path, read_regular_file(path, fmt::format("checkpoint: {}:", path.string()), kMaxIndexBytes));
+  const std::string text =
+      read_regular_file(path, fmt::format("checkpoint: {}:", path.string()), kMaxIndexBytes);
+  return {folder, as_damage([&] { return index_from_json(path, text); }),
+          content_hash(std::as_bytes(std::span(text)))};
+}
+
+FoundCheckpoint find_checkpoint(const std::filesystem::path& directory) {
+  return find_by([&] { return folder_to_load(directory); });
+}
+
+bool has_moved_on(const std::filesystem::path& directory, const FoundCheckpoint& from) noexcept {
+  try {
+    return !find_checkpoint(directory).is(from);
+  } catch (...) {
+    return false;
+  }
 }
 
 CheckpointInfo info_of(const std::filesystem::path& folder, const CheckpointIndex& index) {
   return {folder, index.step, index.mesh, index.extra};
 }
 
-std::filesystem::path folder_to_load(const std::filesystem::path& directory) {
-  if (is_there(directory / kIndexFile)) return directory;
-  if (const auto folder = latest_folder(directory)) return *folder;
-  throw Error(ErrorCode::bad_argument, fmt::format("checkpoint: {} holds no checkpoint: neither {} nor {}",
-                                                   directory.string(), kLatestFile, kIndexFile));
-}
-
 OpenedCheckpoint open_checkpoint(const std::filesystem::path& path) {
   std::error_code none;
   if (!std::filesystem::is_regular_file(path, none)) {
-    const std::filesystem::path folder = folder_to_load(path);
-    return {folder, folder, read_index(folder)};
+    FoundCheckpoint found = find_checkpoint(path);
+    return {found.folder, found.folder, std::move(found.index), found.hash};
   }
   const SafetensorsFile file = SafetensorsFile::open(path);
   const std::filesystem::path place = std::filesystem::canonical(path);  // the caller's path may be a link
@@ -111,17 +160,20 @@ OpenedCheckpoint open_checkpoint(const std::filesystem::path& path) {
 }
 
 std::optional<CheckpointInfo> latest_checkpoint(const std::filesystem::path& directory) {
-  const auto folder = latest_folder(directory);
-  if (!folder) return std::nullopt;
-  return info_of(*folder, read_index(*folder));
+  if (!is_there(directory / kLatestFile)) return std::nullopt;
+  const FoundCheckpoint found = find_by([&] { return latest_folder(directory); });
+  return info_of(found.folder, found.index);
 }
 
 SafetensorsFile PartFiles::open(const std::string& name) const {
   refuse_link(folder_ / name);
+  if (!is_there(folder_ / name))
+    throw Error(ErrorCode::corrupt,
+                fmt::format("checkpoint: {}: is missing; the index names it", (folder_ / name).string()));
   SafetensorsFile file = SafetensorsFile::open(folder_ / name);
   const auto known = index_.files.find(name);
   if (known != index_.files.end() && file.header_hash() != known->second.header_hash)
-    throw Error(ErrorCode::bad_argument,
+    throw Error(ErrorCode::corrupt,
                 fmt::format("checkpoint: {}: its header is not the one that was written: it has the hash {}, "
                             "the index says {}",
                             file.path().string(), hash_text(file.header_hash()),
@@ -138,11 +190,11 @@ const SafetensorsFile& PartFiles::of(const std::string& name) {
 const SafetensorsFile& PartFiles::of(const CheckpointPart& part, const std::string& tensor, DType dtype) {
   const std::string& name = part.name.empty() ? tensor : part.name;
   const SafetensorsFile& file = of(part.file);
-  const SafetensorsInfo& info = file.info(name);
+  const SafetensorsInfo& info = as_damage([&]() -> const SafetensorsInfo& { return file.info(name); });
   if (info.shape != part.box.shape || info.dtype != dtype)
-    throw Error(ErrorCode::bad_argument,
+    throw Error(ErrorCode::corrupt,
                 fmt::format("load_checkpoint: {} has {} as {} {}; the index says {} {}",
-                            (folder_ / part.file).string(), name, weft::name(info.dtype),
+                            (folder_ / part.file).string(), printable(name), weft::name(info.dtype),
                             to_string(info.shape), weft::name(dtype), to_string(part.box.shape)));
   return file;
 }

@@ -11,9 +11,25 @@
 
 namespace weft {
 
-/// `directory`'s latest checkpoint, or `directory` itself where that is one. Throws bad_argument where there is none.
-std::filesystem::path folder_to_load(const std::filesystem::path& directory);
-CheckpointIndex read_index(const std::filesystem::path& folder);
+/// A checkpoint whose index is read.
+struct FoundCheckpoint {
+  std::filesystem::path folder;
+  CheckpointIndex index;
+  std::uint64_t hash = 0;  ///< of the index's text, which has the hashes of all files
+
+  bool is(const FoundCheckpoint& other) const { return folder == other.folder && hash == other.hash; }
+};
+/// `directory`'s latest checkpoint, or `directory` itself where that is one. Where a save has meanwhile removed the
+/// folder that `latest` named, `latest` is read again. Throws bad_argument where there is none, and `corrupt` where `latest`
+/// or the index is damaged.
+FoundCheckpoint find_checkpoint(const std::filesystem::path& directory);
+/// The checkpoint in that folder.
+FoundCheckpoint open_folder(const std::filesystem::path& folder);
+/// Whether find_checkpoint() gives another one by now: saves go on, and remove the one that was found. False where
+/// there is none any more.
+bool has_moved_on(const std::filesystem::path& directory, const FoundCheckpoint& from) noexcept;
+/// How often another checkpoint is taken in the place of one that was removed while it was read.
+inline constexpr int kMostLooks = 4;
 CheckpointInfo info_of(const std::filesystem::path& folder, const CheckpointIndex& index);
 
 /// A checkpoint, or a safetensors file by itself, which is one part of each of its tensors.
@@ -21,8 +37,9 @@ struct OpenedCheckpoint {
   std::filesystem::path path;    ///< of the file; else the folder
   std::filesystem::path folder;  ///< that the parts' files lie in
   CheckpointIndex index;
+  std::uint64_t hash = 0;  ///< FoundCheckpoint's
 };
-/// As folder_to_load() finds it; where `path` is a file, that.
+/// As find_checkpoint() finds it; where `path` is a file, that.
 OpenedCheckpoint open_checkpoint(const std::filesystem::path& path);
 
 /// The files of one checkpoint, each opened when first asked for. The index must outlive it.
@@ -31,7 +48,8 @@ class PartFiles {
   PartFiles(std::filesystem::path folder, const CheckpointIndex& index)
       : folder_(std::move(folder)), index_(index) {}
 
-  /// The file of that name. Throws bad_argument where its header is not the one that was written.
+  const std::filesystem::path& folder() const noexcept { return folder_; }
+  /// The file of that name. Throws `corrupt` where it is missing or its header is not the one that was written.
   const SafetensorsFile& of(const std::string& name);
   /// The file of a part, after a check that it holds what the index says.
   const SafetensorsFile& of(const CheckpointPart& part, const std::string& tensor, DType dtype);

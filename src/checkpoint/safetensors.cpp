@@ -12,6 +12,7 @@
 
 #include "base/json_reader.hpp"
 #include "base/regular_file.hpp"
+#include "base/text/printable.hpp"
 #include "checkpoint/content_hash.hpp"
 #include "checkpoint/file_io.hpp"
 #include "checkpoint/safetensors_write.hpp"
@@ -68,8 +69,9 @@ std::string known_dtypes() {
   return fmt::format("{}", fmt::join(names, " "));
 }
 
-[[noreturn]] void refuse(const std::filesystem::path& path, const std::string& what) {
-  throw Error(ErrorCode::bad_argument, fmt::format("safetensors: {}: {}", path.string(), what));
+[[noreturn]] void refuse(const std::filesystem::path& path, const std::string& what,
+                         ErrorCode code = ErrorCode::bad_argument) {
+  throw Error(code, printable(fmt::format("safetensors: {}: {}", path.string(), what)));
 }
 
 json parse_header(const std::filesystem::path& path, const std::string& text) {
@@ -84,8 +86,8 @@ json parse_header(const std::filesystem::path& path, const std::string& text) {
 // file.
 SafetensorsInfo parse_tensor(const std::filesystem::path& path, const std::string& name, const json& entry,
                              std::int64_t data_begin, std::int64_t file_bytes) {
-  const auto bad = [&](const std::string& what) {
-    refuse(path, fmt::format("tensor \"{}\" {}", name, what));
+  const auto bad = [&](const std::string& what, ErrorCode code = ErrorCode::bad_argument) {
+    refuse(path, fmt::format("tensor \"{}\" {}", name, what), code);
   };
   const auto numbers = [&](const char* key) {
     const auto found = entry.find(key);
@@ -105,11 +107,13 @@ SafetensorsInfo parse_tensor(const std::filesystem::path& path, const std::strin
   const auto known = std::find_if(kDTypeNames.begin(), kDTypeNames.end(),
                                   [&](const DTypeName& d) { return d.name == dtype->get<std::string>(); });
   if (known == kDTypeNames.end())
-    bad(fmt::format("has dtype {}; known are {}", dtype->get<std::string>(), known_dtypes()));
+    bad(fmt::format("has dtype {}; known are {}", dtype->get<std::string>(), known_dtypes()),
+        ErrorCode::unsupported);
 
   const std::vector<std::int64_t> shape = numbers("shape");
   if (shape.size() > std::size_t{Shape::kMaxDims})
-    bad(fmt::format("has {} dimensions; at most {} are supported", shape.size(), Shape::kMaxDims));
+    bad(fmt::format("has {} dimensions; at most {} are supported", shape.size(), Shape::kMaxDims),
+        ErrorCode::unsupported);
   const std::vector<std::int64_t> offsets = numbers("data_offsets");
   if (offsets.size() != 2) bad(fmt::format("has {} data_offsets; expected 2, begin and end", offsets.size()));
   if (offsets[0] > offsets[1])
@@ -174,7 +178,50 @@ struct SafetensorsFile::Impl {
   std::map<std::string, SafetensorsInfo, std::less<>> tensors;
   std::map<std::string, std::string, std::less<>> metadata;
   std::uint64_t header_hash = 0;
+
+  void read(std::int64_t file_bytes);
 };
+
+// What is refused here is the file: open() calls it damaged.
+void SafetensorsFile::Impl::read(std::int64_t file_bytes) {
+  // A file is: header length (8 bytes, little-endian), header (JSON), data.
+  if (file_bytes < kLengthBytes)
+    refuse(path, fmt::format("has {} bytes; expected at least {}, the length of the header", file_bytes,
+                             kLengthBytes));
+  std::uint64_t header_bytes = 0;
+  read_exactly(file.get(), path, 0, std::as_writable_bytes(std::span(&header_bytes, 1)));
+  if (header_bytes > std::uint64_t{kMaxHeaderBytes})
+    refuse(path, fmt::format("says its header has {} bytes; at most {} are allowed", header_bytes,
+                             kMaxHeaderBytes));
+  const std::int64_t data_begin = kLengthBytes + static_cast<std::int64_t>(header_bytes);
+  if (data_begin > file_bytes)
+    refuse(path, fmt::format("says its header has {} bytes; {} are left (file {} - length {})", header_bytes,
+                             file_bytes - kLengthBytes, file_bytes, kLengthBytes));
+  std::string text(header_bytes, '\0');
+  read_exactly(file.get(), path, kLengthBytes, std::as_writable_bytes(std::span(text)));
+
+  header_hash = hash_of_header(text);
+  const json header = parse_header(path, text);
+  for (const auto& [name, entry] : header.items()) {
+    if (name != kMetadataKey) {
+      if (name.find('\0') != std::string::npos)
+        refuse(path, fmt::format("the name of a tensor, \"{}\", goes on after a NUL", name.c_str()));
+      tensors.emplace(name, parse_tensor(path, name, entry, data_begin, file_bytes));
+      names.push_back(name);
+      continue;
+    }
+    if (!entry.is_object())
+      refuse(path, fmt::format("__metadata__ is a JSON {}; expected an object", entry.type_name()));
+    for (const auto& [key, value] : entry.items()) {
+      if (!value.is_string())
+        refuse(path, fmt::format("__metadata__ has a JSON {} under \"{}\"; expected a string",
+                                 value.type_name(), key));
+      metadata.emplace(key, value.get<std::string>());
+    }
+  }
+  std::sort(names.begin(), names.end());
+  check_cover(path, tensors, data_begin, file_bytes);
+}
 
 SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
   auto impl = std::make_shared<Impl>();
@@ -184,45 +231,12 @@ SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
     throw_errno(fmt::format("safetensors: cannot open {}", path.string()), opened.error_number);
   if (!opened.fd) refuse(path, opened.why);
   impl->file = std::move(opened.fd);
-  const std::int64_t file_bytes = opened.bytes;
-
-  // A file is: header length (8 bytes, little-endian), header (JSON), data.
-  if (file_bytes < kLengthBytes)
-    refuse(path, fmt::format("has {} bytes; expected at least {}, the length of the header", file_bytes,
-                             kLengthBytes));
-  std::uint64_t header_bytes = 0;
-  read_exactly(impl->file.get(), path, 0, std::as_writable_bytes(std::span(&header_bytes, 1)));
-  if (header_bytes > std::uint64_t{kMaxHeaderBytes})
-    refuse(path, fmt::format("says its header has {} bytes; at most {} are allowed", header_bytes,
-                             kMaxHeaderBytes));
-  const std::int64_t data_begin = kLengthBytes + static_cast<std::int64_t>(header_bytes);
-  if (data_begin > file_bytes)
-    refuse(path, fmt::format("says its header has {} bytes; {} are left (file {} - length {})", header_bytes,
-                             file_bytes - kLengthBytes, file_bytes, kLengthBytes));
-  std::string text(header_bytes, '\0');
-  read_exactly(impl->file.get(), path, kLengthBytes, std::as_writable_bytes(std::span(text)));
-
-  impl->header_hash = hash_of_header(text);
-  const json header = parse_header(path, text);
-  for (const auto& [name, entry] : header.items()) {
-    if (name != kMetadataKey) {
-      if (name.find('\0') != std::string::npos)
-        refuse(path, fmt::format("the name of a tensor, \"{}\", goes on after a NUL", name.c_str()));
-      impl->tensors.emplace(name, parse_tensor(path, name, entry, data_begin, file_bytes));
-      impl->names.push_back(name);
-      continue;
-    }
-    if (!entry.is_object())
-      refuse(path, fmt::format("__metadata__ is a JSON {}; expected an object", entry.type_name()));
-    for (const auto& [key, value] : entry.items()) {
-      if (!value.is_string())
-        refuse(path, fmt::format("__metadata__ has a JSON {} under \"{}\"; expected a string",
-                                 value.type_name(), key));
-      impl->metadata.emplace(key, value.get<std::string>());
-    }
+  try {
+    impl->read(opened.bytes);
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::bad_argument) throw;
+    throw Error(ErrorCode::corrupt, printable(e.what()));
   }
-  std::sort(impl->names.begin(), impl->names.end());
-  check_cover(path, impl->tensors, data_begin, file_bytes);
   return SafetensorsFile(std::move(impl));
 }
 

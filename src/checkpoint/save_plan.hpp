@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "checkpoint/index/index.hpp"
+#include "checkpoint/save/replace_folder.hpp"
 #include "checkpoint/save/save_turn.hpp"
 #include "weft/checkpoint/safetensors.hpp"
 
@@ -27,6 +28,7 @@ struct SavePlan {
   std::deque<std::vector<std::byte>>
       copies;  ///< memory of those entries that are no contiguous part of a tensor
   SaveOptions options;
+  Warn warn;
   SaveTurn turn{};  ///< rank 0's, which makes the folder and writes `latest`
 };
 
@@ -40,9 +42,6 @@ SavePlan plan_save(const std::filesystem::path& directory, const DeviceMesh& mes
 
 /// What `action` throws, with the words that it was in save_checkpoint(); null: nothing.
 std::exception_ptr error_of_save(const std::function<void()>& action);
-/// What the others are told of it.
-std::string unchanged(const std::filesystem::path& directory);
-
 /// The second half; waits for the plan's turn. Collective over `group`, the ranks of that mesh (null: one rank).
 void write_save(SavePlan& plan, ProcessGroup* group);
 

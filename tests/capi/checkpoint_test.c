@@ -386,8 +386,8 @@ static void test_arguments(void) {
            in_folder("latest"));
   weft_text* at = NULL;
   int64_t step = 0;
-  CHECK_ERROR(weft_checkpoint_latest(folder, &at, &step, &error), bad, text);
-  CHECK_ERROR(weft_checkpoint_load(folder, NULL, NULL, 0, NULL, &step, &at, &error), bad, text);
+  CHECK_ERROR(weft_checkpoint_latest(folder, &at, &step, &error), WEFT_CORRUPT, text);
+  CHECK_ERROR(weft_checkpoint_load(folder, NULL, NULL, 0, NULL, &step, &at, &error), WEFT_CORRUPT, text);
   CHECK(at == NULL && step == 0);
   t[0].data.count = 2;
   strcpy(path, in_folder("latest/run"));
@@ -415,9 +415,9 @@ static void save_misfits(rank_args* a) {
   weft_tensor t = {"x", f32(x, a->rank == 0 ? 2 : 1), same, NULL, 0};
   weft_error e = WEFT_ERROR_INIT;
   const weft_status status = weft_checkpoint_save(folder, mesh, 1, &t, 1, NULL, 0, NULL, &e);
-  CHECK(status == (a->rank == 0 ? WEFT_SYSTEM : WEFT_LAYOUT));
-  CHECK(strstr(e.text, a->rank == 0 ? "rank 1 failed, and says why" : "save_checkpoint: \"x\" is (1); ") !=
-        NULL);
+  CHECK(status == WEFT_LAYOUT);
+  CHECK(strstr(e.text, a->rank == 0 ? "save_checkpoint: rank 1 failed: \"x\" is (1); "
+                                    : "save_checkpoint: \"x\" is (1); ") != NULL);
   t.data.count = 2, t.layout = sum;
   CHECK_ERROR(weft_checkpoint_save(folder, mesh, 1, &t, 1, NULL, 0, NULL, &error), WEFT_LAYOUT,
               "*Partial(sum)");
@@ -430,6 +430,16 @@ static void save_misfits(rank_args* a) {
   t.name = a->rank == 0 ? "x" : "y", t.layout = same;
   CHECK_ERROR(weft_checkpoint_save(folder, mesh, 1, &t, 1, NULL, 0, NULL, &error), WEFT_MISMATCH,
               "*save_checkpoint: ");
+  t.name = "x";
+  const char* const steps =
+      "save_checkpoint: argument 0 is step 1 on dp,tp rank 0, but step 2 on dp,tp rank 1";
+  CHECK_ERROR(weft_checkpoint_save(folder, mesh, a->rank + 1, &t, 1, NULL, 0, NULL, &error), WEFT_MISMATCH,
+              steps);
+  weft_checkpoint_saver* saver = NULL;
+  OK(weft_checkpoint_saver_create(mesh, false, &saver, &error));
+  CHECK_ERROR(weft_checkpoint_saver_save(saver, folder, a->rank + 1, &t, 1, NULL, 0, NULL, NULL, &error),
+              WEFT_MISMATCH, steps);
+  weft_checkpoint_saver_destroy(saver);
   weft_layout_destroy(same);
   weft_layout_destroy(sum);
   weft_mesh_destroy(dp);
@@ -443,18 +453,19 @@ static void test_misfits_of_ranks(void) {
   remove_folder();
 }
 
-/* A byte of what rank 1 wrote: it says which; rank 0 hears of it. */
+/* A byte of what rank 1 wrote: all ranks say which. */
 static void load_flipped(rank_args* a) {
   laid_out t;
   lay_out(&t, a, "dp", 0);
   weft_error e = WEFT_ERROR_INIT;
   const weft_status got = weft_checkpoint_load(folder, t.mesh, t.tensors, 2, NULL, NULL, NULL, &e);
+  CHECK(got == WEFT_CORRUPT);
+  CHECK(strstr(e.text, "step-00000003/rank-00001.safetensors: bytes ") != NULL);
+  CHECK(strstr(e.text, ", of \"w\", are not those that were written") != NULL);
   if (a->rank == 0) {
-    CHECK(got == WEFT_SYSTEM && e.rank_count == 1 && e.ranks[0] == 1);
-    CHECK(strcmp(e.text, "load_checkpoint: rank 1 failed, and says why; the values are undefined") == 0);
-  } else {
-    CHECK(got == WEFT_BAD_ARGUMENT && strstr(e.text, "step-00000003/rank-00001.safetensors: bytes ") != NULL);
-    CHECK(strstr(e.text, ", of \"w\", are not those that were written") != NULL);
+    CHECK(e.rank_count == 1 && e.ranks[0] == 1);
+    CHECK(strncmp(e.text, "load_checkpoint: rank 1 failed: checkpoint: ", 44) == 0);
+    CHECK(strstr(e.text, "; the values are undefined") != NULL);
   }
   let_go(&t);
 }
@@ -480,7 +491,7 @@ static void test_a_flipped_byte(void) {
   float w[20];
   const weft_buffer out = f32(w, 20);
   OK(weft_checkpoint_reader_open(folder, &reader, &error));
-  CHECK_ERROR(weft_checkpoint_reader_read(reader, 1, &out, &error), WEFT_BAD_ARGUMENT,
+  CHECK_ERROR(weft_checkpoint_reader_read(reader, 1, &out, &error), WEFT_CORRUPT,
               "*, of \"w\", are not those that were written (their hash is not ");
   weft_checkpoint_reader_destroy(reader);
   OK(weft_checkpoint_verify(folder, NULL, NULL, &faults, &error));
@@ -527,7 +538,7 @@ static void save_in_background(rank_args* a) {
   CHECK_ERROR(weft_checkpoint_saver_wait(saver, &error), WEFT_SYSTEM,
               a->rank == 0
                   ? "*the save of step 5 in the background: save_checkpoint: /dev/null"
-                  : "*the save of step 5 in the background: save_checkpoint: rank 0 failed, and says");
+                  : "*the save of step 5 in the background: save_checkpoint: rank 0 failed: /dev/null");
   weft_checkpoint_saver_destroy(saver);
   let_go(&t);
 }
@@ -573,7 +584,8 @@ static void whole_tensors(rank_args* a) {
   CHECK_ERROR(weft_gather_full_state(t.mesh, t.tensors, 2, 0, see_whole, &stops, &error), WEFT_SYSTEM,
               a->rank == 0
                   ? "weft_gather_full_state: see returned false for \"w\""
-                  : "gather_full_state: rank 0 failed, and says why; what comes after \"w\" was not moved");
+                  : "gather_full_state: rank 0 failed: weft_gather_full_state: see returned false for \"w\"; "
+                    "what comes after \"w\" was not moved");
   CHECK_ERROR(weft_set_full_state(t.mesh, t.tensors, 2, 2, give_whole, NULL, &error), WEFT_BAD_ARGUMENT,
               "set_full_state: root is 2; expected 0 to 1, or -1 for every rank");
   let_go(&t);

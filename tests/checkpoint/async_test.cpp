@@ -159,11 +159,10 @@ TEST(AsyncCheckpoint, AnErrorIsToldByTheNextSaveOrByWait) {
     fails.on_stage = [&](std::string_view stage) {
       if (rank.rank == 1 && stage == "data") throw Error(ErrorCode::system, "no more paper");
     };
-    const std::string mine = "system: the save of step 7 in the background: save_checkpoint: no more paper",
-                      others =
-                          "system: the save of step 7 in the background: save_checkpoint: rank 1 failed, "
-                          "and says why; " +
-                          folder.path().string() + " is as it was";
+    const std::string background = "the save of step 7 in the background: save_checkpoint: ",
+                      said = "no more paper; " + folder.path().string() + " is as it was",
+                      mine = "system: " + background + said,
+                      others = "system: " + background + "rank 1 failed: " + said;
     const std::string& expected = rank.rank == 1 ? mine : others;
     saves.save(folder.path(), 7, values.views(), {}, fails);
     EXPECT_EQ(error_text([&] { saves.wait(); }), expected);
@@ -178,8 +177,8 @@ TEST(AsyncCheckpoint, AnErrorIsToldByTheNextSaveOrByWait) {
     }
     EXPECT_EQ(error_text([&] { saves.save(folder.path(), 8, values.views()); }),
               rank.rank == 1 ? expected
-                             : "system: save_checkpoint: the save before this one: rank 1 failed, and says "
-                               "why; this one is not begun");
+                             : "system: save_checkpoint: the save before this one: rank 1 failed: " +
+                                   background + said + "; this one is not begun");
     EXPECT_TRUE(saves.save(folder.path(), 8, values.views()));
     saves.wait();
     load_and_expect(folder.path(), mesh, 8, 1);
@@ -199,8 +198,10 @@ TEST(AsyncCheckpoint, WrongArgumentsAreToldAtOnce) {
     std::vector<NamedView> twice = values.views();
     if (rank.rank == 1) twice.push_back(twice[0]);
     EXPECT_THAT(error_text([&] { saves.save(folder.path(), 1, twice); }),
-                rank.rank == 1 ? StartsWith("bad_argument: save_checkpoint: \"whole\" is given twice")
-                               : StartsWith("system: save_checkpoint: rank 1 failed, and says why; "));
+                rank.rank == 1
+                    ? StartsWith("bad_argument: save_checkpoint: \"whole\" is given twice")
+                    : StartsWith("bad_argument: save_checkpoint: rank 1 failed: \"whole\" is given "
+                                 "twice; "));
     EXPECT_FALSE(saves.running());
   });
 }

@@ -221,7 +221,7 @@ TEST(FullState, AnErrorOfOneRankIsOneOfAll) {
       if (name == "columns") throw Error(ErrorCode::system, "no more paper");
     };
     const auto give = [&](std::string_view name, const TensorView& whole) { see(name, whole); };
-    const std::string told = "failed, and says why; ";
+    const std::string told = "failed: no more paper; ";
     EXPECT_EQ(error_text([&] { gather_full_state(mesh, tensors.views(), 1, see); }),
               rank.rank == 1 ? "system: no more paper"
                              : "system: gather_full_state: rank 1 " + told +
@@ -244,7 +244,8 @@ TEST(FullState, AnErrorOfOneRankIsOneOfAll) {
     if (rank.rank == 1) other.push_back(other[0]);
     EXPECT_EQ(error_text([&] { gather_full_state(mesh, other, 0, see); }),
               rank.rank == 1 ? "bad_argument: gather_full_state: \"rows\" is given twice"
-                             : "system: gather_full_state: rank 1 " + told + "nothing was moved");
+                             : "bad_argument: gather_full_state: rank 1 failed: \"rows\" is given twice; "
+                               "nothing was moved");
   });
 }
 

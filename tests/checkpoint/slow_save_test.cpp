@@ -86,7 +86,7 @@ TEST(SlowSave, ATimeOutEndsOneSaveAlone) {
     }
     EXPECT_THAT(error_text([&] { saves.save(folder.path(), 6, values.views); }),
                 rank.rank == 1 ? StartsWith("timeout: the save of step 5")
-                               : StartsWith("system: save_checkpoint: the save before this one: rank 1"));
+                               : StartsWith("timeout: save_checkpoint: the save before this one: rank 1"));
     EXPECT_TRUE(saves.save(folder.path(), 7, values.views));
     saves.wait();
     Halves loaded(mesh, 0);

@@ -220,7 +220,8 @@ void expect_survives_a_failed_save(const std::filesystem::path& directory, const
                     test::error_text(ErrorCode::system, [&] { large.save(directory, 2); });
                 after();
                 EXPECT_THAT(text, AllOf(HasSubstr("save_checkpoint: cannot write"),
-                                        HasSubstr("rank-00000.safetensors"), EndsWith(reason)));
+                                        HasSubstr("rank-00000.safetensors"),
+                                        EndsWith(reason + "; " + directory.string() + " is as it was")));
                 EXPECT_THAT(names_in(directory), UnorderedElementsAre("step-00000001", "latest"));
                 expect_loads(directory, 1);
                 run.save(directory, 2);
@@ -293,27 +294,29 @@ TEST(Checkpoint, RefusesWhatIsNoCheckpoint) {
   const test::TemporaryFolder folder;
   Context context;
   LocalRun run(context);
-  const auto refusal = [&] {
-    return test::error_text(ErrorCode::bad_argument, [&] { run.load(folder.path()); });
+  const auto refusal = [&](ErrorCode code = ErrorCode::corrupt) {
+    return test::error_text(code, [&] { run.load(folder.path()); });
   };
-  EXPECT_THAT(refusal(), EndsWith("holds no checkpoint: neither latest nor index.json"));
+  EXPECT_THAT(refusal(ErrorCode::bad_argument),
+              EndsWith("holds no checkpoint: neither latest nor index.json"));
   std::ofstream(folder / "latest") << "step-00000009\n";
   EXPECT_THAT(refusal(), HasSubstr("/latest names \"step-00000009\", which is no checkpoint beside it"));
-  EXPECT_THAT(test::error_text(ErrorCode::bad_argument, [&] { latest_checkpoint(folder.path()); }),
+  EXPECT_THAT(test::error_text(ErrorCode::corrupt, [&] { latest_checkpoint(folder.path()); }),
               HasSubstr("step-00000009"));
 
   run.save(folder.path(), 1);
   const auto index_path = folder / "step-00000001" / "index.json";
   const auto sound = nlohmann::json::parse(test::contents(index_path));
-  const auto with = [&](const std::function<void(nlohmann::json&)>& change) {
+  const auto with = [&](const std::function<void(nlohmann::json&)>& change,
+                        ErrorCode code = ErrorCode::corrupt) {
     nlohmann::json index = sound;
     change(index);
     std::ofstream(index_path) << sealed(index);
-    return refusal();
+    return refusal(code);
   };
   EXPECT_THAT(with([](auto& i) { i["format"] = "other"; }),
               HasSubstr("index.json: \"format\" is not \"weft checkpoint\""));
-  EXPECT_THAT(with([](auto& i) { i["version"] = 3; }),
+  EXPECT_THAT(with([](auto& i) { i["version"] = 3; }, ErrorCode::unsupported),
               HasSubstr("index.json: has version 3; this build reads 1 and 2"));
   EXPECT_THAT(with([](auto& i) { i.erase("step"); }), HasSubstr("index.json: is no index: "));
   EXPECT_THAT(
@@ -322,11 +325,13 @@ TEST(Checkpoint, RefusesWhatIsNoCheckpoint) {
           "the part of \"param.second\" in rank-00000.safetensors is (5) at (1), outside of the whole (5)"));
   EXPECT_THAT(with([](auto& i) { i["tensors"]["param.second"]["parts"][0]["shape"] = {4}; }),
               HasSubstr("the 1 parts of \"param.second\" have 4 elements; expected 5 (shape (5))"));
-  EXPECT_THAT(with([](auto& i) {
-                i["tensors"]["param.second"]["shape"] = {1, 5};
-                i["tensors"]["param.second"]["parts"][0]["shape"] = {1, 5};
-                i["tensors"]["param.second"]["parts"][0]["offset"] = {0, 0};
-              }),
+  EXPECT_THAT(with(
+                  [](auto& i) {
+                    i["tensors"]["param.second"]["shape"] = {1, 5};
+                    i["tensors"]["param.second"]["parts"][0]["shape"] = {1, 5};
+                    i["tensors"]["param.second"]["parts"][0]["offset"] = {0, 0};
+                  },
+                  ErrorCode::bad_argument),
               HasSubstr("param.second f32 (1, 5), expected f32 (5)"));
   std::ofstream(index_path) << "{";
   EXPECT_THAT(refusal(), HasSubstr("index.json: is no index: "));
@@ -349,8 +354,7 @@ class ChangedIndex : public ::testing::Test {
   std::string refusal_of(const std::string& text) {
     std::ofstream(path_) << text;
     const std::string prefix = "checkpoint: " + path_.string() + ": ";
-    const std::string why =
-        test::error_text(ErrorCode::bad_argument, [&] { latest_checkpoint(folder_.path()); });
+    const std::string why = test::error_text(ErrorCode::corrupt, [&] { latest_checkpoint(folder_.path()); });
     EXPECT_THAT(why, ::testing::StartsWith(prefix));
     return why.substr(std::min(prefix.size(), why.size()));
   }
@@ -460,13 +464,13 @@ TEST_F(ChangedIndex, ManyPartsAreCheckedInTime) {
 }
 
 TEST_F(ChangedIndex, LatestNamesAFolderBesideIt) {
-  const auto latest = [&](const std::string& text) {
+  const auto latest = [&](const std::string& text, ErrorCode code = ErrorCode::corrupt) {
     std::ofstream(folder_ / "latest", std::ios::binary) << text;
-    return test::error_text(ErrorCode::bad_argument, [&] { latest_checkpoint(folder_.path()); });
+    return test::error_text(code, [&] { latest_checkpoint(folder_.path()); });
   };
   const std::string start = "checkpoint: " + (folder_ / "latest").string();
   const std::string end = "; expected the name of a folder beside it";
-  EXPECT_EQ(latest(std::string(5000, 's')), start + ": has more than 4096 bytes");
+  EXPECT_EQ(latest(std::string(5000, 's'), ErrorCode::bad_argument), start + ": has more than 4096 bytes");
   EXPECT_EQ(latest(std::string(300, 's')),
             start + " names what is a text of 300 characters, more than the 255 of a name" + end);
   EXPECT_EQ(latest(std::string("step-00000001\0/../x", 20)),

@@ -2,7 +2,7 @@
  *
  * A checkpoint is a folder, step-00000007, of safetensors files with an index; the folder it is in names the
  * latest one. Paths and all other strings are UTF-8; they are read until the call is over and not kept. What is read of
- * a file is compared with the hash it was written with: changed bytes are WEFT_BAD_ARGUMENT, and the text
+ * a file is compared with the hash it was written with: changed bytes are WEFT_CORRUPT, and the text
  * names the file and the bytes. */
 #ifndef WEFT_C_CHECKPOINT_H
 #define WEFT_C_CHECKPOINT_H
@@ -26,9 +26,8 @@ typedef struct weft_checkpoint_save_options {
   int32_t keep;
   /* Told of each stage as it is reached, on the rank and the thread that reach it: "folder" (made, empty), "data" (before
    * each tensor's bytes), "file" (this rank's is whole), "index" (written), "exchanged" (with a checkpoint of the same step, which
-   * is removed next), "renamed" (the folder has its name), "latest" (done), "old" (before the files of an older one are removed,
-   * for `keep`); and of file, index and latest "file written", "file synced", "file named" and so on. NULL: nobody. What a function in C++ throws is WEFT_SYSTEM here, and on the other ranks the error that this
-   * one has failed. */
+   * is removed next; "spared" where the file system cannot exchange folders), "renamed" (the folder has its name), "latest" (done), "old" (before the files of an older one are removed,
+   * for `keep`); and of file, index and latest "file written", "file synced", "file named" and so on. NULL: nobody. What a function in C++ throws is WEFT_SYSTEM here and on the other ranks. */
   void (*on_stage)(void* data, const char* stage);
   void* data;
 } weft_checkpoint_save_options;
@@ -47,16 +46,16 @@ typedef struct weft_checkpoint_load_options {
   { sizeof(weft_checkpoint_load_options), NULL, NULL }
 
 /* Writes directory/step-N for step N, 0 or more, and then names it in directory/latest; folders are made. `mesh` is a
- * whole mesh; NULL: one rank. Collective among its ranks, which give the same step, extra, and tensors in the same
- * order, on the host; on several ranks each has a layout, and none is WEFT_PARTIAL. What several ranks hold is written
+ * whole mesh; NULL: one rank. Collective among its ranks, which give the same directory, step, extra, `keep`, and tensors in the same
+ * order, on the host (else WEFT_MISMATCH); on several ranks each has a layout, and none is WEFT_PARTIAL. What several ranks hold is written
  * by the first of them. No two tensors have one name, and no two strings one key. `tensors` and `extra` may be NULL
  * where their count is 0. `options` may be NULL. Memory stays the caller's, and is not written.
  *
  * Blocks until all is on the disk. For other ranks it waits at most the deadline of the mesh's group until all agree on the
  * arguments, and then an hour for each rank's file. Saves of one process to one directory, also those of a
  * weft_checkpoint_saver, are written one after the other in the order of the calls. Killed at any moment, or out of space, it leaves the checkpoint of before whole, and named
- * by `latest`. A checkpoint of the same step is replaced. What one rank could not write is WEFT_SYSTEM on all, and what
- * is wrong with a tensor on one rank is an error of all. NULL, a number that is no dtype and the like are found on each
+ * by `latest`. A checkpoint of the same step is replaced. What one rank could not write is WEFT_SYSTEM on all, with its words and what is
+ * on the disk then; what is wrong with a tensor on one rank is an error of all. NULL, a number that is no dtype and the like are found on each
  * rank alone: the others wait for it until their deadline. */
 weft_status weft_checkpoint_save(const char* directory, const weft_mesh* mesh, int64_t step,
                                  const weft_tensor* tensors, int32_t count,
@@ -65,11 +64,12 @@ weft_status weft_checkpoint_save(const char* directory, const weft_mesh* mesh, i
 
 /* Fills the tensors from directory's latest checkpoint, or from `directory` itself where that is one. Collective among
  * the ranks of `mesh` (NULL: one rank), which may be another mesh than the one that wrote it, as may be the layouts;
- * each rank reads what it holds. Blocks as weft_checkpoint_save does. Buffers are on the host, and do not overlap.
+ * each rank reads what it holds. Blocks as weft_checkpoint_save does. Buffers are on the host, and do not overlap, but
+ * for two that are the same as a whole (tied tensors). All ranks read the checkpoint that rank 0 finds; one that sees another is WEFT_MISMATCH.
  *
  * WEFT_BAD_ARGUMENT before anything is written, on all ranks, where a tensor is missing, is there and not in the list, or
- * has other extents or another dtype: the text has them all. After any other error the buffers' values are
- * undefined. `*step` and `*folder`, each may be NULL, get its step and the folder that was read: opened by
+ * has other extents or another dtype: the text has them all. WEFT_CORRUPT where a file is
+ * damaged or missing. After any other error the buffers' values are undefined. `*step` and `*folder`, each may be NULL, get its step and the folder that was read: opened by
  * weft_checkpoint_reader_open, it gives the strings. The text is the caller's. */
 weft_status weft_checkpoint_load(const char* directory, const weft_mesh* mesh, const weft_tensor* tensors,
                                  int32_t count, const weft_checkpoint_load_options* options, int64_t* step,
@@ -118,7 +118,7 @@ weft_status weft_set_full_state(const weft_mesh* mesh, const weft_tensor* tensor
 /* The functions from here on are for one process: they do not communicate, and block for the disk alone. Any thread
  * may call them; a weft_checkpoint_reader is for one thread at a time. */
 
-/* The folder and the step that directory/latest names; NULL and -1 where there is no such file. WEFT_BAD_ARGUMENT where
+/* The folder and the step that directory/latest names; NULL and -1 where there is no such file. WEFT_CORRUPT where
  * it names no checkpoint. The text is the caller's. */
 weft_status weft_checkpoint_latest(const char* directory, weft_text** folder, int64_t* step,
                                    weft_error* error);
@@ -126,8 +126,8 @@ weft_status weft_checkpoint_latest(const char* directory, weft_text** folder, in
 /* An open checkpoint. It holds its index, and no elements; needs no context. */
 typedef struct weft_checkpoint_reader weft_checkpoint_reader;
 
-/* Opens directory's latest checkpoint, or `directory` itself where that is one. WEFT_BAD_ARGUMENT where there is none, or
- * its index is not sound. */
+/* Opens directory's latest checkpoint, or `directory` itself where that is one. WEFT_BAD_ARGUMENT where there is none,
+ * WEFT_CORRUPT where its index is not sound. */
 weft_status weft_checkpoint_reader_open(const char* directory, weft_checkpoint_reader** reader,
                                         weft_error* error);
 void weft_checkpoint_reader_destroy(weft_checkpoint_reader* reader);

@@ -37,11 +37,12 @@ struct CheckpointInfo {
 struct SaveOptions {
   /// Told of each stage as it is reached, on the rank that reaches it: "folder" (made, empty), "data" (before
   /// each tensor's bytes), "file" (this rank's is whole), "index" (written), "exchanged" (with a checkpoint of the same step, which is
-  /// removed next), "renamed" (the folder has its name), "latest" (done), "old" (before the files of an older one are removed, for
+  /// removed next; where the file system cannot exchange folders "spared": the old one has another name, by which a load finds it), "renamed" (the folder has its name), "latest" (done), "old" (before the files of an older one are removed, for
   /// `keep`). Of file, index and latest each step, too: "file written", "file synced", "file named" and so on. What it throws
   /// fails the save.
   std::function<void(std::string_view stage)> on_stage{};
-  /// How many checkpoints `directory` keeps, this one among them; the oldest steps go once `latest` names this one. 0: all.
+  /// How many checkpoints `directory` keeps, this one among them; the oldest steps go once `latest` names this one. 0: all. One
+  /// that cannot be removed stays, and is a warning.
   /// Steps after this one stay.
   int keep = 0;
   /// How long a rank waits, once tensors and arguments are agreed on, for a rank that is still writing its file, and rank 0 for
@@ -60,8 +61,8 @@ struct LoadOptions {
 };
 
 /// Writes the folder `directory`/step-N of that step and then names it in `directory`/latest. Collective over `mesh` (a root;
-/// empty: one rank), where every rank gives the same step, tensors in the same order, and extra: tensors that differ in
-/// name, dtype or layout are mismatch. Each rank writes the parts that it holds and no rank below it does, so what is
+/// empty: one rank), where every rank gives the same directory, step, tensors in the same order, extra, and options but for on_stage: tensors that differ in
+/// name, dtype or layout, and arguments that differ, are mismatch. A relative directory is that of the moment of the call. Each rank writes the parts that it holds and no rank below it does, so what is
 /// replicated is written once; the folder holds
 /// - rank-00000.safetensors and so on: tensors under their names, as each rank holds them
 /// - index.json: for each tensor its dtype, global shape, layout, and which file holds what part of it
@@ -70,26 +71,28 @@ struct LoadOptions {
 /// out of space, it leaves the checkpoint before it whole and named by `latest`. A checkpoint of the same
 /// step is replaced. Saves of one process to one directory, also those of an AsyncCheckpoint, are written one after the other in the
 /// order of the calls: `latest` names the last one's step. Jobs, or meshes whose rank 0 are other processes, need a directory
-/// each. Throws the same on every rank, up to the text: `system` with the file and errno's words
-/// on the rank that could not write, and naming that rank on the others. Throws layout for a tensor that has no
+/// each. Throws the same code on every rank, and the words of the first rank that failed: `system` with the file and errno's
+/// words where one could not write. The text ends with what is on the disk then: nothing new, a checkpoint that `latest` does not name, or one that
+/// it names. Throws layout for a tensor that has no
 /// layout on a mesh of several ranks, is Partial, or is laid out over another mesh or with another shape than its
-/// layout's; bad_argument for two of one name, a negative `keep`, a `deadline` that is not positive, and for a view that is not contiguous, has no memory or is not on the host.
+/// layout's; bad_argument for two of one name, two that overlap but are not the same memory as a whole (tied tensors, which are stored once), a negative `keep`, a `deadline` that is not positive, and for a view that is not contiguous, has no memory or is not on the host.
 void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
                      std::span<const NamedView> tensors, const CheckpointExtra& extra = {},
                      const SaveOptions& options = {});
 
 /// Reads the tensors from `directory`'s latest checkpoint, or from `directory` itself where that is one. Collective over
 /// `mesh`, which may be another than the one it was written on, as may be the layouts: each rank reads the parts that
-/// overlap with what it holds.
+/// overlap with what it holds. All read the checkpoint that rank 0 finds; a rank that has another one in its place, or none, is `mismatch`. Where a save
+/// removes it meanwhile, that which `latest` then names is read.
 ///
 /// Throws bad_argument before anything changes, naming two tensors that `remap` gives one name; and naming every tensor that is missing, that is there but not
-/// asked for, or that has another global shape or dtype; also for an unsound index or file; and as save_checkpoint()
-/// does for the tensors given; also for two that share memory. After any other Error the values are undefined; if one rank fails, all throw.
+/// asked for, or that has another global shape or dtype; and as save_checkpoint() does for the tensors given. Throws `corrupt` for a damaged or missing file, and bad_argument for tied
+/// tensors of which the checkpoint has other values for each. If one rank fails, all throw the code and words of the first one that did, which end with whether values have changed.
 CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh,
                                std::span<const MutableNamedView> tensors, const LoadOptions& options = {});
 
-/// What `directory`/latest names, or nothing where there is no such file. Throws bad_argument where it names
-/// no checkpoint.
+/// What `directory`/latest names, or nothing where there is no such file. Throws `corrupt` where it names no checkpoint or is
+/// damaged.
 std::optional<CheckpointInfo> latest_checkpoint(const std::filesystem::path& directory);
 
 }  // namespace weft

@@ -28,7 +28,7 @@ struct CheckpointTensor {
 class CheckpointReader {
  public:
   /// As load_checkpoint() finds it: `directory`'s latest, or `directory` itself; or one safetensors file. Throws bad_argument
-  /// where there is none or its index is not sound.
+  /// where there is none, and `corrupt` where its index is not sound. A relative directory is that of the moment of the call.
   static CheckpointReader open(const std::filesystem::path& directory);
 
   const CheckpointInfo& info() const noexcept;

@@ -24,6 +24,54 @@ Box intersection(const Box& a, const Box& b) {
   return both;
 }
 
+namespace {
+
+bool is_same_memory(const NamedView& a, const NamedView& b) {
+  return a.data.data == b.data.data && a.data.dtype == b.data.dtype && a.data.shape == b.data.shape &&
+         a.layout == b.layout;
+}
+
+// By place in memory; without the empty ones.
+std::vector<const NamedView*> by_place(std::span<const NamedView> tensors) {
+  std::vector<const NamedView*> order;
+  for (const NamedView& t : tensors)
+    if (t.data.count() > 0) order.push_back(&t);
+  std::stable_sort(order.begin(), order.end(),
+                   [](const NamedView* a, const NamedView* b) { return a->data.data < b->data.data; });
+  return order;
+}
+
+// The views have no memory_fault(). A value that is read into shared memory would be there for the last tensor alone.
+void expect_disjoint(std::string_view what, std::span<const NamedView> tensors) {
+  const NamedView* reaches_farthest = nullptr;
+  for (const NamedView* t : by_place(tensors)) {
+    if (reaches_farthest != nullptr && overlap(reaches_farthest->data, t->data) &&
+        !is_same_memory(*reaches_farthest, *t))
+      throw Error(
+          ErrorCode::bad_argument,
+          fmt::format("{}: the memory of \"{}\" overlaps that of \"{}\"; expected the same place, dtype, "
+                      "shape and layout (tied tensors), or disjoint memory",
+                      what, t->name, reaches_farthest->name));
+    if (reaches_farthest == nullptr ||
+        t->data.data + t->data.bytes() > reaches_farthest->data.data + reaches_farthest->data.bytes())
+      reaches_farthest = t;
+  }
+}
+
+}  // namespace
+
+std::vector<int> aliases_of(std::span<const NamedView> tensors) {
+  std::vector<int> aliases(tensors.size(), -1);
+  const NamedView* first = nullptr;
+  for (const NamedView* t : by_place(tensors)) {
+    if (first != nullptr && is_same_memory(*first, *t))
+      aliases[static_cast<std::size_t>(t - tensors.data())] = static_cast<int>(first - tensors.data());
+    else
+      first = t;
+  }
+  return aliases;
+}
+
 void check_tensors(std::string_view what, const DeviceMesh& mesh, std::span<const NamedView> tensors) {
   if (mesh && !mesh.is_root())
     throw Error(ErrorCode::bad_argument,
@@ -54,6 +102,7 @@ void check_tensors(std::string_view what, const DeviceMesh& mesh, std::span<cons
       wrong(ErrorCode::layout, fmt::format("is {}; {} is {} on this rank", to_string(t.data.shape),
                                            to_string(*t.layout), to_string(t.layout->local_shape())));
   }
+  expect_disjoint(what, tensors);
 }
 
 std::vector<HeldBox> boxes_of(const NamedView& tensor, int rank) {
@@ -106,9 +155,12 @@ void expect_same_tensors(std::string_view what, const DeviceMesh& mesh, std::spa
   gather_with_list(what, mesh, digest_of_list(tensors), {}, [&] { return entries_of("tensor", tensors); });
 }
 
-CheckpointIndex make_index(std::span<const NamedView> tensors, int ranks) {
+CheckpointIndex make_index(std::span<const NamedView> tensors, int ranks, std::span<const int> aliases) {
   CheckpointIndex index;
-  for (const NamedView& tensor : tensors) {
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const NamedView& tensor = tensors[i];
+    const NamedView& stored =
+        aliases.empty() || aliases[i] < 0 ? tensor : tensors[static_cast<std::size_t>(aliases[i])];
     CheckpointEntry& entry = index.tensors[std::string(tensor.name)];
     entry.dtype = tensor.data.dtype;
     entry.shape = global_shape(tensor);
@@ -117,7 +169,10 @@ CheckpointIndex make_index(std::span<const NamedView> tensors, int ranks) {
         entry.layout.push_back(to_string(placement));
     for (const OwnedPart& part : parts_of(tensor, ranks))
       entry.parts.push_back({part_file(part.rank), part.box,
-                             part.of == 1 ? std::string() : fmt::format("{}[{}]", tensor.name, part.number)});
+                             part.of == 1 ? std::string() : fmt::format("{}[{}]", stored.name, part.number)});
+    if (&stored != &tensor)
+      for (CheckpointPart& part : entry.parts)
+        if (part.name.empty()) part.name = stored.name;
     for (const CheckpointPart& part : entry.parts) index.files[part.file] = {};
   }
   return index;

@@ -71,7 +71,8 @@ inline const Shape& global_shape(const NamedView& tensor) {
   return tensor.layout != nullptr ? tensor.layout->global : tensor.data.shape;
 }
 
-/// Throws what save_checkpoint() says of tensors that cannot be saved or loaded; `what` begins the text.
+/// Throws what save_checkpoint() says of tensors that cannot be saved or loaded; `what` begins the text. Two may be the same
+/// memory as a whole, and may not overlap otherwise.
 void check_tensors(std::string_view what, const DeviceMesh& mesh, std::span<const NamedView> tensors);
 
 /// A part of what a rank holds: the box of the whole that it is, and where it begins in the local tensor.
@@ -99,9 +100,14 @@ std::vector<OwnedPart> parts_of(const NamedView& tensor, int ranks);
 /// Throws mismatch on all ranks, naming the first difference, where they do not give the same tensors in the same order. Collective.
 void expect_same_tensors(std::string_view what, const DeviceMesh& mesh, std::span<const NamedView> tensors);
 
+/// For each tensor the number of the first one before it that is the same memory (a tied tensor: the same place, dtype,
+/// shape and layout); -1: none. An empty one is no alias.
+std::vector<int> aliases_of(std::span<const NamedView> tensors);
+
 /// The index of a run on `ranks` ranks: each distinct part once, by the lowest rank that holds it. Empty
-/// parts are left out. The hashes of its files are not known yet.
-CheckpointIndex make_index(std::span<const NamedView> tensors, int ranks);
+/// parts are left out. An alias has the parts of the tensor that `aliases` names. The hashes of its files are not known
+/// yet.
+CheckpointIndex make_index(std::span<const NamedView> tensors, int ranks, std::span<const int> aliases = {});
 
 /// save_checkpoint() and load_checkpoint() of the tensors that a function lists, whose errors all ranks are told. `owner`:
 /// what they are tensors of, for the texts: "the model".

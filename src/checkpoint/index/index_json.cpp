@@ -130,8 +130,9 @@ CheckpointIndex index_from_json(const std::filesystem::path& path, const std::st
   if (format == nullptr || *format != kFormat) refuse(path, fmt::format("\"format\" is not \"{}\"", kFormat));
   const bool hashed = in.at("version") == kVersion;
   if (!hashed && in.at("version") != kUnhashed)
-    refuse(path, fmt::format("has version {}; this build reads {} and {}", shown_json(in.at("version")),
-                             kUnhashed, kVersion));
+    throw Error(ErrorCode::unsupported,
+                fmt::format("checkpoint: {}: has version {}; this build reads {} and {}", path.string(),
+                            shown_json(in.at("version")), kUnhashed, kVersion));
   if (hashed && !is_sealed(text))
     refuse(path, "is not as it was written: its \"hash\" is that of another text");
   CheckpointIndex index;

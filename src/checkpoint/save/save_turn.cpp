@@ -15,16 +15,6 @@
 namespace weft {
 namespace {
 
-// One name for each directory, whether it is there or not.
-std::string one_name(const std::filesystem::path& directory) {
-  std::error_code failed;
-  std::filesystem::path absolute = std::filesystem::absolute(directory, failed);
-  if (failed) return directory.string();
-  if (!absolute.has_filename()) absolute = absolute.parent_path();  // "run/"
-  const std::filesystem::path resolved = std::filesystem::weakly_canonical(absolute, failed);
-  return (failed ? absolute.lexically_normal() : resolved).string();
-}
-
 // Of the process and not of a Context: a save of one rank without a mesh has none, and a directory is one for all Contexts.
 // Never destroyed: a writer may end after main().
 struct Table {
@@ -41,7 +31,16 @@ Table& table() {
 
 }  // namespace
 
-SaveTurn::SaveTurn(const std::filesystem::path& directory) : directory_(one_name(directory)) {
+std::string canonical_name(const std::filesystem::path& directory) {
+  std::error_code failed;
+  std::filesystem::path absolute = std::filesystem::absolute(directory, failed);
+  if (failed) return directory.string();
+  if (!absolute.has_filename()) absolute = absolute.parent_path();  // "run/"
+  const std::filesystem::path resolved = std::filesystem::weakly_canonical(absolute, failed);
+  return (failed ? absolute.lexically_normal() : resolved).string();
+}
+
+SaveTurn::SaveTurn(const std::filesystem::path& directory) : directory_(canonical_name(directory)) {
   Table& all = table();
   const std::lock_guard lock(all.mutex);
   all.places[directory_].insert(all.last + 1);

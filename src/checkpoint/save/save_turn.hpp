@@ -11,6 +11,9 @@
 
 namespace weft {
 
+/// One name for each directory, whether it is there or not: absolute, without links and `..` where that can be told.
+std::string canonical_name(const std::filesystem::path& directory);
+
 /// A save's place among those of this process that write to one directory: one writes at a time, in the order in which they took their
 /// places. The place ends with the object, also one whose turn has not come. Saves of other processes are not known.
 class SaveTurn {
