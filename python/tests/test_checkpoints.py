@@ -183,3 +183,77 @@ def test_convert(tmp_path):
         with pytest.raises(weft.BadArgumentError, match=words):
             weft.checkpoint.convert(tmp_path / "run", tmp_path / "x", **how)
     assert not (tmp_path / "x").exists()
+
+
+def test_paths(tmp_path, monkeypatch):
+    """Whatever a path is, it is that of os.fspath at the moment of the call; what is none makes no folder of its name."""
+    monkeypatch.chdir(tmp_path)
+    w = {"w": np.arange(3.0)}
+    for path in ("with space/run", "ünï/数据", "quote'\"and\nline", "run/", "./a/../b", tmp_path / "path", os.fsdecode(b"latin-\xe9"), b"bytes run", "percent %s {0}"):
+        weft.checkpoint.save(path, w, 3)
+        assert os.path.isdir(path)
+        found = {"w": np.zeros(3)}
+        assert weft.checkpoint.load(path, found) == (3, os.path.join(os.fsdecode(path), "step-00000003")) and found["w"].tolist() == [0, 1, 2]
+        assert weft.checkpoint.latest(path) == weft.checkpoint.load(path, found)[::-1] and weft.checkpoint.verify(path) == []
+        with weft.checkpoint.Reader(path) as reader:
+            assert os.path.isdir(reader.folder)
+        assert weft.checkpoint.export(path, os.path.join(os.fsdecode(path), "one")) == weft.checkpoint.convert(path, os.fsencode(path) + b".anew") == 1
+    before = sorted(os.listdir())
+    for wrong in (None, 5, {"a": 1}, "", b"", "a\0b"):
+        for call in (lambda path: weft.checkpoint.save(path, w, 1), lambda path: weft.checkpoint.Saver().save(path, w, 1), lambda path: weft.checkpoint.load(path, w),
+                     weft.checkpoint.latest, weft.checkpoint.verify, weft.checkpoint.Reader, lambda path: weft.checkpoint.export("b", path),
+                     lambda path: weft.checkpoint.convert("b", path)):
+            with pytest.raises(weft.BadArgumentError, match=r" is .*; expected a path \(str, bytes or os.PathLike\) without zeros, not empty$"):
+                call(wrong)
+    assert sorted(os.listdir()) == before
+
+
+def test_a_saver_and_another_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    moved = threading.Event()
+    with weft.checkpoint.Saver() as saver:
+        saver.save("run", {"w": np.ones(3)}, 1, on_stage=lambda stage: moved.wait(20))
+        os.mkdir("elsewhere")
+        os.chdir("elsewhere")
+        moved.set()
+        saver.wait()
+    assert os.listdir(".") == [] and weft.checkpoint.latest(tmp_path / "run")[1] == 1
+
+
+def test_tied_arrays(ranks, tmp_path):
+    """One array under two names is stored once, and loaded into one array or two."""
+    def program(group):
+        w, layout, mesh = parts(group, WHOLE)
+        weft.checkpoint.save(tmp_path, {"embed": (w, layout), "head": (w, layout)}, 1, mesh=mesh)
+        for one, other in ((w * 0, None), (w * 0, w * 0)):
+            weft.checkpoint.load(tmp_path, {"embed": (one, layout), "head": (one if other is None else other, layout)}, mesh=mesh)
+            assert (one == w).all() and (other is None or (other == w).all())
+        with pytest.raises(weft.BadArgumentError, match='save_checkpoint: the memory of "b" overlaps that of "a"; expected the same place'):
+            weft.checkpoint.save(tmp_path, {"a": (w, layout), "b": (w[:1], weft.Layout(mesh, (group.size, 5), x=weft.shard(0)))}, 2, mesh=mesh)
+    ranks(2, program)
+    with weft.checkpoint.Reader(tmp_path) as reader:
+        np.testing.assert_array_equal(reader["head"], WHOLE)
+    assert b'"head"' not in (tmp_path / "step-00000001/rank-00001.safetensors").read_bytes()
+
+
+def test_damage_and_what_ranks_must_agree_on(ranks, tmp_path):
+    def program(group):
+        w, layout, mesh = parts(group, WHOLE)
+        named = {"w": (w, layout)}
+        weft.checkpoint.save(tmp_path / "run", named, 1, mesh=mesh)
+        for change in ({"step": 2 + group.rank}, {"extra": {"rank": str(group.rank)}}, {"keep": group.rank}, {"directory": tmp_path / str(group.rank)}):
+            arguments = {"directory": tmp_path / "run", "named": named, "step": 2, **change}
+            with pytest.raises(weft.MismatchError, match="save_checkpoint: argument . is .* on x rank 0, but .* on x rank 1"):
+                weft.checkpoint.save(mesh=mesh, **arguments)
+            with weft.checkpoint.Saver(mesh) as saver, pytest.raises(weft.MismatchError, match="on x rank 1"):
+                saver.save(**arguments)
+        if group.rank == 0:
+            file = tmp_path / "run/step-00000001/rank-00001.safetensors"
+            file.write_bytes(file.read_bytes()[:-1] + b"x")
+        group.barrier().wait()
+        with pytest.raises(weft.CorruptError, match='rank-00001.safetensors: bytes .*, of "w", are not those that were written') as caught:
+            weft.checkpoint.load(tmp_path / "run", named, mesh=mesh)
+        assert caught.value.code == "corrupt" and caught.value.ranks == (() if group.rank == 1 else (1,))
+    ranks(2, program)
+    with pytest.raises(weft.CorruptError):
+        weft.checkpoint.Reader(tmp_path / "run")["w"]  # pylint: disable=expression-not-assigned

@@ -3,6 +3,7 @@
 Lists of tensors are {name: (array, layout)}, or {name: array} on one rank, in the same order on all ranks."""
 import atexit
 import ctypes
+import os
 import weakref
 
 from . import _api, arrays, dtypes, errors
@@ -43,6 +44,17 @@ class _Asked:
                 del failure, error  # the error refers to this frame
 
 
+def _path(value, name):
+    """A path as C takes it: that of str, bytes or os.PathLike, as the file system has it."""
+    try:
+        path = os.fsencode(value)
+    except (TypeError, ValueError):
+        path = None
+    if not path or b"\0" in path:
+        raise errors.BadArgumentError(f"{name} is {value!r}; expected a path (str, bytes or os.PathLike) without zeros, not empty")
+    return path
+
+
 def _given(mesh):
     return errors.instance(mesh, Mesh, "mesh", none=True)
 
@@ -58,13 +70,13 @@ def _save_args(directory, named, step, extra, keep, on_stage):
     pairs = [(text(key, "key"), text(value, "value")) for key, value in (extra or {}).items()]
     strings = (_api.weft_checkpoint_string * max(1, len(pairs)))(*pairs)
     rest = errors.integer(step, "step", 64), array, count, strings, len(pairs), _byref(options)
-    return text(str(directory), "directory"), rest, (owners, asked), asked
+    return _path(directory, "directory"), rest, (owners, asked), asked
 
 
 def save(directory, named, step, *, mesh=None, extra=None, keep=0, on_stage=None):
     """Writes directory/step-N and names it in directory/latest; the checkpoint of before stays whole whatever happens. Collective among the ranks of `mesh`
-    (None: one rank). extra: {key: string}; keep: how many checkpoints stay, 0: all; on_stage: told "folder", "data", "file", ... as each is reached.
-    Blocks until all is on the disk."""
+    (None: one rank). The directory, as all paths here, is a str, bytes or os.PathLike; a relative one is that of the moment of the call. extra: {key: string};
+    keep: how many checkpoints stay, 0: all; on_stage: told "folder", "data", "file", ... as each is reached. Blocks until all is on the disk."""
     first, rest, owners, asked = _save_args(directory, named, step, extra, keep, on_stage)
     blocking(lib.checkpoint_save, first, _given(mesh), *rest, keep=owners)
     if asked is not None:
@@ -123,6 +135,7 @@ class Saver(Handle):
 def load(directory, named, *, mesh=None, may_leave=None):
     """Fills the arrays from directory's latest checkpoint, or from `directory` itself where that is one, whatever mesh wrote it. (step, folder).
     BadArgumentError, before anything is written and on all ranks, where a tensor is missing, is there and not in the list, or has another shape or dtype;
+    CorruptError where a file is damaged; MismatchError where a rank sees another checkpoint than rank 0.
     may_leave(name): whether a tensor that is not in the list may stay there."""
     options = _api.make(_api.weft_checkpoint_load_options)
     asked = _Asked(lambda name: bool(may_leave(name.decode())), type(options.may_leave), False)
@@ -131,11 +144,11 @@ def load(directory, named, *, mesh=None, may_leave=None):
     array, count, owners = tensors(named, True)
     step, folder = ctypes.c_int64(), ctypes.c_void_p()
     try:
-        blocking(lib.checkpoint_load, text(str(directory), "directory"), _given(mesh), array, count, _byref(options), _byref(step),
+        blocking(lib.checkpoint_load, _path(directory, "directory"), _given(mesh), array, count, _byref(options), _byref(step),
                  _byref(folder), keep=(owners, asked))
     except errors.Error as error:
         asked.raise_failure(error)
-    return step.value, errors.take_text(folder).decode()
+    return step.value, os.fsdecode(errors.take_text(folder))
 
 
 def _wholes(function, named, mesh, root, writes, visit):
@@ -191,16 +204,16 @@ def set_full_state(named, give, *, mesh=None, root=0):
 def latest(directory):
     """(folder, step) that directory/latest names; None where there is no such file."""
     folder, step = ctypes.c_void_p(), ctypes.c_int64()
-    errors.call(lib.checkpoint_latest, text(str(directory), "directory"), _byref(folder), _byref(step))
-    return (errors.take_text(folder).decode(), step.value) if folder.value else None
+    errors.call(lib.checkpoint_latest, _path(directory, "directory"), _byref(folder), _byref(step))
+    return (os.fsdecode(errors.take_text(folder)), step.value) if folder.value else None
 
 
 def verify(directory, progress=None):
     """Reads all of a checkpoint: what is wrong with it, a list of lines; empty: it is whole. progress(bytes read, bytes in all) is told how far it is."""
     kind, faults = _api.FUNCTIONS["weft_checkpoint_verify"][1][1], ctypes.c_void_p()
     asked = _Asked(progress, kind, None)
-    blocking(lib.checkpoint_verify, text(str(directory), "directory"), kind() if progress is None else asked.function, None, _byref(faults), keep=asked)
-    lines = errors.take_text(faults).decode().splitlines()
+    blocking(lib.checkpoint_verify, _path(directory, "directory"), kind() if progress is None else asked.function, None, _byref(faults), keep=asked)
+    lines = [line for line in os.fsdecode(errors.take_text(faults)).split("\n") if line]
     asked.raise_failure()
     return lines
 
@@ -230,7 +243,7 @@ def export(directory, file, rename=None):
     options, written = _api.make(_api.weft_checkpoint_export_options), ctypes.c_int64()
     asked = _set_rename(options, rename)
     try:
-        blocking(lib.checkpoint_export, text(str(directory), "directory"), text(str(file), "file"), _byref(options), _byref(written), keep=(asked, options))
+        blocking(lib.checkpoint_export, _path(directory, "directory"), _path(file, "file"), _byref(options), _byref(written), keep=(asked, options))
     except errors.Error as error:
         asked.raise_failure(error)
     asked.raise_failure()
@@ -251,7 +264,7 @@ def convert(directory, to, *, rename=None, dtype=None, files=1, old_names=False)
     if dtype is not None:
         options.dtype = dtypes_asked.function
     try:
-        blocking(lib.checkpoint_convert, text(str(directory), "directory"), text(str(to), "to"), _byref(options), _byref(written),
+        blocking(lib.checkpoint_convert, _path(directory, "directory"), _path(to, "to"), _byref(options), _byref(written),
                  keep=(renames, dtypes_asked, options))
     except errors.Error as error:
         renames.raise_failure()
@@ -268,14 +281,14 @@ class Reader(Handle):
 
     def __init__(self, directory):
         handle = ctypes.c_void_p()
-        errors.call(lib.checkpoint_reader_open, text(str(directory), "directory"), _byref(handle))
+        errors.call(lib.checkpoint_reader_open, _path(directory, "directory"), _byref(handle))
         Handle.__init__(self, handle.value)
         step, words, count = ctypes.c_int64(), ctypes.c_char_p(), ctypes.c_int32()
         errors.call(lib.checkpoint_reader_step, self._handle, _byref(step))
         self.step = step.value
         for name in ("folder", "mesh"):
             errors.call(getattr(lib, f"checkpoint_reader_{name}"), self._handle, _byref(words))
-            setattr(self, name, words.value.decode())
+            setattr(self, name, os.fsdecode(words.value))
         hashed = ctypes.c_bool()
         errors.call(lib.checkpoint_reader_hashed, self._handle, _byref(hashed))
         self.hashed = hashed.value  # its bytes are compared with hashes as they are read
