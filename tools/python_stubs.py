@@ -40,8 +40,8 @@ PARAMS = {
     "bucket": "Any", "bucket_bytes": "int", "call": "int | None", "channel": "Any", "color": "int", "combine": "Callable[[Any, Any], Any]",
     "compression": 'Literal["bf16"] | None', "context": "Context", "coordinates": "int", "counts": "Sequence[int]", "cuts": "Mapping[int, Sequence[int]] | None",
     "data": "memoryview", "deadline": "float | None", "delta": "int", "desired": "bytes", "destination": "int", "dim": "int", "dims": "Sequence[int]",
-    "directory": "str | PathLike[str]", "dtype": "DType", "dy": "Array | list[Array]", "edges": "Edges", "entries": "Iterable[tuple[str, Shape, DType, str]]",
-    "expected": "bytes", "extra": "Mapping[str, str] | None", "fields": "Array", "file": "str | PathLike[str]", "ghost": "Mapping[int, int | tuple[int, int]]",
+    "directory": "str | bytes | PathLike[str] | PathLike[bytes]", "dtype": "DType", "dy": "Array | list[Array]", "edges": "Edges", "entries": "Iterable[tuple[str, Shape, DType, str]]",
+    "expected": "bytes", "extra": "Mapping[str, str] | None", "fields": "Array", "file": "str | bytes | PathLike[str] | PathLike[bytes]", "ghost": "Mapping[int, int | tuple[int, int]]",
     "function": "Callable[[Error | None], object]", "give": "Mapping[str, Array] | Callable[[str], Array]", "global_batch": "int", "gradient": "DType", "gradients": "Named", "group": "Group",
     "hook": "BucketHook | None", "host": "str | None", "i": "int", "in_counts": "Sequence[int]", "in_offsets": "Sequence[int] | None", "indices": "Array",
     "keep": "int", "key": "int", "kind": 'Literal["numpy", "torch", "dlpack"]', "layout": "Layout", "lengths": "Sequence[int]", "limit": "float | None",
@@ -68,7 +68,7 @@ PARAMS = {
     "Transport.open.limit": "float", "Transport.open.group": "str", "Context.backend_traits.backend": "str", "Batch.recv.out": "Array", "Group.recv.out": "Array",
     "Group.send_recv.out": "Array", "Window.start.x": "Array | list[Array]", "Reader.read.out": "Array", "Reader.read.name": "str", "Reader.__getitem__.name": "str",
     "gather_full_state.root": "int | None", "set_full_state.root": "int | None", "convert.dtype": "DType | Callable[[str, str], DType] | None", "convert.files": "int", "convert.old_names": "bool",
-    "convert.to": "str | PathLike[str]", "verify.progress": "Callable[[int, int], object] | None",
+    "convert.to": "str | bytes | PathLike[str] | PathLike[bytes]", "verify.progress": "Callable[[int, int], object] | None",
 }
 ATTRIBUTES = {  # of attributes, and results of properties, methods and functions
     "Batch.submit": "Work", "BucketHook.begin": "None", "BucketHook.end": "None", "BucketHook.name": "str", "Context.backend_traits": "Traits", "Context.empty": "Any",

@@ -65,6 +65,45 @@ TEST_F(CheckpointCommand, ControlCharactersOfNamesAreNotPrinted) {
   const Outcome shown = command("inspect run");
   EXPECT_EQ(shown.status, 0);
   EXPECT_THAT(shown.text, HasSubstr("a?[2Jb "));
+
+  // Nor in what is wrong with them: a byte of the data, one of the header, the index.
+  const std::filesystem::path file = folder / "run/step-00000003/rank-00000.safetensors",
+                              index = folder / "run/step-00000003/index.json";
+  std::vector<char> bytes;
+  {
+    std::ifstream in(file, std::ios::binary);
+    bytes.assign(std::istreambuf_iterator<char>(in), {});
+  }
+  bytes.back() ^= 1;
+  std::ofstream(file, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  EXPECT_THAT(command("verify run").text, HasSubstr("of \"a?[2Jb\", are not those that were written"));
+  EXPECT_THAT(command("export run out").text, HasSubstr("of \"a?[2Jb\", are not those that were written"));
+  std::ofstream(index) << R"({"format":"weft checkpoint","version":1,"step":3,"mesh":"\u001b[2J","extra":{},)"
+                       << R"("tensors":{"a\u0007\u009b":{"dtype":"f32","layout":["\u001b]0;x"],"shape":[1],)"
+                       << R"("parts":[{"file":"b","offset":[0],"shape":[2]}]}}})";
+  for (const char* what : {"verify run", "inspect run"}) {
+    const std::string text = command(what).text;
+    EXPECT_THAT(text, HasSubstr("the part of \"a??\" in b is (2) at (0), outside of the whole (1)"));
+    EXPECT_EQ(text.find('\x1b'), text.npos);
+  }
+  std::ofstream(index) << R"({"format":"weft checkpoint","version":1,"step":3,"mesh":"\u001b[2J","extra":{},)"
+                       << R"("tensors":{"a":{"dtype":"f32","layout":["\u001b]0;x"],"shape":[1],)"
+                       << R"("parts":[{"file":"b","offset":[0],"shape":[1]}]}}})";
+  const std::string text = command("inspect run").text;
+  EXPECT_THAT(text, HasSubstr("written on ?[2J, without hashes"));
+  EXPECT_THAT(text, HasSubstr("1 part   ?]0;x\n"));
+}
+
+TEST_F(CheckpointCommand, OnlyARegularFileIsOverwritten) {
+  save("run", {{"weight", view(weight)}});
+  std::filesystem::create_symlink(folder / "elsewhere", folder / "link");
+  std::filesystem::create_directory(folder / "folder");
+  for (const char* name : {"link", "folder"}) {
+    const Outcome refused = command(std::string("export run --overwrite ") + name);
+    EXPECT_NE(refused.status, 0);
+    EXPECT_THAT(refused.text, HasSubstr("\" is no regular file; expected one, or another name"));
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder / "elsewhere"));
 }
 
 TEST_F(CheckpointCommand, VerifyFindsAFlippedBit) {

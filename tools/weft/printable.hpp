@@ -1,15 +1,10 @@
 // Words from a file, for a terminal.
 #pragma once
 
-#include <string>
+#include "base/text/printable.hpp"
 
 namespace weft::tools {
 
-/// `words` with '?' in place of control characters, which could move the cursor or hide what follows.
-inline std::string printable(std::string words) {
-  for (char& c : words)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  return words;
-}
+using weft::printable;
 
 }  // namespace weft::tools

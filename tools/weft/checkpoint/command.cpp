@@ -103,7 +103,8 @@ int inspect(const CheckpointFlags& flags) {
     widest = std::max(widest, name.size());
   }
   fmt::print("{}\nstep {}, written on {}, {}\n", info.folder.string(), info.step,
-             info.mesh.empty() ? "one rank" : info.mesh, reader.hashed() ? "with hashes" : "without hashes");
+             info.mesh.empty() ? "one rank" : printable(info.mesh),
+             reader.hashed() ? "with hashes" : "without hashes");
   for (const auto& [key, value] : info.extra) {
     const std::string first = value.substr(0, value.find('\n'));
     fmt::print("  {}: {}{}\n", printable(key), printable(first.substr(0, 100)),
@@ -111,9 +112,10 @@ int inspect(const CheckpointFlags& flags) {
   }
   for (const std::string& name : names) {
     const CheckpointTensor& t = reader.tensor(name);
-    fmt::print("{:<{}}  {:<6} {:<20} {:>8}  {} part{}{}\n", printable(name), widest, weft::name(t.dtype),
-               to_string(t.shape), size_text(bytes_of(t)), t.parts, t.parts == 1 ? " " : "s",
-               t.layout.empty() ? "" : fmt::format("  {}", fmt::join(t.layout, ", ")));
+    fmt::print(
+        "{:<{}}  {:<6} {:<20} {:>8}  {} part{}{}\n", printable(name), widest, weft::name(t.dtype),
+        to_string(t.shape), size_text(bytes_of(t)), t.parts, t.parts == 1 ? " " : "s",
+        t.layout.empty() ? "" : fmt::format("  {}", printable(fmt::format("{}", fmt::join(t.layout, ", ")))));
   }
   fmt::print("{} tensors, {}\n", names.size(), size_text(bytes));
   return 0;
@@ -195,9 +197,15 @@ std::string name_with_averages(const CheckpointReader& reader, std::string_view 
 }
 
 int export_file(const CheckpointFlags& flags) {
-  if (!flags.overwrite && std::filesystem::exists(flags.file))
+  std::error_code none;
+  const auto there = std::filesystem::symlink_status(flags.file, none);
+  if (!flags.overwrite && std::filesystem::exists(there))
     throw Error(ErrorCode::bad_argument,
                 fmt::format("\"{}\" exists; another name, or --overwrite, is expected", flags.file));
+  if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there))
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("--overwrite: \"{}\" is no regular file; expected one, or another name", flags.file));
   const CheckpointReader reader = CheckpointReader::open(flags.path);
   check_patterns(flags, reader.names());
   ExportOptions options;
