@@ -28,12 +28,11 @@ OverLinks::OverLinks(std::shared_ptr<const Plan> plan, const Program& program, c
       }
       links_->add(*this);
       for (std::size_t i = 0; i < outs_.size(); ++i) send(outs_[i], program_->to[i]);
-      if (complete()) links_->remove(*this);
       links_->tell();
     }
     links_->send_due();
     if (program_->adjoint) return;
-    copy_own();
+    copy_own();  // it is in flight meanwhile, even where it has nothing to receive: so its memory is not moved
     fill();
   } catch (...) {
     broke(std::current_exception());
@@ -47,6 +46,7 @@ OverLinks::~OverLinks() {
   if (!given_up_ && !over_) {
     const bool over = [&] {
       const Links::Owning owning(*links_);
+      if (complete()) links_->remove(*this);
       return complete();
     }();
     if (!over) {
@@ -111,6 +111,19 @@ OverLinks::Wish OverLinks::wish() const {
     if (o.phase != Phase::done) return {o.end->rank, false, o.end->next + 1 - kSlots};
   }
   return {plan_->me, true, 1};  // not reached: something is left
+}
+
+bool OverLinks::touches(const std::byte* begin, const std::byte* end) const noexcept {
+  const auto meets = [&](const std::byte* data, std::int64_t low, std::int64_t high) {
+    return low != high && data + low < end && begin < data + high;
+  };
+  for (std::size_t f = 0; f < program_->forms.size(); ++f) {
+    const Form& form = program_->forms[f];
+    const Pair& p = pair(f);
+    if (meets(p.part, form.part_low, form.part_high) || meets(p.window, form.window_low, form.window_high))
+      return true;
+  }
+  return false;
 }
 
 // The group fails, for all ranks to know, but where a rank has given up: that one has failed it, and knows why.

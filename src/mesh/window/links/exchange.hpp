@@ -55,6 +55,7 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
   bool step() override;
   void broke(std::exception_ptr why) noexcept override;
   Wish wish() const override;
+  bool touches(const std::byte* begin, const std::byte* end) const noexcept override;
 
  private:
   enum class Phase : std::uint8_t { queued, moving, awaiting, there, done };

@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/mutant.hpp"
 #include "group/user_numbers.hpp"
 #include "host/arena.hpp"
 #include "host/threads/idling.hpp"
@@ -161,6 +162,7 @@ Links::Links(GroupState& group, RegionRef region, std::vector<PeerProcessRef> pr
              const std::vector<bool>& readable)
     : group_(&group),
       engine_(group.progress()),
+      arena_(group.context.arena()),
       deadline_(group.member.deadline),
       region_(std::move(region)),
       processes_(std::move(processes)),
@@ -185,6 +187,7 @@ Links::Links(GroupState& group, RegionRef region, std::vector<PeerProcessRef> pr
 
 void Links::open() {
   answer_ = std::make_shared<Answer>(weak_from_this());
+  arena_.add_holder(this);
   engine_.add(this);
 }
 
@@ -195,6 +198,40 @@ void Links::close() noexcept {
     while (!active_.empty()) remove(*active_.back());
   }
   engine_.remove(this);
+  arena_.remove_holder(this);
+}
+
+// ---- blocks of shared memory that are given other pages ----
+
+bool Links::touches(const void* block, std::size_t bytes) const noexcept {
+  const auto* const begin = static_cast<const std::byte*>(block);
+  return std::ranges::any_of(active_, [&](const LinkedSteps* x) { return x->touches(begin, begin + bytes); });
+}
+
+// A thread in the middle of a step may be the one that frees.
+bool Links::holds(const void* block, std::size_t bytes) const noexcept {
+  if (flying_.load(std::memory_order_relaxed) == 0) return false;
+  if (!try_own()) return true;
+  const bool held = touches(block, bytes);
+  disown();
+  return held;
+}
+
+bool Links::stand_still() noexcept { return WEFT_MUTANT("windows_go_on") || try_own(); }
+
+void Links::go_on() noexcept {
+  if (!WEFT_MUTANT("windows_go_on")) disown();
+}
+
+// Where the group has failed the block may move: what neighbours know of it is revoked first. So a neighbour that reads the old pages afterwards
+// sees that before it reports success, as in a call that has failed.
+bool Links::uses(const void* block, std::size_t bytes) const noexcept {
+  if (WEFT_MUTANT("windows_hold_nothing") || WEFT_MUTANT("windows_go_on") || !touches(block, bytes))
+    return false;
+  const GroupState* const group = group_.load(std::memory_order_acquire);
+  if (group != nullptr && !group->failed()) return true;
+  if (!WEFT_MUTANT("moved_unrevoked")) revoke();
+  return false;
 }
 
 void Links::contend() noexcept {
@@ -527,8 +564,8 @@ void Links::give_up(LinkedSteps& x) noexcept {
   send_due();
 }
 
-void Links::revoke() noexcept {
-  for (End& e : ends_[0]) e.link->revoked.store(1, std::memory_order_seq_cst);
+void Links::revoke() const noexcept {
+  for (const End& e : ends_[0]) e.link->revoked.store(1, std::memory_order_seq_cst);
 }
 
 // A copy is finite. A process that is stopped in one keeps its mapping of that memory, and sees `revoked` after it.

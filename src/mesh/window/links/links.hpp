@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "group/group_state.hpp"
+#include "host/arena.hpp"
 #include "host/peers.hpp"
 #include "host/progress_engine.hpp"
 #include "mesh/window/links/kernel_reads.hpp"
@@ -126,6 +127,8 @@ class LinkedSteps {
     std::uint64_t value;  ///< of `sequence` or `taken`
   };
   virtual Wish wish() const = 0;
+  /// Whether one of its fields, sent or received, has bytes in [begin, end).
+  virtual bool touches(const std::byte* begin, const std::byte* end) const noexcept = 0;
 };
 
 /// A rank has given up while another one copied from its memory.
@@ -134,7 +137,7 @@ struct Revoked {
 };
 
 /// A rank's links to and from the others of a group. Thread-safe where it says so; else for the thread that owns them.
-class Links final : public Driven, public std::enable_shared_from_this<Links> {
+class Links final : public Driven, public BlockHolder, public std::enable_shared_from_this<Links> {
  public:
   /// What stands at one side of a link, on this rank.
   struct End {
@@ -175,6 +178,11 @@ class Links final : public Driven, public std::enable_shared_from_this<Links> {
   bool rings() const noexcept override { return flying_.load(std::memory_order_relaxed) == 0; }
   bool helped() const noexcept override { return helped_; }
   bool settled() noexcept override;
+  // BlockHolder: an exchange in flight has told neighbours where its fields lie, and any thread of this rank may write to them.
+  bool holds(const void* block, std::size_t bytes) const noexcept override;
+  bool stand_still() noexcept override;
+  void go_on() noexcept override;
+  bool uses(const void* block, std::size_t bytes) const noexcept override;
 
   /// One thread of this rank owns them at a time, and does not block meanwhile.
   class Owning {
@@ -247,7 +255,7 @@ class Links final : public Driven, public std::enable_shared_from_this<Links> {
 
  private:
   class Answer;
-  bool try_own() noexcept {
+  bool try_own() const noexcept {
     return !owned_.load(std::memory_order_relaxed) && !owned_.exchange(true, std::memory_order_acquire);
   }
   void own() noexcept {
@@ -255,7 +263,7 @@ class Links final : public Driven, public std::enable_shared_from_this<Links> {
       contend();
   }
   void contend() noexcept;
-  void disown() noexcept { owned_.store(false, std::memory_order_release); }
+  void disown() const noexcept { owned_.store(false, std::memory_order_release); }
   bool in_flight(const LinkedSteps& x) const noexcept;
   bool progress(bool patient) noexcept;
   void touch(End& end);
@@ -266,18 +274,20 @@ class Links final : public Driven, public std::enable_shared_from_this<Links> {
   bool is_fulfilled(const LinkedSteps::Wish& wish) noexcept;
   void nap(LinkedSteps& x, Duration left, Duration waited);
   void await(LinkedSteps& x, Duration left);
-  void revoke() noexcept;
+  void revoke() const noexcept;
+  bool touches(const void* block, std::size_t bytes) const noexcept;
   void await_readers() noexcept;
 
   std::atomic<GroupState*> group_;  // null: it has ended
-  ProgressEngine& engine_;          // while the group lives
+  ProgressEngine& engine_;          // while the group lives, and
+  Arena& arena_;
   const Duration deadline_;
   const RegionRef region_;
   const std::vector<PeerProcessRef> processes_;
   const bool spins_, helped_;
   const int rank_;
 
-  std::atomic<bool> owned_{false};
+  mutable std::atomic<bool> owned_{false};
   std::atomic<int> flying_{0};  // how many are active
   // The owner's.
   std::array<std::vector<End>, 2> ends_;  // to, from
