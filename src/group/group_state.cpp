@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <sched.h>
 
 #include "base/hash.hpp"
 #include "base/mutant.hpp"
@@ -185,19 +184,6 @@ std::string GroupState::next_token(std::string_view name, std::span<const int> r
   return fmt::format("{}#{}", key, generations[key]++);
 }
 
-bool GroupState::contend(Deadline limit, bool well) noexcept {
-  for (int spins = 0; !try_own(); ++spins) {
-    if (well && failed()) return false;
-    if (spin_ && spins < kSpins) {
-      pause();
-    } else {
-      if (limit.passed()) return false;
-      sched_yield();
-    }
-  }
-  return true;
-}
-
 // A wrong stream fails this call alone; on the device it would fail the group.
 void GroupState::check_stream(Stream stream, std::string_view what, bool calls) const {
   try {
@@ -331,6 +317,23 @@ std::optional<MessageInfo> GroupState::probe(int source, const CallOptions& opti
   if (failed()) failure_.raise(Op::wait_message);
   if (!found) progress_.drive_all(this);
   return found;
+}
+
+void GroupState::has_waited(const Work& work, Duration waited) noexcept {
+  own();
+  Ring::Slot& slot = ring_[work.slot_];
+  if (!ring_.finished(work.slot_, work.ticket_)) {
+    inspect();  // time in which nobody looked, before it was submitted, is none of its own
+    Watch::begin(slot, Clock::now(), waited);
+  }
+  disown();
+}
+
+void GroupState::also_awaits(WaitsElsewhere::Awaited awaited) {
+  own();
+  if (auto* const backend = dynamic_cast<WaitsElsewhere*>(backend_.get()))
+    backend->also_awaits(std::move(awaited));
+  disown();
 }
 
 MessageInfo GroupState::wait_message(int source, const CallOptions& options) {

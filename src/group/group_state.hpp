@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/waits_elsewhere.hpp"
 #include "base/waits/suspension.hpp"
 #include "group/callbacks/callback.hpp"
 #include "group/check.hpp"
@@ -25,6 +26,7 @@
 #include "group/watch.hpp"
 #include "host/arena.hpp"
 #include "host/progress_engine.hpp"
+#include "host/threads/owner_flag.hpp"
 #include "weft/base/interrupt.hpp"
 #include "weft/group/process_group.hpp"
 
@@ -53,6 +55,10 @@ class GroupState final : public Driven, public BlockHolder {
   Work submit_all(std::span<const Call> calls);
   /// See ProcessGroup.
   std::optional<MessageInfo> probe(int source, const CallOptions& options);
+  /// What the call of this Work waits for has been waited for that long already, of its deadline.
+  void has_waited(const Work& work, Duration waited) noexcept;
+  /// See WaitsElsewhere. `awaited` is called by the owner of this group.
+  void also_awaits(WaitsElsewhere::Awaited awaited);
   MessageInfo wait_message(int source, const CallOptions& options);
   /// True: the call of that ticket is done, and its Work given back. Throws where it failed. Polls once.
   bool poll(std::uint32_t slot, std::uint32_t ticket);
@@ -168,18 +174,17 @@ class GroupState final : public Driven, public BlockHolder {
   void fill(OpState& s, const Call& call, const Operands& have) noexcept;
   void batch(int begun) noexcept;
   void arrange_batch() noexcept;
-  bool try_own() noexcept {
-    return !owned_.load(std::memory_order_relaxed) && !owned_.exchange(true, std::memory_order_acquire);
-  }
+  bool try_own() noexcept { return owned_.try_own(); }
   void own() noexcept {
     if (!try_own()) [[unlikely]]
       contend(Deadline::never(), false);
   }
-  // False: not within `limit`, or, where `well` is asked for, the group has failed. The owner never blocks,
-  // except in the kernel, which may wait for a peer's page (shm/single_copy.hpp).
-  [[gnu::cold]] bool contend(Deadline limit, bool well) noexcept;
+  // False: not within `limit`, or, where `well` is asked for, the group has failed.
+  [[gnu::cold]] bool contend(Deadline limit, bool well) noexcept {
+    return owned_.contend(spin_, limit, [&] { return well && failed(); });
+  }
   bool own_within(Duration limit) noexcept { return try_own() || contend(Deadline::after(limit), false); }
-  void disown() noexcept { owned_.store(false, std::memory_order_release); }
+  void disown() noexcept { owned_.disown(); }
 
   bool drive_owned() noexcept;  // polls what is in flight; true: something moved
   template <class After>
@@ -226,13 +231,9 @@ class GroupState final : public Driven, public BlockHolder {
   TraceFiles& trace_files_;
   const std::shared_ptr<Recorder> recorder_;
 
-  // An owner that holds the group longer than this is stuck in the kernel. Whoever fails the group loses
-  // nothing by not waiting, so it waits less.
-  static constexpr auto kStuck = std::chrono::seconds(2);
-  static constexpr auto kStuckInFailure = std::chrono::milliseconds(200);
   // How long a wait without a limit lasts in a thread that an Interrupt may end: only that comes before.
   static constexpr Duration kUnlessInterrupted = std::chrono::hours(100 * 365 * 24);
-  std::atomic<bool> owned_{false};
+  OwnerFlag owned_;
   bool handle_ = true;      // the owner's
   std::int64_t works_ = 0;  // handed out and not given back; the owner's
   // What was given back while the owner was stuck: the number of Works, and kHandle for the handle. The next

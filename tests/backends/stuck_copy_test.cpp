@@ -1,14 +1,7 @@
 // A rank whose kernel waits for a page of a peer's memory, in the middle of a single copy, holds the group
 // meanwhile. What other threads of that rank do with the group does not wait for it.
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <linux/userfaultfd.h>
-#include <poll.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -16,6 +9,7 @@
 
 #include "support/run_ranks.hpp"
 #include "support/sanitizers.hpp"
+#include "support/slow_memory.hpp"
 #include "support/values.hpp"
 
 namespace weft::test::stuck_copy_test {
@@ -24,53 +18,7 @@ namespace {
 using namespace std::chrono_literals;
 using testing::HasSubstr;
 
-constexpr std::size_t kBytes = 1 << 20, kPage = 4096;
-
-// Memory whose pages, but for the first and the last, do not come before it is told so: as those of a file on
-// a server that does not answer.
-class SlowMemory {
- public:
-  SlowMemory() : fault_(static_cast<int>(::syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK))) {
-    uffdio_api api{.api = UFFD_API, .features = 0, .ioctls = 0};
-    if (fault_ < 0 || ::ioctl(fault_, UFFDIO_API, &api) != 0) return;
-    void* const data = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED) return;
-    ::madvise(data, kBytes, MADV_NOHUGEPAGE);
-    auto* const bytes = static_cast<char*>(data);
-    bytes[0] = bytes[kBytes - 1] = 0;
-    uffdio_register range{.range = middle(bytes), .mode = UFFDIO_REGISTER_MODE_MISSING, .ioctls = 0};
-    if (::ioctl(fault_, UFFDIO_REGISTER, &range) == 0) data_ = bytes;
-  }
-  ~SlowMemory() {
-    if (fault_ >= 0) ::close(fault_);  // then all pages come
-    if (data_ != nullptr) ::munmap(data_, kBytes);
-  }
-  SlowMemory(const SlowMemory&) = delete;
-  SlowMemory& operator=(const SlowMemory&) = delete;
-
-  bool there() const { return data_ != nullptr; }
-  float* data() { return reinterpret_cast<float*>(data_); }
-  bool somebody_waits(Duration limit) const {
-    pollfd p{.fd = fault_, .events = POLLIN, .revents = 0};
-    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(limit).count();
-    return ::poll(&p, 1, static_cast<int>(ms)) == 1;
-  }
-  void let_come() {
-    uffdio_zeropage zeros{.range = middle(data_), .mode = 0, .zeropage = 0};
-    EXPECT_EQ(::ioctl(fault_, UFFDIO_ZEROPAGE, &zeros), 0) << std::strerror(errno);
-  }
-
- private:
-  static uffdio_range middle(char* data) {
-    return {.start = reinterpret_cast<std::uint64_t>(data + kPage), .len = kBytes - 2 * kPage};
-  }
-  int fault_;
-  char* data_ = nullptr;
-};
-
-bool possible() {
-  return run_in_child([] { return SlowMemory().there() ? 0 : 1; }).ok();
-}
+constexpr std::size_t kBytes = 1 << 20;
 
 // Rank 1 sends what does not come; rank 0 receives it on a thread of its own, and does `meanwhile` once that
 // one is stuck. `after`: when it has come.
@@ -80,9 +28,9 @@ void stuck(const std::function<void(Rank&, ProcessGroup&)>& meanwhile,
     ProcessGroup group = ProcessGroup::create(r.context, "shm", r.membership("g"));
     constexpr std::int64_t kCount = kBytes / sizeof(float);
     if (r.rank == 1) {
-      SlowMemory slow;
+      SlowMemory slow(kBytes);
       ASSERT_TRUE(slow.there());
-      Work sent = group.send(view(slow.data(), kCount), 0);
+      Work sent = group.send(view(static_cast<float*>(slow.data()), kCount), 0);
       std::jthread pages([&] {
         EXPECT_TRUE(slow.somebody_waits(20s));
         r.store->set("stuck", "1");
@@ -111,7 +59,7 @@ class StuckCopy : public testing::Test {
   void SetUp() override {
     ::setenv("WEFT_SINGLE_COPY", "pull", 1);  // what auto means depends on the processor
     if (!kProcesses) GTEST_SKIP() << "no processes under this sanitizer";
-    if (!possible()) GTEST_SKIP() << "no userfaultfd here: " << std::strerror(errno);
+    if (!SlowMemory::possible()) GTEST_SKIP() << "no userfaultfd here: " << std::strerror(errno);
   }
   void TearDown() override { ::unsetenv("WEFT_SINGLE_COPY"); }
 };

@@ -527,8 +527,10 @@ TEST(WindowLinksFailing, AKilledRankIsNotOneThatRefuses) {
   std::uint64_t word = 7, copy = 0;
   const auto from = reinterpret_cast<std::uint64_t>(&word), to = reinterpret_cast<std::uint64_t>(&copy);
   const std::vector<windows::Piece> list{{0, 0, sizeof(word)}};
-  KernelReads reads;
-  EXPECT_EQ(reads.read(zombie, {list, &from}, {list, &to}), KernelReads::Outcome::ended);
+  KernelPace pace(KernelReads::kMostBytes);
+  std::int64_t done = 0;
+  EXPECT_EQ(KernelReads::read(zombie, {list, &from}, {list, &to}, pace, done), KernelReads::Outcome::ended);
+  EXPECT_EQ(done, 0);
 }
 
 }  // namespace

@@ -255,7 +255,7 @@ Group init_group(const GroupInit& b) {
   g.in_chunk = hooks.in_chunk;
   if (WEFT_MUTANT("leaked_descriptor")) ::memfd_create("lost", 0);
   HostPeers& host_peers = b.context.host_peers();
-  const SingleCopy single_copy = single_copy_setting();
+  const SingleCopy single_copy = single_copy_of(single_copy_setting());
   // Before the others know of this rank.
   const int region = b.size > 1 && b.rank == 0 ? host_peers.next_region_number() : 0;
   if (b.size > 1 && b.rank == 0) g.region = offer_control(b, region);

@@ -9,6 +9,7 @@
 #include "backends/shm/collectives/collectives.hpp"
 #include "backends/shm/messages.hpp"
 #include "backends/shm/roll_call.hpp"
+#include "backends/waits_elsewhere.hpp"
 #include "weft/backends/op_table.hpp"
 #include "weft/backends/plugin.hpp"
 
@@ -16,7 +17,7 @@ namespace weft {
 namespace shm {
 namespace {
 
-class ShmBackend final : public Backend {
+class ShmBackend final : public Backend, public WaitsElsewhere {
  public:
   ShmBackend(Group group, UnexpectedLimits limits)
       : group_(std::move(group)), collectives_(group_), messages_(group_, limits), roll_(group_) {
@@ -123,6 +124,7 @@ class ShmBackend final : public Backend {
   void answer() noexcept override {
     roll_.answer([&] { return awaited(); }, [&] { return waits_in_; });
   }
+  void also_awaits(Awaited awaited) override { elsewhere_ = std::move(awaited); }
   std::vector<LastCall> last_calls() noexcept override try {
     return roll_.last_calls();
   } catch (...) {  // out of memory: then without
@@ -177,13 +179,14 @@ class ShmBackend final : public Backend {
     }
     return step;
   }
-  // The ranks that any call in flight waits for.
-  std::vector<int> awaited() const {
+  // The ranks that any call in flight waits for, and this rank elsewhere. Nothing: that cannot be told now.
+  std::optional<std::vector<int>> awaited() const {
     std::vector<int> ranks = messages_.awaited();
     if (const OpState* const call = collectives_.current()) {
       const std::vector<int> late = collectives_.missing(*call);
       ranks.insert(ranks.end(), late.begin(), late.end());
     }
+    if (elsewhere_ && !elsewhere_(ranks)) return std::nullopt;
     return ranks;
   }
 
@@ -195,7 +198,7 @@ class ShmBackend final : public Backend {
     const auto now = Clock::now();
     if (now < looks_for_cores_) return;
     looks_for_cores_ = now + kEvery;
-    std::vector<int> ranks = awaited();
+    std::vector<int> ranks = awaited().value_or(std::vector<int>());
     std::sort(ranks.begin(), ranks.end());
     std::rotate(ranks.begin(),
                 std::lower_bound(ranks.begin(), ranks.end(), (group_.rank + last_looked_) % group_.size),
@@ -218,6 +221,7 @@ class ShmBackend final : public Backend {
   Messages messages_;
   RollCall roll_;
   const OpState* waits_in_ = nullptr;
+  Awaited elsewhere_;
   Clock::time_point looks_for_cores_{};
   int last_looked_ = 0;
   mutable std::atomic<bool> told_{false};  // the group has asked for the first cause

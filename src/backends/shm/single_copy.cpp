@@ -7,23 +7,14 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <thread>
 
 #include "reduce/staging.hpp"
-#include "weft/base/env.hpp"
 #include "weft/base/log.hpp"
 
 namespace weft::shm {
 namespace {
 
 constexpr auto kAliveFor = std::chrono::milliseconds(1);  // how long a look at a pidfd holds
-constexpr auto kDeathPatience =
-    std::chrono::milliseconds(100);  // a process loses its memory before its pidfd says so
-
-// A system call that takes longer waits for pages. Then pages are copied one by one, until they come fast
-// again.
-constexpr auto kSlow = std::chrono::milliseconds(50);
-constexpr std::int64_t kPage = 4096;
 
 iovec piece(std::uint64_t address, std::int64_t bytes) noexcept {
   return {reinterpret_cast<void*>(address), static_cast<std::size_t>(bytes)};
@@ -53,13 +44,15 @@ SingleCopy permitted(std::uint32_t look) noexcept { return static_cast<SingleCop
 
 }  // namespace
 
-SingleCopy single_copy_setting() {
-  const std::string text = env::get("WEFT_SINGLE_COPY").value_or("auto");
-  if (text == "auto") return staging_beats_kernel_copies() ? SingleCopy::off : SingleCopy::pull;
-  for (const SingleCopy setting : {SingleCopy::off, SingleCopy::pull, SingleCopy::push})
-    if (text == name(setting)) return setting;
-  throw Error(ErrorCode::bad_argument,
-              fmt::format("WEFT_SINGLE_COPY is \"{}\"; expected auto, off, pull or push", text));
+SingleCopy single_copy_of(SingleCopySetting setting) {
+  switch (setting) {
+    case SingleCopySetting::automatic:
+      return staging_beats_kernel_copies() ? SingleCopy::off : SingleCopy::pull;
+    case SingleCopySetting::off: return SingleCopy::off;
+    case SingleCopySetting::pull: return SingleCopy::pull;
+    case SingleCopySetting::push: return SingleCopy::push;
+  }
+  return {};
 }
 
 std::string_view name(SingleCopy setting) noexcept {
@@ -140,11 +133,7 @@ bool OwnMemory::copyable(const std::byte* data, std::size_t bytes) noexcept {
   const std::byte* const end = data + bytes;
   for (const Range& r : known_)
     if (data >= r.from && end <= r.to) return true;
-  std::byte seen[2];
-  const iovec here = {seen, sizeof seen};
-  const iovec there[] = {piece(reinterpret_cast<std::uint64_t>(data), 1),
-                         piece(reinterpret_cast<std::uint64_t>(end - 1), 1)};
-  if (::process_vm_readv(::getpid(), &here, 1, there, 2, 0) != 2) return false;
+  if (!kernel_copies_from(data, bytes)) return false;
   known_[oldest_++ % known_.size()] = {data, end};
   return true;
 }
@@ -167,9 +156,8 @@ bool PeerMemory::copy(const OpState& s, int r, std::int64_t bytes, bool writes, 
   // A copy may end early, at the end of a page.
   for (std::int64_t done = 0; error == 0 && done < bytes;) {
     if (done > 0 && group_.aborted()) return false;
-    const auto began = Clock::now();
-    const ssize_t got = copy(process.address().pid, done, std::min(bytes - done, piece_));
-    piece_ = Clock::now() - began > kSlow ? kPage : std::min<std::int64_t>(2 * piece_, kChunkBytes);
+    const ssize_t got =
+        pace_.timed([&] { return copy(process.address().pid, done, std::min(bytes - done, pace_.bytes())); });
     if (got > 0) {
       done += got;
     } else {
@@ -178,10 +166,7 @@ bool PeerMemory::copy(const OpState& s, int r, std::int64_t bytes, bool writes, 
   }
   if (error == 0 && !writes) error = look(r);
   if (error == 0) return true;
-  const auto patience = Deadline::after(kDeathPatience);
-  if (error == ESRCH)
-    while (process.alive() && !patience.passed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  const bool dead = !process.alive();
+  const bool dead = error == ESRCH ? ends_now(process) : !process.alive();
   try {
     raise(group_, {.code = dead ? ErrorCode::peer_lost : ErrorCode::system,
                    .text = dead ? fmt::format("{}: rank {} (process {}) died", weft::name(s.op), r,

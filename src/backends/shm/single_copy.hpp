@@ -29,11 +29,12 @@
 #include <vector>
 
 #include "backends/shm/group.hpp"
+#include "host/peers/kernel_copy.hpp"
 
 namespace weft::shm {
 
-/// What WEFT_SINGLE_COPY says. Throws bad_argument where it says something else.
-SingleCopy single_copy_setting();
+/// What ranks may do by that setting on this processor.
+SingleCopy single_copy_of(SingleCopySetting setting);
 std::string_view name(SingleCopy setting) noexcept;
 
 /// Finds out, while a group is made, what all its ranks may do of what is set: ptrace restrictions, a seccomp
@@ -79,7 +80,7 @@ class PeerMemory {
   bool read(const OpState& s, int r, std::uint64_t address, std::byte* to, std::int64_t bytes) noexcept;
   /// The most bytes that a step should copy: few where the peers' pages are slow to come, so that the owner
   /// of the group soon looks at what else there is.
-  std::int64_t most() const noexcept { return piece_; }
+  std::int64_t most() const noexcept { return pace_.bytes(); }
   /// The other way.
   bool write(const OpState& s, int r, const std::byte* from, std::uint64_t address,
              std::int64_t bytes) noexcept;
@@ -90,7 +91,7 @@ class PeerMemory {
   int look(int r) noexcept;
 
   const Group& group_;
-  std::int64_t piece_ = kChunkBytes;           // of one system call
+  KernelPace pace_{kChunkBytes};
   std::vector<Clock::time_point> seen_alive_;  // by rank
 };
 

@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include "base/mutant.hpp"
 #include "mesh/window/named.hpp"
 #include "weft/base/error.hpp"
+#include "weft/base/interrupt.hpp"
 
 namespace weft::windows {
 
@@ -17,7 +19,11 @@ OverLinks::OverLinks(std::shared_ptr<const Plan> plan, const Program& program, c
   links_->check_group();
   try {
     {
-      const Links::Owning owning(*links_);
+      const Links::Owning owning(*links_, links_->deadline(), true);
+      if (!owning) {
+        links_->check_group();
+        links_->raise_stuck(*this);
+      }
       for (std::size_t i = 0; i < outs_.size(); ++i) {
         outs_[i].end = &links_->to(program_->to[i].rank);
         outs_[i].ticket = outs_[i].end->tickets++;
@@ -41,13 +47,14 @@ OverLinks::OverLinks(std::shared_ptr<const Plan> plan, const Program& program, c
   }
 }
 
-OverLinks::~OverLinks() {
-  if (plan_->mesh.context().forked()) return;  // it is the parent's: its links are not mapped here
+// False: it cannot be destroyed.
+bool OverLinks::end() noexcept {
+  if (plan_->mesh.context().forked()) return true;  // it is the parent's: its links are not mapped here
   if (!given_up_ && !over_) {
     const bool over = [&] {
       const Links::Owning owning(*links_);
-      if (complete()) links_->remove(*this);
-      return complete();
+      if (owning && complete()) links_->remove(*this);
+      return owning && complete();
     }();
     if (!over) {
       links_->fail(dropped());
@@ -55,17 +62,33 @@ OverLinks::~OverLinks() {
     }
   }
   links_->send_due();
-  if (came_) keep(std::move(*came_));
+  return !abandoned.load(std::memory_order_relaxed) || links_->take_back(*this);
+}
+
+OverLinks::~OverLinks() {
+  if (came_ && !plan_->mesh.context().forked()) keep(std::move(*came_));
+}
+
+void OverLinks::operator delete(OverLinks* x, std::destroying_delete_t) {
+  if (!x->end()) return;
+  x->~OverLinks();
+  ::operator delete(x);
 }
 
 bool OverLinks::done() try {
   plan_->mesh.context().check_fork(name());
   try {
-    if ((over_ = links_->ask(*this))) return true;
-    if (!asked_until_) asked_until_ = Deadline::after(links_->deadline());
-    const Links::State state = links_->state(*this);
-    if (state == Links::State::in_flight && !asked_until_->passed()) return false;
-    if (state != Links::State::over && (over_ = links_->finish(*this, *asked_until_))) return true;
+    const Links::State state = links_->ask(*this);
+    if ((over_ = state == Links::State::complete)) return true;
+    if (state == Links::State::in_flight) {
+      const auto now = Clock::now();  // and no Deadline: done() is not a wait, which an Interrupt ends
+      if (!asked_since_) asked_since_ = now;
+      const Duration waited = now - *asked_since_ - suspended_since(*asked_since_);
+      const bool ends = WEFT_MUTANT("interrupt_ends_done") &&
+                        (Deadline::after(std::chrono::hours(1)).passed() || interrupted());
+      if (waited < links_->deadline() && !ends) return false;
+      if ((over_ = links_->finish(*this, true))) return true;
+    }
   } catch (...) {
     give_up();
     if (!broken()) throw;
@@ -113,6 +136,13 @@ OverLinks::Wish OverLinks::wish() const {
   return {plan_->me, true, 1};  // not reached: something is left
 }
 
+void OverLinks::append_awaited(std::vector<int>& ranks) const {
+  for (std::size_t i = 0; i < ins_.size(); ++i)
+    if (ins_[i].phase < Phase::there) ranks.push_back(ins_[i].end->rank);
+  for (std::size_t i = 0; i < outs_.size(); ++i)
+    if (outs_[i].phase != Phase::done) ranks.push_back(outs_[i].end->rank);
+}
+
 bool OverLinks::touches(const std::byte* begin, const std::byte* end) const noexcept {
   const auto meets = [&](const std::byte* data, std::int64_t low, std::int64_t high) {
     return low != high && data + low < end && begin < data + high;
@@ -141,8 +171,8 @@ void OverLinks::broke(std::exception_ptr why) noexcept {
 }
 
 bool OverLinks::broken() const noexcept {
-  const Links::Owning owning(*links_);
-  return why_ != nullptr;
+  const Links::Owning owning(*links_, Duration::zero());
+  return owning && why_ != nullptr;
 }
 
 void OverLinks::give_up() noexcept {
@@ -154,7 +184,7 @@ void OverLinks::give_up() noexcept {
 // Why it has failed.
 void OverLinks::raise() {
   if (!given_up_) give_up();
-  if (!why_) links_->check_group();  // it has ended
+  if (abandoned.load(std::memory_order_relaxed) || !why_) links_->check_group();  // it has ended
   if (!why_) throw Error(ErrorCode::aborted, "this exchange was given up");
   try {
     std::rethrow_exception(why_);

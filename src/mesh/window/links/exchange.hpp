@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <exception>
 #include <memory>
+#include <new>
 #include <optional>
 #include <utility>
 
@@ -45,7 +46,12 @@ struct Cursor {
 class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, private Exchange {
  public:
   OverLinks(std::shared_ptr<const Plan> plan, const Program& program, const Judged& fields, Stream stream);
+  OverLinks(const OverLinks&) = delete;
+  OverLinks& operator=(const OverLinks&) = delete;
   ~OverLinks() override;
+  // Where another thread of this rank is stuck in a step of it, it stays for ever.
+  static void operator delete(OverLinks* x, std::destroying_delete_t);
+  static void operator delete(void* memory) { ::operator delete(memory); }
   bool done() override;
   void finish() override;
 
@@ -55,6 +61,7 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
   bool step() override;
   void broke(std::exception_ptr why) noexcept override;
   Wish wish() const override;
+  void append_awaited(std::vector<int>& ranks) const override;
   bool touches(const std::byte* begin, const std::byte* end) const noexcept override;
 
  private:
@@ -70,7 +77,8 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
   struct In {
     Links::End* end = nullptr;
     std::uint64_t ticket = 0;
-    std::int64_t at = 0;  // of the adjoint, in came_
+    std::int64_t at = 0;    // of the adjoint, in came_
+    std::int64_t read = 0;  // bytes that the kernel has copied
     Cursor cursor{};
     Phase phase = Phase::queued;
     bool held = false;  // of the adjoint: the slot is taken when its bytes are added
@@ -79,6 +87,7 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
     std::uint64_t ns = 0;                         // of copies, where the sender asks
   };
 
+  bool end() noexcept;
   bool broken() const noexcept;
   void give_up() noexcept;
   [[noreturn]] void raise();
@@ -109,9 +118,9 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
   bool receive(In& in, const Program::Traffic& t);
   void choose_unpacking(In& in, const Program::Traffic& t) const;
   void end_timing(const In& in, const Program::Traffic& t, const Slot& slot) const;
-  void copy_slot(In& in, const Program::Traffic& t, const Slot& slot);
+  bool copy_slot(In& in, const Program::Traffic& t, const Slot& slot);
   void make_room();
-  void read(In& in, const Program::Traffic& t, const Slot& slot);
+  bool read(In& in, const Program::Traffic& t, const Slot& slot);
   [[noreturn]] void lose(int rank, bool ended);
   void keep_packed(In& in, const Program::Traffic& t, const Slot& slot);
   const std::byte* place_of(const Slot& slot, std::size_t field);
@@ -120,9 +129,9 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
   void add_from(In& in, const Program::Traffic& t);
   void add_all();
 
-  Links* const links_;                    // the plan's
-  bool given_up_ = false, over_ = false;  // of its thread: over_: it has seen it complete
-  std::optional<Deadline> asked_until_;   // from when done() first said no
+  Links* const links_;                            // the plan's
+  bool given_up_ = false, over_ = false;          // of its thread: over_: it has seen it complete
+  std::optional<Clock::time_point> asked_since_;  // when done() first said no
   // Of the thread that owns the links.
   Few<Out, 4> outs_;
   Few<In, 4> ins_;

@@ -1,18 +1,14 @@
 #include "mesh/window/links/kernel_reads.hpp"
 
 #include <sys/uio.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 
-#include "weft/base/env.hpp"
-
 namespace weft::windows {
 namespace {
 
-constexpr std::size_t kMostPieces = 256;                     // of one system call, on a side
-constexpr std::int64_t kMostBytes = std::int64_t{16} << 20;  // of one: each costs 2 us
+constexpr std::size_t kMostPieces = 256;  // of one system call, on a side
 
 iovec at(std::uint64_t address, std::int64_t bytes) noexcept {
   return {reinterpret_cast<void*>(address),
@@ -83,8 +79,6 @@ void add_pieces(const Shape& counts, const std::array<std::int64_t, Dims::kMaxDi
   }
 }
 
-bool KernelReads::allowed() { return env::get("WEFT_SINGLE_COPY") != "off"; }
-
 bool KernelReads::finds(PeerProcess& process, std::uint64_t address, std::uint64_t expected) noexcept {
   std::uint64_t found = 0;
   const iovec here = at(reinterpret_cast<std::uint64_t>(&found), sizeof(found)),
@@ -93,32 +87,29 @@ bool KernelReads::finds(PeerProcess& process, std::uint64_t address, std::uint64
          found == expected;
 }
 
-bool KernelReads::copyable(const std::byte* data, std::size_t bytes) noexcept {
-  const std::byte* const end = data + bytes;
-  std::array<std::byte, 2> seen{};
-  const iovec here = at(reinterpret_cast<std::uint64_t>(seen.data()), 2);
-  const iovec there[] = {at(reinterpret_cast<std::uint64_t>(data), 1),
-                         at(reinterpret_cast<std::uint64_t>(end - 1), 1)};
-  return ::process_vm_readv(::getpid(), &here, 1, there, 2, 0) == 2;
-}
-
-KernelReads::Outcome KernelReads::read(PeerProcess& process, const Pieces& there,
-                                       const Pieces& here) noexcept {
+KernelReads::Outcome KernelReads::read(PeerProcess& process, const Pieces& there, const Pieces& here,
+                                       KernelPace& pace, std::int64_t& done) noexcept {
   Taker theirs(there), ours(here);
+  theirs.advance(done);
+  ours.advance(done);
   std::array<iovec, kMostPieces> their_list, our_list;
-  for (;;) {
+  for (std::int64_t before = done;;) {
     std::size_t their_count = 0, our_count = 0;
-    std::int64_t bytes = theirs.take(kMostBytes, their_list, their_count);
+    std::int64_t bytes = theirs.take(pace.bytes(), their_list, their_count);
     if (bytes == 0) break;
+    if (done > before && (pace.slow() || done - before >= kMostBytes)) return Outcome::more;
     bytes = ours.take(bytes, our_list, our_count);
-    const ssize_t got = ::process_vm_readv(process.address().pid, our_list.data(), our_count,
-                                           their_list.data(), their_count, 0);
+    const ssize_t got = pace.timed([&] {
+      return ::process_vm_readv(process.address().pid, our_list.data(), our_count, their_list.data(),
+                                their_count, 0);
+    });
     // Of a process that was killed the kernel says so (ESRCH) before its peers are told.
     if (got < 0 && errno == ESRCH) return Outcome::ended;
     if (got <= 0)  // what is beyond the shorter list is not copied
-      return process.alive() ? Outcome::refused : Outcome::ended;
+      return ends_now(process) ? Outcome::ended : Outcome::refused;
     theirs.advance(got);
     ours.advance(got);
+    done += got;
   }
   return process.alive() ? Outcome::copied : Outcome::ended;
 }

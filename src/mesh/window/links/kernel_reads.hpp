@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "host/peers.hpp"
+#include "host/peers/kernel_copy.hpp"
 #include "weft/base/shape.hpp"
 
 namespace weft::windows {
@@ -27,16 +28,15 @@ struct Pieces {
 
 class KernelReads {
  public:
-  /// Whether WEFT_SINGLE_COPY allows it.
-  static bool allowed();
+  static constexpr std::int64_t kMostBytes = std::int64_t{4} << 20;  ///< of one system call: each costs 2 us
   /// Whether this process may read that word of the other one, and finds `expected`.
   static bool finds(PeerProcess& process, std::uint64_t address, std::uint64_t expected) noexcept;
 
-  /// Whether the kernel reads this memory of this process for others; it refuses that of some drivers.
-  static bool copyable(const std::byte* data, std::size_t bytes) noexcept;
-  enum class Outcome { copied, refused, ended };
-  /// Bytes of the other process, in the order of `there`, go to `here`: as many on both sides. `ended`: the process has, perhaps meanwhile.
-  static Outcome read(PeerProcess& process, const Pieces& there, const Pieces& here) noexcept;
+  enum class Outcome { copied, more, refused, ended };
+  /// Bytes of the other process, in the order of `there`, go to `here`: as many on both sides. It goes on after the first `done`, and counts there what it
+  /// has copied. `more`: that were many, or their pages were slow. `ended`: the process has, perhaps meanwhile.
+  static Outcome read(PeerProcess& process, const Pieces& there, const Pieces& here, KernelPace& pace,
+                      std::int64_t& done) noexcept;
 };
 
 }  // namespace weft::windows

@@ -70,7 +70,7 @@ RegionRef meet(ProcessGroup& group, HostPeers& host, const std::vector<Introduct
                const RegionRef& offered, std::vector<PeerProcessRef>& processes,
                std::vector<bool>& readable) {
   const Deadline deadline = Deadline::after(kPatience);
-  const bool allowed = KernelReads::allowed();
+  const bool allowed = single_copy_setting() != SingleCopySetting::off;
   for (const Introduction& i : all) {
     if (i.usable == 0) throw Error(ErrorCode::unsupported, "window: a rank cannot share memory");
     processes.push_back(host.meet(ProcessAddress::decode(i.address), deadline));
@@ -143,7 +143,7 @@ std::shared_ptr<Links> Links::of(ProcessGroup& group) {
   return group.users()->kept<Kept>([&] { return std::make_shared<Kept>(make(group)); })->links;
 }
 
-// Sends what is due, once the thread that made it due holds no lock.
+// What drive() leaves to its thread, once that holds no lock: to send what is due, and copies by the kernel.
 class Links::Answer final : public ProgressEngine::Later {
  public:
   explicit Answer(std::weak_ptr<Links> links) : links_(std::move(links)) {}
@@ -151,6 +151,7 @@ class Links::Answer final : public ProgressEngine::Later {
     const std::shared_ptr<Links> links = links_.lock();
     if (!links) return;
     links->answers_later_.store(false);
+    links->read_due();
     links->send_due();
   }
 
@@ -189,15 +190,21 @@ void Links::open() {
   answer_ = std::make_shared<Answer>(weak_from_this());
   arena_.add_holder(this);
   engine_.add(this);
+  if (!WEFT_MUTANT("windows_wait_unseen"))
+    group().also_awaits([this](std::vector<int>& ranks) { return append_awaited(ranks); });
 }
 
 void Links::close() noexcept {
-  if (group_.exchange(nullptr, std::memory_order_acq_rel) == nullptr || !answer_) return;
-  {
-    const Owning owning(*this);
-    while (!active_.empty()) remove(*active_.back());
-  }
+  GroupState* const group = group_.exchange(nullptr, std::memory_order_acq_rel);
+  if (group == nullptr || !answer_) return;
+  group->also_awaits(nullptr);
   engine_.remove(this);
+  const Owning owning(*this);
+  if (!owning) {  // the thread may come back: for it they stay, and hold what it writes to
+    stuck_ = weak_from_this().lock();
+    return;
+  }
+  while (!active_.empty()) remove(*active_.back());
   arena_.remove_holder(this);
 }
 
@@ -211,16 +218,16 @@ bool Links::touches(const void* block, std::size_t bytes) const noexcept {
 // A thread in the middle of a step may be the one that frees.
 bool Links::holds(const void* block, std::size_t bytes) const noexcept {
   if (flying_.load(std::memory_order_relaxed) == 0) return false;
-  if (!try_own()) return true;
+  if (!owned_.try_own()) return true;
   const bool held = touches(block, bytes);
-  disown();
+  owned_.disown();
   return held;
 }
 
-bool Links::stand_still() noexcept { return WEFT_MUTANT("windows_go_on") || try_own(); }
+bool Links::stand_still() noexcept { return WEFT_MUTANT("windows_go_on") || owned_.try_own(); }
 
 void Links::go_on() noexcept {
-  if (!WEFT_MUTANT("windows_go_on")) disown();
+  if (!WEFT_MUTANT("windows_go_on")) owned_.disown();
 }
 
 // Where the group has failed the block may move: what neighbours know of it is revoked first. So a neighbour that reads the old pages afterwards
@@ -232,14 +239,6 @@ bool Links::uses(const void* block, std::size_t bytes) const noexcept {
   if (group != nullptr && !group->failed()) return true;
   if (!WEFT_MUTANT("moved_unrevoked")) revoke();
   return false;
-}
-
-void Links::contend() noexcept {
-  for (int spins = 0; !try_own(); ++spins)
-    if (spins_ && spins < kSpins)
-      pause();
-    else
-      sched_yield();
 }
 
 bool Links::has_room(End& to) noexcept {
@@ -282,14 +281,20 @@ bool Links::in_flight(const LinkedSteps& x) const noexcept {
   return std::find(active_.begin(), active_.end(), &x) != active_.end();
 }
 
+Links::State Links::state_owned(const LinkedSteps& x) const noexcept {
+  return in_flight(x) ? State::in_flight : x.complete() ? State::complete : State::over;
+}
+
 // The next steps of all exchanges in flight, the oldest first. True: something moved.
-bool Links::progress(bool patient) noexcept {
+bool Links::progress(bool patient, bool may_read) noexcept {
   bool moved = false;
   patient_ = patient;
+  may_read_ = may_read;
+  reads_due_ = false;
   for (std::size_t i = 0; i < active_.size();) {
     LinkedSteps& x = *active_[i];
     try {
-      moved |= x.step();
+      if (!x.abandoned.load(std::memory_order_acquire)) moved |= x.step();
     } catch (...) {
       remove(x);
       x.broke(std::current_exception());  // fails the group, and so what it names is read no more
@@ -297,7 +302,7 @@ bool Links::progress(bool patient) noexcept {
       moved = true;
       continue;
     }
-    if (x.complete())
+    if (x.complete() || x.abandoned.load(std::memory_order_acquire))
       remove(x);
     else
       ++i;
@@ -306,18 +311,38 @@ bool Links::progress(bool patient) noexcept {
   return moved;
 }
 
+void Links::read_due() noexcept {
+  const Owning owning(*this, Duration::zero());
+  if (owning && reads_due_) progress(false, true);
+}
+
+bool Links::has_failed() noexcept {
+  GroupState* const group = group_.load(std::memory_order_acquire);
+  return group == nullptr || group->look_after();
+}
+
+// For peers that ask whom this rank waits for.
+bool Links::append_awaited(std::vector<int>& ranks) noexcept {
+  if (flying_.load(std::memory_order_relaxed) == 0) return true;
+  if (!owned_.try_own()) return false;
+  for (const LinkedSteps* x : active_) x->append_awaited(ranks);
+  owned_.disown();
+  return true;
+}
+
 bool Links::drive() noexcept {
-  if (flying_.load(std::memory_order_relaxed) == 0 || !try_own()) return false;
-  const bool moved = progress(false);
-  disown();
-  if (has_due_.load(std::memory_order_relaxed) && !answers_later_.exchange(true)) engine_.run_later(answer_);
-  return moved;
+  if (flying_.load(std::memory_order_relaxed) == 0 || !owned_.try_own()) return false;
+  const bool moved = progress(false, false), reads = reads_due_;
+  owned_.disown();
+  if ((reads || has_due_.load(std::memory_order_relaxed)) && !answers_later_.exchange(true))
+    engine_.run_later(answer_);
+  return moved || reads;
 }
 
 bool Links::settled() noexcept {
   if (flying_.load(std::memory_order_relaxed) == 0) return true;
-  if (!try_own()) return false;
-  disown();
+  if (!owned_.try_own()) return false;
+  owned_.disown();
   return !drive();
 }
 
@@ -334,48 +359,45 @@ GroupState& Links::group() const {
 // Notices ranks that die; throws the group's first failure.
 void Links::look() const { static_cast<void>(group().probe(rank_, {.tag = kTokenTag})); }
 
-bool Links::ask(LinkedSteps& x) {
-  bool moved = false, flies = false;
-  {
-    const Owning owning(*this);
-    moved = progress(true);
-    flies = in_flight(x);
+Links::State Links::ask(LinkedSteps& x) {
+  bool moved = false;
+  State now = State::in_flight;
+  if (const Owning owning(*this, Duration::zero()); owning) {
+    moved = progress(true, true);
+    now = state_owned(x);
   }
   send_due();
-  if (!flies) return x.complete();
+  if (now != State::in_flight) return now;
   check_group();
-  if (moved) return false;
+  if (moved) return now;
   // A peer may need this rank's part in a call of some group before it comes to this; and ranks that die are noticed here.
   look();
   engine_.drive_all();
-  const Owning owning(*this);
-  return !in_flight(x) && x.complete();
+  return state(x);
 }
 
 Links::State Links::state(const LinkedSteps& x) noexcept {
-  const Owning owning(*this);
-  return in_flight(x) ? State::in_flight : x.complete() ? State::complete : State::over;
+  const Owning owning(*this, Duration::zero());
+  return owning ? state_owned(x) : State::in_flight;
 }
 
-bool Links::finish(LinkedSteps& x, std::optional<Deadline> limit) {
+bool Links::finish(LinkedSteps& x, bool expired) {
   bool flies = true;
-  {
-    const Owning owning(*this);
+  if (const Owning owning(*this, Duration::zero()); owning)
     for (int looks = 0; looks < kEagerLooks && (flies = in_flight(x));)
-      looks = progress(true) ? 0 : looks + 1;
-  }
+      looks = progress(true, true) && !pace_.slow() ? 0 : looks + 1;
   send_due();
   if (!flies) return x.complete();
-  if (!limit) limit = Deadline::after(deadline_);
+  const Deadline limit = Deadline::after(deadline_);
   const auto begin = Clock::now();
   Idling idling(engine_.spin_limit(), spins_);
   std::optional<ProgressEngine::Waiter> waiter;
-  for (;;) {
+  for (bool late = expired;;) {
     bool moved = false;
-    {
-      const Owning owning(*this);
+    if (const Owning owning(*this, Duration::zero()); owning) {
       if (!in_flight(x)) break;
-      moved = progress(true);
+      moved = progress(true, true) &&
+              !pace_.slow();  // where pages are slow it looks at all else after each of them
       if (!in_flight(x)) break;
     }
     if (!waiter) waiter.emplace(engine_);
@@ -387,19 +409,20 @@ bool Links::finish(LinkedSteps& x, std::optional<Deadline> limit) {
     check_group();
     if ((!idling.spins() || idling.polls() % 16 == 15) && engine_.drive_all(this)) {
       idling.moved();
-      continue;
+      late |= limit.passed();  // they may move all the time
+      if (!late) continue;
     }
-    if (idling.spin() || idling.yield()) continue;
-    const Duration left = limit->left();
-    if (left == Duration::zero() && interrupted()) {
+    if (!late && (idling.spin() || idling.yield())) continue;
+    const Duration left = late ? Duration::zero() : limit.left();
+    if (!expired && left == Duration::zero() && interrupted()) {
       fail_interrupted(x);
       continue;  // check_group() throws
     }
-    if (behind(x)) {
+    if (left > Duration::zero() && behind(x)) {
       nap(x, left, Clock::now() - begin);
       continue;
     }
-    await(x, left);
+    await(x, left, expired);
     idling.restart();
   }
   idling.moved();
@@ -413,10 +436,10 @@ void Links::fail_interrupted(const LinkedSteps& x) noexcept {
         .ranks = {rank_}});
 }
 
-// Whether older exchanges are in flight.
+// Whether older exchanges are in flight, or another thread owns the links.
 bool Links::behind(const LinkedSteps& x) noexcept {
-  const Owning owning(*this);
-  return !active_.empty() && active_.front() != &x;
+  const Owning owning(*this, Duration::zero());
+  return !owning || (!active_.empty() && active_.front() != &x);
 }
 
 bool Links::is_fulfilled(const LinkedSteps::Wish& w) noexcept {
@@ -426,72 +449,66 @@ bool Links::is_fulfilled(const LinkedSteps::Wish& w) noexcept {
              : to(w.rank).link->taken.load(std::memory_order_seq_cst) >= w.value;
 }
 
-// For an exchange that others are before: any of them may hold it up, and it may complete before any of them. So no message says when; the engine drives all,
-// and naps.
-void Links::nap(LinkedSteps& x, Duration left, Duration waited) {
-  if (left > Duration::zero()) {
-    look();
-    return engine_.sleep(left, waited, [&] { return state(x) != State::in_flight; });
-  }
-  LinkedSteps::Wish wish{};
-  {
-    const Owning owning(*this);
-    if (!in_flight(x)) return;
-    // Where what it wants is there, one before it holds it up.
-    auto i = std::find(active_.begin(), active_.end(), &x);
-    for (wish = x.wish(); is_fulfilled(wish) && i != active_.begin();) wish = (*--i)->wish();
-  }
-  fail({.code = ErrorCode::timeout,
-        .text = fmt::format("{}: not finished within {}: rank {} has not come so far", x.name(),
-                            shown_seconds(deadline_), wish.rank),
-        .ranks = {wish.rank}});  // check_group() throws
+// What it waits for; where that is there, what one before it waits for, which holds it up.
+LinkedSteps::Wish Links::what_holds_up(const LinkedSteps& x) noexcept {
+  LinkedSteps::Wish wish = x.wish();
+  for (auto i = std::find(active_.begin(), active_.end(), &x); is_fulfilled(wish) && i != active_.begin();)
+    if (!(*--i)->complete()) wish = (*i)->wish();
+  return wish;
 }
 
-// Waits for a message that says that the wish of the oldest exchange is fulfilled. Meanwhile the engine drives all, as it does for each call that waits.
-void Links::await(LinkedSteps& x, Duration left) {
+// For an exchange that others are before: any of them may hold it up, and it may complete before any of them. So no message says when; the engine drives all,
+// and naps.
+void Links::nap(const LinkedSteps& x, Duration left, Duration waited) {
+  look();
+  engine_.sleep(left, waited, [&] { return state(x) != State::in_flight; });
+}
+
+// Waits for a message that says that what it waits for is there. Meanwhile the engine drives all, as it does for each call that waits. At the
+// deadline (nothing is `left`) the message is what is late: so the ranks are asked whom they wait for before one is named. `asks`: for done(), which
+// no Interrupt ends.
+void Links::await(const LinkedSteps& x, Duration left, bool asks) {
+  const bool late = left == Duration::zero();
   LinkedSteps::Wish wish{};
-  bool another = false, fulfilled = false;
+  bool first = false, fulfilled = false;
   {
-    const Owning owning(*this);
-    if (!in_flight(x)) return;
-    another = std::exchange(awaiting_, true);
-    if (!another) {
-      wish = active_.front()->wish();
+    const Owning owning(*this, late ? kStuckInFailure : Duration::zero());
+    if (!owning && late) raise_stuck(x);
+    if (!owning || !in_flight(x) || x.complete()) return;
+    first = !awaiting_.exchange(true);
+    wish = what_holds_up(x);
+    if (first) {
       End& end = wish.receives ? from(wish.rank) : to(wish.rank);
       std::atomic<std::uint64_t>& waits = wish.receives ? end.link->receiver_waits : end.link->sender_waits;
       waits.store(wish.value, std::memory_order_seq_cst);
       full_fence();
-      fulfilled = is_fulfilled(wish);
       std::uint64_t mine = wish.value;
-      fulfilled = fulfilled && left > Duration::zero() &&
-                  waits.compare_exchange_strong(mine, 0, std::memory_order_seq_cst);
-      if (fulfilled) awaiting_ = false;
+      fulfilled =
+          is_fulfilled(wish) && !late && waits.compare_exchange_strong(mine, 0, std::memory_order_seq_cst);
+      if (fulfilled) awaiting_.store(false);
     }
   }
   if (fulfilled) {  // and yet stays so where it is for an exchange that has failed: the group knows
     look();
     return;
   }
-  if (another) {  // that thread gets the message, or sees the group fail
+  if (!first && !late) {  // that thread gets the message, or sees the group fail
     std::this_thread::sleep_for(std::chrono::microseconds(100));
     return;
   }
-  const auto over = [&] {
-    const Owning owning(*this);
-    awaiting_ = false;
-  };
   std::uint8_t token = 0;
   try {
-    group()
-        .submit(call::recv(
-            view(&token, 1), wish.rank,
-            {.deadline = std::max<Duration>(left, std::chrono::milliseconds(1)), .tag = kTokenTag}))
-        .wait();
+    GroupState& group = this->group();
+    Work message =
+        group.submit(call::recv(view(&token, 1), wish.rank, {.deadline = deadline_, .tag = kTokenTag}));
+    if (!WEFT_MUTANT("windows_wait_anew")) group.has_waited(message, deadline_ - left);
+    while (asks && !message.done()) std::this_thread::sleep_for(std::chrono::microseconds(200));
+    message.wait();
   } catch (...) {
-    over();
+    if (first) awaiting_.store(false);
     throw;
   }
-  over();
+  if (first) awaiting_.store(false);
 }
 
 // ---- messages to those who wait ----
@@ -528,7 +545,12 @@ void Links::send_due() noexcept {
     for (;;) {
       int rank = -1;
       {
-        const Owning owning(*this);
+        const Owning owning(*this, kStuckInFailure);
+        if (!owning) {  // the thread that owns them sends, when it comes back
+          senders.pop_back();
+          sending_.store(false, std::memory_order_release);
+          return;
+        }
         if (due_.empty()) {
           has_due_.store(false, std::memory_order_relaxed);
           break;
@@ -555,13 +577,33 @@ void Links::fail(const Failure& why) noexcept {
 }
 
 void Links::give_up(LinkedSteps& x) noexcept {
-  {
-    const Owning owning(*this);
+  if (const Owning owning(*this, kStuckInFailure); owning)
     remove(x);
-  }
+  else
+    x.abandoned.store(true, std::memory_order_release);
   revoke();
   await_readers();
   send_due();
+}
+
+bool Links::take_back(const LinkedSteps& x) noexcept {
+  const Owning owning(*this);
+  if (owning) remove(x);
+  return static_cast<bool>(owning);
+}
+
+void Links::raise_stuck(const LinkedSteps& x) {
+  const int rank = reads_from_.load(std::memory_order_relaxed);
+  fail({.code = ErrorCode::timeout,
+        .text = fmt::format(
+            "{}: not finished within {}: {}", x.name(), shown_seconds(deadline_),
+            rank < 0 ? "another thread of this rank is in the middle of a step"
+                     : fmt::format("the kernel waits for memory of rank {}, which a thread of rank {} "
+                                   "copies; WEFT_SINGLE_COPY=off does without",
+                                   rank, rank_)),
+        .ranks = {rank < 0 ? rank_ : rank}});
+  check_group();
+  throw Error(ErrorCode::aborted, "its group has ended");
 }
 
 void Links::revoke() const noexcept {

@@ -29,6 +29,7 @@
 #include "host/arena.hpp"
 #include "host/peers.hpp"
 #include "host/progress_engine.hpp"
+#include "host/threads/owner_flag.hpp"
 #include "mesh/window/links/kernel_reads.hpp"
 #include "weft/group/process_group.hpp"
 
@@ -127,8 +128,13 @@ class LinkedSteps {
     std::uint64_t value;  ///< of `sequence` or `taken`
   };
   virtual Wish wish() const = 0;
+  /// Appends the ranks that it waits for.
+  virtual void append_awaited(std::vector<int>& ranks) const = 0;
   /// Whether one of its fields, sent or received, has bytes in [begin, end).
   virtual bool touches(const std::byte* begin, const std::byte* end) const noexcept = 0;
+
+  /// Its thread has given it up while another one was stuck in a step of it, which is the last one then.
+  std::atomic<bool> abandoned{false};
 };
 
 /// A rank has given up while another one copied from its memory.
@@ -184,34 +190,42 @@ class Links final : public Driven, public BlockHolder, public std::enable_shared
   void go_on() noexcept override;
   bool uses(const void* block, std::size_t bytes) const noexcept override;
 
-  /// One thread of this rank owns them at a time, and does not block meanwhile.
+  /// One thread of this rank owns them at a time, and does not block meanwhile, except where the kernel copies for it.
   class Owning {
    public:
-    explicit Owning(Links& links) noexcept : links_(links) { links_.own(); }
-    ~Owning() { links_.disown(); }
+    /// False afterwards: another thread has owned them for that long, or, where `well` is asked for, the group has failed.
+    explicit Owning(Links& links, Duration limit = kStuck, bool well = false) noexcept
+        : links_(links), owns_(links_.own(limit, well)) {}
+    ~Owning() {
+      if (owns_) links_.owned_.disown();
+    }
     Owning(const Owning&) = delete;
     Owning& operator=(const Owning&) = delete;
+    explicit operator bool() const noexcept { return owns_; }
 
    private:
     Links& links_;
+    const bool owns_;
   };
 
   // For the threads of transfers, which do not own them. Any thread.
   /// Throws where the group has failed, or has ended.
   void check_group();
-  /// The next steps of all exchanges in flight, and of the rank's groups. True: `x` is complete. False: it is not, or has failed.
-  bool ask(LinkedSteps& x);
-  /// Waits until `x` is complete (true) or it or the group has failed. Throws the group's errors: at the deadline, timeout. It is `limit`, or
-  /// that of the group from when it has to wait on.
-  bool finish(LinkedSteps& x, std::optional<Deadline> limit = {});
-  enum class State : std::uint8_t {
-    in_flight,
-    complete,
-    over
-  };  ///< over: it has failed, or was given up, or the group has ended
+  /// in_flight: or another thread owns them, and takes the next steps. over: it has failed, or was given up, or the group has ended.
+  enum class State : std::uint8_t { in_flight, complete, over };
   State state(const LinkedSteps& x) noexcept;
-  /// `x` ends before it is complete. Afterwards nothing touches its memory any more: neither this rank's threads nor a neighbour.
+  /// The next steps of all exchanges in flight, and of the rank's groups; then how `x` is.
+  State ask(LinkedSteps& x);
+  /// Waits until `x` is complete (true) or it or the group has failed. Throws the group's errors: at the deadline, timeout. It is
+  /// that of the group from when it has to wait on. `expired`: it has passed already.
+  bool finish(LinkedSteps& x, bool expired = false);
+  /// `x` ends before it is complete. Afterwards nothing touches its memory any more: neither this rank's threads nor a neighbour; unless a thread is
+  /// stuck in a step of it: then it is abandoned.
   void give_up(LinkedSteps& x) noexcept;
+  /// Whether an abandoned one is no thread's any more.
+  bool take_back(const LinkedSteps& x) noexcept;
+  /// The group fails with a timeout, because a thread of this rank is stuck; and throws.
+  [[noreturn]] void raise_stuck(const LinkedSteps& x);
   /// Sends the messages that steps have made due, where any are: until they are sent, the group must live.
   void send_due() noexcept;
   void fail(const Failure& why) noexcept;
@@ -224,6 +238,16 @@ class Links final : public Driven, public BlockHolder, public std::enable_shared
   End& from(int rank) noexcept { return ends_[1][static_cast<std::size_t>(rank)]; }
   PeerProcess& process(int rank) noexcept { return *processes_[static_cast<std::size_t>(rank)]; }
   std::uint64_t new_boxes_id() noexcept { return ++boxes_ids_; }
+  /// Whether its thread may have the kernel copy, which takes as long as pages take to come. False: a thread without locks does it soon.
+  bool may_read() noexcept {
+    reads_due_ |= !may_read_;
+    return may_read_;
+  }
+  /// The same kernel's pace, for the owner; and from which rank it copies now (-1: from none), for others.
+  KernelPace& pace() noexcept { return pace_; }
+  void reads_from(int rank) noexcept { reads_from_.store(rank, std::memory_order_relaxed); }
+  /// Whether the group has failed, as its transport knows.
+  bool has_failed() noexcept;
 
   /// Whether the sender may fill the next slot; cheap where it may.
   bool has_room(End& to) noexcept;
@@ -255,25 +279,25 @@ class Links final : public Driven, public BlockHolder, public std::enable_shared
 
  private:
   class Answer;
-  bool try_own() const noexcept {
-    return !owned_.load(std::memory_order_relaxed) && !owned_.exchange(true, std::memory_order_acquire);
+  bool own(Duration limit, bool well) noexcept {
+    if (owned_.try_own()) [[likely]]
+      return true;
+    return owned_.contend(spins_, Deadline::after(limit), [&] { return well && has_failed(); });
   }
-  void own() noexcept {
-    if (!try_own()) [[unlikely]]
-      contend();
-  }
-  void contend() noexcept;
-  void disown() const noexcept { owned_.store(false, std::memory_order_release); }
   bool in_flight(const LinkedSteps& x) const noexcept;
-  bool progress(bool patient) noexcept;
+  State state_owned(const LinkedSteps& x) const noexcept;
+  bool progress(bool patient, bool may_read) noexcept;
+  void read_due() noexcept;
+  bool append_awaited(std::vector<int>& ranks) noexcept;
+  LinkedSteps::Wish what_holds_up(const LinkedSteps& x) noexcept;
   void touch(End& end);
   [[gnu::cold]] void fail_interrupted(const LinkedSteps& x) noexcept;
   GroupState& group() const;
   void look() const;
   bool behind(const LinkedSteps& x) noexcept;
   bool is_fulfilled(const LinkedSteps::Wish& wish) noexcept;
-  void nap(LinkedSteps& x, Duration left, Duration waited);
-  void await(LinkedSteps& x, Duration left);
+  void nap(const LinkedSteps& x, Duration left, Duration waited);
+  void await(const LinkedSteps& x, Duration left, bool asks);
   void revoke() const noexcept;
   bool touches(const void* block, std::size_t bytes) const noexcept;
   void await_readers() noexcept;
@@ -287,20 +311,25 @@ class Links final : public Driven, public BlockHolder, public std::enable_shared
   const bool spins_, helped_;
   const int rank_;
 
-  mutable std::atomic<bool> owned_{false};
+  mutable OwnerFlag owned_;
   std::atomic<int> flying_{0};  // how many are active
   // The owner's.
   std::array<std::vector<End>, 2> ends_;  // to, from
   std::vector<LinkedSteps*> active_;
   std::vector<End*> touched_;
-  std::vector<int> due_;   // ranks that are to get a message
-  bool patient_ = false;   // the owner may wait a little
-  bool awaiting_ = false;  // a thread waits for a message
+  std::vector<int> due_;    // ranks that are to get a message
+  bool patient_ = false;    // the owner may wait a little
+  bool may_read_ = false;   // and in the kernel
+  bool reads_due_ = false;  // and it may not, though there is something to read
+  KernelPace pace_{KernelReads::kMostBytes};
   std::uint64_t boxes_ids_ = 0;
 
+  std::atomic<bool> awaiting_{false};  // a thread waits for a message
+  std::atomic<int> reads_from_{-1};
   std::atomic<bool> has_due_{false}, sending_{false};
   std::atomic<bool> answers_later_{false};  // answer_ is in the engine's list
   std::shared_ptr<Answer> answer_;
+  std::shared_ptr<Links> stuck_;  // this: a thread was stuck when the group ended
 };
 
 }  // namespace weft::windows

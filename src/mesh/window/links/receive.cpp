@@ -23,6 +23,7 @@ bool OverLinks::receive(In& in, const Program::Traffic& t) {
       for (std::int64_t line = 0; line < t.bytes - kBesideBytes; line += 64)
         __builtin_prefetch(slot.apart + line);
     if (slot.form != t.form) disagree(slot, t);
+    if (slot.holds == Holds::by_kernel && !links_->may_read()) return moved;
     Links::End& back = links_->to(end.rank);
     back.room_to = std::max(back.room_to, slot.taken + kSlots);
     moved = true;
@@ -38,11 +39,12 @@ bool OverLinks::receive(In& in, const Program::Traffic& t) {
       choose_unpacking(in, t);
     const bool timed = slot.timing != 0 || in.unpacking_timed;
     const std::uint64_t since = timed ? now_ns() : 0;
-    copy_slot(in, t, slot);
+    const bool all = copy_slot(in, t, slot);
     if (timed) {
       in.ns += now_ns() - since;
-      if (in.cursor.at_end(t)) end_timing(in, t, slot);
+      if (all && in.cursor.at_end(t)) end_timing(in, t, slot);
     }
+    if (!all) return true;
     links_->take(end);
     if (!in.cursor.at_end(t)) continue;
     if (!program_->adjoint) {
@@ -74,8 +76,8 @@ void OverLinks::end_timing(const In& in, const Program::Traffic& t, const Slot& 
   if (in.unpacking_timed) t.unpackings.took(in.unpacking, in.ns);
 }
 
-// What the slot holds, or names, to its place here.
-void OverLinks::copy_slot(In& in, const Program::Traffic& t, const Slot& slot) {
+// What the slot holds, or names, to its place here. False: there is more of it.
+bool OverLinks::copy_slot(In& in, const Program::Traffic& t, const Slot& slot) {
   if (slot.holds == Holds::in_place) {
     const Links::Reading reading(*in.end);
     const std::vector<Program::Step>& steps = joint_of(slot, t);
@@ -93,7 +95,7 @@ void OverLinks::copy_slot(In& in, const Program::Traffic& t, const Slot& slot) {
     reading.check();
     in.cursor.box = t.boxes.size();
   } else if (slot.holds == Holds::by_kernel) {
-    read(in, t, slot);
+    if (!read(in, t, slot)) return false;
     in.cursor.box = t.boxes.size();
   } else if (program_->adjoint) {
     keep_packed(in, t, slot);
@@ -113,6 +115,7 @@ void OverLinks::copy_slot(In& in, const Program::Traffic& t, const Slot& slot) {
     });
     if (in.unpacking == Unpacking::streamed) stream_fence();
   }
+  return true;
 }
 
 // Memory for what all ranks send, packed.
@@ -126,8 +129,9 @@ void OverLinks::make_room() {
   came_ = std::make_unique<Tensor>(room_of(bytes));
 }
 
-// What the kernel copies: in one go for each field, to its place, or to packed bytes where the adjoint keeps them or its runs here are short.
-void OverLinks::read(In& in, const Program::Traffic& t, const Slot& slot) {
+// What the kernel copies: in one go for each field, to its place, or to packed bytes where the adjoint keeps them or its runs here are short. False:
+// there is more of it, and first a look at what else there is.
+bool OverLinks::read(In& in, const Program::Traffic& t, const Slot& slot) {
   if (t.pieces_id != slot.boxes_id) {
     t.there.clear();
     t.here.clear();
@@ -154,15 +158,21 @@ void OverLinks::read(In& in, const Program::Traffic& t, const Slot& slot) {
   const Pieces there{t.there, fields_there.data()};
   const std::vector<Piece> all{{0, 0, t.bytes}};
   {
+    if (in.read > 0 && links_->has_failed()) throw Revoked{t.rank};
     const Links::Reading reading(*in.end);
+    links_->reads_from(t.rank);
     const KernelReads::Outcome outcome = KernelReads::read(
-        links_->process(t.rank), there, packed ? Pieces{all, &room} : Pieces{t.here, fields_here.data()});
+        links_->process(t.rank), there, packed ? Pieces{all, &room} : Pieces{t.here, fields_here.data()},
+        links_->pace(), in.read);
+    links_->reads_from(-1);
     reading.check();
+    if (outcome == KernelReads::Outcome::more) return false;
     if (outcome != KernelReads::Outcome::copied) lose(t.rank, outcome == KernelReads::Outcome::ended);
   }
   if (packed && !program_->adjoint)
     for (const Program::Box& b : t.boxes)
       b.loops.copy(came_->data() + in.at + b.at, pair(b.field).window + b.offset);
+  return true;
 }
 
 // The memory of that rank could not be read.

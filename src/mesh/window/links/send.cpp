@@ -185,8 +185,7 @@ bool OverLinks::kernel_reaches(const Links::End& end, const Program::Traffic& t,
   const bool known = std::find(copyable.begin(), copyable.end(), judged_) != copyable.end();
   for (std::size_t f = 0; f < program_->forms.size(); ++f) {
     const auto [low, high] = span_sent(f);
-    if (!known && low != high && !KernelReads::copyable(low, static_cast<std::size_t>(high - low)))
-      return false;
+    if (!known && low != high && !kernel_copies_from(low, static_cast<std::size_t>(high - low))) return false;
     places[f] = {Place::kAddress, reinterpret_cast<std::uint64_t>(sent_from(pair(f)))};
   }
   if (!known) copyable[judged_ % copyable.size()] = judged_;

@@ -1,0 +1,49 @@
+// What all copies by the kernel between this process and another one (process_vm_readv, process_vm_writev) have in common. Such a system call
+// waits for a page of the other process's memory as long as that takes (a file on NFS or FUSE, userfaultfd), and only SIGKILL ends it.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+#include "host/peers/peer_process.hpp"
+#include "weft/base/clock.hpp"
+
+namespace weft {
+
+/// What WEFT_SINGLE_COPY says.
+enum class SingleCopySetting : std::uint8_t { automatic, off, pull, push };
+/// Throws bad_argument where it says something else.
+SingleCopySetting single_copy_setting();
+
+/// How much one system call copies. One that took long has waited for pages: then they are copied one by one, until they come fast again. So
+/// its thread soon looks at what else there is.
+class KernelPace {
+ public:
+  explicit KernelPace(std::int64_t most) noexcept : most_(most), bytes_(most) {}
+  std::int64_t bytes() const noexcept { return bytes_; }
+  bool slow() const noexcept { return bytes_ < most_; }
+  /// What copy() returns, which copies bytes() at most.
+  template <class Copy>
+  auto timed(const Copy& copy) noexcept {
+    const auto began = Clock::now();
+    const auto got = copy();
+    bytes_ = Clock::now() - began > kSlow ? kPage : std::min(2 * bytes_, most_);
+    return got;
+  }
+
+ private:
+  static constexpr auto kSlow = std::chrono::milliseconds(50);
+  static constexpr std::int64_t kPage = 4096;
+  std::int64_t most_, bytes_;
+};
+
+/// Whether the kernel copies this memory of this process for others: it tries the first and the last byte. It refuses memory of some drivers, and
+/// secret memory (memfd_secret).
+bool kernel_copies_from(const std::byte* data, std::size_t bytes) noexcept;
+
+/// Whether the process has ended, or does within a moment: it loses its memory before its pidfd says so.
+bool ends_now(const PeerProcess& process) noexcept;
+
+}  // namespace weft

@@ -1,0 +1,195 @@
+// A thread whose kernel waits for a page of a neighbour's memory, in the middle of an exchange of windows: other threads of its rank do not wait for
+// it, and it itself looks up between one slow page and the next.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <thread>
+#include <vector>
+
+#include "support/run_ranks.hpp"
+#include "support/sanitizers.hpp"
+#include "support/slow_memory.hpp"
+#include "weft/mesh/window.hpp"
+
+namespace weft::window_stuck_test {
+namespace {
+
+using namespace std::chrono_literals;
+using test::error_of;
+using test::error_text;
+using test::Rank;
+using test::Ranks;
+using test::run_ranks;
+using test::SlowMemory;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+// Rank 0 wants what rank 1 has.
+class ToRank0 {
+ public:
+  ToRank0(const DeviceMesh& mesh, std::int64_t n)
+      : n_(n),
+        window_(Partition(make_layout(mesh, {Shard{0}}, {2 * n})),
+                {WindowDim::ranges(0, {{n, 2 * n}, {2 * n, 2 * n}})}),
+        plain_(static_cast<std::size_t>(n), static_cast<float>(mesh.rank() + 1)),
+        out_(mesh.rank() == 0 ? plain_.size() : 0) {}
+  WindowTransfer start(const float* in) {
+    return window_.start(view(in, n_), view(out_.data(), static_cast<std::int64_t>(out_.size())));
+  }
+  WindowTransfer start() { return start(plain_.data()); }
+  const std::vector<float>& out() const { return out_; }
+
+ private:
+  std::int64_t n_;
+  Window window_;
+  std::vector<float> plain_, out_;
+};
+
+// Rank 1 gives memory whose pages do not come, which rank 0 copies through the kernel by now. `rank_0` is called with that exchange in flight;
+// `pages` on a thread of rank 1, once somebody waits for one of them.
+void exchange_slowly(std::size_t bytes, Progress progress,
+                     const std::function<void(Rank&, ProcessGroup&, ToRank0&, WindowTransfer)>& rank_0,
+                     const std::function<void(Rank&, SlowMemory&)>& pages) {
+  run_ranks(Ranks::processes, 2, [&](Rank& r) {
+    Membership m = r.membership("g");
+    m.progress = progress;
+    m.deadline = 1s;
+    std::optional<ToRank0> exchange;  // outlives the group, whose helper thread writes to it
+    ProcessGroup group = ProcessGroup::create(r.context, "shm", m);
+    const DeviceMesh mesh(group, {{"y", 2}});
+    exchange.emplace(mesh, static_cast<std::int64_t>(bytes / sizeof(float)));
+    for (int i = 0; i < 12; ++i) exchange->start().finish();  // the first ones are packed
+    r.meet("exchanged");
+    if (r.rank == 0) {
+      rank_0(r, group, *exchange, exchange->start());
+    } else {
+      SlowMemory slow(bytes);
+      ASSERT_TRUE(slow.there());
+      std::jthread server([&] {
+        EXPECT_TRUE(slow.somebody_waits(20s));
+        r.store->set("stuck", "1");
+        pages(r, slow);
+      });
+      error_text([&] { exchange->start(static_cast<const float*>(slow.data())).finish(); });
+      server.join();
+    }
+    r.meet("over");
+  });
+}
+
+class WindowStuck : public testing::Test {
+ protected:
+  void SetUp() override {
+    ::setenv("WEFT_SINGLE_COPY", "pull", 1);
+    if (!test::kProcesses) GTEST_SKIP() << "no processes under this sanitizer";
+    if (!SlowMemory::possible()) GTEST_SKIP() << "no userfaultfd here";
+  }
+  void TearDown() override { ::unsetenv("WEFT_SINGLE_COPY"); }
+};
+
+constexpr std::size_t kBytes = 1 << 20;
+void resolve_later(Rank& r, SlowMemory& slow) {
+  r.store->get("resolve", Deadline::after(20s));
+  slow.let_come();
+}
+
+// The helper thread is stuck: done() says no, finish() throws at the deadline, and the transfer can be destroyed.
+TEST_F(WindowStuck, TheHelperThreadHoldsUpNobody) {
+  exchange_slowly(
+      kBytes, Progress::thread,
+      [](Rank& r, ProcessGroup& group, ToRank0& exchange, WindowTransfer transfer) {
+        r.store->get("stuck", Deadline::after(20s));
+        auto since = Clock::now();
+        EXPECT_FALSE(transfer.done());
+        EXPECT_LT(Clock::now() - since, 500ms);
+        since = Clock::now();
+        const Error e = error_of([&] { transfer.finish(); });
+        EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
+        EXPECT_THAT(e.ranks(), ElementsAre(1));
+        EXPECT_THAT(e.what(),
+                    HasSubstr("window: not finished within 1 s: the kernel waits for memory of rank 1, "
+                              "which a thread of rank 0 copies; WEFT_SINGLE_COPY=off does without"));
+        EXPECT_THAT(error_text([&] { static_cast<void>(exchange.start()); }),
+                    HasSubstr("the kernel waits for memory of rank 1"));
+        EXPECT_THAT(error_text([&] { group.barrier().wait(); }), HasSubstr("the kernel waits for memory"));
+        transfer = {};
+        EXPECT_LT(Clock::now() - since, 8s);
+        r.store->set("resolve", "1");
+      },
+      resolve_later);
+}
+
+TEST_F(WindowStuck, DoneThrowsAtTheDeadline) {
+  exchange_slowly(
+      kBytes, Progress::thread,
+      [](Rank& r, ProcessGroup&, ToRank0&, WindowTransfer transfer) {
+        r.store->get("stuck", Deadline::after(20s));
+        const auto since = Clock::now();
+        const Error e = error_of([&] {
+          while (!transfer.done()) std::this_thread::sleep_for(100us);
+        });
+        EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
+        EXPECT_THAT(e.what(), HasSubstr("the kernel waits for memory of rank 1"));
+        EXPECT_LT(Clock::now() - since, 5s);
+        r.store->set("resolve", "1");
+      },
+      resolve_later);
+}
+
+// A thread of the program is stuck in finish(): another one aborts.
+TEST_F(WindowStuck, AThreadOfTheProgramHoldsUpNoAbort) {
+  exchange_slowly(
+      kBytes, Progress::caller,
+      [](Rank& r, ProcessGroup& group, ToRank0& exchange, WindowTransfer transfer) {
+        std::jthread finisher([&] { error_text([&] { transfer.finish(); }); });
+        r.store->get("stuck", Deadline::after(20s));
+        const auto since = Clock::now();
+        group.abort("enough");
+        EXPECT_THAT(error_text([&] { static_cast<void>(exchange.start()); }),
+                    HasSubstr("aborted by rank 0: enough"));
+        EXPECT_LT(Clock::now() - since, 2s);
+        r.store->set("resolve", "1");
+        finisher.join();
+      },
+      resolve_later);
+}
+
+// Once pages are slow it copies them one by one, and between one and the next it sees that the group has failed.
+TEST_F(WindowStuck, SlowPagesAreCopiedOneByOne) {
+  constexpr std::size_t kFirst = 4 << 20;
+  exchange_slowly(
+      3 * kFirst, Progress::caller,
+      [](Rank& r, ProcessGroup& group, ToRank0&, WindowTransfer transfer) {
+        std::jthread aborter([&] {
+          r.store->get("slow", Deadline::after(20s));
+          group.abort("enough");
+        });
+        EXPECT_THAT(error_text([&] { transfer.finish(); }), HasSubstr("aborted by rank 0: enough"));
+        r.store->set("told", "1");
+        aborter.join();
+      },
+      [](Rank& r, SlowMemory& slow) {
+        std::this_thread::sleep_for(100ms);
+        slow.awaited(0s);
+        slow.let_come(static_cast<char*>(slow.data()) + SlowMemory::kPage, kFirst);
+        const auto told = [&](Duration limit) {
+          try {
+            r.store->get("told", Deadline::after(limit));
+            return true;
+          } catch (const Error&) {
+            return false;
+          }
+        };
+        bool seen = false;
+        for (int page = 0; page < 60 && !(seen = told(page < 2 ? 80ms : 60ms)); ++page) {
+          if (page == 3) r.store->set("slow", "1");
+          if (char* const at = slow.awaited(0s)) slow.let_come(at, SlowMemory::kPage);
+        }
+        EXPECT_TRUE(seen) << "pages came for seconds, and it did not look";
+      });
+}
+
+}  // namespace
+}  // namespace weft::window_stuck_test
