@@ -23,6 +23,7 @@
 #include "base/waits/suspension.hpp"
 #include "store/duration_text.hpp"
 #include "store/file_records.hpp"
+#include "store/maker_process.hpp"
 #include "store/own_file.hpp"
 #include "store/table.hpp"
 #include "weft/base/error.hpp"
@@ -56,7 +57,7 @@ class FileStore final : public Store {
   FileStore& operator=(const FileStore&) = delete;
 
   void set(std::string_view key, std::string_view value, Deadline deadline) override {
-    check_store_key(key);
+    check(key);
     check_store_value(key, value);
     const std::lock_guard guard(mutex_);
     const Lock lock(*this, key_text(key), deadline);
@@ -65,7 +66,7 @@ class FileStore final : public Store {
   }
 
   std::string get(std::string_view key, Deadline deadline) override {
-    check_store_key(key);
+    check(key);
     const Duration limit = deadline.left();
     for (Pause pause;; pause.wait(deadline.left())) {
       if (auto value = try_get(key, deadline)) return std::move(*value);
@@ -74,7 +75,7 @@ class FileStore final : public Store {
   }
 
   std::optional<std::string> try_get(std::string_view key, Deadline deadline) override {
-    check_store_key(key);
+    check(key);
     const std::lock_guard guard(mutex_);
     if (!catch_up(false)) {  // perhaps in the middle of a write: look again under the lock
       const Lock lock(*this, key_text(key), deadline);
@@ -85,7 +86,7 @@ class FileStore final : public Store {
   }
 
   std::int64_t add(std::string_view key, std::int64_t delta, Deadline deadline) override {
-    check_store_key(key);
+    check(key);
     const std::lock_guard guard(mutex_);
     const Lock lock(*this, key_text(key), deadline);
     catch_up(true);
@@ -96,7 +97,7 @@ class FileStore final : public Store {
 
   std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
                           Deadline deadline) override {
-    check_store_key(key);
+    check(key);
     check_store_value(key, expected);
     check_store_value(key, desired);
     const std::lock_guard guard(mutex_);
@@ -110,7 +111,7 @@ class FileStore final : public Store {
   }
 
   void remove(std::string_view key, Deadline deadline) override {
-    check_store_key(key);
+    check(key);
     const std::lock_guard guard(mutex_);
     const Lock lock(*this, key_text(key), deadline);
     catch_up(true);
@@ -118,6 +119,11 @@ class FileStore final : public Store {
   }
 
  private:
+  void check(std::string_view key) const {
+    maker_.check(path_);  // first: the child's mutex may be locked for ever
+    check_store_key(key);
+  }
+
   /// The file's lock, against other processes and other stores of this process. It polls, because flock() has
   /// no deadline and the holder may be stopped.
   class Lock {
@@ -257,6 +263,7 @@ class FileStore final : public Store {
     return Error(ErrorCode::system, fmt::format("store: {} is damaged at byte {}: {}", path_, at, why));
   }
 
+  const MakerProcess maker_;
   const std::string path_;
   const Duration patience_;
   const Descriptor file_;

@@ -4,6 +4,7 @@
 #include "support.h"
 
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 /* Takes the text and looks whether it has these bytes. */
@@ -53,6 +54,21 @@ static void requests(weft_store* s) {
   CHECK(value == NULL);
 }
 
+/* What a child made by fork() has of a store is its parent's. */
+static void expect_refused_in_child(weft_store* s) {
+  int status = 0;
+  const pid_t child = fork();
+  if (child == 0) {
+    weft_error in_child = WEFT_ERROR_INIT;
+    const bool refused = weft_store_set(s, "a", "x", 1, 0, &in_child) == WEFT_UNSUPPORTED &&
+                         strstr(in_child.text, "this process was forked from process") != NULL;
+    weft_store_destroy(s);
+    _exit(refused ? 0 : 1);
+  }
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
+  OK(weft_store_set(s, "a", "x", 1, 0, &error));
+}
+
 static void test_local(void) {
   weft_store* s = NULL;
   OK(weft_store_create_local(&s, &error));
@@ -69,6 +85,7 @@ static void test_file(void) {
   snprintf(path, sizeof path, "%s/store", folder);
   OK(weft_store_create_file(path, 0, &s, &error));
   requests(s);
+  expect_refused_in_child(s);
   OK(weft_store_create_file(path, 1000 * MS, &other, &error)); /* one table for all who open it */
   OK(weft_store_set(s, "b", "from s", 6, 0, &error));
   OK(weft_store_get(other, "b", 0, &value, &error));
@@ -106,6 +123,7 @@ static void test_server(void) {
   CHECK(port > 0 && strcmp(address, expected) == 0);
   OK(weft_store_create_tcp("127.0.0.1", port, NULL, 0, &s, &error));
   requests(s);
+  expect_refused_in_child(s);
   OK(weft_store_create_tcp("localhost", port, "", 20000 * MS, &second, &error));
   OK(weft_store_set(second, "b", "1", 1, 0, &error));
   OK(weft_store_get(s, "b", 0, &value, &error));

@@ -27,7 +27,9 @@
 #include "support/other_user.hpp"
 #include "support/processes.hpp"
 #include "support/sanitizers.hpp"
+#include "support/temporary_folder.hpp"
 #include "support/unauthenticated_client.hpp"
+#include "weft/store/file.hpp"
 #include "weft/store/tcp.hpp"
 
 namespace weft::unauthenticated_test {
@@ -649,6 +651,42 @@ TEST(Forks, AServerIsItsProcesss) {
   // An ending server would say so, and then be gone.
   for (const Deadline end = Deadline::after(milliseconds(200)); !end.passed();)
     ASSERT_EQ(store->try_get(kServedByKey, soon()), "its process");
+}
+
+// Its requests would go over the parent's connection, and the server would drop both.
+TEST(Forks, AStoreIsItsProcesss) {
+  if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;
+  Logger log;
+  TcpStoreServer server(log, TcpStoreOptions{});
+  const test::TemporaryFolder folder;
+  const std::vector<std::pair<std::string, std::shared_ptr<Store>>> stores = {
+      {fmt::format("the connection to the server at 127.0.0.1:{}", server.port()),
+       make_tcp_store("127.0.0.1", server.port(), soon())},
+      {(folder / "table").string(), make_file_store((folder / "table").string())}};
+  for (const auto& [opened, store] : stores) {
+    store->set("key", "parent", soon());
+    const std::string expected = fmt::format(
+        "unsupported: store: this process was forked from process {}, which opened {}; open a store "
+        "of its own in the child",
+        ::getpid(), opened);
+    EXPECT_TRUE(test::run_in_child(
+                    [&, &store = store] {
+                      const std::vector<std::function<void()>> requests = {
+                          [&] { store->set("key", "child", soon()); },
+                          [&] { store->get("key", soon()); },
+                          [&] { store->try_get("key", soon()); },
+                          [&] { store->add("number", 1, soon()); },
+                          [&] { store->compare_set("key", "parent", "child", soon()); },
+                          [&] { store->remove("key", soon()); }};
+                      for (const auto& request : requests)
+                        if (error_text(request) != expected) return 1;
+                      return 0;
+                    },
+                    seconds(10))
+                    .ok())
+        << expected;
+    EXPECT_EQ(store->get("key", soon()), "parent");
+  }
 }
 
 // ---- too much ----

@@ -13,6 +13,7 @@
 
 #include "base/waits/suspension.hpp"
 #include "store/duration_text.hpp"
+#include "store/maker_process.hpp"
 #include "store/table.hpp"
 #include "store/tcp/connection.hpp"
 #include "store/tcp/sockets.hpp"
@@ -210,6 +211,8 @@ class TcpStore final : public Store {
   /// False: no answer until `give_up`. The connection is used again only after a whole answer.
   bool try_call(Kind kind, std::string_view key, std::string_view value, std::string_view extra,
                 std::int64_t number, Deadline give_up, StoreReply& reply) {
+    maker_.check("the connection to the server at " +
+                 name_);  // first: the child's mutex may be locked for ever
     std::unique_ptr<StoreConnection> connection = take(key, give_up);
     if (connection == nullptr) return false;
     switch (connection->exchange(kind, key, value, extra, number, give_up, reply)) {
@@ -274,6 +277,7 @@ class TcpStore final : public Store {
                  fmt::format("store: key {}: the server at {} is gone ({})", shown_key(key), name_, why));
   }
 
+  const MakerProcess maker_;
   std::string full_why_;
   std::optional<Deadline> full_;  // how long a full server is tried again
   SocketAddress address_;         // that answered

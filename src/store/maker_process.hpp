@@ -1,0 +1,31 @@
+// The process that opened a store. A child made by fork() has the same connection or the same open file: the server would read both processes' requests as
+// one, and a lock of the file would be both processes' own. Any thread.
+#pragma once
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <string_view>
+
+#include "weft/base/error.hpp"
+
+namespace weft {
+
+class MakerProcess {
+ public:
+  /// Throws unsupported in another process than that which made this object. `what` was opened: "the file x".
+  void check(std::string_view what) const {
+    if (::getpid() == process_) [[likely]]
+      return;
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("store: this process was forked from process {}, which opened {}; open a store of its "
+                    "own in the child",
+                    process_, what));
+  }
+
+ private:
+  const pid_t process_ = ::getpid();
+};
+
+}  // namespace weft
