@@ -1,6 +1,7 @@
 // What is Gloo's own: the transport under random calls, and each way in which it fails.
 #include <arpa/inet.h>
 #include <dirent.h>
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -8,6 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 #include <mutex>
 #include <set>
@@ -54,6 +56,34 @@ TEST_P(Gloo, RandomCallsGiveWhatTheyShould) {
         },
         gloo());
   }
+}
+
+// Each socket and each epoll of this process is closed where it executes a program.
+TEST_P(Gloo, ProgramsThatAreExecutedInheritNoConnection) {
+  run_ranks(
+      GetParam(), 3,
+      [](Rank& r) {
+        const ProcessGroup again = r.group().duplicate();
+        r.group().barrier().wait();
+        std::vector<std::string> inherited;
+        int sockets = 0, epolls = 0;
+        for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+          std::error_code gone;  // that of the iterator, and those of other ranks that are threads
+          const std::string to = std::filesystem::read_symlink(entry.path(), gone).string();
+          if (gone) continue;
+          const bool socket = to.starts_with("socket:"), epoll = to == "anon_inode:[eventpoll]";
+          sockets += socket ? 1 : 0;
+          epolls += epoll ? 1 : 0;
+          const int flags = ::fcntl(std::stoi(entry.path().filename()), F_GETFD);
+          if ((socket || epoll) && flags >= 0 && (flags & FD_CLOEXEC) == 0)
+            inherited.push_back(entry.path().filename().string() + " is " + to);
+        }
+        EXPECT_THAT(inherited, testing::IsEmpty());
+        EXPECT_GE(sockets, 2 * 2);
+        EXPECT_GE(epolls, 2);
+        r.group().barrier().wait();
+      },
+      gloo());
 }
 
 TEST_P(Gloo, BothPostALargeSendThenAReceiveThenWait) {

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "backends/gloo/close_on_exec.hpp"
 #include "base/hash.hpp"
 #include "base/signals.hpp"
 #include "host/peers/process_state.hpp"
@@ -112,6 +113,7 @@ class Attempt {
   const std::string& failed() const noexcept { return failed_; }
 
  private:
+  std::vector<std::vector<char>> own_addresses() const;
   void exchange_addresses(Deadline comes, const std::string& former);
   void connect_and_greet();
   void tell(const std::optional<std::string>& trouble);
@@ -145,6 +147,15 @@ Attempt::Attempt(const GroupInit& b, const transport::tcp::attr& where, int numb
                            std::chrono::milliseconds(1));
   for (int r = 0; r < b.size; ++r)
     if (r != b.rank) connections_->createPair(r);
+  close_on_exec(own_addresses());
+}
+
+// Where this rank listens for each of the others.
+std::vector<std::vector<char>> Attempt::own_addresses() const {
+  std::vector<std::vector<char>> all;
+  for (int r = 0; r < b_.size; ++r)
+    if (r != b_.rank) all.push_back(connections_->getPair(r)->address().bytes());
+  return all;
 }
 
 // A rank's info is a token and then, for each rank (itself included), the length of an address and the
@@ -204,6 +215,10 @@ void Attempt::connect_and_greet() {
     if (of(theirs) != of(tokens_)) throw std::runtime_error("it was not that rank which connected");
   });
   each([&] { out->waitSend(left()); });
+  // Those that were accepted, and those that were opened: now all are there.
+  std::vector<std::vector<char>> ends = own_addresses();
+  ends.insert(ends.end(), addresses_.begin(), addresses_.end());
+  close_on_exec(ends);
 }
 
 // The verdict is one key for all ranks: the rank that sets it first decides. Returns its value.
