@@ -16,7 +16,8 @@ HARNESS = "tests/fuzz/capi/call.hpp"
 NUMBERS = ("int32_t", "int64_t", "size_t", "uint64_t", "uint32_t", "uint8_t", "uint16_t", "double", "float")
 COUNTS = re.compile(r"^(\w+_)?(count|ndim|bytes)$")
 # Not called, and why.
-NOT_CALLED = {"weft_interrupt_attach": "the thread keeps it, and it would end waits of the harness"}
+NOT_CALLED = {"weft_interrupt_attach": "the thread keeps it, and it would end waits of the harness",
+              "weft_callbacks_end": "callbacks of the harness would be called no more"}
 
 
 class Calls:

@@ -28,6 +28,7 @@
 #define WEFT_WEFT_H
 
 #include "weft/c/buffer.h"
+#include "weft/c/callbacks.h"
 #include "weft/c/checkpoint.h"
 #include "weft/c/collectives.h"
 #include "weft/c/context.h"

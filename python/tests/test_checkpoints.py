@@ -4,6 +4,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -257,3 +258,30 @@ def test_damage_and_what_ranks_must_agree_on(ranks, tmp_path):
     ranks(2, program)
     with pytest.raises(weft.CorruptError):
         weft.checkpoint.Reader(tmp_path / "run")["w"]  # pylint: disable=expression-not-assigned
+
+
+def test_a_saver_keeps_the_functions_of_the_save_in_flight_alone(tmp_path):
+    """save() waits for the save before it; a program need not call wait()."""
+    with weft.checkpoint.Saver() as saver:
+        references = []
+        for step in range(20):
+            def stage(name, held=np.ones(10)):
+                pass
+            references.append(weakref.ref(stage))
+            assert saver.save(tmp_path, {"w": np.ones(3)}, step, keep=1, on_stage=stage)
+            del stage
+        assert sum(r() is not None for r in references) <= 1
+
+        def fails(name):
+            raise KeyError(name)
+        assert saver.save(tmp_path, {"w": np.ones(3)}, 20, on_stage=fails)
+        assert saver.save(tmp_path, {"w": np.ones(3)}, 21, on_stage=lambda stage: None)
+        assert saver.save(tmp_path, {"w": np.ones(3)}, 22)
+        with pytest.raises(KeyError):
+            saver.wait()
+        saver.wait()
+        assert saver.save("/dev/null/x", {"w": np.ones(3)}, 23, on_stage=lambda stage: None)
+        with pytest.raises(weft.Error):
+            saver.save(tmp_path, {"w": np.ones(3)}, 24, on_stage=lambda stage: None)
+        saver.wait()
+    assert weft.checkpoint._telling == {}

@@ -352,6 +352,8 @@ FUNCTIONS = {
     "weft_buffer_overlap": (c_int32, (POINTER(weft_buffer), POINTER(weft_buffer), POINTER(c_bool), POINTER(weft_error),)),
     "weft_reduction_create": (c_int32, (c_char_p, weft_combine, c_void_p, CFUNCTYPE(None, c_void_p), POINTER(c_void_p), POINTER(weft_error),)),
     "weft_reduction_destroy": (None, (c_void_p,)),
+    "weft_callbacks_end": (c_int32, (c_int64, POINTER(weft_error),)),
+    "weft_callbacks_begin": (c_int32, (POINTER(weft_error),)),
     "weft_checkpoint_save": (c_int32, (c_char_p, c_void_p, c_int64, POINTER(weft_tensor), c_int32, POINTER(weft_checkpoint_string), c_int32,
     POINTER(weft_checkpoint_save_options), POINTER(weft_error),)),
     "weft_checkpoint_load": (c_int32, (c_char_p, c_void_p, POINTER(weft_tensor), c_int32, POINTER(weft_checkpoint_load_options), POINTER(c_int64),

@@ -2,8 +2,10 @@
 
 Where the package is a wheel's, the library and its plug-ins lie in weft/lib; else the dynamic loader finds libweft (LD_LIBRARY_PATH, the system's
 folders). Any thread may call any function."""
+import atexit
 import ctypes
 import os
+import sys
 import threading
 from pathlib import Path
 
@@ -40,6 +42,22 @@ class Library:
 
 _dll = _load()
 lib = Library(_dll)
+LAST_CALLS_NS = 10 * 10**9  # how long the end of the interpreter waits for functions of the program's that the library has called
+
+
+@atexit.register  # first in the package, and so called last: handles that end at exit may still call Python
+def _end_callbacks():
+    """From now on no thread of the library's calls Python: where it asks for the GIL of an interpreter that ends, CPython ends the thread (to 3.13) in the middle
+    of C++, which aborts the process, or lets it wait for ever (from 3.14 on)."""
+    if ctypes.pythonapi.PyInterpreterState_Get() != ctypes.pythonapi.PyInterpreterState_Main():
+        return  # one of several interpreters
+    if lib.callbacks_end(LAST_CALLS_NS, None):
+        print(f"weft: the interpreter ends, and functions that weft has called are still running after {LAST_CALLS_NS // 10**9} s", file=sys.stderr)
+
+
+for _function in (ctypes.pythonapi.PyInterpreterState_Get, ctypes.pythonapi.PyInterpreterState_Main):
+    _function.restype, _function.argtypes = ctypes.c_void_p, []
+lib.callbacks_begin(None)  # an interpreter of this process may have ended before
 
 
 class _PerThread(threading.local):

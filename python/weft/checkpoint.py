@@ -34,6 +34,10 @@ class _Asked:
                 return refusal
         self.function = kind(ask)
 
+    def failed(self):
+        """Whether the function has raised what nobody has been told."""
+        return bool(self._failures)
+
     def raise_failure(self, error=None):
         """What the function raised; else `error`, where there is one."""
         failure = self._failures.pop() if self._failures else error
@@ -83,7 +87,7 @@ def save(directory, named, step, *, mesh=None, extra=None, keep=0, on_stage=None
         asked.raise_failure()
 
 
-_telling = {}  # handle of a Saver -> what its thread may call
+_telling = {}  # handle of a Saver -> the _Asked of saves that its thread may still call, or whose failures wait() is to raise
 _with_stages = weakref.WeakSet()  # Savers that have such
 
 
@@ -122,8 +126,22 @@ class Saver(Handle):
         if asked is not None:
             _telling[self._handle] = [*before, asked]
             _with_stages.add(self)
-        blocking(lib.checkpoint_saver_save, self, first, *rest, _byref(begun), keep=owners)
+        try:
+            blocking(lib.checkpoint_saver_save, self, first, *rest, _byref(begun), keep=owners)
+        except errors.Error:
+            self._only(before)
+            raise
+        if begun:  # the saves before have ended
+            before = [each for each in before if each.failed()][:1]
+        self._only(before + [asked] if begun and asked is not None else before)
         return begun.value
+
+    def _only(self, asked):
+        """What is still needed of the program's functions."""
+        if asked:
+            _telling[self._handle] = asked
+        else:
+            _telling.pop(self._handle, None)
 
     def wait(self):
         """Until the last save is written, on all ranks; its error, unless that was raised before."""

@@ -84,14 +84,10 @@ _FIELDS = dict(_api.weft_transport._fields_)
 _channels = {}  # number -> (transport, channel, what it was made of): as long as a channel is open its transport may be asked for more
 _numbers = itertools.count(1)
 _groups = weakref.WeakSet()  # those of group_over
-_ends = []  # not empty: the interpreter ends, and the program's methods are called no more
 
 
 def _open(transport, made):
-    def opened(_, init, channel, error, ends=_ends):
-        if ends:
-            return 7
-
+    def opened(_, init, channel, error):
         def run():
             i = init.contents
             got = transport.open(i.rank, i.size, group=i.group.decode(), token=i.token.decode(),
@@ -104,10 +100,7 @@ def _open(transport, made):
 
 
 def _moved(method):
-    def move(number, peer, memory, count, done, error, ends=_ends):
-        if ends:
-            return 7  # weft_status of an abort
-
+    def move(number, peer, memory, count, done, error):
         def run():
             transport, channel, _ = _channels[number]
             view = memoryview((ctypes.c_char * count).from_address(memory)).cast("B") if count else memoryview(b"")
@@ -119,10 +112,9 @@ def _moved(method):
     return _FIELDS[method](move)
 
 
-def _close(number, ends=_ends):
-    if not ends:
-        transport, channel, _ = _channels.pop(number)
-        transport.close(channel)
+def _close(number):
+    transport, channel, _ = _channels.pop(number)
+    transport.close(channel)
 
 
 _WRITE, _READ, _CLOSE = _moved("write"), _moved("read"), _FIELDS["close"](_close)
@@ -130,12 +122,9 @@ _WRITE, _READ, _CLOSE = _moved("write"), _moved("read"), _FIELDS["close"](_close
 
 @atexit.register
 def _at_exit():
-    """Groups leave while their transport can still say so. What other handles keep ends without it, and finds the functions where they were."""
+    """Groups leave while their transport can still say so. What other handles keep ends without it."""
     for group in list(_groups):
         group.close()
-    _ends.append(True)
-    for each in (_WRITE, _READ, _CLOSE, *(made for _, _, made in _channels.values())):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
 
 
 def group_over(context, transport, store, rank, size, options):

@@ -1,6 +1,5 @@
 """Calls in flight."""
 import asyncio
-import atexit
 import ctypes
 import itertools
 import os
@@ -175,12 +174,9 @@ _MADE = (arrays.Number, arrays._Foreign)
 
 _thens = {}  # number -> (a reference to the Work, the function of the program's)
 _numbers = itertools.count(1)
-_ends = []  # not empty: the interpreter ends, and the program's functions are called no more
 
 
-def _then(number, error, ends=_ends):
-    if ends:
-        return
+def _then(number, error):
     work, function = _thens.pop(number)
     try:
         function(errors.from_struct(error.contents) if error else None)
@@ -193,12 +189,6 @@ def _then(number, error, ends=_ends):
 
 
 _THEN = _api.weft_work_callback(_then)
-
-
-@atexit.register
-def _at_exit():
-    _ends.append(True)
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_THEN))  # a helper thread may still call it
 
 
 def wait_all(works, timeout=None):

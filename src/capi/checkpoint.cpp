@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include "base/errors/caught.hpp"
+#include "capi/handle/call_out.hpp"
 #include "capi/mesh_handles.hpp"
 #include "weft/checkpoint/async.hpp"
 #include "weft/checkpoint/checkpoint.hpp"
@@ -29,7 +30,10 @@ struct weft_checkpoint_reader : capi::Handle<weft_checkpoint_reader> {
 
 struct weft_checkpoint_saver : capi::Handle<weft_checkpoint_saver> {
   static constexpr const char* kKind = "weft_checkpoint_saver";
-  weft_checkpoint_saver(const weft::DeviceMesh& mesh, weft::AsyncCheckpoint::Busy busy) : saves(mesh, busy) {}
+  weft_checkpoint_saver(capi::MeshOwner owner_in, const weft::DeviceMesh& mesh,
+                        weft::AsyncCheckpoint::Busy busy)
+      : owner(std::move(owner_in)), saves(mesh, busy) {}
+  capi::MeshOwner owner;
   weft::AsyncCheckpoint saves;
 };
 
@@ -54,11 +58,19 @@ struct CallbackThrew : std::runtime_error {
 
 template <class Call>
 auto called(const Call& call) {
+  const capi::CallOut out;
+  if (!out) throw CallbackThrew{capi::kEnded};
   try {
     return call();
   } catch (...) {
     throw CallbackThrew(weft::caught_words());
   }
+}
+
+// Calls a function of the program's with a stage of a save; the save goes on without it once it may not be called.
+void tell_stage(const weft_checkpoint_save_options& o, std::string_view stage) {
+  const capi::CallOut out;
+  if (out) o.on_stage(o.data, std::string(stage).c_str());
 }
 
 [[noreturn]] void refuse_thrown(const char* function, const char* callback, const CallbackThrew& e) {
@@ -123,8 +135,11 @@ weft_status weft_checkpoint_save(const char* directory, const weft_mesh* mesh, i
     weft::SaveOptions save{.keep = o.keep};
     if (o.on_stage != nullptr)
       save.on_stage = [&](std::string_view stage) {
-        const std::string ended(stage);
-        called([&] { o.on_stage(o.data, ended.c_str()); });
+        try {
+          tell_stage(o, stage);
+        } catch (...) {
+          throw CallbackThrew{weft::caught_words()};
+        }
       };
     try {
       weft::save_checkpoint(to, mesh_or_none(function, mesh), step,
@@ -140,7 +155,9 @@ weft_status weft_checkpoint_saver_create(const weft_mesh* mesh, bool refuse, wef
   return capi::guarded(__func__, error, [&, function = __func__] {
     weft_checkpoint_saver*& to = capi::given(function, saver, "saver");
     using Busy = weft::AsyncCheckpoint::Busy;
-    to = new weft_checkpoint_saver{mesh_or_none(function, mesh), refuse ? Busy::refuse : Busy::wait};
+    const weft::DeviceMesh over = mesh_or_none(function, mesh);
+    to = new weft_checkpoint_saver{mesh != nullptr ? mesh->owner : capi::MeshOwner{}, over,
+                                   refuse ? Busy::refuse : Busy::wait};
   });
 }
 
@@ -160,8 +177,7 @@ weft_status weft_checkpoint_saver_save(weft_checkpoint_saver* saver, const char*
         capi::read(function, options, weft_checkpoint_save_options WEFT_CHECKPOINT_SAVE_OPTIONS_INIT,
                    kSaveOptionsFirstBytes, "WEFT_CHECKPOINT_SAVE_OPTIONS_INIT");
     weft::SaveOptions save{.keep = o.keep};
-    if (o.on_stage != nullptr)
-      save.on_stage = [o](std::string_view stage) { o.on_stage(o.data, std::string(stage).c_str()); };
+    if (o.on_stage != nullptr) save.on_stage = [o](std::string_view stage) { tell_stage(o, stage); };
     const bool accepted =
         saves.save(to, step, std::vector<weft::NamedView>(list.begin(), list.end()), strings, save);
     if (begun != nullptr) *begun = accepted;

@@ -1,6 +1,7 @@
 // Contexts and shared memory in C. Any thread.
 #include <cstddef>
 
+#include "capi/handle/call_out.hpp"
 #include "capi/handles.hpp"
 
 using weft::ContextOptions;
@@ -31,7 +32,8 @@ ContextOptions context_options(const char* function, const weft_context_options*
   to.log_level = static_cast<LogLevel>(o.log_level);
   if (o.log != nullptr)
     to.log_sink = [log = o.log, data = o.log_data](LogLevel level, std::string_view line) {
-      log(data, static_cast<weft_log_level>(level), std::string(line).c_str());
+      const capi::CallOut out;
+      if (out) log(data, static_cast<weft_log_level>(level), std::string(line).c_str());
     };
   if (o.log_levels != nullptr) to.log_levels = o.log_levels;
   if (o.segment_bytes != 0) to.segment_bytes = o.segment_bytes;

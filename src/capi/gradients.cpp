@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <memory>
 
+#include "capi/handle/call_out.hpp"
 #include "capi/mesh_handles.hpp"
 #include "weft/dp/bucket_reducer.hpp"
 #include "weft/dp/grad_norm.hpp"
@@ -97,6 +98,8 @@ weft::BucketHook hook_of(const char* function, const weft_bucket_hook& hook) {
         static_cast<std::int32_t>(b.number),
         b.op == weft::ReduceOp::sum ? WEFT_SUM : WEFT_AVG};
     weft_error error = WEFT_ERROR_INIT;
+    const capi::CallOut out;
+    if (!out) throw weft::Error(ErrorCode::system, fmt::format("{}: {}", what, capi::kEnded));
     expect_ok(what, step(state->hook.data, &bucket, &error), error);
   };
   return {.name = hook.name,

@@ -1,6 +1,7 @@
 // Reductions of the caller's own in C.
 #include "base/errors/caught.hpp"
 #include "capi/call_handles.hpp"
+#include "capi/handle/call_out.hpp"
 
 using weft::ErrorCode;
 
@@ -11,6 +12,8 @@ Reduction::Reduction(const char* name, weft_combine combine, void* data) : data_
   user_.combine = [this, combine](const void* left, const void* right, void* out, std::int64_t count,
                                   DType dtype) {
     try {
+      const CallOut call_out;
+      if (!call_out) throw std::runtime_error(kEnded);
       combine(data_, left, right, out, count, static_cast<weft_dtype>(dtype));
     } catch (...) {
       const std::lock_guard lock(mutex_);
@@ -25,7 +28,8 @@ Reduction::Reduction(const char* name, weft_combine combine, void* data) : data_
 }
 
 Reduction::~Reduction() {
-  if (release_ == nullptr) return;
+  const CallOut out;
+  if (release_ == nullptr || !out) return;
   try {
     release_(data_);
   } catch (...) {}  // nobody is left to hear of it

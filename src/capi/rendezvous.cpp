@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "capi/group_handles.hpp"
+#include "capi/handle/call_out.hpp"
 #include "weft/store/tcp.hpp"
 
 using weft::Deadline;
@@ -140,6 +141,8 @@ weft_status weft_group_create_by_broadcast(weft_context* context, const char* ho
     if (size > 1) {
       Invitation invitation;
       if (rank == 0) invitation = invite(function, *in, host);
+      const capi::CallOut out;
+      if (!out) capi::refuse(ErrorCode::system, function, capi::kEnded);
       if (const int32_t answer = broadcast(broadcast_data, &invitation, sizeof invitation); answer != 0)
         capi::refuse(ErrorCode::system, function,
                      fmt::format("broadcast returned {} on rank {}; expected 0", answer, rank));

@@ -3,6 +3,7 @@
 
 #include "base/errors/caught.hpp"
 #include "capi/call_handles.hpp"
+#include "capi/handle/call_out.hpp"
 
 using weft::Error;
 using weft::ErrorCode;
@@ -55,6 +56,8 @@ bool ask_all(const char* function, weft_work* const* works, std::size_t count, c
 // Calls a weft_work_callback. What it throws is the error of the Work that it was given to.
 void call_back(weft_work_callback callback, void* data, const capi::Reductions& reductions,
                const Error* error) {
+  const capi::CallOut out;
+  if (!out) return;
   const weft_error initial = WEFT_ERROR_INIT;
   weft_error told = initial;
   std::optional<Error> thrown;

@@ -1,6 +1,7 @@
 #include "capi/transport/host_channel.hpp"
 
 #include "base/errors/caught.hpp"
+#include "capi/handle/call_out.hpp"
 
 namespace weft::capi {
 
@@ -10,6 +11,8 @@ static_assert(sizeof(weft_channel_init) == 48);
 template <class F>
 void HostChannel::call(const char* what, int other, const F& f) {
   weft_status status = WEFT_SYSTEM;
+  const CallOut out;
+  if (!out) throw failed_call(what, other, ErrorCode::system, kEnded);
   try {
     status = f(&error_);
   } catch (...) {
@@ -58,6 +61,8 @@ void HostChannel::open(const GroupInit& b, const std::vector<std::int32_t>& tran
 void HostChannel::close() noexcept {
   if (!opened_ || host_->calls.close == nullptr) return;
   opened_ = false;
+  const CallOut out;
+  if (!out) return;
   try {
     host_->calls.close(channel_);
   } catch (...) {}  // a C++ host's: the group has ended, nobody is told

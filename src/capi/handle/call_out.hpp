@@ -1,0 +1,23 @@
+// Around each function of the program's that the library calls: so weft_callbacks_end knows which are running, and none begins after it. Any thread.
+#pragma once
+
+namespace weft::capi {
+
+/// Lives while a function of the program's runs. False: it must not be called, as weft_callbacks_end was.
+class CallOut {
+ public:
+  CallOut() noexcept;
+  CallOut(const CallOut&) = delete;
+  CallOut& operator=(const CallOut&) = delete;
+  ~CallOut();
+  explicit operator bool() const noexcept { return entered_; }
+
+ private:
+  bool entered_;
+};
+
+inline constexpr const char* kEnded =
+    "the program's functions are called no more: weft_callbacks_end was called (as the interpreter of Python "
+    "ends)";
+
+}  // namespace weft::capi
