@@ -25,6 +25,7 @@
 #include "group/wait.hpp"
 #include "group/watch.hpp"
 #include "host/arena.hpp"
+#include "host/dependents.hpp"
 #include "host/progress_engine.hpp"
 #include "host/threads/owner_flag.hpp"
 #include "weft/base/interrupt.hpp"
@@ -111,6 +112,7 @@ class GroupState final : public Driven, public BlockHolder {
   Context& context;
   const BackendFactory factory;
   const Membership member;
+  const Dependents::Entry listed{context, "group \"" + member.name + "\""};
   const std::string token;
   const int ranks_here;
   /// GroupInit::ranks_here for a group of so many of these ranks. Where all ranks of this host have a core

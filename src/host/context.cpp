@@ -6,6 +6,8 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -13,6 +15,7 @@
 
 #include "host/arena.hpp"
 #include "host/cpu_device.hpp"
+#include "host/dependents.hpp"
 #include "host/local_memory.hpp"
 #include "host/peers.hpp"
 #include "host/progress_engine.hpp"
@@ -93,10 +96,24 @@ struct Context::Impl {
         arena(log, options.segment_bytes),
         host_peers(log, arena),
         process(::getpid()) {
+    attachments.emplace_back(typeid(Dependents), std::shared_ptr<void>(std::shared_ptr<void>(), &dependents));
     warn_of_unknown_variables(log);
   }
   ~Impl() {
     while (!attachments.empty()) attachments.pop_back();
+    expect_no_dependents();
+  }
+
+  // They refer to this Context: to go on would be a crash or worse, later and elsewhere.
+  void expect_no_dependents() const {
+    const std::string text = dependents.text();
+    if (text.empty()) return;
+    fmt::print(
+        stderr,
+        "weft: context: destroyed before {}; expected the Context to outlive all that was made with it (in a "
+        "class, declare the Context before its groups and tensors)\n",
+        text);
+    std::abort();
   }
 
   const ContextOptions options;
@@ -107,6 +124,7 @@ struct Context::Impl {
   Arena arena;
   HostPeers host_peers;
   const pid_t process;
+  Dependents dependents;
 
   std::mutex progress_mutex;
   std::map<int, std::unique_ptr<ProgressEngine>> progress;  // by process_rank

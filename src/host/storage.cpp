@@ -3,12 +3,23 @@
 #include <fmt/format.h>
 
 #include "host/arena.hpp"
+#include "host/dependents.hpp"
 #include "host/local_memory.hpp"
 #include "weft/base/error.hpp"
 #include "weft/host/context.hpp"
 #include "weft/host/device_runtime.hpp"
 
 namespace weft {
+namespace {
+
+// One that a Storage owns, as long as it does.
+std::atomic<std::int64_t>& counted_block(Context& context) {
+  std::atomic<std::int64_t>& blocks = context.attached<Dependents>().blocks;
+  blocks.fetch_add(1, std::memory_order_relaxed);
+  return blocks;
+}
+
+}  // namespace
 
 Storage Storage::allocate(Context& context, Memory memory, std::size_t bytes, Stream where) {
   context.check_fork("storage");
@@ -19,16 +30,20 @@ Storage Storage::allocate(Context& context, Memory memory, std::size_t bytes, St
   if (memory == Memory::shared) {
     if (void* block = context.arena().allocate(bytes)) {
       s.memory_ = Memory::shared;
-      s.data_ = std::shared_ptr<void>(block, [&context](void* b) {
-        if (!context.forked()) context.arena().release(b);
+      s.data_ = std::shared_ptr<void>(block, [&context, &blocks = counted_block(context)](void* b) {
+        if (context.forked()) return;
+        context.arena().release(b);
+        blocks.fetch_sub(1, std::memory_order_relaxed);
       });
       return s;
     }
   }
   void* block = context.local_memory().allocate("storage", bytes);
   s.memory_ = Memory::local;
-  s.data_ = std::shared_ptr<void>(block, [&context, bytes](void* b) {
-    if (!context.forked()) context.local_memory().release(b, bytes);
+  s.data_ = std::shared_ptr<void>(block, [&context, &blocks = counted_block(context), bytes](void* b) {
+    if (context.forked()) return;
+    context.local_memory().release(b, bytes);
+    blocks.fetch_sub(1, std::memory_order_relaxed);
   });
   return s;
 }
@@ -40,9 +55,12 @@ Storage Storage::on_device(Context& context, Memory memory, std::size_t bytes, S
   s.memory_ = memory;
   s.stream_ = where;
   s.data_ =
-      std::shared_ptr<void>(runtime.allocate(bytes, where), [&context, &runtime, bytes, where](void* b) {
-        if (!context.forked()) runtime.release(b, bytes, where);
-      });
+      std::shared_ptr<void>(runtime.allocate(bytes, where),
+                            [&context, &runtime, &blocks = counted_block(context), bytes, where](void* b) {
+                              if (context.forked()) return;
+                              runtime.release(b, bytes, where);
+                              blocks.fetch_sub(1, std::memory_order_relaxed);
+                            });
   return s;
 }
 

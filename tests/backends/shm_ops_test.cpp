@@ -19,7 +19,7 @@
 
 #include "backends/shm/control.hpp"
 #include "backends/shm/paths.hpp"
-#include "host/usable_cores.hpp"
+#include "host/cores/usable_cores.hpp"
 #include "support/random_calls.hpp"
 #include "support/shm_settings.hpp"
 #include "support/temporary_folder.hpp"

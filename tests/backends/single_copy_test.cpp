@@ -18,7 +18,7 @@
 
 #include "backends/shm/control.hpp"
 #include "backends/shm/paths.hpp"
-#include "host/usable_cores.hpp"
+#include "host/cores/usable_cores.hpp"
 #include "reduce/staging.hpp"
 #include "support/random_calls.hpp"
 #include "support/sanitizers.hpp"

@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "host/usable_cores.hpp"
+#include "host/cores/usable_cores.hpp"
 #include "support/run_ranks.hpp"
 #include "weft/base/tensor.hpp"
 

@@ -6,7 +6,7 @@
 #include <ctime>
 #include <vector>
 
-#include "host/usable_cores.hpp"
+#include "host/cores/usable_cores.hpp"
 #include "support/run_ranks.hpp"
 #include "weft/base/tensor.hpp"
 

@@ -1,5 +1,5 @@
 // The quotas of cgroups, in trees of files as the kernel shows them, and what several ranks have of them.
-#include "host/cpu_quota.hpp"
+#include "host/cores/cpu_quota.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "host/usable_cores.hpp"
+#include "host/cores/usable_cores.hpp"
 #include "support/processes.hpp"
 #include "support/temporary_folder.hpp"
 

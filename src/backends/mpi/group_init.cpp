@@ -15,7 +15,7 @@
 #include "backends/test_hooks.hpp"
 #include "base/hash.hpp"
 #include "base/parse_number.hpp"
-#include "host/usable_cores.hpp"
+#include "host/cores/usable_cores.hpp"
 #include "store/table.hpp"
 #include "weft/backends/join.hpp"
 #include "weft/backends/plugin.hpp"

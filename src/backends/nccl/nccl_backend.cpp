@@ -35,7 +35,7 @@
 #include "base/hash.hpp"
 #include "base/parse_number.hpp"
 #include "base/signals.hpp"
-#include "host/usable_cores.hpp"
+#include "host/cores/usable_cores.hpp"
 #include "store/duration_text.hpp"
 #include "weft/backends/blocking.hpp"
 #include "weft/backends/first_cause.hpp"

@@ -8,8 +8,8 @@
 
 #include "backends/shm/group.hpp"
 #include "base/parse_number.hpp"
+#include "host/cores/usable_cores.hpp"
 #include "host/peers.hpp"
-#include "host/usable_cores.hpp"
 #include "store/table.hpp"
 #include "weft/base/error.hpp"
 

@@ -16,7 +16,7 @@
 #include "base/errors/caught.hpp"
 #include "base/hash.hpp"
 #include "capi/transport/host_channel.hpp"
-#include "host/usable_cores.hpp"
+#include "host/cores/usable_cores.hpp"
 #include "weft/backends/first_cause.hpp"
 #include "weft/backends/host_ranks.hpp"
 #include "weft/backends/join.hpp"

@@ -8,14 +8,13 @@
 #include <algorithm>
 #include <bitset>
 #include <cstdint>
-#include <fstream>
 #include <functional>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "base/parse_number.hpp"
-#include "host/cpu_quota.hpp"
+#include "base/text/plain_streams.hpp"
+#include "host/cores/cpu_quota.hpp"
 
 namespace weft {
 
@@ -69,7 +68,7 @@ class CpuShare {
     share.cores_ = CoreSet::usable();
     static const std::uint64_t host = [] {
       std::string boot;
-      std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+      FileIn("/proc/sys/kernel/random/boot_id") >> boot;
       return std::hash<std::string>()(boot);
     }();
     share.host_ = host;
@@ -86,7 +85,7 @@ class CpuShare {
   /// Anything else in the text is ignored.
   static CpuShare decode(const std::string& text) {
     CpuShare share;
-    std::istringstream parts(text);
+    TextIn parts(text);
     std::string part;
     if (std::getline(parts, part, '/')) share.cores_ = CoreSet::decode(part);
     if (std::getline(parts, part, '/')) share.host_ = parse_integer<std::uint64_t>(part).value_or(0);
@@ -116,7 +115,7 @@ inline int usable_cores() { return CpuShare::usable().count(); }
 
 /// The numbers in a list as the kernel writes it, "0-3,8". What is not one adds nothing.
 inline int count_listed(const std::string& list) {
-  std::istringstream parts(list);
+  TextIn parts(list);
   int count = 0;
   for (std::string part; std::getline(parts, part, ',');) {
     const std::size_t dash = part.find('-');
@@ -130,7 +129,7 @@ inline int count_listed(const std::string& list) {
 /// 1 where the kernel does not tell.
 inline int memory_nodes() {
   std::string list;
-  std::ifstream("/sys/devices/system/node/online") >> list;
+  FileIn("/sys/devices/system/node/online") >> list;
   return std::max(1, count_listed(list));
 }
 

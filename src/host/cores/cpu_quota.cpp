@@ -1,4 +1,4 @@
-#include "host/cpu_quota.hpp"
+#include "host/cores/cpu_quota.hpp"
 
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -7,15 +7,14 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <fstream>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <set>
-#include <sstream>
 #include <utility>
 
 #include "base/parse_number.hpp"
+#include "base/text/plain_streams.hpp"
 #include "weft/base/clock.hpp"
 
 namespace weft {
@@ -50,12 +49,12 @@ bool lists(const std::string& commas, const std::string& word) {
 // Where the cgroup file system is mounted. A line of /proc/self/mountinfo has these fields (proc(5)): id, parent,
 // device, root, mount point, options, optional fields, "-", type, source, options of the type.
 std::optional<Mount> find_mount(const std::string& root, bool version2) {
-  std::ifstream file(root + "/proc/self/mountinfo");
+  FileIn file(root + "/proc/self/mountinfo");
   std::optional<Mount> found;
   for (std::string line; std::getline(file, line);) {
     const std::size_t dash = line.find(" - ");
     if (dash == std::string::npos) continue;
-    std::istringstream before(line), after(line.substr(dash + 3));
+    TextIn before(line), after(line.substr(dash + 3));
     std::string id, parent, device, shows, at, type, source, options;
     if (!(before >> id >> parent >> device >> shows >> at) || !(after >> type >> source >> options)) continue;
     if (version2 ? type == "cgroup2" : type == "cgroup" && lists(options, "cpu"))
@@ -75,10 +74,10 @@ std::optional<std::int64_t> millicores(const std::string& quota, const std::stri
 std::optional<std::int64_t> quota_in(const std::string& folder, bool version2) {
   std::string quota, period;
   if (version2) {
-    std::ifstream(folder + "/cpu.max") >> quota >> period;
+    FileIn(folder + "/cpu.max") >> quota >> period;
   } else {
-    std::ifstream(folder + "/cpu.cfs_quota_us") >> quota;
-    std::ifstream(folder + "/cpu.cfs_period_us") >> period;
+    FileIn(folder + "/cpu.cfs_quota_us") >> quota;
+    FileIn(folder + "/cpu.cfs_period_us") >> period;
   }
   return millicores(quota, period);
 }
@@ -111,7 +110,7 @@ void add_quotas(const std::string& root, std::string cgroup, bool version2, std:
 
 std::vector<CpuQuota> cpu_quotas(const std::string& root) {
   std::vector<CpuQuota> found;
-  std::ifstream file(root + "/proc/self/cgroup");
+  FileIn file(root + "/proc/self/cgroup");
   for (std::string line; std::getline(file, line);) {  // "0::/path", or "4:cpu,cpuacct:/path" of version 1
     const std::size_t first = line.find(':'), second = line.find(':', first + 1);
     if (first == std::string::npos || second == std::string::npos) continue;
@@ -181,7 +180,7 @@ std::string encode(const std::vector<CpuQuota>& quotas) {
 
 std::vector<CpuQuota> decode_quotas(const std::string& text) {
   std::vector<CpuQuota> quotas;
-  std::istringstream items(text);
+  TextIn items(text);
   for (std::string item; std::getline(items, item, ',');) {
     const std::size_t colon = std::min(item.find(':'), item.size());
     const auto id = parse_integer<std::uint64_t>(item.substr(0, colon));

@@ -1,0 +1,44 @@
+// What was made with a Context and refers to it: it must be gone before the Context. A program that gets the order
+// wrong, most often by the order of a class's members, is told so instead of crashing later. Thread-safe.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <list>
+#include <mutex>
+#include <string>
+
+namespace weft {
+
+class Context;
+
+class Dependents {
+ public:
+  Dependents() = default;
+  explicit Dependents(Context&) {}  // as an attachment: each Context brings one itself
+
+  /// Listed under `what`, as in `group "world"`, as long as it lives.
+  class Entry {
+   public:
+    Entry(Context& context, std::string what);
+    ~Entry();
+    Entry(const Entry&) = delete;
+    Entry& operator=(const Entry&) = delete;
+
+   private:
+    Dependents& all_;
+    std::list<std::string>::iterator at_;
+  };
+
+  /// Blocks of memory that storages own; nameless, so that they are only counted.
+  std::atomic<std::int64_t> blocks{0};
+
+  /// What is still there, as in `group "world", 2 blocks of memory`; empty: nothing.
+  std::string text() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::list<std::string> named_;
+};
+
+}  // namespace weft
