@@ -153,7 +153,9 @@ std::span<const Variable> variables() { return kVariables; }
 std::optional<std::string> get(std::string_view name) {
   assert(known(name) && "every variable has a row in the table above");
   (void)known;
-  const char* value = std::getenv(std::string(name).c_str());
+  // A program with more rights than its caller (setuid, file capabilities) does not obey the caller's variables:
+  // they name plug-ins to load and files to write.
+  const char* value = ::secure_getenv(std::string(name).c_str());
   if (value == nullptr || *value == '\0') return std::nullopt;
   return value;
 }
@@ -197,7 +199,10 @@ std::string page() {
       "and empty counts as not set.\n"
       "A variable whose name begins with `WEFT_` and that is not in this table is warned of when the first "
       "Context of a\n"
-      "process is made. Names that begin with `WEFT_TEST_` are for tests.\n\n"
+      "process is made. Names that begin with `WEFT_TEST_` are for tests. A program with more rights than "
+      "its "
+      "caller (setuid,\n"
+      "setgid, file capabilities) reads none of them: each counts as not set.\n\n"
       "| name | values | where it is not set | read by | meaning |\n|---|---|---|---|---|\n";
   for (const Variable& v : kVariables)
     text += fmt::format("| `{}` | {} | {} | {} | {} |\n", v.name, v.type, v.fallback, v.reader, v.meaning);

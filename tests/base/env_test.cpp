@@ -1,8 +1,12 @@
 #include "weft/base/env.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/auxv.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <set>
@@ -10,6 +14,9 @@
 #include <string>
 
 #include "support/errors.hpp"
+#include "support/other_user.hpp"
+#include "support/processes.hpp"
+#include "support/temporary_folder.hpp"
 
 namespace weft::env_test {
 namespace {
@@ -40,6 +47,34 @@ TEST_F(Env, EmptyCountsAsUnset) {
   EXPECT_FALSE(env::get_int("WEFT_RANK", 0, 9));
   ::setenv("WEFT_RANK", "a b", 1);
   EXPECT_EQ(env::get("WEFT_RANK"), "a b");
+}
+
+// The test runs itself as another user's setuid program, whose caller is this process.
+TEST_F(Env, AProgramWithMoreRightsThanItsCallerIgnoresVariables) {
+  constexpr int kNotPrivileged = 77;
+  if (::getauxval(AT_SECURE) != 0) {
+    ASSERT_STREQ(std::getenv("WEFT_RANK"), "7");
+    EXPECT_FALSE(env::get("WEFT_RANK"));
+    return;
+  }
+  if (std::getenv("WEFT_TEST_SETUID") != nullptr) ::_exit(kNotPrivileged);
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can make a setuid program of another user";
+  const test::TemporaryFolder folder;
+  const std::string program = folder / "setuid";
+  std::filesystem::copy_file("/proc/self/exe", program);
+  ASSERT_EQ(::chmod(folder.path().c_str(), 0755), 0);
+  ASSERT_EQ(::chown(program.c_str(), test::kNobody, static_cast<gid_t>(-1)), 0);
+  ASSERT_EQ(::chmod(program.c_str(), 04755), 0);
+  const test::ProcessResult result = test::run_in_child([&] {
+    ::setenv("WEFT_TEST_SETUID", "1", 1);
+    ::setenv("WEFT_RANK", "7", 1);
+    ::execl(program.c_str(), program.c_str(),
+            "--gtest_filter=Env.AProgramWithMoreRightsThanItsCallerIgnoresVariables", nullptr);
+    return 1;
+  });
+  if (result.status.code == kNotPrivileged)
+    GTEST_SKIP() << program << " is on a file system mounted without setuid";
+  EXPECT_TRUE(result.ok()) << to_string(result);
 }
 
 TEST_F(Env, IntegersAreReadWholeAndWithinTheirRange) {
