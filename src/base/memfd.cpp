@@ -17,6 +17,12 @@
 #include <system_error>
 
 namespace weft {
+namespace {
+
+// Nobody can cut the file short under those who have mapped it, whom the next access would end (SIGBUS).
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+}  // namespace
 
 Descriptor::~Descriptor() {
   if (fd_ >= 0) ::close(fd_);
@@ -42,10 +48,18 @@ Descriptor make_memfd(const char* name, std::size_t bytes) noexcept {
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
   // Hardened systems refuse a memfd that could be executed; kernels before 6.3 do not know the flag.
-  Descriptor fd(::memfd_create(name, MFD_CLOEXEC | MFD_NOEXEC_SEAL));
-  if (!fd && errno == EINVAL) fd = Descriptor(::memfd_create(name, MFD_CLOEXEC));
-  if (fd && ::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) return {};
+  constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  Descriptor fd(::memfd_create(name, kFlags | MFD_NOEXEC_SEAL));
+  if (!fd && errno == EINVAL) fd = Descriptor(::memfd_create(name, kFlags));
+  if (fd &&
+      (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0 || ::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0))
+    return {};
   return fd;
+}
+
+bool keeps_its_size(int fd) noexcept {
+  const int seals = ::fcntl(fd, F_GET_SEALS);
+  return seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
 }
 
 std::uint64_t inode_of(int fd) noexcept {

@@ -30,8 +30,11 @@ class Descriptor {
 };
 
 /// A new memfd of `bytes` zeros, no page of it allocated yet; empty, with errno set, where the system
-/// refuses.
+/// refuses. Sealed: its size does not change any more.
 Descriptor make_memfd(const char* name, std::size_t bytes) noexcept;
+
+/// Whether a file is a memfd that nobody can cut short.
+bool keeps_its_size(int fd) noexcept;
 
 /// The inode of an open file; 0 where there is none.
 std::uint64_t inode_of(int fd) noexcept;

@@ -1,10 +1,13 @@
 // Shared mappings: where they lie, and what is left of them.
 #include "base/memfd.hpp"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <fstream>
@@ -26,6 +29,21 @@ std::size_t mapped_bytes() {
 // What AMD's Zen cores tell lines at one offset of two mappings apart by; the bits below 21 are zero.
 std::uintptr_t color(const SharedMapping& m) {
   return (reinterpret_cast<std::uintptr_t>(m.data()) >> 21) & 127;
+}
+
+// A peer's access to a page beyond the end would be a SIGBUS.
+TEST(SharedMappings, TheirFilesCannotBeCutShortOrGrow) {
+  const Descriptor fd = make_memfd("weft-test", kBytes);
+  ASSERT_TRUE(fd);
+  EXPECT_TRUE(keeps_its_size(fd.get()));
+  EXPECT_EQ(::ftruncate(fd.get(), 0), -1);
+  EXPECT_EQ(errno, EPERM);
+  EXPECT_EQ(::ftruncate(fd.get(), 2 * kBytes), -1);
+  EXPECT_EQ(::fcntl(fd.get(), F_ADD_SEALS, 0), -1);
+  EXPECT_EQ(::fallocate(fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, kBytes), 0)
+      << "pages are given back";
+  const Descriptor plain(::memfd_create("weft-plain", MFD_CLOEXEC));
+  EXPECT_FALSE(keeps_its_size(plain.get()));
 }
 
 TEST(SharedMappings, LargeOnesDifferInTheBitsByWhichACacheTellsThemApart) {

@@ -270,11 +270,11 @@ RemoteProcess::Answer RemoteProcess::ask(const SocketRequest& request, Deadline 
   }
 }
 
-// Maps a file after a check that it is as large as announced: access beyond its end would be a SIGBUS.
+// Maps a file after a check that it is as large as announced, and stays so: access beyond its end would be a SIGBUS.
 SharedMapping RemoteProcess::map(int fd, std::uint64_t bytes) {
   struct stat file {};
   if (::fstat(fd, &file) != 0) return {};
-  if (bytes == 0 || static_cast<std::uint64_t>(file.st_size) < bytes) {
+  if (bytes == 0 || static_cast<std::uint64_t>(file.st_size) < bytes || !keeps_its_size(fd)) {
     errno = EINVAL;
     return {};
   }
