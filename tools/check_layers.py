@@ -28,6 +28,10 @@ A finding is one line, `file:line: what; the rule`. Exit status 1 if there is an
 14. with_mutants in src/CMakeLists.txt lists the sources that include base/mutant.hpp, themselves or by
    other headers; the plug-ins have no mistakes.
 15. A public header that includes no other one of weft includes weft/base/cxx20.hpp, so that all of them refuse an older standard.
+16. src/, include/ and tools/ read and write text through the streams of src/base/text/plain_streams.hpp, which do not follow the locale
+    of the program as the standard library's do.
+17. Files are made by NewFile (src/base/files/new_file.hpp) alone: nothing else in src/, include/ and tools/ gives a file a name with
+    O_CREAT, creat or fopen, but for what MAKES_FILES lists with its reason.
 """
 import pathlib
 import re
@@ -68,6 +72,21 @@ C_API = ("weft/weft.h", "weft/weft_mpi.h", "weft/weft_train.h")
 C_FOLDERS = {"c": "capi", "c_train": "capi_train"}  # of include/weft
 
 CXX20 = "weft/base/cxx20.hpp"  # rule 15
+
+# Rule 17.
+MAKES_FILES = {
+    "src/base/files/new_file.cpp": "this is NewFile",
+    "src/store/file.cpp": "a store is one file for all ranks, opened by open_own_file, which checks it and its folder",
+    "src/store/own_file.hpp": "names the flag in a comment",
+    "src/store/rendezvous_file.cpp": "in a folder of mode 0700 of this user",
+    "src/base/memfd.cpp": "without a name",
+    "tools/weft/bench/job.cpp": "in a folder that it made itself, with mode 0700",
+}
+MAKES_FILE = re.compile(r'\bO_CREAT\b|\bfopen\([^)]*"[wa]|\bcreat\(')
+
+# Rule 16.
+PLAIN_STREAMS = "src/base/text/plain_streams.hpp"
+STREAM = re.compile(r"\bstd::w?([io]?(?:stringstream|fstream))\b")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 # Standard and system headers that a public header may name: no folder, or one of the kernel's and C library's own.
@@ -258,6 +277,24 @@ def unknown_variables(path, text, known):
             yield line, f'reads {name}, which has no row in src/base/env.cpp'
 
 
+def files_made(path, text):
+    """(line, what is wrong) of each place that makes a file past NewFile."""
+    if path.parts[0] not in ("src", "include", "tools") or path.as_posix() in MAKES_FILES:
+        return
+    for match in MAKES_FILE.finditer(text):
+        line = text.count("\n", 0, match.start()) + 1
+        yield line, f"makes a file by {match.group()}; expected NewFile of src/base/files/new_file.hpp, which follows nobody's link"
+
+
+def streams_of_the_program(path, text):
+    """(line, what is wrong) of each stream that takes the locale of the program."""
+    if path.parts[0] not in ("src", "include", "tools") or path.as_posix() == PLAIN_STREAMS:
+        return
+    for match in STREAM.finditer(text):
+        line = text.count("\n", 0, match.start()) + 1
+        yield line, f"std::{match.group(1)} takes the locale of the program; expected a stream of {PLAIN_STREAMS}"
+
+
 def findings(tree):
     found = list(wrongly_listed_mutants(tree)) + list(too_far_by_others(tree)) + list(without_standard(tree)) + list(crowded_folders(tree))
     table = tree / "src/base/env.cpp"
@@ -278,6 +315,8 @@ def findings(tree):
             found += [f"{path}:{number}: {wrong}" for number, wrong in calls_without_deadline(text)]
         if kind in ("private", "public", "program"):
             found += [f"{path}:{number}: {wrong}" for number, wrong in unknown_variables(path, text, known)]
+        found += [f"{path}:{number}: {wrong}" for number, wrong in streams_of_the_program(path, text)]
+        found += [f"{path}:{number}: {wrong}" for number, wrong in files_made(path, text)]
         for number, line in enumerate(text.splitlines(), 1):
             match = INCLUDE.match(line)
             wrong = match and check_include(path, layer, kind, match.group(1), match.group(2))
@@ -314,6 +353,7 @@ def self_test():
         "src/base/env.cpp": 'constexpr Variable k[] = {{"WEFT_KNOWN", "text"}};\n',
         "include/weft/group/far.hpp": '#include "weft/backends/near.hpp"\n',
         "include/weft/backends/near.hpp": '#include "weft/base/a.hpp"\n',
+        "src/base/text/plain_streams.hpp": 'class FileIn : public std::ifstream {};\n',
         "src/CMakeLists.txt": 'set(with_mutants host/arena.cpp)\n',
         "tools/weft/main.cpp": '#include "weft/weft.hpp"\n#include "commands.hpp"\n#include <CLI/CLI.hpp>\n',
     }
@@ -325,6 +365,10 @@ def self_test():
         ("src/mesh/y.cpp", 1, '#include "../base/arena.hpp"'): "an include names its layer",
         ("include/weft/base/x.hpp", 1, '#include "host/arena.hpp"\n#include "weft/base/a.hpp"'): "public headers only",
         ("include/weft/base/y.hpp", 1, '#include <fmt/format.h>\n#include "weft/base/a.hpp"'): "standard libraries only",
+        ("src/host/stream.cpp", 2, '#include <sstream>\nstd::istringstream words(text);'): "takes the locale of the program",
+        ("tools/weft/stream.cpp", 1, 'std::ofstream out(path);'): "std::ofstream takes the locale of the program",
+        ("src/host/make.cpp", 1, 'open(name, O_WRONLY | O_CREAT, 0666);'): "makes a file by O_CREAT",
+        ("tools/weft/make.cpp", 1, 'std::FILE* f = std::fopen(name, "w");'): "makes a file by fopen",
         ("include/weft/base/old.hpp", 1, '#include <vector>'): "expected weft/base/cxx20.hpp",
         ("src/mesh/z.cpp", 1, '#include "weft/weft.hpp"'): "is for programs",
         ("src/mesh/w.cpp", 1, '#include "support/ranks.hpp"'): "support/ is for tests",

@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <sstream>
 
 #include "backends/test_hooks.hpp"
+#include "base/text/plain_streams.hpp"
 #include "host/peers.hpp"
 #include "store/launch.hpp"
 #include "weft/backends/join.hpp"
@@ -44,7 +44,7 @@ struct BootstrapInfo {
 };
 
 BootstrapInfo read_info(const std::string& text) {
-  std::istringstream words(text);
+  TextIn words(text);
   BootstrapInfo info;
   words >> info.mpi >> info.host >> info.socket >> std::ws;
   std::getline(words, info.no_shared_memory);

@@ -4,7 +4,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <sstream>
+
+#include "base/text/plain_streams.hpp"
 
 namespace weft {
 namespace {
@@ -23,7 +24,7 @@ std::string encode(const Failure& why) {
 
 Failure decode_failure(const std::string& text) {
   const std::size_t end = std::min(text.find('\n'), text.size());
-  std::istringstream head(text.substr(0, end));
+  TextIn head(text.substr(0, end));
   int code = 0, op = 0;
   std::size_t n = 0;
   Failure why;

@@ -2,18 +2,13 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/random.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <system_error>
 #include <utility>
 
-#include "base/hash.hpp"
-#include "base/signals.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -33,57 +28,16 @@ void FileHandle::close(const std::string& what) {
   if (fd >= 0 && ::close(fd) != 0 && errno != EINTR) throw_errno(what, errno);
 }
 
-namespace {
-
-std::uint64_t random_bits() {
-  std::uint64_t bits = 0;
-  if (::getrandom(&bits, sizeof bits, GRND_NONBLOCK) == sizeof bits) return bits;
-  static std::atomic<std::uint64_t> count = 0;  // early in a boot: another name is enough
-  return hash_of(fmt::format("{} {}", ::getpid(), ++count));
-}
-
-}  // namespace
-
-AtomicFile::AtomicFile(std::filesystem::path path, OnStep on_step)
-    : path_(std::move(path)), on_step_(std::move(on_step)) {
-  constexpr int kMostNames = 100;
-  constexpr mode_t kAll = 0666;  // less the umask
-  for (int n = 0; n < kMostNames && file_.get() < 0; ++n) {
-    temporary_ = fmt::format("{}.tmp.{:016x}", path_.string(), random_bits());
-    file_ =
-        FileHandle(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, kAll));
-    if (file_.get() < 0 && errno != EEXIST) break;
-  }
-  if (file_.get() < 0) throw_errno(fmt::format("cannot create {}", temporary_.string()), errno);
-}
-
-AtomicFile::~AtomicFile() {
-  if (!committed_) ::unlink(temporary_.c_str());
-}
-
-void AtomicFile::write(std::span<const std::byte> bytes) {
-  const WithoutSizeSignal guard;
-  while (!bytes.empty()) {
-    const ssize_t n = ::write(file_.get(), bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) throw_errno(fmt::format("cannot write {}", temporary_.string()), errno);
-    bytes = bytes.subspan(static_cast<std::size_t>(n));
-  }
-}
-
 void AtomicFile::commit() {
   const auto reached = [&](std::string_view step) {
     if (on_step_) on_step_(step);
   };
   reached("written");
-  if (::fsync(file_.get()) != 0) throw_errno(fmt::format("cannot sync {}", temporary_.string()), errno);
-  file_.close(fmt::format("cannot close {}", temporary_.string()));
+  file_.sync();
   reached("synced");
-  if (::rename(temporary_.c_str(), path_.c_str()) != 0)
-    throw_errno(fmt::format("cannot rename {} to {}", temporary_.string(), path_.string()), errno);
-  committed_ = true;
+  file_.publish();
   reached("named");
-  sync_folder(path_.parent_path());
+  sync_folder(file_.path().parent_path());
 }
 
 void sync_folder(const std::filesystem::path& folder) {

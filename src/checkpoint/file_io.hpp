@@ -10,6 +10,9 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+
+#include "base/files/new_file.hpp"
 
 namespace weft {
 
@@ -29,29 +32,22 @@ class FileHandle {
   int fd_;
 };
 
-/// Writes a new file `<path>.tmp.<random>` and makes it `path` on commit(). The file is new for certain: a name that is
-/// there, a link or a FIFO of another user's among them, is not opened. Its permissions are those that the umask leaves.
-/// Dropped before commit(), the temporary file is removed and `path` is untouched. Every function throws `system`
-/// naming the file.
+/// A NewFile that is durable: commit() also waits for the disk. Every function throws as NewFile's do.
 class AtomicFile {
  public:
   /// Told of the steps of commit() as they are done: "written", "synced", "named".
   using OnStep = std::function<void(std::string_view step)>;
-  explicit AtomicFile(std::filesystem::path path, OnStep on_step = {});
-  ~AtomicFile();
-  AtomicFile(const AtomicFile&) = delete;
-  AtomicFile& operator=(const AtomicFile&) = delete;
+  explicit AtomicFile(std::filesystem::path path, OnStep on_step = {})
+      : file_(std::move(path)), on_step_(std::move(on_step)) {}
 
-  void write(std::span<const std::byte> bytes);
-  void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
+  void write(std::span<const std::byte> bytes) { file_.write(bytes); }
+  void write(std::string_view text) { file_.write(text); }
   /// Syncs the file, renames it, syncs the folder.
   void commit();
 
  private:
-  std::filesystem::path path_, temporary_;
+  NewFile file_;
   OnStep on_step_;
-  FileHandle file_;
-  bool committed_ = false;
 };
 
 /// Makes the names in `folder` durable. Throws `system` naming it.

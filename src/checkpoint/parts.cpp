@@ -7,7 +7,7 @@
 #include <cstring>
 #include <utility>
 
-#include "base/regular_file.hpp"
+#include "base/files/regular_file.hpp"
 #include "base/text/printable.hpp"
 #include "checkpoint/content_hash.hpp"
 #include "checkpoint/file_io.hpp"

@@ -10,8 +10,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/files/regular_file.hpp"
 #include "base/json_reader.hpp"
-#include "base/regular_file.hpp"
 #include "base/text/printable.hpp"
 #include "checkpoint/content_hash.hpp"
 #include "checkpoint/file_io.hpp"

@@ -17,9 +17,9 @@
 
 #include <algorithm>
 #include <optional>
-#include <sstream>
 
 #include "base/parse_number.hpp"
+#include "base/text/plain_streams.hpp"
 #include "base/waits/suspension.hpp"
 #include "store/forwarding_store.hpp"
 #include "store/table.hpp"
@@ -54,7 +54,7 @@ struct Roll {
   static std::optional<Roll> parse(const std::string& text, int size) {
     Roll roll;
     if (text.empty()) return roll;  // nobody has written one yet
-    std::istringstream in(text);
+    TextIn in(text);
     std::string word;
     in >> word;
     roll.closed = word == "closed";

@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <fstream>
 #include <iterator>
 #include <map>
 #include <mutex>
@@ -22,6 +21,7 @@
 #include "base/memfd.hpp"
 #include "base/mutant.hpp"
 #include "base/poison.hpp"
+#include "base/text/plain_streams.hpp"
 #include "weft/base/clock.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/log.hpp"
@@ -400,7 +400,7 @@ class StandStill {
 // Pages that drivers hold permanently (verbs, registered buffers of io_uring, VFIO). The kernel counts them,
 // but does not say which they are.
 bool has_pinned_pages() {
-  std::ifstream status("/proc/self/status");
+  FileIn status("/proc/self/status");
   for (std::string word; status >> word;)
     if (std::uint64_t kilobytes = 0; word == "VmPin:") return status >> kilobytes && kilobytes > 0;
   return false;

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstdint>
 #include <optional>
-#include <sstream>
 #include <vector>
 
 #include "base/text/nearest.hpp"
@@ -17,6 +16,8 @@
 #undef TOML_HEADER_ONLY
 #define TOML_HEADER_ONLY 1
 #include <toml++/toml.h>
+
+#include "base/text/plain_streams.hpp"
 #pragma GCC visibility pop
 
 namespace weft {
@@ -42,7 +43,7 @@ void each_key(Config& c, const Visit& visit) {
 std::string shown(const toml::node& value) {
   if (value.is_table()) return "a table";
   if (value.is_array()) return "an array";
-  std::ostringstream text;
+  TextOut text;
   value.visit([&](const auto& v) { text << v; });
   return text.str();
 }

@@ -5,9 +5,9 @@
 
 #include <array>
 #include <random>
-#include <sstream>
 #include <utility>
 
+#include "base/text/plain_streams.hpp"
 #include "store/rendezvous_file.hpp"
 #include "store/table.hpp"
 
@@ -19,7 +19,7 @@ std::string Claim::text() const {
 }
 
 std::optional<Claim> Claim::parse(std::string_view text) {
-  std::istringstream words{std::string(text)};
+  TextIn words{std::string(text)};
   std::string version, nonce, state;
   Claim c;
   if (!(words >> version >> c.process >> c.started >> c.host >> c.machine >> c.rank >> c.size >> c.parent >>

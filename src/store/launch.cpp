@@ -6,9 +6,8 @@
 
 #include <algorithm>
 #include <climits>
-#include <fstream>
-#include <sstream>
 
+#include "base/text/plain_streams.hpp"
 #include "store/rendezvous_file.hpp"
 #include "weft/base/env.hpp"
 #include "weft/base/error.hpp"
@@ -72,11 +71,11 @@ bool same(const LaunchInfo& a, const LaunchInfo& b) { return a.rank == b.rank &&
 pid_t hydra_proxy() {
   pid_t process = ::getppid();
   for (int up = 0; up < 32 && process > 1; ++up) {
-    std::ifstream status(fmt::format("/proc/{}/status", process));
+    FileIn status(fmt::format("/proc/{}/status", process));
     std::string line, comm;
     pid_t parent = 0;
     while (std::getline(status, line)) {
-      std::istringstream words(line);
+      TextIn words(line);
       std::string key;
       words >> key;
       if (key == "Name:") words >> comm;

@@ -10,13 +10,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <fstream>
 #include <iterator>
-#include <sstream>
 #include <utility>
 
 #include "base/hash.hpp"
 #include "base/signals.hpp"
+#include "base/text/plain_streams.hpp"
 #include "base/waits/suspension.hpp"
 #include "store/own_file.hpp"
 #include "weft/base/env.hpp"
@@ -101,12 +100,12 @@ std::vector<std::string> candidate_folders() {
 }  // namespace
 
 std::optional<std::uint64_t> start_time_of(pid_t process) {
-  std::ifstream file(fmt::format("/proc/{}/stat", process));
+  FileIn file(fmt::format("/proc/{}/stat", process));
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   // After the name, which is in parentheses and may hold anything: the state, and the 22nd field in all.
   const std::size_t name_end = text.rfind(')');
   if (name_end == std::string::npos) return std::nullopt;
-  std::istringstream rest(text.substr(name_end + 1));
+  TextIn rest(text.substr(name_end + 1));
   std::string field;
   for (int number = 3; number < 22; ++number) {
     rest >> field;
@@ -158,7 +157,7 @@ std::optional<RendezvousFile::Published> RendezvousFile::read(const Folder& fold
   char bytes[4096];
   const ssize_t got = fd ? ::read(fd.get(), bytes, sizeof bytes) : -1;
   if (got <= 0) return std::nullopt;
-  std::istringstream text(std::string(bytes, static_cast<std::size_t>(got)));
+  TextIn text(std::string(bytes, static_cast<std::size_t>(got)));
   std::string first, key;
   Published published;
   if (!std::getline(text, first) || first != kFirstLine || !std::getline(text, key) || key != key_ ||

@@ -3,12 +3,21 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <locale>
 #include <set>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 
 namespace {
+
+// All tests run in a program that has chosen a locale: its streams write 12345.5 as "12 345,5" and read
+// "12 345 6" as one number. Text between processes, and of the kernel, must not depend on it.
+struct SpacedNumbers : std::numpunct<char> {
+  char do_thousands_sep() const override { return ' '; }
+  char do_decimal_point() const override { return ','; }
+  std::string do_grouping() const override { return "\3"; }
+};
 
 // of(test): whether it is to run. As a filter of gtest, which takes whole suites at once where it can.
 template <typename Of>
@@ -71,6 +80,7 @@ void run_only(const std::string& file) {
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
+  std::locale::global(std::locale(std::locale::classic(), new SpacedNumbers));
   try {
     check_files();
     for (int i = 1; i < argc; ++i) {

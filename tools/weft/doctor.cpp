@@ -9,7 +9,6 @@
 
 #include <cerrno>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <system_error>
@@ -18,6 +17,8 @@
 
 #include "backend_names.hpp"
 #include "backends/support_table.hpp"
+#include "base/files/new_file.hpp"
+#include "base/text/plain_streams.hpp"
 #include "commands.hpp"
 #include "trace.hpp"
 #include "weft/backends/plugin.hpp"
@@ -30,7 +31,7 @@ namespace weft::tools {
 namespace {
 
 std::string first_value(const char* file, const std::string& key) {
-  std::ifstream in(file);
+  FileIn in(file);
   for (std::string line; std::getline(in, line);) {
     if (!line.starts_with(key)) continue;
     const auto at = line.find_first_not_of(" \t:", key.size());
@@ -203,9 +204,7 @@ int doctor_trace(const std::vector<std::string>& paths, const std::string& chrom
   if (!chrome.empty()) {
     std::vector<Trace> traces;
     for (const TraceFile& f : files) traces.push_back(f.trace);
-    std::ofstream out(chrome, std::ios::binary);
-    if (!(out << to_chrome(traces, shifts(files)) << std::flush))
-      throw_errno(fmt::format("--chrome: cannot write {}", chrome), errno);
+    write_new_file(chrome, to_chrome(traces, shifts(files)));
   }
   fmt::print("{}", report(files));
   return 0;

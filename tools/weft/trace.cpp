@@ -10,8 +10,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/files/regular_file.hpp"
 #include "base/json_reader.hpp"
-#include "base/regular_file.hpp"
 #include "printable.hpp"
 #include "weft/backends/op_table.hpp"
 #include "weft/base/name_ranks.hpp"

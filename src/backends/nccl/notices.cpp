@@ -4,11 +4,11 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <sstream>
 #include <vector>
 
 #include "backends/call_word.hpp"
 #include "base/signals.hpp"
+#include "base/text/plain_streams.hpp"
 #include "weft/backends/blocking.hpp"
 #include "weft/backends/op_table.hpp"
 #include "weft/base/name_ranks.hpp"
@@ -213,7 +213,7 @@ std::string to_text(const Came& c) {
 std::optional<Came> to_came(const std::string& text) {
   Came c;
   std::uint64_t bits = 0;
-  std::istringstream words(text);
+  TextIn words(text);
   if (!(words >> c.came)) return std::nullopt;
   if (!(words >> c.last.call >> bits >> c.last.count)) return Came{.came = c.came};
   const CallWord word(bits);
@@ -264,7 +264,7 @@ std::optional<Failure> Notices::ask(std::uint64_t came, const LastCall& last) {
   told_ = came;
   // "rank:calls rank:calls …". Who left before this rank's last collective will not come to it.
   std::vector<int> left;
-  std::istringstream leavers(store_->try_get(left_key_, answer).value_or(""));
+  TextIn leavers(store_->try_get(left_key_, answer).value_or(""));
   char colon = 0;
   std::uint64_t calls = 0;
   for (int r = 0; leavers >> r >> colon >> calls;)

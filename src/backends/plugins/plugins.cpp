@@ -25,7 +25,7 @@
 #include "backends/plugins/older_backend.hpp"
 #include "backends/shm/shm_backend.hpp"
 #include "base/errors/caught.hpp"
-#include "base/regular_file.hpp"
+#include "base/files/regular_file.hpp"
 #include "weft/base/env.hpp"
 
 namespace weft {

@@ -10,7 +10,7 @@
 #include <system_error>
 #include <utility>
 
-#include "base/regular_file.hpp"
+#include "base/files/regular_file.hpp"
 #include "checkpoint/file_io.hpp"
 #include "checkpoint/save/housekeeping.hpp"
 #include "weft/base/env.hpp"

@@ -18,6 +18,7 @@
 #include <random>
 #include <thread>
 
+#include "base/files/new_file.hpp"
 #include "base/signals.hpp"
 #include "host/peers.hpp"
 #include "weft/base/env.hpp"
@@ -98,29 +99,11 @@ std::string plain(std::string_view text) {
 }
 
 // Whole or not at all. What went wrong, or nothing.
-std::string write_file(const std::string& path, std::string_view text) {
-  const std::string temporary = path + ".tmp";
-  const auto problem = [&](const char* what) {
-    const std::string why = fmt::format("cannot {} {}: {}", what, temporary, system_words(errno));
-    ::unlink(temporary.c_str());
-    return why;
-  };
-  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
-  if (fd < 0) return problem("open");
-  while (!text.empty()) {
-    const ssize_t n = ::write(fd, text.data(), text.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) {
-      const int error_number = errno;
-      ::close(fd);
-      errno = error_number;
-      return problem("write");
-    }
-    text.remove_prefix(static_cast<std::size_t>(n));
-  }
-  if (::close(fd) != 0) return problem("write");
-  if (::rename(temporary.c_str(), path.c_str()) != 0) return problem("rename");
+std::string write_file(const std::string& path, std::string_view text) try {
+  write_new_file(path, text);
   return {};
+} catch (const std::exception& e) {
+  return e.what();
 }
 
 }  // namespace

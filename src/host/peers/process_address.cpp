@@ -6,11 +6,10 @@
 
 #include <array>
 #include <cerrno>
-#include <fstream>
-#include <sstream>
 #include <type_traits>
 
 #include "base/parse_number.hpp"
+#include "base/text/plain_streams.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -40,7 +39,7 @@ std::string random_socket_name() {
 // not tell, the text is random, so that no other process counts as being on this host.
 std::string this_host() {
   std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  FileIn("/proc/sys/kernel/random/boot_id") >> boot;
   const std::string pids = namespace_of("/proc/self/ns/pid"), network = namespace_of("/proc/self/ns/net");
   if (boot.empty() || pids.empty() || network.empty())
     return std::string(kUnknownHost) + random_socket_name();
@@ -54,7 +53,7 @@ std::string ProcessAddress::encode() const {
 }
 
 ProcessAddress ProcessAddress::decode(const std::string& text) {
-  std::istringstream words(text);
+  TextIn words(text);
   std::string version, user, pid, block, inode, rest;
   ProcessAddress a;
   const bool complete =

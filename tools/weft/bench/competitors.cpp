@@ -12,9 +12,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 
+#include "base/text/plain_streams.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft::bench {
@@ -29,7 +28,7 @@ bool executable(const std::string& path) {
 bool in_path(const std::string& name) {
   if (name.find('/') != std::string::npos) return executable(name);
   const char* const path = std::getenv("PATH");
-  std::istringstream folders(path == nullptr ? "/usr/bin:/bin" : path);
+  TextIn folders(path == nullptr ? "/usr/bin:/bin" : path);
   for (std::string folder; std::getline(folders, folder, ':');)
     if (executable(folder + "/" + name)) return true;
   return false;
@@ -108,7 +107,7 @@ Competitor mpi_job(const Options& o, const std::string& name, bool bound) {
     c.title = "Intel MPI";
     std::string root = o.intel_mpi;
     if (root.empty()) {
-      std::ifstream file(o.programs + "/mpi_collectives_intelmpi.root");
+      FileIn file(o.programs + "/mpi_collectives_intelmpi.root");
       std::getline(file, root);
     }
     if (root.empty()) {

@@ -15,10 +15,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <thread>
 
 #include "base/json_reader.hpp"
+#include "base/text/plain_streams.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft::bench {
@@ -41,7 +41,7 @@ void kill_tree(pid_t root) {
     std::error_code ignored;
     for (const auto& task :
          std::filesystem::directory_iterator(fmt::format("/proc/{}/task", line[k]), ignored)) {
-      std::ifstream children(task.path() / "children");
+      FileIn children(task.path() / "children");
       for (pid_t child; children >> child;) line.push_back(child);
     }
   }
@@ -192,7 +192,7 @@ std::optional<nlohmann::ordered_json> Job::next(Duration limit) {
 
 // The last line on standard error that says something; MPIs draw lines below.
 std::string Job::last_words() const {
-  std::ifstream file(error_path_);
+  FileIn file(error_path_);
   std::string last, ours;
   for (std::string line; std::getline(file, line);) {
     if (line.find_first_not_of("-=* \t|") == std::string::npos) continue;

@@ -8,9 +8,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "base/files/new_file.hpp"
+#include "base/text/plain_streams.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft::bench {
@@ -21,7 +22,7 @@ using Who = Competitor::Who;
 using Rows = std::vector<std::vector<std::string>>;
 
 std::string processor() {
-  std::ifstream file("/proc/cpuinfo");
+  FileIn file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);)
     if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
   return "unknown";
@@ -221,11 +222,6 @@ std::string to_json(const std::vector<Result>& results) {
   return all.dump(1) + "\n";
 }
 
-void write_file(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file << text;
-  file.close();
-  if (!file) throw_errno("bench: cannot write " + path, errno);
-}
+void write_file(const std::string& path, const std::string& text) { write_new_file(path, text); }
 
 }  // namespace weft::bench

@@ -11,12 +11,13 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "base/regular_file.hpp"
+#include "base/files/new_file.hpp"
+#include "base/files/regular_file.hpp"
+#include "base/text/plain_streams.hpp"
 #include "shrink.hpp"
 #include "weft/base/error.hpp"
 
@@ -212,14 +213,13 @@ void tell_shrunk(const Options& o, const Program& p) {
   }
   const Program small = shrink(p, fails, kShrinkRuns);
   const std::string file = fmt::format("weft-check-{}-{}.json", p.seed, p.index);
-  std::ofstream out(file);
-  const bool written = static_cast<bool>(out << encode(small) << "\n" << std::flush);
-  const int error_number = errno;
   fmt::print("\nmade smaller: {}\n{}", last, describe(small));
-  if (written)
+  try {
+    write_new_file(file, encode(small) + "\n");
     fmt::print("replay: {} --program {}\n", o.command, file);
-  else
-    fmt::print("no replay: cannot write {}: {}\n", file, system_words(error_number));
+  } catch (const std::exception& e) {
+    fmt::print("no replay: {}\n", e.what());
+  }
 }
 
 std::vector<std::vector<Program>> arrange(const Options& o) {
@@ -337,27 +337,22 @@ class Session {
 class SummaryFile {
  public:
   explicit SummaryFile(const Options& o) : o_(o) {
-    if (o.json.empty()) return;
-    file_.open(o.json);
-    expect_well();
+    if (!o.json.empty()) file_.emplace(o.json);
   }
   void write(const Summary& summary, double took) {
-    if (o_.json.empty()) return;
+    if (!file_) return;
     nlohmann::json j = summary.json();
     j["backend"] = o_.settings.backend;
     j["seed"] = o_.seed;
     j["faults"] = o_.range.faults;
     j["seconds"] = took;
-    file_ << j.dump(1) << "\n" << std::flush;
-    expect_well();
+    file_->write(j.dump(1) + "\n");
+    file_->publish();
   }
 
  private:
-  void expect_well() const {
-    if (!file_) throw_errno(fmt::format("check: --json: cannot write {}", o_.json), errno);
-  }
   const Options& o_;
-  std::ofstream file_;
+  std::optional<NewFile> file_;
 };
 
 }  // namespace

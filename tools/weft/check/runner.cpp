@@ -14,12 +14,11 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <thread>
 
+#include "base/text/plain_streams.hpp"
 #include "faults/strike.hpp"
 #include "weft/base/env.hpp"
 #include "weft/store/tcp.hpp"
@@ -44,7 +43,7 @@ int count_descriptors() {
 }
 
 int count_segments() {
-  std::ifstream maps("/proc/self/maps");
+  FileIn maps("/proc/self/maps");
   int count = 0;
   for (std::string line; std::getline(maps, line);) count += line.find("memfd:weft") != std::string::npos;
   return count;
@@ -56,7 +55,7 @@ struct Stat {
   int parent = 0;
 };
 Stat stat_of(int pid) {
-  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  FileIn file(fmt::format("/proc/{}/stat", pid));
   std::string text;
   Stat s;
   if (!std::getline(file, text)) return s;
@@ -493,7 +492,7 @@ void run_job(const std::vector<Program>& programs, const Settings& settings, Sha
 int run_job_rank(const std::string& programs_file, const std::string& reports_file,
                  const Settings& settings) {
   std::vector<Program> programs;
-  std::ifstream in(programs_file);
+  FileIn in(programs_file);
   for (std::string line; std::getline(in, line);) programs.push_back(decode(line));
   const int fd = ::open(reports_file.c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0) throw_errno(fmt::format("check: {}", reports_file), errno);

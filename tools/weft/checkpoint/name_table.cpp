@@ -4,10 +4,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <fstream>
 #include <optional>
-#include <sstream>
 
+#include "base/text/plain_streams.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft::tools {
@@ -26,13 +25,13 @@ std::optional<std::string_view> fit(std::string_view pattern, std::string_view n
 }  // namespace
 
 NameTable NameTable::read(const std::filesystem::path& path) {
-  std::ifstream file(path);
+  FileIn file(path);
   if (!file) throw_errno(fmt::format("names \"{}\"", path.string()), errno != 0 ? errno : ENOENT);
   NameTable table;
   int number = 0;
   for (std::string line; std::getline(file, line);) {
     ++number;
-    std::istringstream words(line.substr(0, line.find('#')));
+    TextIn words(line.substr(0, line.find('#')));
     Line names;
     std::string more;
     if (!(words >> names.from)) continue;

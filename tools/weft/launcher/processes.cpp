@@ -11,10 +11,10 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <thread>
 
 #include "base/parse_number.hpp"
+#include "base/text/plain_streams.hpp"
 #include "weft/base/clock.hpp"
 #include "weft/base/error.hpp"
 
@@ -25,7 +25,7 @@ constexpr Duration kSweepLimit = std::chrono::seconds(5);  // for killed process
 
 /// The parent of a process, from /proc; nothing where it is gone.
 std::optional<pid_t> parent_of(const std::filesystem::path& process) {
-  std::ifstream file(process / "stat");
+  FileIn file(process / "stat");
   std::string stat;
   if (!std::getline(file, stat)) return std::nullopt;
   const std::size_t name_end = stat.rfind(')');  // the name before it may hold anything
@@ -71,7 +71,7 @@ std::vector<pid_t> own_children() {
   std::error_code failed;
   bool known = true;
   for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task", failed)) {
-    std::ifstream children(thread.path() / "children");
+    FileIn children(thread.path() / "children");
     known &= children.good();
     for (pid_t pid = 0; children >> pid;) pids.push_back(pid);
   }
@@ -86,7 +86,7 @@ std::vector<pid_t> own_children() {
 }
 
 std::optional<std::string> variable_of(pid_t process, std::string_view name) {
-  std::ifstream environment(fmt::format("/proc/{}/environ", process), std::ios::binary);
+  FileIn environment(fmt::format("/proc/{}/environ", process), std::ios::binary);
   for (std::string entry; std::getline(environment, entry, '\0');)
     if (entry.size() > name.size() && entry.starts_with(name) && entry[name.size()] == '=')
       return entry.substr(name.size() + 1);
@@ -94,7 +94,7 @@ std::optional<std::string> variable_of(pid_t process, std::string_view name) {
 }
 
 bool catches(pid_t process, int number) {
-  std::ifstream status(fmt::format("/proc/{}/status", process));
+  FileIn status(fmt::format("/proc/{}/status", process));
   for (std::string word; status >> word;) {
     unsigned long long caught = 0;
     if (word == "SigCgt:") return (status >> std::hex >> caught) && ((caught >> (number - 1)) & 1) != 0;
@@ -103,7 +103,7 @@ bool catches(pid_t process, int number) {
 }
 
 bool is_stopped(pid_t process) {
-  std::ifstream status(fmt::format("/proc/{}/status", process));
+  FileIn status(fmt::format("/proc/{}/status", process));
   for (std::string word; status >> word;)
     if (word == "State:") return (status >> word) && (word == "T" || word == "t");
   return false;

@@ -6,13 +6,13 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
-#include <fstream>
 #include <iterator>
 #include <optional>
-#include <sstream>
 #include <type_traits>
 
+#include "base/files/regular_file.hpp"
 #include "base/text/nearest.hpp"
+#include "base/text/plain_streams.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft::tools {
@@ -75,13 +75,13 @@ std::optional<std::vector<std::string>> words_of(const toml::node& value) {
 
 std::string shown(const toml::node& value) {
   if (value.is_table()) return "a table";
-  std::ostringstream text;
+  TextOut text;
   value.visit([&](const auto& v) { text << v; });
   return text.str();
 }
 
 std::string quoted(const std::string& text) {
-  std::ostringstream out;
+  TextOut out;
   out << toml::value<std::string>(text);
   return out.str();
 }
@@ -102,12 +102,8 @@ std::string written(const T& value) {
 }
 
 std::string contents_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text;
-  if (file) text.assign(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
-  if (!file || file.bad())
-    wrong(fmt::format("--config \"{}\"", path), system_words(errno != 0 ? errno : EIO));
-  return text;
+  constexpr std::size_t kMostBytes = std::size_t{1} << 20;
+  return read_regular_file(path, fmt::format("--config \"{}\":", path), kMostBytes);
 }
 
 toml::table parse(const std::string& text, const std::string& path) {

@@ -6,12 +6,13 @@
 
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/files/new_file.hpp"
 #include "base/json_reader.hpp"
 #include "base/parse_number.hpp"
+#include "base/text/plain_streams.hpp"
 #include "commands.hpp"
 #include "config_file.hpp"
 #include "launcher.hpp"
@@ -95,7 +96,7 @@ std::vector<double> losses_on(const Mesh& mesh, const Flags& flags, const std::f
   if (status != 0)
     throw Error(ErrorCode::system,
                 fmt::format("parity: training on dp x tp = {} ended with {}", mesh.text, status));
-  std::ifstream in(file);
+  FileIn in(file);
   std::vector<double> losses;
   for (std::string line; std::getline(in, line);)
     losses.push_back(loss_of(line, fmt::format("parity: {}:{}", file.string(), losses.size() + 1)));
@@ -125,9 +126,7 @@ int parity(Flags flags) {
   }
   const Scratch scratch;
   const std::filesystem::path model = scratch.path() / "model.toml";
-  std::ofstream written(model);
-  written << transformer_text(flags.config.model);
-  if (!written.flush()) throw_errno(fmt::format("parity: {}", model.string()), errno);
+  write_new_file(model, transformer_text(flags.config.model));
   std::vector<std::vector<double>> losses;
   for (const Mesh& m : meshes)
     losses.push_back(losses_on(m, flags, model, scratch.path() / (m.text + ".jsonl")));
@@ -160,9 +159,7 @@ int parity(Flags flags) {
   if (!flags.json.empty()) {
     nlohmann::json j{{"worst", overall}, {"tolerance", flags.tolerance}, {"passed", good}};
     for (std::size_t i = 0; i < meshes.size(); ++i) j["loss"][meshes[i].text] = losses[i];
-    std::ofstream out(flags.json);
-    out << j.dump(1) << "\n";
-    if (!out.flush()) throw_errno(fmt::format("json \"{}\"", flags.json), errno);
+    write_new_file(flags.json, j.dump(1) + "\n");
   }
   return good ? 0 : 1;
 }

@@ -8,8 +8,8 @@
 #include <cerrno>
 #include <map>
 #include <optional>
-#include <sstream>
 
+#include "base/text/plain_streams.hpp"
 #include "weft/base/error.hpp"
 #include "weft/train/checkpoint.hpp"
 
@@ -21,7 +21,7 @@ namespace {
 // "dim=32 layers=2" as a map.
 std::map<std::string, std::string> parts_of(const std::string& identity) {
   std::map<std::string, std::string> parts;
-  std::istringstream words(identity);
+  TextIn words(identity);
   for (std::string word; words >> word;) {
     const std::size_t equals = std::min(word.find('='), word.size());
     parts[word.substr(0, equals)] = word.substr(std::min(equals + 1, word.size()));

@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <csignal>
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "base/files/new_file.hpp"
+#include "base/files/regular_file.hpp"
+#include "base/text/plain_streams.hpp"
 #include "commands.hpp"
 #include "config_file.hpp"
 #include "launcher.hpp"
@@ -72,26 +74,21 @@ void say_how_it_went(const Flags& flags, const std::vector<double>& losses, std:
 }
 
 // A run that was killed had written metrics of steps behind its last checkpoint, the last line perhaps in part. These steps are
-// taken again from step `first`, so that their lines are taken out.
-void drop_metrics_from(const std::filesystem::path& file, std::int64_t first) {
+// taken again from step `first`, so that their lines are left out. The lines that remain.
+std::string metrics_before(const std::filesystem::path& file, std::int64_t first) {
+  constexpr std::size_t kMostBytes = std::size_t{1} << 30;
   std::error_code none;
-  if (!std::filesystem::is_regular_file(file, none)) return;
   std::string kept;
-  {
-    std::ifstream in(file);
-    for (std::string line; std::getline(in, line) && !in.eof();) {  // at its end: a line that was not ended
-      const auto values = nlohmann::json::parse(line, nullptr, false);
-      const auto step = values.is_object() ? values.find("step") : values.end();
-      if (values.is_object() && step != values.end() && step->is_number_integer() &&
-          step->get<std::int64_t>() < first)
-        kept += line + "\n";
-    }
+  if (!std::filesystem::is_regular_file(file, none)) return kept;
+  TextIn in(read_regular_file(file.string(), fmt::format("metrics \"{}\":", file.string()), kMostBytes));
+  for (std::string line; std::getline(in, line) && !in.eof();) {  // at its end: a line that was not ended
+    const auto values = nlohmann::json::parse(line, nullptr, false);
+    const auto step = values.is_object() ? values.find("step") : values.end();
+    if (values.is_object() && step != values.end() && step->is_number_integer() &&
+        step->get<std::int64_t>() < first)
+      kept += line + "\n";
   }
-  std::filesystem::path made = file;
-  made += ".unfinished";
-  if (!(std::ofstream(made) << kept << std::flush))
-    throw_errno(fmt::format("metrics \"{}\"", made.string()), errno);
-  std::filesystem::rename(made, file);
+  return kept;
 }
 
 int train(const Flags& flags) {
@@ -109,11 +106,12 @@ int train(const Flags& flags) {
 
   const std::int64_t first = trainer.next_step(),
                      until = flags.until < 0 ? config.steps : std::min(flags.until, config.steps);
-  std::ofstream metrics;
+  std::optional<NewFile> metrics;
   if (speaks && !flags.metrics.empty()) {
-    if (found.resume) drop_metrics_from(flags.metrics, first);
-    metrics.open(flags.metrics, found.resume ? std::ios::app : std::ios::trunc);
-    if (!metrics) throw_errno(fmt::format("metrics \"{}\"", flags.metrics), errno);
+    const std::string kept = found.resume ? metrics_before(flags.metrics, first) : "";
+    metrics.emplace(flags.metrics);
+    metrics->write(kept);
+    metrics->publish();
   }
   if (speaks) {
     fmt::print("weft train: {} parameters, {} bytes of text a step, mesh {}, {} thread{} a rank, text {}{}\n",
@@ -134,14 +132,15 @@ int train(const Flags& flags) {
     const double passed = std::chrono::duration<double>(Clock::now() - began).count();
     const double rate =
         static_cast<double>(trainer.tokens_per_step() * static_cast<std::int64_t>(losses.size())) / passed;
-    if (metrics.is_open()) {
-      metrics << nlohmann::json{{"step", r.step}, {"loss", r.loss},       {"grad_norm", r.grad_norm},
-                                {"lr", r.lr},     {"tokens_per_s", rate}, {"seconds", passed}}
-                     .dump()
-              << "\n"
-              << std::flush;
-      if (!metrics) throw_errno(fmt::format("metrics \"{}\"", flags.metrics), errno);
-    }
+    if (metrics)
+      metrics->write(nlohmann::json{{"step", r.step},
+                                    {"loss", r.loss},
+                                    {"grad_norm", r.grad_norm},
+                                    {"lr", r.lr},
+                                    {"tokens_per_s", rate},
+                                    {"seconds", passed}}
+                         .dump() +
+                     "\n");
     bar.show(r.step, r.loss, rate);
     stopped = agreed_stop(group, stop_request);
     const bool last = trainer.next_step() == until || stopped != 0;

@@ -6,9 +6,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
-#include <fstream>
 
+#include "base/files/regular_file.hpp"
 #include "base/hash.hpp"
+#include "base/text/plain_streams.hpp"
 #include "weft/base/env.hpp"
 
 namespace weft::tools {
@@ -47,9 +48,10 @@ Trainer::Options trainer_options(const TrainConfig& config) {
 }  // namespace
 
 std::vector<unsigned char> read_text(const std::filesystem::path& path, std::int64_t least) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw_errno(fmt::format("text \"{}\"", path.string()), errno != 0 ? errno : ENOENT);
-  std::vector<unsigned char> bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  constexpr std::size_t kMostBytes = std::size_t{1} << 36;
+  const std::string text =
+      read_regular_file(path.string(), fmt::format("text \"{}\":", path.string()), kMostBytes);
+  std::vector<unsigned char> bytes(text.begin(), text.end());
   if (static_cast<std::int64_t>(bytes.size()) < least)
     wrong(fmt::format("text \"{}\" has {} bytes; expected at least {} (sequence + 2)", path.string(),
                       bytes.size(), least));

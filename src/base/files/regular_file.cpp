@@ -1,4 +1,4 @@
-#include "base/regular_file.hpp"
+#include "base/files/regular_file.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>

@@ -1,0 +1,43 @@
+// Files that weft writes. Everything that weft writes under a name goes through here: a link, a FIFO or a file that
+// somebody else put there beforehand is never followed, waited for or written to. One thread per object.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <span>
+#include <string_view>
+
+#include "base/memfd.hpp"
+
+namespace weft {
+
+/// A new file `<path>.tmp.<16 random digits>` (O_EXCL, O_NOFOLLOW, mode 0666 less the umask) that publish() renames to
+/// `path`: whole or not at all. Dropped before that, it is removed and `path` is untouched. What has the name `path` must
+/// be a regular file, a link (which is replaced, not followed) or nothing: bad_argument otherwise. All
+/// other errors are `system`, and name the file.
+class NewFile {
+ public:
+  explicit NewFile(std::filesystem::path path);
+  ~NewFile();
+  NewFile(const NewFile&) = delete;
+  NewFile& operator=(const NewFile&) = delete;
+
+  /// After publish(), too: the bytes are appended to the file, as long as nobody else gives the name away.
+  void write(std::span<const std::byte> bytes);
+  void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
+  /// Waits until the disk has the bytes.
+  void sync();
+  void publish();
+
+  const std::filesystem::path& path() const noexcept { return path_; }
+
+ private:
+  std::filesystem::path path_, temporary_;
+  Descriptor file_;
+  bool published_ = false;
+};
+
+/// A NewFile of `text`, published.
+void write_new_file(const std::filesystem::path& path, std::string_view text);
+
+}  // namespace weft
