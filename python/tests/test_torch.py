@@ -357,6 +357,26 @@ def test_a_refused_operation_ends_its_coalescing():
         """)
 
 
+def test_memory_that_is_used_twice_is_refused():
+    run(2, """
+        begin()
+        y, other = torch.full((5000,), float(rank)), 1 - rank
+        calls = (
+            (lambda: dist.batch_isend_irecv([dist.P2POp(dist.isend, y, other), dist.P2POp(dist.irecv, y, other)]), "out of call 1 (recv) overlaps in of call 0 (send)"),
+            (lambda: dist.all_gather([y, y], torch.ones(5000)), "output_tensors[1] overlaps output_tensors[0]; expected memory of its own"),
+            (lambda: dist.all_to_all([y[:3], y[2:5]], [torch.ones(3), torch.ones(3)]), "output_tensors[1] overlaps output_tensors[0]"))
+        for call, said in calls:
+            try:
+                call()
+                raise SystemExit("not refused")
+            except ValueError as error:
+                assert said in str(error), error
+        assert y.tolist() == [rank] * 5000
+        dist.barrier()
+        dist.destroy_process_group()
+        """)
+
+
 def test_coalesced_operations():
     run(2, """
         begin()

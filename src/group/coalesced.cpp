@@ -2,17 +2,127 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/mutant.hpp"
 #include "group/group_state.hpp"
 
 namespace weft {
+namespace {
+
+// Memory that a call of a list writes or reads.
+struct Extent {
+  const std::byte *begin, *end;
+  std::size_t call;
+  bool written;
+};
+
+bool collide(const Extent& a, const Extent& b) noexcept {
+  return (a.written || b.written) && a.call != b.call && a.begin < b.end && b.begin < a.end;
+}
+
+void add_extents(std::vector<Extent>& to, std::size_t call, const Operands& have, const Call& c) {
+  const auto add = [&](const std::byte* data, std::int64_t count, const Blocks& blocks, bool written) {
+    const std::int64_t element = size_bytes(have.dtype);
+    const auto one = [&](std::int64_t at, std::int64_t n) {
+      if (n > 0) to.push_back({data + at * element, data + (at + n) * element, call, written});
+    };
+    if (blocks.counts.empty()) return one(0, count);
+    std::int64_t next = 0;
+    for (std::size_t r = 0; r < blocks.counts.size(); ++r) {
+      const std::int64_t at = blocks.offsets.empty() ? next : blocks.offsets[r];
+      one(at, blocks.counts[r]);
+      next = at + blocks.counts[r];
+    }
+  };
+  add(have.in, have.in_count, c.in_blocks, false);
+  add(have.out, have.out_count, c.out_blocks, true);
+}
+
+// Of the extents seen so far, in the order of their beginnings, those that reach furthest: of one call, and of the
+// others.
+struct Furthest {
+  std::array<const Extent*, 2> of{};
+
+  void see(const Extent& e) noexcept {
+    if (of[0] == nullptr || e.end > of[0]->end) {
+      if (of[0] != nullptr && of[0]->call != e.call) of[1] = of[0];
+      of[0] = &e;
+    } else if (of[0]->call != e.call && (of[1] == nullptr || e.end > of[1]->end)) {
+      of[1] = &e;
+    }
+  }
+  const Extent* hit_by(const Extent& e) const noexcept {
+    for (const Extent* seen : of)
+      if (seen != nullptr && collide(*seen, e)) return seen;
+    return nullptr;
+  }
+};
+
+// Two extents of different calls of which one is written and that have a byte in common; null: there are none.
+std::array<const Extent*, 2> collision_of(std::vector<Extent>& all) {
+  std::sort(all.begin(), all.end(), [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
+  Furthest written, any;
+  for (const Extent& e : all) {
+    if (const Extent* const other = (e.written ? any : written).hit_by(e)) return {other, &e};
+    any.see(e);
+    if (e.written) written.see(e);
+  }
+  return {};
+}
+
+// Few calls whose buffers, blocks or not, lie apart. False: look closely.
+bool plainly_apart(std::span<const Operands> calls) noexcept {
+  constexpr std::size_t kFew = 4;
+  const auto meet = [](const std::byte* a, std::int64_t a_bytes, const std::byte* b, std::int64_t b_bytes) {
+    return a_bytes > 0 && b_bytes > 0 && a < b + b_bytes && b < a + a_bytes;
+  };
+  if (calls.size() > kFew) return false;
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    const Operands& a = calls[i];
+    const std::int64_t element = size_bytes(a.dtype), in = a.in_count * element, out = a.out_count * element;
+    for (std::size_t k = i + 1; k < calls.size(); ++k) {
+      const Operands& b = calls[k];
+      const std::int64_t its = size_bytes(b.dtype), its_in = b.in_count * its, its_out = b.out_count * its;
+      if (meet(a.out, out, b.in, its_in) || meet(a.out, out, b.out, its_out) ||
+          meet(a.in, in, b.out, its_out))
+        return false;
+    }
+  }
+  return true;
+}
+
+// Throws where a call writes memory that another one of the list writes or reads: which of the two is first is for the
+// transport and the peers to say.
+void check_apart(std::span<const Call> calls, std::span<const Operands> operands, const Membership& member) {
+  if (plainly_apart(operands) || WEFT_MUTANT("overlapping_calls")) return;
+  std::vector<Extent> all;
+  all.reserve(2 * calls.size());
+  for (std::size_t i = 0; i < calls.size(); ++i) add_extents(all, i, operands[i], calls[i]);
+  const auto [one, other] = collision_of(all);
+  if (one == nullptr) return;
+  const auto [reader, writer] = one->written && (!other->written || one->call > other->call)
+                                    ? std::pair(other, one)
+                                    : std::pair(one, other);
+  const auto described = [&](const Extent& e) {
+    return fmt::format("{} of call {} ({})", e.written ? "out" : "in", e.call, name(calls[e.call].op));
+  };
+  throw Error(Failure{.code = ErrorCode::bad_argument,
+                      .text = fmt::format("coalesced: {} overlaps {}; expected memory that no other call of "
+                                          "the list uses{}",
+                                          described(*writer), described(*reader), tail(member)),
+                      .op = calls[writer->call].op,
+                      .ranks = {}});
+}
+
+}  // namespace
 
 // All are checked before the first is sent.
-Work GroupState::submit_all(std::span<const Call> calls) {
+Work GroupState::submit_all(std::span<const Call> calls, bool apart) {
   context.check_fork("coalesced");
   std::vector<Operands> operands;
   operands.reserve(calls.size());
@@ -20,6 +130,7 @@ Work GroupState::submit_all(std::span<const Call> calls) {
     if (c.options.stream != Stream{}) check_stream(c.options.stream, name(c.op), true);
     operands.push_back(check(c, traits(), member.rank, member.size, member.name));
   }
+  if (!apart) check_apart(calls, operands, member);
   Work first;
   std::size_t sent = 0;
   try {

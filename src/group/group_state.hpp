@@ -53,7 +53,8 @@ class GroupState final : public Driven, public BlockHolder {
   void release() noexcept;
 
   Work submit(const Call& call);
-  Work submit_all(std::span<const Call> calls);
+  /// `apart`: the caller has seen that none writes memory which another one uses.
+  Work submit_all(std::span<const Call> calls, bool apart = false);
   /// See ProcessGroup.
   std::optional<MessageInfo> probe(int source, const CallOptions& options);
   /// What the call of this Work waits for has been waited for that long already, of its deadline.

@@ -132,6 +132,10 @@ static void messages(rank_args* a) {
                       second = i32(to[a->rank][1], c);
     OK(weft_send_recv(group, &in, next, &first, before, NULL, NULL, &error));
     for (int64_t i = 0; i < c; ++i) CHECK(to[a->rank][0][i] == given(before, i));
+    if (c > 0)
+      CHECK_ERROR(weft_send_recv(group, &first, next, &first, before, NULL, NULL, &error), WEFT_BAD_ARGUMENT,
+                  "*coalesced: out of call 1 (recv) overlaps in of call 0 (send); expected memory that no "
+                  "other call of the list uses");
 
     /* Two tags, received in the other order. */
     weft_call_options high = WEFT_CALL_OPTIONS_INIT;

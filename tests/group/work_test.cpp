@@ -40,17 +40,25 @@ class Coalesced : public testing::Test {
     return ProcessGroup::create(context, recording.factory(), m);
   }
   Call add() { return call::all_reduce(view(a), view(b)); }
-  std::vector<Call> adds(std::size_t n) { return std::vector<Call>(n, add()); }
+  // Each writes memory of its own.
+  std::vector<Call> adds(std::size_t n) {
+    sums.resize(std::max(sums.size(), n * a.size()));
+    std::vector<Call> calls;
+    for (std::size_t i = 0; i < n; ++i)
+      calls.push_back(call::all_reduce(a, std::span(sums).subspan(i * a.size(), a.size())));
+    return calls;
+  }
 
   Context context;
   std::shared_ptr<Store> store = make_local_store();
   Recording recording;
-  std::vector<float> a = std::vector<float>(12, 1.f), b = std::vector<float>(12, 2.f);
+  std::vector<float> a = std::vector<float>(12, 1.f), b = std::vector<float>(12, 2.f), sums;
 };
 
 TEST_F(Coalesced, CallsArePostedInOrderWithinOneBatch) {
   ProcessGroup g = make();
-  g.coalesced({add(), call::barrier(), call::send(view(a), 1), call::recv(view(b), 2)}).wait();
+  std::vector<float> c(12);
+  g.coalesced({add(), call::barrier(), call::send(view(a), 1), call::recv(view(c), 2)}).wait();
   std::vector<Op> ops;
   for (const OpState& s : recording.posted()) ops.push_back(s.op);
   EXPECT_THAT(ops, ElementsAre(Op::all_reduce, Op::barrier, Op::send, Op::recv));
@@ -69,7 +77,7 @@ TEST_F(Coalesced, OfOneRankIsDoneAtOnce) {
   ProcessGroup g = make(1);
   Work w = g.coalesced(adds(3));
   EXPECT_FALSE(w.valid());
-  EXPECT_EQ(b[11], 1.f);
+  EXPECT_EQ(sums[3 * 12 - 1], 1.f);
 }
 
 TEST_F(Coalesced, AnArgumentWrongInTheLastThrowsBeforeTheFirstIsSent) {
@@ -82,6 +90,47 @@ TEST_F(Coalesced, AnArgumentWrongInTheLastThrowsBeforeTheFirstIsSent) {
   EXPECT_TRUE(recording.posted().empty());
   EXPECT_TRUE(recording.batches().empty());
   g.barrier().wait();
+}
+
+// What one call writes no other may use: it would be a matter of luck which of the two is first.
+TEST_F(Coalesced, MemoryOfAnotherCallIsRefused) {
+  ProcessGroup g = make();
+  std::vector<float> x(24), y(24);
+  const auto part = [](std::vector<float>& v, std::size_t from, std::size_t n) {
+    return std::span(v).subspan(from, n);
+  };
+  const auto said = [&](const std::vector<Call>& calls) {
+    return std::string(error_of([&] { g.coalesced(calls).wait(); }).what());
+  };
+  const std::string expected = "; expected memory that no other call of the list uses [group \"x\", rank 0]";
+  EXPECT_EQ(error_of([&] { g.send_recv(x, 1, x, 1).wait(); }).code(), ErrorCode::bad_argument);
+  EXPECT_EQ(said({call::send(x, 1), call::recv(x, 1)}),
+            "coalesced: out of call 1 (recv) overlaps in of call 0 (send)" + expected);
+  EXPECT_EQ(said({call::recv(part(x, 0, 13), 1), call::send(part(x, 12, 2), 1)}),
+            "coalesced: out of call 0 (recv) overlaps in of call 1 (send)" + expected);
+  EXPECT_EQ(said({call::all_reduce(y, x), call::barrier(), call::broadcast(part(x, 3, 1), 1)}),
+            "coalesced: out of call 2 (broadcast) overlaps out of call 0 (all_reduce)" + expected);
+  // Among many, behind one that reaches further, and a block with its offset.
+  std::vector<Call> many = adds(100);
+  many.push_back(call::all_gather(part(x, 0, 4), part(y, 0, 12)));
+  many.push_back(call::send(part(y, 2, 1), 1));
+  EXPECT_EQ(said(many), "coalesced: out of call 100 (all_gather) overlaps in of call 101 (send)" + expected);
+  const std::int64_t counts[] = {2, 2, 2}, even[] = {0, 8, 16}, odd[] = {2, 10, 18}, both[] = {4, 9, 20};
+  EXPECT_EQ(said({call::all_gather_v(part(x, 0, 2), y, {counts, even}),
+                  call::all_gather_v(part(x, 0, 2), y, {counts, both})}),
+            "coalesced: out of call 1 (all_gather_v) overlaps out of call 0 (all_gather_v)" + expected);
+  EXPECT_EQ(
+      said({call::all_to_all_v(x, {counts, even}, part(y, 0, 6), {counts}), call::recv(part(x, 17, 1), 2)}),
+      "coalesced: out of call 1 (recv) overlaps in of call 0 (all_to_all_v)" + expected);
+  EXPECT_TRUE(recording.posted().empty()) << "before the first is sent";
+  // Apart, or only read: interleaved blocks, neighbours, in place, nothing at all.
+  g.coalesced({call::all_gather_v(part(y, 0, 2), y, {counts, even}),
+               call::all_gather_v(part(x, 0, 2), y, {counts, odd}), call::send(part(y, 4, 4), 1),
+               call::send(part(y, 4, 4), 2), call::send(x, 1), call::recv(part(y, 5, 0), 1)})
+      .wait();
+  g.coalesced({call::all_reduce(part(x, 0, 12)), call::all_reduce(part(x, 12, 12)),
+               call::all_gather(part(y, 0, 8), y)})
+      .wait();
 }
 
 TEST_F(Coalesced, DoneWhenAllAre) {
@@ -143,8 +192,8 @@ TEST_F(Coalesced, AVeryLongChainNeedsNoStack) {
 TEST_F(Coalesced, WhatCannotBeSentWholeFailsTheGroup) {
   ProcessGroup g = make();
   recording.decide(kNever);
-  std::vector<Call> calls = adds(64);
-  calls.resize(100, call::all_reduce(view(a), view(b), {.deadline = 50ms}));
+  std::vector<Call> calls = adds(100);
+  for (std::size_t i = 64; i < 100; ++i) calls[i].options.deadline = 50ms;
   const Error e = error_of([&] { static_cast<void>(g.coalesced(calls)); });
   EXPECT_EQ(e.code(), ErrorCode::timeout);
   EXPECT_STREQ(e.what(),
@@ -161,7 +210,8 @@ TEST_F(Coalesced, AFullRingBeforeTheFirstFailsNobody) {
   recording.decide(kNever);
   std::vector<Work> works;
   for (std::uint32_t k = 0; k < Ring::kSlots; ++k) works.push_back(g.send(view(a), 1));
-  const std::vector<Call> calls(2, call::recv(view(b), 1, {.deadline = 50ms}));
+  std::vector<float> c(12);
+  const std::vector<Call> calls{call::recv(view(b), 1, {.deadline = 50ms}), call::recv(view(c), 1)};
   EXPECT_STREQ(error_of([&] { static_cast<void>(g.coalesced(calls)); }).what(),
                "recv: 64 calls in flight and none finished within 0.05 s [group \"x\", rank 0]");
   EXPECT_TRUE(recording.failed().empty());
@@ -254,7 +304,7 @@ TEST_F(Coalesced, BatchesOfSeveralThreads) {
         if (t == 3) {
           g.send(view(a), 1).wait();
         } else {
-          const std::vector<Call> calls(k % 10 == 0 ? 80 : 3, call::recv(view(b), 1));
+          const std::vector<Call> calls(k % 10 == 0 ? 80 : 3, call::send(view(a), 1));
           g.coalesced(calls).wait();
         }
       }

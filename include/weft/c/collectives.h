@@ -88,7 +88,7 @@ weft_status weft_send(weft_group* group, const weft_buffer* in, int32_t destinat
  * all other ranks have left the group. Over nccl it is WEFT_UNSUPPORTED. */
 weft_status weft_recv(weft_group* group, const weft_buffer* out, int32_t source,
                       const weft_call_options* options, weft_work** work, weft_error* error);
-/* A send and a receive at once, with the same tag, so that rings cannot deadlock. */
+/* A send and a receive at once, with the same tag, so that rings cannot deadlock. `in` and `out` may not overlap. */
 weft_status weft_send_recv(weft_group* group, const weft_buffer* in, int32_t destination,
                            const weft_buffer* out, int32_t source, const weft_call_options* options,
                            weft_work** work, weft_error* error);
@@ -133,7 +133,8 @@ typedef struct weft_call {
 /* One call. The struct and what it points to, but for the buffers' memory, may go once this has returned. */
 weft_status weft_submit(weft_group* group, const weft_call* call, weft_work** work, weft_error* error);
 /* Several calls as one: begun together, done when all of them are. The order of the collectives among them
- * must be the same on all ranks. A wrong argument in any of them is an error before the first is sent. At most
+ * must be the same on all ranks. A wrong argument in any of them is an error before the first is sent, and so is memory
+ * that one of them writes and another one writes or reads (of calls with blocks, the blocks count). At most
  * 64 are in flight at once; the rest begin as earlier ones end. Where one cannot be sent after others were
  * sent, the group fails. `calls` are all made with one WEFT_CALL_INIT. */
 weft_status weft_coalesced(weft_group* group, const weft_call* calls, size_t count, weft_work** work,

@@ -196,13 +196,14 @@ class ProcessGroup {
   /// group.
   MessageInfo wait_message(int src, const CallOptions& options = {});
 
-  /// A send to `dst` and a receive from `src` at once, with the same tag, so that rings cannot deadlock.
+  /// A send to `dst` and a receive from `src` at once, with the same tag, so that rings cannot deadlock. `in` and `out` may not overlap.
   Work send_recv(const ConstBuffer& in, int dst, const Buffer& out, int src,
                  const CallOptions& options = {}) {
     return coalesced({call::send(in, dst, options), call::recv(out, src, options)});
   }
   /// Several calls as one: begun together, done when all of them are. The order of the collectives among them
-  /// must be the same on all ranks. A wrong argument in any of them throws before the first is sent. At most
+  /// must be the same on all ranks. A wrong argument in any of them throws before the first is sent; so does memory that
+  /// one of them writes and another one writes or reads (of calls with blocks, the blocks count). At most
   /// 64 are in flight at once; the rest begin as earlier ones end. Where one cannot be sent after others were
   /// sent, the group fails.
   Work coalesced(std::span<const Call> calls);

@@ -110,11 +110,22 @@ def in_a_row(tensors):
     return row if row is not None else torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
+def expect_apart(outputs):
+    """That no two of them share memory: one would overwrite the other."""
+    extents = sorted((tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size(), i) for i, tensor in enumerate(outputs)
+                     if tensor.is_contiguous() and tensor.numel())
+    for (_, end, one_of), (begin, _, other) in zip(extents, extents[1:]):
+        if begin < end:
+            one_of, other = sorted((one_of, other))
+            raise errors.BadArgumentError(f"output_tensors[{other}] overlaps output_tensors[{one_of}]; expected memory of its own")
+
+
 def gathered_into(outputs):
     """(where blocks of all ranks go, what then brings them to `outputs`, None where they are there)."""
     row = _row_of(outputs)
     if row is not None:
         return row, None
+    expect_apart(outputs)
     counts = [tensor.numel() for tensor in outputs]
     flat = torch.empty(sum(counts), dtype=outputs[0].dtype)
 

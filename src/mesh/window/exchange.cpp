@@ -245,7 +245,7 @@ class ByMessages final : public WindowTransfer::Steps, private windows::Exchange
                                  m.rank, options));
     if (calls.empty()) return;
     group_ = &plan_->group->state();
-    work_ = plan_->group->coalesced(calls);
+    work_ = group_->submit_all(calls, true);  // judge_overlap() has seen the fields
   }
 
   void add_all() const {
