@@ -474,6 +474,7 @@ FUNCTIONS = {
     POINTER(weft_error),)),
     "weft_group_create_by_broadcast": (c_int32, (c_void_p, c_char_p, c_int32, c_int32, weft_broadcast_fn, c_void_p, POINTER(weft_group_options),
     POINTER(c_void_p), POINTER(weft_error),)),
+    "weft_group_leave": (c_int32, (c_void_p, c_int64, POINTER(weft_error),)),
     "weft_group_destroy": (None, (c_void_p,)),
     "weft_group_subgroup": (c_int32, (c_void_p, c_char_p, POINTER(c_int32), c_size_t, POINTER(c_void_p), POINTER(weft_error),)),
     "weft_group_split": (c_int32, (c_void_p, c_int32, c_int32, POINTER(c_void_p), POINTER(weft_error),)),

@@ -190,6 +190,12 @@ class Group(Operations, Handle):
         blocking(function, self._open(), *args, _byref(number))
         return number.value
 
+    def leave(self, *, deadline=None):
+        """The last call of all ranks: waits for them, at most `deadline` seconds (None: the group's), compares what they have called, also in broadcasts
+        and scatters, whose roots wait for nobody, and closes the group. MismatchError on every rank where calls differ or a rank has left one out."""
+        blocking(lib.group_leave, self._open(), errors.nanoseconds(deadline, "deadline"))
+        self.close()
+
     def abort(self, why):
         """Fails every pending and later call of every rank with AbortedError and this text. Does not block."""
         errors.call(lib.group_abort, self._open(), text(why, "why"))

@@ -37,7 +37,8 @@ constexpr Variable kVariables[] = {
     {"WEFT_JOB", "text", "what the launcher gives", "rendezvous",
      "token that keeps jobs that share a store apart; set by weft run"},
     {"WEFT_LAUNCHER", "text", "none", "groups",
-     "socket at which weft run hears from ranks that fail because of others; set by weft run"},
+     "socket at which weft run hears from ranks that fail because of others, or whose results may be wrong; "
+     "set by weft run"},
     {"WEFT_TERMINAL", "0, 1", "0", "weft train",
      "1 where weft run writes to a terminal: progress bars may be drawn; set by weft run"},
     {"COLUMNS", "integer", "80", "weft train, weft run",

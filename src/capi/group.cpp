@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "capi/group_handles.hpp"
+#include "group/group_state.hpp"
 #include "weft/backends/plugin.hpp"
 
 using weft::ErrorCode;
@@ -138,6 +139,12 @@ weft_status weft_group_create(weft_context* context, weft_store* store, int32_t 
     capi::given_or_null(function, store, "store");  // of one rank it is not used
     if (size > 1) m.store = capi::given(function, store, "store").store;
     to = capi::new_group(in, ProcessGroup::create(in->context, o.backend, m));
+  });
+}
+
+weft_status weft_group_leave(weft_group* group, int64_t deadline_ns, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    group_of(function, group).state().compare_with_all(capi::limit(function, deadline_ns, "deadline_ns"));
   });
 }
 

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <array>
+#include <exception>
 
 #include "base/errors/caught.hpp"
+#include "base/mutant.hpp"
 #include "store/launcher_notice.hpp"
 
 namespace weft {
@@ -79,6 +81,25 @@ Error GroupFailure::error(Op op, std::uint64_t call) const {
   }
   f.text += tail(member_, f.call);
   return Error(std::move(f), quiet, std::move(last_calls));
+}
+
+// The program would go on with numbers that were never reduced. Where it has got an Error of this group, or an exception is under way, it
+// knows that something is wrong. `had_failed`: the group, before this; where this rank itself has failed it, its program did so.
+void GroupFailure::warn_of_dropped(Op op, std::uint64_t call, bool had_failed) noexcept try {
+  const std::optional<Failure> why = first_cause();
+  if (!why || told_.load(std::memory_order_relaxed) || WEFT_MUTANT("silent_drop")) return;
+  const bool own = why->ranks == std::vector<int>{member_.rank}, unwinding = std::uncaught_exceptions() > 0;
+  if (had_failed && (own || unwinding)) return;
+  if (warned_.exchange(true)) return;
+  const std::string what =
+      own ? fmt::format("{}; what it was to give is undefined, and the group has failed", why->text)
+          : fmt::format(
+                "{}a call that failed was dropped before anybody asked how it ended; what it was to give is "
+                "undefined: {}",
+                op == Op::none ? "" : fmt::format("{}: ", name(op)), why->text);
+  context_.log().write(LogLayer::group, LogLevel::warning, what + tail(member_, call));
+  if (!unwinding) tell_launcher_that_results_are_in_doubt();
+} catch (...) {  // out of memory
 }
 
 bool GroupFailure::quiesce(Duration limit, const Ring& ring) noexcept {

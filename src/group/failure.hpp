@@ -50,6 +50,8 @@ class GroupFailure {
   bool quiesce(Duration limit, const Ring& ring) noexcept;
   /// The same for Works that are dropped: of many only the first waits.
   bool quiesce_dropped(const Ring& ring) noexcept;
+  /// A Work was dropped before its call ended. Where nothing else tells the program so: a warning, once a group, and a notice to weft run.
+  void warn_of_dropped(Op op, std::uint64_t call, bool had_failed) noexcept;
 
  private:
   Context& context_;
@@ -63,6 +65,7 @@ class GroupFailure {
   std::optional<Failure> first_cause_;  // guarded by mutex_, and so are
   std::vector<LastCall> last_calls_;    // where ranks are late or dead
   std::atomic<bool> told_{false};       // an Error of the failure was thrown
+  std::atomic<bool> warned_{false};     // of a Work that was dropped
   std::atomic<bool> quiesced_{false};
   std::atomic<bool> drop_quiesced_{false};  // a dropped Work has waited for quiet once
 };

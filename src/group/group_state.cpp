@@ -562,10 +562,11 @@ void GroupState::dropped(std::uint32_t slot, std::uint32_t ticket,
 void GroupState::drop(std::uint32_t slot, std::uint32_t ticket) noexcept {
   if (ring_.finished(slot, ticket)) return;
   if (!own_within(kStuck)) {  // else another thread might finish the call and reuse its slot
+    const bool had_failed = failed();
     fail(Failure{.code = ErrorCode::aborted,
                  .text = fmt::format("rank {} dropped the Work of a call in flight", member.rank),
                  .ranks = {member.rank}});
-    return;
+    return failure_.warn_of_dropped(Op::none, kNoCall, had_failed);
   }
   drive_owned();
   const bool there = ring_.finished(slot, ticket);
@@ -573,8 +574,9 @@ void GroupState::drop(std::uint32_t slot, std::uint32_t ticket) noexcept {
   const std::uint64_t call = ring_[slot].op.call;
   disown();
   if (there) return;
+  const bool had_failed = failed();
   try {
-    if (!failed())
+    if (!had_failed)
       fail(Failure{
           .code = ErrorCode::aborted,
           .text = fmt::format("{}: rank {} dropped the Work of a call in flight", name(op), member.rank),
@@ -583,6 +585,7 @@ void GroupState::drop(std::uint32_t slot, std::uint32_t ticket) noexcept {
           .ranks = {member.rank}});
   } catch (...) {  // out of memory while saying so: peers find out when this rank leaves
   }
+  failure_.warn_of_dropped(op, call, had_failed);
   failure_.quiesce_dropped(ring_);
 }
 
@@ -597,6 +600,12 @@ void GroupState::fail(const Failure& why) noexcept {
   if (!own_within(kStuckInFailure)) return failure_.take_over();
   mark_failed();
   disown();
+}
+
+void GroupState::fail_dropped(const Failure& why) noexcept {
+  const bool had_failed = failed();
+  fail(why);
+  failure_.warn_of_dropped(why.op, why.call, had_failed);
 }
 
 bool GroupState::quiesce(Duration limit) noexcept { return failure_.quiesce(limit, ring_); }

@@ -89,6 +89,8 @@ class GroupState final : public Driven, public BlockHolder {
     if (!ring_.finished(slot, ticket)) check_may_wait();
   }
 
+  /// The last call of all ranks: compares what they have called. Throws as ProcessGroup::leave() does.
+  void compare_with_all(Duration deadline);
   void abort(std::string_view why);
   bool quiesce(Duration limit) noexcept;
 
@@ -144,6 +146,8 @@ class GroupState final : public Driven, public BlockHolder {
   /// live. True: the group has failed.
   bool look_after() noexcept;
   void fail(const Failure& why) noexcept;
+  /// The same for something in flight that was dropped, which warns as a Work does.
+  void fail_dropped(const Failure& why) noexcept;
   /// Whether this rank knows that the group has failed.
   bool failed() const noexcept { return failure_.happened(); }
   /// For a thread that waits for ranks elsewhere than in a call, in the Store say: while the result lives,

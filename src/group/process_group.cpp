@@ -11,6 +11,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/mutant.hpp"
 #include "base/parse_number.hpp"
 #include "group/group_state.hpp"
 #include "group/parent_watch.hpp"
@@ -236,14 +237,14 @@ std::span<const int> ProcessGroup::parent_ranks() const { return given(state_, "
 
 namespace {
 
-// An Error of the all_gather that split() makes, which its caller has never called.
-Error of_split(const Error& e) {
+// An Error of a collective that split() or leave() makes, which its caller has never called.
+Error within(const char* what, const Error& e) {
   return Error(Failure{.code = e.code(),
-                       .text = fmt::format("split: the exchange of colors (an all_gather): {}", e.what()),
+                       .text = fmt::format("{}: {}", what, e.what()),
                        .op = e.op(),
                        .call = e.call(),
                        .ranks = std::vector<int>(e.ranks().begin(), e.ranks().end())},
-               e.quiesced());
+               e.quiesced(), std::vector<LastCall>(e.last_calls().begin(), e.last_calls().end()));
 }
 
 }  // namespace
@@ -263,7 +264,7 @@ ProcessGroup ProcessGroup::split(int color, int key) {
     try {
       all_gather(view(mine.data(), 2), view(all.data()->data(), 2 * size())).wait();
     } catch (const Error& e) {
-      throw of_split(e);
+      throw within("split: the exchange of colors (an all_gather)", e);
     }
   }
   if (color == -1) return {};
@@ -294,6 +295,24 @@ int ProcessGroup::local_size() const {
 ProcessGroup ProcessGroup::split_by_host() {
   const std::vector<int> local = given(state_, "split_by_host").local_ranks();
   return subgroup(fmt::format("{}/host{}", name(), local.front()), local);
+}
+
+void GroupState::compare_with_all(Duration deadline) {
+  context.check_fork("leave");
+  if (deadline < Duration::zero())
+    throw Error(ErrorCode::bad_argument, fmt::format("leave: deadline is {}; expected 0 or more{}",
+                                                     shown_seconds(deadline), tail(member)));
+  if (WEFT_MUTANT("silent_leave")) return;
+  try {
+    submit(call::barrier({.deadline = deadline})).wait();
+  } catch (const Error& e) {
+    throw within("leave: the comparison of all calls (a barrier)", e);
+  }
+}
+
+void ProcessGroup::leave(Duration deadline) {
+  given(state_, "leave").compare_with_all(deadline);
+  std::exchange(state_, nullptr)->release();
 }
 
 void ProcessGroup::abort(std::string_view why) {

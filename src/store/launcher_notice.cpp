@@ -25,9 +25,7 @@ socklen_t abstract_address(std::string_view name, sockaddr_un& address) {
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
 }
 
-}  // namespace
-
-void tell_launcher_that_others_failed() noexcept {
+void tell_launcher(std::string_view what) noexcept {
   try {
     const auto name = env::get("WEFT_LAUNCHER");
     const auto job = env::get("WEFT_JOB");
@@ -38,7 +36,7 @@ void tell_launcher_that_others_failed() noexcept {
     if (fd < 0) return;
     const timeval limit{.tv_sec = 0, .tv_usec = 100'000};  // few datagrams wait at a socket
     ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
-    const std::string text = fmt::format("{} {} {}", *job, *rank, kOthersFailed);
+    const std::string text = fmt::format("{} {} {}", *job, *rank, what);
     const socklen_t size = abstract_address(*name, address);
     [[maybe_unused]] const auto sent = ::sendto(fd, text.data(), text.size(), MSG_NOSIGNAL,
                                                 reinterpret_cast<const sockaddr*>(&address), size);
@@ -46,6 +44,11 @@ void tell_launcher_that_others_failed() noexcept {
   } catch (...) {  // out of memory: the launcher judges without
   }
 }
+
+}  // namespace
+
+void tell_launcher_that_others_failed() noexcept { tell_launcher(kOthersFailed); }
+void tell_launcher_that_results_are_in_doubt() noexcept { tell_launcher(kResultsInDoubt); }
 
 std::vector<EndedRank> decode_ended(std::string_view text) {
   std::vector<EndedRank> ranks;

@@ -1,5 +1,6 @@
-// What a rank tells weft run, which started it, before it fails because others did: the launcher then names
-// those, though their ends may be noticed later. And what it tells the ranks. tools/weft/launcher/ is the other side. Any thread.
+// What a rank tells weft run, which started it: before it fails because others did, so that the launcher names
+// those, though their ends may be noticed later; and where its results may be wrong although no Error could say so. And what
+// weft run tells the ranks. tools/weft/launcher/ is the other side. Any thread.
 #pragma once
 
 #include <string>
@@ -10,12 +11,14 @@
 
 namespace weft {
 
-/// "<job> <rank> others failed": a datagram to the abstract socket that WEFT_LAUNCHER names.
-inline constexpr std::string_view kOthersFailed = "others failed";
+/// "<job> <rank> others failed": a datagram to the abstract socket that WEFT_LAUNCHER names. The other one in the same way.
+inline constexpr std::string_view kOthersFailed = "others failed", kResultsInDoubt = "results in doubt";
 
 /// This process's group failed because of other ranks. Nothing where no launcher listens; waits for at most a
 /// tenth of a second.
 void tell_launcher_that_others_failed() noexcept;
+/// This process has logged a warning of a mistake for which its program gets no Error.
+void tell_launcher_that_results_are_in_doubt() noexcept;
 
 /// The key of the job's store that a rank takes when it comes there, and keeps.
 inline std::string place_key(int rank) { return "weft/rank/" + std::to_string(rank); }

@@ -536,6 +536,25 @@ static void mismatch(rank_args* a) {
 }
 static void test_mismatch(void) { run_ranks(2, mismatch); }
 
+/* The last call of all ranks tells of two roots, which wait for nobody. */
+static void leaves(rank_args* a) {
+  float x = (float)a->rank;
+  const weft_buffer b = f32(&x, 1);
+  for (int alike = 0; alike < 2; ++alike) {
+    weft_group* group = join(a, "world", 20000 * MS);
+    weft_error e = WEFT_ERROR_INIT;
+    weft_status status = weft_broadcast(group, &b, &b, alike ? 1 : a->rank, NULL, NULL, &e);
+    if (status == WEFT_OK) status = weft_group_leave(group, 0, &e);
+    CHECK(status == (alike ? WEFT_OK : WEFT_MISMATCH));
+    CHECK(alike || (strstr(e.text, "broadcast f32 x1 root 0 [call 0]") &&
+                    strstr(e.text, "broadcast f32 x1 root 1 [call 0]")));
+    CHECK_ERROR(weft_group_leave(group, -1, &error), WEFT_BAD_ARGUMENT,
+                "weft_group_leave: deadline_ns is -1; expected 0 or more");
+    weft_group_destroy(group);
+  }
+}
+static void test_leave(void) { run_ranks(2, leaves); }
+
 static void aborts(rank_args* a) {
   weft_group* group = join(a, "world", 20000 * MS);
   weft_error e = WEFT_ERROR_INIT;
@@ -788,6 +807,7 @@ int main(int argc, char** argv) {
       {"timeout", test_timeout},
       {"group_timeout", test_group_timeout},
       {"mismatch", test_mismatch},
+      {"leave", test_leave},
       {"abort", test_abort},
       {"shrink", test_shrink},
       {"dropped_work", test_dropped_work},

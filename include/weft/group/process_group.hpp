@@ -47,7 +47,7 @@ struct Membership {
 /// A group of ranks. Move-only handle. Collectives must be called in the same order by all ranks of the
 /// group; point to point is ordered per (source, destination, tag) only. Functions may be called from several
 /// threads, but the order of collectives is then the callers' to agree on. Destroying it leaves the group:
-/// peers that still wait for this rank get peer_lost.
+/// peers that still wait for this rank get peer_lost. leave() also compares what the ranks have called last.
 ///
 /// Every function throws bad_argument before anything is sent where an argument is wrong; the text names it.
 /// Buffers are made from vectors, arrays and other contiguous ranges, variables, views, Tensors or (pointer, count, dtype,
@@ -245,6 +245,13 @@ class ProcessGroup {
   /// The rank that each rank of this group has in the group that this one was made of by subgroup(), split(),
   /// duplicate() or shrink(). Empty: of none.
   std::span<const int> parent_ranks() const;
+
+  /// Leaves the group together with its other ranks: all ranks call it, as their last call of the group. It waits for them, and compares
+  /// what they have called, also in broadcasts and scatters, whose roots wait for nobody. Throws `mismatch` on every rank where calls
+  /// differ or a rank has left one out. (The destructor compares without waiting, and logs a warning.) The handle is
+  /// empty afterwards; where this throws it is as it was, and the group has failed. `deadline` zero: the group's. Over nccl, and where
+  /// the comparison is switched off, it only waits.
+  void leave(Duration deadline = {});
 
   /// Fails every pending and later call of every rank with `aborted` and this text, but for one whose peers have
   /// done their part already: it may end well, and the next one fails. Does not block.

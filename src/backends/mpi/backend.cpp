@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <exception>
 #include <mutex>
 #include <thread>
 
@@ -485,11 +486,14 @@ class MpiBackend final : public Backend {
       const auto turn = process_.lock();
       for (int looks = 0; looks < kLastLooks && !failed_ && calls_.kept() > 0; ++looks)
         if (take_control_messages()) looks = 0;
-      if (failed_ && failure_.code == ErrorCode::mismatch)
+      std::string found;
+      if (failed_ && failure_.code == ErrorCode::mismatch) found = failure_.text;
+      if (!failed_ && std::uncaught_exceptions() == 0) found = calls_.left_out(left_);
+      if (!found.empty())
         context_.log().write_later(
             LogLayer::backends, LogLevel::warning,
             fmt::format("mismatch, found when the group was left: {} [group \"{}\", rank {}]",
-                        unmarked(failure_.text), name_, rank_));
+                        unmarked(found), name_, rank_));
     });
   }
 

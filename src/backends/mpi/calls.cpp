@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "weft/backends/op_table.hpp"
+
 namespace weft::mpi {
 
 std::uint64_t Calls::announce(const Announcement& call, const OpState& s) {
@@ -46,6 +48,25 @@ void Calls::forget() {
     own_.pop_front();
     ++first_own_;
   }
+}
+
+std::string Calls::left_out(const std::vector<bool>& left) const {
+  const std::uint64_t called = first_own_ + own_.size();
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    const Peer& other = peer(r);
+    // Its next call, which this rank will not make. Where rank r waits for this one there, it is told that it has left.
+    if (other.compared == called && !other.ahead.empty()) {
+      const CallRecord& call = other.ahead.front().record;
+      const Rooted rooted = row(call.op).rooted;
+      if ((rooted == Rooted::in_at_root && call.root != rank_) ||
+          (rooted == Rooted::out_at_root && call.root != r))
+        return fmt::format("{}, rank {} left the group without it", describe(r, call), rank_);
+    }
+    if (const std::uint64_t next = announced_by(r); left[static_cast<std::size_t>(r)] && next < done_)
+      return fmt::format("{}, rank {} left the group without it", describe(rank_, record(next)), r);
+  }
+  return {};
 }
 
 std::vector<int> Calls::late(std::uint64_t sequence) const {

@@ -5,6 +5,7 @@
 #include <deque>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "backends/last_calls.hpp"
@@ -26,6 +27,9 @@ class Calls {
   std::optional<Failure> compare(int r);
   /// This rank has finished the call.
   void finish(std::uint64_t sequence);
+
+  /// Leaving: a call that needed nobody, and that a rank which leaves has left out: this one, or one that has left. Empty: none is known.
+  std::string left_out(const std::vector<bool>& left) const;
 
   /// How many collectives rank r has announced here.
   std::uint64_t announced_by(int r) const { return peer(r).compared + peer(r).ahead.size(); }

@@ -125,6 +125,9 @@ struct Pair {
 /// Added to RankBlock::active while the kernel copies: the memory it writes to cannot be given other pages.
 inline constexpr std::uint64_t kByKernel = std::uint64_t{1} << 63;
 
+/// What RankBlock::left says of a rank that publishes no more calls.
+inline constexpr std::uint32_t kLeaving = 1, kLeft = 2;
+
 /// One rank's words. Each line has one writer, the owner, but for `inbox`.
 struct RankBlock {
   alignas(64)
@@ -136,7 +139,8 @@ struct RankBlock {
   std::atomic<std::uint64_t> copied;              ///< rounds copied out of the peers' slots
   alignas(64) std::atomic<std::uint64_t> active;  ///< call + 1 while inside peers' memory, else 0; kByKernel
   alignas(64) std::atomic<std::uint32_t> sleeping;  ///< threads of this rank asleep on its doorbell
-  std::atomic<std::uint32_t> left;                  ///< the group's handle is gone
+  std::atomic<std::uint32_t>
+      left;  ///< kLeaving while this rank compares its last calls; kLeft: the group's handle is gone
   std::atomic<std::uint32_t> joined;    ///< while the group is made: 1 present, 2 has mapped the others
   std::atomic<std::uint32_t> segments;  ///< segments of its arena, for peers to map
   std::atomic<std::uint64_t> probe;     ///< while the group is made: address of its words for single copies

@@ -83,7 +83,7 @@ std::vector<int> dead_ranks(const Group& g) {
 }
 
 bool has_left(const Group& g, int r) noexcept {
-  return r != g.rank && g.of(r).left.load(std::memory_order_seq_cst) != 0;
+  return r != g.rank && g.of(r).left.load(std::memory_order_seq_cst) == kLeft;
 }
 
 std::vector<int> gone_ranks(const Group& g) {

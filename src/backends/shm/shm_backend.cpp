@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 
 #include "backends/last_calls.hpp"
 #include "backends/shm/collectives/collectives.hpp"
 #include "backends/shm/messages.hpp"
 #include "backends/shm/roll_call.hpp"
 #include "backends/waits_elsewhere.hpp"
+#include "store/launcher_notice.hpp"
 #include "weft/backends/op_table.hpp"
 #include "weft/backends/plugin.hpp"
 
@@ -27,9 +29,9 @@ class ShmBackend final : public Backend, public WaitsElsewhere {
 
   ~ShmBackend() override {
     if (group_.context.forked()) return;  // the region is not mapped in a child
-    if (!group_.aborted() && !WEFT_MUTANT("uncompared_rest")) collectives_.compare_the_rest();
-    if (group_.aborted() && !told_.load(std::memory_order_relaxed)) warn();
-    group_.mine().left.store(1, std::memory_order_seq_cst);
+    group_.mine().left.store(kLeaving, std::memory_order_seq_cst);
+    compare_the_rest();
+    group_.mine().left.store(kLeft, std::memory_order_seq_cst);
     group_.wake_all();
   }
 
@@ -154,14 +156,21 @@ class ShmBackend final : public Backend, public WaitsElsewhere {
  private:
   static constexpr const char* kLimits = "WEFT_UNEXPECTED_MESSAGES and WEFT_UNEXPECTED_BYTES allow";
   // The ranks called different things, and this rank leaves without having reported it. Nobody would catch an
-  // exception here, so it is a warning.
-  void warn() const noexcept try {
-    const Failure why = first_cause(group_);
-    if (why.code == ErrorCode::mismatch)
-      group_.context.log().write(
-          LogLayer::backends, LogLevel::warning,
-          fmt::format("mismatch, found when the group was left: {} [group \"{}\", rank {}]", why.text,
-                      group_.name, group_.rank));
+  // exception here, so it is a warning. A rank that leaves by an exception has left calls out, and its program knows.
+  void compare_the_rest() noexcept try {
+    std::string found;
+    if (!group_.aborted() && !WEFT_MUTANT("uncompared_rest")) {
+      collectives_.compare_the_rest();
+      if (!group_.aborted() && std::uncaught_exceptions() == 0) found = collectives_.left_out();
+    }
+    if (group_.aborted() && !told_.load(std::memory_order_relaxed))
+      if (const Failure why = first_cause(group_); why.code == ErrorCode::mismatch) found = why.text;
+    if (found.empty()) return;
+    group_.context.log().write(
+        LogLayer::backends, LogLevel::warning,
+        fmt::format("mismatch, found when the group was left: {} [group \"{}\", rank {}]", found, group_.name,
+                    group_.rank));
+    tell_launcher_that_results_are_in_doubt();
   } catch (...) {  // out of memory
   }
 

@@ -191,7 +191,7 @@ class ByMessages final : public WindowTransfer::Steps, private windows::Exchange
     if (!work_.valid() || plan_->mesh.context().forked()) return;
     try {
       if (work_.done()) return;
-      group_->fail(dropped());
+      group_->fail_dropped(dropped());
     } catch (...) {  // the group has failed: others know
     }
   }

@@ -1,8 +1,9 @@
 #include "backends/shm/collectives/arrivals.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstddef>
-#include <string>
 
 #include "backends/call_word.hpp"
 #include "backends/shm/collectives/prefetch.hpp"
@@ -184,6 +185,28 @@ void Arrivals::compare_the_rest() noexcept {
       if (group_.of(r).arrivals[call % kRing].sequence.load(std::memory_order_seq_cst) == call + 1 &&
           !agree(r, call))
         return;
+}
+
+std::string Arrivals::left_out() const {
+  if (WEFT_MUTANT("left_out_unseen")) return {};
+  const auto has = [&](int r, std::uint64_t call) {
+    return group_.of(r).arrivals[call % kRing].sequence.load(std::memory_order_seq_cst) == call + 1;
+  };
+  for (int r = 0; r < group_.size; ++r) {
+    if (r == group_.rank) continue;
+    // The next call of this rank, which it will not make. Where others wait for it there, they are told that it has left.
+    if (has(r, published_)) {
+      const CallRecord call = record_of(group_, r, published_);
+      if (row(call.op).rooted == Rooted::in_at_root && call.root != group_.rank)
+        return fmt::format("{}, rank {} left the group without it", describe(group_, r, published_),
+                           group_.rank);
+    }
+    if (group_.of(r).left.load(std::memory_order_seq_cst) == 0) continue;
+    for (std::uint64_t call = compared_; call < finished_; ++call)
+      if (!has(r, call))
+        return fmt::format("{}, rank {} left the group without it", describe(group_, group_.rank, call), r);
+  }
+  return {};
 }
 
 // Did `peer` call the same as this rank? Raises a mismatch where not.

@@ -41,6 +41,7 @@ class Collectives {
   std::string story(const OpState& s, std::span<const int> late) const;
   /// See Arrivals.
   void compare_the_rest() noexcept { arrivals_.compare_the_rest(); }
+  std::string left_out() const { return arrivals_.left_out(); }
   /// The call that was polled last and is not done.
   const OpState* current() const noexcept { return current_; }
 

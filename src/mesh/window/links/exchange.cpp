@@ -57,7 +57,7 @@ bool OverLinks::end() noexcept {
       return owning && complete();
     }();
     if (!over) {
-      links_->fail(dropped());
+      links_->fail_dropped(dropped());
       give_up();
     }
   }

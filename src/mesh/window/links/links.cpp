@@ -576,6 +576,10 @@ void Links::fail(const Failure& why) noexcept {
   if (GroupState* const group = group_.load(std::memory_order_acquire)) group->fail(why);
 }
 
+void Links::fail_dropped(const Failure& why) noexcept {
+  if (GroupState* const group = group_.load(std::memory_order_acquire)) group->fail_dropped(why);
+}
+
 void Links::give_up(LinkedSteps& x) noexcept {
   if (const Owning owning(*this, kStuckInFailure); owning)
     remove(x);

@@ -229,6 +229,7 @@ class Links final : public Driven, public BlockHolder, public std::enable_shared
   /// Sends the messages that steps have made due, where any are: until they are sent, the group must live.
   void send_due() noexcept;
   void fail(const Failure& why) noexcept;
+  void fail_dropped(const Failure& why) noexcept;
   /// Throws why that rank has given up. `name`: of this rank's exchange.
   [[noreturn]] void raise_revoked(int rank, const char* name);
   Duration deadline() const noexcept { return deadline_; }
