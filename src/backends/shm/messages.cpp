@@ -491,13 +491,20 @@ Step Messages::poll(OpState& s) {
   return step == Step::pending && moved ? Step::advanced : step;
 }
 
+bool Messages::has_chunk_from(int src) const noexcept {
+  const Pair& pair = group_.control.pair(src, group_.rank);
+  return pair.sent.load(std::memory_order_seq_cst) != pair.received.load(std::memory_order_relaxed);
+}
+
 std::vector<int> Messages::awaited_by_name() const {
   std::vector<int> ranks;
   for (int r = 0; r < group_.size; ++r) {
     const Peer& p = peers_[static_cast<std::size_t>(r)];
     const bool waits =
         std::any_of(waits_.begin(), waits_.end(), [&](const OpState* s) { return s->peer == r; });
-    if (!p.unposted.empty() || !p.outstanding.empty() || matcher_.awaits(r) || !p.streams.empty() || waits)
+    // Of chunks that are there it waits for nobody: their sender may have left.
+    const bool streams = !p.streams.empty() && !has_chunk_from(r);
+    if (!p.unposted.empty() || !p.outstanding.empty() || matcher_.awaits(r) || streams || waits)
       ranks.push_back(r);
   }
   return ranks;

@@ -119,6 +119,7 @@ class Messages {
   Step stream_out(OpState& s);
   bool helps(const OpState& s) const noexcept;
   Step help(OpState& s);
+  bool has_chunk_from(int src) const noexcept;
   bool empty_chunk(OpState& s);
   Step receive(OpState& s);
   Step receive_stream(OpState& s);
