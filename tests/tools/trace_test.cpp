@@ -154,6 +154,10 @@ TEST_F(DoctorTrace, WeftRunAsksThoseItEnds) {
       o.text,
       HasSubstr("  missing     rank 2 at all_reduce f32 x1000 sum [call 1]: the last of its calls here is "
                 "all_reduce f32 x1000 sum [call 0], done\n"));
+  EXPECT_THAT(o.text, ContainsRegex("at worst\n +2     [12] of 2 .*; has not come to call 1\n"))
+      << "nobody else is to blame";
+  EXPECT_THAT(o.text,
+              HasSubstr("worst calls all_reduce f32 x1000 sum [call 1]: rank 2 has not come within "));
 }
 
 // ---- By hand
@@ -212,13 +216,26 @@ TEST_F(DoctorTrace, WhoIsMissingWhoDiffersWhoIsLate) {
             "  pending     rank 0: all_reduce f32 x8 sum [call 3], for 6 ms\n"
             "  different   call 1: rank 0 all_reduce f32 x8 sum, rank 1 all_gather f32 x8\n"
             "  late         rank   was last       in all     at worst\n"
-            "                  2     4 of 4       9.6 ms         3 ms  [call 1]\n"
-            "                  1     0 of 4       500 us       500 us  [call 0]\n"
+            "                  1     2 of 4      13.5 ms         7 ms  [call 2]; has not come to call 2\n"
+            "                  2     2 of 4       9.6 ms         3 ms  [call 1]\n"
             "                  0     0 of 4         0 us         0 us\n"
-            "  worst calls all_reduce f32 x8 sum [call 1]: rank 2 by 3 ms\n"
-            "              barrier [call 0]: rank 2 by 2.5 ms\n"
-            "              broadcast f32 x8 root 0 [call 2]: rank 2 by 2.5 ms\n"
-            "              all_reduce f32 x8 sum [call 3]: rank 2 by 1.6 ms\n");
+            "  worst calls broadcast f32 x8 root 0 [call 2]: rank 1 has not come within 7 ms\n"
+            "              all_reduce f32 x8 sum [call 3]: rank 1 has not come within 6 ms\n"
+            "              all_reduce f32 x8 sum [call 1]: rank 2 by 3 ms\n"
+            "              barrier [call 0]: rank 2 by 2.5 ms\n");
+}
+
+// A rank whose file no longer has its first calls has not missed them, and one whose file is older than a call neither.
+TEST_F(DoctorTrace, WhatAFileCannotHaveIsNotMissing) {
+  put("0.json",
+      trace(0, 3, {call("barrier", 0, 0), call("barrier", 1, 1'000'000), call("barrier", 2, 10'000'000)})
+          .dump());
+  put("1.json", trace(1, 3, {call("barrier", 1, 1'500'000), call("barrier", 2, 10'500'000)}).dump());
+  put("2.json",
+      trace(2, 3, {call("barrier", 0, 0), call("barrier", 1, 1'000'000)}).dump());  // written after 9 ms
+  const Outcome o = doctor("0.json 1.json 2.json");
+  EXPECT_THAT(o.text, Not(HasSubstr("has not come")));
+  EXPECT_THAT(o.text, HasSubstr("                  1     2 of 3         1 ms       500 us  [call 1]\n"));
 }
 
 // Several hosts: their monotonic clocks have nothing in common. Rank 1's began 5 s "later" and is 2 ms late.

@@ -1,5 +1,5 @@
 // Ranks are lined up by group and call number. When a call was posted, on clocks that agree, says who was
-// late for it: from then on the others could only wait.
+// late for it: from then on the others could only wait. A rank that has not come is the latest.
 #include "trace.hpp"
 
 #include <fmt/format.h>
@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 
 #include "base/files/regular_file.hpp"
@@ -170,64 +171,106 @@ class Group {
     if (found > kDifferences) line(out, "", fmt::format("and {} calls more", found - kDifferences));
   }
 
+  // A rank's part in a call: how much later than the first it came or, if it has not come, how long the others had waited when it wrote its
+  // file.
+  struct Coming {
+    std::int64_t by;
+    bool came;
+  };
+
+  // By rank. A rank without the call has not come to it, unless its file begins later.
+  std::map<int, Coming> comings(std::uint64_t number) const {
+    const auto& ranks = calls_.at(number);
+    std::int64_t first = INT64_MAX;
+    for (const auto& [rank, c] : ranks) first = std::min(first, zero_.at(rank) + c->posted_ns);
+    std::map<int, Coming> all;
+    for (const auto& [rank, t] : traces_) {
+      if (const auto own = ranks.find(rank); own != ranks.end())
+        all[rank] = {zero_.at(rank) + own->second->posted_ns - first, true};
+      else if (const std::int64_t by = zero_.at(rank) + t->taken_ns - first;
+               by > 0 && number >= next_call(rank))
+        all[rank] = {by, false};
+    }
+    return all;
+  }
+
+  // The number after that of the rank's last call.
+  std::uint64_t next_call(int rank) const {
+    for (auto at = calls_.rbegin(); at != calls_.rend(); ++at)
+      if (at->second.contains(rank)) return at->first + 1;
+    return 0;
+  }
+
+  struct Late {
+    std::int64_t total = 0, worst = 0;
+    std::size_t last = 0;
+    std::uint64_t worst_call = 0;
+    std::optional<std::uint64_t> absent{};  // the first call to which it has not come
+
+    void add(const Coming& c, std::uint64_t number) {
+      if (__builtin_add_overflow(total, c.by, &total)) total = INT64_MAX;
+      if (c.by > worst) worst_call = number;
+      worst = std::max(worst, c.by);
+      if (!c.came && !absent) absent = number;
+    }
+  };
+  struct Spread {
+    std::int64_t by;
+    std::uint64_t number;
+  };
+
   void add_lateness(std::string& out) const {
-    struct Late {
-      std::int64_t total = 0, worst = 0;
-      std::size_t last = 0;
-      std::uint64_t worst_call = 0;
-    };
-    struct Spread {
-      std::int64_t by;
-      std::uint64_t number;
-    };
     std::map<int, Late> late;
     std::vector<Spread> spreads;
     for (const auto& [number, ranks] : calls_) {
-      if (ranks.size() < 2) continue;
-      std::int64_t first = INT64_MAX, last = INT64_MIN;
-      int last_rank = -1;
-      for (const auto& [rank, c] : ranks) {
-        const std::int64_t at = zero_.at(rank) + c->posted_ns;
-        first = std::min(first, at);
-        if (at > last) last_rank = rank;
-        last = std::max(last, at);
-      }
-      for (const auto& [rank, c] : ranks) {
-        const std::int64_t by = zero_.at(rank) + c->posted_ns - first;
-        Late& l = late[rank];
-        if (__builtin_add_overflow(l.total, by, &l.total)) l.total = INT64_MAX;
-        if (by > l.worst) l.worst_call = number;
-        l.worst = std::max(l.worst, by);
-      }
-      ++late[last_rank].last;
-      spreads.push_back({last - first, number});
+      const std::map<int, Coming> all = comings(number);
+      if (all.size() < 2) continue;
+      const auto last = std::max_element(all.begin(), all.end(), [](const auto& a, const auto& b) {
+        return std::pair(!a.second.came, a.second.by) < std::pair(!b.second.came, b.second.by);
+      });
+      for (const auto& [rank, c] : all) late[rank].add(c, number);
+      ++late[last->first].last;
+      spreads.push_back({last->second.by, number});
     }
     if (spreads.empty()) {
       line(out, "late", "nothing to compare: no call that two of these files have");
       return;
     }
+    add_late_ranks(out, late, spreads.size());
+    add_worst_calls(out, spreads);
+  }
+
+  // First those that did not come at all: the others waited for them.
+  static void add_late_ranks(std::string& out, const std::map<int, Late>& late, std::size_t calls) {
     line(out, "late", fmt::format("{:>5} {:>10} {:>12} {:>12}", "rank", "was last", "in all", "at worst"));
     std::vector<std::pair<int, Late>> order(late.begin(), late.end());
-    std::stable_sort(order.begin(), order.end(),
-                     [](const auto& a, const auto& b) { return a.second.total > b.second.total; });
+    std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) {
+      return std::pair(a.second.absent.has_value(), a.second.total) >
+             std::pair(b.second.absent.has_value(), b.second.total);
+    });
     for (const auto& [rank, l] : order)
       line(out, "",
-           fmt::format("{:>5} {:>10} {:>12} {:>12}{}", rank, fmt::format("{} of {}", l.last, spreads.size()),
+           fmt::format("{:>5} {:>10} {:>12} {:>12}{}{}", rank, fmt::format("{} of {}", l.last, calls),
                        shown(l.total), shown(l.worst),
-                       l.worst > 0 ? fmt::format("  [call {}]", l.worst_call) : ""));
+                       l.worst > 0 ? fmt::format("  [call {}]", l.worst_call) : "",
+                       l.absent ? fmt::format("; has not come to call {}", *l.absent) : ""));
+  }
+
+  void add_worst_calls(std::string& out, std::vector<Spread> spreads) const {
     std::stable_sort(spreads.begin(), spreads.end(),
                      [](const Spread& a, const Spread& b) { return a.by > b.by; });
     for (std::size_t i = 0; i < std::min(kWorst, spreads.size()); ++i) {
-      const auto& ranks = calls_.at(spreads[i].number);
-      std::int64_t first = INT64_MAX;
-      for (const auto& [rank, c] : ranks) first = std::min(first, zero_.at(rank) + c->posted_ns);
+      const std::map<int, Coming> all = comings(spreads[i].number);
+      const bool absent = std::any_of(all.begin(), all.end(), [](const auto& c) { return !c.second.came; });
       std::string who;
-      for (const auto& [rank, c] : ranks)
-        if (const std::int64_t by = zero_.at(rank) + c->posted_ns - first; by > spreads[i].by / 2)
-          who += fmt::format("{}rank {} by {}", who.empty() ? "" : ", ", rank, shown(by));
+      for (const auto& [rank, c] : all)
+        if (absent ? !c.came : c.by > spreads[i].by / 2)
+          who += fmt::format("{}rank {} {} {}", who.empty() ? "" : ", ", rank,
+                             absent ? "has not come within" : "by", shown(c.by));
       if (!who.empty())
         line(out, i == 0 ? "worst calls" : "",
-             fmt::format("{} [call {}]: {}", what(*ranks.begin()->second), spreads[i].number, who));
+             fmt::format("{} [call {}]: {}", what(*calls_.at(spreads[i].number).begin()->second),
+                         spreads[i].number, who));
     }
   }
 
