@@ -228,29 +228,29 @@ TEST_F(WindowMoved, InItsOwnGroupTheNeighbourIsTold) {
 // One thread exchanges, another one has the block moved all the time.
 TEST_F(WindowMoved, BetweenTheExchangesOfAnotherThread) {
   constexpr int kExchanges = 15;
-  for (const std::int64_t columns : {8, 20'000})
-    run_ranks(Ranks::processes, 2, [&](Rank& r) {
-      const Block block(r, columns);
-      const Ring ring(r.group(), columns);
-      std::atomic<bool> over{false};
-      std::atomic<int> moves{0};
-      std::jthread mover;
-      if (r.rank == 0)
-        mover = std::jthread([&] {
-          while (!over) moves += r.context.arena().evacuate(block.part(), 1);
-        });
-      for (int k = 0; k < kExchanges; ++k) {
-        if (r.rank == 1) std::fill_n(block.part(), columns, static_cast<float>(k));
-        ring.start(block).finish();
-        const float mine = r.rank == 0 ? 1.0f : static_cast<float>(k);
-        const float theirs = r.rank == 1 ? 1.0f : static_cast<float>(k);
-        ASSERT_EQ(block.wrong(0, theirs) + block.wrong(1, mine) + block.wrong(2, theirs), 0)
-            << "exchange " << k << " of rank " << r.rank;
-        if (r.rank == 0)  // so that it moves between any two exchanges
-          for (const int seen = moves; moves == seen;) std::this_thread::yield();
-      }
-      over = true;
-    });
+  constexpr std::int64_t kColumns = 20'000;
+  run_ranks(Ranks::processes, 2, [&](Rank& r) {
+    const Block block(r, kColumns);
+    const Ring ring(r.group(), kColumns);
+    std::atomic<bool> over{false};
+    std::atomic<int> moves{0};
+    std::jthread mover;
+    if (r.rank == 0)
+      mover = std::jthread([&] {
+        while (!over) moves += r.context.arena().evacuate(block.part(), 1);
+      });
+    for (int k = 0; k < kExchanges; ++k) {
+      if (r.rank == 1) std::fill_n(block.part(), kColumns, static_cast<float>(k));
+      ring.start(block).finish();
+      const float mine = r.rank == 0 ? 1.0f : static_cast<float>(k);
+      const float theirs = r.rank == 1 ? 1.0f : static_cast<float>(k);
+      ASSERT_EQ(block.wrong(0, theirs) + block.wrong(1, mine) + block.wrong(2, theirs), 0)
+          << "exchange " << k << " of rank " << r.rank;
+      if (r.rank == 0)  // so that it moves between any two exchanges
+        for (const int seen = moves; moves == seen;) std::this_thread::yield();
+    }
+    over = true;
+  });
 }
 
 }  // namespace
