@@ -73,7 +73,7 @@ Traits nccl() {
         t.reduces[static_cast<std::size_t>(kind)] |= dtype_bit(dtype) & dtypes;
   };
   reduces(ReduceOp::Kind::sum, floating | integers | complex);
-  reduces(ReduceOp::Kind::avg, floating | integers | complex);
+  reduces(ReduceOp::Kind::avg, floating | complex);  // of integers NCCL divides a sum that may have wrapped
   reduces(ReduceOp::Kind::prod, floating | integers);
   reduces(ReduceOp::Kind::premul_sum, floating | integers);
   reduces(ReduceOp::Kind::min, floating | integers | dtype_bit(DType::boolean));

@@ -16,9 +16,11 @@ bool can_reduce(DType dtype, ReduceOp::Kind kind) noexcept;
 
 /// For each element i < count: combines in[0][i] … in[n-1][i] by a binary tree over the index, split at the
 /// largest power of two below n, and stores the result to every out[j][i]. 16-bit floats are accumulated in
-/// f32 and rounded once; avg divides in the accumulator, premul_sum multiplies there before it sums. NaNs are
-/// the one quiet NaN. The same bits on every instruction set. A user's function gets the elements as they
-/// are, some KB at a time; with one input it is not called.
+/// f32 and rounded once. avg accumulates integers in twice their width or more and f32 in f64, and divides
+/// there; of f64 and bf16 an element whose sum is not finite is summed again, of inputs smaller by the power
+/// of two from n on. premul_sum multiplies there before it sums. NaNs are the one quiet NaN. The same bits on
+/// every instruction set. A user's function gets the elements as they are, some KB at a time; with one input
+/// it is not called.
 ///
 /// An out may be the same pointer as an in (element i is read everywhere before it is written anywhere); any
 /// other overlap is not allowed. Pointers need only the dtype's alignment. `n` is the number of ranks

@@ -3,5 +3,6 @@
 #include "reduce/reduce_kernels.hpp"
 
 namespace weft {
-const ReduceIsa kReduceAvx512Bf16 = {"avx512_bf16", {{}, {}, {}, WEFT_REDUCE_FLOAT(Bf16)}, stream_copy};
+const ReduceIsa kReduceAvx512Bf16 = {
+    "avx512_bf16", {{}, {}, {}, WEFT_REDUCE_FLOAT(Bf16, (kernel<Reduction<Bf16, Kind::avg>>))}, stream_copy};
 }  // namespace weft

@@ -32,7 +32,7 @@ struct ReduceIsa {
 };
 
 extern const ReduceIsa kReduceBaseline;
-extern const ReduceIsa kReduceAvx2;        // x86-64 with AVX2 and F16C
+extern const ReduceIsa kReduceAvx2;        // x86-64 with AVX2, FMA and F16C
 extern const ReduceIsa kReduceAvx512;      // x86-64 with AVX-512 F, BW, DQ, VL
 extern const ReduceIsa kReduceAvx512Bf16;  // and BF16: that dtype alone
 

@@ -15,6 +15,7 @@
 #include "backends/shm/control.hpp"
 #include "backends/shm/paths.hpp"
 #include "reduce/reduce.hpp"
+#include "support/averages.hpp"
 #include "support/masked_backend.hpp"
 #include "support/nccl_stand_in.hpp"
 #include "support/on_device.hpp"
@@ -277,6 +278,10 @@ class Conformance : public testing::TestWithParam<Setting> {
     return {r.group(), traits_->device ? Device{DeviceKind::cuda, 0} : Device{}};
   }
 
+  bool averages(DType dtype) const {
+    return op_support(*traits_, Op::all_reduce, dtype, ReduceOp::Kind::avg, Order::native) !=
+           OpSupport::unsupported;
+  }
   Tensor buffer(Rank& r, std::int64_t count, DType dtype) const {
     return Tensor(r.context, Shape{count}, dtype, GetParam().memory);
   }
@@ -519,6 +524,7 @@ TEST_P(Conformance, ReduceScatterAvgIsTheSumOverN) {
   run([&](Rank& r) {
     for (const DType dtype : {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8, DType::i32,
                               DType::i64, DType::u8, DType::u64}) {
+      if (!averages(dtype)) continue;
       const Tensor in = buffer(r, 5 * r.size, dtype), out = buffer(r, 5, dtype);
       for (std::int64_t i = 0; i < 5 * r.size; ++i) store(in, i, static_cast<double>(r.rank + i % 5));
       group(r).reduce_scatter(in, out, {.op = ReduceOp::avg}).wait();
@@ -534,6 +540,47 @@ TEST_P(Conformance, ReduceScatterAvgIsTheSumOverN) {
       group(r).reduce_scatter(in, out, {.op = ReduceOp::avg}).wait();  // toward zero
       ASSERT_EQ(load(out, 0), -std::trunc((r.size + 1) / 2.0)) << name(dtype);
     }
+  });
+}
+
+// Of numbers whose sum wraps or is infinite in their dtype, in each operation that has averages.
+TEST_P(Conformance, AveragesOfExtremes) {
+  run([&](Rank& r) {
+    for (const DType dtype : averaged_dtypes())
+      for (const std::int64_t count : {std::int64_t{1}, std::int64_t{37}, std::int64_t{1501}}) {
+        const std::int64_t whole = count * r.size;
+        if (!fits({.op = Op::reduce_scatter, .dtype = dtype, .count = count})) continue;
+        std::vector<Tensor> all;
+        std::vector<const std::byte*> ins, parts;
+        for (int from = 0; from < r.size; ++from) {
+          all.push_back(buffer(r, whole, dtype));
+          for (std::int64_t i = 0; i < whole; ++i) store_extreme(all.back().data(), dtype, from, i);
+          ins.push_back(all.back().data());
+          parts.push_back(ins.back() + r.rank * count * size_bytes(dtype));
+        }
+        const Tensor& own = all[static_cast<std::size_t>(r.rank)];
+        const Tensor out = buffer(r, whole, dtype), part = buffer(r, count, dtype);
+        const auto right = [&](Op op, const std::vector<const std::byte*>& from, const Tensor& got) {
+          ASSERT_EQ(wrong_average(dtype, from, got.data(), got.count()), "")
+              << name(op) << " " << name(dtype) << " x" << got.count();
+        };
+        const CallOptions average{.op = ReduceOp::avg};
+        if (!averages(dtype)) {
+          EXPECT_EQ(error_of([&] { group(r).all_reduce(own, out, average).wait(); }).code(),
+                    ErrorCode::unsupported);
+          continue;
+        }
+        group(r).all_reduce(own, out, average).wait();
+        right(Op::all_reduce, ins, out);
+        group(r).reduce_scatter(own, part, average).wait();
+        right(Op::reduce_scatter, parts, part);
+        group(r).submit(call::reduce(own, out, 0, average)).wait();
+        if (r.rank == 0) right(Op::reduce, ins, out);
+        if (traits_->device) continue;  // no scans there
+        group(r).submit(call::scan(own, out, average)).wait();
+        ins.resize(static_cast<std::size_t>(r.rank + 1));
+        right(Op::scan, ins, out);
+      }
   });
 }
 

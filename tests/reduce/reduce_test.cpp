@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "reduce/reduce_isa.hpp"
+#include "support/averages.hpp"
 #include "support/sanitizers.hpp"
 #include "support/values.hpp"
 
@@ -95,7 +96,6 @@ A combine_integers(Kind kind, A a, A b) {
   const auto x = static_cast<std::uint64_t>(a), y = static_cast<std::uint64_t>(b);
   switch (kind) {
     case Kind::sum:
-    case Kind::avg:
     case Kind::premul_sum: return static_cast<A>(x + y);  // wraps
     case Kind::prod: return static_cast<A>(x * y);        // so does this
     case Kind::min: return std::min(a, b);
@@ -106,6 +106,7 @@ A combine_integers(Kind kind, A a, A b) {
     case Kind::logical_and: return static_cast<A>(a != 0 && b != 0);
     case Kind::logical_or: return static_cast<A>(a != 0 || b != 0);
     case Kind::logical_xor: return static_cast<A>((a != 0) != (b != 0));
+    case Kind::avg:
     case Kind::user: break;
   }
   std::abort();
@@ -148,19 +149,6 @@ T one_quiet_nan() {
   return T{};
 }
 
-template <class A>
-A divided(A total, int n) {
-  if constexpr (kIsComplex<A>) {
-    return {divided(total.real(), n), divided(total.imag(), n)};
-  } else if constexpr (std::is_floating_point_v<A>) {
-    return total / static_cast<A>(n);
-  } else if constexpr (std::is_signed_v<A>) {
-    return static_cast<A>(static_cast<std::int64_t>(total) / n);
-  } else {
-    return static_cast<A>(static_cast<std::uint64_t>(total) / static_cast<std::uint64_t>(n));
-  }
-}
-
 // Rounded to T, NaNs made the one.
 template <class T, class A>
 T finished(A total) {
@@ -175,9 +163,43 @@ T finished(A total) {
   }
 }
 
+// Averages: integers in 128 bits, f32 in f64, the others as they are summed; where that sum is not finite,
+// that of numbers smaller by a power of two, and at most the largest number.
+template <class T>
+T average(const std::vector<T>& in) {
+  const int n = static_cast<int>(in.size());
+  if constexpr (std::is_integral_v<T>) {
+    test::Wide total = 0;
+    for (const T x : in) total += x;
+    return static_cast<T>(total / n);
+  } else if constexpr (kIsComplex<T>) {
+    std::vector<typename T::value_type> re, im;
+    for (const T& z : in) re.push_back(z.real()), im.push_back(z.imag());
+    return {average(re), average(im)};
+  } else {
+    using A = std::conditional_t<kIsHalf<T>, float, double>;
+    std::vector<A> x;
+    for (const T y : in) x.push_back(static_cast<A>(y));
+    const auto sum = [&] { return tree([](A a, A b) { return a + b; }, x, 0, n); };
+    if (const A total = sum(); std::isfinite(total)) return finished<T>(total / static_cast<A>(n));
+    A smaller = 1;
+    while (smaller * static_cast<A>(n) > 1) smaller /= 2;
+    for (A& y : x) y *= smaller;
+    const A total = sum(), most = std::numeric_limits<A>::max(), y = total / (smaller * static_cast<A>(n));
+    return finished<T>(std::isfinite(total) ? std::clamp(y, -most, most) : y);
+  }
+}
+
 template <class T>
 T reference(Kind kind, const std::vector<std::vector<T>>& in, int i, double scale) {
   using A = AccumulatorOf<T>;
+  if constexpr (!std::is_same_v<T, Bool>) {
+    if (kind == Kind::avg) {
+      std::vector<T> numbers;
+      for (const auto& x : in) numbers.push_back(x[i]);
+      return average(numbers);
+    }
+  }
   const int n = static_cast<int>(in.size());
   std::vector<A> values;
   for (const auto& x : in) {
@@ -191,9 +213,7 @@ T reference(Kind kind, const std::vector<std::vector<T>>& in, int i, double scal
     }
     values.push_back(a);
   }
-  A total = tree([kind](A a, A b) { return combine(kind, a, b); }, values, 0, n);
-  if (kind == Kind::avg) total = divided(total, n);
-  return finished<T>(total);
+  return finished<T>(tree([kind](A a, A b) { return combine(kind, a, b); }, values, 0, n));
 }
 
 // ---- Inputs: half of the elements random bits (any exponent, NaNs, infinities), a quarter numbers of like
@@ -499,6 +519,51 @@ void every_pattern_survives() {
 }
 TEST(ReduceHalves, every_f16_pattern_survives) { every_pattern_survives<f16>(); }
 TEST(ReduceHalves, every_bf16_pattern_survives) { every_pattern_survives<bf16>(); }
+
+// What neither wraps nor is infinite, where the sum is: against an oracle that knows no rule of ours.
+TEST(ReduceAverages, of_numbers_whose_sum_does_not_fit) {
+  constexpr int kCount = 203;
+  for (const DType dtype : test::averaged_dtypes())
+    for (const int n : {1, 2, 3, 4, 5, 7, 8, 64, 257, 300}) {
+      const auto bytes = static_cast<std::size_t>(kCount * size_bytes(dtype));
+      std::vector<std::vector<std::byte>> room(static_cast<std::size_t>(n), std::vector<std::byte>(bytes));
+      std::vector<const std::byte*> in;
+      for (int r = 0; r < n; ++r) {
+        for (int i = 0; i < kCount; ++i)
+          test::store_extreme(room[static_cast<std::size_t>(r)].data(), dtype, r, i);
+        in.push_back(room[static_cast<std::size_t>(r)].data());
+      }
+      for (const ReduceIsa* isa : isas_of(dtype, Kind::avg)) {
+        std::vector<std::byte> out(bytes);
+        std::byte* const to[] = {out.data()};
+        kernel_of(*isa, dtype, Kind::avg)(in.data(), n, to, 1, kCount, 1);
+        EXPECT_EQ(test::wrong_average(dtype, in, out.data(), kCount), "")
+            << isa->name << " " << name(dtype) << " n=" << n;
+      }
+    }
+}
+
+// An element is summed anew where its own sum is infinite, and not where a neighbour's is: tiny numbers keep
+// their bits.
+TEST(ReduceAverages, tiny_numbers_beside_large_ones_keep_their_bits) {
+  const double tiny = std::numeric_limits<double>::denorm_min(), most = std::numeric_limits<double>::max();
+  for (const int n : {2, 3, 4, 5, 9}) {
+    Buffers<double> in(static_cast<std::size_t>(n));
+    for (auto& x : in)
+      for (int i = 0; i < 67; ++i) x.push_back(i % 3 == 0 ? most : (i % 3) * tiny);
+    for (const ReduceIsa* isa : isas_of(DType::f64, Kind::avg)) {
+      std::vector<double> out(67);
+      std::byte* const to[] = {bytes(out.data())};
+      kernel_of(*isa, DType::f64, Kind::avg)(pointers(in).data(), n, to, 1, 67, 1);
+      for (int i = 0; i < 67; ++i) {
+        if (i % 3 == 0)
+          ASSERT_TRUE(out[i] <= most && out[i] > most * (1 - 1e-15)) << isa->name << " n=" << n << " " << i;
+        else
+          ASSERT_EQ(out[i], in[0][i]) << isa->name << " n=" << n << " " << i;
+      }
+    }
+  }
+}
 
 // 300 ranks: the sum of an i8 wraps many times, and the number of ranks does not fit in one.
 TEST(ReduceMany, hundreds_of_ranks) {

@@ -220,7 +220,8 @@ struct Variety {
   void leave_out_scans() {
     std::erase_if(ops, [](Op op) { return op == Op::scan || op == Op::exscan; });
   }
-  DeviceStaging staging{};  ///< for transports that move a device's memory
+  bool whole_averages = true;  ///< averages of integers, too; else their sums
+  DeviceStaging staging{};     ///< for transports that move a device's memory
 };
 
 inline Plan any_plan(std::mt19937& all, int n, const Variety& v) {
@@ -230,6 +231,7 @@ inline Plan any_plan(std::mt19937& all, int n, const Variety& v) {
   p.op = any(v.ops);
   p.dtype = any(v.dtypes);
   p.reduce = any(v.reductions);
+  if (p.reduce == ReduceOp::avg && !v.whole_averages && !is_floating(p.dtype)) p.reduce = ReduceOp::sum;
   p.root = static_cast<int>(all() % static_cast<unsigned>(n));
   p.seed = all() % 1000;
   if (v.staging) p.staging = &v.staging;

@@ -8,7 +8,6 @@
 #include <new>
 
 #include "backends/compose/composer.hpp"
-#include "backends/compose/divide.hpp"
 #include "base/hash.hpp"
 #include "reduce/reduce.hpp"
 #include "reduce/scan.hpp"
@@ -96,11 +95,9 @@ void Composer::post_step(Composed& c) noexcept {
   ++c.posted;
   c.count = c.open = 0;
   switch (c.plan) {
-    case Plan::same:
-    case Plan::average: {
+    case Plan::same: {
       OpState& inner = next_inner(c);
       inner = *c.user;
-      if (c.plan == Plan::average) inner.reduce = ReduceOp::sum;
       post_collective(c, inner);
       return;
     }
@@ -242,7 +239,7 @@ bool Composer::copy(Composed& c) noexcept {
   return true;
 }
 
-// One chunk of combining, dividing or filling; true: there is no more.
+// One chunk of combining or filling; true: there is no more.
 bool Composer::work(Composed& c) noexcept {
   if (c.work.done == c.work.total) return true;
   const OpState& s = *c.user;
@@ -250,9 +247,7 @@ bool Composer::work(Composed& c) noexcept {
   const std::int64_t chunk = c.plan == Plan::scan ? std::max(kChunkBytes / size_, kLeastOfScan) : kChunkBytes;
   const std::int64_t count = std::min(chunk / element, c.work.total - c.work.done);
   const std::int64_t bytes = count * element;
-  if (c.plan == Plan::average) {
-    divide(s.dtype, s.out + c.work.done * element, count, size_);
-  } else if (c.plan == Plan::scan && c.posted == 2) {
+  if (c.plan == Plan::scan && c.posted == 2) {
     fill_identity(s.dtype, s.reduce.kind, s.out + c.work.done * element, count);
   } else if (c.plan == Plan::scan) {
     scan(s.dtype, s.reduce, s.op == Op::exscan, c.ins, c.prefixes, count);

@@ -4,8 +4,9 @@
 // a send and a receive per pair. Operations that only move data are such an exchange. A reduction is composed
 // where the transport does not know it, or does it in another order than the canonical one that the call asks
 // for: the ranks exchange the blocks of the inputs, combine them with `reduce` (so the bits are the canonical
-// ones) and, for all_reduce, exchange the results: as many bytes as a ring. `avg` over a native sum divides afterwards. A scan is an
-// all_reduce whose ranks get different results: as many bytes, and each rank computes all prefixes of its slice.
+// ones) and, for all_reduce, exchange the results: as many bytes as a ring. An average is composed so, too: a
+// transport's sum could overflow or wrap before it is divided. A scan is an all_reduce whose ranks get
+// different results: as many bytes, and each rank computes all prefixes of its slice.
 #pragma once
 
 #include <memory>

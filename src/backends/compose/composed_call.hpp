@@ -13,9 +13,9 @@ namespace weft {
 
 /// How a call is composed. `same`: the inner backend's own operation, numbered anew; `exchange`: one exchange
 /// of blocks; `reduce`: exchange (every rank's part of my slice comes to me), combine, and, where other ranks
-/// need the result, exchange (my slice goes to them); `scan`: the same, where each rank gets a result of its own;
-/// `average`: the inner backend's sum, then a division.
-enum class Plan : std::uint8_t { same, exchange, reduce, scan, average };
+/// need the result, exchange (my slice goes to them); `scan`: the same, where each rank gets a result of its
+/// own.
+enum class Plan : std::uint8_t { same, exchange, reduce, scan };
 
 /// Buffers of one exchange: block r of `to`, in `in`, goes to rank r; block r of `from`, in `out`, comes from
 /// it.
@@ -51,7 +51,7 @@ struct Composed {
   LocalWork copy;  // of the own block, in bytes
   const std::byte* copy_from = nullptr;
   std::byte* copy_to = nullptr;
-  LocalWork work;     // combine, divide or fill, in elements
+  LocalWork work;     // combine or fill, in elements
   Block mine;         // reduce: my slice of `in`
   std::byte* result;  // reduce with a second exchange: my slice, combined
   std::vector<const std::byte*> ins;

@@ -1,6 +1,5 @@
 #include "backends/compose/op_support.hpp"
 
-#include "backends/compose/divide.hpp"
 #include "reduce/reduce.hpp"
 #include "weft/backends/op_table.hpp"
 
@@ -12,11 +11,6 @@ bool exchanges(const Traits& t) noexcept {
 }
 
 }  // namespace
-
-bool divides_after(const Traits& t, Op op, DType dtype, ReduceOp::Kind kind, Order order) noexcept {
-  return kind == ReduceOp::Kind::avg && !is_scan(op) && can_divide(dtype) &&
-         op_support(t, op, dtype, ReduceOp::Kind::sum, order) == OpSupport::native;
-}
 
 OpSupport op_support(const Traits& t, Op op, DType dtype, ReduceOp::Kind kind, Order order) noexcept {
   const OpRow r = row(op);

@@ -115,14 +115,12 @@ void plan_call(Composed& c, OpState& s, const Traits& traits, int rank, int size
   c.steps = 1;
   c.copy = c.work = {};
   const bool native = op_support(traits, s.op, s.dtype, s.reduce.kind, s.order) == OpSupport::native;
-  c.plan = native                                                         ? Plan::same
-           : !row(s.op).reduces                                           ? Plan::exchange
-           : is_scan(s.op)                                                ? Plan::scan
-           : divides_after(traits, s.op, s.dtype, s.reduce.kind, s.order) ? Plan::average
-                                                                          : Plan::reduce;
+  c.plan = native               ? Plan::same
+           : !row(s.op).reduces ? Plan::exchange
+           : is_scan(s.op)      ? Plan::scan
+                                : Plan::reduce;
   switch (c.plan) {
     case Plan::same: return;
-    case Plan::average: c.work.total = WEFT_MUTANT("composed_avg") ? 0 : s.out_count; return;
     case Plan::reduce:
     case Plan::scan: return plan_reduce(c, rank, size, memory);
     case Plan::exchange: break;

@@ -66,7 +66,7 @@ std::vector<int> Composer::missing(const OpState& s, std::string& story) noexcep
     const OpState& inner = c->inner[static_cast<std::size_t>(i)];
     const std::vector<int> these = inner_->missing(inner, story);
     ranks.insert(ranks.end(), these.begin(), these.end());
-    if (c->plan == Plan::same || c->plan == Plan::average) {
+    if (c->plan == Plan::same) {
       story = before + users_words(story, inner.op, c->user->op);
       return ranks;
     }

@@ -30,9 +30,10 @@ WEFT_INLINE std::int64_t chunks_ahead(const std::byte* const* in, int n, std::in
   constexpr std::int64_t kElement = sizeof(typename R::Stored), kAhead = kAheadBytes / kElement;
   std::int64_t i = 0;
   if (count * kElement < kAheadFrom) return i;
-  for (; i + R::kLanes + kAhead <= count; i += R::kLanes) {
+  constexpr int kChunks = R::kLanes * kElement < 64 ? 64 / (R::kLanes * kElement) : 1;  // of a cache line
+  for (; i + kChunks * R::kLanes + kAhead <= count; i += kChunks * R::kLanes) {
     for (int k = 0; k < n; ++k) __builtin_prefetch(in[k] + (i + kAhead) * kElement);
-    f.template at<R::kLanes>(i);
+    for (int c = 0; c < kChunks; ++c) f.template at<R::kLanes>(i + c * R::kLanes);
   }
   return i;
 }
@@ -53,6 +54,19 @@ WEFT_INLINE void store(V x, std::byte* to, std::int64_t i) {
   __builtin_memcpy(to + i * static_cast<std::int64_t>(sizeof(typename R::Stored)), &x, sizeof x);
 }
 
+// Finishes elements one at a time: those from `first` on whose sums, in double or float, are not all finite.
+template <class R>
+[[gnu::noinline, gnu::cold]] void finish_rescued(const std::byte* const* in, int n, std::byte* const* out,
+                                                 int outs, std::int64_t first, int count) {
+  if constexpr (R::kRescues) {
+    for (std::int64_t i = first; i < first + count; ++i) {
+      const auto total = R::sum_of_one(in, n, i, 1);
+      const auto x = total - total == 0 ? R::template finish<1>(total, R::divisor(n)) : R::rescued(in, n, i);
+      for (int j = 0; j < outs; ++j) store<R>(x, out[j], i);
+    }
+  }
+}
+
 // n <= 4 inputs straight to all outputs; kOuts 0 means any number of them. The pointers are copied so that
 // stores cannot be thought to change them.
 template <class R, int n, int kOuts>
@@ -65,7 +79,26 @@ struct Direct {
 
   template <int W>
   WEFT_INLINE void at(std::int64_t i) const {
-    const auto x = R::template finish<W>(leaf<R, n, W>(in, i), by);
+    const auto total = leaf<R, n, W>(in, i);
+    if constexpr (R::kRescues) {
+      const auto average = R::template divided_chunk<W>(total, by);
+      if (R::template plain<W>(average)) [[likely]]
+        return put(R::template rounded<W>(average), i);
+      if (R::template may_be_infinite<W>(average)) return rescue(i, W);
+    }
+    put(R::template finish<W>(total, by), i);
+  }
+
+  // Copies once more: what a function is given the address of, stores could change.
+  [[gnu::noinline, gnu::cold]] static void rescue_copy(Direct copy, std::int64_t i, int count) {
+    finish_rescued<R>(copy.in, n, kOuts == 0 ? copy.out : copy.known_out, copy.outs, i, count);
+  }
+  WEFT_INLINE void rescue(std::int64_t i, int count) const {
+    if constexpr (R::kRescues) rescue_copy(*this, i, count);
+  }
+
+  template <class V>
+  WEFT_INLINE void put(V x, std::int64_t i) const {
     if constexpr (kOuts == 0) {
       for (int j = 0; j < outs; ++j) store<R>(x, out[j], i);
     } else {
@@ -134,6 +167,8 @@ struct CombineBlocks {
 template <class R>
 struct FinishBlock {
   const typename R::Acc* block;
+  const std::byte* const* in;
+  int n;
   std::byte* const* out;
   int outs;
   std::int64_t first;
@@ -142,6 +177,10 @@ struct FinishBlock {
   WEFT_INLINE void at(std::int64_t i) const {
     typename R::template Chunk<W> a;
     __builtin_memcpy(&a, block + i, sizeof a);
+    if constexpr (R::kRescues) {
+      if (R::template may_be_infinite<W>(R::template divided_chunk<W>(a, by))) [[unlikely]]
+        return finish_rescued<R>(in, n, out, outs, first + i, W);
+    }
     const auto x = R::template finish<W>(a, by);
     for (int j = 0; j < outs; ++j) store<R>(x, out[j], first + i);
   }
@@ -186,8 +225,21 @@ void kernel(const std::byte* const* in, int n, std::byte* const* out, int outs, 
   for (std::int64_t first = 0; first < count; first += R::kBlock) {
     const int here = count - first < R::kBlock ? static_cast<int>(count - first) : R::kBlock;
     tree<R>(in, n, first, here, block, scale);
-    chunks<R::kLanes>(here, FinishBlock<R>{block, out, outs, first, R::divisor(n)});
+    chunks<R::kLanes>(here, FinishBlock<R>{block, in, n, out, outs, first, R::divisor(n)});
   }
+}
+
+// Averages of f32, in f64. Of two numbers the sum in f32, where it is finite, gives the same bits in half of
+// the time: an f64 holds more than twice the digits of an f32, so that what is rounded twice is as if rounded
+// once.
+template <int parts>
+void average_f32(const std::byte* const* in, int n, std::byte* const* out, int outs, std::int64_t count,
+                 double scale) noexcept {
+  using Two = Reduction<F32, Kind::avg>;
+  if (n == 2 && outs == 1) return Direct<Two, 2, 1>::run(in, out, outs, count * parts);
+  if (n == 2 && outs == 2) return Direct<Two, 2, 2>::run(in, out, outs, count * parts);
+  if (n == 2) return Direct<Two, 2, 0>::run(in, out, outs, count * parts);
+  kernel<Reduction<F32InF64, Kind::avg>>(in, n, out, outs, count * parts, scale);
 }
 
 // For elements that consist of `parts` smaller ones, side by side.

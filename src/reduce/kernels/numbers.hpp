@@ -1,7 +1,8 @@
-// Numbers: how a dtype is stored in memory (Stored), what sum and avg accumulate in (Sum), what min and max
-// compare in (Order). Part of reduce_kernels.hpp, which tells the story.
+// Numbers: how a dtype is stored in memory (Stored), what sum accumulates in (Sum), what avg does (Total),
+// what min and max compare in (Order). Part of reduce_kernels.hpp, which tells the story.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "reduce/kernels/vectors.hpp"
@@ -9,15 +10,28 @@
 namespace weft {
 namespace {
 
-template <class T, class B, B nan>
+template <bool first, class A, class B>
+struct Either {
+  using type = A;
+};
+template <class A, class B>
+struct Either<false, A, B> {
+  using type = B;
+};
+
+template <class T, class B, B nan, B largest>
 struct Float {  // f32, f64
   using Stored = T;
   using Sum = T;
+  using Total = T;
+  using Quotient = T;
   using Order = T;
   using Bits = B;
   static constexpr bool kFloating = true;
   static constexpr bool kPaired = false;
+  static constexpr bool kSumsOverflow = true;
   static constexpr Bits kNan = nan;
+  static constexpr T kLargest = __builtin_bit_cast(T, largest);
   template <int W>
   static WEFT_INLINE Vec<T, W> widen(Vec<T, W> x) {
     return x;
@@ -27,26 +41,80 @@ struct Float {  // f32, f64
     return x;
   }
 };
-using F32 = Float<float, std::uint32_t, 0x7fc00000u>;
-using F64 = Float<double, std::uint64_t, 0x7ff8000000000000u>;
+using F32 = Float<float, std::uint32_t, 0x7fc00000u, 0x7f7fffffu>;
+using F64 = Float<double, std::uint64_t, 0x7ff8000000000000u, 0x7fefffffffffffffu>;
+
+// A chunk of accumulators in two vectors: of neighbours the even and the odd ones, or a lower and an upper
+// half.
+template <class T, int W>
+struct PairOf {
+  Vec<T, W / 2> even, odd;
+};
+
+// f32 as avg sums it. A chunk is two vectors: its lower and its upper half.
+struct F32InF64 {
+  using Stored = float;
+  using Sum = double;
+  using Total = double;
+  using Quotient = double;
+  using Order = double;
+  using Bits = std::uint64_t;
+  static constexpr bool kFloating = true;
+  static constexpr bool kPaired = true;
+  static constexpr bool kSumsOverflow = false;
+  static constexpr Bits kNan = F64::kNan;
+  template <int W>
+  static WEFT_INLINE PairOf<double, W> load_pair(const std::byte* from) {
+    Vec<float, W / 2> low, high;
+    __builtin_memcpy(&low, from, sizeof low);
+    __builtin_memcpy(&high, from + sizeof low, sizeof high);
+    return {to_f64<W / 2>(low), to_f64<W / 2>(high)};
+  }
+  static WEFT_INLINE double load_one(const std::byte* from) {
+    float x;
+    __builtin_memcpy(&x, from, sizeof x);
+    return static_cast<double>(x);
+  }
+  template <int W>
+  static WEFT_INLINE Vec<float, W> narrow_pair(PairOf<double, W> x) {
+    return joined<float, W>(to_f32<W / 2>(x.even), to_f32<W / 2>(x.odd));
+  }
+  static WEFT_INLINE float narrow_one(double x) { return static_cast<float>(x); }
+};
 
 // Two neighbours lie in one 32-bit lane: shifted up the even one is a float, masked the odd one is. So a
 // chunk is widened and narrowed without moving anything between lanes.
 struct Bf16 {
   using Stored = std::uint16_t;
   using Sum = float;
+  using Total = float;
+  using Quotient = float;
   using Order = float;
   using Bits = std::uint32_t;
   static constexpr bool kFloating = true;
   static constexpr bool kPaired = true;
+  static constexpr bool kSumsOverflow = true;
   static constexpr Bits kNan = F32::kNan;
-  template <class V>
-  static WEFT_INLINE V widen_low(V lanes) {
-    return lanes << 16;
+  static constexpr float kLargest = F32::kLargest;
+  template <int W>
+  static WEFT_INLINE PairOf<float, W> load_pair(const std::byte* from) {
+    Vec<Bits, W / 2> x;
+    __builtin_memcpy(&x, from, sizeof x);
+    using Floats = Vec<float, W / 2>;
+    return {bits_as<Floats>(x << 16), bits_as<Floats>(x & 0xffff0000u)};
   }
-  template <class V>
-  static WEFT_INLINE V widen_high(V lanes) {
-    return lanes & 0xffff0000u;
+  static WEFT_INLINE float load_one(const std::byte* from) {
+    Stored x;
+    __builtin_memcpy(&x, from, sizeof x);
+    return bits_as<float>(Bits{x} << 16);
+  }
+  template <int W>
+  static WEFT_INLINE Vec<Bits, W / 2> narrow_pair(PairOf<float, W> x) {
+    using Lanes = Vec<Bits, W / 2>;
+    return (rounded(bits_as<Lanes>(x.even)) >> 16) | (rounded(bits_as<Lanes>(x.odd)) & 0xffff0000u);
+  }
+  static WEFT_INLINE Stored narrow_one(float x) {
+    return static_cast<Stored>(rounded(bits_as<Bits>(x)) >> 16);
   }
   // To nearest, ties to even, in the upper half. x is no NaN but the canonical one, which keeps its upper
   // half.
@@ -59,10 +127,13 @@ struct Bf16 {
 struct F16 {
   using Stored = std::uint16_t;
   using Sum = float;
+  using Total = float;
+  using Quotient = float;
   using Order = float;
   using Bits = std::uint32_t;
   static constexpr bool kFloating = true;
   static constexpr bool kPaired = false;
+  static constexpr bool kSumsOverflow = false;  // not of fewer than 2^111 numbers
   static constexpr Bits kNan = F32::kNan;
 
   // Exponents move up by 112 (infinities by twice that); a subnormal is an integer times 2^-24, which the
@@ -118,31 +189,106 @@ struct F16 {
   }
 };
 
-// Integers. The quotient of avg is exact in `Q`, a float wide enough that truncating gives the integer
-// quotient: two different quotients a/n and an integer differ by at least 1/n, more than half a unit in the
-// last place while |a| is below 2^24 (float) or 2^53 (double). 64-bit integers divide as they are.
-template <class T, class U, class Q>
+// What avg divides by: the number of inputs, n >= 1. Multiplying by the reciprocal of a power of two rounds
+// exactly as the division does.
+template <class T>
+struct Divisor {
+  T value;
+  T reciprocal;
+  int n;
+  bool power_of_two;
+};
+
+__extension__ typedef __int128 Int128;
+__extension__ typedef unsigned __int128 UInt128;
+
+// Integers, of which avg sums T in `A`: at least twice as wide, and exact.
+template <class T, class U, class A, class Q>
 struct Int {
   using Stored = T;
   using Sum = U;
+  using Total = A;
   using Order = T;
   using Quotient = Q;
   using Bits = U;
   static constexpr bool kFloating = false;
   static constexpr bool kPaired = false;
+  static constexpr bool kSumsOverflow = false;
+  static constexpr bool kSigned = static_cast<T>(-1) < 0;
   template <int W, class V>
   static WEFT_INLINE V widen(V x) {
     return x;
   }
 };
-using I8 = Int<std::int8_t, std::uint8_t, float>;
-using I16 = Int<std::int16_t, std::uint16_t, float>;
-using I32 = Int<std::int32_t, std::uint32_t, double>;
-using I64 = Int<std::int64_t, std::uint64_t, std::int64_t>;
-using U8 = Int<std::uint8_t, std::uint8_t, float>;
-using U16 = Int<std::uint16_t, std::uint16_t, float>;
-using U32 = Int<std::uint32_t, std::uint32_t, double>;
-using U64 = Int<std::uint64_t, std::uint64_t, std::uint64_t>;
+
+// 8 and 16 bits, summed in 32: 65,536 inputs fit. In a float a quotient truncates to the integer one while
+// the total is below 2^24: two different quotients a/n and an integer differ by at least 1/n, more than half
+// a unit in the last place. Totals of more inputs than that are divided as integers.
+template <class T, class U, class A>
+struct ShortInt : Int<T, U, A, float> {
+  static constexpr int kFewInputs = 256;
+  template <int W>
+  static WEFT_INLINE Vec<A, W> to_total(Vec<T, W> x) {
+    return bits_as<Vec<A, W>>(to_i32<W, T>(x));
+  }
+  template <int W>
+  static WEFT_INLINE Vec<T, W> quotient(Vec<A, W> total, const Divisor<float>& by) {
+    using Ints = Vec<std::int32_t, W>;  // hardware converts these
+    const auto shortened = [](Ints x) { return bits_as<Vec<T, W>>(low_bits<U, W>(x)); };
+    if (by.n <= kFewInputs) [[likely]]
+      return shortened(convert<std::int32_t, W>(convert<float, W>(bits_as<Ints>(total)) / by.value));
+    return shortened(bits_as<Ints>(total / static_cast<A>(by.n)));
+  }
+};
+
+// 32 bits, summed in the 53 of an f64: 2^21 inputs fit, and a quotient truncates to the integer one as above.
+template <class T, class U>
+struct MiddleInt : Int<T, U, double, double> {
+  template <int W>
+  static WEFT_INLINE Vec<double, W> to_total(Vec<T, W> x) {
+    if constexpr (MiddleInt::kSigned) {
+      return to_f64<W>(x);
+    } else {  // hardware converts signed integers
+      constexpr std::uint32_t kTop = std::uint32_t{1} << 31;
+      return to_f64<W>(bits_as<Vec<std::int32_t, W>>(x ^ kTop)) + 0x1p31;
+    }
+  }
+  template <int W>
+  static WEFT_INLINE Vec<T, W> quotient(Vec<double, W> total, const Divisor<double>& by) {
+    return convert<T, W>(total / by.value);
+  }
+};
+
+// 64 bits, summed in 128, one at a time. A power of two shifts, and a total of 64 bits is divided as such,
+// which take a fraction of the time.
+template <class T, class A>
+struct LongInt : Int<T, std::uint64_t, A, T> {
+  template <int W>
+  static WEFT_INLINE A to_total(T x) {
+    static_assert(W == 1);
+    return x;
+  }
+  template <int W>
+  static WEFT_INLINE T quotient(A total, const Divisor<T>& by) {
+    if (by.power_of_two) {  // toward zero
+      const A up = total < 0 ? static_cast<A>(by.n - 1) : A{0};
+      return static_cast<T>((total + up) >> __builtin_ctz(static_cast<unsigned>(by.n)));
+    }
+    const T low = static_cast<T>(total);
+    if (static_cast<A>(low) == total) [[likely]]
+      return low / by.value;
+    return static_cast<T>(total / by.value);
+  }
+};
+
+using I8 = ShortInt<std::int8_t, std::uint8_t, std::int32_t>;
+using I16 = ShortInt<std::int16_t, std::uint16_t, std::int32_t>;
+using I32 = MiddleInt<std::int32_t, std::uint32_t>;
+using I64 = LongInt<std::int64_t, Int128>;
+using U8 = ShortInt<std::uint8_t, std::uint8_t, std::uint32_t>;
+using U16 = ShortInt<std::uint16_t, std::uint16_t, std::uint32_t>;
+using U32 = MiddleInt<std::uint32_t, std::uint32_t>;
+using U64 = LongInt<std::uint64_t, UInt128>;
 
 }  // namespace
 }  // namespace weft

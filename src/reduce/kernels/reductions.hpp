@@ -26,37 +26,7 @@ enum class Kind {  // the first twelve of ReduceOp::Kind
   logical_xor,
 };
 
-// What avg divides by. Multiplying by the reciprocal of a power of two rounds exactly as the division does.
-template <class T>
-struct Divisor {
-  T value;
-  T reciprocal;
-  bool power_of_two;
-};
-
-template <bool first, class A, class B>
-struct Either {
-  using type = A;
-};
-template <class A, class B>
-struct Either<false, A, B> {
-  using type = B;
-};
-
-template <class T>
-struct QuotientOf {
-  using type = typename T::Sum;
-};
-template <class T, class U, class Q>
-struct QuotientOf<Int<T, U, Q>> {
-  using type = Q;
-};
-
-// A chunk of accumulators: one vector, or, of a paired number, one for the even and one for the odd elements.
-template <class T, int W>
-struct PairOf {
-  Vec<T, W / 2> even, odd;
-};
+// A chunk of accumulators: one vector, or two of a paired number.
 template <class T, int W, bool paired>
 struct ChunkOf {
   using type = Vec<T, W>;
@@ -73,25 +43,28 @@ struct Reduction {
   static constexpr bool kTruths =
       kind == Kind::logical_and || kind == Kind::logical_or || kind == Kind::logical_xor;
   using Stored = typename Number::Stored;
-  using Acc = typename Either<kOrders, typename Number::Order, typename Number::Sum>::type;
+  static constexpr bool kAverages = kind == Kind::avg;
+  using Acc =
+      typename Either<kOrders, typename Number::Order,
+                      typename Either<kAverages, typename Number::Total, typename Number::Sum>::type>::type;
   using Bits = typename Number::Bits;
-  using Quotient = typename QuotientOf<Number>::type;
+  using Quotient = typename Number::Quotient;
   template <int W>
   using Chunk = typename ChunkOf<Acc, W, Number::kPaired && (W > 1)>::type;
-  // A chunk fills a vector of the widest type on its way; 64-bit quotients have no vector instruction.
-  static constexpr int kWidest = kind == Kind::avg && sizeof(Quotient) > sizeof(Acc) ? sizeof(Quotient)
-                                                                                     : sizeof(Acc);
-  static constexpr int kLanes = kind == Kind::avg && !Number::kFloating && sizeof(Acc) == 8
-                                    ? 1
-                                    : (Number::kPaired ? 2 : 1) * kVectorBytes / kWidest;
+  // A chunk fills a vector of accumulators; those of 128 bits have no vector instructions.
+  static constexpr int kLanes = sizeof(Acc) > 8 ? 1
+                                                : (Number::kPaired ? 2 : 1) * kVectorBytes /
+                                                      static_cast<int>(sizeof(Acc));
   static constexpr int kBlock = 2048 / sizeof(Acc);  // elements of a block of accumulators
   // Loops of their own for 2 inputs, and for 3 and 4 of floats; the others save compile time.
   static constexpr bool kFewShapes = kind == Kind::sum || kind == Kind::avg || kOrders;
   static constexpr bool kManyShapes = kFewShapes && Number::kFloating;
+  // Averages whose sum may be infinite though they are not. Such elements are summed again: see rescued().
+  static constexpr bool kRescues = kAverages && Number::kSumsOverflow;
 
   static Divisor<Quotient> divisor(int n) {
     const auto value = static_cast<Quotient>(n);
-    return {value, static_cast<Quotient>(Quotient{1} / value), (n & (n - 1)) == 0};
+    return {value, static_cast<Quotient>(Quotient{1} / value), n, (n & (n - 1)) == 0};
   }
 
   // premul_sum's scale as an accumulator; of integers it is a whole number.
@@ -115,16 +88,10 @@ struct Reduction {
   template <int W>
   static WEFT_INLINE Chunk<W> load(const std::byte* from, std::int64_t i) {
     from += i * static_cast<std::int64_t>(sizeof(Stored));
-    if constexpr (Number::kPaired) {
-      constexpr int lanes = W > 1 ? W / 2 : 1;
-      using Floats = Vec<Acc, lanes>;
-      Vec<Bits, lanes> x{};
-      __builtin_memcpy(&x, from, sizeof(Stored) * W);
-      if constexpr (W > 1) {
-        return {bits_as<Floats>(Number::widen_low(x)), bits_as<Floats>(Number::widen_high(x))};
-      } else {
-        return bits_as<Floats>(Number::widen_low(x));
-      }
+    if constexpr (Number::kPaired && W > 1) {
+      return Number::template load_pair<W>(from);
+    } else if constexpr (Number::kPaired) {
+      return Number::load_one(from);
     } else {
       Vec<Stored, W> x;
       __builtin_memcpy(&x, from, sizeof x);
@@ -132,6 +99,8 @@ struct Reduction {
         return x != 0;
       } else if constexpr (kTruths) {
         return bits_as<Vec<Acc, W>>(x != Vec<Stored, W>{}) & 1;
+      } else if constexpr (kAverages && !Number::kFloating) {
+        return Number::template to_total<W>(x);
       } else {
         return bits_as<Vec<Acc, W>>(Number::template widen<W>(x));
       }
@@ -190,7 +159,13 @@ struct Reduction {
   // Floats: divided, and NaNs made the one.
   template <class V>
   static WEFT_INLINE V divided(V x, const Divisor<Quotient>& by) {
-    if constexpr (kind == Kind::avg) x = by.power_of_two ? x * by.reciprocal : x / by.value;
+    if constexpr (kAverages) {
+      if (by.power_of_two) return x * by.reciprocal;
+      if constexpr (sizeof(Acc) > sizeof(Stored) &&
+                    sizeof(Acc) == 8)  // f32, whose sums are neither tiny nor huge
+        return quotient_f64(x, by.value, by.reciprocal);
+      return x / by.value;
+    }
     return x;
   }
   template <class V>
@@ -203,44 +178,94 @@ struct Reduction {
     return with_one_nan(divided(x, by));
   }
 
+#if defined(__AVX512BF16__)
+  // Chunks that hardware rounds to bf16.
+  template <int W>
+  static constexpr bool kByHardware = Number::kPaired && sizeof(Stored) == 2 && sizeof(Chunk<W>) == 128;
+#endif
+
   // The bytes of W stored elements.
   template <int W>
   static WEFT_INLINE auto finish(Chunk<W> x, const Divisor<Quotient>& by) {
     if constexpr (Number::kPaired && W > 1) {
-      using Lanes = Vec<Bits, W / 2>;
-      auto even = divided(x.even, by), odd = divided(x.odd, by);
+      auto y = divided_chunk<W>(x, by);
 #if defined(__AVX512BF16__)
-      if constexpr (sizeof even == 64) {
-        if (!special(even, odd)) [[likely]]
-          return bits_as<Lanes>(rounded_by_hardware(even, odd));
+      if constexpr (kByHardware<W>) {
+        if (!special<false>(y.even, y.odd)) [[likely]]
+          return rounded<W>(y);
       }
 #endif
-      if (may_hold_nan(even, odd)) [[unlikely]] {  // one comparison for both, most of the time
-        even = with_one_nan(even);
-        odd = with_one_nan(odd);
-      }
-      return (Number::rounded(bits_as<Lanes>(even)) >> 16) |
-             (Number::rounded(bits_as<Lanes>(odd)) & 0xffff0000u);
-    } else if constexpr (Number::kPaired) {
-      return static_cast<Stored>(Number::rounded(bits_as<Bits>(finish_lanes(x, by))) >> 16);
+      if (may_hold_nan<Acc>(y.even, y.odd)) [[unlikely]]  // one comparison for both, most of the time
+        y = {with_one_nan(y.even), with_one_nan(y.odd)};
+      return Number::template narrow_pair<W>(y);
     } else if constexpr (Number::kFloating) {
-      return Number::template narrow<W>(finish_lanes(x, by));
-    } else if constexpr (kind == Kind::avg) {
-      if constexpr (sizeof(Stored) < sizeof(std::int32_t)) {
-        // Goes through 32-bit integers, which the hardware can convert. Stored integers are widened and narrowed as
-        // unsigned, since g++ has no vector code for signed bytes.
-        constexpr std::int32_t kTop = std::int32_t{1} << (8 * sizeof(Stored) - 1);
-        auto wide = convert<std::int32_t, W>(bits_as<Vec<Bits, W>>(x));
-        if constexpr (static_cast<Stored>(-1) < 0) wide = (wide ^ kTop) - kTop;
-        wide = convert<std::int32_t, W>(convert<Quotient, W>(wide) / by.value);
-        return bits_as<Vec<Stored, W>>(convert<Bits, W>(wide));
-      } else {
-        const auto total = bits_as<Vec<Stored, W>>(x);
-        return convert<Stored, W>(convert<Quotient, W>(total) / by.value);
-      }
+      return rounded<W>(finish_lanes(x, by));
+    } else if constexpr (kAverages) {
+      return Number::template quotient<W>(x, by);
     } else {
       return bits_as<Vec<Stored, W>>(x);
     }
+  }
+
+  // Averages that may be rescued. An average is finite where its sum is.
+  template <int W>
+  static WEFT_INLINE Chunk<W> divided_chunk(Chunk<W> x, const Divisor<Quotient>& by) {
+    if constexpr (Number::kPaired && W > 1) {
+      return {divided(x.even, by), divided(x.odd, by)};
+    } else {
+      return divided(x, by);
+    }
+  }
+  // False: all are finite.
+  template <int W>
+  static WEFT_INLINE bool may_be_infinite(Chunk<W> x) {
+    if constexpr (Number::kPaired && W > 1) {
+      return may_hold_nan<Acc>(x.even - x.even, x.odd - x.odd);
+    } else {
+      return may_hold_nan<Acc>(x - x, x - x);
+    }
+  }
+  // True: finite, and rounded() has the bits of finish().
+  template <int W>
+  static WEFT_INLINE bool plain(Chunk<W> x) {
+#if defined(__AVX512BF16__)
+    if constexpr (kByHardware<W>) return !special<true>(x.even, x.odd);
+#endif
+    return !may_be_infinite<W>(x);
+  }
+  template <int W>
+  static WEFT_INLINE auto rounded(Chunk<W> x) {
+#if defined(__AVX512BF16__)
+    if constexpr (kByHardware<W>) return bits_as<Vec<Bits, W / 2>>(rounded_by_hardware(x.even, x.odd));
+#endif
+    if constexpr (Number::kPaired && W > 1) {
+      return Number::template narrow_pair<W>(x);
+    } else if constexpr (Number::kPaired) {
+      return Number::narrow_one(x);
+    } else {
+      return Number::template narrow<W>(x);
+    }
+  }
+
+  // The average of element i alone, of numbers so much smaller, by a power of two, that their sum is finite
+  // where they are. It then ends no further out than the largest number, which the rounding of a sum could
+  // pass.
+  static Stored rescued(const std::byte* const* in, int n, std::int64_t i) {
+    Acc smaller = 1;
+    for (std::int64_t least = 1; least < n; least *= 2) smaller /= 2;
+    const Acc total = sum_of_one(in, n, i, smaller), by = static_cast<Acc>(n) * smaller;
+    Acc average = total / by;
+    if (total - total == 0 && average - average != 0)
+      average = total < 0 ? -Number::kLargest : Number::kLargest;
+    return finish<1>(average, divisor(1));
+  }
+
+  // The canonical tree for element i.
+  static Acc sum_of_one(const std::byte* const* in, int n, std::int64_t i, Acc factor) {
+    if (n == 1) return load<1>(in[0], i) * factor;
+    int left = 1;
+    while (left * 2 < n) left *= 2;
+    return sum_of_one(in, left, i, factor) + sum_of_one(in + left, n - left, i, factor);
   }
 };
 
@@ -262,6 +287,7 @@ struct ComplexProduct {
   static constexpr bool kFewShapes = false;
   static constexpr bool kManyShapes = false;
   static constexpr bool kScales = false;
+  static constexpr bool kRescues = false;
   static Divisor<Quotient> divisor(int) { return {}; }
 
   template <int W>

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <complex>
@@ -69,9 +70,10 @@ void write(std::byte* at, T x) {
   std::memcpy(at, &x, sizeof x);
 }
 
-// Reals: `sum` is the type of the accumulator.
+// Reals: `Sum` is the type of the accumulator, `Total` that of an average.
 struct F64 {
   using Sum = double;
+  using Total = double;
   static constexpr double kUnit = 0x1p-53;
   static double load(const std::byte* p) { return read<double>(p); }
   static void store(std::byte* p, double x) {
@@ -80,6 +82,7 @@ struct F64 {
 };
 struct F32 {
   using Sum = float;
+  using Total = double;
   static constexpr double kUnit = 0x1p-24;
   static float load(const std::byte* p) { return read<float>(p); }
   static void store(std::byte* p, float x) {
@@ -88,12 +91,14 @@ struct F32 {
 };
 struct F16 {
   using Sum = float;
+  using Total = float;
   static constexpr double kUnit = 0x1p-11;
   static float load(const std::byte* p) { return Half::load(read<std::uint16_t>(p)); }
   static void store(std::byte* p, float x) { write(p, Half::store(x)); }
 };
 struct BF16 {
   using Sum = float;
+  using Total = float;
   static constexpr double kUnit = 0x1p-8;
   static float load(const std::byte* p) { return Brain::load(read<std::uint16_t>(p)); }
   static void store(std::byte* p, float x) { write(p, Brain::store(x)); }
@@ -121,6 +126,19 @@ T greatest(T a, T b) {
   return a < b ? b : a;
 }
 
+// The sum, divided. Where it is not finite, that of numbers smaller by a power of two, which is as long as
+// they are.
+template <class Total>
+Total average(std::vector<Total> x) {
+  const auto sum = [&] { return tree(x, 0, x.size(), [](Total a, Total b) { return a + b; }); };
+  const auto n = static_cast<Total>(x.size());
+  if (const Total total = sum(); std::isfinite(total)) return total / n;
+  const auto smaller = static_cast<Total>(1.0 / static_cast<double>(std::bit_ceil(x.size())));
+  for (Total& y : x) y *= smaller;
+  const Total total = sum(), y = total / (n * smaller), most = std::numeric_limits<Total>::max();
+  return std::isfinite(total) ? std::clamp(y, -most, most) : y;
+}
+
 using Blocks = std::vector<std::vector<std::byte>>;  // of each rank
 
 template <class Number>
@@ -144,7 +162,9 @@ void real(const Step& s, const Blocks& in, int n, bool exact, std::int64_t strid
     switch (s.reduce) {
       case Kind::sum:
       case Kind::premul_sum: y = fold([](T a, T b) { return a + b; }); break;
-      case Kind::avg: y = fold([](T a, T b) { return a + b; }) / static_cast<T>(n); break;
+      case Kind::avg:
+        y = static_cast<T>(average(std::vector<typename Number::Total>(x.begin(), x.end())));
+        break;
       case Kind::prod: y = fold([](T a, T b) { return a * b; }); break;
       case Kind::min: y = fold([](T a, T b) { return least(a, b); }); break;
       case Kind::max: y = fold([](T a, T b) { return greatest(a, b); }); break;
@@ -194,7 +214,9 @@ void complex_product(const Blocks& in, int n, bool exact, std::int64_t count, Ex
   }
 }
 
-// Integers wrap; the order does not matter.
+__extension__ typedef __int128 Wide;
+
+// Integers wrap, but for averages; the order does not matter.
 template <class T>
 void whole(const Step& s, const Blocks& in, int n, std::int64_t count, Expected& out) {
   using U = std::make_unsigned_t<T>;
@@ -203,6 +225,7 @@ void whole(const Step& s, const Blocks& in, int n, std::int64_t count, Expected&
       return read<T>(in[static_cast<std::size_t>(r)].data() + i * static_cast<std::int64_t>(sizeof(T)));
     };
     std::uint64_t sum = 0, product = 1, scaled = 0;
+    Wide total = 0;
     U ones = static_cast<U>(~U{0}), any = 0, odd = 0;
     bool all_true = true, any_true = false, odd_true = false;
     T low = of(0), high = of(0);
@@ -210,6 +233,7 @@ void whole(const Step& s, const Blocks& in, int n, std::int64_t count, Expected&
       const T x = of(r);
       const auto bits = static_cast<U>(x);
       sum += bits;
+      total += x;
       product *= bits;
       scaled += bits * static_cast<std::uint64_t>(static_cast<std::int64_t>(s.scale));
       ones = static_cast<U>(ones & bits);
@@ -224,7 +248,7 @@ void whole(const Step& s, const Blocks& in, int n, std::int64_t count, Expected&
     T y{};
     switch (s.reduce) {
       case Kind::sum: y = static_cast<T>(sum); break;
-      case Kind::avg: y = static_cast<T>(static_cast<T>(sum) / static_cast<T>(n)); break;
+      case Kind::avg: y = static_cast<T>(total / n); break;
       case Kind::min: y = low; break;
       case Kind::max: y = high; break;
       case Kind::prod: y = static_cast<T>(product); break;
@@ -349,8 +373,9 @@ Expected combined(const Step& s, int me, int ranks, bool exact) {
 }
 
 // A real whose sums must round: random fraction, sign and, within some powers of two, size; of products close
-// to 1. Where nothing is rounded, now and then a zero of either sign, an infinity, a NaN.
-double any_real(std::uint64_t h, Kind kind, bool wide) {
+// to 1. Where nothing is rounded, now and then a zero of either sign, an infinity, a NaN; of averages a
+// number near `most`, the largest, whose sum is infinite.
+double any_real(std::uint64_t h, Kind kind, bool wide, double most) {
   const double fraction = static_cast<double>(h >> 12) * 0x1p-52;  // [0, 1)
   const double sign = h & 1 ? -1 : 1;
   if (kind == Kind::min || kind == Kind::max) {
@@ -360,8 +385,16 @@ double any_real(std::uint64_t h, Kind kind, bool wide) {
     if (special == 2) return std::numeric_limits<double>::infinity() * sign;
     if (special == 3) return std::numeric_limits<double>::quiet_NaN();
   }
+  if (kind == Kind::avg && (h >> 1) % 16 == 0) return sign * most * (1 - fraction / 4);
   if (kind == Kind::prod) return sign * (0.5 + fraction * 1.5);
   return sign * std::ldexp(1 + fraction, static_cast<int>((h >> 1) % (wide ? 24 : 10)) - (wide ? 12 : 5));
+}
+
+double largest(DType dtype) {
+  if (dtype == DType::f16) return 65504;
+  if (dtype == DType::bf16) return 0x1.fep127;
+  return dtype == DType::f64 || dtype == DType::c128 ? std::numeric_limits<double>::max()
+                                                     : std::numeric_limits<float>::max();
 }
 
 double number_at(DType dtype, const std::byte* p) {
@@ -416,7 +449,7 @@ std::vector<std::byte> input(const Step& s, int from, int to, int n) {
   const std::size_t part = complex(s.dtype) ? size / 2 : size;
   for (std::size_t i = 0; i < bytes.size(); i += part) {
     std::byte* const p = bytes.data() + i;
-    const double x = any_real(mix(seed, i), s.reduce, s.dtype != DType::f16);
+    const double x = any_real(mix(seed, i), s.reduce, s.dtype != DType::f16, largest(s.dtype));
     if (s.dtype == DType::f16) {
       F16::store(p, static_cast<float>(x));
     } else if (s.dtype == DType::bf16) {
