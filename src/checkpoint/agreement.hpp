@@ -14,7 +14,8 @@ namespace weft {
 /// The group of all ranks of the mesh; null: there is one rank. The first call is collective.
 ProcessGroup* group_of(const DeviceMesh& mesh);
 
-/// Every rank's number, in the order of the ranks. Waits for the others at most `deadline`; zero: the group's.
+/// Every rank's number, in the order of the ranks. Waits for the others at most `deadline`; zero: the
+/// group's.
 std::vector<std::uint64_t> numbers_of_all(ProcessGroup* group, std::uint64_t mine, Duration deadline = {});
 
 /// Every rank's text, in the order of the ranks; one that is longer than kMostTextBytes is cut. Waits as
@@ -22,8 +23,8 @@ std::vector<std::uint64_t> numbers_of_all(ProcessGroup* group, std::uint64_t min
 std::vector<std::string> texts_of_all(ProcessGroup* group, std::string_view mine, Duration deadline = {});
 inline constexpr std::size_t kMostTextBytes = 64 << 10;
 
-/// Notifies all ranks of whether each of them got this far. Where one did not, all throw the code of the first
-/// rank that failed: that rank throws `mine` again, the others `<what>: rank 1 failed: <its text>;
+/// Notifies all ranks of whether each of them got this far. Where one did not, all throw the code of the
+/// first rank that failed: that rank throws `mine` again, the others `<what>: rank 1 failed: <its text>;
 /// <consequence>`, with the consequence as that rank gives it. `mine` stays as it is where it is no Error.
 /// Waits as numbers_of_all() does. `all_told`, where given, becomes whether every rank has got here: not
 /// where the group failed.

@@ -1,5 +1,6 @@
-// Hashes that show whether a checkpoint's bytes are those that were written: XXH3 of 64 bits (Yann Collet, xxHash). They
-// find what a disk or a copy spoils; an attacker can make other bytes of one hash. Callable from any thread.
+// Hashes that show whether a checkpoint's bytes are those that were written: XXH3 of 64 bits (Yann Collet,
+// xxHash). They find what a disk or a copy spoils; an attacker can make other bytes of one hash. Callable
+// from any thread.
 #pragma once
 
 #include <cstddef>
@@ -25,13 +26,13 @@ std::string chunk_hashes(std::span<const std::byte> tensor);
 
 /// Whether the file has hashes of that tensor.
 bool has_hashes(const SafetensorsFile& file, std::string_view tensor);
-/// SafetensorsFile::read_bytes(), and bad_argument naming the file, the tensor and the bytes where a chunk of it is not as it
-/// was written. Chunks at both ends are read whole. A file without hashes is read as it is.
+/// SafetensorsFile::read_bytes(), and bad_argument naming the file, the tensor and the bytes where a chunk of
+/// it is not as it was written. Chunks at both ends are read whole. A file without hashes is read as it is.
 void read_verified(const SafetensorsFile& file, std::string_view tensor, std::int64_t offset,
                    std::span<std::byte> out);
 
-/// A text of JSON with `"hash": "<16 digits>"` on a line of its own becomes one whose hash is that of the text with zeros in
-/// their place.
+/// A text of JSON with `"hash": "<16 digits>"` on a line of its own becomes one whose hash is that of the
+/// text with zeros in their place.
 void seal(std::string& json);
 /// Whether it is. False, too, where there is no such line.
 bool is_sealed(std::string_view json);

@@ -1,5 +1,5 @@
-// Names and shapes of weights that were stored with 1x1 convolutions and one product for q, k and v, and the two forms of
-// spectral norms: the rules behind weft/checkpoint/remap.hpp and weft/models/remap.hpp.
+// Names and shapes of weights that were stored with 1x1 convolutions and one product for q, k and v, and the
+// two forms of spectral norms: the rules behind weft/checkpoint/remap.hpp and weft/models/remap.hpp.
 #pragma once
 
 #include <string>

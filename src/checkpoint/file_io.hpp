@@ -53,14 +53,15 @@ class AtomicFile {
 /// Makes the names in `folder` durable. Throws `system` naming it.
 void sync_folder(const std::filesystem::path& folder);
 
-/// The bytes [offset, offset + out.size()) of an open file. Throws `system` naming `path` where reading fails,
-/// and `corrupt` where the file ends before.
+/// The bytes [offset, offset + out.size()) of an open file. Throws `system` naming `path` where reading
+/// fails, and `corrupt` where the file ends before.
 void read_exactly(int fd, const std::filesystem::path& path, std::int64_t offset, std::span<std::byte> out);
 
 /// Whether there is something under that name. Throws `system` naming it where that cannot be told.
 bool is_there(const std::filesystem::path& path);
 
-/// Throws bad_argument where `path` is a symbolic link: what belongs to a checkpoint lies in its folder. Nothing where there is nothing.
+/// Throws bad_argument where `path` is a symbolic link: what belongs to a checkpoint lies in its folder.
+/// Nothing where there is nothing.
 void refuse_link(const std::filesystem::path& path);
 
 /// Why a text that a file gives is not the name of a file in a known folder ("empty", "\"../x\", with a

@@ -21,7 +21,8 @@
 namespace weft {
 namespace {
 
-// Where the values of a name are: the rows from first_row on of what the checkpoint has under another name, or under this one.
+// Where the values of a name are: the rows from first_row on of what the checkpoint has under another name,
+// or under this one.
 struct Source {
   std::string stored;
   const CheckpointEntry* entry = nullptr;
@@ -148,8 +149,8 @@ void read(const Reading& reading, int rank) {
   }
 }
 
-// What rank 0 tells the others of the checkpoint that all are to open: its place in the directory ("": the directory
-// itself), and what identifies its contents.
+// What rank 0 tells the others of the checkpoint that all are to open: its place in the directory ("": the
+// directory itself), and what identifies its contents.
 struct Chosen {
   std::string name;
   std::int64_t step = 0;

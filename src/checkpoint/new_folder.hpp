@@ -1,4 +1,5 @@
-// A checkpoint's folder while it is written: under a temporary name, until all that belongs into it is on the disk.
+// A checkpoint's folder while it is written: under a temporary name, until all that belongs into it is on the
+// disk.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +20,8 @@ namespace weft {
 /// The string of a file's metadata that has the step.
 inline constexpr const char* kStepKey = "weft_step";
 
-/// directory/step-N. One rank calls make(), finish() and remove(); each rank that writes, write(). Each function throws
-/// `system` naming the file. The caller holds the directory's SaveTurn.
+/// directory/step-N. One rank calls make(), finish() and remove(); each rank that writes, write(). Each
+/// function throws `system` naming the file. The caller holds the directory's SaveTurn.
 class NewFolder {
  public:
   /// `warn` is told of what is not removed though it should be.
@@ -31,12 +32,13 @@ class NewFolder {
   /// Writes a file there; returns the hash of its header.
   std::uint64_t write(const std::string& name, std::vector<PlannedTensor> tensors,
                       std::map<std::string, std::string> metadata) const;
-  /// Writes the index, gives the folder its name, lets `latest` name it, and removes older ones but for `keep` (0: none).
+  /// Writes the index, gives the folder its name, lets `latest` name it, and removes older ones but for
+  /// `keep` (0: none).
   void finish(const CheckpointIndex& index, int keep);
   /// After an error before finish(): takes it away.
   void remove() const noexcept;
-  /// How far it has come, for an error's text: `run is as it was`, `run/step-00000002 is whole, but run/latest does not
-  /// name it`, `run/step-00000002 is whole, and run/latest names it`.
+  /// How far it has come, for an error's text: `run is as it was`, `run/step-00000002 is whole, but
+  /// run/latest does not name it`, `run/step-00000002 is whole, and run/latest names it`.
   std::string state() const;
 
  private:
@@ -52,7 +54,8 @@ class NewFolder {
 /// `run is as it was`
 std::string unchanged(const std::filesystem::path& directory);
 
-/// Where the warnings of a save go: to the log of the mesh's Context; without a mesh to stderr, as WEFT_LOG says.
+/// Where the warnings of a save go: to the log of the mesh's Context; without a mesh to stderr, as WEFT_LOG
+/// says.
 Warn warnings_of(std::string what, const DeviceMesh& mesh);
 
 }  // namespace weft

@@ -199,9 +199,9 @@ const SafetensorsFile& PartFiles::of(const CheckpointPart& part, const std::stri
   return file;
 }
 
-// Fills one of this rank's boxes of a tensor from every part that overlaps with it. Of a part only the rows (of the
-// first dimension) that are needed are read: straight into place where they are whole rows of ours, too, else
-// through a buffer.
+// Fills one of this rank's boxes of a tensor from every part that overlaps with it. Of a part only the rows
+// (of the first dimension) that are needed are read: straight into place where they are whole rows of ours,
+// too, else through a buffer.
 void read_tensor(PartFiles& files, const CheckpointEntry& entry, const MutableNamedView& tensor,
                  const HeldBox& held) {
   const Box& mine = held.box;

@@ -19,14 +19,14 @@ struct FoundCheckpoint {
 
   bool is(const FoundCheckpoint& other) const { return folder == other.folder && hash == other.hash; }
 };
-/// `directory`'s latest checkpoint, or `directory` itself where that is one. Where a save has meanwhile removed the
-/// folder that `latest` named, `latest` is read again. Throws bad_argument where there is none, and `corrupt` where `latest`
-/// or the index is damaged.
+/// `directory`'s latest checkpoint, or `directory` itself where that is one. Where a save has meanwhile
+/// removed the folder that `latest` named, `latest` is read again. Throws bad_argument where there is none,
+/// and `corrupt` where `latest` or the index is damaged.
 FoundCheckpoint find_checkpoint(const std::filesystem::path& directory);
 /// The checkpoint in that folder.
 FoundCheckpoint open_folder(const std::filesystem::path& folder);
-/// Whether find_checkpoint() gives another one by now: saves go on, and remove the one that was found. False where
-/// there is none any more.
+/// Whether find_checkpoint() gives another one by now: saves go on, and remove the one that was found. False
+/// where there is none any more.
 bool has_moved_on(const std::filesystem::path& directory, const FoundCheckpoint& from) noexcept;
 /// How often another checkpoint is taken in the place of one that was removed while it was read.
 inline constexpr int kMostLooks = 4;
@@ -49,7 +49,8 @@ class PartFiles {
       : folder_(std::move(folder)), index_(index) {}
 
   const std::filesystem::path& folder() const noexcept { return folder_; }
-  /// The file of that name. Throws `corrupt` where it is missing or its header is not the one that was written.
+  /// The file of that name. Throws `corrupt` where it is missing or its header is not the one that was
+  /// written.
   const SafetensorsFile& of(const std::string& name);
   /// The file of a part, after a check that it holds what the index says.
   const SafetensorsFile& of(const CheckpointPart& part, const std::string& tensor, DType dtype);

@@ -98,8 +98,8 @@ std::vector<int> common_aliases(const DeviceMesh& mesh, std::span<const NamedVie
   return aliases;
 }
 
-// Compares tensors and arguments between ranks in one exchange; throws mismatch. Which tensors are stored under the name of
-// another one.
+// Compares tensors and arguments between ranks in one exchange; throws mismatch. Which tensors are stored
+// under the name of another one.
 std::vector<int> agree_on(const DeviceMesh& mesh, std::span<const NamedView> tensors, const SavePlan& plan) {
   std::vector<int> aliases = aliases_of(tensors);
   if (!mesh || mesh.size() == 1) return aliases;

@@ -1,5 +1,5 @@
-// The second half of a save: the folder gets its name when all that belongs into it is on the disk, so that at any
-// moment a checkpoint is whole or not there.
+// The second half of a save: the folder gets its name when all that belongs into it is on the disk, so that
+// at any moment a checkpoint is whole or not there.
 #include <fmt/format.h>
 
 #include <exception>

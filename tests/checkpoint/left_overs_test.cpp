@@ -1,4 +1,5 @@
-// What a save cannot remove, rename or write: what is told of it, and what the next load and the next save find.
+// What a save cannot remove, rename or write: what is told of it, and what the next load and the next save
+// find.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -162,7 +163,8 @@ TEST(WithoutExchange, AStepThatIsThereIsReplaced) {
   EXPECT_TRUE(result.ok()) << test::to_string(result);
 }
 
-// Killed between the two renames: the old one is found, by its step's path, too, and the next save gives it its name.
+// Killed between the two renames: the old one is found, by its step's path, too, and the next save gives it
+// its name.
 TEST(WithoutExchange, AKillLeavesTheOldOne) {
   const test::TemporaryFolder folder;
   save(folder.path(), 1, 1);

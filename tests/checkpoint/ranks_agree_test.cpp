@@ -1,4 +1,5 @@
-// Ranks that do not give a save or a load the same: which checkpoint is read, and under which arguments one is written.
+// Ranks that do not give a save or a load the same: which checkpoint is read, and under which arguments one
+// is written.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -167,7 +168,8 @@ void save_alone(const std::filesystem::path& directory, int step) {
                   {.keep = 1});
 }
 
-// A save removes what was chosen after the load has read its index: the load takes what `latest` names by then.
+// A save removes what was chosen after the load has read its index: the load takes what `latest` names by
+// then.
 TEST(BesideSaves, ALoadTakesTheNextOne) {
   const test::TemporaryFolder folder;
   save_alone(folder.path(), 1);

@@ -6,8 +6,8 @@
 
 namespace weft {
 
-/// `words` with '?' in place of control characters, which could move the cursor or hide what follows: those of
-/// ASCII, and those that UTF-8 writes as 0xc2 and a byte from 0x80 to 0x9f.
+/// `words` with '?' in place of control characters, which could move the cursor or hide what follows: those
+/// of ASCII, and those that UTF-8 writes as 0xc2 and a byte from 0x80 to 0x9f.
 inline std::string printable(std::string words) {
   const auto at = [&](std::size_t i) { return static_cast<unsigned char>(words[i]); };
   for (std::size_t i = 0; i < words.size(); ++i) {

@@ -55,15 +55,14 @@ inline constexpr std::size_t kMaxIndexBytes = std::size_t{256} << 20;
 
 /// What `latest` holds where it names that folder: the name, and its hash.
 std::string latest_text(std::string_view folder);
-/// The name in a text of `latest`; one that people have written has no hash. Throws bad_argument naming `latest` where it is no name
-/// of a folder beside it, or has the hash of another one.
+/// The name in a text of `latest`; one that people have written has no hash. Throws bad_argument naming
+/// `latest` where it is no name of a folder beside it, or has the hash of another one.
 std::string folder_of_latest(const std::filesystem::path& latest, const std::string& text);
 
 std::string to_json(const CheckpointIndex& index);
-/// Throws bad_argument naming `path` where the text is no index of a version we know or not the one that was written (its
-/// hash is another), a number in it is none
-/// that could be meant, a part's file is not in the index's folder, or where the parts of a tensor do not
-/// cover each element of its whole once.
+/// Throws bad_argument naming `path` where the text is no index of a version we know or not the one that was
+/// written (its hash is another), a number in it is none that could be meant, a part's file is not in the
+/// index's folder, or where the parts of a tensor do not cover each element of its whole once.
 CheckpointIndex index_from_json(const std::filesystem::path& path, const std::string& text);
 
 /// The shape of the whole.
@@ -71,8 +70,8 @@ inline const Shape& global_shape(const NamedView& tensor) {
   return tensor.layout != nullptr ? tensor.layout->global : tensor.data.shape;
 }
 
-/// Throws what save_checkpoint() says of tensors that cannot be saved or loaded; `what` begins the text. Two may be the same
-/// memory as a whole, and may not overlap otherwise.
+/// Throws what save_checkpoint() says of tensors that cannot be saved or loaded; `what` begins the text. Two
+/// may be the same memory as a whole, and may not overlap otherwise.
 void check_tensors(std::string_view what, const DeviceMesh& mesh, std::span<const NamedView> tensors);
 
 /// A part of what a rank holds: the box of the whole that it is, and where it begins in the local tensor.
@@ -97,20 +96,21 @@ struct OwnedPart {
 /// The parts of a run on `ranks` ranks; empty ones are left out. Distinct parts do not overlap.
 std::vector<OwnedPart> parts_of(const NamedView& tensor, int ranks);
 
-/// Throws mismatch on all ranks, naming the first difference, where they do not give the same tensors in the same order. Collective.
+/// Throws mismatch on all ranks, naming the first difference, where they do not give the same tensors in the
+/// same order. Collective.
 void expect_same_tensors(std::string_view what, const DeviceMesh& mesh, std::span<const NamedView> tensors);
 
-/// For each tensor the number of the first one before it that is the same memory (a tied tensor: the same place, dtype,
-/// shape and layout); -1: none. An empty one is no alias.
+/// For each tensor the number of the first one before it that is the same memory (a tied tensor: the same
+/// place, dtype, shape and layout); -1: none. An empty one is no alias.
 std::vector<int> aliases_of(std::span<const NamedView> tensors);
 
 /// The index of a run on `ranks` ranks: each distinct part once, by the lowest rank that holds it. Empty
-/// parts are left out. An alias has the parts of the tensor that `aliases` names. The hashes of its files are not known
-/// yet.
+/// parts are left out. An alias has the parts of the tensor that `aliases` names. The hashes of its files are
+/// not known yet.
 CheckpointIndex make_index(std::span<const NamedView> tensors, int ranks, std::span<const int> aliases = {});
 
-/// save_checkpoint() and load_checkpoint() of the tensors that a function lists, whose errors all ranks are told. `owner`:
-/// what they are tensors of, for the texts: "the model".
+/// save_checkpoint() and load_checkpoint() of the tensors that a function lists, whose errors all ranks are
+/// told. `owner`: what they are tensors of, for the texts: "the model".
 void save_listed(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
                  const std::function<std::vector<NamedView>()>& list, const CheckpointExtra& extra,
                  const SaveOptions& options);

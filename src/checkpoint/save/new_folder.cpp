@@ -30,7 +30,8 @@ void make_folders(const std::filesystem::path& folder) {
   for (const std::filesystem::path& each : made) sync_folder(each.parent_path());
 }
 
-// A new folder; one of that name that is in the way and cannot be removed gets another name, also a left-over's.
+// A new folder; one of that name that is in the way and cannot be removed gets another name, also a
+// left-over's.
 void make_new(const std::filesystem::path& folder) {
   constexpr mode_t kAll = 0777;  // less the umask
   constexpr int kMostNames = 100;

@@ -1,5 +1,5 @@
-// A step's folder takes the place of another one of the same step. At any moment one whole checkpoint of the step
-// stands under the step's name or under its spare name. For one thread at a time.
+// A step's folder takes the place of another one of the same step. At any moment one whole checkpoint of the
+// step stands under the step's name or under its spare name. For one thread at a time.
 #pragma once
 
 #include <filesystem>
@@ -15,13 +15,13 @@ inline constexpr std::string_view kSpare = ".spare";
 /// Told of what could not be done though the call goes on.
 using Warn = std::function<void(const std::string& line)>;
 
-/// `folder`, if it is a checkpoint; else its spare, if that is one; else nothing. A save that was killed where
-/// the file system cannot exchange two folders leaves a spare.
+/// `folder`, if it is a checkpoint; else its spare, if that is one; else nothing. A save that was killed
+/// where the file system cannot exchange two folders leaves a spare.
 std::optional<std::filesystem::path> standing_folder(const std::filesystem::path& folder);
 
-/// Gives a finished folder its name. Where a checkpoint of that name exists the two change places in one step, or,
-/// where the file system refuses that, in two; the old one is then removed. Throws `system` where `to` is still what
-/// it was. `reached` is told "exchanged" or "spared", before the old one is removed.
+/// Gives a finished folder its name. Where a checkpoint of that name exists the two change places in one
+/// step, or, where the file system refuses that, in two; the old one is then removed. Throws `system` where
+/// `to` is still what it was. `reached` is told "exchanged" or "spared", before the old one is removed.
 void replace_folder(const std::filesystem::path& from, const std::filesystem::path& to, const Warn& warn,
                     const std::function<void(std::string_view)>& reached);
 
