@@ -203,6 +203,7 @@ TEST(WithoutExchange, AFolderOfALowerLayerIsReplaced) {
   const test::TemporaryFolder folder;
   for (const char* name : {"lower", "tmpfs", "merged"}) fs::create_directory(folder / name);
   save(folder / "lower", 1, 1);
+  save(folder / "lower", 2, 1);
   const auto result = test::run_in_child([&] {
     const fs::path upper = folder / "tmpfs" / "upper", work = folder / "tmpfs" / "work";
     bool mounted = ::unshare(CLONE_NEWNS) == 0 &&
@@ -220,11 +221,14 @@ TEST(WithoutExchange, AFolderOfALowerLayerIsReplaced) {
       return 0;
     }
     EXPECT_EQ(loaded(folder / "merged"), 1);
-    save(folder / "merged", 1, 2);
+    save(folder / "merged", 2, 2);
     EXPECT_EQ(loaded(folder / "merged"), 2);
-    save(folder / "merged", 1, 3);
+    save(folder / "merged", 2, 3);
     EXPECT_EQ(loaded(folder / "merged"), 3);
-    EXPECT_THAT(names_in(folder / "merged"), UnorderedElementsAre("latest", "step-00000001"));
+    EXPECT_THAT(names_in(folder / "merged"),
+                UnorderedElementsAre("latest", "step-00000001", "step-00000002"));
+    EXPECT_EQ(warnings_of([&] { save(folder / "merged", 3, 4, {.keep = 1}); }), "");
+    EXPECT_THAT(names_in(folder / "merged"), UnorderedElementsAre("latest", "step-00000003"));
     return 0;
   });
   EXPECT_TRUE(result.ok()) << test::to_string(result);

@@ -72,9 +72,13 @@ void remove_old(const std::filesystem::path& directory, std::int64_t step, int k
       folders[*of] = entry;
   const auto surplus = static_cast<std::ptrdiff_t>(folders.size()) - keep;
   for (auto old = folders.begin(); std::distance(folders.begin(), old) < surplus; ++old) {
-    const std::filesystem::path unnamed = old->second.string() + std::string(kUnfinished);
+    std::filesystem::path unnamed = old->second.string() + std::string(kUnfinished);
     std::error_code failed;
     std::filesystem::rename(old->second, unnamed, failed);
+    if (failed == std::errc::cross_device_link) {  // of a lower layer of overlayfs
+      unnamed = old->second;
+      std::filesystem::remove(unnamed / kIndexFile, failed);
+    }
     if (failed) {
       warn(fmt::format("the older step {} cannot be removed: {}", old->second.string(),
                        system_words(failed.value())));
