@@ -259,6 +259,29 @@ TEST(CheckpointMeshes, TheSeedIsThatOfTheCheckpoint) {
   });
 }
 
+// What ranks give a save is compared, and all load the checkpoint that rank 0 chose: from a Trainer, too.
+TEST(CheckpointMeshes, ATrainersRanksAgree) {
+  const test::TemporaryFolder folder;
+  test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+    WithTrainer run(rank, kPlans[1], 5);
+    const std::string mine = rank.rank == 0 ? "v" : "w";
+    const std::string text =
+        "mismatch: save_checkpoint: argument 4 is extra \"k\" = \"v\" on dp,tp rank 0, but extra \"k\" = "
+        "\"w\" on "
+        "dp,tp rank 1";
+    EXPECT_EQ(test::error_text([&] { run.trainer.save(folder / "run", {{"k", mine}}); }), text);
+    AsyncCheckpoint saves(run.whole);
+    EXPECT_EQ(test::error_text([&] { run.trainer.save(saves, folder / "run", {{"k", mine}}); }), text);
+    run.trainer.save(folder / "run");
+    run.step();
+    run.trainer.save(folder / "later");
+    run.whole.group().barrier().wait();
+    const Error e = test::error_of([&] { run.trainer.load(folder / (rank.rank == 0 ? "run" : "later")); });
+    EXPECT_EQ(e.code(), ErrorCode::mismatch) << e.what();
+    EXPECT_EQ(run.trainer.steps(), 1);
+  });
+}
+
 // Buffers (the vectors of spectral norms, which every pass in training moves on) and dropout, which draws by seed and step. The
 // model is trained by hand: AdamW on sum(y^2) / 2.
 struct WeatherRun {
