@@ -132,6 +132,49 @@ def test_messages(ranks):
     ranks(3, program)
 
 
+def test_memory_of_another_call_is_refused(ranks):
+    """What would give other numbers from some size on gives none at any."""
+    def program(group):
+        for count in (1, 1000, 60_000):
+            y = np.full(count, float(group.rank))
+            with pytest.raises(weft.BadArgumentError, match=r"^coalesced: out of call 1 \(recv\) overlaps in of call 0 \(send\); expected memory that"):
+                group.send_recv(y, 1 - group.rank, y, 1 - group.rank)
+            batch = group.batch()
+            batch.all_reduce(y)
+            batch.broadcast(y, 0, out=y)
+            with pytest.raises(weft.BadArgumentError, match="overlaps in of call 0"):
+                batch.submit()
+            np.testing.assert_array_equal(y, np.full(count, float(group.rank)))
+    ranks(2, program)
+
+
+def test_leave_compares_the_last_calls(ranks):
+    def equal(group):
+        group.broadcast(np.array([1.0]), 1).wait()
+        group.leave()
+        with pytest.raises(weft.BadArgumentError, match="^the Group is closed"):
+            group.barrier()
+    ranks(2, equal)
+
+    def unequal(group):
+        with pytest.raises(weft.MismatchError, match=r"broadcast f64 x1 root [01] \[call 0\]"):
+            group.broadcast(np.array([float(group.rank)]), group.rank).wait()
+            group.leave(deadline=10)
+    ranks(2, unequal)
+
+
+def test_what_only_a_warning_tells_is_no_success(processes):
+    """Two roots, and a Work that nobody keeps: every program ends well, and the job does not."""
+    for mistake, said in (("group.broadcast(x, group.rank).wait()", "mismatch, found when the group was left: "),
+                          ("group.all_reduce(x)", "dropped the Work of a call in flight")):
+        done = processes(2, f"""
+            import numpy as np, weft
+            group, x = weft.Context().group(backend="shm"), np.ones(5000)
+            {mistake}
+            """, check=False)
+        assert done.returncode == 70 and said in done.stderr and "has logged a warning that its results may be wrong" in done.stderr, done
+
+
 def test_batch(ranks):
     def program(group):
         batch = group.batch()

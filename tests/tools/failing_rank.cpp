@@ -2,7 +2,8 @@
 // weft run says then.
 //
 //   failing_rank terminate|exit HOW [HOW]   what ranks do that notice it: let the Error end them, or exit with 1;
-//                                           how rank 1 fails, and rank 2
+//                                           how rank 1 fails, and rank 2; "return": it leaves, and returns 0
+//   failing_rank mistake WHAT               all return 0 after what no Error tells of
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -32,12 +33,25 @@ void add_numbers(const std::string& how) {
   }
 }
 
+void make_mistake(const std::string& what) {
+  weft::Context context;
+  auto group = weft::ProcessGroup::create(context, "shm", weft::Membership::from_env(context));
+  std::vector<float> x(5000, 1);
+  const int root = what == "roots" && group.rank() == 1 ? 1 : 0;
+  if (what == "drop") static_cast<void>(group.all_reduce(x));
+  if (what != "drop" && (what != "left out" || group.rank() != 1)) group.broadcast(x.front(), root).wait();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const std::string reaction = argv[1];
   const int rank = std::atoi(std::getenv("WEFT_RANK"));
   const std::string how = rank > 0 && rank + 1 < argc ? argv[rank + 1] : "";
+  if (reaction == "mistake") {
+    make_mistake(argv[2]);
+    return 0;
+  }
   if (reaction == "terminate" && how.empty()) {
     add_numbers(how);
     return 0;
@@ -48,6 +62,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "%s\n", e.what());
     if (how.empty()) return 1;
   }
+  if (how == "return") return 0;
   // The others know by now; this rank has something to put away yet.
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
   return 3;

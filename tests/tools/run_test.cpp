@@ -4,13 +4,19 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <sched.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -177,6 +183,40 @@ TEST_F(RunTest, MuchOutputStaysWhole) {
     ASSERT_EQ(number, next.at(rank)++);
   }
   EXPECT_THAT(next, ::testing::Each(40001));
+}
+
+// Without tags what one rank writes comes out as it is.
+TEST_F(RunTest, ALongLineStaysOneLine) {
+  const std::string print = "head -c 300000 /dev/zero | tr '\\0' x", line(300'000, 'x');
+  EXPECT_EQ(run({"-n", "1", "--no-tag-output", "--", "sh", "-c", print}), kSuccess);
+  EXPECT_EQ(out(), line);
+  std::filesystem::remove(folder_ / "out");
+  EXPECT_EQ(run_shell(2, print + "; echo; echo next"), kSuccess);
+  EXPECT_THAT(out_lines(), UnorderedElementsAre("[0] " + line, "[0] next", "[1] " + line, "[1] next"));
+  std::filesystem::remove(folder_ / "out");
+  EXPECT_EQ(run({"-n", "2", "--no-tag-output", "--", "sh", "-c", "printf half"}), kSuccess);
+  EXPECT_EQ(out(), "half\nhalf");
+}
+
+// A line of more than 4 MiB is not kept until it ends. Nothing is put into it, unless another rank's line comes meanwhile.
+TEST_F(RunTest, AVeryLongLineLeavesInParts) {
+  constexpr std::size_t kBytes = 5'000'000;
+  const std::string print = fmt::format("head -c {} /dev/zero | tr '\\0' x", kBytes);
+  EXPECT_EQ(run({"-n", "1", "--no-tag-output", "--", "sh", "-c", print}), kSuccess);
+  EXPECT_TRUE(out() == std::string(kBytes, 'x'));
+  std::filesystem::remove(folder_ / "out");
+  EXPECT_EQ(
+      run_shell(
+          2,
+          fmt::format(
+              "cd '{}'; if [ $WEFT_RANK = 0 ]; then {}; while [ ! -e said ]; do sleep 0.02; done; echo end; "
+              "else while [ ! -s out ]; do sleep 0.02; done; echo between; touch said; fi",
+              folder_.path().string(), print)),
+      kSuccess);
+  std::string text = out();
+  EXPECT_EQ(std::count(text.begin(), text.end(), 'x'), kBytes);
+  text.erase(std::remove(text.begin(), text.end(), 'x'), text.end());
+  EXPECT_EQ(text, "[0] \n[1] between\n[0] end\n");
 }
 
 TEST_F(RunTest, CarriageReturnsPassThroughToFiles) {
@@ -419,7 +459,7 @@ TEST_F(RunTest, DashesBeforeTheProgramMayBeLeftOut) {
             kSuccess);
   EXPECT_EQ(run({"-n", "1", "--timeout=100", "train"}), code(127));  // a program, not weft's command
   EXPECT_EQ(run({"-n", "1", "--no-tag-output", "printf", "%s|", "run", "-h"}), kSuccess);
-  EXPECT_EQ(out(), "[0] -n|5|--|--bind|-np|a b|\nrun|-h|\n");
+  EXPECT_EQ(out(), "[0] -n|5|--|--bind|-np|a b|\nrun|-h|");
   EXPECT_EQ(err(), "weft run: cannot start \"train\": No such file or directory\n");
 }
 
@@ -502,6 +542,90 @@ TEST_F(RunTest, TheRankThatFailedByItselfIsNamed) {
   expect({"leave"}, 3, "exited with code 3");
   expect({"throw"}, 3, "exited with code 3\nweft run: rank 1 said last: no such file");
   expect({"kill", "exit"}, 128 + SIGKILL, "killed by signal 9");
+}
+
+// Where a rank has left early and returned 0, the first that fails because of that is no culprit.
+TEST_F(RunTest, ARankThatReturnedTooEarlyIsNamed) {
+  for (const auto& [reaction, how] :
+       {std::pair("exit", "exited with code 1"), {"terminate", "killed by signal 6 .SIGABRT."}}) {
+    std::filesystem::remove(folder_ / "err");
+    const auto status = run({"-n", "3", "--", WEFT_FAILING_RANK, reaction, "return"});
+    EXPECT_EQ(status, code(reaction == std::string("exit") ? 1 : 128 + SIGABRT)) << err();
+    EXPECT_THAT(err(), ::testing::ContainsRegex(
+                           fmt::format("weft run: rank [02] .pid [0-9]+. failed because of others: {}; "
+                                       "rank 1 .pid [0-9]+. has returned 0\n",
+                                       how)));
+    EXPECT_THAT(err(), Not(HasSubstr("first to fail")));
+  }
+}
+
+// What no Error could tell the program is a warning, and the job is no success.
+TEST_F(RunTest, AMistakeThatIsOnlyAWarningEndsTheJobWithAStatusOfItsOwn) {
+  const auto expect = [&](const std::vector<std::string>& flags, const char* mistake,
+                          const std::string& warning) {
+    std::filesystem::remove(folder_ / "err");
+    std::vector<std::string> words{"-n", "3"};
+    words.insert(words.end(), flags.begin(), flags.end());
+    words.insert(words.end(), {"--", WEFT_FAILING_RANK, "mistake", mistake});
+    EXPECT_EQ(run(words), code(70)) << mistake << err();
+    EXPECT_THAT(err(), HasSubstr(warning));
+    EXPECT_THAT(err(), ::testing::ContainsRegex("weft run: rank [0-2] .pid [0-9]+. returned 0, but has "
+                                                "logged a warning that its results may be wrong\n"));
+  };
+  expect({}, "drop", "dropped the Work of a call in flight");
+  expect({"--keep-going"}, "drop", "dropped the Work of a call in flight");
+  expect({}, "roots", "mismatch, found when the group was left: ");
+  expect({}, "left out", "rank 1 left the group without it");
+  std::filesystem::remove(folder_ / "err");
+  EXPECT_EQ(run({"-n", "3", "--", WEFT_FAILING_RANK, "mistake", "none"}), kSuccess);
+  EXPECT_EQ(err(), "");
+}
+
+// Anybody may send to the launcher; what is not of the job does not take the room of what is.
+TEST_F(RunTest, NoticesOfStrangersAreDropped) {
+  ChildProcess process = start_shell(
+      1, fmt::format("echo $WEFT_LAUNCHER >'{}'; echo pid $$; exec sleep 60", (folder_ / "name").string()));
+  printed_number(0, "pid");
+  const std::string name = lines_of(contents(folder_ / "name")).at(0);
+  const int supervisor =
+      std::atoi(contents(fmt::format("/proc/{0}/task/{0}/children", process.pid())).c_str());
+  ASSERT_GT(supervisor, 0);
+  ASSERT_EQ(::kill(supervisor, SIGSTOP), 0);  // it reads nothing
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  name.copy(address.sun_path + 1, sizeof address.sun_path - 1);
+  const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  const int fd = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  for (const std::string text : {"", "short", "0123456789abcdef 0 others failed"})
+    for (int i = 0; i < 2000; ++i)
+      ASSERT_EQ(::sendto(fd, text.data(), text.size(), MSG_DONTWAIT,
+                         reinterpret_cast<const sockaddr*>(&address), size),
+                static_cast<ssize_t>(text.size()))
+          << "no room after " << i;
+  ::close(fd);
+  ASSERT_EQ(::kill(supervisor, SIGCONT), 0);
+  process.kill(SIGTERM);
+  EXPECT_EQ(process.wait(seconds(20)), code(128 + SIGTERM));
+}
+
+// The kernel gives it to nobody, and a server that sets SO_REUSEADDR gets it.
+TEST_F(RunTest, MasterPortIsReserved) {
+  ChildProcess process = start_shell(1, "echo pid $$; echo port $MASTER_PORT; exec sleep 60");
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<std::uint16_t>(printed_number(0, "port")));
+  for (const int reuse : {0, 1}) {
+    const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof reuse);
+    EXPECT_EQ(::bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address), reuse - 1);
+    if (reuse == 1) {
+      EXPECT_EQ(::listen(fd, 4), 0) << errno;
+    }
+    ::close(fd);
+  }
+  process.kill(SIGTERM);
+  EXPECT_EQ(process.wait(seconds(20)), code(128 + SIGTERM));
 }
 
 // Programs that are not weft's tell nothing: a kill that is found soon after an exit code is what came first.
@@ -764,7 +888,25 @@ TEST_F(RunTest, SigtermEndsTheJob) {
   printed_number(1, "pid");
   process.kill(SIGTERM);
   EXPECT_EQ(process.wait(seconds(20)), code(128 + SIGTERM));
-  EXPECT_THAT(err(), HasSubstr("was first to fail: killed by signal 15 (SIGTERM)\n"));
+  EXPECT_EQ(err(), "") << "it did as asked";
+}
+
+TEST_F(RunTest, CtrlCIsNoFailure) {
+  ChildProcess process = start_shell(2, "echo pid $$; exec sleep 60");
+  printed_number(0, "pid");
+  printed_number(1, "pid");
+  process.kill(SIGINT);
+  EXPECT_EQ(process.wait(seconds(20)), code(128 + SIGINT));
+  EXPECT_EQ(err(), "");
+}
+
+// One that fails otherwise is named, asked to end or not.
+TEST_F(RunTest, AFailureAfterARequestIsNamed) {
+  ChildProcess process = start_shell(1, "trap 'exit 9' INT; echo pid $$; while :; do sleep 0.05; done");
+  printed_number(0, "pid");
+  process.kill(SIGINT);
+  EXPECT_EQ(process.wait(seconds(20)), code(9));
+  EXPECT_THAT(err(), HasSubstr("was first to fail: exited with code 9\n"));
 }
 
 TEST_F(RunTest, ASecondRequestEndsRanksThatIgnoredTheFirst) {
@@ -774,7 +916,8 @@ TEST_F(RunTest, ASecondRequestEndsRanksThatIgnoredTheFirst) {
   process.kill(SIGINT);
   EXPECT_FALSE(process.wait(milliseconds(800)).has_value());
   process.kill(SIGINT);
-  EXPECT_EQ(process.wait(seconds(20)), code(128 + SIGTERM));
+  EXPECT_EQ(process.wait(seconds(20)), code(128 + SIGINT));
+  EXPECT_THAT(err(), Not(HasSubstr("fail")));
 }
 
 // ---- the launcher itself is killed ----

@@ -1,5 +1,6 @@
 #include "notices.hpp"
 
+#include <linux/filter.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -7,6 +8,9 @@
 #include <array>
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <utility>
 
 #include "base/parse_number.hpp"
 #include "store/launcher_notice.hpp"
@@ -15,12 +19,33 @@
 namespace weft::tools {
 namespace {
 
-constexpr std::size_t kMost = 256;
+constexpr std::size_t kMost = 256;  // bytes of a notice
+constexpr int kAtOnce = 64;         // notices of one look
+
+// Strangers' datagrams would fill the queue, where the ranks' have no room then. Where the kernel refuses the filter, take() still
+// reads no more than its bound.
+void let_in_only(int fd, std::string_view token) {
+  std::vector<sock_filter> program;
+  const std::size_t words = token.size() / 4;
+  for (std::size_t i = 0; i < words; ++i) {
+    std::uint32_t word = 0;  // as the kernel loads it: the first byte is the highest
+    for (std::size_t k = 0; k < 4; ++k) word = word << 8 | static_cast<unsigned char>(token[4 * i + k]);
+    program.push_back(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, static_cast<std::uint32_t>(4 * i)));
+    program.push_back(
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, word, 0, static_cast<std::uint8_t>(2 * (words - i) - 1)));
+  }
+  program.push_back(BPF_STMT(BPF_RET | BPF_K, kMost));
+  program.push_back(BPF_STMT(BPF_RET | BPF_K, 0));
+  const sock_fprog filter{.len = static_cast<unsigned short>(program.size()), .filter = program.data()};
+  ::setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter);
+}
 
 }  // namespace
 
-LauncherNotices::LauncherNotices() : fd_(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
+LauncherNotices::LauncherNotices(std::string job)
+    : job_(std::move(job)), fd_(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
   if (fd_ < 0) throw_errno("weft run: a socket for the ranks' notices", errno);
+  let_in_only(fd_, job_);
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   socklen_t size = sizeof address.sun_family;  // this short: the kernel chooses a name
@@ -35,20 +60,25 @@ LauncherNotices::LauncherNotices() : fd_(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLO
 
 LauncherNotices::~LauncherNotices() { ::close(fd_); }
 
-int LauncherNotices::next(std::string_view job) {
-  for (;;) {
+LauncherNotices::Taken LauncherNotices::take() {
+  Taken taken;
+  for (int looks = 0; looks < kAtOnce; ++looks) {
     std::array<char, kMost> buffer;
     const ssize_t got = ::recv(fd_, buffer.data(), buffer.size(), MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return -1;
+    if (got < 0) return taken;
     std::string_view text(buffer.data(), static_cast<std::size_t>(got));
-    if (!text.starts_with(job) || !text.ends_with(kOthersFailed) ||
-        text.size() < job.size() + kOthersFailed.size() + 3)
-      continue;  // anybody of this host may send here; only the job's ranks know its token
-    text.remove_prefix(job.size() + 1);
-    text.remove_suffix(kOthersFailed.size() + 1);
-    if (const auto rank = parse_integer<int>(text); rank && *rank >= 0) return *rank;
+    const bool in_doubt = text.ends_with(kResultsInDoubt);
+    const std::string_view what = in_doubt ? kResultsInDoubt : kOthersFailed;
+    if (!text.starts_with(job_) || !text.ends_with(what) || text.size() < job_.size() + what.size() + 3)
+      continue;  // only the job's ranks know its token
+    text.remove_prefix(job_.size() + 1);
+    text.remove_suffix(what.size() + 1);
+    if (const auto rank = parse_integer<int>(text); rank && *rank >= 0)
+      taken.notices.push_back({*rank, in_doubt});
   }
+  taken.more = true;
+  return taken;
 }
 
 }  // namespace weft::tools

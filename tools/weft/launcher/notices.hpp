@@ -1,16 +1,22 @@
-// What ranks tell weft run before they fail because others did (store/launcher_notice.hpp). One thread.
+// What ranks tell weft run (store/launcher_notice.hpp). One thread.
 #pragma once
 
 #include <string>
-#include <string_view>
+#include <vector>
 
 namespace weft::tools {
 
-/// A datagram socket of this host, under a name that the kernel chooses.
+/// A datagram socket of this host, under a name that the kernel chooses. Anybody of this host may send to it; the kernel drops what does not
+/// begin with the job's token, where it can be asked to.
 class LauncherNotices {
  public:
-  /// Throws system.
-  LauncherNotices();
+  struct Notice {
+    int rank = 0;
+    bool in_doubt = false;  ///< its results may be wrong; else it fails because of others
+  };
+
+  /// `job`: the token of the job. Throws system.
+  explicit LauncherNotices(std::string job);
   ~LauncherNotices();
   LauncherNotices(const LauncherNotices&) = delete;
   LauncherNotices& operator=(const LauncherNotices&) = delete;
@@ -18,10 +24,15 @@ class LauncherNotices {
   int fd() const noexcept { return fd_; }
   /// What ranks find in WEFT_LAUNCHER.
   const std::string& name() const noexcept { return name_; }
-  /// The rank that one more notice of `job` is from; -1: there is none now. Never waits.
-  int next(std::string_view job);
+  /// The next notices of the job. Never waits. Of what is there it reads a bounded number: `more` says that it stopped at that.
+  struct Taken {
+    std::vector<Notice> notices{};
+    bool more = false;
+  };
+  Taken take();
 
  private:
+  const std::string job_;
   int fd_ = -1;
   std::string name_;
 };

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 namespace weft::tools {
 namespace {
@@ -15,19 +16,47 @@ constexpr std::string_view kEraseRest = "\x1b[K";  // from the cursor to the end
 
 Sink::Sink(int fd, Screen& screen) : fd_(fd), terminal_(::isatty(fd) == 1), screen_(screen) {}
 
-void Sink::add_line(std::string_view tag, std::string_view text) {
+// A line that was left open is ended, but by its own rank, which goes on in it.
+void Sink::begin_line(std::string_view tag, const LineCutter* from) {
+  if (within_line_ && (from == nullptr || whose_ != from)) {
+    pending_ += '\n';
+    within_line_ = false;
+  }
+  if (!within_line_) pending_.append(tag);
+}
+
+void Sink::add_line(std::string_view tag, std::string_view text, const LineCutter* from) {
   if (broken_) return;
-  pending_.append(tag).append(text);
+  begin_line(tag, from);
+  pending_.append(text);
   if (terminal_ && screen_.bar_shown) {
     pending_.append(kEraseRest);
     screen_.bar_shown = false;
   }
   pending_ += '\n';
+  within_line_ = false;
+}
+
+void Sink::add_part(std::string_view tag, std::string_view text, const LineCutter* from) {
+  if (broken_) return;
+  begin_line(tag, from);
+  pending_.append(text);
+  within_line_ = true;
+  whose_ = from;
+}
+
+bool Sink::is_within(const LineCutter* line) const { return within_line_ && whose_ == line; }
+
+void Sink::end_of_stream(std::string_view tag, std::string_view text, const LineCutter* from) {
+  if (!tag.empty() || terminal_) return add_line(tag, text, from);
+  add_part(tag, text, from);
+  whose_ = nullptr;
 }
 
 void Sink::add_bar(std::string_view tag, std::string_view text) {
   if (broken_) return;
-  pending_.append(tag).append(text).append(kEraseRest).append("\r");
+  begin_line(tag, nullptr);
+  pending_.append(text).append(kEraseRest).append("\r");
   screen_.bar_shown = true;
 }
 
@@ -42,23 +71,38 @@ void Sink::finish() {
 // calls writable takes PIPE_BUF bytes without blocking.
 void Sink::flush() {
   constexpr std::size_t kAtOnce = 4096;
-  std::size_t written = 0;
-  while (written < pending_.size()) {
+  while (!empty()) {
     pollfd p{fd_, POLLOUT, 0};
     if (::poll(&p, 1, 0) <= 0) break;
-    const ssize_t n = ::write(fd_, pending_.data() + written, std::min(kAtOnce, pending_.size() - written));
+    const ssize_t n = ::write(fd_, pending_.data() + written_, std::min(kAtOnce, pending_.size() - written_));
     if (n >= 0) {
-      written += static_cast<std::size_t>(n);
+      written_ += static_cast<std::size_t>(n);
     } else if (errno != EINTR && errno != EAGAIN) {
       broken_ = true;
       if (errno != EPIPE) error_ = errno;
-      written = pending_.size();
+      written_ = pending_.size();
     }
   }
-  pending_.erase(0, written);
+  if (empty()) return drop();
+  if (written_ > pending_.size() / 2) pending_.erase(0, std::exchange(written_, 0));
 }
 
 void LineCutter::feed(std::string_view bytes) {
+  const std::size_t before = line_.size();
+  cut(bytes);
+  sink_.keep(line_.size(), before);
+  if (too_long()) {
+    sink_.add_part(tag_, line_, this);
+    sink_.keep(0, line_.size());
+    in_parts_ = true;
+    last_ = line_.substr(0, kShort);
+    line_.clear();
+  }
+  // A bar drawn as "\r40 %" has no end until the next one: it is shown as far as it came.
+  if (in_bar_ && !line_.empty()) show_bar(line_);
+}
+
+void LineCutter::cut(std::string_view bytes) {
   const bool cut_at_return = sink_.terminal();
   const std::string_view ends = cut_at_return ? "\n\r" : "\n";
   while (!bytes.empty()) {
@@ -72,18 +116,20 @@ void LineCutter::feed(std::string_view bytes) {
     }
     bytes.remove_prefix(end + 1);
   }
-  if (line_.size() > kLongest) line_feed();
-  // A bar drawn as "\r40 %" has no end until the next one: it is shown as far as it came.
-  if (in_bar_ && !line_.empty()) show_bar(line_);
 }
 
 void LineCutter::line_feed() {
   const std::string& text = line_.empty() ? bar_ : line_;  // "done\r\n" is the line "done"
-  sink_.add_line(tag_, text);
-  if (text.find_first_not_of(" \t") != std::string::npos) last_ = text;
+  // Of a line whose parts have left, and which another rank's has ended, nothing more need leave.
+  if (!in_parts_ || !text.empty() || sink_.is_within(this)) sink_.add_line(tag_, text, this);
+  leave_line(text);
+}
+
+void LineCutter::leave_line(const std::string& text) {
+  if (text.find_first_not_of(" \t") != std::string::npos) last_ = text.substr(0, kShort);
   line_.clear();
   bar_.clear();
-  in_bar_ = false;
+  in_bar_ = in_parts_ = false;
 }
 
 void LineCutter::carriage_return() {
@@ -101,7 +147,11 @@ void LineCutter::show_bar(const std::string& text) {
 }
 
 void LineCutter::finish() {
-  if (!line_.empty() || !bar_.empty()) line_feed();
+  sink_.keep(0, line_.size());
+  if (line_.empty() && bar_.empty() && !in_parts_) return;
+  const std::string text = line_.empty() ? bar_ : line_;
+  if (!text.empty() || sink_.is_within(this)) sink_.end_of_stream(tag_, text, this);
+  leave_line(text);
 }
 
 }  // namespace weft::tools

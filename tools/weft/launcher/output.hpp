@@ -12,6 +12,8 @@ struct Screen {
   bool bar_shown = false;  ///< the cursor stands at the start of a line that shows a progress bar
 };
 
+class LineCutter;
+
 /// One of our own outputs. Never blocks for long: what cannot be written yet stays queued.
 class Sink {
  public:
@@ -19,24 +21,39 @@ class Sink {
   int fd() const { return fd_; }
   bool terminal() const { return terminal_; }
   bool shows_bar() const { return screen_.bar_shown; }
-  bool empty() const { return pending_.empty(); }
+  bool empty() const { return written_ == pending_.size(); }
   /// The errno of the write that failed, after which nothing more is written; 0: none did, or the reader left
   /// (EPIPE), which is no failure.
   int error() const { return error_; }
   /// So much is queued that no more should be read from the ranks.
-  bool full() const { return pending_.size() > kFull; }
+  bool full() const { return pending_.size() - written_ > kFull; }
 
-  void add_line(std::string_view tag, std::string_view text);
+  /// `from`: whose line it is; null: the launcher's own.
+  void add_line(std::string_view tag, std::string_view text, const LineCutter* from = nullptr);
+  /// A part of a line that is too long to be kept until it ends. Where another line comes before the next part, a line feed parts them.
+  void add_part(std::string_view tag, std::string_view text, const LineCutter* from);
+  /// The stream of `from` ended within a line. Without a tag the line feed comes with the next line, if there is one: what a single rank
+  /// writes leaves as it is.
+  void end_of_stream(std::string_view tag, std::string_view text, const LineCutter* from);
+  /// Whether what was added last is a part of that line.
+  bool is_within(const LineCutter* line) const;
+  /// How many bytes of lines that are not whole are kept, in all streams together.
+  std::size_t kept() const { return kept_; }
+  void keep(std::size_t more, std::size_t less) { kept_ += more - less; }
   /// Shows `text` on a line that later output may write over. Terminals only.
   void add_bar(std::string_view tag, std::string_view text);
   /// A last bar stays on the screen.
   void finish();
   /// Writes what the descriptor takes now. A reader that is gone (EPIPE) gets nothing more; the ranks go on.
   void flush();
-  void drop() { pending_.clear(); }
+  void drop() {
+    pending_.clear();
+    written_ = 0;
+  }
 
  private:
   static constexpr std::size_t kFull = std::size_t{1} << 20;
+  void begin_line(std::string_view tag, const LineCutter* from);
 
   int fd_;
   bool terminal_;
@@ -44,10 +61,15 @@ class Sink {
   int error_ = 0;
   Screen& screen_;
   std::string pending_;
+  std::size_t written_ = 0;  // of pending_
+  std::size_t kept_ = 0;
+  bool within_line_ = false;           // what was added last has no line feed
+  const LineCutter* whose_ = nullptr;  // whose line that is; null: nobody's any more
 };
 
 /// Cuts one stream of one rank into lines. A line leaves whole: a program whose output is buffered in blocks
-/// pauses in the middle of lines, so waiting longer for the rest is the only way not to break them. On a
+/// pauses in the middle of lines, so waiting longer for the rest is the only way not to break them. A line of more than 4 MiB, or
+/// of more than 64 KiB where all ranks' unfinished lines together have 64 MiB, leaves in parts. On a
 /// terminal a carriage return ends a line as well, one that the next may write over: progress bars of rank 0
 /// are shown so, and of the other ranks only what they leave behind. Elsewhere carriage returns pass through
 /// as they are.
@@ -65,8 +87,14 @@ class LineCutter {
   }
 
  private:
-  static constexpr std::size_t kLongest = std::size_t{64} << 10;  // longer lines are broken
+  static constexpr std::size_t kShort = std::size_t{64} << 10, kLongest = std::size_t{4} << 20,
+                               kMostKept = std::size_t{64} << 20;
+  bool too_long() const {
+    return line_.size() > kLongest || (line_.size() > kShort && sink_.kept() > kMostKept);
+  }
+  void cut(std::string_view bytes);
   void line_feed();
+  void leave_line(const std::string& text);
   void carriage_return();
   void show_bar(const std::string& text);
 
@@ -78,6 +106,7 @@ class LineCutter {
   std::string bar_;    // the last text that a carriage return ended, while nothing but bars came since
   std::string shown_;  // the text of the bar that was shown last
   bool in_bar_ = false;
+  bool in_parts_ = false;  // a part of this line has left
 };
 
 }  // namespace weft::tools

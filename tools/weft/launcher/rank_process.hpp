@@ -30,6 +30,8 @@ struct RankProcess {
   pid_t pid = -1;
   bool running = false;
   bool blames_others = false;                          // its group failed because of other ranks, it says
+  bool in_doubt = false;                               // its results may be wrong, it says
+  bool ended_well = false;                             // it has returned 0
   std::array<std::unique_ptr<RankStream>, 2> streams;  // standard output and error
 };
 

@@ -69,7 +69,7 @@ int Supervisor::run() {
   if (options_.keep_going && !exit_ && !one_ended_well_) exit_ = first_failure_;
   if (!exit_ && ended_as_requested_) exit_ = 128 + requested_;
   const bool lost = out_.error() != 0 || err_.error() != 0;
-  return exit_.value_or(lost ? kOutputLost : 0);
+  return exit_.value_or(in_doubt_ ? kInDoubt : lost ? kOutputLost : 0);
 }
 
 std::vector<std::string> Supervisor::environment_of(int number) const {
@@ -138,6 +138,7 @@ void Supervisor::watch() {
     if (!swept && none_runs()) {
       kill_all_descendants();
       swept = true;
+      report_doubts();
       drained = Deadline::after(kDrainLimit);
     }
     const bool over = swept && (all_streams_ended() || drained.passed());
@@ -245,10 +246,21 @@ void Supervisor::take_signals() {
   reap();
 }
 
-void Supervisor::take_notices() {
-  for (int number = 0; (number = notices_.next(job_)) >= 0;)
-    if (static_cast<std::size_t>(number) < ranks_.size())
-      ranks_[static_cast<std::size_t>(number)]->blames_others = true;
+/// Of those that are there a bounded number: anybody may send some. Whether there may be more.
+bool Supervisor::take_notices() {
+  const LauncherNotices::Taken taken = notices_.take();
+  for (const auto& [number, in_doubt] : taken.notices) {
+    if (static_cast<std::size_t>(number) >= ranks_.size()) continue;
+    RankProcess& rank = *ranks_[static_cast<std::size_t>(number)];
+    (in_doubt ? rank.in_doubt : rank.blames_others) = true;
+  }
+  return taken.more;
+}
+
+/// Those that ranks which have ended have sent.
+void Supervisor::take_last_notices() {
+  constexpr int kTimes = 64;
+  for (int times = 0; times < kTimes && take_notices();) ++times;
 }
 
 bool Supervisor::none_runs() const {

@@ -25,7 +25,8 @@
 namespace weft::tools {
 
 /// The exit statuses of weft run that are no rank's.
-inline constexpr int kOutputLost = 74;  // EX_IOERR of sysexits.h
+inline constexpr int kInDoubt = 70;     // EX_SOFTWARE of sysexits.h
+inline constexpr int kOutputLost = 74;  // EX_IOERR
 inline constexpr int kTimedOut = 124;   // as timeout(1) has it
 inline constexpr int kNotExecutable = 126;
 inline constexpr int kNotFound = 127;
@@ -70,7 +71,8 @@ class Supervisor {
   std::size_t read(RankStream& stream);
   void drain(RankStream& stream);
   void take_signals();
-  void take_notices();
+  bool take_notices();
+  void take_last_notices();
   void report(std::string_view text) { err_.add_line("weft run: ", text); }
   bool none_runs() const;
   bool all_streams_ended() const;
@@ -79,7 +81,10 @@ class Supervisor {
   void reap();
   void take_end(RankProcess& rank, int status);
   void report_early();
+  bool as_requested(const RankProcess& rank, int status) const;
   void judge(bool late);
+  std::string told_missing() const;
+  void report_doubts();
   void end_orphans();
   void end_requested(int number);
   void advance();
@@ -99,8 +104,8 @@ class Supervisor {
   cpu_set_t usable_;
   Logger log_;
   TcpStoreServer store_{log_};
-  LauncherNotices notices_;
   const std::string job_ = random_token();
+  LauncherNotices notices_{job_};
   EndedRanks ended_{store_.port(), job_};
   const TorchVariables torch_{options_.ranks};
   Screen screen_;
@@ -121,6 +126,7 @@ class Supervisor {
   bool guard_gone_ = false;
   bool abandoned_ = false;
   bool one_ended_well_ = false;
+  bool in_doubt_ = false;  // all ended well, as it seems, but some rank says that its results may be wrong
   std::optional<int> first_failure_;  // of those that the others have outlived
   std::optional<int> exit_;           // the first failure's, once there is one
 };

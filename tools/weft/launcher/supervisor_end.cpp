@@ -40,17 +40,25 @@ void Supervisor::reap() {
   }
   end_orphans();
   if (exit_) return;
+  if (!ended.empty()) take_last_notices();
   for (const auto& [rank, status] : ended) take_end(*rank, status);
   report_early();
   if (!failed_.empty()) judge(false);
 }
 
+/// Asked to end by a signal, it did so: by the signal or by its status, because others did, or by what we have sent since.
+bool Supervisor::as_requested(const RankProcess& rank, int status) const {
+  if (requested_ == 0 || status == 0) return false;
+  if (exit_status(status) == 128 + requested_ || rank.blames_others) return true;
+  return failed_.empty() && WIFSIGNALED(status) && stage_ >= Stage::terminated;
+}
+
 void Supervisor::take_end(RankProcess& rank, int status) {
-  // Asked to end, it did so in good order, and the others may take their time.
-  if (requested_ != 0 && WIFEXITED(status) && WEXITSTATUS(status) == 128 + requested_) {
+  if (as_requested(rank, status)) {  // the others may take their time
     ended_as_requested_ = true;
     return;
   }
+  rank.ended_well = status == 0;
   one_ended_well_ |= status == 0;
   if (stage_ == Stage::running && (status == 0 || options_.keep_going) && !none_runs())
     ended_.tell(rank.number, how_it_ended(status));
@@ -86,7 +94,7 @@ void Supervisor::report_early() {
 /// because of. So: one killed by a signal that cannot be a consequence; else one that does not blame others;
 /// among equals, the one that was found first.
 void Supervisor::judge(bool late) {
-  take_notices();  // sent before the rank ended
+  take_last_notices();
   const auto by_itself = [](const Failed& f) {
     return cannot_be_a_consequence(f.status) ? 2 : f.rank->blames_others ? 0 : 1;
   };
@@ -100,13 +108,47 @@ void Supervisor::judge(bool late) {
   }
   judgement_ = Deadline::never();
   const auto& [rank, status] = *first;
-  report(
-      fmt::format("rank {} (pid {}) was first to fail: {}", rank->number, rank->pid, how_it_ended(status)));
+  const std::string missing = by_itself(*first) == 0 ? told_missing() : "";
+  report(fmt::format("rank {} (pid {}) {}: {}{}", rank->number, rank->pid,
+                     missing.empty() ? "was first to fail" : "failed because of others", how_it_ended(status),
+                     missing));
   RankStream& errors = *rank->streams[1];
   drain(errors);
-  if (!errors.lines.last().empty())
-    report(fmt::format("rank {} said last: {}", rank->number, errors.lines.last()));
+  constexpr std::size_t kMostWords = 4096;
+  const std::string words = errors.lines.last().substr(0, kMostWords);
+  if (!words.empty()) report(fmt::format("rank {} said last: {}", rank->number, words));
   exit_ = exit_status(status);
+}
+
+/// Where all that have failed blame others: the ranks that have ended, well as it seems, and those that are stopped.
+std::string Supervisor::told_missing() const {
+  constexpr int kMostNamed = 8;
+  std::string text;
+  int named = 0;
+  for (const auto& rank : ranks_) {
+    const bool stopped = rank->running && is_stopped(rank->pid);
+    if (!rank->ended_well && !stopped) continue;
+    if (named++ == kMostNamed) return text + ", and others";
+    text += fmt::format("{} rank {} (pid {}) {}", named == 1 ? ";" : ",", rank->number, rank->pid,
+                        stopped ? "is stopped" : "has returned 0");
+  }
+  return text;
+}
+
+/// All have ended. One that returned 0 although it has logged that something went wrong is no success.
+void Supervisor::report_doubts() {
+  take_last_notices();
+  bool well = false;
+  std::vector<const RankProcess*> doubtful;
+  for (const auto& rank : ranks_) {
+    if (rank->in_doubt) doubtful.push_back(rank.get());
+    well |= rank->ended_well && !rank->in_doubt;
+  }
+  if (exit_ || doubtful.empty() || !one_ended_well_ || (options_.keep_going && well)) return;
+  in_doubt_ = true;
+  for (const RankProcess* rank : doubtful)
+    report(fmt::format("rank {} (pid {}) {}, but has logged a warning that its results may be wrong",
+                       rank->number, rank->pid, rank->ended_well ? "returned 0" : "ended"));
 }
 
 /// Ends what a rank that has ended left outside of its process group: it is our child then, and has the

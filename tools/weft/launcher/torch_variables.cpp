@@ -18,20 +18,22 @@ namespace {
 
 constexpr std::array kOfRanks = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
 
-// Nobody has it now, and the kernel gives it to nobody soon, since it gives ports in turn.
-int free_port() {
+// A socket bound to a port that nobody has, and the port. Two sockets with SO_REUSEADDR may have one port as long as neither listens.
+std::pair<int, int> reserve_port() {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) throw_errno("weft run: a socket for MASTER_PORT", errno);
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t size = sizeof address;
-  const bool well = ::bind(fd, reinterpret_cast<const sockaddr*>(&address), size) == 0 &&
+  const int on = 1;
+  const bool well = ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+                    ::bind(fd, reinterpret_cast<const sockaddr*>(&address), size) == 0 &&
                     ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0;
   const int error = errno;
+  if (well) return {fd, ntohs(address.sin_port)};
   ::close(fd);
-  if (!well) throw_errno("weft run: a port for MASTER_PORT", error);
-  return ntohs(address.sin_port);
+  throw_errno("weft run: a port for MASTER_PORT", error);
 }
 
 }  // namespace
@@ -42,7 +44,14 @@ TorchVariables::TorchVariables(int ranks) : ranks_(ranks) {
   sets_ranks_ = std::all_of(kOfRanks.begin(), kOfRanks.end(), free);
   sets_address_ = free("MASTER_ADDR");
   sets_port_ = free("MASTER_PORT");
-  if (sets_port_) port_ = fmt::to_string(free_port());
+  if (!sets_port_) return;
+  const auto [fd, port] = reserve_port();
+  reserved_ = fd;
+  port_ = fmt::to_string(port);
+}
+
+TorchVariables::~TorchVariables() {
+  if (reserved_ >= 0) ::close(reserved_);
 }
 
 std::vector<std::pair<std::string_view, std::string>> TorchVariables::of(int rank) const {

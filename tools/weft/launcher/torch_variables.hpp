@@ -8,17 +8,22 @@
 
 namespace weft::tools {
 
-/// RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; MASTER_ADDR and MASTER_PORT: a port of loopback that is free now, on which rank 0 will serve torch's
-/// store. What is set is left alone: another launcher's variables, or a port that the caller chose; unless it is an outer weft run's.
+/// RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; MASTER_ADDR and MASTER_PORT: a port of loopback on which rank 0 will serve torch's
+/// store. It stays reserved as long as this lives: the kernel gives it to nobody, and a server gets it that sets SO_REUSEADDR, as those of torch and
+/// weft do. What is set is left alone: another launcher's variables, or a port that the caller chose; unless it is an outer weft run's.
 class TorchVariables {
  public:
   /// Throws system where no port can be had.
   explicit TorchVariables(int ranks);
+  ~TorchVariables();
+  TorchVariables(const TorchVariables&) = delete;
+  TorchVariables& operator=(const TorchVariables&) = delete;
   std::vector<std::pair<std::string_view, std::string>> of(int rank) const;
 
  private:
   int ranks_;
   bool sets_ranks_, sets_address_, sets_port_;
+  int reserved_ = -1;  // a socket that has the port and does not listen
   std::string port_;
 };
 
