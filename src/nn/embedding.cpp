@@ -41,22 +41,23 @@ LayoutRef looked_up(const Module& module, const Tensor& tokens, const Parameter&
                                                weight.path(), to_string(*of_w)));
   Placements placements = in->placements;
   for (std::size_t axis = 0; axis < placements.size(); ++axis) {
-    if (!several(of_w, axis)) continue;
     const Placement& how = of_w->placements[axis];
+    const bool fits = is_replicate(how) || (is_shard(how, 0) && is_replicate(placements[axis]));
+    // An axis of one rank is not checked. Where it may stand in a list of axes with others, y is alike on all of them.
+    if (!fits && !several(of_w, axis)) continue;
     if (!is_replicate(how) && !is_shard(how, 0))
       throw Error(
           ErrorCode::layout,
           fmt::format("\"{}\" is {} on {}; expected Replicate, or Shard(0), the vocabulary", weight.path(),
                       to_string(how), layouts::axis_name(*of_w, static_cast<int>(axis))));
-    if (is_replicate(how)) continue;
-    if (!is_replicate(placements[axis]))
+    if (!fits)
       throw Error(
           ErrorCode::layout,
           fmt::format("{} is {} on {}; expected Replicate, since the weight is {}: each rank looks up its "
                       "rows for all tokens",
                       layouts::named(module, "tokens").text(), to_string(placements[axis]),
                       layouts::axis_name(*of_w, static_cast<int>(axis)), to_string(how)));
-    placements[axis] = Partial{};
+    if (!is_replicate(how)) placements[axis] = Partial{};
   }
   return in->with_global(global)->with(std::move(placements));
 }

@@ -195,6 +195,19 @@ TEST(Layout, AListOfAxesIsTakenAsOne) {
       });
 }
 
+// What a tensor is on an axis of one rank does not matter, in a list with others either.
+TEST(Layout, AnAxisOfOneRankInAListIsNotLookedAt) {
+  Context context;
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"dp", 2}, {"kv", 1}, {"rep", 2}}, 3);
+  const DeviceMesh tp = mesh[{"kv", "rep"}];
+  for (const Placement& p : {Placement(Partial{}), Placement(Replicate{})})
+    for (const Placement& of_one : {Placement(Partial{}), Placement(Replicate{}), Placement(Shard{0})}) {
+      const LayoutRef layout = make_layout(mesh, {Replicate{}, of_one, p}, {8});
+      EXPECT_EQ(layout->on(tp), p);
+      EXPECT_NO_THROW(expect_layout(layout, tp, p, "x")) << to_string(*layout);
+    }
+}
+
 TEST(Layout, GoesWithItsLastUserAndKeepsItsMesh) {
   Context context;
   LayoutRef kept;

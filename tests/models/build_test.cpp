@@ -230,6 +230,28 @@ TEST_P(Build, LossesOfEverySplitAreThoseOfOneRank) {
       });
 }
 
+// One key/value head: its axis has one rank, and the vocabulary is split over that one and another.
+TEST_P(Build, OneKeyValueHeadGoesWithASplitVocabulary) {
+  TransformerConfig config = uneven(GetParam());
+  config.kv_heads = 1;
+  constexpr std::int64_t kSteps = 3;
+  std::vector<double> serial;
+  test::run_ranks(Ranks::threads, 1, [&](Rank& rank) {
+    Trainer trainer(rank, {{"dp", 1}, {"tp", 1}}, config);
+    serial = losses_of(trainer, kSteps);
+  });
+  for (const MeshShape& shape :
+       {MeshShape{{"dp", 1}, {"tp", 2}}, MeshShape{{"dp", 1}, {"tp", 3}}, MeshShape{{"dp", 2}, {"tp", 2}}})
+    for (const TransformerPlanOptions& split :
+         {TransformerPlanOptions{.vocab = VocabSplit::shard}, kAllSplit})
+      test::run_ranks(Ranks::threads, shape.size(), [&](Rank& rank) {
+        Trainer trainer(rank, shape, config, DType::f32, split);
+        const std::vector<double> losses = losses_of(trainer, kSteps);
+        for (std::size_t i = 0; i < kSteps; ++i)
+          EXPECT_NEAR(losses[i], serial[i], 1e-5 * serial[i]) << to_string(shape) << ", step " << i;
+      });
+}
+
 // What ranks hold alike has the same bits after 200 steps: each synced gradient is one sum, on all of them. By the default plan each rank
 // computes the gradients of what is replicated on its own.
 TEST_P(Build, ReplicasAreEqualAfterTwoHundredSteps) {

@@ -330,6 +330,34 @@ TEST_F(OnMesh, EmbeddingFollowsItsTable) {
       "vocabulary without segments");
 }
 
+// A boundary behind the embedding reduces y over the axes that split the table, and expects y alike on all of them: also on one of one rank.
+TEST_F(OnMesh, EmbeddingOverSeveralAxesOfWhichOneHasOneRank) {
+  for (const auto& [kv, rep] : {std::pair{1, 2}, {2, 1}}) {
+    const DeviceMesh axes =
+        DeviceMesh::arithmetic(bench.context, MeshShape{{"dp", 2}, {"kv", kv}, {"rep", rep}}, 3);
+    Embedding cut(8, 4);
+    cut.weight->set_layout(replicated_layout(axes, {8, 4})->with(axes.submesh({"kv", "rep"}), Shard{0}));
+    materialise(cut, bench.compute);
+    initialise(cut, 1);
+    const auto on = [&](const Placement& of_dp, const Placement& of_kv, const Placement& of_rep, Shape global,
+                        DType dtype) {
+      const LayoutRef layout = make_layout(axes, {of_dp, of_kv, of_rep}, global);
+      return Tensor::zeros(bench.context, layout->local_shape(), dtype).with_layout(layout);
+    };
+    const Tensor y = cut.forward(on(shard(0), kReplicate, kReplicate, {4, 6}, DType::i64), frame)[0];
+    EXPECT_EQ(y.layout(), make_layout(axes, {shard(0), kPartial, kPartial}, {4, 6, 4}));
+    cut.backward(on(shard(0), kReplicate, kReplicate, {4, 6, 4}, DType::f32), frame);
+    EXPECT_EQ(cut.weight->gradient_layout(),
+              cut.weight->layout()->with(Placements{kPartial, shard(0), shard(0)}));
+    // What tokens are on an axis of one rank says nothing.
+    const bool kv_is_one = kv == 1;
+    const Tensor z = cut.forward(on(shard(0), kv_is_one ? shard(1) : kReplicate,
+                                    kv_is_one ? kReplicate : shard(1), {4, 6}, DType::i64),
+                                 frame)[0];
+    EXPECT_EQ(to_string(z.layout()->on(kv_is_one ? "rep" : "kv")), "Partial(sum)");
+  }
+}
+
 TEST_F(OnMesh, AttentionFindsItsHeadsInTheShapes) {
   const auto rope = RopeTables::make(8, 4, 10000.0);
   const auto laid_out = [&](Attention& layer, const Placement& q, const Placement& k, const Placement& v) {

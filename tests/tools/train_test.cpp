@@ -526,6 +526,13 @@ TEST_F(TrainTest, TheModelOfAConfigFileIsTheOneThatIsTrained) {
   EXPECT_THAT(err(), HasSubstr("train: vocab is 100; expected 256 or more: one for each byte"));
 }
 
+TEST_F(TrainTest, OneKeyValueHeadWithASplitVocabulary) {
+  Words words = small({"--ranks", "2", "--tp", "2", "--vocab", "shard"});
+  *std::next(std::ranges::find(words, "--kv-heads")) = "1";
+  *std::next(std::ranges::find(words, "--steps")) = "6";
+  EXPECT_EQ(run(words), 0) << err();
+}
+
 TEST_F(TrainTest, WrongFlagsEndAtOnceWithTheArithmetic) {
   const auto expect = [&](const Words& words, const std::string& text) {
     EXPECT_EQ(run(small(words)), 2) << text;
