@@ -104,6 +104,9 @@ constexpr Variable kVariables[] = {
      "hardware queues of a GPU, read by CUDA; nccl names it where they are too few"},
     {"WEFT_PYTHON_FAST", "on, off", "on", "package weft of Python",
      "off: it makes every call by ctypes, even where its compiled calls (weft_fast) are there"},
+    {"WEFT_CPU_ISA", "avx2, avx512, avx512_bf16, amx", "the last that the CPU has", "kernels",
+     "the last instruction set that reductions, products and all other kernels use; below avx512_bf16, "
+     "products of bf16 are made in f32; amx computes as avx512_bf16, since no kernel uses it yet"},
     {"WEFT_THREADS", "integer", "usable cores / ranks of the host", "weft train",
      "threads per rank for kernels"},
     {"WEFT_GOLDEN_DIR", "path", "../shared/golden beside the source tree", "tests",

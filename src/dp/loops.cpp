@@ -35,34 +35,36 @@ WEFT_INLINE inline double largest_of(const T* x, std::size_t n) {
 
 }  // namespace
 
-WEFT_CPU_CLONES void add_squares(const float* x, std::size_t n, double* lanes) noexcept {
+WEFT_CPU_CLONES(void, add_squares, (const float* x, std::size_t n, double* lanes) noexcept, (x, n, lanes)) {
   add(x, n, lanes, [](double v) WEFT_INLINE { return v * v; });
 }
-WEFT_CPU_CLONES void add_squares(const double* x, std::size_t n, double* lanes) noexcept {
+WEFT_CPU_CLONES(void, add_squares, (const double* x, std::size_t n, double* lanes) noexcept, (x, n, lanes)) {
   add(x, n, lanes, [](double v) WEFT_INLINE { return v * v; });
 }
-WEFT_CPU_CLONES void add_magnitudes(const float* x, std::size_t n, double* lanes) noexcept {
+WEFT_CPU_CLONES(void, add_magnitudes, (const float* x, std::size_t n, double* lanes) noexcept,
+                (x, n, lanes)) {
   add(x, n, lanes, [](double v) WEFT_INLINE { return std::abs(v); });
 }
-WEFT_CPU_CLONES void add_magnitudes(const double* x, std::size_t n, double* lanes) noexcept {
+WEFT_CPU_CLONES(void, add_magnitudes, (const double* x, std::size_t n, double* lanes) noexcept,
+                (x, n, lanes)) {
   add(x, n, lanes, [](double v) WEFT_INLINE { return std::abs(v); });
 }
-WEFT_CPU_CLONES double largest(const float* x, std::size_t n) noexcept {
+WEFT_CPU_CLONES(double, largest, (const float* x, std::size_t n) noexcept, (x, n)) {
   return largest_of<std::uint32_t>(x, n);
 }
-WEFT_CPU_CLONES double largest(const double* x, std::size_t n) noexcept {
+WEFT_CPU_CLONES(double, largest, (const double* x, std::size_t n) noexcept, (x, n)) {
   return largest_of<std::uint64_t>(x, n);
 }
-WEFT_CPU_CLONES void multiply(float* x, std::size_t n, double factor) noexcept {
+WEFT_CPU_CLONES(void, multiply, (float* x, std::size_t n, double factor) noexcept, (x, n, factor)) {
   for (std::size_t i = 0; i < n; ++i) x[i] = static_cast<float>(static_cast<double>(x[i]) * factor);
 }
-WEFT_CPU_CLONES void multiply(double* x, std::size_t n, double factor) noexcept {
+WEFT_CPU_CLONES(void, multiply, (double* x, std::size_t n, double factor) noexcept, (x, n, factor)) {
   for (std::size_t i = 0; i < n; ++i) x[i] *= factor;
 }
-WEFT_CPU_CLONES void widen(const bf16* from, float* to, std::size_t n) noexcept {
+WEFT_CPU_CLONES(void, widen, (const bf16* from, float* to, std::size_t n) noexcept, (from, to, n)) {
   for (std::size_t i = 0; i < n; ++i) to[i] = static_cast<float>(from[i]);
 }
-WEFT_CPU_CLONES void widen(const f16* from, float* to, std::size_t n) noexcept {
+WEFT_CPU_CLONES(void, widen, (const f16* from, float* to, std::size_t n) noexcept, (from, to, n)) {
   for (std::size_t i = 0; i < n; ++i) {
     // Exponent and mantissa where a float has them make a number that is too small by 2^112, also a subnormal one.
     const std::uint32_t magnitude = from[i].bits & 0x7fffu,
@@ -72,7 +74,7 @@ WEFT_CPU_CLONES void widen(const f16* from, float* to, std::size_t n) noexcept {
     to[i] = std::bit_cast<float>(scaled | special | sign);
   }
 }
-WEFT_CPU_CLONES void narrow(const float* from, bf16* to, std::size_t n) noexcept {
+WEFT_CPU_CLONES(void, narrow, (const float* from, bf16* to, std::size_t n) noexcept, (from, to, n)) {
   for (std::size_t i = 0; i < n; ++i) to[i] = bf16(from[i]);
 }
 void narrow(const float* from, f16* to, std::size_t n) noexcept {

@@ -1,13 +1,44 @@
 // Functions compiled for several instruction sets.
 #pragma once
 
-/// On a function whose loops are to be vectorised: it is compiled for AVX-512, AVX2 and the baseline, and the
-/// best the CPU has is picked when the library is loaded. Helpers it calls must be WEFT_INLINE, or they would
-/// be baseline code. Sanitizers are not ready yet when it is picked: there is the baseline alone.
+#define WEFT_INLINE __attribute__((always_inline))
+
+/// WEFT_CPU_CLONES(void, add_to, (float* y, float value, std::int64_t n), (y, value, n)) { ... } defines a function whose loops are to be
+/// vectorised: it is compiled for AVX-512, AVX2 and the baseline, and each call goes to the best that cpu_isa() allows. `parameters` may
+/// end in noexcept. Helpers that it calls must be WEFT_INLINE, or they would be baseline code. With sanitizers, and with clang, there is
+/// the baseline alone.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
     !defined(__SANITIZE_THREAD__)
-#define WEFT_CPU_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+
+#include "base/cpu/isa.hpp"
+
+namespace weft {
+
+/// cpu_isa(), at the price of a load.
+inline CpuIsa isa_of_clones() noexcept {
+  static const CpuIsa isa = cpu_isa();
+  return isa;
+}
+
+}  // namespace weft
+
+#define WEFT_CPU_CLONES(result, name, parameters, arguments)                               \
+  WEFT_INLINE static inline result name##_body parameters;                                 \
+  __attribute__((target("arch=x86-64-v4"))) static result name##_avx512 parameters {       \
+    return name##_body arguments;                                                          \
+  }                                                                                        \
+  __attribute__((target("arch=x86-64-v3"))) static result name##_avx2 parameters {         \
+    return name##_body arguments;                                                          \
+  }                                                                                        \
+  result name parameters {                                                                 \
+    if (const ::weft::CpuIsa isa = ::weft::isa_of_clones(); isa >= ::weft::CpuIsa::avx512) \
+      return name##_avx512 arguments;                                                      \
+    else if (isa >= ::weft::CpuIsa::avx2)                                                  \
+      return name##_avx2 arguments;                                                        \
+    return name##_body arguments;                                                          \
+  }                                                                                        \
+  result name##_body parameters
+
 #else
-#define WEFT_CPU_CLONES
+#define WEFT_CPU_CLONES(result, name, parameters, arguments) result name parameters
 #endif
-#define WEFT_INLINE __attribute__((always_inline))

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/cpu/isa.hpp"
 #include "host/arena.hpp"
 #include "host/cpu_device.hpp"
 #include "host/dependents.hpp"
@@ -36,6 +37,7 @@ LogLevels log_levels(const ContextOptions& options) {
 constexpr std::size_t kMostSegmentBytes = std::size_t{1} << 62;  // rounded up to pages it still is a number
 
 ContextOptions checked(ContextOptions options) {
+  (void)cpu_isa();  // kernels that cannot throw ask for it later
   if (options.segment_bytes == 0)
     throw Error(ErrorCode::bad_argument, "context: segment_bytes is 0; expected at least 1");
   if (options.segment_bytes > kMostSegmentBytes)

@@ -5,11 +5,11 @@
 #include <cassert>
 #include <cstring>
 
+#include "base/cpu/isa.hpp"
 #include "base/mutant.hpp"
 #include "reduce/reduce_isa.hpp"
 
 #if defined(__x86_64__)
-#include <cpuid.h>
 #include <xmmintrin.h>
 #endif
 
@@ -37,14 +37,7 @@ static_assert(static_cast<int>(Kind::sum) == 0 && static_cast<int>(Kind::avg) ==
 
 namespace {
 
-#if defined(__x86_64__)
-bool has_f16c() noexcept {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & (1u << 29)) != 0;
-}
-#endif
-
-// For each dtype and kind the best kernel that this machine can run.
+// For each dtype and kind the best kernel that cpu_isa() allows.
 [[gnu::noinline]] ReduceIsa choose() noexcept {
   const ReduceIsa* all[kReduceIsas];
   const int n = runnable_reduce_isas(all);
@@ -145,14 +138,10 @@ struct UserTree {
 int runnable_reduce_isas(const ReduceIsa** to) noexcept {
   int n = 0;
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
-  if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-    if (__builtin_cpu_supports("avx512bf16")) to[n++] = &kReduceAvx512Bf16;
-    to[n++] = &kReduceAvx512;
-  }
-  if (avx2) to[n++] = &kReduceAvx2;
+  const CpuIsa isa = cpu_isa();
+  if (isa >= CpuIsa::avx512_bf16) to[n++] = &kReduceAvx512Bf16;
+  if (isa >= CpuIsa::avx512) to[n++] = &kReduceAvx512;
+  if (isa >= CpuIsa::avx2) to[n++] = &kReduceAvx2;
 #endif
   to[n++] = &kReduceBaseline;
   return n;

@@ -140,6 +140,19 @@ TEST(Context, LeavesNoDescriptorBehind) {
   EXPECT_EQ(test::count_descriptors(), before);
 }
 
+// In a process of its own: a process reads the variable once.
+TEST(ContextDeath, RefusesAWrongInstructionSet) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  ::setenv("WEFT_CPU_ISA", "avx1024", 1);
+  const auto make = [] {
+    std::fputs(test::error_text([] { Context context; }).c_str(), stderr);
+    std::_Exit(0);
+  };
+  EXPECT_EXIT(make(), testing::ExitedWithCode(0),
+              "bad_argument: WEFT_CPU_ISA is \"avx1024\"; expected avx2, avx512, avx512_bf16 or amx");
+  ::unsetenv("WEFT_CPU_ISA");
+}
+
 // A process of its own, since only its first Context warns: this program again, with a misspelt variable.
 TEST(UnknownVariables, AreWarnedOfOnce) {
   if (std::getenv("WEFT_SINGLE_COPPY") != nullptr) {

@@ -336,7 +336,7 @@ TEST_F(OnMesh, EmbeddingOverSeveralAxesOfWhichOneHasOneRank) {
     const DeviceMesh axes =
         DeviceMesh::arithmetic(bench.context, MeshShape{{"dp", 2}, {"kv", kv}, {"rep", rep}}, 3);
     Embedding cut(8, 4);
-    cut.weight->set_layout(replicated_layout(axes, {8, 4})->with(axes.submesh({"kv", "rep"}), Shard{0}));
+    cut.weight->set_layout(replicated_layout(axes, {8, 4})->with(axes[{"kv", "rep"}], Shard{0}));
     materialise(cut, bench.compute);
     initialise(cut, 1);
     const auto on = [&](const Placement& of_dp, const Placement& of_kv, const Placement& of_rep, Shape global,

@@ -17,6 +17,7 @@
 
 #include "backend_names.hpp"
 #include "backends/support_table.hpp"
+#include "base/cpu/isa.hpp"
 #include "base/files/new_file.hpp"
 #include "base/text/plain_streams.hpp"
 #include "commands.hpp"
@@ -176,6 +177,12 @@ int doctor(bool all) {
   line("huge pages on request", first_value("/sys/kernel/mm/transparent_hugepage/enabled", ""));
   line("address space limit, bytes", limit(RLIMIT_AS));
   line("open files limit", limit(RLIMIT_NOFILE));
+
+  try {
+    line("instruction set", isa_in_words(cpu_has(), env::get("WEFT_CPU_ISA")));
+  } catch (const Error& e) {
+    line("instruction set", std::string("WRONG: ") + e.what());
+  }
 
   // A variable that no Context takes would make everything else look wrong.
   if (const std::string trouble = trouble_of([] { Context context; }); trouble.empty()) {

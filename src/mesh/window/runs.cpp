@@ -52,8 +52,10 @@ void copy_blocks(const std::byte* in, std::byte* out, std::int64_t count, std::i
 
 // Runs of more than kMostVectors vectors, a cache line at a time, in order; the last one ends where the run ends and overlaps the one before it. On Zen 5 glibc's
 // memcpy takes a third longer for a run of 1 KiB, and nearly twice as long to read what another chiplet has written.
-WEFT_CPU_CLONES void copy_long(const std::byte* in, std::byte* out, std::int64_t count, std::int64_t in_step,
-                               std::int64_t out_step, std::int64_t run) {
+WEFT_CPU_CLONES(void, copy_long,
+                (const std::byte* in, std::byte* out, std::int64_t count, std::int64_t in_step,
+                 std::int64_t out_step, std::int64_t run),
+                (in, out, count, in_step, out_step, run)) {
   using Line = long long __attribute__((vector_size(64), aligned(1), may_alias));
   constexpr std::int64_t kLine = sizeof(Line);
   constexpr std::int64_t kLongest = 16 << 10;  // from there on memcpy's ways pay

@@ -8,12 +8,13 @@ namespace {
 // d/dx (x sigmoid(x)) = s (1 + x (1 - s)) with s = sigmoid(x)
 WEFT_INLINE inline float silu_slope(float x, float s) { return s * (1.0f + x * (1.0f - s)); }
 
-WEFT_CPU_CLONES void silu_range(const float* x, float* y, std::int64_t n) {
+WEFT_CPU_CLONES(void, silu_range, (const float* x, float* y, std::int64_t n), (x, y, n)) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] * sigmoid_f32(x[i]);
 }
 
-WEFT_CPU_CLONES void silu_backward_range(const float* dy, const float* x, float* dx, std::int64_t n) {
+WEFT_CPU_CLONES(void, silu_backward_range, (const float* dy, const float* x, float* dx, std::int64_t n),
+                (dy, x, dx, n)) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) dx[i] = dy[i] * silu_slope(x[i], sigmoid_f32(x[i]));
 }
@@ -26,18 +27,19 @@ constexpr float kCubic = 0.044715f;
 // (1 + tanh u) / 2 is sigmoid(2 u).
 WEFT_INLINE inline float twice_gelu_inner(float x) { return kTwiceRootTwoOverPi * (x + kCubic * x * x * x); }
 
-WEFT_CPU_CLONES void gelu_erf_range(const float* x, float* y, std::int64_t n) {
+WEFT_CPU_CLONES(void, gelu_erf_range, (const float* x, float* y, std::int64_t n), (x, y, n)) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] * (0.5f + 0.5f * erf_f32(x[i] * kRootHalf));
 }
 
-WEFT_CPU_CLONES void gelu_tanh_range(const float* x, float* y, std::int64_t n) {
+WEFT_CPU_CLONES(void, gelu_tanh_range, (const float* x, float* y, std::int64_t n), (x, y, n)) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] * sigmoid_f32(twice_gelu_inner(x[i]));
 }
 
 // d/dx (x Phi(x)) = Phi(x) + x phi(x)
-WEFT_CPU_CLONES void gelu_erf_backward_range(const float* dy, const float* x, float* dx, std::int64_t n) {
+WEFT_CPU_CLONES(void, gelu_erf_backward_range, (const float* dy, const float* x, float* dx, std::int64_t n),
+                (dy, x, dx, n)) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) {
     const float v = x[i];
@@ -46,7 +48,8 @@ WEFT_CPU_CLONES void gelu_erf_backward_range(const float* dy, const float* x, fl
   }
 }
 
-WEFT_CPU_CLONES void gelu_tanh_backward_range(const float* dy, const float* x, float* dx, std::int64_t n) {
+WEFT_CPU_CLONES(void, gelu_tanh_backward_range, (const float* dy, const float* x, float* dx, std::int64_t n),
+                (dy, x, dx, n)) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) {
     // Beyond 100 sigmoid is 0 or 1, and the slope too; v^2 would become infinite, and infinity times 0 is NaN.
@@ -56,23 +59,27 @@ WEFT_CPU_CLONES void gelu_tanh_backward_range(const float* dy, const float* x, f
   }
 }
 
-WEFT_CPU_CLONES void relu_range(const float* x, float* y, std::int64_t n) {
+WEFT_CPU_CLONES(void, relu_range, (const float* x, float* y, std::int64_t n), (x, y, n)) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] <= 0.0f ? 0.0f : x[i];
 }
 
-WEFT_CPU_CLONES void relu_backward_range(const float* dy, const float* y, float* dx, std::int64_t n) {
+WEFT_CPU_CLONES(void, relu_backward_range, (const float* dy, const float* y, float* dx, std::int64_t n),
+                (dy, y, dx, n)) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) dx[i] = y[i] > 0.0f ? dy[i] : 0.0f;
 }
 
-WEFT_CPU_CLONES void swiglu_range(const float* gate, const float* up, float* out, std::int64_t n) {
+WEFT_CPU_CLONES(void, swiglu_range, (const float* gate, const float* up, float* out, std::int64_t n),
+                (gate, up, out, n)) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) out[i] = gate[i] * sigmoid_f32(gate[i]) * up[i];
 }
 
-WEFT_CPU_CLONES void swiglu_backward_range(const float* dout, const float* gate, const float* up,
-                                           float* dgate, float* dup, std::int64_t n) {
+WEFT_CPU_CLONES(void, swiglu_backward_range,
+                (const float* dout, const float* gate, const float* up, float* dgate, float* dup,
+                 std::int64_t n),
+                (dout, gate, up, dgate, dup, n)) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) {
     const float d = dout[i], g = gate[i], u = up[i], s = sigmoid_f32(g);

@@ -11,31 +11,36 @@
 namespace weft::kernels::cpu {
 namespace {
 
-WEFT_CPU_CLONES double sum_of(const float* x, std::int64_t n) {
+WEFT_CPU_CLONES(double, sum_of, (const float* x, std::int64_t n), (x, n)) {
   return lane_sum<double>(n, [&](std::int64_t i) WEFT_INLINE { return static_cast<double>(x[i]); });
 }
 
-WEFT_CPU_CLONES double squares_of(const float* x, std::int64_t n) {
+WEFT_CPU_CLONES(double, squares_of, (const float* x, std::int64_t n), (x, n)) {
   return lane_sum<double>(
       n, [&](std::int64_t i) WEFT_INLINE { return static_cast<double>(x[i]) * static_cast<double>(x[i]); });
 }
 
 // Σ dy (x - mean) inv_std
-WEFT_CPU_CLONES double dot_of(const float* dy, const float* x, double mean, double inv_std, std::int64_t n) {
+WEFT_CPU_CLONES(double, dot_of,
+                (const float* dy, const float* x, double mean, double inv_std, std::int64_t n),
+                (dy, x, mean, inv_std, n)) {
   return lane_sum<double>(n, [&](std::int64_t i) WEFT_INLINE {
     return static_cast<double>(dy[i]) * ((static_cast<double>(x[i]) - mean) * inv_std);
   });
 }
 
-WEFT_CPU_CLONES void forward_range(const float* x, float mean, float scale, float bias, float* y,
-                                   std::int64_t n) {
+WEFT_CPU_CLONES(void, forward_range,
+                (const float* x, float mean, float scale, float bias, float* y, std::int64_t n),
+                (x, mean, scale, bias, y, n)) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) y[i] = (x[i] - mean) * scale + bias;
 }
 
 // dx = factor (dy - mean_dy - (x - mean) slope)
-WEFT_CPU_CLONES void backward_range(const float* dy, const float* x, float mean, float factor, float mean_dy,
-                                    float slope, float* dx, std::int64_t n) {
+WEFT_CPU_CLONES(void, backward_range,
+                (const float* dy, const float* x, float mean, float factor, float mean_dy, float slope,
+                 float* dx, std::int64_t n),
+                (dy, x, mean, factor, mean_dy, slope, dx, n)) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) dx[i] = factor * (dy[i] - mean_dy - (x[i] - mean) * slope);
 }

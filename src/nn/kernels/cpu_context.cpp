@@ -5,6 +5,9 @@
 
 #include <new>
 
+#include "base/cpu/isa.hpp"
+#include "nn/kernels/bf16/library_isa.hpp"
+
 namespace weft::kernels {
 namespace {
 
@@ -17,7 +20,13 @@ const gemm::Kernel* best_own() {
 Products best_f32() { return best_own() != nullptr ? Products::own : Products::onednn; }
 // oneDNN is twice as fast where the CPU multiplies bf16; elsewhere they are f32 products.
 Products best_bf16() {
-  return best_own() != nullptr && !cpu::library_has_bf16() ? Products::own : Products::onednn;
+  return best_own() != nullptr && cpu_isa() < CpuIsa::avx512_bf16 ? Products::own : Products::onednn;
+}
+
+// The limit of oneDNN's instructions is set before anything of it is made.
+dnnl::engine make_engine() {
+  (void)cpu::library_isa();
+  return {dnnl::engine::kind::cpu, 0};
 }
 
 }  // namespace
@@ -42,7 +51,7 @@ KernelContext::State::State(int thread_count, Context* context_in)
       own(best_own()),
       f32(best_f32()),
       bf16(best_bf16()),
-      engine(dnnl::engine::kind::cpu, 0),
+      engine(make_engine()),
       stream(engine),
       packed(context_in),
       per_thread(static_cast<std::size_t>(thread_count)),
@@ -69,18 +78,6 @@ void KernelContext::State::reserve_products(std::int64_t n, std::int64_t k) {
 }
 
 namespace cpu {
-
-namespace {
-
-bool library_uses(dnnl_cpu_isa_t isa) {
-  const auto wanted = static_cast<unsigned>(isa);
-  return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & wanted) == wanted;
-}
-
-}  // namespace
-
-bool library_has_avx512() { return library_uses(dnnl_cpu_isa_avx512_core); }
-bool library_has_bf16() { return library_uses(dnnl_cpu_isa_avx512_core_bf16); }
 
 // The number of threads that the matrix library uses is an OpenMP setting of each thread, so ranks that are
 // threads do not change each other's, and a context may move to another thread.

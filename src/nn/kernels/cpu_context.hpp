@@ -26,9 +26,6 @@ class ThreadCountGuard {
 };
 
 int this_thread_number();
-/// Whether the matrix library uses AVX-512; without it, it has no bf16 products. Whether it uses instructions that multiply bf16.
-bool library_has_avx512();
-bool library_has_bf16();
 
 /// Whether tasks take the same time, or are given to whoever is free.
 enum class Tasks : unsigned char { equal, unequal };

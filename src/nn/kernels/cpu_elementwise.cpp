@@ -7,27 +7,28 @@
 namespace weft::kernels::cpu {
 namespace {
 
-WEFT_CPU_CLONES void add_range(const float* a, const float* b, float* out, std::int64_t n) {
+WEFT_CPU_CLONES(void, add_range, (const float* a, const float* b, float* out, std::int64_t n),
+                (a, b, out, n)) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) out[i] = a[i] + b[i];
 }
 
-WEFT_CPU_CLONES void scale_range(float* x, float factor, std::int64_t n) {
+WEFT_CPU_CLONES(void, scale_range, (float* x, float factor, std::int64_t n), (x, factor, n)) {
   for (std::int64_t i = 0; i < n; ++i) x[i] *= factor;
 }
 
-WEFT_CPU_CLONES void round_range(const float* x, bf16* y, std::int64_t n) {
+WEFT_CPU_CLONES(void, round_range, (const float* x, bf16* y, std::int64_t n), (x, y, n)) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) y[i] = bf16(x[i]);
 }
 
-WEFT_CPU_CLONES void widen_range(const bf16* x, float* y, std::int64_t n) {
+WEFT_CPU_CLONES(void, widen_range, (const bf16* x, float* y, std::int64_t n), (x, y, n)) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) y[i] = static_cast<float>(x[i]);
 }
 
 // The product of two f32 is exact in f64.
-WEFT_CPU_CLONES double squares_of_range(const float* x, std::int64_t n) {
+WEFT_CPU_CLONES(double, squares_of_range, (const float* x, std::int64_t n), (x, n)) {
   return lane_sum<double>(n, [&](std::int64_t i) WEFT_INLINE {
     const double wide = x[i];
     return wide * wide;

@@ -12,9 +12,10 @@
 namespace weft::kernels::cpu {
 namespace {
 
-WEFT_CPU_CLONES void forward_rows(const float* x, const float* weight, const float* bias, float* y,
-                                  float* mean, float* inv_std, std::int64_t rows, std::int64_t dim,
-                                  float eps) {
+WEFT_CPU_CLONES(void, forward_rows,
+                (const float* x, const float* weight, const float* bias, float* y, float* mean,
+                 float* inv_std, std::int64_t rows, std::int64_t dim, float eps),
+                (x, weight, bias, y, mean, inv_std, rows, dim, eps)) {
   for (std::int64_t row = 0; row < rows; ++row) {
     const float* in = x + row * dim;
     float* out = y + row * dim;
@@ -33,9 +34,11 @@ WEFT_CPU_CLONES void forward_rows(const float* x, const float* weight, const flo
 }
 
 // dweight, dbias: (dim), overwritten with the sums over these rows
-WEFT_CPU_CLONES void backward_rows(const float* dy, const float* x, const float* weight, const float* mean,
-                                   const float* inv_std, float* dx, float* dweight, float* dbias,
-                                   std::int64_t rows, std::int64_t dim) {
+WEFT_CPU_CLONES(void, backward_rows,
+                (const float* dy, const float* x, const float* weight, const float* mean,
+                 const float* inv_std, float* dx, float* dweight, float* dbias, std::int64_t rows,
+                 std::int64_t dim),
+                (dy, x, weight, mean, inv_std, dx, dweight, dbias, rows, dim)) {
   std::memset(dweight, 0, sizeof(float) * static_cast<std::size_t>(dim));
   std::memset(dbias, 0, sizeof(float) * static_cast<std::size_t>(dim));
   for (std::int64_t row = 0; row < rows; ++row) {
@@ -61,9 +64,10 @@ WEFT_CPU_CLONES void backward_rows(const float* dy, const float* x, const float*
 constexpr std::int64_t kTile = 128;
 
 // x, y: (channels, tile) with rows `stride` apart; mean, inv_std: (tile)
-WEFT_CPU_CLONES void forward_tile(const float* x, const float* weight, const float* bias, float* y,
-                                  float* mean, float* inv_std, std::int64_t channels, std::int64_t tile,
-                                  std::int64_t stride, float eps) {
+WEFT_CPU_CLONES(void, forward_tile,
+                (const float* x, const float* weight, const float* bias, float* y, float* mean,
+                 float* inv_std, std::int64_t channels, std::int64_t tile, std::int64_t stride, float eps),
+                (x, weight, bias, y, mean, inv_std, channels, tile, stride, eps)) {
   double sum[kTile] = {}, squares[kTile] = {};
   for (std::int64_t c = 0; c < channels; ++c) {
     const float* in = x + c * stride;
@@ -92,9 +96,11 @@ WEFT_CPU_CLONES void forward_tile(const float* x, const float* weight, const flo
 }
 
 // dweight, dbias: (channels), overwritten with the sums over this tile
-WEFT_CPU_CLONES void backward_tile(const float* dy, const float* x, const float* weight, const float* mean,
-                                   const float* inv_std, float* dx, float* dweight, float* dbias,
-                                   std::int64_t channels, std::int64_t tile, std::int64_t stride) {
+WEFT_CPU_CLONES(void, backward_tile,
+                (const float* dy, const float* x, const float* weight, const float* mean,
+                 const float* inv_std, float* dx, float* dweight, float* dbias, std::int64_t channels,
+                 std::int64_t tile, std::int64_t stride),
+                (dy, x, weight, mean, inv_std, dx, dweight, dbias, channels, tile, stride)) {
   double sum[kTile] = {}, dot[kTile] = {};
   for (std::int64_t c = 0; c < channels; ++c) {
     const float* dout = dy + c * stride;

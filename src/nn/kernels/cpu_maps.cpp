@@ -8,11 +8,11 @@
 namespace weft::kernels::cpu {
 namespace {
 
-WEFT_CPU_CLONES void add_to_range(float* y, float value, std::int64_t n) {
+WEFT_CPU_CLONES(void, add_to_range, (float* y, float value, std::int64_t n), (y, value, n)) {
   for (std::int64_t i = 0; i < n; ++i) y[i] += value;
 }
 
-WEFT_CPU_CLONES double sum_of_range(const float* x, std::int64_t n) {
+WEFT_CPU_CLONES(double, sum_of_range, (const float* x, std::int64_t n), (x, n)) {
   return lane_sum<double>(n, [&](std::int64_t i) WEFT_INLINE { return static_cast<double>(x[i]); });
 }
 

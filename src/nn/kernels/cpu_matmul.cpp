@@ -6,6 +6,7 @@
 #include <cstring>
 #include <unordered_map>
 
+#include "nn/kernels/bf16/library_isa.hpp"
 #include "nn/kernels/cpu_context.hpp"
 #include "nn/kernels/cpu_math.hpp"
 #include "weft/base/error.hpp"
@@ -238,7 +239,8 @@ void copy_to_rows(KernelContext::State& state, const float* row, float* y, std::
 }
 
 // partial = the sum of rows of x. x: (rows, dim), partial: (dim)
-WEFT_CPU_CLONES void sum_rows(const float* x, float* partial, std::int64_t rows, std::int64_t dim) {
+WEFT_CPU_CLONES(void, sum_rows, (const float* x, float* partial, std::int64_t rows, std::int64_t dim),
+                (x, partial, rows, dim)) {
   std::memset(partial, 0, sizeof(float) * static_cast<std::size_t>(dim));
   for (std::int64_t row = 0; row < rows; ++row) {
     const float* from = x + row * dim;
@@ -247,8 +249,10 @@ WEFT_CPU_CLONES void sum_rows(const float* x, float* partial, std::int64_t rows,
   }
 }
 
-WEFT_CPU_CLONES void add_rows(const float* partials, float* out, std::int64_t blocks, std::int64_t dim,
-                              std::int64_t begin, std::int64_t end) {
+WEFT_CPU_CLONES(void, add_rows,
+                (const float* partials, float* out, std::int64_t blocks, std::int64_t dim, std::int64_t begin,
+                 std::int64_t end),
+                (partials, out, blocks, dim, begin, end)) {
   for (std::int64_t block = 0; block < blocks; ++block) {
     const float* from = partials + block * dim;
 #pragma GCC ivdep
@@ -322,6 +326,7 @@ void multiply_bf16(KernelContext& ctx, const bf16* a, Stored a_stored, const Wei
   if (state.bf16 == Products::own || few_steps)  // widened where they are packed
     return own_product(state, {matrix(a, true, a_stored, lda), matrix(b.data, true, b_stored, ldb), c, n, m,
                                n, k, 1.0f, accumulate, bias});
+  check_library(cpu_isa(), library_isa());
   if (!library_has_avx512()) {  // the products of bf16 are exact in f32, and the sums are f32's either way
     float* const wide_a = state.scratch(m * k + k * n);
     float* const wide_b = wide_a + m * k;
@@ -348,7 +353,7 @@ void multiply_bf16(KernelContext& ctx, const bf16* a, Stored a_stored, const Wei
   }
   const ThreadCountGuard one_thread_per_piece(1);
   // oneDNN 2.6 on AMX meets an illegal instruction where a long k ends in a part of a tile (48 x 48 x 8191,
-  // for one), so that part becomes a product of its own.
+  // for one), so that part becomes a product of its own: also where AMX is not used, with the same bits.
   constexpr std::int64_t kTile = 32, kLong = 1024;
   const std::int64_t tail = k > kLong ? k % kTile : 0, head = k - tail;
   try {

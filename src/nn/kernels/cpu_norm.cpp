@@ -8,8 +8,10 @@
 namespace weft::kernels::cpu {
 namespace {
 
-WEFT_CPU_CLONES void forward_rows(const float* x, const float* weight, float* y, float* inv_rms,
-                                  std::int64_t rows, std::int64_t dim, float eps) {
+WEFT_CPU_CLONES(void, forward_rows,
+                (const float* x, const float* weight, float* y, float* inv_rms, std::int64_t rows,
+                 std::int64_t dim, float eps),
+                (x, weight, y, inv_rms, rows, dim, eps)) {
   for (std::int64_t row = 0; row < rows; ++row) {
     const float* in = x + row * dim;
     float* out = y + row * dim;
@@ -23,8 +25,10 @@ WEFT_CPU_CLONES void forward_rows(const float* x, const float* weight, float* y,
 
 // With s = inv_rms and y_i = w_i x_i s, the derivative of s to x_i is -s^3 x_i / dim, so
 // dx_i = s w_i dy_i - x_i (s^3 / dim) sum_j dy_j w_j x_j.
-WEFT_CPU_CLONES void backward_rows(const float* dy, const float* x, const float* weight, const float* inv_rms,
-                                   float* dx, float* dweight, std::int64_t rows, std::int64_t dim) {
+WEFT_CPU_CLONES(void, backward_rows,
+                (const float* dy, const float* x, const float* weight, const float* inv_rms, float* dx,
+                 float* dweight, std::int64_t rows, std::int64_t dim),
+                (dy, x, weight, inv_rms, dx, dweight, rows, dim)) {
   std::memset(dweight, 0, sizeof(float) * static_cast<std::size_t>(dim));
   for (std::int64_t row = 0; row < rows; ++row) {
     const float* dout = dy + row * dim;

@@ -11,8 +11,9 @@ struct AdamWFactors {  // scalars in f64 until here, each rounded to f32 once, a
   float keep, one_minus_beta1, beta2, one_minus_beta2, sqrt_correction2, eps, step_size;
 };
 
-WEFT_CPU_CLONES void adamw_range(float* p, float* m, float* v, const float* g, std::int64_t n,
-                                 const AdamWFactors& f) {
+WEFT_CPU_CLONES(void, adamw_range,
+                (float* p, float* m, float* v, const float* g, std::int64_t n, const AdamWFactors& f),
+                (p, m, v, g, n, f)) {
   const AdamWFactors k = f;
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) {
@@ -25,8 +26,10 @@ WEFT_CPU_CLONES void adamw_range(float* p, float* m, float* v, const float* g, s
   }
 }
 
-WEFT_CPU_CLONES void sgd_range(float* p, float* velocity, const float* g, std::int64_t n, float rate,
-                               float momentum, float decay) {
+WEFT_CPU_CLONES(void, sgd_range,
+                (float* p, float* velocity, const float* g, std::int64_t n, float rate, float momentum,
+                 float decay),
+                (p, velocity, g, n, rate, momentum, decay)) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) {
     velocity[i] = momentum * velocity[i] + (g[i] + decay * p[i]);
@@ -34,7 +37,8 @@ WEFT_CPU_CLONES void sgd_range(float* p, float* velocity, const float* g, std::i
   }
 }
 
-WEFT_CPU_CLONES void plain_sgd_range(float* p, const float* g, std::int64_t n, float rate, float decay) {
+WEFT_CPU_CLONES(void, plain_sgd_range, (float* p, const float* g, std::int64_t n, float rate, float decay),
+                (p, g, n, rate, decay)) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) p[i] -= rate * (g[i] + decay * p[i]);
 }

@@ -20,7 +20,8 @@ void resample_row(const float* x, float* y, const Taps& t) {
   }
 }
 
-WEFT_CPU_CLONES void add_weighted(float* y, const float* x, float weight, std::int64_t n) {
+WEFT_CPU_CLONES(void, add_weighted, (float* y, const float* x, float weight, std::int64_t n),
+                (y, x, weight, n)) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) y[i] += weight * x[i];
 }

@@ -10,8 +10,10 @@ namespace {
 
 // One position: every head's pairs (i, i + half) turn by the same angles. direction is 1, or -1 for the turn
 // back.
-WEFT_CPU_CLONES void turn(const float* x, const float* cosine, const float* sine, float direction, float* y,
-                          std::int64_t heads, std::int64_t half) {
+WEFT_CPU_CLONES(void, turn,
+                (const float* x, const float* cosine, const float* sine, float direction, float* y,
+                 std::int64_t heads, std::int64_t half),
+                (x, cosine, sine, direction, y, heads, half)) {
   for (std::int64_t head = 0; head < heads; ++head) {
     const float* in = x + head * 2 * half;
     float* out = y + head * 2 * half;

@@ -1,4 +1,5 @@
 // products.hpp in f32, for AVX-512, for which this file is compiled; called only where the CPU has it.
+#include "base/cpu/isa.hpp"
 #include "nn/kernels/attention/tiles.hpp"
 
 namespace weft::kernels::blocks {
@@ -13,11 +14,6 @@ struct Floats {
 
 }  // namespace
 
-const Kernel* avx512() noexcept {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                 __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")
-             ? &Tiles<Floats>::kernel
-             : nullptr;
-}
+const Kernel* avx512() noexcept { return cpu_isa() >= CpuIsa::avx512 ? &Tiles<Floats>::kernel : nullptr; }
 
 }  // namespace weft::kernels::blocks

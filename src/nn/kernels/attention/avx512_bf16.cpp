@@ -1,4 +1,5 @@
 // products.hpp in bf16, for AVX-512 with BF16, for which this file is compiled; called only where the CPU has it.
+#include "base/cpu/isa.hpp"
 #include "nn/kernels/attention/tiles.hpp"
 
 namespace weft::kernels::blocks {
@@ -26,7 +27,7 @@ struct Pairs {
 }  // namespace
 
 const Kernel* avx512_bf16() noexcept {
-  return avx512() != nullptr && __builtin_cpu_supports("avx512bf16") ? &Tiles<Pairs>::kernel : nullptr;
+  return cpu_isa() >= CpuIsa::avx512_bf16 ? &Tiles<Pairs>::kernel : nullptr;
 }
 
 }  // namespace weft::kernels::blocks

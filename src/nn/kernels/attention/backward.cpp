@@ -22,8 +22,10 @@ namespace {
 constexpr std::int64_t kKeyBlock = kAttentionKeys;
 
 // delta[r] = sum of dout * out over the row. dout, out: (rows, width) with rows `stride` apart
-WEFT_CPU_CLONES void row_dots(const float* dout, const float* out, float* delta, std::int64_t rows,
-                              std::int64_t width, std::int64_t stride) {
+WEFT_CPU_CLONES(void, row_dots,
+                (const float* dout, const float* out, float* delta, std::int64_t rows, std::int64_t width,
+                 std::int64_t stride),
+                (dout, out, delta, rows, width, stride)) {
   for (std::int64_t r = 0; r < rows; ++r) {
     const float *a = dout + r * stride, *b = out + r * stride;
     delta[r] = lane_sum<float>(width, [&](std::int64_t i) WEFT_INLINE { return a[i] * b[i]; });
@@ -32,9 +34,10 @@ WEFT_CPU_CLONES void row_dots(const float* dout, const float* out, float* delta,
 
 // scores: (keys, 64 queries), become probabilities; dscores: (keys, 64 queries), come as dprobabilities and
 // become the gradient of the scores before scaling; log_sum_exp, delta: (64 queries)
-WEFT_CPU_CLONES void score_gradient_columns(float* scores, float* dscores, const float* log_sum_exp,
-                                            const float* delta, float scaling, std::int64_t keys,
-                                            std::int64_t first) {
+WEFT_CPU_CLONES(void, score_gradient_columns,
+                (float* scores, float* dscores, const float* log_sum_exp, const float* delta, float scaling,
+                 std::int64_t keys, std::int64_t first),
+                (scores, dscores, log_sum_exp, delta, scaling, keys, first)) {
   for (std::int64_t key = 0; key < keys; ++key) {
     float *row = scores + key * kQueryBlock, *drow = dscores + key * kQueryBlock;
     const auto hidden = static_cast<int>(key - first);
@@ -49,8 +52,10 @@ WEFT_CPU_CLONES void score_gradient_columns(float* scores, float* dscores, const
 }
 
 // dbias: (keys, rows) with rows `stride` apart, += dscores: (keys, 64 queries)
-WEFT_CPU_CLONES void add_to_bias(const float* dscores, float* dbias, std::int64_t keys, std::int64_t rows,
-                                 std::int64_t stride) {
+WEFT_CPU_CLONES(void, add_to_bias,
+                (const float* dscores, float* dbias, std::int64_t keys, std::int64_t rows,
+                 std::int64_t stride),
+                (dscores, dbias, keys, rows, stride)) {
   for (std::int64_t key = 0; key < keys; ++key) {
     const float* from = dscores + key * kQueryBlock;
     float* to = dbias + key * stride;

@@ -17,8 +17,10 @@ constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 // Query r of the block sees key `first` + r and those before it; the entries of others become 0.
 // scores: (keys, 64 queries), become e^(score - largest); largest, sum: (64 queries), of the keys before, and then of these, too; factor: (64
 // queries), what the sums over the keys before are multiplied by. Returns whether all factors are 1.
-WEFT_CPU_CLONES bool softmax_columns(float* scores, float* largest, float* sum, float* factor,
-                                     std::int64_t keys, std::int64_t first) {
+WEFT_CPU_CLONES(bool, softmax_columns,
+                (float* scores, float* largest, float* sum, float* factor, std::int64_t keys,
+                 std::int64_t first),
+                (scores, largest, sum, factor, keys, first)) {
   constexpr std::int64_t kPartialSum =
       32;  // keys added up before they join the sum, so that long sums stay accurate
   float base[kQueryBlock];
@@ -56,8 +58,9 @@ WEFT_CPU_CLONES bool softmax_columns(float* scores, float* largest, float* sum, 
 }
 
 // out: (rows, width) with rows `stride` apart; row r is multiplied by factor[r]
-WEFT_CPU_CLONES void scale_rows(float* out, const float* factor, std::int64_t rows, std::int64_t width,
-                                std::int64_t stride) {
+WEFT_CPU_CLONES(void, scale_rows,
+                (float* out, const float* factor, std::int64_t rows, std::int64_t width, std::int64_t stride),
+                (out, factor, rows, width, stride)) {
   for (std::int64_t r = 0; r < rows; ++r) {
     float* row = out + r * stride;
 #pragma GCC ivdep

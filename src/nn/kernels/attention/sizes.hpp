@@ -88,8 +88,9 @@ void check_heads(const char* op, const Shape& s) {
 }
 
 // scores: (keys, 64 queries) += bias: (keys, rows) with rows `stride` apart
-WEFT_CPU_CLONES void add_bias_columns(float* scores, const float* bias, std::int64_t keys, std::int64_t rows,
-                                      std::int64_t stride) {
+WEFT_CPU_CLONES(void, add_bias_columns,
+                (float* scores, const float* bias, std::int64_t keys, std::int64_t rows, std::int64_t stride),
+                (scores, bias, keys, rows, stride)) {
   for (std::int64_t key = 0; key < keys; ++key) {
     float* to = scores + key * kQueryBlock;
     const float* from = bias + key * stride;
@@ -99,7 +100,8 @@ WEFT_CPU_CLONES void add_bias_columns(float* scores, const float* bias, std::int
 }
 
 // scores: (keys, 64 queries) += bias: (keys), the same for all queries
-WEFT_CPU_CLONES void add_key_bias_columns(float* scores, const float* bias, std::int64_t keys) {
+WEFT_CPU_CLONES(void, add_key_bias_columns, (float* scores, const float* bias, std::int64_t keys),
+                (scores, bias, keys)) {
   for (std::int64_t key = 0; key < keys; ++key) {
     float* to = scores + key * kQueryBlock;
     const float of_key = bias[key];

@@ -23,12 +23,13 @@ Head head_of(const FullAttentionShape& s, std::int64_t b, std::int64_t h) {
           (b * s.heads + h) * s.queries * s.keys};
 }
 
-WEFT_CPU_CLONES float dot(const float* a, const float* b, std::int64_t n) {
+WEFT_CPU_CLONES(float, dot, (const float* a, const float* b, std::int64_t n), (a, b, n)) {
   return lane_sum<float>(n, [&](std::int64_t i) WEFT_INLINE { return a[i] * b[i]; });
 }
 
 // y += factor x
-WEFT_CPU_CLONES void add_scaled(float* y, const float* x, float factor, std::int64_t n) {
+WEFT_CPU_CLONES(void, add_scaled, (float* y, const float* x, float factor, std::int64_t n),
+                (y, x, factor, n)) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) y[i] += factor * x[i];
 }

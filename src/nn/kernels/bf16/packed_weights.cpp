@@ -18,8 +18,10 @@ constexpr std::int64_t kColumns = PackedWeights::kColumns;
 // One block of 64 columns, all rows by pairs. to: (pairs, 64) of two elements each.
 
 // from: (k, columns), rows ld apart
-WEFT_CPU_CLONES void pack_rows(const std::uint16_t* from, std::int64_t ld, std::uint32_t* to,
-                               std::int64_t columns, std::int64_t k, std::int64_t pairs) {
+WEFT_CPU_CLONES(void, pack_rows,
+                (const std::uint16_t* from, std::int64_t ld, std::uint32_t* to, std::int64_t columns,
+                 std::int64_t k, std::int64_t pairs),
+                (from, ld, to, columns, k, pairs)) {
   for (std::int64_t pair = 0; pair < pairs; ++pair, to += kColumns) {
     const std::uint16_t *const even = from + 2 * pair * ld, *const odd = even + ld;
     if (columns == kColumns && 2 * pair + 1 < k) {

@@ -1,4 +1,5 @@
 // The products of gemm.hpp for AVX2 and FMA, for which this file is compiled; called only where the CPU has them.
+#include "base/cpu/isa.hpp"
 #include "nn/kernels/gemm/blocked.hpp"
 
 namespace weft::kernels::gemm {
@@ -22,8 +23,6 @@ struct Avx2 {
 
 }  // namespace
 
-const Kernel* avx2() noexcept {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &Blocked<Avx2>::kernel : nullptr;
-}
+const Kernel* avx2() noexcept { return cpu_isa() >= CpuIsa::avx2 ? &Blocked<Avx2>::kernel : nullptr; }
 
 }  // namespace weft::kernels::gemm

@@ -1,4 +1,5 @@
 // The products of gemm.hpp for AVX-512, for which this file is compiled; called only where the CPU has it.
+#include "base/cpu/isa.hpp"
 #include "nn/kernels/gemm/blocked.hpp"
 
 namespace weft::kernels::gemm {
@@ -23,11 +24,6 @@ struct Avx512 {
 
 }  // namespace
 
-const Kernel* avx512() noexcept {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                 __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")
-             ? &Blocked<Avx512>::kernel
-             : nullptr;
-}
+const Kernel* avx512() noexcept { return cpu_isa() >= CpuIsa::avx512 ? &Blocked<Avx512>::kernel : nullptr; }
 
 }  // namespace weft::kernels::gemm

@@ -49,7 +49,7 @@ struct Kernel {
   void (*multiply)(const Product& p, float* scratch) noexcept;
 };
 
-/// Null where this build or this CPU does not have it.
+/// Null where this build does not have it or cpu_isa() does not allow it.
 const Kernel* avx2() noexcept;
 const Kernel* avx512() noexcept;
 

@@ -31,8 +31,10 @@ void check(const char* op, const std::int64_t* targets, std::int64_t tokens, std
 
 // terms: (rows, kLossTerms). Where a part holds nothing above -infinity the sum is taken from 0, or it would be NaN
 // though other parts make it finite; NaNs are in the sum either way.
-WEFT_CPU_CLONES void term_rows(const float* logits, const std::int64_t* targets, float* terms,
-                               std::int64_t rows, std::int64_t first, std::int64_t count, bool sum_logits) {
+WEFT_CPU_CLONES(void, term_rows,
+                (const float* logits, const std::int64_t* targets, float* terms, std::int64_t rows,
+                 std::int64_t first, std::int64_t count, bool sum_logits),
+                (logits, targets, terms, rows, first, count, sum_logits)) {
   for (std::int64_t r = 0; r < rows; ++r) {
     const float* row = logits + r * count;
     const float largest = lane_max(row, count);
@@ -77,9 +79,10 @@ struct Wanted {
   float inv_count, of_each, of_target;
 };
 
-WEFT_CPU_CLONES void gradient_rows(const float* logits, const std::int64_t* targets, const float* log_sum_exp,
-                                   float* dlogits, std::int64_t rows, std::int64_t first, std::int64_t count,
-                                   const Wanted& wanted) {
+WEFT_CPU_CLONES(void, gradient_rows,
+                (const float* logits, const std::int64_t* targets, const float* log_sum_exp, float* dlogits,
+                 std::int64_t rows, std::int64_t first, std::int64_t count, const Wanted& wanted),
+                (logits, targets, log_sum_exp, dlogits, rows, first, count, wanted)) {
   const float inv_count = wanted.inv_count, of_each = wanted.of_each;
   for (std::int64_t r = 0; r < rows; ++r) {
     const float* row = logits + r * count;

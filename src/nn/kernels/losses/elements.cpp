@@ -33,7 +33,7 @@ void check(LossTerm term, const float* target, std::int64_t n, std::int64_t coun
 }
 
 // (y - target)^2
-WEFT_CPU_CLONES double squares(const float* y, const float* target, std::int64_t n) {
+WEFT_CPU_CLONES(double, squares, (const float* y, const float* target, std::int64_t n), (y, target, n)) {
   return lane_sum<double>(n, [&](std::int64_t i) WEFT_INLINE {
     const double d = static_cast<double>(y[i]) - static_cast<double>(target[i]);
     return d * d;
@@ -50,13 +50,15 @@ double cross_entropies(const float* y, const float* target, std::int64_t n) {
   });
 }
 
-WEFT_CPU_CLONES void square_gradients(const float* y, const float* target, float* dy, std::int64_t n,
-                                      float factor) {
+WEFT_CPU_CLONES(void, square_gradients,
+                (const float* y, const float* target, float* dy, std::int64_t n, float factor),
+                (y, target, dy, n, factor)) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) dy[i] = (y[i] - target[i]) * (2.0f * factor);
 }
-WEFT_CPU_CLONES void cross_entropy_gradients(const float* y, const float* target, float* dy, std::int64_t n,
-                                             float factor) {
+WEFT_CPU_CLONES(void, cross_entropy_gradients,
+                (const float* y, const float* target, float* dy, std::int64_t n, float factor),
+                (y, target, dy, n, factor)) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) dy[i] = (sigmoid_f32(y[i]) - target[i]) * factor;
 }

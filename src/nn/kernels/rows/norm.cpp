@@ -11,28 +11,33 @@ namespace {
 
 constexpr std::int64_t kColumns = 1024;
 
-WEFT_CPU_CLONES void forward_range(const float* x, const float* weight, const float* bias, float mean,
-                                   float inv, float* y, std::int64_t n) {
+WEFT_CPU_CLONES(void, forward_range,
+                (const float* x, const float* weight, const float* bias, float mean, float inv, float* y,
+                 std::int64_t n),
+                (x, weight, bias, mean, inv, y, n)) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) y[i] = (x[i] - mean) * inv * weight[i] + bias[i];
 }
 
 // The sums over a range of g = dy weight and of g x^.
-WEFT_CPU_CLONES double sum_of(const float* dy, const float* weight, std::int64_t n) {
+WEFT_CPU_CLONES(double, sum_of, (const float* dy, const float* weight, std::int64_t n), (dy, weight, n)) {
   return lane_sum<double>(n, [&](std::int64_t i) WEFT_INLINE {
     return static_cast<double>(dy[i]) * static_cast<double>(weight[i]);
   });
 }
-WEFT_CPU_CLONES double dot_of(const float* dy, const float* weight, const float* x, float mean, float inv,
-                              std::int64_t n) {
+WEFT_CPU_CLONES(double, dot_of,
+                (const float* dy, const float* weight, const float* x, float mean, float inv, std::int64_t n),
+                (dy, weight, x, mean, inv, n)) {
   return lane_sum<double>(n, [&](std::int64_t i) WEFT_INLINE {
     return static_cast<double>(dy[i]) * static_cast<double>(weight[i]) *
            static_cast<double>((x[i] - mean) * inv);
   });
 }
 
-WEFT_CPU_CLONES void add_gradients(const float* dy, const float* x, float mean, float inv, float* dweight,
-                                   float* dbias, std::int64_t n) {
+WEFT_CPU_CLONES(void, add_gradients,
+                (const float* dy, const float* x, float mean, float inv, float* dweight, float* dbias,
+                 std::int64_t n),
+                (dy, x, mean, inv, dweight, dbias, n)) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) {
     dweight[i] += dy[i] * ((x[i] - mean) * inv);
@@ -40,8 +45,10 @@ WEFT_CPU_CLONES void add_gradients(const float* dy, const float* x, float mean, 
   }
 }
 
-WEFT_CPU_CLONES void backward_range(const float* dy, const float* x, const float* weight, float mean,
-                                    float inv, float mean_g, float mean_gx, float* dx, std::int64_t n) {
+WEFT_CPU_CLONES(void, backward_range,
+                (const float* dy, const float* x, const float* weight, float mean, float inv, float mean_g,
+                 float mean_gx, float* dx, std::int64_t n),
+                (dy, x, weight, mean, inv, mean_g, mean_gx, dx, n)) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i)
     dx[i] = inv * (dy[i] * weight[i] - mean_g - (x[i] - mean) * inv * mean_gx);

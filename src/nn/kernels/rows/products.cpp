@@ -68,8 +68,10 @@ WEFT_INLINE inline void add_strip(const float* a, std::int64_t lda, const float*
 }
 
 // One task: c (rows, columns), rows ldc apart.
-WEFT_CPU_CLONES void products(const float* a, std::int64_t lda, const float* b, std::int64_t ldb, float* c,
-                              std::int64_t ldc, std::int64_t rows, std::int64_t columns, std::int64_t k) {
+WEFT_CPU_CLONES(void, products,
+                (const float* a, std::int64_t lda, const float* b, std::int64_t ldb, float* c,
+                 std::int64_t ldc, std::int64_t rows, std::int64_t columns, std::int64_t k),
+                (a, lda, b, ldb, c, ldc, rows, columns, k)) {
   double sums[kRows * kColumns] = {};
   for (std::int64_t begin = 0; begin < k; begin += kChunk) {
     const std::int64_t n = std::min(kChunk, k - begin);
