@@ -71,7 +71,7 @@ void the_third_is_named(Ranks kind, Waits rank_0, Waits rank_1, std::int64_t col
           const Error e = error_of([&] {
             for (int i = 0; i < 2; ++i) {  // rank 0 gets the first of rank 1
               WindowTransfer older = rows.start(), newer = others.start();
-              if (r.rank == 1) std::this_thread::sleep_for(100ms);
+              if (r.rank == 1) std::this_thread::sleep_for(300ms);
               wait(how, older, newer);
             }
           });

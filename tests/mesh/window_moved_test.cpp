@@ -205,19 +205,28 @@ TEST_F(WindowMoved, InItsOwnGroupTheNeighbourIsTold) {
       r.meet("exchanged " + std::to_string(i));
     }
     const auto calls = [&] { return block.sum(group, {.deadline = r.rank == 0 ? Duration(300ms) : 20s}); };
-    armed = true;
-    if (r.rank == 1) return calls().wait();
     WindowTransfer transfer = ring.start(block);
+    r.meet("started");
+    if (r.rank != 2)  // they take what rank 2 sends
+      for (int i = 0; i < 50; ++i) {
+        EXPECT_FALSE(transfer.done());
+        std::this_thread::sleep_for(1ms);
+      }
+    r.meet("taken");
+    armed = true;
     Work sum = calls();
+    if (r.rank == 1) return sum.wait();
     if (r.rank == 0) {
       EXPECT_EQ(error_of([&] { sum.wait(); }).code(), ErrorCode::timeout);
       EXPECT_TRUE(group.quiesce(1s)) << "nobody who reads that memory now will call it a success";
       r.store->set("moved", "1");
+      r.store->get("told", Deadline::after(20s));
       EXPECT_THROW(transfer.finish(), Error);
+      r.store->set("done", "1");
     } else {
       r.store->get("moved", Deadline::after(20s));
       EXPECT_EQ(error_of([&] { transfer.finish(); }).code(), ErrorCode::timeout);
-      r.store->set("done", "1");
+      r.store->set("told", "1");
     }
   });
   ranks.store().get("done", Deadline::after(40s));

@@ -499,9 +499,11 @@ void Links::await(const LinkedSteps& x, Duration left, bool asks) {
   std::uint8_t token = 0;
   try {
     GroupState& group = this->group();
+    const bool anew = WEFT_MUTANT("windows_wait_anew");
+    const Duration limit = anew ? std::max<Duration>(left, std::chrono::milliseconds(1)) : deadline_;
     Work message =
-        group.submit(call::recv(view(&token, 1), wish.rank, {.deadline = deadline_, .tag = kTokenTag}));
-    if (!WEFT_MUTANT("windows_wait_anew")) group.has_waited(message, deadline_ - left);
+        group.submit(call::recv(view(&token, 1), wish.rank, {.deadline = limit, .tag = kTokenTag}));
+    if (!anew) group.has_waited(message, deadline_ - left);
     while (asks && !message.done()) std::this_thread::sleep_for(std::chrono::microseconds(200));
     message.wait();
   } catch (...) {
