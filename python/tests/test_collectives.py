@@ -148,19 +148,25 @@ def test_memory_of_another_call_is_refused(ranks):
     ranks(2, program)
 
 
-def test_leave_compares_the_last_calls(ranks):
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_leave_compares_the_last_calls(ranks, backend):
+    try:
+        weft.Context().backend_traits(backend)
+    except weft.UnsupportedError as error:
+        pytest.skip(str(error))
+
     def equal(group):
         group.broadcast(np.array([1.0]), 1).wait()
         group.leave()
         with pytest.raises(weft.BadArgumentError, match="^the Group is closed"):
             group.barrier()
-    ranks(2, equal)
+    ranks(2, equal, backend=backend)
 
     def unequal(group):
         with pytest.raises(weft.MismatchError, match=r"broadcast f64 x1 root [01] \[call 0\]"):
             group.broadcast(np.array([float(group.rank)]), group.rank).wait()
             group.leave(deadline=10)
-    ranks(2, unequal)
+    ranks(2, unequal, backend=backend)
 
 
 def test_what_only_a_warning_tells_is_no_success(processes):

@@ -43,8 +43,8 @@ void add_extents(std::vector<Extent>& to, std::size_t call, const Operands& have
   add(have.out, have.out_count, c.out_blocks, true);
 }
 
-// Of the extents seen so far, in the order of their beginnings, those that reach furthest: of one call, and of the
-// others.
+// Of the extents seen so far, in the order of their beginnings, those that reach furthest: of one call, and
+// of the others.
 struct Furthest {
   std::array<const Extent*, 2> of{};
 
@@ -63,7 +63,8 @@ struct Furthest {
   }
 };
 
-// Two extents of different calls of which one is written and that have a byte in common; null: there are none.
+// Two extents of different calls of which one is written and that have a byte in common; null: there are
+// none.
 std::array<const Extent*, 2> collision_of(std::vector<Extent>& all) {
   std::sort(all.begin(), all.end(), [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
   Furthest written, any;
@@ -96,8 +97,8 @@ bool plainly_apart(std::span<const Operands> calls) noexcept {
   return true;
 }
 
-// Throws where a call writes memory that another one of the list writes or reads: which of the two is first is for the
-// transport and the peers to say.
+// Throws where a call writes memory that another one of the list writes or reads: which of the two is first
+// is for the transport and the peers to say.
 void check_apart(std::span<const Call> calls, std::span<const Operands> operands, const Membership& member) {
   if (plainly_apart(operands) || WEFT_MUTANT("overlapping_calls")) return;
   std::vector<Extent> all;

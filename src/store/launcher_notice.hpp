@@ -1,6 +1,6 @@
-// What a rank tells weft run, which started it: before it fails because others did, so that the launcher names
-// those, though their ends may be noticed later; and where its results may be wrong although no Error could say so. And what
-// weft run tells the ranks. tools/weft/launcher/ is the other side. Any thread.
+// What a rank tells weft run, which started it: before it fails because others did, so that the launcher
+// names those, though their ends may be noticed later; and where its results may be wrong although no Error
+// could say so. And what weft run tells the ranks. tools/weft/launcher/ is the other side. Any thread.
 #pragma once
 
 #include <string>
@@ -11,7 +11,8 @@
 
 namespace weft {
 
-/// "<job> <rank> others failed": a datagram to the abstract socket that WEFT_LAUNCHER names. The other one in the same way.
+/// "<job> <rank> others failed": a datagram to the abstract socket that WEFT_LAUNCHER names. The other one in
+/// the same way.
 inline constexpr std::string_view kOthersFailed = "others failed", kResultsInDoubt = "results in doubt";
 
 /// This process's group failed because of other ranks. Nothing where no launcher listens; waits for at most a

@@ -1,4 +1,5 @@
-// The last call of a group: leave() compares what all ranks have called, and the destructor what it can see without waiting.
+// The last call of a group: leave() compares what all ranks have called, and the destructor what it can see
+// without waiting.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

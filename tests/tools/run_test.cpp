@@ -198,7 +198,8 @@ TEST_F(RunTest, ALongLineStaysOneLine) {
   EXPECT_EQ(out(), "half\nhalf");
 }
 
-// A line of more than 4 MiB is not kept until it ends. Nothing is put into it, unless another rank's line comes meanwhile.
+// A line of more than 4 MiB is not kept until it ends. Nothing is put into it, unless another rank's line
+// comes meanwhile.
 TEST_F(RunTest, AVeryLongLineLeavesInParts) {
   constexpr std::size_t kBytes = 5'000'000;
   const std::string print = fmt::format("head -c {} /dev/zero | tr '\\0' x", kBytes);

@@ -225,7 +225,8 @@ TEST_F(DoctorTrace, WhoIsMissingWhoDiffersWhoIsLate) {
             "              barrier [call 0]: rank 2 by 2.5 ms\n");
 }
 
-// A rank whose file no longer has its first calls has not missed them, and one whose file is older than a call neither.
+// A rank whose file no longer has its first calls has not missed them, and one whose file is older than a
+// call neither.
 TEST_F(DoctorTrace, WhatAFileCannotHaveIsNotMissing) {
   put("0.json",
       trace(0, 3, {call("barrier", 0, 0), call("barrier", 1, 1'000'000), call("barrier", 2, 10'000'000)})

@@ -171,8 +171,8 @@ class Group {
     if (found > kDifferences) line(out, "", fmt::format("and {} calls more", found - kDifferences));
   }
 
-  // A rank's part in a call: how much later than the first it came or, if it has not come, how long the others had waited when it wrote its
-  // file.
+  // A rank's part in a call: how much later than the first it came or, if it has not come, how long the
+  // others had waited when it wrote its file.
   struct Coming {
     std::int64_t by;
     bool came;

@@ -28,7 +28,8 @@ class Calls {
   /// This rank has finished the call.
   void finish(std::uint64_t sequence);
 
-  /// Leaving: a call that needed nobody, and that a rank which leaves has left out: this one, or one that has left. Empty: none is known.
+  /// Leaving: a call that needed nobody, and that a rank which leaves has left out: this one, or one that has
+  /// left. Empty: none is known.
   std::string left_out(const std::vector<bool>& left) const;
 
   /// How many collectives rank r has announced here.

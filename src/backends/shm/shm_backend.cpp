@@ -156,7 +156,8 @@ class ShmBackend final : public Backend, public WaitsElsewhere {
  private:
   static constexpr const char* kLimits = "WEFT_UNEXPECTED_MESSAGES and WEFT_UNEXPECTED_BYTES allow";
   // The ranks called different things, and this rank leaves without having reported it. Nobody would catch an
-  // exception here, so it is a warning. A rank that leaves by an exception has left calls out, and its program knows.
+  // exception here, so it is a warning. A rank that leaves by an exception has left calls out, and its
+  // program knows.
   void compare_the_rest() noexcept try {
     std::string found;
     if (!group_.aborted() && !WEFT_MUTANT("uncompared_rest")) {

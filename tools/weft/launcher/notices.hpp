@@ -6,8 +6,8 @@
 
 namespace weft::tools {
 
-/// A datagram socket of this host, under a name that the kernel chooses. Anybody of this host may send to it; the kernel drops what does not
-/// begin with the job's token, where it can be asked to.
+/// A datagram socket of this host, under a name that the kernel chooses. Anybody of this host may send to it;
+/// the kernel drops what does not begin with the job's token, where it can be asked to.
 class LauncherNotices {
  public:
   struct Notice {
@@ -24,7 +24,8 @@ class LauncherNotices {
   int fd() const noexcept { return fd_; }
   /// What ranks find in WEFT_LAUNCHER.
   const std::string& name() const noexcept { return name_; }
-  /// The next notices of the job. Never waits. Of what is there it reads a bounded number: `more` says that it stopped at that.
+  /// The next notices of the job. Never waits. Of what is there it reads a bounded number: `more` says that
+  /// it stopped at that.
   struct Taken {
     std::vector<Notice> notices{};
     bool more = false;

@@ -95,7 +95,7 @@ void LineCutter::feed(std::string_view bytes) {
     sink_.add_part(tag_, line_, this);
     sink_.keep(0, line_.size());
     in_parts_ = true;
-    last_ = line_.substr(0, kShort);
+    last_.assign(line_, 0, kShort);
     line_.clear();
   }
   // A bar drawn as "\r40 %" has no end until the next one: it is shown as far as it came.
@@ -126,7 +126,7 @@ void LineCutter::line_feed() {
 }
 
 void LineCutter::leave_line(const std::string& text) {
-  if (text.find_first_not_of(" \t") != std::string::npos) last_ = text.substr(0, kShort);
+  if (text.find_first_not_of(" \t") != std::string::npos) last_.assign(text, 0, kShort);
   line_.clear();
   bar_.clear();
   in_bar_ = in_parts_ = false;

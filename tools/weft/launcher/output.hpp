@@ -30,10 +30,11 @@ class Sink {
 
   /// `from`: whose line it is; null: the launcher's own.
   void add_line(std::string_view tag, std::string_view text, const LineCutter* from = nullptr);
-  /// A part of a line that is too long to be kept until it ends. Where another line comes before the next part, a line feed parts them.
+  /// A part of a line that is too long to be kept until it ends. Where another line comes before the next
+  /// part, a line feed parts them.
   void add_part(std::string_view tag, std::string_view text, const LineCutter* from);
-  /// The stream of `from` ended within a line. Without a tag the line feed comes with the next line, if there is one: what a single rank
-  /// writes leaves as it is.
+  /// The stream of `from` ended within a line. Without a tag the line feed comes with the next line, if there
+  /// is one: what a single rank writes leaves as it is.
   void end_of_stream(std::string_view tag, std::string_view text, const LineCutter* from);
   /// Whether what was added last is a part of that line.
   bool is_within(const LineCutter* line) const;
@@ -68,11 +69,11 @@ class Sink {
 };
 
 /// Cuts one stream of one rank into lines. A line leaves whole: a program whose output is buffered in blocks
-/// pauses in the middle of lines, so waiting longer for the rest is the only way not to break them. A line of more than 4 MiB, or
-/// of more than 64 KiB where all ranks' unfinished lines together have 64 MiB, leaves in parts. On a
-/// terminal a carriage return ends a line as well, one that the next may write over: progress bars of rank 0
-/// are shown so, and of the other ranks only what they leave behind. Elsewhere carriage returns pass through
-/// as they are.
+/// pauses in the middle of lines, so waiting longer for the rest is the only way not to break them. A line of
+/// more than 4 MiB, or of more than 64 KiB where all ranks' unfinished lines together have 64 MiB, leaves in
+/// parts. On a terminal a carriage return ends a line as well, one that the next may write over: progress
+/// bars of rank 0 are shown so, and of the other ranks only what they leave behind. Elsewhere carriage
+/// returns pass through as they are.
 class LineCutter {
  public:
   LineCutter(std::string tag, bool shows_bars, Sink& sink)

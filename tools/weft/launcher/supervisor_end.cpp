@@ -46,7 +46,8 @@ void Supervisor::reap() {
   if (!failed_.empty()) judge(false);
 }
 
-/// Asked to end by a signal, it did so: by the signal or by its status, because others did, or by what we have sent since.
+/// Asked to end by a signal, it did so: by the signal or by its status, because others did, or by what we
+/// have sent since.
 bool Supervisor::as_requested(const RankProcess& rank, int status) const {
   if (requested_ == 0 || status == 0) return false;
   if (exit_status(status) == 128 + requested_ || rank.blames_others) return true;
@@ -120,7 +121,8 @@ void Supervisor::judge(bool late) {
   exit_ = exit_status(status);
 }
 
-/// Where all that have failed blame others: the ranks that have ended, well as it seems, and those that are stopped.
+/// Where all that have failed blame others: the ranks that have ended, well as it seems, and those that are
+/// stopped.
 std::string Supervisor::told_missing() const {
   constexpr int kMostNamed = 8;
   std::string text;

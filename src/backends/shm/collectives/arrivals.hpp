@@ -29,11 +29,11 @@ class Arrivals {
   /// Is it time to catch up? After roots' calls: when there is nothing else to do (`idle`), and often enough
   /// that half of the ring stays free.
   bool is_behind(bool idle) const noexcept { return finished_ >= compared_ + (idle ? 1 : kRing / 2); }
-  /// Leaving (RankBlock::left says so already): compares what is not compared yet with the ranks that have called it, without waiting. Of
-  /// two ranks one sees the other's call. A mismatch fails the group.
+  /// Leaving (RankBlock::left says so already): compares what is not compared yet with the ranks that have
+  /// called it, without waiting. Of two ranks one sees the other's call. A mismatch fails the group.
   void compare_the_rest() noexcept;
-  /// Leaving: a call that needed nobody, and that a rank which leaves has left out, this one or another. Empty: none is known. Of the two
-  /// ranks one sees it.
+  /// Leaving: a call that needed nobody, and that a rank which leaves has left out, this one or another.
+  /// Empty: none is known. Of the two ranks one sees it.
   std::string left_out() const;
   bool has_arrived(int r, const OpState& s) const noexcept {
     return arrival(group_, r, s).sequence.load(std::memory_order_seq_cst) == s.call + 1;
