@@ -10,7 +10,7 @@ from . import sparse
 from .calls import Calls
 from .meeting import context, meet
 from .options import FOREVER_NS, UNSET
-from .tensors import expect_alike, expect_count, expect_each, gathered_into, in_a_row, one, split_counts
+from .tensors import expect_alike, expect_count, expect_each, expect_plain, gathered_into, in_a_row, one, split_counts
 from .works import PeerLostError, TimeoutError  # pylint: disable=redefined-builtin
 
 
@@ -51,6 +51,7 @@ class WeftBackend(Calls):
         return self._sequence
 
     def set_timeout(self, timeout):
+        errors.nanoseconds(timeout.total_seconds(), "timeout")
         self._timeout = self._call_options.own_timeout = timeout
         self._options._timeout = timeout
 
@@ -126,6 +127,7 @@ class WeftBackend(Calls):
         outputs, tensor = one(output_lists, "output_tensors"), inputs[0]
         expect_alike(outputs, self._size, tensor, "output_tensors")
         flat, after = gathered_into(outputs)
+        expect_plain(tensor, "tensor")
         tensor = tensor.contiguous()
         return self._begin(_api.OP_ALL_GATHER, tensor, flat, self._call_options.of(opts.timeout), (tensor, flat, outputs), outputs, after)
 
@@ -145,7 +147,9 @@ class WeftBackend(Calls):
         return self._many(lambda output, tensor: self.all_gather_single(output, tensor, opts), outputs, inputs)
 
     def gather(self, output_lists, inputs, opts):
-        tensor, flat, after, outputs = one(inputs, "input_tensors").contiguous(), None, None, []
+        tensor, flat, after, outputs = one(inputs, "input_tensors"), None, None, []
+        expect_plain(tensor, "tensor")
+        tensor = tensor.contiguous()
         if self._rank == opts.rootRank:
             outputs = one(output_lists, "output_tensors")
             expect_alike(outputs, self._size, tensor, "output_tensors")
@@ -167,7 +171,8 @@ class WeftBackend(Calls):
             flat = in_a_row(inputs)
         elif input_lists:
             raise errors.BadArgumentError(f"scatter: input_tensors is given on rank {self._rank}, which is not root {opts.rootRank}; expected none")
-        return self._begin(_api.OP_SCATTER, flat, output, self._call_options.of(opts.timeout), (output, flat), [output], root=opts.rootRank)
+        return self._begin(_api.OP_SCATTER, flat, output, self._call_options.of(opts.timeout), (output, flat), [output], root=opts.rootRank,
+                           tensors=input_lists[0] if input_lists else None)
 
     def reduce_scatter(self, outputs, input_lists, opts):
         if len(outputs) != 1:
@@ -180,7 +185,7 @@ class WeftBackend(Calls):
         flat = in_a_row(inputs)
         uneven = min(counts) != max(counts)
         return self._begin(_api.OP_REDUCE_SCATTER_V if uneven else _api.OP_REDUCE_SCATTER, flat, output, self._call_options.of_reduction(opts, output),
-                           [output, flat], [output], in_blocks=counts if uneven else None)
+                           [output, flat], [output], in_blocks=counts if uneven else None, tensors=inputs)
 
     def reduce_scatter_single(self, output, tensor, opts):
         expect_count(tensor, output.numel() * self._size, "input", "elements of output x ranks")
@@ -207,7 +212,7 @@ class WeftBackend(Calls):
         flat_in = in_a_row(inputs)
         flat_out, after = gathered_into(outputs)
         return self._begin(_api.OP_ALL_TO_ALL_V, flat_in, flat_out, self._call_options.of(opts.timeout), [flat_in, flat_out, outputs], outputs, after,
-                           in_blocks=[t.numel() for t in inputs], out_blocks=[t.numel() for t in outputs])
+                           in_blocks=[t.numel() for t in inputs], out_blocks=[t.numel() for t in outputs], tensors=inputs)
 
     def send(self, tensors, destination, tag=0):
         tensor = one(tensors)

@@ -3,12 +3,14 @@ import ctypes
 import threading
 
 import torch
+from torch.autograd import profiler as torch_profiler
 from torch._C._distributed_c10d import Backend
 
 from .. import _api, _calls, errors
 from .._api import weft_call
 from .._handle import Made
 from .._library import lib, per_thread
+from . import profiler
 from .options import CallOptions
 from .tensors import blocks, buffer
 from .works import DoneWork, WeftWork, last
@@ -38,10 +40,14 @@ class Calls(Backend):
         self._sequence = 0
 
     def _begin(self, op, in_, out, options, keep, result, after=None, root=-1, peer=-1, in_blocks=None, out_blocks=None, names=("tensor", "tensor"),
-               any_dense=False):
+               any_dense=False, tensors=None, recorded=False):
         """Begins a call on the tensors `in_` and `out` (None: the call has none), or keeps it until those that are coalesced begin together. `keep` lives
         until the call has ended, `result` is what its future gives; then `after` runs. `in_blocks`, `out_blocks`: elements of each rank, `keep` is then
-        a list. `names`: of in_ and out, in errors. `any_dense`: the order of dimensions does not matter, as it is that of all ranks."""
+        a list. `names`: of in_ and out, in errors. `any_dense`: the order of dimensions does not matter, as it is that of all ranks. `tensors`: what a profiler
+        shows of it, where that is not in_ or out; `recorded`: it does already."""
+        if torch_profiler._is_profiler_enabled and not recorded and self._calls is None:
+            return self._recorded([(op, peer, profiler.shown(in_, out, tensors))], lambda: self._begin(
+                op, in_, out, options, keep, result, after, root, peer, in_blocks, out_blocks, names, any_dense, tensors, True))
         if self._calls is None and in_blocks is None and _fast_begin is not None:
             work = self._work(keep, result, after, op == _api.OP_RECV)
             begun = _fast_begin(self._handle, op, in_, out, 0 if options is None else _addressof(options), root, peer, work)
@@ -65,9 +71,21 @@ class Calls(Backend):
         if out_blocks is not None:
             call.out_blocks = blocks(out_blocks, keep)
         if self._calls is not None:
-            self._calls.append((call, keep, result, after))
+            self._calls.append((call, keep, result, after, profiler.shown(in_, out, tensors)))
             return give(DoneWork(result))
         return self._submitted(lib.submit, (_byref(call),), keep, result, after, op == _api.OP_RECV)
+
+    @staticmethod
+    def _recorded(calls, begin):
+        """The Work that `begin` gives, as events of a profiler that runs."""
+        record = profiler.Record(calls)
+        try:
+            work = begin()
+        except BaseException:
+            record.end()
+            raise
+        record.follow(work)
+        return work
 
     def _submitted(self, function, call, keep, result, after, is_recv=False):
         work, made = self._work(keep, result, after, is_recv), Made(lib.work_destroy, keep)
@@ -100,17 +118,19 @@ class Calls(Backend):
 
     # ---- several calls as one ----
 
-    def _together(self, calls):
+    def _together(self, calls, recorded=False):
         if not calls:
             return give(DoneWork([]))
-        array = (weft_call * len(calls))(*(call for call, _, _, _ in calls))
-        afters = [after for _, _, _, after in calls if after is not None]
+        if torch_profiler._is_profiler_enabled and not recorded:
+            return self._recorded([(call.op, call.peer, tensors) for call, *_, tensors in calls], lambda: self._together(calls, True))
+        array = (weft_call * len(calls))(*(call for call, *_ in calls))
+        afters = [after for _, _, _, after, _ in calls if after is not None]
 
         def after_all():
             for after in afters:
                 after()
         result = []
-        for _, _, written, _ in calls:
+        for _, _, written, _, _ in calls:
             result += written
         return self._submitted(lib.coalesced, (array, len(calls)), [calls, array], result, after_all if afters else None)
 

@@ -11,7 +11,8 @@ NAMES = ("torch.futures.Future", "torch.distributed._Work.__init__", "torch.dist
          "torch.distributed.Backend.default_device_backend_map", "torch.distributed.Backend._plugins",
          "torch.distributed.distributed_c10d._DistributedBackendOptions", f"{C10D}.Backend.__init__", f"{C10D}.Backend.Options", f"{C10D}.ReduceOp",
          f"{C10D}.AllgatherOptions", f"{C10D}.ProcessGroup.__init__", f"{C10D}.ProcessGroup.BackendType", f"{C10D}.ProcessGroup._register_backend",
-         f"{C10D}.ProcessGroup._set_default_backend", f"{C10D}.ProcessGroup.allreduce", f"{C10D}.ProcessGroup._end_coalescing")
+         f"{C10D}.ProcessGroup._set_default_backend", f"{C10D}.ProcessGroup.allreduce", f"{C10D}.ProcessGroup._end_coalescing",
+         "torch.autograd.profiler._is_profiler_enabled", "torch._C._autograd._record_function_with_args_enter")
 
 
 def has(path):

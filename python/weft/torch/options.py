@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, ReduceOp
 
-from .. import _api
+from .. import _api, errors
 from .._api import weft_call_options
 
 UNSET = timedelta(milliseconds=-1)  # torch's word for the group's own time-out
@@ -50,7 +50,7 @@ class CallOptions:
         if timeout == UNSET and self.own_timeout is not None:
             timeout = self.own_timeout
         if timeout != UNSET:
-            made.deadline_ns = int(timeout.total_seconds() * 1e9) or FOREVER_NS
+            made.deadline_ns = errors.nanoseconds(timeout.total_seconds(), "timeout") or FOREVER_NS
         elif not scale:
             _plain[op, tag] = made
         return made

@@ -72,6 +72,7 @@ class WeftWork(dist._Work):
     """A call in flight. Its backend keeps it, with its tensors, until the call has ended."""
 
     _error = _future = _promise = _ended = _after = _awaited = None
+    _record = None  # of a profiler
     _is_recv, _source = False, -1
     _waited = False  # a thread is in wait(): until it has ended no other one looks at the call
 
@@ -81,6 +82,8 @@ class WeftWork(dist._Work):
 
     def wait(self, timeout=None):
         """Blocks until the call is done; raises its error. A timeout of zero is none."""
+        if timeout is not None:
+            errors.nanoseconds(timeout.total_seconds(), "timeout")
         self._waited = True
         try:
             if self._ended is not None:  # the driving thread has it
@@ -146,6 +149,9 @@ class WeftWork(dist._Work):
         _destroy(handle)
         self._backend._pending.discard(self)
         self._keep = self._after = None
+        if self._record is not None:
+            self._record.end()
+            self._record = None
 
     def is_success(self):
         return self.is_completed() and self._error is None
