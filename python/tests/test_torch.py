@@ -595,3 +595,64 @@ def test_a_program_that_leaves_its_group_open():
         print("well")
         """)
     assert said == ["well\n"] * 2
+
+
+def test_negative_and_conjugate_views_are_refused():
+    """Their memory holds other numbers than they show: in every operation, given and written, one by one and in a list."""
+    run(2, """
+    begin()
+    def calls(v):
+        p, q, wide = torch.zeros_like(v.resolve_conj().resolve_neg()), torch.zeros(4, dtype=v.dtype), torch.zeros(8, dtype=v.dtype)
+        return {
+            "all_reduce": lambda: dist.all_reduce(v), "reduce": lambda: dist.reduce(v, 0), "broadcast": lambda: dist.broadcast(v, 0),
+            "all_gather": lambda: dist.all_gather([p, q], v), "all_gather to": lambda: dist.all_gather([v, p], q),
+            "all_gather to the last": lambda: dist.all_gather([p, v], q), "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(wide, v),
+            "gather": lambda: dist.gather(v, [p, q] if rank == 0 else None), "scatter to": lambda: dist.scatter(v, [p, q] if rank == 0 else None),
+            "reduce_scatter": lambda: dist.reduce_scatter(p, [v, q]), "reduce_scatter to": lambda: dist.reduce_scatter(v, [p, q]),
+            "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(q[:2], v), "all_to_all": lambda: dist.all_to_all([p[:2], q[:2]], [v[:2], v[2:]]),
+            "all_to_all to": lambda: dist.all_to_all([v[:2], v[2:]], [p[:2], q[:2]]), "all_to_all_single": lambda: dist.all_to_all_single(p, v),
+            "all_to_all_single to": lambda: dist.all_to_all_single(v, p), "send": lambda: dist.send(v, 1 - rank), "recv": lambda: dist.recv(v, 1 - rank),
+            "coalesced": lambda: dist.distributed_c10d.all_reduce_coalesced([p, v]),
+        }
+    x = torch.arange(1.0, 5)
+    for v in (torch._neg_view(x), torch.complex(x, x).conj().imag, torch.complex(x, x).conj(), torch.complex(x, x).conj()[:]):
+        assert v.is_neg() or v.is_conj()
+        before = v.clone()
+        for name, call in calls(v).items():
+            try:
+                call()
+            except ValueError as error:
+                assert "is a conjugate or negative view; expected its values in memory" in str(error), (name, error)
+            except RuntimeError as error:  # torch itself makes real numbers of complex ones before
+                assert v.is_complex() and "unresolved conjugated" in str(error), (name, error)
+            else:
+                sys.exit(f"{name} took a view: {v}")
+            assert torch.equal(v, before), name
+    dist.barrier()
+    """)
+
+
+def test_time_outs_are_checked():
+    """Before a field of the C API would wrap."""
+    run(1, """
+    begin()
+    from datetime import timedelta
+    import weft
+    x, far = torch.ones(3), timedelta(days=365000)
+    pg = dist.group.WORLD
+    def options(kind):
+        made = kind()
+        made.timeout = far
+        return made
+    c10d = dist.distributed_c10d
+    for call in (lambda: pg._get_backend(torch.device("cpu")).monitored_barrier(options(c10d.BarrierOptions)), lambda: pg.barrier(options(c10d.BarrierOptions)),
+                 lambda: pg.allreduce([x], options(c10d.AllreduceOptions)), lambda: pg._get_backend(torch.device("cpu")).set_timeout(far),
+                 lambda: dist.all_reduce(x, async_op=True).wait(far), lambda: pg.broadcast([x], options(c10d.BroadcastOptions))):
+        try:
+            call()
+        except ValueError as error:
+            assert str(error).startswith("timeout is 31536000000.0; expected seconds from 0 to 9e9"), error
+        else:
+            sys.exit("taken")
+    dist.barrier()
+    """)

@@ -10,7 +10,7 @@ from . import sparse
 from .calls import Calls
 from .meeting import context, meet
 from .options import FOREVER_NS, UNSET
-from .tensors import expect_alike, expect_count, expect_each, expect_plain, gathered_into, in_a_row, one, split_counts
+from .tensors import expect_alike, expect_count, expect_each, gathered_into, in_a_row, one, split_counts
 from .works import PeerLostError, TimeoutError  # pylint: disable=redefined-builtin
 
 
@@ -127,7 +127,6 @@ class WeftBackend(Calls):
         outputs, tensor = one(output_lists, "output_tensors"), inputs[0]
         expect_alike(outputs, self._size, tensor, "output_tensors")
         flat, after = gathered_into(outputs)
-        expect_plain(tensor, "tensor")
         tensor = tensor.contiguous()
         return self._begin(_api.OP_ALL_GATHER, tensor, flat, self._call_options.of(opts.timeout), (tensor, flat, outputs), outputs, after)
 
@@ -147,9 +146,7 @@ class WeftBackend(Calls):
         return self._many(lambda output, tensor: self.all_gather_single(output, tensor, opts), outputs, inputs)
 
     def gather(self, output_lists, inputs, opts):
-        tensor, flat, after, outputs = one(inputs, "input_tensors"), None, None, []
-        expect_plain(tensor, "tensor")
-        tensor = tensor.contiguous()
+        tensor, flat, after, outputs = one(inputs, "input_tensors").contiguous(), None, None, []
         if self._rank == opts.rootRank:
             outputs = one(output_lists, "output_tensors")
             expect_alike(outputs, self._size, tensor, "output_tensors")

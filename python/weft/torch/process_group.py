@@ -9,6 +9,7 @@ from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import ProcessGroup
 
 from .calls import given
+from .tensors import expect_plain_each
 
 OPERATIONS = ("allreduce", "allreduce_coalesced", "reduce", "broadcast", "allgather", "all_gather_single", "allgather_coalesced",
               "all_gather_single_coalesced", "gather", "gather_single", "scatter", "reduce_scatter", "reduce_scatter_single",
@@ -89,6 +90,9 @@ def _operation(name):
     def operation(self, *args, **kwargs):
         given.work = None
         try:
+            expect_plain_each(args)
+            if kwargs:
+                expect_plain_each(kwargs.values())
             told = inherited(self._plain, *args, **kwargs)
         except BaseException as why:
             if not isinstance(why, Exception):  # KeyboardInterrupt: nobody knows whether the call has begun

@@ -39,12 +39,22 @@ def expect_plain(tensor, name):
         raise errors.LayoutError(f"{name} is a conjugate or negative view; expected its values in memory: resolve_conj() or resolve_neg() first")
 
 
+def expect_plain_each(arguments):
+    """The same of all tensors among the arguments of an operation, also in lists and lists of lists. Before torch's dispatcher: it would give the operation
+    copies of such views, and drop what becomes of these."""
+    for argument in arguments:
+        kind = type(argument)
+        if kind is list or kind is tuple:
+            expect_plain_each(argument)
+        elif isinstance(argument, torch.Tensor):
+            expect_plain(argument, "tensor")
+
+
 def buffer(tensor, name="tensor", any_dense=False, moves=False):
     """A tensor's elements as they lie. `any_dense`: in whatever order of dimensions, where all ranks have the same. `moves`: nothing is computed with them, so
     that they may be of a dtype which weft does not know."""
     if not tensor.is_cpu or tensor.is_sparse:
         raise errors.UnsupportedError(f"{name} is on {tensor.device}{' and sparse' if tensor.is_sparse else ''}; expected a dense tensor on cpu")
-    expect_plain(tensor, name)
     if not tensor.is_contiguous() and not (any_dense and _is_dense(tensor)):
         raise errors.LayoutError(f"{name} is not contiguous; tensors must be contiguous: .contiguous() first")
     return weft_buffer(tensor.data_ptr(), tensor.numel(), _code(tensor, name, moves), 0)
@@ -102,8 +112,6 @@ def split_counts(tensor, sizes, ranks, name):
 
 def _row_of(tensors):
     """One tensor over the memory of several that follow one another in one storage; None where they do not."""
-    for i, tensor in enumerate(tensors):
-        expect_plain(tensor, f"tensors[{i}]")
     first = tensors[0]
     storage, offset = first.untyped_storage().data_ptr(), first.storage_offset()
     for tensor in tensors:
