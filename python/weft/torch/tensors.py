@@ -33,6 +33,9 @@ def _is_dense(tensor):
     return True
 
 
+_no_tensors = set()  # types of arguments that are none
+
+
 def expect_plain(tensor, name):
     """That memory holds the elements as they count: a view of conj() or .imag may say that they count conjugated, or negated."""
     if tensor.is_neg() or tensor.is_conj():
@@ -44,10 +47,16 @@ def expect_plain_each(arguments):
     copies of such views, and drop what becomes of these."""
     for argument in arguments:
         kind = type(argument)
-        if kind is list or kind is tuple:
+        if kind is torch.Tensor:
+            if argument.is_neg() or argument.is_conj():
+                expect_plain(argument, "tensor")
+        elif kind is list or kind is tuple:
             expect_plain_each(argument)
-        elif isinstance(argument, torch.Tensor):
-            expect_plain(argument, "tensor")
+        elif kind not in _no_tensors:
+            if isinstance(argument, torch.Tensor):
+                expect_plain(argument, "tensor")
+            else:
+                _no_tensors.add(kind)
 
 
 def buffer(tensor, name="tensor", any_dense=False, moves=False):
