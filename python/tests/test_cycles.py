@@ -2,8 +2,10 @@
 errors. Else arrays and groups live until the collector runs, and a rank that has left a function by an error has not left its group.
 
 Every call of the package stands in CALLS; each is made to fail at each step at which it asks the library."""
+import copy
 import gc
 import inspect
+import pickle
 import types
 import weakref
 
@@ -158,6 +160,7 @@ CALLS = {
 for _op, _more in {"all_reduce": (), "reduce": (), "broadcast": (), "all_gather": (), "reduce_scatter": (), "gather": (), "scatter": (), "all_to_all": (),
                    "scan": (), "exscan": (), "all_gather_v": ([4],), "reduce_scatter_v": ([4],), "all_to_all_v": ([4], [4])}.items():
     CALLS[f"Group.{_op}"] = lambda a, op=_op, more=_more: getattr(a.group, op)(a.x, *more).wait()
+CALLS["Group.leave"] = lambda a: a.group.duplicate().leave()
 CALLS["Group.barrier"] = lambda a: a.group.barrier().wait()
 # These ask nothing of the library.
 ASK_NOTHING = {"Group.context", "SharedTensor", "SharedTensor.address", "SharedTensor.nbytes", "SharedTensor.numpy", "SharedTensor.torch", "FlatShards.part_shape",
@@ -387,3 +390,57 @@ def test_functions_of_the_program_go_with_their_call(alone):
         assert [name for name, call in calls.items() if gone(call)() is not None] == []
     finally:
         gc.enable()
+
+
+def test_what_belongs_to_this_process_is_neither_copied_nor_pickled(alone):
+    """A copy would share its handle, its calls or its memory."""
+    batch = alone.group.batch()
+    batch.all_reduce(alone.x)
+    things = {"Batch": batch, "SharedTensor": alone.context.empty(3, kind="dlpack"), "Context": alone.context, "Store": alone.store, "Group": alone.group,
+              "Mesh": alone.mesh, "Layout": alone.rows, "Halo": alone.halo, "Window": alone.window, "FlatShards": alone.flat, "Saver": alone.saver,
+              "Reader": alone.reader, "Sampler": alone.sampler, "Reducer": alone.reducer(), "Reduction": weft.Reduction("own", np.add),
+              "Work": alone.group.barrier(), "Transfer": weft.redistribute(alone.x, alone.rows, alone.whole), "Exchange": alone.halo.exchange(np.ones(6, F4)),
+              "StoreServer": weft.StoreServer(alone.context, host="127.0.0.1")}
+    assert {name for name in names_of_calls() if "." not in name and isinstance(getattr(weft, name), type)} - set(things) <= {
+        "BucketHook", "Message", "Traits", "Transport"}
+    for name, thing in things.items():
+        for how in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match=f"^weft: a {name} cannot be pickled or copied: "):
+                how(thing)
+    assert len(batch.submit().wait()) == 1
+    for thing in things.values():
+        if hasattr(thing, "wait"):
+            thing.wait()
+
+
+DURATIONS = {"deadline", "limit", "linger", "timeout"}
+
+
+def test_durations_are_checked(alone):
+    """Of every call: ctypes would cut one that is too large for its field."""
+    make = {"rank": 0, "size": 1, "host": "127.0.0.1", "port": 1, "store": weft.Store.local(), "broadcast": print, "transport": weft.Transport(), "key": "k",
+            "value": b"v", "expected": b"", "desired": b"", "path": f"{alone.folder}/durations", "x": alone.x, "out": np.ones(4, F4), "destination": 0,
+            "source": 0, "counts": [4], "in_counts": [4], "out_counts": [4], "values": alone.x, "indices": np.arange(4), "context": alone.context,
+            "works": []}
+    of = {"Context": alone.context, "Group": alone.group, "Batch": alone.group.batch(), "Store": alone.store, "Work": alone.group.barrier()}
+    seen = set()
+    for name in sorted({*names_of_calls(), *(f"Batch.{op}" for op in dir(weft.Batch) if not op.startswith("_"))}):
+        first, _, member = name.partition(".")
+        if first in ("checkpoint", "Traits", "Transport"):  # have none; the program's own
+            continue
+        owner = of.get(first) or getattr(weft, first, None) or getattr(checkpoint, first)
+        function = getattr(owner, member) if member else owner
+        if not callable(function):
+            continue
+        try:
+            parameters = inspect.signature(function).parameters
+        except ValueError:
+            continue
+        for duration in DURATIONS & set(parameters):
+            arguments = {p: make[p] for p, v in parameters.items() if v.default is inspect.Parameter.empty and p != "options"}
+            for wrong in (-1, 9.1e9, float("inf"), float("nan"), 365000 * 86400, "soon", 1e300):
+                with pytest.raises(weft.BadArgumentError, match=f"{duration} is .*; expected seconds"):
+                    function(**arguments, **{duration: wrong})
+            seen.add(name)
+    assert len(seen) > 45, sorted(seen)
+    of["Work"].wait()

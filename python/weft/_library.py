@@ -71,11 +71,14 @@ class _PerThread(threading.local):
 per_thread = _PerThread()
 
 
+class _Dl_info(ctypes.Structure):  # of dlfcn.h
+    _fields_ = [("file", ctypes.c_char_p), ("base", ctypes.c_void_p), ("symbol", ctypes.c_char_p), ("address", ctypes.c_void_p)]
+
+
 def library_file():
-    """The path of the library that is loaded."""
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-        for line in maps:
-            path = line.rstrip("\n").partition("/")[2]
-            if os.path.basename(path).startswith("libweft.so"):
-                return "/" + path
+    """The path of the library that is loaded. The dynamic loader knows it, where there is no /proc, too."""
+    info, dladdr = _Dl_info(), ctypes.CDLL(None).dladdr
+    dladdr.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Dl_info)]
+    if dladdr(ctypes.c_void_p.from_buffer(lib.version), ctypes.byref(info)) and info.file:
+        return os.path.abspath(os.fsdecode(info.file))
     return _dll._name

@@ -245,6 +245,9 @@ class SharedTensor:
         errors.call(lib.alloc_dlpack_versioned, context._open(), dtype, sizes, len(self.shape), ctypes.byref(managed))
         self._managed = _Managed(managed.value)
 
+    def __reduce__(self):
+        raise TypeError("weft: a SharedTensor cannot be pickled or copied: its memory is this process's; its numpy() can")
+
     @property
     def address(self):
         """Where the elements are."""

@@ -239,6 +239,9 @@ class Batch(Operations):
         self._calls, self._keep, self._results, self._reductions = [], [], [], []
         self._from_any = 0  # how many are a recv from ANY_SOURCE
 
+    def __reduce__(self):
+        raise TypeError("weft: a Batch cannot be pickled or copied: its calls are of this process, and begin once")
+
     def _call(self, op, x, out, shape, options, root=None, peer=None, in_blocks=None, out_blocks=None, in_counts=True):
         call = weft_call.from_buffer_copy(_BLANK)
         keep, result = self._fill(call, op, x, out, shape, options, root, peer, in_blocks, out_blocks, in_counts)

@@ -5,6 +5,8 @@
 #include <cerrno>
 #include <system_error>
 
+#include "base/errors/pids_limit.hpp"
+
 namespace weft {
 
 std::string_view name(ErrorCode code) noexcept {
@@ -50,7 +52,10 @@ std::string system_words(int error_number) {
     case EAGAIN:  // of a thread: its stack has no room, or the user has too many
       name_limit(RLIMIT_AS, "-v", 1024);
       name_limit(RLIMIT_DATA, "-d", 1024);
-      name_limit(RLIMIT_NPROC, "-u", 1);
+      if (const std::string most = met_pids_max(); !most.empty())
+        text += " (the cgroup's pids.max is " + most + ")";
+      else
+        name_limit(RLIMIT_NPROC, "-u", 1);
       break;
     default: break;
   }

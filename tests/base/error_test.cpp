@@ -7,12 +7,16 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <filesystem>
+#include <fstream>
 #include <utility>
 
+#include "base/errors/pids_limit.hpp"
 #include "base/signals.hpp"
 #include "support/errors.hpp"
 #include "support/other_user.hpp"
 #include "support/processes.hpp"
+#include "support/temporary_folder.hpp"
 
 namespace weft::error_test {
 namespace {
@@ -48,6 +52,30 @@ TEST(SystemWords, NameTheLimitThatWasMet) {
     return 0;
   });
   EXPECT_TRUE(result.ok()) << to_string(result);
+}
+
+// The nearest of the process's cgroups that is full, in both versions of cgroups.
+TEST(PidsLimit, IsThatOfTheGroupThatIsFull) {
+  const test::TemporaryFolder mount;
+  const auto group = [&](const std::string& path, const char* most, const char* now) {
+    const auto folder = mount / path;
+    std::filesystem::create_directories(folder);
+    std::ofstream(folder / "pids.max") << most << "\n";
+    std::ofstream(folder / "pids.current") << now << "\n";
+  };
+  const std::string at = mount.path().string();
+  group("job", "20", "20");
+  group("job/task", "max", "20");
+  group("roomy", "20", "19");
+  group("pids/old", "7", "8");
+  EXPECT_EQ(met_pids_max("0::/job/task\n", at), "20");
+  EXPECT_EQ(met_pids_max("0::/job\n", at), "20");
+  EXPECT_EQ(met_pids_max("0::/roomy\n", at), "");
+  EXPECT_EQ(met_pids_max("0::/absent/group\n", at), "");
+  EXPECT_EQ(met_pids_max("12:cpu,cpuacct:/job\n7:pids:/old\n", at), "7");
+  EXPECT_EQ(met_pids_max("7:pids:/\n0::/", at), "");
+  for (const char* damaged : {"", "\n", ":", "::", "0:", "x", "0::", "::::\n:::"})
+    EXPECT_EQ(met_pids_max(damaged, at), "");
 }
 
 // Root has no limit of processes.

@@ -1,0 +1,15 @@
+// Which limit a thread or a process that could not be made has met, where it is the cgroup's. Any thread.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace weft {
+
+/// What pids.max says in the nearest of this process's cgroups that has no room for another thread; empty: none of them. `groups`: what /proc/self/cgroup holds;
+/// `mount`: where cgroups are mounted.
+std::string met_pids_max(std::string_view groups, const std::string& mount);
+/// The same, of this process.
+std::string met_pids_max();
+
+}  // namespace weft
