@@ -189,11 +189,11 @@ double vocab_parallel_cross_entropy(Compute& compute, const DeviceMesh& axes, co
     check_loss(c, part, logits, labels, options, dlogits);
     valid = to_device(context, scalar(context, options.valid), compute.stream());
     from.emplace(compute, logits);
-    terms = compute.make({axes.size(), labels.count(), kernels::kLossTerms}, DType::f32,
+    terms = compute.make({axes.size(), labels.count(), kernels::kLossTerms}, DType::f64,
                          axes.size() > 1 ? Memory::shared : Memory::local);
     own = terms.slice_flat(axes.rank() * labels.count() * kernels::kLossTerms,
                            {labels.count(), kernels::kLossTerms});
-    kernels::cross_entropy_terms(ctx, from->data(), as<std::int64_t>(labels), own.data_ptr<float>(),
+    kernels::cross_entropy_terms(ctx, from->data(), as<std::int64_t>(labels), own.data_ptr<double>(),
                                  labels.count(), part, valid.data_ptr<std::int64_t>(), smoothing);
   });
   if (fault) throw_told(c.function, axes, *fault);
@@ -208,13 +208,14 @@ double vocab_parallel_cross_entropy(Compute& compute, const DeviceMesh& axes, co
   }
   const std::int64_t tokens = labels.count();
   const auto* const targets = as<std::int64_t>(labels);
-  const Tensor log_sum_exp = compute.make({tokens}), loss = compute.make({1}, DType::f64);
-  kernels::cross_entropy_sum(ctx, terms.data_ptr<float>(), axes.size(), targets,
-                             log_sum_exp.data_ptr<float>(), loss.data_ptr<double>(), tokens, part.whole,
-                             valid.data_ptr<std::int64_t>(), smoothing);
+  const Tensor softmax = compute.make({tokens, kernels::kSoftmaxTerms}, DType::f64),
+               loss = compute.make({1}, DType::f64);
+  kernels::cross_entropy_sum(ctx, terms.data_ptr<double>(), axes.size(), targets, softmax.data_ptr<double>(),
+                             loss.data_ptr<double>(), tokens, part.whole, valid.data_ptr<std::int64_t>(),
+                             smoothing);
   if (given(dlogits)) {
     const Output out(compute, dlogits);
-    kernels::cross_entropy_backward(ctx, from->data(), targets, log_sum_exp.data_ptr<float>(), nullptr,
+    kernels::cross_entropy_backward(ctx, from->data(), targets, softmax.data_ptr<double>(), nullptr,
                                     out.data(), tokens, part, valid.data_ptr<std::int64_t>(), smoothing);
     if (options.scale != 1)
       kernels::scale(ctx, out.data(), static_cast<float>(options.scale), dlogits.count());

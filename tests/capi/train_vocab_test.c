@@ -10,6 +10,10 @@
 enum { VOCAB = 7, TOKENS = 5, DIM = 3 };
 
 static double logit(int token, int entry) { return 3 * sinf((float)(token * VOCAB + entry)); }
+/* As it is stored in f32 where `shift` is added, without it. */
+static double stored_logit(int token, int entry, double shift) {
+  return (double)(float)(logit(token, entry) + shift) - shift;
+}
 
 /* This rank's entries: [first, first + own). */
 typedef struct part {
@@ -40,30 +44,32 @@ static void cross_entropy(rank_args* a) {
   options.vocab = VOCAB;
   options.valid = 4;
   options.scale = 2;
-  for (int t = 0; t < TOKENS; ++t)
-    for (int j = 0; j < p.own; ++j) logits[t * p.own + j] = (float)logit(t, p.first + j);
-  for (int smoothed = 0; smoothed < 2; ++smoothed) {
-    const double s = options.label_smoothing = smoothed ? 0.2 : 0;
-    double loss = -1, expected = 0;
-    OK(weft_vocab_cross_entropy(compute, group, &of_logits, &of_labels, &options, &of_dlogits, &loss,
-                                &error));
-    for (int t = 0; t < TOKENS; ++t) {
-      double sum = 0, all = 0;
-      for (int j = 0; j < VOCAB; ++j) sum += exp(logit(t, j));
-      for (int j = 0; j < VOCAB; ++j) all += logit(t, j);
-      if (labels[t] != WEFT_IGNORED)
-        expected += (log(sum) - (1 - s) * logit(t, (int)labels[t]) - s * all / VOCAB) / 4;
-      for (int j = 0; j < p.own; ++j) {
-        const double wanted = (p.first + j == labels[t] ? 1 - s : 0) + s / VOCAB;
-        const double gradient = 2 * (exp(logit(t, p.first + j)) / sum - wanted) / 4;
-        CHECK(fabs(dlogits[t * p.own + j] - (labels[t] == WEFT_IGNORED ? 0 : gradient)) < 1e-6);
+  for (int large = 0; large < 2; ++large)
+    for (int smoothed = 0; smoothed < 2; ++smoothed) {
+      const double shift = large ? 131072 : 0;
+      for (int t = 0; t < TOKENS; ++t)
+        for (int j = 0; j < p.own; ++j) logits[t * p.own + j] = (float)(logit(t, p.first + j) + shift);
+      const double s = options.label_smoothing = smoothed ? 0.2 : 0;
+      double loss = -1, expected = 0;
+      OK(weft_vocab_cross_entropy(compute, group, &of_logits, &of_labels, &options, &of_dlogits, &loss,
+                                  &error));
+      for (int t = 0; t < TOKENS; ++t) {
+        double sum = 0, all = 0;
+        for (int j = 0; j < VOCAB; ++j) sum += exp(stored_logit(t, j, shift));
+        for (int j = 0; j < VOCAB; ++j) all += stored_logit(t, j, shift);
+        if (labels[t] != WEFT_IGNORED)
+          expected += (log(sum) - (1 - s) * stored_logit(t, (int)labels[t], shift) - s * all / VOCAB) / 4;
+        for (int j = 0; j < p.own; ++j) {
+          const double wanted = (p.first + j == labels[t] ? 1 - s : 0) + s / VOCAB;
+          const double gradient = 2 * (exp(stored_logit(t, p.first + j, shift)) / sum - wanted) / 4;
+          CHECK(fabs(dlogits[t * p.own + j] - (labels[t] == WEFT_IGNORED ? 0 : gradient)) < 1e-6);
+        }
       }
+      CHECK(fabs(loss - expected) < 1e-6 * expected);
+      loss = -1;
+      OK(weft_vocab_cross_entropy(compute, group, &of_logits, &of_labels, &options, NULL, &loss, &error));
+      CHECK(fabs(loss - expected) < 1e-6 * expected);
     }
-    CHECK(fabs(loss - expected) < 1e-6 * expected);
-    loss = -1;
-    OK(weft_vocab_cross_entropy(compute, group, &of_logits, &of_labels, &options, NULL, &loss, &error));
-    CHECK(fabs(loss - expected) < 1e-6 * expected);
-  }
   { /* A label that is not there, on all ranks; and the group is as it was. */
     double loss = -1;
     labels[3] = VOCAB;

@@ -41,11 +41,12 @@ typedef struct weft_vocab_loss_options {
   { sizeof(weft_vocab_loss_options), 0, 0, 0.0, 1.0 }
 
 /* loss = the sum over tokens of -log softmax(logits)[label] (smoothed), divided by `valid`; the same on all ranks. Labels
- * of -100 (WEFT_IGNORED) do not count. dlogits: its gradient with regard to this rank's logits; NULL: not wanted. Ranks send
- * four numbers for each token by one all-gather, and never a logit; dlogits costs no communication. Before it, in an all-gather of 128 bytes,
- * they compare the options and, on the host, the labels: WEFT_MISMATCH on all ranks where one gives others. Sizes, options and labels that
- * are wrong on one rank alone are an error of the same code on all ranks, with its text.
- * logits: (tokens, part); dlogits: as logits, may be the same memory where it has the same dtype. */
+ * of -100 (WEFT_IGNORED) do not count. dlogits: its gradient with regard to this rank's logits; NULL: not
+ * wanted. Ranks send four f64 for each token by one all-gather, and never a logit; dlogits costs no
+ * communication. Before it, in an all-gather of 128 bytes, they compare the options and, on the host, the
+ * labels: WEFT_MISMATCH on all ranks where one gives others. Sizes, options and labels that are wrong on one
+ * rank alone are an error of the same code on all ranks, with its text. logits: (tokens, part); dlogits: as
+ * logits, may be the same memory where it has the same dtype. */
 weft_status weft_vocab_cross_entropy(weft_compute* compute, weft_group* group, const weft_matrix* logits,
                                      const weft_buffer* labels, const weft_vocab_loss_options* options,
                                      const weft_matrix* dlogits, double* loss, weft_error* error);

@@ -211,6 +211,10 @@ struct VocabPart {
 
 /// What cross-entropy needs to know of a part of a token's logits; see cross_entropy_terms.
 inline constexpr std::int64_t kLossTerms = 4;
+/// What its backward pass needs to know of all logits of a token: the largest, and the sum of e^(logit -
+/// largest). They are kept apart: the logarithm of the sum of e^logit, as one number, has too few digits for
+/// that sum where logits are large.
+inline constexpr std::int64_t kSoftmaxTerms = 2;
 
 /// A target that takes no part in the loss.
 inline constexpr std::int64_t kIgnoredTarget = -100;
@@ -496,21 +500,22 @@ struct KernelTable {
   /// without smoothing). logits: (tokens, vocab.count), targets: (tokens), terms: (tokens, kLossTerms), count: as below.
   /// Throws bad_argument for a target that is neither in the whole vocabulary nor kIgnoredTarget, and unless count > 0.
   void (*cross_entropy_terms)(KernelContext& ctx, const float* logits, const std::int64_t* targets,
-                              float* terms, std::int64_t tokens, VocabPart vocab, const std::int64_t* count,
+                              double* terms, std::int64_t tokens, VocabPart vocab, const std::int64_t* count,
                               double smoothing);
-  /// loss = the sum over tokens of -(1 - smoothing) log p[target] - smoothing (the mean of log p over the vocabulary), with
-  /// p = softmax(logits), divided by `count`: the number of valid tokens of the whole batch, over all ranks. terms: (parts,
-  /// tokens, kLossTerms) of all parts of the vocabulary, in their order, targets: (tokens), log_sum_exp: (tokens), kept for
-  /// the backward pass, loss, count: (1); vocab: of all parts. Summed in f64. C. Szegedy et al., Rethinking the Inception
-  /// Architecture, arXiv:1512.00567, section 7 (smoothing).
-  void (*cross_entropy_sum)(KernelContext& ctx, const float* terms, int parts, const std::int64_t* targets,
-                            float* log_sum_exp, double* loss, std::int64_t tokens, std::int64_t vocab,
+  /// loss = the sum over tokens of -(1 - smoothing) log p[target] - smoothing (the mean of log p over the
+  /// vocabulary), with p = softmax(logits), divided by `count`: the number of valid tokens of the whole
+  /// batch, over all ranks. terms: (parts, tokens, kLossTerms) of all parts of the vocabulary, in their
+  /// order, targets: (tokens), softmax: (tokens, kSoftmaxTerms), kept for the backward pass, loss, count:
+  /// (1); vocab: of all parts. Summed in f64. C. Szegedy et al., Rethinking the Inception Architecture,
+  /// arXiv:1512.00567, section 7 (smoothing).
+  void (*cross_entropy_sum)(KernelContext& ctx, const double* terms, int parts, const std::int64_t* targets,
+                            double* softmax, double* loss, std::int64_t tokens, std::int64_t vocab,
                             const std::int64_t* count, double smoothing);
-  /// dlogits = (softmax(logits) - (1 - smoothing) onehot(target) - smoothing / vocab.whole) / count, times dloss, rows of
-  /// ignored targets 0. logits, dlogits: (tokens, vocab.count); dloss: (1), or null for 1. In place: dlogits may be logits.
-  /// Throws as cross_entropy_terms does.
+  /// dlogits = (softmax(logits) - (1 - smoothing) onehot(target) - smoothing / vocab.whole) / count, times
+  /// dloss, rows of ignored targets 0. logits, dlogits: (tokens, vocab.count); softmax: as cross_entropy_sum
+  /// gave it; dloss: (1), or null for 1. In place: dlogits may be logits. Throws as cross_entropy_terms does.
   void (*cross_entropy_backward)(KernelContext& ctx, const float* logits, const std::int64_t* targets,
-                                 const float* log_sum_exp, const double* dloss, float* dlogits,
+                                 const double* softmax, const double* dloss, float* dlogits,
                                  std::int64_t tokens, VocabPart vocab, const std::int64_t* count,
                                  double smoothing);
   /// count = the number of targets that are not kIgnoredTarget. targets: (n), count: (1).

@@ -6,13 +6,14 @@
 // first vocab % n ranks hold one more than the rest; a part may be empty. vocab_part() says which is this rank's. Tokens
 // and labels are i64, whole and the same on all ranks.
 //
-// Views are on the device of the Compute (whose memory the group of `axes` moves) and contiguous. What is multiplied or
-// looked up is f32 or bf16, and so is what is written; sums are f32's. Every function is collective among the ranks of
-// `axes` where it says that it communicates, blocks until it is done, and throws bad_argument before anything is sent:
-// for a view that does not fit, naming it, and on all ranks for a token or a label that the vocabulary does not have:
-// `embedding: token 7 has id 300; expected 0 <= id < 256 (vocab)`, `cross_entropy: token 7 has target 300; expected 0 <=
-// target < 256 (vocab) or -100`. (On another device than the CPU that is told by the next wait for its stream.) One thread
-// per rank.
+// Views are on the device of the Compute (whose memory the group of `axes` moves) and contiguous. What is
+// multiplied or looked up is f32 or bf16, and so is what is written; sums are f32's, those of a loss f64's.
+// Every function is collective among the ranks of `axes` where it says that it communicates, blocks until it
+// is done, and throws bad_argument before anything is sent: for a view that does not fit, naming it, and on
+// all ranks for a token or a label that the vocabulary does not have: `embedding: token 7 has id 300;
+// expected 0 <= id < 256 (vocab)`, `cross_entropy: token 7 has target 300; expected 0 <= target < 256 (vocab)
+// or -100`. (On another device than the CPU that is told by the next wait for its stream.) One thread per
+// rank.
 #pragma once
 
 #include "weft/base/chunk.hpp"
@@ -55,12 +56,14 @@ struct VocabLossOptions {
 /// the whole vocabulary and s = label_smoothing, divided by `valid`; the same on all ranks. Labels of -100
 /// (CrossEntropy::kIgnore) do not count. dlogits, where it is given: the gradient with regard to this rank's logits.
 ///
-/// Ranks send four numbers for each token (the largest logit, the sum of exponentials, the label's logit, the sum of
-/// logits) by one all-gather, and never a logit; dlogits costs no communication. Before it, in an all-gather of 128 bytes, they compare
-/// the options and, on the host, the labels. Throws mismatch on all ranks where one gives others: `vocab_parallel_cross_entropy: argument 1 is
-/// valid 4 on tp rank 0, but valid 3 on tp rank 1`. What is wrong on one rank alone is an error of the same code on all: the others have its text,
-/// `vocab_parallel_cross_entropy: tp rank 1 failed: …`. The rank that is wrong throws when they have been told, or at its deadline.
-/// logits: (…, part); labels: (…); dlogits: as logits, may be the same memory where it has the same dtype.
+/// Ranks send four f64 for each token (the largest logit, the sum of exponentials, the label's logit, the sum
+/// of logits) by one all-gather, and never a logit; dlogits costs no communication. Before it, in an
+/// all-gather of 128 bytes, they compare the options and, on the host, the labels. Throws mismatch on all
+/// ranks where one gives others: `vocab_parallel_cross_entropy: argument 1 is valid 4 on tp rank 0, but valid
+/// 3 on tp rank 1`. What is wrong on one rank alone is an error of the same code on all: the others have its
+/// text, `vocab_parallel_cross_entropy: tp rank 1 failed: …`. The rank that is wrong throws when they have
+/// been told, or at its deadline. logits: (…, part); labels: (…); dlogits: as logits, may be the same memory
+/// where it has the same dtype.
 double vocab_parallel_cross_entropy(Compute& compute, const DeviceMesh& axes, const ConstTensorView& logits,
                                     const ConstTensorView& labels, const VocabLossOptions& options,
                                     const TensorView& dlogits = {});

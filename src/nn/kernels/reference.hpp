@@ -408,7 +408,7 @@ inline void round_to_bf16(const float* x, bf16* y, std::int64_t n) {
 
 /// logits: (tokens, vocab.count), targets: (tokens), terms: (tokens, kLossTerms).
 template <class T>
-void cross_entropy_terms(const T* logits, const std::int64_t* targets, T* terms, std::int64_t tokens,
+void cross_entropy_terms(const T* logits, const std::int64_t* targets, double* terms, std::int64_t tokens,
                          const VocabPart& vocab, double smoothing) {
   for (std::int64_t t = 0; t < tokens; ++t) {
     const T* row = logits + t * vocab.count;
@@ -417,44 +417,43 @@ void cross_entropy_terms(const T* logits, const std::int64_t* targets, T* terms,
     for (std::int64_t j = 0; j < vocab.count; ++j) sum += std::exp(static_cast<double>(row[j]) - largest);
     for (std::int64_t j = 0; j < vocab.count; ++j) all += static_cast<double>(row[j]);
     const std::int64_t target = targets[t] - vocab.first;
-    T* to = terms + t * kLossTerms;
-    to[0] = static_cast<T>(largest);
-    to[1] = static_cast<T>(sum);
-    to[2] = target >= 0 && target < vocab.count ? row[target] : T{0};
-    to[3] = smoothing > 0 ? static_cast<T>(all) : T{0};
+    double* to = terms + t * kLossTerms;
+    to[0] = largest;
+    to[1] = sum;
+    to[2] = target >= 0 && target < vocab.count ? static_cast<double>(row[target]) : 0.0;
+    to[3] = smoothing > 0 ? all : 0.0;
   }
 }
 
-/// terms: (parts, tokens, kLossTerms), targets, log_sum_exp: (tokens).
-template <class T>
-double cross_entropy_sum(const T* terms, int parts, const std::int64_t* targets, T* log_sum_exp,
-                         std::int64_t tokens, std::int64_t vocab, double count, double smoothing) {
+/// terms: (parts, tokens, kLossTerms), targets: (tokens), softmax: (tokens, kSoftmaxTerms).
+inline double cross_entropy_sum(const double* terms, int parts, const std::int64_t* targets, double* softmax,
+                                std::int64_t tokens, std::int64_t vocab, double count, double smoothing) {
   double loss = 0.0;
   for (std::int64_t t = 0; t < tokens; ++t) {
     double sum = 0.0, target = 0.0, all = 0.0, largest = -std::numeric_limits<double>::infinity();
-    for (int p = 0; p < parts; ++p)
-      largest = std::max(largest, static_cast<double>(terms[(p * tokens + t) * kLossTerms]));
+    for (int p = 0; p < parts; ++p) largest = std::max(largest, terms[(p * tokens + t) * kLossTerms]);
     for (int p = 0; p < parts; ++p) {
-      const T* term = terms + (p * tokens + t) * kLossTerms;
-      sum += static_cast<double>(term[1]) * std::exp(static_cast<double>(term[0]) - largest);
-      target += static_cast<double>(term[2]);
-      all += static_cast<double>(term[3]);
+      const double* term = terms + (p * tokens + t) * kLossTerms;
+      sum += term[1] * std::exp(term[0] - largest);
+      target += term[2];
+      all += term[3];
     }
-    const double log_sum = largest + std::log(sum);
-    log_sum_exp[t] = static_cast<T>(log_sum);
+    softmax[t * kSoftmaxTerms] = largest;
+    softmax[t * kSoftmaxTerms + 1] = sum;
     if (targets[t] == kIgnoredTarget) continue;
-    loss += (1 - smoothing) * (log_sum - target) + smoothing * (log_sum - all / static_cast<double>(vocab));
+    loss += std::log(sum) + (1 - smoothing) * (largest - target) +
+            smoothing * (largest - all / static_cast<double>(vocab));
   }
   return loss / count;
 }
 
 template <class T>
-void cross_entropy_backward(const T* logits, const std::int64_t* targets, const T* log_sum_exp, T* dlogits,
+void cross_entropy_backward(const T* logits, const std::int64_t* targets, const double* softmax, T* dlogits,
                             std::int64_t tokens, const VocabPart& vocab, double count, double smoothing) {
   for (std::int64_t t = 0; t < tokens; ++t) {
+    const double largest = softmax[t * kSoftmaxTerms], sum = softmax[t * kSoftmaxTerms + 1];
     for (std::int64_t j = 0; j < vocab.count; ++j) {
-      const double probability =
-          std::exp(static_cast<double>(logits[t * vocab.count + j]) - static_cast<double>(log_sum_exp[t]));
+      const double probability = std::exp(static_cast<double>(logits[t * vocab.count + j]) - largest) / sum;
       const double wanted = (j + vocab.first == targets[t] ? 1 - smoothing : 0.0) +
                             smoothing / static_cast<double>(vocab.whole);
       dlogits[t * vocab.count + j] =

@@ -111,33 +111,32 @@ Tensors CrossEntropy::do_forward(Inputs inputs, Frame& frame) {
   Shape of_terms{1};
   for (const std::int64_t extent : labels.shape()) of_terms.push_back(extent);
   of_terms.push_back(kernels::kLossTerms);
-  Tensor terms = frame.compute().make(of_terms, DType::f32, split.empty() ? Memory::local : Memory::shared);
+  Tensor terms = frame.compute().make(of_terms, DType::f64, split.empty() ? Memory::local : Memory::shared);
   kernels::cross_entropy_terms(frame.kernels(), logits.data_ptr<float>(), labels.data_ptr<std::int64_t>(),
-                               terms.data_ptr<float>(), tokens, classes, valid.data_ptr<std::int64_t>(),
+                               terms.data_ptr<double>(), tokens, classes, valid.data_ptr<std::int64_t>(),
                                label_smoothing_);
   if (!split.empty()) terms = of_all_parts(terms, tokens_lie, logits.layout()->mesh().submesh(split));
-  const Tensor log_sum_exp = frame.compute().make({tokens});
+  const Tensor softmax = frame.compute().make({tokens, kernels::kSoftmaxTerms}, DType::f64);
   const Tensor loss = frame.compute().make({1}, DType::f64).with_layout(losses::loss_layout(tokens_lie));
-  kernels::cross_entropy_sum(frame.kernels(), terms.data_ptr<float>(), static_cast<int>(terms.size(0)),
-                             labels.data_ptr<std::int64_t>(), log_sum_exp.data_ptr<float>(),
+  kernels::cross_entropy_sum(frame.kernels(), terms.data_ptr<double>(), static_cast<int>(terms.size(0)),
+                             labels.data_ptr<std::int64_t>(), softmax.data_ptr<double>(),
                              loss.data_ptr<double>(), tokens, classes.whole, valid.data_ptr<std::int64_t>(),
                              label_smoothing_);
-  frame.push(*this, {logits, labels, valid, log_sum_exp});
+  frame.push(*this, {logits, labels, valid, softmax});
   return {loss};
 }
 
 Tensors CrossEntropy::do_backward(Inputs gradients, Frame& frame) {
   const Tensors kept = frame.pop(*this);
-  const Tensor &logits = kept[0], &labels = kept[1], &valid = kept[2], &log_sum_exp = kept[3];
+  const Tensor &logits = kept[0], &labels = kept[1], &valid = kept[2], &softmax = kept[3];
   const Tensor dlogits =
       frame.compute().make(logits.shape(), DType::f32, dx_memory()).with_layout(logits.layout());
   if (gradients.size() > 1) expect_count(gradients, 1, "gradients");
   if (!gradients.empty()) losses::expect_gradient_of_loss("cross entropy", gradients[0]);
-  kernels::cross_entropy_backward(frame.kernels(), logits.data_ptr<float>(), labels.data_ptr<std::int64_t>(),
-                                  log_sum_exp.data_ptr<float>(),
-                                  gradients.empty() ? nullptr : gradients[0].data_ptr<double>(),
-                                  dlogits.data_ptr<float>(), labels.count(), part_of(logits),
-                                  valid.data_ptr<std::int64_t>(), label_smoothing_);
+  kernels::cross_entropy_backward(
+      frame.kernels(), logits.data_ptr<float>(), labels.data_ptr<std::int64_t>(), softmax.data_ptr<double>(),
+      gradients.empty() ? nullptr : gradients[0].data_ptr<double>(), dlogits.data_ptr<float>(),
+      labels.count(), part_of(logits), valid.data_ptr<std::int64_t>(), label_smoothing_);
   return {dlogits};
 }
 

@@ -29,10 +29,22 @@ void check(const char* op, const std::int64_t* targets, std::int64_t tokens, std
   }
 }
 
+// The sum of e^(row[j] - from): short sums in f32, added up in f64.
+WEFT_INLINE inline double sum_of_exponentials(const float* row, float from, std::int64_t count) {
+  constexpr std::int64_t kShort = 512;
+  double sum = 0;
+  for (std::int64_t begin = 0; begin < count; begin += kShort)
+    sum +=
+        static_cast<double>(lane_sum<float>(std::min(kShort, count - begin), [&](std::int64_t j) WEFT_INLINE {
+          return exp_f32(row[begin + j] - from);
+        }));
+  return sum;
+}
+
 // terms: (rows, kLossTerms). Where a part holds nothing above -infinity the sum is taken from 0, or it would be NaN
 // though other parts make it finite; NaNs are in the sum either way.
 WEFT_CPU_CLONES(void, term_rows,
-                (const float* logits, const std::int64_t* targets, float* terms, std::int64_t rows,
+                (const float* logits, const std::int64_t* targets, double* terms, std::int64_t rows,
                  std::int64_t first, std::int64_t count, bool sum_logits),
                 (logits, targets, terms, rows, first, count, sum_logits)) {
   for (std::int64_t r = 0; r < rows; ++r) {
@@ -40,25 +52,24 @@ WEFT_CPU_CLONES(void, term_rows,
     const float largest = lane_max(row, count);
     const float from = largest == -std::numeric_limits<float>::infinity() ? 0.0f : largest;
     const std::int64_t target = targets[r] - first;
-    float* to = terms + r * kLossTerms;
-    to[0] = largest;
-    to[1] = lane_sum<float>(count, [&](std::int64_t j) WEFT_INLINE { return exp_f32(row[j] - from); });
-    to[2] = target >= 0 && target < count ? row[target] : 0.0f;
-    to[3] = sum_logits ? static_cast<float>(lane_sum<double>(
-                             count, [&](std::int64_t j) WEFT_INLINE { return static_cast<double>(row[j]); }))
-                       : 0.0f;
+    double* to = terms + r * kLossTerms;
+    to[0] = static_cast<double>(largest);
+    to[1] = sum_of_exponentials(row, from, count);
+    to[2] = target >= 0 && target < count ? static_cast<double>(row[target]) : 0.0;
+    to[3] = sum_logits ? lane_sum<double>(
+                             count, [&](std::int64_t j) WEFT_INLINE { return static_cast<double>(row[j]); })
+                       : 0.0;
   }
 }
 
-// losses[t] = log_sum_exp - (1 - smoothing) logits[target] - smoothing (mean of logits) in f64, 0 where ignored.
-// terms: (parts, tokens, kLossTerms); rows [begin, end) of the tokens.
-void loss_rows(const float* terms, int parts, const std::int64_t* targets, float* log_sum_exp, double* losses,
+// losses[t] = log of the sum of e^logit - (1 - smoothing) logits[target] - smoothing (mean of logits), 0
+// where ignored. terms: (parts, tokens, kLossTerms), softmax: (tokens, kSoftmaxTerms); rows [begin, end) of
+// the tokens.
+void loss_rows(const double* terms, int parts, const std::int64_t* targets, double* softmax, double* losses,
                std::int64_t tokens, std::int64_t begin, std::int64_t end, std::int64_t vocab,
                double smoothing) {
   for (std::int64_t t = begin; t < end; ++t) {
-    const auto term = [&](int part, int which) {
-      return static_cast<double>(terms[(part * tokens + t) * kLossTerms + which]);
-    };
+    const auto term = [&](int part, int which) { return terms[(part * tokens + t) * kLossTerms + which]; };
     double largest = -std::numeric_limits<double>::infinity(), sum = 0, target = 0, logits = 0;
     for (int p = 0; p < parts; ++p) largest = std::max(largest, term(p, 0));
     for (int p = 0; p < parts; ++p) {
@@ -66,9 +77,9 @@ void loss_rows(const float* terms, int parts, const std::int64_t* targets, float
       target += term(p, 2);
       logits += term(p, 3);
     }
-    const double log_sum = largest + std::log(sum);
-    log_sum_exp[t] = static_cast<float>(log_sum);
-    losses[t] = targets[t] == kIgnoredTarget ? 0.0 : log_sum - target;
+    softmax[t * kSoftmaxTerms] = largest;
+    softmax[t * kSoftmaxTerms + 1] = sum;
+    losses[t] = targets[t] == kIgnoredTarget ? 0.0 : std::log(sum) + (largest - target);
     if (smoothing > 0 && targets[t] != kIgnoredTarget)
       losses[t] += smoothing * (target - logits / static_cast<double>(vocab));
   }
@@ -76,14 +87,15 @@ void loss_rows(const float* terms, int parts, const std::int64_t* targets, float
 
 // What each logit loses to smoothing, and the target's logit beside that; divided by the number of tokens.
 struct Wanted {
-  float inv_count, of_each, of_target;
+  double inv_count;
+  float of_each, of_target;
 };
 
 WEFT_CPU_CLONES(void, gradient_rows,
-                (const float* logits, const std::int64_t* targets, const float* log_sum_exp, float* dlogits,
+                (const float* logits, const std::int64_t* targets, const double* softmax, float* dlogits,
                  std::int64_t rows, std::int64_t first, std::int64_t count, const Wanted& wanted),
-                (logits, targets, log_sum_exp, dlogits, rows, first, count, wanted)) {
-  const float inv_count = wanted.inv_count, of_each = wanted.of_each;
+                (logits, targets, softmax, dlogits, rows, first, count, wanted)) {
+  const float of_each = wanted.of_each;
   for (std::int64_t r = 0; r < rows; ++r) {
     const float* row = logits + r * count;
     float* drow = dlogits + r * count;
@@ -91,9 +103,10 @@ WEFT_CPU_CLONES(void, gradient_rows,
       std::fill(drow, drow + count, 0.0f);
       continue;
     }
-    const float log_sum = log_sum_exp[r];
+    const auto largest = static_cast<float>(softmax[r * kSoftmaxTerms]);
+    const auto factor = static_cast<float>(wanted.inv_count / softmax[r * kSoftmaxTerms + 1]);
 #pragma GCC ivdep
-    for (std::int64_t j = 0; j < count; ++j) drow[j] = exp_f32(row[j] - log_sum) * inv_count - of_each;
+    for (std::int64_t j = 0; j < count; ++j) drow[j] = exp_f32(row[j] - largest) * factor - of_each;
     const std::int64_t target = targets[r] - first;
     if (target >= 0 && target < count) drow[target] -= wanted.of_target;
   }
@@ -101,7 +114,7 @@ WEFT_CPU_CLONES(void, gradient_rows,
 
 }  // namespace
 
-void cross_entropy_terms(KernelContext& ctx, const float* logits, const std::int64_t* targets, float* terms,
+void cross_entropy_terms(KernelContext& ctx, const float* logits, const std::int64_t* targets, double* terms,
                          std::int64_t tokens, VocabPart vocab, const std::int64_t* count, double smoothing) {
   check("cross_entropy", targets, tokens, vocab.whole, *count);
   parallel_blocks(ctx.state(), tokens, kRowBlock, [&](std::int64_t begin, std::int64_t end) {
@@ -110,13 +123,13 @@ void cross_entropy_terms(KernelContext& ctx, const float* logits, const std::int
   });
 }
 
-void cross_entropy_sum(KernelContext& ctx, const float* terms, int parts, const std::int64_t* targets,
-                       float* log_sum_exp, double* loss, std::int64_t tokens, std::int64_t vocab,
+void cross_entropy_sum(KernelContext& ctx, const double* terms, int parts, const std::int64_t* targets,
+                       double* softmax, double* loss, std::int64_t tokens, std::int64_t vocab,
                        const std::int64_t* count, double smoothing) {
   KernelContext::State& state = ctx.state();
   double* losses = state.scratch_f64(tokens);
   parallel_blocks(state, tokens, kRowBlock, [&](std::int64_t begin, std::int64_t end) {
-    loss_rows(terms, parts, targets, log_sum_exp, losses, tokens, begin, end, vocab, smoothing);
+    loss_rows(terms, parts, targets, softmax, losses, tokens, begin, end, vocab, smoothing);
   });
   double sum = 0.0;
   for (std::int64_t t = 0; t < tokens; ++t) sum += losses[t];
@@ -124,17 +137,16 @@ void cross_entropy_sum(KernelContext& ctx, const float* terms, int parts, const 
 }
 
 void cross_entropy_backward(KernelContext& ctx, const float* logits, const std::int64_t* targets,
-                            const float* log_sum_exp, const double* dloss, float* dlogits,
-                            std::int64_t tokens, VocabPart vocab, const std::int64_t* count,
-                            double smoothing) {
+                            const double* softmax, const double* dloss, float* dlogits, std::int64_t tokens,
+                            VocabPart vocab, const std::int64_t* count, double smoothing) {
   check("cross_entropy_backward", targets, tokens, vocab.whole, *count);
   const double inv_count = 1.0 / static_cast<double>(*count);
   const Wanted wanted{
-      static_cast<float>(inv_count),
+      inv_count,
       smoothing > 0 ? static_cast<float>(smoothing * inv_count / static_cast<double>(vocab.whole)) : 0.0f,
       static_cast<float>((1 - smoothing) * inv_count)};
   parallel_blocks(ctx.state(), tokens, kRowBlock, [&](std::int64_t begin, std::int64_t end) {
-    gradient_rows(logits + begin * vocab.count, targets + begin, log_sum_exp + begin,
+    gradient_rows(logits + begin * vocab.count, targets + begin, softmax + begin * kSoftmaxTerms,
                   dlogits + begin * vocab.count, end - begin, vocab.first, vocab.count, wanted);
   });
   if (dloss != nullptr) scale(ctx, dlogits, static_cast<float>(*dloss), tokens * vocab.count);
