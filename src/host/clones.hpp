@@ -3,10 +3,11 @@
 
 #define WEFT_INLINE __attribute__((always_inline))
 
-/// WEFT_CPU_CLONES(void, add_to, (float* y, float value, std::int64_t n), (y, value, n)) { ... } defines a function whose loops are to be
-/// vectorised: it is compiled for AVX-512, AVX2 and the baseline, and each call goes to the best that cpu_isa() allows. `parameters` may
-/// end in noexcept. Helpers that it calls must be WEFT_INLINE, or they would be baseline code. With sanitizers, and with clang, there is
-/// the baseline alone.
+/// WEFT_CPU_CLONES(void, add_to, (float* y, float value, std::int64_t n), (y, value, n)) { ... } defines a
+/// function whose loops are to be vectorised: it is compiled for AVX-512, AVX2 and the baseline, and each
+/// call goes to the best that cpu_isa() allows. `parameters` may end in noexcept. Helpers that it calls must
+/// be WEFT_INLINE, or they would be baseline code. With sanitizers, and with clang, there is the baseline
+/// alone.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
     !defined(__SANITIZE_THREAD__)
 

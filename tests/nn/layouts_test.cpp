@@ -330,7 +330,8 @@ TEST_F(OnMesh, EmbeddingFollowsItsTable) {
       "vocabulary without segments");
 }
 
-// A boundary behind the embedding reduces y over the axes that split the table, and expects y alike on all of them: also on one of one rank.
+// A boundary behind the embedding reduces y over the axes that split the table, and expects y alike on all of
+// them: also on one of one rank.
 TEST_F(OnMesh, EmbeddingOverSeveralAxesOfWhichOneHasOneRank) {
   for (const auto& [kv, rep] : {std::pair{1, 2}, {2, 1}}) {
     const DeviceMesh axes =

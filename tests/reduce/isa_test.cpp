@@ -1,4 +1,5 @@
-// The kernels of reductions that are chosen are those of the instruction set that weft uses. ctest runs this for each set of the CPU.
+// The kernels of reductions that are chosen are those of the instruction set that weft uses. ctest runs this
+// for each set of the CPU.
 #include "base/cpu/isa.hpp"
 
 #include <gtest/gtest.h>

@@ -37,16 +37,16 @@ TEST(Doctor, FindsNothingWrong) {
 
 TEST(Doctor, SaysWhichInstructionSetIsUsedAndWhy) {
   EXPECT_THAT(doctor("WEFT_CPU_ISA=").text,
-              ContainsRegex("\ninstruction set +[a-z0-9_]+, the last that this CPU has"));
+              ContainsRegex("\n  instruction set +[a-z0-9_]+, the last that this CPU has"));
   const CommandOutput wrong = doctor("WEFT_CPU_ISA=sse2");
   EXPECT_EQ(wrong.status, 1);
   EXPECT_THAT(wrong.text,
-              ContainsRegex("\ninstruction set +WRONG: WEFT_CPU_ISA is \"sse2\"; expected avx2, avx512, "));
+              ContainsRegex("\n  instruction set +WRONG: WEFT_CPU_ISA is \"sse2\"; expected avx2, avx512, "));
   EXPECT_THAT(wrong.text, HasSubstr("\n1 thing is wrong\n"));
   if (cpu_has() > CpuIsa::avx2) {
     const CommandOutput less = doctor("WEFT_CPU_ISA=avx2");
     EXPECT_EQ(less.status, 0) << less.text;
-    EXPECT_THAT(less.text, ContainsRegex("\ninstruction set +avx2, by WEFT_CPU_ISA; this CPU has "));
+    EXPECT_THAT(less.text, ContainsRegex("\n  instruction set +avx2, by WEFT_CPU_ISA; this CPU has "));
   }
 }
 

@@ -1,4 +1,5 @@
-// Up to which instruction set weft's kernels go. Every choice between kernels of several sets asks here, so that one variable decides it.
+// Up to which instruction set weft's kernels go. Every choice between kernels of several sets asks here, so
+// that one variable decides it.
 #pragma once
 
 #include <optional>
@@ -7,8 +8,9 @@
 
 namespace weft {
 
-/// Each has all of those before it. baseline: what the compiler takes for granted. avx2: x86-64-v3, with FMA and F16C. avx512: x86-64-v4.
-/// amx: with products of bf16; no kernel uses it yet, so it computes as avx512_bf16 does.
+/// Each has all of those before it. baseline: what the compiler takes for granted. avx2: x86-64-v3, with FMA
+/// and F16C. avx512: x86-64-v4. amx: with products of bf16; no kernel uses it yet, so it computes as
+/// avx512_bf16 does.
 enum class CpuIsa : unsigned char { baseline, avx2, avx512, avx512_bf16, amx };
 
 std::string_view name_of(CpuIsa isa) noexcept;
@@ -16,11 +18,12 @@ std::string_view name_of(CpuIsa isa) noexcept;
 /// The last that this CPU has and the operating system lets programs use.
 CpuIsa cpu_has() noexcept;
 
-/// The last that may be used where the CPU has `has`. `limit`: the value of WEFT_CPU_ISA. Throws bad_argument for a word that is none of
-/// the sets, and for a set that the CPU lacks.
+/// The last that may be used where the CPU has `has`. `limit`: the value of WEFT_CPU_ISA. Throws bad_argument
+/// for a word that is none of the sets, and for a set that the CPU lacks.
 CpuIsa limited_isa(CpuIsa has, const std::optional<std::string>& limit);
 
-/// limited_isa of this CPU and this environment, as they were at the first call that did not throw. The constructor of a Context calls it.
+/// limited_isa of this CPU and this environment, as they were at the first call that did not throw. The
+/// constructor of a Context calls it.
 CpuIsa cpu_isa();
 
 /// cpu_isa() and why, for reports.
