@@ -122,6 +122,15 @@ TEST_P(MpiFailures, TwoRootsOfTheLastCallAreTold) {
   }
 }
 
+TEST_P(MpiFailures, ACallThatARankLeftOutIsTold) {
+  const Outcome o = job("left out");
+  EXPECT_THAT(
+      o.all,
+      HasSubstr(
+          "weft warning: [backends] mismatch, found when the group was left: rank 0 called "
+          "broadcast f32 x4 root 0 [call 1], rank 1 left the group without it [group \"world\", rank 1]"));
+}
+
 TEST_P(MpiFailures, TheRankAtTheEndOfAChainIsNamed) {
   const Outcome o = job("chain", 4);
   for (const int r : {0, 1, 3}) {
