@@ -76,7 +76,7 @@ ATTRIBUTES = {  # of attributes, and results of properties, methods and function
     "Error.quiesced": "bool", "FlatShards.bytes": "tuple[int, int]", "FlatShards.layout": "Layout", "FlatShards.names": "list[str]",
     "FlatShards.part_shape": "tuple[int, ...]", "FlatShards.ranges": "list[tuple[int, int]]", "FlatShards.reduce_scatter": "Transfer", "FlatShards.reshard": "Any",
     "FlatShards.unshard": "Transfer", "Group.abort": "None", "Group.all_gather_object": "list[Any]", "Group.backend": "str", "Group.batch": "Batch",
-    "Group.broadcast_object": "Any", "Group.context": "Context", "Group.duplicate": "Group", "Group.gather_object": "list[Any] | None", "Group.local_rank": "int",
+    "Group.broadcast_object": "Any", "Group.context": "Context", "Group.duplicate": "Group", "Group.leave": "None", "Group.gather_object": "list[Any] | None", "Group.local_rank": "int",
     "Group.local_size": "int", "Group.max_loc": "tuple[Any, Any]", "Group.min_loc": "tuple[Any, Any]", "Group.name": "str", "Group.parent_rank": "int",
     "Group.probe": "Message | None", "Group.quiesce": "bool", "Group.rank": "int", "Group.shrink": "Group", "Group.size": "int", "Group.split": "Group | None",
     "Group.split_by_host": "Group", "Group.subgroup": "Group", "Group.trace": "str", "Group.traits": "Traits", "Group.wait_message": "Message",
