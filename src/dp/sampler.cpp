@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <bit>
+#include <numeric>
+#include <utility>
 
 #include "mesh/axis_ranks.hpp"
 #include "weft/base/error.hpp"
@@ -11,8 +14,8 @@
 namespace weft {
 namespace {
 
-constexpr int kRounds =
-    6;  // of the network; four give a permutation that looks random, small ranges like more
+constexpr int kRounds = 6;               // of the network; four give a permutation that looks random
+constexpr std::int64_t kDrawnMost = 64;  // samples whose order is drawn
 
 }  // namespace
 
@@ -60,28 +63,62 @@ std::vector<std::int64_t> Sampler::batch(std::int64_t step, Chunk of) const {
     throw Error(
         ErrorCode::bad_argument,
         fmt::format("sampler: step {} of {} samples each is beyond sample 2^63", step, global_batch_));
-  std::vector<std::int64_t> samples;
-  for (std::int64_t i = 0; i < of.size; ++i) samples.push_back(sample(begin + of.offset + i));
+  std::vector<std::int64_t> samples, order;
+  std::int64_t round = -1;  // whose order it is
+  for (std::int64_t i = 0; i < of.size; ++i) {
+    const std::int64_t position = begin + of.offset + i;
+    if (population_ > kDrawnMost) {
+      samples.push_back(sample(position));
+      continue;
+    }
+    if (position / population_ != round) {
+      round = position / population_;
+      order = shuffled(static_cast<std::uint64_t>(round));
+    }
+    samples.push_back(order[static_cast<std::size_t>(position % population_)]);
+  }
   return samples;
+}
+
+// All samples in the order of a round: each place, from the last on, gets one of those that are left.
+std::vector<std::int64_t> Sampler::shuffled(std::uint64_t round) const {
+  std::vector<std::int64_t> order(static_cast<std::size_t>(population_));
+  std::iota(order.begin(), order.end(), 0);
+  for (std::size_t left = order.size(); left > 1; --left) {
+    const auto random = philox({static_cast<std::uint32_t>(left), kRounds, static_cast<std::uint32_t>(round),
+                                static_cast<std::uint32_t>(round >> 32)},
+                               {static_cast<std::uint32_t>(seed_), static_cast<std::uint32_t>(seed_ >> 32)});
+    // A number below `left` of 64 random bits; one is more likely than another by 2^-54.
+    const std::uint64_t high = std::uint64_t{random[0]} * left, low = std::uint64_t{random[1]} * left;
+    std::swap(order[(high + (low >> 32)) >> 32], order[left - 1]);
+  }
+  return order;
 }
 
 // The walk is an endless row of rounds, each a permutation of all samples: position p is number p mod
 // population of round p / population. The network splits a number into two halves and, round by round, adds a
 // function of the right one to the left one and swaps them: a permutation of all numbers of 2 · half_bits
 // bits, whatever the function. A result outside of the population is put through it again until one lies
-// inside; since the network permutes, this again is a permutation.
+// inside; since the network permutes, this again is a permutation. A network is an even permutation, and so
+// is what it makes of a population of 4^k: there the first two numbers change places in every second round,
+// by chance.
 std::int64_t Sampler::sample(std::int64_t position) const {
   const auto round_of_walk = static_cast<std::uint64_t>(position / population_);
   const std::uint64_t mask = (std::uint64_t{1} << half_bits_) - 1;
+  const std::array<std::uint32_t, 2> key{static_cast<std::uint32_t>(seed_),
+                                         static_cast<std::uint32_t>(seed_ >> 32)};
+  const auto drawn = [&](std::uint64_t of, std::uint32_t round) {
+    return philox({static_cast<std::uint32_t>(of), round, static_cast<std::uint32_t>(round_of_walk),
+                   static_cast<std::uint32_t>(round_of_walk >> 32)},
+                  key)[0];
+  };
   auto number = static_cast<std::uint64_t>(position % population_);
+  if (number < 2 && static_cast<std::uint64_t>(population_) == std::uint64_t{1} << 2 * half_bits_)
+    number ^= drawn(0, kRounds) & 1;
   do {
     std::uint64_t left = number >> half_bits_, right = number & mask;
     for (std::uint32_t round = 0; round < kRounds; ++round) {
-      const auto random =
-          philox({static_cast<std::uint32_t>(right), round, static_cast<std::uint32_t>(round_of_walk),
-                  static_cast<std::uint32_t>(round_of_walk >> 32)},
-                 {static_cast<std::uint32_t>(seed_), static_cast<std::uint32_t>(seed_ >> 32)});
-      const std::uint64_t mixed = (left ^ random[0]) & mask;
+      const std::uint64_t mixed = (left ^ drawn(right, round)) & mask;
       left = right;
       right = mixed;
     }

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <set>
 
@@ -78,6 +80,90 @@ TEST(Sampler, RoundsAndSeedsAreShuffledDifferently) {
   for (std::size_t i = 0; i + 1 < first.size(); ++i)
     neighbours += std::abs(first[i + 1] - first[i]) == 1 ? 1 : 0;
   EXPECT_LT(neighbours, 12);
+}
+
+// How often each order of `population` samples comes over seeds and rounds.
+std::map<Samples, int> orders(std::int64_t population, int seeds, int rounds) {
+  std::map<Samples, int> counts;
+  for (int seed = 0; seed < seeds; ++seed)
+    for (int round = 0; round < rounds; ++round)
+      ++counts[Sampler(1, 0, population, population, static_cast<std::uint64_t>(seed)).global_batch(round)];
+  return counts;
+}
+
+// Pearson's chi-square with n! - 1 degrees of freedom d: its mean is d, its variance 2 d. Seeds are fixed, so
+// what comes out is, too.
+TEST(Sampler, OrdersOfFewSamplesAreEquallyLikely) {
+  for (const auto& [population, kinds] : {std::pair{2, 2}, {3, 6}, {4, 24}, {5, 120}}) {
+    const auto counts = orders(population, 400, 30);
+    EXPECT_EQ(static_cast<int>(counts.size()), kinds) << population;
+    const double expected = 400.0 * 30 / kinds;
+    double chi_square = 0;
+    for (const auto& [order, count] : counts)
+      chi_square += (count - expected) * (count - expected) / expected;
+    const double freedom = kinds - 1;
+    EXPECT_LT(chi_square, freedom + 4 * std::sqrt(2 * freedom)) << population;
+  }
+}
+
+bool even(const Samples& order) {
+  std::vector<bool> seen(order.size());
+  std::size_t cycles = 0;
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    if (!seen[i]) ++cycles;
+    for (std::size_t j = i; !seen[j]; j = static_cast<std::size_t>(order[j])) seen[j] = true;
+  }
+  return (order.size() - cycles) % 2 == 0;
+}
+
+// Half of all orders are odd: exchange two samples of an even one. Drawn ones, and, beyond 64, those of the
+// network.
+TEST(Sampler, OrdersAreEvenAndOddAlike) {
+  for (const std::int64_t population : {4, 16, 64, 65, 256, 1024, 4096}) {
+    const int tries = population > 100 ? 64 : 2000;
+    int evens = 0;
+    for (int seed = 0; seed < tries; ++seed) {
+      const Samples order =
+          Sampler(1, 0, population, population, static_cast<std::uint64_t>(seed)).global_batch(seed % 3);
+      EXPECT_EQ(std::set<std::int64_t>(order.begin(), order.end()).size(), order.size());
+      evens += even(order) ? 1 : 0;
+    }
+    EXPECT_NEAR(evens, tries / 2.0, 2 * std::sqrt(tries)) << population;
+  }
+}
+
+// Each sample in each place, over the boundary between the two kinds of shuffle.
+TEST(Sampler, EverySampleComesToEveryPlace) {
+  for (const std::int64_t population : {64, 65}) {
+    std::vector<int> counts(static_cast<std::size_t>(population * population));
+    constexpr int kTries = 4000;
+    for (int seed = 0; seed < kTries; ++seed) {
+      const Samples order =
+          Sampler(1, 0, population, population, static_cast<std::uint64_t>(seed)).global_batch(0);
+      for (std::int64_t i = 0; i < population; ++i)
+        ++counts[static_cast<std::size_t>(i * population + order[static_cast<std::size_t>(i)])];
+    }
+    const double expected = static_cast<double>(kTries) / static_cast<double>(population);
+    for (const int count : counts) EXPECT_NEAR(count, expected, 5 * std::sqrt(expected));
+  }
+}
+
+// A batch that begins in a round has the samples that whole rounds have there, on every rank.
+TEST(Sampler, BatchesAreWindowsOnOneWalk) {
+  for (const std::int64_t population : {5, 16, 64, 65}) {
+    Samples walk;
+    for (std::int64_t step = 0; step < 3 * population; ++step)
+      walk.push_back(Sampler(1, 0, population, 1, 9).global_batch(step)[0]);
+    for (int index = 0; index < 2; ++index) {
+      const Sampler sampler(2, index, population, 3, 9);
+      for (std::int64_t step = 0; 3 * step + 3 <= std::ssize(walk); step += 7) {
+        const Samples part = sampler.local_batch(step);
+        for (std::int64_t i = 0; i < std::ssize(part); ++i)
+          ASSERT_EQ(part[static_cast<std::size_t>(i)],
+                    walk[static_cast<std::size_t>(3 * step + sampler.part().offset + i)]);
+      }
+    }
+  }
 }
 
 TEST(Sampler, WrongSizesAreNamed) {
