@@ -71,10 +71,16 @@ void Ema::update() {
     if (!p.trainable()) continue;  // frozen since
     std::int64_t& updates = averages_[i].updates.as<std::int64_t>()[0];
     const double decay = decay_at(updates++);
+    kernels::KernelContext& on = kernels_of(p.compute());
+    float* const average = averages_[i].value.data_ptr<float>();
+    const std::int64_t count = p.master().count();
     // e += (1 - d) (p - e), which is a step of SGD: of e, along the gradient p, with a decay of -1 and a rate below 0. So
-    // every device that trains can do it.
-    kernels::sgd_step(kernels_of(p.compute()), averages_[i].value.data_ptr<float>(), nullptr,
-                      p.master().data_ptr<float>(), p.master().count(), {decay - 1, 0, -1});
+    // every device that trains can do it. Of a small d that would lose what e is larger by than p: there e =
+    // d e + (1 - d) p.
+    const bool small = decay < 0.5;
+    if (small) kernels::scale(on, average, static_cast<float>(decay), count);
+    kernels::sgd_step(on, average, nullptr, p.master().data_ptr<float>(), count,
+                      {decay - 1, 0, small ? 0.0 : -1.0});
   }
 }
 

@@ -821,6 +821,37 @@ TEST(AdamW, EqualsReferenceOverSeveralSteps) {
   }
 }
 
+// After a gradient of 1e6 one of 1: m + (1 - beta1) (g - m) has lost most of its digits, and a beta1 of 0
+// leaves none of m.
+TEST(AdamW, TheFirstMomentOfASmallBeta1IsNearTheGradient) {
+  KernelContext ctx(1);
+  for (const double beta1 : {0.0, 0.1, 0.3, 0.49})
+    for (const std::int64_t n : kLengths) {
+      const float most = std::numeric_limits<float>::max();
+      for (const auto& [before, now] :
+           {std::pair{1e6f, 1.0f}, {1e-6f, 1.1f}, {-most, most}, {3e-7f, -1e6f}}) {
+        if (beta1 != 0 && now == most) continue;
+        Array<float> p(static_cast<std::size_t>(n), 1), m(p.size(), before), v(p.size(), 1), g(p.size(), now);
+        Array<double> p_want(p.begin(), p.end()), m_want(m.begin(), m.end()), v_want(v.begin(), v.end());
+        const Array<double> g_wide(g.begin(), g.end());
+        const AdamWStep s{
+            .rate = 1e-2, .beta1 = beta1, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0, .step = 2};
+        adamw_step(ctx, p.data(), m.data(), v.data(), g.data(), n, s);
+        reference::adamw_step(p_want.data(), m_want.data(), v_want.data(), g_wide.data(), n, s);
+        const double want = beta1 * static_cast<double>(before) + (1 - beta1) * static_cast<double>(now);
+        const double sizes =
+            beta1 * std::abs(static_cast<double>(before)) + std::abs(static_cast<double>(now));
+        for (const float x : m) {
+          if (beta1 == 0) {
+            ASSERT_EQ(x, now);
+          }
+          ASSERT_NEAR(x, want, 4 * kUlp * sizes) << beta1 << " " << before << " " << now;
+        }
+        for (const double x : m_want) ASSERT_NEAR(x, want, 1e-15 * sizes);
+      }
+    }
+}
+
 TEST(Sgd, EqualsReferenceOverSeveralSteps) {
   KernelContext ctx(1);
   for (const double momentum : {0.0, 0.9}) {

@@ -45,6 +45,22 @@ TEST(Ema, IsTheFormula) {
   }
 }
 
+// An average far larger than the master does not take the master's digits along; of a decay of 0 it is the
+// master.
+TEST(Ema, ASmallDecayKeepsTheMastersDigits) {
+  Context context;
+  Bag bag;
+  Parameter& w = bag.put(context, "w", {3});
+  for (const double decay : {0.0, 0.1, 0.25}) {
+    fill(w, [](std::size_t) { return 1e6f; });
+    Ema ema(bag.parameters(), {.decay = decay, .warm_up = false});
+    fill(w, [](std::size_t i) { return 0.1f * static_cast<float>(i + 1); });
+    for (int step = 1; step <= 30; ++step) ema.update();
+    for (std::size_t i = 0; i < 3; ++i)
+      EXPECT_NEAR(ema.average(0).f32()[i], w.master().f32()[i], 1e-7) << decay;
+  }
+}
+
 // What ranks hold of it together is the average of the whole, and nothing is sent: the mesh cannot communicate.
 TEST(Ema, ShardsAreAveragedAsTheyLie) {
   Context context;

@@ -184,6 +184,7 @@ struct ResampleShape {
 /// One step of AdamW (Loshchilov and Hutter 2019, decoupled decay), in PyTorch's order of operations:
 ///   p *= 1 - rate * decay;  m += (1 - beta1) (g - m);  v = beta2 v + (1 - beta2) g^2;
 ///   p -= rate / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps).
+/// For beta1 < 1/2 it is m = g - beta1 (g - m), which of beta1 = 0 is g.
 struct AdamWStep {
   double rate, beta1, beta2, eps, weight_decay;
   std::int64_t step;  // 1 at the first

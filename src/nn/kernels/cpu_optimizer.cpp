@@ -8,22 +8,46 @@ namespace weft::kernels::cpu {
 namespace {
 
 struct AdamWFactors {  // scalars in f64 until here, each rounded to f32 once, as PyTorch does
-  float keep, one_minus_beta1, beta2, one_minus_beta2, sqrt_correction2, eps, step_size;
+  float keep, beta1, one_minus_beta1, beta2, one_minus_beta2, sqrt_correction2, eps, step_size;
 };
 
+// Of element i; `first` is its new first moment.
+WEFT_INLINE inline void adamw_element(float& p, float& m, float& v, float g, float first,
+                                      const AdamWFactors& k) {
+  const float second = v * k.beta2 + k.one_minus_beta2 * g * g;
+  const float denominator = std::sqrt(second) / k.sqrt_correction2 + k.eps;
+  m = first;
+  v = second;
+  p = p * k.keep - k.step_size * first / denominator;
+}
+
+// From the moment of the step before, for beta1 of 1/2 and more.
 WEFT_CPU_CLONES(void, adamw_range,
                 (float* p, float* m, float* v, const float* g, std::int64_t n, const AdamWFactors& f),
                 (p, m, v, g, n, f)) {
   const AdamWFactors k = f;
 #pragma GCC ivdep
-  for (std::int64_t i = 0; i < n; ++i) {
-    const float first = m[i] + k.one_minus_beta1 * (g[i] - m[i]);
-    const float second = v[i] * k.beta2 + k.one_minus_beta2 * g[i] * g[i];
-    const float denominator = std::sqrt(second) / k.sqrt_correction2 + k.eps;
-    m[i] = first;
-    v[i] = second;
-    p[i] = p[i] * k.keep - k.step_size * first / denominator;
-  }
+  for (std::int64_t i = 0; i < n; ++i)
+    adamw_element(p[i], m[i], v[i], g[i], m[i] + k.one_minus_beta1 * (g[i] - m[i]), k);
+}
+
+// From the gradient: most of a smaller beta1's moment, so that m + (g - m) would lose what m is larger by.
+WEFT_CPU_CLONES(void, adamw_new_range,
+                (float* p, float* m, float* v, const float* g, std::int64_t n, const AdamWFactors& f),
+                (p, m, v, g, n, f)) {
+  const AdamWFactors k = f;
+#pragma GCC ivdep
+  for (std::int64_t i = 0; i < n; ++i)
+    adamw_element(p[i], m[i], v[i], g[i], g[i] - k.beta1 * (g[i] - m[i]), k);
+}
+
+// Of beta1 = 0 the moment is the gradient, also where g - m is infinite.
+WEFT_CPU_CLONES(void, adamw_plain_range,
+                (float* p, float* m, float* v, const float* g, std::int64_t n, const AdamWFactors& f),
+                (p, m, v, g, n, f)) {
+  const AdamWFactors k = f;
+#pragma GCC ivdep
+  for (std::int64_t i = 0; i < n; ++i) adamw_element(p[i], m[i], v[i], g[i], g[i], k);
 }
 
 WEFT_CPU_CLONES(void, sgd_range,
@@ -50,14 +74,16 @@ void adamw_step(KernelContext& ctx, float* p, float* m, float* v, const float* g
   const auto step = static_cast<double>(s.step);
   const double correction1 = 1.0 - std::pow(s.beta1, step), correction2 = 1.0 - std::pow(s.beta2, step);
   const AdamWFactors factors{.keep = static_cast<float>(1.0 - s.rate * s.weight_decay),
+                             .beta1 = static_cast<float>(s.beta1),
                              .one_minus_beta1 = static_cast<float>(1.0 - s.beta1),
                              .beta2 = static_cast<float>(s.beta2),
                              .one_minus_beta2 = static_cast<float>(1.0 - s.beta2),
                              .sqrt_correction2 = static_cast<float>(std::sqrt(correction2)),
                              .eps = static_cast<float>(s.eps),
                              .step_size = static_cast<float>(s.rate / correction1)};
+  const auto range = s.beta1 == 0 ? adamw_plain_range : s.beta1 < 0.5 ? adamw_new_range : adamw_range;
   parallel_blocks(ctx.state(), n, kElementBlock, [&](std::int64_t begin, std::int64_t end) {
-    adamw_range(p + begin, m + begin, v + begin, g + begin, end - begin, factors);
+    range(p + begin, m + begin, v + begin, g + begin, end - begin, factors);
   });
 }
 

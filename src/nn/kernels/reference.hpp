@@ -477,7 +477,10 @@ void adamw_step(T* p, T* m, T* v, const T* g, std::int64_t n, const AdamWStep& s
   for (std::int64_t i = 0; i < n; ++i) {
     const double gradient = static_cast<double>(g[i]);
     const double kept = static_cast<double>(p[i]) * (1.0 - s.rate * s.weight_decay);
-    const double first = static_cast<double>(m[i]) + (1.0 - s.beta1) * (gradient - static_cast<double>(m[i]));
+    const double before = static_cast<double>(m[i]);
+    const double first = s.beta1 == 0    ? gradient
+                         : s.beta1 < 0.5 ? gradient - s.beta1 * (gradient - before)
+                                         : before + (1.0 - s.beta1) * (gradient - before);
     const double second = static_cast<double>(v[i]) * s.beta2 + (1.0 - s.beta2) * gradient * gradient;
     m[i] = static_cast<T>(first);
     v[i] = static_cast<T>(second);
