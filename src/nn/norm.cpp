@@ -133,6 +133,8 @@ LayerNorm::LayerNorm(const Shape& dims, double eps) : eps_(eps) {
     throw Error(ErrorCode::bad_argument, "layer norm: dims is (); expected at least one dimension");
   weight = add("weight", std::make_shared<Parameter>(dims, Constant{1.0}));
   bias = add("bias", std::make_shared<Parameter>(dims));
+  weight->set_decays(false);  // whatever the number of dimensions
+  bias->set_decays(false);
 }
 
 Tensors LayerNorm::do_forward(Inputs inputs, Frame& frame) {

@@ -2,6 +2,7 @@
 
 #include "nn/support.hpp"
 #include "weft/nn/linear.hpp"
+#include "weft/nn/norm.hpp"
 #include "weft/nn/schedule.hpp"
 
 namespace weft::optimizer_test {
@@ -76,6 +77,27 @@ TEST(AdamW, FollowsItsFormulaAndDecaysMatricesOnly) {
   take_steps(model, adamw, bench.context);
   test::expect_near(model.matrix->master(), matrix, 1e-6, "matrix");
   test::expect_near(model.vector->master(), vector, 1e-6, "vector");
+}
+
+// Gain and bias of a norm never decay, however many dimensions they have.
+TEST(Optimizer, NormsDoNotDecay) {
+  test::Bench bench;
+  for (const auto& dims : {Shape{6}, Shape{2, 3}, Shape{2, 3, 2}}) {
+    Sequential model;
+    model.append(std::make_unique<LayerNorm>(dims));
+    materialise(model, bench.compute);
+    initialise(model, 1);
+    for (Parameter* p : model.parameters()) {
+      std::ranges::fill(p->write_master().f32(), 2.0f);
+      p->accumulate(Tensor::zeros(bench.context, p->global_shape()));
+    }
+    AdamW adamw(bench.compute, model.parameters(), {.weight_decay = 0.5});
+    adamw.step(0.1);
+    SGD sgd(bench.compute, model.parameters(), {.weight_decay = 0.5});
+    sgd.step(0.1);
+    for (const Parameter* p : model.parameters())
+      for (const float x : p->master().f32()) EXPECT_EQ(x, 2.0f) << p->path() << " " << to_string(dims);
+  }
 }
 
 TEST(SGD, FollowsItsFormula) {

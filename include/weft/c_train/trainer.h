@@ -21,7 +21,7 @@ typedef struct weft_trainer_options {
   uint32_t struct_size;
   weft_optimizer optimizer;
   double beta1, beta2, eps; /* WEFT_ADAMW */
-  double weight_decay;      /* WEFT_ADAMW: of parameters of two dimensions or more; WEFT_SGD: of all */
+  double weight_decay;      /* of parameters of two dimensions or more, but those of norms */
   double momentum;          /* WEFT_SGD */
   double max_norm;          /* gradients are clipped to this norm; 0: not at all */
   uint64_t seed;            /* of what is random in a pass; the same on all ranks */

@@ -37,7 +37,8 @@ class Parameter {
   Shape local_shape() const;
   const Init& init() const noexcept { return init_; }
   void set_init(Init init) noexcept { init_ = init; }
-  /// Whether weight decay applies to it. Default: where it has two dimensions or more.
+  /// Whether weight decay applies to it. Default: where it has two dimensions or more; gains and biases of
+  /// norms never.
   bool decays() const noexcept { return decays_; }
   void set_decays(bool decays) noexcept { decays_ = decays; }
   /// Frozen where false: layers compute no gradient for it, and optimizers, averagers and norms leave it out.
