@@ -14,6 +14,7 @@
 #include "weft/base/error.hpp"
 #include "weft/host/copy.hpp"
 #include "weft/mesh/redistribute.hpp"
+#include "weft/nn/layouts.hpp"
 #include "weft/train/gradients.hpp"
 
 namespace weft {
@@ -201,10 +202,14 @@ double Trainer::passes(const std::vector<Placed>& all, std::int64_t valid) {
   try {
     std::optional<NoSync> off;  // a sharded model reduces each micro-batch: it keeps no whole gradients
     if (all.size() > 1 && model_->averager) off.emplace(model_->no_sync());
+    std::int64_t first = 0;
     for (std::size_t i = 0; i < all.size(); ++i) {
       if (i + 1 == all.size()) off.reset();
-      Frame frame(*compute_,
-                  {.seed = options_.seed, .step = steps_, .micro_batch = static_cast<std::int64_t>(i)});
+      Frame frame(*compute_, {.seed = options_.seed,
+                              .step = steps_,
+                              .micro_batch = static_cast<std::int64_t>(i),
+                              .first_sample = first});
+      first += layouts::global_shape(all[i].tokens)[0];
       const Tensors logits = model_->model->forward({all[i].tokens}, frame);
       losses.push_back(loss_.forward({logits[0], all[i].labels, global}, frame)[0]);
       model_->model->backward(loss_.backward(dloss, frame), frame);

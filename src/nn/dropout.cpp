@@ -28,6 +28,22 @@ Dropout::Dropout(double p) : p_(p) {
     throw Error(ErrorCode::bad_argument, fmt::format("dropout: p is {}; expected 0 <= p < 1", p));
 }
 
+// A pass that is not after the last one begins the step anew.
+void Dropout::expect_equal_micro_batches(const Tensor& x, const Pass& pass) {
+  const Shape& global = layouts::global_shape(x);
+  const std::int64_t samples = pass.first_sample >= 0 ? -1 : global.rank() == 0 ? 1 : global[0];
+  const bool same_step = pass.seed == last_.seed && pass.step == last_.step;
+  if (same_step && pass.micro_batch > last_.micro_batch && last_samples_ >= 0 && samples >= 0 &&
+      samples != last_samples_)
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("\"{}\": micro-batch {} of step {} has {} samples, micro-batch {} had {}; expected as "
+                    "many, or Pass::first_sample",
+                    path(), pass.micro_batch, pass.step, samples, last_.micro_batch, last_samples_));
+  last_ = pass;
+  last_samples_ = samples;
+}
+
 Tensor Dropout::apply(const Tensor& x, Frame& frame, Memory memory) const {
   if (!frame.pass().training || p_ == 0) return x;
   const PassRandom random = frame.rng(path());
@@ -45,6 +61,7 @@ Tensor Dropout::apply(const Tensor& x, Frame& frame, Memory memory) const {
 Tensors Dropout::do_forward(Inputs x, Frame& frame) {
   expect_count(x, 1, "inputs");
   expect_dtype(layouts::named(*this, "x"), x[0], DType::f32);
+  if (frame.pass().training && p_ > 0) expect_equal_micro_batches(x[0], frame.pass());
   const Tensor y = apply(x[0], frame, out_memory());
   frame.push(*this, {form_of(frame, x[0])});
   return {y};

@@ -55,7 +55,7 @@ PassRandom Frame::rng(std::string_view path) const {
                 fmt::format("\"{}\": random numbers in step {}, micro-batch {}; expected 0 or more of both: "
                             "Frame(compute, {{.seed = …, .step = …}}) says which pass it is",
                             path, pass_.step, pass_.micro_batch));
-  return {RandomStream(seed_of_step(pass_), path), pass_.micro_batch};
+  return {RandomStream(seed_of_step(pass_), path), pass_};
 }
 
 kernels::KernelContext& kernels_of(Compute& compute) { return compute.attached<Kernels>().context; }

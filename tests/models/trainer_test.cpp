@@ -118,6 +118,23 @@ TEST(Trainer, MicroBatchesAddUp) {
   });
 }
 
+// Each pass knows how many samples of the step came before, over all data ranks: Dropout draws by that.
+TEST(Trainer, MicroBatchesOfUnequalSizesSayTheirFirstSample) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Built one(rank, {{"dp", 2}, {"tp", 1}});
+    Trainer trainer(one.model, one.compute, {});
+    std::vector<std::int64_t> firsts;
+    const HookHandle hook =
+        one.model.model->get("layers.0")
+            .add_hook(Module::HookPoint::pre_forward,
+                      [&](Module&, Tensors&, Frame& frame) { firsts.push_back(frame.pass().first_sample); });
+    const Rows a(0, one.first(), 2), b(0, one.first(), 1), c(0, one.first(), 2);
+    const TokenBatch parts[] = {a.batch, b.batch, c.batch};
+    trainer.step(parts, 0.1);
+    EXPECT_EQ(firsts, (std::vector<std::int64_t>{0, 4, 6}));
+  });
+}
+
 TEST(Trainer, GoesOnWhereItWasSaved) {
   const test::TemporaryFolder folder;
   test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {

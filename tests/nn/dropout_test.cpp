@@ -108,6 +108,69 @@ TEST(Dropout, MicroBatchesDrawWhatTheWholeBatchDraws) {
   EXPECT_EQ(joined, whole);
 }
 
+// Micro-batch 1 of two samples would drop what micro-batch 0 of four did.
+TEST(Dropout, RefusesMicroBatchesOfUnequalSizesOnEveryMesh) {
+  test::Bench bench;
+  const auto step = [&](const std::vector<std::int64_t>& sizes, const DeviceMesh& mesh, std::int64_t from) {
+    Dropout layer(0.5);
+    for (std::int64_t i = 0; i < std::ssize(sizes); ++i) {
+      const Shape global{sizes[static_cast<std::size_t>(i)], 6};
+      const LayoutRef layout = mesh ? make_layout(mesh, {Shard{0}}, global) : nullptr;
+      const Tensor x = ones(bench.context, layout ? layout->local_shape() : global).with_layout(layout);
+      dropped(layer, x, bench.compute, {.seed = 7, .step = 3, .micro_batch = from + i});
+    }
+  };
+  for (int rank = -1; rank < 2; ++rank) {
+    const DeviceMesh mesh =
+        rank < 0 ? DeviceMesh() : DeviceMesh::arithmetic(bench.context, {{"dp", 2}}, rank);
+    const auto text = [&](const std::vector<std::int64_t>& sizes) {
+      return error_text(ErrorCode::bad_argument, [&] { step(sizes, mesh, 0); });
+    };
+    EXPECT_EQ(text({4, 2}),
+              "\"\": micro-batch 1 of step 3 has 2 samples, micro-batch 0 had 4; expected as many, or "
+              "Pass::first_sample");
+    EXPECT_EQ(text({4, 4, 6}),
+              "\"\": micro-batch 2 of step 3 has 6 samples, micro-batch 1 had 4; expected as many, or "
+              "Pass::first_sample");
+    step({4, 4, 4}, mesh, 0);
+    step({4, 4}, mesh, 1);
+  }
+}
+
+// The first micro-batch of a step, another step, another seed, and a pass that does not train begin anew.
+TEST(Dropout, AStepMayHaveOtherSizesThanTheOneBefore) {
+  test::Bench bench;
+  Dropout layer(0.5);
+  const auto draw = [&](std::int64_t samples, const Pass& pass) {
+    dropped(layer, ones(bench.context, {samples, 3}), bench.compute, pass);
+  };
+  draw(4, {.seed = 7, .step = 3, .micro_batch = 1});
+  draw(6, {.seed = 7, .step = 3});
+  draw(5, {.seed = 7, .step = 4, .micro_batch = 1});
+  draw(3, {.seed = 8, .step = 4, .micro_batch = 2});
+  draw(2, {.seed = 8, .step = 4, .micro_batch = 3, .training = false});
+  draw(3, {.seed = 8, .step = 4, .micro_batch = 4});
+}
+
+TEST(Dropout, UnequalMicroBatchesThatSayTheirFirstSampleDrawWhatTheWholeBatchDraws) {
+  test::Bench bench;
+  Dropout layer(0.5);
+  const std::vector<float> whole = dropped(layer, ones(bench.context, {7, 3, 4}), bench.compute);
+  std::vector<float> joined, numbers;
+  std::int64_t first = 0;
+  for (const std::int64_t samples : {3, 0, 3, 1}) {
+    const Pass pass{.seed = 7, .step = 3, .micro_batch = 5, .first_sample = first};
+    std::ranges::copy(dropped(layer, ones(bench.context, {samples, 3, 4}), bench.compute, pass),
+                      std::back_inserter(joined));
+    const Tensor drawn(bench.context, {samples, 3, 4});
+    Frame(bench.compute, pass).rng(layer.path()).uniform(drawn);
+    std::ranges::copy(drawn.f32(), std::back_inserter(numbers));
+    first += samples;
+  }
+  EXPECT_EQ(joined, whole);
+  for (std::size_t i = 0; i < whole.size(); ++i) EXPECT_EQ(whole[i] == 0, numbers[i] < 0.5f) << i;
+}
+
 // Every way to lie over 2 x 3 ranks: what a rank's part has is that part of the whole.
 TEST(Dropout, IsTheSameOnEveryMesh) {
   test::Bench bench;

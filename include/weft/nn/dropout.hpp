@@ -11,7 +11,10 @@ namespace weft {
 ///
 /// Which elements are dropped depends only on seed and step (of Frame::pass()), path, global sample and index within the
 /// sample: it is the same on every mesh and for every cut of a batch into micro-batches. In training a Frame without a step
-/// is bad_argument, since every step would drop the same elements.
+/// is bad_argument, since every step would drop the same elements. So is, on every mesh, a micro-batch of
+/// another number of samples than the one before had in this step, where the pass does not say which is its
+/// first: two micro-batches would drop the same elements. `"drop": micro-batch 1 of step 3 has 2 samples,
+/// micro-batch 0 had 4; expected as many, or Pass::first_sample`.
 class Dropout : public Module {
  public:
   /// Throws bad_argument unless 0 <= p < 1, also as f32.
@@ -22,7 +25,10 @@ class Dropout : public Module {
   Tensors do_forward(Inputs x, Frame& frame) override;
   Tensors do_backward(Inputs dy, Frame& frame) override;
   Tensor apply(const Tensor& x, Frame& frame, Memory memory) const;
+  void expect_equal_micro_batches(const Tensor& x, const Pass& pass);
   double p_;
+  Pass last_{};                     // the last that trained
+  std::int64_t last_samples_ = -1;  // over all ranks; below 0: none trained, or it said which was its first
 };
 
 }  // namespace weft

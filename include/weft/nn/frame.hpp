@@ -29,9 +29,11 @@ kernels::KernelContext& kernels_of(Compute& compute);
 struct Pass {
   std::uint64_t seed = 0;
   std::int64_t step = -1;  ///< below 0: not given; then Dropout throws
-  /// Number within the step, from 0 on. All micro-batches of a step have the same number of samples over all ranks, so
-  /// that sample s of this one is sample micro_batch * samples + s of the step.
+  /// Number within the step, from 0 on.
   std::int64_t micro_batch = 0;
+  /// How many samples of the step, over all ranks, the micro-batches before have; below 0: as many each as
+  /// this one. Say it where micro-batches are of unequal sizes; Dropout refuses those otherwise.
+  std::int64_t first_sample = -1;
   bool training = true;
 };
 
@@ -40,8 +42,9 @@ struct Pass {
 /// A tensor's element gets the number of its place in the whole of this micro-batch, whose first dimension is samples, and the samples of
 /// the step are counted over its micro-batches. So ranks that have the same element (over tensor-parallel axes and others that
 /// do not cut samples) have the same number, ranks with other samples have others, and a sample has its own on every mesh and for
-/// every cut of a batch. The tensors drawn under one path in one step are of one shape but for the samples: another one takes
-/// another path.
+/// every cut of a batch; where the micro-batches of a step have unequal numbers of samples, only if
+/// Pass::first_sample says so. The tensors drawn under one path in one step are of one shape but for the
+/// samples: another one takes another path.
 class PassRandom {
  public:
   /// Every element of `out`, f32 on the host, plain or with a layout without Partial; else layout. uniform: on [0, 1); normal: the standard
@@ -52,14 +55,20 @@ class PassRandom {
   /// For kernels that draw: all numbers, and which of them is for the first element of a whole tensor of this shape.
   const RandomStream& stream() const noexcept { return stream_; }
   std::uint64_t first(const Shape& whole) const noexcept {
-    return static_cast<std::uint64_t>(micro_batch_) * static_cast<std::uint64_t>(whole.count());
+    const auto count = static_cast<std::uint64_t>(whole.count());
+    if (first_sample_ < 0) return static_cast<std::uint64_t>(micro_batch_) * count;
+    const std::int64_t samples = whole.rank() == 0 ? 1 : whole[0];
+    return samples == 0
+               ? 0
+               : static_cast<std::uint64_t>(first_sample_) * (count / static_cast<std::uint64_t>(samples));
   }
 
  private:
   friend class Frame;
-  PassRandom(RandomStream stream, std::int64_t micro_batch) : stream_(stream), micro_batch_(micro_batch) {}
+  PassRandom(RandomStream stream, const Pass& pass)
+      : stream_(stream), micro_batch_(pass.micro_batch), first_sample_(pass.first_sample) {}
   RandomStream stream_;
-  std::int64_t micro_batch_;
+  std::int64_t micro_batch_, first_sample_;
 };
 
 /// What backward needs: each module's forward pushes, its backward pops, in exactly the reverse order.
