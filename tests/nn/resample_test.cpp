@@ -137,6 +137,19 @@ TEST(MaxPool2d, LargestOfKernels) {
             "bad_argument: max pool: kernel is 0; expected at least 1");
 }
 
+// The row that whole numbers give; torch's product of a rounded scale falls short of 2, as the header says.
+TEST(Resize2d, NearestIsExact) {
+  Bench bench;
+  const Tensor x = random_tensor(bench.context, {1, 1, 4, 1}, "x");
+  Resize2d nearest({.out = {82, 1}});
+  Frame frame = Frame::inference(bench.compute);
+  const std::vector<float> y = floats(nearest.forward({x}, frame)[0]);
+  for (std::size_t r = 0; r < 82; ++r) EXPECT_EQ(y[r], x.f32()[r * 4 / 82]) << r;
+  EXPECT_EQ(y[41], x.f32()[2]);
+  const volatile float scale = 4.0f / 82.0f, row = 41.0f * scale;
+  EXPECT_EQ(static_cast<int>(row), 1) << "torch's row";
+}
+
 TEST(Resize2d, NearestAndBilinear) {
   Bench bench;
   const Tensor x = random_tensor(bench.context, {1, 2, 5, 4}, "x");

@@ -89,7 +89,10 @@ struct Resize2dConfig {
   bool align_corners = false;  ///< of bilinear: the corner pixels of x and y lie at the same place
 };
 
-/// As torch.nn.Upsample: row r of y is row floor(r n / m) of n, or between the two about (r + 1/2) n / m - 1/2.
+/// Row r of y, of m, is row floor(r n / m) of the n of x (nearest), or between the two about (r + 1/2) n / m
+/// - 1/2 (bilinear). Nearest is exact, in whole numbers. torch.nn.Upsample multiplies r by n / m rounded to
+/// f32, and so takes the neighbouring row where the product falls on the other side of a whole number: of 4
+/// rows to 82, row 41 is here row 2 of x, there row 1.
 class Resize2d : public Resampling2d {
  public:
   /// Throws bad_argument where neither an out nor a scale of at least 1 is given.
