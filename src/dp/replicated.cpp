@@ -3,15 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <iterator>
-#include <limits>
 #include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "dp/elements.hpp"
 #include "dp/parts.hpp"
 #include "dp/replicas.hpp"
 #include "mesh/axis_ranks.hpp"
@@ -139,52 +136,13 @@ void copy_members(const Flat& f, Compute* compute, bool back) {
   });
 }
 
-bool all_finite(const TensorView& v, Compute* compute, const char* what) {
-  bool all = true;
-  dp::for_power_sums(
-      what, compute, 1, [&](std::size_t) { return v; }, std::numeric_limits<double>::infinity(),
-      [&](std::size_t, const PowerSum& largest) { all = all && std::isfinite(largest.scale); });
-  return all;
-}
-
 // A flat buffer, where the gradients are.
 void make_memory(Flat& f, Context& context, const Compute* compute) {
   f.memory = Tensor(context, {f.count}, f.dtype, Memory::shared, dp::stream_of(compute));
 }
 
-// An average is the sum divided, and of numbers near the largest the sum is infinite though the average is not. Then
-// the average is taken of numbers made so small, by a power of two, that their sum is finite; that changes no bit of
-// elements that are not tiny, and others than the infinite ones keep what they have. All ranks that average see the
-// same bits, so that all do it or none: also where an element was not finite to begin with, and stays so.
-void average_again_where_infinite(Flat& f, const std::vector<DeviceMesh>& axes, Compute* compute,
-                                  const char* what) {
-  const Tensor averages = f.memory;
-  if (all_finite(averages.view(), compute, what)) return;
-  ProcessGroup& group = group_of(f, axes);
-  int bits = 0;
-  while ((1 << bits) < group.size()) ++bits;
-  make_memory(f, axes[0].context(), compute);
-  copy_members(f, compute, false);
-  dp::scale_all(
-      what, compute, 1, [&](std::size_t) { return f.memory.view(); }, std::ldexp(1.0, -bits));
-  group.all_reduce(f.memory, f.memory, {.op = ReduceOp::avg, .stream = dp::stream_of(compute)}).wait();
-  // This is rare, so it is done on the host.
-  const Tensor firsts = dp::on_host(averages.view(), compute),
-               seconds = dp::on_host(f.memory.view(), compute);
-  dp::with_elements(seconds.view(), [&](const auto& small) {
-    using T = typename std::remove_cvref_t<decltype(small)>::value_type;
-    const auto first = firsts.view().as<T>();
-    for (std::size_t i = 0; i < small.size(); ++i)
-      small[i] = std::isfinite(dp::to_double(first[i]))
-                     ? first[i]
-                     : dp::from_double<T>(std::ldexp(dp::to_double(small[i]), bits));
-  });
-  if (dp::on_device(compute)) copy(compute->context(), seconds, f.memory, compute->stream());
-}
-
 // Reduces all flat buffers side by side.
-void reduce(std::vector<Flat>& flats, const std::vector<DeviceMesh>& axes, Compute* compute,
-            const char* what) {
+void reduce(std::vector<Flat>& flats, const std::vector<DeviceMesh>& axes, Compute* compute) {
   std::vector<Work> works;
   for (Flat& f : flats) {
     if (f.count == 0) continue;
@@ -195,8 +153,6 @@ void reduce(std::vector<Flat>& flats, const std::vector<DeviceMesh>& axes, Compu
         {.op = f.action == Action::sum ? ReduceOp::sum : ReduceOp::avg, .stream = dp::stream_of(compute)}));
   }
   for (Work& work : works) work.wait();
-  for (Flat& f : flats)
-    if (f.count > 0 && f.action != Action::sum) average_again_where_infinite(f, axes, compute, what);
 }
 
 void copy_back(const std::vector<Flat>& flats, Compute* compute) {
@@ -246,7 +202,7 @@ void reduce_all(std::span<Gradient> gradients, const DeviceMesh& axes, const Syn
     rounds.resize(1);
   }
   for (std::vector<Flat>& flats : rounds) {
-    reduce(flats, list, options.compute, what);
+    reduce(flats, list, options.compute);
     if (watched && &flats == &rounds[0]) replicas.expect_no_drift(options, averages_of(flats));
     copy_back(flats, options.compute);
   }
