@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <thread>
+
 #include "base/hash.hpp"
 #include "base/mutant.hpp"
 #include "group/make_backend.hpp"
@@ -141,6 +143,7 @@ void GroupState::end() noexcept {
                     member.name));
     progress_.remove(this);
     if (helped_) progress_.remove_helped(spin_);
+    listed.reset();  // the program has let go of it: the Context may end
     return;
   }
   delete this;
@@ -608,7 +611,13 @@ void GroupState::fail_dropped(const Failure& why) noexcept {
   failure_.warn_of_dropped(why.op, why.call, had_failed);
 }
 
-bool GroupState::quiesce(Duration limit) noexcept { return failure_.quiesce(limit, ring_); }
+bool GroupState::quiesce(Duration limit) noexcept {
+  for (const Deadline end = Deadline::after(limit); stuck_elsewhere_.load(std::memory_order_acquire) > 0;) {
+    if (end.passed()) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return failure_.quiesce(limit, ring_);
+}
 
 void GroupState::announce_sleep(bool asleep) noexcept {
   asleep_.fetch_add(asleep ? 1 : -1, std::memory_order_seq_cst);

@@ -61,6 +61,9 @@ class GroupState final : public Driven, public BlockHolder {
   void has_waited(const Work& work, Duration waited) noexcept;
   /// See WaitsElsewhere. `awaited` is called by the owner of this group.
   void also_awaits(WaitsElsewhere::Awaited awaited);
+  /// So many threads of this rank more, or fewer, may write to memory of the program although what they do has failed: they are stuck in the kernel.
+  /// quiesce() is false meanwhile.
+  void stuck_elsewhere(int change) noexcept { stuck_elsewhere_.fetch_add(change, std::memory_order_acq_rel); }
   MessageInfo wait_message(int source, const CallOptions& options);
   /// True: the call of that ticket is done, and its Work given back. Throws where it failed. Polls once.
   bool poll(std::uint32_t slot, std::uint32_t ticket);
@@ -115,7 +118,7 @@ class GroupState final : public Driven, public BlockHolder {
   Context& context;
   const BackendFactory factory;
   const Membership member;
-  const Dependents::Entry listed{context, "group \"" + member.name + "\""};
+  std::optional<Dependents::Entry> listed{std::in_place, context, "group \"" + member.name + "\""};
   const std::string token;
   const int ranks_here;
   /// GroupInit::ranks_here for a group of so many of these ranks. Where all ranks of this host have a core
@@ -255,6 +258,7 @@ class GroupState final : public Driven, public BlockHolder {
   Ring ring_;
   Watch watch_;
   std::atomic<int> asleep_{0};  // threads of this rank asleep
+  std::atomic<int> stuck_elsewhere_{0};
 
   mutable std::mutex mutex_;
   GroupFailure failure_;

@@ -108,6 +108,8 @@ TEST_F(WindowStuck, TheHelperThreadHoldsUpNobody) {
         const Error e = error_of([&] { transfer.finish(); });
         EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
         EXPECT_THAT(e.ranks(), ElementsAre(1));
+        EXPECT_FALSE(e.quiesced()) << "the stuck thread still writes to its memory";
+        EXPECT_FALSE(group.quiesce(50ms));
         EXPECT_THAT(e.what(),
                     HasSubstr("window: not finished within 1 s: the kernel waits for memory of rank 1, "
                               "which a thread of rank 0 copies; WEFT_SINGLE_COPY=off does without"));
@@ -117,6 +119,7 @@ TEST_F(WindowStuck, TheHelperThreadHoldsUpNobody) {
         transfer = {};
         EXPECT_LT(Clock::now() - since, 8s);
         r.store->set("resolve", "1");
+        EXPECT_TRUE(group.quiesce(10s));
       },
       resolve_later);
 }

@@ -15,7 +15,7 @@ inline std::string named(const char* name, std::string_view text) {
   return text.starts_with(begin) ? std::string(text) : begin + std::string(text);
 }
 
-[[noreturn]] inline void throw_with_text(const Error& e, std::string text) {
+[[noreturn]] inline void throw_with_text(const Error& e, std::string text, bool quiesced) {
   const auto ranks = e.ranks();
   const auto last_calls = e.last_calls();
   throw Error(Failure{.code = e.code(),
@@ -23,7 +23,7 @@ inline std::string named(const char* name, std::string_view text) {
                       .op = e.op(),
                       .call = e.call(),
                       .ranks = {ranks.begin(), ranks.end()}},
-              e.quiesced(), {last_calls.begin(), last_calls.end()});
+              quiesced, {last_calls.begin(), last_calls.end()});
 }
 
 /// In a catch block of `e`: throws it with the text named(). A failure that an exchange of this name began reaches other ranks as that of the
@@ -34,7 +34,7 @@ inline std::string named(const char* name, std::string_view text) {
   if (text.starts_with(begin)) throw;
   const std::string noticed_in = std::string(weft::name(e.op())) + ": ";
   if (text.starts_with(noticed_in + begin)) text.remove_prefix(noticed_in.size());
-  throw_with_text(e, named(name, text));
+  throw_with_text(e, named(name, text), e.quiesced());
 }
 
 /// f(), which plans a window for a halo; its Errors "window: ..." begin with "halo: ".
@@ -46,7 +46,7 @@ auto as_halo(const F& f) {
   } catch (const Error& e) {
     const std::string_view text = e.what();
     if (!text.starts_with(kWindow)) throw;
-    throw_with_text(e, named("halo", text.substr(kWindow.size())));
+    throw_with_text(e, named("halo", text.substr(kWindow.size())), e.quiesced());
   }
 }
 

@@ -17,6 +17,7 @@ OverLinks::OverLinks(std::shared_ptr<const Plan> plan, const Program& program, c
       ins_(program_->from.size()),
       left_(outs_.size() + ins_.size() + (program_->adjoint ? 1 : 0)) {
   links_->check_group();
+  bool added = false;
   try {
     {
       const Links::Owning owning(*links_, links_->deadline(), true);
@@ -33,6 +34,7 @@ OverLinks::OverLinks(std::shared_ptr<const Plan> plan, const Program& program, c
         ins_[i].ticket = ins_[i].end->tickets++;
       }
       links_->add(*this);
+      added = true;
       for (std::size_t i = 0; i < outs_.size(); ++i) send(outs_[i], program_->to[i]);
       links_->tell();
     }
@@ -41,6 +43,7 @@ OverLinks::OverLinks(std::shared_ptr<const Plan> plan, const Program& program, c
     copy_own();  // it is in flight meanwhile, even where it has nothing to receive: so its memory is not moved
     fill();
   } catch (...) {
+    if (!added) throw;
     broke(std::current_exception());
     give_up();
     throw;
@@ -95,7 +98,7 @@ bool OverLinks::done() try {
   }
   raise();
 } catch (const Error& e) {
-  throw_named(plan_->name, e);
+  throw_it(e);
 }
 
 void OverLinks::finish() try {
@@ -108,7 +111,7 @@ void OverLinks::finish() try {
   }
   raise();
 } catch (const Error& e) {
-  throw_named(plan_->name, e);
+  throw_it(e);
 }
 
 bool OverLinks::step() {
@@ -179,6 +182,12 @@ void OverLinks::give_up() noexcept {
   given_up_ = true;
   leave();
   links_->give_up(*this);
+}
+
+// A thread that is stuck in a step of it may still write to its fields.
+void OverLinks::throw_it(const Error& e) const {
+  if (abandoned.load(std::memory_order_relaxed)) throw_with_text(e, named(plan_->name, e.what()), false);
+  throw_named(plan_->name, e);
 }
 
 // Why it has failed.

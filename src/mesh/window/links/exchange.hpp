@@ -91,6 +91,7 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
   bool broken() const noexcept;
   void give_up() noexcept;
   [[noreturn]] void raise();
+  [[noreturn]] void throw_it(const Error& e) const;
   template <class Side>
   bool end_of(Side& side) {
     side.phase = Phase::done;

@@ -273,6 +273,8 @@ void Links::add(LinkedSteps& x) {
 
 void Links::remove(const LinkedSteps& x) noexcept {
   if (std::erase(active_, &x) == 0) return;
+  if (x.abandoned.load(std::memory_order_acquire))
+    if (GroupState* const group = group_.load(std::memory_order_acquire)) group->stuck_elsewhere(-1);
   flying_.fetch_sub(1, std::memory_order_relaxed);
   if (helped_) engine_.in_flight(-1);
 }
@@ -412,7 +414,7 @@ bool Links::finish(LinkedSteps& x, bool expired) {
       late |= limit.passed();  // they may move all the time
       if (!late) continue;
     }
-    if (!late && (idling.spin() || idling.yield())) continue;
+    if (!late && (idling.spin() || (!limit.passed() && idling.yield()))) continue;
     const Duration left = late ? Duration::zero() : limit.left();
     if (!expired && left == Duration::zero() && interrupted()) {
       fail_interrupted(x);
@@ -583,10 +585,11 @@ void Links::fail_dropped(const Failure& why) noexcept {
 }
 
 void Links::give_up(LinkedSteps& x) noexcept {
-  if (const Owning owning(*this, kStuckInFailure); owning)
+  if (const Owning owning(*this, kStuckInFailure); owning) {
     remove(x);
-  else
-    x.abandoned.store(true, std::memory_order_release);
+  } else if (!x.abandoned.exchange(true, std::memory_order_acq_rel)) {
+    if (GroupState* const group = group_.load(std::memory_order_acquire)) group->stuck_elsewhere(1);
+  }
   revoke();
   await_readers();
   send_due();
