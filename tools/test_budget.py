@@ -22,7 +22,7 @@ SANITIZED = 3.  # so many times as long under a sanitizer
 OWN_BUDGET_S = {
     "tools/check": 80, "backends/conformance": 60, "backends/conformance_gloo": 60, "backends/hostile": 200, "backends/nccl_gpu": 200,
     "house/install": 60, "group/watch": 45, "models/parallel_golden": 60, "nn/kernels": 60,
-    "python/jax": 60, "python/torch": 100, "python/torch_examples": 150, "python/torch_training": 100, "python/wheel": 400,
+    "python/ends": 60, "python/jax": 60, "python/torch": 100, "python/torch_examples": 150, "python/torch_training": 100, "python/wheel": 400,
 }
 VERSION = re.compile(r"_\d+\.\d+$")  # of what a test runs with
 TEST = re.compile(r"^\d+/\d+ Test: (\S+)$")

@@ -6,6 +6,8 @@ import copy
 import gc
 import inspect
 import pickle
+import threading
+import time
 import types
 import weakref
 
@@ -444,3 +446,31 @@ def test_durations_are_checked(alone):
             seen.add(name)
     assert len(seen) > 45, sorted(seen)
     of["Work"].wait()
+
+
+def test_a_rank_that_left_a_function_by_an_error_has_left_its_group():
+    """The other one hears of it at once, not at the deadline."""
+    store, told, over = weft.Store.local(), [], threading.Event()
+
+    def step(number):
+        mine = weft.Context().group_in(store, number, 2, name="mine", deadline=30, process_rank=0)
+        if number == 0:
+            checkpoint.load("/nowhere", {"w": np.ones(3)})
+        mine.barrier().wait()
+
+    def rank(number):
+        began = time.monotonic()
+        try:
+            step(number)
+        except weft.Error as error:
+            told.append((number, type(error), time.monotonic() - began))
+        if number == 0:
+            over.wait(30)
+        over.set()
+    gc.disable()
+    try:
+        on_threads(2, rank)
+    finally:
+        gc.enable()
+    (first, _, _), (second, kind, seconds) = told
+    assert (first, second) == (0, 1) and kind is weft.PeerLostError and seconds < 20, told

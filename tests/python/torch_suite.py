@@ -137,7 +137,8 @@ def table(weft_file, gloo_file):
     print(f"""# torch's own distributed tests over weft
 
 Every test of `torch.testing._internal.distributed.distributed_test` of torch {torch.__version__.partition('+')[0]} with {RANKS} ranks on the CPU, over weft and over Gloo, as
-`tests/python/torch_suite.py` runs them: tests that are for gloo run over weft, too. A skip is the suite's own (most want GPUs).
+`tests/python/torch_suite.py` runs them: tests that are for gloo run over weft, too. A skip is the suite's own (most want GPUs). Tests
+that look for events of torch's profiler (`gloo:all_reduce`) look for weft's.
 
 | | weft | Gloo |
 |---|---|---|""")
