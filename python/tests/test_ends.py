@@ -153,3 +153,29 @@ def test_without_proc():
     done = subprocess.run([*hidden, sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False, env=environment())
     from weft import _calls
     assert done.returncode == 0 and done.stdout == f"[1. 1. 1.] {_calls.begin is not None}\n", done
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+def test_a_store_in_a_forked_child(kind, tmp_path):
+    """It is the parent's: a request of the child would go over the parent's connection, or under its lock."""
+    assert "well" in run(f"""
+        context = weft.Context()
+        server = weft.StoreServer(context, host="127.0.0.1", linger=0.001)
+        store = weft.Store.tcp("127.0.0.1", server.port) if {kind == "tcp"} else weft.Store.file(sys.argv[1])
+        store.set("key", b"parent")
+        child = os.fork()
+        if child == 0:
+            refused = 0
+            for request in (lambda: store.set("key", b"child"), lambda: store.get("key", 1), lambda: store.try_get("key"), lambda: store.add("n"),
+                            lambda: store.compare_set("key", b"parent", b"child"), lambda: store.remove("key")):
+                try:
+                    request()
+                except weft.UnsupportedError as error:
+                    refused += "this process was forked from process" in str(error) and "open a store of its own in the child" in str(error)
+            if {kind == "file"}:
+                weft.Store.file(sys.argv[1]).set("own", b"child")
+            os._exit(0 if refused == 6 else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert store.get("key") == b"parent" and ({kind == "tcp"} or store.get("own") == b"child")
+        print("well")
+        """, tmp_path / "table")
