@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -469,8 +470,22 @@ TEST_F(TrainTest, WhatIsWrongInAConfigFileIsNamedWithItsLine) {
   EXPECT_EQ(run({"parity", "--config", file("run.toml")}), 2);
   EXPECT_THAT(err(), HasSubstr("run.toml:1: meshes is [ 1 ]; expected an array of texts"));
   EXPECT_EQ(run({"train", "--config", file("nowhere.toml")}), 2);
-  EXPECT_THAT(err(), HasSubstr("nowhere.toml\": No such file or directory"));
+  EXPECT_THAT(err(), HasSubstr("nowhere.toml\": cannot open it: No such file or directory"));
   EXPECT_EQ(run({"train", "--config"}), 2);
+}
+
+// They would be read for ever, or waited for.
+TEST_F(TrainTest, FilesThatAreNoneAreRefusedAtOnce) {
+  ASSERT_EQ(::mkfifo(file("fifo").c_str(), 0600), 0);
+  const auto expect = [&](const Words& words, const std::string& text) {
+    EXPECT_NE(run(words), 0) << text;
+    EXPECT_THAT(err(), HasSubstr(text));
+  };
+  expect({"train", "--config", file("fifo")}, "fifo\": is not a regular file (it is a FIFO)");
+  expect({"train", "--config", "/dev/zero"}, "/dev/zero\": is not a regular file (it is a character device)");
+  expect({"train", "--text", file("fifo"), "--steps", "1"}, "is not a regular file (it is a FIFO)");
+  expect(small({"--metrics", file("fifo")}), "train: --metrics: cannot write " + file("fifo") +
+                                                 ": it is a FIFO; expected a regular file or nothing");
 }
 
 TEST_F(TrainTest, APrintedConfigGivesTheSameRun) {

@@ -211,7 +211,7 @@ int doctor_trace(const std::vector<std::string>& paths, const std::string& chrom
   if (!chrome.empty()) {
     std::vector<Trace> traces;
     for (const TraceFile& f : files) traces.push_back(f.trace);
-    write_new_file(chrome, to_chrome(traces, shifts(files)));
+    write_new_file(chrome, to_chrome(traces, shifts(files)), "--chrome: ");
   }
   fmt::print("{}", report(files));
   return 0;

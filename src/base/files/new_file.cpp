@@ -25,24 +25,25 @@ std::uint64_t random_bits(const std::filesystem::path& path) {
   return bits;
 }
 
-// To rename a file over a FIFO, a device or a socket would take it from those who use it.
-void expect_replaceable(const std::filesystem::path& path) {
-  struct stat status {};
-  if (::lstat(path.c_str(), &status) != 0) return;  // nothing is there, or opening will say why
-  if (!S_ISREG(status.st_mode) && !S_ISLNK(status.st_mode))
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("cannot write {}: it is {}; expected a regular file or nothing", path.string(),
-                            file_kind(status.st_mode)));
-}
-
 }  // namespace
 
-NewFile::NewFile(std::filesystem::path path) : path_(std::move(path)) {
-  expect_replaceable(path_);
+// To rename a file over a FIFO, a device or a socket would take it from those who use it.
+void NewFile::expect_replaceable() const {
+  struct stat status {};
+  if (::lstat(path_.c_str(), &status) != 0) return;  // nothing is there, or opening will say why
+  if (!S_ISREG(status.st_mode) && !S_ISLNK(status.st_mode))
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{}cannot write {}: it is {}; expected a regular file or nothing", subject_,
+                            path_.string(), file_kind(status.st_mode)));
+}
+
+NewFile::NewFile(std::filesystem::path path, std::string subject)
+    : path_(std::move(path)), subject_(std::move(subject)) {
+  expect_replaceable();
   temporary_ = fmt::format("{}.tmp.{:016x}", path_.string(), random_bits(path_));
   file_ = Descriptor(
       ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0666));
-  if (!file_) throw_errno(fmt::format("cannot create {}", temporary_.string()), errno);
+  if (!file_) throw_errno(fmt::format("{}cannot create {}", subject_, temporary_.string()), errno);
 }
 
 NewFile::~NewFile() {
@@ -54,24 +55,28 @@ void NewFile::write(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const ssize_t n = ::write(file_.get(), bytes.data(), bytes.size());
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) throw_errno(fmt::format("cannot write {}", (published_ ? path_ : temporary_).string()), errno);
+    if (n < 0)
+      throw_errno(fmt::format("{}cannot write {}", subject_, (published_ ? path_ : temporary_).string()),
+                  errno);
     bytes = bytes.subspan(static_cast<std::size_t>(n));
   }
 }
 
 void NewFile::sync() {
-  if (::fsync(file_.get()) != 0) throw_errno(fmt::format("cannot sync {}", temporary_.string()), errno);
+  if (::fsync(file_.get()) != 0)
+    throw_errno(fmt::format("{}cannot sync {}", subject_, temporary_.string()), errno);
 }
 
 void NewFile::publish() {
-  expect_replaceable(path_);
+  expect_replaceable();
   if (::rename(temporary_.c_str(), path_.c_str()) != 0)
-    throw_errno(fmt::format("cannot rename {} to {}", temporary_.string(), path_.string()), errno);
+    throw_errno(fmt::format("{}cannot rename {} to {}", subject_, temporary_.string(), path_.string()),
+                errno);
   published_ = true;
 }
 
-void write_new_file(const std::filesystem::path& path, std::string_view text) {
-  NewFile file(path);
+void write_new_file(const std::filesystem::path& path, std::string_view text, std::string subject) {
+  NewFile file(path, std::move(subject));
   file.write(text);
   file.publish();
 }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "base/memfd.hpp"
@@ -17,7 +18,8 @@ namespace weft {
 /// other errors are `system`, and name the file.
 class NewFile {
  public:
-  explicit NewFile(std::filesystem::path path);
+  /// `subject`: what errors begin with, as in "check: --json: ".
+  explicit NewFile(std::filesystem::path path, std::string subject = {});
   ~NewFile();
   NewFile(const NewFile&) = delete;
   NewFile& operator=(const NewFile&) = delete;
@@ -32,12 +34,14 @@ class NewFile {
   const std::filesystem::path& path() const noexcept { return path_; }
 
  private:
+  void expect_replaceable() const;
   std::filesystem::path path_, temporary_;
+  std::string subject_;
   Descriptor file_;
   bool published_ = false;
 };
 
 /// A NewFile of `text`, published.
-void write_new_file(const std::filesystem::path& path, std::string_view text);
+void write_new_file(const std::filesystem::path& path, std::string_view text, std::string subject = {});
 
 }  // namespace weft

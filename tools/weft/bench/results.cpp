@@ -222,6 +222,6 @@ std::string to_json(const std::vector<Result>& results) {
   return all.dump(1) + "\n";
 }
 
-void write_file(const std::string& path, const std::string& text) { write_new_file(path, text); }
+void write_file(const std::string& path, const std::string& text) { write_new_file(path, text, "bench: "); }
 
 }  // namespace weft::bench

@@ -337,7 +337,7 @@ class Session {
 class SummaryFile {
  public:
   explicit SummaryFile(const Options& o) : o_(o) {
-    if (!o.json.empty()) file_.emplace(o.json);
+    if (!o.json.empty()) file_.emplace(o.json, "check: --json: ");
   }
   void write(const Summary& summary, double took) {
     if (!file_) return;

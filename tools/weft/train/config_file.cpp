@@ -103,6 +103,8 @@ std::string written(const T& value) {
 
 std::string contents_of(const std::string& path) {
   constexpr std::size_t kMostBytes = std::size_t{1} << 20;
+  if (const RegularFile file = open_regular_file(path); !file.fd)
+    wrong(fmt::format("--config \"{}\"", path), file.why);
   return read_regular_file(path, fmt::format("--config \"{}\":", path), kMostBytes);
 }
 

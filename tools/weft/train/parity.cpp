@@ -159,7 +159,7 @@ int parity(Flags flags) {
   if (!flags.json.empty()) {
     nlohmann::json j{{"worst", overall}, {"tolerance", flags.tolerance}, {"passed", good}};
     for (std::size_t i = 0; i < meshes.size(); ++i) j["loss"][meshes[i].text] = losses[i];
-    write_new_file(flags.json, j.dump(1) + "\n");
+    write_new_file(flags.json, j.dump(1) + "\n", "parity: --json: ");
   }
   return good ? 0 : 1;
 }

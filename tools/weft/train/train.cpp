@@ -109,7 +109,7 @@ int train(const Flags& flags) {
   std::optional<NewFile> metrics;
   if (speaks && !flags.metrics.empty()) {
     const std::string kept = found.resume ? metrics_before(flags.metrics, first) : "";
-    metrics.emplace(flags.metrics);
+    metrics.emplace(flags.metrics, "train: --metrics: ");
     metrics->write(kept);
     metrics->publish();
   }
