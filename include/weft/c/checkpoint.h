@@ -1,9 +1,10 @@
-/* Checkpoints: tensors of the caller's saved and loaded on any mesh, and what a checkpoint holds, read by one process.
+/* Checkpoints: tensors of the caller's saved and loaded on any mesh, and what a checkpoint holds, read by
+ * one process.
  *
- * A checkpoint is a folder, step-00000007, of safetensors files with an index; the folder it is in names the
- * latest one. Paths and all other strings are UTF-8; they are read until the call is over and not kept. What is read of
- * a file is compared with the hash it was written with: changed bytes are WEFT_CORRUPT, and the text
- * names the file and the bytes. */
+ * A checkpoint is a folder, step-00000007, of safetensors files with an index; the folder it is in names
+ * the latest one. Paths and all other strings are UTF-8; they are read until the call is over and not
+ * kept. What is read of a file is compared with the hash it was written with: changed bytes are
+ * WEFT_CORRUPT, and the text names the file and the bytes. */
 #ifndef WEFT_C_CHECKPOINT_H
 #define WEFT_C_CHECKPOINT_H
 
@@ -21,13 +22,16 @@ typedef struct weft_checkpoint_string {
 
 typedef struct weft_checkpoint_save_options {
   uint32_t struct_size;
-  /* How many checkpoints `directory` keeps, this one among them: once it is whole, the oldest steps are removed. Steps
-   * after this one stay. 0: all. */
+  /* How many checkpoints `directory` keeps, this one among them: once it is whole, the oldest steps are
+   * removed. Steps after this one stay. 0: all. */
   int32_t keep;
-  /* Told of each stage as it is reached, on the rank and the thread that reach it: "folder" (made, empty), "data" (before
-   * each tensor's bytes), "file" (this rank's is whole), "index" (written), "exchanged" (with a checkpoint of the same step, which
-   * is removed next; "spared" where the file system cannot exchange folders), "renamed" (the folder has its name), "latest" (done), "old" (before the files of an older one are removed,
-   * for `keep`); and of file, index and latest "file written", "file synced", "file named" and so on. NULL: nobody. What a function in C++ throws is WEFT_SYSTEM here and on the other ranks. */
+  /* Told of each stage as it is reached, on the rank and the thread that reach it: "folder" (made, empty),
+   * "data" (before each tensor's bytes), "file" (this rank's is whole), "index" (written), "exchanged"
+   * (with a checkpoint of the same step, which is removed next; "spared" where the file system cannot
+   * exchange folders), "renamed" (the folder has its name), "latest" (done), "old" (before the files of an
+   * older one are removed, for `keep`); and of file, index and latest "file written", "file synced", "file
+   * named" and so on. NULL: nobody. What a function in C++ throws is WEFT_SYSTEM here and on the other
+   * ranks. */
   void (*on_stage)(void* data, const char* stage);
   void* data;
 } weft_checkpoint_save_options;
@@ -36,59 +40,65 @@ typedef struct weft_checkpoint_save_options {
 
 typedef struct weft_checkpoint_load_options {
   uint32_t struct_size;
-  /* Whether a tensor of the checkpoint that is not in the list may be left there; NULL: none may. Called on the
-   * thread that loads, before anything is read; the name lives as long as the call. What a function in C++
-   * throws is WEFT_SYSTEM, and nothing was read. */
+  /* Whether a tensor of the checkpoint that is not in the list may be left there; NULL: none may. Called
+   * on the thread that loads, before anything is read; the name lives as long as the call. What a function
+   * in C++ throws is WEFT_SYSTEM, and nothing was read. */
   bool (*may_leave)(void* data, const char* name);
   void* data;
 } weft_checkpoint_load_options;
 #define WEFT_CHECKPOINT_LOAD_OPTIONS_INIT \
   { sizeof(weft_checkpoint_load_options), NULL, NULL }
 
-/* Writes directory/step-N for step N, 0 or more, and then names it in directory/latest; folders are made. `mesh` is a
- * whole mesh; NULL: one rank. Collective among its ranks, which give the same directory, step, extra, `keep`, and tensors in the same
- * order, on the host (else WEFT_MISMATCH); on several ranks each has a layout, and none is WEFT_PARTIAL. What several ranks hold is written
- * by the first of them. No two tensors have one name, and no two strings one key. `tensors` and `extra` may be NULL
- * where their count is 0. `options` may be NULL. Memory stays the caller's, and is not written.
+/* Writes directory/step-N for step N, 0 or more, and then names it in directory/latest; folders are made.
+ * `mesh` is a whole mesh; NULL: one rank. Collective among its ranks, which give the same directory, step,
+ * extra, `keep`, and tensors in the same order, on the host (else WEFT_MISMATCH); on several ranks each
+ * has a layout, and none is WEFT_PARTIAL. What several ranks hold is written by the first of them. No two
+ * tensors have one name, and no two strings one key. `tensors` and `extra` may be NULL where their count
+ * is 0. `options` may be NULL. Memory stays the caller's, and is not written.
  *
- * Blocks until all is on the disk. For other ranks it waits at most the deadline of the mesh's group until all agree on the
- * arguments, and then an hour for each rank's file. Saves of one process to one directory, also those of a
- * weft_checkpoint_saver, are written one after the other in the order of the calls. Killed at any moment, or out of space, it leaves the checkpoint of before whole, and named
- * by `latest`. A checkpoint of the same step is replaced. What one rank could not write is WEFT_SYSTEM on all, with its words and what is
- * on the disk then; what is wrong with a tensor on one rank is an error of all. NULL, a number that is no dtype and the like are found on each
- * rank alone: the others wait for it until their deadline. */
+ * Blocks until all is on the disk. For other ranks it waits at most the deadline of the mesh's group until
+ * all agree on the arguments, and then an hour for each rank's file. Saves of one process to one
+ * directory, also those of a weft_checkpoint_saver, are written one after the other in the order of the
+ * calls. Killed at any moment, or out of space, it leaves the checkpoint of before whole, and named by
+ * `latest`. A checkpoint of the same step is replaced. What one rank could not write is WEFT_SYSTEM on
+ * all, with its words and what is on the disk then; what is wrong with a tensor on one rank is an error of
+ * all. NULL, a number that is no dtype and the like are found on each rank alone: the others wait for it
+ * until their deadline. */
 weft_status weft_checkpoint_save(const char* directory, const weft_mesh* mesh, int64_t step,
                                  const weft_tensor* tensors, int32_t count,
                                  const weft_checkpoint_string* extra, int32_t extra_count,
                                  const weft_checkpoint_save_options* options, weft_error* error);
 
-/* Fills the tensors from directory's latest checkpoint, or from `directory` itself where that is one. Collective among
- * the ranks of `mesh` (NULL: one rank), which may be another mesh than the one that wrote it, as may be the layouts;
- * each rank reads what it holds. Blocks as weft_checkpoint_save does. Buffers are on the host, and do not overlap, but
- * for two that are the same as a whole (tied tensors). All ranks read the checkpoint that rank 0 finds; one that sees another is WEFT_MISMATCH.
+/* Fills the tensors from directory's latest checkpoint, or from `directory` itself where that is one.
+ * Collective among the ranks of `mesh` (NULL: one rank), which may be another mesh than the one that wrote
+ * it, as may be the layouts; each rank reads what it holds. Blocks as weft_checkpoint_save does. Buffers
+ * are on the host, and do not overlap, but for two that are the same as a whole (tied tensors). All ranks
+ * read the checkpoint that rank 0 finds; one that sees another is WEFT_MISMATCH.
  *
- * WEFT_BAD_ARGUMENT before anything is written, on all ranks, where a tensor is missing, is there and not in the list, or
- * has other extents or another dtype: the text has them all. WEFT_CORRUPT where a file is
- * damaged or missing. After any other error the buffers' values are undefined. `*step` and `*folder`, each may be NULL, get its step and the folder that was read: opened by
- * weft_checkpoint_reader_open, it gives the strings. The text is the caller's. */
+ * WEFT_BAD_ARGUMENT before anything is written, on all ranks, where a tensor is missing, is there and not
+ * in the list, or has other extents or another dtype: the text has them all. WEFT_CORRUPT where a file is
+ * damaged or missing. After any other error the buffers' values are undefined. `*step` and `*folder`, each
+ * may be NULL, get its step and the folder that was read: opened by weft_checkpoint_reader_open, it gives
+ * the strings. The text is the caller's. */
 weft_status weft_checkpoint_load(const char* directory, const weft_mesh* mesh, const weft_tensor* tensors,
                                  int32_t count, const weft_checkpoint_load_options* options, int64_t* step,
                                  weft_text** folder, weft_error* error);
 
-/* Saves in the background: weft_checkpoint_saver_save returns when this rank's part is copied, and a thread writes the
- * copy. It keeps the copy's memory, as much as this rank's file has, for the next save. For one thread at a time. */
+/* Saves in the background: weft_checkpoint_saver_save returns when this rank's part is copied, and a
+ * thread writes the copy. It keeps the copy's memory, as much as this rank's file has, for the next save.
+ * For one thread at a time. */
 typedef struct weft_checkpoint_saver weft_checkpoint_saver;
 
-/* Collective among the ranks of `mesh`, a whole mesh; NULL: one rank. `refuse`: a save while the one before it is being
- * written is refused on all ranks; else it waits. */
+/* Collective among the ranks of `mesh`, a whole mesh; NULL: one rank. `refuse`: a save while the one
+ * before it is being written is refused on all ranks; else it waits. */
 weft_status weft_checkpoint_saver_create(const weft_mesh* mesh, bool refuse, weft_checkpoint_saver** saver,
                                          weft_error* error);
 /* Waits for what is being written. An error that nobody has been told is written to the log. */
 void weft_checkpoint_saver_destroy(weft_checkpoint_saver* saver);
-/* weft_checkpoint_save of these arguments over the saver's mesh: collective, and the tensors may be changed at once. *begun,
- * may be NULL: false where it was refused. Where the save before this one has failed, that error, on all ranks, and
- * nothing is begun; the next one is. `options->on_stage` is called by the thread that writes: it and `options->data` must be good until
- * the save is done. */
+/* weft_checkpoint_save of these arguments over the saver's mesh: collective, and the tensors may be
+ * changed at once. *begun, may be NULL: false where it was refused. Where the save before this one has
+ * failed, that error, on all ranks, and nothing is begun; the next one is. `options->on_stage` is called
+ * by the thread that writes: it and `options->data` must be good until the save is done. */
 weft_status weft_checkpoint_saver_save(weft_checkpoint_saver* saver, const char* directory, int64_t step,
                                        const weft_tensor* tensors, int32_t count,
                                        const weft_checkpoint_string* extra, int32_t extra_count,
@@ -100,34 +110,36 @@ weft_status weft_checkpoint_saver_wait(weft_checkpoint_saver* saver, weft_error*
 /* In place of a root: every rank. */
 #define WEFT_EVERY_RANK (-1)
 
-/* Sees, or writes, the whole of a tensor: `whole` is row-major on the host, good until it returns. False ends the call with
- * WEFT_SYSTEM on all ranks, and so does what a function in C++ throws. */
+/* Sees, or writes, the whole of a tensor: `whole` is row-major on the host, good until it returns. False
+ * ends the call with WEFT_SYSTEM on all ranks, and so does what a function in C++ throws. */
 typedef bool (*weft_whole_function)(void* data, const char* name, const weft_buffer* whole);
 
-/* Shows each tensor, whole, to `see` on rank `root` of the mesh, or on every rank: one after the other, in the order of the
- * list, so that no more than one whole and one part are in memory. `see` only reads. Collective among the ranks of `mesh`
- * (NULL: one rank), which give the same tensors and the same root; on other ranks `see` is not called. Blocks for the
- * others, each time at most the deadline of the mesh's group. */
+/* Shows each tensor, whole, to `see` on rank `root` of the mesh, or on every rank: one after the other, in
+ * the order of the list, so that no more than one whole and one part are in memory. `see` only reads.
+ * Collective among the ranks of `mesh` (NULL: one rank), which give the same tensors and the same root; on
+ * other ranks `see` is not called. Blocks for the others, each time at most the deadline of the mesh's
+ * group. */
 weft_status weft_gather_full_state(const weft_mesh* mesh, const weft_tensor* tensors, int32_t count,
                                    int32_t root, weft_whole_function see, void* data, weft_error* error);
-/* The other way: asks `give` for each tensor on rank `root`, which sends the others what they hold of it; with
- * WEFT_EVERY_RANK each rank asks its own, which give the same. After an error the tensors' values are undefined. */
+/* The other way: asks `give` for each tensor on rank `root`, which sends the others what they hold of it;
+ * with WEFT_EVERY_RANK each rank asks its own, which give the same. After an error the tensors' values are
+ * undefined. */
 weft_status weft_set_full_state(const weft_mesh* mesh, const weft_tensor* tensors, int32_t count,
                                 int32_t root, weft_whole_function give, void* data, weft_error* error);
 
-/* The functions from here on are for one process: they do not communicate, and block for the disk alone. Any thread
- * may call them; a weft_checkpoint_reader is for one thread at a time. */
+/* The functions from here on are for one process: they do not communicate, and block for the disk alone.
+ * Any thread may call them; a weft_checkpoint_reader is for one thread at a time. */
 
-/* The folder and the step that directory/latest names; NULL and -1 where there is no such file. WEFT_CORRUPT where
- * it names no checkpoint. The text is the caller's. */
+/* The folder and the step that directory/latest names; NULL and -1 where there is no such file.
+ * WEFT_CORRUPT where it names no checkpoint. The text is the caller's. */
 weft_status weft_checkpoint_latest(const char* directory, weft_text** folder, int64_t* step,
                                    weft_error* error);
 
 /* An open checkpoint. It holds its index, and no elements; needs no context. */
 typedef struct weft_checkpoint_reader weft_checkpoint_reader;
 
-/* Opens directory's latest checkpoint, or `directory` itself where that is one. WEFT_BAD_ARGUMENT where there is none,
- * WEFT_CORRUPT where its index is not sound. */
+/* Opens directory's latest checkpoint, or `directory` itself where that is one. WEFT_BAD_ARGUMENT where
+ * there is none, WEFT_CORRUPT where its index is not sound. */
 weft_status weft_checkpoint_reader_open(const char* directory, weft_checkpoint_reader** reader,
                                         weft_error* error);
 void weft_checkpoint_reader_destroy(weft_checkpoint_reader* reader);
@@ -167,37 +179,37 @@ weft_status weft_checkpoint_reader_tensor(const weft_checkpoint_reader* reader, 
 /* The index of the tensor of this name; -1: there is none. */
 weft_status weft_checkpoint_reader_find(const weft_checkpoint_reader* reader, const char* name,
                                         int32_t* index, weft_error* error);
-/* The whole of tensor `index` into `out`, row-major: memory of the caller's on the host, of its dtype, with room for just
- * as many elements. After an error its values are undefined. */
+/* The whole of tensor `index` into `out`, row-major: memory of the caller's on the host, of its dtype,
+ * with room for just as many elements. After an error its values are undefined. */
 weft_status weft_checkpoint_reader_read(const weft_checkpoint_reader* reader, int32_t index,
                                         const weft_buffer* out, weft_error* error);
 
-/* Reads all of a checkpoint (directory's latest, or `directory` itself). *faults becomes everything that is wrong with
- * it, a line each, without a newline behind the last: files that are missing or not sound, bytes that are not those that
- * were written. An empty text: it is whole. An index that cannot be read, or no checkpoint at all, is a fault, too. The
- * text is the caller's.
+/* Reads all of a checkpoint (directory's latest, or `directory` itself). *faults becomes everything that
+ * is wrong with it, a line each, without a newline behind the last: files that are missing or not sound,
+ * bytes that are not those that were written. An empty text: it is whole. An index that cannot be read, or
+ * no checkpoint at all, is a fault, too. The text is the caller's.
  *
- * `progress`, may be NULL, is called on this thread with the bytes read so far and those in all; what a function in
- * C++ throws ends the call with WEFT_SYSTEM. */
+ * `progress`, may be NULL, is called on this thread with the bytes read so far and those in all; what a
+ * function in C++ throws ends the call with WEFT_SYSTEM. */
 weft_status weft_checkpoint_verify(const char* directory,
                                    void (*progress)(void* data, int64_t bytes, int64_t all), void* data,
                                    weft_text** faults, weft_error* error);
 
 typedef struct weft_checkpoint_export_options {
   uint32_t struct_size;
-  /* The name that a tensor gets in the file; "" or NULL leaves it out. The string is the host's, and is copied before
-   * the next call. NULL: all, under their own names. Called on the thread that exports, before anything is written; what
-   * a function in C++ throws is WEFT_SYSTEM. */
+  /* The name that a tensor gets in the file; "" or NULL leaves it out. The string is the host's, and is
+   * copied before the next call. NULL: all, under their own names. Called on the thread that exports,
+   * before anything is written; what a function in C++ throws is WEFT_SYSTEM. */
   const char* (*rename)(void* data, const char* name);
   void* data;
 } weft_checkpoint_export_options;
 #define WEFT_CHECKPOINT_EXPORT_OPTIONS_INIT \
   { sizeof(weft_checkpoint_export_options), NULL, NULL }
 
-/* Writes the tensors of a checkpoint (directory's latest, or `directory` itself), whole, into one safetensors file, which
- * is there whole or not at all. Its metadata are the strings saved with the checkpoint, and "weft_step". No more
- * than one tensor is in memory. *written, may be NULL, becomes their number. WEFT_BAD_ARGUMENT where two get one name, or
- * none is left. */
+/* Writes the tensors of a checkpoint (directory's latest, or `directory` itself), whole, into one
+ * safetensors file, which is there whole or not at all. Its metadata are the strings saved with the
+ * checkpoint, and "weft_step". No more than one tensor is in memory. *written, may be NULL, becomes their
+ * number. WEFT_BAD_ARGUMENT where two get one name, or none is left. */
 weft_status weft_checkpoint_export(const char* directory, const char* file,
                                    const weft_checkpoint_export_options* options, int64_t* written,
                                    weft_error* error);
@@ -208,8 +220,9 @@ typedef struct weft_checkpoint_convert_options {
   int32_t files;
   /* The name that a tensor gets; as in weft_checkpoint_export_options. */
   const char* (*rename)(void* data, const char* name);
-  /* What the elements of a tensor become, WEFT_F32 or WEFT_BF16, rounded to nearest even: asked for those of WEFT_F32 and WEFT_BF16, which `stored`
-   * says, under their new names. Others stay. NULL: all stay. What a function in C++ throws is WEFT_SYSTEM. */
+  /* What the elements of a tensor become, WEFT_F32 or WEFT_BF16, rounded to nearest even: asked for those
+   * of WEFT_F32 and WEFT_BF16, which `stored` says, under their new names. Others stay. NULL: all stay.
+   * What a function in C++ throws is WEFT_SYSTEM. */
   weft_dtype (*dtype)(void* data, const char* name, weft_dtype stored);
   void* data;
   /* Names and shapes of older programs (to_qkv, 1x1 convolutions, spectral norms) become those of today, before `rename` sees them. */
@@ -218,10 +231,11 @@ typedef struct weft_checkpoint_convert_options {
 #define WEFT_CHECKPOINT_CONVERT_OPTIONS_INIT \
   { sizeof(weft_checkpoint_convert_options), 0, NULL, NULL, NULL, false }
 
-/* Writes a checkpoint (directory's latest, or `directory` itself), or the safetensors file `directory` of any program, anew into the folder `to`, as
- * weft_checkpoint_save does: whole or not there, with hashes, and named by to/latest. Step and strings are those it has. No more than one part of
- * one tensor is in memory. *written, may be NULL, becomes the number of tensors. WEFT_BAD_ARGUMENT where two get one name, none is left,
- * `directory` lies in `to`, or an option is none. */
+/* Writes a checkpoint (directory's latest, or `directory` itself), or the safetensors file `directory` of
+ * any program, anew into the folder `to`, as weft_checkpoint_save does: whole or not there, with hashes,
+ * and named by to/latest. Step and strings are those it has. No more than one part of one tensor is in
+ * memory. *written, may be NULL, becomes the number of tensors. WEFT_BAD_ARGUMENT where two get one name,
+ * none is left, `directory` lies in `to`, or an option is none. */
 weft_status weft_checkpoint_convert(const char* directory, const char* to,
                                     const weft_checkpoint_convert_options* options, int64_t* written,
                                     weft_error* error);

@@ -12,14 +12,16 @@
 
 namespace weft {
 
-/// Writes checkpoints in the background. save() returns when this rank's part is copied: tensors may be changed at once. A thread
-/// writes the copy, syncs and renames it as save_checkpoint() does, so that a kill at any moment leaves a whole checkpoint. One save
-/// is written at a time. The copies' memory, as much as this rank's file has bytes, is kept for the next save.
+/// Writes checkpoints in the background. save() returns when this rank's part is copied: tensors may be
+/// changed at once. A thread writes the copy, syncs and renames it as save_checkpoint() does, so that a kill
+/// at any moment leaves a whole checkpoint. One save is written at a time. The copies' memory, as much as
+/// this rank's file has bytes, is kept for the next save.
 ///
-/// What ranks tell each other while they write goes through a group of its own: collectives of the program may run
-/// meanwhile. It waits as long as SaveOptions::deadline says, and where a save has failed, the next one that is begun makes it anew: a
-/// time-out ends one save and not those after it. Other saves of this process to the same directory, also by save_checkpoint(),
-/// wait for those that were begun before them. Used by one thread of each rank, which calls save() as it calls collectives.
+/// What ranks tell each other while they write goes through a group of its own: collectives of the program
+/// may run meanwhile. It waits as long as SaveOptions::deadline says, and where a save has failed, the next
+/// one that is begun makes it anew: a time-out ends one save and not those after it. Other saves of this
+/// process to the same directory, also by save_checkpoint(), wait for those that were begun before them. Used
+/// by one thread of each rank, which calls save() as it calls collectives.
 ///
 ///     AsyncCheckpoint saves(mesh);
 ///     for (…) {
@@ -35,23 +37,25 @@ class AsyncCheckpoint {
     refuse,  ///< it returns false, on all ranks, and saves nothing
   };
 
-  /// Collective over `mesh` (a root, which outlives this; empty: one rank). Throws bad_argument for a part of a mesh, and as
-  /// ProcessGroup::duplicate().
+  /// Collective over `mesh` (a root, which outlives this; empty: one rank). Throws bad_argument for a part of
+  /// a mesh, and as ProcessGroup::duplicate().
   explicit AsyncCheckpoint(const DeviceMesh& mesh, Busy busy = Busy::wait);
   /// Waits for a save that is being written. An error that nobody has been told goes to the log.
   ~AsyncCheckpoint();
   AsyncCheckpoint(const AsyncCheckpoint&) = delete;
   AsyncCheckpoint& operator=(const AsyncCheckpoint&) = delete;
 
-  /// save_checkpoint() of these arguments; collective over the mesh. Returns true when the copy is made and its writing has
-  /// begun; false where it was refused (Busy::refuse). Throws as save_checkpoint() does of its arguments. Where the save before this
-  /// one has failed, throws that error, and saves nothing: its text begins with `the save of step 200 in the background:`; on a
-  /// rank that does not know the reason it names those that do. Also throws as ProcessGroup::duplicate() after such a failure. `options.on_stage` is called by the thread that writes.
+  /// save_checkpoint() of these arguments; collective over the mesh. Returns true when the copy is made and
+  /// its writing has begun; false where it was refused (Busy::refuse). Throws as save_checkpoint() does of
+  /// its arguments. Where the save before this one has failed, throws that error, and saves nothing: its text
+  /// begins with `the save of step 200 in the background:`; a rank that wait() has told of it already is told
+  /// again, by another one's words. Also throws as ProcessGroup::duplicate() after such a failure.
+  /// `options.on_stage` is called by the thread that writes.
   bool save(const std::filesystem::path& directory, std::int64_t step, std::span<const NamedView> tensors,
             const CheckpointExtra& extra = {}, const SaveOptions& options = {});
 
-  /// Waits for the end of the save that is being written, if any, and throws its error, unless save() has done so. Not
-  /// collective, but one rank alone cannot finish: it waits for the others' parts.
+  /// Waits for the end of the save that is being written, if any, and throws its error, unless save() has
+  /// done so. Not collective, but one rank alone cannot finish: it waits for the others' parts.
   void wait();
   /// Whether a save is being written by this rank. From any thread.
   bool running() const noexcept;

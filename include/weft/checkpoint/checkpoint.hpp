@@ -1,5 +1,5 @@
-// Saving and loading tensors on any mesh: a folder of safetensors files with an index. Called by every rank of a mesh,
-// each from one thread. weft/train/checkpoint.hpp saves modules and optimizers in this way.
+// Saving and loading tensors on any mesh: a folder of safetensors files with an index. Called by every rank
+// of a mesh, each from one thread. weft/train/checkpoint.hpp saves modules and optimizers in this way.
 #pragma once
 
 #include <chrono>
@@ -29,70 +29,79 @@ struct CheckpointInfo {
   std::int64_t step = 0;
   std::string mesh;  ///< the mesh it was written on, as to_string(MeshShape) gives it
   CheckpointExtra extra;
-  /// By load_checkpoint(): what was read under other names than the checkpoint has, as LoadOptions::remap says:
-  /// `param.to_qkv.weight (24, 8, 1, 1) -> param.to_q.weight (8, 8), …`. Mostly empty.
+  /// By load_checkpoint(): what was read under other names than the checkpoint has, as LoadOptions::remap
+  /// says: `param.to_qkv.weight (24, 8, 1, 1) -> param.to_q.weight (8, 8), …`. Mostly empty.
   std::vector<std::string> remapped{};
 };
 
 struct SaveOptions {
   /// Told of each stage as it is reached, on the rank that reaches it: "folder" (made, empty), "data" (before
-  /// each tensor's bytes), "file" (this rank's is whole), "index" (written), "exchanged" (with a checkpoint of the same step, which is
-  /// removed next; where the file system cannot exchange folders "spared": the old one has another name, by which a load finds it), "renamed" (the folder has its name), "latest" (done), "old" (before the files of an older one are removed, for
-  /// `keep`). Of file, index and latest each step, too: "file written", "file synced", "file named" and so on. What it throws
-  /// fails the save.
+  /// each tensor's bytes), "file" (this rank's is whole), "index" (written), "exchanged" (with a checkpoint
+  /// of the same step, which is removed next; where the file system cannot exchange folders "spared": the old
+  /// one has another name, by which a load finds it), "renamed" (the folder has its name), "latest" (done),
+  /// "old" (before the files of an older one are removed, for `keep`). Of file, index and latest each step,
+  /// too: "file written", "file synced", "file named" and so on. What it throws fails the save.
   std::function<void(std::string_view stage)> on_stage{};
-  /// How many checkpoints `directory` keeps, this one among them; the oldest steps go once `latest` names this one. 0: all. One
-  /// that cannot be removed stays, and is a warning.
-  /// Steps after this one stay.
+  /// How many checkpoints `directory` keeps, this one among them; the oldest steps go once `latest` names
+  /// this one. 0: all. One that cannot be removed stays, and is a warning. Steps after this one stay.
   int keep = 0;
-  /// How long a rank waits, once tensors and arguments are agreed on, for a rank that is still writing its file, and rank 0 for
-  /// its turn where it saves to `directory` already. More than 0. A group's own deadline is made for messages, and a disk may be
-  /// slower. After it `timeout`; where it was a file that was waited for, the group that the ranks tell each other by has failed: the
-  /// mesh's, in a save that is not in the background. A rank that has died is noticed at once.
+  /// How long a rank waits, once tensors and arguments are agreed on, for a rank that is still writing its
+  /// file, and rank 0 for its turn where it saves to `directory` already. More than 0. A group's own deadline
+  /// is made for messages, and a disk may be slower. After it `timeout`; where it was a file that was waited
+  /// for, the group that the ranks tell each other by has failed: the mesh's, in a save that is not in the
+  /// background. A rank that has died is noticed at once.
   Duration deadline = std::chrono::hours(1);
 };
 
 struct LoadOptions {
   /// Whether a tensor of the checkpoint that is not asked for may be left there; empty: none may.
   std::function<bool(std::string_view name)> may_leave{};
-  /// What a tensor of the checkpoint is read as that is not asked for under its own name and shape: remap_old_names, or a
-  /// function of the program's. Where nothing that it gives is asked for, the tensor stays as it is. Empty: none is read as another.
+  /// What a tensor of the checkpoint is read as that is not asked for under its own name and shape:
+  /// remap_old_names, or a function of the program's. Where nothing that it gives is asked for, the tensor
+  /// stays as it is. Empty: none is read as another.
   Remap remap{};
 };
 
-/// Writes the folder `directory`/step-N of that step and then names it in `directory`/latest. Collective over `mesh` (a root;
-/// empty: one rank), where every rank gives the same directory, step, tensors in the same order, extra, and options but for on_stage: tensors that differ in
-/// name, dtype or layout, and arguments that differ, are mismatch. A relative directory is that of the moment of the call. Each rank writes the parts that it holds and no rank below it does, so what is
-/// replicated is written once; the folder holds
+/// Writes the folder `directory`/step-N of that step and then names it in `directory`/latest. Collective over
+/// `mesh` (a root; empty: one rank), where every rank gives the same directory, step, tensors in the same
+/// order, extra, and options but for on_stage: tensors that differ in name, dtype or layout, and arguments
+/// that differ, are mismatch. A relative directory is that of the moment of the call. Each rank writes the
+/// parts that it holds and no rank below it does, so what is replicated is written once; the folder holds
 /// - rank-00000.safetensors and so on: tensors under their names, as each rank holds them
 /// - index.json: for each tensor its dtype, global shape, layout, and which file holds what part of it
 ///
 /// All is written under a temporary name, synced, and renamed, and `latest` last: killed at any moment, or
 /// out of space, it leaves the checkpoint before it whole and named by `latest`. A checkpoint of the same
-/// step is replaced. Saves of one process to one directory, also those of an AsyncCheckpoint, are written one after the other in the
-/// order of the calls: `latest` names the last one's step. Jobs, or meshes whose rank 0 are other processes, need a directory
-/// each. Throws the same code on every rank, and the words of the first rank that failed: `system` with the file and errno's
-/// words where one could not write. The text ends with what is on the disk then: nothing new, a checkpoint that `latest` does not name, or one that
-/// it names. Throws layout for a tensor that has no
-/// layout on a mesh of several ranks, is Partial, or is laid out over another mesh or with another shape than its
-/// layout's; bad_argument for two of one name, two that overlap but are not the same memory as a whole (tied tensors, which are stored once), a negative `keep`, a `deadline` that is not positive, and for a view that is not contiguous, has no memory or is not on the host.
+/// step is replaced. Saves of one process to one directory, also those of an AsyncCheckpoint, are written one
+/// after the other in the order of the calls: `latest` names the last one's step. Jobs, or meshes whose rank
+/// 0 are other processes, need a directory each. Throws the same code on every rank, and the words of the
+/// first rank that failed: `system` with the file and errno's words where one could not write. The text ends
+/// with what is on the disk then: nothing new, a checkpoint that `latest` does not name, or one that it
+/// names. Throws layout for a tensor that has no layout on a mesh of several ranks, is Partial, or is laid
+/// out over another mesh or with another shape than its layout's; bad_argument for two of one name, two that
+/// overlap but are not the same memory as a whole (tied tensors, which are stored once), a negative `keep`, a
+/// `deadline` that is not positive, and for a view that is not contiguous, has no memory or is not on the
+/// host.
 void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
                      std::span<const NamedView> tensors, const CheckpointExtra& extra = {},
                      const SaveOptions& options = {});
 
-/// Reads the tensors from `directory`'s latest checkpoint, or from `directory` itself where that is one. Collective over
-/// `mesh`, which may be another than the one it was written on, as may be the layouts: each rank reads the parts that
-/// overlap with what it holds. All read the checkpoint that rank 0 finds; a rank that has another one in its place, or none, is `mismatch`. Where a save
-/// removes it meanwhile, that which `latest` then names is read.
+/// Reads the tensors from `directory`'s latest checkpoint, or from `directory` itself where that is one.
+/// Collective over `mesh`, which may be another than the one it was written on, as may be the layouts: each
+/// rank reads the parts that overlap with what it holds. All read the checkpoint that rank 0 finds; a rank
+/// that has another one in its place, or none, is `mismatch`. Where a save removes it meanwhile, that which
+/// `latest` then names is read.
 ///
-/// Throws bad_argument before anything changes, naming two tensors that `remap` gives one name; and naming every tensor that is missing, that is there but not
-/// asked for, or that has another global shape or dtype; and as save_checkpoint() does for the tensors given. Throws `corrupt` for a damaged or missing file, and bad_argument for tied
-/// tensors of which the checkpoint has other values for each. If one rank fails, all throw the code and words of the first one that did, which end with whether values have changed.
+/// Throws bad_argument before anything changes, naming two tensors that `remap` gives one name; and naming
+/// every tensor that is missing, that is there but not asked for, or that has another global shape or dtype;
+/// and as save_checkpoint() does for the tensors given. Throws `corrupt` for a damaged or missing file, and
+/// bad_argument for tied tensors of which the checkpoint has other values for each. If one rank fails, all
+/// throw the code and words of the first one that did, which end with whether values have changed.
 CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh,
                                std::span<const MutableNamedView> tensors, const LoadOptions& options = {});
 
-/// What `directory`/latest names, or nothing where there is no such file. Throws `corrupt` where it names no checkpoint or is
-/// damaged.
+/// What `directory`/latest names, or nothing where there is no such file. Throws `corrupt` where it names no
+/// checkpoint or is damaged.
 std::optional<CheckpointInfo> latest_checkpoint(const std::filesystem::path& directory);
 
 }  // namespace weft

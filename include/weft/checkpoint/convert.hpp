@@ -1,4 +1,5 @@
-// A checkpoint written anew: other names and shapes, another dtype, another number of files. One process, no mesh.
+// A checkpoint written anew: other names and shapes, another dtype, another number of files. One process, no
+// mesh.
 #pragma once
 
 #include <cstddef>
@@ -23,12 +24,13 @@ struct ConvertOptions {
   int files = 1;
 };
 
-/// Reads `from`, a checkpoint (a run's latest, or a folder of its own) or a safetensors file, verifies it, and writes it into `to` as
-/// save_checkpoint() writes: `to`/step-N, whole or not there, with hashes, and `to`/latest. Step and strings are those of `from`; a
-/// safetensors file has step "weft_step" of its metadata, else 0, and its other strings. What is converted again with the same options is
-/// the same again, byte for byte, where `rename` keeps its own names. At most one part of one tensor is in memory.
-/// Returns how many tensors were written. Throws bad_argument where two tensors get one name, none is left, `from` lies in `to`, or an option is out of range; and as
-/// CheckpointReader::read() and save_checkpoint() do.
+/// Reads `from`, a checkpoint (a run's latest, or a folder of its own) or a safetensors file, verifies it,
+/// and writes it into `to` as save_checkpoint() writes: `to`/step-N, whole or not there, with hashes, and
+/// `to`/latest. Step and strings are those of `from`; a safetensors file has step "weft_step" of its
+/// metadata, else 0, and its other strings. What is converted again with the same options is the same again,
+/// byte for byte, where `rename` keeps its own names. At most one part of one tensor is in memory. Returns
+/// how many tensors were written. Throws bad_argument where two tensors get one name, none is left, `from`
+/// lies in `to`, or an option is out of range; and as CheckpointReader::read() and save_checkpoint() do.
 std::size_t convert_checkpoint(const std::filesystem::path& from, const std::filesystem::path& to,
                                const ConvertOptions& options = {});
 

@@ -1,5 +1,5 @@
-// The whole of tensors that are divided over a mesh, one after the other: at one rank or at all, and back. Called by every rank
-// of the mesh, each from one thread.
+// The whole of tensors that are divided over a mesh, one after the other: at one rank or at all, and back.
+// Called by every rank of the mesh, each from one thread.
 #pragma once
 
 #include <functional>
@@ -19,22 +19,25 @@ using FullStateVisitor = std::function<void(std::string_view name, const ConstTe
 /// Writes the whole of a tensor into memory of the library's.
 using FullStateSource = std::function<void(std::string_view name, const TensorView& whole)>;
 
-/// Shows each tensor, whole, to `see` on rank `root` of the mesh (kEveryRank: on all), in the order of the list. Collective over
-/// `mesh` (a root; empty: one rank), where every rank gives the same tensors in the same order. On a rank where `see` is
-/// called no more than one whole tensor and one part of it are in memory, from the mesh's Context; on others a part at most, and
-/// none where it lies in one piece. What a rank holds whole already is shown where it lies.
+/// Shows each tensor, whole, to `see` on rank `root` of the mesh (kEveryRank: on all), in the order of the
+/// list. Collective over `mesh` (a root; empty: one rank), where every rank gives the same tensors in the
+/// same order. On a rank where `see` is called no more than one whole tensor and one part of it are in
+/// memory, from the mesh's Context; on others a part at most, and none where it lies in one piece. What a
+/// rank holds whole already is shown where it lies.
 ///
-/// Throws what save_checkpoint() says of its tensors, bad_argument for a root that is no rank; and what `see` throws, on the others
-/// a system error that names the rank; nothing is shown after it. The others wait for `see`, each time at most the
-/// deadline of the mesh's group.
+/// Throws what save_checkpoint() says of its tensors, bad_argument for a root that is no rank; and what `see`
+/// throws, on the others an error of its code (`system` where it is no Error) that names the rank and has its
+/// words; nothing is shown after it. The others wait for `see`, each time at most the deadline of the mesh's
+/// group.
 void gather_full_state(const DeviceMesh& mesh, std::span<const NamedView> tensors, int root,
                        const FullStateVisitor& see);
 
-/// The other way: each tensor is asked of `give` on rank `root`, which sends every rank what it holds of it. With kEveryRank each rank
-/// asks its own `give`, and nothing is sent: all must give the same. Memory, order and errors as in gather_full_state(), and of
-/// load_checkpoint() for two tensors that share memory; after an Error the values are undefined.
+/// The other way: each tensor is asked of `give` on rank `root`, which sends every rank what it holds of it.
+/// With kEveryRank each rank asks its own `give`, and nothing is sent: all must give the same. Memory, order
+/// and errors as in gather_full_state(), and of save_checkpoint() for two that overlap (tied tensors are
+/// asked for under each name, and must be given the same); after an Error the values are undefined.
 ///
-///     const CheckpointReader reader = CheckpointReader::open("run");      // where rank 0 alone sees the disk
+/// const CheckpointReader reader = CheckpointReader::open("run");      // where rank 0 alone sees the disk
 ///     set_full_state(mesh, tensors, 0, [&](auto name, auto whole) { reader.read_into(name, whole); });
 void set_full_state(const DeviceMesh& mesh, std::span<const MutableNamedView> tensors, int root,
                     const FullStateSource& give);

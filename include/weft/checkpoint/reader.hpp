@@ -1,5 +1,5 @@
-// What a checkpoint holds, read by one process without a mesh: its description, its tensors whole, one at a time; whether
-// all of it is as it was written; and the whole of it as one file.
+// What a checkpoint holds, read by one process without a mesh: its description, its tensors whole, one at a
+// time; whether all of it is as it was written; and the whole of it as one file.
 #pragma once
 
 #include <filesystem>
@@ -24,11 +24,13 @@ struct CheckpointTensor {
   std::vector<std::string> files;  ///< those that hold its parts, sorted
 };
 
-/// A checkpoint, opened. Files of parts are opened when a tensor is read. Cheap to copy. For one thread at a time.
+/// A checkpoint, opened. Files of parts are opened when a tensor is read. Cheap to copy. For one thread at a
+/// time.
 class CheckpointReader {
  public:
-  /// As load_checkpoint() finds it: `directory`'s latest, or `directory` itself; or one safetensors file. Throws bad_argument
-  /// where there is none, and `corrupt` where its index is not sound. A relative directory is that of the moment of the call.
+  /// As load_checkpoint() finds it: `directory`'s latest, or `directory` itself; or one safetensors file.
+  /// Throws bad_argument where there is none, and `corrupt` where its index is not sound. A relative
+  /// directory is that of the moment of the call.
   static CheckpointReader open(const std::filesystem::path& directory);
 
   const CheckpointInfo& info() const noexcept;
@@ -40,7 +42,8 @@ class CheckpointReader {
   const CheckpointTensor& tensor(std::string_view name) const;
   /// The whole tensor, verified. Throws as tensor() does, and what load_checkpoint() says of unsound files.
   Tensor read(Context& context, std::string_view name, Memory memory = Memory::local) const;
-  /// The same into memory of the caller's: contiguous, on the host, of the whole's shape and dtype, else bad_argument.
+  /// The same into memory of the caller's: contiguous, on the host, of the whole's shape and dtype, else
+  /// bad_argument.
   void read_into(std::string_view name, const TensorView& out) const;
 
  private:
@@ -49,10 +52,10 @@ class CheckpointReader {
   std::shared_ptr<Impl> impl_;
 };
 
-/// Reads all of a checkpoint and returns everything that is wrong with it, a line each, with file and bytes: files that are
-/// missing or not sound, tensors that a file does not have as the index says, bytes that are not those that were written.
-/// Empty: it is whole. An index that cannot be read is one fault. `progress`, where given, is called with bytes read and bytes
-/// in all.
+/// Reads all of a checkpoint and returns everything that is wrong with it, a line each, with file and bytes:
+/// files that are missing or not sound, tensors that a file does not have as the index says, bytes that are
+/// not those that were written. Empty: it is whole. An index that cannot be read is one fault. `progress`,
+/// where given, is called with bytes read and bytes in all.
 std::vector<std::string> verify_checkpoint(
     const std::filesystem::path& directory,
     const std::function<void(std::int64_t, std::int64_t)>& progress = {});
@@ -62,10 +65,10 @@ struct ExportOptions {
   std::function<std::string(std::string_view name)> rename;
 };
 
-/// Writes the tensors of a checkpoint, whole, into one safetensors file, which is there whole or not at all. Its metadata
-/// are the checkpoint's `extra`, and "weft_step". Never more than one tensor is in memory. Returns how many were
-/// written. Throws bad_argument where two get one name or none is left, and as write_safetensors() and CheckpointReader::read()
-/// do.
+/// Writes the tensors of a checkpoint, whole, into one safetensors file, which is there whole or not at all.
+/// Its metadata are the checkpoint's `extra`, and "weft_step". Never more than one tensor is in memory.
+/// Returns how many were written. Throws bad_argument where two get one name or none is left, and as
+/// write_safetensors() and CheckpointReader::read() do.
 std::size_t export_checkpoint(const std::filesystem::path& directory, const std::filesystem::path& file,
                               const ExportOptions& options = {});
 

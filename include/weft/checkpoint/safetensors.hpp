@@ -31,11 +31,11 @@ struct SafetensorsInfo {
 /// descriptor.
 class SafetensorsFile {
  public:
-  /// Throws `system` where the file cannot be opened, bad_argument where it is no regular file, `unsupported` for a
-  /// dtype or a number of dimensions that this build lacks, `corrupt` where it is not sound: too short, a
-  /// header longer than the file, no JSON object, a name twice, a shape that does not give
-  /// the bytes its offsets span, offsets outside of the file, overlapping tensors, bytes that belong to no
-  /// tensor. The text names the file, the tensor, what was found and what was expected.
+  /// Throws `system` where the file cannot be opened, bad_argument where it is no regular file, `unsupported`
+  /// for a dtype or a number of dimensions that this build lacks, `corrupt` where it is not sound: too short,
+  /// a header longer than the file, no JSON object, a name twice, a shape that does not give the bytes its
+  /// offsets span, offsets outside of the file, overlapping tensors, bytes that belong to no tensor. The text
+  /// names the file, the tensor, what was found and what was expected.
   static SafetensorsFile open(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const noexcept;
@@ -51,8 +51,8 @@ class SafetensorsFile {
   /// One string of it; throws bad_argument naming the keys there are.
   const std::string& metadata(std::string_view key) const;
 
-  /// The tensor, in fresh memory. Throws as `info` does, `system` where reading fails, and `corrupt` where the file has
-  /// become shorter.
+  /// The tensor, in fresh memory. Throws as `info` does, `system` where reading fails, and `corrupt` where
+  /// the file has become shorter.
   Tensor read(Context& context, std::string_view name, Memory memory = Memory::local) const;
   /// The bytes [offset, offset + out.size()) of the tensor's data, row-major. Throws as `read`, and
   /// bad_argument where that reaches past its end.
