@@ -50,6 +50,8 @@ constexpr int kEagerLooks = 32;  // without a pause between them: most exchanges
 constexpr auto kPatience = std::chrono::seconds(10);
 
 constexpr auto kLook = std::chrono::milliseconds(20);
+// Where other programs have the processors, a yield lasts for milliseconds, and the group may fail meanwhile.
+constexpr int kYieldsPerLook = 8;
 
 // The memory that rank 0 offers. It has offered it before it introduced itself, so that it is there: unless rank 0 was interrupted since then, which the
 // group tells.
@@ -394,6 +396,7 @@ bool Links::finish(LinkedSteps& x, bool expired) {
   const auto begin = Clock::now();
   Idling idling(engine_.spin_limit(), spins_);
   std::optional<ProgressEngine::Waiter> waiter;
+  int yields = 0;
   for (bool late = expired;;) {
     bool moved = false;
     if (const Owning owning(*this, Duration::zero()); owning) {
@@ -414,7 +417,11 @@ bool Links::finish(LinkedSteps& x, bool expired) {
       late |= limit.passed();  // they may move all the time
       if (!late) continue;
     }
-    if (!late && (idling.spin() || (!limit.passed() && idling.yield()))) continue;
+    if (!late && idling.spin()) continue;
+    if (!late && !limit.passed() && idling.yield()) {
+      if (++yields % kYieldsPerLook == 0) look();
+      continue;
+    }
     const Duration left = late ? Duration::zero() : limit.left();
     if (!expired && left == Duration::zero() && interrupted()) {
       fail_interrupted(x);
