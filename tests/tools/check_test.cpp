@@ -49,6 +49,8 @@ TEST(Check, WrongFlagsAreNamed) {
   wrong("--backend auto", "check: backend \"auto\" is not one to check; expected shm, ");
   wrong("--kinds kill,flood", "check: --kinds: there is no fault \"flood\"; expected some of ");
   wrong("--faults --ranks 1", "check: --ranks is 1; faults need 2 or more, so that somebody notices");
+  wrong("--steps dance",
+        "check: --steps: there is no kind of step \"dance\"; expected some of call, window, ");
   wrong("--points nowhere",
         "check: --points: there is no point of a call \"nowhere\"; expected some of before_post, ");
   wrong("--program /nowhere", "/nowhere");
@@ -194,6 +196,29 @@ INSTANTIATE_TEST_SUITE_P(
                "timeout where peer_lost was to be expected"},
         Mutant{"any_tag", "--programs 300 --patience 2", "FAILED: program"},
         Mutant{"leaked_descriptor", "--programs 20", "descriptors open after its Context is gone"},
+        // Windows, and memory that moves under them: of another group, of the same one, while a helper thread unpacks.
+        Mutant{"windows_hold_nothing",
+               "--steps window --kinds stop,stop_resume --points in_chunk --programs 60 --ranks 3,4,5",
+               "whose memory is in the same block: window"},
+        Mutant{"windows_go_on",
+               "--steps window --kinds stop,stop_resume --points in_chunk --programs 60 --ranks 3,4,5",
+               "whose memory is in the same block: window"},
+        Mutant{"moved_unrevoked",
+               "--steps window --kinds stop,stop_resume --points in_chunk --programs 150 --ranks 3,4,5",
+               ": window, field "},
+        Mutant{"windows_wait_unseen", "--steps window --kinds stop,late --ranks 3,4,5 --programs 150",
+               "which waited itself"},
+        Mutant{"interrupt_ends_done", "--steps window --kinds interrupt --programs 100",
+               "it failed though nothing was wrong"},
+        // What ranks must give alike.
+        Mutant{"overlapping_calls", "--steps overlap --programs 10", "were not refused"},
+        Mutant{"silent_leave", "--kinds wrong_root,skip --programs 100 --patience 2", "FAILED: program"},
+        Mutant{"left_out_unseen", "--kinds skip --programs 200 --patience 2",
+               "no rank's log has a warning of skip"},
+        Mutant{"silent_drop", "--kinds drop --programs 40", "no rank's log has a warning of drop"},
+        Mutant{"latest_of_each_rank", "--kinds disagree --programs 60",
+               "ranks have loaded steps from 1 to 2"},
+        Mutant{"save_arguments_unseen", "--kinds disagree --programs 60", "FAILED: program"},
         // Two builds in one job: told, and, where nobody compares them, seen by what they do.
         Mutant{"mixed_builds", "--programs 10", "runs weft "},
         Mutant{"mixed_builds_unseen", "--programs 100 --patience 2", "FAILED: program"},
@@ -203,7 +228,10 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(Mutants, NoneIsNotFound) {
   for (const char* flags :
-       {"--faults --programs 60 --seed 1", "--backend composed-messages --programs 60 --seed 1",
+       {"--faults --programs 60 --seed 1", "--kinds disagree --programs 30 --seed 1",
+        "--kinds wrong_root,skip,drop --programs 60 --seed 1",
+        "--steps window --kinds stop,stop_resume --points in_chunk --programs 20 --ranks 3,4 --seed 1",
+        "--backend composed-messages --programs 60 --seed 1",
         "--backend composed-some --programs 60 --seed 1"}) {
     const Outcome o = mutant("none", flags);
     EXPECT_EQ(o.status, 0) << o.text;

@@ -157,6 +157,10 @@ TEST(Program, StepsAndFaultsThatCannotBeRunAreRefused) {
   refused(put("/steps/0/counts", {1, 2, 3}),
           "steps[0].counts has 3 numbers; expected 0, for all_reduce of 3 ranks");
   refused(put("/steps/0/salt", 0.5), "steps[0].salt is 0.5; expected an integer from 0 to 2^64 - 1");
+  refused(put("/steps/0/does", 4), "steps[0].does is 4; expected an integer from 0 to 3");
+  refused(put("/steps/0/does", 2), "steps[0].op is 1; expected an integer from 0 to 0");
+  refused(put("/ending", "well"), "ending is \"well\", which weft does not know");
+  refused(put("/ends", 1), "ends is 1; expected true or false");
   json large = sound;
   for (int k = 0; k < 8; ++k)
     large["steps"].push_back(sound["steps"][0]), large["steps"].back()["count"] = 1 << 24;
@@ -171,6 +175,40 @@ TEST(Program, StepsAndFaultsThatCannotBeRunAreRefused) {
           "fault.rank is 2, which has nobody beside it in group 1 of step 1");
   refused(put("/fault", {{"kind", 1}, {"point", 0}, {"rank", 0}, {"step", 1}}),
           "fault.rank is 0, which has nobody beside it in group 1 of step 1");
+}
+
+TEST(Program, StepsThatAreNoCallsAreRefusedToo) {
+  Program p;
+  p.homes = {0, 1};
+  p.groups = {{.ranks = {0, 1}}};
+  p.steps.resize(3);
+  for (Step& s : p.steps) s.op = Op::none;
+  p.steps[0].does = Does::window;
+  p.steps[0].count = 3;
+  p.steps[0].counts = {2, 1};
+  p.steps[0].window = {.before = 2, .after = 1};
+  p.steps[1].does = Does::agreement;
+  p.steps[2].does = Does::overlap;
+  const json sound = json::parse(encode(p));
+  EXPECT_EQ(test::error_text([&] { decode(sound.dump()); }), "no error");
+  const auto refused = [&](const char* path, const json& value, const std::string& why) {
+    json changed = sound;
+    changed[json::json_pointer(path)] = value;
+    EXPECT_EQ(test::error_text([&] { decode(changed.dump()); }),
+              "bad_argument: check: not a program: " + why);
+  };
+  const char* const window = "/steps/0/window/";
+  const auto of = [&](const char* key) { return fmt::format("{}{}", window, key); };
+  refused(of("before").c_str(), 3, "steps[0].window.before is 3; expected an integer from 0 to 2");
+  refused(of("after").c_str(), -1, "steps[0].window.after is -1; expected an integer from 0 to 2");
+  refused(of("edge").c_str(), 0, "steps[0].window.edge is 0; expected an integer from 1 to 5");
+  refused(of("exchanges").c_str(), 0, "steps[0].window.exchanges is 0; expected an integer from 1 to 8");
+  refused(of("fields").c_str(), 9, "steps[0].window.fields is 9; expected an integer from 1 to 8");
+  refused("/steps/0/counts", {1}, "steps[0].counts has 1 numbers; expected 2, for window of 2 ranks");
+  refused("/steps/0/counts", {0, 0},
+          "steps[0].window.before is of a window on no rows; expected counts above 0");
+  refused("/steps/1/value", "mind", "steps[1].value is \"mind\", which weft does not know");
+  refused("/steps/2/overlap", "none", "steps[2].overlap is \"none\", which weft does not know");
 }
 
 }  // namespace

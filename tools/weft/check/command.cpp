@@ -21,7 +21,7 @@ namespace {
 struct Flags {
   Options options;
   std::string backend = "shm";
-  std::vector<std::string> kinds, points;
+  std::vector<std::string> kinds, points, steps;
   double deadline = 1, patience = 10;
   std::int64_t only = -1;
   std::string programs_file, reports_file;
@@ -88,6 +88,8 @@ int check(Flags& f, const MoreBackends& others) {
     o.range.kinds.push_back(named<FaultKind>("--kinds", "fault", word, 1, kFaultKinds));
   for (const std::string& word : f.points)
     o.range.points.push_back(named<FaultPoint>("--points", "point of a call", word, 0, kFaultPoints));
+  for (const std::string& word : f.steps)
+    o.range.steps.push_back(named<Does>("--steps", "kind of step", word, 0, kDoes));
   if (!f.kinds.empty() || !f.points.empty()) o.range.faults = true;
   if (o.range.faults && std::all_of(o.range.ranks.begin(), o.range.ranks.end(), [](int n) { return n < 2; }))
     throw Error(ErrorCode::bad_argument,
@@ -102,6 +104,7 @@ int check(Flags& f, const MoreBackends& others) {
   o.command = fmt::format("weft check --backend {}{}{}", f.backend, o.range.faults ? " --faults" : "",
                           f.kinds.empty() ? "" : fmt::format(" --kinds {}", fmt::join(f.kinds, ",")));
   if (!f.points.empty()) o.command += fmt::format(" --points {}", fmt::join(f.points, ","));
+  if (!f.steps.empty()) o.command += fmt::format(" --steps {}", fmt::join(f.steps, ","));
   if (o.range.ranks != Range().ranks) o.command += fmt::format(" --ranks {}", fmt::join(o.range.ranks, ","));
   if (!o.range.threads && !o.range.job) o.command += " --no-threads";
   if (!o.range.processes) o.command += " --no-processes";
@@ -122,6 +125,8 @@ void add_check(CLI::App& app, std::function<int()>& chosen, const MoreBackends& 
   c->add_flag("--faults", o.range.faults, "Most of them are struck by a fault");
   c->add_option("--kinds", f->kinds, "Only these faults")->delimiter(',');
   c->add_option("--points", f->points, "Only at these points of a call, where a fault may be there")
+      ->delimiter(',');
+  c->add_option("--steps", f->steps, "Every program has some of these: call, window, agreement, overlap")
       ->delimiter(',');
   c->add_option("--ranks", o.range.ranks, "Numbers of ranks to choose from")
       ->delimiter(',')

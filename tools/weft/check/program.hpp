@@ -1,4 +1,4 @@
-// A random program of collectives: what weft check runs. Plain values: a program can be drawn, printed,
+// A random program of collectives and exchanges of windows: what weft check runs. Plain values: a program can be drawn, printed,
 // stored and made smaller; it says everything that all ranks know. What is one rank's own (where its buffers
 // lie, in what order it waits) follows from the program's numbers too, see Habits.
 #pragma once
@@ -41,6 +41,15 @@ class Dice {
   std::uint64_t state_;
 };
 
+/// How a program ends that is struck by a call that differs from those of the others, or is left out: who sees it then.
+enum class Ending : std::uint8_t {
+  barriers,  ///< by barriers
+  leave,     ///< by leave(), behind the struck call
+  destroy,   ///< its groups are destroyed, behind the struck call: a warning is all that there is
+};
+inline constexpr int kEndings = 3;
+std::string_view name(Ending ending) noexcept;
+
 /// How a group comes to be. The ranks are the program's, in the order of the group's numbering.
 struct GroupPlan {
   enum class How : std::uint8_t { world, subgroup, split, duplicate };
@@ -51,11 +60,62 @@ struct GroupPlan {
   std::vector<int> ranks;
 };
 
+/// What a step does.
+enum class Does : std::uint8_t {
+  call,       ///< Step::op
+  window,     ///< exchanges of windows: WindowPlan
+  agreement,  ///< something in which all ranks give a value alike: Step::value
+  overlap,    ///< submits calls together whose memory overlaps, which every rank must refuse: Step::overlap
+};
+inline constexpr int kDoes = 4;
+std::string_view name(Does does) noexcept;
+
+/// A tensor whose rows are cut over the ranks of the step's group: rank r has Step::counts[r] rows of Step::count
+/// elements. Each rank fetches its rows and some beside them.
+struct WindowPlan {
+  int before = 0, after = 0;  ///< rows fetched beside a rank's own
+  int edge = 1;               ///< Edge::Kind: zero, periodic, reflect or replicate
+  int exchanges = 1;          ///< started one after the other, each of memory of its own
+  int fields = 1;             ///< of each exchange
+  bool newest_first = false;  ///< the last one started is finished first
+  bool same_geometry(const WindowPlan& other) const {
+    return before == other.before && after == other.after && edge == other.edge;
+  }
+};
+
+/// What the ranks of a step must give alike.
+enum class Value : std::uint8_t {
+  edge,      ///< of a window
+  full,      ///< the layout of a tensor that full() gathers
+  mesh,      ///< the axes of a mesh
+  max_norm,  ///< of clip_grad_norm()
+  saved,     ///< the step of save_checkpoint()
+  loaded,    ///< the directory of load_checkpoint(), where checkpoints of two steps are
+};
+inline constexpr int kValues = 6;
+#ifdef WEFT_HAVE_CHECKPOINT
+inline constexpr int kValuesHere = kValues;  ///< that this build has
+#else
+inline constexpr int kValuesHere = 3;  ///< without the layers dp and checkpoint
+#endif
+std::string_view name(Value value) noexcept;
+
+/// Calls that overlap.
+enum class Overlap : std::uint8_t {
+  send_recv,       ///< the same memory is sent and received into
+  send_recv_part,  ///< a part of it
+  twice,           ///< two reductions in place of the same memory
+  read_written,    ///< what one call reads another one writes
+};
+inline constexpr int kOverlaps = 4;
+std::string_view name(Overlap overlap) noexcept;
+
 /// One operation of one group. `Op::send` is a message from rank `root` to rank `peer`; `Op::recv` stands for
 /// a ring: everybody sends to the rank `peer` further on and receives from the one as far back.
 struct Step {
   int group = 0;
-  Op op = Op::barrier;
+  Does does = Does::call;
+  Op op = Op::barrier;  ///< none: not a call
   DType dtype = DType::f32;
   ReduceOp::Kind reduce = ReduceOp::Kind::sum;
   double scale = 1;
@@ -69,6 +129,10 @@ struct Step {
   bool plain = false;                ///< ordinary memory, no gaps, not in place
   bool shared = false;               ///< memory that peers map, on every rank
   std::uint64_t salt = 0;            ///< what its data and each rank's habits are made from
+  WindowPlan window;
+  Value value = Value::edge;
+  bool differs = false;  ///< this rank gives another value than the others: see FaultRow::distort
+  Overlap overlap = Overlap::send_recv;
 
   /// Elements of the block that rank `from` gives for rank `to`, in a group of n.
   std::int64_t elements(int from, int to, int n) const;
@@ -78,6 +142,9 @@ struct Step {
   /// Over how many ranks, from 0 on, rank `me` of `n` gets the combination.
   int combined_ranks(int me, int n) const;
   bool is_for_everybody() const;  ///< every rank gives something, and gets something of every other
+  bool is_rooted() const;
+  /// A window in which every rank has rows and sends some to, or gets some from, the rank beside it.
+  bool reaches_neighbours() const;
 };
 
 enum class FaultKind : std::uint8_t {
@@ -102,8 +169,10 @@ enum class FaultKind : std::uint8_t {
   memory,       ///< little address space left
   fork,         ///< a child that tries to use the group
   suspend,      ///< SIGSTOP to all ranks, for longer than the deadline; then SIGCONT to all
+  disagree,     ///< gives another value than the others
+  interrupt,    ///< an Interrupt is raised while it asks done()
 };
-inline constexpr int kFaultKinds = 21;
+inline constexpr int kFaultKinds = 23;
 inline constexpr int kMostRanks = 8;
 std::string_view name(FaultKind kind) noexcept;
 
@@ -136,6 +205,10 @@ struct Program {
   bool helper = false;      ///< Progress::thread
   std::string path;         ///< of shm, forced; empty: its own choice
   bool heartbeats = false;  ///< see heartbeat_ranks()
+  /// Where shares_block() (faults/strike.hpp): the group of those that are not struck exchanges windows meanwhile, instead of an
+  /// all_reduce; and the groups that have failed are ended instead of quiesced.
+  bool window_beside = false, ends = false;
+  Ending ending = Ending::barriers;
   Fault fault;
 
   int ranks() const { return static_cast<int>(homes.size()); }
@@ -150,9 +223,20 @@ struct Program {
   std::vector<int> heartbeat_ranks() const;
   /// The group in whose making a rank is struck, where the point is in_creation; -1: none.
   int struck_group() const;
+  /// Whether the group has steps that are not calls, so that nobody knows the numbers of its calls.
+  bool has_more_than_calls(int group) const;
   /// Whether the rank has a part in the step.
   bool takes_part(int step, int rank) const;
 };
+
+inline constexpr Op kForEverybody[] = {
+    Op::all_reduce, Op::all_gather,   Op::all_gather_v, Op::reduce_scatter, Op::reduce_scatter_v,
+    Op::all_to_all, Op::all_to_all_v, Op::scan,         Op::exscan};
+inline constexpr Op kRooted[] = {Op::reduce, Op::broadcast, Op::gather, Op::scatter};
+/// Of the operation's blocks each has a count of its own.
+constexpr bool has_counts(Op op) noexcept {
+  return op == Op::all_gather_v || op == Op::reduce_scatter_v || op == Op::all_to_all_v;
+}
 
 /// What programs are drawn from.
 struct Range {
@@ -167,6 +251,8 @@ struct Range {
       kinds;  ///< only these; empty: all that the backend's guarantees leave something to say of
   std::vector<FaultPoint> points;  ///< only at these, where a fault may be there; empty: anywhere
   std::int64_t most = 70001;       ///< elements of the largest blocks
+  std::vector<Does>
+      steps;  ///< every program has some of these; empty: half of them have some of all that are no calls
 };
 
 /// Program `index` of `seed`: a function of these and of `range`, on every machine.

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
@@ -104,6 +105,17 @@ std::string kill_descendants() {
   return found;
 }
 
+// Sees lines of the log that a program must bring; errors go to stderr.
+LogSink listener(ProcessReport& report) {
+  return [&report](LogLevel level, std::string_view line) {
+    const auto has = [&](std::string_view text) { return line.find(text) != std::string_view::npos; };
+    if (has("mismatch, found when the group was left")) report.warned_of_difference.store(true);
+    if (has("dropped the Work of a call in flight")) report.warned_of_drop.store(true);
+    if (level == LogLevel::error)
+      std::fprintf(stderr, "weft error: %.*s\n", static_cast<int>(line.size()), line.data());
+  };
+}
+
 // One process of a program: the ranks that live in it, as threads.
 int run_home(const Program& p, int home, const Settings& settings, SharedReport& shared) {
   ProcessReport& report = shared.processes[home];
@@ -116,7 +128,8 @@ int run_home(const Program& p, int home, const Settings& settings, SharedReport&
   report.descriptors_before = count_descriptors();
   {
     ContextOptions options;
-    options.log_level = LogLevel::error;
+    options.log_level = LogLevel::warning;
+    options.log_sink = listener(report);
     Context context(options);
     const std::shared_ptr<Store> store =
         alone ? make_local_store()

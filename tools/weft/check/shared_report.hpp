@@ -53,8 +53,9 @@ struct RankReport {
   ErrorCode code;
   Op op;
   std::uint64_t call;
-  int group;         ///< -1: none yet
-  bool in_creation;  ///< of that group
+  int group;          ///< -1: none yet
+  bool in_creation;   ///< of that group
+  bool own_deadline;  ///< the group's, not that of a call
   int blamed_count;
   int blamed[kMostRanks];  ///< as the program numbers them
   bool said_quiesced;
@@ -72,6 +73,7 @@ struct RankReport {
 
 /// Written by the first rank of each process.
 struct ProcessReport {
+  std::atomic<bool> warned_of_difference, warned_of_drop;  ///< its log has such a line
   int descriptors_before, descriptors_after;
   int segments_after;  ///< mappings of weft's shared memory
   bool counted;
@@ -92,8 +94,12 @@ struct SharedReport {
   bool job_ended;     ///< mpirun ended it before the ranks were done
   Text<500> trouble;  ///< what the watcher found wrong
   // Written by the ranks.
-  std::atomic<std::uint32_t> tried;  ///< bit per rank: quiesced once, with a call of another group in flight
-  std::atomic<int> child;            ///< fault fork: 1 the child had the right error, 2 not
+  // A bit per rank.
+  std::atomic<std::uint32_t> trying,
+      tried;                  ///< it gives its memory back, with something of another group in flight; it has
+  std::atomic<bool> holding;  ///< a rank holds its part of a window back
+  std::atomic<std::uint32_t> tried_holding;  ///< the same, with a window of the same group in flight
+  std::atomic<int> child;                    ///< fault fork: 1 the child had the right error, 2 not
   RankReport ranks[kMostRanks];
   ProcessReport processes[kMostRanks];
 

@@ -135,6 +135,8 @@ Program shrink(Program p, const std::function<bool(const Program&)>& fails, int 
           for (std::int64_t& c : t.counts) c = std::min(c, to);
         });
       }
+      if (s.window.exchanges > 1) with([](Step& t) { t.window.exchanges = 1; });
+      if (s.window.fields > 1) with([](Step& t) { t.window.fields = 1; });
       if (s.coalesced) with([](Step& t) { t.coalesced = false; });
       if (!p.steps[static_cast<std::size_t>(k)].plain && !p.steps[static_cast<std::size_t>(k)].shared)
         with([](Step& t) { t.plain = true; });
@@ -146,6 +148,8 @@ Program shrink(Program p, const std::function<bool(const Program&)>& fails, int 
     };
     if (p.in_flight > 1) whole([](Program& q) { q.in_flight = 1; });
     if (p.helper) whole([](Program& q) { q.helper = false; });
+    if (p.window_beside) whole([](Program& q) { q.window_beside = false; });
+    if (p.ends) whole([](Program& q) { q.ends = false; });
     if (!p.path.empty()) whole([](Program& q) { q.path.clear(); });
     if (p.processes() > 1 && p.fault.kind == FaultKind::none)
       whole([](Program& q) { std::fill(q.homes.begin(), q.homes.end(), 0); });

@@ -113,6 +113,7 @@ class Judge {
   // The step a call of a group was, as all but the struck rank know it; -1: not a step. `in_split`: it was the
   // exchange of colors of a split of this group, in which a slower rank may have met the failure first.
   int step_of(const RankReport& rank, bool* in_split = nullptr) const {
+    if (p_.has_more_than_calls(rank.group)) return -1;
     std::uint64_t number = 0;
     std::vector<bool> counted(p_.groups.size());
     for (int k = 0; k < static_cast<int>(p_.steps.size()); ++k) {
@@ -172,6 +173,7 @@ class Judge {
       return {};
     if (rank.blamed_count == 0) return "the error names no rank";
     if (blames_victim(rank)) return {};
+    if (holds_window(p_) && blames(rank, holding_rank(p_))) return {};  // it takes no steps meanwhile
     // A rank that leaves a message out goes on. In the end it waits for ranks that wait for the message's receiver:
     // a circle.
     const bool in_circle = row_.steps == StepsTaken::left_out;
@@ -196,7 +198,7 @@ class Judge {
     if (rank.in_creation || rank.code == ErrorCode::aborted || rank.op == Op::none) return {};
     if (rank.call == kNoCall) return {};  // the group had failed before the call got a number
     if (rank.op == Op::send || rank.op == Op::recv) return {};
-    if (row_.other_calls) return {};
+    if (row_.other_calls || p_.has_more_than_calls(rank.group)) return {};
     bool in_split = false;
     const int k = step_of(rank, &in_split);
     if (in_split && rank.op == Op::all_gather) return {};
@@ -254,7 +256,7 @@ class Judge {
       case Sees::nothing: return "it failed though nothing was wrong";
       case Sees::death: return of_death(rank);
       case Sees::absence: return of_absence(rank);
-      case Sees::mismatch: return of_mismatch(rank);
+      case Sees::mismatch: return of_mismatch(rank, victim);
       case Sees::mismatch_or_absence: return of_skip(rank);
       case Sees::abort: return of_abort(rank);
       case Sees::leaving: return of_leaving(rank);
@@ -277,11 +279,16 @@ class Judge {
   std::string of_absence(const RankReport& rank) const {
     if (p_.fault.point == FaultPoint::before_quiesce && aborted_by_victim(rank)) return {};
     if (rank.code != ErrorCode::timeout) return unexpected(rank, "timeout");
+    if (rank.text.view().find("within 0.00") != std::string_view::npos)
+      return "the error says less than it waited";
     if (const std::string wrong = blame_of_absence(rank); !wrong.empty()) return wrong;
     return names_call(rank);
   }
-  std::string of_mismatch(const RankReport& rank) const {
+  std::string of_mismatch(const RankReport& rank, bool victim) const {
     if (rank.code != ErrorCode::mismatch) return unexpected(rank, "mismatch");
+    const bool agrees = p_.steps[static_cast<std::size_t>(p_.fault.step)].does == Does::agreement;
+    if (victim && agrees && rank.blamed_count > 0)
+      return {};  // it may name the rank whose value it does not have
     return blames(rank, p_.fault.rank) ? names_call(rank) : not_named();
   }
   std::string of_skip(const RankReport& rank) const {
@@ -312,7 +319,8 @@ class Judge {
     if (r == p_.fault.rank && kind_ != FaultKind::none) return {};
     const double slack = kWithin + kLateTimes * to_seconds(shared_.late_ns);
     const std::int64_t since = rank.waiting_since.load();
-    const Duration deadline = rank.in_creation ? settings_.group_deadline(p_) : settings_.call_deadline(p_);
+    const Duration deadline =
+        rank.in_creation || rank.own_deadline ? settings_.group_deadline(p_) : settings_.call_deadline(p_);
     const double waited = to_seconds(rank.thrown_at - since);
     const double most = std::chrono::duration<double>(deadline).count() + slack;
     if (waited > most) return fmt::format("it waited {:.2f} s; at most {:.2f} s were promised", waited, most);
@@ -347,9 +355,17 @@ class Judge {
       slow_ = true;
       return wrong;
     }
-    if (guarantees_.quiesces && !rank.quiesced && rank.phase.load() >= Phase::settled)
+    const bool ended = p_.ends && shares_block(p_);  // then nobody asks
+    if (guarantees_.quiesces && !ended && !rank.quiesced && rank.phase.load() >= Phase::settled)
       return fmt::format("quiesce() was not true after {:.2f} s", to_seconds(rank.quiesce_ns));
     return {};
+  }
+
+  std::string unwarned(std::atomic<bool> ProcessReport::*line) const {
+    if (!settings_.mpirun.empty()) return {};
+    for (int h = 0; h < p_.processes(); ++h)
+      if ((shared_.processes[h].*line).load()) return {};
+    return fmt::format("no rank's log has a warning of {}", describe(p_.fault));
   }
 
   // What the ranks together must have seen.
@@ -360,7 +376,11 @@ class Judge {
     std::vector<int> calm, failed;
     for (int r = 0; r < p_.ranks(); ++r)
       if (!taken(r)) (shared_.ranks[r].has_error ? failed : calm).push_back(r);
-    const MustFail& must = row_.must_fail;
+    if (p_.ending == Ending::destroy && failed.empty()) return unwarned(&ProcessReport::warned_of_difference);
+    if (row_.act == Act::drop && step.does == Does::call && !failed.empty())
+      if (const std::string wrong = unwarned(&ProcessReport::warned_of_drop); !wrong.empty()) return wrong;
+    const MustFail must =
+        p_.ending == Ending::leave ? MustFail{.who = MustFail::all, .members = true} : row_.must_fail;
     if (must.but_the_struck) std::erase(calm, p_.fault.rank);
     if (must.members) std::erase_if(calm, [&](int r) { return p_.rank_in(step.group, r) < 0; });
     switch (must.who) {
@@ -376,6 +396,8 @@ class Judge {
     // Nor does anybody but the receiver know how much it expects in an all_to_all_v.
     const bool unseen = step.op == Op::send || step.op == Op::all_to_all_v;
     if (calm.empty() || (must.one_if_unseen && unseen && !failed.empty())) return {};
+    // All ranks may have loaded what rank 0 found.
+    if (step.does == Does::agreement && step.value == Value::loaded && failed.empty()) return {};
     return fmt::format("{} saw no error, though a barrier of all ranks comes after {}", name_ranks(calm),
                        describe(p_.fault));
   }

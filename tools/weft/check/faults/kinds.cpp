@@ -24,7 +24,10 @@ void kill_self(const Program&, Duration) { ::kill(::getpid(), SIGKILL); }
 void stop_self(const Program&, Duration) { ::kill(::getpid(), SIGSTOP); }
 void exit_now(const Program&, Duration) { ::_exit(0); }
 void come_in_time(const Program&, Duration) { std::this_thread::sleep_for(kInTime); }
-void come_late(const Program&, Duration deadline) { std::this_thread::sleep_for(deadline + kOverdue); }
+void come_late(const Program& p, Duration deadline) {
+  const bool call = p.steps[static_cast<std::size_t>(p.fault.step)].does == Does::call;
+  std::this_thread::sleep_for(deadline + (call ? Duration() : kGroupsWaitLonger) + kOverdue);
+}
 // It comes in time, since the time of the suspension does not count.
 void suspend_self(const Program&, Duration deadline) {
   ::kill(::getpid(), SIGSTOP);
@@ -39,6 +42,10 @@ void exit_by_signal(int) { ::_exit(0); }
 bool reducible(DType t, ReduceOp::Kind k) { return known_traits("shm")->reduces_itself(k, t); }
 
 void distort_count(Step& w, const Step& s, Dice& d, int me, int n) {
+  if (s.does == Does::window) {
+    w.count += d.between(1, 24);
+    return;
+  }
   if (s.op == Op::all_to_all_v) {  // sends more to another than that one expects
     w.counts[static_cast<std::size_t>(me * n + (me + 1) % n)] += d.between(1, 3);
   } else if (!s.counts.empty()) {
@@ -78,22 +85,31 @@ void distort_root(Step& w, const Step& s, Dice& d, int, int n) {
   w.root = (s.root + 1 + d.below(static_cast<std::size_t>(n - 1))) % n;
 }
 
+void distort_value(Step& w, const Step&, Dice&, int, int) { w.differs = true; }
+
 // ---- Where it makes sense
 
-bool has_root(const Step& s) {
-  return s.op == Op::reduce || s.op == Op::broadcast || s.op == Op::gather || s.op == Op::scatter;
+// Whether weft compares the value among ranks.
+bool is_compared(Value value) {
+  return value == Value::edge || value == Value::saved || value == Value::loaded;
 }
+
 // Whether other ranks are concerned when rank `me` does this step wrong: not in a message between others or to itself.
 bool is_heard_of(const Step& s, int me) {
   return s.op != Op::send || (s.root != s.peer && (s.root == me || s.peer == me));
 }
 bool fits_count(const Step& s, int me) {
+  if (s.does != Does::call) return s.reaches_neighbours();
   return s.op != Op::barrier && s.op != Op::recv && is_heard_of(s, me);
 }
 bool fits_dtype(const Step& s, int me) { return fits_count(s, me) && s.op != Op::all_to_all_v; }
 bool fits_everybody(const Step& s, int) { return s.is_for_everybody(); }
-bool fits_root(const Step& s, int) { return has_root(s); }
-bool fits_skip(const Step& s, int me) { return s.op != Op::recv && is_heard_of(s, me); }
+bool fits_drop(const Step& s, int) { return s.is_for_everybody() || s.does == Does::window; }
+bool fits_root(const Step& s, int) { return s.is_rooted(); }
+bool fits_skip(const Step& s, int me) {
+  return s.does == Does::call && s.op != Op::recv && is_heard_of(s, me);
+}
+bool fits_agreement(const Step& s, int) { return s.does == Does::agreement && is_compared(s.value); }
 bool fits_any(const Step& s, int me) { return s.op != Op::send || s.root == me || s.peer == me; }
 
 // ---- Which guarantees say what must happen
@@ -129,6 +145,7 @@ constexpr FaultPoint kDelay[] = {before_post, after_post, in_chunk, in_chunk};
 constexpr FaultPoint kLimit[] = {before_post, after_post, in_creation};
 constexpr FaultPoint kFork[] = {before_post, after_post};
 constexpr FaultPoint kDrop[] = {after_post};
+constexpr FaultPoint kInterrupt[] = {after_post};
 constexpr FaultPoint kBefore[] = {before_post};
 
 constexpr MustFail kNobody{};
@@ -247,6 +264,7 @@ constexpr FaultRow kRows[] = {
      .guaranteed = compares_calls,
      .points = kBefore,
      .fits = fits_root,
+     .unseen_at_root = true,
      .sees = Sees::mismatch,
      .must_fail = kMembers},
     {.kind = FaultKind::wrong_order,
@@ -266,6 +284,7 @@ constexpr FaultRow kRows[] = {
      .guaranteed = tells_skips,
      .points = kBefore,
      .fits = fits_skip,
+     .unseen_at_root = true,
      .other_next = true,
      .overdue = always_overdue,
      .sees = Sees::mismatch_or_absence,
@@ -289,7 +308,7 @@ constexpr FaultRow kRows[] = {
      .name = "drop",
      .act = Act::drop,
      .points = kDrop,
-     .fits = fits_everybody,
+     .fits = fits_drop,
      .sees = Sees::abort,
      .must_fail = kAllOrNobody},
     {.kind = FaultKind::descriptors,
@@ -326,6 +345,20 @@ constexpr FaultRow kRows[] = {
      .points = kPause,
      .fits = fits_any,
      .overdue = always_overdue},
+    {.kind = FaultKind::disagree,
+     .name = "disagree",
+     .act = Act::call_wrongly,
+     .distort = distort_value,
+     .of_more = true,
+     .points = kBefore,
+     .fits = fits_agreement,
+     .sees = Sees::mismatch,
+     .must_fail = kMembers},
+    {.kind = FaultKind::interrupt,
+     .name = "interrupt",
+     .act = Act::interrupt,
+     .points = kInterrupt,
+     .fits = fits_any},
 };
 static_assert(std::size(kRows) == kFaultKinds);
 static_assert([] {

@@ -19,6 +19,7 @@ enum class Act : std::uint8_t {
   leave,         ///< destroys its groups
   drop,          ///< drops the Work of the call, which is in flight
   fork,          ///< has a child that uses the group
+  interrupt,     ///< asks done() of all that is in flight while an Interrupt is raised
 };
 
 /// The steps that the struck rank takes.
@@ -71,6 +72,7 @@ struct FaultRow {
   StepsTaken steps = StepsTaken::as_planned;
   Stopped stopped = Stopped::no;
   bool takes_process = false;  ///< the process dies, or is stopped until the others have failed
+  bool of_more = false;        ///< only at steps that are no calls
   bool limits = false;         ///< takes descriptors or memory: before a group is made
 
   // When it is drawn.
@@ -79,7 +81,8 @@ struct FaultRow {
       nullptr;  ///< the backend's guarantees say what must happen; null: always
   std::span<const FaultPoint> points;
   bool (*fits)(const Step&, int me) = nullptr;  ///< it makes sense in such a step of rank `me`
-  bool other_next = false;                      ///< the step after it is another operation of the same group
+  bool unseen_at_root = false;  ///< in a call whose root waits for nobody, it shows in later calls alone
+  bool other_next = false;      ///< the step after it is another operation of the same group
 
   // What the ranks see.
   bool is_absent = false;                               ///< others wait for the rank, which is gone or late

@@ -61,14 +61,30 @@ bool shares_block(const Program& p) {
          p.fault.point == FaultPoint::in_chunk && p.ranks() > 2 && alone == 1;
 }
 
+bool holds_window(const Program& p) {
+  if (!shares_block(p) || p.fault.step == 0) return false;
+  const Step &s = p.steps[static_cast<std::size_t>(p.fault.step)],
+             &before = p.steps[static_cast<std::size_t>(p.fault.step - 1)];
+  return before.does == Does::window && before.group == s.group && p.group_size(s.group) > 2 &&
+         before.window.exchanges == 1;
+}
+
+int holding_rank(const Program& p) {
+  const std::vector<int>& ranks =
+      p.groups[static_cast<std::size_t>(p.steps[static_cast<std::size_t>(p.fault.step)].group)].ranks;
+  return *std::find_if(ranks.rbegin(), ranks.rend(), [&](int r) { return r != p.fault.rank; });
+}
+
 bool runs_into_deadline(const Program& p, const FailureGuarantees& guarantees) {
   return row(p).overdue != nullptr && row(p).overdue(guarantees);
 }
 
-Step distorted(const Step& s, FaultKind kind, int me, int n) {
+Step as_called(const Program& p, int step, int rank) {
+  const Step& s = p.steps[static_cast<std::size_t>(step)];
   Step w = s;
+  if (p.fault.kind == FaultKind::none || rank != p.fault.rank || step != p.fault.step) return w;
   Dice d(mix(s.salt, 4711));
-  if (row(kind).distort != nullptr) row(kind).distort(w, s, d, me, n);
+  if (row(p).distort != nullptr) row(p).distort(w, s, d, p.rank_in(s.group, rank), p.group_size(s.group));
   return w;
 }
 

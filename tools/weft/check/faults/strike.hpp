@@ -10,6 +10,9 @@
 
 namespace weft::check {
 
+/// A group's deadline, which windows have, is so much longer than that of calls that run into theirs.
+inline constexpr Duration kGroupsWaitLonger = std::chrono::seconds(2);
+
 /// Whether a deadline passes before survivors can go on, or while all are suspended: calls of such programs
 /// get a short one.
 bool runs_into_deadline(const Program& p, const FailureGuarantees& guarantees);
@@ -18,8 +21,14 @@ bool runs_into_deadline(const Program& p, const FailureGuarantees& guarantees);
 /// whose buffers are in it, too: so it is where a rank is stopped inside the others' memory.
 bool shares_block(const Program& p);
 
-/// The step as the struck rank calls it: wrong as FaultRow::distort says, right in itself.
-Step distorted(const Step& s, FaultKind kind, int me, int n);
+/// Whether a window is in flight in the same group, too, in which a rank that is not struck takes no part until the others
+/// have given their memory other pages.
+bool holds_window(const Program& p);
+/// That rank.
+int holding_rank(const Program& p);
+
+/// The step as the rank takes it: the struck one wrongly, as FaultRow::distort says, but right in itself.
+Step as_called(const Program& p, int step, int rank);
 
 /// The order in which `rank` takes the steps.
 std::vector<int> order_of(const Program& p, int rank);

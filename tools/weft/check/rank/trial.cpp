@@ -1,4 +1,4 @@
-#include "trial.hpp"
+#include "rank/trial.hpp"
 
 #include <fmt/format.h>
 
@@ -7,16 +7,8 @@
 #include <numeric>
 
 namespace weft::check {
-namespace {
-
-constexpr std::size_t kGuard = 64;       // bytes before and after
-constexpr std::byte kUntouched{0xa5};    // what nobody has written
-constexpr std::byte kOverwritten{0x5c};  // what the program writes after a failure
-
-}  // namespace
-
 Trial::Trial(Context& context, const Step& s, int me, int n, Duration deadline, Pool* pool)
-    : s_(s), me_(me), n_(n), size_(size_bytes(s.dtype)), pool_(pool) {
+    : s_(s), me_(me), n_(n), size_(size_bytes(s.dtype)), buffers_(context, s_, pool) {
   Dice habits(mix(s.salt, static_cast<std::uint64_t>(me) + 1000));
   const bool at_root = me == s.root;
   const bool sends = s.op != Op::send || at_root, receives = s.op != Op::send || me == s.peer;
@@ -27,23 +19,23 @@ Trial::Trial(Context& context, const Step& s, int me, int n, Duration deadline, 
   out_ = side(habits, s.out_parted(), out, [&](int from) { return s.elements(from, me, n); });
   in_place_ = in && out && !s.plain && habits.one_in(2) && s.op != Op::all_to_all &&
               s.op != Op::all_to_all_v && s.op != Op::send && s.op != Op::recv;
-  lay_out(context, habits, in, out);
+  lay_out(habits, in, out);
   make_calls(deadline, in, out);
 }
 
 // Takes memory for both sides, and fills `in`.
-void Trial::lay_out(Context& context, Dice& habits, bool in, bool out) {
+void Trial::lay_out(Dice& habits, bool in, bool out) {
   const Step& s = s_;
   const auto own = static_cast<std::size_t>(me_);
   if (in_place_ && s.out_parted()) {
-    out_.data = room(context, habits, out_.total);
+    out_.data = buffers_.room(habits, out_.total);
     in_.data = out_.data + out_.offsets[own] * size_;
   } else if (in_place_ && s.in_parted()) {
-    in_.data = room(context, habits, in_.total);
+    in_.data = buffers_.room(habits, in_.total);
     out_.data = in_.data + in_.offsets[own] * size_;
   } else {
-    if (in) in_.data = room(context, habits, in_.total);
-    if (out) out_.data = in_place_ ? in_.data : room(context, habits, out_.total);
+    if (in) in_.data = buffers_.room(habits, in_.total);
+    if (out) out_.data = in_place_ ? in_.data : buffers_.room(habits, out_.total);
   }
   if (in)
     for (std::size_t b = 0; b < in_.counts.size(); ++b) {
@@ -112,30 +104,6 @@ Trial::Side Trial::side(Dice& habits, bool parted, bool there, const Elements& e
   return side;
 }
 
-// Shared, ordinary, or memory that is not weft's; where nothing is computed, at any address.
-std::byte* Trial::room(Context& context, Dice& habits, std::int64_t elements) {
-  auto buffer = std::make_unique<Buffer>();
-  const int kind = s_.shared ? 0 : s_.plain ? 2 : habits.below(4);
-  const std::size_t shift = kind == 3 && !s_.reduces() ? static_cast<std::size_t>(habits.below(4)) : 0;
-  buffer->bytes = static_cast<std::size_t>(elements * size_) + 2 * kGuard + shift;
-  std::optional<Tensor> part;
-  if (kind < 2 && pool_ != nullptr) part = pool_->cut(static_cast<std::int64_t>(buffer->bytes));
-  if (part) {
-    buffer->tensor = std::move(*part);
-    buffer->all = buffer->tensor.data();
-  } else if (kind < 3) {
-    buffer->tensor = Tensor(context, Shape{static_cast<std::int64_t>(buffer->bytes)}, DType::u8,
-                            kind < 2 ? Memory::shared : Memory::local);
-    buffer->all = buffer->tensor.data();
-  } else {
-    buffer->foreign.resize(buffer->bytes);
-    buffer->all = buffer->foreign.data();
-  }
-  std::memset(buffer->all, static_cast<int>(kUntouched), buffer->bytes);
-  buffers_.push_back(std::move(buffer));
-  return buffers_.back()->all + kGuard + shift;
-}
-
 ConstTensorView Trial::in_view() const {
   if (!in_.there) return {};
   return {in_.data, s_.dtype, {}, Dims::line(in_.total), Dims::line(1)};
@@ -154,15 +122,7 @@ int Trial::source(int block) const {
 
 std::string Trial::complaint(bool exact) const {
   // Every byte is either part of a block, or as it was.
-  std::vector<std::vector<bool>> seen;
-  for (const auto& b : buffers_) seen.emplace_back(b->bytes, false);
-  const auto mark = [&](const std::byte* at, std::int64_t bytes) {
-    for (std::size_t b = 0; b < buffers_.size(); ++b) {
-      const std::ptrdiff_t from = at - buffers_[b]->all;
-      if (from >= 0 && from < static_cast<std::ptrdiff_t>(buffers_[b]->bytes))
-        std::fill_n(seen[b].begin() + from, bytes, true);
-    }
-  };
+  Buffers::Marks marks(buffers_);
   for (std::size_t b = 0; out_.there && b < out_.counts.size(); ++b) {
     Expected e = expected(s_, source(static_cast<int>(b)), me_, n_, exact);
     const bool stays = e.bytes.empty() && s_.op == Op::exscan;
@@ -173,7 +133,7 @@ std::string Trial::complaint(bool exact) const {
     const std::byte* const got = out_.data + out_.offsets[b] * size_;
     if (const std::string wrong = compare(s_, e, got); !wrong.empty())
       return fmt::format("out, block {}{}: {}", b, in_place_ ? ", in place" : "", wrong);
-    mark(got, out_.counts[b] * size_);
+    marks.mark(got, out_.counts[b] * size_);
   }
   for (std::size_t b = 0; in_.there && b < in_.counts.size(); ++b) {
     const std::byte* const at = in_.data + in_.offsets[b] * size_;
@@ -182,27 +142,9 @@ std::string Trial::complaint(bool exact) const {
       if (!bytes.empty() && std::memcmp(at, bytes.data(), bytes.size()) != 0)
         return fmt::format("in, block {}, was changed", b);
     }
-    mark(at, in_.counts[b] * size_);
+    marks.mark(at, in_.counts[b] * size_);
   }
-  for (std::size_t b = 0; b < buffers_.size(); ++b)
-    for (std::size_t i = 0; i < buffers_[b]->bytes; ++i)
-      if (!seen[b][i] && buffers_[b]->all[i] != kUntouched)
-        return fmt::format("byte {} of a buffer of {} was written, which is in no block", i,
-                           buffers_[b]->bytes);
-  return {};
-}
-
-void Trial::overwrite() {
-  for (const auto& b : buffers_) std::memset(b->all, static_cast<int>(kOverwritten), b->bytes);
-}
-
-std::string Trial::overwritten() const {
-  for (const auto& b : buffers_)
-    for (std::size_t i = 0; i < b->bytes; ++i)
-      if (b->all[i] != kOverwritten)
-        return fmt::format("byte {} of a buffer of {} was written after quiesce() had returned true", i,
-                           b->bytes);
-  return {};
+  return marks.stray();
 }
 
 }  // namespace weft::check

@@ -8,27 +8,10 @@
 
 #include "oracle.hpp"
 #include "program.hpp"
+#include "rank/buffers.hpp"
 #include "weft/backends/call.hpp"
-#include "weft/base/tensor.hpp"
-#include "weft/host/context.hpp"
 
 namespace weft::check {
-
-/// One allocation of shared memory, from which buffers are cut as long as there is room.
-class Pool {
- public:
-  Pool(Context& context, std::int64_t bytes) : block_(context, Shape{bytes}, DType::u8, Memory::shared) {}
-  std::optional<Tensor> cut(std::int64_t bytes) {
-    bytes = (bytes + 63) / 64 * 64;
-    if (bytes > block_.count() - used_) return std::nullopt;
-    used_ += bytes;
-    return block_.slice_flat(used_ - bytes, Shape{bytes});
-  }
-
- private:
-  Tensor block_;
-  std::int64_t used_ = 0;
-};
 
 class Trial {
  public:
@@ -40,8 +23,8 @@ class Trial {
   /// What is wrong with the buffers now that the calls are done; empty: nothing.
   std::string complaint(bool exact) const;
   /// Writes a pattern over everything that peers may have written to, and looks whether it is still there.
-  void overwrite();
-  std::string overwritten() const;
+  void overwrite() { buffers_.overwrite(); }
+  std::string overwritten() const { return buffers_.overwritten(); }
 
  private:
   struct Side {
@@ -53,18 +36,10 @@ class Trial {
       return {counts, loose ? std::span<const std::int64_t>(offsets) : std::span<const std::int64_t>{}};
     }
   };
-  // Memory with room around it that nobody may touch.
-  struct Buffer {
-    Tensor tensor;
-    std::vector<std::byte> foreign;
-    std::byte* all = nullptr;
-    std::size_t bytes = 0;  // all of it
-  };
-  void lay_out(Context& context, Dice& habits, bool in, bool out);
+  void lay_out(Dice& habits, bool in, bool out);
   void make_calls(Duration deadline, bool in, bool out);
   template <class Elements>
   Side side(Dice& habits, bool parted, bool there, const Elements& elements) const;
-  std::byte* room(Context& context, Dice& habits, std::int64_t elements);
   ConstTensorView in_view() const;
   TensorView out_view() const;
   int source(int block) const;
@@ -72,8 +47,7 @@ class Trial {
 
   const Step s_;
   const int me_, n_, size_;
-  Pool* const pool_;
-  std::vector<std::unique_ptr<Buffer>> buffers_;
+  Buffers buffers_;
   Side in_, out_;
   bool in_place_ = false;
   std::vector<Call> calls_;

@@ -1,20 +1,25 @@
 // One rank's part of a program: its groups, its steps, what happens to it, and what it does when a call
 // fails.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <sched.h>
 
 #include <algorithm>
 #include <atomic>
-#include <map>
 #include <memory>
 #include <thread>
 
 #include "backends/test_hooks.hpp"
 #include "faults/strike.hpp"
+#include "rank/agreement.hpp"
+#include "rank/await.hpp"
+#include "rank/heartbeat.hpp"
+#include "rank/open.hpp"
+#include "rank/others.hpp"
+#include "rank/parts.hpp"
+#include "rank/survivors.hpp"
 #include "runner.hpp"
 #include "store/forwarding_store.hpp"
-#include "trial.hpp"
+#include "weft/base/interrupt.hpp"
 #include "weft/base/view.hpp"
 
 namespace weft::check {
@@ -24,56 +29,11 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr auto kHeldBack =
-    milliseconds(30);                  // others come so much later, where a rank is to be found waiting
-constexpr auto kQuiesce = seconds(3);  // for quiesce() to become true
-constexpr auto kShrink = seconds(1);   // for ranks to come to shrink()
-constexpr auto kPoll = std::chrono::microseconds(500);
-constexpr auto kTry = milliseconds(50);        // for a quiesce() that another group may hold up
-constexpr std::int64_t kPoolBytes = 16 << 20;  // for all buffers of a program whose groups share one block
-
-// A thread of this rank that sends or receives small messages, until it is destroyed, the group fails or its
-// time is over.
-class Heartbeat {
- public:
-  Heartbeat(const Program& p, int rank, ProcessGroup& group, Duration patience)
-      : p_(p), group_(group), options_{.deadline = patience, .tag = kHeartbeatTag} {
-    const std::vector<int> ranks = p.heartbeat_ranks();
-    if (ranks.empty() || (rank != ranks[0] && rank != ranks[1])) return;
-    thread_ = std::thread([this, ranks, sends = rank == ranks[0]] {
-      try {
-        sends ? send(ranks[1]) : receive(ranks[0]);
-      } catch (const std::exception&) {}  // the group has failed: the rank's own calls tell
-    });
-  }
-  ~Heartbeat() {
-    ending_.store(true);
-    if (thread_.joinable()) thread_.join();
-  }
-  Heartbeat(const Heartbeat&) = delete;
-  Heartbeat& operator=(const Heartbeat&) = delete;
-
- private:
-  void send(int to) {
-    Dice pauses(mix(p_.seed, p_.index));
-    const Deadline end = Deadline::after(kLongest);
-    for (std::int32_t last = 0; last == 0;) {
-      std::this_thread::sleep_for(milliseconds(pauses.between(1, 60)));
-      last = ending_.load() || end.passed() ? 1 : 0;
-      group_.send(view(&last, 1), to, options_).wait();
-    }
-  }
-  void receive(int from) {
-    for (std::int32_t last = 0; last == 0;) group_.recv(view(&last, 1), from, options_).wait();
-  }
-
-  static constexpr int kHeartbeatTag = 4242;
-  static constexpr Duration kLongest = seconds(6);  // far beyond what a deadline and a second allow
-  const Program& p_;
-  ProcessGroup& group_;
-  const CallOptions options_;
-  std::atomic<bool> ending_{false};
-  std::thread thread_;
-};
+    milliseconds(30);                       // others come so much later, where a rank is to be found waiting
+constexpr auto kQuiesce = seconds(3);       // for quiesce() to become true
+constexpr auto kReach = milliseconds(200);  // for a rank to be stopped inside the others' memory
+constexpr auto kHold = seconds(5);          // for the others to give theirs back
+constexpr auto kTry = milliseconds(50);     // for a quiesce() that another group may hold up
 
 class Runner {
  public:
@@ -86,14 +46,14 @@ class Runner {
         settings_(settings),
         shared_(shared),
         report_(shared.ranks[rank]),
+        order_(order_of(p, rank)),
+        parts_(p, rank, context, settings),
         groups_(p.groups.size()),
-        posted_(p.groups.size()),
         victim_(p.fault.kind != FaultKind::none && p.fault.rank == rank) {}
 
   void run() {
     report_.group = -1;
     report_.phase.store(Phase::running);
-    prepare();
     try {
       work();
     } catch (const Error& e) {
@@ -112,13 +72,6 @@ class Runner {
   }
 
  private:
-  // A call, or several that were submitted together, in flight.
-  struct Open {
-    Work work;
-    int group = 0;
-    std::vector<int> steps;
-  };
-
   void complain(const std::string& what, bool perhaps_late = false) {
     if (!report_.complaint.empty()) return;
     report_.complaint.set(what);
@@ -126,71 +79,29 @@ class Runner {
   }
 
   // Where a rank is when something goes wrong, for note().
-  void at(int group, bool creation = false) {
+  void at(int group, bool creation = false, bool own_deadline = false) {
     group_ = group;
     creation_ = creation;
+    own_deadline_ = own_deadline;
     report_.waiting_since.store(now_ns());
   }
 
-  // All buffers are there before the first call, so that nothing but weft needs memory later.
-  void prepare() {
-    order_ = order_of(p_, rank_);
-    if (shares_block(p_)) pool_ = std::make_unique<Pool>(context_, kPoolBytes);
-    trials_.resize(p_.steps.size());
-    for (const int k : order_) {
-      if (!p_.takes_part(k, rank_)) continue;
-      const Step& s = p_.steps[static_cast<std::size_t>(k)];
-      const int me = p_.rank_in(s.group, rank_), n = p_.group_size(s.group);
-      const bool wrong = victim_ && k == p_.fault.step;
-      trials_[static_cast<std::size_t>(k)] =
-          std::make_unique<Trial>(context_, wrong ? distorted(s, p_.fault.kind, me, n) : s, me, n,
-                                  settings_.call_deadline(p_), pool_.get());
-    }
+  // Gives the memory of failed groups back as far as that goes.
+  void give_back() {
+    if (p_.ends && report_.has_error) return end_groups();
+    for (ProcessGroup& g : groups_)
+      if (g) g.quiesce(kTry);
   }
-
-  // Where a rank is stopped inside the others' memory, these have a group of their own, whose buffers lie in
-  // one block with all others. A call of it is in flight while they give that memory other pages.
-  void make_others() {
-    if (!shares_block(p_) || victim_) return;
-    Membership m = member_;
-    m.name += "/others";
-    m.deadline = settings_.patience;
-    if (m.process_rank < 0) m.process_rank = m.rank;
-    m.rank -= rank_ > p_.fault.rank ? 1 : 0;
-    --m.size;
-    at(0, true);
-    others_ = ProcessGroup::create(context_, settings_.backend, m);
-    Step s;
-    s.op = Op::all_reduce;
-    s.dtype = DType::i32;
-    s.count = 20011;
-    s.plain = s.shared = true;
-    s.salt = mix(p_.seed, p_.index);
-    beside_ = std::make_unique<Trial>(context_, s, m.rank, m.size, settings_.patience, pool_.get());
+  void end_groups() {
+    windows_.end();
+    for (ProcessGroup& g : groups_) g = ProcessGroup();
   }
-
-  // The last of them comes to that call when all others have tried to quiesce.
-  void call_beside() {
+  void go_on_beside() {
     if (!others_) return;
-    const std::uint32_t mine = std::uint32_t{1} << rank_;
-    const bool last = others_.rank() == others_.size() - 1;
-    try {
-      Work work;
-      if (!last) work = others_.submit(beside_->calls()[0]);
-      for (ProcessGroup& g : groups_)
-        if (g) g.quiesce(kTry);
-      shared_.tried.fetch_or(mine);
-      const std::uint32_t all = (std::uint32_t{1} << p_.ranks()) - 1 - (std::uint32_t{1} << p_.fault.rank);
-      if (last) {
-        await([&] { return shared_.tried.load() == all; }, seconds(10));
-        work = others_.submit(beside_->calls()[0]);
-      }
-      work.wait();
-      if (const std::string wrong = beside_->complaint(true); !wrong.empty())
-        complain(fmt::format("the group of the others, whose memory is in the same block: {}", wrong));
-    } catch (const std::exception& e) {
-      complain(fmt::format("the group of the others, whose memory is in the same block: {}", e.what()), true);
-    }
+    const auto [wrong, perhaps_late] = others_->go_on_while([&] { give_back(); });
+    if (!wrong.empty())
+      complain(fmt::format("the group of the others, whose memory is in the same block: {}", wrong),
+               perhaps_late);
   }
 
   // Before each request to the store: one of those that it makes for the group in question is its last.
@@ -204,9 +115,8 @@ class Runner {
     TestHooks hooks;
     hooks.path = p_.path;
     if (victim_ && p_.fault.point == FaultPoint::in_chunk)
-      hooks.in_chunk = [this](std::uint64_t call) {
-        if (armed_.load() == call + 1 && armed_.exchange(0) != 0)
-          strike(p_, report_, settings_.call_deadline(p_));
+      hooks.in_chunk = [this](std::uint64_t) {
+        if (armed_.load() && armed_.exchange(false)) strike(p_, report_, settings_.call_deadline(p_));
       };
     return hooks;
   }
@@ -255,7 +165,6 @@ class Runner {
           if (key >= 0) break;
           ++color;
         }
-        ++posted_[parent];                                 // its all-gather
         at(static_cast<int>(color < 0 ? g : mine), true);  // who stays out has a part in the exchange, too
         ProcessGroup made = groups_[parent].split(color, color < 0 ? 0 : key);
         if (color >= 0) groups_[mine] = std::move(made);
@@ -269,7 +178,10 @@ class Runner {
   }
 
   void work() {
-    make_others();
+    if (shares_block(p_) && !victim_) {
+      at(0, true);
+      others_ = std::make_unique<Others>(p_, rank_, context_, member_, settings_, shared_, parts_.pool());
+    }
     Dice habits(mix(mix(p_.seed, p_.index), static_cast<std::uint64_t>(rank_) + 77));
     std::size_t made = 0;
     for (std::size_t i = 0; i < order_.size(); ++i) {
@@ -299,22 +211,46 @@ class Runner {
       const Step& s = p_.steps[static_cast<std::size_t>(k)];
       if (habits.one_in(24)) std::this_thread::sleep_for(std::chrono::microseconds(habits.between(50, 3000)));
       if (!before(k, s)) return;
+      if (do_at_once(k, s)) continue;
       // The steps that are coalesced with this one are posted with it.
-      Open open{.work = {}, .group = s.group, .steps = {k}};
+      Open open{.work = {}, .transfers = {}, .group = s.group, .steps = {k}};
       while (p_.steps[static_cast<std::size_t>(order_[i])].coalesced && i + 1 < order_.size() &&
              p_.steps[static_cast<std::size_t>(order_[i + 1])].group == s.group &&
              p_.fault.step != order_[i + 1]) {
         ++i;
         if (p_.takes_part(order_[i], rank_)) open.steps.push_back(order_[i]);
       }
+      const bool held = holds_window(p_) && k == p_.fault.step - 1;
+      // The rank that holds it back has started it, and posted the call, before: so it finds nothing to copy yet.
+      if (held && rank_ != holding_rank(p_)) await([&] { return shared_.holding.load(); }, kReach);
       post(open, k);
       if (!after(open, k)) continue;
       open_.push_back(std::move(open));
+      if (held) continue;
       while (static_cast<int>(open_.size()) >= p_.in_flight || (!open_.empty() && habits.one_in(4)))
         finish(static_cast<std::size_t>(habits.below(open_.size())), habits.below(4));
     }
     drain();
     heartbeat_.reset();  // the group lives
+    if (p_.ending != Ending::leave) return;
+    windows_.end();
+    for (std::size_t g = groups_.size(); g-- > 0;) {  // that of all ranks last
+      if (!groups_[g]) continue;
+      at(static_cast<int>(g));
+      groups_[g].leave(settings_.call_deadline(p_));
+    }
+  }
+
+  // A step that is over before the next one begins. False: it is another one.
+  bool do_at_once(int k, const Step& s) {
+    if (s.does != Does::agreement && s.does != Does::overlap) return false;
+    ProcessGroup& group = groups_[static_cast<std::size_t>(s.group)];
+    at(s.group, false, true);
+    const Step called = as_called(p_, k, rank_);
+    const std::string wrong =
+        s.does == Does::overlap ? overlap(s, group, settings_.call_deadline(p_)) : agree(called, group);
+    if (!wrong.empty()) complain(fmt::format("step {}: {}", k, wrong));
+    return true;
   }
 
   // What happens to the rank before it posts. False: it goes no further.
@@ -334,19 +270,22 @@ class Runner {
         drain();
         report_.struck.store(true);
         report_.left = true;
-        for (ProcessGroup& g : groups_) g = ProcessGroup();
+        end_groups();
         return false;
       case Act::fork:
         if (p_.fault.point == FaultPoint::before_post) fork_and_call(group, shared_, report_);
         return true;
       case Act::call_wrongly: report_.struck.store(true); return true;
       case Act::strike:
+      case Act::interrupt:
       case Act::drop: break;
     }
     if (p_.fault.point == FaultPoint::before_quiesce) group.abort("the program says so");
     if (p_.fault.point == FaultPoint::before_post && !row(p_).limits) strike(p_, report_, deadline);
-    if (p_.fault.point == FaultPoint::in_chunk) drain();  // the hook knows calls by their number alone
-    if (p_.fault.point == FaultPoint::in_chunk) armed_.store(posted_[static_cast<std::size_t>(s.group)] + 1);
+    if (p_.fault.point == FaultPoint::in_chunk) {
+      drain(holds_window(p_));  // the hook does not know which call it is in
+      armed_.store(true);
+    }
     return true;
   }
 
@@ -375,34 +314,45 @@ class Runner {
   }
 
   void post(Open& open, int k) {
+    ProcessGroup& group = groups_[static_cast<std::size_t>(open.group)];
+    if (WindowTrial* const window = parts_.window(k)) {
+      at(open.group, false, true);
+      pending_ = open.steps;
+      open.transfers = window->start(windows_.of(p_.steps[static_cast<std::size_t>(k)], group));
+      pending_.clear();
+      return;
+    }
     std::vector<Call> calls;
     for (const int step : open.steps) {
-      for (Call call : trials_[static_cast<std::size_t>(step)]->calls()) {
+      for (Call call : parts_.calls(step).calls()) {
         if (call.op == Op::recv && from_any(step)) call.peer = any_source;
         calls.push_back(call);
       }
-      const Op op = p_.steps[static_cast<std::size_t>(step)].op;
-      if (op != Op::send && op != Op::recv) ++posted_[static_cast<std::size_t>(open.group)];
     }
     if (any_order(open) &&
         mix(p_.steps[static_cast<std::size_t>(k)].salt, static_cast<std::uint64_t>(rank_)) % 2 == 0)
       std::reverse(calls.begin(), calls.end());
     at(open.group);
     pending_ = open.steps;
-    ProcessGroup& group = groups_[static_cast<std::size_t>(open.group)];
     open.work = calls.size() == 1 ? group.submit(calls[0]) : group.coalesced(calls);
     pending_.clear();
   }
 
   // What happens to the rank once it has posted. False: the Work is gone.
   bool after(Open& open, int k) {
+    if (p_.fault.step == k && holds_window(p_) && !victim_) return hold(open);
     if (!victim_ || p_.fault.step != k) return true;
     const Duration deadline = settings_.call_deadline(p_);
     if (row(p_).act == Act::drop) {
       report_.struck.store(true);
       lost_ = open.steps;
-      open.work = Work();
+      open = Open();
       return false;
+    }
+    if (row(p_).act == Act::interrupt) {
+      report_.struck.store(true);
+      ask_interrupted(open);
+      return true;
     }
     if (p_.fault.point == FaultPoint::after_post) {
       if (row(p_).act == Act::fork) {
@@ -416,27 +366,117 @@ class Runner {
       open_.push_back(std::move(open));
       finish(open_.size() - 1, 0);
       if (p_.fault.point == FaultPoint::while_waiting) await_strike();
-      armed_.store(0);  // a call that reached into no memory is struck no more
+      armed_.store(false);  // a call that reached into no memory is struck no more
       return false;
     }
     return true;
   }
 
+  // An Interrupt ends waits; who asks does not wait.
+  void ask_interrupted(Open& open) {
+    Interrupt interrupt;
+    const Interruptible here(interrupt);
+    (void)open.done();
+    for (Open& other : open_) (void)other.done();
+    interrupt.raise();
+    for (int k = 0; k < 20; ++k) {
+      (void)open.done();
+      for (Open& other : open_) (void)other.done();
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+  }
+
+  // While it lives, the others leave their part of the window as it is.
+  class Holding {
+   public:
+    explicit Holding(SharedReport& shared) : shared_(shared) {}
+    ~Holding() { shared_.holding.store(false); }
+    Holding(const Holding&) = delete;
+    Holding& operator=(const Holding&) = delete;
+
+   private:
+    SharedReport& shared_;
+  };
+
+  // holds_window(): a rank that is not struck has posted the call that will fail. One takes no step until the others have tried to
+  // give their memory other pages; then it finishes the window that was begun before, in the same group. The others take what steps
+  // they can of that window, and wait for the call.
+  bool hold(Open& open) {
+    open_.push_back(std::move(open));
+    const std::vector<int>& ranks = p_.groups[static_cast<std::size_t>(group_)].ranks;
+    std::uint32_t others = 0;
+    for (const int r : ranks)
+      if (r != p_.fault.rank && r != rank_) others |= std::uint32_t{1} << r;
+    if (rank_ == holding_rank(p_)) {
+      shared_.holding.store(true);
+      const Holding until(shared_);
+      const RankReport& struck = shared_.ranks[p_.fault.rank];
+      const auto over = [&] { return (shared_.tried_holding.load() & others) == others; };
+      if (await([&] { return over() || struck.struck.load(); }, kReach)) await(over, kHold);
+      finish(open_.size() - 2, 0);
+      return false;
+    }
+    Open& window = open_[open_.size() - 2];
+    for (int k = 0; k < 50; ++k) {
+      (void)window.done();
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+    finish(open_.size() - 1, 0);
+    shared_.tried_holding.fetch_or(std::uint32_t{1} << rank_);
+    return false;
+  }
+
+  // Exchanges of one group are finished in the order in which all ranks have started them.
+  std::size_t in_turn(std::size_t which) const {
+    if (!open_[which].is_window()) return which;
+    const auto first = std::find_if(open_.begin(), open_.end(), [&](const Open& o) {
+      return o.is_window() && o.group == open_[which].group;
+    });
+    return static_cast<std::size_t>(first - open_.begin());
+  }
+
+  // In some programs a rank asks late, so that others wait for longer than it.
+  void compute(const Open& open) const {
+    const Step& s = p_.steps[static_cast<std::size_t>(open.steps[0])];
+    const bool struck_there = p_.steps[static_cast<std::size_t>(p_.fault.step)].does == Does::window;
+    Dice d(mix(s.salt, static_cast<std::uint64_t>(rank_) + 3000));
+    if (row(p_).is_absent && struck_there && d.one_in(2))
+      std::this_thread::sleep_for(milliseconds(d.below(120)));
+  }
+
+  void finish_window(Open& open, int how) {
+    compute(open);
+    const bool newest_first = p_.steps[static_cast<std::size_t>(open.steps[0])].window.newest_first;
+    if (newest_first) std::reverse(open.transfers.begin(), open.transfers.end());
+    for (WindowTransfer& t : open.transfers) {
+      for (int k = 0; how == 1 ? !t.done() : how == 2 && k < 20; ++k) {
+        if (how == 2) (void)t.done();
+        sched_yield();
+      }
+      t.finish();
+    }
+  }
+
   void finish(std::size_t which, int how) {
+    which = in_turn(which);
     Open open = std::move(open_[which]);
     open_.erase(open_.begin() + static_cast<std::ptrdiff_t>(which));
-    at(open.group);
+    at(open.group, false, open.is_window());
     pending_ = open.steps;
     try {
-      switch (how) {
-        case 1:
-          while (open.work.valid() && !open.work.done()) sched_yield();
-          break;
-        case 2:
-          while (open.work.valid() && !open.work.wait_for(milliseconds(2))) {}
-          break;
-        default:
-          if (open.work.valid()) open.work.wait();
+      if (open.is_window()) {
+        finish_window(open, how);
+      } else {
+        switch (how) {
+          case 1:
+            while (open.work.valid() && !open.work.done()) sched_yield();
+            break;
+          case 2:
+            while (open.work.valid() && !open.work.wait_for(milliseconds(2))) {}
+            break;
+          default:
+            if (open.work.valid()) open.work.wait();
+        }
       }
     } catch (...) {
       failed_.push_back(open.steps);
@@ -445,13 +485,17 @@ class Runner {
     pending_.clear();
     const Unlimited room;
     for (const int k : open.steps)
-      if (const std::string wrong = trials_[static_cast<std::size_t>(k)]->complaint(settings_.exact());
-          !wrong.empty())
+      if (const std::string wrong = parts_.complaint(k); !wrong.empty())
         complain(fmt::format("step {}: {}", k, wrong));
   }
 
-  void drain() {
-    while (!open_.empty()) finish(0, 0);
+  void drain(bool but_windows = false) {
+    for (std::size_t k = 0; k < open_.size();) {
+      if (but_windows && open_[k].is_window())
+        ++k;
+      else
+        finish(k, 0);
+    }
   }
 
   void note(const Error& e) {
@@ -462,6 +506,7 @@ class Runner {
     report_.call = e.call();
     report_.group = group_;
     report_.in_creation = creation_;
+    report_.own_deadline = own_deadline_;
     // While a group is being made, errors number ranks as the group that it is made from does.
     const GroupPlan& plan = p_.groups[static_cast<std::size_t>(group_)];
     const bool from_parent = creation_ && plan.how != GroupPlan::How::world;
@@ -477,10 +522,16 @@ class Runner {
 
   // Every other call of the rank ends too, with the first cause of its group; then its memory is its own.
   void recover() {
-    if (!report_.has_error && report_.untyped.empty()) return call_beside();
+    if (!report_.has_error && report_.untyped.empty()) return go_on_beside();
     report_.phase.store(Phase::failed);
     if (victim_ && p_.fault.point == FaultPoint::before_quiesce && p_.fault.kind != FaultKind::none)
       strike(p_, report_, settings_.call_deadline(p_));
+    if (holds_window(p_) && !victim_ &&
+        report_.group == p_.steps[static_cast<std::size_t>(p_.fault.step)].group) {
+      groups_[static_cast<std::size_t>(report_.group)].quiesce(kTry);
+      shared_.tried_holding.fetch_or(std::uint32_t{1} << rank_);
+      await([&] { return !shared_.holding.load(); }, kHold);
+    }
     if (!pending_.empty()) failed_.push_back(pending_);
     if (!lost_.empty()) failed_.push_back(lost_);
     for (std::size_t g = 0; g < groups_.size(); ++g)
@@ -489,11 +540,11 @@ class Runner {
     heartbeat_.reset();
     for (Open& open : open_) {
       try {
-        at(open.group);
+        at(open.group, false, open.is_window());
         if (open.work.valid()) open.work.wait();
+        if (open.is_window()) finish_window(open, 0);
         for (const int k : open.steps)  // it was done before
-          if (const std::string wrong = trials_[static_cast<std::size_t>(k)]->complaint(settings_.exact());
-              !wrong.empty())
+          if (const std::string wrong = parts_.complaint(k); !wrong.empty())
             complain(fmt::format("step {}, after a failure: {}", k, wrong));
       } catch (const Error& e) {
         if (open.group == report_.group && e.code() != report_.code)
@@ -503,7 +554,8 @@ class Runner {
       }
     }
     open_.clear();
-    call_beside();
+    go_on_beside();
+    if (!groups_[0] && p_.ends) return;  // ended: nobody says whether its memory is free
     const std::int64_t began = now_ns();
     report_.quiesced = true;
     for (ProcessGroup& g : groups_)
@@ -511,23 +563,13 @@ class Runner {
     report_.quiesce_ns = now_ns() - began;
     if (!report_.quiesced) return;
     for (const auto& steps : failed_)
-      for (const int k : steps) trials_[static_cast<std::size_t>(k)]->overwrite();
-  }
-
-  template <class Ready>
-  bool await(const Ready& ready, Duration limit) {
-    for (const Deadline deadline = Deadline::after(limit); !ready();) {
-      if (deadline.passed()) return false;
-      std::this_thread::sleep_for(kPoll);
-    }
-    return true;
+      for (const int k : steps) parts_.overwrite(k);
   }
 
   // Goes on with the survivors in a new group; then checks whether a rank that was stopped has written late.
   void go_on() {
     if (p_.fault.kind == FaultKind::none && !report_.has_error && report_.untyped.empty()) {
-      groups_.clear();
-      others_ = ProcessGroup();
+      leave();
       return;
     }
     if (!await([&] { return shared_.survivors.load() != 0; }, seconds(60)))
@@ -542,63 +584,24 @@ class Runner {
       if (report_.quiesced)
         for (const auto& steps : failed_)
           for (const int k : steps)
-            if (const std::string wrong = trials_[static_cast<std::size_t>(k)]->overwritten(); !wrong.empty())
+            if (const std::string wrong = parts_.overwritten(k); !wrong.empty())
               complain(fmt::format("step {}: {}", k, wrong));
     }
-    groups_.clear();
-    others_ = ProcessGroup();
+    leave();
   }
-
-  // The survivors' group: by shrink(), or new from the store.
-  ProcessGroup survivors(std::uint32_t left) {
-    Membership m = member_;
-    m.name += "/after";
-    m.deadline = settings_.patience;
-    if (m.process_rank < 0) m.process_rank = m.rank;
-    m.size = 0;
-    std::vector<int> ranks;
-    for (int r = 0; r < p_.ranks(); ++r) {
-      if ((left >> r & 1u) == 0) continue;
-      if (r == rank_) m.rank = m.size;
-      ++m.size;
-      ranks.push_back(r);
-    }
-    // A rank that was still making the group when it failed has no group to shrink.
-    const bool shrinks =
-        mix(p_.seed, p_.index) % 2 == 0 &&
-        std::all_of(ranks.begin(), ranks.end(), [&](int r) { return shared_.ranks[r].made.load(); });
-    const ScopedTestHooks scope(context_, process_rank(), shrinks ? hooks() : TestHooks{});
-    ProcessGroup group = shrinks             ? groups_[0].shrink(kShrink)
-                         : settings_.factory ? ProcessGroup::create(context_, settings_.factory(context_), m)
-                                             : ProcessGroup::create(context_, settings_.backend, m);
-    if (shrinks &&
-        !std::equal(ranks.begin(), ranks.end(), group.parent_ranks().begin(), group.parent_ranks().end()))
-      complain(fmt::format("shrink() gave ranks {}; expected {}", fmt::join(group.parent_ranks(), ", "),
-                           fmt::join(ranks, ", ")),
-               true);
-    return group;
+  void leave() {
+    windows_.end();
+    groups_.clear();
+    others_.reset();
   }
 
   void again(std::uint32_t left) {
-    try {
-      ProcessGroup group = survivors(left);
-      Step s;
-      s.op = Op::all_reduce;
-      s.dtype = DType::i64;
-      s.count = 1009;
-      s.salt = mix(p_.seed, p_.index);
-      for (const bool shared : {true, false}) {
-        s.shared = shared;
-        const Trial trial(context_, s, group.rank(), group.size(), {});
-        group.submit(trial.calls()[0]).wait();
-        if (const std::string wrong = trial.complaint(true); !wrong.empty())
-          complain(fmt::format("the new group: {}", wrong));
-      }
-      group.barrier().wait();
+    const SurvivorsComplaint wrong =
+        use_group_of_survivors(p_, rank_, context_, member_, settings_, shared_, groups_[0], hooks(), left);
+    if (wrong.text.empty())
       report_.after_made = true;
-    } catch (const std::exception& e) {
-      complain(fmt::format("the new group of those who are left: {}", e.what()), true);
-    }
+    else
+      complain(wrong.text, wrong.perhaps_late);
   }
 
   const Program& p_;
@@ -608,22 +611,20 @@ class Runner {
   const Settings& settings_;
   SharedReport& shared_;
   RankReport& report_;
-  std::vector<int> order_;
-  std::unique_ptr<Pool> pool_;
-  std::vector<std::unique_ptr<Trial>> trials_;  // outlive the groups
-  std::unique_ptr<Trial> beside_;
+  const std::vector<int> order_;
+  const Parts parts_;  // outlive the groups
   std::vector<ProcessGroup> groups_;
-  ProcessGroup others_;
+  std::unique_ptr<Others> others_;
+  Windows windows_;
   std::unique_ptr<Heartbeat> heartbeat_;
   std::vector<bool> made_;
-  std::vector<std::uint64_t> posted_;  // collectives, by group
   std::vector<Open> open_;
   std::vector<int> pending_, lost_;
   std::vector<std::vector<int>> failed_;
-  std::uint64_t requests_ = 0;           // made for the group in whose making the rank is struck
-  std::atomic<std::uint64_t> armed_{0};  // in_chunk: call + 1
+  std::uint64_t requests_ = 0;      // made for the group in whose making the rank is struck
+  std::atomic<bool> armed_{false};  // in_chunk
   int group_ = 0;
-  bool creation_ = false;
+  bool creation_ = false, own_deadline_ = false;
   const bool victim_;
 };
 
@@ -636,7 +637,7 @@ Duration Settings::call_deadline(const Program& p) const {
 Duration Settings::group_deadline(const Program& p) const {
   const bool is_short =
       row(p).limits || p.fault.point == FaultPoint::in_creation || runs_into_deadline(p, traits.guarantees);
-  return is_short ? deadline + seconds(2) : patience;
+  return is_short ? deadline + kGroupsWaitLonger : patience;
 }
 
 void run_rank(const Program& p, int rank, Context& context, const Membership& member,

@@ -1,0 +1,263 @@
+#include "program/more_steps.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "faults/strike.hpp"
+#include "weft/mesh/window.hpp"
+
+namespace weft::check {
+namespace {
+
+constexpr std::int64_t kColumns[] = {1, 3, 17, 100, 513, 4099, 9001};
+constexpr std::int64_t kNamedColumns[] = {2051, 4099,
+                                          8191};  // too many to be packed: memory is named to the receiver
+
+bool wanted(const Range& range, Does does) {
+  return range.steps.empty() || std::find(range.steps.begin(), range.steps.end(), does) != range.steps.end();
+}
+
+// Only faults are asked for that strike these steps alone.
+bool only_more(const Range& range) {
+  return !range.kinds.empty() && std::all_of(range.kinds.begin(), range.kinds.end(),
+                                             [](FaultKind kind) { return row(kind).of_more; });
+}
+
+Step any_window(Dice& d, const Program& p, const Range& range, int group) {
+  const int n = p.group_size(group);
+  Step s;
+  s.group = group;
+  s.does = Does::window;
+  s.op = Op::none;
+  s.dtype = static_cast<DType>(d.below(kDTypeCount));
+  s.salt = d.next();
+  s.count = std::min(d.any(kColumns), range.most);
+  const bool even = d.one_in(2);
+  for (int r = 0; r < n; ++r) s.counts.push_back(even ? 1 : d.between(0, 3));
+  if (std::accumulate(s.counts.begin(), s.counts.end(), std::int64_t{0}) == 0) s.counts[0] = 2;
+  const auto rows = static_cast<int>(std::accumulate(s.counts.begin(), s.counts.end(), std::int64_t{0}));
+  s.window.before = std::min(d.below(3), rows - 1);
+  s.window.after = std::min(d.below(3), rows - 1);
+  constexpr Edge::Kind kEdges[] = {Edge::Kind::zero, Edge::Kind::zero, Edge::Kind::periodic,
+                                   Edge::Kind::reflect, Edge::Kind::replicate};
+  s.window.edge = static_cast<int>(d.any(kEdges));
+  s.window.exchanges = d.one_in(2) ? 1 : d.between(2, 3);
+  s.window.fields = d.one_in(3) ? 2 : 1;
+  s.window.newest_first = d.one_in(2);
+  s.shared = d.one_in(3);
+  return s;
+}
+
+Step any_agreement(Dice& d, const Program& p, int group) {
+  Step s;
+  s.group = group;
+  s.does = Does::agreement;
+  s.op = Op::none;
+  s.salt = d.next();
+  // Values that nobody compares yet are given alike: disagree does not fit them.
+  s.value = static_cast<Value>(d.below(kValuesHere));
+  if (p.group_size(group) < 2) s.value = Value::full;
+  return s;
+}
+
+Step any_overlap(Dice& d, const Range& range, int group) {
+  constexpr std::int64_t kSizes[] = {3, 127, 1021, 8191};
+  Step s;
+  s.group = group;
+  s.does = Does::overlap;
+  s.op = Op::none;
+  s.dtype = d.one_in(2) ? DType::f32 : DType::i64;
+  s.count = std::min(d.any(kSizes), range.most);
+  s.salt = d.next();
+  s.overlap = static_cast<Overlap>(d.below(kOverlaps));
+  return s;
+}
+
+// Where steps can be put: not between calls that belong together, nor behind the barriers at the end.
+std::vector<int> places(const Program& p) {
+  int last = static_cast<int>(p.steps.size());
+  if (p.fault.kind != FaultKind::none)
+    while (last > 0 && p.steps[static_cast<std::size_t>(last - 1)].op == Op::barrier) --last;
+  std::vector<int> at;
+  for (int k = 0; k <= last; ++k) {
+    const bool parted = k > 0 && p.steps[static_cast<std::size_t>(k - 1)].coalesced;
+    const bool behind_fault = p.fault.kind != FaultKind::none && k == p.fault.step + 1;
+    if (!parted && !behind_fault) at.push_back(k);
+  }
+  return at;
+}
+
+void insert(Program& p, int at, Step s) {
+  p.steps.insert(p.steps.begin() + at, std::move(s));
+  for (GroupPlan& g : p.groups)
+    if (g.before > at) ++g.before;
+  if (p.fault.kind != FaultKind::none && p.fault.step >= at) ++p.fault.step;
+}
+
+int any_group(Dice& d, const Program& p, int at) {
+  std::vector<int> made;
+  for (int g = 0; g < static_cast<int>(p.groups.size()); ++g)
+    if (p.groups[static_cast<std::size_t>(g)].before <= at) made.push_back(g);
+  return d.one_in(2) ? 0 : d.any(made);
+}
+
+// The same window once more: its ranks have agreed, so nobody waits in its start.
+Step again(Dice& d, const Step& s, const Range& range) {
+  Step t = s;
+  t.salt = d.next();
+  t.count = std::min(d.any(kColumns), range.most);
+  t.window.exchanges = d.between(1, 3);
+  t.window.newest_first = d.one_in(2);
+  return t;
+}
+
+void insert_any(Dice& d, Program& p, const Range& range) {
+  constexpr Does kOften[] = {Does::window, Does::window, Does::agreement, Does::overlap};
+  const Does does =
+      d.any(range.steps.empty() ? std::vector<Does>(std::begin(kOften), std::end(kOften)) : range.steps);
+  const int at = d.any(places(p)), group = any_group(d, p, at);
+  switch (does) {
+    case Does::call: return;
+    case Does::agreement: return insert(p, at, any_agreement(d, p, group));
+    case Does::overlap: return insert(p, at, any_overlap(d, range, group));
+    case Does::window: break;
+  }
+  const Step s = any_window(d, p, range, group);
+  insert(p, at, s);
+  for (int more = d.below(3); more > 0; --more) {
+    std::vector<int> after = places(p);
+    std::erase_if(after, [&](int k) { return k <= at; });
+    if (!after.empty()) insert(p, d.any(after), again(d, s, range));
+  }
+}
+
+// A window in flight when the rank is stopped inside the others' memory, in the same group: holds_window().
+void hold_window(Dice& d, Program& p, const Range& range) {
+  const int group = p.steps[static_cast<std::size_t>(p.fault.step)].group;
+  if (p.group_size(group) < 3) return;
+  Step s = any_window(d, p, range, group);
+  s.dtype = DType::f32;
+  s.counts.assign(s.counts.size(), 1);
+  s.count = std::min(d.any(kNamedColumns), range.most);
+  s.shared = true;
+  s.window = {.before = 1, .after = 1, .edge = static_cast<int>(Edge::Kind::periodic), .exchanges = 1};
+  const int at = p.fault.step;
+  insert(p, at, s);
+  s.salt = d.next();
+  insert(p, at, s);
+}
+
+// The struck call is the last one of its group: what comes behind it would show the fault, too.
+void end_behind_it(Dice& d, Program& p) {
+  const Step& struck = p.steps[static_cast<std::size_t>(p.fault.step)];
+  if (p.group_size(struck.group) < 2 || (struck.op != Op::broadcast && struck.op != Op::scatter)) return;
+  const bool left_out = row(p).steps == StepsTaken::left_out;
+  if (left_out && p.rank_in(struck.group, p.fault.rank) == struck.root) return;  // the others wait for it
+  p.ending = left_out && d.one_in(2) ? Ending::destroy : Ending::leave;
+  p.steps.resize(static_cast<std::size_t>(p.fault.step) + 1);
+  settle(p);
+}
+
+// A chain of ranks, each of which waits for the next one in exchanges in a row; the last of them, for the one that is struck.
+void add_chain(Dice& d, Program& p, const Range& range) {
+  Step s = any_window(d, p, range, 0);
+  s.counts.assign(s.counts.size(), 1);
+  s.window = {
+      .before = 1, .after = 1, .edge = static_cast<int>(Edge::Kind::zero), .exchanges = d.between(1, 3)};
+  s.window.newest_first = d.one_in(2);
+  p.in_flight = 1;
+  const int at = p.fault.step;
+  for (int k = 0; k < 5; ++k) {
+    s.salt = d.next();
+    insert(p, at, s);
+  }
+  p.fault.step = at + 1;
+}
+
+// The steps at which this fault can strike.
+std::vector<int> struck_steps(const Program& p, const Fault& f) {
+  const FaultRow& kind = row(f.kind);
+  std::vector<int> those;
+  for (int k = 0; k < static_cast<int>(p.steps.size()); ++k) {
+    const Step& s = p.steps[static_cast<std::size_t>(k)];
+    const int me = p.rank_in(s.group, f.rank);
+    if (s.does == Does::call || me < 0 || p.group_size(s.group) < 2 || !kind.fits(s, me)) continue;
+    const bool in_time =
+        s.does == Does::window ? f.point != FaultPoint::in_chunk : f.point == FaultPoint::before_post;
+    if (in_time) those.push_back(k);
+  }
+  return those;
+}
+
+// The barriers at the end, where everybody hears of the fault.
+void add_barriers(Dice& d, Program& p) {
+  Step last;
+  last.salt = d.next();
+  last.group = p.steps[static_cast<std::size_t>(p.fault.step)].group;
+  const bool ended = !p.steps.empty() && p.steps.back().op == Op::barrier && p.steps.back().group == 0;
+  if (last.group != 0) p.steps.insert(p.steps.end() - (ended ? 1 : 0), last);
+  last.group = 0;
+  if (!ended) p.steps.push_back(last);
+}
+
+// Lets the fault that is drawn strike at one of these steps instead.
+void strike_there(Dice& d, Program& p) {
+  if (p.fault.point == FaultPoint::in_creation || row(p).other_next) return;
+  const std::vector<int> those = struck_steps(p, p.fault);
+  if (those.empty()) return;
+  p.fault.step = d.any(those);
+  add_barriers(d, p);
+}
+
+// Instead of the fault that is drawn: one that strikes such steps alone.
+void strike_these_alone(Dice& d, Program& p, const Range& range) {
+  std::vector<Fault> faults;
+  for (int k = 1; k < kFaultKinds; ++k) {
+    Fault f;
+    f.kind = static_cast<FaultKind>(k);
+    const FaultRow& kind = row(f.kind);
+    const bool asked = std::find(range.kinds.begin(), range.kinds.end(), f.kind) != range.kinds.end();
+    if (!kind.of_more || (!range.kinds.empty() && !asked) ||
+        (kind.guaranteed != nullptr && !kind.guaranteed(range)))
+      continue;
+    f.point = kind.points.front();
+    for (f.rank = 0; f.rank < p.ranks(); ++f.rank)
+      for (const int step : struck_steps(p, f)) {
+        f.step = step;
+        faults.push_back(f);
+      }
+  }
+  if (faults.empty()) return;
+  p.fault = d.any(faults);
+  p.heartbeats = false;
+  for (GroupPlan& g : p.groups) g.before = 0;
+  add_barriers(d, p);
+}
+
+}  // namespace
+
+void add_more_steps(Program& p, const Range& range) {
+  Dice d(mix(mix(p.seed, p.index), 5151));
+  const bool faulty = p.fault.kind != FaultKind::none;
+  if (faulty && shares_block(p) && wanted(range, Does::window)) {
+    p.window_beside = d.one_in(2);
+    p.ends = d.one_in(3);
+  }
+  if (range.backend == "shm" && faulty && row(p).unseen_at_root && d.one_in(2)) return end_behind_it(d, p);
+  if (range.traits.device || row(p).limits) return;
+  if (range.steps.empty() && !only_more(range) && d.one_in(2)) return;
+  for (int more = d.between(1, 4); more > 0; --more) insert_any(d, p, range);
+  if (range.faults && (only_more(range) || d.one_in(8)))
+    strike_these_alone(d, p, range);
+  else if (faulty && shares_block(p) && wanted(range, Does::window) && d.one_in(2))
+    hold_window(d, p, range);
+  else if (faulty && row(p).is_absent && p.fault.point != FaultPoint::in_chunk &&
+           p.fault.point != FaultPoint::in_creation && p.ranks() > 2 && wanted(range, Does::window) &&
+           d.one_in(3))
+    add_chain(d, p, range);
+  else if (faulty && d.one_in(2))
+    strike_there(d, p);
+  settle(p);
+}
+
+}  // namespace weft::check

@@ -1,0 +1,21 @@
+// Waiting for what other ranks of a program write in its report.
+#pragma once
+
+#include <chrono>
+#include <thread>
+
+#include "weft/base/clock.hpp"
+
+namespace weft::check {
+
+/// False: not within the limit.
+template <class Ready>
+bool await(const Ready& ready, Duration limit) {
+  for (const Deadline deadline = Deadline::after(limit); !ready();) {
+    if (deadline.passed()) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(500));
+  }
+  return true;
+}
+
+}  // namespace weft::check

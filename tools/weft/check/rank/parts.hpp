@@ -1,0 +1,55 @@
+// One rank's parts in the steps of a program. All memory is there before the first call, so that nothing but weft needs any later.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "faults/strike.hpp"
+#include "rank/trial.hpp"
+#include "rank/window_trial.hpp"
+#include "runner.hpp"
+
+namespace weft::check {
+
+class Parts {
+ public:
+  Parts(const Program& p, int rank, Context& context, const Settings& settings)
+      : exact_(settings.exact()), calls_(p.steps.size()), windows_(p.steps.size()) {
+    if (shares_block(p)) pool_ = std::make_unique<Pool>(context, kPoolBytes);
+    for (const int k : order_of(p, rank)) {
+      if (!p.takes_part(k, rank)) continue;
+      const Step s = as_called(p, k, rank);
+      const int me = p.rank_in(s.group, rank), n = p.group_size(s.group);
+      if (s.does == Does::call)
+        calls_[at(k)] = std::make_unique<Trial>(context, s, me, n, settings.call_deadline(p), pool_.get());
+      if (s.does == Does::window)
+        windows_[at(k)] = std::make_unique<WindowTrial>(context, s, me, n, pool_.get());
+    }
+  }
+  /// Where shares_block().
+  Pool& pool() const { return *pool_; }
+  Trial& calls(int k) const { return *calls_[at(k)]; }
+  /// Null: the step is no window.
+  WindowTrial* window(int k) const { return windows_[at(k)].get(); }
+
+  /// What is wrong with the memory of a step that is finished; empty: nothing.
+  std::string complaint(int k) const {
+    return window(k) ? window(k)->complaint() : calls(k).complaint(exact_);
+  }
+  void overwrite(int k) const { window(k) ? window(k)->overwrite() : calls(k).overwrite(); }
+  std::string overwritten(int k) const {
+    return window(k) ? window(k)->overwritten() : calls(k).overwritten();
+  }
+
+ private:
+  static constexpr std::int64_t kPoolBytes = 16 << 20;
+  static std::size_t at(int k) { return static_cast<std::size_t>(k); }
+  const bool exact_;
+  std::unique_ptr<Pool> pool_;
+  // By step.
+  std::vector<std::unique_ptr<Trial>> calls_;
+  std::vector<std::unique_ptr<WindowTrial>> windows_;
+};
+
+}  // namespace weft::check

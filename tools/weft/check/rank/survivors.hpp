@@ -1,0 +1,24 @@
+// A new group of the ranks that are left after a failure.
+#pragma once
+
+#include <string>
+
+#include "backends/test_hooks.hpp"
+#include "runner.hpp"
+
+namespace weft::check {
+
+/// What went wrong with it; empty: nothing.
+struct SurvivorsComplaint {
+  std::string text;
+  bool perhaps_late = false;  ///< a rank that came too late would explain it
+};
+
+/// Makes it, by shrink() of the group of all, `whole`, or new from the store, and uses it. `left`: a bit per rank that is in it.
+/// `hooks`: of the group that shrink() makes.
+SurvivorsComplaint use_group_of_survivors(const Program& p, int rank, Context& context,
+                                          const Membership& member, const Settings& settings,
+                                          const SharedReport& shared, ProcessGroup& whole,
+                                          const TestHooks& hooks, std::uint32_t left);
+
+}  // namespace weft::check
