@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backends/call_word.hpp"
+#include "backends/layout_tag.hpp"
 #include "weft/backends/op_table.hpp"
 
 namespace weft {
@@ -22,7 +23,7 @@ CallRecord record_of(const OpState& part, int size) {
     r.order = s.order;
   }
   r.count = agreed_count(s, size);
-  r.hash = has_detail(s) ? detail_hash(s, size) : 0;
+  r.hash = with_layout_tag(has_detail(s) ? detail_hash(s, size) : 0, s);
   return r;
 }
 
@@ -56,6 +57,11 @@ std::string what(const CallRecord& record, const CallDetail& detail) {
   return text;
 }
 
+// A reduction that has more than its kind: a scale, or a name.
+bool is_named(const CallRecord& r) {
+  return row(r.op).reduces && (r.reduce == ReduceOp::Kind::premul_sum || r.reduce == ReduceOp::Kind::user);
+}
+
 std::vector<int> both(int a, int b) { return {std::min(a, b), std::max(a, b)}; }
 
 }  // namespace
@@ -82,9 +88,15 @@ Failure mismatch_of(int peer, const CallRecord& theirs, const std::string& they_
                     const CallRecord& own, std::string called) {
   called.erase(called.find("called "), 7);
   const bool order = theirs.order != own.order && theirs.op == own.op;
+  const OpRow op = row(own.op);
+  CallRecord other = theirs;  // that, with our hash
+  other.hash = own.hash;
+  const bool layouts = theirs.hash != own.hash && other == own && op.counts != Counts::in_blocks &&
+                       op.counts != Counts::out_blocks && !is_named(own);
   return {
       .code = ErrorCode::mismatch,
-      .text = fmt::format("{}, {}{}", they_called, called, order ? "; one in canonical order, one not" : ""),
+      .text = fmt::format("{}, {}{}{}", they_called, called, order ? "; one in canonical order, one not" : "",
+                          layouts ? "; their layouts differ" : ""),
       .op = own.op,
       .call = own.call,
       .ranks = both(peer, rank)};
@@ -92,9 +104,13 @@ Failure mismatch_of(int peer, const CallRecord& theirs, const std::string& they_
 
 Failure mismatch(int peer, const CallRecord& theirs, int rank, const CallRecord& own) {
   Failure why = mismatch_of(peer, theirs, describe(peer, theirs), rank, own, describe(rank, own));
-  if (theirs.hash != own.hash && theirs.op == own.op && theirs.count == own.count)
-    why.text += row(own.op).reduces && row(own.op).counts != Counts::in_blocks ? "; their reductions differ"
-                                                                               : "; their counts differ";
+  const OpRow op = row(own.op);
+  if (theirs.hash != own.hash && theirs.op == own.op && theirs.count == own.count) {
+    if (op.counts == Counts::in_blocks || op.counts == Counts::out_blocks)
+      why.text += "; their counts differ";
+    else if (is_named(own) || is_named(theirs))
+      why.text += "; their reductions differ";
+  }
   return why;
 }
 

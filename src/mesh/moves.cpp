@@ -18,9 +18,10 @@ TensorView flat(const Tensor& of, std::int64_t at, std::int64_t count) {
 }
 
 /// A call on a device waits for what the tensors' stream was given before it.
-CallOptions options_of(const Tensor& t, ReduceOp op = ReduceOp::sum) {
+CallOptions options_of(const Tensor& t, int tag, ReduceOp op = ReduceOp::sum) {
   CallOptions options;
   options.op = op;
+  options.tag = tag;
   options.stream = t.stream();
   return options;
 }
@@ -62,7 +63,7 @@ Move Moves::slice(const Tensor& in, const DeviceMesh& axis, int dim, const Cut& 
 // Every rank contributes a block as long as the longest part: its part, then padding that nobody reads. The
 // blocks of all ranks arrive one after the other. Where dim is outermost and the parts are equal, the blocks
 // already are the whole; else finish() puts each part to its place.
-Move Moves::gather(const Tensor& in, const DeviceMesh& axis, int dim, const Cut& cut) {
+Move Moves::gather(const Tensor& in, const DeviceMesh& axis, int dim, const Cut& cut, int tag) {
   Move move;
   move.out_ = shared_tensor(axis.context(), resized(in.shape(), dim, cut.whole()), in);
   if (move.out_.count() == 0) return move;
@@ -81,13 +82,14 @@ Move Moves::gather(const Tensor& in, const DeviceMesh& axis, int dim, const Cut&
     move.dim_ = dim;
     move.after_ = Move::After::unpack_gathered;
   }
-  move.work_ = axis.group().all_gather(mine, flat(move.blocks_, 0, axis.size() * count), options_of(in));
+  move.work_ = axis.group().all_gather(mine, flat(move.blocks_, 0, axis.size() * count), options_of(in, tag));
   return move;
 }
 
 // The mirror image of gather: the parts are laid out one after the other, each padded to a block as long as the
 // longest; each rank receives its block reduced and drops the padding.
-Move Moves::reduce_scatter(const Tensor& in, const DeviceMesh& axis, int dim, const Cut& cut, ReduceOp op) {
+Move Moves::reduce_scatter(const Tensor& in, const DeviceMesh& axis, int dim, const Cut& cut, ReduceOp op,
+                           int tag) {
   Move move;
   const Fold f = fold(in.shape(), dim, in.dtype());
   const std::int64_t longest = cut.size(0), own = cut.size(axis.rank());
@@ -108,15 +110,15 @@ Move Moves::reduce_scatter(const Tensor& in, const DeviceMesh& axis, int dim, co
     take_part(mover, f, cut, r, in.data(), block, longest);
     clear_slab(mover, f, longest - cut.size(r), {block, longest, cut.size(r)});
   }
-  move.work_ =
-      axis.group().reduce_scatter(flat(move.blocks_, 0, axis.size() * count), move.out_, options_of(in, op));
+  move.work_ = axis.group().reduce_scatter(flat(move.blocks_, 0, axis.size() * count), move.out_,
+                                           options_of(in, tag, op));
   return move;
 }
 
 // This rank cuts its tensor along `to` and sends part p to rank p. What rank p sends back is part p along `from`
 // of this rank's result. Both sides know the sizes.
 Move Moves::exchange(const Tensor& in, const DeviceMesh& axis, int from, const Cut& from_cut, int to,
-                     const Cut& to_cut) {
+                     const Cut& to_cut, int tag) {
   const int n = axis.size();
   Move move;
   move.out_ = shared_tensor(
@@ -138,15 +140,15 @@ Move Moves::exchange(const Tensor& in, const DeviceMesh& axis, int from, const C
   move.cut_ = from_cut;
   move.dim_ = from;
   move.after_ = Move::After::unpack_exchanged;
-  move.work_ = axis.group().all_to_all_v(move.in_, {sent}, move.blocks_, {received}, options_of(in));
+  move.work_ = axis.group().all_to_all_v(move.in_, {sent}, move.blocks_, {received}, options_of(in, tag));
   return move;
 }
 
-Move Moves::all_reduce(const Tensor& in, const DeviceMesh& axes, ReduceOp op) {
+Move Moves::all_reduce(const Tensor& in, const DeviceMesh& axes, ReduceOp op, int tag) {
   Move move;
   move.out_ = shared_tensor(axes.context(), in.shape(), in);
   if (in.count() == 0) return move;
-  const CallOptions options = options_of(in, op);
+  const CallOptions options = options_of(in, tag, op);
   if (in.storage().direct()) {
     move.in_ = in;
     move.work_ = axes.group().all_reduce(in, move.out_, options);

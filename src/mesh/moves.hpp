@@ -31,20 +31,21 @@ class Move {
   Work work_;  // last: it ends before the memory goes
 };
 
-/// `cut`: how the axis cuts dimension `dim`, which the axes inside it do not cut.
+/// `cut`: how the axis cuts dimension `dim`, which the axes inside it do not cut. `tag`: of the collective, which compares it.
 class Moves {
  public:
   /// Replicate → Shard(dim).
   static Move slice(const Tensor& in, const DeviceMesh& axis, int dim, const Cut& cut);
   /// Shard(dim) → Replicate.
-  static Move gather(const Tensor& in, const DeviceMesh& axis, int dim, const Cut& cut);
+  static Move gather(const Tensor& in, const DeviceMesh& axis, int dim, const Cut& cut, int tag);
   /// Partial(op) → Shard(dim).
-  static Move reduce_scatter(const Tensor& in, const DeviceMesh& axis, int dim, const Cut& cut, ReduceOp op);
+  static Move reduce_scatter(const Tensor& in, const DeviceMesh& axis, int dim, const Cut& cut, ReduceOp op,
+                             int tag);
   /// Shard(from) → Shard(to), without ever holding the whole.
   static Move exchange(const Tensor& in, const DeviceMesh& axis, int from, const Cut& from_cut, int to,
-                       const Cut& to_cut);
+                       const Cut& to_cut, int tag);
   /// Partial(op) → Replicate, over one axis or several.
-  static Move all_reduce(const Tensor& in, const DeviceMesh& axes, ReduceOp op);
+  static Move all_reduce(const Tensor& in, const DeviceMesh& axes, ReduceOp op, int tag);
   /// Replicate → Partial(op): contributions that combine to the value.
   static Move contribute(const Tensor& in, const DeviceMesh& axis, ReduceOp op);
 };

@@ -7,7 +7,10 @@
 #include <deque>
 #include <vector>
 
+#include "backends/layout_tag.hpp"
+#include "base/hash.hpp"
 #include "mesh/axis_ranks.hpp"
+#include "mesh/layout_table.hpp"
 #include "mesh/moves.hpp"
 #include "mesh/view_memory.hpp"
 #include "weft/base/error.hpp"
@@ -28,13 +31,13 @@ struct Step {
   ReduceOp op = ReduceOp::sum;
 
   bool communicates() const noexcept { return kind != Kind::slice && kind != Kind::contribute; }
-  Move start(const Tensor& in) const {
+  Move start(const Tensor& in, int tag) const {
     switch (kind) {
       case Kind::slice: return Moves::slice(in, axes, dim, cut);
-      case Kind::gather: return Moves::gather(in, axes, dim, cut);
-      case Kind::reduce_scatter: return Moves::reduce_scatter(in, axes, dim, cut, op);
-      case Kind::exchange: return Moves::exchange(in, axes, from_dim, from_cut, dim, cut);
-      case Kind::all_reduce: return Moves::all_reduce(in, axes, op);
+      case Kind::gather: return Moves::gather(in, axes, dim, cut, tag);
+      case Kind::reduce_scatter: return Moves::reduce_scatter(in, axes, dim, cut, op, tag);
+      case Kind::exchange: return Moves::exchange(in, axes, from_dim, from_cut, dim, cut, tag);
+      case Kind::all_reduce: return Moves::all_reduce(in, axes, op, tag);
       case Kind::contribute: return Moves::contribute(in, axes, op);
     }
     return {};
@@ -159,32 +162,64 @@ class Planner {
   std::deque<Step> steps_;
 };
 
-/// Steps that wait for each other.
+/// Steps that wait for each other. Ranks that give different layouts may call collectives of the same count, so each has a
+/// tag that says which layouts it is for: the group compares it with the rest of the call.
 class Redistribution final : public Transfer::Steps {
  public:
   Redistribution(Tensor in, const LayoutRef& to)
-      : steps_(Planner(*in.layout(), *to).plan()), to_(to), move_(std::move(in)) {
+      : steps_(Planner(*in.layout(), *to).plan()),
+        from_(in.layout()),
+        to_(to),
+        tag_(steps_.empty() ? 0 : tag_of(*from_, *to)),
+        move_(std::move(in)) {
     while (!steps_.empty() && !communicates_) next();
   }
 
-  bool done() override { return move_.done(); }
+  bool done() override {
+    return in_words([this] { return move_.done(); });
+  }
   Tensor finish() override {
     while (!steps_.empty()) next();
-    return move_.finish().with_layout(to_);
+    return in_words([this] { return move_.finish(); }).with_layout(to_);
   }
 
  private:
+  static int tag_of(const Layout& from, const Layout& to) {
+    Fnv1a hash;
+    add_to(hash, from);
+    add_to(hash, to);
+    return layout_tag(hash.value);
+  }
+
   void next() {
-    const Tensor x = move_.finish();
+    const Tensor x = in_words([this] { return move_.finish(); });
     move_ = Move();
     const Step step = std::move(steps_.front());
     steps_.pop_front();
     communicates_ = communicates_ || step.communicates();
-    move_ = step.start(x);
+    move_ = in_words([&] { return step.start(x, tag_ - static_cast<int>(steps_.size())); });
+  }
+
+  /// What f() gives. A mismatch of calls becomes one that says which layouts this rank gave.
+  template <class F>
+  auto in_words(const F& f) -> decltype(f()) {
+    try {
+      return f();
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::mismatch) throw;
+      throw Error(Failure{.code = e.code(),
+                          .text = fmt::format("redistribute: {} to {} on this rank: {}", to_string(*from_),
+                                              to_string(*to_), e.what()),
+                          .op = e.op(),
+                          .call = e.call(),
+                          .ranks = std::vector<int>(e.ranks().begin(), e.ranks().end())},
+                  e.quiesced());
+    }
   }
 
   std::deque<Step> steps_;  // not begun
-  LayoutRef to_;
+  LayoutRef from_, to_;
+  int tag_;                    // of the last step; one less for each before it
   bool communicates_ = false;  // a step that was begun does
   Move move_;
 };
