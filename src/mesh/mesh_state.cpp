@@ -4,20 +4,42 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <atomic>
+#include <utility>
 
+#include "base/parse_number.hpp"
+#include "group/group_state.hpp"
 #include "weft/base/error.hpp"
+#include "weft/store/store.hpp"
 
 namespace weft {
 
+namespace {
+
+// How many meshes this rank has made of a group.
+struct MeshCount {
+  std::atomic<int> value{0};
+};
+int next_number(const ProcessGroup& group) {
+  return group.users()->kept<MeshCount>([] { return std::make_shared<MeshCount>(); })->value++;
+}
+
+}  // namespace
+
 MeshState::MeshState(Context& context, ProcessGroup* group, MeshShape shape, int rank)
-    : context_(context), root_(group), shape_(std::move(shape)), rank_(rank) {}
+    : context_(context),
+      root_(group),
+      shape_(std::move(shape)),
+      rank_(rank),
+      number_(group == nullptr ? 0 : next_number(*group)) {}
 
 MeshState::MeshState(ProcessGroup&& group, const MeshShape& shape)
     : context_(group.context()),
       owned_(std::move(group)),
       root_(&owned_),
       shape_(shape.fit(owned_.size())),
-      rank_(owned_.rank()) {}
+      rank_(owned_.rank()),
+      number_(next_number(owned_)) {}
 
 std::shared_ptr<MeshState> MeshState::unflattened(const std::shared_ptr<MeshState>& whole, int axis,
                                                   const MeshShape& parts) {
@@ -90,11 +112,35 @@ MeshState::LazyGroup& MeshState::lazy_along(const std::vector<int>& longer) {
   return *entry;
 }
 
+// Groups along axes are of other ranks where meshes differ, and then nobody is there to compare them with. So the meshes of a root group are
+// compared, by their numbers, in its store: the rank that comes first leaves its shape there. Where one differs the root group fails: ranks
+// that wait for others, in it or while they make a group of it, are told.
+void MeshState::expect_same_mesh() {
+  if (root_->size() == 1 || root_->failed()) return;
+  const GroupState& group = root_->state();
+  const CalledInWaits answers = group.answering();
+  const std::string own = fmt::format("{} {}", rank_, to_string(shape_));
+  const std::string first = group.member.store->compare_set(group.key(fmt::format("mesh{}", number_)), "",
+                                                            own, Deadline::after(group.member.deadline));
+  const std::size_t space = std::min(first.find(' '), first.size());
+  if (first.substr(space) == own.substr(own.find(' '))) return;
+  const int other = parse_integer<int>(std::string_view(first).substr(0, space)).value_or(-1);
+  Failure why{
+      .code = ErrorCode::mismatch,
+      .text = fmt::format("mesh: rank {} made{} of group \"{}\" and rank {} made {} (mesh {} of that group); "
+                          "expected the same on all ranks",
+                          other, first.substr(space), root_->name(), rank_, to_string(shape_), number_),
+      .ranks = {std::min(other, rank_), std::max(other, rank_)}};
+  root_->fail(why);
+  throw Error(std::move(why));
+}
+
 ProcessGroup& MeshState::group_along(const std::vector<int>& axes) {
   if (root_ == nullptr)
     throw Error(ErrorCode::unsupported,
                 fmt::format("mesh: {} is arithmetic only; without a process group it cannot communicate",
                             to_string(shape_)));
+  std::call_once(compared_, [this] { expect_same_mesh(); });
   const std::vector<int> several = longer(axes), ranks = ranks_along(several);
   if (is_root_group(ranks)) return *root_;
   LazyGroup& lazy = lazy_along(several);

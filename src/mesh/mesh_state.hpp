@@ -33,7 +33,8 @@ class MeshState : public std::enable_shared_from_this<MeshState> {
   /// Root ranks of the sub-mesh along `axes` (indices of axes of the root mesh) that holds this rank, row-major in the order
   /// given.
   std::vector<int> ranks_along(const std::vector<int>& axes) const;
-  /// The group of those ranks. The first call is collective among them.
+  /// The group of those ranks. The first call is collective among them. The first of all compares the mesh with that of the ranks
+  /// that were here before, and does not wait for the others.
   ProcessGroup& group_along(const std::vector<int>& axes);
   /// The numbers for users of that group. No communication; works on a mesh that cannot communicate, too.
   std::shared_ptr<UserNumbers> users_along(const std::vector<int>& axes);
@@ -57,12 +58,15 @@ class MeshState : public std::enable_shared_from_this<MeshState> {
   std::vector<int> longer(const std::vector<int>& axes) const;
   bool is_root_group(const std::vector<int>& ranks) const;
   LazyGroup& lazy_along(const std::vector<int>& longer);
+  void expect_same_mesh();
 
   Context& context_;
   ProcessGroup owned_;
   ProcessGroup* root_;
   MeshShape shape_;
   int rank_;
+  int number_ = 0;  // among the meshes that this rank has made of the root group
+  std::once_flag compared_;
   std::shared_ptr<MeshState> whole_;  // whose axis was taken apart: it keeps the group
   std::map<std::string, std::vector<int>, std::less<>> taken_apart_;
   std::mutex groups_mutex_;
