@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -12,6 +13,7 @@
 
 #include "dp/elements.hpp"
 #include "dp/parts.hpp"
+#include "mesh/axis_ranks.hpp"
 #include "mesh/replicas/same_list.hpp"
 #include "mesh/view_memory.hpp"
 #include "weft/base/error.hpp"
@@ -94,6 +96,44 @@ Cohort& cohort_of(const Gradient& g, double p, std::vector<Part>& parts) {
 // What is wrong with this rank's arguments.
 using Fault = std::optional<Error>;
 
+// What all ranks must say alike beside the list: it travels with the powers.
+struct Settings {
+  const char* what;  // the caller
+  double p;
+  double max_norm = 0;  // 0: nothing is clipped
+  NonFinite non_finite = NonFinite::error;
+
+  static constexpr std::size_t kWords = 3;
+  std::array<std::uint64_t, kWords> words() const {
+    return {std::bit_cast<std::uint64_t>(p), std::bit_cast<std::uint64_t>(max_norm),
+            static_cast<std::uint64_t>(non_finite)};
+  }
+};
+
+std::string text_of(std::span<const std::uint64_t> words) {
+  const auto max_norm = std::bit_cast<double>(words[1]);
+  return fmt::format(
+      "p {}{}", std::bit_cast<double>(words[0]),
+      max_norm == 0 ? std::string(" and no max_norm")
+                    : fmt::format(", max_norm {} and non_finite {}", max_norm,
+                                  static_cast<NonFinite>(words[2]) == NonFinite::skip ? "skip" : "error"));
+}
+
+// `all`: what every rank sent, `stride` words each, the settings last.
+void expect_same_settings(const Settings& own, const DeviceMesh& root, std::span<const std::uint64_t> all,
+                          std::size_t stride) {
+  const auto of = [&](int rank) {
+    return all.subspan(static_cast<std::size_t>(rank + 1) * stride - Settings::kWords, Settings::kWords);
+  };
+  for (int r = 1; r < root.size(); ++r)
+    if (!std::equal(of(0).begin(), of(0).end(), of(r).begin()))
+      throw Error(
+          Failure{.code = ErrorCode::mismatch,
+                  .text = fmt::format("{}: {} on {}, but {} on {}", own.what, text_of(of(0)),
+                                      name_axis_rank(root, 0), text_of(of(r)), name_axis_rank(root, r)),
+                  .ranks = {0, r}});
+}
+
 // All gradients by mesh and cohort, and the powers of what this rank holds of them. Their parts are combined in order: the
 // same bits for any number of threads. With a fault nothing is read.
 std::vector<Part> parts_of(const char* what, std::span<const Gradient> gradients, double p, Compute* compute,
@@ -155,8 +195,8 @@ std::string text_of(const std::vector<NotFinite>& where) {
 }
 
 // The powers of every cohort on every rank; those of rank r begin at 2 * r * cohorts.
-std::vector<double> gather_powers(const char* what, const Part& part, std::span<const Gradient> gradients,
-                                  const Fault& fault) {
+std::vector<double> gather_powers(const Settings& settings, const Part& part,
+                                  std::span<const Gradient> gradients, const Fault& fault) {
   std::vector<std::uint64_t> own;
   for (const Cohort& c : part.cohorts)
     own.insert(own.end(),
@@ -171,23 +211,30 @@ std::vector<double> gather_powers(const char* what, const Part& part, std::span<
         [those](std::size_t i) { return digest_of_view(those[i]->name, those[i]->data, those[i]->layout); },
         [those](std::size_t i) { return text_of_view(those[i]->name, those[i]->data, those[i]->layout); }};
   };
-  for (const std::uint64_t word : gather_with_list(what, part.root, part.digest, own, list, fault))
-    all.push_back(std::bit_cast<double>(word));
+  const std::size_t powers = own.size(), stride = powers + Settings::kWords;
+  const auto words = settings.words();
+  own.insert(own.end(), words.begin(), words.end());
+  const std::vector<std::uint64_t> told =
+      gather_with_list(settings.what, part.root, part.digest, own, list, fault);
+  expect_same_settings(settings, part.root, told, stride);
+  for (std::size_t i = 0; i < told.size(); ++i)
+    if (i % stride < powers) all.push_back(std::bit_cast<double>(told[i]));
   return all;
 }
 
 // What all ranks of a mesh have together. Every rank learns the powers of every cohort on every rank, so all
 // see the same NaNs, and adds up those of the ranks that have coordinate 0 on the axes along which the cohort
 // is replicated, in rank order: the same bits on all, also where replicas have drifted apart.
-Powers gathered(const char* what, const Part& part, std::span<const Gradient> gradients, double p,
+Powers gathered(const Settings& settings, const Part& part, std::span<const Gradient> gradients,
                 std::vector<int>& not_finite, const Fault& fault) {
+  const double p = settings.p;
   const int ranks = part.root ? part.root.size() : 1;
   const std::size_t cohorts = part.cohorts.size();
   std::vector<double> all;
   if (ranks == 1)
     for (const Cohort& c : part.cohorts) all.insert(all.end(), {c.powers.scale, c.powers.sum});
   else
-    all = gather_powers(what, part, gradients, fault);
+    all = gather_powers(settings, part, gradients, fault);
   Powers total = nothing(p), broken = nothing(p);
   for (int r = 0; r < ranks; ++r) {
     const std::vector<int> at = part.root ? part.root.shape().coordinates(r) : std::vector<int>{};
@@ -219,15 +266,16 @@ bool is_told(const Error& e) {
 
 // What is wrong with a rank's arguments, or found out in one mesh, is told in all the others: their ranks throw, too, and
 // no call of one waits for another rank's.
-Norm norm_over_all(const char* what, std::span<const Gradient> gradients, double p, Compute* compute,
+Norm norm_over_all(const Settings& settings, std::span<const Gradient> gradients, Compute* compute,
                    Fault fault) {
-  const std::vector<Part> parts = parts_of(what, gradients, p, compute, fault);
+  const double p = settings.p;
+  const std::vector<Part> parts = parts_of(settings.what, gradients, p, compute, fault);
   Powers total = nothing(p);
   Norm norm;
   for (const Part& part : parts) {
     std::vector<int> ranks;
     try {
-      total = together(total, gathered(what, part, gradients, p, ranks, fault), p);
+      total = together(total, gathered(settings, part, gradients, ranks, fault), p);
     } catch (const Error& e) {
       if (!is_told(e)) throw;
       if (!fault) fault = e;
@@ -268,7 +316,7 @@ double grad_norm(std::span<const Gradient> gradients, double p, Compute* compute
     check_gradients("grad_norm", gradients, compute);
     dp::kernels_of("grad_norm", compute);
   });
-  const Norm norm = norm_over_all("grad_norm", gradients, p, compute, fault);
+  const Norm norm = norm_over_all({"grad_norm", p}, gradients, compute, fault);
   expect_reduced("grad_norm", gradients);
   return norm.value;
 }
@@ -290,7 +338,7 @@ double clip(std::span<const Gradient> gradients, const Limit& limit, double p, N
     check_gradients("clip_grad_norm", gradients, compute);
     dp::kernels_of("clip_grad_norm", compute);
   });
-  const Norm norm = norm_over_all("clip_grad_norm", gradients, p, compute, fault);
+  const Norm norm = norm_over_all({"clip_grad_norm", p, max_norm, non_finite}, gradients, compute, fault);
   expect_reduced("clip_grad_norm", gradients);
   if (!std::isfinite(norm.value)) {
     if (non_finite == NonFinite::skip) return norm.value;
