@@ -9,6 +9,7 @@
 #include "base/hash.hpp"
 #include "dp/missing.hpp"
 #include "mesh/axis_ranks.hpp"
+#include "mesh/replicas/replica_bits.hpp"
 #include "mesh/replicas/same_list.hpp"
 #include "mesh/view_memory.hpp"
 #include "weft/base/error.hpp"
@@ -168,8 +169,8 @@ NoSync GradientAverager::no_sync() {
 }
 
 // What every rank tells of the parameters: for each its place in the order of the first pass, and its gradient's
-// placements, with a digest of the list of paths and sizes. The first rank's order holds, and placements that one
-// rank does not know (it did not use the parameter) are taken from one that does.
+// placements, with a digest of the list of paths and sizes, and hashes of their values. The first rank's order holds,
+// and placements that one rank does not know (it did not use the parameter) are taken from one that does.
 GradientAverager::Agreement GradientAverager::agree(const std::optional<Error>& fault) {
   const std::size_t n = slots_.size();
   const auto axis_count = static_cast<std::size_t>(axes_.root().shape().axis_count());
@@ -187,18 +188,33 @@ GradientAverager::Agreement GradientAverager::agree(const std::optional<Error>& 
         std::any_of(each_axis_.begin(), each_axis_.end(), [&](const DeviceMesh& a) { return is_cut(p, a); });
     return cut ? p.global_shape().count() : p.master().count();
   };
-  const auto digest = [&](std::size_t i) { return digest_of(hash_of(slots_[i].parameter->path()), size(i)); };
+  const auto digest = [&](std::size_t i) {
+    const Parameter& p = *slots_[i].parameter;
+    return digest_of(hash_of(p.path()), size(i), p.has_values());
+  };
   const auto text = [&](std::size_t i) {
-    return fmt::format("\"{}\" (x{})", slots_[i].parameter->path(), size(i));
+    const Parameter& p = *slots_[i].parameter;
+    return fmt::format("\"{}\" (x{}{})", p.path(), size(i), p.has_values() ? ", with values" : "");
   };
   ListDigest list;
-  for (std::size_t i = 0; i < n; ++i) list.add(digest(i));
-  const std::vector<std::uint64_t> all = gather_with_list(
-      "averager", axes_, list, own,
+  ReplicaBits values(axes_, &slots_[0].parameter->compute());
+  std::vector<const Parameter*> compared;
+  for (std::size_t i = 0; i < n; ++i) {
+    list.add(digest(i));
+    const Parameter& p = *slots_[i].parameter;
+    std::vector<int> along;
+    for (const DeviceMesh& axis : reduced_along(p)) along.push_back(axis.root_axes()[0]);
+    if (along.empty() || fault || !p.has_values()) continue;
+    values.add(p.master().view(), along);
+    compared.push_back(&p);
+  }
+  const std::vector<std::uint64_t> all = values.compare(
+      "averager", list, own,
       [&] {
         return ListEntries{"parameter", n, digest, text};
       },
       fault);
+  values.expect_same("averager", [&](std::size_t i) { return std::string_view(compared[i]->path()); });
 
   Agreement agreed;
   for (std::size_t i = 0; i < n; ++i) agreed.order.push_back(static_cast<std::size_t>(all[i]));

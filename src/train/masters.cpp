@@ -10,7 +10,7 @@ void expect_same_masters(const std::vector<Parameter*>& parameters, std::span<co
     std::vector<NamedView> masters;
     Compute* compute = nullptr;
     for (const Parameter* p : parameters) {
-      if (!p->materialised()) continue;
+      if (!p->has_values()) continue;
       compute = &p->compute();
       masters.push_back({p->path(), p->master().view(),
                          p->layout() != nullptr ? p->layout() : replicated_layout(along, p->global_shape())});

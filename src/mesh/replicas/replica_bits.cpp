@@ -1,14 +1,20 @@
 #include "mesh/replicas/replica_bits.hpp"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "base/hash.hpp"
 #include "host/threads/workers.hpp"
+#include "mesh/axis_ranks.hpp"
 #include "mesh/mesh_state.hpp"
+#include "weft/base/error.hpp"
 #include "weft/host/device_runtime.hpp"
 
 namespace weft {
@@ -74,6 +80,7 @@ const ReplicaBits::Holders& ReplicaBits::holders_along(const std::vector<int>& a
     by_place[place].push_back(static_cast<int>(r));
   }
   Holders& made = holders_[along];
+  made.along = along;
   for (auto& [place, set] : by_place) {
     if (std::find(set.begin(), set.end(), axes_.rank()) != set.end()) made.own = made.sets.size();
     made.sets.push_back(std::move(set));
@@ -191,6 +198,30 @@ std::vector<int> ReplicaBits::drifted(std::size_t i) const {
   }
   std::sort(ranks.begin(), ranks.end());
   return ranks;
+}
+
+void ReplicaBits::expect_same(std::string_view what,
+                              const std::function<std::string_view(std::size_t)>& name) const {
+  if (same_everywhere()) return;
+  constexpr std::size_t kNamed = 3;  // of the others
+  std::size_t first = 0;
+  while (first < size() && same(first)) ++first;
+  if (first == size()) return;
+  const std::vector<int> ranks = drifted(first);
+  std::vector<std::string> along, others;
+  for (const int a : tensors_[first].holders->along) along.push_back(axes_.root().shape().name(a));
+  std::size_t more = 0;
+  for (std::size_t i = first + 1; i < size(); ++i)
+    if (!same(i) && ++more <= kNamed) others.push_back(fmt::format("\"{}\"", name(i)));
+  std::string also;
+  if (more > 0)
+    also = fmt::format("; replicas of {}{} differ, too", fmt::join(others, ", "),
+                       more > kNamed ? fmt::format(" and {} more", more - kNamed) : "");
+  const DeviceMesh mesh = axes_.root().submesh(along);
+  throw Error(Failure{ErrorCode::mismatch,
+                      fmt::format("{}: \"{}\" is Replicate on {}={}, but on {} it has other bits{}", what,
+                                  name(first), mesh.name(), mesh.size(), name_axis_ranks(axes_, ranks), also),
+                      Op::none, kNoCall, ranks});
 }
 
 }  // namespace weft

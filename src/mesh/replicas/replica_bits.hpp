@@ -56,9 +56,13 @@ class ReplicaBits {
   /// The ranks whose replica differs from most; all that hold one, where no value is held by more ranks than any
   /// other. Empty where all are the same.
   std::vector<int> drifted(std::size_t i) const;
+  /// After compare(). Throws mismatch where replicas of a tensor differ: `check_replicas: "w" is Replicate on dp=3, but on dp rank 1
+  /// it has other bits; replicas of "b" differ, too`. `name`: that of tensor i.
+  void expect_same(std::string_view what, const std::function<std::string_view(std::size_t)>& name) const;
 
  private:
   struct Holders {
+    std::vector<int> along;  // axes of the root
     std::vector<std::vector<int>> sets;
     std::size_t own = 0;  // the set that this rank is in
   };

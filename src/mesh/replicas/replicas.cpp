@@ -1,10 +1,10 @@
 #include "weft/mesh/replicas.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "mesh/axis_ranks.hpp"
@@ -44,30 +44,6 @@ void expect_layouts(std::span<const NamedView> tensors, const DeviceMesh& axes) 
   }
 }
 
-[[noreturn]] void throw_drift(const ReplicaBits& bits, std::span<const NamedView> tensors,
-                              const std::vector<std::size_t>& compared, const DeviceMesh& axes) {
-  constexpr std::size_t kNamed = 3;  // of the others
-  std::size_t first = 0;
-  while (bits.same(first)) ++first;
-  const std::vector<int> ranks = bits.drifted(first);
-  const NamedView& t = tensors[compared[first]];
-  std::vector<std::string> along, others;
-  for (const int a : replicated_along(t.layout, axes)) along.push_back(axes.root().shape().name(a));
-  std::size_t more = 0;
-  for (std::size_t i = first + 1; i < compared.size(); ++i)
-    if (!bits.same(i) && ++more <= kNamed) others.push_back(fmt::format("\"{}\"", tensors[compared[i]].name));
-  std::string also;
-  if (more > 0)
-    also = fmt::format("; replicas of {}{} differ, too", fmt::join(others, ", "),
-                       more > kNamed ? fmt::format(" and {} more", more - kNamed) : "");
-  const DeviceMesh mesh = axes.root().submesh(along);
-  throw Error(
-      Failure{ErrorCode::mismatch,
-              fmt::format("check_replicas: \"{}\" is Replicate on {}={}, but on {} it has other bits{}",
-                          t.name, mesh.name(), mesh.size(), name_axis_ranks(axes, ranks), also),
-              Op::none, kNoCall, ranks});
-}
-
 }  // namespace
 
 void check_replicas(std::span<const NamedView> tensors, const DeviceMesh& axes, Compute* compute) {
@@ -86,7 +62,8 @@ void check_replicas(std::span<const NamedView> tensors, const DeviceMesh& axes, 
   bits.compare(
       "check_replicas", digest_of_list(tensors), {}, [&] { return entries_of("tensor", tensors); }, fault);
   expect_layouts(tensors, axes);
-  if (!bits.same_everywhere()) throw_drift(bits, tensors, compared, axes);
+  bits.expect_same("check_replicas",
+                   [&](std::size_t i) { return std::string_view(tensors[compared[i]].name); });
 }
 
 }  // namespace weft

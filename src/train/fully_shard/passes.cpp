@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "dp/missing.hpp"
+#include "train/masters.hpp"
 #include "weft/base/error.hpp"
 #include "weft/nn/kernels.hpp"
 
@@ -93,6 +94,15 @@ ProcessGroup* ShardPasses::neighbours() {
   return &neighbours_;
 }
 
+// Replicas of the shards that began differently would get the same gradients and stay different.
+void ShardPasses::compare_replicas() {
+  std::vector<Parameter*> parameters;
+  for (const auto& block : blocks_)
+    parameters.insert(parameters.end(), block->parameters().begin(), block->parameters().end());
+  expect_same_masters(parameters, {&axes_.replicate, 1});
+  compared_ = true;
+}
+
 void ShardPasses::enter(ShardBlock& block, Direction direction) {
   if (depth_ == 0) seen_.clear();
   ++depth_;
@@ -100,6 +110,7 @@ void ShardPasses::enter(ShardBlock& block, Direction direction) {
   block.under_way.push_back({std::uncaught_exceptions(), false});
   try {
     poll();
+    if (!compared_) compare_replicas();
     block.gather(neighbours());
     if (direction == Direction::backward && block.depth == 1) block.begin_gradients();
     seen_.push_back(&block);

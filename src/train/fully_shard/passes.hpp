@@ -32,6 +32,7 @@ class ShardPasses {
 
  private:
   enum class Direction : unsigned char { forward, backward };
+  void compare_replicas();
   void enter(ShardBlock& block, Direction direction);
   void leave(ShardBlock& block, Direction direction, bool keeps);
   void leave_forward(ShardBlock& block, bool keeps);
@@ -54,6 +55,7 @@ class ShardPasses {
   DeviceMesh all_axes_;  // that shard, and that replicate
   ProcessGroup neighbours_;
   std::vector<HookHandle> hooks_;
+  bool compared_ = false;                  // replicas of the shards
   int depth_ = 0;                          // passes of blocks that are under way
   const ShardBlock* failed_ = nullptr;     // the first of them that threw
   std::vector<ShardBlock*> order_, seen_;  // in which blocks went forward last, and go in this pass
