@@ -5,10 +5,13 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <initializer_list>
 #include <limits>
 #include <optional>
 #include <utility>
+#include <vector>
 
+#include "base/hash.hpp"
 #include "models/agreement.hpp"
 #include "models/batch.hpp"
 #include "weft/base/error.hpp"
@@ -47,6 +50,35 @@ std::optional<Error> out_of_place(const Ema* ema) {
   if (ema == nullptr || !ema->swapped()) return std::nullopt;
   return Error(ErrorCode::bad_argument,
                "trainer: the averages are in the place of the masters; swap_out() first");
+}
+// What all ranks give alike beside the learning rate, each as a number.
+struct Setting {
+  const char* name;
+  std::int64_t digest;
+};
+std::vector<Setting> settings_of(const Trainer::Options& o, std::int64_t steps) {
+  const auto of = [](std::initializer_list<double> values) {
+    Fnv1a hash;
+    for (const double v : values) hash.add(std::bit_cast<std::uint64_t>(v));
+    return static_cast<std::int64_t>(hash.value);
+  };
+  const AdamW::Options* const adamw = std::get_if<AdamW::Options>(&o.optimizer);
+  const SGD::Options* const sgd = std::get_if<SGD::Options>(&o.optimizer);
+  const auto& scale = o.loss_scale;
+  return {
+      {"options.optimizer", adamw != nullptr
+                                ? of({0, adamw->beta1, adamw->beta2, adamw->eps, adamw->weight_decay})
+                                : of({1, sgd->momentum, sgd->weight_decay})},
+      {"options.max_norm", of({o.max_norm})},
+      {"options.non_finite", static_cast<std::int64_t>(o.non_finite)},
+      {"options.seed", static_cast<std::int64_t>(o.seed)},
+      {"options.loss_scale", scale ? of({scale->scale, scale->growth, scale->backoff,
+                                         static_cast<double>(scale->interval), scale->least})
+                                   : 0},
+      {"options.label_smoothing", of({o.label_smoothing})},
+      {"options.ema", o.ema ? of({o.ema->decay, static_cast<double>(o.ema->warm_up)}) : 0},
+      {"steps()", steps},
+  };
 }
 // Throws where the ranks have different learning rates: the least and the largest, as bits.
 void expect_one_rate(const DeviceMesh& mesh, double lr, std::int64_t least, std::int64_t most) {
@@ -100,7 +132,7 @@ std::vector<Trainer::Placed> Trainer::place(std::span<const TokenBatch> batches)
 
 // The number of labels that count, over all ranks. Fills `to`. By a small all-reduce over the tensor axis and a small all-gather over the
 // data axis ranks also learn of each other's faults, so that none goes on alone; that tensor ranks have the same batches; and that all have the
-// same learning rate, where there is one.
+// same learning rate, where there is one, the same options, and took as many steps.
 std::int64_t Trainer::agree(std::span<const TokenBatch> batches, std::optional<double> lr,
                             std::vector<Placed>& to) const {
   const DeviceMesh &data = model_->data, &tensor = model_->tensor;
@@ -128,20 +160,29 @@ std::int64_t Trainer::agree(std::span<const TokenBatch> batches, std::optional<d
   }
   const auto content = static_cast<std::int64_t>(hash.value);
   const std::int64_t rate = lr && fault == kNone ? bits_of(*lr) : 0;
-  const Numbers least = least_of(*compute_, tensor, {fault, content, ~content, rate, ~rate});
+  const std::vector<Setting> settings = settings_of(options_, steps_);
+  Numbers mine{fault, content, ~content, rate, ~rate};
+  for (const Setting& s : settings) mine.insert(mine.end(), {s.digest, ~s.digest});
+  const Numbers least = least_of(*compute_, tensor, mine);
   const bool differ = least[0] == kNone && least[1] != ~least[2];
-  const Numbers all = gathered(*compute_, data, {differ ? kBatch : least[0], valid, least[3], ~least[4]});
-  std::int64_t worst = kNone, sum = 0, lowest = all[2], highest = all[3];
-  for (std::size_t i = 0; i < all.size(); i += 4) {
+  Numbers told{differ ? kBatch : least[0], valid};
+  told.insert(told.end(), least.begin() + 3, least.end());  // the least of each number, and of its complement
+  const Numbers all = gathered(*compute_, data, told);
+  std::int64_t worst = kNone, sum = 0;
+  Numbers extremes(told.begin() + 2, told.end());
+  for (std::size_t i = 0; i < all.size(); i += told.size()) {
     worst = std::min(worst, all[i]);
     sum += all[i + 1];
-    lowest = std::min(lowest, all[i + 2]);
-    highest = std::max(highest, all[i + 3]);
+    for (std::size_t e = 0; e < extremes.size(); ++e) extremes[e] = std::min(extremes[e], all[i + 2 + e]);
   }
   if (own) throw Error(*own);
   if (differ) wrong(different_batches(tensor));
   if (worst != kNone) wrong_elsewhere(worst);
-  if (lr) expect_one_rate(model_->mesh, *lr, lowest, highest);
+  if (lr) expect_one_rate(model_->mesh, *lr, extremes[0], ~extremes[1]);
+  for (std::size_t i = 0; i < settings.size(); ++i)
+    if (extremes[2 + 2 * i] != ~extremes[3 + 2 * i])
+      wrong(fmt::format("{} is not the same on all ranks of {}; expected the same", settings[i].name,
+                        to_string(model_->mesh.shape())));
   if (sum == 0) wrong(fmt::format("no label of the step counts (all are {})", CrossEntropy::kIgnore));
   return sum;
 }
