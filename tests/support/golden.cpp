@@ -5,9 +5,11 @@
 
 namespace weft::test {
 
+std::filesystem::path source_dir() { return WEFT_SOURCE_DIR; }
+
 std::filesystem::path golden_dir() {
   if (const char* dir = std::getenv("WEFT_GOLDEN_DIR"); dir != nullptr && *dir != '\0') return dir;
-  return std::filesystem::path(WEFT_SOURCE_DIR) / ".." / "shared" / "golden";
+  return source_dir() / ".." / "shared" / "golden";
 }
 
 std::vector<std::filesystem::path> golden_files(const std::string& prefix) {

@@ -1,4 +1,4 @@
-// Where the reference data of other projects lies, for tests that compare with it.
+// Where the source tree is, and the reference data of other projects, for tests that compare with them.
 #pragma once
 
 #include <filesystem>
@@ -6,6 +6,9 @@
 #include <vector>
 
 namespace weft::test {
+
+/// The top folder of the tree that the tests were built from.
+std::filesystem::path source_dir();
 
 /// WEFT_GOLDEN_DIR, or ../shared/golden beside the source tree.
 std::filesystem::path golden_dir();

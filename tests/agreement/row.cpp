@@ -1,0 +1,76 @@
+#include "agreement/row.hpp"
+
+#include <gtest/gtest.h>
+
+namespace weft::agreement {
+namespace {
+
+std::vector<std::string> pieces(const std::string& text) {
+  const std::string between = "…";
+  std::vector<std::string> all;
+  for (std::size_t at = 0;;) {
+    const std::size_t end = text.find(between, at);
+    all.push_back(text.substr(at, end - at));
+    if (end == std::string::npos) return all;
+    at = end + between.size();
+  }
+}
+
+}  // namespace
+
+std::vector<WithoutRow> without_row() {
+  return {
+      {"ProcessGroup::split", "", "color and key are each rank's own"},
+      {"ProcessGroup::split_by_host", "", "ranks find out themselves which are on one host"},
+      {"ProcessGroup::duplicate", "", "it takes no argument"},
+      {"ProcessGroup::shrink", "", "`limit` is each rank's own; the ranks agree on who is left"},
+      {"distribute", "the whole", "no communication; `check_replicas()` compares"},
+      {"enter", "axes", "makes a boundary, whose passes call `redistribute()`"},
+      {"leave", "axes", "makes a boundary, whose passes call `redistribute()`"},
+      {"gather", "axes, dimension", "makes a boundary, whose passes call `redistribute()`"},
+      {"scatter", "axes, dimension", "makes a boundary, whose passes call `redistribute()`"},
+      {"AsyncCheckpoint", "", "makes a group of the mesh's ranks; save() compares"},
+      {"latest_checkpoint", "", "reads a file on this rank alone"},
+      {"start_save", "as `AsyncCheckpoint::save`", "calls it"},
+      {"Trainer::save", "as `save_checkpoint`", "calls it"},
+      {"FullySharded::finish", "", "it takes no argument; blocks compare as `FlatShards` does"},
+      {"FullyShardOptions", "options of `fully_shard()`",
+       "the blocks are compared, as `FlatShards` does; options that change neither blocks nor dtypes are "
+       "each rank's own"},
+      {"default_mp_policy", "", "gives a value"},
+      {"sync_domain_gradients", "as `sync_replicated_gradients`", "calls it"},
+      {"vocab_part", "", "arithmetic"},
+      {"BatchNorm", "its options, and the layout of x",
+       "the sums are compared with the call: their count, dtype and reduction"},
+      {"SpectralNorm", "its options",
+       "the sums are compared with the call: their count, dtype and reduction"},
+      {"initialise", "seed",
+       "no communication; values are compared by `GradientAverager::finish()`, `apply_ddp()` and "
+       "`fully_shard()` where they are replicated; parts of one parameter are not"},
+      {"build_parallel_model", "options", "no communication; values are compared as for `initialise()`"},
+      {"BucketReducer", "parameters",
+       "it sees gradients only; where the program makes it itself, `check_replicas()` compares the "
+       "parameters"},
+      {"Sampler", "population, batch and seed",
+       "arithmetic; `Trainer::step()` compares the batches of the tensor axis"},
+      {"AdamW", "options", "no communication; `Trainer::step()` compares those of a Trainer"},
+      {"SGD", "options", "no communication; `Trainer::step()` compares those of a Trainer"},
+      {"Ema", "options", "no communication; `Trainer::step()` compares those of a Trainer"},
+      {"Frame", "seed, step, micro-batch", "no communication; `Trainer::step()` compares those of a Trainer"},
+  };
+}
+
+void expect_told(const Rows& rows) {
+  for (const Row& row : rows) {
+    SCOPED_TRACE(row.function + ": " + row.value);
+    test::run_ranks(test::Ranks::threads, row.ranks, [&](test::Rank& r) {
+      const std::string told = test::error_text([&] { row.run(r); });
+      EXPECT_TRUE(told.starts_with(std::string(name(row.code)) + ": ")) << "rank " << r.rank << ": " << told;
+      for (const std::string& piece : pieces(row.text))
+        EXPECT_NE(told.find(piece), std::string::npos)
+            << "rank " << r.rank << ": \"" << told << "\" has no \"" << piece << "\"";
+    });
+  }
+}
+
+}  // namespace weft::agreement

@@ -1,0 +1,45 @@
+// The values that ranks must give alike. Each row of the table is a test: a call in which rank 1 gives another value than
+// the rest, and the error that every rank gets. docs/agreement.md is made of the rows.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "support/run_ranks.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft::agreement {
+
+struct Row {
+  std::string function;  ///< as tools/agreement.py finds it in the headers: "DeviceMesh::group", "full"
+  std::string value;     ///< what all ranks give alike
+  std::string compared;  ///< where: "with the call", "in the exchange of the norms"
+  ErrorCode code;
+  /// Pieces of the error's text, with "…" between them: each occurs in the text of every rank.
+  std::string text;
+  /// What a rank does: rank 1 gives another value. The harness catches the Error.
+  std::function<void(test::Rank&)> run;
+  int ranks = 2;
+};
+using Rows = std::vector<Row>;
+
+/// A function whose values nobody compares, or that has none.
+struct WithoutRow {
+  std::string function;
+  std::string value;  ///< empty: it has none
+  std::string why;
+};
+
+/// One list for each file of rows, in the order of the page.
+Rows group_rows();
+Rows mesh_rows();
+Rows dp_rows();
+Rows checkpoint_rows();
+Rows train_rows();
+std::vector<WithoutRow> without_row();
+
+/// Runs the rows, and checks that each rank gets the error.
+void expect_told(const Rows& rows);
+
+}  // namespace weft::agreement

@@ -1,0 +1,322 @@
+// Models: values of parameters, and options of a training.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "agreement/row.hpp"
+#include "train/bag.hpp"
+#include "train/shard_net.hpp"
+#include "weft/domain/domain.hpp"
+#include "weft/models/trainer.hpp"
+#include "weft/tp/linear.hpp"
+#include "weft/tp/vocab.hpp"
+#include "weft/train/apply_ddp.hpp"
+#include "weft/train/averaging.hpp"
+#include "weft/train/fully_shard.hpp"
+#include "weft/train/loss_scaler.hpp"
+
+namespace weft::agreement {
+namespace train_test {
+namespace {
+
+using test::Rank;
+
+Rows values() {
+  return {
+      {"GradientAverager::finish", "values of parameters", "in the first exchange of the gradients' order",
+       ErrorCode::mismatch, "averager: \"w\" is Replicate on dp=3, but on dp rank 1 it has other bits",
+       [](Rank& r) {
+         const DeviceMesh mesh(r.group(), {{"dp", r.size}});
+         test::Bag bag;
+         Parameter& w = bag.put(r.context, "w", {4}, replicated_layout(mesh, {4}));
+         for (float& v : w.write_master().f32()) v = r.rank == 1 ? 2.0f : 1.0f;
+         GradientAverager averager({&w}, mesh["dp"]);
+         test::use(w, make_layout(mesh, {Partial{}}, {4}), [](std::size_t) { return 1.0f; });
+         averager.finish();
+       },
+       3},
+  };
+}
+
+Rows averagers() {
+  const std::string where = "in the first exchange of the gradients' order";
+  return {
+      {"GradientAverager::finish", "list of parameters", where, ErrorCode::mismatch,
+       "averager: parameter 0 is \"v\" (x4) on dp rank 0, but \"w\" (x4) on dp rank 1",
+       [](Rank& r) {
+         const DeviceMesh mesh(r.group(), {{"dp", r.size}});
+         test::Bag bag;
+         Parameter& w = bag.put(r.context, r.rank == 1 ? "w" : "v", {4}, replicated_layout(mesh, {4}));
+         GradientAverager averager({&w}, mesh["dp"]);
+         test::use(w, make_layout(mesh, {Partial{}}, {4}), [](std::size_t) { return 1.0f; });
+         averager.finish();
+       }},
+      {"GradientAverager::finish", "options, as of `BucketReducer`", where, ErrorCode::mismatch,
+       "bucket_reducer: the reducer is …bucket_bytes 4, …bucket_bytes 8, ",
+       [](Rank& r) {
+         const DeviceMesh mesh(r.group(), {{"dp", r.size}});
+         test::Bag bag;
+         Parameter& w = bag.put(r.context, "w", {4}, replicated_layout(mesh, {4}));
+         GradientAverager averager({&w}, mesh["dp"], {.bucket_bytes = r.rank == 1 ? 8 : 4});
+         test::use(w, make_layout(mesh, {Partial{}}, {4}), [](std::size_t) { return 1.0f; });
+         averager.finish();
+       }},
+      {"LossScaler::unscale", "scale", "in the exchange of what is finite", ErrorCode::mismatch,
+       "loss_scaler: the scale is 65536 after 0 good steps on dp rank 0, but 32768 after 0 on dp rank 1",
+       [](Rank& r) {
+         const DeviceMesh mesh(r.group(), {{"dp", r.size}});
+         std::vector<float> v(4, 1.0f);
+         const std::vector<Gradient> list{make_gradient("w", v.data(), replicated_layout(mesh, {4}))};
+         LossScaler scaler;
+         if (r.rank == 1) scaler.set_state({32768, 0});
+         scaler.unscale(list, mesh);
+       }},
+  };
+}
+
+// A model with values, of another seed on rank 1.
+std::unique_ptr<Sequential> seeded(Rank& r, Compute& compute) {
+  auto net = test::shard_net();
+  materialise(*net, compute);
+  initialise(*net, r.rank == 1 ? 8 : 7);
+  return net;
+}
+
+Rows seeds() {
+  const std::string differs = "check_replicas: \"embed.weight\" is Replicate on ";
+  return {
+      {"apply_ddp", "values of parameters", "when it is called, where there are values", ErrorCode::mismatch,
+       differs + "dp=2, but on …it has other bits",
+       [](Rank& r) {
+         Compute compute(r.context);
+         const DeviceMesh mesh(r.group(), {{"dp", r.size}});
+         const auto net = seeded(r, compute);
+         apply_ddp(*net, mesh["dp"]);
+       }},
+      {"fully_shard", "values of parameters", "when it is called, where there are values",
+       ErrorCode::mismatch, differs + "dp=2, but on …it has other bits",
+       [](Rank& r) {
+         Compute compute(r.context);
+         const DeviceMesh mesh(r.group(), {{"dp", r.size}});
+         const auto net = seeded(r, compute);
+         fully_shard(*net, mesh["dp"]);
+       }},
+      {"fully_shard", "values of parameters, along axes that replicate", "in the first pass",
+       ErrorCode::mismatch, differs + "rep=2, but on …it has other bits",
+       [](Rank& r) {
+         test::ShardRun run(r, {{"rep", 2}, {"dp", 1}}, {"dp"}, {"rep"});
+         initialise(*run.net, r.rank == 1 ? 8 : 7);
+         run.pass(0);
+       }},
+  };
+}
+
+// A small model and its trainer.
+struct Trained {
+  Trained(Rank& r, const MeshShape& shape, const Trainer::Options& options)
+      : compute(r.context),
+        mesh(r.group(), shape),
+        model(build_parallel_model(config(), mesh, compute, {.seed = 3})),
+        trainer(model, compute, options) {}
+  static TransformerConfig config() {
+    TransformerConfig c;
+    c.dim = 8, c.layers = 1, c.heads = 2, c.kv_heads = 2, c.ffn_hidden = 12, c.vocab = 6, c.max_seq = 4;
+    return c;
+  }
+  static TokenBatch batch(const std::vector<std::int64_t>& tokens) {
+    return {tokens.data(), tokens.data(), 1, 4, 0};
+  }
+  void step(double lr = 0.01) {
+    const std::vector<std::int64_t> tokens{0, 1, 2, 3};
+    const TokenBatch b = batch(tokens);
+    trainer.step({&b, 1}, lr);
+  }
+  Compute compute;
+  DeviceMesh mesh;
+  ParallelModel model;
+  Trainer trainer;
+};
+
+Row of_trainer(const std::string& name, const std::function<void(Trainer::Options&)>& change) {
+  return {"Trainer::step",
+          name,
+          "in the exchange of the numbers of labels",
+          ErrorCode::bad_argument,
+          "trainer: " + name + " is not the same on all ranks of dp=2 x tp=1; expected the same",
+          [change](Rank& r) {
+            Trainer::Options options;
+            if (r.rank == 1) change(options);
+            Trained(r, {{"dp", 2}, {"tp", 1}}, options).step();
+          }};
+}
+
+Rows trainers() {
+  const std::string where = "in the exchange of the numbers of labels";
+  using Options = Trainer::Options;
+  return {
+      of_trainer("options.optimizer", [](Options& o) { o.optimizer = AdamW::Options{.beta1 = 0.8}; }),
+      of_trainer("options.max_norm", [](Options& o) { o.max_norm = 2; }),
+      of_trainer("options.non_finite", [](Options& o) { o.non_finite = NonFinite::skip; }),
+      of_trainer("options.seed", [](Options& o) { o.seed = 1; }),
+      of_trainer("options.loss_scale", [](Options& o) { o.loss_scale = LossScaler::Options{}; }),
+      of_trainer("options.label_smoothing", [](Options& o) { o.label_smoothing = 0.1; }),
+      of_trainer("options.ema", [](Options& o) { o.ema = Ema::Options{}; }),
+      {"Trainer::step", "lr", where, ErrorCode::bad_argument,
+       "trainer: the learning rate is 0.…, and 0.01 to 0.02 on the ranks of dp=2 x tp=1; expected the same "
+       "on all",
+       [](Rank& r) {
+         Trained(r, {{"dp", 2}, {"tp", 1}}, {}).step(r.rank == 1 ? 0.02 : 0.01);
+       }},
+      {"Trainer::step", "values of parameters", "in the first step, as `GradientAverager::finish`",
+       ErrorCode::mismatch, "averager: \"…\" is Replicate on dp=2, but on …it has other bits",
+       [](Rank& r) {
+         Trained t(r, {{"dp", 2}, {"tp", 1}}, {});
+         initialise(*t.model.model, r.rank == 1 ? 8 : 7);
+         t.step();
+       }},
+      {"Trainer::update", "lr", "in an exchange of its own", ErrorCode::bad_argument,
+       "trainer: the learning rate is 0.…, and 0.01 to 0.02 on the ranks of dp=2 x tp=1; expected the same "
+       "on all",
+       [](Rank& r) {
+         Trained t(r, {{"dp", 2}, {"tp", 1}}, {});
+         const std::vector<std::int64_t> tokens{0, 1, 2, 3};
+         const TokenBatch b = Trained::batch(tokens);
+         t.trainer.backward({&b, 1});
+         t.trainer.update(r.rank == 1 ? 0.02 : 0.01);
+       }},
+      {"compute_logits", "tokens of the tensor axis", "in an exchange of its own", ErrorCode::bad_argument,
+       "compute_logits: …tp=2",
+       [](Rank& r) {
+         Trained t(r, {{"dp", 1}, {"tp", 2}}, {});
+         const std::vector<std::int64_t> tokens{0, 1, 2, r.rank == 1 ? 4 : 3};
+         compute_logits(t.model, t.compute, Trained::batch(tokens));
+       }},
+  };
+}
+
+// Views of f32 or i64 for functions of a split layer.
+template <class T>
+TensorView of(std::vector<T>& v, const Shape& shape) {
+  return view(v.data(), shape);
+}
+using Floats = std::vector<float>;
+using Numbers = std::vector<std::int64_t>;
+
+Rows split_layers() {
+  const std::string with = "with the call", words = "in an exchange of 128 bytes before";
+  // The sequence is divided along dimension 0 on rank 0, and along 1 on rank 1: (4, 4, 2) is (2, 4, 2) or (4, 2, 2) there.
+  const auto part = [](int dim) { return dim == 0 ? Shape{2, 4, 2} : Shape{4, 2, 2}; };
+  return {
+      {"column_linear_forward", "options.sequence_dim", with, ErrorCode::mismatch,
+       "redistribute: (4, 4, 2) as …all_gather f32 x…their layouts differ",
+       [part](Rank& r) {
+         Compute compute(r.context);
+         const DeviceMesh mesh(r.group(), {{"tp", 2}});
+         Floats x(16, 1.0f), w(6, 1.0f), y(48);
+         column_linear_forward(compute, mesh, of(x, part(r.rank)), of(w, {3, 2}), {}, of(y, {4, 4, 3}),
+                               {.sequence_dim = r.rank});
+       }},
+      {"column_linear_backward", "options.sequence_dim", with, ErrorCode::mismatch,
+       "redistribute: (4, 4, 2) as …f32 x…their layouts differ",
+       [part](Rank& r) {
+         Compute compute(r.context);
+         const DeviceMesh mesh(r.group(), {{"tp", 2}});
+         Floats x(16, 1.0f), w(6, 1.0f), dy(48, 1.0f), dx(16), dw(6);
+         column_linear_backward(compute, mesh, of(dy, {4, 4, 3}), of(x, part(r.rank)), of(w, {3, 2}),
+                                {.dx = of(dx, part(r.rank)), .dw = of(dw, {3, 2})}, {.sequence_dim = r.rank});
+       }},
+      {"row_linear_forward", "options.sequence_dim", with, ErrorCode::mismatch,
+       "redistribute: (4, 4, 2) as …reduce_scatter f32 x…their layouts differ",
+       [part](Rank& r) {
+         Compute compute(r.context);
+         const DeviceMesh mesh(r.group(), {{"tp", 2}});
+         Floats x(48, 1.0f), w(6, 1.0f), y(16);
+         row_linear_forward(compute, mesh, of(x, {4, 4, 3}), of(w, {2, 3}), {}, of(y, part(r.rank)),
+                            {.sequence_dim = r.rank});
+       }},
+      {"row_linear_backward", "options.sequence_dim", with, ErrorCode::mismatch,
+       "redistribute: (4, 4, 2) as …all_gather f32 x…their layouts differ",
+       [part](Rank& r) {
+         Compute compute(r.context);
+         const DeviceMesh mesh(r.group(), {{"tp", 2}});
+         Floats x(48, 1.0f), w(6, 1.0f), dy(16, 1.0f), dx(48), dw(6);
+         row_linear_backward(compute, mesh, of(dy, part(r.rank)), of(x, {4, 4, 3}), of(w, {2, 3}),
+                             {.dx = of(dx, {4, 4, 3}), .dw = of(dw, {2, 3})}, {.sequence_dim = r.rank});
+       }},
+      {"vocab_parallel_embedding_forward", "tokens", words, ErrorCode::mismatch,
+       "vocab_parallel_embedding_forward: argument 1 is 4 tokens with digest ",
+       [](Rank& r) {
+         Compute compute(r.context);
+         const DeviceMesh mesh(r.group(), {{"tp", 2}});
+         Numbers tokens{0, 1, 2, r.rank == 1 ? 4 : 3};
+         Floats w(6, 1.0f), y(8);
+         vocab_parallel_embedding_forward(compute, mesh, 6, of(tokens, {4}), of(w, {3, 2}), of(y, {4, 2}));
+       }},
+      {"vocab_parallel_cross_entropy", "options.valid", words, ErrorCode::mismatch,
+       "vocab_parallel_cross_entropy: argument 1 is valid 4 on tp rank 0, but valid 3 on tp rank 1",
+       [](Rank& r) {
+         Compute compute(r.context);
+         const DeviceMesh mesh(r.group(), {{"tp", 2}});
+         Numbers labels{0, 1, 2, 3};
+         Floats logits(12, 1.0f);
+         vocab_parallel_cross_entropy(compute, mesh, of(logits, {4, 3}), of(labels, {4}),
+                                      {.vocab = 6, .valid = r.rank == 1 ? 3 : 4});
+       }},
+      {"vocab_parallel_cross_entropy", "labels", words, ErrorCode::mismatch,
+       "vocab_parallel_cross_entropy: argument 4 is 4 labels with digest ",
+       [](Rank& r) {
+         Compute compute(r.context);
+         const DeviceMesh mesh(r.group(), {{"tp", 2}});
+         Numbers labels{0, 1, 2, r.rank == 1 ? 4 : 3};
+         Floats logits(12, 1.0f);
+         vocab_parallel_cross_entropy(compute, mesh, of(logits, {4, 3}), of(labels, {4}),
+                                      {.vocab = 6, .valid = 4});
+       }},
+  };
+}
+
+Rows maps() {
+  return {
+      {"gather_spatial", "layout of the maps", "with the call", ErrorCode::mismatch,
+       "redistribute: (1, 1, …all_gather f32 x16 …their layouts differ",
+       [](Rank& r) {
+         const DeviceMesh mesh(r.group(), {{"y", 2}});
+         const LayoutRef layout =
+             make_layout(mesh, {Shard{2}}, r.rank == 1 ? Shape{1, 1, 8, 4} : Shape{1, 1, 4, 8});
+         const Tensor maps = Tensor::zeros(r.context, layout->local_shape());
+         gather_spatial(maps.with_layout(layout), DomainManager(mesh["y"], {}));
+       }},
+      {"shard_spatial", "sizes of the maps, numbers of samples", "in an exchange along options.data",
+       ErrorCode::bad_argument, "shard_spatial: x has 1, 3 samples on the ranks of dp=2; expected 2, 2, ",
+       [](Rank& r) {
+         const DeviceMesh mesh(r.group(), {{"dp", 2}, {"y", 1}});
+         const Tensor x = Tensor::zeros(r.context, {r.rank == 1 ? 3 : 1, 1, 2, 8});
+         shard_spatial(x, DomainManager(mesh["y"], {.data = mesh["dp"]}));
+       }},
+      {"unpad_shard_interp", "padding", "in the first exchange of a plan", ErrorCode::mismatch,
+       "window: …expected the same on all ranks",
+       [](Rank& r) {
+         const DeviceMesh mesh(r.group(), {{"y", 2}});
+         const LayoutRef layout = make_layout(mesh, {Shard{2}}, {1, 1, 5, 8});
+         const Tensor maps = Tensor::zeros(r.context, layout->local_shape());
+         const SpatialPadding padding = r.rank == 1 ? SpatialPadding{.top = 1} : SpatialPadding{.bottom = 1};
+         unpad_shard_interp(maps.with_layout(layout), padding, DomainManager(mesh["y"], {}), 4, 8);
+       }},
+  };
+}
+
+}  // namespace
+}  // namespace train_test
+
+Rows train_rows() {
+  using namespace train_test;
+  Rows rows;
+  for (const Rows& some : {values(), averagers(), seeds(), trainers(), split_layers(), maps()})
+    rows.insert(rows.end(), some.begin(), some.end());
+  return rows;
+}
+
+TEST(AgreementOfTraining, EachRankIsTold) { expect_told(train_rows()); }
+
+}  // namespace weft::agreement
