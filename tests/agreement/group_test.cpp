@@ -109,6 +109,23 @@ Rows movements() {
             g.scatter(f.in(8), f.out(f.odd ? 3 : 4), 0).wait();
             return g.barrier();
           }),
+      row("broadcast", "root", "broadcast f32 x8 root 0 [call 0]…broadcast f32 x8 root 1 [call 0]",
+          [](ProcessGroup& g, Floats& f) {
+            g.broadcast(f.in(8), f.odd ? 1 : 0).wait();
+            return g.barrier();
+          }),
+      row("scatter", "root", "scatter f32 x4 root 0 [call 0]…scatter f32 x4 root 1 [call 0]",
+          [](ProcessGroup& g, Floats& f) {
+            g.scatter(f.in(8), f.out(4), f.odd ? 1 : 0).wait();
+            return g.barrier();
+          }),
+      {"ProcessGroup::leave", "calls before it", "in leave()", ErrorCode::mismatch,
+       "leave: …broadcast f32 x8 root 0 [call 0]…barrier [call 0]",
+       [](Rank& r) {
+         Floats f(r);
+         if (!f.odd) r.group().broadcast(f.in(8), 0).wait();
+         r.group().leave();
+       }},
       row("barrier", "operation", "barrier [call 0]…all_gather f32 x4 [call 0]",
           [](ProcessGroup& g, Floats& f) { return f.odd ? g.all_gather(f.in(4), f.out(8)) : g.barrier(); }),
       row("coalesced", "order of the calls", "all_reduce f32 x8 sum [call 0]…barrier [call 0]",
