@@ -1,5 +1,6 @@
-// The process that opened a store. A child made by fork() has the same connection or the same open file: the server would read both processes' requests as
-// one, and a lock of the file would be both processes' own. Any thread.
+// The process that opened a store. A child made by fork() has the same connection or the same open file: the
+// server would read both processes' requests as one, and a lock of the file would be both processes' own. Any
+// thread.
 #pragma once
 
 #include <fmt/format.h>

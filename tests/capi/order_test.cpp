@@ -179,7 +179,8 @@ class Rank {
                      in_ = four_, never_ = four_, shard_ = two_, full_ = four_;
 };
 
-// Destroys one handle last: the others in the order in which they were made, or the other way round. Gives the names of all.
+// Destroys one handle last: the others in the order in which they were made, or the other way round. Gives
+// the names of all.
 std::vector<std::string> destroy_last(std::size_t last, bool reversed) {
   const test::TemporaryFolder folder;
   weft_store* store = nullptr;

@@ -1,5 +1,6 @@
-"""Calls as events of torch's profiler, as torch's own backends have them: weft:all_reduce and its like, from the beginning of a call to its end, with the shapes of
-its tensors. Nothing here runs unless a profiler does."""
+"""Calls as events of torch's profiler, as torch's own backends have them: weft:all_reduce and its like, from
+the beginning of a call to its end, with the shapes of its tensors. Nothing here runs unless a profiler
+does."""
 import itertools
 import threading
 

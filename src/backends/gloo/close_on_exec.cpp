@@ -53,7 +53,8 @@ std::vector<int> open_descriptors() {
   return found;
 }
 
-// Whether a descriptor is an epoll that watches one of `sockets`: the kernel shows a line "tfd: 7 events: ..." for each.
+// Whether a descriptor is an epoll that watches one of `sockets`: the kernel shows a line "tfd: 7 events:
+// ..." for each.
 bool watches(int fd, const std::set<int>& sockets) {
   const std::string path = "/proc/self/fdinfo/" + std::to_string(fd);
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "re"), std::fclose);

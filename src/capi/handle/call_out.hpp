@@ -1,4 +1,5 @@
-// Around each function of the program's that the library calls: so weft_callbacks_end knows which are running, and none begins after it. Any thread.
+// Around each function of the program's that the library calls: so weft_callbacks_end knows which are
+// running, and none begins after it. Any thread.
 #pragma once
 
 namespace weft::capi {
