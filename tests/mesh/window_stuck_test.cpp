@@ -55,8 +55,8 @@ void exchange_slowly(std::size_t bytes, Progress progress,
   run_ranks(Ranks::processes, 2, [&](Rank& r) {
     Membership m = r.membership("g");
     m.progress = progress;
-    m.deadline = 1s;
-    std::optional<ToRank0> exchange;  // outlives the group, whose helper thread writes to it
+    m.deadline = r.rank == 0 ? 1s : 20s;  // so that it is rank 0 that is late
+    std::optional<ToRank0> exchange;      // outlives the group, whose helper thread writes to it
     ProcessGroup group = ProcessGroup::create(r.context, "shm", m);
     const DeviceMesh mesh(group, {{"y", 2}});
     exchange.emplace(mesh, static_cast<std::int64_t>(bytes / sizeof(float)));
