@@ -29,7 +29,7 @@ Ended context_first(const Make& make) {
   const test::ProcessResult result = test::run_in_child([&] {
     if (std::freopen(file.c_str(), "w", stderr) == nullptr) return 1;
     auto context = std::make_optional<Context>();
-    const auto made = make(*context);
+    [[maybe_unused]] const auto made = make(*context);
     context.reset();
     return 0;
   });
