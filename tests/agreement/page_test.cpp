@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "agreement/row.hpp"
+#include "base/text/plain_streams.hpp"
 #include "support/golden.hpp"
 
 namespace weft::agreement {
@@ -31,7 +32,7 @@ std::string escaped(const std::string& text) {
 }
 
 std::string page() {
-  std::ostringstream out;
+  TextOut out;
   out << kHead << "| function | value | compared | error | text |\n|---|---|---|---|---|\n";
   for (const auto& rows : {group_rows, mesh_rows, dp_rows, checkpoint_rows, train_rows})
     for (const Row& r : rows())
@@ -48,8 +49,8 @@ std::string page() {
 TEST(AgreementPage, IsMadeOfTheRows) {
   const std::filesystem::path path = test::source_dir() / "docs" / "agreement.md";
   if (std::getenv("WEFT_TEST_WRITE") != nullptr) std::ofstream(path) << page();
-  std::ifstream file(path);
-  std::ostringstream text;
+  FileIn file(path);
+  TextOut text;
   text << file.rdbuf();
   EXPECT_EQ(text.str(), page()) << "make it anew: WEFT_TEST_WRITE=1, as the page says";
 }

@@ -16,6 +16,7 @@
 #include <sstream>
 #include <thread>
 
+#include "base/text/plain_streams.hpp"
 #include "store/forwarding_store.hpp"
 #include "support/random_calls.hpp"
 #include "support/run_ranks.hpp"
@@ -351,10 +352,10 @@ std::set<std::string> listening() {
   }
   ::closedir(folder);
   std::set<std::string> found;
-  std::ifstream table("/proc/self/net/tcp");
+  FileIn table("/proc/self/net/tcp");
   std::string line;
   while (std::getline(table, line)) {
-    std::istringstream words(line);
+    TextIn words(line);
     std::string number, local, remote, state, word, inode;
     words >> number >> local >> remote >> state;
     for (int i = 0; i < 5; ++i) words >> word;

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "base/text/plain_streams.hpp"
 #include "support/processes.hpp"
 #include "support/temporary_folder.hpp"
 #include "weft/backends/plugin.hpp"
@@ -79,8 +80,7 @@ class Job {
         }
         if (prepare) prepare();
         std::vector<std::string> words;
-        std::istringstream start(kind.mpirun.empty() ? ""
-                                                     : fmt::format("{} {} -n {}", kind.mpirun, flags, n));
+        TextIn start(kind.mpirun.empty() ? "" : fmt::format("{} {} -n {}", kind.mpirun, flags, n));
         for (std::string word; start >> word;) words.push_back(word);
         for (const std::string& word :
              {std::string(WEFT_FAILING_RANKS), kind.name, scene, std::to_string(n), more})
@@ -105,7 +105,7 @@ class Job {
   std::string all() const { return contents(folder_ / "out"); }
   std::vector<std::string> of(int rank) const {
     std::vector<std::string> lines;
-    std::istringstream stream(all());
+    TextIn stream(all());
     const std::string lead = fmt::format("rank {}: ", rank);
     for (std::string line; std::getline(stream, line);) {
       std::erase(line, '\r');

@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "base/text/plain_streams.hpp"
+
 namespace weft::test::mpi_test {
 namespace {
 
@@ -40,7 +42,7 @@ struct Outcome {
   std::string all;
   std::vector<std::string> of(int rank) const {
     std::vector<std::string> lines;
-    std::istringstream stream(all);
+    TextIn stream(all);
     const std::string lead = fmt::format("rank {}: ", rank);
     for (std::string line; std::getline(stream, line);)
       if (line.starts_with(lead)) lines.push_back(line.substr(lead.size()));

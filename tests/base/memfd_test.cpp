@@ -15,6 +15,8 @@
 #include <set>
 #include <vector>
 
+#include "base/text/plain_streams.hpp"
+
 namespace weft {
 namespace {
 
@@ -22,7 +24,7 @@ constexpr std::size_t kBytes = std::size_t{4} << 20;
 
 std::size_t mapped_bytes() {
   std::size_t pages = 0;
-  std::ifstream("/proc/self/statm") >> pages;
+  FileIn("/proc/self/statm") >> pages;
   return pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 }
 

@@ -12,6 +12,7 @@
 #include <memory>
 #include <new>
 
+#include "base/text/plain_streams.hpp"
 #include "dp/loops.hpp"
 #include "support/run_ranks.hpp"
 #include "support/sanitizers.hpp"
@@ -224,7 +225,7 @@ TEST(DpMemory, GoesOnWithFewerThreads) {
                                           Dims::line(1 << 20),
                                           Dims::line(1)}}};
     std::size_t pages = 0;
-    std::ifstream("/proc/self/statm") >> pages;
+    FileIn("/proc/self/statm") >> pages;
     rlimit limit{};
     limit.rlim_cur = limit.rlim_max = pages * 4096 + (std::size_t{40} << 20);  // some stacks of 8 MiB
     ::setrlimit(RLIMIT_AS, &limit);

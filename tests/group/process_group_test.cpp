@@ -13,6 +13,7 @@
 #include <fstream>
 #include <thread>
 
+#include "base/text/plain_streams.hpp"
 #include "group/group_state.hpp"
 #include "support/processes.hpp"
 #include "support/recording_backend.hpp"
@@ -710,7 +711,7 @@ TEST(AddressLimit, MuchOfItStaysFreeWhileRanksShareMemory) {
 #endif
   const auto child = run_in_child([] {
     std::size_t pages = 0;
-    std::ifstream("/proc/self/statm") >> pages;
+    FileIn("/proc/self/statm") >> pages;
     const rlim_t bytes = pages * static_cast<rlim_t>(::sysconf(_SC_PAGESIZE)) + (rlim_t{640} << 20);
     const rlimit limit{.rlim_cur = bytes, .rlim_max = bytes};
     EXPECT_EQ(::setrlimit(RLIMIT_AS, &limit), 0);

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/text/plain_streams.hpp"
 #include "host/cores/usable_cores.hpp"
 #include "support/processes.hpp"
 #include "support/temporary_folder.hpp"
@@ -162,7 +163,7 @@ TEST(RealCgroup, QuotaIsFound) {
     std::string at, quota_file, quota;
   };
   std::vector<Hierarchy> hierarchies;
-  std::ifstream mounts("/proc/mounts");
+  FileIn mounts("/proc/mounts");
   for (std::string source, at, type, options, rest; mounts >> source >> at >> type >> options;) {
     std::getline(mounts, rest);
     if (type == "cgroup2") hierarchies.push_back({at, "cpu.max", "150000 100000"});

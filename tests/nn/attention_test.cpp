@@ -3,6 +3,7 @@
 
 #include <fstream>
 
+#include "base/text/plain_streams.hpp"
 #include "nn/support.hpp"
 #include "support/run_ranks.hpp"
 #include "support/sanitizers.hpp"
@@ -300,7 +301,7 @@ TEST(WindowAttentionDropout, KeepsTheMean) {
 
 // The most memory that this process has had, in bytes, as the kernel counts; 0 where it does not say.
 double most_memory() {
-  std::ifstream status("/proc/self/status");
+  FileIn status("/proc/self/status");
   for (std::string line; std::getline(status, line);)
     if (line.starts_with("VmHWM:")) return std::stod(line.substr(6)) * 1024;
   return 0;

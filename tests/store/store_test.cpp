@@ -31,6 +31,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/text/plain_streams.hpp"
 #include "store/launcher_notice.hpp"
 #include "store/tcp/address.hpp"
 #include "support/errors.hpp"
@@ -238,7 +239,7 @@ class FileStoreTest : public ::testing::Test {
   std::shared_ptr<Store> open() { return make_file_store(path_); }
   void append(std::string_view bytes) { std::ofstream(path_, std::ios::app | std::ios::binary) << bytes; }
   std::string bytes() {
-    std::ifstream in(path_, std::ios::binary);
+    FileIn in(path_, std::ios::binary);
     return {std::istreambuf_iterator<char>(in), {}};
   }
 
@@ -725,7 +726,7 @@ TEST_F(TcpStoreTest, ItsThreadTakesNoSignals) {
   int found = 0;
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
     std::string name, blocked;
-    std::ifstream status(task.path() / "status");
+    FileIn status(task.path() / "status");
     for (std::string word; status >> word;) {
       if (word == "Name:") status >> name;
       if (word == "SigBlk:") status >> blocked;

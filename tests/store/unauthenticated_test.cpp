@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "base/memfd.hpp"
+#include "base/text/plain_streams.hpp"
 #include "store/tcp/seal.hpp"
 #include "support/errors.hpp"
 #include "support/other_user.hpp"
@@ -730,7 +731,7 @@ TEST_F(UnauthenticatedTest, HalfRequestsAddUpToSoMuch) {
 
 std::size_t resident_bytes() {
   std::size_t pages = 0, resident = 0;
-  std::ifstream("/proc/self/statm") >> pages >> resident;
+  FileIn("/proc/self/statm") >> pages >> resident;
   return resident * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 }
 

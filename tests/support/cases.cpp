@@ -10,6 +10,8 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "base/text/plain_streams.hpp"
+
 namespace weft::test {
 namespace {
 
@@ -20,7 +22,7 @@ class Reader {
   explicit Reader(std::string file) : file_(std::move(file)) {}
 
   std::vector<Case> read(const std::string& text) {
-    std::istringstream lines(text);
+    TextIn lines(text);
     for (std::string line; std::getline(lines, line);) {
       ++line_;
       take(line);
@@ -39,7 +41,7 @@ class Reader {
     const auto comment = line.find('#');
     const bool error = line.find_first_not_of(" \t") == line.find("error");  // its text may have a '#'
     if (comment != std::string::npos && !error) line.erase(comment);
-    std::istringstream words(line);
+    TextIn words(line);
     std::string word;
     if (!(words >> word)) return;
     if (word == "case") return begin(words);
@@ -52,7 +54,7 @@ class Reader {
     take_field(word, whose, rest);
   }
 
-  void begin(std::istringstream& words) {
+  void begin(TextIn& words) {
     finish();
     std::string name, more;
     if (!(words >> name) || words >> more) wrong("expected \"case NAME\", where NAME is one word");
@@ -60,7 +62,7 @@ class Reader {
     all_.push_back({fmt::format("{}:{}", file_, line_), name, {}});
   }
 
-  void take_ranks(std::istringstream& words) {
+  void take_ranks(TextIn& words) {
     int n = 0;
     if (!(words >> n) || n < 1 || n > kRanksMax)
       wrong(fmt::format("expected \"ranks N\", where N is from 1 to {}", kRanksMax));
@@ -69,13 +71,13 @@ class Reader {
   }
 
   // "0:" or "0,2:" in front: those ranks; nothing: all.
-  std::vector<CaseRank*> ranks_of(std::istringstream& words) {
+  std::vector<CaseRank*> ranks_of(TextIn& words) {
     const auto before = words.tellg();
     std::vector<CaseRank*> whose;
     std::string word;
     if (words >> word && word.back() == ':' && word.find_first_not_of("0123456789,:") == std::string::npos) {
       word.back() = ',';
-      std::istringstream numbers(word);
+      TextIn numbers(word);
       for (std::string number; std::getline(numbers, number, ',');) {
         const auto r = static_cast<std::size_t>(integer(number, "rank"));
         if (r >= now().ranks.size())
@@ -118,7 +120,7 @@ class Reader {
 
   // op dtype [reduction] [root R] [to R] [from R] [tag T] [canonical] [in_place]
   CaseCall call(const std::string& text) const {
-    std::istringstream words(text);
+    TextIn words(text);
     std::string word;
     CaseCall c;
     if (!(words >> word)) wrong("a call without an operation");
@@ -160,7 +162,7 @@ class Reader {
   }
 
   std::vector<std::int64_t> integers(const std::string& text) const {
-    std::istringstream words(text);
+    TextIn words(text);
     std::vector<std::int64_t> all;
     for (std::string word; words >> word;) all.push_back(integer(word, "a count"));
     if (all.size() != all_.back().ranks.size())
@@ -172,7 +174,7 @@ class Reader {
   // "3", "-0", "nan", "inf", or "5x7": seven times 5.
   template <class Put>
   void values(const std::string& text, const Put& put) const {
-    std::istringstream words(text);
+    TextIn words(text);
     for (std::string word; words >> word;) {
       const auto times = word.find('x');
       const std::string value = word.substr(0, times);
@@ -229,8 +231,8 @@ std::vector<Case> read_cases(const std::string& text, const std::string& file) {
 }
 
 std::vector<Case> read_cases(const std::filesystem::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  std::ostringstream text;
+  FileIn in(file, std::ios::binary);
+  TextOut text;
   if (!(text << in.rdbuf()))
     throw std::runtime_error(fmt::format("{}: cannot be read, or is empty", file.string()));
   return read_cases(text.str(), file.filename().string());

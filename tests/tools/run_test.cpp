@@ -29,6 +29,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/text/plain_streams.hpp"
 #include "support/processes.hpp"
 #include "support/sanitizers.hpp"
 #include "support/temporary_folder.hpp"
@@ -52,7 +53,7 @@ ExitStatus code(int c) { return {.code = c}; }
 
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
-  std::istringstream stream(text);
+  TextIn stream(text);
   for (std::string line; std::getline(stream, line);) lines.push_back(line);
   return lines;
 }

@@ -12,6 +12,7 @@
 #include <fstream>
 #include <thread>
 
+#include "base/text/plain_streams.hpp"
 #include "capi/call.hpp"
 
 namespace weft::fuzz::capi {
@@ -214,7 +215,7 @@ int entries_of(const char* folder) {
 
 // Mappings of files and shared memory, which are weft's: those of the heap come and go.
 int mappings() {
-  std::ifstream maps("/proc/self/maps");
+  FileIn maps("/proc/self/maps");
   int n = 0;
   for (std::string line; std::getline(maps, line);)
     n += line.find("memfd:") != std::string::npos || line.find("/dev/shm/") != std::string::npos;
