@@ -41,7 +41,7 @@ std::string page() {
   out << "\n## What is not compared\n\nThese functions are collective, or give values that ranks must give "
          "alike, and compare "
          "nothing of them.\n\n| function | value | why |\n|---|---|---|\n";
-  for (const NotCompared& n : not_compared())
+  for (const WithoutRow& n : without_row())
     out << "| `" << n.function << "` | " << (n.value.empty() ? "none" : n.value) << " | " << n.why << " |\n";
   return out.str();
 }
