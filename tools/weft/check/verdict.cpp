@@ -286,9 +286,10 @@ class Judge {
   }
   std::string of_mismatch(const RankReport& rank, bool victim) const {
     if (rank.code != ErrorCode::mismatch) return unexpected(rank, "mismatch");
-    const bool agrees = p_.steps[static_cast<std::size_t>(p_.fault.step)].does == Does::agreement;
-    if (victim && agrees && rank.blamed_count > 0)
-      return {};  // it may name the rank whose value it does not have
+    // Each rank that cannot open what rank 0 has found says so: nobody knows who was told another directory.
+    const Step& struck = p_.steps[static_cast<std::size_t>(p_.fault.step)];
+    const bool loads = struck.value == Value::loaded;
+    if (struck.does == Does::agreement && (loads || (victim && rank.blamed_count > 0))) return {};
     return blames(rank, p_.fault.rank) ? names_call(rank) : not_named();
   }
   std::string of_skip(const RankReport& rank) const {
