@@ -11,6 +11,7 @@
 #include <limits>
 #include <optional>
 
+#include "base/mutant.hpp"
 #include "dp/elements.hpp"
 #include "dp/parts.hpp"
 #include "mesh/axis_ranks.hpp"
@@ -125,7 +126,7 @@ void expect_same_settings(const Settings& own, const DeviceMesh& root, std::span
   const auto of = [&](int rank) {
     return all.subspan(static_cast<std::size_t>(rank + 1) * stride - Settings::kWords, Settings::kWords);
   };
-  for (int r = 1; r < root.size(); ++r)
+  for (int r = 1; r < root.size() && !WEFT_MUTANT("norms_unseen"); ++r)
     if (!std::equal(of(0).begin(), of(0).end(), of(r).begin()))
       throw Error(
           Failure{.code = ErrorCode::mismatch,

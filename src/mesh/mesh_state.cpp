@@ -7,6 +7,7 @@
 #include <atomic>
 #include <utility>
 
+#include "base/mutant.hpp"
 #include "base/parse_number.hpp"
 #include "group/group_state.hpp"
 #include "weft/base/error.hpp"
@@ -116,7 +117,7 @@ MeshState::LazyGroup& MeshState::lazy_along(const std::vector<int>& longer) {
 // compared, by their numbers, in its store: the rank that comes first leaves its shape there. Where one differs the root group fails: ranks
 // that wait for others, in it or while they make a group of it, are told.
 void MeshState::expect_same_mesh() {
-  if (root_->size() == 1 || root_->failed()) return;
+  if (root_->size() == 1 || root_->failed() || WEFT_MUTANT("meshes_unseen")) return;
   const GroupState& group = root_->state();
   const CalledInWaits answers = group.answering();
   const std::string own = fmt::format("{} {}", rank_, to_string(shape_));

@@ -218,6 +218,9 @@ INSTANTIATE_TEST_SUITE_P(
         Mutant{"silent_drop", "--kinds drop --programs 40", "no rank's log has a warning of drop"},
         Mutant{"latest_of_each_rank", "--kinds disagree --programs 60",
                "ranks have loaded steps from 1 to 2"},
+        Mutant{"layouts_unseen", "--kinds disagree --programs 100 --patience 2", "FAILED: program"},
+        Mutant{"meshes_unseen", "--kinds disagree --programs 100 --patience 2", "FAILED: program"},
+        Mutant{"norms_unseen", "--kinds disagree --programs 100 --patience 2", "FAILED: program"},
         Mutant{"save_arguments_unseen", "--kinds disagree --programs 60", "FAILED: program"},
         // Two builds in one job: told, and, where nobody compares them, seen by what they do.
         Mutant{"mixed_builds", "--programs 10", "runs weft "},

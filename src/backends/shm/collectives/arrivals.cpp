@@ -74,7 +74,8 @@ bool Arrivals::publish(OpState& s) noexcept {
   if (!has_free_line(s)) return false;
   Arrival& line = group_.mine().arrivals[s.call % kRing];
   const std::int64_t count = agreed_count(s, group_.size);
-  const std::uint64_t detail = with_layout_tag(has_detail(s) ? elaborate(group_, s, st.is_inline) : 0, s);
+  std::uint64_t detail = has_detail(s) ? elaborate(group_, s, st.is_inline) : 0;
+  if (!WEFT_MUTANT("layouts_unseen")) detail = with_layout_tag(detail, s);
   Buffer in{}, out{};
   if (!st.is_inline || s.in_blocks ||
       may_expose(s)) {  // with in_blocks another rank's payload may be too large

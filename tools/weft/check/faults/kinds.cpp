@@ -89,11 +89,6 @@ void distort_value(Step& w, const Step&, Dice&, int, int) { w.differs = true; }
 
 // ---- Where it makes sense
 
-// Whether weft compares the value among ranks.
-bool is_compared(Value value) {
-  return value == Value::edge || value == Value::saved || value == Value::loaded;
-}
-
 // Whether other ranks are concerned when rank `me` does this step wrong: not in a message between others or to itself.
 bool is_heard_of(const Step& s, int me) {
   return s.op != Op::send || (s.root != s.peer && (s.root == me || s.peer == me));
@@ -109,7 +104,7 @@ bool fits_root(const Step& s, int) { return s.is_rooted(); }
 bool fits_skip(const Step& s, int me) {
   return s.does == Does::call && s.op != Op::recv && is_heard_of(s, me);
 }
-bool fits_agreement(const Step& s, int) { return s.does == Does::agreement && is_compared(s.value); }
+bool fits_agreement(const Step& s, int) { return s.does == Does::agreement; }
 bool fits_any(const Step& s, int me) { return s.op != Op::send || s.root == me || s.peer == me; }
 
 // ---- Which guarantees say what must happen

@@ -54,7 +54,6 @@ Step any_agreement(Dice& d, const Program& p, int group) {
   s.does = Does::agreement;
   s.op = Op::none;
   s.salt = d.next();
-  // Values that nobody compares yet are given alike: disagree does not fit them.
   s.value = static_cast<Value>(d.below(kValuesHere));
   if (p.group_size(group) < 2) s.value = Value::full;
   return s;
