@@ -327,8 +327,10 @@ class Judge {
     if (waited > most) return fmt::format("it waited {:.2f} s; at most {:.2f} s were promised", waited, most);
     // Once one rank knows of the failure, all learn of it: those that wait, and those that come later.
     std::int64_t first = rank.thrown_at;
+    // A rank that is stopped with its own error tells nobody.
     for (int other = 0; other < p_.ranks(); ++other)
-      if (shared_.ranks[other].has_error) first = std::min(first, shared_.ranks[other].thrown_at);
+      if (shared_.ranks[other].has_error && !taken(other))
+        first = std::min(first, shared_.ranks[other].thrown_at);
     const double behind = to_seconds(rank.thrown_at - std::max(first, since));
     if (!rank.in_creation && behind > slack)
       return fmt::format("it heard of the failure {:.2f} s after the first rank; {:.2f} s were promised",
@@ -395,7 +397,8 @@ class Judge {
       case MustFail::all: break;
     }
     // Nor does anybody but the receiver know how much it expects in an all_to_all_v.
-    const bool unseen = step.op == Op::send || step.op == Op::all_to_all_v;
+    // Of a window only the ranks beside know, and perhaps when they have come to the barrier already.
+    const bool unseen = step.op == Op::send || step.op == Op::all_to_all_v || step.does == Does::window;
     if (calm.empty() || (must.one_if_unseen && unseen && !failed.empty())) return {};
     // All ranks may have loaded what rank 0 found.
     if (step.does == Does::agreement && step.value == Value::loaded && failed.empty()) return {};
