@@ -70,13 +70,15 @@ Rows sums() {
          sync_replicated_gradients(g.list, g.mesh);
        }},
       {"sync_replicated_gradients", "options.on_drift", hashes, ErrorCode::mismatch,
-       "sync_replicated_gradients: …on dp rank 0, but …on dp rank 1",
+       "sync_replicated_gradients: ranks gave different options: …on_drift error on dp rank 0…on_drift "
+       "average on dp rank 1",
        [](Rank& r) {
          Listed g(r, Replicate{});
          sync_replicated_gradients(g.list, g.mesh, {.on_drift = g.odd ? OnDrift::average : OnDrift::error});
        }},
       {"sync_replicated_gradients", "options.tolerance", hashes, ErrorCode::mismatch,
-       "sync_replicated_gradients: …on dp rank 0, but …on dp rank 1",
+       "sync_replicated_gradients: ranks gave different options: tolerance 0.25 …on dp rank 0, tolerance 0.5 "
+       "…on dp rank 1",
        [](Rank& r) {
          Listed g(r, Replicate{});
          sync_replicated_gradients(g.list, g.mesh, {.tolerance = g.odd ? 0.5 : 0.25});

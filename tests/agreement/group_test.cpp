@@ -91,13 +91,14 @@ Rows movements() {
           }),
       row("gather", "root", "gather f32 x4 root 0 [call 0]…gather f32 x4 root 1 [call 0]",
           [](ProcessGroup& g, Floats& f) { return g.gather(f.in(4), f.out(8), f.odd ? 1 : 0); }),
-      row("all_to_all", "count", "all_to_all f32 x4 [call 0]…all_to_all f32 x3 [call 0]",
+      row("all_to_all", "count", "all_to_all f32 x8 [call 0]…all_to_all f32 x6 [call 0]",
           [](ProcessGroup& g, Floats& f) { return g.all_to_all(f.in(f.odd ? 6 : 8), f.out(f.odd ? 6 : 8)); }),
       row("all_to_all_v", "counts of each pair",
           "all_to_all_v: rank 1 sends 5 elements to rank 0, which expects 4",
           [](ProcessGroup& g, Floats& f) {
             const std::vector<std::int64_t> expected{4, 4}, sent{f.odd ? 5 : 4, 4};
-            return g.all_to_all_v(f.in(f.odd ? 9 : 8), {sent}, f.out(8), {expected});
+            g.all_to_all_v(f.in(f.odd ? 9 : 8), {sent}, f.out(8), {expected}).wait();
+            return g.barrier();
           }),
       row("broadcast", "count", "broadcast f32 x8 root 0 [call 0]…broadcast f32 x7 root 0 [call 0]",
           [](ProcessGroup& g, Floats& f) {
