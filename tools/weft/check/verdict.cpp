@@ -294,7 +294,9 @@ class Judge {
   }
   std::string of_skip(const RankReport& rank) const {
     const bool message = p_.steps[static_cast<std::size_t>(p_.fault.step)].op == Op::send;
-    if (message && rank.code == ErrorCode::timeout) return blame_of_absence(rank);
+    // The root of a large broadcast waits for its readers; where nothing follows, the one that left it out never says so.
+    const bool awaited = message || p_.ending == Ending::destroy;
+    if (awaited && rank.code == ErrorCode::timeout) return blame_of_absence(rank);
     if (message || rank.code != ErrorCode::mismatch)
       return unexpected(rank, message ? "timeout" : "mismatch");
     return blames(rank, p_.fault.rank) ? std::string() : not_named();
