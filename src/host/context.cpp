@@ -115,6 +115,7 @@ struct Context::Impl {
         "weft: context: destroyed before {}; expected the Context to outlive all that was made with it (in a "
         "class, declare the Context before its groups and tensors)\n",
         text);
+    std::fflush(stderr);
     std::abort();
   }
 

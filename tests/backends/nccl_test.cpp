@@ -727,9 +727,9 @@ TEST_F(Nccl, SurvivorsGoOnInAGroupOfTheirOwn) {
 
 TEST_F(Nccl, RanksEndTheirCommunicatorsTogether) {
   run(3, [](Rank& r, ProcessGroup& g) {
-    std::vector<float> v(10);
+    std::vector<float> v(10), got(10);
     g.all_reduce(on_device(v), on_device(v)).wait();
-    g.send_recv(on_device(v), (r.rank + 1) % 3, on_device(v), (r.rank + 2) % 3).wait();
+    g.send_recv(on_device(v), (r.rank + 1) % 3, on_device(got), (r.rank + 2) % 3).wait();
   });
   EXPECT_EQ(nccl.count("ncclCommAbort"), 0u);
   EXPECT_EQ(nccl.count("ncclCommDestroy"), 3u + 6u);  // of all, and of each of three pairs

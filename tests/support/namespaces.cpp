@@ -12,6 +12,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <locale>
 #include <stdexcept>
 
 #include "base/memfd.hpp"
@@ -118,6 +119,7 @@ std::string Hosts::on(int host) const { return fmt::format("nsenter -t {} -n -u 
 void Hosts::write_agent(const std::string& path) const {
   {
     std::ofstream script(path);
+    script.imbue(std::locale::classic());
     script << "#!/bin/sh\ncase \"$1\" in\n";
     for (int h = 0; h < count(); ++h) script << address(h) << ") p=" << process(h) << ";;\n";
     script << "*) echo \"agent: there is no host $1\" >&2; exit 1;;\nesac\nshift\n"

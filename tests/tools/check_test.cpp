@@ -225,7 +225,7 @@ INSTANTIATE_TEST_SUITE_P(
         // Two builds in one job: told, and, where nobody compares them, seen by what they do.
         Mutant{"mixed_builds", "--programs 10", "runs weft "},
         Mutant{"mixed_builds_unseen", "--programs 100 --patience 2", "FAILED: program"},
-        Mutant{"composed_own_block", "--backend composed-messages --programs 50", "; expected "},
+        Mutant{"composed_own_block", "--backend composed-messages --programs 50", "FAILED: program"},
         Mutant{"composed_order", "--backend composed-messages --programs 100", "; expected "}),
     [](const auto& m) { return std::string(m.param.name); });
 
