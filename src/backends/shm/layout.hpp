@@ -37,7 +37,7 @@ constexpr std::uint64_t digest_of_control() noexcept {
   Fnv1a hash;
   hash.add(digest_of(kLine, kRing, kInlineBytes, kStageBytes, kRounds, kChunkBytes, kPieceBytes,
                      kEnvelopeRing, kEagerBytes, kLargeMessages, kStreamBytes, kExposed, kHeadBytes,
-                     kByKernel));
+                     kByKernel, kLeaving, kLeft));
   hash.add(digest_of(sizeof(Buffer), offsetof(Buffer, kind), offsetof(Buffer, segment),
                      offsetof(Buffer, offset), static_cast<int>(Buffer::remote)));
   hash.add(digest_of(sizeof(Arrival), offsetof(Arrival, sequence), offsetof(Arrival, word),
