@@ -32,6 +32,7 @@ constexpr auto kHeldBack =
     milliseconds(30);                       // others come so much later, where a rank is to be found waiting
 constexpr auto kQuiesce = seconds(3);       // for quiesce() to become true
 constexpr auto kReach = milliseconds(200);  // for a rank to be stopped inside the others' memory
+constexpr auto kAsk = seconds(1);           // for a rank to ask for its call before the others come to it
 constexpr auto kHold = seconds(5);          // for the others to give theirs back
 constexpr auto kTry = milliseconds(50);     // for a quiesce() that another group may hold up
 
@@ -257,6 +258,7 @@ class Runner {
   bool before(int k, const Step& s) {
     const Duration deadline = settings_.call_deadline(p_);
     const bool found_waiting = p_.fault.point == FaultPoint::while_waiting || row(p_).act == Act::drop;
+    if (!victim_ && row(p_).act == Act::interrupt && p_.fault.step == k) await_asked();
     if (!victim_ && p_.fault.kind != FaultKind::none && found_waiting && p_.fault.step == k)
       std::this_thread::sleep_for(kHeldBack);
     if (!victim_ || p_.fault.step != k) return true;
@@ -350,6 +352,8 @@ class Runner {
       return false;
     }
     if (row(p_).act == Act::interrupt) {
+      shared_.holding.store(true);
+      const Holding until(shared_);
       report_.struck.store(true);
       ask_interrupted(open);
       return true;
@@ -370,6 +374,18 @@ class Runner {
       return false;
     }
     return true;
+  }
+
+  // The struck rank is to ask while its call cannot be done: the others come to it later. They take the steps of what they have
+  // begun before, which that rank may wait for.
+  void await_asked() {
+    const RankReport& struck = shared_.ranks[p_.fault.rank];
+    await(
+        [&] {
+          for (Open& other : open_) (void)other.done();
+          return struck.struck.load() && !shared_.holding.load();
+        },
+        kAsk);
   }
 
   // An Interrupt ends waits; who asks does not wait.
