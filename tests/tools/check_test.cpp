@@ -181,8 +181,8 @@ INSTANTIATE_TEST_SUITE_P(
         Mutant{"ignored_offsets", "--programs 50", "FAILED: program"},
         Mutant{"wrong_blame", "--kinds stop,late --programs 30", "the error "},
         Mutant{"slow_deadline", "--kinds late,stop --programs 30 --deadline 0.4", " s; at most "},
-        Mutant{"watch_reset_by_traffic", "--kinds stop,late --ranks 3 --programs 60 --deadline 0.4",
-               "FAILED: program"},
+        Mutant{"watch_reset_by_traffic",
+               "--steps call --kinds stop,late --ranks 3 --programs 60 --deadline 0.4", "FAILED: program"},
         Mutant{"suspension_counts", "--kinds suspend --points before_post --programs 30",
                "it failed though nothing was wrong"},
         Mutant{"unheard_roll_call",
@@ -196,20 +196,10 @@ INSTANTIATE_TEST_SUITE_P(
                "timeout where peer_lost was to be expected"},
         Mutant{"any_tag", "--programs 300 --patience 2", "FAILED: program"},
         Mutant{"leaked_descriptor", "--programs 20", "descriptors open after its Context is gone"},
-        // Windows, and memory that moves under them: of another group, of the same one, while a helper thread unpacks.
+        // Windows, and memory that moves under them: of another group here.
         Mutant{"windows_hold_nothing",
                "--steps window --kinds stop,stop_resume --points in_chunk --programs 60 --ranks 3,4,5",
                "whose memory is in the same block: window"},
-        Mutant{"windows_go_on",
-               "--steps window --kinds stop,stop_resume --points in_chunk --programs 60 --ranks 3,4,5",
-               "whose memory is in the same block: window"},
-        Mutant{"moved_unrevoked",
-               "--steps window --kinds stop,stop_resume --points in_chunk --programs 150 --ranks 3,4,5",
-               ": window, field "},
-        Mutant{"windows_wait_unseen", "--steps window --kinds stop,late --ranks 3,4,5 --programs 150",
-               "which waited itself"},
-        Mutant{"interrupt_ends_done", "--steps window --kinds interrupt --programs 100",
-               "it failed though nothing was wrong"},
         // What ranks must give alike.
         Mutant{"overlapping_calls", "--steps overlap --programs 10", "were not refused"},
         Mutant{"silent_leave", "--kinds wrong_root,skip --programs 100 --patience 2", "FAILED: program"},
@@ -227,6 +217,24 @@ INSTANTIATE_TEST_SUITE_P(
         Mutant{"mixed_builds_unseen", "--programs 100 --patience 2", "FAILED: program"},
         Mutant{"composed_own_block", "--backend composed-messages --programs 50", "FAILED: program"},
         Mutant{"composed_order", "--backend composed-messages --programs 100", "; expected "}),
+    [](const auto& m) { return std::string(m.param.name); });
+
+// The same, but it takes many programs.
+INSTANTIATE_TEST_SUITE_P(
+    Slow, Mutants,
+    testing::Values(
+        Mutant{"windows_go_on",
+               "--steps window --kinds stop,stop_resume --points in_chunk --programs 60 --ranks 3,4,5",
+               "whose memory is in the same block: window"},
+        Mutant{"moved_unrevoked",
+               "--steps window --kinds stop,stop_resume --points in_chunk --programs 150 --ranks 4",
+               ": window, field "},
+        Mutant{"windows_wait_unseen",
+               "--steps window --kinds stop,late --points before_post --programs 100 --ranks 4",
+               "which waited itself"},
+        Mutant{"windows_wait_anew",
+               "--steps window --kinds late --points before_post --programs 100 --ranks 4,5",
+               "the error says less than it waited"}),
     [](const auto& m) { return std::string(m.param.name); });
 
 TEST(Mutants, NoneIsNotFound) {

@@ -254,7 +254,7 @@ void add_more_steps(Program& p, const Range& range) {
            p.fault.point != FaultPoint::in_creation && p.ranks() > 2 && wanted(range, Does::window) &&
            d.one_in(3))
     add_chain(d, p, range);
-  else if (faulty && d.one_in(2))
+  else if (faulty && (row(p).act == Act::interrupt || d.one_in(2)))
     strike_there(d, p);
   settle(p);
 }
