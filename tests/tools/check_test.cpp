@@ -200,6 +200,8 @@ INSTANTIATE_TEST_SUITE_P(
         Mutant{"windows_hold_nothing",
                "--steps window --kinds stop,stop_resume --points in_chunk --programs 60 --ranks 3,4,5",
                "whose memory is in the same block: window"},
+        Mutant{"interrupt_ends_done", "--steps window --kinds interrupt --programs 100",
+               "it failed though nothing was wrong"},
         // What ranks must give alike.
         Mutant{"overlapping_calls", "--steps overlap --programs 10", "were not refused"},
         Mutant{"silent_leave", "--kinds wrong_root,skip --programs 100 --patience 2", "FAILED: program"},
