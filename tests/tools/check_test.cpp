@@ -182,7 +182,7 @@ INSTANTIATE_TEST_SUITE_P(
         Mutant{"wrong_blame", "--kinds stop,late --programs 30", "the error "},
         Mutant{"slow_deadline", "--kinds late,stop --programs 30 --deadline 0.4", " s; at most "},
         Mutant{"watch_reset_by_traffic",
-               "--steps call --kinds stop,late --ranks 3 --programs 60 --deadline 0.4", "FAILED: program"},
+               "--steps call --kinds stop,late --ranks 3 --programs 120 --deadline 0.4", "FAILED: program"},
         Mutant{"suspension_counts", "--kinds suspend --points before_post --programs 30",
                "it failed though nothing was wrong"},
         Mutant{"unheard_roll_call",
