@@ -55,7 +55,7 @@ TEST_F(Env, AProgramWithMoreRightsThanItsCallerIgnoresVariables) {
   if (::getauxval(AT_SECURE) != 0) {
     ASSERT_STREQ(std::getenv("WEFT_RANK"), "7");
     EXPECT_FALSE(env::get("WEFT_RANK"));
-    return;
+    ::_exit(HasFailure() ? 1 : 0);  // at once: a leak checker cannot look into a setuid program
   }
   if (std::getenv("WEFT_TEST_SETUID") != nullptr) ::_exit(kNotPrivileged);
   if (::geteuid() != 0) GTEST_SKIP() << "only root can make a setuid program of another user";
