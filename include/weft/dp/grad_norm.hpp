@@ -22,7 +22,7 @@ enum class NonFinite : unsigned char {
 /// mesh. NaN where any element on any rank is NaN, else infinity where any is infinite.
 ///
 /// One small all-gather per root mesh of more than one rank. The same gradients in the same order on all its
-/// ranks: else mismatch on all of them, naming the first gradient that differs in name, dtype or layout. (A
+/// ranks, and the same p: else mismatch on all of them, naming the first gradient that differs in name, dtype or layout, or what ranks gave. (A
 /// rank with no gradient of a mesh at all does not take part: the others get a timeout that names it.)
 /// Gradients without a layout count on this rank alone: the norm is another one on each rank.
 ///
@@ -37,7 +37,7 @@ enum class NonFinite : unsigned char {
 double grad_norm(std::span<const Gradient> gradients, double p = 2, Compute* compute = nullptr);
 
 /// Scales all gradients by min(1, max_norm / (norm + 1e-6)) and returns the norm before. Throws as grad_norm,
-/// and bad_argument for max_norm <= 0 or NaN. With NonFinite::error a norm that is not finite throws
+/// and bad_argument for max_norm <= 0 or NaN; max_norm and non_finite are compared as p is, and no gradient is scaled where they differ. With NonFinite::error a norm that is not finite throws
 /// bad_argument on every rank: the text names the ranks, and this rank's gradients that are not finite.
 /// Error::ranks() are those ranks as the group numbers them that the meshes were made of; empty where they are of
 /// several groups, which the text names, and where only gradients without a layout are not finite: then it is thrown

@@ -261,7 +261,8 @@ class ProcessGroup {
   /// Memory::shared that these buffers lie in get other pages: addresses and contents stay, what the stopped
   /// rank writes later is lost. Meanwhile no other thread may write anywhere in these allocations;
   /// calls of other groups may be made. False, then and until that has changed, where
-  ///   - a call of another group that uses these allocations is in flight: finish it and ask again;
+  ///   - a call of another group that uses these allocations, or an exchange of a window or halo of any group, is in flight: finish it
+  ///     and ask again;
   ///   - a driver holds their pages (weft/host/pin.hpp), or the kernel counts pinned pages of this process;
   ///   - the rank that is stopped is a thread of this process, or writes through the kernel.
   /// From any thread.

@@ -77,7 +77,8 @@ class DeviceMesh {
  public:
   DeviceMesh() = default;
   /// Over all ranks of `group`, which is taken over, or borrowed and must then outlive the mesh. No
-  /// communication. Throws bad_argument with the arithmetic where the ranks do not fit (MeshShape::fit).
+  /// communication: that all ranks gave the same axes is compared when the first group of the mesh is made. Throws bad_argument with the
+  /// arithmetic where the ranks do not fit (MeshShape::fit).
   DeviceMesh(ProcessGroup&& group, const MeshShape& shape);
   DeviceMesh(ProcessGroup& group, const MeshShape& shape);
   /// A mesh without communication, as `rank` sees it (to plan on one process, or for a serial reference): layouts and slices are arithmetic and work, group()
@@ -121,8 +122,9 @@ class DeviceMesh {
   std::span<const int> root_axes() const;
 
   /// The group of this mesh's ranks, numbered as rank() numbers them. Made at the first call, which is
-  /// collective among those ranks alone; kept as long as the root; at most one per list of axes. Throws
-  /// unsupported on an arithmetic mesh.
+  /// collective among those ranks alone; kept as long as the root; at most one per list of axes. The first one of a
+  /// mesh compares it among these ranks: mismatch where they gave other names, sizes or orders of axes, or made the mesh after another
+  /// one of the same group. Throws unsupported on an arithmetic mesh.
   ProcessGroup& group() const;
   /// Where its tensors are allocated.
   Context& context() const;

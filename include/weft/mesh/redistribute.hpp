@@ -29,7 +29,8 @@ namespace weft {
 /// move; reductions need one the backend reduces. What crosses ranks is allocated in
 /// Memory::shared. The result may share `in`'s storage where nothing moves; `in` is not written, and is kept
 /// until the end. Throws layout where `in` is plain, or not of its layout's local shape, or `to` is of another mesh or
-/// global shape; bad_argument where it has no memory.
+/// global shape; bad_argument where it has no memory. Each exchange carries a digest of both layouts: mismatch where ranks gave
+/// different ones, shapes that have as many elements, too.
 Transfer start_redistribute(const Tensor& in, const LayoutRef& to);
 /// The same with other placements, one per axis of its root mesh; with another one on some axes, a sub-mesh of
 /// one or more axes of the tensor's root (see Layout::with).

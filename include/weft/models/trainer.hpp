@@ -78,7 +78,8 @@ class Trainer {
   /// Throws bad_argument on all ranks before any pass: where a batch of one rank is wrong, with its own text there and
   /// `trainer: another rank was given a batch that does not fit; its own error says why` on the others; where ranks of
   /// the tensor axis have different batches; where no label counts; where `lr` is no finite number of 0 or more on a rank, or differs between
-  /// ranks. What ranks tell each other of this are two small collectives. After an Error gradients are forgotten; whether
+  /// ranks; where ranks gave different options, naming the field. The first step throws mismatch where a replica of a parameter began with
+  /// other values. What ranks tell each other of this are two small collectives. After an Error gradients are forgotten; whether
   /// weights changed depends on when it came.
   Result step(std::span<const TokenBatch> batches, double lr);
 

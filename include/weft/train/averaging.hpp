@@ -30,6 +30,9 @@ using AveragerOptions = BucketOptions;
 /// is final and all buckets before it are posted; every gradient that becomes final afterwards polls it.
 /// Buckets are the same on all ranks: they follow the order that the first rank of the axes saw.
 ///
+/// The first finish() compares among the ranks the list of parameters, the options, and the values of the parameters that the axes
+/// replicate, as they are then: mismatch on all ranks, naming the first that differs.
+///
 /// A model on a device has its buckets there; all parameters were materialised with one Compute, which is
 /// options.compute or, where that is null, taken for it. See BucketReducer for what the host waits for.
 ///

@@ -132,6 +132,8 @@ class FullySharded {
 /// Cuts the parameters of `root`, after parallelize() and before materialise(); and makes passes of `root` gather and reduce. Communicates nothing then.
 /// A parameter that has no layout is taken to be the same on all ranks.
 ///
+/// The values that replicate axes hold alike are compared in the first pass, and the blocks as FlatShards does: mismatch on all ranks.
+///
 /// Also after materialise(): each rank then keeps its part of the values that are there. All ranks of the axes must have the same
 /// values; check_replicas() is called, and throws mismatch naming the first parameter that differs.
 ///
