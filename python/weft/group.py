@@ -216,17 +216,17 @@ class Group(Operations, Handle):
         return errors.take_text(made).decode("utf-8", "replace")
 
     def broadcast_object(self, value, root=0):
-        """A Python object of rank `root`, pickled, on all ranks. Elsewhere `value` does not count. Blocks. Use it with ranks that are trusted."""
+        """A Python object of rank `root`, pickled, on all ranks. All ranks call it; elsewhere `value` does not count. Blocks. Use it with ranks that are trusted."""
         from .objects import broadcast_object
         return broadcast_object(self, value, root)
 
     def all_gather_object(self, value):
-        """A list of the objects of all ranks. Blocks."""
+        """A list of the objects of all ranks. All ranks call it; blocks."""
         from .objects import all_gather_object
         return all_gather_object(self, value)
 
     def gather_object(self, value, root=0):
-        """A list of the objects of all ranks at rank `root`; elsewhere None. Blocks."""
+        """A list of the objects of all ranks at rank `root`; elsewhere None. All ranks call it; blocks."""
         from .objects import gather_object
         return gather_object(self, value, root)
 

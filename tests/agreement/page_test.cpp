@@ -18,10 +18,11 @@ Most functions of weft are called by several ranks, and some of their arguments 
 lists these values, where they are compared, and what every rank then gets. Each row is a test: rank 1 gives
 another value than the rest, and the error is read on each rank. In the texts … stands for what differs from call to call.
 Tests make the page: `WEFT_TEST_WRITE=1 ctest --test-dir build/dev -R '^agreement/page$'` writes it anew.
-`tools/agreement.py` finds the functions that the headers call *Collective*, and fails where one is on neither table.
+`tools/agreement.py` finds the functions that the headers call *Collective*, and fails where one is on neither table. A function
+of C or Python that C++ has, too, has the rows of that function, which it calls; the program checks that as well.
 
 A value is compared where ranks exchange something anyway: with the call itself (operation, dtype, count, reduction, order, and the layouts that it is for), in
-the first exchange of an object, or with the numbers that are combined. C and Python call the same functions.
+the first exchange of an object, or with the numbers that are combined.
 
 )";
 
@@ -34,7 +35,7 @@ std::string escaped(const std::string& text) {
 std::string page() {
   TextOut out;
   out << kHead << "| function | value | compared | error | text |\n|---|---|---|---|---|\n";
-  for (const auto& rows : {group_rows, mesh_rows, dp_rows, checkpoint_rows, train_rows})
+  for (const auto& rows : {group_rows, mesh_rows, dp_rows, checkpoint_rows, train_rows, capi_rows})
     for (const Row& r : rows())
       out << "| `" << r.function << "` | " << r.value << " | " << r.compared << " | " << name(r.code)
           << " | `" << escaped(r.text) << "` |\n";

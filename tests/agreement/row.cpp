@@ -33,6 +33,7 @@ std::vector<WithoutRow> without_row() {
       {"latest_checkpoint", "", "reads a file on this rank alone"},
       {"start_save", "as `AsyncCheckpoint::save`", "calls it"},
       {"Trainer::save", "as `save_checkpoint`", "calls it"},
+      {"Trainer::load", "as `load_checkpoint`", "calls it"},
       {"FullySharded::finish", "", "it takes no argument; blocks compare as `FlatShards` does"},
       {"FullyShardOptions", "options of `fully_shard()`",
        "the blocks are compared, as `FlatShards` does; options that change neither blocks nor dtypes are "

@@ -12,7 +12,8 @@
 namespace weft::agreement {
 
 struct Row {
-  std::string function;  ///< as tools/agreement.py finds it in the headers: "DeviceMesh::group", "full"
+  std::string
+      function;  ///< as tools/agreement.py finds it in the headers: "DeviceMesh::group", "weft_group_create_tcp"
   std::string value;     ///< what all ranks give alike
   std::string compared;  ///< where: "with the call", "in the exchange of the norms"
   ErrorCode code;
@@ -37,6 +38,7 @@ Rows mesh_rows();
 Rows dp_rows();
 Rows checkpoint_rows();
 Rows train_rows();
+Rows capi_rows();
 std::vector<WithoutRow> without_row();
 
 /// Runs the rows, and checks that each rank gets the error.

@@ -9,6 +9,7 @@
 #include "train/shard_net.hpp"
 #include "weft/domain/domain.hpp"
 #include "weft/models/trainer.hpp"
+#include "weft/tp/conv.hpp"
 #include "weft/tp/linear.hpp"
 #include "weft/tp/vocab.hpp"
 #include "weft/train/apply_ddp.hpp"
@@ -175,6 +176,14 @@ Rows trainers() {
          initialise(*t.model.model, r.rank == 1 ? 8 : 7);
          t.step();
        }},
+      {"Trainer::backward", "options, as of `Trainer::step`", where, ErrorCode::bad_argument,
+       "trainer: options.seed is not the same on all ranks of dp=2 x tp=1; expected the same",
+       [](Rank& r) {
+         Trained t(r, {{"dp", 2}, {"tp", 1}}, {.seed = r.rank == 1 ? 8U : 7U});
+         const std::vector<std::int64_t> tokens{0, 1, 2, 3};
+         const TokenBatch b = Trained::batch(tokens);
+         t.trainer.backward({&b, 1});
+       }},
       {"Trainer::update", "lr", "in an exchange of its own", ErrorCode::bad_argument,
        "trainer: the learning rate is 0.…, and 0.01 to 0.02 on the ranks of dp=2 x tp=1; expected the same "
        "on all",
@@ -276,6 +285,53 @@ Rows split_layers() {
   };
 }
 
+// 1x1 convolutions, whose maps are divided along their rows on rank 0 and along their columns on rank 1: (1, 2, 2, 4) or (1, 2, 4, 2)
+// of (1, 2, 4, 4).
+Rows convolutions() {
+  const std::string with = "with the call";
+  const auto part = [](int rank) { return rank == 0 ? Shape{1, 2, 2, 4} : Shape{1, 2, 4, 2}; };
+  const Shape cut{1, 1, 4, 4};
+  return {
+      {"column_conv2d_forward", "options.sequence_dim", with, ErrorCode::mismatch,
+       "redistribute: (1, 2, 4, 4) as …all_gather f32 x…their layouts differ",
+       [=](Rank& r) {
+         Compute compute(r.context);
+         const DeviceMesh mesh(r.group(), {{"tp", 2}});
+         Floats x(16, 1.0f), w(2, 1.0f), y(16);
+         column_conv2d_forward(compute, mesh, of(x, part(r.rank)), of(w, {1, 2, 1, 1}), {}, of(y, cut),
+                               {.sequence_dim = 2 + r.rank});
+       }},
+      {"column_conv2d_backward", "options.sequence_dim", with, ErrorCode::mismatch,
+       "redistribute: (1, 2, 4, 4) as …f32 x…their layouts differ",
+       [=](Rank& r) {
+         Compute compute(r.context);
+         const DeviceMesh mesh(r.group(), {{"tp", 2}});
+         Floats x(16, 1.0f), w(2, 1.0f), dy(16, 1.0f), dx(16), dw(2);
+         column_conv2d_backward(compute, mesh, of(dy, cut), of(x, part(r.rank)), of(w, {1, 2, 1, 1}),
+                                {.dx = of(dx, part(r.rank)), .dw = of(dw, {1, 2, 1, 1})},
+                                {.sequence_dim = 2 + r.rank});
+       }},
+      {"row_conv2d_forward", "options.sequence_dim", with, ErrorCode::mismatch,
+       "redistribute: (1, 2, 4, 4) as …reduce_scatter f32 x…their layouts differ",
+       [=](Rank& r) {
+         Compute compute(r.context);
+         const DeviceMesh mesh(r.group(), {{"tp", 2}});
+         Floats x(16, 1.0f), w(2, 1.0f), y(16);
+         row_conv2d_forward(compute, mesh, of(x, cut), of(w, {2, 1, 1, 1}), {}, of(y, part(r.rank)),
+                            {.sequence_dim = 2 + r.rank});
+       }},
+      {"row_conv2d_backward", "options.sequence_dim", with, ErrorCode::mismatch,
+       "redistribute: (1, 2, 4, 4) as …all_gather f32 x…their layouts differ",
+       [=](Rank& r) {
+         Compute compute(r.context);
+         const DeviceMesh mesh(r.group(), {{"tp", 2}});
+         Floats x(16, 1.0f), w(2, 1.0f), dy(16, 1.0f), dx(16), dw(2);
+         row_conv2d_backward(compute, mesh, of(dy, part(r.rank)), of(x, cut), of(w, {2, 1, 1, 1}),
+                             {.dx = of(dx, cut), .dw = of(dw, {2, 1, 1, 1})}, {.sequence_dim = 2 + r.rank});
+       }},
+  };
+}
+
 Rows maps() {
   return {
       {"gather_spatial", "layout of the maps", "with the call", ErrorCode::mismatch,
@@ -312,7 +368,8 @@ Rows maps() {
 Rows train_rows() {
   using namespace train_test;
   Rows rows;
-  for (const Rows& some : {values(), averagers(), seeds(), trainers(), split_layers(), maps()})
+  for (const Rows& some :
+       {values(), averagers(), seeds(), trainers(), split_layers(), convolutions(), maps()})
     rows.insert(rows.end(), some.begin(), some.end());
   return rows;
 }

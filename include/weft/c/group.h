@@ -53,7 +53,7 @@ weft_status weft_group_create_tcp(weft_context* context, const char* host, int32
 /* Copies the `bytes` bytes at `data` of rank 0 to `data` of all other ranks, and may block meanwhile. Not 0:
  * it cannot. */
 typedef int32_t (*weft_broadcast_fn)(void* broadcast_data, void* data, size_t bytes);
-/* The group of ranks that another library connects already: rank 0 serves a store on a free port and tells the
+/* The group of ranks that another library connects already, all of which call it: rank 0 serves a store on a free port and tells the
  * others where, with a random secret, by `broadcast`, which is called once on each rank, with the same number
  * of bytes; not where size is 1. `host`: an address of rank 0's host that the others reach, given on rank 0; NULL: all ranks are on
  * one host. The secret is as safe as `broadcast` is. The context of rank 0 keeps the server until its last
