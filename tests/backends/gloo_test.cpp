@@ -314,6 +314,41 @@ TEST_P(Gloo, ARankThatLeavesIsNamed) {
       gloo());
 }
 
+// Its connections are closed by the time at which the others call: each of them finds that before it could wait for anybody.
+TEST_P(Gloo, ARankThatHasLeftIsNamedOverClosedConnections) {
+  for (const bool check : {true, false})
+    for (const Op op : {Op::gather, Op::broadcast, Op::all_reduce}) {
+      if (!check) ::setenv("WEFT_GLOO_CHECK", "off", 1);
+      run_ranks(
+          GetParam(), 3,
+          [&](Rank& r) {
+            constexpr int kLeaver = 1;
+            ProcessGroup g = r.group().duplicate();
+            g.barrier().wait();
+            if (r.rank == kLeaver) g = {};
+            r.meet("it has left");
+            if (r.rank == kLeaver) return;
+            std::this_thread::sleep_for(50ms);  // Gloo's thread reads that the connection is closed
+            std::vector<float> x(10), all(30);
+            const auto began = Clock::now();
+            const Error e = error_of([&] {
+              switch (op) {
+                case Op::gather: g.gather(view(x), view(all), kLeaver).wait(); break;
+                case Op::broadcast: g.broadcast(view(x), view(x), kLeaver).wait(); break;
+                default: g.all_reduce(view(x), view(x)).wait();
+              }
+              g.barrier().wait();  // of a gather the ranks that give something need no answer
+            });
+            EXPECT_EQ(e.code(), ErrorCode::peer_lost) << name(op) << ": " << e.what();
+            EXPECT_THAT(e.what(), HasSubstr("rank 1 left the group"));
+            EXPECT_THAT(ranks_of(e), ElementsAre(kLeaver));
+            EXPECT_LT(Clock::now() - began, 1500ms);
+          },
+          gloo());
+      ::unsetenv("WEFT_GLOO_CHECK");
+    }
+}
+
 // Each rank is answered by all before it tells its predecessor that it leaves, so the predecessor has its own
 // answer before the other's leave. Nobody may take that for the end of what it has to answer.
 TEST_P(Gloo, RanksThatLeaveInACircleDoNotWaitForOneAnother) {

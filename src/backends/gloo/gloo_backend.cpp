@@ -184,7 +184,14 @@ class GlooBackend final : public BlockingBackend {
   void run(const OpState& s) override {
     links_.begin(s);
     if (check_ || s.op == Op::barrier) links_.agree(s);
-    carry_out(s);
+    try {
+      carry_out(s);
+    } catch (const std::exception&) {
+      // A rank that has agreed leaves only when its part is done: no call breaks because of it.
+      if (check_) throw;
+      if (auto why = links_.leaving(s)) throw Error(*std::move(why));
+      throw;
+    }
     links_.over();
   }
 

@@ -114,6 +114,11 @@ bool Links::stays(int rank) {
   return !closed_ && !peer.leaves && !peer.released;
 }
 
+bool Links::has_left(int rank) const {
+  const std::lock_guard lock(mutex_);
+  return peers_[static_cast<std::size_t>(rank)]->leaves;
+}
+
 // Where the source of a receive has left; of a receive from any_source, all other ranks.
 std::optional<Failure> Links::nobody_left(const OpState& recv) const {
   const auto has_left = [&](int r) {

@@ -57,6 +57,9 @@ class Links {
   /// Tells all ranks which collective this one is about to perform, and waits until all have told the same.
   /// Throws mismatch; peer_lost where a rank has left.
   void agree(const OpState& s);
+  /// For a call whose connection broke, of ranks that have not agreed on it: the ranks that have left, unless the group fails
+  /// for another reason within a moment. Empty: none has.
+  std::optional<Failure> leaving(const OpState& s);
   /// The call that begin() was told of is over.
   void over() noexcept;
   /// The ranks that hold up the call: of those that have not announced it, or have not sent or received, and
@@ -104,6 +107,7 @@ class Links {
   std::vector<int> awaited_by(const OpState& s) const;
   std::vector<int> awaited() const;
   LastCall own_last_call() const;
+  bool has_left(int rank) const;  // without mutex_
   Failure left(int rank, const OpState* s) const;
   int size() const noexcept { return context_->size; }
 

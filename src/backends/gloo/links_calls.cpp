@@ -28,10 +28,16 @@ void Links::agree(const OpState& s) {
     announce_to(a, s, r, n);
     return a;
   };
-  for (int r = 0; r < n; ++r)
-    if (r != self)
+  for (int r = 0; r < n; ++r) {
+    if (r == self) continue;
+    try {
       write(*peers_[static_cast<std::size_t>(r)],
             ControlMessage{.kind = ControlMessage::Kind::announce, .announcement = expected_of(r)});
+    } catch (const std::exception&) {
+      if (has_left(r)) throw Error(left(r, &s));
+      throw;
+    }
+  }
   for (int r = 0; r < n; ++r) {
     if (r == self) continue;
     Peer& peer = *peers_[static_cast<std::size_t>(r)];
@@ -60,6 +66,21 @@ void Links::agree(const OpState& s) {
           .call = s.call,
           .ranks = {std::min(r, self), std::max(r, self)}});
   }
+}
+
+// The connection of a rank that dies breaks as well: the thread of that connection is given time to fail the group.
+std::optional<Failure> Links::leaving(const OpState& s) {
+  constexpr auto kOthersKnow = std::chrono::milliseconds(200);
+  std::unique_lock lock(mutex_);
+  if (changed_.wait_for(lock, kOthersKnow, [&] { return closed_; })) return std::nullopt;
+  std::vector<int> ranks;
+  for (const auto& peer : peers_)
+    if (peer->leaves) ranks.push_back(peer->rank);
+  if (ranks.empty()) return std::nullopt;
+  Failure why = left(ranks.front(), &s);
+  why.text = fmt::format("{}: {} left the group", name(s.op), name_ranks(ranks));
+  why.ranks = ranks;
+  return why;
 }
 
 void Links::over() noexcept {

@@ -166,18 +166,18 @@ void Links::send(OpState& s) {
     const std::lock_guard lock(mutex_);
     if (closed_) return;
     if (peer.leaves || peer.gone) return events_.refuse(s, left(s.peer, &s));
+    // What follows under the lock, too: two sends of one tag are matched in the order of their control messages; and the peer,
+    // whose leave is answered under the lock, cannot have left when the message is written, which nobody would notice.
     if (bytes > kEagerBytes) {
       control.kind = ControlMessage::Kind::offer;
       control.number = peer.next_offer++;
       Peer::Offered& offered = peer.offers[control.number];
       offered = {context_->createUnboundBuffer(writable(s.in), bytes), &s};
       offered.buffer->send(s.peer, kData + control.number);
-      // The control message under the lock, too: two sends of one tag are matched in the order of their
-      // control messages.
       return write(peer, control);
     }
+    write(peer, control, s.in, bytes);
   }
-  write(peer, control, s.in, bytes);
   events_.finished(s);
 }
 
