@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/errors/caught.hpp"
+#include "base/mutant.hpp"
 #include "dp/bucket_agreement.hpp"
 #include "dp/bucket_plan.hpp"
 #include "dp/missing.hpp"
@@ -111,7 +112,7 @@ struct BucketReducer::Impl {
   bool in_place(std::size_t i) const { return buckets[slots[i].place.bucket].in_place != nullptr; }
   // Once, in one all-gather.
   void compare() {
-    if (compared || axes.size() == 1) return;
+    if (compared || axes.size() == 1 || WEFT_MUTANT("buckets_unseen")) return;
     dp::expect_same_reducers(axes,
                              {entries, options, user.value(), [this](std::size_t i) { return in_place(i); }});
     if (user.value() > 0) own_group = axes.group().duplicate();
@@ -233,7 +234,8 @@ struct BucketReducer::Impl {
   }
 
   void post_ready() {
-    for (; posted < buckets.size() && buckets[posted].pending == 0; ++posted) {
+    const std::size_t most = WEFT_MUTANT("bucket_early") ? 1 : 0;
+    for (; posted < buckets.size() && buckets[posted].pending <= most; ++posted) {
       if (!is_sent(buckets[posted])) continue;
       compare();
       post(posted);

@@ -115,15 +115,16 @@ TEST(Check, AFailureIsMadeSmall) {
     return run(fmt::format("{}WEFT_MUTANT=avg_undivided timeout 100 {} check --progress none {}", there,
                            WEFT_CHECK_MUTANTS, flags));
   };
-  const Outcome o = fails("--seed 3 --programs 60");
+  const Outcome o = fails("--steps call --seed 3 --programs 60");
   EXPECT_EQ(o.status, 1) << o.text;
   const std::size_t small = o.text.find("made smaller: ");
   ASSERT_NE(small, std::string::npos) << o.text;
-  EXPECT_THAT(o.text.substr(0, small), AllOf(HasSubstr("FAILED: program "), HasSubstr("; expected "),
-                                             HasSubstr("replay: weft check --backend shm --seed 3 --only ")));
+  EXPECT_THAT(o.text.substr(0, small),
+              AllOf(HasSubstr("FAILED: program "), HasSubstr("; expected "),
+                    HasSubstr("replay: weft check --backend shm --steps call --seed 3 --only ")));
   EXPECT_THAT(o.text.substr(small),
               AllOf(HasSubstr("step  0: "), HasSubstr(" avg"), Not(HasSubstr("step  1: ")),
-                    HasSubstr("replay: weft check --backend shm --program weft-check-3-")));
+                    HasSubstr("replay: weft check --backend shm --steps call --program weft-check-3-")));
   const std::size_t at = o.text.find("weft-check-3-");
   const std::string file = o.text.substr(at, o.text.find('\n', at) - at);
   EXPECT_EQ(fails("--program " + file).status, 1);
@@ -214,10 +215,16 @@ INSTANTIATE_TEST_SUITE_P(
         Mutant{"meshes_unseen", "--kinds disagree --programs 100 --patience 2", "FAILED: program"},
         Mutant{"norms_unseen", "--kinds disagree --programs 100 --patience 2", "FAILED: program"},
         Mutant{"save_arguments_unseen", "--kinds disagree --programs 60", "FAILED: program"},
+        // Gradients, and those of windows.
+        Mutant{"adjoint_first_box", "--steps window --programs 30", "adjoint of a window, field "},
+        Mutant{"bucket_early", "--steps gradients --programs 60", ": gradients in buckets: round "},
+        Mutant{"buckets_unseen", "--steps gradients --kinds disagree --programs 100 --patience 2",
+               "FAILED: program"},
+        Mutant{"first_packed", "--steps gradients --programs 30", ": flat shards: round "},
         // Two builds in one job: told, and, where nobody compares them, seen by what they do.
         Mutant{"mixed_builds", "--programs 10", "runs weft "},
         Mutant{"mixed_builds_unseen", "--programs 100 --patience 2", "FAILED: program"},
-        Mutant{"composed_own_block", "--backend composed-messages --programs 50", "FAILED: program"},
+        Mutant{"composed_own_block", "--backend composed-messages --steps call --programs 50", "; expected "},
         Mutant{"composed_order", "--backend composed-messages --programs 100", "; expected "}),
     [](const auto& m) { return std::string(m.param.name); });
 
@@ -243,6 +250,7 @@ TEST(Mutants, NoneIsNotFound) {
   for (const char* flags :
        {"--faults --programs 60 --seed 1", "--kinds disagree --programs 30 --seed 1",
         "--kinds wrong_root,skip,drop --programs 60 --seed 1",
+        "--steps window,gradients --kinds kill,stop,leave,skip,wrong_order,disagree --programs 40 --seed 1",
         "--steps window --kinds stop,stop_resume --points in_chunk --programs 20 --ranks 3,4 --seed 1",
         "--backend composed-messages --programs 60 --seed 1",
         "--backend composed-some --programs 60 --seed 1"}) {

@@ -157,7 +157,8 @@ TEST(Program, StepsAndFaultsThatCannotBeRunAreRefused) {
   refused(put("/steps/0/counts", {1, 2, 3}),
           "steps[0].counts has 3 numbers; expected 0, for all_reduce of 3 ranks");
   refused(put("/steps/0/salt", 0.5), "steps[0].salt is 0.5; expected an integer from 0 to 2^64 - 1");
-  refused(put("/steps/0/does", 4), "steps[0].does is 4; expected an integer from 0 to 3");
+  refused(put("/steps/0/does", kDoesHere),
+          fmt::format("steps[0].does is {}; expected an integer from 0 to {}", kDoesHere, kDoesHere - 1));
   refused(put("/steps/0/does", 2), "steps[0].op is 1; expected an integer from 0 to 0");
   refused(put("/ending", "well"), "ending is \"well\", which weft does not know");
   refused(put("/ends", 1), "ends is 1; expected true or false");
@@ -181,7 +182,7 @@ TEST(Program, StepsThatAreNoCallsAreRefusedToo) {
   Program p;
   p.homes = {0, 1};
   p.groups = {{.ranks = {0, 1}}};
-  p.steps.resize(3);
+  p.steps.resize(kDoesHere - 1);
   for (Step& s : p.steps) s.op = Op::none;
   p.steps[0].does = Does::window;
   p.steps[0].count = 3;
@@ -189,6 +190,10 @@ TEST(Program, StepsThatAreNoCallsAreRefusedToo) {
   p.steps[0].window = {.before = 2, .after = 1};
   p.steps[1].does = Does::agreement;
   p.steps[2].does = Does::overlap;
+  if (kDoesHere == kDoes) {
+    p.steps.back().does = Does::gradients;
+    p.steps.back().counts = {5, 0, 3};
+  }
   const json sound = json::parse(encode(p));
   EXPECT_EQ(test::error_text([&] { decode(sound.dump()); }), "no error");
   const auto refused = [&](const char* path, const json& value, const std::string& why) {
@@ -207,8 +212,21 @@ TEST(Program, StepsThatAreNoCallsAreRefusedToo) {
   refused("/steps/0/counts", {1}, "steps[0].counts has 1 numbers; expected 2, for window of 2 ranks");
   refused("/steps/0/counts", {0, 0},
           "steps[0].window.before is of a window on no rows; expected counts above 0");
+  json truths = sound;
+  truths["steps"][0]["dtype"] = "bool";
+  truths["steps"][0]["window"]["adjoint"] = true;
+  EXPECT_EQ(
+      test::error_text([&] { decode(truths.dump()); }),
+      "bad_argument: check: not a program: steps[0].window.adjoint is true for bool, which has no sums");
   refused("/steps/1/value", "mind", "steps[1].value is \"mind\", which weft does not know");
   refused("/steps/2/overlap", "none", "steps[2].overlap is \"none\", which weft does not know");
+  if (kDoesHere < kDoes) return;
+  refused("/steps/3/gradients/rounds", 9, "steps[3].gradients.rounds is 9; expected an integer from 1 to 8");
+  refused("/steps/3/gradients/bytes", 0,
+          "steps[3].gradients.bytes is 0; expected an integer from 1 to 16777216");
+  refused("/steps/3/gradients/cut", 1, "steps[3].gradients.cut is 1; expected true or false");
+  refused("/steps/3/counts", json::array(),
+          "steps[3].counts has 0 numbers; expected 1 to 64, one for each tensor");
 }
 
 }  // namespace

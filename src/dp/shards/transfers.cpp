@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/hash.hpp"
+#include "base/mutant.hpp"
 #include "dp/parts.hpp"
 #include "mesh/axis_ranks.hpp"
 #include "mesh/replicas/same_list.hpp"
@@ -257,7 +258,7 @@ class ShardTransfers::Reduce final : public Transfer::Steps {
     for (const ShardItem& item : plan_.items) {
       std::byte* to = shard.data() + item.shard_at * size_bytes(shard.dtype());
       if (item.packed) {
-        all.push_back({block(k++, own), to, item.shard_counts[own]});
+        all.push_back({block(WEFT_MUTANT("first_packed") ? 0 : k++, own), to, item.shard_counts[own]});
         continue;
       }
       for (const ShardSegment& s : item.segments) {

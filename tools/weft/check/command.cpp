@@ -89,7 +89,7 @@ int check(Flags& f, const MoreBackends& others) {
   for (const std::string& word : f.points)
     o.range.points.push_back(named<FaultPoint>("--points", "point of a call", word, 0, kFaultPoints));
   for (const std::string& word : f.steps)
-    o.range.steps.push_back(named<Does>("--steps", "kind of step", word, 0, kDoes));
+    o.range.steps.push_back(named<Does>("--steps", "kind of step", word, 0, kDoesHere));
   if (!f.kinds.empty() || !f.points.empty()) o.range.faults = true;
   if (o.range.faults && std::all_of(o.range.ranks.begin(), o.range.ranks.end(), [](int n) { return n < 2; }))
     throw Error(ErrorCode::bad_argument,
@@ -126,7 +126,8 @@ void add_check(CLI::App& app, std::function<int()>& chosen, const MoreBackends& 
   c->add_option("--kinds", f->kinds, "Only these faults")->delimiter(',');
   c->add_option("--points", f->points, "Only at these points of a call, where a fault may be there")
       ->delimiter(',');
-  c->add_option("--steps", f->steps, "Every program has some of these: call, window, agreement, overlap")
+  c->add_option("--steps", f->steps,
+                "Every program has some of these: call, window, agreement, overlap, gradients")
       ->delimiter(',');
   c->add_option("--ranks", o.range.ranks, "Numbers of ranks to choose from")
       ->delimiter(',')

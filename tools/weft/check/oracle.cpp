@@ -468,6 +468,62 @@ Expected expected(const Step& s, int from, int me, int n, bool exact) {
   return {.bytes = input(s, from, me, n), .slack = {}};
 }
 
+namespace {
+
+// Calls `f` with functions that store and load an element.
+template <class F>
+void with_number(DType dtype, const F& f) {
+  const auto real = [&](auto number) {
+    using Number = decltype(number);
+    f([](std::byte* p, int x) { Number::store(p, static_cast<typename Number::Sum>(x)); },
+      [](const std::byte* p) { return static_cast<int>(Number::load(p)); });
+  };
+  const auto whole = [&](auto zero) {
+    using T = decltype(zero);
+    f([](std::byte* p, int x) { write(p, static_cast<T>(x)); },
+      [](const std::byte* p) { return static_cast<int>(read<T>(p)); });
+  };
+  switch (dtype) {
+    case DType::f64: return real(F64());
+    case DType::f32: return real(F32());
+    case DType::f16: return real(F16());
+    case DType::bf16: return real(BF16());
+    case DType::i8: return whole(std::int8_t{});
+    case DType::i16: return whole(std::int16_t{});
+    case DType::i32: return whole(std::int32_t{});
+    case DType::i64: return whole(std::int64_t{});
+    case DType::u8: return whole(std::uint8_t{});
+    case DType::u16: return whole(std::uint16_t{});
+    case DType::u32: return whole(std::uint32_t{});
+    case DType::u64: return whole(std::uint64_t{});
+    case DType::boolean:
+    case DType::f8e4m3:
+    case DType::f8e5m2:
+    case DType::c64:
+    case DType::c128: return;
+  }
+}
+
+}  // namespace
+
+std::vector<std::byte> small_numbers(DType dtype, const std::vector<int>& numbers) {
+  const auto size = static_cast<std::size_t>(size_bytes(dtype));
+  std::vector<std::byte> bytes(numbers.size() * size);
+  with_number(dtype, [&](const auto& store, const auto&) {
+    for (std::size_t i = 0; i < numbers.size(); ++i) store(bytes.data() + i * size, numbers[i]);
+  });
+  return bytes;
+}
+
+std::vector<int> numbers_in(DType dtype, const std::vector<std::byte>& elements) {
+  const auto size = static_cast<std::size_t>(size_bytes(dtype));
+  std::vector<int> numbers(elements.size() / size);
+  with_number(dtype, [&](const auto&, const auto& load) {
+    for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = load(elements.data() + i * size);
+  });
+  return numbers;
+}
+
 std::string compare(const Step& s, const Expected& e, const std::byte* got) {
   if (e.bytes.empty() || std::memcmp(e.bytes.data(), got, e.bytes.size()) == 0) return {};
   const int size = size_bytes(s.dtype), part = complex(s.dtype) ? size / 2 : size;

@@ -24,6 +24,10 @@ struct Expected {
 /// `exact`: the backend combines in canonical order whatever is asked for.
 Expected expected(const Step& s, int from, int me, int n, bool exact);
 
+/// Numbers that the dtype holds exactly, as its elements, and back. No f8, complex or boolean.
+std::vector<std::byte> small_numbers(DType dtype, const std::vector<int>& numbers);
+std::vector<int> numbers_in(DType dtype, const std::vector<std::byte>& elements);
+
 /// Where `got` is not what was expected, in words; empty: it is.
 std::string compare(const Step& s, const Expected& expected, const std::byte* got);
 

@@ -1,4 +1,4 @@
-// A random program of collectives and exchanges of windows: what weft check runs. Plain values: a program can be drawn, printed,
+// A random program of collectives, exchanges of windows and reductions of gradients: what weft check runs. Plain values: a program can be drawn, printed,
 // stored and made smaller; it says everything that all ranks know. What is one rank's own (where its buffers
 // lie, in what order it waits) follows from the program's numbers too, see Habits.
 #pragma once
@@ -66,8 +66,14 @@ enum class Does : std::uint8_t {
   window,     ///< exchanges of windows: WindowPlan
   agreement,  ///< something in which all ranks give a value alike: Step::value
   overlap,    ///< submits calls together whose memory overlaps, which every rank must refuse: Step::overlap
+  gradients,  ///< steps of a training: GradientPlan
 };
-inline constexpr int kDoes = 4;
+inline constexpr int kDoes = 5;
+#ifdef WEFT_HAVE_CHECKPOINT
+inline constexpr int kDoesHere = kDoes;  ///< that this build has
+#else
+inline constexpr int kDoesHere = 4;    ///< without the layers dp and checkpoint
+#endif
 std::string_view name(Does does) noexcept;
 
 /// A tensor whose rows are cut over the ranks of the step's group: rank r has Step::counts[r] rows of Step::count
@@ -78,9 +84,17 @@ struct WindowPlan {
   int exchanges = 1;          ///< started one after the other, each of memory of its own
   int fields = 1;             ///< of each exchange
   bool newest_first = false;  ///< the last one started is finished first
+  bool adjoint = false;       ///< each rank gives a gradient of its window, and gets that of its rows
   bool same_geometry(const WindowPlan& other) const {
     return before == other.before && after == other.after && edge == other.edge;
   }
+};
+
+/// Tensors that every rank of the step's group has, in the order of Step::counts: elements of each, or rows where they are cut.
+struct GradientPlan {
+  bool cut = false;  ///< each rank keeps a part of each tensor: FlatShards; otherwise BucketReducer
+  int rounds = 1;    ///< of one reducer: values that are gathered (FlatShards), gradients that are reduced
+  std::int64_t bytes = 1;  ///< BucketOptions::bucket_bytes or FlatShardOptions::alone_bytes
 };
 
 /// What the ranks of a step must give alike.
@@ -123,15 +137,18 @@ struct Step {
   int root = 0;
   int peer = 0;
   int tag = 0;
-  std::int64_t count = 0;            ///< of each block, where the blocks are equal
-  std::vector<std::int64_t> counts;  ///< v-forms: per rank; all_to_all_v: per (from, to)
-  bool coalesced = false;            ///< submitted together with the next step, which is of the same group
-  bool plain = false;                ///< ordinary memory, no gaps, not in place
-  bool shared = false;               ///< memory that peers map, on every rank
-  std::uint64_t salt = 0;            ///< what its data and each rank's habits are made from
+  std::int64_t count = 0;  ///< of each block, where the blocks are equal
+  std::vector<std::int64_t>
+      counts;  ///< v-forms: per rank; all_to_all_v: per (from, to); see WindowPlan and GradientPlan
+  bool coalesced = false;  ///< submitted together with the next step, which is of the same group
+  bool plain = false;      ///< ordinary memory, no gaps, not in place
+  bool shared = false;     ///< memory that peers map, on every rank
+  std::uint64_t salt = 0;  ///< what its data and each rank's habits are made from
   WindowPlan window;
+  GradientPlan gradients;
   Value value = Value::edge;
-  bool differs = false;  ///< this rank gives another value than the others: see FaultRow::distort
+  bool differs =
+      false;  ///< this rank gives another value, list or option than the others: see FaultRow::distort
   Overlap overlap = Overlap::send_recv;
 
   /// Elements of the block that rank `from` gives for rank `to`, in a group of n.
@@ -228,6 +245,14 @@ struct Program {
   /// Whether the rank has a part in the step.
   bool takes_part(int step, int rank) const;
 };
+
+/// Of a row of a tensor that is cut (GradientPlan).
+inline constexpr int kMostColumns = 5;
+/// Windows of that dtype have an adjoint.
+constexpr bool has_adjoint(DType dtype) noexcept {
+  return dtype != DType::boolean && dtype != DType::f8e4m3 && dtype != DType::f8e5m2 && dtype != DType::c64 &&
+         dtype != DType::c128;
+}
 
 inline constexpr Op kForEverybody[] = {
     Op::all_reduce, Op::all_gather,   Op::all_gather_v, Op::reduce_scatter, Op::reduce_scatter_v,

@@ -79,7 +79,7 @@ std::optional<Program> without_last_rank(const Program& p) {
           for (int to = 0; to < n; ++to)
             if (from != at && to != at) counts.push_back(s.counts[static_cast<std::size_t>(from * n + to)]);
         s.counts = counts;
-      } else if (!s.counts.empty()) {
+      } else if (!s.counts.empty() && s.does != Does::gradients) {
         s.counts.erase(s.counts.begin() + at);
       }
     }
@@ -136,6 +136,8 @@ Program shrink(Program p, const std::function<bool(const Program&)>& fails, int 
         });
       }
       if (s.window.exchanges > 1) with([](Step& t) { t.window.exchanges = 1; });
+      if (s.gradients.rounds > 1) with([](Step& t) { t.gradients.rounds = 1; });
+      if (s.does == Does::gradients && s.counts.size() > 1) with([](Step& t) { t.counts.resize(1); });
       if (s.window.fields > 1) with([](Step& t) { t.window.fields = 1; });
       if (s.coalesced) with([](Step& t) { t.coalesced = false; });
       if (!p.steps[static_cast<std::size_t>(k)].plain && !p.steps[static_cast<std::size_t>(k)].shared)

@@ -289,7 +289,8 @@ class Judge {
     // Each rank that cannot open what rank 0 has found says so: nobody knows who was told another directory.
     const Step& struck = p_.steps[static_cast<std::size_t>(p_.fault.step)];
     const bool loads = struck.value == Value::loaded;
-    if (struck.does == Does::agreement && (loads || (victim && rank.blamed_count > 0))) return {};
+    const bool alike = struck.does == Does::agreement || struck.does == Does::gradients;
+    if (alike && (loads || (victim && rank.blamed_count > 0))) return {};
     return blames(rank, p_.fault.rank) ? names_call(rank) : not_named();
   }
   std::string of_skip(const RankReport& rank) const {

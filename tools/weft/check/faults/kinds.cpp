@@ -58,6 +58,7 @@ void distort_count(Step& w, const Step& s, Dice& d, int me, int n) {
 void distort_dtype(Step& w, const Step& s, Dice& d, int, int) {
   for (;;) {
     w.dtype = static_cast<DType>(d.below(kDTypeCount));
+    if (s.window.adjoint && !has_adjoint(w.dtype)) continue;
     if (w.dtype == s.dtype || (s.reduces() && !reducible(w.dtype, s.reduce))) continue;
     if (s.reduces() && s.reduce == ReduceOp::Kind::premul_sum && is_floating(w.dtype) != is_floating(s.dtype))
       continue;
@@ -104,8 +105,9 @@ bool fits_root(const Step& s, int) { return s.is_rooted(); }
 bool fits_skip(const Step& s, int me) {
   return s.does == Does::call && s.op != Op::recv && is_heard_of(s, me);
 }
-bool fits_agreement(const Step& s, int) { return s.does == Does::agreement; }
 bool fits_any(const Step& s, int me) { return s.op != Op::send || s.root == me || s.peer == me; }
+bool fits_agreement(const Step& s, int) { return s.does == Does::agreement || s.does == Does::gradients; }
+bool fits_asking(const Step& s, int me) { return s.does != Does::gradients && fits_any(s, me); }
 
 // ---- Which guarantees say what must happen
 
@@ -353,7 +355,7 @@ constexpr FaultRow kRows[] = {
      .name = "interrupt",
      .act = Act::interrupt,
      .points = kInterrupt,
-     .fits = fits_any},
+     .fits = fits_asking},
 };
 static_assert(std::size(kRows) == kFaultKinds);
 static_assert([] {

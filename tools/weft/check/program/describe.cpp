@@ -20,13 +20,19 @@ std::string describe_more(const Step& s) {
     case Does::call: break;
     case Does::overlap:
       return fmt::format("calls that overlap: {}, of {} {}", name(s.overlap), s.count, name(s.dtype));
+    case Does::gradients: {
+      const GradientPlan& g = s.gradients;
+      return fmt::format("{} of [{}], {} bytes, {} round{}{}", g.cut ? "flat shards" : "gradients in buckets",
+                         fmt::join(s.counts, " "), g.bytes, g.rounds, g.rounds == 1 ? "" : "s",
+                         s.shared ? ", shared memory" : "");
+    }
     case Does::agreement: return fmt::format("all give the same {}", name(s.value));
     case Does::window: {
       constexpr std::string_view kEdges[] = {"none", "zero", "constant", "periodic", "reflect", "replicate"};
       const WindowPlan& w = s.window;
-      return fmt::format("window {}, rows [{}] of {}, {} before and {} after, edge {}, {} x {} fields{}{}",
-                         name(s.dtype), fmt::join(s.counts, " "), s.count, w.before, w.after,
-                         kEdges[static_cast<std::size_t>(w.edge)], w.exchanges, w.fields,
+      return fmt::format("{}window {}, rows [{}] of {}, {} before and {} after, edge {}, {} x {} fields{}{}",
+                         w.adjoint ? "adjoint of a " : "", name(s.dtype), fmt::join(s.counts, " "), s.count,
+                         w.before, w.after, kEdges[static_cast<std::size_t>(w.edge)], w.exchanges, w.fields,
                          w.newest_first ? ", the newest finished first" : "",
                          s.shared  ? ", shared memory"
                          : s.plain ? ", plain buffers"

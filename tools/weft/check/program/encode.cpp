@@ -44,9 +44,12 @@ std::string encode(const Program& p) {
     json& written = steps.back();
     const WindowPlan& w = s.window;
     if (s.does == Does::window)
-      written["window"] = {{"before", w.before}, {"after", w.after},
-                           {"edge", w.edge},     {"exchanges", w.exchanges},
-                           {"fields", w.fields}, {"newest_first", w.newest_first}};
+      written["window"] = {{"before", w.before},       {"after", w.after},   {"edge", w.edge},
+                           {"exchanges", w.exchanges}, {"fields", w.fields}, {"newest_first", w.newest_first},
+                           {"adjoint", w.adjoint}};
+    if (s.does == Does::gradients)
+      written["gradients"] = {
+          {"cut", s.gradients.cut}, {"rounds", s.gradients.rounds}, {"bytes", s.gradients.bytes}};
     if (s.does == Does::agreement) written["value"] = name(s.value);
     if (s.does == Does::overlap) written["overlap"] = name(s.overlap);
   }
@@ -81,6 +84,7 @@ constexpr int kMostInFlight = 1000;
 constexpr std::int64_t kMostElements = 1 << 24;  // of a block
 constexpr std::int64_t kMostInAll = 1 << 28;     // of all blocks of a program
 constexpr int kMostHalo = 16, kMostExchanges = 8;
+constexpr int kMostTensors = 64, kMostRounds = 8;
 constexpr std::int64_t kMostRows = 1000;  // of a window's tensor
 constexpr double kMostScale = 1000;       // fits every type
 constexpr JsonLimits kLimits{.bytes = std::size_t{1} << 20, .depth = 8, .values = 200'000};
@@ -170,7 +174,16 @@ WindowPlan read_window(const JsonReader& in, const Step& s) {
   w.exchanges = read_int(in, "exchanges", 1, kMostExchanges);
   w.fields = read_int(in, "fields", 1, kMostExchanges);
   w.newest_first = in.boolean("newest_first");
+  w.adjoint = in.boolean("adjoint");
+  if (w.adjoint && !has_adjoint(s.dtype))
+    in.wrong(in.place("adjoint"), fmt::format("is true for {}, which has no sums", name(s.dtype)));
   return w;
+}
+
+GradientPlan read_gradients(const JsonReader& in) {
+  return {.cut = in.boolean("cut"),
+          .rounds = read_int(in, "rounds", 1, kMostRounds),
+          .bytes = in.integer("bytes", 1, kMostElements)};
 }
 
 Step read_step(const JsonReader& in, const Program& p, int number) {
@@ -179,7 +192,7 @@ Step read_step(const JsonReader& in, const Program& p, int number) {
   if (const int before = p.groups[static_cast<std::size_t>(s.group)].before; before > number)
     in.wrong(in.place("group"), fmt::format("is {}, which is made before step {} only", s.group, before));
   const int n = p.group_size(s.group);
-  s.does = static_cast<Does>(read_int(in, "does", 0, kDoes - 1));
+  s.does = static_cast<Does>(read_int(in, "does", 0, kDoesHere - 1));
   const bool call = s.does == Does::call;
   s.op = static_cast<Op>(read_int(in, "op", call ? 1 : 0, call ? static_cast<int>(Op::exscan) : 0));
   s.dtype = in.named<DType>("dtype", kDTypeCount);
@@ -191,7 +204,11 @@ Step read_step(const JsonReader& in, const Program& p, int number) {
   s.counts = in.integers("counts", 0, kMostElements);
   const bool per_rank = has_counts(s.op) || s.does == Does::window;
   const int wanted = s.op == Op::all_to_all_v ? n * n : per_rank ? n : 0;
-  if (s.counts.size() != static_cast<std::size_t>(wanted))
+  if (s.does == Does::gradients) {
+    if (s.counts.empty() || s.counts.size() > std::size_t{kMostTensors})
+      in.wrong(in.place("counts"), fmt::format("has {} numbers; expected 1 to {}, one for each tensor",
+                                               s.counts.size(), kMostTensors));
+  } else if (s.counts.size() != static_cast<std::size_t>(wanted))
     in.wrong(in.place("counts"),
              fmt::format("has {} numbers; expected {}, for {} of {} ranks", s.counts.size(), wanted,
                          s.does == Does::window ? "window" : name(s.op), n));
@@ -201,6 +218,8 @@ Step read_step(const JsonReader& in, const Program& p, int number) {
   s.salt = in.any_unsigned("salt");
   if (s.does == Does::window)
     s.window = read_window(JsonReader(kSubject, in.at("window"), in.place("window")), s);
+  if (s.does == Does::gradients)
+    s.gradients = read_gradients(JsonReader(kSubject, in.at("gradients"), in.place("gradients")));
   if (s.does == Does::agreement) s.value = in.named<Value>("value", kValues);
   if (s.does == Does::overlap) s.overlap = in.named<Overlap>("overlap", kOverlaps);
   return s;
@@ -225,7 +244,9 @@ std::int64_t elements(const Program& p) {
   std::int64_t all = 0;
   for (const Step& s : p.steps) {
     const auto sum = std::accumulate(s.counts.begin(), s.counts.end(), std::int64_t{0});
-    if (s.does != Does::window)
+    if (s.does == Does::gradients)
+      all += 4 * kMostColumns * sum;
+    else if (s.does != Does::window)
       all += s.count * p.group_size(s.group) + sum;
     else if (sum > kMostRows)
       return kMostInAll + 1;

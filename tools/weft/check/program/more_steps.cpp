@@ -45,6 +45,22 @@ Step any_window(Dice& d, const Program& p, const Range& range, int group) {
   s.window.fields = d.one_in(3) ? 2 : 1;
   s.window.newest_first = d.one_in(2);
   s.shared = d.one_in(3);
+  s.window.adjoint = has_adjoint(s.dtype) && mix(s.salt, 7) % 3 == 0;
+  return s;
+}
+
+Step any_gradients(Dice& d, const Range& range, int group) {
+  constexpr std::int64_t kSizes[] = {0, 1, 2, 5, 7, 31, 127, 1021, 8191};
+  constexpr std::int64_t kBytes[] = {1, 64, 4096, 1 << 16, 4 << 20};
+  Step s;
+  s.group = group;
+  s.does = Does::gradients;
+  s.op = Op::none;
+  s.salt = d.next();
+  for (int tensors = d.between(1, 7); tensors > 0; --tensors)
+    s.counts.push_back(std::min(d.any(kSizes), range.most));
+  s.gradients = {.cut = d.one_in(2), .rounds = d.between(1, 3), .bytes = d.any(kBytes)};
+  s.shared = d.one_in(3);
   return s;
 }
 
@@ -107,6 +123,7 @@ Step again(Dice& d, const Step& s, const Range& range) {
   t.count = std::min(d.any(kColumns), range.most);
   t.window.exchanges = d.between(1, 3);
   t.window.newest_first = d.one_in(2);
+  t.window.adjoint = has_adjoint(s.dtype) && mix(t.salt, 7) % 3 == 0;
   return t;
 }
 
@@ -119,6 +136,7 @@ void insert_any(Dice& d, Program& p, const Range& range) {
     case Does::call: return;
     case Does::agreement: return insert(p, at, any_agreement(d, p, group));
     case Does::overlap: return insert(p, at, any_overlap(d, range, group));
+    case Does::gradients: return insert(p, at, any_gradients(d, range, group));
     case Does::window: break;
   }
   const Step s = any_window(d, p, range, group);
@@ -181,8 +199,8 @@ std::vector<int> struck_steps(const Program& p, const Fault& f) {
     const Step& s = p.steps[static_cast<std::size_t>(k)];
     const int me = p.rank_in(s.group, f.rank);
     if (s.does == Does::call || me < 0 || p.group_size(s.group) < 2 || !kind.fits(s, me)) continue;
-    const bool in_time =
-        s.does == Does::window ? f.point != FaultPoint::in_chunk : f.point == FaultPoint::before_post;
+    const bool lasts = s.does == Does::window || s.does == Does::gradients;
+    const bool in_time = lasts ? f.point != FaultPoint::in_chunk : f.point == FaultPoint::before_post;
     if (in_time) those.push_back(k);
   }
   return those;
@@ -206,6 +224,17 @@ void strike_there(Dice& d, Program& p) {
   if (those.empty()) return;
   p.fault.step = d.any(those);
   add_barriers(d, p);
+}
+
+// The rank leaves out its reductions of gradients, or takes them after the barrier behind them.
+void strike_gradients(Dice& d, Program& p, const Range& range) {
+  const int group = p.steps[static_cast<std::size_t>(p.fault.step)].group, at = p.fault.step;
+  Step next;
+  next.group = group;
+  next.salt = d.next();
+  insert(p, at, next);
+  insert(p, at, any_gradients(d, range, group));
+  p.fault.step = at;
 }
 
 // Instead of the fault that is drawn: one that strikes such steps alone.
@@ -246,6 +275,12 @@ void add_more_steps(Program& p, const Range& range) {
   if (range.traits.device || row(p).limits) return;
   if (range.steps.empty() && !only_more(range) && d.one_in(2)) return;
   for (int more = d.between(1, 4); more > 0; --more) insert_any(d, p, range);
+  // Drawn from a separate sequence, so that the other random choices stay the same.
+  Dice of_gradients(mix(mix(p.seed, p.index), 6161));
+  if (range.steps.empty() && kDoesHere == kDoes && of_gradients.one_in(2)) {
+    const int at = of_gradients.any(places(p));
+    insert(p, at, any_gradients(of_gradients, range, any_group(of_gradients, p, at)));
+  }
   if (range.faults && (only_more(range) || d.one_in(8)))
     strike_these_alone(d, p, range);
   else if (faulty && shares_block(p) && wanted(range, Does::window) && d.one_in(2))
@@ -254,6 +289,9 @@ void add_more_steps(Program& p, const Range& range) {
            p.fault.point != FaultPoint::in_creation && p.ranks() > 2 && wanted(range, Does::window) &&
            d.one_in(3))
     add_chain(d, p, range);
+  else if (faulty && row(p).other_next && kDoesHere == kDoes && wanted(range, Does::gradients) &&
+           of_gradients.one_in(3))
+    strike_gradients(of_gradients, p, range);
   else if (faulty && (row(p).act == Act::interrupt || d.one_in(2)))
     strike_there(d, p);
   settle(p);

@@ -9,7 +9,7 @@ constexpr std::string_view kPoints[] = {"before_post",   "after_post",     "in_c
                                         "while_waiting", "before_quiesce", "in_creation"};
 static_assert(std::size(kPoints) == kFaultPoints);
 
-constexpr std::string_view kDoesNames[] = {"call", "window", "agreement", "overlap"};
+constexpr std::string_view kDoesNames[] = {"call", "window", "agreement", "overlap", "gradients"};
 static_assert(std::size(kDoesNames) == kDoes);
 constexpr std::string_view kValueNames[] = {"edge", "full", "mesh", "max_norm", "saved", "loaded"};
 static_assert(std::size(kValueNames) == kValues);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "faults/strike.hpp"
+#include "rank/gradient_trial.hpp"
 #include "rank/trial.hpp"
 #include "rank/window_trial.hpp"
 #include "runner.hpp"
@@ -15,7 +16,10 @@ namespace weft::check {
 class Parts {
  public:
   Parts(const Program& p, int rank, Context& context, const Settings& settings)
-      : exact_(settings.exact()), calls_(p.steps.size()), windows_(p.steps.size()) {
+      : exact_(settings.exact()),
+        calls_(p.steps.size()),
+        windows_(p.steps.size()),
+        gradients_(p.steps.size()) {
     if (shares_block(p)) pool_ = std::make_unique<Pool>(context, kPoolBytes);
     for (const int k : order_of(p, rank)) {
       if (!p.takes_part(k, rank)) continue;
@@ -25,6 +29,8 @@ class Parts {
         calls_[at(k)] = std::make_unique<Trial>(context, s, me, n, settings.call_deadline(p), pool_.get());
       if (s.does == Does::window)
         windows_[at(k)] = std::make_unique<WindowTrial>(context, s, me, n, pool_.get());
+      if (s.does == Does::gradients)
+        gradients_[at(k)] = std::make_unique<GradientTrial>(context, s, me, n, pool_.get());
     }
   }
   /// Where shares_block().
@@ -33,23 +39,35 @@ class Parts {
   /// Null: the step is no window.
   WindowTrial* window(int k) const { return windows_[at(k)].get(); }
 
+  GradientTrial& gradients(int k) const { return *gradients_[at(k)]; }
+
   /// What is wrong with the memory of a step that is finished; empty: nothing.
   std::string complaint(int k) const {
     return window(k) ? window(k)->complaint() : calls(k).complaint(exact_);
   }
-  void overwrite(int k) const { window(k) ? window(k)->overwrite() : calls(k).overwrite(); }
+  void overwrite(int k) const {
+    of(k, [](auto& part) { part.overwrite(); });
+  }
   std::string overwritten(int k) const {
-    return window(k) ? window(k)->overwritten() : calls(k).overwritten();
+    std::string wrong;
+    of(k, [&](const auto& part) { wrong = part.overwritten(); });
+    return wrong;
   }
 
  private:
   static constexpr std::int64_t kPoolBytes = 16 << 20;
+  template <class F>
+  void of(int k, const F& f) const {
+    if (window(k) != nullptr) return f(*windows_[at(k)]);
+    gradients_[at(k)] != nullptr ? f(*gradients_[at(k)]) : f(*calls_[at(k)]);
+  }
   static std::size_t at(int k) { return static_cast<std::size_t>(k); }
   const bool exact_;
   std::unique_ptr<Pool> pool_;
   // By step.
   std::vector<std::unique_ptr<Trial>> calls_;
   std::vector<std::unique_ptr<WindowTrial>> windows_;
+  std::vector<std::unique_ptr<GradientTrial>> gradients_;
 };
 
 }  // namespace weft::check

@@ -235,15 +235,51 @@ class Runner {
     heartbeat_.reset();  // the group lives
     if (p_.ending != Ending::leave) return;
     windows_.end();
-    for (std::size_t g = groups_.size(); g-- > 0;) {  // that of all ranks last
-      if (!groups_[g]) continue;
-      at(static_cast<int>(g));
-      groups_[g].leave(settings_.call_deadline(p_));
-    }
+    // The group of the struck call first: the root of a large broadcast, which waits for its readers, comes to no other. That of
+    // all ranks last.
+    const auto leave_one = [&](int g) {
+      ProcessGroup& group = groups_[static_cast<std::size_t>(g)];
+      if (!group) return;
+      at(g);
+      group.leave(settings_.call_deadline(p_));
+    };
+    const int struck = p_.steps[static_cast<std::size_t>(p_.fault.step)].group;
+    leave_one(struck);
+    for (int g = static_cast<int>(groups_.size()); g-- > 0;)
+      if (g != struck) leave_one(g);
+  }
+
+  // Steps of a training, in the middle of which the rank may be struck.
+  void reduce_gradients(int k, const Step& s) {
+    const bool waits = struck_at(k, FaultPoint::while_waiting);
+    pending_ = {k};
+    const std::string wrong =
+        parts_.gradients(k).run(groups_[static_cast<std::size_t>(s.group)], settings_.exact(),
+                                {.before_waiting = [&] { at(s.group, false, true); },
+                                 .in_flight =
+                                     [&] {
+                                       if (struck_at(k, FaultPoint::after_post)) strike_in_flight(s.group);
+                                       if (waits) strike_soon(p_, report_);
+                                     }});
+    if (waits) await_strike();
+    pending_.clear();
+    if (!wrong.empty()) complain(fmt::format("step {}: {}", k, wrong));
+  }
+
+  // At after_post.
+  void strike_in_flight(int group) {
+    if (row(p_).act == Act::fork)
+      fork_and_call(groups_[static_cast<std::size_t>(group)], shared_, report_);
+    else
+      strike(p_, report_, settings_.call_deadline(p_));
   }
 
   // A step that is over before the next one begins. False: it is another one.
   bool do_at_once(int k, const Step& s) {
+    if (s.does == Does::gradients) {
+      reduce_gradients(k, s);
+      return true;
+    }
     if (s.does != Does::agreement && s.does != Does::overlap) return false;
     ProcessGroup& group = groups_[static_cast<std::size_t>(s.group)];
     at(s.group, false, true);
@@ -344,7 +380,6 @@ class Runner {
   bool after(Open& open, int k) {
     if (p_.fault.step == k && holds_window(p_) && !victim_) return hold(open);
     if (!victim_ || p_.fault.step != k) return true;
-    const Duration deadline = settings_.call_deadline(p_);
     if (row(p_).act == Act::drop) {
       report_.struck.store(true);
       lost_ = open.steps;
@@ -358,13 +393,7 @@ class Runner {
       ask_interrupted(open);
       return true;
     }
-    if (p_.fault.point == FaultPoint::after_post) {
-      if (row(p_).act == Act::fork) {
-        fork_and_call(groups_[static_cast<std::size_t>(open.group)], shared_, report_);
-      } else {
-        strike(p_, report_, deadline);
-      }
-    }
+    if (p_.fault.point == FaultPoint::after_post) strike_in_flight(open.group);
     if (p_.fault.point == FaultPoint::while_waiting) strike_soon(p_, report_);
     if (p_.fault.point == FaultPoint::while_waiting || p_.fault.point == FaultPoint::in_chunk) {
       open_.push_back(std::move(open));

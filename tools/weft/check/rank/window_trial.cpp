@@ -6,6 +6,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "oracle.hpp"
+
 namespace weft::check {
 namespace {
 
@@ -47,25 +49,25 @@ const Window& Windows::of(const Step& s, ProcessGroup& group) {
 }
 
 WindowTrial::WindowTrial(Context& context, const Step& s, int me, int n, Pool* pool)
-    : s_(s), buffers_(context, s_, pool) {
+    : s_(s), me_(me), buffers_(context, s_, pool) {
   Dice habits(mix(s.salt, static_cast<std::uint64_t>(me) + 1000));
   for (int r = 0; r < n; ++r) {
-    if (r == me) first_ = all_;
-    all_ += s.counts[static_cast<std::size_t>(r)];
+    const std::int64_t rows = s.counts[static_cast<std::size_t>(r)];
+    parts_.push_back({all_, rows, rows == 0 ? 0 : rows + s.window.before + s.window.after});
+    all_ += rows;
   }
-  rows_ = s.counts[static_cast<std::size_t>(me)];
-  wanted_ = rows_ == 0 ? 0 : rows_ + s.window.before + s.window.after;
+  mine_ = parts_[static_cast<std::size_t>(me)];
   for (int f = 0; f < s.window.exchanges * s.window.fields; ++f) {
-    Field field{buffers_.room(habits, rows_ * s.count), buffers_.room(habits, wanted_ * s.count)};
-    for (std::int64_t i = 0; i < rows_; ++i) {
-      const std::vector<std::byte> bytes = row(static_cast<std::size_t>(f), first_ + i);
+    Field field{buffers_.room(habits, in_rows() * s.count), buffers_.room(habits, out_rows() * s.count)};
+    for (std::int64_t i = 0; i < in_rows(); ++i) {
+      const std::vector<std::byte> bytes = given(static_cast<std::size_t>(f), me, i);
       std::copy(bytes.begin(), bytes.end(), field.in + i * bytes_of_row());
     }
     fields_.push_back(field);
   }
 }
 
-// What lies in a row of a field.
+// What lies in a row of a field of the tensor.
 std::vector<std::byte> WindowTrial::row(std::size_t field, std::int64_t row) const {
   std::vector<std::byte> bytes(static_cast<std::size_t>(bytes_of_row()));
   if (row == kNoRow) return bytes;
@@ -78,39 +80,69 @@ std::vector<std::byte> WindowTrial::row(std::size_t field, std::int64_t row) con
   return bytes;
 }
 
+// Row i of what a rank gives: of its part, or of the gradient of its window. The latter has numbers whose sums are exact in
+// each dtype: an element of the tensor is in at most 8 windows of at most 7 rows.
+std::vector<std::byte> WindowTrial::given(std::size_t field, int rank, std::int64_t i) const {
+  if (!s_.window.adjoint) return row(field, parts_[static_cast<std::size_t>(rank)].first + i);
+  const std::uint64_t seed = mix(mix(s_.salt, field + 50), static_cast<std::uint64_t>(i) * kMostRanks +
+                                                               static_cast<std::uint64_t>(rank));
+  std::vector<int> numbers;
+  for (std::int64_t c = 0; c < s_.count; ++c)
+    numbers.push_back(static_cast<int>(mix(seed, static_cast<std::uint64_t>(c)) % 3));
+  return small_numbers(s_.dtype, numbers);
+}
+
+// Row i of what this rank gets.
+std::vector<std::byte> WindowTrial::expected(std::size_t field, std::int64_t i) const {
+  const Edge::Kind edge = edge_of(s_).kind;
+  if (!s_.window.adjoint) return row(field, row_of(edge, mine_.first - s_.window.before + i, all_));
+  std::vector<int> sums(static_cast<std::size_t>(s_.count));
+  for (int r = 0; r < static_cast<int>(parts_.size()); ++r) {
+    const Part& part = parts_[static_cast<std::size_t>(r)];
+    for (std::int64_t k = 0; k < part.wanted; ++k) {
+      if (row_of(edge, part.first - s_.window.before + k, all_) != mine_.first + i) continue;
+      const std::vector<int> more = numbers_in(s_.dtype, given(field, r, k));
+      for (std::size_t c = 0; c < sums.size(); ++c) sums[c] += more[c];
+    }
+  }
+  return small_numbers(s_.dtype, sums);
+}
+
 std::vector<WindowTransfer> WindowTrial::start(const Window& window) {
   const auto each = static_cast<std::size_t>(s_.window.fields);
   std::vector<WindowTransfer> transfers;
   for (std::size_t x = 0; x < static_cast<std::size_t>(s_.window.exchanges); ++x) {
     std::vector<WindowField> fields;
     for (std::size_t f = x * each; f < (x + 1) * each; ++f)
-      fields.push_back({{fields_[f].in, s_.dtype, {}, Shape{rows_, s_.count}, Strides{s_.count, 1}},
-                        {fields_[f].out, s_.dtype, {}, Shape{wanted_, s_.count}, Strides{s_.count, 1}}});
-    transfers.push_back(window.start(fields));
+      fields.push_back({{fields_[f].in, s_.dtype, {}, Shape{in_rows(), s_.count}, Strides{s_.count, 1}},
+                        {fields_[f].out, s_.dtype, {}, Shape{out_rows(), s_.count}, Strides{s_.count, 1}}});
+    transfers.push_back(s_.window.adjoint ? window.start_adjoint(fields) : window.start(fields));
   }
   return transfers;
 }
 
 std::string WindowTrial::complaint() const {
   Buffers::Marks marks(buffers_);
+  const std::int64_t in_from = mine_.first - (s_.window.adjoint ? s_.window.before : 0),
+                     out_from = mine_.first - (s_.window.adjoint ? 0 : s_.window.before);
   for (std::size_t f = 0; f < fields_.size(); ++f) {
-    for (std::int64_t i = 0; i < rows_; ++i) {
-      const std::vector<std::byte> is = row(f, first_ + i);
+    for (std::int64_t i = 0; i < in_rows(); ++i) {
+      const std::vector<std::byte> is = given(f, me_, i);
       if (!std::equal(is.begin(), is.end(), fields_[f].in + i * bytes_of_row()))
-        return fmt::format("window, field {}: in, row {}, was changed", f, first_ + i);
+        return fmt::format("window, field {}: in, row {}, was changed", f, in_from + i);
     }
-    for (std::int64_t i = 0; i < wanted_; ++i) {
-      const std::int64_t at = first_ - s_.window.before + i;
-      const std::vector<std::byte> e = row(f, row_of(edge_of(s_).kind, at, all_));
+    for (std::int64_t i = 0; i < out_rows(); ++i) {
+      const std::vector<std::byte> e = expected(f, i);
       const std::byte* const got = fields_[f].out + i * bytes_of_row();
       const auto wrong = std::mismatch(e.begin(), e.end(), got);
       if (wrong.first != e.end())
-        return fmt::format("window, field {}: row {} of {}: byte {} is 0x{:02x}; expected 0x{:02x}", f, at,
-                           all_, wrong.first - e.begin(), static_cast<unsigned>(*wrong.second),
+        return fmt::format("{}window, field {}: row {} of {}: byte {} is 0x{:02x}; expected 0x{:02x}",
+                           s_.window.adjoint ? "adjoint of a " : "", f, out_from + i, all_,
+                           wrong.first - e.begin(), static_cast<unsigned>(*wrong.second),
                            static_cast<unsigned>(*wrong.first));
     }
-    marks.mark(fields_[f].in, rows_ * bytes_of_row());
-    marks.mark(fields_[f].out, wanted_ * bytes_of_row());
+    marks.mark(fields_[f].in, in_rows() * bytes_of_row());
+    marks.mark(fields_[f].out, out_rows() * bytes_of_row());
   }
   return marks.stray();
 }

@@ -1,5 +1,5 @@
 // One rank's part in a step that exchanges windows: its fields, the exchanges, and the comparison of what came with the
-// definition of a window, row by row.
+// definition of a window, row by row; of the adjoint, with the sum over all rows of all windows.
 #pragma once
 
 #include <list>
@@ -45,12 +45,23 @@ class WindowTrial {
   struct Field {
     std::byte *in, *out;
   };
+  /// What a rank has of a tensor of all_ rows.
+  struct Part {
+    std::int64_t first = 0, rows = 0;
+    std::int64_t wanted = 0;  ///< rows of its window, which begins `before` rows earlier
+  };
   std::int64_t bytes_of_row() const { return s_.count * size_bytes(s_.dtype); }
+  std::int64_t in_rows() const { return s_.window.adjoint ? mine_.wanted : mine_.rows; }
+  std::int64_t out_rows() const { return s_.window.adjoint ? mine_.rows : mine_.wanted; }
+  std::vector<std::byte> given(std::size_t field, int rank, std::int64_t row) const;
+  std::vector<std::byte> expected(std::size_t field, std::int64_t row) const;
   std::vector<std::byte> row(std::size_t field, std::int64_t row) const;
 
   const Step s_;
-  std::int64_t first_ = 0, rows_ = 0, all_ = 0;  // this rank's rows, and those of all ranks
-  std::int64_t wanted_ = 0;                      // rows of the window
+  const int me_;
+  std::vector<Part> parts_;  // by rank
+  Part mine_;
+  std::int64_t all_ = 0;
   Buffers buffers_;
   std::vector<Field> fields_;  // of the first exchange, of the second, …
 };
