@@ -7,8 +7,10 @@
 
 #include <nlohmann/json.hpp>
 
+#include "runner.hpp"
 #include "shrink.hpp"
 #include "support/errors.hpp"
+#include "verdict.hpp"
 #include "weft/backends/plugin.hpp"
 
 namespace weft::check::program_test {
@@ -176,6 +178,38 @@ TEST(Program, StepsAndFaultsThatCannotBeRunAreRefused) {
           "fault.rank is 2, which has nobody beside it in group 1 of step 1");
   refused(put("/fault", {{"kind", 1}, {"point", 0}, {"rank", 0}, {"step", 1}}),
           "fault.rank is 0, which has nobody beside it in group 1 of step 1");
+}
+
+// A rank that had no processor explains a deadline that passed, but no other error: such a program is run again.
+TEST(Verdict, ARankWithoutAProcessorMakesAProgramSlow) {
+  Program p;
+  p.homes = {0, 1, 2};
+  p.groups = {{.ranks = {0, 1, 2}}};
+  p.steps.resize(2);
+  p.fault = {.kind = FaultKind::late, .point = FaultPoint::before_post, .rank = 2};
+  Settings settings;
+  settings.traits = *known_traits("shm");
+  settings.deadline = std::chrono::seconds(1);
+  const auto judged = [&](ErrorCode code, std::int64_t starved_ms) {
+    const auto shared = std::make_unique<SharedReport>();
+    shared->ran = true;
+    for (int r = 0; r < 3; ++r) shared->ranks[r].phase.store(Phase::done);
+    RankReport& rank = shared->ranks[0];
+    rank.has_error = true;
+    rank.code = code;
+    rank.op = Op::barrier;
+    rank.blamed_count = 1;
+    rank.blamed[0] = 1;  // not the one that was late
+    rank.text.set("of rank 1");
+    shared->ranks[1].starved_ns = starved_ms * 1'000'000;
+    return judge(p, settings, *shared);
+  };
+  const std::string wrong = "rank 0: the error does not name rank 2\n  its error: timeout: of rank 1";
+  EXPECT_EQ(judged(ErrorCode::timeout, 499).complaint, wrong);
+  EXPECT_FALSE(judged(ErrorCode::timeout, 499).slow);
+  EXPECT_EQ(judged(ErrorCode::timeout, 501).complaint, wrong);
+  EXPECT_TRUE(judged(ErrorCode::timeout, 501).slow);
+  EXPECT_FALSE(judged(ErrorCode::mismatch, 501).slow);
 }
 
 TEST(Program, StepsThatAreNoCallsAreRefusedToo) {

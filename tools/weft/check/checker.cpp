@@ -305,9 +305,11 @@ class Session {
     }
   }
   void take(const Running& job, const std::vector<Verdict>& verdicts) {
+    bool slow = false;  // those behind it in its job did not run
     for (std::size_t k = 0; k < verdicts.size(); ++k) {
       const Program& p = job.programs[k];
-      if (verdicts[k].slow && !alone_) {
+      slow = slow || verdicts[k].slow;
+      if (slow && !alone_) {
         slow_.push_back({p});
         continue;
       }

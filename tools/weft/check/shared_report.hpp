@@ -60,6 +60,8 @@ struct RankReport {
   int blamed[kMostRanks];  ///< as the program numbers them
   bool said_quiesced;
   std::int64_t thrown_at;
+  std::int64_t
+      starved_ns;  ///< how long its thread could run and had no processor, up to its error or its end
   Text<700> text;
   Text<200> untyped;       ///< an exception that was no weft::Error
   std::atomic<bool> made;  ///< the group of all ranks

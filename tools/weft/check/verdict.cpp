@@ -82,7 +82,13 @@ class Judge {
   }
 
   // Ranks that had no processor for so long may run into deadlines, and be left behind by the others.
-  bool loaded() const { return shared_.late_ns > std::chrono::nanoseconds(kLoaded).count(); }
+  // The watcher sleeps most of the time and gets a processor before those that are busy.
+  bool loaded() const {
+    const std::int64_t most = std::chrono::nanoseconds(settings_.call_deadline(p_)).count() / 2;
+    return shared_.late_ns > std::chrono::nanoseconds(kLoaded).count() ||
+           std::any_of(shared_.ranks, shared_.ranks + p_.ranks(),
+                       [&](const RankReport& rank) { return rank.starved_ns > most; });
+  }
 
   bool perhaps_late(const RankReport& rank) const {
     return loaded() && rank.has_error &&

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <memory>
 #include <thread>
 
@@ -36,6 +37,15 @@ constexpr auto kAsk = seconds(1);           // for a rank to ask for its call be
 constexpr auto kHold = seconds(5);          // for the others to give theirs back
 constexpr auto kTry = milliseconds(50);     // for a quiesce() that another group may hold up
 
+// How long this thread could run and had no processor; 0 where the kernel does not say.
+std::int64_t starved_ns() {
+  std::FILE* const f = std::fopen("/proc/thread-self/schedstat", "r");
+  long long ran = 0, waited = 0;
+  if (f == nullptr || std::fscanf(f, "%lld %lld", &ran, &waited) != 2) waited = 0;
+  if (f != nullptr) std::fclose(f);
+  return waited;
+}
+
 class Runner {
  public:
   Runner(const Program& p, int rank, Context& context, const Membership& member, const Settings& settings,
@@ -54,6 +64,7 @@ class Runner {
 
   void run() {
     report_.group = -1;
+    starved_before_ = starved_ns();
     report_.phase.store(Phase::running);
     try {
       work();
@@ -65,6 +76,7 @@ class Runner {
       report_.untyped.set(e.what());
     }
     lift_limits();
+    if (!report_.has_error) report_.starved_ns = std::max<std::int64_t>(starved_ns() - starved_before_, 0);
     recover();
     report_.made.store(static_cast<bool>(groups_[0]));
     report_.phase.store(Phase::settled);
@@ -546,6 +558,7 @@ class Runner {
   void note(const Error& e) {
     const Unlimited room;
     report_.thrown_at = now_ns();
+    report_.starved_ns = std::max<std::int64_t>(starved_ns() - starved_before_, 0);
     report_.code = e.code();
     report_.op = e.op();
     report_.call = e.call();
@@ -668,6 +681,7 @@ class Runner {
   std::vector<std::vector<int>> failed_;
   std::uint64_t requests_ = 0;      // made for the group in whose making the rank is struck
   std::atomic<bool> armed_{false};  // in_chunk
+  std::int64_t starved_before_ = 0;
   int group_ = 0;
   bool creation_ = false, own_deadline_ = false;
   const bool victim_;
