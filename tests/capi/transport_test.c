@@ -298,6 +298,22 @@ static void leaves(rank_args* a) {
     CHECK_ERROR(weft_recv(group, &b, 1, NULL, NULL, &error), WEFT_PEER_LOST, "*rank 1 has left the group");
   weft_group_destroy(group);
 }
+/* Rank 0 has left, and closed its end: what it said before lies here unread. */
+static void leaves_and_closes(rank_args* a) {
+  weft_group* group = NULL;
+  float x = 0;
+  const weft_buffer b = f32(&x, 1);
+  OK(make_faulty(a, &group, &error));
+  OK(reduce(group, &x, 1, 0, &error));
+  pthread_barrier_wait(a->meet);
+  if (a->rank == 0) weft_group_destroy(group);
+  pthread_barrier_wait(a->meet);
+  if (a->rank == 0) return;
+  write_fault = LOSES;
+  CHECK_ERROR(weft_send(group, &b, 0, NULL, NULL, &error), WEFT_PEER_LOST, "*rank 0 has left the group");
+  weft_group_destroy(group);
+  write_fault = NONE;
+}
 static void mismatches(rank_args* a) {
   weft_group* group = join(a, "mixed", 20000 * MS);
   float x[2] = {0};
@@ -328,6 +344,7 @@ static void shrinks(rank_args* a) {
 }
 static void test_peers(void) {
   run_ranks(2, leaves);
+  run_ranks(2, leaves_and_closes);
   run_ranks(2, mismatches);
   run_ranks(3, shrinks);
 }

@@ -214,6 +214,15 @@ class HostBackend final : public Backend {
     HostBackend& backend;
   };
 
+  // While it lives this rank reads a message; an answer that it writes then reads none.
+  struct Pulling {
+    explicit Pulling(HostBackend& b) : backend(b) { backend.pulling_ = true; }
+    ~Pulling() { backend.pulling_ = false; }
+    Pulling(const Pulling&) = delete;
+    Pulling& operator=(const Pulling&) = delete;
+    HostBackend& backend;
+  };
+
   const HostTransport& host() const { return channel_.host(); }
   Peer& peer(int r) { return peers_[static_cast<std::size_t>(r)]; }
   std::vector<int> awaited_by(const OpState& s) const {
@@ -329,7 +338,7 @@ class HostBackend final : public Backend {
         const std::byte* const from = head ? reinterpret_cast<const std::byte*>(&o.envelope) + o.written
                                            : o.bytes + (o.written - sizeof(Envelope));
         const std::size_t most = head ? sizeof(Envelope) - o.written : o.count + sizeof(Envelope) - o.written;
-        const std::size_t taken = about(r, [&] { return channel_.write(r, from, most); });
+        const std::size_t taken = write(r, from, most);
         if (taken == 0) return moved;
         o.written += taken;
         moved = true;
@@ -340,10 +349,23 @@ class HostBackend final : public Backend {
     return moved;
   }
 
+  std::size_t write(int r, const std::byte* from, std::size_t most) {
+    try {
+      return about(r, [&] { return channel_.write(r, from, most); });
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::peer_lost || pulling_) throw;
+      // Where it has left and closed its end, its last words are still to be read.
+      while (pull(r)) {}
+      if (!peer(r).left) throw;
+      lose({&r, 1}, "left the group");
+      return 0;
+    }
+  }
   std::size_t read(int r, std::byte* to, std::size_t most) {
     return about(r, [&] { return channel_.read(r, to, most); });
   }
   bool pull(int r) {
+    const Pulling here(*this);
     Peer& p = peer(r);
     std::size_t all = 0;
     while (!failed_ && !p.left && all < kReadAtOnce) {
@@ -514,6 +536,7 @@ class HostBackend final : public Backend {
   std::vector<Peer> peers_;
   RollCallMessages roll_call_;
   HostChannel channel_;
+  bool pulling_ = false;
   std::atomic<bool> inside_{false}, failed_{false};
   mutable std::mutex mutex_;  // fail() and failure() come from any thread
   Failure failure_;
