@@ -37,6 +37,12 @@ namespace {
 template <Kind kind, int bytes>
 constexpr ReduceKernel kBits = kernel_of_parts<Reduction<U8, kind>, bytes>;
 
+// Averages of f32, in f64. Of two numbers the sum in f32, where it is finite, gives the same bits in half of
+// the time: an f64 holds more than twice the digits of an f32, so that what is rounded twice is as if rounded
+// once.
+using AverageOfF32 = Reduction<F32InF64, Kind::avg>;
+using AverageOfTwoF32 = Reduction<F32, Kind::avg>;
+
 // One row for each DType, in its order; in each row one kernel for each Kind, in its order. A sum or product
 // that wraps is the same for both signs. f8 is never combined.
 #define WEFT_REDUCE_FLOAT(Number, average)                                               \
@@ -47,8 +53,8 @@ constexpr ReduceKernel kBits = kernel_of_parts<Reduction<U8, kind>, bytes>;
   }
 #define WEFT_REDUCE_COMPLEX(Part, average, product) \
   { kernel_of_parts<Reduction<Part, Kind::sum>, 2>, average, nullptr, nullptr, product }
-#define WEFT_REDUCE_COMMON_INT(Number, Wraps)                                \
-  kernel<Reduction<Wraps, Kind::sum>>, kernel<Reduction<Number, Kind::avg>>, \
+#define WEFT_REDUCE_COMMON_INT(Number, Wraps)                                                             \
+  kernel<Reduction<Wraps, Kind::sum>>, kernel<Reduction<Number, Kind::avg>, AverageOfTwo<Number, Wraps>>, \
       kernel<Reduction<Number, Kind::min>>, kernel<Reduction<Number, Kind::max>>
 #define WEFT_REDUCE_TRUTHS(Wraps, bytes)                                                       \
   kBits<Kind::bit_and, bytes>, kBits<Kind::bit_or, bytes>, kBits<Kind::bit_xor, bytes>,        \
@@ -66,28 +72,29 @@ constexpr ReduceKernel kBits = kernel_of_parts<Reduction<U8, kind>, bytes>;
         WEFT_REDUCE_TRUTHS(U8, 1)                                                                           \
   }
 
-#define WEFT_REDUCE_TABLE(name)                                                    \
-  {                                                                                \
-    name,                                                                          \
-        {WEFT_REDUCE_FLOAT(F64, (kernel<Reduction<F64, Kind::avg>>)),              \
-         WEFT_REDUCE_FLOAT(F32, average_f32<1>),                                   \
-         WEFT_REDUCE_FLOAT(F16, (kernel<Reduction<F16, Kind::avg>>)),              \
-         WEFT_REDUCE_FLOAT(Bf16, (kernel<Reduction<Bf16, Kind::avg>>)),            \
-         WEFT_REDUCE_INT(I8, U8, 1),                                               \
-         WEFT_REDUCE_INT(I16, U16, 2),                                             \
-         WEFT_REDUCE_INT(I32, U32, 4),                                             \
-         WEFT_REDUCE_INT(I64, U64, 8),                                             \
-         WEFT_REDUCE_INT(U8, U8, 1),                                               \
-         WEFT_REDUCE_INT(U16, U16, 2),                                             \
-         WEFT_REDUCE_INT(U32, U32, 4),                                             \
-         WEFT_REDUCE_INT(U64, U64, 8),                                             \
-         WEFT_REDUCE_BOOL,                                                         \
-         {},                                                                       \
-         {},                                                                       \
-         WEFT_REDUCE_COMPLEX(F32, average_f32<2>, kernel<ComplexProduct<F32>>),    \
-         WEFT_REDUCE_COMPLEX(F64, (kernel_of_parts<Reduction<F64, Kind::avg>, 2>), \
-                             kernel<ComplexProduct<F64>>)},                        \
-        stream_copy                                                                \
+#define WEFT_REDUCE_TABLE(name)                                                        \
+  {                                                                                    \
+    name,                                                                              \
+        {WEFT_REDUCE_FLOAT(F64, (kernel<Reduction<F64, Kind::avg>>)),                  \
+         WEFT_REDUCE_FLOAT(F32, (kernel<AverageOfF32, AverageOfTwoF32>)),              \
+         WEFT_REDUCE_FLOAT(F16, (kernel<Reduction<F16, Kind::avg>>)),                  \
+         WEFT_REDUCE_FLOAT(Bf16, (kernel<Reduction<Bf16, Kind::avg>>)),                \
+         WEFT_REDUCE_INT(I8, U8, 1),                                                   \
+         WEFT_REDUCE_INT(I16, U16, 2),                                                 \
+         WEFT_REDUCE_INT(I32, U32, 4),                                                 \
+         WEFT_REDUCE_INT(I64, U64, 8),                                                 \
+         WEFT_REDUCE_INT(U8, U8, 1),                                                   \
+         WEFT_REDUCE_INT(U16, U16, 2),                                                 \
+         WEFT_REDUCE_INT(U32, U32, 4),                                                 \
+         WEFT_REDUCE_INT(U64, U64, 8),                                                 \
+         WEFT_REDUCE_BOOL,                                                             \
+         {},                                                                           \
+         {},                                                                           \
+         WEFT_REDUCE_COMPLEX(F32, (kernel_of_parts<AverageOfF32, 2, AverageOfTwoF32>), \
+                             kernel<ComplexProduct<F32>>),                             \
+         WEFT_REDUCE_COMPLEX(F64, (kernel_of_parts<Reduction<F64, Kind::avg>, 2>),     \
+                             kernel<ComplexProduct<F64>>)},                            \
+        stream_copy                                                                    \
   }
 
 }  // namespace

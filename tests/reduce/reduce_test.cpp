@@ -500,6 +500,41 @@ TYPED_TEST(Reduce, special_values_meet_each_other) {
   }
 }
 
+// Averages have other loops for two inputs, for three and four, and for more; each has its remainders.
+TYPED_TEST(Reduce, averages_of_any_length_from_any_start) {
+  using T = TypeParam;
+  if constexpr (!std::is_same_v<T, Bool>) {
+    constexpr int kGuard = 3;
+    std::vector<int> counts = {1027};
+    for (int count = 0; count <= 70; count += test::does_everything() ? 1 : 23) counts.push_back(count);
+    for (int n = 2; n <= 9; ++n)
+      for (const int count : counts) {
+        const Buffers<T> in = ranks_of_inputs<T>(n, count, this->random_);
+        const std::vector<T> want = expected(Kind::avg, in);
+        Buffers<T> shifted(static_cast<std::size_t>(n));
+        std::vector<const std::byte*> from;
+        for (int k = 0; k < n; ++k) {
+          const int shift = (k + count) % 5;
+          shifted[k].resize(static_cast<std::size_t>(shift));
+          shifted[k].insert(shifted[k].end(), in[k].begin(), in[k].end());
+          from.push_back(bytes(shifted[k].data() + shift));
+        }
+        const int shift = count % 4;
+        const std::vector<T> around = inputs<T>(shift + count + kGuard, this->random_);
+        for (const ReduceIsa* isa : isas_of(kDType<T>, Kind::avg)) {
+          SCOPED_TRACE(fmt::format("{} n={} count={}", isa->name, n, count));
+          std::vector<T> out = around;
+          std::byte* const to[] = {bytes(out.data() + shift)};
+          kernel_of(*isa, kDType<T>, Kind::avg)(from.data(), n, to, 1, count, 1);
+          ASSERT_TRUE(same_bits(out.data() + shift, want, in));
+          ASSERT_EQ(std::memcmp(out.data(), around.data(), shift * sizeof(T)), 0);
+          ASSERT_EQ(
+              std::memcmp(out.data() + shift + count, around.data() + shift + count, kGuard * sizeof(T)), 0);
+        }
+      }
+  }
+}
+
 // Every 16-bit pattern alone: widening and rounding give the value back, NaNs become the one.
 template <class T>
 void every_pattern_survives() {
@@ -543,6 +578,42 @@ TEST(ReduceAverages, of_numbers_whose_sum_does_not_fit) {
     }
 }
 
+// Totals that the number of ranks divides, and those one above and one below: a quotient that is off by its
+// last digit shows there.
+TEST(ReduceAverages, of_integers_whose_total_is_near_a_multiple) {
+  std::mt19937_64 random(17);
+  const auto check = [&]<class T>(T) {
+    constexpr int kCount = 600;
+    for (const int n : {2, 3, 4, 5, 6, 7, 8, 9, 16, 63, 1000, 1023, 1024}) {
+      auto in = ranks_of_inputs<T>(n, kCount, random);
+      for (int i = 0; i < kCount; ++i) {
+        test::Wide total = 0;
+        for (int k = 0; k + 1 < n; ++k) {
+          if (i % 3 == 0) in[k][i] = static_cast<T>(random());
+          total += in[k][i];
+        }
+        const auto off =
+            static_cast<int>((total % n + n) % n) + i % 3 - 1;  // what the last one must take away
+        T& last = in[n - 1][i];
+        last = static_cast<T>(
+            (i % 2 == 0 ? std::numeric_limits<T>::max() - n : std::numeric_limits<T>::min() + n) / n * n -
+            off);
+      }
+      const auto want = expected(Kind::avg, in);
+      for (const ReduceIsa* isa : isas_of(dtype_of<T>, Kind::avg)) {
+        std::vector<T> out(kCount);
+        std::byte* const to[] = {bytes(out.data())};
+        kernel_of(*isa, dtype_of<T>, Kind::avg)(pointers(in).data(), n, to, 1, kCount, 1);
+        ASSERT_TRUE(same_bits(out.data(), want, in)) << isa->name << " " << name(dtype_of<T>) << " n=" << n;
+      }
+    }
+  };
+  check(std::int64_t{});
+  check(std::uint64_t{});
+  check(std::int32_t{});
+  check(std::uint32_t{});
+}
+
 // An element is summed anew where its own sum is infinite, and not where a neighbour's is: tiny numbers keep
 // their bits.
 TEST(ReduceAverages, tiny_numbers_beside_large_ones_keep_their_bits) {
@@ -565,6 +636,29 @@ TEST(ReduceAverages, tiny_numbers_beside_large_ones_keep_their_bits) {
   }
 }
 
+// As many ranks as a group may have, most of which have the same numbers.
+TEST(ReduceMany, as_many_ranks_as_a_group_has) {
+  std::mt19937_64 random(19);
+  const auto check = [&]<class T>(T) {
+    const auto some = ranks_of_inputs<T>(5, 17, random);
+    for (const int n : {65535, 65536}) {
+      Buffers<T> in;
+      for (int k = 0; k < n; ++k) in.push_back(some[static_cast<std::size_t>(k % 7 % 5)]);
+      const auto want = expected(Kind::avg, in);
+      for (const ReduceIsa* isa : isas_of(dtype_of<T>, Kind::avg)) {
+        std::vector<T> out(17);
+        std::byte* const to[] = {bytes(out.data())};
+        kernel_of(*isa, dtype_of<T>, Kind::avg)(pointers(in).data(), n, to, 1, 17, 1);
+        for (std::size_t i = 0; i < out.size(); ++i) ASSERT_EQ(out[i], want[i]) << isa->name << " n=" << n;
+      }
+    }
+  };
+  check(std::int8_t{});
+  check(std::int32_t{});
+  check(std::int64_t{});
+  check(std::uint64_t{});
+}
+
 // 300 ranks: the sum of an i8 wraps many times, and the number of ranks does not fit in one.
 TEST(ReduceMany, hundreds_of_ranks) {
   std::mt19937_64 random(7);
@@ -580,6 +674,9 @@ TEST(ReduceMany, hundreds_of_ranks) {
   for (const int n : {64, 65, 127, 300}) {
     check(bf16{}, n);
     check(std::int8_t{}, n);
+    check(std::int64_t{}, n);
+    check(std::uint64_t{}, n);
+    check(float{}, n);
     check(std::complex<float>{}, n);
   }
 }

@@ -67,14 +67,12 @@ template <class R>
   }
 }
 
-// n <= 4 inputs straight to all outputs; kOuts 0 means any number of them. The pointers are copied so that
-// stores cannot be thought to change them.
-template <class R, int n, int kOuts>
+// n <= 4 inputs straight to all outputs. The pointers are copied so that stores cannot be thought to change
+// them.
+template <class R, int n, int outs>
 struct Direct {
   const std::byte* in[n];
-  std::byte* known_out[kOuts ? kOuts : 1];
-  std::byte* const* out;
-  int outs;
+  std::byte* out[outs];
   Divisor<typename R::Quotient> by;
 
   template <int W>
@@ -84,14 +82,14 @@ struct Direct {
       const auto average = R::template divided_chunk<W>(total, by);
       if (R::template plain<W>(average)) [[likely]]
         return put(R::template rounded<W>(average), i);
-      if (R::template may_be_infinite<W>(average)) return rescue(i, W);
+      if (!R::template kByHardware<W> || R::template may_be_infinite<W>(average)) return rescue(i, W);
     }
     put(R::template finish<W>(total, by), i);
   }
 
   // Copies once more: what a function is given the address of, stores could change.
   [[gnu::noinline, gnu::cold]] static void rescue_copy(Direct copy, std::int64_t i, int count) {
-    finish_rescued<R>(copy.in, n, kOuts == 0 ? copy.out : copy.known_out, copy.outs, i, count);
+    finish_rescued<R>(copy.in, n, copy.out, outs, i, count);
   }
   WEFT_INLINE void rescue(std::int64_t i, int count) const {
     if constexpr (R::kRescues) rescue_copy(*this, i, count);
@@ -99,19 +97,13 @@ struct Direct {
 
   template <class V>
   WEFT_INLINE void put(V x, std::int64_t i) const {
-    if constexpr (kOuts == 0) {
-      for (int j = 0; j < outs; ++j) store<R>(x, out[j], i);
-    } else {
-      for (int j = 0; j < kOuts; ++j) store<R>(x, known_out[j], i);
-    }
+    for (int j = 0; j < outs; ++j) store<R>(x, out[j], i);
   }
 
-  static void run(const std::byte* const* in, std::byte* const* out, int outs, std::int64_t count) {
+  static void run(const std::byte* const* in, std::byte* const* out, std::int64_t count) {
     Direct d{};
     for (int k = 0; k < n; ++k) d.in[k] = in[k];
-    for (int j = 0; j < kOuts; ++j) d.known_out[j] = out[j];
-    d.out = out;
-    d.outs = outs;
+    for (int j = 0; j < outs; ++j) d.out[j] = out[j];
     d.by = R::divisor(n);
     chunks<R::kLanes>(count, d, chunks_ahead<R>(d.in, n, count, d));
   }
@@ -124,8 +116,7 @@ struct LeafToBlock {
   typename R::Acc* to;
   template <int W>
   WEFT_INLINE void at(std::int64_t i) const {
-    const auto x = leaf<R, n, W>(in, first + i);
-    __builtin_memcpy(to + i, &x, sizeof x);
+    put_chunk(leaf<R, n, W>(in, first + i), to + i);
   }
   static void run(const std::byte* const* in, std::int64_t first, int count, typename R::Acc* to) {
     LeafToBlock b{};
@@ -145,8 +136,7 @@ struct ScaledToBlock {
   typename R::Acc* to;
   template <int W>
   WEFT_INLINE void at(std::int64_t i) const {
-    const auto x = R::template scaled<W>(R::template load<W>(in, first + i), factor);
-    __builtin_memcpy(to + i, &x, sizeof x);
+    put_chunk(R::template scaled<W>(R::template load<W>(in, first + i), factor), to + i);
   }
 };
 
@@ -157,10 +147,9 @@ struct CombineBlocks {
   template <int W>
   WEFT_INLINE void at(std::int64_t i) const {
     typename R::template Chunk<W> a, b;
-    __builtin_memcpy(&a, left + i, sizeof a);
-    __builtin_memcpy(&b, right + i, sizeof b);
-    a = R::template combine<W>(a, b);
-    __builtin_memcpy(left + i, &a, sizeof a);
+    take_chunk(a, left + i);
+    take_chunk(b, right + i);
+    put_chunk(R::template combine<W>(a, b), left + i);
   }
 };
 
@@ -176,7 +165,7 @@ struct FinishBlock {
   template <int W>
   WEFT_INLINE void at(std::int64_t i) const {
     typename R::template Chunk<W> a;
-    __builtin_memcpy(&a, block + i, sizeof a);
+    take_chunk(a, block + i);
     if constexpr (R::kRescues) {
       if (R::template may_be_infinite<W>(R::template divided_chunk<W>(a, by))) [[unlikely]]
         return finish_rescued<R>(in, n, out, outs, first + i, W);
@@ -210,16 +199,19 @@ void tree(const std::byte* const* in, int n, std::int64_t first, int count, type
   chunks<R::kLanes>(count, CombineBlocks<R>{to, right});
 }
 
-template <class R>
+// Two: what R is where there are two inputs; another way to the same bits.
+template <class R, class Two = R>
 void kernel(const std::byte* const* in, int n, std::byte* const* out, int outs, std::int64_t count,
             double scale) noexcept {
   if constexpr (R::kFewShapes) {
-    if (n == 2 && outs == 1) return Direct<R, 2, 1>::run(in, out, outs, count);
-    if (n == 2 && outs == 2) return Direct<R, 2, 2>::run(in, out, outs, count);
+    if (n == 2 && outs == 1) return Direct<Two, 2, 1>::run(in, out, count);
+    if (n == 2 && outs == 2) return Direct<Two, 2, 2>::run(in, out, count);
   }
   if constexpr (R::kManyShapes) {
-    if (n == 3) return Direct<R, 3, 0>::run(in, out, outs, count);
-    if (n == 4) return Direct<R, 4, 0>::run(in, out, outs, count);
+    if (n == 3 && outs == 1) return Direct<R, 3, 1>::run(in, out, count);
+    if (n == 3 && outs == 3) return Direct<R, 3, 3>::run(in, out, count);
+    if (n == 4 && outs == 1) return Direct<R, 4, 1>::run(in, out, count);
+    if (n == 4 && outs == 4) return Direct<R, 4, 4>::run(in, out, count);
   }
   alignas(kVectorBytes) typename R::Acc block[R::kBlock];
   for (std::int64_t first = 0; first < count; first += R::kBlock) {
@@ -229,24 +221,11 @@ void kernel(const std::byte* const* in, int n, std::byte* const* out, int outs, 
   }
 }
 
-// Averages of f32, in f64. Of two numbers the sum in f32, where it is finite, gives the same bits in half of
-// the time: an f64 holds more than twice the digits of an f32, so that what is rounded twice is as if rounded
-// once.
-template <int parts>
-void average_f32(const std::byte* const* in, int n, std::byte* const* out, int outs, std::int64_t count,
-                 double scale) noexcept {
-  using Two = Reduction<F32, Kind::avg>;
-  if (n == 2 && outs == 1) return Direct<Two, 2, 1>::run(in, out, outs, count * parts);
-  if (n == 2 && outs == 2) return Direct<Two, 2, 2>::run(in, out, outs, count * parts);
-  if (n == 2) return Direct<Two, 2, 0>::run(in, out, outs, count * parts);
-  kernel<Reduction<F32InF64, Kind::avg>>(in, n, out, outs, count * parts, scale);
-}
-
 // For elements that consist of `parts` smaller ones, side by side.
-template <class R, int parts>
+template <class R, int parts, class Two = R>
 void kernel_of_parts(const std::byte* const* in, int n, std::byte* const* out, int outs, std::int64_t count,
                      double scale) noexcept {
-  kernel<R>(in, n, out, outs, count * parts, scale);
+  kernel<R, Two>(in, n, out, outs, count * parts, scale);
 }
 
 }  // namespace

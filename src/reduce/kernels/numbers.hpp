@@ -45,7 +45,7 @@ using F32 = Float<float, std::uint32_t, 0x7fc00000u, 0x7f7fffffu>;
 using F64 = Float<double, std::uint64_t, 0x7ff8000000000000u, 0x7fefffffffffffffu>;
 
 // A chunk of accumulators in two vectors: of neighbours the even and the odd ones, or a lower and an upper
-// half.
+// half, or the high and the low words of each.
 template <class T, int W>
 struct PairOf {
   Vec<T, W / 2> even, odd;
@@ -199,9 +199,6 @@ struct Divisor {
   bool power_of_two;
 };
 
-__extension__ typedef __int128 Int128;
-__extension__ typedef unsigned __int128 UInt128;
-
 // Integers, of which avg sums T in `A`: at least twice as wide, and exact.
 template <class T, class U, class A, class Q>
 struct Int {
@@ -255,40 +252,75 @@ struct MiddleInt : Int<T, U, double, double> {
   }
   template <int W>
   static WEFT_INLINE Vec<T, W> quotient(Vec<double, W> total, const Divisor<double>& by) {
+    if constexpr (kFuses<Vec<double, W>>)
+      return convert<T, W>(quotient_f64(total, above_f64(total, by.value, by.reciprocal), by.reciprocal));
     return convert<T, W>(total / by.value);
   }
 };
 
-// 64 bits, summed in 128, one at a time. A power of two shifts, and a total of 64 bits is divided as such,
-// which take a fraction of the time.
-template <class T, class A>
-struct LongInt : Int<T, std::uint64_t, A, T> {
+// 64 bits, summed in 128: the high words of 32 bits apart from the low ones, of at most 2^20 inputs, so that
+// all that follows is exact in f64. Signed integers are summed as unsigned ones that are larger by 2^63, and
+// so is their average; the floor of it is one too low where the average is negative and no integer.
+template <class T>
+struct LongInt : Int<T, std::uint64_t, PairOf<std::uint64_t, 2>, double> {
+  static constexpr std::uint64_t kRaised = LongInt::kSigned ? std::uint64_t{1} << 63 : 0;
   template <int W>
-  static WEFT_INLINE A to_total(T x) {
-    static_assert(W == 1);
-    return x;
+  using Words = Vec<std::uint64_t, W>;
+  template <int W>
+  static WEFT_INLINE PairOf<std::uint64_t, 2 * W> to_total(Vec<T, W> x) {
+    const auto raised = bits_as<Words<W>>(x) ^ kRaised;
+    return {raised >> 32, raised & 0xffffffffu};
   }
   template <int W>
-  static WEFT_INLINE T quotient(A total, const Divisor<T>& by) {
-    if (by.power_of_two) {  // toward zero
-      const A up = total < 0 ? static_cast<A>(by.n - 1) : A{0};
-      return static_cast<T>((total + up) >> __builtin_ctz(static_cast<unsigned>(by.n)));
+  static WEFT_INLINE Vec<T, W> quotient(PairOf<std::uint64_t, 2 * W> total, const Divisor<double>& by) {
+    const auto high = total.even, low = total.odd;
+    Words<W> floor, rest;
+    if (by.power_of_two) {
+      const int shift = __builtin_ctz(static_cast<unsigned>(by.n));
+      floor = (high << (32 - shift)) + (low >> shift);
+      rest = low & static_cast<std::uint64_t>(by.n - 1);
+    } else {  // digit by digit
+      const auto first = divided<W>(whole_f64(high), by);
+      const auto second = divided<W>(first.odd * 0x1p32 + whole_f64(low), by);
+      floor = (whole_u64<W>(first.even) << 32) + whole_u64<W>(second.even);
+      rest = bits_as<Words<W>>(second.odd);
     }
-    const T low = static_cast<T>(total);
-    if (static_cast<A>(low) == total) [[likely]]
-      return low / by.value;
-    return static_cast<T>(total / by.value);
+    if constexpr (LongInt::kSigned) {
+      const Words<W> negative = ~floor >> 63, none{};
+      floor += rest != none ? negative : none;
+    }
+    return bits_as<Vec<T, W>>(floor ^ kRaised);
+  }
+
+ private:
+  // Whole numbers below 2^52, and their bits.
+  static constexpr std::uint64_t kBitsOfTwo52 = 0x4330000000000000u;
+  template <class V>
+  static WEFT_INLINE auto whole_f64(V x) {
+    return bits_as<Vec<double, sizeof(V) / 8>>(x | kBitsOfTwo52) - 0x1p52;
+  }
+  template <int W>
+  static WEFT_INLINE Words<W> whole_u64(Vec<double, W> x) {
+    return bits_as<Words<W>>(x + 0x1p52) ^ kBitsOfTwo52;
+  }
+  // Quotient and rest of a whole number below 2^53, whose quotient is below 2^34. The product with the
+  // reciprocal is off by less than a half: the nearest whole number is the quotient or one more.
+  template <int W>
+  static WEFT_INLINE PairOf<double, 2 * W> divided(Vec<double, W> x, const Divisor<double>& by) {
+    constexpr double kRounds = 0x1.8p52;
+    const Vec<double, W> q = (x * by.reciprocal + kRounds) - kRounds, rest = x - q * by.value;
+    return {rest < 0 ? q - 1 : q, rest < 0 ? rest + by.value : rest};
   }
 };
 
 using I8 = ShortInt<std::int8_t, std::uint8_t, std::int32_t>;
 using I16 = ShortInt<std::int16_t, std::uint16_t, std::int32_t>;
 using I32 = MiddleInt<std::int32_t, std::uint32_t>;
-using I64 = LongInt<std::int64_t, Int128>;
+using I64 = LongInt<std::int64_t>;
 using U8 = ShortInt<std::uint8_t, std::uint8_t, std::uint32_t>;
 using U16 = ShortInt<std::uint16_t, std::uint16_t, std::uint32_t>;
 using U32 = MiddleInt<std::uint32_t, std::uint32_t>;
-using U64 = LongInt<std::uint64_t, UInt128>;
+using U64 = LongInt<std::uint64_t>;
 
 }  // namespace
 }  // namespace weft

@@ -26,7 +26,7 @@ enum class Kind {  // the first twelve of ReduceOp::Kind
   logical_xor,
 };
 
-// A chunk of accumulators: one vector, or two of a paired number.
+// A chunk of accumulators: one vector, or two of a paired number or of accumulators in two words.
 template <class T, int W, bool paired>
 struct ChunkOf {
   using type = Vec<T, W>;
@@ -35,6 +35,31 @@ template <class T, int W>
 struct ChunkOf<T, W, true> {
   using type = PairOf<T, W>;
 };
+template <class T, int W>
+struct ChunkOf<PairOf<T, 2>, W, false> {
+  using type = PairOf<T, 2 * W>;
+};
+
+// Chunks of accumulators to and from memory. g++ copies a pair of vectors through the stack, unless each of
+// them is copied alone.
+template <class Acc, class V>
+WEFT_INLINE void put_chunk(V x, Acc* to) {
+  __builtin_memcpy(to, &x, sizeof x);
+}
+template <class Acc, class T, int W>
+WEFT_INLINE void put_chunk(PairOf<T, W> x, Acc* to) {
+  __builtin_memcpy(to, &x.even, sizeof x.even);
+  __builtin_memcpy(reinterpret_cast<std::byte*>(to) + sizeof x.even, &x.odd, sizeof x.odd);
+}
+template <class Acc, class V>
+WEFT_INLINE void take_chunk(V& x, const Acc* from) {
+  __builtin_memcpy(&x, from, sizeof x);
+}
+template <class Acc, class T, int W>
+WEFT_INLINE void take_chunk(PairOf<T, W>& x, const Acc* from) {
+  __builtin_memcpy(&x.even, from, sizeof x.even);
+  __builtin_memcpy(&x.odd, reinterpret_cast<const std::byte*>(from) + sizeof x.even, sizeof x.odd);
+}
 
 template <class Number, Kind kind>
 struct Reduction {
@@ -51,14 +76,15 @@ struct Reduction {
   using Quotient = typename Number::Quotient;
   template <int W>
   using Chunk = typename ChunkOf<Acc, W, Number::kPaired && (W > 1)>::type;
-  // A chunk fills a vector of accumulators; those of 128 bits have no vector instructions.
-  static constexpr int kLanes = sizeof(Acc) > 8 ? 1
-                                                : (Number::kPaired ? 2 : 1) * kVectorBytes /
-                                                      static_cast<int>(sizeof(Acc));
+  // A chunk fills a vector of accumulators, or two.
+  static constexpr bool kTwoWords = sizeof(Acc) > 8;
+  static constexpr int kLanes =
+      (Number::kPaired || kTwoWords ? 2 : 1) * kVectorBytes / static_cast<int>(sizeof(Acc));
   static constexpr int kBlock = 2048 / sizeof(Acc);  // elements of a block of accumulators
-  // Loops of their own for 2 inputs, and for 3 and 4 of floats; the others save compile time.
+  // Loops of their own for 2 inputs, and for 3 and 4 of floats and of wide accumulators, to one output or to
+  // as many; the others save compile time.
   static constexpr bool kFewShapes = kind == Kind::sum || kind == Kind::avg || kOrders;
-  static constexpr bool kManyShapes = kFewShapes && Number::kFloating;
+  static constexpr bool kManyShapes = kFewShapes && (Number::kFloating || (kAverages && sizeof(Acc) >= 8));
   // Averages whose sum may be infinite though they are not. Such elements are summed again: see rescued().
   static constexpr bool kRescues = kAverages && Number::kSumsOverflow;
 
@@ -109,11 +135,7 @@ struct Reduction {
 
   template <int W>
   static WEFT_INLINE Chunk<W> combine(Chunk<W> a, Chunk<W> b) {
-    if constexpr (Number::kPaired && W > 1) {
-      return {combine_lanes(a.even, b.even), combine_lanes(a.odd, b.odd)};
-    } else {
-      return combine_lanes(a, b);
-    }
+    return combine_lanes(a, b);
   }
 
   // b: like a, or one number for all lanes. A product of two plain 16-bit integers would be one of ints,
@@ -127,6 +149,10 @@ struct Reduction {
     }
   }
 
+  template <class T, int W>
+  static WEFT_INLINE PairOf<T, W> combine_lanes(PairOf<T, W> a, PairOf<T, W> b) {
+    return {combine_lanes(a.even, b.even), combine_lanes(a.odd, b.odd)};
+  }
   template <class V>
   static WEFT_INLINE V combine_lanes(V a, V b) {
     if constexpr (kind == Kind::prod) {
@@ -160,11 +186,7 @@ struct Reduction {
   template <class V>
   static WEFT_INLINE V divided(V x, const Divisor<Quotient>& by) {
     if constexpr (kAverages) {
-      if (by.power_of_two) return x * by.reciprocal;
-      if constexpr (sizeof(Acc) > sizeof(Stored) &&
-                    sizeof(Acc) == 8)  // f32, whose sums are neither tiny nor huge
-        return quotient_f64(x, by.value, by.reciprocal);
-      return x / by.value;
+      return by.power_of_two ? x * by.reciprocal : x / by.value;
     }
     return x;
   }
@@ -178,16 +200,28 @@ struct Reduction {
     return with_one_nan(divided(x, by));
   }
 
-#if defined(__AVX512BF16__)
   // Chunks that hardware rounds to bf16.
+#if defined(__AVX512BF16__)
   template <int W>
   static constexpr bool kByHardware = Number::kPaired && sizeof(Stored) == 2 && sizeof(Chunk<W>) == 128;
+#else
+  template <int W>
+  static constexpr bool kByHardware = false;
 #endif
 
   // The bytes of W stored elements.
   template <int W>
   static WEFT_INLINE auto finish(Chunk<W> x, const Divisor<Quotient>& by) {
     if constexpr (Number::kPaired && W > 1) {
+      if constexpr (sizeof(Acc) == 8 && kAverages && kFuses<decltype(x.even)>) {  // f32
+        if (!by.power_of_two) {
+          const auto even = above_f64(x.even, by.value, by.reciprocal),
+                     odd = above_f64(x.odd, by.value, by.reciprocal);
+          if (!may_hold_nan<Acc>(even, odd)) [[likely]]
+            return Number::template narrow_pair<W>(
+                {quotient_f64(x.even, even, by.reciprocal), quotient_f64(x.odd, odd, by.reciprocal)});
+        }
+      }
       auto y = divided_chunk<W>(x, by);
 #if defined(__AVX512BF16__)
       if constexpr (kByHardware<W>) {
@@ -266,6 +300,25 @@ struct Reduction {
     int left = 1;
     while (left * 2 < n) left *= 2;
     return sum_of_one(in, left, i, factor) + sum_of_one(in + left, n - left, i, factor);
+  }
+};
+
+// Averages of two integers in their own width: the bits that both have, and half of those that one has. That
+// is the floor; signed ones, which are raised to unsigned ones before, are one more where the average is
+// negative and no integer. Wraps: the unsigned twin.
+template <class Number, class Wraps>
+struct AverageOfTwo : Reduction<Wraps, Kind::sum> {
+  template <int W>
+  static WEFT_INLINE Vec<typename Wraps::Stored, W> combine(Vec<typename Wraps::Stored, W> a,
+                                                            Vec<typename Wraps::Stored, W> b) {
+    using U = typename Wraps::Stored;
+    using V = Vec<U, W>;
+    constexpr int kTop = 8 * sizeof(U) - 1;
+    constexpr U kRaised = Number::kSigned ? U{1} << kTop : 0;
+    const V one_has = static_cast<V>(a ^ b);
+    const V floor = static_cast<V>(((a ^ kRaised) & (b ^ kRaised)) + (one_has >> 1));
+    if constexpr (!Number::kSigned) return floor;
+    return static_cast<V>((floor ^ kRaised) + (one_has & (static_cast<V>(~floor) >> kTop)));
   }
 };
 

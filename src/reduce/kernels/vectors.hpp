@@ -185,34 +185,53 @@ WEFT_INLINE bool may_hold_nan([[maybe_unused]] V a, [[maybe_unused]] V b) {
   return true;
 }
 
-// x / n, rounded once as the division rounds, in a fifth of the time where hardware multiplies and adds in
-// one step. y: 1 / n, rounded. q = x y is off by two roundings; what is left of x, e = x - q n, is exact, so
-// q + e y is x / n but for 2^-105 of itself, and a 53-bit x has no quotient by an n < 2^50 that near to the
-// middle between two numbers: P. Markstein, "Computation of Elementary Functions on the IBM RISC System/6000
-// Processor", 1990. x: of 2^-149 to 2^200 in size, or a zero, an infinity or a NaN, of which e is none and q
-// + e y has no sign; these are divided.
-template <class V>
-WEFT_INLINE V quotient_f64(V x, double n, [[maybe_unused]] double y) {
+// Whether hardware multiplies and adds f64 in vectors like V in one step.
 #if defined(__AVX512F__)
-  if constexpr (sizeof(V) == 64) {
-    constexpr int kQuietNan = 0x01, kMinusZero = 0x04, kInfinities = 0x08 | 0x10, kSignallingNan = 0x80;
-    const auto a = bits_as<__m512d>(x);
-    if (_mm512_fpclass_pd_mask(a, kQuietNan | kMinusZero | kInfinities | kSignallingNan) == 0) [[likely]] {
-      const auto q = bits_as<__m512d>(x * y), e = _mm512_fnmadd_pd(q, _mm512_set1_pd(n), a);
-      return bits_as<V>(_mm512_fmadd_pd(e, _mm512_set1_pd(y), q));
-    }
-  }
+template <class V>
+constexpr bool kFuses = sizeof(V) == 64;
+#elif defined(__AVX__) && defined(__FMA__)
+template <class V>
+constexpr bool kFuses = sizeof(V) == 32;
+#else
+template <class V>
+constexpr bool kFuses = false;
 #endif
-#if defined(__FMA__)
-  if constexpr (sizeof(V) == 32) {
-    const auto a = bits_as<__m256d>(x), q = bits_as<__m256d>(x * y),
-               e = _mm256_fnmadd_pd(q, _mm256_set1_pd(n), a);
-    const auto sign = _mm256_and_pd(a, _mm256_set1_pd(-0.0));
-    if (!may_hold_nan<double>(e, e)) [[likely]]
-      return bits_as<V>(_mm256_or_pd(_mm256_fmadd_pd(e, _mm256_set1_pd(y), q), sign));
-  }
+
+// For kFuses: x y - z and z - x y, rounded once.
+template <class V>
+WEFT_INLINE V product_minus(V x, V y, V z) {
+#if defined(__AVX512F__)
+  return bits_as<V>(_mm512_fmsub_pd(bits_as<__m512d>(x), bits_as<__m512d>(y), bits_as<__m512d>(z)));
+#elif defined(__AVX__) && defined(__FMA__)
+  return bits_as<V>(_mm256_fmsub_pd(bits_as<__m256d>(x), bits_as<__m256d>(y), bits_as<__m256d>(z)));
+#else
+  return x * y - z;
 #endif
-  return x / n;
+}
+template <class V>
+WEFT_INLINE V minus_product(V z, V x, V y) {
+#if defined(__AVX512F__)
+  return bits_as<V>(_mm512_fnmadd_pd(bits_as<__m512d>(x), bits_as<__m512d>(y), bits_as<__m512d>(z)));
+#elif defined(__AVX__) && defined(__FMA__)
+  return bits_as<V>(_mm256_fnmadd_pd(bits_as<__m256d>(x), bits_as<__m256d>(y), bits_as<__m256d>(z)));
+#else
+  return z - x * y;
+#endif
+}
+
+// For kFuses: division by n, rounded once as the division rounds, in a fifth of its time. With y = 1 / n,
+// rounded, q = x y is off by two roundings; what q n is above x, e = q n - x, is exact, so q - e y is x / n but
+// for 2^-105 of itself, and a 53-bit x has no quotient by an n < 2^50 that near to the middle between two
+// numbers: P. Markstein, "Computation of Elementary Functions on the IBM RISC System/6000 Processor", 1990.
+// The e of a zero is +0, so that q keeps its sign. x: of 2^-149 to 2^200 in size, or a zero; e is a NaN where
+// x is an infinity or a NaN.
+template <class V>
+WEFT_INLINE V above_f64(V x, double n, double y) {  // e
+  return product_minus(x * y, V{} + n, x);
+}
+template <class V>
+WEFT_INLINE V quotient_f64(V x, V e, double y) {
+  return minus_product(x * y, e, V{} + y);
 }
 
 #if defined(__AVX512BF16__)
