@@ -514,6 +514,12 @@ void Links::await(const LinkedSteps& x, Duration left, bool asks) {
         group.submit(call::recv(view(&token, 1), wish.rank, {.deadline = limit, .tag = kTokenTag}));
     if (!anew) group.has_waited(message, deadline_ - left);
     while (asks && !message.done()) std::this_thread::sleep_for(std::chrono::microseconds(200));
+    // An Interrupt ends the exchange, not the message: all ranks read the exchange's name.
+    while (!message.wait_for(deadline_))
+      if (interrupted()) {
+        fail_interrupted(x);
+        break;
+      }
     message.wait();
   } catch (...) {
     if (first) awaiting_.store(false);
