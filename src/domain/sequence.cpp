@@ -115,9 +115,9 @@ Tensor attend(const Module& module, Frame& frame, const SplitAttentions& plans, 
               const Tensor& q, const Tensor& k, const Tensor& v, const SplitMask& mask = {}) {
   Compute& compute = frame.compute();
   const Tensor out = compute.make(q.shape()).with_layout(q.layout()),
-               log_sum_exp = compute.make({s.batch, s.heads, q.size(1)});
-  split_attention_forward(frame, *plans.of(q, k), s, q, k, v, mask, out, log_sum_exp);
-  Tensors kept{q, k, v, out, log_sum_exp};
+               softmax = compute.make({s.batch, s.heads, q.size(1), kernels::kSoftmaxTerms});
+  split_attention_forward(frame, *plans.of(q, k), s, q, k, v, mask, out, softmax);
+  Tensors kept{q, k, v, out, softmax};
   if (mask.of_queries) kept.insert(kept.end(), {mask.of_queries, mask.of_keys});
   frame.push(module, std::move(kept));
   return out;
@@ -133,14 +133,14 @@ Attended attend_backward(const Attending& module, Frame& frame, const SplitAtten
                          const Tensor& dout) {
   Compute& compute = frame.compute();
   const Tensors kept = frame.pop(module);
-  const Tensor &q = kept[0], &k = kept[1], &v = kept[2], &out = kept[3], &log_sum_exp = kept[4];
+  const Tensor &q = kept[0], &k = kept[1], &v = kept[2], &out = kept[3], &softmax = kept[4];
   layouts::expect_same(layouts::named(module, "d(out)"), dout.layout(), out.layout(), "as out");
   const LayoutRef of_dk = shared_heads::of_shared_gradient(q.layout(), k.layout());
   Attended a{share_of_heads(module, q, k, v), compute.make(q.shape()).with_layout(q.layout()),
              compute.make(k.shape()).with_layout(of_dk), compute.make(v.shape()).with_layout(of_dk)};
   SplitMask mask;
   if (kept.size() > 5) mask = split_mask_of(kept[5], kept[6]);
-  split_attention_backward(frame, *plans.of(q, k), a.shape, dout, q, k, v, mask, out, log_sum_exp, a.dq, a.dk,
+  split_attention_backward(frame, *plans.of(q, k), a.shape, dout, q, k, v, mask, out, softmax, a.dq, a.dk,
                            a.dv);
   return a;
 }

@@ -34,18 +34,26 @@ Pieces pieces_of(const LayoutRef& layout,
   return pieces;
 }
 
-// (batch, heads, positions), seen as (batch, positions, heads), whose dimension 1 is cut.
-TensorView by_position(const Tensor& sums) {
-  TensorView view = sums;
-  std::swap(view.shape[1], view.shape[2]);
-  std::swap(view.strides[1], view.strides[2]);
-  return view;
+// (batch, heads, positions), or each term of (batch, heads, positions, terms), seen as (batch, positions, heads),
+// whose dimension 1 is cut.
+std::vector<TensorView> by_position(const Tensor& sums) {
+  const bool has_terms = sums.shape().rank() == 4;
+  std::vector<TensorView> views;
+  for (std::int64_t term = 0; term < (has_terms ? sums.size(3) : 1); ++term) {
+    const TensorView all = sums;
+    views.push_back({all.count() == 0 ? all.data : all.data + term * size_bytes(all.dtype),
+                     all.dtype,
+                     all.device,
+                     {all.shape[0], all.shape[2], all.shape[1]},
+                     {all.strides[0], all.strides[2], all.strides[1]}});
+  }
+  return views;
 }
 
 // The pieces of some tensors, one after the other; while one is used the next one comes.
 class Incoming {
  public:
-  /// Of `own`, (batch, own positions, …), and of `sums`, (batch, heads, own positions). Backwards: from the last piece to the first.
+  /// Of `own`, (batch, own positions, …), and of `sums`, (batch, heads, own positions) or with terms of each behind. Backwards: from the last piece to the first.
   Incoming(Frame& frame, const Pieces& pieces, std::vector<Tensor> own, std::vector<Tensor> sums,
            bool backwards)
       : frame_(frame), pieces_(pieces), own_(std::move(own)), sums_(std::move(sums)), backwards_(backwards) {
@@ -90,9 +98,11 @@ class Incoming {
       fields.push_back({own, tensors_.back()});
     }
     for (const Tensor& sums : sums_) {
-      tensors_.push_back(
-          frame_.compute().make({sums.size(0), sums.size(1), size}, DType::f32, Memory::shared));
-      fields.push_back({by_position(sums), by_position(tensors_.back())});
+      Shape shape = sums.shape();
+      shape[2] = size;
+      tensors_.push_back(frame_.compute().make(shape, DType::f32, Memory::shared));
+      const std::vector<TensorView> from = by_position(sums), to = by_position(tensors_.back());
+      for (std::size_t term = 0; term < from.size(); ++term) fields.push_back({from[term], to[term]});
     }
     coming_ = pieces_.windows[at(i)].start(fields, frame_.compute().stream());
   }
@@ -167,15 +177,13 @@ SplitAttention::SplitAttention(const LayoutRef& q, const LayoutRef& k, bool caus
 
 void split_attention_forward(Frame& frame, const SplitAttention& split, const HeadsShape& s, const Tensor& q,
                              const Tensor& k, const Tensor& v, const SplitMask& mask, const Tensor& out,
-                             const Tensor& log_sum_exp) {
+                             const Tensor& softmax) {
   expect_host(frame);
-  const Tensor largest = frame.compute().make(log_sum_exp.shape());
   const auto attend = [&](const IndexRange& of, const float* keys, const float* values, bool begins,
                           bool ends) {
     const PieceOfMask added(mask, mask.of_queries, {0, split.queries.size}, of);
     kernels::attention_piece_forward(frame.kernels(), q.data_ptr<float>(), keys, values, added.bias(),
-                                     out.data_ptr<float>(), largest.data_ptr<float>(),
-                                     log_sum_exp.data_ptr<float>(),
+                                     out.data_ptr<float>(), softmax.data_ptr<float>(),
                                      piece(s, own(split.queries), of, split.causal, begins, ends));
   };
   Incoming keys(frame, split.keys, {k, v}, {}, false);
@@ -186,9 +194,9 @@ void split_attention_forward(Frame& frame, const SplitAttention& split, const He
 
 void split_attention_backward(Frame& frame, const SplitAttention& split, const HeadsShape& s,
                               const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
-                              const SplitMask& mask, const Tensor& out, const Tensor& log_sum_exp,
+                              const SplitMask& mask, const Tensor& out, const Tensor& softmax,
                               const Tensor& dq, const Tensor& dk, const Tensor& dv) {
-  const Tensor delta = frame.compute().make(log_sum_exp.shape());
+  const Tensor delta = frame.compute().make({softmax.size(0), softmax.size(1), softmax.size(2)});
   kernels::attention_delta(frame.kernels(), dout.data_ptr<float>(), out.data_ptr<float>(),
                            delta.data_ptr<float>(),
                            {s.batch, split.queries.size, split.keys.size, s.heads, s.kv_heads, s.head_dim});
@@ -196,7 +204,7 @@ void split_attention_backward(Frame& frame, const SplitAttention& split, const H
                               bool ends) {
     const PieceOfMask added(mask, mask.of_queries, {0, split.queries.size}, of);
     kernels::attention_piece_backward_queries(frame.kernels(), dout.data_ptr<float>(), q.data_ptr<float>(),
-                                              keys, values, added.bias(), log_sum_exp.data_ptr<float>(),
+                                              keys, values, added.bias(), softmax.data_ptr<float>(),
                                               delta.data_ptr<float>(), dq.data_ptr<float>(),
                                               piece(s, own(split.queries), of, split.causal, begins, ends));
   };
@@ -209,7 +217,7 @@ void split_attention_backward(Frame& frame, const SplitAttention& split, const H
                                            piece(s, of, own(split.keys), split.causal, begins, ends));
   };
   Incoming keys(frame, split.keys, {k, v}, {}, false);
-  Incoming queries(frame, split.queries, {dout, q}, {log_sum_exp, delta}, true);
+  Incoming queries(frame, split.queries, {dout, q}, {softmax, delta}, true);
   if (!keys.any()) of_queries({}, nullptr, nullptr, true, true);
   if (!queries.any()) of_keys({}, nullptr, nullptr, nullptr, nullptr, true, true);
   // One after the other of both: where causal, the first ranks have few keys to see and many queries to be seen by, the last ones the reverse; so no rank waits long.

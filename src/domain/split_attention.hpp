@@ -41,15 +41,15 @@ struct HeadsShape {
   bool bf16_products = false;  ///< as in kernels::AttentionShape
 };
 
-/// out and log_sum_exp of this rank's queries over all keys, of those up to its own position where `causal`. q, out: (batch, own queries, heads,
-/// head_dim), k, v: (batch, own keys, kv_heads, head_dim), log_sum_exp: (batch, heads, own queries).
+/// out and softmax of this rank's queries over all keys, of those up to its own position where `causal`. q, out: (batch, own queries, heads,
+/// head_dim), k, v: (batch, own keys, kv_heads, head_dim), softmax: (batch, heads, own queries, kSoftmaxTerms).
 void split_attention_forward(Frame& frame, const SplitAttention& split, const HeadsShape& s, const Tensor& q,
                              const Tensor& k, const Tensor& v, const SplitMask& mask, const Tensor& out,
-                             const Tensor& log_sum_exp);
+                             const Tensor& softmax);
 /// dq, dk, dv of this rank's positions.
 void split_attention_backward(Frame& frame, const SplitAttention& split, const HeadsShape& s,
                               const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
-                              const SplitMask& mask, const Tensor& out, const Tensor& log_sum_exp,
+                              const SplitMask& mask, const Tensor& out, const Tensor& softmax,
                               const Tensor& dq, const Tensor& dk, const Tensor& dv);
 
 }  // namespace weft::domain

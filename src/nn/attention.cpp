@@ -68,9 +68,9 @@ RopePointers on_device(Compute& compute, const std::shared_ptr<const RopeTables>
 }
 
 // What attention keeps between its passes, in the order on the Frame; the gradients of q, k and v, not written yet; and what
-// came back through the projection behind it. log_sum_exp: (batch, heads, queries); mask: empty where there is none.
+// came back through the projection behind it. softmax: (batch, heads, queries, kSoftmaxTerms); mask: empty where there is none.
 struct HeadsBackward {
-  Tensor dout, q, k, v, out, log_sum_exp, mask, dq, dk, dv;
+  Tensor dout, q, k, v, out, softmax, mask, dq, dk, dv;
 };
 HeadsBackward begin_heads_backward(const Module& module, Linear& o_proj, Inputs dy, Frame& frame) {
   Compute& compute = frame.compute();
@@ -205,10 +205,10 @@ Tensors Attention::do_forward(Inputs x, Frame& frame) {
   kernels::rope_forward(frame.kernels(), k_plain.data_ptr<float>(), rope.cos, rope.sin, k.data_ptr<float>(),
                         {s.batch, s.seq, s.kv_heads, s.head_dim});
   const Tensor out = compute.make(q.shape()).with_layout(q.layout());
-  const Tensor log_sum_exp = compute.make({s.batch, s.heads, s.seq});
+  const Tensor softmax = compute.make({s.batch, s.heads, s.seq, kernels::kSoftmaxTerms});
   kernels::attention_forward(frame.kernels(), q.data_ptr<float>(), k.data_ptr<float>(), v.data_ptr<float>(),
-                             out.data_ptr<float>(), log_sum_exp.data_ptr<float>(), s);
-  frame.push(*this, {q, k, v, out, log_sum_exp});
+                             out.data_ptr<float>(), softmax.data_ptr<float>(), s);
+  frame.push(*this, {q, k, v, out, softmax});
   return o_proj.forward(out, frame);
 }
 
@@ -220,7 +220,7 @@ Tensors Attention::do_backward(Inputs dy, Frame& frame) {
   const RopePointers rope = on_device(compute, rope_);
   kernels::attention_backward(frame.kernels(), h.dout.data_ptr<float>(), h.q.data_ptr<float>(),
                               h.k.data_ptr<float>(), h.v.data_ptr<float>(), h.out.data_ptr<float>(),
-                              h.log_sum_exp.data_ptr<float>(), h.dq.data_ptr<float>(), h.dk.data_ptr<float>(),
+                              h.softmax.data_ptr<float>(), h.dq.data_ptr<float>(), h.dk.data_ptr<float>(),
                               h.dv.data_ptr<float>(), s);
   kernels::rope_backward(frame.kernels(), h.dq.data_ptr<float>(), rope.cos, rope.sin, h.dq.data_ptr<float>(),
                          {s.batch, s.seq, s.heads, s.head_dim});
@@ -322,11 +322,11 @@ Tensors CrossAttention::do_forward(Inputs inputs, Frame& frame) {
   const kernels::FullAttentionShape s = cross_shape(*this, config_, q, k, v);
   const Tensor mask = inputs.size() == 3 ? inputs[2] : Tensor();
   const Tensor out = compute.make(q.shape()).with_layout(q.layout());
-  const Tensor log_sum_exp = compute.make({s.batch, s.heads, s.queries});
+  const Tensor softmax = compute.make({s.batch, s.heads, s.queries, kernels::kSoftmaxTerms});
   kernels::full_attention_forward(frame.kernels(), q.data_ptr<float>(), k.data_ptr<float>(),
                                   v.data_ptr<float>(), bias_of(mask, s), out.data_ptr<float>(),
-                                  log_sum_exp.data_ptr<float>(), s);
-  Tensors kept{q, k, v, out, log_sum_exp};
+                                  softmax.data_ptr<float>(), s);
+  Tensors kept{q, k, v, out, softmax};
   if (mask) kept.push_back(mask);
   frame.push(*this, std::move(kept));
   return o_proj.forward(out, frame);
@@ -337,7 +337,7 @@ Tensors CrossAttention::do_backward(Inputs dy, Frame& frame) {
   const kernels::FullAttentionShape s = cross_shape(*this, config_, h.q, h.k, h.v);
   kernels::full_attention_backward(
       frame.kernels(), h.dout.data_ptr<float>(), h.q.data_ptr<float>(), h.k.data_ptr<float>(),
-      h.v.data_ptr<float>(), bias_of(h.mask, s), h.out.data_ptr<float>(), h.log_sum_exp.data_ptr<float>(),
+      h.v.data_ptr<float>(), bias_of(h.mask, s), h.out.data_ptr<float>(), h.softmax.data_ptr<float>(),
       h.dq.data_ptr<float>(), h.dk.data_ptr<float>(), h.dv.data_ptr<float>(), nullptr, s);
   const Tensor through_v = v_proj.backward(h.dv, frame)[0];
   const Tensor through_k = k_proj.backward(h.dk, frame)[0];

@@ -240,11 +240,11 @@ Tensors WindowAttention::forward_windows(const Tensor& x, Frame& frame, const La
     frame.push(*this, {q, k, v, bias, weights, dropped, table});
     return finish();
   }
-  const Tensor log_sum_exp = compute.make({s.batch, s.heads, s.queries});
+  const Tensor softmax = compute.make({s.batch, s.heads, s.queries, kernels::kSoftmaxTerms});
   kernels::full_attention_forward(frame.kernels(), q.data_ptr<float>(), k.data_ptr<float>(),
                                   v.data_ptr<float>(), bias.data_ptr<float>(), out.data_ptr<float>(),
-                                  log_sum_exp.data_ptr<float>(), s);
-  frame.push(*this, {q, k, v, bias, out, log_sum_exp, table});
+                                  softmax.data_ptr<float>(), s);
+  frame.push(*this, {q, k, v, bias, out, softmax, table});
   return finish();
 }
 
@@ -289,11 +289,11 @@ Tensors WindowAttention::backward_windows(const Tensor& dy, Frame& frame, const 
         frame.kernels(), dweights.data_ptr<float>(), weights.data_ptr<float>(), q.data_ptr<float>(),
         k.data_ptr<float>(), dq.data_ptr<float>(), dk.data_ptr<float>(), dbias.data_ptr<float>(), s);
   } else {
-    const Tensor &out = kept[4], &log_sum_exp = kept[5];
-    kernels::full_attention_backward(
-        frame.kernels(), dout.data_ptr<float>(), q.data_ptr<float>(), k.data_ptr<float>(),
-        v.data_ptr<float>(), bias.data_ptr<float>(), out.data_ptr<float>(), log_sum_exp.data_ptr<float>(),
-        dq.data_ptr<float>(), dk.data_ptr<float>(), dv.data_ptr<float>(), dbias.data_ptr<float>(), s);
+    const Tensor &out = kept[4], &softmax = kept[5];
+    kernels::full_attention_backward(frame.kernels(), dout.data_ptr<float>(), q.data_ptr<float>(),
+                                     k.data_ptr<float>(), v.data_ptr<float>(), bias.data_ptr<float>(),
+                                     out.data_ptr<float>(), softmax.data_ptr<float>(), dq.data_ptr<float>(),
+                                     dk.data_ptr<float>(), dv.data_ptr<float>(), dbias.data_ptr<float>(), s);
   }
   const Tensor rows = dpb.rows(frame);
   const Tensor dtable = compute.zeros(table.shape()).with_layout(table.layout());

@@ -18,7 +18,7 @@ struct Case {
   bool causal;
   Bias bias = Bias::none;
   bool of_each_sample = false;
-  bool bf16 = false;
+  bool bf16 = false, large = false;  // large: scores are near 1e5
 };
 
 // One piece and several, ends within a block, shared key/value heads, few heads for the threads.
@@ -34,10 +34,12 @@ const Case kCases[] = {{1, 40, 40, 2, 1, 8, true},
                        {2, 70, 900, 4, 2, 16, false, Bias::of_queries, true},
                        {3, 129, 600, 2, 1, 8, false, Bias::of_keys},
                        {2, 300, 513, 2, 2, 8, false, Bias::of_queries},
+                       {1, 300, 300, 2, 1, 16, true, Bias::none, false, false, true},
+                       {2, 70, 900, 4, 2, 16, false, Bias::of_queries, true, false, true},
                        {1, 600, 300, 1, 1, 64, false, Bias::of_queries}};  // few heads for the threads
 
 struct Results {
-  Array<float> out, log_sum_exp, dq, dk, dv;
+  Array<float> out, softmax, dq, dk, dv;
 };
 
 struct Given {
@@ -49,6 +51,8 @@ struct Given {
     // Scores that grow with the position: the largest so far changes from piece to piece.
     for (std::size_t i = 0; i < k.size(); ++i)
       k[i] *= 1.0f + 3.0f * static_cast<float>(i) / static_cast<float>(k.size());
+    for (std::size_t i = 0; c.large && i < q.size(); i += static_cast<std::size_t>(c.head_dim)) q[i] = 1e3f;
+    for (std::size_t i = 0; c.large && i < k.size(); i += static_cast<std::size_t>(c.head_dim)) k[i] = 4e2f;
     if (c.bias == Bias::none) return;
     // Hidden: each third key, all keys of the first blocks for some queries, and everything for one.
     const std::int64_t samples = c.of_each_sample ? c.batch : 1,
@@ -67,20 +71,21 @@ struct Given {
 };
 
 Results of_whole(KernelContext& ctx, const Case& c, const Given& x) {
-  Results r{garbage(static_cast<std::int64_t>(x.q.size())), garbage(c.batch * c.heads * c.queries),
+  Results r{garbage(static_cast<std::int64_t>(x.q.size())),
+            garbage(c.batch * c.heads * c.queries * kSoftmaxTerms),
             garbage(static_cast<std::int64_t>(x.q.size())), garbage(static_cast<std::int64_t>(x.k.size())),
             garbage(static_cast<std::int64_t>(x.k.size()))};
   if (c.causal) {
     const AttentionShape s{c.batch, c.keys, c.heads, c.kv_heads, c.head_dim, c.bf16};
-    attention_forward(ctx, x.q.data(), x.k.data(), x.v.data(), r.out.data(), r.log_sum_exp.data(), s);
-    attention_backward(ctx, x.dout.data(), x.q.data(), x.k.data(), x.v.data(), r.out.data(),
-                       r.log_sum_exp.data(), r.dq.data(), r.dk.data(), r.dv.data(), s);
+    attention_forward(ctx, x.q.data(), x.k.data(), x.v.data(), r.out.data(), r.softmax.data(), s);
+    attention_backward(ctx, x.dout.data(), x.q.data(), x.k.data(), x.v.data(), r.out.data(), r.softmax.data(),
+                       r.dq.data(), r.dk.data(), r.dv.data(), s);
   } else {
     const FullAttentionShape s{c.batch, c.queries, c.keys, c.heads, c.kv_heads, c.head_dim, c.bf16};
     full_attention_forward(ctx, x.q.data(), x.k.data(), x.v.data(), x.whole(c), r.out.data(),
-                           r.log_sum_exp.data(), s);
+                           r.softmax.data(), s);
     full_attention_backward(ctx, x.dout.data(), x.q.data(), x.k.data(), x.v.data(), x.whole(c), r.out.data(),
-                            r.log_sum_exp.data(), r.dq.data(), r.dk.data(), r.dv.data(), nullptr, s);
+                            r.softmax.data(), r.dq.data(), r.dk.data(), r.dv.data(), nullptr, s);
   }
   return r;
 }
@@ -110,19 +115,20 @@ ScoreBias bias_of_piece(const Case& c, const Given& x, std::int64_t lo, std::int
   return {room.data(), c.of_each_sample, of_queries};
 }
 
-// Queries [lo, hi) with keys in pieces: out, log_sum_exp and dq. Then keys [lo, hi) with queries in pieces: dk and dv.
+// Queries [lo, hi) with keys in pieces: out, softmax and dq. Then keys [lo, hi) with queries in pieces: dk and dv.
 void expect_pieces(KernelContext& ctx, const Case& c, const Given& x, const Results& want, std::int64_t lo,
                    std::int64_t hi, std::int64_t step) {
   const std::int64_t wide = c.heads * c.head_dim, kv_wide = c.kv_heads * c.head_dim;
   Array<float> scratch;
-  const auto sums = [&](const Array<float>& all, std::int64_t from, std::int64_t to) {
-    return positions(all, c.batch * c.heads, from, to, 1);
+  const auto sums = [&](const Array<float>& all, std::int64_t from, std::int64_t to, std::int64_t terms) {
+    return positions(all, c.batch * c.heads, from, to, terms);
   };
   if (lo < c.queries) {
     const std::int64_t end = std::min(hi, c.queries), count = end - lo, last = c.causal ? end : c.keys;
     const auto q = positions(x.q, c.batch, lo, end, wide), dout = positions(x.dout, c.batch, lo, end, wide);
-    auto out = garbage(c.batch * count * wide), dq = out, largest = garbage(c.batch * c.heads * count),
-         sum = largest, delta = largest;
+    auto out = garbage(c.batch * count * wide), dq = out,
+         softmax = garbage(c.batch * c.heads * count * kSoftmaxTerms),
+         delta = garbage(c.batch * c.heads * count);
     const auto piece = [&](std::int64_t key) {
       const std::int64_t size = std::min(step, last - key);
       return AttentionPiece{c.batch, count, size,     c.heads,  c.kv_heads,         c.head_dim,
@@ -133,17 +139,18 @@ void expect_pieces(KernelContext& ctx, const Case& c, const Given& x, const Resu
       attention_piece_forward(ctx, q.data(), positions(x.k, c.batch, key, key + p.keys, kv_wide).data(),
                               positions(x.v, c.batch, key, key + p.keys, kv_wide).data(),
                               bias_of_piece(c, x, lo, end, key, key + p.keys, scratch), out.data(),
-                              largest.data(), sum.data(), p);
+                              softmax.data(), p);
     }
     ASSERT_TRUE(same_bits(out, positions(want.out, c.batch, lo, end, wide)));
-    ASSERT_TRUE(same_bits(sum, sums(want.log_sum_exp, lo, end)));
+    ASSERT_TRUE(same_bits(softmax, sums(want.softmax, lo, end, kSoftmaxTerms)));
     attention_delta(ctx, dout.data(), out.data(), delta.data(), {c.batch, count, 0, c.heads, 1, c.head_dim});
     for (std::int64_t key = 0; key < last; key += step) {
       const AttentionPiece p = piece(key);
-      attention_piece_backward_queries(
-          ctx, dout.data(), q.data(), positions(x.k, c.batch, key, key + p.keys, kv_wide).data(),
-          positions(x.v, c.batch, key, key + p.keys, kv_wide).data(),
-          bias_of_piece(c, x, lo, end, key, key + p.keys, scratch), sum.data(), delta.data(), dq.data(), p);
+      attention_piece_backward_queries(ctx, dout.data(), q.data(),
+                                       positions(x.k, c.batch, key, key + p.keys, kv_wide).data(),
+                                       positions(x.v, c.batch, key, key + p.keys, kv_wide).data(),
+                                       bias_of_piece(c, x, lo, end, key, key + p.keys, scratch),
+                                       softmax.data(), delta.data(), dq.data(), p);
     }
     ASSERT_TRUE(same_bits(dq, positions(want.dq, c.batch, lo, end, wide)));
   }
@@ -160,8 +167,8 @@ void expect_pieces(KernelContext& ctx, const Case& c, const Given& x, const Resu
       attention_piece_backward_keys(ctx, positions(x.dout, c.batch, from, to, wide).data(),
                                     positions(x.q, c.batch, from, to, wide).data(), k.data(), v.data(),
                                     bias_of_piece(c, x, from, to, lo, end, scratch),
-                                    sums(want.log_sum_exp, from, to).data(), sums(deltas, from, to).data(),
-                                    dk.data(), dv.data(),
+                                    sums(want.softmax, from, to, kSoftmaxTerms).data(),
+                                    sums(deltas, from, to, 1).data(), dk.data(), dv.data(),
                                     {c.batch, to - from, count, c.heads, c.kv_heads, c.head_dim, from, lo,
                                      c.causal, i == steps - 1, i == 0, c.bf16});
     }
@@ -198,14 +205,14 @@ TEST(AttentionPieces, SoTheyDoInBf16) { expect_the_bits_of_the_whole(true); }
 TEST(AttentionPieces, NothingIsSeen) {
   KernelContext ctx(1);
   const auto q = random_array(6, 1);
-  auto out = garbage(6), largest = garbage(3), sum = garbage(3), dq = garbage(6), dk = garbage(4),
+  auto out = garbage(6), softmax = garbage(3 * kSoftmaxTerms), dq = garbage(6), dk = garbage(4),
        dv = garbage(4);
-  attention_piece_forward(ctx, q.data(), nullptr, nullptr, nullptr, out.data(), largest.data(), sum.data(),
+  attention_piece_forward(ctx, q.data(), nullptr, nullptr, nullptr, out.data(), softmax.data(),
                           {1, 3, 0, 1, 1, 2, 0, 0, false, true, true});
   EXPECT_EQ(out, zeros(6));
-  for (const float x : sum) EXPECT_EQ(x, -std::numeric_limits<float>::infinity());
-  attention_piece_backward_queries(ctx, q.data(), q.data(), nullptr, nullptr, nullptr, sum.data(),
-                                   largest.data(), dq.data(), {1, 3, 0, 1, 1, 2, 0, 0, false, true, true});
+  for (const float x : log_sums(softmax)) EXPECT_EQ(x, -std::numeric_limits<float>::infinity());
+  attention_piece_backward_queries(ctx, q.data(), q.data(), nullptr, nullptr, nullptr, softmax.data(),
+                                   q.data(), dq.data(), {1, 3, 0, 1, 1, 2, 0, 0, false, true, true});
   EXPECT_EQ(dq, zeros(6));
   attention_piece_backward_keys(ctx, nullptr, nullptr, q.data(), q.data(), nullptr, nullptr, nullptr,
                                 dk.data(), dv.data(), {1, 0, 2, 1, 1, 2, 0, 0, false, true, true});
@@ -218,11 +225,11 @@ TEST(AttentionPieces, KeysThatNoQuerySees) {
   KernelContext ctx(2);
   constexpr std::int64_t kBatch = 2, kQueries = 70, kKeys = 300, kWidth = 3;
   const auto q = random_array(kBatch * kQueries * kWidth, 1), k = random_array(kBatch * kKeys * kWidth, 2),
-             sums = random_array(kBatch * kQueries, 3, 5, 6);
+             softmax = random_array(kBatch * kQueries * kSoftmaxTerms, 3, 5, 6);
   for (const std::int64_t first_key : {0, 256}) {
     auto dk = garbage(kBatch * kKeys * kWidth), dv = dk;
-    attention_piece_backward_keys(ctx, q.data(), q.data(), k.data(), k.data(), nullptr, sums.data(),
-                                  sums.data(), dk.data(), dv.data(),
+    attention_piece_backward_keys(ctx, q.data(), q.data(), k.data(), k.data(), nullptr, softmax.data(),
+                                  softmax.data(), dk.data(), dv.data(),
                                   {kBatch, kQueries, kKeys, 1, 1, kWidth, 0, first_key, true, true, true});
     const std::int64_t seen = first_key == 0 ? kQueries : 0;
     for (std::int64_t i = 0; i < kBatch * kKeys * kWidth; ++i) {
@@ -237,7 +244,7 @@ TEST(AttentionPieces, KeysThatNoQuerySees) {
 TEST(AttentionPieces, RefusesPiecesThatBeginWithinABlock) {
   KernelContext ctx(1);
   EXPECT_EQ(message_of([&] {
-              attention_piece_forward(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
+              attention_piece_forward(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
                                       {1, 0, 0, 2, 1, 4, 0, 100, true, true, true});
             }),
             "attention_piece_forward: first_key is 100; expected a multiple of 256");
@@ -253,7 +260,7 @@ TEST(AttentionPieces, RefusesPiecesThatBeginWithinABlock) {
             }),
             "attention_piece_backward_keys: first_query is 32; expected a multiple of 64");
   EXPECT_EQ(message_of([&] {
-              attention_piece_forward(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
+              attention_piece_forward(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
                                       {1, 0, 0, 5, 2, 4, 0, 0, true, true, true});
             }),
             "attention_piece_forward: 5 query heads over 2 key/value heads; expected a multiple");

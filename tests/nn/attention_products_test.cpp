@@ -125,17 +125,18 @@ TEST(AttentionInBf16, IsNearTheReference) {
                        nk = s.batch * s.seq * s.kv_heads * s.head_dim;
     const auto q = random_array(nq, 1), k = random_array(nk, 2), v = random_array(nk, 3),
                dout = random_array(nq, 4);
-    auto out = garbage(nq), want = out, lse = garbage(s.batch * s.heads * s.seq), lse_want = lse, dq = out,
-         dq_want = out, dk = garbage(nk), dk_want = dk, dv = dk, dv_want = dk;
-    attention_forward(ctx, q.data(), k.data(), v.data(), out.data(), lse.data(), s);
-    reference::attention_forward(q.data(), k.data(), v.data(), want.data(), lse_want.data(), s);
-    attention_backward(ctx, dout.data(), q.data(), k.data(), v.data(), out.data(), lse.data(), dq.data(),
+    auto out = garbage(nq), want = out, softmax = garbage(s.batch * s.heads * s.seq * kSoftmaxTerms),
+         softmax_want = softmax, dq = out, dq_want = out, dk = garbage(nk), dk_want = dk, dv = dk,
+         dv_want = dk;
+    attention_forward(ctx, q.data(), k.data(), v.data(), out.data(), softmax.data(), s);
+    reference::attention_forward(q.data(), k.data(), v.data(), want.data(), softmax_want.data(), s);
+    attention_backward(ctx, dout.data(), q.data(), k.data(), v.data(), out.data(), softmax.data(), dq.data(),
                        dk.data(), dv.data(), s);
-    reference::attention_backward(dout.data(), q.data(), k.data(), v.data(), want.data(), lse_want.data(),
+    reference::attention_backward(dout.data(), q.data(), k.data(), v.data(), want.data(), softmax_want.data(),
                                   dq_want.data(), dk_want.data(), dv_want.data(), s);
     constexpr double kUlps = 0x1p16;  // 2^-8
     expect_close(out, want, 2 * kUlps, "out");
-    expect_close(lse, lse_want, 2 * kUlps, "log_sum_exp");
+    expect_close(log_sums(softmax), log_sums(softmax_want), 2 * kUlps, "log of the sum");
     expect_close(dv, dv_want, 3 * kUlps, "dv");
     if (s.seq > 1) {  // one key: its probability is 1, so dq and dk are 0 but for rounding
       expect_close(dq, dq_want, 4 * kUlps, "dq");
@@ -145,7 +146,7 @@ TEST(AttentionInBf16, IsNearTheReference) {
       AttentionShape exact = s;
       exact.bf16_products = false;
       auto other = garbage(nq);
-      attention_forward(ctx, q.data(), k.data(), v.data(), other.data(), lse.data(), exact);
+      attention_forward(ctx, q.data(), k.data(), v.data(), other.data(), softmax.data(), exact);
       EXPECT_FALSE(same_bits(out, other));
     }
   }

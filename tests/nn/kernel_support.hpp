@@ -51,6 +51,13 @@ inline void expect_close(const Array<float>& got, const Array<float>& want, doub
   }
 }
 
+// The logarithm of the sum that a softmax is divided by; -infinity where it has no term.
+inline Array<float> log_sums(const Array<float>& softmax) {
+  Array<float> all;
+  for (std::size_t i = 0; i < softmax.size(); i += 2) all.push_back(softmax[i] + std::log(softmax[i + 1]));
+  return all;
+}
+
 inline bool same_bits(const Array<float>& a, const Array<float>& b) {
   return a.size() == b.size() &&
          (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);

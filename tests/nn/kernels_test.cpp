@@ -19,9 +19,11 @@
 #include <vector>
 
 #include "nn/kernel_support.hpp"
+#include "nn/kernels/attention/products.hpp"
 #include "nn/kernels/cpu_math.hpp"
 #include "nn/kernels/cpu_state.hpp"
 #include "nn/kernels/reference.hpp"
+#include "nn/kernels/reference_maps.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft::kernels::kernels_test {
@@ -445,19 +447,20 @@ TEST(Attention, EqualsReference) {
                          nk = s.batch * s.seq * s.kv_heads * s.head_dim;
       const auto q = random_array(nq, 1, -2.0, 2.0), k = random_array(nk, 2, -2.0, 2.0),
                  v = random_array(nk, 3), dout = random_array(nq, 4);
-      auto out = garbage(nq), out_want = out, lse = garbage(s.batch * s.heads * s.seq), lse_want = lse;
-      attention_forward(ctx, q.data(), k.data(), v.data(), out.data(), lse.data(), s);
-      reference::attention_forward(q.data(), k.data(), v.data(), out_want.data(), lse_want.data(), s);
+      auto out = garbage(nq), out_want = out, softmax = garbage(s.batch * s.heads * s.seq * kSoftmaxTerms),
+           softmax_want = softmax;
+      attention_forward(ctx, q.data(), k.data(), v.data(), out.data(), softmax.data(), s);
+      reference::attention_forward(q.data(), k.data(), v.data(), out_want.data(), softmax_want.data(), s);
       // Scores reach about sqrt(head_dim) * 4/3; their error, head_dim ulps of the terms at most, is the
       // relative error of a probability, and a result is an average of values of size 1 with them.
       const double ulps = 8.0 * static_cast<double>(s.head_dim) + 16.0;
       expect_close(out, out_want, ulps, "out");
-      expect_close(lse, lse_want, ulps, "log_sum_exp");
+      expect_close(log_sums(softmax), log_sums(softmax_want), ulps, "log of the sum");
       auto dq = garbage(nq), dk = garbage(nk), dv = garbage(nk), dq_want = dq, dk_want = dk, dv_want = dv;
-      attention_backward(ctx, dout.data(), q.data(), k.data(), v.data(), out.data(), lse.data(), dq.data(),
-                         dk.data(), dv.data(), s);
+      attention_backward(ctx, dout.data(), q.data(), k.data(), v.data(), out.data(), softmax.data(),
+                         dq.data(), dk.data(), dv.data(), s);
       reference::attention_backward(dout.data(), q.data(), k.data(), v.data(), out_want.data(),
-                                    lse_want.data(), dq_want.data(), dk_want.data(), dv_want.data(), s);
+                                    softmax_want.data(), dq_want.data(), dk_want.data(), dv_want.data(), s);
       if (s.seq == 1) {  // one key: its probability is 1, so dq and dk are 0 but for rounding
         for (float x : dq) EXPECT_NEAR(x, 0.0, 1e-5);
         for (float x : dk) EXPECT_NEAR(x, 0.0, 1e-5);
@@ -474,10 +477,87 @@ TEST(Attention, LargeScoresStayFinite) {
   const AttentionShape s{1, 70, 1, 1, 8};
   const auto q = random_array(70 * 8, 1, -100.0, 100.0), k = random_array(70 * 8, 2, -100.0, 100.0),
              v = random_array(70 * 8, 3);
-  auto out = garbage(70 * 8), lse = garbage(70);
-  attention_forward(ctx, q.data(), k.data(), v.data(), out.data(), lse.data(), s);
+  auto out = garbage(70 * 8), softmax = garbage(70 * kSoftmaxTerms);
+  attention_forward(ctx, q.data(), k.data(), v.data(), out.data(), softmax.data(), s);
   for (float x : out) EXPECT_LE(std::abs(x), 1.0001f);
-  for (float x : lse) EXPECT_TRUE(std::isfinite(x));
+  for (float x : softmax) EXPECT_TRUE(std::isfinite(x));
+}
+
+// q, k, v and dout as reference and kernels take them.
+struct Operands {
+  Array<float> q, k, v, dout;
+};
+Array<double> in_f64(const Array<float>& x) { return {x.begin(), x.end()}; }
+
+// Scores near `score` that f32 holds exactly, as it does all products and sums on the way: halves up to 3, and in front of each
+// query 4 score, of each key 1. head_dim: 16
+Operands operands_of_exact_scores(std::int64_t nq, std::int64_t nk, float score) {
+  const auto halves = [](std::int64_t n, unsigned seed, float first) {
+    Array<float> x = random_array(n, seed, -6.5, 6.5);
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = i % 16 == 0 ? first : std::round(x[i]) / 2;
+    return x;
+  };
+  return {halves(nq, 1, 4 * score), halves(nk, 2, 1), random_array(nk, 3), random_array(nq, 4)};
+}
+
+// What it should be in f64. Feature 0, which scores are large in, has a tolerance of its own.
+void expect_near(const Array<float>& got, const Array<double>& want, double tolerance,
+                 const std::string& what) {
+  double largest[2] = {0, 0};
+  for (std::size_t i = 0; i < want.size(); ++i)
+    largest[i % 16 == 0] = std::max(largest[i % 16 == 0], std::abs(want[i]));
+  for (std::size_t i = 0; i < want.size(); ++i)
+    ASSERT_NEAR(got[i], want[i], tolerance * std::max(largest[i % 16 == 0], largest[0]))
+        << what << "[" << i << "]";
+}
+
+// One f32 for the logarithm of the sum of e^score would be off by 0.03 at 524288, and each probability by 3 %.
+TEST(Attention, ProbabilitiesKeepTheirDigitsWhereScoresAreLarge) {
+  for (const gemm::Kernel* own : all_products())
+    for (const bool bf16 : {false, true})
+      for (const float score : {0.0f, 512.0f, 524288.0f, -524288.0f})
+        for (const FullAttentionShape& s : {FullAttentionShape{2, 70, 70, 4, 2, 16, bf16},
+                                            {1, 300, 300, 2, 1, 16, bf16},
+                                            {1, 65, 300, 2, 1, 16, bf16}}) {
+          SCOPED_TRACE(testing::Message() << "scores near " << score << ", " << s.queries << " queries, "
+                                          << s.keys << " keys" << (bf16 ? ", bf16" : ""));
+          KernelContext ctx(s.batch == 1 ? 3 : 1);  // dq apart from dk and dv, and together with them
+          choose(ctx, own);
+          const std::int64_t nq = s.batch * s.queries * s.heads * s.head_dim,
+                             nk = s.batch * s.keys * s.kv_heads * s.head_dim,
+                             terms = s.batch * s.heads * s.queries * kSoftmaxTerms;
+          const Operands x = operands_of_exact_scores(nq, nk, score);
+          auto out = garbage(nq), softmax = garbage(terms), dq = out, dk = garbage(nk), dv = dk;
+          const auto q = in_f64(x.q), k = in_f64(x.k), v = in_f64(x.v), dout = in_f64(x.dout);
+          auto out_want = in_f64(out), softmax_want = in_f64(softmax), dq_want = out_want,
+               dk_want = in_f64(dk), dv_want = dk_want;
+          if (s.queries == s.keys) {
+            const AttentionShape of{s.batch, s.keys, s.heads, s.kv_heads, s.head_dim, bf16};
+            attention_forward(ctx, x.q.data(), x.k.data(), x.v.data(), out.data(), softmax.data(), of);
+            attention_backward(ctx, x.dout.data(), x.q.data(), x.k.data(), x.v.data(), out.data(),
+                               softmax.data(), dq.data(), dk.data(), dv.data(), of);
+            reference::attention_forward(q.data(), k.data(), v.data(), out_want.data(), softmax_want.data(),
+                                         of);
+            reference::attention_backward(dout.data(), q.data(), k.data(), v.data(), out_want.data(),
+                                          softmax_want.data(), dq_want.data(), dk_want.data(), dv_want.data(),
+                                          of);
+          } else {
+            full_attention_forward(ctx, x.q.data(), x.k.data(), x.v.data(), nullptr, out.data(),
+                                   softmax.data(), s);
+            full_attention_backward(ctx, x.dout.data(), x.q.data(), x.k.data(), x.v.data(), nullptr,
+                                    out.data(), softmax.data(), dq.data(), dk.data(), dv.data(), nullptr, s);
+            reference::full_attention_forward(q.data(), k.data(), v.data(), {}, out_want.data(),
+                                              softmax_want.data(), s);
+            reference::full_attention_backward(dout.data(), q.data(), k.data(), v.data(), {}, out_want.data(),
+                                               softmax_want.data(), dq_want.data(), dk_want.data(),
+                                               dv_want.data(), static_cast<double*>(nullptr), s);
+          }
+          const double tolerance = bf16 && blocks::avx512_bf16() != nullptr ? 3 * 0x1p-8 : 64 * kUlp;
+          expect_near(out, out_want, tolerance, "out");
+          expect_near(dq, dq_want, tolerance, "dq");
+          expect_near(dk, dk_want, tolerance, "dk");
+          expect_near(dv, dv_want, tolerance, "dv");
+        }
 }
 
 TEST(Attention, NanIsNotHidden) {
@@ -486,8 +566,8 @@ TEST(Attention, NanIsNotHidden) {
   auto q = random_array(80, 1);
   const auto k = random_array(80, 2), v = random_array(80, 3);
   q[10 * 4] = std::numeric_limits<float>::quiet_NaN();
-  auto out = garbage(80), lse = garbage(20);
-  attention_forward(ctx, q.data(), k.data(), v.data(), out.data(), lse.data(), s);
+  auto out = garbage(80), softmax = garbage(20 * kSoftmaxTerms);
+  attention_forward(ctx, q.data(), k.data(), v.data(), out.data(), softmax.data(), s);
   for (std::size_t i = 0; i < 80; ++i) EXPECT_EQ(std::isnan(out[i]), i / 4 == 10) << i;
 }
 
@@ -938,15 +1018,15 @@ TEST(FiniteDifferences, Attention) {
   const std::int64_t nq = 2 * 5 * 4 * 3, nk = 2 * 5 * 2 * 3;
   auto q = random_array<double>(nq, 1), k = random_array<double>(nk, 2), v = random_array<double>(nk, 3);
   const auto dout = random_array<double>(nq, 4);
-  Array<double> out(static_cast<std::size_t>(nq)), lse(2 * 4 * 5);
+  Array<double> out(static_cast<std::size_t>(nq)), softmax(2 * 4 * 5 * kSoftmaxTerms);
   const auto loss = [&] {
-    reference::attention_forward(q.data(), k.data(), v.data(), out.data(), lse.data(), s);
+    reference::attention_forward(q.data(), k.data(), v.data(), out.data(), softmax.data(), s);
     return dot(out, dout);
   };
   loss();
   Array<double> dq(q.size()), dk(k.size()), dv(v.size());
-  reference::attention_backward(dout.data(), q.data(), k.data(), v.data(), out.data(), lse.data(), dq.data(),
-                                dk.data(), dv.data(), s);
+  reference::attention_backward(dout.data(), q.data(), k.data(), v.data(), out.data(), softmax.data(),
+                                dq.data(), dk.data(), dv.data(), s);
   expect_gradient(q, dq, loss, "dq");
   expect_gradient(k, dk, loss, "dk");
   expect_gradient(v, dv, loss, "dv");
@@ -1029,34 +1109,36 @@ Array<float> results(int threads, const gemm::Kernel* own) {
   const std::int64_t nq = 3 * 130 * 6 * 16, nk = nq / 2;
   const auto q = random_array(nq, 7), k = random_array(nk, 8), v = random_array(nk, 9),
              dout = random_array(nq, 10);
-  auto out = garbage(nq), lse = garbage(3 * 6 * 130), dq = garbage(nq), dk = garbage(nk), dv = garbage(nk);
-  attention_forward(ctx, q.data(), k.data(), v.data(), out.data(), lse.data(), s);
-  attention_backward(ctx, dout.data(), q.data(), k.data(), v.data(), out.data(), lse.data(), dq.data(),
-                     dk.data(), dv.data(), s);
-  keep(out), keep(lse), keep(dq), keep(dk), keep(dv);
+  auto out = garbage(nq), softmax_of_scores = garbage(3 * 6 * 130 * kSoftmaxTerms), dq = garbage(nq),
+       dk = garbage(nk), dv = garbage(nk);
+  attention_forward(ctx, q.data(), k.data(), v.data(), out.data(), softmax_of_scores.data(), s);
+  attention_backward(ctx, dout.data(), q.data(), k.data(), v.data(), out.data(), softmax_of_scores.data(),
+                     dq.data(), dk.data(), dv.data(), s);
+  keep(out), keep(softmax_of_scores), keep(dq), keep(dk), keep(dv);
   const AttentionShape few{1, 400, 2, 1, 24};  // fewer heads of keys than threads
   const std::int64_t few_q = 400 * 2 * 24, few_k = few_q / 2;
-  auto few_out = garbage(few_q), few_lse = garbage(800), few_dq = garbage(few_q), few_dk = garbage(few_k),
-       few_dv = garbage(few_k);
+  auto few_out = garbage(few_q), few_softmax = garbage(800 * kSoftmaxTerms), few_dq = garbage(few_q),
+       few_dk = garbage(few_k), few_dv = garbage(few_k);
   const auto few_qs = random_array(few_q, 13), few_ks = random_array(few_k, 14),
              few_vs = random_array(few_k, 15), few_dout = random_array(few_q, 16);
-  attention_forward(ctx, few_qs.data(), few_ks.data(), few_vs.data(), few_out.data(), few_lse.data(), few);
+  attention_forward(ctx, few_qs.data(), few_ks.data(), few_vs.data(), few_out.data(), few_softmax.data(),
+                    few);
   attention_backward(ctx, few_dout.data(), few_qs.data(), few_ks.data(), few_vs.data(), few_out.data(),
-                     few_lse.data(), few_dq.data(), few_dk.data(), few_dv.data(), few);
-  keep(few_out), keep(few_lse), keep(few_dq), keep(few_dk), keep(few_dv);
+                     few_softmax.data(), few_dq.data(), few_dk.data(), few_dv.data(), few);
+  keep(few_out), keep(few_softmax), keep(few_dq), keep(few_dk), keep(few_dv);
   const FullAttentionShape across{1, 130, 300, 2, 1, 16};
   const std::int64_t across_q = 130 * 2 * 16, across_k = 300 * 16;
-  auto across_out = garbage(across_q), across_lse = garbage(260), across_dq = garbage(across_q),
-       across_dk = garbage(across_k), across_dv = garbage(across_k);
+  auto across_out = garbage(across_q), across_softmax = garbage(260 * kSoftmaxTerms),
+       across_dq = garbage(across_q), across_dk = garbage(across_k), across_dv = garbage(across_k);
   const auto across_qs = random_array(across_q, 17), across_ks = random_array(across_k, 18),
              across_vs = random_array(across_k, 19), across_dout = random_array(across_q, 20),
              across_bias = random_array(130 * 300, 21);
   full_attention_forward(ctx, across_qs.data(), across_ks.data(), across_vs.data(), across_bias.data(),
-                         across_out.data(), across_lse.data(), across);
+                         across_out.data(), across_softmax.data(), across);
   full_attention_backward(ctx, across_dout.data(), across_qs.data(), across_ks.data(), across_vs.data(),
-                          across_bias.data(), across_out.data(), across_lse.data(), across_dq.data(),
+                          across_bias.data(), across_out.data(), across_softmax.data(), across_dq.data(),
                           across_dk.data(), across_dv.data(), nullptr, across);
-  keep(across_out), keep(across_lse), keep(across_dq), keep(across_dk), keep(across_dv);
+  keep(across_out), keep(across_softmax), keep(across_dq), keep(across_dk), keep(across_dv);
   auto gate = random_array(n, 11), up = random_array(n, 12), dgate = garbage(n), dup = garbage(n);
   swiglu_backward(ctx, dy.data(), gate.data(), up.data(), dgate.data(), dup.data(), n);
   keep(dgate), keep(dup);

@@ -236,8 +236,8 @@ TEST(Attention, IsCausalGroupedAndRotated) {
     const Doubles cosine(rope->cos.begin(), rope->cos.end()), sine(rope->sin.begin(), rope->sin.end());
     reference::rope_forward(q.data(), cosine.data(), sine.data(), q.data(), {b, s, 4, 6});
     reference::rope_forward(k.data(), cosine.data(), sine.data(), k.data(), {b, s, kv_heads, 6});
-    Doubles out = zeros(b * s * 24), log_sum_exp = zeros(b * 4 * s);
-    reference::attention_forward(q.data(), k.data(), v.data(), out.data(), log_sum_exp.data(),
+    Doubles out = zeros(b * s * 24), softmax = zeros(b * 4 * s * kernels::kSoftmaxTerms);
+    reference::attention_forward(q.data(), k.data(), v.data(), out.data(), softmax.data(),
                                  {b, s, 4, kv_heads, 6});
     Frame frame = Frame::inference(bench.compute);
     const Tensor y = layer.forward(x, frame)[0];

@@ -357,14 +357,14 @@ TEST(AttentionInTwoSteps, IsFullAttention) {
     const auto q = random_array(queries, 1), k = random_array(keys, 2), v = random_array(keys, 3),
                bias = random_array(s.queries * s.keys, 4), dout = random_array(queries, 5);
     auto w = garbage(weights), w_want = w, out = garbage(queries), out_want = out, want = out,
-         lse = garbage(s.batch * s.heads * s.queries);
+         softmax = garbage(s.batch * s.heads * s.queries * kSoftmaxTerms);
     attention_weights_forward(ctx, q.data(), k.data(), bias.data(), w.data(), s);
     reference::attention_weights_forward(q.data(), k.data(), bias.data(), w_want.data(), s);
     expect_close(w, w_want, 64.0, "weights");
     attention_apply_forward(ctx, w.data(), v.data(), out.data(), s);
     reference::attention_apply_forward(w.data(), v.data(), out_want.data(), s);
     expect_close(out, out_want, 64.0, "out");
-    full_attention_forward(ctx, q.data(), k.data(), v.data(), bias.data(), want.data(), lse.data(), s);
+    full_attention_forward(ctx, q.data(), k.data(), v.data(), bias.data(), want.data(), softmax.data(), s);
     expect_close(out, want, 128.0, "out of full attention");
     auto dw = garbage(weights), dq = garbage(queries), dk = garbage(keys), dv = dk,
          dbias = garbage(s.queries * s.keys), dq_want = dq, dk_want = dk, dv_want = dv, dbias_want = dbias;
@@ -372,7 +372,8 @@ TEST(AttentionInTwoSteps, IsFullAttention) {
     attention_weights_backward(ctx, dw.data(), w.data(), q.data(), k.data(), dq.data(), dk.data(),
                                dbias.data(), s);
     full_attention_backward(ctx, dout.data(), q.data(), k.data(), v.data(), bias.data(), want.data(),
-                            lse.data(), dq_want.data(), dk_want.data(), dv_want.data(), dbias_want.data(), s);
+                            softmax.data(), dq_want.data(), dk_want.data(), dv_want.data(), dbias_want.data(),
+                            s);
     expect_close(dq, dq_want, 256.0, "dq");
     expect_close(dk, dk_want, 256.0, "dk");
     expect_close(dv, dv_want, 256.0, "dv");
@@ -395,16 +396,18 @@ TEST(AttentionInTwoSteps, HidesKeysAsFullAttentionDoes) {
   const auto q = random_array(30, 1), k = random_array(20, 2), v = random_array(20, 3),
              dout = random_array(30, 5);
   const Array<float> bias = {kHidden, 0.5f, kHidden, 1, kHidden, kHidden, kHidden, kHidden, 1, 2, 3, kHidden};
-  auto w = garbage(24), out = garbage(30), want = out, lse = garbage(6), dw = w, dq = out, dk = garbage(20),
-       dv = dk, dbias = garbage(12), dq_want = dq, dk_want = dk, dv_want = dv, dbias_want = dbias;
+  auto w = garbage(24), out = garbage(30), want = out, softmax = garbage(6 * kSoftmaxTerms), dw = w, dq = out,
+       dk = garbage(20), dv = dk, dbias = garbage(12), dq_want = dq, dk_want = dk, dv_want = dv,
+       dbias_want = dbias;
   attention_weights_forward(ctx, q.data(), k.data(), bias.data(), w.data(), s);
   attention_apply_forward(ctx, w.data(), v.data(), out.data(), s);
   attention_apply_backward(ctx, dout.data(), w.data(), v.data(), dw.data(), dv.data(), s);
   attention_weights_backward(ctx, dw.data(), w.data(), q.data(), k.data(), dq.data(), dk.data(), dbias.data(),
                              s);
-  full_attention_forward(ctx, q.data(), k.data(), v.data(), bias.data(), want.data(), lse.data(), s);
+  full_attention_forward(ctx, q.data(), k.data(), v.data(), bias.data(), want.data(), softmax.data(), s);
   full_attention_backward(ctx, dout.data(), q.data(), k.data(), v.data(), bias.data(), want.data(),
-                          lse.data(), dq_want.data(), dk_want.data(), dv_want.data(), dbias_want.data(), s);
+                          softmax.data(), dq_want.data(), dk_want.data(), dv_want.data(), dbias_want.data(),
+                          s);
   for (std::size_t i = 10; i < 20; ++i) EXPECT_EQ(out[i], 0.0f) << i;  // of the query that sees no key
   expect_close(out, want, 64.0, "out");
   expect_close(dq, dq_want, 256.0, "dq");
@@ -499,26 +502,27 @@ TEST(FullAttention, EqualsReference) {
           if (i % 3 == 2 || i < static_cast<std::size_t>(s.keys))
             biases[i] = -std::numeric_limits<float>::infinity();
       const ScoreBias bias{form == 0 ? nullptr : biases.data(), of_each_sample, of_each_query};
-      auto out = garbage(nq), out_want = out, lse = garbage(rows), lse_want = lse;
-      full_attention_forward(ctx, q.data(), k.data(), v.data(), bias, out.data(), lse.data(), s);
-      reference::full_attention_forward(q.data(), k.data(), v.data(), bias, out_want.data(), lse_want.data(),
-                                        s);
+      auto out = garbage(nq), out_want = out, softmax = garbage(rows * kSoftmaxTerms), softmax_want = softmax;
+      full_attention_forward(ctx, q.data(), k.data(), v.data(), bias, out.data(), softmax.data(), s);
+      reference::full_attention_forward(q.data(), k.data(), v.data(), bias, out_want.data(),
+                                        softmax_want.data(), s);
       const double ulps =
           8.0 * static_cast<double>(s.head_dim) + 32.0;  // as of causal attention, and one more term
       expect_close(out, out_want, ulps, "out");
-      auto sums = lse, sums_want = lse_want;
+      auto sums = log_sums(softmax), sums_want = log_sums(softmax_want);
       for (std::size_t i = 0; i < sums.size(); ++i)
         if (std::isinf(sums_want[i])) {  // of a query that sees no key
           EXPECT_EQ(sums[i], sums_want[i]);
           sums[i] = sums_want[i] = 0;
         }
-      expect_close(sums, sums_want, ulps, "log_sum_exp");
+      expect_close(sums, sums_want, ulps, "log of the sum");
       auto dq = garbage(nq), dk = garbage(nk), dv = garbage(nk), db = garbage(pairs), dq_want = dq,
            dk_want = dk, dv_want = dv, db_want = db;
-      full_attention_backward(ctx, dout.data(), q.data(), k.data(), v.data(), bias, out.data(), lse.data(),
-                              dq.data(), dk.data(), dv.data(), summed ? db.data() : nullptr, s);
+      full_attention_backward(ctx, dout.data(), q.data(), k.data(), v.data(), bias, out.data(),
+                              softmax.data(), dq.data(), dk.data(), dv.data(), summed ? db.data() : nullptr,
+                              s);
       reference::full_attention_backward(dout.data(), q.data(), k.data(), v.data(), bias, out_want.data(),
-                                         lse_want.data(), dq_want.data(), dk_want.data(), dv_want.data(),
+                                         softmax_want.data(), dq_want.data(), dk_want.data(), dv_want.data(),
                                          summed ? db_want.data() : nullptr, s);
       expect_close(dq, dq_want, 4.0 * ulps, "dq");
       expect_close(dk, dk_want, 4.0 * ulps, "dk");
@@ -622,15 +626,16 @@ TEST(FiniteDifferences, FullAttention) {
   auto q = random_array<double>(2 * 3 * 4 * 3, 1), k = random_array<double>(2 * 4 * 2 * 3, 2),
        v = random_array<double>(2 * 4 * 2 * 3, 3), bias = random_array<double>(12, 4);
   const auto dout = random_array<double>(2 * 3 * 4 * 3, 5);
-  Array<double> out(q.size()), lse(24);
+  Array<double> out(q.size()), softmax(24 * kSoftmaxTerms);
   const auto loss = [&] {
-    reference::full_attention_forward(q.data(), k.data(), v.data(), bias.data(), out.data(), lse.data(), s);
+    reference::full_attention_forward(q.data(), k.data(), v.data(), bias.data(), out.data(), softmax.data(),
+                                      s);
     return dot(out, dout);
   };
   loss();
   Array<double> dq(q.size()), dk(k.size()), dv(v.size()), db(bias.size());
   reference::full_attention_backward(dout.data(), q.data(), k.data(), v.data(), bias.data(), out.data(),
-                                     lse.data(), dq.data(), dk.data(), dv.data(), db.data(), s);
+                                     softmax.data(), dq.data(), dk.data(), dv.data(), db.data(), s);
   expect_gradient(q, dq, loss, "dq");
   expect_gradient(k, dk, loss, "dk");
   expect_gradient(v, dv, loss, "dv");
@@ -670,12 +675,12 @@ Array<float> results(int threads) {
   const std::int64_t size = 70 * 16 * 3 * 8;
   const auto q = random_array(size, 6), k = random_array(size, 7), v = random_array(size, 8),
              dout = random_array(size, 9), bias = random_array(256, 10);
-  auto out = garbage(size), lse = garbage(70 * 3 * 16), dq = garbage(size), dk = garbage(size),
-       dv = garbage(size), dbias = garbage(256);
-  full_attention_forward(ctx, q.data(), k.data(), v.data(), bias.data(), out.data(), lse.data(), s);
-  full_attention_backward(ctx, dout.data(), q.data(), k.data(), v.data(), bias.data(), out.data(), lse.data(),
-                          dq.data(), dk.data(), dv.data(), dbias.data(), s);
-  keep(out), keep(lse), keep(dq), keep(dk), keep(dv), keep(dbias);
+  auto out = garbage(size), softmax = garbage(70 * 3 * 16 * kSoftmaxTerms), dq = garbage(size),
+       dk = garbage(size), dv = garbage(size), dbias = garbage(256);
+  full_attention_forward(ctx, q.data(), k.data(), v.data(), bias.data(), out.data(), softmax.data(), s);
+  full_attention_backward(ctx, dout.data(), q.data(), k.data(), v.data(), bias.data(), out.data(),
+                          softmax.data(), dq.data(), dk.data(), dv.data(), dbias.data(), s);
+  keep(out), keep(softmax), keep(dq), keep(dk), keep(dv), keep(dbias);
   return all;
 }
 

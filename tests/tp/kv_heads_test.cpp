@@ -161,11 +161,10 @@ class Fused : public Module {
     const Tensors p = split_features(qkv.forward(x, f)[0], heads_, c, {path(), "qkv"});
     const Tensor out = c.make(p[0].shape()).with_layout(p[0].layout());
     const kernels::AttentionShape s = shape(p);
-    const Tensor log_sum_exp = c.make({s.batch, s.heads, s.seq});
+    const Tensor softmax = c.make({s.batch, s.heads, s.seq, kernels::kSoftmaxTerms});
     kernels::attention_forward(f.kernels(), p[0].data_ptr<float>(), p[1].data_ptr<float>(),
-                               p[2].data_ptr<float>(), out.data_ptr<float>(), log_sum_exp.data_ptr<float>(),
-                               s);
-    f.push(*this, {p[0], p[1], p[2], out, log_sum_exp});
+                               p[2].data_ptr<float>(), out.data_ptr<float>(), softmax.data_ptr<float>(), s);
+    f.push(*this, {p[0], p[1], p[2], out, softmax});
     const Tensors after = o_proj.forward(out, f);
     const Tensor both = gate_up.forward(after, f)[0];
     const Tensors g = split_features(both, hidden_, c, {path(), "gate_up"});

@@ -212,9 +212,9 @@ struct VocabPart {
 
 /// What cross-entropy needs to know of a part of a token's logits; see cross_entropy_terms.
 inline constexpr std::int64_t kLossTerms = 4;
-/// What its backward pass needs to know of all logits of a token: the largest, and the sum of e^(logit -
-/// largest). They are kept apart: the logarithm of the sum of e^logit, as one number, has too few digits for
-/// that sum where logits are large.
+/// What the backward pass of a softmax needs to know of all logits of a token, or all scores of a query: the
+/// largest, and the sum of e^(logit - largest). They are kept apart: the logarithm of the sum of e^logit, as one
+/// number, has too few digits for that sum where logits are large.
 inline constexpr std::int64_t kSoftmaxTerms = 2;
 
 /// A target that takes no part in the loss.
@@ -401,47 +401,47 @@ struct KernelTable {
                         float* dx, RopeShape s);
 
   /// Causal attention: out = softmax(q k^T / sqrt(head_dim)) v, where position i sees positions 0..i.
-  /// q, out: (batch, seq, heads, head_dim); k, v: (batch, seq, kv_heads, head_dim); log_sum_exp: (batch, heads,
-  /// seq), of the scaled scores, kept for the backward pass. Throws bad_argument where kv_heads does not divide
-  /// heads.
+  /// q, out: (batch, seq, heads, head_dim); k, v: (batch, seq, kv_heads, head_dim); softmax: (batch, heads,
+  /// seq, kSoftmaxTerms), of the scaled scores, kept for the backward pass. Throws bad_argument where kv_heads
+  /// does not divide heads.
   void (*attention_forward)(KernelContext& ctx, const float* q, const float* k, const float* v, float* out,
-                            float* log_sum_exp, AttentionShape s);
+                            float* softmax, AttentionShape s);
   /// dq, dk, dv from dout and what the forward pass left. Shapes as there; dq like q, dk and dv like k.
   void (*attention_backward)(KernelContext& ctx, const float* dout, const float* q, const float* k,
-                             const float* v, const float* out, const float* log_sum_exp, float* dq, float* dk,
+                             const float* v, const float* out, const float* softmax, float* dq, float* dk,
                              float* dv, AttentionShape s);
 
   /// out = softmax(q k^T / sqrt(head_dim) + bias) v; every query sees every key that the bias does not hide.
   /// q, out: (batch, queries, heads, head_dim); k, v: (batch, keys, kv_heads, head_dim); bias: (queries, keys), for every
-  /// sample and head, or as it says itself, or null; log_sum_exp: (batch, heads, queries), of the scores with the bias, kept for the backward
-  /// pass. Of a query that sees no key out is 0, log_sum_exp -infinity. Throws bad_argument where kv_heads does not divide heads.
+  /// sample and head, or as it says itself, or null; softmax: (batch, heads, queries, kSoftmaxTerms), of the scores with the bias, kept
+  /// for the backward pass. Of a query that sees no key out is 0, the largest score -infinity and the sum 0. Throws bad_argument where kv_heads does not divide heads.
   void (*full_attention_forward)(KernelContext& ctx, const float* q, const float* k, const float* v,
-                                 ScoreBias bias, float* out, float* log_sum_exp, FullAttentionShape s);
+                                 ScoreBias bias, float* out, float* softmax, FullAttentionShape s);
   /// dq, dk, dv and, unless it is null, dbias, the sum over samples and heads, from dout and what the forward pass left. dbias is only of
   /// a bias (queries, keys): for another the call throws bad_argument.
   void (*full_attention_backward)(KernelContext& ctx, const float* dout, const float* q, const float* k,
-                                  const float* v, ScoreBias bias, const float* out, const float* log_sum_exp,
+                                  const float* v, ScoreBias bias, const float* out, const float* softmax,
                                   float* dq, float* dk, float* dv, float* dbias, FullAttentionShape s);
 
-  /// attention_forward() and full_attention_forward() of keys in pieces, for any queries. largest, sum: (batch, heads, queries), hold what is
-  /// known between pieces, as out does; the piece that `ends` finishes out, and leaves log_sum_exp in sum. q, out: (batch, queries, heads, head_dim), k, v: (batch,
+  /// attention_forward() and full_attention_forward() of keys in pieces, for any queries. softmax: as there, holds what is known between
+  /// pieces, as out does; the piece that `ends` finishes out. q, out: (batch, queries, heads, head_dim), k, v: (batch,
   /// keys, kv_heads, head_dim), bias: of the queries and keys of the piece. Throws bad_argument where kv_heads does not divide heads, or first_key is no multiple of kAttentionKeys.
   void (*attention_piece_forward)(KernelContext& ctx, const float* q, const float* k, const float* v,
-                                  ScoreBias bias, float* out, float* largest, float* sum, AttentionPiece s);
+                                  ScoreBias bias, float* out, float* softmax, AttentionPiece s);
   /// delta = the sum of dout * out over head_dim. dout, out: (batch, queries, heads, head_dim), delta: (batch, heads, queries). s.keys and s.kv_heads
   /// are not used.
   void (*attention_delta)(KernelContext& ctx, const float* dout, const float* out, float* delta,
                           FullAttentionShape s);
   /// dq of keys in pieces, for any queries: overwritten by the piece that `begins`, added to by the others. dout, q, dq: (batch, queries, heads, head_dim), k, v:
-  /// (batch, keys, kv_heads, head_dim), log_sum_exp, delta: (batch, heads, queries). Throws as attention_piece_forward does.
+  /// (batch, keys, kv_heads, head_dim), softmax: (batch, heads, queries, kSoftmaxTerms), delta: (batch, heads, queries). Throws as attention_piece_forward does.
   void (*attention_piece_backward_queries)(KernelContext& ctx, const float* dout, const float* q,
                                            const float* k, const float* v, ScoreBias bias,
-                                           const float* log_sum_exp, const float* delta, float* dq,
+                                           const float* softmax, const float* delta, float* dq,
                                            AttentionPiece s);
   /// dk and dv of queries in pieces, for any keys, likewise. The piece that `begins` is seen by all keys that any query sees; those of the others become 0. Throws bad_argument where kv_heads does
   /// not divide heads, or first_query is no multiple of kAttentionQueries.
   void (*attention_piece_backward_keys)(KernelContext& ctx, const float* dout, const float* q, const float* k,
-                                        const float* v, ScoreBias bias, const float* log_sum_exp,
+                                        const float* v, ScoreBias bias, const float* softmax,
                                         const float* delta, float* dk, float* dv, AttentionPiece s);
 
   /// The same in two steps, for short sequences, so that something may happen to the weights between them.

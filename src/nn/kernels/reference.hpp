@@ -234,10 +234,10 @@ void rope_backward(const T* dy, const T* cosine, const T* sine, T* dx, RopeShape
   }
 }
 
-/// q, out: (batch, seq, heads, head_dim); k, v: (batch, seq, kv_heads, head_dim); log_sum_exp: (batch, heads,
-/// seq).
+/// q, out: (batch, seq, heads, head_dim); k, v: (batch, seq, kv_heads, head_dim); softmax: (batch, heads,
+/// seq, kSoftmaxTerms).
 template <class T>
-void attention_forward(const T* q, const T* k, const T* v, T* out, T* log_sum_exp, AttentionShape s) {
+void attention_forward(const T* q, const T* k, const T* v, T* out, T* softmax, AttentionShape s) {
   const double scaling = 1.0 / std::sqrt(static_cast<double>(s.head_dim));
   std::vector<double> scores(static_cast<std::size_t>(s.seq));
   for (std::int64_t b = 0; b < s.batch; ++b) {
@@ -254,13 +254,16 @@ void attention_forward(const T* q, const T* k, const T* v, T* out, T* log_sum_ex
           scores[static_cast<std::size_t>(j)] = dot * scaling;
           largest = std::max(largest, dot * scaling);
         }
+        T* kept = softmax + ((b * s.heads + h) * s.seq + i) * kSoftmaxTerms;
+        kept[0] = static_cast<T>(largest);
         double sum = 0.0;
-        for (std::int64_t j = 0; j <= i; ++j) sum += std::exp(scores[static_cast<std::size_t>(j)] - largest);
-        const double log_sum = largest + std::log(sum);
-        log_sum_exp[(b * s.heads + h) * s.seq + i] = static_cast<T>(log_sum);
         for (std::int64_t j = 0; j <= i; ++j) {
-          scores[static_cast<std::size_t>(j)] = std::exp(scores[static_cast<std::size_t>(j)] - log_sum);
+          double& score = scores[static_cast<std::size_t>(j)];
+          score = std::exp(score - static_cast<double>(kept[0]));
+          sum += score;
         }
+        kept[1] = static_cast<T>(sum);
+        for (std::int64_t j = 0; j <= i; ++j) scores[static_cast<std::size_t>(j)] /= sum;
         T* to = out + ((b * s.seq + i) * s.heads + h) * s.head_dim;
         for (std::int64_t d = 0; d < s.head_dim; ++d) {
           double value = 0.0;
@@ -277,7 +280,7 @@ void attention_forward(const T* q, const T* k, const T* v, T* out, T* log_sum_ex
 
 /// dq like q, dk and dv like k, from dout (like out) and what the forward pass left.
 template <class T>
-void attention_backward(const T* dout, const T* q, const T* k, const T* v, const T* out, const T* log_sum_exp,
+void attention_backward(const T* dout, const T* q, const T* k, const T* v, const T* out, const T* softmax,
                         T* dq, T* dk, T* dv, AttentionShape s) {
   const double scaling = 1.0 / std::sqrt(static_cast<double>(s.head_dim));
   const auto kv_size = static_cast<std::size_t>(s.batch * s.seq * s.kv_heads * s.head_dim);
@@ -299,8 +302,9 @@ void attention_backward(const T* dout, const T* q, const T* k, const T* v, const
             dot += static_cast<double>(q[at + d]) * static_cast<double>(k[kv_at + d]);
             dprobability += static_cast<double>(dout[at + d]) * static_cast<double>(v[kv_at + d]);
           }
+          const T* kept = softmax + ((b * s.heads + h) * s.seq + i) * kSoftmaxTerms;
           const double probability =
-              std::exp(dot * scaling - static_cast<double>(log_sum_exp[(b * s.heads + h) * s.seq + i]));
+              std::exp(dot * scaling - static_cast<double>(kept[0])) / static_cast<double>(kept[1]);
           const double dscore = probability * (dprobability - delta) * scaling;
           for (std::int64_t d = 0; d < s.head_dim; ++d) {
             dv_sum[static_cast<std::size_t>(kv_at + d)] += probability * static_cast<double>(dout[at + d]);

@@ -270,10 +270,10 @@ double full_score(const T* q, const T* k, const ScoreBiasOf<T>& bias, std::int64
 }
 
 /// q, out: (batch, queries, heads, head_dim); k, v: (batch, keys, kv_heads, head_dim); bias: (queries, keys), as it says, or null;
-/// log_sum_exp: (batch, heads, queries). A query that sees no key gets 0.
+/// softmax: (batch, heads, queries, kSoftmaxTerms). A query that sees no key gets 0.
 template <class T>
 void full_attention_forward(const T* q, const T* k, const T* v,
-                            const std::type_identity_t<ScoreBiasOf<T>>& bias, T* out, T* log_sum_exp,
+                            const std::type_identity_t<ScoreBiasOf<T>>& bias, T* out, T* softmax,
                             FullAttentionShape s) {
   constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
   const auto rows = static_cast<std::size_t>(s.batch * s.heads * s.queries);
@@ -284,7 +284,8 @@ void full_attention_forward(const T* q, const T* k, const T* v,
   };
   each_score(s, [&](auto b, auto h, auto i, auto j, auto at_q, auto at_k) {
     const double score = full_score(q + at_q, k + at_k, bias, b, i, j, s);
-    largest[row(b, h, i)] = std::max(largest[row(b, h, i)], score);
+    double& most = largest[row(b, h, i)];  // as it is kept
+    most = std::max(most, static_cast<double>(static_cast<T>(score)));
   });
   each_score(s, [&](auto b, auto h, auto i, auto j, auto at_q, auto at_k) {
     const double most = largest[row(b, h, i)];
@@ -298,7 +299,8 @@ void full_attention_forward(const T* q, const T* k, const T* v,
     for (std::int64_t h = 0; h < s.heads; ++h)
       for (std::int64_t i = 0; i < s.queries; ++i) {
         const std::size_t r = row(b, h, i);
-        log_sum_exp[r] = static_cast<T>(largest[r] + std::log(sum[r]));
+        softmax[r * kSoftmaxTerms] = static_cast<T>(largest[r]);
+        softmax[r * kSoftmaxTerms + 1] = static_cast<T>(sum[r]);
         for (std::int64_t d = 0; d < s.head_dim; ++d) {
           const std::int64_t at = ((b * s.queries + i) * s.heads + h) * s.head_dim + d;
           out[at] = sum[r] == 0 ? T{0} : static_cast<T>(values[static_cast<std::size_t>(at)] / sum[r]);
@@ -309,17 +311,19 @@ void full_attention_forward(const T* q, const T* k, const T* v,
 /// dq like q, dk and dv like k; dbias: (queries, keys), the sum over samples and heads, or null.
 template <class T>
 void full_attention_backward(const T* dout, const T* q, const T* k, const T* v,
-                             const std::type_identity_t<ScoreBiasOf<T>>& bias, const T* out,
-                             const T* log_sum_exp, T* dq, T* dk, T* dv, T* dbias, FullAttentionShape s) {
+                             const std::type_identity_t<ScoreBiasOf<T>>& bias, const T* out, const T* softmax,
+                             T* dq, T* dk, T* dv, T* dbias, FullAttentionShape s) {
   const auto q_size = static_cast<std::size_t>(s.batch * s.queries * s.heads * s.head_dim),
              k_size = static_cast<std::size_t>(s.batch * s.keys * s.kv_heads * s.head_dim);
   std::vector<double> dq_sum(q_size), dk_sum(k_size), dv_sum(k_size),
       dbias_sum(static_cast<std::size_t>(s.queries * s.keys));
   const double scaling = 1.0 / std::sqrt(static_cast<double>(s.head_dim));
   each_score(s, [&](auto b, auto h, auto i, auto j, auto at_q, auto at_k) {
-    const double log_sum = static_cast<double>(log_sum_exp[(b * s.heads + h) * s.queries + i]);
-    if (std::isinf(log_sum)) return;  // the query sees no key
-    const double probability = std::exp(full_score(q + at_q, k + at_k, bias, b, i, j, s) - log_sum);
+    const T* kept = softmax + ((b * s.heads + h) * s.queries + i) * kSoftmaxTerms;
+    if (kept[1] == 0) return;  // the query sees no key
+    const double probability =
+        std::exp(full_score(q + at_q, k + at_k, bias, b, i, j, s) - static_cast<double>(kept[0])) /
+        static_cast<double>(kept[1]);
     double delta = 0.0, dprobability = 0.0;
     for (std::int64_t d = 0; d < s.head_dim; ++d) {
       delta += static_cast<double>(dout[at_q + d]) * static_cast<double>(out[at_q + d]);

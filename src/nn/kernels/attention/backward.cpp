@@ -33,17 +33,18 @@ WEFT_CPU_CLONES(void, row_dots,
 }
 
 // scores: (keys, 64 queries), become probabilities; dscores: (keys, 64 queries), come as dprobabilities and
-// become the gradient of the scores before scaling; log_sum_exp, delta: (64 queries)
+// become the gradient of the scores before scaling; largest, inverse_sum (of e^(score - largest)), delta: (64
+// queries)
 WEFT_CPU_CLONES(void, score_gradient_columns,
-                (float* scores, float* dscores, const float* log_sum_exp, const float* delta, float scaling,
-                 std::int64_t keys, std::int64_t first),
-                (scores, dscores, log_sum_exp, delta, scaling, keys, first)) {
+                (float* scores, float* dscores, const float* largest, const float* inverse_sum,
+                 const float* delta, float scaling, std::int64_t keys, std::int64_t first),
+                (scores, dscores, largest, inverse_sum, delta, scaling, keys, first)) {
   for (std::int64_t key = 0; key < keys; ++key) {
     float *row = scores + key * kQueryBlock, *drow = dscores + key * kQueryBlock;
     const auto hidden = static_cast<int>(key - first);
 #pragma GCC ivdep
     for (int r = 0; r < kQueryBlock; ++r) {
-      const float probability = exp_f32(row[r] - log_sum_exp[r]);
+      const float probability = exp_f32(row[r] - largest[r]) * inverse_sum[r];
       const float dscore = probability * (drow[r] - delta[r]) * scaling;
       row[r] = r < hidden ? 0.0f : probability;
       drow[r] = r < hidden ? 0.0f : dscore;
@@ -66,12 +67,12 @@ WEFT_CPU_CLONES(void, add_to_bias,
 
 // What a thread works on: a block of keys and a block of queries. Matrices of units as products.hpp has them; names say what goes along a row.
 struct Memory {
-  float *log_sum, *delta;         // (64)
-  float *keys, *values;           // (keys, units of head_dim)
-  float* key_pairs;               // (units of keys, head_dim); `keys` itself where units are floats
-  float *queries, *douts;         // (units of head_dim, 64)
-  float *query_rows, *dout_rows;  // (units of 64, head_dim)
-  float *scores, *dscores;        // (keys, 64 queries)
+  float *largest, *inverse_sum, *delta;  // (64)
+  float *keys, *values;                  // (keys, units of head_dim)
+  float* key_pairs;                      // (units of keys, head_dim); `keys` itself where units are floats
+  float *queries, *douts;                // (units of head_dim, 64)
+  float *query_rows, *dout_rows;         // (units of 64, head_dim)
+  float *scores, *dscores;               // (keys, 64 queries)
   float *weights,
       *dweights;  // (keys, units of 64), for dv and dk; scores and dscores themselves where units are floats
   float* dweight_pairs;  // (units of keys, 64), for dq; likewise
@@ -80,13 +81,13 @@ struct Memory {
 struct Backward {
   const float *dout, *q, *k, *v;
   KeyBias bias;
-  const float* delta;  // (batch, heads, queries)
-  const float* log_sum_exp;
+  const float* delta;    // (batch, heads, queries)
+  const float* softmax;  // (batch, heads, queries, kSoftmaxTerms)
   float *dq, *dk, *dv;
   Sizes s;
   const BlockProducts& products;
 
-  // A block of queries of one head, and where it lies in q, dout and out, and in log_sum_exp and delta.
+  // A block of queries of one head, and where it lies in q, dout and out, and in delta.
   struct Block {
     std::int64_t b, head, first, rows, at, sums_at;
   };
@@ -111,7 +112,8 @@ struct Backward {
     const std::int64_t keys = std::min(kKeyBlock, s.keys), of_head = blocks::padded(head_units());
     const bool plain = products.plain();
     Memory m{};
-    m.log_sum = parts.next(kQueryBlock);
+    m.largest = parts.next(kQueryBlock);
+    m.inverse_sum = parts.next(kQueryBlock);
     m.delta = parts.next(kQueryBlock);
     m.keys = parts.next(keys * of_head);
     m.values = parts.next(keys * of_head);
@@ -155,8 +157,10 @@ struct Backward {
     products.transposed(dout + x.at, stride, x.rows, s.head_dim, m.douts, kQueryBlock);
     std::copy_n(delta + x.sums_at, x.rows, m.delta);
     for (std::int64_t r = 0; r < x.rows; ++r) {  // of a query that sees no key all probabilities are 0
-      const float kept = log_sum_exp[x.sums_at + r];
-      m.log_sum[r] = kept == -std::numeric_limits<float>::infinity() ? 0.0f : kept;
+      const float largest = softmax[(x.sums_at + r) * kSoftmaxTerms],
+                  sum = softmax[(x.sums_at + r) * kSoftmaxTerms + 1];
+      m.largest[r] = sum == 0.0f ? 0.0f : largest;
+      m.inverse_sum[r] = sum == 0.0f ? 0.0f : 1.0f / sum;
     }
     if (!wanted.keys) return;
     products.down_columns(q + x.at, stride, x.rows, s.head_dim, m.query_rows, head_line());
@@ -172,7 +176,7 @@ struct Backward {
     bias.add(m.scores, s, x.b, begin, count, x.first, x.rows);
     products.multiply(thread, {m.values, line, 1, m.douts, kQueryBlock, m.dscores, kQueryBlock, count, x.rows,
                                head_units()});
-    score_gradient_columns(m.scores, m.dscores, m.log_sum, m.delta, s.scaling(), count,
+    score_gradient_columns(m.scores, m.dscores, m.largest, m.inverse_sum, m.delta, s.scaling(), count,
                            s.hidden_from(x.first) - begin);
     if (products.plain()) return;
     if (wanted.keys) {
@@ -316,7 +320,7 @@ void finish_bias(KernelContext::State& state, const float* partials, float* dbia
 }  // namespace
 
 void attention_backward(KernelContext& ctx, const float* dout, const float* q, const float* k, const float* v,
-                        const float* out, const float* log_sum_exp, float* dq, float* dk, float* dv,
+                        const float* out, const float* softmax, float* dq, float* dk, float* dv,
                         AttentionShape s) {
   check_heads("attention_backward", s);
   KernelContext::State& state = ctx.state();
@@ -325,7 +329,7 @@ void attention_backward(KernelContext& ctx, const float* dout, const float* q, c
   float* const delta = state.scratch(delta_size(of));
   attention_delta(ctx, dout, out, delta, {s.batch, s.seq, s.seq, s.heads, s.kv_heads, s.head_dim});
   const BlockProducts products = products_of(state, of);
-  const Backward backward{dout, q, k, v, {}, delta, log_sum_exp, dq, dk, dv, of, products};
+  const Backward backward{dout, q, k, v, {}, delta, softmax, dq, dk, dv, of, products};
   backward.reserve(state);
   if (better_by_blocks(state, of)) return backward.run_by_blocks(state);
   parallel_for(state, s.batch * s.kv_heads,
@@ -333,7 +337,7 @@ void attention_backward(KernelContext& ctx, const float* dout, const float* q, c
 }
 
 void full_attention_backward(KernelContext& ctx, const float* dout, const float* q, const float* k,
-                             const float* v, ScoreBias bias, const float* out, const float* log_sum_exp,
+                             const float* v, ScoreBias bias, const float* out, const float* softmax,
                              float* dq, float* dk, float* dv, float* dbias, FullAttentionShape s) {
   check_heads("full_attention_backward", s);
   if (dbias != nullptr && (bias.of_each_sample || !bias.of_each_query))
@@ -357,7 +361,7 @@ void full_attention_backward(KernelContext& ctx, const float* dout, const float*
   float *const delta = scratch + of_bias, *const partials = delta + of_delta;
   attention_delta(ctx, dout, out, delta, s);
   const BlockProducts products = products_of(state, of);
-  const Backward backward{dout, q,  k,  v,       KeyBias::of(bias, of, scratch), delta, log_sum_exp, dq,
+  const Backward backward{dout, q,  k,  v,       KeyBias::of(bias, of, scratch), delta, softmax, dq,
                           dk,   dv, of, products};
   backward.reserve(state);
   if (dbias == nullptr && better_by_blocks(state, of)) return backward.run_by_blocks(state);
@@ -380,20 +384,20 @@ void attention_delta(KernelContext& ctx, const float* dout, const float* out, fl
 }
 
 void attention_piece_backward_queries(KernelContext& ctx, const float* dout, const float* q, const float* k,
-                                      const float* v, ScoreBias bias, const float* log_sum_exp,
+                                      const float* v, ScoreBias bias, const float* softmax,
                                       const float* delta, float* dq, AttentionPiece s) {
   const Sizes of = sizes("attention_piece_backward_queries", s, "key", s.first_key, kAttentionKeys);
   const ThreadCountGuard one_thread_per_product(1);
   const KeyBias added = KeyBias::of(bias, of, ctx.state().scratch(KeyBias::floats(bias, of)));
   const BlockProducts products = products_of(ctx.state(), of);
-  const Backward backward{dout, q, k, v, added, delta, log_sum_exp, dq, nullptr, nullptr, of, products};
+  const Backward backward{dout, q, k, v, added, delta, softmax, dq, nullptr, nullptr, of, products};
   backward.reserve(ctx.state());
   backward.run_queries(ctx.state());
 }
 
 void attention_piece_backward_keys(KernelContext& ctx, const float* dout, const float* q, const float* k,
-                                   const float* v, ScoreBias bias, const float* log_sum_exp,
-                                   const float* delta, float* dk, float* dv, AttentionPiece s) {
+                                   const float* v, ScoreBias bias, const float* softmax, const float* delta,
+                                   float* dk, float* dv, AttentionPiece s) {
   const Sizes of = sizes("attention_piece_backward_keys", s, "query", s.first_query, kAttentionQueries);
   const std::int64_t seen = s.queries == 0 ? 0 : of.seen(0, s.queries), unseen = of.keys - seen;
   for (std::int64_t b = 0; s.begins && b < s.batch; ++b)  // keys that no block of queries will write
@@ -402,7 +406,7 @@ void attention_piece_backward_keys(KernelContext& ctx, const float* dout, const 
   const ThreadCountGuard one_thread_per_product(1);
   const KeyBias added = KeyBias::of(bias, of, ctx.state().scratch(KeyBias::floats(bias, of)));
   const BlockProducts products = products_of(ctx.state(), of);
-  const Backward backward{dout, q, k, v, added, delta, log_sum_exp, nullptr, dk, dv, of, products};
+  const Backward backward{dout, q, k, v, added, delta, softmax, nullptr, dk, dv, of, products};
   backward.reserve(ctx.state());
   backward.run_keys(ctx.state());
 }

@@ -2,7 +2,7 @@
 // of queries of one head. It goes over the keys that they see, in order, which are laid out once for all of them (products.hpp), so that about half of the scores of causal attention are never computed. Of
 // the keys so far each query keeps the largest score m, the sum of e^(score - m), and the sum of e^(score - m) v, which is in out. A larger score multiplies both by
 // e^(m - the new m) (M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018; T. Dao et al., "FlashAttention", 2022). At
-// the end out is divided by the sum, and only the log of each query's sum is kept.
+// the end out is divided by the sum, and of each query m and the sum are kept.
 //
 // Memory of a thread is 64 x 256 scores and what is laid out of 256 keys and 256 queries; it stays in its caches. A query's bits depend on its own keys alone, not on which
 // queries are in its block: keys that it does not see are zeros at the end of its sums.
@@ -95,12 +95,12 @@ Memory memory_of(Parts& parts, const BlockProducts& products, const Sizes& s, st
 struct Forward {
   const float *q, *k, *v;
   const KeyBias& bias;
-  float *out, *largest_of, *sum_of;
+  float *out, *softmax;  // softmax: (batch, heads, queries, kSoftmaxTerms)
   const Sizes& s;
   const BlockProducts& products;
   std::int64_t group;
 
-  // A block of queries of one head, its place in the group; where it lies in q and out, and in largest_of and sum_of.
+  // A block of queries of one head, its place in the group; where it lies in q and out, and which of all queries of all heads its first one is.
   struct Block {
     std::int64_t b, head, index, first, rows, seen, at, sums_at;
   };
@@ -121,14 +121,15 @@ struct Forward {
     float *const largest = m.largest + x.index * kQueryBlock, *const sum = m.sum + x.index * kQueryBlock;
     std::fill_n(largest, kQueryBlock, kMinusInfinity);
     std::fill_n(sum, kQueryBlock, 0.0f);
-    if (!s.begins) {
-      std::copy_n(largest_of + x.sums_at, x.rows, largest);
-      std::copy_n(sum_of + x.sums_at, x.rows, sum);
+    for (std::int64_t r = 0; !s.begins && r < x.rows; ++r) {
+      largest[r] = kept(x, r)[0];
+      sum[r] = kept(x, r)[1];
     }
     if (s.begins && x.seen == 0)  // an empty sum
       for (std::int64_t r = 0; r < x.rows; ++r) std::fill_n(out + x.at + r * s.q_stride(), s.head_dim, 0.0f);
     products.transposed(q + x.at, s.q_stride(), x.rows, s.head_dim, queries(m, x), kQueryBlock);
   }
+  float* kept(const Block& x, std::int64_t row) const { return softmax + (x.sums_at + row) * kSoftmaxTerms; }
   float* queries(const Memory& m, const Block& x) const {
     return m.queries + x.index * products.units(s.head_dim) * kQueryBlock;
   }
@@ -152,15 +153,12 @@ struct Forward {
   void end(const Memory& m, const Block& x) const {
     const float *const largest = m.largest + x.index * kQueryBlock, *const sum =
                                                                         m.sum + x.index * kQueryBlock;
-    if (!s.ends) {
-      std::copy_n(largest, x.rows, largest_of + x.sums_at);
-      std::copy_n(sum, x.rows, sum_of + x.sums_at);
-      return;
-    }
     for (std::int64_t r = 0; r < x.rows; ++r) {
-      sum_of[x.sums_at + r] = largest[r] + std::log(sum[r]);
+      kept(x, r)[0] = largest[r];
+      kept(x, r)[1] = sum[r];
       m.factor[r] = sum[r] == 0.0f ? 0.0f : 1.0f / sum[r];
     }
+    if (!s.ends) return;
     scale_rows(out + x.at, m.factor, x.rows, s.head_dim, s.q_stride());
   }
 
@@ -184,10 +182,9 @@ struct Forward {
   }
 };
 
-// largest, sum: (batch, heads, queries), of the keys of the pieces before, and then of these, too; at the end
-// sum becomes its log. A whole, which begins and ends, needs no `largest`.
+// softmax: (batch, heads, queries, kSoftmaxTerms), of the keys of the pieces before, and then of these, too.
 void forward(KernelContext::State& state, const float* q, const float* k, const float* v, const KeyBias& bias,
-             float* out, float* largest_of, float* sum_of, const Sizes& s) {
+             float* out, float* softmax, const Sizes& s) {
   const ThreadCountGuard one_thread_per_product(1);
   const std::int64_t most_keys = std::min(kKeyBlock, s.keys);
   const BlockProducts products(state, s.bf16, std::max(kQueryBlock, s.head_dim),
@@ -196,7 +193,7 @@ void forward(KernelContext::State& state, const float* q, const float* k, const 
   Parts count;
   memory_of(count, products, s, group);
   state.reserve_per_thread(count.size());
-  const Forward of{q, k, v, bias, out, largest_of, sum_of, s, products, group};
+  const Forward of{q, k, v, bias, out, softmax, s, products, group};
   const auto one_group = [&](std::int64_t task, int thread) {
     Parts parts(state.thread_scratch(thread));
     const Memory m = memory_of(parts, products, s, group);
@@ -209,23 +206,23 @@ void forward(KernelContext::State& state, const float* q, const float* k, const 
 }  // namespace
 
 void attention_forward(KernelContext& ctx, const float* q, const float* k, const float* v, float* out,
-                       float* log_sum_exp, AttentionShape s) {
+                       float* softmax, AttentionShape s) {
   check_heads("attention_forward", s);
-  forward(ctx.state(), q, k, v, {}, out, nullptr, log_sum_exp, sizes(s));
+  forward(ctx.state(), q, k, v, {}, out, softmax, sizes(s));
 }
 
 void full_attention_forward(KernelContext& ctx, const float* q, const float* k, const float* v,
-                            ScoreBias bias, float* out, float* log_sum_exp, FullAttentionShape s) {
+                            ScoreBias bias, float* out, float* softmax, FullAttentionShape s) {
   check_heads("full_attention_forward", s);
   float* const scratch = ctx.state().scratch(KeyBias::floats(bias, sizes(s)));
-  forward(ctx.state(), q, k, v, KeyBias::of(bias, sizes(s), scratch), out, nullptr, log_sum_exp, sizes(s));
+  forward(ctx.state(), q, k, v, KeyBias::of(bias, sizes(s), scratch), out, softmax, sizes(s));
 }
 
 void attention_piece_forward(KernelContext& ctx, const float* q, const float* k, const float* v,
-                             ScoreBias bias, float* out, float* largest, float* sum, AttentionPiece s) {
+                             ScoreBias bias, float* out, float* softmax, AttentionPiece s) {
   const Sizes of = sizes("attention_piece_forward", s, "key", s.first_key, kAttentionKeys);
   float* const scratch = ctx.state().scratch(KeyBias::floats(bias, of));
-  forward(ctx.state(), q, k, v, KeyBias::of(bias, of, scratch), out, largest, sum, of);
+  forward(ctx.state(), q, k, v, KeyBias::of(bias, of, scratch), out, softmax, of);
 }
 
 }  // namespace weft::kernels::cpu
