@@ -231,6 +231,34 @@ def test_a_call_fails_for_all(call, tmp_path):
         """, tmp_path / "run"))
 
 
+def test_a_saver_may_be_waited_for_again(tmp_path):
+    """Its save goes on, and what it comes to is told by the next wait."""
+    assert "well" in finish(start("""
+        import numpy as np
+        saver, may_write = weft.checkpoint.Saver(), threading.Event()
+        def stage(name):
+            if name == "folder":
+                assert may_write.wait(30)
+        for step in (1, 2):
+            may_write.clear()
+            saver.save(place, {"w": np.ones(4)}, step, on_stage=stage)
+            took = interrupted(saver.wait)
+            assert took < 1, took
+            if step == 2:
+                os.rmdir(os.path.join(place, "step-00000002.unfinished"))
+            may_write.set()
+            try:
+                saver.wait()
+                assert step == 1
+            except weft.SystemError as error:
+                assert step == 2 and "No such file" in str(error), error
+        assert weft.checkpoint.latest(place)[1] == 1
+        saver.save(place, {"w": np.ones(4)}, 3)
+        saver.wait()
+        print("well")
+        """, tmp_path / "run"))
+
+
 def test_a_work_may_be_waited_for_again():
     """Who keeps the Work keeps the call."""
     assert "well" in finish(start("""

@@ -109,6 +109,14 @@ void agree(ProcessGroup* group, std::string_view what, std::string_view conseque
               mine ? fmt::format("; on this rank: {}", own.text) : "");
 }
 
+void fail_interrupted(ProcessGroup* group, std::string_view what, std::string_view consequence) {
+  if (group == nullptr) return;
+  group->fail(Failure{
+      .code = ErrorCode::aborted,
+      .text = fmt::format("{}: rank {} was interrupted while it saved; {}", what, group->rank(), consequence),
+      .ranks = {group->rank()}});
+}
+
 void agree(const DeviceMesh& mesh, std::string_view what, std::string_view consequence,
            std::exception_ptr mine) {
   ProcessGroup* group = nullptr;

@@ -30,6 +30,8 @@ inline constexpr std::size_t kMostTextBytes = 64 << 10;
 /// where the group failed.
 void agree(ProcessGroup* group, std::string_view what, std::string_view consequence, std::exception_ptr mine,
            Duration deadline = {}, bool* all_told = nullptr);
+/// Fails `group`, where there is one, on all ranks: `<what>: rank 1 was interrupted while it saved; <consequence>`.
+void fail_interrupted(ProcessGroup* group, std::string_view what, std::string_view consequence);
 /// The same over the ranks of the mesh, whose group may not be made yet.
 void agree(const DeviceMesh& mesh, std::string_view what, std::string_view consequence,
            std::exception_ptr mine);

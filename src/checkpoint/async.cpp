@@ -3,14 +3,17 @@
 #include <fmt/format.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <cstring>
 #include <exception>
+#include <mutex>
 #include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/errors/caught.hpp"
+#include "base/waits/suspension.hpp"
 #include "checkpoint/agreement.hpp"
 #include "checkpoint/save_plan.hpp"
 #include "weft/base/error.hpp"
@@ -28,6 +31,16 @@ struct AsyncCheckpoint::Impl {
   }
 
   ProcessGroup* group() { return own ? &own : nullptr; }
+  // Until nothing is written. An Interrupt of this thread ends the wait, not the save, whose error the next call tells.
+  void await_writer() {
+    const Deadline unless_interrupted = Deadline::after(std::chrono::hours(24 * 365));
+    std::unique_lock lock(mutex);
+    while (running && !unless_interrupted.passed()) ended.wait_for(lock, wait_piece());
+    if (unless_interrupted.passed())
+      throw Error(
+          ErrorCode::timeout,
+          fmt::format("the save of step {} in the background: it is still being written", plan.index.step));
+  }
   void take_error() noexcept {
     if (writer.joinable()) writer.join();
     if (!failed) return;
@@ -57,9 +70,11 @@ struct AsyncCheckpoint::Impl {
   SavePlan plan;                  // of the save that is being written
   std::vector<std::byte> copied;  // its entries' memory
   std::thread writer;
-  std::atomic<bool> running = false;
-  std::exception_ptr failed;  // the writer's; read when it is joined
-  std::exception_ptr error;   // not told yet
+  std::mutex mutex;
+  std::condition_variable ended;
+  std::atomic<bool> running = false;  // becomes false under the mutex
+  std::exception_ptr failed;          // the writer's; read when it is joined
+  std::exception_ptr error;           // not told yet
 };
 
 namespace {
@@ -111,7 +126,11 @@ void AsyncCheckpoint::Impl::write(SavePlan plan_in) {
     } catch (...) {
       failed = of_background(plan.index.step, std::current_exception());
     }
-    running = false;
+    {
+      const std::lock_guard lock(mutex);
+      running = false;
+    }
+    ended.notify_all();
   };
   running = true;
   try {
@@ -150,6 +169,12 @@ bool save_listed(AsyncCheckpoint& saves, const std::filesystem::path& directory,
   if (impl.busy == AsyncCheckpoint::Busy::refuse)
     for (const std::uint64_t running : numbers_of_all(group, impl.running ? 1 : 0))
       if (running != 0) return false;
+  try {
+    impl.await_writer();
+  } catch (const Error&) {
+    fail_interrupted(group, "save_checkpoint", "this save is not begun");
+    throw;
+  }
   impl.take_error();
   agree(group, "save_checkpoint: the save before this one", "this one is not begun",
         std::exchange(impl.error, nullptr));
@@ -160,6 +185,7 @@ bool save_listed(AsyncCheckpoint& saves, const std::filesystem::path& directory,
 }
 
 void AsyncCheckpoint::wait() {
+  impl_->await_writer();
   impl_->take_error();
   if (std::exception_ptr error = std::exchange(impl_->error, nullptr)) std::rethrow_exception(error);
 }

@@ -10,6 +10,7 @@
 #include "checkpoint/new_folder.hpp"
 #include "checkpoint/save/save_turn.hpp"
 #include "checkpoint/save_plan.hpp"
+#include "weft/base/clock.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -64,9 +65,12 @@ void write_save(SavePlan& plan, ProcessGroup* group) {
   const Duration deadline = plan.options.deadline;
   const SaveTurn turn = std::move(plan.turn);  // until this save has ended
   bool none_writes = true;
+  const Deadline unless_interrupted = Deadline::after(std::chrono::hours(24 * 365));
   const auto all_ranks = [&](Duration limit, const std::function<void()>& action) {
     const std::exception_ptr failed = error_of_save(action);
     const std::string state = folder.state();
+    // While it wrote: whoever waited for this call may be in another one by now.
+    if (unless_interrupted.passed()) fail_interrupted(group, "save_checkpoint", state);
     agree(group, "save_checkpoint", state, with_consequence(failed, state), limit, &none_writes);
   };
   // Where rank 0 waits too long for its turn it says so itself: the others wait longer.

@@ -11,12 +11,15 @@
 #include <latch>
 #include <mutex>
 #include <numeric>
+#include <optional>
+#include <thread>
 #include <vector>
 
 #include "support/errors.hpp"
 #include "support/processes.hpp"
 #include "support/run_ranks.hpp"
 #include "support/temporary_folder.hpp"
+#include "weft/base/interrupt.hpp"
 
 namespace weft::async_test {
 namespace {
@@ -204,6 +207,80 @@ TEST(AsyncCheckpoint, WrongArgumentsAreToldAtOnce) {
                                  "twice; "));
     EXPECT_FALSE(saves.running());
   });
+}
+
+// A wait that is interrupted takes neither the end of the save nor its error from the next one. Two threads may be in them at once:
+// Python leaves an interrupted call to a thread of its own.
+TEST(AsyncCheckpoint, AnInterruptEndsTheWaitAndNotTheSave) {
+  const test::TemporaryFolder folder;
+  std::atomic<bool> may_write = false;
+  std::vector<float> values(10, 1);
+  const std::vector<NamedView> views = {{"values", view(values)}};
+  AsyncCheckpoint saves{DeviceMesh()};
+  saves.save(folder.path(), 7, views, {}, {.on_stage = [&](std::string_view stage) {
+               if (stage != "data") return;
+               may_write.wait(false);
+               throw Error(ErrorCode::system, "no more paper");
+             }});
+  const auto release = [&] {
+    may_write = true;
+    may_write.notify_all();
+  };
+  Interrupt interrupt;
+  std::thread interrupted([&] {
+    const Interruptible under(interrupt);
+    EXPECT_EQ(error_text([&] { saves.wait(); }),
+              "timeout: the save of step 7 in the background: it is still being written");
+    EXPECT_TRUE(saves.running());
+    release();
+  });
+  std::thread meanwhile([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    interrupt.raise();
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+    release();  // so that a wait that is not ended fails the test
+  });
+  interrupted.join();
+  EXPECT_THAT(error_text([&] { saves.wait(); }), HasSubstr("no more paper"));
+  saves.wait();
+  EXPECT_TRUE(saves.save(folder.path(), 8, views));
+  saves.wait();
+  meanwhile.join();
+}
+
+// Nobody can begin the save without the rank that has left it: both hear of it, and the one before is whole.
+TEST(AsyncCheckpoint, AnInterruptOfASaveThatWaitsForTheOneBeforeItIsToldAllRanks) {
+  const test::TemporaryFolder folder;
+  std::latch may_write(1);
+  test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+    const DeviceMesh mesh(rank.group(), {{"tp", 2}});
+    AsyncCheckpoint saves(mesh);
+    Values values(mesh);
+    values.fill(1);
+    SaveOptions options;
+    options.on_stage = [&](std::string_view stage) {
+      if (rank.rank == 0 && stage == "data") may_write.wait();
+    };
+    EXPECT_TRUE(saves.save(folder.path(), 1, values.views(), {}, options));
+    Interrupt interrupt;
+    std::optional<Interruptible> under;
+    if (rank.rank == 0) {
+      interrupt.raise();
+      under.emplace(interrupt);
+    }
+    const std::string said = error_text([&] { saves.save(folder.path(), 2, values.views()); });
+    under.reset();
+    if (rank.rank == 0) may_write.count_down();
+    EXPECT_THAT(said, rank.rank == 0
+                          ? HasSubstr("the save of step 1 in the background: it is still being written")
+                          : HasSubstr("save_checkpoint: rank 0 was interrupted while it saved; this save is "
+                                      "not begun"));
+    EXPECT_THAT(error_text([&] { mesh.group().barrier().wait(); }),
+                HasSubstr("rank 0 was interrupted while it saved"));
+    saves.wait();
+  });
+  EXPECT_EQ(load_checkpoint(folder.path(), {}, {}, {.may_leave = [](std::string_view) { return true; }}).step,
+            1);
 }
 
 // An error that nobody asks for is in the log.

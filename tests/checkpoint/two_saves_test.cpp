@@ -11,6 +11,7 @@
 #include "support/errors.hpp"
 #include "support/run_ranks.hpp"
 #include "support/temporary_folder.hpp"
+#include "weft/base/interrupt.hpp"
 #include "weft/checkpoint/async.hpp"
 #include "weft/checkpoint/convert.hpp"
 
@@ -121,6 +122,62 @@ TEST(TwoSaves, OneThatWaitsTooLongIsATimeOutAndTheOthersAreWritten) {
     first.wait();
   });
   expect_whole(folder.path(), {1, 3}, 3);
+}
+
+// Its turn is an hour away, and the interrupt ends the wait for it all the same.
+TEST(TwoSaves, AnInterruptEndsTheWaitForTheTurn) {
+  const test::TemporaryFolder folder;
+  std::latch may_write(1);
+  const std::vector<float> values(4, 1);
+  const std::vector<NamedView> views = {{"values", view(values), {}}};
+  AsyncCheckpoint saves{DeviceMesh()};
+  saves.save(folder.path(), 1, views, {}, {.on_stage = [&](std::string_view stage) {
+               if (stage == "data") may_write.wait();
+             }});
+  Interrupt interrupt;
+  std::thread raises([&] {
+    std::this_thread::sleep_for(100ms);
+    interrupt.raise();
+    std::this_thread::sleep_for(1s);
+    may_write.count_down();
+  });
+  {
+    const Interruptible under(interrupt);
+    EXPECT_THAT(error_text([&] { save_checkpoint(folder.path(), {}, 2, views); }),
+                ::testing::HasSubstr("timeout: save_checkpoint: another save of this process"));
+  }
+  raises.join();
+  saves.wait();
+  EXPECT_EQ(latest_checkpoint(folder.path())->step, 1);
+}
+
+// What a rank does alone is not a wait that an interrupt ends. But nobody may be left in the next call of a group that one rank has left.
+TEST(TwoSaves, AnInterruptWhileARankWritesIsToldAllRanks) {
+  for (const std::string stage : {"data", "latest"}) {
+    SCOPED_TRACE(stage);
+    const test::TemporaryFolder folder;
+    test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+      const DeviceMesh mesh(rank.group(), {{"dp", 2}});
+      const LayoutRef layout = replicated_layout(mesh, {4});
+      const std::vector<float> values(4, 1);
+      const std::vector<NamedView> views = {{"values", view(values), layout}};
+      Interrupt interrupt;
+      const Interruptible under(interrupt);
+      SaveOptions options;
+      if (rank.rank == 0)
+        options.on_stage = [&](std::string_view at) {
+          if (at == stage) interrupt.raise();
+        };
+      const std::string said =
+          error_text([&] { save_checkpoint(folder.path(), mesh, 1, views, {}, options); });
+      EXPECT_THAT(said, ::testing::HasSubstr("save_checkpoint: rank 0 was interrupted while it saved; " +
+                                             folder.path().string() +
+                                             (stage == "latest" ? "/step-0" : " is as it was")));
+      EXPECT_THAT(error_text([&] { mesh.group().barrier().wait(); }),
+                  ::testing::HasSubstr("rank 0 was interrupted"));
+    });
+    EXPECT_EQ(latest_checkpoint(folder.path()).has_value(), stage == "latest");
+  }
 }
 
 // What a save that failed leaves is no turn.

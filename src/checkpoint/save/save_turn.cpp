@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -9,6 +10,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/waits/suspension.hpp"
 #include "store/duration_text.hpp"
 #include "weft/base/error.hpp"
 
@@ -77,7 +79,7 @@ void SaveTurn::wait(std::string_view what, Duration limit) const {
       throw Error(ErrorCode::timeout,
                   fmt::format("{}: another save of this process, begun before, still wrote to {} after {}",
                               what, directory_, shown_seconds(limit)));
-    all.changed.wait_for(lock, deadline.left());
+    all.changed.wait_for(lock, std::min(deadline.left(), wait_piece()));
   }
 }
 
