@@ -295,6 +295,23 @@ TEST_F(RunTest, OutputThatCannotBeWrittenIsTold) {
   EXPECT_EQ(run_full(1, "echo words; exit 3"), code(3));
 }
 
+// A file that may not grow (ulimit -f) is as a full disk; the ranks get the signal that tells of it, as without the launcher.
+TEST_F(RunTest, OutputBeyondALimitOfFilesIsTold) {
+  const auto limited = [&] {
+    const rlimit limit = {.rlim_cur = 4096, .rlim_max = 4096};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    ::dup2(::open((folder_ / "limited").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600), 1);
+  };
+  const auto run_limited = [&](const std::string& script) {
+    return start({"-n", "2", "--", "sh", "-c", script}, limited).wait(seconds(20)).value_or(ExitStatus{});
+  };
+  EXPECT_EQ(run_limited("seq 1 2000; echo the end >&2"), code(74));
+  EXPECT_THAT(err(), HasSubstr("weft run: cannot write standard output: File too large"));
+  EXPECT_THAT(err(), ::testing::AllOf(HasSubstr("[0] the end"), HasSubstr("[1] the end")));
+  EXPECT_EQ(run_limited("seq 1 2000 >'" + (folder_ / "own").string() + "'$WEFT_RANK; exit $?"),
+            code(128 + SIGXFSZ));
+}
+
 TEST_F(RunTest, OtherSubCommandsSayThatOutputIsLost) {
   const std::string command =
       fmt::format("'{}' --help >/dev/full 2>'{}'", WEFT_COMMAND, (folder_ / "err").string());

@@ -42,7 +42,7 @@ int start(RankProcess& rank, RankStart how) {
     if (::dup2(rank.streams[0]->pipe.write_end, STDOUT_FILENO) >= 0 &&
         ::dup2(rank.streams[1]->pipe.write_end, STDERR_FILENO) >= 0 &&
         (how.cores == nullptr || ::sched_setaffinity(0, sizeof *how.cores, how.cores) == 0)) {
-      ::signal(SIGPIPE, SIG_DFL);
+      for (const int number : {SIGPIPE, SIGXFSZ}) ::signal(number, SIG_DFL);
       ::sigprocmask(SIG_SETMASK, &how.mask, nullptr);
       ::execvpe(argv[0], argv.data(), envp.data());
     }

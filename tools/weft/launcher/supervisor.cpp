@@ -36,7 +36,7 @@ Supervisor::Supervisor(const LaunchOptions& options, const std::vector<std::stri
     : options_(options), command_(command), ranks_mask_(ranks_mask), guard_pipe_(guard_pipe) {
   signals_ = ::signalfd(-1, &to_read, SFD_CLOEXEC | SFD_NONBLOCK);
   if (signals_ < 0) throw_errno("signalfd", errno);
-  ::signal(SIGPIPE, SIG_IGN);
+  for (const int number : {SIGPIPE, SIGXFSZ}) ::signal(number, SIG_IGN);  // the write says it
   CPU_ZERO(&usable_);
   if (::sched_getaffinity(0, sizeof usable_, &usable_) != 0) throw_errno("sched_getaffinity", errno);
 }
