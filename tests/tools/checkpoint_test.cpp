@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <complex>
@@ -240,6 +241,11 @@ TEST_F(CheckpointCommand, ConvertWritesItAnew) {
   std::ofstream(folder / "names") << "\na *\n";
   EXPECT_EQ(command("convert old x --names names").text,
             "weft: names \"names\", line 2: expected at most one * in OLD, and in NEW no more than there\n");
+  ASSERT_EQ(::mkfifo((folder / "fifo").c_str(), 0600), 0);
+  EXPECT_EQ(command("convert old x --names fifo").text,
+            "weft: names \"fifo\": is not a regular file (it is a FIFO)\n");
+  EXPECT_EQ(command("convert old x --names /dev/zero").text,
+            "weft: names \"/dev/zero\": is not a regular file (it is a character device)\n");
   EXPECT_EQ(command("convert old x --dtype f16").status, 2);
   EXPECT_EQ(command("convert old x --files 0").status, 2);
 }

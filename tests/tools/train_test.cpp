@@ -474,6 +474,20 @@ TEST_F(TrainTest, WhatIsWrongInAConfigFileIsNamedWithItsLine) {
   EXPECT_EQ(run({"train", "--config"}), 2);
 }
 
+// No other number is taken in its place.
+TEST_F(TrainTest, NumbersAreDecimalAndFit) {
+  const auto expect = [&](const char* flag, const char* value, const char* expected) {
+    EXPECT_EQ(run(small({flag, value})), 2);
+    EXPECT_THAT(err(), HasSubstr(std::string(flag) + ": Value " + value +
+                                 "; expected a decimal number without leading zeros, from " + expected));
+  };
+  for (const char* value : {"99999999999999999999", "-99999999999999999999", "010", "-010", "0x10"})
+    expect("--warmup", value, "-9223372036854775808 to 9223372036854775807");
+  for (const char* value : {"99999999999999999999", "-1", "010"})
+    expect("--seed", value, "0 to 18446744073709551615");
+  EXPECT_EQ(run(small({"--seed", "18446744073709551615", "--warmup", "+1", "--print-config"})), 0) << err();
+}
+
 // They would be read for ever, or waited for.
 TEST_F(TrainTest, FilesThatAreNoneAreRefusedAtOnce) {
   ASSERT_EQ(::mkfifo(file("fifo").c_str(), 0600), 0);

@@ -5,10 +5,14 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
+#include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <limits>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "base/text/nearest.hpp"
@@ -99,6 +103,28 @@ void refuse_unknown(const CLI::App& app, const std::vector<std::string>& words) 
   }
 }
 
+// CLI11 reads 99999999999999999999 as the largest number that there is, 010 as 8 and 0x10 as 16, without a word.
+template <class Number>
+std::string decimal_fault(const std::string& text) {
+  const char* const first = text.data() + (text.starts_with('+') ? 1 : 0);
+  const std::string_view digits = std::string_view(text).substr(text.find_first_not_of("+-") == 1 ? 1 : 0);
+  Number value{};
+  const auto [end, failed] = std::from_chars(first, text.data() + text.size(), value);
+  const bool octal = digits.size() > 1 && digits[0] == '0';
+  if (failed == std::errc() && end == text.data() + text.size() && !octal) return {};
+  return fmt::format("Value {}; expected a decimal number without leading zeros, from {} to {}", text,
+                     std::numeric_limits<Number>::min(), std::numeric_limits<Number>::max());
+}
+
+void expect_decimals(CLI::App& app) {
+  for (CLI::Option* option : app.get_options()) {
+    const std::string type = option->get_type_name();
+    if (type.starts_with("INT")) option->check(decimal_fault<std::int64_t>);
+    if (type.starts_with("UINT")) option->check(decimal_fault<std::uint64_t>);
+  }
+  for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) expect_decimals(*command);
+}
+
 int run(const std::vector<std::string>& given) {
   CLI::App app("weft: programs of many ranks", "weft");
   app.require_subcommand(1);
@@ -116,6 +142,7 @@ int run(const std::vector<std::string>& given) {
   weft::tools::add_checkpoint(app, chosen);
 #endif
   weft::tools::add_bench(app, chosen);
+  expect_decimals(app);
   const std::vector<std::string> words = as_flags(given);
   check_commands(app, words);
   const Words s = split(app, words);

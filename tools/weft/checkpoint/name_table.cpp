@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <optional>
 
+#include "base/files/regular_file.hpp"
 #include "base/text/plain_streams.hpp"
 #include "weft/base/error.hpp"
 
@@ -22,11 +22,12 @@ std::optional<std::string_view> fit(std::string_view pattern, std::string_view n
   return name.substr(star, name.size() - before.size() - after.size());
 }
 
+constexpr std::size_t kMostBytes = std::size_t{64} << 20;
+
 }  // namespace
 
 NameTable NameTable::read(const std::filesystem::path& path) {
-  FileIn file(path);
-  if (!file) throw_errno(fmt::format("names \"{}\"", path.string()), errno != 0 ? errno : ENOENT);
+  TextIn file(read_regular_file(path.string(), fmt::format("names \"{}\":", path.string()), kMostBytes));
   NameTable table;
   int number = 0;
   for (std::string line; std::getline(file, line);) {

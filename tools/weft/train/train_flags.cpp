@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <type_traits>
 
 #include "config_file.hpp"
 #include "weft/models/transformer_text.hpp"
@@ -53,7 +52,6 @@ void add_train_flags(CLI::App& sub, TrainConfig& config, ConfigFile& file) {
     CLI::Option* added = sub.add_option(flag, member, help)
                              ->capture_default_str()
                              ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-    if (std::is_unsigned_v<std::remove_reference_t<decltype(member)>>) added->check(CLI::NonNegativeNumber);
     file.take(added, &member);
   };
   each_run_flag(config, add);
