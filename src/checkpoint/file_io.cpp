@@ -9,24 +9,10 @@
 #include <system_error>
 #include <utility>
 
+#include "base/memfd.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
-
-FileHandle::~FileHandle() {
-  if (fd_ >= 0) ::close(fd_);
-}
-
-FileHandle& FileHandle::operator=(FileHandle&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  return *this;
-}
-
-void FileHandle::close(const std::string& what) {
-  // Linux releases the descriptor even where close reports an error: it must not be closed again.
-  const int fd = std::exchange(fd_, -1);
-  if (fd >= 0 && ::close(fd) != 0 && errno != EINTR) throw_errno(what, errno);
-}
 
 void AtomicFile::commit() {
   const auto reached = [&](std::string_view step) {
@@ -42,8 +28,8 @@ void AtomicFile::commit() {
 
 void sync_folder(const std::filesystem::path& folder) {
   const char* name = folder.empty() ? "." : folder.c_str();
-  FileHandle handle(::open(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (handle.get() < 0) throw_errno(fmt::format("cannot open the folder {}", name), errno);
+  const Descriptor handle(::open(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!handle) throw_errno(fmt::format("cannot open the folder {}", name), errno);
   // Some file systems cannot sync a folder and say EINVAL; there is nothing better to ask of them.
   if (::fsync(handle.get()) != 0 && errno != EINVAL)
     throw_errno(fmt::format("cannot sync the folder {}", name), errno);

@@ -1,5 +1,4 @@
-// Files that appear whole or not at all, and descriptors that close themselves. Each object belongs to one
-// thread.
+// Files that appear whole or not at all. Each object belongs to one thread.
 #pragma once
 
 #include <cstddef>
@@ -15,22 +14,6 @@
 #include "base/files/new_file.hpp"
 
 namespace weft {
-
-/// Owns a file descriptor.
-class FileHandle {
- public:
-  explicit FileHandle(int fd = -1) noexcept : fd_(fd) {}
-  ~FileHandle();
-  FileHandle(FileHandle&& other) noexcept : fd_(other.fd_) { other.fd_ = -1; }
-  FileHandle& operator=(FileHandle&& other) noexcept;
-  int get() const noexcept { return fd_; }
-  /// Closes now; throws `system` naming `what` where the system reports an error that was held back until
-  /// here.
-  void close(const std::string& what);
-
- private:
-  int fd_;
-};
 
 /// A NewFile that is durable: commit() also waits for the disk. Every function throws as NewFile's do.
 class AtomicFile {

@@ -4,13 +4,13 @@
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/un.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <string>
 
+#include "base/memfd.hpp"
 #include "base/parse_number.hpp"
 #include "weft/base/env.hpp"
 
@@ -32,15 +32,14 @@ void tell_launcher(std::string_view what) noexcept {
     const auto rank = env::get("WEFT_RANK");
     sockaddr_un address;
     if (!name || !job || !rank || name->size() >= sizeof address.sun_path) return;
-    const int fd = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (fd < 0) return;
+    const Descriptor fd(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    if (!fd) return;
     const timeval limit{.tv_sec = 0, .tv_usec = 100'000};  // few datagrams wait at a socket
-    ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+    ::setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
     const std::string text = fmt::format("{} {} {}", *job, *rank, what);
     const socklen_t size = abstract_address(*name, address);
-    [[maybe_unused]] const auto sent = ::sendto(fd, text.data(), text.size(), MSG_NOSIGNAL,
+    [[maybe_unused]] const auto sent = ::sendto(fd.get(), text.data(), text.size(), MSG_NOSIGNAL,
                                                 reinterpret_cast<const sockaddr*>(&address), size);
-    ::close(fd);
   } catch (...) {  // out of memory: the launcher judges without
   }
 }

@@ -19,6 +19,7 @@
 #include <thread>
 
 #include "base/files/new_file.hpp"
+#include "base/memfd.hpp"
 #include "base/signals.hpp"
 #include "host/peers.hpp"
 #include "weft/base/env.hpp"
@@ -111,7 +112,7 @@ std::string write_file(const std::string& path, std::string_view text) try {
 // What the thread needs, which outlives the Context where the disk hangs.
 struct TraceFiles::Writer {
   std::string folder, names;
-  int descriptor = -1;
+  Descriptor descriptor;
   bool has_signal = false;
   std::thread thread;
 
@@ -126,12 +127,10 @@ struct TraceFiles::Writer {
   std::mutex log_mutex;
   Logger* log = nullptr;  // null: the Context is gone
 
-  ~Writer() { ::close(descriptor); }
-
   // The signal's handler adds 1 to the counter of the descriptor, everybody else 2^32, so that the two can be
   // told apart.
   static constexpr std::uint64_t kWake = std::uint64_t{1} << 32;
-  void wake() const { static_cast<void>(!::write(descriptor, &kWake, sizeof kWake)); }
+  void wake() const { static_cast<void>(!::write(descriptor.get(), &kWake, sizeof kWake)); }
 
   // Writes one file. Where memory runs out there is no file, and perhaps no warning.
   void write_one(const Recorder& recorder, int number) noexcept try {
@@ -158,10 +157,10 @@ struct TraceFiles::Writer {
   void run() {
     ::pthread_setname_np(::pthread_self(), "weft-traces");
     for (;;) {
-      pollfd p{descriptor, POLLIN, 0};
+      pollfd p{descriptor.get(), POLLIN, 0};
       ::poll(&p, 1, -1);
       std::uint64_t rung = 0;
-      if (::read(descriptor, &rung, sizeof rung) < 0) rung = 0;
+      if (::read(descriptor.get(), &rung, sizeof rung) < 0) rung = 0;
       std::unique_lock lock(mutex);
       if (rung % kWake != 0) ask_for_all();
       while (!asked.empty()) {
@@ -197,8 +196,8 @@ TraceFiles::TraceFiles(Context& context)
   writer->folder = *folder;
   writer->names = fmt::format("{}-{}-{:08x}", plain(host_), ::getpid(), std::random_device()());
   writer->log = &context.log();
-  writer->descriptor = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (writer->descriptor < 0) {
+  writer->descriptor = Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!writer->descriptor) {
     without(fmt::format("eventfd: {}", system_words(errno)));
     return;
   }
@@ -210,7 +209,7 @@ TraceFiles::TraceFiles(Context& context)
     return;
   }
   writer_ = std::move(writer);
-  writer_->has_signal = claim_signal(writer_->descriptor);
+  writer_->has_signal = claim_signal(writer_->descriptor.get());
   if (!writer_->has_signal)
     context.log().write_later(
         LogLayer::group, LogLevel::info,

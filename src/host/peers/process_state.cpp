@@ -18,13 +18,12 @@ ProcessState process_state(pid_t process, const char* proc) noexcept {
   if (std::snprintf(path, sizeof path, "%s/%d/status", proc, static_cast<int>(process)) >=
       static_cast<int>(sizeof path))
     return {};
-  const int file = ::open(path, O_RDONLY | O_CLOEXEC);
-  if (file < 0) return {};
+  const Descriptor file(::open(path, O_RDONLY | O_CLOEXEC));
+  if (!file) return {};
   ssize_t bytes = 0;
   do {
-    bytes = ::read(file, text, sizeof text);
+    bytes = ::read(file.get(), text, sizeof text);
   } while (bytes < 0 && errno == EINTR);
-  ::close(file);
   if (bytes <= 0) return {};
   const std::string_view status(text, static_cast<std::size_t>(bytes));
   // The value of a line "name:<tab>value".

@@ -17,6 +17,7 @@
 
 #include "base/files/new_file.hpp"
 #include "base/files/regular_file.hpp"
+#include "base/memfd.hpp"
 #include "base/text/plain_streams.hpp"
 #include "shrink.hpp"
 #include "weft/base/error.hpp"
@@ -33,25 +34,22 @@ constexpr int kJobPrograms = 200;  // without faults, of one mpirun
 class SharedReports {
  public:
   explicit SharedReports(std::size_t count) : bytes_(count * sizeof(SharedReport)) {
-    fd_ = ::memfd_create("check-reports", MFD_CLOEXEC);
-    if (fd_ < 0 || ::ftruncate(fd_, static_cast<off_t>(bytes_)) != 0) throw_errno("check: a shared", errno);
-    void* const map = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
+    fd_ = Descriptor(::memfd_create("check-reports", MFD_CLOEXEC));
+    if (!fd_ || ::ftruncate(fd(), static_cast<off_t>(bytes_)) != 0) throw_errno("check: a shared", errno);
+    void* const map = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd(), 0);
     if (map == MAP_FAILED) throw_errno("check: a shared", errno);
     reports_ = static_cast<SharedReport*>(map);
   }
-  ~SharedReports() {
-    ::munmap(static_cast<void*>(reports_), bytes_);
-    ::close(fd_);
-  }
+  ~SharedReports() { ::munmap(static_cast<void*>(reports_), bytes_); }
   SharedReports(const SharedReports&) = delete;
   SharedReports& operator=(const SharedReports&) = delete;
   SharedReport& operator[](std::size_t i) { return reports_[i]; }
   SharedReport* data() { return reports_; }
-  int fd() const { return fd_; }
+  int fd() const { return fd_.get(); }
 
  private:
   std::size_t bytes_;
-  int fd_ = -1;
+  Descriptor fd_;
   SharedReport* reports_ = nullptr;
 };
 

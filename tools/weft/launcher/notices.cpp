@@ -44,27 +44,22 @@ void let_in_only(int fd, std::string_view token) {
 
 LauncherNotices::LauncherNotices(std::string job)
     : job_(std::move(job)), fd_(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
-  if (fd_ < 0) throw_errno("weft run: a socket for the ranks' notices", errno);
-  let_in_only(fd_, job_);
+  if (!fd_) throw_errno("weft run: a socket for the ranks' notices", errno);
+  let_in_only(fd(), job_);
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   socklen_t size = sizeof address.sun_family;  // this short: the kernel chooses a name
-  if (::bind(fd_, reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
-      (size = sizeof address, ::getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &size) != 0)) {
-    const int error = errno;
-    ::close(fd_);
-    throw_errno("weft run: a name for the ranks' notices", error);
-  }
+  if (::bind(fd(), reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
+      (size = sizeof address, ::getsockname(fd(), reinterpret_cast<sockaddr*>(&address), &size) != 0))
+    throw_errno("weft run: a name for the ranks' notices", errno);
   name_.assign(address.sun_path + 1, size - offsetof(sockaddr_un, sun_path) - 1);
 }
-
-LauncherNotices::~LauncherNotices() { ::close(fd_); }
 
 LauncherNotices::Taken LauncherNotices::take() {
   Taken taken;
   for (int looks = 0; looks < kAtOnce; ++looks) {
     std::array<char, kMost> buffer;
-    const ssize_t got = ::recv(fd_, buffer.data(), buffer.size(), MSG_DONTWAIT);
+    const ssize_t got = ::recv(fd(), buffer.data(), buffer.size(), MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return taken;
     std::string_view text(buffer.data(), static_cast<std::size_t>(got));

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "base/memfd.hpp"
+
 namespace weft::tools {
 
 /// A datagram socket of this host, under a name that the kernel chooses. Anybody of this host may send to it;
@@ -17,11 +19,8 @@ class LauncherNotices {
 
   /// `job`: the token of the job. Throws system.
   explicit LauncherNotices(std::string job);
-  ~LauncherNotices();
-  LauncherNotices(const LauncherNotices&) = delete;
-  LauncherNotices& operator=(const LauncherNotices&) = delete;
 
-  int fd() const noexcept { return fd_; }
+  int fd() const noexcept { return fd_.get(); }
   /// What ranks find in WEFT_LAUNCHER.
   const std::string& name() const noexcept { return name_; }
   /// The next notices of the job. Never waits. Of what is there it reads a bounded number: `more` says that
@@ -34,7 +33,7 @@ class LauncherNotices {
 
  private:
   const std::string job_;
-  int fd_ = -1;
+  Descriptor fd_;
   std::string name_;
 };
 

@@ -26,14 +26,10 @@ StopRequest::StopRequest() {
     if (::sigaction(number, nullptr, &action) == 0 && action.sa_handler != SIG_IGN)
       sigaddset(&signals_, number);
   }
-  descriptor_ = ::signalfd(-1, &signals_, SFD_CLOEXEC | SFD_NONBLOCK);
-  if (descriptor_ < 0) throw_errno("train: signalfd", errno);
-  over_ = ::eventfd(0, EFD_CLOEXEC);
-  if (over_ < 0) {
-    const int error = errno;
-    ::close(descriptor_);
-    throw_errno("train: eventfd", error);
-  }
+  descriptor_ = Descriptor(::signalfd(-1, &signals_, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!descriptor_) throw_errno("train: signalfd", errno);
+  over_ = Descriptor(::eventfd(0, EFD_CLOEXEC));
+  if (!over_) throw_errno("train: eventfd", errno);
   sigset_t all;
   sigfillset(&all);
   ::pthread_sigmask(SIG_BLOCK, &all, &before_);
@@ -44,21 +40,19 @@ StopRequest::StopRequest() {
 
 StopRequest::~StopRequest() {
   const std::uint64_t one = 1;
-  [[maybe_unused]] const auto written = ::write(over_, &one, sizeof one);
+  [[maybe_unused]] const auto written = ::write(over_.get(), &one, sizeof one);
   thread_.join();
-  ::close(over_);
-  ::close(descriptor_);
   ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
 }
 
 void StopRequest::wait_for_signals() {
   Clock::time_point first_at{};
   for (;;) {
-    pollfd polled[2] = {{descriptor_, POLLIN, 0}, {over_, POLLIN, 0}};
+    pollfd polled[2] = {{descriptor_.get(), POLLIN, 0}, {over_.get(), POLLIN, 0}};
     if (::poll(polled, 2, -1) < 0 && errno != EINTR) return;
     if (polled[1].revents != 0) return;
     signalfd_siginfo info{};
-    while (::read(descriptor_, &info, sizeof info) == sizeof info) {
+    while (::read(descriptor_.get(), &info, sizeof info) == sizeof info) {
       const int number = static_cast<int>(info.ssi_signo);
       if (first_.load() == 0) {
         first_at = Clock::now();

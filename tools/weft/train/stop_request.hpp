@@ -5,6 +5,8 @@
 #include <csignal>
 #include <thread>
 
+#include "base/memfd.hpp"
+
 namespace weft::tools {
 
 /// While it lives, a first SIGINT or SIGTERM is noted and nothing else happens. A second one, at least half a
@@ -27,8 +29,8 @@ class StopRequest {
   void wait_for_signals();
 
   sigset_t signals_, before_;
-  int descriptor_ = -1;  // reads them
-  int over_ = -1;        // an eventfd
+  Descriptor descriptor_;  // reads them
+  Descriptor over_;        // an eventfd
   std::atomic<int> first_{0};
   std::thread thread_;
 };
