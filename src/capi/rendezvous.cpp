@@ -35,7 +35,7 @@ TcpStoreServer& serve(capi::ContextState& state, const TcpStoreOptions& options)
   const std::lock_guard lock(state.mutex);
   if (const auto known = state.servers.find(place); options.port != 0 && known != state.servers.end())
     return *known->second;
-  auto made = std::make_unique<TcpStoreServer>(state.context.log(), options);
+  auto made = std::make_unique<TcpStoreServer>(state.context, options);
   TcpStoreServer& server = *made;
   state.servers.emplace(options.port != 0 ? place : made->address(), std::move(made));
   return server;

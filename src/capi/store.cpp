@@ -152,7 +152,7 @@ weft_status weft_store_server_create(weft_context* context, const weft_store_ser
     state->context.check_fork(function);
     auto made = std::make_unique<weft_store_server>();
     made->context = state;
-    made->server = std::make_unique<weft::TcpStoreServer>(state->context.log(), o);
+    made->server = std::make_unique<weft::TcpStoreServer>(state->context, o);
     made->address = made->server->address();
     to = made.release();
   });

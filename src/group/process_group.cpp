@@ -133,15 +133,21 @@ ProcessGroup ProcessGroup::create(Context& context, const BackendFactory& factor
                                 Origin{.hosts = std::make_shared<HostTable>(context, m, token)}));
 }
 
-ProcessGroup::ProcessGroup(ProcessGroup&& other) noexcept : state_(std::exchange(other.state_, nullptr)) {}
+ProcessGroup::ProcessGroup(ProcessGroup&& other) noexcept : state_(std::exchange(other.state_, nullptr)) {
+  if (state_ != nullptr) state_->users->handle_goes();
+}
 
 ProcessGroup& ProcessGroup::operator=(ProcessGroup&& other) noexcept {
   std::swap(state_, other.state_);
+  for (const GroupState* state : {state_, other.state_})
+    if (state != nullptr) state->users->handle_goes();
   return *this;
 }
 
 ProcessGroup::~ProcessGroup() {
-  if (state_) state_->release();
+  if (state_ == nullptr) return;
+  state_->users->handle_goes();
+  state_->release();
 }
 
 int ProcessGroup::rank() const { return given(state_, "rank").member.rank; }

@@ -1,6 +1,7 @@
 // Numbers for the users that share a group on one rank, and what layers above keep with it. Thread-safe.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -34,6 +35,10 @@ class UserNumbers {
     int value_ = 0;
   };
 
+  /// How often a ProcessGroup of this group was destroyed or moved from: whoever has its address sees whether that is still good.
+  int handles_gone() const noexcept { return handles_gone_.load(std::memory_order_relaxed); }
+  void handle_goes() noexcept { handles_gone_.fetch_add(1, std::memory_order_relaxed); }
+
   /// What a layer above keeps for each group, of type T: made by the first call, as make() gives it, and destroyed with the group.
   template <class T, class Make>
   std::shared_ptr<T> kept(const Make& make) {
@@ -52,6 +57,7 @@ class UserNumbers {
  private:
   std::mutex mutex_;
   std::set<int> taken_;
+  std::atomic<int> handles_gone_{0};
   std::mutex keeping_;  // of its own: make() may be collective
   std::map<std::type_index, std::shared_ptr<void>> kept_;
 };

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "host/dependents.hpp"
 #include "weft/base/error.hpp"
 #include "weft/host/device_runtime.hpp"
 
@@ -19,6 +20,9 @@ Compute::Compute(Context& context, int threads, Device device)
   if (threads > kMaxThreads)
     throw Error(ErrorCode::bad_argument,
                 fmt::format("compute: threads is {}; expected at most {}", threads, kMaxThreads));
+  attachments_.emplace_back(
+      typeid(Dependents::Entry),
+      std::make_shared<Dependents::Entry>(context, fmt::format("a Compute of {}", to_string(device))));
   stream_ = runtime_->make_stream();
 }
 

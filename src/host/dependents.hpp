@@ -26,12 +26,15 @@ class Dependents {
     Entry& operator=(const Entry&) = delete;
 
    private:
+    const Context& context_;
     Dependents& all_;
     std::list<std::string>::iterator at_;
   };
 
   /// Blocks of memory that storages own; nameless, so that they are only counted.
   std::atomic<std::int64_t> blocks{0};
+  /// PinnedPages that pin something.
+  std::atomic<std::int64_t> pins{0};
 
   /// What is still there, as in `group "world", 2 blocks of memory`; empty: nothing.
   std::string text() const;

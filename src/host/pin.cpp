@@ -1,14 +1,19 @@
 #include "weft/host/pin.hpp"
 
 #include "host/arena.hpp"
+#include "host/dependents.hpp"
 
 namespace weft {
 
 PinnedPages::PinnedPages(Context& context, const void* data, std::size_t bytes)
-    : context_(context.arena().pin(data, bytes) ? &context : nullptr), data_(data), bytes_(bytes) {}
+    : context_(context.arena().pin(data, bytes) ? &context : nullptr), data_(data), bytes_(bytes) {
+  if (context_ != nullptr) ++context.attached<Dependents>().pins;
+}
 
 PinnedPages::~PinnedPages() {
-  if (context_ != nullptr && !context_->forked()) context_->arena().unpin(data_, bytes_);
+  if (context_ == nullptr || context_->forked()) return;
+  context_->arena().unpin(data_, bytes_);
+  --context_->attached<Dependents>().pins;
 }
 
 }  // namespace weft

@@ -30,6 +30,8 @@ int next_number(const ProcessGroup& group) {
 MeshState::MeshState(Context& context, ProcessGroup* group, MeshShape shape, int rank)
     : context_(context),
       root_(group),
+      root_users_(group == nullptr ? nullptr : group->users()),
+      root_handles_gone_(root_users_ == nullptr ? 0 : root_users_->handles_gone()),
       shape_(std::move(shape)),
       rank_(rank),
       number_(group == nullptr ? 0 : next_number(*group)) {}
@@ -38,6 +40,8 @@ MeshState::MeshState(ProcessGroup&& group, const MeshShape& shape)
     : context_(group.context()),
       owned_(std::move(group)),
       root_(&owned_),
+      root_users_(owned_.users()),
+      root_handles_gone_(root_users_->handles_gone()),
       shape_(shape.fit(owned_.size())),
       rank_(owned_.rank()),
       number_(next_number(owned_)) {}
@@ -93,6 +97,17 @@ std::vector<int> MeshState::ranks_along(const std::vector<int>& axes) const {
   return ranks;
 }
 
+ProcessGroup& MeshState::root() const {
+  if (root_users_->handles_gone() != root_handles_gone_)
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format(
+            "mesh: the group that {} was made of, and borrows, was destroyed or moved from; expected it "
+            "to outlive the mesh, or to be given to it (std::move)",
+            to_string(shape_)));
+  return *root_;
+}
+
 // Axes of one rank change neither the ranks nor their order: without them more sub-meshes share a group.
 std::vector<int> MeshState::longer(const std::vector<int>& axes) const {
   std::vector<int> longer;
@@ -103,7 +118,7 @@ std::vector<int> MeshState::longer(const std::vector<int>& axes) const {
 
 bool MeshState::is_root_group(const std::vector<int>& ranks) const {
   return root_ != nullptr && std::is_sorted(ranks.begin(), ranks.end()) &&
-         static_cast<int>(ranks.size()) == root_->size();
+         static_cast<int>(ranks.size()) == root().size();
 }
 
 MeshState::LazyGroup& MeshState::lazy_along(const std::vector<int>& longer) {
@@ -141,6 +156,7 @@ ProcessGroup& MeshState::group_along(const std::vector<int>& axes) {
     throw Error(ErrorCode::unsupported,
                 fmt::format("mesh: {} is arithmetic only; without a process group it cannot communicate",
                             to_string(shape_)));
+  root();
   std::call_once(compared_, [this] { expect_same_mesh(); });
   const std::vector<int> several = longer(axes), ranks = ranks_along(several);
   if (is_root_group(ranks)) return *root_;
@@ -149,14 +165,14 @@ ProcessGroup& MeshState::group_along(const std::vector<int>& axes) {
   if (!lazy.group) {
     std::vector<std::string> names;
     for (const int a : several) names.push_back(shape_.name(a));
-    lazy.group = root_->subgroup(names.empty() ? "self" : fmt::format("{}", fmt::join(names, ",")), ranks);
+    lazy.group = root().subgroup(names.empty() ? "self" : fmt::format("{}", fmt::join(names, ",")), ranks);
   }
   return lazy.group;
 }
 
 std::shared_ptr<UserNumbers> MeshState::users_along(const std::vector<int>& axes) {
   const std::vector<int> several = longer(axes);
-  return is_root_group(ranks_along(several)) ? root_->users() : lazy_along(several).users;
+  return is_root_group(ranks_along(several)) ? root().users() : lazy_along(several).users;
 }
 
 }  // namespace weft

@@ -55,6 +55,8 @@ class MeshState : public std::enable_shared_from_this<MeshState> {
     ProcessGroup group;
     const std::shared_ptr<UserNumbers> users = std::make_shared<UserNumbers>();
   };
+  /// The root group; there is one. Throws bad_argument where it was borrowed and is gone.
+  ProcessGroup& root() const;
   std::vector<int> longer(const std::vector<int>& axes) const;
   bool is_root_group(const std::vector<int>& ranks) const;
   LazyGroup& lazy_along(const std::vector<int>& longer);
@@ -63,6 +65,8 @@ class MeshState : public std::enable_shared_from_this<MeshState> {
   Context& context_;
   ProcessGroup owned_;
   ProcessGroup* root_;
+  std::shared_ptr<const UserNumbers> root_users_;  // which outlive it
+  int root_handles_gone_ = 0;                      // when the mesh was made
   MeshShape shape_;
   int rank_;
   int number_ = 0;  // among the meshes that this rank has made of the root group

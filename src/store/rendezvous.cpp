@@ -251,8 +251,8 @@ bool JobStores::serve(const HostPort& where, bool must, const std::string& secre
             "rendezvous: on this host {} is {}, where ranks of other hosts cannot reach it; give the store "
             "an address of the network between them",
             where.host, all.front().text()));
-  auto server = must ? std::make_unique<TcpStoreServer>(context_.log(), options)
-                     : TcpStoreServer::try_serve(context_.log(), options);
+  auto server = must ? std::make_unique<TcpStoreServer>(context_, options)
+                     : TcpStoreServer::try_serve(context_, options);
   if (!server) return false;
   context_.log().write(LogLayer::store, LogLevel::info,
                        fmt::format("rendezvous: serving at {}", server->address()));
@@ -351,7 +351,7 @@ std::shared_ptr<Store> JobStores::at(const HostPort& where, bool rank_zero_must_
 void JobStores::serve_and_publish(const std::shared_ptr<const RendezvousFile>& place, const std::string& host,
                                   const Claim& mine, const std::string& job, Deadline deadline) {
   auto server = std::make_unique<TcpStoreServer>(
-      context_.log(), TcpStoreOptions{.host = host, .served_by = fmt::format("{}\n{}", mine.text(), job)});
+      context_, TcpStoreOptions{.host = host, .served_by = fmt::format("{}\n{}", mine.text(), job)});
   const std::string address = server->address();
   place->publish(address, deadline);
   context_.log().write(LogLayer::store, LogLevel::info,

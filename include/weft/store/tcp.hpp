@@ -14,6 +14,8 @@
 
 namespace weft {
 
+class Context;
+
 inline constexpr std::string_view kServedByKey = "weft/served-by";
 
 struct TcpStoreOptions {
@@ -56,8 +58,11 @@ class TcpStoreServer {
   /// is no secret, unsupported where there is one but no libsodium, system where the port cannot be had or
   /// there is no thread.
   explicit TcpStoreServer(Logger& log, TcpStoreOptions options = {});
+  /// Logs to the Context's log. A Context that is destroyed before the server says so and ends the process.
+  explicit TcpStoreServer(Context& context, TcpStoreOptions options = {});
   /// The same, but null if the port is taken or the address is not this host's: another process serves.
   static std::unique_ptr<TcpStoreServer> try_serve(Logger& log, TcpStoreOptions options);
+  static std::unique_ptr<TcpStoreServer> try_serve(Context& context, TcpStoreOptions options);
   /// Waits up to `linger` for the clients to leave, then cuts them off. In a forked child: nothing, the
   /// server is its parent's.
   ~TcpStoreServer();

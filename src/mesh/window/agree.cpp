@@ -176,6 +176,7 @@ void agree(const Window::Plan& plan, const std::vector<Form>& forms, Device devi
 
 void find_links(Window::Plan& plan) {
   plan.links = Links::of(*plan.group);
+  if (plan.links) plan.listed.emplace(plan.mesh.context(), fmt::format("a {}", plan.name));
   plan.asked_for_links = true;
 }
 

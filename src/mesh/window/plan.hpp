@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "host/dependents.hpp"
 #include "mesh/window/segments.hpp"
 #include "weft/mesh/window.hpp"
 
@@ -69,6 +71,8 @@ struct Window::Plan {
       in_flight;  ///< begun, and neither finished nor failed, in no order
   mutable std::mutex spare_mutex;
   mutable std::vector<Tensor> spare;  // guarded by it: steps are taken in any thread that waits
+  std::optional<Dependents::Entry>
+      listed;  // with the links: exchanges over them need the Context, and may outlive the group
 };
 
 namespace windows {

@@ -21,6 +21,7 @@
 
 #include "base/memfd.hpp"
 #include "base/signals.hpp"
+#include "host/dependents.hpp"
 #include "host/peers/descriptor_socket.hpp"
 #include "host/warnings.hpp"
 #include "store/duration_text.hpp"
@@ -28,6 +29,7 @@
 #include "store/tcp/session.hpp"
 #include "store/tcp/sockets.hpp"
 #include "weft/base/error.hpp"
+#include "weft/host/context.hpp"
 #include "weft/store/tcp.hpp"
 
 namespace weft {
@@ -362,6 +364,11 @@ struct TcpStoreServer::Impl {
     std::string().swap(c.out);  // an idle client takes no memory
   }
 
+  void list_in(Context& context) {
+    listed.emplace(context, fmt::format("the store server at {}", address.text()));
+  }
+
+  std::optional<Dependents::Entry> listed;
   Logger& log;
   const TcpStoreOptions options;
   const std::optional<KeyBytes> secret;  // none: the listener is a Unix socket
@@ -394,6 +401,10 @@ TcpStoreServer::TcpStoreServer(Logger& log, TcpStoreOptions options) {
   Listening listening = listen_on(options, false);
   impl_ = std::make_unique<Impl>(log, std::move(options), std::move(listening), std::move(key));
 }
+TcpStoreServer::TcpStoreServer(Context& context, TcpStoreOptions options)
+    : TcpStoreServer(context.log(), std::move(options)) {
+  impl_->list_in(context);
+}
 TcpStoreServer::TcpStoreServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 TcpStoreServer::~TcpStoreServer() {
   // In a forked child there is no thread, and the parent's would be woken to end.
@@ -406,6 +417,12 @@ std::unique_ptr<TcpStoreServer> TcpStoreServer::try_serve(Logger& log, TcpStoreO
   if (!listening.socket) return nullptr;
   return std::unique_ptr<TcpStoreServer>(new TcpStoreServer(
       std::make_unique<Impl>(log, std::move(options), std::move(listening), std::move(key))));
+}
+
+std::unique_ptr<TcpStoreServer> TcpStoreServer::try_serve(Context& context, TcpStoreOptions options) {
+  std::unique_ptr<TcpStoreServer> server = try_serve(context.log(), std::move(options));
+  if (server) server->impl_->list_in(context);
+  return server;
 }
 
 std::uint16_t TcpStoreServer::port() const noexcept { return impl_->address.port(); }
