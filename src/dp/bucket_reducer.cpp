@@ -8,6 +8,7 @@
 #include "base/mutant.hpp"
 #include "dp/bucket_agreement.hpp"
 #include "dp/bucket_plan.hpp"
+#include "dp/history.hpp"
 #include "dp/missing.hpp"
 #include "dp/parts.hpp"
 #include "mesh/axis_ranks.hpp"
@@ -152,7 +153,8 @@ struct BucketReducer::Impl {
     if (options.hook.start)
       run_hook([&] { b.work = options.hook.start(ready); });
     else
-      b.work = group().all_reduce(ready.data, ready.data, {.op = ready.op, .stream = ready.stream});
+      b.work = group().all_reduce(ready.data, ready.data,
+                                  {.op = ready.op, .tag = dp::history_tag(history), .stream = ready.stream});
   }
 
   // On a device its stream waits, and the next step asks how it ended.
@@ -189,7 +191,7 @@ struct BucketReducer::Impl {
   template <class Step>
   void communicate(const Step& step) {
     try {
-      step();
+      dp::in_history_words("bucket_reducer", step);
     } catch (const Error& e) {
       if (compared)
         failure = e;
@@ -252,6 +254,7 @@ struct BucketReducer::Impl {
   std::size_t posted = 0;       // buckets posted in this step
   std::size_t done = 0;         // of them, those seen to be done
   std::int64_t posted_early = 0;
+  std::uint64_t history = 0;
   bool compared = false;
   std::optional<Error> failure;                                    // of the first call that failed
   const std::shared_ptr<int> no_syncs = std::make_shared<int>(0);  // that live
@@ -352,6 +355,8 @@ void BucketReducer::finish() {
         [this](std::size_t i) { return std::string_view(impl_->entries[i].name); },
         impl_->own_group ? &impl_->own_group : nullptr);
 }
+
+void BucketReducer::set_history(std::uint64_t digest) noexcept { impl_->history = digest; }
 
 std::vector<std::int64_t> BucketReducer::bucket_bytes() const {
   std::vector<std::int64_t> bytes;

@@ -14,6 +14,7 @@
 #include "base/hash.hpp"
 #include "models/agreement.hpp"
 #include "models/batch.hpp"
+#include "nn/history.hpp"
 #include "weft/base/error.hpp"
 #include "weft/host/copy.hpp"
 #include "weft/mesh/redistribute.hpp"
@@ -55,8 +56,10 @@ std::optional<Error> out_of_place(const Ema* ema) {
 struct Setting {
   const char* name;
   std::int64_t digest;
+  bool known = true;  // else this rank agrees with any other
 };
-std::vector<Setting> settings_of(const Trainer::Options& o, std::int64_t steps) {
+// `first_values`: how they came about; 0: not known.
+std::vector<Setting> settings_of(const Trainer::Options& o, std::int64_t steps, std::uint64_t first_values) {
   const auto of = [](std::initializer_list<double> values) {
     Fnv1a hash;
     for (const double v : values) hash.add(std::bit_cast<std::uint64_t>(v));
@@ -78,6 +81,8 @@ std::vector<Setting> settings_of(const Trainer::Options& o, std::int64_t steps) 
       {"options.label_smoothing", of({o.label_smoothing})},
       {"options.ema", o.ema ? of({o.ema->decay, static_cast<double>(o.ema->warm_up)}) : 0},
       {"steps()", steps},
+      {"what the parameters were initialised with (the seed)", static_cast<std::int64_t>(first_values >> 2),
+       first_values != 0},
   };
 }
 // Throws where the ranks have different learning rates: the least and the largest, as bits.
@@ -160,9 +165,13 @@ std::int64_t Trainer::agree(std::span<const TokenBatch> batches, std::optional<d
   }
   const auto content = static_cast<std::int64_t>(hash.value);
   const std::int64_t rate = lr && fault == kNone ? bits_of(*lr) : 0;
-  const std::vector<Setting> settings = settings_of(options_, steps_);
+  const std::vector<Setting> settings =
+      settings_of(options_, steps_, steps_ > 0 ? 0 : history_of_first_values(model_->model->parameters()));
+  constexpr std::int64_t kAny =
+      std::numeric_limits<std::int64_t>::max();  // of a number that this rank does not know
   Numbers mine{fault, content, ~content, rate, ~rate};
-  for (const Setting& s : settings) mine.insert(mine.end(), {s.digest, ~s.digest});
+  for (const Setting& s : settings)
+    mine.insert(mine.end(), {s.known ? s.digest : kAny, s.known ? ~s.digest : kAny});
   const Numbers least = least_of(*compute_, tensor, mine);
   const bool differ = least[0] == kNone && least[1] != ~least[2];
   Numbers told{differ ? kBatch : least[0], valid};
@@ -180,7 +189,7 @@ std::int64_t Trainer::agree(std::span<const TokenBatch> batches, std::optional<d
   if (worst != kNone) wrong_elsewhere(worst);
   if (lr) expect_one_rate(model_->mesh, *lr, extremes[0], ~extremes[1]);
   for (std::size_t i = 0; i < settings.size(); ++i)
-    if (extremes[2 + 2 * i] != ~extremes[3 + 2 * i])
+    if (extremes[2 + 2 * i] != ~extremes[3 + 2 * i] && (settings[i].known || extremes[3 + 2 * i] != kAny))
       wrong(fmt::format("{} is not the same on all ranks of {}; expected the same", settings[i].name,
                         to_string(model_->mesh.shape())));
   if (sum == 0) wrong(fmt::format("no label of the step counts (all are {})", CrossEntropy::kIgnore));

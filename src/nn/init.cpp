@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
+#include "nn/history.hpp"
 #include "nn/runs.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/random.hpp"
@@ -67,6 +69,11 @@ void fill(Compute& compute, const Tensor& value, const Shape& global, const std:
 
 void initialise(Parameter& p, std::uint64_t seed) {
   fill(p.compute(), p.write_master(), p.global_shape(), p.path(), p.init(), seed);
+  const auto bits = [](double v) { return std::bit_cast<std::uint64_t>(v); };
+  if (const Constant* const constant = std::get_if<Constant>(&p.init()))
+    return set_history(p, digest_of(bits(constant->value)) | 1);
+  const Normal& normal = std::get<Normal>(p.init());
+  set_history(p, digest_of(bits(normal.std), bits(normal.mean), seed) | 1);
 }
 
 void initialise(ModuleBuffer& b, std::uint64_t seed) {

@@ -3,11 +3,20 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <bit>
+
+#include "base/hash.hpp"
+#include "nn/history.hpp"
 #include "weft/base/error.hpp"
 #include "weft/nn/kernels.hpp"
 #include "weft/nn/layouts.hpp"
 
 namespace weft {
+namespace {
+
+std::uint64_t bits_of(double value) noexcept { return std::bit_cast<std::uint64_t>(value); }
+
+}  // namespace
 
 Optimizer::Optimizer(Compute& compute, std::vector<Parameter*> parameters, std::vector<std::string> names)
     : compute_(&compute), parameters_(std::move(parameters)), names_(std::move(names)) {
@@ -76,6 +85,9 @@ void AdamW::update(Parameter& p, State& state, std::int64_t step, double lr) {
       kernels_of(compute()), p.write_master().data_ptr<float>(), state.tensors[0].data_ptr<float>(),
       state.tensors[1].data_ptr<float>(), p.gradient().data_ptr<float>(), p.master().count(),
       {lr, options_.beta1, options_.beta2, options_.eps, p.decays() ? options_.weight_decay : 0.0, step});
+  set_history(p, digest_of(hash_of("adamw"), bits_of(options_.beta1), bits_of(options_.beta2),
+                           bits_of(options_.eps), bits_of(options_.weight_decay), bits_of(lr), step) |
+                     1);
 }
 
 SGD::SGD(Compute& compute, std::vector<Parameter*> parameters, const Options& options)
@@ -83,11 +95,14 @@ SGD::SGD(Compute& compute, std::vector<Parameter*> parameters, const Options& op
                 options.momentum == 0 ? std::vector<std::string>{} : std::vector<std::string>{"momentum"}),
       options_(options) {}
 
-void SGD::update(Parameter& p, State& state, std::int64_t, double lr) {
+void SGD::update(Parameter& p, State& state, std::int64_t step, double lr) {
   kernels::sgd_step(kernels_of(compute()), p.write_master().data_ptr<float>(),
                     options_.momentum == 0 ? nullptr : state.tensors[0].data_ptr<float>(),
                     p.gradient().data_ptr<float>(), p.master().count(),
                     {lr, options_.momentum, p.decays() ? options_.weight_decay : 0.0});
+  set_history(p, digest_of(hash_of("sgd"), bits_of(options_.momentum), bits_of(options_.weight_decay),
+                           bits_of(lr), step) |
+                     1);
 }
 
 }  // namespace weft

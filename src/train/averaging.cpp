@@ -12,6 +12,7 @@
 #include "mesh/replicas/replica_bits.hpp"
 #include "mesh/replicas/same_list.hpp"
 #include "mesh/view_memory.hpp"
+#include "nn/history.hpp"
 #include "weft/base/error.hpp"
 #include "weft/nn/frame.hpp"
 #include "weft/nn/kernels.hpp"
@@ -82,8 +83,11 @@ GradientAverager::GradientAverager(std::vector<Parameter*> parameters, DeviceMes
                                                    options_.bucket_bytes)));
   for (DeviceMesh& axis : axes_.each_axis())
     if (axis.size() > 1) each_axis_.push_back(std::move(axis));
+  for (const Parameter* p : parameters)
+    if (!p->trainable()) frozen_.push_back(p);
   std::erase_if(parameters, [](const Parameter* p) { return !p->trainable(); });
   slots_.resize(parameters.size());
+  trained_ = parameters;
   try {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       parameters[i]->claim_gradient(this);
@@ -152,6 +156,7 @@ void GradientAverager::became_final(std::size_t index) {
                     slot.parameter->path()));
   slot.final = true;
   if (slot.set == kNoSet) return;
+  note_history();
   BucketReducer& reducer = *reduced_[slot.set]->reducer;
   const std::int64_t before = reducer.posted_early();
   reducer.ready(slot.entry);
@@ -173,6 +178,8 @@ NoSync GradientAverager::no_sync() {
 // and placements that one rank does not know (it did not use the parameter) are taken from one that does.
 GradientAverager::Agreement GradientAverager::agree(const std::optional<Error>& fault) {
   const std::size_t n = slots_.size();
+  std::vector<const Parameter*> listed(trained_.begin(), trained_.end());
+  listed.insert(listed.end(), frozen_.begin(), frozen_.end());
   const auto axis_count = static_cast<std::size_t>(axes_.root().shape().axis_count());
   std::vector<std::uint64_t> own(final_order_.begin(), final_order_.end());
   for (std::size_t i = n; i-- > 0;)
@@ -182,26 +189,25 @@ GradientAverager::Agreement GradientAverager::agree(const std::optional<Error>& 
       own.push_back(static_cast<std::uint64_t>(
           slot.seen && slot.use != nullptr ? encode(slot.use->placements[a]) : kUnknown));
   // Parts of a parameter that is cut along the axes may differ in size.
-  const auto size = [this](std::size_t i) {
-    const Parameter& p = *slots_[i].parameter;
+  const auto size = [&](std::size_t i) {
+    const Parameter& p = *listed[i];
     const bool cut =
         std::any_of(each_axis_.begin(), each_axis_.end(), [&](const DeviceMesh& a) { return is_cut(p, a); });
-    return cut ? p.global_shape().count() : p.master().count();
+    return cut || !p.materialised() ? p.global_shape().count() : p.master().count();
   };
   const auto digest = [&](std::size_t i) {
-    const Parameter& p = *slots_[i].parameter;
-    return digest_of(hash_of(p.path()), size(i), p.has_values());
+    return digest_of(hash_of(listed[i]->path()), size(i), listed[i]->has_values(), i < n);
   };
   const auto text = [&](std::size_t i) {
-    const Parameter& p = *slots_[i].parameter;
-    return fmt::format("\"{}\" (x{}{})", p.path(), size(i), p.has_values() ? ", with values" : "");
+    return fmt::format("\"{}\" (x{}{}{})", listed[i]->path(), size(i),
+                       listed[i]->has_values() ? ", with values" : "", i < n ? "" : ", frozen");
   };
   ListDigest list;
   ReplicaBits values(axes_, &slots_[0].parameter->compute());
   std::vector<const Parameter*> compared;
-  for (std::size_t i = 0; i < n; ++i) {
+  for (std::size_t i = 0; i < listed.size(); ++i) {
     list.add(digest(i));
-    const Parameter& p = *slots_[i].parameter;
+    const Parameter& p = *listed[i];
     std::vector<int> along;
     for (const DeviceMesh& axis : reduced_along(p)) along.push_back(axis.root_axes()[0]);
     if (along.empty() || fault || !p.has_values()) continue;
@@ -211,7 +217,7 @@ GradientAverager::Agreement GradientAverager::agree(const std::optional<Error>& 
   const std::vector<std::uint64_t> all = values.compare(
       "averager", list, own,
       [&] {
-        return ListEntries{"parameter", n, digest, text};
+        return ListEntries{"parameter", listed.size(), digest, text};
       },
       fault);
   values.expect_same("averager", [&](std::size_t i) { return std::string_view(compared[i]->path()); });
@@ -334,6 +340,16 @@ void GradientAverager::make_reducers() {
       slot.parameter->place_gradient(
           reduced_[slot.set]->reducer->tensor(slot.entry).reshape(slot.parameter->local_shape()));
   made_reducers_ = true;
+  // Values are the same; from here on the optimizers' steps count.
+  for (const Parameter* p : trained_) set_history(*p, 0);
+}
+
+// Once in a step, before its first reduction: how the values came about that its gradients are of.
+void GradientAverager::note_history() {
+  if (noted_history_ || reduced_.empty()) return;
+  noted_history_ = true;
+  const std::uint64_t history = history_of(trained_, is_trained);
+  for (const std::unique_ptr<Reduced>& r : reduced_) r->reducer->set_history(history);
 }
 
 // All ranks reduce all gradients in any case, those that are missing too: a rank that threw at once would
@@ -345,6 +361,9 @@ void GradientAverager::finish() {
   for (std::size_t i = 0; i < slots_.size(); ++i)
     if (slots_[i].parameter->has_gradient()) expect_partial(i);
   if (!each_axis_.empty() && !made_reducers_ && !slots_.empty()) make_reducers();
+  note_history();
+  noted_history_ = false;  // the next step's comes
+
   std::vector<std::vector<std::size_t>> given(reduced_.size());  // by set, on this rank
   std::vector<std::size_t> unused;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
@@ -391,6 +410,8 @@ void GradientAverager::finish() {
       slot.parameter->set_gradient_layout(layout);
     }
 }
+
+void forget_history(const Parameter& parameter) { set_history(parameter, 0); }
 
 std::vector<std::int64_t> GradientAverager::bucket_bytes() const {
   std::vector<std::int64_t> bytes;

@@ -46,17 +46,19 @@ std::vector<WithoutRow> without_row() {
       {"SpectralNorm", "its options",
        "the sums are compared with the call: their count, dtype and reduction"},
       {"initialise", "seed",
-       "no communication; values are compared by `GradientAverager::finish()`, `apply_ddp()` and "
-       "`fully_shard()` where they are replicated; parts of one parameter are not"},
+       "no communication; `GradientAverager::finish()`, `apply_ddp()` and `fully_shard()` compare the values "
+       "that are replicated; the first passes of `fully_shard()` and the first step of a Trainer compare the "
+       "seeds of parts of one parameter"},
       {"build_parallel_model", "options", "no communication; values are compared as for `initialise()`"},
       {"BucketReducer", "parameters",
        "it sees gradients only; where the program makes it itself, `check_replicas()` compares the "
        "parameters"},
       {"Sampler", "population, batch and seed",
-       "arithmetic; `Trainer::step()` compares the batches of the tensor axis"},
-      {"AdamW", "options", "no communication; `Trainer::step()` compares those of a Trainer"},
-      {"SGD", "options", "no communication; `Trainer::step()` compares those of a Trainer"},
-      {"Ema", "options", "no communication; `Trainer::step()` compares those of a Trainer"},
+       "arithmetic, and no exchange follows that is a sampler's; `Trainer::step()` compares the batches of "
+       "the "
+       "tensor axis. `extra` of `save_checkpoint()` is compared: a program may save them there"},
+      {"Ema", "options",
+       "no communication, and a rank may keep averages alone; `Trainer::step()` compares those of a Trainer"},
       {"Frame", "seed, step, micro-batch", "no communication; `Trainer::step()` compares those of a Trainer"},
   };
 }

@@ -37,6 +37,71 @@ Rows values() {
          averager.finish();
        },
        3},
+      {"GradientAverager::finish", "values of frozen parameters",
+       "in the first exchange of the gradients' order", ErrorCode::mismatch,
+       "averager: \"frozen\" is Replicate on dp=3, but on dp rank 1 it has other bits",
+       [](Rank& r) {
+         const DeviceMesh mesh(r.group(), {{"dp", r.size}});
+         test::Bag bag;
+         Parameter& frozen = bag.put(r.context, "frozen", {4}, replicated_layout(mesh, {4}));
+         frozen.set_trainable(false);
+         for (float& v : frozen.write_master().f32()) v = r.rank == 1 ? 2.0f : 1.0f;
+         Parameter& w = bag.put(r.context, "w", {4}, replicated_layout(mesh, {4}));
+         GradientAverager averager({&frozen, &w}, mesh["dp"]);
+         test::use(w, make_layout(mesh, {Partial{}}, {4}), [](std::size_t) { return 1.0f; });
+         averager.finish();
+       },
+       3},
+  };
+}
+
+// Two steps over replicas, in which rank 1 has other options or another learning rate.
+template <class Optimizer>
+Row of_optimizer(const std::string& function, const std::string& value, double rate,
+                 const typename Optimizer::Options& odd) {
+  return {function,
+          value,
+          "in the next step, with the reductions of `GradientAverager`",
+          ErrorCode::mismatch,
+          "bucket_reducer: ranks took the last step of their optimizers with other options, another learning "
+          "rate or another number; expected the same on all: …all_reduce f32 x",
+          [=](Rank& r) {
+            Compute compute(r.context);
+            const DeviceMesh mesh(r.group(), {{"dp", r.size}});
+            test::Bag bag;
+            Parameter& w = bag.put(r.context, "w", {4}, replicated_layout(mesh, {4}));
+            for (float& v : w.write_master().f32()) v = 1;
+            GradientAverager averager({&w}, mesh["dp"]);
+            Optimizer optimizer(compute, {&w}, r.rank == 1 ? odd : typename Optimizer::Options{});
+            for (int step = 0; step < 2; ++step) {
+              w.zero_gradient();
+              test::use(w, make_layout(mesh, {Partial{}}, {4}), [](std::size_t) { return 1.0f; });
+              averager.finish();
+              optimizer.step(r.rank == 1 ? rate : 0.01);
+            }
+          }};
+}
+
+Rows optimizers() {
+  return {
+      of_optimizer<AdamW>("AdamW", "options", 0.01, {.beta2 = 0.9}),
+      of_optimizer<AdamW>("AdamW", "lr", 0.02, {}),
+      of_optimizer<SGD>("SGD", "options", 0.01, {.momentum = 0.5}),
+      of_optimizer<SGD>("SGD", "lr", 0.02, {}),
+      {"AdamW", "lr, of a sharded model", "in the next step, with the gathers of `fully_shard`",
+       ErrorCode::mismatch,
+       "flat_shards: ranks took the last step of their optimizers with other options, another learning rate "
+       "or another number; expected the same on all: …all_gather",
+       [](Rank& r) {
+         test::ShardRun run(r, {{"dp", 2}}, {"dp"});
+         initialise(*run.net, 7);
+         AdamW optimizer(run.compute, run.net->parameters(), {});
+         for (int step = 0; step < 2; ++step) {
+           optimizer.zero_gradients();
+           run.pass(step);
+           optimizer.step(r.rank == 1 ? 0.02 : 0.01);
+         }
+       }},
   };
 }
 
@@ -110,6 +175,15 @@ Rows seeds() {
          initialise(*run.net, r.rank == 1 ? 8 : 7);
          run.pass(0);
        }},
+      {"fully_shard", "seed of `initialise()`, of parts of one parameter", "in the first pass",
+       ErrorCode::mismatch,
+       "flat_shards: the parts of \"…\"… were not initialised alike on dp rank 0 and dp rank 1; expected one "
+       "seed",
+       [](Rank& r) {
+         test::ShardRun run(r, {{"dp", 2}}, {"dp"});
+         initialise(*run.net, r.rank == 1 ? 8 : 7);
+         run.pass(0);
+       }},
   };
 }
 
@@ -173,6 +247,16 @@ Rows trainers() {
        ErrorCode::mismatch, "averager: \"…\" is Replicate on dp=2, but on …it has other bits",
        [](Rank& r) {
          Trained t(r, {{"dp", 2}, {"tp", 1}}, {});
+         for (Parameter* p : t.model.model->parameters())
+           p->write_master().f32()[0] = static_cast<float>(r.rank);
+         t.step();
+       }},
+      {"Trainer::step", "seed of the first values, of parts of one parameter",
+       "in the first exchange of the numbers of labels", ErrorCode::bad_argument,
+       "trainer: what the parameters were initialised with (the seed) is not the same on all ranks of dp=1 x "
+       "tp=2; expected the same",
+       [](Rank& r) {
+         Trained t(r, {{"dp", 1}, {"tp", 2}}, {});
          initialise(*t.model.model, r.rank == 1 ? 8 : 7);
          t.step();
        }},
@@ -369,11 +453,74 @@ Rows train_rows() {
   using namespace train_test;
   Rows rows;
   for (const Rows& some :
-       {values(), averagers(), seeds(), trainers(), split_layers(), convolutions(), maps()})
+       {values(), averagers(), optimizers(), seeds(), trainers(), split_layers(), convolutions(), maps()})
     rows.insert(rows.end(), some.begin(), some.end());
   return rows;
 }
 
 TEST(AgreementOfTraining, EachRankIsTold) { expect_told(train_rows()); }
+
+// Each rank steps with a part of the parameters, at rates of its own, and the others take their values.
+TEST(AgreementOfTraining, RanksMayStepWithPartsOfTheParameters) {
+  test::run_ranks(test::Ranks::threads, 2, [](test::Rank& r) {
+    Compute compute(r.context);
+    const DeviceMesh mesh(r.group(), {{"dp", r.size}});
+    test::Bag bag;
+    std::vector<Parameter*> all;
+    for (const char* const name : {"a", "b"}) {
+      all.push_back(&bag.put(r.context, name, {4}, replicated_layout(mesh, {4})));
+      for (float& v : all.back()->write_master().f32()) v = 1;
+    }
+    GradientAverager averager(all, mesh["dp"]);
+    SGD own(compute, {all[static_cast<std::size_t>(r.rank)]}, {});
+    for (int step = 0; step < 3; ++step) {
+      for (Parameter* p : all) {
+        p->zero_gradient();
+        test::use(*p, make_layout(mesh, {Partial{}}, {4}), [](std::size_t) { return 1.0f; });
+      }
+      averager.finish();
+      own.step(r.rank == 1 ? 0.02 : 0.01);
+      for (int owner = 0; owner < 2; ++owner) {
+        const Tensor& values = all[static_cast<std::size_t>(owner)]->write_master();
+        r.group().broadcast(values, values, owner).wait();
+      }
+    }
+    EXPECT_FLOAT_EQ(all[1]->master().f32()[0], 1 - 3 * 2 * 0.02F);
+  });
+}
+
+// One rank steps, and says that nothing is known of the values that it sends.
+TEST(AgreementOfTraining, AHistoryMayBeTakenBack) {
+  test::run_ranks(test::Ranks::threads, 2, [](test::Rank& r) {
+    Compute compute(r.context);
+    const DeviceMesh mesh(r.group(), {{"dp", r.size}});
+    test::Bag bag;
+    Parameter& w = bag.put(r.context, "w", {4}, replicated_layout(mesh, {4}));
+    for (float& v : w.write_master().f32()) v = 1;
+    GradientAverager averager({&w}, mesh["dp"]);
+    SGD sgd(compute, {&w}, {});
+    for (int step = 0; step < 3; ++step) {
+      w.zero_gradient();
+      test::use(w, make_layout(mesh, {Partial{}}, {4}), [](std::size_t) { return 1.0f; });
+      averager.finish();
+      if (r.rank == 0) sgd.step(0.01);
+      forget_history(w);
+      const Tensor& values = w.write_master();
+      r.group().broadcast(values, values, 0).wait();
+    }
+    EXPECT_FLOAT_EQ(w.master().f32()[0], 1 - 3 * 2 * 0.01F);
+  });
+}
+
+// The seeds differ, but then all write values of one origin, as load_checkpoint() does.
+TEST(AgreementOfTraining, SeedsOfValuesThatWereReplacedDoNotCount) {
+  test::run_ranks(test::Ranks::threads, 2, [](test::Rank& r) {
+    test::ShardRun run(r, {{"dp", 2}}, {"dp"});
+    initialise(*run.net, r.rank == 1 ? 8 : 7);
+    for (Parameter* p : run.net->parameters())
+      for (float& v : p->write_master().f32()) v = 0.1F;
+    for (int step = 0; step < 2; ++step) run.pass(step);
+  });
+}
 
 }  // namespace weft::agreement

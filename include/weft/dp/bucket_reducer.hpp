@@ -135,6 +135,11 @@ class BucketReducer {
   /// made ready "a" on dp rank 1; …`; the values of this step are then not usable.
   void finish();
 
+  /// A digest that the ranks compare with each all-reduce that is posted from now on, at no cost: of how the values came about whose
+  /// gradients these are: a seed, or the settings of an optimizer. mismatch on all ranks where it differs. 0, as at first: nothing is compared. Not with
+  /// a hook.
+  void set_history(std::uint64_t digest) noexcept;
+
   /// Bytes of each bucket, in the order they are posted.
   std::vector<std::int64_t> bucket_bytes() const;
   /// Reductions posted by ready() rather than by finish(), since the reducer was made: a measure of overlap.

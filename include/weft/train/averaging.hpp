@@ -31,7 +31,9 @@ using AveragerOptions = BucketOptions;
 /// Buckets are the same on all ranks: they follow the order that the first rank of the axes saw.
 ///
 /// The first finish() compares among the ranks the list of parameters, the options, and the values of the parameters that the axes
-/// replicate, as they are then: mismatch on all ranks, naming the first that differs.
+/// replicate, frozen ones too, as they are then: mismatch on all ranks, naming the first that differs. Later steps compare, with the reductions, the
+/// options, learning rate and number of the last step that AdamW or SGD took: mismatch on all ranks where they differ, unless there was none for some of
+/// the parameters.
 ///
 /// A model on a device has its buckets there; all parameters were materialised with one Compute, which is
 /// options.compute or, where that is null, taken for it. See BucketReducer for what the host waits for.
@@ -41,7 +43,7 @@ class GradientAverager {
  public:
   using Options = AveragerOptions;
 
-  /// Listens to those of `parameters` that are trained; they must outlive it, and need no memory yet. `axes`: a sub-mesh of one or
+  /// Listens to those of `parameters` that are trained; all must outlive it, and need no memory yet. `axes`: a sub-mesh of one or
   /// more axes (HSDP's replicate axis; dp and domain). The same parameters in the same order on all its
   /// ranks. No communication where nothing is wrong. Throws bad_argument where a parameter has another averager, naming it: two
   /// would reduce one gradient twice; and for options that BucketReducer refuses. This rank then waits, at most its deadline, until
@@ -78,6 +80,7 @@ class GradientAverager {
   void expect_partial(std::size_t index);
   Agreement agree(const std::optional<Error>& fault);
   void agree_on_place(Agreement& agreed, std::size_t i, std::size_t axis, int rank, std::int64_t place) const;
+  void note_history();
   Compute* compute_of_buckets() const;
   std::vector<DeviceMesh> reduced_along(const Parameter& parameter) const;
   std::size_t set_of(const Slot& slot);
@@ -87,12 +90,19 @@ class GradientAverager {
   std::vector<DeviceMesh> each_axis_;  // those of several ranks
   Options options_;
   std::vector<Slot> slots_;               // one per parameter, in the order given
+  std::vector<Parameter*> trained_;       // parallel to slots_
+  std::vector<const Parameter*> frozen_;  // given, but not trained
   std::vector<std::size_t> final_order_;  // in which gradients first became final
   std::vector<std::unique_ptr<Reduced>>
       reduced_;  // one for each set of axes; empty before the first finish()
   bool made_reducers_ = false;
+  bool noted_history_ = false;  // of this step
   std::int64_t posted_early_ = 0;
   std::shared_ptr<int> no_syncs_ = std::make_shared<int>(0);  // that live
 };
+
+/// For a program in which one rank alone steps, and sends the others the new values: after each step, on all ranks. Averagers, sharded
+/// models and trainers then take the values of `parameter` as they are, and compare no options or learning rates. It is materialised.
+void forget_history(const Parameter& parameter);
 
 }  // namespace weft

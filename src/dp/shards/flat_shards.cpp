@@ -114,6 +114,8 @@ std::int64_t FlatShards::reduce_bytes() const noexcept {
   return sum * size_bytes(impl_->plan().options.reduce);
 }
 
+void FlatShards::set_history(std::uint64_t digest) noexcept { impl_->set_history(digest); }
+
 Tensor FlatShards::make_whole() const { return impl_->make(whole_bytes(), DType::u8); }
 std::int64_t FlatShards::whole_bytes() const noexcept { return impl_->plan().whole_bytes; }
 

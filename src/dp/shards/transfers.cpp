@@ -4,6 +4,7 @@
 
 #include "base/hash.hpp"
 #include "base/mutant.hpp"
+#include "dp/history.hpp"
 #include "dp/parts.hpp"
 #include "mesh/axis_ranks.hpp"
 #include "mesh/replicas/same_list.hpp"
@@ -12,12 +13,13 @@
 namespace weft::dp {
 namespace {
 
-constexpr std::size_t kOptionWords = 3;
+constexpr std::size_t kOptionWords = 3, kWords = kOptionWords + 1;  // and the history
 
 // How a call on a device is ordered, and who waits for it.
-CallOptions options_of(const ShardPlan& plan, ReduceOp op = ReduceOp::sum) {
+CallOptions options_of(const ShardPlan& plan, ReduceOp op = ReduceOp::sum, int tag = 0) {
   CallOptions options;
   options.op = op;
+  options.tag = tag;
   options.stream = stream_of(plan.options.compute);
   return options;
 }
@@ -50,16 +52,17 @@ void ShardTransfers::compare() {
   ListDigest list;
   for (std::size_t i = 0; i < plan_.items.size(); ++i) list.add(digest(i));
   const FlatShardOptions& o = plan_.options;
-  const std::uint64_t own[kOptionWords] = {static_cast<std::uint64_t>(o.reduce),
-                                           static_cast<std::uint64_t>(o.gradient),
-                                           static_cast<std::uint64_t>(o.alone_bytes)};
+  const std::uint64_t own[kWords] = {static_cast<std::uint64_t>(o.reduce),
+                                     static_cast<std::uint64_t>(o.gradient),
+                                     static_cast<std::uint64_t>(o.alone_bytes), history_};
   const auto compare_over = [&](const DeviceMesh& axes) {
     if (!axes || axes.size() == 1) return;
     const std::vector<std::uint64_t> all = gather_with_list("flat_shards", axes, list, own, [&] {
       return ListEntries{"tensor", plan_.items.size(), digest, text};
     });
+    const auto told_by = [&](int rank) { return all.begin() + rank * static_cast<std::ptrdiff_t>(kWords); };
     for (int r = 1; r < axes.size(); ++r) {
-      const auto told = all.begin() + r * static_cast<std::ptrdiff_t>(kOptionWords);
+      const auto told = told_by(r);
       if (std::equal(all.begin(), all.begin() + kOptionWords, told)) continue;
       const auto shown = [&](auto at) {
         return fmt::format("reduce {}, gradient {}, alone_bytes {}", name(static_cast<DType>(at[0])),
@@ -72,6 +75,23 @@ void ShardTransfers::compare() {
                   Op::none,
                   kNoCall,
                   {0, r}});
+    }
+    int first = -1;  // of those that know how their parts came about
+    for (int r = 0; r < axes.size(); ++r) {
+      const std::uint64_t history = told_by(r)[kOptionWords];
+      if (history == 0 || plan_.items.empty()) continue;
+      if (first < 0) first = r;
+      if (history == told_by(first)[kOptionWords]) continue;
+      throw Error(Failure{
+          ErrorCode::mismatch,
+          fmt::format(
+              "flat_shards: the parts of \"{}\"{} were not initialised alike on {} and {}; expected one seed",
+              plan_.items[0].entry.name,
+              plan_.items.size() > 1 ? fmt::format(" and {} more", plan_.items.size() - 1) : "",
+              name_axis_rank(axes, first), name_axis_rank(axes, r)),
+          Op::none,
+          kNoCall,
+          {first, r}});
     }
   };
   compare_over(plan_.axes);
@@ -88,16 +108,22 @@ class ShardTransfers::Gather final : public Transfer::Steps {
  public:
   Gather(std::shared_ptr<ShardTransfers> of, std::span<const ConstTensorView> shards,
          std::vector<std::byte*> to, Tensor keep)
-      : of_(std::move(of)), plan_(of_->plan()), to_(std::move(to)), keep_(std::move(keep)) {
+      : of_(std::move(of)),
+        plan_(of_->plan()),
+        tag_(of_->compared_ ? history_tag(of_->history_) : 0),
+        to_(std::move(to)),
+        keep_(std::move(keep)) {
     of_->compare();
     if (!plan_.packed.empty()) packed_ = of_->shared(plan_.bytes.total, DType::u8);
     place_own(shards);
-    begin();
+    in_history_words("flat_shards", [this] { begin(); });
   }
 
-  bool done() override { return !work_.valid() || work_.done(); }
+  bool done() override {
+    return in_history_words("flat_shards", [this] { return !work_.valid() || work_.done(); });
+  }
   Tensor finish() override {
-    wait(plan_, work_);
+    in_history_words("flat_shards", [this] { wait(plan_, work_); });
     unpack();
     return std::move(keep_);
   }
@@ -137,8 +163,9 @@ class ShardTransfers::Gather final : public Transfer::Steps {
       if (count == 0) return;
       const ConstBuffer in(whole + offsets[own] * size_bytes(dtype), counts[own], dtype, device);
       const Buffer out(whole, count, dtype, device);
-      calls.push_back(even ? call::all_gather(in, out, options_of(plan_))
-                           : call::all_gather_v(in, out, Blocks{counts, offsets}, options_of(plan_)));
+      const CallOptions options = options_of(plan_, ReduceOp::sum, tag_);
+      calls.push_back(even ? call::all_gather(in, out, options)
+                           : call::all_gather_v(in, out, Blocks{counts, offsets}, options));
     };
     for (std::size_t i = 0; i < plan_.items.size(); ++i)
       if (const ShardItem& item = plan_.items[i]; !item.packed)
@@ -167,6 +194,7 @@ class ShardTransfers::Gather final : public Transfer::Steps {
 
   const std::shared_ptr<ShardTransfers> of_;
   const ShardPlan& plan_;
+  const int tag_;
   std::vector<std::byte*> to_;
   Tensor keep_, packed_;
   Work work_;  // last: it ends before the memory goes

@@ -17,6 +17,7 @@ class ShardTransfers {
   const ShardPlan& plan() const noexcept { return plan_; }
   /// This rank, among those of the axes.
   std::size_t own() const noexcept { return own_; }
+  void set_history(std::uint64_t digest) noexcept { history_ = digest; }
 
   /// Tensor in `buffer`, from byte `at` on.
   static Tensor part(const Tensor& buffer, std::int64_t at, const Shape& shape, DType dtype) {
@@ -37,6 +38,7 @@ class ShardTransfers {
 
   const ShardPlan plan_;
   const std::size_t own_ = static_cast<std::size_t>(plan_.axes.rank());
+  std::uint64_t history_ = 0;  // of the parts
   bool compared_ = false;
 };
 

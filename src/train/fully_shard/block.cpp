@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
+#include "nn/history.hpp"
 #include "weft/base/error.hpp"
 #include "weft/host/copy.hpp"
 #include "weft/nn/kernels.hpp"
@@ -127,7 +129,12 @@ void ShardBlock::start_gather(ProcessGroup* neighbours) {
   }
   std::vector<ConstTensorView> shards;
   for (const Parameter* p : parameters_) shards.emplace_back(p->weight());
+  // No rank can see the parts of others: ranks compare where these come from. First the seeds, then the optimizers' steps.
+  values().set_history(compared_ ? history_of(parameters_, is_trained)
+                                 : history_of_first_values(parameters_));
   gathering_.emplace(values().start_unshard(shards));
+  if (std::exchange(compared_, true)) return;
+  for (const Parameter* p : parameters_) set_history(*p, 0);
 }
 
 // From the parts that this rank and its neighbours kept of the whole.

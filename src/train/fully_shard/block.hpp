@@ -88,6 +88,7 @@ class ShardBlock {
   const void* const owner_;
 
   std::optional<FlatShards> values_;
+  bool compared_ = false;  // how the first values came about
   bool gathered_ = false;
   std::optional<Transfer> gathering_;
   Tensor whole_;
