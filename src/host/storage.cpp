@@ -54,13 +54,13 @@ Storage Storage::on_device(Context& context, Memory memory, std::size_t bytes, S
   s.bytes_ = bytes;
   s.memory_ = memory;
   s.stream_ = where;
-  s.data_ =
-      std::shared_ptr<void>(runtime.allocate(bytes, where),
-                            [&context, &runtime, &blocks = counted_block(context), bytes, where](void* b) {
-                              if (context.forked()) return;
-                              runtime.release(b, bytes, where);
-                              blocks.fetch_sub(1, std::memory_order_relaxed);
-                            });
+  void* const block = runtime.allocate(bytes, where);  // it may throw: counted afterwards
+  s.data_ = std::shared_ptr<void>(
+      block, [&context, &runtime, &blocks = counted_block(context), bytes, where](void* b) {
+        if (context.forked()) return;
+        runtime.release(b, bytes, where);
+        blocks.fetch_sub(1, std::memory_order_relaxed);
+      });
   return s;
 }
 

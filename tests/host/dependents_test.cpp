@@ -10,8 +10,10 @@
 
 #include "support/processes.hpp"
 #include "support/temporary_folder.hpp"
+#include "weft/base/error.hpp"
 #include "weft/base/storage.hpp"
 #include "weft/host/context.hpp"
+#include "weft/host/device_runtime.hpp"
 
 namespace weft::dependents_test {
 namespace {
@@ -68,6 +70,29 @@ TEST(Dependents, ThatEndBeforeTheContextAreForgotten) {
   });
   EXPECT_EQ(ended.signal, 0);
   EXPECT_EQ(ended.said, "");
+}
+
+// A device whose memory is full.
+class FullDevice final : public DeviceRuntime {
+ public:
+  Device device() const noexcept override { return {DeviceKind::cuda, 0}; }
+  void* allocate(std::size_t, Stream) override { throw Error(ErrorCode::system, "the device is full"); }
+  void release(void*, std::size_t, Stream) noexcept override {}
+  void copy(const void*, Device, void*, Device, const Rows&, Stream) override {}
+  void fill(void*, unsigned char, const Rows&, Stream) override {}
+  Stream make_stream() override { return device(); }
+  void destroy_stream(Stream) noexcept override {}
+  void depend(Stream, Stream) override {}
+  void wait(Stream) override {}
+};
+
+TEST(Dependents, MemoryThatWasNotToBeHadIsNotCounted) {
+  const Ended ended = context_first([](Context& context) {
+    context.add_device(std::make_unique<FullDevice>());
+    EXPECT_THROW(Storage::allocate(context, Memory::local, 64, Device{DeviceKind::cuda, 0}), Error);
+    return 0;
+  });
+  EXPECT_EQ(ended.signal, 0) << ended.said;
 }
 
 // An attachment of the Context may own memory of it: the Context ends it first.
