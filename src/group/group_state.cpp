@@ -104,6 +104,7 @@ void GroupState::release() noexcept {
   if (context.forked())
     return;  // it is the parent's: locks may be held for ever, shared memory is not mapped
   if (!own_within(kStuck)) {
+    unlist();
     given_up_.fetch_add(kHandle, std::memory_order_relaxed);  // the owner ends the group, when it comes back
     return;
   }
@@ -124,12 +125,19 @@ void GroupState::take_given_up() noexcept {
 void GroupState::give_back() noexcept {
   if (context.forked()) return;
   if (!own_within(kStuck)) {
+    unlist();
     given_up_.fetch_add(1, std::memory_order_relaxed);
     return;
   }
   const bool last = count_back();
   disown();
   if (last) end();
+}
+
+// The program has let go of it, and it may stay for ever: the Context may end.
+void GroupState::unlist() noexcept {
+  const std::lock_guard lock(mutex_);
+  listed_.reset();
 }
 
 // Neither a handle nor a Work knows the group any more.
@@ -143,7 +151,7 @@ void GroupState::end() noexcept {
                     member.name));
     progress_.remove(this);
     if (helped_) progress_.remove_helped(spin_);
-    listed.reset();  // the program has let go of it: the Context may end
+    unlist();
     return;
   }
   delete this;
@@ -208,6 +216,25 @@ void GroupState::check_stream(Stream stream, std::string_view what, bool calls) 
   if (call.options.stream != Stream{}) [[unlikely]]
     check_stream(call.options.stream, name(call.op), true);
   return submit_checked(call, check(call, traits(), member.rank, member.size, member.name));
+}
+
+// Throws where the group has failed, or another thread owns it all the time: the kernel may wait for a peer's page.
+void GroupState::await_owner(Op op, Duration deadline) {
+  const Duration limit = deadline > Duration::zero() ? deadline : member.deadline;
+  const auto since = Clock::now();
+  do {  // no Interrupt ends this: nothing waits for peers
+    if (contend(Deadline::after(kStuckInFailure), true)) return;
+    if (failed()) failure_.raise(op);
+    std::this_thread::yield();
+  } while (Clock::now() - since < limit);
+  throw Error(Failure{.code = ErrorCode::timeout,
+                      .text = fmt::format("{}: not begun within {}: all the time another thread of this rank "
+                                          "was in the middle of a step; if the kernel copies for it, and "
+                                          "waits for memory of a peer, WEFT_SINGLE_COPY=off does without{}",
+                                          name(op), shown_seconds(limit), tail(member)),
+                      .op = op,
+                      .ranks = {}},
+              true);
 }
 
 // This thread owns the group, but there is no room; or the group failed while another thread owned it.
@@ -310,7 +337,7 @@ detail::WorkCallbacks* GroupState::await_found(Ring::Slot& slot) {
 std::optional<MessageInfo> GroupState::probe(int source, const CallOptions& options) {
   context.check_fork("probe");
   check_probe(source, options, traits(), member.rank, member.size, member.name);
-  if (!try_own() && !contend(Deadline::never(), true)) failure_.raise(Op::wait_message);
+  if (!try_own()) await_owner(Op::wait_message, options.deadline);
   drive_owned();
   std::optional<MessageInfo> found;
   if (!failed()) found = backend_->probe(source, options.tag);

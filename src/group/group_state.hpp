@@ -118,7 +118,6 @@ class GroupState final : public Driven, public BlockHolder {
   Context& context;
   const BackendFactory factory;
   const Membership member;
-  std::optional<Dependents::Entry> listed{std::in_place, context, "group \"" + member.name + "\""};
   const std::string token;
   const int ranks_here;
   /// GroupInit::ranks_here for a group of so many of these ranks. Where all ranks of this host have a core
@@ -175,11 +174,12 @@ class GroupState final : public Driven, public BlockHolder {
   [[gnu::cold]] void check_stream(Stream stream, std::string_view what, bool calls) const;
   // Owns the group, with so many slots free.
   void own_room(int slots, Op op, Duration deadline) {
-    if (!try_own() && !contend(Deadline::never(), true)) [[unlikely]]
-      failure_.raise(op);
+    if (!try_own()) [[unlikely]]
+      await_owner(op, deadline);
     if (failed() || !ring_.room(slots)) [[unlikely]]
       await_room(slots, op, deadline);
   }
+  [[gnu::cold]] void await_owner(Op op, Duration deadline);
   [[gnu::cold]] void await_room(int slots, Op op, Duration deadline);
   void fill(OpState& s, const Call& call, const Operands& have) noexcept;
   void batch(int begun) noexcept;
@@ -230,6 +230,7 @@ class GroupState final : public Driven, public BlockHolder {
     return --works_ == 0 && !handle_;
   }
   void take_given_up() noexcept;
+  void unlist() noexcept;
   void end() noexcept;
   class Taking;
   void drop(std::uint32_t slot, std::uint32_t ticket) noexcept;
@@ -261,6 +262,8 @@ class GroupState final : public Driven, public BlockHolder {
   std::atomic<int> stuck_elsewhere_{0};
 
   mutable std::mutex mutex_;
+  std::optional<Dependents::Entry> listed_{std::in_place, context,
+                                           "group \"" + member.name + "\""};  // guarded by mutex_
   GroupFailure failure_;
 };
 

@@ -21,11 +21,15 @@ using testing::HasSubstr;
 constexpr std::size_t kBytes = 1 << 20;
 
 // Rank 1 sends what does not come; rank 0 receives it on a thread of its own, and does `meanwhile` once that
-// one is stuck. `after`: when it has come.
+// one is stuck. `after`: when it has come. With Progress::thread it is the helper thread that is stuck, with a Work that
+// is dropped.
 void stuck(const std::function<void(Rank&, ProcessGroup&)>& meanwhile,
-           const std::function<void(Rank&, ProcessGroup&, const std::string& said)>& after) {
+           const std::function<void(Rank&, ProcessGroup&, const std::string& said)>& after,
+           Progress progress = Progress::caller) {
   run_ranks(Ranks::processes, 2, [&](Rank& r) {
-    ProcessGroup group = ProcessGroup::create(r.context, "shm", r.membership("g"));
+    Membership m = r.membership("g");
+    m.progress = progress;
+    ProcessGroup group = ProcessGroup::create(r.context, "shm", m);
     constexpr std::int64_t kCount = kBytes / sizeof(float);
     if (r.rank == 1) {
       SlowMemory slow(kBytes);
@@ -45,11 +49,14 @@ void stuck(const std::function<void(Rank&, ProcessGroup&)>& meanwhile,
     std::vector<float> out(kCount, 1.0f);
     Work received = group.recv(view(out), 1);
     std::string said;
-    std::jthread receiver([&] { said = error_text([&] { received.wait(); }); });
+    std::jthread receiver;
+    if (progress == Progress::caller)
+      receiver = std::jthread([&] { said = error_text([&] { received.wait(); }); });
     r.store->get("stuck", Deadline::after(20s));
+    if (progress == Progress::thread) received = {};
     meanwhile(r, group);
     r.store->set("resolve", "1");
-    receiver.join();
+    if (receiver.joinable()) receiver.join();
     after(r, group, said);
   });
 }
@@ -82,6 +89,28 @@ TEST_F(StuckCopy, DoesNotHoldUpAnAbort) {
       });
 }
 
+TEST_F(StuckCopy, DoesNotHoldUpACallBeyondItsDeadline) {
+  stuck(
+      [](Rank&, ProcessGroup& group) {
+        const auto began = Clock::now();
+        const Error e = error_of([&] { group.barrier({.deadline = 100ms}).wait(); });
+        EXPECT_EQ(e.code(), ErrorCode::timeout);
+        EXPECT_STREQ(e.what(),
+                     "barrier: not begun within 0.1 s: all the time another thread of this rank was in the "
+                     "middle of a step; if "
+                     "the kernel copies for it, and waits for memory of a peer, WEFT_SINGLE_COPY=off does "
+                     "without [group "
+                     "\"g\", rank 0]");
+        EXPECT_THAT(error_text([&] { group.probe(1, {.deadline = 100ms}); }),
+                    HasSubstr("wait_message: not begun within 0.1 s: all the time"));
+        EXPECT_LT(Clock::now() - began, 5s);
+      },
+      [](Rank&, ProcessGroup& group, const std::string& said) {
+        EXPECT_EQ(said, "no error");
+        group.barrier().wait();  // nothing had been sent
+      });
+}
+
 // The group ends when the stuck thread has come back.
 TEST_F(StuckCopy, DoesNotHoldUpADestructor) {
   stuck(
@@ -96,6 +125,23 @@ TEST_F(StuckCopy, DoesNotHoldUpADestructor) {
           EXPECT_THAT(error_text([&] { group.barrier().wait(); }), HasSubstr("rank 0 left the group"));
         }
       });
+}
+
+// The helper thread has nobody to give the group to: it stays, and the Context, which ends with the rank, does not
+// count it.
+TEST_F(StuckCopy, OfTheHelperThreadDoesNotHoldUpAContext) {
+  stuck(
+      [](Rank&, ProcessGroup& group) {
+        const auto began = Clock::now();
+        group = ProcessGroup();
+        EXPECT_LT(Clock::now() - began, 8s);
+      },
+      [](Rank& r, ProcessGroup&, const std::string& said) {
+        if (r.rank == 1) {
+          EXPECT_THAT(said, HasSubstr("rank 0 dropped the Work of a call in flight"));
+        }
+      },
+      Progress::thread);
 }
 
 }  // namespace
