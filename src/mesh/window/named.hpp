@@ -26,15 +26,20 @@ inline std::string named(const char* name, std::string_view text) {
               quiesced, {last_calls.begin(), last_calls.end()});
 }
 
-/// In a catch block of `e`: throws it with the text named(). A failure that an exchange of this name began reaches other ranks as that of the
-/// call in which they noticed it ("recv: halo: ..."), which is left out.
-[[noreturn, gnu::cold, gnu::noinline]] inline void throw_named(const char* name, const Error& e) {
+/// The text of e, named(). A failure that an exchange of this name began reaches other ranks as that of the call in which they noticed it
+/// ("recv: halo: ..."), which is left out.
+inline std::string named_once(const char* name, const Error& e) {
   std::string_view text = e.what();
-  const std::string begin = std::string(name) + ": ";
-  if (text.starts_with(begin)) throw;
   const std::string noticed_in = std::string(weft::name(e.op())) + ": ";
-  if (text.starts_with(noticed_in + begin)) text.remove_prefix(noticed_in.size());
-  throw_with_text(e, named(name, text), e.quiesced());
+  if (text.starts_with(noticed_in + name + ": ")) text.remove_prefix(noticed_in.size());
+  return named(name, text);
+}
+
+/// In a catch block of `e`: throws it with the text named_once().
+[[noreturn, gnu::cold, gnu::noinline]] inline void throw_named(const char* name, const Error& e) {
+  std::string text = named_once(name, e);
+  if (text == e.what()) throw;
+  throw_with_text(e, std::move(text), e.quiesced());
 }
 
 /// f(), which plans a window for a halo; its Errors "window: ..." begin with "halo: ".

@@ -2,12 +2,40 @@
 
 #include <fmt/format.h>
 
+#include <mutex>
+#include <utility>
+#include <vector>
+
 #include "base/mutant.hpp"
 #include "mesh/window/named.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/interrupt.hpp"
+#include "weft/host/context.hpp"
 
 namespace weft::windows {
+namespace {
+
+// Exchanges that a thread was stuck in when the program destroyed them. What they hold is the Context's, and ends with it: that thread has
+// come back by then.
+class StuckExchanges {
+ public:
+  explicit StuckExchanges(Context&) {}
+  ~StuckExchanges() {
+    for (OverLinks* const x : all_) delete x;
+  }
+  StuckExchanges(const StuckExchanges&) = delete;
+  StuckExchanges& operator=(const StuckExchanges&) = delete;
+  void add(OverLinks* x) {
+    const std::lock_guard lock(mutex_);
+    all_.push_back(x);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<OverLinks*> all_;
+};
+
+}  // namespace
 
 OverLinks::OverLinks(std::shared_ptr<const Plan> plan, const Program& program, const Judged& fields,
                      Stream stream)
@@ -73,7 +101,14 @@ OverLinks::~OverLinks() {
 }
 
 void OverLinks::operator delete(OverLinks* x, std::destroying_delete_t) {
-  if (!x->end()) return;
+  if (!x->end()) {
+    if (std::exchange(x->kept_, true)) return;  // the Context ends, and that thread is still stuck
+    try {
+      x->plan_->mesh.context().attached<StuckExchanges>().add(x);
+    } catch (...) {  // out of memory: it stays for ever
+    }
+    return;
+  }
   x->~OverLinks();
   ::operator delete(x);
 }
@@ -186,7 +221,7 @@ void OverLinks::give_up() noexcept {
 
 // A thread that is stuck in a step of it may still write to its fields.
 void OverLinks::throw_it(const Error& e) const {
-  if (abandoned.load(std::memory_order_relaxed)) throw_with_text(e, named(plan_->name, e.what()), false);
+  if (abandoned.load(std::memory_order_relaxed)) throw_with_text(e, named_once(plan_->name, e), false);
   throw_named(plan_->name, e);
 }
 

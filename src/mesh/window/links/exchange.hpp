@@ -49,7 +49,7 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
   OverLinks(const OverLinks&) = delete;
   OverLinks& operator=(const OverLinks&) = delete;
   ~OverLinks() override;
-  // Where another thread of this rank is stuck in a step of it, it stays for ever.
+  // Where another thread of this rank is stuck in a step of it, it stays until the Context ends.
   static void operator delete(OverLinks* x, std::destroying_delete_t);
   static void operator delete(void* memory) { ::operator delete(memory); }
   bool done() override;
@@ -132,6 +132,7 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
 
   Links* const links_;                            // the plan's
   bool given_up_ = false, over_ = false;          // of its thread: over_: it has seen it complete
+  bool kept_ = false;                             // for the Context to end
   std::optional<Clock::time_point> asked_since_;  // when done() first said no
   // Of the thread that owns the links.
   Few<Out, 4> outs_;

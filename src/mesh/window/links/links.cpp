@@ -273,12 +273,17 @@ void Links::add(LinkedSteps& x) {
   if (helped_) engine_.in_flight(1);
 }
 
-void Links::remove(const LinkedSteps& x) noexcept {
+void Links::remove(LinkedSteps& x) noexcept {
   if (std::erase(active_, &x) == 0) return;
-  if (x.abandoned.load(std::memory_order_acquire))
-    if (GroupState* const group = group_.load(std::memory_order_acquire)) group->stuck_elsewhere(-1);
+  came_back(x);
   flying_.fetch_sub(1, std::memory_order_relaxed);
   if (helped_) engine_.in_flight(-1);
+}
+
+// Once, where it was abandoned.
+void Links::came_back(LinkedSteps& x) noexcept {
+  if (!x.abandoned.load(std::memory_order_acquire) || x.counted_back.exchange(true)) return;
+  if (GroupState* const group = group_.load(std::memory_order_acquire)) group->stuck_elsewhere(-1);
 }
 
 bool Links::in_flight(const LinkedSteps& x) const noexcept {
@@ -360,8 +365,14 @@ GroupState& Links::group() const {
   return *group;
 }
 
-// Notices ranks that die; throws the group's first failure.
-void Links::look() const { static_cast<void>(group().probe(rank_, {.tag = kTokenTag})); }
+// Notices ranks that die, now and then; throws the group's first failure. A thread that owns the group looks itself, and is not
+// waited for: it may be stuck.
+void Links::look() {
+  GroupState& group = this->group();
+  const std::int64_t now = Clock::now().time_since_epoch() / std::chrono::milliseconds(4);
+  const bool due = looked_.exchange(now, std::memory_order_relaxed) != now;
+  if (due ? group.look_after() : group.failed()) static_cast<void>(group.probe(rank_, {.tag = kTokenTag}));
+}
 
 Links::State Links::ask(LinkedSteps& x) {
   bool moved = false;
@@ -608,9 +619,10 @@ void Links::give_up(LinkedSteps& x) noexcept {
   send_due();
 }
 
-bool Links::take_back(const LinkedSteps& x) noexcept {
+bool Links::take_back(LinkedSteps& x) noexcept {
   const Owning owning(*this);
   if (owning) remove(x);
+  if (owning) came_back(x);  // it may have been removed just before it was abandoned
   return static_cast<bool>(owning);
 }
 

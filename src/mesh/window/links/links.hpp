@@ -133,8 +133,8 @@ class LinkedSteps {
   /// Whether one of its fields, sent or received, has bytes in [begin, end).
   virtual bool touches(const std::byte* begin, const std::byte* end) const noexcept = 0;
 
-  /// Its thread has given it up while another one was stuck in a step of it, which is the last one then.
-  std::atomic<bool> abandoned{false};
+  /// Its thread has given it up while another one was stuck in a step of it, which is the last one then; and that one has come back.
+  std::atomic<bool> abandoned{false}, counted_back{false};
 };
 
 /// A rank has given up while another one copied from its memory.
@@ -223,7 +223,7 @@ class Links final : public Driven, public BlockHolder, public std::enable_shared
   /// stuck in a step of it: then it is abandoned.
   void give_up(LinkedSteps& x) noexcept;
   /// Whether an abandoned one is no thread's any more.
-  bool take_back(const LinkedSteps& x) noexcept;
+  bool take_back(LinkedSteps& x) noexcept;
   /// The group fails with a timeout, because a thread of this rank is stuck; and throws.
   [[noreturn]] void raise_stuck(const LinkedSteps& x);
   /// Sends the messages that steps have made due, where any are: until they are sent, the group must live.
@@ -259,7 +259,7 @@ class Links final : public Driven, public BlockHolder, public std::enable_shared
   void tell();
   void add(LinkedSteps& x);
   /// It is complete, or over.
-  void remove(const LinkedSteps& x) noexcept;
+  void remove(LinkedSteps& x) noexcept;
   /// Maps the peer's segments, as far as they can be had, and tells it. Not where it may not wait.
   void map(End& from, std::uint32_t segments) noexcept;
 
@@ -286,6 +286,7 @@ class Links final : public Driven, public BlockHolder, public std::enable_shared
     return owned_.contend(spins_, Deadline::after(limit), [&] { return well && has_failed(); });
   }
   bool in_flight(const LinkedSteps& x) const noexcept;
+  void came_back(LinkedSteps& x) noexcept;
   State state_owned(const LinkedSteps& x) const noexcept;
   bool progress(bool patient, bool may_read) noexcept;
   void read_due() noexcept;
@@ -294,7 +295,7 @@ class Links final : public Driven, public BlockHolder, public std::enable_shared
   void touch(End& end);
   [[gnu::cold]] void fail_interrupted(const LinkedSteps& x) noexcept;
   GroupState& group() const;
-  void look() const;
+  void look();
   bool behind(const LinkedSteps& x) noexcept;
   bool is_fulfilled(const LinkedSteps::Wish& wish) noexcept;
   void nap(const LinkedSteps& x, Duration left, Duration waited);
@@ -327,6 +328,7 @@ class Links final : public Driven, public BlockHolder, public std::enable_shared
 
   std::atomic<bool> awaiting_{false};  // a thread waits for a message
   std::atomic<int> reads_from_{-1};
+  std::atomic<std::int64_t> looked_{0};  // when look() last looked, in 4 ms
   std::atomic<bool> has_due_{false}, sending_{false};
   std::atomic<bool> answers_later_{false};  // answer_ is in the engine's list
   std::shared_ptr<Answer> answer_;
