@@ -195,11 +195,21 @@ GradientAverager::Agreement GradientAverager::agree(const std::optional<Error>& 
         std::any_of(each_axis_.begin(), each_axis_.end(), [&](const DeviceMesh& a) { return is_cut(p, a); });
     return cut || !p.materialised() ? p.global_shape().count() : p.master().count();
   };
+  // Along which axes it is cut: of these its values are not compared.
+  const auto cut_along = [&](std::size_t i) {
+    std::string axes;
+    for (const DeviceMesh& axis : each_axis_)
+      if (is_cut(*listed[i], axis)) axes += (axes.empty() ? "" : ", ") + axis.name();
+    return axes;
+  };
   const auto digest = [&](std::size_t i) {
-    return digest_of(hash_of(listed[i]->path()), size(i), listed[i]->has_values(), i < n);
+    return digest_of(hash_of(listed[i]->path()), size(i), listed[i]->has_values(), i < n,
+                     hash_of(cut_along(i)));
   };
   const auto text = [&](std::size_t i) {
-    return fmt::format("\"{}\" (x{}{}{})", listed[i]->path(), size(i),
+    const std::string axes = cut_along(i);
+    return fmt::format("\"{}\" (x{}{}{}{})", listed[i]->path(), size(i),
+                       axes.empty() ? "" : ", cut along " + axes,
                        listed[i]->has_values() ? ", with values" : "", i < n ? "" : ", frozen");
   };
   ListDigest list;

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include <numeric>
 #include <optional>
 
@@ -405,6 +407,26 @@ TEST(Averager, ASecondOneIsRefused) {
     bench.backward(1);
     second.finish();
     bench.expect_summed({1});
+  });
+}
+
+// Ranks that cut it otherwise would compare its values with other ranks.
+TEST(Averager, RefusesAParameterThatOneRankCuts) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"dp", 2}});
+    const bool cuts = rank.rank == 0;
+    const LayoutRef layout = make_layout(mesh, {cuts ? Placement(Shard{0}) : Placement(Replicate{})}, {8});
+    Bag bag;
+    Parameter& w = bag.put(rank.context, "w", {8}, layout);
+    std::ranges::fill(w.write_master().f32(), 1.0f);
+    GradientAverager averager(bag.parameters(), mesh);
+    use(w, cuts ? layout : make_layout(mesh, {Partial{}}, {8}), [](std::size_t) { return 1.0f; });
+    const Error e = error_of([&] { averager.finish(); });
+    EXPECT_EQ(e.code(), ErrorCode::mismatch);
+    EXPECT_STREQ(
+        e.what(),
+        "averager: parameter 0 is \"w\" (x8, cut along dp, with values) on dp rank 0, but \"w\" (x8, "
+        "with values) on dp rank 1");
   });
 }
 
