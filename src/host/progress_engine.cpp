@@ -4,7 +4,6 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <cassert>
 
 #include "base/signals.hpp"
 #include "weft/base/error.hpp"
@@ -16,7 +15,13 @@ constexpr unsigned kAnswerEvery = 16;  // drives of a rank that waits
 
 }  // namespace
 
-ProgressEngine::~ProgressEngine() { assert(helped_ == 0 && "a group outlives its Context"); }
+// A group that stays, since the helper thread was stuck in it when the program let go of it, has not ended that thread.
+ProgressEngine::~ProgressEngine() {
+  if (!helper_.joinable()) return;
+  ending_.store(true, std::memory_order_seq_cst);
+  doorbell_.ring();
+  helper_.join();
+}
 
 void ProgressEngine::add(Driven* d) {
   const std::lock_guard lock(mutex_);
