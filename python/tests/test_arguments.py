@@ -60,6 +60,13 @@ CASES = {  # what is called -> what the error says
     "weft.FlatShards(group, {'w': rows})": "axes is of type Group; expected a weft.Mesh",
     "weft.checkpoint.save('run', {'w': (x, rows)}, 1, mesh=group)": "mesh is of type Group; expected a weft.Mesh, or None",
     "weft.checkpoint.load('run', {'w': (x, rows)}, mesh=5)": "mesh is of type int; expected a weft.Mesh, or None",
+    "weft.checkpoint.save('run', None, 1)": "the tensors are None; expected {name: (array, layout)}, {name: array}, or a list of tuples of these",
+    "weft.checkpoint.save('run', 'abc', 1)": "the tensors are 'abc'; expected {name: (array, layout)}, {name: array}, or a list of tuples of these",
+    "weft.check_replicas([x], mesh)": "the tensors are [array([1., 1., 1., 1.])]; expected {name: (array, layout)}, {name: array}, or a list of tuples of these",
+    "weft.checkpoint.save('run', {'\\ud800': x}, 1)": "name is '\\ud800'; expected a string without surrogates",
+    "store.set('a\\0', b'')": "key is 'a\\x00'; expected a string without zeros",
+    "reader.read('w', x)": "the Reader is closed; expected one that is open",
+    "reader['w']": "the Reader is closed; expected one that is open",
     "weft.checkpoint.Saver(group)": "mesh is of type Group; expected a weft.Mesh, or None",
     "group.all_reduce(Capsule(5))": "in: __dlpack__ gave an object of type int; expected a capsule",
     "group.all_reduce(Capsule(ValueError('none today')))": "in gives no DLPack capsule: none today",
@@ -80,12 +87,16 @@ class Capsule:
 
 
 @pytest.fixture(name="names", scope="module")
-def things():
+def things(tmp_path_factory):
+    path = tmp_path_factory.mktemp("run")
+    weft.checkpoint.save(path, {"w": np.ones(4)}, 1)
+    reader = weft.checkpoint.Reader(path)
+    reader.close()
     with weft.Context() as context, weft.Store.local() as store, context.group_in(store, 0, 1) as group:
         mesh, closed, left = weft.Mesh(group, dp=1), weft.Mesh(group, dp=1), context.group_in(weft.Store.local(), 0, 1)
         closed.close()
         left.close()
-        yield {"weft": weft, "context": context, "store": store, "group": group, "mesh": mesh, "closed": closed, "left": left, "x": np.ones(4),
+        yield {"weft": weft, "context": context, "store": store, "group": group, "mesh": mesh, "closed": closed, "left": left, "reader": reader, "x": np.ones(4),
                "rows": weft.Layout(mesh, (4,), dp=weft.shard(0)), "Capsule": Capsule}
 
 

@@ -324,7 +324,7 @@ class Reader(Handle):
     def read(self, name, out):
         """The whole of a tensor into `out`, of its dtype and with room for just as many elements; `out`."""
         index = ctypes.c_int32()
-        errors.call(lib.checkpoint_reader_find, self._handle, text(name, "name"), _byref(index))
+        errors.call(lib.checkpoint_reader_find, self._open(), text(name, "name"), _byref(index))
         if index.value < 0:
             raise errors.BadArgumentError(f"name is {name!r}; expected a tensor of {self.folder}: {', '.join(list(self.tensors)[:10])}")
         buffer, owner = arrays.view(out, "out", True)

@@ -23,7 +23,10 @@ def text(value, name):
         return None
     if not isinstance(value, str) or "\0" in value:
         raise errors.BadArgumentError(f"{name} is {value!r}; expected a string without zeros")
-    return value.encode()
+    try:
+        return value.encode()
+    except UnicodeEncodeError:
+        raise errors.BadArgumentError(f"{name} is {value!r}; expected a string without surrogates") from None
 
 
 class Context(Handle):

@@ -202,7 +202,13 @@ def redistribute(x, source, target, out=None):
 
 def tensors(named, writes):
     """An array of weft_tensor of (name, array, layout) or (name, array) triples, or a dict; its length; and what it points to."""
-    items = [(name, *value) if isinstance(value, tuple) else (name, value) for name, value in named.items()] if isinstance(named, dict) else list(named)
+    try:
+        items = [(name, *value) if isinstance(value, tuple) else (name, value) for name, value in named.items()] if isinstance(named, dict) else list(named)
+        fit = all(isinstance(item, (tuple, list)) and len(item) in (2, 3) for item in items)
+    except TypeError:
+        fit = False
+    if not fit:
+        raise errors.BadArgumentError(f"the tensors are {named!r:.80}; expected {{name: (array, layout)}}, {{name: array}}, or a list of tuples of these")
     made, keep = (weft_tensor * max(1, len(items)))(), []
     for place, item in zip(made, items):
         name, array, layout = item if len(item) == 3 else (*item, None)
