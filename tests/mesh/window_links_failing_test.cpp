@@ -512,6 +512,7 @@ class Zombie final : public PeerProcess {
   bool alive() const noexcept override { return true; }
   State look() noexcept override { return State::running; }
   std::byte* segment(std::uint32_t) const noexcept override { return nullptr; }
+  std::size_t segment_bytes(std::uint32_t) const noexcept override { return 0; }
   bool map_segments(std::uint32_t, Deadline) noexcept override { return false; }
   Doorbell doorbell(int) const noexcept override { return {}; }
 

@@ -15,6 +15,7 @@
 
 #include "backends/shm/group.hpp"
 #include "base/mutant.hpp"
+#include "base/shared_words.hpp"
 
 namespace weft::shm {
 namespace {
@@ -52,8 +53,9 @@ Failure first_cause(const Group& g) {
   const Deadline patience = Deadline::after(kSealPatience);
   std::uint32_t state = record.state.load(std::memory_order_seq_cst);
   const auto claimer = [&] { return static_cast<int>(state & ~AbortRecord::kSealed) - 1; };
+  const auto is_rank = [&] { return claimer() >= 0 && claimer() < g.size; };
   Deadline look = Deadline::after(kSealLook);
-  for (bool runs = true; (state & AbortRecord::kSealed) == 0 && runs && !patience.passed();) {
+  for (bool runs = true; (state & AbortRecord::kSealed) == 0 && is_rank() && runs && !patience.passed();) {
     if (look.passed()) {
       runs = g.processes[static_cast<std::size_t>(claimer())]->look() == PeerProcess::State::running;
       look = Deadline::after(kSealLook);
@@ -61,14 +63,21 @@ Failure first_cause(const Group& g) {
     std::this_thread::sleep_for(kSealNap);
     state = record.state.load(std::memory_order_seq_cst);
   }
+  if (!is_rank())
+    return {.code = ErrorCode::corrupt,
+            .text = fmt::format(
+                "the group's words in shared memory are damaged: the rank that reported a failure is "
+                "{}; expected 0 to {}",
+                claimer(), g.size - 1),
+            .ranks = {}};
   if ((state & AbortRecord::kSealed) == 0)
     return {.code = ErrorCode::peer_lost,
             .text = fmt::format("rank {} died or stopped while it reported a failure", claimer()),
             .ranks = {claimer()}};
-  return {.code = record.code,
-          .text = record.text,
-          .op = record.op,
-          .call = record.call,
+  return {.code = error_code(static_cast<std::int64_t>(read_once(record.code))),
+          .text = text_in(record.text),
+          .op = known_or(read_once(record.op), static_cast<Op>(kOpCount - 1), Op::none),
+          .call = read_once(record.call),
           .ranks = g.control.blamed().list()};
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "backends/call_word.hpp"
+#include "base/shared_words.hpp"
 #include "weft/backends/op_table.hpp"
 
 namespace weft::shm {
@@ -68,6 +69,14 @@ void Group::map_news() const noexcept {
   }
 }
 
+void Group::say_damaged(const OpState& s, int r, const Buffer& b, std::int64_t skip,
+                        std::int64_t bytes) const noexcept {
+  raise(*this, damaged(r, "the place of a buffer",
+                       fmt::format("{} bytes at {} from (kind {}, segment {}, offset {})", bytes, skip,
+                                   static_cast<std::uint32_t>(b.kind), b.segment, b.offset),
+                       "bytes of a segment that is mapped", s.op, s.call));
+}
+
 bool Group::enter(std::uint64_t call, std::uint64_t how) const noexcept {
   mine().active.store((call + 1) | how, std::memory_order_seq_cst);
   if (!aborted()) return true;
@@ -115,26 +124,29 @@ std::uint64_t elaborate(const Group& g, const OpState& s, bool small) noexcept {
 
 CallRecord record_of(const Group& g, int r, std::uint64_t call) noexcept {
   const Arrival& a = g.of(r).arrivals[call % kRing];
-  const CallWord word(a.word);
+  const CallWord word(read_once(a.word));
   return {.call = call,
-          .count = a.count,
-          .hash = a.detail,
+          .count = read_once(a.count),
+          .hash = read_once(a.detail),
           .root = word.rank(),
-          .op = word.op(),
-          .dtype = word.dtype(),
-          .reduce = word.reduce(),
-          .order = static_cast<Order>(word.note() & ((1u << kPathBit) - 1))};
+          .op = known_or(word.op(), static_cast<Op>(kOpCount - 1), Op::none),
+          .dtype = known_or(word.dtype(), static_cast<DType>(kDTypeCount - 1), DType::u8),
+          .reduce =
+              known_or(word.reduce(), static_cast<ReduceOp::Kind>(kReduceKindCount - 1), ReduceOp::Kind::sum),
+          .order = known_or(static_cast<Order>(word.note() & ((1u << kPathBit) - 1)), Order::canonical,
+                            Order::native)};
 }
 
 std::string describe(const Group& g, int r, std::uint64_t call, int block) {
   const CallRecord record = record_of(g, r, call);
   const Detail& d = g.control.detail(r, call);
+  const std::string user = text_in(d.user);
   CallDetail detail;
   detail.block = block;
-  if (block >= 0) detail.block_count = d.blocks()[block].count;
+  if (block >= 0) detail.block_count = read_once(d.blocks()[block].count);
   if (row(record.op).reduces && record.reduce == ReduceOp::Kind::premul_sum) detail.scale = d.scale;
-  if (row(record.op).reduces && record.reduce == ReduceOp::Kind::user) detail.user = d.user;
-  const CallWord word(g.of(r).arrivals[call % kRing].word);
+  if (row(record.op).reduces && record.reduce == ReduceOp::Kind::user) detail.user = user;
+  const CallWord word(read_once(g.of(r).arrivals[call % kRing].word));
   detail.path = forced(static_cast<Path>(word.note() >> kPathBit));
   return describe(r, record, detail);
 }

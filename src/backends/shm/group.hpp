@@ -64,15 +64,21 @@ struct Group {
 
   /// Where a buffer of this rank lies, in the form in which all peers, or the one `reader`, can reach it now.
   Buffer publish(const std::byte* data, std::size_t bytes, int reader = kEverybody) const noexcept;
-  /// The address here of what rank `r` published. Only for pointer and shared, and remote of a thread's.
-  std::byte* reach(int r, const Buffer& b) const noexcept {
-    if (b.kind != Buffer::shared) return reinterpret_cast<std::byte*>(b.offset);
-    return processes[static_cast<std::size_t>(r)]->segment(b.segment) + b.offset;
+  /// The address here of `bytes` bytes of what another rank `r` published, from `skip` on. Null: they do not lie in memory
+  /// of r that this process has mapped, so that the place is damaged; then say_damaged().
+  std::byte* reach(int r, const Buffer& b, std::int64_t skip, std::int64_t bytes) const noexcept {
+    if (b.kind == Buffer::pointer && one_process) return reinterpret_cast<std::byte*>(b.offset) + skip;
+    if (b.kind != Buffer::shared || skip < 0) return nullptr;
+    const std::uint64_t offset = b.offset + static_cast<std::uint64_t>(skip);
+    return offset < b.offset ? nullptr
+                             : processes[static_cast<std::size_t>(r)]->find(b.segment, offset, bytes);
   }
-  /// Rank `r`'s memory that this process reaches through the kernel alone.
-  bool by_kernel(int r, const Buffer& b) const noexcept {
-    return b.kind == Buffer::remote && !processes[static_cast<std::size_t>(r)]->is_self();
-  }
+  /// The group fails, because of a place of rank `r` that reach() does not find.
+  [[gnu::cold]] void say_damaged(const OpState& s, int r, const Buffer& b, std::int64_t skip,
+                                 std::int64_t bytes) const noexcept;
+  /// Rank `r`'s memory that this rank reaches through the kernel alone. So it does that of a thread of this process, too: an
+  /// address that another process may have written to is not followed.
+  bool by_kernel(int r, const Buffer& b) const noexcept { return b.kind == Buffer::remote && r != rank; }
   /// Maps the segments that peers have added to their arenas, and tells those peers. Takes little time.
   void map_news() const noexcept;
 
@@ -108,7 +114,7 @@ bool quiet(const Group& g) noexcept;
 bool quiesce(const Group& g, Deadline deadline, std::span<const MemoryRange> exposed) noexcept;
 
 /// What rank `r` published about a call, as a record. Its field `order` is the one that was asked for, also where the
-/// operation does not reduce.
+/// operation does not reduce. What is no value of an enum is none, u8, sum or native.
 CallRecord record_of(const Group& g, int r, std::uint64_t call) noexcept;
 /// The same for people: "rank 1 called all_gather f32 x1000 [call 17]". Where count
 /// vectors differ, `block` is where.

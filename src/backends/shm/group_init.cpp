@@ -100,6 +100,7 @@ constexpr std::size_t kOtherDescriptors = 512;  // what the program may need bes
 // group, within these limits.
 constexpr Duration kShortestNap = std::chrono::milliseconds(20);
 constexpr Duration kLongestNap = std::chrono::milliseconds(400);
+constexpr auto kCountPatience = std::chrono::seconds(1);
 
 // The process of each rank, with its doorbell.
 void meet_processes(const GroupInit& b, Group& g, const std::vector<BootstrapInfo>& infos) {
@@ -179,6 +180,14 @@ class Assembled {
       if (g_.of(r).joined.load(std::memory_order_seq_cst) < phase) missing.push_back(r);
     if (!missing.empty())
       throw_absent(b_, missing, std::chrono::duration_cast<Duration>(Clock::now() - began_));
+    // All say that they have come, and are counted a moment later.
+    if (Clock::now() < b_.deadline.when() + kCountPatience) return;
+    throw Error(
+        ErrorCode::corrupt,
+        fmt::format(
+            "group \"{}\": the group's words in shared memory are damaged: the number of ranks that have "
+            "come is {}; expected {}",
+            b_.name, all_.came[phase - 1].load(std::memory_order_relaxed), b_.size));
   }
 
   // The others connect to get the control region. They have to wait if this process has no more descriptors.
@@ -277,6 +286,10 @@ Group init_group(const GroupInit& b) {
     return g;
   }
   if (b.rank != 0) g.region = open_control(b, *g.processes[0], infos[0].region, began);
+  if (g.region->bytes < Control::bytes(b.size))
+    throw about_rank_0(
+        b, Error(ErrorCode::corrupt, fmt::format("its region for the group has {} bytes; expected {}",
+                                                 g.region->bytes, Control::bytes(b.size))));
   g.control = Control(g.region->data, b.size);
   try {
     map_all(b, g, single_copy);

@@ -5,7 +5,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <limits>
+#include <utility>
 
+#include "backends/shm/collectives/call.hpp"
 #include "backends/shm/collectives/prefetch.hpp"
 #include "backends/shm/paths.hpp"
 #include "base/mutant.hpp"
@@ -56,8 +59,14 @@ bool Messages::has_room(int dst) {
     open_ring(dst);
     return true;
   }
-  peer.room_to =
-      group_.control.pair(group_.rank, dst).drained.load(std::memory_order_seq_cst) + kEnvelopeRing;
+  const std::uint64_t drained = group_.control.pair(group_.rank, dst).drained.load(std::memory_order_seq_cst);
+  if (drained > peer.posted) {
+    say_damaged(group_.rank, dst,
+                damaged(dst, "its count of envelopes received", drained,
+                        fmt::format("up to {}, as many as were sent", peer.posted)));
+    return false;
+  }
+  peer.room_to = drained + kEnvelopeRing;
   if (peer.posted < peer.room_to) return true;
   notify(dst);
   return false;
@@ -79,9 +88,8 @@ void Messages::post(OpState& s) {
     if (source < 0) return matcher_.post(any_source, s.tag, s);
     s.peer = source;
   }
-  const bool found = matcher_.take_message(s.peer, s.tag, [&](const UnexpectedMessage& envelope) {
-    match(s, envelope, envelope.envelope, envelope.payload.data());
-  });
+  const bool found = matcher_.take_message(
+      s.peer, s.tag, [&](const UnexpectedMessage& message) { match(s, message, message.payload.data()); });
   if (!found) return matcher_.post(s.peer, s.tag, s);
   if (held_) {  // the queue has room again for envelopes in the rings: advance() looks
     held_ = false;
@@ -141,32 +149,92 @@ bool Messages::flush(int dst) {
   return moved;
 }
 
-template <class AnyEnvelope>
-void Messages::match(OpState& recv, const AnyEnvelope& envelope, std::uint64_t number,
-                     const std::byte* payload) {
+void Messages::match(OpState& recv, const UnexpectedMessage& head, const std::byte* payload) {
   State& st = state(recv);
-  if (envelope.dtype != recv.dtype || envelope.count != recv.out_count) {
-    trouble_ = message_mismatch(recv, group_.rank, envelope.dtype, envelope.count);
+  if (head.dtype != recv.dtype || head.count != recv.out_count) {
+    trouble_ = message_mismatch(recv, group_.rank, head.dtype, head.count);
     return;
   }
-  if (envelope.eager) {
+  if (head.eager) {
     copy_bytes(recv.out, payload, st.bytes);
     st.phase = Phase::done;
     return;
   }
-  st.number = envelope.number;
-  st.place = envelope.place;
-  st.envelope = number;
+  st.number = head.number;
+  st.place = head.place;
+  st.envelope = head.envelope;
   st.end = st.bytes;
+  if (recv.peer == group_.rank && !find_own(recv, head.envelope, st.place)) return;
   st.phase = Phase::matched;
-  if (envelope.place.kind == Buffer::shared || envelope.place.kind == Buffer::pointer) return;
+  if (st.place.kind == Buffer::shared || st.place.kind == Buffer::pointer) return;
   Peer& peer = peers_[static_cast<std::size_t>(recv.peer)];
   group_.map_news();  // so that the next one may be read where it lies
-  if (envelope.place.kind == Buffer::foreign) {
+  if (st.place.kind == Buffer::foreign) {
     peer.streams.push_back(&recv);
   } else {
     ++peer.read;
   }
+}
+
+// Where a message of this rank to itself lies: as its send says, not the envelope, which other processes may have written to.
+bool Messages::find_own(const OpState& recv, std::uint64_t number, Buffer& place) {
+  for (const OpState* const send : peers_[static_cast<std::size_t>(group_.rank)].outstanding) {
+    if (state(*send).envelope != number || send->in_count != recv.out_count) continue;
+    place = state(*send).place;
+    return true;
+  }
+  say_damaged(
+      group_.rank, group_.rank,
+      damaged(group_.rank, "the number of a message to itself", number, "that of one that is not received"));
+  return false;
+}
+
+void Messages::say_damaged(int from, int to, Failure why) {
+  if (trouble() != nullptr) return;
+  why.text = fmt::format("message from rank {} to rank {}: {}", from, to, why.text);
+  trouble_ = std::move(why);
+}
+
+// The head of the next envelope. False: it is none that a sender writes, and the group fails.
+bool Messages::read_head(int src, const Envelope& envelope, UnexpectedMessage& head) {
+  head.dtype = read_once(envelope.dtype);
+  head.count = read_once(envelope.count);
+  head.eager = read_once(envelope.eager);
+  head.envelope = peers_[static_cast<std::size_t>(src)].taken + 1;
+  const auto known = static_cast<DType>(kDTypeCount - 1);
+  if (known_or(head.dtype, known, known) != head.dtype) {
+    say_damaged(src, group_.rank,
+                damaged(src, "the number of an envelope's dtype", static_cast<int>(head.dtype),
+                        fmt::format("0 to {}", kDTypeCount - 1)));
+    return false;
+  }
+  const std::int64_t most =
+      head.eager ? static_cast<std::int64_t>(kEagerBytes) : std::numeric_limits<std::int64_t>::max();
+  if (head.count < 0 || head.count > most / size_bytes(head.dtype)) {
+    say_damaged(src, group_.rank,
+                damaged(src, "an envelope's count of elements", head.count,
+                        head.eager ? fmt::format("those of up to {} bytes", kEagerBytes)
+                                   : std::string("0 or more, of bytes that fit 64 bits")));
+    return false;
+  }
+  if (head.eager) return true;
+  head.number = read_once(envelope.number);
+  head.place = place_in(envelope.place);
+  if (head.number >= kLargeMessages) {
+    say_damaged(src, group_.rank,
+                damaged(src, "the number of an envelope's answer", head.number,
+                        fmt::format("0 to {}", kLargeMessages - 1)));
+    return false;
+  }
+  const Buffer::Kind kind = head.place.kind;
+  if (kind == Buffer::shared || kind == Buffer::foreign ||
+      (kind == Buffer::pointer && (group_.one_process || src == group_.rank)) ||
+      (kind == Buffer::remote && group_.single_copy != SingleCopy::off))
+    return true;
+  say_damaged(src, group_.rank,
+              damaged(src, "the kind of an envelope's place", static_cast<std::uint32_t>(kind),
+                      "a kind of memory that this rank reaches"));
+  return false;
 }
 
 // Takes envelopes out of the ring: to the recv that waits for them, or to the unexpected queue.
@@ -185,12 +253,14 @@ bool Messages::drain(int src) {
   // No more than the ring holds: a sender may fill it as fast as it is emptied, and other sources have their turn.
   for (std::uint64_t i = 0; i < kEnvelopeRing; ++i) {
     const Envelope* const envelope = next();
-    if (envelope == nullptr) break;
-    if (OpState* const recv = matcher_.take_receive(src, envelope->tag)) {
+    UnexpectedMessage head;
+    if (envelope == nullptr || !read_head(src, *envelope, head)) break;
+    const std::int32_t tag = read_once(envelope->tag);
+    if (OpState* const recv = matcher_.take_receive(src, tag)) {
       recv->peer = src;
-      match(*recv, *envelope, peer.taken + 1, envelope->payload);
-    } else if (!keep(src, *envelope)) {
-      hold(src, *envelope);
+      match(*recv, head, envelope->payload);
+    } else if (!keep(src, head, tag, envelope->payload)) {
+      hold(src, head, tag);
       break;
     }
     ++peer.taken;
@@ -217,30 +287,22 @@ void Messages::acknowledge(int src) {
 }
 
 // Keeps the next envelope for a recv to come. False: there is no room.
-bool Messages::keep(int src, const Envelope& envelope) {
-  const std::int64_t bytes = envelope.eager ? bytes_of(envelope.dtype, envelope.count) : 0;
+bool Messages::keep(int src, UnexpectedMessage& head, std::int32_t tag, const std::byte* payload) {
+  const std::int64_t bytes = head.eager ? bytes_of(head.dtype, head.count) : 0;
   if (!matcher_.has_room(bytes)) return false;
-  UnexpectedMessage& unexpected = matcher_.keep(src, envelope.tag, bytes);
-  unexpected.dtype = envelope.dtype;
-  unexpected.eager = envelope.eager;
-  unexpected.number = envelope.number;
-  unexpected.count = envelope.count;
-  unexpected.envelope = peers_[static_cast<std::size_t>(src)].taken + 1;
-  if (envelope.eager) {
-    unexpected.payload.assign(envelope.payload, envelope.payload + bytes);
-  } else {
-    unexpected.place = envelope.place;
-  }
+  UnexpectedMessage& unexpected = matcher_.keep(src, tag, bytes);
+  std::swap(head.payload, unexpected.payload);  // its memory stays
+  unexpected = std::move(head);
+  if (unexpected.eager) unexpected.payload.assign(payload, payload + bytes);
   return true;
 }
 
 // Leaves the next envelope in the ring, so that its sender waits. If a recv waits for another envelope of that
 // sender, which may lie behind this one, the group fails instead.
-void Messages::hold(int src, const Envelope& envelope) {
+void Messages::hold(int src, const UnexpectedMessage& head, std::int32_t tag) {
   if (trouble() != nullptr) return;
   if (awaits(src)) {
-    trouble_ = matcher_.refusal(group_.rank, src, envelope.tag,
-                                envelope.eager ? bytes_of(envelope.dtype, envelope.count) : 0);
+    trouble_ = matcher_.refusal(group_.rank, src, tag, head.eager ? bytes_of(head.dtype, head.count) : 0);
     return;
   }
   Peer& peer = peers_[static_cast<std::size_t>(src)];
@@ -335,7 +397,8 @@ bool Messages::fill_chunk(OpState& s, std::int64_t end) {
   Pair& pair = group_.control.pair(group_.rank, s.peer);
   const std::uint64_t sent = pair.sent.load(std::memory_order_relaxed);
   if (st.moved_bytes >= end || sent - pair.received.load(std::memory_order_seq_cst) >= 2) return false;
-  const std::int64_t bytes = std::min(st.bytes - st.moved_bytes, static_cast<std::int64_t>(kStreamBytes));
+  const std::int64_t bytes =
+      std::clamp<std::int64_t>(st.bytes - st.moved_bytes, 0, static_cast<std::int64_t>(kStreamBytes));
   std::memcpy(pair.stream[sent % 2], s.in + st.moved_bytes, static_cast<std::size_t>(bytes));
   pair.chunks[sent % 2] = {st.envelope, st.moved_bytes};
   st.moved_bytes += bytes;
@@ -366,7 +429,8 @@ Step Messages::help(OpState& s) {
     return Step::pending;
   const Pair& pair = group_.control.pair(group_.rank, s.peer);
   if (pair.helped.load(std::memory_order_seq_cst) != st.envelope) return Step::pending;
-  return fill_chunk(s, pair.taken_from.load(std::memory_order_seq_cst)) ? Step::advanced : Step::pending;
+  const std::int64_t end = std::min(pair.taken_from.load(std::memory_order_seq_cst), st.bytes);
+  return fill_chunk(s, end) ? Step::advanced : Step::pending;
 }
 
 // Copies the oldest chunk if it belongs to this message. Drops a chunk whose message is received already.
@@ -377,8 +441,14 @@ bool Messages::empty_chunk(OpState& s) {
   Pair& pair = group_.control.pair(s.peer, group_.rank);
   const std::uint64_t received = pair.received.load(std::memory_order_relaxed);
   if (pair.sent.load(std::memory_order_seq_cst) == received) return false;
-  const Pair::Chunk chunk = pair.chunks[received % 2];
+  const Pair::Chunk& filled = pair.chunks[received % 2];
+  const Pair::Chunk chunk{read_once(filled.envelope), read_once(filled.offset)};
   if (chunk.envelope == st.envelope) {
+    if (chunk.offset != st.moved_bytes) {
+      say_damaged(s.peer, group_.rank,
+                  damaged(s.peer, "the offset of a chunk", chunk.offset, fmt::format("{}", st.moved_bytes)));
+      return false;
+    }
     const std::int64_t bytes = std::min(st.bytes - chunk.offset, static_cast<std::int64_t>(kStreamBytes));
     std::memcpy(s.out + chunk.offset, pair.stream[received % 2], static_cast<std::size_t>(bytes));
     st.moved_bytes = chunk.offset + bytes;
@@ -420,7 +490,14 @@ bool Messages::read(OpState& s, std::int64_t from, std::int64_t bytes) {
     copied =
         peer_memory_.read(s, s.peer, st.place.offset + static_cast<std::uint64_t>(from), s.out + from, bytes);
   } else {
-    copy_bytes(s.out + from, group_.reach(s.peer, st.place) + from, bytes);
+    const std::byte* const source = s.peer == group_.rank
+                                        ? reinterpret_cast<const std::byte*>(st.place.offset) + from
+                                        : group_.reach(s.peer, st.place, from, bytes);
+    copied = source != nullptr;
+    if (copied)
+      copy_bytes(s.out + from, source, bytes);
+    else
+      group_.say_damaged(s, s.peer, st.place, from, bytes);
   }
   return group_.leave() && copied;
 }
@@ -487,6 +564,10 @@ Step Messages::poll(OpState& s) {
     step = st.phase == Phase::streaming ? stream_out(s) : help(s);
   } else if (st.phase != Phase::queued) {  // a wait_message stays queued
     step = receive(s);
+    if (trouble() != nullptr) {  // a chunk is damaged
+      raise(group_, trouble_);
+      return Step::failed;
+    }
   }
   return step == Step::pending && moved ? Step::advanced : step;
 }

@@ -73,7 +73,8 @@ class Messages {
     std::uint64_t envelope;  // its number from 1
     std::int64_t end;        // recv, helped: from here on the bytes are there
   };
-  struct UnexpectedMessage {  // an envelope taken out of the ring before its recv was called
+  struct
+      UnexpectedMessage {  // an envelope, read once and found to be sound; its payload where no recv was there
     DType dtype{};
     bool eager = false;
     std::uint32_t number = 0;
@@ -109,12 +110,14 @@ class Messages {
   bool drain_for(OpState& s);
   bool found(OpState& wait);
   bool awaits(int src) const noexcept;
-  bool keep(int src, const Envelope& envelope);
-  void hold(int src, const Envelope& envelope);
+  bool read_head(int src, const Envelope& envelope, UnexpectedMessage& head);
+  bool keep(int src, UnexpectedMessage& head, std::int32_t tag, const std::byte* payload);
+  void hold(int src, const UnexpectedMessage& head, std::int32_t tag);
   void acknowledge(int src);
   bool answers(int dst);
-  template <class AnyEnvelope>
-  void match(OpState& recv, const AnyEnvelope& envelope, std::uint64_t number, const std::byte* payload);
+  void match(OpState& recv, const UnexpectedMessage& head, const std::byte* payload);
+  bool find_own(const OpState& recv, std::uint64_t number, Buffer& place);
+  void say_damaged(int from, int to, Failure why);
   bool fill_chunk(OpState& s, std::int64_t end);
   Step stream_out(OpState& s);
   bool helps(const OpState& s) const noexcept;

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cerrno>
 
+#include "base/shared_words.hpp"
 #include "reduce/staging.hpp"
 #include "weft/base/log.hpp"
 
@@ -112,10 +113,16 @@ void SingleCopyProbe::look() noexcept {
 void SingleCopyProbe::settle() {
   if (requested_ == SingleCopy::off) return;
   int least = 0;
-  const auto look = [&](int r) { return group_.of(r).single.load(std::memory_order_seq_cst); };
-  for (int r = 1; r < group_.size; ++r)
-    if (permitted(look(r)) < permitted(look(least))) least = r;
-  const std::uint32_t said = look(least);
+  std::uint32_t said = group_.of(0).single.load(std::memory_order_seq_cst);
+  for (int r = 1; r < group_.size; ++r) {
+    const std::uint32_t theirs = group_.of(r).single.load(std::memory_order_seq_cst);
+    if (permitted(theirs) >= permitted(said)) continue;
+    said = theirs;
+    least = r;
+  }
+  if (permitted(said) > requested_)
+    throw Error(damaged(least, "how its look at the others' memory went", said & 15,
+                        fmt::format("1 to {}", static_cast<int>(requested_) + 1)));
   group_.single_copy = permitted(said);
   if (group_.single_copy == requested_ || group_.context.attached<Refusal>().told.exchange(true)) return;
   const bool reads = group_.single_copy == SingleCopy::off;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "base/shared_words.hpp"
 #include "host/peers/process_address.hpp"
 #include "weft/base/clock.hpp"
 #include "weft/host/doorbell.hpp"
@@ -28,6 +29,14 @@ class PeerProcess {
   virtual State look() noexcept = 0;
   /// This process's mapping of that process's segment, or null where not mapped (yet). Lock-free.
   virtual std::byte* segment(std::uint32_t index) const noexcept = 0;
+  /// How many bytes of it are mapped; 0 where it is not.
+  virtual std::size_t segment_bytes(std::uint32_t index) const noexcept = 0;
+  /// This process's address of bytes that the process has named; null where they do not lie in a mapped segment.
+  std::byte* find(std::uint64_t segment, std::uint64_t offset, std::int64_t bytes) const noexcept {
+    const auto index = static_cast<std::uint32_t>(segment);
+    return index == segment && is_within(offset, bytes, segment_bytes(index)) ? this->segment(index) + offset
+                                                                              : nullptr;
+  }
   /// Maps segments [0, count) that are not mapped yet. Where their owner has to be asked for the descriptors,
   /// gives up at the deadline (a stopped owner). True: all are mapped. A refused mmap is final for that
   /// segment and logged once.

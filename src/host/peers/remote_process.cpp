@@ -15,6 +15,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/shared_words.hpp"
 #include "base/waits/suspension.hpp"
 #include "host/peers/process_state.hpp"
 
@@ -285,7 +286,7 @@ bool RemoteProcess::map_segment(std::uint32_t index, Deadline deadline) {
   const ProcessBlock::Segment& shown = block().segments[index];
   std::uint64_t bytes = shown.bytes.load(std::memory_order_acquire);
   Descriptor file;
-  if (bytes > 0) file = open_file_of(address_.pid, shown.descriptor, shown.inode);
+  if (bytes > 0) file = open_file_of(address_.pid, read_once(shown.descriptor), read_once(shown.inode));
   if (file && !alive()) return false;  // its pid may be another process's by now
   if (!file) {
     Answer answer = exchange({.kind = SocketRequest::Kind::segment, .segment = index}, deadline);
@@ -306,6 +307,7 @@ bool RemoteProcess::map_segment(std::uint32_t index, Deadline deadline) {
     return false;
   }
   const SharedMapping& kept = segments_[index] = std::move(mapping);
+  sizes_[index] = kept.bytes();
   bases_[index].store(kept.data(), std::memory_order_release);
   return true;
 }

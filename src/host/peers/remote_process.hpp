@@ -35,6 +35,9 @@ class RemoteProcess final : public PeerProcess, public std::enable_shared_from_t
   bool alive() const noexcept override;
   State look() noexcept override;
   std::byte* segment(std::uint32_t index) const noexcept override;
+  std::size_t segment_bytes(std::uint32_t index) const noexcept override {
+    return segment(index) == nullptr ? 0 : sizes_[index];
+  }
   bool map_segments(std::uint32_t count, Deadline deadline) noexcept override;
   Doorbell doorbell(int number) const noexcept override { return doorbell_on(&block(), number); }
 
@@ -92,6 +95,7 @@ class RemoteProcess final : public PeerProcess, public std::enable_shared_from_t
   std::map<std::uint64_t, std::weak_ptr<HeldRegion>> opened_;
   // Read by all.
   std::array<std::atomic<std::byte*>, Arena::kMaxSegments> bases_{};
+  std::array<std::size_t, Arena::kMaxSegments> sizes_{};  // written before the base
 };
 
 /// For error texts.

@@ -30,8 +30,10 @@ std::vector<std::string> gather_texts(const DeviceMesh& axes, std::string_view t
   std::memcpy(own.data(), text.data(), std::min(text.size(), kTextBytes - 1));
   gather_on_host(axes.group(), view(own), view(all));
   std::vector<std::string> texts;
-  for (std::size_t r = 0; r < static_cast<std::size_t>(axes.size()); ++r)
-    texts.emplace_back(reinterpret_cast<const char*>(all.data() + r * kTextBytes));
+  for (std::size_t r = 0; r < static_cast<std::size_t>(axes.size()); ++r) {
+    const auto* const theirs = reinterpret_cast<const char*>(all.data() + r * kTextBytes);
+    texts.emplace_back(theirs, ::strnlen(theirs, kTextBytes));
+  }
   return texts;
 }
 
@@ -71,7 +73,17 @@ std::string text_of_view(std::string_view name, const ConstTensorView& data, con
 
 void throw_first_difference(std::string_view what, const DeviceMesh& axes, const ListEntries& list) {
   const std::vector<std::uint64_t> counts = gather(axes, {static_cast<std::uint64_t>(list.count)});
-  const std::size_t longest = static_cast<std::size_t>(*std::max_element(counts.begin(), counts.end()));
+  // Where memory that ranks share is damaged a count may be any number.
+  constexpr std::uint64_t kLongest = std::uint64_t{1} << 24;
+  const std::uint64_t most = *std::max_element(counts.begin(), counts.end());
+  if (most < list.count || most > kLongest)
+    throw Error(Failure{ErrorCode::corrupt,
+                        fmt::format("{}: the longest list of {}s of a rank has {} entries; expected {} to {}",
+                                    what, list.kind, most, list.count, kLongest),
+                        Op::none,
+                        kNoCall,
+                        {}});
+  const auto longest = static_cast<std::size_t>(most);
   std::vector<std::uint64_t> own(longest);
   for (std::size_t i = 0; i < list.count; ++i) own[i] = list.digest(i);
   const std::vector<std::uint64_t> all = gather(axes, own);

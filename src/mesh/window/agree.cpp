@@ -83,7 +83,7 @@ std::string cut(std::string text) {
 
 std::vector<std::string_view> lines_of(const char* text) {
   std::vector<std::string_view> lines;
-  for (std::string_view rest(text); !rest.empty();) {
+  for (std::string_view rest(text, ::strnlen(text, kListBytes)); !rest.empty();) {
     const std::size_t end = std::min(rest.find('\n'), rest.size());
     lines.push_back(rest.substr(0, end));
     rest.remove_prefix(std::min(end + 1, rest.size()));

@@ -82,6 +82,9 @@ struct Window::Plan::Program {
     std::int64_t from, to, bytes;
     windows::CopyRuns copy;
   };
+  struct Span {
+    std::int64_t low, high;
+  };
   struct Traffic {
     // Of bytes that go out, where memory is not shared: how they go, and what is being measured of that.
     struct Measured {
@@ -109,6 +112,8 @@ struct Window::Plan::Program {
     mutable std::uint64_t joint_id = 0;
     mutable std::vector<Step> joint{};
     mutable std::vector<Run> joint_runs{};  // the same, where each is one run
+    mutable std::vector<Span>
+        joint_spans{};  // of each field: the bytes that are read, from where it begins there
     mutable Measured measured{};
     // Of bytes that go out: where fields that were judged lay in memory that the receiver maps.
     struct Placed {
@@ -128,9 +133,6 @@ struct Window::Plan::Program {
   mutable std::uint64_t boxes_id = 0;  // of `to`, for the receivers
   std::vector<windows::Form> forms{};
   // Of each field what this rank sends from: the bytes that it spans, from where it begins. (Forms are large, and not read in each exchange.)
-  struct Span {
-    std::int64_t low, high;
-  };
   std::vector<Span> sent_spans{};
   mutable std::array<windows::Judged, 4> judged{};  // the last: programs exchange arrays by turns
   mutable std::size_t next_judged = 0;              // of these

@@ -9,6 +9,7 @@
 #include "backends/layout_tag.hpp"
 #include "backends/shm/collectives/prefetch.hpp"
 #include "base/mutant.hpp"
+#include "base/shared_words.hpp"
 #include "reduce/reduce.hpp"
 
 namespace weft::shm {
@@ -221,8 +222,16 @@ bool Arrivals::agree(int peer, std::uint64_t call) noexcept {
     return true;
   const CallRecord called = record_of(group_, group_.rank, call), they_called = record_of(group_, peer, call);
   int block = -1;  // the first that differs
+  for (const int r : {group_.rank, peer}) {
+    const CallWord word(read_once(group_.of(r).arrivals[call % kRing].word));
+    if (word.op() == (r == peer ? they_called : called).op && word.op() != Op::none) continue;
+    raise(group_, damaged(r, "what it called", word.bits(), "the word of a collective"));
+    return false;
+  }
   if (called.op == they_called.op && (called.op == Op::all_gather_v || called.op == Op::reduce_scatter_v)) {
-    const auto count = [&](int r, int b) { return group_.control.detail(r, call).blocks()[b].count; };
+    const auto count = [&](int r, int b) {
+      return read_once(group_.control.detail(r, call).blocks()[b].count);
+    };
     for (int b = 0; b < group_.size && block < 0; ++b)
       if (count(peer, b) != count(group_.rank, b)) block = b;
   }

@@ -19,6 +19,7 @@
 
 #include "backends/shm/group.hpp"
 #include "backends/shm/paths.hpp"
+#include "base/shared_words.hpp"
 #include "weft/backends/op_table.hpp"
 
 namespace weft::shm {
@@ -74,9 +75,13 @@ inline bool has_block_per_rank(const OpState& s) noexcept {
 }
 
 /// The part of rank `from`'s `in` that is for this rank; it begins at 0 where `in` has no block per rank. All
-/// ranks divide their buffers alike, except with in_blocks, which each rank has published.
+/// ranks divide their buffers alike, except with in_blocks, which each rank has published: its offset may be any number.
 inline Block exposed_block(const Group& g, const OpState& s, int from) noexcept {
-  if (s.in_blocks) return g.control.detail(from, s.call).blocks()[g.rank];
+  if (s.in_blocks && from == g.rank) return s.in_blocks[g.rank];
+  if (s.in_blocks) {
+    const Block& b = g.control.detail(from, s.call).blocks()[g.rank];
+    return {read_once(b.offset), read_once(b.count)};
+  }
   const std::int64_t count = out_block(s, from, g.size).count;
   return {has_block_per_rank(s) ? g.rank * count : 0, count};
 }
@@ -116,6 +121,19 @@ inline bool streams(const OpState& s) noexcept {
 /// Rank r's arrival line of the call.
 inline const Arrival& arrival(const Group& g, int r, const OpState& s) noexcept {
   return g.of(r).arrivals[s.call % kRing];
+}
+
+/// The bytes from where a block begins to element `first` of it; negative where the offset, which another rank may have
+/// written to, is none of memory.
+inline std::int64_t bytes_before(const Block& b, std::int64_t first, std::int64_t element) noexcept {
+  constexpr std::int64_t kMost = std::int64_t{1}
+                                 << 52;  // elements: more than there are addresses, and in bytes no overflow
+  return b.offset < 0 || b.offset > kMost ? -1 : (b.offset + first) * element;
+}
+
+/// A place in memory that is shared, read once.
+inline Buffer place_in(const Buffer& b) noexcept {
+  return {read_once(b.kind), read_once(b.segment), read_once(b.offset)};
 }
 
 /// Can other ranks read and write this memory themselves, without the kernel?

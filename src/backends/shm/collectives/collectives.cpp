@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "backends/call_word.hpp"
+
 namespace weft::shm {
 
 Step Collectives::poll(OpState& s) noexcept {
@@ -105,12 +107,11 @@ Step Collectives::choose_path(OpState& s) noexcept {
     return refuse(
         s, obstacle,
         fmt::format("path \"single\" was asked for, but rank {}'s memory is beyond reach", obstacle));
-  if (group_.path == Path::single ||
-      (group_.path == Path::automatic && !all_reachable && !foreign &&
-       is_single_copy_profitable(group_, s, arrival(group_, group_.rank, s).count))) {
+  if (group_.path == Path::single || (group_.path == Path::automatic && !all_reachable && !foreign &&
+                                      is_single_copy_profitable(group_, s, agreed_count(s, group_.size)))) {
     single_.plan(s);
   } else if (group_.path == Path::staged || !all_reachable) {
-    staged_.plan(s);
+    return staged_.plan(s);
   } else {
     direct_.plan(s);
   }

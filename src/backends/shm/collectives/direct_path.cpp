@@ -12,7 +12,8 @@ Step DirectPath::step(OpState& s) noexcept {
     if (row(s.op).reduces) return combine_chunk(s);
     const auto copy = [&](int from, const Buffer& place, std::int64_t skip, std::byte* out,
                           std::int64_t bytes) {
-      const std::byte* const source = (from == group_.rank ? s.in : group_.reach(from, place)) + skip;
+      const std::byte* const source = from == group_.rank ? s.in + skip : reach(s, from, place, skip, bytes);
+      if (source == nullptr) return false;
       if (out != source) copy_bytes(out, source, bytes, streams(s));
       return true;
     };
@@ -32,11 +33,22 @@ Step DirectPath::combine_chunk(OpState& s) noexcept {
   const std::int64_t at = begin + st.done;
   std::size_t outs = 0;
   for (int r = 0; r < group_.size; ++r) {
+    const std::int64_t skip = bytes_before(exposed_block(group_, s, r), at, element);
+    const std::byte*& in = operands_.ins[static_cast<std::size_t>(r)];
+    if (r == group_.rank) {
+      in = s.in + skip;
+      if (s.out_count > 0) operands_.outs[outs++] = s.out + at * element;
+      continue;
+    }
     const Arrival& a = arrival(group_, r, s);
-    const std::byte* const in = r == group_.rank ? s.in : group_.reach(r, a.places.in);
-    operands_.ins[static_cast<std::size_t>(r)] = in + (exposed_block(group_, s, r).offset + at) * element;
-    if (r == group_.rank ? s.out_count > 0 : is_sliced(s) && a.places.out.kind != Buffer::none)
-      operands_.outs[outs++] = (r == group_.rank ? s.out : group_.reach(r, a.places.out)) + at * element;
+    in = reach(s, r, place_in(a.places.in), skip, step * element);
+    if (in == nullptr) return Step::failed;
+    if (!is_sliced(s)) continue;
+    const Buffer place = place_in(a.places.out);
+    if (place.kind == Buffer::none && !scans) continue;
+    std::byte* const out = reach(s, r, place, at * element, step * element);
+    if (out == nullptr) return Step::failed;
+    operands_.outs[outs++] = out;
   }
   if (scans)  // every rank has an `out`
     scan(s.dtype, s.reduce, s.op == Op::exscan, operands_.ins, operands_.outs, step);

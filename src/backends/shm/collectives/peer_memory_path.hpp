@@ -48,6 +48,14 @@ class PeerMemoryPath {
     return wait_for_peers(s);
   }
 
+  /// Where this rank reaches bytes of another rank r's place, from `skip` on. Null: nowhere, and the group has failed.
+  std::byte* reach(const OpState& s, int r, const Buffer& place, std::int64_t skip,
+                   std::int64_t bytes) const noexcept {
+    std::byte* const found = group_.reach(r, place, skip, bytes);
+    if (found == nullptr) group_.say_damaged(s, r, place, skip, bytes);
+    return found;
+  }
+
   /// What this rank combines: an offset from where each rank's block begins, and a count, in elements.
   Block own_part(const OpState& s) const noexcept;
 
@@ -64,11 +72,17 @@ class PeerMemoryPath {
       const Block to = out_block(s, from, group_.size);
       const std::int64_t bytes = to.count * element;
       if (bytes == 0) continue;
-      const std::int64_t skip = exposed_block(group_, s, from).offset * element + st.done;
+      const std::int64_t before = bytes_before(exposed_block(group_, s, from), 0, element),
+                         skip = before + st.done;
       const std::int64_t step = std::min(bytes - st.done, room);
+      const Buffer place = place_in(arrival(group_, from, s).places.in);
+      if (before < 0) {
+        group_.say_damaged(s, from, place, before, step);
+        return Step::failed;
+      }
       std::byte* const out = s.out + to.offset * element + st.done;
       if (from == group_.rank && s.in + skip == out) continue;  // in place
-      if (!copy(from, arrival(group_, from, s).places.in, skip, out, step)) return Step::failed;
+      if (!copy(from, place, skip, out, step)) return Step::failed;
       st.done += step;
       room -= step;
       if (st.done < bytes || room == 0) return Step::advanced;

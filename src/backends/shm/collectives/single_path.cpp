@@ -25,7 +25,8 @@ Step SinglePath::step(OpState& s) noexcept {
                           std::int64_t bytes) {
       if (from != group_.rank && group_.by_kernel(from, place))
         return peers_.read(s, from, place.offset + static_cast<std::uint64_t>(skip), out, bytes);
-      const std::byte* const source = (from == group_.rank ? s.in : group_.reach(from, place)) + skip;
+      const std::byte* const source = from == group_.rank ? s.in + skip : reach(s, from, place, skip, bytes);
+      if (source == nullptr) return false;
       if (out != source) copy_bytes(out, source, bytes, streams(s));
       return true;
     };
@@ -65,12 +66,12 @@ Step SinglePath::push_piece(OpState& s) noexcept {
   const std::int64_t at = begin + st.done;
   if (is_scan(s.op)) {
     if (!gather_inputs(s, at, step)) return Step::failed;
-    place_prefixes(s, at);
+    if (!place_prefixes(s, at, step)) return Step::failed;
     scan(s.dtype, s.reduce, s.op == Op::exscan, operands_.ins, operands_.outs, step);
   } else {
     std::size_t outs = 0;
     if (!gather_inputs(s, at, step)) return Step::failed;
-    place_sums(s, at, outs);
+    if (!place_sums(s, at, step, outs)) return Step::failed;
     reduce(s.dtype, s.reduce, operands_.ins, {operands_.outs.data(), outs}, step);
   }
   if (is_sliced(s) && !write_to_peers(s, at, step)) return Step::failed;
@@ -83,45 +84,52 @@ bool SinglePath::gather_inputs(const OpState& s, std::int64_t at, std::int64_t c
   const std::int64_t element = size_bytes(s.dtype);
   for (int r = 0; r < group_.size; ++r) {
     const Arrival& a = arrival(group_, r, s);
-    const std::int64_t from = (exposed_block(group_, s, r).offset + at) * element;
+    const std::int64_t from = bytes_before(exposed_block(group_, s, r), at, element);
+    const Buffer place = place_in(a.places.in);
     const std::byte*& in = operands_.ins[static_cast<std::size_t>(r)];
     if (r == group_.rank) {
       in = s.in + from;
-    } else if (group_.by_kernel(r, a.places.in)) {
+    } else if (group_.by_kernel(r, place)) {
       in = piece_of(r);
-      if (!peers_.read(s, r, a.places.in.offset + static_cast<std::uint64_t>(from), piece_of(r),
-                       count * element))
+      if (!peers_.read(s, r, place.offset + static_cast<std::uint64_t>(from), piece_of(r), count * element))
         return false;
     } else {
-      in = group_.reach(r, a.places.in) + from;
+      in = reach(s, r, place, from, count * element);
+      if (in == nullptr) return false;
     }
   }
   return true;
 }
 
 // The outputs that this rank reaches; the first is the one that write_to_peers() reads from.
-void SinglePath::place_sums(const OpState& s, std::int64_t at, std::size_t& outs) noexcept {
+bool SinglePath::place_sums(const OpState& s, std::int64_t at, std::int64_t count,
+                            std::size_t& outs) noexcept {
   const std::int64_t element = size_bytes(s.dtype);
   if (s.out_count > 0) operands_.outs[outs++] = s.out + at * element;
   for (int r = 0; r < group_.size; ++r) {
-    const Buffer& out = arrival(group_, r, s).places.out;
-    if (r != group_.rank && is_sliced(s) && out.kind != Buffer::none && !group_.by_kernel(r, out))
-      operands_.outs[outs++] = group_.reach(r, out) + at * element;
+    const Buffer out = place_in(arrival(group_, r, s).places.out);
+    if (r == group_.rank || !is_sliced(s) || out.kind == Buffer::none || group_.by_kernel(r, out)) continue;
+    std::byte* const found = reach(s, r, out, at * element, count * element);
+    if (found == nullptr) return false;
+    operands_.outs[outs++] = found;
   }
   if (outs == 0) operands_.outs[outs++] = piece_of(group_.rank);  // a reduce, and this rank is not the root
+  return true;
 }
 
 // An output per rank. What the kernel writes is made in the rank's piece, where its input may lie.
-void SinglePath::place_prefixes(const OpState& s, std::int64_t at) noexcept {
+bool SinglePath::place_prefixes(const OpState& s, std::int64_t at, std::int64_t count) noexcept {
   const std::int64_t element = size_bytes(s.dtype);
   for (int r = 0; r < group_.size; ++r) {
-    const Buffer& out = arrival(group_, r, s).places.out;
-    operands_.outs[static_cast<std::size_t>(r)] = r == group_.rank ? s.out + at * element
-                                                  : group_.by_kernel(r, out)
-                                                      ? piece_of(r)
-                                                      : group_.reach(r, out) + at * element;
+    const Buffer out = place_in(arrival(group_, r, s).places.out);
+    std::byte* const found = r == group_.rank           ? s.out + at * element
+                             : group_.by_kernel(r, out) ? piece_of(r)
+                                                        : reach(s, r, out, at * element, count * element);
+    if (found == nullptr) return false;
+    operands_.outs[static_cast<std::size_t>(r)] = found;
   }
   if (s.op == Op::exscan && !has_identity(s.reduce.kind)) operands_.outs[0] = nullptr;
+  return true;
 }
 
 // The kernel writes the results to the outputs that this rank does not reach.
@@ -129,7 +137,7 @@ bool SinglePath::write_to_peers(const OpState& s, std::int64_t at, std::int64_t 
   const std::int64_t element = size_bytes(s.dtype);
   for (int i = 1; i < group_.size; ++i) {
     const int r = (group_.rank + i) % group_.size;  // the ranks begin at different peers
-    const Buffer& out = arrival(group_, r, s).places.out;
+    const Buffer out = place_in(arrival(group_, r, s).places.out);
     const std::byte* const result = operands_.outs[is_scan(s.op) ? static_cast<std::size_t>(r) : 0];
     if (result != nullptr && out.kind != Buffer::none && group_.by_kernel(r, out) &&
         !peers_.write(s, r, result, out.offset + static_cast<std::uint64_t>(at * element), count * element))

@@ -26,8 +26,8 @@ class SinglePath : private PeerMemoryPath {
  private:
   Step push_piece(OpState& s) noexcept;
   bool gather_inputs(const OpState& s, std::int64_t at, std::int64_t count) noexcept;
-  void place_sums(const OpState& s, std::int64_t at, std::size_t& outs) noexcept;
-  void place_prefixes(const OpState& s, std::int64_t at) noexcept;
+  bool place_sums(const OpState& s, std::int64_t at, std::int64_t count, std::size_t& outs) noexcept;
+  bool place_prefixes(const OpState& s, std::int64_t at, std::int64_t count) noexcept;
   bool write_to_peers(const OpState& s, std::int64_t at, std::int64_t count) noexcept;
   bool make_pieces(const OpState& s) noexcept;
   std::byte* piece_of(int r) const noexcept;

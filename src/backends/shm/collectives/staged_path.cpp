@@ -1,7 +1,10 @@
 #include "backends/shm/collectives/staged_path.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
+#include "backends/call_word.hpp"
 #include "base/mutant.hpp"
 #include "reduce/reduce.hpp"
 #include "reduce/scan.hpp"
@@ -21,25 +24,36 @@ bool StagedPath::takes(const OpState& s) const noexcept {
   return (is_sliced(s) || !r.reduces) && (r.rooted != Rooted::out_at_root || group_.rank == s.root);
 }
 
-// The longest block of all ranks, in elements.
+// The longest block of all ranks, in elements. -1: a rank has published one that no memory holds, and the group has failed.
 std::int64_t StagedPath::longest_block(const OpState& s) const noexcept {
-  if (s.in_blocks || s.out_blocks) {
+  if (const Block* const blocks = s.in_blocks ? s.in_blocks : s.out_blocks) {
+    const std::int64_t most = (std::int64_t{1} << 56) / size_bytes(s.dtype);
     std::int64_t longest = 0;
-    for (int r = 0; r < group_.size; ++r)
-      longest = std::max(longest, group_.control.detail(r, s.call).longest);
+    for (int r = 0; r < group_.size; ++r) {
+      longest = std::max(longest, blocks[r].count);
+      if (r == group_.rank) continue;
+      const std::int64_t theirs = read_once(group_.control.detail(r, s.call).longest);
+      if (theirs < 0 || theirs > most) {
+        raise(group_, damaged(r, "the elements of its longest block", theirs, fmt::format("0 to {}", most),
+                              s.op, s.call));
+        return -1;
+      }
+      longest = std::max(longest, theirs);
+    }
     return longest;
   }
   if (is_sliced(s)) return (s.in_count + group_.size - 1) / group_.size;
-  return s.op == Op::all_to_all ? s.in_count / group_.size : arrival(group_, group_.rank, s).count;
+  return s.op == Op::all_to_all ? s.in_count / group_.size : agreed_count(s, group_.size);
 }
 
 // Chooses elements per block and round, and the number of rounds. Small messages are spread evenly over one
 // round.
-void StagedPath::plan(OpState& s) noexcept {
+Step StagedPath::plan(OpState& s) noexcept {
   CallState& st = state(s);
   st.phase = Phase::staged;
   const std::int64_t n = group_.size, element = size_bytes(s.dtype), line = 64 / element;
   const std::int64_t longest = longest_block(s);
+  if (longest < 0) return Step::failed;
   const bool apart = has_block_per_rank(s) || is_sliced(s);
   const std::int64_t slot_bytes = static_cast<std::int64_t>(kStageBytes) / (apart ? n - 1 : 1) / 64 * 64;
   st.part = std::min((longest + line - 1) / line * line, slot_bytes / element);
@@ -51,6 +65,7 @@ void StagedPath::plan(OpState& s) noexcept {
   st.staged = gives(s) ? 0 : st.rounds;
   st.reduced = row(s.op).reduces ? 0 : st.rounds;
   st.copied = takes(s) ? 0 : st.rounds;
+  return Step::advanced;
 }
 
 // The part of a block that a round moves. For a reduction: the slice that `owner` combines in this round.

@@ -22,7 +22,8 @@ class StagedPath {
  public:
   StagedPath(const Group& group, Arrivals& arrivals, Operands& operands)
       : group_(group), arrivals_(arrivals), operands_(operands) {}
-  void plan(OpState& s) noexcept;
+  /// Failed: what a rank has published of its blocks is damaged.
+  Step plan(OpState& s) noexcept;
   Step step(OpState& s) noexcept;
   bool missing(const OpState& s, int r) const noexcept {
     return delays_staging(s, r) || delays_reducing(s, r) || delays_copying(s, r);

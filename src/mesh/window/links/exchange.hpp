@@ -81,7 +81,8 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
     std::int64_t read = 0;  // bytes that the kernel has copied
     Cursor cursor{};
     Phase phase = Phase::queued;
-    bool held = false;  // of the adjoint: the slot is taken when its bytes are added
+    Holds holds = Holds::packed;  // what its slot says, where it is held
+    bool held = false;            // of the adjoint: the slot is taken when its bytes are added
     Unpacking unpacking = Unpacking::plain;
     bool unpacking_timed = false, trial = false;  // trial: so the sender is told no time of it
     std::uint64_t ns = 0;                         // of copies, where the sender asks
@@ -108,8 +109,7 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
   void pack_many(Slot& slot, Out& o, const Program::Traffic& t);
   bool kernel_reaches(const Links::End& end, const Program::Traffic& t,
                       std::array<Place, kMostPlaces>& places) const;
-  bool find_shared(const Links::End& end, std::uint32_t mapped, const Arena& arena,
-                   std::array<Place, kMostPlaces>& places);
+  bool find_shared(std::uint32_t mapped, const Arena& arena, std::array<Place, kMostPlaces>& places);
   Holds find_places(Out& o, const Program::Traffic& t, std::array<Place, kMostPlaces>& places);
   bool name_places(Out& o, const Program::Traffic& t);
   void choose_way(Out& o, const Program::Traffic& t, bool kernel_reaches);
@@ -118,13 +118,14 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
   // receive.cpp
   bool receive(In& in, const Program::Traffic& t);
   void choose_unpacking(In& in, const Program::Traffic& t) const;
-  void end_timing(const In& in, const Program::Traffic& t, const Slot& slot) const;
-  bool copy_slot(In& in, const Program::Traffic& t, const Slot& slot);
+  void end_timing(const In& in, const Program::Traffic& t, std::uint16_t timing) const;
+  bool copy_slot(In& in, const Program::Traffic& t, const Slot& slot, Holds holds);
   void make_room();
   bool read(In& in, const Program::Traffic& t, const Slot& slot);
   [[noreturn]] void lose(int rank, bool ended);
   void keep_packed(In& in, const Program::Traffic& t, const Slot& slot);
-  const std::byte* place_of(const Slot& slot, std::size_t field);
+  const std::byte* place_of(const Slot& slot, const Program::Traffic& t, std::size_t field);
+  void check_head(const Slot& slot, const Program::Traffic& t, Holds holds);
   const std::vector<Program::Step>& joint_of(const Slot& slot, const Program::Traffic& t);
   [[noreturn]] void disagree(const Slot& slot, const Program::Traffic& t);
   void add_from(In& in, const Program::Traffic& t);
@@ -145,6 +146,7 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
   const PeerProcess* sender_ = nullptr;
   std::uint64_t segment_ = Place::kAddress;
   const std::byte* segment_begin_ = nullptr;
+  std::size_t segment_bytes_ = 0;
   std::unique_ptr<Tensor> came_;
 };
 // What malloc keeps ready for each thread: glibc's up to 1032 bytes; beyond, each exchange would take 40 ns more.

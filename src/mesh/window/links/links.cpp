@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/mutant.hpp"
+#include "base/shared_words.hpp"
 #include "group/user_numbers.hpp"
 #include "host/arena.hpp"
 #include "host/threads/idling.hpp"
@@ -67,6 +68,15 @@ RegionRef open_links(ProcessGroup& group, HostPeers& host, PeerProcess& owner, c
   }
 }
 
+std::size_t bytes_of_links(int n) {
+  return static_cast<std::size_t>(n) * static_cast<std::size_t>(n) * sizeof(Link);
+}
+
+// Whether all ranks are threads of this process.
+bool is_one_process(const std::vector<PeerProcessRef>& processes) {
+  return std::ranges::all_of(processes, [](const PeerProcessRef& p) { return p->is_self(); });
+}
+
 // The processes of all ranks and the memory of the links; throws where they cannot be had.
 RegionRef meet(ProcessGroup& group, HostPeers& host, const std::vector<Introduction>& all,
                const RegionRef& offered, std::vector<PeerProcessRef>& processes,
@@ -75,11 +85,17 @@ RegionRef meet(ProcessGroup& group, HostPeers& host, const std::vector<Introduct
   const bool allowed = single_copy_setting() != SingleCopySetting::off;
   for (const Introduction& i : all) {
     if (i.usable == 0) throw Error(ErrorCode::unsupported, "window: a rank cannot share memory");
-    processes.push_back(host.meet(ProcessAddress::decode(i.address), deadline));
-    PeerProcess& process = *processes.back();
-    readable.push_back(allowed && !process.is_self() && KernelReads::finds(process, i.word, i.word));
+    processes.push_back(host.meet(ProcessAddress::decode(text_in(i.address)), deadline));
   }
-  return group.rank() == 0 ? offered : open_links(group, host, *processes[0], all[0].region, deadline);
+  for (std::size_t r = 0; r < all.size(); ++r)
+    readable.push_back(allowed && !is_one_process(processes) &&
+                       KernelReads::finds(*processes[r], all[r].word, all[r].word));
+  RegionRef region =
+      group.rank() == 0 ? offered : open_links(group, host, *processes[0], text_in(all[0].region), deadline);
+  if (region->bytes < bytes_of_links(group.size()))
+    throw Error(ErrorCode::corrupt, fmt::format("window: the memory of the links has {} bytes; expected {}",
+                                                region->bytes, bytes_of_links(group.size())));
+  return region;
 }
 
 std::shared_ptr<Links> make(ProcessGroup& group) {
@@ -95,9 +111,7 @@ std::shared_ptr<Links> make(ProcessGroup& group) {
     const std::string name = "weft-windows-" + random_socket_name();
     mine.usable &= put(mine.region, sizeof(mine.region), name) ? 1U : 0U;
     mine.usable &= put(mine.address, sizeof(mine.address), host.self().encode()) ? 1U : 0U;
-    if (group.rank() == 0)
-      region =
-          host.offer(mine.region, static_cast<std::size_t>(n) * static_cast<std::size_t>(n) * sizeof(Link));
+    if (group.rank() == 0) region = host.offer(mine.region, bytes_of_links(n));
     context.arena().ensure_segment();
     host.show_segments();
   } catch (const Error&) {
@@ -171,6 +185,7 @@ Links::Links(GroupState& group, RegionRef region, std::vector<PeerProcessRef> pr
       processes_(std::move(processes)),
       spins_(group.traits().spin),
       helped_(group.helped()),
+      one_process_(is_one_process(processes_)),
       rank_(group.member.rank) {
   const auto n = static_cast<std::size_t>(group.member.size), me = static_cast<std::size_t>(rank_);
   auto* const links = reinterpret_cast<Link*>(region_->data);
@@ -245,8 +260,15 @@ bool Links::uses(const void* block, std::size_t bytes) const noexcept {
 
 bool Links::has_room(End& to) noexcept {
   if (to.next < to.room_to) return true;
-  to.room_to = to.link->taken.load(std::memory_order_acquire) + kSlots;
+  to.room_to = sound_taken(to, to.link->taken.load(std::memory_order_acquire)) + kSlots;
   return to.next < to.room_to;
+}
+
+std::uint64_t Links::sound_taken(const End& to, std::uint64_t taken) {
+  if (taken > to.next)
+    throw Error(damaged(to.rank, "its count of slots emptied", taken,
+                        fmt::format("up to {}, as many as were filled", to.next)));
+  return taken;
 }
 
 void Links::publish(End& to) {
@@ -644,14 +666,16 @@ void Links::revoke() const noexcept {
   for (const End& e : ends_[0]) e.link->revoked.store(1, std::memory_order_seq_cst);
 }
 
-// A copy is finite. A process that is stopped in one keeps its mapping of that memory, and sees `revoked` after it.
+// A copy is finite. A process that is stopped in one keeps its mapping of that memory, and sees `revoked` after it. A thread of this process would not:
+// for it this rank waits longer, and not for ever, since a rank with a fault may have written that word. This rank reads nothing from itself.
 void Links::await_readers() noexcept {
   constexpr auto kPatienceWithReaders = std::chrono::seconds(1);
-  const Deadline limit = Deadline::after(kPatienceWithReaders);
+  constexpr auto kPatienceWithThreads = std::chrono::seconds(10);
+  const Deadline limit = Deadline::after(kPatienceWithReaders), last = Deadline::after(kPatienceWithThreads);
   for (End& e : ends_[0])
     while (e.link->reading.load(std::memory_order_seq_cst) != 0) {
       PeerProcess& peer = process(e.rank);
-      if (!peer.is_self() && (limit.passed() || !peer.alive())) break;
+      if (e.rank == rank_ || last.passed() || (!peer.is_self() && (limit.passed() || !peer.alive()))) break;
       sched_yield();
     }
 }
@@ -680,7 +704,7 @@ void Links::Reading::check() const {
 }
 
 void Links::map(End& from, std::uint32_t segments) noexcept {
-  if (!patient_ || segments <= from.asked) return;
+  if (!patient_ || segments <= from.asked || segments > Arena::kMaxSegments) return;
   from.asked = segments;
   PeerProcess& peer = process(from.rank);
   peer.map_segments(segments, Deadline::after(std::chrono::milliseconds(100)));

@@ -238,6 +238,10 @@ class Links final : public Driven, public BlockHolder, public std::enable_shared
   End& to(int rank) noexcept { return ends_[0][static_cast<std::size_t>(rank)]; }
   End& from(int rank) noexcept { return ends_[1][static_cast<std::size_t>(rank)]; }
   PeerProcess& process(int rank) noexcept { return *processes_[static_cast<std::size_t>(rank)]; }
+  /// Whether all ranks are threads of this process: so no other process can write to an address that one tells the other.
+  bool one_process() const noexcept { return one_process_; }
+  /// `taken`, which a rank has told of the slots that this one has filled; throws corrupt where it is more than these.
+  static std::uint64_t sound_taken(const End& to, std::uint64_t taken);
   std::uint64_t new_boxes_id() noexcept { return ++boxes_ids_; }
   /// Whether its thread may have the kernel copy, which takes as long as pages take to come. False: a thread without locks does it soon.
   bool may_read() noexcept {
@@ -310,7 +314,7 @@ class Links final : public Driven, public BlockHolder, public std::enable_shared
   const Duration deadline_;
   const RegionRef region_;
   const std::vector<PeerProcessRef> processes_;
-  const bool spins_, helped_;
+  const bool spins_, helped_, one_process_;
   const int rank_;
 
   mutable OwnerFlag owned_;

@@ -1,13 +1,77 @@
 // What an exchange over links receives, and adds.
 #include <fmt/format.h>
 
+#include <cstdint>
 #include <cstring>
 
+#include "base/shared_words.hpp"
 #include "mesh/window/links/exchange.hpp"
 #include "reduce/reduce.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft::windows {
+namespace {
+
+// The number that a slot gives its boxes.
+std::uint64_t boxes_id_of(const Slot& slot, const Window::Plan::Program::Traffic& t) {
+  const std::uint64_t id = read_once(slot.boxes_id);
+  if (id == 0) throw Error(damaged(t.rank, "the number of a slot's boxes", id, "1 or more"));
+  return id;
+}
+
+// Reads the boxes of a slot, one after the other: where they lie in the sender's memory.
+class Boxes {
+ public:
+  using Program = Window::Plan::Program;
+  struct There {
+    std::int64_t offset = 0;
+    std::array<std::int64_t, Dims::kMaxDims> steps{};
+    Program::Span span{0, 0};  // the bytes of it, from where the field begins
+  };
+  Boxes(const Slot& slot, const Program::Traffic& t) : slot_(slot), rank_(t.rank) {}
+
+  There next(const Program::Box& b) {
+    const std::uint64_t field = static_cast<std::uint64_t>(number());
+    if (field != b.field)
+      throw Error(damaged(rank_, "the field of a box", field, fmt::format("{}", b.field)));
+    There there;
+    there.offset = there.span.low = number();
+    bool bad = __builtin_add_overflow(there.offset, b.element, &there.span.high);
+    for (int d = 0; d < b.counts.rank(); ++d) {
+      std::int64_t& step = there.steps[static_cast<std::size_t>(d)] = number();
+      std::int64_t far = 0;
+      bad |= __builtin_mul_overflow(b.counts[d] - 1, step, &far);
+      std::int64_t& end = far < 0 ? there.span.low : there.span.high;
+      bad |= __builtin_add_overflow(end, far, &end);
+    }
+    if (bad || there.span.low < -kMost || there.span.high > kMost)
+      throw Error(damaged(rank_, "the place of a box", fmt::format("offset {}", there.offset),
+                          "one from which its steps stay within 2^56 bytes"));
+    return there;
+  }
+
+ private:
+  static constexpr std::int64_t kMost = std::int64_t{1} << 56;
+  std::int64_t number() {
+    if (next_ == kBoxNumbers)
+      throw Error(damaged(rank_, "what a slot holds", "places of many boxes", "packed bytes"));
+    return read_once(slot_.boxes[next_++]);
+  }
+  const Slot& slot_;
+  const int rank_;
+  std::size_t next_ = 0;
+};
+
+}  // namespace
+
+// What all slots of this exchange must have.
+void OverLinks::check_head(const Slot& slot, const Program::Traffic& t, Holds holds) {
+  if (read_once(slot.form) != t.form) disagree(slot, t);
+  if (holds == Holds::packed) return;
+  if (holds > Holds::by_kernel || t.bytes <= kPackedBytes || program_->forms.size() > kMostPlaces)
+    throw Error(damaged(t.rank, "what a slot holds", static_cast<int>(holds),
+                        t.bytes > kPackedBytes && program_->forms.size() <= kMostPlaces ? "0 to 2" : "0"));
+}
 
 bool OverLinks::receive(In& in, const Program::Traffic& t) {
   Links::End& end = *in.end;
@@ -22,27 +86,31 @@ bool OverLinks::receive(In& in, const Program::Traffic& t) {
     if (t.bytes <= kFewBytes)  // one after another they would be waited for one after another
       for (std::int64_t line = 0; line < t.bytes - kBesideBytes; line += 64)
         __builtin_prefetch(slot.apart + line);
-    if (slot.form != t.form) disagree(slot, t);
-    if (slot.holds == Holds::by_kernel && !links_->may_read()) return moved;
+    const Holds holds = read_once(slot.holds);
+    const std::uint16_t timing = read_once(slot.timing);
+    check_head(slot, t, holds);
+    if (holds == Holds::by_kernel && !links_->may_read()) return moved;
     Links::End& back = links_->to(end.rank);
-    back.room_to = std::max(back.room_to, slot.taken + kSlots);
+    back.room_to = std::max(back.room_to, Links::sound_taken(back, read_once(slot.taken)) + kSlots);
     moved = true;
-    if (slot.segments > end.mapped) links_->map(end, slot.segments);
+    if (const std::uint32_t segments = read_once(slot.segments); segments > end.mapped)
+      links_->map(end, segments);
     if (program_->adjoint &&
-        (slot.holds == Holds::in_place || (slot.holds == Holds::packed && t.bytes <= kPackedBytes))) {
+        (holds == Holds::in_place || (holds == Holds::packed && t.bytes <= kPackedBytes))) {
       in.held = true;
+      in.holds = holds;
       in.phase = Phase::there;
       ++there_;
       return true;
     }
-    if (!t.streamed.empty() && slot.holds == Holds::packed && in.cursor.box == 0 && in.cursor.element == 0)
+    if (!t.streamed.empty() && holds == Holds::packed && in.cursor.box == 0 && in.cursor.element == 0)
       choose_unpacking(in, t);
-    const bool timed = slot.timing != 0 || in.unpacking_timed;
+    const bool timed = timing != 0 || in.unpacking_timed;
     const std::uint64_t since = timed ? now_ns() : 0;
-    const bool all = copy_slot(in, t, slot);
+    const bool all = copy_slot(in, t, slot, holds);
     if (timed) {
       in.ns += now_ns() - since;
-      if (all && in.cursor.at_end(t)) end_timing(in, t, slot);
+      if (all && in.cursor.at_end(t)) end_timing(in, t, timing);
     }
     if (!all) return true;
     links_->take(end);
@@ -69,22 +137,22 @@ void OverLinks::choose_unpacking(In& in, const Program::Traffic& t) const {
 }
 
 // Tells the sender what it has asked for; not of a trial, which says nothing about the sender's way.
-void OverLinks::end_timing(const In& in, const Program::Traffic& t, const Slot& slot) const {
-  if (slot.timing != 0 && !in.trial)
-    in.end->link->took[slot.timing % kTimings].store(Took::word(in.end->next + 1, in.ns),
-                                                     std::memory_order_relaxed);
+void OverLinks::end_timing(const In& in, const Program::Traffic& t, std::uint16_t timing) const {
+  if (timing != 0 && !in.trial)
+    in.end->link->took[timing % kTimings].store(Took::word(in.end->next + 1, in.ns),
+                                                std::memory_order_relaxed);
   if (in.unpacking_timed) t.unpackings.took(in.unpacking, in.ns);
 }
 
 // What the slot holds, or names, to its place here. False: there is more of it.
-bool OverLinks::copy_slot(In& in, const Program::Traffic& t, const Slot& slot) {
-  if (slot.holds == Holds::in_place) {
+bool OverLinks::copy_slot(In& in, const Program::Traffic& t, const Slot& slot, Holds holds) {
+  if (holds == Holds::in_place) {
     const Links::Reading reading(*in.end);
     const std::vector<Program::Step>& steps = joint_of(slot, t);
     std::size_t field = program_->forms.size();
     const std::byte* from = nullptr;
     const auto begin_of = [&](std::size_t f) {
-      if (f != field) from = place_of(slot, field = f);
+      if (f != field) from = place_of(slot, t, field = f);
       return from;
     };
     if (t.joint_runs.empty())
@@ -94,7 +162,7 @@ bool OverLinks::copy_slot(In& in, const Program::Traffic& t, const Slot& slot) {
       r.copy(begin_of(r.field) + r.from, pair(r.field).window + r.to, 1, 0, 0, r.bytes);
     reading.check();
     in.cursor.box = t.boxes.size();
-  } else if (slot.holds == Holds::by_kernel) {
+  } else if (holds == Holds::by_kernel) {
     if (!read(in, t, slot)) return false;
     in.cursor.box = t.boxes.size();
   } else if (program_->adjoint) {
@@ -132,26 +200,23 @@ void OverLinks::make_room() {
 // What the kernel copies: in one go for each field, to its place, or to packed bytes where the adjoint keeps them or its runs here are short. False:
 // there is more of it, and first a look at what else there is.
 bool OverLinks::read(In& in, const Program::Traffic& t, const Slot& slot) {
-  if (t.pieces_id != slot.boxes_id) {
+  if (const std::uint64_t id = boxes_id_of(slot, t); t.pieces_id != id) {
     t.there.clear();
     t.here.clear();
-    const std::int64_t* from = slot.boxes;
+    t.pieces_id = 0;
+    Boxes boxes(slot, t);
     for (const Program::Box& b : t.boxes) {
-      const std::int64_t element = b.element;
-      std::array<std::int64_t, Dims::kMaxDims> steps{};
-      if (static_cast<std::size_t>(*from++) != b.field) disagree(slot, t);
-      const std::int64_t offset = *from++;
-      for (int d = 0; d < b.counts.rank(); ++d) steps[static_cast<std::size_t>(d)] = *from++;
-      add_pieces(b.counts, steps, element, b.field, offset, t.there);
-      add_pieces(b.counts, b.steps, element, b.field, b.offset, t.here);
+      const Boxes::There there = boxes.next(b);
+      add_pieces(b.counts, there.steps, b.element, b.field, there.offset, t.there);
+      add_pieces(b.counts, b.steps, b.element, b.field, b.offset, t.here);
     }
-    t.pieces_id = slot.boxes_id;
+    t.pieces_id = id;
   }
   const bool packed = program_->adjoint || t.bytes < kLongRun * t.runs;
   if (packed) make_room();
   std::array<std::uint64_t, kMostPlaces> fields_there, fields_here;
   for (std::size_t f = 0; f < program_->forms.size(); ++f) {
-    fields_there[f] = slot.places[f].offset;
+    fields_there[f] = read_once(slot.places[f].offset);
     fields_here[f] = reinterpret_cast<std::uint64_t>(pair(f).window);
   }
   const std::uint64_t room = packed ? reinterpret_cast<std::uint64_t>(came_->data() + in.at) : 0;
@@ -196,13 +261,23 @@ void OverLinks::keep_packed(In& in, const Program::Traffic& t, const Slot& slot)
 }
 
 // Where a field of the sender begins here.
-const std::byte* OverLinks::place_of(const Slot& slot, std::size_t field) {
-  const Place& place = slot.places[field];
-  if (place.segment == Place::kAddress) return reinterpret_cast<const std::byte*>(place.offset);
+const std::byte* OverLinks::place_of(const Slot& slot, const Program::Traffic& t, std::size_t field) {
+  const auto [low, high] = t.joint_spans[field];
+  if (low >= high) return nullptr;  // there is nothing of it
+  const Place place{read_once(slot.places[field].segment), read_once(slot.places[field].offset)};
+  if (place.segment == Place::kAddress && links_->one_process())
+    return reinterpret_cast<const std::byte*>(place.offset);
   if (place.segment != segment_) {
     segment_ = place.segment;
-    segment_begin_ = sender_->segment(static_cast<std::uint32_t>(segment_));
+    const auto index = static_cast<std::uint32_t>(std::min<std::uint64_t>(segment_, Arena::kMaxSegments));
+    segment_begin_ = sender_->segment(index);
+    segment_bytes_ = sender_->segment_bytes(index);
   }
+  if (!is_within(place.offset + static_cast<std::uint64_t>(low), high - low, segment_bytes_))
+    throw Error(damaged(
+        t.rank, fmt::format("the place of field {}", field),
+        fmt::format("bytes {} to {} from offset {} of segment {}", low, high, place.offset, place.segment),
+        "bytes of a segment that is mapped"));
   return segment_begin_ + place.offset;
 }
 
@@ -211,33 +286,34 @@ const std::vector<OverLinks::Program::Step>& OverLinks::joint_of(const Slot& slo
                                                                  const Program::Traffic& t) {
   sender_ = &links_->process(t.rank);
   segment_ = Place::kAddress;
-  if (t.joint_id == slot.boxes_id) return t.joint;
+  const std::uint64_t id = boxes_id_of(slot, t);
+  if (t.joint_id == id) return t.joint;
   t.joint.clear();
-  const std::int64_t* from = slot.boxes;
+  t.joint_id = 0;
+  t.joint_spans.assign(program_->forms.size(), {INT64_MAX, INT64_MIN});
+  Boxes boxes(slot, t);
   for (const Program::Box& b : t.boxes) {
-    const auto field = static_cast<std::size_t>(*from++);
-    const std::int64_t offset = *from++;
+    const Boxes::There there = boxes.next(b);
     Loops loops(static_cast<std::size_t>(b.element));
-    for (int d = 0; d < b.counts.rank(); ++d) {
-      const std::int64_t step = *from++;
-      loops.add(b.counts[d], step, b.steps[static_cast<std::size_t>(d)]);
-    }
-    if (field != b.field) disagree(slot, t);
-    t.joint.push_back({b.field, loops, offset, b.offset});
+    for (int d = 0; d < b.counts.rank(); ++d)
+      loops.add(b.counts[d], there.steps[static_cast<std::size_t>(d)], b.steps[static_cast<std::size_t>(d)]);
+    Program::Span& span = t.joint_spans[b.field];
+    if (b.elements > 0) span = {std::min(span.low, there.span.low), std::max(span.high, there.span.high)};
+    t.joint.push_back({b.field, loops, there.offset, b.offset});
   }
   t.joint_runs.clear();
   for (const Program::Step& step : t.joint)
     if (const std::int64_t bytes = step.loops.one_piece(); bytes > 0)
       t.joint_runs.push_back({step.field, step.from, step.to, bytes, copy_runs_of(bytes)});
   if (t.joint_runs.size() != t.joint.size()) t.joint_runs.clear();
-  t.joint_id = slot.boxes_id;
+  t.joint_id = id;
   return t.joint;
 }
 
 void OverLinks::disagree(const Slot& slot, const Program::Traffic& t) {
   Failure why{.code = ErrorCode::mismatch,
               .text = fmt::format("{}: rank {} gave {}, and rank {} {}; expected the same on all ranks",
-                                  plan_->name, t.rank, std::string(slot.about), plan_->me, t.about),
+                                  plan_->name, t.rank, text_in(slot.about), plan_->me, t.about),
               .ranks = {t.rank, plan_->me}};
   throw Error(std::move(why));
 }
@@ -248,11 +324,11 @@ void OverLinks::add_from(In& in, const Program::Traffic& t) {
     return;
   }
   const Slot& slot = in.end->link->slots[in.end->next % kSlots];
-  if (slot.holds == Holds::packed) {
+  if (in.holds == Holds::packed) {
     for (const Program::Box& b : t.boxes) add({b.field, b.loops, 0, b.offset}, slot.packed(t.bytes) + b.at);
   } else {
     const Links::Reading reading(*in.end);
-    for (const Program::Step& step : joint_of(slot, t)) add(step, place_of(slot, step.field));
+    for (const Program::Step& step : joint_of(slot, t)) add(step, place_of(slot, t, step.field));
     reading.check();
   }
   links_->take(*in.end);

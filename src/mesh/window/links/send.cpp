@@ -233,7 +233,7 @@ Holds OverLinks::find_places(Out& o, const Program::Traffic& t, std::array<Place
     std::copy_n(placed.places.begin(), fields, places.begin());
     return Holds::in_place;
   }
-  if (find_shared(end, mapped, arena, places)) {
+  if (find_shared(mapped, arena, places)) {
     placed.judged = judged_;
     placed.mapped = mapped;
     placed.arena = version;
@@ -245,9 +245,9 @@ Holds OverLinks::find_places(Out& o, const Program::Traffic& t, std::array<Place
 }
 
 // Whether all fields lie in memory that the receiver has mapped, and where.
-bool OverLinks::find_shared(const Links::End& end, std::uint32_t mapped, const Arena& arena,
+bool OverLinks::find_shared(std::uint32_t mapped, const Arena& arena,
                             std::array<Place, kMostPlaces>& places) {
-  const bool same_process = links_->process(end.rank).is_self();
+  const bool same_process = links_->one_process();
   bool shared = true;
   for (std::size_t f = 0; f < program_->forms.size(); ++f) {
     const std::byte* const data = sent_from(pair(f));
