@@ -42,10 +42,21 @@ class KeptBuffers {
 };
 
 struct ScribbledJob {
-  using Calls = std::function<void(Rank&, ProcessGroup&, KeptBuffers&, std::uint64_t)>;
+  struct Round {
+    Rank& rank;
+    KeptBuffers& buffers;
+    std::uint64_t seed;             ///< the same on all ranks
+    ProcessGroup group{}, other{};  ///< `other`: the calls may make it
+    std::function<void()>
+        scribble{};  ///< the calls call it when all memory that they will use is shared: it stays until the round is over
+  };
+  using Calls = std::function<void(Round&)>;
   static constexpr int kRanks = 3, kScribbles = 1;  ///< kScribbles: the rank that does
   std::uint64_t seed = 1;
   Duration time = std::chrono::seconds(4);  ///< of all rounds
+  Duration deadline =
+      std::chrono::seconds(2);  ///< of making a group, and of calls that have none of their own
+  int rounds_most = 1000;
   bool processes_too =
       false;  ///< also on what says whether processes live: then it is the last round for most jobs
 
@@ -59,7 +70,7 @@ struct ScribbledJob {
       for (;; ++rounds) {
         // Rank 0 says whether there is another round.
         const std::string key = fmt::format("test/round{}", rounds);
-        if (r.rank == 0) r.store->set(key, end.passed() ? "0" : "1");
+        if (r.rank == 0) r.store->set(key, end.passed() || rounds == rounds_most ? "0" : "1");
         if (r.store->get(key, Deadline::after(r.options.limit)) == "0") break;
         errors += one_round(r, seed * 1000 + static_cast<std::uint64_t>(rounds), buffers, calls) ? 1 : 0;
         r.meet(fmt::format("round{}", rounds));
@@ -70,15 +81,13 @@ struct ScribbledJob {
       std::fflush(nullptr);
     };
     RankOptions options;
-    options.deadline = kDeadline;
+    options.context.log_level = LogLevel::error;  // not one warning a round
     options.limit = time + std::chrono::seconds(40);
     RankProcesses ranks(kRanks, body, options);
     ranks.finish({});
   }
 
  private:
-  static constexpr auto kDeadline = std::chrono::milliseconds(400);
-
   // True: it ended with an Error.
   bool one_round(Rank& r, std::uint64_t round, KeptBuffers& buffers, const Calls& calls) const {
     static constexpr std::array kSingleCopy{"off", "pull", "auto"};
@@ -89,18 +98,21 @@ struct ScribbledJob {
       const auto took = Clock::now() - began;
       EXPECT_LT(took, std::chrono::seconds(15)) << "round " << round << " with " << what;
     };
-    try {
-      m.deadline = std::chrono::seconds(10);  // the machine may be busy
-      ProcessGroup group = ProcessGroup::create(r.context, "shm", m);
+    Round now{r, buffers, round};
+    std::optional<Scribbler> scribbler;  // ends before that memory does
+    now.scribble = [&] {
+      if (r.rank != kScribbles) return;
       std::vector<SharedMapping> mappings = shared_mappings("region");
-      for (const char* kind : {"segment", "process"})
-        if (kind[0] == 's' || processes_too)
-          for (const SharedMapping& s : shared_mappings(kind))
-            mappings.push_back({s.data, std::min<std::size_t>(s.bytes, 1 << 20)});
-      std::optional<Scribbler> scribbler;
-      if (r.rank == kScribbles)
-        scribbler.emplace(round, mappings, 400, std::chrono::microseconds(50 << (round % 4)));
-      calls(r, group, buffers, round);
+      for (const SharedMapping& s : shared_mappings("segment"))
+        mappings.push_back({s.data, std::min<std::size_t>(s.bytes, 1 << 20)});
+      if (processes_too)
+        for (const SharedMapping& s : shared_mappings("process")) mappings.push_back(s);
+      scribbler.emplace(round, mappings, 8000, std::chrono::microseconds(20 << (round % 4)));
+    };
+    try {
+      m.deadline = deadline;
+      now.group = ProcessGroup::create(r.context, "shm", m);
+      calls(now);
       scribbler.reset();
     } catch (const Error& e) {
       check_time(e.what());

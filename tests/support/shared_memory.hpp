@@ -1,6 +1,8 @@
 // The memory that a process shares with others, for tests in which it writes nonsense there.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -47,9 +49,9 @@ class Scribbler {
             std::chrono::microseconds pause)
       : random_(seed), mappings_(mappings), thread_([this, writes, pause] {
           for (int i = 0; i < writes && !stop_.load(); ++i) {
-            if (i % 16 == 0) look();
+            if (i == 0 || i == 64 || i % 512 == 511) look();
             scribble();
-            std::this_thread::sleep_for(pause);
+            if (i % 4 == 3) std::this_thread::sleep_for(pause);
           }
         }) {}
   ~Scribbler() {
@@ -67,24 +69,34 @@ class Scribbler {
   static std::uint64_t read(const std::uint64_t& word) { return __atomic_load_n(&word, __ATOMIC_RELAXED); }
   std::uint64_t number(std::uint64_t below) { return random_() % below; }
 
-  // Finds the words that say something.
+  // Finds the words that say something, and those of them that have changed since the last look.
   void look() {
     constexpr std::size_t kLine = 8;
     live_.clear();
-    for (const SharedMapping& m : mappings_) {
-      const Words all = words(m);
+    changed_.clear();
+    before_.resize(mappings_.size());
+    for (std::size_t m = 0; m < mappings_.size(); ++m) {
+      const Words all = words(mappings_[m]);
+      std::vector<std::uint64_t>& before = before_[m];
+      const bool first = before.empty();
+      before.resize(all.size());
       for (std::size_t i = 0; i + kLine <= all.size(); i += kLine) {
-        bool alike = true;
-        for (std::size_t k = 1; k < kLine; ++k) alike &= read(all[i + k]) == read(all[i]);
-        for (std::size_t k = 0; k < kLine && !alike; ++k)
-          if (read(all[i + k]) != 0) live_.push_back(&all[i + k]);
+        std::array<std::uint64_t, kLine> line;
+        for (std::size_t k = 0; k < kLine; ++k) line[k] = read(all[i + k]);
+        const bool alike = std::count(line.begin(), line.end(), line[0]) == kLine;
+        for (std::size_t k = 0; k < kLine; ++k) {
+          if (!alike && line[k] != 0) live_.push_back(&all[i + k]);
+          if (!alike && !first && before[i + k] != line[k]) changed_.push_back(&all[i + k]);
+          before[i + k] = line[k];
+        }
       }
     }
   }
   std::uint64_t* some_word() {
-    if (!live_.empty() && number(8) != 0) {
+    if (!live_.empty() && number(16) != 0) {
+      const std::vector<std::uint64_t*>& from = !changed_.empty() && number(3) != 0 ? changed_ : live_;
       // The words beside one that says something say something, too.
-      std::uint64_t* const word = live_[number(live_.size())];
+      std::uint64_t* const word = from[number(from.size())];
       const auto line = reinterpret_cast<std::uintptr_t>(word) & ~std::uintptr_t{63};
       return number(3) == 0 ? reinterpret_cast<std::uint64_t*>(line) + number(8) : word;
     }
@@ -113,7 +125,8 @@ class Scribbler {
 
   std::mt19937_64 random_;
   const std::vector<SharedMapping> mappings_;
-  std::vector<std::uint64_t*> live_;
+  std::vector<std::uint64_t*> live_, changed_;
+  std::vector<std::vector<std::uint64_t>> before_;  // what the last look saw
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };

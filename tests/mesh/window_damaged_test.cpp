@@ -1,0 +1,245 @@
+// A rank with a fault writes nonsense to the words of the links, over which windows are exchanged: one word a case, and then at random. The others get an
+// Error that says which word it is, or wrong values. They do not crash, and they do not hang.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "mesh/window/links/links.hpp"
+#include "support/run_ranks.hpp"
+#include "support/sanitizers.hpp"
+#include "support/scribbled_job.hpp"
+#include "weft/mesh/halo.hpp"
+
+namespace weft::window_damaged_test {
+namespace {
+
+using namespace std::chrono_literals;
+using test::Rank;
+using test::RankOptions;
+using test::Ranks;
+using test::ScribbledJob;
+using test::SharedMapping;
+using testing::HasSubstr;
+using windows::Holds;
+using windows::Link;
+using windows::Slot;
+
+// Rows of a ring of ranks, two each, and windows on them with one of either neighbour.
+struct Halo {
+  Halo(const DeviceMesh& mesh, std::int64_t columns)
+      : x(make_layout(mesh, {Shard{0}}, {2 * mesh.size(), columns})),
+        window(x, {WindowDim::halo(x, 0, 1, 1, Edge::periodic())}) {}
+  Partition x;
+  Window window;
+};
+
+class WindowDamaged : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;
+  }
+  static Link* links() {
+    Link* found = nullptr;
+    for (const SharedMapping& m : test::shared_mappings("region"))
+      if (m.bytes >= 4 * sizeof(Link) && m.bytes < 4 * sizeof(Link) + 4096)
+        found = reinterpret_cast<Link*>(m.data);
+    EXPECT_NE(found, nullptr);
+    return found;
+  }
+  struct Case {
+    std::int64_t columns;
+    Memory memory;
+    bool adjoint = false;
+    const char* single_copy = "off";
+  };
+  // Rank 1 begins the second exchange, then damages its slot (number 1) to rank 0. Rank 0 then takes its part, and fails with such a text; none: it does not
+  // fail.
+  static void check(const Case& c, const std::function<void(Link*, Slot&)>& damages, const std::string& text,
+                    ErrorCode code = ErrorCode::corrupt) {
+    const auto body = [&](Rank& r) {
+      ::setenv("WEFT_SINGLE_COPY", c.single_copy, 1);
+      const DeviceMesh mesh(r.group(), {{"y", -1}});
+      const Halo halo(mesh, c.columns);
+      const Tensor part(r.context, {2, c.columns}, DType::f64, c.memory),
+          window(r.context, {4, c.columns}, DType::f64, c.memory);
+      std::memset(part.data(), 0, static_cast<std::size_t>(part.bytes()));
+      std::memset(window.data(), 0, static_cast<std::size_t>(window.bytes()));
+      const auto start = [&] {
+        return c.adjoint ? halo.window.start_adjoint(window, part) : halo.window.start(part, window);
+      };
+      for (int i = 0; i < 2; ++i) start().finish();
+      r.meet("exchanged");
+      try {
+        WindowTransfer transfer;
+        if (r.rank == 1) {
+          transfer = start();
+          Link* const all = links();
+          Link& link = all[1 * 2 + 0];
+          std::uint64_t newest = 0;
+          for (const Slot& slot : link.slots) newest = std::max(newest, slot.sequence.load());
+          ASSERT_GT(newest, 0u);
+          damages(all, link.slots[(newest - 1) % windows::kSlots]);
+        }
+        r.meet("damaged");
+        if (r.rank == 0) transfer = start();
+        transfer.finish();
+        if (r.rank == 0 && !text.empty()) ADD_FAILURE() << "no error; expected one with: " << text;
+      } catch (const Error& e) {
+        if (r.rank == 0) {
+          EXPECT_THAT(e.what(), HasSubstr(text.empty() ? "no error" : text));
+          EXPECT_EQ(name(e.code()), name(code)) << e.what();
+        }
+      }
+      r.meet("told");
+    };
+    RankOptions options;
+    options.deadline = 5s;
+    run_ranks(Ranks::processes, 2, body, options);
+  }
+  static constexpr std::int64_t kFew = 4, kMany = 2000;
+};
+
+TEST_F(WindowDamaged, WhatASlotHolds) {
+  const std::string text = "rank 1's words in shared memory are damaged: what a slot holds is ";
+  check(
+      {kFew, Memory::shared}, [](Link*, Slot& s) { s.holds = Holds::in_place; }, text + "1; expected 0");
+  check(
+      {kMany, Memory::shared}, [](Link*, Slot& s) { s.holds = static_cast<Holds>(77); },
+      text + "77; expected 0 to 2");
+  check(
+      {kFew, Memory::local, true}, [](Link*, Slot& s) { s.holds = static_cast<Holds>(65535); },
+      text + "65535; expected 0");
+}
+
+TEST_F(WindowDamaged, ASlotThatWasPackedNamesNoPlaces) {
+  check(
+      {kMany, Memory::local}, [](Link*, Slot& s) { s.holds = Holds::in_place; },
+      "rank 1's words in shared memory are damaged: the number of a slot's boxes is 0; expected 1 or more");
+}
+
+TEST_F(WindowDamaged, TheCountOfSlotsEmptied) {
+  check(
+      {kFew, Memory::shared}, [](Link*, Slot& s) { s.taken = 1000; },
+      "rank 1's words in shared memory are damaged: its count of slots emptied is 1000; expected up to");
+}
+
+TEST_F(WindowDamaged, ThePlaceOfAField) {
+  const std::string text = "rank 1's words in shared memory are damaged: the place of field 0 is ";
+  for (const bool adjoint : {false, true}) {
+    const Case c{kMany, Memory::shared, adjoint};
+    check(
+        c, [](Link*, Slot& s) { s.places[0].segment = 200; }, text);
+    check(
+        c, [](Link*, Slot& s) { s.places[0].segment = std::uint64_t{1} << 32; }, text);
+    check(
+        c, [](Link*, Slot& s) { s.places[0].segment = windows::Place::kAddress; }, text);
+    check(
+        c, [](Link*, Slot& s) { s.places[0].offset = std::uint64_t{1} << 45; }, text);
+    check(
+        c, [](Link*, Slot& s) { s.places[0].offset = ~std::uint64_t{7}; }, text);
+  }
+}
+
+TEST_F(WindowDamaged, TheBoxes) {
+  const Case c{kMany, Memory::shared};
+  const auto boxes = [](const std::function<void(Slot&)>& change) {
+    return [=](Link*, Slot& s) {
+      s.boxes_id = 4711;  // read anew
+      change(s);
+    };
+  };
+  const std::string text = "rank 1's words in shared memory are damaged: ";
+  check(c, boxes([](Slot& s) { s.boxes[0] = 5; }), text + "the field of a box is 5; expected 0");
+  check(c, boxes([](Slot& s) { s.boxes[1] = INT64_MAX; }),
+        text +
+            "the place of a box is offset 9223372036854775807; expected one from which its steps stay within "
+            "2^56 bytes");
+  check(c, boxes([](Slot& s) { s.boxes[1] = std::int64_t{1} << 40; }), text + "the place of field 0 is ");
+  check(c, boxes([](Slot& s) { s.boxes[1] = -(std::int64_t{1} << 40); }), text + "the place of field 0 is ");
+  check(c, boxes([](Slot& s) { s.boxes[3] = INT64_MIN; }), text + "the place of a box is offset ");
+  check(c, boxes([](Slot& s) { s.boxes[3] = -(std::int64_t{1} << 30); }), text + "the place of field 0 is ");
+}
+
+TEST_F(WindowDamaged, TheAddressOfAFieldThatTheKernelReads) {
+  check(
+      {kMany, Memory::local, false, "pull"},
+      [](Link*, Slot& s) {
+        s.holds = Holds::by_kernel;
+        s.boxes_id = 4711;
+        s.places[0] = {windows::Place::kAddress, 4711};
+      },
+      "the kernel does not copy from rank 1's memory", ErrorCode::system);
+}
+
+TEST_F(WindowDamaged, ATextWithoutAnEnd) {
+  check(
+      {kFew, Memory::shared},
+      [](Link*, Slot& s) {
+        s.form ^= 1;
+        std::memset(s.about, 'x', sizeof(s.about));
+      },
+      "rank 1 gave " + std::string(windows::kAboutBytes, 'x') + ", and rank 0", ErrorCode::mismatch);
+}
+
+// A rank that gives up waits for the ranks that read its memory: not for itself, and not for ever.
+TEST_F(WindowDamaged, AReaderThatIsNone) {
+  check(
+      {kFew, Memory::shared},
+      [](Link* all, Slot& s) {
+        for (int i = 0; i < 4; ++i) all[i].reading.store(1);
+        s.holds = Holds::in_place;
+      },
+      "what a slot holds is 1; expected 0");
+}
+
+// Fields of many sizes, in memory of both kinds, and their adjoints.
+void exchange(ScribbledJob::Round& round) {
+  Rank& r = round.rank;
+  std::mt19937_64 random(round.seed);
+  const auto number = [&](std::uint64_t below) { return static_cast<std::int64_t>(random() % below); };
+  const DeviceMesh mesh(round.group, {{"y", -1}});
+  constexpr std::array<std::int64_t, 4> kColumns{3, 200, 3000, 30'000};
+  std::vector<Halo> halos;
+  for (const std::int64_t columns : kColumns) halos.emplace_back(mesh, columns);
+  for (int i = 0; i < 300; ++i) {
+    const auto which = static_cast<std::size_t>(number(4));
+    const Memory memory = number(2) == 0 ? Memory::local : Memory::shared;
+    const std::int64_t columns = kColumns[which];
+    TensorView part = round.buffers.view_of(r, memory, 0, 2 * columns),
+               window = round.buffers.view_of(r, memory, 1, 4 * columns);
+    part.shape = {2, columns};
+    window.shape = {4, columns};
+    part.strides = window.strides = Strides{columns, 1};
+    if (number(4 * static_cast<std::uint64_t>(r.size)) == r.rank) std::this_thread::sleep_for(300us);
+    const bool adjoint = number(3) == 0;
+    if (i == 1) round.scribble();  // the links are there
+    if (adjoint)
+      halos[which].window.start_adjoint(window, part).finish();
+    else
+      halos[which].window.start(part, window).finish();
+  }
+}
+
+TEST_F(WindowDamaged, ByARankThatScribbles) {
+  const bool full = std::getenv("WEFT_TEST_FULL") != nullptr;
+  test::run_in_children(
+      full ? 6 : 3,
+      [&](int job) {
+        for (int k = 0; k < (full ? 10 : 1); ++k)
+          ScribbledJob{.seed = static_cast<std::uint64_t>(1 + 100 * k + job),
+                       .time = full ? 10s : 2s,
+                       .deadline = 500ms}
+              .run(exchange);
+      },
+      300s);
+}
+
+}  // namespace
+}  // namespace weft::window_damaged_test
