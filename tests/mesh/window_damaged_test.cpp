@@ -4,12 +4,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <memory>
+#include <random>
 #include <string>
-#include <thread>
+#include <utility>
+#include <vector>
 
 #include "mesh/window/links/links.hpp"
 #include "support/run_ranks.hpp"
@@ -200,32 +205,38 @@ TEST_F(WindowDamaged, AReaderThatIsNone) {
 }
 
 // Fields of many sizes, in memory of both kinds, and their adjoints.
-void exchange(ScribbledJob::Round& round) {
-  Rank& r = round.rank;
-  std::mt19937_64 random(round.seed);
-  const auto number = [&](std::uint64_t below) { return static_cast<std::int64_t>(random() % below); };
-  const DeviceMesh mesh(round.group, {{"y", -1}});
-  constexpr std::array<std::int64_t, 4> kColumns{3, 200, 3000, 30'000};
-  std::vector<Halo> halos;
-  for (const std::int64_t columns : kColumns) halos.emplace_back(mesh, columns);
-  for (int i = 0; i < 300; ++i) {
-    const auto which = static_cast<std::size_t>(number(4));
+class Exchanges final : public ScribbledJob::Calls {
+ public:
+  Exchanges(Rank& r, test::KeptBuffers& buffers, ProcessGroup& group)
+      : rank_(r), buffers_(buffers), mesh_(group, {{"y", -1}}) {
+    for (const std::int64_t columns : kColumns) halos_.emplace_back(mesh_, columns);
+    exchange(0, Memory::shared, false).finish();  // the links are there
+  }
+  std::function<void()> make(std::mt19937_64& random) override {
+    const auto number = [&](std::uint64_t below) { return static_cast<std::size_t>(random() % below); };
+    const std::size_t which = number(kColumns.size());
     const Memory memory = number(2) == 0 ? Memory::local : Memory::shared;
+    const auto transfer = std::make_shared<WindowTransfer>(exchange(which, memory, number(3) == 0));
+    return [transfer] { transfer->finish(); };
+  }
+
+ private:
+  static constexpr std::array<std::int64_t, 4> kColumns{3, 200, 3000, 30'000};
+  WindowTransfer exchange(std::size_t which, Memory memory, bool adjoint) {
     const std::int64_t columns = kColumns[which];
-    TensorView part = round.buffers.view_of(r, memory, 0, 2 * columns),
-               window = round.buffers.view_of(r, memory, 1, 4 * columns);
+    TensorView part = buffers_.view_of(rank_, memory, 0, 2 * columns),
+               window = buffers_.view_of(rank_, memory, 1, 4 * columns);
     part.shape = {2, columns};
     window.shape = {4, columns};
     part.strides = window.strides = Strides{columns, 1};
-    if (number(4 * static_cast<std::uint64_t>(r.size)) == r.rank) std::this_thread::sleep_for(300us);
-    const bool adjoint = number(3) == 0;
-    if (i == 1) round.scribble();  // the links are there
-    if (adjoint)
-      halos[which].window.start_adjoint(window, part).finish();
-    else
-      halos[which].window.start(part, window).finish();
+    return adjoint ? halos_[which].window.start_adjoint(window, part)
+                   : halos_[which].window.start(part, window);
   }
-}
+  Rank& rank_;
+  test::KeptBuffers& buffers_;
+  const DeviceMesh mesh_;
+  std::vector<Halo> halos_;
+};
 
 TEST_F(WindowDamaged, ByARankThatScribbles) {
   const bool full = std::getenv("WEFT_TEST_FULL") != nullptr;
@@ -234,11 +245,13 @@ TEST_F(WindowDamaged, ByARankThatScribbles) {
       [&](int job) {
         for (int k = 0; k < (full ? 10 : 1); ++k)
           ScribbledJob{.seed = static_cast<std::uint64_t>(1 + 100 * k + job),
-                       .time = full ? 10s : 2s,
-                       .deadline = 500ms}
-              .run(exchange);
+                       .time = full ? 10s : 3s,
+                       .deadline = 800ms}
+              .run([](Rank& r, test::KeptBuffers& buffers, ProcessGroup& group) {
+                return std::make_unique<Exchanges>(r, buffers, group);
+              });
       },
-      300s);
+      400s);
 }
 
 }  // namespace

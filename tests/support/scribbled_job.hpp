@@ -1,18 +1,25 @@
-// A job in which one rank scribbles on the memory that the ranks share, while all of them make calls, in round after round with a group of its own.
+// A job in which one rank scribbles on the memory that the ranks share, in round after round with groups of its own. A round is a row of steps. In a step some
+// ranks make their calls; then words that have changed meanwhile are damaged, which are those of these calls; then the others make theirs, and all wait.
 #pragma once
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,8 +30,8 @@
 
 namespace weft::test {
 
-/// Buffers of a rank that stay from round to round: what a failed call leaves to a peer is no other call's. They are zeros, so that the scribbler prefers
-/// other words.
+/// Buffers of a rank that stay from round to round: what a failed call leaves to a peer is no other call's. They are zeros, so that what changes in shared
+/// memory is the words that ranks write there.
 class KeptBuffers {
  public:
   TensorView view_of(Rank& r, Memory memory, int which, std::int64_t floats) {
@@ -42,86 +49,136 @@ class KeptBuffers {
 };
 
 struct ScribbledJob {
-  struct Round {
-    Rank& rank;
-    KeptBuffers& buffers;
-    std::uint64_t seed;             ///< the same on all ranks
-    ProcessGroup group{}, other{};  ///< `other`: the calls may make it
-    std::function<void()>
-        scribble{};  ///< the calls call it when all memory that they will use is shared: it stays until the round is over
-  };
-  using Calls = std::function<void(Round&)>;
   static constexpr int kRanks = 3, kScribbles = 1;  ///< kScribbles: the rank that does
-  std::uint64_t seed = 1;
-  Duration time = std::chrono::seconds(4);  ///< of all rounds
-  Duration deadline =
-      std::chrono::seconds(2);  ///< of making a group, and of calls that have none of their own
-  int rounds_most = 1000;
-  bool processes_too =
-      false;  ///< also on what says whether processes live: then it is the last round for most jobs
 
-  /// Runs `calls(rank, group, seed of the round)` until it throws, or returns. Each rank that does not scribble ends by itself, without a signal, and
-  /// gets nothing but an Error of weft.
-  void run(const Calls& calls) const {
+  /// One rank's calls of a round.
+  class Calls {
+   public:
+    virtual ~Calls() = default;
+    /// Makes those of a step, which the generator says: it gives all ranks the same numbers. Returns what waits for them.
+    virtual std::function<void()> make(std::mt19937_64& random) = 0;
+  };
+  using Begin = std::function<std::unique_ptr<Calls>(Rank&, KeptBuffers&, ProcessGroup&)>;
+
+  std::uint64_t seed = 1;
+  Duration time = std::chrono::seconds(3);  ///< of all rounds
+  Duration deadline = std::chrono::milliseconds(500);
+  std::vector<std::string> kinds = {"region"};  ///< of memory: see shared_mappings()
+
+  /// Each rank ends by itself, without a signal, and gets nothing but an Error of weft.
+  void run(const Begin& begin) const {
+    void* const page =
+        ::mmap(nullptr, sizeof(Meeting), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(page, MAP_FAILED);
+    Meeting& meeting = *new (page) Meeting;
     const auto body = [&](Rank& r) {
       KeptBuffers buffers;
-      int errors = 0, rounds = 0;
-      const Deadline end = Deadline::after(time);
-      for (;; ++rounds) {
-        // Rank 0 says whether there is another round.
-        const std::string key = fmt::format("test/round{}", rounds);
-        if (r.rank == 0) r.store->set(key, end.passed() || rounds == rounds_most ? "0" : "1");
-        if (r.store->get(key, Deadline::after(r.options.limit)) == "0") break;
-        errors += one_round(r, seed * 1000 + static_cast<std::uint64_t>(rounds), buffers, calls) ? 1 : 0;
-        r.meet(fmt::format("round{}", rounds));
+      int rounds = 0, steps = 0, errors = 0;
+      for (const Deadline end = Deadline::after(time);; ++rounds) {
+        if (!meeting.meet(r.rank != 0 || !end.passed())) break;
+        const auto began = Clock::now();
+        const std::string why =
+            round(r, seed * 1000 + static_cast<std::uint64_t>(rounds), meeting, buffers, begin, steps);
+        EXPECT_LT(Clock::now() - began, std::chrono::seconds(30)) << why;
+        errors += why.empty() ? 0 : 1;
       }
       if (r.rank == 0)
-        std::fprintf(stderr, "seed %d: %d rounds, %d of them failed\n", static_cast<int>(seed), rounds,
-                     errors);
+        std::fprintf(stderr, "seed %d: %d rounds of %d steps, %d errors\n", static_cast<int>(seed), rounds,
+                     steps, errors);
       std::fflush(nullptr);
     };
     RankOptions options;
     options.context.log_level = LogLevel::error;  // not one warning a round
-    options.limit = time + std::chrono::seconds(40);
+    options.limit = time + std::chrono::seconds(60);
     RankProcesses ranks(kRanks, body, options);
-    ranks.finish({});
+    ranks.finish();
+    ::munmap(page, sizeof(Meeting));
   }
 
  private:
-  // True: it ended with an Error.
-  bool one_round(Rank& r, std::uint64_t round, KeptBuffers& buffers, const Calls& calls) const {
-    static constexpr std::array kSingleCopy{"off", "pull", "auto"};
-    ::setenv("WEFT_SINGLE_COPY", kSingleCopy[round % kSingleCopy.size()], 1);
-    Membership m = r.membership(fmt::format("round{}", round));
-    const auto began = Clock::now();
-    const auto check_time = [&](const char* what) {
-      const auto took = Clock::now() - began;
-      EXPECT_LT(took, std::chrono::seconds(15)) << "round " << round << " with " << what;
-    };
-    Round now{r, buffers, round};
-    std::optional<Scribbler> scribbler;  // ends before that memory does
-    now.scribble = [&] {
-      if (r.rank != kScribbles) return;
-      std::vector<SharedMapping> mappings = shared_mappings("region");
-      for (const SharedMapping& s : shared_mappings("segment"))
-        mappings.push_back({s.data, std::min<std::size_t>(s.bytes, 1 << 20)});
-      if (processes_too)
-        for (const SharedMapping& s : shared_mappings("process")) mappings.push_back(s);
-      scribbler.emplace(round, mappings, 8000, std::chrono::microseconds(20 << (round % 4)));
-    };
-    try {
-      m.deadline = deadline;
-      now.group = ProcessGroup::create(r.context, "shm", m);
-      calls(now);
-      scribbler.reset();
-    } catch (const Error& e) {
-      check_time(e.what());
-      if (std::getenv("WEFT_TEST_SHOW") != nullptr)
-        std::fprintf(stderr, "round %d, rank %d: %.300s\n", static_cast<int>(round), r.rank, e.what());
-      return true;
+  static constexpr int kSteps = 200;
+
+  // Where the ranks meet: in memory that is not weft's.
+  struct Meeting {
+    std::atomic<int> came{0}, turns{0};
+    std::array<std::atomic<int>, 2> bad{};
+    /// Whether all are well.
+    bool meet(bool well) {
+      const int turn = turns.load();
+      std::atomic<int>& count = bad[static_cast<std::size_t>(turn % 2)];
+      if (!well) count.fetch_add(1);
+      if (came.fetch_add(1) + 1 == kRanks) {
+        bad[static_cast<std::size_t>((turn + 1) % 2)].store(0);
+        came.store(0);
+        turns.store(turn + 1);
+      }
+      for (int looks = 0; turns.load() == turn; ++looks)
+        if (looks < 50)
+          ::sched_yield();
+        else
+          ::usleep(50);
+      return count.load() == 0;
     }
-    check_time("no error");
-    return false;
+  };
+
+  // Returns the text of the Error that ended it here.
+  std::string round(Rank& r, std::uint64_t number, Meeting& meeting, KeptBuffers& buffers, const Begin& begin,
+                    int& steps) const {
+    static constexpr std::array kSingleCopy{"off", "pull"};
+    ::setenv("WEFT_SINGLE_COPY", kSingleCopy[number % kSingleCopy.size()], 1);
+    Membership m = r.membership(fmt::format("round{}", number));
+    m.deadline = deadline;
+    std::mt19937_64 random(number);
+    std::string why;
+    const auto show = [&](const Error& e) {
+      why = e.what();
+      if (std::getenv("WEFT_TEST_SHOW") != nullptr)
+        std::fprintf(stderr, "round %d, rank %d: %.300s\n", static_cast<int>(number), r.rank, e.what());
+    };
+    ProcessGroup group;
+    std::unique_ptr<Calls> calls;
+    try {
+      group = ProcessGroup::create(r.context, "shm", m);
+      calls = begin(r, buffers, group);
+    } catch (const Error& e) {
+      show(e);
+    }
+    if (!meeting.meet(why.empty())) return why;
+    std::optional<Scribbler> scribbler;
+    if (r.rank == kScribbles) {
+      std::vector<SharedMapping> mappings;
+      for (const std::string& kind : kinds)
+        for (const SharedMapping& s : shared_mappings(kind))
+          mappings.push_back({s.data, std::min<std::size_t>(s.bytes, 16 << 20)});
+      scribbler.emplace(number, mappings);
+    }
+    for (int step = 0; step < kSteps; ++step) {
+      const bool early = (random() >> r.rank & 1) != 0;
+      const std::uint64_t damages = random() % 3;
+      if (scribbler) scribbler->look();
+      meeting.meet(true);
+      std::function<void()> wait;
+      const auto guarded = [&](const auto& act) {
+        try {
+          if (why.empty()) act();
+        } catch (const Error& e) {
+          show(e);
+        }
+      };
+      std::mt19937_64 same = random;
+      if (early) guarded([&] { wait = calls->make(same); });
+      meeting.meet(true);
+      if (scribbler && scribbler->find() > 0)
+        for (std::uint64_t i = 0; i < damages; ++i) scribbler->scribble();
+      meeting.meet(true);
+      if (!early) guarded([&] { wait = calls->make(same); });
+      if (wait) guarded(wait);
+      wait = nullptr;
+      random.discard(100);
+      ++steps;
+      if (!meeting.meet(why.empty())) break;
+    }
+    return why;
   }
 };
 

@@ -3,15 +3,13 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <random>
 #include <span>
 #include <string>
-#include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/text/plain_streams.hpp"
@@ -41,94 +39,76 @@ inline std::vector<SharedMapping> shared_mappings(const std::string& kind) {
   return found;
 }
 
-/// A thread that writes nonsense to words of this process's shared memory, one now and then: `writes` of them, or until it is
-/// stopped. It writes to nothing else. It prefers words that are not zero, in lines that are not all alike: these say something.
+/// Writes nonsense to words of this process's shared memory, and to nothing else: to those that have changed since look(), or beside them.
 class Scribbler {
  public:
-  Scribbler(std::uint64_t seed, const std::vector<SharedMapping>& mappings, int writes,
-            std::chrono::microseconds pause)
-      : random_(seed), mappings_(mappings), thread_([this, writes, pause] {
-          for (int i = 0; i < writes && !stop_.load(); ++i) {
-            if (i == 0 || i == 64 || i % 512 == 511) look();
-            scribble();
-            if (i % 4 == 3) std::this_thread::sleep_for(pause);
-          }
-        }) {}
-  ~Scribbler() {
-    stop_.store(true);
-    thread_.join();
-  }
-  Scribbler(const Scribbler&) = delete;
-  Scribbler& operator=(const Scribbler&) = delete;
+  Scribbler(std::uint64_t seed, std::vector<SharedMapping> mappings)
+      : random_(seed), mappings_(std::move(mappings)), before_(mappings_.size()) {}
 
- private:
-  using Words = std::span<std::uint64_t>;
-  static Words words(const SharedMapping& m) {
-    return {reinterpret_cast<std::uint64_t*>(m.data), m.bytes / sizeof(std::uint64_t)};
-  }
-  static std::uint64_t read(const std::uint64_t& word) { return __atomic_load_n(&word, __ATOMIC_RELAXED); }
-  std::uint64_t number(std::uint64_t below) { return random_() % below; }
-
-  // Finds the words that say something, and those of them that have changed since the last look.
+  /// What changes from now on is what a scribble may hit.
   void look() {
-    constexpr std::size_t kLine = 8;
-    live_.clear();
-    changed_.clear();
-    before_.resize(mappings_.size());
     for (std::size_t m = 0; m < mappings_.size(); ++m) {
-      const Words all = words(mappings_[m]);
-      std::vector<std::uint64_t>& before = before_[m];
-      const bool first = before.empty();
-      before.resize(all.size());
-      for (std::size_t i = 0; i + kLine <= all.size(); i += kLine) {
-        std::array<std::uint64_t, kLine> line;
-        for (std::size_t k = 0; k < kLine; ++k) line[k] = read(all[i + k]);
-        const bool alike = std::count(line.begin(), line.end(), line[0]) == kLine;
-        for (std::size_t k = 0; k < kLine; ++k) {
-          if (!alike && line[k] != 0) live_.push_back(&all[i + k]);
-          if (!alike && !first && before[i + k] != line[k]) changed_.push_back(&all[i + k]);
-          before[i + k] = line[k];
-        }
-      }
+      const std::span<std::uint64_t> all = words(mappings_[m]);
+      before_[m].resize(all.size());
+      for (std::size_t i = 0; i < all.size(); ++i) before_[m][i] = read(all[i]);
     }
   }
-  std::uint64_t* some_word() {
-    if (!live_.empty() && number(16) != 0) {
-      const std::vector<std::uint64_t*>& from = !changed_.empty() && number(3) != 0 ? changed_ : live_;
-      // The words beside one that says something say something, too.
-      std::uint64_t* const word = from[number(from.size())];
-      const auto line = reinterpret_cast<std::uintptr_t>(word) & ~std::uintptr_t{63};
-      return number(3) == 0 ? reinterpret_cast<std::uint64_t*>(line) + number(8) : word;
+  /// How many words have changed.
+  std::size_t find() {
+    changed_.clear();
+    for (std::size_t m = 0; m < mappings_.size(); ++m) {
+      const std::span<std::uint64_t> all = words(mappings_[m]);
+      for (std::size_t i = 0; i < all.size() && i < before_[m].size(); ++i)
+        if (read(all[i]) != before_[m][i]) changed_.push_back(&all[i]);
     }
-    const Words all = words(mappings_[number(mappings_.size())]);
-    return &all[number(all.size())];
+    return changed_.size();
   }
+  /// One word that find() has found, or one of its line; now and then any word.
   void scribble() {
     std::uint64_t* const word = some_word();
     const std::uint64_t was = read(*word);
     auto* const half = reinterpret_cast<std::uint32_t*>(word) + number(2);
-    switch (number(8)) {
-      case 0: __atomic_store_n(word, random_(), __ATOMIC_RELAXED); break;
-      case 1: __atomic_store_n(half, static_cast<std::uint32_t>(random_()), __ATOMIC_RELAXED); break;
-      case 2: __atomic_store_n(word, was ^ std::uint64_t{1} << number(64), __ATOMIC_RELAXED); break;
-      case 3:
-        __atomic_store_n(reinterpret_cast<std::uint8_t*>(word) + number(8),
-                         static_cast<std::uint8_t>(random_()), __ATOMIC_RELAXED);
-        break;
-      case 4: __atomic_store_n(half, static_cast<std::uint32_t>(number(300)), __ATOMIC_RELAXED); break;
-      case 5: __atomic_store_n(half, ~std::uint32_t{0}, __ATOMIC_RELAXED); break;
-      case 6: __atomic_store_n(word, std::uint64_t{0}, __ATOMIC_RELAXED); break;
-      default:
-        __atomic_store_n(word, live_.empty() ? 0 : read(*live_[number(live_.size())]), __ATOMIC_RELAXED);
+    auto* const byte = reinterpret_cast<std::uint8_t*>(word) + number(8);
+    switch (number(9)) {
+      case 0: return write(word, random_());
+      case 1: return write(half, static_cast<std::uint32_t>(random_()));
+      case 2: return write(word, was ^ std::uint64_t{1} << number(64));
+      case 3: return write(byte, static_cast<std::uint8_t>(random_()));
+      case 4: return write(half, static_cast<std::uint32_t>(number(300)));
+      case 5: return write(half, ~std::uint32_t{0});
+      case 6: return write(word, std::uint64_t{1} << number(64));
+      case 7: return write(word, std::uint64_t{0});
+      default: return write(word, read(*some_word()));
     }
+  }
+
+ private:
+  static std::span<std::uint64_t> words(const SharedMapping& m) {
+    return {reinterpret_cast<std::uint64_t*>(m.data), m.bytes / sizeof(std::uint64_t)};
+  }
+  static std::uint64_t read(const std::uint64_t& word) { return __atomic_load_n(&word, __ATOMIC_RELAXED); }
+  template <class T>
+  static void write(T* word, T value) {
+    __atomic_store_n(word, value, __ATOMIC_RELAXED);
+  }
+  std::uint64_t number(std::uint64_t below) { return random_() % below; }
+  std::uint64_t* some_word() {
+    if (changed_.empty() || number(32) == 0) {
+      const std::span<std::uint64_t> all = words(mappings_[number(mappings_.size())]);
+      return &all[number(all.size())];
+    }
+    std::uint64_t* word = changed_[number(changed_.size())];
+    const auto line = reinterpret_cast<std::uintptr_t>(word) & ~std::uintptr_t{63};
+    if (number(3) == 0) word = reinterpret_cast<std::uint64_t*>(line) + number(8);
+    // The first word of a line is mostly the one that ranks wait for: who damages it sees a time-out, and no more.
+    if (reinterpret_cast<std::uintptr_t>(word) == line && number(4) != 0) word += 1 + number(7);
+    return word;
   }
 
   std::mt19937_64 random_;
   const std::vector<SharedMapping> mappings_;
-  std::vector<std::uint64_t*> live_, changed_;
-  std::vector<std::vector<std::uint64_t>> before_;  // what the last look saw
-  std::atomic<bool> stop_{false};
-  std::thread thread_;
+  std::vector<std::vector<std::uint64_t>> before_;  // what look() saw
+  std::vector<std::uint64_t*> changed_;
 };
 
 }  // namespace weft::test
