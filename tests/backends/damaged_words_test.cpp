@@ -22,6 +22,7 @@
 #include "support/run_ranks.hpp"
 #include "support/sanitizers.hpp"
 #include "support/shared_memory.hpp"
+#include "weft/base/tensor.hpp"
 
 namespace weft::test::damaged_words_test {
 namespace {
