@@ -25,7 +25,7 @@ constexpr Duration kDeadline = 150ms;
 class AllCalls final : public ScribbledJob::Calls {
  public:
   AllCalls(Rank& r, KeptBuffers& buffers, ProcessGroup& group) : rank_(r), buffers_(buffers), group_(group) {
-    other_ = group_.duplicate();
+    groups_.push_back(group_.duplicate());
   }
 
   std::function<void()> make(std::mt19937_64& random) override {
@@ -87,17 +87,18 @@ class AllCalls final : public ScribbledJob::Calls {
       case 16:
         works.push_back(group_.send(a, rank_.rank, options));
         return works.push_back(group_.recv(b, rank_.rank, options));
-      case 17: return works.push_back(other_.all_reduce(a, b, options));
+      case 17: return works.push_back(groups_[0].all_reduce(a, b, options));
       default:
         if (number(4) != 0 || !works.empty()) return;
-        other_ = group_.duplicate();
+        groups_.push_back(group_.duplicate());  // they all stay: their memory is scribbled on
+        works.push_back(groups_.back().barrier(options));
     }
   }
 
   Rank& rank_;
   KeptBuffers& buffers_;
   ProcessGroup& group_;
-  ProcessGroup other_;
+  std::vector<ProcessGroup> groups_;
 };
 
 class Scribble : public testing::Test {

@@ -112,11 +112,14 @@ struct ScribbledJob {
         came.store(0);
         turns.store(turn + 1);
       }
-      for (int looks = 0; turns.load() == turn; ++looks)
-        if (looks < 50)
-          ::sched_yield();
-        else
-          ::usleep(50);
+      const Deadline limit = Deadline::after(std::chrono::seconds(25));
+      for (int looks = 0; turns.load() == turn; ++looks) {
+        if (limit.passed()) {
+          std::fprintf(stderr, "scribbled job: the other ranks do not come; they hang, or have ended\n");
+          ::_exit(3);
+        }
+        looks < 50 ? static_cast<void>(::sched_yield()) : static_cast<void>(::usleep(50));
+      }
       return count.load() == 0;
     }
   };
