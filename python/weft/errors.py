@@ -79,7 +79,7 @@ class SystemError(Error):  # pylint: disable=redefined-builtin
 
 
 class CorruptError(Error):
-    """A file's bytes are damaged: they are not what was written there."""
+    """Bytes are damaged, in a file or in memory that ranks share: they are not what was written there."""
     code = "corrupt"
 
 

@@ -23,7 +23,7 @@ enum class ErrorCode : std::uint8_t {
   peer_lost,     ///< ranks() died or left
   aborted,       ///< some rank called abort()
   system,        ///< the operating system refused; text holds errno's words
-  corrupt,       ///< a file's bytes are damaged: they are not what was written there
+  corrupt,       ///< bytes are damaged, in a file or in memory that ranks share: not what was written there
 };
 inline constexpr int kErrorCodeCount = static_cast<int>(ErrorCode::corrupt) + 1;
 

@@ -33,7 +33,7 @@ enum {
   WEFT_PEER_LOST = 6,    /* `ranks` died or left */
   WEFT_ABORTED = 7,      /* some rank called weft_group_abort */
   WEFT_SYSTEM = 8,       /* the operating system refused, or memory ran out */
-  WEFT_CORRUPT = 9       /* a file's bytes are damaged: they are not what was written there */
+  WEFT_CORRUPT = 9       /* bytes are damaged, in a file or in memory that ranks share */
 };
 /* "ok", "bad_argument", ...; "?" for a number that is none. Never NULL. */
 const char* weft_status_name(weft_status status);
