@@ -178,9 +178,9 @@ struct Bounds {
 };
 Bounds bounds_of(const MeshShape& shape) {
   if (shape.size() == 1) return {0, 0, 0, 0};
-  return {.gradients = shape.size("tp") > 1
-                           ? 2e-6
-                           : 1e-6};  // tensor ranks sum products in another order than one rank
+  if (shape.size("tp") == 1) return {};
+  // Tensor ranks sum products in another order than one rank.
+  return {.gradients = 2e-6, .of_position_bias = 1e-5};
 }
 
 void expect_gradients(const std::vector<Parameter*>& parameters, const std::vector<Tensor>& got,
