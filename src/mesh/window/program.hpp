@@ -114,6 +114,11 @@ struct Window::Plan::Program {
     mutable std::vector<Run> joint_runs{};  // the same, where each is one run
     mutable std::vector<Span>
         joint_spans{};  // of each field: the bytes that are read, from where it begins there
+    // Memory of that rank, as this one reaches it: the segment in which a field lay last. Once it is mapped it stays where it is.
+    struct Reached {
+      std::uint64_t segment = 0, begin = 0, bytes = 0;
+    };
+    mutable Reached reached{};
     mutable Measured measured{};
     // Of bytes that go out: where fields that were judged lay in memory that the receiver maps.
     struct Placed {

@@ -125,6 +125,7 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
   [[noreturn]] void lose(int rank, bool ended);
   void keep_packed(In& in, const Program::Traffic& t, const Slot& slot);
   const std::byte* place_of(const Slot& slot, const Program::Traffic& t, std::size_t field);
+  const std::byte* reach(const Place& place, const Program::Traffic& t, std::size_t field);
   void check_head(const Slot& slot, const Program::Traffic& t, Holds holds);
   const std::vector<Program::Step>& joint_of(const Slot& slot, const Program::Traffic& t);
   [[noreturn]] void disagree(const Slot& slot, const Program::Traffic& t);
@@ -142,11 +143,6 @@ class OverLinks final : public WindowTransfer::Steps, public LinkedSteps, privat
   bool added_ = false;
   std::exception_ptr why_;      // it has failed
   std::uint32_t segments_ = 0;  // told to receivers that could map more of this rank's memory
-  // Whose memory is read, and where the segment of it that was used last is mapped.
-  const PeerProcess* sender_ = nullptr;
-  std::uint64_t segment_ = Place::kAddress;
-  const std::byte* segment_begin_ = nullptr;
-  std::size_t segment_bytes_ = 0;
   std::unique_ptr<Tensor> came_;
 };
 // What malloc keeps ready for each thread: glibc's up to 1032 bytes; beyond, each exchange would take 40 ns more.

@@ -264,11 +264,9 @@ bool Links::has_room(End& to) noexcept {
   return to.next < to.room_to;
 }
 
-std::uint64_t Links::sound_taken(const End& to, std::uint64_t taken) {
-  if (taken > to.next)
-    throw Error(damaged(to.rank, "its count of slots emptied", taken,
-                        fmt::format("up to {}, as many as were filled", to.next)));
-  return taken;
+void Links::raise_taken(const End& to, std::uint64_t taken) {
+  throw Error(damaged(to.rank, "its count of slots emptied", taken,
+                      fmt::format("up to {}, as many as were filled", to.next)));
 }
 
 void Links::publish(End& to) {

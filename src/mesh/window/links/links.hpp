@@ -241,7 +241,11 @@ class Links final : public Driven, public BlockHolder, public std::enable_shared
   /// Whether all ranks are threads of this process: so no other process can write to an address that one tells the other.
   bool one_process() const noexcept { return one_process_; }
   /// `taken`, which a rank has told of the slots that this one has filled; throws corrupt where it is more than these.
-  static std::uint64_t sound_taken(const End& to, std::uint64_t taken);
+  static std::uint64_t sound_taken(const End& to, std::uint64_t taken) {
+    if (taken > to.next) [[unlikely]]
+      raise_taken(to, taken);
+    return taken;
+  }
   std::uint64_t new_boxes_id() noexcept { return ++boxes_ids_; }
   /// Whether its thread may have the kernel copy, which takes as long as pages take to come. False: a thread without locks does it soon.
   bool may_read() noexcept {
@@ -284,6 +288,7 @@ class Links final : public Driven, public BlockHolder, public std::enable_shared
 
  private:
   class Answer;
+  [[noreturn]] static void raise_taken(const End& to, std::uint64_t taken);
   bool own(Duration limit, bool well) noexcept {
     if (owned_.try_own()) [[likely]]
       return true;

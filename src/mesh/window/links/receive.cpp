@@ -12,10 +12,19 @@
 namespace weft::windows {
 namespace {
 
+// Apart, so that the way of each exchange has no texts in it.
+[[noreturn, gnu::cold, gnu::noinline]] void raise_boxes_id(int rank) {
+  throw Error(damaged(rank, "the number of a slot's boxes", 0, "1 or more"));
+}
+[[noreturn, gnu::cold, gnu::noinline]] void raise_holds(int rank, Holds holds, bool packed_alone) {
+  throw Error(damaged(rank, "what a slot holds", static_cast<int>(holds), packed_alone ? "0" : "0 to 2"));
+}
+
 // The number that a slot gives its boxes.
 std::uint64_t boxes_id_of(const Slot& slot, const Window::Plan::Program::Traffic& t) {
   const std::uint64_t id = read_once(slot.boxes_id);
-  if (id == 0) throw Error(damaged(t.rank, "the number of a slot's boxes", id, "1 or more"));
+  if (id == 0) [[unlikely]]
+    raise_boxes_id(t.rank);
   return id;
 }
 
@@ -68,9 +77,9 @@ class Boxes {
 void OverLinks::check_head(const Slot& slot, const Program::Traffic& t, Holds holds) {
   if (read_once(slot.form) != t.form) disagree(slot, t);
   if (holds == Holds::packed) return;
-  if (holds > Holds::by_kernel || t.bytes <= kPackedBytes || program_->forms.size() > kMostPlaces)
-    throw Error(damaged(t.rank, "what a slot holds", static_cast<int>(holds),
-                        t.bytes > kPackedBytes && program_->forms.size() <= kMostPlaces ? "0 to 2" : "0"));
+  const bool packed_alone = t.bytes <= kPackedBytes || program_->forms.size() > kMostPlaces;
+  if (packed_alone || holds > Holds::by_kernel) [[unlikely]]
+    raise_holds(t.rank, holds, packed_alone);
 }
 
 bool OverLinks::receive(In& in, const Program::Traffic& t) {
@@ -263,29 +272,39 @@ void OverLinks::keep_packed(In& in, const Program::Traffic& t, const Slot& slot)
 // Where a field of the sender begins here.
 const std::byte* OverLinks::place_of(const Slot& slot, const Program::Traffic& t, std::size_t field) {
   const auto [low, high] = t.joint_spans[field];
-  if (low >= high) return nullptr;  // there is nothing of it
   const Place place{read_once(slot.places[field].segment), read_once(slot.places[field].offset)};
-  if (place.segment == Place::kAddress && links_->one_process())
-    return reinterpret_cast<const std::byte*>(place.offset);
-  if (place.segment != segment_) {
-    segment_ = place.segment;
-    const auto index = static_cast<std::uint32_t>(std::min<std::uint64_t>(segment_, Arena::kMaxSegments));
-    segment_begin_ = sender_->segment(index);
-    segment_bytes_ = sender_->segment_bytes(index);
+  const Program::Traffic::Reached& known = t.reached;
+  if (place.segment != known.segment ||
+      !is_within(place.offset + static_cast<std::uint64_t>(low), high - low, known.bytes))
+    return reach(place, t, field);
+  return reinterpret_cast<const std::byte*>(known.begin + place.offset);
+}
+
+// The same where it lies in other memory than the last time.
+[[gnu::cold, gnu::noinline]] const std::byte* OverLinks::reach(const Place& place, const Program::Traffic& t,
+                                                               std::size_t field) {
+  const auto [low, high] = t.joint_spans[field];
+  if (low >= high) return nullptr;  // there is nothing of it
+  Program::Traffic::Reached found{.segment = place.segment, .bytes = ~std::uint64_t{0}};
+  if (place.segment != Place::kAddress || !links_->one_process()) {
+    const PeerProcess& sender = links_->process(t.rank);
+    const auto index =
+        static_cast<std::uint32_t>(std::min<std::uint64_t>(place.segment, Arena::kMaxSegments));
+    found.begin = reinterpret_cast<std::uint64_t>(sender.segment(index));
+    found.bytes = sender.segment_bytes(index);
   }
-  if (!is_within(place.offset + static_cast<std::uint64_t>(low), high - low, segment_bytes_))
+  if (!is_within(place.offset + static_cast<std::uint64_t>(low), high - low, found.bytes))
     throw Error(damaged(
         t.rank, fmt::format("the place of field {}", field),
         fmt::format("bytes {} to {} from offset {} of segment {}", low, high, place.offset, place.segment),
         "bytes of a segment that is mapped"));
-  return segment_begin_ + place.offset;
+  t.reached = found;
+  return reinterpret_cast<const std::byte*>(found.begin + place.offset);
 }
 
 // The copies from the sender's memory to this rank's: each box with the steps of both.
 const std::vector<OverLinks::Program::Step>& OverLinks::joint_of(const Slot& slot,
                                                                  const Program::Traffic& t) {
-  sender_ = &links_->process(t.rank);
-  segment_ = Place::kAddress;
   const std::uint64_t id = boxes_id_of(slot, t);
   if (t.joint_id == id) return t.joint;
   t.joint.clear();
