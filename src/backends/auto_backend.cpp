@@ -6,6 +6,7 @@
 
 #include "backends/test_hooks.hpp"
 #include "base/text/plain_streams.hpp"
+#include "base/text/printable.hpp"
 #include "host/peers.hpp"
 #include "store/launch.hpp"
 #include "weft/backends/join.hpp"
@@ -76,8 +77,16 @@ std::unique_ptr<Backend> make_auto_backend(const GroupInit& b) {
                           fmt::format("group \"{}\": auto takes {}: {}", b.name, name, why));
     return load_backend(b.context, name)(b);
   };
-  const std::string wanted = env::get("WEFT_BACKEND").value_or("auto");
-  if (b.size == 1) return wanted == "auto" ? take("shm", "one rank") : take(wanted, "WEFT_BACKEND says so");
+  const std::string wanted = printable(env::get("WEFT_BACKEND").value_or("auto"));
+  const auto take_wanted = [&] {
+    try {
+      static_cast<void>(load_backend(b.context, wanted));
+    } catch (const Error& e) {
+      throw Error(e.code(), fmt::format("WEFT_BACKEND is \"{}\": {}", wanted, e.what()));
+    }
+    return take(wanted, "WEFT_BACKEND says so");
+  };
+  if (b.size == 1) return wanted == "auto" ? take("shm", "one rank") : take_wanted();
   const ProcessAddress self = b.context.host_peers().self();
   // Memory is shared with processes of the same user on the same host (see HostPeers).
   const std::string test_host = test_hooks(b).host;
@@ -85,21 +94,21 @@ std::unique_ptr<Backend> make_auto_backend(const GroupInit& b) {
   std::string why_not;
   const std::string mpi = usable_mpi(b.context, why_not);
   std::vector<std::string> infos = join(b, "auto",
-                                        fmt::format("{} {} {} {} {}", wanted, mpi.empty() ? "-" : mpi, host,
+                                        fmt::format("{}\n{} {} {} {}", wanted, mpi.empty() ? "-" : mpi, host,
                                                     self.socket, b.context.host_peers().no_shared_memory()),
                                         0);
   for (int r = 0; r < b.size; ++r) {
     std::string& info = infos[static_cast<std::size_t>(r)];
-    const std::size_t space = info.find(' ');
-    if (const std::string theirs = info.substr(0, space); theirs != wanted)
+    const std::size_t end = info.find('\n');
+    if (const std::string theirs = info.substr(0, end); theirs != wanted)
       throw Error(Failure{.code = ErrorCode::mismatch,
                           .text = fmt::format("group \"{}\": WEFT_BACKEND is {} on rank {}, {} on rank {}; "
                                               "expected the same on all ranks",
                                               b.name, theirs, r, wanted, b.rank),
                           .ranks = {std::min(r, b.rank), std::max(r, b.rank)}});
-    info.erase(0, space + 1);
+    info.erase(0, end + 1);
   }
-  if (wanted != "auto") return take(wanted, "WEFT_BACKEND says so");
+  if (wanted != "auto") return take_wanted();
   // Each rank decides by what all ranks have told, so all choose the same.
   std::vector<BootstrapInfo> all;
   for (const std::string& text : infos) all.push_back(read_info(text));

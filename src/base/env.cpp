@@ -10,6 +10,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/text/printable.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft::env {
@@ -171,15 +172,16 @@ std::optional<std::int64_t> get_int(std::string_view name, std::int64_t min, std
   const char* end = text->data() + text->size();
   const auto [stop, error] = std::from_chars(text->data(), end, value);
   if (error != std::errc() || stop != end || value < min || value > max)
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("{} is \"{}\"; expected an integer from {} to {}", name, *text, min, max));
+    throw Error(ErrorCode::bad_argument, fmt::format("{} is \"{}\"; expected an integer from {} to {}", name,
+                                                     printable(*text), min, max));
   return value;
 }
 
 bool is_on(std::string_view name) {
   const std::string value = get(name).value_or("on");
   if (value != "on" && value != "off")
-    throw Error(ErrorCode::bad_argument, fmt::format("{} is \"{}\"; expected on or off", name, value));
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{} is \"{}\"; expected on or off", name, printable(value)));
   return value == "on";
 }
 

@@ -10,6 +10,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/text/printable.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -46,7 +47,7 @@ std::optional<Value> named(std::string_view text) {
 }
 
 [[noreturn]] void refuse(std::string_view what, std::string_view text, std::string_view why) {
-  throw Error(ErrorCode::bad_argument, fmt::format("{} is \"{}\"; {}", what, text, why));
+  throw Error(ErrorCode::bad_argument, printable(fmt::format("{} is \"{}\"; {}", what, text, why)));
 }
 
 std::string_view without_blanks(std::string_view text) {

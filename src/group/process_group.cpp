@@ -13,6 +13,7 @@
 
 #include "base/mutant.hpp"
 #include "base/parse_number.hpp"
+#include "base/text/printable.hpp"
 #include "group/group_state.hpp"
 #include "group/parent_watch.hpp"
 #include "group/shrink.hpp"
@@ -112,7 +113,7 @@ ProcessGroup ProcessGroup::create(Context& context, std::string_view backend, co
         LogLayer::group, LogLevel::warning,
         fmt::format("group \"{}\": the program asks for {} by name, so WEFT_BACKEND={} is not heeded; "
                     "\"auto\" would heed it",
-                    m.name, backend, *wanted));
+                    m.name, backend, printable(*wanted)));
   return create(context, load_backend(context, backend), m);
 }
 

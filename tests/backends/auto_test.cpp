@@ -22,6 +22,7 @@ namespace weft::test::auto_test {
 namespace {
 
 using testing::HasSubstr;
+using testing::StartsWith;
 
 // Ranks as threads, each on a host of that name; what they logged.
 struct Job {
@@ -98,6 +99,22 @@ TEST(Auto, AllRanksMustBeToldTheSame) {
                                        : "group \"world\": WEFT_BACKEND is auto on rank 0, gloo on rank 1; "
                                          "expected the same on all ranks");
   });
+}
+
+TEST(Auto, AValueThatNamesNoTransportIsRefusedByTheVariablesName) {
+  const auto expect = [](const char* value, int size, const std::string& text) {
+    run_ranks(Ranks::processes, size, [&](Rank& r) {
+      ::setenv("WEFT_BACKEND", value, 1);
+      const Error e = error_of([&] { ProcessGroup::create(r.context, "auto", r.membership()); });
+      EXPECT_THAT(e.what(), StartsWith(text));
+    });
+  };
+  for (const int size : {1, 2}) {
+    expect("zzz", size, "WEFT_BACKEND is \"zzz\": backend \"zzz\" was not found: it is not built in");
+    expect("a b", size,
+           "WEFT_BACKEND is \"a b\": backend \"a b\" is no name; expected letters, digits, '-' and '_'");
+    expect("a\nb", size, "WEFT_BACKEND is \"a?b\": backend \"a?b\" is no name; expected letters");
+  }
 }
 
 TEST(Auto, SeveralHostsAreGloo) {

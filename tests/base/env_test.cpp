@@ -87,6 +87,9 @@ TEST_F(Env, IntegersAreReadWholeAndWithinTheirRange) {
     EXPECT_EQ(test::error_text([] { env::get_int("WEFT_RANK", 0, 9); }),
               "bad_argument: WEFT_RANK is \"" + text + "\"; expected an integer from 0 to 9");
   }
+  ::setenv("WEFT_RANK", "7\x1b[2J", 1);  // could clear the terminal that the text is written to
+  EXPECT_EQ(test::error_text([] { env::get_int("WEFT_RANK", 0, 9); }),
+            "bad_argument: WEFT_RANK is \"7?[2J\"; expected an integer from 0 to 9");
 }
 
 TEST_F(Env, AnUnknownNameIsReportedWithTheNearestKnownOne) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 
+#include "base/text/printable.hpp"
 #include "weft/base/env.hpp"
 #include "weft/base/error.hpp"
 
@@ -74,8 +75,9 @@ CpuIsa limited_isa(CpuIsa has, const std::optional<std::string>& limit) {
   if (!limit) return has;
   const auto found = std::find(kNames.begin() + 1, kNames.end(), *limit);
   if (found == kNames.end())
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("WEFT_CPU_ISA is \"{}\"; expected avx2, avx512, avx512_bf16 or amx", *limit));
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("WEFT_CPU_ISA is \"{}\"; expected avx2, avx512, avx512_bf16 or amx", printable(*limit)));
   const auto isa = static_cast<CpuIsa>(found - kNames.begin());
   if (isa > has)
     throw Error(ErrorCode::bad_argument,

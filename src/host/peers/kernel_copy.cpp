@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/text/printable.hpp"
 #include "weft/base/env.hpp"
 #include "weft/base/error.hpp"
 
@@ -20,7 +21,7 @@ SingleCopySetting single_copy_setting() {
        {std::pair{"auto", S::automatic}, {"off", S::off}, {"pull", S::pull}, {"push", S::push}})
     if (text == word) return setting;
   throw Error(ErrorCode::bad_argument,
-              fmt::format("WEFT_SINGLE_COPY is \"{}\"; expected auto, off, pull or push", text));
+              fmt::format("WEFT_SINGLE_COPY is \"{}\"; expected auto, off, pull or push", printable(text)));
 }
 
 bool kernel_copies_from(const std::byte* data, std::size_t bytes) noexcept {
