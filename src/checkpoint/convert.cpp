@@ -64,12 +64,11 @@ Results results_of(const CheckpointIndex& index, const ConvertOptions& options) 
 
 // The rows that file `number` of `files` has; nothing where there are none.
 std::optional<Box> part_of(const Shape& shape, int number, int files) {
-  Box box{shape, shape};
-  for (int d = 0; d < shape.rank(); ++d) box.offset[d] = 0;
+  Box box = whole_box(shape);
   if (shape.rank() == 0) return number == 0 ? std::optional(box) : std::nullopt;
-  const std::int64_t each = shape[0] / files, more = shape[0] % files;
-  box.offset[0] = each * number + std::min<std::int64_t>(number, more);
-  box.shape[0] = each + (number < more ? 1 : 0);
+  const Chunk rows = chunk_of(shape[0], files, number);
+  box.offset[0] = rows.offset;
+  box.shape[0] = rows.size;
   return box.shape.count() > 0 ? std::optional(box) : std::nullopt;
 }
 
@@ -112,11 +111,9 @@ class FileOfParts {
 
  private:
   std::span<const std::byte> read(const Result& result, const Box& box) {
-    Dims origin = box.shape;
-    for (int d = 0; d < origin.rank(); ++d) origin[d] = 0;
     stored_.resize(static_cast<std::size_t>(box.shape.count() * size_bytes(result.entry->dtype)));
     const TensorView to{stored_.data(), result.entry->dtype, {}, box.shape, row_major(box.shape)};
-    read_rows(files_, result.stored, *result.entry, result.first_row, to, {box, origin});
+    read_rows(files_, result.stored, *result.entry, result.first_row, to, {box, zeros(box.shape.rank())});
     if (result.dtype == result.entry->dtype) return stored_;
     convert(result.entry->dtype, stored_, result.dtype, converted_);
     return converted_;

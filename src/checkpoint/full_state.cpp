@@ -25,12 +25,6 @@ bool all_hold_whole(const NamedView& tensor, int ranks) {
   return true;
 }
 
-Dims zeros(int rank) {
-  Dims all;
-  for (int d = 0; d < rank; ++d) all.push_back(0);
-  return all;
-}
-
 Buffer bytes_of(std::byte* data, std::int64_t bytes) { return {data, bytes, DType::u8, {}}; }
 
 // One tensor after the other, between its whole and what ranks hold.
@@ -123,7 +117,6 @@ class FullState {
       for (const HeldBox& held : boxes_of(tensor, root_))
         if (held.box == part.box) from = root_;
     const Shape& shape = part.box.shape;
-    const int element = size_bytes(tensor.data.dtype);
     Tensor copy;  // of the part, where it does not lie in one piece
     std::byte* bytes = nullptr;
     const bool receives = root_ == kEveryRank || root_ == rank_;
@@ -134,8 +127,7 @@ class FullState {
           bytes = const_cast<std::byte*>(tensor.data.data);  // sent, and not written
         } else {
           copy = Tensor(mesh_.context(), shape, tensor.data.dtype);
-          copy_box(tensor.data.data, tensor.data.shape, held.at, copy.data(), shape, zeros(shape.rank()),
-                   shape, element);
+          copy_elements(narrow(tensor.data, held.at, shape), copy);
           bytes = copy.data();
         }
       }
@@ -143,7 +135,7 @@ class FullState {
       copy = Tensor(mesh_.context(), shape, tensor.data.dtype);
       bytes = copy.data();
     }
-    const Buffer message = bytes_of(bytes, shape.count() * element);
+    const Buffer message = bytes_of(bytes, shape.count() * size_bytes(tensor.data.dtype));
     if (root_ == kEveryRank) {
       group_->broadcast(message, from).wait();
     } else if (from != root_) {
@@ -151,15 +143,13 @@ class FullState {
       if (rank_ == root_) group_->recv(message, from).wait();
     }
     if (receives)
-      copy_box(bytes, shape, zeros(shape.rank()), whole.data(), global_shape(tensor), part.box.offset, shape,
-               element);
+      copy_elements({bytes, whole.dtype(), {}, shape, row_major(shape)},
+                    narrow(whole.view(), part.box.offset, shape));
   }
 
   // A box of the whole into its place in a local tensor.
   static void take(const TensorView& whole, const HeldBox& held, const TensorView& to) {
-    if (held.box.shape.count() > 0)
-      copy_box(whole.data, whole.shape, held.box.offset, to.data, to.shape, held.at, held.box.shape,
-               size_bytes(whole.dtype));
+    copy_elements(narrow(whole, held.box.offset, held.box.shape), narrow(to, held.at, held.box.shape));
   }
 
   // A box of the whole from the root to the rank that holds it.
@@ -170,19 +160,16 @@ class FullState {
       return;
     }
     const Shape& shape = held.box.shape;
-    const int element = size_bytes(tensor.data.dtype);
     const bool in_one_piece = rank_ == rank && shape == tensor.data.shape;
     const Tensor copy = in_one_piece ? Tensor() : Tensor(mesh_.context(), shape, tensor.data.dtype);
-    const Buffer message = bytes_of(in_one_piece ? tensor.data.data : copy.data(), shape.count() * element);
+    const Buffer message = bytes_of(in_one_piece ? tensor.data.data : copy.data(),
+                                    shape.count() * size_bytes(tensor.data.dtype));
     if (rank_ == root_) {
-      copy_box(whole.data, whole.shape, held.box.offset, copy.data(), shape, zeros(shape.rank()), shape,
-               element);
+      copy_elements(narrow(whole, held.box.offset, shape), copy);
       group_->send(message, rank).wait();
     } else {
       group_->recv(message, root_).wait();
-      if (!in_one_piece)
-        copy_box(copy.data(), shape, zeros(shape.rank()), tensor.data.data, tensor.data.shape, held.at, shape,
-                 element);
+      if (!in_one_piece) copy_elements(copy, narrow(tensor.data, held.at, shape));
     }
   }
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstring>
 #include <utility>
 
 #include "base/files/regular_file.hpp"
@@ -77,34 +76,6 @@ FoundCheckpoint find_by(const Look& look) {
 
 }  // namespace
 
-void copy_box(const std::byte* from, const Shape& from_shape, const Dims& from_offset, std::byte* to,
-              const Shape& to_shape, const Dims& to_offset, const Shape& box, int element_bytes) {
-  const Strides from_strides = row_major(from_shape), to_strides = row_major(to_shape);
-  const int last = box.rank() - 1;
-  std::int64_t from_at = 0, to_at = 0;
-  for (int d = 0; d <= last; ++d) {
-    from_at += from_offset[d] * from_strides[d];
-    to_at += to_offset[d] * to_strides[d];
-  }
-  const std::int64_t run = last < 0 ? 1 : box[last];
-  Dims at = box;  // counts through all dimensions but the last
-  for (int d = 0; d <= last; ++d) at[d] = 0;
-  while (true) {
-    std::memcpy(to + to_at * element_bytes, from + from_at * element_bytes,
-                static_cast<std::size_t>(run * element_bytes));
-    int d = last - 1;
-    for (; d >= 0; --d) {
-      from_at += from_strides[d];
-      to_at += to_strides[d];
-      if (++at[d] < box[d]) break;
-      from_at -= box[d] * from_strides[d];
-      to_at -= box[d] * to_strides[d];
-      at[d] = 0;
-    }
-    if (d < 0) return;
-  }
-}
-
 FoundCheckpoint open_folder(const std::filesystem::path& folder) {
   const std::filesystem::path path = folder / kIndexFile;
   refuse_link(path);
@@ -141,12 +112,10 @@ OpenedCheckpoint open_checkpoint(const std::filesystem::path& path) {
   OpenedCheckpoint opened{path, place.parent_path(), {}};
   for (const std::string& name : file.names()) {
     const SafetensorsInfo& info = file.info(name);
-    Box whole{info.shape, info.shape};
-    for (int d = 0; d < info.shape.rank(); ++d) whole.offset[d] = 0;
     CheckpointEntry& entry = opened.index.tensors[name];
     entry.dtype = info.dtype;
     entry.shape = info.shape;
-    if (info.shape.count() > 0) entry.parts.push_back({place.filename().string(), whole});
+    if (info.shape.count() > 0) entry.parts.push_back({place.filename().string(), whole_box(info.shape)});
   }
   for (const auto& [key, value] : file.metadata()) {
     const char* const end = value.data() + value.size();
@@ -237,7 +206,8 @@ void read_tensor(PartFiles& files, const CheckpointEntry& entry, const MutableNa
     Shape read_shape = part.box.shape;
     read_shape[0] = rows;
     in_part[0] = 0;
-    copy_box(buffer.data(), read_shape, in_part, tensor.data.data, local, in_mine, shared.shape, element);
+    const ConstTensorView read{buffer.data(), entry.dtype, {}, read_shape, row_major(read_shape)};
+    copy_elements(narrow(read, in_part, shared.shape), narrow(tensor.data, in_mine, shared.shape));
   }
 }
 

@@ -62,10 +62,6 @@ class PartFiles {
   std::map<std::string, SafetensorsFile> files_;
 };
 
-/// Copies a box of a row-major tensor into the same box of another; offsets within each.
-void copy_box(const std::byte* from, const Shape& from_shape, const Dims& from_offset, std::byte* to,
-              const Shape& to_shape, const Dims& to_offset, const Shape& box, int element_bytes);
-
 /// Throws bad_argument where a piece is not rows of the stored tensor, as RemappedTensor says.
 void check_piece(const std::string& stored, const Shape& shape, const RemappedTensor& piece);
 /// Fills one of this rank's boxes of a tensor that is the rows of `stored` from `first_row` on.

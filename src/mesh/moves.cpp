@@ -1,6 +1,8 @@
 #include "mesh/moves.hpp"
 
-#include "mesh/slab.hpp"
+#include <algorithm>
+
+#include "mesh/boxes.hpp"
 #include "weft/host/copy.hpp"
 
 namespace weft {
@@ -31,33 +33,47 @@ Shape resized(Shape shape, int dim, std::int64_t size) {
   return shape;
 }
 
-/// Copies the part of `rank` out of a tensor that is whole in `dim`, to memory of its own (`extent` long in dim).
-void take_part(const Mover& mover, const Fold& f, const Cut& cut, int rank, const std::byte* whole,
-               std::byte* part, std::int64_t extent) {
-  cut.for_each_run(rank, [&](std::int64_t in_whole, std::int64_t in_part, std::int64_t length) {
-    copy_slab(mover, f, length, {whole, cut.whole(), in_whole}, {part, extent, in_part});
-  });
+/// Moves the elements of tensors that lie on one device, in order on their stream.
+struct Mover {
+  DeviceRuntime& runtime;
+  Stream stream;
+  Mover(Context& context, const Tensor& t) : runtime(context.device(t.device())), stream(t.stream()) {}
+
+  void copy(const ConstTensorView& from, const TensorView& to) const {
+    copy_elements(runtime, stream, from, to);
+  }
+  void clear(const TensorView& to) const { clear_elements(runtime, stream, to); }
+  /// What `rank` holds of a tensor that is whole in `dim`, to a tensor of its own, which may be longer.
+  void take_part(const Cut& cut, int rank, int dim, const TensorView& whole, const TensorView& part) const {
+    cut.for_each_run(rank, [&](std::int64_t in_whole, std::int64_t in_part, std::int64_t length) {
+      copy(narrow(whole, dim, in_whole, length), narrow(part, dim, in_part, length));
+    });
+  }
+  /// The way back.
+  void put_part(const Cut& cut, int rank, int dim, const TensorView& part, const TensorView& whole) const {
+    cut.for_each_run(rank, [&](std::int64_t in_whole, std::int64_t in_part, std::int64_t length) {
+      copy(narrow(part, dim, in_part, length), narrow(whole, dim, in_whole, length));
+    });
+  }
+};
+
+/// Elements of `of`, from `at` on, as a tensor of that shape but for `dim`, which is `size` long.
+TensorView block_of(const Tensor& of, std::int64_t at, const Shape& shape, int dim, std::int64_t size) {
+  const Shape s = resized(shape, dim, size);
+  return {flat(of, at, 0).data, of.dtype(), of.device(), s, row_major(s)};
 }
 
-/// Copies it back.
-void put_part(const Mover& mover, const Fold& f, const Cut& cut, int rank, const std::byte* part,
-              std::int64_t extent, std::byte* whole) {
-  cut.for_each_run(rank, [&](std::int64_t in_whole, std::int64_t in_part, std::int64_t length) {
-    copy_slab(mover, f, length, {part, extent, in_part}, {whole, cut.whole(), in_whole});
-  });
-}
-
-Tensor part_of(const Tensor& in, Context& context, int dim, const Cut& cut, int rank, Memory memory) {
-  Tensor out(context, resized(in.shape(), dim, cut.size(rank)), in.dtype(), memory, in.stream());
-  take_part(Mover(context, in), fold(in.shape(), dim, in.dtype()), cut, rank, in.data(), out.data(),
-            cut.size(rank));
-  return out;
+bool is_outermost(const Shape& shape, int dim) {
+  return std::all_of(shape.begin(), shape.begin() + dim, [](std::int64_t n) { return n == 1; });
 }
 
 }  // namespace
 
 Move Moves::slice(const Tensor& in, const DeviceMesh& axis, int dim, const Cut& cut) {
-  return Move(part_of(in, axis.context(), dim, cut, axis.rank(), in.storage().memory()));
+  Tensor out(axis.context(), resized(in.shape(), dim, cut.size(axis.rank())), in.dtype(),
+             in.storage().memory(), in.stream());
+  Mover(axis.context(), in).take_part(cut, axis.rank(), dim, in, out);
+  return Move(std::move(out));
 }
 
 // Every rank contributes a block as long as the longest part: its part, then padding that nobody reads. The
@@ -67,22 +83,23 @@ Move Moves::gather(const Tensor& in, const DeviceMesh& axis, int dim, const Cut&
   Move move;
   move.out_ = shared_tensor(axis.context(), resized(in.shape(), dim, cut.whole()), in);
   if (move.out_.count() == 0) return move;
-  const Fold f = fold(in.shape(), dim, in.dtype());
   const std::int64_t longest = cut.size(0);
   const std::int64_t count = move.out_.count() / cut.whole() * longest;  // elements of a block
-  const bool in_place = f.outer == 1 && cut.even();
+  const bool in_place = is_outermost(in.shape(), dim) && cut.even();
   move.blocks_ = in_place ? move.out_ : shared_tensor(axis.context(), Dims::line(axis.size() * count), in);
-  const TensorView mine = flat(move.blocks_, axis.rank() * count, count);
+  const std::int64_t at = axis.rank() * count, own = in.size(dim);
+  const TensorView mine = block_of(move.blocks_, at, in.shape(), dim, longest);
   const Mover mover(axis.context(), in);
-  copy_slab(mover, f, in.size(dim), {in.data(), in.size(dim), 0}, {mine.data, longest, 0});
-  clear_slab(mover, f, longest - in.size(dim), {mine.data, longest, in.size(dim)});
+  mover.copy(in, narrow(mine, dim, 0, own));
+  mover.clear(narrow(mine, dim, own, longest - own));
   if (!in_place) {
     move.axis_ = axis;
     move.cut_ = cut;
     move.dim_ = dim;
     move.after_ = Move::After::unpack_gathered;
   }
-  move.work_ = axis.group().all_gather(mine, flat(move.blocks_, 0, axis.size() * count), options_of(in, tag));
+  move.work_ = axis.group().all_gather(flat(move.blocks_, at, count),
+                                       flat(move.blocks_, 0, axis.size() * count), options_of(in, tag));
   return move;
 }
 
@@ -91,7 +108,6 @@ Move Moves::gather(const Tensor& in, const DeviceMesh& axis, int dim, const Cut&
 Move Moves::reduce_scatter(const Tensor& in, const DeviceMesh& axis, int dim, const Cut& cut, ReduceOp op,
                            int tag) {
   Move move;
-  const Fold f = fold(in.shape(), dim, in.dtype());
   const std::int64_t longest = cut.size(0), own = cut.size(axis.rank());
   move.out_ = shared_tensor(axis.context(), resized(in.shape(), dim, longest), in);
   if (own < longest) {
@@ -102,13 +118,13 @@ Move Moves::reduce_scatter(const Tensor& in, const DeviceMesh& axis, int dim, co
   }
   if (in.count() == 0) return move;
   const std::int64_t count = move.out_.count();
-  const bool in_place = f.outer == 1 && cut.even() && in.storage().direct();
+  const bool in_place = is_outermost(in.shape(), dim) && cut.even() && in.storage().direct();
   move.blocks_ = in_place ? in : shared_tensor(axis.context(), Dims::line(axis.size() * count), in);
   const Mover mover(axis.context(), in);
   for (int r = 0; r < axis.size() && !in_place; ++r) {
-    std::byte* const block = flat(move.blocks_, r * count, count).data;
-    take_part(mover, f, cut, r, in.data(), block, longest);
-    clear_slab(mover, f, longest - cut.size(r), {block, longest, cut.size(r)});
+    const TensorView block = block_of(move.blocks_, r * count, in.shape(), dim, longest);
+    mover.take_part(cut, r, dim, in, block);
+    mover.clear(narrow(block, dim, cut.size(r), longest - cut.size(r)));
   }
   move.work_ = axis.group().reduce_scatter(flat(move.blocks_, 0, axis.size() * count), move.out_,
                                            options_of(in, tag, op));
@@ -125,15 +141,14 @@ Move Moves::exchange(const Tensor& in, const DeviceMesh& axis, int from, const C
       axis.context(), resized(resized(in.shape(), to, to_cut.size(axis.rank())), from, from_cut.whole()), in);
   move.in_ = shared_tensor(axis.context(), Dims::line(in.count()), in);
   move.blocks_ = shared_tensor(axis.context(), Dims::line(move.out_.count()), in);
-  const Fold f = fold(in.shape(), to, in.dtype());
   std::vector<std::int64_t> sent(static_cast<std::size_t>(n)), received(sent);
   const Mover mover(axis.context(), in);
-  std::byte* next = move.in_.data();
+  std::int64_t at = 0;
   for (int r = 0; r < n; ++r) {
-    const std::int64_t count = resized(in.shape(), to, to_cut.size(r)).count();
-    take_part(mover, f, to_cut, r, in.data(), next, to_cut.size(r));
-    next += count * size_bytes(in.dtype());
-    sent[static_cast<std::size_t>(r)] = count;
+    const TensorView block = block_of(move.in_, at, in.shape(), to, to_cut.size(r));
+    mover.take_part(to_cut, r, to, in, block);
+    at += block.count();
+    sent[static_cast<std::size_t>(r)] = block.count();
     received[static_cast<std::size_t>(r)] = resized(move.out_.shape(), from, from_cut.size(r)).count();
   }
   move.axis_ = axis;
@@ -167,26 +182,25 @@ Move Moves::contribute(const Tensor& in, const DeviceMesh& axis, ReduceOp op) {
 
 Tensor Move::finish() {
   if (work_.valid()) work_.wait();
-  const Fold f = fold(out_.shape(), dim_, out_.dtype());
   switch (after_) {
     case After::nothing: break;
     case After::unpack_gathered:
     case After::unpack_exchanged: {
       // Gathered blocks are all as long as the longest part, exchanged ones as long as their own.
       const Mover mover(axis_.context(), out_);
-      const std::byte* next = blocks_.data();
+      std::int64_t at = 0;
       for (int r = 0; r < axis_.size(); ++r) {
         const std::int64_t extent = cut_.size(after_ == After::unpack_gathered ? 0 : r);
-        put_part(mover, f, cut_, r, next, extent, out_.data());
-        next += static_cast<std::size_t>(f.outer * extent) * f.inner_bytes;
+        const TensorView block = block_of(blocks_, at, out_.shape(), dim_, extent);
+        mover.put_part(cut_, r, dim_, block, out_);
+        at += block.count();
       }
       break;
     }
     case After::drop_padding: {
       const std::int64_t own = cut_.size(axis_.rank());
       Tensor out = shared_tensor(axis_.context(), resized(out_.shape(), dim_, own), out_);
-      copy_slab(Mover(axis_.context(), out_), f, own, {out_.data(), out_.size(dim_), 0},
-                {out.data(), own, 0});
+      Mover(axis_.context(), out_).copy(narrow(out_.view(), dim_, 0, own), out);
       return out;
     }
   }

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <span>
 
+#include "mesh/boxes.hpp"
 #include "nn/operands.hpp"
-#include "nn/runs.hpp"
 #include "weft/base/error.hpp"
 #include "weft/nn/kernels.hpp"
 #include "weft/nn/layouts.hpp"

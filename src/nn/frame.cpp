@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "nn/runs.hpp"
+#include "mesh/boxes.hpp"
 #include "weft/base/error.hpp"
 #include "weft/nn/kernels.hpp"
 #include "weft/nn/layouts.hpp"

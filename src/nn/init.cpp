@@ -6,8 +6,8 @@
 #include <bit>
 #include <cmath>
 
+#include "mesh/boxes.hpp"
 #include "nn/history.hpp"
-#include "nn/runs.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/random.hpp"
 #include "weft/host/copy.hpp"

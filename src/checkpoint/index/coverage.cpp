@@ -54,14 +54,12 @@ std::int64_t first_count(int dim, const std::vector<SignedBox>& boxes, Dims& ele
 }  // namespace
 
 std::optional<NotCovered> first_not_covered_once(const Shape& whole, std::span<const CheckpointPart> parts) {
-  Box all{whole, whole};
-  for (int d = 0; d < whole.rank(); ++d) all.offset[d] = 0;
+  const Box all = whole_box(whole);
   std::vector<SignedBox> boxes;
   if (all.shape.count() > 0) boxes.push_back({&all, -1});
   for (const CheckpointPart& part : parts)
     if (part.box.shape.count() > 0) boxes.push_back({&part.box, 1});
-  NotCovered wrong{.element = whole};
-  for (int d = 0; d < whole.rank(); ++d) wrong.element[d] = 0;
+  NotCovered wrong{.element = all.offset};
   const std::int64_t count = first_count(0, boxes, wrong.element);
   if (count == 0) return std::nullopt;
   wrong.parts = count + 1;

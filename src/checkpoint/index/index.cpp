@@ -3,26 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <set>
 
 #include "mesh/replicas/same_list.hpp"
-#include "mesh/slab.hpp"
 #include "mesh/view_memory.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
-
-Box intersection(const Box& a, const Box& b) {
-  Box both = a;
-  for (int d = 0; d < a.shape.rank(); ++d) {
-    const std::int64_t begin = std::max(a.offset[d], b.offset[d]);
-    const std::int64_t end = std::min(a.offset[d] + a.shape[d], b.offset[d] + b.shape[d]);
-    both.offset[d] = begin;
-    both.shape[d] = std::max<std::int64_t>(0, end - begin);
-  }
-  return both;
-}
 
 namespace {
 
@@ -106,30 +93,11 @@ void check_tensors(std::string_view what, const DeviceMesh& mesh, std::span<cons
   expect_disjoint(what, tensors);
 }
 
-std::vector<HeldBox> boxes_of(const NamedView& tensor, int rank) {
-  Dims at = global_shape(tensor);
-  for (int d = 0; d < at.rank(); ++d) at[d] = 0;
-  if (tensor.layout == nullptr) return {{{at, global_shape(tensor)}, at}};
-  std::vector<HeldBox> boxes;
-  for (const Box& box : tensor.layout->parts(rank)) {
-    boxes.push_back({box, at});
-    if (!tensor.layout->segments.sizes.empty()) {
-      const int dim = tensor.layout->segments.dim;
-      at[dim] += box.shape[dim];
-    }
-  }
-  return boxes;
-}
-
 std::vector<std::byte> take_box(const NamedView& tensor, const HeldBox& held) {
-  const int dim = tensor.layout->segments.dim;
-  const std::int64_t length = held.box.shape[dim];
-  const Fold f = fold(held.box.shape, dim, tensor.data.dtype);
-  const auto bytes = [&](std::int64_t rows) { return static_cast<std::size_t>(rows) * f.inner_bytes; };
-  std::vector<std::byte> part(static_cast<std::size_t>(f.outer) * bytes(length));
-  for (std::int64_t o = 0; !part.empty() && o < f.outer; ++o)
-    std::memcpy(part.data() + bytes(o * length),
-                tensor.data.data + bytes(o * tensor.data.shape[dim] + held.at[dim]), bytes(length));
+  const Shape& shape = held.box.shape;
+  std::vector<std::byte> part(static_cast<std::size_t>(shape.count() * size_bytes(tensor.data.dtype)));
+  copy_elements(narrow(tensor.data, held.at, shape),
+                {part.data(), tensor.data.dtype, {}, shape, row_major(shape)});
   return part;
 }
 

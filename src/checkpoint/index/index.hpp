@@ -11,14 +11,12 @@
 #include <string_view>
 #include <vector>
 
+#include "mesh/boxes.hpp"
 #include "weft/checkpoint/async.hpp"
 #include "weft/checkpoint/checkpoint.hpp"
 #include "weft/mesh/layout.hpp"
 
 namespace weft {
-
-/// What two boxes share; a count of 0 where they share nothing.
-Box intersection(const Box& a, const Box& b);
 
 /// One part of a tensor, and where it is.
 struct CheckpointPart {
@@ -74,13 +72,10 @@ inline const Shape& global_shape(const NamedView& tensor) {
 /// may be the same memory as a whole, and may not overlap otherwise.
 void check_tensors(std::string_view what, const DeviceMesh& mesh, std::span<const NamedView> tensors);
 
-/// A part of what a rank holds: the box of the whole that it is, and where it begins in the local tensor.
-struct HeldBox {
-  Box box;
-  Dims at;
-};
 /// What `rank` of the mesh holds of it: one box, or one for each segment.
-std::vector<HeldBox> boxes_of(const NamedView& tensor, int rank);
+inline std::vector<HeldBox> boxes_of(const NamedView& tensor, int rank) {
+  return held_boxes(global_shape(tensor), tensor.layout, rank);
+}
 /// A contiguous copy of such a part, which this rank holds of a tensor with segments.
 std::vector<std::byte> take_box(const NamedView& tensor, const HeldBox& box);
 

@@ -88,9 +88,10 @@ const LayoutRef& FlatShards::shard_layout(std::size_t i) const { return impl_->i
 std::vector<Chunk> FlatShards::ranges(std::size_t i, int rank) const {
   shard_count(i, rank);  // checks both
   std::vector<Chunk> ranges;
-  for (const dp::ShardSegment& s : impl_->item(i).segments)
-    ranges.push_back(
-        {s.begin + s.offsets[static_cast<std::size_t>(rank)], s.counts[static_cast<std::size_t>(rank)]});
+  impl_->item(i).for_each_run(static_cast<std::size_t>(rank),
+                              [&](std::int64_t in_whole, std::int64_t, std::int64_t count) {
+                                ranges.push_back({in_whole, count});
+                              });
   return ranges;
 }
 
@@ -150,11 +151,10 @@ void FlatShards::reshard(std::span<const ConstTensorView> wholes, std::span<cons
   std::vector<dp::Copied> copies;
   for (std::size_t i = 0; i < wholes.size(); ++i) {
     const std::int64_t size = size_bytes(wholes[i].dtype);
-    std::byte* to = shards[i].data;
-    for (const Chunk& range : ranges(i, static_cast<int>(impl_->own()))) {
-      copies.push_back({wholes[i].data + range.offset * size, to, range.size * size});
-      to += range.size * size;
-    }
+    impl_->item(i).for_each_run(
+        impl_->own(), [&](std::int64_t in_whole, std::int64_t in_part, std::int64_t count) {
+          copies.push_back({wholes[i].data + in_whole * size, shards[i].data + in_part * size, count * size});
+        });
   }
   dp::copy_all(impl_->plan().options.compute, copies.size(), [&](std::size_t i) { return copies[i]; });
 }

@@ -27,6 +27,16 @@ struct ShardItem {
   std::int64_t whole_at = 0;               ///< bytes, in a buffer of wholes
   std::int64_t gradient_at = 0;            ///< elements, in a buffer of gradients
   std::int64_t shard_at = 0;               ///< elements, in a buffer of reduced gradients
+
+  /// Calls see(offset in the whole, offset in the part, count) for each segment's part of `rank` of the axes; in elements.
+  template <class See>
+  void for_each_run(std::size_t rank, const See& see) const {
+    std::int64_t at = 0;
+    for (const ShardSegment& s : segments) {
+      see(s.begin + s.offsets[rank], at, s.counts[rank]);
+      at += s.counts[rank];
+    }
+  }
 };
 
 /// How small tensors are packed: block after block, one for each rank, in each the parts of all packed tensors in order.

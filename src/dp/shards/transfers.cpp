@@ -144,11 +144,9 @@ class ShardTransfers::Gather final : public Transfer::Steps {
         copies.push_back({shards[i].data, block(k++, own), item.shard_counts[own] * size});
         continue;
       }
-      const std::byte* from = shards[i].data;
-      for (const ShardSegment& s : item.segments) {
-        copies.push_back({from, to_[i] + (s.begin + s.offsets[own]) * size, s.counts[own] * size});
-        from += s.counts[own] * size;
-      }
+      item.for_each_run(own, [&](std::int64_t in_whole, std::int64_t in_part, std::int64_t count) {
+        copies.push_back({shards[i].data + in_part * size, to_[i] + in_whole * size, count * size});
+      });
     }
     copy_all(plan_.options.compute, copies.size(), [&](std::size_t i) { return copies[i]; });
   }
@@ -181,13 +179,10 @@ class ShardTransfers::Gather final : public Transfer::Steps {
       const std::size_t i = plan_.packed[k];
       const ShardItem& item = plan_.items[i];
       const std::int64_t size = size_bytes(item.entry.dtype);
-      for (std::size_t r = 0; r < item.shard_counts.size(); ++r) {
-        const std::byte* from = block(k, r);
-        for (const ShardSegment& s : item.segments) {
-          copies.push_back({from, to_[i] + (s.begin + s.offsets[r]) * size, s.counts[r] * size});
-          from += s.counts[r] * size;
-        }
-      }
+      for (std::size_t r = 0; r < item.shard_counts.size(); ++r)
+        item.for_each_run(r, [&](std::int64_t in_whole, std::int64_t in_part, std::int64_t count) {
+          copies.push_back({block(k, r) + in_part * size, to_[i] + in_whole * size, count * size});
+        });
     }
     copy_all(plan_.options.compute, copies.size(), [&](std::size_t i) { return copies[i]; });
   }
@@ -245,14 +240,11 @@ class ShardTransfers::Reduce final : public Transfer::Steps {
     std::vector<Copied> copies;
     for (std::size_t k = 0; k < plan_.packed.size(); ++k) {
       const ShardItem& item = plan_.items[plan_.packed[k]];
-      for (std::size_t r = 0; r < item.shard_counts.size(); ++r) {
-        std::byte* to = block(k, r);
-        for (const ShardSegment& s : item.segments) {
+      for (std::size_t r = 0; r < item.shard_counts.size(); ++r)
+        item.for_each_run(r, [&](std::int64_t in_whole, std::int64_t in_part, std::int64_t count) {
           copies.push_back(
-              {gradient(item) + (s.begin + s.offsets[r]) * element(), to, s.counts[r] * element()});
-          to += s.counts[r] * element();
-        }
-      }
+              {gradient(item) + in_whole * element(), block(k, r) + in_part * element(), count * element()});
+        });
     }
     copy_all(plan_.options.compute, copies.size(), [&](std::size_t i) { return copies[i]; });
   }
@@ -289,10 +281,10 @@ class ShardTransfers::Reduce final : public Transfer::Steps {
         all.push_back({block(WEFT_MUTANT("first_packed") ? 0 : k++, own), to, item.shard_counts[own]});
         continue;
       }
-      for (const ShardSegment& s : item.segments) {
-        all.push_back({gradient(item) + (s.begin + s.offsets[own]) * element(), to, s.counts[own]});
-        to += s.counts[own] * size_bytes(shard.dtype());
-      }
+      item.for_each_run(own, [&](std::int64_t in_whole, std::int64_t in_part, std::int64_t count) {
+        all.push_back(
+            {gradient(item) + in_whole * element(), to + in_part * size_bytes(shard.dtype()), count});
+      });
     }
     convert_all(plan_.options.compute, all, plan_.options.reduce, shard.dtype());
   }

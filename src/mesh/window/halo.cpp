@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "mesh/boxes.hpp"
 #include "mesh/window/named.hpp"
 #include "mesh/window/plan.hpp"
 #include "weft/base/error.hpp"
@@ -27,15 +28,6 @@ std::vector<WindowDim> windows_of(const Partition& x, const std::vector<HaloDim>
     windows.push_back(std::move(d));
   }
   return windows;
-}
-
-template <class Byte>
-BasicView<Byte> cut_out(const BasicView<Byte>& of, const Box& box) {
-  BasicView<Byte> part = of;
-  part.shape = box.shape;
-  for (int d = 0; d < box.shape.rank(); ++d)
-    part.data += box.offset[d] * of.strides[d] * size_bytes(of.dtype);
-  return part;
 }
 
 }  // namespace
@@ -72,8 +64,10 @@ Halo::Halo(const Partition& x, const std::vector<HaloDim>& dims, std::vector<Win
   }
 }
 
-TensorView Halo::inner(const TensorView& cells) const { return cut_out(cells, inner_); }
-ConstTensorView Halo::inner(const ConstTensorView& cells) const { return cut_out(cells, inner_); }
+TensorView Halo::inner(const TensorView& cells) const { return narrow(cells, inner_.offset, inner_.shape); }
+ConstTensorView Halo::inner(const ConstTensorView& cells) const {
+  return narrow(cells, inner_.offset, inner_.shape);
+}
 
 WindowTransfer Halo::start(std::span<const TensorView> fields) const {
   std::vector<WindowField> of_window;
@@ -85,7 +79,7 @@ WindowTransfer Halo::start(std::span<const TensorView> fields) const {
                   fmt::format("halo: {} is {}; expected {}: this rank's part {} and its ghost cells",
                               fields.size() == 1 ? "the field" : fmt::format("field {}", i),
                               to_string(f.shape), to_string(shape_), to_string(inner_.shape)));
-    of_window.push_back({inner(f), cut_out(f, reached_)});
+    of_window.push_back({inner(f), narrow(f, reached_.offset, reached_.shape)});
   }
   return window_.start(of_window);
 }

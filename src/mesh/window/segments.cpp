@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 
+#include "mesh/boxes.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft::windows {
@@ -166,12 +168,12 @@ std::vector<Segment> held(const std::vector<Run>& runs, const IndexRanges& owned
           segments.push_back({offset + run.in - range.lo, run.out, run.count, 0, run.turned});
       } else {
         const bool forward = run.step > 0;
-        const std::int64_t first = forward ? run.in : run.in - run.count + 1;
-        const std::int64_t lo = std::max(first, range.lo), hi = std::min(first + run.count, range.hi);
-        if (lo < hi)
-          segments.push_back({offset + (forward ? lo : hi - 1) - range.lo,
-                              run.out + (forward ? lo - run.in : run.in - (hi - 1)), hi - lo, run.step,
-                              run.turned});
+        const Chunk both = intersection({forward ? run.in : run.in - run.count + 1, run.count},
+                                        Chunk{range.lo, range.size()});
+        const std::int64_t begin = forward ? both.offset : both.offset + both.size - 1;
+        if (both.size > 0)
+          segments.push_back({offset + begin - range.lo, run.out + std::abs(begin - run.in), both.size,
+                              run.step, run.turned});
       }
       offset += range.size();
     }

@@ -129,22 +129,22 @@ bool Loops::same_steps() const noexcept {
 template <class Row>
 void Loops::each_row(const Row& row) const {
   if (empty_) return;
-  const Dim last = rank_ == 0 ? Dim{1, element_, element_} : dims_[static_cast<std::size_t>(rank_ - 1)];
-  std::array<std::int64_t, Dims::kMaxDims + 1> index{};
-  std::int64_t in = 0, out = 0;
-  for (;;) {
-    row(in, out, last);
-    int d = rank_ - 2;
-    for (; d >= 0; --d) {
-      const Dim& dim = dims_[static_cast<std::size_t>(d)];
-      std::int64_t& at = index[static_cast<std::size_t>(d)];
-      in += dim.in, out += dim.out;
-      if (++at < dim.count) break;
-      in -= dim.in * dim.count, out -= dim.out * dim.count;
-      at = 0;
-    }
-    if (d < 0) return;
-  }
+  const Dim last = rank_ == 0 ? Dim{1, element_, element_} : dim(rank_ - 1);
+  each_index(rank_ - 1, [&](std::int64_t in, std::int64_t out) { row(in, out, last); });
+}
+
+// Calls see(in offset, out offset, rows): runs of run_ bytes in two dimensions, as a device takes them, where neither side goes backwards or
+// repeats one; else one by one.
+template <class See>
+void Loops::each_rows(const See& see) const {
+  if (empty_) return;
+  const auto run = static_cast<std::size_t>(run_);
+  const bool rows = outer_ > 0 && dim(outer_ - 1).in >= run_ && dim(outer_ - 1).out >= run_;
+  if (!rows)
+    return each_run([&](std::int64_t in, std::int64_t out, std::int64_t) { see(in, out, Rows{run}); });
+  const Dim& last = dim(outer_ - 1);
+  const Rows all{run, last.count, static_cast<std::size_t>(last.in), static_cast<std::size_t>(last.out)};
+  each_index(outer_ - 1, [&](std::int64_t in, std::int64_t out) { see(in, out, all); });
 }
 
 // Dimensions d and those inside it, where dimension d has `count` indices.
@@ -177,21 +177,8 @@ void Loops::copy_runs(const std::byte* in, std::byte* out) const {
 
 void Loops::copy(DeviceRuntime& runtime, Stream stream, const std::byte* in, std::byte* out) const {
   if (stream.device == Device{}) return copy(in, out);
-  each_row([&](std::int64_t from, std::int64_t to, const Dim& row) {
-    const bool piece = row.in == element_ && row.out == element_;
-    const auto size = static_cast<std::size_t>(element_);
-    if (piece) {
-      runtime.copy(in + from, stream.device, out + to, stream.device,
-                   {static_cast<std::size_t>(row.count) * size}, stream);
-    } else if (row.in >= element_ && row.out >= element_) {
-      runtime.copy(in + from, stream.device, out + to, stream.device,
-                   {size, row.count, static_cast<std::size_t>(row.in), static_cast<std::size_t>(row.out)},
-                   stream);
-    } else {  // backwards, or one element again and again
-      for (std::int64_t i = 0; i < row.count; ++i)
-        runtime.copy(in + from + i * row.in, stream.device, out + to + i * row.out, stream.device, {size},
-                     stream);
-    }
+  each_rows([&](std::int64_t from, std::int64_t to, const Rows& rows) {
+    runtime.copy(in + from, stream.device, out + to, stream.device, rows, stream);
   });
 }
 
@@ -225,21 +212,17 @@ void Loops::fill(DeviceRuntime& runtime, Stream stream, const std::byte* element
   const auto size = static_cast<std::size_t>(element_);
   bool zero = true;
   for (std::size_t i = 0; i < size; ++i) zero &= element[i] == std::byte{0};
+  if (!host && zero)
+    return each_rows(
+        [&](std::int64_t, std::int64_t to, const Rows& rows) { runtime.fill(out + to, 0, rows, stream); });
   each_row([&](std::int64_t, std::int64_t to, const Dim& row) {
-    if (host) {
-      if (zero && row.out == element_)
-        std::memset(out + to, 0, static_cast<std::size_t>(row.count * element_));
-      else
-        copy_elements(element, out + to, row.count, 0, row.out, element_);
-    } else if (zero) {
-      if (row.out == element_)
-        runtime.fill(out + to, 0, {static_cast<std::size_t>(row.count) * size}, stream);
-      else
-        runtime.fill(out + to, 0, {size, row.count, size, static_cast<std::size_t>(row.out)}, stream);
-    } else {
+    if (!host)
       for (std::int64_t i = 0; i < row.count; ++i)
         runtime.copy(element, Device{}, out + to + i * row.out, stream.device, {size}, stream);
-    }
+    else if (zero && row.out == element_)
+      std::memset(out + to, 0, static_cast<std::size_t>(row.count * element_));
+    else
+      copy_elements(element, out + to, row.count, 0, row.out, element_);
   });
 }
 

@@ -44,6 +44,11 @@ class Loops {
   }
   /// The same for elements `first` … `first + count`, in the host's memory. `in` and `out` are where element 0 is, or would be.
   void copy_some(std::int64_t first, std::int64_t count, const std::byte* in, std::byte* out) const;
+  /// Calls see(in offset, out offset, bytes) for each run of bytes that is one piece on both sides, in order.
+  template <class See>
+  void each_run(const See& see) const {
+    if (!empty_) each_index(outer_, [&](std::int64_t in, std::int64_t out) { see(in, out, run_); });
+  }
   /// Each element of out becomes the one at `in`, which is in the host's memory and lives until the stream came here. The in steps do not count.
   void fill(DeviceRuntime& runtime, Stream stream, const std::byte* element, std::byte* out) const;
   /// out += in, element by element in order; in the host's memory. `in` is of `dtype`, which can be added (can_add), `out` of sum_dtype(dtype).
@@ -55,8 +60,28 @@ class Loops {
   struct Dim {
     std::int64_t count, in, out;
   };
+  /// Calls see(in offset, out offset) for each index of the first `dims` dimensions, in order.
+  template <class See>
+  void each_index(int dims, const See& see) const {
+    std::array<std::int64_t, Dims::kMaxDims + 1> index{};
+    std::int64_t in = 0, out = 0;
+    for (;;) {
+      see(in, out);
+      int d = dims - 1;
+      for (; d >= 0; --d) {
+        std::int64_t& at = index[static_cast<std::size_t>(d)];
+        in += dim(d).in, out += dim(d).out;
+        if (++at < dim(d).count) break;
+        in -= dim(d).in * dim(d).count, out -= dim(d).out * dim(d).count;
+        at = 0;
+      }
+      if (d < 0) return;
+    }
+  }
   template <class Row>
   void each_row(const Row& row) const;
+  template <class See>
+  void each_rows(const See& see) const;
   void find_runs() noexcept;
   const Dim& dim(int d) const noexcept { return dims_[static_cast<std::size_t>(d)]; }
   void copy_from_dim(int d, std::int64_t count, const std::byte* in, std::byte* out) const;
