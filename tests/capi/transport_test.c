@@ -325,6 +325,37 @@ static void mismatches(rank_args* a) {
   pthread_barrier_wait(a->meet);
   weft_group_destroy(group);
 }
+/* A time-out says what has come instead: the tag may be mistaken. */
+static void other_tag(rank_args* a) {
+  weft_group* group = join(a, "tags", 20000 * MS);
+  float x = 0;
+  const weft_buffer b = f32(&x, 1);
+  weft_call_options options = WEFT_CALL_OPTIONS_INIT;
+  options.tag = a->rank == 0 ? 7 : 8;
+  options.deadline_ns = 200 * MS;
+  if (a->rank == 1) OK(weft_send(group, &b, 0, &options, NULL, &error));
+  pthread_barrier_wait(a->meet);
+  if (a->rank == 0)
+    CHECK_ERROR(weft_recv(group, &b, 1, &options, NULL, &error), WEFT_TIMEOUT,
+                "*rank 1 has not sent it (tag 7); messages that were not received: tag 8 from rank 1");
+  pthread_barrier_wait(a->meet);
+  weft_group_destroy(group);
+}
+/* Messages to this rank itself are limited as those of others are. */
+static void too_many_to_self(rank_args* a) {
+  weft_group* group = join(a, "self", 20000 * MS);
+  float x = 0;
+  const weft_buffer b = f32(&x, 1);
+  if (a->rank == 0) {
+    for (int i = 0; i < 3; ++i) OK(weft_send(group, &b, 0, NULL, NULL, &error));
+    CHECK_ERROR(
+        weft_send(group, &b, 0, NULL, NULL, &error), WEFT_SYSTEM,
+        "*rank 0 has no room for a message of 4 bytes with tag 0 from rank 0: it holds 3 messages of 12 "
+        "bytes that it has not received yet, and WEFT_UNEXPECTED_MESSAGES is 3");
+  }
+  pthread_barrier_wait(a->meet);
+  weft_group_destroy(group);
+}
 static void shrinks(rank_args* a) {
   weft_group *group = join(a, "shrunk", 20000 * MS), *rest = NULL;
   float x = 1;
@@ -346,6 +377,10 @@ static void test_peers(void) {
   run_ranks(2, leaves);
   run_ranks(2, leaves_and_closes);
   run_ranks(2, mismatches);
+  run_ranks(2, other_tag);
+  setenv("WEFT_UNEXPECTED_MESSAGES", "3", 1);
+  run_ranks(2, too_many_to_self);
+  unsetenv("WEFT_UNEXPECTED_MESSAGES");
   run_ranks(3, shrinks);
 }
 

@@ -208,16 +208,8 @@ class GlooBackend final : public BlockingBackend {
         context_(std::move(connection.context)),
         deaths_(std::move(connection.processes)),
         links_(context_, unexpected,
-               {.finished =
-                    [this](OpState& s) {
-                      links_.ended(s);
-                      finished(s);
-                    },
-                .found =
-                    [this](OpState& s, const MessageInfo& found) {
-                      links_.ended(s);
-                      finished(s, found);
-                    },
+               {.finished = [this](OpState& s) { finished(s); },
+                .found = [this](OpState& s, const MessageInfo& found) { finished(s, found); },
                 .refuse = [this](OpState& s, Failure why) { refuse(s, std::move(why)); },
                 .fail = [this](const Failure& why) { fail(why); },
                 .before_leave = test_hooks(b).before_leave}) {

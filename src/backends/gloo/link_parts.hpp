@@ -35,15 +35,6 @@ struct Links::ControlMessage {
   Announcement announcement{};
 };
 
-// A message that has come. `number`: of an offer; otherwise it is in payload.
-struct Links::Envelope {
-  DType dtype = DType::u8;
-  std::int64_t count = 0;
-  bool offer = false;
-  std::uint64_t number = 0;
-  std::vector<std::byte> payload;
-};
-
 struct Links::Peer {
   struct Sent {
     std::vector<std::byte> bytes;
@@ -66,7 +57,7 @@ struct Links::Peer {
   UnboundBuffer in;
 
   // Under Links::mutex_:
-  std::deque<std::pair<OpState*, std::uint64_t>> to_fetch;  // matched by start(): for the thread
+  std::deque<std::pair<OpState*, std::uint64_t>> to_fetch;  // for the thread
   std::map<std::uint64_t, Offered> offers;
   std::uint64_t next_offer = 0;
   std::deque<Announcement> announced;
@@ -74,7 +65,7 @@ struct Links::Peer {
   bool leaves = false;      // it has said leave
   bool released = false;    // it has answered ours
   bool gone = false;        // its thread has ended
-  bool fetching = false;    // its thread waits for the bytes of a large message
+  bool awake = false;       // its thread looks at to_fetch before it waits again
 };
 
 }  // namespace weft::gloo_backend

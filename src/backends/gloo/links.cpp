@@ -7,7 +7,6 @@
 #include <cstddef>
 
 #include "backends/gloo/link_parts.hpp"
-#include "backends/last_calls.hpp"
 #include "base/hash.hpp"
 #include "base/signals.hpp"
 #include "weft/backends/blocking.hpp"
@@ -33,8 +32,7 @@ std::uint64_t Links::layout() noexcept {
 Links::Links(std::shared_ptr<::gloo::Context> context, UnexpectedLimits limits, LinkEvents events)
     : context_(std::move(context)),
       events_(std::move(events)),
-      matcher_(context_->size, limits),
-      roll_(context_->rank, context_->size) {
+      messages_(*this, context_->rank, context_->size, limits) {
   for (int r = 0; r < size(); ++r) {
     peers_.push_back(std::make_unique<Peer>());
     Peer& peer = *peers_.back();
@@ -119,24 +117,11 @@ bool Links::has_left(int rank) const {
   return peers_[static_cast<std::size_t>(rank)]->leaves;
 }
 
-// Where the source of a receive has left; of a receive from any_source, all other ranks.
-std::optional<Failure> Links::nobody_left(const OpState& recv) const {
-  const auto has_left = [&](int r) {
-    const Peer& peer = *peers_[static_cast<std::size_t>(r)];
-    return peer.leaves || peer.gone;
-  };
-  const std::vector<int> sources = awaited_sources(recv, context_->rank, size());
-  if (!std::all_of(sources.begin(), sources.end(), has_left)) return std::nullopt;
-  Failure why = left(sources.front(), &recv);
-  why.text = fmt::format("{}: {} left the group", name(recv.op), name_ranks(sources));
-  why.ranks = sources;
-  return why;
-}
-
-Failure Links::left(int rank, const OpState* s) const {
+Failure Links::left(const std::vector<int>& ranks, const OpState* s) const {
   Failure f{.code = ErrorCode::peer_lost,
-            .text = fmt::format("{}rank {} left the group", s ? fmt::format("{}: ", name(s->op)) : "", rank),
-            .ranks = {rank}};
+            .text = fmt::format("{}{} left the group", s ? fmt::format("{}: ", name(s->op)) : "",
+                                name_ranks(ranks)),
+            .ranks = ranks};
   if (s) f.op = s->op, f.call = s->call;
   return f;
 }
@@ -155,7 +140,7 @@ void Links::write(Peer& peer, ControlMessage control, const void* payload, std::
   sent.buffer->send(peer.rank, kControlMessages);
 }
 
-// Fetches the messages that start() has matched.
+// Fetches the messages that receives have taken.
 void Links::fetch_matched(Peer& peer) {
   for (;;) {
     std::pair<OpState*, std::uint64_t> task;
@@ -166,7 +151,7 @@ void Links::fetch_matched(Peer& peer) {
       task = peer.to_fetch.front();
       peer.to_fetch.pop_front();
     }
-    fetch(peer, *task.first, task.second);
+    fetch_one(peer, *task.first, task.second);
   }
 }
 
@@ -201,6 +186,7 @@ void Links::read(Peer& peer) noexcept {
     const std::lock_guard lock(mutex_);
     died = !closed_ && !peer.leaves && !peer.released;
     peer.gone = true;
+    messages_.left(peer.rank);
     changed_.notify_all();
   }
   if (died)
@@ -218,17 +204,18 @@ void Links::take(Peer& peer, const ControlMessage& control, const std::byte* pay
     case ControlMessage::Kind::announce: {
       const std::lock_guard lock(mutex_);
       peer.announced.push_back(control.announcement);
-      roll_.called(peer.rank, last_call_of(peer.rank, LastCall::State::called, control.announcement.record));
+      messages_.called(peer.rank, control.announcement.record);
       ++peer.calls;
       changed_.notify_all();
       return;
     }
     case ControlMessage::Kind::leave: return take_leave(peer);
-    case ControlMessage::Kind::ping: return answer_ping(peer, control.number);
+    case ControlMessage::Kind::ping:
     case ControlMessage::Kind::pong: {
       const std::lock_guard lock(mutex_);
-      roll_.answered(peer.rank, static_cast<std::uint32_t>(control.number),
-                     {payload, static_cast<std::size_t>(control.count)});
+      messages_.heard(peer.rank, control.kind == ControlMessage::Kind::ping ? Notice::ping : Notice::pong,
+                      static_cast<std::uint32_t>(control.number),
+                      {payload, static_cast<std::size_t>(control.count)});
       return;
     }
     case ControlMessage::Kind::farewell: {
@@ -241,19 +228,16 @@ void Links::take(Peer& peer, const ControlMessage& control, const std::byte* pay
 }
 
 void Links::take_leave(Peer& peer) {
-  std::optional<Failure> owed;
+  std::vector<int> lost;
   {
     const std::lock_guard lock(mutex_);
     peer.leaves = true;
-    if (matcher_.awaits(peer.rank) || !peer.offers.empty()) owed = left(peer.rank, nullptr);
-    for (const OpState* wait : waits_)
-      if (!owed) owed = nobody_left(*wait);
-    if (!owed && matcher_.awaits_any())
-      owed = nobody_left(OpState{.op = Op::recv, .call = kNoCall, .peer = any_source, .scratch = {}});
+    messages_.left(peer.rank);
+    lost = messages_.lost();
     changed_.notify_all();
   }
   write(peer, ControlMessage{.kind = ControlMessage::Kind::farewell});
-  if (owed) events_.fail(*owed);
+  if (!lost.empty()) events_.fail(left(lost, nullptr));
 }
 
 }  // namespace weft::gloo_backend

@@ -24,9 +24,8 @@
 #include <thread>
 #include <vector>
 
+#include "backends/messages/peer_messages.hpp"
 #include "weft/backends/call_record.hpp"
-#include "weft/backends/matching.hpp"
-#include "weft/backends/roll_call_messages.hpp"
 
 namespace weft::gloo_backend {
 
@@ -41,7 +40,7 @@ struct LinkEvents {
   std::function<void(int peer)> before_leave;  // tests; may be null
 };
 
-class Links {
+class Links final : private MessageMedium {
  public:
   Links(std::shared_ptr<::gloo::Context> context, UnexpectedLimits limits, LinkEvents events);
   /// Where the group has not failed, tells the peers that this rank leaves, so that they do not take it for
@@ -50,8 +49,6 @@ class Links {
 
   /// Messages: see BlockingBackend::start.
   void start(OpState& s) noexcept;
-  /// A message that was started has ended. To be called before the group may use `s` again.
-  void ended(const OpState& s) noexcept;
   /// This rank is about to perform a collective. From the group's thread, like the next two.
   void begin(const OpState& s);
   /// Tells all ranks which collective this one is about to perform, and waits until all have told the same.
@@ -83,32 +80,27 @@ class Links {
  private:
   struct ControlMessage;
   struct Peer;
-  struct Envelope;
   void read(Peer& peer) noexcept;
   void end_threads() noexcept;
   void take(Peer& peer, const ControlMessage& control, const std::byte* payload);
   void take_message(Peer& peer, const ControlMessage& control, const std::byte* payload);
   void take_taken(Peer& peer, std::uint64_t number);
   void take_leave(Peer& peer);
-  void answer_ping(Peer& peer, std::uint64_t number);
-  void send(OpState& s);
-  void send_to_self(OpState& s);
-  void receive(OpState& s);
-  void fetch(Peer& peer, OpState& recv, std::uint64_t number);
+  void send(OpState& s);  // with mutex_ held
+  void fetch_one(Peer& peer, OpState& recv, std::uint64_t number);
   void fetch_matched(Peer& peer);
-  void wait_for_message(OpState& s);
-  bool match(OpState& recv, int source, const Envelope& envelope);                   // with mutex_ held
-  void keep(int source, std::int32_t tag, std::int64_t bytes, Envelope&& envelope);  // the same
-  void received(OpState& recv, int source);
-  std::optional<MessageInfo> look(int source, std::int32_t tag) const;  // with mutex_ held
-  std::optional<Failure> nobody_left(const OpState& recv) const;        // the same
+  // MessageMedium, with mutex_ held.
+  void tell(int to, Notice notice, std::uint32_t number, std::span<const std::byte> bytes) override;
+  void fetch(OpState& recv, int source, std::uint64_t number) override;
+  void done(OpState& s, const MessageInfo& found) override;
+  void refuse(OpState& s, Failure why) override { events_.refuse(s, std::move(why)); }
+  OwnCalls own_calls() const override;
   void write(Peer& peer, ControlMessage control, const void* payload = nullptr, std::size_t bytes = 0);
   std::vector<int> late(std::uint64_t call) const;
+  std::vector<int> awaited_in(std::uint64_t call) const;
   std::vector<int> awaited_by(const OpState& s) const;
-  std::vector<int> awaited() const;
-  LastCall own_last_call() const;
   bool has_left(int rank) const;  // without mutex_
-  Failure left(int rank, const OpState* s) const;
+  Failure left(const std::vector<int>& ranks, const OpState* s) const;
   int size() const noexcept { return context_->size; }
 
   const std::shared_ptr<::gloo::Context> context_;
@@ -117,14 +109,9 @@ class Links {
   std::condition_variable changed_;
   bool closed_ = false;
   std::vector<std::unique_ptr<Peer>> peers_;
-  MessageMatcher<OpState, Envelope> matcher_;  // under mutex_
-  std::vector<OpState*> waits_;                // wait_message, in flight; under mutex_
-  RollCallMessages roll_;                      // under mutex_, and so is
-  std::optional<std::uint64_t> current_;       // the collective that is announced and not over
+  PeerMessages messages_;                 // under mutex_, and so is
+  std::optional<std::uint64_t> current_;  // the collective that is announced and not over
   LastCall last_{.state = LastCall::State::none};
-  // Messages in flight, oldest first. Under a mutex of their own: they end with mutex_ held, or without.
-  mutable std::mutex in_flight_mutex_;
-  std::vector<std::pair<const OpState*, LastCall::Message>> in_flight_;
 };
 
 }  // namespace weft::gloo_backend

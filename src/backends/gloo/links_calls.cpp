@@ -34,7 +34,7 @@ void Links::agree(const OpState& s) {
       write(*peers_[static_cast<std::size_t>(r)],
             ControlMessage{.kind = ControlMessage::Kind::announce, .announcement = expected_of(r)});
     } catch (const std::exception&) {
-      if (has_left(r)) throw Error(left(r, &s));
+      if (has_left(r)) throw Error(left({r}, &s));
       throw;
     }
   }
@@ -47,7 +47,7 @@ void Links::agree(const OpState& s) {
       changed_.wait(lock, [&] { return closed_ || peer.leaves || peer.gone || !peer.announced.empty(); });
       if (closed_) throw std::runtime_error("the group has failed");
       if (peer.announced.empty()) {
-        if (peer.leaves) throw Error(left(r, &s));
+        if (peer.leaves) throw Error(left({r}, &s));
         throw std::runtime_error("the connection broke");
       }
       theirs = peer.announced.front();
@@ -77,10 +77,7 @@ std::optional<Failure> Links::leaving(const OpState& s) {
   for (const auto& peer : peers_)
     if (peer->leaves) ranks.push_back(peer->rank);
   if (ranks.empty()) return std::nullopt;
-  Failure why = left(ranks.front(), &s);
-  why.text = fmt::format("{}: {} left the group", name(s.op), name_ranks(ranks));
-  why.ranks = ranks;
-  return why;
+  return left(ranks, &s);
 }
 
 void Links::over() noexcept {
@@ -89,17 +86,9 @@ void Links::over() noexcept {
   last_.state = LastCall::State::finished;
 }
 
-// With mutex_ held.
-LastCall Links::own_last_call() const {
-  LastCall call = last_;
-  const std::lock_guard lock(in_flight_mutex_);
-  if (!in_flight_.empty()) call.message = in_flight_.front().second;
-  return call;
-}
-
 std::vector<LastCall> Links::last_calls(bool announced) const {
   const std::lock_guard lock(mutex_);
-  return roll_.last_calls(own_last_call(), announced ? LastCall::State::none : LastCall::State::unknown);
+  return messages_.last_calls(announced ? LastCall::State::none : LastCall::State::unknown);
 }
 
 std::vector<int> Links::late(std::uint64_t call) const {
@@ -110,78 +99,54 @@ std::vector<int> Links::late(std::uint64_t call) const {
 }
 
 // With mutex_ held. Inside a collective of Gloo, a rank may wait for any other.
-std::vector<int> Links::awaited_by(const OpState& s) const {
-  if (s.op == Op::send) return {s.peer};
-  if (!row(s.op).collective) return awaited_sources(s, context_->rank, size());
-  std::vector<int> ranks = late(s.call);
-  for (int r = 0; r < size() && ranks.empty(); ++r)
+std::vector<int> Links::awaited_in(std::uint64_t call) const {
+  std::vector<int> ranks = late(call);
+  for (int r = 0; ranks.empty() && r < size(); ++r)
     if (r != context_->rank) ranks.push_back(r);
   return ranks;
 }
 
-// The ranks that calls in flight wait for. With mutex_ held.
-std::vector<int> Links::awaited() const {
-  std::vector<int> ranks = current_ ? late(*current_) : std::vector<int>();
-  const auto waits_for = [&](int r) {
-    return std::any_of(waits_.begin(), waits_.end(), [&](const OpState* s) { return s->peer == r; });
-  };
-  const bool inside = current_ && ranks.empty(), any = matcher_.awaits_any() || waits_for(any_source);
-  for (const auto& peer : peers_)
-    if (peer->rank != context_->rank && (inside || any || peer->fetching || matcher_.awaits(peer->rank) ||
-                                         !peer->offers.empty() || waits_for(peer->rank)))
-      ranks.push_back(peer->rank);
-  return ranks;
+// With mutex_ held.
+std::vector<int> Links::awaited_by(const OpState& s) const {
+  return row(s.op).collective ? awaited_in(s.call) : messages_.awaited_by(s);
 }
 
-// Tells the peer whom this rank waits for.
-void Links::answer_ping(Peer& peer, std::uint64_t number) {
-  std::vector<std::byte> awaits;
-  {
-    const std::lock_guard lock(mutex_);
-    constexpr std::size_t kRanks = 8 * (kEagerBytes - RollCallMessages::kLastCallBytes);
-    awaits = RollCallMessages::encode(awaited(), std::min(size(), static_cast<int>(kRanks)), own_last_call());
-  }
-  write(peer,
-        ControlMessage{.kind = ControlMessage::Kind::pong,
-                       .count = static_cast<std::int64_t>(awaits.size()),
-                       .number = number},
-        awaits.data(), awaits.size());
+OwnCalls Links::own_calls() const {
+  return {.awaited = current_ ? awaited_in(*current_) : std::vector<int>(), .last = last_};
+}
+
+// Where the connection broke, that rank hears nothing, and answers nothing.
+void Links::tell(int to, Notice notice, std::uint32_t number, std::span<const std::byte> bytes) {
+  try {
+    write(*peers_[static_cast<std::size_t>(to)],
+          ControlMessage{
+              .kind = notice == Notice::ping ? ControlMessage::Kind::ping : ControlMessage::Kind::pong,
+              .count = static_cast<std::int64_t>(bytes.size()),
+              .number = number},
+          bytes.data(), bytes.size());
+  } catch (const std::exception&) {}
 }
 
 bool Links::ask(const OpState& s) {
   const NoSignals guard;
-  std::uint32_t number = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    if (closed_) return true;
-    number = roll_.begin(s.op, s.call);
-  }
-  for (const auto& peer : peers_) {
-    if (number == 0 || peer->rank == context_->rank) continue;
-    try {
-      write(*peer, ControlMessage{.kind = ControlMessage::Kind::ping, .number = number});
-    } catch (const std::exception&) {}  // the connection broke: it will not answer
-  }
   const std::lock_guard lock(mutex_);
-  return closed_ || roll_.settled(awaited_by(s));
+  if (closed_) return true;
+  messages_.ask(s);
+  return messages_.settled(awaited_by(s));
 }
 
 std::vector<int> Links::missing(const OpState& s, std::string& story) {
   const std::lock_guard lock(mutex_);
+  if (!row(s.op).collective) return messages_.missing(s, story, true);
   std::vector<int> ranks = awaited_by(s);
-  const HoldUp found = roll_.found(ranks);
-  if (row(s.op).collective && late(s.call).empty()) return tell_all_arrived(found, story);
+  const HoldUp found = messages_.found(ranks);
+  if (late(s.call).empty()) return tell_all_arrived(found, story);
   const auto simple = [&](std::span<const int> these) {
-    if (s.op == Op::wait_message || s.peer == any_source) return not_sent(s, these, context_->rank, size());
-    if (!row(s.op).collective)
-      return fmt::format("rank {} {} with tag {}", s.peer,
-                         s.op == Op::send ? "has not received the message" : "has sent no message", s.tag);
     std::string text;
     for (const int r : these) text += fmt::format("{}rank {} had not arrived", text.empty() ? "" : "; ", r);
     return text;
   };
-  story = tell(ranks, found, simple, true);
-  if (!row(s.op).collective && s.op != Op::send) story += not_received(matcher_.kept(s.peer));
+  story = weft::tell(ranks, found, simple, true);
   return ranks;
 }
 

@@ -17,6 +17,7 @@
 
 #include "backends/call_numbers.hpp"
 #include "backends/last_calls.hpp"
+#include "backends/messages/peer_messages.hpp"
 #include "backends/mpi/calls.hpp"
 #include "backends/mpi/control_channel.hpp"
 #include "backends/mpi/failure_message.hpp"
@@ -25,7 +26,6 @@
 #include "weft/backends/call_record.hpp"
 #include "weft/backends/op_table.hpp"
 #include "weft/backends/plugin.hpp"
-#include "weft/backends/roll_call_messages.hpp"
 #include "weft/base/name_ranks.hpp"
 
 namespace weft::mpi {
@@ -38,7 +38,7 @@ constexpr auto kLookForPings = std::chrono::milliseconds(20);  // of a rank that
 constexpr int kLastLooks = 16;  // a leaving rank stops after this many looks in a row that found nothing
 constexpr auto kQuiesceNap = std::chrono::microseconds(200);
 
-class MpiBackend final : public Backend {
+class MpiBackend final : public Backend, private MessageMedium {
  public:
   MpiBackend(const GroupInit& b, Process& process, MPI_Comm comm, const Settings& settings)
       : context_(b.context),
@@ -50,10 +50,9 @@ class MpiBackend final : public Backend {
         safe_(settings.safe),
         traits_(*known_traits(kBackend)),
         state_(std::make_unique<State>(process, comm, b.rank, b.size,
-                                       Limits{settings.safe, settings.max_count}, settings.unexpected)),
+                                       Limits{settings.safe, settings.max_count})),
         calls_(b.rank, b.size),
-        left_(static_cast<std::size_t>(b.size)),
-        roll_(b.rank, b.size) {
+        messages_(*this, b.rank, b.size, settings.unexpected) {
     traits_.spin = b.ranks_here <= settings.cores;
     traits_.guarantees.names_absent = traits_.guarantees.checks_calls = check_;
     traits_.guarantees.revocable = traits_.guarantees.quiesces = safe_;
@@ -80,7 +79,7 @@ class MpiBackend final : public Backend {
       if (row(s.op).collective) {
         announce(s);
       } else {
-        state_->messages.post(s);
+        post_message(s);
       }
     });
   }
@@ -94,9 +93,8 @@ class MpiBackend final : public Backend {
       const auto turn = process_.lock();
       const bool news = take_control_messages();
       if (failed_) return;
-      step = row(s.op).collective ? collective(s) : state_->messages.poll(s);
-      note(s, step);
-      if (const auto& trouble = state_->messages.trouble()) raise(*trouble);
+      step = row(s.op).collective ? collective(s) : message(s);
+      if (trouble_) raise(*trouble_);
       if (step == Step::pending && news) step = Step::advanced;
     });
     return failed_ ? Step::failed : step;
@@ -125,12 +123,13 @@ class MpiBackend final : public Backend {
       story = "MPI cannot tell who is missing (WEFT_MPI_CHECK is off)";
       return {};
     }
+    if (!row(s.op).collective) return messages_.missing(s, story);
     std::vector<int> ranks = awaited_by(s);
-    const HoldUp found = roll_.found(ranks);
-    if (row(s.op).collective && calls_.late(call_state(s).sequence).empty())
-      return tell_all_arrived(found, story);
-    story = tell(ranks, found, [&](std::span<const int> these) { return story_of(s, these); });
-    if (!row(s.op).collective && s.op != Op::send) story += state_->messages.not_received(s);
+    const HoldUp found = messages_.found(ranks);
+    if (calls_.late(call_state(s).sequence).empty()) return tell_all_arrived(found, story);
+    story = weft::tell(ranks, found, [](std::span<const int> these) {
+      return fmt::format("{} had not arrived", name_ranks(these));
+    });
     return ranks;
   }
 
@@ -144,10 +143,9 @@ class MpiBackend final : public Backend {
       const std::vector<int> ranks = awaited_by(s);
       if (ranks.empty()) return;
       const auto turn = process_.lock();
-      if (const std::uint32_t number = roll_.begin(s.op, s.call); number != 0)
-        state_->channel->send_others({.kind = Envelope::ping, .number = number});
+      messages_.ask(s);
       take_control_messages();
-      settled = roll_.settled(ranks);
+      settled = messages_.settled(ranks);
     });
     return settled || failed_;
   }
@@ -160,8 +158,8 @@ class MpiBackend final : public Backend {
     attempt(nothing, [&] {
       const auto turn = process_.lock();
       take_control_messages();
-      if (const auto& trouble = state_->messages.trouble()) raise(*trouble);
-      if (!failed_) found = state_->messages.probe(source, tag);
+      if (trouble_) raise(*trouble_);
+      if (!failed_) found = messages_.probe(source, tag);
     });
     return found;
   }
@@ -203,7 +201,7 @@ class MpiBackend final : public Backend {
 
   std::vector<LastCall> last_calls() noexcept override try {
     const std::lock_guard guard(mutex_);
-    return roll_.last_calls(last_call(), check_ ? LastCall::State::none : LastCall::State::unknown);
+    return messages_.last_calls(check_ ? LastCall::State::none : LastCall::State::unknown);
   } catch (...) {  // out of memory: then without
     return {};
   }
@@ -213,11 +211,10 @@ class MpiBackend final : public Backend {
  private:
   // What MPI may still use after a failure.
   struct State {
-    State(const Process& process, MPI_Comm comm, int rank, int size, Limits limits,
-          UnexpectedLimits unexpected)
+    State(const Process& process, MPI_Comm comm, int rank, int size, Limits limits)
         : channel(std::make_unique<ControlChannel>(comm, rank, size)),
           rounds(process, comm, rank, size, limits),
-          messages(*channel, limits, unexpected) {}
+          messages(*channel, limits) {}
     std::unique_ptr<ControlChannel> channel;
     Rounds rounds;
     Messages messages;
@@ -244,8 +241,7 @@ class MpiBackend final : public Backend {
   // envelope. Inside a collective of MPI, a rank may wait for any other: first for those that have not
   // called.
   std::vector<int> awaited_by(const OpState& s) const {
-    if (s.op == Op::send) return {s.peer};
-    if (!row(s.op).collective) return awaited_sources(s, rank_, size_);
+    if (!row(s.op).collective) return messages_.awaited_by(s);
     const std::vector<int> all_late = calls_.late(call_state(s).sequence);
     std::vector<int> ranks;
     for (const int r : all_late)
@@ -259,40 +255,54 @@ class MpiBackend final : public Backend {
     const CallState& p = call_state(s);
     return state_->channel->owed(p.first_message, p.last_message, [&](int r) { return needs(s, rank_, r); });
   }
-  // The ranks that calls in flight wait for.
-  std::vector<int> awaited() const {
-    std::vector<int> ranks = state_->messages.awaited();
-    if (calls_.has_current()) {
-      const std::vector<int> these = calls_.late(calls_.current());
-      const std::vector<int> all = these.empty() ? others() : these;
-      ranks.insert(ranks.end(), all.begin(), all.end());
+
+  // MessageMedium.
+  void tell(int to, Notice notice, std::uint32_t number, std::span<const std::byte> bytes) override {
+    state_->channel->send(
+        to, {.kind = notice == Notice::ping ? Envelope::ping : Envelope::pong, .number = number}, bytes);
+  }
+  void fetch(OpState& recv, int source, std::uint64_t number) override {
+    recv.peer = source;
+    state_->messages.fetch(recv, static_cast<std::uint32_t>(number));
+  }
+  void done(OpState& s, const MessageInfo& found) override {
+    s.peer = found.source;
+    if (s.op == Op::wait_message) {
+      s.dtype = found.dtype;
+      s.out_count = found.count;
     }
-    return ranks;
+    state_->messages.finish(s);
   }
-  // What this rank called last, for a pong. Without comparison calls are not announced.
-  LastCall last_call() const {
-    LastCall call = check_
-                        ? calls_.last(rank_).value_or(LastCall{.rank = rank_, .state = LastCall::State::none})
-                        : unannounced_;
-    if (waits_in_ != nullptr) call.message = message_of(*waits_in_);
-    return call;
+  void refuse(OpState&, Failure why) override {
+    if (!trouble_) trouble_ = std::move(why);
   }
-  std::string story_of(const OpState& s, std::span<const int> these) const {
-    if (s.op == Op::send) return fmt::format("rank {} has not received it (tag {})", s.peer, s.tag);
-    if (!row(s.op).collective) return not_sent(s, these, rank_, size_);
-    return fmt::format("{} had not arrived", name_ranks(these));
+  bool over(const OpState& s) const override { return state_->messages.over(s); }
+  // Without comparison calls are not announced.
+  OwnCalls own_calls() const override {
+    OwnCalls own;
+    if (calls_.has_current()) {
+      own.awaited = calls_.late(calls_.current());
+      if (own.awaited.empty()) own.awaited = others();
+    }
+    own.last = check_ ? calls_.last(rank_).value_or(LastCall{.rank = rank_, .state = LastCall::State::none})
+                      : unannounced_;
+    return own;
   }
 
-  // Keeps the message that was polled last and is not done; without comparison, that a collective is done.
-  void note(const OpState& s, Step step) noexcept {
-    if (row(s.op).collective) {
-      if (step == Step::done && !check_ && unannounced_.call == record_number(s))
-        unannounced_.state = LastCall::State::finished;
-    } else if (step != Step::done) {
-      if (is_users_message(s)) waits_in_ = &s;
-    } else if (waits_in_ == &s) {
-      waits_in_ = nullptr;
+  void post_message(OpState& s) {
+    state_->messages.begin(s);
+    if (s.op != Op::send) return messages_.receive(s);
+    messages_.begin_send(s);
+    state_->messages.send(s);
+  }
+  Step message(OpState& s) {
+    const Step step = state_->messages.poll(s);
+    if (step == Step::done) {
+      messages_.ended(s);
+    } else {
+      messages_.waits_in(s);
     }
+    return step;
   }
   static std::uint64_t record_number(const OpState& s) noexcept {
     return s.user != nullptr ? s.user->call | kUsersCall : s.call;
@@ -380,21 +390,26 @@ class MpiBackend final : public Backend {
           Announcement call;
           std::memcpy(&call, payload.data(), sizeof call);
           calls_.arrived(from, call);
-          roll_.called(from, last_call_of(from, LastCall::State::called, call.record));
+          messages_.called(from, call.record);
           return compare(from);
         }
-        case Envelope::message: return state_->messages.arrived(from, envelope, payload);
+        case Envelope::message: {
+          const MessageHead head{.dtype = envelope.dtype,
+                                 .tag = envelope.tag,
+                                 .count = envelope.count,
+                                 .offered = !envelope.eager,
+                                 .number = envelope.number};
+          if (auto why = messages_.arrived(from, head, payload); why && !trouble_) trouble_ = std::move(why);
+          return;
+        }
         case Envelope::failure:  // its sender has told everybody
           failure_ = decode(payload);
           failed_ = true;
           process_.poison();
           return;
-        case Envelope::left: left_[static_cast<std::size_t>(from)] = true; return;
-        case Envelope::ping:
-          state_->channel->send(from, {.kind = Envelope::pong, .number = envelope.number},
-                                RollCallMessages::encode(awaited(), size_, last_call()));
-          return;
-        case Envelope::pong: return roll_.answered(from, envelope.number, payload);
+        case Envelope::left: return messages_.left(from);
+        case Envelope::ping: return messages_.heard(from, Notice::ping, envelope.number, payload);
+        case Envelope::pong: return messages_.heard(from, Notice::pong, envelope.number, payload);
       }
     });
   }
@@ -434,22 +449,18 @@ class MpiBackend final : public Backend {
       if (!owed(s).empty()) return Step::pending;
       calls_.finish(p.sequence);
     }
+    if (!check_ && unannounced_.call == record_number(s)) unannounced_.state = LastCall::State::finished;
     return Step::done;
   }
 
   // A rank that has left cannot arrive any more; one that arrived before it left is not waited for.
   void look_for_leavers() {
-    std::vector<int> awaited = state_->messages.awaited(false), lost;
+    std::vector<int> lost = messages_.lost();
     const bool pending = calls_.has_current();
-    // A receive from any_source is lost when nobody is left that could send.
-    const bool alone =
-        state_->messages.awaits_any() && std::count(left_.begin(), left_.end(), true) == size_ - 1;
-    for (int r = 0; r < size_; ++r) {
-      if (!left_[static_cast<std::size_t>(r)]) continue;
-      if (alone || (pending && calls_.announced_by(r) <= calls_.current()) ||
-          std::find(awaited.begin(), awaited.end(), r) != awaited.end())
-        lost.push_back(r);
-    }
+    for (int r = 0; pending && r < size_; ++r)
+      if (messages_.has_left(r) && calls_.announced_by(r) <= calls_.current()) lost.push_back(r);
+    std::sort(lost.begin(), lost.end());
+    lost.erase(std::unique(lost.begin(), lost.end()), lost.end());
     if (lost.empty()) return;
     Failure why{.code = ErrorCode::peer_lost, .text = {}, .ranks = lost};
     if (pending) {
@@ -488,7 +499,7 @@ class MpiBackend final : public Backend {
         if (take_control_messages()) looks = 0;
       std::string found;
       if (failed_ && failure_.code == ErrorCode::mismatch) found = failure_.text;
-      if (!failed_ && std::uncaught_exceptions() == 0) found = calls_.left_out(left_);
+      if (!failed_ && std::uncaught_exceptions() == 0) found = calls_.left_out(messages_.left_ranks());
       if (!found.empty())
         context_.log().write_later(
             LogLayer::backends, LogLevel::warning,
@@ -512,10 +523,9 @@ class MpiBackend final : public Backend {
   mutable std::mutex mutex_;  // everything below; fail() comes from any thread
   std::unique_ptr<State> state_;
   Calls calls_;
-  std::vector<bool> left_;  // by rank
-  const OpState* waits_in_ = nullptr;
+  PeerMessages messages_;
+  std::optional<Failure> trouble_;                        // of a message; raised by the next poll
   LastCall unannounced_{.state = LastCall::State::none};  // the last call, where calls are not compared
-  RollCallMessages roll_;
   Clock::time_point looks_for_pings_{};
   std::atomic<bool> failed_{false};
   bool telling_ = false;  // control messages of a failure are written, and not flushed

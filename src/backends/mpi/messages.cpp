@@ -1,7 +1,5 @@
 #include "backends/mpi/messages.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -11,35 +9,20 @@ namespace {
 
 constexpr std::size_t kSpare = 16;  // buffers kept for the next pieces
 
-/// The state of a transfer, in the scratch of its call's slot.
-template <class Transfer>
-Transfer*& kept_in(OpState& s) noexcept {
-  return *reinterpret_cast<Transfer**>(s.scratch.data());
-}
-
 }  // namespace
 
-Messages::Messages(ControlChannel& channel, Limits limits, UnexpectedLimits unexpected)
-    : channel_(channel),
-      limits_(limits),
-      next_numbers_(static_cast<std::size_t>(channel.size())),
-      matcher_(channel.size(), unexpected) {}
+Messages::Messages(ControlChannel& channel, Limits limits)
+    : channel_(channel), limits_(limits), next_numbers_(static_cast<std::size_t>(channel.size())) {}
 
-void Messages::post(OpState& s) {
+void Messages::begin(OpState& s) {
   Transfer& t = transfers_.emplace_back();
   t.call = &s;
+  t.count = s.op == Op::send ? s.in_count : s.out_count;
   new (s.scratch.data()) Transfer*(&t);
-  if (s.op == Op::wait_message) return;  // poll() looks
-  if (s.op == Op::recv) {
-    t.count = s.out_count;
-    const int source = matcher_.source_of(s.peer, s.tag);
-    if (source < 0) return matcher_.post(s.peer, s.tag, t);
-    s.peer = source;
-    matcher_.take_message(source, s.tag,
-                          [&](const UnexpectedMessage& k) { match(t, k.envelope, k.payload); });
-    return;
-  }
-  t.count = s.in_count;
+}
+
+void Messages::send(OpState& s) {
+  Transfer& t = *kept_in(s);
   const std::int64_t bytes = t.count * size_bytes(s.dtype);
   Envelope envelope{.kind = Envelope::message, .dtype = s.dtype, .tag = s.tag, .count = t.count};
   envelope.eager = bytes <= kEager && t.count <= limits_.max_count;
@@ -54,43 +37,18 @@ void Messages::post(OpState& s) {
   advance(t);
 }
 
-void Messages::arrived(int from, const Envelope& envelope, std::span<const std::byte> payload) {
-  if (Transfer* const t = matcher_.take_receive(from, envelope.tag)) {
-    t->call->peer = from;
-    return match(*t, envelope, payload);
-  }
-  const auto bytes = static_cast<std::int64_t>(payload.size());
-  // It cannot be left waiting: control messages come in order, and later ones are behind this one.
-  if (!matcher_.has_room(bytes)) {
-    if (!trouble_) trouble_ = matcher_.refusal(channel_.rank(), from, envelope.tag, bytes);
-    return;
-  }
-  UnexpectedMessage& kept = matcher_.keep(from, envelope.tag, bytes);
-  kept.envelope = envelope;
-  kept.payload.assign(payload.begin(), payload.end());
-}
-
-std::optional<MessageInfo> Messages::probe(int source, std::int32_t tag) const {
-  const int from = matcher_.source_of(source, tag);
-  if (from < 0) return std::nullopt;
-  const Envelope& envelope = matcher_.message(from, tag)->envelope;
-  return MessageInfo{from, tag, envelope.dtype, envelope.count};
-}
-
-void Messages::match(Transfer& t, const Envelope& envelope, std::span<const std::byte> payload) {
-  const OpState& s = *t.call;
-  if (envelope.dtype != s.dtype || envelope.count != s.out_count) {
-    trouble_ = message_mismatch(s, channel_.rank(), envelope.dtype, envelope.count);
-    return;
-  }
-  if (envelope.eager) {
-    if (!payload.empty()) std::memcpy(s.out, payload.data(), payload.size());
-    t.phase = Phase::done;
-    return;
-  }
-  t.number = envelope.number;
+void Messages::fetch(OpState& recv, std::uint32_t number) {
+  Transfer& t = *kept_in(recv);
+  t.number = number;
   t.phase = Phase::moving;
   advance(t);
+}
+
+void Messages::finish(OpState& s) noexcept { kept_in(s)->phase = Phase::done; }
+
+bool Messages::over(const OpState& s) const {
+  const Transfer& t = kept_in(s);
+  return t.phase == Phase::done || (t.phase == Phase::written && !channel_.owes(t.envelope));
 }
 
 // Removes finished pieces from the front, and adds new ones at the back. Sender and receiver cut a message
@@ -143,40 +101,11 @@ bool Messages::advance(Transfer& t) {
 }
 
 Step Messages::poll(OpState& s) {
-  Transfer* const t = kept_in<Transfer>(s);
-  if (s.op == Op::wait_message) {
-    if (const auto message = probe(s.peer, s.tag)) {
-      s.peer = message->source;
-      s.dtype = message->dtype;
-      s.out_count = message->count;
-      t->phase = Phase::done;
-    }
-  }
+  Transfer* const t = kept_in(s);
   const bool moved = t->phase == Phase::moving && advance(*t);
-  if (t->phase == Phase::written && !channel_.owes(t->envelope)) t->phase = Phase::done;
-  if (t->phase != Phase::done) return moved ? Step::advanced : Step::pending;
+  if (!over(s)) return moved ? Step::advanced : Step::pending;
   transfers_.remove_if([&](const Transfer& other) { return &other == t; });
   return Step::done;
-}
-
-std::vector<int> Messages::awaited(bool any) const {
-  std::vector<int> ranks;
-  for (const Transfer& t : transfers_) {
-    if (t.phase == Phase::done || (t.phase == Phase::written && !channel_.owes(t.envelope))) continue;
-    if (t.call->peer != any_source) {
-      ranks.push_back(t.call->peer);
-    } else if (any) {
-      const std::vector<int> sources = awaited_sources(*t.call, channel_.rank(), channel_.size());
-      ranks.insert(ranks.end(), sources.begin(), sources.end());
-    }
-  }
-  return ranks;
-}
-
-bool Messages::awaits_any() const noexcept {
-  return std::any_of(transfers_.begin(), transfers_.end(), [](const Transfer& t) {
-    return t.phase == Phase::unmatched && t.call->peer == any_source;
-  });
 }
 
 bool Messages::exposed() noexcept {

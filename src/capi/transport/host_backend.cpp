@@ -1,9 +1,9 @@
 // A Backend over streams of bytes between pairs of ranks.
 //
-// A message is an envelope and its elements; they go through the stream to the receiver, which matches them. A send is
-// done when the stream has taken all of it. Beside messages, streams carry the roll-call's questions and answers, and
-// that a rank leaves. Ranks learn of a failure from the store (FirstCause). Only post(), poll(), ask() and answer()
-// call the host's functions, so that nothing touches a caller's memory outside of them.
+// A message is an envelope and its elements; they go through the stream to the receiver, which matches them
+// (PeerMessages). A send is done when the stream has taken all of it. Beside messages, streams carry the roll-call's
+// questions and answers, and that a rank leaves. Ranks learn of a failure from the store (FirstCause). Only post(),
+// poll(), ask() and answer() call the host's functions, so that nothing touches a caller's memory outside of them.
 #include "capi/transport/host_backend.hpp"
 
 #include <unistd.h>
@@ -13,6 +13,8 @@
 #include <cstring>
 #include <deque>
 
+#include "backends/last_calls.hpp"
+#include "backends/messages/peer_messages.hpp"
 #include "base/errors/caught.hpp"
 #include "base/hash.hpp"
 #include "capi/transport/host_channel.hpp"
@@ -20,8 +22,6 @@
 #include "weft/backends/first_cause.hpp"
 #include "weft/backends/host_ranks.hpp"
 #include "weft/backends/join.hpp"
-#include "weft/backends/matching.hpp"
-#include "weft/backends/roll_call_messages.hpp"
 #include "weft/base/name_ranks.hpp"
 #include "weft/base/storage.hpp"
 
@@ -39,23 +39,29 @@ constexpr std::uint64_t kLayout = digest_of(sizeof(Envelope), offsetof(Envelope,
                                             offsetof(Envelope, dtype), offsetof(Envelope, count));
 constexpr std::size_t kReadAtOnce = std::size_t{1} << 20;  // from one rank in one poll
 
-// An unexpected message. A program may leave many of them: they lie in local memory, which its allocator may give.
-struct Kept {
-  DType dtype = DType::f32;
-  std::int64_t count = 0;
-  Storage bytes;  // empty where there are none
+// A flag is set while it lives.
+template <class Flag>
+class During {
+ public:
+  explicit During(Flag& flag) : flag_(flag), outer_(flag) { flag_ = true; }
+  ~During() { flag_ = outer_; }
+  During(const During&) = delete;
+  During& operator=(const During&) = delete;
+
+ private:
+  Flag& flag_;
+  const bool outer_;
 };
 
-class HostBackend final : public Backend {
+class HostBackend final : public Backend, private MessageMedium {
  public:
   HostBackend(const GroupInit& b, std::shared_ptr<const HostTransport> host)
       : context_(b.context),
         rank_(b.rank),
         size_(b.size),
         cause_(b.size > 1 ? b.store : nullptr, b.token),
-        matcher_(b.size, UnexpectedLimits::from_env()),
+        messages_(*this, b.rank, b.size, UnexpectedLimits::from_env()),
         peers_(static_cast<std::size_t>(b.size)),
-        roll_call_(b.rank, b.size),
         channel_(std::move(host), b.rank) {
     open(b);
   }
@@ -66,27 +72,17 @@ class HostBackend final : public Backend {
   const Traits& traits() const noexcept override { return traits_; }
 
   void post(OpState& s) noexcept override {
-    Transfer& t = *new (s.scratch.data()) Transfer;
+    new (s.scratch.data()) Transfer;
     if (s.op == Op::recv && s.peer == any_source) step();  // what has come, from whomever
-    const Inside inside(*this);
+    const During inside(inside_);
     guarded([&] {
       if (failed_) return;
-      if (s.op == Op::wait_message) {
-        waits_.push_back(&s);
-      } else if (s.op == Op::recv) {
-        if (const int source = matcher_.source_of(s.peer, s.tag); source >= 0) s.peer = source;
-        const auto take = [&](const Kept& kept) { deliver(s, kept.dtype, kept.count, kept.bytes.data()); };
-        if (s.peer == any_source || !matcher_.take_message(s.peer, s.tag, take))
-          matcher_.post(s.peer, s.tag, s);
+      if (s.op != Op::send) {
+        messages_.receive(s);
       } else if (s.peer == rank_) {
-        const auto bytes = static_cast<std::size_t>(s.in_count * size_bytes(s.dtype));
-        Storage copy = room_for(bytes);
-        if (bytes > 0) std::memcpy(copy.data(), s.in, bytes);
-        message_arrived(
-            rank_, Envelope{.tag = s.tag, .dtype = static_cast<std::uint16_t>(s.dtype), .count = s.in_count},
-            std::move(copy));
-        t.done = true;
+        messages_.send_to_self(s);
       } else {
+        messages_.begin_send(s);
         peer(s.peer).out.push_back(
             {.envelope = {.tag = s.tag, .dtype = static_cast<std::uint16_t>(s.dtype), .count = s.in_count},
              .bytes = s.in,
@@ -101,55 +97,35 @@ class HostBackend final : public Backend {
     if (failed_) return Step::failed;
     const bool moved = !Transfer::of(s).done && step();
     if (failed_) return Step::failed;
-    if (s.op == Op::wait_message) look(s);
     if (Transfer::of(s).done) return Step::done;
+    messages_.waits_in(s);
     return moved ? Step::advanced : Step::pending;
   }
 
   bool healthy() noexcept override {
     if (failed_) return false;
     if (const auto cause = cause_.look()) learn(*cause);
+    if (const std::vector<int> left = messages_.lost(); !failed_ && !left.empty())
+      lose(left, "left the group");
     each_other([&](int r) {
-      if (failed_) return;
-      if (peer(r).left && (awaits(r) || sends_to(r)))
-        lose({&r, 1}, "left the group");
-      else if (!peer(r).left && ranks_.is_here(r) && !ranks_.alive(r))
-        lose({&r, 1}, "died");
+      if (!failed_ && !messages_.has_left(r) && ranks_.is_here(r) && !ranks_.alive(r)) lose({&r, 1}, "died");
     });
-    if (!failed_ && awaits_any()) {
-      std::vector<int> left;
-      each_other([&](int r) {
-        if (peer(r).left) left.push_back(r);
-      });
-      if (size_ > 1 && static_cast<int>(left.size()) == size_ - 1) lose(left, "left the group");
-    }
     return !failed_;
   }
 
   std::vector<int> missing(const OpState& s, std::string& story) noexcept override {
-    std::vector<int> ranks = awaited_by(s);
-    story = tell(ranks, roll_call_.found(ranks), [&](std::span<const int> who) {
-      if (s.op == Op::wait_message || s.peer == any_source) return not_sent(s, who, rank_, size_);
-      return fmt::format("{} {} not {} it", name_ranks(who), who.size() == 1 ? "has" : "have",
-                         s.op == Op::recv ? "sent" : "taken");
-    });
-    return ranks;
+    return messages_.missing(s, story);
   }
 
   bool ask(const OpState& s) noexcept override {
-    guarded([&] {
-      if (const std::uint32_t number = roll_call_.begin(s.op, s.call); number != 0)
-        each_other([&](int r) {
-          if (!peer(r).left) control(r, Envelope::ask, number, {});
-        });
-    });
+    guarded([&] { messages_.ask(s); });
     step();
-    return failed_ || roll_call_.settled(awaited_by(s));
+    return failed_ || messages_.settled(messages_.awaited_by(s));
   }
   void answer() noexcept override { step(); }
   std::optional<MessageInfo> probe(int source, int tag) noexcept override {
     step();
-    return kept(source, tag);
+    return messages_.probe(source, tag);
   }
 
   void fail(const Failure& why) noexcept override {
@@ -203,65 +179,38 @@ class HostBackend final : public Backend {
       if (receive != nullptr) return receive->out;
       return in.kind == Envelope::message ? message.data() : control.data();
     }
-    std::atomic<bool> left{false}, lost{false};
+    std::atomic<bool> left{false}, lost{false};  // gone() asks from any thread
   };
-  // While it lives this rank may be inside callers' memory. Set before failed_ is read: who fails the group sees it.
-  struct Inside {
-    explicit Inside(HostBackend& b) : backend(b) { backend.inside_ = true; }
-    ~Inside() { backend.inside_ = false; }
-    Inside(const Inside&) = delete;
-    Inside& operator=(const Inside&) = delete;
-    HostBackend& backend;
-  };
-
-  // While it lives this rank reads a message; an answer that it writes then reads none.
-  struct Pulling {
-    explicit Pulling(HostBackend& b) : backend(b) { backend.pulling_ = true; }
-    ~Pulling() { backend.pulling_ = false; }
-    Pulling(const Pulling&) = delete;
-    Pulling& operator=(const Pulling&) = delete;
-    HostBackend& backend;
-  };
-
   const HostTransport& host() const { return channel_.host(); }
   Peer& peer(int r) { return peers_[static_cast<std::size_t>(r)]; }
-  std::vector<int> awaited_by(const OpState& s) const {
-    return s.op == Op::send ? std::vector<int>{s.peer} : awaited_sources(s, rank_, size_);
+
+  // MessageMedium.
+  void tell(int to, Notice notice, std::uint32_t number, std::span<const std::byte> bytes) override {
+    control(to, notice == Notice::ping ? Envelope::ask : Envelope::answer, number,
+            {bytes.begin(), bytes.end()});
+    if (notice == Notice::pong) flush(to);
   }
-  bool waits_for(int source) const {
-    return std::any_of(waits_.begin(), waits_.end(), [&](const OpState* s) {
-      return s->peer == source && matcher_.source_of(source, s->tag) < 0;
-    });
-  }
-  // Whether calls in flight wait for a message of that rank, or of any.
-  bool awaits(int r) const { return matcher_.awaits(r) || waits_for(r); }
-  bool awaits_any() const { return matcher_.awaits_any() || waits_for(any_source); }
-  std::optional<MessageInfo> kept(int source, std::int32_t tag) const {
-    const int from = matcher_.source_of(source, tag);
-    if (from < 0) return std::nullopt;
-    const Kept& message = *matcher_.message(from, tag);
-    return MessageInfo{from, tag, message.dtype, message.count};
-  }
-  // Ends a wait_message whose message has come.
-  void look(OpState& s) {
-    const std::optional<MessageInfo> found = kept(s.peer, s.tag);
-    if (!found) return;
-    s.peer = found->source;
-    s.dtype = found->dtype;
-    s.out_count = found->count;
-    std::erase(waits_, &s);
+  void fetch(OpState&, int, std::uint64_t) override {
+  }  // streams offer nothing: elements follow their envelope
+  void done(OpState& s, const MessageInfo& found) override {
+    s.peer = found.source;
+    if (s.op == Op::wait_message) {
+      s.dtype = found.dtype;
+      s.out_count = found.count;
+    }
     Transfer::of(s).done = true;
   }
+  void refuse(OpState&, Failure why) override { fail(why); }
+  // A program may leave many messages: they lie in local memory, which its allocator may give.
+  Storage room_for(std::size_t bytes) override {
+    return bytes > 0 ? Storage::allocate(context_, Memory::local, bytes) : Storage();
+  }
+
   template <class F>
   void each_other(const F& f) const {
     for (int r = 0; r < size_; ++r)
       if (r != rank_) f(r);
   }
-  bool sends_to(int r) {
-    const auto& out = peer(r).out;
-    return std::any_of(out.begin(), out.end(), [](const Outgoing& o) { return o.send != nullptr; });
-  }
-
   // What `f` throws fails the group.
   template <class F>
   void guarded(const F& f) noexcept {
@@ -316,7 +265,7 @@ class HostBackend final : public Backend {
   }
   // Goes on with all that can be written and read now. True: something moved.
   bool step() noexcept {
-    const Inside inside(*this);
+    const During inside(inside_);
     bool moved = false;
     guarded([&] {
       each_other([&](int r) {
@@ -343,7 +292,7 @@ class HostBackend final : public Backend {
         o.written += taken;
         moved = true;
       }
-      if (o.send != nullptr) Transfer::of(*o.send).done = true;
+      if (o.send != nullptr) messages_.sent(*o.send);
       p.out.pop_front();
     }
     return moved;
@@ -365,7 +314,7 @@ class HostBackend final : public Backend {
     return about(r, [&] { return channel_.read(r, to, most); });
   }
   bool pull(int r) {
-    const Pulling here(*this);
+    const During here(pulling_);
     Peer& p = peer(r);
     std::size_t all = 0;
     while (!failed_ && !p.left && all < kReadAtOnce) {
@@ -388,9 +337,9 @@ class HostBackend final : public Backend {
         if (p.in_read < sizeof(Envelope) + bytes) continue;
       }
       if (p.receive != nullptr)
-        Transfer::of(*std::exchange(p.receive, nullptr)).done = true;
+        messages_.received(*std::exchange(p.receive, nullptr));
       else if (p.in.kind == Envelope::message)
-        message_arrived(r, p.in, std::exchange(p.message, {}));
+        messages_.completed(r, head_of(p.in), std::exchange(p.message, {}));
       else
         control_arrived(r, p.in, p.control);
       p.in_read = 0;
@@ -398,6 +347,9 @@ class HostBackend final : public Backend {
     return all > 0;
   }
 
+  static MessageHead head_of(const Envelope& e) {
+    return {.dtype = static_cast<DType>(e.dtype), .tag = e.tag, .count = e.count};
+  }
   static std::size_t payload_of(const Envelope& e) {
     const auto count = static_cast<std::size_t>(e.count);
     return e.kind == Envelope::message
@@ -421,14 +373,11 @@ class HostBackend final : public Backend {
       return;
     }
     if (message) {
-      if (OpState* const receive = matcher_.take_receive(r, p.in.tag)) {
-        receive->peer = r;
-        if (fits(*receive, static_cast<DType>(p.in.dtype), p.in.count)) p.receive = receive;
-        return;
-      }
-      const auto bytes = static_cast<std::int64_t>(payload_of(p.in));
-      if (!matcher_.has_room(bytes)) {
-        fail(matcher_.refusal(rank_, r, p.in.tag, bytes));
+      const MessageHead head = head_of(p.in);
+      p.receive = messages_.claim(r, head);
+      if (p.receive != nullptr || failed_) return;
+      if (const auto why = messages_.no_room(r, head)) {
+        fail(*why);
         return;
       }
       p.message = room_for(payload_of(p.in));
@@ -436,47 +385,17 @@ class HostBackend final : public Backend {
       p.control.resize(payload_of(p.in));
     }
   }
-  Storage room_for(std::size_t bytes) {
-    return bytes > 0 ? Storage::allocate(context_, Memory::local, bytes) : Storage();
-  }
-  // A whole message is in memory of ours.
-  void message_arrived(int r, const Envelope& e, Storage bytes) {
-    const auto dtype = static_cast<DType>(e.dtype);
-    if (OpState* const receive = matcher_.take_receive(r, e.tag)) {
-      receive->peer = r;
-      deliver(*receive, dtype, e.count, bytes.data());
-      return;
-    }
-    Kept& kept = matcher_.keep(r, e.tag, e.count * size_bytes(dtype));
-    kept = {dtype, e.count, std::move(bytes)};
-  }
   void control_arrived(int r, const Envelope& e, std::span<const std::byte> bytes) {
     switch (static_cast<Envelope::Kind>(e.kind)) {
-      case Envelope::message: return;  // see message_arrived
-      case Envelope::ask: {
-        std::vector<int> awaited;
-        each_other([&](int q) {
-          if (awaits(q) || awaits_any() || peer(q).receive != nullptr || sends_to(q)) awaited.push_back(q);
-        });
-        control(r, Envelope::answer, static_cast<std::uint32_t>(e.tag),
-                RollCallMessages::encode(awaited, size_));
-        flush(r);
+      case Envelope::message: return;  // see pull()
+      case Envelope::ask: return messages_.heard(r, Notice::ping, static_cast<std::uint32_t>(e.tag), bytes);
+      case Envelope::answer:
+        return messages_.heard(r, Notice::pong, static_cast<std::uint32_t>(e.tag), bytes);
+      case Envelope::leave:
+        messages_.left(r);
+        peer(r).left = true;
         return;
-      }
-      case Envelope::answer: roll_call_.answered(r, static_cast<std::uint32_t>(e.tag), bytes); return;
-      case Envelope::leave: peer(r).left = true; return;
     }
-  }
-  void deliver(OpState& receive, DType dtype, std::int64_t count, const std::byte* bytes) {
-    if (!fits(receive, dtype, count)) return;
-    const auto size = static_cast<std::size_t>(count * size_bytes(dtype));
-    if (size > 0) std::memcpy(receive.out, bytes, size);
-    Transfer::of(receive).done = true;
-  }
-  bool fits(const OpState& receive, DType dtype, std::int64_t count) {
-    if (dtype == receive.dtype && count == receive.out_count) return true;
-    fail(message_mismatch(receive, rank_, dtype, count));
-    return false;
   }
 
   void control(int r, Envelope::Kind kind, std::uint32_t number, std::vector<std::byte> bytes) {
@@ -531,10 +450,8 @@ class HostBackend final : public Backend {
   const FirstCause cause_;
   HostRanks ranks_;
   Traits traits_{};
-  MessageMatcher<OpState, Kept> matcher_;
-  std::vector<OpState*> waits_;  // wait_message, in flight
+  PeerMessages messages_;
   std::vector<Peer> peers_;
-  RollCallMessages roll_call_;
   HostChannel channel_;
   bool pulling_ = false;
   std::atomic<bool> inside_{false}, failed_{false};
