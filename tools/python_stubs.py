@@ -39,7 +39,7 @@ PARAMS = {
     "alone_bytes": "int", "array": "Array", "axes": "Mesh", "axis": "Mesh", "backend": "Backend | None", "broadcast": "Callable[[memoryview], object]",
     "bucket": "Any", "bucket_bytes": "int", "call": "int | None", "channel": "Any", "color": "int", "combine": "Callable[[Any, Any], Any]",
     "compression": 'Literal["bf16"] | None', "context": "Context", "coordinates": "int", "counts": "Sequence[int]", "cuts": "Mapping[int, Sequence[int]] | None",
-    "data": "memoryview", "deadline": "float | None", "delta": "int", "desired": "bytes", "destination": "int", "dim": "int", "dims": "Sequence[int]",
+    "data": "memoryview", "data_axes": "Mesh | None", "deadline": "float | None", "delta": "int", "desired": "bytes", "destination": "int", "dim": "int", "dims": "Sequence[int]",
     "directory": "str | bytes | PathLike[str] | PathLike[bytes]", "dtype": "DType", "dy": "Array | list[Array]", "edges": "Edges", "entries": "Iterable[tuple[str, Shape, DType, str]]",
     "expected": "bytes", "extra": "Mapping[str, str] | None", "fields": "Array", "file": "str | bytes | PathLike[str] | PathLike[bytes]", "ghost": "Mapping[int, int | tuple[int, int]]",
     "function": "Callable[[Error | None], object]", "give": "Mapping[str, Array] | Callable[[str], Array]", "global_batch": "int", "gradient": "DType", "gradients": "Named", "group": "Group",
@@ -99,7 +99,7 @@ ATTRIBUTES = {  # of attributes, and results of properties, methods and function
     "Layout.with_placement": "Layout", "Layout.with_shape": "Layout", "Window.adjoint": "Exchange", "Window.own": "tuple[int, int]", "Window.part_shape": "tuple[int, ...]",
     "Window.shape": "tuple[int, ...]", "Window.start": "Exchange", "Work.source": "int | None", "Work.then": "None", "Work.sources": "tuple[int, ...] | None", "average_gradients": "None", "check_replicas": "None",
     "clip_grad_norm": "float", "grad_norm": "float", "new_secret": "str", "partial": "Placement", "pole": "Placement", "redistribute": "Transfer",
-    "replicate": "Placement", "secret_from_env": "str", "shard": "Placement", "sync_replicated_gradients": "None", "version": "str", "wait_all": "list[Any]",
+    "reduce_gradients": "None", "replicate": "Placement", "secret_from_env": "str", "shard": "Placement", "sync_replicated_gradients": "None", "version": "str", "wait_all": "list[Any]",
     "convert": "int", "export": "int", "gather_full_state": "dict[str, Any]", "latest": "tuple[str, int] | None", "load": "tuple[int, str]", "save": "None",
     "set_full_state": "None", "verify": "list[str]", "close": "None", "done": "bool", "wait": "Any", "__await__": "Generator[Any, None, Any]", "__init__": "None",
 }

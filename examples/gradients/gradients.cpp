@@ -1,5 +1,5 @@
 // The gradients of a host framework's own buffers on a mesh of dp × tp ranks: averaged over dp while backward
-// runs, synchronised over tp, normed and clipped. No weft module, no weft tensor.
+// runs, then over tp as their layouts say, normed and clipped. No weft module, no weft tensor.
 //   weft run -n 4 -- ./gradients
 #include <cstdio>
 #include <vector>
@@ -42,7 +42,7 @@ int main() {
     for (Buffer& b : buffers)
       gradients.push_back(
           weft::make_gradient(b.name, b.gradient.data(), b.layout->with("dp", weft::Replicate{})));
-    weft::sync_replicated_gradients(gradients, mesh["tp"]);
+    weft::reduce_gradients(gradients, mesh["tp"]);
     const double norm = weft::clip_grad_norm(gradients, 1.0);
     const weft::NamedView replicas[] = {{"bias", gradients[1].data, gradients[1].layout}};
     weft::check_replicas(replicas, mesh);  // a rank whose bits are not the others' is named

@@ -43,8 +43,8 @@ void train(weft::Sequential& model, weft::Compute& compute, const weft::DeviceMe
       dy.f32()[i] = (y.f32()[i] - target.f32()[i]) / static_cast<float>(kSamples);
     model.backward(dy, frame);
     if (mesh) {
-      averager->finish();  // over the ranks that saw other samples
-      weft::sync_replicated_gradients(model.parameters(), mesh["tp"]);  // over those that share the layers
+      averager->finish();                                      // over the ranks that saw other samples
+      weft::reduce_gradients(model.parameters(), mesh["tp"]);  // over those that share the layers
     }
     optimizer.step(0.05);
     optimizer.zero_gradients();

@@ -53,8 +53,8 @@ int main() {
     const weft::Tensors loss =
         cross_entropy.forward({logits[0], labels, weft::scalar(mesh, kBatch * kSequence)}, frame);
     parts.model->backward(cross_entropy.backward({}, frame), frame);
-    parts.averager->finish();                                           // over dp
-    weft::sync_replicated_gradients(parts.parameters(), parts.tensor);  // over tp: what each rank holds whole
+    parts.averager->finish();                                  // over dp
+    weft::reduce_gradients(parts.parameters(), parts.tensor);  // over tp: what each rank holds whole
     weft::clip_grad_norm(parts.parameters(), 1.0);
     optimizer.step(3e-3);
     optimizer.zero_gradients();

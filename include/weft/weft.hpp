@@ -24,6 +24,7 @@
 #include "weft/dp/grad_norm.hpp"
 #include "weft/dp/gradient.hpp"
 #include "weft/dp/kernels.hpp"
+#include "weft/dp/reduce_gradients.hpp"
 #include "weft/dp/replicated.hpp"
 #include "weft/dp/sampler.hpp"
 #include "weft/group/min_loc.hpp"

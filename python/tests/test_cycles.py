@@ -130,6 +130,7 @@ CALLS = {
     "redistribute Transfer Transfer.wait": lambda a: weft.redistribute(a.x, a.rows, a.whole).wait(),
     "Transfer.done Transfer.close": lambda a: weft.redistribute(a.x, a.rows, a.whole).done(),
     "check_replicas": lambda a: weft.check_replicas(a.named, a.mesh),
+    "reduce_gradients": lambda a: weft.reduce_gradients(a.named, a.mesh, data_axes=None),
     "average_gradients": lambda a: weft.average_gradients(a.named, a.mesh),
     "sync_replicated_gradients": lambda a: weft.sync_replicated_gradients(a.named, a.mesh),
     "grad_norm": lambda a: weft.grad_norm(a.named),

@@ -102,6 +102,33 @@ def test_gradients(ranks):
     ranks(2, program)
 
 
+def test_gradients_over_all_axes_at_once(ranks):
+    def program(group):
+        mesh = weft.Mesh(group, dp=2, tp=2)
+        dp, tp = group.rank // 2, group.rank % 2
+        summed = weft.partial()
+        used, cut, same = np.full(3, 1.0 + group.rank), np.full(2, 1.0 + group.rank, "f4"), np.full(3, 1.0 + dp)
+        gradients = {"used": (used, weft.Layout(mesh, (3,), dp=summed, tp=summed)), "cut": (cut, weft.Layout(mesh, (4,), dp=summed, tp=weft.shard(0))),
+                     "same": (same, weft.Layout(mesh, (3,), dp=weft.partial("avg")))}
+        weft.reduce_gradients(gradients, mesh, data_axes=mesh["dp"])
+        np.testing.assert_array_equal(used, [10.0] * 3)
+        np.testing.assert_array_equal(cut, [4.0 + 2 * tp] * 2)
+        np.testing.assert_array_equal(same, [1.5] * 3)
+        whole = weft.Layout(mesh, (3,))
+        with pytest.raises(weft.LayoutError, match='^reduce_gradients: the gradient of "w" is Replicate on dp=2; expected Partial'):
+            weft.reduce_gradients({"w": (used, whole)}, mesh, data_axes=mesh["dp"])
+        with pytest.raises(weft.BadArgumentError, match="options.data_axes has dp=2; expected axes of tp=2"):
+            weft.reduce_gradients({"w": (used, whole)}, mesh["tp"], data_axes=mesh["dp"])
+        drifted = np.full(3, 1.0 + tp)
+        with pytest.raises(weft.MismatchError, match='"w" is Replicate on tp=2') as caught:
+            weft.reduce_gradients({"w": (drifted, weft.Layout(mesh, (3,), dp=summed))}, mesh, data_axes=mesh["dp"])
+        assert len(caught.value.ranks) > 1 and drifted[0] == 1.0 + tp
+        weft.reduce_gradients({"w": (drifted, weft.Layout(mesh, (3,), dp=summed))}, mesh, data_axes=mesh["dp"], on_drift="average")
+        np.testing.assert_array_equal(drifted, [3.0] * 3)
+        weft.reduce_gradients({}, mesh)
+    ranks(4, program)
+
+
 def test_reducer(ranks):
     def program(group):
         mesh = weft.Mesh(group, dp=2)

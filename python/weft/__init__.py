@@ -14,7 +14,7 @@ from .arrays import SharedTensor
 from .context import Context, version
 from .errors import (AbortedError, BadArgumentError, CorruptError, Error, LayoutError, MismatchError, PeerLostError, SystemError,  # pylint: disable=W0622
                      TimeoutError, UnsupportedError)
-from .meshes.gradients import BucketHook, Reducer, Sampler, average_gradients, clip_grad_norm, grad_norm, sync_replicated_gradients
+from .meshes.gradients import BucketHook, Reducer, Sampler, average_gradients, clip_grad_norm, grad_norm, reduce_gradients, sync_replicated_gradients
 from .group import ANY_SOURCE, Batch, Group, Message, Reduction
 from .meshes.layout import Layout, check_replicas, partial, redistribute, replicate, shard
 from .meshes.mesh import Mesh
@@ -29,5 +29,5 @@ __version__ = version()
 __all__ = ["ANY_SOURCE", "AbortedError", "BadArgumentError", "Batch", "BucketHook", "Context", "CorruptError", "Error", "Exchange", "FlatShards", "Group",
            "Halo", "Layout", "LayoutError", "Mesh", "Message", "MismatchError", "PeerLostError", "Reducer", "Reduction", "Sampler", "SharedTensor", "Store",
            "StoreServer", "SystemError", "TimeoutError", "Traits", "Transfer", "Transport", "UnsupportedError", "Window", "Work", "average_gradients",
-           "check_replicas", "checkpoint", "clip_grad_norm", "grad_norm", "new_secret", "partial", "pole", "redistribute", "replicate",
-           "secret_from_env", "shard", "sync_replicated_gradients", "version", "wait_all"]
+           "check_replicas", "checkpoint", "clip_grad_norm", "grad_norm", "new_secret", "partial", "pole", "redistribute",
+           "reduce_gradients", "replicate", "secret_from_env", "shard", "sync_replicated_gradients", "version", "wait_all"]

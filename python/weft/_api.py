@@ -191,6 +191,10 @@ class weft_flat_shards_options(Structure):
     _fields_ = [("struct_size", c_uint32), ("reduce", c_int32), ("gradient", c_int32), ("alone_bytes", c_int64), ("replicate", c_void_p)]
 
 
+class weft_reduce_options(Structure):
+    _fields_ = [("struct_size", c_uint32), ("on_drift", c_int32), ("tolerance", c_double), ("data_axes", c_void_p)]
+
+
 class weft_sync_options(Structure):
     _fields_ = [("struct_size", c_uint32), ("on_drift", c_int32), ("tolerance", c_double)]
 
@@ -333,6 +337,7 @@ INITIAL = {
     weft_context_options: {"log_level": 1},
     weft_error: {"call": 18446744073709551615, "quiesced": True},
     weft_flat_shards_options: {"reduce": 1, "gradient": 1},
+    weft_reduce_options: {},
     weft_sync_options: {},
     weft_clip_options: {},
     weft_reducer_options: {},
@@ -447,6 +452,7 @@ FUNCTIONS = {
     "weft_flat_shards_reshard": (c_int32, (c_void_p, POINTER(weft_buffer), POINTER(weft_buffer), c_int32, POINTER(weft_error),)),
     "weft_flat_shards_reduce_scatter": (c_int32, (c_void_p, POINTER(weft_buffer), POINTER(weft_buffer), c_int32, c_int32, POINTER(c_void_p),
     POINTER(weft_error),)),
+    "weft_reduce_gradients": (c_int32, (POINTER(weft_tensor), c_int32, c_void_p, POINTER(weft_reduce_options), POINTER(weft_error),)),
     "weft_average_gradients": (c_int32, (POINTER(weft_tensor), c_int32, c_void_p, POINTER(weft_error),)),
     "weft_sync_replicated_gradients": (c_int32, (POINTER(weft_tensor), c_int32, c_void_p, POINTER(weft_sync_options), POINTER(weft_error),)),
     "weft_grad_norm": (c_int32, (POINTER(weft_tensor), c_int32, c_double, POINTER(c_double), POINTER(weft_error),)),

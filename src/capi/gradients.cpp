@@ -32,6 +32,8 @@ struct weft_sampler : capi::Handle<weft_sampler> {
 
 namespace {
 
+constexpr std::size_t kReduceOptionsFirstBytes = 24;
+static_assert(sizeof(weft_reduce_options) == kReduceOptionsFirstBytes);
 constexpr std::size_t kSyncOptionsFirstBytes = 16;
 static_assert(sizeof(weft_sync_options) == kSyncOptionsFirstBytes);
 constexpr std::size_t kClipOptionsFirstBytes = 16;
@@ -57,17 +59,31 @@ void expect_0_or_1(const char* function, std::int32_t value, const char* field, 
                  fmt::format("options->{} is {}; expected {} or {}", field, value, first, second));
 }
 
-weft::SyncOptions sync_options(const char* function, const weft_sync_options* options) {
-  const weft_sync_options o = capi::read(function, options, weft_sync_options WEFT_SYNC_OPTIONS_INIT,
-                                         kSyncOptionsFirstBytes, "WEFT_SYNC_OPTIONS_INIT");
+// What both structs of options have; To is weft::ReduceOptions or weft::SyncOptions.
+template <class To, class From>
+To drift_options(const char* function, const From& o) {
   expect_0_or_1(function, o.on_drift, "on_drift", "0 (WEFT_DRIFT_ERROR)", "1 (WEFT_DRIFT_AVERAGE)");
-  weft::SyncOptions to;
+  To to;
   to.on_drift = static_cast<weft::OnDrift>(o.on_drift);
   if (o.tolerance == WEFT_EXACT)
     to.tolerance = 0;
   else if (o.tolerance != 0)
     to.tolerance = o.tolerance;
   return to;
+}
+
+weft::ReduceOptions reduce_options(const char* function, const weft_reduce_options* options) {
+  const weft_reduce_options o = capi::read(function, options, weft_reduce_options WEFT_REDUCE_OPTIONS_INIT,
+                                           kReduceOptionsFirstBytes, "WEFT_REDUCE_OPTIONS_INIT");
+  weft::ReduceOptions to = drift_options<weft::ReduceOptions>(function, o);
+  if (o.data_axes != nullptr) to.data_axes = capi::mesh_of(function, o.data_axes, "options->data_axes");
+  return to;
+}
+
+weft::SyncOptions sync_options(const char* function, const weft_sync_options* options) {
+  return drift_options<weft::SyncOptions>(
+      function, capi::read(function, options, weft_sync_options WEFT_SYNC_OPTIONS_INIT,
+                           kSyncOptionsFirstBytes, "WEFT_SYNC_OPTIONS_INIT"));
 }
 
 // What a function of the program's own said, as an Error of the call in which it was called.
@@ -163,6 +179,15 @@ std::size_t checked(const char* function, std::int32_t i, std::size_t size, cons
 }
 
 }  // namespace
+
+weft_status weft_reduce_gradients(const weft_tensor* gradients, int32_t count, const weft_mesh* axes,
+                                  const weft_reduce_options* options, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    std::vector<Gradient> list = capi::gradients_of(function, gradients, count);
+    const DeviceMesh& over = capi::mesh_of(function, axes, "axes");
+    weft::reduce_gradients(list, over, reduce_options(function, options));
+  });
+}
 
 weft_status weft_average_gradients(const weft_tensor* gradients, int32_t count, const weft_mesh* axes,
                                    weft_error* error) {

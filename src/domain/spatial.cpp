@@ -10,7 +10,7 @@
 #include "mesh/replicas/same_list.hpp"
 #include "weft/base/error.hpp"
 #include "weft/domain/domain.hpp"
-#include "weft/dp/replicated.hpp"
+#include "weft/dp/reduce_gradients.hpp"
 #include "weft/mesh/redistribute.hpp"
 
 namespace weft {
@@ -219,9 +219,7 @@ void sync_domain_gradients(Module& model, const DomainManager& manager) {
     gradients.push_back({p->path(), p->gradient(), p->gradient_layout()});
     if (!(p->compute().device() == Device{})) compute = &p->compute();
   }
-  SyncOptions options;
-  options.compute = compute;
-  sync_replicated_gradients(gradients, manager.axes(), options);
+  reduce_gradients(gradients, manager.axes(), {.compute = compute});
   for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i]->set_gradient_layout(gradients[i].layout);
 }
 

@@ -1,8 +1,10 @@
 #include "dp/replicas.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 
@@ -19,7 +21,7 @@ constexpr std::size_t kOptionWords = 2;
 constexpr double kUnset = -1;  // what ranks send for a tolerance that is not set
 
 // How far a replica may be from the average, relative to the largest element.
-double tolerance_of(const SyncOptions& options, DType dtype) {
+double tolerance_of(const ReduceOptions& options, DType dtype) {
   if (options.tolerance) return *options.tolerance;
   switch (dtype) {
     case DType::f64: return 1024 * 0x1p-52;
@@ -43,11 +45,24 @@ double tolerance_of(const SyncOptions& options, DType dtype) {
   return 0;
 }
 
-std::string text_of_options(const std::uint64_t* told) {
+// The words of a rank: the tolerance; on_drift, and above it a bit for each data axis.
+std::array<std::uint64_t, kOptionWords> words_of(const ReduceOptions& options, std::uint64_t data) {
+  return {std::bit_cast<std::uint64_t>(options.tolerance.value_or(kUnset)),
+          data << 1 | static_cast<std::uint64_t>(options.on_drift)};
+}
+
+std::string text_of_options(const std::uint64_t* told, const DeviceMesh& axes, bool with_data) {
   const double tolerance = std::bit_cast<double>(told[0]);
-  return fmt::format("tolerance {} and on_drift {}",
-                     tolerance == kUnset ? "unset" : fmt::format("{}", tolerance),
-                     told[1] == static_cast<std::uint64_t>(OnDrift::error) ? "error" : "average");
+  const std::string of_tolerance = tolerance == kUnset ? "unset" : fmt::format("{}", tolerance),
+                    on_drift =
+                        (told[1] & 1) == static_cast<std::uint64_t>(OnDrift::error) ? "error" : "average";
+  if (!with_data) return fmt::format("tolerance {} and on_drift {}", of_tolerance, on_drift);
+  std::vector<std::string> names;
+  const std::vector<DeviceMesh> all = axes.each_axis();
+  for (std::size_t a = 0; a < all.size(); ++a)
+    if ((told[1] >> 1 >> a & 1) != 0) names.push_back(all[a].name());
+  return fmt::format("tolerance {}, on_drift {} and data_axes {}", of_tolerance, on_drift,
+                     names.empty() ? "none" : fmt::format("{}", fmt::join(names, ",")));
 }
 
 // What a rank sends about its replica that is furthest from the average, as words.
@@ -91,26 +106,26 @@ void Replicas::add(const Gradient& gradient, std::size_t index, const std::vecto
   bits_.add(gradient.data, along);
 }
 
-void Replicas::compare_bits(const SyncOptions& options, const char* what, std::span<const Gradient> gradients,
-                            const std::optional<Error>& fault) {
-  const std::uint64_t own[kOptionWords] = {std::bit_cast<std::uint64_t>(options.tolerance.value_or(kUnset)),
-                                           static_cast<std::uint64_t>(options.on_drift)};
+void Replicas::compare_bits(const ReduceOptions& options, std::uint64_t data, const char* what,
+                            std::span<const Gradient> gradients, const std::optional<Error>& fault) {
+  what_ = what;
   expect_same_options(bits_.compare(
-      what, digest_of_list(gradients), own, [&] { return entries_of("gradient", gradients); }, fault));
+      what, digest_of_list(gradients), words_of(options, data),
+      [&] { return entries_of("gradient", gradients); }, fault));
 }
 
 void Replicas::expect_same_options(const std::vector<std::uint64_t>& all) const {
   for (int r = 1; r < axes_.size(); ++r) {
     const std::uint64_t* const told = all.data() + static_cast<std::size_t>(r) * kOptionWords;
-    if (!std::equal(all.data(), all.data() + kOptionWords, told))
-      throw Error(
-          Failure{ErrorCode::mismatch,
-                  fmt::format("sync_replicated_gradients: ranks gave different options: {} on {}, {} on {}",
-                              text_of_options(all.data()), name_axis_rank(axes_, 0), text_of_options(told),
-                              name_axis_rank(axes_, r)),
-                  Op::none,
-                  kNoCall,
-                  {0, r}});
+    if (std::equal(all.data(), all.data() + kOptionWords, told)) continue;
+    const bool with_data = all[1] >> 1 != told[1] >> 1;
+    throw Error(Failure{ErrorCode::mismatch,
+                        fmt::format("{}: ranks gave different options: {} on {}, {} on {}", what_,
+                                    text_of_options(all.data(), axes_, with_data), name_axis_rank(axes_, 0),
+                                    text_of_options(told, axes_, with_data), name_axis_rank(axes_, r)),
+                        Op::none,
+                        kNoCall,
+                        {0, r}});
   }
 }
 
@@ -125,22 +140,22 @@ void Replicas::throw_drift(const Replica& replica, const std::vector<int>& ranks
   std::vector<std::string> names;
   for (const int a : replica.along) names.push_back(axes_.root().shape().name(a));
   const DeviceMesh along = axes_.root().submesh(names);
-  throw Error(Failure{
-      ErrorCode::mismatch,
-      fmt::format("sync_replicated_gradients: the gradient of \"{}\" is Replicate on {}={}, but on {} it "
-                  "{}; a replica drifted, or the gradient is Partial there",
-                  replica.gradient->name, along.name(), along.size(), name_axis_ranks(axes_, ranks), how),
-      Op::none, kNoCall, ranks});
+  throw Error(Failure{ErrorCode::mismatch,
+                      fmt::format("{}: the gradient of \"{}\" is Replicate on {}={}, but on {} it "
+                                  "{}; a replica drifted, or the gradient is Partial there",
+                                  what_, replica.gradient->name, along.name(), along.size(),
+                                  name_axis_ranks(axes_, ranks), how),
+                      Op::none, kNoCall, ranks});
 }
 
 void Replicas::throw_other_bits() const {
   for (std::size_t i = 0; i < replicas_.size(); ++i)
     if (const std::vector<int> ranks = bits_.drifted(i); !ranks.empty())
       throw_drift(replicas_[i], ranks, "has other bits, where the tolerance is 0");
-  throw Error(ErrorCode::bad_argument, "sync_replicated_gradients: all replicas have the same bits");
+  throw Error(ErrorCode::bad_argument, fmt::format("{}: all replicas have the same bits", what_));
 }
 
-void Replicas::expect_no_drift(const SyncOptions& options,
+void Replicas::expect_no_drift(const ReduceOptions& options,
                                const std::map<std::size_t, TensorView>& averages) const {
   std::vector<std::uint64_t> own(kVerdictWords + (replicas_.size() + 63) / 64);
   Verdict worst;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <span>
@@ -12,7 +13,7 @@
 #include "mesh/pieces.hpp"
 #include "mesh/replicas/replica_bits.hpp"
 #include "weft/dp/gradient.hpp"
-#include "weft/dp/replicated.hpp"
+#include "weft/dp/reduce_gradients.hpp"
 #include "weft/mesh/mesh.hpp"
 
 namespace weft::dp {
@@ -26,9 +27,10 @@ class Replicas {
   void add(const Gradient& gradient, std::size_t index, const std::vector<int>& along);
   /// One small all-gather over the axes: compares the lists of all gradients, the options, and a hash of the replicas;
   /// where that differs, a second one finds out which. Throws mismatch where the ranks gave different lists or
-  /// options. `what`: the caller; `fault`: as in gather_with_list().
-  void compare_bits(const SyncOptions& options, const char* what, std::span<const Gradient> gradients,
-                    const std::optional<Error>& fault);
+  /// options. `data`: the data axes, a bit for each among those of the mesh; `what`: the caller, for this error and those below;
+  /// `fault`: as in gather_with_list().
+  void compare_bits(const ReduceOptions& options, std::uint64_t data, const char* what,
+                    std::span<const Gradient> gradients, const std::optional<Error>& fault);
 
   /// Whether all bits are the same on all ranks that hold the replica that this rank has of gradient `index`.
   bool same_here(std::size_t index) const;
@@ -38,7 +40,7 @@ class Replicas {
   [[noreturn]] void throw_other_bits() const;
   /// Throws mismatch where a replica is not finite though another is, or too far from the average: `averages`, by
   /// the index of the gradient, of the replicas that are not the same here. One all-gather over the axes.
-  void expect_no_drift(const SyncOptions& options, const std::map<std::size_t, TensorView>& averages) const;
+  void expect_no_drift(const ReduceOptions& options, const std::map<std::size_t, TensorView>& averages) const;
 
  private:
   struct Replica {
@@ -51,6 +53,7 @@ class Replicas {
                                 const std::string& how) const;
 
   DeviceMesh axes_;
+  const char* what_ = "";
   ReplicaBits bits_;
   Pieces<Replica> replicas_;  // in the order of bits_
 };

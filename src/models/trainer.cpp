@@ -270,7 +270,7 @@ double Trainer::passes(const std::vector<Placed>& all, std::int64_t valid) {
   }
   model_->finish();
   if (model_->tensor.size() > 1)  // what each tensor rank holds whole
-    sync_replicated_gradients(optimizer_->parameters(), model_->tensor, {.compute = compute_});
+    reduce_gradients(optimizer_->parameters(), model_->tensor, {.compute = compute_});
   double sum = 0;
   for (const Tensor& loss : losses) sum += to_host(compute_->context(), full(loss)).as<double>()[0];
   return sum;

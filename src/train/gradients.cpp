@@ -43,6 +43,12 @@ class List {
   std::vector<Gradient>& gradients() noexcept { return gradients_; }
   /// Given, or that of the device where they are.
   Compute* compute() const noexcept { return compute_; }
+  /// Those of the reduced gradients, to their parameters.
+  void state_layouts(std::span<Parameter* const> parameters) const {
+    auto gradient = gradients_.begin();
+    for (Parameter* p : parameters)
+      if (p->trainable()) p->set_gradient_layout((gradient++)->layout);
+  }
 
  private:
   struct Kept {
@@ -73,15 +79,22 @@ double clip_grad_norm(std::span<Parameter* const> parameters, double max_norm, d
   return clip_grad_norm(list.gradients(), max_norm, p, non_finite, list.compute());
 }
 
+void reduce_gradients(std::span<Parameter* const> parameters, const DeviceMesh& axes,
+                      const ReduceOptions& options) {
+  List list(parameters, "reduce_gradients", options.compute);
+  ReduceOptions with_compute = options;
+  with_compute.compute = list.compute();
+  reduce_gradients(list.gradients(), axes, with_compute);
+  list.state_layouts(parameters);
+}
+
 void sync_replicated_gradients(std::span<Parameter* const> parameters, const DeviceMesh& axes,
                                const SyncOptions& options) {
   List list(parameters, "sync_replicated_gradients", options.compute);
   SyncOptions with_compute = options;
   with_compute.compute = list.compute();
   sync_replicated_gradients(list.gradients(), axes, with_compute);
-  auto gradient = list.gradients().begin();
-  for (Parameter* p : parameters)
-    if (p->trainable()) p->set_gradient_layout((gradient++)->layout);
+  list.state_layouts(parameters);
 }
 
 }  // namespace weft

@@ -63,6 +63,33 @@ Rows sums() {
   const std::string hashes = "in the exchange of the replicas' hashes",
                     lists = "in an exchange before the sums";
   return {
+      {"reduce_gradients", "list of gradients", hashes, ErrorCode::mismatch,
+       "reduce_gradients: gradient 0 is \"a\" …on dp rank 0, but \"b\" …on dp rank 1",
+       [](Rank& r) {
+         Listed g(r, Partial{}, true);
+         reduce_gradients(g.list, g.mesh);
+       }},
+      {"reduce_gradients", "options.data_axes", hashes, ErrorCode::mismatch,
+       "reduce_gradients: ranks gave different options: …data_axes none on dp rank 0…data_axes dp on dp rank "
+       "1",
+       [](Rank& r) {
+         Listed g(r, Replicate{});
+         reduce_gradients(g.list, g.mesh, {.data_axes = g.odd ? g.mesh["dp"] : DeviceMesh()});
+       }},
+      {"reduce_gradients", "options.on_drift", hashes, ErrorCode::mismatch,
+       "reduce_gradients: ranks gave different options: …on_drift error on dp rank 0…on_drift average on dp "
+       "rank 1",
+       [](Rank& r) {
+         Listed g(r, Replicate{});
+         reduce_gradients(g.list, g.mesh, {.on_drift = g.odd ? OnDrift::average : OnDrift::error});
+       }},
+      {"reduce_gradients", "options.tolerance", hashes, ErrorCode::mismatch,
+       "reduce_gradients: ranks gave different options: tolerance 0.25 …on dp rank 0, tolerance 0.5 …on dp "
+       "rank 1",
+       [](Rank& r) {
+         Listed g(r, Replicate{});
+         reduce_gradients(g.list, g.mesh, {.tolerance = g.odd ? 0.5 : 0.25});
+       }},
       {"sync_replicated_gradients", "list of gradients", hashes, ErrorCode::mismatch,
        "sync_replicated_gradients: gradient 0 is \"a\" …on dp rank 0, but \"b\" …on dp rank 1",
        [](Rank& r) {

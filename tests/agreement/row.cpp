@@ -39,7 +39,7 @@ std::vector<WithoutRow> without_row() {
        "the blocks are compared, as `FlatShards` does; options that change neither blocks nor dtypes are "
        "each rank's own"},
       {"default_mp_policy", "", "gives a value"},
-      {"sync_domain_gradients", "as `sync_replicated_gradients`", "calls it"},
+      {"sync_domain_gradients", "as `reduce_gradients`", "calls it"},
       {"vocab_part", "", "arithmetic"},
       {"BatchNorm", "its options, and the layout of x",
        "the sums are compared with the call: their count, dtype and reduction"},

@@ -98,6 +98,65 @@ static void test_a_step(void) {
   run_ranks(4, a_step);
 }
 
+/* The same in one call, over all axes: what is partial on both is summed over both. */
+static void a_step_at_once(rank_args* a) {
+  weft_group* world = join(a, "world", 20000 * MS);
+  weft_mesh *mesh = mesh_of(world, 2), *dp = along(mesh, "dp"), *tp = along(mesh, "tp");
+  const int n = a->size / 2, d = a->rank / n, t = a->rank % n;
+  weft_layout* cut = layout_of(mesh, weft_partial(WEFT_SUM), weft_shard(0), 3 * n);
+  weft_layout* used = layout_of(mesh, weft_partial(WEFT_SUM), weft_partial(WEFT_SUM), 2);
+  weft_layout* mean = layout_of(mesh, weft_partial(WEFT_AVG), weft_replicate(), 2);
+  weft_layout* same = layout_of(mesh, weft_replicate(), weft_replicate(), 2);
+  weft_reduce_options o = WEFT_REDUCE_OPTIONS_INIT;
+  float w[3], u[2];
+  double m[2];
+  for (int i = 0; i < 3; ++i) w[i] = (float)((d + 1) * (100 * t + i));
+  for (int i = 0; i < 2; ++i) u[i] = (float)((d + 1) * (t + i)), m[i] = d + i;
+  weft_tensor g[] = {{"w", f32(w, 3), cut, NULL, 0},
+                     {"u", f32(u, 2), used, NULL, 0},
+                     {"m", {m, 2, WEFT_F64, WEFT_CPU}, mean, NULL, 0}};
+
+  /* Nothing changes where it is refused. */
+  g[2].layout = same;
+  o.data_axes = dp;
+  CHECK_ERROR(
+      weft_reduce_gradients(g, 3, mesh, &o, &error), WEFT_LAYOUT,
+      "reduce_gradients: the gradient of \"m\" is Replicate on dp=2; expected Partial(sum) or Partial(avg): "
+      "there is nothing to reduce");
+  g[2].layout = mean;
+  if (n > 1) {
+    weft_error e = WEFT_ERROR_INIT;
+    if (a->rank == 1) m[1] += 1;
+    CHECK(weft_reduce_gradients(g, 3, mesh, &o, &e) == WEFT_MISMATCH);
+    CHECK(strstr(e.text,
+                 "reduce_gradients: the gradient of \"m\" is Replicate on tp=2, but on dp,tp ranks 0, 1 ") ==
+          e.text);
+    CHECK(e.rank_count == 2 && e.ranks[1] == 1);
+    if (a->rank == 1) m[1] -= 1;
+  }
+  CHECK_ERROR(weft_reduce_gradients(g, 3, tp, &o, &error), WEFT_BAD_ARGUMENT,
+              n == 1 ? "reduce_gradients: options.data_axes has dp=2; expected axes of tp=1"
+                     : "reduce_gradients: options.data_axes has dp=2; expected axes of tp=2");
+  for (int i = 0; i < 3; ++i) CHECK(w[i] == (float)((d + 1) * (100 * t + i)));
+
+  OK(weft_reduce_gradients(g, 3, mesh, &o, &error));
+  const float u_sum[] = {n == 1 ? 0 : 3 * (0 + 1), n == 1 ? 3 : 3 * (1 + 2)};
+  for (int i = 0; i < 3; ++i) CHECK(w[i] == (float)(3 * (100 * t + i)));
+  for (int i = 0; i < 2; ++i) CHECK(u[i] == u_sum[i] && m[i] == i + 0.5);
+
+  OK(weft_reduce_gradients(NULL, 0, mesh, NULL, &error));
+  weft_layout* const layouts[] = {cut, used, mean, same};
+  for (size_t i = 0; i < LENGTH(layouts); ++i) weft_layout_destroy(layouts[i]);
+  weft_mesh_destroy(tp);
+  weft_mesh_destroy(dp);
+  weft_mesh_destroy(mesh);
+  weft_group_destroy(world);
+}
+static void test_a_step_at_once(void) {
+  run_ranks(2, a_step_at_once);
+  run_ranks(4, a_step_at_once);
+}
+
 /* Replicas that drifted, norms that are not finite, and what one rank alone has wrong: all hear of it. */
 static void misfits(rank_args* a) {
   weft_group* world = join(a, "world", 20000 * MS);
@@ -436,6 +495,8 @@ static void test_null_arguments(void) {
   OK(weft_mesh_create_arithmetic(context, one, 1, 0, &mesh, &error));
   OK(weft_reducer_create(mesh, entries, 3, NULL, &r, &error));
   OK(weft_sampler_create(mesh, 10, 4, 1, &sampler, &error));
+  REFUSED(weft_reduce_gradients(NULL, 1, mesh, NULL, &error), "weft_reduce_gradients: gradients is NULL");
+  REFUSED(weft_reduce_gradients(NULL, 0, NULL, NULL, &error), "weft_reduce_gradients: axes is NULL");
   REFUSED(weft_average_gradients(NULL, 1, mesh, &error), "weft_average_gradients: gradients is NULL");
   REFUSED(weft_average_gradients(NULL, 0, NULL, &error), "weft_average_gradients: axes is NULL");
   REFUSED(weft_sync_replicated_gradients(NULL, 1, mesh, NULL, &error),
@@ -484,6 +545,7 @@ static void test_null_arguments(void) {
 static void test_wrong_arguments(void) {
   const weft_mesh_axis one[] = {{"dp", 1}};
   weft_reducer_entry e[] = {{"x", 2, WEFT_F32, WEFT_SUM}};
+  weft_reduce_options reduce = WEFT_REDUCE_OPTIONS_INIT;
   weft_sync_options sync = WEFT_SYNC_OPTIONS_INIT;
   weft_clip_options clip = WEFT_CLIP_OPTIONS_INIT;
   weft_reducer_options options = WEFT_REDUCER_OPTIONS_INIT;
@@ -522,6 +584,21 @@ static void test_wrong_arguments(void) {
   REFUSED(weft_clip_grad_norm(g, 1, 1, &clip, &norm, &error),
           "weft_clip_grad_norm: options->struct_size is 0; expected 16: initialise it with "
           "WEFT_CLIP_OPTIONS_INIT");
+  reduce.tolerance = -2;
+  REFUSED(weft_reduce_gradients(NULL, 0, mesh, &reduce, &error),
+          "reduce_gradients: options.tolerance is -2; expected 0 or more");
+  reduce.on_drift = 2;
+  REFUSED(weft_reduce_gradients(NULL, 0, mesh, &reduce, &error),
+          "weft_reduce_gradients: options->on_drift is 2; expected 0 (WEFT_DRIFT_ERROR) or 1 "
+          "(WEFT_DRIFT_AVERAGE)");
+  reduce.on_drift = WEFT_DRIFT_ERROR;
+  reduce.data_axes = (const weft_mesh*)r;
+  REFUSED(weft_reduce_gradients(NULL, 0, mesh, &reduce, &error),
+          "weft_reduce_gradients: options->data_axes is a weft_reducer; expected a weft_mesh");
+  reduce.struct_size = 8;
+  REFUSED(weft_reduce_gradients(NULL, 0, mesh, &reduce, &error),
+          "weft_reduce_gradients: options->struct_size is 8; expected 24: initialise it with "
+          "WEFT_REDUCE_OPTIONS_INIT");
   sync.tolerance = -2;
   REFUSED(weft_sync_replicated_gradients(NULL, 0, mesh, &sync, &error),
           "sync_replicated_gradients: options.tolerance is -2; expected 0 or more");
@@ -591,6 +668,7 @@ int main(int argc, char** argv) {
       {"null_arguments", test_null_arguments},
       {"wrong_arguments", test_wrong_arguments},
       {"a_step", test_a_step},
+      {"a_step_at_once", test_a_step_at_once},
       {"misfits", test_misfits},
       {"in_buckets", test_in_buckets},
       {"bucket_hooks", test_bucket_hooks},

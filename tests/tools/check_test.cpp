@@ -220,6 +220,7 @@ INSTANTIATE_TEST_SUITE_P(
         Mutant{"bucket_early", "--steps gradients --programs 60", ": gradients in buckets: round "},
         Mutant{"buckets_unseen", "--steps gradients --kinds disagree --programs 100 --patience 2",
                "FAILED: program"},
+        Mutant{"reduced_in_part", "--steps gradients --programs 60", ": gradients at once: round "},
         Mutant{"first_packed", "--steps gradients --programs 30", ": flat shards: round "},
         // Two builds in one job: told, and, where nobody compares them, seen by what they do.
         Mutant{"mixed_builds", "--programs 10", "runs weft "},

@@ -259,6 +259,12 @@ TEST(Program, StepsThatAreNoCallsAreRefusedToo) {
   refused("/steps/3/gradients/bytes", 0,
           "steps[3].gradients.bytes is 0; expected an integer from 1 to 16777216");
   refused("/steps/3/gradients/cut", 1, "steps[3].gradients.cut is 1; expected true or false");
+  refused("/steps/3/gradients/at_once", 1, "steps[3].gradients.at_once is 1; expected true or false");
+  json both = sound;
+  both["steps"][3]["gradients"]["cut"] = true;
+  both["steps"][3]["gradients"]["at_once"] = true;
+  EXPECT_EQ(test::error_text([&] { decode(both.dump()); }),
+            "bad_argument: check: not a program: steps[3].gradients.at_once is true of tensors that are cut");
   refused("/steps/3/counts", json::array(),
           "steps[3].counts has 0 numbers; expected 1 to 64, one for each tensor");
 }

@@ -201,6 +201,39 @@ TEST(Replicated, WhatCannotBeReducedIsNamed) {
   });
 }
 
+// All axes at once: what a step of data and tensor ranks has after backward.
+TEST(ReduceGradients, OfParametersOnDataTimesTensor) {
+  test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
+    const DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 2}});
+    Bag bag;
+    const LayoutRef whole = replicated_layout(mesh, {4}),
+                    rows = make_layout(mesh, {Replicate{}, Shard{0}}, {4});
+    Parameter& bias = bag.put(rank.context, "bias", {4}, whole);
+    Parameter& frozen = bag.put(rank.context, "frozen", {4}, whole);
+    Parameter& weight = bag.put(rank.context, "weight", {4}, rows);
+    Parameter& norm = bag.put(rank.context, "norm", {4}, whole);
+    frozen.set_trainable(false);
+    const auto mine = [&](std::size_t) { return static_cast<float>(1 << rank.rank); };
+    use(bias, make_layout(mesh, {Partial{}, Partial{}}, {4}), mine);
+    use(weight, make_layout(mesh, {Partial{}, Shard{0}}, {4}), mine);
+    use(norm, make_layout(mesh, {Partial{ReduceOp::avg}, Replicate{}}, {4}),
+        [&](std::size_t) { return rank.rank < 2 ? 1.0f : 2.0f; });
+    reduce_gradients(bag.parameters(), mesh, {.data_axes = mesh["dp"]});
+    EXPECT_EQ(gradient(bias), std::vector<float>(4, 15.0f));
+    EXPECT_EQ(gradient(weight), std::vector<float>(2, rank.rank % 2 == 0 ? 5.0f : 10.0f));
+    EXPECT_EQ(gradient(norm), std::vector<float>(4, 1.5f));
+    for (const Parameter* p : {&bias, &weight, &norm}) EXPECT_EQ(p->gradient_layout(), p->layout());
+
+    EXPECT_EQ(error_of([&] { reduce_gradients(bag.parameters(), mesh, {.data_axes = mesh["dp"]}); }).what(),
+              std::string("reduce_gradients: the gradient of \"bias\" is Replicate on dp=2; expected "
+                          "Partial(sum) or Partial(avg): there is nothing to reduce"));
+    Bag other;
+    other.put(rank.context, "plain", {4});
+    EXPECT_STREQ(error_of([&] { reduce_gradients(other.parameters(), mesh); }).what(),
+                 "reduce_gradients: \"plain\" has no gradient");
+  });
+}
+
 TEST(GradientsOf, NamesParametersWithoutGradient) {
   test::run_ranks(Ranks::threads, 1, [](Rank& rank) {
     Bag bag;

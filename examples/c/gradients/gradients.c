@@ -1,5 +1,5 @@
 /* The gradients of a host framework's own buffers, in C, on dp x tp ranks: averaged over dp while backward runs,
- * synchronised over tp, normed and clipped. weft owns none of the memory.
+ * reduced over tp, normed and clipped. weft owns none of the memory.
  *
  *   weft run -n 4 -- ./gradients_in_c */
 #include <stdio.h>
@@ -66,7 +66,7 @@ int main(void) {
     weft_tensor gradients[COUNT] = {{"weight", memory[WEIGHT], averaged[WEIGHT], NULL, 0},
                                     {"bias", memory[BIAS], averaged[BIAS], NULL, 0}};
     double norm = 0;
-    TRY(weft_sync_replicated_gradients(gradients, COUNT, tp, NULL, &error));
+    TRY(weft_reduce_gradients(gradients, COUNT, tp, NULL, &error));
     gradients[BIAS].layout = reduced;
     TRY(weft_clip_grad_norm(gradients, COUNT, 1.0, NULL, &norm, &error));
     TRY(weft_check_replicas(&gradients[BIAS], 1, mesh, &error)); /* a rank whose bits differ is named */

@@ -18,7 +18,7 @@ with weft.Sampler(mesh, len(inputs), 64, seed=1) as sampler:
         error = inputs[rows] @ weight + bias - targets[rows]
         gradients["weight"][0][...] = inputs[rows].T @ error / len(rows)
         gradients["bias"][0][...] = error.mean()
-        weft.average_gradients(gradients, mesh)
+        weft.reduce_gradients(gradients, mesh, data_axes=mesh)
         weight -= 0.1 * gradients["weight"][0]
         bias -= 0.1 * gradients["bias"][0]
         loss = group.all_reduce(float((error**2).mean()), op="avg").wait()

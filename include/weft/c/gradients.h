@@ -21,32 +21,46 @@ extern "C" {
 
 /* Lists of gradients ------------------------------------------------------------------------------------------ */
 
-/* Reduces gradients, in place, on those of `axes` on which they are WEFT_PARTIAL: summed, or averaged, as their
- * layouts say. WEFT_LAYOUT for one that is WEFT_REPLICATE on an axis of several ranks: there is nothing to reduce.
- * Blocks. One collective for each reduction, dtype and set of axes. */
-weft_status weft_average_gradients(const weft_tensor* gradients, int32_t count, const weft_mesh* axes,
-                                   weft_error* error);
-
-/* What weft_sync_replicated_gradients does where replicas differ by more than rounding. */
+/* What weft_reduce_gradients does where replicas differ by more than rounding. */
 typedef int32_t weft_on_drift;
 enum { WEFT_DRIFT_ERROR = 0, WEFT_DRIFT_AVERAGE = 1 };
+#define WEFT_EXACT (-1.0)
 
-typedef struct weft_sync_options {
+typedef struct weft_reduce_options {
   uint32_t struct_size;
   weft_on_drift on_drift;
   /* How far a replica may be from the average, relative to the largest element: 0 is the default of its dtype (1024
    * units in the last place of f64 and f32, 4 of bf16 and f16). WEFT_EXACT: not at all. */
   double tolerance;
+  /* Those of the axes given whose ranks saw different data: WEFT_LAYOUT for a gradient that is WEFT_REPLICATE there. NULL: none. */
+  const weft_mesh* data_axes;
+} weft_reduce_options;
+#define WEFT_REDUCE_OPTIONS_INIT \
+  { sizeof(weft_reduce_options), WEFT_DRIFT_ERROR, 0, NULL }
+
+/* Reduces gradients, in place, as their layouts say on each of `axes`: WEFT_PARTIAL is summed, or averaged; WEFT_SHARD stays;
+ * WEFT_REPLICATE stays as it is where all replicas have the same bits, and is averaged else. WEFT_MISMATCH on all ranks,
+ * before any gradient changes, where a replica has drifted: the text names the gradient, and `ranks` are numbered as in
+ * `axes`. All axes in one pass: an exchange that compares the lists, and one collective for each reduction, dtype and set of
+ * axes. Blocks. `options` may be NULL, and are the same on all ranks. */
+weft_status weft_reduce_gradients(const weft_tensor* gradients, int32_t count, const weft_mesh* axes,
+                                  const weft_reduce_options* options, weft_error* error);
+
+/* weft_reduce_gradients whose data axes are all of `axes`: for gradients of ranks that saw different data. Blocks. */
+weft_status weft_average_gradients(const weft_tensor* gradients, int32_t count, const weft_mesh* axes,
+                                   weft_error* error);
+
+/* As in weft_reduce_options. */
+typedef struct weft_sync_options {
+  uint32_t struct_size;
+  weft_on_drift on_drift;
+  double tolerance;
 } weft_sync_options;
-#define WEFT_EXACT (-1.0)
 #define WEFT_SYNC_OPTIONS_INIT \
   { sizeof(weft_sync_options), WEFT_DRIFT_ERROR, 0 }
 
-/* Brings gradients of weights that every rank of `axes` holds to one value, in place: WEFT_PARTIAL as
- * weft_average_gradients does; WEFT_REPLICATE stays as it is where all replicas have the same bits, and is
- * averaged else; WEFT_SHARD stays. WEFT_MISMATCH on all ranks, before any gradient changes, where a replica has drifted: the text
- * names the gradient, and `ranks` are numbered as in `axes`. Blocks. `options` may be NULL, and are the same on all
- * ranks. */
+/* weft_reduce_gradients without data axes: for gradients of weights that every rank of `axes` holds. Blocks. `options` may be
+ * NULL. */
 weft_status weft_sync_replicated_gradients(const weft_tensor* gradients, int32_t count, const weft_mesh* axes,
                                            const weft_sync_options* options, weft_error* error);
 

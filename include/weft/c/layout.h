@@ -83,7 +83,7 @@ weft_status weft_layout_reshape(const weft_layout* layout, const int64_t* extent
 /* That of the tensor whose dimension i is dimension order[i] of this one, of which `order` has each once. */
 weft_status weft_layout_transpose(const weft_layout* layout, const int32_t* order, int32_t dim_count,
                                   weft_layout** changed, weft_error* error);
-/* What weft_average_gradients and weft_sync_replicated_gradients make of a gradient: WEFT_PARTIAL on any of
+/* What weft_reduce_gradients makes of a gradient: WEFT_PARTIAL on any of
  * `axes` becomes WEFT_REPLICATE. */
 weft_status weft_layout_reduced(const weft_layout* layout, const weft_mesh* axes, weft_layout** reduced,
                                 weft_error* error);

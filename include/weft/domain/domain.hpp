@@ -66,7 +66,7 @@ class DomainManager {
 ///   cut anew for a while    WindowAttention: whole windows on each rank, near and far ones
 ///   in pieces               Attention (causal) and CrossAttention of sequences that are cut: options.dims {1}. Keys and queries go from rank to rank, in the order of one rank
 ///
-/// Other weights are replicated, and their gradients Partial(sum) on the axes: sync_domain_gradients() or a GradientAverager over these axes sums them (and leaves those that are cut). A loss is to be divided by
+/// Other weights are replicated, and their gradients Partial(sum) on the axes: reduce_gradients(), sync_domain_gradients() or a GradientAverager over these axes sums them (and leaves those that are cut). A loss is to be divided by
 /// a global number.
 ///
 /// On axes of one rank the rules are checked and nothing is set but what get_domain_manager() gives; the model may then be split over other axes. Throws bad_argument, before anything changes, for a layer without a rule, naming it, its kind and what
@@ -99,8 +99,8 @@ Tensor unpad_shard_interp(const Tensor& y, const SpatialPadding& padding, const 
 Tensor unpad_shard_interp_adjoint(const Tensor& dy, const SpatialPadding& padding, const LayoutRef& y,
                                   const DomainManager& manager = {});
 
-/// Sums the gradients of the model's trained parameters over the axes, where they are Partial there. Collective; throws as sync_replicated_gradients()
-/// (weft/dp/replicated.hpp) does, and bad_argument for a parameter without gradient.
+/// reduce_gradients() (weft/dp/reduce_gradients.hpp) of the model's trained parameters over the axes: sums gradients that are Partial there. Collective;
+/// throws as that does, and bad_argument for a parameter without gradient.
 void sync_domain_gradients(Module& model, const DomainManager& manager);
 
 }  // namespace weft

@@ -24,7 +24,7 @@ enum class VocabSplit : unsigned char {
 struct TransformerPlanOptions {
   /// Norms and residual sums work on this rank's part of the sequence (any length): column layers gather it, row layers
   /// reduce-scatter into it. What is sent is the same, what is kept between layers is 1/tp of it. The gradients of the
-  /// norms are Partial on the tensor axis: sync_replicated_gradients() sums them.
+  /// norms are Partial on the tensor axis: reduce_gradients() sums them.
   bool sequence_parallel = false;
   VocabSplit vocab = VocabSplit::whole;
 };
@@ -86,7 +86,7 @@ struct ParallelModel {
 ///
 /// Fewer key/value heads than ranks of the tensor axis: that axis is seen as two, AXIS_kv of as many ranks as there are such heads and
 /// AXIS_rep of the rest, over which they are shared. k_proj and v_proj are split over the first alone, and their gradients are Partial on the
-/// second until sync_replicated_gradients() sums them. ParallelModel::mesh is then another root mesh than `mesh`, whose name of the tensor
+/// second until reduce_gradients() sums them. ParallelModel::mesh is then another root mesh than `mesh`, whose name of the tensor
 /// axis stands for both: what is given to the model lies over that one (place() does so). A `mesh` that has the axis so already (unflatten) is
 /// taken as it is.
 ///

@@ -27,7 +27,7 @@ class PositionBias : public Module {
   /// The offsets, (copies, (2w + 1)^2, 2), as those ranks need them whose scores have the layout `scores` (null: plain): one
   /// copy for each rank along the axes that cut the scores, and each rank has its own, Shard(0). So the gradients of the
   /// weights are Partial(sum) on these axes: each rank has the part of its own heads and samples, and
-  /// sync_replicated_gradients sums them.
+  /// reduce_gradients sums them.
   Tensor coordinates(Frame& frame, const LayoutRef& scores) const;
   /// Which row of the table is the bias of (query, key): (pixels, pixels), i64.
   Tensor rows(Frame& frame) const;

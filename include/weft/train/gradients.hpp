@@ -16,9 +16,17 @@ namespace weft {
 /// names the caller.
 std::vector<Gradient> gradients_of(std::span<Parameter* const> parameters, std::string_view what);
 
-/// grad_norm(), clip_grad_norm() and sync_replicated_gradients() of gradients_of(parameters). The last one
-/// also states the new layouts of the gradients. `compute`, and that of the options: null takes, for a model on a device,
-/// the one that it was materialised with.
+/// reduce_gradients() of gradients_of(parameters), whose new layouts it states. Collective. options.compute: null takes, for
+/// a model on a device, the one that it was materialised with; so do those below.
+///
+///   model.backward(dy, frame);
+///   reduce_gradients(model.parameters(), mesh, {.data_axes = mesh["dp"]});
+///
+/// A GradientAverager does the same on data axes while backward goes on; what is left is then reduce_gradients(parameters, mesh["tp"]).
+void reduce_gradients(std::span<Parameter* const> parameters, const DeviceMesh& axes,
+                      const ReduceOptions& options = {});
+
+/// grad_norm(), clip_grad_norm() and sync_replicated_gradients() of gradients_of(parameters).
 double grad_norm(std::span<Parameter* const> parameters, double p = 2, Compute* compute = nullptr);
 double clip_grad_norm(std::span<Parameter* const> parameters, double max_norm, double p = 2,
                       NonFinite non_finite = NonFinite::error, Compute* compute = nullptr);

@@ -1,4 +1,4 @@
-"""Gradients of anybody's: reduced in buckets while the rest of them is still computed, averaged, synchronised, measured and clipped where they lie; and
+"""Gradients of anybody's: reduced, at once or in buckets while the rest of them is still computed, measured and clipped where they lie; and
 which samples each rank reads. Lists of gradients are {name: (array, layout)}, or {name: array} without a layout, in the same order on all ranks."""
 import ctypes
 import weakref
@@ -11,25 +11,42 @@ from ..group import REDUCE_OPS
 from .layout import tensors
 from .mesh import Mesh
 
-__all__ = ["BucketHook", "Reducer", "Sampler", "average_gradients", "clip_grad_norm", "grad_norm", "sync_replicated_gradients"]
+__all__ = ["BucketHook", "Reducer", "Sampler", "average_gradients", "clip_grad_norm", "grad_norm", "reduce_gradients",
+           "sync_replicated_gradients"]
 
 _byref = ctypes.byref
 
 
+def reduce_gradients(gradients, axes, *, data_axes=None, on_drift="error", tolerance=0.0):
+    """Reduces gradients in place as their layouts say on each of `axes`: what is partial is summed, or averaged; what is cut stays; replicas stay where all
+    have the same bits, and are averaged where they differ by rounding. All axes in one pass. data_axes: those of `axes` whose ranks saw different data,
+    mesh["dp"]: LayoutError for a gradient that is replicated there. on_drift: "error", MismatchError where replicas differ by more than rounding, or
+    "average"; tolerance: 0 is the dtype's own, -1 none at all. Blocks until all ranks of `axes` are there."""
+    options = _drift(_api.weft_reduce_options, on_drift, tolerance)
+    if data_axes is not None:
+        options.data_axes = errors.instance(data_axes, Mesh, "data_axes")._open()
+    array, count, owners = tensors(gradients, True)
+    blocking(lib.reduce_gradients, array, count, errors.instance(axes, Mesh, "axes"), _byref(options), keep=(owners, data_axes))
+
+
 def average_gradients(gradients, axes):
-    """Reduces gradients in place on those of `axes` on which their layouts are partial. Blocks."""
+    """reduce_gradients whose data axes are all of `axes`: for gradients of ranks that saw different data. Blocks."""
     array, count, owners = tensors(gradients, True)
     blocking(lib.average_gradients, array, count, errors.instance(axes, Mesh, "axes"), keep=owners)
 
 
 def sync_replicated_gradients(gradients, axes, *, on_drift="error", tolerance=0.0):
-    """Brings gradients of weights that every rank of `axes` holds to one value, in place. on_drift: "error", MismatchError where replicas differ by more than
-    rounding, or "average"; tolerance: 0 is the dtype's own, -1 none at all. Blocks."""
-    options = _api.make(_api.weft_sync_options)
-    options.on_drift = choice(on_drift, {"error": _api.DRIFT_ERROR, "average": _api.DRIFT_AVERAGE}, "on_drift")
-    options.tolerance = errors.number(tolerance, "tolerance")
+    """reduce_gradients without data axes: for gradients of weights that every rank of `axes` holds. Blocks."""
+    options = _drift(_api.weft_sync_options, on_drift, tolerance)
     array, count, owners = tensors(gradients, True)
     blocking(lib.sync_replicated_gradients, array, count, errors.instance(axes, Mesh, "axes"), _byref(options), keep=owners)
+
+
+def _drift(kind, on_drift, tolerance):
+    options = _api.make(kind)
+    options.on_drift = choice(on_drift, {"error": _api.DRIFT_ERROR, "average": _api.DRIFT_AVERAGE}, "on_drift")
+    options.tolerance = errors.number(tolerance, "tolerance")
+    return options
 
 
 def grad_norm(gradients, p=2.0):

@@ -105,7 +105,7 @@ class Layout(Handle):
         return self._other(lib.layout_transpose, (ctypes.c_int32 * max(1, len(listed)))(*listed), len(listed))
 
     def reduced(self, axes):
-        """What average_gradients makes of a gradient: partial on any of `axes` becomes replicate."""
+        """What reduce_gradients makes of a gradient: partial on any of `axes` becomes replicate."""
         return self._other(lib.layout_reduced, _along(axes))
 
     @property

@@ -48,7 +48,7 @@ struct ListEntries {
   std::function<std::string(std::size_t)> text;
 };
 
-/// Collective over `axes`, where digests differ. Throws mismatch with the same text on all ranks: `average_gradients: gradient 0 is "a" (…) on dp rank 0, but "b" (…) on dp rank 1`. `what`: the
+/// Collective over `axes`, where digests differ. Throws mismatch with the same text on all ranks: `reduce_gradients: gradient 0 is "a" (…) on dp rank 0, but "b" (…) on dp rank 1`. `what`: the
 /// caller.
 [[noreturn]] void throw_first_difference(std::string_view what, const DeviceMesh& axes,
                                          const ListEntries& list);

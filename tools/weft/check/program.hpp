@@ -93,7 +93,9 @@ struct WindowPlan {
 /// Tensors that every rank of the step's group has, in the order of Step::counts: elements of each, or rows where they are cut.
 struct GradientPlan {
   bool cut = false;  ///< each rank keeps a part of each tensor: FlatShards; otherwise BucketReducer
-  int rounds = 1;    ///< of one reducer: values that are gathered (FlatShards), gradients that are reduced
+  bool at_once =
+      false;  ///< neither: reduce_gradients() of gradients that lie over a mesh of two axes in several ways
+  int rounds = 1;  ///< of one reducer: values that are gathered (FlatShards), gradients that are reduced
   std::int64_t bytes = 1;  ///< BucketOptions::bucket_bytes or FlatShardOptions::alone_bytes
 };
 

@@ -22,9 +22,11 @@ std::string describe_more(const Step& s) {
       return fmt::format("calls that overlap: {}, of {} {}", name(s.overlap), s.count, name(s.dtype));
     case Does::gradients: {
       const GradientPlan& g = s.gradients;
-      return fmt::format("{} of [{}], {} bytes, {} round{}{}", g.cut ? "flat shards" : "gradients in buckets",
-                         fmt::join(s.counts, " "), g.bytes, g.rounds, g.rounds == 1 ? "" : "s",
-                         s.shared ? ", shared memory" : "");
+      const std::string more =
+          fmt::format("{} round{}{}", g.rounds, g.rounds == 1 ? "" : "s", s.shared ? ", shared memory" : "");
+      if (g.at_once) return fmt::format("gradients at once, of [{}], {}", fmt::join(s.counts, " "), more);
+      return fmt::format("{} of [{}], {} bytes, {}", g.cut ? "flat shards" : "gradients in buckets",
+                         fmt::join(s.counts, " "), g.bytes, more);
     }
     case Does::agreement: return fmt::format("all give the same {}", name(s.value));
     case Does::window: {

@@ -48,8 +48,10 @@ std::string encode(const Program& p) {
                            {"exchanges", w.exchanges}, {"fields", w.fields}, {"newest_first", w.newest_first},
                            {"adjoint", w.adjoint}};
     if (s.does == Does::gradients)
-      written["gradients"] = {
-          {"cut", s.gradients.cut}, {"rounds", s.gradients.rounds}, {"bytes", s.gradients.bytes}};
+      written["gradients"] = {{"cut", s.gradients.cut},
+                              {"at_once", s.gradients.at_once},
+                              {"rounds", s.gradients.rounds},
+                              {"bytes", s.gradients.bytes}};
     if (s.does == Does::agreement) written["value"] = name(s.value);
     if (s.does == Does::overlap) written["overlap"] = name(s.overlap);
   }
@@ -181,9 +183,12 @@ WindowPlan read_window(const JsonReader& in, const Step& s) {
 }
 
 GradientPlan read_gradients(const JsonReader& in) {
-  return {.cut = in.boolean("cut"),
-          .rounds = read_int(in, "rounds", 1, kMostRounds),
-          .bytes = in.integer("bytes", 1, kMostElements)};
+  const GradientPlan g{.cut = in.boolean("cut"),
+                       .at_once = in.boolean("at_once"),
+                       .rounds = read_int(in, "rounds", 1, kMostRounds),
+                       .bytes = in.integer("bytes", 1, kMostElements)};
+  if (g.cut && g.at_once) in.wrong(in.place("at_once"), "is true of tensors that are cut");
+  return g;
 }
 
 Step read_step(const JsonReader& in, const Program& p, int number) {

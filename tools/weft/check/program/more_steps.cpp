@@ -59,7 +59,10 @@ Step any_gradients(Dice& d, const Range& range, int group) {
   s.salt = d.next();
   for (int tensors = d.between(1, 7); tensors > 0; --tensors)
     s.counts.push_back(std::min(d.any(kSizes), range.most));
-  s.gradients = {.cut = d.one_in(2), .rounds = d.between(1, 3), .bytes = d.any(kBytes)};
+  s.gradients.cut = d.one_in(2);
+  s.gradients.at_once = !s.gradients.cut && mix(s.salt, 34) % 4 == 0;
+  s.gradients.rounds = d.between(1, 3);
+  s.gradients.bytes = d.any(kBytes);
   s.shared = d.one_in(3);
   return s;
 }

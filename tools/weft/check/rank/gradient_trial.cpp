@@ -8,6 +8,7 @@
 
 #include "weft/dp/bucket_reducer.hpp"
 #include "weft/dp/flat_shards.hpp"
+#include "weft/dp/reduce_gradients.hpp"
 #include "weft/mesh/layout.hpp"
 
 namespace weft::check {
@@ -29,11 +30,12 @@ void shuffle(Dice& d, List& list) {
 
 }  // namespace
 
-GradientTrial::GradientTrial(Context& context, const Step& s, int me, int n, Pool* pool)
+GradientTrial::GradientTrial(Context& context, const Step& s, int me, int n, Pool* pool, bool alone)
     : s_(s),
       memory_(bytes_of(s)),
       me_(me),
       n_(n),
+      alone_(alone),
       bytes_(s.gradients.bytes),
       buffers_(context, memory_, pool) {
   make_entries();
@@ -47,6 +49,10 @@ void GradientTrial::make_entries() {
   unused_is_error_ = d.one_in(2);
   gradient_dtype_ = d.any(kGradients);
   op_ = d.any(kReductions);
+  std::vector<int> divisors;
+  for (int k = 1; k <= n_; ++k)
+    if (n_ % k == 0) divisors.push_back(k);
+  if (s_.gradients.at_once) tp_ = d.any(divisors);
   for (std::size_t i = 0; i < s_.counts.size(); ++i) {
     Dice of_entry(mix(s_.salt, i + 300));
     Entry e;
@@ -59,8 +65,22 @@ void GradientTrial::make_entries() {
       e.dtype = static_cast<DType>(of_entry.below(kDTypeCount));
       e.columns = of_entry.between(1, kMostColumns);
     }
+    if (s_.gradients.at_once) {
+      e.bound = true;
+      e.placements = any_placements(of_entry, e);
+    }
     entries_.push_back(e);
   }
+}
+
+// On dp and tp. Without a group of its own where it is partial on all ranks, or on none.
+Placements GradientTrial::any_placements(Dice& d, const Entry& e) const {
+  const Partial partial{{e.reduce}};
+  const Shard rows{0};
+  const Replicate same{};
+  const std::vector<Placements> all = {{partial, partial}, {partial, partial}, {rows, rows},   {rows, same},
+                                       {partial, rows},    {partial, same},    {rows, partial}};
+  return all[static_cast<std::size_t>(d.below(alone_ ? all.size() : 4))];
 }
 
 // This rank gives something else, which is right in itself.
@@ -69,6 +89,7 @@ void GradientTrial::differ() {
   Dice d(mix(s_.salt, 4712));
   Entry& e = entries_[static_cast<std::size_t>(d.below(entries_.size()))];
   const DType other = e.dtype == DType::f32 ? DType::f64 : DType::f32;
+  odd_ = s_.gradients.at_once;  // where it differs in nothing else
   switch (d.between(name, option)) {
     case name: e.name = "another tensor"; return;
     case count: ++e.rows; return;
@@ -80,6 +101,9 @@ void GradientTrial::differ() {
           std::all_of(s_.counts.begin(), s_.counts.end(), [](std::int64_t c) { return c == 0; });
       if (s_.gradients.cut && nothing) break;  // no rank would notice
       ReduceOp::Kind& kind = s_.gradients.cut ? op_ : e.reduce;
+      for (Placement& p : e.placements)
+        if (is_partial(p))
+          p = Partial{{kind == ReduceOp::Kind::sum ? ReduceOp::Kind::avg : ReduceOp::Kind::sum}};
       kind = kind == ReduceOp::Kind::sum ? ReduceOp::Kind::avg : ReduceOp::Kind::sum;
       return;
     }
@@ -93,6 +117,14 @@ void GradientTrial::lay_out() {
   Dice habits(mix(s_.salt, static_cast<std::uint64_t>(me_) + 1000));
   for (Entry& e : entries_) {
     const std::int64_t value = size_bytes(e.dtype), gradient = size_bytes(gradient_dtype_);
+    if (s_.gradients.at_once) {
+      const int place[] = {me_ / tp_, me_ % tp_}, size[] = {n_ / tp_, tp_};
+      e.local = e.rows;
+      for (std::size_t a = 0; a < 2; ++a)
+        if (is_shard(e.placements[a])) e.local = e.local / size[a] + (place[a] < e.local % size[a] ? 1 : 0);
+      e.data = buffers_.room(habits, e.local * value);
+      continue;
+    }
     if (!s_.gradients.cut) {
       if (e.bound) e.data = buffers_.room(habits, e.count() * value);
       continue;
@@ -133,9 +165,26 @@ Step GradientTrial::values_of(std::size_t i, int round) const {
   return s;
 }
 
+GradientTrial::Reduced GradientTrial::reduced(std::size_t i, int round) const {
+  const Entry& e = entries_[i];
+  Reduced r{.step = gradient_of(i, round)};
+  r.step.count = e.local;
+  const int place[] = {me_ / tp_, me_ % tp_}, size[] = {n_ / tp_, tp_};
+  for (std::size_t a = 0; a < 2; ++a) {
+    const auto here = static_cast<std::uint64_t>(place[a]);
+    if (is_shard(e.placements[a])) r.step.salt = mix(r.step.salt, 1000 * (a + 1) + here);
+    if (!is_partial(e.placements[a])) continue;
+    r.me = r.me * size[a] + place[a];
+    r.n *= size[a];
+  }
+  return r;
+}
+
 std::string GradientTrial::run(ProcessGroup& group, bool exact, const Meanwhile& meanwhile) {
   meanwhile.before_waiting();
-  std::string wrong = s_.gradients.cut ? cut(group, exact, meanwhile) : in_buckets(group, exact, meanwhile);
+  std::string wrong = s_.gradients.cut       ? cut(group, exact, meanwhile)
+                      : s_.gradients.at_once ? at_once(group, exact, meanwhile)
+                                             : in_buckets(group, exact, meanwhile);
   return wrong.empty() ? stray() : wrong;
 }
 
@@ -240,11 +289,42 @@ std::string GradientTrial::cut(ProcessGroup& group, bool exact, const Meanwhile&
   return {};
 }
 
+std::string GradientTrial::at_once(ProcessGroup& group, bool exact, const Meanwhile& meanwhile) {
+  const DeviceMesh mesh(group, {{"dp", n_ / tp_}, {"tp", tp_}});
+  for (int round = 0; round < s_.gradients.rounds; ++round) {
+    std::vector<Gradient> list;
+    for (std::size_t i = 0; i < entries_.size(); ++i) {
+      const Entry& e = entries_[i];
+      const Reduced r = reduced(i, round);
+      const std::vector<std::byte> bytes = input(r.step, r.me, 0, r.n);
+      if (!bytes.empty()) std::memcpy(e.data, bytes.data(), bytes.size());
+      list.push_back({e.name,
+                      {e.data, e.dtype, {}, Dims::line(e.local), Dims::line(1)},
+                      make_layout(mesh, e.placements, {e.rows})});
+    }
+    if (round + 1 == s_.gradients.rounds) meanwhile.in_flight();
+    meanwhile.before_waiting();
+    reduce_gradients(list, mesh,
+                     {.data_axes = mesh["dp"], .tolerance = odd_ ? std::optional(0.25) : std::nullopt});
+    for (std::size_t i = 0; i < entries_.size(); ++i) {
+      const Reduced r = reduced(i, round);
+      if (const std::string wrong = compare(r.step, expected(r.step, 0, r.me, r.n, exact), entries_[i].data);
+          !wrong.empty())
+        return fmt::format("gradients at once: round {}, \"{}\" as {}: {}", round, entries_[i].name,
+                           to_string(*make_layout(mesh, entries_[i].placements, {entries_[i].rows})), wrong);
+    }
+  }
+  return {};
+}
+
 #else
 std::string GradientTrial::in_buckets(ProcessGroup&, bool, const Meanwhile&) {
   return "weft was built without its layers dp and checkpoint";
 }
 std::string GradientTrial::cut(ProcessGroup& group, bool exact, const Meanwhile& meanwhile) {
+  return in_buckets(group, exact, meanwhile);
+}
+std::string GradientTrial::at_once(ProcessGroup& group, bool exact, const Meanwhile& meanwhile) {
   return in_buckets(group, exact, meanwhile);
 }
 #endif
@@ -267,7 +347,7 @@ std::string GradientTrial::stray() const {
   for (const Entry& e : entries_) {
     const std::int64_t value = size_bytes(e.dtype), gradient = size_bytes(gradient_dtype_);
     if (!s_.gradients.cut) {
-      if (e.bound) marks.mark(e.data, e.count() * value);
+      if (e.bound) marks.mark(e.data, (s_.gradients.at_once ? e.local : e.count()) * value);
       continue;
     }
     marks.mark(e.data, e.count() * gradient);

@@ -1,4 +1,4 @@
-// One rank's part in steps of a training: a reducer of gradients, in buckets or cut over the ranks, the memory of its tensors, and the
+// One rank's part in steps of a training: a reducer of gradients, in buckets, cut over the ranks or at once, the memory of its tensors, and the
 // comparison of what came with what the calls that it stands for must give.
 #pragma once
 
@@ -20,8 +20,9 @@ class GradientTrial {
     std::function<void()> before_waiting;  ///< it may wait for others from now on
     std::function<void()> in_flight;       ///< in the middle of the last round
   };
-  /// `me`: the rank's number in the group of n.
-  GradientTrial(Context& context, const Step& s, int me, int n, Pool* pool = nullptr);
+  /// `me`: the rank's number in the group of n. `alone`: gradients that are reduced at once may be so over one axis of their mesh, whose
+  /// group the ranks make in the step; not where a rank is struck.
+  GradientTrial(Context& context, const Step& s, int me, int n, Pool* pool = nullptr, bool alone = false);
   /// All rounds, with the others of the group. Returns what is wrong with what came of them; empty: nothing. Throws what it throws:
   /// mismatch, where a rank gives another list or option.
   std::string run(ProcessGroup& group, bool exact, const Meanwhile& meanwhile);
@@ -34,6 +35,8 @@ class GradientTrial {
     std::int64_t rows = 0, columns = 1;
     DType dtype = DType::f32;  // of gradients; of values, where they are cut
     ReduceOp::Kind reduce = ReduceOp::Kind::sum;
+    Placements placements;         // at once: on dp and tp
+    std::int64_t local = 0;        // at once: this rank's elements
     bool bound = false;            // in memory of the program's
     std::byte* data = nullptr;     // the gradient; where tensors are cut, the whole one
     std::byte* reduced = nullptr;  // cut: this rank's part of it
@@ -41,7 +44,14 @@ class GradientTrial {
     std::byte* whole = nullptr;    // cut: where the values are gathered
     std::int64_t count() const { return rows * columns; }
   };
+  // A gradient as the all_reduce that it stands for.
+  struct Reduced {
+    Step step;
+    int me = 0, n = 1;  // among the ranks on whose axes it is partial
+  };
   void make_entries();
+  Placements any_placements(Dice& d, const Entry& e) const;
+  Reduced reduced(std::size_t i, int round) const;
   void differ();
   void lay_out();
   std::int64_t first_row(const Entry& e, int rank) const;
@@ -51,12 +61,16 @@ class GradientTrial {
   Step values_of(std::size_t i, int round) const;
   std::string in_buckets(ProcessGroup& group, bool exact, const Meanwhile& meanwhile);
   std::string cut(ProcessGroup& group, bool exact, const Meanwhile& meanwhile);
+  std::string at_once(ProcessGroup& group, bool exact, const Meanwhile& meanwhile);
   std::string complaint_of_reduced(std::size_t i, int round, bool exact) const;
   std::string stray() const;
 
   const Step s_;
   const Step memory_;  // for the buffers, which have tensors of several dtypes
   const int me_, n_;
+  const bool alone_;
+  int tp_ = 1;                               // at once: the ranks of the second axis
+  bool odd_ = false;                         // at once: this rank gives another option
   bool unused_is_error_ = true;              // buckets
   DType gradient_dtype_ = DType::f32;        // cut
   ReduceOp::Kind op_ = ReduceOp::Kind::sum;  // cut

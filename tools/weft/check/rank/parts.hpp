@@ -30,7 +30,8 @@ class Parts {
       if (s.does == Does::window)
         windows_[at(k)] = std::make_unique<WindowTrial>(context, s, me, n, pool_.get());
       if (s.does == Does::gradients)
-        gradients_[at(k)] = std::make_unique<GradientTrial>(context, s, me, n, pool_.get());
+        gradients_[at(k)] =
+            std::make_unique<GradientTrial>(context, s, me, n, pool_.get(), p.fault.kind == FaultKind::none);
     }
   }
   /// Where shares_block().
