@@ -51,9 +51,9 @@ class FullState {
       fault = std::current_exception();
     }
     agree(group_, what_, "nothing was moved", fault);
-    if (mesh_) expect_same_tensors(what_, mesh_, tensors);
     if (group_ == nullptr) return;
-    for (const std::uint64_t other : numbers_of_all(group_, static_cast<std::uint64_t>(root_)))
+    const std::uint64_t own[] = {static_cast<std::uint64_t>(root_)};
+    for (const std::uint64_t other : expect_same_tensors(what_, mesh_, tensors, own))
       if (other != static_cast<std::uint64_t>(root_))
         throw Error(ErrorCode::mismatch, fmt::format("{}: ranks gave different roots, {} and {}", what_,
                                                      root_, static_cast<int>(other)));

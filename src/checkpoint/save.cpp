@@ -111,8 +111,7 @@ std::vector<int> agree_on(const DeviceMesh& mesh, std::span<const NamedView> ten
   for (const int alias : aliases) tied += alias >= 0 ? 1 : 0;
   const std::uint64_t own[] = {arguments.value, tied};
   constexpr std::size_t kWords = std::size(own);
-  const std::vector<std::uint64_t> all = gather_with_list(kWho, mesh, digest_of_list(tensors), own,
-                                                          [&] { return entries_of("tensor", tensors); });
+  const std::vector<std::uint64_t> all = expect_same_tensors(kWho, mesh, tensors, own);
   bool differ = false, any_tied = false;
   for (std::size_t at = 0; at < all.size(); at += kWords) {
     differ = differ || (all[at] != arguments.value && !WEFT_MUTANT("save_arguments_unseen"));

@@ -443,6 +443,21 @@ TEST(WindowPlans, ThatDifferAreToldAtTheFirstStart) {
       [&](Rank& r, const DeviceMesh& mesh) {
         fetch(cut(mesh), {WindowDim::halo(cut(mesh), 0, 1, 1, Edge::zero())}, r.rank == 1 ? 3 : 1);
       });
+  expect_mismatch(3,
+                  "window: rank 2 has dimension 1 of those wanted 1 where rank 0 has the number of "
+                  "dimensions 1; expected "
+                  "the same on all ranks [y rank 2]",
+                  [&](Rank& r, const DeviceMesh& mesh) {
+                    std::vector<WindowDim> dims{WindowDim::halo(cut(mesh), 0, 1, 1, Edge::zero())};
+                    if (r.rank == 2) dims.push_back(WindowDim::halo(cut(mesh), 1, 0, 0, Edge::zero()));
+                    fetch(cut(mesh), dims);
+                  });
+  expect_mismatch(2, "window: what part 1 wants of dimension 0 is [[0, 1), [0, 1), [0, 1), [0, 1)",
+                  [&](Rank& r, const DeviceMesh& mesh) {
+                    WindowDim many{0, {{{0, 1}}, IndexRanges(100, IndexRange{0, 1})}, {}, {}};
+                    if (r.rank == 1) many.wanted[1][99] = {1, 2};  // beyond what a text has
+                    fetch(cut(mesh), {many});
+                  });
   expect_mismatch(2, "window: what part 0 holds of dimension 0 is [[0, 4)] on rank 1 and [[0, 5)] on rank 0",
                   [&](Rank& r, const DeviceMesh& mesh) {
                     const std::int64_t at = r.rank == 1 ? 4 : 5;

@@ -120,8 +120,11 @@ std::vector<OwnedPart> parts_of(const NamedView& tensor, int ranks) {
   return parts;
 }
 
-void expect_same_tensors(std::string_view what, const DeviceMesh& mesh, std::span<const NamedView> tensors) {
-  gather_with_list(what, mesh, digest_of_list(tensors), {}, [&] { return entries_of("tensor", tensors); });
+std::vector<std::uint64_t> expect_same_tensors(std::string_view what, const DeviceMesh& mesh,
+                                               std::span<const NamedView> tensors,
+                                               std::span<const std::uint64_t> own) {
+  return gather_with_list(what, mesh, digest_of_list(tensors), own,
+                          [&] { return entries_of("tensor", tensors); });
 }
 
 CheckpointIndex make_index(std::span<const NamedView> tensors, int ranks, std::span<const int> aliases) {

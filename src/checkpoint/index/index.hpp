@@ -92,8 +92,10 @@ struct OwnedPart {
 std::vector<OwnedPart> parts_of(const NamedView& tensor, int ranks);
 
 /// Throws mismatch on all ranks, naming the first difference, where they do not give the same tensors in the
-/// same order. Collective.
-void expect_same_tensors(std::string_view what, const DeviceMesh& mesh, std::span<const NamedView> tensors);
+/// same order. Gives the `own` of every rank, which travels with it. Collective.
+std::vector<std::uint64_t> expect_same_tensors(std::string_view what, const DeviceMesh& mesh,
+                                               std::span<const NamedView> tensors,
+                                               std::span<const std::uint64_t> own = {});
 
 /// For each tensor the number of the first one before it that is the same memory (a tied tensor: the same
 /// place, dtype, shape and layout); -1: none. An empty one is no alias.

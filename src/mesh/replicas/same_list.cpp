@@ -105,13 +105,13 @@ void throw_first_difference(std::string_view what, const DeviceMesh& axes, const
                         {}});
   const std::vector<std::string> texts =
       gather_texts(axes, first < list.count ? list.text(first) : "missing");
-  throw Error(Failure{
-      ErrorCode::mismatch,
-      fmt::format("{}: {} {} is {} on {}, but {} on {}", what, list.kind, first, texts[0],
-                  name_axis_rank(axes, 0), texts[other], name_axis_rank(axes, static_cast<int>(other))),
-      Op::none,
-      kNoCall,
-      {0, static_cast<int>(other)}});
+  const int rank = static_cast<int>(other);
+  const std::string difference =
+      list.difference ? list.difference(texts[0], texts[other], rank)
+                      : fmt::format("{} {} is {} on {}, but {} on {}", list.kind, first, texts[0],
+                                    name_axis_rank(axes, 0), texts[other], name_axis_rank(axes, rank));
+  throw Error(
+      Failure{ErrorCode::mismatch, fmt::format("{}: {}", what, difference), Op::none, kNoCall, {0, rank}});
 }
 
 void gather_on_host(ProcessGroup& group, const ConstTensorView& own, const TensorView& all,

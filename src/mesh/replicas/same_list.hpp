@@ -40,12 +40,14 @@ class ListDigest {
   Fnv1a hash_;
 };
 
-/// A list, for the text of an error.
+/// A list, for the text of an error. `difference`, where given, says in other words that an entry is not the same on rank 0 and on
+/// `other`, from the texts of both; "missing" of a list that is shorter.
 struct ListEntries {
   std::string_view kind;  ///< "gradient"
   std::size_t count = 0;
   std::function<std::uint64_t(std::size_t)> digest;
   std::function<std::string(std::size_t)> text;
+  std::function<std::string(std::string_view first, std::string_view second, int other)> difference{};
 };
 
 /// Collective over `axes`, where digests differ. Throws mismatch with the same text on all ranks: `reduce_gradients: gradient 0 is "a" (…) on dp rank 0, but "b" (…) on dp rank 1`. `what`: the
