@@ -76,23 +76,41 @@ std::array<const Extent*, 2> collision_of(std::vector<Extent>& all) {
   return {};
 }
 
-// Few calls whose buffers, blocks or not, lie apart. False: look closely.
+// Whether the buffers of these calls, as if all of them were one block, lie apart. False: look closely.
 bool plainly_apart(std::span<const Operands> calls) noexcept {
-  constexpr std::size_t kFew = 4;
-  const auto meet = [](const std::byte* a, std::int64_t a_bytes, const std::byte* b, std::int64_t b_bytes) {
-    return a_bytes > 0 && b_bytes > 0 && a < b + b_bytes && b < a + a_bytes;
+  constexpr std::size_t kMost = 64;
+  struct Range {
+    std::uintptr_t begin, end;
+    std::size_t call;
   };
-  if (calls.size() > kFew) return false;
-  for (std::size_t i = 0; i < calls.size(); ++i) {
-    const Operands& a = calls[i];
-    const std::int64_t element = size_bytes(a.dtype), in = a.in_count * element, out = a.out_count * element;
-    for (std::size_t k = i + 1; k < calls.size(); ++k) {
-      const Operands& b = calls[k];
-      const std::int64_t its = size_bytes(b.dtype), its_in = b.in_count * its, its_out = b.out_count * its;
-      if (meet(a.out, out, b.in, its_in) || meet(a.out, out, b.out, its_out) ||
-          meet(a.in, in, b.out, its_out))
-        return false;
+  // In order of their beginnings. Programs mostly give buffers in the order in which they lie: then nothing is moved.
+  struct Ranges {
+    std::array<Range, kMost> all;
+    std::size_t count = 0;
+    void add(const std::byte* data, std::int64_t bytes, std::size_t call) noexcept {
+      if (bytes <= 0) return;
+      const auto begin = reinterpret_cast<std::uintptr_t>(data);
+      std::size_t at = count++;
+      for (; at > 0 && all[at - 1].begin > begin; --at) all[at] = all[at - 1];
+      all[at] = {begin, begin + static_cast<std::uintptr_t>(bytes), call};
     }
+  };
+  if (calls.size() > kMost) return false;
+  Ranges read, written;
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    const Operands& c = calls[i];
+    const std::int64_t element = size_bytes(c.dtype);
+    read.add(c.in, c.in_count * element, i);
+    written.add(c.out, c.out_count * element, i);
+  }
+  for (std::size_t i = 1; i < written.count; ++i)
+    if (written.all[i].begin < written.all[i - 1].end) return false;
+  std::size_t first = 0;  // that ends behind the beginning of what is read
+  for (std::size_t i = 0; i < read.count; ++i) {
+    const Range& r = read.all[i];
+    while (first < written.count && written.all[first].end <= r.begin) ++first;
+    for (std::size_t w = first; w < written.count && written.all[w].begin < r.end; ++w)
+      if (written.all[w].call != r.call) return false;
   }
   return true;
 }
@@ -157,7 +175,8 @@ void GroupState::submit_batches(std::span<const Call> calls, std::span<const Ope
     explicit Batch(GroupState& g) : group(g) { group.batch(+1); }
     ~Batch() { group.batch(-1); }
   };
-  Work* last = &first;
+  auto further = std::make_unique<detail::FurtherCalls>();
+  further->calls.reserve(calls.size());
   while (sent < calls.size()) {
     const auto some = calls.subspan(sent, std::min<std::size_t>(calls.size() - sent, Ring::kSlots));
     // On a stream a batch has room before it begins, so that all ranks divide the calls into the same
@@ -174,10 +193,11 @@ void GroupState::submit_batches(std::span<const Call> calls, std::span<const Ope
       if (!work.valid()) continue;
       if (first.valid()) {
         first.join_found(work);
-        last->more_ = std::make_unique<Work>(std::move(work));
-        last = last->more_.get();
+        first.more_->calls.push_back({work.slot_, work.ticket_});
+        work.group_ = nullptr;
       } else {
         first = std::move(work);
+        first.more_ = std::move(further);
       }
     }
   }

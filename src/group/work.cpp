@@ -28,13 +28,16 @@ void Work::take(Work& other) noexcept {
   more_ = std::move(other.more_);
 }
 
-// The first Work of a chain was given back: the next becomes the first.
+// The call was given back: the next one is waited for.
 void Work::finish() noexcept {
-  group_ = nullptr;
-  if (more_) {
-    const std::unique_ptr<Work> next = std::move(more_);
-    take(*next);
+  if (!more_ || more_->next == more_->calls.size()) {
+    group_ = nullptr;
+    more_.reset();
+    return;
   }
+  const detail::FurtherCalls::Ticket& next = more_->calls[more_->next++];
+  slot_ = next.slot & 0xff;
+  ticket_ = next.ticket;
 }
 
 void Work::drop() noexcept {
@@ -142,7 +145,7 @@ std::vector<int> Work::sources() const {
   return ranks;
 }
 
-// A call that failed has thrown its Error: its Work is spent, and so are those that are chained to it, since
+// A call that failed has thrown its Error: its Work is spent, and so are the calls after it, since
 // the group has failed. It is up to the caller to quiesce().
 template <class Ask>
 bool Work::ask(const Ask& ask) {
@@ -188,10 +191,9 @@ bool Work::wait_for(Duration limit) {
 void Work::wait_on(Stream stream) {
   if (!group_ || !group_->streams()) return wait();
   check_may_wait();
-  // They stay in the chain: wait() or done() still tell how they ended.
+  // None is given back: wait() or done() still tell how they ended.
   try {
-    for (const Work* w = this; w != nullptr && w->group_ != nullptr; w = w->more_.get())
-      w->group_->wait_on(w->slot_, w->ticket_, stream);
+    each_call([&](std::uint32_t slot, std::uint32_t ticket) { group_->wait_on(slot, ticket, stream); });
   } catch (const Error& e) {
     if (group_->failure()) {  // else it is the stream that cannot wait
       if (callbacks_) callbacks_->fail(e);

@@ -7,7 +7,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -131,6 +133,49 @@ TEST_F(Coalesced, MemoryOfAnotherCallIsRefused) {
   g.coalesced({call::all_reduce(part(x, 0, 12)), call::all_reduce(part(x, 12, 12)),
                call::all_gather(part(y, 0, 8), y)})
       .wait();
+}
+
+// Random lists against the plain rule, in few and in many calls, in order and not.
+TEST_F(Coalesced, MemoryIsJudgedAsByThePlainRule) {
+  ProcessGroup g = make();
+  constexpr std::size_t kBytes = 4096;
+  std::vector<std::uint8_t> memory(kBytes);
+  std::mt19937 random(7);
+  const auto below = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
+  std::array<int, 2> seen{};
+  for (int trial = 0; trial < 400; ++trial) {
+    struct Part {
+      std::size_t at, n;
+      bool written;
+    };
+    std::vector<Part> parts;
+    std::vector<Call> calls;
+    const std::size_t n = 2 + below(70);
+    for (std::size_t i = 0; i < n; ++i) {
+      // A place of its own, but for one in ten that may begin or end beside it.
+      Part p{i * 56, 1 + below(56), below(2) == 0};
+      if (below(10 * n) < 5) p = {below(kBytes - 200), below(200), below(2) == 0};
+      parts.push_back(p);
+    }
+    if (trial % 2 == 0) std::shuffle(parts.begin(), parts.end(), random);
+    for (const Part& p : parts) {
+      const auto buffer = std::span(memory).subspan(p.at, p.n);
+      calls.push_back(p.written ? call::recv(buffer, 1) : call::send(buffer, 1));
+    }
+    bool meet = false;
+    for (std::size_t i = 0; i < n; ++i)
+      for (std::size_t k = 0; k < i; ++k)
+        meet |= (parts[i].written || parts[k].written) && parts[i].n > 0 && parts[k].n > 0 &&
+                parts[i].at < parts[k].at + parts[k].n && parts[k].at < parts[i].at + parts[i].n;
+    ++seen[meet ? 1 : 0];
+    if (meet) {
+      EXPECT_THAT(error_of([&] { g.coalesced(calls).wait(); }).what(), HasSubstr(" overlaps ")) << trial;
+    } else {
+      EXPECT_NO_THROW(g.coalesced(calls).wait()) << trial;
+    }
+  }
+  EXPECT_GT(seen[0], 50);
+  EXPECT_GT(seen[1], 50);
 }
 
 TEST_F(Coalesced, DoneWhenAllAre) {

@@ -35,6 +35,14 @@ class WorkCallbackOf final : public WorkCallback {
   F f_;
 };
 class WorkCallbacks;
+/// Of coalesced calls those after the first, in order; `next`: the first of them that nobody has waited for.
+struct FurtherCalls {
+  struct Ticket {
+    std::uint32_t slot, ticket;
+  };
+  std::vector<Ticket> calls;
+  std::size_t next = 0;
+};
 void wait_all(std::span<Work* const> works);
 
 }  // namespace detail
@@ -125,12 +133,19 @@ class [[nodiscard]] Work {
   bool settle_callbacks(Deadline limit);
   void end_callbacks() noexcept;
   void join_found(Work& other);
-  GroupState* group_ = nullptr;  // counted; null: nothing is chained either
+  // Calls see(slot, ticket) for each call that nobody has waited for yet.
+  template <class See>
+  void each_call(const See& see) const {
+    see(std::uint32_t{slot_}, ticket_);
+    for (std::size_t i = more_ ? more_->next : 0; more_ && i < more_->calls.size(); ++i)
+      see(more_->calls[i].slot, more_->calls[i].ticket);
+  }
+  GroupState* group_ = nullptr;  // counted, once for each call; null: there are no further calls either
   std::uint32_t slot_ : 8 = 0;
-  std::uint32_t source_ : 24 = kNoSource;  // of the first Work of a chain, not of each
-  std::uint32_t ticket_ = 0;               // the slot's generation while the call is in flight
-  std::unique_ptr<Work> more_;             // coalesced: the next call, waited for after this
-  // Owned; null: none. Only the first Work of a chain has any. Without a group: the calls have ended, the
+  std::uint32_t source_ : 24 = kNoSource;
+  std::uint32_t ticket_ = 0;                    // the slot's generation while the call is in flight
+  std::unique_ptr<detail::FurtherCalls> more_;  // coalesced: waited for after this
+  // Owned; null: none. Without a group: the calls have ended, the
   // callbacks perhaps not. It has what receives from any_source have found, too.
   detail::WorkCallbacks* callbacks_ = nullptr;
 };

@@ -121,29 +121,29 @@ bool WorkCallbacks::settle(Deadline limit) {
 
 }  // namespace detail
 
-// The callback of the calls of `work` and those chained to it. Null: all had ended already, so that nobody
+// The callback of the calls of `work`. Null: all had ended already, so that nobody
 // will call it; `error` says how.
 std::shared_ptr<Callback> GroupState::add_callback(const Work& work, std::unique_ptr<detail::WorkCallback>& f,
                                                    std::optional<Error>& error) {
   own();
   try {
-    const auto pending = [this](const Work& w) { return !ring_.finished(w.slot_, w.ticket_); };
-    const Work* first = &work;
-    while (first != nullptr && !pending(*first)) first = first->more_.get();
-    if (first == nullptr || failed()) {
-      if (first != nullptr) error = failure_.error(ring_[first->slot_].op.op, ring_[first->slot_].op.call);
+    std::vector<std::uint32_t> pending;  // slots
+    work.each_call([&](std::uint32_t slot, std::uint32_t ticket) {
+      if (!ring_.finished(slot, ticket)) pending.push_back(slot);
+    });
+    if (pending.empty() || failed()) {
+      if (!pending.empty())
+        error = failure_.error(ring_[pending.front()].op.op, ring_[pending.front()].op.call);
       disown();
       return nullptr;
     }
-    const OpState& s = ring_[first->slot_].op;
+    const OpState& s = ring_[pending.front()].op;
     const auto callback = std::make_shared<Callback>(
         std::move(f), this, fmt::format("the callback of {}{}", name(s.op), tail(member, s.call)), progress_);
-    for (const Work* w = first; w != nullptr; w = w->more_.get())
-      if (pending(*w)) ring_[w->slot_].callbacks.reserve(ring_[w->slot_].callbacks.size() + 1);
-    for (const Work* w = first; w != nullptr; w = w->more_.get()) {
-      if (!pending(*w)) continue;
-      ring_[w->slot_].callbacks.push_back(callback);
-      ring_[w->slot_].attended = true;
+    for (const std::uint32_t slot : pending) ring_[slot].callbacks.reserve(ring_[slot].callbacks.size() + 1);
+    for (const std::uint32_t slot : pending) {
+      ring_[slot].callbacks.push_back(callback);
+      ring_[slot].attended = true;
       ++callback->left;
     }
     disown();
