@@ -2,10 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "base/hash.hpp"
-#include "mesh/axis_ranks.hpp"
 #include "mesh/replicas/same_list.hpp"
 #include "weft/base/error.hpp"
 
@@ -26,26 +23,12 @@ std::string text(const ReducerToCompare& of, std::size_t i) {
 // What ranks tell of their options.
 constexpr std::size_t kWords = 4;
 
-void expect_same_options(const DeviceMesh& axes, const BucketOptions& options,
-                         const std::vector<std::uint64_t>& all) {
-  const auto told = [&](int rank) { return all.begin() + rank * static_cast<std::ptrdiff_t>(kWords); };
-  const auto shown = [&](int rank) {
-    const std::uint64_t hook = told(rank)[3];
-    return fmt::format("number {} with bucket_bytes {}, unused {} and {} on {}", told(rank)[0], told(rank)[1],
-                       told(rank)[2] == static_cast<std::uint64_t>(Unused::error) ? "error" : "zeros",
-                       hook == hash_of("") ? "no hook"
-                       : hook == hash_of(options.hook.name)
-                           ? fmt::format("the hook \"{}\"", options.hook.name)
-                           : "another hook",
-                       name_axis_rank(axes, rank));
-  };
-  for (int r = 1; r < axes.size(); ++r)
-    if (!std::equal(told(0), told(1), told(r)))
-      throw Error(Failure{ErrorCode::mismatch,
-                          fmt::format("bucket_reducer: the reducer is {}, but {}", shown(0), shown(r)),
-                          Op::none,
-                          kNoCall,
-                          {0, r}});
+std::string text_of_options(std::span<const std::uint64_t> words, const BucketOptions& own) {
+  return fmt::format("number {} with bucket_bytes {}, unused {} and {}", words[0], words[1],
+                     words[2] == static_cast<std::uint64_t>(Unused::error) ? "error" : "zeros",
+                     words[3] == hash_of("")              ? "no hook"
+                     : words[3] == hash_of(own.hook.name) ? fmt::format("the hook \"{}\"", own.hook.name)
+                                                          : "another hook");
 }
 
 }  // namespace
@@ -60,7 +43,9 @@ void expect_same_reducers(const DeviceMesh& axes, const ReducerToCompare& own) {
     return ListEntries{"gradient", own.entries.size(), [&](std::size_t i) { return digest(own, i); },
                        [&](std::size_t i) { return text(own, i); }};
   };
-  expect_same_options(axes, own.options, gather_with_list("bucket_reducer", axes, list, words, entries));
+  expect_same_words("bucket_reducer", "the reducer is ", axes,
+                    gather_with_list("bucket_reducer", axes, list, words, entries), 0, kWords,
+                    [&](auto told, int) { return text_of_options(told, own.options); });
 }
 
 }  // namespace weft::dp

@@ -14,7 +14,6 @@
 #include "base/mutant.hpp"
 #include "dp/elements.hpp"
 #include "dp/parts.hpp"
-#include "mesh/axis_ranks.hpp"
 #include "mesh/replicas/same_list.hpp"
 #include "mesh/view_memory.hpp"
 #include "weft/base/error.hpp"
@@ -120,21 +119,6 @@ std::string text_of(std::span<const std::uint64_t> words) {
                                   static_cast<NonFinite>(words[2]) == NonFinite::skip ? "skip" : "error"));
 }
 
-// `all`: what every rank sent, `stride` words each, the settings last.
-void expect_same_settings(const Settings& own, const DeviceMesh& root, std::span<const std::uint64_t> all,
-                          std::size_t stride) {
-  const auto of = [&](int rank) {
-    return all.subspan(static_cast<std::size_t>(rank + 1) * stride - Settings::kWords, Settings::kWords);
-  };
-  for (int r = 1; r < root.size() && !WEFT_MUTANT("norms_unseen"); ++r)
-    if (!std::equal(of(0).begin(), of(0).end(), of(r).begin()))
-      throw Error(
-          Failure{.code = ErrorCode::mismatch,
-                  .text = fmt::format("{}: {} on {}, but {} on {}", own.what, text_of(of(0)),
-                                      name_axis_rank(root, 0), text_of(of(r)), name_axis_rank(root, r)),
-                  .ranks = {0, r}});
-}
-
 // All gradients by mesh and cohort, and the powers of what this rank holds of them. Their parts are combined in order: the
 // same bits for any number of threads. With a fault nothing is read.
 std::vector<Part> parts_of(const char* what, std::span<const Gradient> gradients, double p, Compute* compute,
@@ -217,7 +201,9 @@ std::vector<double> gather_powers(const Settings& settings, const Part& part,
   own.insert(own.end(), words.begin(), words.end());
   const std::vector<std::uint64_t> told =
       gather_with_list(settings.what, part.root, part.digest, own, list, fault);
-  expect_same_settings(settings, part.root, told, stride);
+  if (!WEFT_MUTANT("norms_unseen"))
+    expect_same_words(settings.what, "", part.root, told, powers, Settings::kWords,
+                      [](auto given, int) { return text_of(given); });
   for (std::size_t i = 0; i < told.size(); ++i)
     if (i % stride < powers) all.push_back(std::bit_cast<double>(told[i]));
   return all;

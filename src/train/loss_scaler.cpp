@@ -47,20 +47,9 @@ void expect_wide(std::span<const Gradient> gradients) {
 // What each rank tells: its state, and whether its gradients are finite.
 constexpr std::size_t kScale = 0, kGood = 1, kFinite = 2, kWords = 3;
 
-void expect_same_state(const DeviceMesh& axes, const std::vector<std::uint64_t>& all) {
-  const auto told = [&](int rank, std::size_t word) {
-    return all[static_cast<std::size_t>(rank) * kWords + word];
-  };
-  for (int r = 1; r < axes.size(); ++r)
-    if (told(r, kScale) != told(0, kScale) || told(r, kGood) != told(0, kGood))
-      throw Error(Failure{
-          ErrorCode::mismatch,
-          fmt::format("{}: the scale is {} after {} good steps on {}, but {} after {} on {}", kWho,
-                      std::bit_cast<double>(told(0, kScale)), told(0, kGood), name_axis_rank(axes, 0),
-                      std::bit_cast<double>(told(r, kScale)), told(r, kGood), name_axis_rank(axes, r)),
-          Op::none,
-          kNoCall,
-          {0, r}});
+std::string text_of_state(std::span<const std::uint64_t> words, int rank) {
+  return fmt::format("{} after {}{}", std::bit_cast<double>(words[kScale]), words[kGood],
+                     rank == 0 ? " good steps" : "");
 }
 
 }  // namespace
@@ -90,7 +79,7 @@ bool LossScaler::unscale(std::span<const Gradient> gradients, const DeviceMesh& 
   // Ranks may have other gradients (stages of a pipeline): their lists are not compared.
   const std::vector<std::uint64_t> all = gather_with_list(
       kWho, axes, ListDigest(), own, [] { return ListEntries{}; }, fault);
-  expect_same_state(axes, all);
+  expect_same_words(kWho, "the scale is ", axes, all, kScale, kGood + 1, text_of_state);
   for (std::size_t at = kFinite; at < all.size(); at += kWords) finite = finite && all[at] != 0;
   if (finite)
     dp::scale_all(

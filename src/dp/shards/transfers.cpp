@@ -61,21 +61,10 @@ void ShardTransfers::compare() {
       return ListEntries{"tensor", plan_.items.size(), digest, text};
     });
     const auto told_by = [&](int rank) { return all.begin() + rank * static_cast<std::ptrdiff_t>(kWords); };
-    for (int r = 1; r < axes.size(); ++r) {
-      const auto told = told_by(r);
-      if (std::equal(all.begin(), all.begin() + kOptionWords, told)) continue;
-      const auto shown = [&](auto at) {
-        return fmt::format("reduce {}, gradient {}, alone_bytes {}", name(static_cast<DType>(at[0])),
-                           name(static_cast<DType>(at[1])), at[2]);
-      };
-      throw Error(
-          Failure{ErrorCode::mismatch,
-                  fmt::format("flat_shards: the options are {} on {}, but {} on {}", shown(all.begin()),
-                              name_axis_rank(axes, 0), shown(told), name_axis_rank(axes, r)),
-                  Op::none,
-                  kNoCall,
-                  {0, r}});
-    }
+    expect_same_words("flat_shards", "the options are ", axes, all, 0, kOptionWords, [](auto told, int) {
+      return fmt::format("reduce {}, gradient {}, alone_bytes {}", name(static_cast<DType>(told[0])),
+                         name(static_cast<DType>(told[1])), told[2]);
+    });
     int first = -1;  // of those that know how their parts came about
     for (int r = 0; r < axes.size(); ++r) {
       const std::uint64_t history = told_by(r)[kOptionWords];

@@ -166,6 +166,23 @@ std::vector<std::uint64_t> gather_with_list(std::string_view what, const DeviceM
   return all;
 }
 
+void expect_same_words(std::string_view what, std::string_view those, const DeviceMesh& axes,
+                       std::span<const std::uint64_t> all, std::size_t first, std::size_t count,
+                       const std::function<std::string(std::span<const std::uint64_t>, int)>& text) {
+  const std::size_t stride = all.size() / static_cast<std::size_t>(axes.size());
+  const auto told = [&](int rank) {
+    return all.subspan(static_cast<std::size_t>(rank) * stride + first, count);
+  };
+  for (int r = 1; r < axes.size(); ++r)
+    if (!std::equal(told(0).begin(), told(0).end(), told(r).begin()))
+      throw Error(Failure{ErrorCode::mismatch,
+                          fmt::format("{}: {}{} on {}, but {} on {}", what, those, text(told(0), 0),
+                                      name_axis_rank(axes, 0), text(told(r), r), name_axis_rank(axes, r)),
+                          Op::none,
+                          kNoCall,
+                          {0, r}});
+}
+
 void throw_told(std::string_view what, const DeviceMesh& axes, const Error& fault) {
   if (axes.size() > 1) try {
       gather_with_list(

@@ -72,6 +72,14 @@ std::vector<std::uint64_t> gather_with_list(std::string_view what, const DeviceM
                                             const std::function<ListEntries()>& list,
                                             const std::optional<Error>& fault = {});
 
+/// Throws mismatch where of the words that ranks told (`all`, of gather_with_list()) the `count` ones from `first` on are not the same as
+/// on rank 0: `flat_shards: the options are reduce f32 on dp rank 0, but reduce f64 on dp rank 1`. `what`: the caller; `those`: what
+/// the words are ("the options are "); `text`: of these words of a rank.
+void expect_same_words(
+    std::string_view what, std::string_view those, const DeviceMesh& axes, std::span<const std::uint64_t> all,
+    std::size_t first, std::size_t count,
+    const std::function<std::string(std::span<const std::uint64_t> words, int rank)>& text);
+
 /// Throws `fault`, which this rank found where nobody communicates. It is told to the others first, in the gather_with_list()
 /// of the same caller with which they begin later: this rank waits for them, at most the group's deadline.
 [[noreturn]] void throw_told(std::string_view what, const DeviceMesh& axes, const Error& fault);
