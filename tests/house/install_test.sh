@@ -234,7 +234,7 @@ fi
 # The example transport, built against what was installed, passes the conformance suite.
 cmake --build "$work/examples" --target weft_backend_example >"$work/cmake.log" 2>&1 || { cat "$work/cmake.log"; exit 1; }
 ln -s examples/backend "$work/backend"
-WEFT_BACKEND_PATH=$work/backend "$prefix/bin/weft" doctor | grep >/dev/null "example *files in a folder ($work/backend/" ||
+WEFT_BACKEND_PATH=$work/backend "$prefix/bin/weft" doctor | grep >/dev/null "example *named pipes in a folder ($work/backend/" ||
   { echo "FAILED: weft doctor does not find the example backend"; exit 1; }
 # The last one: ranks that wait in a chain behind one that is stopped.
 for flags in "--programs 30 --seed 1" "--programs 15 --faults --seed 1" "--only 52 --faults --seed 2"; do

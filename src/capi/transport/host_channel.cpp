@@ -42,7 +42,9 @@ void HostChannel::expect_at_most(const char* what, const char* field, int other,
                       fmt::format("*{} is {}; expected at most {}", field, number, most));
 }
 
-void HostChannel::open(const GroupInit& b, const std::vector<std::int32_t>& transport_ranks) {
+HostChannel::HostChannel(std::shared_ptr<const HostTransport> host, const GroupInit& b,
+                         const std::vector<std::int32_t>& transport_ranks)
+    : host_(std::move(host)), rank_(b.rank) {
   const weft_channel_init init{
       sizeof(weft_channel_init), b.rank, b.size, b.name.c_str(), b.token.c_str(), transport_ranks.data(),
       b.deadline.left().count()};
@@ -55,12 +57,10 @@ void HostChannel::open(const GroupInit& b, const std::vector<std::int32_t>& tran
                         .text = fmt::format("group \"{}\": {}", b.name, e.what()),
                         .ranks = {e.ranks().begin(), e.ranks().end()}});
   }
-  opened_ = true;
 }
 
-void HostChannel::close() noexcept {
-  if (!opened_ || host_->calls.close == nullptr) return;
-  opened_ = false;
+HostChannel::~HostChannel() {
+  if (host_->calls.close == nullptr) return;
   const CallOut out;
   if (!out) return;
   try {

@@ -5,25 +5,22 @@
 #include <memory>
 
 #include "capi/transport/host_transport.hpp"
+#include "weft/backends/stream_backend.hpp"
 
 namespace weft::capi {
 
-class HostChannel {
+class HostChannel final : public ByteStreams {
  public:
-  HostChannel(std::shared_ptr<const HostTransport> host, int rank) : host_(std::move(host)), rank_(rank) {}
-  ~HostChannel() { close(); }
+  /// Opens it. Throws what the host reports, for that group.
+  HostChannel(std::shared_ptr<const HostTransport> host, const GroupInit& b,
+              const std::vector<std::int32_t>& transport_ranks);
+  ~HostChannel() override;
   HostChannel(const HostChannel&) = delete;
   HostChannel& operator=(const HostChannel&) = delete;
 
-  const HostTransport& host() const noexcept { return *host_; }
-
-  /// Throws what the host reports, for the group that it is opened for.
-  void open(const GroupInit& b, const std::vector<std::int32_t>& transport_ranks);
-  void close() noexcept;
-  /// How many bytes the stream to that rank has taken, or that from it has given. Throws what the host reports: peer_lost blames
-  /// the other rank.
-  std::size_t write(int to, const std::byte* bytes, std::size_t most);
-  std::size_t read(int from, std::byte* bytes, std::size_t most);
+  /// Throw what the host reports: peer_lost blames the other rank.
+  std::size_t write(int to, const std::byte* bytes, std::size_t most) override;
+  std::size_t read(int from, std::byte* bytes, std::size_t most) override;
 
  private:
   template <class F>
@@ -36,7 +33,6 @@ class HostChannel {
   const int rank_;
   void* channel_ = nullptr;
   weft_error error_ = WEFT_ERROR_INIT;  // what the host's functions write to
-  bool opened_ = false;
 };
 
 }  // namespace weft::capi

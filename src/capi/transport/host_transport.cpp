@@ -1,11 +1,8 @@
 #include "capi/transport/host_transport.hpp"
 
 #include <algorithm>
-#include <limits>
 
 #include "base/parse_number.hpp"
-#include "weft/backends/host_ranks.hpp"
-#include "weft/backends/join.hpp"
 
 namespace weft::capi {
 namespace {
@@ -15,33 +12,20 @@ static_assert(sizeof(weft_transport) == kTransportFirstBytes);
 
 }  // namespace
 
-HostPlaces meet_over(const HostTransport& host, const GroupInit& b, std::uint64_t layout) {
-  // "rank in the transport\nname\naddress"
-  const std::string own = fmt::format("{}\n{}\n{}", host.rank, host.name, HostRanks::address(b));
-  std::vector<std::string> infos{own};
-  if (b.size > 1) infos = join(b, "host/open", own, layout);
-  std::vector<std::int32_t> transport_ranks;
-  for (std::string& info : infos) {
-    const int r = static_cast<int>(transport_ranks.size());
-    const std::size_t first = info.find('\n'), second = info.find('\n', first + 1);
-    std::string_view number(info.data(), std::min(first, info.size()));
-    const auto place = next_integer<std::int32_t>(number, 0, std::numeric_limits<std::int32_t>::max());
-    if (!place || second == std::string::npos)
+std::vector<std::int32_t> transport_ranks(const GroupInit& b, std::span<const std::string> addresses) {
+  std::vector<std::int32_t> ranks;
+  for (const std::string& address : addresses) {
+    const auto rank = parse_integer<std::int32_t>(address);
+    if (!rank || *rank < 0) {
+      const int r = static_cast<int>(ranks.size());
       throw Error(Failure{.code = ErrorCode::mismatch,
                           .text = fmt::format("group \"{}\": rank {} told no place in a transport [rank {}]",
                                               b.name, r, b.rank),
                           .ranks = {r}});
-    const std::string name = info.substr(first + 1, second - first - 1);
-    if (name != host.name)
-      throw Error(
-          Failure{.code = ErrorCode::mismatch,
-                  .text = fmt::format("group \"{}\": rank {} has the transport {}, rank {} {} [rank {}]",
-                                      b.name, r, name, b.rank, host.name, b.rank),
-                  .ranks = {std::min(r, b.rank), std::max(r, b.rank)}});
-    transport_ranks.push_back(*place);
-    info.erase(0, second + 1);
+    }
+    ranks.push_back(*rank);
   }
-  return {std::move(transport_ranks), std::move(infos)};
+  return ranks;
 }
 
 std::shared_ptr<const HostTransport> host_transport(const char* function, const weft_transport* transport,

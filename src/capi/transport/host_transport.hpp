@@ -1,8 +1,9 @@
-// A transport of the host's own, as weft_transport describes it, and how the ranks of a group meet over it.
+// A transport of the host's own, as weft_transport describes it.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,13 +23,8 @@ struct HostTransport {
 std::shared_ptr<const HostTransport> host_transport(const char* function, const weft_transport* transport,
                                                     int rank);
 
-/// What each rank of a group told: its rank in the transport, and its address (HostRanks).
-struct HostPlaces {
-  std::vector<std::int32_t> transport_ranks;
-  std::vector<std::string> addresses;
-};
-/// Joins the group's ranks. `layout`: as join() has it. Throws what join() throws, and mismatch where a rank has another
-/// transport.
-HostPlaces meet_over(const HostTransport& host, const GroupInit& b, std::uint64_t layout);
+/// By rank of the group, its rank in the transport, of what the ranks told (StreamTransport::address). Throws mismatch where it is
+/// no number.
+std::vector<std::int32_t> transport_ranks(const GroupInit& b, std::span<const std::string> addresses);
 
 }  // namespace weft::capi

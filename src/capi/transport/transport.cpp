@@ -1,6 +1,6 @@
 // Groups over transports of C programs.
 #include "capi/group_handles.hpp"
-#include "capi/transport/host_backend.hpp"
+#include "capi/transport/host_channel.hpp"
 
 namespace capi = weft::capi;
 
@@ -20,7 +20,15 @@ weft_status weft_group_create_over(weft_context* context, const weft_transport* 
     capi::given_or_null(function, store, "store");  // of one rank it is not used
     if (size > 1) m.store = capi::given(function, store, "store").store;
     const weft::BackendFactory make = [host](const weft::GroupInit& b) {
-      return capi::make_host_backend(b, host);
+      return weft::make_stream_backend(
+          b,
+          {.name = host->name,
+           .detects_death = host->calls.detects_death,
+           .spin = host->calls.spin,
+           .address = std::to_string(host->rank),
+           .open = [&b, host](std::span<const std::string> addresses) -> std::unique_ptr<weft::ByteStreams> {
+             return std::make_unique<capi::HostChannel>(host, b, capi::transport_ranks(b, addresses));
+           }});
     };
     to = capi::new_group(in, weft::ProcessGroup::create(in->context, make, m));
   });

@@ -1,10 +1,10 @@
-// A Backend over streams of bytes between pairs of ranks.
-//
 // A message is an envelope and its elements; they go through the stream to the receiver, which matches them
 // (PeerMessages). A send is done when the stream has taken all of it. Beside messages, streams carry the roll-call's
 // questions and answers, and that a rank leaves. Ranks learn of a failure from the store (FirstCause). Only post(),
-// poll(), ask() and answer() call the host's functions, so that nothing touches a caller's memory outside of them.
-#include "capi/transport/host_backend.hpp"
+// poll(), ask() and answer() use the streams, so that nothing touches a caller's memory outside of them.
+#include "weft/backends/stream_backend.hpp"
+
+#include <fmt/format.h>
 
 #include <unistd.h>
 
@@ -12,12 +12,11 @@
 #include <atomic>
 #include <cstring>
 #include <deque>
+#include <utility>
 
-#include "backends/last_calls.hpp"
 #include "backends/messages/peer_messages.hpp"
 #include "base/errors/caught.hpp"
 #include "base/hash.hpp"
-#include "capi/transport/host_channel.hpp"
 #include "host/cores/usable_cores.hpp"
 #include "weft/backends/first_cause.hpp"
 #include "weft/backends/host_ranks.hpp"
@@ -25,7 +24,7 @@
 #include "weft/base/name_ranks.hpp"
 #include "weft/base/storage.hpp"
 
-namespace weft::capi {
+namespace weft {
 namespace {
 
 struct Envelope {
@@ -53,19 +52,19 @@ class During {
   const bool outer_;
 };
 
-class HostBackend final : public Backend, private MessageMedium {
+class StreamBackend final : public Backend, private MessageMedium {
  public:
-  HostBackend(const GroupInit& b, std::shared_ptr<const HostTransport> host)
+  StreamBackend(const GroupInit& b, StreamTransport transport)
       : context_(b.context),
+        transport_(std::move(transport)),
         rank_(b.rank),
         size_(b.size),
         cause_(b.size > 1 ? b.store : nullptr, b.token),
         messages_(*this, b.rank, b.size, UnexpectedLimits::from_env()),
-        peers_(static_cast<std::size_t>(b.size)),
-        channel_(std::move(host), b.rank) {
+        peers_(static_cast<std::size_t>(b.size)) {
     open(b);
   }
-  ~HostBackend() override {
+  ~StreamBackend() override {
     if (!failed_) say_goodbye();
   }
 
@@ -181,7 +180,6 @@ class HostBackend final : public Backend, private MessageMedium {
     }
     std::atomic<bool> left{false}, lost{false};  // gone() asks from any thread
   };
-  const HostTransport& host() const { return channel_.host(); }
   Peer& peer(int r) { return peers_[static_cast<std::size_t>(r)]; }
 
   // MessageMedium.
@@ -190,8 +188,8 @@ class HostBackend final : public Backend, private MessageMedium {
             {bytes.begin(), bytes.end()});
     if (notice == Notice::pong) flush(to);
   }
-  void fetch(OpState&, int, std::uint64_t) override {
-  }  // streams offer nothing: elements follow their envelope
+  // Streams offer nothing: elements follow their envelope.
+  void fetch(OpState&, int, std::uint64_t) override {}
   void done(OpState& s, const MessageInfo& found) override {
     s.peer = found.source;
     if (s.op == Op::wait_message) {
@@ -220,7 +218,7 @@ class HostBackend final : public Backend, private MessageMedium {
       fail({.code = e.code(), .text = e.what(), .ranks = {e.ranks().begin(), e.ranks().end()}});
     } catch (...) {
       fail({.code = ErrorCode::system,
-            .text = fmt::format("transport {}: rank {}: {}", host().name, rank_, caught_words()),
+            .text = fmt::format("transport {}: rank {}: {}", transport_.name, rank_, caught_words()),
             .ranks = {rank_}});
     }
   }
@@ -237,31 +235,43 @@ class HostBackend final : public Backend, private MessageMedium {
   }
 
   void open(const GroupInit& b) {
-    const HostPlaces places = meet_over(channel_.host(), b, kLayout);
+    const Places places = meet(b);
     bool all_here = true;
     if (b.size > 1) {
-      ranks_ = HostRanks(b, places.addresses);
+      ranks_ = HostRanks(b, places.hosts);
       each_other([&](int r) { all_here = all_here && ranks_.is_here(r); });
     }
-    channel_.open(b, places.transport_ranks);
-    traits_.name = host().name;
-    traits_.ops = op_bit(Op::send) | op_bit(Op::recv) | op_bit(Op::wait_message);
-    traits_.dtypes = (DTypeSet{1} << kDTypeCount) - 1;
-    traits_.guarantees = {.deadline = true,
-                          .names_absent = true,
-                          .detects_death = host().calls.detects_death || all_here,
-                          .survives_death = true,
-                          .revocable = true,
-                          .quiesces = true};
-    traits_.spin = host().calls.spin && b.ranks_here <= CpuShare::usable().count();
-    traits_.rings = false;
-    try {  // nobody writes to a channel whose other end is not open
-      if (b.size > 1) join(b, "host/opened", {}, kLayout);
-    } catch (...) {
-      channel_.close();
-      throw;
+    streams_ = std::exchange(transport_.open, {})(places.addresses);  // what it holds goes with it
+    traits_ = stream_traits(transport_.name, transport_.spin && b.ranks_here <= CpuShare::usable().count());
+    traits_.guarantees.detects_death = transport_.detects_death || all_here;
+    if (b.size > 1) join(b, "streams/opened", {}, kLayout);  // nobody writes where the other end is not open
+    streams_->all_open();
+    if (b.size > 1) withdraw(b, "streams/open");  // who has come to the second one has read the first
+  }
+  struct Places {  // by rank
+    std::vector<std::string> hosts, addresses;
+  };
+  Places meet(const GroupInit& b) const {
+    // "name\naddress of HostRanks\naddress of the transport"
+    const std::string own =
+        fmt::format("{}\n{}\n{}", transport_.name, HostRanks::address(b), transport_.address);
+    std::vector<std::string> infos{own};
+    if (b.size > 1) infos = join(b, "streams/open", own, kLayout);
+    Places places;
+    for (const std::string& info : infos) {
+      const int r = static_cast<int>(places.hosts.size());
+      const std::size_t first = std::min(info.find('\n'), info.size()),
+                        second = std::min(info.find('\n', first + 1), info.size());
+      if (const std::string name = info.substr(0, first); name != transport_.name)
+        throw Error(
+            Failure{.code = ErrorCode::mismatch,
+                    .text = fmt::format("group \"{}\": rank {} has the transport {}, rank {} {} [rank {}]",
+                                        b.name, r, name, b.rank, transport_.name, b.rank),
+                    .ranks = {std::min(r, b.rank), std::max(r, b.rank)}});
+      places.hosts.push_back(info.substr(std::min(first + 1, info.size()), second - first - 1));
+      places.addresses.push_back(info.substr(std::min(second + 1, info.size())));
     }
-    if (b.size > 1) withdraw(b, "host/open");  // who has come to the second one has read the first
+    return places;
   }
   // Goes on with all that can be written and read now. True: something moved.
   bool step() noexcept {
@@ -300,7 +310,7 @@ class HostBackend final : public Backend, private MessageMedium {
 
   std::size_t write(int r, const std::byte* from, std::size_t most) {
     try {
-      return about(r, [&] { return channel_.write(r, from, most); });
+      return about(r, [&] { return streams_->write(r, from, most); });
     } catch (const Error& e) {
       if (e.code() != ErrorCode::peer_lost || pulling_) throw;
       // Where it has left and closed its end, its last words are still to be read.
@@ -311,7 +321,7 @@ class HostBackend final : public Backend, private MessageMedium {
     }
   }
   std::size_t read(int r, std::byte* to, std::size_t most) {
-    return about(r, [&] { return channel_.read(r, to, most); });
+    return about(r, [&] { return streams_->read(r, to, most); });
   }
   bool pull(int r) {
     const During here(pulling_);
@@ -368,7 +378,7 @@ class HostBackend final : public Backend, private MessageMedium {
             .text =
                 fmt::format("transport {}: what rank {} read from rank {} is no message of weft: bytes are "
                             "lost, or in another order",
-                            host().name, rank_, r),
+                            transport_.name, rank_, r),
             .ranks = {r}});
       return;
     }
@@ -446,13 +456,14 @@ class HostBackend final : public Backend, private MessageMedium {
   }
 
   Context& context_;
+  StreamTransport transport_;
   const int rank_, size_;
   const FirstCause cause_;
   HostRanks ranks_;
   Traits traits_{};
   PeerMessages messages_;
   std::vector<Peer> peers_;
-  HostChannel channel_;
+  std::unique_ptr<ByteStreams> streams_;
   bool pulling_ = false;
   std::atomic<bool> inside_{false}, failed_{false};
   mutable std::mutex mutex_;  // fail() and failure() come from any thread
@@ -461,8 +472,23 @@ class HostBackend final : public Backend, private MessageMedium {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_host_backend(const GroupInit& b, std::shared_ptr<const HostTransport> host) {
-  return std::make_unique<HostBackend>(b, std::move(host));
+Traits stream_traits(std::string_view name, bool spin) noexcept {
+  Traits t{.name = name};
+  t.ops = op_bit(Op::send) | op_bit(Op::recv) | op_bit(Op::wait_message);
+  t.dtypes = (DTypeSet{1} << kDTypeCount) - 1;
+  t.guarantees = {.deadline = true,
+                  .names_absent = true,
+                  .detects_death = true,
+                  .survives_death = true,
+                  .revocable = true,
+                  .quiesces = true};
+  t.spin = spin;
+  t.rings = false;
+  return t;
 }
 
-}  // namespace weft::capi
+std::unique_ptr<Backend> make_stream_backend(const GroupInit& b, StreamTransport transport) {
+  return std::make_unique<StreamBackend>(b, std::move(transport));
+}
+
+}  // namespace weft

@@ -1,0 +1,135 @@
+// A Backend over streams of bytes: what its streams throw, how its ranks meet. tests/capi/transport_test.c runs every operation over it,
+// and examples/backend is run by `weft check` where weft is installed.
+#include "weft/backends/stream_backend.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <vector>
+
+#include "support/run_ranks.hpp"
+#include "weft/base/view.hpp"
+
+namespace weft::test::stream_backend_test {
+namespace {
+
+using testing::HasSubstr;
+
+// Streams in memory, for ranks that are threads. They take and give at most three bytes at a time.
+struct Queues {
+  std::mutex mutex;
+  std::map<std::pair<int, int>, std::deque<std::byte>> of;  // by (from, to)
+  int opened = 0;                                           // all_open() was called so often
+};
+
+class Ends final : public ByteStreams {
+ public:
+  Ends(Queues& queues, int rank, std::function<void(int to)> before_write)
+      : queues_(queues), rank_(rank), before_write_(std::move(before_write)) {}
+  std::size_t write(int to, const std::byte* bytes, std::size_t most) override {
+    if (before_write_) before_write_(to);
+    const std::lock_guard lock(queues_.mutex);
+    const std::size_t taken = std::min(most, kAtOnce);
+    std::deque<std::byte>& queue = queues_.of[{rank_, to}];
+    queue.insert(queue.end(), bytes, bytes + taken);
+    return taken;
+  }
+  std::size_t read(int from, std::byte* bytes, std::size_t most) override {
+    const std::lock_guard lock(queues_.mutex);
+    std::deque<std::byte>& queue = queues_.of[{from, rank_}];
+    const std::size_t got = std::min({most, kAtOnce, queue.size()});
+    std::copy_n(queue.begin(), got, bytes);
+    queue.erase(queue.begin(), queue.begin() + static_cast<std::ptrdiff_t>(got));
+    return got;
+  }
+  void all_open() override {
+    const std::lock_guard lock(queues_.mutex);
+    ++queues_.opened;
+  }
+
+ private:
+  static constexpr std::size_t kAtOnce = 3;
+  Queues& queues_;
+  const int rank_;
+  const std::function<void(int to)> before_write_;
+};
+
+ProcessGroup group_over(Rank& r, Queues& queues, const std::string& name = "queues",
+                        std::function<void(int to)> before_write = {}) {
+  const BackendFactory make = [&](const GroupInit& b) {
+    return make_stream_backend(
+        b, {.name = name,
+            .address = "rank " + std::to_string(b.rank) + "\nof two lines",
+            .open = [&](std::span<const std::string> addresses) -> std::unique_ptr<ByteStreams> {
+              for (std::size_t i = 0; i < addresses.size(); ++i)
+                EXPECT_EQ(addresses[i], "rank " + std::to_string(i) + "\nof two lines");
+              return std::make_unique<Ends>(queues, b.rank, before_write);
+            }});
+  };
+  return ProcessGroup::create(r.context, make, r.membership("over streams"));
+}
+
+TEST(StreamBackend, EverythingIsDoneOverStreamsThatTakeAFewBytes) {
+  Queues queues;
+  run_ranks(Ranks::threads, 3, [&](Rank& r) {
+    ProcessGroup group = group_over(r, queues);
+    std::vector<std::int32_t> x(101, r.rank + 1), sum(101), got(101);
+    group.all_reduce(view(x), view(sum)).wait();
+    EXPECT_EQ(sum, std::vector<std::int32_t>(101, 6));
+    if (r.rank == 0) {
+      int seen = 0;
+      for (int i = 0; i < 2; ++i) {
+        group.recv(view(got), any_source, {.tag = 4}).wait();
+        seen += got[100];
+      }
+      EXPECT_EQ(seen, 2 + 3);
+    } else {
+      group.send(view(x), 0, {.tag = 4}).wait();
+    }
+    r.meet("end");
+  });
+  EXPECT_EQ(queues.opened, 3);
+}
+
+TEST(StreamBackend, AGroupOfOneRankOpensItsEndToo) {
+  Queues queues;
+  run_ranks(Ranks::threads, 1, [&](Rank& r) {
+    ProcessGroup group = group_over(r, queues);
+    std::vector<float> x(5, 2), y(5);
+    Work send = group.send(view(x), 0);
+    group.recv(view(y), 0).wait();
+    send.wait();
+    EXPECT_EQ(y, x);
+  });
+  EXPECT_EQ(queues.opened, 1);
+}
+
+TEST(StreamBackend, WhatAStreamThrowsFailsTheGroupOnAllRanks) {
+  Queues queues;
+  run_ranks(Ranks::threads, 2, [&](Rank& r) {
+    const auto throws = [](int) { throw std::runtime_error("the cable is cut"); };
+    ProcessGroup group = group_over(r, queues, "queues", r.rank == 1 ? throws : std::function<void(int)>());
+    std::vector<float> x(4);
+    EXPECT_THAT(error_text(ErrorCode::system, [&] { group.all_reduce(view(x), view(x)).wait(); }),
+                HasSubstr("transport queues: rank 1: the cable is cut"));
+    r.meet("end");
+  });
+}
+
+TEST(StreamBackend, TransportsOfOtherNamesAreRefused) {
+  Queues queues;
+  run_ranks(Ranks::threads, 2, [&](Rank& r) {
+    EXPECT_THAT(
+        error_text(ErrorCode::mismatch, [&] { group_over(r, queues, r.rank == 0 ? "queues" : "cables"); }),
+        HasSubstr(r.rank == 0 ? "rank 1 has the transport cables, rank 0 queues [rank 0]"
+                              : "rank 0 has the transport queues, rank 1 cables [rank 1]"));
+  });
+}
+
+}  // namespace
+}  // namespace weft::test::stream_backend_test
