@@ -144,7 +144,7 @@ weft_status weft_group_create(weft_context* context, weft_store* store, int32_t 
 
 weft_status weft_group_leave(weft_group* group, int64_t deadline_ns, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
-    group_of(function, group).state().compare_with_all(capi::limit(function, deadline_ns, "deadline_ns"));
+    group_of(function, group).leave(capi::limit(function, deadline_ns, "deadline_ns"));
   });
 }
 

@@ -92,11 +92,10 @@ GroupState* new_group(Context& context, const BackendFactory& factory, const Mem
 }
 
 [[noreturn, gnu::cold, gnu::noinline]] void throw_empty(std::string_view what) {
-  throw Error(
-      ErrorCode::bad_argument,
-      fmt::format("{}: empty ProcessGroup: it was made by default, moved from, or is of a rank without a "
-                  "color in split()",
-                  what));
+  throw Error(ErrorCode::bad_argument,
+              fmt::format("{}: empty ProcessGroup: it was made by default, moved from, left, or is of a rank "
+                          "without a color in split()",
+                          what));
 }
 GroupState& given(GroupState* state, std::string_view what) {
   if (state == nullptr) [[unlikely]]

@@ -550,6 +550,10 @@ static void leaves(rank_args* a) {
                     strstr(e.text, "broadcast f32 x1 root 1 [call 0]")));
     CHECK_ERROR(weft_group_leave(group, -1, &error), WEFT_BAD_ARGUMENT,
                 "weft_group_leave: deadline_ns is -1; expected 0 or more");
+    if (alike)
+      CHECK_ERROR(weft_barrier(group, NULL, NULL, &error), WEFT_BAD_ARGUMENT,
+                  "barrier: empty ProcessGroup: it was made by default, moved from, left, or is of a rank "
+                  "without a color in split()");
     weft_group_destroy(group);
   }
 }

@@ -656,7 +656,7 @@ TEST_F(Group, AnEmptyHandleIsRefusedByEveryFunction) {
       EXPECT_EQ(e.code(), ErrorCode::bad_argument);
       EXPECT_EQ(e.what(),
                 std::string(what) +
-                    ": empty ProcessGroup: it was made by default, moved from, or is of a rank without "
+                    ": empty ProcessGroup: it was made by default, moved from, left, or is of a rank without "
                     "a color in split()");
     };
     refused("rank", [&] { g->rank(); });

@@ -65,7 +65,8 @@ weft_status weft_group_create_by_broadcast(weft_context* context, const char* ho
                                            weft_error* error);
 /* All ranks call it, as their last call of the group; weft_group_destroy follows. It waits for all ranks, at most `deadline_ns` (0: the
  * group's deadline), and compares what they have called, also in broadcasts and scatters, whose roots wait for nobody: WEFT_MISMATCH
- * on every rank where calls differ or a rank has left one out. Over nccl, and where the comparison is switched off, it only waits. */
+ * on every rank where calls differ or a rank has left one out. Over nccl, and where the comparison is switched off, it only waits. Afterwards
+ * every other function refuses the group (WEFT_BAD_ARGUMENT); where it fails the group is as it was. */
 weft_status weft_group_leave(weft_group* group, int64_t deadline_ns, weft_error* error);
 /* Leaves the group, once its last Work is destroyed too: peers that still wait for this rank get
  * WEFT_PEER_LOST. Compares the last calls without waiting: weft_group_leave waits. After a failure it may take up to 2 s, until nobody can touch the buffers of failed calls.
