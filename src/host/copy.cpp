@@ -2,8 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
+#include "host/strided/loops.hpp"
 #include "weft/base/error.hpp"
 #include "weft/host/device_runtime.hpp"
 
@@ -11,37 +10,6 @@ namespace weft {
 namespace {
 
 constexpr Device kHost{};
-
-// How many of the last dimensions lie in one run, in a view that is not empty.
-int dense_dims(const ConstTensorView& v) {
-  std::int64_t run = 1;
-  int dims = 0;
-  for (int d = v.shape.rank() - 1; d >= 0; --d, ++dims) {
-    if (v.shape[d] != 1 && v.strides[d] != run) break;
-    run *= v.shape[d];
-  }
-  return dims;
-}
-
-struct Copying {
-  DeviceRuntime& runtime;
-  Stream stream;
-  const ConstTensorView& from;
-  const TensorView& to;
-  Rows rows;      // of the dimensions from `outer` on, and of the one before them where there is one
-  int outer = 0;  // dimensions that are gone through one by one
-
-  // All of dimensions d to outer - 1, at these offsets (in elements).
-  void run(int d, std::int64_t from_at, std::int64_t to_at) const {
-    if (d < outer) {
-      for (std::int64_t i = 0; i < from.shape[d]; ++i)
-        run(d + 1, from_at + i * from.strides[d], to_at + i * to.strides[d]);
-      return;
-    }
-    const std::int64_t size = size_bytes(from.dtype);
-    runtime.copy(from.data + from_at * size, from.device, to.data + to_at * size, to.device, rows, stream);
-  }
-};
 
 // Throws bad_argument where the view's extents are none, or it has elements but no memory.
 void check(const char* what, const ConstTensorView& v) {
@@ -90,25 +58,11 @@ void copy(Context& context, const ConstTensorView& from, const TensorView& to, S
   if (stream == Stream{}) stream = device;
   check(from, to, device, stream);
   if (from.count() == 0) return;
-  const int rank = from.shape.rank();
-  const int dense = std::min(dense_dims(from), dense_dims(to));
-  Copying c{context.device(device), stream, from, to, {}, 0};
-  c.rows.bytes = static_cast<std::size_t>(size_bytes(from.dtype));
-  for (int d = rank - dense; d < rank; ++d) c.rows.bytes *= static_cast<std::size_t>(from.shape[d]);
-  if (dense < rank) {  // the dimension before them makes rows, unless it repeats them or runs backwards
-    const int d = rank - dense - 1;
-    const auto size = static_cast<std::size_t>(size_bytes(from.dtype));
-    const auto run = static_cast<std::int64_t>(c.rows.bytes / size);
-    if (from.strides[d] >= run && to.strides[d] >= run) {
-      c.rows.count = from.shape[d];
-      c.rows.from_pitch = static_cast<std::size_t>(from.strides[d]) * size;
-      c.rows.to_pitch = static_cast<std::size_t>(to.strides[d]) * size;
-      c.outer = d;
-    } else {
-      c.outer = d + 1;
-    }
-  }
-  c.run(0, 0, 0);
+  const std::int64_t element = size_bytes(from.dtype);
+  Loops loops(static_cast<std::size_t>(element));
+  for (int d = 0; d < from.shape.rank(); ++d)
+    loops.add(from.shape[d], from.strides[d] * element, to.strides[d] * element);
+  loops.copy(context.device(device), stream, from.data, from.device, to.data, to.device);
 }
 
 Tensor to_host(Context& context, const Tensor& t) {

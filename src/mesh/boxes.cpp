@@ -4,7 +4,7 @@
 #include <array>
 #include <limits>
 
-#include "mesh/window/strided.hpp"
+#include "host/strided/loops.hpp"
 
 namespace weft {
 namespace {
@@ -19,9 +19,9 @@ bool empty(const Shape& shape) noexcept {
   return std::any_of(shape.begin(), shape.end(), [](std::int64_t n) { return n <= 0; });
 }
 
-windows::Loops loops_of(const Shape& shape, const Strides& in, const Strides& out, DType dtype) noexcept {
+Loops loops_of(const Shape& shape, const Strides& in, const Strides& out, DType dtype) noexcept {
   const std::int64_t element = size_bytes(dtype);
-  windows::Loops loops(static_cast<std::size_t>(element));
+  Loops loops(static_cast<std::size_t>(element));
   for (int d = 0; d < shape.rank(); ++d) loops.add(shape[d], in[d] * element, out[d] * element);
   return loops;
 }
@@ -80,7 +80,7 @@ void each_run(const Shape& whole, const LayoutRef& layout, const Shape& local,
   const Strides of_whole = row_major(whole), of_local = row_major(local);
   for (const auto& [box, at] : held_boxes(whole, layout, layout == nullptr ? 0 : layout->mesh().rank())) {
     if (empty(box.shape)) continue;
-    windows::Loops loops(1);
+    Loops loops(1);
     std::int64_t start = 0, place = 0;
     for (int d = 0; d < whole.rank(); ++d) {
       loops.add(box.shape[d], of_whole[d], of_local[d]);

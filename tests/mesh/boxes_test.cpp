@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "weft/host/context.hpp"
+#include "weft/host/copy.hpp"
 #include "weft/mesh/layout.hpp"
 
 namespace weft::test::boxes_test {
@@ -213,14 +214,17 @@ TEST(CopyElements, IsOneElementAfterTheOther) {
     const Shape shape = random.shape(rank, rank > 4 ? 3 : 7);
     const DType dtype = std::vector{DType::u8, DType::bf16, DType::f32, DType::f64, DType::c128}[round % 5];
     const Strided from = strided(random, shape, dtype, true), to = strided(random, shape, dtype, false);
-    Bytes out = to.memory, expected = to.memory, by_runtime = to.memory, on_device = to.memory;
+    Bytes out = to.memory, expected = to.memory, by_runtime = to.memory, on_device = to.memory,
+          by_copy = to.memory;
     copy_plainly(from.view, moved(to.view, to.memory, expected));
     copy_elements(from.view, moved(to.view, to.memory, out));
     copy_elements(context.device({}), {}, from.view, moved(to.view, to.memory, by_runtime));
     ASSERT_EQ(out, expected) << to_string(shape) << to_string(from.view.strides)
                              << to_string(to.view.strides);
     copy_elements(device, NamedDevice::kDevice, from.view, moved(to.view, to.memory, on_device));
+    copy(context, from.view, moved(to.view, to.memory, by_copy));
     ASSERT_EQ(by_runtime, expected);
+    ASSERT_EQ(by_copy, expected);
     ASSERT_EQ(on_device, expected);
     clear_elements(context.device({}), {}, moved(to.view, to.memory, out));
     clear_elements(device, NamedDevice::kDevice, moved(to.view, to.memory, on_device));

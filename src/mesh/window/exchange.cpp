@@ -92,7 +92,7 @@ void Exchange::clear_sums() const {
 }
 
 void Exchange::add(const Program::Step& step, const std::byte* from) const {
-  step.loops.add_to(program_->forms[step.field].dtype, from + step.from, sums_of(step.field) + step.to);
+  add_to(step.loops, program_->forms[step.field].dtype, from + step.from, sums_of(step.field) + step.to);
 }
 
 void Exchange::add_own() const {
@@ -104,7 +104,7 @@ void Exchange::add_own() const {
 
 void Exchange::round_sums() const {
   for (const Program::Step& step : program_->rounded)
-    step.loops.round_to(program_->forms[step.field].dtype, sums_of(step.field), pair(step).part);
+    round_to(step.loops, program_->forms[step.field].dtype, sums_of(step.field), pair(step).part);
 }
 
 }  // namespace windows

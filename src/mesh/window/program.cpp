@@ -243,7 +243,7 @@ class Compiler {
     }
     if (sends || !program_.adjoint) find_moves(t);
     if (!sends && !program_.adjoint && t.bytes >= kStreamedBytes && t.bytes >= kStreamedRun * t.runs)
-      for (const Program::Box& b : t.boxes) t.streamed.push_back(b.loops.streaming());
+      for (const Program::Box& b : t.boxes) t.streamed.push_back(b.loops.by(stream_runs));
     t.about = fmt::format("{}, {} bytes", fields_text(program_.forms, program_.adjoint), t.bytes);
     Fnv1a hash;
     hash.add(t.about);

@@ -13,7 +13,7 @@
 #include "mesh/window/links/links.hpp"
 #include "mesh/window/links/ways.hpp"
 #include "mesh/window/plan.hpp"
-#include "mesh/window/strided.hpp"
+#include "mesh/window/sums.hpp"
 
 namespace weft {
 
@@ -40,7 +40,7 @@ struct Form {
 struct Window::Plan::Program {
   struct Step {
     std::size_t field;
-    windows::Loops loops;
+    Loops loops;
     std::int64_t from, to;
   };
   struct Message {
@@ -70,7 +70,7 @@ struct Window::Plan::Program {
     std::int64_t offset;                             // in this rank's part or window
     std::array<std::int64_t, Dims::kMaxDims> steps;  // there
     std::int64_t at;                                 // in the packed bytes
-    windows::Loops loops;
+    Loops loops;
   };
   // A run of bytes in this rank's memory, at its place in the packed bytes.
   struct Move {
@@ -80,7 +80,7 @@ struct Window::Plan::Program {
   struct Run {
     std::size_t field;
     std::int64_t from, to, bytes;
-    windows::CopyRuns copy;
+    CopyRuns copy;
   };
   struct Span {
     std::int64_t low, high;
@@ -105,7 +105,7 @@ struct Window::Plan::Program {
     std::uint64_t form = 0;        // a hash of what both ranks must have alike: fields, and their boxes
     std::string about{};           // of that, in words: the fields, and the first box of each
     // Of many packed bytes that come: the loops of each box around the caches, whether that is quicker, and how often bytes came.
-    std::vector<windows::Loops> streamed{};
+    std::vector<Loops> streamed{};
     mutable windows::Unpackings unpackings{};
     mutable std::uint64_t came = 0;
     // Of what comes from the memory of the other rank: the copies, worked out from its boxes when they were those of that number.

@@ -7,11 +7,11 @@
 #include <random>
 #include <vector>
 
-#include "mesh/window/runs.hpp"
-#include "mesh/window/strided.hpp"
+#include "host/strided/loops.hpp"
+#include "host/strided/runs.hpp"
 #include "weft/host/context.hpp"
 
-namespace weft::test::window_copies_test {
+namespace weft::test::strided_test {
 namespace {
 
 using Bytes = std::vector<std::byte>;
@@ -37,7 +37,7 @@ TEST(CopyRuns, CopiesRunsOfEachLengthAndNothingElse) {
             for (std::int64_t b = 0; b < run; ++b)
               expected[static_cast<std::size_t>(i * out_step + b)] =
                   in[static_cast<std::size_t>(i * in_step + b)];
-          windows::copy_runs_of(run)(in.data(), out.data(), count, in_step, out_step, run);
+          copy_runs_of(run)(in.data(), out.data(), count, in_step, out_step, run);
           ASSERT_EQ(out, expected) << run << " bytes, " << count << " runs, gap " << gap;
         }
       }
@@ -50,10 +50,10 @@ TEST(CopyRuns, StepsBackwardsAndStaysInPlace) {
     Bytes out(in.size()), expected(in.size());
     for (std::int64_t i = 0; i < kCount; ++i)
       std::copy_n(in.begin() + (kCount - 1 - i) * run, run, expected.begin() + i * run);
-    windows::copy_runs_of(run)(in.data() + (kCount - 1) * run, out.data(), kCount, -run, run, run);
+    copy_runs_of(run)(in.data() + (kCount - 1) * run, out.data(), kCount, -run, run, run);
     EXPECT_EQ(out, expected) << run;
     for (std::int64_t i = 0; i < kCount; ++i) std::copy_n(in.begin(), run, expected.begin() + i * run);
-    windows::copy_runs_of(run)(in.data(), out.data(), kCount, 0, run, run);
+    copy_runs_of(run)(in.data(), out.data(), kCount, 0, run, run);
     EXPECT_EQ(out, expected) << run;
   }
 }
@@ -75,14 +75,14 @@ struct BoxOf {
     for (const std::int64_t c : counts) n *= c;
     return n;
   }
-  windows::Loops loops(std::int64_t size, bool packs) const {
+  Loops loops(std::int64_t size, bool packs) const {
     std::vector<std::int64_t> here(counts.size()), packed(counts.size());
     std::int64_t a = size, b = size;
     for (std::size_t d = counts.size(); d-- > 0;) {
       here[d] = a, packed[d] = b;
       a *= extents[d], b *= counts[d];
     }
-    windows::Loops loops(static_cast<std::size_t>(size));
+    Loops loops(static_cast<std::size_t>(size));
     for (std::size_t d = 0; d < counts.size(); ++d)
       loops.add(counts[d], packs ? here[d] : packed[d], packs ? packed[d] : here[d]);
     return loops;
@@ -106,7 +106,7 @@ TEST(Loops, CopyABoxWholeAndInParts) {
     }
     const std::int64_t size = std::int64_t{1} << (round % 5), n = box.elements();
     const bool packs = round % 2 == 0;
-    const windows::Loops loops = box.loops(size, packs);
+    const Loops loops = box.loops(size, packs);
     const Bytes in = numbered(static_cast<std::size_t>((packs ? held : n) * size), 11);
     const Bytes before = numbered(static_cast<std::size_t>((packs ? n : held) * size), 12);
     const auto expected = [&](std::int64_t first, std::int64_t count) {
@@ -130,7 +130,7 @@ TEST(Loops, CopyABoxWholeAndInParts) {
 
 TEST(Loops, OfNothingCopyNothing) {
   Context context;
-  windows::Loops loops(4);
+  Loops loops(4);
   loops.add(3, 4, 4);
   loops.add(0, 4, 4);
   const Bytes in = numbered(12, 5), before = numbered(12, 6);
@@ -141,4 +141,4 @@ TEST(Loops, OfNothingCopyNothing) {
 }
 
 }  // namespace
-}  // namespace weft::test::window_copies_test
+}  // namespace weft::test::strided_test

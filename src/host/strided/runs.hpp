@@ -7,7 +7,7 @@
 #include <cstring>
 #include <type_traits>
 
-namespace weft::windows {
+namespace weft {
 
 /// Copies `count` runs of `run` bytes. Run i is at in + i * in_step and goes to out + i * out_step. Steps may be negative, or 0. What is
 /// read and what is written do not overlap.
@@ -16,10 +16,6 @@ using CopyRuns = void (*)(const std::byte* in, std::byte* out, std::int64_t coun
 
 /// The quickest for runs of that many bytes; 1 or more.
 CopyRuns copy_runs_of(std::int64_t run) noexcept;
-
-/// The same around the caches, for runs of some hundred bytes and more; stream_fence() comes before what is published (reduce/reduce.hpp).
-void stream_runs(const std::byte* in, std::byte* out, std::int64_t count, std::int64_t in_step,
-                 std::int64_t out_step, std::int64_t run);
 
 /// Calls see(move, how many bytes) for each. Where they have the same `bytes` (else 0), of a usual number, the compiler knows it.
 template <class Moves, class See>
@@ -49,4 +45,4 @@ inline void copy_run(std::byte* out, const std::byte* in, std::size_t bytes) noe
   }
 }
 
-}  // namespace weft::windows
+}  // namespace weft

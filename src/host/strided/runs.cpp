@@ -1,13 +1,12 @@
-#include "mesh/window/runs.hpp"
+#include "host/strided/runs.hpp"
 
 #include <array>
 #include <cstring>
 #include <utility>
 
 #include "host/clones.hpp"
-#include "reduce/reduce.hpp"
 
-namespace weft::windows {
+namespace weft {
 namespace {
 
 // One run. A length that is no power of two is two or more blocks of one, of which the last ends where the run ends and overlaps the one before
@@ -83,11 +82,6 @@ constexpr auto kVectors = vectors(std::make_index_sequence<kMostVectors>{});
 
 }  // namespace
 
-void stream_runs(const std::byte* in, std::byte* out, std::int64_t count, std::int64_t in_step,
-                 std::int64_t out_step, std::int64_t run) {
-  for (std::int64_t i = 0; i < count; ++i, in += in_step, out += out_step) stream_bytes(out, in, run);
-}
-
 CopyRuns copy_runs_of(std::int64_t run) noexcept {
   const auto bytes = static_cast<std::size_t>(run);
   if (bytes > kVector * kMostVectors) return copy_long;
@@ -101,4 +95,4 @@ CopyRuns copy_runs_of(std::int64_t run) noexcept {
   return copy_blocks<1, 1>;
 }
 
-}  // namespace weft::windows
+}  // namespace weft

@@ -1,16 +1,16 @@
-// Copies, fills and additions of boxes between strided arrays of one device. No state; any thread.
+// Copies and fills of boxes between strided memories. No state; any thread.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 
-#include "mesh/window/runs.hpp"
+#include "host/strided/runs.hpp"
 #include "weft/base/dtype.hpp"
 #include "weft/base/shape.hpp"
 #include "weft/host/device_runtime.hpp"
 
-namespace weft::windows {
+namespace weft {
 
 /// A nest of loops over a box: in each dimension how many elements, and how far apart in bytes where they are read and written.
 /// Steps may be negative, or 0. Dimensions of one element are left out, neighbours that lie in one piece on both sides are one.
@@ -22,10 +22,11 @@ class Loops {
   /// Adds a dimension inside those before it.
   void add(std::int64_t count, std::int64_t in_step, std::int64_t out_step) noexcept;
 
-  /// The same loops, copying by stream_runs().
-  Loops streaming() const {
+  /// The same loops, copying in the host's memory by `way`, whatever the length of a run.
+  Loops by(CopyRuns way) const {
     Loops loops = *this;
-    loops.copy_runs_ = stream_runs;
+    loops.copy_runs_ = way;
+    loops.any_run_ = true;
     return loops;
   }
 
@@ -35,8 +36,13 @@ class Loops {
   /// Whether both sides are walked alike.
   bool same_steps() const noexcept;
 
-  /// out = in. The two do not overlap.
-  void copy(DeviceRuntime& runtime, Stream stream, const std::byte* in, std::byte* out) const;
+  /// out = in, in order on `stream`. The two do not overlap.
+  void copy(DeviceRuntime& runtime, Stream stream, const std::byte* in, std::byte* out) const {
+    copy(runtime, stream, in, stream.device, out, stream.device);
+  }
+  /// The same between that device and the host, or within either.
+  void copy(DeviceRuntime& runtime, Stream stream, const std::byte* in, Device in_device, std::byte* out,
+            Device out_device) const;
   /// The same in the host's memory.
   void copy(const std::byte* in, std::byte* out) const {
     if (outer_ == 0 && !empty_) return copy_runs_(in, out, 1, 0, 0, run_);
@@ -51,10 +57,14 @@ class Loops {
   }
   /// Each element of out becomes the one at `in`, which is in the host's memory and lives until the stream came here. The in steps do not count.
   void fill(DeviceRuntime& runtime, Stream stream, const std::byte* element, std::byte* out) const;
-  /// out += in, element by element in order; in the host's memory. `in` is of `dtype`, which can be added (can_add), `out` of sum_dtype(dtype).
-  void add_to(DType dtype, const std::byte* in, std::byte* out) const;
-  /// out = in, where `in` is of sum_dtype(dtype) and `out` of `dtype`: rounded.
-  void round_to(DType dtype, const std::byte* in, std::byte* out) const;
+  /// Calls row(in offset, out offset, count, in step, out step) for each index of all dimensions but the innermost, whose elements it is.
+  template <class Row>
+  void each_row(const Row& row) const {
+    if (empty_) return;
+    const Dim last = rank_ == 0 ? Dim{1, element_, element_} : dim(rank_ - 1);
+    each_index(rank_ - 1,
+               [&](std::int64_t in, std::int64_t out) { row(in, out, last.count, last.in, last.out); });
+  }
 
  private:
   struct Dim {
@@ -78,8 +88,6 @@ class Loops {
       if (d < 0) return;
     }
   }
-  template <class Row>
-  void each_row(const Row& row) const;
   template <class See>
   void each_rows(const See& see) const;
   void find_runs() noexcept;
@@ -94,14 +102,8 @@ class Loops {
   int outer_ = 0;
   std::int64_t run_ = 0;
   CopyRuns copy_runs_ = nullptr;
+  bool any_run_ = false;  // copy_runs_ is for any length
   std::array<Dim, Dims::kMaxDims + 1> dims_{};
 };
 
-/// Floating-point and integer dtypes.
-bool can_add(DType dtype) noexcept;
-/// What sums of `dtype` are kept in: f32 for bf16 and f16, itself otherwise.
-DType sum_dtype(DType dtype) noexcept;
-/// `value` as an element of that dtype, rounded: its first size_bytes(dtype) bytes. Complex: the real part.
-std::array<std::byte, 16> element_of(double value, DType dtype) noexcept;
-
-}  // namespace weft::windows
+}  // namespace weft

@@ -1,0 +1,135 @@
+#include "host/strided/loops.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace weft {
+
+void Loops::add(std::int64_t count, std::int64_t in_step, std::int64_t out_step) noexcept {
+  if (count <= 0) empty_ = true;
+  if (count <= 1) return;
+  if (rank_ > 0) {
+    Dim& outer = dims_[static_cast<std::size_t>(rank_ - 1)];
+    if (outer.in == count * in_step && outer.out == count * out_step) {
+      outer = {outer.count * count, in_step, out_step};
+      return find_runs();
+    }
+  }
+  dims_[static_cast<std::size_t>(rank_++)] = {count, in_step, out_step};
+  find_runs();
+}
+
+void Loops::find_runs() noexcept {
+  const bool pieces = rank_ > 0 && dim(rank_ - 1).in == element_ && dim(rank_ - 1).out == element_;
+  outer_ = pieces ? rank_ - 1 : rank_;
+  run_ = pieces ? dim(rank_ - 1).count * element_ : element_;
+  copy_runs_ = copy_runs_of(run_);
+}
+
+std::int64_t Loops::one_piece() const noexcept {
+  if (empty_) return 0;
+  if (rank_ == 0) return element_;
+  return rank_ == 1 && dims_[0].in == element_ && dims_[0].out == element_ ? dims_[0].count * element_ : 0;
+}
+
+bool Loops::same_steps() const noexcept {
+  for (int d = 0; d < rank_; ++d)
+    if (dims_[static_cast<std::size_t>(d)].in != dims_[static_cast<std::size_t>(d)].out) return false;
+  return true;
+}
+
+// Calls see(in offset, out offset, rows): runs of run_ bytes in two dimensions, as a device takes them, where neither side goes backwards or
+// repeats one; else one by one.
+template <class See>
+void Loops::each_rows(const See& see) const {
+  if (empty_) return;
+  const auto run = static_cast<std::size_t>(run_);
+  const bool rows = outer_ > 0 && dim(outer_ - 1).in >= run_ && dim(outer_ - 1).out >= run_;
+  if (!rows)
+    return each_run([&](std::int64_t in, std::int64_t out, std::int64_t) { see(in, out, Rows{run}); });
+  const Dim& last = dim(outer_ - 1);
+  const Rows all{run, last.count, static_cast<std::size_t>(last.in), static_cast<std::size_t>(last.out)};
+  each_index(outer_ - 1, [&](std::int64_t in, std::int64_t out) { see(in, out, all); });
+}
+
+// Dimensions d and those inside it, where dimension d has `count` indices.
+void Loops::copy_from_dim(int d, std::int64_t count, const std::byte* in, std::byte* out) const {
+  if (d >= outer_) {  // a part of a run
+    const std::int64_t bytes = count * element_;
+    return (any_run_ ? copy_runs_ : copy_runs_of(bytes))(in, out, 1, 0, 0, bytes);
+  }
+  const Dim& row = dim(outer_ - 1);
+  if (d == outer_ - 1) return copy_runs_(in, out, count, row.in, row.out, run_);
+  std::array<std::int64_t, Dims::kMaxDims + 1> index{};
+  for (;;) {
+    copy_runs_(in, out, row.count, row.in, row.out, run_);
+    int e = outer_ - 2;
+    for (; e >= d; --e) {
+      const std::int64_t all = e == d ? count : dim(e).count;
+      std::int64_t& at = index[static_cast<std::size_t>(e)];
+      in += dim(e).in, out += dim(e).out;
+      if (++at < all) break;
+      in -= dim(e).in * all, out -= dim(e).out * all;
+      at = 0;
+    }
+    if (e < d) return;
+  }
+}
+
+void Loops::copy_runs(const std::byte* in, std::byte* out) const {
+  if (!empty_) copy_from_dim(0, dim(0).count, in, out);
+}
+
+void Loops::copy(DeviceRuntime& runtime, Stream stream, const std::byte* in, Device in_device, std::byte* out,
+                 Device out_device) const {
+  if (stream.device == Device{}) return copy(in, out);
+  each_rows([&](std::int64_t from, std::int64_t to, const Rows& rows) {
+    runtime.copy(in + from, in_device, out + to, out_device, rows, stream);
+  });
+}
+
+// Elements `first` … `first + count` of those that dimension d and those inside it have: the end of one of its indices, whole ones, and the
+// beginning of another.
+void Loops::copy_part(int d, std::int64_t first, std::int64_t count, const std::byte* in,
+                      std::byte* out) const {
+  if (d == rank_) return copy_from_dim(d, count, in, out);
+  std::int64_t inside = 1;
+  for (int e = d + 1; e < rank_; ++e) inside *= dim(e).count;
+  const Dim& here = dim(d);
+  std::int64_t index = first / inside;
+  if (const std::int64_t begin = first % inside; begin > 0) {
+    const std::int64_t some = std::min(inside - begin, count);
+    copy_part(d + 1, begin, some, in + index * here.in, out + index * here.out);
+    count -= some, ++index;
+  }
+  const std::int64_t whole = count / inside;
+  if (whole > 0) copy_from_dim(d, whole, in + index * here.in, out + index * here.out);
+  index += whole;
+  if (count %= inside; count > 0) copy_part(d + 1, 0, count, in + index * here.in, out + index * here.out);
+}
+
+void Loops::copy_some(std::int64_t first, std::int64_t count, const std::byte* in, std::byte* out) const {
+  if (!empty_ && count > 0) copy_part(0, first, count, in, out);
+}
+
+void Loops::fill(DeviceRuntime& runtime, Stream stream, const std::byte* element, std::byte* out) const {
+  const bool host = stream.device == Device{};
+  const CopyRuns copy_elements = copy_runs_of(element_);
+  const auto size = static_cast<std::size_t>(element_);
+  bool zero = true;
+  for (std::size_t i = 0; i < size; ++i) zero &= element[i] == std::byte{0};
+  if (!host && zero)
+    return each_rows(
+        [&](std::int64_t, std::int64_t to, const Rows& rows) { runtime.fill(out + to, 0, rows, stream); });
+  each_row([&](std::int64_t, std::int64_t to, std::int64_t count, std::int64_t, std::int64_t step) {
+    if (!host)
+      for (std::int64_t i = 0; i < count; ++i)
+        runtime.copy(element, Device{}, out + to + i * step, stream.device, {size}, stream);
+    else if (zero && step == element_)
+      std::memset(out + to, 0, static_cast<std::size_t>(count * element_));
+    else
+      copy_elements(element, out + to, count, 0, step, element_);
+  });
+}
+
+}  // namespace weft
