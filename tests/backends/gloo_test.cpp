@@ -222,7 +222,7 @@ TEST_P(Gloo, CountsBetweenTwoRanksAreCompared) {
               .wait();
         });
         EXPECT_EQ(e.code(), ErrorCode::mismatch) << e.what();
-        EXPECT_THAT(e.what(), HasSubstr("rank 0 gives rank 1 2 elements, which expects 5"));
+        EXPECT_THAT(e.what(), HasSubstr("all_to_all_v: rank 0 sends 2 elements to rank 1, which expects 5"));
       },
       gloo());
 }

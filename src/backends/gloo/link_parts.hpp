@@ -60,12 +60,10 @@ struct Links::Peer {
   std::deque<std::pair<OpState*, std::uint64_t>> to_fetch;  // for the thread
   std::map<std::uint64_t, Offered> offers;
   std::uint64_t next_offer = 0;
-  std::deque<Announcement> announced;
-  std::uint64_t calls = 0;  // it has announced those below
-  bool leaves = false;      // it has said leave
-  bool released = false;    // it has answered ours
-  bool gone = false;        // its thread has ended
-  bool awake = false;       // its thread looks at to_fetch before it waits again
+  bool leaves = false;    // it has said leave
+  bool released = false;  // it has answered ours
+  bool gone = false;      // its thread has ended
+  bool awake = false;     // its thread looks at to_fetch before it waits again
 };
 
 }  // namespace weft::gloo_backend

@@ -32,7 +32,8 @@ std::uint64_t Links::layout() noexcept {
 Links::Links(std::shared_ptr<::gloo::Context> context, UnexpectedLimits limits, LinkEvents events)
     : context_(std::move(context)),
       events_(std::move(events)),
-      messages_(*this, context_->rank, context_->size, limits) {
+      messages_(*this, context_->rank, context_->size, limits),
+      calls_(context_->rank, context_->size) {
   for (int r = 0; r < size(); ++r) {
     peers_.push_back(std::make_unique<Peer>());
     Peer& peer = *peers_.back();
@@ -203,9 +204,8 @@ void Links::take(Peer& peer, const ControlMessage& control, const std::byte* pay
     case ControlMessage::Kind::taken: return take_taken(peer, control.number);
     case ControlMessage::Kind::announce: {
       const std::lock_guard lock(mutex_);
-      peer.announced.push_back(control.announcement);
+      calls_.arrived(peer.rank, control.announcement);
       messages_.called(peer.rank, control.announcement.record);
-      ++peer.calls;
       changed_.notify_all();
       return;
     }

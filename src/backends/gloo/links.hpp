@@ -24,6 +24,7 @@
 #include <thread>
 #include <vector>
 
+#include "backends/messages/announced_calls.hpp"
 #include "backends/messages/peer_messages.hpp"
 #include "weft/backends/call_record.hpp"
 
@@ -96,8 +97,7 @@ class Links final : private MessageMedium {
   void refuse(OpState& s, Failure why) override { events_.refuse(s, std::move(why)); }
   OwnCalls own_calls() const override;
   void write(Peer& peer, ControlMessage control, const void* payload = nullptr, std::size_t bytes = 0);
-  std::vector<int> late(std::uint64_t call) const;
-  std::vector<int> awaited_in(std::uint64_t call) const;
+  std::vector<int> awaited_in(std::uint64_t sequence) const;
   std::vector<int> awaited_by(const OpState& s) const;
   bool has_left(int rank) const;  // without mutex_
   Failure left(const std::vector<int>& ranks, const OpState* s) const;
@@ -110,7 +110,8 @@ class Links final : private MessageMedium {
   bool closed_ = false;
   std::vector<std::unique_ptr<Peer>> peers_;
   PeerMessages messages_;                 // under mutex_, and so is
-  std::optional<std::uint64_t> current_;  // the collective that is announced and not over
+  AnnouncedCalls calls_;                  // those of agree(); a sequence number of theirs:
+  std::optional<std::uint64_t> current_;  // of the one that is not over
   LastCall last_{.state = LastCall::State::none};
 };
 

@@ -18,21 +18,19 @@ void Links::begin(const OpState& s) {
 
 void Links::agree(const OpState& s) {
   const int n = size(), self = context_->rank;
-  const Announcement mine = announcement_of(s, n);
+  Announcement mine = announcement_of(s, n);
+  std::uint64_t sequence = 0;
   {
     const std::lock_guard lock(mutex_);
-    current_ = s.call;
+    sequence = calls_.announce(mine, s);
+    current_ = sequence;
   }
-  const auto expected_of = [&](int r) {
-    Announcement a = mine;
-    announce_to(a, s, r, n);
-    return a;
-  };
   for (int r = 0; r < n; ++r) {
     if (r == self) continue;
+    announce_to(mine, s, r, n);
     try {
       write(*peers_[static_cast<std::size_t>(r)],
-            ControlMessage{.kind = ControlMessage::Kind::announce, .announcement = expected_of(r)});
+            ControlMessage{.kind = ControlMessage::Kind::announce, .announcement = mine});
     } catch (const std::exception&) {
       if (has_left(r)) throw Error(left({r}, &s));
       throw;
@@ -40,31 +38,16 @@ void Links::agree(const OpState& s) {
   }
   for (int r = 0; r < n; ++r) {
     if (r == self) continue;
-    Peer& peer = *peers_[static_cast<std::size_t>(r)];
-    Announcement theirs;
-    {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return closed_ || peer.leaves || peer.gone || !peer.announced.empty(); });
-      if (closed_) throw std::runtime_error("the group has failed");
-      if (peer.announced.empty()) {
-        if (peer.leaves) throw Error(left({r}, &s));
-        throw std::runtime_error("the connection broke");
-      }
-      theirs = peer.announced.front();
-      peer.announced.pop_front();
+    const Peer& peer = *peers_[static_cast<std::size_t>(r)];
+    const auto has_come = [&] { return calls_.announced_by(r) > sequence; };
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return closed_ || peer.leaves || peer.gone || has_come(); });
+    if (closed_) throw std::runtime_error("the group has failed");
+    if (!has_come()) {
+      if (peer.leaves) throw Error(left({r}, &s));
+      throw std::runtime_error("the connection broke");
     }
-    const Announcement here = expected_of(r);
-    if (theirs.record != here.record) throw Error(mismatch(r, theirs.record, self, here.record));
-    if (theirs.gives != here.expects || theirs.expects != here.gives)
-      throw Error(Failure{
-          .code = ErrorCode::mismatch,
-          .text = fmt::format("{}: rank {} gives rank {} {} elements, which expects {}; rank {} gives rank "
-                              "{} {} elements, which expects {} [call {}]",
-                              name(s.op), r, self, theirs.gives, here.expects, self, r, here.gives,
-                              theirs.expects, s.call),
-          .op = s.op,
-          .call = s.call,
-          .ranks = {std::min(r, self), std::max(r, self)}});
+    if (const auto differs = calls_.compare(r)) throw Error(*differs);
   }
 }
 
@@ -82,6 +65,7 @@ std::optional<Failure> Links::leaving(const OpState& s) {
 
 void Links::over() noexcept {
   const std::lock_guard lock(mutex_);
+  if (current_) calls_.finish(*current_);
   current_.reset();
   last_.state = LastCall::State::finished;
 }
@@ -91,22 +75,15 @@ std::vector<LastCall> Links::last_calls(bool announced) const {
   return messages_.last_calls(announced ? LastCall::State::none : LastCall::State::unknown);
 }
 
-std::vector<int> Links::late(std::uint64_t call) const {
-  std::vector<int> ranks;
-  for (const auto& peer : peers_)
-    if (peer->rank != context_->rank && peer->calls <= call) ranks.push_back(peer->rank);
-  return ranks;
-}
-
 // With mutex_ held. Inside a collective of Gloo, a rank may wait for any other.
-std::vector<int> Links::awaited_in(std::uint64_t call) const {
-  std::vector<int> ranks = late(call);
+std::vector<int> Links::awaited_in(std::uint64_t sequence) const {
+  std::vector<int> ranks = calls_.late(sequence);
   for (int r = 0; ranks.empty() && r < size(); ++r)
     if (r != context_->rank) ranks.push_back(r);
   return ranks;
 }
 
-// With mutex_ held.
+// With mutex_ held. Calls that are compared are all announced: their number is their sequence number.
 std::vector<int> Links::awaited_by(const OpState& s) const {
   return row(s.op).collective ? awaited_in(s.call) : messages_.awaited_by(s);
 }
@@ -140,7 +117,7 @@ std::vector<int> Links::missing(const OpState& s, std::string& story) {
   if (!row(s.op).collective) return messages_.missing(s, story, true);
   std::vector<int> ranks = awaited_by(s);
   const HoldUp found = messages_.found(ranks);
-  if (late(s.call).empty()) return tell_all_arrived(found, story);
+  if (calls_.late(s.call).empty()) return tell_all_arrived(found, story);
   const auto simple = [&](std::span<const int> these) {
     std::string text;
     for (const int r : these) text += fmt::format("{}rank {} had not arrived", text.empty() ? "" : "; ", r);

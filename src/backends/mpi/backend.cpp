@@ -17,8 +17,8 @@
 
 #include "backends/call_numbers.hpp"
 #include "backends/last_calls.hpp"
+#include "backends/messages/announced_calls.hpp"
 #include "backends/messages/peer_messages.hpp"
-#include "backends/mpi/calls.hpp"
 #include "backends/mpi/control_channel.hpp"
 #include "backends/mpi/failure_message.hpp"
 #include "backends/mpi/messages.hpp"
@@ -522,7 +522,7 @@ class MpiBackend final : public Backend, private MessageMedium {
   Traits traits_;
   mutable std::mutex mutex_;  // everything below; fail() comes from any thread
   std::unique_ptr<State> state_;
-  Calls calls_;
+  AnnouncedCalls calls_;
   PeerMessages messages_;
   std::optional<Failure> trouble_;                        // of a message; raised by the next poll
   LastCall unannounced_{.state = LastCall::State::none};  // the last call, where calls are not compared

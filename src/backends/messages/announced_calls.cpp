@@ -1,4 +1,4 @@
-#include "backends/mpi/calls.hpp"
+#include "backends/messages/announced_calls.hpp"
 
 #include <fmt/format.h>
 
@@ -6,17 +6,21 @@
 
 #include "weft/backends/op_table.hpp"
 
-namespace weft::mpi {
+namespace weft {
 
-std::uint64_t Calls::announce(const Announcement& call, const OpState& s) {
-  Own& mine = own_.emplace_back(Own{.record = call.record, .expected = {}, .largest = call.largest});
+std::uint64_t AnnouncedCalls::announce(const Announcement& call, const OpState& s) {
+  Own& mine =
+      own_.emplace_back(Own{.record = call.record, .given = {}, .expected = {}, .largest = call.largest});
   if (s.op == Op::all_to_all_v)
-    for (int r = 0; r < size_; ++r) mine.expected.push_back(s.out_blocks[r].count);
+    for (int r = 0; r < size_; ++r) {
+      mine.given.push_back(s.in_blocks[r].count);
+      mine.expected.push_back(s.out_blocks[r].count);
+    }
   last_ = call.record;
   return first_own_ + own_.size() - 1;
 }
 
-std::optional<Failure> Calls::compare(int r) {
+std::optional<Failure> AnnouncedCalls::compare(int r) {
   Peer& other = peer(r);
   while (!other.ahead.empty() && other.compared < first_own_ + own_.size()) {
     const Announcement theirs = other.ahead.front();
@@ -24,8 +28,11 @@ std::optional<Failure> Calls::compare(int r) {
     if (theirs.record != mine.record) return mismatch(r, theirs.record, rank_, mine.record);
     if (!mine.expected.empty()) {
       mine.largest = std::max(mine.largest, theirs.largest);
-      if (const std::int64_t wanted = mine.expected[static_cast<std::size_t>(r)]; theirs.gives != wanted)
-        return mismatch_of_blocks(mine.record, r, theirs.gives, rank_, wanted);
+      const auto at = static_cast<std::size_t>(r);
+      if (theirs.gives != mine.expected[at])
+        return mismatch_of_blocks(mine.record, r, theirs.gives, rank_, mine.expected[at]);
+      if (theirs.expects != mine.given[at])
+        return mismatch_of_blocks(mine.record, rank_, mine.given[at], r, theirs.expects);
     }
     other.ahead.pop_front();
     ++other.compared;
@@ -34,13 +41,13 @@ std::optional<Failure> Calls::compare(int r) {
   return std::nullopt;
 }
 
-void Calls::finish(std::uint64_t sequence) {
+void AnnouncedCalls::finish(std::uint64_t sequence) {
   done_ = sequence + 1;
   forget();
 }
 
 // Drops calls that were compared with all ranks and that no call in flight needs.
-void Calls::forget() {
+void AnnouncedCalls::forget() {
   std::uint64_t done = done_;
   for (int r = 0; r < size_; ++r)
     if (r != rank_) done = std::min(done, peer(r).compared);
@@ -50,7 +57,7 @@ void Calls::forget() {
   }
 }
 
-std::string Calls::left_out(const std::vector<bool>& left) const {
+std::string AnnouncedCalls::left_out(const std::vector<bool>& left) const {
   const std::uint64_t called = first_own_ + own_.size();
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
@@ -70,11 +77,11 @@ std::string Calls::left_out(const std::vector<bool>& left) const {
   return {};
 }
 
-std::vector<int> Calls::late(std::uint64_t sequence) const {
+std::vector<int> AnnouncedCalls::late(std::uint64_t sequence) const {
   std::vector<int> ranks;
   for (int r = 0; r < size_; ++r)
     if (r != rank_ && announced_by(r) <= sequence) ranks.push_back(r);
   return ranks;
 }
 
-}  // namespace weft::mpi
+}  // namespace weft

@@ -1,4 +1,5 @@
-// Which collectives the ranks have announced, and whether they called the same. Under the lock of the backend.
+// Which collectives the ranks have announced, and whether they called the same: for transports whose ranks tell each
+// other what they call before they do it. Not thread-safe; no function waits.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +13,12 @@
 #include "weft/backends/call_record.hpp"
 #include "weft/base/error.hpp"
 
-namespace weft::mpi {
+namespace weft {
 
 /// Collectives are counted by a sequence number of their own: not all calls are announced.
-class Calls {
+class AnnouncedCalls {
  public:
-  Calls(int rank, int size) : rank_(rank), size_(size), peers_(static_cast<std::size_t>(size)) {}
+  AnnouncedCalls(int rank, int size) : rank_(rank), size_(size), peers_(static_cast<std::size_t>(size)) {}
 
   /// Notes a call of this rank; returns its number. compare() must follow, for every rank.
   std::uint64_t announce(const Announcement& call, const OpState& s);
@@ -59,7 +60,7 @@ class Calls {
  private:
   struct Own {
     CallRecord record;
-    std::vector<std::int64_t> expected;  // all_to_all_v: elements from each rank
+    std::vector<std::int64_t> given, expected;  // all_to_all_v: elements to and from each rank
     std::int64_t largest = 0;
   };
   struct Peer {
@@ -78,4 +79,4 @@ class Calls {
   std::uint64_t first_own_ = 0, done_ = 0;  // sequence numbers: of own_'s first; all below are finished here
 };
 
-}  // namespace weft::mpi
+}  // namespace weft
