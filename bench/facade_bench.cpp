@@ -6,6 +6,9 @@
 //   backend_us     median of Backend::post() and Backend::poll() until it is done
 //   difference_ns  the first less the second: what checks, numbering, recording and the ticket take
 //   ratio          the first over the second
+//   start_us       median of PersistentCall::start() and wait(), of the same all_reduce
+//   start_difference_ns  that less backend_us: no check and no description of the call any more
+//   start_share    the one difference over the other
 //
 // With --c what weft.h costs above ProcessGroup, on one group and one memory:
 //
@@ -64,65 +67,111 @@ class Bare {
   std::uint64_t calls_ = 0;
 };
 
+// Persistent calls of the buffers that a row goes through, in turn.
+class Started {
+ public:
+  explicit Started(ProcessGroup& group) : group_(group) {}
+
+  void all_reduce(const ConstTensorView& in, const TensorView& out) {
+    if (next_ >= all_.size() || all_[next_].in != in.data || all_[next_].out != out.data ||
+        all_[next_].count != in.count() || all_[next_].dtype != in.dtype)
+      next_ = find(in, out);
+    const std::size_t now = next_;
+    if (++next_ == all_.size()) next_ = 0;
+    all_[now].call.start().wait();
+  }
+
+ private:
+  struct Made {
+    const std::byte *in, *out;
+    std::int64_t count;
+    DType dtype;
+    PersistentCall call;
+  };
+  [[gnu::noinline]] std::size_t find(const ConstTensorView& in, const TensorView& out) {
+    for (std::size_t k = 0; k < all_.size(); ++k)
+      if (all_[k].in == in.data && all_[k].out == out.data && all_[k].count == in.count() &&
+          all_[k].dtype == in.dtype)
+        return k;
+    all_.push_back({in.data, out.data, in.count(), in.dtype, group_.make_all_reduce(in, out)});
+    return all_.size() - 1;
+  }
+  ProcessGroup& group_;
+  std::vector<Made> all_;
+  std::size_t next_ = 0;
+};
+
 using AllReduce = std::function<void(const ConstTensorView& in, const TensorView& out)>;
 struct Side {
   const char* name;
   AllReduce call;
 };
 
-// Samples of both in turn; the difference is the first's.
-Numbers compare(RankOfBench& rank, const Side& first, const Side& second, const Case& c,
-                const std::string& memory, const Agree& agree, double seconds) {
-  // The same memory for both: where it lies may make more of a difference than what is measured.
+// Samples of all in turn; the differences are to the last. The first is the call that is asked about; a side between them has numbers of
+// its own, and its difference over the first's.
+Numbers compare(RankOfBench& rank, const std::vector<Side>& all, const Case& c, const std::string& memory,
+                const Agree& agree, double seconds) {
+  // The same memory for all: where it lies may make more of a difference than what is measured.
   const auto buffers = std::make_shared<Buffers>(c, rank.group.rank(), allocator(rank.context, memory));
-  const auto prepared = [&](const AllReduce& call) {
-    return prepare(buffers, [c, call](std::byte* in, std::byte* out) {
+  std::vector<Prepared> sides;
+  for (const Side& side : all)
+    sides.push_back(prepare(buffers, [c, call = side.call](std::byte* in, std::byte* out) {
       const auto count = Dims::line(c.block()), step = Dims::line(1);
       call({in, c.dtype, {}, count, step}, {out, c.dtype, {}, count, step});
-    });
-  };
-  const Prepared sides[2] = {prepared(first.call), prepared(second.call)};
+    }));
   // Verified, warm, and how many runs make a sample.
-  const Times rough = measure(sides[1], agree, seconds / 4);
-  measure(sides[0], agree, seconds / 4);
+  const Times rough = measure(sides.back(), agree, seconds / 4);
+  for (std::size_t s = 0; s + 1 < sides.size(); ++s) measure(sides[s], agree, seconds / 4);
   const auto runs = static_cast<int>(rough.runs);
-  std::vector<double> us[2];
+  std::vector<std::vector<double>> us(sides.size());
   const auto begin = Clock::now();
   do {
-    for (int s = 0; s < 32; ++s) {
-      const Prepared& p = sides[s % 2];
-      p.run();  // after the other's
+    for (std::size_t s = 0; s < 16 * sides.size(); ++s) {
+      const Prepared& p = sides[s % sides.size()];
+      p.run();  // after another's
       const auto start = Clock::now();
       for (int k = 0; k < runs; ++k) p.run();
-      us[s % 2].push_back(std::chrono::duration<double>(Clock::now() - start).count() * 1e6 / runs);
+      us[s % sides.size()].push_back(std::chrono::duration<double>(Clock::now() - start).count() * 1e6 /
+                                     runs);
     }
   } while (agree(std::chrono::duration<double>(Clock::now() - begin).count() < seconds) != 0);
-  const double with = times_of(us[0]).median_us, without = times_of(us[1]).median_us;
-  return {{first.name, with},
-          {second.name, without},
-          {"difference_ns", (with - without) * 1e3},
-          {"ratio", with / without}};
+  std::vector<double> medians;
+  for (auto& samples : us) medians.push_back(times_of(samples).median_us);
+  const double with = medians.front(), without = medians.back();
+  Numbers numbers{{all.front().name, with},
+                  {all.back().name, without},
+                  {"difference_ns", (with - without) * 1e3},
+                  {"ratio", with / without}};
+  for (std::size_t s = 1; s + 1 < all.size(); ++s) {
+    const std::string name = all[s].name;
+    numbers.push_back({name + "_us", medians[s]});
+    numbers.push_back({name + "_difference_ns", (medians[s] - without) * 1e3});
+    numbers.push_back({name + "_share", (medians[s] - without) / (with - without)});
+  }
+  return numbers;
 }
 
-std::vector<TableRow> table_of_sides(RankOfBench& rank, const std::string& name, const Side& first,
-                                     const Side& second) {
-  return table_of(rank.spec,
-                  [&rank, name, first, second](TableRow& row, const Case& c, const std::string& memory) {
-                    row.name = name + "/" + row.name;
-                    row.measure = [&rank, first, second, c, memory](const Agree& agree, double seconds) {
-                      return compare(rank, first, second, c, memory, agree, seconds);
-                    };
-                  });
+std::vector<TableRow> table_of_sides(RankOfBench& rank, const std::string& name,
+                                     const std::vector<Side>& sides) {
+  return table_of(rank.spec, [&rank, name, sides](TableRow& row, const Case& c, const std::string& memory) {
+    row.name = name + "/" + row.name;
+    row.measure = [&rank, sides, c, memory](const Agree& agree, double seconds) {
+      return compare(rank, sides, c, memory, agree, seconds);
+    };
+  });
 }
 
 std::vector<TableRow> above_transport(RankOfBench& rank) {
   const auto bare = std::make_shared<Bare>(rank);
+  const auto started = std::make_shared<Started>(rank.group);
   return table_of_sides(
       rank, "facade",
-      {"facade_us",
-       [&rank](const ConstTensorView& in, const TensorView& out) { rank.group.all_reduce(in, out).wait(); }},
-      {"backend_us",
-       [bare](const ConstTensorView& in, const TensorView& out) { bare->all_reduce(in, out); }});
+      {{"facade_us",
+        [&rank](const ConstTensorView& in, const TensorView& out) { rank.group.all_reduce(in, out).wait(); }},
+       {"start",
+        [started](const ConstTensorView& in, const TensorView& out) { started->all_reduce(in, out); }},
+       {"backend_us",
+        [bare](const ConstTensorView& in, const TensorView& out) { bare->all_reduce(in, out); }}});
 }
 
 std::vector<TableRow> above_cpp(RankOfBench& rank) {
@@ -130,20 +179,20 @@ std::vector<TableRow> above_cpp(RankOfBench& rank) {
       nullptr, ProcessGroup::create(rank.context, rank.spec.backend, rank.membership("c")))});
   return table_of_sides(
       rank, "facade_c",
-      {"c_us",
-       [handle](const ConstTensorView& in, const TensorView& out) {
-         const weft_buffer from = {const_cast<std::byte*>(in.data), in.count(),
-                                   static_cast<weft_dtype>(in.dtype), WEFT_CPU};
-         const weft_buffer to = {out.data, out.count(), static_cast<weft_dtype>(out.dtype), WEFT_CPU};
-         const weft_call_options options = WEFT_CALL_OPTIONS_INIT;
-         // Made once, as a program with a loop does: its initialiser alone writes a kilobyte, 30 to 40 ns.
-         static thread_local weft_error error = WEFT_ERROR_INIT;
-         if (weft_all_reduce(handle.get(), &from, &to, &options, nullptr, &error) != WEFT_OK)
-           throw std::runtime_error(error.text);
-       }},
-      {"cpp_us", [handle](const ConstTensorView& in, const TensorView& out) {
-         handle->handle->group.all_reduce(in, out).wait();
-       }});
+      {{"c_us",
+        [handle](const ConstTensorView& in, const TensorView& out) {
+          const weft_buffer from = {const_cast<std::byte*>(in.data), in.count(),
+                                    static_cast<weft_dtype>(in.dtype), WEFT_CPU};
+          const weft_buffer to = {out.data, out.count(), static_cast<weft_dtype>(out.dtype), WEFT_CPU};
+          const weft_call_options options = WEFT_CALL_OPTIONS_INIT;
+          // Made once, as a program with a loop does: its initialiser alone writes a kilobyte, 30 to 40 ns.
+          static thread_local weft_error error = WEFT_ERROR_INIT;
+          if (weft_all_reduce(handle.get(), &from, &to, &options, nullptr, &error) != WEFT_OK)
+            throw std::runtime_error(error.text);
+        }},
+       {"cpp_us", [handle](const ConstTensorView& in, const TensorView& out) {
+          handle->handle->group.all_reduce(in, out).wait();
+        }}});
 }
 
 }  // namespace

@@ -65,7 +65,7 @@ PARAMS = {
     "Mesh.unflatten.axis": "str", "Mesh.unflatten.parts": "int", "Mesh.flatten.name": "str", "Reduction.__init__.name": "str", "redistribute.source": "Layout",
     "partial.op": "ReduceOp", "Store.get.key": "str", "Store.set.key": "str", "Store.set.value": "bytes", "Store.try_get.key": "str", "Store.add.key": "str",
     "Store.compare_set.key": "str", "Store.remove.key": "str", "Store.tcp.host": "str", "Context.group_at.host": "str", "Group.subgroup.name": "str",
-    "Transport.open.limit": "float", "Transport.open.group": "str", "Context.backend_traits.backend": "str", "Batch.recv.out": "Array", "Group.recv.out": "Array",
+    "Transport.open.limit": "float", "Transport.open.group": "str", "Context.backend_traits.backend": "str", "Batch.recv.out": "Array", "Group.recv.out": "Array", "Group.make_recv.out": "Array",
     "Group.send_recv.out": "Array", "Window.start.x": "Array | list[Array]", "Reader.read.out": "Array", "Reader.read.name": "str", "Reader.__getitem__.name": "str",
     "gather_full_state.root": "int | None", "set_full_state.root": "int | None", "convert.dtype": "DType | Callable[[str, str], DType] | None", "convert.files": "int", "convert.old_names": "bool",
     "convert.to": "str | bytes | PathLike[str] | PathLike[bytes]", "verify.progress": "Callable[[int, int], object] | None",
@@ -89,7 +89,7 @@ ATTRIBUTES = {  # of attributes, and results of properties, methods and function
     "Reader.folder": "str", "Reader.hashed": "bool", "Reader.mesh": "str", "Reader.read": "Any", "Reader.step": "int",
     "Reader.tensors": "dict[str, tuple[tuple[int, ...], str]]", "Reducer.bind": "None", "Reducer.bucket_bytes": "list[int]", "Reducer.finish": "None",
     "Reducer.is_ready": "bool", "Reducer.no_sync": "Any", "Reducer.ready": "None", "Reducer.sent_early": "int", "Reducer.slot": "Any", "Reduction.name": "str",
-    "Sampler.batch": "list[int]", "Sampler.count": "int", "Sampler.offset": "int", "Saver.save": "bool", "Saver.wait": "None", "SharedTensor.address": "int",
+    "Persistent.start": "Work", "Sampler.batch": "list[int]", "Sampler.count": "int", "Sampler.offset": "int", "Saver.save": "bool", "Saver.wait": "None", "SharedTensor.address": "int",
     "SharedTensor.nbytes": "int", "SharedTensor.__dlpack__": "Any", "SharedTensor.__dlpack_device__": "tuple[int, int]", "SharedTensor.numpy": "Any", "SharedTensor.torch": "Any", "SharedTensor.shape": "tuple[int, ...]", "SharedTensor.dtype": "str",
     "Store.add": "int", "Store.compare_set": "bytes | None", "Store.file": "Store", "Store.get": "bytes", "Store.local": "Store", "Store.remove": "None",
     "Store.set": "None", "Store.tcp": "Store", "Store.try_get": "bytes | None", "StoreServer.address": "str", "StoreServer.port": "int",
@@ -103,7 +103,7 @@ ATTRIBUTES = {  # of attributes, and results of properties, methods and function
     "convert": "int", "export": "int", "gather_full_state": "dict[str, Any]", "latest": "tuple[str, int] | None", "load": "tuple[int, str]", "save": "None",
     "set_full_state": "None", "verify": "list[str]", "close": "None", "done": "bool", "wait": "Any", "__await__": "Generator[Any, None, Any]", "__init__": "None",
 }
-GIVEN_BY_CALLS = {"Exchange", "Group", "Message", "Store", "Transfer", "Work", "SharedTensor", "Batch"}  # nobody calls these classes
+GIVEN_BY_CALLS = {"Exchange", "Group", "Message", "Store", "Transfer", "Work", "SharedTensor", "Batch", "Persistent"}  # nobody calls these classes
 SPECIAL = ("__getitem__", "__await__", "__dlpack__", "__dlpack_device__")
 FURTHER = {"Error": ("text", "op", "call", "ranks", "rank_count", "quiesced"), "SharedTensor": ("shape", "dtype")}  # set by __init__, no slots
 
@@ -146,7 +146,8 @@ def members(cls):
         key = next((f"{c.__name__}.{name}" for c in own if f"{c.__name__}.{name}" in ATTRIBUTES), name)
         if inspect.isfunction(value) or isinstance(value, classmethod):
             operation = any(name in vars(c) for c in own if c.__name__ == "Operations")
-            result = {"Group": "Work", "Batch": "int"}[cls.__name__] if operation or key == "send_recv" else type_of(ATTRIBUTES, key)
+            made = "Persistent" if cls.__name__ == "Group" and name.startswith("make_") else None
+            result = made or ({"Group": "Work", "Batch": "int"}[cls.__name__] if operation or key == "send_recv" else type_of(ATTRIBUTES, key))
             if isinstance(value, classmethod):
                 lines.append("@classmethod")
             lines.append(f"def {name}{signature(getattr(value, '__func__', value), cls, name, True)} -> {result}: ...")

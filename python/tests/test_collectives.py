@@ -181,6 +181,74 @@ def test_what_only_a_warning_tells_is_no_success(processes):
         assert done.returncode == 70 and said in done.stderr and "has logged a warning that its results may be wrong" in done.stderr, done
 
 
+def test_persistent_calls(ranks):
+    """Made once, started often: each start takes what the arrays hold, and gives the same result array."""
+    def program(group):
+        rank, x, out = group.rank, np.zeros(6), np.zeros(6)
+        total = group.make_all_reduce(x, out)
+        most = group.make_all_reduce(x, op="max")
+        joined = group.make_all_gather_v(x[:rank + 1], [1, 2, 3])
+        own = group.make_reduce(x, 2, op=weft.Reduction("larger", np.maximum))
+        everybody = group.make_barrier()
+        for turn in range(3):
+            x[:] = np.arange(6) + 10 * rank + turn
+            work = total.start()
+            if turn == rank:
+                with pytest.raises(weft.BadArgumentError, match=r"^all_reduce: this persistent call was started before and is still in flight; expected that"):
+                    total.start()
+            assert work.wait() is out
+            np.testing.assert_array_equal(out, 3 * np.arange(6) + 30 + 3 * turn)
+            # A rank may call what others start.
+            largest = group.all_reduce(x, op="max").wait() if turn == rank else most.start().wait()
+            np.testing.assert_array_equal(largest, np.arange(6) + 20 + turn)
+            np.testing.assert_array_equal(joined.start().wait(), np.concatenate([np.arange(r + 1) + 10 * r + turn for r in range(3)]))
+            result = own.start().wait()
+            assert (result is None) == (rank != 2)
+            if rank == 2:
+                np.testing.assert_array_equal(result, largest)
+            everybody.start().wait()
+        ring = np.empty(6)
+        send, recv = group.make_send(x, (rank + 1) % 3, tag=4), group.make_recv(ring, weft.ANY_SOURCE, tag=4)
+        for turn in range(2):
+            x[:] = rank + turn
+            work = recv.start()
+            weft.wait_all([send.start(), work])
+            assert work.source == (rank - 1) % 3
+            np.testing.assert_array_equal(ring, np.full(6, work.source + turn))
+            group.barrier().wait()
+    ranks(3, program)
+
+
+def test_persistent_calls_that_end(ranks):
+    def program(group):
+        x = np.ones(1000)
+        with pytest.raises(weft.BadArgumentError, match="^all_reduce: out has 3 elements; expected 1000"):
+            group.make_all_reduce(x, np.ones(3))
+        call = group.make_all_reduce(x, out=x)
+        work = call.start()
+        del call  # its call goes on
+        assert work.wait() is x and x[0] == 2
+        call = group.make_barrier()
+        with call:
+            call.start().wait()
+        with pytest.raises(weft.BadArgumentError, match="^the Persistent is closed; expected one that is open$"):
+            call.start()
+        call = group.make_barrier()
+        group.close()
+        with pytest.raises(weft.BadArgumentError, match="^the Group is closed; expected one that is open$"):
+            call.start()
+    ranks(2, program)
+
+    def unequal(group):
+        x = np.ones(4, np.float32)
+        call = group.make_all_reduce(x, op="max" if group.rank else "sum")
+        with pytest.raises(weft.MismatchError, match=r"all_reduce f32 x4 sum \[call 0\]"):
+            call.start().wait()
+        with pytest.raises(weft.MismatchError):
+            call.start().wait()
+    ranks(2, unequal)
+
+
 def test_batch(ranks):
     def program(group):
         batch = group.batch()

@@ -66,6 +66,10 @@ class Alone:
         self.count += 1
         return self.count
 
+    def sent_by_persistent(self):
+        send, recv = self.group.make_send(self.x, 0), self.group.make_recv(np.ones(4, F4), 0)
+        weft.wait_all([send.start(), recv.start()])
+
     def batch(self):
         batch = self.group.batch()
         batch.all_reduce(self.x)
@@ -163,7 +167,10 @@ CALLS = {
 for _op, _more in {"all_reduce": (), "reduce": (), "broadcast": (), "all_gather": (), "reduce_scatter": (), "gather": (), "scatter": (), "all_to_all": (),
                    "scan": (), "exscan": (), "all_gather_v": ([4],), "reduce_scatter_v": ([4],), "all_to_all_v": ([4], [4])}.items():
     CALLS[f"Group.{_op}"] = lambda a, op=_op, more=_more: getattr(a.group, op)(a.x, *more).wait()
+    CALLS[f"Group.make_{_op} Persistent Persistent.start"] = lambda a, op=_op, more=_more: getattr(a.group, f"make_{op}")(a.x, *more).start().wait()
 CALLS["Group.leave"] = lambda a: a.group.duplicate().leave()
+CALLS["Group.make_barrier"] = lambda a: a.group.make_barrier().start().wait()
+CALLS["Group.make_send Group.make_recv"] = lambda a: a.sent_by_persistent()
 CALLS["Group.barrier"] = lambda a: a.group.barrier().wait()
 # These ask nothing of the library.
 ASK_NOTHING = {"Group.context", "SharedTensor", "SharedTensor.address", "SharedTensor.nbytes", "SharedTensor.numpy", "SharedTensor.torch", "FlatShards.part_shape",
@@ -402,7 +409,7 @@ def test_what_belongs_to_this_process_is_neither_copied_nor_pickled(alone):
     things = {"Batch": batch, "SharedTensor": alone.context.empty(3, kind="dlpack"), "Context": alone.context, "Store": alone.store, "Group": alone.group,
               "Mesh": alone.mesh, "Layout": alone.rows, "Halo": alone.halo, "Window": alone.window, "FlatShards": alone.flat, "Saver": alone.saver,
               "Reader": alone.reader, "Sampler": alone.sampler, "Reducer": alone.reducer(), "Reduction": weft.Reduction("own", np.add),
-              "Work": alone.group.barrier(), "Transfer": weft.redistribute(alone.x, alone.rows, alone.whole), "Exchange": alone.halo.exchange(np.ones(6, F4)),
+              "Persistent": alone.group.make_barrier(), "Work": alone.group.barrier(), "Transfer": weft.redistribute(alone.x, alone.rows, alone.whole), "Exchange": alone.halo.exchange(np.ones(6, F4)),
               "StoreServer": weft.StoreServer(alone.context, host="127.0.0.1")}
     assert {name for name in names_of_calls() if "." not in name and isinstance(getattr(weft, name), type)} - set(things) <= {
         "BucketHook", "Message", "Traits", "Transport"}

@@ -15,7 +15,7 @@ from .context import Context, version
 from .errors import (AbortedError, BadArgumentError, CorruptError, Error, LayoutError, MismatchError, PeerLostError, SystemError,  # pylint: disable=W0622
                      TimeoutError, UnsupportedError)
 from .meshes.gradients import BucketHook, Reducer, Sampler, average_gradients, clip_grad_norm, grad_norm, reduce_gradients, sync_replicated_gradients
-from .group import ANY_SOURCE, Batch, Group, Message, Reduction
+from .group import ANY_SOURCE, Batch, Group, Message, Persistent, Reduction
 from .meshes.layout import Layout, check_replicas, partial, redistribute, replicate, shard
 from .meshes.mesh import Mesh
 from .meshes.shards import FlatShards
@@ -27,7 +27,7 @@ from .work import Work, wait_all
 
 __version__ = version()
 __all__ = ["ANY_SOURCE", "AbortedError", "BadArgumentError", "Batch", "BucketHook", "Context", "CorruptError", "Error", "Exchange", "FlatShards", "Group",
-           "Halo", "Layout", "LayoutError", "Mesh", "Message", "MismatchError", "PeerLostError", "Reducer", "Reduction", "Sampler", "SharedTensor", "Store",
+           "Halo", "Layout", "LayoutError", "Mesh", "Message", "MismatchError", "PeerLostError", "Persistent", "Reducer", "Reduction", "Sampler", "SharedTensor", "Store",
            "StoreServer", "SystemError", "TimeoutError", "Traits", "Transfer", "Transport", "UnsupportedError", "Window", "Work", "average_gradients",
            "check_replicas", "checkpoint", "clip_grad_norm", "grad_norm", "new_secret", "partial", "pole", "redistribute",
            "reduce_gradients", "replicate", "secret_from_env", "shard", "sync_replicated_gradients", "version", "wait_all"]

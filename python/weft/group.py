@@ -1,5 +1,6 @@
 """Groups of ranks and the operations that they perform together."""
 import ctypes
+import functools
 
 from . import _api, _calls, arrays, errors
 from ._api import weft_call
@@ -10,10 +11,10 @@ from .operations import ANY_SOURCE, NO_INPUT, REDUCE_OPS, Operations, options_of
 from .reduction import Reduction
 from .work import Work
 
-__all__ = ["Group", "Batch", "Message", "Reduction", "ANY_SOURCE", "REDUCE_OPS"]
+__all__ = ["Group", "Batch", "Persistent", "Message", "Reduction", "ANY_SOURCE", "REDUCE_OPS"]
 
 _BLANK = bytes(_api.make(weft_call))
-_submit, _byref, _addressof = lib.submit, ctypes.byref, ctypes.addressof
+_submit, _start, _byref, _addressof = lib.submit, lib.persistent_start, ctypes.byref, ctypes.addressof
 _begin, _types = _calls.begin, _calls.types
 
 
@@ -41,6 +42,8 @@ class Group(Operations, Handle):
 
     Closing it (or dropping it) leaves the group: peers that still wait for this rank get PeerLostError. Any thread; the order of collectives is then the
     program's to agree on.
+
+    make_all_reduce and its like, one for each operation, describe a call that is to be begun often: a Persistent.
     """
     __slots__ = ("_context", "rank", "size", "name", "backend", "_unquiet")
     _destroy = lib.group_destroy
@@ -229,6 +232,57 @@ class Group(Operations, Handle):
         """A list of the objects of all ranks at rank `root`; elsewhere None. All ranks call it; blocks."""
         from .objects import gather_object
         return gather_object(self, value, root)
+
+
+class Persistent(Handle):
+    """A call that was checked and described once, by Group.make_all_reduce or its like, and is begun by each `start`: a persistent operation of MPI.
+
+    It keeps the call's arrays alive. Each start takes what they hold then, and its Work's result is the same array each time. For the other ranks a start is
+    what the plain method is, which they may call as well. Closing it leaves a call in flight alone. For one thread at a time.
+    """
+    __slots__ = ("_group", "_keep", "_result", "_is_recv", "_reductions")
+    _destroy = lib.persistent_destroy
+
+    def __init__(self, handle, group, keep, result, is_recv, reductions):
+        Handle.__init__(self, handle)
+        self._group, self._keep, self._result, self._is_recv, self._reductions = group, keep, result, is_recv, reductions
+
+    def start(self):
+        """Begins the call; gives a Work. BadArgumentError, and nothing is sent, while the Work of the last start is not done, and once the group is closed."""
+        self._group._open()
+        made = Made(lib.work_destroy, self._keep)
+        if _start(self._open(), _byref(made), per_thread.ref):
+            raise errors.last()
+        return Work(made, self._group, self._keep, self._result, self._is_recv, self._reductions)
+
+
+class _Making(Operations):
+    """What the operations of a Group are begun with, to be described instead."""
+
+    def __init__(self, group):
+        self.group, self._context, self.rank, self.size = group, group._context, group.rank, group.size
+
+    def _call(self, op, x, out, shape, options, root=None, peer=None, in_blocks=None, out_blocks=None, in_counts=True):
+        call = weft_call.from_buffer_copy(_BLANK)
+        keep, result = self._fill(call, op, x, out, shape, options, root, peer, in_blocks, out_blocks, in_counts)
+        made = Made(lib.persistent_destroy, keep)
+        errors.call(lib.persistent_create, self.group._open(), _byref(call), _byref(made))
+        return Persistent(made, self.group, keep, result, op == _api.OP_RECV, (options.own,) if hasattr(options, "own") else None)
+
+
+def _maker(operation):
+    @functools.wraps(operation)
+    def make(self, *args, **options):
+        return operation(_Making(self), *args, **options)
+    make.__name__ = f"make_{operation.__name__}"
+    make.__qualname__ = f"Group.{make.__name__}"
+    make.__doc__ = f"The call of `{operation.__name__}` with the same arguments, to be begun often: a Persistent. Sends nothing."
+    return make
+
+
+for _name, _operation in list(vars(Operations).items()):
+    if not _name.startswith("_"):
+        setattr(Group, f"make_{_name}", _maker(_operation))
 
 
 class Batch(Operations):

@@ -58,6 +58,13 @@ struct weft_work : weft::capi::Handle<weft_work> {
   std::optional<weft::Error> failure;  // a Work throws it once; the handle returns it whenever it is asked
 };
 
+struct weft_persistent : weft::capi::Handle<weft_persistent> {
+  static constexpr const char* kKind = "weft_persistent";
+  std::weak_ptr<weft::capi::GroupHandle> group;  // whose end it does not put off
+  weft::capi::Reductions reductions;             // that the call combines with
+  weft::PersistentCall call;
+};
+
 namespace weft::capi {
 
 /// After calls that have ended well: where the function of one of `reductions` threw, aborts the group and throws.
@@ -66,18 +73,18 @@ void check_reductions(const char* function, ProcessGroup& group, const Reduction
 /// Runs begin(), which submits calls to `group` and returns their Work. Where `work` is null, waits for it; else *work
 /// becomes its handle. `reductions`: what the calls combine with; not one that threw before.
 template <class Begin>
-void begin(const char* function, weft_group& group, Reductions reductions, weft_work** work,
-           const Begin& begin) {
+void begin(const char* function, const std::shared_ptr<GroupHandle>& group, Reductions reductions,
+           weft_work** work, const Begin& begin) {
   for (const auto& r : reductions) r->check(function);
   if (work == nullptr) {
-    check_may_wait(group.handle->group);  // before anything is sent
+    check_may_wait(group->group);  // before anything is sent
     begin().wait();
     if (!reductions.empty()) [[unlikely]]
-      check_reductions(function, group.handle->group, reductions);
+      check_reductions(function, group->group, reductions);
     return;
   }
   auto handle = std::make_unique<weft_work>();  // before anything is sent
-  handle->group = group.handle;
+  handle->group = group;
   handle->reductions = std::move(reductions);
   handle->work = begin();
   *work = handle.release();
@@ -94,7 +101,7 @@ weft_status submitted(const char* function, weft_group* group, const weft_call_o
     Reductions reductions;
     if (o.op.user != nullptr) [[unlikely]]
       reductions.push_back(options->reduction->reduction);
-    begin(function, handle, std::move(reductions), work, [&] { return g.submit(make(g, o)); });
+    begin(function, handle.handle, std::move(reductions), work, [&] { return g.submit(make(g, o)); });
   });
 }
 

@@ -168,7 +168,7 @@ weft_status weft_send_recv(weft_group* group, const weft_buffer* in, int32_t des
     weft_group& g = capi::given(function, group, "group");
     const CallOptions o = capi::call_options(function, options);
     const weft::Buffer from = capi::buffer_of(function, in, "in"), to = capi::buffer_of(function, out, "out");
-    capi::begin(function, g, {}, work,
+    capi::begin(function, g.handle, {}, work,
                 [&] { return g.handle->group.send_recv(from, destination, to, source, o); });
   });
 }
@@ -247,8 +247,39 @@ weft_status weft_submit(weft_group* group, const weft_call* call, weft_work** wo
     capi::Reductions reductions;
     const weft_call read = read_call("weft_submit", call);
     const Call c = call_of("weft_submit: call", read, reductions);
-    capi::begin(function, g, std::move(reductions), work, [&] { return g.handle->group.submit(c); });
+    capi::begin(function, g.handle, std::move(reductions), work, [&] { return g.handle->group.submit(c); });
   });
+}
+
+weft_status weft_persistent_create(weft_group* group, const weft_call* call, weft_persistent** persistent,
+                                   weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    weft_group& g = capi::given(function, group, "group");
+    capi::given(function, call, "call");
+    weft_persistent*& to = capi::given(function, persistent, "persistent");
+    const weft_call read = read_call("weft_persistent_create", call);
+    auto made = std::make_unique<weft_persistent>();
+    const Call c = call_of("weft_persistent_create: call", read, made->reductions);
+    for (const auto& r : made->reductions) r->check(function);
+    made->call = g.handle->group.make(c);
+    made->group = g.handle;
+    to = made.release();
+  });
+}
+
+weft_status weft_persistent_start(weft_persistent* persistent, weft_work** work, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    weft_persistent& p = capi::given(function, persistent, "persistent");
+    const std::shared_ptr<capi::GroupHandle> group = p.group.lock();
+    if (group == nullptr)
+      capi::refuse(ErrorCode::bad_argument, function,
+                   "the weft_group that persistent was made for was destroyed; expected one that lives");
+    capi::begin(function, group, p.reductions, work, [&] { return p.call.start(); });
+  });
+}
+
+void weft_persistent_destroy(weft_persistent* persistent) {
+  capi::destroy(__func__, persistent, "persistent");
 }
 
 weft_status weft_coalesced(weft_group* group, const weft_call* calls, size_t count, weft_work** work,
@@ -269,7 +300,8 @@ weft_status weft_coalesced(weft_group* group, const weft_call* calls, size_t cou
             fmt::format("struct_size is {}; expected {} (calls[0])", c.struct_size, calls->struct_size));
       all.push_back(call_of(where.c_str(), read_call(where.c_str(), &c), reductions));
     }
-    capi::begin(function, g, std::move(reductions), work, [&] { return g.handle->group.coalesced(all); });
+    capi::begin(function, g.handle, std::move(reductions), work,
+                [&] { return g.handle->group.coalesced(all); });
   });
 }
 

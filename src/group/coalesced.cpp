@@ -163,7 +163,7 @@ Work GroupState::submit_all(std::span<const Call> calls, bool apart) {
     first.spend();
     failure_.raise(calls[std::min(sent, calls.size() - 1)].op);
   }
-  first.source_ = Work::kSeveral;
+  first.set_source(Work::kSeveral);
   return first;
 }
 
@@ -193,7 +193,7 @@ void GroupState::submit_batches(std::span<const Call> calls, std::span<const Ope
       if (!work.valid()) continue;
       if (first.valid()) {
         first.join_found(work);
-        first.more_->calls.push_back({work.slot_, work.ticket_});
+        first.more_->calls.push_back({work.slot(), work.ticket_});
         work.group_ = nullptr;
       } else {
         first = std::move(work);

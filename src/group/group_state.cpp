@@ -21,26 +21,35 @@ constexpr auto kAnswers =
 
 int process_rank_of(const Membership& m) { return m.process_rank < 0 ? m.rank : m.process_rank; }
 
-// One rank has nobody to meet: one local step, no ring.
-void run_alone(const Call& call, const Operands& have) {
-  if (!has_in(call.op, true) || !has_out(call.op, true)) return;
-  Block from{0, have.in_count}, to{0, have.out_count};
-  const auto first = [](const Blocks& b, Block& block) {
-    if (!b.counts.empty()) block = {b.offsets.empty() ? 0 : b.offsets[0], b.counts[0]};
+// What a group of one rank moves: its own block.
+Operands own_block(const Call& call, Operands have) noexcept {
+  const std::int64_t element = size_bytes(have.dtype);
+  const auto first = [&](const Blocks& b, auto& data, std::int64_t& count) {
+    if (b.counts.empty()) return;
+    data += (b.offsets.empty() ? 0 : b.offsets[0]) * element;
+    count = b.counts[0];
   };
-  first(call.in_blocks, from);
-  first(call.out_blocks, to);
-  if (to.count == 0) return;
-  const std::int64_t element = size_bytes(call.out.dtype);
-  const std::byte* const in = call.in.data + from.offset * element;
-  std::byte* const out = call.out.data + to.offset * element;
-  if (is_scan(call.op)) {
-    scan_of(0, call.out.dtype, call.options.op, call.op == Op::exscan, {&in, 1}, out, to.count);
-  } else if (row(call.op).reduces) {
-    reduce(call.out.dtype, call.options.op, {&in, 1}, {&out, 1}, to.count);
+  first(call.in_blocks, have.in, have.in_count);
+  first(call.out_blocks, have.out, have.out_count);
+  return have;
+}
+
+// One rank has nobody to meet: one local step, no ring. `own`: its own block.
+void run_alone(Op op, const ReduceOp& reduction, const Operands& own) {
+  if (!has_in(op, true) || !has_out(op, true) || own.out_count == 0) return;
+  const std::byte* const in = own.in;
+  std::byte* const out = own.out;
+  if (is_scan(op)) {
+    scan_of(0, own.dtype, reduction, op == Op::exscan, {&in, 1}, out, own.out_count);
+  } else if (row(op).reduces) {
+    reduce(own.dtype, reduction, {&in, 1}, {&out, 1}, own.out_count);
   } else if (in != out) {
-    copy_bytes(out, in, to.count * element);
+    copy_bytes(out, in, own.out_count * size_bytes(own.dtype));
   }
+}
+
+bool has_blocks(const Call& call) noexcept {
+  return !call.in_blocks.counts.empty() || !call.out_blocks.counts.empty();
 }
 
 }  // namespace
@@ -101,6 +110,7 @@ GroupState::~GroupState() {
 }
 
 void GroupState::release() noexcept {
+  users->end();
   if (context.forked())
     return;  // it is the parent's: locks may be held for ever, shared memory is not mapped
   if (!own_within(kStuck)) {
@@ -290,13 +300,13 @@ Work GroupState::submit_checked(const Call& call, const Operands& have) {
   const OpRow r = row(call.op);
   if (failed()) failure_.raise(call.op);
   if (member.size == 1 && r.collective && !traits().device) {
-    run_alone(call, have);
+    run_alone(call.op, call.options.op, own_block(call, have));
     return {};
   }
   own_room(1, call.op, call.options.deadline);
   const std::uint32_t index = ring_.next();
   Ring::Slot& slot = ring_[index];
-  const bool blocks = !call.in_blocks.counts.empty() || !call.out_blocks.counts.empty();
+  const bool blocks = has_blocks(call);
   detail::WorkCallbacks* found = nullptr;
   try {
     if (blocks) slot.blocks.resize(2 * static_cast<std::size_t>(member.size));
@@ -306,9 +316,19 @@ Work GroupState::submit_checked(const Call& call, const Operands& have) {
     throw;
   }
   fill(slot.op, call, have);
-  if (blocks) Ring::keep_blocks(slot, call, member.size);
+  if (blocks) Ring::keep_blocks(slot.blocks, slot.op, call, member.size);
   slot.deadline = call.options.deadline > Duration::zero() ? call.options.deadline : member.deadline;
-  ring_.put(index, r.collective);
+  return post(index, r.collective, found);
+}
+
+// Numbers the call of this slot, which is filled in but for that, and gives it to the backend. Called by the owner, who owns
+// the group no more afterwards.
+inline Work GroupState::post(std::uint32_t index, bool collective, detail::WorkCallbacks* found) {
+  Ring::Slot& slot = ring_[index];
+  const Op op = slot.op.op;
+  const int peer = slot.op.peer;
+  slot.op.call = ring_.number(collective);
+  ring_.put(index, collective);
   backend_->post(slot.op);
   slot.record = recorder_->posted(slot.op);  // while peers already see the call
   const std::uint32_t ticket = slot.generation.load(std::memory_order_relaxed);
@@ -316,12 +336,99 @@ Work GroupState::submit_checked(const Call& call, const Operands& have) {
   disown();
   if (helped_) progress_.in_flight(1);
   Work work(this, index, ticket);
-  if (!r.collective) {
+  if (!collective) {
     work.callbacks_ = found;
-    if (call.op == Op::recv && found == nullptr)
-      work.source_ = static_cast<std::uint32_t>(call.peer) & 0xffffff;
+    if (op == Op::recv && found == nullptr) work.set_source(static_cast<std::uint32_t>(peer));
   }
   return work;
+}
+
+std::shared_ptr<detail::PreparedCall> GroupState::prepare(const Call& call) {
+  if (context.forked()) context.check_fork(name(call.op).data());
+  if (call.options.stream != Stream{}) check_stream(call.options.stream, name(call.op), true);
+  Operands have = check(call, traits(), member.rank, member.size, member.name);
+  if (call.op == Op::wait_message)
+    throw Error(Failure{.code = ErrorCode::bad_argument,
+                        .text = fmt::format("make: op is wait_message, whose answer a persistent call has no "
+                                            "place for; expected a collective, send or recv{}",
+                                            tail(member)),
+                        .op = call.op,
+                        .ranks = {}});
+  auto prepared = std::make_shared<detail::PreparedCall>();
+  detail::PreparedCall& p = *prepared;
+  p.group = this;
+  p.users = users;
+  p.tail = tail(member);
+  p.deadline = call.options.deadline > Duration::zero() ? call.options.deadline : member.deadline;
+  p.collective = row(call.op).collective;
+  p.alone = member.size == 1 && p.collective && !traits().device;
+  if (p.alone) have = own_block(call, have);
+  fill(p.op, call, have);
+  if (!p.alone && has_blocks(call)) {
+    p.blocks.resize(2 * static_cast<std::size_t>(member.size));
+    Ring::keep_blocks(p.blocks, p.op, call, member.size);
+  }
+  p.plain = !p.alone && p.blocks.empty() && p.op.stream == Stream{} && p.op.peer != any_source;
+  return prepared;
+}
+
+[[gnu::flatten]] Work GroupState::start(const std::shared_ptr<detail::PreparedCall>& prepared) {
+  return prepared->plain ? start_as<true>(prepared) : start_as<false>(prepared);
+}
+
+template <bool kPlain>
+Work GroupState::start_as(const std::shared_ptr<detail::PreparedCall>& prepared) {
+  detail::PreparedCall& p = *prepared;
+  const Op op = p.op.op;
+  if (context.forked()) context.check_fork(name(op).data());
+  if constexpr (!kPlain) {
+    if (p.op.stream != Stream{})
+      check_stream(p.op.stream, name(op), true);  // it may have ended since, or is captured now
+  }
+  if (failed()) failure_.raise(op);
+  if constexpr (!kPlain) {
+    if (p.alone) {
+      run_alone(op, p.op.reduce, {p.op.in, p.op.out, p.op.in_count, p.op.out_count, p.op.dtype});
+      return {};
+    }
+  }
+  if (p.begun && !ring_.finished(p.slot, p.ticket)) [[unlikely]]
+    throw_in_flight(p);
+  own_room(1, op, p.deadline);
+  const std::uint32_t index = ring_.next();
+  Ring::Slot& slot = ring_[index];
+  detail::WorkCallbacks* found = nullptr;
+  if constexpr (!kPlain) {
+    if (p.op.peer == any_source) {
+      try {
+        found = await_found(slot);
+      } catch (...) {  // out of memory, before anything has changed
+        disown();
+        throw;
+      }
+    }
+    if (!p.blocks
+             .empty()) {  // they live as long as the call, even where the program destroys its PersistentCall
+      slot.lent = prepared;
+      slot.attended = true;
+    }
+  }
+  p.copy_to(slot.op);
+  slot.deadline = p.deadline;
+  p.begun = true;
+  p.slot = index;
+  p.ticket = slot.generation.load(std::memory_order_relaxed);
+  return post(index, p.collective, found);
+}
+
+void GroupState::throw_in_flight(const detail::PreparedCall& p) {
+  throw Error(
+      Failure{.code = ErrorCode::bad_argument,
+              .text = fmt::format("{}: this persistent call was started before and is still in flight; "
+                                  "expected that its last Work is done{}",
+                                  name(p.op.op), p.tail),
+              .op = p.op.op,
+              .ranks = {}});
 }
 
 // The call of this slot tells its Work which message it has found.
@@ -351,8 +458,8 @@ std::optional<MessageInfo> GroupState::probe(int source, const CallOptions& opti
 
 void GroupState::has_waited(const Work& work, Duration waited) noexcept {
   own();
-  Ring::Slot& slot = ring_[work.slot_];
-  if (!ring_.finished(work.slot_, work.ticket_)) {
+  Ring::Slot& slot = ring_[work.slot()];
+  if (!ring_.finished(work.slot(), work.ticket_)) {
     inspect();  // time in which nobody looked, before it was submitted, is none of its own
     Watch::begin(slot, Clock::now(), waited);
   }
@@ -374,14 +481,13 @@ MessageInfo GroupState::wait_message(int source, const CallOptions& options) {
   return found->message;
 }
 
-// What the backend sees of a call.
+// What the backend sees of a call, but for its number.
 void GroupState::fill(OpState& s, const Call& call, const Operands& have) noexcept {
   s.op = call.op;
   s.reduce.kind = call.options.op.kind;  // one by one: a wide load would wait for the caller's narrow stores
   s.reduce.scale = call.options.op.scale;
   s.reduce.user = call.options.op.user;
   s.order = call.options.order;
-  s.call = ring_.number(row(call.op).collective);
   s.in = have.in;
   s.in_count = have.in_count;
   s.out = have.out;
@@ -532,20 +638,19 @@ bool GroupState::poll(std::uint32_t slot, std::uint32_t ticket) {
   return true;
 }
 
-[[gnu::flatten]] bool GroupState::wait(std::uint32_t slot, std::uint32_t ticket,
-                                       std::optional<Duration> limit) {
-  if (limit && *limit <= Duration::zero()) return poll(slot, ticket);
+[[gnu::flatten]] bool GroupState::wait(std::uint32_t slot, std::uint32_t ticket, const Duration* limit) {
+  if (limit != nullptr && *limit <= Duration::zero()) return poll(slot, ticket);
   Taking work(*this, slot, ticket);
   if (!work.finished()) {
     context.check_fork("wait");
     drive_until([&] { return work.finished() || work.failed(); },
-                limit                                 ? Deadline::after(*limit)
+                limit != nullptr                      ? Deadline::after(*limit)
                 : Interruptible::current() == nullptr ? Deadline::never()
                                                       : Deadline::after(kUnlessInterrupted),
                 [&] { work.take(); });
     if (!work.finished()) {
       if (failed()) failure_.raise(ring_[slot].op.op, ring_[slot].op.call);
-      if (!limit) raise_interrupted(ring_[slot].op.op, ring_[slot].op.call);
+      if (limit == nullptr) raise_interrupted(ring_[slot].op.op, ring_[slot].op.call);
       return false;
     }
   }

@@ -19,6 +19,7 @@
 #include "group/check.hpp"
 #include "group/failure.hpp"
 #include "group/hosts/host_table.hpp"
+#include "group/persistent/prepared_call.hpp"
 #include "group/ring.hpp"
 #include "group/trace/trace_files.hpp"
 #include "group/user_numbers.hpp"
@@ -53,6 +54,11 @@ class GroupState final : public Driven, public BlockHolder {
   void release() noexcept;
 
   Work submit(const Call& call);
+  /// Checks a call and describes it, to be started as often as wanted. Local.
+  std::shared_ptr<detail::PreparedCall> prepare(const Call& call);
+  /// What prepare() gave: one call, numbered and sent as submit() does. Allocates nothing, unless it receives
+  /// from any source.
+  Work start(const std::shared_ptr<detail::PreparedCall>& prepared);
   /// `apart`: the caller has seen that none writes memory which another one uses.
   Work submit_all(std::span<const Call> calls, bool apart = false);
   /// See ProcessGroup.
@@ -67,9 +73,9 @@ class GroupState final : public Driven, public BlockHolder {
   MessageInfo wait_message(int source, const CallOptions& options);
   /// True: the call of that ticket is done, and its Work given back. Throws where it failed. Polls once.
   bool poll(std::uint32_t slot, std::uint32_t ticket);
-  /// Drives until the call is done (true: and its Work given back) or `limit` passed (false). Throws where it
-  /// failed.
-  bool wait(std::uint32_t slot, std::uint32_t ticket, std::optional<Duration> limit);
+  /// Drives until the call is done (true: and its Work given back) or `limit`, where there is one, passed (false). Throws where
+  /// it failed.
+  bool wait(std::uint32_t slot, std::uint32_t ticket, const Duration* limit);
   /// Stream backends: makes `stream` wait for the call. Throws where it failed.
   void wait_on(std::uint32_t slot, std::uint32_t ticket, Stream stream);
   /// Gives back the Work of a call that failed: nobody asks for it again.
@@ -166,6 +172,10 @@ class GroupState final : public Driven, public BlockHolder {
  private:
   ~GroupState() override;
   Work submit_checked(const Call& call, const Operands& have);
+  Work post(std::uint32_t index, bool collective, detail::WorkCallbacks* found);
+  template <bool kPlain>
+  Work start_as(const std::shared_ptr<detail::PreparedCall>& prepared);
+  [[gnu::cold, noreturn]] void throw_in_flight(const detail::PreparedCall& prepared);
   [[gnu::cold]] detail::WorkCallbacks* await_found(Ring::Slot& slot);
   void submit_batches(std::span<const Call> calls, std::span<const Operands> operands, Work& first,
                       std::size_t& sent);

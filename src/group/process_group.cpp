@@ -163,6 +163,9 @@ Work ProcessGroup::submit(const Call& c) {
     throw_empty(weft::name(c.op));
   return state_->submit(c);
 }
+PersistentCall ProcessGroup::make(const Call& c) {
+  return PersistentCall(given(state_, weft::name(c.op)).prepare(c));
+}
 std::optional<MessageInfo> ProcessGroup::probe(int src, const CallOptions& options) {
   return given(state_, "probe").probe(src, options);
 }

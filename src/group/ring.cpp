@@ -5,7 +5,7 @@
 namespace weft {
 
 // Blocks without offsets follow one another.
-void Ring::keep_blocks(Slot& slot, const Call& call, int ranks) noexcept {
+void Ring::keep_blocks(std::vector<Block>& blocks, OpState& op, const Call& call, int ranks) noexcept {
   const auto n = static_cast<std::size_t>(ranks);
   const auto keep = [&](const Blocks& from, Block* to) -> const Block* {
     if (from.counts.empty()) return nullptr;
@@ -17,8 +17,8 @@ void Ring::keep_blocks(Slot& slot, const Call& call, int ranks) noexcept {
     }
     return to;
   };
-  slot.op.in_blocks = keep(call.in_blocks, slot.blocks.data());
-  slot.op.out_blocks = keep(call.out_blocks, slot.blocks.data() + n);
+  op.in_blocks = keep(call.in_blocks, blocks.data());
+  op.out_blocks = keep(call.out_blocks, blocks.data() + n);
 }
 
 bool Ring::is_exposed(const void* block, std::size_t bytes) const noexcept {

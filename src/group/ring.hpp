@@ -25,13 +25,14 @@ class Ring {
     std::atomic<std::uint32_t> generation{0};  // moves on when the call is done
     std::uint64_t record = 0;                  // its number in the recorder
     bool waited = false;                       // a poll has failed: the deadline's clock runs
-    bool attended = false;                     // callbacks or found: somebody is to be told how it ends
+    bool attended = false;  // callbacks, found or lent: something is to be done when it ends
     Duration deadline{};
     Clock::time_point expires{}, warns{};
     OpState op;
     std::vector<Block> blocks;                         // of v-forms: op points into it; kept for the next
     std::vector<std::shared_ptr<Callback>> callbacks;  // called when the call has ended
     std::shared_ptr<FoundMessage> found;               // told which message it was; null: nobody asks
+    std::shared_ptr<const void> lent;  // a persistent call, whose blocks op points into; null: none
     // The caller's buffers, for is_exposed() and exposed(): null when nothing is in flight.
     std::atomic<const std::byte*> in{nullptr}, out{nullptr};
     std::atomic<std::size_t> in_bytes{0}, out_bytes{0};
@@ -144,9 +145,9 @@ class Ring {
     return first;
   }
 
-  /// Copies the blocks of a v-form into `slot`, where the operation finds them. `slot.blocks` has room for
-  /// both sides of `ranks` ranks.
-  static void keep_blocks(Slot& slot, const Call& call, int ranks) noexcept;
+  /// Copies the blocks of a v-form into `blocks`, where the operation finds them: room for both sides of
+  /// `ranks` ranks.
+  static void keep_blocks(std::vector<Block>& blocks, OpState& op, const Call& call, int ranks) noexcept;
   /// A call in flight, or one that failed, has part of this memory. Any thread.
   bool is_exposed(const void* block, std::size_t bytes) const noexcept;
   /// The memory that peers may write, into `to`, which has room for kSlots. Returns how many. Any thread.

@@ -39,6 +39,10 @@ class UserNumbers {
   int handles_gone() const noexcept { return handles_gone_.load(std::memory_order_relaxed); }
   void handle_goes() noexcept { handles_gone_.fetch_add(1, std::memory_order_relaxed); }
 
+  /// The handle has let go of the group: nothing begins in it any more, and it may be gone.
+  bool ended() const noexcept { return ended_.load(std::memory_order_acquire); }
+  void end() noexcept { ended_.store(true, std::memory_order_release); }
+
   /// What a layer above keeps for each group, of type T: made by the first call, as make() gives it, and destroyed with the group.
   template <class T, class Make>
   std::shared_ptr<T> kept(const Make& make) {
@@ -58,6 +62,7 @@ class UserNumbers {
   std::mutex mutex_;
   std::set<int> taken_;
   std::atomic<int> handles_gone_{0};
+  std::atomic<bool> ended_{false};
   std::mutex keeping_;  // of its own: make() may be collective
   std::map<std::type_index, std::shared_ptr<void>> kept_;
 };

@@ -15,7 +15,7 @@ Work& Work::operator=(Work&& other) noexcept {
   if (this != &other) {
     if (group_ != nullptr || callbacks_ != nullptr) drop();
     take(other);
-    source_ = other.source_;
+    set_source(other.source_now());
     callbacks_ = std::exchange(other.callbacks_, nullptr);
   }
   return *this;
@@ -23,7 +23,7 @@ Work& Work::operator=(Work&& other) noexcept {
 
 void Work::take(Work& other) noexcept {
   group_ = std::exchange(other.group_, nullptr);
-  slot_ = other.slot_;
+  set_slot(other.slot());
   ticket_ = other.ticket_;
   more_ = std::move(other.more_);
 }
@@ -36,7 +36,7 @@ void Work::finish() noexcept {
     return;
   }
   const detail::FurtherCalls::Ticket& next = more_->calls[more_->next++];
-  slot_ = next.slot & 0xff;
+  set_slot(next.slot & 0xff);
   ticket_ = next.ticket;
 }
 
@@ -45,15 +45,15 @@ void Work::drop() noexcept {
   bool forked = false;
   for (; group_; finish()) {
     forked = group_->context.forked();
-    group_->dropped(slot_, ticket_, callbacks.get());
+    group_->dropped(slot(), ticket_, callbacks.get());
   }
-  if (callbacks && !forked && source_ != kAllEnded) callbacks->drop();
+  if (callbacks && !forked && source_now() != kAllEnded) callbacks->drop();
 }
 
 void Work::spend() noexcept {
   for (; group_; finish()) group_->give_back();
   delete std::exchange(callbacks_, nullptr);
-  source_ = kNoSource;
+  set_source(kNoSource);
 }
 
 void Work::add(std::unique_ptr<detail::WorkCallback> f) {
@@ -76,7 +76,7 @@ void Work::add(std::unique_ptr<detail::WorkCallback> f) {
 
 void Work::check_may_wait() const {
   if (group_ && group_->inside_callback()) [[unlikely]]
-    group_->check_may_wait(slot_, ticket_);
+    group_->check_may_wait(slot(), ticket_);
 }
 
 // All calls have ended well.
@@ -93,13 +93,13 @@ bool Work::settle_callbacks(Deadline limit) {
 
 // All are over. What receives have found is kept.
 void Work::end_callbacks() noexcept {
-  if (!callbacks_->found.empty() && source_ == kSeveral) {
+  if (!callbacks_->found.empty() && source_now() == kSeveral) {
     callbacks_->all.clear();
-    source_ = kAllEnded;
+    set_source(kAllEnded);
     return;
   }
   if (!callbacks_->found.empty())
-    source_ = static_cast<std::uint32_t>(callbacks_->found.front()->message.source) & 0xffffff;
+    set_source(static_cast<std::uint32_t>(callbacks_->found.front()->message.source));
   delete std::exchange(callbacks_, nullptr);
 }
 
@@ -119,20 +119,20 @@ int Work::source() const {
   const auto wrong = [](const char* why) {
     throw Error(ErrorCode::bad_argument, fmt::format("source: {}", why));
   };
-  if (source_ == kSeveral || source_ == kAllEnded)
+  if (source_now() == kSeveral || source_now() == kAllEnded)
     wrong("the Work is of coalesced calls; expected one recv, or ask sources()");
   if (callbacks_ != nullptr && !callbacks_->found.empty()) {
     if (!callbacks_->found.front()->known.load(std::memory_order_acquire)) wrong("the recv is not done yet");
     return callbacks_->found.front()->message.source;
   }
-  if (source_ == kNoSource)
+  if (source_now() == kNoSource)
     wrong("the Work is of no recv, or of one that has failed; expected one that is done");
-  return static_cast<int>(source_);
+  return static_cast<int>(source_now());
 }
 
 std::vector<int> Work::sources() const {
   std::vector<int> ranks;
-  if (source_ != kSeveral && source_ != kAllEnded)
+  if (source_now() != kSeveral && source_now() != kAllEnded)
     throw Error(ErrorCode::bad_argument,
                 "sources: the Work is not of coalesced calls, or of some that have failed; ask source()");
   if (callbacks_ == nullptr) return ranks;
@@ -167,13 +167,13 @@ bool Work::ask(const Ask& ask) {
 }
 
 bool Work::done() {
-  return ask([&] { return group_->poll(slot_, ticket_); }) &&
+  return ask([&] { return group_->poll(slot(), ticket_); }) &&
          (!calls_back() || settle_callbacks(Deadline::after(Duration::zero())));
 }
 
 void Work::wait() {
   check_may_wait();
-  ask([&] { return group_->wait(slot_, ticket_, std::nullopt); });
+  ask([&] { return group_->wait(slot(), ticket_, nullptr); });
   if (calls_back()) [[unlikely]]
     settle_callbacks(Deadline::never());
 }
@@ -183,7 +183,8 @@ bool Work::wait_for(Duration limit) {
   if (limit > Duration::zero()) check_may_wait();
   bool first = true;
   return ask([&] {
-           return group_->wait(slot_, ticket_, std::exchange(first, false) ? limit : deadline.left());
+           const Duration left = std::exchange(first, false) ? limit : deadline.left();
+           return group_->wait(slot(), ticket_, &left);
          }) &&
          (!calls_back() || settle_callbacks(deadline));
 }

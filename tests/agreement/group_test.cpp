@@ -129,6 +129,14 @@ Rows movements() {
        }},
       row("barrier", "operation", "barrier [call 0]…all_gather f32 x4 [call 0]",
           [](ProcessGroup& g, Floats& f) { return f.odd ? g.all_gather(f.in(4), f.out(8)) : g.barrier(); }),
+      {"PersistentCall::start", "operation, and all that is compared of a call", kCall, ErrorCode::mismatch,
+       "all_reduce f32 x8 sum [call 0]…all_reduce f32 x8 max [call 0]",
+       [](Rank& r) {
+         Floats f(r);
+         const ReduceOp op = f.odd ? ReduceOp::max : ReduceOp::sum;
+         PersistentCall call = r.group().make_all_reduce(f.in(8), {.op = op});
+         call.start().wait();
+       }},
       row("coalesced", "order of the calls", "all_reduce f32 x8 sum [call 0]…barrier [call 0]",
           [](ProcessGroup& g, Floats& f) {
             std::vector<Call> calls{call::all_reduce(f.in(8)), call::barrier()};

@@ -522,6 +522,104 @@ static void test_lists(void) {
   for (int n = 1; n <= 3; ++n) run_ranks(n, lists);
 }
 
+/* Persistent calls -----------------------------------------------------------------------------------------
+ */
+
+static void persistent(rank_args* a) {
+  weft_group* group = join(a, "world", 20000 * MS);
+  const int n = a->size, me = a->rank;
+  int32_t x[MOST], y[MOST], all[MOST * MAX_RANKS];
+  weft_persistent *reduce = NULL, *gather = NULL, *wait_for_all = NULL;
+  int64_t counts[MAX_RANKS];
+  { /* what describes the calls may go, but for the buffers' memory */
+    weft_call call = a_call(WEFT_OP_ALL_REDUCE, i32(x, MOST), i32(y, MOST));
+    weft_call_options largest = WEFT_CALL_OPTIONS_INIT;
+    largest.reduce_op = WEFT_MAX;
+    call.options = &largest;
+    OK(weft_persistent_create(group, &call, &reduce, &error));
+    for (int r = 0; r < n; ++r) counts[r] = r % 2 == 0 ? MOST : 1;
+    call = a_call(WEFT_OP_ALL_GATHER_V, i32(x, counts[me]), i32(all, MOST * n));
+    call.out_blocks.counts = counts;
+    call.out_blocks.size = n;
+    OK(weft_persistent_create(group, &call, &gather, &error));
+    memset(counts, 0, sizeof counts);
+    memset(&call, 0, sizeof call);
+    const weft_buffer none = i32(NULL, 0);
+    call = a_call(WEFT_OP_BARRIER, none, none);
+    OK(weft_persistent_create(group, &call, &wait_for_all, &error));
+  }
+  for (int round = 0; round < 3; ++round) {
+    fill(x, me + round, MOST);
+    memset(y, 0, sizeof y);
+    memset(all, 0, sizeof all);
+    if (round == me) { /* one rank calls what the others start */
+      const weft_buffer in = i32(x, MOST), out = i32(y, MOST);
+      weft_call_options largest = WEFT_CALL_OPTIONS_INIT;
+      largest.reduce_op = WEFT_MAX;
+      OK(weft_all_reduce(group, &in, &out, &largest, NULL, &error));
+    } else {
+      OK(weft_persistent_start(reduce, NULL, &error));
+    }
+    for (int64_t i = 0; i < MOST; ++i) CHECK(y[i] == given(n - 1 + round, i));
+    weft_work* work = NULL;
+    OK(weft_persistent_start(gather, &work, &error));
+    OK(weft_work_wait(work, &error));
+    weft_work_destroy(work);
+    int64_t at = 0;
+    for (int r = 0; r < n; ++r)
+      for (int64_t i = 0; i < (r % 2 == 0 ? MOST : 1); ++i) CHECK(all[at++] == given(r + round, i));
+    OK(weft_persistent_start(wait_for_all, NULL, &error));
+  }
+  /* Around the ring: one that is in flight is not started again. */
+  weft_call_options tagged = WEFT_CALL_OPTIONS_INIT;
+  tagged.tag = 3;
+  weft_call call = a_call(WEFT_OP_RECV, i32(NULL, 0), i32(y, MOST));
+  call.peer = (me + n - 1) % n;
+  call.options = &tagged;
+  weft_persistent *from = NULL, *to = NULL;
+  OK(weft_persistent_create(group, &call, &from, &error));
+  call = a_call(WEFT_OP_SEND, i32(x, MOST), i32(NULL, 0));
+  call.peer = (me + 1) % n;
+  call.options = &tagged;
+  OK(weft_persistent_create(group, &call, &to, &error));
+  for (int round = 0; round < 2; ++round) {
+    weft_work *received = NULL, *sent = NULL;
+    OK(weft_persistent_start(from, &received, &error));
+    CHECK_ERROR(
+        weft_persistent_start(from, &sent, &error), WEFT_BAD_ARGUMENT,
+        "*recv: this persistent call was started before and is still in flight; expected that its last Work "
+        "is done [group \"world\", rank ");
+    CHECK(sent == NULL);
+    OK(weft_persistent_start(to, &sent, &error));
+    OK(weft_work_wait(received, &error));
+    int32_t source = -1;
+    OK(weft_work_source(received, &source, &error));
+    CHECK(source == (me + n - 1) % n);
+    OK(weft_work_wait(sent, &error));
+    weft_work_destroy(received);
+    weft_work_destroy(sent);
+  }
+  weft_persistent_destroy(from);
+  weft_persistent_destroy(to);
+  weft_persistent_destroy(gather);
+  OK(weft_group_leave(group, 0, &error));
+  CHECK_ERROR(
+      weft_persistent_start(reduce, NULL, &error), WEFT_BAD_ARGUMENT,
+      "*all_reduce: the group of this persistent call has ended: its handle was destroyed, or has left it "
+      "[group \"world\", rank ");
+  weft_group_destroy(group);
+  CHECK_ERROR(
+      weft_persistent_start(reduce, NULL, &error), WEFT_BAD_ARGUMENT,
+      "weft_persistent_start: the weft_group that persistent was made for was destroyed; expected one that "
+      "lives");
+  weft_persistent_destroy(reduce);
+  weft_persistent_destroy(wait_for_all);
+  weft_persistent_destroy(NULL);
+}
+static void test_persistent(void) {
+  for (int n = 1; n <= 3; ++n) run_ranks(n, persistent);
+}
+
 /* What is refused ------------------------------------------------------------------------------------------
  */
 
@@ -640,6 +738,16 @@ static void test_refused(void) {
               "weft_submit: call has 128 bytes with something set beyond the 120 that weft " WEFT_VERSION
               " knows");
   CHECK(w == NULL);
+  weft_persistent* p = NULL;
+  calls[0] = calls[1] = a_call(WEFT_OP_ALL_REDUCE, in, i32(y, 1));
+  CHECK_ERROR(weft_persistent_create(g, &calls[0], &p, &error), bad,
+              "*all_reduce: out has 1 elements; expected ");
+  calls[1].op = WEFT_OP_WAIT_MESSAGE;
+  CHECK_ERROR(
+      weft_persistent_create(g, &calls[1], &p, &error), bad,
+      "weft_persistent_create: call: op is wait_message, whose answer a weft_call has no place for; call "
+      "weft_wait_message");
+  CHECK(p == NULL);
 
   const weft_buffer f = f32((float*)x, 2);
   CHECK_ERROR(weft_min_loc(g, &in, &in, &in, &in, NULL, &error), bad,
@@ -660,6 +768,7 @@ int main(int argc, char** argv) {
       {"users_function", test_users_function},
       {"users_elements", test_users_elements},
       {"lists", test_lists},
+      {"persistent", test_persistent},
       {"refused", test_refused},
   };
   return run_tests(tests, LENGTH(tests), argc, argv);

@@ -11,6 +11,7 @@
 #include "weft/backends/backend.hpp"
 #include "weft/backends/call.hpp"
 #include "weft/base/error.hpp"
+#include "weft/group/persistent_call.hpp"
 #include "weft/group/work.hpp"
 #include "weft/host/context.hpp"
 #include "weft/store/store.hpp"
@@ -210,6 +211,80 @@ class ProcessGroup {
   Work coalesced(std::initializer_list<Call> calls);
   /// One call made by a function of namespace `call`.
   Work submit(const Call& call);
+
+  /// The same call, to be started often: checks it, and sends nothing. Each PersistentCall::start() then does what submit() does, for less
+  /// (weft/group/persistent_call.hpp). Throws what submit() throws of wrong arguments; bad_argument for wait_message. Local; from any thread.
+  PersistentCall make(const Call& call);
+  /// For each operation make() of what the method of that name submits, with the same arguments.
+  PersistentCall make_all_reduce(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
+    return make(call::all_reduce(in, out, options));
+  }
+  PersistentCall make_all_reduce(const Buffer& x, const CallOptions& options = {}) {
+    return make(call::all_reduce(x, options));
+  }
+  PersistentCall make_reduce(const ConstBuffer& in, const Buffer& out, int root,
+                             const CallOptions& options = {}) {
+    return make(call::reduce(in, out, root, options));
+  }
+  PersistentCall make_reduce(const Buffer& x, int root, const CallOptions& options = {}) {
+    return make(call::reduce(x, root, options));
+  }
+  PersistentCall make_scan(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
+    return make(call::scan(in, out, options));
+  }
+  PersistentCall make_scan(const Buffer& x, const CallOptions& options = {}) {
+    return make(call::scan(x, options));
+  }
+  PersistentCall make_exscan(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
+    return make(call::exscan(in, out, options));
+  }
+  PersistentCall make_exscan(const Buffer& x, const CallOptions& options = {}) {
+    return make(call::exscan(x, options));
+  }
+  PersistentCall make_all_gather(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
+    return make(call::all_gather(in, out, options));
+  }
+  PersistentCall make_all_gather_v(const ConstBuffer& in, const Buffer& out, const Blocks& out_blocks,
+                                   const CallOptions& options = {}) {
+    return make(call::all_gather_v(in, out, out_blocks, options));
+  }
+  PersistentCall make_reduce_scatter(const ConstBuffer& in, const Buffer& out,
+                                     const CallOptions& options = {}) {
+    return make(call::reduce_scatter(in, out, options));
+  }
+  PersistentCall make_reduce_scatter_v(const ConstBuffer& in, const Buffer& out, const Blocks& in_blocks,
+                                       const CallOptions& options = {}) {
+    return make(call::reduce_scatter_v(in, out, in_blocks, options));
+  }
+  PersistentCall make_gather(const ConstBuffer& in, const Buffer& out, int root,
+                             const CallOptions& options = {}) {
+    return make(call::gather(in, out, root, options));
+  }
+  PersistentCall make_scatter(const ConstBuffer& in, const Buffer& out, int root,
+                              const CallOptions& options = {}) {
+    return make(call::scatter(in, out, root, options));
+  }
+  PersistentCall make_all_to_all(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
+    return make(call::all_to_all(in, out, options));
+  }
+  PersistentCall make_all_to_all_v(const ConstBuffer& in, const Blocks& in_blocks, const Buffer& out,
+                                   const Blocks& out_blocks, const CallOptions& options = {}) {
+    return make(call::all_to_all_v(in, in_blocks, out, out_blocks, options));
+  }
+  PersistentCall make_broadcast(const ConstBuffer& in, const Buffer& out, int root,
+                                const CallOptions& options = {}) {
+    return make(call::broadcast(in, out, root, options));
+  }
+  PersistentCall make_broadcast(const Buffer& x, int root, const CallOptions& options = {}) {
+    return make(call::broadcast(x, root, options));
+  }
+  PersistentCall make_barrier(const CallOptions& options = {}) { return make(call::barrier(options)); }
+  PersistentCall make_send(const ConstBuffer& in, int dst, const CallOptions& options = {}) {
+    return make(call::send(in, dst, options));
+  }
+  PersistentCall make_recv(const Buffer& out, int src, const CallOptions& options = {}) {
+    return make(call::recv(out, src, options));
+  }
 
   /// A group of `ranks` (this group's numbering, in the order of their new ranks), which must hold this rank.
   /// Collective among its members only; others never block and need not call. Error::ranks() of its errors

@@ -60,8 +60,7 @@ class [[nodiscard]] Work {
   Work() = default;
   Work(Work&& other) noexcept
       : group_(other.group_),
-        slot_(other.slot_),
-        source_(other.source_),
+        place_(other.place_),
         ticket_(other.ticket_),
         more_(std::move(other.more_)),
         callbacks_(std::exchange(other.callbacks_, nullptr)) {
@@ -113,14 +112,21 @@ class [[nodiscard]] Work {
   /// Of coalesced calls: the same of each recv from any_source among them, in the order of the calls.
   std::vector<int> sources() const;
   /// False: default-made, moved from, or already waited for.
-  bool valid() const noexcept { return group_ != nullptr || (callbacks_ != nullptr && source_ != kAllEnded); }
+  bool valid() const noexcept {
+    return group_ != nullptr || (callbacks_ != nullptr && source_now() != kAllEnded);
+  }
 
  private:
   friend class GroupState;
-  // What source_ says where it is no rank: nothing; see sources(); the same, and callbacks_ is kept for them alone.
+  // What source_now() says where it is no rank: nothing; see sources(); the same, and callbacks_ is kept for them alone.
   static constexpr std::uint32_t kNoSource = 0xffffff, kSeveral = 0xfffffe, kAllEnded = 0xfffffd;
   Work(GroupState* group, std::uint32_t slot, std::uint32_t ticket) noexcept
-      : group_(group), slot_(slot & 0xff), source_(kNoSource), ticket_(ticket) {}
+      : group_(group), place_(kNoSource << 8 | slot), ticket_(ticket) {}
+  std::uint32_t slot() const noexcept { return place_ & 0xff; }
+  // A rank, or one of the above.
+  std::uint32_t source_now() const noexcept { return place_ >> 8; }
+  void set_source(std::uint32_t source) noexcept { place_ = source << 8 | slot(); }
+  void set_slot(std::uint32_t slot) noexcept { place_ = source_now() << 8 | slot; }
   template <class Ask>
   bool ask(const Ask& ask);
   void take(Work& other) noexcept;
@@ -129,20 +135,21 @@ class [[nodiscard]] Work {
   void spend() noexcept;
   void add(std::unique_ptr<detail::WorkCallback> callback);
   void check_may_wait() const;
-  bool calls_back() const noexcept { return callbacks_ != nullptr && source_ != kAllEnded; }
+  bool calls_back() const noexcept { return callbacks_ != nullptr && source_now() != kAllEnded; }
   bool settle_callbacks(Deadline limit);
   void end_callbacks() noexcept;
   void join_found(Work& other);
   // Calls see(slot, ticket) for each call that nobody has waited for yet.
   template <class See>
   void each_call(const See& see) const {
-    see(std::uint32_t{slot_}, ticket_);
+    see(slot(), ticket_);
     for (std::size_t i = more_ ? more_->next : 0; more_ && i < more_->calls.size(); ++i)
       see(more_->calls[i].slot, more_->calls[i].ticket);
   }
   GroupState* group_ = nullptr;  // counted, once for each call; null: there are no further calls either
-  std::uint32_t slot_ : 8 = 0;
-  std::uint32_t source_ : 24 = kNoSource;
+  // The slot, below 256, and above it the source: one word, for a processor that has just written a part of a word
+  // waits before it can read the whole.
+  std::uint32_t place_ = kNoSource << 8;
   std::uint32_t ticket_ = 0;                    // the slot's generation while the call is in flight
   std::unique_ptr<detail::FurtherCalls> more_;  // coalesced: waited for after this
   // Owned; null: none. Without a group: the calls have ended, the

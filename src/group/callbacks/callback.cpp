@@ -157,6 +157,7 @@ std::shared_ptr<Callback> GroupState::add_callback(const Work& work, std::unique
 // The call of this slot is done. Called by the owner.
 void GroupState::call_back(Ring::Slot& slot) noexcept {
   slot.attended = false;
+  slot.lent.reset();
   if (const auto found = std::move(slot.found)) {
     const OpState& s = slot.op;
     found->message = {s.peer, s.tag, s.dtype, s.out_count};
