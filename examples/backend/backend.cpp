@@ -1,7 +1,7 @@
-// The smallest useful transport: streams of bytes between pairs of ranks, here named pipes in a folder. weft does the
-// rest (weft/backends/stream_backend.hpp): it matches messages, also from any source, composes every collective of
-// them, keeps deadlines, tells which rank holds the others up, and notices ranks that leave or die. Read
-// docs/backends.md beside it.
+// The smallest useful transport: streams of bytes between pairs of ranks, here named pipes in a folder. weft
+// does the rest (weft/backends/stream_backend.hpp): it matches messages, also from any source, composes every
+// collective of them, keeps deadlines, tells which rank holds the others up, and notices ranks that leave or
+// die. Read docs/backends.md beside it.
 #include "weft/backends/stream_backend.hpp"
 
 #include <fcntl.h>
@@ -49,9 +49,10 @@ class File {
   int fd_ = -1;
 };
 
-// The folder in which the ranks of a group meet. Rank 0 makes it and tells the others its name; when all have opened
-// their pipes, nobody needs the names any more, and it goes. Until then rank 0 has its file "alive" locked, which the
-// kernel unlocks when the process ends, however it ends: so folders of ranks that were killed are known.
+// The folder in which the ranks of a group meet. Rank 0 makes it and tells the others its name; when all have
+// opened their pipes, nobody needs the names any more, and it goes. Until then rank 0 has its file "alive"
+// locked, which the kernel unlocks when the process ends, however it ends: so folders of ranks that were
+// killed are known.
 class Folder {
  public:
   explicit Folder(int ranks) {
@@ -104,8 +105,8 @@ class Folder {
   File alive_;
 };
 
-// A pipe for each direction of each pair. Both ends open it for reading and writing: so nobody waits for the other
-// end, and a rank that writes to one that has left gets no signal.
+// A pipe for each direction of each pair. Both ends open it for reading and writing: so nobody waits for the
+// other end, and a rank that writes to one that has left gets no signal.
 class Pipes final : public ByteStreams {
  public:
   Pipes(const std::string& path, int rank, int size, std::shared_ptr<Folder> folder)

@@ -25,7 +25,7 @@ struct Told {
 
 class Written final : public MessageMedium {
  public:
-  void tell(int to, Notice notice, std::uint32_t number, std::span<const std::byte> bytes) override {
+  void notify(int to, Notice notice, std::uint32_t number, std::span<const std::byte> bytes) override {
     told.push_back({to, notice, number, {bytes.begin(), bytes.end()}});
   }
   void fetch(OpState& recv, int source, std::uint64_t number) override {
@@ -209,7 +209,7 @@ TEST_F(PeerMessagesTest, APongSaysWhomCallsAndMessagesWaitFor) {
   messages.receive(r);
   medium.calls.last = {.state = LastCall::State::in_flight, .op = Op::barrier};
   medium.calls.last.call = 3;
-  messages.heard(1, Notice::ping, 17, {});
+  messages.received_notice(1, Notice::ping, 17, {});
   ASSERT_EQ(medium.told.size(), 1u);
   EXPECT_EQ(medium.told[0].to, 1);
   EXPECT_EQ(medium.told[0].notice, Notice::pong);
@@ -224,7 +224,7 @@ TEST_F(PeerMessagesTest, APongSaysWhomCallsAndMessagesWaitFor) {
   asking.ask(waits);
   ASSERT_EQ(other.told.size(), 1u);  // not the one that has left
   EXPECT_EQ(other.told[0].notice, Notice::ping);
-  asking.heard(0, Notice::pong, other.told[0].number, medium.told[0].bytes);
+  asking.received_notice(0, Notice::pong, other.told[0].number, medium.told[0].bytes);
   const std::vector<LastCall> calls = asking.last_calls(LastCall::State::none);
   EXPECT_EQ(calls[0].op, Op::barrier);
   EXPECT_EQ(calls[0].message.peer, 2);

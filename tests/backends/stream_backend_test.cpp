@@ -1,5 +1,5 @@
-// A Backend over streams of bytes: what its streams throw, how its ranks meet. tests/capi/transport_test.c runs every operation over it,
-// and examples/backend is run by `weft check` where weft is installed.
+// A Backend over streams of bytes: what its streams throw, how its ranks meet. tests/capi/transport_test.c
+// runs every operation over it, and examples/backend is run by `weft check` where weft is installed.
 #include "weft/backends/stream_backend.hpp"
 
 #include <gmock/gmock.h>

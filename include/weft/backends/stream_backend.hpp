@@ -1,7 +1,7 @@
-// A whole Backend over streams of bytes between pairs of ranks: sockets, pipes, a network's own library. Messages and
-// their matching, receives from any source, probes, time-outs that name who holds them up, the first cause of a failure
-// and ranks that leave or die are done here; a transport brings what writes bytes and what reads them.
-// examples/backend is one.
+// A whole Backend over streams of bytes between pairs of ranks: sockets, pipes, a network's own library.
+// Messages and their matching, receives from any source, probes, time-outs that name who holds them up, the
+// first cause of a failure and ranks that leave or die are done here; a transport brings what writes bytes
+// and what reads them. examples/backend is one.
 #pragma once
 
 #include <cstddef>
@@ -15,18 +15,20 @@
 
 namespace weft {
 
-/// One rank's end of the streams between the ranks of a group. From each rank to each other one goes a stream of bytes, which
-/// arrive in the order in which they were written, each once; streams do not wait for each other. One thread at a time
-/// calls it, from any of those that use the group. No pointer is kept: so nothing has to be cancelled. What a function
-/// throws fails the group on all ranks; Error with `peer_lost` says that the other rank is lost. The destructor is
-/// called when the group has ended; what was written before still arrives.
+/// One rank's end of the streams between the ranks of a group. From each rank to each other one goes a stream
+/// of bytes, which arrive in the order in which they were written, each once; streams do not wait for each
+/// other. One thread at a time calls it, from any of those that use the group. No pointer is kept: so nothing
+/// has to be cancelled. What a function throws fails the group on all ranks; Error with `peer_lost` says that
+/// the other rank is lost. The destructor is called when the group has ended; what was written before still
+/// arrives.
 class ByteStreams {
  public:
   virtual ~ByteStreams() = default;
-  /// Takes the first bytes for rank `to`, as many of `most` as it can at once, and returns how many; 0: none now. Never
-  /// waits.
+  /// Takes the first bytes for rank `to`, as many of `most` as it can at once, and returns how many; 0: none
+  /// now. Never waits.
   virtual std::size_t write(int to, const std::byte* bytes, std::size_t most) = 0;
-  /// Writes the next bytes of rank `from` to `bytes`, at most `most`, and returns how many; 0: none now. Never waits.
+  /// Writes the next bytes of rank `from` to `bytes`, at most `most`, and returns how many; 0: none now.
+  /// Never waits.
   virtual std::size_t read(int from, std::byte* bytes, std::size_t most) = 0;
   /// Called once, when all ranks have opened their ends: what they met by is not needed any more.
   virtual void all_open() {}
@@ -37,16 +39,16 @@ struct StreamTransport {
   bool detects_death = false;  ///< streams throw `peer_lost` soon after the other rank has died
   bool spin = false;           ///< a read that finds nothing costs no system call
   std::string address{};       ///< what the other ranks need to open theirs
-  /// Opens this rank's end; by rank the addresses of all, this one's among them. May wait for the others, until the
-  /// deadline of the group's making. Throws where it cannot be had.
+  /// Opens this rank's end; by rank the addresses of all, this one's among them. May wait for the others,
+  /// until the deadline of the group's making. Throws where it cannot be had.
   std::function<std::unique_ptr<ByteStreams>(std::span<const std::string> addresses)> open;
 };
 
 /// The traits of such a transport where all ranks are on one host.
 Traits stream_traits(std::string_view name, bool spin = false) noexcept;
 
-/// Meets the other ranks (join()) and opens this rank's end. Throws what join() and `open` throw, and `mismatch` where a rank has
-/// a transport of another name.
+/// Meets the other ranks (join()) and opens this rank's end. Throws what join() and `open` throw, and
+/// `mismatch` where a rank has a transport of another name.
 std::unique_ptr<Backend> make_stream_backend(const GroupInit& b, StreamTransport transport);
 
 }  // namespace weft

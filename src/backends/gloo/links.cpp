@@ -213,9 +213,9 @@ void Links::take(Peer& peer, const ControlMessage& control, const std::byte* pay
     case ControlMessage::Kind::ping:
     case ControlMessage::Kind::pong: {
       const std::lock_guard lock(mutex_);
-      messages_.heard(peer.rank, control.kind == ControlMessage::Kind::ping ? Notice::ping : Notice::pong,
-                      static_cast<std::uint32_t>(control.number),
-                      {payload, static_cast<std::size_t>(control.count)});
+      messages_.received_notice(
+          peer.rank, control.kind == ControlMessage::Kind::ping ? Notice::ping : Notice::pong,
+          static_cast<std::uint32_t>(control.number), {payload, static_cast<std::size_t>(control.count)});
       return;
     }
     case ControlMessage::Kind::farewell: {

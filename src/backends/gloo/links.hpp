@@ -55,8 +55,8 @@ class Links final : private MessageMedium {
   /// Tells all ranks which collective this one is about to perform, and waits until all have told the same.
   /// Throws mismatch; peer_lost where a rank has left.
   void agree(const OpState& s);
-  /// For a call whose connection broke, of ranks that have not agreed on it: the ranks that have left, unless the group fails
-  /// for another reason within a moment. Empty: none has.
+  /// For a call whose connection broke, of ranks that have not agreed on it: the ranks that have left, unless
+  /// the group fails for another reason within a moment. Empty: none has.
   std::optional<Failure> leaving(const OpState& s);
   /// The call that begin() was told of is over.
   void over() noexcept;
@@ -91,7 +91,7 @@ class Links final : private MessageMedium {
   void fetch_one(Peer& peer, OpState& recv, std::uint64_t number);
   void fetch_matched(Peer& peer);
   // MessageMedium, with mutex_ held.
-  void tell(int to, Notice notice, std::uint32_t number, std::span<const std::byte> bytes) override;
+  void notify(int to, Notice notice, std::uint32_t number, std::span<const std::byte> bytes) override;
   void fetch(OpState& recv, int source, std::uint64_t number) override;
   void done(OpState& s, const MessageInfo& found) override;
   void refuse(OpState& s, Failure why) override { events_.refuse(s, std::move(why)); }
@@ -110,8 +110,8 @@ class Links final : private MessageMedium {
   bool closed_ = false;
   std::vector<std::unique_ptr<Peer>> peers_;
   PeerMessages messages_;                 // under mutex_, and so is
-  AnnouncedCalls calls_;                  // those of agree(); a sequence number of theirs:
-  std::optional<std::uint64_t> current_;  // of the one that is not over
+  AnnouncedCalls calls_;                  // of agree()
+  std::optional<std::uint64_t> current_;  // sequence number in calls_ of the one that is not over
   LastCall last_{.state = LastCall::State::none};
 };
 

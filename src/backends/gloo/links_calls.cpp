@@ -93,7 +93,7 @@ OwnCalls Links::own_calls() const {
 }
 
 // Where the connection broke, that rank hears nothing, and answers nothing.
-void Links::tell(int to, Notice notice, std::uint32_t number, std::span<const std::byte> bytes) {
+void Links::notify(int to, Notice notice, std::uint32_t number, std::span<const std::byte> bytes) {
   try {
     write(*peers_[static_cast<std::size_t>(to)],
           ControlMessage{
@@ -123,7 +123,7 @@ std::vector<int> Links::missing(const OpState& s, std::string& story) {
     for (const int r : these) text += fmt::format("{}rank {} had not arrived", text.empty() ? "" : "; ", r);
     return text;
   };
-  story = weft::tell(ranks, found, simple, true);
+  story = tell(ranks, found, simple, true);
   return ranks;
 }
 

@@ -87,8 +87,9 @@ void Links::start(OpState& s) noexcept {
   }
 }
 
-// With mutex_ held: two sends of one tag are matched in the order of their control messages; and the peer, whose leave
-// is answered under the lock, cannot have left when the message is written, which nobody would notice.
+// With mutex_ held: two sends of one tag are matched in the order of their control messages; and the peer,
+// whose leave is answered under the lock, cannot have left when the message is written, which nobody would
+// notice.
 void Links::send(OpState& s) {
   const NoSignals guard;
   Peer& peer = *peers_[static_cast<std::size_t>(s.peer)];

@@ -1,5 +1,5 @@
-// Which collectives the ranks have announced, and whether they called the same: for transports whose ranks tell each
-// other what they call before they do it. Not thread-safe; no function waits.
+// Which collectives the ranks have announced, and whether they called the same: for transports whose ranks
+// tell each other what they call before they do it. Not thread-safe; no function waits.
 #pragma once
 
 #include <cstdint>

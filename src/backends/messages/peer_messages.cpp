@@ -145,14 +145,15 @@ void PeerMessages::find(int source, const MessageHead& head) {
   }
 }
 
-void PeerMessages::heard(int source, Notice notice, std::uint32_t number, std::span<const std::byte> bytes) {
+void PeerMessages::received_notice(int source, Notice notice, std::uint32_t number,
+                                   std::span<const std::byte> bytes) {
   if (notice == Notice::pong) return roll_.answered(source, number, bytes);
   OwnCalls own = medium_.own_calls();
   const std::vector<int> messages = awaited();
   own.awaited.insert(own.awaited.end(), messages.begin(), messages.end());
   constexpr int kMostRanks = 8 * (kMostPongBytes - static_cast<int>(RollCallMessages::kLastCallBytes));
-  medium_.tell(source, Notice::pong, number,
-               RollCallMessages::encode(own.awaited, std::min(size_, kMostRanks), own_last_call(own)));
+  medium_.notify(source, Notice::pong, number,
+                 RollCallMessages::encode(own.awaited, std::min(size_, kMostRanks), own_last_call(own)));
 }
 
 void PeerMessages::called(int r, const CallRecord& record) {
@@ -224,7 +225,7 @@ LastCall PeerMessages::own_last_call(const OwnCalls& own) const {
 void PeerMessages::ask(const OpState& s) {
   const std::uint32_t number = roll_.begin(s.op, s.call);
   for (int r = 0; r < size_ && number != 0; ++r)
-    if (r != rank_ && !has_left(r)) medium_.tell(r, Notice::ping, number, {});
+    if (r != rank_ && !has_left(r)) medium_.notify(r, Notice::ping, number, {});
 }
 
 std::vector<int> PeerMessages::missing(const OpState& s, std::string& story, bool all_answer) const {

@@ -1,13 +1,13 @@
-// The messages of one rank with its peers, as every transport that sends messages does them: which message goes to
-// which receive, which calls are in flight, whom they wait for, who has left, and the roll-call. The bytes are moved
-// by a MessageMedium, which the transport brings. Not for plug-ins of others: an ABI that would freeze it.
+// The messages of one rank with its peers, as every transport that sends messages does them: which message
+// goes to which receive, which calls are in flight, whom they wait for, who has left, and the roll-call. The
+// bytes are moved by a MessageMedium, which the transport brings. Private: an ABI for plug-ins would freeze it.
 //
-// A message is a head and its elements. The elements come with the head, or stay with the sender, which offers them:
-// then the receive that takes the message fetches them. Messages of one source come here in the order in which they
-// were sent.
+// A message is a head and its elements. The elements come with the head, or stay with the sender, which
+// offers them: then the receive that takes the message fetches them. Messages of one source come here in the
+// order in which they were sent.
 //
-// Not thread-safe: the owner locks, where several threads use it. No function waits; the medium's functions are
-// called under that lock, and may call back only where they say so.
+// Not thread-safe: the owner locks, where several threads use it. No function waits; the medium's functions
+// are called under that lock, and may call back only where they say so.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +35,7 @@ struct MessageHead {
   std::int64_t bytes() const noexcept { return offered ? 0 : count * size_bytes(dtype); }
 };
 
-/// What ranks tell each other beside messages. A ping is answered by a pong of the same number.
+/// What ranks send each other beside messages. A ping is answered by a pong of the same number.
 enum class Notice : std::uint8_t { ping, pong };
 
 /// The collectives of a rank that is asked: whom they wait for, and what it called last.
@@ -48,7 +48,7 @@ struct OwnCalls {
 class MessageMedium {
  public:
   /// Sends a notice, behind what was sent to that rank before. May drop it where the connection is broken.
-  virtual void tell(int to, Notice notice, std::uint32_t number, std::span<const std::byte> bytes) = 0;
+  virtual void notify(int to, Notice notice, std::uint32_t number, std::span<const std::byte> bytes) = 0;
   /// The elements of an offer go to recv.out; received() follows, perhaps at once.
   virtual void fetch(OpState& recv, int source, std::uint64_t number) = 0;
   /// The message is done, and no longer in flight. `found`: of a send, what was sent.
@@ -59,6 +59,7 @@ class MessageMedium {
   virtual bool over(const OpState&) const { return false; }
   /// Memory for elements that no receive waits for; empty: PeerMessages' own. Throws where it cannot be had.
   virtual Storage room_for(std::size_t) { return {}; }
+  /// The collectives of this rank, for the answer to a ping and for last_calls().
   virtual OwnCalls own_calls() const { return {}; }
 
  protected:
@@ -70,7 +71,8 @@ class PeerMessages {
   PeerMessages(MessageMedium& medium, int rank, int size, UnexpectedLimits limits);
 
   // Calls of this rank. Each is in flight until done() or refuse() of the medium, or ended().
-  /// A recv takes a message that has come, or waits for one; a wait_message the same, and leaves it where it is.
+  /// A recv takes a message that has come, or waits for one; a wait_message the same, and leaves it where it
+  /// is.
   void receive(OpState& s);
   /// A send, which the transport carries out: sent() or ended() follows.
   void begin_send(OpState& s);
@@ -85,19 +87,20 @@ class PeerMessages {
   void waits_in(const OpState& s) noexcept;
 
   // What comes from peers.
-  /// A message has come, with all its elements or as an offer. Returns the failure of a message for which no receive
-  /// waits and there is no room: it cannot be left waiting, since all that its source sends later is behind it.
+  /// A message has come, with all its elements or as an offer. Returns the failure of a message for which no
+  /// receive waits and there is no room: it cannot be left waiting, since all that its source sends later is
+  /// behind it.
   [[nodiscard]] std::optional<Failure> arrived(int source, const MessageHead& head,
                                                std::span<const std::byte> elements);
-  /// The same in two steps, where elements come piece by piece. The receive that takes the message, whose elements
-  /// may be written to its `out`; received() follows. Null: none waits for it, or it does not fit, of which refuse()
-  /// of the medium has told.
+  /// The same in two steps, where elements come piece by piece. The receive that takes the message, whose
+  /// elements may be written to its `out`; received() follows. Null: none waits for it, or it does not fit,
+  /// and then refuse() of the medium was called.
   OpState* claim(int source, const MessageHead& head);
   /// The failure of a message that no receive has claimed, where there is no room for it.
   std::optional<Failure> no_room(int source, const MessageHead& head) const;
   /// All elements of an unclaimed message are there. A receive may have come meanwhile.
   void completed(int source, const MessageHead& head, Storage elements);
-  void heard(int source, Notice notice, std::uint32_t number, std::span<const std::byte> bytes);
+  void received_notice(int source, Notice notice, std::uint32_t number, std::span<const std::byte> bytes);
   /// Rank r has announced this call, without being asked.
   void called(int r, const CallRecord& record);
   /// Rank r sends nothing any more.
@@ -111,8 +114,8 @@ class PeerMessages {
   std::vector<int> awaited() const;
   /// The ranks that this message waits for.
   std::vector<int> awaited_by(const OpState& s) const;
-  /// The ranks that have left, and without which a message in flight cannot be done; of a receive from any_source, where
-  /// all others have. Empty: there are none.
+  /// The ranks that have left, and without which a message in flight cannot be done; of a receive from
+  /// any_source, where all others have. Empty: there are none.
   std::vector<int> lost() const;
   /// The same for a message that is not begun yet. A receive for which a message lies here lacks nobody.
   std::vector<int> lost(const OpState& s) const;

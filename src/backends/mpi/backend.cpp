@@ -127,7 +127,7 @@ class MpiBackend final : public Backend, private MessageMedium {
     std::vector<int> ranks = awaited_by(s);
     const HoldUp found = messages_.found(ranks);
     if (calls_.late(call_state(s).sequence).empty()) return tell_all_arrived(found, story);
-    story = weft::tell(ranks, found, [](std::span<const int> these) {
+    story = tell(ranks, found, [](std::span<const int> these) {
       return fmt::format("{} had not arrived", name_ranks(these));
     });
     return ranks;
@@ -257,7 +257,7 @@ class MpiBackend final : public Backend, private MessageMedium {
   }
 
   // MessageMedium.
-  void tell(int to, Notice notice, std::uint32_t number, std::span<const std::byte> bytes) override {
+  void notify(int to, Notice notice, std::uint32_t number, std::span<const std::byte> bytes) override {
     state_->channel->send(
         to, {.kind = notice == Notice::ping ? Envelope::ping : Envelope::pong, .number = number}, bytes);
   }
@@ -408,8 +408,8 @@ class MpiBackend final : public Backend, private MessageMedium {
           process_.poison();
           return;
         case Envelope::left: return messages_.left(from);
-        case Envelope::ping: return messages_.heard(from, Notice::ping, envelope.number, payload);
-        case Envelope::pong: return messages_.heard(from, Notice::pong, envelope.number, payload);
+        case Envelope::ping: return messages_.received_notice(from, Notice::ping, envelope.number, payload);
+        case Envelope::pong: return messages_.received_notice(from, Notice::pong, envelope.number, payload);
       }
     });
   }

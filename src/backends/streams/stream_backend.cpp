@@ -1,7 +1,8 @@
 // A message is an envelope and its elements; they go through the stream to the receiver, which matches them
-// (PeerMessages). A send is done when the stream has taken all of it. Beside messages, streams carry the roll-call's
-// questions and answers, and that a rank leaves. Ranks learn of a failure from the store (FirstCause). Only post(),
-// poll(), ask() and answer() use the streams, so that nothing touches a caller's memory outside of them.
+// (PeerMessages). A send is done when the stream has taken all of it. Beside messages, streams carry the
+// roll-call's questions and answers, and that a rank leaves. Ranks learn of a failure from the store
+// (FirstCause). Only post(), poll(), ask() and answer() use the streams, so that nothing touches a caller's
+// memory outside of them.
 #include "weft/backends/stream_backend.hpp"
 
 #include <fmt/format.h>
@@ -183,7 +184,7 @@ class StreamBackend final : public Backend, private MessageMedium {
   Peer& peer(int r) { return peers_[static_cast<std::size_t>(r)]; }
 
   // MessageMedium.
-  void tell(int to, Notice notice, std::uint32_t number, std::span<const std::byte> bytes) override {
+  void notify(int to, Notice notice, std::uint32_t number, std::span<const std::byte> bytes) override {
     control(to, notice == Notice::ping ? Envelope::ask : Envelope::answer, number,
             {bytes.begin(), bytes.end()});
     if (notice == Notice::pong) flush(to);
@@ -398,9 +399,10 @@ class StreamBackend final : public Backend, private MessageMedium {
   void control_arrived(int r, const Envelope& e, std::span<const std::byte> bytes) {
     switch (static_cast<Envelope::Kind>(e.kind)) {
       case Envelope::message: return;  // see pull()
-      case Envelope::ask: return messages_.heard(r, Notice::ping, static_cast<std::uint32_t>(e.tag), bytes);
+      case Envelope::ask:
+        return messages_.received_notice(r, Notice::ping, static_cast<std::uint32_t>(e.tag), bytes);
       case Envelope::answer:
-        return messages_.heard(r, Notice::pong, static_cast<std::uint32_t>(e.tag), bytes);
+        return messages_.received_notice(r, Notice::pong, static_cast<std::uint32_t>(e.tag), bytes);
       case Envelope::leave:
         messages_.left(r);
         peer(r).left = true;

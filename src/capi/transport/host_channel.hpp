@@ -1,4 +1,5 @@
-// One rank's end of a channel of the host: calls its functions, and makes Errors of what they report. One thread at a time.
+// One rank's end of a channel of the host: calls its functions, and makes Errors of what they report. One
+// thread at a time.
 #pragma once
 
 #include <cstddef>
