@@ -687,5 +687,41 @@ TEST(GlooChain, TheRankAtItsEndIsNamed) {
   ranks.finish({2});
 }
 
+// All have come to a call that is composed of messages, and then one is stopped: whoever waits for another that waits, too,
+// names it.
+TEST(GlooChain, ARankThatIsStoppedInsideACollectiveIsNamed) {
+  SKIP_WITHOUT_GLOO();
+  RankProcesses ranks(
+      4,
+      [](Rank& r) {
+        r.group().barrier().wait();
+        std::vector<float> x(1000);
+        const CallOptions options{.order = Order::canonical, .deadline = r.rank == 3 ? Duration(20s) : 300ms};
+        if (r.rank == 3) {
+          Work work = r.group().all_reduce(view(x), view(x), options);  // tells the others so
+          std::this_thread::sleep_for(100ms);
+          r.meet("called");
+          r.store->get("never", Deadline::after(20s));
+          return;
+        }
+        r.meet("called");
+        r.store->get("stopped", Deadline::after(20s));
+        const Error e = error_of([&] { r.group().all_reduce(view(x), view(x), options).wait(); });
+        EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
+        EXPECT_THAT(ranks_of(e), ElementsAre(3)) << e.what();
+        EXPECT_THAT(e.what(), HasSubstr("rank 3 has not done its part")) << e.what();
+        r.store->add("through", 1, Deadline::after(10s));
+      },
+      gloo());
+  ranks.store().get("test/met/called", Deadline::after(20s));
+  ranks[3].kill(SIGSTOP);
+  ranks.store().set("stopped", "1");
+  const Deadline end = Deadline::after(30s);
+  while (ranks.store().add("through", 0, Deadline::after(10s)) < 3 && !end.passed())
+    std::this_thread::sleep_for(5ms);
+  ranks[3].kill(SIGKILL);
+  ranks.finish({3});
+}
+
 }  // namespace
 }  // namespace weft::test::gloo_test

@@ -78,7 +78,8 @@ std::vector<LastCall> Links::last_calls(bool announced) const {
 // With mutex_ held. Inside a collective of Gloo, a rank may wait for any other.
 std::vector<int> Links::awaited_in(std::uint64_t sequence) const {
   std::vector<int> ranks = calls_.late(sequence);
-  for (int r = 0; ranks.empty() && r < size(); ++r)
+  if (!ranks.empty()) return ranks;
+  for (int r = 0; r < size(); ++r)
     if (r != context_->rank) ranks.push_back(r);
   return ranks;
 }
