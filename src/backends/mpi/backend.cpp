@@ -20,10 +20,10 @@
 #include "backends/messages/announced_calls.hpp"
 #include "backends/messages/peer_messages.hpp"
 #include "backends/mpi/control_channel.hpp"
-#include "backends/mpi/failure_message.hpp"
 #include "backends/mpi/messages.hpp"
 #include "backends/mpi/rounds.hpp"
 #include "weft/backends/call_record.hpp"
+#include "weft/backends/first_cause.hpp"
 #include "weft/backends/op_table.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/base/name_ranks.hpp"
@@ -341,7 +341,13 @@ class MpiBackend final : public Backend, private MessageMedium {
     if (!Process::alive() || !process_.refuses_thread().empty()) return;
     telling_ = true;
     try {
-      state_->channel->send_others({.kind = Envelope::failure}, encode(why));
+      // What is too long for a control message is cut: its beginning is sent.
+      constexpr std::size_t kMostRanks = 512;
+      Failure told = why;
+      told.ranks.resize(std::min(told.ranks.size(), kMostRanks));
+      std::string text = encode(told);
+      text.resize(std::min(text.size(), ControlChannel::kPayload));
+      state_->channel->send_others({.kind = Envelope::failure}, std::as_bytes(std::span(text)));
     } catch (...) {  // MPI itself has failed: peers see it, or run into their deadline
     }
   }
@@ -403,7 +409,7 @@ class MpiBackend final : public Backend, private MessageMedium {
           return;
         }
         case Envelope::failure:  // its sender has told everybody
-          failure_ = decode(payload);
+          failure_ = decode_failure({reinterpret_cast<const char*>(payload.data()), payload.size()});
           failed_ = true;
           process_.poison();
           return;

@@ -9,7 +9,6 @@
 
 #include "backends/mpi/backend.hpp"
 #include "backends/mpi/control_channel.hpp"
-#include "backends/mpi/failure_message.hpp"
 #include "backends/mpi/messages.hpp"
 #include "backends/mpi/rounds.hpp"
 #include "backends/test_hooks.hpp"
@@ -29,10 +28,8 @@ constexpr std::uint64_t kLayout =
     digest_of(sizeof(Envelope), offsetof(Envelope, kind), offsetof(Envelope, dtype),
               offsetof(Envelope, eager), offsetof(Envelope, tag), offsetof(Envelope, number),
               offsetof(Envelope, payload), offsetof(Envelope, count), static_cast<int>(Envelope::pong),
-              ControlChannel::kPayload, ControlChannel::kTag, ControlChannel::kNumbers,
-              sizeof(FailureMessage), offsetof(FailureMessage, code), offsetof(FailureMessage, op),
-              offsetof(FailureMessage, call), offsetof(FailureMessage, ranks), offsetof(FailureMessage, text),
-              Messages::kEager, Messages::kPieceBytes, Rounds::kStageBytes, Rounds::kLeastBlockBytes);
+              ControlChannel::kPayload, ControlChannel::kTag, ControlChannel::kNumbers, Messages::kEager,
+              Messages::kPieceBytes, Rounds::kStageBytes, Rounds::kLeastBlockBytes);
 
 constexpr int kMostTag = 32767;  // MPI has tags up to it at least
 
