@@ -63,7 +63,6 @@ TWINS = {
     "weft_trainer_save": "Trainer::save",
     "weft_trainer_load": "Trainer::load",
 }
-CALLED_AS = {"ProcessGroup::leave": "compare_with_all"}  # the handle lives on: weft_group_destroy ends it
 # Functions of Python that call others of Python, and what they are on the page.
 PYTHON = {
     "WeftBackend": "ProcessGroup",
@@ -222,7 +221,7 @@ def c_findings(headers, page, names, source, twins=None):
             elif before:
                 covered.add(function)
                 body = body_of(source, function)
-                if body is None or not any(re.search(rf"\b(?:start_)?{CALLED_AS.get(t, t.split('::')[-1])}\b", body) for t in of):
+                if body is None or not any(re.search(rf"\b(?:start_)?{t.split('::')[-1]}\b", body) for t in of):
                     found.append(f"{name}: {function} does not call {' or '.join(sorted(of))} in src/capi*")
     found += [f"tools/agreement.py: {function} of TWINS is in no header of C" for function in sorted(set(twins) - known)]
     return found, covered, known

@@ -143,11 +143,13 @@ void check_apart(std::span<const Call> calls, std::span<const Operands> operands
 // All are checked before the first is sent.
 Work GroupState::submit_all(std::span<const Call> calls, bool apart) {
   context.check_fork("coalesced");
-  std::vector<Operands> operands;
-  operands.reserve(calls.size());
-  for (const Call& c : calls) {
+  std::array<Operands, 12> few;
+  std::vector<Operands> many(calls.size() > few.size() ? calls.size() : 0);
+  const std::span<Operands> operands = many.empty() ? std::span(few).first(calls.size()) : std::span(many);
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    const Call& c = calls[i];
     if (c.options.stream != Stream{}) check_stream(c.options.stream, name(c.op), true);
-    operands.push_back(check(c, traits(), member.rank, member.size, member.name));
+    operands[i] = check(c, traits(), member.rank, member.size, member.name);
   }
   if (!apart) check_apart(calls, operands, member);
   Work first;
@@ -167,38 +169,77 @@ Work GroupState::submit_all(std::span<const Call> calls, bool apart) {
   return first;
 }
 
+// Calls of one batch. This thread owns the group meanwhile, but while it waits for room.
+class GroupState::Batch {
+ public:
+  // On a stream a batch has room before it begins, so that all ranks divide the calls into the same
+  // batches, however full their rings are: NCCL wants calls that start together on one rank to start
+  // together on all.
+  Batch(GroupState& group, std::span<const Call> calls) : group_(group) {
+    group_.own_room(group_.streams() ? static_cast<int>(calls.size()) : 1, calls[0].op,
+                    calls[0].options.deadline);
+    ++group_.batches_;
+    group_.arrange_batch();
+  }
+  Batch(const Batch&) = delete;
+  Batch& operator=(const Batch&) = delete;
+  ~Batch() {
+    if (!owns_) group_.own();
+    --group_.batches_;
+    group_.arrange_batch();
+    group_.disown();
+    if (group_.helped_) group_.progress_.in_flight(sent_);
+  }
+  // Before each call. Throws where the group has failed, or there is no room in time.
+  void expect_room(const Call& next) {
+    if (!group_.failed() && group_.ring_.room(1)) [[likely]]
+      return;
+    owns_ = false;
+    group_.await_room(1, next.op, next.options.deadline);
+    owns_ = true;
+  }
+  void count() noexcept { ++sent_; }
+
+ private:
+  GroupState& group_;
+  bool owns_ = true;
+  int sent_ = 0;
+};
+
 // `first` and `sent` say what was submitted, also where this throws.
 void GroupState::submit_batches(std::span<const Call> calls, std::span<const Operands> operands, Work& first,
                                 std::size_t& sent) {
-  struct Batch {
-    GroupState& group;
-    explicit Batch(GroupState& g) : group(g) { group.batch(+1); }
-    ~Batch() { group.batch(-1); }
-  };
-  auto further = std::make_unique<detail::FurtherCalls>();
-  further->calls.reserve(calls.size());
+  // What is needed of memory is there before this thread owns the group.
+  auto further = std::make_unique<detail::FurtherCalls>(calls.size());
+  const auto any = std::count_if(calls.begin(), calls.end(), [](const Call& c) {
+    return c.op == Op::wait_message || (c.op == Op::recv && c.peer == any_source);
+  });
+  std::unique_ptr<detail::WorkCallbacks> found(any > 0 ? new_callbacks() : nullptr);
+  if (found) found->found.reserve(static_cast<std::size_t>(any));
   while (sent < calls.size()) {
     const auto some = calls.subspan(sent, std::min<std::size_t>(calls.size() - sent, Ring::kSlots));
-    // On a stream a batch has room before it begins, so that all ranks divide the calls into the same
-    // batches, however full their rings are: NCCL wants calls that start together on one rank to start
-    // together on all.
-    if (streams()) {
-      own_room(static_cast<int>(some.size()), some.front().op, some.front().options.deadline);
-      disown();
-    }
-    const Batch batch(*this);
+    Batch batch(*this, some);
     for (const Call& c : some) {
-      Work work = submit_checked(c, operands[sent]);
-      ++sent;
-      if (!work.valid()) continue;
-      if (first.valid()) {
-        first.join_found(work);
-        first.more_->calls.push_back({work.slot(), work.ticket_});
-        work.group_ = nullptr;
-      } else {
-        first = std::move(work);
-        first.more_ = std::move(further);
+      if (runs_alone(row(c.op).collective)) {
+        run_alone(c, operands[sent++]);
+        continue;
       }
+      batch.expect_room(c);
+      detail::WorkCallbacks* of_call = nullptr;
+      const std::uint32_t index = prepare_slot(c, operands[sent], of_call);
+      const std::uint32_t ticket = send_off(index, row(c.op).collective);
+      batch.count();
+      ++sent;
+      if (!first.valid()) {
+        first = Work(this, index, ticket);
+        first.more_ = std::move(further);
+        first.callbacks_ = found.release();
+      } else {
+        first.more_->add({index, ticket});
+      }
+      if (of_call == nullptr) continue;
+      first.callbacks_->found.push_back(std::move(of_call->found.front()));
+      delete of_call;
     }
   }
 }
@@ -214,13 +255,6 @@ void GroupState::fail_batch(const std::exception& reason, std::size_t sent, std:
       .text = fmt::format("coalesced: rank {} sent {} of {} calls: {}", member.rank, sent, calls, why),
       .op = error ? error->op() : Op::none,
       .ranks = {member.rank}});
-}
-
-void GroupState::batch(int begun) noexcept {
-  own();
-  batches_ += begun;
-  arrange_batch();
-  disown();
 }
 
 // The backend's batch is open while some thread is in a batch and none waits for slots: what is in it must

@@ -35,7 +35,7 @@ Operands own_block(const Call& call, Operands have) noexcept {
 }
 
 // One rank has nobody to meet: one local step, no ring. `own`: its own block.
-void run_alone(Op op, const ReduceOp& reduction, const Operands& own) {
+void run_own(Op op, const ReduceOp& reduction, const Operands& own) {
   if (!has_in(op, true) || !has_out(op, true) || own.out_count == 0) return;
   const std::byte* const in = own.in;
   std::byte* const out = own.out;
@@ -299,40 +299,54 @@ void GroupState::await_room(int slots, Op op, Duration deadline) {
 Work GroupState::submit_checked(const Call& call, const Operands& have) {
   const OpRow r = row(call.op);
   if (failed()) failure_.raise(call.op);
-  if (member.size == 1 && r.collective && !traits().device) {
-    run_alone(call.op, call.options.op, own_block(call, have));
+  if (runs_alone(r.collective)) {
+    run_alone(call, have);
     return {};
   }
   own_room(1, call.op, call.options.deadline);
-  const std::uint32_t index = ring_.next();
-  Ring::Slot& slot = ring_[index];
-  const bool blocks = has_blocks(call);
+  std::uint32_t index = 0;
   detail::WorkCallbacks* found = nullptr;
   try {
-    if (blocks) slot.blocks.resize(2 * static_cast<std::size_t>(member.size));
-    if (!r.collective && (call.peer == any_source || call.op == Op::wait_message)) found = await_found(slot);
+    index = prepare_slot(call, have, found);
   } catch (...) {  // out of memory, before anything has changed
     disown();
     throw;
   }
-  fill(slot.op, call, have);
-  if (blocks) Ring::keep_blocks(slot.blocks, slot.op, call, member.size);
-  slot.deadline = call.options.deadline > Duration::zero() ? call.options.deadline : member.deadline;
   return post(index, r.collective, found);
 }
 
-// Numbers the call of this slot, which is filled in but for that, and gives it to the backend. Called by the owner, who owns
-// the group no more afterwards.
-inline Work GroupState::post(std::uint32_t index, bool collective, detail::WorkCallbacks* found) {
+// The call's slot, filled in but for its number. Called by the owner, where there is room.
+std::uint32_t GroupState::prepare_slot(const Call& call, const Operands& have,
+                                       detail::WorkCallbacks*& found) {
+  const std::uint32_t index = ring_.next();
   Ring::Slot& slot = ring_[index];
-  const Op op = slot.op.op;
-  const int peer = slot.op.peer;
+  const bool blocks = has_blocks(call);
+  if (blocks) slot.blocks.resize(2 * static_cast<std::size_t>(member.size));
+  if (!row(call.op).collective && (call.peer == any_source || call.op == Op::wait_message))
+    found = await_found(slot);
+  fill(slot.op, call, have);
+  if (blocks) Ring::keep_blocks(slot.blocks, slot.op, call, member.size);
+  slot.deadline = call.options.deadline > Duration::zero() ? call.options.deadline : member.deadline;
+  return index;
+}
+
+// Numbers the call of this slot, which is filled in but for that, and gives it to the backend. Called by the owner, who owns
+// Numbers the call of this slot, which is filled in but for that, and gives it to the backend. Called by the owner. The ticket.
+std::uint32_t GroupState::send_off(std::uint32_t index, bool collective) noexcept {
+  Ring::Slot& slot = ring_[index];
   slot.op.call = ring_.number(collective);
   ring_.put(index, collective);
   backend_->post(slot.op);
   slot.record = recorder_->posted(slot.op);  // while peers already see the call
-  const std::uint32_t ticket = slot.generation.load(std::memory_order_relaxed);
   ++works_;
+  return slot.generation.load(std::memory_order_relaxed);
+}
+
+// The same; afterwards this thread owns the group no more.
+inline Work GroupState::post(std::uint32_t index, bool collective, detail::WorkCallbacks* found) {
+  const Op op = ring_[index].op.op;
+  const int peer = ring_[index].op.peer;
+  const std::uint32_t ticket = send_off(index, collective);
   disown();
   if (helped_) progress_.in_flight(1);
   Work work(this, index, ticket);
@@ -341,6 +355,10 @@ inline Work GroupState::post(std::uint32_t index, bool collective, detail::WorkC
     if (op == Op::recv && found == nullptr) work.set_source(static_cast<std::uint32_t>(peer));
   }
   return work;
+}
+
+void GroupState::run_alone(const Call& call, const Operands& have) {
+  run_own(call.op, call.options.op, own_block(call, have));
 }
 
 std::shared_ptr<detail::PreparedCall> GroupState::prepare(const Call& call) {
@@ -361,7 +379,7 @@ std::shared_ptr<detail::PreparedCall> GroupState::prepare(const Call& call) {
   p.tail = tail(member);
   p.deadline = call.options.deadline > Duration::zero() ? call.options.deadline : member.deadline;
   p.collective = row(call.op).collective;
-  p.alone = member.size == 1 && p.collective && !traits().device;
+  p.alone = runs_alone(p.collective);
   if (p.alone) have = own_block(call, have);
   fill(p.op, call, have);
   if (!p.alone && has_blocks(call)) {
@@ -388,7 +406,7 @@ Work GroupState::start_as(const std::shared_ptr<detail::PreparedCall>& prepared)
   if (failed()) failure_.raise(op);
   if constexpr (!kPlain) {
     if (p.alone) {
-      run_alone(op, p.op.reduce, {p.op.in, p.op.out, p.op.in_count, p.op.out_count, p.op.dtype});
+      run_own(op, p.op.reduce, {p.op.in, p.op.out, p.op.in_count, p.op.out_count, p.op.dtype});
       return {};
     }
   }

@@ -172,6 +172,13 @@ class GroupState final : public Driven, public BlockHolder {
  private:
   ~GroupState() override;
   Work submit_checked(const Call& call, const Operands& have);
+  // A call of a group of one rank that is done at once, without a slot.
+  bool runs_alone(bool collective) const noexcept {
+    return member.size == 1 && collective && !traits().device;
+  }
+  static void run_alone(const Call& call, const Operands& have);
+  std::uint32_t prepare_slot(const Call& call, const Operands& have, detail::WorkCallbacks*& found);
+  std::uint32_t send_off(std::uint32_t index, bool collective) noexcept;
   Work post(std::uint32_t index, bool collective, detail::WorkCallbacks* found);
   template <bool kPlain>
   Work start_as(const std::shared_ptr<detail::PreparedCall>& prepared);
@@ -192,7 +199,6 @@ class GroupState final : public Driven, public BlockHolder {
   [[gnu::cold]] void await_owner(Op op, Duration deadline);
   [[gnu::cold]] void await_room(int slots, Op op, Duration deadline);
   void fill(OpState& s, const Call& call, const Operands& have) noexcept;
-  void batch(int begun) noexcept;
   void arrange_batch() noexcept;
   bool try_own() noexcept { return owned_.try_own(); }
   void own() noexcept {
@@ -242,6 +248,7 @@ class GroupState final : public Driven, public BlockHolder {
   void take_given_up() noexcept;
   void unlist() noexcept;
   void end() noexcept;
+  class Batch;
   class Taking;
   void drop(std::uint32_t slot, std::uint32_t ticket) noexcept;
 

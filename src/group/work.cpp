@@ -30,12 +30,12 @@ void Work::take(Work& other) noexcept {
 
 // The call was given back: the next one is waited for.
 void Work::finish() noexcept {
-  if (!more_ || more_->next == more_->calls.size()) {
+  if (!more_ || more_->next == more_->count) {
     group_ = nullptr;
     more_.reset();
     return;
   }
-  const detail::FurtherCalls::Ticket& next = more_->calls[more_->next++];
+  const detail::FurtherCalls::Ticket& next = (*more_)[more_->next++];
   set_slot(next.slot & 0xff);
   ticket_ = next.ticket;
 }
@@ -101,18 +101,6 @@ void Work::end_callbacks() noexcept {
   if (!callbacks_->found.empty())
     set_source(static_cast<std::uint32_t>(callbacks_->found.front()->message.source));
   delete std::exchange(callbacks_, nullptr);
-}
-
-// Takes over what another Work of coalesced calls will have found.
-void Work::join_found(Work& other) {
-  if (other.callbacks_ == nullptr) return;
-  if (callbacks_ == nullptr) {
-    std::swap(callbacks_, other.callbacks_);
-    return;
-  }
-  auto& found = other.callbacks_->found;
-  callbacks_->found.insert(callbacks_->found.end(), found.begin(), found.end());
-  delete std::exchange(other.callbacks_, nullptr);
 }
 
 int Work::source() const {

@@ -1,6 +1,7 @@
 // A ticket for a call in flight.
 #pragma once
 
+#include <array>
 #include <concepts>
 #include <cstdint>
 #include <memory>
@@ -40,8 +41,19 @@ struct FurtherCalls {
   struct Ticket {
     std::uint32_t slot, ticket;
   };
-  std::vector<Ticket> calls;
-  std::size_t next = 0;
+  explicit FurtherCalls(std::size_t most) { many.reserve(most > few.size() ? most - few.size() : 0); }
+  void add(Ticket call) noexcept {  // as many as were said
+    if (count++ < few.size())
+      few[count - 1] = call;
+    else
+      many.push_back(call);
+  }
+  const Ticket& operator[](std::size_t i) const noexcept {
+    return i < few.size() ? few[i] : many[i - few.size()];
+  }
+  std::array<Ticket, 12> few;
+  std::vector<Ticket> many;
+  std::size_t count = 0, next = 0;
 };
 void wait_all(std::span<Work* const> works);
 
@@ -138,13 +150,12 @@ class [[nodiscard]] Work {
   bool calls_back() const noexcept { return callbacks_ != nullptr && source_now() != kAllEnded; }
   bool settle_callbacks(Deadline limit);
   void end_callbacks() noexcept;
-  void join_found(Work& other);
   // Calls see(slot, ticket) for each call that nobody has waited for yet.
   template <class See>
   void each_call(const See& see) const {
     see(slot(), ticket_);
-    for (std::size_t i = more_ ? more_->next : 0; more_ && i < more_->calls.size(); ++i)
-      see(more_->calls[i].slot, more_->calls[i].ticket);
+    for (std::size_t i = more_ ? more_->next : 0; more_ && i < more_->count; ++i)
+      see((*more_)[i].slot, (*more_)[i].ticket);
   }
   GroupState* group_ = nullptr;  // counted, once for each call; null: there are no further calls either
   // The slot, below 256, and above it the source: one word, for a processor that has just written a part of a word
