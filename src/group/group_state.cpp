@@ -330,8 +330,8 @@ std::uint32_t GroupState::prepare_slot(const Call& call, const Operands& have,
   return index;
 }
 
-// Numbers the call of this slot, which is filled in but for that, and gives it to the backend. Called by the owner, who owns
-// Numbers the call of this slot, which is filled in but for that, and gives it to the backend. Called by the owner. The ticket.
+// Numbers the call of this slot, which is filled in but for that, and gives it to the backend. Called by the
+// owner. The ticket.
 std::uint32_t GroupState::send_off(std::uint32_t index, bool collective) noexcept {
   Ring::Slot& slot = ring_[index];
   slot.op.call = ring_.number(collective);
@@ -425,8 +425,7 @@ Work GroupState::start_as(const std::shared_ptr<detail::PreparedCall>& prepared)
         throw;
       }
     }
-    if (!p.blocks
-             .empty()) {  // they live as long as the call, even where the program destroys its PersistentCall
+    if (!p.blocks.empty()) {  // they outlive the PersistentCall, where the program destroys it meanwhile
       slot.lent = prepared;
       slot.attended = true;
     }

@@ -73,8 +73,8 @@ class GroupState final : public Driven, public BlockHolder {
   MessageInfo wait_message(int source, const CallOptions& options);
   /// True: the call of that ticket is done, and its Work given back. Throws where it failed. Polls once.
   bool poll(std::uint32_t slot, std::uint32_t ticket);
-  /// Drives until the call is done (true: and its Work given back) or `limit`, where there is one, passed (false). Throws where
-  /// it failed.
+  /// Drives until the call is done (true: and its Work given back) or `limit`, where there is one, passed (false).
+  /// Throws where it failed.
   bool wait(std::uint32_t slot, std::uint32_t ticket, const Duration* limit);
   /// Stream backends: makes `stream` wait for the call. Throws where it failed.
   void wait_on(std::uint32_t slot, std::uint32_t ticket, Stream stream);

@@ -139,13 +139,14 @@ struct Case {
   int root = 0;
   bool in_place = false;
   bool offsets = false;  // v-forms: blocks backwards, with room between them
+  bool started = false;  // a persistent call, which is started twice
 };
 
 std::string to_string(const Case& c) {
-  return fmt::format("{} {} x{}{}{} root {}{}{}", name(c.op), name(c.dtype), c.count,
+  return fmt::format("{} {} x{}{}{} root {}{}{}{}", name(c.op), name(c.dtype), c.count,
                      row(c.op).reduces ? fmt::format(" {}", name(c.reduce)) : "",
                      c.order == Order::canonical ? " canonical" : "", c.root, c.in_place ? " in place" : "",
-                     c.offsets ? " with offsets" : "");
+                     c.offsets ? " with offsets" : "", c.started ? ", started" : "");
 }
 
 bool is_v(Op op) { return op == Op::all_gather_v || op == Op::reduce_scatter_v || op == Op::all_to_all_v; }
@@ -344,15 +345,18 @@ void Conformance::perform(Rank& r, const Case& c) const {
       begin += about.counts == Counts::in_blocks ? block_count(c, from, k) : c.count;
     return begin;
   };
-  for (std::int64_t i = 0; i < out.shape().count(); ++i) store(out, i, kUntouched);
-  if (in_here && in_parted) {
-    for (std::int64_t i = 0; i < in.shape().count(); ++i) store(in, i, kUntouched);
-    for (int b = 0; b < n; ++b)
-      for (std::int64_t i = 0; i < in_layout.counts[static_cast<std::size_t>(b)]; ++i)
-        store(in, in_layout.offsets[static_cast<std::size_t>(b)] + i, given(c, me, begins(me, b) + i));
-  } else if (in_here) {
-    for (std::int64_t i = 0; i < in_total; ++i) store(in, i, given(c, me, i));
-  }
+  const auto lay = [&] {
+    for (std::int64_t i = 0; i < out.shape().count(); ++i) store(out, i, kUntouched);
+    if (in_here && in_parted) {
+      for (std::int64_t i = 0; i < in.shape().count(); ++i) store(in, i, kUntouched);
+      for (int b = 0; b < n; ++b)
+        for (std::int64_t i = 0; i < in_layout.counts[static_cast<std::size_t>(b)]; ++i)
+          store(in, in_layout.offsets[static_cast<std::size_t>(b)] + i, given(c, me, begins(me, b) + i));
+    } else if (in_here) {
+      for (std::int64_t i = 0; i < in_total; ++i) store(in, i, given(c, me, i));
+    }
+  };
+  lay();
 
   const Call call{.op = c.op,
                   .in = in_here ? ConstTensorView(in) : ConstTensorView{},
@@ -366,11 +370,24 @@ void Conformance::perform(Rank& r, const Case& c) const {
                                     : Blocks{},
                   .options = {.op = c.reduce, .order = c.order}};
   if (support_of(c) == OpSupport::unsupported) {
-    const Error e = error_of([&] { group(r).submit(call).wait(); });
+    const Error e = error_of([&] {
+      if (c.started) {
+        group(r).make(call);
+      } else {
+        group(r).submit(call).wait();
+      }
+    });
     ASSERT_EQ(e.code(), ErrorCode::unsupported) << to_string(c) << ": " << e.what();
     return;
   }
-  group(r).submit(call).wait();
+  if (c.started) {
+    PersistentCall persistent = group(r).make(call);
+    persistent.start().wait();
+    lay();
+    persistent.start().wait();
+  } else {
+    group(r).submit(call).wait();
+  }
   if (!out_here) return;
 
   std::vector<double> expected(static_cast<std::size_t>(out_total), stored(c.dtype, kUntouched));
@@ -496,6 +513,58 @@ TEST_P(Conformance, EveryOperationOfManySizes) {
     ASSERT_NO_FATAL_FAILURE(all(kReducing, DType::bf16, ReduceOp::avg));
     ASSERT_NO_FATAL_FAILURE(all(kReducing, DType::i32, ReduceOp::max));
     ASSERT_NO_FATAL_FAILURE(all(kMoving, DType::boolean, ReduceOp::sum));
+  });
+}
+
+// Persistent calls give what plain calls give, each time that they are started.
+TEST_P(Conformance, EveryOperationStarted) {
+  run([&](Rank& r) {
+    const auto all = [&](const auto& ops) {
+      int k = 0;
+      for (const Op op : ops)
+        for (const std::int64_t count : {0, 1, 13, 4099})
+          for (const bool in_place : {false, true}) {
+            if (in_place && !may_be_in_place(op)) continue;
+            const Case c{.op = op,
+                         .dtype = k % 2 == 0 ? DType::f32 : DType::i32,
+                         .count = count,
+                         .reduce = k % 3 == 0 ? ReduceOp::max : ReduceOp::sum,
+                         .order = row(op).reduces && k % 4 == 1 ? Order::canonical : Order::native,
+                         .root = k % r.size,
+                         .in_place = in_place,
+                         .offsets = is_v(op) && k % 2 == 1,
+                         .started = true};
+            ++k;
+            ASSERT_NO_FATAL_FAILURE(perform(r, c));
+          }
+    };
+    ASSERT_NO_FATAL_FAILURE(all(kReducing));
+    ASSERT_NO_FATAL_FAILURE(all(kMoving));
+    PersistentCall barrier = group(r).make(call::barrier());
+    for (int k = 0; k < 3; ++k) barrier.start().wait();
+    if (!has_messages() || r.size == 1) return;
+    // Around the ring, the tags of two messages in flight at a time.
+    const int to = (r.rank + 1) % r.size, from = (r.rank + r.size - 1) % r.size;
+    std::vector<Tensor> buffers;
+    std::vector<PersistentCall> calls;
+    for (const int tag : {3, 4}) {
+      buffers.push_back(buffer(r, 5003, DType::f32));
+      fill(buffers.back(), r.rank + tag);
+      calls.push_back(group(r).make(call::send(buffers.back(), to, {.tag = tag})));
+      buffers.push_back(buffer(r, 5003, DType::f32));
+      calls.push_back(group(r).make(call::recv(buffers.back(), from, {.tag = tag})));
+    }
+    for (int round = 0; round < 3; ++round) {
+      fill(buffers[1], -1);
+      fill(buffers[3], -1);
+      std::vector<Work> works;
+      for (PersistentCall& c : calls) works.push_back(c.start());
+      wait_all(works);
+      for (const int tag : {3, 4})
+        for (std::int64_t i = 0; i < 5003; ++i)
+          ASSERT_EQ(load(buffers[static_cast<std::size_t>(2 * tag - 5)], i), value(from + tag, i))
+              << "tag " << tag;
+    }
   });
 }
 

@@ -242,6 +242,41 @@ TEST_F(Nccl, StreamsWaitOnAWork) {
   });
 }
 
+// Each start of a persistent call waits for what is on its stream by then; a stream that is captured by then is told.
+TEST_F(Nccl, PersistentCallsWaitForTheirStreamEachTime) {
+  std::atomic<int> open{0};
+  run(2, [&](Rank& r, ProcessGroup& g) {
+    const Stream stream = nccl.make_stream();
+    std::vector<float> v(100), out(100);
+    PersistentCall call = g.make_all_reduce(on_device(v), on_device(out), {.stream = stream});
+    for (int round = 1; round <= 2; ++round) {
+      out.assign(100, 0);
+      v.assign(100, 0);
+      nccl.run_on(stream, [&, round] {
+        if (open < round) return false;
+        std::copy_n(values(r.rank, 100).begin(), 100, v.begin());
+        return true;
+      });
+      Work work = call.start();
+      EXPECT_FALSE(work.wait_for(5ms));
+      r.meet("both have started " + std::to_string(round));
+      open = round;
+      work.wait();
+      EXPECT_EQ(out, sums(2, 100));
+    }
+    nccl.capture(stream, true);
+    expect_error(
+        ErrorCode::unsupported,
+        "all_reduce: the stream is being captured into a graph, and a call that is replayed would have no "
+        "Work; expected one that is not [group \"world\", rank " +
+            std::to_string(r.rank) + "]",
+        [&] { call.start().wait(); });
+    nccl.capture(stream, false);
+    call.start().wait();
+    r.meet("captured no more");
+  });
+}
+
 // A stream that the group cannot use is one call's error, before anything is posted: the group goes on.
 TEST_F(Nccl, AStreamOfAnotherDeviceIsABadArgument) {
   nccl.set_devices(2);

@@ -38,6 +38,7 @@ class OnDevice {
     return coalesced({call::send(in, dst, o), call::recv(out, src, o)});
   }
   Work submit(const Call& call) { return group_.submit(there(call)); }
+  PersistentCall make(const Call& call) { return group_.make(there(call)); }
   Work coalesced(std::vector<Call> calls) {
     for (Call& call : calls) call = there(call);
     return group_.coalesced(calls);

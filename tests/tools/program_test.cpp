@@ -143,6 +143,16 @@ TEST(Program, StepsAndFaultsThatCannotBeRunAreRefused) {
     return json::array({{{"op", "add"}, {"path", path}, {"value", value}}});
   };
   EXPECT_EQ(test::error_text([&] { decode(sound.dump()); }), "no error");
+  // Several starts where nobody is struck, of a collective that is submitted alone.
+  const auto starts = [&](const json& patch) {
+    return decode(sound.patch(put("/steps/0/starts", 3)).patch(patch).dump()).steps[0].starts;
+  };
+  Program calm = p;
+  calm.fault.kind = FaultKind::none;
+  EXPECT_EQ(starts(put("/fault", json::parse(encode(calm))["fault"])), 3);
+  EXPECT_EQ(starts(put("/steps/0/op", static_cast<int>(Op::send))), 1);
+  EXPECT_EQ(starts(put("/steps/0/op", static_cast<int>(Op::all_reduce))),
+            p.fault.kind == FaultKind::none ? 3 : 1);
   refused(put("/steps/0/group", 1e300), "steps[0].group is 1e+300; expected an integer from 0 to 1");
   refused(put("/steps/0/op", 0), "steps[0].op is 0; expected an integer from 1 to 16");
   refused(put("/steps/0/op", 17), "steps[0].op is 17; expected an integer from 1 to 16");
@@ -153,6 +163,9 @@ TEST(Program, StepsAndFaultsThatCannotBeRunAreRefused) {
           "steps[0].reduce is bit_and of f32, which weft does not know");
   refused(put("/steps/0/scale", 1e30), "steps[0].scale is 1e+30; expected a number from -1000 to 1000");
   refused(put("/steps/0/root", 3), "steps[0].root is 3; expected an integer from 0 to 2");
+  for (const int starts : {0, 5})
+    refused(put("/steps/0/starts", starts),
+            "steps[0].starts is " + std::to_string(starts) + "; expected an integer from 1 to 4");
   refused(put("/steps/0/peer", -1), "steps[0].peer is -1; expected an integer from 0 to 2");
   refused(put("/steps/0/tag", 2147483648),
           "steps[0].tag is 2147483648; expected an integer from 0 to 2147483647");

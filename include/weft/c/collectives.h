@@ -133,17 +133,19 @@ typedef struct weft_call {
 /* One call. The struct and what it points to, but for the buffers' memory, may go once this has returned. */
 weft_status weft_submit(weft_group* group, const weft_call* call, weft_work** work, weft_error* error);
 
-/* A call that is checked and described once and started often: a persistent operation of MPI. It is destroyed with
- * weft_persistent_destroy, before its group or after it; it does not keep the group. */
+/* A call that is checked and described once and started often: a persistent operation of MPI. It is destroyed
+ * with weft_persistent_destroy, before its group or after it; it does not keep the group. */
 typedef struct weft_persistent weft_persistent;
 
-/* Checks the call, as weft_submit does, and sends nothing: local. The struct and what it points to may go once this
- * has returned, but the buffers' memory stays the same, and lives until the handle is destroyed and its last Work is done. */
+/* Checks the call, as weft_submit does, and sends nothing: local. The struct and what it points to may go once
+ * this has returned, but the buffers' memory stays the same, and lives until the handle is destroyed and its last
+ * Work is done. */
 weft_status weft_persistent_create(weft_group* group, const weft_call* call, weft_persistent** persistent,
                                    weft_error* error);
-/* Begins the call with what its buffers hold now, in place of weft_submit and for less time, for nothing is checked again. For the other
- * ranks, which may start theirs or call the plain function, it is the same. WEFT_BAD_ARGUMENT, and nothing is sent, where the Work of
- * the last start is not done yet, or the group was left or destroyed. One thread at a time. */
+/* Begins the call with what its buffers hold now, in place of weft_submit and in less time, for nothing is
+ * checked again. For the other ranks, which may start theirs or call the plain function, it is the same.
+ * WEFT_BAD_ARGUMENT, and nothing is sent, where the Work of the last start is not done yet, or the group was left
+ * or destroyed. One thread at a time. */
 weft_status weft_persistent_start(weft_persistent* persistent, weft_work** work, weft_error* error);
 /* May be called while a call that it has started is in flight, which goes on. NULL: nothing. */
 void weft_persistent_destroy(weft_persistent* persistent);

@@ -212,8 +212,9 @@ class ProcessGroup {
   /// One call made by a function of namespace `call`.
   Work submit(const Call& call);
 
-  /// The same call, to be started often: checks it, and sends nothing. Each PersistentCall::start() then does what submit() does, for less
-  /// (weft/group/persistent_call.hpp). Throws what submit() throws of wrong arguments; bad_argument for wait_message. Local; from any thread.
+  /// The same call, to be started often: checks it, and sends nothing. Each PersistentCall::start() then does what
+  /// submit() does, for less (weft/group/persistent_call.hpp). Throws what submit() throws of wrong arguments;
+  /// bad_argument for wait_message. Local; from any thread.
   PersistentCall make(const Call& call);
   /// For each operation make() of what the method of that name submits, with the same arguments.
   PersistentCall make_all_reduce(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {

@@ -130,7 +130,8 @@ class [[nodiscard]] Work {
 
  private:
   friend class GroupState;
-  // What source_now() says where it is no rank: nothing; see sources(); the same, and callbacks_ is kept for them alone.
+  // What source_now() says where it is no rank: nothing; see sources(); the same, and callbacks_ is kept for them
+  // alone.
   static constexpr std::uint32_t kNoSource = 0xffffff, kSeveral = 0xfffffe, kAllEnded = 0xfffffd;
   Work(GroupState* group, std::uint32_t slot, std::uint32_t ticket) noexcept
       : group_(group), place_(kNoSource << 8 | slot), ticket_(ticket) {}
@@ -158,8 +159,8 @@ class [[nodiscard]] Work {
       see((*more_)[i].slot, (*more_)[i].ticket);
   }
   GroupState* group_ = nullptr;  // counted, once for each call; null: there are no further calls either
-  // The slot, below 256, and above it the source: one word, for a processor that has just written a part of a word
-  // waits before it can read the whole.
+  // The slot, below 256, and above it the source: one word, for a processor that has just written a part of a
+  // word waits before it can read the whole.
   std::uint32_t place_ = kNoSource << 8;
   std::uint32_t ticket_ = 0;                    // the slot's generation while the call is in flight
   std::unique_ptr<detail::FurtherCalls> more_;  // coalesced: waited for after this

@@ -144,6 +144,8 @@ struct Step {
       counts;  ///< v-forms: per rank; all_to_all_v: per (from, to); see WindowPlan and GradientPlan
   bool coalesced = false;  ///< submitted together with the next step, which is of the same group
   bool plain = false;      ///< ordinary memory, no gaps, not in place
+  /// How often the call is made, each time after the last: a collective alone, where nobody is struck.
+  int starts = 1;
   bool shared = false;     ///< memory that peers map, on every rank
   std::uint64_t salt = 0;  ///< what its data and each rank's habits are made from
   WindowPlan window;
@@ -193,6 +195,7 @@ enum class FaultKind : std::uint8_t {
 };
 inline constexpr int kFaultKinds = 23;
 inline constexpr int kMostRanks = 8;
+inline constexpr int kMostStarts = 4;
 std::string_view name(FaultKind kind) noexcept;
 
 /// Where in a call it happens.
@@ -244,6 +247,8 @@ struct Program {
   int struck_group() const;
   /// Whether the group has steps that are not calls, so that nobody knows the numbers of its calls.
   bool has_more_than_calls(int group) const;
+  /// Whether the step may have several starts.
+  bool may_be_repeated(int step) const;
   /// Whether the rank has a part in the step.
   bool takes_part(int step, int rank) const;
 };

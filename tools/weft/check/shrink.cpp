@@ -140,6 +140,7 @@ Program shrink(Program p, const std::function<bool(const Program&)>& fails, int 
       if (s.does == Does::gradients && s.counts.size() > 1) with([](Step& t) { t.counts.resize(1); });
       if (s.window.fields > 1) with([](Step& t) { t.window.fields = 1; });
       if (s.coalesced) with([](Step& t) { t.coalesced = false; });
+      if (p.steps[static_cast<std::size_t>(k)].starts > 1) with([](Step& t) { t.starts = 1; });
       if (!p.steps[static_cast<std::size_t>(k)].plain && !p.steps[static_cast<std::size_t>(k)].shared)
         with([](Step& t) { t.plain = true; });
     }

@@ -53,6 +53,7 @@ std::string describe(const Program& p, int step) {
                                  s.op == Op::recv   ? "ring"
                                  : s.op == Op::send ? "message"
                                                     : name(s.op));
+  if (s.starts > 1) text += fmt::format(" {} times", s.starts);
   if (s.op == Op::barrier) return text;
   text += fmt::format(" {}", name(s.dtype));
   if (s.counts.empty()) text += fmt::format(" x{}", s.count);

@@ -311,6 +311,12 @@ Program draw(std::uint64_t seed, std::uint64_t index, const Range& range) {
   }
   settle(p);
   add_more_steps(p, range);
+  for (int k = 0; k < static_cast<int>(p.steps.size()); ++k) {  // from a separate sequence, too
+    Step& s = p.steps[static_cast<std::size_t>(k)];
+    const std::uint64_t drawn = mix(s.salt, 4243);
+    if (drawn % 5 == 0 && p.may_be_repeated(k))
+      s.starts = 2 + static_cast<int>(drawn / 5 % (kMostStarts - 1));
+  }
   return p;
 }
 

@@ -39,6 +39,7 @@ std::string encode(const Program& p) {
                      {"counts", s.counts},
                      {"coalesced", s.coalesced},
                      {"plain", s.plain},
+                     {"starts", s.starts},
                      {"shared", s.shared},
                      {"salt", s.salt}});
     json& written = steps.back();
@@ -219,6 +220,7 @@ Step read_step(const JsonReader& in, const Program& p, int number) {
                          s.does == Does::window ? "window" : name(s.op), n));
   s.coalesced = in.boolean("coalesced");
   s.plain = in.boolean("plain");
+  if (in.find("starts") != nullptr) s.starts = read_int(in, "starts", 1, kMostStarts);
   s.shared = in.boolean("shared");
   s.salt = in.any_unsigned("salt");
   if (s.does == Does::window)

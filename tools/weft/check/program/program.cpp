@@ -73,6 +73,12 @@ bool Program::has_more_than_calls(int group) const {
   return std::any_of(steps.begin(), steps.end(),
                      [&](const Step& s) { return s.group == group && s.does != Does::call; });
 }
+bool Program::may_be_repeated(int step) const {
+  const auto k = static_cast<std::size_t>(step);
+  const Step& s = steps[k];
+  return fault.kind == FaultKind::none && s.does == Does::call && s.op != Op::send && s.op != Op::recv &&
+         !s.coalesced && (k == 0 || !steps[k - 1].coalesced);
+}
 bool Program::takes_part(int step, int rank) const {
   const Step& s = steps[static_cast<std::size_t>(step)];
   const int me = rank_in(s.group, rank);
@@ -90,6 +96,8 @@ void settle(Program& p) {
   for (std::size_t k = 1; k < p.steps.size(); ++k)
     if (p.steps[k].group != p.steps[k - 1].group || p.steps[k].does != Does::call)
       p.steps[k - 1].coalesced = false;
+  for (std::size_t k = 0; k < p.steps.size(); ++k)
+    if (!p.may_be_repeated(static_cast<int>(k))) p.steps[k].starts = 1;
   for (GroupPlan& g : p.groups)
     while (g.before > 0 && (g.before > static_cast<int>(p.steps.size()) ||
                             p.steps[static_cast<std::size_t>(g.before - 1)].coalesced))

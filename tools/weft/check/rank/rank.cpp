@@ -384,8 +384,29 @@ class Runner {
       std::reverse(calls.begin(), calls.end());
     at(open.group);
     pending_ = open.steps;
-    open.work = calls.size() == 1 ? group.submit(calls[0]) : group.coalesced(calls);
+    open.work = calls.size() == 1 ? begin(k, calls[0], group) : group.coalesced(calls);
     pending_.clear();
+  }
+
+  // One call, on about half of the ranks a persistent one. The last start is left in flight.
+  Work begin(int k, const Call& call, ProcessGroup& group) {
+    const Step& s = p_.steps[static_cast<std::size_t>(k)];
+    const std::uint64_t habits = mix(s.salt, static_cast<std::uint64_t>(rank_) + 5000);
+    // Where memory may be short: a plain call takes none.
+    const bool persistent = habits % 2 == 0 && !row(p_).limits;
+    PersistentCall made;
+    if (persistent) made = group.make(call);
+    const auto begin_once = [&] { return persistent ? made.start() : group.submit(call); };
+    for (int left = s.starts; left > 1; --left) {
+      begin_once().wait();
+      if (const std::string wrong = parts_.complaint(k); !wrong.empty())
+        complain(fmt::format("step {}, {} starts before its last: {}", k, left - 1, wrong));
+      parts_.calls(k).renew();
+    }
+    Work last = begin_once();
+    if (habits / 2 % 2 == 0)
+      persistent_.push_back(std::move(made));  // or it goes while its call is in flight
+    return last;
   }
 
   // What happens to the rank once it has posted. False: the Work is gone.
@@ -676,6 +697,7 @@ class Runner {
   Windows windows_;
   std::unique_ptr<Heartbeat> heartbeat_;
   std::vector<bool> made_;
+  std::vector<PersistentCall> persistent_;  // whose calls may be in flight, or over
   std::vector<Open> open_;
   std::vector<int> pending_, lost_;
   std::vector<std::vector<int>> failed_;

@@ -37,11 +37,22 @@ void Trial::lay_out(Dice& habits, bool in, bool out) {
     if (in) in_.data = buffers_.room(habits, in_.total);
     if (out) out_.data = in_place_ ? in_.data : buffers_.room(habits, out_.total);
   }
-  if (in)
-    for (std::size_t b = 0; b < in_.counts.size(); ++b) {
-      const std::vector<std::byte> bytes = input(s, me_, static_cast<int>(b), n_);
-      if (!bytes.empty()) std::memcpy(in_.data + in_.offsets[b] * size_, bytes.data(), bytes.size());
-    }
+  give();
+}
+
+void Trial::give() {
+  for (std::size_t b = 0; in_.there && b < in_.counts.size(); ++b) {
+    const std::vector<std::byte> bytes = input(s_, me_, static_cast<int>(b), n_);
+    if (!bytes.empty()) std::memcpy(in_.data + in_.offsets[b] * size_, bytes.data(), bytes.size());
+  }
+}
+
+void Trial::renew() {
+  for (std::size_t b = 0; out_.there && b < out_.counts.size(); ++b)
+    if (const std::int64_t bytes = out_.counts[b] * size_; bytes > 0)
+      std::memset(out_.data + out_.offsets[b] * size_, static_cast<int>(kUntouched),
+                  static_cast<std::size_t>(bytes));
+  give();
 }
 
 void Trial::make_calls(Duration deadline, bool in, bool out) {

@@ -22,6 +22,8 @@ class Trial {
   const std::vector<Call>& calls() const { return calls_; }
   /// What is wrong with the buffers now that the calls are done; empty: nothing.
   std::string complaint(bool exact) const;
+  /// All buffers as they were before the call.
+  void renew();
   /// Writes a pattern over everything that peers may have written to, and looks whether it is still there.
   void overwrite() { buffers_.overwrite(); }
   std::string overwritten() const { return buffers_.overwritten(); }
@@ -37,6 +39,7 @@ class Trial {
     }
   };
   void lay_out(Dice& habits, bool in, bool out);
+  void give();
   void make_calls(Duration deadline, bool in, bool out);
   template <class Elements>
   Side side(Dice& habits, bool parted, bool there, const Elements& elements) const;
