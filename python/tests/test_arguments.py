@@ -62,6 +62,7 @@ CASES = {  # what is called -> what the error says
     "weft.Halo(mesh, {0: 1})": "layout is of type Mesh; expected a weft.Layout",
     "weft.Window('x', {})": "layout is of type str; expected a weft.Layout",
     "weft.FlatShards(group, {'w': rows})": "axes is of type Group; expected a weft.Mesh",
+    "weft.FlatShards(mesh, {'w': rows}, replicate=closed)": "the Mesh is closed; expected one that is open",
     "weft.checkpoint.save('run', {'w': (x, rows)}, 1, mesh=group)": "mesh is of type Group; expected a weft.Mesh, or None",
     "weft.checkpoint.load('run', {'w': (x, rows)}, mesh=5)": "mesh is of type int; expected a weft.Mesh, or None",
     "weft.checkpoint.save('run', None, 1)": "the tensors are None; expected {name: (array, layout)}, {name: array}, or a list of tuples of these",

@@ -163,9 +163,9 @@ TEST(Program, StepsAndFaultsThatCannotBeRunAreRefused) {
           "steps[0].reduce is bit_and of f32, which weft does not know");
   refused(put("/steps/0/scale", 1e30), "steps[0].scale is 1e+30; expected a number from -1000 to 1000");
   refused(put("/steps/0/root", 3), "steps[0].root is 3; expected an integer from 0 to 2");
-  for (const int starts : {0, 5})
-    refused(put("/steps/0/starts", starts),
-            "steps[0].starts is " + std::to_string(starts) + "; expected an integer from 1 to 4");
+  for (const int n : {0, 5})
+    refused(put("/steps/0/starts", n),
+            "steps[0].starts is " + std::to_string(n) + "; expected an integer from 1 to 4");
   refused(put("/steps/0/peer", -1), "steps[0].peer is -1; expected an integer from 0 to 2");
   refused(put("/steps/0/tag", 2147483648),
           "steps[0].tag is 2147483648; expected an integer from 0 to 2147483647");

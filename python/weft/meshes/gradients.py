@@ -126,7 +126,7 @@ class Reducer(Handle):
             for extent in shape:
                 place.count *= extent
         handle = ctypes.c_void_p()
-        errors.call(lib.reducer_create, errors.instance(axes, Mesh, "axes")._handle, raw, len(self._entries), _byref(options), _byref(handle))
+        errors.call(lib.reducer_create, errors.instance(axes, Mesh, "axes")._open(), raw, len(self._entries), _byref(options), _byref(handle))
         Handle.__init__(self, handle.value)
         self._keep, self._slots = {}, {}
 
@@ -234,7 +234,7 @@ class Sampler(Handle):
 
     def __init__(self, axis, population, global_batch, seed=0):
         handle = ctypes.c_void_p()
-        errors.call(lib.sampler_create, errors.instance(axis, Mesh, "axis")._handle, errors.integer(population, "population", 64),
+        errors.call(lib.sampler_create, errors.instance(axis, Mesh, "axis")._open(), errors.integer(population, "population", 64),
                     errors.integer(global_batch, "global_batch", 64), seed, _byref(handle))
         Handle.__init__(self, handle.value)
         offset, count = ctypes.c_int64(), ctypes.c_int64()

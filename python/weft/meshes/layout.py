@@ -39,7 +39,7 @@ def _expect_placement(placement, name):
 
 def _along(axes):
     """The handle of a mesh."""
-    return errors.instance(axes, Mesh, "axes")._handle
+    return errors.instance(axes, Mesh, "axes")._open()
 
 
 class Layout(Handle):
@@ -57,7 +57,7 @@ class Layout(Handle):
             _expect_placement(placement, name)
         array = (_api.weft_axis_placement * max(1, len(names)))(*zip(names, placements.values()))
         handle = ctypes.c_void_p()
-        errors.call(lib.layout_create, mesh._handle, array, len(names), _extents(shape), len(shape), _byref(handle))
+        errors.call(lib.layout_create, mesh._open(), array, len(names), _extents(shape), len(shape), _byref(handle))
         Handle.__init__(self, handle.value)
         self._mesh = mesh
 
@@ -218,7 +218,7 @@ def tensors(named, writes):
         extents = _extents(shape)
         place.extents, place.dim_count = extents, len(shape)
         if layout is not None:
-            place.layout = errors.instance(layout, Layout, f"the layout of {name!r}")._handle
+            place.layout = errors.instance(layout, Layout, f"the layout of {name!r}")._open()
         keep.append((owner, extents, layout))
     return made, len(items), keep
 

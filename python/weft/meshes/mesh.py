@@ -35,7 +35,7 @@ class Mesh(Handle):
         """All ranks of `group` in row-major order: neighbours along the last axis have neighbouring ranks."""
         array, _ = _axes(sizes)
         handle = ctypes.c_void_p()
-        errors.call(lib.mesh_create, errors.instance(group, Group, "group")._handle, array, len(sizes), _byref(handle))
+        errors.call(lib.mesh_create, errors.instance(group, Group, "group")._open(), array, len(sizes), _byref(handle))
         Handle.__init__(self, handle.value)
         self._context = group.context
 
@@ -44,7 +44,7 @@ class Mesh(Handle):
         """A mesh that cannot communicate, as `rank` sees it: to plan on one process."""
         array, _ = _axes(sizes)
         handle = ctypes.c_void_p()
-        errors.call(lib.mesh_create_arithmetic, errors.instance(context, Context, "context")._handle, array, len(sizes), errors.integer(rank, "rank"), _byref(handle))
+        errors.call(lib.mesh_create_arithmetic, errors.instance(context, Context, "context")._open(), array, len(sizes), errors.integer(rank, "rank"), _byref(handle))
         return cls._of(handle, context)
 
     @classmethod

@@ -39,7 +39,7 @@ class FlatShards(Handle):
         options.reduce, options.gradient = dtypes.of(reduce), dtypes.of(gradient)
         options.alone_bytes = errors.integer(alone_bytes, "alone_bytes", 64)
         if replicate is not None:
-            options.replicate = errors.instance(replicate, Mesh, "replicate")._handle
+            options.replicate = errors.instance(replicate, Mesh, "replicate")._open()
         self.names = list(tensors)
         pairs = [given if isinstance(given, tuple) else (given, "f32") for given in tensors.values()]
         entries = (_api.weft_shard_entry * max(1, len(pairs)))()
@@ -48,7 +48,7 @@ class FlatShards(Handle):
                 raise errors.BadArgumentError(f"tensors[{name!r}] is {layout!r}; expected a Layout, or (a Layout, a dtype)")
             place.name, place.layout, place.dtype = text(name, "name"), layout._open(), dtypes.of(dtype)
         handle = ctypes.c_void_p()
-        errors.call(lib.flat_shards_create, errors.instance(axes, Mesh, "axes")._handle, entries, len(pairs), _byref(options), _byref(handle))
+        errors.call(lib.flat_shards_create, errors.instance(axes, Mesh, "axes")._open(), entries, len(pairs), _byref(options), _byref(handle))
         Handle.__init__(self, handle.value)
         self._context = axes._context
         self._layouts = [layout for layout, _ in pairs]
