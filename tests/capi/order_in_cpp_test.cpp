@@ -125,6 +125,9 @@ class Rank {
     const TensorView in = view(in_.data(), {4});
     keep("Work of an all_reduce", kGroup, group_->all_reduce(in, in));
     keep("Work of a recv", kGroup, group_->recv(view(never_.data(), {4}), 1 - rank_));
+    PersistentCall& persistent =
+        keep("PersistentCall", "", group_->make_recv(view(never_.data(), {4}), 1 - rank_));
+    keep("Work of a PersistentCall", kGroup, persistent.start());
   }
 
   const int rank_;

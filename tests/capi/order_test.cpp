@@ -162,6 +162,16 @@ class Rank {
     });
     make<weft_work>("work", weft_work_destroy,
                     [&](auto** to) { return weft_recv(group_, &never, 1 - rank, nullptr, to, &error_); });
+    weft_persistent* const persistent =
+        make<weft_persistent>("persistent", weft_persistent_destroy, [&](auto** to) {
+          weft_call call = WEFT_CALL_INIT;
+          call.op = WEFT_OP_RECV;
+          call.out = never;
+          call.peer = 1 - rank;
+          return weft_persistent_create(group_, &call, to, &error_);
+        });
+    make<weft_work>("work", weft_work_destroy,
+                    [&](auto** to) { return weft_persistent_start(persistent, to, &error_); });
   }
 
   const std::string folder_;

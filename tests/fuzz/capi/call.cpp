@@ -44,7 +44,7 @@ bool waits_by_default(const Call& c) { return c.is("weft_store_get") || c.is("we
 // Calls that one rank can wait in.
 bool may_find_nobody(const Call& c) {
   return among(c.function, {"weft_send", "weft_recv", "weft_send_recv", "weft_wait_message", "weft_submit",
-                            "weft_coalesced"});
+                            "weft_persistent_create", "weft_persistent_start", "weft_coalesced"});
 }
 
 }  // namespace
