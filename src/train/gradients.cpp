@@ -60,6 +60,16 @@ class List {
   std::vector<Gradient> gradients_;
 };
 
+// What a verb on views does with the gradients of parameters. `what`: the verb's name.
+template <class Options>
+void reduce_by(const char* what, void (*verb)(std::span<Gradient>, const DeviceMesh&, const Options&),
+               std::span<Parameter* const> parameters, const DeviceMesh& axes, Options options) {
+  List list(parameters, what, options.compute);
+  options.compute = list.compute();
+  verb(list.gradients(), axes, options);
+  list.state_layouts(parameters);
+}
+
 }  // namespace
 
 std::vector<Gradient> gradients_of(std::span<Parameter* const> parameters, std::string_view what) {
@@ -81,20 +91,12 @@ double clip_grad_norm(std::span<Parameter* const> parameters, double max_norm, d
 
 void reduce_gradients(std::span<Parameter* const> parameters, const DeviceMesh& axes,
                       const ReduceOptions& options) {
-  List list(parameters, "reduce_gradients", options.compute);
-  ReduceOptions with_compute = options;
-  with_compute.compute = list.compute();
-  reduce_gradients(list.gradients(), axes, with_compute);
-  list.state_layouts(parameters);
+  reduce_by("reduce_gradients", reduce_gradients, parameters, axes, options);
 }
 
 void sync_replicated_gradients(std::span<Parameter* const> parameters, const DeviceMesh& axes,
                                const SyncOptions& options) {
-  List list(parameters, "sync_replicated_gradients", options.compute);
-  SyncOptions with_compute = options;
-  with_compute.compute = list.compute();
-  sync_replicated_gradients(list.gradients(), axes, with_compute);
-  list.state_layouts(parameters);
+  reduce_by("sync_replicated_gradients", sync_replicated_gradients, parameters, axes, options);
 }
 
 }  // namespace weft
