@@ -17,6 +17,7 @@
 
 #include "group/group_state.hpp"
 #include "support/processes.hpp"
+#include "support/recorded_group.hpp"
 #include "support/recording_backend.hpp"
 #include "support/run_ranks.hpp"
 #include "weft/base/interrupt.hpp"
@@ -33,24 +34,7 @@ std::string text_of(const std::function<void()>& f) {
   return e.code() == ErrorCode::bad_argument ? e.what() : "no bad_argument: " + std::string(e.what());
 }
 
-// A group "x", one rank of which is here: the others are the backend's invention.
-class PersistentCalls : public testing::Test {
- protected:
-  ProcessGroup make(int size = 3, int rank = 0) {
-    Membership m;
-    m.store = store;
-    m.rank = rank;
-    m.size = size;
-    m.name = "x";
-    m.deadline = 10s;
-    return ProcessGroup::create(context, recording.factory(), m);
-  }
-
-  Context context;
-  std::shared_ptr<Store> store = make_local_store();
-  Recording recording;
-  std::vector<float> a = std::vector<float>(12, 1.f), b = std::vector<float>(12, 2.f);
-};
+class PersistentCalls : public RecordedGroup {};
 
 std::vector<Block> blocks_of(const Block* from, int n) {
   return from == nullptr ? std::vector<Block>{} : std::vector<Block>(from, from + n);

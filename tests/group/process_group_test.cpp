@@ -16,6 +16,7 @@
 #include "base/text/plain_streams.hpp"
 #include "group/group_state.hpp"
 #include "support/processes.hpp"
+#include "support/recorded_group.hpp"
 #include "support/recording_backend.hpp"
 #include "support/run_ranks.hpp"
 #include "weft/backends/join.hpp"
@@ -31,31 +32,13 @@ using testing::HasSubstr;
 
 const Fate kNever{.kind = Fate::never};
 
-// A group "x", one rank of which is here: the others are the backend's invention.
-class Group : public testing::Test {
+class Group : public RecordedGroup {
  protected:
-  Membership membership(int size = 3, int rank = 0) {
-    Membership m;
-    m.store = store;
-    m.rank = rank;
-    m.size = size;
-    m.name = "x";
-    m.deadline = 10s;
-    return m;
-  }
-  ProcessGroup make(int size = 3, int rank = 0) {
-    return ProcessGroup::create(context, recording.factory(), membership(size, rank));
-  }
   Error create_error(const std::function<void(Membership&)>& change) {
     Membership m = membership();
     change(m);
     return error_of([&] { ProcessGroup::create(context, recording.factory(), m); });
   }
-
-  Context context;
-  std::shared_ptr<Store> store = make_local_store();
-  Recording recording;
-  std::vector<float> a = std::vector<float>(12, 1.f), b = std::vector<float>(12, 2.f);
 };
 
 struct Handed {

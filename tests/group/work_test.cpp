@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "group/group_state.hpp"
+#include "support/recorded_group.hpp"
 #include "support/recording_backend.hpp"
 #include "support/run_ranks.hpp"
 #include "weft/base/tensor.hpp"
@@ -31,16 +32,8 @@ const Fate kNever{.kind = Fate::never};
 
 // ---- the group's part, over a backend that goes nowhere ----
 
-class Coalesced : public testing::Test {
+class Coalesced : public RecordedGroup {
  protected:
-  ProcessGroup make(int size = 3) {
-    Membership m;
-    m.store = store;
-    m.size = size;
-    m.name = "x";
-    m.deadline = 10s;
-    return ProcessGroup::create(context, recording.factory(), m);
-  }
   Call add() { return call::all_reduce(view(a), view(b)); }
   // Each writes memory of its own.
   std::vector<Call> adds(std::size_t n) {
@@ -51,10 +44,7 @@ class Coalesced : public testing::Test {
     return calls;
   }
 
-  Context context;
-  std::shared_ptr<Store> store = make_local_store();
-  Recording recording;
-  std::vector<float> a = std::vector<float>(12, 1.f), b = std::vector<float>(12, 2.f), sums;
+  std::vector<float> sums;
 };
 
 TEST_F(Coalesced, CallsArePostedInOrderWithinOneBatch) {
