@@ -411,11 +411,12 @@ TEST(WindowPlans, ThatDifferAreToldAtTheFirstStart) {
     std::vector<std::vector<float>> memory;
     std::vector<WindowField> list;
     for (int f = 0; f < fields; ++f) {
-      memory.emplace_back(64);
-      float* const in = memory.back().data();
-      memory.emplace_back(64);
       const Shape part{window.part_size(0), 2}, wide{window.window_size(0), 2};
-      list.push_back({view(in, part), view(memory.back().data(), wide)});
+      const auto room = [&](const Shape& shape) {
+        return memory.emplace_back(static_cast<std::size_t>(shape.count())).data();
+      };
+      float* const in = room(part);
+      list.push_back({view(in, part), view(room(wide), wide)});
       if (ints) list.back().in.dtype = list.back().out.dtype = DType::i32;
     }
     window.start(list).finish();
