@@ -410,9 +410,14 @@ Work GroupState::start_as(const std::shared_ptr<detail::PreparedCall>& prepared)
       return {};
     }
   }
-  if (p.begun && !ring_.finished(p.slot, p.ticket)) [[unlikely]]
+  const auto in_flight = [&] { return p.begun && !ring_.finished(p.slot, p.ticket); };
+  if (in_flight()) [[unlikely]]
     throw_in_flight(p);
   own_room(1, op, p.deadline);
+  if (in_flight()) [[unlikely]] {  // a callback has started it while this thread waited for room
+    disown();
+    throw_in_flight(p);
+  }
   const std::uint32_t index = ring_.next();
   Ring::Slot& slot = ring_[index];
   detail::WorkCallbacks* found = nullptr;

@@ -211,6 +211,33 @@ TEST_F(PersistentCalls, OneThatIsInFlightIsNotStartedAgain) {
   EXPECT_EQ(recording.posted().size(), 3u);
 }
 
+// Whoever waits for a slot drives what is in flight, and calls what is due.
+TEST_F(PersistentCalls, OneThatACallbackStartsWhileAStartWaitsForASlotIsInFlight) {
+  ProcessGroup g = make();
+  PersistentCall p = g.make_all_reduce(a, b);
+  recording.decide(Fate{.kind = Fate::never});
+  std::vector<Work> others;
+  for (std::uint32_t k = 0; k < Ring::kSlots; ++k) others.push_back(g.send(a, 1));
+  Work started;
+  others[0].then([&](const Error*) {
+    recording.decide(Fate{.kind = Fate::never});
+    started = p.start();
+  });
+  std::thread later([&] {
+    std::this_thread::sleep_for(20ms);
+    recording.decide(Fate{});
+    recording.let_go();
+  });
+  EXPECT_THAT(text_of([&] { p.start().wait(); }), HasSubstr("started before and is still in flight"));
+  later.join();
+  EXPECT_EQ(recording.posted().size(), Ring::kSlots + 1);
+  recording.let_go();
+  started.wait();
+  wait_all(others);
+  recording.decide(Fate{});
+  p.start().wait();
+}
+
 TEST_F(PersistentCalls, ItMayBeStartedWhileEachSlotIsTakenInTurn) {
   ProcessGroup g = make();
   PersistentCall p = g.make_all_reduce(a, b);
