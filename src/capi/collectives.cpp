@@ -271,7 +271,7 @@ weft_status weft_persistent_start(weft_persistent* persistent, weft_work** work,
   return capi::guarded(__func__, error, [&, function = __func__] {
     weft_persistent& p = capi::given(function, persistent, "persistent");
     const std::shared_ptr<capi::GroupHandle> group = p.group.lock();
-    if (group == nullptr)
+    if (group == nullptr || group->destroyed)
       capi::refuse(ErrorCode::bad_argument, function,
                    "the weft_group that persistent was made for was destroyed; expected one that lives");
     capi::begin(function, group, p.reductions, work, [&] { return p.call.start(); });

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -54,7 +55,8 @@ struct GroupHandle {
   std::shared_ptr<const void> owner;  // null: the group is `own`
   ProcessGroup own;                   // destroyed before its Context
   ProcessGroup& group;
-  std::string backend;  // with a zero at its end
+  std::string backend;                 // with a zero at its end
+  std::atomic<bool> destroyed{false};  // the weft_group was; Works keep this
 };
 
 /// The call's outcome, into `error` where there is one; returns its status.
@@ -185,5 +187,8 @@ struct weft_store : weft::capi::Handle<weft_store> {
 struct weft_group : weft::capi::Handle<weft_group> {
   static constexpr const char* kKind = "weft_group";
   explicit weft_group(std::shared_ptr<weft::capi::GroupHandle> handle_in) : handle(std::move(handle_in)) {}
+  ~weft_group() { handle->destroyed = true; }
+  weft_group(const weft_group&) = delete;
+  weft_group& operator=(const weft_group&) = delete;
   std::shared_ptr<weft::capi::GroupHandle> handle;
 };

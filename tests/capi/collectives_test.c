@@ -615,6 +615,23 @@ static void persistent(rank_args* a) {
   weft_persistent_destroy(reduce);
   weft_persistent_destroy(wait_for_all);
   weft_persistent_destroy(NULL);
+  /* A Work keeps the group's end off, but nothing new begins. */
+  const weft_buffer none = i32(NULL, 0);
+  weft_work* kept = NULL;
+  group = join(a, "kept", 20000 * MS);
+  call = a_call(WEFT_OP_BARRIER, none, none);
+  OK(weft_persistent_create(group, &call, &wait_for_all, &error));
+  OK(weft_persistent_start(wait_for_all, &kept, &error));
+  OK(weft_work_wait(kept, &error));
+  weft_group_destroy(group);
+  weft_work* refused = NULL;
+  CHECK_ERROR(
+      weft_persistent_start(wait_for_all, &refused, &error), WEFT_BAD_ARGUMENT,
+      "weft_persistent_start: the weft_group that persistent was made for was destroyed; expected one that "
+      "lives");
+  CHECK(refused == NULL);
+  weft_work_destroy(kept);
+  weft_persistent_destroy(wait_for_all);
 }
 static void test_persistent(void) {
   for (int n = 1; n <= 3; ++n) run_ranks(n, persistent);

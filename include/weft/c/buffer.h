@@ -103,7 +103,8 @@ typedef void (*weft_combine)(void* data, const void* left, const void* right, vo
 typedef struct weft_reduction weft_reduction;
 
 /* `name` is compared between ranks. `data` is handed to `combine`; `release`, where it is not NULL, is called
- * with it once neither the reduction nor a Work of a call with it is left, and may be so from any thread.
+ * with it once neither the reduction, nor a weft_persistent, nor a Work of a call with it is left, and may be so from
+ * any thread.
  *
  * Where `combine` throws (in C++) the call fails on this rank with WEFT_SYSTEM and the group is aborted: ranks that have
  * their result already hear of it in their next call. The reduction is of no use any more then. */
