@@ -29,8 +29,8 @@ struct Queues {
 
 class Ends final : public ByteStreams {
  public:
-  Ends(Queues& queues, int rank, std::function<void(int to)> before_write)
-      : queues_(queues), rank_(rank), before_write_(std::move(before_write)) {}
+  Ends(Queues& queues, int rank, std::function<void(int to)> before_write, std::size_t gives = 0)
+      : queues_(queues), rank_(rank), before_write_(std::move(before_write)), gives_(gives) {}
   std::size_t write(int to, const std::byte* bytes, std::size_t most) override {
     if (before_write_) before_write_(to);
     const std::lock_guard lock(queues_.mutex);
@@ -45,7 +45,7 @@ class Ends final : public ByteStreams {
     const std::size_t got = std::min({most, kAtOnce, queue.size()});
     std::copy_n(queue.begin(), got, bytes);
     queue.erase(queue.begin(), queue.begin() + static_cast<std::ptrdiff_t>(got));
-    return got;
+    return gives_ != 0 ? gives_ : got;
   }
   void all_open() override {
     const std::lock_guard lock(queues_.mutex);
@@ -57,6 +57,7 @@ class Ends final : public ByteStreams {
   Queues& queues_;
   const int rank_;
   const std::function<void(int to)> before_write_;
+  const std::size_t gives_;  // what read() returns; 0: how many bytes there were
 };
 
 ProcessGroup group_over(Rank& r, Queues& queues, const std::string& name = "queues",
@@ -118,6 +119,44 @@ TEST(StreamBackend, WhatAStreamThrowsFailsTheGroupOnAllRanks) {
     EXPECT_THAT(error_text(ErrorCode::system, [&] { group.all_reduce(view(x), view(x)).wait(); }),
                 HasSubstr("transport queues: rank 1: the cable is cut"));
     r.meet("end");
+  });
+}
+
+// As a function does that returns what read(2) gave.
+TEST(StreamBackend, AStreamThatReturnsMoreThanItWasAskedForFailsTheGroup) {
+  Queues queues;
+  run_ranks(Ranks::threads, 2, [&](Rank& r) {
+    const auto minus_one = static_cast<std::size_t>(-1);
+    const BackendFactory make = [&](const GroupInit& b) {
+      return make_stream_backend(
+          b, {.name = "queues", .open = [&](std::span<const std::string>) -> std::unique_ptr<ByteStreams> {
+                return std::make_unique<Ends>(queues, b.rank, nullptr, b.rank == 1 ? minus_one : 0);
+              }});
+    };
+    ProcessGroup group = ProcessGroup::create(r.context, make, r.membership("over streams"));
+    std::vector<float> x(4);
+    EXPECT_THAT(error_text(ErrorCode::system, [&] { group.all_reduce(view(x), view(x)).wait(); }),
+                HasSubstr("transport queues: rank 1: read() returned 18446744073709551615 bytes from rank 0; "
+                          "expected 0 to 16"));
+    r.meet("end");
+  });
+}
+
+TEST(StreamBackend, ATransportThatLacksSomethingIsRefused) {
+  run_ranks(Ranks::threads, 2, [](Rank& r) {
+    const auto refused = [&](StreamTransport transport) {
+      const BackendFactory make = [&](const GroupInit& b) { return make_stream_backend(b, transport); };
+      return error_text(ErrorCode::bad_argument,
+                        [&] { ProcessGroup::create(r.context, make, r.membership("over streams")); });
+    };
+    const auto nothing = [](std::span<const std::string>) { return std::unique_ptr<ByteStreams>(); };
+    EXPECT_THAT(refused({.name = "", .open = nothing}), HasSubstr("StreamTransport::name is empty"));
+    EXPECT_THAT(refused({.name = "a\nb", .open = nothing}),
+                HasSubstr("StreamTransport::name is \"a?b\"; expected no line feed"));
+    EXPECT_THAT(refused({.name = "none", .open = {}}),
+                HasSubstr("StreamTransport::open is empty; expected a function that opens this rank's end"));
+    EXPECT_THAT(refused({.name = "none", .open = nothing}),
+                HasSubstr("StreamTransport::open of none returned null; expected this rank's end"));
   });
 }
 

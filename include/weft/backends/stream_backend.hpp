@@ -25,10 +25,10 @@ class ByteStreams {
  public:
   virtual ~ByteStreams() = default;
   /// Takes the first bytes for rank `to`, as many of `most` as it can at once, and returns how many; 0: none
-  /// now. Never waits.
+  /// now. Never waits. More than `most`, as -1 is, fails the group.
   virtual std::size_t write(int to, const std::byte* bytes, std::size_t most) = 0;
   /// Writes the next bytes of rank `from` to `bytes`, at most `most`, and returns how many; 0: none now.
-  /// Never waits.
+  /// Never waits. More than `most` fails the group.
   virtual std::size_t read(int from, std::byte* bytes, std::size_t most) = 0;
   /// Called once, when all ranks have opened their ends: what they met by is not needed any more.
   virtual void all_open() {}
@@ -47,8 +47,9 @@ struct StreamTransport {
 /// The traits of such a transport where all ranks are on one host.
 Traits stream_traits(std::string_view name, bool spin = false) noexcept;
 
-/// Meets the other ranks (join()) and opens this rank's end. Throws what join() and `open` throw, and
-/// `mismatch` where a rank has a transport of another name.
+/// Meets the other ranks (join()) and opens this rank's end. Throws what join() and `open` throw,
+/// `mismatch` where a rank has a transport of another name, and bad_argument where `name` is empty or has a line
+/// feed, and where `open` is empty or returns null.
 std::unique_ptr<Backend> make_stream_backend(const GroupInit& b, StreamTransport transport);
 
 }  // namespace weft

@@ -18,6 +18,7 @@
 #include "backends/messages/peer_messages.hpp"
 #include "base/errors/caught.hpp"
 #include "base/hash.hpp"
+#include "base/text/printable.hpp"
 #include "host/cores/usable_cores.hpp"
 #include "weft/backends/first_cause.hpp"
 #include "weft/backends/host_ranks.hpp"
@@ -235,7 +236,19 @@ class StreamBackend final : public Backend, private MessageMedium {
     }
   }
 
+  void check_transport(const GroupInit& b) const {
+    const auto wrong = [&](const std::string& text) {
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("group \"{}\": StreamTransport::{} [rank {}]", b.name, text, b.rank));
+    };
+    if (transport_.name.empty()) wrong("name is empty");
+    if (transport_.name.find('\n') != std::string::npos)
+      wrong(fmt::format("name is \"{}\"; expected no line feed", printable(transport_.name)));
+    if (!transport_.open)
+      wrong("open is empty; expected a function that opens this rank's end of the streams");
+  }
   void open(const GroupInit& b) {
+    check_transport(b);
     const Places places = meet(b);
     bool all_here = true;
     if (b.size > 1) {
@@ -243,6 +256,12 @@ class StreamBackend final : public Backend, private MessageMedium {
       each_other([&](int r) { all_here = all_here && ranks_.is_here(r); });
     }
     streams_ = std::exchange(transport_.open, {})(places.addresses);  // what it holds goes with it
+    if (streams_ == nullptr)
+      throw Error(
+          ErrorCode::bad_argument,
+          fmt::format("group \"{}\": StreamTransport::open of {} returned null; expected this rank's end of "
+                      "the streams [rank {}]",
+                      b.name, transport_.name, b.rank));
     traits_ = stream_traits(transport_.name, transport_.spin && b.ranks_here <= CpuShare::usable().count());
     traits_.guarantees.detects_death = transport_.detects_death || all_here;
     if (b.size > 1) join(b, "streams/opened", {}, kLayout);  // nobody writes where the other end is not open
@@ -311,7 +330,7 @@ class StreamBackend final : public Backend, private MessageMedium {
 
   std::size_t write(int r, const std::byte* from, std::size_t most) {
     try {
-      return about(r, [&] { return streams_->write(r, from, most); });
+      return about(r, [&] { return expected("write", streams_->write(r, from, most), most, "to", r); });
     } catch (const Error& e) {
       if (e.code() != ErrorCode::peer_lost || pulling_) throw;
       // Where it has left and closed its end, its last words are still to be read.
@@ -322,7 +341,19 @@ class StreamBackend final : public Backend, private MessageMedium {
     }
   }
   std::size_t read(int r, std::byte* to, std::size_t most) {
-    return about(r, [&] { return streams_->read(r, to, most); });
+    return about(r, [&] { return expected("read", streams_->read(r, to, most), most, "from", r); });
+  }
+  // The number of bytes that a function of the streams returned, which has no other way to say that it failed than to
+  // throw: a -1 would be many.
+  std::size_t expected(const char* function, std::size_t bytes, std::size_t most, const char* side, int r) {
+    if (bytes > most)
+      throw Error(
+          Failure{.code = ErrorCode::system,
+                  .text = fmt::format("transport {}: rank {}: {}() returned {} bytes {} rank {}; expected "
+                                      "0 to {}",
+                                      transport_.name, rank_, function, bytes, side, r, most),
+                  .ranks = {rank_}});
+    return bytes;
   }
   bool pull(int r) {
     const During here(pulling_);
