@@ -20,14 +20,23 @@ namespace {
 constexpr std::size_t kOptionWords = 2;
 constexpr double kUnset = -1;  // what ranks send for a tolerance that is not set
 
-// How far a replica may be from the average, relative to the largest element.
-double tolerance_of(const ReduceOptions& options, DType dtype) {
-  if (options.tolerance) return *options.tolerance;
+// How far a replica may be from the average: a part of the largest element, and `least` in any case.
+struct Tolerance {
+  double relative, least = 0;
+};
+
+// Of elements below the smallest normal number the unit in the last place is that of this number.
+constexpr Tolerance units_in_the_last_place(double units, double epsilon, double smallest) noexcept {
+  return {units * epsilon, units * smallest};
+}
+
+Tolerance tolerance_of(const ReduceOptions& options, DType dtype) {
+  if (options.tolerance) return {*options.tolerance};
   switch (dtype) {
-    case DType::f64: return 1024 * 0x1p-52;
-    case DType::f32: return 1024 * 0x1p-23;
-    case DType::bf16: return 4 * 0x1p-7;
-    case DType::f16: return 4 * 0x1p-10;
+    case DType::f64: return units_in_the_last_place(1024, 0x1p-52, 0x1p-1074);
+    case DType::f32: return units_in_the_last_place(1024, 0x1p-23, 0x1p-149);
+    case DType::bf16: return units_in_the_last_place(4, 0x1p-7, 0x1p-133);
+    case DType::f16: return units_in_the_last_place(4, 0x1p-10, 0x1p-24);
     case DType::f8e4m3:
     case DType::f8e5m2:
     case DType::i8:
@@ -42,7 +51,7 @@ double tolerance_of(const ReduceOptions& options, DType dtype) {
     case DType::c64:
     case DType::c128: break;  // check_gradients() refused it
   }
-  return 0;
+  return {0};
 }
 
 // The words of a rank: the tolerance; on_drift, and above it a bit for each data axis.
@@ -73,7 +82,7 @@ struct Verdict {
 };
 constexpr std::size_t kVerdictWords = 3;
 
-Verdict verdict_on(const TensorView& own, const TensorView& average, double tolerance, bool& finite) {
+Verdict verdict_on(const TensorView& own, const TensorView& average, Tolerance tolerance, bool& finite) {
   double distance = 0, magnitude = 0;
   finite = true;
   with_elements(own, [&](const auto& values) {
@@ -95,7 +104,8 @@ Verdict verdict_on(const TensorView& own, const TensorView& average, double tole
   if (std::isinf(distance))
     v.excess = distance;
   else if (distance > 0)
-    v.excess = distance / most / (tolerance * (magnitude / most + distance / most));
+    v.excess = distance / most /
+               (tolerance.relative * (magnitude / most + distance / most) + tolerance.least / most);
   return v;
 }
 

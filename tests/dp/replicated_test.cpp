@@ -357,6 +357,16 @@ TEST(ReplicatedViews, TheToleranceFitsTheDtype) {
     EXPECT_TRUE(passes(1.0, 1.0 + 0x1p-43));
     EXPECT_FALSE(passes(1.0, 1.0 + 1e-5));
     EXPECT_FALSE(passes(1.0, 1.0 + 0x1p-39));
+    // Where all elements are below the smallest normal number a unit is a large part of each.
+    EXPECT_TRUE(passes(f16(0x1p-20f), f16(0x1p-20f + 0x1p-24f)));
+    EXPECT_TRUE(passes(f16(0.0f), f16(0x1p-24f)));
+    EXPECT_FALSE(passes(f16(0x1p-20f), f16(0x1p-16f)));
+    EXPECT_TRUE(passes(bf16(0x1p-132f), bf16(0x1p-132f + 0x1p-133f)));
+    EXPECT_FALSE(passes(bf16(0x1p-133f), bf16(0x1p-127f)));
+    EXPECT_TRUE(passes(0x1p-149f, 0x1p-148f));
+    EXPECT_FALSE(passes(0x1p-130f, 0x1p-129f));
+    EXPECT_TRUE(passes(0x1p-1074, 0x1p-1073));
+    EXPECT_FALSE(passes(0x1p-1050, 0x1p-1049));
   });
 }
 
