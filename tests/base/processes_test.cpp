@@ -6,8 +6,10 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <future>
 #include <stdexcept>
 #include <thread>
+#include <vector>
 
 namespace weft::test::processes_test {
 namespace {
@@ -49,6 +51,35 @@ TEST(Processes, AreKilledAfterTheTimeLimit) {
   EXPECT_FALSE(result.ok());
   EXPECT_EQ(to_string(result), "killed after the time limit");
   EXPECT_LT(Clock::now() - start, 30s);
+}
+
+// An allocator that is not ready for fork leaves the child its locks as they are, which other threads may hold.
+TEST(Processes, AChildAllocatesThoughThreadsHaveJustBegun) {
+  const auto allocate = [](int rounds) {
+    for (int i = 0; i < rounds; ++i)
+      for (std::size_t size = 16; size <= 4096; size *= 2) {
+        const std::vector<std::vector<char>> some(64, std::vector<char>(size));
+        EXPECT_EQ(some.back().size(), size);
+      }
+  };
+  for (int round = 0; round < 10; ++round) {
+    std::promise<void> end;
+    const std::shared_future<void> ended = end.get_future();
+    std::vector<std::jthread> threads;
+    for (int i = 0; i < 3; ++i)
+      threads.emplace_back([&] {
+        allocate(3);
+        ended.wait();
+      });
+    const auto result = run_in_child(
+        [&] {
+          allocate(1);
+          return 0;
+        },
+        10s);
+    end.set_value();
+    ASSERT_TRUE(result.ok()) << "round " << round << ": " << to_string(result);
+  }
 }
 
 TEST(Processes, StopAndResume) {

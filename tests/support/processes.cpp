@@ -12,8 +12,12 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
+#include <memory>
 #include <stdexcept>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -32,6 +36,34 @@ int run_body(const std::function<int()>& body) {
   }
   return 1;
 }
+
+#ifdef __SANITIZE_ADDRESS__
+// Whether all other threads of this process sleep in the kernel.
+bool others_sleep() {
+  std::error_code absent;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task", absent)) {
+    if (task.path().filename() == std::to_string(::gettid())) continue;
+    std::string stat;
+    std::getline(std::ifstream(task.path() / "stat"), stat);
+    const std::size_t name_end = stat.rfind(')');
+    if (name_end != std::string::npos && stat.compare(name_end + 1, 2, " S") != 0) return false;
+  }
+  return true;
+}
+// The locks of the address sanitizer's allocator stay as they are in a forked child: if another thread held one at the fork, the child waits
+// for ever when it allocates. A thread that has just been started allocates; one that sleeps holds no such lock. One look may see a thread
+// asleep that the next one in the list then wakes: so there are two.
+void let_others_sleep() {
+  constexpr auto kLimit = std::chrono::seconds(5);  // for threads that never sleep
+  const auto begin = Clock::now();
+  for (int looks = 0; looks < 2 && Clock::now() - begin < kLimit;) {
+    looks = others_sleep() ? looks + 1 : 0;
+    if (looks == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+}
+#else
+void let_others_sleep() {}
+#endif
 
 // Waits for the child to end or, with WUNTRACED in `options`, to stop.
 std::optional<int> wait_status(pid_t pid, int options, Deadline deadline) {
@@ -58,6 +90,7 @@ std::string to_string(const ProcessResult& result) {
 
 ChildProcess ChildProcess::fork(const std::function<int()>& body) {
   std::fflush(nullptr);  // else the child would write the parent's buffered text again
+  let_others_sleep();
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
   if (pid < 0) throw std::runtime_error(std::string("fork: ") + std::strerror(errno));
@@ -118,12 +151,18 @@ ProcessResult run_in_child(const std::function<int()>& body, Duration limit) {
 }
 
 void run_in_children(int count, const std::function<void(int)>& body, Duration limit) {
+  // All are forked before the first begins: what it does may wake a thread of this process, such as a server.
+  std::vector<std::unique_ptr<Pipe>> gates;
+  for (int rank = 0; rank < count; ++rank) gates.push_back(std::make_unique<Pipe>());
   std::vector<ChildProcess> children;
   for (int rank = 0; rank < count; ++rank)
-    children.push_back(ChildProcess::fork([&body, rank] {
+    children.push_back(ChildProcess::fork([&body, &gates, rank] {
+      gates[static_cast<std::size_t>(rank)]->read_line();
+      gates.clear();
       body(rank);
       return 0;
     }));
+  for (const auto& gate : gates) gate->write_line("begin");
   const Deadline deadline = Deadline::after(limit);
   for (int rank = 0; rank < count; ++rank) {
     const auto status = children[static_cast<std::size_t>(rank)].wait(deadline.left());

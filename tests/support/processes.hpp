@@ -1,5 +1,6 @@
 // Child processes for tests: ranks as processes, processes to kill or to stop. Fork before any Context is
-// made in the parent; the child makes its own. Call from one thread of the test.
+// made in the parent, or while its threads have nothing to do; the child makes its own. Call from one thread of
+// the test.
 #pragma once
 
 #include <sys/types.h>
