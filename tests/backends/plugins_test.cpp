@@ -92,6 +92,15 @@ TEST_F(Plugins, WhatIsWrongWithItsGroupsIsSaid) {
                 ": Traits::guarantees of the plug-in's traits() are not those of its Backend::traits()");
 }
 
+// As a transport over streams does, whose ranks are on several hosts.
+TEST_F(Plugins, AGroupMayDetectFewerDeathsThanThePluginSaid) {
+  Membership m;
+  m.store = make_local_store();
+  const ProcessGroup group = ProcessGroup::create(context, "blind", m);
+  EXPECT_TRUE(backend_traits(context, "blind").guarantees.detects_death);
+  EXPECT_FALSE(group.traits().guarantees.detects_death);
+}
+
 // One that was built when BackendPlugin ended before `obstacle`, and Backend before ask() and answer(): they
 // are neither read nor called.
 TEST_F(Plugins, OneOfAnOlderMinorIsLoaded) {

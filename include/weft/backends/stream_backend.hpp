@@ -44,7 +44,8 @@ struct StreamTransport {
   std::function<std::unique_ptr<ByteStreams>(std::span<const std::string> addresses)> open;
 };
 
-/// The traits of such a transport where all ranks are on one host.
+/// The traits of such a transport where all ranks are on one host. Elsewhere a group has `detects_death` as
+/// StreamTransport says.
 Traits stream_traits(std::string_view name, bool spin = false) noexcept;
 
 /// Meets the other ranks (join()) and opens this rank's end. Throws what join() and `open` throw,

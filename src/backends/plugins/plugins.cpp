@@ -275,8 +275,11 @@ FoundPlugin find_plugin(Context& context, std::string_view name) {
 }
 
 // Programs read the plug-in's traits before there is a group; the group uses the traits of its transport. Both must be
-// equal, except for what depends on the group: spin, rings, which device.
+// equal, except for what depends on the group: spin, rings, which device, and whether deaths are detected, which
+// may need all ranks on one host.
 void expect_same_traits(const std::string& file, const Traits& before, const Traits& group) {
+  FailureGuarantees guarantees = group.guarantees;
+  guarantees.detects_death = before.guarantees.detects_death;
   const char* const field = before.name != group.name                                 ? "name"
                             : before.ops != group.ops                                 ? "ops"
                             : before.dtypes != group.dtypes                           ? "dtypes"
@@ -284,7 +287,7 @@ void expect_same_traits(const std::string& file, const Traits& before, const Tra
                             : before.native_is_canonical != group.native_is_canonical ? "native_is_canonical"
                             : before.device != group.device                           ? "device"
                             : before.progress != group.progress                       ? "progress"
-                            : !(before.guarantees == group.guarantees)                ? "guarantees"
+                            : !(before.guarantees == guarantees)                      ? "guarantees"
                                                                                       : nullptr;
   if (field != nullptr)
     refuse(file,

@@ -94,6 +94,24 @@ class MinorOne final : public weft::ForwardingBackend {
   };
 }
 
+// Its group is on several hosts, say, where it does not see deaths.
+[[maybe_unused]] void to_detect_fewer_deaths(weft::BackendPlugin& p) {
+  class Blind final : public weft::ForwardingBackend {
+   public:
+    explicit Blind(std::unique_ptr<weft::Backend> inner)
+        : ForwardingBackend(std::move(inner)), traits_(ForwardingBackend::traits()) {
+      traits_.guarantees.detects_death = false;
+    }
+    const weft::Traits& traits() const noexcept override { return traits_; }
+
+   private:
+    weft::Traits traits_;
+  };
+  p.make = [](const weft::GroupInit& b) -> std::unique_ptr<weft::Backend> {
+    return std::make_unique<Blind>(weft::make_shm_backend(b));
+  };
+}
+
 [[maybe_unused]] void to_newer_minor(weft::BackendPlugin& p) {
   p.abi_minor = weft::kBackendAbiMinor + 1;
   p.bytes += 8;
