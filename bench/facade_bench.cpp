@@ -175,8 +175,8 @@ std::vector<TableRow> above_transport(RankOfBench& rank) {
 }
 
 std::vector<TableRow> above_cpp(RankOfBench& rank) {
-  const auto handle = std::make_shared<weft_group>(weft_group{std::make_shared<capi::GroupHandle>(
-      nullptr, ProcessGroup::create(rank.context, rank.spec.backend, rank.membership("c")))});
+  const auto handle = std::make_shared<weft_group>(std::make_shared<capi::GroupHandle>(
+      nullptr, ProcessGroup::create(rank.context, rank.spec.backend, rank.membership("c"))));
   return table_of_sides(
       rank, "facade_c",
       {{"c_us",
