@@ -245,16 +245,18 @@ void GroupState::submit_batches(std::span<const Call> calls, std::span<const Ope
 }
 
 // Some calls of the batch were sent and one cannot be: peers wait for calls that never come, so the group
-// fails, with the reason.
+// fails, with the reason. To blame are the ranks that hold up the calls in flight; where none is known, this one.
 void GroupState::fail_batch(const std::exception& reason, std::size_t sent, std::size_t calls) {
   const auto* const error = dynamic_cast<const Error*>(&reason);
   std::string why = reason.what();
   if (const std::string end = tail(member); why.ends_with(end)) why.resize(why.size() - end.size());
+  std::vector<int> ranks{member.rank};
+  if (error != nullptr && !error->ranks().empty()) ranks.assign(error->ranks().begin(), error->ranks().end());
   fail(Failure{
       .code = error ? error->code() : ErrorCode::system,
       .text = fmt::format("coalesced: rank {} sent {} of {} calls: {}", member.rank, sent, calls, why),
       .op = error ? error->op() : Op::none,
-      .ranks = {member.rank}});
+      .ranks = std::move(ranks)});
 }
 
 // The backend's batch is open while some thread is in a batch and none waits for slots: what is in it must

@@ -240,6 +240,21 @@ TEST_F(Coalesced, WhatCannotBeSentWholeFailsTheGroup) {
   EXPECT_EQ(error_of([&] { static_cast<void>(g.barrier()); }).code(), ErrorCode::timeout);
 }
 
+TEST_F(Coalesced, WhoHoldsUpTheCallsInFlightIsToBlameForThat) {
+  ProcessGroup g = make();
+  recording.decide(kNever);
+  recording.miss({1, 2}, "ranks 1, 2 had not arrived");
+  std::vector<Call> calls = adds(100);
+  for (std::size_t i = 64; i < 100; ++i) calls[i].options.deadline = 50ms;
+  const Error e = error_of([&] { static_cast<void>(g.coalesced(calls)); });
+  EXPECT_THAT(e.what(),
+              HasSubstr("coalesced: rank 0 sent 64 of 100 calls: all_reduce: 64 calls in flight and "
+                        "none finished within 0.05 s: ranks 1, 2 had not arrived"));
+  EXPECT_THAT(e.ranks(), ElementsAre(1, 2));
+  ASSERT_EQ(recording.failed().size(), 1u);
+  EXPECT_THAT(recording.failed()[0].ranks, ElementsAre(1, 2));
+}
+
 TEST_F(Coalesced, AFullRingBeforeTheFirstFailsNobody) {
   ProcessGroup g = make();
   recording.decide(kNever);
