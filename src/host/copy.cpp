@@ -27,6 +27,13 @@ void check(const char* what, const ConstTensorView& v) {
     throw Error(ErrorCode::bad_argument,
                 fmt::format("copy: {} has shape {}; expected {}", what, to_string(v.shape),
                             negative ? "no negative extent" : "no more than 2^63 bytes"));
+  if (v.strides.rank() != v.shape.rank())
+    throw Error(ErrorCode::bad_argument, fmt::format("copy: {} has {} strides for {} dimensions", what,
+                                                     v.strides.rank(), v.shape.rank()));
+  if (!empty && reaches_too_far(v.shape, v.strides, v.dtype))
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("copy: {} has strides {} of {}; expected elements within 2^63 bytes", what,
+                            to_string(v.strides), to_string(v.shape)));
   if (!empty && v.data == nullptr)
     throw Error(ErrorCode::bad_argument, fmt::format("copy: {} {} has no memory", what, to_string(v.shape)));
 }
@@ -46,6 +53,13 @@ void check(const ConstTensorView& from, const TensorView& to, Device device, Str
     throw Error(ErrorCode::bad_argument,
                 fmt::format("copy: stream is of {}; expected {}, where the tensors are",
                             to_string(stream.device), to_string(device)));
+  for (int d = 0; d < to.shape.rank() && to.count() > 0; ++d)
+    if (to.strides[d] == 0 && to.shape[d] > 1)
+      throw Error(
+          ErrorCode::bad_argument,
+          fmt::format("copy: to has strides {} of {}: elements share memory; expected each in a place of "
+                      "its own",
+                      to_string(to.strides), to_string(to.shape)));
   const bool one_block = from.contiguous() && to.contiguous() && from.device == to.device && from.count() > 0;
   if (one_block && from.data < to.data + to.bytes() && to.data < from.data + from.bytes())
     throw Error(ErrorCode::bad_argument, "copy: from and to overlap; expected memory of their own");

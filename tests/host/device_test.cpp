@@ -144,6 +144,24 @@ TEST_F(Devices, CopiesOfUnlikeTensorsAreRefused) {
   EXPECT_EQ(text(strange, strange, {}), "copy: from has dtype 77; expected 0 to 16");
   EXPECT_EQ(text(view(v.data(), 6), view(v.data() + 1, 6), {}),
             "copy: from and to overlap; expected memory of their own");
+  std::vector<float> w(8);
+  const TensorView square = view(w.data(), Shape{2, 2});
+  const auto with_strides = [&](const Strides& strides) {
+    TensorView strided = view(v.data(), Shape{2, 2});
+    strided.strides = strides;
+    return strided;
+  };
+  EXPECT_EQ(text(with_strides({1}), square, {}), "copy: from has 1 strides for 2 dimensions");
+  EXPECT_EQ(text(square, with_strides({4, 2, 1}), {}), "copy: to has 3 strides for 2 dimensions");
+  EXPECT_EQ(text(with_strides({std::int64_t{1} << 62, 1}), square, {}),
+            "copy: from has strides (4611686018427387904, 1) of (2, 2); expected elements within 2^63 bytes");
+  EXPECT_EQ(
+      text(with_strides({1, std::int64_t{-1} << 63}), square, {}),
+      "copy: from has strides (1, -9223372036854775808) of (2, 2); expected elements within 2^63 bytes");
+  EXPECT_EQ(
+      text(square, with_strides({0, 1}), {}),
+      "copy: to has strides (0, 1) of (2, 2): elements share memory; expected each in a place of its own");
+  copy(context, with_strides({0, 0}), square);  // what is only read may repeat
 }
 
 // What this device is for: without the dependency the copy is early, always.

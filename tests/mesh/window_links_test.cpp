@@ -534,6 +534,12 @@ TEST(WindowMemory, InterleavedFieldsAreApart) {
     refused({{view(apart.data(), {3, 3}), flat}},
             "window: out has strides (0, 3) of (5, 3): elements share memory; expected each in a place of "
             "its own");
+    TensorView far = field(1, 3, 0);
+    far.strides = {std::int64_t{1} << 61, 3};
+    refused({{far, field(0, 5, 0)}},
+            "window: in has strides (2305843009213693952, 3) of (3, 3); expected elements within 2^63 bytes");
+    far.strides = {3};
+    refused({{far, field(0, 5, 0)}}, "window: in has 1 strides for 2 dimensions");
   });
 }
 

@@ -5,6 +5,19 @@
 
 namespace weft {
 
+bool reaches_too_far(const Shape& shape, const Strides& strides, DType dtype) noexcept {
+  std::int64_t reach = 0;
+  bool beyond = false;
+  for (int d = 0; d < shape.rank(); ++d) {
+    if (shape[d] == 0) return false;
+    std::int64_t step = 0;
+    beyond |= __builtin_mul_overflow(strides[d], strides[d] < 0 ? 1 - shape[d] : shape[d] - 1, &step);
+    beyond |= __builtin_mul_overflow(step, size_bytes(dtype), &step);
+    beyond |= __builtin_add_overflow(reach, step, &reach);
+  }
+  return beyond;
+}
+
 void Loops::add(std::int64_t count, std::int64_t in_step, std::int64_t out_step) noexcept {
   if (count <= 0) empty_ = true;
   if (count <= 1) return;

@@ -12,6 +12,9 @@
 
 namespace weft {
 
+/// Whether 64 bits cannot count the bytes between the first element of such a view and the last. No extent is negative.
+bool reaches_too_far(const Shape& shape, const Strides& strides, DType dtype) noexcept;
+
 /// A nest of loops over a box: in each dimension how many elements, and how far apart in bytes where they are read and written.
 /// Steps may be negative, or 0. Dimensions of one element are left out, neighbours that lie in one piece on both sides are one.
 class Loops {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/hash.hpp"
+#include "host/strided/loops.hpp"
 #include "mesh/window/in_flight.hpp"
 #include "mesh/window/links/links.hpp"
 #include "mesh/window/overlap.hpp"
@@ -346,6 +347,9 @@ void check_view(const Window::Plan& plan, const std::string& name, const ConstTe
     refuse(plan, fmt::format("{} is {}; expected no negative extent", name, to_string(v.shape)));
   if (v.strides.rank() != v.shape.rank())
     refuse(plan, fmt::format("{} has {} strides for {} dimensions", name, v.strides.rank(), v.shape.rank()));
+  if (reaches_too_far(v.shape, v.strides, v.dtype))
+    refuse(plan, fmt::format("{} has strides {} of {}; expected elements within 2^63 bytes", name,
+                             to_string(v.strides), to_string(v.shape)));
 }
 
 // The form of a field; throws where it does not fit the window. `adjoint`: `in` is a window, `out` a part.
