@@ -1,4 +1,4 @@
-// The rules of weft's kinds of layers, and apply_domain_parallel().
+// apply_domain_parallel(): finds the rule of each layer, and does what it says.
 #include <cxxabi.h>
 #include <fmt/format.h>
 
@@ -9,58 +9,12 @@
 #include "mesh/axis_ranks.hpp"
 #include "weft/base/error.hpp"
 #include "weft/domain/domain.hpp"
-#include "weft/nn/activation.hpp"
-#include "weft/nn/attention.hpp"
-#include "weft/nn/dropout.hpp"
-#include "weft/nn/feed_forward.hpp"
-#include "weft/nn/linear.hpp"
-#include "weft/nn/maps/conv_transpose.hpp"
-#include "weft/nn/maps/resample.hpp"
-#include "weft/nn/norm.hpp"
-#include "weft/nn/window_attention.hpp"
 
 namespace weft {
 namespace {
 
 [[noreturn]] void refuse(const std::string& text) {
   throw Error(ErrorCode::bad_argument, "apply_domain_parallel: " + text);
-}
-
-SpaceRule any_part() { return {SpaceRule::Kind::any_part, {}, {}, {}}; }
-SpaceRule by(std::shared_ptr<const Passes> passes) {
-  return {SpaceRule::Kind::by_passes, std::move(passes), {}, {}};
-}
-
-template <class... Kinds>
-bool is_any_of(const Module& module) {
-  return ((typeid(module) == typeid(Kinds)) || ...);
-}
-
-// Of exactly these kinds: what derives from one may do something else between its children.
-SpaceRule rule_of_kind(Module& module, const DeviceMesh& axes, std::span<const int> dims) {
-  if (is_any_of<LayerNorm>(module))
-    if (auto& norm = dynamic_cast<LayerNorm&>(module); norm.weight->global_shape().rank() > 1)
-      return domain::space_norm_rule(norm, dims);
-  if (is_any_of<GELU, ReLU, Dropout, Linear, RMSNorm, LayerNorm, ChannelNorm, BatchNorm>(module))
-    return any_part();
-  if (is_any_of<Sequential, SwiGLU, ChannelFeedForward, ChannelFeedForward::Layers>(module))
-    return any_part();
-  if (is_any_of<Conv2d>(module)) {
-    const Conv2dConfig& c = dynamic_cast<const Conv2d&>(module).config();
-    const bool plain = c.kernel == Extent2d(1) && c.stride == Extent2d(1) && c.padding == Extent2d(0) &&
-                       c.groups == 1 && c.dilation == Extent2d(1) &&
-                       c.padding_mode == kernels::Padding::zeros;
-    return plain ? any_part() : by(domain::conv_passes(axes));
-  }
-  if (is_any_of<ConvTranspose2d>(module)) return by(domain::conv_transpose_passes(axes));
-  if (dynamic_cast<const Resampling2d*>(&module) != nullptr) return by(domain::resampling_passes(axes));
-  if (is_any_of<MaxPool2d>(module)) return by(domain::max_pool_passes(axes));
-  if (is_any_of<PixelShuffle>(module)) return by(domain::pixel_shuffle_passes(axes));
-  if (is_any_of<GroupNorm>(module)) return by(domain::group_norm_passes(axes));
-  if (is_any_of<WindowAttention>(module)) return by(domain::window_attention_passes(axes));
-  if (is_any_of<Attention>(module)) return by(domain::causal_attention_passes());
-  if (is_any_of<CrossAttention>(module)) return by(domain::cross_attention_passes());
-  return {};
 }
 
 std::string kind_of(const Module& module) {
@@ -164,10 +118,14 @@ class Search {
   }
 
   SpaceRule rule_for(Module& module) const {
-    if (SpaceRule own = module.space_rule(axes_, dims_); own.kind != SpaceRule::Kind::unknown) return own;
     if (const auto given = options_.rules.find(typeid(module)); given != options_.rules.end())
       return given->second(module);
-    return rule_of_kind(module, axes_, dims_);
+    SpaceRule rule = module.space_rule(axes_, dims_);
+    for (domain::RuleOfFile* const of_file :
+         {domain::conv_rule, domain::conv_transpose_rule, domain::resampling_rule,
+          domain::window_attention_rule, domain::sequence_rule})
+      if (rule.kind == SpaceRule::Kind::unknown) rule = of_file(module, axes_);
+    return rule;
   }
   const DeviceMesh& axes_;
   const DomainOptions& options_;

@@ -120,8 +120,8 @@ class WindowAttentionPasses final : public MapPasses {
 
 }  // namespace
 
-std::shared_ptr<const Passes> window_attention_passes(const DeviceMesh& axes) {
-  return std::make_shared<WindowAttentionPasses>(axes);
+SpaceRule window_attention_rule(const Module& module, const DeviceMesh& axes) {
+  return rule_by<WindowAttention, WindowAttentionPasses>(module, axes);
 }
 
 }  // namespace weft::domain

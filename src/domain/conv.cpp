@@ -224,8 +224,8 @@ class ConvPasses final : public MapPasses {
 
 }  // namespace
 
-std::shared_ptr<const Passes> conv_passes(const DeviceMesh& axes) {
-  return std::make_shared<ConvPasses>(axes);
+SpaceRule conv_rule(const Module& module, const DeviceMesh& axes) {
+  return rule_by<Conv2d, ConvPasses>(module, axes);
 }
 
 }  // namespace weft::domain

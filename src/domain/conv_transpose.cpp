@@ -78,8 +78,8 @@ class ConvTransposePasses final : public MapPasses {
 
 }  // namespace
 
-std::shared_ptr<const Passes> conv_transpose_passes(const DeviceMesh& axes) {
-  return std::make_shared<ConvTransposePasses>(axes);
+SpaceRule conv_transpose_rule(const Module& module, const DeviceMesh& axes) {
+  return rule_by<ConvTranspose2d, ConvTransposePasses>(module, axes);
 }
 
 }  // namespace weft::domain

@@ -233,14 +233,11 @@ class PixelShufflePasses final : public MapPasses {
 
 }  // namespace
 
-std::shared_ptr<const Passes> resampling_passes(const DeviceMesh& axes) {
-  return std::make_shared<ResamplingPasses>(axes);
-}
-std::shared_ptr<const Passes> max_pool_passes(const DeviceMesh& axes) {
-  return std::make_shared<MaxPoolPasses>(axes);
-}
-std::shared_ptr<const Passes> pixel_shuffle_passes(const DeviceMesh& axes) {
-  return std::make_shared<PixelShufflePasses>(axes);
+SpaceRule resampling_rule(const Module& module, const DeviceMesh& axes) {
+  if (dynamic_cast<const Resampling2d*>(&module) != nullptr)  // whose passes are final: its tables say all
+    return {SpaceRule::Kind::by_passes, std::make_shared<const ResamplingPasses>(axes), {}, {}};
+  return either(rule_by<MaxPool2d, MaxPoolPasses>(module, axes),
+                rule_by<PixelShuffle, PixelShufflePasses>(module, axes));
 }
 
 }  // namespace weft::domain

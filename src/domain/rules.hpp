@@ -1,26 +1,31 @@
-// The passes of layers that need more than their own part of a map, and tables of taps cut into parts. Inside domain.
+// The rules of layers that need more than their own part of a map, and tables of taps cut into parts. Inside domain.
 #pragma once
 
 #include <memory>
+#include <typeinfo>
+#include <utility>
 
 #include "domain/space.hpp"
 #include "weft/nn/kernels.hpp"
 #include "weft/nn/module.hpp"
-#include "weft/nn/norm.hpp"
 
 namespace weft::domain {
 
-std::shared_ptr<const Passes> conv_passes(const DeviceMesh& axes);
-std::shared_ptr<const Passes> conv_transpose_passes(const DeviceMesh& axes);
-std::shared_ptr<const Passes> resampling_passes(const DeviceMesh& axes);
-std::shared_ptr<const Passes> max_pool_passes(const DeviceMesh& axes);
-std::shared_ptr<const Passes> pixel_shuffle_passes(const DeviceMesh& axes);
-std::shared_ptr<const Passes> group_norm_passes(const DeviceMesh& axes);
-/// Of a LayerNorm over several dimensions, the last ones of maps.
-SpaceRule space_norm_rule(LayerNorm& norm, std::span<const int> dims);
-std::shared_ptr<const Passes> window_attention_passes(const DeviceMesh& axes);
-std::shared_ptr<const Passes> causal_attention_passes();
-std::shared_ptr<const Passes> cross_attention_passes();
+/// The rule of a layer that needs more than its own part: each of these, beside the passes that it gives, knows layers of its file, and is
+/// `unknown` of any other. What derives from one of them may do something else, and is another.
+using RuleOfFile = SpaceRule(const Module& module, const DeviceMesh& axes);
+RuleOfFile conv_rule, conv_transpose_rule, resampling_rule, window_attention_rule, sequence_rule;
+
+/// by_passes of this kind; unknown of another.
+template <class Kind, class OfKind, class... Args>
+SpaceRule rule_by(const Module& module, const Args&... args) {
+  if (typeid(module) != typeid(Kind)) return {};
+  return {SpaceRule::Kind::by_passes, std::make_shared<const OfKind>(args...), {}, {}};
+}
+/// The first that is known.
+inline SpaceRule either(SpaceRule one, SpaceRule other) {
+  return one.kind != SpaceRule::Kind::unknown ? std::move(one) : std::move(other);
+}
 
 /// Taps for the outputs of one dimension that each part has.
 class TapsOfParts {

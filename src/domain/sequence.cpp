@@ -262,7 +262,8 @@ class CrossPasses final : public Passes {
 
 }  // namespace
 
-std::shared_ptr<const Passes> causal_attention_passes() { return std::make_shared<CausalPasses>(); }
-std::shared_ptr<const Passes> cross_attention_passes() { return std::make_shared<CrossPasses>(); }
+SpaceRule sequence_rule(const Module& module, const DeviceMesh&) {
+  return either(rule_by<Attention, CausalPasses>(module), rule_by<CrossAttention, CrossPasses>(module));
+}
 
 }  // namespace weft::domain

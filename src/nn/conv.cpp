@@ -148,6 +148,11 @@ ShardRule Conv2d::shard_rule(Split split) const {
   return rule;
 }
 
+SpaceRule Conv2d::space_rule(const DeviceMesh&, std::span<const int>) const {
+  const bool any = typeid(*this) == typeid(Conv2d) && not_plain(config_).empty();
+  return {any ? SpaceRule::Kind::any_part : SpaceRule::Kind::unknown};
+}
+
 Tensors Conv2d::do_forward(Inputs inputs, Frame& frame) {
   expect_count(inputs, 1, "inputs");
   const Tensor x = layouts::beside(*this, "x", inputs[0], *weight);

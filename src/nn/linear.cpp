@@ -57,6 +57,10 @@ ShardRule Linear::shard_rule(Split split) const {
   return rule;
 }
 
+SpaceRule Linear::space_rule(const DeviceMesh&, std::span<const int>) const {
+  return {typeid(*this) == typeid(Linear) ? SpaceRule::Kind::any_part : SpaceRule::Kind::unknown};
+}
+
 void Linear::set_segments(std::vector<std::int64_t> sizes) {
   const std::int64_t out = weight->global_shape()[0],
                      sum = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "nn/norms/channels.hpp"
+#include "nn/norms/group_norm.hpp"
 #include "nn/norms/space_norm.hpp"
 #include "nn/operands.hpp"
 #include "weft/base/error.hpp"
@@ -18,7 +19,6 @@ namespace {
 
 using norms::by_channels;
 using norms::expect_channels;
-using norms::expect_channels_as;
 using norms::map_shape;
 
 // Gradients of a norm's gain and bias, which its kernel adds to beside making dx: run(dgain, dbias). What is not trained, or
@@ -137,10 +137,20 @@ LayerNorm::LayerNorm(const Shape& dims, double eps) : eps_(eps) {
   bias->set_decays(false);
 }
 
+SpaceRule LayerNorm::space_rule(const DeviceMesh&, std::span<const int> dims) const {
+  if (typeid(*this) != typeid(LayerNorm)) return {};
+  SpaceRule rule{SpaceRule::Kind::any_part};
+  const int first = 4 - weight->global_shape().rank();  // of maps, the first dimension that is normalised
+  if (first == 3) return rule;
+  std::vector<int> of_gain;
+  for (const int dim : dims) of_gain.push_back(dim >= first ? dim - first : -1);
+  for (Parameter* p : {weight.get(), bias.get()}) rule.pixelwise.push_back({p, of_gain});
+  return rule;
+}
+
 Tensors LayerNorm::do_forward(Inputs inputs, Frame& frame) {
   expect_count(inputs, 1, "inputs");
-  if (weight->global_shape().rank() > 1)
-    return {space_norm::forward(*this, inputs[0], frame, out_memory(), false)};
+  if (weight->global_shape().rank() > 1) return {space_norm::forward(*this, inputs[0], frame, out_memory())};
   const auto rows = [](const TensorName& what, const Tensor& x, std::int64_t dim) {
     layouts::expect_whole(what, x, "a norm");
     if (x.shape().rank() == 0 || x.shape().back() != dim)
@@ -221,34 +231,28 @@ ShardRule GroupNorm::shard_rule(Split split) const {
 
 Tensors GroupNorm::do_forward(Inputs inputs, Frame& frame) {
   expect_count(inputs, 1, "inputs");
-  const std::int64_t of_group = weight->global_shape()[0] / groups_;
-  const auto groups = [&](const TensorName& what, const Tensor& x, std::int64_t channels) {
-    for (int dim = 2; dim < x.shape().rank(); ++dim) layouts::expect_whole_dim(what, x, "a group norm", dim);
-    layouts::expect_whole_dim(what, x, "a group norm", -1);
-    expect_channels_as(what, x, *weight);
-    expect_channels(what, x, channels);
-    if (channels % of_group != 0)
-      throw Error(ErrorCode::layout,
-                  fmt::format("{} has {} channels on this rank; expected whole groups of {}", what.text(),
-                              channels, of_group));
-    return Shape{x.size(0), channels / of_group};
+  if (group_norm::cut(inputs[0])) return {group_norm::forward(*this, inputs[0], frame)};
+  const auto groups = [&](const TensorName& what, const Tensor& x, std::int64_t) {
+    return Shape{x.size(0), group_norm::checked_groups_of(*this, what, x)};
   };
   return norm_forward(
       *this, inputs[0], frame, *weight, *bias, out_memory(), groups,
       [&](const Tensor& x, const float* w, const float* b, float* y, float* mean, float* inv) {
         kernels::group_norm_forward(frame.kernels(), x.data_ptr<float>(), w, b, y, mean, inv, map_shape(x),
-                                    x.size(1) / of_group, static_cast<float>(eps_));
+                                    group_norm::groups_of(*this, x), static_cast<float>(eps_));
       });
 }
 
 Tensors GroupNorm::do_backward(Inputs gradients, Frame& frame) {
   expect_count(gradients, 1, "gradients");
-  const std::int64_t of_group = weight->global_shape()[0] / groups_;
+  // dy is cut as x was, or refused either way.
+  if (group_norm::cut(gradients[0])) return {group_norm::backward(*this, gradients[0], frame)};
   return norm_backward(*this, gradients[0], frame, *weight, *bias, dx_memory(), 1,
                        [&](const float* dy, const Tensor& x, const float* w, const float* mean,
                            const float* inv, float* dx, float* dw, float* db) {
                          kernels::group_norm_backward(frame.kernels(), dy, x.data_ptr<float>(), w, mean, inv,
-                                                      dx, dw, db, map_shape(x), x.size(1) / of_group);
+                                                      dx, dw, db, map_shape(x),
+                                                      group_norm::groups_of(*this, x));
                        });
 }
 

@@ -43,6 +43,8 @@ std::vector<WithoutRow> without_row() {
       {"vocab_part", "", "arithmetic"},
       {"BatchNorm", "its options, and the layout of x",
        "the sums are compared with the call: their count, dtype and reduction"},
+      {"GroupNorm", "its groups, and the layout of x",
+       "the sums are compared with the call: their count, dtype and reduction"},
       {"SpectralNorm", "its options",
        "the sums are compared with the call: their count, dtype and reduction"},
       {"initialise", "seed",

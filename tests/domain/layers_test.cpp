@@ -1,4 +1,5 @@
 // Pooling, resizing, padding, norms, window attention and whole models on maps that are cut in space, against one rank.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "domain/as_serial.hpp"
@@ -268,6 +269,34 @@ TEST(DomainRules, OfBlocksFromOutside) {
             std::string::npos);
 }
 
+// A rule is for one class: what derives from a layer may do something else to a pixel.
+template <class Layer>
+class Derived : public Layer {
+ public:
+  using Layer::Layer;
+};
+template <class Layer, class... Args>
+void expect_derived_is_unknown(const Args&... args) {
+  Context context;
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"h", 2}}, 0);
+  Layer layer(args...);
+  apply_domain_parallel(layer, mesh);
+  Derived<Layer> derived(args...);
+  EXPECT_NE(error_text([&] { apply_domain_parallel(derived, mesh); }).find("which has no rule"),
+            std::string::npos);
+}
+
+TEST(DomainRules, AreNotInherited) {
+  expect_derived_is_unknown<GELU>();
+  expect_derived_is_unknown<GroupNorm>(2, 4);
+  expect_derived_is_unknown<LayerNorm>(4);
+  expect_derived_is_unknown<LayerNorm>(Shape{4, 3});
+  expect_derived_is_unknown<Linear>(4, 4);
+  expect_derived_is_unknown<Conv2d>(Conv2dConfig{.in = 4, .out = 4});
+  expect_derived_is_unknown<Conv2d>(Conv2dConfig{.in = 4, .out = 4, .kernel = 3});
+  expect_derived_is_unknown<MaxPool2d>(Pool2dConfig{});
+}
+
 TEST(DomainRules, OfLayersFromOutside) {
   expect_as_serial([] { return std::make_unique<Scaled>(true); }, {1, 2, 5, 4});
   Context context;
@@ -302,6 +331,12 @@ TEST(DomainRules, OfLayersFromOutside) {
   EXPECT_EQ(refused(std::make_unique<Scaled>(false), options),
             "bad_argument: apply_domain_parallel: the rule of \"odd\" (kind "
             "weft::domain_layers_test::(anonymous namespace)::Scaled) has no passes");
+  // In place of the layer's own.
+  options.rules = {{typeid(ReLU), [](Module&) {
+                      return SpaceRule{SpaceRule::Kind::refused, {}, "is not for maps"};
+                    }}};
+  EXPECT_EQ(refused(std::make_unique<Scaled>(true), options),
+            "bad_argument: apply_domain_parallel: \"first\" is of kind weft::ReLU, which is not for maps");
   options = {};
   options.dims = {};
   EXPECT_EQ(refused(std::make_unique<ReLU>(), options),
@@ -378,8 +413,11 @@ TEST(DomainRules, MapsThatDoNotSayWhatTheyAreAreRefused) {
       for (Module* model : {serial.get(), split.get()}) test::set_up(*model, compute);
       const Tensor x = test::random_map(rank.context, {1, 4, 8, 6}, "x");
       Frame frame(compute);
+      // A norm has a weight that lies on the mesh, and says it as every layer with weights does.
+      const bool norm = dynamic_cast<GroupNorm*>(split.get()) != nullptr;
       EXPECT_EQ(error_text([&] { split->forward(x, frame); }),
-                "layout: \"\": x is a plain tensor; on h=2 it needs a layout (shard_spatial gives it one)");
+                fmt::format("layout: \"\": x is a plain tensor; on h=2 it needs a layout ({})",
+                            norm ? "as_layout states what it is" : "shard_spatial gives it one"));
       EXPECT_TRUE(frame.empty());
       const Tensor part = shard_spatial(x, manager);
       const Tensor y = split->forward(part, frame)[0];

@@ -166,11 +166,15 @@ TEST(BatchNormOverRanks, OverTheAxesThatAreNamed) {
   });
 }
 
-TEST(GroupNormOverRanks, SamplesAndWholeGroupsAreCut) {
+TEST(GroupNormOverRanks, SamplesPixelsAndWholeGroupsAreCut) {
   const auto make = [] { return with_random_gains(std::make_unique<GroupNorm>(4, 8)); };
   expect_as_serial({{"a", 3}, {"b", 1}}, make, {4, 8, 4, 3}, {Shard{0}, Replicate{}}, leave);
   expect_as_serial({{"a", 2}, {"b", 2}}, make, {4, 8, 4, 3}, {Shard{0}, Shard{1}}, by_channels);
   expect_as_serial({{"a", 1}, {"b", 4}}, make, {4, 8, 4, 3}, {Replicate{}, Shard{1}}, by_channels);
+  // Pixels, too: of maps, and of sequences.
+  expect_as_serial({{"a", 2}, {"b", 2}}, make, {4, 8, 4, 3}, {Shard{0}, Shard{2}}, leave);
+  expect_as_serial({{"a", 2}, {"b", 2}}, make, {2, 8, 5, 3}, {Shard{3}, Shard{1}}, by_channels);
+  expect_as_serial({{"a", 3}, {"b", 1}}, make, {2, 8, 7}, {Shard{2}, Replicate{}}, leave);
   Context context;
   GroupNorm layer(2, 8);
   const DeviceMesh mesh = DeviceMesh::arithmetic(context, MeshShape{{"a", 1}, {"b", 4}}, 0);
@@ -178,24 +182,21 @@ TEST(GroupNormOverRanks, SamplesAndWholeGroupsAreCut) {
             "parallelize: \"\" has 2 groups; b=4 needs at least one for each rank (2 = 4 x 0 + 2)");
 }
 
-TEST(GroupNormOverRanks, PixelsOrChannelsOfAnotherCutAreLayoutErrors) {
+TEST(GroupNormOverRanks, ChannelsOfAnotherCutAreLayoutErrors) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     Compute compute(rank.context);
     const DeviceMesh mesh(rank.group(), {{"a", 2}});
     GroupNorm layer(2, 4);
     replicate(layer, mesh);
     set_up(layer, compute);
-    const auto text = [&](int dim) {
-      Frame frame(compute);
-      const Tensor x = Tensor::zeros(rank.context, {2, 4, 4});
-      return test::error_text(ErrorCode::layout, [&] {
-        layer.forward(distribute(x, make_layout(mesh, {{"a", Shard{dim}}}, x.shape())), frame);
-      });
-    };
-    EXPECT_EQ(text(2),
-              "\"\": x is Shard(2) on a=2; a group norm needs its last dimension whole: a boundary must "
-              "gather it first");
-    EXPECT_EQ(text(1), "\"\": x is Shard(1) on a=2; expected channels cut as the weight is");
+    Frame frame(compute);
+    const Tensor x = Tensor::zeros(rank.context, {2, 4, 4});
+    EXPECT_EQ(test::error_text(
+                  ErrorCode::layout,
+                  [&] {
+                    layer.forward(distribute(x, make_layout(mesh, {{"a", Shard{1}}}, x.shape())), frame);
+                  }),
+              "\"\": x is Shard(1) on a=2; expected channels cut as the weight is");
   });
 }
 

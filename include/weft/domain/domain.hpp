@@ -24,7 +24,7 @@ struct DomainOptions {
   std::vector<int> dims{2, 3};
   /// The axes along which ranks have other samples; none where empty. What shard_spatial() makes of a plain tensor is cut along them.
   DeviceMesh data{};
-  /// For kinds of layers that have no rule of their own, and in place of weft's.
+  /// For kinds of layers that have no rule of their own, and in place of what they have.
   std::map<std::type_index, SpaceRuleOf> rules{};
 };
 
@@ -56,13 +56,13 @@ class DomainManager {
 /// Makes every layer of the tree compute on maps that are cut along `axes`, a sub-mesh of one or two axes: the first cuts the height, the second the
 /// width. Before or after parallelize() on other axes; before materialise(). Sets what the layers' passes do and the layouts of parameters that have an
 /// element for each pixel (SpaceRule::pixelwise), nothing else: types, paths and parameters stay. A
-/// layer's rule is, in this order: its own space_rule(); options.rules; weft's for its kind, and no other. A
-/// rule any_part of a module that has children is for its own code between them; they have rules of their own.
+/// layer's rule is, in this order: that of options.rules for its kind, and no other; its own space_rule(); the passes that weft has for its kind, and no other. A
+/// rule any_part of a module that has children is for its own code between them; they have rules of their own. Layers of weft's have these:
 ///
 ///   theirs                  Sequential, SwiGLU, ChannelFeedForward, WeatherStage, TransformerBlock: what they do between their children is local
-///   on any part as it is    activations, dropout, 1x1 convolutions, ChannelNorm, RMSNorm, LayerNorm and Linear over the last dimension, BatchNorm (statistics of all ranks)
+///   on any part as it is    activations, dropout, 1x1 convolutions, ChannelNorm, RMSNorm, LayerNorm and Linear over the last dimension
 ///   with a window           Conv2d of any kernel, stride, padding, dilation and padding mode, ConvTranspose2d, PixelShuffle, pooling, resizing, padding
-///   with sums over ranks    GroupNorm; LayerNorm over {channels, height, width} or {height, width}, whose gain and bias are cut as the maps are
+///   with sums over ranks    BatchNorm, GroupNorm; LayerNorm over {channels, height, width} or {height, width}, whose gain and bias are cut as the maps are
 ///   cut anew for a while    WindowAttention: whole windows on each rank, near and far ones
 ///   in pieces               Attention (causal) and CrossAttention of sequences that are cut: options.dims {1}. Keys and queries go from rank to rank, in the order of one rank
 ///

@@ -10,7 +10,7 @@ namespace weft {
 /// y = down_proj(silu(gate_proj(x)) · up_proj(x)), without biases; x, y: (…, dim). N. Shazeer, "GLU Variants
 /// Improve Transformer", 2020. Over an axis that splits the hidden features, gate_proj and up_proj are column
 /// layers whose boundary stands before this module; down_proj is a row layer whose boundary stands after it.
-class SwiGLU : public Module {
+class SwiGLU : public AnyPart<SwiGLU> {
  public:
   SwiGLU(std::int64_t dim, std::int64_t hidden, Init init = Normal{0.02}, Init down_init = Normal{0.02});
 
@@ -28,7 +28,7 @@ class SwiGLU : public Module {
 
 /// y = x Phi(x), where Phi is the distribution of the standard normal, or its approximation with a tanh; x, y: any shape, split
 /// in any dimension. D. Hendrycks, K. Gimpel, "Gaussian Error Linear Units", 2016.
-class GELU : public Module {
+class GELU : public AnyPart<GELU> {
  public:
   using Form = kernels::GeluForm;
   explicit GELU(Form form = Form::erf) : form_(form) {}
@@ -41,7 +41,7 @@ class GELU : public Module {
 };
 
 /// y = max(x, 0); x, y: any shape, split in any dimension.
-class ReLU : public Module {
+class ReLU : public AnyPart<ReLU> {
   Tensors do_forward(Inputs x, Frame& frame) override;
   Tensors do_backward(Inputs dy, Frame& frame) override;
 };

@@ -38,6 +38,7 @@ class Conv2d : public WeightedLayer {
 
   const Conv2dConfig& config() const noexcept { return config_; }
   ShardRule shard_rule(Split split) const override;
+  SpaceRule space_rule(const DeviceMesh& axes, std::span<const int> dims) const override;
 
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;

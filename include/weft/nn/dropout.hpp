@@ -15,7 +15,7 @@ namespace weft {
 /// another number of samples than the one before had in this step, where the pass does not say which is its
 /// first: two micro-batches would drop the same elements. `"drop": micro-batch 1 of step 3 has 2 samples,
 /// micro-batch 0 had 4; expected as many, or Pass::first_sample`.
-class Dropout : public Module {
+class Dropout : public AnyPart<Dropout> {
  public:
   /// Throws bad_argument unless 0 <= p < 1, also as f32.
   explicit Dropout(double p);

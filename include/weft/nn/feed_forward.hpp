@@ -12,10 +12,10 @@ namespace weft {
 /// added. Its parts are children of `layers`, named as in miles-credit's WXFormer: 0 norm, 1 up, 2 GELU, 3 dropout, 4 down.
 /// Over an axis that splits the hidden features, layers.1 is a column layer and layers.4 a row layer, by its own plan. x may be
 /// split in the batch, in height and in width.
-class ChannelFeedForward : public Module {
+class ChannelFeedForward : public AnyPart<ChannelFeedForward> {
  public:
   /// The children of that name.
-  class Layers : public Module {
+  class Layers : public AnyPart<Layers> {
    public:
     Layers(std::int64_t dim, std::int64_t hidden, double dropout, Init init, Init down_init);
     ChannelNorm norm;

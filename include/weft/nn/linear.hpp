@@ -20,6 +20,7 @@ class Linear : public WeightedLayer {
   Linear(std::int64_t in, std::int64_t out, bool with_bias = false, Init init = Normal{0.02});
 
   ShardRule shard_rule(Split split) const override;
+  SpaceRule space_rule(const DeviceMesh& axes, std::span<const int> dims) const override;
   /// Uses another module's (out, in) weight from now on; see Parameter about tied weights.
   void tie_weight(ParameterRef other);
   /// States that the outputs are those of several layers, one after the other, such as [q|k|v] or [gate|up]: a split by columns

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -294,8 +295,17 @@ class [[nodiscard]] HookHandle {
   std::function<void()> remove_;
 };
 
+/// The base of a module whose space_rule() is any_part. What derives from Kind may do something else, and its rule is unknown.
+template <class Kind>
+class AnyPart : public Module {
+ public:
+  SpaceRule space_rule(const DeviceMesh&, std::span<const int>) const override {
+    return {typeid(*this) == typeid(Kind) ? SpaceRule::Kind::any_part : SpaceRule::Kind::unknown};
+  }
+};
+
 /// Children called "0", "1", … or by names, each fed by the one before it.
-class Sequential : public Module {
+class Sequential : public AnyPart<Sequential> {
  public:
   /// Owns `child`; gives it the next number, or a name.
   Module& append(std::unique_ptr<Module> child);

@@ -12,7 +12,7 @@ namespace weft {
 /// y = x / sqrt(mean(x²) + eps) · weight over the last dimension; x, y: (…, dim), weight: (dim).
 /// B. Zhang, R. Sennrich, "Root Mean Square Layer Normalization", 2019.
 /// x may be split along any dimension but the last; the weight's gradient is then Partial(sum) on that axis.
-class RMSNorm : public Module {
+class RMSNorm : public AnyPart<RMSNorm> {
  public:
   explicit RMSNorm(std::int64_t dim, double eps = 1e-5);
 
@@ -39,6 +39,7 @@ class LayerNorm : public Module {
 
   ParameterRef weight, bias;
   double eps() const noexcept { return eps_; }
+  SpaceRule space_rule(const DeviceMesh& axes, std::span<const int> dims) const override;
 
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;
@@ -49,7 +50,7 @@ class LayerNorm : public Module {
 /// Layer norm of each pixel over its channels; x, y: (batch, channels, height, width), or any shape (batch, channels, …).
 /// Gain g and bias b are (1, channels, 1, 1): names and shapes are those of the weather models that have it (miles-credit).
 /// x may be split along any dimension but the channels; the gradients of g and b are then Partial(sum) on that axis.
-class ChannelNorm : public Module {
+class ChannelNorm : public AnyPart<ChannelNorm> {
  public:
   explicit ChannelNorm(std::int64_t channels, double eps = 1e-5);
 
@@ -64,8 +65,9 @@ class ChannelNorm : public Module {
 
 /// y = (x - mean) / sqrt(variance + eps) · weight + bias, over each group of channels / groups neighbouring channels of a sample and all
 /// their pixels, as torch.nn.GroupNorm; x, y: (batch, channels, …), weight, bias: (channels). Y. Wu, K. He, "Group Normalization",
-/// 2018. x may be split in the batch; a split by columns gives each rank whole groups of channels.
-class GroupNorm : public Module {
+/// 2018. x may be split in any dimension but the channels; a split by columns gives each rank whole groups of those. Where pixels are split, forward
+/// and backward are collective among the ranks that share a map: one all-reduce of two numbers of f64 for each sample and group.
+class GroupNorm : public AnyPart<GroupNorm> {
  public:
   /// Throws bad_argument unless groups, of at least 1, divides channels.
   GroupNorm(std::int64_t groups, std::int64_t channels, double eps = 1e-5);
@@ -98,7 +100,7 @@ struct BatchNormConfig {
 ///
 /// x may be split along any dimension; a split of the channels is one by columns, and needs no communication. Otherwise forward (in a
 /// training) and backward are collective among the ranks of the axes: one all-reduce of 2 · channels + 1 numbers of f64 each.
-class BatchNorm : public Module {
+class BatchNorm : public AnyPart<BatchNorm> {
  public:
   /// Throws bad_argument for channels below 1, unless eps > 0 and 0 <= momentum <= 1.
   explicit BatchNorm(std::int64_t channels, const BatchNormConfig& config = {});

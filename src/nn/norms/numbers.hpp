@@ -1,4 +1,4 @@
-// Statistics of norms, summed over ranks. Inside nn and domain.
+// Statistics of norms, summed over ranks. Inside nn.
 #pragma once
 
 #include <functional>
@@ -7,6 +7,18 @@
 #include "weft/mesh/redistribute.hpp"
 
 namespace weft::norms {
+
+/// Whether an axis of several ranks cuts dimension `from` of x, or a later one.
+inline bool cuts(const Layout& x, std::size_t axis, int from) {
+  const Placement& p = x.placements[axis];
+  return x.mesh_shape().size(static_cast<int>(axis)) > 1 && is_shard(p) && std::get<Shard>(p).dim >= from;
+}
+/// Whether any does.
+inline bool cut(const LayoutRef& x, int from) {
+  for (std::size_t axis = 0; x && axis < x->placements.size(); ++axis)
+    if (cuts(*x, axis, from)) return true;
+  return false;
+}
 
 /// The sums over the axes of x's mesh for which sums(axis) says so; itself where there is none. Collective among their ranks: one all-reduce.
 inline Tensor summed(const Tensor& mine, const LayoutRef& x,

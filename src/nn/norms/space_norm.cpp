@@ -13,13 +13,7 @@ int first_of(const LayerNorm& norm, const Tensor& x) {
   return x.shape().rank() - norm.weight->global_shape().rank();
 }
 
-bool cuts(const LayoutRef& layout, std::size_t axis, int from) {
-  const Placement& p = layout->placements[axis];
-  return layout->mesh_shape().size(static_cast<int>(axis)) > 1 && is_shard(p) &&
-         std::get<Shard>(p).dim >= from;
-}
-
-void check(const LayerNorm& norm, const Tensor& x, const Tensor& w, bool cut) {
+void check(const LayerNorm& norm, const Tensor& x, const Tensor& w) {
   const TensorName what = layouts::named(norm, "x");
   expect_dtype(what, x, DType::f32);
   layouts::expect_whole(what, x, "a norm", false);  // not Partial
@@ -36,13 +30,13 @@ void check(const LayerNorm& norm, const Tensor& x, const Tensor& w, bool cut) {
   const LayoutRef &of_x = x.layout(), &of_w = w.layout();
   for (std::size_t axis = 0; axis < of_x->placements.size(); ++axis) {
     if (of_x->mesh_shape().size(static_cast<int>(axis)) == 1) continue;
-    if (!cut && cuts(of_x, axis, first))
+    if (norms::cuts(*of_x, axis, first) && is_replicate(of_w->placements[axis]))
       throw Error(ErrorCode::layout,
                   fmt::format("{} is {} on {}; a norm over {} needs it whole there: apply_domain_parallel() "
                               "makes one of a map that is cut in space",
                               what.text(), to_string(of_x->placements[axis]),
                               layouts::axis_name(*of_x, static_cast<int>(axis)), to_string(gain)));
-    const Placement as_x = cuts(of_x, axis, first)
+    const Placement as_x = norms::cuts(*of_x, axis, first)
                                ? Placement(Shard{std::get<Shard>(of_x->placements[axis]).dim - first})
                                : Placement(Replicate{});
     if (of_w->placements[axis] != as_x)
@@ -67,7 +61,7 @@ Sizes sizes_of(const LayerNorm& norm, const Tensor& x) {
 // Two numbers for each row, the first ones of all rows before the second ones, over all ranks that have a part of the rows.
 Tensor summed(const LayerNorm& norm, const Tensor& mine, const Tensor& x) {
   return norms::summed(mine, x.layout(),
-                       [&](std::size_t axis) { return cuts(x.layout(), axis, first_of(norm, x)); });
+                       [&](std::size_t axis) { return norms::cuts(*x.layout(), axis, first_of(norm, x)); });
 }
 
 // How many elements a row has, over all ranks.
@@ -86,10 +80,10 @@ LayoutRef of_gradient(const LayoutRef& gain, const LayoutRef& x) {
 
 }  // namespace
 
-Tensor forward(const LayerNorm& norm, const Tensor& input, Frame& frame, Memory memory, bool cut) {
+Tensor forward(const LayerNorm& norm, const Tensor& input, Frame& frame, Memory memory) {
   const Tensor x = layouts::beside(norm, "x", input, *norm.weight);
   const Tensor w = widened(frame, norm.weight->weight()), b = widened(frame, norm.bias->weight());
-  check(norm, x, w, cut);
+  check(norm, x, w);
   const auto [rows, dim] = sizes_of(norm, x);
   const Tensor mine = frame.compute().make({2 * rows}, DType::f64, Memory::shared);
   kernels::channel_moments(frame.kernels(), x.data_ptr<float>(), mine.data_ptr<double>(),
@@ -99,6 +93,7 @@ Tensor forward(const LayerNorm& norm, const Tensor& input, Frame& frame, Memory 
   kernels::batch_norm_statistics(frame.kernels(), all.data_ptr<double>(), all.data_ptr<double>() + rows,
                                  count_of(norm), norm.eps(), means.data_ptr<float>(), inv.data_ptr<float>(),
                                  nullptr, nullptr, rows);
+  if (norms::cut(x.layout(), first_of(norm, x))) memory = Memory::shared;  // others' windows read it
   const Tensor y = frame.compute().make(x.shape(), DType::f32, memory).with_layout(x.layout());
   kernels::row_norm_forward(frame.kernels(), x.data_ptr<float>(), w.data_ptr<float>(), b.data_ptr<float>(),
                             means.data_ptr<float>(), inv.data_ptr<float>(), y.data_ptr<float>(), rows, dim);
@@ -126,6 +121,7 @@ Tensor backward(const LayerNorm& norm, const Tensor& dy, Frame& frame, Memory me
   const Tensor all = summed(norm, sums, x), means_of_g = frame.compute().make({2 * rows});
   kernels::divide_f64(frame.kernels(), all.data_ptr<double>(), count_of(norm), means_of_g.data_ptr<float>(),
                       2 * rows);
+  if (norms::cut(x.layout(), first_of(norm, x))) memory = Memory::shared;
   const Tensor dx = frame.compute().make(x.shape(), DType::f32, memory).with_layout(x.layout());
   kernels::row_norm_backward(frame.kernels(), dy.data_ptr<float>(), x.data_ptr<float>(), w.data_ptr<float>(),
                              means.data_ptr<float>(), inv.data_ptr<float>(), means_of_g.data_ptr<float>(),

@@ -1,0 +1,25 @@
+// Group norm of maps whose pixels are cut over ranks. Inside nn.
+//
+// Each rank sums its own pixels in f64, channel by channel; the sums of a group are added over ranks in one all-reduce of two numbers for each sample and
+// group. They stay on the device, and the host waits for none of them.
+#pragma once
+
+#include "nn/norms/numbers.hpp"
+#include "weft/nn/norm.hpp"
+
+namespace weft::group_norm {
+
+/// Whether the pixels of x, (batch, channels, …), are cut.
+inline bool cut(const Tensor& x) { return norms::cut(x.layout(), 2); }
+
+/// The number of groups of which this rank has the channels. The checked one throws where the channels of x do not fit the norm.
+inline std::int64_t groups_of(const GroupNorm& norm, const Tensor& x) {
+  return x.size(1) / (norm.weight->global_shape()[0] / norm.groups());
+}
+std::int64_t checked_groups_of(const GroupNorm& norm, const TensorName& what, const Tensor& x);
+
+/// The passes of such an x; collective. Keeps on the Frame what backward needs.
+Tensor forward(const GroupNorm& norm, const Tensor& x, Frame& frame);
+Tensor backward(const GroupNorm& norm, const Tensor& dy, Frame& frame);
+
+}  // namespace weft::group_norm
