@@ -24,6 +24,15 @@ std::string kind_of(const Module& module) {
   return kind;
 }
 
+void expect_reach(const SpaceRule::Reach& r, const char* along, const std::string& path,
+                  const Module& module) {
+  if (r.kernel < 1 || r.stride < 1 || r.dilation < 1 || r.padding < 0)
+    refuse(
+        fmt::format("the rule of \"{}\" (kind {}) has kernel {}, stride {}, padding {}, dilation {} along "
+                    "the {}; expected at least 1, and a padding of at least 0",
+                    path, kind_of(module), r.kernel, r.stride, r.padding, r.dilation, along));
+}
+
 // On the model's root beside the root's own passes, if it has any: says that the model is split, and how.
 class RootPasses final : public Passes {
  public:
@@ -66,6 +75,12 @@ class Search {
     switch (rule.kind) {
       case SpaceRule::Kind::refused:
         refuse(fmt::format("\"{}\" is of kind {}, which {}", path, kind_of(module), rule.why));
+      case SpaceRule::Kind::window:
+        expect_reach(rule.height, "height", path, module);
+        expect_reach(rule.width, "width", path, module);
+        found.push_back({&module, domain::window_passes(axes_, rule.height, rule.width)});
+        take_pixelwise(rule, path);
+        return;
       case SpaceRule::Kind::by_passes:  // which see to the children, too
         if (rule.passes == nullptr)
           refuse(fmt::format("the rule of \"{}\" (kind {}) has no passes", path, kind_of(module)));

@@ -4,6 +4,7 @@
 #include "domain/rules.hpp"
 #include "domain/space.hpp"
 #include "nn/maps/conv_maps.hpp"
+#include "weft/host/copy.hpp"
 
 namespace weft::domain {
 
@@ -100,6 +101,23 @@ inline Tensor fetch(Frame& frame, const Window& window, const Tensor& maps) {
 /// Maps of this rank, uninitialised, where others read them.
 inline Tensor make_maps(Frame& frame, const LayoutRef& layout) {
   return frame.compute().make(layout->local_shape(), DType::f32, Memory::shared).with_layout(layout);
+}
+
+/// The part of a map, or of the memory of one, that begins at this row and column.
+template <class View>
+View part_of(View map, std::int64_t row, std::int64_t column, const Shape& shape) {
+  map.data += (row * map.strides[kHeight] + column) * size_bytes(map.dtype);
+  map.shape = shape;
+  return map;
+}
+/// That part, of this layout, in memory of its own.
+inline Tensor cut_out(Frame& frame, const Tensor& map, std::int64_t row, std::int64_t column,
+                      const LayoutRef& layout) {
+  const Tensor out = make_maps(frame, layout);
+  if (out.count() > 0)
+    copy(frame.compute().context(), part_of(ConstTensorView(map), row, column, out.shape()), out.view(),
+         frame.compute().stream());
+  return out;
 }
 
 }  // namespace weft::domain

@@ -4,7 +4,6 @@
 #include "domain/conv.hpp"
 #include "domain/plans.hpp"
 #include "nn/maps/taps.hpp"
-#include "weft/host/copy.hpp"
 #include "weft/nn/maps/conv_transpose.hpp"
 #include "weft/nn/maps/resample.hpp"
 
@@ -171,17 +170,6 @@ class MaxPoolPasses final : public MapPasses {
   }
   Plans<Plan> plans_;
 };
-
-// Rows [lo, lo + rows) and columns of a map, in memory of their own.
-Tensor cut_out(Frame& frame, const Tensor& map, std::int64_t row, std::int64_t column,
-               const LayoutRef& layout) {
-  const Tensor out = make_maps(frame, layout);
-  ConstTensorView part = map.view();
-  part.data += (row * part.strides[kHeight] + column) * size_bytes(map.dtype());
-  part.shape = out.shape();
-  if (out.count() > 0) copy(frame.compute().context(), part, out.view(), frame.compute().stream());
-  return out;
-}
 
 class PixelShufflePasses final : public MapPasses {
  public:

@@ -16,6 +16,10 @@ namespace weft::domain {
 using RuleOfFile = SpaceRule(const Module& module, const DeviceMesh& axes);
 RuleOfFile conv_rule, conv_transpose_rule, resampling_rule, window_attention_rule, sequence_rule;
 
+/// The passes of a layer that says what its outputs see.
+std::shared_ptr<const Passes> window_passes(const DeviceMesh& axes, const SpaceRule::Reach& height,
+                                            const SpaceRule::Reach& width);
+
 /// by_passes of this kind; unknown of another.
 template <class Kind, class OfKind, class... Args>
 SpaceRule rule_by(const Module& module, const Args&... args) {

@@ -5,6 +5,7 @@
 #include "domain/as_serial.hpp"
 #include "weft/nn/activation.hpp"
 #include "weft/nn/dropout.hpp"
+#include "weft/nn/layouts.hpp"
 #include "weft/nn/maps/conv_transpose.hpp"
 #include "weft/nn/maps/resample.hpp"
 #include "weft/nn/norm.hpp"
@@ -295,6 +296,102 @@ TEST(DomainRules, AreNotInherited) {
   expect_derived_is_unknown<Conv2d>(Conv2dConfig{.in = 4, .out = 4});
   expect_derived_is_unknown<Conv2d>(Conv2dConfig{.in = 4, .out = 4, .kernel = 3});
   expect_derived_is_unknown<MaxPool2d>(Pool2dConfig{});
+}
+
+// A layer from outside that sees neighbours, and says which: y = scale · Σ (1 + i + 3 j) x of a 3 x 2 kernel, of every second row, with zeros above and below,
+// around the globe in columns. Its own code knows nothing of ranks.
+class Stencil : public Module {
+ public:
+  explicit Stencil(std::int64_t padding) : Stencil(padding, {.kernel = 3, .stride = 2, .padding = padding}) {}
+  Stencil(std::int64_t padding, const SpaceRule::Reach& said) : padding_(padding), said_(said) {
+    scale_ = add("scale", std::make_shared<Parameter>(Shape{1}));
+  }
+  SpaceRule space_rule(const DeviceMesh&, std::span<const int>) const override {
+    SpaceRule rule{SpaceRule::Kind::window};
+    rule.height = said_;
+    rule.width = {.kernel = 2, .padding = 1, .edge = Edge::periodic()};
+    return rule;
+  }
+
+ private:
+  Shape of_y(const Shape& x) const {
+    if (x[2] + 2 * padding_ < 3) throw Error(ErrorCode::bad_argument, "too few rows");
+    return {x[0], x[1], (x[2] + 2 * padding_ - 3) / 2 + 1, x[3] + 1};
+  }
+  // Calls see(y's index, x's index, weight).
+  template <class See>
+  void each(const Shape& x, const See& see) const {
+    const std::int64_t h = x[2], w = x[3], rows = of_y(x)[2], columns = w + 1;
+    for (std::int64_t map = 0; map < x[0] * x[1]; ++map)
+      for (std::int64_t r = 0; r < rows; ++r)
+        for (std::int64_t c = 0; c < columns; ++c)
+          for (std::int64_t i = 0; i < 3; ++i)
+            for (std::int64_t j = 0; j < 2; ++j)
+              if (const std::int64_t row = 2 * r - padding_ + i; row >= 0 && row < h)
+                see(static_cast<std::size_t>((map * rows + r) * columns + c),
+                    static_cast<std::size_t>((map * h + row) * w + (c - 1 + j + w) % w),
+                    static_cast<float>(1 + i + 3 * j));
+  }
+  Tensors do_forward(Inputs x, Frame& frame) override {
+    const Tensor y = Tensor::zeros(frame.compute().context(), of_y(x[0].shape()));
+    const float scale = scale_->weight().f32()[0];
+    each(x[0].shape(),
+         [&](std::size_t o, std::size_t i, float weight) { y.f32()[o] += scale * weight * x[0].f32()[i]; });
+    frame.push(*this, {x[0]});
+    return {y};
+  }
+  Tensors do_backward(Inputs dy, Frame& frame) override {
+    const Tensor x = frame.pop(*this)[0], dx = Tensor::zeros(frame.compute().context(), x.shape()),
+                 dscale = Tensor::zeros(frame.compute().context(), {1});
+    const float scale = scale_->weight().f32()[0];
+    each(x.shape(), [&](std::size_t o, std::size_t i, float weight) {
+      dx.f32()[i] += scale * weight * dy[0].f32()[o];
+      dscale.f32()[0] += weight * x.f32()[i] * dy[0].f32()[o];
+    });
+    scale_->accumulate(dscale.with_layout(layouts::gradient_of(scale_->weight().layout(), x.layout(), 1)));
+    return {dx};
+  }
+  std::int64_t padding_;
+  SpaceRule::Reach said_;
+  ParameterRef scale_;
+};
+
+// Behind a layer of weft's. Of 5 rows it makes 2 to 4: some of 4 ranks have none.
+TEST(DomainRules, OfLayersFromOutsideThatSeeNeighbours) {
+  for (const std::int64_t padding : {0, 1, 2})
+    for (const Shape& x : {Shape{2, 3, 9, 6}, Shape{1, 2, 5, 4}, Shape{1, 2, 12, 5}})
+      expect_as_serial(
+          [&] {
+            auto model = std::make_unique<Sequential>();
+            model->append(std::make_unique<ReLU>());
+            model->append(std::make_unique<Stencil>(padding));
+            return model;
+          },
+          x, {.maps = 1e-6, .weights = 1e-5});
+}
+
+TEST(DomainRules, OfWindowsThatDoNotFit) {
+  test::run_ranks(test::Ranks::threads, 2, [&](test::Rank& rank) {
+    Compute compute(rank.context, 1);
+    const DeviceMesh mesh(rank.group(), {{"h", 2}});
+    Stencil nothing(1, {.kernel = 0});
+    EXPECT_EQ(
+        error_text([&] { apply_domain_parallel(nothing, mesh); }),
+        "bad_argument: apply_domain_parallel: the rule of \"\" (kind weft::domain_layers_test::(anonymous "
+        "namespace)::Stencil) has kernel 0, stride 1, padding 0, dilation 1 along the height; expected at "
+        "least 1, and a padding of at least 0");
+    Stencil wrong(1, {.kernel = 3, .stride = 1, .padding = 1});  // it makes every second row
+    const DomainManager manager = apply_domain_parallel(wrong, mesh);
+    replicate(wrong, mesh);
+    test::set_up(wrong, compute);
+    Frame frame = Frame::inference(compute);
+    EXPECT_EQ(
+        error_text([&] {
+          wrong.forward(shard_spatial(Tensor::zeros(rank.context, {1, 2, 8, 4}), manager), frame);
+        }),
+        "bad_argument: \"\": y is (1, 2, 3, 7) for a window (1, 2, 6, 6); expected (batch, channels, 6, "
+        "7), by the layer's rule for maps that are cut in space");
+  });
 }
 
 TEST(DomainRules, OfLayersFromOutside) {

@@ -15,6 +15,7 @@
 
 #include "weft/mesh/boundary.hpp"
 #include "weft/mesh/layout.hpp"
+#include "weft/mesh/window.hpp"
 #include "weft/nn/frame.hpp"
 #include "weft/nn/module_buffer.hpp"
 #include "weft/nn/own_plan.hpp"
@@ -100,6 +101,7 @@ struct SpaceRule {
     unknown,   ///< it does not say
     any_part,  ///< its own code does right on any part of a map: what it does to a pixel depends on that pixel alone, or it minds the layout.
                ///< Of a module with children: what it does between them; each of them has a rule of its own
+    window,  ///< its own code does right on a window of a map, which is what an output sees: `height` and `width`. It and its children
     by_passes,  ///< `passes` do
     refused     ///< it cannot, and `why`
   };
@@ -113,6 +115,13 @@ struct SpaceRule {
     std::vector<int> dims;
   };
   std::vector<Pixelwise> pixelwise{};
+  /// Of a window: output o along one dimension depends on the inputs o · stride − padding + i · dilation alone, 0 ≤ i < kernel, the same way wherever it is. Beyond
+  /// the border lies what `edge` says. A map of n gives (n + 2 padding − dilation (kernel − 1) − 1) / stride + 1 outputs, rounded down.
+  struct Reach {
+    std::int64_t kernel = 1, stride = 1, padding = 0, dilation = 1;
+    Edge edge = Edge::zero();
+  };
+  Reach height{}, width{};
 };
 
 /// A layer or a tree of them. A derived class registers its children and parameters under names in its
