@@ -321,6 +321,7 @@ void GroupState::compare_with_all(Duration deadline) {
 
 void ProcessGroup::leave(Duration deadline) {
   given(state_, "leave").compare_with_all(deadline);
+  state_->users->handle_goes();
   std::exchange(state_, nullptr)->release();
 }
 

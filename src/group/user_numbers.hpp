@@ -35,7 +35,7 @@ class UserNumbers {
     int value_ = 0;
   };
 
-  /// How often a ProcessGroup of this group was destroyed or moved from: whoever has its address sees whether that is still good.
+  /// How often a ProcessGroup of this group was destroyed, moved from or left: whoever has its address sees whether that is still good.
   int handles_gone() const noexcept { return handles_gone_.load(std::memory_order_relaxed); }
   void handle_goes() noexcept { handles_gone_.fetch_add(1, std::memory_order_relaxed); }
 

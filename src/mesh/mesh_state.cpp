@@ -101,10 +101,13 @@ ProcessGroup& MeshState::root() const {
   if (root_users_->handles_gone() != root_handles_gone_)
     throw Error(
         ErrorCode::bad_argument,
-        fmt::format(
-            "mesh: the group that {} was made of, and borrows, was destroyed or moved from; expected it "
-            "to outlive the mesh, or to be given to it (std::move)",
-            to_string(shape_)));
+        root_ == &owned_
+            ? fmt::format("mesh: the group of {} was left; expected that to be its last use",
+                          to_string(shape_))
+            : fmt::format(
+                  "mesh: the group that {} was made of, and borrows, was destroyed, moved from or left; "
+                  "expected it to outlive the mesh, or to be given to it (std::move)",
+                  to_string(shape_)));
   return *root_;
 }
 

@@ -242,9 +242,8 @@ TEST(OrderInCpp, AMeshSaysThatItsGroupIsGone) {
   const DeviceMesh mesh(*group, {{"dp", 1}});
   EXPECT_EQ(mesh["dp"].group().size(), 1);
   const std::string gone =
-      "bad_argument: mesh: the group that dp=1 was made of, and borrows, was destroyed or moved from; "
-      "expected "
-      "it to outlive the mesh, or to be given to it (std::move)";
+      "bad_argument: mesh: the group that dp=1 was made of, and borrows, was destroyed, moved from or left; "
+      "expected it to outlive the mesh, or to be given to it (std::move)";
   ProcessGroup moved = std::move(*group);
   EXPECT_EQ(error_text([&] { mesh["dp"].group(); }), gone);
   const DeviceMesh second(moved, {{"dp", 1}});
@@ -252,6 +251,14 @@ TEST(OrderInCpp, AMeshSaysThatItsGroupIsGone) {
   { const ProcessGroup ends = std::move(moved); }
   EXPECT_EQ(error_text([&] { second.group(); }), gone);
   EXPECT_EQ(second.size(), 1);
+  ProcessGroup left = ProcessGroup::create(context, "shm", Membership());
+  const DeviceMesh third(left, {{"dp", 1}});
+  left.leave();
+  EXPECT_EQ(error_text([&] { third.group(); }), gone);
+  const DeviceMesh own(ProcessGroup::create(context, "shm", Membership()), {{"dp", 1}});
+  own.group().leave();
+  EXPECT_EQ(error_text([&] { own.group(); }),
+            "bad_argument: mesh: the group of dp=1 was left; expected that to be its last use");
 }
 
 Order reversed(std::size_t count) {
