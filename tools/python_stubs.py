@@ -55,7 +55,7 @@ PARAMS = {
     "replicate": "Mesh | None", "room": "memoryview", "root": "int", "scale": "float | None", "secret": "str | None",
     "see": "Callable[[str, Any], object] | None", "seed": "int", "segment_bytes": "int", "shape": "Shape", "size": "int", "sizes": "int", "source": "int",
     "step": "int", "store": "Store | None", "style": 'Literal["json", "chrome"]', "tag": "int", "target": "Layout",
-    "tensors": "Mapping[str, Layout | tuple[Layout, DType]]", "text": "str", "timeout": "float | None", "to": "int", "token": "str", "tolerance": "float",
+    "tensors": "Mapping[str, Layout | tuple[Layout, DType]]", "text": "str", "timeout": "float | None", "to": "int", "token": "str", "tolerance": "float | None",
     "transport": "Transport", "transport_ranks": "tuple[int, ...]", "unused": 'Literal["error", "zeros"]', "value": "Any", "values": "Array",
     "wanted": "Mapping[int, Sequence[tuple[int, int]]]", "wholes": "Any", "why": "str", "works": "Iterable[Work]", "x": "Array",
     "SharedTensor.__dlpack__.stream": "Any", "SharedTensor.__dlpack__.max_version": "tuple[int, int] | None", "copy": "bool | None",

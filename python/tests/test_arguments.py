@@ -49,6 +49,8 @@ CASES = {  # what is called -> what the error says
     "weft.average_gradients({'w': (x, group)}, mesh)": "the layout of 'w' is of type Group; expected a weft.Layout",
     "weft.sync_replicated_gradients({'w': (x, rows)}, None)": "axes is of type NoneType; expected a weft.Mesh",
     "weft.sync_replicated_gradients({'w': (x, rows)}, mesh, tolerance='a')": "tolerance is 'a'; expected a number",
+    "weft.sync_replicated_gradients({'w': (x, rows)}, mesh, tolerance=-1)": "tolerance is -1; expected 0 (bits count) or more, or None for the dtype's own",
+    "weft.reduce_gradients({'w': (x, rows)}, mesh, tolerance=float('nan'))": "tolerance is nan; expected 0 (bits count) or more, or None for the dtype's own",
     "weft.check_replicas({'w': (x, rows)}, 'mesh')": "axes is of type str; expected a weft.Mesh",
     "weft.clip_grad_norm({'w': (x, rows)}, '1')": "max_norm is '1'; expected a number",
     "weft.clip_grad_norm({'w': (x, rows)}, None)": "max_norm is None; expected a number",

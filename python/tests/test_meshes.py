@@ -98,6 +98,12 @@ def test_gradients(ranks):
             weft.sync_replicated_gradients({"c": (drifted, whole)}, mesh)
         weft.sync_replicated_gradients({"c": (drifted, whole)}, mesh, on_drift="average")
         np.testing.assert_array_equal(drifted, [1.5] * 3)
+        rounded = np.full(3, 1.0 + group.rank * 2.0**-50)
+        for reduced in (weft.reduce_gradients, weft.sync_replicated_gradients):
+            with pytest.raises(weft.MismatchError, match="has other bits, where the tolerance is 0"):
+                reduced({"r": (rounded, whole)}, mesh, tolerance=0)
+        weft.reduce_gradients({"r": (rounded, whole)}, mesh, tolerance=None)
+        assert len(set(rounded)) == 1
         assert np.isnan(weft.clip_grad_norm({"d": (np.array([np.nan, 0, 0]), whole)}, 1.0, non_finite="skip"))
     ranks(2, program)
 

@@ -17,11 +17,12 @@ __all__ = ["BucketHook", "Reducer", "Sampler", "average_gradients", "clip_grad_n
 _byref = ctypes.byref
 
 
-def reduce_gradients(gradients, axes, *, data_axes=None, on_drift="error", tolerance=0.0):
+def reduce_gradients(gradients, axes, *, data_axes=None, on_drift="error", tolerance=None):
     """Reduces gradients in place as their layouts say on each of `axes`: what is partial is summed, or averaged; what is cut stays; replicas stay where all
     have the same bits, and are averaged where they differ by rounding. All axes in one pass. data_axes: those of `axes` whose ranks saw different data,
     mesh["dp"]: LayoutError for a gradient that is replicated there. on_drift: "error", MismatchError where replicas differ by more than rounding, or
-    "average"; tolerance: 0 is the dtype's own, -1 none at all. Blocks until all ranks of `axes` are there."""
+    "average"; tolerance: how far a replica may be from the average, as a part of the largest element; 0: its bits count; None: what fits the dtype. Blocks
+    until all ranks of `axes` are there."""
     options = _drift(_api.weft_reduce_options, on_drift, tolerance)
     if data_axes is not None:
         options.data_axes = errors.instance(data_axes, Mesh, "data_axes")._open()
@@ -35,7 +36,7 @@ def average_gradients(gradients, axes):
     blocking(lib.average_gradients, array, count, errors.instance(axes, Mesh, "axes"), keep=owners)
 
 
-def sync_replicated_gradients(gradients, axes, *, on_drift="error", tolerance=0.0):
+def sync_replicated_gradients(gradients, axes, *, on_drift="error", tolerance=None):
     """reduce_gradients without data axes: for gradients of weights that every rank of `axes` holds. Blocks."""
     options = _drift(_api.weft_sync_options, on_drift, tolerance)
     array, count, owners = tensors(gradients, True)
@@ -45,7 +46,11 @@ def sync_replicated_gradients(gradients, axes, *, on_drift="error", tolerance=0.
 def _drift(kind, on_drift, tolerance):
     options = _api.make(kind)
     options.on_drift = choice(on_drift, {"error": _api.DRIFT_ERROR, "average": _api.DRIFT_AVERAGE}, "on_drift")
-    options.tolerance = errors.number(tolerance, "tolerance")
+    if tolerance is not None:
+        allowed = errors.number(tolerance, "tolerance")
+        if not allowed >= 0:
+            raise errors.BadArgumentError(f"tolerance is {tolerance!r}; expected 0 (bits count) or more, or None for the dtype's own")
+        options.tolerance = allowed or _api.EXACT
     return options
 
 
