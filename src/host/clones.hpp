@@ -7,7 +7,8 @@
 /// function whose loops are to be vectorised: it is compiled for AVX-512, AVX2 and the baseline, and each
 /// call goes to the best that cpu_isa() allows. `parameters` may end in noexcept. Helpers that it calls must
 /// be WEFT_INLINE, or they would be baseline code. With sanitizers, and with clang, there is the baseline
-/// alone.
+/// alone. WEFT_CLONE_OF(add_to) is a pointer to that best one, for a caller that keeps it: its calls choose
+/// nothing.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
     !defined(__SANITIZE_THREAD__)
 
@@ -39,7 +40,12 @@ inline CpuIsa isa_of_clones() noexcept {
     return name##_body arguments;                                                          \
   }                                                                                        \
   result name##_body parameters
+#define WEFT_CLONE_OF(name)                                          \
+  (::weft::isa_of_clones() >= ::weft::CpuIsa::avx512 ? name##_avx512 \
+   : ::weft::isa_of_clones() >= ::weft::CpuIsa::avx2 ? name##_avx2   \
+                                                     : name)
 
 #else
 #define WEFT_CPU_CLONES(result, name, parameters, arguments) result name parameters
+#define WEFT_CLONE_OF(name) name
 #endif

@@ -35,9 +35,8 @@ class ThisProcess final : public PeerProcess {
   bool is_self() const noexcept override { return true; }
   bool alive() const noexcept override { return true; }
   State look() noexcept override { return State::running; }
-  std::byte* segment(std::uint32_t index) const noexcept override { return arena_.segment_base(index); }
-  std::size_t segment_bytes(std::uint32_t index) const noexcept override {
-    return arena_.segment_bytes(index);
+  MappedSegment mapped(std::uint32_t index) const noexcept override {
+    return {arena_.segment_base(index), arena_.segment_bytes(index)};
   }
   bool map_segments(std::uint32_t count, Deadline) noexcept override {
     return count <= arena_.segment_count();

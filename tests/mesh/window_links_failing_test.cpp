@@ -511,8 +511,7 @@ class Zombie final : public PeerProcess {
   bool is_self() const noexcept override { return false; }
   bool alive() const noexcept override { return true; }
   State look() noexcept override { return State::running; }
-  std::byte* segment(std::uint32_t) const noexcept override { return nullptr; }
-  std::size_t segment_bytes(std::uint32_t) const noexcept override { return 0; }
+  MappedSegment mapped(std::uint32_t) const noexcept override { return {}; }
   bool map_segments(std::uint32_t, Deadline) noexcept override { return false; }
   Doorbell doorbell(int) const noexcept override { return {}; }
 

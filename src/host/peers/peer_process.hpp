@@ -27,15 +27,20 @@ class PeerProcess {
   /// More than alive() sees, by a read of /proc (some 20 µs). A process that writes its core has ended, long
   /// before its pidfd says so; alive() is false from then on.
   virtual State look() noexcept = 0;
-  /// This process's mapping of that process's segment, or null where not mapped (yet). Lock-free.
-  virtual std::byte* segment(std::uint32_t index) const noexcept = 0;
-  /// How many bytes of it are mapped; 0 where it is not.
-  virtual std::size_t segment_bytes(std::uint32_t index) const noexcept = 0;
+  /// A segment as this process has mapped it: null and 0 bytes where it has not (yet).
+  struct MappedSegment {
+    std::byte* begin = nullptr;
+    std::size_t bytes = 0;
+  };
+  /// This process's mapping of that process's segment. Lock-free: called for each buffer of each direct call.
+  virtual MappedSegment mapped(std::uint32_t index) const noexcept = 0;
+  std::byte* segment(std::uint32_t index) const noexcept { return mapped(index).begin; }
   /// This process's address of bytes that the process has named; null where they do not lie in a mapped segment.
   std::byte* find(std::uint64_t segment, std::uint64_t offset, std::int64_t bytes) const noexcept {
     const auto index = static_cast<std::uint32_t>(segment);
-    return index == segment && is_within(offset, bytes, segment_bytes(index)) ? this->segment(index) + offset
-                                                                              : nullptr;
+    if (index != segment) return nullptr;
+    const MappedSegment there = mapped(index);
+    return is_within(offset, bytes, there.bytes) ? there.begin + offset : nullptr;
   }
   /// Maps segments [0, count) that are not mapped yet. Where their owner has to be asked for the descriptors,
   /// gives up at the deadline (a stopped owner). True: all are mapped. A refused mmap is final for that

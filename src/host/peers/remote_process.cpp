@@ -68,8 +68,11 @@ PeerProcess::State RemoteProcess::look() noexcept {
   return state.dumping ? State::ended : state.stopped ? State::stopped : State::running;
 }
 
-std::byte* RemoteProcess::segment(std::uint32_t index) const noexcept {
-  return index < Arena::kMaxSegments ? bases_[index].load(std::memory_order_acquire) : nullptr;
+PeerProcess::MappedSegment RemoteProcess::mapped(std::uint32_t index) const noexcept {
+  if (index >= Arena::kMaxSegments) return {};
+  const Place& place = places_[index];
+  std::byte* const begin = place.begin.load(std::memory_order_acquire);
+  return begin == nullptr ? MappedSegment{} : MappedSegment{begin, place.bytes};
 }
 
 bool RemoteProcess::map_segments(std::uint32_t count, Deadline deadline) noexcept try {
@@ -307,8 +310,8 @@ bool RemoteProcess::map_segment(std::uint32_t index, Deadline deadline) {
     return false;
   }
   const SharedMapping& kept = segments_[index] = std::move(mapping);
-  sizes_[index] = kept.bytes();
-  bases_[index].store(kept.data(), std::memory_order_release);
+  places_[index].bytes = kept.bytes();
+  places_[index].begin.store(kept.data(), std::memory_order_release);
   return true;
 }
 

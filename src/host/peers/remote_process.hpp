@@ -34,10 +34,7 @@ class RemoteProcess final : public PeerProcess, public std::enable_shared_from_t
   bool is_self() const noexcept override { return false; }
   bool alive() const noexcept override;
   State look() noexcept override;
-  std::byte* segment(std::uint32_t index) const noexcept override;
-  std::size_t segment_bytes(std::uint32_t index) const noexcept override {
-    return segment(index) == nullptr ? 0 : sizes_[index];
-  }
+  MappedSegment mapped(std::uint32_t index) const noexcept override;
   bool map_segments(std::uint32_t count, Deadline deadline) noexcept override;
   Doorbell doorbell(int number) const noexcept override { return doorbell_on(&block(), number); }
 
@@ -94,8 +91,11 @@ class RemoteProcess final : public PeerProcess, public std::enable_shared_from_t
   std::bitset<Arena::kMaxSegments> refused_;
   std::map<std::uint64_t, std::weak_ptr<HeldRegion>> opened_;
   // Read by all.
-  std::array<std::atomic<std::byte*>, Arena::kMaxSegments> bases_{};
-  std::array<std::size_t, Arena::kMaxSegments> sizes_{};  // written before the base
+  struct Place {
+    std::atomic<std::byte*> begin{nullptr};
+    std::size_t bytes = 0;  // written before `begin`
+  };
+  std::array<Place, Arena::kMaxSegments> places_{};
 };
 
 /// For error texts.

@@ -84,7 +84,7 @@ constexpr auto kVectors = vectors(std::make_index_sequence<kMostVectors>{});
 
 CopyRuns copy_runs_of(std::int64_t run) noexcept {
   const auto bytes = static_cast<std::size_t>(run);
-  if (bytes > kVector * kMostVectors) return copy_long;
+  if (bytes > kVector * kMostVectors) return WEFT_CLONE_OF(copy_long);
   if (bytes >= kVector) return kVectors[(bytes + kVector - 1) / kVector - 1];
   if (bytes > 8) return copy_blocks<8, 2>;
   if (bytes == 8) return copy_blocks<8, 1>;

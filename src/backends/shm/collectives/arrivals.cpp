@@ -220,13 +220,19 @@ bool Arrivals::agree(int peer, std::uint64_t call) noexcept {
   if (((theirs.word ^ own.word) & ~kExposed) == 0 &&
       (theirs.count == own.count || WEFT_MUTANT("unchecked_count")) && theirs.detail == own.detail)
     return true;
+  raise_difference(peer, call);
+  return false;
+}
+
+// A function of its own: a call that agrees needs no room on the stack for its texts.
+void Arrivals::raise_difference(int peer, std::uint64_t call) noexcept {
   const CallRecord called = record_of(group_, group_.rank, call), they_called = record_of(group_, peer, call);
   int block = -1;  // the first that differs
   for (const int r : {group_.rank, peer}) {
     const CallWord word(read_once(group_.of(r).arrivals[call % kRing].word));
     if (word.op() == (r == peer ? they_called : called).op && word.op() != Op::none) continue;
     raise(group_, damaged(r, "what it called", word.bits(), "the word of a collective"));
-    return false;
+    return;
   }
   if (called.op == they_called.op && (called.op == Op::all_gather_v || called.op == Op::reduce_scatter_v)) {
     const auto count = [&](int r, int b) {
@@ -237,7 +243,6 @@ bool Arrivals::agree(int peer, std::uint64_t call) noexcept {
   }
   raise(group_, mismatch_of(peer, they_called, describe(group_, peer, call, block), group_.rank, called,
                             describe(group_, group_.rank, call, block)));
-  return false;
 }
 
 // Does `peer` send as much as this rank expects? Only all_to_all_v has counts of its own for each pair.

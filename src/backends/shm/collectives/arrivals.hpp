@@ -46,6 +46,7 @@ class Arrivals {
   bool may_expose(const OpState& s) const noexcept;
   bool must_see(const OpState& s, int peer) const noexcept;
   bool agree(int peer, std::uint64_t call) noexcept;
+  [[gnu::cold, gnu::noinline]] void raise_difference(int peer, std::uint64_t call) noexcept;
   bool sends_what_is_expected(const OpState& s, int peer) noexcept;
 
   const Group& group_;

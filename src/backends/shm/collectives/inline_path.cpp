@@ -9,6 +9,15 @@
 
 namespace weft::shm {
 
+// A function of its own: a call that is well needs no room on the stack for its texts.
+void InlinePath::raise_damaged(const OpState& s, int r, std::int64_t offset,
+                               std::int64_t count) const noexcept {
+  raise(group_,
+        damaged(r, fmt::format("the offset of its block for rank {}", group_.rank), offset,
+                fmt::format("that of {} elements among {} bytes", count, sizeof(Arrival::both.payload)), s.op,
+                s.call));
+}
+
 Step InlinePath::step(OpState& s) noexcept {
   const std::int64_t element = size_bytes(s.dtype);
   const std::size_t before = s.in_blocks ? offsetof(Arrival, both.payload) - offsetof(Arrival, payload) : 0;
@@ -20,10 +29,7 @@ Step InlinePath::step(OpState& s) noexcept {
     if (!s.in_blocks || (skip >= 0 && is_within(static_cast<std::uint64_t>(skip), count * element,
                                                 sizeof(Arrival::both.payload))))
       return payload(r) + skip;
-    raise(group_,
-          damaged(r, fmt::format("the offset of its block for rank {}", group_.rank), block.offset,
-                  fmt::format("that of {} elements among {} bytes", count, sizeof(Arrival::both.payload)),
-                  s.op, s.call));
+    raise_damaged(s, r, block.offset, count);
     return nullptr;
   };
   if (s.out_count == 0) {

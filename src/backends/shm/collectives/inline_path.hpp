@@ -16,6 +16,8 @@ class InlinePath {
   bool missing(const OpState&, int) const noexcept { return false; }
 
  private:
+  [[gnu::cold, gnu::noinline]] void raise_damaged(const OpState& s, int r, std::int64_t offset,
+                                                  std::int64_t count) const noexcept;
   const Group& group_;
   Arrivals& arrivals_;
   Operands& operands_;

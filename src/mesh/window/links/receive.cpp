@@ -287,11 +287,11 @@ const std::byte* OverLinks::place_of(const Slot& slot, const Program::Traffic& t
   if (low >= high) return nullptr;  // there is nothing of it
   Program::Traffic::Reached found{.segment = place.segment, .bytes = ~std::uint64_t{0}};
   if (place.segment != Place::kAddress || !links_->one_process()) {
-    const PeerProcess& sender = links_->process(t.rank);
     const auto index =
         static_cast<std::uint32_t>(std::min<std::uint64_t>(place.segment, Arena::kMaxSegments));
-    found.begin = reinterpret_cast<std::uint64_t>(sender.segment(index));
-    found.bytes = sender.segment_bytes(index);
+    const PeerProcess::MappedSegment there = links_->process(t.rank).mapped(index);
+    found.begin = reinterpret_cast<std::uint64_t>(there.begin);
+    found.bytes = there.bytes;
   }
   if (!is_within(place.offset + static_cast<std::uint64_t>(low), high - low, found.bytes))
     throw Error(damaged(
