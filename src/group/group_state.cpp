@@ -503,20 +503,23 @@ MessageInfo GroupState::wait_message(int source, const CallOptions& options) {
   return found->message;
 }
 
-// What the backend sees of a call, but for its number.
+// What the backend sees of a call, but for its number. A Call may have a root, a peer or an order that its operation does
+// not have; ranks would compare them.
 void GroupState::fill(OpState& s, const Call& call, const Operands& have) noexcept {
+  const OpRow r = row(call.op);
   s.op = call.op;
   s.reduce.kind = call.options.op.kind;  // one by one: a wide load would wait for the caller's narrow stores
   s.reduce.scale = call.options.op.scale;
   s.reduce.user = call.options.op.user;
-  s.order = call.options.order;
+  s.order = r.reduces ? call.options.order : Order::native;
   s.in = have.in;
   s.in_count = have.in_count;
   s.out = have.out;
   s.out_count = have.out_count;
   s.dtype = have.dtype;
-  s.root = WEFT_MUTANT("swapped_root") && call.root >= 0 ? (call.root + 1) % member.size : call.root;
-  s.peer = call.peer;
+  s.root = r.rooted == Rooted::no ? -1 : call.root;
+  if (WEFT_MUTANT("swapped_root") && s.root >= 0) s.root = (s.root + 1) % member.size;
+  s.peer = r.collective ? -1 : call.peer;
   s.tag = call.options.tag;
   s.stream.device.kind = call.options.stream.device.kind;
   s.stream.device.index = call.options.stream.device.index;

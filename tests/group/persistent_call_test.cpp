@@ -118,6 +118,27 @@ TEST_F(PersistentCalls, TheBackendIsHandedWhatAPlainCallHandsIt) {
   }
 }
 
+TEST_F(PersistentCalls, WhatAnOperationDoesNotHaveIsNotHandedOn) {
+  ProcessGroup g = make();
+  Call sum = call::all_reduce(a, b, {.order = Order::canonical});
+  sum.root = 2;
+  sum.peer = any_source;
+  Call gather = call::all_gather(view(a.data(), 4), b, {.order = Order::canonical});
+  Call send = call::send(a, 1);
+  send.root = 2;
+  for (const Call& c : {sum, gather, send}) {
+    g.submit(c).wait();
+    g.make(c).start().wait();
+  }
+  const std::vector<OpState> posted = recording.posted();
+  ASSERT_EQ(posted.size(), 6u);
+  for (std::size_t i = 0; i < posted.size(); ++i) {
+    EXPECT_EQ(posted[i].root, -1) << i;
+    EXPECT_EQ(posted[i].peer, i < 4 ? -1 : 1) << i;
+    EXPECT_EQ(posted[i].order, i < 2 ? Order::canonical : Order::native) << i;
+  }
+}
+
 TEST_F(PersistentCalls, TheNamedFunctionsMakeTheCallsOfTheirNames) {
   ProcessGroup g = make();
   const std::vector<std::int64_t> counts{2, 0, 1};
