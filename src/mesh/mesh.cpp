@@ -169,10 +169,19 @@ DeviceMesh DeviceMesh::arithmetic(Context& context, const MeshShape& shape, int 
   return DeviceMesh(std::make_shared<MeshState>(context, nullptr, std::move(fitted), rank));
 }
 
+namespace {
+
+// A function of its own, so that node() makes no room on the stack for the text.
+[[noreturn, gnu::cold, gnu::noinline]] void throw_empty(std::string_view what) {
+  throw Error(ErrorCode::bad_argument,
+              fmt::format("DeviceMesh::{}: empty DeviceMesh: it was made by default or moved from", what));
+}
+
+}  // namespace
+
 const DeviceMesh::Node& DeviceMesh::node(std::string_view what) const {
-  if (node_ == nullptr)
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("DeviceMesh::{}: empty DeviceMesh: it was made by default or moved from", what));
+  if (node_ == nullptr) [[unlikely]]
+    throw_empty(what);
   return *node_;
 }
 

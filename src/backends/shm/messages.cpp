@@ -9,9 +9,9 @@
 #include <utility>
 
 #include "backends/shm/collectives/call.hpp"
-#include "backends/shm/collectives/prefetch.hpp"
 #include "backends/shm/paths.hpp"
 #include "base/mutant.hpp"
+#include "host/prefetch.hpp"
 #include "reduce/reduce.hpp"
 
 namespace weft::shm {

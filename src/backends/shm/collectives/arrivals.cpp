@@ -7,9 +7,9 @@
 
 #include "backends/call_word.hpp"
 #include "backends/layout_tag.hpp"
-#include "backends/shm/collectives/prefetch.hpp"
 #include "base/mutant.hpp"
 #include "base/shared_words.hpp"
+#include "host/prefetch.hpp"
 #include "reduce/reduce.hpp"
 
 namespace weft::shm {

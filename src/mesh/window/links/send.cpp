@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "host/arena.hpp"
+#include "host/prefetch.hpp"
 #include "mesh/window/links/exchange.hpp"
 #include "weft/host/context.hpp"
 
@@ -291,6 +292,8 @@ bool OverLinks::name_places(Out& o, const Program::Traffic& t) {
   for (std::size_t f = 0; f < fields; ++f)
     if (!(slot.places[f] == places[f])) slot.places[f] = places[f];
   links_->publish(end);
+  prefetch_to_write(&end.link->slots[end.next % kSlots],
+                    1);  // the next head, which the receiver has in its cache
   return true;
 }
 

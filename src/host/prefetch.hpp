@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace weft::shm {
+namespace weft {
 
 // Prefetches lines that this rank writes next and that peers still have in their caches, so that the write
 // does not wait. (g++ makes a plain prefetch of __builtin_prefetch(…, 1) for baseline x86-64.)
@@ -24,4 +24,4 @@ inline void prefetch_to_read(const std::byte* from, std::int64_t bytes) noexcept
   for (std::int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
 }
 
-}  // namespace weft::shm
+}  // namespace weft
