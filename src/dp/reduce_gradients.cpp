@@ -32,8 +32,9 @@ struct Member {
   std::int64_t offset;  // in its flat buffer
 };
 
-// A set of the axes given: a bit for each, by its place among them.
+// A set of the axes given: a bit for each, by its place among them. Ranks send one bit beside it.
 using AxisSet = std::uint64_t;
+constexpr std::size_t kMostAxes = 63;
 
 // Gradients one after the other in one block of shared memory, reduced by one collective over some axes.
 struct Flat {
@@ -206,12 +207,15 @@ void expect_options(const char* what, const DeviceMesh& axes, const ReduceOption
 void dp::reduce_as(const char* what, std::span<Gradient> gradients, const DeviceMesh& axes,
                    const ReduceOptions& options) {
   given_mesh(what, axes);
+  const std::vector<DeviceMesh> list = axes.each_axis();
+  if (list.size() > kMostAxes)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{}: axes has {} axes; expected at most {}", what, list.size(), kMostAxes));
   const std::optional<Error> fault = fault_of([&] {
     expect_options(what, axes, options);
     check_gradients(what, gradients, options.compute);
     dp::kernels_of(what, options.compute);
   });
-  const std::vector<DeviceMesh> list = axes.each_axis();
   const AxisSet data = fault ? 0 : data_among(list, options);
   dp::Replicas replicas = find_replicas(gradients, axes, options.compute);
   replicas.compare_bits(options, data, what, gradients, fault);

@@ -370,6 +370,31 @@ TEST(ReplicatedViews, TheToleranceFitsTheDtype) {
   });
 }
 
+TEST(ReplicatedViews, AMeshOfTooManyAxesIsRefused) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    for (const int most : {63, 64}) {
+      std::vector<MeshAxis> axes;
+      Placements placements;
+      for (int a = 0; a + 1 < most; ++a) {
+        axes.push_back({"one" + std::to_string(a), 1});
+        placements.push_back(Replicate{});
+      }
+      axes.push_back({"dp", 2});
+      placements.push_back(Partial{});
+      const DeviceMesh mesh(rank.group(), MeshShape(axes));
+      std::vector<float> w(4, 1.0f);
+      Gradient g[] = {{"w", view(w), make_layout(mesh, placements, {4})}};
+      if (most == 63) {
+        average_gradients(g, mesh);
+        EXPECT_EQ(w, std::vector<float>(4, 2.0f));
+      } else {
+        EXPECT_STREQ(error_of([&] { average_gradients(g, mesh); }).what(),
+                     "average_gradients: axes has 64 axes; expected at most 63");
+      }
+    }
+  });
+}
+
 // Flipped signs, which a hash that multiplies only would add up to nothing.
 TEST(ReplicatedViews, OtherSignsAreOtherBits) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {

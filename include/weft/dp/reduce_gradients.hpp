@@ -54,7 +54,7 @@ struct ReduceOptions {
 /// first gradient that differs in name, dtype or layout, before any changes. Stages of a pipeline have other gradients:
 /// leave their axis out of `axes`. Throws layout for Partial(min) and Partial(max), for a gradient without a layout on
 /// axes of several ranks, and for one with a layout over another mesh; bad_argument where options.data_axes has an axis
-/// that `axes` does not; see check_gradients(). What is wrong on one rank alone is an error of the same code on all:
+/// that `axes` does not, or `axes` has more than 63; see check_gradients(). What is wrong on one rank alone is an error of the same code on all:
 /// `reduce_gradients: dp rank 1 failed: …`. Afterwards all but the sharded are Replicate on the axes; `layout` says so.
 ///
 ///   reduce_gradients(gradients, mesh, {.data_axes = mesh["dp"]});
