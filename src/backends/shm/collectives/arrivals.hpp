@@ -45,7 +45,8 @@ class Arrivals {
   bool has_free_line(const OpState& s) noexcept;
   bool may_expose(const OpState& s) const noexcept;
   bool must_see(const OpState& s, int peer) const noexcept;
-  bool agree(int peer, std::uint64_t call) noexcept;
+  // Inlined, it makes the loop of step() slower: 8 bytes took 0.52 us in place of 0.44 where a cache line takes long.
+  [[gnu::noinline]] bool agree(int peer, std::uint64_t call) noexcept;
   [[gnu::cold, gnu::noinline]] void raise_difference(int peer, std::uint64_t call) noexcept;
   bool sends_what_is_expected(const OpState& s, int peer) noexcept;
 
