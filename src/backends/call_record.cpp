@@ -70,6 +70,7 @@ std::string what(const CallRecord& record) { return what(record, {}); }
 
 std::string what(const OpState& s, int size) {
   if (row(s.op).collective) return what(record_of(s, size));
+  if (s.op == Op::exchange) return fmt::format("exchange of {} bytes out and {} in", s.in_count, s.out_count);
   if (s.op == Op::wait_message || s.peer == any_source) {
     std::string text(name(s.op));
     if (s.op == Op::recv) text += fmt::format(" {} x{}", name(s.dtype), s.out_count);

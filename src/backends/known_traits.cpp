@@ -10,6 +10,7 @@ namespace {
 
 constexpr DTypeSet kAllDTypes = (DTypeSet{1} << kDTypeCount) - 1;
 constexpr OpSet kAllOps = ((OpSet{1} << kOpCount) - 1) & ~op_bit(Op::none);
+constexpr OpSet kForeignOps = kAllOps & ~op_bit(Op::exchange);
 
 Traits shm() {
   Traits t{.name = "shm", .ops = kAllOps, .dtypes = kAllDTypes};
@@ -41,7 +42,7 @@ void reduce_pairwise(Traits& t) {
 
 // Reductions that MPI knows, on types that it knows; min and max of floats by a function of ours.
 Traits mpi(std::string_view name) {
-  Traits t{.name = name, .ops = kAllOps, .dtypes = kAllDTypes};
+  Traits t{.name = name, .ops = kForeignOps, .dtypes = kAllDTypes};
   reduce_pairwise(t);
   t.rings = false;
   // When a rank dies, mpirun ends the whole job; where it is told not to, the rank is absent at the deadline.
@@ -60,7 +61,7 @@ Traits mpi(std::string_view name) {
 Traits nccl() {
   Traits t{.name = "nccl",
            // NCCL has no scans, and a receive names its source
-           .ops = kAllOps & ~op_bit(Op::scan) & ~op_bit(Op::exscan) & ~op_bit(Op::wait_message),
+           .ops = kForeignOps & ~op_bit(Op::scan) & ~op_bit(Op::exscan) & ~op_bit(Op::wait_message),
            .dtypes = kAllDTypes};
   constexpr DTypeSet floating =
       dtype_bit(DType::f64) | dtype_bit(DType::f32) | dtype_bit(DType::f16) | dtype_bit(DType::bf16);

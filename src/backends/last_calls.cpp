@@ -39,7 +39,9 @@ std::string words(const LastCall& c, bool one) {
     case LastCall::State::in_flight: text = (one ? "is in " : "are in ") + call_words(c); break;
     case LastCall::State::finished: text = "finished " + call_words(c); break;
   }
-  if (const LastCall::Message& m = c.message; m.op != Op::none)
+  if (const LastCall::Message& m = c.message; m.op == Op::exchange)
+    text += fmt::format(" and {} in an exchange", one ? "waits" : "wait");
+  else if (m.op != Op::none)
     text += fmt::format(" and {} in {} {} x{} {} {} (tag {})", one ? "waits" : "wait", name(m.op),
                         name(m.dtype), m.count, m.op == Op::send ? "to" : "from",
                         m.peer < 0 ? std::string("any rank") : fmt::format("rank {}", m.peer), m.tag);

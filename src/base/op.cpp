@@ -22,6 +22,7 @@ std::string_view name(Op op) noexcept {
     case Op::scan: return "scan";
     case Op::exscan: return "exscan";
     case Op::wait_message: return "wait_message";
+    case Op::exchange: return "exchange";
   }
   return "?";
 }

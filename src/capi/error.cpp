@@ -43,7 +43,8 @@ static_assert(op_of(Op::all_to_all) == WEFT_OP_ALL_TO_ALL && op_of(Op::all_to_al
 static_assert(op_of(Op::barrier) == WEFT_OP_BARRIER && op_of(Op::send) == WEFT_OP_SEND);
 static_assert(op_of(Op::recv) == WEFT_OP_RECV && op_of(Op::scan) == WEFT_OP_SCAN);
 static_assert(op_of(Op::exscan) == WEFT_OP_EXSCAN);
-static_assert(op_of(Op::wait_message) == WEFT_OP_WAIT_MESSAGE && kOpCount == WEFT_OP_WAIT_MESSAGE + 1);
+static_assert(op_of(Op::wait_message) == WEFT_OP_WAIT_MESSAGE);
+static_assert(op_of(Op::exchange) == WEFT_OP_EXCHANGE && kOpCount == WEFT_OP_EXCHANGE + 1);
 static_assert(kNoCall == WEFT_NO_CALL);
 
 // Writes as much of `parts` as fits; never cuts a UTF-8 character in two.

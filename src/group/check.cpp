@@ -365,6 +365,9 @@ bool plainly_right(const Call& call, const Traits& traits, int rank, int size, O
   c.known(call.op, kOpCount, "op");
   if (call.op == Op::none)
     c.wrong(ErrorCode::bad_argument, "the call is empty; make it with a function of namespace call");
+  if (call.op == Op::exchange)
+    c.wrong(ErrorCode::bad_argument,
+            "op is exchange, whose plan a Call has no place for; call make_exchange() or exchange()");
   const OpRow r = row(call.op);
   if (r.counts != Counts::in_blocks && r.counts != Counts::both_blocks) c.no_blocks(call.in_blocks, "in");
   if (r.counts != Counts::out_blocks && r.counts != Counts::both_blocks) c.no_blocks(call.out_blocks, "out");

@@ -5,9 +5,11 @@
 
 #include <thread>
 
+#include "backends/compose/op_support.hpp"
 #include "base/hash.hpp"
 #include "base/mutant.hpp"
 #include "group/make_backend.hpp"
+#include "group/persistent/prepared_exchange.hpp"
 #include "reduce/reduce.hpp"
 #include "reduce/scan.hpp"
 #include "store/duration_text.hpp"
@@ -102,7 +104,8 @@ GroupState::GroupState(Context& context_in, BackendFactory factory_in, const Mem
 }
 
 GroupState::~GroupState() {
-  users->forget();  // what is kept with the group may use it to the end
+  users->forget();                                      // what is kept with the group may use it to the end
+  for (const auto& e : exchanges_) e->planned.reset();  // who holds the rest cannot start it any more
   progress_.remove(this);
   if (helped_) progress_.remove_helped(spin_);
   context.arena().remove_holder(this);
@@ -453,6 +456,113 @@ void GroupState::throw_in_flight(const detail::PreparedCall& p) {
               .ranks = {}});
 }
 
+// Those that nobody can start any more, and that are not in flight. Called by the owner.
+void GroupState::drop_exchanges() noexcept {
+  std::erase_if(exchanges_, [this](const std::shared_ptr<detail::PreparedExchange>& e) {
+    if (e.use_count() > 1) return false;
+    bool flies = false;
+    ring_.each([&](const Ring::Slot& slot) {
+      flies |= slot.op.op == Op::exchange && slot.exchanged == e.get();
+      return !flies;
+    });
+    return !flies;
+  });
+}
+
+std::shared_ptr<detail::PreparedExchange> GroupState::prepare_exchange(const ExchangePlan& plan, bool sound) {
+  context.check_fork(name(Op::exchange).data());
+  const std::string tail = weft::tail(member);
+  if (!sound) check_exchange(plan, member.rank, member.size, tail);
+  if (op_support(traits(), Op::exchange, DType::u8, ReduceOp::Kind::sum, Order::native) ==
+          OpSupport::unsupported ||
+      (traits().device && plan.kind == ExchangePlan::Kind::add))
+    throw Error(Failure{.code = ErrorCode::unsupported,
+                        .text = fmt::format("{}: backend {} has no exchange{}{}", plan.name, traits().name,
+                                            traits().device ? " that adds on the device" : "", tail),
+                        .op = Op::exchange,
+                        .ranks = {}});
+  auto prepared = std::make_shared<detail::PreparedExchange>(plan, member.rank);
+  prepared->group = this;
+  prepared->users = users;
+  prepared->sound = sound;
+  prepared->tail = tail;
+  if (failed()) failure_.raise(Op::exchange);
+  if (!try_own()) await_owner(Op::exchange, {});
+  try {
+    drop_exchanges();
+    exchanges_.push_back(prepared);
+    prepared->planned = backend_->plan_exchange(prepared->plan);
+  } catch (...) {
+    disown();
+    throw;
+  }
+  disown();
+  if (prepared->planned == nullptr)
+    throw Error(
+        Failure{.code = ErrorCode::system,
+                .text = fmt::format("{}: backend {} says that it has exchange, and works out no plan{}",
+                                    plan.name, traits().name, tail),
+                .op = Op::exchange,
+                .ranks = {}});
+  return prepared;
+}
+
+Work GroupState::start_exchange(detail::PreparedExchange& p, std::span<const ExchangeField> fields,
+                                const CallOptions& options) {
+  if (context.forked()) context.check_fork(name(Op::exchange).data());
+  if (options.stream != Stream{}) check_stream(options.stream, p.plan.name, true);
+  if (options.deadline < Duration::zero())
+    throw Error(Failure{.code = ErrorCode::bad_argument,
+                        .text = fmt::format("{}: deadline is {} ns; expected 0 or more{}", p.plan.name,
+                                            options.deadline.count(), p.tail),
+                        .op = Op::exchange,
+                        .ranks = {}});
+  if (failed()) failure_.raise(Op::exchange);
+  const std::uint64_t memory = p.memory_of(fields);
+  own_room(1, Op::exchange, options.deadline);
+  const std::uint32_t index = ring_.next();
+  Ring::Slot& slot = ring_[index];
+  try {
+    slot.fields.assign(fields.begin(), fields.end());
+  } catch (...) {  // out of memory, before anything has changed
+    disown();
+    throw;
+  }
+  slot.exchange = {p.planned.get(), slot.fields.data(), memory};
+  slot.exchanged = &p;
+  slot.op.op = Op::exchange;
+  slot.op.dtype = DType::u8;
+  slot.op.reduce = {};
+  slot.op.order = Order::native;
+  slot.op.in = nullptr;
+  slot.op.out = nullptr;
+  slot.op.in_count = p.program.in_bytes;
+  slot.op.out_count = p.program.out_bytes;
+  slot.op.root = slot.op.peer = -1;
+  slot.op.tag = 0;
+  slot.op.stream = options.stream;
+  if (traits().device && options.stream == Stream{})  // its default one, on which bytes are packed, too
+    slot.op.stream = Device{DeviceKind::cuda, traits().device_index};
+  slot.op.in_blocks = slot.op.out_blocks = nullptr;
+  slot.op.user = nullptr;
+  slot.op.exchange = &slot.exchange;
+  slot.deadline = options.deadline > Duration::zero() ? options.deadline : member.deadline;
+  exchanges_begun_.store(true, std::memory_order_relaxed);
+  return post(index, false, nullptr);
+}
+
+// Called by the owner, or by who has made it stand still.
+bool GroupState::exchanges_touch(const void* block, std::size_t bytes) const noexcept {
+  const auto* const begin = static_cast<const std::byte*>(block);
+  bool touched = false;
+  ring_.each([&](const Ring::Slot& slot) {
+    touched |=
+        slot.op.op == Op::exchange && slot.exchanged->touches(slot.fields.data(), begin, begin + bytes);
+    return !touched;
+  });
+  return touched;
+}
+
 // The call of this slot tells its Work which message it has found.
 detail::WorkCallbacks* GroupState::await_found(Ring::Slot& slot) {
   std::unique_ptr<detail::WorkCallbacks> callbacks(new_callbacks());
@@ -782,7 +892,13 @@ void GroupState::announce_sleep(bool asleep) noexcept {
 }
 
 bool GroupState::holds(const void* block, std::size_t bytes) const noexcept {
-  return !failure_.quiesced() && ring_.is_exposed(block, bytes);
+  if (failure_.quiesced()) return false;
+  if (ring_.is_exposed(block, bytes)) return true;
+  if (!exchanges_begun_.load(std::memory_order_relaxed) || ring_.idle()) return false;
+  if (!owned_.try_own()) return true;  // that thread may be the one that frees
+  const bool held = exchanges_touch(block, bytes);
+  owned_.disown();
+  return held;
 }
 
 }  // namespace weft

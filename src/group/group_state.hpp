@@ -59,6 +59,10 @@ class GroupState final : public Driven, public BlockHolder {
   /// What prepare() gave: one call, numbered and sent as submit() does. Allocates nothing, unless it receives
   /// from any source.
   Work start(const std::shared_ptr<detail::PreparedCall>& prepared);
+  /// Checks a plan and works it out. Local. `sound`: see PreparedExchange.
+  std::shared_ptr<detail::PreparedExchange> prepare_exchange(const ExchangePlan& plan, bool sound = false);
+  Work start_exchange(detail::PreparedExchange& prepared, std::span<const ExchangeField> fields,
+                      const CallOptions& options);
   /// `apart`: the caller has seen that none writes memory which another one uses.
   Work submit_all(std::span<const Call> calls, bool apart = false);
   /// See ProcessGroup.
@@ -118,7 +122,7 @@ class GroupState final : public Driven, public BlockHolder {
   bool stand_still() noexcept override { return try_own(); }  // nobody submits or polls
   void go_on() noexcept override { disown(); }
   bool uses(const void* block, std::size_t bytes) const noexcept override {
-    return !failed() && ring_.is_exposed(block, bytes);
+    return !failed() && (ring_.is_exposed(block, bytes) || exchanges_touch(block, bytes));
   }
 
   Context& context;
@@ -180,6 +184,8 @@ class GroupState final : public Driven, public BlockHolder {
   std::uint32_t prepare_slot(const Call& call, const Operands& have, detail::WorkCallbacks*& found);
   std::uint32_t send_off(std::uint32_t index, bool collective) noexcept;
   Work post(std::uint32_t index, bool collective, detail::WorkCallbacks* found);
+  bool exchanges_touch(const void* block, std::size_t bytes) const noexcept;
+  void drop_exchanges() noexcept;
   template <bool kPlain>
   Work start_as(const std::shared_ptr<detail::PreparedCall>& prepared);
   [[gnu::cold, noreturn]] void throw_in_flight(const detail::PreparedCall& prepared);
@@ -261,7 +267,7 @@ class GroupState final : public Driven, public BlockHolder {
 
   // How long a wait without a limit lasts in a thread that an Interrupt may end: only that comes before.
   static constexpr Duration kUnlessInterrupted = std::chrono::hours(100 * 365 * 24);
-  OwnerFlag owned_;
+  mutable OwnerFlag owned_;
   bool handle_ = true;      // the owner's
   std::int64_t works_ = 0;  // handed out and not given back; the owner's
   // What was given back while the owner was stuck: the number of Works, and kHandle for the handle. The next
@@ -273,7 +279,10 @@ class GroupState final : public Driven, public BlockHolder {
   // owner's.
   int batches_ = 0, stalled_ = 0;
   bool batch_open_ = false;
-  Ring ring_;
+  mutable Ring ring_;
+  // All that were made, until nobody can start them; the owner's. And whether one was ever started.
+  std::vector<std::shared_ptr<detail::PreparedExchange>> exchanges_;
+  std::atomic<bool> exchanges_begun_{false};
   Watch watch_;
   std::atomic<int> asleep_{0};  // threads of this rank asleep
   std::atomic<int> stuck_elsewhere_{0};

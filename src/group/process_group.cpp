@@ -166,6 +166,13 @@ Work ProcessGroup::submit(const Call& c) {
 PersistentCall ProcessGroup::make(const Call& c) {
   return PersistentCall(given(state_, weft::name(c.op)).prepare(c));
 }
+PersistentExchange ProcessGroup::make_exchange(const ExchangePlan& plan) {
+  return PersistentExchange(given(state_, "make_exchange").prepare_exchange(plan));
+}
+Work ProcessGroup::exchange(const ExchangePlan& plan, std::span<const ExchangeField> fields,
+                            const CallOptions& options) {
+  return PersistentExchange(given(state_, "exchange").prepare_exchange(plan)).start(fields, options);
+}
 std::optional<MessageInfo> ProcessGroup::probe(int src, const CallOptions& options) {
   return given(state_, "probe").probe(src, options);
 }

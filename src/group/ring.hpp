@@ -16,6 +16,9 @@ namespace weft {
 
 class Callback;
 struct FoundMessage;
+namespace detail {
+struct PreparedExchange;
+}
 
 class Ring {
  public:
@@ -33,6 +36,9 @@ class Ring {
     std::vector<std::shared_ptr<Callback>> callbacks;  // called when the call has ended
     std::shared_ptr<FoundMessage> found;               // told which message it was; null: nobody asks
     std::shared_ptr<const void> lent;  // a persistent call, whose blocks op points into; null: none
+    ExchangeCall exchange;             // op points to it, and it to `fields`, where op is exchange
+    const detail::PreparedExchange* exchanged = nullptr;
+    std::vector<ExchangeField> fields;  // kept for the next
     // The caller's buffers, for is_exposed() and exposed(): null when nothing is in flight.
     std::atomic<const std::byte*> in{nullptr}, out{nullptr};
     std::atomic<std::size_t> in_bytes{0}, out_bytes{0};

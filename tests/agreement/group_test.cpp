@@ -78,6 +78,27 @@ Rows reductions() {
   };
 }
 
+Row exchange_row(const std::string& function,
+                 const std::function<void(ProcessGroup&, const ExchangePlan&, const ExchangeField&)>& begin) {
+  return {
+      function,
+      "fields, and boxes of each pair",
+      "in what each rank gets of each neighbour",
+      ErrorCode::mismatch,
+      "exchange: rank …sends other fields or boxes than rank …expects (1 field: f32, 32 bytes of boxes (…); "
+      "expected the same",
+      [begin](Rank& r) {
+        Floats f(r);
+        const ExchangeBox box = f.odd ? ExchangeBox{0, 0, {4, 2}, {2, 1}} : ExchangeBox{0, 0, {8}, {1}};
+        ExchangePlan plan;
+        plan.fields = {DType::f32};
+        plan.sends = plan.receives = {{1 - r.rank, {box}}};
+        std::vector<float> in(8), out(8);
+        begin(r.group(), plan, {in.data(), out.data()});
+        r.group().barrier().wait();
+      }};
+}
+
 Rows movements() {
   return {
       row("all_gather", "count", "all_gather f32 x4 [call 0]…all_gather f32 x3 [call 0]",
@@ -137,6 +158,14 @@ Rows movements() {
          PersistentCall call = r.group().make_all_reduce(f.in(8), {.op = op});
          call.start().wait();
        }},
+      exchange_row("PersistentExchange::start",
+                   [](ProcessGroup& g, const ExchangePlan& plan, const ExchangeField& field) {
+                     g.make_exchange(plan).start({&field, 1}).wait();
+                   }),
+      exchange_row("ProcessGroup::exchange",
+                   [](ProcessGroup& g, const ExchangePlan& plan, const ExchangeField& field) {
+                     g.exchange(plan, {&field, 1}).wait();
+                   }),
       row("coalesced", "order of the calls", "all_reduce f32 x8 sum [call 0]…barrier [call 0]",
           [](ProcessGroup& g, Floats& f) {
             std::vector<Call> calls{call::all_reduce(f.in(8)), call::barrier()};

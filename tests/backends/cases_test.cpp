@@ -67,6 +67,7 @@ class CaseBuffers {
       case Op::send: return call::send(in, call_.peer, o);
       case Op::recv: return call::recv(out, call_.peer, o);
       case Op::barrier:
+      case Op::exchange:
       case Op::wait_message:
       case Op::none: break;
     }

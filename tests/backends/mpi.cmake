@@ -81,6 +81,7 @@ if(NOT WEFT_SANITIZE STREQUAL "thread")
 endif()
 
 mpirun_test(backends/any_source backends_any_source_test RANKS 3 TIMEOUT 120 ARGS --gtest_filter=Each/*)
+mpirun_test(backends/exchange backends_exchange_test RANKS 3 TIMEOUT 120 ARGS --gtest_filter=Each/*)
 mpirun_test(backends/min_loc backends_min_loc_test RANKS 4 TIMEOUT 120 ARGS --gtest_filter=Each/*)
 
 # The cases as data.

@@ -530,6 +530,7 @@ TEST(Processes, ARankKilledInsideIsNamedInEveryOperation) {
           case Op::barrier:
           case Op::send:
           case Op::recv:
+          case Op::exchange:
           case Op::wait_message: FAIL() << name(op) << " is not in the list";
         }
         g.barrier().wait();  // who needs rank 2 no more, as in a scatter, hears of it here

@@ -71,7 +71,7 @@ TEST_F(PersistentCalls, TheBackendIsHandedWhatAPlainCallHandsIt) {
   };
   std::size_t ops = 0;
   for (const Call& c : calls) ops |= std::size_t{1} << static_cast<int>(c.op);
-  EXPECT_EQ(ops, (std::size_t{1} << kOpCount) - 2 - (std::size_t{1} << static_cast<int>(Op::wait_message)));
+  EXPECT_EQ(ops, (std::size_t{1} << kOpCount) - 2 - op_bit(Op::wait_message) - op_bit(Op::exchange));
   for (const Call& c : calls) {
     SCOPED_TRACE(name(c.op));
     const std::size_t before = recording.posted().size();

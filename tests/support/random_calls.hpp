@@ -142,6 +142,7 @@ class Trial {
         return;
       }
       case Op::recv:
+      case Op::exchange:
       case Op::wait_message:
       case Op::none: break;
     }

@@ -27,6 +27,7 @@ class Recording::RecordingBackend final : public Backend {
     traits_.name = "recording";
     traits_.spin = false;
     traits_.device = r.device_;
+    traits_.ops &= ~r.lacked_;
   }
   ~RecordingBackend() override {
     const std::lock_guard lock(r_.mutex_);
@@ -84,6 +85,10 @@ class Recording::RecordingBackend final : public Backend {
   bool quiet() const noexcept override {
     const std::lock_guard lock(r_.mutex_);
     return r_.quiet_;
+  }
+
+  std::unique_ptr<PlannedExchange> plan_exchange(const ExchangePlan&) override {
+    return std::make_unique<PlannedExchange>();
   }
 
   void batch(bool begin) noexcept override {
@@ -161,6 +166,10 @@ void Recording::lose(const Failure& why) {
 void Recording::move_device_memory() {
   const std::lock_guard lock(mutex_);
   device_ = true;
+}
+void Recording::lack(OpSet ops) {
+  const std::lock_guard lock(mutex_);
+  lacked_ = ops;
 }
 
 void Recording::set_quiet(bool quiet) {

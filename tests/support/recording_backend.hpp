@@ -43,6 +43,8 @@ class Recording {
   void lose(const Failure& why);
   /// Backends made from now on move memory of devices, not of the host.
   void move_device_memory();
+  /// Backends made from now on do not have these operations themselves.
+  void lack(OpSet ops);
   /// What quiet() and quiesce() answer. Default: true.
   void set_quiet(bool quiet);
 
@@ -66,6 +68,7 @@ class Recording {
   std::string story_ = "nobody is missing";
   std::unique_ptr<Failure> lost_;  // what lose() said, to all groups
   bool quiet_ = true, device_ = false;
+  OpSet lacked_ = 0;
   std::vector<OpState> posted_;
   std::vector<Made> made_;
   std::vector<Failure> failed_;

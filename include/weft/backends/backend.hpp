@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "weft/backends/call.hpp"
+#include "weft/backends/exchange.hpp"
 #include "weft/base/error.hpp"
 #include "weft/host/context.hpp"
 #include "weft/store/store.hpp"
@@ -114,6 +115,8 @@ struct OpState {
   /// Where this call is a part of a composed one: the user's call, which is what ranks compare and what texts
   /// name. Null: this call is the user's. Lives as long as this call.
   const OpState* user = nullptr;
+  /// exchange: what is exchanged. Of other operations it is not to be read. (Version 5.5.)
+  const ExchangeCall* exchange = nullptr;
 
   alignas(16) std::array<std::byte, 192> scratch;  ///< the backend's own, uninitialised at post()
 };
@@ -184,6 +187,11 @@ class Backend {
   /// now; nothing: none has come. Takes what has come first, and never waits. Called where the traits have
   /// wait_message.
   virtual std::optional<MessageInfo> probe(int /*source*/, int /*tag*/) noexcept { return std::nullopt; }
+  // Version 5.5.
+  /// Works out a plan, which was checked, for the exchanges that follow: OpState::exchange names the result. Local.
+  /// Called where the traits have exchange, while this thread owns the group. Lives longer than its exchanges, and not
+  /// longer than this.
+  virtual std::unique_ptr<PlannedExchange> plan_exchange(const ExchangePlan& /*plan*/) { return nullptr; }
 };
 
 /// What a backend's factory gets: which ranks meet, and where.

@@ -48,8 +48,9 @@ inline constexpr OpRow kOpRows[kOpCount] = {
     /* scan */ {Counts::equal, true, true},
     /* exscan */ {Counts::equal, true, true},
     /* wait_message */ {Counts::none, false, false},
+    /* exchange */ {Counts::none, false, false},
 };
-static_assert(static_cast<int>(Op::wait_message) == kOpCount - 1);
+static_assert(static_cast<int>(Op::exchange) == kOpCount - 1);
 
 constexpr OpRow row(Op op) noexcept { return kOpRows[static_cast<int>(op)]; }
 

@@ -30,8 +30,9 @@ enum class Op : std::uint8_t {
   scan,
   exscan,
   wait_message,
+  exchange,
 };
-inline constexpr int kOpCount = 18;
+inline constexpr int kOpCount = 19;
 
 /// The operation's name as users write it: "all_reduce".
 std::string_view name(Op op) noexcept;

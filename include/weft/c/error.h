@@ -58,7 +58,8 @@ enum {
   WEFT_OP_RECV,
   WEFT_OP_SCAN,
   WEFT_OP_EXSCAN,
-  WEFT_OP_WAIT_MESSAGE
+  WEFT_OP_WAIT_MESSAGE,
+  WEFT_OP_EXCHANGE
 };
 
 /* "all_reduce", ...; "none" for WEFT_OP_NONE, "?" for a number that is none. Never NULL. */

@@ -3,7 +3,7 @@
  *
  * Plans are made once, without communication, and used as often as needed; each rank gives the same. A plan keeps its layout and
  * mesh, and is used by one thread at a time. What moves elements is collective among the ranks of the axes that cut the
- * dimensions named, which begin and finish exchanges in the same order. It uses messages with tags of its own, 0x7fff0057 and 0x7fff0056, in the
+ * dimensions named, which begin and finish exchanges in the same order. Over shm it uses messages with a tag of its own, 0x7fff0056, in the
  * group of these axes. The first start of a plan waits for that of the other ranks: where they gave different things, all get WEFT_MISMATCH, whose text
  * has what two of them gave.
  *

@@ -12,6 +12,7 @@
 #include "weft/backends/call.hpp"
 #include "weft/base/error.hpp"
 #include "weft/group/persistent_call.hpp"
+#include "weft/group/persistent_exchange.hpp"
 #include "weft/group/work.hpp"
 #include "weft/host/context.hpp"
 #include "weft/store/store.hpp"
@@ -286,6 +287,14 @@ class ProcessGroup {
   PersistentCall make_recv(const Buffer& out, int src, const CallOptions& options = {}) {
     return make(call::recv(out, src, options));
   }
+
+  /// An exchange between neighbours, to be started often (weft/group/persistent_exchange.hpp): for each rank that this one
+  /// exchanges with, the boxes of elements to send and to receive. Works the plan out, and sends nothing. Local. Throws
+  /// bad_argument naming the part of the plan that is wrong; unsupported for sums over a transport of a device.
+  PersistentExchange make_exchange(const ExchangePlan& plan);
+  /// The same once, for a plan that changes with each call: what make_exchange() and one start() do.
+  Work exchange(const ExchangePlan& plan, std::span<const ExchangeField> fields,
+                const CallOptions& options = {});
 
   /// A group of `ranks` (this group's numbering, in the order of their new ranks), which must hold this rank.
   /// Collective among its members only; others never block and need not call. Error::ranks() of its errors

@@ -137,19 +137,15 @@ class [[nodiscard]] WindowTransfer {
 };
 
 /// The plan of an exchange: made once, used as often as needed. Ranks whose windows touch nothing of each other exchange nothing. On axes
-/// of one rank it is a local copy. A message between a pair of ranks carries all fields of a call that have one dtype, packed, but what is 16 KiB or more of a field
-/// goes alone. What lies in one piece in memory is sent from there, and received there.
+/// of one rank it is a local copy. Where ranks share memory (shm), each pair of ranks has a link: up to 1 KiB is packed beside a flag; what is more is copied once,
+/// from the sender's memory to its place here. Elsewhere it is an exchange of the group (ProcessGroup::make_exchange), in the group of the axes that cut the
+/// dimensions named.
 ///
-/// Where ranks share memory (shm), each pair of ranks has a link instead: up to 1 KiB is packed beside a flag; what is more is copied once,
-/// from the sender's memory to its place here.
-///
-/// It uses messages with the tags kTag and kTag - 1 in the group of the axes that cut the dimensions named. The first start() of a Window waits for that of
+/// Over shm it uses messages with the tag 0x7fff0056 in that group. The first start() of a Window waits for that of
 /// the other ranks: they compare what they gave, and all throw mismatch where that differs: `window: the edge before dimension 0 is reflect on rank 1 and zero on
 /// rank 0; expected the same on all ranks`.
 class Window {
  public:
-  static constexpr int kTag = 0x7fff0057;
-
   /// `dims`: the dimensions of which a window is wanted; of the others it has this rank's part as it is. No communication. Every rank gives the
   /// same, so that all throw the same. Throws bad_argument where a dimension is named twice or does not exist; where `wanted` has
   /// not one entry for each part; for a range that ends before it begins, that has an index farther than 2^60 from 0, or that reaches where the edge rule has nothing, or goes more than 65536 times round a periodic dimension; where

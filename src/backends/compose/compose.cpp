@@ -27,13 +27,15 @@ int exchange_tag(const OpState& s, int size, std::uint64_t number, bool messages
   const std::uint64_t hash =
       digest_of(static_cast<int>(r.op), static_cast<int>(r.dtype), static_cast<int>(r.reduce),
                 static_cast<int>(r.order), r.root, r.count, r.hash);
-  return -1 - static_cast<int>(((hash ^ hash >> 32) + number) % kComposedTags);
+  static_assert(ExchangeByMessages::kTag == -1);
+  return -2 - static_cast<int>(((hash ^ hash >> 32) + number) % (kComposedTags - 1));
 }
 
 }  // namespace
 
 // Calls that are still in flight here have failed.
 Composer::~Composer() {
+  if (!quiesced_.load(std::memory_order_acquire) && !inner_->quiet()) exchanges_.abandon();
   if (spare_.size() < calls_.size() && !quiesced_.load(std::memory_order_acquire) && !inner_->quiet()) {
     for (auto& c : calls_) (void)c.release();  // a peer may still write there: never given to anybody else
     return;
@@ -47,6 +49,7 @@ Composer::~Composer() {
 
 void Composer::post(OpState& s) noexcept {
   if (!row(s.op).collective) {
+    if (exchanges(s)) return exchanges_.post(s, batching_);
     inner_->post(s);
     return;
   }
@@ -190,7 +193,7 @@ void Composer::post_inner(Composed& c, OpState& inner) noexcept {
 // ---- Polling
 
 Step Composer::poll(OpState& s) noexcept {
-  if (!row(s.op).collective) return inner_->poll(s);
+  if (!row(s.op).collective) return exchanges(s) ? exchanges_.poll(s) : inner_->poll(s);
   Composed* const c = of(s);
   return c == nullptr ? Step::failed : poll(*c);
 }
@@ -271,6 +274,7 @@ void Composer::spare(Composed& c) noexcept {
 
 // A stream can wait for a call only where the host has nothing left to do for it.
 bool Composer::wait_on(OpState& s, Stream stream) noexcept {
+  if (exchanges(s)) return false;
   if (!row(s.op).collective) return inner_->wait_on(s, stream);
   Composed* const c = of(s);
   if (c == nullptr || c->posted < c->steps || c->work.total > 0 || c->copy.total > 0) return false;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "backends/compose/composed_call.hpp"
+#include "backends/exchange/by_messages.hpp"
 #include "host/local_memory.hpp"
 #include "weft/backends/backend.hpp"
 #include "weft/backends/call_record.hpp"
@@ -28,6 +29,7 @@ class Composer final : public Backend {
         size_(size),
         memory_(context.options().allocator, context.log()),
         inner_(std::move(inner)),
+        exchanges_(context, *inner_, rank),
         traits_(inner_->traits()) {}
   ~Composer() override;
 
@@ -58,8 +60,14 @@ class Composer final : public Backend {
   std::optional<MessageInfo> probe(int source, int tag) noexcept override {
     return inner_->probe(source, tag);
   }
+  std::unique_ptr<PlannedExchange> plan_exchange(const ExchangePlan& plan) override {
+    return traits_.has(Op::exchange) ? inner_->plan_exchange(plan) : exchanges_.plan(plan);
+  }
 
  private:
+  bool exchanges(const OpState& s) const noexcept {
+    return s.op == Op::exchange && !traits_.has(Op::exchange);
+  }
   static constexpr std::uint64_t kRemembered =
       256;  // calls whose names failures may ask for: more than a ring
 
@@ -97,6 +105,7 @@ class Composer final : public Backend {
   std::vector<std::unique_ptr<Composed>> calls_;  // all that were ever made
   std::vector<Composed*> spare_;
   std::unique_ptr<Backend> inner_;
+  ExchangeByMessages exchanges_;
   const Traits traits_;
   std::deque<Composed*> queue_;     // collectives that are not started: an earlier one is not wholly posted
   Composed* unfinished_ = nullptr;  // that one

@@ -16,9 +16,9 @@ OpSupport op_support(const Traits& t, Op op, DType dtype, ReduceOp::Kind kind, O
   const OpRow r = row(op);
   if (r.counts != Counts::none && !t.moves(dtype)) return OpSupport::unsupported;
   if (!r.reduces)
-    return t.has(op)                      ? OpSupport::native
-           : r.collective && exchanges(t) ? OpSupport::composed
-                                          : OpSupport::unsupported;
+    return t.has(op)                                              ? OpSupport::native
+           : (r.collective || op == Op::exchange) && exchanges(t) ? OpSupport::composed
+                                                                  : OpSupport::unsupported;
   if (t.has(op) && t.reduces_itself(kind, dtype) && (order == Order::native || t.native_is_canonical))
     return OpSupport::native;
   return !t.device && can_reduce(dtype, kind) && exchanges(t) ? OpSupport::composed : OpSupport::unsupported;

@@ -40,7 +40,7 @@ std::vector<LastCall> Composer::last_calls() noexcept {
 }
 
 bool Composer::ask(const OpState& s) noexcept {
-  if (!row(s.op).collective) return inner_->ask(s);
+  if (!row(s.op).collective) return exchanges(s) ? exchanges_.ask(s) : inner_->ask(s);
   const Composed* c = of(s);
   if (c != nullptr && c->posted == 0) c = unfinished_;
   bool known = true;
@@ -51,7 +51,7 @@ bool Composer::ask(const OpState& s) noexcept {
 }
 
 std::vector<int> Composer::missing(const OpState& s, std::string& story) noexcept {
-  if (!row(s.op).collective) return inner_->missing(s, story);
+  if (!row(s.op).collective) return exchanges(s) ? exchanges_.missing(s, story) : inner_->missing(s, story);
   const Composed* c = of(s);
   if (c != nullptr && c->posted == 0) c = unfinished_;  // it waits in the queue
   if (c == nullptr) {

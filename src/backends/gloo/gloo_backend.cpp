@@ -235,6 +235,7 @@ class GlooBackend final : public BlockingBackend {
       case Op::recv:
       case Op::scan:
       case Op::exscan:
+      case Op::exchange:
       case Op::wait_message: break;
     }
     throw Error(ErrorCode::unsupported, fmt::format("{}: gloo does not have it", name(s.op)));

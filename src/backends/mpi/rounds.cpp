@@ -211,6 +211,7 @@ void Rounds::start(const OpState& s) {
     case Op::none:
     case Op::send:
     case Op::recv:
+    case Op::exchange:
     case Op::wait_message: break;
   }
 }

@@ -150,6 +150,7 @@ void Channel::enqueue(const OpState& s) const {
     case Op::none:
     case Op::scan:  // NCCL has none of these
     case Op::exscan:
+    case Op::exchange:
     case Op::wait_message: return;
     case Op::all_reduce:
       return check("ncclAllReduce",

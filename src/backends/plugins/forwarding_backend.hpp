@@ -10,7 +10,8 @@
 
 namespace weft {
 
-/// Forwards what version 5.0 of the ABI has. What later minors added has its default.
+/// Forwards what version 5.0 of the ABI has, and exchanges, which only a transport that has them is asked for. What else later minors added
+/// has its default.
 class ForwardingBackend : public Backend {
  public:
   explicit ForwardingBackend(std::unique_ptr<Backend> inner) : inner_(std::move(inner)) {}
@@ -32,6 +33,9 @@ class ForwardingBackend : public Backend {
   bool wait_on(OpState& s, Stream stream) noexcept override { return inner_->wait_on(s, stream); }
   void check_stream(Stream stream, bool calls) override { inner_->check_stream(stream, calls); }
   std::vector<int> gone() const noexcept override { return inner_->gone(); }
+  std::unique_ptr<PlannedExchange> plan_exchange(const ExchangePlan& plan) override {
+    return inner_->plan_exchange(plan);
+  }
 
  protected:
   Backend& inner() noexcept { return *inner_; }

@@ -20,6 +20,12 @@ class OlderBackend final : public ForwardingBackend {
   void answer() noexcept override {
     if (minor_ >= 1) inner().answer();
   }
+  std::vector<LastCall> last_calls() noexcept override {
+    return minor_ < 3 ? std::vector<LastCall>() : inner().last_calls();
+  }
+  std::optional<MessageInfo> probe(int source, int tag) noexcept override {
+    return minor_ < 3 ? std::nullopt : inner().probe(source, tag);
+  }
 
  private:
   const std::uint32_t minor_;
@@ -29,11 +35,12 @@ class OlderBackend final : public ForwardingBackend {
 }  // namespace
 
 OpSet ops_after(std::uint32_t minor) noexcept {
-  return (minor < 2 ? op_bit(Op::scan) | op_bit(Op::exscan) : 0) | (minor < 3 ? op_bit(Op::wait_message) : 0);
+  return (minor < 2 ? op_bit(Op::scan) | op_bit(Op::exscan) : 0) |
+         (minor < 3 ? op_bit(Op::wait_message) : 0) | (minor < 5 ? op_bit(Op::exchange) : 0);
 }
 
 std::unique_ptr<Backend> as_built_for(std::uint32_t minor, std::unique_ptr<Backend> backend) {
-  if (backend == nullptr || minor >= 3) return backend;
+  if (backend == nullptr || minor >= 5) return backend;
   return std::make_unique<OlderBackend>(minor, std::move(backend));
 }
 

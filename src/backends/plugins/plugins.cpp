@@ -91,9 +91,12 @@ std::string file_of(const std::string& folder, std::string_view name) {
 }
 
 // How many bytes a BackendPlugin of each minor has.
-constexpr std::size_t kBytesOfMinor[] = {
-    offsetof(BackendPlugin, obstacle), offsetof(BackendPlugin, linked_to), offsetof(BackendPlugin, linked_to),
-    offsetof(BackendPlugin, linked_to), sizeof(BackendPlugin)};
+constexpr std::size_t kBytesOfMinor[] = {offsetof(BackendPlugin, obstacle),
+                                         offsetof(BackendPlugin, linked_to),
+                                         offsetof(BackendPlugin, linked_to),
+                                         offsetof(BackendPlugin, linked_to),
+                                         sizeof(BackendPlugin),
+                                         sizeof(BackendPlugin)};
 static_assert(std::size(kBytesOfMinor) == kBackendAbiMinor + 1);
 
 // The description of a plug-in that this weft can use. Fields that it lacks, because its minor version is older, are

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <exception>
 
+#include "backends/exchange/by_messages.hpp"
 #include "backends/last_calls.hpp"
 #include "backends/shm/collectives/collectives.hpp"
 #include "backends/shm/messages.hpp"
@@ -22,13 +23,18 @@ namespace {
 class ShmBackend final : public Backend, public WaitsElsewhere {
  public:
   ShmBackend(Group group, UnexpectedLimits limits)
-      : group_(std::move(group)), collectives_(group_), messages_(group_, limits), roll_(group_) {
+      : group_(std::move(group)),
+        collectives_(group_),
+        messages_(group_, limits),
+        exchanges_(group_.context, *this, group_.rank),
+        roll_(group_) {
     traits_ = group_.single_copy == SingleCopy::push ? shm_single_copy_traits() : *known_traits("shm");
     traits_.spin = !group_.oversubscribed;
   }
 
   ~ShmBackend() override {
     if (group_.context.forked()) return;  // the region is not mapped in a child
+    if (!shm::quiet(group_)) exchanges_.abandon();
     group_.mine().left.store(kLeaving, std::memory_order_seq_cst);
     compare_the_rest();
     group_.mine().left.store(kLeft, std::memory_order_seq_cst);
@@ -40,6 +46,8 @@ class ShmBackend final : public Backend, public WaitsElsewhere {
   void post(OpState& s) noexcept override {
     if (is_message(s.op)) {
       messages_.post(s);
+    } else if (s.op == Op::exchange) {
+      exchanges_.post(s);
     } else {
       collectives_.post(s);
     }
@@ -47,6 +55,7 @@ class ShmBackend final : public Backend, public WaitsElsewhere {
 
   Step poll(OpState& s) noexcept override {
     if (is_message(s.op)) return note(s, messages_.poll(s));
+    if (s.op == Op::exchange) return exchanges_.poll(s);
     const Step step = collectives_.poll(s);
     // Peers may be waiting for room in a ring of envelopes, or for an answer, while this rank waits here.
     if (step != Step::pending || !messages_.news()) return step;
@@ -102,6 +111,7 @@ class ShmBackend final : public Backend, public WaitsElsewhere {
   }
 
   std::vector<int> missing(const OpState& s, std::string& story) noexcept override {
+    if (s.op == Op::exchange) return exchanges_.missing(s, story);
     std::vector<int> ranks = awaited_by(s);
     story = tell(ranks, roll_.found(ranks), [&](std::span<const int> late) {
       if (!is_message(s.op)) return collectives_.story(s, late);
@@ -122,7 +132,9 @@ class ShmBackend final : public Backend, public WaitsElsewhere {
     return ranks;
   }
 
-  bool ask(const OpState& s) noexcept override { return roll_.ask(s, awaited_by(s)); }
+  bool ask(const OpState& s) noexcept override {
+    return s.op == Op::exchange ? exchanges_.ask(s) : roll_.ask(s, awaited_by(s));
+  }
   void answer() noexcept override {
     roll_.answer([&] { return awaited(); }, [&] { return waits_in_; });
   }
@@ -137,6 +149,10 @@ class ShmBackend final : public Backend, public WaitsElsewhere {
     std::optional<MessageInfo> found = messages_.probe(source, tag);
     if (messages_.trouble() != nullptr) raise(group_, *messages_.trouble());
     return found;
+  }
+
+  std::unique_ptr<PlannedExchange> plan_exchange(const ExchangePlan& plan) override {
+    return exchanges_.plan(plan);
   }
 
   void fail(const Failure& why) noexcept override { raise(group_, why); }
@@ -229,6 +245,7 @@ class ShmBackend final : public Backend, public WaitsElsewhere {
   Traits traits_;
   Collectives collectives_;
   Messages messages_;
+  ExchangeByMessages exchanges_;
   RollCall roll_;
   const OpState* waits_in_ = nullptr;
   Awaited elsewhere_;

@@ -1,14 +1,15 @@
-// Carries out the plan of a window: judges the memory of fields, and exchanges them by messages: packs, sends, receives, unpacks.
+// Carries out the plan of a window: judges the memory of fields, and begins the exchange of the group.
 #include "mesh/window/exchange.hpp"
 
 #include <fmt/format.h>
 
 #include "base/mutant.hpp"
 #include "group/group_state.hpp"
+#include "group/persistent/prepared_exchange.hpp"
+#include "host/strided/overlap.hpp"
 #include "mesh/window/agree.hpp"
 #include "mesh/window/in_flight.hpp"
 #include "mesh/window/named.hpp"
-#include "mesh/window/overlap.hpp"
 #include "weft/base/error.hpp"
 #include "weft/group/process_group.hpp"
 
@@ -122,7 +123,7 @@ void judge_overlap(const Window::Plan& plan, const Program& program, std::span<c
                    std::span<const Pair> pairs) {
   const std::size_t n = fields.size();
   for (std::size_t i = 0; i < n; ++i) {
-    if (windows::overlaps_itself(fields[i].out))
+    if (overlaps_itself(fields[i].out))
       refuse(
           plan,
           fmt::format("{} has strides {} of {}: elements share memory; expected each in a place of its own",
@@ -130,11 +131,11 @@ void judge_overlap(const Window::Plan& plan, const Program& program, std::span<c
     for (std::size_t j = 0; j < n; ++j) {
       const bool at_place =
           i == j && std::ranges::any_of(program.places[i], [&](const auto& p) { return p.holds(pairs[i]); });
-      if (!at_place && windows::share_memory(fields[j].in, fields[i].out))
+      if (!at_place && share_memory(fields[j].in, fields[i].out))
         refuse(plan,
                fmt::format("{} and {} overlap; expected apart{}", called("in", j, n), called("out", i, n),
                            program.adjoint || i != j ? "" : ", or in at its place in out"));
-      if (j < i && windows::share_memory(fields[j].out, fields[i].out))
+      if (j < i && share_memory(fields[j].out, fields[i].out))
         refuse(plan,
                fmt::format("{} and {} overlap; expected apart", called("out", j, n), called("out", i, n)));
     }
@@ -179,19 +180,33 @@ Known as_before(const Window::Plan& plan, std::span<const WindowField> fields, D
   return {};
 }
 
-class ByMessages final : public WindowTransfer::Steps, private windows::Exchange {
+// A call of the group. What is filled is this rank's own.
+class InGroup final : public WindowTransfer::Steps, private windows::Exchange {
  public:
-  ByMessages(std::shared_ptr<const Plan> plan, const Program& program, const Judged& fields, Stream stream)
+  InGroup(std::shared_ptr<const Plan> plan, const Program& program, const Judged& fields, Stream stream)
       : Exchange(std::move(plan), program, fields, stream) {
-    post();
-    if (program_->adjoint) return;
-    copy_own();
+    if (program_->adjoint) clear_sums();
+    if (plan_->group != nullptr) {
+      if (!program_->exchange)
+        program_->exchange = detail::PreparedExchange::make_sound(*plan_->group, program_->plan);
+      windows::Few<ExchangeField, 8> memory(pairs_.size());
+      for (std::size_t f = 0; f < pairs_.size(); ++f)
+        memory[f] = program_->adjoint ? ExchangeField{pair(f).window, pair(f).part}
+                                      : ExchangeField{pair(f).part, pair(f).window};
+      work_ = program_->exchange.start({memory.begin(), memory.size()}, {.stream = stream_});
+      group_ = &plan_->group->state();
+    } else if (program_->adjoint) {
+      add_own();
+      round_sums();
+    } else {
+      copy_own();
+    }
     fill();
   }
 
-  ByMessages(const ByMessages&) = delete;
-  ByMessages& operator=(const ByMessages&) = delete;
-  ~ByMessages() override {
+  InGroup(const InGroup&) = delete;
+  InGroup& operator=(const InGroup&) = delete;
+  ~InGroup() override {
     if (!work_.valid() || plan_->mesh.context().forked()) return;
     try {
       if (work_.done()) return;
@@ -215,57 +230,11 @@ class ByMessages final : public WindowTransfer::Steps, private windows::Exchange
   void finish() override try {
     if (why_) std::rethrow_exception(why_);
     if (work_.valid()) work_.wait();
-    if (program_->adjoint) return add_all();
-    for (const Program::Message& m : program_->received)
-      if (m.packed)
-        for (const Program::Step& step : m.steps)
-          step.loops.copy(runtime_, stream_, buffer_.data() + m.at + step.from, pair(step).window + step.to);
   } catch (const Error& e) {
     windows::throw_named(plan_->name, e);
   }
 
  private:
-  void post() {
-    for (const Program::Message& m : program_->sent)
-      if (m.packed)
-        for (const Program::Step& step : m.steps)
-          step.loops.copy(runtime_, stream_, sent_from(pair(step)) + step.from,
-                          buffer_.data() + m.at + step.to);
-    if (plan_->group == nullptr) return;
-    CallOptions options;
-    options.tag = Window::kTag;
-    options.stream = stream_;
-    std::vector<Call> calls;
-    calls.reserve(program_->sent.size() + program_->received.size());
-    const auto memory_of = [&](const Program::Message& m, bool sends) -> std::byte* {
-      if (m.packed) return buffer_.data() + m.at;
-      return (sends ? sent_from(pair(m.field)) : received_in(pair(m.field))) + m.offset;
-    };
-    for (const Program::Message& m : program_->received)
-      calls.push_back(call::recv(
-          {memory_of(m, false), m.bytes / size_bytes(m.dtype), m.dtype, stream_.device}, m.rank, options));
-    for (const Program::Message& m : program_->sent)
-      calls.push_back(call::send({memory_of(m, true), m.bytes / size_bytes(m.dtype), m.dtype, stream_.device},
-                                 m.rank, options));
-    if (calls.empty()) return;
-    group_ = &plan_->group->state();
-    work_ = group_->submit_all(calls, true);  // judge_overlap() has seen the fields
-  }
-
-  void add_all() const {
-    clear_sums();
-    bool added = false;
-    for (const Program::Message& m : program_->received) {
-      if (!added && m.rank > plan_->me) {
-        add_own();
-        added = true;
-      }
-      for (const Program::Step& step : m.steps) add(step, buffer_.data() + m.at);
-    }
-    if (!added) add_own();
-    round_sums();
-  }
-
   GroupState* group_ = nullptr;  // lives while work_ is valid: the program may have let go of the group
   std::exception_ptr why_;       // done() has thrown it
   Work work_;                    // last: it ends before the memory goes
@@ -295,7 +264,7 @@ WindowTransfer begin(const Window& window, const std::shared_ptr<Window::Plan>& 
   }
   if (host && plan->host == nullptr) plan->host = &plan->mesh.context().device(stream.device);
   if (linked) return WindowTransfer(windows::over_links(plan, program, *known.fields, stream));
-  return WindowTransfer(std::make_unique<ByMessages>(plan, program, *known.fields, stream));
+  return WindowTransfer(std::make_unique<InGroup>(plan, program, *known.fields, stream));
 } catch (const Error& e) {
   windows::throw_named(plan->name, e);
 }

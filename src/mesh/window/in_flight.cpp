@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "host/strided/overlap.hpp"
 #include "mesh/window/exchange.hpp"
-#include "mesh/window/overlap.hpp"
 #include "weft/base/error.hpp"
 #include "weft/group/process_group.hpp"
 

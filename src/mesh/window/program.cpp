@@ -6,9 +6,9 @@
 
 #include "base/hash.hpp"
 #include "host/strided/loops.hpp"
+#include "host/strided/overlap.hpp"
 #include "mesh/window/in_flight.hpp"
 #include "mesh/window/links/links.hpp"
-#include "mesh/window/overlap.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -144,9 +144,14 @@ class Compiler {
     if (program_.linked) {
       for (const auto& overlap : to) add_traffic(overlap, true, program_.to);
       for (const auto& overlap : from) add_traffic(overlap, false, program_.from);
-    } else {
-      for (const auto& overlap : to) add_message(overlap, true, program_.sent);
-      for (const auto& overlap : from) add_message(overlap, false, program_.received);
+    } else if (by_group()) {
+      program_.plan.name = plan_.name;
+      program_.plan.kind = program_.adjoint ? ExchangePlan::Kind::add : ExchangePlan::Kind::copy;
+      for (const Form& form : program_.forms) program_.plan.fields.push_back(form.dtype);
+      for (const auto& overlap : to) add_part(overlap, true, program_.plan.sends);
+      for (const auto& overlap : from) add_part(overlap, false, program_.plan.receives);
+      add_part(plan_.self, true, program_.plan.sends);
+      add_part(plan_.self, false, program_.plan.receives);
     }
     for (const Form& form : program_.forms) {
       add_sums(form);
@@ -162,10 +167,12 @@ class Compiler {
   Side side_of(const Box& box, const Form& form, bool sends) const {
     if (program_.adjoint == sends) return geometry_.of_window(box, form.window, form.element);
     if (program_.adjoint && has_sums(form))
-      return geometry_.of_part(box, row_major(form.shape), size_bytes(windows::sum_dtype(form.dtype)));
+      return geometry_.of_part(box, row_major(form.shape), size_bytes(sum_dtype(form.dtype)));
     return geometry_.of_part(box, form.part, form.element);
   }
-  static bool has_sums(const Form& form) { return windows::sum_dtype(form.dtype) != form.dtype; }
+  // Then its sums are the group's.
+  bool by_group() const { return !program_.linked && plan_.group != nullptr; }
+  static bool has_sums(const Form& form) { return sum_dtype(form.dtype) != form.dtype; }
 
   static Side side_of_all(const Strides& strides, std::int64_t element) {
     Side all;
@@ -175,49 +182,31 @@ class Compiler {
 
   // Where the adjoint adds what is too short to be added to, row-major beside the messages.
   void add_sums(const Form& form) {
-    if (!program_.adjoint || !has_sums(form)) return program_.sums.push_back(-1);
+    if (!program_.adjoint || by_group() || !has_sums(form)) return program_.sums.push_back(-1);
     program_.sums.push_back(program_.room);
-    program_.room += on_lines(form.shape.count() * size_bytes(windows::sum_dtype(form.dtype)));
+    program_.room += on_lines(form.shape.count() * size_bytes(sum_dtype(form.dtype)));
   }
   static std::int64_t on_lines(std::int64_t bytes) {
     constexpr std::int64_t kLine = 64;
     return (bytes + kLine - 1) / kLine * kLine;
   }
 
-  // Small boxes of a pair of ranks go in one message for each dtype, packed: a message has a dtype, so that ranks that give others notice. A large one is a message of its own, on both sides, and so is sent from where it
-  // lies, and received there, where it is one piece of memory.
-  void add_message(const Window::Plan::Overlap& overlap, bool sends,
-                   std::vector<Program::Message>& messages) {
-    constexpr std::int64_t kLarge = std::int64_t{16} << 10;
-    std::vector<Program::Message> smalls;  // one for each dtype, as they come
-    const auto small_of = [&](DType dtype) -> Program::Message& {
-      for (Program::Message& m : smalls)
-        if (m.dtype == dtype) return m;
-      smalls.emplace_back();
-      smalls.back().rank = overlap.rank;
-      smalls.back().dtype = dtype;
-      return smalls.back();
-    };
+  // What the group exchanges: of a rank all boxes of all fields, in order; this rank's own are copied by it, too.
+  void add_part(const Window::Plan::Overlap& overlap, bool sends, std::vector<ExchangePart>& parts) const {
+    ExchangePart part{overlap.rank};
     for (std::size_t f = 0; f < program_.forms.size(); ++f) {
       const Form& form = program_.forms[f];
       each_box(overlap, [&](const Box& box) {
-        const Shape counts = geometry_.counts(box, form.shape);
-        const std::int64_t bytes = counts.count() * form.element;
-        if (bytes == 0) return;
-        Program::Message large;
-        large.rank = overlap.rank;
-        large.dtype = form.dtype;
-        const bool alone = bytes >= kLarge && !program_.adjoint;  // the adjoint adds boxes in their order
-        Program::Message& m = alone ? large : small_of(form.dtype);
-        const Side here = side_of(box, form, sends), there = Geometry::of_message(counts, form.element);
-        m.steps.push_back({f,
-                           Geometry::loops(counts, sends ? here : there, sends ? there : here, form.element),
-                           sends ? here.offset : m.bytes, sends ? m.bytes : here.offset});
-        m.bytes += bytes;
-        if (alone) close(std::move(large), sends, messages);
+        const bool of_window = program_.adjoint == sends;
+        const Side here = of_window ? geometry_.of_window(box, form.window, form.element)
+                                    : geometry_.of_part(box, form.part, form.element);
+        ExchangeBox b{static_cast<int>(f), here.offset / form.element, geometry_.counts(box, form.shape), {}};
+        for (int d = 0; d < b.counts.rank(); ++d)
+          b.strides.push_back(here.steps[static_cast<std::size_t>(d)] / form.element);
+        part.boxes.push_back(b);
       });
     }
-    for (Program::Message& small : smalls) close(std::move(small), sends, messages);
+    parts.push_back(std::move(part));
   }
 
   // Over a link all goes as one, in the order of the fields and of their boxes. Fields without elements are told, too: the other rank's may have some.
@@ -290,18 +279,6 @@ class Compiler {
       if (m.bytes != t.move_bytes) t.move_bytes = 0;
   }
 
-  void close(Program::Message m, bool sends, std::vector<Program::Message>& messages) {
-    if (m.steps.size() == 1 && m.steps[0].loops.one_piece() > 0 && (sends || !program_.adjoint)) {
-      m.packed = false;
-      m.field = m.steps[0].field;
-      m.offset = sends ? m.steps[0].from : m.steps[0].to;
-    } else {
-      m.at = program_.room;
-      program_.room += on_lines(m.bytes);
-    }
-    messages.push_back(std::move(m));
-  }
-
   void add_own(std::size_t f) {
     const Form& form = program_.forms[f];
     std::vector<Program::Place> places;
@@ -319,10 +296,10 @@ class Compiler {
     program_.places.push_back(std::move(places));
     if (program_.adjoint) {
       const Side part = side_of_all(form.part, form.element);
-      if (!has_sums(form)) {
+      if (by_group() || !has_sums(form)) {
         program_.cleared.push_back({f, Geometry::loops(form.shape, part, part, form.element), 0, 0});
       } else {
-        const std::int64_t element = size_bytes(windows::sum_dtype(form.dtype));
+        const std::int64_t element = size_bytes(sum_dtype(form.dtype));
         const Side sums = side_of_all(row_major(form.shape), element);
         program_.cleared.push_back({f, Geometry::loops(form.shape, sums, sums, element), 0, 0});
         program_.rounded.push_back({f, Geometry::loops(form.shape, sums, part, form.element), 0, 0});
@@ -373,7 +350,7 @@ Form form_of(const Window& window, const Window::Plan& plan, const WindowField& 
                              to_string(got), to_string(of_window), to_string(part)));
   if (f.in.dtype != f.out.dtype)
     refuse(plan, fmt::format("{} is {}; expected {} as {}", out, name(f.out.dtype), name(f.in.dtype), in));
-  if (adjoint && !windows::can_add(f.in.dtype))
+  if (adjoint && !can_add(f.in.dtype))
     refuse(plan, fmt::format("{} is {}; expected a dtype that is added: an integer, or f64, f32, bf16, f16",
                              in, name(f.in.dtype)));
   const ConstTensorView held = adjoint ? ConstTensorView(f.out) : f.in;

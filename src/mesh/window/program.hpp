@@ -8,12 +8,14 @@
 #include <vector>
 
 #include "host/arena.hpp"
+#include "mesh/window/fill_element.hpp"
 #include "mesh/window/judged.hpp"
 #include "mesh/window/links/kernel_reads.hpp"
 #include "mesh/window/links/links.hpp"
 #include "mesh/window/links/ways.hpp"
 #include "mesh/window/plan.hpp"
-#include "mesh/window/sums.hpp"
+#include "reduce/strided_sums.hpp"
+#include "weft/group/persistent_exchange.hpp"
 
 namespace weft {
 
@@ -36,21 +38,12 @@ struct Form {
 }  // namespace windows
 
 // What an exchange of fields of certain forms does, step by step: so that one that is repeated works nothing out. Offsets are in bytes, of a field's
-// part or window, or of a message.
+// part or window, or of packed bytes.
 struct Window::Plan::Program {
   struct Step {
     std::size_t field;
     Loops loops;
     std::int64_t from, to;
-  };
-  struct Message {
-    int rank = 0;
-    DType dtype = DType::u8;
-    std::int64_t bytes = 0, at = 0;  // at: in the memory of messages, where it is packed
-    bool packed = true;
-    std::size_t field = 0;  // where it is not: one piece of this one
-    std::int64_t offset = 0;
-    std::vector<Step> steps{};
   };
   struct Fill {
     Step step;
@@ -141,8 +134,10 @@ struct Window::Plan::Program {
   std::vector<Span> sent_spans{};
   mutable std::array<windows::Judged, 4> judged{};  // the last: programs exchange arrays by turns
   mutable std::size_t next_judged = 0;              // of these
+  // Not over links: the group's exchange, made at the first start, of this plan.
+  ExchangePlan plan{};
+  mutable PersistentExchange exchange{};
   std::int64_t room = 0;
-  std::vector<Message> sent{}, received{};
   std::vector<Step> own{}, cleared{};
   std::vector<Step> rounded{};  // of the adjoint: sums, in the memory of messages, to parts
   std::vector<std::int64_t>

@@ -697,7 +697,7 @@ void Call::check_error(weft_status status) const {
   const std::size_t length = strnlen(error_->text, WEFT_ERROR_TEXT);
   if (error_->code != status) fail(function, "returns another status than its error has");
   if (length == 0 || length == WEFT_ERROR_TEXT) fail(function, "gives an error without a text");
-  if (error_->op < WEFT_OP_NONE || error_->op > WEFT_OP_WAIT_MESSAGE || error_->rank_count < 0)
+  if (error_->op < WEFT_OP_NONE || error_->op > WEFT_OP_EXCHANGE || error_->rank_count < 0)
     fail(function, "gives an error of no operation, or of fewer ranks than none");
   for (int i = 0; i < WEFT_ERROR_RANKS; ++i)
     if (error_->ranks[i] < -1 || (i < error_->rank_count) != (error_->ranks[i] >= 0))

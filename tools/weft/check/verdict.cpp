@@ -162,6 +162,7 @@ class Judge {
       case Op::scatter:
       case Op::send:
       case Op::recv:
+      case Op::exchange:
       case Op::wait_message: break;
     }
     return false;

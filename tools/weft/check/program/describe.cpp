@@ -32,9 +32,10 @@ std::string describe_more(const Step& s) {
     case Does::window: {
       constexpr std::string_view kEdges[] = {"none", "zero", "constant", "periodic", "reflect", "replicate"};
       const WindowPlan& w = s.window;
-      return fmt::format("{}window {}, rows [{}] of {}, {} before and {} after, edge {}, {} x {} fields{}{}",
-                         w.adjoint ? "adjoint of a " : "", name(s.dtype), fmt::join(s.counts, " "), s.count,
-                         w.before, w.after, kEdges[static_cast<std::size_t>(w.edge)], w.exchanges, w.fields,
+      return fmt::format("{}{} {}, rows [{}] of {}, {} before and {} after, edge {}, {} x {} fields{}{}",
+                         w.adjoint ? "adjoint of a " : "", w.by_plan ? "planned window" : "window",
+                         name(s.dtype), fmt::join(s.counts, " "), s.count, w.before, w.after,
+                         kEdges[static_cast<std::size_t>(w.edge)], w.exchanges, w.fields,
                          w.newest_first ? ", the newest finished first" : "",
                          s.shared  ? ", shared memory"
                          : s.plain ? ", plain buffers"

@@ -46,6 +46,7 @@ Step any_window(Dice& d, const Program& p, const Range& range, int group) {
   s.window.newest_first = d.one_in(2);
   s.shared = d.one_in(3);
   s.window.adjoint = has_adjoint(s.dtype) && mix(s.salt, 7) % 3 == 0;
+  s.window.by_plan = mix(s.salt, 11) % 4 == 0;
   return s;
 }
 

@@ -55,7 +55,7 @@ void Others::start() {
   if (call_ != nullptr)
     work_ = group_.submit(call_->calls()[0]);
   else
-    transfers_ = window_->start(windows_.of(step_, group_));
+    transfers_ = window_->start(windows_, group_);
 }
 
 void Others::finish() {

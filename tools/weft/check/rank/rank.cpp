@@ -368,7 +368,7 @@ class Runner {
     if (WindowTrial* const window = parts_.window(k)) {
       at(open.group, false, true);
       pending_ = open.steps;
-      open.transfers = window->start(windows_.of(p_.steps[static_cast<std::size_t>(k)], group));
+      open.transfers = window->start(windows_, group);
       pending_.clear();
       return;
     }

@@ -89,6 +89,7 @@ void Trial::make_calls(Duration deadline, bool in, bool out) {
       calls_ = {call::send(from, (me_ + s.peer) % n_, tagged),
                 call::recv(to, (me_ + n_ - s.peer % n_) % n_, tagged)};
       break;
+    case Op::exchange:
     case Op::wait_message:
     case Op::none: break;
   }

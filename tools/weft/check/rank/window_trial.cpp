@@ -108,9 +108,66 @@ std::vector<std::byte> WindowTrial::expected(std::size_t field, std::int64_t i) 
   return small_numbers(s_.dtype, sums);
 }
 
-std::vector<WindowTransfer> WindowTrial::start(const Window& window) {
+// Each row of a window is a box of what its owner has; the adjoint sends it back.
+ExchangePlan WindowTrial::plan() const {
+  const Edge::Kind edge = edge_of(s_).kind;
+  ExchangePlan plan;
+  plan.kind = s_.window.adjoint ? ExchangePlan::Kind::add : ExchangePlan::Kind::copy;
+  plan.fields.assign(static_cast<std::size_t>(s_.window.fields), s_.dtype);
+  const auto add = [](std::vector<ExchangePart>& parts, int peer, const ExchangeBox& box) {
+    if (parts.empty() || parts.back().peer != peer) parts.push_back({peer, {}});
+    parts.back().boxes.push_back(box);
+  };
+  std::vector<ExchangePart> windows,
+      rows;  // of this rank: what its window has of each rank, what each has of its rows
+  const int n = static_cast<int>(parts_.size());
+  for (int other = 0; other < n; ++other)
+    for (int f = 0; f < s_.window.fields; ++f)
+      for (const bool mine : {true, false}) {
+        const Part& holder = parts_[static_cast<std::size_t>(mine ? other : me_)];
+        const Part& reader = parts_[static_cast<std::size_t>(mine ? me_ : other)];
+        for (std::int64_t k = 0; k < reader.wanted; ++k) {
+          const std::int64_t row = row_of(edge, reader.first - s_.window.before + k, all_) - holder.first;
+          if (row < 0 || row >= holder.rows) continue;
+          add(mine ? windows : rows, other, {f, (mine ? k : row) * s_.count, {s_.count}, {1}});
+        }
+      }
+  plan.sends = s_.window.adjoint ? windows : rows;
+  plan.receives = s_.window.adjoint ? rows : windows;
+  return plan;
+}
+
+namespace {
+
+// A Work as what a Window gives.
+class Planned final : public WindowTransfer::Steps {
+ public:
+  explicit Planned(Work work) : work_(std::move(work)) {}
+  bool done() override { return work_.done(); }
+  void finish() override { work_.wait(); }
+
+ private:
+  Work work_;
+};
+
+}  // namespace
+
+std::vector<WindowTransfer> WindowTrial::start(Windows& windows, ProcessGroup& group) {
   const auto each = static_cast<std::size_t>(s_.window.fields);
   std::vector<WindowTransfer> transfers;
+  if (s_.window.by_plan) {
+    PersistentExchange exchange = group.make_exchange(plan());
+    for (std::size_t x = 0; x < static_cast<std::size_t>(s_.window.exchanges); ++x) {
+      std::vector<ExchangeField> fields;
+      for (std::size_t f = x * each; f < (x + 1) * each; ++f) {  // rows of nobody are zeros; sums begin at 0
+        std::fill_n(fields_[f].out, out_rows() * bytes_of_row(), std::byte{0});
+        fields.push_back({fields_[f].in, fields_[f].out});
+      }
+      transfers.emplace_back(std::make_unique<Planned>(exchange.start(fields)));
+    }
+    return transfers;
+  }
+  const Window& window = windows.of(s_, group);
   for (std::size_t x = 0; x < static_cast<std::size_t>(s_.window.exchanges); ++x) {
     std::vector<WindowField> fields;
     for (std::size_t f = x * each; f < (x + 1) * each; ++f)

@@ -35,7 +35,7 @@ class WindowTrial {
   /// `me`: the rank's number in the group of n.
   WindowTrial(Context& context, const Step& s, int me, int n, Pool* pool = nullptr);
   /// Starts all exchanges; waits where the ranks have yet to compare what they gave.
-  std::vector<WindowTransfer> start(const Window& window);
+  std::vector<WindowTransfer> start(Windows& windows, ProcessGroup& group);
   /// What is wrong with the memory now that all are finished; empty: nothing.
   std::string complaint() const;
   void overwrite() { buffers_.overwrite(); }
@@ -50,6 +50,7 @@ class WindowTrial {
     std::int64_t first = 0, rows = 0;
     std::int64_t wanted = 0;  ///< rows of its window, which begins `before` rows earlier
   };
+  ExchangePlan plan() const;
   std::int64_t bytes_of_row() const { return s_.count * size_bytes(s_.dtype); }
   std::int64_t in_rows() const { return s_.window.adjoint ? mine_.wanted : mine_.rows; }
   std::int64_t out_rows() const { return s_.window.adjoint ? mine_.rows : mine_.wanted; }

@@ -1,11 +1,11 @@
-#include "mesh/window/overlap.hpp"
+#include "host/strided/overlap.hpp"
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstdlib>
 
-namespace weft::windows {
+namespace weft {
 namespace {
 
 // Whether lo < start + the sum of step_k * v_k < hi has a solution with v_k in [least_k, most_k].
@@ -104,4 +104,4 @@ bool overlaps_itself(const ConstTensorView& v) noexcept {
   return search.finds(0, true);
 }
 
-}  // namespace weft::windows
+}  // namespace weft

@@ -7,7 +7,7 @@
 
 #include "weft/base/view.hpp"
 
-namespace weft::windows {
+namespace weft {
 
 /// The bytes from the first to behind the last element of a view; the same pointer twice where it has none.
 std::pair<const std::byte*, const std::byte*> span_of(const ConstTensorView& v) noexcept;
@@ -20,4 +20,4 @@ bool share_memory(const ConstTensorView& a, const ConstTensorView& b) noexcept;
 /// Whether two different elements of `v` share a byte (a stride of 0, say). As exact.
 bool overlaps_itself(const ConstTensorView& v) noexcept;
 
-}  // namespace weft::windows
+}  // namespace weft

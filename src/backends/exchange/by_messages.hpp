@@ -1,0 +1,60 @@
+// An exchange made of sends and receives, for a transport that has no exchange of its own. Used by the owner of the group.
+//
+// To each rank goes one message of packed bytes, which begins with a hash of what both ranks must have alike; and one for
+// each box of 16 KiB or more, which is sent from where it lies and received there if it is one piece of memory. What comes is
+// unpacked when it is there; sums are made when all is there.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "backends/exchange/program.hpp"
+#include "weft/backends/backend.hpp"
+#include "weft/base/tensor.hpp"
+
+namespace weft {
+
+class ExchangeByMessages {
+ public:
+  /// `transport` has send and recv, and outlives this. Its failures are the exchange's.
+  ExchangeByMessages(Context& context, Backend& transport, int rank);
+  ~ExchangeByMessages();
+  /// The transport ends while a peer may still touch what failed: its memory is never given to anybody else.
+  void abandon() noexcept;
+  ExchangeByMessages(const ExchangeByMessages&) = delete;
+  ExchangeByMessages& operator=(const ExchangeByMessages&) = delete;
+
+  /// As Backend has them, of Op::exchange.
+  std::unique_ptr<PlannedExchange> plan(const ExchangePlan& plan);
+  /// `batched`: the transport's batch is open.
+  void post(OpState& s, bool batched = false) noexcept;
+  Step poll(OpState& s) noexcept;
+  std::vector<int> missing(const OpState& s, std::string& story) noexcept;
+  bool ask(const OpState& s) noexcept;
+  static constexpr int kTag = -1;  ///< of all of them; no other message has it
+
+ private:
+  struct Message {
+    bool packed = true, small = false;  // small: the boxes that have no message of their own, behind the hash
+    std::int64_t bytes = 0, at = 0;     // packed: in the room
+    DType dtype = DType::u8;            // of one that is not packed
+    std::size_t field = 0;
+    std::int64_t offset = 0;
+    std::vector<std::size_t> boxes{};  // of the side; packed
+  };
+  struct Planned;
+  struct Flight;
+  static Flight* of(const OpState& s) noexcept { return *reinterpret_cast<Flight* const*>(s.scratch.data()); }
+  void begin(OpState& s, Flight& f, bool batched);
+  bool take(Flight& f, std::size_t receive, std::size_t message);
+  void end(Flight& f) noexcept;
+  void refuse(const OpState& s, ErrorCode code, std::string text, std::vector<int> ranks) noexcept;
+
+  Context& context_;
+  Backend& transport_;
+  const int rank_;
+  std::vector<std::unique_ptr<Flight>> flights_;  // all that were ever made
+  std::vector<Flight*> spare_;
+};
+
+}  // namespace weft

@@ -1,0 +1,244 @@
+#include "backends/exchange/program.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/hash.hpp"
+#include "reduce/strided_sums.hpp"
+
+namespace weft {
+namespace {
+
+using Program = ExchangeProgram;
+
+constexpr std::int64_t kLine = 64;
+std::int64_t on_lines(std::int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+
+std::array<std::int64_t, Dims::kMaxDims> steps_of(const Strides& strides, std::int64_t element) {
+  std::array<std::int64_t, Dims::kMaxDims> steps{};
+  for (int d = 0; d < strides.rank(); ++d) steps[static_cast<std::size_t>(d)] = strides[d] * element;
+  return steps;
+}
+
+// In: the steps where it is read; out: where it is written. Times what they are multiplied by.
+Loops loops_of(const Shape& counts, std::int64_t element, const std::array<std::int64_t, Dims::kMaxDims>& in,
+               std::int64_t in_times, const std::array<std::int64_t, Dims::kMaxDims>& out,
+               std::int64_t out_times) {
+  Loops loops(static_cast<std::size_t>(element));
+  for (int d = 0; d < counts.rank(); ++d)
+    loops.add(counts[d], in[static_cast<std::size_t>(d)] * in_times,
+              out[static_cast<std::size_t>(d)] * out_times);
+  return loops;
+}
+
+// The bytes of a box, from where its field begins.
+Program::Span span_of(const ExchangeBox& b, std::int64_t element) {
+  std::int64_t low = b.offset, high = b.offset;
+  for (int d = 0; d < b.counts.rank(); ++d)
+    (b.strides[d] < 0 ? low : high) += (b.counts[d] - 1) * b.strides[d];
+  return {low * element, (high + 1) * element};
+}
+
+void widen(Program::Span& span, Program::Span by) {
+  if (span.low == span.high)
+    span = by;
+  else
+    span = {std::min(span.low, by.low), std::max(span.high, by.high)};
+}
+
+std::vector<const ExchangePart*> by_rank(const std::vector<ExchangePart>& parts) {
+  std::vector<const ExchangePart*> sorted;
+  for (const ExchangePart& p : parts) sorted.push_back(&p);
+  std::sort(sorted.begin(), sorted.end(), [](const auto* a, const auto* b) { return a->peer < b->peer; });
+  return sorted;
+}
+
+std::string fields_text(const ExchangePlan& plan) {
+  std::string text = plan.kind == ExchangePlan::Kind::add ? "sums of " : "";
+  text += fmt::format("{} field{}{}", plan.fields.size(), plan.fields.size() == 1 ? "" : "s",
+                      plan.fields.empty() ? "" : ": ");
+  for (std::size_t i = 0; i < plan.fields.size(); ++i)
+    text += (i > 0 ? ", " : "") + std::string(name(plan.fields[i]));
+  return text;
+}
+
+class Compiler {
+ public:
+  Compiler(const ExchangePlan& plan, Program& program) : plan_(plan), program_(program) {}
+
+  void compile() {
+    const std::size_t n = plan_.fields.size();
+    program_.sent.resize(n);
+    program_.written.resize(n);
+    program_.sums.resize(n);
+    const auto sends = by_rank(plan_.sends), receives = by_rank(plan_.receives);
+    for (const ExchangePart* p : sends) see_spans(*p, program_.sent);
+    for (const ExchangePart* p : receives) see_spans(*p, program_.written);
+    if (program_.adds) place_sums();
+    const ExchangePart *own_in = nullptr, *own_out = nullptr;
+    for (const ExchangePart* p : sends) {
+      if (p->peer == program_.rank)
+        own_in = p;
+      else
+        program_.in_bytes += add_side(*p, true, program_.sends);
+    }
+    for (const ExchangePart* p : receives) {
+      if (p->peer == program_.rank)
+        own_out = p;
+      else
+        program_.out_bytes += add_side(*p, false, program_.receives);
+      if (program_.adds) add_widened(*p);
+    }
+    if (own_in != nullptr && own_out != nullptr) add_own(*own_in, *own_out);
+  }
+
+ private:
+  std::int64_t element_of(const ExchangeBox& b) const {
+    return size_bytes(plan_.fields[static_cast<std::size_t>(b.field)]);
+  }
+
+  void see_spans(const ExchangePart& part, std::vector<Program::Span>& spans) const {
+    for (const ExchangeBox& b : part.boxes)
+      if (b.counts.count() > 0) widen(spans[static_cast<std::size_t>(b.field)], span_of(b, element_of(b)));
+  }
+
+  void place_sums() {
+    for (std::size_t f = 0; f < plan_.fields.size(); ++f) {
+      const DType dtype = plan_.fields[f], sums = sum_dtype(dtype);
+      const Program::Span span = program_.written[f];
+      if (sums == dtype || span.low == span.high) continue;
+      const std::int64_t widen = size_bytes(sums) / size_bytes(dtype);
+      program_.sums[f] = {program_.sums_bytes, span.low, widen};
+      program_.sums_bytes += on_lines((span.high - span.low) * widen);
+    }
+  }
+
+  std::int64_t add_side(const ExchangePart& part, bool sends, std::vector<Program::Side>& sides) {
+    Program::Side side;
+    side.peer = part.peer;
+    for (const ExchangeBox& b : part.boxes) {
+      const std::int64_t elements = b.counts.count(), element = element_of(b);
+      if (elements == 0) continue;
+      const auto field = static_cast<std::size_t>(b.field);
+      const auto here = steps_of(b.strides, element), packed = steps_of(row_major(b.counts), element);
+      side.boxes.push_back({field, b.counts, element, elements, b.offset * element, here, side.bytes,
+                            loops_of(b.counts, element, sends ? here : packed, 1, sends ? packed : here, 1)});
+      if (!sends && program_.adds)
+        side.sums.push_back(loops_of(b.counts, element, packed, 1, here, program_.sums[field].widen));
+      side.bytes += elements * element;
+      std::int64_t run = element;
+      for (int d = b.counts.rank() - 1;
+           d >= 0 && (b.counts[d] == 1 || here[static_cast<std::size_t>(d)] == run); --d)
+        run *= b.counts[d];
+      side.runs += elements * element / run;
+    }
+    describe(side);
+    const std::int64_t bytes = side.bytes;
+    sides.push_back(std::move(side));
+    return bytes;
+  }
+
+  // What both ranks must have alike: the fields, also those without elements, and the boxes.
+  void describe(Program::Side& side) const {
+    side.about = fmt::format("{}, {} bytes", fields_text(plan_), side.bytes);
+    Fnv1a hash;
+    hash.add(side.about);
+    hash.add(side.boxes.size());
+    const char* between = " of boxes ";
+    std::size_t told = ~std::size_t{0};  // the field whose first box has been told
+    for (const Program::Box& b : side.boxes) {
+      hash.add(b.field);
+      hash.add(static_cast<std::uint64_t>(b.element));
+      for (const std::int64_t n : b.counts) hash.add_at_once(static_cast<std::uint64_t>(n));
+      if (b.field == told) continue;
+      told = b.field;
+      side.about += between + to_string(b.counts);
+      between = ", ";
+    }
+    side.form = hash.value;
+  }
+
+  void add_widened(const ExchangePart& part) {
+    for (const ExchangeBox& b : part.boxes) {
+      const auto field = static_cast<std::size_t>(b.field);
+      const Program::Sums& sums = program_.sums[field];
+      if (sums.at < 0 || b.counts.count() == 0) continue;
+      const std::int64_t element = element_of(b), offset = b.offset * element;
+      const auto here = steps_of(b.strides, element);
+      program_.widened.push_back({field, loops_of(b.counts, element, here, 1, here, sums.widen),
+                                  loops_of(b.counts, element, here, sums.widen, here, 1), offset,
+                                  sums.place(offset)});
+    }
+  }
+
+  void add_own(const ExchangePart& in, const ExchangePart& out) {
+    for (std::size_t i = 0; i < in.boxes.size(); ++i) {
+      const ExchangeBox &from = in.boxes[i], &to = out.boxes[i];
+      if (from.counts.count() == 0) continue;
+      const auto field = static_cast<std::size_t>(from.field);
+      const std::int64_t element = element_of(from);
+      const Program::Sums& sums = program_.sums[field];
+      const std::int64_t times = program_.adds ? sums.widen : 1, at = to.offset * element;
+      program_.own.push_back({field,
+                              loops_of(from.counts, element, steps_of(from.strides, element), 1,
+                                       steps_of(to.strides, element), times),
+                              from.offset * element, program_.adds ? sums.place(at) : at});
+    }
+  }
+
+  const ExchangePlan& plan_;
+  Program& program_;
+};
+
+const std::byte* in_of(const ExchangeField& f) { return static_cast<const std::byte*>(f.in); }
+std::byte* out_of(const ExchangeField& f) { return static_cast<std::byte*>(f.out); }
+
+}  // namespace
+
+ExchangeProgram::ExchangeProgram(const ExchangePlan& plan, int rank_in)
+    : adds(plan.kind == ExchangePlan::Kind::add), rank(rank_in), fields(plan.fields) {
+  Compiler(plan, *this).compile();
+}
+
+void ExchangeProgram::copy_own(const ExchangeField* memory) const {
+  for (const Own& o : own) {
+    const std::byte* const from = in_of(memory[o.field]) + o.from;
+    std::byte* const to = out_of(memory[o.field]) + o.to;
+    if (from != to || !o.loops.same_steps()) o.loops.copy(from, to);
+  }
+}
+
+void ExchangeProgram::add_packed(std::size_t receive, const std::byte* packed, const ExchangeField* memory,
+                                 std::byte* sums_memory) const {
+  const Side& side = receives[receive];
+  for (std::size_t i = 0; i < side.boxes.size(); ++i) {
+    const Box& b = side.boxes[i];
+    add_to(side.sums[i], fields[b.field], packed + b.at,
+           sums_of(b.field, memory, sums_memory) + sums[b.field].place(b.offset));
+  }
+}
+
+void ExchangeProgram::add_all(const ExchangeField* memory, std::byte* sums_memory,
+                              const std::function<void(std::size_t)>& add) const {
+  for (const Widened& w : widened)
+    widen_to(w.widen, fields[w.field], out_of(memory[w.field]) + w.in_field, sums_memory + w.in_sums);
+  const auto add_own = [&] {
+    for (const Own& o : own)
+      add_to(o.loops, fields[o.field], in_of(memory[o.field]) + o.from,
+             sums_of(o.field, memory, sums_memory) + o.to);
+  };
+  bool added = false;
+  for (std::size_t i = 0; i < receives.size(); ++i) {
+    if (!added && receives[i].peer > rank) {
+      add_own();
+      added = true;
+    }
+    add(i);
+  }
+  if (!added) add_own();
+  for (const Widened& w : widened)
+    round_to(w.round, fields[w.field], sums_memory + w.in_sums, out_of(memory[w.field]) + w.in_field);
+}
+
+}  // namespace weft

@@ -1,0 +1,100 @@
+// An ExchangePlan worked out: what every transport needs of it. Made once for each plan; never changes; any thread.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "host/strided/loops.hpp"
+#include "weft/backends/exchange.hpp"
+
+namespace weft {
+
+/// Offsets and steps are in bytes.
+struct ExchangeProgram {
+  struct Box {
+    std::size_t field;
+    Shape counts;
+    std::int64_t element, elements;                  ///< bytes of one, and how many
+    std::int64_t offset;                             ///< in this rank's field
+    std::array<std::int64_t, Dims::kMaxDims> steps;  ///< there
+    std::int64_t at;                                 ///< in the packed bytes
+    /// Between this rank's field and the packed bytes: of what is sent from the field, of what comes to it.
+    Loops loops;
+  };
+  /// What goes to one rank, or comes from it. Boxes without elements are left out.
+  struct Side {
+    int peer = 0;
+    std::int64_t bytes = 0, runs = 0;  ///< runs: of bytes in one piece, in this rank's memory
+    std::vector<Box> boxes{};
+    /// Kind add, of what comes: for each box the loops from the packed bytes to the sums of its field.
+    std::vector<Loops> sums{};
+    std::uint64_t form =
+        0;  ///< a hash of what both ranks must have alike: fields, and the counts of their boxes
+    std::string about{};  ///< of that, in words
+  };
+  /// Bytes [low, high) from where a field begins. Empty: low == high.
+  struct Span {
+    std::int64_t low = 0, high = 0;
+  };
+  /// What this rank sends to itself: from `in + from` to `out + to`; kind add: to `sums + to`.
+  struct Own {
+    std::size_t field;
+    Loops loops;
+    std::int64_t from, to;
+  };
+  /// Kind add: where the sums of a field are. `at` < 0: in the field itself. Else at byte `at` of the memory of sums stands
+  /// the sum of the field's element at byte `low`; elements are `widen` times as far apart there.
+  struct Sums {
+    std::int64_t at = -1, low = 0, widen = 1;
+    /// The place of the field's element at byte `offset`, from where the memory of sums, or the field, begins.
+    std::int64_t place(std::int64_t offset) const noexcept {
+      return at < 0 ? offset : at + (offset - low) * widen;
+    }
+  };
+  /// Kind add, of a box that is added to, where its sums are not in the field: the loops from the field to its sums, and back.
+  struct Widened {
+    std::size_t field;
+    Loops widen, round;
+    std::int64_t in_field, in_sums;
+  };
+
+  ExchangeProgram(const ExchangePlan& plan, int rank);
+
+  bool adds = false;
+  int rank = 0;
+  std::vector<DType> fields{};
+  std::vector<Side> sends{}, receives{};     ///< of other ranks, in the order of the ranks
+  std::vector<Own> own{};                    ///< in the order of the boxes
+  std::vector<Span> sent{}, written{};       ///< of each field: what is read from `in`, and written to `out`
+  std::int64_t in_bytes = 0, out_bytes = 0;  ///< to, and from, other ranks
+  std::vector<Sums> sums{};                  ///< kind add: of each field
+  std::vector<Widened> widened{};
+  std::int64_t sums_bytes = 0;  ///< of the memory of sums
+
+  /// Kind add: adds what came, in the order of the ranks, this rank's own at its place. `memory`: where the fields lie.
+  /// `sums_memory`: sums_bytes of it. `add(i)` adds what came of receives[i].
+  void add_all(const ExchangeField* memory, std::byte* sums_memory,
+               const std::function<void(std::size_t receive)>& add) const;
+  /// The same for one rank's packed bytes; for use in `add`.
+  void add_packed(std::size_t receive, const std::byte* packed, const ExchangeField* memory,
+                  std::byte* sums_memory) const;
+  /// Where the sums of a field begin, so that Sums::place() counts from there.
+  std::byte* sums_of(std::size_t field, const ExchangeField* memory, std::byte* sums_memory) const noexcept {
+    return sums[field].at < 0 ? static_cast<std::byte*>(memory[field].out) : sums_memory;
+  }
+  void copy_own(const ExchangeField* memory) const;
+};
+
+/// Throws bad_argument where a plan is wrong in itself: `exchange: box 3 of what is sent to rank 1: field is 2; expected 0
+/// to 1`. `tail`: what texts end with.
+void check_exchange(const ExchangePlan& plan, int rank, int size, const std::string& tail);
+/// Throws bad_argument where these fields cannot be exchanged: one has no memory, or what is written shares memory with
+/// what is read, or with other elements that are written. Costs as much as it has boxes.
+void check_exchange_memory(const ExchangePlan& plan, const ExchangeProgram& program,
+                           const ExchangeField* fields, const std::string& tail);
+
+}  // namespace weft

@@ -1,0 +1,54 @@
+// What a PersistentExchange holds: a plan that was checked, and what the transport has made of it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "backends/exchange/program.hpp"
+#include "group/user_numbers.hpp"
+#include "weft/backends/backend.hpp"
+#include "weft/group/process_group.hpp"
+
+namespace weft {
+
+class GroupState;
+
+namespace detail {
+
+struct PreparedExchange {
+  PreparedExchange(const ExchangePlan& plan_in, int rank) : plan(plan_in), program(plan, rank) {}
+
+  /// make_exchange() for a layer of weft that checks its plans and its fields itself.
+  static PersistentExchange make_sound(ProcessGroup& group, const ExchangePlan& plan);
+
+  GroupState* group = nullptr;  ///< alive as long as its users have not ended
+  std::shared_ptr<UserNumbers> users;
+  const ExchangePlan plan;
+  const ExchangeProgram program;
+  bool sound = false;  ///< whoever starts it has seen that no memory that is written is read or written twice
+  std::string tail;    ///< of texts
+  /// The group's: used and destroyed by its owner, not after the group.
+  std::unique_ptr<PlannedExchange> planned{};
+
+  /// Fields that were looked at and were right, and their number; the last ones.
+  struct Known {
+    std::vector<ExchangeField> fields{};
+    std::uint64_t memory = 0;  // 0: none
+  };
+  std::array<Known, 4> known{};
+  std::size_t next_known = 0;
+  std::uint64_t last_memory = 0;
+
+  /// The number of these fields' memory. Throws bad_argument where they are wrong.
+  std::uint64_t memory_of(std::span<const ExchangeField> fields);
+  /// Whether a field has bytes in [begin, end) that are sent or received.
+  bool touches(const ExchangeField* fields, const std::byte* begin, const std::byte* end) const noexcept;
+};
+
+}  // namespace detail
+
+}  // namespace weft
