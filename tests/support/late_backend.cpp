@@ -55,6 +55,7 @@ class LateCollectives final : public ForwardingBackend {
       : ForwardingBackend(std::move(inner)), device_(device), ranks_(ranks), traits_(this->inner().traits()) {
     traits_.name = "late";
     traits_.device = true;
+    traits_.ops &= ~op_bit(Op::exchange);  // as NCCL: of messages
     traits_.device_index = device.device().index;
     traits_.progress = ProgressStyle::stream;
   }

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <mutex>
 #include <new>
 
 #include "weft/base/name_ranks.hpp"
@@ -18,6 +20,20 @@ constexpr std::int64_t kHead =
     64;  // bytes of the hash, and of what keeps the packed bytes at lines of their own
 
 std::int64_t on_lines(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// What failed while a peer, or a library, might still write to it: it ends with the Context.
+class AbandonedFlights {
+ public:
+  explicit AbandonedFlights(Context&) {}
+  void add(std::shared_ptr<void> flight) {
+    const std::lock_guard lock(mutex_);
+    all_.push_back(std::move(flight));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<void>> all_;
+};
 
 }  // namespace
 
@@ -94,7 +110,12 @@ ExchangeByMessages::~ExchangeByMessages() = default;
 
 void ExchangeByMessages::abandon() noexcept {
   if (spare_.size() == flights_.size()) return;
-  for (auto& f : flights_) (void)f.release();
+  try {
+    auto& abandoned = context_.attached<AbandonedFlights>();
+    for (auto& f : flights_) abandoned.add(std::shared_ptr<Flight>(std::move(f)));
+  } catch (...) {  // out of memory: it stays for ever
+    for (auto& f : flights_) (void)f.release();
+  }
   flights_.clear();
 }
 

@@ -19,7 +19,7 @@ class ExchangeByMessages {
   /// `transport` has send and recv, and outlives this. Its failures are the exchange's.
   ExchangeByMessages(Context& context, Backend& transport, int rank);
   ~ExchangeByMessages();
-  /// The transport ends while a peer may still touch what failed: its memory is never given to anybody else.
+  /// The transport ends while a peer, or its library, may still write to what failed: that memory stays as long as the Context.
   void abandon() noexcept;
   ExchangeByMessages(const ExchangeByMessages&) = delete;
   ExchangeByMessages& operator=(const ExchangeByMessages&) = delete;

@@ -34,7 +34,6 @@ class ShmBackend final : public Backend, public WaitsElsewhere {
 
   ~ShmBackend() override {
     if (group_.context.forked()) return;  // the region is not mapped in a child
-    if (!shm::quiet(group_)) exchanges_.abandon();
     group_.mine().left.store(kLeaving, std::memory_order_seq_cst);
     compare_the_rest();
     group_.mine().left.store(kLeft, std::memory_order_seq_cst);

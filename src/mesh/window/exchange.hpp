@@ -1,4 +1,4 @@
-// An exchange in flight: what its two kinds share. By messages of the group (exchange.cpp), on any transport and device; over links, where the
+// An exchange in flight: what its two kinds share. As a call of the group (exchange.cpp), on any transport and device; over links, where the
 // ranks share memory (links/exchange.cpp).
 #pragma once
 
