@@ -1,6 +1,7 @@
 """Arguments of another type, out of range, or closed: each is named, and no call with them waits. On the main thread, where calls that block go through
 another one."""
 import signal
+import threading
 
 import numpy as np
 import pytest
@@ -152,11 +153,16 @@ def test_a_shape_of_one_number(names):
 
 def test_a_work_that_was_closed_has_no_result(ranks):
     """Its call may not have ended: the array that it was to write is not given out."""
+    closed = threading.Event()
+
     def program(group):
-        work = group.all_reduce(np.ones(2))
-        work.close()
-        with pytest.raises(weft.BadArgumentError, match="^the Work was closed before it was waited for; it has no result$"):
-            work.wait()
+        if group.rank == 0:
+            work = group.all_reduce(np.ones(2))
+            work.close()
+            closed.set()
+            with pytest.raises(weft.BadArgumentError, match="^the Work was closed before it was waited for; it has no result$"):
+                work.wait()
+        assert closed.wait(20)  # until then rank 0 is alone in its call, which has not ended
         with pytest.raises(weft.AbortedError):  # as every Work that is dropped
             group.all_reduce(np.ones(2)).wait()
     ranks(2, program)
