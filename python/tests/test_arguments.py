@@ -164,7 +164,8 @@ def test_a_work_that_was_closed_has_no_result(ranks):
                 work.wait()
         assert closed.wait(20)  # until then rank 0 is alone in its call, which has not ended
         with pytest.raises(weft.AbortedError):  # as every Work that is dropped
-            group.all_reduce(np.ones(2)).wait()
+            for _ in range(2):  # rank 0 has done its part of the first call of rank 1, which may end well
+                group.all_reduce(np.ones(2)).wait()
     ranks(2, program)
 
 
