@@ -1,4 +1,4 @@
-"""The page docs/python.md, and the programs of examples/python, which print what their pages show. Those with torch: test_torch_examples.py."""
+"""The pages README.md and docs/python.md, and the programs of examples/python, which print what their pages show. Those with torch: test_torch_examples.py."""
 import os
 import pathlib
 import re
@@ -23,6 +23,14 @@ def test_page(processes, size, tmp_path):
     done = processes(size, "import os, runpy, sys; os.chdir(sys.argv[1]); runpy.run_path('page.py')", tmp_path)
     total, mean = np.arange(4.0) * size + sum(range(size)), 1.5 + (size - 1) / 2
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} of {size}: {total} {mean}" for rank in range(size)]
+
+
+def test_readme(processes, tmp_path):
+    """The Python block of README.md is a program; it prints the sum that install_test.sh expects of the C++ one."""
+    block, = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+    (tmp_path / "page.py").write_text(block, encoding="utf-8")
+    done = processes(2, "import os, runpy, sys; os.chdir(sys.argv[1]); runpy.run_path('page.py')", tmp_path)
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 2: sum 3" for rank in range(2)]
 
 
 @pytest.mark.parametrize("name", ["numpy_data_parallel", "stencil"])

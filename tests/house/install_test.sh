@@ -1,23 +1,24 @@
 #!/usr/bin/env bash
-# Installs a build into a fresh prefix, moves it to another place, and uses it there as a user does: README's commands, C++ and CMake
-# lines are taken from README.md as they stand; examples/c and README's program are built by pkg-config, too; the ranks are started by the
-# installed launcher. In the end `uninstall` leaves nothing.
+# Installs a build into a fresh prefix, moves it to another place, and uses it there as a user does: the C++
+# program of README.md, the commands and CMake lines of docs/install.md are taken as they stand; examples/c and
+# README's program are built by pkg-config, too; the installed launcher starts the ranks. In the end `uninstall`
+# leaves nothing.
 #
 #   install_test.sh SOURCE BUILD
 set -euo pipefail
 source_dir=$1 build_dir=$2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-prefix=$work/home/weft  # as README.md has it
+prefix=$work/home/weft  # as docs/install.md has it
 
 fail() { echo "FAILED: $*"; exit 1; }
 
-# fence LANGUAGE NUMBER: the fenced block of README.md of that language, counted from 1.
+# fence PAGE LANGUAGE NUMBER: the fenced block of the page in that language, counted from 1.
 fence() {
-  awk -v open='```'"$1" -v wanted="$2" '$0 == open { on = ++seen == wanted; next } $0 == "```" { on = 0 } on' "$source_dir/README.md"
+  awk -v open='```'"$2" -v wanted="$3" '$0 == open { on = ++seen == wanted; next } $0 == "```" { on = 0 } on' "$source_dir/$1"
 }
 
-# as_user COMMANDS: in the folder of the program; what README.md calls $HOME is ours.
+# as_user COMMANDS: in the folder of the program; $HOME of docs/install.md is ours.
 as_user() {
   (cd "$work/hello" && HOME=$work/home bash -euo pipefail -c "$1") >"$work/user.log" 2>&1 || { cat "$work/user.log"; fail "$1"; }
 }
@@ -31,12 +32,12 @@ expect_sum() {
   echo "$1: ok"
 }
 
-# README's first block builds weft and installs it; here it is built already.
+# The first block of docs/install.md builds weft and installs it; here it is built already.
 mkdir -p "$work/hello" "$work/made" "$work/home" "$work/weft/build"
 ln -s "$build_dir" "$work/weft/build/install"
-install=$(fence sh 1)
+install=$(fence docs/install.md sh 1)
 grep -q '^cmake --preset install && cmake --build --preset install && cmake --install build/install ' <<<"$install" ||
-  fail "README.md does not begin with building and installing weft: $install"
+  fail "docs/install.md does not begin with building and installing weft: $install"
 for kind in configure build; do
   (cd "$source_dir" && cmake --list-presets=$kind) | grep >/dev/null '"install"' || fail "there is no $kind preset \"install\""
 done
@@ -56,17 +57,17 @@ print("\n".join(dead))
 sys.exit(bool(dead) or len(pages) < 20)
 END
 
-fence cpp 1 >"$work/hello/hello.cpp"
-fence cmake 1 >"$work/hello/CMakeLists.txt"
+fence README.md cpp 1 >"$work/hello/hello.cpp"
+fence docs/install.md cmake 1 >"$work/hello/CMakeLists.txt"
 grep -q all_reduce "$work/hello/hello.cpp" || fail "README.md has no C++ block"
-grep -q find_package "$work/hello/CMakeLists.txt" || fail "README.md has no CMake block"
-as_user "export CMAKE_GENERATOR=Ninja; $(fence sh 2)"
+grep -q find_package "$work/hello/CMakeLists.txt" || fail "docs/install.md has no CMake block"
+as_user "export CMAKE_GENERATOR=Ninja; $(fence docs/install.md sh 2)"
 expect_sum "find_package"
 
 if command -v pkg-config >/dev/null; then
   libraries=$(dirname "$(find "$prefix" -name weft.pc)")
   [ "$libraries" = "$prefix/lib/pkgconfig" ] || ln -s "$(dirname "$libraries")" "$prefix/lib"
-  as_user "$(fence sh 3)"
+  as_user "$(fence docs/install.md sh 3)"
   expect_sum "pkg-config"
   export PKG_CONFIG_PATH=$libraries
   as_user 'cc -std=c11 -Wall -Wextra -Wpedantic -Werror '"$source_dir"'/examples/c/hello.c -o in_c $(pkg-config --cflags --libs weft) &&
