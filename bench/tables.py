@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Takes all the tables of bench/README.md, one `weft bench` after the other, and puts them there.
+"""Takes the tables of bench/results, one `weft bench` after the other, and writes them into a page there.
 
     bench/tables.py --out FOLDER                   everything: FOLDER/<name>.md, .json, .svg
     bench/tables.py --out FOLDER --only facade,p2p some of it
     bench/tables.py --out FOLDER --only layers     a table that is taken in pieces; layers.mlp takes those that begin so
-    bench/tables.py --out FOLDER --paste           writes what FOLDER holds into bench/README.md
+    bench/tables.py --out FOLDER --paste PAGE      writes the tables of FOLDER into PAGE, such as
+                                                   bench/results/2026-11-30-epyc-zen5.md; makes it if it is absent
     bench/tables.py --list                         the commands
 
 With rights to it (root) each command runs under a real-time policy, which keeps other programs off the cores: `chrt -f 10`;
@@ -127,9 +128,15 @@ def joined(texts):
     return "\n\n".join(["\\\n".join(commands), *rest])
 
 
+def new_page(a):
+    """A page with a place for each table that --out holds; the machine's description is added by hand."""
+    names = dict.fromkeys(piece.partition(".")[0] for piece in runs(a) if (a.out / f"{piece}.md").exists())
+    places = [f"## {name}\n\n<!-- table {name} -->\n<!-- end -->\n" for name in names]
+    return "\n".join([f"# {a.paste.stem}\n\nMachine: . Commit {commit()}.\n", *places])
+
+
 def paste(a):
-    readme = HERE / "README.md"
-    text = readme.read_text()
+    text = a.paste.read_text() if a.paste.exists() else new_page(a)
     for name in re.findall(r"<!-- table (\w+) -->", text):
         pieces = [piece for piece in runs(a) if piece == name or piece.startswith(f"{name}.")]
         missing = [piece for piece in pieces if not (a.out / f"{piece}.md").exists()]
@@ -142,7 +149,7 @@ def paste(a):
         begin, end = f"<!-- table {name} -->", "<!-- end -->"
         first = text.index(begin) + len(begin)
         text = text[:first] + "\n" + folded(name, table) + "\n" + text[text.index(end, first):]
-    readme.write_text(text)
+    a.paste.write_text(text)
     for name in ("all_reduce",):
         if (a.out / f"{name}.svg").exists():
             shutil.copyfile(a.out / f"{name}.svg", HERE / f"{name}.svg")
@@ -157,7 +164,7 @@ def main():
     p.add_argument("--seconds", type=float, default=0.1, help="of sampling for each size, program and round")
     p.add_argument("--rounds", type=int, default=2)
     p.add_argument("--only", default="", help="names, separated by commas")
-    p.add_argument("--paste", action="store_true", help="write into bench/README.md what --out holds")
+    p.add_argument("--paste", type=pathlib.Path, metavar="PAGE", help="write the tables of --out into this page")
     p.add_argument("--list", action="store_true")
     a = p.parse_args()
     table = runs(a)

@@ -107,6 +107,7 @@ foreach(linked bench/README.md bench/all_reduce.svg tests/cases/README.md tools/
   cmake_path(GET linked PARENT_PATH folder)
   install(FILES ${PROJECT_SOURCE_DIR}/${linked} DESTINATION ${weft_pages}/${folder})
 endforeach()
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/bench/results DESTINATION ${weft_pages}/bench)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/examples DESTINATION ${weft_pages})
 
 configure_file(${PROJECT_SOURCE_DIR}/cmake/Uninstall.cmake.in ${PROJECT_BINARY_DIR}/uninstall.cmake @ONLY)
