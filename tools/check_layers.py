@@ -32,6 +32,7 @@ A finding is one line, `file:line: what; the rule`. Exit status 1 if there is an
     of the program as the standard library's do.
 17. Files are made by NewFile (src/base/files/new_file.hpp) alone: nothing else in src/, include/ and tools/ gives a file a name with
     O_CREAT, creat or fopen, but for what MAKES_FILES lists with its reason.
+18. Each record in docs/decisions has a line in docs/decisions/README.md, and each line there has its record.
 """
 import pathlib
 import re
@@ -297,8 +298,22 @@ def streams_of_the_program(path, text):
         yield line, f"std::{match.group(1)} takes the locale of the program; expected a stream of {PLAIN_STREAMS}"
 
 
+def unlisted_decisions(tree):
+    """Records without a line in the index of decisions, and lines without a record."""
+    index = tree / "docs/decisions/README.md"
+    if not index.parent.exists():
+        return
+    text = index.read_text(encoding="utf-8") if index.exists() else ""
+    rows = set(re.findall(r"^\| \[[^]]*\]\(([^)]*\.md)\)", text, re.M))
+    records = {p.name for p in index.parent.glob("*.md")} - {index.name}
+    for name in sorted(records - rows):
+        yield f"docs/decisions/{name}:1: has no line in docs/decisions/README.md"
+    for name in sorted(rows - records):
+        yield f"docs/decisions/README.md:1: has a line for {name}, which is not there"
+
+
 def findings(tree):
-    found = list(wrongly_listed_mutants(tree)) + list(too_far_by_others(tree)) + list(without_standard(tree)) + list(crowded_folders(tree))
+    found = list(unlisted_decisions(tree)) + list(wrongly_listed_mutants(tree)) + list(too_far_by_others(tree)) + list(without_standard(tree)) + list(crowded_folders(tree))
     table = tree / "src/base/env.cpp"
     known = set(VARIABLE_ROW.findall(table.read_text(encoding="utf-8"))) if table.exists() else set()
     files = sorted(p for top in ("include", "src", "tests", "tools", "bench", "examples")
@@ -357,6 +372,8 @@ def self_test():
         "include/weft/backends/near.hpp": '#include "weft/base/a.hpp"\n',
         "src/base/text/plain_streams.hpp": 'class FileIn : public std::ifstream {};\n',
         "src/CMakeLists.txt": 'set(with_mutants host/arena.cpp)\n',
+        "docs/decisions/README.md": '| record | decision |\n|---|---|\n| [a](a.md) | one |\n',
+        "docs/decisions/a.md": '# One\n',
         "tools/weft/main.cpp": '#include "weft/weft.hpp"\n#include "commands.hpp"\n#include <CLI/CLI.hpp>\n',
     }
     faults = {
@@ -387,6 +404,7 @@ def self_test():
         ("src/mesh/u.cpp", 1, '#include "weft/weft.h"'): "is for programs",
         ("src/checkpoint/x.cpp", 1, '#include "capi/handles.hpp"'): "checkpoint may not know capi",
         ("src/misc/x.cpp", 1, ''): "no layer",
+        ("docs/decisions/b.md", 1, '# Two'): "no line in docs/decisions/README.md",
         ("src/store/x.cpp", 1, '#include "weft/group/process_group.hpp"'): "store may not know group",
         ("src/backends/y.cpp", 2, '\nm.store->add(fmt::format("{}", f(a, b)), 1);'): "without a deadline",
         ("src/CMakeLists.txt", 1, 'set(with_mutants host/arena.cpp base/log.cpp)'): "does not include base/mutant.hpp",
@@ -407,7 +425,7 @@ def self_test():
         for name, text in sound.items():
             write(name, text)
         found, count = findings(tree)
-        assert not found and count == len(sound) - 1, found  # one is CMake's
+        assert not found and count == len(sound) - 3, found  # one is CMake's, two are pages
         for name, _, text in faults:
             write(name, text)
         for number in range(FILES_MAX + 1):
