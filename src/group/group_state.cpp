@@ -588,23 +588,6 @@ std::optional<MessageInfo> GroupState::probe(int source, const CallOptions& opti
   return found;
 }
 
-void GroupState::has_waited(const Work& work, Duration waited) noexcept {
-  own();
-  Ring::Slot& slot = ring_[work.slot()];
-  if (!ring_.finished(work.slot(), work.ticket_)) {
-    inspect();  // time in which nobody looked, before it was submitted, is none of its own
-    Watch::begin(slot, Clock::now(), waited);
-  }
-  disown();
-}
-
-void GroupState::also_awaits(WaitsElsewhere::Awaited awaited) {
-  own();
-  if (auto* const backend = dynamic_cast<WaitsElsewhere*>(backend_.get()))
-    backend->also_awaits(std::move(awaited));
-  disown();
-}
-
 MessageInfo GroupState::wait_message(int source, const CallOptions& options) {
   check_may_wait();
   Work work = submit(call::wait_message(source, options));
@@ -879,10 +862,6 @@ void GroupState::fail_dropped(const Failure& why) noexcept {
 }
 
 bool GroupState::quiesce(Duration limit) noexcept {
-  for (const Deadline end = Deadline::after(limit); stuck_elsewhere_.load(std::memory_order_acquire) > 0;) {
-    if (end.passed()) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
   return failure_.quiesce(limit, ring_);
 }
 

@@ -13,7 +13,6 @@
 #include <string>
 #include <vector>
 
-#include "backends/waits_elsewhere.hpp"
 #include "base/waits/suspension.hpp"
 #include "group/callbacks/callback.hpp"
 #include "group/check.hpp"
@@ -67,13 +66,6 @@ class GroupState final : public Driven, public BlockHolder {
   Work submit_all(std::span<const Call> calls, bool apart = false);
   /// See ProcessGroup.
   std::optional<MessageInfo> probe(int source, const CallOptions& options);
-  /// What the call of this Work waits for has been waited for that long already, of its deadline.
-  void has_waited(const Work& work, Duration waited) noexcept;
-  /// See WaitsElsewhere. `awaited` is called by the owner of this group.
-  void also_awaits(WaitsElsewhere::Awaited awaited);
-  /// So many threads of this rank more, or fewer, may write to memory of the program although what they do has failed: they are stuck in the kernel.
-  /// quiesce() is false meanwhile.
-  void stuck_elsewhere(int change) noexcept { stuck_elsewhere_.fetch_add(change, std::memory_order_acq_rel); }
   MessageInfo wait_message(int source, const CallOptions& options);
   /// True: the call of that ticket is done, and its Work given back. Throws where it failed. Polls once.
   bool poll(std::uint32_t slot, std::uint32_t ticket);
@@ -285,7 +277,6 @@ class GroupState final : public Driven, public BlockHolder {
   std::atomic<bool> exchanges_begun_{false};
   Watch watch_;
   std::atomic<int> asleep_{0};  // threads of this rank asleep
-  std::atomic<int> stuck_elsewhere_{0};
 
   mutable std::mutex mutex_;
   std::optional<Dependents::Entry> listed_{std::in_place, context,

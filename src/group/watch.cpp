@@ -89,10 +89,10 @@ bool Watch::inspect() noexcept {
   return failed;
 }
 
-void Watch::begin(Ring::Slot& slot, Clock::time_point now, Duration waited) noexcept {
+void Watch::begin(Ring::Slot& slot, Clock::time_point now) noexcept {
   slot.waited = true;
   slot.expires =
-      slot.deadline >= std::chrono::hours(24 * 365) ? Clock::time_point::max() : now + slot.deadline - waited;
+      slot.deadline >= std::chrono::hours(24 * 365) ? Clock::time_point::max() : now + slot.deadline;
   slot.warns = now + slot.deadline / kWarnAfter;
 }
 
@@ -101,7 +101,7 @@ bool Watch::inspect(Ring::Slot& slot, Clock::time_point now) noexcept {
   Ring::Slot& head = ring_.head_of(slot);
   const bool behind = &head != &slot;
   if (!slot.waited) {
-    begin(slot, now, {});
+    begin(slot, now);
   } else if (now >= slot.expires + (WEFT_MUTANT("slow_deadline") ? 3 * slot.deadline : Duration())) {
     if (!backend_.ask(head.op)) return false;
     expire(head.waited && now >= head.expires ? head : slot, head);

@@ -21,8 +21,6 @@ class Watch {
   /// The deadline's clock of a call starts here, at the first look after polls have failed. True: the backend
   /// has failed, perhaps because a deadline has passed.
   [[gnu::cold]] bool inspect() noexcept;
-  /// What that call waits for was waited for before it was submitted: the deadline's clock began then.
-  static void begin(Ring::Slot& slot, Clock::time_point now, Duration waited) noexcept;
   /// What each rank called last, for the Error of a time-out: as the backend knows it, and of this rank as the
   /// ring has it. Empty: the backend cannot tell.
   [[gnu::cold]] std::vector<LastCall> last_calls() noexcept;
@@ -30,6 +28,7 @@ class Watch {
   [[gnu::cold]] std::string told_last_calls();
 
  private:
+  static void begin(Ring::Slot& slot, Clock::time_point now) noexcept;
   void pass_over(Duration gap) noexcept;
   bool inspect(Ring::Slot& slot, Clock::time_point now) noexcept;
   void warn(Ring::Slot& slot) noexcept;

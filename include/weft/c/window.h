@@ -3,8 +3,7 @@
  *
  * Plans are made once, without communication, and used as often as needed; each rank gives the same. A plan keeps its layout and
  * mesh, and is used by one thread at a time. What moves elements is collective among the ranks of the axes that cut the
- * dimensions named, which begin and finish exchanges in the same order. Over shm it uses messages with a tag of its own, 0x7fff0056, in the
- * group of these axes. The first start of a plan waits for that of the other ranks: where they gave different things, all get WEFT_MISMATCH, whose text
+ * dimensions named, which begin exchanges in the same order; each is a call of the group of these axes. The first start of a plan waits for that of the other ranks: where they gave different things, all get WEFT_MISMATCH, whose text
  * has what two of them gave.
  *
  * A plan may have several exchanges in flight. To begin one that writes what one of them still reads or writes, or reads what one writes, is

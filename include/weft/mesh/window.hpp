@@ -137,12 +137,10 @@ class [[nodiscard]] WindowTransfer {
 };
 
 /// The plan of an exchange: made once, used as often as needed. Ranks whose windows touch nothing of each other exchange nothing. On axes
-/// of one rank it is a local copy. Where ranks share memory (shm), each pair of ranks has a link: up to 1 KiB is packed beside a flag; what is more is copied once,
-/// from the sender's memory to its place here. Elsewhere it is an exchange of the group (ProcessGroup::make_exchange), in the group of the axes that cut the
-/// dimensions named.
+/// of one rank it is a local copy. Else it is an exchange (ProcessGroup::make_exchange) in the group of the axes that cut the
+/// dimensions named: a call of that group like any other, with its deadline, its number and its place in traces.
 ///
-/// Over shm it uses messages with the tag 0x7fff0056 in that group. The first start() of a Window waits for that of
-/// the other ranks: they compare what they gave, and all throw mismatch where that differs: `window: the edge before dimension 0 is reflect on rank 1 and zero on
+/// The first start() of a Window waits for that of the other ranks: they compare what they gave, and all throw mismatch where that differs: `window: the edge before dimension 0 is reflect on rank 1 and zero on
 /// rank 0; expected the same on all ranks`.
 class Window {
  public:

@@ -21,6 +21,14 @@ constexpr std::int64_t kHead =
 
 std::int64_t on_lines(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
+// What a transport says of one of its messages, as it is said of an exchange.
+std::string in_words_of_an_exchange(std::string story) {
+  static constexpr std::string_view kMessage = " it (tag -1)", kPart = " its part";
+  if (const std::size_t at = story.find(kMessage); at != story.npos)
+    story.replace(at, kMessage.size(), kPart);
+  return story;
+}
+
 // What failed while a peer, or a library, might still write to it: it ends with the Context.
 class AbandonedFlights {
  public:
@@ -330,9 +338,9 @@ std::vector<int> ExchangeByMessages::missing(const OpState& s, std::string& stor
   }
   std::sort(ranks.begin(), ranks.end());
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
-  story = ranks.size() == 1 ? first
+  story = ranks.size() == 1 ? in_words_of_an_exchange(std::move(first))
           : ranks.empty()   ? "every rank is there"
-                            : fmt::format("{} have not done their part (by messages)", name_ranks(ranks));
+                            : fmt::format("{} have not done their part", name_ranks(ranks));
   return ranks;
 }
 

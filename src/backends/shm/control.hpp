@@ -145,6 +145,8 @@ struct RankBlock {
   std::atomic<std::uint32_t> segments;  ///< segments of its arena, for peers to map
   std::atomic<std::uint64_t> probe;     ///< while the group is made: address of its words for single copies
   std::atomic<std::uint32_t> single;    ///< while the group is made: how its look at the others' words went
+  std::atomic<std::uint32_t>
+      mapped_all;  ///< while the group is made: 1: it shares memory, and has mapped all others'
   std::atomic<std::uint32_t> asking;    ///< it waits for answers to a roll-call
   std::atomic<std::uint64_t> answered;  ///< the last roll-call that it has answered
   std::atomic<std::uint64_t>
@@ -230,6 +232,13 @@ class Control {
     return reinterpret_cast<std::atomic<std::uint32_t>*>(
         base_ + opened_at(size_))[static_cast<std::size_t>(to) * row() + from];
   }
+  /// by rank `from`: where the memory of its exchanges with rank `to` lies (PairMemory); 0: it has none. Those of one
+  /// receiver are side by side.
+  std::atomic<std::uint64_t>& ring(int from, int to) const {
+    return reinterpret_cast<std::atomic<std::uint64_t>*>(
+        base_ +
+        rings_at(size_))[static_cast<std::size_t>(to) * ring_row(size_) + static_cast<std::size_t>(from)];
+  }
   /// the ranks that the abort record names; by the rank that has claimed it
   RankSet blamed() const { return rank_set(size_); }
   /// by rank r: the ranks it waits for, from its last answer to a roll-call
@@ -267,7 +276,9 @@ class Control {
     return {reinterpret_cast<RankSet::Word*>(base_ + sets_at(size_) + which * set_bytes(size_)),
             static_cast<int>(size_)};
   }
-  static std::size_t sets_at(std::size_t n) { return opened_at(n) + n * ((n + 15) / 16 * 16) * 4; }
+  static constexpr std::size_t ring_row(std::size_t n) { return (n + 7) / 8 * 8; }
+  static std::size_t rings_at(std::size_t n) { return opened_at(n) + n * ((n + 15) / 16 * 16) * 4; }
+  static std::size_t sets_at(std::size_t n) { return rings_at(n) + n * ring_row(n) * 8; }
   static std::size_t details_at(std::size_t n) { return pages(sets_at(n) + (n + 1) * set_bytes(n)); }
   static constexpr std::size_t detail_bytes(std::size_t n) {
     return (sizeof(Detail) + n * sizeof(Block) + 63) / 64 * 64;

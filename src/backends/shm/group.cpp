@@ -40,11 +40,7 @@ Buffer Group::publish(const std::byte* data, std::size_t bytes, int reader) cons
                              : Buffer{Buffer::foreign, 0, 0};
   const std::optional<SegmentPlace> place = context.arena().find(data, bytes);
   if (!place) return foreign;
-  const std::uint32_t segments = context.arena().segment_count();
-  if (mine().segments.load(std::memory_order_relaxed) != segments) {
-    context.host_peers().show_segments();
-    mine().segments.store(segments, std::memory_order_seq_cst);
-  }
+  show_segments();
   for (int r = 0; r < size; ++r)  // every reader must have mapped the segment
     if (r != rank && (reader == kEverybody || reader == r) &&
         control.mapped(r, rank).load(std::memory_order_seq_cst) <= place->segment)
@@ -52,21 +48,29 @@ Buffer Group::publish(const std::byte* data, std::size_t bytes, int reader) cons
   return {Buffer::shared, place->segment, place->offset};
 }
 
+void Group::show_segments() const noexcept {
+  const std::uint32_t segments = context.arena().segment_count();
+  if (mine().segments.load(std::memory_order_relaxed) == segments) return;
+  context.host_peers().show_segments();
+  mine().segments.store(segments, std::memory_order_seq_cst);
+}
+
 void Group::map_news() const noexcept {
-  if (one_process) return;
-  for (int r = 0; r < size; ++r) {
-    if (r == rank) continue;
-    std::atomic<std::uint32_t>& mapped = control.mapped(rank, r);
-    const std::uint32_t wanted = of(r).segments.load(std::memory_order_seq_cst);
-    std::uint32_t have = mapped.load(std::memory_order_relaxed);
-    if (have >= wanted) continue;
-    Clock::time_point& not_before = ask_again[static_cast<std::size_t>(r)];
-    if (Clock::now() < not_before) continue;
-    PeerProcess& process = *processes[static_cast<std::size_t>(r)];
-    if (!process.map_segments(wanted, Deadline::after(kMapPatience))) not_before = Clock::now() + kMapPause;
-    while (have < wanted && process.segment(have) != nullptr) ++have;
-    mapped.store(have, std::memory_order_seq_cst);
-  }
+  for (int r = 0; r < size; ++r) map_news(r);
+}
+
+void Group::map_news(int r) const noexcept {
+  if (one_process || r == rank) return;
+  std::atomic<std::uint32_t>& mapped = control.mapped(rank, r);
+  const std::uint32_t wanted = of(r).segments.load(std::memory_order_seq_cst);
+  std::uint32_t have = mapped.load(std::memory_order_relaxed);
+  if (have >= wanted) return;
+  Clock::time_point& not_before = ask_again[static_cast<std::size_t>(r)];
+  if (Clock::now() < not_before) return;
+  PeerProcess& process = *processes[static_cast<std::size_t>(r)];
+  if (!process.map_segments(wanted, Deadline::after(kMapPatience))) not_before = Clock::now() + kMapPause;
+  while (have < wanted && process.segment(have) != nullptr) ++have;
+  mapped.store(have, std::memory_order_seq_cst);
 }
 
 void Group::say_damaged(const OpState& s, int r, const Buffer& b, std::int64_t skip,

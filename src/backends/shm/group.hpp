@@ -35,8 +35,11 @@ struct Group {
   bool one_process = true;  ///< all ranks are threads of this process
   bool oversubscribed =
       false;  ///< more ranks on this host than cores that the group's ranks may use: nobody spins
-  SingleCopy single_copy =
-      SingleCopy::off;  ///< all ranks may, and are to, reach each other by the kernel's single copies
+  /// All ranks may reach each other by the kernel's single copies, and calls take that way where a table says so.
+  SingleCopy single_copy = SingleCopy::off;
+  /// All ranks may read each other's memory so, and WEFT_SINGLE_COPY is not off: an exchange tries it, and measures.
+  bool may_pull = false;
+  bool pairs_usable = false;  ///< PairMemory::usable()
   RegionRef region;
   Control control;
   std::vector<PeerProcessRef> processes;             ///< the process of each rank
@@ -79,8 +82,12 @@ struct Group {
   /// Rank `r`'s memory that this rank reaches through the kernel alone. So it does that of a thread of this process, too: an
   /// address that another process may have written to is not followed.
   bool by_kernel(int r, const Buffer& b) const noexcept { return b.kind == Buffer::remote && r != rank; }
+  /// Shows peers all segments of this process's arena, so that they can map them.
+  void show_segments() const noexcept;
   /// Maps the segments that peers have added to their arenas, and tells those peers. Takes little time.
   void map_news() const noexcept;
+  /// The same of one peer.
+  void map_news(int r) const noexcept;
 
   bool aborted() const noexcept {
     return !WEFT_MUTANT("lost_abort") && control.abort().state.load(std::memory_order_seq_cst) != 0;

@@ -208,21 +208,27 @@ class Assembled {
 };
 
 // Two phases: all present, so that segments can be mapped; all mapped, so that the first call finds it done.
-void map_all(const GroupInit& b, Group& g, SingleCopy single_copy) {
+void map_all(const GroupInit& b, Group& g, SingleCopy single_copy, bool may_pull) {
+  bool usable = true;
   if (!g.one_process) {
-    b.context.arena().ensure_segment();
+    usable = b.context.arena().ensure_segment();
     b.context.host_peers().show_segments();
     g.mine().segments.store(b.context.arena().segment_count(), std::memory_order_seq_cst);
   }
   g.control.keep_pairs_small();
   if (memory_nodes() > 1) g.control.touch(b.rank);
-  SingleCopyProbe probe(g, single_copy);
+  SingleCopyProbe probe(g, single_copy, may_pull);
   Assembled all(b, g);
   all.meet(1);
   g.map_news();
+  for (int r = 0; r < g.size && usable; ++r)
+    usable = g.one_process || r == g.rank || g.control.mapped(g.rank, r).load(std::memory_order_relaxed) > 0;
+  g.mine().mapped_all.store(usable ? 1 : 0, std::memory_order_seq_cst);
   probe.look();
   all.meet(2);
   probe.settle();
+  g.pairs_usable = true;
+  for (int r = 0; r < g.size; ++r) g.pairs_usable &= g.of(r).mapped_all.load(std::memory_order_seq_cst) == 1;
 }
 
 // What all ranks have published about themselves. Adds the cores that they may use to `cores`. Throws if a
@@ -264,7 +270,8 @@ Group init_group(const GroupInit& b) {
   g.in_chunk = hooks.in_chunk;
   if (WEFT_MUTANT("leaked_descriptor")) ::memfd_create("lost", 0);
   HostPeers& host_peers = b.context.host_peers();
-  const SingleCopy single_copy = single_copy_of(single_copy_setting());
+  const SingleCopySetting setting = single_copy_setting();
+  const SingleCopy single_copy = single_copy_of(setting);
   // Before the others know of this rank.
   const int region = b.size > 1 && b.rank == 0 ? host_peers.next_region_number() : 0;
   if (b.size > 1 && b.rank == 0) g.region = offer_control(b, region);
@@ -283,6 +290,7 @@ Group init_group(const GroupInit& b) {
   if (b.size == 1) {
     g.region = private_region(Control::bytes(1));
     g.control = Control(g.region->data, 1);
+    g.pairs_usable = true;
     return g;
   }
   if (b.rank != 0) g.region = open_control(b, *g.processes[0], infos[0].region, began);
@@ -292,7 +300,7 @@ Group init_group(const GroupInit& b) {
                                                  g.region->bytes, Control::bytes(b.size))));
   g.control = Control(g.region->data, b.size);
   try {
-    map_all(b, g, single_copy);
+    map_all(b, g, single_copy, setting != SingleCopySetting::off);
   } catch (const Error& e) {
     const Error told = give_up(b, e);
     raise(g, reason_of(b, told));

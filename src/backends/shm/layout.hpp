@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "backends/shm/control.hpp"
+#include "backends/shm/exchange/ring.hpp"
 #include "backends/shm/paths.hpp"
 #include "base/hash.hpp"
 #include "host/arena.hpp"
@@ -16,7 +17,9 @@ namespace weft::shm {
 /// Which path a call takes.
 constexpr std::uint64_t digest_of_paths() noexcept {
   Fnv1a hash;
-  for (const std::int64_t bytes : {kAskedAhead, kExposedFrom, kHelpFrom, kStreamFrom, kNoLimit})
+  for (const std::int64_t bytes :
+       {kAskedAhead, kExposedFrom, kHelpFrom, kStreamFrom, kNoLimit, kFewBytes, kPackedBytes, kMeasuredBytes,
+        kKernelBytes, kLongRun, kStreamedBytes, kStreamedRun})
     hash.add(static_cast<std::uint64_t>(bytes));
   const auto add = [&](SizeRange range) { hash.add(digest_of(range.from, range.to)); };
   for (const SingleCopyRow& r : kSingleCopy) {
@@ -57,10 +60,18 @@ constexpr std::uint64_t digest_of_control() noexcept {
                      offsetof(RankBlock, staged), offsetof(RankBlock, reduced), offsetof(RankBlock, copied),
                      offsetof(RankBlock, active), offsetof(RankBlock, sleeping), offsetof(RankBlock, left),
                      offsetof(RankBlock, joined), offsetof(RankBlock, segments), offsetof(RankBlock, probe),
-                     offsetof(RankBlock, single), offsetof(RankBlock, asking), offsetof(RankBlock, answered),
-                     offsetof(RankBlock, message), offsetof(RankBlock, message_count),
-                     offsetof(RankBlock, message_tag), offsetof(RankBlock, inbox),
-                     offsetof(RankBlock, arrivals)));
+                     offsetof(RankBlock, single), offsetof(RankBlock, mapped_all),
+                     offsetof(RankBlock, asking), offsetof(RankBlock, answered), offsetof(RankBlock, message),
+                     offsetof(RankBlock, message_count), offsetof(RankBlock, message_tag),
+                     offsetof(RankBlock, inbox), offsetof(RankBlock, arrivals)));
+  hash.add(
+      digest_of(kExchangeSlots, kSlotBytes, kBesideBytes, kBoxNumbers, kAboutBytes, kTimings, kMostPlaces));
+  hash.add(digest_of(sizeof(Slot), offsetof(Slot, sequence), offsetof(Slot, form), offsetof(Slot, taken),
+                     offsetof(Slot, holds), offsetof(Slot, timing), offsetof(Slot, beside),
+                     offsetof(Slot, apart), offsetof(Slot, boxes_id), offsetof(Slot, places),
+                     offsetof(Slot, about), offsetof(Slot, boxes), static_cast<int>(Holds::by_kernel),
+                     Took::kShift));
+  hash.add(digest_of(sizeof(Ring), offsetof(Ring, slots), offsetof(Ring, taken), offsetof(Ring, took)));
   hash.add(digest_of(sizeof(AbortRecord), offsetof(AbortRecord, state), offsetof(AbortRecord, code),
                      offsetof(AbortRecord, op), offsetof(AbortRecord, call), offsetof(AbortRecord, text),
                      offsetof(AbortRecord, asked), AbortRecord::kSealed));

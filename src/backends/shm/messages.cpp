@@ -168,7 +168,7 @@ void Messages::match(OpState& recv, const UnexpectedMessage& head, const std::by
   st.phase = Phase::matched;
   if (st.place.kind == Buffer::shared || st.place.kind == Buffer::pointer) return;
   Peer& peer = peers_[static_cast<std::size_t>(recv.peer)];
-  group_.map_news();  // so that the next one may be read where it lies
+  group_.map_news(recv.peer);  // so that the next one may be read where it lies
   if (st.place.kind == Buffer::foreign) {
     peer.streams.push_back(&recv);
   } else {

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <chrono>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -21,14 +20,14 @@ class RollCall {
  public:
   explicit RollCall(const Group& group) : group_(group), stopped_(static_cast<std::size_t>(group.size)) {}
   /// Answers if a peer has asked since last time. `awaited()`: the ranks that this rank waits for in this
-  /// group; nothing: it answers later. `message()`: the oldest message that it waits in; null: none.
+  /// group. `message()`: the oldest message that it waits in; null: none.
   template <class Awaited, class Message>
   void answer(const Awaited& awaited, const Message& message) noexcept {
     const std::uint64_t asked = group_.control.abort().asked.load(std::memory_order_seq_cst);
     if (asked == group_.mine().answered.load(std::memory_order_relaxed) || WEFT_MUTANT("unheard_roll_call"))
       return;
     try {
-      if (const std::optional<std::vector<int>> ranks = awaited()) write(asked, *ranks, message());
+      write(asked, awaited(), message());
     } catch (...) {  // no memory for the ranks: later
     }
   }

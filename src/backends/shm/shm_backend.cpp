@@ -9,9 +9,9 @@
 #include "backends/exchange/by_messages.hpp"
 #include "backends/last_calls.hpp"
 #include "backends/shm/collectives/collectives.hpp"
+#include "backends/shm/exchange/exchanges.hpp"
 #include "backends/shm/messages.hpp"
 #include "backends/shm/roll_call.hpp"
-#include "backends/waits_elsewhere.hpp"
 #include "store/launcher_notice.hpp"
 #include "weft/backends/op_table.hpp"
 #include "weft/backends/plugin.hpp"
@@ -20,13 +20,14 @@ namespace weft {
 namespace shm {
 namespace {
 
-class ShmBackend final : public Backend, public WaitsElsewhere {
+class ShmBackend final : public Backend {
  public:
   ShmBackend(Group group, UnexpectedLimits limits)
       : group_(std::move(group)),
         collectives_(group_),
         messages_(group_, limits),
-        exchanges_(group_.context, *this, group_.rank),
+        exchanges_(group_),
+        by_messages_(group_.context, *this, group_.rank),
         roll_(group_) {
     traits_ = group_.single_copy == SingleCopy::push ? shm_single_copy_traits() : *known_traits("shm");
     traits_.spin = !group_.oversubscribed;
@@ -46,7 +47,10 @@ class ShmBackend final : public Backend, public WaitsElsewhere {
     if (is_message(s.op)) {
       messages_.post(s);
     } else if (s.op == Op::exchange) {
-      exchanges_.post(s);
+      if (exchanges_.usable())
+        exchanges_.post(s);
+      else
+        by_messages_.post(s);
     } else {
       collectives_.post(s);
     }
@@ -54,8 +58,8 @@ class ShmBackend final : public Backend, public WaitsElsewhere {
 
   Step poll(OpState& s) noexcept override {
     if (is_message(s.op)) return note(s, messages_.poll(s));
-    if (s.op == Op::exchange) return exchanges_.poll(s);
-    const Step step = collectives_.poll(s);
+    if (s.op == Op::exchange && !exchanges_.usable()) return by_messages_.poll(s);
+    const Step step = s.op == Op::exchange ? exchanges_.poll(s) : collectives_.poll(s);
     // Peers may be waiting for room in a ring of envelopes, or for an answer, while this rank waits here.
     if (step != Step::pending || !messages_.news()) return step;
     const bool moved = messages_.advance();
@@ -96,6 +100,8 @@ class ShmBackend final : public Backend, public WaitsElsewhere {
       const std::vector<int> late = collectives_.missing(*call);
       awaited.insert(awaited.end(), late.begin(), late.end());
     }
+    const std::vector<int> late = exchanges_.awaited();
+    awaited.insert(awaited.end(), late.begin(), late.end());
     std::vector<int> lost;
     for (const int r : left)
       if (std::find(awaited.begin(), awaited.end(), r) != awaited.end()) lost.push_back(r);
@@ -110,9 +116,10 @@ class ShmBackend final : public Backend, public WaitsElsewhere {
   }
 
   std::vector<int> missing(const OpState& s, std::string& story) noexcept override {
-    if (s.op == Op::exchange) return exchanges_.missing(s, story);
+    if (is_by_messages(s)) return by_messages_.missing(s, story);
     std::vector<int> ranks = awaited_by(s);
     story = tell(ranks, roll_.found(ranks), [&](std::span<const int> late) {
+      if (s.op == Op::exchange) return Exchanges::story(s, late);
       if (!is_message(s.op)) return collectives_.story(s, late);
       if (s.op != Op::send) return not_sent(s, late, group_.rank, group_.size);
       return fmt::format("rank {} has not received it (tag {})", s.peer, s.tag);
@@ -132,12 +139,11 @@ class ShmBackend final : public Backend, public WaitsElsewhere {
   }
 
   bool ask(const OpState& s) noexcept override {
-    return s.op == Op::exchange ? exchanges_.ask(s) : roll_.ask(s, awaited_by(s));
+    return is_by_messages(s) ? by_messages_.ask(s) : roll_.ask(s, awaited_by(s));
   }
   void answer() noexcept override {
     roll_.answer([&] { return awaited(); }, [&] { return waits_in_; });
   }
-  void also_awaits(Awaited awaited) override { elsewhere_ = std::move(awaited); }
   std::vector<LastCall> last_calls() noexcept override try {
     return roll_.last_calls();
   } catch (...) {  // out of memory: then without
@@ -151,7 +157,7 @@ class ShmBackend final : public Backend, public WaitsElsewhere {
   }
 
   std::unique_ptr<PlannedExchange> plan_exchange(const ExchangePlan& plan) override {
-    return exchanges_.plan(plan);
+    return exchanges_.usable() ? exchanges_.plan(plan) : by_messages_.plan(plan);
   }
 
   void fail(const Failure& why) noexcept override { raise(group_, why); }
@@ -190,7 +196,11 @@ class ShmBackend final : public Backend, public WaitsElsewhere {
   } catch (...) {  // out of memory
   }
 
+  bool is_by_messages(const OpState& s) const noexcept {
+    return s.op == Op::exchange && !exchanges_.usable();
+  }
   std::vector<int> awaited_by(const OpState& s) const {
+    if (s.op == Op::exchange) return exchanges_.awaited(s);
     if (s.op == Op::send) return {s.peer};
     if (is_message(s.op)) return awaited_sources(s, group_.rank, group_.size);
     return collectives_.missing(s);
@@ -204,14 +214,15 @@ class ShmBackend final : public Backend, public WaitsElsewhere {
     }
     return step;
   }
-  // The ranks that any call in flight waits for, and this rank elsewhere. Nothing: that cannot be told now.
-  std::optional<std::vector<int>> awaited() const {
+  // The ranks that any call in flight waits for.
+  std::vector<int> awaited() const {
     std::vector<int> ranks = messages_.awaited();
+    const std::vector<int> neighbours = exchanges_.awaited();
+    ranks.insert(ranks.end(), neighbours.begin(), neighbours.end());
     if (const OpState* const call = collectives_.current()) {
       const std::vector<int> late = collectives_.missing(*call);
       ranks.insert(ranks.end(), late.begin(), late.end());
     }
-    if (elsewhere_ && !elsewhere_(ranks)) return std::nullopt;
     return ranks;
   }
 
@@ -223,7 +234,7 @@ class ShmBackend final : public Backend, public WaitsElsewhere {
     const auto now = Clock::now();
     if (now < looks_for_cores_) return;
     looks_for_cores_ = now + kEvery;
-    std::vector<int> ranks = awaited().value_or(std::vector<int>());
+    std::vector<int> ranks = awaited();
     std::sort(ranks.begin(), ranks.end());
     std::rotate(ranks.begin(),
                 std::lower_bound(ranks.begin(), ranks.end(), (group_.rank + last_looked_) % group_.size),
@@ -244,10 +255,10 @@ class ShmBackend final : public Backend, public WaitsElsewhere {
   Traits traits_;
   Collectives collectives_;
   Messages messages_;
-  ExchangeByMessages exchanges_;
+  Exchanges exchanges_;
+  ExchangeByMessages by_messages_;  // where exchanges_ are not usable
   RollCall roll_;
   const OpState* waits_in_ = nullptr;
-  Awaited elsewhere_;
   Clock::time_point looks_for_cores_{};
   int last_looked_ = 0;
   mutable std::atomic<bool> told_{false};  // the group has asked for the first cause

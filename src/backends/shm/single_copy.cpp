@@ -65,18 +65,19 @@ std::string_view name(SingleCopy setting) noexcept {
   return {};
 }
 
-SingleCopyProbe::SingleCopyProbe(Group& g, SingleCopy setting)
+SingleCopyProbe::SingleCopyProbe(Group& g, SingleCopy calls, bool may_pull)
     : group_(g),
-      requested_(g.one_process ? SingleCopy::off : setting),
-      words_(static_cast<std::size_t>(requested_ == SingleCopy::off ? 0 : g.size)) {
-  if (requested_ == SingleCopy::off) return;
+      calls_(calls),
+      requested_(may_pull ? std::max(calls, SingleCopy::pull) : SingleCopy::off),
+      words_(static_cast<std::size_t>(g.one_process ? 0 : g.size)) {
+  if (g.one_process) return;
   const auto address = reinterpret_cast<std::uint64_t>(words_.data());
   for (std::size_t r = 0; r < words_.size(); ++r) words_[r] = address ^ (r << 56);
   g.mine().probe.store(address, std::memory_order_seq_cst);
 }
 
 void SingleCopyProbe::look() noexcept {
-  if (requested_ == SingleCopy::off) return;
+  if (group_.one_process) return;
   SingleCopy may = requested_;
   int error = 0, peer = 0;
   for (int r = 0; r < group_.size && may != SingleCopy::off; ++r) {
@@ -111,7 +112,7 @@ void SingleCopyProbe::look() noexcept {
 }
 
 void SingleCopyProbe::settle() {
-  if (requested_ == SingleCopy::off) return;
+  if (group_.one_process) return;
   int least = 0;
   std::uint32_t said = group_.of(0).single.load(std::memory_order_seq_cst);
   for (int r = 1; r < group_.size; ++r) {
@@ -123,15 +124,16 @@ void SingleCopyProbe::settle() {
   if (permitted(said) > requested_)
     throw Error(damaged(least, "how its look at the others' memory went", said & 15,
                         fmt::format("1 to {}", static_cast<int>(requested_) + 1)));
-  group_.single_copy = permitted(said);
-  if (group_.single_copy == requested_ || group_.context.attached<Refusal>().told.exchange(true)) return;
+  group_.single_copy = std::min(calls_, permitted(said));
+  group_.may_pull = permitted(said) >= SingleCopy::pull;
+  if (group_.single_copy == calls_ || group_.context.attached<Refusal>().told.exchange(true)) return;
   const bool reads = group_.single_copy == SingleCopy::off;
   group_.context.log().write(
       LogLayer::backends, LogLevel::info,
       fmt::format(
           "WEFT_SINGLE_COPY={}: the system does not let rank {} {} the memory of rank {} ({}); {} foreign "
           "memory copy twice [group \"{}\", rank {}]",
-          name(requested_), least, reads ? "read" : "write", said >> 16,
+          name(calls_), least, reads ? "read" : "write", said >> 16,
           system_words(static_cast<int>((said >> 4) & 0xfff)),
           reads ? "calls on" : "all_reduce and reduce of", group_.name, group_.rank));
 }
@@ -145,7 +147,8 @@ bool OwnMemory::copyable(const std::byte* data, std::size_t bytes) noexcept {
   return true;
 }
 
-PeerMemory::PeerMemory(const Group& g) : group_(g), seen_alive_(static_cast<std::size_t>(g.size)) {}
+PeerMemory::PeerMemory(const Group& g, std::int64_t most)
+    : group_(g), pace_(most), seen_alive_(static_cast<std::size_t>(g.size)) {}
 
 // 0, or ESRCH where the process that we mean has ended.
 int PeerMemory::look(int r) noexcept {
@@ -199,6 +202,14 @@ bool PeerMemory::read(const OpState& s, int r, std::uint64_t address, std::byte*
                       std::int64_t bytes) noexcept {
   return copy(s, r, bytes, false, [&](int pid, std::int64_t done, std::int64_t some) {
     return read_some(pid, address + static_cast<std::uint64_t>(done), to + done, some);
+  });
+}
+
+bool PeerMemory::read(const OpState& s, int r, const Pieces& there, const Pieces& here, std::int64_t from,
+                      std::int64_t bytes) noexcept {
+  return copy(s, r, bytes, false, [&](int pid, std::int64_t done, std::int64_t some) {
+    const PieceList theirs(there, from + done, some), ours(here, from + done, some);
+    return ::process_vm_readv(pid, ours.data(), ours.size(), theirs.data(), theirs.size(), 0);
   });
 }
 

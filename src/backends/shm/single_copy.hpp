@@ -28,6 +28,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/shm/exchange/pieces.hpp"
 #include "backends/shm/group.hpp"
 #include "host/peers/kernel_copy.hpp"
 
@@ -40,17 +41,19 @@ std::string_view name(SingleCopy setting) noexcept;
 /// Finds out, while a group is made, what all its ranks may do of what is set: ptrace restrictions, a seccomp
 /// filter or a container may forbid it, to some or to all. Each rank has a word per peer, which that peer
 /// reads, and, to push, writes and reads again. Three steps, with a barrier of all ranks between one and the
-/// next; does nothing where the setting is off or all ranks are threads of one process.
+/// next; does nothing where all ranks are threads of one process.
 class SingleCopyProbe {
  public:
-  SingleCopyProbe(Group& g, SingleCopy setting);
-  void look() noexcept;  ///< tries it, and publishes the result
-  void
-  settle();  ///< sets Group::single_copy alike on all ranks; says at level info where it is not permitted
+  /// `calls`: what calls are to do, alike on all ranks; `may_pull`: whether the setting lets exchanges read.
+  SingleCopyProbe(Group& g, SingleCopy calls, bool may_pull);
+  /// Tries it, and publishes the result.
+  void look() noexcept;
+  /// Sets Group::single_copy and Group::may_pull alike on all ranks; says at level info where it is not permitted.
+  void settle();
 
  private:
   Group& group_;
-  const SingleCopy requested_;
+  const SingleCopy calls_, requested_;
   std::vector<std::uint64_t> words_;
 };
 
@@ -74,13 +77,17 @@ class OwnMemory {
 /// Copies between this process and others.
 class PeerMemory {
  public:
-  explicit PeerMemory(const Group& g);
+  /// `most`: bytes of one system call.
+  explicit PeerMemory(const Group& g, std::int64_t most = kChunkBytes);
   /// Copies all bytes at `address` of rank r's process to `to`. False: that failed, and the group has failed
   /// with peer_lost where r has died, else system, naming it.
   bool read(const OpState& s, int r, std::uint64_t address, std::byte* to, std::int64_t bytes) noexcept;
   /// The most bytes that a step should copy: few where the peers' pages are slow to come, so that the owner
   /// of the group soon looks at what else there is.
   std::int64_t most() const noexcept { return pace_.bytes(); }
+  /// The same of bytes [from, from + bytes) of the pieces `there`, to `here`: as many on both sides.
+  bool read(const OpState& s, int r, const Pieces& there, const Pieces& here, std::int64_t from,
+            std::int64_t bytes) noexcept;
   /// The other way.
   bool write(const OpState& s, int r, const std::byte* from, std::uint64_t address,
              std::int64_t bytes) noexcept;
@@ -91,7 +98,7 @@ class PeerMemory {
   int look(int r) noexcept;
 
   const Group& group_;
-  KernelPace pace_{kChunkBytes};
+  KernelPace pace_;
   std::vector<Clock::time_point> seen_alive_;  // by rank
 };
 

@@ -10,7 +10,6 @@
 #include "base/hash.hpp"
 #include "mesh/axis_ranks.hpp"
 #include "mesh/replicas/same_list.hpp"
-#include "mesh/window/links/links.hpp"
 #include "mesh/window/segments.hpp"
 #include "weft/base/error.hpp"
 #include "weft/group/process_group.hpp"
@@ -156,12 +155,6 @@ void agree(const Window::Plan& plan, const std::vector<Form>& forms, Device devi
       plan.group->fail({.code = e.code(), .text = e.what(), .ranks = {e.ranks().begin(), e.ranks().end()}});
     throw;
   }
-}
-
-void find_links(Window::Plan& plan) {
-  plan.links = Links::of(*plan.group);
-  if (plan.links) plan.listed.emplace(plan.mesh.context(), fmt::format("a {}", plan.name));
-  plan.asked_for_links = true;
 }
 
 }  // namespace weft::windows

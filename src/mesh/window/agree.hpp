@@ -12,7 +12,4 @@ namespace weft::windows {
 /// 1]`. The group fails then. It is one collective where all is the same.
 void agree(const Window::Plan& plan, const std::vector<Form>& forms, Device device, bool adjoint);
 
-/// Finds the links of the plan's group; collective as Links::of() is.
-void find_links(Window::Plan& plan);
-
 }  // namespace weft::windows

@@ -170,10 +170,10 @@ struct Known {
 };
 
 // Fields that were judged before. Of eight fields this takes a tenth of the time of a small exchange, and judging them anew a third.
-Known as_before(const Window::Plan& plan, std::span<const WindowField> fields, Device device, bool adjoint,
-                bool linked) noexcept {
+Known as_before(const Window::Plan& plan, std::span<const WindowField> fields, Device device,
+                bool adjoint) noexcept {
   for (const auto& p : plan.programs) {
-    if (p->adjoint != adjoint || p->linked != linked) continue;
+    if (p->adjoint != adjoint) continue;
     for (const Judged& judged : p->judged)
       if (judged.is_of(fields, device)) return {p.get(), &judged};
   }
@@ -244,16 +244,14 @@ WindowTransfer begin(const Window& window, const std::shared_ptr<Window::Plan>& 
                      std::span<const WindowField> fields, Stream stream, bool adjoint) try {
   const bool alone = !plan->axes || plan->axes.size() == 1;
   if (!alone) plan->mesh.context().check_fork(plan->name);
-  if (fields.empty() && (alone || (plan->agreed && plan->links == nullptr))) return {};
+  if (fields.empty() && (alone || plan->agreed)) return {};
   if (stream == Stream{} && !fields.empty()) stream = fields[0].in.device;
   const bool host = stream.device == Device{};
   // The group is made by all of them at their first window, also by those that exchange nothing.
   if (!alone && plan->group == nullptr) plan->group = &plan->axes.group();
-  if (!alone && host && !plan->asked_for_links) windows::find_links(*plan);
-  const bool linked = host && plan->links != nullptr;
-  Known known = as_before(*plan, fields, stream.device, adjoint, linked);
+  Known known = as_before(*plan, fields, stream.device, adjoint);
   if (known.program == nullptr) {
-    known.program = &windows::program_for(window, *plan, fields, adjoint, linked);
+    known.program = &windows::program_for(window, *plan, fields, adjoint);
     known.fields = &judge(*plan, *known.program, fields, stream.device);
   }
   const Program& program = *known.program;
@@ -263,7 +261,6 @@ WindowTransfer begin(const Window& window, const std::shared_ptr<Window::Plan>& 
     plan->agreed = true;
   }
   if (host && plan->host == nullptr) plan->host = &plan->mesh.context().device(stream.device);
-  if (linked) return WindowTransfer(windows::over_links(plan, program, *known.fields, stream));
   return WindowTransfer(std::make_unique<InGroup>(plan, program, *known.fields, stream));
 } catch (const Error& e) {
   windows::throw_named(plan->name, e);

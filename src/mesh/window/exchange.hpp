@@ -1,5 +1,4 @@
-// An exchange in flight: what its two kinds share. As a call of the group (exchange.cpp), on any transport and device; over links, where the
-// ranks share memory (links/exchange.cpp).
+// An exchange of windows in flight: a call of the group (exchange.cpp), on any transport and device.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +6,6 @@
 #include <span>
 #include <vector>
 
-#include "mesh/window/links/links.hpp"
 #include "mesh/window/program.hpp"
 #include "weft/host/context.hpp"
 #include "weft/host/device_runtime.hpp"
@@ -93,10 +91,5 @@ class Exchange {
   DeviceRuntime& runtime_;
   Tensor buffer_;  // of program_->room bytes
 };
-
-/// The exchange over links, begun.
-std::unique_ptr<WindowTransfer::Steps> over_links(std::shared_ptr<const Window::Plan> plan,
-                                                  const Window::Plan::Program& program, const Judged& fields,
-                                                  Stream stream);
 
 }  // namespace weft::windows

@@ -16,7 +16,6 @@
 namespace weft {
 namespace windows {
 class Exchange;
-class Links;
 }  // namespace windows
 
 struct Window::Plan {
@@ -55,9 +54,7 @@ struct Window::Plan {
   std::vector<PartitionDim> held;
   std::vector<WindowDim> wanted;
   bool agreed = false;
-  ProcessGroup* group = nullptr;          // of `axes`, from the first start on
-  std::shared_ptr<windows::Links> links;  // of this group, where it has some
-  bool asked_for_links = false;
+  ProcessGroup* group = nullptr;  // of `axes`, from the first start on
   DeviceRuntime* host = nullptr;  // from the first start on
 
   /// What exchanges of fields of certain shapes and strides do, worked out (exchange.cpp), and memory of messages that no transfer uses now.
@@ -71,8 +68,6 @@ struct Window::Plan {
       in_flight;  ///< begun, and neither finished nor failed, in no order
   mutable std::mutex spare_mutex;
   mutable std::vector<Tensor> spare;  // guarded by it: steps are taken in any thread that waits
-  std::optional<Dependents::Entry>
-      listed;  // with the links: exchanges over them need the Context, and may outlive the group
 };
 
 namespace windows {

@@ -8,7 +8,6 @@
 #include "host/strided/loops.hpp"
 #include "host/strided/overlap.hpp"
 #include "mesh/window/in_flight.hpp"
-#include "mesh/window/links/links.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -131,20 +130,15 @@ void each_filled_box(const Window::Plan& plan, const See& see) {
 
 class Compiler {
  public:
-  Compiler(const Window::Plan& plan, std::vector<Form> forms, bool adjoint, bool linked)
-      : plan_(plan), geometry_(plan) {
+  Compiler(const Window::Plan& plan, std::vector<Form> forms, bool adjoint) : plan_(plan), geometry_(plan) {
     program_.adjoint = adjoint;
-    program_.linked = linked;
     program_.forms = std::move(forms);
   }
 
   Program compile() {
     const auto& to = program_.adjoint ? plan_.from : plan_.to;
     const auto& from = program_.adjoint ? plan_.to : plan_.from;
-    if (program_.linked) {
-      for (const auto& overlap : to) add_traffic(overlap, true, program_.to);
-      for (const auto& overlap : from) add_traffic(overlap, false, program_.from);
-    } else if (by_group()) {
+    if (by_group()) {
       program_.plan.name = plan_.name;
       program_.plan.kind = program_.adjoint ? ExchangePlan::Kind::add : ExchangePlan::Kind::copy;
       for (const Form& form : program_.forms) program_.plan.fields.push_back(form.dtype);
@@ -153,11 +147,7 @@ class Compiler {
       add_part(plan_.self, true, program_.plan.sends);
       add_part(plan_.self, false, program_.plan.receives);
     }
-    for (const Form& form : program_.forms) {
-      add_sums(form);
-      program_.sent_spans.push_back(program_.adjoint ? Program::Span{form.window_low, form.window_high}
-                                                     : Program::Span{form.part_low, form.part_high});
-    }
+    for (const Form& form : program_.forms) add_sums(form);
     for (std::size_t f = 0; f < program_.forms.size(); ++f) add_own(f);
     return std::move(program_);
   }
@@ -171,7 +161,7 @@ class Compiler {
     return geometry_.of_part(box, form.part, form.element);
   }
   // Then its sums are the group's.
-  bool by_group() const { return !program_.linked && plan_.group != nullptr; }
+  bool by_group() const { return plan_.group != nullptr; }
   static bool has_sums(const Form& form) { return sum_dtype(form.dtype) != form.dtype; }
 
   static Side side_of_all(const Strides& strides, std::int64_t element) {
@@ -207,76 +197,6 @@ class Compiler {
       });
     }
     parts.push_back(std::move(part));
-  }
-
-  // Over a link all goes as one, in the order of the fields and of their boxes. Fields without elements are told, too: the other rank's may have some.
-  void add_traffic(const Window::Plan::Overlap& overlap, bool sends,
-                   std::vector<Program::Traffic>& traffics) {
-    Program::Traffic t;
-    t.rank = overlap.rank;
-    for (std::size_t f = 0; f < program_.forms.size(); ++f) {
-      const Form& form = program_.forms[f];
-      each_box(overlap, [&](const Box& box) {
-        const Shape counts = geometry_.counts(box, form.shape);
-        if (counts.count() == 0) return;
-        const Side here = side_of(box, form, sends), packed = Geometry::of_message(counts, form.element);
-        t.boxes.push_back(
-            {f, counts, form.element, counts.count(), here.offset, here.steps, t.bytes,
-             Geometry::loops(counts, sends ? here : packed, sends ? packed : here, form.element)});
-        t.bytes += counts.count() * form.element;
-        std::int64_t run = form.element;
-        for (int d = counts.rank() - 1;
-             d >= 0 && (counts[d] == 1 || here.steps[static_cast<std::size_t>(d)] == run); --d)
-          run *= counts[d];
-        t.runs += counts.count() * form.element / run;
-      });
-    }
-    if (sends || !program_.adjoint) find_moves(t);
-    if (!sends && !program_.adjoint && t.bytes >= kStreamedBytes && t.bytes >= kStreamedRun * t.runs)
-      for (const Program::Box& b : t.boxes) t.streamed.push_back(b.loops.by(stream_runs));
-    t.about = fmt::format("{}, {} bytes", fields_text(program_.forms, program_.adjoint), t.bytes);
-    Fnv1a hash;
-    hash.add(t.about);
-    hash.add(t.boxes.size());
-    const char* between = " of boxes ";
-    std::size_t told = ~std::size_t{0};  // the field whose first box has been told
-    for (const Program::Box& b : t.boxes) {
-      hash.add(b.field);
-      hash.add(static_cast<std::uint64_t>(program_.forms[b.field].element));
-      for (const std::int64_t n : b.counts) hash.add_at_once(static_cast<std::uint64_t>(n));
-      if (b.field == told) continue;
-      told = b.field;
-      t.about += between + to_string(b.counts);
-      between = ", ";
-    }
-    t.form = hash.value;
-    traffics.push_back(std::move(t));
-  }
-
-  // Fewer bytes stay in the caches; shorter runs leave lines that are written in parts.
-  static constexpr std::int64_t kStreamedBytes = 8 << 20, kStreamedRun = 512;
-
-  // Where few bytes go as few runs: each run, in the order of the packed bytes.
-  void find_moves(Program::Traffic& t) const {
-    constexpr std::int64_t kMostMoves = 128;
-    if (t.bytes > kFewBytes || t.runs > kMostMoves) return;
-    std::vector<windows::Piece> pieces;
-    for (const Program::Box& b : t.boxes)
-      add_pieces(b.counts, b.steps, program_.forms[b.field].element, b.field, b.offset, pieces);
-    std::int64_t at = 0;
-    for (const windows::Piece& p : pieces)
-      for (std::int64_t done = 0; done < p.bytes;) {  // cut where the slot's first line ends
-        const std::int64_t some =
-            at < kBesideBytes ? std::min(p.bytes - done, kBesideBytes - at) : p.bytes - done;
-        t.moves.push_back({static_cast<std::uint32_t>(p.field), static_cast<std::uint32_t>(some),
-                           static_cast<std::uint32_t>(at), p.offset + done});
-        at += some;
-        done += some;
-        if (at <= kBesideBytes) t.moves_beside = t.moves.size();
-      }
-    if (!t.moves.empty()) t.move_bytes = t.moves[0].bytes;
-    for (const Program::Move& m : t.moves)
-      if (m.bytes != t.move_bytes) t.move_bytes = 0;
   }
 
   void add_own(std::size_t f) {
@@ -387,9 +307,9 @@ std::string fields_text(const std::vector<Form>& forms, bool adjoint) {
 }
 
 const Program& program_for(const Window& window, const Window::Plan& plan,
-                           std::span<const WindowField> fields, bool adjoint, bool linked) {
+                           std::span<const WindowField> fields, bool adjoint) {
   const auto fits = [&](const Program& p) {
-    if (p.adjoint != adjoint || p.linked != linked || p.forms.size() != fields.size()) return false;
+    if (p.adjoint != adjoint || p.forms.size() != fields.size()) return false;
     for (std::size_t i = 0; i < fields.size(); ++i)
       if (!has_form(p.forms[i], fields[i], adjoint)) return false;
     return true;
@@ -399,7 +319,7 @@ const Program& program_for(const Window& window, const Window::Plan& plan,
   std::vector<Form> forms;
   for (std::size_t i = 0; i < fields.size(); ++i)
     forms.push_back(form_of(window, plan, fields[i], adjoint, i, fields.size()));
-  auto made = std::make_unique<const Program>(Compiler(plan, std::move(forms), adjoint, linked).compile());
+  auto made = std::make_unique<const Program>(Compiler(plan, std::move(forms), adjoint).compile());
   constexpr std::size_t kMostPrograms = 4;
   if (plan.programs.size() >= kMostPrograms) {
     const auto idle = std::find_if(plan.programs.begin(), plan.programs.end(),

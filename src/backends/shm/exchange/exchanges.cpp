@@ -1,0 +1,214 @@
+#include "backends/shm/exchange/exchanges.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <new>
+
+#include "backends/shm/fence.hpp"
+#include "weft/base/error.hpp"
+#include "weft/base/name_ranks.hpp"
+
+namespace weft::shm {
+namespace {
+
+constexpr std::int64_t kKernelAtOnce = std::int64_t{4} << 20;  // of one system call: each costs 2 us
+
+}  // namespace
+
+Exchanges::Exchanges(const Group& group) : group_(group), memory_(group), peer_memory_(group, kKernelAtOnce) {
+  static_assert(sizeof(Flight*) <= sizeof(OpState::scratch));
+  const auto n = static_cast<std::size_t>(group.size);
+  touched_.reserve(2 * n);
+  for (std::size_t side = 0; side < 2; ++side) {
+    ends_[side].resize(n);
+    for (std::size_t r = 0; r < n; ++r) {
+      ends_[side][r].rank = static_cast<int>(r);
+      ends_[side][r].sends = side == 0;
+    }
+  }
+}
+
+std::unique_ptr<PlannedExchange> Exchanges::plan(const ExchangePlan& plan) const {
+  return std::make_unique<Planned>(plan, group_.rank);
+}
+
+void Exchanges::fail(const OpState& s, const Error& e) noexcept {
+  try {
+    raise(group_, {.code = e.code(),
+                   .text = fmt::format("{}: {}", name(s.op), e.what()),
+                   .op = s.op,
+                   .call = s.call,
+                   .ranks = {e.ranks().begin(), e.ranks().end()}});
+  } catch (...) {  // out of memory: then without words
+    raise(group_, {.code = e.code(), .text = {}, .op = s.op, .call = s.call, .ranks = {}});
+  }
+}
+
+Flight& Exchanges::begin(OpState& s) {
+  auto& planned = static_cast<Planned&>(*s.exchange->planned);
+  if (planned.spare.empty()) {
+    planned.flights.reserve(planned.flights.size() + 1);
+    planned.spare.reserve(planned.flights.size() + 1);
+    planned.flights.push_back(std::make_unique<Flight>(planned));
+    planned.spare.push_back(planned.flights.back().get());
+  }
+  active_.reserve(active_.size() + 1);
+  for (const Traffic& t : planned.to)
+    if (RingEnd& end = to(t.peer); end.ring == nullptr) open(end);
+  Flight& f = *planned.spare.back();
+  planned.spare.pop_back();
+  active_.push_back(&f);
+  f.call = &s;
+  f.fields = s.exchange->fields;
+  f.memory = s.exchange->memory;
+  f.there = 0;
+  f.added = !planned.program.adds;
+  f.left = f.outs.size() + f.ins.size() + (planned.program.adds ? 1 : 0);
+  for (std::size_t i = 0; i < f.outs.size(); ++i) {
+    RingEnd& end = to(planned.to[i].peer);
+    f.outs[i] = Out{.end = &end, .ticket = end.tickets++};
+  }
+  std::int64_t at = 0;
+  for (std::size_t i = 0; i < f.ins.size(); ++i) {
+    RingEnd& end = from(planned.from[i].peer);
+    f.ins[i] = In{.end = &end, .ticket = end.tickets++, .at = at};
+    at += (planned.from[i].bytes + 63) / 64 * 64;
+  }
+  return f;
+}
+
+void Exchanges::post(OpState& s) noexcept {
+  flight_of(s) = nullptr;
+  try {
+    Flight& f = begin(s);
+    flight_of(s) = &f;
+    for (std::size_t i = 0; i < f.outs.size(); ++i) send(f, f.outs[i], f.planned.to[i]);
+    wake();
+    if (!f.planned.program.adds && !f.planned.program.own.empty()) f.planned.program.copy_own(f.fields);
+  } catch (const GroupFailed&) {
+  } catch (const std::bad_alloc&) {
+    fail(s, Error(Failure{.code = ErrorCode::system, .text = "out of memory", .ranks = {group_.rank}}));
+  } catch (const Error& e) {
+    fail(s, e);
+  }
+}
+
+// The next steps, without waiting. True: something moved.
+bool Exchanges::step(Flight& f) {
+  Planned& p = f.planned;
+  bool moved = false;
+  for (std::size_t i = 0; i < f.outs.size(); ++i)
+    if (f.outs[i].phase != Phase::done && send(f, f.outs[i], p.to[i])) moved = true;
+  for (std::size_t i = 0; i < f.ins.size(); ++i)
+    if (f.ins[i].phase < Phase::there && receive(f, f.ins[i], p.from[i])) moved = true;
+  if (!f.added && f.there == f.ins.size()) {
+    add_all(f);
+    moved = true;
+  }
+  return moved;
+}
+
+Step Exchanges::poll(OpState& s) noexcept {
+  Flight* const f = flight_of(s);
+  if (f == nullptr) return Step::failed;
+  try {
+    const bool moved = f->left > 0 && step(*f);
+    if (moved) wake();
+    if (f->left == 0) {
+      end(*f);
+      return Step::done;
+    }
+    return moved ? Step::advanced : Step::pending;
+  } catch (const GroupFailed&) {
+  } catch (const std::bad_alloc&) {
+    fail(s, Error(Failure{.code = ErrorCode::system, .text = "out of memory", .ranks = {group_.rank}}));
+  } catch (const Error& e) {
+    fail(s, e);
+  }
+  return Step::failed;
+}
+
+void Exchanges::end(Flight& f) noexcept {
+  std::erase(active_, &f);
+  f.planned.spare.push_back(&f);  // has room: see begin()
+}
+
+void Exchanges::touch(RingEnd& end) {
+  if (!end.touched) touched_.push_back(&end);
+  end.touched = true;
+}
+
+void Exchanges::publish(RingEnd& to) {
+  Slot& slot = to.ring->slots[to.next % kExchangeSlots];
+  slot.sequence.store(++to.next, std::memory_order_release);
+  touch(to);
+}
+
+void Exchanges::take(RingEnd& from) {
+  from.ring->taken.store(++from.next, std::memory_order_release);
+  touch(from);
+}
+
+// Wakes the ranks that sleep and may wait for what was published since the last time.
+void Exchanges::wake() noexcept {
+  if (touched_.empty()) return;
+  full_fence();
+  for (RingEnd* const end : touched_) {
+    end->touched = false;
+    group_.wake_fenced(end->rank);
+  }
+  touched_.clear();
+}
+
+// Whether the next slot is there.
+bool Exchanges::has_slot(const RingEnd& end) const noexcept {
+  return end.ring == nullptr
+             ? group_.control.ring(end.rank, group_.rank).load(std::memory_order_seq_cst) != 0
+             : end.ring->slots[end.next % kExchangeSlots].sequence.load(std::memory_order_seq_cst) ==
+                   end.next + 1;
+}
+
+void Exchanges::awaited(const Flight& f, std::vector<int>& ranks) const {
+  for (const In& in : f.ins)
+    if (in.phase < Phase::there && in.end->turn == in.ticket && !has_slot(*in.end))
+      ranks.push_back(in.end->rank);
+  for (const Out& o : f.outs) {
+    if (o.phase == Phase::done || o.end->turn < o.ticket) continue;
+    const std::uint64_t wanted =
+        o.phase == Phase::awaiting ? o.until : o.end->next + 1 - std::min(o.end->next + 1, kExchangeSlots);
+    if (o.end->ring->taken.load(std::memory_order_seq_cst) < wanted) ranks.push_back(o.end->rank);
+  }
+}
+
+std::vector<int> Exchanges::awaited() const {
+  std::vector<int> ranks;
+  for (const Flight* const f : active_) awaited(*f, ranks);
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  return ranks;
+}
+
+// An exchange that waits for its turn waits for what those before it wait for.
+std::vector<int> Exchanges::awaited(const OpState& s) const {
+  const Flight* const f = flight_of(s);
+  std::vector<int> ranks;
+  if (f != nullptr) awaited(*f, ranks);
+  if (ranks.empty()) return awaited();
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  return ranks;
+}
+
+std::string Exchanges::story(const OpState& s, std::span<const int> late) {
+  const Flight* const f = flight_of(s);
+  if (f == nullptr) return "it was not started";
+  if (late.empty()) return "every rank is there";
+  if (late.size() > 1) return fmt::format("{} have not done their part", name_ranks(late));
+  for (const In& in : f->ins)
+    if (in.end->rank == late[0] && in.phase < Phase::there)
+      return fmt::format("rank {} has not sent its part", late[0]);
+  return fmt::format("rank {} has not received its part", late[0]);
+}
+
+}  // namespace weft::shm

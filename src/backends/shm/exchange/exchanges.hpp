@@ -1,0 +1,192 @@
+// Exchanges between ranks that share memory. What goes to a rank is packed into slots of a ring, or, where it is much and that
+// rank reaches the memory itself, copied by that rank from where it lies to where it belongs. Used by the owner of the group.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backends/shm/exchange/planned.hpp"
+#include "backends/shm/group.hpp"
+#include "backends/shm/pair_memory.hpp"
+#include "backends/shm/single_copy.hpp"
+#include "weft/backends/backend.hpp"
+#include "weft/base/tensor.hpp"
+
+namespace weft::shm {
+
+/// Walks through packed bytes, a slot at a time: both sides cut them alike, between elements.
+struct Cursor {
+  std::size_t box = 0;
+  std::int64_t element = 0;
+
+  /// Calls move(box, first element, count, place in the slot) for what the next slot has.
+  template <class Move>
+  void slot(const ExchangeProgram::Side& side, const Move& move) {
+    std::int64_t at = 0;
+    for (; box < side.boxes.size(); ++box, element = 0) {
+      const ExchangeProgram::Box& b = side.boxes[box];
+      const std::int64_t count = std::min(b.elements - element, (kSlotBytes - at) / b.element);
+      if (count > 0) move(b, element, count, at);
+      at += count * b.element;
+      element += count;
+      if (element < b.elements) return;
+    }
+  }
+};
+
+/// One side of a ring, on this rank.
+struct RingEnd {
+  Ring* ring = nullptr;                    ///< null: not made, or not found, yet
+  int rank = 0;                            ///< the other one
+  bool sends = false;                      ///< this rank is the sender
+  bool touched = false;                    ///< published something since the last look for sleepers
+  std::uint16_t timings = 0;               ///< sender: that it has asked for
+  std::uint64_t next = 0;                  ///< slots filled, or emptied
+  std::uint64_t tickets = 0;               ///< exchanges that have a part to send, or to receive
+  std::uint64_t turn = 0;                  ///< the one that may now
+  std::uint64_t room_to = kExchangeSlots;  ///< sender: slots that were known to be free
+  std::array<std::uint64_t, 3> sent{};     ///< sender: exchanges, by what their slots held
+  std::array<std::uint64_t, kExchangeSlots> forms{},
+      boxes_ids{};  ///< sender: what the slots' texts and boxes are of
+};
+
+/// An exchange in flight.
+struct Flight {
+  enum class Phase : std::uint8_t { queued, moving, awaiting, there, done };
+  struct Out {
+    RingEnd* end = nullptr;
+    std::uint64_t ticket = 0, until = 0;
+    Cursor cursor{};
+    Phase phase = Phase::queued;
+    Way way = Way::gathered;
+    std::uint16_t timing = 0;  // not 0: it is measured
+  };
+  struct In {
+    RingEnd* end = nullptr;
+    std::uint64_t ticket = 0;
+    Cursor cursor{};
+    std::int64_t at = 0;    // in `came`
+    std::int64_t read = 0;  // bytes that the kernel has copied
+    std::uint64_t ns = 0;   // it took to copy, where that is measured
+    Phase phase = Phase::queued;
+    Unpacking unpacking = Unpacking::plain;
+    Holds holds = Holds::packed;
+    bool unpacking_timed = false, trial = false;
+    bool held = false;  // kind add: its slot stays until it is added
+  };
+  explicit Flight(Planned& p) : planned(p), outs(p.to.size()), ins(p.from.size()) {}
+
+  Planned& planned;
+  const OpState* call = nullptr;
+  const ExchangeField* fields = nullptr;
+  std::uint64_t memory = 0;
+  std::vector<Out> outs;
+  std::vector<In> ins;
+  std::size_t left = 0, there = 0;
+  bool added = false;
+  Tensor came, sums;  // kind add, and what the kernel reads for short runs; kept for the next
+};
+
+class Exchanges {
+ public:
+  explicit Exchanges(const Group& group);
+  /// Whether all ranks reach each other so; else exchanges are made of messages. Alike on all ranks.
+  bool usable() const noexcept { return memory_.usable(); }
+
+  std::unique_ptr<PlannedExchange> plan(const ExchangePlan& plan) const;
+  void post(OpState& s) noexcept;
+  Step poll(OpState& s) noexcept;
+  /// The ranks that this one waits for in that exchange; in all of them.
+  std::vector<int> awaited(const OpState& s) const;
+  std::vector<int> awaited() const;
+  static std::string story(const OpState& s, std::span<const int> late);
+
+  /// For tests: what went to a rank so far, by Holds.
+  std::array<std::uint64_t, 3> sent_to(int rank) const noexcept { return to(rank).sent; }
+
+ private:
+  using Phase = Flight::Phase;
+  using Out = Flight::Out;
+  using In = Flight::In;
+  using Move = Traffic::Move;
+  struct GroupFailed {};  // thrown where the group has failed meanwhile
+
+  static Flight*& flight_of(OpState& s) noexcept { return *reinterpret_cast<Flight**>(s.scratch.data()); }
+  static const Flight* flight_of(const OpState& s) noexcept {
+    return *reinterpret_cast<const Flight* const*>(s.scratch.data());
+  }
+  RingEnd& to(int rank) noexcept { return ends_[0][static_cast<std::size_t>(rank)]; }
+  const RingEnd& to(int rank) const noexcept { return ends_[0][static_cast<std::size_t>(rank)]; }
+  RingEnd& from(int rank) noexcept { return ends_[1][static_cast<std::size_t>(rank)]; }
+  static const std::byte* sent_from(const Flight& f, std::size_t field) noexcept {
+    return static_cast<const std::byte*>(f.fields[field].in);
+  }
+  static std::byte* received_in(const Flight& f, std::size_t field) noexcept {
+    return static_cast<std::byte*>(f.fields[field].out);
+  }
+  template <class Side>
+  static bool end_of(Flight& f, Side& side) noexcept {
+    side.phase = Phase::done;
+    --f.left;
+    return true;
+  }
+
+  Flight& begin(OpState& s);
+  bool step(Flight& f);
+  void end(Flight& f) noexcept;
+  [[gnu::cold]] void fail(const OpState& s, const Error& e) noexcept;
+  void awaited(const Flight& f, std::vector<int>& ranks) const;
+  bool has_slot(const RingEnd& end) const noexcept;
+  void publish(RingEnd& to);
+  void take(RingEnd& from);
+  void touch(RingEnd& end);
+  void wake() noexcept;
+
+  // send.cpp
+  void open(RingEnd& end);
+  bool has_room(RingEnd& end);
+  std::uint64_t sound_taken(const RingEnd& end, std::uint64_t taken) const;
+  bool send(Flight& f, Out& o, Traffic& t);
+  void end_turn(Out& o, Traffic& t, Holds holds);
+  Slot& begin_slot(RingEnd& end, const Traffic& t, Holds holds, std::uint16_t timing = 0);
+  void pack(Flight& f, Out& o, Traffic& t);
+  void pack_few(const Flight& f, Slot& slot, RingEnd& end, const Traffic& t);
+  void pack_many(const Flight& f, Slot& slot, Out& o, const Traffic& t);
+  bool name_places(Flight& f, Out& o, Traffic& t);
+  Holds find_places(Flight& f, Out& o, Traffic& t, std::array<Buffer, kMostPlaces>& places);
+  bool find_shared(const Flight& f, const Traffic& t, std::array<Buffer, kMostPlaces>& places);
+  bool kernel_reaches(const Flight& f, Traffic& t, std::array<Buffer, kMostPlaces>& places);
+  Way choose_way(Out& o, Traffic& t, bool in_place, bool by_kernel);
+
+  // receive.cpp
+  bool find_ring(RingEnd& end);
+  bool receive(Flight& f, In& in, Traffic& t);
+  void check_head(const Flight& f, const Slot& slot, const Traffic& t, Holds holds) const;
+  [[noreturn]] void disagree(const Slot& slot, const Traffic& t) const;
+  static void choose_unpacking(In& in, Traffic& t);
+  static void end_timing(const In& in, Traffic& t, std::uint16_t timing);
+  bool copy_slot(Flight& f, In& in, Traffic& t, const Slot& slot, Holds holds);
+  bool copy_in_place(Flight& f, In& in, Traffic& t, const Slot& slot);
+  bool read(Flight& f, In& in, Traffic& t, const Slot& slot);
+  void unpack(const Flight& f, In& in, const Traffic& t, const Slot& slot) const;
+  void make_room(Flight& f) const;
+  void find_joint(const Flight& f, const Slot& slot, Traffic& t) const;
+  const std::byte* place_of(const Slot& slot, const Traffic& t, std::size_t field) const;
+  void enter(const Flight& f) const;
+  void leave() const;
+  void add_from(Flight& f, std::size_t i);
+  void add_all(Flight& f);
+
+  const Group& group_;
+  PairMemory memory_;
+  PeerMemory peer_memory_;
+  std::array<std::vector<RingEnd>, 2> ends_;  // to, from
+  std::vector<Flight*> active_;               // the oldest first
+  std::vector<RingEnd*> touched_;
+  std::uint64_t boxes_ids_ = 0;
+};
+
+}  // namespace weft::shm

@@ -1,0 +1,44 @@
+// Runs of bytes of fields, in order: what one system call copies, and what few bytes are moved by.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "weft/base/shape.hpp"
+
+namespace weft::shm {
+
+/// A run of bytes of a field.
+struct Piece {
+  std::size_t field;
+  std::int64_t offset, bytes;
+};
+/// Appends the runs of a box, row-major; those that follow one another in memory are one.
+void add_pieces(const Shape& counts, const std::array<std::int64_t, Dims::kMaxDims>& steps,
+                std::int64_t element, std::size_t field, std::int64_t offset, std::vector<Piece>& pieces);
+
+/// Runs of bytes, and the addresses where the fields begin.
+struct Pieces {
+  const std::vector<Piece>& list;
+  const std::uint64_t* fields;
+};
+
+/// The part of Pieces that one system call takes.
+class PieceList {
+ public:
+  static constexpr std::size_t kMost = 256;
+  /// At most `bytes`, behind the first `from`.
+  PieceList(const Pieces& pieces, std::int64_t from, std::int64_t bytes) noexcept;
+  const iovec* data() const noexcept { return list_.data(); }
+  std::size_t size() const noexcept { return count_; }
+
+ private:
+  std::array<iovec, kMost> list_;
+  std::size_t count_ = 0;
+};
+
+}  // namespace weft::shm

@@ -1,0 +1,50 @@
+#include "backends/shm/exchange/planned.hpp"
+
+#include <algorithm>
+
+#include "backends/shm/exchange/exchanges.hpp"
+#include "reduce/strided_sums.hpp"
+
+namespace weft::shm {
+namespace {
+
+// Where few bytes go as few runs: each run, in the order of the packed bytes.
+void find_moves(Traffic& t) {
+  constexpr std::int64_t kMostMoves = 128;
+  if (t.bytes > kFewBytes || t.side->runs > kMostMoves) return;
+  std::vector<Piece> pieces;
+  for (const ExchangeProgram::Box& b : t.side->boxes)
+    add_pieces(b.counts, b.steps, b.element, b.field, b.offset, pieces);
+  std::int64_t at = 0;
+  for (const Piece& p : pieces)
+    for (std::int64_t done = 0; done < p.bytes;) {  // cut where the slot's first line ends
+      const std::int64_t some =
+          at < kBesideBytes ? std::min(p.bytes - done, kBesideBytes - at) : p.bytes - done;
+      t.moves.push_back({static_cast<std::uint32_t>(p.field), static_cast<std::uint32_t>(some),
+                         static_cast<std::uint32_t>(at), p.offset + done});
+      at += some;
+      done += some;
+      if (at <= kBesideBytes) t.moves_beside = t.moves.size();
+    }
+  if (!t.moves.empty()) t.move_bytes = t.moves[0].bytes;
+  for (const Traffic::Move& m : t.moves)
+    if (m.bytes != t.move_bytes) t.move_bytes = 0;
+}
+
+}  // namespace
+
+Planned::Planned(const ExchangePlan& plan, int rank) : program(plan, rank) {
+  for (const ExchangeProgram::Side& side : program.sends) find_moves(to.emplace_back(side));
+  for (const ExchangeProgram::Side& side : program.receives) {
+    Traffic& t = from.emplace_back(side);
+    came_bytes += (side.bytes + 63) / 64 * 64;
+    if (program.adds) continue;
+    find_moves(t);
+    if (side.bytes >= kStreamedBytes && side.bytes >= kStreamedRun * side.runs)
+      for (const ExchangeProgram::Box& b : side.boxes) t.streamed.push_back(b.loops.by(stream_runs));
+  }
+}
+
+Planned::~Planned() = default;
+
+}  // namespace weft::shm

@@ -1,0 +1,97 @@
+// An exchange as shm carries it out: the program of a plan, with what it has learned of each neighbour. Used by the owner of
+// the group.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "backends/exchange/program.hpp"
+#include "backends/shm/exchange/pieces.hpp"
+#include "backends/shm/exchange/ring.hpp"
+#include "backends/shm/exchange/ways.hpp"
+#include "host/arena.hpp"
+#include "host/strided/runs.hpp"
+
+namespace weft::shm {
+
+struct Flight;
+
+/// What goes to one rank, or comes from it.
+struct Traffic {
+  /// A run of bytes in this rank's memory, at its place in the packed bytes.
+  struct Move {
+    std::uint32_t field, bytes, at;
+    std::int64_t offset;
+  };
+  /// A copy from the other rank's memory: a box with the steps of both. `to`: in this rank's field, or in its sums.
+  struct Joint {
+    std::size_t field;
+    Loops loops;
+    std::int64_t from, to, elements, element;
+  };
+  struct Run {
+    std::size_t field;
+    std::int64_t from, to, bytes;
+    CopyRuns copy;
+  };
+
+  explicit Traffic(const ExchangeProgram::Side& of)
+      : side(&of), peer(of.peer), bytes(of.bytes), form(of.form) {}
+
+  const ExchangeProgram::Side* side;
+  int peer;
+  std::int64_t bytes;
+  std::uint64_t form;
+  /// Of few bytes in few runs: all of them, for which the loops of boxes would take longer than the copies. Those of a
+  /// slot's first line come first, `moves_beside` of them. Empty: there are more.
+  std::vector<Move> moves{};
+  std::size_t moves_beside = 0;
+  std::uint32_t move_bytes = 0;  ///< of each of them; 0: they differ
+
+  // What goes out: how it goes where more than one way is possible, and what is being measured of that.
+  struct Measured {
+    Ways ways{};
+    Way way = Way::gathered;
+    std::uint16_t timing = 0;     // 0: nothing
+    std::uint64_t last_slot = 0;  // of the exchange that is measured; 0: not yet sent
+    std::uint64_t ns = 0;         // that the sender took to pack
+  };
+  Measured measured{};
+  // What goes out: where the fields of that number (ExchangeCall::memory) lay, in memory that the receiver maps.
+  struct Placed {
+    std::uint64_t memory = 0;  // 0: none
+    Arena::Version arena{};
+    std::uint32_t mapped = 0;
+    std::array<Buffer, kMostPlaces> places{};
+  };
+  Placed placed{};
+  std::array<std::uint64_t, 4> copyable{};  // fields, by number, of whose memory the kernel let others read
+
+  // What comes. Of many packed bytes: the loops of each box around the caches, whether that is quicker, how often bytes came.
+  std::vector<Loops> streamed{};
+  Unpackings unpackings{};
+  std::uint64_t came = 0;
+  // Of what comes from the memory of the other rank: the copies, worked out from its boxes when they were those of that number.
+  std::uint64_t joint_id = 0, pieces_id = 0;
+  std::vector<Joint> joint{};
+  std::vector<Run> joint_runs{};                     // the same, where each is one run
+  std::vector<ExchangeProgram::Span> joint_spans{};  // of each field: the bytes that are read there
+  std::vector<Piece> there{}, here{};                // for the kernel
+};
+
+struct Planned final : PlannedExchange {
+  Planned(const ExchangePlan& plan, int rank);
+  ~Planned() override;
+
+  const ExchangeProgram program;
+  std::vector<Traffic> to, from;                 ///< as program.sends, program.receives
+  std::uint64_t boxes_id = 0;                    ///< of `to`, for the receivers; 0: not numbered yet
+  std::int64_t came_bytes = 0;                   ///< of memory for all that comes
+  std::vector<std::unique_ptr<Flight>> flights;  ///< all that were ever made
+  std::vector<Flight*> spare;                    ///< those of them that no call uses
+};
+
+}  // namespace weft::shm

@@ -1,0 +1,129 @@
+#include "backends/shm/pair_memory.hpp"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "base/shared_words.hpp"
+#include "weft/host/context.hpp"
+
+namespace weft::shm {
+namespace {
+
+constexpr int kSegmentShift = 48;  // of a place: 1 + segment above it, the offset below
+constexpr std::uint64_t kOffset = (std::uint64_t{1} << kSegmentShift) - 1;
+
+std::byte* allocate(Arena* arena, std::size_t bytes) noexcept {
+  if (arena != nullptr) return static_cast<std::byte*>(arena->allocate(bytes));
+  void* const data =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return data == MAP_FAILED ? nullptr : static_cast<std::byte*>(data);
+}
+void release(Arena* arena, std::byte* memory, std::size_t bytes) noexcept {
+  if (arena != nullptr)
+    arena->release(memory);
+  else
+    ::munmap(memory, bytes);
+}
+
+}  // namespace
+
+// Memory of groups that have ended here, and not yet on all other ranks. Of a Context.
+class PairMemory::Kept {
+ public:
+  explicit Kept(Context& context) : context_(context) {}
+  ~Kept() {
+    if (context_.forked()) return;
+    for (const Left& l : all_)
+      release(l.arena, l.block.memory, l.block.bytes);  // all groups of this process have ended
+  }
+  Kept(const Kept&) = delete;
+  Kept& operator=(const Kept&) = delete;
+
+  struct Left {
+    Block block;
+    Arena* arena;  // null: plain memory
+    RegionRef region;
+    Control control;
+    PeerProcessRef process;  // of rank block.to
+
+    bool is_over() const noexcept {
+      return control.rank(block.to).left.load(std::memory_order_seq_cst) == kLeft ||
+             (!process->is_self() && !process->alive());
+    }
+  };
+  void add(Left left) {
+    const std::lock_guard lock(mutex_);
+    all_.push_back(std::move(left));
+  }
+  void sweep() noexcept {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(all_, [](const Left& l) {
+      if (!l.is_over()) return false;
+      release(l.arena, l.block.memory, l.block.bytes);
+      return true;
+    });
+  }
+
+ private:
+  Context& context_;
+  std::mutex mutex_;
+  std::vector<Left> all_;
+};
+
+PairMemory::~PairMemory() {
+  if (blocks_.empty() || group_.context.forked()) return;
+  Arena* const arena = group_.one_process ? nullptr : &group_.context.arena();
+  for (const Block& b : blocks_) {
+    Kept::Left left{b, arena, group_.region, group_.control,
+                    group_.processes[static_cast<std::size_t>(b.to)]};
+    if (left.is_over()) {
+      release(arena, b.memory, b.bytes);
+      continue;
+    }
+    try {
+      group_.context.attached<Kept>().add(std::move(left));
+    } catch (...) {  // out of memory: it stays for ever
+    }
+  }
+}
+
+std::byte* PairMemory::make(int to, std::size_t bytes) {
+  group_.context.attached<Kept>().sweep();
+  blocks_.reserve(blocks_.size() + 1);
+  std::byte* const memory = allocate(group_.one_process ? nullptr : &group_.context.arena(), bytes);
+  if (memory == nullptr)
+    throw Error(ErrorCode::system,
+                fmt::format("rank {} has no {} bytes of shared memory for exchanges with rank {}",
+                            group_.rank, bytes, to));
+  blocks_.push_back({memory, bytes, to});
+  return memory;
+}
+
+std::uint64_t PairMemory::place(const std::byte* memory, std::size_t bytes) const noexcept {
+  if (group_.one_process) return reinterpret_cast<std::uint64_t>(memory);
+  group_.show_segments();
+  const auto place = group_.context.arena().find(memory, bytes);
+  return place ? (std::uint64_t{place->segment} + 1) << kSegmentShift | place->offset
+               : 0;  // it is the arena's
+}
+
+std::byte* PairMemory::find(int from, std::uint64_t place, std::size_t bytes) const {
+  if (group_.one_process) return reinterpret_cast<std::byte*>(place);
+  const std::uint64_t segment = (place >> kSegmentShift) - 1;
+  const PeerProcess& process = *group_.processes[static_cast<std::size_t>(from)];
+  const auto look = [&] { return process.find(segment, place & kOffset, static_cast<std::int64_t>(bytes)); };
+  if (std::byte* const memory = look()) return memory;
+  group_.map_news(from);
+  if (std::byte* const memory = look()) return memory;
+  if (segment < group_.of(from).segments.load(std::memory_order_seq_cst) && segment < Arena::kMaxSegments &&
+      process.segment(static_cast<std::uint32_t>(segment)) == nullptr)
+    return nullptr;
+  throw Error(
+      damaged(from, "the place of its memory for exchanges", place, "bytes of a segment that is mapped"));
+}
+
+}  // namespace weft::shm
