@@ -24,10 +24,12 @@ import tempfile
 COLUMNS = 110
 
 # The rooms that hold rules 2 and 3, files or folders. Rule 1 holds in ALL_COLUMNS.
-DONE = ["README.md", "CONTRIBUTING.md", "docs"]
-ALL_COLUMNS = ["README.md", "CONTRIBUTING.md", "docs", "bench/README.md", "bench/results"]
+DONE = ["README.md", "CONTRIBUTING.md", "docs", "include"]
+ALL_COLUMNS = ["README.md", "CONTRIBUTING.md", "docs", "bench/README.md", "bench/results", "include"]
 # Rules 2 and 3 leave records of their day alone.
 RECORDS = ["docs/decisions", "bench/results"]
+# Not swept yet.
+NOT_YET = ["include/weft/mesh/window.hpp", "include/weft/mesh/halo.hpp"]
 # Generated pages, and the list of changes.
 LEFT_OUT = ("docs/c_api_table.md", "docs/agreement.md", "docs/support.md", "docs/torch_suite.md", "CHANGELOG.md")
 
@@ -153,11 +155,12 @@ def blocks_of_code(path, text):
             column = None
             continue
         number, at, body, line = found
-        wide.append((number, line))
+        table = body.startswith(("   ", "|")) or re.search(r"\S   +\S", body) or body.startswith("  ") and not current
+        if not table:
+            wide.append((number, line))
         body = re.sub(r"^(NOLINT\w*.*|clang-format (on|off)|@\w+|\\\w+)\s*", "", body)
         item = re.match(r"\s*([-*]|\d+\.)\s+(.*)", body)
-        table = body.startswith(("   ", "|")) or re.search(r"\S   +\S", body)
-        if not body.strip() or at != column or item or table:
+        if not body.strip() or at != column or item or table or line[:at].strip():
             end()
         column = at
         if item:
@@ -218,7 +221,9 @@ def without_code(sentence):
 def findings(tree, everywhere=False):
     found, count = [], 0
     for path in files_of(tree):
-        columns, words = everywhere or within(path, ALL_COLUMNS), (everywhere or within(path, DONE)) and not within(path, RECORDS)
+        swept = everywhere or not within(path, NOT_YET)
+        columns, words = (swept and (everywhere or within(path, rooms)) for rooms in (ALL_COLUMNS, DONE))
+        words = words and not within(path, RECORDS)
         if not (columns or words):
             continue
         blocks, wide = blocks_of(tree, path)

@@ -1,5 +1,5 @@
-/* A group of the ranks of an MPI communicator, for programs that use MPI themselves: compiled by the program, with its own
- * mpi.h, so that it fits every MPI. */
+/* A group of the ranks of an MPI communicator, for programs that use MPI themselves: compiled by the program,
+ * with its own mpi.h, so that it fits every MPI. */
 #ifndef WEFT_WEFT_MPI_H
 #define WEFT_WEFT_MPI_H
 
@@ -15,8 +15,8 @@ static inline int32_t weft_mpi_broadcast_(void* communicator, void* data, size_t
 
 /* Rank r of the group is rank r of `communicator`. All its ranks call it; blocks until they have. MPI must be
  * initialised, and the communicator is used during the call alone. `host` and the rest: as
- * weft_group_create_by_broadcast has it, which this calls. What moves the group's data is options->backend:
- * that MPI is "mpi-openmpi" or "mpi-mpich", and only where it is asked for. */
+ * weft_group_create_by_broadcast has it, which this calls. options->backend moves the group's data: that MPI
+ * is "mpi-openmpi" or "mpi-mpich", and only if the program asks for it. */
 static inline weft_status weft_group_from_mpi(weft_context* context, MPI_Comm communicator, const char* host,
                                               const weft_group_options* options, weft_group** group,
                                               weft_error* error) {

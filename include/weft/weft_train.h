@@ -1,10 +1,12 @@
-/* Layers and training from C: column- and row-parallel linear layers and 1x1 convolutions, embedding and cross-entropy over a split vocabulary, losses of elements on the
- * caller's memory, loss scaling and conversions, a transformer by its configuration, its training step. C11; usable from C++ too. In libweft_train, which weft_train.pc and the CMake target
- * weft::weft_train name; weft/weft.h comes with it, and its conventions hold here.
+/* Layers and training from C: column- and row-parallel linear layers and 1x1 convolutions, embedding and
+ * cross-entropy over a split vocabulary, losses of elements on the caller's memory, loss scaling and
+ * conversions, a transformer by its configuration, its training step. C11; usable from C++ too. In
+ * libweft_train, which weft_train.pc and the CMake target weft::weft_train name; weft/weft.h comes with it,
+ * and its conventions hold here.
  *
- * What a rank computes with is a weft_compute. It, and whatever is made with it, belongs to one thread at a time;
- * ranks that are threads have one each.
- */
+ * A weft_compute holds the means by which a rank computes. It, and whatever is made with it, belongs to one
+ * thread at a time; ranks that are threads have one each.
+ * */
 #ifndef WEFT_WEFT_TRAIN_H
 #define WEFT_WEFT_TRAIN_H
 

@@ -1,5 +1,6 @@
-// What a transport implements. Deadlines, the flight recorder and progress are written once, in the group.
-// What a transport is built from is in the headers beside this one: docs/backends.md lists them.
+// The interface that a transport implements. Deadlines, the flight recorder and progress are written once,
+// in the group. The parts that transports are built from are in the headers of this folder: docs/backends.md
+// lists them.
 #pragma once
 
 #include <array>
@@ -21,14 +22,14 @@
 
 namespace weft {
 
-/// What a poll found: nothing to do now; a step taken with more to come; the end; a failure.
+/// The result of a poll: nothing to do now; a step taken with more to come; the end; a failure.
 enum class Step : std::uint8_t { pending, advanced, done, failed };
 
-/// What makes progress on a call. `polled`: only poll(); `threaded`: a thread of the transport, which may
-/// block; `stream`: a device stream.
+/// The agent that makes progress on a call. `polled`: only poll(); `threaded`: a thread of the transport,
+/// which may block; `stream`: a device stream.
 enum class ProgressStyle : std::uint8_t { polled, threaded, stream };
 
-/// What a backend guarantees about failures. Say only what is true: `weft check --faults` expects exactly
+/// The guarantees of a backend about failures. Say only what is true: `weft check --faults` expects exactly
 /// that.
 struct FailureGuarantees {
   bool deadline = false;        ///< a call that is not finished by its deadline fails with `timeout`
@@ -50,10 +51,10 @@ constexpr OpSet op_bit(Op op) noexcept { return OpSet{1} << static_cast<int>(op)
 using DTypeSet = std::uint32_t;  ///< bit per DType
 constexpr DTypeSet dtype_bit(DType t) noexcept { return DTypeSet{1} << static_cast<int>(t); }
 
-/// What a backend can do. Asked once, when the group is created. What it lacks is composed from what it has:
-/// `send` and `recv` are enough for everything, and `all_to_all_v` is for all collectives. The transport must take the tags of
-/// kComposedTags, and an all_to_all_v in which blocks of `in` are the same memory, or lie in the buffer of
-/// `out` where no block of `out` lies.
+/// The abilities of a backend. Asked once, when the group is created. weft composes the operations that it
+/// lacks from those that it has: `send` and `recv` are enough for everything, and `all_to_all_v` is for all
+/// collectives. The transport must take the tags of kComposedTags, and an all_to_all_v in which blocks of
+/// `in` are the same memory, or lie in the buffer of `out` where no block of `out` lies.
 struct Traits {
   std::string_view name;
   OpSet ops = 0;  ///< operations it performs itself; with wait_message also recv from any_source, and probe()
@@ -102,20 +103,20 @@ struct OpState {
   std::int64_t in_count = 0;  ///< elements
   std::int64_t out_count = 0;
   int root = -1;
-  /// send: the destination; recv and wait_message: the source, or any_source, which post() or poll() replaces by
-  /// the source of the message that was found, at the latest when the call is done. (wait_message sets `dtype`
-  /// and `out_count` of that message, too.)
+  /// send: the destination; recv and wait_message: the source, or any_source, which post() or poll() replaces
+  /// by the source of the message that was found, at the latest when the call is done. (wait_message sets
+  /// `dtype` and `out_count` of that message, too.)
   int peer = -1;
   int tag = 0;
   Stream stream{};
-  /// v-forms: block r of `in` and of `out`, size() of each; null where the op's blocks are equal. Live as
+  /// v-forms: block r of `in` and of `out`, size() of each; null if the op's blocks are equal. Live as
   /// long as the call. See in_block() and out_block() (weft/backends/op_table.hpp).
   const Block* in_blocks = nullptr;
   const Block* out_blocks = nullptr;
-  /// Where this call is a part of a composed one: the user's call, which is what ranks compare and what texts
+  /// If this call is a part of a composed one: the user's call, which is what ranks compare and what texts
   /// name. Null: this call is the user's. Lives as long as this call.
   const OpState* user = nullptr;
-  /// exchange: what is exchanged. Of other operations it is not to be read. (Version 5.5.)
+  /// exchange: what is exchanged. It is undefined for other operations. (Version 5.5.)
   const ExchangeCall* exchange = nullptr;
 
   alignas(16) std::array<std::byte, 192> scratch;  ///< the backend's own, uninitialised at post()
@@ -147,7 +148,7 @@ class Backend {
   virtual void fail(const Failure& why) noexcept = 0;
   /// The first cause, after fail(), a failed poll() or healthy() == false. From any thread.
   virtual Failure failure() const = 0;
-  /// After a failure: true where nobody is inside the callers' memory now. No waiting. From any thread.
+  /// After a failure: true if nobody is inside the callers' memory now. No waiting. From any thread.
   virtual bool quiet() const noexcept = 0;
   /// After a failure: waits until nobody can touch the callers' memory any more, moving the callers' shared
   /// memory to new pages where a stopped peer might still write. `exposed`: the buffers of the calls that
@@ -162,10 +163,10 @@ class Backend {
   virtual void batch(bool /*begin*/) noexcept {}
   /// Stream backends: makes `stream` wait for the call, without blocking the host. False: the host has to.
   virtual bool wait_on(OpState& /*s*/, Stream /*stream*/) noexcept { return false; }
-  /// Stream backends, before anything is posted: throws bad_argument where calls cannot be ordered on
-  /// `stream`, because its handle is no stream of its device, and unsupported where it is being captured into a
-  /// graph. `calls`: it is for calls, and is of the group's device; false: for wait_on(), which takes streams of
-  /// any device. From any thread.
+  /// Stream backends, before anything is posted: throws bad_argument if calls cannot be ordered on
+  /// `stream`, because its handle is no stream of its device, and unsupported if it is being captured into
+  /// a graph. `calls`: it is for calls, and is of the group's device; false: for wait_on(), which takes
+  /// streams of any device. From any thread.
   virtual void check_stream(Stream /*stream*/, bool /*calls*/) {}
   /// Ranks that have died or left the group, as far as the transport knows at this moment; before and after a
   /// failure. From any thread.
@@ -179,22 +180,22 @@ class Backend {
   /// this group.
   virtual void answer() noexcept {}
   // Version 5.3.
-  /// What each rank of the group, this one among them, called last, as far as this rank knows after ask(); in
+  /// The last call of each rank of the group, including this one, as far as this rank knows after ask(); in
   /// order of the ranks. Before and after a failure. Empty: the transport cannot tell. The fields `rank`,
   /// `state` and, where a call is known, `op` and `call` are to be set; the group writes the text.
   virtual std::vector<LastCall> last_calls() noexcept { return {}; }
-  /// The message that a recv from `source` (any_source: from any rank) with this tag would take if it were posted
-  /// now; nothing: none has come. Takes what has come first, and never waits. Called where the traits have
-  /// wait_message.
+  /// The message that a recv from `source` (any_source: from any rank) with this tag would take if it were
+  /// posted now; nothing: none has come. Takes what has come first, and never waits. Called where the traits
+  /// have wait_message.
   virtual std::optional<MessageInfo> probe(int /*source*/, int /*tag*/) noexcept { return std::nullopt; }
   // Version 5.5.
-  /// Works out a plan, which was checked, for the exchanges that follow: OpState::exchange names the result. Local.
-  /// Called where the traits have exchange, while this thread owns the group. Lives longer than its exchanges, and not
-  /// longer than this.
+  /// Works out a plan, which was checked, for the exchanges that follow: OpState::exchange names the result.
+  /// Local. Called where the traits have exchange, while this thread owns the group. Lives longer than its
+  /// exchanges, and not longer than this.
   virtual std::unique_ptr<PlannedExchange> plan_exchange(const ExchangePlan& /*plan*/) { return nullptr; }
 };
 
-/// What a backend's factory gets: which ranks meet, and where.
+/// The arguments of a backend's factory: which ranks meet, and where.
 struct GroupInit {
   Context& context;
   std::shared_ptr<Store> store;

@@ -18,23 +18,24 @@
 
 namespace weft {
 
-/// What a transport that blocks implements, and BlockingBackend calls. Separate from Backend, so that a virtual
-/// function added to Backend does not change the order of these in the ABI.
+/// The functions that a blocking transport implements, and BlockingBackend calls. Separate from Backend, so
+/// that a virtual function added to Backend does not change the order of these in the ABI.
 class BlockingCalls {
  protected:
   ~BlockingCalls() = default;
   /// A collective, in the group's thread; returns when it is done. Whatever it throws fails the group.
   virtual void run(const OpState& s) = 0;
-  /// Starts a send or a receive (or a wait_message, where the traits have it), without waiting. finished(s) or refuse(s) follows, from any thread.
+  /// Starts a send or a receive (or a wait_message, where the traits have it), without waiting. finished(s)
+  /// or refuse(s) follows, from any thread.
   virtual void start(OpState& s) noexcept = 0;
-  /// Makes run() return soon, by throwing. After interrupt() has returned, the transport's own threads do not touch
-  /// the callers' memory. Called once, after failed() has become true. From any thread.
+  /// Makes run() return soon, by throwing. After interrupt() has returned, the transport's own threads do not
+  /// touch the callers' memory. Called once, after failed() has become true. From any thread.
   virtual void interrupt() noexcept = 0;
 };
 
-/// Implements Backend by means of BlockingCalls. A derived class adds traits() and missing(), calls begin() at the end of its
-/// constructor, and end() first of all in its destructor. Ranks learn of a failure because interrupt() ends
-/// the connections; all read its first cause from the store (FirstCause).
+/// Implements Backend by means of BlockingCalls. A derived class adds traits() and missing(), calls begin()
+/// at the end of its constructor, and end() first of all in its destructor. Ranks learn of a failure because
+/// interrupt() ends the connections; all read its first cause from the store (FirstCause).
 class BlockingBackend : public Backend, protected BlockingCalls {
  public:
   ~BlockingBackend() override;

@@ -25,7 +25,7 @@ struct MessageInfo {
   friend bool operator==(const MessageInfo&, const MessageInfo&) = default;
 };
 
-/// What may be said about any call. All ranks give the same `op` and `order`; the rest is each rank's own.
+/// The options of any call. All ranks give the same `op` and `order`; the rest is each rank's own.
 struct CallOptions {
   ReduceOp op = ReduceOp::sum;
   Order order = Order::native;

@@ -1,6 +1,6 @@
-// What a rank called, in a form that can be sent: a transport whose library does not compare calls exchanges
-// these before a collective, because there a mismatch is a crash or a wrong number. Pure functions; any
-// thread.
+// The description of a rank's call, in a form that can be sent. If a transport's library does not compare
+// calls, the transport exchanges these before a collective, because a mismatch would be a crash or a wrong
+// number there. Pure functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace weft {
 
-/// A bit that marks the number of the user's call, where the transport sees the parts of a composed call: these
-/// have numbers of their own.
+/// A bit that marks the number of the user's call, where the transport sees the parts of a composed call:
+/// these have numbers of their own.
 inline constexpr std::uint64_t kUsersCall = std::uint64_t{1} << 62;
 
 /// Everything that all ranks must give alike; for a part of a composed call, that of the user's call.
@@ -32,8 +32,8 @@ struct CallRecord {
 /// The record of a collective in a group of `size` ranks.
 CallRecord record_of(const OpState& s, int size);
 
-/// What a rank tells one other before a collective: its record, and what concerns these two alone. Trivially
-/// copyable, of fixed size.
+/// The message of one rank to another before a collective: its record, and the numbers that concern these
+/// two alone. Trivially copyable, of fixed size.
 struct Announcement {
   CallRecord record{};
   std::int64_t gives = 0;    ///< all_to_all_v: elements from the sender of this to its receiver
@@ -41,11 +41,12 @@ struct Announcement {
   std::int64_t largest = 0;  ///< all_to_all_v: the largest block that the sender gives
 };
 
-/// For a collective in a group of `size` ranks. What concerns one pair is still missing: announce_to() adds it.
+/// For a collective in a group of `size` ranks. The numbers of one pair are still missing: announce_to()
+/// adds them.
 Announcement announcement_of(const OpState& s, int size);
 void announce_to(Announcement& a, const OpState& s, int peer, int size) noexcept;
 
-/// What was called, as text: "all_gather f32 x1000". Also for messages.
+/// The call as text: "all_gather f32 x1000". Also for messages.
 std::string what(const OpState& s, int size);
 /// "rank 1 called all_gather f32 x1000 [call 17]"
 std::string describe(int rank, const CallRecord& record);

@@ -1,4 +1,5 @@
-// A neighbourhood exchange: what each pair of ranks sends and receives, as boxes of elements of fields. Plain values; any thread.
+// A neighbourhood exchange: what each pair of ranks sends and receives, as boxes of elements of fields. Plain
+// values; any thread.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +13,9 @@
 
 namespace weft {
 
-/// A box of elements of a field: element (i, j, …) is `offset + i * strides[0] + j * strides[1] + …` elements from
-/// where the field begins. Strides may be negative; 0 in a dimension of one element, or of a box that is sent.
+/// A box of elements of a field: element (i, j, …) is `offset + i * strides[0] + j * strides[1] + …` elements
+/// from where the field begins. Strides may be negative; 0 in a dimension of one element, or of a box that is
+/// sent.
 struct ExchangeBox {
   int field = 0;
   std::int64_t offset = 0;
@@ -21,23 +23,26 @@ struct ExchangeBox {
   Strides strides{};
 };
 
-/// Boxes of single elements and of runs with one stride, which have the elements `indices` of a field in this order.
+/// Boxes of single elements and of runs with one stride, which have the elements `indices` of a field in this
+/// order.
 std::vector<ExchangeBox> boxes_of(int field, std::span<const std::int64_t> indices);
 
-/// What one rank sends to this one, or gets from it: the elements of the boxes, one box after the other, row-major in
-/// each.
+/// The elements that one rank sends to this one, or gets from it: those of the boxes, one box after the
+/// other, row-major in each.
 struct ExchangePart {
   int peer = 0;
   std::vector<ExchangeBox> boxes{};
 };
 
-/// What a rank does in an exchange. A value. Two ranks that send to each other give boxes of the same fields and
-/// counts, in the same order; offsets and strides are each rank's own. What a rank sends to itself is copied.
+/// The part of one rank in an exchange. A value. Two ranks that send to each other give boxes of the same
+/// fields and counts, in the same order; offsets and strides are each rank's own. Elements that a rank sends
+/// to itself are copied.
 struct ExchangePlan {
   enum class Kind : std::uint8_t {
     copy,  ///< an element that comes replaces the one that is there
-    /// Elements that come are added to those that are there: first what rank 0 sent, then rank 1, …; of one rank in the
-    /// order of its boxes. bf16 and f16 are added in f32 and rounded once, at the end; integers wrap.
+    /// Elements that come are added to those that are there: first what rank 0 sent, then rank 1, …; of one
+    /// rank in the order of its boxes. bf16 and f16 are added in f32 and rounded once, at the end; integers
+    /// wrap.
     add,
   };
   Kind kind = Kind::copy;
@@ -46,14 +51,14 @@ struct ExchangePlan {
   std::string name = "exchange";                  ///< what errors of making it begin with; not compared
 };
 
-/// Where a field lies in one start: boxes that are sent count from `in`, boxes that are received from `out`. May be the
-/// same memory.
+/// Where a field lies in one start: boxes that are sent count from `in`, boxes that are received from `out`.
+/// May be the same memory.
 struct ExchangeField {
   const void* in = nullptr;
   void* out = nullptr;
 };
 
-/// What a transport has worked out of a plan (Backend::plan_exchange).
+/// A plan that a transport has worked out (Backend::plan_exchange).
 class PlannedExchange {
  public:
   PlannedExchange() = default;
@@ -66,7 +71,8 @@ class PlannedExchange {
 struct ExchangeCall {
   PlannedExchange* planned = nullptr;  ///< what this transport has made of the plan
   const ExchangeField* fields = nullptr;
-  /// A number of this plan's: equal numbers mean fields at equal addresses. So what was worked out for them is known.
+  /// A number of this plan's: equal numbers mean fields at equal addresses. So what was worked out for them
+  /// is known.
   std::uint64_t memory = 0;
 };
 

@@ -20,7 +20,7 @@ class FirstCause {
   /// Makes `why` the cause unless there is one. Returns the one that counts for all ranks; `why` itself where
   /// the Store does not answer any more.
   Failure raise(const Failure& why) const noexcept;
-  /// The cause, if there is one. Nothing where the Store does not answer any more: it may have ended with the
+  /// The cause, if there is one. Nothing if the Store does not answer any more: it may have ended with the
   /// rank that served it, which by itself is no failure.
   std::optional<Failure> look() const noexcept;
 

@@ -35,9 +35,9 @@ inline constexpr auto kRollCallFresh = std::chrono::milliseconds(20);
 /// When a rank's roll-call began and ended, and for which call. Not thread-safe.
 class RollCallTimes {
  public:
-  /// Whether a call whose deadline has passed needs a new roll-call. One that was begun for this call stays open
-  /// until the call asks again, however late, since its caller may look rarely. One of another call, which may be
-  /// over, serves this call for a while.
+  /// Whether a call whose deadline has passed needs a new roll-call. One that was begun for this call stays
+  /// open until the call asks again, however late, since its caller may look rarely. One of another call,
+  /// which may be over, serves this call for a while.
   bool due(Op op, std::uint64_t call, Clock::time_point now) const {
     if (!begun_) return true;
     if (ended_) return now - *ended_ >= kRollCallFresh;
@@ -110,7 +110,7 @@ HoldUp who_holds_up(int self, int size, std::span<const int> awaited, const Answ
   return found;
 }
 
-/// The ranks of `awaited` that hold up the call; empty where none of them does.
+/// The ranks of `awaited` that hold up the call; empty if none of them does.
 std::vector<int> to_blame(std::span<const int> awaited, const HoldUp& found);
 
 /// The sentence about a call that is held up. `simple(ranks)` says what ranks that it waits for have not

@@ -15,7 +15,7 @@ namespace weft {
 class PeerProcess;
 
 /// The doorbell that this rank sleeps on. A transport rings it when a thread of its own has finished
-/// something; its peers ring it through HostRanks. Throws unsupported where this process has more ranks than
+/// something; its peers ring it through HostRanks. Throws unsupported if this process has more ranks than
 /// doorbells (1024).
 Doorbell own_doorbell(const GroupInit& b);
 
@@ -23,17 +23,17 @@ Doorbell own_doorbell(const GroupInit& b);
 class HostRanks {
  public:
   HostRanks() = default;  ///< for no ranks: none is on this host, none is known to be dead
-  /// What this rank tells the others about itself: (a part of) its info for join(). One line of text. Throws
-  /// as own_doorbell() does.
+  /// This rank's information for the others: (a part of) its info for join(). One line of text. Throws as
+  /// own_doorbell() does.
   static std::string address(const GroupInit& b);
-  /// `addresses`: what the ranks told, by rank. Ranks on other hosts, or of other users, have no doorbell and
-  /// are never known to be dead. Throws mismatch where a text is no address, timeout if a process must
-  /// be asked but is stopped and does not answer by b.deadline.
+  /// `addresses`: the information of all ranks, by rank. Ranks on other hosts, or of other users, have no
+  /// doorbell and are never known to be dead. Throws mismatch if a text is no address, timeout if a
+  /// process must be asked but is stopped and does not answer by b.deadline.
   HostRanks(const GroupInit& b, std::span<const std::string> addresses);
 
   /// Whether the rank is on this host, as far as this one can tell, and of the same user.
   bool is_here(int rank) const noexcept;
-  /// That rank's doorbell; converts to false where it has none. Publish the data first,
+  /// That rank's doorbell; converts to false if it has none. Publish the data first,
   /// then ring.
   Doorbell doorbell(int rank) const noexcept;
   /// Rings the doorbells of all other ranks, so that they look at once: for a failure, say.

@@ -1,10 +1,10 @@
 // How the ranks of a group meet: each puts its text into the store and reads those of the others. The rank
 // that comes last reads all texts and writes them into one key, which the others wait for: a few requests per
-// rank. Where they are longer than half a MiB together, they are in several keys.
+// rank. If they are longer than half a MiB together, they are in several keys.
 //
 // A rank that cannot make the group leaves the reason in the store, under the group's token (FirstCause);
 // ranks that wait for others look there now and then. The first reason counts: no rank is blamed that only
-// gave up because of another. Where a factory throws, the group calls give_up() for it.
+// gave up because of another. If a factory throws, the group calls give_up() for it.
 //
 // All functions wait for the store, until b.deadline at most, and may be called from any thread.
 #pragma once
@@ -22,14 +22,14 @@
 namespace weft {
 
 /// The indices of those keys that nobody has set. For use when a wait for them has timed out. Throws the
-/// store's own error where the store itself does not answer: then nobody can say which rank is missing.
+/// store's own error if the store itself does not answer: then nobody can say which rank is missing.
 std::vector<int> unset(Store& store, const std::vector<std::string>& keys);
 
-/// Throws the first cause where some rank has given up this group.
+/// Throws the first cause if some rank has given up this group.
 void throw_first_cause(const GroupInit& b);
 
-/// What the other ranks are told of an error of this rank: the same; where the reason lies in this rank (no
-/// memory, say), the text names it.
+/// The text by which the other ranks learn of an error of this rank: the same text; if the cause is in this
+/// rank (no memory, for example), it names this rank.
 Failure reason_of(const GroupInit& b, const Error& own);
 
 /// Leaves the reason why this rank gives up the group for the others, unless one is there already. Returns
@@ -37,28 +37,27 @@ Failure reason_of(const GroupInit& b, const Error& own);
 /// cause; and aborted, which names this rank, where an Interrupt has ended its wait.
 Error give_up(const GroupInit& b, const Error& error);
 
-/// The value of a key, waiting for it; nothing where it is not set by the deadline. Throws the first cause
-/// where a rank gives up meanwhile, the store's error, and bad_argument where there is no store.
+/// The value of a key, waiting for it; nothing if it is not set by the deadline. Throws the first cause
+/// if a rank gives up meanwhile, the store's error, and bad_argument if there is no store.
 std::optional<std::string> await(const GroupInit& b, const std::string& key);
 
-/// Puts this rank's text, `info`, into the store: the first half of join(). With one rank it does nothing, and
-/// there need be no store. Throws bad_argument where all ranks have used `what` already, with this token and
-/// without withdraw(). `layout`: a number that differs where
-/// ranks would not understand each other in this transport (a digest of the sizes and constants that they
-/// share). Throws mismatch where another rank gave another size, and the store's error, with the group's
-/// name.
+/// Puts this rank's text, `info`, into the store: the first half of join(). With one rank it does nothing,
+/// and there need be no store. Throws bad_argument if all ranks have used `what` already, with this token
+/// and without withdraw(). `layout`: a number that differs where ranks would not understand each other in
+/// this transport (a digest of the sizes and constants that they share). Throws mismatch if another rank
+/// gave another size, and the store's error, with the group's name.
 void announce(const GroupInit& b, std::string_view what, std::string_view info, std::uint64_t layout);
 
 /// The texts of all ranks, by rank. `info` may hold any bytes, somewhat less than a value of the store: a MiB
 /// less 256 bytes always fits. `what` keeps the keys of several uses of one
 /// token apart: the transport's name. Throws timeout naming the ranks that did not join by the deadline,
-/// mismatch where they do not run the same build of weft, differ in `layout` or do not agree on the size, the
+/// mismatch if they do not run the same build of weft, differ in `layout` or do not agree on the size, the
 /// first cause where a rank gives up meanwhile, and what announce() throws.
 std::vector<std::string> join(const GroupInit& b, std::string_view what, std::string_view info,
                               std::uint64_t layout);
 
 /// Removes this rank's text from the store, so that a program that makes many groups leaves nothing there.
-/// Call it when all ranks have read it. Where the store does not answer, a few bytes stay.
+/// Call it when all ranks have read it. If the store does not answer, a few bytes stay.
 void withdraw(const GroupInit& b, std::string_view what) noexcept;
 
 /// Throws timeout: `group "g": rank 2 did not join within 3 s [rank 0]`.

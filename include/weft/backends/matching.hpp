@@ -2,10 +2,11 @@
 // of a rank. For every transport that matches by itself. Not thread-safe: its owner locks, where several
 // threads use it. No function waits.
 //
-// The rule is MPI's. A message goes to the receive that was posted first of those that it fits: those from its
-// source and those from any_source, with its tag. A receive takes the message that came first of those that fit
-// it; from any_source these are the messages of that tag from all ranks, in the order in which they were kept. So
-// messages of one source and tag are never overtaken, and no source waits behind later messages of another.
+// The rule is MPI's. A message goes to the receive that was posted first of those that it fits: those from
+// its source and those from any_source, with its tag. A receive takes the message that came first of those
+// that fit it; from any_source these are the messages of that tag from all ranks, in the order in which they
+// were kept. So messages of one source and tag are never overtaken, and no source waits behind later messages
+// of another.
 #pragma once
 
 #include <algorithm>
@@ -33,8 +34,8 @@ struct UnexpectedLimits {
 
 /// `Receive` is the transport's posted receive, kept by address; `Message` is what it knows of an unexpected
 /// message, default-constructible. A message finds its receive, and a receive its message, in constant time,
-/// but for a search among the receives in flight, of which a group has 64 at most. A receive from any_source
-/// looks at each source that has unexpected messages.
+/// except for a search among the receives in flight, of which a group has 64 at most. A receive from
+/// any_source looks at each source that has unexpected messages.
 template <class Receive, class Message, class SameTag = std::equal_to<>>
 class MessageMatcher {
  public:
@@ -68,9 +69,9 @@ class MessageMatcher {
     put_back(node);
     return true;
   }
-  /// The source of the oldest message of that source and tag, which take_message() would give; of any_source, of
-  /// the oldest with that tag. -1: there is none. A transport whose sources are looked at one after the other
-  /// first takes what has come from each, or the order would be that of its looks.
+  /// The source of the oldest message of that source and tag, which take_message() would give; of any_source,
+  /// of the oldest with that tag. -1: there is none. A transport whose sources are looked at one after the
+  /// other first takes what has come from each, or the order would be that of its looks.
   int source_of(int source, std::int32_t tag) const {
     if (source != any_source) return find(source, tag) != queues_.end() ? source : -1;
     int first = -1;
@@ -88,8 +89,8 @@ class MessageMatcher {
     const auto found = find(source, tag);
     return found == queues_.end() ? nullptr : &found->second.first->message;
   }
-  /// Source and tag of the messages that are kept from `source` (any_source: from all), each pair once, in order;
-  /// negative tags, which are those of composed calls, are left out.
+  /// Source and tag of the messages that are kept from `source` (any_source: from all), each pair once, in
+  /// order; negative tags, which are those of composed calls, are left out.
   std::vector<std::pair<int, std::int32_t>> kept(int source) const {
     std::vector<std::pair<int, std::int32_t>> list;
     for (const auto& [number, queue] : queues_) {
@@ -106,7 +107,8 @@ class MessageMatcher {
     (source == any_source ? from_any_ : receives_[static_cast<std::size_t>(source)])
         .push_back({tag, &receive, next_post_++});
   }
-  /// Takes out the oldest receive for that source and tag, which may be one from any_source; null: there is none.
+  /// Takes out the oldest receive for that source and tag, which may be one from any_source; null: there is
+  /// none.
   Receive* take_receive(int source, std::int32_t tag) noexcept {
     auto& list = receives_[static_cast<std::size_t>(source)];
     const std::size_t named = first_of(list, tag), any = first_of(from_any_, tag);
@@ -214,21 +216,21 @@ class MessageMatcher {
   std::int64_t messages_ = 0, bytes_ = 0;
 };
 
-/// The failure of a receive of rank `rank` for which a message of another dtype or count has come; `recv.peer`
-/// is its source, also where the receive is from any_source.
+/// The failure of a receive of rank `rank` for which a message of another dtype or count has come;
+/// `recv.peer` is its source, also where the receive is from any_source.
 Failure message_mismatch(const OpState& recv, int rank, DType dtype, std::int64_t count);
 /// The same, where `recv` does not name the source.
 Failure message_mismatch(const OpState& recv, int source, int rank, DType dtype, std::int64_t count);
 
-/// The ranks that a recv or wait_message of rank `rank` waits for: its source; from any_source all others (in a
-/// group of one rank: itself).
+/// The ranks that a recv or wait_message of rank `rank` waits for: its source; from any_source all others (in
+/// a group of one rank: itself).
 std::vector<int> awaited_sources(const OpState& recv, int rank, int size);
-/// What these ranks have not done, for the text of a time-out of a recv or wait_message: "rank 1 has not sent it
-/// (tag 7)", "no rank has sent a message with tag 7".
+/// The part of a time-out's text, of a recv or wait_message, that says what these ranks have not done: "rank
+/// 1 has not sent it (tag 7)", "no rank has sent a message with tag 7".
 std::string not_sent(const OpState& recv, std::span<const int> ranks, int rank, int size);
 
-/// What MessageMatcher::kept() adds to that text, as a tag may have been mistaken: "; messages that were not
-/// received: tag 8 from rank 1". Empty where there are none.
+/// The addition of MessageMatcher::kept() to that text, in case of a wrong tag: "; messages that were not
+/// received: tag 8 from rank 1". Empty if there are none.
 std::string not_received(std::span<const std::pair<int, std::int32_t>> kept);
 
 /// The text of MessageMatcher::refusal().

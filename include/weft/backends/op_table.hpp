@@ -74,7 +74,7 @@ constexpr bool has_out(Op op, bool at_root) noexcept {
 }
 
 /// The part of this rank's `in` that goes to rank `to` (or is combined for it), in a group of `size`.
-/// Empty where this rank has no `in`, or `to` gets nothing.
+/// Empty if this rank has no `in`, or `to` gets nothing.
 inline Block in_block(const OpState& s, int to, int size) noexcept {
   switch (row(s.op).counts) {
     case Counts::in_blocks:

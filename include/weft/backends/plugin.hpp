@@ -20,19 +20,21 @@ namespace weft {
 
 /// The version of what a plug-in is built against: the headers of weft/backends and all that they include.
 /// The major number changes when something that exists changes; a plug-in of another major is refused. The
-/// minor number grows when something is added: a field at the end of BackendPlugin (5.4: linked_to), a virtual function
-/// with a default at the end of Backend (5.3: last_calls and probe; 5.5: plan_exchange), or an operation at the end of Op (5.2: scan and exscan; 5.3:
-/// wait_message, and with it recv from any_source; 5.5: exchange), which older plug-ins do not have in their Traits, so that it is
-/// composed over them, or unsupported. A plug-in that was built for an older minor is loaded; weft does not
-/// read the fields and does not call the functions that it lacks. One that was built for a newer minor is
-/// loaded, too, unless it needs a function of libweft that this one lacks.
+/// minor number grows when something is added: a field at the end of BackendPlugin (5.4: linked_to), a
+/// virtual function with a default at the end of Backend (5.3: last_calls and probe; 5.5: plan_exchange), or
+/// an operation at the end of Op (5.2: scan and exscan; 5.3: wait_message, and with it recv from any_source;
+/// 5.5: exchange), which older plug-ins do not have in their Traits, so that it is composed over them, or
+/// unsupported. A plug-in that was built for an older minor is loaded; weft does not read the fields and does
+/// not call the functions that it lacks. One that was built for a newer minor is loaded, too, unless it needs
+/// a function of libweft that this one lacks.
 inline constexpr std::uint32_t kBackendAbi = 5;
 inline constexpr std::uint32_t kBackendAbiMinor = 5;
 
 /// An address inside of the libweft whose functions the caller calls: a process may hold several.
 const void* linked_weft() noexcept;
 
-/// What a plug-in is: ordered by the version that added a field. The first field never moves.
+/// The description of a plug-in, its fields ordered by the version that added them. The first field never
+/// moves.
 struct BackendPlugin {
   // Version 5.0.
   std::uint32_t abi = kBackendAbi;
@@ -52,9 +54,10 @@ struct BackendPlugin {
   /// always can. Asked at each load_backend(), so the answer may change.
   std::string (*obstacle)() = nullptr;
   // Version 5.4.
-  /// In the libweft that the plug-in calls. Where that is not the one which loads it, the plug-in is refused.
+  /// In the libweft that the plug-in calls. If that is not the one which loads it, the plug-in is refused.
   const void* linked_to = linked_weft();
-  // What these functions, or weft_backend_plugin(), throw becomes an Error with the name of the file.
+  // An exception of these functions, or of weft_backend_plugin(), becomes an Error with the name of the
+  // file.
 };
 
 /// A plug-in that was found, for `weft doctor`.
@@ -70,17 +73,17 @@ std::vector<std::string> backend_folders();
 /// The factory of that name: "shm", "auto" or a plug-in's. Throws unsupported, naming the folders that were
 /// searched or the file and what is wrong with it. Plug-ins stay loaded as long as the process. Thread-safe.
 BackendFactory load_backend(Context& context, std::string_view name);
-/// What the backend of that name can do, before there is a group; loads it unless it is one of
+/// The traits of the backend of that name, before there is a group; loads it unless it is one of
 /// known_backends(). Throws as load_backend() does. Thread-safe.
 Traits backend_traits(Context& context, std::string_view name);
 
-/// What weft's own transports ("shm", "gloo", "mpi-openmpi", "mpi-mpich", "nccl") do and guarantee, whether
-/// they are present or not: the one table that the plug-ins, the docs and the tests share. Null: another
-/// name.
+/// The traits of weft's own transports ("shm", "gloo", "mpi-openmpi", "mpi-mpich", "nccl"), whether they are
+/// present or not: the one table that the plug-ins, the docs and the tests share. Null: another name.
 const Traits* known_traits(std::string_view name) noexcept;
 std::span<const std::string_view> known_backends() noexcept;
-/// What shm guarantees where its ranks write through the kernel (WEFT_SINGLE_COPY=push, and the system
-/// permits it): its own row but for quiesce(), which a peer that is stopped in the middle of a copy holds up.
+/// The guarantees of shm if its ranks write through the kernel (WEFT_SINGLE_COPY=push, and the system
+/// permits it): its own row except for quiesce(), which a peer that is stopped in the middle of a copy holds
+/// up.
 const Traits& shm_single_copy_traits() noexcept;
 
 }  // namespace weft

@@ -1,5 +1,6 @@
 // A roll-call by control messages, for transports whose ranks share no memory: a ping carries a number; the
-// pong carries the same number, what its sender called last, and the ranks that it waits for. See hold_up.hpp.
+// pong carries the same number, what its sender called last, and the ranks that it waits for. See
+// hold_up.hpp.
 #pragma once
 
 #include <algorithm>
@@ -29,8 +30,8 @@ class RollCallMessages {
     times_.begin(op, call, now);
     return ++number_;
   }
-  /// What a pong carries beside its number: what the answering rank called last, and the ranks that it waits
-  /// for, of the first `size`.
+  /// The contents of a pong besides its number: the last call of the answering rank, and the ranks that it
+  /// waits for, of the first `size`.
   static std::vector<std::byte> encode(std::span<const int> awaited, int size, const LastCall& last = {}) {
     std::vector<std::byte> bytes(kLastCallBytes + static_cast<std::size_t>(size + 7) / 8);
     std::memcpy(bytes.data(), &last, kLastCallBytes);
@@ -41,7 +42,8 @@ class RollCallMessages {
   }
   /// Bytes of a pong beside those for the ranks.
   static constexpr std::size_t kLastCallBytes = sizeof(LastCall);
-  /// A pong of rank r has come. One that is too short, or names no call that there is, tells nothing but that.
+  /// A pong of rank r has come. One that is too short, or names no call that there is, tells nothing but
+  /// that.
   void answered(int r, std::uint32_t number, std::span<const std::byte> pong) {
     Peer& peer = peers_[static_cast<std::size_t>(r)];
     peer.answered = number;
@@ -54,8 +56,9 @@ class RollCallMessages {
   }
   /// Rank r has said that it calls this, without being asked.
   void called(int r, const LastCall& call) { peers_[static_cast<std::size_t>(r)].last = call; }
-  /// What each rank called last, as it said itself: of this rank `own`, of another in answer to the last
-  /// question, or before it. `silent`: the state of a rank that has never said anything.
+  /// The last call of each rank, as that rank reported it: `own` for this rank; for another rank, the report
+  /// in its answer to the last question, or an earlier one. `silent`: the state of a rank that has never said
+  /// anything.
   std::vector<LastCall> last_calls(LastCall own, LastCall::State silent) const {
     std::vector<LastCall> all;
     for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {

@@ -18,9 +18,9 @@ namespace weft {
 /// One rank's end of the streams between the ranks of a group. From each rank to each other one goes a stream
 /// of bytes, which arrive in the order in which they were written, each once; streams do not wait for each
 /// other. One thread at a time calls it, from any of those that use the group. No pointer is kept: so nothing
-/// has to be cancelled. What a function throws fails the group on all ranks; Error with `peer_lost` says that
-/// the other rank is lost. The destructor is called when the group has ended; what was written before still
-/// arrives.
+/// has to be cancelled. An exception of a function fails the group on all ranks; an Error with `peer_lost`
+/// says that the other rank is lost. The destructor is called when the group has ended; what was written
+/// before still arrives.
 class ByteStreams {
  public:
   virtual ~ByteStreams() = default;
@@ -48,9 +48,9 @@ struct StreamTransport {
 /// StreamTransport says.
 Traits stream_traits(std::string_view name, bool spin = false) noexcept;
 
-/// Meets the other ranks (join()) and opens this rank's end. Throws what join() and `open` throw,
-/// `mismatch` where a rank has a transport of another name, and bad_argument where `name` is empty or has a line
-/// feed, and where `open` is empty or returns null.
+/// Meets the other ranks (join()) and opens this rank's end. Throws what join() and `open` throw, `mismatch`
+/// where a rank has a transport of another name, and bad_argument if `name` is empty or has a line feed,
+/// and where `open` is empty or returns null.
 std::unique_ptr<Backend> make_stream_backend(const GroupInit& b, StreamTransport transport);
 
 }  // namespace weft

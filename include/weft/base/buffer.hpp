@@ -1,5 +1,5 @@
-// What a collective needs to know about memory: where it begins, how many elements of which dtype, on which
-// device. A buffer borrows its memory, as a view does, but has no shape and no strides.
+// The facts about memory that a collective needs: where it begins, how many elements of which dtype, on
+// which device. A buffer borrows its memory, as a view does, but has no shape and no strides.
 #pragma once
 
 #include <concepts>
@@ -32,7 +32,7 @@ class ViewFault {
   std::uint64_t first_ = 0, second_ = 0;
 };
 
-/// What is moved, but never combined: std::byte, characters.
+/// Elements that are moved, but never combined: std::byte, characters.
 template <class T>
 concept RawByte = std::same_as<T, std::byte> || std::same_as<T, char> || std::same_as<T, char8_t>;
 
@@ -59,8 +59,9 @@ concept BufferRange = ContiguousRange<std::remove_reference_t<R>> && BufferEleme
 ///   - a contiguous range in the host's memory: std::vector, std::array, a C array, std::span, std::string;
 ///   - a variable: `double loss; group.all_reduce(loss)`;
 ///   - a pointer, a count, a dtype and, of memory that is not the host's, a device.
-/// std::byte and characters are bytes (u8) that are moved and never combined; so is what as_bytes() gives of other types.
-/// A buffer borrows: of a temporary there is none, which the compiler says; of what is const there is only a ConstBuffer.
+/// std::byte and characters are bytes (u8) that are moved and never combined; so is what as_bytes() gives of
+/// other types. A buffer borrows: of a temporary there is none, which the compiler says; of what is const
+/// there is only a ConstBuffer.
 ///
 /// A view that is not contiguous, has a negative extent or more bytes than fit 64 bits becomes a buffer with
 /// a `fault`: the call that uses it throws bad_argument, naming the argument.
@@ -96,7 +97,7 @@ struct BasicBuffer {
   BasicBuffer(const Other& tensor) noexcept requires std::convertible_to<const Other&, BasicView<Byte>>
       : BasicBuffer(static_cast<BasicView<Byte>>(tensor)) {}
 
-  /// Of the elements of a range.
+  /// The buffer of the elements of a range.
   template <class R>
   BasicBuffer(R&& range) noexcept requires detail::BufferRange<R, Byte> && kOutlives<R>
       : BasicBuffer(std::data(range), static_cast<std::int64_t>(std::size(range)),
@@ -107,7 +108,7 @@ struct BasicBuffer {
   BasicBuffer(R&& range) requires detail::BufferRange<R, Byte> &&
       (!kOutlives<R>) = delete;  // a temporary is gone before the call ends: give it a name
 
-  /// Of one variable.
+  /// The buffer of one variable.
   template <class T>
   BasicBuffer(T& variable) noexcept requires detail::BufferElement<T, Byte>
       : BasicBuffer(&variable, 1, detail::dtype_within<T>) {
@@ -151,8 +152,8 @@ BufferOf<T> raw_bytes(T* data, std::size_t count) noexcept {
 }  // namespace detail
 
 /// The bytes of a variable, or of a range's elements: what has no dtype, a struct say, is broadcast, gathered
-/// or sent as they are. All ranks must lay it out alike, which ranks of one program do. For trivially copyable types
-/// alone; pointers within them mean nothing elsewhere. A reduction of bytes is `unsupported`.
+/// or sent as they are. All ranks must lay it out alike, which ranks of one program do. For trivially
+/// copyable types alone; pointers within them mean nothing elsewhere. A reduction of bytes is `unsupported`.
 ///
 ///   struct Settings { int steps; double rate; } settings;
 ///   group.broadcast(as_bytes(settings), 0).wait();

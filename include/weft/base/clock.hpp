@@ -19,14 +19,14 @@ Duration suspended_time() noexcept;
 Duration suspended_since(Clock::time_point t) noexcept;
 
 namespace detail {
-/// When a Deadline for `at`, made at `made`, passes in this thread: moved by suspensions, and brought forward by an
-/// Interrupt (interrupt.hpp).
+/// When a Deadline for `at`, made at `made`, passes in this thread: moved by suspensions, and brought forward
+/// by an Interrupt (interrupt.hpp).
 Clock::time_point end_of_wait(Clock::time_point made, Clock::time_point at) noexcept;
 }  // namespace detail
 
 /// A point in time after which a wait gives up. Cheap to copy; `Deadline::never()` does not pass. Time in
-/// which this process was suspended does not count: a deadline moves by it, if it was made before. In a thread that an
-/// Interrupt has interrupted, the deadlines that it had made before have passed.
+/// which this process was suspended does not count: a deadline moves by it, if it was made before. In a
+/// thread that an Interrupt has interrupted, the deadlines that it had made before have passed.
 class Deadline {
  public:
   /// A duration that leads past the end of the clock: never.

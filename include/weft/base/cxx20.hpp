@@ -1,5 +1,5 @@
-// Every public header of C++ includes this one, most of them through others: a compiler that is told an older standard says this first
-// instead of what it does not understand further down.
+// Every public header of C++ includes this one, most of them through others. If a compiler runs with an
+// older standard, this error comes first, before the errors of code that it does not understand.
 #pragma once
 
 #if __cplusplus < 202002L

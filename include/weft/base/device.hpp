@@ -21,7 +21,8 @@ struct Device {
 std::string to_string(Device device);
 /// "is on cpu; expected cuda:0": to stand behind a name in the text of an error.
 std::string is_on(Device device, Device expected);
-/// The reverse of to_string(); "cuda" is "cuda:0". Throws bad_argument: `device "gpu"; expected cpu, cuda or cuda:<0 to 32767>`.
+/// The reverse of to_string(); "cuda" is "cuda:0". Throws bad_argument:
+/// `device "gpu"; expected cpu, cuda or cuda:<0 to 32767>`.
 Device parse_device(std::string_view text);
 
 /// A queue of work on a device, in order. `handle` is the driver's (a cudaStream_t); null is the device's

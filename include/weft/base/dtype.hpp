@@ -173,7 +173,7 @@ template <>
 inline constexpr DType dtype_of<std::complex<float>> = DType::c64;
 template <>
 inline constexpr DType dtype_of<std::complex<double>> = DType::c128;
-// Where std::int64_t is `long`, these are types of their own.
+// If std::int64_t is `long`, these are types of their own.
 template <class T>
 requires(std::same_as<T, long long> &&
          !std::same_as<T, std::int64_t>) inline constexpr DType dtype_of<T> = DType::i64;

@@ -26,13 +26,14 @@ struct Variable {
 /// All of them, in the order `weft doctor` prints them.
 std::span<const Variable> variables();
 
-/// The value, or nothing where it is unset or empty. `name` must be in the table (asserted).
+/// The value, or nothing if it is unset or empty. `name` must be in the table (asserted).
 std::optional<std::string> get(std::string_view name);
 
 /// The value as an integer; throws bad_argument naming the variable, its text and the range.
 std::optional<std::int64_t> get_int(std::string_view name, std::int64_t min, std::int64_t max);
 
-/// True for "on" and where the variable is not set; false for "off". Throws bad_argument naming the variable and its text.
+/// True for "on" and where the variable is not set; false for "off". Throws bad_argument naming the variable
+/// and its text.
 bool is_on(std::string_view name);
 
 /// A variable of the environment whose name begins with WEFT_ and that no table knows.

@@ -34,7 +34,7 @@ constexpr ErrorCode error_code(std::int64_t number) noexcept {
   return number >= 0 && number < kErrorCodeCount ? static_cast<ErrorCode>(number) : ErrorCode::system;
 }
 
-/// What went wrong, where and with whom: the value an Error carries and a backend reports.
+/// A failure: its kind, place and ranks. An Error carries it and a backend reports it.
 struct Failure {
   ErrorCode code = ErrorCode::system;
   std::string text;              ///< without the group's tail
@@ -60,8 +60,9 @@ class Error : public std::runtime_error {
   std::span<const int> ranks() const noexcept { return details_->failure.ranks; }
   /// True: nobody touches this call's buffers any more. False: call quiesce() before reusing them.
   bool quiesced() const noexcept { return details_->quiesced; }
-  /// Of a timeout (whose text says the same in words) or peer_lost of a call: what each rank of the group called
-  /// last, in order of the ranks, as far as this rank knows. Empty where the transport cannot tell, and else.
+  /// The last call of each rank of the group, in order of the ranks, as far as this rank knows: for a
+  /// timeout (whose text says the same in words) or peer_lost of a call. Empty if the transport cannot
+  /// tell, and else.
   std::span<const LastCall> last_calls() const noexcept { return details_->last_calls; }
 
  private:

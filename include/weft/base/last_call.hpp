@@ -1,4 +1,4 @@
-// What a rank of a group called last: an Error of a time-out says it of every rank of its group. Plain
+// The last call of a rank of a group: an Error of a time-out has one for every rank of its group. Plain
 // values; any thread.
 #pragma once
 
@@ -28,7 +28,7 @@ struct LastCall {
   DType dtype = DType::u8;
   ReduceOp::Kind reduce = ReduceOp::Kind::sum;
   std::int32_t root = -1;
-  std::int64_t count = 0;        ///< elements of the block that all ranks give alike; 0 where there is none
+  std::int64_t count = 0;        ///< elements of the block that all ranks give alike; 0 if there is none
   std::uint64_t call = kNoCall;  ///< the collective's number in the group
   std::uint64_t oldest =
       kNoCall;  ///< in_flight: the first call that it has not finished; this one, or before it

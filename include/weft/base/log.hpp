@@ -15,7 +15,8 @@ namespace weft {
 
 enum class LogLevel : std::uint8_t { error, warning, info, debug };
 
-/// The part of weft that a line comes from; `program`: the program that uses weft. Each has a level of its own.
+/// The part of weft that a line comes from; `program`: the program that uses weft. Each has a level of its
+/// own.
 enum class LogLayer : std::uint8_t { program, host, store, backends, group, dp };
 inline constexpr std::size_t kLogLayers = 6;
 
@@ -32,22 +33,23 @@ class LogLevels {
   constexpr void set(LogLayer layer, LogLevel level) noexcept {
     of_[static_cast<std::size_t>(layer)] = level;
   }
-  /// These levels, changed as a text says: "info", "store=debug", or several of them: "info,store=debug,dp=error".
-  /// A level without a layer is for all layers that the text does not name. Throws bad_argument with what the
-  /// text has and what was expected; `what` is the text's name: WEFT_LOG.
+  /// These levels, changed as a text says: "info", "store=debug", or several of them:
+  /// "info,store=debug,dp=error". A level without a layer is for all layers that the text does not name.
+  /// Throws bad_argument with what the text has and what was expected; `what` is the text's name: WEFT_LOG.
   LogLevels changed_by(std::string_view text, std::string_view what) const;
 
  private:
   std::array<LogLevel, kLogLayers> of_{};
 };
 
-/// Receives one finished line, without a line feed, which begins with its layer: "[store] rendezvous: …". Called from any thread, weft's own among them, one call
-/// at a time. No lock of weft's is held meanwhile: a sink may take a lock of its own, write to the Logger,
-/// and make, use and destroy groups. A line that is written while the sink runs, by whichever thread or by
-/// the sink itself, waits and is handed over by the thread that is in the sink, so write() may return before;
-/// at most 1024 lines wait; later ones are dropped, and their number is logged. The sink must not end the
-/// Context, nor use the Work whose wait called it. A thread that ends the Context must not hold a lock that the
-/// sink takes, since it waits for weft's own threads. What a sink throws is dropped.
+/// Receives one finished line, without a line feed, which begins with its layer: "[store] rendezvous: …".
+/// Called from any thread, weft's own among them, one call at a time. No lock of weft's is held meanwhile: a
+/// sink may take a lock of its own, write to the Logger, and make, use and destroy groups. A line that is
+/// written while the sink runs, by whichever thread or by the sink itself, waits and is handed over by the
+/// thread that is in the sink, so write() may return before; at most 1024 lines wait; later ones are dropped,
+/// and their number is logged. The sink must not end the Context, nor use the Work whose wait called it. A
+/// thread that ends the Context must not hold a lock that the sink takes, since it waits for weft's own
+/// threads. Exceptions of a sink are dropped.
 using LogSink = std::function<void(LogLevel, std::string_view)>;
 
 class Logger {

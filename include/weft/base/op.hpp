@@ -10,7 +10,7 @@
 
 namespace weft {
 
-/// What a call asks for. `none` stands in errors that belong to no call.
+/// The operation that a call requests. `none` stands in errors that belong to no call.
 enum class Op : std::uint8_t {
   none,
   all_reduce,
@@ -100,8 +100,8 @@ std::string_view name(ReduceOp::Kind kind) noexcept;
 inline std::string_view name(const ReduceOp& op) noexcept { return name(op.kind); }
 
 /// In which order elements are combined. `native`: the backend's own. `canonical`: a binary tree over the
-/// rank index, split at the largest power of two below n (n = 3: (0+1)+2), the same bits on every backend. Of
-/// a scan: what this tree gives for the ranks that are combined, as if the group had no others.
+/// rank index, split at the largest power of two below n (n = 3: (0+1)+2), the same bits on every backend. A
+/// scan: the result of this tree for the ranks that are combined, as if the group had no others.
 enum class Order : std::uint8_t { native, canonical };
 
 }  // namespace weft

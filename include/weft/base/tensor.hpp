@@ -1,5 +1,5 @@
-// An owned n-dimensional array: a shared Storage on some device, a shape, a dtype, and the layout it has over a
-// mesh.
+// An owned n-dimensional array: a shared Storage on some device, a shape, a dtype, and the layout it has over
+// a mesh.
 #pragma once
 
 #include <memory>
@@ -13,8 +13,8 @@
 namespace weft {
 
 class Layout;
-/// An interned layout (weft/mesh/layout.hpp): equal layouts have equal pointers, and one lives as long as it is
-/// used. Null: a plain tensor, known to one rank.
+/// An interned layout (weft/mesh/layout.hpp): equal layouts have equal pointers, and one lives as long as it
+/// is used. Null: a plain tensor, known to one rank.
 using LayoutRef = std::shared_ptr<const Layout>;
 
 /// Copying shares the Storage. Always contiguous and row-major. Const-ness is the handle's, not the
@@ -48,7 +48,7 @@ class Tensor {
   }
   std::byte* data() const noexcept { return storage_.data() + offset_; }
   /// The elements as T, valid as long as some Tensor shares the storage: never loop over the span of a
-  /// temporary. For the host: throws bad_argument where T is not the dtype, and where they lie on a device
+  /// temporary. For the host: throws bad_argument if T is not the dtype, and where they lie on a device
   /// (to_host(), weft/host/copy.hpp).
   template <class T>
   std::span<T> as() const {
@@ -57,7 +57,7 @@ class Tensor {
     return {reinterpret_cast<T*>(data()), static_cast<std::size_t>(count())};
   }
   std::span<float> f32() const { return as<float>(); }
-  /// Where the elements begin, on whatever device: for kernels. Throws bad_argument where T is not the dtype.
+  /// Where the elements begin, on whatever device: for kernels. Throws bad_argument if T is not the dtype.
   template <class T>
   T* data_ptr() const {
     require(dtype_of<T>);
@@ -72,7 +72,7 @@ class Tensor {
     t.layout_ = std::move(layout);
     return t;
   }
-  /// The same elements in another shape of equal count; drops the layout. Throws bad_argument where the
+  /// The same elements in another shape of equal count; drops the layout. Throws bad_argument if the
   /// counts differ.
   Tensor reshape(const Shape& shape) const;
   /// Elements [offset, offset + shape.count()) as a tensor of that shape; drops the layout.
@@ -97,8 +97,9 @@ class Tensor {
   LayoutRef layout_;
 };
 
-/// Why work on `expected`, the stream of `whose`, may not use t, which is ordered elsewhere: "is on cpu; expected cuda:0,
-/// the device of the Frame", "is ordered on another stream of cuda:0 than the Frame; to_device() orders it there".
+/// Why work on `expected`, the stream of `whose`, may not use t, which is ordered elsewhere: "is on cpu;
+/// expected cuda:0, the device of the Frame", "is ordered on another stream of cuda:0 than the Frame;
+/// to_device() orders it there".
 std::string elsewhere_text(const Tensor& t, Stream expected, std::string_view whose);
 
 }  // namespace weft

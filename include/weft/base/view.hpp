@@ -1,5 +1,5 @@
-// Borrowed memory: what collectives and kernels take. A view never owns; whoever allocated frees, and only
-// after the Work that uses the view is done.
+// Borrowed memory: what collectives and kernels take. A view never owns: the owner of the memory frees it,
+// and only after the Work that uses the view is done.
 #pragma once
 
 #include <concepts>
@@ -40,7 +40,8 @@ struct BasicView {
     }
     return dense || empty;
   }
-  /// The elements as T; undefined unless dtype_of<T> == dtype and contiguous(). On a device: for kernels alone.
+  /// The elements as T; undefined unless dtype_of<T> == dtype and contiguous(). On a device: for kernels
+  /// alone.
   template <class T>
   auto as() const noexcept {
     using U = std::conditional_t<std::is_const_v<Byte>, const T, T>;
@@ -55,8 +56,9 @@ struct BasicView {
 using TensorView = BasicView<std::byte>;             ///< converts to the next,
 using ConstTensorView = BasicView<const std::byte>;  ///< never back
 
-/// `count` elements at `data`, one dimension. Memory of a device: `view(pointer, count, Device{DeviceKind::cuda, 0})`
-/// or `view(pointer, count, parse_device("cuda:0"))`; the pointer is the driver's (cudaMalloc), and nothing is read.
+/// `count` elements at `data`, one dimension. Memory of a device:
+/// `view(pointer, count, Device{DeviceKind::cuda, 0})` or `view(pointer, count, parse_device("cuda:0"))`; the
+/// pointer is the driver's (cudaMalloc), and nothing is read.
 template <class T>
 auto view(T* data, std::int64_t count, Device device = {}) noexcept {
   using Byte = std::conditional_t<std::is_const_v<T>, const std::byte, std::byte>;

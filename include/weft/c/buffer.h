@@ -1,4 +1,5 @@
-/* What operations move: buffers, the types of their elements, how elements are combined, where memory lies. */
+/* The data of operations: buffers, the types of their elements, how elements are combined, where memory
+ * lies. */
 #ifndef WEFT_C_BUFFER_H
 #define WEFT_C_BUFFER_H
 
@@ -65,15 +66,15 @@ typedef int32_t weft_device;
 #define WEFT_CUDA(index) (1 + (index))
 
 /* `count` elements in a row. The caller's: it must live, and not be touched, until the call's Work is done.
- * What is called `in` is only read. The struct itself is copied. */
+ * A buffer called `in` is only read. The struct itself is copied. */
 typedef struct weft_buffer {
-  void* data; /* may be NULL where count is 0 */
+  void* data; /* may be NULL if count is 0 */
   int64_t count;
   weft_dtype dtype;
   weft_device device;
 } weft_buffer;
 
-/* Whether the two have a byte in common, in *overlap. Of no elements none has. */
+/* Whether the two have a byte in common, in *overlap. A buffer without elements overlaps none. */
 weft_status weft_buffer_overlap(const weft_buffer* a, const weft_buffer* b, bool* overlap, weft_error* error);
 
 /* How a buffer is divided among the ranks of a group: block r has counts[r] elements and begins at element
@@ -103,11 +104,12 @@ typedef void (*weft_combine)(void* data, const void* left, const void* right, vo
 typedef struct weft_reduction weft_reduction;
 
 /* `name` is compared between ranks. `data` is handed to `combine`; `release`, where it is not NULL, is called
- * with it once neither the reduction, nor a weft_persistent, nor a Work of a call with it is left, and may be so from
- * any thread.
+ * with it once neither the reduction, nor a weft_persistent, nor a Work of a call with it is left, and may be
+ * so from any thread.
  *
- * Where `combine` throws (in C++) the call fails on this rank with WEFT_SYSTEM and the group is aborted: ranks that have
- * their result already hear of it in their next call. The reduction is of no use any more then. */
+ * If `combine` throws (in C++) the call fails on this rank with WEFT_SYSTEM and the group is aborted:
+ * ranks that have their result already hear of it in their next call. The reduction is of no use any more
+ * then. */
 weft_status weft_reduction_create(const char* name, weft_combine combine, void* data,
                                   void (*release)(void* data), weft_reduction** reduction, weft_error* error);
 /* Not while a function that was given it has not returned. A call in flight keeps what it needs. */

@@ -1,9 +1,9 @@
-/* Checkpoints: tensors of the caller's saved and loaded on any mesh, and what a checkpoint holds, read by
- * one process.
+/* Checkpoints: tensors of the caller's saved and loaded on any mesh, and what a checkpoint holds, read by one
+ * process.
  *
- * A checkpoint is a folder, step-00000007, of safetensors files with an index; the folder it is in names
- * the latest one. Paths and all other strings are UTF-8; they are read until the call is over and not
- * kept. What is read of a file is compared with the hash it was written with: changed bytes are
+ * A checkpoint is a folder, step-00000007, of safetensors files with an index; the folder it is in names the
+ * latest one. Paths and all other strings are UTF-8; they are read until the call is over and not kept.
+ * Bytes that are read from a file are compared with the hash that was written with them: changed bytes are
  * WEFT_CORRUPT, and the text names the file and the bytes. */
 #ifndef WEFT_C_CHECKPOINT_H
 #define WEFT_C_CHECKPOINT_H
@@ -25,13 +25,12 @@ typedef struct weft_checkpoint_save_options {
   /* How many checkpoints `directory` keeps, this one among them: once it is whole, the oldest steps are
    * removed. Steps after this one stay. 0: all. */
   int32_t keep;
-  /* Told of each stage as it is reached, on the rank and the thread that reach it: "folder" (made, empty),
-   * "data" (before each tensor's bytes), "file" (this rank's is whole), "index" (written), "exchanged"
-   * (with a checkpoint of the same step, which is removed next; "spared" where the file system cannot
-   * exchange folders), "renamed" (the folder has its name), "latest" (done), "old" (before the files of an
-   * older one are removed, for `keep`); and of file, index and latest "file written", "file synced", "file
-   * named" and so on. NULL: nobody. What a function in C++ throws is WEFT_SYSTEM here and on the other
-   * ranks. */
+  /* Called at each stage as it is reached, on the rank and the thread that reach it: "folder" (made, empty),
+   * "data" (before each tensor's bytes), "file" (this rank's is whole), "index" (written), "exchanged" (with
+   * a checkpoint of the same step, which is removed next; "spared" where the file system cannot exchange
+   * folders), "renamed" (the folder has its name), "latest" (done), "old" (before the files of an older one
+   * are removed, for `keep`); and of file, index and latest "file written", "file synced", "file named" and
+   * so on. NULL: nobody. An exception of a function in C++ is WEFT_SYSTEM here and on the other ranks. */
   void (*on_stage)(void* data, const char* stage);
   void* data;
 } weft_checkpoint_save_options;
@@ -40,9 +39,9 @@ typedef struct weft_checkpoint_save_options {
 
 typedef struct weft_checkpoint_load_options {
   uint32_t struct_size;
-  /* Whether a tensor of the checkpoint that is not in the list may be left there; NULL: none may. Called
-   * on the thread that loads, before anything is read; the name lives as long as the call. What a function
-   * in C++ throws is WEFT_SYSTEM, and nothing was read. */
+  /* Whether a tensor of the checkpoint that is not in the list may be left there; NULL: none may. Called on
+   * the thread that loads, before anything is read; the name lives as long as the call. An exception of a
+   * function in C++ is WEFT_SYSTEM, and nothing was read. */
   bool (*may_leave)(void* data, const char* name);
   void* data;
 } weft_checkpoint_load_options;
@@ -51,19 +50,18 @@ typedef struct weft_checkpoint_load_options {
 
 /* Writes directory/step-N for step N, 0 or more, and then names it in directory/latest; folders are made.
  * `mesh` is a whole mesh; NULL: one rank. Collective among its ranks, which give the same directory, step,
- * extra, `keep`, and tensors in the same order, on the host (else WEFT_MISMATCH); on several ranks each
- * has a layout, and none is WEFT_PARTIAL. What several ranks hold is written by the first of them. No two
- * tensors have one name, and no two strings one key. `tensors` and `extra` may be NULL where their count
+ * extra, `keep`, and tensors in the same order, on the host (else WEFT_MISMATCH); on several ranks each has a
+ * layout, and none is WEFT_PARTIAL. The first of several ranks that hold the same elements writes them. No
+ * two tensors have one name, and no two strings one key. `tensors` and `extra` may be NULL if their count
  * is 0. `options` may be NULL. Memory stays the caller's, and is not written.
  *
  * Blocks until all is on the disk. For other ranks it waits at most the deadline of the mesh's group until
- * all agree on the arguments, and then an hour for each rank's file. Saves of one process to one
- * directory, also those of a weft_checkpoint_saver, are written one after the other in the order of the
- * calls. Killed at any moment, or out of space, it leaves the checkpoint of before whole, and named by
- * `latest`. A checkpoint of the same step is replaced. What one rank could not write is WEFT_SYSTEM on
- * all, with its words and what is on the disk then; what is wrong with a tensor on one rank is an error of
- * all. NULL, a number that is no dtype and the like are found on each rank alone: the others wait for it
- * until their deadline. */
+ * all agree on the arguments, and then an hour for each rank's file. Saves of one process to one directory,
+ * also those of a weft_checkpoint_saver, are written one after the other in the order of the calls. Killed at
+ * any moment, or out of space, it leaves the checkpoint of before whole, and named by `latest`. A checkpoint
+ * of the same step is replaced. If one rank cannot write, all ranks get WEFT_SYSTEM, with its text and the
+ * state of the disk; a wrong tensor on one rank is an error of all. NULL, a number that is no dtype and the
+ * like are found on each rank alone: the others wait for it until their deadline. */
 weft_status weft_checkpoint_save(const char* directory, const weft_mesh* mesh, int64_t step,
                                  const weft_tensor* tensors, int32_t count,
                                  const weft_checkpoint_string* extra, int32_t extra_count,
@@ -71,15 +69,15 @@ weft_status weft_checkpoint_save(const char* directory, const weft_mesh* mesh, i
 
 /* Fills the tensors from directory's latest checkpoint, or from `directory` itself where that is one.
  * Collective among the ranks of `mesh` (NULL: one rank), which may be another mesh than the one that wrote
- * it, as may be the layouts; each rank reads what it holds. Blocks as weft_checkpoint_save does. Buffers
- * are on the host, and do not overlap, but for two that are the same as a whole (tied tensors). All ranks
- * read the checkpoint that rank 0 finds; one that sees another is WEFT_MISMATCH.
+ * it, as may be the layouts; each rank reads what it holds. Blocks as weft_checkpoint_save does. Buffers are
+ * on the host, and do not overlap, except for two that are the same as a whole (tied tensors). All ranks read
+ * the checkpoint that rank 0 finds; one that sees another is WEFT_MISMATCH.
  *
- * WEFT_BAD_ARGUMENT before anything is written, on all ranks, where a tensor is missing, is there and not
- * in the list, or has other extents or another dtype: the text has them all. WEFT_CORRUPT where a file is
+ * WEFT_BAD_ARGUMENT before anything is written, on all ranks, where a tensor is missing, is there and not in
+ * the list, or has other extents or another dtype: the text has them all. WEFT_CORRUPT if a file is
  * damaged or missing. After any other error the buffers' values are undefined. `*step` and `*folder`, each
- * may be NULL, get its step and the folder that was read: opened by weft_checkpoint_reader_open, it gives
- * the strings. The text is the caller's. */
+ * may be NULL, get its step and the folder that was read: opened by weft_checkpoint_reader_open, it gives the
+ * strings. The text is the caller's. */
 weft_status weft_checkpoint_load(const char* directory, const weft_mesh* mesh, const weft_tensor* tensors,
                                  int32_t count, const weft_checkpoint_load_options* options, int64_t* step,
                                  weft_text** folder, weft_error* error);
@@ -93,10 +91,10 @@ typedef struct weft_checkpoint_saver weft_checkpoint_saver;
  * before it is being written is refused on all ranks; else it waits. */
 weft_status weft_checkpoint_saver_create(const weft_mesh* mesh, bool refuse, weft_checkpoint_saver** saver,
                                          weft_error* error);
-/* Waits for what is being written. An error that nobody has been told is written to the log. */
+/* Waits for what is being written. An error that no call has returned is written to the log. */
 void weft_checkpoint_saver_destroy(weft_checkpoint_saver* saver);
 /* weft_checkpoint_save of these arguments over the saver's mesh: collective, and the tensors may be
- * changed at once. *begun, may be NULL: false where it was refused. Where the save before this one has
+ * changed at once. *begun, may be NULL: false if it was refused. If the save before this one has
  * failed, that error, on all ranks, and nothing is begun; the next one is. `options->on_stage` is called
  * by the thread that writes: it and `options->data` must be good until the save is done. */
 weft_status weft_checkpoint_saver_save(weft_checkpoint_saver* saver, const char* directory, int64_t step,
@@ -131,15 +129,15 @@ weft_status weft_set_full_state(const weft_mesh* mesh, const weft_tensor* tensor
  * Any thread may call them; a weft_checkpoint_reader is for one thread at a time. */
 
 /* The folder and the step that directory/latest names; NULL and -1 where there is no such file.
- * WEFT_CORRUPT where it names no checkpoint. The text is the caller's. */
+ * WEFT_CORRUPT if it names no checkpoint. The text is the caller's. */
 weft_status weft_checkpoint_latest(const char* directory, weft_text** folder, int64_t* step,
                                    weft_error* error);
 
 /* An open checkpoint. It holds its index, and no elements; needs no context. */
 typedef struct weft_checkpoint_reader weft_checkpoint_reader;
 
-/* Opens directory's latest checkpoint, or `directory` itself where that is one. WEFT_BAD_ARGUMENT where
- * there is none, WEFT_CORRUPT where its index is not sound. */
+/* Opens directory's latest checkpoint, or `directory` itself where that is one. WEFT_BAD_ARGUMENT if
+ * there is none, WEFT_CORRUPT if its index is not sound. */
 weft_status weft_checkpoint_reader_open(const char* directory, weft_checkpoint_reader** reader,
                                         weft_error* error);
 void weft_checkpoint_reader_destroy(weft_checkpoint_reader* reader);
@@ -153,7 +151,7 @@ weft_status weft_checkpoint_reader_folder(const weft_checkpoint_reader* reader, 
 /* The mesh it was written on, "dp=2 x tp=4"; "" where there was none. */
 weft_status weft_checkpoint_reader_mesh(const weft_checkpoint_reader* reader, const char** mesh,
                                         weft_error* error);
-/* False: it was written before checkpoints had hashes, so that changed bytes cannot be told. */
+/* False: it was written before checkpoints had hashes, so that changed bytes cannot be detected. */
 weft_status weft_checkpoint_reader_hashed(const weft_checkpoint_reader* reader, bool* hashed,
                                           weft_error* error);
 weft_status weft_checkpoint_reader_extra_count(const weft_checkpoint_reader* reader, int32_t* count,
@@ -162,7 +160,7 @@ weft_status weft_checkpoint_reader_extra_count(const weft_checkpoint_reader* rea
 weft_status weft_checkpoint_reader_extra(const weft_checkpoint_reader* reader, int32_t index,
                                          weft_checkpoint_string* extra, weft_error* error);
 
-/* What a checkpoint says of a tensor: of the whole, however many ranks held it. */
+/* The description of a tensor in a checkpoint: of the whole, however many ranks held it. */
 typedef struct weft_checkpoint_tensor {
   const char* name;
   weft_dtype dtype;
@@ -209,7 +207,7 @@ typedef struct weft_checkpoint_export_options {
 /* Writes the tensors of a checkpoint (directory's latest, or `directory` itself), whole, into one
  * safetensors file, which is there whole or not at all. Its metadata are the strings saved with the
  * checkpoint, and "weft_step". No more than one tensor is in memory. *written, may be NULL, becomes their
- * number. WEFT_BAD_ARGUMENT where two get one name, or none is left. */
+ * number. WEFT_BAD_ARGUMENT if two get one name, or none is left. */
 weft_status weft_checkpoint_export(const char* directory, const char* file,
                                    const weft_checkpoint_export_options* options, int64_t* written,
                                    weft_error* error);
@@ -220,12 +218,13 @@ typedef struct weft_checkpoint_convert_options {
   int32_t files;
   /* The name that a tensor gets; as in weft_checkpoint_export_options. */
   const char* (*rename)(void* data, const char* name);
-  /* What the elements of a tensor become, WEFT_F32 or WEFT_BF16, rounded to nearest even: asked for those
-   * of WEFT_F32 and WEFT_BF16, which `stored` says, under their new names. Others stay. NULL: all stay.
-   * What a function in C++ throws is WEFT_SYSTEM. */
+  /* The dtype that the elements of a tensor get, WEFT_F32 or WEFT_BF16, rounded to nearest even: asked for
+   * those of WEFT_F32 and WEFT_BF16, which `stored` says, under their new names. Others stay. NULL: all stay.
+   * An exception of a function in C++ is WEFT_SYSTEM. */
   weft_dtype (*dtype)(void* data, const char* name, weft_dtype stored);
   void* data;
-  /* Names and shapes of older programs (to_qkv, 1x1 convolutions, spectral norms) become those of today, before `rename` sees them. */
+  /* Names and shapes of older programs (to_qkv, 1x1 convolutions, spectral norms) become those of today,
+   * before `rename` sees them. */
   bool old_names;
 } weft_checkpoint_convert_options;
 #define WEFT_CHECKPOINT_CONVERT_OPTIONS_INIT \
@@ -234,7 +233,7 @@ typedef struct weft_checkpoint_convert_options {
 /* Writes a checkpoint (directory's latest, or `directory` itself), or the safetensors file `directory` of
  * any program, anew into the folder `to`, as weft_checkpoint_save does: whole or not there, with hashes,
  * and named by to/latest. Step and strings are those it has. No more than one part of one tensor is in
- * memory. *written, may be NULL, becomes the number of tensors. WEFT_BAD_ARGUMENT where two get one name,
+ * memory. *written, may be NULL, becomes the number of tensors. WEFT_BAD_ARGUMENT if two get one name,
  * none is left, `directory` lies in `to`, or an option is none. */
 weft_status weft_checkpoint_convert(const char* directory, const char* to,
                                     const weft_checkpoint_convert_options* options, int64_t* written,

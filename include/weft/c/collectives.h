@@ -11,18 +11,18 @@ extern "C" {
 
 /* Each starts the call and returns, with its Work in *work; where `work` is NULL it waits until the call is
  * done. All ranks of the group call the same, in the same order; sends and receives are ordered per (source,
- * destination, tag) only. `options` may be NULL. Starting blocks only where 64 calls are in flight. Any thread
- * may call; the order of collectives is then the caller's to agree on.
+ * destination, tag) only. `options` may be NULL. Starting blocks only where 64 calls are in flight. Any
+ * thread may call; the order of collectives is then the caller's to agree on.
  *
  * Buffers are the caller's, and must live, and not be touched, until the call is done. After a failure see
  * weft_group_quiesce. All buffers of a call are of one dtype, in memory that the backend moves.
  *
- * In place: all_reduce, scan, exscan, reduce, broadcast: `in` and `out` are the same memory. all_gather(_v) and
- * gather at the root: `in` is block `rank` of `out`. reduce_scatter(_v) and scatter at the root: `out` is
+ * In place: all_reduce, scan, exscan, reduce, broadcast: `in` and `out` are the same memory. all_gather(_v)
+ * and gather at the root: `in` is block `rank` of `out`. reduce_scatter(_v) and scatter at the root: `out` is
  * block `rank` of `in`. Any other overlap is WEFT_BAD_ARGUMENT.
  *
- * What the transport lacks is composed from what it has, with the same results; what cannot be done is
- * WEFT_UNSUPPORTED. */
+ * Operations that the transport lacks are composed from others, with the same results; an operation that
+ * cannot be composed is WEFT_UNSUPPORTED. */
 
 /* out[i] = the combination over ranks of in[i]. Counts are equal on all ranks. */
 weft_status weft_all_reduce(weft_group* group, const weft_buffer* in, const weft_buffer* out,
@@ -82,13 +82,14 @@ weft_status weft_send(weft_group* group, const weft_buffer* in, int32_t destinat
 
 /* From rank `source`. A message of another dtype or count is WEFT_MISMATCH.
  *
- * WEFT_ANY_SOURCE: the next message of this tag, whichever rank sent it; weft_work_source says which, so `work`
- * is NULL only where that does not matter. Of the receives that a message fits the one that was begun first takes
- * it, and a receive takes the message that came first of those that fit it. It fails when any rank dies, and when
- * all other ranks have left the group. Over nccl it is WEFT_UNSUPPORTED. */
+ * WEFT_ANY_SOURCE: the next message of this tag, whichever rank sent it; weft_work_source says which, so
+ * `work` is NULL only where that does not matter. If a message fits several receives, the one that was begun
+ * first takes it. If several messages fit a receive, it takes the one that arrived first. It fails when any
+ * rank dies, and when all other ranks have left the group. Over nccl it is WEFT_UNSUPPORTED. */
 weft_status weft_recv(weft_group* group, const weft_buffer* out, int32_t source,
                       const weft_call_options* options, weft_work** work, weft_error* error);
-/* A send and a receive at once, with the same tag, so that rings cannot deadlock. `in` and `out` may not overlap. */
+/* A send and a receive at once, with the same tag, so that rings cannot deadlock. `in` and `out` may not
+ * overlap. */
 weft_status weft_send_recv(weft_group* group, const weft_buffer* in, int32_t destination,
                            const weft_buffer* out, int32_t source, const weft_call_options* options,
                            weft_work** work, weft_error* error);
@@ -100,16 +101,16 @@ typedef struct weft_message {
   weft_dtype dtype;
 } weft_message;
 
-/* The message that a recv from `source` (or WEFT_ANY_SOURCE) with the tag of the options would take now: *found is
- * true and *message says whose it is and how long. Where none has come *found is false and *message stays as it is.
- * The message stays: until another thread receives, a recv of its source and tag takes it. So a program can
- * allocate for messages whose size it does not know. Never waits, but takes the next steps of all calls in
- * flight, and fails once the group has failed. A rank that has left sends nothing more: of it nothing is found, for
- * ever. Only `tag` of the options counts. */
+/* The message that a recv from `source` (or WEFT_ANY_SOURCE) with the tag of the options would take now:
+ * *found is true and *message says whose it is and how long. If none has come *found is false and *message
+ * stays as it is. The message stays: until another thread receives, a recv of its source and tag takes it. So
+ * a program can allocate for messages whose size it does not know. Never waits, but takes the next steps of
+ * all calls in flight, and fails once the group has failed. A rank that has left sends nothing more: of it
+ * nothing is found, for ever. Only `tag` of the options counts. */
 weft_status weft_probe(weft_group* group, int32_t source, const weft_call_options* options, bool* found,
                        weft_message* message, weft_error* error);
-/* The same, but waits until there is one. It is a call: after its deadline it is WEFT_TIMEOUT, where nobody is left
- * who could send WEFT_PEER_LOST, and either fails the group. */
+/* The same, but waits until there is one. It is a call: after its deadline it is WEFT_TIMEOUT, where nobody
+ * is left who could send WEFT_PEER_LOST, and either fails the group. */
 weft_status weft_wait_message(weft_group* group, int32_t source, const weft_call_options* options,
                               weft_message* message, weft_error* error);
 
@@ -130,40 +131,42 @@ typedef struct weft_call {
         {NULL, NULL, 0}, {NULL, NULL, 0}, NULL                                                             \
   }
 
-/* One call. The struct and what it points to, but for the buffers' memory, may go once this has returned. */
+/* One call. The struct and everything that it points to, except the buffers' memory, may be freed once this
+ * has returned. */
 weft_status weft_submit(weft_group* group, const weft_call* call, weft_work** work, weft_error* error);
 
 /* A call that is checked and described once and started often: a persistent operation of MPI. It is destroyed
  * with weft_persistent_destroy, before its group or after it; it does not keep the group. */
 typedef struct weft_persistent weft_persistent;
 
-/* Checks the call, as weft_submit does, and sends nothing: local. The struct and what it points to may go once
- * this has returned, but the buffers' memory stays the same, and lives until the handle is destroyed and its last
- * Work is done. */
+/* Checks the call, as weft_submit does, and sends nothing: local. The struct and what it points to may go
+ * once this has returned, but the buffers' memory stays the same, and lives until the handle is destroyed and
+ * its last Work is done. */
 weft_status weft_persistent_create(weft_group* group, const weft_call* call, weft_persistent** persistent,
                                    weft_error* error);
 /* Begins the call with what its buffers hold now, in place of weft_submit and in less time, for nothing is
  * checked again. For the other ranks, which may start theirs or call the plain function, it is the same.
- * WEFT_BAD_ARGUMENT, and nothing is sent, where the Work of the last start is not done yet, or the group was left
- * or destroyed. One thread at a time. */
+ * WEFT_BAD_ARGUMENT, and nothing is sent, where the Work of the last start is not done yet, or the group was
+ * left or destroyed. One thread at a time. */
 weft_status weft_persistent_start(weft_persistent* persistent, weft_work** work, weft_error* error);
 /* May be called while a call that it has started is in flight, which goes on. NULL: nothing. */
 void weft_persistent_destroy(weft_persistent* persistent);
 
 /* Several calls as one: begun together, done when all of them are. The order of the collectives among them
- * must be the same on all ranks. A wrong argument in any of them is an error before the first is sent, and so is memory
- * that one of them writes and another one writes or reads (of calls with blocks, the blocks count). At most
- * 64 are in flight at once; the rest begin as earlier ones end. Where one cannot be sent after others were
- * sent, the group fails. `calls` are all made with one WEFT_CALL_INIT. */
+ * must be the same on all ranks. A wrong argument in any of them is an error before the first is sent, and so
+ * is memory that one of them writes and another one writes or reads (of calls with blocks, the blocks count).
+ * At most 64 are in flight at once; the rest begin as earlier ones end. If one cannot be sent after others
+ * were sent, the group fails. `calls` are all made with one WEFT_CALL_INIT. */
 weft_status weft_coalesced(weft_group* group, const weft_call* calls, size_t count, weft_work** work,
                            weft_error* error);
 
 /* For each i: least[i] becomes the least of values[i] of all ranks, and where[i] the index that came with it:
- * MPI's MINLOC. All ranks get the same. `values` and `least` are of one dtype, f64, f32, i64 or i32; `indices`
- * and `where` are i64, any numbers. All four have the same count. `least` may be `values`, and `where`
- * `indices`. Of equal values the one of the lowest index is taken; a NaN is before all others.
+ * MPI's MINLOC. All ranks get the same. `values` and `least` are of one dtype, f64, f32, i64 or i32;
+ * `indices` and `where` are i64, any numbers. All four have the same count. `least` may be `values`, and
+ * `where` `indices`. If values are equal, the lowest index wins; a NaN comes before all others.
  *
- * Waits until it is done. On the host only. Of `options`, which may be NULL, the deadline counts. */
+ * Waits until it is done. On the host only. Only the deadline of `options` is used; `options` may be
+ * NULL. */
 weft_status weft_min_loc(weft_group* group, const weft_buffer* values, const weft_buffer* indices,
                          const weft_buffer* least, const weft_buffer* where, const weft_call_options* options,
                          weft_error* error);

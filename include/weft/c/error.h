@@ -1,4 +1,5 @@
-/* What every function of weft.h answers: a status, and the text and facts of an error. See weft/weft.h for the conventions. */
+/* The answer of every function of weft.h: a status, and the text and facts of an error. See weft/weft.h for
+ * the conventions. */
 #ifndef WEFT_C_ERROR_H
 #define WEFT_C_ERROR_H
 
@@ -15,7 +16,7 @@ extern "C" {
 #define WEFT_VERSION_MINOR 1
 #define WEFT_VERSION_PATCH 0
 #define WEFT_VERSION "0.1.0"
-/* Of two versions the later one has the larger number. */
+/* A later version has a larger number. */
 #define WEFT_VERSION_NUMBER (WEFT_VERSION_MAJOR * 1000000 + WEFT_VERSION_MINOR * 1000 + WEFT_VERSION_PATCH)
 /* The version of the library that is loaded, like WEFT_VERSION. Never NULL. */
 const char* weft_version(void);
@@ -86,7 +87,7 @@ typedef struct weft_error {
 typedef struct weft_text weft_text;
 /* Valid until it is destroyed; behind the last byte is a zero. "" where `text` is NULL, never NULL. */
 const char* weft_text_data(const weft_text* text);
-/* Bytes, without that zero; 0 where `text` is NULL. */
+/* Bytes, without that zero; 0 if `text` is NULL. */
 size_t weft_text_size(const weft_text* text);
 void weft_text_destroy(weft_text* text);
 

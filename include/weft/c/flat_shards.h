@@ -1,12 +1,14 @@
-/* Tensors of the caller's of which each rank keeps a part, and has the whole for as long as it computes with it: what fully sharded
- * data parallelism is made of.
+/* Tensors of the caller's of which each rank keeps a part, and has the whole for as long as it computes with
+ * it: what fully sharded data parallelism is made of.
  *
- * Each tensor is cut along its dimension 0 over all ranks of some axes, inside the cuts of other axes (tensor parallelism); the
- * first ranks hold one row more where it is uneven, and with fewer rows than ranks the last ones hold none. Small tensors travel
- * together, large ones from where they lie to where they belong. Memory is the caller's, in the host's memory.
+ * Each tensor is cut along its dimension 0 over all ranks of some axes, inside the cuts of other axes (tensor
+ * parallelism); the first ranks hold one row more where it is uneven, and with fewer rows than ranks the last
+ * ones hold none. Small tensors travel together, large ones from where they lie to where they belong. Memory
+ * is the caller's, in the host's memory.
  *
- * All ranks of the axes call these functions in the same order, each from one thread, with the same lists: the first transfer
- * compares them, and is WEFT_MISMATCH on all ranks where they differ, naming the first entry that does. */
+ * All ranks of the axes call these functions in the same order, each from one thread, with the same lists:
+ * the first transfer compares them, and is WEFT_MISMATCH on all ranks where they differ, naming the first
+ * entry that does. */
 #ifndef WEFT_C_FLAT_SHARDS_H
 #define WEFT_C_FLAT_SHARDS_H
 
@@ -28,48 +30,51 @@ typedef struct weft_shard_entry {
 
 typedef struct weft_flat_shards_options {
   uint32_t struct_size;
-  /* What gradients are while ranks combine them, and before and after: WEFT_F64, WEFT_F32, WEFT_BF16 or WEFT_F16. */
+  /* The dtype of gradients while ranks combine them, and before and after: WEFT_F64, WEFT_F32, WEFT_BF16 or
+   * WEFT_F16. */
   weft_dtype reduce, gradient;
   /* A tensor whose whole has as many bytes travels alone; smaller ones are packed. 0: 64 KiB. */
   int64_t alone_bytes;
-  const weft_mesh*
-      replicate; /* axes whose ranks hold the same shards, and over which gradients are summed, too; NULL: none */
+  /* Axes whose ranks hold the same shards, and over which gradients are summed, too; NULL: none. */
+  const weft_mesh* replicate;
 } weft_flat_shards_options;
 #define WEFT_FLAT_SHARDS_OPTIONS_INIT \
   { sizeof(weft_flat_shards_options), WEFT_F32, WEFT_F32, 0, NULL }
 
-/* `axes`: those that cut the tensors. Names are copied. `options` may be NULL. No communication. WEFT_LAYOUT where an entry is not
- * WEFT_REPLICATE on the axes; WEFT_BAD_ARGUMENT for one without dimensions. */
+/* `axes`: those that cut the tensors. Names are copied. `options` may be NULL. No communication. WEFT_LAYOUT
+ * if an entry is not WEFT_REPLICATE on the axes; WEFT_BAD_ARGUMENT for one without dimensions. */
 weft_status weft_flat_shards_create(const weft_mesh* axes, const weft_shard_entry* entries, int32_t count,
                                     const weft_flat_shards_options* options, weft_flat_shards** shards,
                                     weft_error* error);
 /* Transfers that were begun may still be finished. */
 void weft_flat_shards_destroy(weft_flat_shards* shards);
 
-/* The layout of what this rank keeps of tensor i: weft_layout_local_extents says how much that is. Checkpoints, norms and
- * redistribution take it as it is. */
+/* The layout of what this rank keeps of tensor i: weft_layout_local_extents says how much that is.
+ * Checkpoints, norms and redistribution take it as it is. */
 weft_status weft_flat_shards_layout(const weft_flat_shards* shards, int32_t i, weft_layout** layout,
                                     weft_error* error);
-/* What `rank` of the axes keeps of tensor i, as a range of the elements of the whole: range `index` of as many as *range_count says, which is one, or
- * one for each segment of dimension 0. A range may be empty. range_count may be NULL. */
+/* The part of tensor i that `rank` of the axes keeps, as a range of the elements of the whole: range `index`
+ * of as many as *range_count says, which is one, or one for each segment of dimension 0. A range may be
+ * empty. range_count may be NULL. */
 weft_status weft_flat_shards_range(const weft_flat_shards* shards, int32_t i, int32_t rank, int32_t index,
                                    int64_t* offset, int64_t* count, int32_t* range_count, weft_error* error);
-/* What this rank receives in one unshard, and sends in one reduce_scatter, at least. */
+/* The bytes that this rank receives in one unshard, and sends in one reduce_scatter, at least. */
 weft_status weft_flat_shards_bytes(const weft_flat_shards* shards, int64_t* unshard_bytes,
                                    int64_t* reduce_bytes, weft_error* error);
 
-/* Gathers all wholes: parts[i] is what this rank keeps of tensor i, wholes[i] becomes all of it. `count`: of both lists, as many as entries. With
- * `transfer` NULL it blocks until the wholes are written. Else *transfer, ended by weft_transfer_finish, is on its way; the parts
- * were read already, the wholes live until then. */
+/* Gathers all wholes: parts[i] is what this rank keeps of tensor i, wholes[i] becomes all of it. `count`: of
+ * both lists, as many as entries. With `transfer` NULL it blocks until the wholes are written. Else
+ * *transfer, ended by weft_transfer_finish, is on its way; the parts were read already, the wholes live until
+ * then. */
 weft_status weft_flat_shards_unshard(weft_flat_shards* shards, const weft_buffer* parts,
                                      const weft_buffer* wholes, int32_t count, weft_transfer** transfer,
                                      weft_error* error);
 /* The reverse: copies this rank's part of each whole. No communication. */
 weft_status weft_flat_shards_reshard(const weft_flat_shards* shards, const weft_buffer* wholes,
                                      const weft_buffer* parts, int32_t count, weft_error* error);
-/* Combines the gradients of all ranks, WEFT_SUM or WEFT_AVG: gradients[i] is this rank's gradient of whole i, parts[i] becomes its
- * part of the combined one. Both are of options->gradient. Blocks, or gives a transfer, as weft_flat_shards_unshard does; the
- * gradients were read already. */
+/* Combines the gradients of all ranks, WEFT_SUM or WEFT_AVG: gradients[i] is this rank's gradient of whole i,
+ * parts[i] becomes its part of the combined one. Both are of options->gradient. Blocks, or gives a transfer,
+ * as weft_flat_shards_unshard does; the gradients were read already. */
 weft_status weft_flat_shards_reduce_scatter(weft_flat_shards* shards, const weft_buffer* gradients,
                                             const weft_buffer* parts, int32_t count, weft_reduce_op op,
                                             weft_transfer** transfer, weft_error* error);

@@ -19,8 +19,9 @@ enum { WEFT_PROGRESS_CALLER = 0, WEFT_PROGRESS_THREAD = 1 };
 
 typedef struct weft_group_options {
   uint32_t struct_size;
-  /* NULL: "auto": what WEFT_BACKEND (weft run --backend) says; else shm if all ranks share this host, else the MPI under whose
-   * mpirun the program runs, else gloo. Or "shm", "gloo", "mpi-openmpi", "mpi-mpich", "nccl" or another plug-in's name. */
+  /* NULL: "auto": what WEFT_BACKEND (weft run --backend) says; else shm if all ranks share this host, else
+   * the MPI under whose mpirun the program runs, else gloo. Or "shm", "gloo", "mpi-openmpi", "mpi-mpich",
+   * "nccl" or another plug-in's name. */
   const char* backend;
   const char* name;    /* appears in errors; NULL: "world" */
   int64_t deadline_ns; /* of each call, and of the group's creation; 0: five minutes */
@@ -32,53 +33,57 @@ typedef struct weft_group_options {
 #define WEFT_GROUP_OPTIONS_INIT \
   { sizeof(weft_group_options), NULL, NULL, 0, WEFT_PROGRESS_CALLER, -1 }
 
-/* Making groups. Each of these blocks until all ranks have called it, at most `deadline_ns`: then WEFT_TIMEOUT,
- * naming the ranks that did not come. All ranks give the same options but for process_rank; `options` may be
- * NULL.
+/* Making groups. Each of these blocks until all ranks have called it, at most `deadline_ns`: then
+ * WEFT_TIMEOUT, naming the ranks that did not come. All ranks give the same options except process_rank;
+ * `options` may be NULL.
  *
  * The group of all processes of a job: `weft run` and other launchers say in the environment who takes part;
  * without one it is a group of one. process_rank -1: 0, one rank to a process. */
 weft_status weft_group_from_env(weft_context* context, const weft_group_options* options, weft_group** group,
                                 weft_error* error);
 /* The group of `size` ranks that meet in `store`, threads or processes; this one is rank `rank`. process_rank
- * -1: `rank`, as where all ranks are threads of one process; processes of one rank each give 0. `store` may be
- * NULL where size is 1. */
+ * -1: `rank`, as where all ranks are threads of one process; processes of one rank each give 0. `store` may
+ * be NULL if size is 1. */
 weft_status weft_group_create(weft_context* context, weft_store* store, int32_t rank, int32_t size,
                               const weft_group_options* options, weft_group** group, weft_error* error);
-/* The same by TCP: rank 0 serves at host:port, and the others join there. `port` is one that all ranks know, 1
- * to 65535. Off loopback a secret is needed, see weft_store_server_options; NULL: none. The context of rank 0 keeps the server until its last handle is destroyed. process_rank -1: 0. */
+/* The same by TCP: rank 0 serves at host:port, and the others join there. `port` is one that all ranks know,
+ * 1 to 65535. Off loopback a secret is needed, see weft_store_server_options; NULL: none. The context of rank
+ * 0 keeps the server until its last handle is destroyed. process_rank -1: 0. */
 weft_status weft_group_create_tcp(weft_context* context, const char* host, int32_t port, const char* secret,
                                   int32_t rank, int32_t size, const weft_group_options* options,
                                   weft_group** group, weft_error* error);
 /* Copies the `bytes` bytes at `data` of rank 0 to `data` of all other ranks, and may block meanwhile. Not 0:
  * it cannot. */
 typedef int32_t (*weft_broadcast_fn)(void* broadcast_data, void* data, size_t bytes);
-/* The group of ranks that another library connects already, all of which call it: rank 0 serves a store on a free port and tells the
- * others where, with a random secret, by `broadcast`, which is called once on each rank, with the same number
- * of bytes; not where size is 1. `host`: an address of rank 0's host that the others reach, given on rank 0; NULL: all ranks are on
- * one host. The secret is as safe as `broadcast` is. The context of rank 0 keeps the server until its last
- * handle is destroyed. process_rank -1: 0. Of an MPI communicator: weft_group_from_mpi (weft/weft_mpi.h).
- * Fails with WEFT_SYSTEM where `broadcast` does not return 0, and with rank 0's error where it cannot serve. */
+/* The group of ranks that another library connects already, all of which call it: rank 0 serves a store on a
+ * free port and tells the others where, with a random secret, by `broadcast`, which is called once on each
+ * rank, with the same number of bytes; not where size is 1. `host`: an address of rank 0's host that the
+ * others reach, given on rank 0; NULL: all ranks are on one host. The secret is as safe as `broadcast` is.
+ * The context of rank 0 keeps the server until its last handle is destroyed. process_rank -1: 0. For an MPI
+ * communicator there is weft_group_from_mpi (weft/weft_mpi.h). Fails with WEFT_SYSTEM if `broadcast` does
+ * not return 0, and with rank 0's error if it cannot serve. */
 weft_status weft_group_create_by_broadcast(weft_context* context, const char* host, int32_t rank,
                                            int32_t size, weft_broadcast_fn broadcast, void* broadcast_data,
                                            const weft_group_options* options, weft_group** group,
                                            weft_error* error);
-/* All ranks call it, as their last call of the group; weft_group_destroy follows. It waits for all ranks, at most `deadline_ns` (0: the
- * group's deadline), and compares what they have called, also in broadcasts and scatters, whose roots wait for nobody: WEFT_MISMATCH
- * on every rank where calls differ or a rank has left one out. Over nccl, and where the comparison is switched off, it only waits. Afterwards
- * every other function refuses the group (WEFT_BAD_ARGUMENT); where it fails the group is as it was. */
+/* All ranks call it, as their last call of the group; weft_group_destroy follows. It waits for all ranks, at
+ * most `deadline_ns` (0: the group's deadline), and compares what they have called, also in broadcasts and
+ * scatters, whose roots wait for nobody: WEFT_MISMATCH on every rank where calls differ or a rank has left
+ * one out. Over nccl, and where the comparison is switched off, it only waits. Afterwards every other
+ * function refuses the group (WEFT_BAD_ARGUMENT); where it fails the group is as it was. */
 weft_status weft_group_leave(weft_group* group, int64_t deadline_ns, weft_error* error);
 /* Leaves the group, once its last Work is destroyed too: peers that still wait for this rank get
- * WEFT_PEER_LOST. Compares the last calls without waiting: weft_group_leave waits. After a failure it may take up to 2 s, until nobody can touch the buffers of failed calls.
- */
+ * WEFT_PEER_LOST. Compares the last calls without waiting: weft_group_leave waits. After a failure it may
+ * take up to 2 s, until nobody can touch the buffers of failed calls.
+ * */
 void weft_group_destroy(weft_group* group);
 
 /* Groups of a group's ranks. They live on their own: `group` may be destroyed first. They have its backend,
- * deadline and progress. Where `group` fails meanwhile, or a member has left it, they fail with its first
+ * deadline and progress. If `group` fails meanwhile, or a member has left it, they fail with its first
  * cause.
  *
- * A group of `ranks` (ranks of `group`, in the order of their new ranks), which hold this rank. Only they call
- * it; it blocks until they have. `name` appears in errors. */
+ * A group of `ranks` (ranks of `group`, in the order of their new ranks), which hold this rank. Only they
+ * call it; it blocks until they have. `name` appears in errors. */
 weft_status weft_group_subgroup(weft_group* group, const char* name, const int32_t* ranks, size_t rank_count,
                                 weft_group** subgroup, weft_error* error);
 /* The ranks that give the same color, 0 or more, ordered by (key, rank). All ranks of `group` call it; blocks
@@ -94,25 +99,26 @@ weft_status weft_group_duplicate(weft_group* group, weft_group** duplicate, weft
 weft_status weft_group_parent_rank(const weft_group* group, int32_t rank, int32_t* parent_rank,
                                    weft_error* error);
 
-/* What a group is. These do not block, but for weft_group_local_rank and _size. */
+/* Properties of a group. These do not block, except weft_group_local_rank and _size. */
 weft_status weft_group_rank(const weft_group* group, int32_t* rank, weft_error* error);
 weft_status weft_group_size(const weft_group* group, int32_t* size, weft_error* error);
 /* This rank's place among the ranks of the group that are on its host, and how many these are. The first call
- * reads the store, and may wait for ranks that have not told their host yet. */
+ * reads the store, and may wait for ranks that have not published their host yet. */
 weft_status weft_group_local_rank(const weft_group* group, int32_t* local_rank, weft_error* error);
 weft_status weft_group_local_size(const weft_group* group, int32_t* local_size, weft_error* error);
 /* Valid as long as the handle. */
 weft_status weft_group_name(const weft_group* group, const char** name, weft_error* error);
 weft_status weft_group_backend(const weft_group* group, const char** backend, weft_error* error);
 
-/* What makes progress on calls: weft's own polling, a thread of the transport, a device's stream. */
+/* The agent that makes progress on calls: weft's own polling, a thread of the transport, a device's
+ * stream. */
 typedef int32_t weft_progress_style;
 enum { WEFT_PROGRESS_POLLED = 0, WEFT_PROGRESS_THREADED = 1, WEFT_PROGRESS_STREAM = 2 };
 #define WEFT_OP_BIT(op) (UINT64_C(1) << (op))
 #define WEFT_DTYPE_BIT(dtype) (UINT64_C(1) << (dtype))
 #define WEFT_TRAITS_REDUCE_OPS 32
 
-/* What a transport does itself (the rest is composed from it), and what it guarantees. */
+/* The operations that a transport performs itself (the rest is composed from them), and its guarantees. */
 typedef struct weft_traits {
   uint32_t struct_size;
   weft_progress_style progress_style;
@@ -140,8 +146,8 @@ weft_status weft_group_traits(const weft_group* group, weft_traits* traits, weft
 weft_status weft_backend_traits(weft_context* context, const char* backend, weft_traits* traits,
                                 weft_error* error);
 
-/* Fails every pending and later call of every rank with WEFT_ABORTED and this text, but for one whose peers have done
- * their part already: it may end well, and the next one fails. Does not block. */
+/* Fails every pending and later call of every rank with WEFT_ABORTED and this text. A call whose peers have
+ * done their part already may succeed; the next one fails. Does not block. */
 weft_status weft_group_abort(weft_group* group, const char* why, weft_error* error);
 /* After a failure: waits at most `limit_ns` (0: one look) until nobody can touch the buffers of failed calls
  * any more, and says so in *quiet. */

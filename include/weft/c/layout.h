@@ -2,7 +2,7 @@
  *
  * A layout is a value behind a handle, and keeps its mesh; what a function makes of one is another one. All
  * functions on layouts may be called from any thread, also on one layout at once, and neither communicate nor
- * block. What moves tensors says so. */
+ * block. Functions that move tensors say so. */
 #ifndef WEFT_C_LAYOUT_H
 #define WEFT_C_LAYOUT_H
 
@@ -15,7 +15,7 @@ extern "C" {
 
 #define WEFT_MAX_DIMS 8
 
-/* What the ranks of one mesh axis hold of a tensor. */
+/* The parts of a tensor that the ranks of one mesh axis hold. */
 typedef int32_t weft_placement_kind;
 enum {
   WEFT_REPLICATE = 0, /* each rank has the same */
@@ -49,10 +49,10 @@ typedef struct weft_axis_placement {
 /* A placement for each axis of a mesh, the order in which axes nest, and the shape of the whole tensor. */
 typedef struct weft_layout weft_layout;
 
-/* The layout of a tensor with these extents over the whole mesh that `mesh` is, or is a part of; axes that are
- * not named are WEFT_REPLICATE. Several axes that shard one dimension nest in the order of the mesh: the first
- * cuts the whole, each later one the part that is left. Names and extents are copied. Each rank's own business:
- * the ranks must state the same. */
+/* The layout of a tensor with these extents over the whole mesh that `mesh` is, or is a part of; axes that
+ * are not named are WEFT_REPLICATE. Several axes that shard one dimension nest in the order of the mesh: the
+ * first cuts the whole, each later one the part that is left. Names and extents are copied. Each rank's own
+ * business: the ranks must state the same. */
 weft_status weft_layout_create(const weft_mesh* mesh, const weft_axis_placement* placements,
                                int32_t placement_count, const int64_t* extents, int32_t dim_count,
                                weft_layout** layout, weft_error* error);
@@ -75,22 +75,24 @@ weft_status weft_layout_nested(const weft_layout* layout, const char* const* axe
  * cut on its own. */
 weft_status weft_layout_segmented(const weft_layout* layout, int32_t dim, const int64_t* lengths,
                                   int32_t segment_count, weft_layout** changed, weft_error* error);
-/* That of the same elements with other extents, of as many elements, where each rank keeps what it holds, in place: (b, s, h * d) cut in its
- * dimension 2 and (b, s, h, d) cut in its dimension 2 are each other's, where cuts are at the borders of heads. WEFT_LAYOUT where
- * a rank's part would be none of such a tensor. */
+/* The layout of the same elements with other extents, of as many elements, where each rank keeps its
+ * elements, in place: (b, s, h * d) cut in its dimension 2 and (b, s, h, d) cut in its dimension 2 are each
+ * other's, where cuts are at the borders of heads. WEFT_LAYOUT if a rank's part would be none of such a
+ * tensor. */
 weft_status weft_layout_reshape(const weft_layout* layout, const int64_t* extents, int32_t dim_count,
                                 weft_layout** changed, weft_error* error);
-/* That of the tensor whose dimension i is dimension order[i] of this one, of which `order` has each once. */
+/* The layout of the tensor whose dimension i is dimension order[i] of this one; `order` has each dimension
+ * once. */
 weft_status weft_layout_transpose(const weft_layout* layout, const int32_t* order, int32_t dim_count,
                                   weft_layout** changed, weft_error* error);
-/* What weft_reduce_gradients makes of a gradient: WEFT_PARTIAL on any of
- * `axes` becomes WEFT_REPLICATE. */
+/* The layout that weft_reduce_gradients gives a gradient: WEFT_PARTIAL on any of `axes` becomes
+ * WEFT_REPLICATE. */
 weft_status weft_layout_reduced(const weft_layout* layout, const weft_mesh* axes, weft_layout** reduced,
                                 weft_error* error);
 
 /* The whole mesh that it is over. */
 weft_status weft_layout_mesh(const weft_layout* layout, weft_mesh** mesh, weft_error* error);
-/* Its placement on `axes`, a sub-mesh of its mesh. WEFT_LAYOUT where these have several. */
+/* Its placement on `axes`, a sub-mesh of its mesh. WEFT_LAYOUT if these have several. */
 weft_status weft_layout_on(const weft_layout* layout, const weft_mesh* axes, weft_placement* placement,
                            weft_error* error);
 weft_status weft_layout_dim_count(const weft_layout* layout, int32_t* dim_count, weft_error* error);
@@ -101,14 +103,14 @@ weft_status weft_layout_local_extents(const weft_layout* layout, int32_t rank, i
                                       weft_error* error);
 /* How many parts each rank holds: 1, or one for each segment. */
 weft_status weft_layout_part_count(const weft_layout* layout, int32_t* count, weft_error* error);
-/* Where part `index` of `rank` (-1: this rank) lies in the whole: offsets[d] and extents[d] for each dimension.
- * An extent may be 0. `room`: of both arrays. */
+/* Where part `index` of `rank` (-1: this rank) lies in the whole: offsets[d] and extents[d] for each
+ * dimension. An extent may be 0. `room`: of both arrays. */
 weft_status weft_layout_part(const weft_layout* layout, int32_t rank, int32_t index, int64_t* offsets,
                              int64_t* extents, int32_t room, weft_error* error);
 /* Whether both say the same of one mesh. */
 weft_status weft_layout_equal(const weft_layout* a, const weft_layout* b, bool* equal, weft_error* error);
 /* "(7, 4) as [dp: Shard(0), tp: Replicate]" into `text`, which has `room` bytes, as much as fits, ended by a
- * zero; *bytes is what all of it needs. `text` may be NULL where room is 0. */
+ * zero; *bytes is what all of it needs. `text` may be NULL if room is 0. */
 weft_status weft_layout_text(const weft_layout* layout, char* text, size_t room, size_t* bytes,
                              weft_error* error);
 
@@ -118,10 +120,10 @@ typedef struct weft_tensor {
   const char* name;          /* in errors, and in checkpoints */
   weft_buffer data;          /* this rank's part, row-major without gaps */
   const weft_layout* layout; /* what the elements are over the mesh; NULL: this rank's alone */
-  /* The extents of `data`, with as many elements; NULL: those of the layout on this rank, or without a layout one
-   * dimension. */
+  /* The extents of `data`, with as many elements; NULL: those of the layout on this rank, or without a layout
+   * one dimension. */
   const int64_t* extents;
-  int32_t dim_count; /* 0 where extents is NULL */
+  int32_t dim_count; /* 0 if extents is NULL */
 } weft_tensor;
 
 /* A redistribution in flight. For one thread at a time. */
@@ -130,33 +132,34 @@ typedef struct weft_transfer weft_transfer;
 /* Gives a tensor another layout of the same mesh, extents and segments: `in` is this rank's part as `from`,
  * `out` becomes its part as `to`. Any pair of placements: all-gather, reduce-scatter, all-to-all, all-reduce,
  * or nothing at all, as is needed; contributions combine in the same order on all ranks. WEFT_REPLICATE to
- * WEFT_PARTIAL gives the value to one rank of the axis and zeros to the others for a sum; for avg, min and max
- * to all.
+ * WEFT_PARTIAL gives the value to one rank of the axis and zeros to the others for a sum; for avg, min and
+ * max to all.
  *
- * Collective among the ranks of the axes whose placement changes; all call it in the same order. With `transfer`
- * NULL it blocks until `out` is written. Else communication begins, as far as it needs nothing that is
- * not there yet, and *transfer ends it: all ranks begin and finish transfers in the same order. `in` and `out` are
- * the caller's, live until then, and overlap only where both begin at the same address; `in` is not written,
- * unless `out` is the same memory. Both are on one device, ordered on `stream` there; NULL: its
+ * Collective among the ranks of the axes whose placement changes; all call it in the same order. With
+ * `transfer` NULL it blocks until `out` is written. Else communication begins, as far as it needs nothing
+ * that is not there yet, and *transfer ends it: all ranks begin and finish transfers in the same order. `in`
+ * and `out` are the caller's, live until then, and overlap only where both begin at the same address; `in` is
+ * not written, unless `out` is the same memory. Both are on one device, ordered on `stream` there; NULL: its
  * default one.
  *
- * WEFT_BAD_ARGUMENT or WEFT_LAYOUT where buffers do not fit their layouts: this is found on each rank alone, and the
- * others wait for it until their deadline. */
+ * WEFT_BAD_ARGUMENT or WEFT_LAYOUT if buffers do not fit their layouts: this is found on each rank alone,
+ * and the others wait for it until their deadline. */
 weft_status weft_redistribute(const weft_buffer* in, const weft_layout* from, const weft_buffer* out,
                               const weft_layout* to, const weft_stream* stream, weft_transfer** transfer,
                               weft_error* error);
-/* Whether weft_transfer_finish has only later steps to wait for. Takes the next steps it can; never blocks. */
+/* Whether weft_transfer_finish has only later steps to wait for. Takes the next steps it can; never
+ * blocks. */
 weft_status weft_transfer_done(weft_transfer* transfer, bool* done, weft_error* error);
 /* Blocks until `out` is written. Once; a second time is WEFT_BAD_ARGUMENT. */
 weft_status weft_transfer_finish(weft_transfer* transfer, weft_error* error);
 /* One that is not finished: its group is aborted, for all ranks. */
 void weft_transfer_destroy(weft_transfer* transfer);
 
-/* Compares the tensors along those of `axes` on which they are WEFT_REPLICATE: the same bits on all ranks that
- * hold a replica. Collective among the ranks of `axes`, which give the same tensors in the same order; blocks. Two
- * small all-gathers at most, for any number of tensors. WEFT_MISMATCH on all ranks where one has drifted: the text
- * names it, and `ranks` are those that differ, as `axes` numbers them. What is wrong with a tensor on one rank
- * alone is an error of all. `tensors` may be NULL where count is 0. */
+/* Compares the tensors along those of `axes` on which they are WEFT_REPLICATE: the same bits on all ranks
+ * that hold a replica. Collective among the ranks of `axes`, which give the same tensors in the same order;
+ * blocks. Two small all-gathers at most, for any number of tensors. WEFT_MISMATCH on all ranks where one has
+ * drifted: the text names it, and `ranks` are those that differ, as `axes` numbers them. A wrong tensor on
+ * one rank alone is an error of all ranks. `tensors` may be NULL if count is 0. */
 weft_status weft_check_replicas(const weft_tensor* tensors, int32_t count, const weft_mesh* axes,
                                 weft_error* error);
 

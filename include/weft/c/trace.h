@@ -10,7 +10,7 @@ extern "C" {
 
 /* The last 1024 calls of this rank, as JSON: operation, dtype, count, call, posted and finished in ns, state,
  * and the failure, if any (docs/traces.md). Any thread, at any time, also after a failure; does not wait for
- * other ranks. Destroyed with weft_text_destroy. Where WEFT_TRACE names a folder it is written there when the
+ * other ranks. Destroyed with weft_text_destroy. If WEFT_TRACE names a folder it is written there when the
  * group fails, and at every SIGUSR2. */
 weft_status weft_group_trace_json(const weft_group* group, weft_text** json, weft_error* error);
 /* The same for chrome://tracing and Perfetto. */

@@ -1,13 +1,16 @@
-/* Halos and windows: of a tensor that is cut over ranks, each rank gets the range of indices that it asks for, whoever holds
- * it, and beyond the ends what an edge rule says.
+/* Halos and windows: each rank gets the range of indices that it requests of a tensor that is cut over
+ * ranks, whichever rank holds them, and beyond the ends the elements that an edge rule states.
  *
- * Plans are made once, without communication, and used as often as needed; each rank gives the same. A plan keeps its layout and
- * mesh, and is used by one thread at a time. What moves elements is collective among the ranks of the axes that cut the
- * dimensions named, which begin exchanges in the same order; each is a call of the group of these axes. The first start of a plan waits for that of the other ranks: where they gave different things, all get WEFT_MISMATCH, whose text
- * has what two of them gave.
+ * Plans are made once, without communication, and used as often as needed; each rank gives the same. A plan
+ * keeps its layout and mesh, and is used by one thread at a time. Functions that move elements are
+ * collective among the ranks of the axes that cut the dimensions named; these ranks begin exchanges in the
+ * same order, and each exchange is a call of the group of these axes. The first start of a plan waits for that
+ * of the other ranks: if they gave different things, all get WEFT_MISMATCH, whose text has what two of them
+ * gave.
  *
- * A plan may have several exchanges in flight. To begin one that writes what one of them still reads or writes, or reads what one writes, is
- * WEFT_BAD_ARGUMENT, whose text names the field. Texts of errors of exchanges begin with "halo: " or "window: ". */
+ * A plan may have several exchanges in flight. To begin one that writes what one of them still reads or
+ * writes, or reads what one writes, is WEFT_BAD_ARGUMENT, whose text names the field. Texts of errors of
+ * exchanges begin with "halo: " or "window: ". */
 #ifndef WEFT_C_WINDOW_H
 #define WEFT_C_WINDOW_H
 
@@ -17,7 +20,7 @@
 extern "C" {
 #endif
 
-/* What lies beyond an end of a dimension of n elements: x[-1] and x[n] are the first there. */
+/* The elements beyond an end of a dimension of n elements: x[-1] and x[n] are the first there. */
 typedef int32_t weft_edge_kind;
 enum {
   WEFT_EDGE_NONE =
@@ -27,7 +30,9 @@ enum {
   WEFT_EDGE_PERIODIC,  /* x[-1] = x[n-1], as often as needed */
   WEFT_EDGE_REFLECT,   /* x[-1] = x[1]; at most n-1 beyond the end */
   WEFT_EDGE_REPLICATE, /* x[-1] = x[0] */
-  WEFT_EDGE_POLE /* of a globe: x[-1, j] = x[0, j + half a turn], where dimension `longitude` is even; at most n beyond the end. Scalars; a vector's components point the other way there, which is not changed */
+  /* On a globe: x[-1, j] = x[0, j + half a turn], where dimension `longitude` is even; at most n beyond the
+   * end. Scalars; a vector's components point the other way there, which is not changed. */
+  WEFT_EDGE_POLE
 };
 typedef struct weft_edge {
   weft_edge_kind kind;
@@ -35,15 +40,16 @@ typedef struct weft_edge {
   double value;      /* of WEFT_EDGE_CONSTANT; 0 otherwise */
 } weft_edge;
 
-/* Where a dimension is cut, in place of evenly: part p holds indices begins[p] to begins[p + 1] - 1. Parts are numbered along the axes
- * that shard the dimension, the outermost first. A part may be empty. */
+/* Where a dimension is cut, in place of evenly: part p holds indices begins[p] to begins[p + 1] - 1. Parts
+ * are numbered along the axes that shard the dimension, the outermost first. A part may be empty. */
 typedef struct weft_cut {
   int32_t dim;
   int32_t part_count;
   const int64_t* begins; /* part_count + 1 numbers, from 0 to the extent of the dimension */
 } weft_cut;
 
-/* Ghost cells along one dimension: how many before and after a rank's part, and what they are at the ends of the whole. */
+/* Ghost cells along one dimension: how many before and after a rank's part, and what they are at the ends of
+ * the whole. */
 typedef struct weft_halo_dim {
   int32_t dim;
   int32_t reserved; /* 0 */
@@ -51,28 +57,30 @@ typedef struct weft_halo_dim {
   weft_edge before_edge, after_edge;
 } weft_halo_dim;
 
-/* Ghost cells of arrays that hold this rank's part of a tensor and around it copies of what others hold: the exchange that fills
- * them, corners too. */
+/* Ghost cells of arrays that hold this rank's part of a tensor and around it copies of what others hold: the
+ * exchange that fills them, corners too. */
 typedef struct weft_halo weft_halo;
 
-/* `cuts` may be NULL where cut_count is 0: then all is cut as `layout` says. WEFT_LAYOUT where that is WEFT_PARTIAL. */
+/* `cuts` may be NULL if cut_count is 0: then all is cut as `layout` says. WEFT_LAYOUT if that is
+ * WEFT_PARTIAL. */
 weft_status weft_halo_create(const weft_layout* layout, const weft_cut* cuts, int32_t cut_count,
                              const weft_halo_dim* dims, int32_t dim_count, weft_halo** halo,
                              weft_error* error);
 void weft_halo_destroy(weft_halo* halo);
-/* The extents of this rank's array: its part and the ghost cells. `room`: of `extents`, at least the dimensions of the layout. */
+/* The extents of this rank's array: its part and the ghost cells. `room`: of `extents`, at least the
+ * dimensions of the layout. */
 weft_status weft_halo_extents(const weft_halo* halo, int64_t* extents, int32_t room, weft_error* error);
-/* Where this rank's part lies in the array (inner), and in the whole (offsets), and its extents. `room`: of each. */
+/* Where this rank's part lies in the array (inner), and in the whole (offsets), and its extents. `room`: of
+ * each. */
 weft_status weft_halo_part(const weft_halo* halo, int64_t* inner, int64_t* offsets, int64_t* extents,
                            int32_t room, weft_error* error);
 
 /* An exchange in flight. For one thread at a time. */
 typedef struct weft_exchange weft_exchange;
 
-/* Fills the ghost cells of `field_count` arrays, row-major, of weft_halo_extents and any dtypes; in one message for each neighbour
- * and dtype.
- * With `exchange` NULL it blocks until that is done. Else messages are sent, and *exchange ends it: until then inner cells may
- * be read, not written, and ghost cells neither. */
+/* Fills the ghost cells of `field_count` arrays, row-major, of weft_halo_extents and any dtypes; in one
+ * message for each neighbour and dtype. With `exchange` NULL it blocks until that is done. Else messages are
+ * sent, and *exchange ends it: until then inner cells may be read, not written, and ghost cells neither. */
 weft_status weft_halo_start(const weft_halo* halo, const weft_buffer* fields, int32_t field_count,
                             weft_exchange** exchange, weft_error* error);
 
@@ -80,7 +88,7 @@ weft_status weft_halo_start(const weft_halo* halo, const weft_buffer* fields, in
 typedef struct weft_range {
   int64_t lo, hi;
 } weft_range;
-/* What the ranks want of one dimension: those that hold part p want wanted[p]. */
+/* The ranges of one dimension that the ranks want: those that hold part p want wanted[p]. */
 typedef struct weft_window_dim {
   int32_t dim;
   int32_t part_count;
@@ -91,7 +99,7 @@ typedef struct weft_window_dim {
 /* A window: an array of its own. */
 typedef struct weft_window weft_window;
 
-/* Of dimensions that are not named each rank has its part as it is. Arrays are copied. */
+/* In dimensions that are not named each rank has its part as it is. Arrays are copied. */
 weft_status weft_window_create(const weft_layout* layout, const weft_cut* cuts, int32_t cut_count,
                                const weft_window_dim* dims, int32_t dim_count, weft_window** window,
                                weft_error* error);
@@ -99,15 +107,18 @@ void weft_window_destroy(weft_window* window);
 /* The extents of this rank's part and of its window. `room`: of each. */
 weft_status weft_window_extents(const weft_window* window, int64_t* part, int64_t* extents, int32_t room,
                                 weft_error* error);
-/* The indices of the window, in a dimension that was named, which this rank holds itself: they are there once weft_window_start has returned. */
+/* The indices of the window, in a dimension that was named, which this rank holds itself: they are there once
+ * weft_window_start has returned. */
 weft_status weft_window_own(const weft_window* window, int32_t dim, weft_range* own, weft_error* error);
-/* out[i] becomes the window on in[i], for each of `field_count` arrays. `exchange` as in weft_halo_start; `in` and `out` live until it is
- * finished and do not overlap. `stream`: what it is ordered on, on the device of the arrays; NULL: its default one. */
+/* out[i] becomes the window on in[i], for each of `field_count` arrays. `exchange` as in weft_halo_start;
+ * `in` and `out` live until it is finished and do not overlap. `stream`: what it is ordered on, on the device
+ * of the arrays; NULL: its default one. */
 weft_status weft_window_start(const weft_window* window, const weft_buffer* in, const weft_buffer* out,
                               int32_t field_count, const weft_stream* stream, weft_exchange** exchange,
                               weft_error* error);
-/* The adjoint: in[i] is a gradient of a window, out[i], of the extents of a part, becomes the sum of what all windows have of each of its
- * elements, in the order of ranks. Integers, f64, f32, bf16 and f16, in the memory of the host. */
+/* The adjoint: in[i] is a gradient of a window, out[i], of the extents of a part, becomes the sum of what all
+ * windows have of each of its elements, in the order of ranks. Integers, f64, f32, bf16 and f16, in the
+ * memory of the host. */
 weft_status weft_window_start_adjoint(const weft_window* window, const weft_buffer* in,
                                       const weft_buffer* out, int32_t field_count, weft_exchange** exchange,
                                       weft_error* error);

@@ -1,4 +1,4 @@
-/* What one rank computes with: a device, threads, scratch memory. */
+/* The means by which one rank computes: a device, threads, scratch memory. */
 #ifndef WEFT_C_TRAIN_COMPUTE_H
 #define WEFT_C_TRAIN_COMPUTE_H
 

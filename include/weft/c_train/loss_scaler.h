@@ -1,5 +1,6 @@
-/* Dynamic loss scaling of a program's own gradients, and elements of one dtype as those of another: what a program needs that computes in f16 or
- * bf16 beside masters in f32. (A weft_trainer scales by itself: weft_trainer_options.loss_scale.) */
+/* Dynamic loss scaling of a program's own gradients, and elements of one dtype as those of another: what a
+ * program needs that computes in f16 or bf16 beside masters in f32. (A weft_trainer scales by itself:
+ * weft_trainer_options.loss_scale.) */
 #ifndef WEFT_C_TRAIN_LOSS_SCALER_H
 #define WEFT_C_TRAIN_LOSS_SCALER_H
 
@@ -9,9 +10,10 @@
 extern "C" {
 #endif
 
-/* Keeps gradients that are computed in f16 from vanishing, by the rule of P. Micikevicius et al., "Mixed Precision Training", 2018, and of
- * torch.amp.GradScaler: the loss is multiplied by a scale, gradients are divided by it after their reduction, and a step in which they overflowed
- * anywhere is skipped by all ranks together.
+/* Keeps gradients that are computed in f16 from vanishing, by the rule of P. Micikevicius et al., "Mixed
+ * Precision Training", 2018, and of torch.amp.GradScaler: the loss is multiplied by a scale, gradients are
+ * divided by it after their reduction, and a step in which they overflowed anywhere is skipped by all ranks
+ * together.
  *
  *   for each step:
  *     weft_loss_scaler_scale(scaler, &scale, &error);            backward of loss x scale; average the gradients
@@ -25,13 +27,13 @@ typedef struct weft_loss_scaler weft_loss_scaler;
 typedef struct weft_loss_scaler_options {
   uint32_t struct_size;
   double scale; /* at first */
-  double
-      growth; /* what the scale is multiplied by after `interval` steps in a row that were not skipped: 1 or more. It never
-                     * grows beyond what f32 holds */
+  /* The factor of the scale after `interval` steps in a row that were not skipped: 1 or more. The scale
+   * never grows beyond the range of f32. */
+  double growth;
   double backoff;   /* and after a step that was skipped: more than 0, and less than 1 */
   int64_t interval; /* 1 or more */
-  double
-      least; /* where gradients are not finite at this scale or below it, weft_loss_scaler_update is an error */
+  /* If gradients are not finite at this scale or below it, weft_loss_scaler_update is an error. */
+  double least;
 } weft_loss_scaler_options;
 #define WEFT_LOSS_SCALER_OPTIONS_INIT \
   { sizeof(weft_loss_scaler_options), 65536, 2, 0.5, 2000, 1.0 / 16384 }
@@ -41,37 +43,46 @@ weft_status weft_loss_scaler_create(const weft_loss_scaler_options* options, wef
                                     weft_error* error);
 void weft_loss_scaler_destroy(weft_loss_scaler* scaler);
 
-/* What the loss, or its gradient, is multiplied by. */
+/* The factor of the loss, or of its gradient. */
 weft_status weft_loss_scaler_scale(const weft_loss_scaler* scaler, double* scale, weft_error* error);
 
-/* *finite becomes whether every element of all gradients is finite on all ranks of `mesh`, the mesh of all ranks that step together: the same
- * answer on all of them. Where it is, divides the gradients by the scale, in place; else leaves them, and the step is to be skipped. One small
- * collective over `mesh`; blocks. Gradients are f64, f32 or bf16, as weft/c/gradients.h says, and may be other ones on each rank; `gradients`
- * may be NULL where `count` is 0. `compute`: whose threads, or device, does it; NULL: this thread, on the host.
+/* *finite becomes whether every element of all gradients is finite on all ranks of `mesh`, the mesh of all
+ * ranks that step together: the same answer on all of them. If it is, divides the gradients by the scale,
+ * in place; else leaves them, and the step is to be skipped. One small collective over `mesh`; blocks.
+ * Gradients are f64, f32 or bf16, as weft/c/gradients.h says, and may be other ones on each rank; `gradients`
+ * may be NULL if `count` is 0. `compute`: whose threads, or device, does it; NULL: this thread, on the
+ * host.
  *
- * Several lists, as of two optimizers, may be unscaled one by one before the update: each answer is for that list alone, and the
- * scale falls where any was not finite. A list comes once before each update: a second call divides again.
+ * Several lists, as of two optimizers, may be unscaled one by one before the update: each answer is for that
+ * list alone, and the scale falls where any was not finite. A list comes once before each update: a second
+ * call divides again.
  *
- * WEFT_MISMATCH on all ranks where scales differ: `loss_scaler: the scale is 65536 after 3 good steps on dp rank 0, but 32768 after 0 on dp rank
- * 1`. WEFT_BAD_ARGUMENT for gradients of f16, whose small elements would vanish after all: weft_convert them to f32 first. What is wrong with the
- * gradients of one rank is an error of the same code on all. */
+ * WEFT_MISMATCH on all ranks where scales differ: `loss_scaler: the scale is 65536 after 3 good steps on dp
+ * rank 0, but 32768 after 0 on dp rank 1`. WEFT_BAD_ARGUMENT for gradients of f16, whose small elements would
+ * vanish after all: weft_convert them to f32 first. A mistake in the gradients of one rank is an error of
+ * the same code on all ranks. */
 weft_status weft_loss_scaler_unscale(weft_loss_scaler* scaler, const weft_tensor* gradients, int32_t count,
                                      const weft_mesh* mesh, weft_compute* compute, bool* finite,
                                      weft_error* error);
-/* After each step, taken or skipped: moves the scale. No communication. WEFT_BAD_ARGUMENT where no weft_loss_scaler_unscale came since the last
- * one; and on all ranks, with the scale as it was, where gradients are not finite at options.least. */
+/* After each step, taken or skipped: moves the scale. No communication. WEFT_BAD_ARGUMENT if no
+ * weft_loss_scaler_unscale came since the last one; and on all ranks, with the scale as it was, where
+ * gradients are not finite at options.least. */
 weft_status weft_loss_scaler_update(weft_loss_scaler* scaler, weft_error* error);
-/* In place of the update, where the gradients are given up and made anew: forgets what was found. The scale stays. */
+/* In place of the update, where the gradients are given up and made anew: forgets what was found. The scale
+ * stays. */
 weft_status weft_loss_scaler_discard(weft_loss_scaler* scaler, weft_error* error);
 
-/* All that a run needs to go on as if it had not stopped, as a text: a weft_checkpoint_string, say. The text is the caller's. */
+/* All that a run needs to go on as if it had not stopped, as a text: a weft_checkpoint_string, say. The text
+ * is the caller's. */
 weft_status weft_loss_scaler_state(const weft_loss_scaler* scaler, weft_text** text, weft_error* error);
-/* Goes on from such a text: the same bits. WEFT_BAD_ARGUMENT for a text that is none; the scaler is as it was then. */
+/* Goes on from such a text: the same bits. WEFT_BAD_ARGUMENT for a text that is none; the scaler is as it was
+ * then. */
 weft_status weft_loss_scaler_set_state(weft_loss_scaler* scaler, const char* text, weft_error* error);
 
-/* out = in, each element rounded once to the dtype of `out`, to nearest even; what that cannot hold becomes infinite, and a NaN stays one. f64, f32,
- * bf16 and f16 in any pair, in the host's memory; on a device WEFT_F32 and WEFT_BF16. Where both have one dtype: a copy. As many elements
- * in both, which do not overlap, on the device of `compute`. No number of threads changes a bit. Blocks until it is done.
+/* out = in, each element rounded once to the dtype of `out`, to nearest even; what that cannot hold becomes
+ * infinite, and a NaN stays one. f64, f32, bf16 and f16 in any pair, in the host's memory; on a device
+ * WEFT_F32 and WEFT_BF16. If both have one dtype: a copy. As many elements in both, which do not overlap,
+ * on the device of `compute`. No number of threads changes a bit. Blocks until it is done.
  *
  *   weft_convert(compute, &masters, &weights, &error);         f32 to bf16: what layers read
  *   weft_convert(compute, &half_gradient, &gradient, &error);  f16 to f32: exact */

@@ -11,8 +11,9 @@ extern "C" {
 /* This rank's part of a model. For one thread at a time. Keeps its mesh and its weft_compute. */
 typedef struct weft_model weft_model;
 
-/* What data-parallel ranks do with the parameters: each has all, and gradients are averaged; or they are divided over the data axis, and each
- * rank has all of one block at a time. What is divided is that much less of masters, gradients and optimizer states on each rank; results are the same. */
+/* The use that data-parallel ranks make of the parameters: each rank has all, and gradients are averaged; or
+ * the parameters are divided over the data axis, and each rank has all of one block at a time. Divided,
+ * masters, gradients and optimizer states take that much less memory on each rank; results are the same. */
 typedef int32_t weft_data_form;
 enum { WEFT_DATA_DDP = 0, WEFT_DATA_FSDP = 1 };
 
@@ -30,16 +31,18 @@ typedef struct weft_transformer_options {
   const char* const* frozen; /* what is not trained: paths of parameters or modules, in which * is one step */
   int32_t frozen_count;
   bool tied; /* the head uses the embedding's weight */
-  /* What lies between the layers that are split over the tensor axis (norms, residual sums) is divided along the sequence. */
+  /* The activations between the layers that are split over the tensor axis (norms, residual sums) are
+   * divided along the sequence. */
   bool sequence_parallel;
-  bool
-      split_vocab; /* embedding and head are split over the vocabulary, and no rank has all scores of a training step */
+  /* Embedding and head are split over the vocabulary, and no rank has all scores of a training step. */
+  bool split_vocab;
   weft_data_form data_form;
-  const char*
-      replicate_axis; /* a second data axis, over which divided parameters are replicated (HSDP); NULL: none */
-  /* WEFT_DATA_FSDP alone: what gradients are while data ranks add them up, WEFT_F32 or WEFT_BF16; and what becomes of a block's weights
-   * between its forward and its backward: WEFT_RESHARD dropped, and gathered again; WEFT_KEEP kept; a number n of 2 or more: each rank keeps 1/n, and backward
-   * gathers among n neighbouring ranks of the data axis, which n divides. */
+  /* A second data axis, over which divided parameters are replicated (HSDP); NULL: none. */
+  const char* replicate_axis;
+  /* WEFT_DATA_FSDP alone: what gradients are while data ranks add them up, WEFT_F32 or WEFT_BF16; and what
+   * becomes of a block's weights between its forward and its backward: WEFT_RESHARD dropped, and gathered
+   * again; WEFT_KEEP kept; a number n of 2 or more: each rank keeps 1/n, and backward gathers among n
+   * neighbouring ranks of the data axis, which n divides. */
   weft_dtype reduce;
   int32_t after_forward;
 } weft_transformer_options;
@@ -50,16 +53,17 @@ enum { WEFT_RESHARD = 0, WEFT_KEEP = -1 };
         NULL, NULL, NULL, 0, false, false, false, WEFT_DATA_DDP, NULL, WEFT_F32, 0                      \
   }
 
-/* `mesh`: a whole mesh that has both axes, of size 1 where not wanted; `options` may be NULL. All ranks give the same
- * options. No communication; no rank ever holds more than its part. WEFT_BAD_ARGUMENT with the arithmetic where the
- * model does not fit the mesh. */
+/* `mesh`: a whole mesh that has both axes, of size 1 where not wanted; `options` may be NULL. All ranks give
+ * the same options. No communication; no rank ever holds more than its part. WEFT_BAD_ARGUMENT with the
+ * arithmetic where the model does not fit the mesh. */
 weft_status weft_transformer_create(const weft_mesh* mesh, weft_compute* compute,
                                     const weft_transformer_options* options, weft_model** model,
                                     weft_error* error);
-/* The same with what `text` says in place of the sizes of `options`: the table [model] of a TOML text, whose keys are the options' names (dim,
- * layers, heads, kv_heads, ffn_hidden, vocab, max_seq, head_size, rope_theta, norm_eps, tied, init_std). What it does not name is as in `options`. The
- * rest of the text is not looked at, so it may be the file that `weft train --config` reads. WEFT_BAD_ARGUMENT with the line of what is
- * wrong: "text:3: [model] has no "head"; is heads meant?". */
+/* The same with what `text` says in place of the sizes of `options`: the table [model] of a TOML text, whose
+ * keys are the options' names (dim, layers, heads, kv_heads, ffn_hidden, vocab, max_seq, head_size,
+ * rope_theta, norm_eps, tied, init_std). Members that it does not name are as in `options`. The rest of the
+ * text is not looked at, so it may be the file that `weft train --config` reads. WEFT_BAD_ARGUMENT with the
+ * line of what is wrong: "text:3: [model] has no "head"; is heads meant?". */
 weft_status weft_transformer_create_from_text(const weft_mesh* mesh, weft_compute* compute, const char* text,
                                               const weft_transformer_options* options, weft_model** model,
                                               weft_error* error);
@@ -73,8 +77,8 @@ typedef struct weft_parameter {
   const char* name;               /* its path, "layers.0.mlp.up_proj.weight"; lives as long as the model */
   int64_t extents[WEFT_MAX_DIMS]; /* of the whole */
   int64_t local_extents[WEFT_MAX_DIMS]; /* of what this rank holds */
-  weft_buffer
-      value; /* f32, what this rank holds; lives as long as the model. To be read: weft_model_set_parameter writes */
+  /* f32, what this rank holds; lives as long as the model. To be read: weft_model_set_parameter writes. */
+  weft_buffer value;
   bool trained;
 } weft_parameter;
 #define WEFT_PARAMETER_INIT \
@@ -90,48 +94,50 @@ weft_status weft_model_find_parameter(const weft_model* model, const char* name,
 /* How it lies over the mesh: a handle to be destroyed as any other. */
 weft_status weft_model_parameter_layout(const weft_model* model, int32_t index, weft_layout** layout,
                                         weft_error* error);
-/* Copies what this rank holds of it from `value`: f32, as many elements as local_extents say, on the device of the
- * weft_compute. */
+/* Copies what this rank holds of it from `value`: f32, as many elements as local_extents say, on the device
+ * of the weft_compute. */
 weft_status weft_model_set_parameter(weft_model* model, int32_t index, const weft_buffer* value,
                                      weft_error* error);
 
-/* The same of a tensor of DLPack, which must have the parameter's local extents, row-major; `tensor` points to a DLTensor, as in weft/c/dlpack.h. It
- * is only read. */
+/* The same of a tensor of DLPack, which must have the parameter's local extents, row-major; `tensor` points
+ * to a DLTensor, as in weft/c/dlpack.h. It is only read. */
 weft_status weft_model_set_parameter_from_dltensor(weft_model* model, int32_t index, const void* tensor,
                                                    weft_error* error);
-/* What this rank holds of it as a tensor of DLPack, without a copy: its memory is the model's. *managed is whoever adopts it; its deleter, which any
- * thread may call, lets go of the model, which it keeps as a handle does: all of its memory, also after weft_model_destroy. Values are those
- * of the moment at which they are read: steps and weft_model_set_parameter change them, in the thread that makes them. To be read: the versioned
- * one says so by WEFT_DL_READ_ONLY, the other one cannot. */
+/* This rank's part of it as a tensor of DLPack, without a copy: its memory is the model's. *managed belongs
+ * to the code that adopts it; it keeps the model, with all of its memory, as a handle does, also after
+ * weft_model_destroy; its deleter, which any thread may call, releases it. Values are those of the moment at
+ * which they are read: steps and weft_model_set_parameter change them, in the thread that makes them. To be
+ * read: the versioned one says so by WEFT_DL_READ_ONLY, the other one cannot. */
 weft_status weft_model_parameter_dlpack(const weft_model* model, int32_t index,
                                         struct DLManagedTensor** managed, weft_error* error);
 weft_status weft_model_parameter_dlpack_versioned(const weft_model* model, int32_t index,
                                                   struct DLManagedTensorVersioned** managed,
                                                   weft_error* error);
 
-/* This rank's rows of a batch, on the host. Ranks that differ in their tensor axis alone give the same rows. */
+/* This rank's rows of a batch, on the host. Ranks that differ in their tensor axis alone give the same
+ * rows. */
 typedef struct weft_token_batch {
   const int64_t* tokens; /* rows x sequence, each from 0 to vocab - 1 */
-  const int64_t*
-      labels; /* rows x sequence: for each token what follows it, or WEFT_IGNORED; not read where nothing is trained */
+  /* Rows x sequence: for each token what follows it, or WEFT_IGNORED; not read where nothing is trained. */
+  const int64_t* labels;
   int64_t rows, sequence;
-  int64_t
-      global_rows; /* the rows of all ranks of the data axis, of which the first have one more where it is uneven; 0: as
-                          many as here on each */
+  /* The rows of all ranks of the data axis, of which the first have one more where it is uneven; 0: as many
+   * as here on each. */
+  int64_t global_rows;
 } weft_token_batch;
 #define WEFT_IGNORED (-100) /* a label that does not count */
 
-/* The model's scores for each token: `logits`, f32, rows x sequence x vocab elements. Collective over the tensor axis;
- * blocks until it is done. What is wrong with the batch or the memory of one rank is WEFT_BAD_ARGUMENT on all ranks of its tensor axis, at once
- * and before any pass, and so are ranks that were given different tokens. */
+/* The model's scores for each token: `logits`, f32, rows x sequence x vocab elements. Collective over the
+ * tensor axis; blocks until it is done. A wrong batch or wrong memory on one rank is WEFT_BAD_ARGUMENT on
+ * all ranks of its tensor axis, at once and before any pass, and so are different tokens on these ranks. */
 weft_status weft_model_logits(weft_model* model, const weft_token_batch* batch, const weft_buffer* logits,
                               weft_error* error);
 
-/* Writes the folder directory/step-N, and names it in directory/latest when it is whole; a kill at any moment leaves the
- * one before. Collective over the mesh; blocks. */
+/* Writes the folder directory/step-N, and names it in directory/latest when it is whole; a kill at any moment
+ * leaves the one before. Collective over the mesh; blocks. */
 weft_status weft_model_save(const weft_model* model, const char* directory, int64_t step, weft_error* error);
-/* Reads the parameters from directory's latest checkpoint, or from `directory` itself where that is one; also from one of
- * a trainer, or of another mesh. `step`, which may be NULL, gets its step. Collective; blocks. */
+/* Reads the parameters from directory's latest checkpoint, or from `directory` itself where that is one; also
+ * from one of a trainer, or of another mesh. `step`, which may be NULL, gets its step. Collective; blocks. */
 weft_status weft_model_load(weft_model* model, const char* directory, int64_t* step, weft_error* error);
 
 #ifdef __cplusplus

@@ -8,7 +8,8 @@
 extern "C" {
 #endif
 
-/* The optimizer of a model with its state. For one thread at a time, the one that uses the model. Keeps the model. */
+/* The optimizer of a model with its state. For one thread at a time, the one that uses the model. Keeps the
+ * model. */
 typedef struct weft_trainer weft_trainer;
 
 typedef int32_t weft_optimizer;
@@ -25,21 +26,23 @@ typedef struct weft_trainer_options {
   double momentum;          /* WEFT_SGD */
   double max_norm;          /* gradients are clipped to this norm; 0: not at all */
   uint64_t seed;            /* of what is random in a pass; the same on all ranks */
-  bool
-      skip_non_finite; /* a step whose norm is not finite leaves the weights as they are, instead of an error */
-  /* Dynamic loss scaling, for layers that compute gradients in f16: the loss is multiplied by this at first, and gradients
-   * are divided by it after their reduction. Where they are not finite on one rank, all skip the step and halve the scale; after 2000 steps in
-   * a row that were not skipped it doubles. 0: none. weft_trainer_save saves the scale. */
+  /* A step whose norm is not finite leaves the weights as they are, instead of an error. */
+  bool skip_non_finite;
+  /* Dynamic loss scaling, for layers that compute gradients in f16: the loss is multiplied by this at first,
+   * and gradients are divided by it after their reduction. If they are not finite on one rank, all skip
+   * the step and halve the scale; after 2000 steps in a row that were not skipped it doubles. 0: none.
+   * weft_trainer_save saves the scale. */
   double loss_scale;
   double label_smoothing; /* 0 to 1: of each label's weight in the loss, what goes to all entries alike */
-  double
-      ema_decay; /* averages of the parameters over the steps, of this decay; 0: none. See weft_trainer_swap_averages */
+  /* Averages of the parameters over the steps, of this decay; 0: none. See weft_trainer_swap_averages. */
+  double ema_decay;
   bool ema_warm_up; /* the decay grows to that: (1 + n) / (10 + n) in update n, where it is less */
 } weft_trainer_options;
 #define WEFT_TRAINER_OPTIONS_INIT \
   { sizeof(weft_trainer_options), WEFT_ADAMW, 0.9, 0.95, 1e-8, 0.1, 0, 1, 0, false, 0, 0, 0, false }
 
-/* `options` may be NULL; the same on all ranks. No communication. A model has one trainer at a time that takes steps. */
+/* `options` may be NULL; the same on all ranks. No communication. A model has one trainer at a time that
+ * takes steps. */
 weft_status weft_trainer_create(weft_model* model, const weft_trainer_options* options,
                                 weft_trainer** trainer, weft_error* error);
 void weft_trainer_destroy(weft_trainer* trainer);
@@ -56,12 +59,13 @@ typedef struct weft_step_result {
 #define WEFT_STEP_RESULT_INIT \
   { sizeof(weft_step_result), false, 0, 0, 0, 0, 0 }
 
-/* Forward, loss, backward, averaging over the data axis, sync over the tensor axis, clip, and one step of the optimizer
- * with learning rate `rate`. Several batches are micro-batches, as many on every rank: their gradients add up to that of
- * one batch of all their rows. `result` may be NULL. Collective over the mesh; blocks until it is done.
- * WEFT_BAD_ARGUMENT on all ranks, before any pass, where the batch of one does not fit, or learning rates differ. (What cannot be read at all, NULL or
- * a result without its initialiser, is an error of that rank alone; the others wait for it until their deadline.) After an error gradients are
- * forgotten; whether weights changed depends on when it came. */
+/* Forward, loss, backward, averaging over the data axis, sync over the tensor axis, clip, and one step of the
+ * optimizer with learning rate `rate`. Several batches are micro-batches, as many on every rank: their
+ * gradients add up to that of one batch of all their rows. `result` may be NULL. Collective over the mesh;
+ * blocks until it is done. WEFT_BAD_ARGUMENT on all ranks, before any pass, where the batch of one does not
+ * fit, or learning rates differ. (An argument that cannot be read at all, NULL or a result without its
+ * initialiser, is an error of that rank alone; the others wait for it until their deadline.) After an error
+ * gradients are forgotten; whether weights changed depends on when it came. */
 weft_status weft_trainer_step(weft_trainer* trainer, const weft_token_batch* batches, int32_t batch_count,
                               double rate, weft_step_result* result, weft_error* error);
 
@@ -72,40 +76,50 @@ weft_status weft_trainer_step(weft_trainer* trainer, const weft_token_batch* bat
  *   weft_clip_grad_norm(gradients, count, 1.0, NULL, &norm, &error);      (weft/c/gradients.h; or anything else)
  *   weft_trainer_update(trainer, rate, &result, &error);
  *
- * The first half: all of weft_trainer_step but clip and update. `result` gets step, tokens and loss. Collective over the mesh; blocks. Errors are those
- * of weft_trainer_step; WEFT_BAD_ARGUMENT also where the gradients of a backward are still there. */
+ * The first half: all of weft_trainer_step but clip and update. `result` gets step, tokens and loss.
+ * Collective over the mesh; blocks. Errors are those of weft_trainer_step; WEFT_BAD_ARGUMENT also where the
+ * gradients of a backward are still there. */
 weft_status weft_trainer_backward(weft_trainer* trainer, const weft_token_batch* batches, int32_t batch_count,
                                   weft_step_result* result, weft_error* error);
-/* Between the halves: the gradient of each parameter that is trained, in the order of the parameters, the same on all ranks. What is there is
- * reduced: the gradient of the mean over all labels of the step. *count gets their number; where `room` is 0, that alone, and `gradients` may be
- * NULL. name: the parameter's; data: f32, the trainer's memory, in which the program may write what weft_trainer_update then uses: ranks that
- * hold the same elements write the same; layout: the trainer's (weft_layout_destroy leaves it alone); extents and dim_count are not set, as the layout has them. All
- * are good until weft_trainer_update, _discard, _load or _destroy. The list is what weft_grad_norm, weft_clip_grad_norm and weft_check_replicas
- * take (of a model in the host's memory). WEFT_BAD_ARGUMENT without a weft_trainer_backward, and where `room` is too small. */
+/* Between the halves: the gradient of each parameter that is trained, in the order of the parameters, the
+ * same on all ranks. The gradients are reduced: each is the gradient of the mean over all labels of the
+ * step. *count gets their number; where `room` is 0, that alone, and `gradients` may be NULL. name: the
+ * parameter's; data: f32, the trainer's memory, in which the program may write what weft_trainer_update then
+ * uses: ranks that hold the same elements write the same; layout: the trainer's (weft_layout_destroy leaves
+ * it alone); extents and dim_count are not set, as the layout has them. All are good until
+ * weft_trainer_update, _discard, _load or _destroy. The list is what weft_grad_norm, weft_clip_grad_norm and
+ * weft_check_replicas take (of a model in the host's memory). WEFT_BAD_ARGUMENT without a
+ * weft_trainer_backward, and where `room` is too small. */
 weft_status weft_trainer_gradients(weft_trainer* trainer, weft_tensor* gradients, int32_t room,
                                    int32_t* count, weft_error* error);
-/* The second half: clips to max_norm, where that is not 0, and takes a step of the optimizer. `result`, which may be NULL, is whole: grad_norm is
- * that of what the program left. Collective over the mesh; blocks. WEFT_BAD_ARGUMENT without a weft_trainer_backward; on all ranks, where learning rates
- * differ or one is not a finite number of 0 or more. The gradients are forgotten, also after an error. */
+/* The second half: clips to max_norm, where that is not 0, and takes a step of the optimizer. `result`, which
+ * may be NULL, is whole: grad_norm is that of what the program left. Collective over the mesh; blocks.
+ * WEFT_BAD_ARGUMENT without a weft_trainer_backward; on all ranks, where learning rates differ or one is not
+ * a finite number of 0 or more. The gradients are forgotten, also after an error. */
 weft_status weft_trainer_update(weft_trainer* trainer, double rate, weft_step_result* result,
                                 weft_error* error);
-/* In place of the second half: forgets the gradients, and no step was taken. Nothing where there are none. No communication: all ranks do so, or none. */
+/* In place of the second half: forgets the gradients, and no step was taken. Nothing if there are none. No
+ * communication: all ranks do so, or none. */
 weft_status weft_trainer_discard(weft_trainer* trainer, weft_error* error);
 /* How many steps were taken. */
 weft_status weft_trainer_steps(const weft_trainer* trainer, int64_t* steps, weft_error* error);
 
-/* Exchanges the parameters and their averages where they lie: with `averages_in` the model computes with the averages, and weft_model_get_parameter
- * and weft_model_save give them; without it all is back, to the same bits. Meanwhile a step, an update and weft_trainer_save are WEFT_BAD_ARGUMENT, the first two on
- * all ranks. WEFT_BAD_ARGUMENT where the trainer has none (ema_decay), and where it is so already. No communication: all ranks do so, or none. */
+/* Exchanges the parameters and their averages where they lie: with `averages_in` the model computes with the
+ * averages, and weft_model_get_parameter and weft_model_save give them; without it all is back, to the same
+ * bits. Meanwhile a step, an update and weft_trainer_save are WEFT_BAD_ARGUMENT, the first two on all ranks.
+ * WEFT_BAD_ARGUMENT if the trainer has none (ema_decay), and where it is so already. No communication: all
+ * ranks do so, or none. */
 weft_status weft_trainer_swap_averages(weft_trainer* trainer, bool averages_in, weft_error* error);
 
-/* As weft_model_save and weft_model_load, with the state of the optimizer, averages, and the number of steps. Collective over the
- * mesh; blocks. A checkpoint of a model alone, or of another optimizer, is refused: what is missing is listed. */
+/* As weft_model_save and weft_model_load, with the state of the optimizer, averages, and the number of steps.
+ * Collective over the mesh; blocks. A checkpoint of a model alone, or of another optimizer, is refused: what
+ * is missing is listed. */
 weft_status weft_trainer_save(const weft_trainer* trainer, const char* directory, weft_error* error);
 weft_status weft_trainer_load(weft_trainer* trainer, const char* directory, weft_error* error);
 
-/* A learning rate that rises linearly to `peak` over the first `warmup` steps, then falls along half a cosine to `floor`
- * at step `total`, and stays there. Steps count from 0. Needs 0 <= warmup < total and 0 <= floor <= peak. */
+/* A learning rate that rises linearly to `peak` over the first `warmup` steps, then falls along half a cosine
+ * to `floor` at step `total`, and stays there. Steps count from 0. Needs 0 <= warmup < total and 0 <= floor
+ * <= peak. */
 weft_status weft_cosine_rate(double peak, double floor, int64_t warmup, int64_t total, int64_t step,
                              double* rate, weft_error* error);
 

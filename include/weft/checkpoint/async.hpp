@@ -17,11 +17,11 @@ namespace weft {
 /// at any moment leaves a whole checkpoint. One save is written at a time. The copies' memory, as much as
 /// this rank's file has bytes, is kept for the next save.
 ///
-/// What ranks tell each other while they write goes through a group of its own: collectives of the program
-/// may run meanwhile. It waits as long as SaveOptions::deadline says, and where a save has failed, the next
-/// one that is begun makes it anew: a time-out ends one save and not those after it. Other saves of this
-/// process to the same directory, also by save_checkpoint(), wait for those that were begun before them. Used
-/// by one thread of each rank, which calls save() as it calls collectives.
+/// The ranks communicate through a group of its own while they write: collectives of the program may run
+/// meanwhile. It waits as long as SaveOptions::deadline says, and where a save has failed, the next one that
+/// is begun makes it anew: a time-out ends one save and not those after it. Other saves of this process to
+/// the same directory, also by save_checkpoint(), wait for those that were begun before them. Used by one
+/// thread of each rank, which calls save() as it calls collectives.
 ///
 ///     AsyncCheckpoint saves(mesh);
 ///     for (…) {
@@ -31,7 +31,7 @@ namespace weft {
 ///     saves.wait();
 class AsyncCheckpoint {
  public:
-  /// What save() does while the save before it is being written, on whichever rank.
+  /// The action of save() while the save before it is being written, on whichever rank.
   enum class Busy : unsigned char {
     wait,    ///< it waits for the end of that
     refuse,  ///< it returns false, on all ranks, and saves nothing
@@ -40,16 +40,16 @@ class AsyncCheckpoint {
   /// Collective over `mesh` (a root, which outlives this; empty: one rank). Throws bad_argument for a part of
   /// a mesh, and as ProcessGroup::duplicate().
   explicit AsyncCheckpoint(const DeviceMesh& mesh, Busy busy = Busy::wait);
-  /// Waits for a save that is being written. An error that nobody has been told goes to the log.
+  /// Waits for a save that is being written. An error that no call has thrown goes to the log.
   ~AsyncCheckpoint();
   AsyncCheckpoint(const AsyncCheckpoint&) = delete;
   AsyncCheckpoint& operator=(const AsyncCheckpoint&) = delete;
 
   /// save_checkpoint() of these arguments; collective over the mesh. Returns true when the copy is made and
-  /// its writing has begun; false where it was refused (Busy::refuse). Throws as save_checkpoint() does of
-  /// its arguments. Where the save before this one has failed, throws that error, and saves nothing: its text
-  /// begins with `the save of step 200 in the background:`; a rank that wait() has told of it already is told
-  /// again, by another one's words. Also throws as ProcessGroup::duplicate() after such a failure.
+  /// its writing has begun; false if it was refused (Busy::refuse). Throws as save_checkpoint() does of
+  /// its arguments. If the save before this one failed, throws that error, and saves nothing: its text
+  /// begins with `the save of step 200 in the background:`. A rank whose wait() has thrown it already throws
+  /// again, with another rank's text. Also throws as ProcessGroup::duplicate() after such a failure.
   /// `options.on_stage` is called by the thread that writes.
   bool save(const std::filesystem::path& directory, std::int64_t step, std::span<const NamedView> tensors,
             const CheckpointExtra& extra = {}, const SaveOptions& options = {});

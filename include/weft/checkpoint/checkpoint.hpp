@@ -35,12 +35,13 @@ struct CheckpointInfo {
 };
 
 struct SaveOptions {
-  /// Told of each stage as it is reached, on the rank that reaches it: "folder" (made, empty), "data" (before
-  /// each tensor's bytes), "file" (this rank's is whole), "index" (written), "exchanged" (with a checkpoint
-  /// of the same step, which is removed next; where the file system cannot exchange folders "spared": the old
-  /// one has another name, by which a load finds it), "renamed" (the folder has its name), "latest" (done),
-  /// "old" (before the files of an older one are removed, for `keep`). Of file, index and latest each step,
-  /// too: "file written", "file synced", "file named" and so on. What it throws fails the save.
+  /// Called at each stage as it is reached, on the rank that reaches it: "folder" (made, empty), "data"
+  /// (before each tensor's bytes), "file" (this rank's is whole), "index" (written), "exchanged" (with a
+  /// checkpoint of the same step, which is removed next; where the file system cannot exchange folders
+  /// "spared": the old one has another name, by which a load finds it), "renamed" (the folder has its name),
+  /// "latest" (done), "old" (before the files of an older one are removed, for `keep`). For file, index and
+  /// latest also at each step: "file written", "file synced", "file named" and so on. An exception of it
+  /// fails the save.
   std::function<void(std::string_view stage)> on_stage{};
   /// How many checkpoints `directory` keeps, this one among them; the oldest steps go once `latest` names
   /// this one. 0: all. One that cannot be removed stays, and is a warning. Steps after this one stay.
@@ -56,17 +57,18 @@ struct SaveOptions {
 struct LoadOptions {
   /// Whether a tensor of the checkpoint that is not asked for may be left there; empty: none may.
   std::function<bool(std::string_view name)> may_leave{};
-  /// What a tensor of the checkpoint is read as that is not asked for under its own name and shape:
-  /// remap_old_names, or a function of the program's. Where nothing that it gives is asked for, the tensor
+  /// The names and shapes by which a tensor of the checkpoint is read if its own are not requested:
+  /// remap_old_names, or a function of the program's. If nothing that it gives is asked for, the tensor
   /// stays as it is. Empty: none is read as another.
   Remap remap{};
 };
 
-/// Writes the folder `directory`/step-N of that step and then names it in `directory`/latest. Collective over
-/// `mesh` (a root; empty: one rank), where every rank gives the same directory, step, tensors in the same
-/// order, extra, and options but for on_stage: tensors that differ in name, dtype or layout, and arguments
-/// that differ, are mismatch. A relative directory is that of the moment of the call. Each rank writes the
-/// parts that it holds and no rank below it does, so what is replicated is written once; the folder holds
+/// Writes the folder `directory`/step-N of that step and then names it in `directory`/latest. Collective
+/// over `mesh` (a root; empty: one rank), where every rank gives the same directory, step, tensors in the
+/// same order, extra, and options except on_stage: tensors that differ in name, dtype or layout, and
+/// arguments that differ, are mismatch. A relative directory is that of the moment of the call. Each rank
+/// writes the parts that it holds and no rank below it does, so what is replicated is written once; the
+/// folder holds
 /// - rank-00000.safetensors and so on: tensors under their names, as each rank holds them
 /// - index.json: for each tensor its dtype, global shape, layout, and which file holds what part of it
 ///
@@ -89,7 +91,7 @@ void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& m
 /// Reads the tensors from `directory`'s latest checkpoint, or from `directory` itself where that is one.
 /// Collective over `mesh`, which may be another than the one it was written on, as may be the layouts: each
 /// rank reads the parts that overlap with what it holds. All read the checkpoint that rank 0 finds; a rank
-/// that has another one in its place, or none, is `mismatch`. Where a save removes it meanwhile, that which
+/// that has another one in its place, or none, is `mismatch`. If a save removes it meanwhile, that which
 /// `latest` then names is read.
 ///
 /// Throws bad_argument before anything changes, naming two tensors that `remap` gives one name; and naming
@@ -100,7 +102,7 @@ void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& m
 CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh,
                                std::span<const MutableNamedView> tensors, const LoadOptions& options = {});
 
-/// What `directory`/latest names, or nothing where there is no such file. Throws `corrupt` where it names no
+/// The name in `directory`/latest, or nothing if there is no such file. Throws `corrupt` where it names no
 /// checkpoint or is damaged.
 std::optional<CheckpointInfo> latest_checkpoint(const std::filesystem::path& directory);
 

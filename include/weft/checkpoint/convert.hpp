@@ -14,7 +14,8 @@
 namespace weft {
 
 struct ConvertOptions {
-  /// What a tensor is read as, first of all: remap_old_names, say. Empty: as it is.
+  /// The names and shapes by which a tensor is read, before anything else: remap_old_names, for example.
+  /// Empty: as it is.
   Remap remap{};
   /// The name it then gets; "" leaves it out. Empty: all, under the names they have.
   std::function<std::string(std::string_view name)> rename{};
@@ -27,10 +28,10 @@ struct ConvertOptions {
 /// Reads `from`, a checkpoint (a run's latest, or a folder of its own) or a safetensors file, verifies it,
 /// and writes it into `to` as save_checkpoint() writes: `to`/step-N, whole or not there, with hashes, and
 /// `to`/latest. Step and strings are those of `from`; a safetensors file has step "weft_step" of its
-/// metadata, else 0, and its other strings. What is converted again with the same options is the same again,
-/// byte for byte, where `rename` keeps its own names. At most one part of one tensor is in memory. Returns
-/// how many tensors were written. Throws bad_argument where two tensors get one name, none is left, `from`
-/// lies in `to`, or an option is out of range; and as CheckpointReader::read() and save_checkpoint() do.
+/// metadata, else 0, and its other strings. A second conversion with the same options gives the same bytes,
+/// if `rename` keeps its own names. At most one part of one tensor is in memory. Returns how many tensors
+/// were written. Throws bad_argument if two tensors get one name, none is left, `from` lies in `to`, or an
+/// option is out of range; and as CheckpointReader::read() and save_checkpoint() do.
 std::size_t convert_checkpoint(const std::filesystem::path& from, const std::filesystem::path& to,
                                const ConvertOptions& options = {});
 

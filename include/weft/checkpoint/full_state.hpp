@@ -22,8 +22,8 @@ using FullStateSource = std::function<void(std::string_view name, const TensorVi
 /// Shows each tensor, whole, to `see` on rank `root` of the mesh (kEveryRank: on all), in the order of the
 /// list. Collective over `mesh` (a root; empty: one rank), where every rank gives the same tensors in the
 /// same order. On a rank where `see` is called no more than one whole tensor and one part of it are in
-/// memory, from the mesh's Context; on others a part at most, and none where it lies in one piece. What a
-/// rank holds whole already is shown where it lies.
+/// memory, from the mesh's Context; on others a part at most, and none where it lies in one piece. A tensor
+/// that a rank holds as a whole already is not copied.
 ///
 /// Throws what save_checkpoint() says of its tensors, bad_argument for a root that is no rank; and what `see`
 /// throws, on the others an error of its code (`system` where it is no Error) that names the rank and has its

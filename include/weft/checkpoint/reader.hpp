@@ -1,5 +1,5 @@
-// What a checkpoint holds, read by one process without a mesh: its description, its tensors whole, one at a
-// time; whether all of it is as it was written; and the whole of it as one file.
+// Reads a checkpoint in one process without a mesh: its description, its tensors as wholes, one at a time;
+// verifies that all of it is as it was written; writes it as one file.
 #pragma once
 
 #include <filesystem>
@@ -14,7 +14,7 @@
 
 namespace weft {
 
-/// What a checkpoint says of one tensor.
+/// The description of one tensor in a checkpoint.
 struct CheckpointTensor {
   DType dtype = DType::f32;
   Shape shape;  ///< of the whole
@@ -29,16 +29,16 @@ struct CheckpointTensor {
 class CheckpointReader {
  public:
   /// As load_checkpoint() finds it: `directory`'s latest, or `directory` itself; or one safetensors file.
-  /// Throws bad_argument where there is none, and `corrupt` where its index is not sound. A relative
+  /// Throws bad_argument if there is none, and `corrupt` where its index is not sound. A relative
   /// directory is that of the moment of the call.
   static CheckpointReader open(const std::filesystem::path& directory);
 
   const CheckpointInfo& info() const noexcept;
-  /// False: it was written before checkpoints had hashes, so changed bytes cannot be told.
+  /// False: it was written before checkpoints had hashes, so changed bytes cannot be detected.
   bool hashed() const noexcept;
   const std::vector<std::string>& names() const noexcept;  ///< sorted
   bool contains(std::string_view name) const;
-  /// Throws bad_argument where there is no such tensor.
+  /// Throws bad_argument if there is no such tensor.
   const CheckpointTensor& tensor(std::string_view name) const;
   /// The whole tensor, verified. Throws as tensor() does, and what load_checkpoint() says of unsound files.
   Tensor read(Context& context, std::string_view name, Memory memory = Memory::local) const;
@@ -67,7 +67,7 @@ struct ExportOptions {
 
 /// Writes the tensors of a checkpoint, whole, into one safetensors file, which is there whole or not at all.
 /// Its metadata are the checkpoint's `extra`, and "weft_step". Never more than one tensor is in memory.
-/// Returns how many were written. Throws bad_argument where two get one name or none is left, and as
+/// Returns how many were written. Throws bad_argument if two get one name or none is left, and as
 /// write_safetensors() and CheckpointReader::read() do.
 std::size_t export_checkpoint(const std::filesystem::path& directory, const std::filesystem::path& file,
                               const ExportOptions& options = {});

@@ -1,5 +1,5 @@
-// Tensors that were stored under other names and with other shapes, told by names and shapes alone: what load_checkpoint() and
-// convert_checkpoint() read them as. Pure functions; any thread.
+// Tensors that were stored under other names and with other shapes, recognised by names and shapes alone:
+// load_checkpoint() and convert_checkpoint() read them under today's. Pure functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -12,18 +12,19 @@
 
 namespace weft {
 
-/// What some rows of a stored tensor are. The elements are the same, in the same order.
+/// The meaning of some rows of a stored tensor. The elements are the same, in the same order.
 struct RemappedTensor {
   std::string name;
-  Shape shape;                 ///< (rows, …): the stored extents, but for the first, without trailing ones
+  Shape shape;                 ///< (rows, …): the stored extents, except the first, without trailing ones
   std::int64_t first_row = 0;  ///< of the stored tensor's first dimension
 };
 
-/// What a stored tensor is read as, by its name and shape: one tensor or several, each some of its rows or all. Empty: it stays as
-/// it is.
+/// The tensors that a stored tensor is read as, by its name and shape: one or several, each some of its rows
+/// or all. Empty: it stays as it is.
 using Remap = std::function<std::vector<RemappedTensor>(std::string_view name, const Shape& shape)>;
 
-/// The names and shapes that older programs gave to what this library's modules have (`before`: any prefix up to a dot, or none):
+/// The names and shapes that older programs gave to what this library's modules have (`before`: any prefix up
+/// to a dot, or none):
 ///
 ///   before.to_qkv.weight, .weight_orig  (3 n, dim, 1, 1), [q|k|v] → before.to_q, to_k, to_v with the same ending, (n, dim) each
 ///   before.to_qkv.weight_u              (3 n) → a third each
@@ -32,7 +33,8 @@ using Remap = std::function<std::vector<RemappedTensor>(std::string_view name, c
 ///   before.to_out, .layers.1, .layers.4 with .weight or .weight_orig  (out, in, 1, 1) → the same name, (out, in)
 ///   before.parametrizations.weight.original, .0._u, .0._v → before.weight_orig, weight_u, weight_v, and then as above
 ///
-/// Anything else stays as it is, so that a second time changes nothing. weft/models/remap.hpp does the same with tensors in memory.
+/// Anything else stays as it is, so that a second time changes nothing. weft/models/remap.hpp does the same
+/// with tensors in memory.
 std::vector<RemappedTensor> remap_old_names(std::string_view name, const Shape& shape);
 
 }  // namespace weft

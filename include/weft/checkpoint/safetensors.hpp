@@ -18,7 +18,7 @@
 
 namespace weft {
 
-/// What a file says of one tensor.
+/// The description of one tensor in a file.
 struct SafetensorsInfo {
   DType dtype = DType::f32;
   Shape shape;
@@ -31,7 +31,7 @@ struct SafetensorsInfo {
 /// descriptor.
 class SafetensorsFile {
  public:
-  /// Throws `system` where the file cannot be opened, bad_argument where it is no regular file, `unsupported`
+  /// Throws `system` where the file cannot be opened, bad_argument if it is no regular file, `unsupported`
   /// for a dtype or a number of dimensions that this build lacks, `corrupt` where it is not sound: too short,
   /// a header longer than the file, no JSON object, a name twice, a shape that does not give the bytes its
   /// offsets span, offsets outside of the file, overlapping tensors, bytes that belong to no tensor. The text
@@ -42,7 +42,7 @@ class SafetensorsFile {
   /// All tensors, sorted.
   const std::vector<std::string>& names() const noexcept;
   bool contains(std::string_view name) const;
-  /// Throws bad_argument where there is no such tensor.
+  /// Throws bad_argument if there is no such tensor.
   const SafetensorsInfo& info(std::string_view name) const;
   /// All strings of the file's metadata.
   const std::map<std::string, std::string, std::less<>>& metadata() const noexcept;
@@ -55,7 +55,7 @@ class SafetensorsFile {
   /// the file has become shorter.
   Tensor read(Context& context, std::string_view name, Memory memory = Memory::local) const;
   /// The bytes [offset, offset + out.size()) of the tensor's data, row-major. Throws as `read`, and
-  /// bad_argument where that reaches past its end.
+  /// bad_argument if that reaches past its end.
   void read_bytes(std::string_view name, std::int64_t offset, std::span<std::byte> out) const;
 
  private:

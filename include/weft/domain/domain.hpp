@@ -1,7 +1,8 @@
-// Domain parallel: a model whose maps (batch, channels, height, width) are larger than one rank, cut in space. The split model is the
-// serial model: its outputs, and its gradients but for the order in which ranks' parts of weights' are summed, have the bits that one rank gives. Not
-// always norms over space: the order of their sums of f64 depends on the degree, and may round to the next f32.
-// One thread per rank; passes of a split model are collective among the ranks of the axes.
+// Domain parallel: a model whose maps (batch, channels, height, width) are larger than one rank, cut in
+// space. The split model is the serial model: its outputs and gradients have the bits that one rank gives;
+// only gradients of weights differ, by the order in which the ranks' parts are summed. Not always norms over
+// space: the order of their sums of f64 depends on the degree, and may round to the next f32. One thread per
+// rank; passes of a split model are collective among the ranks of the axes.
 #pragma once
 
 #include <functional>
@@ -22,14 +23,16 @@ using SpaceRuleOf = std::function<SpaceRule(Module& module)>;
 struct DomainOptions {
   /// The dimension of maps that each of the axes cuts; fewer axes than entries: the first ones.
   std::vector<int> dims{2, 3};
-  /// The axes along which ranks have other samples; none where empty. What shard_spatial() makes of a plain tensor is cut along them.
+  /// The axes along which ranks have other samples; none where empty. shard_spatial() cuts a plain tensor
+  /// along them.
   DeviceMesh data{};
   /// For kinds of layers that have no rule of their own, and in place of what they have.
   std::map<std::type_index, SpaceRuleOf> rules{};
 };
 
-/// What apply_domain_parallel() has done, and what the functions below need: which axes cut maps, and how. A value; its copies share the plans of exchanges that
-/// the functions below have made, and belong to the thread of one rank.
+/// The result of apply_domain_parallel(), which the functions below need: which axes cut maps, and how. A
+/// value; its copies share the plans of exchanges that the functions below have made, and belong to the
+/// thread of one rank.
 class DomainManager {
  public:
   DomainManager() = default;
@@ -53,11 +56,13 @@ class DomainManager {
   std::shared_ptr<Plans> plans_;
 };
 
-/// Makes every layer of the tree compute on maps that are cut along `axes`, a sub-mesh of one or two axes: the first cuts the height, the second the
-/// width. Before or after parallelize() on other axes; before materialise(). Sets what the layers' passes do and the layouts of parameters that have an
-/// element for each pixel (SpaceRule::pixelwise), nothing else: types, paths and parameters stay. A
-/// layer's rule is, in this order: that of options.rules for its kind, and no other; its own space_rule(); the passes that weft has for its kind, and no other. A
-/// rule any_part of a module that has children is for its own code between them; they have rules of their own. Layers of weft's have these:
+/// Makes every layer of the tree compute on maps that are cut along `axes`, a sub-mesh of one or two axes:
+/// the first cuts the height, the second the width. Before or after parallelize() on other axes; before
+/// materialise(). Sets what the layers' passes do and the layouts of parameters that have an element for each
+/// pixel (SpaceRule::pixelwise), nothing else: types, paths and parameters stay. A layer's rule is, in this
+/// order: that of options.rules for its kind, and no other; its own space_rule(); the passes that weft has
+/// for its kind, and no other. A rule any_part of a module that has children is for its own code between
+/// them; they have rules of their own. Layers of weft's have these:
 ///
 ///   theirs                  Sequential, SwiGLU, ChannelFeedForward, WeatherStage, TransformerBlock: what they do between their children is local
 ///   on any part as it is    activations, dropout, 1x1 convolutions, ChannelNorm, RMSNorm, LayerNorm and Linear over the last dimension
@@ -66,11 +71,14 @@ class DomainManager {
 ///   cut anew for a while    WindowAttention: whole windows on each rank, near and far ones
 ///   in pieces               Attention (causal) and CrossAttention of sequences that are cut: options.dims {1}. Keys and queries go from rank to rank, in the order of one rank
 ///
-/// Other weights are replicated, and their gradients Partial(sum) on the axes: reduce_gradients(), sync_domain_gradients() or a GradientAverager over these axes sums them (and leaves those that are cut). A loss is to be divided by
-/// a global number.
+/// Other weights are replicated, and their gradients Partial(sum) on the axes: reduce_gradients(),
+/// sync_domain_gradients() or a GradientAverager over these axes sums them (and leaves those that are cut). A
+/// loss is to be divided by a global number.
 ///
-/// On axes of one rank the rules are checked and nothing is set but what get_domain_manager() gives; the model may then be split over other axes. Throws bad_argument, before anything changes, for a layer without a rule, naming it, its kind and what
-/// to do; for one whose rule refuses it; for more axes than options.dims; for a model that has passes of others already.
+/// On axes of one rank the rules are checked and nothing is set but what get_domain_manager() gives; the
+/// model may then be split over other axes. Throws bad_argument, before anything changes, for a layer without
+/// a rule, naming it, its kind and what to do; for one whose rule refuses it; for more axes than
+/// options.dims; for a model that has passes of others already.
 DomainManager apply_domain_parallel(Module& model, const DeviceMesh& axes, const DomainOptions& options = {});
 
 /// The manager of a model, an empty one where apply_domain_parallel() was not called for it.
@@ -78,10 +86,13 @@ DomainManager get_domain_manager(const Module& model);
 /// The model itself: nothing is wrapped around it.
 inline Module& get_raw_model(Module& model) noexcept { return model; }
 
-/// This rank's part of maps of which every rank of the axes has the same: plain ones, (batch, …) of this rank's samples, or with a layout. No communication,
-/// but for plain ones along options.data: its ranks tell each other how many samples they have, as many on each, or one more on the first ones where they do not divide.
-/// Throws bad_argument where a dimension that is cut has fewer elements than ranks: `shard_spatial: x (1, 3, 2, 8) has 2 elements in dimension 2 for y=4; each rank needs at least one`,
-/// and on all ranks of the data where their samples or sizes do not fit: `shard_spatial: x has 1, 3 samples on the ranks of dp=2; expected 2, 2, …`.
+/// This rank's part of maps of which every rank of the axes has the same: plain ones, (batch, …) of this
+/// rank's samples, or with a layout. No communication, except for plain tensors along options.data: its
+/// ranks exchange how many samples they have, as many on each, or one more on the first ones if the samples
+/// do not divide evenly. Throws bad_argument if a dimension that is cut has fewer elements than ranks:
+/// `shard_spatial: x (1, 3, 2, 8) has 2 elements in dimension 2 for y=4; each rank needs at least one`, and
+/// on all ranks of the data where their samples or sizes do not fit: `shard_spatial: x has 1, 3 samples on
+/// the ranks of dp=2; expected 2, 2, …`.
 Tensor shard_spatial(const Tensor& x, const DomainManager& manager);
 /// The whole maps on every rank of the axes, with their layout on other axes. Collective.
 Tensor gather_spatial(const Tensor& y, const DomainManager& manager);
@@ -90,17 +101,21 @@ Tensor gather_spatial(const Tensor& y, const DomainManager& manager);
 struct SpatialPadding {
   std::int64_t top = 0, bottom = 0, left = 0, right = 0;
 };
-/// Takes the padding off again: the maps of `height` x `width` within y, each rank having the rows and columns that it holds of a map of that size. Exact: a
-/// redistribution, never an interpolation. The plan is kept for maps of the same layout. Collective. Throws bad_argument where y is not height + top + bottom by width + left + right.
+/// Takes the padding off again: the maps of `height` x `width` within y, each rank having the rows and
+/// columns that it holds of a map of that size. Exact: a redistribution, never an interpolation. The plan is
+/// kept for maps of the same layout. Collective. Throws bad_argument if y is not height + top + bottom by
+/// width + left + right.
 Tensor unpad_shard_interp(const Tensor& y, const SpatialPadding& padding, const DomainManager& manager,
                           std::int64_t height, std::int64_t width);
-/// Its adjoint, for a gradient of what it gave: 0 where the padding was. `y`: the layout of what it was given. With a manager, that of the call before it, the
-/// plan is the one that was made there. Throws layout where dy is not laid out as what was given: `unpad_shard_interp_adjoint: dy is (…); expected …`.
+/// Its adjoint, for a gradient of what it gave: 0 if the padding was. `y`: the layout of what it was
+/// given. With a manager, that of the call before it, the plan is the one that was made there. Throws layout
+/// if dy is not laid out as what was given: `unpad_shard_interp_adjoint: dy is (…); expected …`.
 Tensor unpad_shard_interp_adjoint(const Tensor& dy, const SpatialPadding& padding, const LayoutRef& y,
                                   const DomainManager& manager = {});
 
-/// reduce_gradients() (weft/dp/reduce_gradients.hpp) of the model's trained parameters over the axes: sums gradients that are Partial there. Collective;
-/// throws as that does, and bad_argument for a parameter without gradient.
+/// reduce_gradients() (weft/dp/reduce_gradients.hpp) of the model's trained parameters over the axes: sums
+/// gradients that are Partial there. Collective; throws as that does, and bad_argument for a parameter
+/// without gradient.
 void sync_domain_gradients(Module& model, const DomainManager& manager);
 
 }  // namespace weft

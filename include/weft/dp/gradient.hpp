@@ -1,5 +1,5 @@
-// A gradient as it lies in anybody's memory. What reduces, sums up or clips gradients takes these, and knows
-// neither modules nor parameters.
+// A gradient as it lies in anybody's memory. Functions that reduce, sum up or clip gradients take these, and
+// know neither modules nor parameters.
 #pragma once
 
 #include <span>
@@ -14,19 +14,21 @@ namespace weft {
 /// Borrowed: the memory, the name and the mesh of the layout live until the call that takes it is over.
 struct Gradient {
   std::string_view name;  ///< for error texts: "layers.0.mlp.up_proj.weight"
-  /// This rank's part: contiguous, f64, f32, bf16 or f16, of layout->local_shape(). On the host; or, where a function is
-  /// given a Compute of a device, there, and what it holds is what that Compute's stream has written.
+  /// This rank's part: contiguous, f64, f32, bf16 or f16, of layout->local_shape(). On the host; or, where a
+  /// function is given a Compute of a device, there, and what it holds is what that Compute's stream has
+  /// written.
   TensorView data;
-  /// What the elements are over the mesh; null: this rank's alone. Functions that reduce a gradient change
-  /// it.
+  /// The layout of the elements over the mesh; null: this rank's alone. Functions that reduce a gradient
+  /// change it.
   LayoutRef layout = nullptr;
 };
 
-/// The shape of this rank's part. Throws bad_argument where `layout` is null.
+/// The shape of this rank's part. Throws bad_argument if `layout` is null.
 const Shape& local_shape_of_gradient(std::string_view name, const LayoutRef& layout);
 
-/// The gradient whose part of this rank begins at `data`: T is double, float, bf16 or f16. Throws bad_argument
-/// where `layout` is null, since nothing says how long it is: write Gradient{"bias", view(vector)}.
+/// The gradient whose part of this rank begins at `data`: T is double, float, bf16 or f16. Throws
+/// bad_argument if `layout` is null, since nothing says how long it is: write Gradient{"bias",
+/// view(vector)}.
 template <class T>
 Gradient make_gradient(std::string_view name, T* data, const LayoutRef& layout) {
   return {name, view(data, local_shape_of_gradient(name, layout)), layout};
@@ -35,7 +37,7 @@ Gradient make_gradient(std::string_view name, T* data, const LayoutRef& layout) 
 /// Throws where a gradient cannot be worked on: bad_argument for a dtype, device or strides that are not as
 /// above, elements without memory (`has no memory`), memory not aligned for the dtype, negative extents,
 /// and two gradients that overlap (a tied weight is given once);
-/// layout where its shape is not layout->local_shape(): `grad_norm: the gradient of "w" is (3, 4);
+/// layout if its shape is not layout->local_shape(): `grad_norm: the gradient of "w" is (3, 4);
 /// (7, 4) as [dp: Shard(0)] is (4, 4) on this rank`. `what` names the caller; `compute`
 /// is whose device they must be on, null: the host.
 void check_gradients(std::string_view what, std::span<const Gradient> gradients,

@@ -1,5 +1,5 @@
-// What dp computes on a device: a few functions, given by whoever brings the device. Copies and fills are the device's own
-// (weft/host/device_runtime.hpp), sums over ranks a group's.
+// The functions that dp computes on a device; the code that provides the device provides them. Copies and
+// fills are the device's own (weft/host/device_runtime.hpp), sums over ranks a group's.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,8 @@ namespace weft {
 class Compute;
 class Context;
 
-/// A part of a gradient: `count` elements of f64, f32, bf16 or f16, one after the other, at most kGradientPart of them.
+/// A part of a gradient: `count` elements of f64, f32, bf16 or f16, one after the other, at most
+/// kGradientPart of them.
 struct GradientPart {
   std::byte* data;  ///< memory of the device
   std::int64_t count;
@@ -29,25 +30,27 @@ struct PowerSum {
   double scale = 1, sum = 0;
 };
 
-/// They read `parts` before they return. The CPU has done the work then; another device does it on compute->stream(),
-/// after what the stream was given before. On the CPU `compute` may be null: then the calling thread does it alone.
+/// They read `parts` before they return. The CPU has done the work then; another device does it on
+/// compute->stream(), after what the stream was given before. On the CPU `compute` may be null: then the
+/// calling thread does it alone.
 struct GradientKernels {
-  /// sums[i]: of the elements of parts[i], in memory of the device. p >= 1, or infinity. Summed in f64, always in the
-  /// same order. For p up to 4, {1, the sum of |x|^p} where that lies between 2^-500 and 2^900. Else scale is the
-  /// largest |x|, NaN where an element is NaN, and sum that of (|x| / scale)^p; of infinity as p, and where scale is not
-  /// finite, 1; {0, 0} where all elements are 0.
+  /// sums[i]: of the elements of parts[i], in memory of the device. p >= 1, or infinity. Summed in f64,
+  /// always in the same order. For p up to 4, {1, the sum of |x|^p} where that lies between 2^-500 and 2^900.
+  /// Else scale is the largest |x|, NaN where an element is NaN, and sum that of (|x| / scale)^p; of infinity
+  /// as p, and where scale is not finite, 1; {0, 0} where all elements are 0.
   void (*power_sums)(Compute* compute, std::span<const GradientPart> parts, double p, PowerSum* sums);
   /// Every element times `factor`, in f64, rounded once to f32 (f64 stays) and then to what it is.
   void (*scale)(Compute* compute, std::span<const GradientPart> parts, double factor);
-  /// to[i] = from[i], rounded to the nearest bf16, and back. from, to: (count), contiguous, apart, memory of the device.
+  /// to[i] = from[i], rounded to the nearest bf16, and back. from, to: (count), contiguous, apart, memory of
+  /// the device.
   void (*narrow)(Compute* compute, const float* from, bf16* to, std::int64_t count);
   void (*widen)(Compute* compute, const bf16* from, float* to, std::int64_t count);
 };
 
-/// Those of the CPU.
+/// The functions of the CPU.
 const GradientKernels& cpu_gradient_kernels() noexcept;
-/// Gives a Context those of a device that it has (Context::add_device); the table outlives it. Throws bad_argument where
-/// there are some already, and where a function is null, naming it. Thread-safe.
+/// Gives a Context those of a device that it has (Context::add_device); the table outlives it. Throws
+/// bad_argument if there are some already, and where a function is null, naming it. Thread-safe.
 void add_gradient_kernels(Context& context, Device device, const GradientKernels& kernels);
 
 }  // namespace weft

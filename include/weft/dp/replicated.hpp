@@ -1,4 +1,5 @@
-// Names under which other libraries' users look for reduce_gradients(). Errors name the function that was called.
+// Names under which other libraries' users look for reduce_gradients(). Errors name the function that was
+// called.
 #pragma once
 
 #include <optional>
@@ -15,12 +16,13 @@ struct SyncOptions {
   Compute* compute = nullptr;
 };
 
-/// reduce_gradients() without data axes: for gradients of weights that every rank of `axes` holds. Collective.
+/// reduce_gradients() without data axes: for gradients of weights that every rank of `axes` holds.
+/// Collective.
 void sync_replicated_gradients(std::span<Gradient> gradients, const DeviceMesh& axes,
                                const SyncOptions& options = {});
 
-/// reduce_gradients() whose data axes are all of `axes`: for gradients of ranks that saw different data. Throws layout for
-/// one that is Replicate there. Collective. `compute`: as in ReduceOptions.
+/// reduce_gradients() whose data axes are all of `axes`: for gradients of ranks that saw different data.
+/// Throws layout for one that is Replicate there. Collective. `compute`: as in ReduceOptions.
 void average_gradients(std::span<Gradient> gradients, const DeviceMesh& axes, Compute* compute = nullptr);
 
 }  // namespace weft

@@ -20,15 +20,15 @@ namespace weft {
 /// population, and orders that nobody tells from equally likely ones.
 class Sampler {
  public:
-  /// `axis`: the data axis. Throws bad_argument where it is empty, a size is not positive, or where the batch has fewer
-  /// samples than the axis ranks: `sampler: a global batch of 3 leaves some of 4 data ranks without
+  /// `axis`: the data axis. Throws bad_argument if it is empty, a size is not positive, or where the batch
+  /// has fewer samples than the axis ranks: `sampler: a global batch of 3 leaves some of 4 data ranks without
   /// a sample`.
   Sampler(const DeviceMesh& axis, std::int64_t population, std::int64_t global_batch, std::uint64_t seed);
   /// Without a mesh, as part `index` of `parts`.
   Sampler(int parts, int index, std::int64_t population, std::int64_t global_batch, std::uint64_t seed);
 
-  /// The sample numbers of a step's whole batch; of this rank's part of it. Throw bad_argument for a step below
-  /// 0, or one whose last sample would be beyond the 2^63rd of the walk.
+  /// The sample numbers of a step's whole batch; of this rank's part of it. Throw bad_argument for a step
+  /// below 0, or one whose last sample would be beyond the 2^63rd of the walk.
   std::vector<std::int64_t> global_batch(std::int64_t step) const;
   std::vector<std::int64_t> local_batch(std::int64_t step) const;
   /// Where this rank's part lies in the global batch.

@@ -6,20 +6,19 @@
 
 namespace weft {
 
-/// For each i: least[i] becomes the least of values[i] of all ranks, and where[i] the index that came with it.
-/// All ranks get the same. `values` and `least` are of one dtype, f64, f32, i64 or i32; `indices` and `where`
-/// are i64, any numbers: a rank's offset, or its own number. All four have the same count, equal on all
-/// ranks. In place where `least` is `values`, or `where` is `indices`; outputs may overlap inputs in any way,
-/// but not each other.
+/// For each i: least[i] becomes the least of values[i] of all ranks, and where[i] the index that came with
+/// it. All ranks get the same. `values` and `least` are of one dtype, f64, f32, i64 or i32; `indices` and
+/// `where` are i64, any numbers: a rank's offset, or its own number. All four have the same count, equal on
+/// all ranks. In place where `least` is `values`, or `where` is `indices`; outputs may overlap inputs in any
+/// way, but not each other.
 ///
-/// Of equal values the one of the lowest index is taken. Values are ordered as by ReduceOp::min: -0 before
-/// +0, and a NaN before all others; then least[i] is the one quiet NaN, and where[i] the lowest index of a
-/// NaN.
+/// If values are equal, the lowest index wins. Values are ordered as by ReduceOp::min: -0 before +0, and a
+/// NaN before all others; then least[i] is the one quiet NaN, and where[i] the lowest index of a NaN.
 ///
-/// Waits until it is done: one all_reduce of 16 bytes for each element, by a function of weft's own, and a pass
-/// over the buffers before and after it. That is what errors of the call name, as `all_reduce c128 … user
-/// "min_loc of f32"`. On the host only. Of `options` the deadline counts. Throws bad_argument and unsupported
-/// before anything is sent.
+/// Waits until it is done: one all_reduce of 16 bytes for each element, by a function of weft's own, and a
+/// pass over the buffers before and after it. That is what errors of the call name, as
+/// `all_reduce c128 … user "min_loc of f32"`. On the host only. Only the deadline of `options` is used.
+/// Throws bad_argument and unsupported before anything is sent.
 void min_loc(ProcessGroup& group, const ConstBuffer& values, const ConstBuffer& indices, const Buffer& least,
              const Buffer& where, const CallOptions& options = {});
 /// In place.

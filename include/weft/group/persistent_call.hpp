@@ -12,12 +12,12 @@ namespace detail {
 struct PreparedCall;
 }
 
-/// What MPI calls a persistent operation: made by ProcessGroup::make() or by one of the functions beside it.
-/// Move-only. Making one is local: arguments are checked there, with the texts of the plain call, and nothing
-/// is sent. Each start() is then a call of the group like any other: it is numbered, compared with what the
-/// other ranks call, traced and timed, and a plain all_reduce of one rank may meet one that another rank has
-/// started. It costs less than a plain call, for nothing is checked again, and it does not allocate (but for a
-/// recv from any_source).
+/// A persistent operation, as MPI calls it: made by ProcessGroup::make() or by one of the functions beside
+/// it. Move-only. Making one is local: arguments are checked there, with the texts of the plain call, and
+/// nothing is sent. Each start() is then a call of the group like any other: it is numbered, compared with
+/// what the other ranks call, traced and timed, and a plain all_reduce of one rank may meet one that another
+/// rank has started. A start costs less than a plain call, because nothing is checked again, and it does not
+/// allocate (except for a recv from any_source).
 ///
 /// The buffers stay the caller's, at the same addresses: they, and the function of ReduceOp::user, live until
 /// the PersistentCall is destroyed and its last Work is done. Lists of blocks are copied. It may be destroyed
@@ -29,13 +29,14 @@ class PersistentCall {
   PersistentCall& operator=(PersistentCall&&) noexcept = default;
   ~PersistentCall() = default;
 
-  /// Begins the call, with the contents that its buffers have now. Collective where the call is: all ranks start
-  /// or call the same, in the same order. The deadline of the options counts from here. One thread at a time.
+  /// Begins the call, with the contents that its buffers have now. Collective where the call is: all ranks
+  /// start or call the same, in the same order. The deadline of the options counts from here. One thread at a
+  /// time.
   ///
   /// Throws bad_argument, and nothing is sent, where the Work of the last start() is not done yet: of several
-  /// calls in flight each needs buffers, and a PersistentCall, of its own; where the group's handle was destroyed
-  /// or has left the group; and where this is empty (made by default, moved from). Throws the group's first cause
-  /// once it has failed.
+  /// calls in flight each needs buffers, and a PersistentCall, of its own; where the group's handle was
+  /// destroyed or has left the group; and where this is empty (made by default, moved from). Throws the
+  /// group's first cause once it has failed.
   Work start();
   /// Which operation; Op::none: empty.
   Op op() const noexcept;

@@ -14,11 +14,12 @@ namespace detail {
 struct PreparedExchange;
 }
 
-/// What MPI calls a persistent neighbourhood collective (MPI_Neighbor_alltoallw_init of MPI 4): made by
-/// ProcessGroup::make_exchange(). Move-only. Making one is local: the plan is checked and worked out, and nothing is sent.
-/// Each start() is then a call of the group like any other: it is numbered, traced and timed, has the group's deadline, and
-/// ends in a Work. Only the ranks that a plan names take part. Two neighbours start the exchanges between them in the same
-/// order; what they mean by each is compared in every start, and a difference is a `mismatch` that names both ranks.
+/// A persistent neighbourhood collective, as MPI calls it (MPI_Neighbor_alltoallw_init of MPI 4): made by
+/// ProcessGroup::make_exchange(). Move-only. Making one is local: the plan is checked and worked out, and
+/// nothing is sent. Each start() is then a call of the group like any other: it is numbered, traced and
+/// timed, has the group's deadline, and ends in a Work. Only the ranks that a plan names take part. Two
+/// neighbours start the exchanges between them in the same order; what they mean by each is compared in every
+/// start, and a difference is a `mismatch` that names both ranks.
 ///
 /// Several starts may be in flight, of different memory. It may be destroyed while one is in flight.
 class PersistentExchange {
@@ -28,13 +29,15 @@ class PersistentExchange {
   PersistentExchange& operator=(PersistentExchange&&) noexcept = default;
   ~PersistentExchange() = default;
 
-  /// Begins the exchange of these fields, one for each of the plan's. Their memory is that of the device of the group's
-  /// transport (host memory but over nccl), is not written by others, and lives until the Work is done. When it returns,
-  /// what this rank sends to itself has been copied (kind copy). Of the options `deadline` and `stream` count.
+  /// Begins the exchange of these fields, one for each of the plan's. Their memory is that of the device of
+  /// the group's transport (host memory but over nccl), is not written by others, and lives until the Work is
+  /// done. When it returns, what this rank sends to itself has been copied (kind copy). Only the options
+  /// `deadline` and `stream` are used.
   ///
-  /// Throws bad_argument, and nothing is sent, where the number of fields is not the plan's, a field has no memory, or memory
-  /// that is written is written twice or sent, too; where the group's handle was destroyed or has left the group; and where
-  /// this is empty. Throws the group's first cause once it has failed. One thread at a time.
+  /// Throws bad_argument, and nothing is sent, where the number of fields is not the plan's, a field has no
+  /// memory, or memory that is written is written twice or sent, too; where the group's handle was destroyed
+  /// or has left the group; and where this is empty. Throws the group's first cause once it has failed. One
+  /// thread at a time.
   Work start(std::span<const ExchangeField> fields, const CallOptions& options = {});
   explicit operator bool() const noexcept { return prepared_ != nullptr; }
 

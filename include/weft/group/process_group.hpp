@@ -1,4 +1,4 @@
-// What users call: a group of ranks and the operations they perform together.
+// The interface for users: a group of ranks and the operations that they perform together.
 #pragma once
 
 #include <initializer_list>
@@ -26,7 +26,8 @@ class UserNumbers;
 /// communication overlaps computation.
 enum class Progress : std::uint8_t { caller, thread };
 
-/// The members of a group and how it behaves. All ranks give the same values, except `rank` and `process_rank`.
+/// The members of a group and how it behaves. All ranks give the same values, except `rank` and
+/// `process_rank`.
 struct Membership {
   std::shared_ptr<Store> store;
   int rank = 0;
@@ -42,7 +43,7 @@ struct Membership {
   /// throws bad_argument naming both processes where another live process has claimed it, or where the store
   /// is another job's. `context` keeps the server that rank 0 starts; a second call gives the same store.
   /// `deadline` is the Membership's, too. Throws bad_argument naming the variable that is wrong, and timeout
-  /// where rank 0 does not come.
+  /// if rank 0 does not come.
   static Membership from_env(Context& context, Duration deadline = std::chrono::minutes(5));
 };
 
@@ -52,23 +53,26 @@ struct Membership {
 /// peers that still wait for this rank get peer_lost. leave() also compares what the ranks have called last.
 ///
 /// Every function throws bad_argument before anything is sent where an argument is wrong; the text names it.
-/// Buffers are made from vectors, arrays and other contiguous ranges, variables, views, Tensors or (pointer, count, dtype,
-/// device); see weft/base/buffer.hpp. A view must be contiguous; all buffers of a call are of one dtype, in memory that the backend moves. An empty handle
-/// (made by default, moved from, or of a rank outside of a split) throws bad_argument whatever is asked of it.
+/// Buffers are made from vectors, arrays and other contiguous ranges, variables, views, Tensors or (pointer,
+/// count, dtype, device); see weft/base/buffer.hpp. A view must be contiguous; all buffers of a call are of
+/// one dtype, in memory that the backend moves. An empty handle (made by default, moved from, or of a rank
+/// outside of a split) throws bad_argument whatever is asked of it.
 ///
-/// In place: all_reduce, scan, exscan, reduce, broadcast: `in` and `out` the same view, or one argument, `x`; all_gather(_v), gather at the root:
-/// `in` is block rank() of `out`; reduce_scatter(_v), scatter at the root: `out` is block rank() of `in`. Any
-/// other overlap is bad_argument.
+/// In place: all_reduce, scan, exscan, reduce, broadcast: `in` and `out` the same view, or one argument, `x`;
+/// all_gather(_v), gather at the root: `in` is block rank() of `out`; reduce_scatter(_v), scatter at the
+/// root: `out` is block rank() of `in`. Any other overlap is bad_argument.
 ///
-/// What the transport lacks is composed from what it has, with the same results; what cannot be done is
-/// `unsupported` (docs/support.md).
+/// Operations that the transport lacks are composed from others, with the same results; an operation that
+/// cannot be composed is `unsupported` (docs/support.md).
 class ProcessGroup {
  public:
   ProcessGroup() = default;
   /// Collective over the ranks of `m`. `backend`: "shm" (built in), "gloo", "mpi-openmpi", "mpi-mpich",
-  /// "nccl" or another plug-in's name (weft/backends/plugin.hpp), or "auto": what WEFT_BACKEND (weft run --backend) says; else shm if all
-  /// ranks share this host, else the MPI under whose mpirun the program runs, else gloo. Where another name is given than WEFT_BACKEND has, rank 0 logs
-  /// a warning. Throws timeout naming the ranks that did not come; unsupported where the backend cannot be loaded, with the reason.
+  /// "nccl" or another plug-in's name (weft/backends/plugin.hpp), or "auto": what WEFT_BACKEND (weft run
+  /// --backend) says; else shm if all ranks share this host, else the MPI under whose mpirun the program
+  /// runs, else gloo. If another name is given than WEFT_BACKEND has, rank 0 logs a warning. Throws
+  /// timeout naming the ranks that did not come; unsupported if the backend cannot be loaded, with the
+  /// reason.
   static ProcessGroup create(Context& context, std::string_view backend, const Membership& m);
   /// The same over a transport of the caller's own (weft/backends/backend.hpp).
   static ProcessGroup create(Context& context, const BackendFactory& factory, const Membership& m);
@@ -88,7 +92,7 @@ class ProcessGroup {
   const std::string& name() const;
   Context& context() const;
   std::string_view backend() const;
-  /// What the transport does itself, and what it guarantees.
+  /// The operations that the transport performs itself, and its guarantees.
   const Traits& traits() const;
   explicit operator bool() const noexcept { return state_ != nullptr; }
 
@@ -109,17 +113,17 @@ class ProcessGroup {
     return submit(call::reduce(x, root, options));
   }
   /// out[i] = combination over ranks 0 … rank() of in[i]. Counts equal on all ranks. The result is what an
-  /// all_reduce would give in a group of these ranks alone: avg divides by how many they are, and in canonical
-  /// order the last rank has the bits of all_reduce. The ranks share the work, but together they combine
-  /// size() / 2 times as much as in an all_reduce.
+  /// all_reduce would give in a group of these ranks alone: avg divides by how many they are, and in
+  /// canonical order the last rank has the bits of all_reduce. The ranks share the work, but together they
+  /// combine size() / 2 times as much as in an all_reduce.
   Work scan(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
     return submit(call::scan(in, out, options));
   }
   Work scan(const Buffer& x, const CallOptions& options = {}) { return submit(call::scan(x, options)); }
   /// The same over ranks 0 … rank() - 1. `out` of rank 0 becomes the identity of the reduction: 0 of sum,
   /// premul_sum, bit_or, bit_xor, logical_or and logical_xor; 1 of prod and logical_and; all bits of bit_and;
-  /// the largest value of min and the least of max (of floats the infinities; of bool true and false). avg and
-  /// a user's function have none: there `out` of rank 0 stays as it is.
+  /// the largest value of min and the least of max (of floats the infinities; of bool true and false). avg
+  /// and a user's function have none: there `out` of rank 0 stays as it is.
   Work exscan(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
     return submit(call::exscan(in, out, options));
   }
@@ -179,43 +183,45 @@ class ProcessGroup {
   /// From rank `src`. A message of another dtype or count is a mismatch.
   ///
   /// `any_source`: the next message of this tag, whichever rank sent it; Work::source() says which. (A tag is
-  /// always given: there is no receive of any tag.) Of the receives that a message fits, whether they name its
-  /// source or not, the one that was posted first takes it; and a receive takes the message that came first of
-  /// those that fit it. So the messages of one source and tag are taken in the order in which they were sent, and
-  /// no source waits behind later messages of another. It fails when any rank dies, as every call does, and when
-  /// all other ranks have left the group. Over nccl it is `unsupported`.
+  /// always given: there is no receive of any tag.) If a message fits several receives, whether they name
+  /// its source or not, the one that was posted first takes it. If several messages fit a receive, it takes
+  /// the one that arrived first. So the messages of one source and tag are taken in the order in which they
+  /// were sent, and no source waits behind later messages of another. It fails when any rank dies, as every
+  /// call does, and when all other ranks have left the group. Over nccl it is `unsupported`.
   Work recv(const Buffer& out, int src, const CallOptions& options = {}) {
     return submit(call::recv(out, src, options));
   }
 
-  /// The message that a recv of this source (or any_source) and tag would take now: its source, dtype and count,
-  /// whatever its size; nothing if none has come. The message stays: until another thread receives, a recv of its
-  /// source and tag takes it. So a program can allocate for messages whose size it does not know. Never waits, but takes the
-  /// next steps of all calls in flight, and throws this group's first cause once it has failed, as when a rank dies. That a rank has
-  /// left is no failure here: of it nothing comes any more (wait_message() tells it). From any thread. The deadline does not count.
+  /// The message that a recv of this source (or any_source) and tag would take now: its source, dtype and
+  /// count, whatever its size; nothing if none has come. The message stays: until another thread receives, a
+  /// recv of its source and tag takes it. So a program can allocate for messages whose size it does not know.
+  /// Never waits, but takes the next steps of all calls in flight, and throws this group's first cause once
+  /// it has failed, as when a rank dies. That a rank has left is no failure here: of it nothing comes any
+  /// more (wait_message() tells it). From any thread. The deadline does not count.
   std::optional<MessageInfo> probe(int src, const CallOptions& options = {});
-  /// The same, but waits until there is one; after the deadline, timeout. It is a call: the deadline fails the
-  /// group.
+  /// The same, but waits until there is one; after the deadline, timeout. It is a call: the deadline fails
+  /// the group.
   MessageInfo wait_message(int src, const CallOptions& options = {});
 
-  /// A send to `dst` and a receive from `src` at once, with the same tag, so that rings cannot deadlock. `in` and `out` may not overlap.
+  /// A send to `dst` and a receive from `src` at once, with the same tag, so that rings cannot deadlock. `in`
+  /// and `out` may not overlap.
   Work send_recv(const ConstBuffer& in, int dst, const Buffer& out, int src,
                  const CallOptions& options = {}) {
     return coalesced({call::send(in, dst, options), call::recv(out, src, options)});
   }
   /// Several calls as one: begun together, done when all of them are. The order of the collectives among them
-  /// must be the same on all ranks. A wrong argument in any of them throws before the first is sent; so does memory that
-  /// one of them writes and another one writes or reads (of calls with blocks, the blocks count). At most
-  /// 64 are in flight at once; the rest begin as earlier ones end. Where one cannot be sent after others were
-  /// sent, the group fails.
+  /// must be the same on all ranks. A wrong argument in any of them throws before the first is sent; so does
+  /// memory that one of them writes and another one writes or reads (of calls with blocks, the blocks count).
+  /// At most 64 are in flight at once; the rest begin as earlier ones end. If one cannot be sent after
+  /// others were sent, the group fails.
   Work coalesced(std::span<const Call> calls);
   Work coalesced(std::initializer_list<Call> calls);
   /// One call made by a function of namespace `call`.
   Work submit(const Call& call);
 
-  /// The same call, to be started often: checks it, and sends nothing. Each PersistentCall::start() then does what
-  /// submit() does, for less (weft/group/persistent_call.hpp). Throws what submit() throws of wrong arguments;
-  /// bad_argument for wait_message. Local; from any thread.
+  /// The same call, to be started often: checks it, and sends nothing. Each PersistentCall::start() then does
+  /// what submit() does, for less (weft/group/persistent_call.hpp). Throws what submit() throws of wrong
+  /// arguments; bad_argument for wait_message. Local; from any thread.
   PersistentCall make(const Call& call);
   /// For each operation make() of what the method of that name submits, with the same arguments.
   PersistentCall make_all_reduce(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
@@ -288,9 +294,10 @@ class ProcessGroup {
     return make(call::recv(out, src, options));
   }
 
-  /// An exchange between neighbours, to be started often (weft/group/persistent_exchange.hpp): for each rank that this one
-  /// exchanges with, the boxes of elements to send and to receive. Works the plan out, and sends nothing. Local. Throws
-  /// bad_argument naming the part of the plan that is wrong; unsupported for sums over a transport of a device.
+  /// An exchange between neighbours, to be started often (weft/group/persistent_exchange.hpp): for each rank
+  /// that this one exchanges with, the boxes of elements to send and to receive. Works the plan out, and
+  /// sends nothing. Local. Throws bad_argument naming the part of the plan that is wrong; unsupported for
+  /// sums over a transport of a device.
   PersistentExchange make_exchange(const ExchangePlan& plan);
   /// The same once, for a plan that changes with each call: what make_exchange() and one start() do.
   Work exchange(const ExchangePlan& plan, std::span<const ExchangeField> fields,
@@ -298,7 +305,7 @@ class ProcessGroup {
 
   /// A group of `ranks` (this group's numbering, in the order of their new ranks), which must hold this rank.
   /// Collective among its members only; others never block and need not call. Error::ranks() of its errors
-  /// are ranks of this group. Where this group fails meanwhile, or a member has left it, it throws this
+  /// are ranks of this group. If this group fails meanwhile, or a member has left it, it throws this
   /// group's first cause.
   ProcessGroup subgroup(std::string_view name, std::span<const int> ranks);
 
@@ -316,14 +323,14 @@ class ProcessGroup {
   /// survivors call it, and agree through the Store on who takes part. Ranks that the transport knows to be
   /// dead or gone are left out at once; others are waited for, `limit` (zero: the group's deadline), and then
   /// left out, too. On a rank that comes later, because it was stopped or busy, it throws peer_lost naming
-  /// that rank, which is in no group. Where a rank dies while the group is made, the others agree again, so it
-  /// may take `limit` twice for each rank that is lost meanwhile. If any rank is left out, this group fails on
-  /// all ranks, if it had not failed before.
+  /// that rank, which is in no group. If a rank dies while the group is made, the others agree again, so
+  /// it may take `limit` twice for each rank that is lost meanwhile. If any rank is left out, this group
+  /// fails on all ranks, if it had not failed before.
   ///
   /// Buffers of failed calls are still this group's: see quiesce(). It may be destroyed afterwards, and both
   /// may be shrunk again.
   ///
-  /// Throws peer_lost where the Store is lost, too: the process that served it has ended, and the survivors
+  /// Throws peer_lost if the Store is lost, too: the process that served it has ended, and the survivors
   /// cannot agree without it. `unsupported` or `system` where this rank cannot make the group: then the
   /// others make it without this rank.
   ProcessGroup shrink(Duration limit = {});
@@ -331,38 +338,39 @@ class ProcessGroup {
   /// duplicate() or shrink(). Empty: of none.
   std::span<const int> parent_ranks() const;
 
-  /// Leaves the group together with its other ranks: all ranks call it, as their last call of the group. It waits for them, and compares
-  /// what they have called, also in broadcasts and scatters, whose roots wait for nobody. Throws `mismatch` on every rank where calls
-  /// differ or a rank has left one out. (The destructor compares without waiting, and logs a warning.) The handle is
-  /// empty afterwards; where this throws it is as it was, and the group has failed. `deadline` zero: the group's. Over nccl, and where
-  /// the comparison is switched off, it only waits.
+  /// Leaves the group together with its other ranks: all ranks call it, as their last call of the group. It
+  /// waits for them, and compares what they have called, also in broadcasts and scatters, whose roots wait
+  /// for nobody. Throws `mismatch` on every rank where calls differ or a rank has left one out. (The
+  /// destructor compares without waiting, and logs a warning.) The handle is empty afterwards; where this
+  /// throws it is as it was, and the group has failed. `deadline` zero: the group's. Over nccl, and where the
+  /// comparison is switched off, it only waits.
   void leave(Duration deadline = {});
 
-  /// Fails every pending and later call of every rank with `aborted` and this text, but for one whose peers have
-  /// done their part already: it may end well, and the next one fails. Does not block.
+  /// Fails every pending and later call of every rank with `aborted` and this text. A call whose peers have
+  /// done their part already may succeed; the next one fails. Does not block.
   void abort(std::string_view why);
   /// After a failure: true once nobody can touch the buffers of failed calls any more; see Error::quiesced().
-  /// Waits up to `limit` for ranks that access them. Where such a rank is stopped, the whole allocations of
+  /// Waits up to `limit` for ranks that access them. If such a rank is stopped, the whole allocations of
   /// Memory::shared that these buffers lie in get other pages: addresses and contents stay, what the stopped
   /// rank writes later is lost. Meanwhile no other thread may write anywhere in these allocations;
   /// calls of other groups may be made. False, then and until that has changed, where
-  ///   - a call of another group that uses these allocations, or an exchange of a window or halo of any group, is in flight: finish it
-  ///     and ask again;
+  ///   - a call of another group that uses these allocations, or an exchange of a window or halo of any
+  ///     group, is in flight: finish it and ask again;
   ///   - a driver holds their pages (weft/host/pin.hpp), or the kernel counts pinned pages of this process;
   ///   - the rank that is stopped is a thread of this process, or writes through the kernel.
   /// From any thread.
   bool quiesce(Duration limit);
 
   /// The last 1024 calls of this rank, as JSON: op, dtype, count, call, posted and finished in ns, state, and
-  /// the failure, if any (docs/traces.md). Any thread, at any time. Where WEFT_TRACE names a folder it is
+  /// the failure, if any (docs/traces.md). Any thread, at any time. If WEFT_TRACE names a folder it is
   /// written there when the group fails, before the first Error is thrown, and at every SIGUSR2.
   std::string trace_json() const;
   /// The same for chrome://tracing and Perfetto.
   std::string trace_chrome() const;
 
-  // For weft's own layers, which exchange data by other ways, too: numbers and what they keep with the group; whether this rank knows
-  // that the group has failed; and the way to fail it for all ranks, as a call of this group would; and the group itself, which stays where
-  // it is when the handle moves.
+  // For weft's own layers, which exchange data by other ways, too: numbers and what they keep with the group;
+  // whether this rank knows that the group has failed; and the way to fail it for all ranks, as a call of
+  // this group would; and the group itself, which stays where it is when the handle moves.
   const std::shared_ptr<UserNumbers>& users() const;
   GroupState& state() const;
   bool failed() const noexcept;

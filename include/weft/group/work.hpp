@@ -20,7 +20,7 @@ class Work;
 
 namespace detail {
 
-/// What Work::then() was given.
+/// The callbacks that Work::then() got.
 class WorkCallback {
  public:
   virtual ~WorkCallback() = default;
@@ -36,7 +36,7 @@ class WorkCallbackOf final : public WorkCallback {
   F f_;
 };
 class WorkCallbacks;
-/// Of coalesced calls those after the first, in order; `next`: the first of them that nobody has waited for.
+/// Coalesced calls after the first, in order; `next`: the first of them that nobody has waited for.
 struct FurtherCalls {
   struct Ticket {
     std::uint32_t slot, ticket;
@@ -63,10 +63,10 @@ void wait_all(std::span<Work* const> works);
 ///
 /// Dropping an unfinished Work aborts its group and quiesces (up to 2 s, once a group): never do it on
 /// purpose. A Work whose Error was thrown is invalid. The Work of coalesced calls is done when all are, and
-/// fails with the first that fails. An invalid Work counts as done: done(), wait() and wait_for() return at once,
-/// without an Error, so a second wait() tells nothing. They may be called from any thread, one at a time per Work;
-/// each makes progress on all calls in flight of this rank, in all its groups, so that waiting in different orders
-/// on different ranks cannot deadlock.
+/// fails with the first that fails. An invalid Work counts as done: done(), wait() and wait_for() return at
+/// once, without an Error, so a second wait() tells nothing. They may be called from any thread, one at a
+/// time per Work; each makes progress on all calls in flight of this rank, in all its groups, so that waiting
+/// in different orders on different ranks cannot deadlock.
 class [[nodiscard]] Work {
  public:
   Work() = default;
@@ -83,19 +83,19 @@ class [[nodiscard]] Work {
     if (group_ != nullptr || callbacks_ != nullptr) drop();
   }
 
-  /// Takes the next possible steps; never blocks. True: finished. Throws the call's Error where it failed.
+  /// Takes the next possible steps; never blocks. True: finished. Throws the call's Error if it failed.
   bool done();
   /// Makes progress until it is done. Throws the call's Error; after the deadline, timeout.
   void wait();
   /// Like wait(), but returns false after `limit`, the call still pending.
   bool wait_for(Duration limit);
-  /// Makes `stream` wait for it; Stream{}: the default one of the group's device. Stream backends do not block
-  /// the host and leave the Work pending: wait() or done() still tell how it ended. With others the host waits
-  /// here.
+  /// Makes `stream` wait for it; Stream{}: the default one of the group's device. Stream backends do not
+  /// block the host and leave the Work pending: wait() or done() still tell how it ended. With others the
+  /// host waits here.
   void wait_on(Stream stream);
   /// f is called exactly once, when the call has ended (of coalesced calls: when all have): `f(nullptr)`, or
   /// `f(&error)` where it failed, which includes that this Work was dropped. Several are called in the order
-  /// in which they were given. Where the call has ended already, or this Work is invalid, f is called at
+  /// in which they were given. If the call has ended already, or this Work is invalid, f is called at
   /// once, here.
   ///
   /// It runs in the thread that made the last step: one that waits or asks done(), for whatever call of this
@@ -104,9 +104,9 @@ class [[nodiscard]] Work {
   /// (bad_argument), nor destroy the group. wait(), and done() or wait_for() that says true, return after f
   /// has returned, so f may refer to what lives as long as the Work.
   ///
-  /// What f throws is thrown by wait(), done() or wait_for() of this Work once the call has ended well; where
-  /// the call failed or the Work is dropped it is logged as a warning. Where f is called at once it is thrown
-  /// here.
+  /// If f throws and the call succeeded, wait(), done() or wait_for() of this Work throws the exception; if
+  /// the call failed or the Work was dropped, the exception is logged as a warning. If f is called at once
+  /// it is thrown here.
   template <std::invocable<const Error*> F>
   void then(F f) & {
     add(std::make_unique<detail::WorkCallbackOf<F>>(std::move(f)));
@@ -117,11 +117,12 @@ class [[nodiscard]] Work {
     then(std::move(f));
     return std::move(*this);
   }
-  /// Of a recv: the rank that sent its message. Of a recv from any_source it is known once the call is done, and
-  /// stays known after wait(). Throws bad_argument where it is not known: the call is pending or has failed, this
-  /// is the Work of another call, or of several.
+  /// The rank that sent the message of a recv. For a recv from any_source it is known once the call is done,
+  /// and stays known after wait(). Throws bad_argument if it is not known: the call is pending or has
+  /// failed, this is the Work of another call, or of several.
   int source() const;
-  /// Of coalesced calls: the same of each recv from any_source among them, in the order of the calls.
+  /// The same for coalesced calls: the source of each recv from any_source among them, in the order of the
+  /// calls.
   std::vector<int> sources() const;
   /// False: default-made, moved from, or already waited for.
   bool valid() const noexcept {
@@ -130,8 +131,8 @@ class [[nodiscard]] Work {
 
  private:
   friend class GroupState;
-  // What source_now() says where it is no rank: nothing; see sources(); the same, and callbacks_ is kept for them
-  // alone.
+  // Values of source_now() that are no rank: nothing; see sources(); the same, and callbacks_ is kept for
+  // them alone.
   static constexpr std::uint32_t kNoSource = 0xffffff, kSeveral = 0xfffffe, kAllEnded = 0xfffffd;
   Work(GroupState* group, std::uint32_t slot, std::uint32_t ticket) noexcept
       : group_(group), place_(kNoSource << 8 | slot), ticket_(ticket) {}
@@ -169,7 +170,7 @@ class [[nodiscard]] Work {
   detail::WorkCallbacks* callbacks_ = nullptr;
 };
 
-/// Waits for all of them, of one group or of several, in any order. Where some fail it throws the Error of
+/// Waits for all of them, of one group or of several, in any order. If some fail it throws the Error of
 /// the first in the list that did, after all have ended: none is pending or valid afterwards. The Works have
 /// names: in `wait_all(g.all_reduce(a), g.all_reduce(b))`, which does not compile, ranks might submit in
 /// different orders.
@@ -179,7 +180,7 @@ void wait_all(Work& first, Works&... works) {
   Work* const all[] = {&first, &works...};
   detail::wait_all(all);
 }
-/// The same until `limit` has passed: false where some are pending then, which stay valid. An Error is thrown
+/// The same until `limit` has passed: false if some are pending then, which stay valid. An Error is thrown
 /// when all have ended or the limit has passed, even where some are pending.
 bool wait_all_for(std::span<Work> works, Duration limit);
 

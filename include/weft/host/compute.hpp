@@ -1,4 +1,5 @@
-// What one rank computes with: its device, its threads, and what the layers above keep for it.
+// The means by which one rank computes: its device, its threads, and the objects that the layers above keep
+// for it.
 #pragma once
 
 #include <memory>
@@ -16,7 +17,8 @@ namespace weft {
 /// everything made with it; the Context must outlive it.
 class Compute {
  public:
-  /// Makes a stream of its own on `device`. Throws bad_argument unless 1 <= threads <= 4096, and as Context::device() does.
+  /// Makes a stream of its own on `device`. Throws bad_argument unless 1 <= threads <= 4096, and as
+  /// Context::device() does.
   explicit Compute(Context& context, int threads = 1, Device device = {});
   ~Compute();
   Compute(const Compute&) = delete;
@@ -40,14 +42,15 @@ class Compute {
   Tensor zeros(const Shape& shape, DType dtype = DType::f32, Memory memory = Memory::local) const {
     return Tensor::zeros(*context_, shape, dtype, memory, stream_);
   }
-  /// Throws bad_argument where t is not ordered on stream(): `x is on cpu; expected cuda:0, the device of this Compute`,
-  /// `x is ordered on another stream of cuda:0 than this Compute; to_device() orders it there`.
+  /// Throws bad_argument if t is not ordered on stream():
+  /// `x is on cpu; expected cuda:0, the device of this Compute`, `x is ordered on another stream of cuda:0
+  /// than this Compute; to_device() orders it there`.
   void expect_here(std::string_view what, const Tensor& t) const {
     if (t && t.stream() != stream_) throw_elsewhere(what, t);
   }
 
-  /// An object of type T that a layer above keeps per rank (the kernels' scratch memory). The first call makes it,
-  /// as T(*this); the Compute destroys it, the newest of these objects first.
+  /// An object of type T that a layer above keeps per rank (the kernels' scratch memory). The first call
+  /// makes it, as T(*this); the Compute destroys it, the newest of these objects first.
   template <class T>
   T& attached() {
     for (const auto& [type, attachment] : attachments_)

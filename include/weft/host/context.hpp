@@ -1,6 +1,6 @@
-// The one per-process object: memory, calls in flight, fork guard, log. Explicit and passed in. docs/overview.md
-// lists the little state outside of it, which concerns the process as a whole.
-// Threads that are ranks of one job share one Context.
+// The one per-process object: memory, calls in flight, fork guard, log. Explicit and passed in.
+// docs/overview.md lists the little state outside of it, which concerns the process as a whole. Threads that
+// are ranks of one job share one Context.
 #pragma once
 
 #include <cstddef>
@@ -47,10 +47,11 @@ class Context {
   /// True in a child forked after this Context was made. No system call.
   bool forked() const noexcept { return *fork_mark_ == 0; }
 
-  /// Adds a device; the Context owns it. Throws bad_argument where there is one of that name already. The
+  /// Adds a device; the Context owns it. Throws bad_argument if there is one of that name already. The
   /// CPU is always there.
   void add_device(std::unique_ptr<DeviceRuntime> runtime);
-  /// Throws unsupported where it was not added: `device cuda:1 is not in this Context, which has cpu, cuda:0; …`.
+  /// Throws unsupported if it was not added: `device cuda:1 is not in this Context, which has cpu, cuda:0;
+  /// …`.
   DeviceRuntime& device(Device device);
 
   // For weft's own layers: this process's memory, the other processes of the host, calls in flight by
@@ -58,10 +59,10 @@ class Context {
   Arena& arena() noexcept;
   LocalMemory& local_memory() noexcept;
   HostPeers& host_peers() noexcept;
-  /// Throws bad_argument where `process_rank` is negative, unsupported where 1024 others are in use here.
+  /// Throws bad_argument if `process_rank` is negative, unsupported if 1024 others are in use here.
   ProgressEngine& progress(int process_rank);
-  /// An object of type T that a layer above keeps per process (a registry, a pool). The first call makes it, as
-  /// T(*this); the Context destroys it, the newest of these objects first. Thread-safe.
+  /// An object of type T that a layer above keeps per process (a registry, a pool). The first call makes it,
+  /// as T(*this); the Context destroys it, the newest of these objects first. Thread-safe.
   template <class T>
   T& attached() {
     return *static_cast<T*>(

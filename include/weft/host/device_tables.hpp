@@ -1,4 +1,5 @@
-// Where a layer finds its functions for a device: a table of pointers for each, given by whoever brings the device.
+// Where a layer finds its functions for a device: a table of pointers for each layer; the code that provides
+// the device provides them.
 #pragma once
 
 #include <mutex>
@@ -10,8 +11,8 @@
 
 namespace weft {
 
-/// The tables of one kind that a Context has: `context.attached<DeviceTables<KernelTable>>()`. They outlive it.
-/// Thread-safe.
+/// The tables of one kind that a Context has: `context.attached<DeviceTables<KernelTable>>()`. They outlive
+/// it. Thread-safe.
 template <class Table>
 class DeviceTables {
  public:

@@ -1,6 +1,6 @@
-// What happens to a tensor between two modules: an interface, and its most common kind, a redistribution along
-// axes of a mesh in forward and its adjoint in backward. Collective among the ranks of the axes; one thread per
-// rank.
+// The operation on a tensor between two modules: an interface, and its most common kind, a redistribution
+// along axes of a mesh in forward and its adjoint in backward. Collective among the ranks of the axes; one
+// thread per rank.
 #pragma once
 
 #include <memory>
@@ -10,18 +10,19 @@
 
 namespace weft {
 
-/// Immutable, so that one may stand in several places. Other kinds than redistribution: the exchange of halos,
-/// the dispatch of tokens to experts, a gather in another dtype.
+/// Immutable, so that one may stand in several places. Other kinds than redistribution: the exchange of
+/// halos, the dispatch of tokens to experts, a gather in another dtype.
 class Boundary {
  public:
   virtual ~Boundary() = default;
 
-  /// Begins to bring x to the form that comes after the boundary. Throws layout where x is not in the form that
-  /// the boundary is for: `"layers.0.mlp": x is Replicate on tp=2; expected Shard(2)`; `what` names it.
+  /// Begins to bring x to the form that comes after the boundary. Throws layout if x is not in the form
+  /// that the boundary is for: `"layers.0.mlp": x is Replicate on tp=2; expected Shard(2)`; `what` names it.
   virtual Transfer start_forward(const Tensor& x, const TensorName& what) const = 0;
   /// Begins to bring the gradient of what came out to the gradient of what went in: the adjoint.
   virtual Transfer start_backward(const Tensor& dy, const TensorName& what) const = 0;
-  /// The layout that comes out where this one goes in. Pure arithmetic; throws layout as start_forward() does.
+  /// The layout that comes out where this one goes in. Pure arithmetic; throws layout as start_forward()
+  /// does.
   virtual LayoutRef out_layout(const LayoutRef& in, const TensorName& what) const = 0;
 
   /// The same, blocking until it is done.
@@ -47,17 +48,17 @@ using BoundaryRef = std::shared_ptr<const Boundary>;
 ///   Shard(d)    Shard(d)                                                  Shard(d)
 ///   Partial     Replicate: every contribution has the sum's gradient      Replicate
 ///
-/// On axes of one rank both directions only restate the layout, and a plain tensor passes unchanged. Every other
-/// axis is left as it is.
+/// On axes of one rank both directions only restate the layout, and a plain tensor passes unchanged. Every
+/// other axis is left as it is.
 class RedistributeBoundary final : public Boundary {
  public:
-  /// `axes`: a sub-mesh of one or more axes, of which each is in the same form; several that shard a dimension
-  /// nest in their order. A negative dimension counts from the end. Throws layout for a Partial that is not a
-  /// sum: its adjoint is another one.
+  /// `axes`: a sub-mesh of one or more axes, of which each is in the same form; several that shard a
+  /// dimension nest in their order. A negative dimension counts from the end. Throws layout for a Partial
+  /// that is not a sum: its adjoint is another one.
   RedistributeBoundary(DeviceMesh axes, Placement from, Placement to);
 
   Transfer start_forward(const Tensor& x, const TensorName& what) const override;
-  /// Throws layout where dy is in none of the forms above for `to`.
+  /// Throws layout if dy is in none of the forms above for `to`.
   Transfer start_backward(const Tensor& dy, const TensorName& what) const override;
   LayoutRef out_layout(const LayoutRef& in, const TensorName& what) const override;
 
@@ -70,19 +71,19 @@ class RedistributeBoundary final : public Boundary {
   Placement from_, to_;
 };
 
-/// The usual boundaries. f and g are those of Shoeybi et al., Megatron-LM, arXiv:1909.08053, section 3. A negative
-/// `dim` counts from the end: -1 is the last dimension, the features, of a tensor of any rank.
+/// The usual boundaries. f and g are those of Shoeybi et al., Megatron-LM, arXiv:1909.08053, section 3. A
+/// negative `dim` counts from the end: -1 is the last dimension, the features, of a tensor of any rank.
 namespace boundary {
 
 /// f: forward the identity; backward Partial → Replicate, an all-reduce.
 BoundaryRef enter(const DeviceMesh& axes);
 /// g: forward Partial → Replicate, an all-reduce; backward the identity.
 BoundaryRef leave(const DeviceMesh& axes);
-/// Forward Shard(dim) → Replicate, an all-gather; backward Partial → Shard(dim), a reduce-scatter, or Replicate →
-/// Shard(dim), a slice.
+/// Forward Shard(dim) → Replicate, an all-gather; backward Partial → Shard(dim), a reduce-scatter, or
+/// Replicate → Shard(dim), a slice.
 BoundaryRef gather(const DeviceMesh& axes, int dim);
-/// Forward Partial → Shard(dim), a reduce-scatter, or Replicate → Shard(dim), a slice, as `from` says; backward
-/// Shard(dim) → Replicate, an all-gather.
+/// Forward Partial → Shard(dim), a reduce-scatter, or Replicate → Shard(dim), a slice, as `from` says;
+/// backward Shard(dim) → Replicate, an all-gather.
 BoundaryRef scatter(const DeviceMesh& axes, int dim, const Placement& from);
 
 }  // namespace boundary

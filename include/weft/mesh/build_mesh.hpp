@@ -1,5 +1,5 @@
-// The usual mesh of a job, from how it is to be divided: data, tensor and domain parallelism. The words are those of
-// miles-credit (NCAR) and KempnerForge, whose users will look for them.
+// The usual mesh of a job, from how it is to be divided: data, tensor and domain parallelism. The words are
+// those of miles-credit (NCAR) and KempnerForge, whose users will look for them.
 #pragma once
 
 #include <map>
@@ -11,7 +11,8 @@
 
 namespace weft {
 
-/// What a job divides. Data parallelism takes the ranks that tensor and domain leave: ranks / (tensor x domain).
+/// The kinds of parallelism of a job. Data parallelism takes the ranks that tensor and domain leave: ranks /
+/// (tensor x domain).
 struct Parallelism {
   std::string data = "none";  ///< "fsdp2": sharded parameters; "ddp": whole ones, averaged gradients; "none"
   int tensor = 1;             ///< ranks that share each layer
@@ -20,28 +21,29 @@ struct Parallelism {
 
 /// A mesh, and those of its axes that are larger than 1.
 struct ParallelMesh {
-  DeviceMesh mesh;  ///< axes "dp", "tp", "domain", of size 1 too; empty where nothing is parallel
+  DeviceMesh mesh;  ///< axes "dp", "tp", "domain", of size 1 too; empty if nothing is parallel
   std::map<std::string, DeviceMesh> axes;  ///< mesh[name] of each axis larger than 1
 };
 
-/// The mesh of `group`'s ranks, row-major: dp outermost, ranks of one domain are neighbours. With one rank, all sizes 1, it
-/// is an empty mesh without axes. `device`: where the tensors will be, which `group` must be able to move. The group is
-/// borrowed, and must outlive the mesh. No communication. Throws bad_argument:
+/// The mesh of `group`'s ranks, row-major: dp outermost, ranks of one domain are neighbours. With one rank,
+/// all sizes 1, it is an empty mesh without axes. `device`: where the tensors will be, which `group` must be
+/// able to move. The group is borrowed, and must outlive the mesh. No communication. Throws bad_argument:
 ///   - `parallelism.data is "zero"; expected "fsdp2", "ddp" or "none"`
 ///   - `parallelism.tensor is 0; expected 1 or more`
 ///   - `mesh: 6 ranks do not divide into tensor=4 x domain=1`
-///   - `parallelism.data is "none", but of 4 ranks tensor=2 x domain=1 leave dp=2; expected "fsdp2" or "ddp", or 2 ranks`
+///   - `parallelism.data is "none", but of 4 ranks tensor=2 x domain=1 leave dp=2; expected "fsdp2" or "ddp",
+///     or 2 ranks`
 ///   - `device is cuda:0, but the group's transport, shm, moves memory of cpu`
 ParallelMesh build_device_mesh(ProcessGroup& group, const Parallelism& parallelism, Device device = {});
 
-/// mesh["tp"]; nothing where there is no such axis or its size is 1, also of an empty mesh.
+/// mesh["tp"]; nothing if there is no such axis or its size is 1, also of an empty mesh.
 std::optional<DeviceMesh> get_tp_mesh(const DeviceMesh& mesh);
-/// Whether one of the axes of data parallelism, "dp", "dp_replicate" and "dp_shard", is larger than 1. False of an empty
-/// mesh.
+/// Whether one of the axes of data parallelism, "dp", "dp_replicate" and "dp_shard", is larger than 1. False
+/// of an empty mesh.
 bool has_dp_mesh(const DeviceMesh& mesh);
-/// The axes of data parallelism, of any size: mesh[{"dp_replicate", "dp_shard"}] where it has both, else the one that it
-/// has. Throws bad_argument where it has none: `get_dp_mesh: tp=2 x pp=2 has none of the axes "dp", "dp_replicate" and
-/// "dp_shard"; has_dp_mesh() tells`.
+/// The axes of data parallelism, of any size: mesh[{"dp_replicate", "dp_shard"}] where it has both, else the
+/// one that it has. Throws bad_argument if it has none: `get_dp_mesh: tp=2 x pp=2 has none of the axes
+/// "dp", "dp_replicate" and "dp_shard"; has_dp_mesh() tells`.
 DeviceMesh get_dp_mesh(const DeviceMesh& mesh);
 
 }  // namespace weft

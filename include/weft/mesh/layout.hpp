@@ -1,5 +1,5 @@
-// How a tensor lies over a mesh: one placement per axis of the root mesh, the order in which axes nest, and the
-// shape of the whole. Pure arithmetic; callable from any thread.
+// How a tensor lies over a mesh: one placement per axis of the root mesh, the order in which axes nest, and
+// the shape of the whole. Pure arithmetic; callable from any thread.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,8 @@ struct Box {
   friend bool operator==(const Box&, const Box&) = default;
 };
 
-/// What a layout says, as a value. In a Layout it is normalised: of two that mean the same there is one form.
+/// The contents of a layout, as a value. In a Layout it is normalised: of two that mean the same there is
+/// one form.
 struct LayoutSpec {
   Placements placements;  ///< one per axis of the root mesh
   Shape global;           ///< the shape of the whole
@@ -48,10 +49,10 @@ struct LayoutSpec {
 /// Immutable and interned: equal layouts of one root mesh are one object, so a LayoutRef compares by pointer.
 /// It lives as long as somebody holds it, and keeps its mesh. Made by make_layout().
 ///
-/// Unless said otherwise axes that shard one dimension nest in the order of the root's axes, which is right for
-/// batches. A weight that is cut for tensor parallelism first and then into data shards nests the other way:
-/// layout->shard_inside(mesh["dp_shard"], 0). Then gathering dp_shard gives exactly the tensor-parallel shard,
-/// and moves nothing of other tensor-parallel ranks.
+/// Unless said otherwise axes that shard one dimension nest in the order of the root's axes, which is right
+/// for batches. A weight that is cut for tensor parallelism first and then into data shards nests the other
+/// way: layout->shard_inside(mesh["dp_shard"], 0). Then gathering dp_shard gives exactly the tensor-parallel
+/// shard, and moves nothing of other tensor-parallel ranks.
 class Layout : public LayoutSpec, public std::enable_shared_from_this<Layout> {
  public:
   /// The root mesh.
@@ -59,8 +60,8 @@ class Layout : public LayoutSpec, public std::enable_shared_from_this<Layout> {
   /// Its arithmetic, without the handle.
   const MeshShape& mesh_shape() const noexcept;
 
-  /// What a rank of the root mesh holds, as boxes of the whole: one, or one for each segment, in their order.
-  /// A box may be empty. Partial and Replicate hold all. Without a rank: this rank's.
+  /// The part that a rank of the root mesh holds, as boxes of the whole: one, or one for each segment, in
+  /// their order. A box may be empty. Partial and Replicate hold all. Without a rank: this rank's.
   std::vector<Box> parts(int rank) const;
   std::vector<Box> parts() const;
   /// The shape of its tensor: the boxes joined along the segmented dimension.
@@ -75,8 +76,8 @@ class Layout : public LayoutSpec, public std::enable_shared_from_this<Layout> {
   bool replicated() const noexcept;  ///< on all axes
   bool partial() const noexcept;     ///< on any axis
 
-  /// The same but for some axes, all axes, or the shape of the whole. Interned. A list of axes is nested in
-  /// the order of `axes`; otherwise the nesting stays. with_global() throws layout where the segmented
+  /// The same except for some axes, all axes, or the shape of the whole. Interned. A list of axes is nested
+  /// in the order of `axes`; otherwise the nesting stays. with_global() throws layout if the segmented
   /// dimension would change.
   LayoutRef with(std::string_view axis, const Placement& placement) const;
   LayoutRef with(const DeviceMesh& axes, const Placement& placement) const;
@@ -87,15 +88,18 @@ class Layout : public LayoutSpec, public std::enable_shared_from_this<Layout> {
   /// The axes named nest in this order, outermost first; the others stay where they are.
   LayoutRef nested(std::initializer_list<std::string_view> axes) const;
   LayoutRef nested(std::span<const std::string_view> axes) const;
-  /// Dimension `dim` consists of segments of these sizes. Throws layout where they do not add up to it.
+  /// Dimension `dim` consists of segments of these sizes. Throws layout if they do not add up to it.
   LayoutRef segmented(int dim, std::vector<std::int64_t> sizes) const;
-  /// That of the same elements as a tensor of another shape, where each rank keeps what it holds, in place: (b, s, h·d) Shard(2) and
-  /// (b, s, h, d) Shard(2) are each other's, where cuts are at the borders of heads. The cut of one dimension stays the cut of one; segments
-  /// of a dimension that is cut go along, others where they can. Throws layout where a rank's part would be none of that
-  /// shape (`layout: (2, 36) as [tp: Shard(1)] becomes (2, 6, 6), of which no dimension is cut on tp=4 where that is cut: a
-  /// boundary must gather it first`), and for a shape of another number of elements. For tensors: reshape(), weft/mesh/reshape.hpp.
+  /// The layout of the same elements as a tensor of another shape, where each rank keeps its elements, in
+  /// place: (b, s, h·d) Shard(2) and (b, s, h, d) Shard(2) are each other's, where cuts are at the borders of
+  /// heads. The cut of one dimension stays the cut of one; segments of a dimension that is cut go along,
+  /// others where they can. Throws layout if a rank's part would be none of that shape (`layout: (2, 36)
+  /// as [tp: Shard(1)] becomes (2, 6, 6), of which no dimension is cut on tp=4 where that is cut: a boundary
+  /// must gather it first`), and for a shape of another number of elements. For tensors: reshape(),
+  /// weft/mesh/reshape.hpp.
   LayoutRef reshaped(const Shape& global) const;
-  /// That of the tensor whose dimension i is dimension order[i] of this one. Throws layout unless `order` has each dimension once.
+  /// The layout of the tensor whose dimension i is dimension order[i] of this one. Throws layout unless
+  /// `order` has each dimension once.
   LayoutRef transposed(const Dims& order) const;
 
  private:
@@ -106,16 +110,16 @@ class Layout : public LayoutSpec, public std::enable_shared_from_this<Layout> {
   const std::shared_ptr<MeshState> state_;
   const Shape local_;  // this rank's
 };
-/// "(7, 4) as [dp: Shard(0), tp: Replicate]"; "(12, 4) as [dp: Shard(0), tp: Shard(0)] nested tp, dp in segments
-/// 4, 4, 4 of dimension 0"
+/// "(7, 4) as [dp: Shard(0), tp: Replicate]"; "(12, 4) as [dp: Shard(0), tp: Shard(0)] nested tp, dp in
+/// segments 4, 4, 4 of dimension 0"
 std::string to_string(const Layout& layout);
 
 /// The layout of a tensor of shape `global`. `mesh` must be a root and `placements` have one entry per axis.
-/// Throws layout where a sharded dimension does not exist, or where reductions are mixed that do not commute
+/// Throws layout if a sharded dimension does not exist, or where reductions are mixed that do not commute
 /// (Partial(sum) on one axis, Partial(max) on another).
 LayoutRef make_layout(const DeviceMesh& mesh, Placements placements, const Shape& global);
-/// The same with axes by name: make_layout(mesh, {{"tp", Shard{0}}}, {8, 4}). `mesh` may be a sub-mesh, the layout
-/// is for its root. Axes that are not named are Replicate.
+/// The same with axes by name: make_layout(mesh, {{"tp", Shard{0}}}, {8, 4}). `mesh` may be a sub-mesh, the
+/// layout is for its root. Axes that are not named are Replicate.
 LayoutRef make_layout(const DeviceMesh& mesh,
                       std::initializer_list<std::pair<std::string_view, Placement>> placements,
                       const Shape& global);
@@ -125,20 +129,21 @@ LayoutRef replicated_layout(const DeviceMesh& mesh, const Shape& global);
 /// States that `local` is this rank's part of a tensor of that layout (PyTorch: DTensor.from_local). No data
 /// moves. Throws layout naming
 /// both shapes where the part has another shape: `as_layout: the tensor is (3, 4); rank 1 of (7, 4) as [dp:
-/// Shard(0)] holds (2, 4)`; bad_argument where it has no memory or `layout` is null.
+/// Shard(0)] holds (2, 4)`; bad_argument if it has no memory or `layout` is null.
 Tensor as_layout(const Tensor& local, const LayoutRef& layout);
 
-/// The placement of a tensor on `axes` (a sub-mesh of one or more axes, all alike). A plain tensor, which has no
-/// layout, counts as Replicate on axes of one rank; else it is a layout error: `<what> is a plain tensor; on
-/// tp=2 it needs a layout (as_layout states what it is)`.
+/// The placement of a tensor on `axes` (a sub-mesh of one or more axes, all alike). A plain tensor, which has
+/// no layout, counts as Replicate on axes of one rank; else it is a layout error: `<what> is a plain tensor;
+/// on tp=2 it needs a layout (as_layout states what it is)`.
 Placement placement_on(const LayoutRef& layout, const DeviceMesh& axes, const TensorName& what);
 inline Placement placement_on(const Tensor& t, const DeviceMesh& axes, const TensorName& what) {
   return placement_on(t.layout(), axes, what);
 }
 
-/// Throws a layout error unless the tensor has that placement on `axes`, nested in their order: `<what> is
-/// Replicate on tp=2; expected Shard(2)`. `what` names the layer and the tensor: "layers.0.mlp.down: x". On axes
-/// of one rank every placement means the same: nothing is checked. Throws layout, too, where `axes` belong to another mesh.
+/// Throws a layout error unless the tensor has that placement on `axes`, nested in their order:
+/// `<what> is Replicate on tp=2; expected Shard(2)`. `what` names the layer and the tensor:
+/// "layers.0.mlp.down: x". On axes of one rank every placement means the same: nothing is checked. Throws
+/// layout, too, where `axes` belong to another mesh.
 void expect_layout(const LayoutRef& layout, const DeviceMesh& axes, const Placement& expected,
                    const TensorName& what);
 inline void expect_layout(const Tensor& t, const DeviceMesh& axes, const Placement& expected,

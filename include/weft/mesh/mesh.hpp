@@ -37,7 +37,7 @@ class MeshShape {
   std::span<const MeshAxis> axes() const noexcept { return axes_; }
   /// The number of ranks: the product of all sizes.
   int size() const noexcept;
-  /// The size of one axis, by its number or name; throws bad_argument where there is no such axis.
+  /// The size of one axis, by its number or name; throws bad_argument if there is no such axis.
   int size(int axis) const { return checked(axis).size; }
   int size(std::string_view axis) const { return size(index(axis)); }
   const std::string& name(int axis) const { return checked(axis).name; }
@@ -45,7 +45,7 @@ class MeshShape {
   /// Throws bad_argument: `mesh: no axis "pp" in dp=2 x tp=2`.
   int index(std::string_view axis) const;
 
-  /// Rank → coordinates and back; throw bad_argument where out of range.
+  /// Rank → coordinates and back; throw bad_argument if out of range.
   std::vector<int> coordinates(int rank) const;
   int coordinate(int rank, int axis) const;
   int rank(std::span<const int> coordinates) const;
@@ -68,37 +68,37 @@ class MeshState;
 
 /// A mesh as one of its ranks sees it, or a sub-mesh: the ranks that share this rank's coordinates on all
 /// other axes. A cheap handle: copies and sub-meshes share the root's state. Thread-safe. Equal handles (==)
-/// name the same axes of the same root. Whatever is asked of an empty handle (made by default, or moved from) is
-/// bad_argument, and so is an empty mesh given to a function: `boundary: axes is an empty DeviceMesh, made by
-/// default or moved from`.
+/// name the same axes of the same root. Whatever is asked of an empty handle (made by default, or moved from)
+/// is bad_argument, and so is an empty mesh given to a function: `boundary: axes is an empty DeviceMesh, made
+/// by default or moved from`.
 ///
 /// A Layout keeps its mesh. A group that was borrowed must outlive both.
 class DeviceMesh {
  public:
   DeviceMesh() = default;
   /// Over all ranks of `group`, which is taken over, or borrowed and must then outlive the mesh. No
-  /// communication: that all ranks gave the same axes is compared when the first group of the mesh is made. Throws bad_argument with the
-  /// arithmetic where the ranks do not fit (MeshShape::fit).
+  /// communication: that all ranks gave the same axes is compared when the first group of the mesh is made.
+  /// Throws bad_argument with the arithmetic where the ranks do not fit (MeshShape::fit).
   DeviceMesh(ProcessGroup&& group, const MeshShape& shape);
   DeviceMesh(ProcessGroup& group, const MeshShape& shape);
-  /// A mesh without communication, as `rank` sees it (to plan on one process, or for a serial reference): layouts and slices are arithmetic and work, group()
-  /// throws unsupported.
+  /// A mesh without communication, as `rank` sees it (to plan on one process, or for a serial reference):
+  /// layouts and slices are arithmetic and work, group() throws unsupported.
   static DeviceMesh arithmetic(Context& context, const MeshShape& shape, int rank);
 
   explicit operator bool() const noexcept { return node_ != nullptr; }
 
   /// This rank's sub-mesh along one axis, or along several in the given order: mesh["tp"], mesh[{"tp",
-  /// "dp"}]. The name of an axis that unflatten() divided gives its parts together. An axis of size 1 gives a sub-mesh of one rank. Throws bad_argument naming the axis that is not
-  /// there.
+  /// "dp"}]. The name of an axis that unflatten() divided gives its parts together. An axis of size 1 gives a
+  /// sub-mesh of one rank. Throws bad_argument naming the axis that is not there.
   DeviceMesh operator[](std::string_view axis) const;
   DeviceMesh operator[](std::initializer_list<const char*> axes) const;
   DeviceMesh submesh(std::span<const std::string> axes) const;
   /// This mesh with all axes joined to one, called `name`; ranks in row-major order.
   DeviceMesh flatten(std::string name) const;
-  /// A mesh of the same ranks in which an axis is divided into several: mesh.unflatten("tp", {{"kv", 2}, {"rep", -1}}).
-  /// It is another root mesh with layouts of its own. The old name stands for the new axes together: its ["tp"] is
-  /// [kv, rep]. No communication. Throws bad_argument where the sizes do not fit, or for a part of a
-  /// mesh.
+  /// A mesh of the same ranks in which an axis is divided into several: mesh.unflatten("tp", {{"kv", 2},
+  /// {"rep", -1}}). It is another root mesh with layouts of its own. The old name stands for the new axes
+  /// together: its ["tp"] is [kv, rep]. No communication. Throws bad_argument if the sizes do not fit, or
+  /// for a part of a mesh.
   DeviceMesh unflatten(std::string_view axis, const MeshShape& parts) const;
   /// Each axis of the root that this mesh has, as a mesh of its own, in its order.
   std::vector<DeviceMesh> each_axis() const;
@@ -122,9 +122,9 @@ class DeviceMesh {
   std::span<const int> root_axes() const;
 
   /// The group of this mesh's ranks, numbered as rank() numbers them. Made at the first call, which is
-  /// collective among those ranks alone; kept as long as the root; at most one per list of axes. The first one of a
-  /// mesh compares it among these ranks: mismatch where they gave other names, sizes or orders of axes, or made the mesh after another
-  /// one of the same group. Throws unsupported on an arithmetic mesh.
+  /// collective among those ranks alone; kept as long as the root; at most one per list of axes. The first
+  /// one of a mesh compares it among these ranks: mismatch if they gave other names, sizes or orders of
+  /// axes, or made the mesh after another one of the same group. Throws unsupported on an arithmetic mesh.
   ProcessGroup& group() const;
   /// Where its tensors are allocated.
   Context& context() const;

@@ -1,5 +1,5 @@
-// A view of a tensor in anybody's memory, with a name and a layout: the argument of functions that work on any list
-// of tensors.
+// A view of a tensor in anybody's memory, with a name and a layout: the argument of functions that work on
+// any list of tensors.
 #pragma once
 
 #include <cstddef>
@@ -17,16 +17,16 @@ struct BasicNamedView {
   std::string_view name;  ///< "layers.0.mlp.up_proj.weight"
   /// This rank's part, of layout->local_shape(): any dtype.
   BasicView<Byte> data;
-  /// What the elements are over the mesh; null: this rank's alone.
+  /// The layout of the elements over the mesh; null: this rank's alone.
   LayoutRef layout = nullptr;
 
   operator BasicNamedView<const std::byte>() const requires(!std::is_const_v<Byte>) {
     return {name, data, layout};
   }
 };
-/// What is read.
+/// A view that is read.
 using NamedView = BasicNamedView<const std::byte>;
-/// What is written.
+/// A view that is written.
 using MutableNamedView = BasicNamedView<std::byte>;
 
 }  // namespace weft

@@ -1,5 +1,5 @@
-// Checks that replicas are equal: that every rank that holds one has the same bits. Collective among the ranks of the
-// axes.
+// Checks that replicas are equal: that every rank that holds one has the same bits. Collective among the
+// ranks of the axes.
 #pragma once
 
 #include <span>
@@ -9,24 +9,25 @@
 
 namespace weft {
 
-/// Compares every tensor along those of `axes` (a sub-mesh of one or more axes of its root) on which it is Replicate.
-/// Where the tensor is Shard on another of these axes, the ranks that hold the same part are compared. Along an axis on
-/// which it is Partial, each rank has another contribution, and nothing is compared. Reads each tensor once, with the threads
-/// of `compute` (null: with this one). Ranks exchange hashes of the contents by one small all-gather: a few 64-bit words for any number of tensors. Where these
+/// Compares every tensor along those of `axes` (a sub-mesh of one or more axes of its root) on which it is
+/// Replicate. If the tensor is Shard on another of these axes, the ranks that hold the same part are
+/// compared. Along an axis on which it is Partial, each rank has another contribution, and nothing is
+/// compared. Reads each tensor once, with the threads of `compute` (null: with this one). Ranks exchange
+/// hashes of the contents by one small all-gather: a few 64-bit words for any number of tensors. If these
 /// differ, a second all-gather finds out which tensor it is.
 ///
-/// Throws mismatch on all ranks of `axes` where a replica drifted: `check_replicas: "w" is Replicate on dp=3, but on
-/// dp rank 1 it has other bits`; ranks() are those whose bits are not the most frequent ones, or all that hold a
-/// replica where none are. Throws mismatch, too, where the ranks gave different tensors or another order, naming
-/// the first that differs in name, dtype or layout.
+/// Throws mismatch on all ranks of `axes` where a replica drifted: `check_replicas: "w" is Replicate on dp=3,
+/// but on dp rank 1 it has other bits`; ranks() are those whose bits are not the most frequent ones, or all
+/// that hold a replica where none are. Throws mismatch, too, where the ranks gave different tensors or
+/// another order, naming the first that differs in name, dtype or layout.
 ///
-/// Throws layout for a tensor without a layout on axes of several ranks, for a layout over another mesh, and for a
-/// shape that is not layout->local_shape(); bad_argument for a view that is not contiguous, has no memory or is not on the
-/// device of `compute`; and for an empty mesh. What is wrong on one rank alone is an error of the same code on all:
-/// `check_replicas: dp rank 1 failed: …`, but for an empty mesh.
+/// Throws layout for a tensor without a layout on axes of several ranks, for a layout over another mesh, and
+/// for a shape that is not layout->local_shape(); bad_argument for a view that is not contiguous, has no
+/// memory or is not on the device of `compute`; and for an empty mesh. A mistake on one rank alone is an
+/// error of the same code on all ranks: `check_replicas: dp rank 1 failed: …`, except for an empty mesh.
 ///
-/// On a device: the tensors are those that its Compute's stream has written when it comes so far. They are copied to the
-/// host in blocks and compared there; the host waits.
+/// On a device: the tensors are those that its Compute's stream has written when it comes so far. They are
+/// copied to the host in blocks and compared there; the host waits.
 void check_replicas(std::span<const NamedView> tensors, const DeviceMesh& axes, Compute* compute = nullptr);
 
 }  // namespace weft

@@ -7,9 +7,10 @@
 
 namespace weft {
 
-/// What start_redistribute() and a Boundary begin, and finish() ends. Several may be in flight; the ranks begin
-/// and finish them in the same order, also in relation to other calls of the same groups. Used by one thread. Dropping one that is not finished gives it up, and with it the
-/// group that it communicates in, as dropping a Work does.
+/// A transfer that start_redistribute() or a Boundary begins, and finish() ends. Several may be in flight;
+/// the ranks begin and finish them in the same order, also in relation to other calls of the same groups.
+/// Used by one thread. Dropping one that is not finished gives it up, and with it the group that it
+/// communicates in, as dropping a Work does.
 ///
 /// A Transfer of several steps (a gather, then a reduction) begins the first step at once and the others in
 /// finish(). If it began a step as soon as the one before is done, ranks would begin it in different orders
@@ -34,7 +35,7 @@ class Transfer {
   /// True once the first step is done, so that finish() waits for later steps only. Does not wait. Throws
   /// what the communication throws.
   bool done();
-  /// Waits, and gives the tensor; empty where there was nothing to give. The Transfer is empty afterwards.
+  /// Waits, and gives the tensor; empty if there was nothing to give. The Transfer is empty afterwards.
   Tensor finish();
 
  private:

@@ -20,8 +20,9 @@ struct TransformerConfig {
   double init_std = 0.02;  ///< o_proj and down_proj: divided by sqrt(2·layers)
 
   std::int64_t head_dim() const noexcept { return head_size != 0 ? head_size : dim / heads; }
-  /// The width inside the MLP that models of this kind have, for a dim: 8/3 of it, rounded up to a multiple of 32, so that SwiGLU's
-  /// three matrices have as many weights as the two of an MLP of width 4 dim (Shazeer, "GLU Variants Improve Transformer", 2020).
+  /// The width inside the MLP that models of this kind have, for a dim: 8/3 of it, rounded up to a multiple
+  /// of 32, so that SwiGLU's three matrices have as many weights as the two of an MLP of width 4 dim
+  /// (Shazeer, "GLU Variants Improve Transformer", 2020).
   static std::int64_t usual_ffn_hidden(std::int64_t dim) noexcept { return (8 * dim / 3 + 31) / 32 * 32; }
   /// Throws bad_argument with the arithmetic: `transformer: dim 30 does not divide into heads 4`.
   void check() const;

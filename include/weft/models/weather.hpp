@@ -23,9 +23,9 @@ struct WeatherStageConfig {
   void check() const;
 };
 
-/// depth times: x += attention among neighbours, x += feed-forward, x += attention over strided windows, x += feed-forward; x,
-/// y: (batch, dim, height, width). Paths: `layers.<i>.<0 to 3>`, then those of WindowAttention and ChannelFeedForward,
-/// whose own plans split it: parallelize(stage, mesh["tp"]).
+/// depth times: x += attention among neighbours, x += feed-forward, x += attention over strided windows, x +=
+/// feed-forward; x, y: (batch, dim, height, width). Paths: `layers.<i>.<0 to 3>`, then those of
+/// WindowAttention and ChannelFeedForward, whose own plans split it: parallelize(stage, mesh["tp"]).
 class WeatherStage : public Module {
  public:
   /// One of the depth.

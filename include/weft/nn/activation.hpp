@@ -26,8 +26,8 @@ class SwiGLU : public AnyPart<SwiGLU> {
   Tensors do_backward(Inputs dy, Frame& frame) override;
 };
 
-/// y = x Phi(x), where Phi is the distribution of the standard normal, or its approximation with a tanh; x, y: any shape, split
-/// in any dimension. D. Hendrycks, K. Gimpel, "Gaussian Error Linear Units", 2016.
+/// y = x Phi(x), where Phi is the distribution of the standard normal, or its approximation with a tanh; x,
+/// y: any shape, split in any dimension. D. Hendrycks, K. Gimpel, "Gaussian Error Linear Units", 2016.
 class GELU : public AnyPart<GELU> {
  public:
   using Form = kernels::GeluForm;

@@ -31,9 +31,10 @@ struct AttentionConfig {
 /// splits heads, q_proj, k_proj and v_proj are column layers whose boundary stands before this module; o_proj
 /// is a row layer whose boundary stands after it.
 ///
-/// Fewer key/value heads than ranks: k_proj and v_proj are split over the outermost of several axes alone, of as many ranks as there
-/// are such heads, and are whole on the others, where q_proj and o_proj are split, too. Then the ranks of those axes share a key/value
-/// head, its gradients are Partial(sum) on them, and so are those of the weights of k_proj and v_proj.
+/// Fewer key/value heads than ranks: k_proj and v_proj are split over the outermost of several axes alone, of
+/// as many ranks as there are such heads, and are whole on the others, where q_proj and o_proj are split,
+/// too. Then the ranks of those axes share a key/value head, its gradients are Partial(sum) on them, and so
+/// are those of the weights of k_proj and v_proj.
 class Attention : public Module {
  public:
   Attention(const AttentionConfig& config, std::shared_ptr<const RopeTables> rope);
@@ -65,16 +66,19 @@ struct CrossAttentionConfig {
   Init init = Normal{0.02}, out_init = Normal{0.02};
 };
 
-/// y = o_proj(softmax(q kᵀ / sqrt(head_dim) + mask) v), where q is of x, and k and v are of another sequence, the context. Inputs: x:
-/// (batch, queries, dim), context: (batch, keys, context_dim), and a mask or none; y as x. A. Vaswani et al., "Attention Is All You
-/// Need", 2017, section 3.2.3. backward gives the gradients of x and context, in this order.
+/// y = o_proj(softmax(q kᵀ / sqrt(head_dim) + mask) v), where q is of x, and k and v are of another sequence,
+/// the context. Inputs: x: (batch, queries, dim), context: (batch, keys, context_dim), and a mask or none; y
+/// as x. A. Vaswani et al., "Attention Is All You Need", 2017, section 3.2.3. backward gives the gradients of
+/// x and context, in this order.
 ///
-/// mask: (batch, queries, keys) f32, where batch and queries may be 1: then it is for every sample, for every query. It is added to the scores of
-/// all heads; −infinity hides a key (see key_padding_mask()). It gets no gradient. A query that sees no key gets o_proj of zeros.
+/// mask: (batch, queries, keys) f32, where batch and queries may be 1: then it is for every sample, for every
+/// query. It is added to the scores of all heads; −infinity hides a key (see key_padding_mask()). It gets no
+/// gradient. A query that sees no key gets o_proj of zeros.
 ///
-/// All may be split in the batch, alike; a mask of batch 1 is replicated there. Of sequences that are cut (weft/domain/domain.hpp) the mask may be whole, cut in queries as x is,
-/// or in keys as the context is. Heads are split as those of Attention are, by its own plan: q_proj, k_proj
-/// and v_proj by columns, with one boundary before this module for each input (number 0 and 1 of Module::add_before); o_proj by rows.
+/// All may be split in the batch, alike; a mask of batch 1 is replicated there. For sequences that are cut
+/// (weft/domain/domain.hpp) the mask may be whole, cut in queries as x is, or in keys as the context is.
+/// Heads are split as those of Attention are, by its own plan: q_proj, k_proj and v_proj by columns, with one
+/// boundary before this module for each input (number 0 and 1 of Module::add_before); o_proj by rows.
 class CrossAttention : public Module {
  public:
   /// Throws bad_argument naming what is below 1, and where kv_heads does not divide heads.
@@ -96,8 +100,9 @@ class CrossAttention : public Module {
   CrossAttentionConfig config_;
 };
 
-/// A mask for contexts of different lengths that were padded to `keys`: (samples, 1, keys) on the device of `compute`, 0 for the first
-/// lengths[i] keys of sample i and −infinity for the others. Throws bad_argument where a length is below 0 or above keys.
+/// A mask for contexts of different lengths that were padded to `keys`: (samples, 1, keys) on the device of
+/// `compute`, 0 for the first lengths[i] keys of sample i and −infinity for the others. Throws bad_argument
+/// if a length is below 0 or above keys.
 Tensor key_padding_mask(Compute& compute, std::span<const std::int64_t> lengths, std::int64_t keys);
 
 }  // namespace weft

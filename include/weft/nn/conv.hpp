@@ -24,13 +24,13 @@ struct Conv2dConfig {
   Init init = Normal{0.02};
 };
 
-/// y[o, r, s] = Σ w[o, i, j, k] x[i, r·stride + j·dilation − padding, s·… + k·…] + b[o], as torch.nn.Conv2d; x: (batch, in,
-/// height, width), y: (batch, out, …), weight: (out, in / groups, kernel height, kernel width), bias: (out). Pixels beyond the
-/// border are what padding_mode says.
+/// y[o, r, s] = Σ w[o, i, j, k] x[i, r·stride + j·dilation − padding, s·… + k·…] + b[o], as torch.nn.Conv2d;
+/// x: (batch, in, height, width), y: (batch, out, …), weight: (out, in / groups, kernel height, kernel
+/// width), bias: (out). Pixels beyond the border are what padding_mode says.
 ///
-/// A plain 1×1 convolution (stride 1, no padding, dilation 1, one group) is a Linear over the channels, and is split over axes
-/// as one, column and row, with the channels (dimension 1) as features; x may also be split in height and width. Any other
-/// takes x whole but for the batch; its weight is not split.
+/// A plain 1×1 convolution (stride 1, no padding, dilation 1, one group) is a Linear over the channels, and
+/// is split over axes as one, column and row, with the channels (dimension 1) as features; x may also be
+/// split in height and width. Any other takes x whole except for the batch; its weight is not split.
 class Conv2d : public WeightedLayer {
  public:
   /// Throws bad_argument naming what is wrong: a size below 1, groups that divide in or out not.

@@ -1,5 +1,5 @@
-// What a forward pass leaves for its backward pass. A Frame belongs to one thread at a time; several Frames
-// may be in flight over one Compute.
+// The tensors that a forward pass leaves for its backward pass. A Frame belongs to one thread at a time;
+// several Frames may be in flight over one Compute.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +21,12 @@ class Parameter;
 
 using Tensors = std::vector<Tensor>;
 
-/// The kernels of the device of `compute`, with what they keep for one rank: its threads, its stream, scratch memory.
-/// Made by the first call, which throws as KernelContext does.
+/// The kernels of the device of `compute`, with what they keep for one rank: its threads, its stream, scratch
+/// memory. Made by the first call, which throws as KernelContext does.
 kernels::KernelContext& kernels_of(Compute& compute);
 
-/// Which pass of a training it is. Random numbers of a pass depend on it, and so does what only training does.
+/// Which pass of a training it is. Random numbers of a pass depend on it, and so does what only training
+/// does.
 struct Pass {
   std::uint64_t seed = 0;
   std::int64_t step = -1;  ///< below 0: not given; then Dropout throws
@@ -39,20 +40,21 @@ struct Pass {
 
 /// The random numbers of one pass under one path; made by Frame::rng(). A value; any thread.
 ///
-/// A tensor's element gets the number of its place in the whole of this micro-batch, whose first dimension is samples, and the samples of
-/// the step are counted over its micro-batches. So ranks that have the same element (over tensor-parallel axes and others that
-/// do not cut samples) have the same number, ranks with other samples have others, and a sample has its own on every mesh and for
-/// every cut of a batch; where the micro-batches of a step have unequal numbers of samples, only if
-/// Pass::first_sample says so. The tensors drawn under one path in one step are of one shape but for the
-/// samples: another one takes another path.
+/// A tensor's element gets the number of its place in the whole of this micro-batch, whose first dimension is
+/// samples, and the samples of the step are counted over its micro-batches. So ranks that have the same
+/// element (over tensor-parallel axes and others that do not cut samples) have the same number, ranks with
+/// other samples have others, and a sample has its own on every mesh and for every cut of a batch; where the
+/// micro-batches of a step have unequal numbers of samples, only if Pass::first_sample says so. The tensors
+/// drawn under one path in one step have one shape except for the samples: another shape takes another path.
 class PassRandom {
  public:
-  /// Every element of `out`, f32 on the host, plain or with a layout without Partial; else layout. uniform: on [0, 1); normal: the standard
-  /// normal distribution.
+  /// Every element of `out`, f32 on the host, plain or with a layout without Partial; else layout. uniform:
+  /// on [0, 1); normal: the standard normal distribution.
   void uniform(const Tensor& out) const;
   void normal(const Tensor& out) const;
 
-  /// For kernels that draw: all numbers, and which of them is for the first element of a whole tensor of this shape.
+  /// For kernels that draw: all numbers, and which of them is for the first element of a whole tensor of this
+  /// shape.
   const RandomStream& stream() const noexcept { return stream_; }
   std::uint64_t first(const Shape& whole) const noexcept {
     const auto count = static_cast<std::uint64_t>(whole.count());
@@ -71,7 +73,7 @@ class PassRandom {
   std::int64_t micro_batch_, first_sample_;
 };
 
-/// What backward needs: each module's forward pushes, its backward pops, in exactly the reverse order.
+/// The tensors for backward: each module's forward pushes, its backward pops, in exactly the reverse order.
 /// Entries carry the module that pushed them, so a backward that does not mirror its forward is an error that
 /// names both paths. One Frame per micro-batch; a Frame is empty again after its backward and may be reused.
 class Frame {
@@ -91,20 +93,21 @@ class Frame {
   kernels::KernelContext& kernels() const noexcept { return kernels_of(*compute_); }
   bool keeps() const noexcept { return keeps_; }
   const Pass& pass() const noexcept { return pass_; }
-  /// Begins the next pass. Throws bad_argument before the backward of the last pass is done, which would then draw
-  /// other random numbers than its forward did; and for a training pass on an inference Frame.
+  /// Begins the next pass. Throws bad_argument before the backward of the last pass is done, which would then
+  /// draw other random numbers than its forward did; and for a training pass on an inference Frame.
   void begin(const Pass& pass);
-  /// Random numbers that depend on seed, step and `path` (a module's own path()) alone: the same ones again in backward. Throws
-  /// bad_argument where the pass has no step, since every step would draw the same: `"drop": random numbers in step -1, micro-batch 0;
-  /// expected 0 or more of both: Frame(compute, {.seed = …, .step = …}) says which pass it is`.
+  /// Random numbers that depend on seed, step and `path` (a module's own path()) alone: the same ones again
+  /// in backward. Throws bad_argument if the pass has no step, since every step would draw the same:
+  /// `"drop": random numbers in step -1, micro-batch 0; expected 0 or more of both: Frame(compute, {.seed =
+  /// …, .step = …}) says which pass it is`.
   PassRandom rng(std::string_view path) const;
   bool empty() const noexcept { return entries_.empty(); }
 
   /// Keeps `tensors` for the backward of `of`; nothing on an inference Frame.
   void push(const Module& of, Tensors tensors);
-  /// What `of` pushed last. Throws bad_argument where the newest entry is another module's (`frame: backward
-  /// of "layers.1.mlp", but the newest entry is of "norm"…`), where no entry is left, and on an inference
-  /// Frame.
+  /// The tensors that `of` pushed last. Throws bad_argument if the newest entry is another module's
+  /// (`frame: backward of "layers.1.mlp", but the newest entry is of "norm"…`), where no entry is left, and
+  /// on an inference Frame.
   Tensors pop(const Module& of);
   /// Forgets everything: after a forward pass that threw, or that no backward will follow.
   void clear() noexcept {
@@ -112,7 +115,7 @@ class Frame {
     uses_.clear();
   }
 
-  /// Module::forward counts each use of a parameter, Module::backward drops it. drop_use: true where it was
+  /// Module::forward counts each use of a parameter, Module::backward drops it. drop_use: true if it was
   /// the last one on this Frame, so that the parameter's gradient of this pass is final.
   void count_use(const Parameter& parameter);
   bool drop_use(const Parameter& parameter);

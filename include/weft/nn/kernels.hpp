@@ -1,16 +1,17 @@
-// The compute kernels of one rank: raw pointers and sizes in, numbers out; layers call them. Each device has a table of
-// them; a call goes through the table of the KernelContext it is given. Each call uses that context and nothing else,
-// so ranks that are threads hold one context each and do not contend.
+// The compute kernels of one rank: raw pointers and sizes in, numbers out; layers call them. Each device has
+// a table of them; a call goes through the table of the KernelContext it is given. Each call uses that
+// context and nothing else, so ranks that are threads hold one context each and do not contend.
 //
 // Rules for all of them:
-//  - Arrays are dense and row-major, in memory of the context's device; the shape stands beside each pointer. Outputs
-//    are overwritten unless the name or the comment says that they accumulate ("+="). An input may be the output where
-//    "in place" is said, nowhere else.
-//  - Any size may be 0. Then nothing is read, and outputs that have elements become the value of an empty sum.
-//  - The CPU has done the work when a call returns. Another device does it on the context's stream, after all work
-//    queued there before; errors about the data are then thrown by the next wait for the stream.
-//  - On the CPU the result's bits depend on the input alone, not on the number of threads: every sum runs over blocks
-//    of a fixed size in a fixed order.
+//  - Arrays are dense and row-major, in memory of the context's device; the shape stands beside each pointer.
+//    Outputs are overwritten unless the name or the comment says that they accumulate ("+="). An input may be
+//    the output where "in place" is said, nowhere else.
+//  - Any size may be 0. Then nothing is read, and outputs that have elements become the value of an empty
+//    sum.
+//  - The CPU has done the work when a call returns. Another device does it on the context's stream, after all
+//    work queued there before; errors about the data are then thrown by the next wait for the stream.
+//  - On the CPU the result's bits depend on the input alone, not on the number of threads: every sum runs
+//    over blocks of a fixed size in a fixed order.
 // Each is tested against plain loops of the same name. A layer gets its KernelContext from Frame::kernels().
 #pragma once
 
@@ -32,15 +33,16 @@ namespace weft::kernels {
 
 struct KernelTable;
 
-/// What the kernels of one rank need beside their arguments: the device's table, the stream, the number of threads, the
-/// matrix library's engine and its prepared products, scratch memory that grows to what was needed. One per rank; used
-/// by one thread at a time, any thread.
+/// The state that the kernels of one rank need besides their arguments: the device's table, the stream, the
+/// number of threads, the matrix library's engine and its prepared products, scratch memory that grows to
+/// what was needed. One per rank; used by one thread at a time, any thread.
 class KernelContext {
  public:
-  /// On the CPU. threads ≥ 1: exactly so many compute, the caller being one of them. Throws bad_argument otherwise.
+  /// On the CPU. threads ≥ 1: exactly so many compute, the caller being one of them. Throws bad_argument
+  /// otherwise.
   explicit KernelContext(int threads);
-  /// On the device of `compute`, which outlives it. Throws unsupported where nobody has given that device's kernels to
-  /// the Context: `kernels: cuda:0 has none in this Context; add_kernels() gives them`.
+  /// On the device of `compute`, which outlives it. Throws unsupported if nobody has given that device's
+  /// kernels to the Context: `kernels: cuda:0 has none in this Context; add_kernels() gives them`.
   explicit KernelContext(Compute& compute);
   ~KernelContext();
   KernelContext(KernelContext&&) noexcept;
@@ -49,8 +51,8 @@ class KernelContext {
   const KernelTable& table() const noexcept { return *table_; }
   int threads() const noexcept { return threads_; }
   Stream stream() const noexcept { return stream_; }
-  /// The Compute that it belongs to; null where it was made from a number of threads. Kernels of a device keep
-  /// their own data in it (Compute::attached).
+  /// The Compute that it belongs to; null if it was made from a number of threads. Kernels of a device
+  /// keep their own data in it (Compute::attached).
   Compute* compute() const noexcept { return compute_; }
 
   struct State;  // private to the CPU's kernels
@@ -67,13 +69,15 @@ class KernelContext {
 /// Whether a matrix is stored as it is multiplied, or as its transpose.
 enum class Stored : bool { plain, transposed };
 
-/// A bf16 matrix, and what a kernel may know it by when it keeps something that it made of it. Where two calls on one KernelContext give the
-/// same `weight` and the same `version`, not 0, the elements are the same: a weight gets another version when an element changes
-/// (Parameter::number() and weight_version()). Version 0: nothing is kept.
+/// A bf16 matrix, and what a kernel may know it by when it keeps something that it made of it. If two
+/// calls on one KernelContext give the same `weight` and the same `version`, not 0, the elements are the
+/// same: a weight gets another version when an element changes (Parameter::number() and weight_version()).
+/// Version 0: nothing is kept.
 struct WeightMatrix {
   const bf16* data;
   std::uint64_t weight = 0, version = 0;
-  /// An element's bits are to be the same for any number of columns, as those of a map's pixels are, of which a rank may have any part.
+  /// An element's bits are to be the same for any number of columns, as those of a map's pixels are, of which
+  /// a rank may have any part.
   bool of_any_columns = false;
   WeightMatrix(const bf16* elements) noexcept : data(elements) {}
   WeightMatrix(const bf16* elements, std::uint64_t of, std::uint64_t version_of) noexcept
@@ -94,7 +98,8 @@ struct RopeShape {
 /// key/value head h.
 struct AttentionShape {
   std::int64_t batch, seq, heads, kv_heads, head_dim;  // kv_heads divides heads
-  /// Operands of products are rounded to bf16 where the CPU multiplies bf16 (AVX-512 BF16); all sums and the softmax are f32's. Elsewhere nothing changes.
+  /// Operands of products are rounded to bf16 where the CPU multiplies bf16 (AVX-512 BF16); all sums and the
+  /// softmax are f32's. Elsewhere nothing changes.
   bool bf16_products = false;
 };
 
@@ -104,10 +109,11 @@ struct FullAttentionShape {
   bool bf16_products = false;                                    ///< as in AttentionShape
 };
 
-/// A piece of an attention: queries [first_query, first_query + queries) and keys [first_key, first_key + keys) of the whole. What comes in pieces, one after
-/// the other, is added up; `begins` and `ends` say which piece is the first and the last. The sums of an attention in pieces have the bits of the whole in
-/// one piece, on CPUs with AVX2: so pieces of keys begin at multiples of kAttentionKeys and come in order, those of queries at multiples of kAttentionQueries and
-/// come from the last to the first.
+/// A piece of an attention: queries [first_query, first_query + queries) and keys [first_key, first_key +
+/// keys) of the whole. Keys that come in pieces, one after the other, are added up; `begins` and `ends` say
+/// which piece is the first and the last. The sums of an attention in pieces have the bits of the whole in
+/// one piece, on CPUs with AVX2: so pieces of keys begin at multiples of kAttentionKeys and come in order,
+/// those of queries at multiples of kAttentionQueries and come from the last to the first.
 struct AttentionPiece {
   std::int64_t batch, queries, keys, heads, kv_heads, head_dim;  // kv_heads divides heads
   std::int64_t first_query, first_key;
@@ -117,7 +123,8 @@ struct AttentionPiece {
 };
 inline constexpr std::int64_t kAttentionKeys = 256, kAttentionQueries = 64;
 
-/// What full attention adds to its scores, the same for every head: (samples, rows, keys). Without data: nothing. -infinity hides a key.
+/// The bias that full attention adds to its scores, the same for every head: (samples, rows, keys). Without
+/// data: nothing. -infinity hides a key.
 template <class T>
 struct ScoreBiasOf {
   ScoreBiasOf(const T* data_in = nullptr, bool of_each_sample_in = false, bool of_each_query_in = true)
@@ -128,9 +135,11 @@ struct ScoreBiasOf {
 };
 using ScoreBias = ScoreBiasOf<float>;
 
-/// What each element of y adds to a loss, with its target t: (y - t)^2, or -t log p - (1 - t) log(1 - p), with p = 1 / (1 + e^-y).
+/// The term of each element of y in a loss, with its target t: (y - t)^2, or -t log p - (1 - t) log(1 - p),
+/// with p = 1 / (1 + e^-y).
 enum class LossTerm : unsigned char { squared_error, binary_cross_entropy };
-/// Elements of a loss: n in rows of `width`, of which each `rows` in a row have the weights in turn. Without weights rows and width do not matter.
+/// Elements of a loss: n in rows of `width`, of which each `rows` in a row have the weights in turn. Without
+/// weights rows and width do not matter.
 struct LossShape {
   std::int64_t n, rows = 1, width = 1;
 };
@@ -153,12 +162,12 @@ struct Permutation {
   Dims order;
 };
 
-/// What pixels beyond the border of a map are: 0, or another pixel (without the border one itself: reflect; the border one:
-/// replicate; as if the map went on with its other side: circular).
+/// The value of pixels beyond the border of a map: 0, or another pixel (without the border one itself:
+/// reflect; the border one: replicate; as if the map went on with its other side: circular).
 enum class Padding : unsigned char { zeros, reflect, replicate, circular };
 
-/// The pixels that a convolution's kernel sees of one map. Padding is less than the extent for reflect, at most that for
-/// circular.
+/// The pixels that a convolution's kernel sees of one map. Padding is less than the extent for reflect, at
+/// most that for circular.
 struct UnfoldShape {
   std::int64_t channels, height, width;
   std::int64_t kernel_height, kernel_width, stride_height, stride_width, padding_height, padding_width,
@@ -167,8 +176,8 @@ struct UnfoldShape {
   Padding padding;
 };
 
-/// One dimension of a linear resampling: output r is the sum of weight[e] times input index[e] over e in [begin[r], begin[r + 1]), in
-/// that order. Indices are within the input.
+/// One dimension of a linear resampling: output r is the sum of weight[e] times input index[e] over e in
+/// [begin[r], begin[r + 1]), in that order. Indices are within the input.
 struct Taps {
   std::vector<std::int64_t> begin{0}, index{};
   std::vector<float> weight{};
@@ -195,14 +204,16 @@ struct SgdStep {
   double rate, momentum, weight_decay;
 };
 
-/// Which elements of a run are dropped: element i by number first + i of the stream, which is uniform on [0, 1).
+/// Which elements of a run are dropped: element i by number first + i of the stream, which is uniform on [0,
+/// 1).
 struct DropoutRun {
   RandomStream stream;
   std::uint64_t first;
   float p, scale;
 };
 
-/// The entries [first, first + count) of a vocabulary of `whole`: what a rank holds where it is split. A number: all of it.
+/// The entries [first, first + count) of a vocabulary of `whole`: what a rank holds where it is split. A
+/// number: all of it.
 struct VocabPart {
   VocabPart(std::int64_t all) : count(all), whole(all) {}
   VocabPart(std::int64_t first_in, std::int64_t count_in, std::int64_t whole_in)
@@ -210,11 +221,11 @@ struct VocabPart {
   std::int64_t first = 0, count, whole;
 };
 
-/// What cross-entropy needs to know of a part of a token's logits; see cross_entropy_terms.
+/// The facts about a part of a token's logits that cross-entropy needs; see cross_entropy_terms.
 inline constexpr std::int64_t kLossTerms = 4;
-/// What the backward pass of a softmax needs to know of all logits of a token, or all scores of a query: the
-/// largest, and the sum of e^(logit - largest). They are kept apart: the logarithm of the sum of e^logit, as one
-/// number, has too few digits for that sum where logits are large.
+/// The facts about all logits of a token, or all scores of a query, that the backward pass of a softmax
+/// needs: the largest, and the sum of e^(logit - largest). They are kept apart: the logarithm of the sum of
+/// e^logit, as one number, has too few digits for that sum where logits are large.
 inline constexpr std::int64_t kSoftmaxTerms = 2;
 
 /// A target that takes no part in the loss.
@@ -224,7 +235,8 @@ inline constexpr std::int64_t kIgnoredTarget = -100;
 /// head_dim/2). Made in f32 with one rounding per step (power, reciprocal, product), as PyTorch makes them.
 void rope_tables(float theta, std::int64_t head_dim, std::int64_t positions, float* cosine, float* sine);
 
-/// The kernels of a device. What is said here holds for every table. `kernels::add(ctx, …)` calls `add` of ctx.table().
+/// The kernels of a device. These comments hold for every table. `kernels::add(ctx, …)` calls `add` of
+/// ctx.table().
 struct KernelTable {
   /// c = a b, or c += a b when `accumulate`.
   /// a: (m, k), stored (k, m) when `a_stored` is transposed; b: (k, n), stored (n, k) when `b_stored` is; c:
@@ -234,8 +246,8 @@ struct KernelTable {
   void (*matmul_bf16)(KernelContext& ctx, const bf16* a, Stored a_stored, WeightMatrix b, Stored b_stored,
                       float* c, std::int64_t m, std::int64_t n, std::int64_t k, bool accumulate);
 
-  /// c = a b^T, each element rounded once from a sum whose error does not grow with k. a: (m, k) with rows lda apart, b: (n, k) with rows ldb
-  /// apart, c: (m, n).
+  /// c = a b^T, each element rounded once from a sum whose error does not grow with k. a: (m, k) with rows
+  /// lda apart, b: (n, k) with rows ldb apart, c: (m, n).
   void (*row_products)(KernelContext& ctx, const float* a, std::int64_t lda, const float* b, std::int64_t ldb,
                        float* c, std::int64_t m, std::int64_t n, std::int64_t k);
 
@@ -262,36 +274,36 @@ struct KernelTable {
   /// x, y: (rows, dim), weight: (dim), inv_rms: (rows), kept for the backward pass. In place: y may be x.
   void (*rms_norm_forward)(KernelContext& ctx, const float* x, const float* weight, float* y, float* inv_rms,
                            std::int64_t rows, std::int64_t dim, float eps);
-  /// dx, and dweight += the sum over rows of dy * x * inv_rms. dy, x, dx: (rows, dim), weight, dweight: (dim).
-  /// In place: dx may be dy.
+  /// dx, and dweight += the sum over rows of dy * x * inv_rms. dy, x, dx: (rows, dim), weight, dweight:
+  /// (dim). In place: dx may be dy.
   void (*rms_norm_backward)(KernelContext& ctx, const float* dy, const float* x, const float* weight,
                             const float* inv_rms, float* dx, float* dweight, std::int64_t rows,
                             std::int64_t dim);
 
-  /// y = (x - mean) * inv_std * weight + bias, mean and inv_std = 1 / sqrt(variance + eps) over dim, the variance being the mean
-  /// of (x - mean)^2.
-  /// x, y: (rows, dim), weight, bias: (dim), mean, inv_std: (rows), kept for the backward pass. In place: y may be x.
+  /// y = (x - mean) * inv_std * weight + bias, mean and inv_std = 1 / sqrt(variance + eps) over dim, the
+  /// variance being the mean of (x - mean)^2. x, y: (rows, dim), weight, bias: (dim), mean, inv_std: (rows),
+  /// kept for the backward pass. In place: y may be x.
   void (*layer_norm_forward)(KernelContext& ctx, const float* x, const float* weight, const float* bias,
                              float* y, float* mean, float* inv_std, std::int64_t rows, std::int64_t dim,
                              float eps);
-  /// dx, dweight += the sum over rows of dy * (x - mean) * inv_std, dbias += the sum of dy's rows. dy, x, dx: (rows, dim),
-  /// weight, dweight, dbias: (dim). In place: dx may be dy.
+  /// dx, dweight += the sum over rows of dy * (x - mean) * inv_std, dbias += the sum of dy's rows. dy, x, dx:
+  /// (rows, dim), weight, dweight, dbias: (dim). In place: dx may be dy.
   void (*layer_norm_backward)(KernelContext& ctx, const float* dy, const float* x, const float* weight,
                               const float* mean, const float* inv_std, float* dx, float* dweight,
                               float* dbias, std::int64_t rows, std::int64_t dim);
-  /// The same for maps, over the channels of each pixel.
-  /// x, y: (batch, channels, pixels), weight, bias: (channels), mean, inv_std: (batch, pixels). In place: y may be x.
+  /// The same for maps, over the channels of each pixel. x, y: (batch, channels, pixels), weight, bias:
+  /// (channels), mean, inv_std: (batch, pixels). In place: y may be x.
   void (*channel_norm_forward)(KernelContext& ctx, const float* x, const float* weight, const float* bias,
                                float* y, float* mean, float* inv_std, MapShape s, float eps);
-  /// dx, dweight +=, dbias +=. dy, x, dx: (batch, channels, pixels), weight, dweight, dbias: (channels). In place: dx may
-  /// be dy.
+  /// dx, dweight +=, dbias +=. dy, x, dx: (batch, channels, pixels), weight, dweight, dbias: (channels). In
+  /// place: dx may be dy.
   void (*channel_norm_backward)(KernelContext& ctx, const float* dy, const float* x, const float* weight,
                                 const float* mean, const float* inv_std, float* dx, float* dweight,
                                 float* dbias, MapShape s);
 
-  /// The same over each group of channels / groups channels of a sample and all their pixels.
-  /// x, y: (batch, channels, pixels), weight, bias: (channels), mean, inv_std: (batch, groups). In place: y may be x. Throws
-  /// bad_argument where groups does not divide channels.
+  /// The same over each group of channels / groups channels of a sample and all their pixels. x, y: (batch,
+  /// channels, pixels), weight, bias: (channels), mean, inv_std: (batch, groups). In place: y may be x.
+  /// Throws bad_argument if groups does not divide channels.
   void (*group_norm_forward)(KernelContext& ctx, const float* x, const float* weight, const float* bias,
                              float* y, float* mean, float* inv_std, MapShape s, std::int64_t groups,
                              float eps);
@@ -300,29 +312,32 @@ struct KernelTable {
                               const float* mean, const float* inv_std, float* dx, float* dweight,
                               float* dbias, MapShape s, std::int64_t groups);
 
-  /// sum = the sum of x over samples and pixels, squares = that of x^2, in f64. x: (batch, channels, pixels), sum, squares: (channels).
+  /// sum = the sum of x over samples and pixels, squares = that of x^2, in f64. x: (batch, channels, pixels),
+  /// sum, squares: (channels).
   void (*channel_moments)(KernelContext& ctx, const float* x, double* sum, double* squares, MapShape s);
-  /// y = (x - mean) * inv_std * weight + bias, channel by channel. x, y: (batch, channels, pixels), weight, bias, mean, inv_std:
-  /// (channels). In place: y may be x.
+  /// y = (x - mean) * inv_std * weight + bias, channel by channel. x, y: (batch, channels, pixels), weight,
+  /// bias, mean, inv_std: (channels). In place: y may be x.
   void (*batch_norm_forward)(KernelContext& ctx, const float* x, const float* weight, const float* bias,
                              const float* mean, const float* inv_std, float* y, MapShape s);
-  /// sum_dy = the sum of dy over samples and pixels, sum_dyx = that of dy * (x - mean) * inv_std, in f64. dy, x: (batch, channels,
-  /// pixels), the others: (channels).
+  /// sum_dy = the sum of dy over samples and pixels, sum_dyx = that of dy * (x - mean) * inv_std, in f64. dy,
+  /// x: (batch, channels, pixels), the others: (channels).
   void (*batch_norm_backward_sums)(KernelContext& ctx, const float* dy, const float* x, const float* mean,
                                    const float* inv_std, double* sum_dy, double* sum_dyx, MapShape s);
-  /// dx = weight * inv_std * (dy - mean_dy - (x - mean) * inv_std * mean_dyx). dy, x, dx: (batch, channels, pixels), the others:
-  /// (channels). In place: dx may be dy.
+  /// dx = weight * inv_std * (dy - mean_dy - (x - mean) * inv_std * mean_dyx). dy, x, dx: (batch, channels,
+  /// pixels), the others: (channels). In place: dx may be dy.
   void (*batch_norm_backward)(KernelContext& ctx, const float* dy, const float* x, const float* weight,
                               const float* mean, const float* inv_std, const float* mean_dy,
                               const float* mean_dyx, float* dx, MapShape s);
 
-  /// What a batch norm makes of the sums of its channels: mean = sum / count, inv_std = 1 / sqrt(variance + eps), where variance =
-  /// squares / count - mean^2, at least 0; tracked_mean = mean, tracked_var = variance * count / (count - 1), both of them null where they are not
-  /// wanted. All: (channels).
+  /// The statistics of a batch norm from the sums of its channels: mean = sum / count, inv_std = 1 /
+  /// sqrt(variance + eps), where variance = squares / count - mean^2, at least 0; tracked_mean = mean,
+  /// tracked_var = variance * count / (count - 1), both of them null if they are not wanted. All:
+  /// (channels).
   void (*batch_norm_statistics)(KernelContext& ctx, const double* sum, const double* squares, double count,
                                 double eps, float* mean, float* inv_std, double* tracked_mean,
                                 double* tracked_var, std::int64_t channels);
-  /// running = (1 - momentum) running + momentum * tracked / ranks, for both; batches += 1. All but batches, (1): (channels).
+  /// running = (1 - momentum) running + momentum * tracked / ranks, for both; batches += 1. All but batches,
+  /// (1): (channels).
   void (*batch_norm_track)(KernelContext& ctx, const double* tracked_mean, const double* tracked_var,
                            double ranks, double momentum, float* running_mean, float* running_var,
                            std::int64_t* batches, std::int64_t channels);
@@ -331,64 +346,72 @@ struct KernelTable {
   /// y = x / divisor, rounded to f32. x, y: (n).
   void (*divide_f64)(KernelContext& ctx, const double* x, double divisor, float* y, std::int64_t n);
 
-  /// Sums of channels as those of groups of channels in a row: y = for each row and group the sum of its channels' x, each multiplied by its weight
-  /// unless that is null. x: (rows, channels), weight: (channels), y: (rows, groups); groups divides channels.
+  /// Sums of channels as those of groups of channels in a row: y = for each row and group the sum of its
+  /// channels' x, each multiplied by its weight unless that is null. x: (rows, channels), weight: (channels),
+  /// y: (rows, groups); groups divides channels.
   void (*group_sums)(KernelContext& ctx, const double* x, const float* weight, double* y, std::int64_t rows,
                      std::int64_t channels, std::int64_t groups);
-  /// The way back for numbers of groups: y[r][c] = x[r][the group of c]. x: (rows, groups), y: (rows, channels).
+  /// The way back for numbers of groups: y[r][c] = x[r][the group of c]. x: (rows, groups), y: (rows,
+  /// channels).
   void (*spread_groups)(KernelContext& ctx, const float* x, float* y, std::int64_t rows,
                         std::int64_t channels, std::int64_t groups);
   /// y = the sum over rows of x, rounded to f32. x: (rows, columns), y: (columns).
   void (*sum_rows_f64)(KernelContext& ctx, const double* x, float* y, std::int64_t rows,
                        std::int64_t columns);
 
-  /// y = (x - mean) * inv_std * weight + bias, with statistics of rows of which this may be a part. x, y: (rows, dim), weight, bias: (dim),
-  /// mean, inv_std: (rows). In place: y may be x.
+  /// y = (x - mean) * inv_std * weight + bias, with statistics of rows of which this may be a part. x, y:
+  /// (rows, dim), weight, bias: (dim), mean, inv_std: (rows). In place: y may be x.
   void (*row_norm_forward)(KernelContext& ctx, const float* x, const float* weight, const float* bias,
                            const float* mean, const float* inv_std, float* y, std::int64_t rows,
                            std::int64_t dim);
-  /// With n = (x - mean) * inv_std and g = dy * weight: sum_g, sum_gx = the sums of g and of g n over each row, in f64; dweight += the sum
-  /// of dy n over rows, dbias += that of dy. dy, x: (rows, dim), weight, dweight, dbias: (dim), the others: (rows).
+  /// With n = (x - mean) * inv_std and g = dy * weight: sum_g, sum_gx = the sums of g and of g n over each
+  /// row, in f64; dweight += the sum of dy n over rows, dbias += that of dy. dy, x: (rows, dim), weight,
+  /// dweight, dbias: (dim), the others: (rows).
   void (*row_norm_backward_sums)(KernelContext& ctx, const float* dy, const float* x, const float* weight,
                                  const float* mean, const float* inv_std, double* sum_g, double* sum_gx,
                                  float* dweight, float* dbias, std::int64_t rows, std::int64_t dim);
-  /// dx = inv_std * (g - mean_g - n * mean_gx). dy, x, dx: (rows, dim), weight: (dim), the others: (rows). In place: dx may be dy.
+  /// dx = inv_std * (g - mean_g - n * mean_gx). dy, x, dx: (rows, dim), weight: (dim), the others: (rows). In
+  /// place: dx may be dy.
   void (*row_norm_backward)(KernelContext& ctx, const float* dy, const float* x, const float* weight,
                             const float* mean, const float* inv_std, const float* mean_g,
                             const float* mean_gx, float* dx, std::int64_t rows, std::int64_t dim);
 
   /// y += bias, channel by channel. y: (batch, channels, pixels), bias: (channels).
   void (*add_channel_bias)(KernelContext& ctx, const float* bias, float* y, MapShape s);
-  /// dbias += the sum of dy over samples and pixels, made in f64. dy: (batch, channels, pixels), dbias: (channels).
+  /// dbias += the sum of dy over samples and pixels, made in f64. dy: (batch, channels, pixels), dbias:
+  /// (channels).
   void (*channel_bias_backward)(KernelContext& ctx, const float* dy, float* dbias, MapShape s);
   /// y = x with its dimensions in another order. x: how.in.
   void (*permute)(KernelContext& ctx, const float* x, float* y, const Permutation& how);
-  /// columns[c, i, j, r, s] = x[c, r stride + i dilation - padding, and so for s and j]. x: (channels, height, width), columns:
-  /// (channels, kernel_height, kernel_width, out_height, out_width).
+  /// columns[c, i, j, r, s] = x[c, r stride + i dilation - padding, and so for s and j]. x: (channels,
+  /// height, width), columns: (channels, kernel_height, kernel_width, out_height, out_width).
   void (*unfold)(KernelContext& ctx, const float* x, float* columns, const UnfoldShape& s);
   /// The adjoint: each pixel of dx is the sum of where it was put. dcolumns as columns, dx as x.
   void (*fold)(KernelContext& ctx, const float* dcolumns, float* dx, const UnfoldShape& s);
 
-  /// y[m, r, s] = the sum over the taps of row r of weight times (the sum over the taps of column s of weight * x[m, i, j]). x:
-  /// (maps, height, width), y: (maps, rows->outputs(), columns->outputs()). An element's bits depend on its own taps and inputs alone.
+  /// y[m, r, s] = the sum over the taps of row r of weight times (the sum over the taps of column s of weight
+  /// * x[m, i, j]). x: (maps, height, width), y: (maps, rows->outputs(), columns->outputs()). An element's
+  /// bits depend on its own taps and inputs alone.
   void (*resample)(KernelContext& ctx, const float* x, float* y, const ResampleShape& s);
-  /// y[c, r, s] = the largest of the pixels that the kernel sees, place[c, r, s] = which it is, i * kernel_width + j, the first of several; a
-  /// NaN is the largest. Pixels beyond the border do not count; where it sees none y is -infinity and place -1. x: (channels, height,
-  /// width), y, place: (channels, out_height, out_width).
+  /// y[c, r, s] = the largest of the pixels that the kernel sees, place[c, r, s] = which it is, i *
+  /// kernel_width + j, the first of several; a NaN is the largest. Pixels beyond the border do not count;
+  /// where it sees none y is -infinity and place -1. x: (channels, height, width), y, place: (channels,
+  /// out_height, out_width).
   void (*max_pool_forward)(KernelContext& ctx, const float* x, float* y, std::int32_t* place,
                            const UnfoldShape& s);
-  /// dx[c, i, j] = the sum of the dy whose place is this pixel, in their order; a place beyond the border of dx counts nowhere.
+  /// dx[c, i, j] = the sum of the dy whose place is this pixel, in their order; a place beyond the border of
+  /// dx counts nowhere.
   void (*max_pool_backward)(KernelContext& ctx, const float* dy, const std::int32_t* place, float* dx,
                             const UnfoldShape& s);
 
-  /// y[t] = table[ids[t] - vocab.first], 0 for an id that is not in the part. ids: (tokens), table: (vocab.count, dim), y:
-  /// (tokens, dim). Throws bad_argument for an id outside of the whole.
+  /// y[t] = table[ids[t] - vocab.first], 0 for an id that is not in the part. ids: (tokens), table:
+  /// (vocab.count, dim), y: (tokens, dim). Throws bad_argument for an id outside of the whole.
   void (*embedding_forward)(KernelContext& ctx, const std::int64_t* ids, const float* table, float* y,
                             std::int64_t tokens, VocabPart vocab, std::int64_t dim);
   void (*embedding_forward_bf16)(KernelContext& ctx, const std::int64_t* ids, const bf16* table, float* y,
                                  std::int64_t tokens, VocabPart vocab, std::int64_t dim);
-  /// dtable[ids[t] - vocab.first] += dy[t], in the order of t, for ids in the part. dy: (tokens, dim), dtable:
-  /// (vocab.count, dim). Throws as forward does.
+  /// dtable[ids[t] - vocab.first] += dy[t], in the order of t, for ids in the part. dy: (tokens, dim),
+  /// dtable: (vocab.count, dim). Throws as forward does.
   void (*embedding_backward)(KernelContext& ctx, const std::int64_t* ids, const float* dy, float* dtable,
                              std::int64_t tokens, VocabPart vocab, std::int64_t dim);
 
@@ -400,9 +423,9 @@ struct KernelTable {
   void (*rope_backward)(KernelContext& ctx, const float* dy, const float* cosine, const float* sine,
                         float* dx, RopeShape s);
 
-  /// Causal attention: out = softmax(q k^T / sqrt(head_dim)) v, where position i sees positions 0..i.
-  /// q, out: (batch, seq, heads, head_dim); k, v: (batch, seq, kv_heads, head_dim); softmax: (batch, heads,
-  /// seq, kSoftmaxTerms), of the scaled scores, kept for the backward pass. Throws bad_argument where kv_heads
+  /// Causal attention: out = softmax(q k^T / sqrt(head_dim)) v, where position i sees positions 0..i. q, out:
+  /// (batch, seq, heads, head_dim); k, v: (batch, seq, kv_heads, head_dim); softmax: (batch, heads, seq,
+  /// kSoftmaxTerms), of the scaled scores, kept for the backward pass. Throws bad_argument if kv_heads
   /// does not divide heads.
   void (*attention_forward)(KernelContext& ctx, const float* q, const float* k, const float* v, float* out,
                             float* softmax, AttentionShape s);
@@ -412,41 +435,48 @@ struct KernelTable {
                              float* dv, AttentionShape s);
 
   /// out = softmax(q k^T / sqrt(head_dim) + bias) v; every query sees every key that the bias does not hide.
-  /// q, out: (batch, queries, heads, head_dim); k, v: (batch, keys, kv_heads, head_dim); bias: (queries, keys), for every
-  /// sample and head, or as it says itself, or null; softmax: (batch, heads, queries, kSoftmaxTerms), of the scores with the bias, kept
-  /// for the backward pass. Of a query that sees no key out is 0, the largest score -infinity and the sum 0. Throws bad_argument where kv_heads does not divide heads.
+  /// q, out: (batch, queries, heads, head_dim); k, v: (batch, keys, kv_heads, head_dim); bias: (queries,
+  /// keys), for every sample and head, or as it says itself, or null; softmax: (batch, heads, queries,
+  /// kSoftmaxTerms), of the scores with the bias, kept for the backward pass. If a query sees no key, out is
+  /// 0, the largest score -infinity and the sum 0. Throws bad_argument if kv_heads does not divide heads.
   void (*full_attention_forward)(KernelContext& ctx, const float* q, const float* k, const float* v,
                                  ScoreBias bias, float* out, float* softmax, FullAttentionShape s);
-  /// dq, dk, dv and, unless it is null, dbias, the sum over samples and heads, from dout and what the forward pass left. dbias is only of
-  /// a bias (queries, keys): for another the call throws bad_argument.
+  /// dq, dk, dv and, unless it is null, dbias, the sum over samples and heads, from dout and what the forward
+  /// pass left. dbias is only of a bias (queries, keys): for another the call throws bad_argument.
   void (*full_attention_backward)(KernelContext& ctx, const float* dout, const float* q, const float* k,
                                   const float* v, ScoreBias bias, const float* out, const float* softmax,
                                   float* dq, float* dk, float* dv, float* dbias, FullAttentionShape s);
 
-  /// attention_forward() and full_attention_forward() of keys in pieces, for any queries. softmax: as there, holds what is known between
-  /// pieces, as out does; the piece that `ends` finishes out. q, out: (batch, queries, heads, head_dim), k, v: (batch,
-  /// keys, kv_heads, head_dim), bias: of the queries and keys of the piece. Throws bad_argument where kv_heads does not divide heads, or first_key is no multiple of kAttentionKeys.
+  /// attention_forward() and full_attention_forward() of keys in pieces, for any queries. softmax: as there,
+  /// holds what is known between pieces, as out does; the piece that `ends` finishes out. q, out: (batch,
+  /// queries, heads, head_dim), k, v: (batch, keys, kv_heads, head_dim), bias: of the queries and keys of the
+  /// piece. Throws bad_argument if kv_heads does not divide heads, or first_key is no multiple of
+  /// kAttentionKeys.
   void (*attention_piece_forward)(KernelContext& ctx, const float* q, const float* k, const float* v,
                                   ScoreBias bias, float* out, float* softmax, AttentionPiece s);
-  /// delta = the sum of dout * out over head_dim. dout, out: (batch, queries, heads, head_dim), delta: (batch, heads, queries). s.keys and s.kv_heads
-  /// are not used.
+  /// delta = the sum of dout * out over head_dim. dout, out: (batch, queries, heads, head_dim), delta:
+  /// (batch, heads, queries). s.keys and s.kv_heads are not used.
   void (*attention_delta)(KernelContext& ctx, const float* dout, const float* out, float* delta,
                           FullAttentionShape s);
-  /// dq of keys in pieces, for any queries: overwritten by the piece that `begins`, added to by the others. dout, q, dq: (batch, queries, heads, head_dim), k, v:
-  /// (batch, keys, kv_heads, head_dim), softmax: (batch, heads, queries, kSoftmaxTerms), delta: (batch, heads, queries). Throws as attention_piece_forward does.
+  /// dq of keys in pieces, for any queries: overwritten by the piece that `begins`, added to by the others.
+  /// dout, q, dq: (batch, queries, heads, head_dim), k, v: (batch, keys, kv_heads, head_dim), softmax:
+  /// (batch, heads, queries, kSoftmaxTerms), delta: (batch, heads, queries). Throws as
+  /// attention_piece_forward does.
   void (*attention_piece_backward_queries)(KernelContext& ctx, const float* dout, const float* q,
                                            const float* k, const float* v, ScoreBias bias,
                                            const float* softmax, const float* delta, float* dq,
                                            AttentionPiece s);
-  /// dk and dv of queries in pieces, for any keys, likewise. The piece that `begins` is seen by all keys that any query sees; those of the others become 0. Throws bad_argument where kv_heads does
-  /// not divide heads, or first_query is no multiple of kAttentionQueries.
+  /// dk and dv of queries in pieces, for any keys, likewise. The piece that `begins` is seen by all keys that
+  /// any query sees; those of the others become 0. Throws bad_argument if kv_heads does not divide heads,
+  /// or first_query is no multiple of kAttentionQueries.
   void (*attention_piece_backward_keys)(KernelContext& ctx, const float* dout, const float* q, const float* k,
                                         const float* v, ScoreBias bias, const float* softmax,
                                         const float* delta, float* dk, float* dv, AttentionPiece s);
 
   /// The same in two steps, for short sequences, so that something may happen to the weights between them.
-  /// weights = softmax(q k^T / sqrt(head_dim) + bias). q: (batch, queries, heads, head_dim), k: (batch, keys, kv_heads, head_dim), bias:
-  /// (queries, keys) or null, of which -infinity hides a key, weights: (batch, heads, queries, keys). Those of a query that sees no key are 0.
+  /// weights = softmax(q k^T / sqrt(head_dim) + bias). q: (batch, queries, heads, head_dim), k: (batch, keys,
+  /// kv_heads, head_dim), bias: (queries, keys) or null, of which -infinity hides a key, weights: (batch,
+  /// heads, queries, keys). Gradients of a query that sees no key are 0.
   void (*attention_weights_forward)(KernelContext& ctx, const float* q, const float* k, const float* bias,
                                     float* weights, FullAttentionShape s);
   /// dq, dk and, unless it is null, dbias, the sum over samples and heads. Shapes as there.
@@ -465,8 +495,9 @@ struct KernelTable {
   /// dx from dy. In place: dx may be dy.
   void (*silu_backward)(KernelContext& ctx, const float* dy, const float* x, float* dx, std::int64_t n);
 
-  /// y = x Phi(x), where Phi is the distribution of the standard normal; tanh: y = x (1 + tanh(sqrt(2/pi) (x + 0.044715
-  /// x^3))) / 2. x, y: (n). In place: y may be x. D. Hendrycks, K. Gimpel, "Gaussian Error Linear Units", 2016.
+  /// y = x Phi(x), where Phi is the distribution of the standard normal; tanh: y = x (1 + tanh(sqrt(2/pi) (x
+  /// + 0.044715 x^3))) / 2. x, y: (n). In place: y may be x. D. Hendrycks, K. Gimpel, "Gaussian Error Linear
+  /// Units", 2016.
   void (*gelu_forward)(KernelContext& ctx, const float* x, float* y, std::int64_t n, GeluForm form);
   /// dx from dy. In place: dx may be dy.
   void (*gelu_backward)(KernelContext& ctx, const float* dy, const float* x, float* dx, std::int64_t n,
@@ -488,18 +519,19 @@ struct KernelTable {
   void (*scale)(KernelContext& ctx, float* x, float factor, std::int64_t n);
   /// x = value. x: (n).
   void (*fill)(KernelContext& ctx, float* x, float value, std::int64_t n);
-  /// y = x * run.scale where number run.first + i of the stream is at least run.p, else 0. x, y: (n). In place: y may
-  /// be x.
+  /// y = x * run.scale where number run.first + i of the stream is at least run.p, else 0. x, y: (n). In
+  /// place: y may be x.
   void (*dropout)(KernelContext& ctx, const float* x, float* y, std::int64_t n, const DropoutRun& run);
   /// y = x, rounded to the nearest bf16. x, y: (n).
   void (*round_to_bf16)(KernelContext& ctx, const float* x, bf16* y, std::int64_t n);
   /// y = x, exactly. x, y: (n).
   void (*widen_bf16)(KernelContext& ctx, const bf16* x, float* y, std::int64_t n);
 
-  /// What one part of the vocabulary tells of the loss, for each token: the largest logit of the part, the sum of
-  /// e^(logit - largest) over the part, the target's logit (0 where it is in another part), and the sum of the logits (0
-  /// without smoothing). logits: (tokens, vocab.count), targets: (tokens), terms: (tokens, kLossTerms), count: as below.
-  /// Throws bad_argument for a target that is neither in the whole vocabulary nor kIgnoredTarget, and unless count > 0.
+  /// The share of one part of the vocabulary in the loss, for each token: the largest logit of the part, the
+  /// sum of e^(logit - largest) over the part, the target's logit (0 if it is in another part), and the
+  /// sum of the logits (0 without smoothing). logits: (tokens, vocab.count), targets: (tokens), terms:
+  /// (tokens, kLossTerms), count: as below. Throws bad_argument for a target that is neither in the whole
+  /// vocabulary nor kIgnoredTarget, and unless count > 0.
   void (*cross_entropy_terms)(KernelContext& ctx, const float* logits, const std::int64_t* targets,
                               double* terms, std::int64_t tokens, VocabPart vocab, const std::int64_t* count,
                               double smoothing);
@@ -522,8 +554,9 @@ struct KernelTable {
   /// count = the number of targets that are not kIgnoredTarget. targets: (n), count: (1).
   void (*count_valid)(KernelContext& ctx, const std::int64_t* targets, std::int64_t* count, std::int64_t n);
 
-  /// loss = the sum of the elements' terms in f64, each multiplied by the weight of its row unless weights is null, divided by count. y, target:
-  /// (n), weights: (rows), loss, count: (1). Throws bad_argument for a count below 1, and of a binary cross entropy for a target that is not from 0 to 1.
+  /// loss = the sum of the elements' terms in f64, each multiplied by the weight of its row unless weights is
+  /// null, divided by count. y, target: (n), weights: (rows), loss, count: (1). Throws bad_argument for a
+  /// count below 1, and of a binary cross entropy for a target that is not from 0 to 1.
   void (*element_loss_forward)(KernelContext& ctx, const float* y, const float* target, const float* weights,
                                double* loss, LossShape s, const std::int64_t* count, LossTerm term);
   /// dy of it, multiplied by dloss: (1), or by 1 where that is null. dy may be y.
@@ -533,8 +566,8 @@ struct KernelTable {
 
   /// x *= 1 / max(sqrt(squares), eps). x: (n), squares: (1), of x, or of a whole of which x is a part.
   void (*normalise)(KernelContext& ctx, float* x, const double* squares, double eps, std::int64_t n);
-  /// x *= 1 / sigma, or where inner is not null x *= -inner / sigma^2. x: (n), sigma, inner: (1). Throws bad_argument for a sigma of 0 and for one that
-  /// is not finite.
+  /// x *= 1 / sigma, or where inner is not null x *= -inner / sigma^2. x: (n), sigma, inner: (1). Throws
+  /// bad_argument for a sigma of 0 and for one that is not finite.
   void (*spectral_divide)(KernelContext& ctx, float* x, const float* sigma, const float* inner,
                           std::int64_t n);
   /// to = from where sigma is a finite number other than 0; else to stays. from, to: (n), sigma: (1).
@@ -575,8 +608,8 @@ struct KernelTable {
 
 /// The kernels of the CPU.
 const KernelTable& cpu_table() noexcept;
-/// Gives a Context the kernels of a device that it has (Context::add_device); the table outlives it. Throws bad_argument
-/// where there are some already, and where a kernel is null, naming it. Thread-safe.
+/// Gives a Context the kernels of a device that it has (Context::add_device); the table outlives it. Throws
+/// bad_argument if there are some already, and where a kernel is null, naming it. Thread-safe.
 void add_kernels(Context& context, Device device, const KernelTable& table);
 
 namespace detail {

@@ -18,9 +18,9 @@ TensorName named(const Module& module, std::string_view tensor);
 /// `tp=2`
 std::string axis_name(const Layout& layout, int axis);
 
-/// Of one mesh and global shape, and every rank holds the same elements in the same form: placements on every axis of
-/// more than one rank, the nesting and the segments of what is cut. Both null is equal. A null one equals one over a
-/// mesh of one rank.
+/// Both have one mesh and global shape, and every rank holds the same elements in the same form: placements
+/// on every axis of more than one rank, the nesting and the segments of what is cut. Both null is equal. A
+/// null one equals one over a mesh of one rank.
 bool same(const LayoutRef& a, const LayoutRef& b);
 
 /// Throws layout unless same(): `<what> is Shard(1) on tp=2; expected Replicate (<why>)`, for the first axis
@@ -33,7 +33,7 @@ void expect_same(const TensorName& what, const LayoutRef& got, const LayoutRef& 
 /// stated to be replicated.
 Tensor beside(const Module& module, std::string_view tensor, const Tensor& x, const Parameter& weight);
 
-/// Throws layout where x is Partial on any axis, or sharded in its last dimension: `<what> is Partial(sum) on
+/// Throws layout if x is Partial on any axis, or sharded in its last dimension: `<what> is Partial(sum) on
 /// tp=2; a norm needs whole values …`. For norms and losses; `last` false allows the last dimension to be
 /// sharded: for nonlinearities.
 void expect_whole(const TensorName& what, const Tensor& x, std::string_view layer, bool last = true);
@@ -46,22 +46,22 @@ void expect_whole_dim(const TensorName& what, const Tensor& x, std::string_view 
 LayoutRef gradient_of(const LayoutRef& weight, const LayoutRef& x, int features);
 
 /// The layout of y = x wᵀ by the rule of Linear (weft/nn/linear.hpp), one axis at a time: x: (…, in), weight:
-/// (out, in). Throws layout where x does not fit the weight: `<what> is Shard(1) on tp=2; expected Replicate,
-/// since the weight is Shard(0)`. Null where x is plain. `features`: the dimension of x and y that the product is over; -1:
-/// the last.
+/// (out, in). Throws layout if x does not fit the weight: `<what> is Shard(1) on tp=2; expected Replicate,
+/// since the weight is Shard(0)`. Null where x is plain. `features`: the dimension of x and y that the
+/// product is over; -1: the last.
 LayoutRef linear_output(const TensorName& what, const LayoutRef& x, const LayoutRef& weight,
                         int features = -1);
-/// Throws layout unless the features (the last dimension, or that given) of y are cut as the bias that is added to them, down
-/// to nesting and segments.
+/// Throws layout unless the features (the last dimension, or that given) of y are cut as the bias that is
+/// added to them, down to nesting and segments.
 void expect_bias(const TensorName& what, const LayoutRef& y, const LayoutRef& bias, int features = -1);
-/// The layout of dx = dy w: Partial(sum) on axes that split the columns of y, since each rank then has only the
-/// contribution of its own columns; on other axes as x.
+/// The layout of dx = dy w: Partial(sum) on axes that split the columns of y, since each rank then has only
+/// the contribution of its own columns; on other axes as x.
 LayoutRef linear_input_gradient(const LayoutRef& x, const LayoutRef& weight);
-/// The layout that a gradient of y must have: that of y, with Replicate in place of Partial (the gradient of every
-/// contribution is the gradient of the sum).
+/// The layout that a gradient of y must have: that of y, with Replicate in place of Partial (the gradient of
+/// every contribution is the gradient of the sum).
 LayoutRef gradient_of_output(const LayoutRef& y);
-/// `layout`, with Partial(sum) on the axes on which `contribution` is: what is computed linearly from a contribution to a sum
-/// is one itself. Null stays null.
+/// `layout`, with Partial(sum) on the axes on which `contribution` is: what is computed linearly from a
+/// contribution to a sum is one itself. Null stays null.
 LayoutRef partial_as(const LayoutRef& layout, const LayoutRef& contribution);
 
 /// The same placements over another global shape; null stays null.

@@ -9,8 +9,8 @@ namespace weft {
 /// y = x wᵀ + b; x: (…, in), y: (…, out), weight: (out, in), bias: (out).
 ///
 /// Column and row parallel are layouts of the weight, per mesh axis:
-///   weight Replicate: x Replicate or Shard(not the last) → y the same; where x is Replicate dy may be Partial(sum), and then
-///                     dx and the gradients of weight and bias are
+///   weight Replicate: x Replicate or Shard(not the last) → y the same; if x is Replicate, dy may be
+///                     Partial(sum), and then dx and the gradients of weight and bias are
 ///   weight Shard(0):  x Replicate → y Shard(last), dx Partial(sum); segments of the rows are those of y
 ///   weight Shard(1):  x Shard(last) → y Partial(sum), which the boundary after the layer reduces
 /// The bias is added after that boundary, once on every rank, and its gradient is taken from dy on the same
@@ -23,9 +23,9 @@ class Linear : public WeightedLayer {
   SpaceRule space_rule(const DeviceMesh& axes, std::span<const int> dims) const override;
   /// Uses another module's (out, in) weight from now on; see Parameter about tied weights.
   void tie_weight(ParameterRef other);
-  /// States that the outputs are those of several layers, one after the other, such as [q|k|v] or [gate|up]: a split by columns
-  /// then gives each rank its part of every one, and each size must divide into the ranks. split_features() takes them apart. Throws
-  /// bad_argument where the sizes do not add up to the outputs.
+  /// States that the outputs are those of several layers, one after the other, such as [q|k|v] or [gate|up]:
+  /// a split by columns then gives each rank its part of every one, and each size must divide into the ranks.
+  /// split_features() takes them apart. Throws bad_argument if the sizes do not add up to the outputs.
   void set_segments(std::vector<std::int64_t> sizes);
 
  private:

@@ -70,16 +70,17 @@ struct ShardRule {
     Segments segments{};
   };
   std::vector<BufferPart> buffers{};  ///< cut with the parameters
-  /// Not empty: why a plan of the modules' own leaves it whole unless told otherwise: "a spectral norm".
+  /// Not empty: the reason why a plan of the modules' own leaves it whole by default: "a spectral norm".
   std::string whole_by_default{};
-  /// The dimension of inputs and outputs that is cut with the work. Where a style says Shard(-1), the features, it means this.
+  /// The dimension of inputs and outputs that is cut with the work. If a style says Shard(-1), the
+  /// features, it means this.
   int features = -1;
 };
 
 class HookHandle;
 
-/// What does a module's two passes in place of its own code, where its inputs are cut in a way that this does not know. Immutable, so that
-/// one may serve several modules; what backward needs goes on the Frame, under the module.
+/// Passes that replace the module's own code if its inputs are cut in a way that this code does not know.
+/// Immutable, so that one may serve several modules; what backward needs goes on the Frame, under the module.
 class Passes {
  public:
   virtual ~Passes() = default;
@@ -95,28 +96,34 @@ class Passes {
   static Tensors own_backward(Module& module, Inputs dy, Frame& frame);
 };
 
-/// How a module computes on maps (batch, channels, height, width) that are cut in space, as the module itself says it.
+/// How a module computes on maps (batch, channels, height, width) that are cut in space, as the module itself
+/// says it.
 struct SpaceRule {
   enum class Kind : unsigned char {
-    unknown,   ///< it does not say
-    any_part,  ///< its own code does right on any part of a map: what it does to a pixel depends on that pixel alone, or it minds the layout.
-               ///< Of a module with children: what it does between them; each of them has a rule of its own
-    window,  ///< its own code does right on a window of a map, which is what an output sees: `height` and `width`. It and its children
+    unknown,  ///< it does not say
+    /// Its own code does right on any part of a map: what it does to a pixel depends on that pixel alone, or
+    /// it minds the layout. A module with children states its own work between them; each child has a rule
+    /// of its own.
+    any_part,
+    /// Its own code does right on a window of a map, which is what an output sees: `height` and `width`. It
+    /// and its children.
+    window,
     by_passes,  ///< `passes` do
     refused     ///< it cannot, and `why`
   };
   Kind kind = Kind::unknown;
   std::shared_ptr<const Passes> passes{};
   std::string why{};
-  /// Parameters that have an element for each pixel, and so are cut as the maps are: for each of the axes the dimension of the parameter that it cuts, -1:
-  /// none. The others are the same on all ranks.
+  /// Parameters that have an element for each pixel, and so are cut as the maps are: for each of the axes the
+  /// dimension of the parameter that it cuts, -1: none. The others are the same on all ranks.
   struct Pixelwise {
     Parameter* parameter;
     std::vector<int> dims;
   };
   std::vector<Pixelwise> pixelwise{};
-  /// Of a window: output o along one dimension depends on the inputs o · stride − padding + i · dilation alone, 0 ≤ i < kernel, the same way wherever it is. Beyond
-  /// the border lies what `edge` says. A map of n gives (n + 2 padding − dilation (kernel − 1) − 1) / stride + 1 outputs, rounded down.
+  /// A window: output o along one dimension depends on the inputs o · stride − padding + i · dilation alone,
+  /// 0 ≤ i < kernel, the same way wherever it is. Beyond the border lies what `edge` says. A map of n gives
+  /// (n + 2 padding − dilation (kernel − 1) − 1) / stride + 1 outputs, rounded down.
   struct Reach {
     std::int64_t kernel = 1, stride = 1, padding = 0, dilation = 1;
     Edge edge = Edge::zero();
@@ -139,12 +146,12 @@ class Module {
   // --- the passes: not virtual; what every layer has in common happens here ---
 
   /// around → pre-forward hooks → boundaries before → do_forward → boundaries after → finish_forward →
-  /// post-forward hooks. Throws layout where a tensor that arrives is laid out as the layer cannot take it; bad_argument for
-  /// wrong shapes.
+  /// post-forward hooks. Throws layout if a tensor that arrives is laid out as the layer cannot take it;
+  /// bad_argument for wrong shapes.
   Tensors forward(Inputs x, Frame& frame);
-  /// The mirror: around → pre-backward hooks → begin_backward → after's adjoints → do_backward → before's adjoints
-  /// → post-backward hooks. `dy` belongs to what forward gave; the result to the differentiable ones among its
-  /// inputs, in their order.
+  /// The mirror: around → pre-backward hooks → begin_backward → after's adjoints → do_backward → before's
+  /// adjoints → post-backward hooks. `dy` belongs to what forward gave; the result to the differentiable ones
+  /// among its inputs, in their order.
   Tensors backward(Inputs dy, Frame& frame);
 
   // --- names ---
@@ -172,29 +179,31 @@ class Module {
   /// This node, then its descendants, depth first in order of registration.
   void visit(const std::function<void(Module&)>& see);
 
-  /// What may not be cut when the module is split, so that each rank has a whole number of it: attention heads.
+  /// Units that may not be cut when the module is split, so that each rank has a whole number of them:
+  /// attention heads.
   using Unit = weft::Unit;
   virtual std::vector<Unit> units() const { return {}; }
-  /// How the module is split over ranks that share its work, or why it is not: the default says that it cannot
-  /// be. A layer that can says so here; parallelize() knows no layer by its type.
+  /// How the module is split over ranks that share its work, or why it is not: the default says that it
+  /// cannot be. A layer that can says so here; parallelize() knows no layer by its type.
   virtual ShardRule shard_rule(Split split) const;
 
-  /// How it computes on a part of a map; `axes` cut it, one dimension each, as `dims` says. The default is unknown.
+  /// How it computes on a part of a map; `axes` cut it, one dimension each, as `dims` says. The default is
+  /// unknown.
   virtual SpaceRule space_rule(const DeviceMesh& axes, std::span<const int> dims) const;
   /// From now on these do the passes; null: its own code. Hooks and boundaries stay around them.
   void set_passes(std::shared_ptr<const Passes> passes) { passes_ = std::move(passes); }
   const std::shared_ptr<const Passes>& passes() const noexcept { return passes_; }
 
-  /// How ranks share the work of the layers inside it: that of the instance where one was set, else that of its kind; empty:
-  /// it has none. parallelize(root, axis) collects those of all modules of the tree.
+  /// How ranks share the work of the layers inside it: that of the instance where one was set, else that of
+  /// its kind; empty: it has none. parallelize(root, axis) collects those of all modules of the tree.
   OwnPlan own_plan() const { return instance_plan_ ? *instance_plan_ : class_plan(); }
   /// The instance's, in place of its kind's: an empty one leaves it whole. nullopt: again that of its kind.
   void set_own_plan(std::optional<OwnPlan> plan) { instance_plan_ = std::move(plan); }
 
   // --- what parallelism and others attach ---
 
-  /// A boundary, and the tensor that it is for: its number among the floating-point inputs (or outputs) of the
-  /// module, or kEvery of them.
+  /// A boundary, and the tensor that it is for: its number among the floating-point inputs (or outputs) of
+  /// the module, or kEvery of them.
   struct PlacedBoundary {
     BoundaryRef boundary;
     int index;
@@ -203,13 +212,13 @@ class Module {
   /// In the order in which a tensor meets them on its way forward; backward undoes them in reverse.
   const std::vector<PlacedBoundary>& before() const noexcept { return before_; }
   const std::vector<PlacedBoundary>& after() const noexcept { return after_; }
-  /// Adds one as the last before (the last after) this module. Throws bad_argument for null, and an index below
-  /// kEvery; a pass throws it where there is no tensor of that number.
+  /// Adds one as the last before (the last after) this module. Throws bad_argument for null, and an index
+  /// below kEvery; a pass throws it if there is no tensor of that number.
   void add_before(BoundaryRef boundary, int input = kEvery);
   void add_after(BoundaryRef boundary, int output = kEvery);
 
-  /// Sees, and may replace, the tensors at that point. end_of_backward: runs for the outermost backward alone, when
-  /// all of it is done.
+  /// Sees, and may replace, the tensors at that point. end_of_backward: runs for the outermost backward
+  /// alone, when all of it is done.
   using Hook = std::function<void(Module&, Tensors&, Frame&)>;
   enum class HookPoint : unsigned char {
     pre_forward,
@@ -221,8 +230,9 @@ class Module {
   /// The hook stays until the returned handle or the module is destroyed.
   [[nodiscard]] HookHandle add_hook(HookPoint point, Hook hook);
   /// Runs around a pass: `enter` before everything else of the module, `leave` after it, also where something
-  /// between throws; then that error goes on, and an error of leave() is dropped. Several are left in reverse order;
-  /// one that was not entered is not left. For weights that are gathered for a pass and given back after it.
+  /// between throws; then that error goes on, and an error of leave() is dropped. Several are left in reverse
+  /// order; one that was not entered is not left. For weights that are gathered for a pass and given back
+  /// after it.
   struct Around {
     std::function<void(Module&, Frame&)> enter, leave;
   };
@@ -235,10 +245,11 @@ class Module {
   ParameterRef add(std::string name, ParameterRef parameter);
   /// A buffer of this module alone; its name is also none of a parameter.
   ModuleBufferRef add(std::string name, ModuleBufferRef buffer);
-  /// Gives a parameter of this module's own another name, new here. Its path changes: not after the model was built.
+  /// Gives a parameter of this module's own another name, new here. Its path changes: not after the model was
+  /// built.
   void rename_parameter(std::string_view name, std::string to);
-  /// Replaces this module's parameter of that name by another module's: one weight under the other's path, which
-  /// both modules use.
+  /// Replaces this module's parameter of that name by another module's: one weight under the other's path,
+  /// which both modules use.
   ParameterRef tie(std::string_view name, ParameterRef parameter);
   /// Where do_forward's result, and do_backward's, should lie: in shared memory where a boundary will
   /// communicate it.
@@ -304,7 +315,8 @@ class [[nodiscard]] HookHandle {
   std::function<void()> remove_;
 };
 
-/// The base of a module whose space_rule() is any_part. What derives from Kind may do something else, and its rule is unknown.
+/// The base of a module whose space_rule() is any_part. A class that derives from Kind may do something
+/// else, and its rule is unknown.
 template <class Kind>
 class AnyPart : public Module {
  public:
@@ -327,8 +339,8 @@ class Sequential : public AnyPart<Sequential> {
   std::vector<std::unique_ptr<Module>> owned_;
 };
 
-/// States that every parameter and buffer of the tree that has no layout yet is the same on all ranks of `mesh`
-/// (Replicate on every axis). Before materialise.
+/// States that every parameter and buffer of the tree that has no layout yet is the same on all ranks of
+/// `mesh` (Replicate on every axis). Before materialise.
 void replicate(Module& root, const DeviceMesh& mesh);
 /// Gives every parameter and buffer of the tree its memory, each once, as Parameter::materialise does.
 void materialise(Module& root, Compute& compute, Memory memory = Memory::local);

@@ -1,4 +1,5 @@
-// What a module keeps beside its parameters: tensors that are laid out and saved as weights are, but not trained.
+// Tensors that a module keeps besides its parameters: they are laid out and saved as weights are, but not
+// trained.
 #pragma once
 
 #include <memory>
@@ -10,8 +11,8 @@
 
 namespace weft {
 
-/// A tensor that a module keeps beside its parameters: named, laid out and saved as they are, but not trained (the
-/// vectors of a spectral norm, the bias of a router). Life: as that of a Parameter.
+/// A tensor that a module keeps beside its parameters: named, laid out and saved as they are, but not trained
+/// (the vectors of a spectral norm, the bias of a router). Life: as that of a Parameter.
 class ModuleBuffer {
  public:
   /// `saved`: whether checkpoints contain it.
@@ -28,17 +29,17 @@ class ModuleBuffer {
   bool saved() const noexcept { return saved_; }
   /// Over the root mesh; null: plain, one rank.
   LayoutRef layout() const noexcept { return layout_; }
-  /// Before materialise only (bad_argument after). Throws layout where its global shape is not global_shape(), or it
-  /// is Partial.
+  /// Before materialise only (bad_argument after). Throws layout if its global shape is not
+  /// global_shape(), or it is Partial.
   void set_layout(LayoutRef layout);
-  /// Allocates it, uninitialised, in the memory of `compute`, which must outlive it. Throws bad_argument where it has
-  /// memory already.
+  /// Allocates it, uninitialised, in the memory of `compute`, which must outlive it. Throws bad_argument
+  /// if it has memory already.
   void materialise(Compute& compute, Memory memory = Memory::local);
   bool materialised() const noexcept { return static_cast<bool>(tensor_); }
   /// The Compute that it was materialised with. Throws bad_argument naming the path before materialise.
   Compute& compute() const;
-  /// This rank's part, to be read and written: a tensor of dtype() that carries layout(). Throws bad_argument naming the
-  /// path before materialise.
+  /// This rank's part, to be read and written: a tensor of dtype() that carries layout(). Throws bad_argument
+  /// naming the path before materialise.
   const Tensor& tensor() const;
 
  private:

@@ -25,16 +25,18 @@ class RMSNorm : public AnyPart<RMSNorm> {
   double eps_;
 };
 
-/// y = (x - mean) / sqrt(variance + eps) · weight + bias over the last dimension, or the last ones, with the biased variance; x, y:
-/// (…, normalised dimensions), weight, bias: those dimensions: a gain for each element. J. L. Ba, J. R. Kiros, G. E. Hinton, "Layer
-/// Normalization", 2016.
-/// x may be split along any dimension but those; the gradients of weight and bias are then Partial(sum) on that axis. Maps that are cut in space are
-/// normalised over them by apply_domain_parallel() (weft/domain/domain.hpp): weight and bias are then cut as the maps are.
+/// y = (x - mean) / sqrt(variance + eps) · weight + bias over the last dimension, or the last ones, with the
+/// biased variance; x, y: (…, normalised dimensions), weight, bias: those dimensions: a gain for each
+/// element. J. L. Ba, J. R. Kiros, G. E. Hinton, "Layer Normalization", 2016. x may be split along any
+/// dimension but those; the gradients of weight and bias are then Partial(sum) on that axis. Maps that are
+/// cut in space are normalised over them by apply_domain_parallel() (weft/domain/domain.hpp): weight and bias
+/// are then cut as the maps are.
 class LayerNorm : public Module {
  public:
   explicit LayerNorm(std::int64_t dim, double eps = 1e-5);
-  /// Over the last dimensions, which have these sizes: {channels, height, width}, or {height, width}. Of more than one, mean and variance are
-  /// made from sums in f64. Throws bad_argument where there is none.
+  /// Over the last dimensions, which have these sizes: {channels, height, width}, or {height, width}. Over
+  /// more than one dimension, mean and variance are made from sums in f64. Throws bad_argument if there is
+  /// none.
   explicit LayerNorm(const Shape& dims, double eps = 1e-5);
 
   ParameterRef weight, bias;
@@ -47,9 +49,10 @@ class LayerNorm : public Module {
   double eps_;
 };
 
-/// Layer norm of each pixel over its channels; x, y: (batch, channels, height, width), or any shape (batch, channels, …).
-/// Gain g and bias b are (1, channels, 1, 1): names and shapes are those of the weather models that have it (miles-credit).
-/// x may be split along any dimension but the channels; the gradients of g and b are then Partial(sum) on that axis.
+/// Layer norm of each pixel over its channels; x, y: (batch, channels, height, width), or any shape (batch,
+/// channels, …). Gain g and bias b are (1, channels, 1, 1): names and shapes are those of the weather models
+/// that have it (miles-credit). x may be split along any dimension but the channels; the gradients of g and b
+/// are then Partial(sum) on that axis.
 class ChannelNorm : public AnyPart<ChannelNorm> {
  public:
   explicit ChannelNorm(std::int64_t channels, double eps = 1e-5);
@@ -63,10 +66,13 @@ class ChannelNorm : public AnyPart<ChannelNorm> {
   double eps_;
 };
 
-/// y = (x - mean) / sqrt(variance + eps) · weight + bias, over each group of channels / groups neighbouring channels of a sample and all
-/// their pixels, as torch.nn.GroupNorm; x, y: (batch, channels, …), weight, bias: (channels). Y. Wu, K. He, "Group Normalization",
-/// 2018. x may be split in any dimension but the channels; a split by columns gives each rank whole groups of those. Where pixels are split, forward
-/// and backward are collective among the ranks that share a map: one all-reduce of two numbers of f64 for each sample and group.
+/// y = (x - mean) / sqrt(variance + eps) · weight + bias, over each group of channels / groups neighbouring
+/// channels of a sample and all their pixels, as torch.nn.GroupNorm; x, y: (batch, channels, …), weight,
+/// bias: (channels). Y. Wu, K. He, "Group Normalization",
+/// 2018. x may be split in any dimension but the channels; a split by columns gives each rank whole groups of
+///       those. If pixels are split, forward
+/// and backward are collective among the ranks that share a map: one all-reduce of two numbers of f64 for
+/// each sample and group.
 class GroupNorm : public AnyPart<GroupNorm> {
  public:
   /// Throws bad_argument unless groups, of at least 1, divides channels.
@@ -87,19 +93,23 @@ class GroupNorm : public AnyPart<GroupNorm> {
 struct BatchNormConfig {
   double eps = 1e-5;
   double momentum = 0.1;  ///< running = (1 - momentum) running + momentum · that of this pass
-  /// The names of the axes over which statistics are those of all ranks together. Nothing: all axes that split x, so that every
-  /// mesh computes what one rank does. On other axes that split x each rank has statistics of its own part, as under
-  /// torch's data parallel without SyncBatchNorm, and the running ones are the mean of theirs.
+  /// The names of the axes over which statistics are those of all ranks together. Nothing: all axes that
+  /// split x, so that every mesh computes what one rank does. On other axes that split x each rank has
+  /// statistics of its own part, as under torch's data parallel without SyncBatchNorm, and the running ones
+  /// are the mean of theirs.
   std::optional<std::vector<std::string>> axes{};
 };
 
-/// y = (x - mean) / sqrt(variance + eps) · weight + bias for each channel, as torch.nn.BatchNorm2d and SyncBatchNorm; x, y:
-/// (batch, channels, …), weight, bias and the buffers running_mean, running_var: (channels). S. Ioffe, C. Szegedy, "Batch Normalization",
-/// 2015. In a training mean and (biased) variance are those of the samples and pixels of the pass, summed over axes, and enter the running
+/// y = (x - mean) / sqrt(variance + eps) · weight + bias for each channel, as torch.nn.BatchNorm2d and
+/// SyncBatchNorm; x, y: (batch, channels, …), weight, bias and the buffers running_mean, running_var:
+/// (channels). S. Ioffe, C. Szegedy, "Batch Normalization",
+/// 2015. In a training mean and (biased) variance are those of the samples and pixels of the pass, summed
+///       over axes, and enter the running
 /// ones, the variance unbiased; else they are the running ones.
 ///
-/// x may be split along any dimension; a split of the channels is one by columns, and needs no communication. Otherwise forward (in a
-/// training) and backward are collective among the ranks of the axes: one all-reduce of 2 · channels + 1 numbers of f64 each.
+/// x may be split along any dimension; a split of the channels is one by columns, and needs no communication.
+/// Otherwise forward (in a training) and backward are collective among the ranks of the axes: one all-reduce
+/// of 2 · channels + 1 numbers of f64 each.
 class BatchNorm : public AnyPart<BatchNorm> {
  public:
   /// Throws bad_argument for channels below 1, unless eps > 0 and 0 <= momentum <= 1.

@@ -13,11 +13,12 @@
 
 namespace weft {
 
-/// Trains those of the given parameters that are trainable when it is made. step() leaves out a parameter that was frozen
-/// since, and throws bad_argument for one that was frozen then and is trainable now. Each parameter's state is kept under its
-/// path, on the device of the Compute (bad_argument where its master is on another), with the master's layout at that time.
-/// step() throws layout where a gradient is still Partial on some axis, or a gradient or state is laid out
-/// otherwise than the master, naming parameter and axis; and bad_argument naming every parameter that has no gradient. Both before anything changes.
+/// Trains those of the given parameters that are trainable when it is made. step() leaves out a parameter
+/// that was frozen since, and throws bad_argument for one that was frozen then and is trainable now. Each
+/// parameter's state is kept under its path, on the device of the Compute (bad_argument if its master is
+/// on another), with the master's layout at that time. step() throws layout if a gradient is still Partial
+/// on some axis, or a gradient or state is laid out otherwise than the master, naming parameter and axis; and
+/// bad_argument naming every parameter that has no gradient. Both before anything changes.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
@@ -28,8 +29,8 @@ class Optimizer {
   void zero_gradients() noexcept;
 
   /// Every tensor of the state, in the order of the parameters: (path, name, tensor). For checkpoints: values
-  /// may be written into the tensors. "step": i64 of shape (1), on the host; the others have the parameter's local shape
-  /// and layout.
+  /// may be written into the tensors. "step": i64 of shape (1), on the host; the others have the parameter's
+  /// local shape and layout.
   using Visitor = std::function<void(const std::string& path, std::string_view name, const Tensor& tensor)>;
   void visit_state(const Visitor& see) const;
   std::span<Parameter* const> parameters() const noexcept { return parameters_; }
@@ -51,8 +52,8 @@ class Optimizer {
   std::vector<State> states_;  // parallel to parameters_
 };
 
-/// p ← p − lr·wd·p, m ← b1·m + (1−b1)·g, v ← b2·v + (1−b2)·g², p ← p − lr·m̂/(√v̂ + eps), m̂ = m/(1−b1^t), v̂ =
-/// v/(1−b2^t). I. Loshchilov, F. Hutter, "Decoupled Weight Decay Regularization", 2019. State: "exp_avg",
+/// p ← p − lr·wd·p, m ← b1·m + (1−b1)·g, v ← b2·v + (1−b2)·g², p ← p − lr·m̂/(√v̂ + eps), m̂ = m/(1−b1^t), v̂
+/// = v/(1−b2^t). I. Loshchilov, F. Hutter, "Decoupled Weight Decay Regularization", 2019. State: "exp_avg",
 /// "exp_avg_sq", "step".
 class AdamW : public Optimizer {
  public:

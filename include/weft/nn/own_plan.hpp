@@ -8,10 +8,11 @@
 
 namespace weft {
 
-/// Paths are relative to the module and may lead into containers ("layers.1": child 1 of the Sequential `layers`); `*` is as
-/// in a Plan. Usually it is a pair: layers split by columns, and those that take their output, split by rows. `styles` says it
-/// layer by layer, by the names of styles (weft/tp/own_plan.hpp). Where `styles` is empty the standard one is meant:
-/// style "column" for `columns` and style "row" for `rows`.
+/// Paths are relative to the module and may lead into containers ("layers.1": child 1 of the Sequential
+/// `layers`); `*` is as in a Plan. Usually it is a pair: layers split by columns, and those that take their
+/// output, split by rows. `styles` says it layer by layer, by the names of styles (weft/tp/own_plan.hpp).
+/// If `styles` is empty the standard one is meant: style "column" for `columns` and style "row" for
+/// `rows`.
 struct OwnPlan {
   struct Entry {
     std::string path, style;

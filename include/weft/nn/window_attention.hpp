@@ -11,23 +11,25 @@
 
 namespace weft {
 
-/// A bias for each offset between two pixels of a window, made by a small network of the offset (the dynamic position bias of
-/// W. Wang et al., "CrossFormer", 2021): `layers` is Linear(2, d), LayerNorm, ReLU, twice Linear(d, d), LayerNorm, ReLU, and
-/// Linear(d, 1), with d = dim / 4. x: (copies, offsets, 2) from coordinates(), y: (copies, offsets, 1).
+/// A bias for each offset between two pixels of a window, made by a small network of the offset (the dynamic
+/// position bias of W. Wang et al., "CrossFormer", 2021): `layers` is Linear(2, d), LayerNorm, ReLU, twice
+/// Linear(d, d), LayerNorm, ReLU, and Linear(d, 1), with d = dim / 4. x: (copies, offsets, 2) from
+/// coordinates(), y: (copies, offsets, 1).
 ///
-/// The bias of query pixel (y, x) and key pixel (y', x') of a window of w x w is row (dy + w - 1) (2w - 1) + dx + w - 1 of the
-/// (2w + 1)^2 offsets (i, j), -w <= i, j <= w, with dy = y - y', dx = x - x'. That is not row (dy, dx), since a line of the
-/// table has 2w + 1 offsets, not 2w - 1. It is so in the models whose weights this takes (miles-credit).
+/// The bias of query pixel (y, x) and key pixel (y', x') of a window of w x w is row (dy + w - 1) (2w - 1) +
+/// dx + w - 1 of the (2w + 1)^2 offsets (i, j), -w <= i, j <= w, with dy = y - y', dx = x - x'. That is not
+/// row (dy, dx), since a line of the table has 2w + 1 offsets, not 2w - 1. It is so in the models whose
+/// weights this takes (miles-credit).
 class PositionBias : public Module {
  public:
   PositionBias(std::int64_t dim, std::int64_t window, Init init = Normal{0.02});
 
   Sequential layers;
 
-  /// The offsets, (copies, (2w + 1)^2, 2), as those ranks need them whose scores have the layout `scores` (null: plain): one
-  /// copy for each rank along the axes that cut the scores, and each rank has its own, Shard(0). So the gradients of the
-  /// weights are Partial(sum) on these axes: each rank has the part of its own heads and samples, and
-  /// reduce_gradients sums them.
+  /// The offsets, (copies, (2w + 1)^2, 2), as those ranks need them whose scores have the layout `scores`
+  /// (null: plain): one copy for each rank along the axes that cut the scores, and each rank has its own,
+  /// Shard(0). So the gradients of the weights are Partial(sum) on these axes: each rank has the part of its
+  /// own heads and samples, and reduce_gradients sums them.
   Tensor coordinates(Frame& frame, const LayoutRef& scores) const;
   /// Which row of the table is the bias of (query, key): (pixels, pixels), i64.
   Tensor rows(Frame& frame) const;
@@ -40,8 +42,9 @@ class PositionBias : public Module {
   std::vector<std::int64_t> rows_;
 };
 
-/// Which pixels a window has. neighbours ("short" distance): a square of adjacent pixels. strided ("long" distance): as many
-/// pixels, spread over the whole map: of a map of height H those of rows l H/window + r, l = 0 … window - 1, for each r.
+/// Which pixels a window has. neighbours ("short" distance): a square of adjacent pixels. strided ("long"
+/// distance): as many pixels, spread over the whole map: of a map of height H those of rows l H/window + r, l
+/// = 0 … window - 1, for each r.
 enum class Windows : unsigned char { neighbours, strided };
 
 struct WindowAttentionConfig {
@@ -53,14 +56,15 @@ struct WindowAttentionConfig {
   double dropout = 0;  ///< of the weights of attention, after the softmax
 };
 
-/// y = to_out(softmax(q kᵀ / sqrt(head_dim) + bias) v), with q, k, v = to_q, to_k, to_v of norm(x), among the pixels of each
-/// window, by heads that share one bias; x, y: (batch, dim, height, width), both in whole windows. The residual is not added.
-/// heads · head_dim may be less than dim; only to_out has a bias. Names are those of miles-credit's WXFormer.
+/// y = to_out(softmax(q kᵀ / sqrt(head_dim) + bias) v), with q, k, v = to_q, to_k, to_v of norm(x), among the
+/// pixels of each window, by heads that share one bias; x, y: (batch, dim, height, width), both in whole
+/// windows. The residual is not added. heads · head_dim may be less than dim; only to_out has a bias. Names
+/// are those of miles-credit's WXFormer.
 ///
-/// x may be split in the batch. How many heads this rank has follows from what to_q, to_k and to_v give: over an axis that
-/// splits heads they are column layers, whose dx are summed by a boundary after `norm`, once for all three; to_out is a row
-/// layer. That is its own plan. Norm and position bias are replicated; the gradients of the position bias are Partial(sum), since each rank
-/// has its own heads.
+/// x may be split in the batch. How many heads this rank has follows from what to_q, to_k and to_v give: over
+/// an axis that splits heads they are column layers, whose dx are summed by a boundary after `norm`, once for
+/// all three; to_out is a row layer. That is its own plan. Norm and position bias are replicated; the
+/// gradients of the position bias are Partial(sum), since each rank has its own heads.
 class WindowAttention : public Module {
  public:
   /// Throws bad_argument for sizes below 1.
@@ -69,15 +73,16 @@ class WindowAttention : public Module {
   ChannelNorm norm;
   PositionBias dpb;
   Linear to_q, to_k, to_v, to_out;
-  Dropout
-      dropout;  ///< where it drops, the weights of attention are kept for backward: pixels² for each head of each window
+  /// If it drops, the weights of attention are kept for backward: pixels² for each head of each window.
+  Dropout dropout;
 
   const WindowAttentionConfig& config() const noexcept { return config_; }
   std::vector<Unit> units() const override { return {{"heads", config_.heads}}; }
 
-  /// The passes on a part of the windows of larger maps, for who cuts maps in space. x: (batch, dim, height, width) of whole windows, with a layout
-  /// that says how samples and weights are cut. `windows`: the layout of maps with one pixel for each window, of which x has this rank's; samples of x beyond
-  /// its batch are filling. So the same weights are dropped wherever the maps are cut.
+  /// The passes on a part of the windows of larger maps, for who cuts maps in space. x: (batch, dim, height,
+  /// width) of whole windows, with a layout that says how samples and weights are cut. `windows`: the layout
+  /// of maps with one pixel for each window, of which x has this rank's; samples of x beyond its batch are
+  /// filling. So the same weights are dropped wherever the maps are cut.
   Tensors forward_part(const Tensor& x, Frame& frame, const LayoutRef& windows) {
     return forward_windows(x, frame, windows);
   }

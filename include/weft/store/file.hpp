@@ -15,9 +15,9 @@ namespace weft {
 /// throw `timeout` after `patience`. The program removes the file; a store whose file was removed throws
 /// peer_lost. On network file systems, flock(2) must work across hosts.
 ///
-/// Throws system where the file cannot be opened, holds something else, belongs to another user, may be
+/// Throws system if the file cannot be opened, holds something else, belongs to another user, may be
 /// written by others, is a symbolic link, or lies in a folder that others may write to (without the sticky
-/// bit); timeout where its lock is held for `patience`, or until `deadline`.
+/// bit); timeout if its lock is held for `patience`, or until `deadline`.
 std::shared_ptr<Store> make_file_store(const std::string& path, Duration patience = std::chrono::seconds(30),
                                        Deadline deadline = Deadline::never());
 

@@ -22,12 +22,12 @@ struct TcpStoreOptions {
   /// A name or an address, IPv4 or IPv6. Off loopback, 0.0.0.0 and :: included, a secret is demanded.
   std::string host = "127.0.0.1";
   std::uint16_t port = 0;  ///< 0: any that is free
-  /// What clients must know, 16 bytes to 4 KiB; never sent. Empty: no TCP port is opened. Then processes of
-  /// this user on this host join at an abstract Unix socket, whose name follows from host and port. The
-  /// kernel tells who they are, and other users' processes are refused.
+  /// The secret that clients must know, 16 bytes to 4 KiB; never sent. Empty: no TCP port is opened. Then
+  /// processes of this user on this host join at an abstract Unix socket, whose name follows from host and
+  /// port. The kernel tells who they are, and other users' processes are refused.
   std::string secret = {};
-  /// What clients find under kServedByKey from the beginning; "" once the server is ending. Empty: the key is
-  /// not set.
+  /// The value that clients find under kServedByKey from the beginning; "" once the server is ending. Empty:
+  /// the key is not set.
   std::string served_by = {};
   std::size_t max_clients = 4096;  ///< connections at once; further ones are closed, with a warning
   /// Unauthenticated connections among them: those that have not shown yet, by the secret or a request, that
@@ -42,7 +42,7 @@ struct TcpStoreOptions {
 };
 
 /// The secret of this process's job: what WEFT_STORE_SECRET_FILE holds (without line feeds at its end), or
-/// WEFT_STORE_SECRET. Empty where neither is set. Throws bad_argument where both are, where the file may be
+/// WEFT_STORE_SECRET. Empty if neither is set. Throws bad_argument if both are, where the file may be
 /// read or written by others or is another user's, or where the secret is shorter than 16 bytes; system where
 /// it cannot be read. docs/rendezvous.md says what it protects against.
 std::string store_secret_from_env();
@@ -54,8 +54,8 @@ std::string store_secret_from_env();
 /// with the limit.
 class TcpStoreServer {
  public:
-  /// Listens when this returns. `log` must outlive the server. Throws bad_argument off loopback where there
-  /// is no secret, unsupported where there is one but no libsodium, system where the port cannot be had or
+  /// Listens when this returns. `log` must outlive the server. Throws bad_argument off loopback if there
+  /// is no secret, unsupported if there is one but no libsodium, system where the port cannot be had or
   /// there is no thread.
   explicit TcpStoreServer(Logger& log, TcpStoreOptions options = {});
   /// Logs to the Context's log. A Context that is destroyed before the server says so and ends the process.

@@ -8,9 +8,9 @@
 
 namespace weft {
 
-/// Splits the layers that `plan` names over `axis`, a sub-mesh of one or more axes: sets layouts of parameters and
-/// boundaries of modules, nothing else. Types and paths stay. Parameters that have a layout already keep it
-/// on the other axes; those the plan does not reach are left to replicate().
+/// Splits the layers that `plan` names over `axis`, a sub-mesh of one or more axes: sets layouts of
+/// parameters and boundaries of modules, nothing else. Types and paths stay. Parameters that have a layout
+/// already keep it on the other axes; those the plan does not reach are left to replicate().
 ///
 /// On an axis of one rank the plan is checked and nothing is set.
 ///

@@ -1,5 +1,5 @@
-// Which layers are split over the ranks of tensor-parallel axes, and how: a list of path patterns. A value; any
-// thread.
+// Which layers are split over the ranks of tensor-parallel axes, and how: a list of path patterns. A value;
+// any thread.
 #pragma once
 
 #include <initializer_list>
@@ -13,7 +13,8 @@
 
 namespace weft {
 
-/// How one module takes part: a row of data, and the library has no other knowledge of it. These are built in:
+/// How one module takes part: a row of data, and the library has no other knowledge of it. These are built
+/// in:
 ///
 ///   Style            split    parameters                         boundaries
 ///   enter            –        –                                  before: x is whole; dx of the column layers
@@ -30,9 +31,9 @@ namespace weft {
 ///   cut_sequence     –        whole                              after: y, whole, is cut along dimension 1
 ///   gather_sequence  –        whole                              before: x, cut along dimension 1, is gathered
 ///
-/// The first five are for tensors that are whole between layers; on_sequence() makes of each the style for tensors
-/// that are cut along the sequence there. Others are made the same way: Style{"mine", {}, Style::Change{Replicate{},
-/// Shard{1}}, {}, …}.
+/// The first five are for tensors that are whole between layers; on_sequence() makes of each the style for
+/// tensors that are cut along the sequence there. Others are made the same way: Style{"mine", {},
+/// Style::Change{Replicate{}, Shard{1}}, {}, …}.
 struct Style {
   /// A RedistributeBoundary along the axes.
   struct Change {
@@ -48,10 +49,10 @@ struct Style {
   bool uneven =
       false;  ///< what the rule counts in whole units need not divide: parts differ by one, and may be empty
 
-  /// The same where tensors between modules are Shard(dim), the sequence, and not whole (Korthikanti et al., Reducing
-  /// Activation Recomputation in Large Transformer Models, arXiv:2205.05198, section 4.2.2): an input that would come
-  /// whole is gathered along `dim`, and its gradient reduce-scattered; an output that would be summed is
-  /// reduce-scattered, and its gradient gathered. Features that are gathered stay so.
+  /// The same where tensors between modules are Shard(dim), the sequence, and not whole (Korthikanti et al.,
+  /// Reducing Activation Recomputation in Large Transformer Models, arXiv:2205.05198, section 4.2.2): an
+  /// input that would come whole is gathered along `dim`, and its gradient reduce-scattered; an output that
+  /// would be summed is reduce-scattered, and its gradient gathered. Features that are gathered stay so.
   Style on_sequence(int dim = 1) const {
     Style s = *this;
     if (s.before && is_replicate(s.before->from)) s.before->from = Shard{dim};
@@ -100,8 +101,8 @@ class Plan {
     return *this;
   }
   const std::vector<Entry>& entries() const noexcept { return entries_; }
-  /// The module at this path (no pattern) stays whole itself: parallelize() does not ask for its units(), also where entries split
-  /// layers inside it.
+  /// The module at this path (no pattern) stays whole itself: parallelize() does not ask for its units(),
+  /// also where entries split layers inside it.
   Plan& leave_whole(std::string path) {
     left_whole_.push_back(std::move(path));
     return *this;

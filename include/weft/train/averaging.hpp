@@ -17,9 +17,9 @@ namespace weft {
 using AveragerOptions = BucketOptions;
 
 /// A BucketReducer that listens to parameters: brings every gradient that is Partial on the axes (sum, or avg
-/// where each rank has the mean of its own data) to Replicate there. An axis along which a parameter itself is cut, as a
-/// LayerNorm over space is along those of its maps, is left to it: its gradient is reduced over the others. One backward pass, or several with
-/// no_sync() around those before the last, then finish():
+/// where each rank has the mean of its own data) to Replicate there. An axis along which a parameter itself
+/// is cut, as a LayerNorm over space is along those of its maps, is left to it: its gradient is reduced over
+/// the others. One backward pass, or several with no_sync() around those before the last, then finish():
 ///
 ///   { const NoSync off = averager.no_sync();  … micro-batches but the last … }
 ///   … the last micro-batch …   averager.finish();   optimizer.step(rate);   zero gradients
@@ -30,10 +30,11 @@ using AveragerOptions = BucketOptions;
 /// is final and all buckets before it are posted; every gradient that becomes final afterwards polls it.
 /// Buckets are the same on all ranks: they follow the order that the first rank of the axes saw.
 ///
-/// The first finish() compares among the ranks the list of parameters, the options, and the values of the parameters that the axes
-/// replicate, frozen ones too, as they are then: mismatch on all ranks, naming the first that differs. Later steps compare, with the reductions, the
-/// options, learning rate and number of the last step that AdamW or SGD took: mismatch on all ranks where they differ, unless there was none for some of
-/// the parameters.
+/// The first finish() compares among the ranks the list of parameters, the options, and the values of the
+/// parameters that the axes replicate, frozen ones too, as they are then: mismatch on all ranks, naming the
+/// first that differs. Later steps compare, with the reductions, the options, learning rate and number of the
+/// last step that AdamW or SGD took: mismatch on all ranks where they differ, unless there was none for some
+/// of the parameters.
 ///
 /// A model on a device has its buckets there; all parameters were materialised with one Compute, which is
 /// options.compute or, where that is null, taken for it. See BucketReducer for what the host waits for.
@@ -43,28 +44,31 @@ class GradientAverager {
  public:
   using Options = AveragerOptions;
 
-  /// Listens to those of `parameters` that are trained; all must outlive it, and need no memory yet. `axes`: a sub-mesh of one or
-  /// more axes (HSDP's replicate axis; dp and domain). The same parameters in the same order on all its
-  /// ranks. No communication where nothing is wrong. Throws bad_argument where a parameter has another averager, naming it: two
-  /// would reduce one gradient twice; and for options that BucketReducer refuses. This rank then waits, at most its deadline, until
-  /// the others finish() their first step: they get `averager: dp rank 1 failed: …`.
+  /// Listens to those of `parameters` that are trained; all must outlive it, and need no memory yet. `axes`:
+  /// a sub-mesh of one or more axes (HSDP's replicate axis; dp and domain). The same parameters in the same
+  /// order on all its ranks. No communication where nothing is wrong. Throws bad_argument if a parameter
+  /// has another averager, naming it: two would reduce one gradient twice; and for options that BucketReducer
+  /// refuses. This rank then waits, at most its deadline, until the others finish() their first step: they
+  /// get `averager: dp rank 1 failed: …`.
   GradientAverager(std::vector<Parameter*> parameters, DeviceMesh axes, Options options = {});
   /// Stops listening. A reduction still in flight is given up, and with it the group of the axes.
   ~GradientAverager();
   GradientAverager(const GradientAverager&) = delete;
   GradientAverager& operator=(const GradientAverager&) = delete;
 
-  /// While the result lives, backward passes only accumulate, and nothing is sent (PyTorch: no_sync()). Gradients of
-  /// such passes alone are reduced by finish(). Throws bad_argument where a gradient of this step is final already,
-  /// and perhaps on its way: `averager: no_sync() after the gradient of "w" became final; finish() comes first`.
+  /// While the result lives, backward passes only accumulate, and nothing is sent (PyTorch: no_sync()).
+  /// Gradients of such passes alone are reduced by finish(). Throws bad_argument if a gradient of this
+  /// step is final already, and perhaps on its way: `averager: no_sync() after the gradient of "w" became
+  /// final; finish() comes first`.
   NoSync no_sync();
 
   /// After the last backward pass: waits until every gradient is reduced and states so in its layout.
-  /// Collective over the axes. Throws bad_argument while a NoSync lives, before anything is sent: the last pass comes
-  /// after it. Throws on all ranks bad_argument for parameters that no pass used: `averager: no backward pass used
-  /// "a.weight" on dp rank 1 …`; layout where a gradient is not Partial (Replicate or Shard would be counted or
-  /// mixed), or not cut where the parameter is, naming parameter and axis; for a hook where parameters are reduced over several
-  /// sets of axes. Such a throw leaves no gradient usable before they are zeroed.
+  /// Collective over the axes. Throws bad_argument while a NoSync lives, before anything is sent: the last
+  /// pass comes after it. Throws on all ranks bad_argument for parameters that no pass used:
+  /// `averager: no backward pass used "a.weight" on dp rank 1 …`; layout if a gradient is not Partial
+  /// (Replicate or Shard would be counted or mixed), or not cut where the parameter is, naming parameter and
+  /// axis; for a hook where parameters are reduced over several sets of axes. Such a throw leaves no gradient
+  /// usable before they are zeroed.
   void finish();
 
   /// Bytes of each bucket, in the order they are reduced; empty before the first finish().
@@ -101,8 +105,9 @@ class GradientAverager {
   std::shared_ptr<int> no_syncs_ = std::make_shared<int>(0);  // that live
 };
 
-/// For a program in which one rank alone steps, and sends the others the new values: after each step, on all ranks. Averagers, sharded
-/// models and trainers then take the values of `parameter` as they are, and compare no options or learning rates. It is materialised.
+/// For a program in which one rank alone steps, and sends the others the new values: after each step, on all
+/// ranks. Averagers, sharded models and trainers then take the values of `parameter` as they are, and compare
+/// no options or learning rates. It is materialised.
 void forget_history(const Parameter& parameter);
 
 }  // namespace weft

@@ -1,5 +1,5 @@
-// An exponential moving average of a model's masters, as they lie: each rank averages its own shards, and nothing is
-// communicated. Used by the rank (thread) that owns the model.
+// An exponential moving average of a model's masters, as they lie: each rank averages its own shards, and
+// nothing is communicated. Used by the rank (thread) that owns the model.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,9 @@
 
 namespace weft {
 
-/// average <- d average + (1 - d) master, after each step of the optimizer; it begins as the master. B. Polyak, A. Juditsky,
-/// "Acceleration of Stochastic Approximation by Averaging", 1992, with weights that decay.
+/// average <- d average + (1 - d) master, after each step of the optimizer; it begins as the master. B.
+/// Polyak, A. Juditsky, "Acceleration of Stochastic Approximation by Averaging", 1992, with weights that
+/// decay.
 ///
 ///   Ema ema(model.parameters());
 ///   for each step:  …  optimizer.step(rate);  ema.update();
@@ -30,28 +31,28 @@ class Ema {
     bool warm_up = false;
   };
 
-  /// Averages those of `parameters` that are trained now; all are materialised and outlive it. Throws bad_argument for a
-  /// decay that is not in [0, 1), and for a parameter given twice.
+  /// Averages those of `parameters` that are trained now; all are materialised and outlive it. Throws
+  /// bad_argument for a decay that is not in [0, 1), and for a parameter given twice.
   explicit Ema(std::vector<Parameter*> parameters, const Options& options);
   explicit Ema(std::vector<Parameter*> parameters) : Ema(std::move(parameters), Options()) {}
   Ema(const Ema&) = delete;
   Ema& operator=(const Ema&) = delete;
 
-  /// Begins to average a parameter that was frozen: call it when it is unfrozen, before the next step. Its average begins as
-  /// its master. Throws bad_argument where it is averaged already, or frozen.
+  /// Begins to average a parameter that was frozen: call it when it is unfrozen, before the next step. Its
+  /// average begins as its master. Throws bad_argument if it is averaged already, or frozen.
   void add(Parameter& parameter);
 
-  /// Takes the masters of now in; those that are frozen by now have not changed, and neither do their averages. Throws
-  /// bad_argument while averages are swapped in, and for a parameter given to the constructor that was frozen then and is not
-  /// now: `ema: "w" was frozen when the ema was made; add() it when it is unfrozen`; layout where a master lies otherwise
-  /// than its average. Nothing has changed then.
+  /// Takes the masters of now in; those that are frozen by now have not changed, and neither do their
+  /// averages. Throws bad_argument while averages are swapped in, and for a parameter given to the
+  /// constructor that was frozen then and is not now: `ema: "w" was frozen when the ema was made; add() it
+  /// when it is unfrozen`; layout where a master lies otherwise than its average. Nothing has changed then.
   void update();
   /// How much of an average update n (from 0) keeps.
   double decay_at(std::int64_t n) const noexcept;
 
-  /// Exchanges masters and averages, element by element where they lie: the model then computes with the averages.
-  /// swap_out() exchanges them back, to the same bits. Not between a forward pass and its backward. Throw bad_argument
-  /// where that is done already; layout as update().
+  /// Exchanges masters and averages, element by element where they lie: the model then computes with the
+  /// averages. swap_out() exchanges them back, to the same bits. Not between a forward pass and its backward.
+  /// Throw bad_argument if that is done already; layout as update().
   void swap_in();
   void swap_out();
   bool swapped() const noexcept { return swapped_; }
@@ -73,9 +74,10 @@ class Ema {
   /// Parallel to parameters(). While swapped in: the masters of the training.
   const Tensor& average(std::size_t i) const { return averages_.at(i).value; }
 
-  /// What a checkpoint of a run keeps, in the form of Optimizer::visit_state(): of each parameter "updates", i64 (1), the same
-  /// on all ranks and without a layout; and "average", with the layout of its master. Tensors may be written. Throws
-  /// bad_argument while averages are swapped in: a checkpoint would have them as its masters.
+  /// The tensors that a checkpoint of a run keeps, in the form of Optimizer::visit_state(): for each
+  /// parameter "updates", i64 (1), the same on all ranks and without a layout; and "average", with the layout
+  /// of its master. Tensors may be written. Throws bad_argument while averages are swapped in: a checkpoint
+  /// would have them as its masters.
   void entries(const Optimizer::Visitor& see) const;
 
  private:

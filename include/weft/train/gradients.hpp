@@ -11,18 +11,19 @@
 
 namespace weft {
 
-/// The gradient of each parameter that is trained, where it lies, in the order given. Valid until a gradient is placed elsewhere.
-/// Throws bad_argument naming a parameter without gradient: `clip_grad_norm: "w" has no gradient`. `what`
-/// names the caller.
+/// The gradient of each parameter that is trained, where it lies, in the order given. Valid until a gradient
+/// is placed elsewhere. Throws bad_argument naming a parameter without gradient:
+/// `clip_grad_norm: "w" has no gradient`. `what` names the caller.
 std::vector<Gradient> gradients_of(std::span<Parameter* const> parameters, std::string_view what);
 
-/// reduce_gradients() of gradients_of(parameters), whose new layouts it states. Collective. options.compute: null takes, for
-/// a model on a device, the one that it was materialised with; so do those below.
+/// reduce_gradients() of gradients_of(parameters), whose new layouts it states. Collective. options.compute:
+/// null takes, for a model on a device, the one that it was materialised with; so do those below.
 ///
 ///   model.backward(dy, frame);
 ///   reduce_gradients(model.parameters(), mesh, {.data_axes = mesh["dp"]});
 ///
-/// A GradientAverager does the same on data axes while backward goes on; what is left is then reduce_gradients(parameters, mesh["tp"]).
+/// A GradientAverager does the same on data axes while backward goes on; what is left is then
+/// reduce_gradients(parameters, mesh["tp"]).
 void reduce_gradients(std::span<Parameter* const> parameters, const DeviceMesh& axes,
                       const ReduceOptions& options = {});
 

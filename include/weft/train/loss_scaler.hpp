@@ -1,5 +1,5 @@
-// Dynamic loss scaling: gradients that are computed in f16 are kept from vanishing, and steps in which they overflow are
-// skipped by all ranks together. Used by the rank (thread) that owns the model.
+// Dynamic loss scaling: gradients that are computed in f16 are kept from vanishing, and steps in which they
+// overflow are skipped by all ranks together. Used by the rank (thread) that owns the model.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,9 @@ namespace weft {
 ///     if (scaler.unscale(gradients, mesh)) { clip_grad_norm(gradients, …);  optimizer.step(rate); }
 ///     scaler.update();
 ///
-/// The scale falls after a step that was skipped, and rises after `interval` steps in a row that were not. A growth and a
-/// backoff that are powers of two change no bit of a gradient that neither overflows nor vanishes.
+/// The scale falls after a step that was skipped, and rises after `interval` steps in a row that were not. A
+/// growth and a backoff that are powers of two change no bit of a gradient that neither overflows nor
+/// vanishes.
 class LossScaler {
  public:
   struct Options {
@@ -31,7 +32,8 @@ class LossScaler {
     double growth = 2;     ///< 1 or more; the scale never grows beyond what f32 holds
     double backoff = 0.5;  ///< more than 0, and less than 1
     std::int64_t interval = 2000;
-    /// Where gradients are not finite at this scale or below it, something else than the scale is at fault: update() throws.
+    /// If gradients are not finite at this scale or below it, something else than the scale is at fault:
+    /// update() throws.
     double least = 0x1p-14;
   };
 
@@ -39,27 +41,33 @@ class LossScaler {
   explicit LossScaler(const Options& options);
   LossScaler() : LossScaler(Options()) {}
 
-  /// What the loss, or its gradient, is multiplied by.
+  /// The factor of the loss, or of its gradient.
   double scale() const noexcept { return state_.scale; }
 
-  /// Whether every element of all gradients is finite on all ranks of `axes`: the same answer on all of them. Where it is,
-  /// divides the gradients by scale(); else leaves them, and the step is to be skipped. One small collective over `axes`,
-  /// the mesh of all ranks that step together; their gradients may be different ones.
+  /// Whether every element of all gradients is finite on all ranks of `axes`: the same answer on all of them.
+  /// If it is, divides the gradients by scale(); else leaves them, and the step is to be skipped. One
+  /// small collective over `axes`, the mesh of all ranks that step together; their gradients may be different
+  /// ones.
   ///
-  /// Several lists, as of two optimizers, may be unscaled one by one before update(): the answer is for each list alone, and
-  /// the scale falls where any of them was not finite. A list comes once before each update(): a second call divides again.
+  /// Several lists, as of two optimizers, may be unscaled one by one before update(): the answer is for each
+  /// list alone, and the scale falls where any of them was not finite. A list comes once before each
+  /// update(): a second call divides again.
   ///
-  /// Throws mismatch on all ranks where scales differ: `loss_scaler: the scale is 65536 after 3 good steps on dp rank 0, but 32768 after 0 on
-  /// dp rank 1`; bad_argument for a gradient of f16, whose small elements would vanish after all: widen it first; see
-  /// check_gradients(). What is wrong on one rank is an error of the same code on all. `compute`: as in grad_norm().
+  /// Throws mismatch on all ranks where scales differ: `loss_scaler: the scale is 65536 after 3 good steps on
+  /// dp rank 0, but 32768 after 0 on dp rank 1`; bad_argument for a gradient of f16, whose small elements
+  /// would vanish after all: widen it first; see check_gradients(). A mistake on one rank is an error of the
+  /// same code on all ranks. `compute`: as in grad_norm().
   bool unscale(std::span<const Gradient> gradients, const DeviceMesh& axes, Compute* compute = nullptr);
-  /// The same for gradients_of(parameters); `compute` null: for a model on a device the one that it was materialised with.
+  /// The same for gradients_of(parameters); `compute` null: for a model on a device the one that it was
+  /// materialised with.
   bool unscale(std::span<Parameter* const> parameters, const DeviceMesh& axes, Compute* compute = nullptr);
 
-  /// After each step, taken or skipped: moves the scale. Throws bad_argument where no unscale() came since the last one; and
-  /// on all ranks, with the scale as it was, where gradients are not finite at `least`. No communication.
+  /// After each step, taken or skipped: moves the scale. Throws bad_argument if no unscale() came since
+  /// the last one; and on all ranks, with the scale as it was, where gradients are not finite at `least`. No
+  /// communication.
   void update();
-  /// Instead of update(), where the gradients are given up and made anew: forgets what unscale() found. The scale stays.
+  /// Instead of update(), where the gradients are given up and made anew: forgets what unscale() found. The
+  /// scale stays.
   void discard() noexcept { found_ = Found::unknown; }
 
   /// All that a run needs to go on as if it had not stopped.
@@ -70,7 +78,8 @@ class LossScaler {
   const State& state() const noexcept { return state_; }
   /// Throws bad_argument for a scale that is not finite and more than 0, or a count below 0.
   void set_state(const State& state);
-  /// The state as a text for a checkpoint's description, and back: the same bits. Throws bad_argument for a text that is none.
+  /// The state as a text for a checkpoint's description, and back: the same bits. Throws bad_argument for a
+  /// text that is none.
   std::string to_text() const;
   void set_text(std::string_view text);
 

@@ -13,17 +13,18 @@ struct ConvTranspose2dConfig {
   Init init = Normal{0.02};
 };
 
-/// y[o, r·stride + j·dilation − padding, s·… + k·…] += Σ w[i, o, j, k] x[i, r, s], + b[o], as torch.nn.ConvTranspose2d, the adjoint of Conv2d; x:
-/// (batch, in, height, width), y: (batch, out, …), weight: (in, out / groups, kernel height, kernel width), bias: (out). y has
-/// (height − 1) stride − 2 padding + dilation (kernel − 1) + output_padding + 1 rows.
-/// x may be split in the batch; in space by apply_domain_parallel(). Its weight is not split.
+/// y[o, r·stride + j·dilation − padding, s·… + k·…] += Σ w[i, o, j, k] x[i, r, s], + b[o], as
+/// torch.nn.ConvTranspose2d, the adjoint of Conv2d; x: (batch, in, height, width), y: (batch, out, …),
+/// weight: (in, out / groups, kernel height, kernel width), bias: (out). y has (height − 1) stride − 2
+/// padding + dilation (kernel − 1) + output_padding + 1 rows. x may be split in the batch; in space by
+/// apply_domain_parallel(). Its weight is not split.
 class ConvTranspose2d : public Module {
  public:
-  /// Throws bad_argument naming what is wrong: a size below 1, groups that divide in or out not, an output padding that is not less
-  /// than stride or dilation.
+  /// Throws bad_argument naming what is wrong: a size below 1, groups that divide in or out not, an output
+  /// padding that is not less than stride or dilation.
   explicit ConvTranspose2d(const ConvTranspose2dConfig& config);
 
-  ParameterRef weight, bias;  ///< bias: null where there is none
+  ParameterRef weight, bias;  ///< bias: null if there is none
   const ConvTranspose2dConfig& config() const noexcept { return config_; }
 
  private:
@@ -32,8 +33,9 @@ class ConvTranspose2d : public Module {
   ConvTranspose2dConfig config_;
 };
 
-/// y[c, r·factor + i, s·factor + j] = x[c·factor² + i·factor + j, r, s], as torch.nn.PixelShuffle; x: (batch, channels · factor², height, width).
-/// x may be split in the batch, in height and in width where every rank's part is what the rows of y make of it; see apply_domain_parallel().
+/// y[c, r·factor + i, s·factor + j] = x[c·factor² + i·factor + j, r, s], as torch.nn.PixelShuffle; x: (batch,
+/// channels · factor², height, width). x may be split in the batch, in height and in width where every rank's
+/// part is what the rows of y make of it; see apply_domain_parallel().
 class PixelShuffle : public Module {
  public:
   /// Throws bad_argument for a factor below 1.

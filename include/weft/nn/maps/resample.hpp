@@ -1,15 +1,17 @@
-// Layers that pad, pool and resize maps; x, y: (batch, channels, height, width). All without parameters. x may be split in batch and channels, and in space
-// by apply_domain_parallel() (weft/domain/domain.hpp).
+// Layers that pad, pool and resize maps; x, y: (batch, channels, height, width). All without parameters. x
+// may be split in batch and channels, and in space by apply_domain_parallel() (weft/domain/domain.hpp).
 #pragma once
 
 #include "weft/nn/conv.hpp"
 
 namespace weft {
 
-/// A layer whose output is linear in its input, row by row and column by column: said by two tables of taps. Others may derive from it.
+/// A layer whose output is linear in its input, row by row and column by column: said by two tables of taps.
+/// Others may derive from it.
 class Resampling2d : public Module {
  public:
-  /// What the rows of y are made of, for an x of this height; throws bad_argument where there are too few.
+  /// The rows of x that the rows of y are made of, for an x of this height; throws bad_argument if there are
+  /// too few.
   virtual kernels::Taps rows(std::int64_t height) const = 0;
   virtual kernels::Taps columns(std::int64_t width) const = 0;
 
@@ -24,7 +26,8 @@ struct Pad2dConfig {
                    columns = kernels::Padding::zeros;  ///< above and below; left and right
 };
 
-/// Pixels around the border, as torch.nn.functional.pad, with a rule for rows and one for columns: a globe is circular in columns.
+/// Pixels around the border, as torch.nn.functional.pad, with a rule for rows and one for columns: a globe is
+/// circular in columns.
 class Pad2d : public Resampling2d {
  public:
   /// Throws bad_argument for a width below 0.
@@ -55,7 +58,8 @@ class AvgPool2d : public Resampling2d {
   Pool2dConfig config_;
 };
 
-/// `out` means of parts of about equal size, which may share pixels, as torch.nn.AdaptiveAvgPool2d; out 1 is the mean of the map.
+/// `out` means of parts of about equal size, which may share pixels, as torch.nn.AdaptiveAvgPool2d; out 1 is
+/// the mean of the map.
 class AdaptiveAvgPool2d : public Resampling2d {
  public:
   /// Throws bad_argument for an extent below 1.
@@ -95,7 +99,7 @@ struct Resize2dConfig {
 /// rows to 82, row 41 is here row 2 of x, there row 1.
 class Resize2d : public Resampling2d {
  public:
-  /// Throws bad_argument where neither an out nor a scale of at least 1 is given.
+  /// Throws bad_argument if neither an out nor a scale of at least 1 is given.
   explicit Resize2d(const Resize2dConfig& config);
   const Resize2dConfig& config() const noexcept { return config_; }
   kernels::Taps rows(std::int64_t height) const override;
