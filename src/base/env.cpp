@@ -52,7 +52,8 @@ constexpr Variable kVariables[] = {
      "port of the store, which rank 0 serves; set by torchrun"},
     {"LOCAL_WORLD_SIZE", "integer", "WORLD_SIZE", "rendezvous", "ranks on this host, set by torchrun"},
     {"TORCHELASTIC_USE_AGENT_STORE", "True, False", "False", "rendezvous",
-     "True where torchrun itself listens on MASTER_PORT: rank 0 serves elsewhere, told in a file"},
+     "True if torchrun itself listens on MASTER_PORT: rank 0 serves elsewhere and writes the place into a "
+     "file"},
     {"TORCHELASTIC_RUN_ID", "text", "none", "rendezvous", "name of the job, set by torchrun"},
     {"TORCHELASTIC_RESTART_COUNT", "integer", "0", "rendezvous",
      "how often torchrun has started the ranks again"},
@@ -200,15 +201,15 @@ std::string page() {
   std::string text =
       "# Environment variables\n\n"
       "Made by `weft doctor --environment`, from the table in `src/base/env.cpp`; a test compares them. "
-      "`weft doctor` prints\n"
-      "those that are set, with their values, and `weft doctor --all` all of them. A variable that is set "
-      "and empty counts as not set.\n"
-      "A variable whose name begins with `WEFT_` and that is not in this table is warned of when the first "
-      "Context of a\n"
-      "process is made. Names that begin with `WEFT_TEST_` are for tests. A program with more rights than "
-      "its "
-      "caller (setuid,\n"
-      "setgid, file capabilities) reads none of them: each counts as not set.\n\n"
+      "`weft doctor`\n"
+      "prints those that are set, with their values, and `weft doctor --all` all of them. A variable that is "
+      "set and\n"
+      "empty counts as not set. A variable whose name begins with `WEFT_` and that is not in this table is "
+      "warned of\n"
+      "when the first Context of a process is made. Names that begin with `WEFT_TEST_` are for tests. A "
+      "program with\n"
+      "more rights than its caller (setuid, setgid, file capabilities) reads none of them: each counts as "
+      "not set.\n\n"
       "| name | values | where it is not set | read by | meaning |\n|---|---|---|---|---|\n";
   for (const Variable& v : kVariables)
     text += fmt::format("| `{}` | {} | {} | {} | {} |\n", v.name, v.type, v.fallback, v.reader, v.meaning);

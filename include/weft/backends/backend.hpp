@@ -205,8 +205,8 @@ struct GroupInit {
   int rank = 0;
   int size = 1;
   int process_rank = 0;  ///< which rank of this process this is (several where ranks are threads)
-  int ranks_here =
-      1;  ///< ranks of the whole job on this host, as far as known: more than cores means no spinning
+  /// Ranks of the whole job on this host, as far as known: more than cores means no spinning.
+  int ranks_here = 1;
   Deadline deadline;  ///< for making the group
 };
 

@@ -48,7 +48,8 @@ struct ExchangePlan {
   Kind kind = Kind::copy;
   std::vector<DType> fields{};  ///< the dtype of each; of `add` f64, f32, bf16, f16 or an integer
   std::vector<ExchangePart> sends{}, receives{};  ///< each rank at most once; in any order
-  std::string name = "exchange";                  ///< what errors of making it begin with; not compared
+  /// the beginning of the texts of errors when it is made; not compared.
+  std::string name = "exchange";
 };
 
 /// Where a field lies in one start: boxes that are sent count from `in`, boxes that are received from `out`.
@@ -69,7 +70,7 @@ class PlannedExchange {
 
 /// An exchange in flight, as a transport sees it: OpState::exchange. Lives as long as the call.
 struct ExchangeCall {
-  PlannedExchange* planned = nullptr;  ///< what this transport has made of the plan
+  PlannedExchange* planned = nullptr;  ///< the transport's own form of the plan
   const ExchangeField* fields = nullptr;
   /// A number of this plan's: equal numbers mean fields at equal addresses. So what was worked out for them
   /// is known.

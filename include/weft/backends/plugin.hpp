@@ -48,7 +48,7 @@ struct BackendPlugin {
   const char* name = "";     ///< as in the name of its file, libweft_backend_NAME.so
   const char* version = "";  ///< of the transport, for people: "Open MPI 4.1.4"
   std::unique_ptr<Backend> (*make)(const GroupInit&) = nullptr;  ///< see BackendFactory
-  Traits (*traits)() = nullptr;                                  ///< what it can do, before there is a group
+  Traits (*traits)() = nullptr;                                  ///< its traits, before there is a group
   // Version 5.1.
   /// Why it cannot be used in this process ("the program already carries MPICH …"); empty: it can. Null: it
   /// always can. Asked at each load_backend(), so the answer may change.

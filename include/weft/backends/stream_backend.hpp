@@ -38,7 +38,7 @@ struct StreamTransport {
   std::string name;            ///< in traits and texts, without line feeds; the same on all ranks
   bool detects_death = false;  ///< streams throw `peer_lost` soon after the other rank has died
   bool spin = false;           ///< a read that finds nothing costs no system call
-  std::string address{};       ///< what the other ranks need to open theirs
+  std::string address{};       ///< the data that the other ranks need to open theirs
   /// Opens this rank's end; by rank the addresses of all, this one's among them. May wait for the others,
   /// until the deadline of the group's making. Throws where it cannot be had.
   std::function<std::unique_ptr<ByteStreams>(std::span<const std::string> addresses)> open;

@@ -17,7 +17,7 @@ namespace weft::env {
 struct Variable {
   std::string_view name;
   std::string_view type;      ///< "text", "integer", "path", or the values that it may have
-  std::string_view fallback;  ///< what holds where it is not set, in words or as a value
+  std::string_view fallback;  ///< the default if it is not set, in words or as a value
   std::string_view reader;    ///< the part that reads it
   std::string_view meaning;
   bool secret = false;  ///< its value is not for reports

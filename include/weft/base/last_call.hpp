@@ -30,8 +30,8 @@ struct LastCall {
   std::int32_t root = -1;
   std::int64_t count = 0;        ///< elements of the block that all ranks give alike; 0 if there is none
   std::uint64_t call = kNoCall;  ///< the collective's number in the group
-  std::uint64_t oldest =
-      kNoCall;  ///< in_flight: the first call that it has not finished; this one, or before it
+  /// in_flight: the first call that it has not finished; this one, or before it.
+  std::uint64_t oldest = kNoCall;
   /// A message that it waits in, where it said so: the oldest of them.
   struct Message {
     Op op = Op::none;  ///< send or recv; none: no message is known

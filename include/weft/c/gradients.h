@@ -132,7 +132,7 @@ typedef struct weft_ready_bucket {
   const int32_t* members; /* its gradients, as the reducer numbers them */
   int32_t member_count;
   int32_t number;    /* in the order in which buckets are sent: the same on all ranks */
-  weft_reduce_op op; /* what is to become of it over the ranks: WEFT_SUM or WEFT_AVG */
+  weft_reduce_op op; /* its reduction over the ranks: WEFT_SUM or WEFT_AVG */
 } weft_ready_bucket;
 
 /* A reduction of the program's own in the place of each bucket's all-reduce: `begin`, when the bucket is

@@ -119,7 +119,7 @@ weft_status weft_layout_text(const weft_layout* layout, char* text, size_t room,
 typedef struct weft_tensor {
   const char* name;          /* in errors, and in checkpoints */
   weft_buffer data;          /* this rank's part, row-major without gaps */
-  const weft_layout* layout; /* what the elements are over the mesh; NULL: this rank's alone */
+  const weft_layout* layout; /* the layout of the elements over the mesh; NULL: this rank's alone */
   /* The extents of `data`, with as many elements; NULL: those of the layout on this rank, or without a layout
    * one dimension. */
   const int64_t* extents;

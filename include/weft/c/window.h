@@ -1,12 +1,11 @@
-/* Halos and windows: each rank gets the range of indices that it requests of a tensor that is cut over
- * ranks, whichever rank holds them, and beyond the ends the elements that an edge rule states.
+/* Halos and windows: each rank gets the range of indices that it requests of a tensor that is cut over ranks,
+ * whichever rank holds them, and beyond the ends the elements that an edge rule states.
  *
  * Plans are made once, without communication, and used as often as needed; each rank gives the same. A plan
- * keeps its layout and mesh, and is used by one thread at a time. Functions that move elements are
- * collective among the ranks of the axes that cut the dimensions named; these ranks begin exchanges in the
- * same order, and each exchange is a call of the group of these axes. The first start of a plan waits for that
- * of the other ranks: if they gave different things, all get WEFT_MISMATCH, whose text has what two of them
- * gave.
+ * keeps its layout and mesh, and is used by one thread at a time. Functions that move elements are collective
+ * among the ranks of the axes that cut the dimensions named; these ranks begin exchanges in the same order,
+ * and each exchange is a call of the group of these axes. The first start of a plan waits for that of the
+ * other ranks: if they gave different things, all get WEFT_MISMATCH, whose text has what two of them gave.
  *
  * A plan may have several exchanges in flight. To begin one that writes what one of them still reads or
  * writes, or reads what one writes, is WEFT_BAD_ARGUMENT, whose text names the field. Texts of errors of
@@ -23,8 +22,8 @@ extern "C" {
 /* The elements beyond an end of a dimension of n elements: x[-1] and x[n] are the first there. */
 typedef int32_t weft_edge_kind;
 enum {
-  WEFT_EDGE_NONE =
-      0, /* nothing. Ghost cells stay as they are; a window that reaches there is WEFT_BAD_ARGUMENT */
+  /* Nothing. Ghost cells stay as they are; a window that reaches there is WEFT_BAD_ARGUMENT. */
+  WEFT_EDGE_NONE = 0,
   WEFT_EDGE_ZERO,      /* 0 */
   WEFT_EDGE_CONSTANT,  /* `value` */
   WEFT_EDGE_PERIODIC,  /* x[-1] = x[n-1], as often as needed */

@@ -20,15 +20,16 @@ enum { WEFT_DATA_DDP = 0, WEFT_DATA_FSDP = 1 };
 /* A decoder: pre-norm blocks of grouped-query attention with rotary positions and SwiGLU. */
 typedef struct weft_transformer_options {
   uint32_t struct_size;
-  weft_dtype weights; /* what layers read: WEFT_F32, or WEFT_BF16 beside masters in f32 */
+  weft_dtype weights; /* the dtype that layers read: WEFT_F32, or WEFT_BF16 with masters in f32 */
   int64_t dim, layers, heads, kv_heads, ffn_hidden, vocab, max_seq;
   int64_t head_size; /* features of a head; 0: dim / heads */
   double rope_theta, norm_eps;
-  double init_std;           /* of the first values, which depend on `seed` and not on the mesh */
-  uint64_t seed;             /* the same on all ranks */
-  const char* data_axis;     /* the axis that divides batches; NULL: "dp" */
-  const char* tensor_axis;   /* the axis that divides layers; NULL: "tp" */
-  const char* const* frozen; /* what is not trained: paths of parameters or modules, in which * is one step */
+  double init_std;         /* of the first values, which depend on `seed` and not on the mesh */
+  uint64_t seed;           /* the same on all ranks */
+  const char* data_axis;   /* the axis that divides batches; NULL: "dp" */
+  const char* tensor_axis; /* the axis that divides layers; NULL: "tp" */
+  /* parameters that are not trained: paths of parameters or modules, in which * is one step. */
+  const char* const* frozen;
   int32_t frozen_count;
   bool tied; /* the head uses the embedding's weight */
   /* The activations between the layers that are split over the tensor axis (norms, residual sums) are

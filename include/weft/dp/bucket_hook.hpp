@@ -20,7 +20,7 @@ namespace weft {
 struct ReadyBucket {
   std::size_t number;                    ///< in the order in which buckets are sent: the same on all ranks
   TensorView data;                       ///< (count): its gradients one after the other, zeros between them
-  ReduceOp op;                           ///< what is to become of it over the ranks: sum, or avg
+  ReduceOp op;                           ///< its reduction over the ranks: sum, or avg
   std::span<const std::size_t> members;  ///< its gradients, as the reducer numbers them
   ProcessGroup& group;                   ///< of the ranks that reduce
   Stream stream;                         ///< on a device: what is called on `group`, or queued, goes there

@@ -56,8 +56,8 @@ struct BuildOptions {
   /// all parameters below them.
   std::vector<std::string> frozen = {};
   AveragerOptions averager = {};  ///< of DataForm::ddp
-  FullyShardOptions sharding =
-      by_layers();  ///< of DataForm::fsdp; where `dtype` is bf16, so is precision.param
+  /// Options of DataForm::fsdp; if `dtype` is bf16, so is precision.param.
+  FullyShardOptions sharding = by_layers();
   /// How the tensor axis splits the model; see transformer_plan().
   TransformerPlanOptions tensor = {};
 

@@ -26,8 +26,8 @@ namespace weft {
 /// alone have the same rows.
 struct TokenBatch {
   const std::int64_t* tokens = nullptr;  ///< (rows, sequence), each from 0 to vocab - 1
-  const std::int64_t* labels =
-      nullptr;  ///< (rows, sequence): for each token what follows, or CrossEntropy::kIgnore
+  /// (rows, sequence): for each token what follows, or CrossEntropy::kIgnore.
+  const std::int64_t* labels = nullptr;
   std::int64_t rows = 0, sequence = 0;
   /// The rows of all data ranks; 0: as many as here on each. As Shard cuts them: the first ranks have one
   /// more.
@@ -67,8 +67,8 @@ class Trainer {
     double grad_norm = 0;     ///< before clipping; after backward() 0: not known
     /// The norm is not finite and non_finite says skip, or loss scaling does: the weights stay as they are.
     bool skipped = false;
-    double loss_scale =
-        1;  ///< what the gradients of the step were multiplied by, and divided by after their reduction
+    /// The factor by which the gradients of the step were multiplied, and divided after their reduction.
+    double loss_scale = 1;
   };
 
   /// `model` and `compute`, the one it was built with, outlive it. No communication. Throws bad_argument for
@@ -124,8 +124,8 @@ class Trainer {
     std::int64_t parameters = 0;  ///< masters, and weights in bf16
     std::int64_t gradients = 0;   ///< of the shape of the masters
     std::int64_t states = 0;      ///< of the optimizer, and averages
-    std::int64_t gathered =
-        0;  ///< of a sharded model: the most that whole blocks, weights and gradients, took so far
+    /// In a sharded model: the most that whole blocks, weights and gradients, took so far.
+    std::int64_t gathered = 0;
   };
   Memory memory() const;
 

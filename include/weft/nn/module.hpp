@@ -59,7 +59,7 @@ struct ShardRule {
   struct Part {
     Parameter* parameter;
     Placement placement;  ///< on the axes that split it; those not named stay whole
-    Segments segments{};  ///< what the dimension consists of that is cut, each a whole to be cut
+    Segments segments{};  ///< the segments of the dimension that is cut; each is cut on its own
   };
   std::vector<Part> parameters;
   std::vector<Unit> whole_units;  ///< each divides into the ranks of the axes

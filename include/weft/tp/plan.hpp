@@ -46,8 +46,8 @@ struct Style {
   std::optional<Change> after{};      ///< on each floating-point output
   bool before_is_for_inside = false;  ///< `before` serves the column layers inside: there must be one
   bool shares_before = false;         ///< needs no `before` of its own where such a module is around it
-  bool uneven =
-      false;  ///< what the rule counts in whole units need not divide: parts differ by one, and may be empty
+  /// The units that the rule counts need not divide evenly: parts differ by one, and may be empty.
+  bool uneven = false;
 
   /// The same where tensors between modules are Shard(dim), the sequence, and not whole (Korthikanti et al.,
   /// Reducing Activation Recomputation in Large Transformer Models, arXiv:2205.05198, section 4.2.2): an

@@ -46,8 +46,8 @@ struct VocabLossOptions {
   /// The number of labels that count, of the whole batch: over this call and all others whose gradients are
   /// added to its, on whatever ranks. More than 0.
   std::int64_t valid = 0;
-  double label_smoothing =
-      0;             ///< 0 to 1: the weight that goes to all entries alike (Szegedy et al., arXiv:1512.00567)
+  /// 0 to 1: the weight that goes to all entries alike (Szegedy et al., arXiv:1512.00567).
+  double label_smoothing = 0;
   double scale = 1;  ///< of dlogits alone: the gradient of the loss
 };
 

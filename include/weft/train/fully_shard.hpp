@@ -18,8 +18,8 @@ namespace weft {
 /// The dtypes in which a sharded model computes and reduces. Masters, gradients and optimizer states are f32
 /// in any case.
 struct MixedPrecision {
-  DType param =
-      DType::f32;  ///< of gathered weights, f32 or bf16: what is sent, and what products are computed in
+  /// The dtype of gathered weights, f32 or bf16: ranks send it, and products are computed in it.
+  DType param = DType::f32;
   DType reduce = DType::f32;  ///< of gradients while ranks combine them, f32 or bf16
   /// If `param` is bf16, what enters a sharded module is rounded to it: to the values that PyTorch's cast
   /// gives, in tensors of f32, which layers take. Integers stay.
@@ -57,7 +57,7 @@ struct FullyShardOptions {
 
 /// Bytes on this rank.
 struct ShardMemory {
-  std::int64_t masters = 0;      ///< what this rank keeps of the parameters, f32
+  std::int64_t masters = 0;      ///< this rank's part of the parameters, f32
   std::int64_t rounded = 0;      ///< the same as MixedPrecision::param, where that is not f32
   std::int64_t gradients = 0;    ///< that parameters have now
   std::int64_t whole_now = 0;    ///< gathered weights, and gradients of whole blocks
