@@ -115,12 +115,12 @@ def blocks_of_page(text):
 def comment_lines(path, text):
     """(number, column of the comment, its text, the whole line) of each line with a comment; None between blocks."""
     if path.suffix in C_LIKE:
-        inside = False
+        inside, column = False, 0
         for number, line in enumerate(text.splitlines(), 1):
             if inside:
                 inside = "*/" not in line
                 body = re.sub(r"^\s*\*?\s?|\*/.*$", "", line)
-                yield (number, 0, body, line) if body.strip() else None
+                yield (number, column, body, line) if body.strip() else None
                 continue
             plain = re.sub(r'"(\\.|[^"\\])*"', lambda m: '"' * len(m.group()), line)
             found = re.search(r"(?:(?<=\s)|^)//[/!]?<?\s?", plain)
@@ -129,7 +129,7 @@ def comment_lines(path, text):
                 continue
             found = re.search(r"/\*[*!]?<?\s?", plain)
             if found:
-                inside = "*/" not in plain[found.end():]
+                inside, column = "*/" not in plain[found.end():], found.start()
                 yield number, found.start(), re.sub(r"\s*\*/.*$", "", line[found.end():]), line
                 continue
             yield None
@@ -160,7 +160,7 @@ def blocks_of_code(path, text):
             wide.append((number, line))
         body = re.sub(r"^(NOLINT\w*.*|clang-format (on|off)|@\w+|\\\w+)\s*", "", body)
         item = re.match(r"\s*([-*]|\d+\.)\s+(.*)", body)
-        if not body.strip() or at != column or item or table or line[:at].strip():
+        if not body.strip() or at != column or item or table or line[:at].strip() not in ("", "*") and not line.lstrip().startswith("*"):
             end()
         column = at
         if item:

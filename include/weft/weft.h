@@ -11,9 +11,9 @@
  *   only. No function ends the program, and no C++ exception leaves one.
  * - The last argument, `error`, may be NULL. If a call fails it receives the status, the text and what a
  *   program can act on; it belongs to the caller and is left alone on success. Errors are not kept anywhere
- *   else, so threads need not care about each other's. One that is not made with WEFT_ERROR_INIT ({0}, say)
- *   has no room that the library knows of: the call does nothing and returns WEFT_BAD_ARGUMENT, which is set
- *   as its code, too; the first such call of a process writes a line to stderr.
+ *   else, so threads need not care about each other's. An error that was not made with WEFT_ERROR_INIT ({0},
+ *   for example) has no room that the library knows of: the call does nothing and returns WEFT_BAD_ARGUMENT,
+ *   which is set as its code, too; the first such call of a process writes a line to stderr.
  * - A NULL handle, or NULL if something is expected, is WEFT_BAD_ARGUMENT, and the text names it.
  * - Structs begin with `struct_size` and are made with their initialiser, so that a program compiled against
  *   an older or newer weft.h gets along with the library: what an older program does not have takes its

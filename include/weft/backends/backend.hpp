@@ -155,8 +155,8 @@ class Backend {
   /// failed. False: not reached by the deadline. From any thread.
   virtual bool quiesce(Deadline deadline, std::span<const MemoryRange> exposed) noexcept = 0;
   /// This rank is about to sleep on its doorbell (true), or awake again (false). After the announcement the
-  /// group polls once more before it sleeps: so a peer that makes its step visible first and then looks for
-  /// sleepers wakes it, always. From any thread.
+  /// group polls once more before it sleeps: so a peer that makes its step visible first and then checks for
+  /// sleepers always wakes it. From any thread.
   virtual void announce_sleep(bool asleep) noexcept = 0;
   /// Calls posted between batch(true) and batch(false) belong together and may be started as one. Calls of an
   /// open batch may be polled, and calls of other threads may be posted into it.

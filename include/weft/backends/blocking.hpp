@@ -1,5 +1,5 @@
 // For transports whose functions block: a thread of the group's own performs the collectives, in order.
-// Messages are started apart, so that none waits behind a collective.
+// Messages are started separately, so that none waits behind a collective.
 //
 // The thread that waits for a call does not perform it, though that would save a switch of threads: inside
 // the transport it could look neither at the deadline nor at the rank's other groups.

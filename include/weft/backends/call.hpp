@@ -12,8 +12,9 @@
 
 namespace weft {
 
-/// The source of a recv that takes the next message of its tag, whichever rank sent it: a number that no rank
-/// has, and that no arithmetic on ranks gives by mistake. There is no such tag: every recv names its tag.
+/// The source of a recv that takes the next message of its tag, whichever rank sent it: a number that no
+/// rank has, and that arithmetic on ranks does not give by mistake. There is no such tag: every recv names
+/// its tag.
 inline constexpr int any_source = std::numeric_limits<int>::min();
 
 /// A message that has come and that no recv has taken yet.

@@ -36,7 +36,7 @@ class HostRanks {
   /// That rank's doorbell; converts to false if it has none. Publish the data first,
   /// then ring.
   Doorbell doorbell(int rank) const noexcept;
-  /// Rings the doorbells of all other ranks, so that they look at once: for a failure, say.
+  /// Rings the doorbells of all other ranks, so that they poll at once: after a failure, for example.
   void ring_all() const noexcept;
   /// Whether the rank's process lives, as far as this host knows. One system call. A rank that is a thread of
   /// this process lives as long as the process does.

@@ -49,10 +49,10 @@ std::optional<std::string> await(const GroupInit& b, const std::string& key);
 void announce(const GroupInit& b, std::string_view what, std::string_view info, std::uint64_t layout);
 
 /// The texts of all ranks, by rank. `info` may hold any bytes, somewhat less than a value of the store: a MiB
-/// less 256 bytes always fits. `what` keeps the keys of several uses of one
-/// token apart: the transport's name. Throws timeout naming the ranks that did not join by the deadline,
-/// mismatch if they do not run the same build of weft, differ in `layout` or do not agree on the size, the
-/// first cause where a rank gives up meanwhile, and what announce() throws.
+/// less 256 bytes always fits. `what`, the transport's name, separates the keys of several uses of one
+/// token. Throws timeout naming the ranks that did not join by the deadline, mismatch if they do not run the
+/// same build of weft, differ in `layout` or do not agree on the size, the first cause where a rank gives up
+/// meanwhile, and what announce() throws.
 std::vector<std::string> join(const GroupInit& b, std::string_view what, std::string_view info,
                               std::uint64_t layout);
 

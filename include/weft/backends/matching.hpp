@@ -69,9 +69,10 @@ class MessageMatcher {
     put_back(node);
     return true;
   }
-  /// The source of the oldest message of that source and tag, which take_message() would give; of any_source,
-  /// of the oldest with that tag. -1: there is none. A transport whose sources are looked at one after the
-  /// other first takes what has come from each, or the order would be that of its looks.
+  /// The source of the oldest message of that source and tag, which take_message() would give; for
+  /// any_source, the source of the oldest message with that tag. -1: there is none. A transport that polls
+  /// its sources one after the other first takes the messages that have arrived from each; otherwise the
+  /// order of its polls would decide.
   int source_of(int source, std::int32_t tag) const {
     if (source != any_source) return find(source, tag) != queues_.end() ? source : -1;
     int first = -1;

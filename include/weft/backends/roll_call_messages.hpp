@@ -57,8 +57,8 @@ class RollCallMessages {
   /// Rank r has said that it calls this, without being asked.
   void called(int r, const LastCall& call) { peers_[static_cast<std::size_t>(r)].last = call; }
   /// The last call of each rank, as that rank reported it: `own` for this rank; for another rank, the report
-  /// in its answer to the last question, or an earlier one. `silent`: the state of a rank that has never said
-  /// anything.
+  /// in its answer to the last question, or an earlier one. `silent`: the state of a rank that has never
+  /// reported a call.
   std::vector<LastCall> last_calls(LastCall own, LastCall::State silent) const {
     std::vector<LastCall> all;
     for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {

@@ -60,8 +60,8 @@ concept BufferRange = ContiguousRange<std::remove_reference_t<R>> && BufferEleme
 ///   - a variable: `double loss; group.all_reduce(loss)`;
 ///   - a pointer, a count, a dtype and, of memory that is not the host's, a device.
 /// std::byte and characters are bytes (u8) that are moved and never combined; so is what as_bytes() gives of
-/// other types. A buffer borrows: of a temporary there is none, which the compiler says; of what is const
-/// there is only a ConstBuffer.
+/// other types. A buffer borrows: the compiler refuses a buffer of a temporary; const data gives only a
+/// ConstBuffer.
 ///
 /// A view that is not contiguous, has a negative extent or more bytes than fit 64 bits becomes a buffer with
 /// a `fault`: the call that uses it throws bad_argument, naming the argument.
@@ -151,8 +151,8 @@ BufferOf<T> raw_bytes(T* data, std::size_t count) noexcept {
 
 }  // namespace detail
 
-/// The bytes of a variable, or of a range's elements: what has no dtype, a struct say, is broadcast, gathered
-/// or sent as they are. All ranks must lay it out alike, which ranks of one program do. For trivially
+/// The bytes of a variable, or of a range's elements: data without a dtype, such as a struct, is broadcast,
+/// gathered or sent as bytes. All ranks must lay it out alike, which ranks of one program do. For trivially
 /// copyable types alone; pointers within them mean nothing elsewhere. A reduction of bytes is `unsupported`.
 ///
 ///   struct Settings { int steps; double rate; } settings;

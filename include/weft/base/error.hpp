@@ -29,7 +29,7 @@ inline constexpr int kErrorCodeCount = static_cast<int>(ErrorCode::corrupt) + 1;
 
 /// "bad_argument", "layout", …
 std::string_view name(ErrorCode code) noexcept;
-/// The code of a number that another process, or a program in C, gives; `system` where it is none.
+/// The code of a number that another process, or a program in C, gives; `system` if the number is no code.
 constexpr ErrorCode error_code(std::int64_t number) noexcept {
   return number >= 0 && number < kErrorCodeCount ? static_cast<ErrorCode>(number) : ErrorCode::system;
 }

@@ -32,7 +32,7 @@ enum {
 
 /* Bytes of one element; 0 for a number that is no dtype. */
 int64_t weft_dtype_size(weft_dtype dtype);
-/* "f64", "bf16", "bool", ...; "?" for a number that is none. Never NULL, and never freed. */
+/* "f64", "bf16", "bool", ...; "?" for a number that is no dtype. Never NULL, and never freed. */
 const char* weft_dtype_name(weft_dtype dtype);
 /* The dtype of that name. */
 weft_status weft_dtype_from_name(const char* name, weft_dtype* dtype, weft_error* error);
@@ -53,7 +53,7 @@ enum {
   WEFT_LOGICAL_XOR,
   WEFT_USER /* the function of `reduction` in weft_call_options */
 };
-/* "sum", "avg", ..., "user"; "?" for a number that is none. Never NULL, and never freed. */
+/* "sum", "avg", ..., "user"; "?" for a number that is no reduction. Never NULL, and never freed. */
 const char* weft_reduce_op_name(weft_reduce_op op);
 
 /* In which order elements are combined: the backend's own, or one tree over the ranks, the same everywhere.
@@ -107,8 +107,8 @@ typedef struct weft_reduction weft_reduction;
  * with it once neither the reduction, nor a weft_persistent, nor a Work of a call with it is left, and may be
  * so from any thread.
  *
- * If `combine` throws (in C++) the call fails on this rank with WEFT_SYSTEM and the group is aborted:
- * ranks that have their result already hear of it in their next call. The reduction is of no use any more
+ * If `combine` throws (in C++) the call fails on this rank with WEFT_SYSTEM and the group is aborted: ranks
+ * that have their result already get the error in their next call. The reduction cannot be used any more
  * then. */
 weft_status weft_reduction_create(const char* name, weft_combine combine, void* data,
                                   void (*release)(void* data), weft_reduction** reduction, weft_error* error);

@@ -119,9 +119,9 @@ typedef bool (*weft_whole_function)(void* data, const char* name, const weft_buf
  * group. */
 weft_status weft_gather_full_state(const weft_mesh* mesh, const weft_tensor* tensors, int32_t count,
                                    int32_t root, weft_whole_function see, void* data, weft_error* error);
-/* The other way: asks `give` for each tensor on rank `root`, which sends the others what they hold of it;
- * with WEFT_EVERY_RANK each rank asks its own, which give the same. After an error the tensors' values are
- * undefined. */
+/* The reverse: calls `give` for each tensor on rank `root`, which sends the others their parts; with
+ * WEFT_EVERY_RANK each rank calls its own `give`, and all give the same. After an error the tensors' values
+ * are undefined. */
 weft_status weft_set_full_state(const weft_mesh* mesh, const weft_tensor* tensors, int32_t count,
                                 int32_t root, weft_whole_function give, void* data, weft_error* error);
 
@@ -230,11 +230,11 @@ typedef struct weft_checkpoint_convert_options {
 #define WEFT_CHECKPOINT_CONVERT_OPTIONS_INIT \
   { sizeof(weft_checkpoint_convert_options), 0, NULL, NULL, NULL, false }
 
-/* Writes a checkpoint (directory's latest, or `directory` itself), or the safetensors file `directory` of
- * any program, anew into the folder `to`, as weft_checkpoint_save does: whole or not there, with hashes,
- * and named by to/latest. Step and strings are those it has. No more than one part of one tensor is in
- * memory. *written, may be NULL, becomes the number of tensors. WEFT_BAD_ARGUMENT if two get one name,
- * none is left, `directory` lies in `to`, or an option is none. */
+/* Writes a checkpoint (directory's latest, or `directory` itself), or the safetensors file `directory` of any
+ * program, anew into the folder `to`, as weft_checkpoint_save does: whole or not there, with hashes, and
+ * named by to/latest. The copy keeps the step and the strings. No more than one part of one tensor is in
+ * memory. *written, may be NULL, becomes the number of tensors. WEFT_BAD_ARGUMENT if two tensors get one
+ * name, no tensor is left, `directory` lies in `to`, or an option is unknown. */
 weft_status weft_checkpoint_convert(const char* directory, const char* to,
                                     const weft_checkpoint_convert_options* options, int64_t* written,
                                     weft_error* error);

@@ -105,8 +105,8 @@ typedef struct weft_message {
  * *found is true and *message says whose it is and how long. If none has come *found is false and *message
  * stays as it is. The message stays: until another thread receives, a recv of its source and tag takes it. So
  * a program can allocate for messages whose size it does not know. Never waits, but takes the next steps of
- * all calls in flight, and fails once the group has failed. A rank that has left sends nothing more: of it
- * nothing is found, for ever. Only `tag` of the options counts. */
+ * all calls in flight, and fails once the group has failed. A rank that has left sends no more messages, so
+ * none of it is ever found. Only `tag` of the options counts. */
 weft_status weft_probe(weft_group* group, int32_t source, const weft_call_options* options, bool* found,
                        weft_message* message, weft_error* error);
 /* The same, but waits until there is one. It is a call: after its deadline it is WEFT_TIMEOUT, where nobody

@@ -36,7 +36,7 @@ enum {
   WEFT_SYSTEM = 8,       /* the operating system refused, or memory ran out */
   WEFT_CORRUPT = 9       /* bytes are damaged, in a file or in memory that ranks share */
 };
-/* "ok", "bad_argument", ...; "?" for a number that is none. Never NULL. */
+/* "ok", "bad_argument", ...; "?" for a number that is no status. Never NULL. */
 const char* weft_status_name(weft_status status);
 
 /* The operation an error tells of. */
@@ -63,7 +63,7 @@ enum {
   WEFT_OP_EXCHANGE
 };
 
-/* "all_reduce", ...; "none" for WEFT_OP_NONE, "?" for a number that is none. Never NULL. */
+/* "all_reduce", ...; "none" for WEFT_OP_NONE, "?" for a number that is no operation. Never NULL. */
 const char* weft_op_name(weft_op op);
 
 #define WEFT_NO_CALL UINT64_MAX

@@ -166,9 +166,9 @@ typedef struct weft_reducer_options {
   { sizeof(weft_reducer_options), WEFT_UNUSED_ERROR, 0, {NULL, NULL, NULL, NULL}, WEFT_BUCKETS_AS_THEY_ARE }
 
 /* Over all ranks of `axes`, a mesh of one or more axes; with one rank nothing moves. The same entries and
- * options on all ranks: the first step compares them, and is WEFT_MISMATCH if they differ. Names are
- * copied. `options` may be NULL. Blocks only where something is wrong on this rank that is no misuse of C (a
- * count below 0, say): until the others are in their first step, at most the deadline; they get an error of
+ * options on all ranks: the first step compares them, and is WEFT_MISMATCH if they differ. Names are copied.
+ * `options` may be NULL. Blocks only if something other than a misuse of C is wrong on this rank (a count
+ * below 0, for example): until the others are in their first step, at most the deadline. They get an error of
  * the same code that names this rank. */
 weft_status weft_reducer_create(const weft_mesh* axes, const weft_reducer_entry* entries, int32_t count,
                                 const weft_reducer_options* options, weft_reducer** reducer,
@@ -180,7 +180,7 @@ void weft_reducer_destroy(weft_reducer* reducer);
  * weft_reducer_bind(i). */
 weft_status weft_reducer_slot(const weft_reducer* reducer, int32_t i, weft_buffer* slot, weft_error* error);
 /* Gradient i is in the caller's memory from now on, which lives as long as the reducer, or until it is bound
- * anew: in any step, before weft_reducer_ready. The same entries are bound on all ranks. In the first step a
+ * again: in any step, before weft_reducer_ready. The same entries are bound on all ranks. In the first step a
  * buffer that does not fit is reported to the others as by weft_reducer_create; later call
  * weft_reducer_finish, which fails on all ranks, as nobody made i ready. */
 weft_status weft_reducer_bind(weft_reducer* reducer, int32_t i, const weft_buffer* data, weft_error* error);

@@ -1,8 +1,8 @@
 /* Meshes: the ranks of a group as a grid with named axes, and its parts.
  *
- * A mesh is a value behind a handle: what a function makes of it is another one. All functions may be called
- * from any thread, also on one mesh at once. None communicates or blocks but weft_mesh_group. A mesh keeps
- * its group: the rank leaves the group when that, its meshes and their layouts are destroyed. */
+ * A mesh is a value behind a handle: functions do not change it, they make another one. All functions may be
+ * called from any thread, also on one mesh at once. None communicates or blocks but weft_mesh_group. A mesh
+ * keeps its group: the rank leaves the group when that, its meshes and their layouts are destroyed. */
 #ifndef WEFT_C_MESH_H
 #define WEFT_C_MESH_H
 

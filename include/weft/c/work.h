@@ -61,7 +61,7 @@ weft_status weft_work_source(weft_work* work, int32_t* source, weft_error* error
 weft_status weft_work_sources(weft_work* work, int32_t* sources, size_t room, size_t* count,
                               weft_error* error);
 
-/* `error` is NULL if the call ended well, and else what became of it; it is valid until the function
+/* `error` is NULL if the call succeeded, otherwise the call's error; it is valid until the function
  * returns. */
 typedef void (*weft_work_callback)(void* data, const weft_error* error);
 /* `callback` is called exactly once, when the call has ended: that includes that the Work was destroyed

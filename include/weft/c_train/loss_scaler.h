@@ -68,15 +68,15 @@ weft_status weft_loss_scaler_unscale(weft_loss_scaler* scaler, const weft_tensor
  * weft_loss_scaler_unscale came since the last one; and on all ranks, with the scale as it was, where
  * gradients are not finite at options.least. */
 weft_status weft_loss_scaler_update(weft_loss_scaler* scaler, weft_error* error);
-/* In place of the update, where the gradients are given up and made anew: forgets what was found. The scale
- * stays. */
+/* In place of the update, if the program discards the gradients and computes them again: forgets the result
+ * of weft_loss_scaler_unscale. The scale stays. */
 weft_status weft_loss_scaler_discard(weft_loss_scaler* scaler, weft_error* error);
 
-/* All that a run needs to go on as if it had not stopped, as a text: a weft_checkpoint_string, say. The text
- * is the caller's. */
+/* Everything that a run needs to go on as if it had not stopped, as a text: for a weft_checkpoint_string,
+ * for example. The text is the caller's. */
 weft_status weft_loss_scaler_state(const weft_loss_scaler* scaler, weft_text** text, weft_error* error);
-/* Goes on from such a text: the same bits. WEFT_BAD_ARGUMENT for a text that is none; the scaler is as it was
- * then. */
+/* Goes on from such a text: the same bits. WEFT_BAD_ARGUMENT for a text that is no state; the scaler is
+ * unchanged then. */
 weft_status weft_loss_scaler_set_state(weft_loss_scaler* scaler, const char* text, weft_error* error);
 
 /* out = in, each element rounded once to the dtype of `out`, to nearest even; what that cannot hold becomes

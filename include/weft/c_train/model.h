@@ -63,8 +63,8 @@ weft_status weft_transformer_create(const weft_mesh* mesh, weft_compute* compute
 /* The same with what `text` says in place of the sizes of `options`: the table [model] of a TOML text, whose
  * keys are the options' names (dim, layers, heads, kv_heads, ffn_hidden, vocab, max_seq, head_size,
  * rope_theta, norm_eps, tied, init_std). Members that it does not name are as in `options`. The rest of the
- * text is not looked at, so it may be the file that `weft train --config` reads. WEFT_BAD_ARGUMENT with the
- * line of what is wrong: "text:3: [model] has no "head"; is heads meant?". */
+ * text is ignored, so it may be the file that `weft train --config` reads. WEFT_BAD_ARGUMENT with the line of
+ * what is wrong: "text:3: [model] has no "head"; is heads meant?". */
 weft_status weft_transformer_create_from_text(const weft_mesh* mesh, weft_compute* compute, const char* text,
                                               const weft_transformer_options* options, weft_model** model,
                                               weft_error* error);

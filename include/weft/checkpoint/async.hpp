@@ -18,10 +18,10 @@ namespace weft {
 /// this rank's file has bytes, is kept for the next save.
 ///
 /// The ranks communicate through a group of its own while they write: collectives of the program may run
-/// meanwhile. It waits as long as SaveOptions::deadline says, and where a save has failed, the next one that
-/// is begun makes it anew: a time-out ends one save and not those after it. Other saves of this process to
-/// the same directory, also by save_checkpoint(), wait for those that were begun before them. Used by one
-/// thread of each rank, which calls save() as it calls collectives.
+/// meanwhile. It waits as long as SaveOptions::deadline says, and after a failed save the next one makes it
+/// again: a time-out ends one save and not those after it. Other saves of this process to the same directory,
+/// also by save_checkpoint(), wait for those that were begun before them. Used by one thread of each rank,
+/// which calls save() as it calls collectives.
 ///
 ///     AsyncCheckpoint saves(mesh);
 ///     for (…) {

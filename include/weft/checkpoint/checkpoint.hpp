@@ -55,7 +55,7 @@ struct SaveOptions {
 };
 
 struct LoadOptions {
-  /// Whether a tensor of the checkpoint that is not asked for may be left there; empty: none may.
+  /// Whether a tensor of the checkpoint that is not requested may be left there; empty: none may.
   std::function<bool(std::string_view name)> may_leave{};
   /// The names and shapes by which a tensor of the checkpoint is read if its own are not requested:
   /// remap_old_names, or a function of the program's. If nothing that it gives is asked for, the tensor

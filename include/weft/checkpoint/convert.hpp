@@ -1,5 +1,5 @@
-// A checkpoint written anew: other names and shapes, another dtype, another number of files. One process, no
-// mesh.
+// A checkpoint written again with other names and shapes, another dtype, another number of files. One
+// process, no mesh.
 #pragma once
 
 #include <cstddef>

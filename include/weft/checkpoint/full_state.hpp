@@ -32,10 +32,10 @@ using FullStateSource = std::function<void(std::string_view name, const TensorVi
 void gather_full_state(const DeviceMesh& mesh, std::span<const NamedView> tensors, int root,
                        const FullStateVisitor& see);
 
-/// The other way: each tensor is asked of `give` on rank `root`, which sends every rank what it holds of it.
-/// With kEveryRank each rank asks its own `give`, and nothing is sent: all must give the same. Memory, order
-/// and errors as in gather_full_state(), and of save_checkpoint() for two that overlap (tied tensors are
-/// asked for under each name, and must be given the same); after an Error the values are undefined.
+/// The reverse: `give` provides each tensor on rank `root`, which sends every rank its part. With kEveryRank
+/// each rank asks its own `give`, and nothing is sent: all must give the same. Memory, order and errors as in
+/// gather_full_state(), and of save_checkpoint() for two that overlap (tied tensors are asked for under each
+/// name, and must be given the same); after an Error the values are undefined.
 ///
 /// const CheckpointReader reader = CheckpointReader::open("run");      // where rank 0 alone sees the disk
 ///     set_full_state(mesh, tensors, 0, [&](auto name, auto whole) { reader.read_into(name, whole); });

@@ -35,8 +35,8 @@ struct ReadyBucket {
 struct BucketHook {
   std::string name{};  ///< for error texts; the same on all ranks, which compare it. Empty: there is no hook
   /// Begins the reduction of bucket.data, by any calls on bucket.group; the last of them is given back, or an
-  /// empty Work where all is done already. It may be called between two kernels of a backward pass: what
-  /// waits here is not overlapped.
+  /// empty Work where all is done already. It may be called between two kernels of a backward pass: time
+  /// that it waits is not overlapped.
   std::function<Work(const ReadyBucket& bucket)> start{};
   /// Once that Work is done (on a device: ordered after it): what it leaves in bucket.data is the result. May
   /// be empty.

@@ -24,8 +24,8 @@ enum class NonFinite : unsigned char {
 /// One small all-gather per root mesh of more than one rank. The same gradients in the same order on all its
 /// ranks, and the same p: else mismatch on all of them, naming the first gradient that differs in name, dtype
 /// or layout, or what ranks gave. (A rank with no gradient of a mesh at all does not take part: the others
-/// get a timeout that names it.) Gradients without a layout count on this rank alone: the norm is another one
-/// on each rank.
+/// get a timeout that names it.) Gradients without a layout count on this rank alone, so the norm differs
+/// between ranks.
 ///
 /// Throws layout naming gradient and axis where one is still Partial; bad_argument for p < 1; see
 /// check_gradients().

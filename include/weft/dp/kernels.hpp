@@ -41,8 +41,8 @@ struct GradientKernels {
   void (*power_sums)(Compute* compute, std::span<const GradientPart> parts, double p, PowerSum* sums);
   /// Every element times `factor`, in f64, rounded once to f32 (f64 stays) and then to what it is.
   void (*scale)(Compute* compute, std::span<const GradientPart> parts, double factor);
-  /// to[i] = from[i], rounded to the nearest bf16, and back. from, to: (count), contiguous, apart, memory of
-  /// the device.
+  /// to[i] = from[i], rounded to the nearest bf16, and back. from, to: (count), contiguous, disjoint, memory
+  /// of the device.
   void (*narrow)(Compute* compute, const float* from, bf16* to, std::int64_t count);
   void (*widen)(Compute* compute, const bf16* from, float* to, std::int64_t count);
 };

@@ -56,7 +56,7 @@ struct Membership {
 /// Buffers are made from vectors, arrays and other contiguous ranges, variables, views, Tensors or (pointer,
 /// count, dtype, device); see weft/base/buffer.hpp. A view must be contiguous; all buffers of a call are of
 /// one dtype, in memory that the backend moves. An empty handle (made by default, moved from, or of a rank
-/// outside of a split) throws bad_argument whatever is asked of it.
+/// outside of a split) throws bad_argument from every function.
 ///
 /// In place: all_reduce, scan, exscan, reduce, broadcast: `in` and `out` the same view, or one argument, `x`;
 /// all_gather(_v), gather at the root: `in` is block rank() of `out`; reduce_scatter(_v), scatter at the
@@ -82,11 +82,11 @@ class ProcessGroup {
 
   int rank() const;
   int size() const;
-  /// This rank's place among the ranks of this group that are on its host, and how many these are: for the
-  /// GPU it takes, say. A host is where memory can be shared: ranks of different users, or of containers with
-  /// process numbers or a network of their own, are on different ones; threads of one process are on one. The
-  /// first call reads the Store, and may throw its errors, and timeout naming a rank that did not tell its
-  /// host.
+  /// This rank's place among the ranks of this group that are on its host, and how many these are: to choose
+  /// a GPU, for example. A host is where memory can be shared: ranks of different users, or of containers
+  /// with process numbers or a network of their own, are on different ones; threads of one process are on
+  /// one. The first call reads the Store, and may throw its errors, and timeout naming a rank that did not
+  /// tell its host.
   int local_rank() const;
   int local_size() const;
   const std::string& name() const;
@@ -196,8 +196,8 @@ class ProcessGroup {
   /// count, whatever its size; nothing if none has come. The message stays: until another thread receives, a
   /// recv of its source and tag takes it. So a program can allocate for messages whose size it does not know.
   /// Never waits, but takes the next steps of all calls in flight, and throws this group's first cause once
-  /// it has failed, as when a rank dies. That a rank has left is no failure here: of it nothing comes any
-  /// more (wait_message() tells it). From any thread. The deadline does not count.
+  /// it has failed, as when a rank dies. A rank that has left is no failure here: no more messages come from
+  /// it (wait_message() throws it). From any thread. The deadline does not count.
   std::optional<MessageInfo> probe(int src, const CallOptions& options = {});
   /// The same, but waits until there is one; after the deadline, timeout. It is a call: the deadline fails
   /// the group.
@@ -331,8 +331,8 @@ class ProcessGroup {
   /// may be shrunk again.
   ///
   /// Throws peer_lost if the Store is lost, too: the process that served it has ended, and the survivors
-  /// cannot agree without it. `unsupported` or `system` where this rank cannot make the group: then the
-  /// others make it without this rank.
+  /// cannot agree without it. `unsupported` or `system` if this rank cannot make the group: then the others
+  /// make it without this rank.
   ProcessGroup shrink(Duration limit = {});
   /// The rank that each rank of this group has in the group that this one was made of by subgroup(), split(),
   /// duplicate() or shrink(). Empty: of none.
@@ -341,9 +341,9 @@ class ProcessGroup {
   /// Leaves the group together with its other ranks: all ranks call it, as their last call of the group. It
   /// waits for them, and compares what they have called, also in broadcasts and scatters, whose roots wait
   /// for nobody. Throws `mismatch` on every rank where calls differ or a rank has left one out. (The
-  /// destructor compares without waiting, and logs a warning.) The handle is empty afterwards; where this
-  /// throws it is as it was, and the group has failed. `deadline` zero: the group's. Over nccl, and where the
-  /// comparison is switched off, it only waits.
+  /// destructor compares without waiting, and logs a warning.) The handle is empty afterwards; if this
+  /// throws, the handle is unchanged, and the group has failed. `deadline` zero: the group's. Over nccl, and
+  /// where the comparison is switched off, it only waits.
   void leave(Duration deadline = {});
 
   /// Fails every pending and later call of every rank with `aborted` and this text. A call whose peers have

@@ -26,8 +26,8 @@ namespace weft {
 /// memory or is not on the device of `compute`; and for an empty mesh. A mistake on one rank alone is an
 /// error of the same code on all ranks: `check_replicas: dp rank 1 failed: …`, except for an empty mesh.
 ///
-/// On a device: the tensors are those that its Compute's stream has written when it comes so far. They are
-/// copied to the host in blocks and compared there; the host waits.
+/// On a device, the check is ordered on the Compute's stream: it reads the values that earlier work on that
+/// stream has written. They are copied to the host in blocks and compared there; the host waits.
 void check_replicas(std::span<const NamedView> tensors, const DeviceMesh& axes, Compute* compute = nullptr);
 
 }  // namespace weft

@@ -88,9 +88,9 @@ class Trainer {
   /// weights changed depends on when it came.
   Result step(std::span<const TokenBatch> batches, double lr);
 
-  /// The first half of step(): all but clip and update. Then gradients() are the program's, to be looked at,
-  /// clipped or overwritten, until the second half, update() or discard(). Throws as step(), and bad_argument
-  /// if the gradients of a backward() are still there.
+  /// The first half of step(): all but clip and update. Until the second half, update() or discard(), the
+  /// program may read, clip or overwrite gradients(). Throws as step(), and bad_argument if the gradients of
+  /// a backward() are still there.
   ///
   ///     trainer.backward(batches);
   ///     for (Gradient& g : trainer.gradients()) …

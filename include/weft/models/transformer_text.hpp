@@ -17,8 +17,8 @@ namespace weft {
 ///     tied = true
 ///
 /// Keys that it does not name are as in `initial`. If the text names heads or dim alone, or `initial` has 0,
-/// kv_heads follows heads and ffn_hidden follows dim (usual_ffn_hidden). The rest of the text is not looked
-/// at: it may be a whole file for `weft train --config`.
+/// kv_heads follows heads and ffn_hidden follows dim (usual_ffn_hidden). The rest of the text is ignored: it
+/// may be a whole file for `weft train --config`.
 ///
 /// Throws bad_argument naming `source` and the line: `run.toml:2: not TOML: …`,
 /// `run.toml: has no table [model]`, `run.toml:3: [model] has no "head"; is heads meant?`,

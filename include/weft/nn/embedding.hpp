@@ -1,4 +1,4 @@
-// A table that is looked up by number.
+// A table of rows, found by number.
 #pragma once
 
 #include "weft/nn/module.hpp"

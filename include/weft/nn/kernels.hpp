@@ -69,7 +69,7 @@ class KernelContext {
 /// Whether a matrix is stored as it is multiplied, or as its transpose.
 enum class Stored : bool { plain, transposed };
 
-/// A bf16 matrix, and what a kernel may know it by when it keeps something that it made of it. If two
+/// A bf16 matrix, and the key by which a kernel recognises it if the kernel keeps a packed copy. If two
 /// calls on one KernelContext give the same `weight` and the same `version`, not 0, the elements are the
 /// same: a weight gets another version when an element changes (Parameter::number() and weight_version()).
 /// Version 0: nothing is kept.
@@ -224,8 +224,8 @@ struct VocabPart {
 /// The facts about a part of a token's logits that cross-entropy needs; see cross_entropy_terms.
 inline constexpr std::int64_t kLossTerms = 4;
 /// The facts about all logits of a token, or all scores of a query, that the backward pass of a softmax
-/// needs: the largest, and the sum of e^(logit - largest). They are kept apart: the logarithm of the sum of
-/// e^logit, as one number, has too few digits for that sum where logits are large.
+/// needs: the largest, and the sum of e^(logit - largest). They are kept as two numbers: the logarithm of
+/// the sum of e^logit, as one number, has too few digits for that sum where logits are large.
 inline constexpr std::int64_t kSoftmaxTerms = 2;
 
 /// A target that takes no part in the loss.

@@ -71,8 +71,8 @@ class Parameter {
   /// f32, of local_shape(), carrying layout(). To be read; code that changes its elements calls
   /// write_master(). Throws bad_argument naming the path before materialise.
   const Tensor& master() const;
-  /// The same to be written: weight() is made anew from it when it is read next, and it has values from now
-  /// on. Call it again for later writes.
+  /// The master, to be written: weight() is made again from it when it is read next, and has_values() is
+  /// true from now on. Call it again for later writes.
   const Tensor& write_master();
   /// Whether its elements mean something: false from materialise() until write_master() is called, or
   /// set_master() with other memory.

@@ -1,5 +1,5 @@
-// The outputs of several layers that were made by one product, such as q, k and v, or gate and up: apart, and
-// together again.
+// The outputs of several layers that were made by one product, such as q, k and v, or gate and up: splits
+// them, and joins them again.
 #pragma once
 
 #include <span>

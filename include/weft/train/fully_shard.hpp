@@ -39,7 +39,7 @@ struct ShardAxes {
 
 /// The treatment of a block's weights between its forward and its backward. true: dropped, and gathered
 /// again. false: kept. A number n: each rank keeps 1/n, and backward gathers among n neighbouring ranks of
-/// the shard axes (those of one host, say), which n divides.
+/// the shard axes (those of one host, for example), whose number n divides.
 using ReshardAfterForward = std::variant<bool, int>;
 
 struct FullyShardOptions {

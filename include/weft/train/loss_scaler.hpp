@@ -66,8 +66,8 @@ class LossScaler {
   /// the last one; and on all ranks, with the scale as it was, where gradients are not finite at `least`. No
   /// communication.
   void update();
-  /// Instead of update(), where the gradients are given up and made anew: forgets what unscale() found. The
-  /// scale stays.
+  /// Instead of update(), if the program discards the gradients and computes them again: forgets the result
+  /// of unscale(). The scale stays.
   void discard() noexcept { found_ = Found::unknown; }
 
   /// All that a run needs to go on as if it had not stopped.
@@ -79,7 +79,7 @@ class LossScaler {
   /// Throws bad_argument for a scale that is not finite and more than 0, or a count below 0.
   void set_state(const State& state);
   /// The state as a text for a checkpoint's description, and back: the same bits. Throws bad_argument for a
-  /// text that is none.
+  /// text that is no state.
   std::string to_text() const;
   void set_text(std::string_view text);
 
