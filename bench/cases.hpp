@@ -19,9 +19,10 @@ namespace weft::bench {
 
 /// The operations that are measured. `ping_pong`: rank 0 sends and rank 1 sends back, the time is half of
 /// both. `one_way`: rank 0 sends kWindow messages, rank 1 answers the last with a few bytes, the time is that
-/// of one message. `halo_…`: in a ring of ranks each gets a face of either neighbour, half of `bytes` each: rows of a matrix lie in one piece,
-/// columns are every other element, four columns runs of four; faces of a cuboid, cut in the middle dimension, are about as many runs as a run
-/// has elements. `…fields`: of eight fields, rows and cuboids.
+/// of one message. `halo_…`: in a ring of ranks each gets a face of either neighbour, half of `bytes` each:
+/// rows of a matrix lie in one piece, columns are every other element, four columns runs of four; faces of a
+/// cuboid, cut in the middle dimension, are about as many runs as a run has elements. `…fields`: of eight
+/// fields, rows and cuboids.
 enum class Kind {
   all_reduce,
   reduce,
@@ -68,7 +69,8 @@ struct Case {
   std::int64_t block() const noexcept;
   std::int64_t in_count() const noexcept;
   std::int64_t out_count() const noexcept;
-  /// Of a halo: how many fields, and how a field's two faces lie in its memory: `runs` times a run of the first, then one of the second.
+  /// Of a halo: how many fields, and how a field's two faces lie in its memory: `runs` times a run of the
+  /// first, then one of the second.
   struct Faces {
     std::int64_t fields, runs, run;
   };
@@ -109,7 +111,7 @@ std::shared_ptr<std::byte> allocate_pages(std::size_t bytes);
 Prepared prepare(const std::shared_ptr<Buffers>& buffers,
                  const std::function<void(std::byte* in, std::byte* out)>& call);
 
-/// Where ranks run, if there are as many cores as ranks: anywhere; each on a core of its own; each, with its
+/// If ranks run, if there are as many cores as ranks: anywhere; each on a core of its own; each, with its
 /// helper thread, on an equal share of them.
 enum class Bind : std::uint8_t { none, cores, share };
 
@@ -142,7 +144,7 @@ struct Defaults {
 /// Takes the flags above out of the arguments; flags that begin with --benchmark_ stay. Throws bad_argument
 /// naming the flag, its value and what was expected.
 Spec parse_spec(int& argc, char** argv, const Defaults& defaults);
-/// The cases of one memory in their order: kind, dtype, place, buffers, bytes. Where an operation has no such
+/// The cases of one memory in their order: kind, dtype, place, buffers, bytes. If an operation has no such
 /// place the case is left out.
 std::vector<Case> cases_of(const Spec& spec);
 

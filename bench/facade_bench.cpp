@@ -107,8 +107,8 @@ struct Side {
   AllReduce call;
 };
 
-// Samples of all in turn; the differences are to the last. The first is the call that is asked about; a side between them has numbers of
-// its own, and its difference over the first's.
+// Samples of all in turn; the differences are to the last. The first is the call that is asked about; a side
+// between them has numbers of its own, and its difference over the first's.
 Numbers compare(RankOfBench& rank, const std::vector<Side>& all, const Case& c, const std::string& memory,
                 const Agree& agree, double seconds) {
   // The same memory for all: where it lies may make more of a difference than what is measured.

@@ -1,5 +1,5 @@
-// The norm of gradients, clipping and packing, with 1 thread and with all of the machine's, against memcpy of as many
-// bytes: bus_GBs counts every byte read and written.
+// The norm of gradients, clipping and packing, with 1 thread and with all of the machine's, against memcpy of
+// as many bytes: bus_GBs counts every byte read and written.
 #include <cmath>
 #include <cstring>
 #include <memory>

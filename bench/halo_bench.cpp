@@ -1,5 +1,5 @@
-// Halos of ranks of weft in a ring: the faces of both neighbours in one exchange, by bytes and memory: rows and columns of matrices, faces of
-// cuboids, of one field and of eight.
+// Halos of ranks of weft in a ring: the faces of both neighbours in one exchange, by bytes and memory: rows
+// and columns of matrices, faces of cuboids, of one field and of eight.
 //
 //   halo_bench --op halo_rows,halo_3d_fields --memory shared,foreign
 #include <memory>

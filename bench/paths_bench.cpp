@@ -42,7 +42,7 @@ std::function<void()> call(ProcessGroup& g, const std::string& op, const Tensor&
   return [&g, in, out] { g.all_to_all(in, out).wait(); };
 }
 
-// Ranks give their number and one. Empty where `out` is right.
+// Ranks give their number and one. Empty if `out` is right.
 std::string wrong(const std::string& op, int rank, int ranks, const Tensor& out) {
   const std::span<const float> got = out.as<float>();
   const std::size_t each = got.size() / static_cast<std::size_t>(ranks);

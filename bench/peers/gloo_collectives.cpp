@@ -28,7 +28,7 @@ namespace {
 using Context = std::shared_ptr<::gloo::Context>;
 using Call = std::function<void(std::byte* in, std::byte* out)>;
 
-// Where its ranks find each other.
+// If its ranks find each other.
 class Meeting final : public ::gloo::rendezvous::Store {
  public:
   explicit Meeting(std::shared_ptr<weft::Store> store) : store_(std::move(store)) {}
@@ -51,7 +51,7 @@ template <class T>
 struct As {
   using type = T;
 };
-// Calls f with the type, or returns false where Gloo has none.
+// Calls f with the type, or returns false if Gloo has none.
 template <class F>
 bool with_type(DType t, const F& f) {
   if (t == DType::f32) return f(As<float>{}), true;

@@ -47,8 +47,8 @@ std::string obstacle(const Case& c, const Types& types) {
   return "";
 }
 
-// A ring of ranks, as a communicator with neighbours. In a ring of two both neighbours are one rank, and the implementations differ in which of
-// its two blocks goes where: `straight` where the first goes to the first.
+// A ring of ranks, as a communicator with neighbours. In a ring of two both neighbours are one rank, and the
+// implementations differ in which of its two blocks goes where: `straight` where the first goes to the first.
 struct Ring {
   MPI_Comm comm = MPI_COMM_NULL;
   bool straight = false;
@@ -227,7 +227,8 @@ void body(int argc, char** argv) {
     }
     const auto buffers = std::make_shared<Buffers>(c, rank, allocate_pages);
     Times t = measure(prepare(buffers, call_of(c, rank, types)), agree, spec.seconds);
-    // Whichever of the two does better. Between two ranks MPICH 4.0 does not always put the two blocks from one neighbour to the same places, so that there it is the first.
+    // Whichever of the two does better. Between two ranks MPICH 4.0 does not always put the two blocks from
+    // one neighbour to the same places, so that there it is the first.
     if (is_halo(c.kind) && (size > 2 || std::string_view(WEFT_PEER) != "mpich")) {
       const Times other = measure(prepare(buffers, halo_of_neighbours(c, faces_of(c, types.of.at(c.dtype)))),
                                   agree, spec.seconds);

@@ -1,13 +1,15 @@
-// What data parallelism costs, beside torch (peers/torch_data.py): 200 gradients of 26 MB in all, reduced in several ways and
-// beside one all-reduce of the same bytes; and a step (forward, backward, reduction, SGD) of 24 x Linear(512) with 64 rows a rank:
-// on each rank by itself, with averaged gradients, and sharded. One thread a rank.
+// What data parallelism costs, beside torch (peers/torch_data.py): 200 gradients of 26 MB in all, reduced in
+// several ways and beside one all-reduce of the same bytes; and a step (forward, backward, reduction, SGD) of
+// 24 x Linear(512) with 64 rows a rank: on each rank by itself, with averaged gradients, and sharded. One
+// thread a rank.
 //
 //   data_bench --ranks 2 --cases reduce/one,reduce/buckets,step/local,step/ddp
 //   data_bench --rounds 2                    every case twice, round by round
 //   data_bench --bucket 1048576              buckets of that many bytes
 //
-// Gradients of a step are compared with those of one rank that computes all rows. Reported besides the times: the bytes that a rank sends
-// in a run, from the calls that the group recorded, counted as ring algorithms send them, and the least that there are in theory.
+// Gradients of a step are compared with those of one rank that computes all rows. Reported besides the times:
+// the bytes that a rank sends in a run, from the calls that the group recorded, counted as ring algorithms
+// send them, and the least that there are in theory.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

@@ -2,7 +2,8 @@
 //
 //   domain_bench --maps 32x64x128,8x16x16 --sequences 1024,4096 --passes forward,both --ranks 2
 //
-// A map: channels x rows of each rank x columns; a convolution of kernel 3, padding 1, as many channels out. For each case:
+// A map: channels x rows of each rank x columns; a convolution of kernel 3, padding 1, as many channels out.
+// For each case:
 //   median_us    forward (and backward) of the split layer
 //   local_us     the same layer on this rank's rows by themselves, on all ranks at once: the interior and no exchange
 //   exchange_us  the windows that the passes fetch, with plans that are made: one on x, and one on dy
@@ -11,9 +12,10 @@
 //   median_us    forward (and backward) of the split layer
 //   serial_us    the whole sequence on one rank; all ranks compute it at once
 //   gain         serial_us / median_us
-// Both are measured in five turns, one after the other in each, because a machine that others use is slower for some tenths of a second now and then: the times are
-// medians of the turns' medians, and `over` and `gain` medians of the turns' ratios.
-// y and dx are compared with those of one rank, bit for bit. One thread a rank.
+// Both are measured in five turns, one after the other in each, because a machine that others use is slower
+// for some tenths of a second now and then: the times are medians of the turns' medians, and `over` and
+// `gain` medians of the turns' ratios. y and dx are compared with those of one rank, bit for bit. One thread
+// a rank.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>

@@ -1,13 +1,15 @@
-// Whether the all-reduce of a parallel layer hides behind a matrix product of the same layer, with one thread a rank. The layers are those of
-// the MLP 1024-4096-1024 over all ranks; what is reduced is f32 in shared memory.
+// Whether the all-reduce of a parallel layer hides behind a matrix product of the same layer, with one thread
+// a rank. The layers are those of the MLP 1024-4096-1024 over all ranks; what is reduced is f32 in shared
+// memory.
 //
 //   hide_bench --ranks 2 --tokens 8,128,512,2048 --dtype f32,bf16 --seconds 3
 //
-// The row layer's forward pass: y = x wᵀ, then the sum of y over ranks. `row_alone`: the product; `row_whole`: then the sum; `row_2`, `row_4`,
-// `row_8`: by so many blocks of tokens, each block's sum under way while the next is multiplied.
-// The column layer's backward pass: dw = dyᵀ x, dx = dy w, and the sum of dx over ranks. `column_alone`: without it; `column_after`: dw, dx, the
-// sum; `column_first`: dx, the sum, dw; `column_beside`: dx, then the sum under way while dw is made.
-// Medians; the ways take turns run by run, so that whatever disturbs the machine disturbs them all. The sums must be the same bits in f32.
+// The row layer's forward pass: y = x wᵀ, then the sum of y over ranks. `row_alone`: the product;
+// `row_whole`: then the sum; `row_2`, `row_4`, `row_8`: by so many blocks of tokens, each block's sum under
+// way while the next is multiplied. The column layer's backward pass: dw = dyᵀ x, dx = dy w, and the sum of
+// dx over ranks. `column_alone`: without it; `column_after`: dw, dx, the sum; `column_first`: dx, the sum,
+// dw; `column_beside`: dx, then the sum under way while dw is made. Medians; the ways take turns run by run,
+// so that whatever disturbs the machine disturbs them all. The sums must be the same bits in f32.
 #include <algorithm>
 #include <chrono>
 #include <cstring>

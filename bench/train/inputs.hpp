@@ -1,4 +1,5 @@
-// Numbers that are the same on every mesh and in the programs of bench/peers, and words of the command line. Any thread.
+// Numbers that are the same on every mesh and in the programs of bench/peers, and words of the command line.
+// Any thread.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,8 @@ enum Stream : std::uint32_t { kX = 1, kDy = 2, kProbe = 3, kWeights = 10 };
 /// scale * number(stream, first + i) as element i.
 Tensor numbers(Context& context, const Shape& shape, std::uint32_t stream, float scale,
                std::int64_t first = 0);
-/// The projection of all elements on the stream kProbe, and the square root of their sum of squares: what programs compare.
+/// The projection of all elements on the stream kProbe, and the square root of their sum of squares: what
+/// programs compare.
 struct Projection {
   double along = 0, norm = 0;
 };
@@ -26,7 +28,7 @@ std::vector<std::string> words(const std::string& text);
 /// The same. Throws bad_argument for a word that is not among `known`.
 std::vector<std::string> chosen(const std::string& flag, const std::string& text,
                                 const std::vector<std::string>& known);
-/// Throws bad_argument where it is not 1 to 100.
+/// Throws bad_argument if it is not 1 to 100.
 int rounds_from(const std::string& text);
 
 }  // namespace weft::bench

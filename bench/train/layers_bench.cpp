@@ -1,14 +1,14 @@
-// Layers of a model over 1, 2 and more ranks (tensor parallel), beside the same layers in torch (peers/torch_layers.py): an MLP
-// 1024-4096-1024 with GELU and without, attention (causal, 16 heads of 64), a pair of 1x1 convolutions 512-2048-512 with GELU
-// between, a vocabulary head 1024-32000. One thread a rank.
+// Layers of a model over 1, 2 and more ranks (tensor parallel), beside the same layers in torch
+// (peers/torch_layers.py): an MLP 1024-4096-1024 with GELU and without, attention (causal, 16 heads of 64), a
+// pair of 1x1 convolutions 512-2048-512 with GELU between, a vocabulary head 1024-32000. One thread a rank.
 //
 //   layers_bench --layers mlp,attention --tokens 128,512 --passes forward,both --dtype f32,bf16 --ranks 2
 //   layers_bench --rounds 2                  every case twice, round by round
 //   layers_bench --independent --ranks 2     the layer of one rank, on each rank by itself: what the cores have together
 //
-// Inputs and weights are the same numbers on every mesh and in torch: hashes of their index. The first two tokens of y are
-// compared with plain loops in f64 on every rank; random projections and norms of y, dx and all gradients are reported, and
-// `weft bench layers` compares them across programs.
+// Inputs and weights are the same numbers on every mesh and in torch: hashes of their index. The first two
+// tokens of y are compared with plain loops in f64 on every rank; random projections and norms of y, dx and
+// all gradients are reported, and `weft bench layers` compares them across programs.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

@@ -18,7 +18,8 @@ constexpr int kSums = 12;
 
 volatile float sink;
 
-// Each runs kSums multiply-adds of a whole register so many times. The sums begin unlike each other: the compiler makes equal ones once.
+// Each runs kSums multiply-adds of a whole register so many times. The sums begin unlike each other: the
+// compiler makes equal ones once.
 
 __attribute__((target("avx512f"))) void f32_512(std::int64_t times) {
   __m512 sum[kSums];

@@ -1,5 +1,5 @@
-// Heat in a ring of cells, cut over ranks: each step a rank needs one cell of each neighbour (a halo). The result
-// is that of one rank, bit for bit.
+// Heat in a ring of cells, cut over ranks: each step a rank needs one cell of each neighbour (a halo). The
+// result is that of one rank, bit for bit.
 //   weft run -n 4 -- ./halo
 #include <cstdio>
 #include <numeric>

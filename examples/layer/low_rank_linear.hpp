@@ -1,6 +1,6 @@
-// A layer that weft does not have, written with what it installs: y = x (w + b a)ᵀ, a linear layer with a low-rank
-// correction (E. Hu et al., "LoRA", 2021). x: (…, in), w: (out, in), a: (rank, in), b: (out, rank). All in f32: a
-// weight in bf16 (Parameter::set_dtype) is an error here.
+// A layer that weft does not have, written with what it installs: y = x (w + b a)ᵀ, a linear layer with a
+// low-rank correction (E. Hu et al., "LoRA", 2021). x: (…, in), w: (out, in), a: (rank, in), b: (out, rank).
+// All in f32: a weight in bf16 (Parameter::set_dtype) is an error here.
 #pragma once
 
 #include "weft/nn/kernels.hpp"
@@ -67,7 +67,8 @@ class LowRankLinear : public weft::Module {
                                          dh.data_ptr<float>(), {tokens, rank, out});
     gradient(*weight, dy, x, weft::layouts::gradient_of(weight->weight().layout(), dy.layout(), last));
     gradient(*b, dy, h, weft::layouts::gradient_of(b->weight().layout(), dy.layout(), last));
-    // dh comes from this rank's outputs alone, so `a` gets a contribution from each: Partial wherever dy is cut.
+    // dh comes from this rank's outputs alone, so `a` gets a contribution from each: Partial wherever dy is
+    // cut.
     gradient(*a, dh, x, weft::layouts::gradient_of(a->weight().layout(), dy.layout(), -1));
     const weft::Tensor dx = frame.compute().make(x.shape(), weft::DType::f32, dx_memory());
     weft::kernels::linear_backward_input(frame.kernels(), dy.data_ptr<float>(),

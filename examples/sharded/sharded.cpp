@@ -1,5 +1,6 @@
-// A model of one's own whose parameters are divided over the data-parallel ranks: each rank keeps a quarter of everything, and
-// has a whole block only while it computes with it. The losses printed are the same for any number of ranks.
+// A model of one's own whose parameters are divided over the data-parallel ranks: each rank keeps a quarter
+// of everything, and has a whole block only while it computes with it. The losses printed are the same for
+// any number of ranks.
 //   weft run -n 4 -- ./sharded
 #include <cstdio>
 #include <memory>

@@ -1,4 +1,5 @@
-// Groups inside a group: all ranks with the same colour, a chosen list of ranks, and a second group of the same ranks.
+// Groups inside a group: all ranks with the same colour, a chosen list of ranks, and a second group of the
+// same ranks.
 //   weft run -n 4 -- ./subgroups
 #include <cstdio>
 #include <vector>

@@ -1,5 +1,5 @@
-// A training loop of one's own around weft's parts: a small transformer on a mesh of dp x tp ranks that learns to count in
-// steps. The losses printed are the same on every mesh.
+// A training loop of one's own around weft's parts: a small transformer on a mesh of dp x tp ranks that
+// learns to count in steps. The losses printed are the same on every mesh.
 //   weft run -n 4 -- ./training
 #include <cstdio>
 

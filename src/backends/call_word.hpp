@@ -1,5 +1,5 @@
-// What a rank called, as one encoding: which fields of a call all ranks must give alike, and where they lie in
-// a word, a count and a hash. The arrival line of shared memory holds these three, a CallRecord
+// What a rank called, as one encoding: which fields of a call all ranks must give alike, and where they lie
+// in a word, a count and a hash. The arrival line of shared memory holds these three, a CallRecord
 // (weft/backends/call_record.hpp) the same fields apart, for messages and texts; an entry of the flight
 // recorder holds the word. Inline: this is on the way of every call. Pure functions; any thread.
 #pragma once
@@ -92,8 +92,8 @@ inline bool has_detail(const OpState& s) noexcept {
          s.reduce.kind == ReduceOp::Kind::user;
 }
 
-/// A hash of what else all ranks give alike: a scale, the name of a user's reduction, a count vector. 0: there
-/// is nothing else.
+/// A hash of what else all ranks give alike: a scale, the name of a user's reduction, a count vector. 0:
+/// there is nothing else.
 inline std::uint64_t detail_hash(const OpState& s, int size) noexcept {
   const bool reduces = row(s.op).reduces;
   const bool scaled = reduces && s.reduce.kind == ReduceOp::Kind::premul_sum,

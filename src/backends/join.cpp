@@ -112,7 +112,7 @@ struct Announced {
   std::string info;
 };
 
-// Throws mismatch where the other rank runs another build, or gave another size.
+// Throws mismatch if the other rank runs another build, or gave another size.
 Announced parse(const GroupInit& b, const std::string& build, int r, std::string_view text) {
   const std::string theirs(next_word(text));
   if (theirs != build && !WEFT_MUTANT("mixed_builds_unseen")) throw_mixed(b, r, theirs, build);
@@ -258,7 +258,8 @@ bool is_whole_job(const GroupInit& b) {
          env::get("WEFT_WORLD_SIZE") == std::to_string(b.size);
 }
 
-// Throws peer_lost where weft run has said that the process of a rank, which did not announce itself, has ended.
+// Throws peer_lost if weft run has said that the process of a rank, which did not announce itself, has
+// ended.
 void throw_ended(const GroupInit& b, std::string_view what) {
   if (!is_whole_job(b)) return;
   const Deadline answer = Deadline::after(kAnswer);

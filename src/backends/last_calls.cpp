@@ -13,8 +13,8 @@
 namespace weft {
 namespace {
 
-constexpr std::size_t kLongest =
-    900;  // letters, but for the last group: an abort record of shm has room for 2047
+// Letters, but for the last group: an abort record of shm has room for 2047.
+constexpr std::size_t kLongest = 900;
 
 std::string call_words(const LastCall& c) {
   const CallRecord record{

@@ -37,7 +37,7 @@ inline bool is_users_message(const OpState& s) noexcept { return s.user == nullp
 
 /// All of them as one sentence of bounded length, ranks that say the same together, and first those that are
 /// behind: "last calls: rank 3 finished barrier [call 16]; ranks 0, 1, 2 are in all_reduce f32 x4096 sum
-/// [call 17]". Empty where nothing is known of any rank.
+/// [call 17]". Empty if nothing is known of any rank.
 std::string tell_last_calls(std::span<const LastCall> calls);
 
 }  // namespace weft

@@ -11,18 +11,18 @@
 namespace weft {
 
 struct TestHooks {
-  std::string path =
-      {};  ///< force one path of the backend: shm knows "inline", "direct", "staged" and "single"
-  std::function<void(std::uint64_t call)> in_chunk =
-      {};  ///< called with peers' memory in hand, in the middle of a copy
-  std::int64_t max_count =
-      0;  ///< as if the transport counted no further than this in one message; 0: its own limit
+  /// Force one path of the backend: shm knows "inline", "direct", "staged" and "single".
+  std::string path = {};
+  /// Called with peers' memory in hand, in the middle of a copy.
+  std::function<void(std::uint64_t call)> in_chunk = {};
+  /// As if the transport counted no further than this in one message; 0: its own limit.
+  std::int64_t max_count = 0;
   std::string host = {};  ///< "auto" and gloo take this rank to be on that host; empty: on its own
-  std::function<void(int peer)> before_leave =
-      {};  ///< gloo: called before `peer` is told that this rank leaves
+  /// Gloo: called before `peer` is told that this rank leaves.
+  std::function<void(int peer)> before_leave = {};
 };
 
-/// The hooks of the rank that makes this group; empty where no test has set any. Thread-safe.
+/// The hooks of the rank that makes this group; empty if no test has set any. Thread-safe.
 TestHooks test_hooks(const GroupInit& b);
 
 /// While it lives, the groups that this rank of the process makes in `context` have these hooks. Scopes of

@@ -74,7 +74,7 @@ class JsonBuilder final : public nlohmann::json_sax<Json> {
     problem_.text = std::move(text);
     return false;
   }
-  // Where the value now is. Pointers to open containers stay good: only the innermost one grows.
+  // If the value now is. Pointers to open containers stay good: only the innermost one grows.
   template <class Value>
   Json* add(Value&& value) {
     if (++values_ > limits_.values) {

@@ -97,7 +97,8 @@ struct Logger::Impl {
     waiting.store(true, std::memory_order_relaxed);
   }
 
-  // The next line, for the thread that is in the sink. Nothing: there is none, and the thread has left the sink.
+  // The next line, for the thread that is in the sink. Nothing: there is none, and the thread has left the
+  // sink.
   std::optional<Line> next() {
     const std::lock_guard lock(mutex);
     std::optional<Line> line;

@@ -29,8 +29,8 @@ Descriptor::~Descriptor() {
 }
 
 Descriptor make_memfd(const char* name, std::size_t bytes) noexcept {
-  // The kernel promises any size, and ends some process once the pages do not fit any more. More than there is at
-  // all is refused, as malloc does.
+  // The kernel promises any size, and ends some process once the pages do not fit any more. More than there
+  // is at all is refused, as malloc does.
   struct sysinfo machine {};
   if (::sysinfo(&machine) == 0 &&
       bytes / machine.mem_unit > static_cast<std::size_t>(machine.totalram) + machine.totalswap) {
@@ -92,14 +92,16 @@ std::size_t raise_descriptor_limit(std::size_t wanted) noexcept {
 
 namespace {
 
-// The first-level data cache of AMD's Zen cores tells lines by a hash of bits 12 to 27 of their virtual address ("Take A
-// Way", AsiaCCS 2020). Two mappings a multiple of 2^28 bytes apart, as the kernel places segments of 1 GiB side by side,
-// have equal hashes at equal offsets: a kernel that reads or writes both by turns misses at every access (all_reduce of
-// 512 KB in shared memory: 41 us in place of 9). So large mappings begin at addresses that differ in bits 21 to 27.
+// The first-level data cache of AMD's Zen cores tells lines by a hash of bits 12 to 27 of their virtual
+// address ("Take A Way", AsiaCCS 2020). Two mappings a multiple of 2^28 bytes apart, as the kernel places
+// segments of 1 GiB side by side, have equal hashes at equal offsets: a kernel that reads or writes both by
+// turns misses at every access (all_reduce of 512 KB in shared memory: 41 us in place of 9). So large
+// mappings begin at addresses that differ in bits 21 to 27.
 constexpr std::size_t kColorBytes = std::size_t{1} << 21;  // and huge pages stay possible
 constexpr std::size_t kColors = 128;
 
-// Where a mapping of `bytes` may lie: a range that is reserved, and is its caller's to map over; nullptr: anywhere.
+// If a mapping of `bytes` may lie: a range that is reserved, and is its caller's to map over; nullptr:
+// anywhere.
 void* reserve_with_next_color(std::size_t bytes) noexcept {
   static std::atomic<std::size_t> next{0};
   if (bytes < kColorBytes) return nullptr;

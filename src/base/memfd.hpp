@@ -36,16 +36,16 @@ Descriptor make_memfd(const char* name, std::size_t bytes) noexcept;
 /// Whether a file is a memfd that nobody can cut short.
 bool keeps_its_size(int fd) noexcept;
 
-/// The inode of an open file; 0 where there is none.
+/// The inode of an open file; 0 if there is none.
 std::uint64_t inode_of(int fd) noexcept;
 
 /// A descriptor of the file of this user that process `pid` holds open under the number `descriptor`, if it
-/// is still the one with that inode. Empty where the system does not let us (no /proc, a process that may not
+/// is still the one with that inode. Empty if the system does not let us (no /proc, a process that may not
 /// be traced), and where it is not that file. The process need not run.
 Descriptor open_file_of(pid_t pid, int descriptor, std::uint64_t inode) noexcept;
 
 /// Raises this process's soft limit of descriptors, up to the hard one, where it is less than `wanted`. The
-/// new limit, or 0 where it stays as it is.
+/// new limit, or 0 if it stays as it is.
 std::size_t raise_descriptor_limit(std::size_t wanted) noexcept;
 
 /// Pages shared with others; unmapped by the process that mapped them only, never by a forked child.
@@ -74,10 +74,11 @@ class SharedMapping {
   pid_t process_ = 0;
 };
 
-/// How much address space this process may still map (RLIMIT_AS, ulimit -v); the largest number where there is no limit, or none that
-/// can be compared with what is mapped.
+/// How much address space this process may still map (RLIMIT_AS, ulimit -v); the largest number where there
+/// is no limit, or none that can be compared with what is mapped.
 std::size_t addresses_left() noexcept;
-/// Whether a quarter of that limit stays free for the rest of the program where `bytes` more are mapped. True where there is no limit.
+/// Whether a quarter of that limit stays free for the rest of the program where `bytes` more are mapped. True
+/// if there is no limit.
 bool leaves_addresses(std::size_t bytes) noexcept;
 
 /// Keeps a shared range out of forked children and core dumps, and asks for huge pages where the system

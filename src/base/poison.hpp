@@ -1,5 +1,5 @@
-// Tells the address sanitizer that memory in our caches is free, which it cannot know by itself. Does nothing in
-// builds without it.
+// Tells the address sanitizer that memory in our caches is free, which it cannot know by itself. Does nothing
+// in builds without it.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,6 @@
-// A choice between ways to do the same that is made by measuring them, where no table is right: it depends on the processor, on which of its cores are used,
-// on sizes and on what the caches hold, and changes while a program runs, where a hypervisor moves the cores.
+// A choice between ways to do the same that is made by measuring them, where no table is right: it depends on
+// the processor, on which of its cores are used, on sizes and on what the caches hold, and changes while a
+// program runs, where a hypervisor moves the cores.
 #pragma once
 
 #include <algorithm>
@@ -14,11 +15,12 @@
 
 namespace weft {
 
-/// Chooses one of kWays ways (an enum that counts from 0) of something that is repeated. At first all are tried. Then the quickest is used; it is
-/// measured again from time to time, and so are the others. For one thread.
+/// Chooses one of kWays ways (an enum that counts from 0) of something that is repeated. At first all are
+/// tried. Then the quickest is used; it is measured again from time to time, and so are the others. For one
+/// thread.
 ///
-/// A way is tried several times in a row, and the last ones count: the caches have to get used to it (4 MB between two chiplets by the kernel, us: 698, 440, 419, 442,
-/// 382, 343, 319, 311, 299, 297).
+/// A way is tried several times in a row, and the last ones count: the caches have to get used to it (4 MB
+/// between two chiplets by the kernel, us: 698, 440, 419, 442, 382, 343, 319, 311, 299, 297).
 template <class Way, std::size_t kWays>
 class Quickest {
  public:

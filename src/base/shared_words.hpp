@@ -1,6 +1,6 @@
-// Words in memory that other processes may write. A process with a fault may write anything there, at any time. So a
-// word is read once into a local, compared with what it may be, and then used. Inline: some of these words are on the way
-// of every call. Pure functions; any thread.
+// Words in memory that other processes may write. A process with a fault may write anything there, at any
+// time. So a word is read once into a local, compared with what it may be, and then used. Inline: some of
+// these words are on the way of every call. Pure functions; any thread.
 #pragma once
 
 #include <fmt/format.h>
@@ -51,8 +51,9 @@ template <std::size_t n>
   return copy;
 }
 
-/// The failure of a group in whose memory there is nonsense: "rank 1's words in shared memory are damaged: the number of
-/// its answer is 77; expected 0 to 63". `rank`: whose words they are. (Another rank may have written the nonsense.)
+/// The failure of a group in whose memory there is nonsense: "rank 1's words in shared memory are damaged:
+/// the number of its answer is 77; expected 0 to 63". `rank`: whose words they are. (Another rank may have
+/// written the nonsense.)
 template <class Value>
 [[gnu::cold]] [[nodiscard]] Failure damaged(int rank, std::string_view word, const Value& found,
                                             std::string_view expected, Op op = Op::none,

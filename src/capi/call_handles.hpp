@@ -67,11 +67,12 @@ struct weft_persistent : weft::capi::Handle<weft_persistent> {
 
 namespace weft::capi {
 
-/// After calls that have ended well: where the function of one of `reductions` threw, aborts the group and throws.
+/// After calls that have ended well: where the function of one of `reductions` threw, aborts the group and
+/// throws.
 void check_reductions(const char* function, ProcessGroup& group, const Reductions& reductions);
 
-/// Runs begin(), which submits calls to `group` and returns their Work. Where `work` is null, waits for it; else *work
-/// becomes its handle. `reductions`: what the calls combine with; not one that threw before.
+/// Runs begin(), which submits calls to `group` and returns their Work. If `work` is null, waits for it;
+/// else *work becomes its handle. `reductions`: what the calls combine with; not one that threw before.
 template <class Begin>
 void begin(const char* function, const std::shared_ptr<GroupHandle>& group, Reductions reductions,
            weft_work** work, const Begin& begin) {

@@ -67,7 +67,8 @@ auto called(const Call& call) {
   }
 }
 
-// Calls a function of the program's with a stage of a save; the save goes on without it once it may not be called.
+// Calls a function of the program's with a stage of a save; the save goes on without it once it may not be
+// called.
 void tell_stage(const weft_checkpoint_save_options& o, std::string_view stage) {
   const capi::CallOut out;
   if (out) o.on_stage(o.data, std::string(stage).c_str());

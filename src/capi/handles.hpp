@@ -1,5 +1,6 @@
-// The types behind the handles of weft.h, and the wrapper around every function of weft.h, which turns exceptions
-// into statuses and texts. A handle keeps what it needs alive, so handles may be destroyed in any order.
+// The types behind the handles of weft.h, and the wrapper around every function of weft.h, which turns
+// exceptions into statuses and texts. A handle keeps what it needs alive, so handles may be destroyed in any
+// order.
 #pragma once
 
 #include <fmt/format.h>
@@ -63,8 +64,9 @@ struct GroupHandle {
 weft_status tell(weft_error* error, const Error& e) noexcept;
 weft_status tell(weft_error* error, const char* function, const Error& e) noexcept;
 weft_status tell(weft_error* error, const char* function, const char* text) noexcept;
-/// False: `error` is not made with WEFT_ERROR_INIT: only its code is set, to WEFT_BAD_ARGUMENT, and the first time in a process a line on stderr
-/// names the function, since a program that never looks at what functions return would see nothing.
+/// False: `error` is not made with WEFT_ERROR_INIT: only its code is set, to WEFT_BAD_ARGUMENT, and the first
+/// time in a process a line on stderr names the function, since a program that never looks at what functions
+/// return would see nothing.
 bool usable(const char* function, weft_error* error) noexcept;
 
 /// What an interrupt of this thread made of a wait is aborted; any other Error as it is.
@@ -92,8 +94,8 @@ weft_status guarded(const char* function, weft_error* error, const Body& body) n
   throw Error(code, fmt::format("{}: {}", function, text));
 }
 
-/// What a pointer of the caller's points to. Throws bad_argument where it is NULL, and where it should be a handle that is
-/// alive and is none.
+/// What a pointer of the caller's points to. Throws bad_argument if it is NULL, and where it should be a
+/// handle that is alive and is none.
 template <class T>
 T& given(const char* function, T* pointer, const char* what) {
   if (pointer == nullptr) refuse(ErrorCode::bad_argument, function, fmt::format("{} is NULL", what));
@@ -114,13 +116,13 @@ inline Duration limit(const char* function, std::int64_t ns, const char* what) {
   return Duration(ns);
 }
 
-inline constexpr std::size_t kMostStructBytes =
-    4096;  // a larger struct_size is memory that nobody initialised
+// A larger struct_size is memory that nobody initialised.
+inline constexpr std::size_t kMostStructBytes = 4096;
 
-/// A struct as this library knows it. `initial` has the defaults: fields that an older program's struct lacks keep
-/// them. Additional fields of a newer program's struct must be zero. A new field therefore goes to the end, behind the
-/// size of before (not into padding), and zero is its default. `first_bytes`: the size in version 0.1. `which`: the
-/// argument's name in texts.
+/// A struct as this library knows it. `initial` has the defaults: fields that an older program's struct lacks
+/// keep them. Additional fields of a newer program's struct must be zero. A new field therefore goes to the
+/// end, behind the size of before (not into padding), and zero is its default. `first_bytes`: the size in
+/// version 0.1. `which`: the argument's name in texts.
 template <class T>
 T read(const char* function, const T* options, const T& initial, std::size_t first_bytes,
        const char* initialiser, const char* which = "options") {
@@ -144,8 +146,8 @@ T read(const char* function, const T* options, const T& initial, std::size_t fir
   return known;
 }
 
-/// Whether a struct of the caller's that a function answers in is initialised, as struct_size says. `first_bytes`: its size in
-/// version 0.1.
+/// Whether a struct of the caller's that a function answers in is initialised, as struct_size says.
+/// `first_bytes`: its size in version 0.1.
 template <class T>
 void expect_initialised(const char* function, const T& to, std::size_t first_bytes, const char* which,
                         const char* initialiser) {

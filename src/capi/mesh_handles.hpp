@@ -1,5 +1,5 @@
-// The types behind the handles of weft/c/mesh.h and weft/c/layout.h, and their arguments as C++ values. Each conversion
-// throws bad_argument naming `function` and the argument.
+// The types behind the handles of weft/c/mesh.h and weft/c/layout.h, and their arguments as C++ values. Each
+// conversion throws bad_argument naming `function` and the argument.
 #pragma once
 
 #include <array>
@@ -22,7 +22,7 @@ struct MeshOwner {
   std::shared_ptr<GroupHandle> group;  // null: a mesh that cannot communicate
 };
 
-/// An array with its number of entries; may be NULL where that is 0.
+/// An array with its number of entries; may be NULL if that is 0.
 template <class T>
 std::span<T> list_of(const char* function, T* data, std::int32_t count, const char* what,
                      const char* count_name) {
@@ -53,8 +53,8 @@ Shape shape_of(const char* function, const std::int64_t* extents, std::int32_t d
 /// `which` ends in "->" or ".".
 Placement placement_of(const char* function, const weft_placement& placement, const std::string& which);
 
-/// A buffer of the caller's as a view of this shape where that has as many elements, else of one dimension: the function
-/// that gets it then says what was expected.
+/// A buffer of the caller's as a view of this shape where that has as many elements, else of one dimension:
+/// the function that gets it then says what was expected.
 TensorView view_of(const Buffer& buffer, const Shape& shape);
 
 /// Tensors of the caller's: the memory, and the names, are theirs.

@@ -28,8 +28,8 @@ void check_place(const char* function, int32_t rank, int32_t size) {
                  fmt::format("rank is {}; expected 0 to {} (size {})", rank, size - 1, size));
 }
 
-// The context keeps the server. One that serves there already is taken again: the n-th group of a name meets the
-// n-th of the others.
+// The context keeps the server. One that serves there already is taken again: the n-th group of a name meets
+// the n-th of the others.
 TcpStoreServer& serve(capi::ContextState& state, const TcpStoreOptions& options) {
   const std::string place = fmt::format("{} {}", options.host, options.port);
   const std::lock_guard lock(state.mutex);
@@ -41,8 +41,8 @@ TcpStoreServer& serve(capi::ContextState& state, const TcpStoreOptions& options)
   return server;
 }
 
-// What rank 0 tells by `broadcast`: where it serves, or why it cannot. The same bytes on every machine and in every
-// version: texts that end in a zero.
+// What rank 0 tells by `broadcast`: where it serves, or why it cannot. The same bytes on every machine and in
+// every version: texts that end in a zero.
 struct Invitation {
   std::array<char, 32> version{};
   std::array<char, 16> status{};  // a number

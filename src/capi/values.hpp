@@ -37,19 +37,20 @@ inline CallOptions call_options(const char* function, const weft_call_options* o
 
 // Tensors of DLPack (dlpack.cpp) ----
 
-/// The tensor of a pointer that weft/c/dlpack.h takes. Throws bad_argument where it is NULL, where it is of another major version of
-/// DLPack (unsupported), and where it is read-only and `writes`. `which`: the argument's name in texts.
+/// The tensor of a pointer that weft/c/dlpack.h takes. Throws bad_argument if it is NULL, where it is of
+/// another major version of DLPack (unsupported), and where it is read-only and `writes`. `which`: the
+/// argument's name in texts.
 const weft_dl_tensor& dl_tensor_of(const char* function, const void* tensor, const char* which);
 const weft_dl_tensor& dl_tensor_of(const char* function, const DLManagedTensor* managed, const char* which);
 const weft_dl_tensor& dl_tensor_of(const char* function, const DLManagedTensorVersioned* managed, bool writes,
                                    const char* which);
 
-/// Its elements as they lie. Throws as weft_buffer_from_dltensor says: what passes has `ndim` extents that are not negative, and whose
-/// product fits.
+/// Its elements as they lie. Throws as weft_buffer_from_dltensor says: what passes has `ndim` extents that
+/// are not negative, and whose product fits.
 weft_buffer dl_buffer_of(const char* function, const weft_dl_tensor& tensor);
 
-/// A row-major tensor that whoever gets it adopts: its deleter, which any thread may call, lets go of `keeps`, without which the memory
-/// is gone.
+/// A row-major tensor that whoever gets it adopts: its deleter, which any thread may call, lets go of
+/// `keeps`, without which the memory is gone.
 template <class Managed>
 Managed* hand_out(std::shared_ptr<const void> keeps, const weft_buffer& data,
                   std::span<const std::int64_t> shape);

@@ -11,7 +11,8 @@ namespace capi = weft::capi;
 
 namespace {
 
-// Asks a Work; true: its calls have ended. The handle keeps its final answer, and gives it again whenever it is asked.
+// Asks a Work; true: its calls have ended. The handle keeps its final answer, and gives it again whenever it
+// is asked.
 template <class Ask>
 bool ask(const char* function, weft_work& work, const Ask& ask) {
   if (work.failure) throw Error(*work.failure);

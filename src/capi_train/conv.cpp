@@ -1,4 +1,5 @@
-// Column and row convolutions in C: each makes views of its arguments and calls the function of weft/tp/conv.hpp.
+// Column and row convolutions in C: each makes views of its arguments and calls the function of
+// weft/tp/conv.hpp.
 #include "weft/tp/conv.hpp"
 
 #include "capi_train/matrices.hpp"

@@ -22,7 +22,8 @@ inline TensorView view_of(const Buffer& b, const Shape& shape) {
   return {static_cast<std::byte*>(b.data), b.dtype, b.device, shape, row_major(shape)};
 }
 
-/// What lies at a pointer, row-major, in the extents of these fields of `which`. `of`: its data, dtype and device.
+/// What lies at a pointer, row-major, in the extents of these fields of `which`. `of`: its data, dtype and
+/// device.
 inline TensorView elements(const char* function, const char* which, const weft_buffer& of,
                            std::initializer_list<std::pair<const char*, std::int64_t>> extents) {
   const Buffer b = buffer_of(function, &of, which);

@@ -28,8 +28,8 @@ ModelState& model_of(const char* function, const weft_model* model);
 
 TokenBatch batch_of(const weft_token_batch& batch);
 
-/// A buffer of the caller's that has, or takes, f32 elements of this shape on the device of `compute`. `whose` are they:
-/// "logits->count is 7; expected 8, of the scores (2, 4)".
+/// A buffer of the caller's that has, or takes, f32 elements of this shape on the device of `compute`.
+/// `whose` are they: "logits->count is 7; expected 8, of the scores (2, 4)".
 TensorView elements(const char* function, const weft_buffer* buffer, const char* which, const Shape& shape,
                     std::string_view whose, const Compute& compute);
 

@@ -1,4 +1,5 @@
-// The vocabulary split over ranks, in C: each makes views of its arguments and calls the function of weft/tp/vocab.hpp.
+// The vocabulary split over ranks, in C: each makes views of its arguments and calls the function of
+// weft/tp/vocab.hpp.
 #include "weft/tp/vocab.hpp"
 
 #include "capi_train/matrices.hpp"

@@ -23,14 +23,15 @@ std::vector<std::uint64_t> numbers_of_all(ProcessGroup* group, std::uint64_t min
 std::vector<std::string> texts_of_all(ProcessGroup* group, std::string_view mine, Duration deadline = {});
 inline constexpr std::size_t kMostTextBytes = 64 << 10;
 
-/// Notifies all ranks of whether each of them got this far. Where one did not, all throw the code of the
+/// Notifies all ranks of whether each of them got this far. If one did not, all throw the code of the
 /// first rank that failed: that rank throws `mine` again, the others `<what>: rank 1 failed: <its text>;
 /// <consequence>`, with the consequence as that rank gives it. `mine` stays as it is where it is no Error.
 /// Waits as numbers_of_all() does. `all_told`, where given, becomes whether every rank has got here: not
 /// where the group failed.
 void agree(ProcessGroup* group, std::string_view what, std::string_view consequence, std::exception_ptr mine,
            Duration deadline = {}, bool* all_told = nullptr);
-/// Fails `group`, where there is one, on all ranks: `<what>: rank 1 was interrupted while it saved; <consequence>`.
+/// Fails `group`, where there is one, on all ranks: `<what>: rank 1 was interrupted while it saved;
+/// <consequence>`.
 void fail_interrupted(ProcessGroup* group, std::string_view what, std::string_view consequence);
 /// The same over the ranks of the mesh, whose group may not be made yet.
 void agree(const DeviceMesh& mesh, std::string_view what, std::string_view consequence,

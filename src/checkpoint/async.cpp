@@ -31,7 +31,8 @@ struct AsyncCheckpoint::Impl {
   }
 
   ProcessGroup* group() { return own ? &own : nullptr; }
-  // Until nothing is written. An Interrupt of this thread ends the wait, not the save, whose error the next call tells.
+  // Until nothing is written. An Interrupt of this thread ends the wait, not the save, whose error the next
+  // call tells.
   void await_writer() {
     const Deadline unless_interrupted = Deadline::after(std::chrono::hours(24 * 365));
     std::unique_lock lock(mutex);

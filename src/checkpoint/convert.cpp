@@ -62,7 +62,7 @@ Results results_of(const CheckpointIndex& index, const ConvertOptions& options) 
   return results;
 }
 
-// The rows that file `number` of `files` has; nothing where there are none.
+// The rows that file `number` of `files` has; nothing if there are none.
 std::optional<Box> part_of(const Shape& shape, int number, int files) {
   Box box = whole_box(shape);
   if (shape.rank() == 0) return number == 0 ? std::optional(box) : std::nullopt;

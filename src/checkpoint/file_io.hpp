@@ -43,12 +43,12 @@ void read_exactly(int fd, const std::filesystem::path& path, std::int64_t offset
 /// Whether there is something under that name. Throws `system` naming it where that cannot be told.
 bool is_there(const std::filesystem::path& path);
 
-/// Throws bad_argument where `path` is a symbolic link: what belongs to a checkpoint lies in its folder.
-/// Nothing where there is nothing.
+/// Throws bad_argument if `path` is a symbolic link: what belongs to a checkpoint lies in its folder.
+/// Nothing if there is nothing.
 void refuse_link(const std::filesystem::path& path);
 
 /// Why a text that a file gives is not the name of a file in a known folder ("empty", "\"../x\", with a
-/// '/'"); nothing where it is.
+/// '/'"); nothing if it is.
 std::optional<std::string> why_no_file_name(std::string_view name);
 
 }  // namespace weft

@@ -21,7 +21,7 @@
 namespace weft {
 namespace {
 
-// Where the values of a name are: the rows from first_row on of what the checkpoint has under another name,
+// If the values of a name are: the rows from first_row on of what the checkpoint has under another name,
 // or under this one.
 struct Source {
   std::string stored;
@@ -117,7 +117,7 @@ bool is_same_source(const Source& a, const Source& b) {
   return std::equal(a.entry->parts.begin(), a.entry->parts.end(), b.entry->parts.begin(), is_same_part);
 }
 
-// Tied tensors are one in memory. Where the checkpoint has two, they must have the same values.
+// Tied tensors are one in memory. If the checkpoint has two, they must have the same values.
 void check_tied(PartFiles& files, const Source& source, const MutableNamedView& tensor,
                 std::string_view other, int rank) {
   std::vector<std::byte> stored(static_cast<std::size_t>(tensor.data.bytes()));

@@ -19,14 +19,14 @@ struct FoundCheckpoint {
 
   bool is(const FoundCheckpoint& other) const { return folder == other.folder && hash == other.hash; }
 };
-/// `directory`'s latest checkpoint, or `directory` itself where that is one. Where a save has meanwhile
-/// removed the folder that `latest` named, `latest` is read again. Throws bad_argument where there is none,
+/// `directory`'s latest checkpoint, or `directory` itself where that is one. If a save has meanwhile
+/// removed the folder that `latest` named, `latest` is read again. Throws bad_argument if there is none,
 /// and `corrupt` where `latest` or the index is damaged.
 FoundCheckpoint find_checkpoint(const std::filesystem::path& directory);
 /// The checkpoint in that folder.
 FoundCheckpoint open_folder(const std::filesystem::path& folder);
 /// Whether find_checkpoint() gives another one by now: saves go on, and remove the one that was found. False
-/// where there is none any more.
+/// if there is none any more.
 bool has_moved_on(const std::filesystem::path& directory, const FoundCheckpoint& from) noexcept;
 /// How often another checkpoint is taken in the place of one that was removed while it was read.
 inline constexpr int kMostLooks = 4;
@@ -62,7 +62,7 @@ class PartFiles {
   std::map<std::string, SafetensorsFile> files_;
 };
 
-/// Throws bad_argument where a piece is not rows of the stored tensor, as RemappedTensor says.
+/// Throws bad_argument if a piece is not rows of the stored tensor, as RemappedTensor says.
 void check_piece(const std::string& stored, const Shape& shape, const RemappedTensor& piece);
 /// Fills one of this rank's boxes of a tensor that is the rows of `stored` from `first_row` on.
 void read_rows(PartFiles& files, const std::string& stored, const CheckpointEntry& entry,

@@ -73,7 +73,7 @@ void write_save(SavePlan& plan, ProcessGroup* group) {
     if (unless_interrupted.passed()) fail_interrupted(group, "save_checkpoint", state);
     agree(group, "save_checkpoint", state, with_consequence(failed, state), limit, &none_writes);
   };
-  // Where rank 0 waits too long for its turn it says so itself: the others wait longer.
+  // If rank 0 waits too long for its turn it says so itself: the others wait longer.
   all_ranks(deadline < Duration::max() / 2 ? 2 * deadline : Duration::max(), [&] {
     if (plan.rank != 0) return;
     turn.wait("save_checkpoint", deadline);
@@ -87,7 +87,7 @@ void write_save(SavePlan& plan, ProcessGroup* group) {
       header_hash = folder.write(name, planned(plan.directory / name, plan.entries), hashes_of(plan.entries));
     });
   } catch (...) {
-    // Where the group has failed, a rank that is late still writes there: the next save removes it.
+    // If the group has failed, a rank that is late still writes there: the next save removes it.
     if (plan.rank == 0 && none_writes) folder.remove();
     throw;
   }

@@ -1,5 +1,6 @@
-// Window attention of maps that are cut in space. A window is a square of neighbours, or pixels spread over the whole map; either way windows are whole on
-// one rank while they are computed: the map is cut anew, at borders of windows, and afterwards as it was. Far windows so become an all-to-all.
+// Window attention of maps that are cut in space. A window is a square of neighbours, or pixels spread over
+// the whole map; either way windows are whole on one rank while they are computed: the map is cut anew, at
+// borders of windows, and afterwards as it was. Far windows so become an all-to-all.
 #include "domain/plans.hpp"
 #include "domain/rules.hpp"
 #include "weft/host/copy.hpp"
@@ -8,8 +9,8 @@
 namespace weft::domain {
 namespace {
 
-// Which rows, or columns, each part has while windows are whole: of H / w rows of windows each part has its share. Near: that of neighbours; far: row l H/w + r of
-// the map is row l of the windows r.
+// Which rows, or columns, each part has while windows are whole: of H / w rows of windows each part has its
+// share. Near: that of neighbours; far: row l H/w + r of the map is row l of the windows r.
 std::vector<IndexRanges> whole_windows(std::int64_t size, std::int64_t window, Windows kind,
                                        std::size_t parts) {
   const std::int64_t count = size / window;
@@ -54,8 +55,8 @@ class Recut {
         with_enough_pixels(frame, run(frame, *there_, maps, there_->window_shape(maps.shape()))), layout_);
   }
   Tensor back(Frame& frame, const Tensor& there) const {
-    const Tensor maps =
-        there.slice_flat(0, there_->window_shape(layout_->local_shape()));  // without samples of zeros
+    // Without samples of zeros.
+    const Tensor maps = there.slice_flat(0, there_->window_shape(layout_->local_shape()));
     return run(frame, *back_, maps, layout_->local_shape()).with_layout(layout_);
   }
 
@@ -63,7 +64,8 @@ class Recut {
   const LayoutRef windows;
 
  private:
-  // oneDNN's f32 products of fewer rows sum in another order; samples of zeros more give the bits of many rows.
+  // oneDNN's f32 products of fewer rows sum in another order; samples of zeros more give the bits of many
+  // rows.
   static constexpr std::int64_t kLeastPixels = 16;
   static Tensor with_enough_pixels(Frame& frame, const Tensor& maps) {
     const std::int64_t of_sample = maps.size(kHeight) * maps.size(kWidth);

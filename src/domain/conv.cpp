@@ -1,10 +1,11 @@
 // Convolutions of maps that are cut in space.
 //
-// Each rank makes its own pixels of the output, whole, from a window on the input; and in backward its own pixels of dx, whole, from a window
-// on dy. So no pixel is a sum of several ranks' parts, and its bits are those of one rank. Of the weight's gradient each rank has the part of its own
-// pixels of dy.
+// Each rank makes its own pixels of the output, whole, from a window on the input; and in backward its own
+// pixels of dx, whole, from a window on dy. So no pixel is a sum of several ranks' parts, and its bits are
+// those of one rank. Of the weight's gradient each rank has the part of its own pixels of dy.
 //
-// While the window on x comes, the pixels of y that see no neighbour's are made, where that is quicker; while that on dy comes, the gradients of weight and bias.
+// While the window on x comes, the pixels of y that see no neighbour's are made, where that is quicker; while
+// that on dy comes, the gradients of weight and bias.
 #include "domain/conv.hpp"
 
 #include <array>
@@ -33,8 +34,8 @@ Both of_conv(const Conv2d& conv, const LayoutRef& x) {
       along("width", x->global[kWidth], c.kernel.width, c.stride.width, c.padding.width, c.dilation.width)};
 }
 
-// A dimension with its padding: each part has the places of its own pixels, the first one that is not empty also those before them, the
-// last one those after.
+// A dimension with its padding: each part has the places of its own pixels, the first one that is not empty
+// also those before them, the last one those after.
 Parts with_padding(const Parts& x, std::int64_t padding) {
   Parts wide = x;
   wide.size += 2 * padding;
@@ -52,7 +53,8 @@ Parts with_padding(const Parts& x, std::int64_t padding) {
   return wide;
 }
 
-// How the gradient of a padded map, whose places are cut as with_padding() says, goes back to the pixels: each takes those of all its places.
+// How the gradient of a padded map, whose places are cut as with_padding() says, goes back to the pixels:
+// each takes those of all its places.
 struct Unpadding {
   TapsOfParts rows, columns;
   Window window;
@@ -171,7 +173,8 @@ class ConvPasses final : public MapPasses {
       conv::spread(frame, seeing.window, w, c.groups, shape, dx);
       return {dx};
     }
-    // The gradient of the padded map first, each place whole on one rank; then each pixel takes those of all its places, as on one rank.
+    // The gradient of the padded map first, each place whole on one rank; then each pixel takes those of all
+    // its places, as on one rank.
     const Tensor places =
         frame.compute().make({dy.size(0), c.in, shape.height, shape.width}, DType::f32, Memory::shared);
     conv::spread(frame, seeing.window, w, c.groups, shape, places);
@@ -186,8 +189,9 @@ class ConvPasses final : public MapPasses {
     return plans_.of(x, [&] { return ConvPlan(conv, x); });
   }
 
-  // y from the window, and bits that do not depend on what was made before the window was there. The interior by itself costs edges by themselves: it pays where
-  // the window takes long to come, so both are measured. Each rank chooses by itself.
+  // y from the window, and bits that do not depend on what was made before the window was there. The interior
+  // by itself costs edges by themselves: it pays where the window takes long to come, so both are measured.
+  // Each rank chooses by itself.
   static void correlate_meanwhile(Frame& frame, const Conv2d& conv, const ConvPlan& plan, Fetched& seen,
                                   const Tensor& w, const Tensor& y) {
     const kernels::UnfoldShape shape = plan.seen.shape(plan.k.shape(conv.config().in));

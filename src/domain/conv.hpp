@@ -8,7 +8,8 @@
 
 namespace weft::domain {
 
-/// Both dimensions of a convolution: the larger map that its kernel goes over, and the other that has a pixel for each place of it.
+/// Both dimensions of a convolution: the larger map that its kernel goes over, and the other that has a pixel
+/// for each place of it.
 struct Both {
   Sliding height, width;
   kernels::UnfoldShape shape(std::int64_t channels) const {
@@ -38,7 +39,8 @@ inline void expect_input(const Module& module, const Tensor& x, std::int64_t cha
                             layouts::named(module, "x").text(), to_string(x.shape()), channels));
 }
 
-/// What the kernel sees of this rank's window on the larger map, for its own pixels of the other. The window holds all, padding included.
+/// What the kernel sees of this rank's window on the larger map, for its own pixels of the other. The window
+/// holds all, padding included.
 struct Seen {
   Window window;
   Parts rows, columns;  // of the smaller map
@@ -60,7 +62,8 @@ struct Seen {
         columns(std::move(columns_in)) {}
 };
 
-/// The smaller map's pixels that see any of this rank's of the larger one, and what these make of it: spread over it.
+/// The smaller map's pixels that see any of this rank's of the larger one, and what these make of it: spread
+/// over it.
 struct Seeing {
   Window window;
   Parts rows, columns;  // of the larger map

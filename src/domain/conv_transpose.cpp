@@ -1,4 +1,5 @@
-// Transposed convolutions of maps that are cut in space: as convolutions (conv.cpp), with x and y in each other's place.
+// Transposed convolutions of maps that are cut in space: as convolutions (conv.cpp), with x and y in each
+// other's place.
 #include "weft/nn/maps/conv_transpose.hpp"
 #include "domain/conv.hpp"
 #include "domain/plans.hpp"

@@ -1,4 +1,5 @@
-// Padding, pooling, resizing and pixel shuffles of maps that are cut in space: each rank makes its own pixels of y, and of dx, from a window.
+// Padding, pooling, resizing and pixel shuffles of maps that are cut in space: each rank makes its own pixels
+// of y, and of dx, from a window.
 #include <algorithm>
 
 #include "domain/conv.hpp"

@@ -1,4 +1,5 @@
-// The rules of layers that need more than their own part of a map, and tables of taps cut into parts. Inside domain.
+// The rules of layers that need more than their own part of a map, and tables of taps cut into parts. Inside
+// domain.
 #pragma once
 
 #include <memory>
@@ -11,8 +12,9 @@
 
 namespace weft::domain {
 
-/// The rule of a layer that needs more than its own part: each of these, beside the passes that it gives, knows layers of its file, and is
-/// `unknown` of any other. What derives from one of them may do something else, and is another.
+/// The rule of a layer that needs more than its own part: each of these, beside the passes that it gives,
+/// knows layers of its file, and is `unknown` of any other. What derives from one of them may do something
+/// else, and is another.
 using RuleOfFile = SpaceRule(const Module& module, const DeviceMesh& axes);
 RuleOfFile conv_rule, conv_transpose_rule, resampling_rule, window_attention_rule, sequence_rule;
 

@@ -25,7 +25,8 @@ void expect_sequence(const Module& module, const char* name, const Tensor& t, st
                                                      to_string(t.shape()), dim));
 }
 
-// This rank's heads, by the features of q and k. Axes that split heads split those of keys and values, too, or their ranks share them.
+// This rank's heads, by the features of q and k. Axes that split heads split those of keys and values, too,
+// or their ranks share them.
 template <class Attending>
 HeadsShape share_of_heads(const Attending& module, const Tensor& q, const Tensor& k, const Tensor& v) {
   const std::int64_t heads = module.config().heads, kv_heads = module.config().kv_heads,
@@ -52,7 +53,8 @@ SplitMask split_mask_of(const Tensor& of_queries, const Tensor& of_keys) {
   return {of_queries, of_keys, whole[0] != 1, whole[1] != 1};
 }
 
-// The mask's layouts over a sequence that is cut: its samples as those of x, and its queries as those of x, or its keys as those of the context, or neither.
+// The mask's layouts over a sequence that is cut: its samples as those of x, and its queries as those of x,
+// or its keys as those of the context, or neither.
 struct MaskLayouts {
   MaskLayouts(const Shape& mask, const Tensor& x, const Tensor& context) {
     LayoutRef samples = x.layout()->with_global(mask);
@@ -71,8 +73,8 @@ struct MaskLayouts {
   LayoutRef whole, by_queries, by_keys;
 };
 
-// What this rank needs of the mask of a sequence that is cut. A mask that differs between queries is needed twice, for own queries and for own keys; what it is not cut
-// by comes by one exchange. Collective.
+// What this rank needs of the mask of a sequence that is cut. A mask that differs between queries is needed
+// twice, for own queries and for own keys; what it is not cut by comes by one exchange. Collective.
 SplitMask split_mask(const Module& module, Frame& frame, const Tensor& given, const Tensor& x,
                      const Tensor& context) {
   const TensorName what = layouts::named(module, "mask");

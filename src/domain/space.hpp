@@ -1,5 +1,5 @@
-// What rules for maps that are cut in space share: which parts of which dimension each rank has, the windows that a local operation needs, and
-// tensors of one rank as layers see them. Inside domain.
+// What rules for maps that are cut in space share: which parts of which dimension each rank has, the windows
+// that a local operation needs, and tensors of one rank as layers see them. Inside domain.
 #pragma once
 
 #include <functional>
@@ -43,12 +43,12 @@ std::shared_ptr<DomainManager::Plans> make_plans();
 /// The layout of x's maps as those of other channels, height and width.
 LayoutRef like(const LayoutRef& x, std::int64_t channels, std::int64_t height, std::int64_t width);
 
-/// A tensor that only this rank has, (batch, …), as one that is cut in samples along every axis that cuts x's samples, height or width: so layers
-/// take it as it is, and gradients of weights are Partial on these axes.
+/// A tensor that only this rank has, (batch, …), as one that is cut in samples along every axis that cuts x's
+/// samples, height or width: so layers take it as it is, and gradients of weights are Partial on these axes.
 Tensor as_samples(const Tensor& local, const LayoutRef& x);
 
-/// The passes of a layer of one map x, where x is cut in space; a whole one, which every rank has, goes to the layer's own code. A plain x, of which nobody knows
-/// whether it is whole or a part, is an error.
+/// The passes of a layer of one map x, where x is cut in space; a whole one, which every rank has, goes to
+/// the layer's own code. A plain x, of which nobody knows whether it is whole or a part, is an error.
 class MapPasses : public Passes {
  public:
   explicit MapPasses(const DeviceMesh& axes) : axes_(axes) {}

@@ -70,8 +70,8 @@ void expect_cuttable(const Shape& x, const DomainManager& manager) {
   }
 }
 
-// The layout of the samples of all data ranks, of which this one has `own`: whole maps, laid out along `axes` as one rank has them. The
-// ranks tell each other their shapes, and what is wrong with them.
+// The layout of the samples of all data ranks, of which this one has `own`: whole maps, laid out along `axes`
+// as one rank has them. The ranks tell each other their shapes, and what is wrong with them.
 LayoutRef of_own_samples(const Shape& own, const DeviceMesh& axes, const DeviceMesh& data,
                          const std::optional<Error>& fault) {
   constexpr std::size_t kWords = Shape::kMaxDims + 1;

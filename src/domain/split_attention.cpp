@@ -10,7 +10,8 @@
 namespace weft::domain {
 namespace {
 
-// Positions of a piece: at most those of a rank, so that memory is that of T / n, and few enough that most of the exchange runs beside the products.
+// Positions of a piece: at most those of a rank, so that memory is that of T / n, and few enough that most of
+// the exchange runs beside the products.
 std::int64_t piece_size(std::int64_t all, std::size_t parts) {
   constexpr std::int64_t kMost = 4 * kernels::kAttentionKeys;
   static_assert(kernels::kAttentionKeys % kernels::kAttentionQueries == 0);
@@ -34,8 +35,8 @@ Pieces pieces_of(const LayoutRef& layout,
   return pieces;
 }
 
-// (batch, heads, positions), or each term of (batch, heads, positions, terms), seen as (batch, positions, heads),
-// whose dimension 1 is cut.
+// (batch, heads, positions), or each term of (batch, heads, positions, terms), seen as (batch, positions,
+// heads), whose dimension 1 is cut.
 std::vector<TensorView> by_position(const Tensor& sums) {
   const bool has_terms = sums.shape().rank() == 4;
   std::vector<TensorView> views;
@@ -53,7 +54,8 @@ std::vector<TensorView> by_position(const Tensor& sums) {
 // The pieces of some tensors, one after the other; while one is used the next one comes.
 class Incoming {
  public:
-  /// Of `own`, (batch, own positions, …), and of `sums`, (batch, heads, own positions) or with terms of each behind. Backwards: from the last piece to the first.
+  /// Of `own`, (batch, own positions, …), and of `sums`, (batch, heads, own positions) or with terms of each
+  /// behind. Backwards: from the last piece to the first.
   Incoming(Frame& frame, const Pieces& pieces, std::vector<Tensor> own, std::vector<Tensor> sums,
            bool backwards)
       : frame_(frame), pieces_(pieces), own_(std::move(own)), sums_(std::move(sums)), backwards_(backwards) {
@@ -77,7 +79,8 @@ class Incoming {
     begin(at_);
     return true;
   }
-  /// What this rank needs of the piece, maybe nothing; whether it is the first or last that it needs, and the tensors in order.
+  /// What this rank needs of the piece, maybe nothing; whether it is the first or last that it needs, and the
+  /// tensors in order.
   const IndexRange& range() const { return pieces_.wanted[at(at_ - 1)]; }
   bool begins() const { return at_ - 1 == first_; }
   bool ends() const { return at_ - 1 == last_; }
@@ -220,7 +223,8 @@ void split_attention_backward(Frame& frame, const SplitAttention& split, const H
   Incoming queries(frame, split.queries, {dout, q}, {softmax, delta}, true);
   if (!keys.any()) of_queries({}, nullptr, nullptr, true, true);
   if (!queries.any()) of_keys({}, nullptr, nullptr, nullptr, nullptr, true, true);
-  // One after the other of both: where causal, the first ranks have few keys to see and many queries to be seen by, the last ones the reverse; so no rank waits long.
+  // One after the other of both: where causal, the first ranks have few keys to see and many queries to be
+  // seen by, the last ones the reverse; so no rank waits long.
   for (bool more = true; more;) {
     more = keys.next();
     if (more && keys.range().size() > 0)

@@ -1,10 +1,12 @@
-// Attention over a sequence that is cut over ranks: each rank attends from its own queries to all keys, which come to it in pieces. Collective among the
-// ranks that the sequence is cut over. Inside domain.
+// Attention over a sequence that is cut over ranks: each rank attends from its own queries to all keys, which
+// come to it in pieces. Collective among the ranks that the sequence is cut over. Inside domain.
 //
-// The idea is that of H. Liu, M. Zaharia, P. Abbeel, "Ring Attention with Blockwise Transformers", 2023: a rank has its part and a piece of the
-// others', so that memory is that of T / n positions. But here pieces come in the order of the sequence on every rank, cut where the kernels cut it into blocks on one rank, not where
-// ranks are; so every sum has the order, and the bits, of one rank. Forward and dq take keys from the first to the last. dk and dv of a rank's own
-// keys take queries from the last to the first: so no rank's sum waits for another's. The price is that backward makes the scores twice, 7 products instead of 5.
+// The idea is that of H. Liu, M. Zaharia, P. Abbeel, "Ring Attention with Blockwise Transformers", 2023: a
+// rank has its part and a piece of the others', so that memory is that of T / n positions. But here pieces
+// come in the order of the sequence on every rank, cut where the kernels cut it into blocks on one rank, not
+// where ranks are; so every sum has the order, and the bits, of one rank. Forward and dq take keys from the
+// first to the last. dk and dv of a rank's own keys take queries from the last to the first: so no rank's sum
+// waits for another's. The price is that backward makes the scores twice, 7 products instead of 5.
 #pragma once
 
 #include "weft/mesh/window.hpp"
@@ -20,15 +22,16 @@ struct Pieces {
   std::vector<Window> windows;       ///< which fetch it
 };
 
-/// What is to go where for queries and keys of these layouts, which are cut along the same axes. Causal: as many queries as keys. Made once, used by the thread of one
-/// rank in every pass.
+/// What is to go where for queries and keys of these layouts, which are cut along the same axes. Causal: as
+/// many queries as keys. Made once, used by the thread of one rank in every pass.
 struct SplitAttention {
   SplitAttention(const LayoutRef& q, const LayoutRef& k, bool causal);
   Pieces keys, queries;
   bool causal;
 };
 
-/// What is added to scores, of a mask (batch or 1, queries or 1, keys) of the whole: what this rank needs of it. Without a mask: nothing.
+/// What is added to scores, of a mask (batch or 1, queries or 1, keys) of the whole: what this rank needs of
+/// it. Without a mask: nothing.
 struct SplitMask {
   Tensor of_queries;  ///< (batch or 1, own queries or 1, keys)
   Tensor of_keys;     ///< (batch or 1, queries or 1, own keys); for backward alone
@@ -41,8 +44,9 @@ struct HeadsShape {
   bool bf16_products = false;  ///< as in kernels::AttentionShape
 };
 
-/// out and softmax of this rank's queries over all keys, of those up to its own position where `causal`. q, out: (batch, own queries, heads,
-/// head_dim), k, v: (batch, own keys, kv_heads, head_dim), softmax: (batch, heads, own queries, kSoftmaxTerms).
+/// out and softmax of this rank's queries over all keys, of those up to its own position where `causal`. q,
+/// out: (batch, own queries, heads, head_dim), k, v: (batch, own keys, kv_heads, head_dim), softmax: (batch,
+/// heads, own queries, kSoftmaxTerms).
 void split_attention_forward(Frame& frame, const SplitAttention& split, const HeadsShape& s, const Tensor& q,
                              const Tensor& k, const Tensor& v, const SplitMask& mask, const Tensor& out,
                              const Tensor& softmax);

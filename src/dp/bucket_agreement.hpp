@@ -1,4 +1,5 @@
-// Whether the reducers of all ranks are the same: the entries, which of them are bound where they are reduced, and the options. Private to dp.
+// Whether the reducers of all ranks are the same: the entries, which of them are bound where they are
+// reduced, and the options. Private to dp.
 #pragma once
 
 #include <cstdint>

@@ -28,7 +28,8 @@ struct BucketPlan {
 
 /// bad_argument with "bucket_reducer: " before it.
 [[noreturn]] void refuse_bucket(const std::string& text);
-/// In the order of the entries; a bucket of each (dtype, reduction) is open at a time. Throws as the reducer's constructor.
+/// In the order of the entries; a bucket of each (dtype, reduction) is open at a time. Throws as the
+/// reducer's constructor.
 BucketPlan plan_buckets(const std::vector<BucketEntry>& entries, const BucketOptions& options);
 
 }  // namespace weft::dp

@@ -62,8 +62,8 @@ struct BucketReducer::Impl {
     }
   }
 
-  // Throws what is wrong on this rank. Before the first step the other ranks hear of it in the comparison with which theirs
-  // begins: this rank takes part in it here.
+  // Throws what is wrong on this rank. Before the first step the other ranks hear of it in the comparison
+  // with which theirs begins: this rank takes part in it here.
   [[noreturn]] void tell_all(const Error& fault) const {
     if (compared) throw Error(fault);
     throw_told("bucket_reducer", axes, fault);
@@ -134,7 +134,7 @@ struct BucketReducer::Impl {
     return {number, memory, b.plan.op, b.plan.members, group(), stream()};
   }
 
-  // The program's own code. Where that throws the others would wait for this rank.
+  // The program's own code. If that throws the others would wait for this rank.
   template <class Step>
   void run_hook(const Step& step) const {
     try {
@@ -185,9 +185,9 @@ struct BucketReducer::Impl {
     for (Slot& slot : slots) slot.ready = slot.accumulated = false;
   }
 
-  // What communicates. After a failed reduction nothing can be reduced any more, and every later call tells of it.
-  // After a failed comparison the step begins anew: it may be another reducer that failed on another rank, so that
-  // both compare again.
+  // What communicates. After a failed reduction nothing can be reduced any more, and every later call tells
+  // of it. After a failed comparison the step begins anew: it may be another reducer that failed on another
+  // rank, so that both compare again.
   template <class Step>
   void communicate(const Step& step) {
     try {
@@ -258,8 +258,8 @@ struct BucketReducer::Impl {
   bool compared = false;
   std::optional<Error> failure;                                    // of the first call that failed
   const std::shared_ptr<int> no_syncs = std::make_shared<int>(0);  // that live
-  // Among the reducers alive that would share a group: the same on all ranks, which make and destroy them in the
-  // same order.
+  // Among the reducers alive that would share a group: the same on all ranks, which make and destroy them in
+  // the same order.
   UserNumbers::Taken user;
 };
 
@@ -329,7 +329,8 @@ NoSync BucketReducer::no_sync() {
 }
 
 // All ranks post all buckets in any case, those with gradients that are missing too: a rank that threw at
-// once would leave the others waiting. What is missing counts as zero until expect_none_missing() has compared the ranks.
+// once would leave the others waiting. What is missing counts as zero until expect_none_missing() has
+// compared the ranks.
 void BucketReducer::finish() {
   impl_->expect_sound();
   if (*impl_->no_syncs > 0) bad("finish() inside no_sync(); the last pass before it comes after that scope");

@@ -51,8 +51,8 @@ T from_double(double x) noexcept {
 
 constexpr std::size_t kWidened = 512;  // elements that are widened to floats at a time
 
-/// Calls use(values) with all elements in order: with those of f64 and f32 as they are, with others as floats in pieces
-/// of kWidened.
+/// Calls use(values) with all elements in order: with those of f64 and f32 as they are, with others as floats
+/// in pieces of kWidened.
 template <class T, class Use>
 void for_floats(std::span<const T> values, const Use& use) {
   if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>) {

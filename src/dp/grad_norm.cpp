@@ -119,8 +119,8 @@ std::string text_of(std::span<const std::uint64_t> words) {
                                   static_cast<NonFinite>(words[2]) == NonFinite::skip ? "skip" : "error"));
 }
 
-// All gradients by mesh and cohort, and the powers of what this rank holds of them. Their parts are combined in order: the
-// same bits for any number of threads. With a fault nothing is read.
+// All gradients by mesh and cohort, and the powers of what this rank holds of them. Their parts are combined
+// in order: the same bits for any number of threads. With a fault nothing is read.
 std::vector<Part> parts_of(const char* what, std::span<const Gradient> gradients, double p, Compute* compute,
                            const Fault& fault) {
   std::vector<Part> parts;
@@ -251,8 +251,8 @@ bool is_told(const Error& e) {
          e.code() == ErrorCode::mismatch || e.code() == ErrorCode::unsupported;
 }
 
-// What is wrong with a rank's arguments, or found out in one mesh, is told in all the others: their ranks throw, too, and
-// no call of one waits for another rank's.
+// What is wrong with a rank's arguments, or found out in one mesh, is told in all the others: their ranks
+// throw, too, and no call of one waits for another rank's.
 Norm norm_over_all(const Settings& settings, std::span<const Gradient> gradients, Compute* compute,
                    Fault fault) {
   const double p = settings.p;
@@ -295,7 +295,8 @@ Norm norm_over_all(const Settings& settings, std::span<const Gradient> gradients
 
 }  // namespace
 
-// Adds the sum of |g|^p of each gradient to its cohort's; one all-gather per mesh then adds those of all ranks.
+// Adds the sum of |g|^p of each gradient to its cohort's; one all-gather per mesh then adds those of all
+// ranks.
 double grad_norm(std::span<const Gradient> gradients, double p, Compute* compute) {
   const Fault fault = fault_of([&] {
     if (!(p >= 1))

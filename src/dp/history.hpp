@@ -1,5 +1,5 @@
-// How the values came about whose gradients, or parts, are moved: a digest that ranks compare with the calls of buckets and
-// shards, at no cost, as they compare the layouts of a redistribution. Private to dp.
+// How the values came about whose gradients, or parts, are moved: a digest that ranks compare with the calls
+// of buckets and shards, at no cost, as they compare the layouts of a redistribution. Private to dp.
 #pragma once
 
 #include <fmt/format.h>
@@ -16,8 +16,8 @@ namespace weft::dp {
 /// The tag of such a call. 0: nothing is known, or compared.
 inline int history_tag(std::uint64_t history) noexcept { return history == 0 ? 0 : layout_tag(history); }
 
-/// Whether the text of a mismatch, `rank 1 called X [call 4], rank 0 X [call 4]`, says that both ranks called the same: they differ in
-/// what it does not show, the tag.
+/// Whether the text of a mismatch, `rank 1 called X [call 4], rank 0 X [call 4]`, says that both ranks called
+/// the same: they differ in what it does not show, the tag.
 inline bool differs_in_tag(std::string_view text) {
   constexpr std::string_view kCalled = " called ", kEnd = " [call ", kNext = "], rank ";
   const std::size_t called = text.find(kCalled), end = text.find(kEnd, called), next = text.find(kNext, end);

@@ -66,7 +66,8 @@ WEFT_CPU_CLONES(void, widen, (const bf16* from, float* to, std::size_t n) noexce
 }
 WEFT_CPU_CLONES(void, widen, (const f16* from, float* to, std::size_t n) noexcept, (from, to, n)) {
   for (std::size_t i = 0; i < n; ++i) {
-    // Exponent and mantissa where a float has them make a number that is too small by 2^112, also a subnormal one.
+    // Exponent and mantissa where a float has them make a number that is too small by 2^112, also a subnormal
+    // one.
     const std::uint32_t magnitude = from[i].bits & 0x7fffu,
                         sign = std::uint32_t{from[i].bits & 0x8000u} << 16;
     const auto scaled = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude << 13) * 0x1p112f);

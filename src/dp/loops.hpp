@@ -1,5 +1,5 @@
-// The inner loops over elements of gradients, each so simple that it is vectorised. Callable from any thread. Private to
-// dp.
+// The inner loops over elements of gradients, each so simple that it is vectorised. Callable from any thread.
+// Private to dp.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,6 @@
-// Lists of gradients, cut into the parts that kernels work on: always the same ones, so that results depend neither on
-// the number of threads nor on the device. Used by the one thread that uses the Compute. Private to dp.
+// Lists of gradients, cut into the parts that kernels work on: always the same ones, so that results depend
+// neither on the number of threads nor on the device. Used by the one thread that uses the Compute. Private
+// to dp.
 #pragma once
 
 #include <algorithm>
@@ -20,15 +21,15 @@
 
 namespace weft::dp {
 
-/// Those of the device of `compute`; null: the CPU's. Throws unsupported: `clip_grad_norm: nobody has given the gradient
-/// kernels of cuda:0 to this Context; add_gradient_kernels() does`. `what`: the caller.
+/// Those of the device of `compute`; null: the CPU's. Throws unsupported: `clip_grad_norm: nobody has given
+/// the gradient kernels of cuda:0 to this Context; add_gradient_kernels() does`. `what`: the caller.
 const GradientKernels& kernels_of(std::string_view what, const Compute* compute);
 
 inline bool on_device(const Compute* compute) noexcept {
   return compute != nullptr && compute->device() != Device{};
 }
 
-/// Where calls and memory of what `compute` works on are ordered; null: the host's.
+/// If calls and memory of what `compute` works on are ordered; null: the host's.
 inline Stream stream_of(const Compute* compute) noexcept {
   return compute == nullptr ? Stream{} : compute->stream();
 }
@@ -38,8 +39,8 @@ struct Copied {
   std::byte* to;
   std::int64_t bytes;
 };
-/// Copies each of copy_of(0), copy_of(1), …: with the threads of `compute`, or on its device's stream; null: with this
-/// thread.
+/// Copies each of copy_of(0), copy_of(1), …: with the threads of `compute`, or on its device's stream; null:
+/// with this thread.
 template <class CopyOf>
 void copy_all(Compute* compute, std::size_t count, const CopyOf& copy_of) {
   if (on_device(compute)) {
@@ -60,8 +61,8 @@ void copy_all(Compute* compute, std::size_t count, const CopyOf& copy_of) {
       });
 }
 
-/// The elements of `v`, which is contiguous, for the host: where they are, or, of a device, a copy. The host waits for
-/// it.
+/// The elements of `v`, which is contiguous, for the host: where they are, or, of a device, a copy. The host
+/// waits for it.
 inline Tensor on_host(const TensorView& v, const Compute* compute) {
   if (v.count() == 0 || !on_device(compute))
     return Tensor(Storage::borrow(v.data, static_cast<std::size_t>(v.bytes())), 0, v.shape, v.dtype);

@@ -87,7 +87,8 @@ ProcessGroup& group_of(const Flat& f, const std::vector<DeviceMesh>& axes) {
   return axes[0].root().submesh(names).group();
 }
 
-// Throws nothing: ranks have not compared their lists yet, and one that threw alone would leave the others waiting.
+// Throws nothing: ranks have not compared their lists yet, and one that threw alone would leave the others
+// waiting.
 dp::Replicas find_replicas(std::span<const Gradient> gradients, const DeviceMesh& axes, Compute* compute) {
   dp::Replicas replicas(axes, compute);
   for (std::size_t i = 0; i < gradients.size(); ++i) {
@@ -124,8 +125,8 @@ void expect_reducible(std::span<const Gradient> gradients, const std::vector<Dev
 
 // The flat buffers of one kind of reduction, in the order in which gradients first need them: the same on all
 // ranks of the axes, so that they make groups in one order. A gradient that is empty here, but not elsewhere,
-// counts for it; and so do replicas that are the same already, which stay out of the buffer: their average may
-// be rounded to something else, or overflow.
+// counts for it; and so do replicas that are the same already, which stay out of the buffer: their average
+// may be rounded to something else, or overflow.
 std::vector<Flat> collect(std::span<Gradient> gradients, const std::vector<DeviceMesh>& axes, Action action,
                           const dp::Replicas& replicas, const char* what) {
   std::vector<Flat> flats;
@@ -224,8 +225,8 @@ void dp::reduce_as(const char* what, std::span<Gradient> gradients, const Device
   if (watched && options.tolerance == 0) replicas.throw_other_bits();
   std::vector<std::vector<Flat>> rounds;
   for (const Action action : kReductions) rounds.push_back(collect(gradients, list, action, replicas, what));
-  // All reductions go side by side, unless a gradient is reduced in one way on one axis and in another way on another.
-  // Replicas that are the same everywhere are not reduced.
+  // All reductions go side by side, unless a gradient is reduced in one way on one axis and in another way on
+  // another. Replicas that are the same everywhere are not reduced.
   const auto in_one_way = [&](const Gradient& g) {
     return std::count_if(std::begin(kReductions), std::end(kReductions), [&](Action action) {
              return (action != Action::average_replicas || !replicas.same_everywhere()) &&

@@ -98,8 +98,8 @@ Verdict verdict_on(const TensorView& own, const TensorView& average, Tolerance t
   });
   Verdict v;
   v.distance = distance;
-  // Both are taken as parts of the larger one, because their sum may be too large for a double. The distance itself is
-  // infinite between the two ends of f64.
+  // Both are taken as parts of the larger one, because their sum may be too large for a double. The distance
+  // itself is infinite between the two ends of f64.
   const double most = std::max(magnitude, distance);
   if (std::isinf(distance))
     v.excess = distance;
@@ -208,7 +208,8 @@ void Replicas::expect_no_drift(const ReduceOptions& options,
   for (int r = 0; r < axes_.size(); ++r)
     if (verdict(r).excess > found.excess) found = verdict(r);
   if (found.excess <= 1) return;
-  // Two ranks that differ are equally far from their average; where there are more, the one that drifted is the furthest.
+  // Two ranks that differ are equally far from their average; where there are more, the one that drifted is
+  // the furthest.
   std::vector<int> blamed;
   for (int r = 0; r < axes_.size(); ++r) {
     const Verdict v = verdict(r);

@@ -1,5 +1,6 @@
-// Which gradients are the same on all ranks that hold a replica, and how far the others are from their average.
-// Every rank of the axes learns it of all gradients and all ranks, so that all throw or none. Private to dp.
+// Which gradients are the same on all ranks that hold a replica, and how far the others are from their
+// average. Every rank of the axes learns it of all gradients and all ranks, so that all throw or none.
+// Private to dp.
 #pragma once
 
 #include <cstddef>
@@ -22,13 +23,13 @@ class Replicas {
  public:
   Replicas(const DeviceMesh& axes, Compute* compute) : axes_(axes), bits_(axes, compute) {}
 
-  /// Gradient `index` of those given is Replicate on the axes `along`, by their numbers in the root, among those of the
-  /// mesh. All ranks add the same, where a gradient is empty, too.
+  /// Gradient `index` of those given is Replicate on the axes `along`, by their numbers in the root, among
+  /// those of the mesh. All ranks add the same, where a gradient is empty, too.
   void add(const Gradient& gradient, std::size_t index, const std::vector<int>& along);
-  /// One small all-gather over the axes: compares the lists of all gradients, the options, and a hash of the replicas;
-  /// where that differs, a second one finds out which. Throws mismatch where the ranks gave different lists or
-  /// options. `data`: the data axes, a bit for each among those of the mesh; `what`: the caller, for this error and those below;
-  /// `fault`: as in gather_with_list().
+  /// One small all-gather over the axes: compares the lists of all gradients, the options, and a hash of the
+  /// replicas; where that differs, a second one finds out which. Throws mismatch if the ranks gave
+  /// different lists or options. `data`: the data axes, a bit for each among those of the mesh; `what`: the
+  /// caller, for this error and those below; `fault`: as in gather_with_list().
   void compare_bits(const ReduceOptions& options, std::uint64_t data, const char* what,
                     std::span<const Gradient> gradients, const std::optional<Error>& fault);
 
@@ -36,10 +37,12 @@ class Replicas {
   bool same_here(std::size_t index) const;
   bool same_everywhere() const { return bits_.same_everywhere(); }
 
-  /// Throws mismatch naming the first gradient whose replicas have different bits, and the ranks that drifted.
+  /// Throws mismatch naming the first gradient whose replicas have different bits, and the ranks that
+  /// drifted.
   [[noreturn]] void throw_other_bits() const;
-  /// Throws mismatch where a replica is not finite though another is, or too far from the average: `averages`, by
-  /// the index of the gradient, of the replicas that are not the same here. One all-gather over the axes.
+  /// Throws mismatch if a replica is not finite though another is, or too far from the average:
+  /// `averages`, by the index of the gradient, of the replicas that are not the same here. One all-gather
+  /// over the axes.
   void expect_no_drift(const ReduceOptions& options, const std::map<std::size_t, TensorView>& averages) const;
 
  private:

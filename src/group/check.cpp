@@ -28,7 +28,7 @@ bool apart(const std::byte* a, std::int64_t a_bytes, const std::byte* b, std::in
   return a >= b + b_bytes || b >= a + a_bytes;
 }
 
-// Not 0 where `value` is none of the `count` values of the enum. It has no branch, so that the fast path can
+// Not 0 if `value` is none of the `count` values of the enum. It has no branch, so that the fast path can
 // combine it with another condition.
 template <class Enum>
 constexpr unsigned outside(Enum value, unsigned count) noexcept {
@@ -122,7 +122,7 @@ struct Checker {
       wrong(ErrorCode::bad_argument, "out is {}; expected {} (in)", name(out.dtype), name(in.dtype));
   }
 
-  // Where `in` and `out` overlap they must be in place; `rule` says what that means.
+  // If `in` and `out` overlap they must be in place; `rule` says what that means.
   void overlap(bool in_place, const char* rule) const {
     if (in_place || have.in_count == 0 || have.out_count == 0) return;
     const std::int64_t element = size_bytes(call.in.dtype);
@@ -137,7 +137,7 @@ struct Checker {
             static_cast<const void*>(b.data), alignment(b.dtype), name(b.dtype));
   }
 
-  // n x size; an error where that does not fit 64 bits.
+  // n x size; an error if that does not fit 64 bits.
   std::int64_t times_size(std::int64_t n, const char* which) const {
     std::int64_t product = 0;
     if (__builtin_mul_overflow(n, std::int64_t{size}, &product))
@@ -205,7 +205,7 @@ struct Checker {
         wrong(ErrorCode::bad_argument, "{}_blocks: blocks {} and {} overlap", which, order[i - 1], order[i]);
   }
 
-  // Where block r begins.
+  // If block r begins.
   static std::int64_t offset(const Blocks& b, int r) {
     return b.offsets.empty() ? std::accumulate(b.counts.begin(), b.counts.begin() + r, std::int64_t{0})
                              : b.offsets[static_cast<std::size_t>(r)];
@@ -281,8 +281,8 @@ void Checker::counts(OpRow r) const {
   }
 }
 
-// Memory of the host, of a known dtype, not raw bytes, and of so few elements that their bytes, times the ranks of any group, fit 64 bits. A
-// buffer with a fault has a negative count.
+// Memory of the host, of a known dtype, not raw bytes, and of so few elements that their bytes, times the
+// ranks of any group, fit 64 bits. A buffer with a fault has a negative count.
 template <class Byte>
 bool plain(const BasicBuffer<Byte>& b) noexcept {
   constexpr std::int64_t kMost = std::int64_t{1} << 48;

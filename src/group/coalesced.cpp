@@ -83,7 +83,8 @@ bool plainly_apart(std::span<const Operands> calls) noexcept {
     std::uintptr_t begin, end;
     std::size_t call;
   };
-  // In order of their beginnings. Programs mostly give buffers in the order in which they lie: then nothing is moved.
+  // In order of their beginnings. Programs mostly give buffers in the order in which they lie: then nothing
+  // is moved.
   struct Ranges {
     std::array<Range, kMost> all;
     std::size_t count = 0;
@@ -245,7 +246,8 @@ void GroupState::submit_batches(std::span<const Call> calls, std::span<const Ope
 }
 
 // Some calls of the batch were sent and one cannot be: peers wait for calls that never come, so the group
-// fails, with the reason. To blame are the ranks that hold up the calls in flight; where none is known, this one.
+// fails, with the reason. To blame are the ranks that hold up the calls in flight; where none is known, this
+// one.
 void GroupState::fail_batch(const std::exception& reason, std::size_t sent, std::size_t calls) {
   const auto* const error = dynamic_cast<const Error*>(&reason);
   std::string why = reason.what();

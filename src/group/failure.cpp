@@ -13,8 +13,8 @@
 namespace weft {
 namespace {
 
-// A plug-in's failure() may throw, though it should not; the group has failed nevertheless. Its op may be one that
-// weft does not know.
+// A plug-in's failure() may throw, though it should not; the group has failed nevertheless. Its op may be one
+// that weft does not know.
 Failure failure_of(const Backend& backend) {
   try {
     Failure why = backend.failure();
@@ -83,7 +83,7 @@ Error GroupFailure::error(Op op, std::uint64_t call) const {
   return Error(std::move(f), quiet, std::move(last_calls));
 }
 
-// The program would go on with numbers that were never reduced. Where it has got an Error of this group, or
+// The program would go on with numbers that were never reduced. If it has got an Error of this group, or
 // an exception is under way, it knows that something is wrong. `had_failed`: the group, before this; where
 // this rank itself has failed it, its program did so.
 void GroupFailure::warn_of_dropped(Op op, std::uint64_t call, bool had_failed) noexcept try {

@@ -36,11 +36,11 @@ class GroupFailure {
   bool happened() const noexcept { return failed_.load(std::memory_order_acquire); }
   /// The first cause, where the group has failed.
   std::optional<Failure> first_cause() const;
-  /// The backend has failed: takes over its first cause, writes the trace and wakes threads that wait. Only the first
-  /// time. `last_calls()` is asked where ranks are late or dead; null: this thread cannot ask.
+  /// The backend has failed: takes over its first cause, writes the trace and wakes threads that wait. Only
+  /// the first time. `last_calls()` is asked where ranks are late or dead; null: this thread cannot ask.
   void take_over(const std::function<std::vector<LastCall>()>& last_calls = nullptr) noexcept;
-  /// Throws the first cause, for a call of `op` that fails because of it. The cause may lie in another call, or in
-  /// none.
+  /// Throws the first cause, for a call of `op` that fails because of it. The cause may lie in another call,
+  /// or in none.
   [[noreturn]] void raise(Op op, std::uint64_t call = kNoCall);
   /// The same Error, for a callback.
   Error error(Op op, std::uint64_t call) const;
@@ -50,7 +50,7 @@ class GroupFailure {
   bool quiesce(Duration limit, const Ring& ring) noexcept;
   /// The same for Works that are dropped: of many only the first waits.
   bool quiesce_dropped(const Ring& ring) noexcept;
-  /// A Work was dropped before its call ended. Where nothing else tells the program so: a warning, once a
+  /// A Work was dropped before its call ended. If nothing else tells the program so: a warning, once a
   /// group, and a notice to weft run.
   void warn_of_dropped(Op op, std::uint64_t call, bool had_failed) noexcept;
 

@@ -18,8 +18,8 @@
 namespace weft {
 namespace {
 
-constexpr auto kAnswers =
-    std::chrono::milliseconds(500);  // how long ranks that are asked who is there have to answer
+// How long ranks that are asked who is there have to answer.
+constexpr auto kAnswers = std::chrono::milliseconds(500);
 
 int process_rank_of(const Membership& m) { return m.process_rank < 0 ? m.rank : m.process_rank; }
 
@@ -156,8 +156,8 @@ void GroupState::unlist() noexcept {
 // Neither a handle nor a Work knows the group any more.
 void GroupState::end() noexcept {
   if (failed() && !failure_.quiesce_dropped(ring_)) {
-    // A stopped peer may still write into memory that this group exposed to it. The group stays, so that the arena
-    // never gives that memory to anybody else.
+    // A stopped peer may still write into memory that this group exposed to it. The group stays, so that the
+    // arena never gives that memory to anybody else.
     context.log().write(
         LogLayer::group, LogLevel::warning,
         fmt::format("group \"{}\": a peer may still touch buffers of a failed call; they are never reused",
@@ -231,7 +231,8 @@ void GroupState::check_stream(Stream stream, std::string_view what, bool calls) 
   return submit_checked(call, check(call, traits(), member.rank, member.size, member.name));
 }
 
-// Throws where the group has failed, or another thread owns it all the time: the kernel may wait for a peer's page.
+// Throws where the group has failed, or another thread owns it all the time: the kernel may wait for a peer's
+// page.
 void GroupState::await_owner(Op op, Duration deadline) {
   const Duration limit = deadline > Duration::zero() ? deadline : member.deadline;
   const auto since = Clock::now();
@@ -596,8 +597,8 @@ MessageInfo GroupState::wait_message(int source, const CallOptions& options) {
   return found->message;
 }
 
-// What the backend sees of a call, but for its number. A Call may have a root, a peer or an order that its operation does
-// not have; ranks would compare them.
+// What the backend sees of a call, but for its number. A Call may have a root, a peer or an order that its
+// operation does not have; ranks would compare them.
 void GroupState::fill(OpState& s, const Call& call, const Operands& have) noexcept {
   const OpRow r = row(call.op);
   s.op = call.op;
@@ -723,8 +724,8 @@ class GroupState::Taking {
     taken_ = true;
     last_ = group_.count_back();
   }
-  // For a call that is finished: gives the Work back if take() has not done so. The last Work to be given back ends
-  // the group.
+  // For a call that is finished: gives the Work back if take() has not done so. The last Work to be given
+  // back ends the group.
   void give_back() noexcept {
     if (!taken_) return group_.give_back();
     if (last_) group_.end();
@@ -861,9 +862,7 @@ void GroupState::fail_dropped(const Failure& why) noexcept {
   failure_.warn_of_dropped(why.op, why.call, had_failed);
 }
 
-bool GroupState::quiesce(Duration limit) noexcept {
-  return failure_.quiesce(limit, ring_);
-}
+bool GroupState::quiesce(Duration limit) noexcept { return failure_.quiesce(limit, ring_); }
 
 void GroupState::announce_sleep(bool asleep) noexcept {
   asleep_.fetch_add(asleep ? 1 : -1, std::memory_order_seq_cst);

@@ -69,8 +69,8 @@ class GroupState final : public Driven, public BlockHolder {
   MessageInfo wait_message(int source, const CallOptions& options);
   /// True: the call of that ticket is done, and its Work given back. Throws where it failed. Polls once.
   bool poll(std::uint32_t slot, std::uint32_t ticket);
-  /// Drives until the call is done (true: and its Work given back) or `limit`, where there is one, passed (false).
-  /// Throws where it failed.
+  /// Drives until the call is done (true: and its Work given back) or `limit`, where there is one, passed
+  /// (false). Throws where it failed.
   bool wait(std::uint32_t slot, std::uint32_t ticket, const Duration* limit);
   /// Stream backends: makes `stream` wait for the call. Throws where it failed.
   void wait_on(std::uint32_t slot, std::uint32_t ticket, Stream stream);
@@ -122,7 +122,7 @@ class GroupState final : public Driven, public BlockHolder {
   const Membership member;
   const std::string token;
   const int ranks_here;
-  /// GroupInit::ranks_here for a group of so many of these ranks. Where all ranks of this host have a core
+  /// GroupInit::ranks_here for a group of so many of these ranks. If all ranks of this host have a core
   /// each, the others need not be counted.
   int ranks_here_of(int ranks) const noexcept { return spin_ ? ranks : ranks_here; }
   const Origin origin;
@@ -146,8 +146,8 @@ class GroupState final : public Driven, public BlockHolder {
   std::vector<int> gone() const noexcept { return backend_->gone(); }
   /// The first cause, where the group has failed.
   std::optional<Failure> failure() const { return failure_.first_cause(); }
-  /// For a thread that waits for ranks of this group elsewhere than in a call: asks the transport whether they
-  /// live. True: the group has failed.
+  /// For a thread that waits for ranks of this group elsewhere than in a call: asks the transport whether
+  /// they live. True: the group has failed.
   bool look_after() noexcept;
   void fail(const Failure& why) noexcept;
   /// The same for something in flight that was dropped, which warns as a Work does.

@@ -18,8 +18,8 @@
 namespace weft {
 namespace {
 
-// Only in a catch block. What a library says, and, where this process may open no more files, that: the library may have met the
-// limit without saying so.
+// Only in a catch block. What a library says, and, where this process may open no more files, that: the
+// library may have met the limit without saying so.
 std::string words_of_library() {
   std::string words = with_limits(caught_words());
   const Descriptor one(::open("/dev/null", O_RDONLY | O_CLOEXEC));

@@ -22,8 +22,8 @@ bool holds(const std::vector<int>& ranks, int r) {
   return std::find(ranks.begin(), ranks.end(), r) != ranks.end();
 }
 
-// Whether the rank whose text this is came last: its task is to put the texts together. "build size place info":
-// see join.cpp.
+// Whether the rank whose text this is came last: its task is to put the texts together. "build size place
+// info": see join.cpp.
 bool came_last(std::string_view text, std::size_t ranks) {
   next_word(text);
   next_word(text);

@@ -50,7 +50,7 @@ struct Roll {
   bool closed = false;
   Ranks here{}, resigned{};
 
-  // Nothing where `text` is no roll of a group of `size`.
+  // Nothing if `text` is no roll of a group of `size`.
   static std::optional<Roll> parse(const std::string& text, int size) {
     Roll roll;
     if (text.empty()) return roll;  // nobody has written one yet
@@ -81,7 +81,7 @@ struct Roll {
 // The group's store while it is made: a wait ends early where the round is lost.
 class RoundStore final : public ForwardingStore {
  public:
-  /// `look` throws where there is nothing to wait for any more.
+  /// `look` throws if there is nothing to wait for any more.
   RoundStore(std::shared_ptr<Store> store, std::function<void()> look)
       : ForwardingStore(std::move(store)), look_(std::move(look)) {}
   /// From now on it forwards to the store below and nothing else: the group may have kept it.
@@ -284,7 +284,7 @@ class Shrinking {
     return std::any_of(gone.begin(), gone.end(), [&](int r) { return holds(members, r); });
   }
 
-  // The group of `members`; null where they have to agree again.
+  // The group of `members`; null if they have to agree again.
   GroupState* attempt(const Ranks& members, int round, int tries) const {
     const Built built{key("built", round), members};
     GroupState* const made = make_or_spoil(built, round, tries);
@@ -337,8 +337,8 @@ class Shrinking {
       return roll.text();
     });
     for (Pause pause; !good(built, held) && !bad(held); pause.wait()) {
-      const bool one_is_gone =
-          lost(built.members);  // first: who has left may have done so after all was good
+      // First: who has left may have done so after all was good.
+      const bool one_is_gone = lost(built.members);
       held = read(built.key);
       if (good(built, held) || bad(held) || (!one_is_gone && !deadline.passed())) continue;
       spoil(built);

@@ -10,8 +10,8 @@
 
 namespace weft {
 
-/// Gives each user the lowest number that is free, from 0: the same on all ranks of a group whose ranks take and
-/// give back in the same order. Kept alive by the users.
+/// Gives each user the lowest number that is free, from 0: the same on all ranks of a group whose ranks take
+/// and give back in the same order. Kept alive by the users.
 class UserNumbers {
  public:
   /// One number, given back at the end.
@@ -35,7 +35,8 @@ class UserNumbers {
     int value_ = 0;
   };
 
-  /// How often a ProcessGroup of this group was destroyed, moved from or left: whoever has its address sees whether that is still good.
+  /// How often a ProcessGroup of this group was destroyed, moved from or left: whoever has its address sees
+  /// whether that is still good.
   int handles_gone() const noexcept { return handles_gone_.load(std::memory_order_relaxed); }
   void handle_goes() noexcept { handles_gone_.fetch_add(1, std::memory_order_relaxed); }
 
@@ -43,7 +44,8 @@ class UserNumbers {
   bool ended() const noexcept { return ended_.load(std::memory_order_acquire); }
   void end() noexcept { ended_.store(true, std::memory_order_release); }
 
-  /// What a layer above keeps for each group, of type T: made by the first call, as make() gives it, and destroyed with the group.
+  /// What a layer above keeps for each group, of type T: made by the first call, as make() gives it, and
+  /// destroyed with the group.
   template <class T, class Make>
   std::shared_ptr<T> kept(const Make& make) {
     const std::lock_guard lock(keeping_);

@@ -19,7 +19,7 @@ namespace {
 constexpr int kInspectEvery = 64;  // polls
 constexpr int kWarnAfter = 10;     // a tenth of the deadline
 constexpr auto kInspectPause = std::chrono::milliseconds(1);
-// Where a thread that waits has not looked for longer than this, it may have been suspended.
+// If a thread that waits has not looked for longer than this, it may have been suspended.
 constexpr auto kGap = 2 * kSleep;
 
 // The kernel's tick: some milliseconds, and cheaper to read than the clock.
@@ -48,9 +48,9 @@ bool Watch::due_by_tick() noexcept {
 
 // A rank that was suspended (stopped by a signal, in a container that was paused) has not looked, and if the
 // whole job was suspended nobody could do its part: that time does not count. What weft's own waits have
-// noticed of it (suspended_time) never counts. The rest of a gap may be the caller's own,
-// who computes between two waits, and then it must count. So a gap counts up to twice the longest gap before it
-// since a call began to wait. After a suspension longer than that a call has as long again as the suspension lasted,
+// noticed of it (suspended_time) never counts. The rest of a gap may be the caller's own, who computes
+// between two waits, and then it must count. So a gap counts up to twice the longest gap before it since a
+// call began to wait. After a suspension longer than that a call has as long again as the suspension lasted,
 // at most its whole deadline, since ranks do not go on at the same moment.
 void Watch::pass_over(Duration gap) noexcept {
   const Duration suspended = suspended_time();

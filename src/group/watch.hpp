@@ -12,17 +12,17 @@ class Watch {
   Watch(Context& context, const Membership& member, Backend& backend, Ring& ring) noexcept
       : context_(context), member_(member), backend_(backend), ring_(ring) {}
 
-  /// After each poll of the group: true where it is time to inspect(). Counts the polls that leave something
+  /// After each poll of the group: true if it is time to inspect(). Counts the polls that leave something
   /// in flight, whatever moves, so that small calls that succeed read no clock.
   bool due(bool moved) noexcept;
-  /// The same for a caller that asks rarely, for whom counting polls would take too long: true once in each tick of
-  /// the kernel.
+  /// The same for a caller that asks rarely, for whom counting polls would take too long: true once in each
+  /// tick of the kernel.
   bool due_by_tick() noexcept;
   /// The deadline's clock of a call starts here, at the first look after polls have failed. True: the backend
   /// has failed, perhaps because a deadline has passed.
   [[gnu::cold]] bool inspect() noexcept;
-  /// What each rank called last, for the Error of a time-out: as the backend knows it, and of this rank as the
-  /// ring has it. Empty: the backend cannot tell.
+  /// What each rank called last, for the Error of a time-out: as the backend knows it, and of this rank as
+  /// the ring has it. Empty: the backend cannot tell.
   [[gnu::cold]] std::vector<LastCall> last_calls() noexcept;
   /// The same as a text, with the "; " before it.
   [[gnu::cold]] std::string told_last_calls();

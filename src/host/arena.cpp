@@ -28,10 +28,10 @@
 
 namespace weft {
 
-// A segment is a memfd that is mapped as a whole. New blocks are cut from its unused rest (`fresh`), and their
-// pages are populated at once. A freed block becomes an extent of the cache. Extents that touch are merged;
-// the next block is cut from the smallest extent that is large enough. So only the first use of a page costs
-// a page fault.
+// A segment is a memfd that is mapped as a whole. New blocks are cut from its unused rest (`fresh`), and
+// their pages are populated at once. A freed block becomes an extent of the cache. Extents that touch are
+// merged; the next block is cut from the smallest extent that is large enough. So only the first use of a
+// page costs a page fault.
 //
 // An evacuated block keeps its address and gets other pages: those of a `donor`, a block taken in the usual
 // way, whose place in its segment is mapped a second time over the evacuated address range. From then on
@@ -200,10 +200,11 @@ Arena::~Arena() {
     unpoison(begin, extent.bytes);  // others may be given these addresses
 }
 
-// Adds a segment of the usual size, or of `bytes` if that is more. Where the system refuses, it tries half the
-// size, and so on. The size that is granted then is halved once more, so that the rest of the program gets as
-// much as the arena. Under a limit of addresses the usual size is an eighth of what is left, since the segments of other ranks are mapped
-// beside it, and no segment but one that `bytes` needs takes the last quarter.
+// Adds a segment of the usual size, or of `bytes` if that is more. If the system refuses, it tries half
+// the size, and so on. The size that is granted then is halved once more, so that the rest of the program
+// gets as much as the arena. Under a limit of addresses the usual size is an eighth of what is left, since
+// the segments of other ranks are mapped beside it, and no segment but one that `bytes` needs takes the last
+// quarter.
 bool Arena::add_segment(std::size_t bytes) {
   Impl& a = *impl_;
   const std::uint32_t index = segment_count();
@@ -280,7 +281,8 @@ void* Arena::allocate(std::size_t bytes) {
   {
     const std::lock_guard lock(a.mutex);
     if (!a.quarantine.empty()) a.look_at_quarantine();
-    // populate() would take all of the host's pages from other programs before it found that they are too few.
+    // populate() would take all of the host's pages from other programs before it found that they are too
+    // few.
     if (bytes / a.page > a.host_pages)
       a.log_refusal(bytes, ENOMEM);
     else
@@ -335,8 +337,8 @@ std::optional<SegmentPlace> Arena::find(const void* data, std::size_t bytes) con
   if (bytes > UINTPTR_MAX - address) return std::nullopt;
   const std::byte* end = begin + bytes;
   if (const Impl::MovedRanges* ranges = impl_->moved.load(std::memory_order_acquire)) {
-    // The first range that ends behind `begin`. It holds the whole buffer or nothing of it; a buffer that lies
-    // only partly in it has no place.
+    // The first range that ends behind `begin`. It holds the whole buffer or nothing of it; a buffer that
+    // lies only partly in it has no place.
     const auto m = std::partition_point(ranges->begin(), ranges->end(),
                                         [&](const Impl::Moved& r) { return r.end <= begin; });
     if (m != ranges->end() && m->begin < std::max(end, begin + 1)) {

@@ -13,7 +13,7 @@ namespace weft {
 
 class Logger;
 
-/// Where a byte of a process's shared memory lives, as its peers address it.
+/// If a byte of a process's shared memory lives, as its peers address it.
 struct SegmentPlace {
   std::uint32_t segment = 0;
   std::uint64_t offset = 0;
@@ -52,7 +52,7 @@ class Arena {
   /// allocations).
   void release(void* block) noexcept;
 
-  /// Makes the first segment if there is none, so that peers can map it early. False where it cannot be had.
+  /// Makes the first segment if there is none, so that peers can map it early. False if it cannot be had.
   bool ensure_segment() noexcept;
   /// Segments made so far; grows only. Lock-free.
   std::uint32_t segment_count() const noexcept { return segment_count_.load(std::memory_order_acquire); }
@@ -61,7 +61,7 @@ class Arena {
   /// The memfd of a segment, owned by the arena.
   int segment_descriptor(std::uint32_t segment) const noexcept;
 
-  /// Where [data, data + bytes) lies, or nothing where it is not (wholly, contiguously) shared memory of this
+  /// If [data, data + bytes) lies, or nothing if it is not (wholly, contiguously) shared memory of this
   /// arena. Lock-free, a few nanoseconds: called for each buffer of each call that is not inline.
   std::optional<SegmentPlace> find(const void* data, std::size_t bytes) const noexcept;
   /// While it is the same, find() gives the same answers.
@@ -75,13 +75,13 @@ class Arena {
   /// Gives the blocks that [data, data + bytes) touches new pages at the same address, with the same
   /// contents. The old pages are never used again, so that a peer which still writes to them does no harm.
   /// find() then answers with the new place. False, and nothing changed: it is not shared memory, a holder
-  /// uses a block, its pages are pinned, or the system refuses. Waits up to 100 ms for holders that are in the
-  /// middle of a step. The caller makes sure that no other thread of this process writes to these blocks
+  /// uses a block, its pages are pinned, or the system refuses. Waits up to 100 ms for holders that are in
+  /// the middle of a step. The caller makes sure that no other thread of this process writes to these blocks
   /// meanwhile; holders may.
   bool evacuate(void* data, std::size_t bytes) noexcept;
 
   /// Says that a driver holds the pages of the blocks which the range touches: until unpin() they are neither
-  /// moved nor used again. Calls are counted. False where it is not shared memory of this arena.
+  /// moved nor used again. Calls are counted. False if it is not shared memory of this arena.
   bool pin(const void* data, std::size_t bytes);
   void unpin(const void* data, std::size_t bytes) noexcept;
 

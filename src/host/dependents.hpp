@@ -1,5 +1,6 @@
-// What was made with a Context and refers to it: it must be gone before the Context. A program that gets the order
-// wrong, most often by the order of a class's members, is told so instead of crashing later. Thread-safe.
+// What was made with a Context and refers to it: it must be gone before the Context. A program that gets the
+// order wrong, most often by the order of a class's members, is told so instead of crashing later.
+// Thread-safe.
 #pragma once
 
 #include <atomic>

@@ -42,7 +42,7 @@ void* map_pages(std::size_t bytes) noexcept {
   return block;
 }
 
-// A block of a size class that is not in the cache; null where the system refuses.
+// A block of a size class that is not in the cache; null if the system refuses.
 void* new_block(std::size_t rounded) noexcept {
   return rounded < LocalMemory::kMappedBytes ? std::aligned_alloc(LocalMemory::kAlignment, rounded)
                                              : map_pages(rounded);

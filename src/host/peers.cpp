@@ -181,8 +181,8 @@ PeerProcessRef HostPeers::meet(const ProcessAddress& address, Deadline deadline)
     const std::lock_guard lock(impl_->remotes_mutex);
     if (PeerProcessRef peer_process = known()) return peer_process;
   }
-  // This runs without the lock, since the other process may be slow. If two threads connect at once, the second one's
-  // connection is dropped.
+  // This runs without the lock, since the other process may be slow. If two threads connect at once, the
+  // second one's connection is dropped.
   auto made = std::make_shared<RemoteProcess>(impl_->log, address, deadline);
   const std::lock_guard lock(impl_->remotes_mutex);
   if (PeerProcessRef peer_process = known()) return peer_process;

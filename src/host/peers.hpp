@@ -2,7 +2,7 @@
 //
 // Each Context has a process block: shared memory with its doorbells, a word that says whether it lives, and
 // the numbers of its segments' descriptors. Processes of the same user open each other's blocks and segments
-// through /proc without asking. So a stopped peer delays nobody, and n ranks need no n² conversations. Where
+// through /proc without asking. So a stopped peer delays nobody, and n ranks need no n² conversations. If
 // /proc refuses (a process that is not dumpable), the process is asked over an abstract Unix socket, on which
 // a small thread of each Context listens. Regions are always asked for. Both sides must run as the same user
 // (SO_PEERCRED). A connection lasts as long as one conversation; per peer process only a pidfd is kept. No
@@ -42,9 +42,10 @@ class HostPeers {
   PeerProcessRef meet(const ProcessAddress& address, Deadline deadline);
 
   /// Makes a region of zeros and offers it under `name` to this process's threads and to its peer processes,
-  /// for as long as the returned owner lives. Throws bad_argument where the name is offered already.
+  /// for as long as the returned owner lives. Throws bad_argument if the name is offered already.
   RegionRef offer(const std::string& name, std::size_t bytes);
-  /// 1, 2, …, never one twice until 2^30: for names that groups of one name share, in stores that know nothing of each other. Thread-safe.
+  /// 1, 2, …, never one twice until 2^30: for names that groups of one name share, in stores that know
+  /// nothing of each other. Thread-safe.
   int next_region_number() noexcept;
   /// The region that `owner` offers under that name; waits for it until the deadline. Within one process
   /// everybody gets the same mapping. Throws timeout, peer_lost, system.
@@ -54,7 +55,7 @@ class HostPeers {
   void check_admits(bool last) const;
 
   /// The number of the doorbell of that process rank, assigned at first use. Peers pass it to doorbell().
-  /// Throws unsupported where kMaxDoorbells process ranks have one.
+  /// Throws unsupported if kMaxDoorbells process ranks have one.
   int doorbell_number(int process_rank);
   /// That doorbell; none for a negative process rank.
   Doorbell own_doorbell(int process_rank);

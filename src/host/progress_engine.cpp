@@ -15,7 +15,8 @@ constexpr unsigned kAnswerEvery = 16;  // drives of a rank that waits
 
 }  // namespace
 
-// A group that stays, since the helper thread was stuck in it when the program let go of it, has not ended that thread.
+// A group that stays, since the helper thread was stuck in it when the program let go of it, has not ended
+// that thread.
 ProgressEngine::~ProgressEngine() {
   if (!helper_.joinable()) return;
   ending_.store(true, std::memory_order_seq_cst);
@@ -142,9 +143,10 @@ bool ProgressEngine::settled_helped() noexcept {
 }
 
 void ProgressEngine::help() noexcept {
-  // The helper sets `resting_`, then checks whether there is work, then sleeps. A thread that brings work brings it
-  // first and then reads `resting_`. So one of the two sees the other. The helper reads the doorbell's word before all
-  // this: a ring in between changes the word, and then the helper does not fall asleep.
+  // The helper sets `resting_`, then checks whether there is work, then sleeps. A thread that brings work
+  // brings it first and then reads `resting_`. So one of the two sees the other. The helper reads the
+  // doorbell's word before all this: a ring in between changes the word, and then the helper does not fall
+  // asleep.
   Idling idling(spin_limit_);
   while (!ending_.load(std::memory_order_seq_cst)) {
     if (!has_to_help()) {

@@ -31,8 +31,8 @@ class Driven {
   virtual bool helped() const noexcept { return false; }
   /// Answers peers that ask who is there (a roll-call): this rank waits, in a call of any group.
   virtual void answer() noexcept {}
-  /// Drives once more, before a thread sleeps. False: the thread must stay awake, because something moved, or because
-  /// another thread is driving the group and may already be past the step that this thread waits for.
+  /// Drives once more, before a thread sleeps. False: the thread must stay awake, because something moved, or
+  /// because another thread is driving the group and may already be past the step that this thread waits for.
   virtual bool settled() noexcept { return !drive(); }
   /// Looks after deadlines and dead peers, by the clock. A thread that sleeps calls it at every wake-up.
   virtual void watch() noexcept {}
@@ -62,13 +62,13 @@ class ProgressEngine {
   /// answer() on each, for a thread of this rank that waits outside of any group. Does not wait: where
   /// another thread drives the list, that one answers.
   void answer() noexcept;
-  /// Counts the threads of this rank that sleep. Calls announce_sleep(true) on each group when the first one goes to
-  /// sleep, announce_sleep(false) when the last one is awake. True: one of the groups does not ring.
+  /// Counts the threads of this rank that sleep. Calls announce_sleep(true) on each group when the first one
+  /// goes to sleep, announce_sleep(false) when the last one is awake. True: one of the groups does not ring.
   bool announce_sleep(bool asleep) noexcept;
   /// Sleeps on the rank's doorbell until a peer rings or `limit` has passed. After the announcement
   /// everything is driven once more and `finished` asked: where either says yes it does not sleep. No wake-up
   /// is lost: a peer publishes its step first and looks for sleepers after, so either the last drive sees the
-  /// step, or the peer sees the announcement and rings, which changes the word that was read before it. Where
+  /// step, or the peer sees the announcement and rings, which changes the word that was read before it. If
   /// nobody rings it naps instead, longer the longer it has `waited`.
   template <class Finished>
   void sleep(Duration limit, Duration waited, const Finished& finished) noexcept {
@@ -93,7 +93,7 @@ class ProgressEngine {
   };
   /// At the end of the list. Does not run it.
   void run_later(std::shared_ptr<Later> what) noexcept;
-  /// Runs what is in the list, the first first. Cheap where there is nothing. Where a lock is held, not here.
+  /// Runs what is in the list, the first first. Cheap where there is nothing. If a lock is held, not here.
   void run_due() noexcept {
     if (due_.load(std::memory_order_relaxed)) [[unlikely]]
       run_due_now();
@@ -102,8 +102,8 @@ class ProgressEngine {
   int callbacks_running() const noexcept { return callbacks_running_.load(std::memory_order_relaxed); }
   void callback_runs(int change) noexcept { callbacks_running_.fetch_add(change, std::memory_order_relaxed); }
 
-  /// Counts a group that wants the helper thread: the first one starts it, the last one ends it. `spin`: the thread
-  /// may spin; it does not where any group says no. Throws system where there can be no thread.
+  /// Counts a group that wants the helper thread: the first one starts it, the last one ends it. `spin`: the
+  /// thread may spin; it does not where any group says no. Throws system if there can be no thread.
   void add_helped(bool spin);
   void remove_helped(bool spin) noexcept;
   /// So many calls more, or fewer, are in flight in groups that are helped.

@@ -9,13 +9,13 @@
 
 namespace weft {
 
-/// "tp rank 1 (rank 3 of "world")", "tp ranks 0, 1 (ranks 2, 3 of "world")": `ranks` as `axes` numbers them, then
-/// as the group of the whole mesh does. Without the second part where both numberings are the same.
+/// "tp rank 1 (rank 3 of "world")", "tp ranks 0, 1 (ranks 2, 3 of "world")": `ranks` as `axes` numbers them,
+/// then as the group of the whole mesh does. Without the second part where both numberings are the same.
 std::string name_axis_ranks(const DeviceMesh& axes, std::span<const int> ranks);
 std::string name_axis_rank(const DeviceMesh& axes, int rank);
 
-/// `mesh` itself. Throws bad_argument where it is empty: `<what>: <argument> is an empty DeviceMesh, made by default or
-/// moved from`.
+/// `mesh` itself. Throws bad_argument if it is empty: `<what>: <argument> is an empty DeviceMesh, made by
+/// default or moved from`.
 const DeviceMesh& given_mesh(std::string_view what, const DeviceMesh& mesh,
                              std::string_view argument = "axes");
 

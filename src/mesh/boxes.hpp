@@ -1,6 +1,6 @@
-// Boxes of n dimensions: what two of them share, which ones a rank holds of a tensor, and copies of them between strided
-// memories. Layouts, windows, shards and checkpoints are made of this. No state; any thread. Private to mesh and the layers
-// above.
+// Boxes of n dimensions: what two of them share, which ones a rank holds of a tensor, and copies of them
+// between strided memories. Layouts, windows, shards and checkpoints are made of this. No state; any thread.
+// Private to mesh and the layers above.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ Dims zeros(int rank);
 /// The box that is all of a tensor.
 inline Box whole_box(const Shape& shape) { return {zeros(shape.rank()), shape}; }
 
-/// What two ranges share; a size of 0 where they share nothing. No end is beyond 2^63 - 1.
+/// What two ranges share; a size of 0 if they share nothing. No end is beyond 2^63 - 1.
 Chunk intersection(const Chunk& a, const Chunk& b) noexcept;
 /// What two boxes of one tensor share; extents of 0 in the dimensions in which they share nothing.
 Box intersection(const Box& a, const Box& b) noexcept;
@@ -30,11 +30,12 @@ struct HeldBox {
   Box box;
   Dims at;
 };
-/// What `rank` of the root mesh holds of a tensor of shape `whole`, in order: one box, or one for each segment. Without a
-/// layout it is the whole.
+/// What `rank` of the root mesh holds of a tensor of shape `whole`, in order: one box, or one for each
+/// segment. Without a layout it is the whole.
 std::vector<HeldBox> held_boxes(const Shape& whole, const LayoutRef& layout, int rank);
 
-/// A box of a tensor, as a view: `shape` elements from index `at` on. Where the tensor has no memory neither has the box.
+/// A box of a tensor, as a view: `shape` elements from index `at` on. If the tensor has no memory neither
+/// has the box.
 template <class Byte>
 BasicView<Byte> narrow(const BasicView<Byte>& of, const Dims& at, const Shape& shape) {
   BasicView<Byte> part = of;
@@ -59,8 +60,9 @@ void copy_elements(DeviceRuntime& runtime, Stream stream, const ConstTensorView&
 /// All bits of `to` become 0, in order on `stream`.
 void clear_elements(DeviceRuntime& runtime, Stream stream, const TensorView& to);
 
-/// Calls run(start, place, count) for each stretch of the elements that a rank holds which is contiguous both in the whole,
-/// from element `start` on, and in the local tensor, from `place` on. `local`: the shape of that.
+/// Calls run(start, place, count) for each stretch of the elements that a rank holds which is contiguous both
+/// in the whole, from element `start` on, and in the local tensor, from `place` on. `local`: the shape of
+/// that.
 void each_run(const Shape& whole, const LayoutRef& layout, const Shape& local,
               const std::function<void(std::int64_t start, std::int64_t place, std::int64_t count)>& run);
 

@@ -9,8 +9,8 @@
 
 namespace weft {
 
-/// The segments of a dimension, each cut into as many parts as there are ranks. Without segments the dimension is
-/// one.
+/// The segments of a dimension, each cut into as many parts as there are ranks. Without segments the
+/// dimension is one.
 struct Cut {
   std::vector<std::int64_t> segments;  ///< lengths
   int ranks = 1;

@@ -67,8 +67,8 @@ void check(const MeshShape& mesh, const LayoutSpec& spec) {
   check_segments(spec.segments, global);
 }
 
-/// Gives specs with the same meaning the same form: axes that share no dimension with another stand in the root's
-/// order, and a dimension of one segment has no segments.
+/// Gives specs with the same meaning the same form: axes that share no dimension with another stand in the
+/// root's order, and a dimension of one segment has no segments.
 void normalise(const MeshShape& mesh, LayoutSpec& spec) {
   const int axes = mesh.axis_count();
   std::vector<int> given = std::move(spec.nesting);

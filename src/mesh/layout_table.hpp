@@ -15,8 +15,8 @@ namespace weft {
 /// Adds all that a layout says.
 void add_to(Fnv1a& hash, const LayoutSpec& spec);
 
-/// A hash table of lists. find() takes no lock. Adding and removing do. An entry that was removed is freed when
-/// no find() is running, so that a find() that began before never reads freed memory.
+/// A hash table of lists. find() takes no lock. Adding and removing do. An entry that was removed is freed
+/// when no find() is running, so that a find() that began before never reads freed memory.
 class LayoutTable {
  public:
   LayoutTable() = default;

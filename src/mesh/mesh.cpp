@@ -144,7 +144,8 @@ struct DeviceMesh::Node {
   }
 };
 
-// Handles of the root share one node, which the state owns and they keep with it: a layout gives one for nothing.
+// Handles of the root share one node, which the state owns and they keep with it: a layout gives one for
+// nothing.
 DeviceMesh::DeviceMesh(const std::shared_ptr<MeshState>& state)
     : node_(state, static_cast<const Node*>(state->root_node([&] {
               std::vector<std::vector<int>> each_alone;
@@ -219,8 +220,8 @@ DeviceMesh DeviceMesh::submesh(std::span<const std::string> axes) const {
   return DeviceMesh(Node::of_part(*node_->state, MeshShape(std::move(kept)), std::move(stands)));
 }
 
-// The axes of the root that an axis of this mesh stands for; or the parts of an axis that unflatten() divided, if
-// this mesh has all of them.
+// The axes of the root that an axis of this mesh stands for; or the parts of an axis that unflatten()
+// divided, if this mesh has all of them.
 std::vector<int> DeviceMesh::axes_called(const std::string& name) const {
   if (shape().has(name)) return node_->stands[static_cast<std::size_t>(shape().index(name))];
   const std::vector<int>* const apart = node_->state->axes_taken_apart(name);

@@ -30,11 +30,11 @@ class MeshState : public std::enable_shared_from_this<MeshState> {
   const MeshShape& shape() const noexcept { return shape_; }
   int rank() const noexcept { return rank_; }
 
-  /// Root ranks of the sub-mesh along `axes` (indices of axes of the root mesh) that holds this rank, row-major in the order
-  /// given.
+  /// Root ranks of the sub-mesh along `axes` (indices of axes of the root mesh) that holds this rank,
+  /// row-major in the order given.
   std::vector<int> ranks_along(const std::vector<int>& axes) const;
-  /// The group of those ranks. The first call is collective among them. The first of all compares the mesh with that of the ranks
-  /// that were here before, and does not wait for the others.
+  /// The group of those ranks. The first call is collective among them. The first of all compares the mesh
+  /// with that of the ranks that were here before, and does not wait for the others.
   ProcessGroup& group_along(const std::vector<int>& axes);
   /// The numbers for users of that group. No communication; works on a mesh that cannot communicate, too.
   std::shared_ptr<UserNumbers> users_along(const std::vector<int>& axes);
@@ -55,7 +55,7 @@ class MeshState : public std::enable_shared_from_this<MeshState> {
     ProcessGroup group;
     const std::shared_ptr<UserNumbers> users = std::make_shared<UserNumbers>();
   };
-  /// The root group; there is one. Throws bad_argument where it was borrowed and is gone.
+  /// The root group; there is one. Throws bad_argument if it was borrowed and is gone.
   ProcessGroup& root() const;
   std::vector<int> longer(const std::vector<int>& axes) const;
   bool is_root_group(const std::vector<int>& ranks) const;

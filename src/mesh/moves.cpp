@@ -77,7 +77,7 @@ Move Moves::slice(const Tensor& in, const DeviceMesh& axis, int dim, const Cut& 
 }
 
 // Every rank contributes a block as long as the longest part: its part, then padding that nobody reads. The
-// blocks of all ranks arrive one after the other. Where dim is outermost and the parts are equal, the blocks
+// blocks of all ranks arrive one after the other. If dim is outermost and the parts are equal, the blocks
 // already are the whole; else finish() puts each part to its place.
 Move Moves::gather(const Tensor& in, const DeviceMesh& axis, int dim, const Cut& cut, int tag) {
   Move move;
@@ -103,8 +103,8 @@ Move Moves::gather(const Tensor& in, const DeviceMesh& axis, int dim, const Cut&
   return move;
 }
 
-// The mirror image of gather: the parts are laid out one after the other, each padded to a block as long as the
-// longest; each rank receives its block reduced and drops the padding.
+// The mirror image of gather: the parts are laid out one after the other, each padded to a block as long as
+// the longest; each rank receives its block reduced and drops the padding.
 Move Moves::reduce_scatter(const Tensor& in, const DeviceMesh& axis, int dim, const Cut& cut, ReduceOp op,
                            int tag) {
   Move move;
@@ -131,8 +131,8 @@ Move Moves::reduce_scatter(const Tensor& in, const DeviceMesh& axis, int dim, co
   return move;
 }
 
-// This rank cuts its tensor along `to` and sends part p to rank p. What rank p sends back is part p along `from`
-// of this rank's result. Both sides know the sizes.
+// This rank cuts its tensor along `to` and sends part p to rank p. What rank p sends back is part p along
+// `from` of this rank's result. Both sides know the sizes.
 Move Moves::exchange(const Tensor& in, const DeviceMesh& axis, int from, const Cut& from_cut, int to,
                      const Cut& to_cut, int tag) {
   const int n = axis.size();

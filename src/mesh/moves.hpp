@@ -31,7 +31,8 @@ class Move {
   Work work_;  // last: it ends before the memory goes
 };
 
-/// `cut`: how the axis cuts dimension `dim`, which the axes inside it do not cut. `tag`: of the collective, which compares it.
+/// `cut`: how the axis cuts dimension `dim`, which the axes inside it do not cut. `tag`: of the collective,
+/// which compares it.
 class Moves {
  public:
   /// Replicate → Shard(dim).

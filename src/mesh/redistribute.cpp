@@ -45,8 +45,8 @@ struct Step {
 };
 
 /// First, from the innermost axis out, what is sharded and must not stay so is gathered. Then, from the
-/// outermost axis in, what is to be sharded is cut: sliced, reduce-scattered or exchanged. Then, on parts as small
-/// as they get, the remaining partial sums are reduced. Last, what is to be partial becomes so.
+/// outermost axis in, what is to be sharded is cut: sliced, reduce-scattered or exchanged. Then, on parts as
+/// small as they get, the remaining partial sums are reduced. Last, what is to be partial becomes so.
 class Planner {
  public:
   Planner(const Layout& from, const Layout& to)
@@ -162,8 +162,8 @@ class Planner {
   std::deque<Step> steps_;
 };
 
-/// Steps that wait for each other. Ranks that give different layouts may call collectives of the same count, so each has a
-/// tag that says which layouts it is for: the group compares it with the rest of the call.
+/// Steps that wait for each other. Ranks that give different layouts may call collectives of the same count,
+/// so each has a tag that says which layouts it is for: the group compares it with the rest of the call.
 class Redistribution final : public Transfer::Steps {
  public:
   Redistribution(Tensor in, const LayoutRef& to)
@@ -241,7 +241,7 @@ const Layout& stated(const Tensor& in) {
   return layout;
 }
 
-/// Throws layout where a value cannot become contributions to itself.
+/// Throws layout if a value cannot become contributions to itself.
 void expect_contributions(const Layout& from, const Layout& to) {
   const auto possible = [](ReduceOp op) {
     return op == ReduceOp::sum || op == ReduceOp::avg || op == ReduceOp::min || op == ReduceOp::max;

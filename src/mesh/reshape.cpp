@@ -29,8 +29,9 @@ std::int64_t count_of(const Shape& shape, int first, int last) {
 }
 std::int64_t count_of(const Shape& shape) { return count_of(shape, 0, shape.rank()); }
 
-// Neighbouring dimensions of one shape, [from, from_end), that have the elements of neighbouring dimensions of the other, [to, to_end).
-// As few as possible: (2, 3, 32) and (6, 4, 8) are two groups, 2, 3 with 6, and 32 with 4, 8.
+// Neighbouring dimensions of one shape, [from, from_end), that have the elements of neighbouring dimensions
+// of the other, [to, to_end). As few as possible: (2, 3, 32) and (6, 4, 8) are two groups, 2, 3 with 6, and
+// 32 with 4, 8.
 struct Group {
   int from, from_end, to, to_end;
 };
@@ -54,8 +55,9 @@ std::vector<Group> groups_of(const Shape& from, const Shape& to) {
   return groups;
 }
 
-// Where a cut of dimension `dim` of `from` cuts `to`: a part is a run of elements only if the dimensions before it, in its group, have one
-// index each. `before`, `after`: how many elements of the group an index of either dimension has.
+// If a cut of dimension `dim` of `from` cuts `to`: a part is a run of elements only if the dimensions
+// before it, in its group, have one index each. `before`, `after`: how many elements of the group an index of
+// either dimension has.
 struct Outermost {
   int dim;
   std::int64_t before, after;
@@ -71,7 +73,8 @@ std::optional<Outermost> outermost(const Shape& from, const Shape& to, int dim) 
   return std::nullopt;
 }
 
-// Of the same number of elements, segments of another dimension; nothing where their borders are not between its indices.
+// Of the same number of elements, segments of another dimension; nothing if their borders are not between
+// its indices.
 std::optional<Segments> carried(const Segments& segments, const Outermost& o) {
   Segments other{o.dim, segments.sizes};
   for (std::int64_t& size : other.sizes) {

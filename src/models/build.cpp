@@ -52,7 +52,7 @@ bool is_below(std::string_view pattern, std::string_view path) {
   return matches(pattern, path);
 }
 
-// Throws bad_argument where a pattern matches no parameter, before anything changes.
+// Throws bad_argument if a pattern matches no parameter, before anything changes.
 void freeze(Module& model, const std::vector<std::string>& patterns) {
   const std::vector<Parameter*> parameters = model.parameters();
   for (const std::string& pattern : patterns)
@@ -64,7 +64,8 @@ void freeze(Module& model, const std::vector<std::string>& patterns) {
         std::ranges::none_of(patterns, [&](const std::string& s) { return is_below(s, p->path()); }));
 }
 
-// The axes over which key/value heads are split, the first of `tensor`'s: all of them, unless there are fewer heads than ranks. Of one head: none.
+// The axes over which key/value heads are split, the first of `tensor`'s: all of them, unless there are fewer
+// heads than ranks. Of one head: none.
 DeviceMesh axes_of_kv_heads(const DeviceMesh& tensor, std::int64_t kv_heads) {
   if (kv_heads >= tensor.size()) return tensor;
   std::vector<std::string> names;
@@ -99,7 +100,8 @@ DeviceMesh with_axis_of_kv_heads(const DeviceMesh& mesh, const std::string& axis
   return mesh.unflatten(axis, {{axis + "_kv", static_cast<int>(kv_heads)}, {axis + "_rep", -1}});
 }
 
-// Where ranks share key/value heads, k and v are split over other axes than the rest, and the boundary before them is that of q.
+// If ranks share key/value heads, k and v are split over other axes than the rest, and the boundary before
+// them is that of q.
 void split_over(Module& model, const DeviceMesh& tensor, const Plan& plan, std::int64_t kv_heads) {
   const DeviceMesh of_kv = axes_of_kv_heads(tensor, kv_heads);
   if (of_kv == tensor) return parallelize(model, tensor, plan);
@@ -150,8 +152,9 @@ ParallelModel build_parallel_model(const TransformerConfig& config, const Device
   split_over(model, built.tensor, transformer_plan(config, options.tensor), config.kv_heads);
   replicate(model, built.mesh);
 
-  // 3. The data axes, when all layouts stand, inside the cuts of the tensor axis: the averager must hear the first gradient that
-  //    becomes final, and a rank that shards must never hold more than its part of its part.
+  // 3. The data axes, when all layouts stand, inside the cuts of the tensor axis: the averager must hear the
+  //    first gradient that becomes final, and a rank that shards must never hold more than its part of its
+  //    part.
   if (options.data == DataForm::ddp) {
     built.averager = std::make_unique<GradientAverager>(model.parameters(), built.data, options.averager);
   } else {

@@ -135,9 +135,10 @@ std::vector<Trainer::Placed> Trainer::place(std::span<const TokenBatch> batches)
   return all;
 }
 
-// The number of labels that count, over all ranks. Fills `to`. By a small all-reduce over the tensor axis and a small all-gather over the
-// data axis ranks also learn of each other's faults, so that none goes on alone; that tensor ranks have the same batches; and that all have the
-// same learning rate, where there is one, the same options, and took as many steps.
+// The number of labels that count, over all ranks. Fills `to`. By a small all-reduce over the tensor axis and
+// a small all-gather over the data axis ranks also learn of each other's faults, so that none goes on alone;
+// that tensor ranks have the same batches; and that all have the same learning rate, where there is one, the
+// same options, and took as many steps.
 std::int64_t Trainer::agree(std::span<const TokenBatch> batches, std::optional<double> lr,
                             std::vector<Placed>& to) const {
   const DeviceMesh &data = model_->data, &tensor = model_->tensor;
@@ -167,8 +168,8 @@ std::int64_t Trainer::agree(std::span<const TokenBatch> batches, std::optional<d
   const std::int64_t rate = lr && fault == kNone ? bits_of(*lr) : 0;
   const std::vector<Setting> settings =
       settings_of(options_, steps_, steps_ > 0 ? 0 : history_of_first_values(model_->model->parameters()));
-  constexpr std::int64_t kAny =
-      std::numeric_limits<std::int64_t>::max();  // of a number that this rank does not know
+  // Of a number that this rank does not know.
+  constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
   Numbers mine{fault, content, ~content, rate, ~rate};
   for (const Setting& s : settings)
     mine.insert(mine.end(), {s.known ? s.digest : kAny, s.known ? ~s.digest : kAny});
@@ -225,9 +226,10 @@ bool groups_are_sound() noexcept {
   }
 }
 
-// Ends the averager's step after passes that did not: buckets may be on their way, and data ranks on which nothing failed wait for the
-// others. They hear that these have no gradients; here the error that ended the passes is the one to tell. A sharded model has ended its
-// passes itself; what it kept between forward and backward goes.
+// Ends the averager's step after passes that did not: buckets may be on their way, and data ranks on which
+// nothing failed wait for the others. They hear that these have no gradients; here the error that ended the
+// passes is the one to tell. A sharded model has ended its passes itself; what it kept between forward and
+// backward goes.
 void end_step(ParallelModel& model) noexcept {
   if (model.sharded) return model.sharded->discard();
   if (model.data.size() > 1 && !groups_are_sound()) return;
@@ -238,7 +240,8 @@ void end_step(ParallelModel& model) noexcept {
 
 }  // namespace
 
-// Forward, loss and backward of each batch; gradients are those of all data ranks afterwards. Returns the loss.
+// Forward, loss and backward of each batch; gradients are those of all data ranks afterwards. Returns the
+// loss.
 double Trainer::passes(const std::vector<Placed>& all, std::int64_t valid) {
   const Tensor global = to_device(compute_->context(), scalar(model_->mesh, valid), compute_->stream());
   std::vector<Tensor> losses;

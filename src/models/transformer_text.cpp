@@ -11,7 +11,8 @@
 #include "base/text/nearest.hpp"
 #include "weft/base/error.hpp"
 
-// Compiled in, and kept out of the library's symbols: nothing is linked, and a program's own toml++ may be another one.
+// Compiled in, and kept out of the library's symbols: nothing is linked, and a program's own toml++ may be
+// another one.
 #pragma GCC visibility push(hidden)
 #undef TOML_HEADER_ONLY
 #define TOML_HEADER_ONLY 1

@@ -67,8 +67,9 @@ RopePointers on_device(Compute& compute, const std::shared_ptr<const RopeTables>
   return {all.copies.back().cos.data_ptr<float>(), all.copies.back().sin.data_ptr<float>()};
 }
 
-// What attention keeps between its passes, in the order on the Frame; the gradients of q, k and v, not written yet; and what
-// came back through the projection behind it. softmax: (batch, heads, queries, kSoftmaxTerms); mask: empty where there is none.
+// What attention keeps between its passes, in the order on the Frame; the gradients of q, k and v, not
+// written yet; and what came back through the projection behind it. softmax: (batch, heads, queries,
+// kSoftmaxTerms); mask: empty if there is none.
 struct HeadsBackward {
   Tensor dout, q, k, v, out, softmax, mask, dq, dk, dv;
 };
@@ -164,7 +165,8 @@ Attention::Attention(const AttentionConfig& config, std::shared_ptr<const RopeTa
 
 namespace {
 
-// One boundary before the module for each of its inputs; the projections that they feed have none of their own.
+// One boundary before the module for each of its inputs; the projections that they feed have none of their
+// own.
 OwnPlan plan_of_heads() {
   return {.styles = {{"", "enter"},
                      {"q_proj", "column"},
@@ -282,7 +284,8 @@ kernels::FullAttentionShape cross_shape(const CrossAttention& module, const Cros
       s.batch, q.size(1), k.size(1), s.heads, s.kv_heads, s.head_dim, bf16_products(*module.q_proj.weight)};
 }
 
-// Throws unless the mask is one of x's samples and queries and the context's keys, whole, and cut in samples as x is.
+// Throws unless the mask is one of x's samples and queries and the context's keys, whole, and cut in samples
+// as x is.
 void expect_mask(const Module& module, const Tensor& mask, const Tensor& x, const Tensor& context) {
   const TensorName what = layouts::named(module, "mask");
   expect_dtype(what, mask, DType::f32);

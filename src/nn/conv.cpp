@@ -64,8 +64,8 @@ Shape weight_shape(const Conv2dConfig& c) {
   return {c.out, c.in / c.groups, c.kernel.height, c.kernel.width};
 }
 
-// What the kernel sees of one map of this size. Throws bad_argument where nothing comes out, or where the padding needs more
-// pixels than there are.
+// What the kernel sees of one map of this size. Throws bad_argument if nothing comes out, or where the
+// padding needs more pixels than there are.
 kernels::UnfoldShape unfolding(const Module& module, const Conv2dConfig& c, const Tensor& x) {
   const auto out = [&](const char* what, std::int64_t size, std::int64_t kernel, std::int64_t stride,
                        std::int64_t padding, std::int64_t dilation) {
@@ -107,7 +107,8 @@ Tensor padded(Frame& frame, const Conv2dConfig& c, const Tensor& x) {
   kernels::resample(frame.kernels(), x.data_ptr<float>(), wide.data_ptr<float>(), padding_of(c, x));
   return wide;
 }
-// The adjoint: each pixel gets the gradients of all the places that it was put, those of a row first, each in order.
+// The adjoint: each pixel gets the gradients of all the places that it was put, those of a row first, each in
+// order.
 void add_padding(Frame& frame, const Conv2dConfig& c, const Tensor& dwide, const Tensor& dx) {
   const kernels::ResampleShape s = padding_of(c, dx);
   const auto back = [](const kernels::Taps& t, std::int64_t n) {

@@ -43,7 +43,7 @@ LayoutRef looked_up(const Module& module, const Tensor& tokens, const Parameter&
   for (std::size_t axis = 0; axis < placements.size(); ++axis) {
     const Placement& how = of_w->placements[axis];
     const bool fits = is_replicate(how) || (is_shard(how, 0) && is_replicate(placements[axis]));
-    // An axis of one rank is not checked. Where it may stand in a list of axes with others, y is alike on all
+    // An axis of one rank is not checked. If it may stand in a list of axes with others, y is alike on all
     // of them.
     if (!fits && !several(of_w, axis)) continue;
     if (!is_replicate(how) && !is_shard(how, 0))

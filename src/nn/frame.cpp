@@ -27,7 +27,8 @@ std::uint64_t seed_of_step(const Pass& pass) {
   return mixed[0] | static_cast<std::uint64_t>(mixed[1]) << 32;
 }
 
-// Calls draw(number, to, count) for each stretch of numbers that stand one after the other in the whole and in `out`.
+// Calls draw(number, to, count) for each stretch of numbers that stand one after the other in the whole and
+// in `out`.
 template <class Draw>
 void fill(const PassRandom& random, const Tensor& out, const Draw& draw) {
   layouts::expect_whole("random numbers: out", out, "a tensor of random numbers", false);

@@ -1,6 +1,7 @@
-// How the values of parameters came about, as digests that are the same on all ranks where they did the same: initialise() with one
-// seed, or a step of an optimizer with one set of options and one learning rate. Averagers, sharded models and trainers compare
-// them. Each Compute keeps those of its parameters. Used by the rank (thread) that owns the model; private to nn and the layers above.
+// How the values of parameters came about, as digests that are the same on all ranks where they did the same:
+// initialise() with one seed, or a step of an optimizer with one set of options and one learning rate.
+// Averagers, sharded models and trainers compare them. Each Compute keeps those of its parameters. Used by
+// the rank (thread) that owns the model; private to nn and the layers above.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +27,8 @@ inline void set_history(const Parameter& p, std::uint64_t digest) {
   p.compute().attached<Histories>().of[p.number()] = {digest, p.master_version()};
 }
 
-/// Of parameters that are materialised; those that `counts` leaves out do not count. 0 where it is not known of one, or none is left.
+/// Of parameters that are materialised; those that `counts` leaves out do not count. 0 if it is not known
+/// of one, or none is left.
 template <class Parameters, class Counts>
 std::uint64_t history_of(const Parameters& parameters, const Counts& counts, bool unwritten = false) {
   Fnv1a hash;

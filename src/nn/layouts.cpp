@@ -35,8 +35,8 @@ CutDim cut_of(const Layout& layout, int dim) {
   return cut;
 }
 
-// The layout of y: as x (`in`) in all dimensions but the features; the features as the rows of the weight, with the
-// same nesting of axes and the same segments.
+// The layout of y: as x (`in`) in all dimensions but the features; the features as the rows of the weight,
+// with the same nesting of axes and the same segments.
 LayoutRef with_features(const Layout& in, const Layout& weight, int features) {
   Shape global = in.global;
   global[features] = weight.global[0];
@@ -51,7 +51,8 @@ LayoutRef with_features(const Layout& in, const Layout& weight, int features) {
   return y;
 }
 
-// Throws layout where the features of x are not cut as the weight's columns are, down to nesting and segments.
+// Throws layout if the features of x are not cut as the weight's columns are, down to nesting and
+// segments.
 void expect_columns(const TensorName& what, const Layout& x, const Layout& weight, int features) {
   const CutDim of_x = cut_of(x, features), of_w = cut_of(weight, 1);
   if (of_x.segments != of_w.segments)
@@ -163,7 +164,7 @@ LayoutRef gradient_of(const LayoutRef& weight, const LayoutRef& x, int features)
   return weight->with(std::move(placements));
 }
 
-// The layout of y, by the rule in the header, one axis at a time. Throws layout where x does not fit the
+// The layout of y, by the rule in the header, one axis at a time. Throws layout if x does not fit the
 // weight.
 LayoutRef linear_output(const TensorName& what, const LayoutRef& x, const LayoutRef& weight, int features) {
   if (x == nullptr) return nullptr;
@@ -176,7 +177,8 @@ LayoutRef linear_output(const TensorName& what, const LayoutRef& x, const Layout
     const Placement& how = w.placements[static_cast<std::size_t>(axis)];
     const bool column = is_shard(how, 0), row = is_shard(how, 1);
     const bool fits = column ? is_replicate(y) : row ? is_shard(y, dim) : !is_partial(y) && !is_shard(y, dim);
-    // An axis of one rank is not checked. Where it may stand in a list of axes with others, y is alike on all of them.
+    // An axis of one rank is not checked. If it may stand in a list of axes with others, y is alike on all
+    // of them.
     if (!fits && in.mesh_shape().size(axis) == 1) continue;
     if (!fits)
       throw Error(ErrorCode::layout,
@@ -205,8 +207,8 @@ void expect_bias(const TensorName& what, const LayoutRef& y, const LayoutRef& bi
                                              to_string(*bias), expected));
 }
 
-// The layout of dx: Partial(sum) on axes that split the columns of y, since each rank has only the contribution of
-// its own columns.
+// The layout of dx: Partial(sum) on axes that split the columns of y, since each rank has only the
+// contribution of its own columns.
 LayoutRef linear_input_gradient(const LayoutRef& x, const LayoutRef& weight) {
   if (x == nullptr) return nullptr;
   Placements placements = x->placements;
@@ -216,8 +218,8 @@ LayoutRef linear_input_gradient(const LayoutRef& x, const LayoutRef& weight) {
   return x->with(std::move(placements));
 }
 
-// The layout that a gradient of y must have: that of y, with Replicate in place of Partial (the gradient of every
-// contribution is the gradient of the sum).
+// The layout that a gradient of y must have: that of y, with Replicate in place of Partial (the gradient of
+// every contribution is the gradient of the sum).
 LayoutRef gradient_of_output(const LayoutRef& y) {
   if (y == nullptr) return nullptr;
   Placements placements = y->placements;

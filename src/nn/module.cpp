@@ -48,7 +48,7 @@ void Module::add(std::string name, Module& child) {
   children_.emplace_back(std::move(name), &child);
 }
 
-// Throws bad_argument where a parameter or buffer cannot have this name here.
+// Throws bad_argument if a parameter or buffer cannot have this name here.
 void Module::expect_new_name(std::string_view what, std::string_view name) const {
   const auto is_it = [&](const auto& entry) { return entry.first == name; };
   const bool taken = std::ranges::any_of(own_, is_it) || std::ranges::any_of(own_buffers_, is_it);

@@ -21,8 +21,8 @@ using norms::by_channels;
 using norms::expect_channels;
 using norms::map_shape;
 
-// Gradients of a norm's gain and bias, which its kernel adds to beside making dx: run(dgain, dbias). What is not trained, or
-// not there (null), gets memory that is forgotten.
+// Gradients of a norm's gain and bias, which its kernel adds to beside making dx: run(dgain, dbias). What is
+// not trained, or not there (null), gets memory that is forgotten.
 template <class Run>
 void accumulate_both(Frame& frame, Parameter& gain, Parameter& bias, const LayoutRef& x, int features,
                      Run&& run) {
@@ -89,10 +89,11 @@ Tensors RMSNorm::do_backward(Inputs gradients, Frame& frame) {
 
 namespace {
 
-// What norms over the last dimension, over channels and over groups have in common: a gain and a bias, and a mean and a 1 / standard
-// deviation for each of the things that are normalised.
+// What norms over the last dimension, over channels and over groups have in common: a gain and a bias, and a
+// mean and a 1 / standard deviation for each of the things that are normalised.
 //
-// `statistics(x, what, gains)` says how many there are, and throws for an x that does not fit; `run` is the kernel.
+// `statistics(x, what, gains)` says how many there are, and throws for an x that does not fit; `run` is the
+// kernel.
 template <class Of, class Run>
 Tensors norm_forward(const Module& module, const Tensor& input, Frame& frame, const Parameter& gain,
                      const Parameter& bias, Memory memory, Of&& statistics, Run&& run) {

@@ -77,7 +77,8 @@ inline Tensor as_operand(Frame& frame, const Tensor& x, const Tensor& w) {
   return w.dtype() == DType::bf16 ? rounded_to_bf16(frame, x) : x;
 }
 
-/// Whether products of activations with each other are made in bf16 where the CPU can: as those with the weight w.
+/// Whether products of activations with each other are made in bf16 where the CPU can: as those with the
+/// weight w.
 inline bool bf16_products(const Parameter& w) { return w.dtype() == DType::bf16; }
 
 /// A weight as f32: itself, or a copy where it is bf16; with the same layout.
@@ -88,7 +89,8 @@ inline Tensor widened(Frame& frame, const Tensor& w) {
   return y;
 }
 
-/// Whether the weight's input features, its second dimension, are split: then y is Partial and the bias waits for the sum.
+/// Whether the weight's input features, its second dimension, are split: then y is Partial and the bias waits
+/// for the sum.
 inline bool row_parallel(const Parameter& weight) {
   const LayoutRef layout = weight.weight().layout();
   if (layout == nullptr) return false;
@@ -118,13 +120,15 @@ inline Tensor permuted(Frame& frame, const Tensor& x, const Shape& as, const Dim
   return y;
 }
 
-/// w, bf16, as a kernel reads it: what was made of it may be kept where it is the parameter's own, not one that was made for this pass.
+/// w, bf16, as a kernel reads it: what was made of it may be kept where it is the parameter's own, not one
+/// that was made for this pass.
 inline kernels::WeightMatrix as_matrix(const Tensor& w, const Parameter& of) {
   const bool own = w.data() == of.weight().data();
   return {w.data_ptr<bf16>(), of.number(), own ? of.weight_version() : 0};
 }
 
-/// c (=, or += where `add`) a b, with a: (m, k) and b: (k, n) of one dtype, f32 or bf16, as they are stored; c: f32 (m, n).
+/// c (=, or += where `add`) a b, with a: (m, k) and b: (k, n) of one dtype, f32 or bf16, as they are stored;
+/// c: f32 (m, n).
 inline void multiply(kernels::KernelContext& ctx, const ConstTensorView& a, kernels::Stored a_stored,
                      const ConstTensorView& b, kernels::Stored b_stored, float* c, std::int64_t m,
                      std::int64_t n, std::int64_t k, bool add) {

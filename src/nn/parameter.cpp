@@ -17,8 +17,9 @@ namespace weft {
 
 namespace {
 
-// Of this process, whatever they were materialised with: a Frame of one Compute may meet weights of another, and what its kernels keep of
-// weights outlives both. Shared by all threads, and nothing but a source of numbers.
+// Of this process, whatever they were materialised with: a Frame of one Compute may meet weights of another,
+// and what its kernels keep of weights outlives both. Shared by all threads, and nothing but a source of
+// numbers.
 std::uint64_t next_number() noexcept {
   static std::atomic<std::uint64_t> last{0};
   return last.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -213,7 +214,8 @@ void Parameter::put_gradient(std::string_view call, Tensor gradient) {
   gradient_ = std::move(gradient);
 }
 
-// An averager reduces the memory that it gave to the gradient. A gradient in other memory would not be reduced.
+// An averager reduces the memory that it gave to the gradient. A gradient in other memory would not be
+// reduced.
 void Parameter::expect_unclaimed(std::string_view call, const void* owner) const {
   if (gradient_owner_ != nullptr && gradient_owner_ != owner)
     throw Error(ErrorCode::bad_argument,
@@ -264,7 +266,8 @@ void Parameter::zero_gradient() noexcept {
   gradient_layout_ = nullptr;
 }
 
-// Tensors given to a parameter must be on the master's device and stream, where layers and kernels expect them.
+// Tensors given to a parameter must be on the master's device and stream, where layers and kernels expect
+// them.
 void Parameter::expect_device(std::string_view call, const Tensor& t) const {
   if (t.stream() != master().stream())
     throw Error(ErrorCode::bad_argument,

@@ -28,7 +28,8 @@ bool cut_in_features(const LayoutRef& layout) {
   return false;
 }
 
-// Throws unless the features of `global` consist of these sizes, and are cut in segments of them where they are cut.
+// Throws unless the features of `global` consist of these sizes, and are cut in segments of them where they
+// are cut.
 void expect_segments(const Shape& global, const LayoutRef& layout, std::span<const std::int64_t> sizes,
                      const TensorName& what) {
   const std::int64_t sum = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});

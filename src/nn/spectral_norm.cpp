@@ -42,7 +42,8 @@ Tensor summed(const Tensor& contribution, const LayoutRef& from, const LayoutRef
   return redistribute(contribution.with_layout(from), to);
 }
 
-// One number, (1), of which each rank of the axes that cut `over` has a part. It stays where it is: the host never waits for it.
+// One number, (1), of which each rank of the axes that cut `over` has a part. It stays where it is: the host
+// never waits for it.
 Tensor number_of(const Tensor& part, const LayoutRef& over) {
   const LayoutRef whole = over == nullptr ? nullptr : replicated_layout(over->mesh(), {1});
   return summed(part, partial_over(whole, over), whole);
@@ -85,8 +86,9 @@ Tensor divided(Frame& frame, const Tensor& weight, const Tensor& sigma) {
   return as_operand(frame, y, weight).with_layout(weight.layout());
 }
 
-// u and v are not kept of a sigma that does not divide: from a u of zeros, or of no numbers, no later pass would come back. On the CPU the
-// number is there, and the error names the weight; elsewhere the kernel that divides by it says so, at the next wait.
+// u and v are not kept of a sigma that does not divide: from a u of zeros, or of no numbers, no later pass
+// would come back. On the CPU the number is there, and the error names the weight; elsewhere the kernel that
+// divides by it says so, at the next wait.
 void expect_sigma(Frame& frame, std::string_view path, const Tensor& sigma) {
   if (frame.compute().device() != Device{}) return;
   const float number = *sigma.data_ptr<float>();
@@ -126,9 +128,9 @@ std::vector<ShardRule::BufferPart> SpectralNorm::parts(Split split) const {
   return {{split == Split::column ? u.get() : v.get(), Shard{0}}};
 }
 
-// Products are of this rank's part of the weight. That of the columns, Wᵀ u, has a contribution of each part of the rows, that
-// of the rows, W v, of each part of the columns; so each is summed over the axes that cut the vector it is made from, and is
-// then cut as the weight's other dimension.
+// Products are of this rank's part of the weight. That of the columns, Wᵀ u, has a contribution of each part
+// of the rows, that of the rows, W v, of each part of the columns; so each is summed over the axes that cut
+// the vector it is made from, and is then cut as the weight's other dimension.
 Tensor SpectralNorm::forward(Frame& frame, Tensors& kept) const {
   const Tensor& weight = weight_->weight();
   const std::int64_t rows = weight.size(0), columns = rows == 0 ? 0 : weight.count() / rows;
@@ -176,7 +178,8 @@ void SpectralNorm::accumulate(Frame& frame, const Tensors& kept, const LayoutRef
   const Tensor& weight = weight_->weight();
   const Tensor gradient = frame.compute().make(weight.shape()).with_layout(layout);
   write(gradient, false);
-  // <dŴ, W>, over the parts of the weight. Where dŴ is a contribution to a sum (Partial, the samples of this rank), so is it.
+  // <dŴ, W>, over the parts of the weight. If dŴ is a contribution to a sum (Partial, the samples of this
+  // rank), so is it.
   const Tensor inner = number_of(dot(frame, gradient, widened(frame, weight)), weight.layout());
   const Tensor scaled = copy_of(frame, of_rows);
   for (const auto& [x, factor] : {std::pair{&gradient, static_cast<const float*>(nullptr)},

@@ -59,8 +59,8 @@ ReduceKernel kernel_of(const ReduceIsa& isa, DType dtype, Kind kind) noexcept {
 
 // Results larger than the shared cache are reduced block by block into a buffer in the first-level cache, and
 // written from there around the caches. Blocks end where the first output is aligned to a cache line. They
-// are short, so that the CPU reads the next block while it still writes this one; prefetching instead makes it
-// three times slower.
+// are short, so that the CPU reads the next block while it still writes this one; prefetching instead makes
+// it three times slower.
 constexpr int kStreamBlock = 1024;   // bytes
 constexpr int kStreamInputs = 64;    // more are reduced in the ordinary way
 constexpr int kStreamLeast = 65536;  // bytes; smaller results gain nothing

@@ -11,7 +11,7 @@
 
 namespace weft {
 
-/// True where `reduce` knows the pair.
+/// True if `reduce` knows the pair.
 bool can_reduce(DType dtype, ReduceOp::Kind kind) noexcept;
 
 /// For each element i < count: combines in[0][i] … in[n-1][i] by a binary tree over the index, split at the
@@ -32,7 +32,8 @@ void reduce(DType dtype, const ReduceOp& op, std::span<const std::byte* const> i
 /// memcpy that may write around the caches, fenced before it returns.
 void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes, bool stream = false) noexcept;
 
-/// memcpy around the caches, of any size. Other threads see what was written once they see something that was published after stream_fence().
+/// memcpy around the caches, of any size. Other threads see what was written once they see something that was
+/// published after stream_fence().
 void stream_bytes(std::byte* to, const std::byte* from, std::int64_t bytes) noexcept;
 void stream_fence() noexcept;
 

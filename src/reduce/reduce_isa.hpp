@@ -4,8 +4,8 @@
 //
 // The kernel files are compiled with flags the running machine may not support. An inline function or
 // template with external linkage that such a file emits could be the copy the linker keeps for the whole
-// program; so this header and reduce_kernels.hpp and its parts use the C++ library for plain types only, and all code lies
-// in an unnamed namespace.
+// program; so this header and reduce_kernels.hpp and its parts use the C++ library for plain types only, and
+// all code lies in an unnamed namespace.
 #pragma once
 
 #include <cstddef>

@@ -9,12 +9,13 @@
 
 namespace weft {
 
-/// CopyRuns around the caches, for runs of some hundred bytes and more; stream_fence() comes before what is published
-/// (reduce/reduce.hpp).
+/// CopyRuns around the caches, for runs of some hundred bytes and more; stream_fence() comes before what is
+/// published (reduce/reduce.hpp).
 void stream_runs(const std::byte* in, std::byte* out, std::int64_t count, std::int64_t in_step,
                  std::int64_t out_step, std::int64_t run);
 
-/// out += in, element by element in order; in the host's memory. `in` is of `dtype`, which can be added (can_add), `out` of sum_dtype(dtype).
+/// out += in, element by element in order; in the host's memory. `in` is of `dtype`, which can be added
+/// (can_add), `out` of sum_dtype(dtype).
 void add_to(const Loops& loops, DType dtype, const std::byte* in, std::byte* out);
 /// out = in, where `in` is of `dtype` and `out` of sum_dtype(dtype), which has all its values.
 void widen_to(const Loops& loops, DType dtype, const std::byte* in, std::byte* out);

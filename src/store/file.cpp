@@ -238,8 +238,8 @@ class FileStore final : public Store {
         done += static_cast<std::size_t>(n);
       } else if (errno != EINTR) {
         const int error_number = errno;
-        [[maybe_unused]] const int cut =
-            ::ftruncate(fd_, static_cast<off_t>(at));  // else the next writer does it
+        // Else the next writer does it.
+        [[maybe_unused]] const int cut = ::ftruncate(fd_, static_cast<off_t>(at));
         throw_errno(fmt::format("store: cannot write {} to {}", what, path_), error_number);
       }
     }

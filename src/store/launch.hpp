@@ -29,15 +29,15 @@ struct LaunchInfo {
 /// not. Throws bad_argument naming the variable that is wrong.
 LaunchInfo find_launch_info(Context& context);
 
-/// The launcher's name for the job, different in every job of this user on this host; empty where it has
+/// The launcher's name for the job, different in every job of this user on this host; empty if it has
 /// none.
 std::string job_of(const LaunchInfo& launch);
 
 /// "variable=value", one word, of the launcher's or batch system's job that this process runs in, whoever
-/// told it its rank; empty where there is none.
+/// told it its rank; empty if there is none.
 std::string batch_job();
 
-/// Throws bad_argument where the launcher says that not all ranks are on this host: they cannot meet by a
+/// Throws bad_argument if the launcher says that not all ranks are on this host: they cannot meet by a
 /// file.
 void require_one_host(const LaunchInfo& launch);
 

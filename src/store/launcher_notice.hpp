@@ -15,7 +15,7 @@ namespace weft {
 /// the same way.
 inline constexpr std::string_view kOthersFailed = "others failed", kResultsInDoubt = "results in doubt";
 
-/// This process's group failed because of other ranks. Nothing where no launcher listens; waits for at most a
+/// This process's group failed because of other ranks. Nothing if no launcher listens; waits for at most a
 /// tenth of a second.
 void tell_launcher_that_others_failed() noexcept;
 /// This process has logged a warning of a mistake for which its program gets no Error.
@@ -24,8 +24,8 @@ void tell_launcher_that_results_are_in_doubt() noexcept;
 /// The key of the job's store that a rank takes when it comes there, and keeps.
 inline std::string place_key(int rank) { return "weft/rank/" + std::to_string(rank); }
 
-/// What weft run tells the ranks: those whose process has ended while others ran, and how ("exited with code 0"). In the job's store, under this key, a
-/// line each.
+/// What weft run tells the ranks: those whose process has ended while others ran, and how ("exited with code
+/// 0"). In the job's store, under this key, a line each.
 inline constexpr std::string_view kEndedKey = "weft/ended";
 struct EndedRank {
   int rank = 0;

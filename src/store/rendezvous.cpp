@@ -164,8 +164,8 @@ std::shared_ptr<Store> JobStores::reach(const LaunchInfo& launch, const std::str
                     [&] { return by_rendezvous_file(launcher_job, "localhost", launch, job, deadline); });
 }
 
-/// Takes this rank's place, once in a job. Returns an empty text, or who has it already: a second process of that rank, or
-/// the rank of an earlier job that used the same store.
+/// Takes this rank's place, once in a job. Returns an empty text, or who has it already: a second process of
+/// that rank, or the rank of an earlier job that used the same store.
 std::string JobStores::claim(Store& store, const Claim& mine, Deadline deadline) {
   std::string held = store.compare_set(place_key(mine.rank), "", mine.text(), deadline);
   return held == mine.text() ? "" : held;

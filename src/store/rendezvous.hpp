@@ -1,4 +1,4 @@
-// Where the ranks of a job meet, and which of them this process is.
+// If the ranks of a job meet, and which of them this process is.
 #pragma once
 
 #include <memory>

@@ -17,20 +17,20 @@
 
 namespace weft {
 
-/// When a process started, in clock ticks since boot; nothing where there is no such process.
+/// When a process started, in clock ticks since boot; nothing if there is no such process.
 std::optional<std::uint64_t> start_time_of(pid_t process);
 
 class RendezvousFile {
  public:
   /// Opens the folder, making it where it is absent: $XDG_RUNTIME_DIR/weft, else the first of
   /// /tmp/weft-<user>, /tmp/weft-<user>-1 to -9 and ~/.weft that is or can be made this user's alone: who may
-  /// write to /tmp may have taken any name there. Throws system where there is none. `key` names the job on
+  /// write to /tmp may have taken any name there. Throws system if there is none. `key` names the job on
   /// this host.
   explicit RendezvousFile(std::string key);
 
   /// The file, for error texts.
   std::string path() const { return path_in(folder_); }
-  /// Rank 0 writes where it serves. Throws system where another process that lives has published the same.
+  /// Rank 0 writes where it serves. Throws system if another process that lives has published the same.
   void publish(const std::string& address, Deadline deadline) const;
   /// What rank 0 published, or nothing yet.
   std::optional<std::string> find() const;

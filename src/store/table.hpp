@@ -21,7 +21,7 @@ inline constexpr std::size_t kMaxStoreValueBytes = std::size_t{1} << 20;
 std::string shown_key(std::string_view key);
 /// `store: key "x" was not set within 5.0 s`
 std::string timeout_text(std::string_view key, Duration waited);
-/// Throws bad_argument where a key is empty or too long, or a value too long.
+/// Throws bad_argument if a key is empty or too long, or a value too long.
 void check_store_key(std::string_view key);
 void check_store_value(std::string_view key, std::string_view value);
 
@@ -41,7 +41,7 @@ class StoreTable {
   void set(std::string_view key, std::string_view value);
   /// The value, or null. Valid until the next change.
   const std::string* find(std::string_view key) const;
-  /// What add() would set and return. Throws bad_argument where the key holds no decimal number or the sum
+  /// What add() would set and return. Throws bad_argument if the key holds no decimal number or the sum
   /// leaves 64 bits.
   std::int64_t sum(std::string_view key, std::int64_t delta) const;
   std::int64_t add(std::string_view key, std::int64_t delta);

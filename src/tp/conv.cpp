@@ -13,7 +13,8 @@ using views::given;
 using views::Input;
 using views::Output;
 
-// x: (batch, in, height, width), w: (out, in, 1, 1), b: (out), y: (batch, out, height, width); with the kernels of Conv2d.
+// x: (batch, in, height, width), w: (out, in, 1, 1), b: (out), y: (batch, out, height, width); with the
+// kernels of Conv2d.
 class PixelProduct final : public split::Product {
  public:
   constexpr PixelProduct()

@@ -99,8 +99,8 @@ bool supports_tp(Module& root) {
   return any;
 }
 
-// All plans are collected, those with a layer that stays whole left out, and the others are one plan for parallelize(), which
-// checks it as a whole before it sets anything.
+// All plans are collected, those with a layer that stays whole left out, and the others are one plan for
+// parallelize(), which checks it as a whole before it sets anything.
 OwnPlanCount parallelize(Module& root, const DeviceMesh& axis, const OwnPlanOptions& options) {
   given_mesh("parallelize", axis, "axis");
   std::vector<Planned> all;

@@ -49,7 +49,8 @@ std::string kind_of(const Module& module) {
 
 std::string axis_name(const DeviceMesh& axis) { return fmt::format("{}={}", axis.name(), axis.size()); }
 
-// Throws for a pattern that matches nothing: says how much of it matches, and which children there are at that point.
+// Throws for a pattern that matches nothing: says how much of it matches, and which children there are at
+// that point.
 [[noreturn]] void refuse_unmatched(const std::string& pattern, const std::vector<Node>& nodes) {
   std::string known = pattern;
   const Node* deepest = &nodes.front();
@@ -185,7 +186,8 @@ bool is_below(const std::vector<Node>& nodes, std::size_t node, std::size_t ance
   return node == ancestor;
 }
 
-// Each unit of a module that is cut divides: by those of the layers inside it (the one that it names) that the plan splits.
+// Each unit of a module that is cut divides: by those of the layers inside it (the one that it names) that
+// the plan splits.
 void check_units(const std::vector<Node>& nodes, std::size_t i, const DeviceMesh& axis) {
   for (const Unit& unit : nodes[i].module->units()) {
     std::int64_t already = 0;
@@ -248,7 +250,8 @@ void put_into_effect(const std::vector<Node>& nodes, const DeviceMesh& axis) {
 
 }  // namespace
 
-// First every entry of the plan is matched with nodes of the tree, then all is checked, and only then is anything set.
+// First every entry of the plan is matched with nodes of the tree, then all is checked, and only then is
+// anything set.
 void parallelize(Module& root, const DeviceMesh& axis, const Plan& plan) {
   given_mesh("parallelize", axis, "axis");
   std::vector<Node> nodes;

@@ -15,8 +15,8 @@ namespace {
 using views::given;
 using views::group_of;
 
-// A view that was given, also one of no elements, which may be null: a rank may have no part of a sequence, and still takes part in what is
-// sent.
+// A view that was given, also one of no elements, which may be null: a rank may have no part of a sequence,
+// and still takes part in what is sent.
 bool wanted(const TensorView& v) { return v.data != nullptr || v.shape.rank() > 0; }
 
 std::string shown(const Shape& s) { return to_string(s); }
@@ -88,8 +88,8 @@ std::string of_ranks(const DeviceMesh& axes) {
   return fmt::format("rank {} of {}", axes.rank(), axes.size());
 }
 
-// What a column layer (x, w, y or dy) or a row layer says of its sequence: `part` is divided, `full` is not. Returns the shape of the
-// whole of `part`.
+// What a column layer (x, w, y or dy) or a row layer says of its sequence: `part` is divided, `full` is not.
+// Returns the shape of the whole of `part`.
 Shape check_sequence(const Checker& c, const DeviceMesh& axes, int dim, const char* part_name,
                      const ConstTensorView& part, const char* full_name, const ConstTensorView& full) {
   const int rank = full.shape.rank();
@@ -133,7 +133,8 @@ std::int64_t check_features(const Checker& c, const DeviceMesh& axes, const Cons
   return own;
 }
 
-// The shapes on which a rank computes: x of the whole sequence, y of the whole sequence with this rank's features.
+// The shapes on which a rank computes: x of the whole sequence, y of the whole sequence with this rank's
+// features.
 struct Sides {
   Shape x, y;
   bool divided = false;  // the sequence of one of them is
@@ -186,8 +187,8 @@ void check_backward(const Checker& c, const Sides& sides, const ConstTensorView&
   c.expect_apart("db", g.db, {{"dy", dy}, {"x", x}, {"w", w}});
 }
 
-// Whether column_linear_backward() reduces dx. Not where it has no elements: a view of those may be null on one rank and
-// not on another, and the ranks would not agree.
+// Whether column_linear_backward() reduces dx. Not where it has no elements: a view of those may be null on
+// one rank and not on another, and the ranks would not agree.
 bool reduces(const TensorView& dx) { return given(dx) && dx.count() > 0; }
 
 void weight_gradients(const Product& product, Compute& compute, const ConstTensorView& dy,
@@ -219,8 +220,8 @@ void put(Compute& compute, const Tensor& from, const TensorView& to) {
   if (to.count() > 0) copy(compute.context(), from.view(), to, compute.stream());
 }
 
-// x is this rank's part of (…, in) along `dim`. Sent are x, where dw needs the whole of it, while dy w is computed; then dx, while
-// dw and db are. All ranks begin and finish both in this order.
+// x is this rank's part of (…, in) along `dim`. Sent are x, where dw needs the whole of it, while dy w is
+// computed; then dx, while dw and db are. All ranks begin and finish both in this order.
 void column_backward_divided(const Product& product, Compute& compute, const DeviceMesh& axes,
                              const Shape& whole, const ConstTensorView& dy, const ConstTensorView& x,
                              const ConstTensorView& w, const LinearGradients& g, int dim) {

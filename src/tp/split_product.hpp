@@ -1,5 +1,6 @@
-// Layers that multiply with one weight and are split over ranks, on views: what the functions of weft/tp/linear.hpp and weft/tp/conv.hpp have
-// in common, which is what they check, and what they send and when. A Product is what they differ in. Inside tp.
+// Layers that multiply with one weight and are split over ranks, on views: what the functions of
+// weft/tp/linear.hpp and weft/tp/conv.hpp have in common, which is what they check, and what they send and
+// when. A Product is what they differ in. Inside tp.
 #pragma once
 
 #include "weft/tp/linear.hpp"
@@ -16,8 +17,8 @@ struct Form {
   int weight_rank;            ///< out, in, and then extents of 1
 };
 
-/// A kind of layer: its form and its kernels, each on what one rank has. The views fit each other, have the dtypes that weft/tp/linear.hpp
-/// says, and may have no elements.
+/// A kind of layer: its form and its kernels, each on what one rank has. The views fit each other, have the
+/// dtypes that weft/tp/linear.hpp says, and may have no elements.
 class Product {
  public:
   explicit constexpr Product(const Form& form_in) : form(form_in) {}

@@ -1,4 +1,5 @@
-// Views as the functions on views take them: what is checked, and what kernels read and write as f32. Inside tp.
+// Views as the functions on views take them: what is checked, and what kernels read and write as f32. Inside
+// tp.
 #pragma once
 
 #include <fmt/format.h>

@@ -173,9 +173,10 @@ NoSync GradientAverager::no_sync() {
   return NoSync(no_syncs_);
 }
 
-// What every rank tells of the parameters: for each its place in the order of the first pass, and its gradient's
-// placements, with a digest of the list of paths and sizes, and hashes of their values. The first rank's order holds,
-// and placements that one rank does not know (it did not use the parameter) are taken from one that does.
+// What every rank tells of the parameters: for each its place in the order of the first pass, and its
+// gradient's placements, with a digest of the list of paths and sizes, and hashes of their values. The first
+// rank's order holds, and placements that one rank does not know (it did not use the parameter) are taken
+// from one that does.
 GradientAverager::Agreement GradientAverager::agree(const std::optional<Error>& fault) {
   const std::size_t n = slots_.size();
   std::vector<const Parameter*> listed(trained_.begin(), trained_.end());
@@ -363,7 +364,8 @@ void GradientAverager::note_history() {
 }
 
 // All ranks reduce all gradients in any case, those that are missing too: a rank that threw at once would
-// leave the others waiting. What is missing counts as zero until expect_none_missing() has compared the ranks.
+// leave the others waiting. What is missing counts as zero until expect_none_missing() has compared the
+// ranks.
 void GradientAverager::finish() {
   if (*no_syncs_ > 0)
     throw Error(ErrorCode::bad_argument,

@@ -33,7 +33,8 @@ Saved saved_of(const Module& model) {
   return saved;
 }
 
-// While masters are written. Weights are then made anew from them, also where that failed halfway; a parameter without values has none then.
+// While masters are written. Weights are then made anew from them, also where that failed halfway; a
+// parameter without values has none then.
 class MastersWritten {
  public:
   explicit MastersWritten(const std::vector<Parameter*>& parameters) : parameters_(parameters) {}
@@ -73,8 +74,8 @@ class OnHost {
   std::vector<Copy> copies_;
 };
 
-// The tensors of a checkpoint under the names that they have there. Throws where one is Partial, or lacks the layout that it needs.
-// `names` and `host` keep the names and the copies on the host.
+// The tensors of a checkpoint under the names that they have there. Throws where one is Partial, or lacks the
+// layout that it needs. `names` and `host` keep the names and the copies on the host.
 std::vector<MutableNamedView> tensors_of(std::string_view what, const DeviceMesh& mesh, const Saved& saved,
                                          const TrainingState& state, std::deque<std::string>& names,
                                          OnHost& host) {
@@ -101,8 +102,8 @@ std::vector<MutableNamedView> tensors_of(std::string_view what, const DeviceMesh
     tensors.push_back({names.emplace_back(fmt::format("{}{}", kOfBuffers, b->path())),
                        host.of(b->compute(), b->tensor()).view(), b->layout()});
   }
-  // State with a layout has the whole that its layout says, whatever its parameter has by now; the rest (a count
-  // of steps) is the same on all ranks.
+  // State with a layout has the whole that its layout says, whatever its parameter has by now; the rest (a
+  // count of steps) is the same on all ranks.
   const auto put = [&](std::string_view owner, std::string_view prefix, const std::string& path,
                        std::string_view name, const Tensor& tensor) {
     if (paths.count(path) == 0)

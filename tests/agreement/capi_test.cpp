@@ -1,4 +1,5 @@
-// Functions of C that C++ does not have. Those that C++ has are in the other files: tools/agreement.py knows which.
+// Functions of C that C++ does not have. Those that C++ has are in the other files: tools/agreement.py knows
+// which.
 #include <gtest/gtest.h>
 
 #include <arpa/inet.h>

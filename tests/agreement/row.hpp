@@ -1,5 +1,5 @@
-// The values that ranks must give alike. Each row of the table is a test: a call in which rank 1 gives another value than
-// the rest, and the error that every rank gets. docs/agreement.md is made of the rows.
+// The values that ranks must give alike. Each row of the table is a test: a call in which rank 1 gives
+// another value than the rest, and the error that every rank gets. docs/agreement.md is made of the rows.
 #pragma once
 
 #include <functional>
@@ -12,8 +12,8 @@
 namespace weft::agreement {
 
 struct Row {
-  std::string
-      function;  ///< as tools/agreement.py finds it in the headers: "DeviceMesh::group", "weft_group_create_tcp"
+  /// As tools/agreement.py finds it in the headers: "DeviceMesh::group", "weft_group_create_tcp".
+  std::string function;
   std::string value;     ///< what all ranks give alike
   std::string compared;  ///< where: "with the call", "in the exchange of the norms"
   ErrorCode code;

@@ -298,7 +298,8 @@ using Numbers = std::vector<std::int64_t>;
 
 Rows split_layers() {
   const std::string with = "with the call", words = "in an exchange of 128 bytes before";
-  // The sequence is divided along dimension 0 on rank 0, and along 1 on rank 1: (4, 4, 2) is (2, 4, 2) or (4, 2, 2) there.
+  // The sequence is divided along dimension 0 on rank 0, and along 1 on rank 1: (4, 4, 2) is (2, 4, 2) or (4,
+  // 2, 2) there.
   const auto part = [](int dim) { return dim == 0 ? Shape{2, 4, 2} : Shape{4, 2, 2}; };
   return {
       {"column_linear_forward", "options.sequence_dim", with, ErrorCode::mismatch,
@@ -369,8 +370,8 @@ Rows split_layers() {
   };
 }
 
-// 1x1 convolutions, whose maps are divided along their rows on rank 0 and along their columns on rank 1: (1, 2, 2, 4) or (1, 2, 4, 2)
-// of (1, 2, 4, 4).
+// 1x1 convolutions, whose maps are divided along their rows on rank 0 and along their columns on rank 1: (1,
+// 2, 2, 4) or (1, 2, 4, 2) of (1, 2, 4, 4).
 Rows convolutions() {
   const std::string with = "with the call";
   const auto part = [](int rank) { return rank == 0 ? Shape{1, 2, 2, 4} : Shape{1, 2, 4, 2}; };

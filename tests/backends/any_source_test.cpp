@@ -1,6 +1,6 @@
-// Receives from any source, probe() and wait_message(), over every backend: who is named, in which order, mixed
-// with receives that name their source, messages of unknown size, and what a time-out, a mismatch or a rank that
-// goes says. Under mpirun over the MPI that WEFT_TEST_BACKEND names.
+// Receives from any source, probe() and wait_message(), over every backend: who is named, in which order,
+// mixed with receives that name their source, messages of unknown size, and what a time-out, a mismatch or a
+// rank that goes says. Under mpirun over the MPI that WEFT_TEST_BACKEND names.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -235,7 +235,8 @@ TEST_P(AnySource, ARankMaySendToItself) {
   });
 }
 
-// Each of many small messages reaches exactly one of the receives, and no source is starved by another's flood.
+// Each of many small messages reaches exactly one of the receives, and no source is starved by another's
+// flood.
 TEST_P(AnySource, NoSourceWaitsForEver) {
   run(4, [](Rank& r) {
     constexpr int kFlood = 600;
@@ -455,8 +456,8 @@ TEST_P(AnySource, AHelperThreadTakesTheMessages) {
   });
 }
 
-// A rank that dies ends a receive from any source, a wait and a loop of probes: others might have sent, but the
-// group has failed.
+// A rank that dies ends a receive from any source, a wait and a loop of probes: others might have sent, but
+// the group has failed.
 TEST(AnySourceDeath, EverybodyLearnsWhoDied) {
   if (!kProcesses) GTEST_SKIP() << "of processes";
   for (const int what : {0, 1, 2}) {

@@ -30,7 +30,8 @@ using namespace std::chrono_literals;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// The deadline of a rank that is far from who holds it up. Under a sanitizer the others may take longer to get there.
+// The deadline of a rank that is far from who holds it up. Under a sanitizer the others may take longer to
+// get there.
 constexpr auto kSoon = test::kEveryKernel ? 300ms : 1000ms;
 constexpr const char* kSoonText = test::kEveryKernel ? "0.3 s" : "1 s";
 constexpr auto kLater = 10s;  // of the others
@@ -170,9 +171,9 @@ TEST(Subgroups, OverGlooARankThatIsKilledBeforeTheyAreMadeIsNamed) {
   a_rank_ends_before_subgroups("gloo", true);
 }
 
-// Rank 1 comes last to the making of a group, and ends when it has told the others all about itself, but has not
-// put together what all ranks told. Not two seconds later, when the others would give up because the parent has
-// failed.
+// Rank 1 comes last to the making of a group, and ends when it has told the others all about itself, but has
+// not put together what all ranks told. Not two seconds later, when the others would give up because the
+// parent has failed.
 TEST(Subgroups, TheLastToComeIsNamedAtOnceThoughItHasToldItsPart) {
   RankProcesses ranks(3, [](Rank& r) {
     bool making = false;

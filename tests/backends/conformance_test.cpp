@@ -90,7 +90,7 @@ std::string obstacle(const Row& row) {
   return e.code() == ErrorCode::system && std::string(e.what()) == "no error was thrown" ? "" : e.what();
 }
 
-// Where it is absent, one setting remains to say so.
+// If it is absent, one setting remains to say so.
 std::vector<Setting> gloo_settings() {
   const Row gloo{"", "gloo", {}};
   if (!obstacle(gloo).empty()) return {{gloo, Ranks::threads, 2}};

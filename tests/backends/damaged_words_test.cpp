@@ -1,5 +1,5 @@
-// A rank with a fault writes nonsense to the words of a group in shared memory, one word a case. The other rank gets an Error that says
-// which word it is. All cases at once and at random: scribble_test.cpp.
+// A rank with a fault writes nonsense to the words of a group in shared memory, one word a case. The other
+// rank gets an Error that says which word it is. All cases at once and at random: scribble_test.cpp.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -320,7 +320,8 @@ void* map_region(std::size_t bytes) {
   return MAP_FAILED;
 }
 
-// Rank 0 has the group's memory before rank 1 comes, and damages it again and again while the group is made. Where that came too late it tries anew.
+// Rank 0 has the group's memory before rank 1 comes, and damages it again and again while the group is made.
+// If that came too late it tries anew.
 template <class Change>
 void check_creation(const Change& change, const char* single_copy, const std::string& text) {
   const auto attempt = [&](Rank& r, int number) {

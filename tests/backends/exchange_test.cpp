@@ -1,6 +1,6 @@
-// Neighbourhood exchanges over every backend: random plans against one element after the other, sums in their order, exchanges in
-// flight side by side, plans that end while they fly, ranks that mean different things or do not come, and what is refused. Under
-// mpirun over the MPI that WEFT_TEST_BACKEND names.
+// Neighbourhood exchanges over every backend: random plans against one element after the other, sums in their
+// order, exchanges in flight side by side, plans that end while they fly, ranks that mean different things or
+// do not come, and what is refused. Under mpirun over the MPI that WEFT_TEST_BACKEND names.
 #include "weft/group/persistent_exchange.hpp"
 
 #include <gmock/gmock.h>
@@ -108,7 +108,8 @@ struct Job {
     for (ExchangePlan& plan : plans) std::shuffle(plan.receives.begin(), plan.receives.end(), random);
   }
 
-  // A box of these counts with gaps, some dimensions backwards, in a span of elements that begins where `begin` says.
+  // A box of these counts with gaps, some dimensions backwards, in a span of elements that begins where
+  // `begin` says.
   template <class Begin, class Below>
   static ExchangeBox place(const Shape& counts, int field, const Begin& begin, const Below& below) {
     ExchangeBox b{field, 0, counts, {}};
@@ -397,10 +398,9 @@ TEST_P(Exchanges, ANeighbourThatDoesNotComeIsNamed) {
         EXPECT_TRUE(e.code() == ErrorCode::timeout || e.code() == ErrorCode::peer_lost) << e.what();
         EXPECT_THAT(std::string(e.what()), HasSubstr("rank 2"));
         if (e.code() == ErrorCode::timeout && r.rank == 0) {
-          EXPECT_THAT(
-              std::string(e.what()),
-              testing::AllOf(HasSubstr("exchange: not finished within 0.5 s: rank "),
-                             HasSubstr(" has not sent its part"), HasSubstr("waits in an exchange")));
+          EXPECT_THAT(std::string(e.what()),
+                      testing::AllOf(HasSubstr("exchange: not finished within 0.5 s: rank "),
+                                     HasSubstr(" has not sent its part"), HasSubstr("waits in an exchange")));
         }
       },
       5s);

@@ -314,7 +314,8 @@ TEST_P(Gloo, ARankThatLeavesIsNamed) {
       gloo());
 }
 
-// Its connections are closed by the time at which the others call: each of them finds that before it could wait for anybody.
+// Its connections are closed by the time at which the others call: each of them finds that before it could
+// wait for anybody.
 TEST_P(Gloo, ARankThatHasLeftIsNamedOverClosedConnections) {
   for (const bool check : {true, false})
     for (const Op op : {Op::gather, Op::broadcast, Op::all_reduce}) {
@@ -377,7 +378,7 @@ TEST_P(Gloo, RanksThatLeaveInACircleDoNotWaitForOneAnother) {
       gloo());
 }
 
-// Where this process listens: "0100007F:1F90" as the kernel writes 127.0.0.1:8080.
+// If this process listens: "0100007F:1F90" as the kernel writes 127.0.0.1:8080.
 std::set<std::string> listening() {
   std::set<std::string> sockets;
   DIR* const folder = ::opendir("/proc/self/fd");
@@ -436,7 +437,8 @@ class Scanner {
   std::vector<int> connections_;
 };
 
-// A store in which a rank that gives its ports to the others waits first until an unauthenticated client has been there.
+// A store in which a rank that gives its ports to the others waits first until an unauthenticated client has
+// been there.
 class ScannedStore final : public ForwardingStore {
  public:
   ScannedStore(std::shared_ptr<Store> store, Scanner& scanner, int times)
@@ -687,8 +689,8 @@ TEST(GlooChain, TheRankAtItsEndIsNamed) {
   ranks.finish({2});
 }
 
-// All have come to a call that is composed of messages, and then one is stopped: whoever waits for another that waits, too,
-// names it.
+// All have come to a call that is composed of messages, and then one is stopped: whoever waits for another
+// that waits, too, names it.
 TEST(GlooChain, ARankThatIsStoppedInsideACollectiveIsNamed) {
   SKIP_WITHOUT_GLOO();
   RankProcesses ranks(

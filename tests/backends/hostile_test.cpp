@@ -400,7 +400,7 @@ TEST_P(HostileToOurs, LittleMemoryIsToldWithTheLimit) {
   expect_the_limit_named(job, "(ulimit -v is ");
 }
 
-// Where a peer's new memory cannot be mapped it is copied instead.
+// If a peer's new memory cannot be mapped it is copied instead.
 TEST_P(HostileToOurs, WithoutAnyMoreOfAnythingCallsGoOn) {
   Job job(GetParam(), 2, "no more of anything");
   expect_all_end_well(job);

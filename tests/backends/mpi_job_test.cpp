@@ -215,7 +215,7 @@ class Flood {
   // They meet by the store, so that nobody calls MPI meanwhile.
   void tell(const std::string& what) { r_.store->set(name_ + what, "1"); }
   void hear(const std::string& what) { r_.store->get(name_ + what, Deadline::after(20s)); }
-  // Where all is well it does not come.
+  // If all is well it does not come.
   void perhaps_hear(const std::string& what) {
     try {
       r_.store->get(name_ + what, Deadline::after(300ms));

@@ -242,7 +242,8 @@ TEST_F(Nccl, StreamsWaitOnAWork) {
   });
 }
 
-// Each start of a persistent call waits for what is on its stream by then; a stream that is captured by then is told.
+// Each start of a persistent call waits for what is on its stream by then; a stream that is captured by then
+// is told.
 TEST_F(Nccl, PersistentCallsWaitForTheirStreamEachTime) {
   std::atomic<int> open{0};
   run(2, [&](Rank& r, ProcessGroup& g) {

@@ -1,5 +1,6 @@
-// A rank with a fault scribbles on the memory that the ranks share. The others may get wrong sums or an Error, within the deadline. They do not
-// crash, and they do not hang. Which Error says what: damaged_words_test.cpp.
+// A rank with a fault scribbles on the memory that the ranks share. The others may get wrong sums or an
+// Error, within the deadline. They do not crash, and they do not hang. Which Error says what:
+// damaged_words_test.cpp.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -126,7 +127,7 @@ class Scribble : public testing::Test {
 
 TEST_F(Scribble, OnTheMemoryOfAGroup) { run(1, {"region"}, 4s); }
 
-// Where a process is taken for dead, that is for all later groups.
+// If a process is taken for dead, that is for all later groups.
 TEST_F(Scribble, OnAllMemoryThatProcessesShare) { run(5001, {"region", "segment", "process"}, 1s); }
 
 }  // namespace

@@ -131,8 +131,8 @@ TEST_F(SingleCopies, AllOperationsInterleaved) {
   }
 }
 
-// Where nothing forces it, it is used where it pays, and there alone. The hook of a copy in peers' memory is not called by
-// staging.
+// If nothing forces it, it is used where it pays, and there alone. The hook of a copy in peers' memory is
+// not called by staging.
 TEST_F(SingleCopies, AreTakenWhereTheyPay) {
   for (const char* setting : {"push", "pull", "off"}) {
     const Setting chosen(setting);
@@ -182,7 +182,8 @@ TEST_F(SingleCopies, TheSettingIsOneOfTwo) {
   EXPECT_THAT(e.what(), HasSubstr("WEFT_SINGLE_COPY is \"both\"; expected auto, off, pull or push"));
 }
 
-// Of "auto" the ranks of a host that set nothing and those that say it are alike; it is off where staging is faster.
+// Of "auto" the ranks of a host that set nothing and those that say it are alike; it is off where staging is
+// faster.
 TEST_F(SingleCopies, AutoIsOffWhereStagingIsFaster) {
   for (const char* setting : {"auto", ""}) {
     const Setting automatic(setting);
@@ -409,7 +410,7 @@ TEST_F(SingleCopies, MemoryThatTheKernelDoesNotCopyIsStaged) {
   }
 }
 
-// Its row of the promises: true where all have left, false while a stopped rank may still write, which only
+// Its row of the promises: true if all have left, false while a stopped rank may still write, which only
 // its end or its return changes. Memory that is shared is still moved out of the way.
 TEST_F(SingleCopies, AStoppedRankHoldsUpQuiesce) {
   EXPECT_FALSE(shm_single_copy_traits().guarantees.quiesces);

@@ -21,8 +21,8 @@ using testing::HasSubstr;
 constexpr std::size_t kBytes = 1 << 20;
 
 // Rank 1 sends what does not come; rank 0 receives it on a thread of its own, and does `meanwhile` once that
-// one is stuck. `after`: when it has come. With Progress::thread it is the helper thread that is stuck, with a Work that
-// is dropped.
+// one is stuck. `after`: when it has come. With Progress::thread it is the helper thread that is stuck, with
+// a Work that is dropped.
 void stuck(const std::function<void(Rank&, ProcessGroup&)>& meanwhile,
            const std::function<void(Rank&, ProcessGroup&, const std::string& said)>& after,
            Progress progress = Progress::caller) {
@@ -127,8 +127,8 @@ TEST_F(StuckCopy, DoesNotHoldUpADestructor) {
       });
 }
 
-// The helper thread has nobody to give the group to: it stays, and the Context, which ends with the rank, does not
-// count it.
+// The helper thread has nobody to give the group to: it stays, and the Context, which ends with the rank,
+// does not count it.
 TEST_F(StuckCopy, OfTheHelperThreadDoesNotHoldUpAContext) {
   stuck(
       [](Rank&, ProcessGroup& group) {

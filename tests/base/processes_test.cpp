@@ -53,7 +53,8 @@ TEST(Processes, AreKilledAfterTheTimeLimit) {
   EXPECT_LT(Clock::now() - start, 30s);
 }
 
-// An allocator that is not ready for fork leaves the child its locks as they are, which other threads may hold.
+// An allocator that is not ready for fork leaves the child its locks as they are, which other threads may
+// hold.
 TEST(Processes, AChildAllocatesThoughThreadsHaveJustBegun) {
   const auto allocate = [](int rounds) {
     for (int i = 0; i < rounds; ++i)

@@ -1,5 +1,5 @@
-/* What the test of bad arguments (made by tools/c_api.py) gives where an argument is good, so that another one of the same call is the
- * only one that is wrong. A new type of argument gets a line here:
+/* What the test of bad arguments (made by tools/c_api.py) gives where an argument is good, so that another
+ * one of the same call is the only one that is wrong. A new type of argument gets a line here:
  *   good_<type>              of handles and structs: a pointer
  *   good_<name>              of every argument of that name
  *   good_<function>_<name>   of one argument

@@ -117,7 +117,7 @@ static void test_keep(void) {
   remove_folder();
 }
 
-/* Where a save is, as it goes on. */
+/* If a save is, as it goes on. */
 static void note_stage(void* data, const char* stage) {
   strcat(data, stage);
   strcat(data, " ");
@@ -531,7 +531,7 @@ static void save_in_background(rank_args* a) {
   OK(weft_checkpoint_load(folder, t.mesh, t.tensors, 2, NULL, NULL, NULL, &error));
   OK(weft_checkpoint_saver_save(saver, folder, 4, t.tensors, 2, NULL, 0, NULL, NULL, &error));
   weft_checkpoint_saver_destroy(saver);
-  /* Where nothing can be written the next call says so. */
+  /* If nothing can be written the next call says so. */
   saver = NULL;
   OK(weft_checkpoint_saver_create(t.mesh, true, &saver, &error));
   OK(weft_checkpoint_saver_save(saver, "/dev/null/x", 5, t.tensors, 2, NULL, 0, NULL, NULL, &error));

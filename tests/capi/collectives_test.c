@@ -650,7 +650,7 @@ static void test_refused(void) {
   OK(weft_context_create(NULL, &c, &error));
   OK(weft_group_create(c, NULL, 0, 1, NULL, &g, &error));
 
-  /* NULL where this rank is the root, and where the rank is none. */
+  /* NULL if this rank is the root, and where the rank is none. */
   CHECK_ERROR(weft_reduce(g, &in, NULL, 0, NULL, NULL, &error), bad, "weft_reduce: out is NULL");
   CHECK_ERROR(weft_gather(g, &in, NULL, 0, NULL, NULL, &error), bad, "weft_gather: out is NULL");
   CHECK_ERROR(weft_broadcast(g, NULL, &out, 0, NULL, NULL, &error), bad, "weft_broadcast: in is NULL");

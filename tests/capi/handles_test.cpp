@@ -58,7 +58,8 @@ TEST(Handles, ThatAreLentAreLeftAlone) {
   EXPECT_TRUE(is_alive(&apple, Apple::kKind));
 }
 
-// More than the first array holds, and most of the second one: each is found, also when its neighbours are gone.
+// More than the first array holds, and most of the second one: each is found, also when its neighbours are
+// gone.
 TEST(Handles, MayBeMany) {
   constexpr std::size_t kMany = 30000;
   std::vector<std::unique_ptr<Apple>> apples(kMany);

@@ -1,6 +1,7 @@
-// Objects of C++ that are destroyed in another order than the reverse of their making: each one last, and each pair the
-// other way round, with work in flight. What the headers allow ends well; a Context that ends before what was made
-// with it ends the process, and says what outlived it. Each order runs in a forked child, whose two threads are the ranks.
+// Objects of C++ that are destroyed in another order than the reverse of their making: each one last, and
+// each pair the other way round, with work in flight. What the headers allow ends well; a Context that ends
+// before what was made with it ends the process, and says what outlived it. Each order runs in a forked
+// child, whose two threads are the ranks.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -151,8 +152,8 @@ struct Ended {
   std::string said;
 };
 
-// A child in which both ranks destroy their objects in this order; none: in the reverse of their making. `kinds`: a file for their
-// names.
+// A child in which both ranks destroy their objects in this order; none: in the reverse of their making.
+// `kinds`: a file for their names.
 class Run {
  public:
   explicit Run(const Order& order, const std::string& kinds = {})
@@ -188,7 +189,8 @@ class Run {
   ChildProcess child_;
 };
 
-// One of each, without what destroys it: made in a child, too, so that no thread or Context is here when others are forked.
+// One of each, without what destroys it: made in a child, too, so that no thread or Context is here when
+// others are forked.
 std::vector<Made> kinds() {
   const TemporaryFolder folder;
   const std::string file = folder / "kinds";

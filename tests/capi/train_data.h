@@ -35,8 +35,8 @@ static inline void train_batch(int step, int first, int rows, int64_t* tokens, i
     }
 }
 
-/* The losses of that run by the parts of the C++ API, on dp x tp ranks that are threads. `split`: with sequence parallel and a
- * split vocabulary. */
+/* The losses of that run by the parts of the C++ API, on dp x tp ranks that are threads. `split`: with
+ * sequence parallel and a split vocabulary. */
 void train_in_cpp(int dp, int tp, bool split, double losses[TRAIN_STEPS]);
 
 #ifdef __cplusplus

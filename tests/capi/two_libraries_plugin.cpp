@@ -1,4 +1,5 @@
-// A plug-in that uses public headers alone, for two_versions_test. It is asked for its traits, and makes no group.
+// A plug-in that uses public headers alone, for two_versions_test. It is asked for its traits, and makes no
+// group.
 #include "weft/backends/plugin.hpp"
 
 WEFT_BACKEND_PLUGIN {

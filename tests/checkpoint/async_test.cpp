@@ -1,5 +1,5 @@
-// Saves in the background: what is written is what tensors held at the call, the program goes on meanwhile, and errors and kills are
-// those of a save that is waited for.
+// Saves in the background: what is written is what tensors held at the call, the program goes on meanwhile,
+// and errors and kills are those of a save that is waited for.
 #include "weft/checkpoint/async.hpp"
 
 #include <gmock/gmock.h>
@@ -209,8 +209,8 @@ TEST(AsyncCheckpoint, WrongArgumentsAreToldAtOnce) {
   });
 }
 
-// A wait that is interrupted takes neither the end of the save nor its error from the next one. Two threads may be in them at once:
-// Python leaves an interrupted call to a thread of its own.
+// A wait that is interrupted takes neither the end of the save nor its error from the next one. Two threads
+// may be in them at once: Python leaves an interrupted call to a thread of its own.
 TEST(AsyncCheckpoint, AnInterruptEndsTheWaitAndNotTheSave) {
   const test::TemporaryFolder folder;
   std::atomic<bool> may_write = false;
@@ -306,7 +306,8 @@ TEST(AsyncCheckpoint, AnErrorThatNobodyIsToldIsLogged) {
   EXPECT_THAT(lines[0], HasSubstr("the save of step 7 in the background: an exception of type int"));
 }
 
-// A child saves step 1, then its writer dies at a stage of saving step 2 while the program does something else.
+// A child saves step 1, then its writer dies at a stage of saving step 2 while the program does something
+// else.
 TEST(AsyncCheckpoint, AKillAtAnyStageLeavesAWholeCheckpoint) {
   for (const std::string stage : {"folder", "data", "file written", "file synced", "file named", "file",
                                   "index written", "index synced", "index named", "index", "renamed",

@@ -1,4 +1,5 @@
-// Tensors in anybody's memory, with no module: saved, loaded on the same and other meshes, and what is refused.
+// Tensors in anybody's memory, with no module: saved, loaded on the same and other meshes, and what is
+// refused.
 #include "weft/checkpoint/checkpoint.hpp"
 
 #include <gmock/gmock.h>

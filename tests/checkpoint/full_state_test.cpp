@@ -1,4 +1,5 @@
-// Tensors of a mesh, whole and one after the other: what visitors see, what ranks get, how much memory it takes, and errors.
+// Tensors of a mesh, whole and one after the other: what visitors see, what ranks get, how much memory it
+// takes, and errors.
 #include "weft/checkpoint/full_state.hpp"
 
 #include <gmock/gmock.h>
@@ -200,7 +201,8 @@ TEST(FullState, HasNoMoreThanOneTensorWholeInMemory) {
             });
           },
           options);
-      // A whole and a part of it on each rank that sees wholes; another rank has a copy of its part where it is not in one piece.
+      // A whole and a part of it on each rank that sees wholes; another rank has a copy of its part where it
+      // is not in one piece.
       const std::int64_t wholes = root == kEveryRank ? kRanks : 1;
       const std::int64_t limit = wholes * kWhole + kRanks * (kWhole / kRanks) + 64 * 1024;
       EXPECT_GE(gathered, wholes * kWhole);

@@ -58,7 +58,7 @@ std::string warnings_of(const std::function<void()>& action) {
   return ::testing::internal::GetCapturedStderr();
 }
 
-// Where the kernel removes nothing, everything is saved and named all the same.
+// If the kernel removes nothing, everything is saved and named all the same.
 TEST(LeftOvers, WhatCannotBeRemovedIsAWarning) {
   const test::TemporaryFolder folder;
   save(folder.path(), 1, 1);

@@ -1,4 +1,5 @@
-// The files of a checkpoint, read by the Python package `safetensors`: WEFT_TEST_PYTHON names an interpreter that has it.
+// The files of a checkpoint, read by the Python package `safetensors`: WEFT_TEST_PYTHON names an interpreter
+// that has it.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,5 @@
-// Checkpoints without a mesh: tensors whole, everything that is wrong with one, all of one in a file, and how many are kept.
+// Checkpoints without a mesh: tensors whole, everything that is wrong with one, all of one in a file, and how
+// many are kept.
 #include "weft/checkpoint/reader.hpp"
 
 #include <gmock/gmock.h>
@@ -26,7 +27,8 @@ using ::testing::UnorderedElementsAre;
 
 constexpr auto kBad = ErrorCode::bad_argument;
 
-// Two ranks save: a fused weight whose rows are cut in segments, one of more than a chunk, a scalar, an empty one.
+// Two ranks save: a fused weight whose rows are cut in segments, one of more than a chunk, a scalar, an empty
+// one.
 class SavedByTwo : public ::testing::Test {
  protected:
   static constexpr std::int64_t kLong = kHashedChunk / 4 + 1000;  // of f32, on each rank

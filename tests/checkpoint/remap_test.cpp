@@ -1,5 +1,5 @@
-// Names and shapes of older programs: what they are read as, and loads that find them. The numbers of golden files are in
-// tests/models/remap_test.cpp.
+// Names and shapes of older programs: what they are read as, and loads that find them. The numbers of golden
+// files are in tests/models/remap_test.cpp.
 #include "weft/checkpoint/remap.hpp"
 
 #include <gmock/gmock.h>

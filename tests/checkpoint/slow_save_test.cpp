@@ -1,4 +1,5 @@
-// Ranks that write slowly: a slow disk is no failure, a time-out ends one save alone, and what a late rank still writes to stays.
+// Ranks that write slowly: a slow disk is no failure, a time-out ends one save alone, and what a late rank
+// still writes to stays.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -36,8 +36,8 @@ void expect_whole(const std::filesystem::path& directory, std::initializer_list<
     EXPECT_NE(entry.path().extension(), ".unfinished") << entry.path();
 }
 
-// Stages at which the writer of the save in the background stands still until after a plain save has begun, long enough for that one
-// to be written if it did not wait.
+// Stages at which the writer of the save in the background stands still until after a plain save has begun,
+// long enough for that one to be written if it did not wait.
 TEST(TwoSaves, APlainSaveWaitsForTheOneInTheBackground) {
   for (const std::string stage : {"folder", "file", "renamed"}) {
     SCOPED_TRACE(stage);
@@ -68,7 +68,8 @@ TEST(TwoSaves, APlainSaveWaitsForTheOneInTheBackground) {
   }
 }
 
-// Of two in the background the one that was begun first is held; the other is begun under another name of the directory.
+// Of two in the background the one that was begun first is held; the other is begun under another name of the
+// directory.
 TEST(TwoSaves, ThoseInTheBackgroundKeepTheOrderOfTheCalls) {
   const test::TemporaryFolder folder;
   std::filesystem::create_directory(folder / "run");
@@ -151,7 +152,8 @@ TEST(TwoSaves, AnInterruptEndsTheWaitForTheTurn) {
   EXPECT_EQ(latest_checkpoint(folder.path())->step, 1);
 }
 
-// What a rank does alone is not a wait that an interrupt ends. But nobody may be left in the next call of a group that one rank has left.
+// What a rank does alone is not a wait that an interrupt ends. But nobody may be left in the next call of a
+// group that one rank has left.
 TEST(TwoSaves, AnInterruptWhileARankWritesIsToldAllRanks) {
   for (const std::string stage : {"data", "latest"}) {
     SCOPED_TRACE(stage);

@@ -29,7 +29,8 @@ MakeModule conv_of(const Conv2dConfig& c) {
   return [c] { return std::make_unique<Conv2d>(c); };
 }
 
-// Kernels 1 to 5, strides 1 to 4, dilations 1 to 3, paddings 0 to the kernel, each with every padding mode, on 2 to 4 ranks.
+// Kernels 1 to 5, strides 1 to 4, dilations 1 to 3, paddings 0 to the kernel, each with every padding mode,
+// on 2 to 4 ranks.
 void expect_every_conv(const Shape& x, int count) {
   on_each_space([&](Compute& compute, const DeviceMesh& mesh, const DeviceMesh& axes) {
     const std::int64_t side = std::min(x[2], x[3]);
@@ -104,8 +105,8 @@ TEST(DomainConv, ManyChannelsAndWideMaps) {
   });
 }
 
-// Products of more than 2^27 terms on one rank, and fewer on several; also with a k that is no multiple of what oneDNN takes at once, and a weight of more
-// than 65536 elements, whose gradient a matrix product makes.
+// Products of more than 2^27 terms on one rank, and fewer on several; also with a k that is no multiple of
+// what oneDNN takes at once, and a weight of more than 65536 elements, whose gradient a matrix product makes.
 TEST(DomainConv, LargeOnes) {
   on_each_space([](Compute& compute, const DeviceMesh& mesh, const DeviceMesh& axes) {
     const auto expect = [&](const Conv2dConfig& c, const Shape& x, DType dtype) {

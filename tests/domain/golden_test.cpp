@@ -1,4 +1,5 @@
-// Convolutions of maps that are cut in rows, against the reference data of another program: what each of 2, 3 and 4 ranks has.
+// Convolutions of maps that are cut in rows, against the reference data of another program: what each of 2, 3
+// and 4 ranks has.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>

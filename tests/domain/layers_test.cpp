@@ -1,4 +1,5 @@
-// Pooling, resizing, padding, norms, window attention and whole models on maps that are cut in space, against one rank.
+// Pooling, resizing, padding, norms, window attention and whole models on maps that are cut in space, against
+// one rank.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -78,7 +79,8 @@ TEST(DomainPixelShuffle, ChannelsBecomePixels) {
   expect_same_bits<PixelShuffle>(std::vector<std::int64_t>{1, 2, 3}, {{2, 36, 5, 4}, {1, 36, 4, 7}});
 }
 
-// Statistics are sums in f64 that ranks add in another order: after rounding to f32 the same, or the next number.
+// Statistics are sums in f64 that ranks add in another order: after rounding to f32 the same, or the next
+// number.
 constexpr double kLastBit = 2.4e-7;
 
 TEST(DomainGroupNorm, StatisticsOfAllRanks) {
@@ -298,8 +300,9 @@ TEST(DomainRules, AreNotInherited) {
   expect_derived_is_unknown<MaxPool2d>(Pool2dConfig{});
 }
 
-// A layer from outside that sees neighbours, and says which: y = scale · Σ (1 + i + 3 j) x of a 3 x 2 kernel, of every second row, with zeros above and below,
-// around the globe in columns. Its own code knows nothing of ranks.
+// A layer from outside that sees neighbours, and says which: y = scale · Σ (1 + i + 3 j) x of a 3 x 2 kernel,
+// of every second row, with zeros above and below, around the globe in columns. Its own code knows nothing of
+// ranks.
 class Stencil : public Module {
  public:
   explicit Stencil(std::int64_t padding) : Stencil(padding, {.kernel = 3, .stride = 2, .padding = padding}) {}
@@ -479,7 +482,8 @@ TEST(DomainRules, OfLayersFromOutside) {
             "bad_argument: unpad_shard_interp_adjoint: y is null; expected the layout of what was unpadded");
 }
 
-// Nobody can say of a plain map whether it is whole or a part; and backward goes the way of forward, whatever dy is.
+// Nobody can say of a plain map whether it is whole or a part; and backward goes the way of forward, whatever
+// dy is.
 TEST(DomainRules, MapsThatDoNotSayWhatTheyAreAreRefused) {
   const std::pair<const char*, MakeModule> layers[] = {
       {"conv",

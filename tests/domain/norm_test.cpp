@@ -1,4 +1,5 @@
-// Layer norms over maps that are cut in space, with a gain for each pixel that is cut as they are, against one rank.
+// Layer norms over maps that are cut in space, with a gain for each pixel that is cut as they are, against
+// one rank.
 #include <gtest/gtest.h>
 
 #include "domain/as_serial.hpp"
@@ -46,7 +47,8 @@ TEST(DomainLayerNorm, OfValuesFarFromZero) {
     });
 }
 
-// The gain is cut as the maps: names and whole shapes are those of one rank, and so is what whoever asks for all of it gets.
+// The gain is cut as the maps: names and whole shapes are those of one rank, and so is what whoever asks for
+// all of it gets.
 TEST(DomainLayerNorm, TheGainIsCutAndKeepsItsNameAndValues) {
   test::run_ranks(test::Ranks::threads, 4, [](Rank& rank) {
     Compute compute(rank.context, 1);

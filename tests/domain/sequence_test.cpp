@@ -1,4 +1,5 @@
-// Attention over a sequence that is cut over ranks, causal and full, against one rank; also with heads that are cut on another axis.
+// Attention over a sequence that is cut over ranks, causal and full, against one rank; also with heads that
+// are cut on another axis.
 #include <gtest/gtest.h>
 
 #include "domain/as_serial.hpp"
@@ -39,7 +40,8 @@ void expect_same_bits(const char* what, const Tensor& got, const Tensor& whole) 
   EXPECT_TRUE(test::same_bits(got, want)) << what << " differs by " << difference(got, want);
 }
 
-// Even and uneven parts, one position on each rank, ranks without any, and sequences of several pieces; none is a multiple of a block of keys.
+// Even and uneven parts, one position on each rank, ranks without any, and sequences of several pieces; none
+// is a multiple of a block of keys.
 void expect_causal(DType dtype) {
   for (const int n : {1, 2, 3, 4})
     test::run_ranks(test::Ranks::threads, n, [&](Rank& rank) {
@@ -148,7 +150,8 @@ TEST(DomainSequence, FullAttentionHasTheBitsOfOneRank) {
     });
 }
 
-// A mask (samples, rows, keys) that hides each third key, all keys of the first piece from some queries, and every key from query 4 of the last sample.
+// A mask (samples, rows, keys) that hides each third key, all keys of the first piece from some queries, and
+// every key from query 4 of the last sample.
 Tensor mask_of(Context& context, std::int64_t samples, std::int64_t rows, std::int64_t keys) {
   const Tensor mask = random_map(context, {samples, rows, keys}, "mask");
   for (std::int64_t b = 0; b < samples; ++b)

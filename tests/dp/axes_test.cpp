@@ -1,5 +1,6 @@
-// Gradients over lists of axes, and over axes of any name: HSDP's replicate axis, data times domain, stages of a pipeline. What is done
-// to a gradient follows from its placement on the axis alone. Sizes are primes: shards are uneven.
+// Gradients over lists of axes, and over axes of any name: HSDP's replicate axis, data times domain, stages
+// of a pipeline. What is done to a gradient follows from its placement on the axis alone. Sizes are primes:
+// shards are uneven.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -19,7 +20,8 @@ using test::Rank;
 using test::Ranks;
 using test::Vectors;
 
-// The gradients of this rank after the reduction over the first of two axes, their layouts, norm and clipped values: one text for all of it.
+// The gradients of this rank after the reduction over the first of two axes, their layouts, norm and clipped
+// values: one text for all of it.
 using Report = std::map<std::string, std::vector<float>>;
 
 Report reduced(Rank& rank, const std::array<std::string, 2>& names) {
@@ -109,7 +111,8 @@ TEST(Axes, ShardsAreReducedOverTheReplicateAxis) {
   });
 }
 
-// Data times domain: one collective over both axes for what is Partial on both, in whichever order the axes are listed.
+// Data times domain: one collective over both axes for what is Partial on both, in whichever order the axes
+// are listed.
 TEST(Axes, DataTimesDomain) {
   test::run_ranks(Ranks::threads, 8, [](Rank& rank) {
     const DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 2}, {"domain", 2}});

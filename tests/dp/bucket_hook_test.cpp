@@ -1,5 +1,5 @@
-// What takes the place of a bucket's all-reduce: bf16, a compression and a reduction of the program's own; and what ranks hear
-// of a hook, or of a reducer, that failed on one of them.
+// What takes the place of a bucket's all-reduce: bf16, a compression and a reduction of the program's own;
+// and what ranks hear of a hook, or of a reducer, that failed on one of them.
 #include "weft/dp/bucket_hook.hpp"
 
 #include <gmock/gmock.h>
@@ -121,8 +121,8 @@ TEST(BucketHook, Bf16OfTwoReducersIsAnError) {
   });
 }
 
-// Signs alone, as one byte each, with what was lost kept for the next step (J. Bernstein et al., "signSGD", 2018): compress, an
-// all-gather, decompress.
+// Signs alone, as one byte each, with what was lost kept for the next step (J. Bernstein et al., "signSGD",
+// 2018): compress, an all-gather, decompress.
 TEST(BucketHook, ACompressionOfTheProgramsOwn) {
   test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp", 3}});

@@ -90,8 +90,9 @@ TEST(BucketReducer, TakesMemoryOfTheCaller) {
   });
 }
 
-// As a host framework's hooks call ready() in every micro-batch: only the last one reduces. "early" gets a gradient
-// in the first one alone, and lies in the caller's memory, as "large" does, which is reduced where it lies.
+// As a host framework's hooks call ready() in every micro-batch: only the last one reduces. "early" gets a
+// gradient in the first one alone, and lies in the caller's memory, as "large" does, which is reduced where
+// it lies.
 TEST(BucketReducer, AccumulatesInsideNoSync) {
   for (const int ranks : {1, 2})
     test::run_ranks(Ranks::threads, ranks, [](Rank& rank) {
@@ -255,8 +256,8 @@ TEST(BucketReducer, WrongArgumentsAreNamed) {
   });
 }
 
-// Their collectives come in another order on each rank: a group that both use would add the one's gradients to the
-// other's.
+// Their collectives come in another order on each rank: a group that both use would add the one's gradients
+// to the other's.
 TEST(BucketReducer, SeveralOverTheSameAxesMayBeReadyInDifferentOrders) {
   test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp", 3}});

@@ -1,4 +1,5 @@
-// Norms and clipping against the reference cases: distributed ones against their f64 values; f32 against what torch computes; f64.
+// Norms and clipping against the reference cases: distributed ones against their f64 values; f32 against what
+// torch computes; f64.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -127,8 +128,8 @@ std::int64_t ulps(float a, float b) {
   return std::abs(place(a) - place(b));
 }
 
-// The whole gradients of a set, f32 or f64, on one rank: what torch clips where nothing is distributed. A gradient without a placement
-// is one of them.
+// The whole gradients of a set, f32 or f64, on one rank: what torch clips where nothing is distributed. A
+// gradient without a placement is one of them.
 template <class T>
 struct Wholes {
   Wholes(test::Golden& golden, const std::string& set) {
@@ -144,7 +145,8 @@ struct Wholes {
   std::vector<Gradient> all;
 };
 
-// What torch.nn.utils.clip_grad_norm_ computes in f32: norms of the tensors, their norm, max_norm / (norm + 1e-6), at most 1.
+// What torch.nn.utils.clip_grad_norm_ computes in f32: norms of the tensors, their norm, max_norm / (norm +
+// 1e-6), at most 1.
 TEST(ClipGolden, F32IsWithinFourUlpsOfTorchs) {
   const auto files = test::golden_files("clip_cases");
   if (files.empty()) GTEST_SKIP() << "no clip_cases*.safetensors in " << test::golden_dir();

@@ -1,5 +1,5 @@
-// Gradients on devices: ranks with a late device each, whose memory the host cannot touch and whose streams run as late as
-// they can, reduce, compare, sum up and clip to the bits of the same ranks on the CPU.
+// Gradients on devices: ranks with a late device each, whose memory the host cannot touch and whose streams
+// run as late as they can, reduce, compare, sum up and clip to the bits of the same ranks on the CPU.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -95,8 +95,8 @@ double number(const Side& side, std::size_t gradient, int step, int i) {
   return static_cast<double>((side.rank.rank + 1) * (7 * i % 11 + 1)) + static_cast<double>(gradient) + step;
 }
 
-// Three steps of a reducer of many dtypes: slots, bound memory that is copied and that is reduced in place, and passes
-// that accumulate.
+// Three steps of a reducer of many dtypes: slots, bound memory that is copied and that is reduced in place,
+// and passes that accumulate.
 Bits reduce(const Side& side, const DeviceMesh& axes, Unused unused, bool as_bf16 = false) {
   std::vector<BucketEntry> entries;
   for (const DType t : kDTypes)
@@ -304,7 +304,8 @@ TEST(GradientsOnDevices, NormsThatAreNotFinite) {
   });
 }
 
-// What comes after a function on the stream waits for it, and what came before is waited for: nothing else runs.
+// What comes after a function on the stream waits for it, and what came before is waited for: nothing else
+// runs.
 TEST(GradientsOnDevices, TheHostWaitsForNumbersAlone) {
   Context context;
   auto made = std::make_unique<LateDevice>(0);

@@ -61,8 +61,9 @@ TEST(GradNorm, IsTheSameOnEveryFactorisationOfTheRanks) {
   }
 }
 
-// Every factorisation of 8 ranks, with the axes that a program has, in any order: a norm goes by placements, not by names. Weights are cut
-// over tp, over dp_shard, over both, or over neither; sizes are primes, so that shards are uneven and some empty.
+// Every factorisation of 8 ranks, with the axes that a program has, in any order: a norm goes by placements,
+// not by names. Weights are cut over tp, over dp_shard, over both, or over neither; sizes are primes, so that
+// shards are uneven and some empty.
 TEST(GradNorm, IsTheSameOnEveryFactorisationOfEightRanks) {
   constexpr std::int64_t kSizes[] = {2, 3, 7, 31, 257};
   double reference[3] = {};
@@ -194,7 +195,8 @@ TEST(GradNorm, OtherDtypes) {
   EXPECT_EQ(grad_norm(g), 1e200) << "its square is no double";
 }
 
-// A norm without clipping, no gradients at all, and a limit that is a tensor of one element: of any floating dtype.
+// A norm without clipping, no gradients at all, and a limit that is a tensor of one element: of any floating
+// dtype.
 TEST(GradNorm, LimitsOfEveryKind) {
   std::vector<float> values = {3, 4};
   const Gradient g[] = {{"w", view(values)}};
@@ -402,7 +404,8 @@ TEST(GradNorm, ManyCohorts) {
   });
 }
 
-// Ranks are named as their group numbers them: of two meshes of one group together, of two groups by its name.
+// Ranks are named as their group numbers them: of two meshes of one group together, of two groups by its
+// name.
 TEST(GradNorm, NotFiniteOnRanksOfSeveralMeshes) {
   test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 2}}), line(rank.group(), {{"x", 4}});

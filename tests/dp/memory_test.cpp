@@ -1,4 +1,5 @@
-// A step on gradients allocates no large block once it has run, and its numbers do not depend on the number of threads.
+// A step on gradients allocates no large block once it has run, and its numbers do not depend on the number
+// of threads.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 

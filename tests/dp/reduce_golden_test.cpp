@@ -1,4 +1,5 @@
-// Gradients of other projects' parallel layers, as their ranks had them, against those of the whole layer: in f64, to the last digits.
+// Gradients of other projects' parallel layers, as their ranks had them, against those of the whole layer: in
+// f64, to the last digits.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -39,8 +40,8 @@ class Doubles {
   std::vector<Gradient> list_;
 };
 
-// Each rank has the gradient of its own heads: position biases are Partial on tp, projections cut, norms the same. Data ranks have a
-// quarter and three quarters of all.
+// Each rank has the gradient of its own heads: position biases are Partial on tp, projections cut, norms the
+// same. Data ranks have a quarter and three quarters of all.
 TEST(ReduceGolden, TensorParallelStageOfMilesCredit) {
   const auto files = test::golden_files("tp_plan_credit");
   if (files.empty()) GTEST_SKIP() << "no tp_plan_credit*.safetensors in " << test::golden_dir();
@@ -82,7 +83,8 @@ TEST(ReduceGolden, TensorParallelStageOfMilesCredit) {
     });
 }
 
-// A convolution of a map that is cut into rows: the shards' gradients are to be summed; the project takes their mean.
+// A convolution of a map that is cut into rows: the shards' gradients are to be summed; the project takes
+// their mean.
 TEST(ReduceGolden, ConvolutionsOfCutMaps) {
   const auto files = test::golden_files("halo_conv_");
   if (files.empty()) GTEST_SKIP() << "no halo_conv_*.safetensors in " << test::golden_dir();

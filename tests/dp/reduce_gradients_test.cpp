@@ -31,11 +31,12 @@ std::string told(const Rank& rank) {
   return "tp rank 1 (rank " + std::to_string(rank.rank + 1) + " of \"world\") failed: reduce_gradients: ";
 }
 
-// Every mixture of placements on the axes of a mesh, as f32 and f64, and what becomes of each by plain loops in f64. Numbers
-// are whole and small: all sums and averages are exact.
+// Every mixture of placements on the axes of a mesh, as f32 and f64, and what becomes of each by plain loops
+// in f64. Numbers are whole and small: all sums and averages are exact.
 class Mixture {
  public:
-  // `data`: how many axes, the first ones, have ranks that saw different data. Without averages where they are not exact.
+  // `data`: how many axes, the first ones, have ranks that saw different data. Without averages where they
+  // are not exact.
   Mixture(const DeviceMesh& mesh, int data, bool averages = true)
       : mesh_(mesh), axes_(mesh.shape().axis_count()), averages_(averages) {
     Placements placements(static_cast<std::size_t>(axes_));
@@ -312,7 +313,7 @@ TEST(ReduceGradients, WrongDataAxesAreNamed) {
   });
 }
 
-// Where one rank takes an axis for data, and another does not, the first would throw and the other wait.
+// If one rank takes an axis for data, and another does not, the first would throw and the other wait.
 TEST(ReduceGradients, OtherOptionsOnOneRankAreNamed) {
   test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
     const DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 2}});

@@ -357,7 +357,7 @@ TEST(ReplicatedViews, TheToleranceFitsTheDtype) {
     EXPECT_TRUE(passes(1.0, 1.0 + 0x1p-43));
     EXPECT_FALSE(passes(1.0, 1.0 + 1e-5));
     EXPECT_FALSE(passes(1.0, 1.0 + 0x1p-39));
-    // Where all elements are below the smallest normal number a unit is a large part of each.
+    // If all elements are below the smallest normal number a unit is a large part of each.
     EXPECT_TRUE(passes(f16(0x1p-20f), f16(0x1p-20f + 0x1p-24f)));
     EXPECT_TRUE(passes(f16(0.0f), f16(0x1p-24f)));
     EXPECT_FALSE(passes(f16(0x1p-20f), f16(0x1p-16f)));

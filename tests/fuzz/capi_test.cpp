@@ -1,4 +1,5 @@
-// Random calls of weft.h without libFuzzer: one of each function, those that found faults, and random ones, the same on every run.
+// Random calls of weft.h without libFuzzer: one of each function, those that found faults, and random ones,
+// the same on every run.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>

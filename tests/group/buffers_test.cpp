@@ -1,4 +1,5 @@
-// Calls as a program writes them: on vectors, arrays, variables, text and structs, in place with one argument.
+// Calls as a program writes them: on vectors, arrays, variables, text and structs, in place with one
+// argument.
 #include <gtest/gtest.h>
 
 #include <array>

@@ -217,7 +217,8 @@ TEST_P(OnRanks, AnAbsentRankIsNamedInEveryOperation) {
   }
 }
 
-// When several calls are in flight, the first is the one that is late; the others wait behind it, in whatever slots.
+// When several calls are in flight, the first is the one that is late; the others wait behind it, in whatever
+// slots.
 TEST_P(OnRanks, TheFirstOfSeveralCallsIsNamed) {
   run_ranks(GetParam(), 2, [](Rank& r) {
     const Tensor t = filled(r, 4096, Memory::local);

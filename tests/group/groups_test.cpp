@@ -237,7 +237,8 @@ TEST(GroupsOfDevices, SplitByTheStore) {
   EXPECT_THAT(e.ranks(), ElementsAre(1));
 }
 
-// A program's stores know nothing of each other, so the first "world" of each is the same to its ranks; one process may be in both.
+// A program's stores know nothing of each other, so the first "world" of each is the same to its ranks; one
+// process may be in both.
 TEST(GroupsOfStores, OneNameInTwoStoresOfOneContext) {
   Context context;
   std::vector<std::thread> threads;

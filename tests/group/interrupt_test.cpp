@@ -1,5 +1,5 @@
-// A rank that is interrupted while it waits for others: it goes on at once, leaves nothing behind and may try again; the
-// others hear who it was.
+// A rank that is interrupted while it waits for others: it goes on at once, leaves nothing behind and may try
+// again; the others hear who it was.
 #include "weft/base/interrupt.hpp"
 
 #include <gmock/gmock.h>
@@ -193,7 +193,8 @@ TEST_P(InterruptedGroup, ACallInFlightFailsForAll) {
   }
 }
 
-// With a limit wait_for() ends, and the call goes on. So does a wait that begins after the interrupt was noticed.
+// With a limit wait_for() ends, and the call goes on. So does a wait that begins after the interrupt was
+// noticed.
 TEST_P(InterruptedGroup, AWaitWithALimitLeavesTheCallInFlight) {
   std::thread other([&] {
     ProcessGroup all = create(1);

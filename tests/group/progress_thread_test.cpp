@@ -50,8 +50,8 @@ int helper_threads() {
   return count;
 }
 
-/// The same once it is what is expected, within the time that the system takes to forget a thread: one that was joined is
-/// still in /proc for a moment.
+/// The same once it is what is expected, within the time that the system takes to forget a thread: one that
+/// was joined is still in /proc for a moment.
 int helper_threads_at_last(int expected) {
   const Deadline deadline = soon();
   while (helper_threads() != expected && !deadline.passed()) std::this_thread::sleep_for(milliseconds(1));

@@ -36,7 +36,7 @@ void* counted(std::size_t bytes, std::size_t alignment = alignof(std::max_align_
 
 }  // namespace
 
-// The library's, too: it takes these from the program. Where the compiler inlines only one of a pair, it
+// The library's, too: it takes these from the program. If the compiler inlines only one of a pair, it
 // takes them for a mismatch.
 #pragma GCC diagnostic ignored "-Wmismatched-new-delete"
 void* operator new(std::size_t bytes) { return counted(bytes); }

@@ -186,7 +186,7 @@ TEST_P(Shrink, DownToOne) {
       options());
 }
 
-// Where one rank cannot make the group, the others do without it.
+// If one rank cannot make the group, the others do without it.
 TEST(ShrinkOnThreads, ARankThatCannotIsLeftOut) {
   run_ranks(Ranks::threads, 3, [](Rank& r) {
     int made = 0;

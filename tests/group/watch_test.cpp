@@ -358,7 +358,8 @@ TEST_P(Suspended, TimeInWhichNobodyRanDoesNotCount) {
     for (const char* rank : {"/0", "/1", "/2"}) ranks.store().get(name + rank, Deadline::after(30s));
     for (int r = 0; r < 3; ++r) ranks[r].stop();
     std::this_thread::sleep_for(1500ms);
-    // Ranks do not come all at once: the first one waits for the others, not only for what was left of its deadline.
+    // Ranks do not come all at once: the first one waits for the others, not only for what was left of its
+    // deadline.
     ranks[0].resume();
     ranks[1].resume();
     std::this_thread::sleep_for(150ms);

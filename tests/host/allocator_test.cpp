@@ -1,5 +1,5 @@
-// Local memory from an allocator of the program's: what comes from it and what does not, what becomes of its failures,
-// and that all of it goes back.
+// Local memory from an allocator of the program's: what comes from it and what does not, what becomes of its
+// failures, and that all of it goes back.
 #include "weft/host/allocator.hpp"
 
 #include <gtest/gtest.h>

@@ -517,7 +517,7 @@ TEST(ArenaLimits, AFileSizeLimitDoesNotKill) {
   EXPECT_TRUE(result.ok()) << test::to_string(result);
 }
 
-// Where no memory can be made that others map (a file-size limit of 0 stands for a refused memfd_create),
+// If no memory can be made that others map (a file-size limit of 0 stands for a refused memfd_create),
 // threads of one process go on as before.
 TEST(ArenaLimits, WithoutMemfdThreadsGoOn) {
   const auto result = test::run_in_child([] {

@@ -157,7 +157,7 @@ TEST(SharedQuota, LimitsTheCoresThatCount) {
   EXPECT_LE(CpuShare::usable().count(), CoreSet::usable().count());
 }
 
-// Where this program may make a cgroup, in a hierarchy that is mounted and has the controller already.
+// If this program may make a cgroup, in a hierarchy that is mounted and has the controller already.
 TEST(RealCgroup, QuotaIsFound) {
   struct Hierarchy {
     std::string at, quota_file, quota;

@@ -1,4 +1,5 @@
-// Memory, copies and streams through the interface of devices: on the CPU, and on the late device of the tests.
+// Memory, copies and streams through the interface of devices: on the CPU, and on the late device of the
+// tests.
 #include "weft/host/device_runtime.hpp"
 
 #include <gtest/gtest.h>
@@ -87,7 +88,8 @@ TEST_F(Devices, TensorsGoThereAndBack) {
   EXPECT_EQ(values(to_device(context, there, Device{})), before);
 }
 
-// Between the two, and on each: rows with gaps, columns, what is turned around or backwards, and a row many times.
+// Between the two, and on each: rows with gaps, columns, what is turned around or backwards, and a row many
+// times.
 TEST_F(Devices, CopiesViewsOfAnyStrides) {
   for (const bool from_there : {false, true})
     for (const bool to_there : {false, true}) {

@@ -7,7 +7,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Yields from which the core came back soon, with what was waited for: a rank that is waited for shares the core.
+// Yields from which the core came back soon, with what was waited for: a rank that is waited for shares the
+// core.
 TEST(SpinLimit, SharesOfACoreSpinLess) {
   SpinLimit limit;
   EXPECT_EQ(limit.polls(), kSpins);

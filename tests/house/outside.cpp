@@ -1,4 +1,5 @@
-// A program outside of weft, linked to libweft.so and to libweft.a: the library's types are its own, too, where they are thrown and cast.
+// A program outside of weft, linked to libweft.so and to libweft.a: the library's types are its own, too,
+// where they are thrown and cast.
 #include <weft/backends/plugin.hpp>
 #include <weft/weft.hpp>
 

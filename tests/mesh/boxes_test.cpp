@@ -1,4 +1,5 @@
-// Boxes against one element after the other: what two share, what ranks hold, copies between strided memories.
+// Boxes against one element after the other: what two share, what ranks hold, copies between strided
+// memories.
 #include "mesh/boxes.hpp"
 
 #include <gtest/gtest.h>
@@ -124,7 +125,8 @@ TEST(WholeBox, IsAllOfIt) {
   EXPECT_EQ(zeros(Dims::kMaxDims).rank(), Dims::kMaxDims);
 }
 
-// A tensor of random bytes, in memory that may have gaps, and dimensions in any order, backwards, or of a step of 0.
+// A tensor of random bytes, in memory that may have gaps, and dimensions in any order, backwards, or of a
+// step of 0.
 struct Strided {
   Bytes memory;
   ConstTensorView view;
@@ -298,7 +300,8 @@ TEST(CopyElements, OfNoDimensionsIsOneElement) {
   EXPECT_EQ(out, (std::vector<double>{2.5, 7}));
 }
 
-// Which elements of the whole a rank's part has, in its order: against a list of indices for each dimension -----------------
+// Which elements of the whole a rank's part has, in its order: against a list of indices for each dimension
+// -----------------
 
 using Indices = std::vector<std::int64_t>;
 
@@ -309,7 +312,8 @@ std::pair<std::int64_t, std::int64_t> part_of(std::int64_t begin, std::int64_t e
   return {first, first + each + (part < more ? 1 : 0)};
 }
 
-// What a rank with these coordinates holds of dimension d: of each segment what all axes in the order of nesting leave.
+// What a rank with these coordinates holds of dimension d: of each segment what all axes in the order of
+// nesting leave.
 Indices indices_of(const Layout& layout, const std::vector<int>& sizes, const std::vector<int>& at, int d) {
   Indices segments = {layout.global[d]};
   if (!layout.segments.sizes.empty() && layout.segments.dim == d) segments = layout.segments.sizes;

@@ -75,8 +75,8 @@ TEST(MeshShape, ErrorsShowTheArithmetic) {
 
 TEST(DeviceMesh, SubMeshesHoldTheRanksOfTheirAxesInTheOrderAskedFor) {
   Context context;
-  const DeviceMesh mesh =
-      DeviceMesh::arithmetic(context, {{"dp", 2}, {"sp", 1}, {"tp", 3}}, 4);  // at (1, 0, 1)
+  // At (1, 0, 1).
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"dp", 2}, {"sp", 1}, {"tp", 3}}, 4);
   EXPECT_EQ(mesh.rank(), 4);
   EXPECT_EQ(mesh.coordinate("dp"), 1);
   EXPECT_EQ(mesh["tp"].ranks(), (RankList{3, 4, 5}));

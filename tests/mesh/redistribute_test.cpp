@@ -202,8 +202,8 @@ TEST(Redistribute, GatheringDataShardsMovesNothingOfTensorParallelPeers) {
     const Tensor gathered = redistribute(shard, mesh["dp_shard"], Replicate{});
     EXPECT_EQ(gathered.layout(), tp);
     EXPECT_TRUE(test::equal_elements<float>(gathered.as<float>(), local_part<float>(whole, tp).as<float>()));
-    // One call of the tensor-parallel shard's 32 x 8 elements, of which each of the three others on the axis gives
-    // 8 x 8: 3/4 of it moves.
+    // One call of the tensor-parallel shard's 32 x 8 elements, of which each of the three others on the axis
+    // gives 8 x 8: 3/4 of it moves.
     using Calls = std::vector<std::pair<std::string, std::int64_t>>;
     EXPECT_EQ(calls_of(mesh["dp_shard"].group()), (Calls{{"all_gather", 32 * 8}}));
     EXPECT_EQ(calls_of(mesh["tp"].group()), Calls{});

@@ -43,8 +43,8 @@ TEST(CheckReplicas, EveryDtypeIsComparedByItsBits) {
   });
 }
 
-// Ranks that hold the same part are compared along the axes on which it is replicated, and named as the axes number
-// them.
+// Ranks that hold the same part are compared along the axes on which it is replicated, and named as the axes
+// number them.
 TEST(CheckReplicas, PartsAreComparedWhereTheyAreReplicated) {
   test::run_ranks(Ranks::threads, 8, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp", 4}, {"tp", 2}});
@@ -70,7 +70,7 @@ TEST(CheckReplicas, PartsAreComparedWhereTheyAreReplicated) {
   });
 }
 
-// Where no value is held by more ranks than any other, nobody can say which is right.
+// If no value is held by more ranks than any other, nobody can say which is right.
 TEST(CheckReplicas, WithoutAMajorityAllAreNamed) {
   test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp", 4}});

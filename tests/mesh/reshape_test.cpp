@@ -1,4 +1,5 @@
-// The same elements in another shape: layouts, tensors and views. No communication: every rank of a mesh as it sees itself.
+// The same elements in another shape: layouts, tensors and views. No communication: every rank of a mesh as
+// it sees itself.
 #include "weft/mesh/reshape.hpp"
 
 #include <gtest/gtest.h>
@@ -99,8 +100,8 @@ TEST_F(Reshape, EachRankKeepsItsElements) {
   EXPECT_GT(carried, 0);
 }
 
-// Every shape of 24 elements to every other, cut in any way: a layout that comes out says where the elements are, and where none
-// comes out there is none that would.
+// Every shape of 24 elements to every other, cut in any way: a layout that comes out says where the elements
+// are, and where none comes out there is none that would.
 TEST_F(Reshape, EveryCutOfEveryShapeIsCarriedOrRefusedAsItMust) {
   const Shape shapes[] = {{24},    {4, 6},    {6, 4},    {8, 3},  {2, 12},
                           {12, 2}, {2, 3, 4}, {4, 3, 2}, {1, 24}, {2, 2, 2, 3}};

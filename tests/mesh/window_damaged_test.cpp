@@ -1,5 +1,6 @@
-// A rank with a fault writes nonsense to the words of the links, over which windows are exchanged: one word a case, and then at random. The others get an
-// Error that says which word it is, or wrong values. They do not crash, and they do not hang.
+// A rank with a fault writes nonsense to the words of the links, over which windows are exchanged: one word a
+// case, and then at random. The others get an Error that says which word it is, or wrong values. They do not
+// crash, and they do not hang.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -64,8 +65,8 @@ class WindowDamaged : public testing::Test {
     bool adjoint = false;
     const char* single_copy = "off";
   };
-  // Rank 1 begins the second exchange, then damages its slot (number 1) to rank 0. Rank 0 then takes its part, and fails with such a text; none: it does not
-  // fail.
+  // Rank 1 begins the second exchange, then damages its slot (number 1) to rank 0. Rank 0 then takes its
+  // part, and fails with such a text; none: it does not fail.
   static void check(const Case& c, const std::function<void(Link*, Slot&)>& damages, const std::string& text,
                     ErrorCode code = ErrorCode::corrupt) {
     const auto body = [&](Rank& r) {

@@ -1,5 +1,6 @@
-// Windows over links where something goes wrong: transfers that are dropped or late while the neighbour reads, ranks that wait for something else
-// first, and fields that differ. The ways in which bytes go are tested in window_links_test.cpp.
+// Windows over links where something goes wrong: transfers that are dropped or late while the neighbour
+// reads, ranks that wait for something else first, and fields that differ. The ways in which bytes go are
+// tested in window_links_test.cpp.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -69,7 +70,8 @@ double seconds_of(const std::function<void()>& f) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
 }
 
-// Rank 0 drops a transfer, and its memory with it: before rank 1 reads, while it reads, and after it; forth and back.
+// Rank 0 drops a transfer, and its memory with it: before rank 1 reads, while it reads, and after it; forth
+// and back.
 TEST(WindowLinksFailing, ADroppedTransferIsReadNoMore) {
   for (const bool adjoint : {false, true})
     for (const int delay : {-1, 0, 1, 2, 4})
@@ -289,7 +291,8 @@ TEST(WindowLinksFailing, FieldsOfOtherSizesAreTold) {
       });
 }
 
-// A rank whose fields are empty, or that gives none, tells those that send it something, as soon as they exchange.
+// A rank whose fields are empty, or that gives none, tells those that send it something, as soon as they
+// exchange.
 TEST(WindowLinksFailing, FieldsWithoutElementsAreTold) {
   for (const Ranks kind : {Ranks::threads, Ranks::processes})
     for (const bool none : {false, true})
@@ -421,7 +424,8 @@ TEST(WindowLinksFailing, AnInterruptedHaloSaysSo) {
   });
 }
 
-// What has failed in done() keeps no memory, though its transfer lives: the next start is told of the failure.
+// What has failed in done() keeps no memory, though its transfer lives: the next start is told of the
+// failure.
 TEST(WindowLinksFailing, WhatHasFailedIsNotInFlight) {
   RankOptions options;
   options.deadline = milliseconds(1000);
@@ -446,7 +450,8 @@ TEST(WindowLinksFailing, WhatHasFailedIsNotInFlight) {
       options);
 }
 
-// A child made by fork while an exchange is in flight may let go of all that it inherited, and is refused the rest; its parent goes on.
+// A child made by fork while an exchange is in flight may let go of all that it inherited, and is refused the
+// rest; its parent goes on.
 TEST(WindowLinksFailing, AForkedChildLeavesTheExchangeToItsParent) {
   for (const std::int64_t columns : {4, 1000, 100'000})
     run_ranks(Ranks::processes, 2, [&](Rank& r) {

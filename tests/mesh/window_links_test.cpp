@@ -1,5 +1,5 @@
-// Windows between ranks that share memory: every way in which bytes go over a link, ranks that come late or never, and ranks that mean
-// different windows. What windows are is tested in window_test.cpp.
+// Windows between ranks that share memory: every way in which bytes go over a link, ranks that come late or
+// never, and ranks that mean different windows. What windows are is tested in window_test.cpp.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -34,7 +34,8 @@ struct Exchange {
   bool transposed = false;  // rows lie as columns
 };
 
-// Rows of a ring of n ranks, two each, with one of either neighbour: all right in each of several steps, each of new values.
+// Rows of a ring of n ranks, two each, with one of either neighbour: all right in each of several steps, each
+// of new values.
 void check(Rank& r, const Exchange& e, int steps) {
   SCOPED_TRACE(std::to_string(e.columns) + " columns of " + std::to_string(e.fields) + " fields");
   const DeviceMesh mesh(r.group(), {{"y", -1}});
@@ -72,7 +73,8 @@ void check(Rank& r, const Exchange& e, int steps) {
           wrong += at(out[static_cast<std::size_t>(f)], 4, i, j) !=
                    element(f, (2 * r.rank + i - 1 + n) % n, j, step);
     ASSERT_EQ(wrong, 0) << "step " << step;
-    // <A x, y> = <x, A' y> with y = x of the window: each element is in its own window and in one neighbour's.
+    // <A x, y> = <x, A' y> with y = x of the window: each element is in its own window and in one
+    // neighbour's.
     std::vector<WindowField> back;
     std::vector<Tensor> dx;
     for (std::int64_t f = 0; f < e.fields; ++f) {
@@ -127,7 +129,8 @@ TEST(WindowLinks, EverySizeBetweenProcesses) {
     });
 }
 
-// What travels beside the flag is copied run by run, and cut where the slot's first line ends: also within an element.
+// What travels beside the flag is copied run by run, and cut where the slot's first line ends: also within an
+// element.
 TEST(WindowLinks, FewBytesOfAnyLength) {
   for (const int n : {2, 3})
     run_ranks(Ranks::threads, n, [](Rank& r) {
@@ -180,7 +183,8 @@ void exchange_often(const Window& window, const std::vector<WindowField>& fields
   for (int i = 0; i < times; ++i) window.start(fields).finish();
 }
 
-// What is more than a few bytes is not packed where ranks share the memory: the receiver copies it from its place.
+// What is more than a few bytes is not packed where ranks share the memory: the receiver copies it from its
+// place.
 TEST(WindowLinks, SharedMemoryIsCopiedOnce) {
   run_ranks(Ranks::processes, 2, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"y", -1}});
@@ -205,7 +209,8 @@ TEST(WindowLinks, SharedMemoryIsCopiedOnce) {
   });
 }
 
-// Of memory that is not shared, long runs are packed and copied by the kernel at first, so that either is measured; short runs are packed alone.
+// Of memory that is not shared, long runs are packed and copied by the kernel at first, so that either is
+// measured; short runs are packed alone.
 TEST(WindowLinks, OtherMemoryGoesBothWaysAtFirst) {
   run_ranks(Ranks::processes, 2, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"y", -1}});
@@ -233,7 +238,8 @@ TEST(WindowLinks, OtherMemoryGoesBothWaysAtFirst) {
   });
 }
 
-// Many packed bytes in short runs: the receiver tries to write them around the caches, too, also to places that begin within a cache line.
+// Many packed bytes in short runs: the receiver tries to write them around the caches, too, also to places
+// that begin within a cache line.
 TEST(WindowLinks, ManyPackedBytesAreUnpackedBothWays) {
   run_ranks(Ranks::processes, 2, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"y", -1}});

@@ -1,4 +1,5 @@
-// Windows over links where a rank has several exchanges in flight, or several groups: who waits for what, and that each wait ends.
+// Windows over links where a rank has several exchanges in flight, or several groups: who waits for what, and
+// that each wait ends.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -164,8 +165,8 @@ TEST(WindowLinksWaiting, WhoAsksAfterTheEndOfItsGroupIsToldAtOnce) {
       options);
 }
 
-// Rank 0 wakes its neighbours by messages of two groups, while there is no room for these: it makes progress in one group while it sends in the other, and
-// that sends in the first one again.
+// Rank 0 wakes its neighbours by messages of two groups, while there is no room for these: it makes progress
+// in one group while it sends in the other, and that sends in the first one again.
 TEST(WindowLinksWaiting, MessagesOfTwoGroupsThatHaveNoRoom) {
   RankOptions options;
   options.deadline = seconds(15);
@@ -216,7 +217,8 @@ TEST(WindowLinksWaiting, MessagesOfTwoGroupsThatHaveNoRoom) {
   ::unsetenv("WEFT_SINGLE_COPY");
 }
 
-// Memory that the kernel reads for nobody (memfd_secret), from the beginning and where there was other memory before.
+// Memory that the kernel reads for nobody (memfd_secret), from the beginning and where there was other memory
+// before.
 void* secret(void* at, std::size_t bytes) {
 #ifdef SYS_memfd_secret
   const int file = static_cast<int>(::syscall(SYS_memfd_secret, 0));

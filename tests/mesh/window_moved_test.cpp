@@ -1,5 +1,5 @@
-// Blocks of shared memory that get other pages, because a rank was stopped inside of them, while windows are exchanged in them: nothing of
-// what is exchanged is lost, in no group.
+// Blocks of shared memory that get other pages, because a rank was stopped inside of them, while windows are
+// exchanged in them: nothing of what is exchanged is lost, in no group.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -84,8 +84,9 @@ ProcessGroup pair_of(Rank& r, const std::string& name, int rank, Duration deadli
   return ProcessGroup::create(r.context, "shm", m);
 }
 
-// Group a of ranks 0 and 1, group b of ranks 0 and 2. `rank_0` gets a, after rank 1 was stopped inside of rank 0's memory in a call that is in
-// flight; `rank_2` is called by rank 2. The block's memory is known to both neighbours.
+// Group a of ranks 0 and 1, group b of ranks 0 and 2. `rank_0` gets a, after rank 1 was stopped inside of
+// rank 0's memory in a call that is in flight; `rank_2` is called by rank 2. The block's memory is known to
+// both neighbours.
 void with_two_groups(std::int64_t columns, Progress progress,
                      const std::function<void(Rank&, ProcessGroup& a, const Block&, const Ring&)>& rank_0,
                      const std::function<void(Rank&, const Block&, const Ring&)>& rank_2) {
@@ -191,8 +192,8 @@ TEST_F(WindowMoved, NotWhileTheHelperThreadUnpacks) {
   ::unsetenv("WEFT_SINGLE_COPY");
 }
 
-// Rank 1 is stopped inside of rank 0's memory, and rank 0 has it moved, while rank 2 has yet to copy from there what belongs to an exchange of the
-// same group.
+// Rank 1 is stopped inside of rank 0's memory, and rank 0 has it moved, while rank 2 has yet to copy from
+// there what belongs to an exchange of the same group.
 TEST_F(WindowMoved, InItsOwnGroupTheNeighbourIsTold) {
   constexpr std::int64_t kColumns = 1 << 16;
   RankProcesses ranks(3, [&](Rank& r) {

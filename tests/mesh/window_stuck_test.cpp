@@ -1,5 +1,5 @@
-// A thread whose kernel waits for a page of a neighbour's memory, in the middle of an exchange of windows: other threads of its rank do not wait for
-// it, and it itself looks up between one slow page and the next.
+// A thread whose kernel waits for a page of a neighbour's memory, in the middle of an exchange of windows:
+// other threads of its rank do not wait for it, and it itself looks up between one slow page and the next.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -49,8 +49,8 @@ class ToRank0 {
   std::vector<float> plain_, out_;
 };
 
-// Rank 1 gives memory whose pages do not come, which rank 0 copies through the kernel by now. `rank_0` is called with that exchange in flight;
-// `pages` on a thread of rank 1, once somebody waits for one of them.
+// Rank 1 gives memory whose pages do not come, which rank 0 copies through the kernel by now. `rank_0` is
+// called with that exchange in flight; `pages` on a thread of rank 1, once somebody waits for one of them.
 void exchange_slowly(std::size_t bytes, Progress progress,
                      const std::function<void(Rank&, ProcessGroup&, ToRank0&, WindowTransfer)>& rank_0,
                      const std::function<void(Rank&, SlowMemory&)>& pages) {
@@ -97,7 +97,8 @@ void resolve_later(Rank& r, SlowMemory& slow) {
   slow.let_come();
 }
 
-// The helper thread is stuck: done() says no, finish() throws at the deadline, and the transfer can be destroyed.
+// The helper thread is stuck: done() says no, finish() throws at the deadline, and the transfer can be
+// destroyed.
 TEST_F(WindowStuck, TheHelperThreadHoldsUpNobody) {
   exchange_slowly(
       kBytes, Progress::thread,
@@ -229,7 +230,8 @@ TEST_F(WindowStuck, AThreadOfTheProgramHoldsUpNoAbort) {
       resolve_later);
 }
 
-// Once pages are slow it copies them one by one, and between one and the next it sees that the group has failed.
+// Once pages are slow it copies them one by one, and between one and the next it sees that the group has
+// failed.
 TEST_F(WindowStuck, SlowPagesAreCopiedOneByOne) {
   constexpr std::size_t kFirst = 4 << 20;
   exchange_slowly(
@@ -275,7 +277,8 @@ class NoSteps final : public windows::LinkedSteps {
   bool touches(const std::byte*, const std::byte*) const noexcept override { return false; }
 };
 
-// The thread that is stuck in it comes back, and completes it, just before it is abandoned: no thread counts as stuck for ever.
+// The thread that is stuck in it comes back, and completes it, just before it is abandoned: no thread counts
+// as stuck for ever.
 TEST(WindowAbandoned, WhatIsCompleteByThenHoldsUpNoQuiesce) {
   run_ranks(Ranks::threads, 2, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"y", 2}});

@@ -347,7 +347,8 @@ TEST_P(WindowOver, BeyondThePolesOfAGlobe) {
     });
 }
 
-// Three dimensions cut anywhere, parts that are empty, and at each end of the latitude a pole or another edge.
+// Three dimensions cut anywhere, parts that are empty, and at each end of the latitude a pole or another
+// edge.
 TEST_P(WindowOver, AnyRangesBeyondThePoles) {
   for (const int n : {2, 4, 8})
     on(test::Ranks::threads, n, [&](Rank& r) {
@@ -397,7 +398,8 @@ TEST_P(WindowOver, PartsOfSeveralRanges) {
   });
 }
 
-// Arrays with ghost cells of three dimensions that are cut anywhere, of two types: what each cell has, and what stays as it was.
+// Arrays with ghost cells of three dimensions that are cut anywhere, of two types: what each cell has, and
+// what stays as it was.
 TEST_P(WindowOver, GhostCellsOfAnyParts) {
   for (const MeshShape& mesh_shape :
        {MeshShape{{"z", 1}, {"y", 3}, {"x", 1}}, MeshShape{{"z", 2}, {"y", 2}, {"x", 2}}})
@@ -414,11 +416,11 @@ TEST_P(WindowOver, GhostCellsOfAnyParts) {
         std::vector<WindowDim> dims;
         for (int d = 0; d < 3; ++d) {
           HaloDim g{d, 0, 0, draw.edge(global[d]), draw.edge(global[d])};
-          const auto width =
-              [&](const Edge& e) {  // with edge none there may be any number, which stay as they are
-                return draw.number(
-                    0, e.kind == Edge::Kind::none ? 3 : std::min<std::int64_t>(3, Draw::reach(e, global[d])));
-              };
+          // With edge none there may be any number, which stay as they are.
+          const auto width = [&](const Edge& e) {
+            return draw.number(
+                0, e.kind == Edge::Kind::none ? 3 : std::min<std::int64_t>(3, Draw::reach(e, global[d])));
+          };
           g.before = width(g.before_edge), g.after = width(g.after_edge);
           ghosts.push_back(g);
           dims.push_back(WindowDim{d, {}, g.before_edge, g.after_edge});
@@ -487,8 +489,8 @@ TEST_P(WindowOver, SeveralFieldsOfAnyTypeAndStrides) {
         b_out(static_cast<std::size_t>(wide * 4 * 3), 9);
     each_index(held, [&](std::size_t i, const Dims& at) {
       a[i] = value(at);
-      b[static_cast<std::size_t>(at[1] * rows + (at[0] - held[0][0]))] =
-          static_cast<std::uint8_t>(value(at));  // transposed
+      // transposed.
+      b[static_cast<std::size_t>(at[1] * rows + (at[0] - held[0][0]))] = static_cast<std::uint8_t>(value(at));
     });
     ConstTensorView b_in = view(b.data(), {rows, 4});
     b_in.strides = {1, rows};
@@ -516,8 +518,9 @@ TEST_P(WindowOver, SeveralFieldsOfAnyTypeAndStrides) {
   });
 }
 
-// Rank 1 of a ring of three, without the others: what it gives to a transport that has no exchange of its own. Nine fields are one message to each neighbour;
-// what is 16 KiB or more is a message of its own, sent from where it lies.
+// Rank 1 of a ring of three, without the others: what it gives to a transport that has no exchange of its
+// own. Nine fields are one message to each neighbour; what is 16 KiB or more is a message of its own, sent
+// from where it lies.
 TEST(WindowMessages, OneForEachNeighbour) {
   const auto messages_of = [](std::int64_t columns, int doubles, const auto& see) {
     Context context;
@@ -695,7 +698,8 @@ TEST_P(WindowOver, OfTensorsWithLayouts) {
   });
 }
 
-// The sum's order is that of the windows' ranks, whoever comes first: bits of a float sum that depends on the order.
+// The sum's order is that of the windows' ranks, whoever comes first: bits of a float sum that depends on the
+// order.
 TEST_P(WindowOver, AdjointAddsInTheOrderOfRanks) {
   on(test::Ranks::threads, 3, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"y", 3}});
@@ -737,7 +741,8 @@ TEST_P(WindowOver, AdjointOfShortFloatsRoundsOnce) {
   });
 }
 
-// A ring of two ranks with a row each, as a Halo and as a Window: what is wrong is told of the one that was called.
+// A ring of two ranks with a row each, as a Halo and as a Window: what is wrong is told of the one that was
+// called.
 struct Ring {
   Ring(ProcessGroup& group, bool of_halo_in, std::int64_t columns = 4)
       : mesh(group, {{"y", 2}}),
@@ -1009,7 +1014,8 @@ TEST(Window, NumbersAreRoundedToTheDtype) {
   EXPECT_EQ(filled(std::uint8_t{}, -4.0), 0);
   EXPECT_EQ(filled(std::int64_t{}, 2.6), 3);
   EXPECT_EQ(static_cast<float>(filled(bf16{}, 1.5)), 1.5F);
-  // Just above the middle of two: once rounded to f32 they would be in the middle, and then go to the even one.
+  // Just above the middle of two: once rounded to f32 they would be in the middle, and then go to the even
+  // one.
   EXPECT_EQ(static_cast<float>(filled(bf16{}, 1 + 1.0 / 256 + 0x1p-40)), 1 + 1.0F / 128);
   EXPECT_EQ(static_cast<float>(filled(bf16{}, -(1 + 3.0 / 256 - 0x1p-40))), -(1 + 1.0F / 128));
   EXPECT_EQ(static_cast<float>(filled(f16{}, 1 + 0x1p-11 + 0x1p-40)), 1 + 0x1p-10F);

@@ -1,6 +1,6 @@
-// A training step allocates no large block once two have run: memory of the same sizes comes back from where the step
-// before left it. Counted in the C library's functions, which libweft and the compiler's runtime call. Left out is what a
-// product of oneDNN takes for its packed operands and gives back before it returns.
+// A training step allocates no large block once two have run: memory of the same sizes comes back from where
+// the step before left it. Counted in the C library's functions, which libweft and the compiler's runtime
+// call. Left out is what a product of oneDNN takes for its packed operands and gives back before it returns.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -94,8 +94,8 @@ TransformerConfig config() {
   return c;
 }
 
-// Forward, loss, backward, averaging, sync, clipping and AdamW over dp 2 x tp 2, and on one rank. Ranks are processes: threads
-// share one cache, and how much of it is in use at once changes with their timing.
+// Forward, loss, backward, averaging, sync, clipping and AdamW over dp 2 x tp 2, and on one rank. Ranks are
+// processes: threads share one cache, and how much of it is in use at once changes with their timing.
 void expect_quiet_steps(const MeshShape& shape) {
   test::run_ranks(test::Ranks::processes, shape.size(), [&](test::Rank& rank) {
     Compute compute(rank.context);

@@ -252,8 +252,8 @@ TEST_P(Build, OneKeyValueHeadGoesWithASplitVocabulary) {
       });
 }
 
-// What ranks hold alike has the same bits after 200 steps: each synced gradient is one sum, on all of them. By the default plan each rank
-// computes the gradients of what is replicated on its own.
+// What ranks hold alike has the same bits after 200 steps: each synced gradient is one sum, on all of them.
+// By the default plan each rank computes the gradients of what is replicated on its own.
 TEST_P(Build, ReplicasAreEqualAfterTwoHundredSteps) {
   TransformerConfig config = small(GetParam());
   config.dim = 16, config.layers = 1, config.heads = config.kv_heads = 2, config.ffn_hidden = 24;

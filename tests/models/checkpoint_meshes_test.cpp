@@ -1,5 +1,5 @@
-// A training that stops on one mesh and goes on on another one, into a second epoch, has the losses of the run that never
-// stopped: what is stored and what is a function of seed and step are all that there is.
+// A training that stops on one mesh and goes on on another one, into a second epoch, has the losses of the
+// run that never stopped: what is stored and what is a function of seed and step are all that there is.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -282,8 +282,8 @@ TEST(CheckpointMeshes, ATrainersRanksAgree) {
   });
 }
 
-// Buffers (the vectors of spectral norms, which every pass in training moves on) and dropout, which draws by seed and step. The
-// model is trained by hand: AdamW on sum(y^2) / 2.
+// Buffers (the vectors of spectral norms, which every pass in training moves on) and dropout, which draws by
+// seed and step. The model is trained by hand: AdamW on sum(y^2) / 2.
 struct WeatherRun {
   WeatherRun(Rank& rank, const MeshShape& shape)
       : compute(rank.context, 1), mesh(rank.group(), shape), stage(config()) {

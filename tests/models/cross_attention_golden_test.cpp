@@ -1,5 +1,6 @@
-// Text that attends to images, put together of the library's layers, against the numbers of another implementation, on one rank and split by
-// the layers' own plans: every file of the case's name that lies in the golden folder.
+// Text that attends to images, put together of the library's layers, against the numbers of another
+// implementation, on one rank and split by the layers' own plans: every file of the case's name that lies in
+// the golden folder.
 #include <gtest/gtest.h>
 
 #include <optional>

@@ -1,4 +1,5 @@
-// A transformer that trains on the late device of the tests has the losses and the weights of the CPU, bit for bit.
+// A transformer that trains on the late device of the tests has the losses and the weights of the CPU, bit
+// for bit.
 #include <gtest/gtest.h>
 
 #include <optional>
@@ -82,7 +83,8 @@ TEST(TransformerOnADevice, TrainsToTheSameBits) {
   EXPECT_EQ(late.blocks(), 0u) << "all memory was given back";
 }
 
-// Two steps of two micro-batches on ranks of dp=2 and tp=2, with everything that a step has: losses, norms and weights.
+// Two steps of two micro-batches on ranks of dp=2 and tp=2, with everything that a step has: losses, norms
+// and weights.
 Trained train_in_parallel(Compute& compute, ProcessGroup& group, DType dtype) {
   Context& context = compute.context();
   const DeviceMesh mesh(group, {{"dp", 2}, {"tp", 2}});
@@ -188,7 +190,8 @@ TEST(TransformerOnDevices, ADriftingReplicaIsNamed) {
   });
 }
 
-// A checkpoint of a device's tensors goes through the host: what is saved from the device is loaded on the CPU, and back.
+// A checkpoint of a device's tensors goes through the host: what is saved from the device is loaded on the
+// CPU, and back.
 TEST(TransformerOnADevice, IsSavedAndLoaded) {
   const test::TemporaryFolder folder;
   Context context;

@@ -80,7 +80,8 @@ TEST(DomainHeads, KeyValueHeadsThatRanksShare) {
     });
 }
 
-// Dropout of the weights of attention drops the same ones wherever the maps are cut, in samples, space and heads.
+// Dropout of the weights of attention drops the same ones wherever the maps are cut, in samples, space and
+// heads.
 TEST(DomainHeads, DropsTheSameWeightsWhereverMapsAreCut) {
   const Shape shape{2, 16, 8, 6};
   for (const MeshShape& mesh_shape : {MeshShape{{"dp", 1}, {"tp", 1}, {"h", 2}, {"w", 1}},

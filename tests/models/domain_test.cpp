@@ -1,4 +1,5 @@
-// A padded weather model whose maps are cut in space, with heads and samples cut on other axes: passes, and a training, as on one rank.
+// A padded weather model whose maps are cut in space, with heads and samples cut on other axes: passes, and a
+// training, as on one rank.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -171,8 +172,10 @@ class Training {
 
 MeshShape mesh_of(int dp, int tp, int h, int w = 1) { return {{"dp", dp}, {"tp", tp}, {"h", h}, {"w", w}}; }
 
-// The largest difference of a step, relative to the largest element. A constant added to all scores changes nothing, so gradients of a position bias are sums of
-// parts that cancel; and its first norm multiplies rounding by 1 / sqrt(eps) at offset (0, 0), where all features are alike. They are compared with the largest one of their attention.
+// The largest difference of a step, relative to the largest element. A constant added to all scores changes
+// nothing, so gradients of a position bias are sums of parts that cancel; and its first norm multiplies
+// rounding by 1 / sqrt(eps) at offset (0, 0), where all features are alike. They are compared with the
+// largest one of their attention.
 struct Bounds {
   double y = 1e-6, loss = 1e-6, gradients = 1e-6, of_position_bias = 5e-6;
 };
@@ -198,8 +201,8 @@ void expect_gradients(const std::vector<Parameter*>& parameters, const std::vect
   }
 }
 
-// Every step begins with the weights that the split run has by then, on one rank, too: so what differs is the rounding of this step alone, and nothing
-// that adds up can hide in a wider bound.
+// Every step begins with the weights that the split run has by then, on one rank, too: so what differs is the
+// rounding of this step alone, and nothing that adds up can hide in a wider bound.
 void expect_each_step_as_serial(const MeshShape& shape, int steps, test::Ranks kind = test::Ranks::threads,
                                 const test::RankOptions& options = {}) {
   const Bounds bounds = bounds_of(shape);

@@ -1,5 +1,5 @@
-// A model that is trained on memory of the program's allocator: the same numbers, and all of it goes back, also where it
-// ends at any point.
+// A model that is trained on memory of the program's allocator: the same numbers, and all of it goes back,
+// also where it ends at any point.
 #include "weft/host/allocator.hpp"
 
 #include <gmock/gmock.h>

@@ -1,5 +1,5 @@
-// Weights of other programs under their names, brought to this library's: what is renamed, split and refused, and the numbers of
-// a stage whose weights were stored with convolutions.
+// Weights of other programs under their names, brought to this library's: what is renamed, split and refused,
+// and the numbers of a stage whose weights were stored with convolutions.
 #include "weft/models/remap.hpp"
 
 #include <fmt/format.h>
@@ -86,8 +86,8 @@ TEST_P(Remap, AStageTakesThem) {
   for (std::size_t i = 0; i < reference.size(); ++i) ASSERT_NEAR(y.f32()[i], reference[i], 4e-6 * largest);
 }
 
-// A checkpoint with the names of old is loaded on one rank and on two, where the projections are cut; a line of the log says so.
-// Converted, it has the names of today, and no line.
+// A checkpoint with the names of old is loaded on one rank and on two, where the projections are cut; a line
+// of the log says so. Converted, it has the names of today, and no line.
 TEST_P(Remap, ACheckpointWithOldNamesIsLoaded) {
   const test::TemporaryFolder folder;
   {
@@ -147,7 +147,8 @@ TEST_P(Remap, ACheckpointWithOldNamesIsLoaded) {
     }
 }
 
-// Spectral norms in torch's other form, loaded and then split --------------------------------------------------------
+// Spectral norms in torch's other form, loaded and then split
+// --------------------------------------------------------
 
 // A state dict of this library's form as torch.nn.utils.parametrizations.spectral_norm stores it.
 NamedTensors in_other_form(const NamedTensors& state) {
@@ -222,7 +223,8 @@ struct Expected {
   std::string log;  // the line about it, where there are several ranks
 };
 
-// The stage of `ours`, stored in the other form, over tp ranks, and the same as it is on one: two passes of a training, each with y, dx, all gradients, u and v.
+// The stage of `ours`, stored in the other form, over tp ranks, and the same as it is on one: two passes of a
+// training, each with y, dx, all gradients, u and v.
 void expect_as_serial(test::Rank& rank, const WeatherStageConfig& config, const NamedTensors& ours,
                       const Expected& expected) {
   const NamedTensors stored = in_other_form(ours);

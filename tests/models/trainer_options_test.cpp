@@ -151,7 +151,8 @@ TEST(TrainerAverages, InThePlaceOfMastersNoStepIsTaken) {
   });
 }
 
-// The loss is that of the formula, over the whole vocabulary, however it is split: of each label's weight s goes to all entries alike.
+// The loss is that of the formula, over the whole vocabulary, however it is split: of each label's weight s
+// goes to all entries alike.
 TEST(TrainerLabelSmoothing, IsTheFormulaOnEveryMesh) {
   constexpr double kSmoothing = 0.2;
   struct Losses {

@@ -35,7 +35,8 @@ struct Built {
   ParallelModel model;
 };
 
-// Rows [first, first + rows) of a step's batch. Rows have very different numbers of labels that count: 0 to 8.
+// Rows [first, first + rows) of a step's batch. Rows have very different numbers of labels that count: 0 to
+// 8.
 struct Rows {
   Rows(int step, std::int64_t first, std::int64_t rows, std::int64_t global) {
     for (std::int64_t r = first; r < first + rows; ++r)
@@ -72,8 +73,8 @@ void on_every_mesh(const Run& run) {
     }
 }
 
-// Four micro-batches against one batch, with uneven numbers of valid tokens: the same gradients, norms, losses and weights, but for
-// rounding; and that on every mesh, against one rank.
+// Four micro-batches against one batch, with uneven numbers of valid tokens: the same gradients, norms,
+// losses and weights, but for rounding; and that on every mesh, against one rank.
 TEST(TrainerAccumulation, FourMicroBatchesAreTheLargeBatch) {
   constexpr int kSteps = 5;
   std::vector<double> losses, norms;  // of one rank, of the large batch
@@ -135,7 +136,8 @@ TEST(TrainerLossScale, ChangesNoBit) {
   });
 }
 
-// An overflow on one rank alone: all skip the step, keep their weights, and go on with half the scale, also after a restart.
+// An overflow on one rank alone: all skip the step, keep their weights, and go on with half the scale, also
+// after a restart.
 TEST(TrainerLossScale, AllRanksSkipAnOverflowAndGoOn) {
   const test::TemporaryFolder folder;
   on_every_mesh([&](Rank& rank, const MeshShape& shape, DataForm form) {

@@ -1,4 +1,5 @@
-// A step of the Trainer is the passes, reductions and updates that it says; batches that are wrong are errors on all ranks.
+// A step of the Trainer is the passes, reductions and updates that it says; batches that are wrong are errors
+// on all ranks.
 #include "weft/models/trainer.hpp"
 
 #include <fmt/format.h>

@@ -1,4 +1,5 @@
-// A configuration as text: what is read, what is refused with its line, and that what is written is read back.
+// A configuration as text: what is read, what is refused with its line, and that what is written is read
+// back.
 #include "weft/models/transformer_text.hpp"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,6 @@
-// The layers of a weather model against the numbers of another implementation, on one rank and split over several: every file
-// of a case's name that lies in the golden folder, every shape and constant from the file.
+// The layers of a weather model against the numbers of another implementation, on one rank and split over
+// several: every file of a case's name that lies in the golden folder, every shape and constant from the
+// file.
 #include <gtest/gtest.h>
 
 #include "support/golden_case.hpp"
@@ -52,9 +53,9 @@ std::string expected_placement(const std::string& path) {
   return "Replicate";
 }
 
-// Compares a gradient with the file's. That of the last bias of a position bias is 0 but for rounding, since it is added to
-// all logits of a softmax, and the file's own error may be 0, too: it gets the limit of the weight beside it, whose gradient is a
-// sum of the same terms with factors of order one.
+// Compares a gradient with the file's. That of the last bias of a position bias is 0 but for rounding, since
+// it is added to all logits of a softmax, and the file's own error may be 0, too: it gets the limit of the
+// weight beside it, whose gradient is a sum of the same terms with factors of order one.
 void compare_gradient(Golden& golden, const Parameter& p) {
   const std::string name = "grad.param." + p.path();
   const Tensor whole = full(p.gradient());

@@ -1,4 +1,5 @@
-// The stage of a weather model: what it refuses, and how its plans split it. For its numbers see weather_golden_test.cpp.
+// The stage of a weather model: what it refuses, and how its plans split it. For its numbers see
+// weather_golden_test.cpp.
 #include "weft/models/weather.hpp"
 
 #include <gtest/gtest.h>
@@ -84,7 +85,8 @@ TEST(WeatherStage, ItsPlansHaveOneBoundaryForQKAndV) {
             "after, ");
 }
 
-// All Linear layers of a stage with a spectral norm, those of the position bias, too: split on request, and whole by default.
+// All Linear layers of a stage with a spectral norm, those of the position bias, too: split on request, and
+// whole by default.
 TEST(WeatherStage, WithSpectralNormsIsAsOnOneRank) {
   for (const bool split : {true, false})
     test::run_ranks(test::Ranks::threads, 2, [&](test::Rank& rank) {

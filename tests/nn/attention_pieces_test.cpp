@@ -1,4 +1,5 @@
-// Attention of keys and queries in pieces: the bits of attention in one piece, however queries are cut and whatever pieces there are.
+// Attention of keys and queries in pieces: the bits of attention in one piece, however queries are cut and
+// whatever pieces there are.
 #include "nn/kernel_support.hpp"
 #include "nn/kernels/gemm/gemm.hpp"
 
@@ -115,7 +116,8 @@ ScoreBias bias_of_piece(const Case& c, const Given& x, std::int64_t lo, std::int
   return {room.data(), c.of_each_sample, of_queries};
 }
 
-// Queries [lo, hi) with keys in pieces: out, softmax and dq. Then keys [lo, hi) with queries in pieces: dk and dv.
+// Queries [lo, hi) with keys in pieces: out, softmax and dq. Then keys [lo, hi) with queries in pieces: dk
+// and dv.
 void expect_pieces(KernelContext& ctx, const Case& c, const Given& x, const Results& want, std::int64_t lo,
                    std::int64_t hi, std::int64_t step) {
   const std::int64_t wide = c.heads * c.head_dim, kv_wide = c.kv_heads * c.head_dim;

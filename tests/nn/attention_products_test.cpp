@@ -23,7 +23,8 @@ struct Case {
 const Case kCases[] = {{1, 1, 1},     {6, 64, 64},  {64, 64, 256}, {256, 64, 64}, {13, 50, 7},
                        {5, 129, 300}, {11, 17, 33}, {2, 96, 513},  {3, 5, 0}};
 
-// c (=, or +=) alpha a b, where c, which has a gap beside each row, is 0.5 before. a: (m, k) or, `by_columns`, (k, m).
+// c (=, or +=) alpha a b, where c, which has a gap beside each row, is 0.5 before. a: (m, k) or,
+// `by_columns`, (k, m).
 Array<float> product(const blocks::Kernel& kernel, const Case& c, const Array<float>& a, bool by_columns,
                      const Array<float>& b, float alpha, bool accumulate) {
   const std::int64_t units = kernel.units(c.k), a_line = blocks::padded(by_columns ? c.m : units),
@@ -113,8 +114,9 @@ TEST(AttentionProducts, TransposedIsDownTheColumnsOfTheTranspose) {
     }
 }
 
-// Against the reference in f32. A probability's relative error is that of its score, which the rounding of q and k to 8 bits moves by 2^-8 of the scores' size; sums of dscores and of
-// probabilities have operands that are rounded once more. Where the CPU does not multiply bf16 nothing changes.
+// Against the reference in f32. A probability's relative error is that of its score, which the rounding of q
+// and k to 8 bits moves by 2^-8 of the scores' size; sums of dscores and of probabilities have operands that
+// are rounded once more. If the CPU does not multiply bf16 nothing changes.
 TEST(AttentionInBf16, IsNearTheReference) {
   for (const AttentionShape& s :
        {AttentionShape{1, 1, 1, 1, 1, true}, AttentionShape{2, 3, 4, 2, 5, true},

@@ -1,4 +1,5 @@
-// Cross-attention against plain loops, its gradients against finite differences, and what it refuses. Over ranks: tp/layers.
+// Cross-attention against plain loops, its gradients against finite differences, and what it refuses. Over
+// ranks: tp/layers.
 #include "weft/nn/attention.hpp"
 
 #include <fstream>
@@ -89,7 +90,8 @@ TEST(CrossAttention, EqualsLoopsOverQueriesAndKeys) {
   test::expect_near(layer.forward({x, context}, frame)[0], projected(layer.o_proj, out), 1e-5, "y");
 }
 
-// One input of two, so that the helper for modules of one input checks it; the gradient of the other is in `other`.
+// One input of two, so that the helper for modules of one input checks it; the gradient of the other is in
+// `other`.
 class WithOneFixed : public Module {
  public:
   WithOneFixed(CrossAttention& layer, Tensor fixed, bool fixes_context, Tensor mask = {})
@@ -126,7 +128,8 @@ TEST(CrossAttention, GradientsOfBothInputsMatchDifferences) {
   }
 }
 
-// A context that is padded, and its padding hidden, is the context without padding, in both passes; what is in the padding does not matter.
+// A context that is padded, and its padding hidden, is the context without padding, in both passes; what is
+// in the padding does not matter.
 TEST(CrossAttention, PaddingThatIsHiddenChangesNothing) {
   test::Bench bench;
   CrossAttention layer(small());
@@ -299,7 +302,7 @@ TEST(WindowAttentionDropout, KeepsTheMean) {
   test::expect_near(expected, sum, 0.05 * largest, "mean of y");
 }
 
-// The most memory that this process has had, in bytes, as the kernel counts; 0 where it does not say.
+// The most memory that this process has had, in bytes, as the kernel counts; 0 if it does not say.
 double most_memory() {
   FileIn status("/proc/self/status");
   for (std::string line; std::getline(status, line);)
@@ -307,7 +310,8 @@ double most_memory() {
   return 0;
 }
 
-// Scores are never kept: those of one head of 8192 tokens would be 256 MB. A process of its own has what it had at most from here on.
+// Scores are never kept: those of one head of 8192 tokens would be 256 MB. A process of its own has what it
+// had at most from here on.
 TEST(Attention, MemoryGrowsWithTheSequenceAndNotWithItsSquare) {
   if (!test::kPlainMemory) GTEST_SKIP() << test::kNoPlainMemory;
   test::run_ranks(test::Ranks::processes, 1, [](test::Rank& rank) {

@@ -1,5 +1,6 @@
-// Layers, losses and optimizers on a device that is not the CPU: the late device of the tests, whose memory the host
-// cannot touch and whose streams run as late as they can. What they compute there has the CPU's bits.
+// Layers, losses and optimizers on a device that is not the CPU: the late device of the tests, whose memory
+// the host cannot touch and whose streams run as late as they can. What they compute there has the CPU's
+// bits.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// Dropout: which elements, that it is the same on every mesh and for every cut into micro-batches; Frame::pass() and rng().
+// Dropout: which elements, that it is the same on every mesh and for every cut into micro-batches;
+// Frame::pass() and rng().
 #include <fmt/format.h>
 
 #include <cmath>

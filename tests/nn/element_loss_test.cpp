@@ -1,4 +1,5 @@
-// Losses of elements: values and gradients against f64, on one rank and cut over samples and space; what they refuse.
+// Losses of elements: values and gradients against f64, on one rank and cut over samples and space; what they
+// refuse.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -92,7 +93,8 @@ TEST_P(ElementLosses, HaveTheSameBitsOnAnyNumberOfThreads) {
   EXPECT_EQ(results(1), results(3));
 }
 
-// Samples on one axis and rows of the maps on another, unevenly: the sum of the parts is the loss of one rank, and so are gradients.
+// Samples on one axis and rows of the maps on another, unevenly: the sum of the parts is the loss of one
+// rank, and so are gradients.
 TEST_P(ElementLosses, CutOverSamplesAndSpaceAreAsOnOneRank) {
   test::run_ranks(test::Ranks::threads, 6, [&](test::Rank& rank) {
     Compute compute(rank.context, 1);

@@ -117,7 +117,8 @@ void matmul_equals_reference() {
 TEST(Matmul, F32EqualsReference) { matmul_equals_reference<float>(); }
 TEST(Matmul, Bf16EqualsReference) { matmul_equals_reference<bf16>(); }
 
-// As gemm.hpp says which bits a product has: whole, in pieces, on matrices with other steps, in c of other steps.
+// As gemm.hpp says which bits a product has: whole, in pieces, on matrices with other steps, in c of other
+// steps.
 template <class In>
 void own_bits(const gemm::Kernel& own, std::int64_t m, std::int64_t n, std::int64_t k, float alpha,
               bool accumulate, bool with_bias, Stored a_stored, Stored b_stored) {
@@ -189,7 +190,8 @@ TEST(OwnProducts, HaveTheBitsThatAreStated) {
         own_bits<float>(*own, 20, 97, 600, 1.0f, true, false, a_stored, b_stored);
         own_bits<bf16>(*own, 6, 77, 261, 1.0f, true, false, a_stored, b_stored);
         own_bits<bf16>(*own, 194, 24, 33, 1.0f, false, true, a_stored, b_stored);
-        // Several blocks of columns of few rows, more steps than a is packed for at once, and few steps of many rows.
+        // Several blocks of columns of few rows, more steps than a is packed for at once, and few steps of
+        // many rows.
         own_bits<float>(*own, 21, 401, 520, 1.0f, false, true, a_stored, b_stored);
         own_bits<float>(*own, 5, 60, 4100, 0.3f, true, false, a_stored, b_stored);
         own_bits<float>(*own, 18, 50, 4100, 1.0f, false, false, a_stored, b_stored);
@@ -298,8 +300,8 @@ TEST(Linear, EqualsReference) {
       choose(ctx, own);
       const auto x = random_array(s.tokens * s.in, 1), w = random_array(s.out * s.in, 2),
                  bias = random_array(s.out, 3), dy = random_array(s.tokens * s.out, 4);
-      // A sum of n terms of size up to 1; the largest result is near sqrt(n)/2, so n + 2 ulps of it allow more
-      // than the roundings of a random sum and far less than one misplaced term.
+      // A sum of n terms of size up to 1; the largest result is near sqrt(n)/2, so n + 2 ulps of it allow
+      // more than the roundings of a random sum and far less than one misplaced term.
       for (const float* b : {static_cast<const float*>(nullptr), bias.data()}) {
         auto got = garbage(s.tokens * s.out), want = garbage(s.tokens * s.out);
         linear_forward(ctx, x.data(), w.data(), b, got.data(), s);
@@ -489,8 +491,8 @@ struct Operands {
 };
 Array<double> in_f64(const Array<float>& x) { return {x.begin(), x.end()}; }
 
-// Scores near `score` that f32 holds exactly, as it does all products and sums on the way: halves up to 3, and in front of each
-// query 4 score, of each key 1. head_dim: 16
+// Scores near `score` that f32 holds exactly, as it does all products and sums on the way: halves up to 3,
+// and in front of each query 4 score, of each key 1. head_dim: 16
 Operands operands_of_exact_scores(std::int64_t nq, std::int64_t nk, float score) {
   const auto halves = [](std::int64_t n, unsigned seed, float first) {
     Array<float> x = random_array(n, seed, -6.5, 6.5);
@@ -511,7 +513,8 @@ void expect_near(const Array<float>& got, const Array<double>& want, double tole
         << what << "[" << i << "]";
 }
 
-// One f32 for the logarithm of the sum of e^score would be off by 0.03 at 524288, and each probability by 3 %.
+// One f32 for the logarithm of the sum of e^score would be off by 0.03 at 524288, and each probability by 3
+// %.
 TEST(Attention, ProbabilitiesKeepTheirDigitsWhereScoresAreLarge) {
   for (const gemm::Kernel* own : all_products())
     for (const bool bf16 : {false, true})
@@ -745,8 +748,8 @@ Array<float> columns_of(const Array<float>& m, std::int64_t width, const VocabPa
   return out;
 }
 
-// A vocabulary in parts gives the loss, the log of the sum and the gradient of the whole. One part is empty, and of
-// one row a part holds nothing above -infinity.
+// A vocabulary in parts gives the loss, the log of the sum and the gradient of the whole. One part is empty,
+// and of one row a part holds nothing above -infinity.
 TEST(CrossEntropy, OfAVocabularyInParts) {
   KernelContext ctx(2);
   const std::int64_t tokens = 5, vocab = 23, count = 4;
@@ -783,7 +786,7 @@ TEST(CrossEntropy, OfAVocabularyInParts) {
   }
 }
 
-// Where logits are large, one number that holds the log of their sum has few digits left for the sum. Held to
+// If logits are large, one number that holds the log of their sum has few digits left for the sum. Held to
 // a plain computation in f64.
 TEST(CrossEntropy, KeepsItsDigitsWhereLogitsAreLarge) {
   KernelContext ctx(1);

@@ -1,5 +1,6 @@
-// The kernels of layers on maps (batch, channels, height, width), and of what these need: layer norms, GELU, ReLU. Against the
-// plain-loop reference, whose backward passes are compared with finite differences in double. For tolerances see kernels_test.cpp.
+// The kernels of layers on maps (batch, channels, height, width), and of what these need: layer norms, GELU,
+// ReLU. Against the plain-loop reference, whose backward passes are compared with finite differences in
+// double. For tolerances see kernels_test.cpp.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -57,7 +58,7 @@ TEST(Gelu, EqualsReference) {
   }
 }
 
-// Where the square of x is infinite, and x itself.
+// If the square of x is infinite, and x itself.
 TEST(Gelu, SlopesOfVeryLargeNumbers) {
   KernelContext ctx(1);
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -118,8 +119,8 @@ TEST(LayerNorm, EqualsReference) {
                        1e-5f);
     reference::layer_norm_forward(x.data(), w.data(), b.data(), y_want.data(), mean_want.data(),
                                   inv_want.data(), s.rows, s.dim, 1e-5f);
-    // Sixteen interleaved sums, twice, a root, a quotient and products; (x - mean) loses a bit or two. Two numbers may be near
-    // to each other, and what they are apart has fewer bits.
+    // Sixteen interleaved sums, twice, a root, a quotient and products; (x - mean) loses a bit or two. Two
+    // numbers may be near to each other, and what they are apart has fewer bits.
     const double ulps = (static_cast<double>(s.dim) / 16.0 + 24.0) * (s.dim == 2 ? 64.0 : 1.0);
     expect_close(y, y_want, ulps, "y");
     expect_close(mean, mean_want, ulps, "mean");
@@ -506,8 +507,8 @@ TEST(FullAttention, EqualsReference) {
       full_attention_forward(ctx, q.data(), k.data(), v.data(), bias, out.data(), softmax.data(), s);
       reference::full_attention_forward(q.data(), k.data(), v.data(), bias, out_want.data(),
                                         softmax_want.data(), s);
-      const double ulps =
-          8.0 * static_cast<double>(s.head_dim) + 32.0;  // as of causal attention, and one more term
+      // As of causal attention, and one more term.
+      const double ulps = 8.0 * static_cast<double>(s.head_dim) + 32.0;
       expect_close(out, out_want, ulps, "out");
       auto sums = log_sums(softmax), sums_want = log_sums(softmax_want);
       for (std::size_t i = 0; i < sums.size(); ++i)

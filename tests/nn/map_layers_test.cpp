@@ -1,5 +1,5 @@
-// LayerNorm, GELU, ReLU and the layers on maps (batch, channels, height, width) against the plain-loop kernels, and their
-// gradients against finite differences.
+// LayerNorm, GELU, ReLU and the layers on maps (batch, channels, height, width) against the plain-loop
+// kernels, and their gradients against finite differences.
 #include "nn/kernels/reference_maps.hpp"
 #include "nn/support.hpp"
 #include "weft/nn/activation.hpp"

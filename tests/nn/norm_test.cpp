@@ -1,4 +1,5 @@
-// Group norm and batch norm on one rank, against the plain-loop kernels and finite differences. Over ranks: tp/layers.
+// Group norm and batch norm on one rank, against the plain-loop kernels and finite differences. Over ranks:
+// tp/layers.
 #include "weft/nn/norm.hpp"
 
 #include "nn/kernels/reference_maps.hpp"

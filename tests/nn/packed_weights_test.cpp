@@ -1,5 +1,5 @@
-// Weights in bf16 that are packed once and used by many products: the bits of products that pack them each time, never those of an older
-// weight, and no more memory than said.
+// Weights in bf16 that are packed once and used by many products: the bits of products that pack them each
+// time, never those of an older weight, and no more memory than said.
 #include "nn/kernels/bf16/packed_weights.hpp"
 
 #include "nn/kernel_support.hpp"
@@ -73,7 +73,8 @@ TEST(PackedWeights, BiasAndForwardPassToo) {
   }
 }
 
-// The elements change in place, as a Parameter's do: another version must not be multiplied with what was packed before.
+// The elements change in place, as a Parameter's do: another version must not be multiplied with what was
+// packed before.
 TEST(PackedWeights, AnotherVersionIsPackedAnew) {
   const std::int64_t m = 4, n = 128, k = 96;
   KernelContext ctx(1);
@@ -195,7 +196,8 @@ TEST(PackedWeights, LayersNeverSeeAnOlderWeight) {
   expect("back at the master");
 }
 
-// 1x1 convolutions of few pixels multiply by their packed weight, too; others do not. The same bits in every use.
+// 1x1 convolutions of few pixels multiply by their packed weight, too; others do not. The same bits in every
+// use.
 TEST(PackedWeights, ConvolutionsOfFewPixels) {
   for (const auto& [height, width] : {std::pair{1, 1}, {2, 4}, {4, 4}, {5, 5}}) {
     SCOPED_TRACE(::testing::Message() << height << "x" << width);
@@ -244,8 +246,8 @@ TEST(PackedWeights, ConvolutionsOfFewPixels) {
   }
 }
 
-// y and dx of few pixels have the bits that they have in a larger map, of which a rank may have any part: long sums, a single channel, a
-// single pixel, a weight that is not packed yet and one that is.
+// y and dx of few pixels have the bits that they have in a larger map, of which a rank may have any part:
+// long sums, a single channel, a single pixel, a weight that is not packed yet and one that is.
 TEST(PackedWeights, FewPixelsHaveTheBitsOfALargerMap) {
   constexpr std::int64_t kAll = 40;
   for (const auto& [in, out] : {std::pair<std::int64_t, std::int64_t>{2048, 64},

@@ -1,4 +1,5 @@
-// Layers that pad, pool, resize and enlarge maps: against plain loops over the definition, and gradients against differences.
+// Layers that pad, pool, resize and enlarge maps: against plain loops over the definition, and gradients
+// against differences.
 #include "weft/nn/maps/resample.hpp"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// Products of rows with rows against plain loops in f64, and gradients of convolutions' weights on both sides of the size from which on a matrix
-// product makes them.
+// Products of rows with rows against plain loops in f64, and gradients of convolutions' weights on both sides
+// of the size from which on a matrix product makes them.
 #include <algorithm>
 #include <cmath>
 
@@ -19,7 +19,8 @@ struct Case {
   std::int64_t m, n, k, more_a, more_b;  // rows of a and b lie k + more apart
 };
 
-// Every rest of rows (4) and columns (4, 32), of lanes (16) and chunks (1024), none of each, and a sum of many chunks.
+// Every rest of rows (4) and columns (4, 32), of lanes (16) and chunks (1024), none of each, and a sum of
+// many chunks.
 const Case kCases[] = {{1, 1, 1, 0, 0},     {4, 32, 16, 0, 0},    {3, 5, 7, 2, 1},      {2, 33, 1023, 0, 3},
                        {5, 31, 1024, 1, 0}, {7, 66, 1025, 5, 16}, {6, 2, 300000, 0, 0}, {9, 70, 4113, 0, 0},
                        {0, 5, 9, 0, 0},     {5, 0, 9, 0, 0},      {3, 6, 0, 1, 1}};
@@ -51,8 +52,8 @@ TEST(RowProducts, EqualSumsInF64) {
   }
 }
 
-// dw of a convolution of 64 channels, kernel 3, padding 1, against loops in f64: with 113 channels out it has 65088 elements, with 128 it has 73728. Both in several
-// blocks of pixels and samples, and accumulated twice.
+// dw of a convolution of 64 channels, kernel 3, padding 1, against loops in f64: with 113 channels out it has
+// 65088 elements, with 128 it has 73728. Both in several blocks of pixels and samples, and accumulated twice.
 TEST(RowProducts, GradientsOfSmallAndLargeWeights) {
   weft::test::Bench bench;
   constexpr std::int64_t kBatch = 2, kIn = 64, kHeight = 24, kWidth = 20;
@@ -90,7 +91,8 @@ TEST(RowProducts, GradientsOfSmallAndLargeWeights) {
             worst = std::max(worst, std::abs(static_cast<double>(got[at++]) - 2 * sum));
           }
     EXPECT_EQ(at, got.size());
-    // By rows: one rounding of the sum of a block, and one for each sum of two; a matrix product: some for each 256 pixels.
+    // By rows: one rounding of the sum of a block, and one for each sum of two; a matrix product: some for
+    // each 256 pixels.
     EXPECT_LT(worst, (out == 113 ? 2e-7 : 6e-7) * largest);
   }
 }

@@ -1,5 +1,5 @@
-// A spectral norm on one rank: what it computes against plain loops in f64, its gradient against finite differences, and what
-// it refuses. Over several ranks: tp/spectral_norm.
+// A spectral norm on one rank: what it computes against plain loops in f64, its gradient against finite
+// differences, and what it refuses. Over several ranks: tp/spectral_norm.
 #include "weft/nn/spectral_norm.hpp"
 
 #include <algorithm>

@@ -592,8 +592,8 @@ TEST(ReduceAverages, of_integers_whose_total_is_near_a_multiple) {
           if (i % 3 == 0) in[k][i] = static_cast<T>(random());
           total += in[k][i];
         }
-        const auto off =
-            static_cast<int>((total % n + n) % n) + i % 3 - 1;  // what the last one must take away
+        // What the last one must take away.
+        const auto off = static_cast<int>((total % n + n) % n) + i % 3 - 1;
         T& last = in[n - 1][i];
         last = static_cast<T>(
             (i % 2 == 0 ? std::numeric_limits<T>::max() - n : std::numeric_limits<T>::min() + n) / n * n -

@@ -64,7 +64,7 @@ void expect_error(ErrorCode code, const std::string& text, F&& call) {
   }
 }
 
-/// Where a test gets its stores from: `client` is one rank's view of the one table. Clients may be shared by
+/// If a test gets its stores from: `client` is one rank's view of the one table. Clients may be shared by
 /// threads.
 struct Source {
   virtual ~Source() = default;
@@ -601,7 +601,7 @@ TEST_F(TcpStoreTest, AFrameMayComeByteByByte) {
   EXPECT_THAT(warnings(), ::testing::IsEmpty());
 }
 
-// Where the room is full those who have not said anything yet go first, the oldest of them first of all;
+// If the room is full those who have not said anything yet go first, the oldest of them first of all;
 // where all have, the new one.
 TEST_F(TcpStoreTest, ClientsBeyondTheLimitAreRefused) {
   const auto good = client();
@@ -710,7 +710,7 @@ TEST_F(TcpStoreTest, OffLoopbackASecretIsDemanded) {
   }
 }
 
-// Where the resolver cannot be reached it says "try again", which is done until the deadline.
+// If the resolver cannot be reached it says "try again", which is done until the deadline.
 TEST_F(TcpStoreTest, AHostThatDoesNotExistIsNamed) {
   const auto error = test::error_text(
       [&] { make_tcp_store("no-such-host.invalid", 1234, Deadline::after(milliseconds(50))); });

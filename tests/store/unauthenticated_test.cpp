@@ -1,5 +1,6 @@
-// The TCP store and unauthenticated clients: who does not know the secret, who listens and changes what is sent, crowds,
-// and what is too much. The job goes on. All on loopback; hosts_test.cpp has the same across hosts.
+// The TCP store and unauthenticated clients: who does not know the secret, who listens and changes what is
+// sent, crowds, and what is too much. The job goes on. All on loopback; hosts_test.cpp has the same across
+// hosts.
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -356,7 +357,8 @@ TEST_F(UnauthenticatedTest, ASilentServerIsATimeoutAtTheDeadline) {
 
 // ---- many at once ----
 
-// Silent, slow and talkative clients that are not authenticated, more than there is room for, while ranks work and others join.
+// Silent, slow and talkative clients that are not authenticated, more than there is room for, while ranks
+// work and others join.
 TEST_F(UnauthenticatedTest, ManyUnauthenticatedClientsHoldUpNobody) {
   for (const bool with_secret : {true, false}) {
     {

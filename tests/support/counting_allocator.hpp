@@ -1,5 +1,5 @@
-// An Allocator for tests: the C library's memory, counted and checked as it comes back, which fails on request. Any
-// thread.
+// An Allocator for tests: the C library's memory, counted and checked as it comes back, which fails on
+// request. Any thread.
 #pragma once
 
 #include <gtest/gtest.h>

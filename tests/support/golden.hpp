@@ -1,4 +1,4 @@
-// Where the source tree is, and the reference data of other projects, for tests that compare with them.
+// If the source tree is, and the reference data of other projects, for tests that compare with them.
 #pragma once
 
 #include <filesystem>

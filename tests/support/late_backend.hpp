@@ -1,23 +1,23 @@
-// Collectives on the memory of late devices: shm, given copies of what truly is there, on the terms of a transport
-// with streams.
+// Collectives on the memory of late devices: shm, given copies of what truly is there, on the terms of a
+// transport with streams.
 #pragma once
 
 #include "weft/backends/backend.hpp"
 
 namespace weft::test {
 
-/// Groups whose rank p of this process moves the memory of the late device cuda:<p>, which its Context has. A call is
-/// as late as it can be:
+/// Groups whose rank p of this process moves the memory of the late device cuda:<p>, which its Context has. A
+/// call is as late as it can be:
 ///
-/// - It begins when somebody first waits for it, or asks, and not when it is posted. It reads its input when its
-///   stream has done what it had been given until then, and no other stream: so a call with the wrong stream, and one
-///   whose input is written after it was posted, has a wrong number.
-/// - Its output holds NaNs from then until the Work is waited for, or is found done, or until a stream that waits for
-///   it (Work::wait_on) runs. Before the result is written for the host, the call's stream does all that it has been
-///   given: so what was given to it without a wait for the call reads NaNs.
+/// - It begins when somebody first waits for it, or asks, and not when it is posted. It reads its input when
+///   its stream has done what it had been given until then, and no other stream: so a call with the wrong
+///   stream, and one whose input is written after it was posted, has a wrong number.
+/// - Its output holds NaNs from then until the Work is waited for, or is found done, or until a stream that
+///   waits for it (Work::wait_on) runs. Before the result is written for the host, the call's stream does all
+///   that it has been given: so what was given to it without a wait for the call reads NaNs.
 ///
-/// Not seen: a wait that was forgotten for a call that another wait of the same rank has found done before anything
-/// was given to the stream.
+/// Not seen: a wait that was forgotten for a call that another wait of the same rank has found done before
+/// anything was given to the stream.
 BackendFactory late_collectives();
 
 }  // namespace weft::test

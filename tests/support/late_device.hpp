@@ -1,11 +1,11 @@
 // A device for tests, where there is no GPU: it finds code that assumes the CPU.
 //
-// - Memory: the addresses that it gives out cannot be read or written; the bytes lie elsewhere, where only copies,
-//   fills and kernels of the device find them. So host code that touches a tensor of the device crashes. New memory
-//   holds NaNs, and holds them again when it has been given back.
-// - Streams: what a stream is given is only remembered. It runs when the host waits for that stream, or when another
-//   stream that depends on it runs, as late as it can. So a dependency that was forgotten is always a wrong number,
-//   never one now and then.
+// - Memory: the addresses that it gives out cannot be read or written; the bytes lie elsewhere, where only
+//   copies, fills and kernels of the device find them. So host code that touches a tensor of the device
+//   crashes. New memory holds NaNs, and holds them again when it has been given back.
+// - Streams: what a stream is given is only remembered. It runs when the host waits for that stream, or when
+//   another stream that depends on it runs, as late as it can. So a dependency that was forgotten is always a
+//   wrong number, never one now and then.
 // - What a task throws is thrown by the next wait.
 //
 // Thread-safe; tasks run on the thread that waits.
@@ -46,8 +46,8 @@ class LateDevice final : public DeviceRuntime {
   void push(Stream stream, std::function<void()> task);
   /// Runs what the stream has been given; what fails there is kept for the next wait().
   void catch_up(Stream stream) noexcept;
-  /// Where the bytes of the device's address are. Throws std::logic_error for memory that is not the device's; null
-  /// stays null.
+  /// If the bytes of the device's address are. Throws std::logic_error for memory that is not the
+  /// device's; null stays null.
   template <class T>
   T* bytes_of(T* address) const {
     return static_cast<T*>(const_cast<void*>(translate(address)));

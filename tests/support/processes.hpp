@@ -1,6 +1,6 @@
 // Child processes for tests: ranks as processes, processes to kill or to stop. Fork before any Context is
-// made in the parent, or while its threads have nothing to do; the child makes its own. Call from one thread of
-// the test.
+// made in the parent, or while its threads have nothing to do; the child makes its own. Call from one thread
+// of the test.
 #pragma once
 
 #include <sys/types.h>
@@ -37,7 +37,7 @@ class ChildProcess {
   void kill(int signal);
   void stop();    ///< SIGSTOP; returns once it is stopped
   void resume();  ///< SIGCONT
-  /// How it ended, or nothing where it still runs after `limit`. May be called again.
+  /// How it ended, or nothing if it still runs after `limit`. May be called again.
   std::optional<ExitStatus> wait(Duration limit);
 
  private:

@@ -1,5 +1,6 @@
-// A job in which one rank scribbles on the memory that the ranks share, in round after round with groups of its own. A round is a row of steps. In a step some
-// ranks make their calls; then words that have changed meanwhile are damaged, which are those of these calls; then the others make theirs, and all wait.
+// A job in which one rank scribbles on the memory that the ranks share, in round after round with groups of
+// its own. A round is a row of steps. In a step some ranks make their calls; then words that have changed
+// meanwhile are damaged, which are those of these calls; then the others make theirs, and all wait.
 #pragma once
 
 #include <fmt/format.h>
@@ -30,8 +31,8 @@
 
 namespace weft::test {
 
-/// Buffers of a rank that stay from round to round: what a failed call leaves to a peer is no other call's. They are zeros, so that what changes in shared
-/// memory is the words that ranks write there.
+/// Buffers of a rank that stay from round to round: what a failed call leaves to a peer is no other call's.
+/// They are zeros, so that what changes in shared memory is the words that ranks write there.
 class KeptBuffers {
  public:
   TensorView view_of(Rank& r, Memory memory, int which, std::int64_t floats) {
@@ -55,7 +56,8 @@ struct ScribbledJob {
   class Calls {
    public:
     virtual ~Calls() = default;
-    /// Makes those of a step, which the generator says: it gives all ranks the same numbers. Returns what waits for them.
+    /// Makes those of a step, which the generator says: it gives all ranks the same numbers. Returns what
+    /// waits for them.
     virtual std::function<void()> make(std::mt19937_64& random) = 0;
   };
   using Begin = std::function<std::unique_ptr<Calls>(Rank&, KeptBuffers&, ProcessGroup&)>;
@@ -98,7 +100,7 @@ struct ScribbledJob {
  private:
   static constexpr int kSteps = 200;
 
-  // Where the ranks meet: in memory that is not weft's.
+  // If the ranks meet: in memory that is not weft's.
   struct Meeting {
     std::atomic<int> came{0}, turns{0};
     std::array<std::atomic<int>, 2> bad{};

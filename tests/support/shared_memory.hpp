@@ -21,7 +21,8 @@ struct SharedMapping {
   std::size_t bytes;
 };
 
-/// This process's mappings of memory of that kind: "region" (of groups and windows), "segment" (of arenas), "process".
+/// This process's mappings of memory of that kind: "region" (of groups and windows), "segment" (of arenas),
+/// "process".
 inline std::vector<SharedMapping> shared_mappings(const std::string& kind) {
   std::vector<SharedMapping> found;
   FileIn maps("/proc/self/maps");
@@ -39,7 +40,8 @@ inline std::vector<SharedMapping> shared_mappings(const std::string& kind) {
   return found;
 }
 
-/// Writes nonsense to words of this process's shared memory, and to nothing else: to those that have changed since look(), or beside them.
+/// Writes nonsense to words of this process's shared memory, and to nothing else: to those that have changed
+/// since look(), or beside them.
 class Scribbler {
  public:
   Scribbler(std::uint64_t seed, std::vector<SharedMapping> mappings)
@@ -100,7 +102,8 @@ class Scribbler {
     std::uint64_t* word = changed_[number(changed_.size())];
     const auto line = reinterpret_cast<std::uintptr_t>(word) & ~std::uintptr_t{63};
     if (number(3) == 0) word = reinterpret_cast<std::uint64_t*>(line) + number(8);
-    // The first word of a line is mostly the one that ranks wait for: who damages it sees a time-out, and no more.
+    // The first word of a line is mostly the one that ranks wait for: who damages it sees a time-out, and no
+    // more.
     if (reinterpret_cast<std::uintptr_t>(word) == line && number(4) != 0) word += 1 + number(7);
     return word;
   }

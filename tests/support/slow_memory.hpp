@@ -55,7 +55,7 @@ class SlowMemory {
     const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(limit).count();
     return ::poll(&p, 1, static_cast<int>(ms)) == 1;
   }
-  /// Where somebody waits; null: nobody does, within `limit`. To be called before let_come() of that page.
+  /// If somebody waits; null: nobody does, within `limit`. To be called before let_come() of that page.
   char* awaited(Duration limit) const {
     uffd_msg message{};
     if (!somebody_waits(limit) || ::read(fault_, &message, sizeof(message)) != sizeof(message))

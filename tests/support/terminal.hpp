@@ -23,8 +23,8 @@ struct OnATerminal {
   std::optional<ExitStatus> status;  ///< empty: it still ran some seconds after its terminal was closed
 };
 
-/// Runs words[0] with the others as its arguments. `columns`: how wide the terminal is; 0: it does not say. `prepare`
-/// runs in the child first.
+/// Runs words[0] with the others as its arguments. `columns`: how wide the terminal is; 0: it does not say.
+/// `prepare` runs in the child first.
 inline OnATerminal run_on_a_terminal(std::vector<std::string> words, int columns, Duration limit,
                                      const std::function<void()>& prepare = {}) {
   const int terminal = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);

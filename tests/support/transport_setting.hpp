@@ -1,4 +1,5 @@
-// The transports on which a test of operations runs: those of this build, or the one of the job that it is started in.
+// The transports on which a test of operations runs: those of this build, or the one of the job that it is
+// started in.
 #pragma once
 
 #include <cstdlib>

@@ -39,14 +39,14 @@ class UnauthenticatedClient {
   /// The same, where the server may have hung up meanwhile.
   void say_if_heard(std::string_view bytes) { ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL); }
 
-  /// True where the server has hung up.
+  /// True if the server has hung up.
   bool hears_the_end() {
     char byte = 0;
     const ssize_t got = ::recv(fd_, &byte, 1, MSG_DONTWAIT);
     return got == 0 || (got < 0 && errno != EAGAIN);
   }
 
-  /// True where the server hangs up within ten seconds, whatever it says before.
+  /// True if the server hangs up within ten seconds, whatever it says before.
   bool is_cut_off() {
     for (;;) {
       pollfd p{fd_, POLLIN, 0};
@@ -56,7 +56,7 @@ class UnauthenticatedClient {
     }
   }
 
-  /// True where the server says something within ten seconds, which is then read as far as it has come.
+  /// True if the server says something within ten seconds, which is then read as far as it has come.
   bool is_answered() {
     pollfd p{fd_, POLLIN, 0};
     char buffer[256];

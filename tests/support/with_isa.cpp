@@ -1,4 +1,4 @@
-// with_isa SET PROGRAM ARGUMENTS...: runs the program with WEFT_CPU_ISA=SET. Where the CPU lacks the set it
+// with_isa SET PROGRAM ARGUMENTS...: runs the program with WEFT_CPU_ISA=SET. If the CPU lacks the set it
 // says so as GoogleTest says of a skipped test; where weft chooses the set anyway the program has run
 // already. Exit status: the program's, 0 without a run.
 #include <unistd.h>

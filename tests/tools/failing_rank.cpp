@@ -1,5 +1,5 @@
-// Three ranks that add numbers without end, until those that the command line names fail. For the tests of what
-// weft run says then.
+// Three ranks that add numbers without end, until those that the command line names fail. For the tests of
+// what weft run says then.
 //
 //   failing_rank terminate|exit HOW [HOW]   what ranks do that notice it: let the Error end them, or exit with 1;
 //                                           how rank 1 fails, and rank 2; "return": it leaves, and returns 0

@@ -1,4 +1,4 @@
-// Programs of `weft check` as text: what is drawn is read back, and what somebody else wrote is refused where
+// Programs of `weft check` as text: what is drawn is read back, and what somebody else wrote is refused if
 // it could not be run.
 #include "program.hpp"
 
@@ -193,7 +193,8 @@ TEST(Program, StepsAndFaultsThatCannotBeRunAreRefused) {
           "fault.rank is 0, which has nobody beside it in group 1 of step 1");
 }
 
-// A rank that had no processor explains a deadline that passed, but no other error: such a program is run again.
+// A rank that had no processor explains a deadline that passed, but no other error: such a program is run
+// again.
 TEST(Verdict, ARankWithoutAProcessorMakesAProgramSlow) {
   Program p;
   p.homes = {0, 1, 2};

@@ -295,7 +295,8 @@ TEST_F(RunTest, OutputThatCannotBeWrittenIsTold) {
   EXPECT_EQ(run_full(1, "echo words; exit 3"), code(3));
 }
 
-// A file that may not grow (ulimit -f) is as a full disk; the ranks get the signal that tells of it, as without the launcher.
+// A file that may not grow (ulimit -f) is as a full disk; the ranks get the signal that tells of it, as
+// without the launcher.
 TEST_F(RunTest, OutputBeyondALimitOfFilesIsTold) {
   const auto limited = [&] {
     const rlimit limit = {.rlim_cur = 4096, .rlim_max = 4096};
@@ -542,8 +543,8 @@ TEST_F(RunTest, AKilledRankIsNamedAndTheOthersEnd) {
                        ") was first to fail: killed by signal 9 (SIGKILL)\n");
 }
 
-// Whoever failed by itself is named, also where those who noticed are gone before it: in the cases "leave" and
-// "throw" they have ended when rank 1 does.
+// Whoever failed by itself is named, also where those who noticed are gone before it: in the cases "leave"
+// and "throw" they have ended when rank 1 does.
 TEST_F(RunTest, TheRankThatFailedByItselfIsNamed) {
   const auto expect = [&](const std::vector<std::string>& how, int status, const std::string& said) {
     for (const char* reaction : {"exit", "terminate"}) {
@@ -563,7 +564,7 @@ TEST_F(RunTest, TheRankThatFailedByItselfIsNamed) {
   expect({"kill", "exit"}, 128 + SIGKILL, "killed by signal 9");
 }
 
-// Where a rank has left early and returned 0, the first that fails because of that is no culprit.
+// If a rank has left early and returned 0, the first that fails because of that is no culprit.
 TEST_F(RunTest, ARankThatReturnedTooEarlyIsNamed) {
   for (const auto& [reaction, how] :
        {std::pair("exit", "exited with code 1"), {"terminate", "killed by signal 6 .SIGABRT."}}) {

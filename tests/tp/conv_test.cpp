@@ -1,4 +1,5 @@
-// Column and row convolutions of kernel 1 on plain vectors: what the ranks compute together is what plain loops compute on one.
+// Column and row convolutions of kernel 1 on plain vectors: what the ranks compute together is what plain
+// loops compute on one.
 #include "weft/tp/conv.hpp"
 
 #include <fmt/format.h>
@@ -59,8 +60,8 @@ struct Sizes {
   std::int64_t batch, in, hidden, out, height, width;
 };
 
-// x → column → h → row → y over maps (batch, channels, pixels), by plain loops. Whole numbers of -1 to 1, or up to `largest`: sums are exact in
-// whatever order.
+// x → column → h → row → y over maps (batch, channels, pixels), by plain loops. Whole numbers of -1 to 1, or
+// up to `largest`: sums are exact in whatever order.
 struct Serial {
   explicit Serial(const Sizes& s, int largest_in) : sizes(s), largest(largest_in) {
     h = forward(x, w1, b1, s.in, s.hidden), y = forward(h, w2, b2, s.hidden, s.out);
@@ -130,8 +131,8 @@ struct Serial {
   }
 };
 
-// x, w and dy of type T; what is written, and the biases, of type W. x, dx, y and dy are divided along `dim` (-1: not), of which
-// `here` is this rank's.
+// x, w and dy of type T; what is written, and the biases, of type W. x, dx, y and dy are divided along `dim`
+// (-1: not), of which `here` is this rank's.
 template <class T, class W>
 void expect_serial(const Serial& one, Rank& rank, Compute& compute, const DeviceMesh& axes, int dim,
                    const Part& here, bool accumulate) {
@@ -186,7 +187,8 @@ void expect_serial(const Serial& one, Rank& rank, Compute& compute, const Device
   EXPECT_EQ(as<float>(db1), plus(slice(one.db1, {s.hidden}, 0, own)));
 }
 
-// 6 pixels and 28, for which bf16 has two ways; over 4 ranks 7 channels are 2, 2, 2 and 1, and of 2 channels some ranks have none.
+// 6 pixels and 28, for which bf16 has two ways; over 4 ranks 7 channels are 2, 2, 2 and 1, and of 2 channels
+// some ranks have none.
 const Sizes kSizes[] = {{2, 5, 7, 3, 2, 3}, {1, 3, 8, 5, 4, 7}, {3, 2, 2, 1, 1, 5}};
 
 TEST(ConvViews, ColumnAndRowEqualSerial) {
@@ -337,7 +339,8 @@ TEST(ConvViews, TheBitsOfTheModules) {
   });
 }
 
-// What is wrong ------------------------------------------------------------------------------------------------------
+// What is wrong
+// ------------------------------------------------------------------------------------------------------
 
 TEST(ConvViews, WhatDoesNotFitIsNamed) {
   Context context;

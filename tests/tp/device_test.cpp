@@ -1,4 +1,5 @@
-// Tensor parallelism on devices: two ranks, each with a late device of its own, give the bits of two ranks on the CPU.
+// Tensor parallelism on devices: two ranks, each with a late device of its own, give the bits of two ranks on
+// the CPU.
 #include <gtest/gtest.h>
 
 #include <functional>

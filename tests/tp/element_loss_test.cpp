@@ -47,7 +47,8 @@ TEST(ElementLossOnViews, PartsAddUpToTheWhole) {
   EXPECT_EQ(static_cast<float>(half_dy[1]), -2.0f);
 }
 
-// Infinite logits: of the right sign they cost nothing, of the wrong one infinitely much; half right is wrong.
+// Infinite logits: of the right sign they cost nothing, of the wrong one infinitely much; half right is
+// wrong.
 TEST(ElementLossOnViews, InfiniteLogitsHaveTheirLimits) {
   Context context;
   Compute compute(context, 1);

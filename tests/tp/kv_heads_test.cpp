@@ -1,4 +1,5 @@
-// Grouped-query attention over more ranks than it has key/value heads, and fused projections: both as on one rank.
+// Grouped-query attention over more ranks than it has key/value heads, and fused projections: both as on one
+// rank.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -132,7 +133,8 @@ TEST(KeyValueHeads, AnotherOrderOfTheAxesIsALayoutError) {
   });
 }
 
-// Attention with one product for q, k and v, and a SwiGLU with one for gate and up: what Attention and SwiGLU compute.
+// Attention with one product for q, k and v, and a SwiGLU with one for gate and up: what Attention and SwiGLU
+// compute.
 class Fused : public Module {
  public:
   explicit Fused(std::int64_t kv_heads, std::int64_t hidden)

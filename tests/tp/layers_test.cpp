@@ -50,8 +50,8 @@ std::unique_ptr<Module> with_random_gains(std::unique_ptr<Module> module) {
   return module;
 }
 
-// The module twice: plain, and over the mesh, as `split` says, with x cut as `of_x` says on each axis. Two passes of a
-// training and one of inference; buffers, too.
+// The module twice: plain, and over the mesh, as `split` says, with x cut as `of_x` says on each axis. Two
+// passes of a training and one of inference; buffers, too.
 void expect_as_serial(const MeshShape& shape, const std::function<std::unique_ptr<Module>()>& make,
                       const Shape& x_shape, const Placements& of_x,
                       const std::function<void(Module&, const DeviceMesh&)>& split) {

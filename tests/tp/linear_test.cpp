@@ -177,7 +177,8 @@ Floats positions(const Floats& v, std::int64_t batch, std::int64_t width, const 
   return part;
 }
 
-// x → column → row → y as expect_serial(), with x, dx, y and dy divided along the sequence of (batch, kTokens / batch, …).
+// x → column → row → y as expect_serial(), with x, dx, y and dy divided along the sequence of (batch, kTokens
+// / batch, …).
 template <class T, class W>
 void expect_serial_divided(const Serial& one, Rank& rank, const DeviceMesh& axes, const Extent& here,
                            std::int64_t batch, bool accumulate) {
@@ -345,7 +346,8 @@ TEST(LinearViews, WithoutBiasOrGradientsThatNobodyWants) {
   column_linear_forward(compute, shaped(none, {0, 2}), shaped(w, {1, 2}), {}, shaped(no_rows, {0, 1}));
 }
 
-// A view of no elements may be null on one rank and not on another: all must still take part in the same calls.
+// A view of no elements may be null on one rank and not on another: all must still take part in the same
+// calls.
 TEST(LinearViews, RanksAgreeOnAnEmptyGradient) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     const DeviceMesh mesh(rank.group(), {{"tp", 2}});

@@ -1,5 +1,6 @@
-// Modules with plans of their own: what parallelize makes of them, and what it refuses. No communication: meshes as one of
-// their ranks sees them. That split layers compute what whole ones do: models/weather_golden, tp/spectral_norm.
+// Modules with plans of their own: what parallelize makes of them, and what it refuses. No communication:
+// meshes as one of their ranks sees them. That split layers compute what whole ones do:
+// models/weather_golden, tp/spectral_norm.
 #include "weft/tp/own_plan.hpp"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// Sequence parallel and vocabulary parallel modules give what the same modules give on one rank; where a reduction is
-// forgotten they give an error.
+// Sequence parallel and vocabulary parallel modules give what the same modules give on one rank; where a
+// reduction is forgotten they give an error.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -191,7 +191,8 @@ TEST(SequenceParallel, EmbeddingKeepsItsGlobalLength) {
         });
 }
 
-// embedding → norm → head → loss over the vocabulary, tied or not, with smoothing and labels that do not count.
+// embedding → norm → head → loss over the vocabulary, tied or not, with smoothing and labels that do not
+// count.
 struct Speaker : Module {
   explicit Speaker(std::int64_t vocab, bool tied)
       : embedding(vocab, kDim, Normal{1}), norm(kDim), head(kDim, vocab, false, Normal{1}) {

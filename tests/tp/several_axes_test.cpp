@@ -1,4 +1,5 @@
-// Layers that are split over several axes, by one call or by one call for each axis: as on one rank, or refused with the arithmetic.
+// Layers that are split over several axes, by one call or by one call for each axis: as on one rank, or
+// refused with the arithmetic.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -41,7 +42,8 @@ struct Call {
   Style style;
 };
 
-// A Linear of three segments, as [q|k|v], split by these calls over a=2 x b=2, is that of one rank. `y_on_b`: what is left of the cut.
+// A Linear of three segments, as [q|k|v], split by these calls over a=2 x b=2, is that of one rank. `y_on_b`:
+// what is left of the cut.
 void expect_as_serial(const std::vector<Call>& calls, const Placements& y) {
   test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
     Compute compute(rank.context);

@@ -1,5 +1,5 @@
-// Spectral norms under tensor parallelism: blocks that have one stay whole, or are split with it, and then compute what one
-// rank computes, over several passes of a training.
+// Spectral norms under tensor parallelism: blocks that have one stay whole, or are split with it, and then
+// compute what one rank computes, over several passes of a training.
 #include "weft/nn/spectral_norm.hpp"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,8 @@ Tensor random_tensor(Context& context, const Shape& shape, std::string_view name
   return t;
 }
 
-// Sums of at most 96 products in another order, through two power iterations: some units of the last place of what is largest.
+// Sums of at most 96 products in another order, through two power iterations: some units of the last place of
+// what is largest.
 constexpr double kTolerance = 4e-5;
 
 void expect_near(const Tensor& got, const Tensor& expected, const std::string& what) {

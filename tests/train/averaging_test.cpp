@@ -452,7 +452,8 @@ TEST(Averager, ReducesOverSeveralAxes) {
   });
 }
 
-// A parameter that is cut along an axis, evenly or not, has other elements on each of its ranks: they are summed over the other axes alone.
+// A parameter that is cut along an axis, evenly or not, has other elements on each of its ranks: they are
+// summed over the other axes alone.
 TEST(Averager, AxesAlongWhichAParameterIsCutAreLeftToIt) {
   test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
     const DeviceMesh mesh(rank.group(), {{"d", 2}, {"h", 2}});
@@ -530,7 +531,8 @@ TEST(Averager, WhatIsCutAlongAnAxisHasGradientsThatAre) {
   });
 }
 
-// A norm over maps that are cut in space has an element for each pixel, cut as the maps are; other weights are whole.
+// A norm over maps that are cut in space has an element for each pixel, cut as the maps are; other weights
+// are whole.
 TEST(Averager, TrainsANormOverSpaceAsOneRankDoes) {
   test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
     const auto make = [] {

@@ -1,5 +1,5 @@
-// SIGKILL while checkpoints are written: at each named point, and at any moment. What is left is loaded, is whole, and is not older than
-// the last one that was done.
+// SIGKILL while checkpoints are written: at each named point, and at any moment. What is left is loaded, is
+// whole, and is not older than the last one that was done.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -50,7 +50,8 @@ bool names_the_new_one(const std::string& stage) {
   return stage == "latest named" || stage == "latest" || stage == "old";
 }
 
-// `latest` of the folder, all of whose elements are of one step; -1: there is none. In a child, as the test forks again.
+// `latest` of the folder, all of whose elements are of one step; -1: there is none. In a child, as the test
+// forks again.
 void expect_latest(const std::filesystem::path& folder, std::int64_t least, std::int64_t most) {
   SCOPED_TRACE(fmt::format("{} to {}", least, most));
   EXPECT_TRUE(test::run_in_child([&] {
@@ -120,8 +121,8 @@ TEST(CheckpointKill, AtEachPointOfOneOfTwoRanks) {
     }
 }
 
-// A run that saves every step, the way `save` does, is killed again and again, and goes on from what is there. `done`: told after each
-// save that is known to be whole.
+// A run that saves every step, the way `save` does, is killed again and again, and goes on from what is
+// there. `done`: told after each save that is known to be whole.
 using Loop = std::function<void(const std::function<void(std::int64_t)>& done)>;
 void kill_at_random(int times, std::uint64_t seed, const std::filesystem::path& folder, int saves_in_flight,
                     const Loop& loop) {

@@ -221,8 +221,8 @@ TEST(CheckpointRanks, AveragesGoIntoOtherMeshes) {
     });
 }
 
-// Optimizer state keeps the layout of the value that it was made for; where the value has another one by now, every
-// rank's part of the state is saved all the same, and a step with it is an error.
+// Optimizer state keeps the layout of the value that it was made for; where the value has another one by now,
+// every rank's part of the state is saved all the same, and a step with it is an error.
 TEST(CheckpointRanks, StateThatLiesOtherwiseThanItsValueIsSavedWhole) {
   const test::TemporaryFolder folder;
   test::run_ranks(test::Ranks::threads, 2, [&](test::Rank& r) {

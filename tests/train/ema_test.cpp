@@ -61,7 +61,8 @@ TEST(Ema, ASmallDecayKeepsTheMastersDigits) {
   }
 }
 
-// What ranks hold of it together is the average of the whole, and nothing is sent: the mesh cannot communicate.
+// What ranks hold of it together is the average of the whole, and nothing is sent: the mesh cannot
+// communicate.
 TEST(Ema, ShardsAreAveragedAsTheyLie) {
   Context context;
   for (int rank = 0; rank < 3; ++rank) {

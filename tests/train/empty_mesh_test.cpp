@@ -1,4 +1,5 @@
-// What functions of dp, nn, tp and train say to an empty DeviceMesh (tests/mesh/empty_mesh_test.cpp has those of mesh).
+// What functions of dp, nn, tp and train say to an empty DeviceMesh (tests/mesh/empty_mesh_test.cpp has those
+// of mesh).
 #include <gtest/gtest.h>
 
 #include <functional>

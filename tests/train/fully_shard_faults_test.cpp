@@ -1,5 +1,5 @@
-// What a sharded model must not do silently: go on after a caught error, forget a gradient that nobody made, or mix sums and
-// averages; and ranks that keep nothing of a block.
+// What a sharded model must not do silently: go on after a caught error, forget a gradient that nobody made,
+// or mix sums and averages; and ranks that keep nothing of a block.
 #include "support/errors.hpp"
 #include "train/shard_net.hpp"
 

@@ -1,5 +1,5 @@
-// What a sharded model does beside plain steps: errors in a pass, accumulation, frozen and unused parameters, precision,
-// memory.
+// What a sharded model does beside plain steps: errors in a pass, accumulation, frozen and unused parameters,
+// precision, memory.
 #include <atomic>
 #include <cstdlib>
 
@@ -145,8 +145,8 @@ TEST(FullyShardLife, TheNextBlockIsGatheredAheadAndReductionsComeBehind) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     ShardRun run(rank, kTwo, {"dp"}, {}, by_blocks());
     run.pass(0);
-    // The first forward does not know the order; its backward does: of blocks 2, 1 and 0, each while the one before it (2: the
-    // root) begins. A forward then looks ahead for three blocks, too.
+    // The first forward does not know the order; its backward does: of blocks 2, 1 and 0, each while the one
+    // before it (2: the root) begins. A forward then looks ahead for three blocks, too.
     EXPECT_EQ(run.sharded->prefetched(), 3);
     int reducing = 0, gathering = 0;
     const HookHandle hook = run.net->get("layers.1.trip")
@@ -536,7 +536,8 @@ TEST(FullyShardLife, AModelWithValuesKeepsThemAndReplicasAreCompared) {
       EXPECT_EQ(p->master().shape(), p->layout()->local_shape());
       EXPECT_EQ(ShardRun::floats(p->master()), before[p->path()]);
     }
-    // Each rank with a seed of its own, before the model is built: what the order of this library does not allow to happen.
+    // Each rank with a seed of its own, before the model is built: what the order of this library does not
+    // allow to happen.
     const auto drifted = test::shard_net();
     materialise(*drifted, compute);
     initialise(*drifted, 7 + static_cast<std::uint64_t>(rank.rank == 1));
@@ -670,8 +671,8 @@ TEST(FullyShardLife, AGradientThatIsNotASumIsRefused) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     ShardRun run(rank, kTwo, {"dp"}, {}, by_blocks());
     Frame frame(run.compute);
-    const Tensor x =
-        full(run.rows(0)).with_layout(replicated_layout(run.mesh, {12, 5}));  // the same on all ranks
+    // The same on all ranks.
+    const Tensor x = full(run.rows(0)).with_layout(replicated_layout(run.mesh, {12, 5}));
     const Tensor y = run.net->forward(x, frame)[0];
     EXPECT_EQ(error_text([&] { run.net->backward(y, frame); }),
               "layout: fully_shard: the gradient of \"layers.2.norm.weight\" is Replicate on dp=2; expected "

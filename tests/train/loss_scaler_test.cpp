@@ -73,7 +73,8 @@ TEST(LossScaler, AListThatIsNotFiniteCountsWhateverComesBehindIt) {
   }
 }
 
-// One rank has an infinity or a NaN, in a shard or in a gradient that only it has: all skip, and their scales stay equal.
+// One rank has an infinity or a NaN, in a shard or in a gradient that only it has: all skip, and their scales
+// stay equal.
 TEST(LossScaler, AllRanksSkipOrNone) {
   test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
     const DeviceMesh mesh(rank.group(), {{"domain", 3}});
@@ -99,7 +100,8 @@ TEST(LossScaler, AllRanksSkipOrNone) {
   });
 }
 
-// The gradients that f16 holds of a loss that is not scaled are mostly zeros; with the scale they are those of f32.
+// The gradients that f16 holds of a loss that is not scaled are mostly zeros; with the scale they are those
+// of f32.
 TEST(LossScaler, KeepsGradientsOfF16FromVanishing) {
   Context context;
   const DeviceMesh one = DeviceMesh::arithmetic(context, MeshShape{{"dp", 1}}, 0);

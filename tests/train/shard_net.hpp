@@ -40,7 +40,8 @@ class Tripwire : public Module {
   }
 };
 
-/// embed, layers.0 … (norm, up, act, trip, down), head. Prime sizes: nothing divides, biases of 13 and 3 elements.
+/// embed, layers.0 … (norm, up, act, trip, down), head. Prime sizes: nothing divides, biases of 13 and 3
+/// elements.
 inline std::unique_ptr<Sequential> shard_net(int layers = 3, std::int64_t width = 13,
                                              std::int64_t hidden = 40) {
   auto net = std::make_unique<Sequential>();

@@ -17,7 +17,8 @@ using Body = std::function<int()>;
 
 // Each adds its sub-command to `app`; `chosen` receives its body when it is the one given.
 
-/// `program`: what is to be run and its arguments, which are not weft's to parse; known once flags are parsed.
+/// `program`: what is to be run and its arguments, which are not weft's to parse; known once flags are
+/// parsed.
 void add_run(CLI::App& app, const std::vector<std::string>& program, Body& chosen);
 
 /// `words`: all of the command line, for starting ranks with the same flags, and to find --config in.

@@ -117,7 +117,8 @@ std::string trace_trouble(const std::filesystem::path& folder) {
   return fmt::format("there is no folder {}", folder.string());
 }
 
-// Whether groups that leave the choice to weft get the transport that WEFT_BACKEND names: what is wrong, or nothing.
+// Whether groups that leave the choice to weft get the transport that WEFT_BACKEND names: what is wrong, or
+// nothing.
 std::string backend_trouble(const std::string& wanted, const std::vector<FoundBackend>& found) {
   if (wanted == "auto") return {};
   std::vector<std::string> names = {"auto"};

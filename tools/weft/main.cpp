@@ -85,7 +85,8 @@ void check_commands(const CLI::App& app, const std::vector<std::string>& words) 
     check_command(*command, words[0] + " ", words[1]);
 }
 
-// The words of ours that no option of the command stands for: "train has no option "--stepz"; is --steps meant?".
+// The words of ours that no option of the command stands for: "train has no option "--stepz"; is --steps
+// meant?".
 void refuse_unknown(const CLI::App& app, const std::vector<std::string>& words) {
   const auto chosen = app.get_subcommands();
   const CLI::App* command = chosen.empty() ? &app : chosen.front();
@@ -103,7 +104,8 @@ void refuse_unknown(const CLI::App& app, const std::vector<std::string>& words) 
   }
 }
 
-// CLI11 reads 99999999999999999999 as the largest number that there is, 010 as 8 and 0x10 as 16, without a word.
+// CLI11 reads 99999999999999999999 as the largest number that there is, 010 as 8 and 0x10 as 16, without a
+// word.
 template <class Number>
 std::string decimal_fault(const std::string& text) {
   const char* const first = text.data() + (text.starts_with('+') ? 1 : 0);

@@ -12,8 +12,8 @@
 namespace weft::tools {
 namespace {
 
-constexpr int kMostRanks =
-    256;  // two pipes and a few connections each, under the usual limit of 1024 descriptors
+// Two pipes and a few connections each, under the usual limit of 1024 descriptors.
+constexpr int kMostRanks = 256;
 
 struct Flags {
   LaunchOptions options;

@@ -10,8 +10,8 @@
 
 namespace weft::tools {
 
-/// The columns of the terminal behind `fd`; else, where it does not tell or is none, what COLUMNS says. Nothing
-/// where that is no number, too.
+/// The columns of the terminal behind `fd`; else, where it does not tell or is none, what COLUMNS says.
+/// Nothing if that is no number, too.
 inline std::optional<int> terminal_columns(int fd) {
   winsize size{};
   if (::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;

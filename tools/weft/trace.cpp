@@ -56,8 +56,8 @@ std::string what(const TracedCall& c) {
   return text;
 }
 
-// Whether the calls of two ranks fit together, as far as traces show it. In rooted calls, and in those with a block
-// per rank, each rank may have another length.
+// Whether the calls of two ranks fit together, as far as traces show it. In rooted calls, and in those with a
+// block per rank, each rank may have another length.
 bool same(const TracedCall& a, const TracedCall& b) {
   const OpRow r = row(a.op);
   if (a.op != b.op) return false;
@@ -90,7 +90,7 @@ class Group {
     return out;
   }
 
-  // When the first of its ranks noticed that it had failed; nothing where it has not.
+  // When the first of its ranks noticed that it had failed; nothing if it has not.
   std::optional<std::pair<std::int64_t, const Trace*>> failed() const {
     std::optional<std::pair<std::int64_t, const Trace*>> first;
     for (const auto& [rank, t] : traces_)

@@ -1,5 +1,5 @@
-/* An allocator with a budget, which keeps blocks that come back for the next request of their size. The two functions are
- * what weft asks of any allocator. */
+/* An allocator with a budget, which keeps blocks that come back for the next request of their size. The two
+ * functions are what weft asks of any allocator. */
 #ifndef POOL_H
 #define POOL_H
 

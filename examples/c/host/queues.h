@@ -1,6 +1,6 @@
-/* A transport for threads of one process: a ring of bytes from each rank to each other one, one set of rings for
- * each channel. The four functions are what weft asks of any transport: sockets, or a network's own library, would
- * stand in their place. */
+/* A transport for threads of one process: a ring of bytes from each rank to each other one, one set of rings
+ * for each channel. The four functions are what weft asks of any transport: sockets, or a network's own
+ * library, would stand in their place. */
 #ifndef QUEUES_H
 #define QUEUES_H
 

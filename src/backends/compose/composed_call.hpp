@@ -67,7 +67,8 @@ struct Composed {
 Block slice(std::int64_t count, int r, int n) noexcept;
 
 /// Plans the user's call `s` of rank `rank`: how it is composed over a transport of these traits, its first
-/// exchange, and the scratch that it needs, from `memory`. Throws std::bad_alloc, and as LocalMemory::allocate() does.
+/// exchange, and the scratch that it needs, from `memory`. Throws std::bad_alloc, and as
+/// LocalMemory::allocate() does.
 void plan_call(Composed& c, OpState& s, const Traits& traits, int rank, int size, LocalMemory& memory);
 /// Plans the second exchange of Plan::reduce and Plan::scan: my slice goes to those who have an `out`, theirs
 /// come to me if I have one. Rank 0 of an exscan gets nothing: it fills its `out` with the identity.

@@ -68,8 +68,8 @@ class Composer final : public Backend {
   bool exchanges(const OpState& s) const noexcept {
     return s.op == Op::exchange && !traits_.has(Op::exchange);
   }
-  static constexpr std::uint64_t kRemembered =
-      256;  // calls whose names failures may ask for: more than a ring
+  // Calls whose names failures may ask for: more than a ring.
+  static constexpr std::uint64_t kRemembered = 256;
 
   static Composed*& of(OpState& s) noexcept { return *reinterpret_cast<Composed**>(s.scratch.data()); }
   static const Composed* of(const OpState& s) noexcept {

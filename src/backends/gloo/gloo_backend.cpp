@@ -32,8 +32,8 @@ namespace {
 
 constexpr std::uint64_t kExchange = 0x42ull << 56;  // slots of exchange(), see links.cpp
 constexpr std::uint64_t kBootstrapInfo = 2;         // its form
-constexpr auto kForever =
-    std::chrono::milliseconds(std::chrono::hours(24 * 30));  // deadlines are the group's
+// Deadlines are the group's.
+constexpr auto kForever = std::chrono::milliseconds(std::chrono::hours(24 * 30));
 
 ::gloo::transport::tcp::attr loopback() { return {"127.0.0.1"}; }
 

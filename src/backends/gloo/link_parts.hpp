@@ -30,8 +30,8 @@ struct Links::ControlMessage {
   DType dtype = DType::u8;
   std::int64_t count = 0;
   std::uint64_t number = 0;
-  std::uint64_t acknowledged =
-      0;  // control messages of the receiver that the sender has read: their memory may go
+  // Control messages of the receiver that the sender has read: their memory may go.
+  std::uint64_t acknowledged = 0;
   Announcement announcement{};
 };
 

@@ -16,8 +16,8 @@ namespace weft::gloo_backend {
 namespace {
 
 constexpr auto kGoodBye = std::chrono::seconds(2);
-constexpr std::uint64_t kUnacknowledged =
-    32;  // control messages of a peer after which it is told that they were read
+// Control messages of a peer after which it is told that they were read.
+constexpr std::uint64_t kUnacknowledged = 32;
 
 }  // namespace
 

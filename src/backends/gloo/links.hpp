@@ -44,7 +44,7 @@ struct LinkEvents {
 class Links final : private MessageMedium {
  public:
   Links(std::shared_ptr<::gloo::Context> context, UnexpectedLimits limits, LinkEvents events);
-  /// Where the group has not failed, tells the peers that this rank leaves, so that they do not take it for
+  /// If the group has not failed, tells the peers that this rank leaves, so that they do not take it for
   /// dead. Takes up to 2 s.
   ~Links();
 
@@ -61,7 +61,7 @@ class Links final : private MessageMedium {
   /// The call that begin() was told of is over.
   void over() noexcept;
   /// The ranks that hold up the call: of those that have not announced it, or have not sent or received, and
-  /// of the ranks that these wait for. Where all have, those that do not answer.
+  /// of the ranks that these wait for. If all have, those that do not answer.
   std::vector<int> missing(const OpState& s, std::string& story);
   /// See Backend::last_calls(). `announced`: ranks announce their calls, by agree().
   std::vector<LastCall> last_calls(bool announced) const;

@@ -51,7 +51,8 @@ void Links::agree(const OpState& s) {
   }
 }
 
-// The connection of a rank that dies breaks as well: the thread of that connection is given time to fail the group.
+// The connection of a rank that dies breaks as well: the thread of that connection is given time to fail the
+// group.
 std::optional<Failure> Links::leaving(const OpState& s) {
   constexpr auto kOthersKnow = std::chrono::milliseconds(200);
   std::unique_lock lock(mutex_);
@@ -93,7 +94,7 @@ OwnCalls Links::own_calls() const {
   return {.awaited = current_ ? awaited_in(*current_) : std::vector<int>(), .last = last_};
 }
 
-// Where the connection broke, that rank hears nothing, and answers nothing.
+// If the connection broke, that rank hears nothing, and answers nothing.
 void Links::notify(int to, Notice notice, std::uint32_t number, std::span<const std::byte> bytes) {
   try {
     write(*peers_[static_cast<std::size_t>(to)],

@@ -62,7 +62,7 @@ std::string AnnouncedCalls::left_out(const std::vector<bool>& left) const {
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
     const Peer& other = peer(r);
-    // Its next call, which this rank will not make. Where rank r waits for this one there, it is told that it
+    // Its next call, which this rank will not make. If rank r waits for this one there, it is told that it
     // has left.
     if (other.compared == called && !other.ahead.empty()) {
       const CallRecord& call = other.ahead.front().record;

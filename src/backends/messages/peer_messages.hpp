@@ -1,6 +1,7 @@
 // The messages of one rank with its peers, as every transport that sends messages does them: which message
 // goes to which receive, which calls are in flight, whom they wait for, who has left, and the roll-call. The
-// bytes are moved by a MessageMedium, which the transport brings. Private: an ABI for plug-ins would freeze it.
+// bytes are moved by a MessageMedium, which the transport brings. Private: an ABI for plug-ins would freeze
+// it.
 //
 // A message is a head and its elements. The elements come with the head, or stay with the sender, which
 // offers them: then the receive that takes the message fetches them. Messages of one source come here in the

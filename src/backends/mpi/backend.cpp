@@ -1,7 +1,7 @@
-// The Backend over MPI. A collective begins with a control message to every rank that says what is called. A rank
-// enters MPI's own collective when the ranks whose data it needs have called the same. So a mismatch never
-// reaches MPI, and a time-out names the ranks that had not arrived. Roots of broadcast and scatter, and all
-// but the root of reduce and gather, need nobody's data: they do not wait, and compare later.
+// The Backend over MPI. A collective begins with a control message to every rank that says what is called. A
+// rank enters MPI's own collective when the ranks whose data it needs have called the same. So a mismatch
+// never reaches MPI, and a time-out names the ranks that had not arrived. Roots of broadcast and scatter, and
+// all but the root of reduce and gather, need nobody's data: they do not wait, and compare later.
 //
 // After a failure everything that MPI may still use is leaked: buffers, requests, the communicator.
 #include "backends/mpi/backend.hpp"
@@ -32,8 +32,8 @@ namespace weft::mpi {
 namespace {
 
 constexpr std::size_t kAhead = 1024;  // calls a rank may be ahead of the comparison
-constexpr auto kFlush =
-    std::chrono::milliseconds(20);  // how long a failure waits for MPI to take its control messages
+// How long a failure waits for MPI to take its control messages.
+constexpr auto kFlush = std::chrono::milliseconds(20);
 constexpr auto kLookForPings = std::chrono::milliseconds(20);  // of a rank that waits in another group
 constexpr int kLastLooks = 16;  // a leaving rank stops after this many looks in a row that found nothing
 constexpr auto kQuiesceNap = std::chrono::microseconds(200);
@@ -368,8 +368,8 @@ class MpiBackend final : public Backend, private MessageMedium {
   // Records this rank's own call and sends it to all ranks.
   void announce(OpState& s) {
     CallState& p = *new (s.scratch.data()) CallState;
-    p.announced =
-        check_ || s.op == Op::all_to_all_v;  // whose ranks do not know how large the largest block is
+    // Whose ranks do not know how large the largest block is.
+    p.announced = check_ || s.op == Op::all_to_all_v;
     if (!check_) unannounced_ = last_call_of(rank_, LastCall::State::in_flight, record_of(s, size_));
     if (!p.announced) return;
     Announcement call = announcement_of(s, size_);

@@ -38,8 +38,8 @@ struct BootstrapInfo {
   std::string backend;
   int world_rank = -1, world_size = 0, safe = 1, check = 1;
   std::int64_t max_count = 0;
-  // Chosen by rank 0: a number that differs for every group of the job, so that groups that share ranks and are made
-  // at the same time by several threads are not mixed up.
+  // Chosen by rank 0: a number that differs for every group of the job, so that groups that share ranks and
+  // are made at the same time by several threads are not mixed up.
   int tag = 0;
   CpuShare cores;
 
@@ -47,7 +47,7 @@ struct BootstrapInfo {
     return fmt::format("{} {} {} {} {} {} {} {}", backend, world_rank, world_size, safe, check, max_count,
                        tag, cores.encode());
   }
-  /// Nothing where the text is no such info.
+  /// Nothing if the text is no such info.
   static std::optional<BootstrapInfo> decode(std::string_view text) {
     BootstrapInfo info;
     info.backend = next_word(text);
@@ -146,7 +146,7 @@ MPI_Comm make_comm(const GroupInit& b, Process& process, const std::vector<Boots
   const auto making = std::make_shared<Making>();
   for (const BootstrapInfo& info : infos) making->world_ranks.push_back(info.world_rank);
   making->tag = infos[0].tag;
-  // MPI_Comm_create_group blocks. Where MPI does not allow several threads, it cannot be left in a thread of
+  // MPI_Comm_create_group blocks. If MPI does not allow several threads, it cannot be left in a thread of
   // its own; then groups with ranks in common must be made in one order.
   if (!process.multiple()) {
     const auto turn = process.lock();

@@ -1,5 +1,5 @@
-// What MPI does for messages of point to point (see PeerMessages): the elements of small ones travel in their control
-// message, those of large ones follow.
+// What MPI does for messages of point to point (see PeerMessages): the elements of small ones travel in their
+// control message, those of large ones follow.
 //
 // A message of at most kEager bytes travels with its envelope (eager); its send is done when MPI has taken
 // that. The envelope of a larger one carries a number, and the data follows in pieces, under an MPI tag made

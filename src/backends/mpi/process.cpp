@@ -46,8 +46,8 @@ namespace {
 constexpr auto kFarewell = std::chrono::seconds(2);  // how long the exit waits for peers to leave groups
 constexpr auto kDelivery = std::chrono::minutes(5);  // how long a failure is kept for peers that do not look
 constexpr auto kCarryNap = std::chrono::milliseconds(20);
-constexpr auto kControlDelivery =
-    std::chrono::seconds(2);  // how long leaving a group waits for MPI to take its control messages
+// How long leaving a group waits for MPI to take its control messages.
+constexpr auto kControlDelivery = std::chrono::seconds(2);
 
 // Large enough for either library: the symbol may be that of the other one.
 std::string library_text() {

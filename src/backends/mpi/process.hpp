@@ -22,7 +22,7 @@ namespace weft::mpi {
 
 class ControlChannel;
 
-/// Runs f in a thread of its own, for MPI functions that block and cannot be cancelled. Returns false where
+/// Runs f in a thread of its own, for MPI functions that block and cannot be cancelled. Returns false if
 /// it has not ended by the deadline: then the thread stays, with all that it holds.
 bool run_until(Deadline deadline, std::function<void()> f);
 
@@ -42,7 +42,7 @@ MPI_Datatype value_type(DType t) noexcept;  ///< what MPI reduces it as
 
 /// One per process, for ever: MPI cannot be initialised twice. Thread-safe.
 ///
-/// MPI_THREAD_MULTIPLE is asked for. Where the program has initialised MPI with less, every MPI call of ours
+/// MPI_THREAD_MULTIPLE is asked for. If the program has initialised MPI with less, every MPI call of ours
 /// holds one lock (SERIALIZED), or only the thread that initialised MPI may call (FUNNELED, SINGLE): calls
 /// from other threads are refused.
 ///
@@ -50,8 +50,8 @@ MPI_Datatype value_type(DType t) noexcept;  ///< what MPI reduces it as
 /// is not, which makes mpirun end the other ranks.
 class Process {
  public:
-  /// Initialises MPI or joins it. Throws unsupported where obstacle() says so or MPI was finalised already;
-  /// timeout where MPI_Init_thread, which may wait for every process of the job, does not end by the
+  /// Initialises MPI or joins it. Throws unsupported if obstacle() says so or MPI was finalised already;
+  /// timeout if MPI_Init_thread, which may wait for every process of the job, does not end by the
   /// deadline.
   static Process& join(Logger& log, Deadline deadline);
   /// Whether MPI is initialised, by the program or by weft.
@@ -79,9 +79,9 @@ class Process {
   /// Frees what can be freed. Under lock().
   void reap() noexcept;
   /// After a failure: starts a thread that for some minutes sends the messages of `channel` that MPI has not
-  /// accepted yet. `channel` is never freed. So peers that come late learn of the failure, whatever the program does
-  /// meanwhile. Only where weft has initialised MPI with MPI_THREAD_MULTIPLE; elsewhere it goes out while the
-  /// program calls MPI.
+  /// accepted yet. `channel` is never freed. So peers that come late learn of the failure, whatever the
+  /// program does meanwhile. Only where weft has initialised MPI with MPI_THREAD_MULTIPLE; elsewhere it goes
+  /// out while the program calls MPI.
   void deliver(ControlChannel& channel);
 
  private:

@@ -118,8 +118,8 @@ void Rounds::pack(const OpState& s) {
   prepare(s, true);
   prepare(s, false);
   const std::int64_t element = size_bytes(s.dtype);
-  // MPI forbids buffers that overlap, where we allow calls in place: then `in` is copied. MPICH compares the pointers, also where
-  // one of the two has no elements.
+  // MPI forbids buffers that overlap, where we allow calls in place: then `in` is copied. MPICH compares the
+  // pointers, also where one of the two has no elements.
   if (in_.present && out_.present && in_.direct && out_.direct) {
     const std::byte *in_end = in_.at + in_.elements * element, *out_end = out_.at + out_.elements * element;
     if (in_.at == out_.at || (in_.at < out_end && out_.at < in_end)) {

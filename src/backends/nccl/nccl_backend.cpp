@@ -52,7 +52,8 @@ constexpr Duration kLookAtMost = std::chrono::milliseconds(500);
 constexpr auto kLeave = std::chrono::seconds(1);  // for peers to leave too, before a thread waits for them
 constexpr auto kPart = std::chrono::minutes(10);  // of that thread; then the rest is aborted
 constexpr std::size_t kMostLanes = 64;
-// A digest of what must be equal on all ranks: what they exchange through the store, and the lanes of a group.
+// A digest of what must be equal on all ranks: what they exchange through the store, and the lanes of a
+// group.
 constexpr std::uint64_t kLayout = digest_of(sizeof(UniqueId), kMostLanes);
 
 // CUDA reads the variable itself, at its first use in a process: 1 to 32.

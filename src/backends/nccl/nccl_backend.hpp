@@ -8,7 +8,7 @@
 
 namespace weft::nccl {
 
-/// On the calling thread's current device. Collective; throws unsupported where `api` cannot be used here,
+/// On the calling thread's current device. Collective; throws unsupported if `api` cannot be used here,
 /// timeout naming the ranks that did not come. `api` must outlive the backend.
 std::unique_ptr<Backend> make_backend(const NcclApi& api, const GroupInit& init);
 

@@ -160,7 +160,7 @@ void Notices::work() noexcept {
   raise_once(lock);
 }
 
-// Each true where it had something to do; the lock is not held while the Store is asked.
+// Each true if it had something to do; the lock is not held while the Store is asked.
 bool Notices::put_one(Lock& lock) {
   if (puts_.empty()) return false;
   const auto [key, value] = puts_.front();
@@ -199,7 +199,8 @@ bool Notices::ask_once(Lock& lock) {
 
 namespace {
 
-// What a rank says of itself: how many collectives it came to, and the last of them: its number, word and count.
+// What a rank says of itself: how many collectives it came to, and the last of them: its number, word and
+// count.
 struct Came {
   std::uint64_t came = 0;
   LastCall last{};

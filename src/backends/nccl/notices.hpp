@@ -50,12 +50,12 @@ class Notices {
   /// Asks which of `size` ranks have not said that they came to collective `call`, or goes on asking. True:
   /// silent() knows, or the Store has not answered in time.
   bool ask(std::uint64_t call, int size);
-  /// Nothing where the Store does not answer.
+  /// Nothing if the Store does not answer.
   std::optional<std::vector<int>> silent() const;
-  /// What each rank has said of its last call, by rank, in answer to the last question; of a rank that has said
-  /// nothing, and where the Store does not answer, State::unknown.
+  /// What each rank has said of its last call, by rank, in answer to the last question; of a rank that has
+  /// said nothing, and where the Store does not answer, State::unknown.
   std::vector<LastCall> last_calls(int size) const;
-  /// Whether the Store has answered the last question in time. Where it has not, a caller that cannot wait
+  /// Whether the Store has answered the last question in time. If it has not, a caller that cannot wait
   /// does not ask.
   bool answers() const;
   /// Makes `why` the first cause, soon, where there is none.

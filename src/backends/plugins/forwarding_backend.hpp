@@ -10,8 +10,8 @@
 
 namespace weft {
 
-/// Forwards what version 5.0 of the ABI has, and exchanges, which only a transport that has them is asked for. What else later minors added
-/// has its default.
+/// Forwards what version 5.0 of the ABI has, and exchanges, which only a transport that has them is asked
+/// for. What else later minors added has its default.
 class ForwardingBackend : public Backend {
  public:
   explicit ForwardingBackend(std::unique_ptr<Backend> inner) : inner_(std::move(inner)) {}

@@ -69,8 +69,8 @@ std::string own_folder() {
   return ignored ? std::string() : file.parent_path().string();
 }
 
-// A plug-in calls the libweft that the dynamic loader has bound it to: of several with one soname that is the one which the
-// process loaded first. `address`: something in that libweft.
+// A plug-in calls the libweft that the dynamic loader has bound it to: of several with one soname that is the
+// one which the process loaded first. `address`: something in that libweft.
 void expect_bound_to_this_weft(const std::string& file, const void* address) {
   const Image bound = image_of(address), own = own_image();
   if (bound.base == own.base) return;
@@ -99,10 +99,10 @@ constexpr std::size_t kBytesOfMinor[] = {offsetof(BackendPlugin, obstacle),
                                          sizeof(BackendPlugin)};
 static_assert(std::size(kBytesOfMinor) == kBackendAbiMinor + 1);
 
-// The description of a plug-in that this weft can use. Fields that it lacks, because its minor version is older, are
-// null. Throws unsupported.
+// The description of a plug-in that this weft can use. Fields that it lacks, because its minor version is
+// older, are null. Throws unsupported.
 BackendPlugin compatible(const std::string& file, const BackendPlugin& plugin) {
-  // Where the ABI differs, only the first field may be read.
+  // If the ABI differs, only the first field may be read.
   if (plugin.abi != kBackendAbi)
     refuse(file,
            fmt::format("built for backend ABI {}; expected {}: {}", plugin.abi, kBackendAbi,
@@ -161,8 +161,8 @@ BackendPlugin load(const std::string& file, std::string_view name) {
               : with_limits(why);
     refuse(file, "cannot be loaded: " + why);
   }
-  // Asks the objects that the plug-in needs, before any of its functions is called. What it is bound to may be another one
-  // still, which all of the process see (RTLD_GLOBAL): that its own `linked_to` says.
+  // Asks the objects that the plug-in needs, before any of its functions is called. What it is bound to may
+  // be another one still, which all of the process see (RTLD_GLOBAL): that its own `linked_to` says.
   if (const void* const needed = ::dlsym(object, "weft_version"); needed != nullptr)
     expect_bound_to_this_weft(file, needed);
   const auto entry = reinterpret_cast<const BackendPlugin* (*)()>(::dlsym(object, kEntry));
@@ -277,9 +277,9 @@ FoundPlugin find_plugin(Context& context, std::string_view name) {
           name, kPrefix, name, kSuffix, fmt::join(folders, ", ")));
 }
 
-// Programs read the plug-in's traits before there is a group; the group uses the traits of its transport. Both must be
-// equal, except for what depends on the group: spin, rings, which device, and whether deaths are detected, which
-// may need all ranks on one host.
+// Programs read the plug-in's traits before there is a group; the group uses the traits of its transport.
+// Both must be equal, except for what depends on the group: spin, rings, which device, and whether deaths are
+// detected, which may need all ranks on one host.
 void expect_same_traits(const std::string& file, const Traits& before, const Traits& group) {
   FailureGuarantees guarantees = group.guarantees;
   guarantees.detects_death = before.guarantees.detects_death;

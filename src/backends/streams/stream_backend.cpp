@@ -333,7 +333,7 @@ class StreamBackend final : public Backend, private MessageMedium {
       return about(r, [&] { return expected("write", streams_->write(r, from, most), most, "to", r); });
     } catch (const Error& e) {
       if (e.code() != ErrorCode::peer_lost || pulling_) throw;
-      // Where it has left and closed its end, its last words are still to be read.
+      // If it has left and closed its end, its last words are still to be read.
       while (pull(r)) {}
       if (!peer(r).left) throw;
       lose({&r, 1}, "left the group");
@@ -343,8 +343,8 @@ class StreamBackend final : public Backend, private MessageMedium {
   std::size_t read(int r, std::byte* to, std::size_t most) {
     return about(r, [&] { return expected("read", streams_->read(r, to, most), most, "from", r); });
   }
-  // The number of bytes that a function of the streams returned, which has no other way to say that it failed than to
-  // throw: a -1 would be many.
+  // The number of bytes that a function of the streams returned, which has no other way to say that it failed
+  // than to throw: a -1 would be many.
   std::size_t expected(const char* function, std::size_t bytes, std::size_t most, const char* side, int r) {
     if (bytes > most)
       throw Error(
@@ -451,7 +451,7 @@ class StreamBackend final : public Backend, private MessageMedium {
     o.bytes = o.own.data();  // moving a vector leaves its elements where they are
     peer(r).out.push_back(std::move(o));
   }
-  // Where a stream takes nothing for so long, that rank hears nothing.
+  // If a stream takes nothing for so long, that rank hears nothing.
   void say_goodbye() noexcept {
     constexpr auto kLongest = std::chrono::milliseconds(500);
     constexpr useconds_t kPause = 100;

@@ -1,5 +1,6 @@
-// Files that weft writes. Everything that weft writes under a name goes through here: a link, a FIFO or a file that
-// somebody else put there beforehand is never followed, waited for or written to. One thread per object.
+// Files that weft writes. Everything that weft writes under a name goes through here: a link, a FIFO or a
+// file that somebody else put there beforehand is never followed, waited for or written to. One thread per
+// object.
 #pragma once
 
 #include <cstddef>
@@ -12,10 +13,10 @@
 
 namespace weft {
 
-/// A new file `<path>.tmp.<16 random digits>` (O_EXCL, O_NOFOLLOW, mode 0666 less the umask) that publish() renames to
-/// `path`: whole or not at all. Dropped before that, it is removed and `path` is untouched. What has the name `path` must
-/// be a regular file, a link (which is replaced, not followed) or nothing: bad_argument otherwise. All
-/// other errors are `system`, and name the file.
+/// A new file `<path>.tmp.<16 random digits>` (O_EXCL, O_NOFOLLOW, mode 0666 less the umask) that publish()
+/// renames to `path`: whole or not at all. Dropped before that, it is removed and `path` is untouched. What
+/// has the name `path` must be a regular file, a link (which is replaced, not followed) or nothing:
+/// bad_argument otherwise. All other errors are `system`, and name the file.
 class NewFile {
  public:
   /// `subject`: what errors begin with, as in "check: --json: ".

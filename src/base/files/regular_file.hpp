@@ -19,14 +19,14 @@ struct RegularFile {
   Descriptor fd{};
   std::int64_t bytes = 0;
   std::string why{};  ///< "cannot open it: No such file or directory", "is not a regular file (it is a FIFO)"
-  int error_number = 0;  ///< of open; 0 where the file is of another kind
+  int error_number = 0;  ///< of open; 0 if the file is of another kind
 };
 
 /// Opens `path` without waiting for anybody. Links are followed; a name with a NUL is refused.
 RegularFile open_regular_file(const std::string& path);
 
 /// All of a regular file. Throws an Error of code `system` "<subject> cannot open it: …" where it cannot be
-/// read, and bad_argument where it is of another kind or larger than `bytes_max`.
+/// read, and bad_argument if it is of another kind or larger than `bytes_max`.
 std::string read_regular_file(const std::string& path, std::string_view subject, std::size_t bytes_max);
 
 }  // namespace weft

@@ -30,8 +30,8 @@ Clock::time_point last_end() noexcept {
 
 Duration suspended_time() noexcept { return Duration(suspended.load(std::memory_order_acquire)); }
 
-// The first thread to go on may make a Deadline before another thread has noticed the gap: that gap lies before
-// the Deadline and does not count for it.
+// The first thread to go on may make a Deadline before another thread has noticed the gap: that gap lies
+// before the Deadline and does not count for it.
 Duration suspended_since(Clock::time_point t) noexcept {
   if (last_end() <= t) return Duration::zero();
   const std::lock_guard lock(counting);

@@ -1,8 +1,8 @@
 // How this process learns that it was suspended: stopped by a signal (Ctrl-Z, a scheduler), or in a container
 // that was paused. The system does not report it; but a wait that was to end at some time ends long after it.
 //
-// So every wait of weft that a Deadline may end is cut into short waits, each inside a TimedWait. A suspension
-// counts once, however many threads notice it, and moves every Deadline (weft/base/clock.hpp).
+// So every wait of weft that a Deadline may end is cut into short waits, each inside a TimedWait. A
+// suspension counts once, however many threads notice it, and moves every Deadline (weft/base/clock.hpp).
 // Thread-safe.
 #pragma once
 

@@ -1,9 +1,10 @@
 // The table of the handles that are alive.
 //
-// It is a list of arrays of addresses, each eight times as long as the one before. A handle's address is in one of the
-// kProbes places behind its hash in the first array that had room there, and stays there until the handle is destroyed; so a
-// look-up takes no lock, and one of a handle that is alive mostly reads one place of the first array. Arrays are never
-// freed: there is one of them beyond the first only where thousands of handles were alive at once.
+// It is a list of arrays of addresses, each eight times as long as the one before. A handle's address is in
+// one of the kProbes places behind its hash in the first array that had room there, and stays there until the
+// handle is destroyed; so a look-up takes no lock, and one of a handle that is alive mostly reads one place
+// of the first array. Arrays are never freed: there is one of them beyond the first only where thousands of
+// handles were alive at once.
 #include "capi/handle/handle.hpp"
 
 #include <fmt/format.h>

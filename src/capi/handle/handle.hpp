@@ -1,9 +1,10 @@
-// What all handles of weft.h and weft_train.h are made of: each is in a table of the handles that are alive, by its
-// address. An argument is looked up there before its memory is read, so that a handle which is destroyed, or which another
-// libweft of the process made, is an error and no crash; its kind is compared, too. Any thread.
+// What all handles of weft.h and weft_train.h are made of: each is in a table of the handles that are alive,
+// by its address. An argument is looked up there before its memory is read, so that a handle which is
+// destroyed, or which another libweft of the process made, is an error and no crash; its kind is compared,
+// too. Any thread.
 //
-// What it cannot see: an address that a new handle of the same kind has got since is taken for the new one; and a handle
-// must not be destroyed while another thread's call uses it.
+// What it cannot see: an address that a new handle of the same kind has got since is taken for the new one;
+// and a handle must not be destroyed while another thread's call uses it.
 #pragma once
 
 #include <type_traits>
@@ -11,8 +12,8 @@
 namespace weft::capi {
 
 class HandleBase;
-/// Takes the handle out of the table, so that it may be deleted, once. False, and a line on stderr: there is no such handle,
-/// or it is lent.
+/// Takes the handle out of the table, so that it may be deleted, once. False, and a line on stderr: there is
+/// no such handle, or it is lent.
 bool retire(const char* function, HandleBase* handle, const char* what, const char* kind) noexcept;
 
 /// In the table from its constructor until retire() or its destructor.
@@ -35,8 +36,9 @@ class HandleBase {
   bool lent_ = false;
 };
 
-/// The first base of a handle: `struct weft_group : Handle<weft_group>`, which has `static constexpr const char* kKind`, its
-/// name in C. This base comes first, and the handle has no virtual functions, so that both have one address.
+/// The first base of a handle: `struct weft_group : Handle<weft_group>`, which has
+/// `static constexpr const char* kKind`, its name in C. This base comes first, and the handle has no virtual
+/// functions, so that both have one address.
 template <class T>
 class Handle : public HandleBase {
  protected:

@@ -16,8 +16,8 @@ struct weft_transfer : weft::capi::Handle<weft_transfer> {
 
 namespace weft::capi {
 
-/// Finishes what `start` begins, or gives it to the caller where `transfer` is not NULL. The handle is made before anything is sent:
-/// what was begun must not be lost.
+/// Finishes what `start` begins, or gives it to the caller where `transfer` is not NULL. The handle is made
+/// before anything is sent: what was begun must not be lost.
 template <class Start>
 void finish_or_give(const MeshOwner& owner, weft_transfer** transfer, const Start& start) {
   auto handle = std::make_unique<weft_transfer>(owner);

@@ -19,12 +19,12 @@ struct HostTransport {
   int rank;  ///< of this process, in the numbering of the transport
 };
 
-/// Throws bad_argument where the struct is not as weft/c/transport.h wants it.
+/// Throws bad_argument if the struct is not as weft/c/transport.h wants it.
 std::shared_ptr<const HostTransport> host_transport(const char* function, const weft_transport* transport,
                                                     int rank);
 
 /// By rank of the group, its rank in the transport, of what the ranks told (StreamTransport::address). Throws
-/// mismatch where it is no number.
+/// mismatch if it is no number.
 std::vector<std::int32_t> transport_ranks(const GroupInit& b, std::span<const std::string> addresses);
 
 }  // namespace weft::capi

@@ -15,7 +15,7 @@ struct NotCovered {
   std::int64_t parts = 0;
 };
 
-/// The first such element in row-major order; nothing where each is in exactly one part. Every part lies
+/// The first such element in row-major order; nothing if each is in exactly one part. Every part lies
 /// within `whole`. Takes n log n of the parts, times 2 for each dimension in which they differ.
 std::optional<NotCovered> first_not_covered_once(const Shape& whole, std::span<const CheckpointPart> parts);
 

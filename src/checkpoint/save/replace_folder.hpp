@@ -19,7 +19,7 @@ using Warn = std::function<void(const std::string& line)>;
 /// where the file system cannot exchange two folders leaves a spare.
 std::optional<std::filesystem::path> standing_folder(const std::filesystem::path& folder);
 
-/// Gives a finished folder its name. Where a checkpoint of that name exists the two change places in one
+/// Gives a finished folder its name. If a checkpoint of that name exists the two change places in one
 /// step, or, where the file system refuses that, in two; the old one is then removed. Throws `system` where
 /// `to` is still what it was. `reached` is told "exchanged" or "spared", before the old one is removed.
 void replace_folder(const std::filesystem::path& from, const std::filesystem::path& to, const Warn& warn,

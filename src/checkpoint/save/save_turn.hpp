@@ -22,7 +22,7 @@ class SaveTurn {
  public:
   /// Of none: wait() returns at once.
   SaveTurn() = default;
-  /// Takes the last place. Ways to name the directory that lead to the same one (links, `..`) are one. Where
+  /// Takes the last place. Ways to name the directory that lead to the same one (links, `..`) are one. If
   /// that cannot be told the name itself counts: writing there will say why.
   explicit SaveTurn(const std::filesystem::path& directory);
   SaveTurn(SaveTurn&& other) noexcept;

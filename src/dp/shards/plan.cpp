@@ -56,7 +56,8 @@ void check(const ShardEntry& e, const DeviceMesh& axes, const DeviceMesh& replic
   expect_whole(e, replicate, "replicate it");
 }
 
-// The rows of dimension 0 that a rank of the root has under a layout, one range for each segment of that dimension.
+// The rows of dimension 0 that a rank of the root has under a layout, one range for each segment of that
+// dimension.
 std::vector<Chunk> rows(const Layout& layout, int rank) {
   std::vector<Chunk> all;
   for (const Box& box : layout.parts(rank)) {

@@ -92,7 +92,8 @@ Tensor ShardTransfers::shared(std::int64_t count, DType dtype) const {
   return Tensor(plan_.axes.context(), {count}, dtype, Memory::shared, stream_of(plan_.options.compute));
 }
 
-// What this rank keeps is copied to its place in the wholes, or in its block of the packed ones; from there peers read it.
+// What this rank keeps is copied to its place in the wholes, or in its block of the packed ones; from there
+// peers read it.
 class ShardTransfers::Gather final : public Transfer::Steps {
  public:
   Gather(std::shared_ptr<ShardTransfers> of, std::span<const ConstTensorView> shards,
@@ -118,7 +119,7 @@ class ShardTransfers::Gather final : public Transfer::Steps {
   }
 
  private:
-  // Where the part of `rank` of packed tensor k begins.
+  // If the part of `rank` of packed tensor k begins.
   std::byte* block(std::size_t k, std::size_t rank) const {
     return packed_.data() + plan_.bytes.offsets[rank] + plan_.bytes.at[k][rank];
   }

@@ -38,7 +38,7 @@ class Callback final : public ProgressEngine::Later {
   void call(const Error* e) noexcept;
   /// Waits until it has returned; false: not by `limit`. True, too, where this thread is in it.
   bool await(Deadline limit) const noexcept;
-  /// What it threw, once; nothing where it threw nothing.
+  /// What it threw, once; nothing if it threw nothing.
   std::exception_ptr take_thrown() noexcept { return std::exchange(thrown_, nullptr); }
   /// "the callback of all_reduce [group "x", rank 0, call 3]"
   const std::string& title() const noexcept { return title_; }
@@ -58,12 +58,12 @@ class Callback final : public ProgressEngine::Later {
   std::exception_ptr thrown_;
 };
 
-/// For those that have the ProcessGroup alone, before they begin a call that they wait for: throws bad_argument in a
-/// callback of that group, which may not wait for its calls.
+/// For those that have the ProcessGroup alone, before they begin a call that they wait for: throws
+/// bad_argument in a callback of that group, which may not wait for its calls.
 void check_may_wait(const ProcessGroup& group);
 
-/// Which message a recv from any_source took, or wait_message found. Shared by the slot of the call and its Work,
-/// which may ask after the slot has been given to another call.
+/// Which message a recv from any_source took, or wait_message found. Shared by the slot of the call and its
+/// Work, which may ask after the slot has been given to another call.
 struct FoundMessage {
   MessageInfo message{};           ///< once `known`
   std::atomic<bool> known{false};  ///< set by the group's owner when the call is done

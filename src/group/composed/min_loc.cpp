@@ -1,5 +1,5 @@
-// Each pair travels as 16 bytes: the value, widened to 8 bytes, and its index. The reduction of pairs takes the
-// better of two, so its result does not depend on the order: the pairs are totally ordered.
+// Each pair travels as 16 bytes: the value, widened to 8 bytes, and its index. The reduction of pairs takes
+// the better of two, so its result does not depend on the order: the pairs are totally ordered.
 #include "weft/group/min_loc.hpp"
 
 #include <fmt/format.h>

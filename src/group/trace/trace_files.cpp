@@ -132,7 +132,7 @@ struct TraceFiles::Writer {
   static constexpr std::uint64_t kWake = std::uint64_t{1} << 32;
   void wake() const { static_cast<void>(!::write(descriptor.get(), &kWake, sizeof kWake)); }
 
-  // Writes one file. Where memory runs out there is no file, and perhaps no warning.
+  // Writes one file. If memory runs out there is no file, and perhaps no warning.
   void write_one(const Recorder& recorder, int number) noexcept try {
     std::string problem;
     try {

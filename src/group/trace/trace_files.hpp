@@ -1,4 +1,4 @@
-// Where the recorders of a Context's groups are kept, and who writes them to files: WEFT_TRACE names a
+// If the recorders of a Context's groups are kept, and who writes them to files: WEFT_TRACE names a
 // folder, and a thread writes there what a group did when it fails first, and what all did at every SIGUSR2.
 #pragma once
 

@@ -16,7 +16,7 @@ struct CpuQuota {
 };
 
 /// The cgroups with a quota that this process is in, from the outermost to its own; version 2 (cpu.max) and
-/// version 1 (cpu.cfs_quota_us). Empty where none has one or the system does not tell. `root` is put before
+/// version 1 (cpu.cfs_quota_us). Empty if none has one or the system does not tell. `root` is put before
 /// every path, for tests.
 std::vector<CpuQuota> cpu_quotas(const std::string& root = "");
 
@@ -27,7 +27,8 @@ std::vector<CpuQuota> recent_cpu_quotas();
 /// it no more than its quota. 0: some of the processes are not limited.
 std::int64_t shared_millicores(const std::vector<std::vector<CpuQuota>>& processes);
 
-/// Quotas as text without blanks: "17:2000,23:500"; "-" for none. decode_quotas() gives none for any other text.
+/// Quotas as text without blanks: "17:2000,23:500"; "-" for none. decode_quotas() gives none for any other
+/// text.
 std::string encode(const std::vector<CpuQuota>& quotas);
 std::vector<CpuQuota> decode_quotas(const std::string& text);
 

@@ -92,7 +92,8 @@ class CpuShare {
     while (std::getline(parts, part, '/')) share.quotas_.push_back(decode_quotas(part));
     return share;
   }
-  /// Adds another rank's share. A rank of another host adds its cores, since all hosts are bound alike, but no quotas.
+  /// Adds another rank's share. A rank of another host adds its cores, since all hosts are bound alike, but
+  /// no quotas.
   CpuShare& operator|=(const CpuShare& others) {
     cores_ |= others.cores_;
     if (others.host_ == host_) quotas_.insert(quotas_.end(), others.quotas_.begin(), others.quotas_.end());

@@ -1,5 +1,6 @@
-// What all copies by the kernel between this process and another one (process_vm_readv, process_vm_writev) have in common. Such a system call
-// waits for a page of the other process's memory as long as that takes (a file on NFS or FUSE, userfaultfd), and only SIGKILL ends it.
+// What all copies by the kernel between this process and another one (process_vm_readv, process_vm_writev)
+// have in common. Such a system call waits for a page of the other process's memory as long as that takes (a
+// file on NFS or FUSE, userfaultfd), and only SIGKILL ends it.
 #pragma once
 
 #include <algorithm>
@@ -14,11 +15,11 @@ namespace weft {
 
 /// What WEFT_SINGLE_COPY says.
 enum class SingleCopySetting : std::uint8_t { automatic, off, pull, push };
-/// Throws bad_argument where it says something else.
+/// Throws bad_argument if it says something else.
 SingleCopySetting single_copy_setting();
 
-/// How much one system call copies. One that took long has waited for pages: then they are copied one by one, until they come fast again. So
-/// its thread soon looks at what else there is.
+/// How much one system call copies. One that took long has waited for pages: then they are copied one by one,
+/// until they come fast again. So its thread soon looks at what else there is.
 class KernelPace {
  public:
   explicit KernelPace(std::int64_t most) noexcept : most_(most), bytes_(most) {}
@@ -39,8 +40,8 @@ class KernelPace {
   std::int64_t most_, bytes_;
 };
 
-/// Whether the kernel copies this memory of this process for others: it tries the first and the last byte. It refuses memory of some drivers, and
-/// secret memory (memfd_secret).
+/// Whether the kernel copies this memory of this process for others: it tries the first and the last byte. It
+/// refuses memory of some drivers, and secret memory (memfd_secret).
 bool kernel_copies_from(const std::byte* data, std::size_t bytes) noexcept;
 
 /// Whether the process has ended, or does within a moment: it loses its memory before its pidfd says so.

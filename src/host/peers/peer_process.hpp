@@ -35,14 +35,15 @@ class PeerProcess {
   /// This process's mapping of that process's segment. Lock-free: called for each buffer of each direct call.
   virtual MappedSegment mapped(std::uint32_t index) const noexcept = 0;
   std::byte* segment(std::uint32_t index) const noexcept { return mapped(index).begin; }
-  /// This process's address of bytes that the process has named; null where they do not lie in a mapped segment.
+  /// This process's address of bytes that the process has named; null if they do not lie in a mapped
+  /// segment.
   std::byte* find(std::uint64_t segment, std::uint64_t offset, std::int64_t bytes) const noexcept {
     const auto index = static_cast<std::uint32_t>(segment);
     if (index != segment) return nullptr;
     const MappedSegment there = mapped(index);
     return is_within(offset, bytes, there.bytes) ? there.begin + offset : nullptr;
   }
-  /// Maps segments [0, count) that are not mapped yet. Where their owner has to be asked for the descriptors,
+  /// Maps segments [0, count) that are not mapped yet. If their owner has to be asked for the descriptors,
   /// gives up at the deadline (a stopped owner). True: all are mapped. A refused mmap is final for that
   /// segment and logged once.
   virtual bool map_segments(std::uint32_t count, Deadline deadline) noexcept = 0;

@@ -274,7 +274,8 @@ RemoteProcess::Answer RemoteProcess::ask(const SocketRequest& request, Deadline 
   }
 }
 
-// Maps a file after a check that it is as large as announced, and stays so: access beyond its end would be a SIGBUS.
+// Maps a file after a check that it is as large as announced, and stays so: access beyond its end would be a
+// SIGBUS.
 SharedMapping RemoteProcess::map(int fd, std::uint64_t bytes) {
   struct stat file {};
   if (::fstat(fd, &file) != 0) return {};

@@ -38,7 +38,7 @@ class RemoteProcess final : public PeerProcess, public std::enable_shared_from_t
   bool map_segments(std::uint32_t count, Deadline deadline) noexcept override;
   Doorbell doorbell(int number) const noexcept override { return doorbell_on(&block(), number); }
 
-  // The region it offers under `name`, or null where it offers none now.
+  // The region it offers under `name`, or null if it offers none now.
   RegionRef open(const std::string& name, Deadline deadline);
   std::string who() const;  // "process 4711"
   Error lost(const char* how) const;

@@ -51,8 +51,8 @@ bool Loops::same_steps() const noexcept {
   return true;
 }
 
-// Calls see(in offset, out offset, rows): runs of run_ bytes in two dimensions, as a device takes them, where neither side goes backwards or
-// repeats one; else one by one.
+// Calls see(in offset, out offset, rows): runs of run_ bytes in two dimensions, as a device takes them, where
+// neither side goes backwards or repeats one; else one by one.
 template <class See>
 void Loops::each_rows(const See& see) const {
   if (empty_) return;
@@ -101,8 +101,8 @@ void Loops::copy(DeviceRuntime& runtime, Stream stream, const std::byte* in, Dev
   });
 }
 
-// Elements `first` … `first + count` of those that dimension d and those inside it have: the end of one of its indices, whole ones, and the
-// beginning of another.
+// Elements `first` … `first + count` of those that dimension d and those inside it have: the end of one of
+// its indices, whole ones, and the beginning of another.
 void Loops::copy_part(int d, std::int64_t first, std::int64_t count, const std::byte* in,
                       std::byte* out) const {
   if (d == rank_) return copy_from_dim(d, count, in, out);

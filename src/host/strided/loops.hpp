@@ -12,11 +12,13 @@
 
 namespace weft {
 
-/// Whether 64 bits cannot count the bytes between the first element of such a view and the last. No extent is negative.
+/// Whether 64 bits cannot count the bytes between the first element of such a view and the last. No extent is
+/// negative.
 bool reaches_too_far(const Shape& shape, const Strides& strides, DType dtype) noexcept;
 
-/// A nest of loops over a box: in each dimension how many elements, and how far apart in bytes where they are read and written.
-/// Steps may be negative, or 0. Dimensions of one element are left out, neighbours that lie in one piece on both sides are one.
+/// A nest of loops over a box: in each dimension how many elements, and how far apart in bytes where they are
+/// read and written. Steps may be negative, or 0. Dimensions of one element are left out, neighbours that lie
+/// in one piece on both sides are one.
 class Loops {
  public:
   explicit Loops(std::size_t element_bytes) noexcept : element_(static_cast<std::int64_t>(element_bytes)) {
@@ -51,16 +53,19 @@ class Loops {
     if (outer_ == 0 && !empty_) return copy_runs_(in, out, 1, 0, 0, run_);
     copy_runs(in, out);
   }
-  /// The same for elements `first` … `first + count`, in the host's memory. `in` and `out` are where element 0 is, or would be.
+  /// The same for elements `first` … `first + count`, in the host's memory. `in` and `out` are where element
+  /// 0 is, or would be.
   void copy_some(std::int64_t first, std::int64_t count, const std::byte* in, std::byte* out) const;
   /// Calls see(in offset, out offset, bytes) for each run of bytes that is one piece on both sides, in order.
   template <class See>
   void each_run(const See& see) const {
     if (!empty_) each_index(outer_, [&](std::int64_t in, std::int64_t out) { see(in, out, run_); });
   }
-  /// Each element of out becomes the one at `in`, which is in the host's memory and lives until the stream came here. The in steps do not count.
+  /// Each element of out becomes the one at `in`, which is in the host's memory and lives until the stream
+  /// came here. The in steps do not count.
   void fill(DeviceRuntime& runtime, Stream stream, const std::byte* element, std::byte* out) const;
-  /// Calls row(in offset, out offset, count, in step, out step) for each index of all dimensions but the innermost, whose elements it is.
+  /// Calls row(in offset, out offset, count, in step, out step) for each index of all dimensions but the
+  /// innermost, whose elements it is.
   template <class Row>
   void each_row(const Row& row) const {
     if (empty_) return;
@@ -101,7 +106,8 @@ class Loops {
   std::int64_t element_;
   bool empty_ = false;
   int rank_ = 0;
-  // Copies in the host's memory: the first `outer_` dimensions count runs of `run_` bytes, which are one piece on both sides.
+  // Copies in the host's memory: the first `outer_` dimensions count runs of `run_` bytes, which are one
+  // piece on both sides.
   int outer_ = 0;
   std::int64_t run_ = 0;
   CopyRuns copy_runs_ = nullptr;

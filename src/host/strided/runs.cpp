@@ -9,8 +9,9 @@
 namespace weft {
 namespace {
 
-// One run. A length that is no power of two is two or more blocks of one, of which the last ends where the run ends and overlaps the one before
-// it. All blocks are read before the first is written: the processor need not wait to see whether they are the same memory.
+// One run. A length that is no power of two is two or more blocks of one, of which the last ends where the
+// run ends and overlaps the one before it. All blocks are read before the first is written: the processor
+// need not wait to see whether they are the same memory.
 template <std::size_t kBlock, std::size_t kBlocks>
 struct Blocks {
   std::array<std::array<std::byte, kBlock>, kBlocks> bytes;
@@ -49,8 +50,9 @@ void copy_blocks(const std::byte* in, std::byte* out, std::int64_t count, std::i
   }
 }
 
-// Runs of more than kMostVectors vectors, a cache line at a time, in order; the last one ends where the run ends and overlaps the one before it. On Zen 5 glibc's
-// memcpy takes a third longer for a run of 1 KiB, and nearly twice as long to read what another chiplet has written.
+// Runs of more than kMostVectors vectors, a cache line at a time, in order; the last one ends where the run
+// ends and overlaps the one before it. On Zen 5 glibc's memcpy takes a third longer for a run of 1 KiB, and
+// nearly twice as long to read what another chiplet has written.
 WEFT_CPU_CLONES(void, copy_long,
                 (const std::byte* in, std::byte* out, std::int64_t count, std::int64_t in_step,
                  std::int64_t out_step, std::int64_t run),

@@ -1,5 +1,5 @@
-// Copies of many short runs of bytes that are equally far apart, as the rows of a face of a field are: a loop for each length, so that none calls
-// memcpy for a few bytes. No state; any thread.
+// Copies of many short runs of bytes that are equally far apart, as the rows of a face of a field are: a loop
+// for each length, so that none calls memcpy for a few bytes. No state; any thread.
 #pragma once
 
 #include <cstddef>
@@ -9,15 +9,16 @@
 
 namespace weft {
 
-/// Copies `count` runs of `run` bytes. Run i is at in + i * in_step and goes to out + i * out_step. Steps may be negative, or 0. What is
-/// read and what is written do not overlap.
+/// Copies `count` runs of `run` bytes. Run i is at in + i * in_step and goes to out + i * out_step. Steps may
+/// be negative, or 0. What is read and what is written do not overlap.
 using CopyRuns = void (*)(const std::byte* in, std::byte* out, std::int64_t count, std::int64_t in_step,
                           std::int64_t out_step, std::int64_t run);
 
 /// The quickest for runs of that many bytes; 1 or more.
 CopyRuns copy_runs_of(std::int64_t run) noexcept;
 
-/// Calls see(move, how many bytes) for each. Where they have the same `bytes` (else 0), of a usual number, the compiler knows it.
+/// Calls see(move, how many bytes) for each. If they have the same `bytes` (else 0), of a usual number,
+/// the compiler knows it.
 template <class Moves, class See>
 inline void each_move(const Moves& moves, std::uint32_t bytes, const See& see) {
   const auto all = [&](auto known) {

@@ -1,4 +1,5 @@
-// How long a thread that waits spins before it yields its core, and what it has learnt about that. Any thread.
+// How long a thread that waits spins before it yields its core, and what it has learnt about that. Any
+// thread.
 #pragma once
 
 #include <sched.h>
@@ -11,7 +12,8 @@
 namespace weft {
 
 /// How often an idle waiter polls at most before it reads a clock, yields and sleeps. A poll is some 10 to 50
-/// nanoseconds, so spinning lasts at most some 20 to 100 µs, and yielding about as long as a few scheduler turns.
+/// nanoseconds, so spinning lasts at most some 20 to 100 µs, and yielding about as long as a few scheduler
+/// turns.
 inline constexpr int kSpins = 2000;
 inline constexpr int kYields = 200;
 
@@ -23,20 +25,21 @@ inline void pause() noexcept {
 #endif
 }
 
-/// How many polls are worth spinning for one rank: kSpins, unless the ranks that it waits for run on its own core.
+/// How many polls are worth spinning for one rank: kSpins, unless the ranks that it waits for run on its own
+/// core.
 ///
-/// Ranks that are not bound may share a core while another core idles, for milliseconds, or for as long as a third
-/// program keeps that one busy. Then all that a waiter spins is taken from the rank that it waits for, and a call
-/// takes as long as all its waits spin: hundreds of microseconds in place of ten. What tells of it: nothing came while
-/// this thread spun; it yielded, others ran for a while, gave the core back before their time slice was over, and what
-/// it waited for is there. Each such wait divides the number of polls; each wait that ends with nobody else on the core
-/// doubles it again. A program that computes keeps the core for a whole slice, so it does not count: to spin beside it
-/// is right, since every yield costs a slice.
+/// Ranks that are not bound may share a core while another core idles, for milliseconds, or for as long as a
+/// third program keeps that one busy. Then all that a waiter spins is taken from the rank that it waits for,
+/// and a call takes as long as all its waits spin: hundreds of microseconds in place of ten. What tells of
+/// it: nothing came while this thread spun; it yielded, others ran for a while, gave the core back before
+/// their time slice was over, and what it waited for is there. Each such wait divides the number of polls;
+/// each wait that ends with nobody else on the core doubles it again. A program that computes keeps the core
+/// for a whole slice, so it does not count: to spin beside it is right, since every yield costs a slice.
 class SpinLimit {
  public:
   static constexpr int kLeast = 16;
-  static constexpr Duration kAlone =
-      std::chrono::nanoseconds(1500);  ///< a yield takes less where nobody else runs
+  /// A yield takes less where nobody else runs.
+  static constexpr Duration kAlone = std::chrono::nanoseconds(1500);
   static constexpr Duration kSlice = std::chrono::microseconds(500);  ///< schedulers' time slices are longer
 
   int polls() const noexcept { return polls_.load(std::memory_order_relaxed); }
@@ -56,8 +59,8 @@ class SpinLimit {
   std::atomic<int> polls_{kSpins};  // threads of a rank that wait at once may lose each other's changes
 };
 
-/// One thread that waits: after each poll in vain it calls spin(), where that says no yield(), and where that says no it
-/// sleeps.
+/// One thread that waits: after each poll in vain it calls spin(), where that says no yield(), and where that
+/// says no it sleeps.
 class Idling {
  public:
   explicit Idling(SpinLimit& limit, bool spins = true) noexcept : limit_(limit), spins_(spins) {}

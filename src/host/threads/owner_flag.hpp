@@ -1,5 +1,5 @@
-// One thread owns something at a time, and does not block meanwhile, except in the kernel, which may wait for a peer's page
-// (host/peers/kernel_copy.hpp). So others wait for it a bounded time.
+// One thread owns something at a time, and does not block meanwhile, except in the kernel, which may wait for
+// a peer's page (host/peers/kernel_copy.hpp). So others wait for it a bounded time.
 #pragma once
 
 #include <sched.h>
@@ -12,8 +12,8 @@
 
 namespace weft {
 
-/// An owner that holds its flag longer than this is stuck in the kernel. Whoever fails the group loses nothing by not waiting, so it waits
-/// less.
+/// An owner that holds its flag longer than this is stuck in the kernel. Whoever fails the group loses
+/// nothing by not waiting, so it waits less.
 inline constexpr auto kStuck = std::chrono::seconds(2);
 inline constexpr auto kStuckInFailure = std::chrono::milliseconds(200);
 
@@ -23,7 +23,8 @@ class OwnerFlag {
     return !owned_.load(std::memory_order_relaxed) && !owned_.exchange(true, std::memory_order_acquire);
   }
   void disown() noexcept { owned_.store(false, std::memory_order_release); }
-  /// After try_own() has failed. Spins (where `spin` allows it) and yields; false: not within `limit`, or `stop()` says that there is no use in it.
+  /// After try_own() has failed. Spins (where `spin` allows it) and yields; false: not within `limit`, or
+  /// `stop()` says that there is no use in it.
   template <class Stop>
   [[gnu::cold]] bool contend(bool spin, Deadline limit, const Stop& stop) noexcept {
     for (int spins = 0; !try_own(); ++spins) {

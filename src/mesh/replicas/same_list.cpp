@@ -73,7 +73,7 @@ std::string text_of_view(std::string_view name, const ConstTensorView& data, con
 
 void throw_first_difference(std::string_view what, const DeviceMesh& axes, const ListEntries& list) {
   const std::vector<std::uint64_t> counts = gather(axes, {static_cast<std::uint64_t>(list.count)});
-  // Where memory that ranks share is damaged a count may be any number.
+  // If memory that ranks share is damaged a count may be any number.
   constexpr std::uint64_t kLongest = std::uint64_t{1} << 24;
   const std::uint64_t most = *std::max_element(counts.begin(), counts.end());
   if (most < list.count || most > kLongest)
@@ -128,8 +128,8 @@ void gather_on_host(ProcessGroup& group, const ConstTensorView& own, const Tenso
   context.device(stream.device).wait(stream);
 }
 
-// Ranks with other lists may have another number of words, so the first all-gather has a fixed size: the digest, a
-// fault and the first words. Mostly that is all.
+// Ranks with other lists may have another number of words, so the first all-gather has a fixed size: the
+// digest, a fault and the first words. Mostly that is all.
 std::vector<std::uint64_t> gather_with_list(std::string_view what, const DeviceMesh& axes,
                                             const ListDigest& digest, std::span<const std::uint64_t> own,
                                             const std::function<ListEntries()>& list,

@@ -1,6 +1,6 @@
 // Whether all ranks of some axes work on the same list of tensors in the same order. One digest of the whole
-// list is compared. It travels with an all-gather that happens anyway, or in one of its own. Only where it differs,
-// further exchanges find the first entry that differs. Private to mesh and the layers above.
+// list is compared. It travels with an all-gather that happens anyway, or in one of its own. Only where it
+// differs, further exchanges find the first entry that differs. Private to mesh and the layers above.
 #pragma once
 
 #include <array>
@@ -40,8 +40,8 @@ class ListDigest {
   Fnv1a hash_;
 };
 
-/// A list, for the text of an error. `difference`, where given, says in other words that an entry is not the same on rank 0 and on
-/// `other`, from the texts of both; "missing" of a list that is shorter.
+/// A list, for the text of an error. `difference`, where given, says in other words that an entry is not the
+/// same on rank 0 and on `other`, from the texts of both; "missing" of a list that is shorter.
 struct ListEntries {
   std::string_view kind;  ///< "gradient"
   std::size_t count = 0;
@@ -50,38 +50,41 @@ struct ListEntries {
   std::function<std::string(std::string_view first, std::string_view second, int other)> difference{};
 };
 
-/// Collective over `axes`, where digests differ. Throws mismatch with the same text on all ranks: `reduce_gradients: gradient 0 is "a" (…) on dp rank 0, but "b" (…) on dp rank 1`. `what`: the
-/// caller.
+/// Collective over `axes`, where digests differ. Throws mismatch with the same text on all ranks:
+/// `reduce_gradients: gradient 0 is "a" (…) on dp rank 0, but "b" (…) on dp rank 1`. `what`: the caller.
 [[noreturn]] void throw_first_difference(std::string_view what, const DeviceMesh& axes,
                                          const ListEntries& list);
 
-/// all_gather of the host's memory in any group, on its way through the device's where the group moves that. Waits, at most
-/// `deadline`; zero: the group's.
+/// all_gather of the host's memory in any group, on its way through the device's where the group moves that.
+/// Waits, at most `deadline`; zero: the group's.
 void gather_on_host(ProcessGroup& group, const ConstTensorView& own, const TensorView& all,
                     Duration deadline = {});
 
-/// Words that ranks tell each other together with the comparison of their lists: `own` of every rank, that of rank
-/// r from r * own.size() on. Ranks whose lists are alike have equally many words. One all-gather where `own` has up
-/// to kWordsAtOnce, else two. `list` is called where the lists differ, which throws. With one rank nothing is sent.
+/// Words that ranks tell each other together with the comparison of their lists: `own` of every rank, that of
+/// rank r from r * own.size() on. Ranks whose lists are alike have equally many words. One all-gather where
+/// `own` has up to kWordsAtOnce, else two. `list` is called where the lists differ, which throws. With one
+/// rank nothing is sent.
 ///
-/// `fault`: what is wrong with this rank's arguments, if anything: it then throws that, and the other ranks an error of
-/// the same code that names the rank and has the text: `check_replicas: dp rank 1 failed: …`.
+/// `fault`: what is wrong with this rank's arguments, if anything: it then throws that, and the other ranks
+/// an error of the same code that names the rank and has the text: `check_replicas: dp rank 1 failed: …`.
 constexpr std::size_t kWordsAtOnce = 13;
 std::vector<std::uint64_t> gather_with_list(std::string_view what, const DeviceMesh& axes,
                                             const ListDigest& digest, std::span<const std::uint64_t> own,
                                             const std::function<ListEntries()>& list,
                                             const std::optional<Error>& fault = {});
 
-/// Throws mismatch where of the words that ranks told (`all`, of gather_with_list()) the `count` ones from `first` on are not the same as
-/// on rank 0: `flat_shards: the options are reduce f32 on dp rank 0, but reduce f64 on dp rank 1`. `what`: the caller; `those`: what
-/// the words are ("the options are "); `text`: of these words of a rank.
+/// Throws mismatch if of the words that ranks told (`all`, of gather_with_list()) the `count` ones from
+/// `first` on are not the same as on rank 0: `flat_shards: the options are reduce f32 on dp rank 0, but
+/// reduce f64 on dp rank 1`. `what`: the caller; `those`: what the words are ("the options are "); `text`: of
+/// these words of a rank.
 void expect_same_words(
     std::string_view what, std::string_view those, const DeviceMesh& axes, std::span<const std::uint64_t> all,
     std::size_t first, std::size_t count,
     const std::function<std::string(std::span<const std::uint64_t> words, int rank)>& text);
 
-/// Throws `fault`, which this rank found where nobody communicates. It is told to the others first, in the gather_with_list()
-/// of the same caller with which they begin later: this rank waits for them, at most the group's deadline.
+/// Throws `fault`, which this rank found where nobody communicates. It is told to the others first, in the
+/// gather_with_list() of the same caller with which they begin later: this rank waits for them, at most the
+/// group's deadline.
 [[noreturn]] void throw_told(std::string_view what, const DeviceMesh& axes, const Error& fault);
 
 /// The Error that `check` throws, if any: for gather_with_list().

@@ -161,8 +161,9 @@ void sum_rows_f64(KernelContext&, const double* x, float* y, std::int64_t rows, 
   }
 }
 
-// Group norm rounds the steps that the layer rounds where maps are cut in space (src/domain/group_norm.cpp): the sums of each channel in f64, then those of each
-// group, f32 statistics, and the ranges above. So both give the same bits, but where sums of ranks in another order round to another f32.
+// Group norm rounds the steps that the layer rounds where maps are cut in space (src/domain/group_norm.cpp):
+// the sums of each channel in f64, then those of each group, f32 statistics, and the ranges above. So both
+// give the same bits, but where sums of ranks in another order round to another f32.
 void group_norm_forward(KernelContext& ctx, const float* x, const float* weight, const float* bias, float* y,
                         float* mean, float* inv_std, MapShape s, std::int64_t groups, float eps) {
   check_groups("group_norm_forward", s, groups);
@@ -188,8 +189,8 @@ void group_norm_backward(KernelContext& ctx, const float* dy, const float* x, co
   check_groups("group_norm_backward", s, groups);
   KernelContext::State& state = ctx.state();
   const std::int64_t channels = s.channels / groups;
-  float* const weights =
-      state.scratch(2 * s.batch * s.channels);  // (batch, channels), and the same of biases
+  // (batch, channels), and the same of biases.
+  float* const weights = state.scratch(2 * s.batch * s.channels);
   float* const biases = weights + s.batch * s.channels;
   parallel_for(state, s.batch * groups, [&](std::int64_t task, int) {
     const std::int64_t of_weight = task % groups * channels;

@@ -1,4 +1,5 @@
-// The CPU's part of a KernelContext: scratch memory, the number of threads. One thread at a time uses a context.
+// The CPU's part of a KernelContext: scratch memory, the number of threads. One thread at a time uses a
+// context.
 #include "nn/kernels/cpu_context.hpp"
 
 #include <omp.h>
@@ -16,7 +17,7 @@ const gemm::Kernel* best_own() {
   return best;
 }
 
-// Where they can: oneDNN's bits depend on how a product is cut for the threads.
+// If they can: oneDNN's bits depend on how a product is cut for the threads.
 Products best_f32() { return best_own() != nullptr ? Products::own : Products::onednn; }
 // oneDNN is twice as fast where the CPU multiplies bf16; elsewhere they are f32 products.
 Products best_bf16() {

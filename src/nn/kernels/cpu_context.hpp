@@ -73,8 +73,9 @@ void parallel_blocks(KernelContext::State& state, std::int64_t size, std::int64_
                [&](std::int64_t task, int) { body(task * block, std::min(size, (task + 1) * block)); });
 }
 
-/// c = alpha a b, or c += alpha a b, in f32, on matrices whose rows are lda, ldb, ldc apart as they are stored. For one of the
-/// threads of a parallel_for, under a ThreadCountGuard of 1 and after reserve_products.
+/// c = alpha a b, or c += alpha a b, in f32, on matrices whose rows are lda, ldb, ldc apart as they are
+/// stored. For one of the threads of a parallel_for, under a ThreadCountGuard of 1 and after
+/// reserve_products.
 void strided_matmul(KernelContext::State& state, int thread, Stored a_stored, Stored b_stored, std::int64_t m,
                     std::int64_t n, std::int64_t k, float alpha, const float* a, std::int64_t lda,
                     const float* b, std::int64_t ldb, bool accumulate, float* c, std::int64_t ldc);

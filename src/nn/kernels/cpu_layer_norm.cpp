@@ -134,8 +134,8 @@ WEFT_CPU_CLONES(void, backward_tile,
   }
 }
 
-// Calls body(task, first, pixel, tile) for tiles of pixels: `first`, the tile's first element of the maps; `pixel`, of (batch,
-// pixels).
+// Calls body(task, first, pixel, tile) for tiles of pixels: `first`, the tile's first element of the maps;
+// `pixel`, of (batch, pixels).
 template <class Body>
 void each_tile(KernelContext::State& state, const MapShape& s, Body&& body) {
   const std::int64_t tiles = blocks_of(s.pixels, kTile);

@@ -21,7 +21,8 @@ struct Walked {
   std::int64_t size, from, to;  // steps in x and in y
 };
 
-// The dimensions of y, outermost first, without those of one element; neighbours that are neighbours in x, too, are one.
+// The dimensions of y, outermost first, without those of one element; neighbours that are neighbours in x,
+// too, are one.
 std::vector<Walked> walked(const Permutation& how) {
   const Strides of_x = row_major(how.in);
   std::vector<Walked> dims;
@@ -39,8 +40,8 @@ std::vector<Walked> walked(const Permutation& how) {
   return dims;
 }
 
-// to[i to_step + j] = from[i + j from_step] for i in [0, rows), j in [0, columns), square by square, so that what is read
-// and what is written stays in the cache.
+// to[i to_step + j] = from[i + j from_step] for i in [0, rows), j in [0, columns), square by square, so that
+// what is read and what is written stays in the cache.
 void transpose(const float* from, float* to, std::int64_t rows, std::int64_t columns, std::int64_t from_step,
                std::int64_t to_step) {
   constexpr std::int64_t kSquare = 16;
@@ -75,8 +76,8 @@ std::vector<std::int64_t> pixels_seen(std::int64_t kernel, std::int64_t outputs,
   return table;
 }
 
-// Calls row(c, columns of one output row, row of x or -1, pixels of that row or -1 each) for every output row, channel by
-// channel; channels are shared among threads.
+// Calls row(c, columns of one output row, row of x or -1, pixels of that row or -1 each) for every output
+// row, channel by channel; channels are shared among threads.
 template <class Row>
 void each_output_row(KernelContext::State& state, const UnfoldShape& s, Row&& row) {
   const auto rows = pixels_seen(s.kernel_height, s.out_height, s.stride_height, s.dilation_height,
@@ -109,8 +110,8 @@ void channel_bias_backward(KernelContext& ctx, const float* dy, float* dbias, Ma
   });
 }
 
-// Either the last dimension of y is the last one of x, and runs of it are copied, or the two are different ones, whose planes
-// are transposed one after the other.
+// Either the last dimension of y is the last one of x, and runs of it are copied, or the two are different
+// ones, whose planes are transposed one after the other.
 void permute(KernelContext& ctx, const float* x, float* y, const Permutation& how) {
   const std::int64_t count = how.in.count();
   if (count == 0) return;

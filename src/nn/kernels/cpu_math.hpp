@@ -21,8 +21,8 @@ WEFT_INLINE inline float exp_f32(float x) {
   constexpr float kLog2E = 1.44269502f;
   constexpr float kLn2High = 0x1.62e4p-1f;
   constexpr float kLn2Low = 1.42860677e-06f;
-  constexpr float kRounder =
-      12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the lowest bits
+  // 1.5 * 2^23: adding it leaves the nearest integer in the lowest bits.
+  constexpr float kRounder = 12582912.0f;
   const float shifted = x * kLog2E + kRounder;
   const float n = shifted - kRounder;
   const float r = (x - n * kLn2High) - n * kLn2Low;
@@ -44,8 +44,9 @@ WEFT_INLINE inline float sigmoid_f32(float x) { return 1.0f / (1.0f + exp_f32(-x
 
 /// erf(x) in f32, within 1e-7 (measured over the whole range: 6.5e-8; a sixth of that below 0.1).
 ///
-/// With t = |x|: for t < 1, t + t P(t^2), where P is near erf(t) / t - 1 (error 1.3e-9); else 1 - e^(t Q(t)), where Q is near
-/// ln(erfc(t)) / t up to t = 4, beyond which f32 has no other value than 1. Both are least squares, for Q weighted by erfc(t) t.
+/// With t = |x|: for t < 1, t + t P(t^2), where P is near erf(t) / t - 1 (error 1.3e-9); else 1 - e^(t Q(t)),
+/// where Q is near ln(erfc(t)) / t up to t = 4, beyond which f32 has no other value than 1. Both are least
+/// squares, for Q weighted by erfc(t) t.
 WEFT_INLINE inline float erf_f32(float x) {
   const float t = std::bit_cast<float>(std::bit_cast<std::uint32_t>(x) & 0x7fffffffu);
   const float s = t * t;

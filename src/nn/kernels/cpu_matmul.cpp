@@ -18,8 +18,8 @@ namespace {
   throw Error(ErrorCode::system, fmt::format("{}: oneDNN failed with {}", what, dnnl_status2str(status)));
 }
 
-// A product is made in pieces of rows or of columns, each on one thread: oneDNN would split it over threads in ways that change
-// the order of its sums.
+// A product is made in pieces of rows or of columns, each on one thread: oneDNN would split it over threads
+// in ways that change the order of its sums.
 struct Pieces {
   bool of_rows;  // of m, not of n
   std::int64_t count, size;
@@ -30,7 +30,8 @@ Pieces equal_pieces(std::int64_t m, std::int64_t n, std::int64_t count, std::int
   return {m >= n, blocks_of(extent, size), size};
 }
 
-// As many as there are threads, where pieces change no bits (gemm.hpp). A piece packs the other matrix for itself, so it is large.
+// As many as there are threads, where pieces change no bits (gemm.hpp). A piece packs the other matrix for
+// itself, so it is large.
 Pieces cut_for_threads(std::int64_t m, std::int64_t n, std::int64_t k, int threads) {
   constexpr std::int64_t kLeastSize = 128, kMinProducts = std::int64_t{1} << 20, kAlign = 16;
   const std::int64_t extent = std::max(m, n);
@@ -60,7 +61,8 @@ Walk walk(Stored stored, std::int64_t stride) {
   return stored == Stored::transposed ? Walk{1, stride} : Walk{stride, 1};
 }
 
-// Packed in blocks of other sizes b is multiplied at a fraction of the speed, so what the library would choose is asked for first.
+// Packed in blocks of other sizes b is multiplied at a fraction of the speed, so what the library would
+// choose is asked for first.
 PreparedProduct prepare(KernelContext::State& state, const ProductKey& key) {
   using dnnl::memory;
   const memory::desc a({key.m, key.k}, memory::data_type::bf16,
@@ -117,11 +119,12 @@ void bf16_product(KernelContext::State& state, const bf16* a, Stored a_stored, s
   const std::int64_t least_size = k > kLongK ? 1024 : 512;  // narrow pieces of a long k are slow
   const Pieces pieces = cut_by_shape(m, n, k, kMostPieces, least_size, kLeastProducts);
   const std::int64_t extent = pieces.of_rows ? m : n;
-  // The library's faster products, and those of packed weights, want rows of c side by side. Of few rows a piece of columns is made in
-  // scratch memory and copied.
+  // The library's faster products, and those of packed weights, want rows of c side by side. Of few rows a
+  // piece of columns is made in scratch memory and copied.
   constexpr std::int64_t kFewRows = 256;
-  // Where rows of a piece of a, b or c do not lie side by side, other code multiplies them, whose sums have another order where k is long. So where all numbers of
-  // columns are to have the same bits, a piece is copied first: one of columns of b and c, or one of rows of a transposed a.
+  // If rows of a piece of a, b or c do not lie side by side, other code multiplies them, whose sums have
+  // another order where k is long. So where all numbers of columns are to have the same bits, a piece is
+  // copied first: one of columns of b and c, or one of rows of a transposed a.
   constexpr std::int64_t kShortK = 256;
   const bool in_columns = !pieces.of_rows && pieces.count > 1,
              keeps_bits = pieces.count > 1 && b.of_any_columns && b_stored == Stored::plain && k > kShortK;
@@ -321,7 +324,8 @@ void multiply_bf16(KernelContext& ctx, const bf16* a, Stored a_stored, const Wei
   KernelContext::State& state = ctx.state();
   const std::int64_t lda = a_stored == Stored::transposed ? m : k,
                      ldb = b_stored == Stored::transposed ? k : n;
-  // A weight's gradient of few tokens: c is nearly all that moves, and our own products write it past the caches. By k alone, which no cut of m or n changes.
+  // A weight's gradient of few tokens: c is nearly all that moves, and our own products write it past the
+  // caches. By k alone, which no cut of m or n changes.
   const bool few_steps = state.own != nullptr && k <= gemm::kShortK;
   if (state.bf16 == Products::own || few_steps)  // widened where they are packed
     return own_product(state, {matrix(a, true, a_stored, lda), matrix(b.data, true, b_stored, ldb), c, n, m,

@@ -1,12 +1,13 @@
-// The kernels of maps (batch, channels, height, width), and attention of all keys, as plain loops; see reference.hpp.
+// The kernels of maps (batch, channels, height, width), and attention of all keys, as plain loops; see
+// reference.hpp.
 #pragma once
 
 #include "nn/kernels/reference.hpp"
 
 namespace weft::kernels::reference {
 
-/// layer_norm_forward() of each pixel. x, y: (batch, channels, pixels), weight, bias: (channels), mean, inv_std: (batch,
-/// pixels).
+/// layer_norm_forward() of each pixel. x, y: (batch, channels, pixels), weight, bias: (channels), mean,
+/// inv_std: (batch, pixels).
 template <class T>
 void channel_norm_forward(const T* x, const T* weight, const T* bias, T* y, T* mean, T* inv_std, MapShape s,
                           T eps) {
@@ -35,8 +36,8 @@ void channel_norm_backward(const T* dy, const T* x, const T* weight, const T* me
   for (std::size_t i = 0; i < n; ++i) dx[i] = dx_rows[place(i)];
 }
 
-/// layer_norm_forward() of each group with its gain and bias per channel. x, y: (batch, channels, pixels), weight, bias:
-/// (channels), mean, inv_std: (batch, groups).
+/// layer_norm_forward() of each group with its gain and bias per channel. x, y: (batch, channels, pixels),
+/// weight, bias: (channels), mean, inv_std: (batch, groups).
 template <class T>
 void group_norm_forward(const T* x, const T* weight, const T* bias, T* y, T* mean, T* inv_std, MapShape s,
                         std::int64_t groups, T eps) {
@@ -269,8 +270,8 @@ double full_score(const T* q, const T* k, const ScoreBiasOf<T>& bias, std::int64
   return score + static_cast<double>(bias.data[row * s.keys + j]);
 }
 
-/// q, out: (batch, queries, heads, head_dim); k, v: (batch, keys, kv_heads, head_dim); bias: (queries, keys), as it says, or null;
-/// softmax: (batch, heads, queries, kSoftmaxTerms). A query that sees no key gets 0.
+/// q, out: (batch, queries, heads, head_dim); k, v: (batch, keys, kv_heads, head_dim); bias: (queries, keys),
+/// as it says, or null; softmax: (batch, heads, queries, kSoftmaxTerms). A query that sees no key gets 0.
 template <class T>
 void full_attention_forward(const T* q, const T* k, const T* v,
                             const std::type_identity_t<ScoreBiasOf<T>>& bias, T* out, T* softmax,

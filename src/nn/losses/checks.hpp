@@ -9,7 +9,8 @@
 
 namespace weft::losses {
 
-/// Partial(sum) on axes that split what the loss is of: each rank has the part of the sum that its own elements give.
+/// Partial(sum) on axes that split what the loss is of: each rank has the part of the sum that its own
+/// elements give.
 inline LayoutRef loss_layout(const LayoutRef& terms) {
   if (terms == nullptr) return nullptr;
   Placements placements = terms->placements;
@@ -36,8 +37,8 @@ struct CountWords {
       *how;  // "the number of valid tokens of all ranks", "logits", "global_valid(context, labels)"
 };
 
-/// Throws unless `count` is one i64, stated as that of all ranks where several have a part. `layout`: of what the words name;
-/// `terms`: how the terms of the sum lie.
+/// Throws unless `count` is one i64, stated as that of all ranks where several have a part. `layout`: of what
+/// the words name; `terms`: how the terms of the sum lie.
 inline void expect_count_of_all(const char* loss, const char* name, const Tensor& count,
                                 const LayoutRef& layout, const LayoutRef& terms, const CountWords& words) {
   if (count.dtype() != DType::i64)

@@ -54,7 +54,8 @@ kernels::VocabPart part_of(const Tensor& logits) {
           logits.layout()->global.back()};
 }
 
-// terms: (1, …, kLossTerms) of this rank's part of the classes. Gives those of all parts: (parts, …, kLossTerms).
+// terms: (1, …, kLossTerms) of this rank's part of the classes. Gives those of all parts: (parts, …,
+// kLossTerms).
 Tensor of_all_parts(const Tensor& terms, const LayoutRef& tokens, const DeviceMesh& axes) {
   Shape global{axes.size()};
   for (const std::int64_t extent : tokens->global) global.push_back(extent);

@@ -47,11 +47,13 @@ bool one_to_one(const UnfoldShape& s) {
          s.padding_height == 0 && s.padding_width == 0 && s.out_height == s.height && s.out_width == s.width;
 }
 
-// In bf16, products of few pixels are made as their transposes: the library packs the second matrix in each call, so that a weight is best the
-// second one, which also may be packed once and kept. Up to so many pixels that is faster, also where nothing is kept (512 x 2048 channels: up to 3 times).
+// In bf16, products of few pixels are made as their transposes: the library packs the second matrix in each
+// call, so that a weight is best the second one, which also may be packed once and kept. Up to so many pixels
+// that is faster, also where nothing is kept (512 x 2048 channels: up to 3 times).
 //
-// The bits must be those of product(), as another rank may have more pixels. Measured with oneDNN 2.6, they are, in products of one piece (fewer terms than
-// cpu_matmul.cpp cuts into two), with two pixels and two channels or more, and where the pixels lie as product_of_few() lays them.
+// The bits must be those of product(), as another rank may have more pixels. Measured with oneDNN 2.6, they
+// are, in products of one piece (fewer terms than cpu_matmul.cpp cuts into two), with two pixels and two
+// channels or more, and where the pixels lie as product_of_few() lays them.
 constexpr std::int64_t kFewPixels = 16, kTermsOfTwoPieces = std::int64_t{1} << 27;
 bool few_pixels(const UnfoldShape& s, const Tensor& w, std::int64_t groups) {
   const std::int64_t pixels = s.height * s.width;
@@ -59,12 +61,13 @@ bool few_pixels(const UnfoldShape& s, const Tensor& w, std::int64_t groups) {
          w.size(1) > 1 && std::max<std::int64_t>(2, pixels) * w.count() < kTermsOfTwoPieces;
 }
 
-// y = w x, or wᵀ x: (k, pixels), y: (m, pixels). `w_transposed`: how the transpose of what multiplies x is stored.
+// y = w x, or wᵀ x: (k, pixels), y: (m, pixels). `w_transposed`: how the transpose of what multiplies x is
+// stored.
 void product_of_few(Frame& frame, const Tensor& w, const Parameter* of, Stored w_transposed, const Tensor& x,
                     const Tensor& y) {
   const std::int64_t k = x.size(0), m = y.size(0), pixels = y.size(1),
                      rows = std::max<std::int64_t>(2, pixels);
-  // Where w is read along its rows, so are the pixels; where down its columns, they too.
+  // If w is read along its rows, so are the pixels; where down its columns, they too.
   const bool by_rows = w_transposed == Stored::transposed;
   Tensor operand = x;
   if (pixels == 1) {  // one row is multiplied as a vector, in another order
@@ -88,7 +91,8 @@ Tensor columns_of(Frame& frame, const UnfoldShape& s) {
   return frame.compute().make({s.channels * s.kernel_height * s.kernel_width, s.out_height * s.out_width});
 }
 
-// What the kernel sees for these pixels of the output alone. Nothing but pixels of x is 0 for it: padding is zeros.
+// What the kernel sees for these pixels of the output alone. Nothing but pixels of x is 0 for it: padding is
+// zeros.
 UnfoldShape for_pixels(UnfoldShape s, const Pixels& p) {
   s.padding_height -= p.row * s.stride_height;
   s.padding_width -= p.column * s.stride_width;
@@ -96,7 +100,8 @@ UnfoldShape for_pixels(UnfoldShape s, const Pixels& p) {
   return s;
 }
 
-// Calls see(block) for blocks of `all`, whole rows or parts of one, so that what is unfolded for one stays in the cache; by the shape alone.
+// Calls see(block) for blocks of `all`, whole rows or parts of one, so that what is unfolded for one stays in
+// the cache; by the shape alone.
 template <class See>
 void each_block(const Pixels& all, std::int64_t floats_of_pixel, std::int64_t most_floats, const See& see) {
   constexpr std::int64_t kLeastPixels = 128;
@@ -245,7 +250,8 @@ void weight_gradient(Frame& frame, const Tensor& x, const Tensor& dy, std::int64
   const std::int64_t out = dw.size(0), kernel = dw.count() / out * groups,
                      pixels = s.out_height * s.out_width;
   const bool as_it_is = one_to_one(s);
-  // A matrix product is faster for many elements; of the sums of so many the largest are well above its error.
+  // A matrix product is faster for many elements; of the sums of so many the largest are well above its
+  // error.
   constexpr std::int64_t kMostOfRows = std::int64_t{1} << 16;
   const bool by_rows = like == DType::f32 && dw.count() / groups <= kMostOfRows;
   PairwiseSum sum(frame, {out, dw.count() / out});

@@ -1,10 +1,13 @@
-// What convolutions and their adjoints are made of: three products of maps and a kernel. Inside nn, tp and domain.
+// What convolutions and their adjoints are made of: three products of maps and a kernel. Inside nn, tp and
+// domain.
 //
-// w: (out, in / groups, kernel height, kernel width), f32 or bf16; x: (batch, in, height, width), y: (batch, out, out height, out
-// width), f32. A shape's padding is zeros; it may be negative, where a rank has a part of the maps.
+// w: (out, in / groups, kernel height, kernel width), f32 or bf16; x: (batch, in, height, width), y: (batch,
+// out, out height, out width), f32. A shape's padding is zeros; it may be negative, where a rank has a part
+// of the maps.
 //
-// The bits of an element of y and dx depend on what it is made of alone, not on the size of the maps or on its place there: sums run over
-// channels and kernel in the order of the matrix product, which in f32 is the same for any number of columns (kernels/gemm/gemm.hpp).
+// The bits of an element of y and dx depend on what it is made of alone, not on the size of the maps or on
+// its place there: sums run over channels and kernel in the order of the matrix product, which in f32 is the
+// same for any number of columns (kernels/gemm/gemm.hpp).
 #pragma once
 
 #include <functional>
@@ -20,24 +23,27 @@ struct Pixels {
   std::int64_t row = 0, rows = 0, column = 0, columns = 0;
 };
 
-/// y[o, r, s] = Σ w[o, i, j, k] x[i, r·stride + j·dilation − padding, s·… + k·…]. `of`: the parameter whose weight w is, so that what is made of
-/// it may be kept; null: none.
+/// y[o, r, s] = Σ w[o, i, j, k] x[i, r·stride + j·dilation − padding, s·… + k·…]. `of`: the parameter whose
+/// weight w is, so that what is made of it may be kept; null: none.
 void correlate(Frame& frame, const Tensor& x, const Tensor& w, std::int64_t groups,
                const kernels::UnfoldShape& s, const Tensor& y, const Parameter* of = nullptr);
-/// The same for these pixels of y alone, of every sample; `between`, unless it is empty, is called now and then meanwhile.
+/// The same for these pixels of y alone, of every sample; `between`, unless it is empty, is called now and
+/// then meanwhile.
 void correlate(Frame& frame, const Tensor& x, const Tensor& w, std::int64_t groups,
                const kernels::UnfoldShape& s, const Tensor& y, const Pixels& pixels,
                const std::function<void()>& between, const Parameter* of = nullptr);
-/// The adjoint in x: dx[i, a, b] = the sum of w[o, i, j, k] dy[o, r, s] over all that used the pixel; in the order of (j, k).
+/// The adjoint in x: dx[i, a, b] = the sum of w[o, i, j, k] dy[o, r, s] over all that used the pixel; in the
+/// order of (j, k).
 void spread(Frame& frame, const Tensor& dy, const Tensor& w, std::int64_t groups,
             const kernels::UnfoldShape& s, const Tensor& dx, const Parameter* of = nullptr);
-/// The adjoint in w: dw = or += Σ dy[o, r, s] x[i, …]. `like`: the dtype that operands are rounded to. Pixels are summed in blocks of
-/// rows, and the blocks pairwise, so that the error does not grow with the map: for f32 operands about that of one rounding of the largest sums, in whatever
-/// parts the map is cut.
+/// The adjoint in w: dw = or += Σ dy[o, r, s] x[i, …]. `like`: the dtype that operands are rounded to. Pixels
+/// are summed in blocks of rows, and the blocks pairwise, so that the error does not grow with the map: for
+/// f32 operands about that of one rounding of the largest sums, in whatever parts the map is cut.
 void weight_gradient(Frame& frame, const Tensor& x, const Tensor& dy, std::int64_t groups,
                      const kernels::UnfoldShape& s, DType like, const Tensor& dw, bool add);
 
-/// y += bias, channel by channel; the gradient of the bias: dbias = or += the sum of dy over samples and pixels.
+/// y += bias, channel by channel; the gradient of the bias: dbias = or += the sum of dy over samples and
+/// pixels.
 void add_bias(Frame& frame, const Tensor& bias, const Tensor& y);
 void bias_gradient(Frame& frame, const Tensor& dy, const Tensor& dbias, bool add);
 

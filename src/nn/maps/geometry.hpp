@@ -24,14 +24,14 @@ inline void expect_map(const Module& module, const Tensor& x) {
                                                      what.text(), to_string(x.shape())));
 }
 
-/// Throws bad_argument where a map of no rows is resampled.
+/// Throws bad_argument if a map of no rows is resampled.
 inline void expect_some(const Module& module, const char* what, std::int64_t size) {
   if (size < 1)
     throw Error(ErrorCode::bad_argument,
                 fmt::format("{} has {} 0; expected at least 1", layouts::named(module, "x").text(), what));
 }
 
-/// Throws bad_argument where a padding needs more pixels than there are.
+/// Throws bad_argument if a padding needs more pixels than there are.
 inline void expect_padding(const Module& module, const char* what, std::int64_t size, std::int64_t padding,
                            kernels::Padding mode) {
   std::int64_t most = padding;
@@ -48,7 +48,7 @@ inline void expect_padding(const Module& module, const char* what, std::int64_t 
                             what, size, name, padding));
 }
 
-/// How many outputs a kernel has along a dimension. Throws bad_argument where it has none.
+/// How many outputs a kernel has along a dimension. Throws bad_argument if it has none.
 inline std::int64_t outputs_of(const Module& module, const char* what, std::int64_t size, std::int64_t kernel,
                                std::int64_t stride, std::int64_t padding, std::int64_t dilation) {
   const std::int64_t left = size + 2 * padding - dilation * (kernel - 1) - 1;
@@ -69,7 +69,7 @@ kernels::UnfoldShape unfold_shape(const Config& c, std::int64_t channels, const 
           c.dilation.width, out.height,     out.width,        padding};
 }
 
-/// How many outputs a transposed kernel has along a dimension. Throws bad_argument where nothing is left.
+/// How many outputs a transposed kernel has along a dimension. Throws bad_argument if nothing is left.
 inline std::int64_t transposed_outputs_of(const Module& module, const char* what, std::int64_t size,
                                           std::int64_t kernel, std::int64_t stride, std::int64_t padding,
                                           std::int64_t dilation, std::int64_t output_padding) {

@@ -1,4 +1,5 @@
-// Tables of taps: how maps are padded, averaged and resized along one dimension. Pure functions. Inside nn and domain.
+// Tables of taps: how maps are padded, averaged and resized along one dimension. Pure functions. Inside nn
+// and domain.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +8,11 @@
 
 namespace weft::taps {
 
-/// `before` and `after` elements more than the n there are, as the padding says; of zeros they have no taps. The caller has checked
-/// that there are enough elements.
+/// `before` and `after` elements more than the n there are, as the padding says; of zeros they have no taps.
+/// The caller has checked that there are enough elements.
 kernels::Taps padded(std::int64_t n, std::int64_t before, std::int64_t after, kernels::Padding padding);
-/// Means of `kernel` elements, `stride` apart. Elements beyond the border are 0, and count where `count_padding`.
+/// Means of `kernel` elements, `stride` apart. Elements beyond the border are 0, and count where
+/// `count_padding`.
 kernels::Taps averaged(std::int64_t n, std::int64_t kernel, std::int64_t stride, std::int64_t padding,
                        bool count_padding);
 /// `out` means of parts [r n / out, (r + 1) n / out), of whole elements.
@@ -20,7 +22,8 @@ kernels::Taps nearest(std::int64_t n, std::int64_t out);
 /// Between the two elements about (r + 1/2) n / out - 1/2, or r (n - 1) / (out - 1) with aligned corners.
 kernels::Taps linear(std::int64_t n, std::int64_t out, bool align_corners);
 
-/// The adjoint: input i becomes an output, whose taps are the outputs that used it, in their order. n: the inputs.
+/// The adjoint: input i becomes an output, whose taps are the outputs that used it, in their order. n: the
+/// inputs.
 kernels::Taps transposed(const kernels::Taps& of, std::int64_t n);
 
 }  // namespace weft::taps

@@ -48,8 +48,8 @@ class Scopes {
 
 enum class Direction : unsigned char { forward, backward };
 
-// Moves the tensors that this boundary is for across it. All transfers are begun before the first is finished. Throws
-// bad_argument where there is no such tensor: without the boundary it would go on as it is.
+// Moves the tensors that this boundary is for across it. All transfers are begun before the first is
+// finished. Throws bad_argument if there is no such tensor: without the boundary it would go on as it is.
 void cross(const Module::PlacedBoundary& placed, Direction direction, const TensorName& what,
            Tensors& tensors) {
   std::vector<std::pair<Tensor*, Transfer>> under_way;
@@ -130,8 +130,8 @@ void Module::run(HookPoint point, Tensors& tensors, Frame& frame) {
   if (hooks_ == nullptr) return;
   const std::shared_ptr<Hooks> hooks = hooks_;
   int done = -1;
-  while (const Hooks::Numbered* const next =
-             hooks->after(done, point)) {  // a hook may add one, or take any away
+  // A hook may add one, or take any away.
+  while (const Hooks::Numbered* const next = hooks->after(done, point)) {
     done = next->id;
     const Hook hook = next->hook;
     hook(*this, tensors, frame);

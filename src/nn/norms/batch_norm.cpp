@@ -15,10 +15,11 @@
 
 namespace weft {
 
-// BatchNorm: the sums of a pass over samples and pixels are made in f64, in one pass over x, and added over ranks in one all-reduce:
-// channels sums and channels sums of squares. The product of two f32 is exact in f64, so that the variance, a
-// difference of two sums, has about 16 digits less those of (mean / std)^2. Statistics stay on the device: the host knows from the layout alone
-// how many summands there are, and never waits.
+// BatchNorm: the sums of a pass over samples and pixels are made in f64, in one pass over x, and added over
+// ranks in one all-reduce: channels sums and channels sums of squares. The product of two f32 is exact in
+// f64, so that the variance, a difference of two sums, has about 16 digits less those of (mean / std)^2.
+// Statistics stay on the device: the host knows from the layout alone how many summands there are, and never
+// waits.
 
 BatchNorm::BatchNorm(std::int64_t channels, const BatchNormConfig& config) : config_(config) {
   const auto refuse = [](const std::string& text) {
@@ -46,7 +47,8 @@ namespace {
 
 using Axes = std::optional<std::vector<std::string>>;
 
-// Whether this axis splits x in another dimension than its channels, and is one of those listed (all, where there is no list), or is not.
+// Whether this axis splits x in another dimension than its channels, and is one of those listed (all, where
+// there is no list), or is not.
 bool splits_samples(const Layout& x, std::size_t axis, const Axes& axes, bool listed) {
   const int a = static_cast<int>(axis);
   const bool in_list = !axes || std::ranges::count(*axes, x.mesh_shape().name(a)) > 0;
@@ -54,13 +56,14 @@ bool splits_samples(const Layout& x, std::size_t axis, const Axes& axes, bool li
          in_list == listed;
 }
 
-// The sums over the axes that split the samples and pixels of x, all of them or those that are listed (`listed` true) or are not.
+// The sums over the axes that split the samples and pixels of x, all of them or those that are listed
+// (`listed` true) or are not.
 Tensor summed(const Tensor& mine, const LayoutRef& x, const Axes& axes, bool listed) {
   return norms::summed(mine, x, [&](std::size_t axis) { return splits_samples(*x, axis, axes, listed); });
 }
 
-// How many values of a channel the statistics of this rank are of; the least of any rank; and of how many ranks' statistics the running
-// ones are the mean.
+// How many values of a channel the statistics of this rank are of; the least of any rank; and of how many
+// ranks' statistics the running ones are the mean.
 struct Summands {
   std::int64_t own, least, ranks = 1;
 };
@@ -170,8 +173,9 @@ Tensors BatchNorm::do_forward(Inputs inputs, Frame& frame) {
   return {y};
 }
 
-// With x^ = (x - mean) inv_std: dweight = Σ dy x^, dbias = Σ dy, and in a training, where mean and variance depend on x, too,
-// dx = weight inv_std (dy - mean(dy) - x^ mean(dy x^)), the means over all that the statistics are of.
+// With x^ = (x - mean) inv_std: dweight = Σ dy x^, dbias = Σ dy, and in a training, where mean and variance
+// depend on x, too, dx = weight inv_std (dy - mean(dy) - x^ mean(dy x^)), the means over all that the
+// statistics are of.
 Tensors BatchNorm::do_backward(Inputs gradients, Frame& frame) {
   expect_count(gradients, 1, "gradients");
   const Tensor& dy = gradients[0];
@@ -191,7 +195,7 @@ Tensors BatchNorm::do_backward(Inputs gradients, Frame& frame) {
   };
   accumulate(*bias, mine.first());
   accumulate(*weight, mine.second());
-  // Where the statistics are constants, their part of dx is 0.
+  // If the statistics are constants, their part of dx is 0.
   const Pairs all = count > 0 ? Pairs{summed(mine.all, x.layout(), config_.axes, true)} : mine;
   const double divisor = count > 0 ? count : std::numeric_limits<double>::infinity();
   const Tensor mean_dy = narrowed(frame, all.first(), divisor, s.channels),

@@ -36,8 +36,9 @@ Tensor of_channels(Frame& frame, const Tensor& of_groups, const Sizes& s) {
   return y;
 }
 
-// Two numbers of each sample and channel, those of all samples one after the other: first of all, then second of all. As sums of groups,
-// over all ranks that have pixels of them; each multiplied by its channel's weight unless that is null.
+// Two numbers of each sample and channel, those of all samples one after the other: first of all, then second
+// of all. As sums of groups, over all ranks that have pixels of them; each multiplied by its channel's weight
+// unless that is null.
 Tensor of_groups(Frame& frame, const Tensor& sums, const float* weight, const Sizes& s, const LayoutRef& x) {
   const Tensor y = frame.compute().make({2, s.batch, s.groups}, DType::f64, Memory::shared);
   if (s.rows() > 0)
@@ -89,8 +90,8 @@ Tensor forward(const GroupNorm& norm, const Tensor& input, Frame& frame) {
   return y;
 }
 
-// With x^ = (x - mean) inv_std and g = dy weight: dweight = Σ dy x^, dbias = Σ dy, dx = inv_std (g - mean(g) - x^ mean(g x^)), the means over a group
-// on all ranks.
+// With x^ = (x - mean) inv_std and g = dy weight: dweight = Σ dy x^, dbias = Σ dy, dx = inv_std (g - mean(g)
+// - x^ mean(g x^)), the means over a group on all ranks.
 Tensor backward(const GroupNorm& norm, const Tensor& dy, Frame& frame) {
   const Tensors kept = frame.pop(norm);
   const Tensor &x = kept[0], &means = kept[1], &inv = kept[2];

@@ -1,7 +1,8 @@
 // Group norm of maps whose pixels are cut over ranks. Inside nn.
 //
-// Each rank sums its own pixels in f64, channel by channel; the sums of a group are added over ranks in one all-reduce of two numbers for each sample and
-// group. They stay on the device, and the host waits for none of them.
+// Each rank sums its own pixels in f64, channel by channel; the sums of a group are added over ranks in one
+// all-reduce of two numbers for each sample and group. They stay on the device, and the host waits for none
+// of them.
 #pragma once
 
 #include "nn/norms/numbers.hpp"
@@ -12,7 +13,8 @@ namespace weft::group_norm {
 /// Whether the pixels of x, (batch, channels, …), are cut.
 inline bool cut(const Tensor& x) { return norms::cut(x.layout(), 2); }
 
-/// The number of groups of which this rank has the channels. The checked one throws where the channels of x do not fit the norm.
+/// The number of groups of which this rank has the channels. The checked one throws if the channels of x
+/// do not fit the norm.
 inline std::int64_t groups_of(const GroupNorm& norm, const Tensor& x) {
   return x.size(1) / (norm.weight->global_shape()[0] / norm.groups());
 }

@@ -58,7 +58,8 @@ Sizes sizes_of(const LayerNorm& norm, const Tensor& x) {
   return {rows, rows == 0 ? 0 : x.count() / rows};
 }
 
-// Two numbers for each row, the first ones of all rows before the second ones, over all ranks that have a part of the rows.
+// Two numbers for each row, the first ones of all rows before the second ones, over all ranks that have a
+// part of the rows.
 Tensor summed(const LayerNorm& norm, const Tensor& mine, const Tensor& x) {
   return norms::summed(mine, x.layout(),
                        [&](std::size_t axis) { return norms::cuts(*x.layout(), axis, first_of(norm, x)); });
@@ -101,8 +102,8 @@ Tensor forward(const LayerNorm& norm, const Tensor& input, Frame& frame, Memory 
   return y;
 }
 
-// With x^ = (x - mean) inv_std and g = dy weight: dweight = Σ dy x^ and dbias = Σ dy over what is normalised one by one, dx = inv_std (g -
-// mean(g) - x^ mean(g x^)), the means over all ranks.
+// With x^ = (x - mean) inv_std and g = dy weight: dweight = Σ dy x^ and dbias = Σ dy over what is normalised
+// one by one, dx = inv_std (g - mean(g) - x^ mean(g x^)), the means over all ranks.
 Tensor backward(const LayerNorm& norm, const Tensor& dy, Frame& frame, Memory memory) {
   const Tensors kept = frame.pop(norm);
   const Tensor &x = kept[0], &means = kept[1], &inv = kept[2];

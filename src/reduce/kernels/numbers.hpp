@@ -160,8 +160,8 @@ struct F16 {
     return bits_as<Vec<float, W>>(sign | (finite + (magnitude >= (31 << 23) ? infinite : zero)));
   }
 
-  // Gives the bits of f16(float): normal results round by adding half a unit less the tie; subnormal ones by adding 0.5,
-  // whose last place is 2^-24.
+  // Gives the bits of f16(float): normal results round by adding half a unit less the tie; subnormal ones by
+  // adding 0.5, whose last place is 2^-24.
   template <int W>
   static WEFT_INLINE Vec<std::uint16_t, W> narrow(Vec<float, W> x) {
 #if defined(__F16C__)

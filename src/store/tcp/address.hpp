@@ -33,7 +33,7 @@ struct HostPort {
   std::uint16_t port = 0;
   friend bool operator==(const HostPort&, const HostPort&) = default;
 };
-/// `host:port`, an IPv6 address in brackets; nothing where it is not that. Port 0 is
+/// `host:port`, an IPv6 address in brackets; nothing if it is not that. Port 0 is
 /// accepted.
 std::optional<HostPort> parse_host_port(std::string_view text);
 /// The inverse: brackets if the host contains a colon.
@@ -44,7 +44,7 @@ std::string shown_host_port(std::string_view host, std::uint16_t port);
 /// Throws system if there is no such host.
 std::vector<SocketAddress> resolve(std::string_view host, std::uint16_t port, std::string& why);
 /// Those that the TCP store may use: with a secret all, those off loopback first (a name may be on loopback
-/// on its own host and elsewhere for the others), else those on loopback. Throws bad_argument where none is
+/// on its own host and elsewhere for the others), else those on loopback. Throws bad_argument if none is
 /// left.
 std::vector<SocketAddress> resolve_for_store(std::string_view host, std::uint16_t port, bool has_secret,
                                              std::string& why);

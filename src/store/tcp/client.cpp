@@ -27,8 +27,8 @@ using Outcome = StoreConnection::Outcome;
 
 constexpr Duration kAnswerLimit = std::chrono::seconds(30);  // for what the server answers at once
 constexpr Duration kFullPatience = std::chrono::seconds(2);  // with a server that has no more descriptors
-constexpr Duration kGrace =
-    std::chrono::milliseconds(500);  // for the server's message that a get's time has passed
+// For the server's message that a get's time has passed.
+constexpr Duration kGrace = std::chrono::milliseconds(500);
 
 class TcpStore final : public Store {
  public:

@@ -50,8 +50,8 @@ class KeyBytes {
   std::array<unsigned char, 32> bytes_{};
 };
 
-/// The key that both sides derive from the secret. Throws unsupported where libsodium is not here,
-/// bad_argument where the secret is too short or too long (never with any of it in the text).
+/// The key that both sides derive from the secret. Throws unsupported if libsodium is not here,
+/// bad_argument if the secret is too short or too long (never with any of it in the text).
 KeyBytes key_of_secret(std::string_view secret);
 
 /// One direction of a connection: seals frames, or opens records, in their order.
@@ -64,7 +64,7 @@ class SealedStream {
     enum class State : std::uint8_t { more, whole, bad };
     State state = State::more;
     std::string frame;      ///< where whole
-    std::size_t bytes = 0;  ///< of the record; 0 where its length is not there yet
+    std::size_t bytes = 0;  ///< of the record; 0 if its length is not there yet
   };
   /// Looks at the front of `bytes`. Bad: a length beyond the limits, or a record that is not the next of this
   /// stream.

@@ -1,4 +1,4 @@
-// Where the secret of a job comes from.
+// If the secret of a job comes from.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>

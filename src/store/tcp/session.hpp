@@ -13,13 +13,13 @@
 namespace weft {
 
 /// A connection begins unauthenticated. If the server needs a secret, the client must prove that it knows it.
-/// Without a secret the client is a process of this user (the server has closed all other connections before),
-/// and counts as authenticated when its first request is complete. A client that asks for kHelloKey is told once that a secret is
-/// needed. An unauthenticated client may have as many unread bytes as a handshake (with a secret) or one
-/// frame (without).
+/// Without a secret the client is a process of this user (the server has closed all other connections
+/// before), and counts as authenticated when its first request is complete. A client that asks for kHelloKey
+/// is told once that a secret is needed. An unauthenticated client may have as many unread bytes as a
+/// handshake (with a secret) or one frame (without).
 class StoreSession {
  public:
-  /// `secret`: null where none is demanded; must outlive the session. `seed`: for tests.
+  /// `secret`: null if none is demanded; must outlive the session. `seed`: for tests.
   explicit StoreSession(const KeyBytes* secret, std::optional<KeyBytes> seed = std::nullopt)
       : secret_(secret), seed_(seed) {}
 

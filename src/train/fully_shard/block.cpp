@@ -129,7 +129,8 @@ void ShardBlock::start_gather(ProcessGroup* neighbours) {
   }
   std::vector<ConstTensorView> shards;
   for (const Parameter* p : parameters_) shards.emplace_back(p->weight());
-  // No rank can see the parts of others: ranks compare where these come from. First the seeds, then the optimizers' steps.
+  // No rank can see the parts of others: ranks compare where these come from. First the seeds, then the
+  // optimizers' steps.
   values().set_history(compared_ ? history_of(parameters_, is_trained)
                                  : history_of_first_values(parameters_));
   gathering_.emplace(values().start_unshard(shards));
@@ -265,8 +266,8 @@ ReduceOp ShardBlock::expect_partial(const Parameter& p) {
   return *op;
 }
 
-// Where ranks may lack gradients, one that has none of a block does not know whether the others' are Partial(sum) or
-// Partial(avg). All sum up, then, and an average is divided before.
+// If ranks may lack gradients, one that has none of a block does not know whether the others' are
+// Partial(sum) or Partial(avg). All sum up, then, and an average is divided before.
 void ShardBlock::scale_average(const Tensor& gradient) const {
   if (unused_ != Unused::zeros || op_ != ReduceOp(ReduceOp::avg)) return;
   const int ranks = axes_.shard.size() * (axes_.replicate ? axes_.replicate.size() : 1);

@@ -12,7 +12,8 @@ namespace weft {
 
 class ShardBlock {
  public:
-  /// `owner`: who claims the gradients. `reshard_ranks`: 0 drops weights after forward, 1 keeps them, n keeps 1/n.
+  /// `owner`: who claims the gradients. `reshard_ranks`: 0 drops weights after forward, 1 keeps them, n keeps
+  /// 1/n.
   ShardBlock(Module& module, std::vector<Parameter*> parameters, const ShardAxes& axes,
              const FullyShardOptions& options, int reshard_ranks, const void* owner);
 

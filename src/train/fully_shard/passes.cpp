@@ -81,7 +81,8 @@ void ShardPasses::round_inputs(Tensors& tensors, Frame& frame) const {
   }
 }
 
-// Those among which weights are gathered that were kept in part: this rank's, of reshard_ranks_ neighbours each.
+// Those among which weights are gathered that were kept in part: this rank's, of reshard_ranks_ neighbours
+// each.
 ProcessGroup* ShardPasses::neighbours() {
   if (reshard_ranks_ < 2) return nullptr;
   if (!neighbours_) {
@@ -124,7 +125,8 @@ void ShardPasses::enter(ShardBlock& block, Direction direction) {
   }
 }
 
-// A block that comes right behind this one in the last forward pass, or before it where this is a backward pass.
+// A block that comes right behind this one in the last forward pass, or before it where this is a backward
+// pass.
 void ShardPasses::prefetch(const ShardBlock& block, Direction direction) {
   if (!options_.prefetch) return;
   const auto at = std::find(order_.begin(), order_.end(), &block);
@@ -222,7 +224,8 @@ void ShardPasses::end_reductions(std::size_t leave) {
   }
 }
 
-// Parameters that no pass used: of the blocks that ran and were reduced, or of the whole model where its root ran.
+// Parameters that no pass used: of the blocks that ran and were reduced, or of the whole model where its root
+// ran.
 void ShardPasses::expect_used(const std::vector<ShardBlock*>& ran) {
   const auto is_one = [&ran](const std::unique_ptr<ShardBlock>& b) {
     return std::ranges::count(ran, b.get()) > 0;

@@ -1,4 +1,5 @@
-// What happens around the passes of a sharded model: which block is gathered, dropped or reduced when. Private to train.
+// What happens around the passes of a sharded model: which block is gathered, dropped or reduced when.
+// Private to train.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +12,8 @@
 
 namespace weft {
 
-/// Every pass of a block enters and leaves here, in nested order. The first to enter is the outermost; when it leaves, nothing
-/// is in flight any more.
+/// Every pass of a block enters and leaves here, in nested order. The first to enter is the outermost; when
+/// it leaves, nothing is in flight any more.
 class ShardPasses {
  public:
   ShardPasses(std::vector<std::unique_ptr<ShardBlock>> blocks, const ShardAxes& axes,

@@ -1,8 +1,10 @@
-// Calls of weft.h's functions with arguments that an input's bytes choose. Zeros choose what is good, so that a call whose bytes have run
-// out does something. What the API leaves undefined is not done: memory that ends before its length says, a destroyed handle, two threads
-// at one Work. All that waits has a limit of milliseconds, so that an input which hangs has found a fault.
+// Calls of weft.h's functions with arguments that an input's bytes choose. Zeros choose what is good, so that
+// a call whose bytes have run out does something. What the API leaves undefined is not done: memory that ends
+// before its length says, a destroyed handle, two threads at one Work. All that waits has a limit of
+// milliseconds, so that an input which hangs has found a fault.
 //
-// tools/c_api_calls.py makes a function `void call_...(World&, Bytes&)` for each function of the headers, of what is declared here.
+// tools/c_api_calls.py makes a function `void call_...(World&, Bytes&)` for each function of the headers, of
+// what is declared here.
 #pragma once
 
 #include <atomic>
@@ -180,7 +182,7 @@ class Call {
   }
   std::uint32_t struct_size(std::size_t bytes_of_it);
 
-  /// A struct; NULL where the input says so, and mostly for options.
+  /// A struct; NULL if the input says so, and mostly for options.
   template <class T>
   const T* pointer(const char* name) {
     if (is_null(name)) return nullptr;

@@ -1,5 +1,5 @@
-// What the fuzz target of calls gives weft to call: functions that do what they should, throw, fail, or answer nonsense, as the memory
-// that they are handed says. Any thread.
+// What the fuzz target of calls gives weft to call: functions that do what they should, throw, fail, or
+// answer nonsense, as the memory that they are handed says. Any thread.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,5 @@
-// libFuzzer's entry of the target of calls: bin/fuzz_capi. `fuzz_capi --seeds FOLDER` writes the seeds there and ends.
+// libFuzzer's entry of the target of calls: bin/fuzz_capi. `fuzz_capi --seeds FOLDER` writes the seeds there
+// and ends.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>

@@ -3,8 +3,9 @@
 //   header   one byte: bit 0: two ranks; bits 1 and 2: with what they begin (0: everything; 3: nothing); one byte: in which order all is destroyed
 //   calls    each two bytes that choose the function, one of flags and length, and so many bytes of arguments
 //
-// The flags: 0 and 3: all ranks; 1: rank 0 alone; 2: rank 1 alone. With 3 rank 1 has other arguments. What has no bytes is good (call.hpp).
-// The two bytes are those of a hash of the name, so that an input stays what it is when functions are added.
+// The flags: 0 and 3: all ranks; 1: rank 0 alone; 2: rank 1 alone. With 3 rank 1 has other arguments. What
+// has no bytes is good (call.hpp). The two bytes are those of a hash of the name, so that an input stays what
+// it is when functions are added.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,8 @@
 
 namespace weft::fuzz::capi {
 
-/// Runs an input, and checks that nothing is left of it: descriptors, threads, mappings, files, and what `live_allocations` counts, where it is
-/// not null. Ends the program where something does not hold.
+/// Runs an input, and checks that nothing is left of it: descriptors, threads, mappings, files, and what
+/// `live_allocations` counts, where it is not null. Ends the program where something does not hold.
 void run_program(std::string_view bytes, std::int64_t (*live_allocations)() = nullptr);
 
 /// One call of each function with what is good, in one rank and in two, and inputs that found faults.
@@ -23,7 +24,8 @@ std::vector<std::string> program_seeds();
 /// A program of up to `calls` calls, of which most arguments are good.
 std::string random_program(std::uint64_t seed, int calls);
 
-/// Functions that no call of run_program() has entered, or that have always failed, as far as they can be expected to go well.
+/// Functions that no call of run_program() has entered, or that have always failed, as far as they can be
+/// expected to go well.
 std::vector<std::string> never_good();
 
 }  // namespace weft::fuzz::capi

@@ -31,13 +31,13 @@ std::vector<Competitor> competitors(const Options& o, const std::string& op);
 /// The peers, each with what is missing here, if anything: its programs, its launcher, its Python module.
 std::vector<Competitor> all_peers(const Options& o);
 
-/// The folder of our programs if --programs does not say: beside `weft`, as in a build, or installed_programs(). Throws unsupported
-/// where they are in neither, naming both and what to install.
+/// The folder of our programs if --programs does not say: beside `weft`, as in a build, or
+/// installed_programs(). Throws unsupported if they are in neither, naming both and what to install.
 std::string find_programs();
-/// Where `cmake --install` puts them, from where `weft` itself lies.
+/// If `cmake --install` puts them, from where `weft` itself lies.
 std::string installed_programs();
 
-/// The path of one of our programs. Throws unsupported where it is not there, naming it and what to install.
+/// The path of one of our programs. Throws unsupported if it is not there, naming it and what to install.
 std::string program(const Options& o, const std::string& name);
 
 /// Cores that this process, and so all it starts, may use.

@@ -1,5 +1,5 @@
-// Programs that measure the same list of cases in turns, case by case and round by round, and whose results must be the same.
-// One thread.
+// Programs that measure the same list of cases in turns, case by case and round by round, and whose results
+// must be the same. One thread.
 #pragma once
 
 #include <cstddef>
@@ -37,10 +37,10 @@ class Contest {
   /// `op`: for texts. `options` outlives it.
   Contest(const Options& options, std::string op, std::vector<std::string> cases);
 
-  /// Starts a program. Throws system where one of ours does not say its settings.
+  /// Starts a program. Throws system if one of ours does not say its settings.
   Contestant& enter(const WorkFolder& folder, const std::string& title, bool ours, Job::Start start);
-  /// All rounds. Throws system where one of ours fails, or where random projections and norms (along_…, norm_…) of a program
-  /// are not those of the first one.
+  /// All rounds. Throws system if one of ours fails, or where random projections and norms (along_…,
+  /// norm_…) of a program are not those of the first one.
   void run();
 
   const std::vector<std::string>& cases() const noexcept { return cases_; }

@@ -47,7 +47,7 @@ class Job {
     std::map<std::string, std::string> environment{};
     int ranks = 2;
   };
-  /// Starts it. Throws system where that fails; a missing program is reported by next().
+  /// Starts it. Throws system if that fails; a missing program is reported by next().
   Job(const WorkFolder& folder, const std::string& name, Start start);
   /// Lets it end by itself for a moment, then kills all of it.
   ~Job();

@@ -59,7 +59,7 @@ class Layers {
     int ranks;
     const Contestant* contestant;
   };
-  // Where ranks share a core, nothing is said of peaks.
+  // If ranks share a core, nothing is said of peaks.
   static bool share_counts(const Entered& e) {
     return e.what != What::independent && e.ranks <= usable_cores();
   }
@@ -97,7 +97,8 @@ class Layers {
   std::vector<Entered> all_;
 };
 
-// Products alone, of what as many cores do on registers alone, measured by our program of as many ranks in the same round.
+// Products alone, of what as many cores do on registers alone, measured by our program of as many ranks in
+// the same round.
 std::string Layers::share_of_peak(const Entered& e, std::size_t k) const {
   const ContestCell *const one = find(What::ours, 1)->cell(k),
                            *const ours = find(What::ours, e.ranks)->cell(k),

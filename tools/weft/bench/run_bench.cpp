@@ -86,7 +86,8 @@ std::int64_t bytes_of(const std::string& size) {
   return n;
 }
 
-// weft's own backends are known by name; the benchmark program reports one that is missing. Others are loaded.
+// weft's own backends are known by name; the benchmark program reports one that is missing. Others are
+// loaded.
 void check_backend(const std::string& backend) {
   const std::string expected =
       "shm, gloo, mpi-openmpi, mpi-mpich or a plug-in in WEFT_BACKEND_PATH that moves host memory";

@@ -5,14 +5,15 @@
 
 namespace weft::bench {
 
-/// Runs what `o` asks for and prints it. Returns the exit status: 0 where all of ours was measured. Throws
-/// bad_argument naming the flag that is wrong, unsupported where the programs are not there.
+/// Runs what `o` asks for and prints it. Returns the exit status: 0 if all of ours was measured. Throws
+/// bad_argument naming the flag that is wrong, unsupported if the programs are not there.
 int run_bench(Options o);
 
 /// The operations `weft bench` knows, for its help.
 std::string known_ops();
 
-/// What an operation measures and by which program, for `weft bench <op> --help`; of all where it is none of them.
+/// What an operation measures and by which program, for `weft bench <op> --help`; of all where it is none of
+/// them.
 std::string about(const std::string& op);
 
 }  // namespace weft::bench

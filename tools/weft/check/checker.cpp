@@ -332,8 +332,8 @@ class Session {
   bool alone_ = false;
 };
 
-// The file of --json, if one was asked for. Opened before the programs run, so that a file that cannot be written is
-// reported at once.
+// The file of --json, if one was asked for. Opened before the programs run, so that a file that cannot be
+// written is reported at once.
 class SummaryFile {
  public:
   explicit SummaryFile(const Options& o) : o_(o) {

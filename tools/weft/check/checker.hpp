@@ -29,7 +29,7 @@ struct Options {
   std::string command = "weft check";  ///< how the program is started again, without seed and program
 };
 
-/// Returns the exit status: 0 where every program did what it must. Forks: the process has no threads and no
+/// Returns the exit status: 0 if every program did what it must. Forks: the process has no threads and no
 /// Context.
 int run_check(const Options& options);
 

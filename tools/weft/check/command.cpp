@@ -34,8 +34,8 @@ std::string own_path() {
   return n > 0 ? std::string(path, static_cast<std::size_t>(n)) : "weft";
 }
 
-// The traits of any backend that a group can be made with. A plug-in that is not weft's own is loaded; its name stays
-// valid after this call, as plug-ins are never unloaded.
+// The traits of any backend that a group can be made with. A plug-in that is not weft's own is loaded; its
+// name stays valid after this call, as plug-ins are never unloaded.
 Traits traits_of(const std::string& backend) {
   const auto refuse = [&](const std::string& why) {
     throw Error(ErrorCode::bad_argument,

@@ -126,7 +126,7 @@ T greatest(T a, T b) {
   return a < b ? b : a;
 }
 
-// The sum, divided. Where it is not finite, that of numbers smaller by a power of two, which is as long as
+// The sum, divided. If it is not finite, that of numbers smaller by a power of two, which is as long as
 // they are.
 template <class Total>
 Total average(std::vector<Total> x) {
@@ -373,7 +373,7 @@ Expected combined(const Step& s, int me, int ranks, bool exact) {
 }
 
 // A real whose sums must round: random fraction, sign and, within some powers of two, size; of products close
-// to 1. Where nothing is rounded, now and then a zero of either sign, an infinity, a NaN; of averages a
+// to 1. If nothing is rounded, now and then a zero of either sign, an infinity, a NaN; of averages a
 // number near `most`, the largest, whose sum is infinite.
 double any_real(std::uint64_t h, Kind kind, bool wide, double most) {
   const double fraction = static_cast<double>(h >> 12) * 0x1p-52;  // [0, 1)

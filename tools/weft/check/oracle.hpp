@@ -20,7 +20,7 @@ struct Expected {
   /// Empty: the bits are known. Otherwise, per number (two in a complex one), by how much it may be off.
   std::vector<double> slack;
 };
-/// Empty where rank 0 of an exscan gets nothing: it keeps what it has.
+/// Empty if rank 0 of an exscan gets nothing: it keeps what it has.
 /// `exact`: the backend combines in canonical order whatever is asked for.
 Expected expected(const Step& s, int from, int me, int n, bool exact);
 
@@ -28,7 +28,7 @@ Expected expected(const Step& s, int from, int me, int n, bool exact);
 std::vector<std::byte> small_numbers(DType dtype, const std::vector<int>& numbers);
 std::vector<int> numbers_in(DType dtype, const std::vector<std::byte>& elements);
 
-/// Where `got` is not what was expected, in words; empty: it is.
+/// If `got` is not what was expected, in words; empty: it is.
 std::string compare(const Step& s, const Expected& expected, const std::byte* got);
 
 /// The reduction of ReduceOp::Kind::user: of each byte the halves are a and b of x -> a x + b modulo 16, and

@@ -1,6 +1,7 @@
-// A random program of collectives, exchanges of windows and reductions of gradients: what weft check runs. Plain values: a program can be drawn, printed,
-// stored and made smaller; it says everything that all ranks know. What is one rank's own (where its buffers
-// lie, in what order it waits) follows from the program's numbers too, see Habits.
+// A random program of collectives, exchanges of windows and reductions of gradients: what weft check runs.
+// Plain values: a program can be drawn, printed, stored and made smaller; it says everything that all ranks
+// know. What is one rank's own (where its buffers lie, in what order it waits) follows from the program's
+// numbers too, see Habits.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +42,8 @@ class Dice {
   std::uint64_t state_;
 };
 
-/// How a program ends that is struck by a call that differs from those of the others, or is left out: who sees it then.
+/// How a program ends that is struck by a call that differs from those of the others, or is left out: who
+/// sees it then.
 enum class Ending : std::uint8_t {
   barriers,  ///< by barriers
   leave,     ///< by leave(), behind the struck call
@@ -76,8 +78,8 @@ inline constexpr int kDoesHere = 4;    ///< without the layers dp and checkpoint
 #endif
 std::string_view name(Does does) noexcept;
 
-/// A tensor whose rows are cut over the ranks of the step's group: rank r has Step::counts[r] rows of Step::count
-/// elements. Each rank fetches its rows and some beside them.
+/// A tensor whose rows are cut over the ranks of the step's group: rank r has Step::counts[r] rows of
+/// Step::count elements. Each rank fetches its rows and some beside them.
 struct WindowPlan {
   int before = 0, after = 0;  ///< rows fetched beside a rank's own
   int edge = 1;               ///< Edge::Kind: zero, periodic, reflect or replicate
@@ -91,11 +93,12 @@ struct WindowPlan {
   }
 };
 
-/// Tensors that every rank of the step's group has, in the order of Step::counts: elements of each, or rows where they are cut.
+/// Tensors that every rank of the step's group has, in the order of Step::counts: elements of each, or rows
+/// where they are cut.
 struct GradientPlan {
   bool cut = false;  ///< each rank keeps a part of each tensor: FlatShards; otherwise BucketReducer
-  bool at_once =
-      false;  ///< neither: reduce_gradients() of gradients that lie over a mesh of two axes in several ways
+  /// Neither: reduce_gradients() of gradients that lie over a mesh of two axes in several ways.
+  bool at_once = false;
   int rounds = 1;  ///< of one reducer: values that are gathered (FlatShards), gradients that are reduced
   std::int64_t bytes = 1;  ///< BucketOptions::bucket_bytes or FlatShardOptions::alone_bytes
 };
@@ -152,8 +155,8 @@ struct Step {
   WindowPlan window;
   GradientPlan gradients;
   Value value = Value::edge;
-  bool differs =
-      false;  ///< this rank gives another value, list or option than the others: see FaultRow::distort
+  /// This rank gives another value, list or option than the others: see FaultRow::distort.
+  bool differs = false;
   Overlap overlap = Overlap::send_recv;
 
   /// Elements of the block that rank `from` gives for rank `to`, in a group of n.
@@ -199,7 +202,7 @@ inline constexpr int kMostRanks = 8;
 inline constexpr int kMostStarts = 4;
 std::string_view name(FaultKind kind) noexcept;
 
-/// Where in a call it happens.
+/// If in a call it happens.
 enum class FaultPoint : std::uint8_t {
   before_post,
   after_post,
@@ -228,8 +231,8 @@ struct Program {
   bool helper = false;      ///< Progress::thread
   std::string path;         ///< of shm, forced; empty: its own choice
   bool heartbeats = false;  ///< see heartbeat_ranks()
-  /// Where shares_block() (faults/strike.hpp): the group of those that are not struck exchanges windows meanwhile, instead of an
-  /// all_reduce; and the groups that have failed are ended instead of quiesced.
+  /// If shares_block() (faults/strike.hpp): the group of those that are not struck exchanges windows
+  /// meanwhile, instead of an all_reduce; and the groups that have failed are ended instead of quiesced.
   bool window_beside = false, ends = false;
   Ending ending = Ending::barriers;
   Fault fault;
@@ -241,8 +244,8 @@ struct Program {
   int group_size(int group) const {
     return static_cast<int>(groups[static_cast<std::size_t>(group)].ranks.size());
   }
-  /// Two ranks whose second threads exchange small messages in the group of all ranks while a third is struck: this
-  /// traffic must not hide that the third is stuck. Empty: the program has no such messages.
+  /// Two ranks whose second threads exchange small messages in the group of all ranks while a third is
+  /// struck: this traffic must not hide that the third is stuck. Empty: the program has no such messages.
   std::vector<int> heartbeat_ranks() const;
   /// The group in whose making a rank is struck, where the point is in_creation; -1: none.
   int struck_group() const;
@@ -300,7 +303,7 @@ std::string describe(const Program& program);
 std::string describe(const Program& program, int step);
 std::string describe(const Fault& fault);
 
-/// For a file, and back. decode() throws bad_argument where the text is no program that can be run: every
+/// For a file, and back. decode() throws bad_argument if the text is no program that can be run: every
 /// number is within what a program can have, and its groups, steps and fault fit each other.
 std::string encode(const Program& program);
 Program decode(const std::string& text);

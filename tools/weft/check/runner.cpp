@@ -66,7 +66,7 @@ Stat stat_of(int pid) {
   return s;
 }
 
-// Reaps the children that have ended; false where there are none at all.
+// Reaps the children that have ended; false if there are none at all.
 bool reap() {
   pid_t reaped = 0;
   while ((reaped = ::waitpid(-1, nullptr, WNOHANG)) > 0) {}

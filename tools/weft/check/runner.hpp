@@ -17,7 +17,7 @@ struct Settings {
   Traits traits;
   Duration deadline = std::chrono::seconds(1);   ///< of the calls of programs that run into it
   Duration patience = std::chrono::seconds(10);  ///< of the calls of all others
-  /// Where set, groups are made with it instead of the backend's name.
+  /// If set, groups are made with it instead of the backend's name.
   std::function<BackendFactory(Context&)> factory;
   /// `mpirun -n` comes after it, then this program's own path: words. Empty: ranks are forked here.
   std::vector<std::string> mpirun;

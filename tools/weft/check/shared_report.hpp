@@ -1,4 +1,4 @@
-// Where the ranks of a program and the process that watches them tell each other what happens: memory that
+// If the ranks of a program and the process that watches them tell each other what happens: memory that
 // all of them map, so that what a rank said before it was killed is still there. Zero-filled at birth.
 #pragma once
 

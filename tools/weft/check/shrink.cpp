@@ -87,7 +87,8 @@ std::optional<Program> without_last_rank(const Program& p) {
   return q;
 }
 
-// Whether the program could be read from a file: one whose struck rank is alone in its group could not, for example.
+// Whether the program could be read from a file: one whose struck rank is alone in its group could not, for
+// example.
 bool can_run(const Program& p) {
   try {
     decode(encode(p));

@@ -116,8 +116,8 @@ class Judge {
     return rank.code == ErrorCode::aborted && rank.text.view().find(kCascade) != std::string_view::npos;
   }
 
-  // The step a call of a group was, as all but the struck rank know it; -1: not a step. `in_split`: it was the
-  // exchange of colors of a split of this group, in which a slower rank may have met the failure first.
+  // The step a call of a group was, as all but the struck rank know it; -1: not a step. `in_split`: it was
+  // the exchange of colors of a split of this group, in which a slower rank may have met the failure first.
   int step_of(const RankReport& rank, bool* in_split = nullptr) const {
     if (p_.has_more_than_calls(rank.group)) return -1;
     std::uint64_t number = 0;
@@ -170,19 +170,20 @@ class Judge {
 
   // The ranks that an error names as absent must be the struck rank, or ranks that it held up.
   std::string blame_of_absence(const RankReport& rank) const {
-    // Where the transport itself moves the data, a rank that has arrived and then does nothing looks like the
+    // If the transport itself moves the data, a rank that has arrived and then does nothing looks like the
     // others.
     const bool arrived = p_.fault.point != FaultPoint::before_post && !settings_.mpirun.empty();
     if (rank.blamed_count == 0 && arrived) return {};
-    // Under mpirun the first rank serves the store: a rank that makes a group without it sees errors of the store only.
+    // Under mpirun the first rank serves the store: a rank that makes a group without it sees errors of the
+    // store only.
     if (rank.blamed_count == 0 && rank.in_creation && !settings_.mpirun.empty() && p_.fault.rank == 0 &&
         rank.text.view().find("store: ") != std::string_view::npos)
       return {};
     if (rank.blamed_count == 0) return "the error names no rank";
     if (blames_victim(rank)) return {};
     if (holds_window(p_) && blames(rank, holding_rank(p_))) return {};  // it takes no steps meanwhile
-    // A rank that leaves a message out goes on. In the end it waits for ranks that wait for the message's receiver:
-    // a circle.
+    // A rank that leaves a message out goes on. In the end it waits for ranks that wait for the message's
+    // receiver: a circle.
     const bool in_circle = row_.steps == StepsTaken::left_out;
     if (needs_all(rank) && !rank.in_creation)
       return fmt::format("the error does not name rank {}", p_.fault.rank);
@@ -190,8 +191,8 @@ class Judge {
       const RankReport& other = shared_.ranks[rank.blamed[i]];
       if (!other.has_error)
         return fmt::format("the error names rank {}, which was not held up by anybody", rank.blamed[i]);
-      // A rank that waits in the same group can say so. If it waits in another group, nobody here knows for whom.
-      // Over MPI it answers only while it polls.
+      // A rank that waits in the same group can say so. If it waits in another group, nobody here knows for
+      // whom. Over MPI it answers only while it polls.
       if (settings_.mpirun.empty() && !in_circle && !rank.in_creation && !other.in_creation &&
           other.group == rank.group && !cascade(other) && p_.rank_in(rank.group, p_.fault.rank) >= 0)
         return fmt::format("the error names rank {}, which waited itself, and not rank {}", rank.blamed[i],
@@ -251,10 +252,12 @@ class Judge {
                                                     !shared_.ranks[rank.blamed[0]].untyped.empty());
       return known ? std::string() : "aborted because of a rank that has not failed";
     }
-    // A rank that was struck while it made this group is the first cause, even if others gave up because of it.
+    // A rank that was struck while it made this group is the first cause, even if others gave up because of
+    // it.
     const bool of_struck_group = rank.in_creation && rank.group == p_.struck_group();
     if (of_struck_group && !victim && struck()) return of_creation(rank);
-    // A rank that has already failed does not come to a group that is being made, or closes its connections there.
+    // A rank that has already failed does not come to a group that is being made, or closes its connections
+    // there.
     if (kind_ != FaultKind::none && rank.in_creation && rank.blamed_count > 0 && is_absence(rank) &&
         std::all_of(rank.blamed, rank.blamed + rank.blamed_count,
                     [&](int other) { return shared_.ranks[other].has_error || other == p_.fault.rank; }))
@@ -302,7 +305,8 @@ class Judge {
   }
   std::string of_skip(const RankReport& rank) const {
     const bool message = p_.steps[static_cast<std::size_t>(p_.fault.step)].op == Op::send;
-    // The root of a large broadcast waits for its readers; where nothing follows, the one that left it out never says so.
+    // The root of a large broadcast waits for its readers; where nothing follows, the one that left it out
+    // never says so.
     const bool awaited = message || p_.ending == Ending::destroy;
     if (awaited && rank.code == ErrorCode::timeout) return blame_of_absence(rank);
     if (message || rank.code != ErrorCode::mismatch)

@@ -61,7 +61,8 @@ std::vector<std::string> names_of(const CheckpointReader& reader, const Checkpoi
   return names;
 }
 
-// A pattern that no tensor has is a slip of the pen. `all`: the names of every checkpoint that is looked into.
+// A pattern that no tensor has is a slip of the pen. `all`: the names of every checkpoint that is looked
+// into.
 void check_patterns(const CheckpointFlags& flags, const std::vector<std::string>& all) {
   for (const std::string& glob : flags.only)
     if (std::none_of(all.begin(), all.end(),

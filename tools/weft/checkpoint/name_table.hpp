@@ -8,8 +8,8 @@
 
 namespace weft::tools {
 
-/// Lines `OLD NEW`; blanks between, # begins a comment. Both may have one *, which stands for any text, the same in both. The first
-/// line that fits a name counts; a name that none fits stays.
+/// Lines `OLD NEW`; blanks between, # begins a comment. Both may have one *, which stands for any text, the
+/// same in both. The first line that fits a name counts; a name that none fits stays.
 class NameTable {
  public:
   NameTable() = default;

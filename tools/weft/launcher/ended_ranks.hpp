@@ -19,7 +19,8 @@ class EndedRanks {
   void tell(int rank, const std::string& how) noexcept;
   /// Whether there are ranks of which it is not known yet that others miss them.
   bool pending() const { return !pending_.empty(); }
-  /// Those which had never come to the store, now that one of the `ranks` ranks of the job has. Each is given once.
+  /// Those which had never come to the store, now that one of the `ranks` ranks of the job has. Each is given
+  /// once.
   std::vector<EndedRank> take_missed(int ranks) noexcept;
 
  private:

@@ -15,18 +15,19 @@ struct LaunchOptions {
   bool keep_going = false;  ///< a rank's failure is named and the others are left alone
   std::string backend{};    ///< what "auto" takes, whatever the ranks' environment says; empty: it chooses
   Duration timeout{};       ///< of the whole job; zero: none
-  Duration notice =
-      std::chrono::milliseconds(500);        ///< from the first failure to SIGTERM: time to say what they saw
+  /// From the first failure to SIGTERM: time to say what they saw.
+  Duration notice = std::chrono::milliseconds(500);
   Duration grace = std::chrono::seconds(3);  ///< from SIGTERM to SIGKILL
 };
 
 /// Runs `command` (program and arguments; the program is looked up in PATH) as ranks 0 … ranks - 1, each with
-/// WEFT_RANK, WEFT_WORLD_SIZE, WEFT_LOCAL_RANK, WEFT_STORE, WEFT_JOB and WEFT_TERMINAL set, torch's RANK and so on (torch_variables.hpp), and serves their
-/// store. Forwards SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2. When this returns, no process of
-/// the job is left, also where this process or its helper is killed with SIGKILL. Returns the exit status of
-/// the first rank that failed (128 + signal where a signal ended it), 127 where the program does not exist,
-/// 126 where it cannot be run, 124 where the job did not end within its timeout, 74 where all ranks ended
-/// well (with keep_going: where one did) but their output could not be written, else 0.
+/// WEFT_RANK, WEFT_WORLD_SIZE, WEFT_LOCAL_RANK, WEFT_STORE, WEFT_JOB and WEFT_TERMINAL set, torch's RANK and
+/// so on (torch_variables.hpp), and serves their store. Forwards SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1
+/// and SIGUSR2. When this returns, no process of the job is left, also where this process or its helper is
+/// killed with SIGKILL. Returns the exit status of the first rank that failed (128 + signal where a signal
+/// ended it), 127 where the program does not exist, 126 where it cannot be run, 124 where the job did not end
+/// within its timeout, 74 where all ranks ended well (with keep_going: where one did) but their output could
+/// not be written, else 0.
 int launch(const LaunchOptions& options, const std::vector<std::string>& command);
 
 }  // namespace weft::tools

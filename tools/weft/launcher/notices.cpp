@@ -22,7 +22,7 @@ namespace {
 constexpr std::size_t kMost = 256;  // bytes of a notice
 constexpr int kAtOnce = 64;         // notices of one look
 
-// Strangers' datagrams would fill the queue, where the ranks' have no room then. Where the kernel refuses the
+// Strangers' datagrams would fill the queue, where the ranks' have no room then. If the kernel refuses the
 // filter, take() still reads no more than its bound.
 void let_in_only(int fd, std::string_view token) {
   std::vector<sock_filter> program;

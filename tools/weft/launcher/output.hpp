@@ -30,7 +30,7 @@ class Sink {
 
   /// `from`: whose line it is; null: the launcher's own.
   void add_line(std::string_view tag, std::string_view text, const LineCutter* from = nullptr);
-  /// A part of a line that is too long to be kept until it ends. Where another line comes before the next
+  /// A part of a line that is too long to be kept until it ends. If another line comes before the next
   /// part, a line feed parts them.
   void add_part(std::string_view tag, std::string_view text, const LineCutter* from);
   /// The stream of `from` ended within a line. Without a tag the line feed comes with the next line, if there

@@ -21,15 +21,15 @@ bool cannot_be_a_consequence(int status);
 /// As a shell has it: 128 + the signal that ended it.
 int exit_status(int status);
 
-/// The children of this process, of all its threads. Where the kernel has no file `children`, all processes
+/// The children of this process, of all its threads. If the kernel has no file `children`, all processes
 /// are looked through.
 std::vector<pid_t> own_children();
 /// The value of a variable as a process was started with it.
 std::optional<std::string> variable_of(pid_t process, std::string_view name);
-/// Whether a process has a handler for that signal. False, too, for a program that does not use weft: the signal would
-/// end it.
+/// Whether a process has a handler for that signal. False, too, for a program that does not use weft: the
+/// signal would end it.
 bool catches(pid_t process, int number);
-/// Whether a signal or a debugger has stopped the process. False where the system does not tell.
+/// Whether a signal or a debugger has stopped the process. False if the system does not tell.
 bool is_stopped(pid_t process);
 
 /// Kills all children, and as a sub-reaper thereby gets their children, until there are none.

@@ -44,8 +44,8 @@ struct RankStart {
   bool reads = false;                    // it gets our standard input; else none
 };
 
-/// Starts the process of `rank`, the leader of a process group of its own, which the kernel kills when this process ends. Its
-/// streams are there already. 0, or the errno of what could not be done. Throws system.
+/// Starts the process of `rank`, the leader of a process group of its own, which the kernel kills when this
+/// process ends. Its streams are there already. 0, or the errno of what could not be done. Throws system.
 int start(RankProcess& rank, RankStart how);
 
 /// The cores of one rank: an equal share of `usable` where there are enough, one of them in turn otherwise.

@@ -20,8 +20,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr Duration kDrainLimit =
-    std::chrono::seconds(1);  // for pipes to end once no process of the job is left
+// For pipes to end once no process of the job is left.
+constexpr Duration kDrainLimit = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -101,7 +101,7 @@ std::string Supervisor::tag_of(int number) const {
   return options_.tag_output ? fmt::format("[{}] ", number) : "";
 }
 
-/// What the terminal leaves of a line behind the rank's tag. Nothing where output does not go to one, or its
+/// What the terminal leaves of a line behind the rank's tag. Nothing if output does not go to one, or its
 /// width is not known.
 std::optional<int> Supervisor::columns_of_a_line(int number) const {
   if (!out_.terminal()) return std::nullopt;
@@ -126,7 +126,8 @@ int Supervisor::start_rank(int number) {
        .environment = environment_of(number),
        .mask = ranks_mask_,
        .cores = options_.bind_cores ? &cores : nullptr,
-       // Rank 0 reads what we are given, but not from a terminal, which only its foreground processes may read.
+       // Rank 0 reads what we are given, but not from a terminal, which only its foreground processes may
+       // read.
        .reads = number == 0 && ::isatty(STDIN_FILENO) == 0});
 }
 

@@ -14,7 +14,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// After the first failure, for what may have caused it to be found dead, too. Where all who have failed say
+// After the first failure, for what may have caused it to be found dead, too. If all who have failed say
 // that it was others, the whole notice (LaunchOptions) is waited for those.
 constexpr Duration kJudgement = milliseconds(200);
 constexpr Duration kSameRequest = milliseconds(500);  // `timeout` and the like send their signal twice
@@ -79,7 +79,8 @@ void Supervisor::take_end(RankProcess& rank, int status) {
   }
 }
 
-/// Names the ranks that have ended without having come to the store, once another one has come there, which misses them.
+/// Names the ranks that have ended without having come to the store, once another one has come there, which
+/// misses them.
 void Supervisor::report_early() {
   early_look_ = Deadline::never();
   if (!ended_.pending()) return;
@@ -121,7 +122,7 @@ void Supervisor::judge(bool late) {
   exit_ = exit_status(status);
 }
 
-/// Where all that have failed blame others: the ranks that have ended, well as it seems, and those that are
+/// If all that have failed blame others: the ranks that have ended, well as it seems, and those that are
 /// stopped.
 std::string Supervisor::told_missing() const {
   constexpr int kMostNamed = 8;
@@ -254,8 +255,8 @@ void Supervisor::forward(int number) {
   }
 }
 
-// Ranks that are about to be ended may not have noticed what went wrong, and the trace of the late one is the one
-// that matters.
+// Ranks that are about to be ended may not have noticed what went wrong, and the trace of the late one is the
+// one that matters.
 void Supervisor::ask_for_traces() {
   for (const auto& rank : ranks_)
     if (rank->running && catches(rank->pid, SIGUSR2)) ::kill(rank->pid, SIGUSR2);

@@ -14,7 +14,7 @@ namespace weft::tools {
 /// alone: another launcher's variables, or a port that the caller chose; unless it is an outer weft run's.
 class TorchVariables {
  public:
-  /// Throws system where no port can be had.
+  /// Throws system if no port can be had.
   explicit TorchVariables(int ranks);
   ~TorchVariables();
   TorchVariables(const TorchVariables&) = delete;

@@ -47,7 +47,7 @@ const char* type_name() {
     return "a text in quotes";
 }
 
-// The value as the command line would have it; nothing where it is of another type.
+// The value as the command line would have it; nothing if it is of another type.
 template <class T>
 std::optional<std::vector<std::string>> words_of(const toml::node& value) {
   using Words = std::vector<std::string>;

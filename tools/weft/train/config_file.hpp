@@ -16,9 +16,9 @@ class Option;
 
 namespace weft::tools {
 
-/// Adds --config and --print-config to a sub-command. A key of the file is an option's name without its dashes.
-/// What the file says takes the place of the defaults: the command line wins. Whatever is wrong with the file
-/// is an Error, bad_argument, that names file, line and key.
+/// Adds --config and --print-config to a sub-command. A key of the file is an option's name without its
+/// dashes. What the file says takes the place of the defaults: the command line wins. Whatever is wrong with
+/// the file is an Error, bad_argument, that names file, line and key.
 class ConfigFile {
  public:
   /// `words`: the command line, in which the file is named.
@@ -26,15 +26,15 @@ class ConfigFile {
   ConfigFile(const ConfigFile&) = delete;
   ConfigFile& operator=(const ConfigFile&) = delete;
 
-  /// Where an option's value is kept: its type is what the file must have.
+  /// If an option's value is kept: its type is what the file must have.
   using Variable = std::variant<bool*, int*, std::int64_t*, std::uint64_t*, double*, std::string*,
                                 std::filesystem::path*, std::vector<std::string>*>;
   /// The file may give `option`, whose value is kept in `variable`. Returns the option.
   CLI::Option* take(CLI::Option* option, Variable variable);
 
-  /// A table of the file with a reader of its own. It is given all of the file, which it reads again so that its errors have lines, and the
-  /// file's name; `written` gives the table as text. `options` are keys that say the same outside of the table: in a file that has it they
-  /// are errors, and text() leaves them out.
+  /// A table of the file with a reader of its own. It is given all of the file, which it reads again so that
+  /// its errors have lines, and the file's name; `written` gives the table as text. `options` are keys that
+  /// say the same outside of the table: in a file that has it they are errors, and text() leaves them out.
   using Read = std::function<void(const std::string& text, const std::string& path)>;
   void take_table(std::string name, std::vector<std::string> options, Read read,
                   std::function<std::string()> written);

@@ -1,5 +1,5 @@
-// What a run finds in the folder that it is to save to. Called by every rank before they meet, and by who starts
-// them: all find the same.
+// What a run finds in the folder that it is to save to. Called by every rank before they meet, and by who
+// starts them: all find the same.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,9 @@ struct SaveFolder {
 };
 
 /// Makes the folder. `resume`: "latest", "auto" (where there is a checkpoint), or "no". Throws bad_argument
-/// where there is none to go on from, or where one of another run is there, naming what differs: the number of
-/// steps and the warm-up may, for a run that goes on. Without resume, one of another run is refused, too,
-/// unless `overwrite`. Throws system where the folder cannot be made or written to.
+/// if there is none to go on from, or where one of another run is there, naming what differs: the number
+/// of steps and the warm-up may, for a run that goes on. Without resume, one of another run is refused, too,
+/// unless `overwrite`. Throws system if the folder cannot be made or written to.
 SaveFolder look_at_save_folder(const std::filesystem::path& folder, const TrainConfig& config,
                                const std::string& resume, bool overwrite);
 

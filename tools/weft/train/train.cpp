@@ -73,8 +73,9 @@ void say_how_it_went(const Flags& flags, const std::vector<double>& losses, std:
     fmt::print("checkpoint: {}\n", (std::filesystem::path(flags.save) / "latest").string());
 }
 
-// A run that was killed had written metrics of steps behind its last checkpoint, the last line perhaps in part. These steps are
-// taken again from step `first`, so that their lines are left out. The lines that remain.
+// A run that was killed had written metrics of steps behind its last checkpoint, the last line perhaps in
+// part. These steps are taken again from step `first`, so that their lines are left out. The lines that
+// remain.
 std::string metrics_before(const std::filesystem::path& file, std::int64_t first) {
   constexpr std::size_t kMostBytes = std::size_t{1} << 30;
   std::error_code none;

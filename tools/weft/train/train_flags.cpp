@@ -71,8 +71,8 @@ void add_train_flags(CLI::App& sub, TrainConfig& config, ConfigFile& file) {
   file.take_table(
       "model", of_model,
       [&config](const std::string& text, const std::string& path) {
-        constexpr std::int64_t kUnnamed =
-            (std::int64_t{1} << 30) - 1;  // fill_in() puts the sequence in its place
+        // fill_in() puts the sequence in its place.
+        constexpr std::int64_t kUnnamed = (std::int64_t{1} << 30) - 1;
         TransformerConfig initial = config.model;
         if (initial.max_seq == 0) initial.max_seq = kUnnamed;
         config.model = transformer_from_text(text, path, initial);

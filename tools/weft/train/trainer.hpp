@@ -1,5 +1,5 @@
-// One training run of a byte-level transformer over a mesh of data axes and tp: what `weft train` drives and `weft
-// parity` compares. Each rank has its own, used by one thread.
+// One training run of a byte-level transformer over a mesh of data axes and tp: what `weft train` drives and
+// `weft parity` compares. Each rank has its own, used by one thread.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +33,8 @@ struct TrainConfig {
   std::uint64_t seed = 1;
   int dp = -1;  ///< -1: what tp leaves of the ranks
   int tp = 1;
-  /// What data ranks do with the parameters: ddp (each has all), fsdp (divided), hsdp (divided, in `replicate` copies).
+  /// What data ranks do with the parameters: ddp (each has all), fsdp (divided), hsdp (divided, in
+  /// `replicate` copies).
   std::string data = "ddp";
   int replicate = 0;               ///< 0: 2 with hsdp
   bool sequence_parallel = false;  ///< over the tensor axis; see TransformerPlanOptions
@@ -41,11 +42,11 @@ struct TrainConfig {
   int threads = 0;                 ///< per rank; 0: WEFT_THREADS, or the usable cores shared among the ranks
 
   std::int64_t warmup_steps() const { return warmup == -1 ? std::min<std::int64_t>(100, steps / 3) : warmup; }
-  /// Gives what follows other values, where it is not set, its value: kv_heads is heads, ffn_hidden usual_ffn_hidden(dim), max_seq
-  /// the sequence, floor_lr a tenth of peak_lr.
+  /// Gives what follows other values, where it is not set, its value: kv_heads is heads, ffn_hidden
+  /// usual_ffn_hidden(dim), max_seq the sequence, floor_lr a tenth of peak_lr.
   void fill_in();
-  /// After fill_in(). Throws bad_argument with the arithmetic where sizes do not fit each other or `ranks`: before any rank is
-  /// started or met. Returns the mesh.
+  /// After fill_in(). Throws bad_argument with the arithmetic where sizes do not fit each other or `ranks`:
+  /// before any rank is started or met. Returns the mesh.
   MeshShape check(int ranks) const;
 };
 
@@ -72,8 +73,8 @@ class Training {
   void start_save(const std::filesystem::path& directory, int keep);
   /// Waits for the last start_save(), and throws its error.
   void finish_save();
-  /// Takes up the latest checkpoint of `directory`: parameters, optimizer, step. Whether it is of the same run:
-  /// see look_at_save_folder. Collective.
+  /// Takes up the latest checkpoint of `directory`: parameters, optimizer, step. Whether it is of the same
+  /// run: see look_at_save_folder. Collective.
   void resume(const std::filesystem::path& directory) { trainer_.load(directory); }
 
   int threads() const noexcept { return compute_.threads(); }
@@ -97,7 +98,7 @@ class Training {
 int threads_per_rank(int asked, int ranks);
 /// What makes a run what it is, "name=value" and blanks between: the model, the text, the schedule.
 std::string identity_of(const TrainConfig& config, const std::vector<unsigned char>& text);
-/// The bytes of a file. Throws system naming it, bad_argument where it has fewer than `least`.
+/// The bytes of a file. Throws system naming it, bad_argument if it has fewer than `least`.
 std::vector<unsigned char> read_text(const std::filesystem::path& path, std::int64_t least);
 
 }  // namespace weft::tools

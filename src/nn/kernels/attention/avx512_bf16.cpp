@@ -1,4 +1,5 @@
-// products.hpp in bf16, for AVX-512 with BF16, for which this file is compiled; called only where the CPU has it.
+// products.hpp in bf16, for AVX-512 with BF16, for which this file is compiled; called only where the CPU has
+// it.
 #include "base/cpu/isa.hpp"
 #include "nn/kernels/attention/tiles.hpp"
 

@@ -1,19 +1,23 @@
-// Grouped-query attention, causal or full, backward, as matrix products over blocks of 64 queries and 256 keys.
+// Grouped-query attention, causal or full, backward, as matrix products over blocks of 64 queries and 256
+// keys.
 //
-// The scores are made again, the probabilities from them and the sums that forward kept; then, per block, with delta = sum of dout *
-// out per query (Dao 2022),
+// The scores are made again, the probabilities from them and the sums that forward kept; then, per block,
+// with delta = sum of dout * out per query (Dao 2022),
 //   dprobabilities = dout v^T,  dscores = probabilities * (dprobabilities - delta),
 //   dv += probabilities^T dout,  dq += dscores k,  dk += dscores^T q.
-// An element of dq is summed over keys in order; one of dk or dv over blocks of queries from the last to the first, because the last one sees all keys and can overwrite
-// them, and of each block over the query heads that use the key/value head. A task is one (batch, key/value head) with all its query heads; it takes 256 keys, which are laid out once
-// (products.hpp), and all queries that see them, then the next 256. Where there are more threads than tasks, and of pieces, dq is made with a task for some blocks of queries, and dk and dv with
-// a task for 128 or 256 keys, which makes the scores twice (7 products instead of 5): with products of our own, whose bits do not depend on where matrices are cut, and no
-// others. Memory of a thread is two times 64 x 256 scores and what is laid out of 256 keys and 64 queries, in f32 and in bf16.
+// An element of dq is summed over keys in order; one of dk or dv over blocks of queries from the last to the
+// first, because the last one sees all keys and can overwrite them, and of each block over the query heads
+// that use the key/value head. A task is one (batch, key/value head) with all its query heads; it takes 256
+// keys, which are laid out once (products.hpp), and all queries that see them, then the next 256. If there
+// are more threads than tasks, and of pieces, dq is made with a task for some blocks of queries, and dk and
+// dv with a task for 128 or 256 keys, which makes the scores twice (7 products instead of 5): with products
+// of our own, whose bits do not depend on where matrices are cut, and no others. Memory of a thread is two
+// times 64 x 256 scores and what is laid out of 256 keys and 64 queries, in f32 and in bf16.
 //
-// A bias is added to the scores from a transposed copy, one of all tasks or one of each sample; one that is the same for all queries needs no copy. The gradient of
-// one of all tasks is the sum of all
-// tasks' dscores: tasks are taken in at most 64 groups, each of which adds up its own in order, then the groups'
-// sums are added in order, so that the number of threads changes no bit.
+// A bias is added to the scores from a transposed copy, one of all tasks or one of each sample; one that is
+// the same for all queries needs no copy. The gradient of one of all tasks is the sum of all tasks' dscores:
+// tasks are taken in at most 64 groups, each of which adds up its own in order, then the groups' sums are
+// added in order, so that the number of threads changes no bit.
 #include "nn/kernels/attention/sizes.hpp"
 
 namespace weft::kernels::cpu {
@@ -65,7 +69,8 @@ WEFT_CPU_CLONES(void, add_to_bias,
   }
 }
 
-// What a thread works on: a block of keys and a block of queries. Matrices of units as products.hpp has them; names say what goes along a row.
+// What a thread works on: a block of keys and a block of queries. Matrices of units as products.hpp has them;
+// names say what goes along a row.
 struct Memory {
   float *largest, *inverse_sum, *delta;  // (64)
   float *keys, *values;                  // (keys, units of head_dim)
@@ -167,7 +172,8 @@ struct Backward {
     products.down_columns(dout + x.at, stride, x.rows, s.head_dim, m.dout_rows, head_line());
   }
 
-  // Probabilities and the scores' gradients of a block and of `count` keys from `begin` on, which it sees; all are laid out.
+  // Probabilities and the scores' gradients of a block and of `count` keys from `begin` on, which it sees;
+  // all are laid out.
   void score_gradients(int thread, const Memory& m, const Block& x, std::int64_t begin, std::int64_t count,
                        Wanted wanted) const {
     const std::int64_t line = blocks::padded(head_units());
@@ -205,8 +211,9 @@ struct Backward {
                                s.head_dim, units, 1.0f, accumulate});
   }
 
-  // Keys [begin, begin + most) of a (batch, key/value head) and all queries that see them, from the last block to the first. dbias: (keys, queries), to
-  // which their dscores are added, not yet divided by the scaling; or null.
+  // Keys [begin, begin + most) of a (batch, key/value head) and all queries that see them, from the last
+  // block to the first. dbias: (keys, queries), to which their dscores are added, not yet divided by the
+  // scaling; or null.
   void run_block(KernelContext::State& state, int thread, std::int64_t b, std::int64_t kv_head,
                  std::int64_t begin, std::int64_t most, float* dbias, Wanted wanted) const {
     const Memory m = memory_of(state, thread);

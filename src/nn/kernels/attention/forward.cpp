@@ -1,11 +1,14 @@
-// Grouped-query attention, causal or full, forward, as matrix products over blocks of 64 queries and 256 keys. A task is up to four blocks
-// of queries of one head. It goes over the keys that they see, in order, which are laid out once for all of them (products.hpp), so that about half of the scores of causal attention are never computed. Of
-// the keys so far each query keeps the largest score m, the sum of e^(score - m), and the sum of e^(score - m) v, which is in out. A larger score multiplies both by
-// e^(m - the new m) (M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018; T. Dao et al., "FlashAttention", 2022). At
-// the end out is divided by the sum, and of each query m and the sum are kept.
+// Grouped-query attention, causal or full, forward, as matrix products over blocks of 64 queries and 256
+// keys. A task is up to four blocks of queries of one head. It goes over the keys that they see, in order,
+// which are laid out once for all of them (products.hpp), so that about half of the scores of causal
+// attention are never computed. Of the keys so far each query keeps the largest score m, the sum of e^(score
+// - m), and the sum of e^(score - m) v, which is in out. A larger score multiplies both by e^(m - the new m)
+// (M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018; T. Dao et al.,
+// "FlashAttention", 2022). At the end out is divided by the sum, and of each query m and the sum are kept.
 //
-// Memory of a thread is 64 x 256 scores and what is laid out of 256 keys and 256 queries; it stays in its caches. A query's bits depend on its own keys alone, not on which
-// queries are in its block: keys that it does not see are zeros at the end of its sums.
+// Memory of a thread is 64 x 256 scores and what is laid out of 256 keys and 256 queries; it stays in its
+// caches. A query's bits depend on its own keys alone, not on which queries are in its block: keys that it
+// does not see are zeros at the end of its sums.
 #include "nn/kernels/attention/sizes.hpp"
 
 namespace weft::kernels::cpu {
@@ -14,15 +17,16 @@ namespace {
 constexpr std::int64_t kKeyBlock = kAttentionKeys;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// Query r of the block sees key `first` + r and those before it; the entries of others become 0.
-// scores: (keys, 64 queries), become e^(score - largest); largest, sum: (64 queries), of the keys before, and then of these, too; factor: (64
-// queries), what the sums over the keys before are multiplied by. Returns whether all factors are 1.
+// Query r of the block sees key `first` + r and those before it; the entries of others become 0. scores:
+// (keys, 64 queries), become e^(score - largest); largest, sum: (64 queries), of the keys before, and then of
+// these, too; factor: (64 queries), what the sums over the keys before are multiplied by. Returns whether all
+// factors are 1.
 WEFT_CPU_CLONES(bool, softmax_columns,
                 (float* scores, float* largest, float* sum, float* factor, std::int64_t keys,
                  std::int64_t first),
                 (scores, largest, sum, factor, keys, first)) {
-  constexpr std::int64_t kPartialSum =
-      32;  // keys added up before they join the sum, so that long sums stay accurate
+  // Keys added up before they join the sum, so that long sums stay accurate.
+  constexpr std::int64_t kPartialSum = 32;
   float base[kQueryBlock];
   std::copy_n(largest, kQueryBlock, factor);
   for (std::int64_t key = 0; key < keys; ++key) {
@@ -68,7 +72,8 @@ WEFT_CPU_CLONES(void, scale_rows,
   }
 }
 
-// What a thread works on: up to kGroup blocks of queries of a head, and a block of its keys. Matrices of units as products.hpp has them.
+// What a thread works on: up to kGroup blocks of queries of a head, and a block of its keys. Matrices of
+// units as products.hpp has them.
 constexpr std::int64_t kGroup = 4;
 
 struct Memory {
@@ -100,7 +105,8 @@ struct Forward {
   const BlockProducts& products;
   std::int64_t group;
 
-  // A block of queries of one head, its place in the group; where it lies in q and out, and which of all queries of all heads its first one is.
+  // A block of queries of one head, its place in the group; where it lies in q and out, and which of all
+  // queries of all heads its first one is.
   struct Block {
     std::int64_t b, head, index, first, rows, seen, at, sums_at;
   };

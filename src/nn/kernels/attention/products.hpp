@@ -1,9 +1,11 @@
-// The products of a block of attention. Their matrices are first laid out as the products read them, because each is used more than
-// once. Private to the files beside it and to tests; all are pure functions of their arguments.
+// The products of a block of attention. Their matrices are first laid out as the products read them, because
+// each is used more than once. Private to the files beside it and to tests; all are pure functions of their
+// arguments.
 //
-// A unit is what one multiply-add takes from a row of the left matrix: a float, or two bf16 that follow each other in k, the second of which
-// is 0 where k ends. It has four bytes either way, and matrices of units lie in arrays of float. A row of units is padded to a multiple of
-// kUnitsOfLine, so that it can be read and written in whole vectors; what is in the padding does not matter.
+// A unit is what one multiply-add takes from a row of the left matrix: a float, or two bf16 that follow each
+// other in k, the second of which is 0 if k ends. It has four bytes either way, and matrices of units lie
+// in arrays of float. A row of units is padded to a multiple of kUnitsOfLine, so that it can be read and
+// written in whole vectors; what is in the padding does not matter.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +17,9 @@ constexpr std::int64_t padded(std::int64_t units) {
   return (units + kUnitsOfLine - 1) / kUnitsOfLine * kUnitsOfLine;
 }
 
-/// c = alpha a b, or c += alpha a b where `accumulate`. a: (m, k), element (row, p) at row * a_row_step + p * a_step, of which one is 1;
-/// b: (k, n) with rows ldb apart, c: (m, n) floats with rows ldc apart; k in units.
-/// An element of c is made as in gemm/gemm.hpp, whatever m and n are: in f32 with the same bits.
+/// c = alpha a b, or c += alpha a b where `accumulate`. a: (m, k), element (row, p) at row * a_row_step + p *
+/// a_step, of which one is 1; b: (k, n) with rows ldb apart, c: (m, n) floats with rows ldc apart; k in
+/// units. An element of c is made as in gemm/gemm.hpp, whatever m and n are: in f32 with the same bits.
 struct Product {
   const float* a;
   std::int64_t a_row_step, a_step;

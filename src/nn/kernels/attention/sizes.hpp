@@ -1,12 +1,13 @@
 // What the passes of attention share: sizes, where blocks lie, a bias. Private to the files beside it.
 //
-// Query positions are taken in blocks of 64. The scores of a block are kept transposed, (keys, 64 queries): then maxima and sums over
-// keys go down columns, 64 queries side by side in the vector registers, and no row has a rest. A block of fewer queries leaves
-// columns unused, whose contents nobody reads on.
+// Query positions are taken in blocks of 64. The scores of a block are kept transposed, (keys, 64 queries):
+// then maxima and sums over keys go down columns, 64 queries side by side in the vector registers, and no row
+// has a rest. A block of fewer queries leaves columns unused, whose contents nobody reads on.
 //
-// Both passes also take attention in pieces of keys and of queries, as they come from other ranks. What a piece adds is added in the order in which the whole is
-// made, so that the bits are those of one piece: pieces of keys begin where a block of keys does, those of queries where a block of queries does, and
-// each element's sum runs over blocks in a fixed order, in pieces or not.
+// Both passes also take attention in pieces of keys and of queries, as they come from other ranks. What a
+// piece adds is added in the order in which the whole is made, so that the bits are those of one piece:
+// pieces of keys begin where a block of keys does, those of queries where a block of queries does, and each
+// element's sum runs over blocks in a fixed order, in pieces or not.
 #pragma once
 
 #include <fmt/format.h>
@@ -25,8 +26,9 @@ namespace {
 
 constexpr std::int64_t kQueryBlock = kAttentionQueries;
 
-// All kinds of attention, whole or a piece. Positions are counted from the piece's first key and its first query; that query is position `ahead` of the
-// piece's keys, which matters where it is causal: query i sees the keys up to ahead + i.
+// All kinds of attention, whole or a piece. Positions are counted from the piece's first key and its first
+// query; that query is position `ahead` of the piece's keys, which matters where it is causal: query i sees
+// the keys up to ahead + i.
 struct Sizes {
   std::int64_t batch, queries, keys, heads, kv_heads, head_dim;
   bool causal;
@@ -72,7 +74,8 @@ void check_heads(const char* op, const Shape& s) {
           s.begins,   s.ends,     s.bf16_products};
 }
 
-// How many blocks of queries a task takes, at most `most`: they share keys that are laid out once, but all threads are to have tasks.
+// How many blocks of queries a task takes, at most `most`: they share keys that are laid out once, but all
+// threads are to have tasks.
 [[maybe_unused]] std::int64_t group_size(const KernelContext::State& state, const Sizes& s,
                                          std::int64_t most) {
   const std::int64_t blocks = blocks_of(s.queries, kQueryBlock);
@@ -110,7 +113,8 @@ WEFT_CPU_CLONES(void, add_key_bias_columns, (float* scores, const float* bias, s
   }
 }
 
-// A bias as it is added to scores: (keys, queries), or (keys) of all queries, for all samples or for each; without data: none.
+// A bias as it is added to scores: (keys, queries), or (keys) of all queries, for all samples or for each;
+// without data: none.
 struct KeyBias {
   const float* data = nullptr;
   std::int64_t of_sample = 0;  // floats between those of two samples

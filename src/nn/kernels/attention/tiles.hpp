@@ -1,13 +1,14 @@
-// The products of products.hpp with AVX-512, generic in the units: the file of a format includes it once, so that all here is compiled for
-// the instructions of that format alone; hence the unnamed namespace.
+// The products of products.hpp with AVX-512, generic in the units: the file of a format includes it once, so
+// that all here is compiled for the instructions of that format alone; hence the unnamed namespace.
 //
-// A tile of c, 6 x 64, stays in registers: 24 sums, four vectors of b and one unit of a. b is at most some 64 KB, and is read once for six rows.
+// A tile of c, 6 x 64, stays in registers: 24 sums, four vectors of b and one unit of a. b is at most some 64
+// KB, and is read once for six rows.
 //
 // What a format is, a struct of static members:
 //   kSteps                           of k in a unit
 //   multiply_add(a, b, sum)          sum + a b, of vectors of units
 //   along(from, left)                16 units of the floats that begin at from, of which `left` are there
-//   down(first, second)              16 units of two rows; second is zero where there is none. Used where kSteps is 2
+//   down(first, second)              16 units of two rows; second is zero if there is none. Used where kSteps is 2
 #pragma once
 
 #include <immintrin.h>
@@ -105,7 +106,8 @@ struct Tiles {
       }
   }
 
-  // a: (kRows, k), its rows side by side or `step` apart; b: (k, kVectors * kLanes), c: (kRows, of which the last vector's `last`)
+  // a: (kRows, k), its rows side by side or `step` apart; b: (k, kVectors * kLanes), c: (kRows, of which the
+  // last vector's `last`)
   template <int kRows, int kVectors, bool kSideBySide>
   static void tile(const float* a, std::int64_t step, const float* b, std::int64_t ldb, float* c,
                    std::int64_t ldc, std::int64_t k, float alpha, bool accumulate, __mmask16 last) {

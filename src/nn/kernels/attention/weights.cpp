@@ -1,5 +1,5 @@
-// Full attention in two steps, with its weights in memory between them, so that something may happen to them (dropout). For short
-// sequences: the windows of a map.
+// Full attention in two steps, with its weights in memory between them, so that something may happen to them
+// (dropout). For short sequences: the windows of a map.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -10,8 +10,8 @@
 namespace weft::kernels::cpu {
 namespace {
 
-// Where head h of sample b lies: q, out: (batch, queries, heads, head_dim), k, v: (batch, keys, kv_heads, head_dim), weights:
-// (batch, heads, queries, keys).
+// If head h of sample b lies: q, out: (batch, queries, heads, head_dim), k, v: (batch, keys, kv_heads,
+// head_dim), weights: (batch, heads, queries, keys).
 struct Head {
   std::int64_t q, q_step, k, k_step, weights;
 };
@@ -67,8 +67,8 @@ void attention_weights_forward(KernelContext& ctx, const float* q, const float* 
   });
 }
 
-// With w = softmax(z), dz_j = w_j (dw_j - Σ_l dw_l w_l); z = q kᵀ scale + bias. A task is a sample, so that no two write one k. dbias is
-// summed afterwards, sample by sample.
+// With w = softmax(z), dz_j = w_j (dw_j - Σ_l dw_l w_l); z = q kᵀ scale + bias. A task is a sample, so that
+// no two write one k. dbias is summed afterwards, sample by sample.
 void attention_weights_backward(KernelContext& ctx, const float* dweights, const float* weights,
                                 const float* q, const float* k, float* dq, float* dk, float* dbias,
                                 FullAttentionShape s) {

@@ -2,7 +2,7 @@
 //
 // oneDNN's products of bf16 on AMX have other bits for other numbers of columns, so it must not use AMX. Its
 // limit belongs to the process, and the first use of oneDNN settles it: weft sets it before its own first
-// use, over ONEDNN_MAX_CPU_ISA. Where another part of the process was first and the limit is another,
+// use, over ONEDNN_MAX_CPU_ISA. If another part of the process was first and the limit is another,
 // products of bf16 that need oneDNN throw.
 #pragma once
 
@@ -21,7 +21,7 @@ dnnl_cpu_isa_t library_isa();
 /// Whether oneDNN uses AVX-512, without which it has no products of bf16.
 bool library_has_avx512();
 
-/// Throws unsupported where the bits of oneDNN's products of bf16 by the instructions `used` are not those
+/// Throws unsupported if the bits of oneDNN's products of bf16 by the instructions `used` are not those
 /// promised for `isa`.
 void check_library(CpuIsa isa, dnnl_cpu_isa_t used);
 

@@ -1,4 +1,5 @@
-// The products of gemm.hpp for AVX2 and FMA, for which this file is compiled; called only where the CPU has them.
+// The products of gemm.hpp for AVX2 and FMA, for which this file is compiled; called only where the CPU has
+// them.
 #include "base/cpu/isa.hpp"
 #include "nn/kernels/gemm/blocked.hpp"
 
@@ -7,7 +8,8 @@ namespace {
 
 struct Avx2 {
   using Vector = __m256;
-  // A panel of b, 24 KB, stays in the first cache, a block of a, 192 KB, in the second, a block of b, 4 MB, in the third.
+  // A panel of b, 24 KB, stays in the first cache, a block of a, 192 KB, in the second, a block of b, 4 MB,
+  // in the third.
   static constexpr std::int64_t kLanes = 8, kTileRows = 4, kTileVectors = 3, kBlockRows = 192,
                                 kBlockColumns = 172 * 24;
 

@@ -1,5 +1,6 @@
-// The products of gemm.hpp, generic: the file of an instruction set includes it once, so that every function here is compiled for
-// that set alone. All is in an unnamed namespace: the linker must not take one set's functions for another's.
+// The products of gemm.hpp, generic: the file of an instruction set includes it once, so that every function
+// here is compiled for that set alone. All is in an unnamed namespace: the linker must not take one set's
+// functions for another's.
 //
 // What a set is, a struct of static members:
 //   Vector, kLanes                            a vector register and how many floats it has
@@ -38,7 +39,8 @@ struct Blocked {
   using Vector = typename Set::Vector;
   static constexpr std::int64_t kLanes = Set::kLanes, kTileRows = Set::kTileRows,
                                 kTileColumns = Set::kTileVectors * kLanes;
-  // Where a is one block, blocks of b are small, so that they are still in the second cache when they are used, beside the next one as it is stored.
+  // If a is one block, blocks of b are small, so that they are still in the second cache when they are
+  // used, beside the next one as it is stored.
   static constexpr std::int64_t kFewColumns = 4 * kTileColumns;
 
   template <std::int64_t kWidth>
@@ -56,7 +58,8 @@ struct Blocked {
     pack_any<kTileColumns>(b, b.column_step, b.row_step, to, columns, k);
   }
 
-  // a: (k, kTileRows), of which kRows are taken, b: (k, kTileColumns), of which kVectors * kLanes; c: (kRows, kVectors * kLanes)
+  // a: (k, kTileRows), of which kRows are taken, b: (k, kTileColumns), of which kVectors * kLanes; c: (kRows,
+  // kVectors * kLanes)
   template <int kRows, int kVectors, bool kStream>
   static void tile(const float* a, const float* b, float* c, std::int64_t ldc, std::int64_t k, float alpha,
                    Before before, Fetch fetch) {
@@ -140,7 +143,8 @@ struct Blocked {
 
   // --- blocks
 
-  // c: (rows, columns), of p and at (row, column) of it; a and b: packed, of the block of k that begins at `first`
+  // c: (rows, columns), of p and at (row, column) of it; a and b: packed, of the block of k that begins at
+  // `first`
   static void multiply_packed(const Product& p, const float* a, const float* b, std::int64_t row,
                               std::int64_t rows, std::int64_t column, std::int64_t columns,
                               std::int64_t first, std::int64_t k, Ahead ahead = {}) {
@@ -167,8 +171,9 @@ struct Blocked {
 
   // Few rows. A block of a is packed once for each block of k, and b goes by.
   //
-  // Where b is stored as its transpose, as weights are in y = x wT, its columns are rows in memory, each on a page of its own: so all of k is taken of some columns
-  // before the next ones, and each page is visited once. For that all of a is packed at once, up to so many steps of k.
+  // If b is stored as its transpose, as weights are in y = x wT, its columns are rows in memory, each on a
+  // page of its own: so all of k is taken of some columns before the next ones, and each page is visited
+  // once. For that all of a is packed at once, up to so many steps of k.
   static constexpr std::int64_t kVeryFewRows = 16, kMostStepsOfAll = 4096;
 
   static std::int64_t floats_of_a(std::int64_t k) {
@@ -225,7 +230,8 @@ struct Blocked {
     }
   }
 
-  // So few products an element that c is nearly all that moves: it is written from end to end, past the caches where it is larger than they are.
+  // So few products an element that c is nearly all that moves: it is written from end to end, past the
+  // caches where it is larger than they are.
   static constexpr std::int64_t kLargeBytes = std::int64_t{16} << 20;
 
   template <bool kStream>

@@ -1,14 +1,16 @@
-// Matrix products of our own, for x86 CPUs with AVX2 or AVX-512, whose bits are known. Private to cpu_*.cpp and tests; pure
-// functions of their arguments.
+// Matrix products of our own, for x86 CPUs with AVX2 or AVX-512, whose bits are known. Private to cpu_*.cpp
+// and tests; pure functions of their arguments.
 //
-// How: K. Goto, R. van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008, in the form of F. Van Zee,
-// R. van de Geijn, "BLIS", 2015. Both matrices are packed in blocks that fit the caches into panels, some rows of a and columns
-// of b wide and zero beyond the edges; a tile of c stays in registers while a block of k goes by (blocked.hpp).
+// How: K. Goto, R. van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008, in the form of F.
+// Van Zee, R. van de Geijn, "BLIS", 2015. Both matrices are packed in blocks that fit the caches into panels,
+// some rows of a and columns of b wide and zero beyond the edges; a tile of c stays in registers while a
+// block of k goes by (blocked.hpp).
 //
 // An element of c is, whatever m, n, the steps of the matrices and its place in c are,
 //   fma(alpha, the sum over the last block of k, … fma(alpha, the sum over the first, what was there or the bias)),
-// where a block is 256 long and its sum is made by one fma after the other, in order; with avx2() and avx512() alike. So a product
-// may be cut into any pieces of rows and columns, and a row of c depends on its row of a alone.
+// where a block is 256 long and its sum is made by one fma after the other, in order; with avx2() and
+// avx512() alike. So a product may be cut into any pieces of rows and columns, and a row of c depends on its
+// row of a alone.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +20,8 @@ namespace weft::kernels::gemm {
 /// Products of so few steps are bound by the memory of c.
 inline constexpr std::int64_t kShortK = 16;
 
-/// Element (row, column) is data[row * row_step + column * column_step], a float or a bf16; one of the steps is 1.
+/// Element (row, column) is data[row * row_step + column * column_step], a float or a bf16; one of the steps
+/// is 1.
 struct Matrix {
   const void* data;
   std::int64_t row_step, column_step;
@@ -30,8 +33,8 @@ struct Matrix {
   }
 };
 
-/// c = alpha a b, or c += alpha a b where `accumulate`, or c = alpha a b + bias, row by row, where there is a bias.
-/// a: (m, k), b: (k, n), c: (m, n) with rows ldc apart, bias: (n) or null. k > 0.
+/// c = alpha a b, or c += alpha a b where `accumulate`, or c = alpha a b + bias, row by row, where there is a
+/// bias. a: (m, k), b: (k, n), c: (m, n) with rows ldc apart, bias: (n) or null. k > 0.
 struct Product {
   Matrix a, b;
   float* c;

@@ -1,5 +1,6 @@
-// What products take from memory: parts of matrices packed into panels, and lines that are fetched before they are packed. A part of blocked.hpp, which
-// is included once by the file of an instruction set; all is in an unnamed namespace, as there.
+// What products take from memory: parts of matrices packed into panels, and lines that are fetched before
+// they are packed. A part of blocked.hpp, which is included once by the file of an instruction set; all is in
+// an unnamed namespace, as there.
 #pragma once
 
 #include <immintrin.h>
@@ -14,7 +15,8 @@ constexpr std::int64_t kLine = 16;  // floats
 
 constexpr std::int64_t least(std::int64_t x, std::int64_t y) { return x < y ? x : y; }
 constexpr std::int64_t rounded_up(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
-// The size of the blocks of x, as equal as they can be, of at most `most`, which is a multiple of `to` as they are.
+// The size of the blocks of x, as equal as they can be, of at most `most`, which is a multiple of `to` as
+// they are.
 constexpr std::int64_t equal_blocks(std::int64_t x, std::int64_t most, std::int64_t to) {
   const std::int64_t count = (x + most - 1) / most;
   return count == 0 ? to : rounded_up((x + count - 1) / count, to);
@@ -30,10 +32,11 @@ inline float one(const std::uint16_t* from) {
   return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(static_cast<int>(*from) << 16)));
 }
 
-// Panels are packed of a part of a matrix whose element (i, p), i in [0, count), p in [0, k), is at from[i * i_step + p * p_step]:
-// to[(i / kWidth * k + p) * kWidth + i % kWidth].
+// Panels are packed of a part of a matrix whose element (i, p), i in [0, count), p in [0, k), is at from[i *
+// i_step + p * p_step]: to[(i / kWidth * k + p) * kWidth + i % kWidth].
 
-// i_step is 1. Four steps of k at a time, so that the lines of panels, which lie some power of two apart, are written whole.
+// i_step is 1. Four steps of k at a time, so that the lines of panels, which lie some power of two apart, are
+// written whole.
 template <std::int64_t kWidth, class In>
 void pack_rows(const In* from, std::int64_t p_step, float* to, std::int64_t count, std::int64_t k) {
   constexpr std::int64_t kSteps = 4;
@@ -92,7 +95,8 @@ void pack(const void* data, std::int64_t i_step, std::int64_t p_step, float* to,
     pack_columns<kWidth>(static_cast<const In*>(data), i_step, to, count, k);
 }
 
-// The lines of a part of a matrix, which is packed next: they are fetched into the second cache while the part before it is multiplied.
+// The lines of a part of a matrix, which is packed next: they are fetched into the second cache while the
+// part before it is multiplied.
 class Ahead {
  public:
   Ahead() = default;

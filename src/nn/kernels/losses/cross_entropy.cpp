@@ -1,5 +1,5 @@
-// Cross-entropy over rows of logits, forward and backward. A rank may hold a part of each row: forward tells four numbers of
-// the part, and makes the loss of those of all parts.
+// Cross-entropy over rows of logits, forward and backward. A rank may hold a part of each row: forward tells
+// four numbers of the part, and makes the loss of those of all parts.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -41,8 +41,8 @@ WEFT_INLINE inline double sum_of_exponentials(const float* row, float from, std:
   return sum;
 }
 
-// terms: (rows, kLossTerms). Where a part holds nothing above -infinity the sum is taken from 0, or it would be NaN
-// though other parts make it finite; NaNs are in the sum either way.
+// terms: (rows, kLossTerms). If a part holds nothing above -infinity the sum is taken from 0, or it would
+// be NaN though other parts make it finite; NaNs are in the sum either way.
 WEFT_CPU_CLONES(void, term_rows,
                 (const float* logits, const std::int64_t* targets, double* terms, std::int64_t rows,
                  std::int64_t first, std::int64_t count, bool sum_logits),
@@ -63,7 +63,7 @@ WEFT_CPU_CLONES(void, term_rows,
 }
 
 // losses[t] = log of the sum of e^logit - (1 - smoothing) logits[target] - smoothing (mean of logits), 0
-// where ignored. terms: (parts, tokens, kLossTerms), softmax: (tokens, kSoftmaxTerms); rows [begin, end) of
+// if ignored. terms: (parts, tokens, kLossTerms), softmax: (tokens, kSoftmaxTerms); rows [begin, end) of
 // the tokens.
 void loss_rows(const double* terms, int parts, const std::int64_t* targets, double* softmax, double* losses,
                std::int64_t tokens, std::int64_t begin, std::int64_t end, std::int64_t vocab,

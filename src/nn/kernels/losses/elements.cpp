@@ -40,8 +40,8 @@ WEFT_CPU_CLONES(double, squares, (const float* y, const float* target, std::int6
   });
 }
 
-// -t log p - (1 - t) log(1 - p) with p = 1 / (1 + e^-y), written so that no exponential is large: |y| (1 - t) or, where y < 0, |y| t, and
-// log(1 + e^-|y|). An infinite logit of the right sign costs nothing.
+// -t log p - (1 - t) log(1 - p) with p = 1 / (1 + e^-y), written so that no exponential is large: |y| (1 - t)
+// or, where y < 0, |y| t, and log(1 + e^-|y|). An infinite logit of the right sign costs nothing.
 double cross_entropies(const float* y, const float* target, std::int64_t n) {
   return lane_sum<double>(n, [&](std::int64_t i) {
     const auto x = static_cast<double>(y[i]), t = static_cast<double>(target[i]), size = std::abs(x);

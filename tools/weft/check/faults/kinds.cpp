@@ -90,7 +90,8 @@ void distort_value(Step& w, const Step&, Dice&, int, int) { w.differs = true; }
 
 // ---- Where it makes sense
 
-// Whether other ranks are concerned when rank `me` does this step wrong: not in a message between others or to itself.
+// Whether other ranks are concerned when rank `me` does this step wrong: not in a message between others or
+// to itself.
 bool is_heard_of(const Step& s, int me) {
   return s.op != Op::send || (s.root != s.peer && (s.root == me || s.peer == me));
 }

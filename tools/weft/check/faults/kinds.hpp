@@ -77,8 +77,8 @@ struct FaultRow {
 
   // When it is drawn.
   bool of_processes = false;  ///< it strikes a process: every rank has one of its own
-  bool (*guaranteed)(const Range&) =
-      nullptr;  ///< the backend's guarantees say what must happen; null: always
+  /// The backend's guarantees say what must happen; null: always.
+  bool (*guaranteed)(const Range&) = nullptr;
   std::span<const FaultPoint> points;
   bool (*fits)(const Step&, int me) = nullptr;  ///< it makes sense in such a step of rank `me`
   bool unseen_at_root = false;  ///< in a call whose root waits for nobody, it shows in later calls alone

@@ -17,12 +17,12 @@ inline constexpr Duration kGroupsWaitLonger = std::chrono::seconds(2);
 /// get a short one.
 bool runs_into_deadline(const Program& p, const FailureGuarantees& guarantees);
 
-/// Whether all buffers of a rank lie in one block, and the ranks that are not struck have a group of their own
-/// whose buffers are in it, too: so it is where a rank is stopped inside the others' memory.
+/// Whether all buffers of a rank lie in one block, and the ranks that are not struck have a group of their
+/// own whose buffers are in it, too: so it is where a rank is stopped inside the others' memory.
 bool shares_block(const Program& p);
 
-/// Whether a window is in flight in the same group, too, in which a rank that is not struck takes no part until the others
-/// have given their memory other pages.
+/// Whether a window is in flight in the same group, too, in which a rank that is not struck takes no part
+/// until the others have given their memory other pages.
 bool holds_window(const Program& p);
 /// That rank.
 int holding_rank(const Program& p);

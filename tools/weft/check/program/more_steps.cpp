@@ -92,7 +92,7 @@ Step any_overlap(Dice& d, const Range& range, int group) {
   return s;
 }
 
-// Where steps can be put: not between calls that belong together, nor behind the barriers at the end.
+// If steps can be put: not between calls that belong together, nor behind the barriers at the end.
 std::vector<int> places(const Program& p) {
   int last = static_cast<int>(p.steps.size());
   if (p.fault.kind != FaultKind::none)
@@ -179,7 +179,8 @@ void end_behind_it(Dice& d, Program& p) {
   settle(p);
 }
 
-// A chain of ranks, each of which waits for the next one in exchanges in a row; the last of them, for the one that is struck.
+// A chain of ranks, each of which waits for the next one in exchanges in a row; the last of them, for the one
+// that is struck.
 void add_chain(Dice& d, Program& p, const Range& range) {
   Step s = any_window(d, p, range, 0);
   s.counts.assign(s.counts.size(), 1);

@@ -5,8 +5,8 @@
 
 namespace weft::check {
 
-/// Adds some to half of the programs, and lets the fault of some strike there. Drawn from a sequence of its own: the calls of the
-/// program stay as they are. Also draws Program::window_beside and Program::ends.
+/// Adds some to half of the programs, and lets the fault of some strike there. Drawn from a sequence of its
+/// own: the calls of the program stay as they are. Also draws Program::window_beside and Program::ends.
 void add_more_steps(Program& p, const Range& range);
 
 }  // namespace weft::check

@@ -34,10 +34,11 @@ class Buffers {
  public:
   /// `pool`: where shared memory is from, if not null.
   Buffers(Context& context, const Step& s, Pool* pool) : context_(context), s_(s), pool_(pool) {}
-  /// Room for so many elements, filled with kUntouched: shared, ordinary, or memory that is not weft's; where nothing is computed, at
-  /// any address. Around it is room that nobody may touch.
+  /// Room for so many elements, filled with kUntouched: shared, ordinary, or memory that is not weft's; where
+  /// nothing is computed, at any address. Around it is room that nobody may touch.
   std::byte* room(Dice& habits, std::int64_t elements);
-  /// Which bytes belong to somebody: begins with none, mark() adds some, and stray() says which other byte was written; empty: none.
+  /// Which bytes belong to somebody: begins with none, mark() adds some, and stray() says which other byte
+  /// was written; empty: none.
   class Marks {
    public:
     explicit Marks(const Buffers& all);

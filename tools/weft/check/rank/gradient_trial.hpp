@@ -1,5 +1,6 @@
-// One rank's part in steps of a training: a reducer of gradients, in buckets, cut over the ranks or at once, the memory of its tensors, and the
-// comparison of what came with what the calls that it stands for must give.
+// One rank's part in steps of a training: a reducer of gradients, in buckets, cut over the ranks or at once,
+// the memory of its tensors, and the comparison of what came with what the calls that it stands for must
+// give.
 #pragma once
 
 #include <functional>
@@ -20,11 +21,11 @@ class GradientTrial {
     std::function<void()> before_waiting;  ///< it may wait for others from now on
     std::function<void()> in_flight;       ///< in the middle of the last round
   };
-  /// `me`: the rank's number in the group of n. `alone`: gradients that are reduced at once may be so over one axis of their mesh, whose
-  /// group the ranks make in the step; not where a rank is struck.
+  /// `me`: the rank's number in the group of n. `alone`: gradients that are reduced at once may be so over
+  /// one axis of their mesh, whose group the ranks make in the step; not where a rank is struck.
   GradientTrial(Context& context, const Step& s, int me, int n, Pool* pool = nullptr, bool alone = false);
-  /// All rounds, with the others of the group. Returns what is wrong with what came of them; empty: nothing. Throws what it throws:
-  /// mismatch, where a rank gives another list or option.
+  /// All rounds, with the others of the group. Returns what is wrong with what came of them; empty: nothing.
+  /// Throws what it throws: mismatch, where a rank gives another list or option.
   std::string run(ProcessGroup& group, bool exact, const Meanwhile& meanwhile);
   void overwrite() { buffers_.overwrite(); }
   std::string overwritten() const { return buffers_.overwritten(); }

@@ -46,8 +46,8 @@ class Heartbeat {
   }
 
   static constexpr int kHeartbeatTag = 4242;
-  static constexpr Duration kLongest =
-      std::chrono::seconds(6);  // far beyond what a deadline and a second allow
+  // Far beyond what a deadline and a second allow.
+  static constexpr Duration kLongest = std::chrono::seconds(6);
   const Program& p_;
   ProcessGroup& group_;
   const CallOptions options_;

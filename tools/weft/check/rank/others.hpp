@@ -1,5 +1,6 @@
-// Where a rank is stopped inside the others' memory (shares_block()), these have a group of their own, whose buffers lie in one
-// block with all others. Something of it is in flight while they give that memory other pages.
+// If a rank is stopped inside the others' memory (shares_block()), these have a group of their own, whose
+// buffers lie in one block with all others. Something of it is in flight while they give that memory other
+// pages.
 #pragma once
 
 #include <functional>
@@ -22,8 +23,9 @@ class Others {
   ~Others();
   Others(const Others&) = delete;
   Others& operator=(const Others&) = delete;
-  /// Starts an all_reduce or an exchange of windows, calls `give_back`, and finishes. The last rank starts when all others have called
-  /// it; or, in half of the programs with windows, about when they do. Returns what is wrong, and whether a late rank would explain it.
+  /// Starts an all_reduce or an exchange of windows, calls `give_back`, and finishes. The last rank starts
+  /// when all others have called it; or, in half of the programs with windows, about when they do. Returns
+  /// what is wrong, and whether a late rank would explain it.
   std::pair<std::string, bool> go_on_while(const std::function<void()>& give_back);
 
  private:

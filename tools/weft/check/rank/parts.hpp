@@ -1,4 +1,5 @@
-// One rank's parts in the steps of a program. All memory is there before the first call, so that nothing but weft needs any later.
+// One rank's parts in the steps of a program. All memory is there before the first call, so that nothing but
+// weft needs any later.
 #pragma once
 
 #include <memory>
@@ -34,7 +35,7 @@ class Parts {
             std::make_unique<GradientTrial>(context, s, me, n, pool_.get(), p.fault.kind == FaultKind::none);
     }
   }
-  /// Where shares_block().
+  /// If shares_block().
   Pool& pool() const { return *pool_; }
   Trial& calls(int k) const { return *calls_[at(k)]; }
   /// Null: the step is no window.

@@ -29,15 +29,15 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr auto kHeldBack =
-    milliseconds(30);                       // others come so much later, where a rank is to be found waiting
+// Others come so much later, where a rank is to be found waiting.
+constexpr auto kHeldBack = milliseconds(30);
 constexpr auto kQuiesce = seconds(3);       // for quiesce() to become true
 constexpr auto kReach = milliseconds(200);  // for a rank to be stopped inside the others' memory
 constexpr auto kAsk = seconds(1);           // for a rank to ask for its call before the others come to it
 constexpr auto kHold = seconds(5);          // for the others to give theirs back
 constexpr auto kTry = milliseconds(50);     // for a quiesce() that another group may hold up
 
-// How long this thread could run and had no processor; 0 where the kernel does not say.
+// How long this thread could run and had no processor; 0 if the kernel does not say.
 std::int64_t starved_ns() {
   std::FILE* const f = std::fopen("/proc/thread-self/schedstat", "r");
   long long ran = 0, waited = 0;
@@ -91,7 +91,7 @@ class Runner {
     report_.perhaps_late = perhaps_late;
   }
 
-  // Where a rank is when something goes wrong, for note().
+  // If a rank is when something goes wrong, for note().
   void at(int group, bool creation = false, bool own_deadline = false) {
     group_ = group;
     creation_ = creation;
@@ -234,7 +234,8 @@ class Runner {
         if (p_.takes_part(order_[i], rank_)) open.steps.push_back(order_[i]);
       }
       const bool held = holds_window(p_) && k == p_.fault.step - 1;
-      // The rank that holds it back has started it, and posted the call, before: so it finds nothing to copy yet.
+      // The rank that holds it back has started it, and posted the call, before: so it finds nothing to copy
+      // yet.
       if (held && rank_ != holding_rank(p_)) await([&] { return shared_.holding.load(); }, kReach);
       post(open, k);
       if (!after(open, k)) continue;
@@ -247,8 +248,8 @@ class Runner {
     heartbeat_.reset();  // the group lives
     if (p_.ending != Ending::leave) return;
     windows_.end();
-    // The group of the struck call first: the root of a large broadcast, which waits for its readers, comes to no other. That of
-    // all ranks last.
+    // The group of the struck call first: the root of a large broadcast, which waits for its readers, comes
+    // to no other. That of all ranks last.
     const auto leave_one = [&](int g) {
       ProcessGroup& group = groups_[static_cast<std::size_t>(g)];
       if (!group) return;
@@ -350,7 +351,8 @@ class Runner {
     return true;
   }
 
-  // A message whose tag no other of its group has can be received from any source: on half of the ranks it is.
+  // A message whose tag no other of its group has can be received from any source: on half of the ranks it
+  // is.
   bool from_any(int k) const {
     const Step& s = p_.steps[static_cast<std::size_t>(k)];
     if (p_.fault.kind != FaultKind::none ||
@@ -392,7 +394,7 @@ class Runner {
   Work begin(int k, const Call& call, ProcessGroup& group) {
     const Step& s = p_.steps[static_cast<std::size_t>(k)];
     const std::uint64_t habits = mix(s.salt, static_cast<std::uint64_t>(rank_) + 5000);
-    // Where memory may be short: a plain call takes none.
+    // If memory may be short: a plain call takes none.
     const bool persistent = habits % 2 == 0 && !row(p_).limits;
     PersistentCall made;
     if (persistent) made = group.make(call);
@@ -438,8 +440,8 @@ class Runner {
     return true;
   }
 
-  // The struck rank is to ask while its call cannot be done: the others come to it later. They take the steps of what they have
-  // begun before, which that rank may wait for.
+  // The struck rank is to ask while its call cannot be done: the others come to it later. They take the steps
+  // of what they have begun before, which that rank may wait for.
   void await_asked() {
     const RankReport& struck = shared_.ranks[p_.fault.rank];
     await(
@@ -476,9 +478,9 @@ class Runner {
     SharedReport& shared_;
   };
 
-  // holds_window(): a rank that is not struck has posted the call that will fail. One takes no step until the others have tried to
-  // give their memory other pages; then it finishes the window that was begun before, in the same group. The others take what steps
-  // they can of that window, and wait for the call.
+  // holds_window(): a rank that is not struck has posted the call that will fail. One takes no step until the
+  // others have tried to give their memory other pages; then it finishes the window that was begun before, in
+  // the same group. The others take what steps they can of that window, and wait for the call.
   bool hold(Open& open) {
     open_.push_back(std::move(open));
     const std::vector<int>& ranks = p_.groups[static_cast<std::size_t>(group_)].ranks;

@@ -80,8 +80,8 @@ std::vector<std::byte> WindowTrial::row(std::size_t field, std::int64_t row) con
   return bytes;
 }
 
-// Row i of what a rank gives: of its part, or of the gradient of its window. The latter has numbers whose sums are exact in
-// each dtype: an element of the tensor is in at most 8 windows of at most 7 rows.
+// Row i of what a rank gives: of its part, or of the gradient of its window. The latter has numbers whose
+// sums are exact in each dtype: an element of the tensor is in at most 8 windows of at most 7 rows.
 std::vector<std::byte> WindowTrial::given(std::size_t field, int rank, std::int64_t i) const {
   if (!s_.window.adjoint) return row(field, parts_[static_cast<std::size_t>(rank)].first + i);
   const std::uint64_t seed = mix(mix(s_.salt, field + 50), static_cast<std::uint64_t>(i) * kMostRanks +

@@ -1,5 +1,6 @@
-// One rank's part in a step that exchanges windows: its fields, the exchanges, and the comparison of what came with the
-// definition of a window, row by row; of the adjoint, with the sum over all rows of all windows.
+// One rank's part in a step that exchanges windows: its fields, the exchanges, and the comparison of what
+// came with the definition of a window, row by row; of the adjoint, with the sum over all rows of all
+// windows.
 #pragma once
 
 #include <list>
