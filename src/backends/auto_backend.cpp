@@ -36,7 +36,7 @@ std::string usable_mpi(Context& context, std::string& why) {
   }
 }
 
-/// What a rank tells the others.
+/// The message of a rank to the others.
 struct BootstrapInfo {
   std::string mpi;     // that it can use, or "-"
   std::string host;    // and its user
@@ -109,7 +109,7 @@ std::unique_ptr<Backend> make_auto_backend(const GroupInit& b) {
     info.erase(0, end + 1);
   }
   if (wanted != "auto") return take_wanted();
-  // Each rank decides by what all ranks have told, so all choose the same.
+  // Each rank decides by the messages of all ranks, so all choose the same.
   std::vector<BootstrapInfo> all;
   for (const std::string& text : infos) all.push_back(read_info(text));
   const std::string not_shared = why_not_shared(all);

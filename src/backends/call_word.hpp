@@ -1,5 +1,5 @@
-// What a rank called, as one encoding: which fields of a call all ranks must give alike, and where they lie
-// in a word, a count and a hash. The arrival line of shared memory holds these three, a CallRecord
+// One encoding of a rank's call: which fields of a call all ranks must give alike, and where they lie in a
+// word, a count and a hash. The arrival line of shared memory holds these three, a CallRecord
 // (weft/backends/call_record.hpp) the same fields apart, for messages and texts; an entry of the flight
 // recorder holds the word. Inline: this is on the way of every call. Pure functions; any thread.
 #pragma once
@@ -23,8 +23,9 @@ namespace weft {
 ///   bits   0 … 7   8 … 15   16 … 23     24 … 31   32 … 62    63
 ///   what   op      dtype    reduction   note      rank + 1   free
 ///
-/// `note` and the free bit belong to whoever keeps the word: shm has the order and the forced path in the
-/// note, the flight recorder the state of the call. `rank` is the root, or the peer of a message; -1: none.
+/// `note` and the free bit belong to the code that keeps the word: shm has the order and the forced path in
+/// the note, the flight recorder the state of the call. `rank` is the root, or the peer of a message; -1:
+/// none.
 class CallWord {
  public:
   constexpr explicit CallWord(std::uint64_t bits = 0) noexcept : bits_(bits) {}
@@ -86,7 +87,7 @@ inline std::int64_t agreed_count(const OpState& s, int size) noexcept {
   return 0;
 }
 
-/// Word and count alone describe most calls. Of the others, detail_hash() is to be compared, too.
+/// Word and count alone describe most calls. For the other operations detail_hash() must be compared, too.
 inline bool has_detail(const OpState& s) noexcept {
   return s.in_blocks != nullptr || s.out_blocks != nullptr || s.reduce.kind == ReduceOp::Kind::premul_sum ||
          s.reduce.kind == ReduceOp::Kind::user;
@@ -108,7 +109,7 @@ inline std::uint64_t detail_hash(const OpState& s, int size) noexcept {
   return hash.value;
 }
 
-/// What a text can say of a call beside its record, where the transport has it.
+/// The details of a call that a text can state besides its record, if the transport has them.
 struct CallDetail {
   int block = -1;                        ///< of the count vector: the first that differs
   std::int64_t block_count = 0;          ///< and its count

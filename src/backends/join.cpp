@@ -106,7 +106,8 @@ std::vector<std::string> unpack(const GroupInit& b, std::string_view text) {
       .ranks = {low, high}});
 }
 
-// What a rank wrote with announce(): "build size place info". `place`: it was the place-th rank to come.
+// The text that a rank wrote with announce(): "build size place info". `place`: it was the place-th rank to
+// come.
 struct Announced {
   int place = 0;
   std::string info;
@@ -177,7 +178,7 @@ Error as_told(const GroupInit& b, Failure why) {
 
 namespace {
 
-// What an Interrupt makes of any Error: the others are told who does not come.
+// The Error that an Interrupt makes of any Error: it tells the others which rank does not come.
 Error interruption(const GroupInit& b) {
   return Error(
       Failure{.code = ErrorCode::aborted,
@@ -219,7 +220,7 @@ Error give_up(const GroupInit& b, const Error& error) {
   Failure first = FirstCause(b.store, b.token).raise(mine);
   const bool may_be_a_consequence = own.code() == ErrorCode::timeout || own.code() == ErrorCode::peer_lost;
   if (may_be_a_consequence && first.text != mine.text) return as_told(b, std::move(first));
-  // What the store throws does not say for which group it was asked.
+  // An error of the store does not name the group.
   if (!std::string_view(own.what()).starts_with("store: ")) return own;
   return as_told(b, {.code = own.code(),
                      .text = own.what(),

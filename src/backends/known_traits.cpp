@@ -1,5 +1,5 @@
-// What weft's transports do themselves, and what they guarantee: one table for the plug-ins, docs/support.md
-// and the conformance tests.
+// The operations that weft's transports perform themselves, and their guarantees: one table for the
+// plug-ins, docs/support.md and the conformance tests.
 #include <algorithm>
 
 #include "reduce/reduce.hpp"
@@ -45,7 +45,8 @@ Traits mpi(std::string_view name) {
   Traits t{.name = name, .ops = kForeignOps, .dtypes = kAllDTypes};
   reduce_pairwise(t);
   t.rings = false;
-  // When a rank dies, mpirun ends the whole job; where it is told not to, the rank is absent at the deadline.
+  // When a rank dies, mpirun ends the whole job; if an option forbids that, the rank is absent at the
+  // deadline.
   t.guarantees = {.deadline = true,
                   .names_absent = true,
                   .detects_death = false,

@@ -13,7 +13,7 @@
 namespace weft {
 namespace {
 
-// Letters, but for the last group: an abort record of shm has room for 2047.
+// Letters, without the last group: an abort record of shm has room for 2047.
 constexpr std::size_t kLongest = 900;
 
 std::string call_words(const LastCall& c) {
@@ -25,7 +25,7 @@ std::string call_words(const LastCall& c) {
   return text;
 }
 
-// What is said of the ranks behind their names; `one`: it is one rank.
+// The text behind the names of the ranks; `one`: it is one rank.
 std::string words(const LastCall& c, bool one) {
   std::string text;
   switch (c.state) {

@@ -1,5 +1,5 @@
-// What the ranks of a group called last: how a transport notes it, and how texts tell it. Pure functions and
-// plain values; any thread.
+// The last calls of the ranks of a group: how a transport records them, and how texts state them. Pure
+// functions and plain values; any thread.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace weft {
 
-/// What a rank called, of its record. A mark of kUsersCall stays.
+/// The last call of a rank, from its record. A mark of kUsersCall stays.
 inline LastCall last_call_of(int rank, LastCall::State state, const CallRecord& record) noexcept {
   LastCall c{.rank = rank, .state = state};
   c.op = record.op;

@@ -1,5 +1,5 @@
-// What a collective is for, beside what it does: a digest of layouts, which ranks compare with the call. It
-// travels as the call's tag, of which collectives make no other use. Pure functions; any thread.
+// The purpose of a collective besides its operation: a digest of layouts, which ranks compare with the call.
+// It travels as the call's tag, of which collectives make no other use. Pure functions; any thread.
 #pragma once
 
 #include <cstdint>

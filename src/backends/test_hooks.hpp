@@ -1,5 +1,5 @@
-// What tests set for the groups that a rank of this process makes. Never set by users, so it is in no public
-// header: the Context keeps it, by rank of the process.
+// Hooks that tests set for the groups that a rank of this process makes. Never set by users, so it is in no
+// public header: the Context keeps it, by rank of the process.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct TestHooks {
   /// As if the transport counted no further than this in one message; 0: its own limit.
   std::int64_t max_count = 0;
   std::string host = {};  ///< "auto" and gloo take this rank to be on that host; empty: on its own
-  /// Gloo: called before `peer` is told that this rank leaves.
+  /// Gloo: called before `peer` is notified that this rank leaves.
   std::function<void(int peer)> before_leave = {};
 };
 

@@ -141,8 +141,8 @@ inline std::string shown_json(const nlohmann::json& value) {
   return text;
 }
 
-/// One object of a parsed text, read member by member. What is not as expected throws bad_argument
-/// "<subject>: <where> is -1; expected an integer from 0 to 7". Refers to `subject` and `object`.
+/// One object of a parsed text, read member by member. An unexpected value throws bad_argument "<subject>:
+/// <where> is -1; expected an integer from 0 to 7". Refers to `subject` and `object`.
 class JsonReader {
  public:
   /// `where`: the object's place in the text, as in "calls[3]"; empty: the outermost.

@@ -28,7 +28,7 @@ class Quickest {
     Way way;
     bool timed;  ///< took() is to be told
   };
-  /// That of the next time, for which these are possible; at least one is.
+  /// The way for the next time, of these possible ones; at least one is possible.
   Next next(std::span<const Way> possible) noexcept;
   /// How long it took, in nanoseconds.
   void took(Way way, std::uint64_t ns) noexcept {
@@ -50,7 +50,7 @@ class Quickest {
   static constexpr std::uint64_t kSeldom = 16384;
 
  private:
-  // Of a row; the least of them counts, as a thread may be held up by others meanwhile.
+  // The times of a row; the least of them counts, since other programs may hold a thread up meanwhile.
   static constexpr std::uint64_t kCounted = 3;
   static constexpr std::uint64_t kUnknown = std::numeric_limits<std::uint64_t>::max();
   struct Of {

@@ -30,8 +30,8 @@ Strides row_major(const Shape& shape) noexcept {
   std::int64_t step = 1;
   for (int i = shape.rank() - 1; i >= 0; --i) {
     s[i] = step;
-    static_cast<void>(
-        __builtin_mul_overflow(step, shape[i], &step));  // whoever takes the view checks its extents
+    // the function that takes the view checks its extents.
+    static_cast<void>(__builtin_mul_overflow(step, shape[i], &step));
   }
   return s;
 }
@@ -41,13 +41,13 @@ std::string to_string(const Dims& dims) { return fmt::format("({})", fmt::join(d
 // Views that are no buffers (buffer.hpp) --------------------------------------------------------------------
 namespace {
 
-// What is packed: the fault and the number of dimensions in the first byte; then the extents and, where the
+// The packed form: the fault and the number of dimensions in the first byte; then the extents and, where the
 // strides are at fault, these. Each number takes as many bytes as it needs, seven bits a byte, the lowest
 // first; the top bit says that more comes. The sign is the lowest bit.
 using Bytes = std::array<std::uint8_t, 16>;
 enum class Fault : std::uint8_t { none, negative, beyond, strided };
 
-// False: no room. What is written of that number never ends.
+// False: no room. The written part of that number never ends.
 bool pack(const Dims& dims, Bytes& to, std::size_t& at) noexcept {
   for (const std::int64_t number : dims) {
     auto left = static_cast<std::uint64_t>(number) << 1 ^ static_cast<std::uint64_t>(number >> 63);

@@ -1,4 +1,4 @@
-// Checkpoints in C. What blocks says so in weft/c/checkpoint.h.
+// Checkpoints in C. Comments in weft/c/checkpoint.h say which functions block.
 #include <algorithm>
 #include <cstddef>
 #include <stdexcept>
@@ -51,7 +51,7 @@ static_assert(sizeof(weft_checkpoint_convert_options) == kConvertOptionsFirstByt
 static_assert(sizeof(weft_checkpoint_string) == 16);  // have no struct_size: they stay as they are
 static_assert(sizeof(weft_checkpoint_tensor) == 88);
 
-// No Error, so that it is not taken for a fault of a checkpoint. Other ranks are told its text.
+// No Error, so that it is not taken for a fault of a checkpoint. Other ranks get its text.
 struct CallbackThrew : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

@@ -1,4 +1,4 @@
-// Gradients and samples in C. What blocks says so in weft/c/gradients.h.
+// Gradients and samples in C. Comments in weft/c/gradients.h say which functions block.
 #include <algorithm>
 #include <cstddef>
 #include <memory>
@@ -59,7 +59,7 @@ void expect_0_or_1(const char* function, std::int32_t value, const char* field, 
                  fmt::format("options->{} is {}; expected {} or {}", field, value, first, second));
 }
 
-// What both structs of options have; To is weft::ReduceOptions or weft::SyncOptions.
+// The common fields of both structs of options; To is weft::ReduceOptions or weft::SyncOptions.
 template <class To, class From>
 To drift_options(const char* function, const From& o) {
   expect_0_or_1(function, o.on_drift, "on_drift", "0 (WEFT_DRIFT_ERROR)", "1 (WEFT_DRIFT_AVERAGE)");
@@ -86,7 +86,7 @@ weft::SyncOptions sync_options(const char* function, const weft_sync_options* op
                            kSyncOptionsFirstBytes, "WEFT_SYNC_OPTIONS_INIT"));
 }
 
-// What a function of the program's own said, as an Error of the call in which it was called.
+// The status of a function of the program's own, as an Error of the call in which it was called.
 void expect_ok(const char* what, weft_status status, const weft_error& error) {
   if (status == WEFT_OK) return;
   throw weft::Error(weft::error_code(status - 1),

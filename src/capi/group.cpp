@@ -1,4 +1,4 @@
-// Groups in C. What blocks says so in c/group.h.
+// Groups in C. Comments in c/group.h say which functions block.
 #include <algorithm>
 #include <limits>
 

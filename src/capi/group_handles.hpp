@@ -1,4 +1,4 @@
-// What the functions for stores and groups of weft.h share.
+// The common part of the functions for stores and groups of weft.h.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ std::uint16_t port_of(const char* function, std::int32_t port, const char* what,
 /// 64 hexadecimal digits. Throws system.
 std::string random_secret(const char* function);
 
-/// With the defaults in the place of nulls and zeros, but for process_rank.
+/// With the defaults in the place of nulls and zeros, except process_rank.
 weft_group_options group_options(const char* function, const weft_group_options* options);
 /// `rank` of `size`, with what the options say; throws bad_argument as ProcessGroup::create() does.
 /// `process_rank`: where the options have none.

@@ -69,7 +69,7 @@ weft_status tell(weft_error* error, const char* function, const char* text) noex
 /// return would see nothing.
 bool usable(const char* function, weft_error* error) noexcept;
 
-/// What an interrupt of this thread made of a wait is aborted; any other Error as it is.
+/// A wait that an interrupt of this thread ended becomes aborted; any other Error stays as it is.
 Error as_interrupted(const char* function, const Error& e);
 
 /// Runs the body of a function of weft.h. Nothing leaves it but a status.
@@ -94,8 +94,8 @@ weft_status guarded(const char* function, weft_error* error, const Body& body) n
   throw Error(code, fmt::format("{}: {}", function, text));
 }
 
-/// What a pointer of the caller's points to. Throws bad_argument if it is NULL, and where it should be a
-/// handle that is alive and is none.
+/// The object that a pointer of the caller's points to. Throws bad_argument if it is NULL, and where it
+/// should be a handle that is alive and is none.
 template <class T>
 T& given(const char* function, T* pointer, const char* what) {
   if (pointer == nullptr) refuse(ErrorCode::bad_argument, function, fmt::format("{} is NULL", what));
@@ -103,7 +103,7 @@ T& given(const char* function, T* pointer, const char* what) {
   return *pointer;
 }
 
-/// Of a handle that may be NULL; otherwise as given().
+/// For a handle that may be NULL; otherwise as given().
 template <class T>
 T* given_or_null(const char* function, T* pointer, const char* what) {
   return pointer == nullptr ? nullptr : &given(function, pointer, what);

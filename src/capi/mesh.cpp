@@ -1,4 +1,4 @@
-// Meshes in C. What blocks says so in weft/c/mesh.h.
+// Meshes in C. Comments in weft/c/mesh.h say which functions block.
 #include <algorithm>
 
 #include "capi/mesh_handles.hpp"

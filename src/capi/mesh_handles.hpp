@@ -16,7 +16,7 @@
 
 namespace weft::capi {
 
-/// What a mesh and its layouts need: they are destroyed before it.
+/// Objects that a mesh and its layouts need: mesh and layouts are destroyed first.
 struct MeshOwner {
   std::shared_ptr<ContextState> context;
   std::shared_ptr<GroupHandle> group;  // null: a mesh that cannot communicate

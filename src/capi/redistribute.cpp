@@ -1,4 +1,5 @@
-// What moves and compares tensors of the caller's, in C. What blocks says so in weft/c/layout.h.
+// Functions of C that move and compare tensors of the caller's. Comments in weft/c/layout.h say which of
+// them block.
 #include "weft/mesh/redistribute.hpp"
 
 #include "capi/handle/transfer_handle.hpp"

@@ -41,8 +41,8 @@ TcpStoreServer& serve(capi::ContextState& state, const TcpStoreOptions& options)
   return server;
 }
 
-// What rank 0 tells by `broadcast`: where it serves, or why it cannot. The same bytes on every machine and in
-// every version: texts that end in a zero.
+// The message of rank 0 by `broadcast`: where it serves, or why it cannot. The same bytes on every machine
+// and in every version: texts that end in a zero.
 struct Invitation {
   std::array<char, 32> version{};
   std::array<char, 16> status{};  // a number

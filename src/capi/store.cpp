@@ -1,4 +1,4 @@
-// Stores and their servers in C. Any thread. What blocks says so in c/store.h.
+// Stores and their servers in C. Any thread. Comments in c/store.h say which functions block.
 #include <sys/random.h>
 
 #include <cerrno>

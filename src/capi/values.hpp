@@ -16,7 +16,7 @@ Buffer buffer_of(const char* function, const weft_buffer& buffer, const char* wh
 inline Buffer buffer_of(const char* function, const weft_buffer* buffer, const char* which) {
   return buffer_of(function, given(function, buffer, which), which, "->");
 }
-/// Of an argument that counts only where `needed`: may be null elsewhere.
+/// For an argument that is used only if `needed`: may be null otherwise.
 inline Buffer buffer_where(bool needed, const char* function, const weft_buffer* buffer, const char* which) {
   return needed || buffer != nullptr ? buffer_of(function, buffer, which) : Buffer{};
 }
@@ -49,8 +49,8 @@ const weft_dl_tensor& dl_tensor_of(const char* function, const DLManagedTensorVe
 /// are not negative, and whose product fits.
 weft_buffer dl_buffer_of(const char* function, const weft_dl_tensor& tensor);
 
-/// A row-major tensor that whoever gets it adopts: its deleter, which any thread may call, lets go of
-/// `keeps`, without which the memory is gone.
+/// A row-major tensor for the receiver to adopt: its deleter, which any thread may call, lets go of `keeps`,
+/// without which the memory is gone.
 template <class Managed>
 Managed* hand_out(std::shared_ptr<const void> keeps, const weft_buffer& data,
                   std::span<const std::int64_t> shape);

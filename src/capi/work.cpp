@@ -54,7 +54,7 @@ bool ask_all(const char* function, weft_work* const* works, std::size_t count, c
   return all;
 }
 
-// Calls a weft_work_callback. What it throws is the error of the Work that it was given to.
+// Calls a weft_work_callback. An exception of it is the error of the Work that it was given to.
 void call_back(weft_work_callback callback, void* data, const capi::Reductions& reductions,
                const Error* error) {
   const capi::CallOut out;

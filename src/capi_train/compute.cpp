@@ -1,4 +1,4 @@
-// What a rank computes with, in C.
+// The means by which a rank computes, in C.
 #include <string_view>
 
 #include "capi/values.hpp"

@@ -29,7 +29,7 @@ weft_maps maps_from(const char* function, const weft_dl_tensor& t) {
     refuse(ErrorCode::bad_argument, function,
            fmt::format("the tensor has {} dimension{}; expected 4", t.ndim, t.ndim == 1 ? "" : "s"));
   weft_maps m = {b.data, {t.shape[0], t.shape[1], t.shape[2], t.shape[3]}, b.dtype, b.device};
-  // Of several lanes each is an element: they are the innermost.
+  // If a dtype has several lanes, each lane is an element: lanes are the innermost dimension.
   if (__builtin_mul_overflow(m.shape[3], std::int64_t{t.dtype.lanes}, &m.shape[3]))  // it has no elements
     refuse(ErrorCode::bad_argument, function, "the tensor's width does not fit 64 bits");
   return m;

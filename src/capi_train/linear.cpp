@@ -48,7 +48,7 @@ weft_matrix matrix_from(const char* function, const weft_dl_tensor& t) {
   const weft_buffer b = dl_buffer_of(function, t);
   if (t.ndim == 0)
     refuse(ErrorCode::bad_argument, function, "the tensor has no dimension; expected 1 or more");
-  // Of several lanes each is an element: they are the innermost.
+  // If a dtype has several lanes, each lane is an element: lanes are the innermost dimension.
   std::int64_t rows = 1, columns = t.dtype.lanes;
   bool fits = !__builtin_mul_overflow(columns, t.shape[t.ndim - 1], &columns);
   for (int d = 0; d + 1 < t.ndim; ++d) fits = !__builtin_mul_overflow(rows, t.shape[d], &rows) && fits;

@@ -1,4 +1,5 @@
-// Loss scaling and conversions in C. What is collective says so in weft/c_train/loss_scaler.h.
+// Loss scaling and conversions in C. Comments in weft/c_train/loss_scaler.h say which functions are
+// collective.
 #include "weft/train/loss_scaler.hpp"
 
 #include "capi/mesh_handles.hpp"

@@ -22,7 +22,7 @@ inline TensorView view_of(const Buffer& b, const Shape& shape) {
   return {static_cast<std::byte*>(b.data), b.dtype, b.device, shape, row_major(shape)};
 }
 
-/// What lies at a pointer, row-major, in the extents of these fields of `which`. `of`: its data, dtype and
+/// The data at a pointer, row-major, in the extents of these fields of `which`. `of`: its data, dtype and
 /// device.
 inline TensorView elements(const char* function, const char* which, const weft_buffer& of,
                            std::initializer_list<std::pair<const char*, std::int64_t>> extents) {

@@ -1,4 +1,4 @@
-// Models in C. What is collective or blocks says so in weft/c_train/model.h.
+// Models in C. Comments in weft/c_train/model.h say which functions are collective or block.
 #include <fmt/ranges.h>
 
 #include <cstddef>
@@ -305,7 +305,7 @@ weft_status weft_model_logits(weft_model* model, const weft_token_batch* batch, 
     weft::Compute& compute = m.compute->compute;
     weft::TokenBatch of;
     weft::TensorView to;
-    std::optional<weft::Error> fault;  // told to the other ranks of the tensor axis, which would wait
+    std::optional<weft::Error> fault;  // reported to the other ranks of the tensor axis, which would wait
     try {
       of = capi::batch_of(capi::given(function, batch, "batch"));
       weft::Shape expected{of.rows, of.sequence, m.parts.model->config().vocab};

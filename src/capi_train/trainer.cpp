@@ -1,4 +1,4 @@
-// Training in C. What is collective or blocks says so in weft/c_train/trainer.h.
+// Training in C. Comments in weft/c_train/trainer.h say which functions are collective or block.
 #include <cstddef>
 #include <optional>
 
@@ -119,7 +119,7 @@ weft_status weft_trainer_gradients(weft_trainer* trainer, weft_tensor* gradients
     std::vector<std::unique_ptr<weft_layout>>& layouts = trainer->layouts;
     for (std::size_t i = 0; i < all.size(); ++i) {
       const weft::Gradient& g = all[i];
-      // Those of the call before stay where they are the same: the program may still have them.
+      // Layouts of the call before stay if they are the same: the program may still have them.
       if (i == layouts.size()) layouts.emplace_back();
       if (layouts[i] == nullptr || layouts[i]->layout != g.layout) {
         layouts[i] = std::make_unique<weft_layout>(trainer->model->owner, g.layout);

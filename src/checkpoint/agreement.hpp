@@ -1,4 +1,5 @@
-// What the ranks of a save or a load exchange. Collective over the ranks of a group; no group: one rank.
+// The messages that the ranks of a save or a load exchange. Collective over the ranks of a group; no group:
+// one rank.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +41,7 @@ void agree(const DeviceMesh& mesh, std::string_view what, std::string_view conse
 /// `error` with `; <consequence>` behind its text, where it is an Error.
 std::exception_ptr with_consequence(std::exception_ptr error, std::string_view consequence);
 
-/// What `action` throws; null: nothing.
+/// The exception of `action`; null: none.
 template <class Action>
 std::exception_ptr error_thrown_by(const Action& action) {
   try {

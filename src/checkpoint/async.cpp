@@ -75,7 +75,7 @@ struct AsyncCheckpoint::Impl {
   std::condition_variable ended;
   std::atomic<bool> running = false;  // becomes false under the mutex
   std::exception_ptr failed;          // the writer's; read when it is joined
-  std::exception_ptr error;           // not told yet
+  std::exception_ptr error;           // not thrown yet
 };
 
 namespace {

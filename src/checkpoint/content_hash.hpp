@@ -36,7 +36,7 @@ void read_verified(const SafetensorsFile& file, std::string_view tensor, std::in
 void seal(std::string& json);
 /// Whether it is. False, too, where there is no such line.
 bool is_sealed(std::string_view json);
-/// What goes between the quotes until seal().
+/// The placeholder between the quotes until seal().
 inline constexpr std::string_view kNoHash = "0000000000000000";
 
 }  // namespace weft

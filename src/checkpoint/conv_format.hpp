@@ -10,7 +10,7 @@
 
 namespace weft {
 
-/// What such a weight is; nothing if it is none.
+/// The kind of such a weight; nothing if it is none.
 struct ConvFormat {
   std::vector<RemappedTensor> pieces;
   /// The name is one of a fused weight, and the shape is not: what was expected.

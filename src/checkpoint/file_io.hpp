@@ -18,7 +18,7 @@ namespace weft {
 /// A NewFile that is durable: commit() also waits for the disk. Every function throws as NewFile's do.
 class AtomicFile {
  public:
-  /// Told of the steps of commit() as they are done: "written", "synced", "named".
+  /// Called after each step of commit(): "written", "synced", "named".
   using OnStep = std::function<void(std::string_view step)>;
   explicit AtomicFile(std::filesystem::path path, OnStep on_step = {})
       : file_(std::move(path)), on_step_(std::move(on_step)) {}
@@ -40,7 +40,7 @@ void sync_folder(const std::filesystem::path& folder);
 /// fails, and `corrupt` where the file ends before.
 void read_exactly(int fd, const std::filesystem::path& path, std::int64_t offset, std::span<std::byte> out);
 
-/// Whether there is something under that name. Throws `system` naming it where that cannot be told.
+/// Whether there is something under that name. Throws `system` naming it if that cannot be found out.
 bool is_there(const std::filesystem::path& path);
 
 /// Throws bad_argument if `path` is a symbolic link: what belongs to a checkpoint lies in its folder.

@@ -31,7 +31,8 @@ struct Source {
 };
 using Sources = std::map<std::string, Source, std::less<>>;
 
-// What the checkpoint has, by the names that it is asked for under. `remapped`: what it is read as.
+// The tensors of the checkpoint, by the names under which they are requested. `remapped`: what it is read
+// as.
 Sources sources_of(const std::filesystem::path& folder, const CheckpointIndex& index,
                    std::span<const MutableNamedView> wanted, const Remap& remap,
                    std::vector<std::string>& remapped) {
@@ -97,7 +98,7 @@ void check_fit(const std::filesystem::path& folder, const Sources& sources,
                                                      owner, printable(text)));
 }
 
-// What this rank reads, and from where.
+// The pieces that this rank reads, and their places.
 struct Reading {
   FoundCheckpoint found;
   std::vector<MutableNamedView> tensors;
@@ -149,7 +150,7 @@ void read(const Reading& reading, int rank) {
   }
 }
 
-// What rank 0 tells the others of the checkpoint that all are to open: its place in the directory ("": the
+// The message of rank 0 about the checkpoint that all are to open: its place in the directory ("": the
 // directory itself), and what identifies its contents.
 struct Chosen {
   std::string name;
@@ -198,7 +199,7 @@ FoundCheckpoint open_chosen(const std::filesystem::path& directory, const Chosen
 constexpr const char* kWho = "load_checkpoint";
 constexpr const char* kNothingRead = "no value has changed";
 
-// What all ranks do with one choice of rank 0. Collective.
+// The common part of all ranks after one choice of rank 0. Collective.
 struct Load {
   const std::filesystem::path& directory;
   const DeviceMesh& mesh;
@@ -208,7 +209,7 @@ struct Load {
   ProcessGroup* group = nullptr;
   int rank = 0;
 
-  // What to load, as a text: rank 0's choice, the same on all ranks.
+  // The checkpoint to load, as a text: rank 0's choice, the same on all ranks.
   std::string choose(FoundCheckpoint& found) const {
     const std::exception_ptr failed = error_thrown_by([&] {
       if (rank == 0 || WEFT_MUTANT("latest_of_each_rank")) found = find_checkpoint(directory);

@@ -24,7 +24,7 @@ inline constexpr const char* kStepKey = "weft_step";
 /// function throws `system` naming the file. The caller holds the directory's SaveTurn.
 class NewFolder {
  public:
-  /// `warn` is told of what is not removed though it should be.
+  /// `warn` gets a text about everything that should be removed and was not.
   NewFolder(std::filesystem::path directory, std::int64_t step,
             std::function<void(std::string_view stage)> on_stage, Warn warn);
   /// Makes it, empty, under the temporary name, and removes what a save that was killed has left.
@@ -32,8 +32,8 @@ class NewFolder {
   /// Writes a file there; returns the hash of its header.
   std::uint64_t write(const std::string& name, std::vector<PlannedTensor> tensors,
                       std::map<std::string, std::string> metadata) const;
-  /// Writes the index, gives the folder its name, lets `latest` name it, and removes older ones but for
-  /// `keep` (0: none).
+  /// Writes the index, gives the folder its name, lets `latest` name it, and removes older ones except
+  /// `keep` of them (0: removes none).
   void finish(const CheckpointIndex& index, int keep);
   /// After an error before finish(): takes it away.
   void remove() const noexcept;

@@ -17,7 +17,7 @@
 namespace weft {
 namespace {
 
-// What `action` gives; an error that calls what it has read a bad argument is one of a damaged file.
+// The result of `action`; an error bad_argument about data that it has read becomes one of a damaged file.
 template <class Action>
 decltype(auto) as_damage(const Action& action) {
   try {
@@ -168,9 +168,9 @@ const SafetensorsFile& PartFiles::of(const CheckpointPart& part, const std::stri
   return file;
 }
 
-// Fills one of this rank's boxes of a tensor from every part that overlaps with it. Of a part only the rows
-// (of the first dimension) that are needed are read: straight into place where they are whole rows of ours,
-// too, else through a buffer.
+// Fills one of this rank's boxes of a tensor from every part that overlaps with it. Only the rows (of the
+// first dimension) of a part that are needed are read: directly into place if they are whole rows of ours,
+// too, otherwise through a buffer.
 void read_tensor(PartFiles& files, const CheckpointEntry& entry, const MutableNamedView& tensor,
                  const HeldBox& held) {
   const Box& mine = held.box;

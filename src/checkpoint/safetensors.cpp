@@ -163,7 +163,7 @@ void check_cover(const std::filesystem::path& path,
                              file_bytes - covered, file_bytes, data_begin, covered - data_begin));
 }
 
-// Of the length, too.
+// The length is hashed, too.
 std::uint64_t hash_of_header(const std::string& text) {
   const std::uint64_t parts[] = {text.size(), content_hash(std::as_bytes(std::span(text)))};
   return content_hash(std::as_bytes(std::span(parts)));
@@ -182,7 +182,7 @@ struct SafetensorsFile::Impl {
   void read(std::int64_t file_bytes);
 };
 
-// What is refused here is the file: open() calls it damaged.
+// An error here concerns the file: open() calls it damaged.
 void SafetensorsFile::Impl::read(std::int64_t file_bytes) {
   // A file is: header length (8 bytes, little-endian), header (JSON), data.
   if (file_bytes < kLengthBytes)

@@ -26,7 +26,7 @@ std::uint64_t write_safetensors(const std::filesystem::path& path, std::span<con
                                 const std::map<std::string, std::string>& metadata,
                                 const std::function<void(std::string_view step)>& on_step = {});
 
-/// Those of `entries`; throws bad_argument naming `path` for a view that is not contiguous.
+/// The planned tensors of `entries`; throws bad_argument naming `path` for a view that is not contiguous.
 std::vector<PlannedTensor> planned(const std::filesystem::path& path,
                                    std::span<const SafetensorsEntry> entries);
 

@@ -16,7 +16,7 @@ namespace {
 
 constexpr const char* kWho = "save_checkpoint";
 
-// What this rank's file holds.
+// The contents of this rank's file.
 std::vector<SafetensorsEntry> entries_of_rank(std::span<const NamedView> tensors,
                                               const CheckpointIndex& index, int rank,
                                               std::span<const int> aliases,
@@ -67,7 +67,7 @@ void check_arguments(std::int64_t step, const SaveOptions& options) {
     wrong(fmt::format("options.deadline is {} ns; expected more than 0", options.deadline.count()));
 }
 
-// What all ranks must give alike beside the tensors, as texts.
+// The arguments besides the tensors that must be the same on all ranks, as texts.
 std::vector<std::string> texts_of(const SavePlan& plan) {
   const CheckpointIndex& index = plan.index;
   std::vector<std::string> texts = {fmt::format("step {}", index.step),

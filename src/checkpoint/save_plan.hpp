@@ -19,7 +19,7 @@
 
 namespace weft {
 
-/// What one rank writes of a checkpoint.
+/// The part of a checkpoint that one rank writes.
 struct SavePlan {
   std::filesystem::path directory;
   int rank = 0;
@@ -32,8 +32,8 @@ struct SavePlan {
   SaveTurn turn{};  ///< rank 0's, which makes the folder and writes `latest`
 };
 
-/// Called on each rank when its entries are known; may copy them elsewhere. What it throws is an error of all
-/// ranks.
+/// Called on each rank when its entries are known; may copy them elsewhere. An exception of it is an error
+/// of all ranks.
 using KeepEntries = std::function<void(std::vector<SafetensorsEntry>&)>;
 
 /// The first half. Collective over `mesh`; throws what save_checkpoint() says of its arguments, the same on
@@ -42,7 +42,7 @@ SavePlan plan_save(const std::filesystem::path& directory, const DeviceMesh& mes
                    const std::function<std::vector<NamedView>()>& list, const CheckpointExtra& extra,
                    const SaveOptions& options, const KeepEntries& keep = {});
 
-/// What `action` throws, with the words that it was in save_checkpoint(); null: nothing.
+/// The exception of `action`, with a text that says that it was in save_checkpoint(); null: none.
 std::exception_ptr error_of_save(const std::function<void()>& action);
 /// The second half; waits for the plan's turn. Collective over `group`, the ranks of that mesh (null: one
 /// rank).

@@ -60,7 +60,7 @@ class Recut {
     return run(frame, *back_, maps, layout_->local_shape()).with_layout(layout_);
   }
 
-  /// Of maps with a pixel for each window, cut as the windows are.
+  /// The layout of maps with a pixel for each window, cut as the windows are.
   const LayoutRef windows;
 
  private:

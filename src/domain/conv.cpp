@@ -2,7 +2,7 @@
 //
 // Each rank makes its own pixels of the output, whole, from a window on the input; and in backward its own
 // pixels of dx, whole, from a window on dy. So no pixel is a sum of several ranks' parts, and its bits are
-// those of one rank. Of the weight's gradient each rank has the part of its own pixels of dy.
+// those of one rank. Each rank has the part of the weight's gradient that comes from its own pixels of dy.
 //
 // While the window on x comes, the pixels of y that see no neighbour's are made, where that is quicker; while
 // that on dy comes, the gradients of weight and bias.
@@ -118,7 +118,7 @@ struct ConvPlan {
     interior = {rows.lo, rows.size(), columns.lo, columns.size()};
     if (c.padding_mode != Padding::zeros) unpadding.emplace(c, x, seeing);
   }
-  // Of the places of the padded map none is beyond the border.
+  // No place of the padded map is beyond the border.
   static Both in_places(Both both) {
     both.height.padding = both.width.padding = 0;
     return both;
@@ -220,7 +220,7 @@ class ConvPasses final : public MapPasses {
     }
     if (next.timed) plan.orders.took(next.way, now_ns() - since);
   }
-  // Of the interior; of fewer nothing is hidden.
+  // The least products of an interior; with fewer, nothing is hidden.
   static constexpr double kLeastProducts = 1 << 20;
 
   Plans<ConvPlan> plans_;

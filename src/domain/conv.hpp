@@ -1,4 +1,4 @@
-// What convolutions and transposed ones share where maps are cut in space. Inside domain.
+// The common part of convolutions and transposed ones on maps that are cut in space. Inside domain.
 #pragma once
 
 #include "domain/rules.hpp"
@@ -39,8 +39,8 @@ inline void expect_input(const Module& module, const Tensor& x, std::int64_t cha
                             layouts::named(module, "x").text(), to_string(x.shape()), channels));
 }
 
-/// What the kernel sees of this rank's window on the larger map, for its own pixels of the other. The window
-/// holds all, padding included.
+/// The part of this rank's window that the kernel sees on the larger map, for its own pixels of the other.
+/// The window holds all, padding included.
 struct Seen {
   Window window;
   Parts rows, columns;  // of the smaller map

@@ -1,4 +1,4 @@
-// What a layer works out for maps of one layout: its windows and parts, made once and used in every pass.
+// The plan of a layer for maps of one layout: its windows and parts, made once and used in every pass.
 // Inside domain.
 #pragma once
 

@@ -162,7 +162,7 @@ class MaxPoolPasses final : public MapPasses {
       return Plan{k.height, k.width, of_y, rows, columns, seen, Seeing(of_y, x, k)};
     });
   }
-  // What outputs see that is a pixel.
+  // The pixels that outputs see.
   static IndexRange within(const Sliding& s, const IndexRange& outputs) {
     const IndexRange seen = s.seen(outputs);
     const IndexRange pixels{std::clamp<std::int64_t>(seen.lo, 0, s.n),

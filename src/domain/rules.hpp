@@ -13,8 +13,8 @@
 namespace weft::domain {
 
 /// The rule of a layer that needs more than its own part: each of these, beside the passes that it gives,
-/// knows layers of its file, and is `unknown` of any other. What derives from one of them may do something
-/// else, and is another.
+/// knows layers of its file, and is `unknown` of any other. A class that derives from one of them may do
+/// something else, and is another kind.
 using RuleOfFile = SpaceRule(const Module& module, const DeviceMesh& axes);
 RuleOfFile conv_rule, conv_transpose_rule, resampling_rule, window_attention_rule, sequence_rule;
 
@@ -40,7 +40,7 @@ class TapsOfParts {
   TapsOfParts(kernels::Taps all, const Parts& outputs);
   /// The inputs that each part needs.
   const WindowDim& window() const noexcept { return window_; }
-  /// Those of this rank's outputs, with the places of inputs in its window as indices.
+  /// The taps of this rank's outputs, with the places of inputs in its window as indices.
   const std::shared_ptr<const kernels::Taps>& own() const noexcept { return own_; }
 
  private:

@@ -73,7 +73,7 @@ struct MaskLayouts {
   LayoutRef whole, by_queries, by_keys;
 };
 
-// What this rank needs of the mask of a sequence that is cut. A mask that differs between queries is needed
+// The part of the mask of a cut sequence that this rank needs. A mask that differs between queries is needed
 // twice, for own queries and for own keys; what it is not cut by comes by one exchange. Collective.
 SplitMask split_mask(const Module& module, Frame& frame, const Tensor& given, const Tensor& x,
                      const Tensor& context) {

@@ -1,5 +1,5 @@
-// What rules for maps that are cut in space share: which parts of which dimension each rank has, the windows
-// that a local operation needs, and tensors of one rank as layers see them. Inside domain.
+// The common part of rules for maps that are cut in space: which parts of which dimension each rank has, the
+// windows that a local operation needs, and tensors of one rank as layers see them. Inside domain.
 #pragma once
 
 #include <functional>
@@ -37,7 +37,7 @@ IndexRanges as_ranges(const std::vector<std::int64_t>& ascending);
 
 Edge edge_of(kernels::Padding padding);
 
-/// What a DomainManager keeps of the functions in spatial.cpp.
+/// The state that a DomainManager keeps for the functions in spatial.cpp.
 std::shared_ptr<DomainManager::Plans> make_plans();
 
 /// The layout of x's maps as those of other channels, height and width.

@@ -120,7 +120,7 @@ LayoutRef without_padding(const LayoutRef& y, const SpatialPadding& p) {
                       y->global[domain::kWidth] - p.left - p.right);
 }
 
-// What each rank has of the result, of y.
+// The part of the result, y, that each rank has.
 Window unpadding(const LayoutRef& y, const SpatialPadding& padding) {
   const LayoutRef result = without_padding(y, padding);
   const auto shifted = [&](int dim, std::int64_t by) {

@@ -54,8 +54,8 @@ std::vector<TensorView> by_position(const Tensor& sums) {
 // The pieces of some tensors, one after the other; while one is used the next one comes.
 class Incoming {
  public:
-  /// Of `own`, (batch, own positions, …), and of `sums`, (batch, heads, own positions) or with terms of each
-  /// behind. Backwards: from the last piece to the first.
+  /// Layouts of `own`, (batch, own positions, …), and of `sums`, (batch, heads, own positions) or with terms
+  /// of each behind. Backwards: from the last piece to the first.
   Incoming(Frame& frame, const Pieces& pieces, std::vector<Tensor> own, std::vector<Tensor> sums,
            bool backwards)
       : frame_(frame), pieces_(pieces), own_(std::move(own)), sums_(std::move(sums)), backwards_(backwards) {
@@ -79,8 +79,8 @@ class Incoming {
     begin(at_);
     return true;
   }
-  /// What this rank needs of the piece, maybe nothing; whether it is the first or last that it needs, and the
-  /// tensors in order.
+  /// The part of the piece that this rank needs, maybe nothing; whether it is the first or last that it
+  /// needs, and the tensors in order.
   const IndexRange& range() const { return pieces_.wanted[at(at_ - 1)]; }
   bool begins() const { return at_ - 1 == first_; }
   bool ends() const { return at_ - 1 == last_; }

@@ -22,23 +22,23 @@ struct Pieces {
   std::vector<Window> windows;       ///< which fetch it
 };
 
-/// What is to go where for queries and keys of these layouts, which are cut along the same axes. Causal: as
-/// many queries as keys. Made once, used by the thread of one rank in every pass.
+/// The plan of transfers for queries and keys of these layouts, which are cut along the same axes. Causal:
+/// as many queries as keys. Made once, used by the thread of one rank in every pass.
 struct SplitAttention {
   SplitAttention(const LayoutRef& q, const LayoutRef& k, bool causal);
   Pieces keys, queries;
   bool causal;
 };
 
-/// What is added to scores, of a mask (batch or 1, queries or 1, keys) of the whole: what this rank needs of
-/// it. Without a mask: nothing.
+/// The part that this rank needs of the mask that is added to scores; the whole mask is (batch or 1, queries
+/// or 1, keys). Without a mask: nothing.
 struct SplitMask {
   Tensor of_queries;  ///< (batch or 1, own queries or 1, keys)
   Tensor of_keys;     ///< (batch or 1, queries or 1, own keys); for backward alone
   bool of_each_sample = false, of_each_query = false;
 };
 
-/// What a rank has of the heads.
+/// The heads that a rank has.
 struct HeadsShape {
   std::int64_t batch, heads, kv_heads, head_dim;
   bool bf16_products = false;  ///< as in kernels::AttentionShape

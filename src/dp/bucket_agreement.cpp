@@ -20,7 +20,7 @@ std::string text(const ReducerToCompare& of, std::size_t i) {
                      of.in_place(i) ? ", bound" : "");
 }
 
-// What ranks tell of their options.
+// The options that ranks exchange.
 constexpr std::size_t kWords = 4;
 
 std::string text_of_options(std::span<const std::uint64_t> words, const BucketOptions& own) {

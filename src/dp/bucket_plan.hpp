@@ -1,4 +1,5 @@
-// Which gradients lie in which bucket, and where: arithmetic on what a BucketReducer is told. Private to dp.
+// Which gradients lie in which bucket, and where: arithmetic on the arguments of a BucketReducer. Private to
+// dp.
 #pragma once
 
 #include <cstddef>

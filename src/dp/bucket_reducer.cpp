@@ -173,7 +173,7 @@ struct BucketReducer::Impl {
   ~Impl() {
     for (std::size_t b = posted; b < buckets.size(); ++b) try {
         if (buckets[b].work.valid()) buckets[b].work.wait();
-      } catch (const std::exception& e) {  // nobody is there to be told
+      } catch (const std::exception& e) {  // no caller is left to throw to
         axes.context().log().write(LogLayer::dp, LogLevel::warning,
                                    fmt::format("bucket_reducer: {}", e.what()));
       }
@@ -185,9 +185,9 @@ struct BucketReducer::Impl {
     for (Slot& slot : slots) slot.ready = slot.accumulated = false;
   }
 
-  // What communicates. After a failed reduction nothing can be reduced any more, and every later call tells
-  // of it. After a failed comparison the step begins anew: it may be another reducer that failed on another
-  // rank, so that both compare again.
+  // The functions that communicate. After a failed reduction nothing can be reduced any more, and every
+  // later call tells of it. After a failed comparison the step begins anew: it may be another reducer that
+  // failed on another rank, so that both compare again.
   template <class Step>
   void communicate(const Step& step) {
     try {
@@ -329,7 +329,7 @@ NoSync BucketReducer::no_sync() {
 }
 
 // All ranks post all buckets in any case, those with gradients that are missing too: a rank that threw at
-// once would leave the others waiting. What is missing counts as zero until expect_none_missing() has
+// once would leave the others waiting. A missing gradient counts as zero until expect_none_missing() has
 // compared the ranks.
 void BucketReducer::finish() {
   impl_->expect_sound();

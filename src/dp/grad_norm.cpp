@@ -93,10 +93,10 @@ Cohort& cohort_of(const Gradient& g, double p, std::vector<Part>& parts) {
   return *cohort;
 }
 
-// What is wrong with this rank's arguments.
+// The fault of this rank's arguments.
 using Fault = std::optional<Error>;
 
-// What all ranks must say alike beside the list: it travels with the powers.
+// The arguments besides the list that must be the same on all ranks: they travel with the powers.
 struct Settings {
   const char* what;  // the caller
   double p;
@@ -209,7 +209,7 @@ std::vector<double> gather_powers(const Settings& settings, const Part& part,
   return all;
 }
 
-// What all ranks of a mesh have together. Every rank learns the powers of every cohort on every rank, so all
+// The result over all ranks of a mesh. Every rank learns the powers of every cohort on every rank, so all
 // see the same NaNs, and adds up those of the ranks that have coordinate 0 on the axes along which the cohort
 // is replicated, in rank order: the same bits on all, also where replicas have drifted apart.
 Powers gathered(const Settings& settings, const Part& part, std::span<const Gradient> gradients,
@@ -251,8 +251,8 @@ bool is_told(const Error& e) {
          e.code() == ErrorCode::mismatch || e.code() == ErrorCode::unsupported;
 }
 
-// What is wrong with a rank's arguments, or found out in one mesh, is told in all the others: their ranks
-// throw, too, and no call of one waits for another rank's.
+// A fault in a rank's arguments, or one that is found in one mesh, is reported in all the others: their
+// ranks throw, too, and no call of one waits for another rank's.
 Norm norm_over_all(const Settings& settings, std::span<const Gradient> gradients, Compute* compute,
                    Fault fault) {
   const double p = settings.p;

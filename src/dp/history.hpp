@@ -27,7 +27,8 @@ inline bool differs_in_tag(std::string_view text) {
   return text.substr(other, one.size() + kEnd.size()) == std::string(one).append(kEnd);
 }
 
-/// What f() gives. A mismatch of two calls that differ in this tag alone becomes one that says what differs.
+/// The result of f(). A mismatch of two calls that differ in this tag alone becomes one that says what
+/// differs.
 template <class F>
 auto in_history_words(std::string_view who, const F& f) -> decltype(f()) {
   try {

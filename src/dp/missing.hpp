@@ -1,4 +1,4 @@
-// Which gradients which ranks have not given: told by every rank to all, so that all throw or none.
+// Which gradients which ranks have not given: every rank reports it to all, so that all throw or none.
 // Collective among the ranks of the axes. Private to dp and train.
 #pragma once
 

@@ -21,8 +21,8 @@
 
 namespace weft::dp {
 
-/// Those of the device of `compute`; null: the CPU's. Throws unsupported: `clip_grad_norm: nobody has given
-/// the gradient kernels of cuda:0 to this Context; add_gradient_kernels() does`. `what`: the caller.
+/// The kernels of the device of `compute`; null: the CPU's. Throws unsupported: `clip_grad_norm: nobody has
+/// given the gradient kernels of cuda:0 to this Context; add_gradient_kernels() does`. `what`: the caller.
 const GradientKernels& kernels_of(std::string_view what, const Compute* compute);
 
 inline bool on_device(const Compute* compute) noexcept {

@@ -21,7 +21,7 @@
 namespace weft {
 namespace {
 
-// What is done to a gradient on one axis.
+// The action for a gradient on one axis.
 enum class Action : unsigned char { leave, sum, average, average_replicas };
 // Replicas first: where one has drifted, nothing has changed yet.
 constexpr Action kReductions[] = {Action::average_replicas, Action::sum, Action::average};
@@ -103,7 +103,7 @@ bool has_axis(const DeviceMesh& mesh, const DeviceMesh& axis) {
   return std::find(all.begin(), all.end(), axis.root_axes()[0]) != all.end();
 }
 
-// Those of the axes of several ranks that options.data_axes names: a bit for each, by its place among them.
+// The axes of several ranks that options.data_axes names: a bit for each, by its place among them.
 AxisSet data_among(const std::vector<DeviceMesh>& axes, const ReduceOptions& options) {
   AxisSet data = 0;
   for (std::size_t a = 0; a < axes.size(); ++a)

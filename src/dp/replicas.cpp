@@ -25,7 +25,7 @@ struct Tolerance {
   double relative, least = 0;
 };
 
-// Of elements below the smallest normal number the unit in the last place is that of this number.
+// For elements below the smallest normal number, the unit in the last place is that of this number.
 constexpr Tolerance units_in_the_last_place(double units, double epsilon, double smallest) noexcept {
   return {units * epsilon, units * smallest};
 }
@@ -74,7 +74,7 @@ std::string text_of_options(const std::uint64_t* told, const DeviceMesh& axes, b
                      names.empty() ? "none" : fmt::format("{}", fmt::join(names, ",")));
 }
 
-// What a rank sends about its replica that is furthest from the average, as words.
+// The message of a rank about its replica that is furthest from the average, as words.
 struct Verdict {
   double excess = 0;  // distance / what rounding explains; more than 1: not rounding
   double distance = 0;

@@ -10,7 +10,7 @@
 
 namespace weft {
 
-/// What a call has on this rank: null and 0 elements where it has none.
+/// The buffers of a call on this rank: null and 0 elements if it has none.
 struct Operands {
   const std::byte* in = nullptr;
   std::byte* out = nullptr;

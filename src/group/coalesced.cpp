@@ -43,8 +43,8 @@ void add_extents(std::vector<Extent>& to, std::size_t call, const Operands& have
   add(have.out, have.out_count, c.out_blocks, true);
 }
 
-// Of the extents seen so far, in the order of their beginnings, those that reach furthest: of one call, and
-// of the others.
+// The extents that reach furthest of those seen so far, in the order of their beginnings: one of one call,
+// and one of the others.
 struct Furthest {
   std::array<const Extent*, 2> of{};
 
@@ -210,7 +210,7 @@ class GroupState::Batch {
 // `first` and `sent` say what was submitted, also where this throws.
 void GroupState::submit_batches(std::span<const Call> calls, std::span<const Operands> operands, Work& first,
                                 std::size_t& sent) {
-  // What is needed of memory is there before this thread owns the group.
+  // All memory is allocated before this thread owns the group.
   auto further = std::make_unique<detail::FurtherCalls>(calls.size());
   const auto any = std::count_if(calls.begin(), calls.end(), [](const Call& c) {
     return c.op == Op::wait_message || (c.op == Op::recv && c.peer == any_source);

@@ -23,7 +23,7 @@ constexpr auto kAnswers = std::chrono::milliseconds(500);
 
 int process_rank_of(const Membership& m) { return m.process_rank < 0 ? m.rank : m.process_rank; }
 
-// What a group of one rank moves: its own block.
+// The data that a group of one rank moves: its own block.
 Operands own_block(const Call& call, Operands have) noexcept {
   const std::int64_t element = size_bytes(have.dtype);
   const auto first = [&](const Blocks& b, auto& data, std::int64_t& count) {
@@ -319,7 +319,7 @@ Work GroupState::submit_checked(const Call& call, const Operands& have) {
   return post(index, r.collective, found);
 }
 
-// The call's slot, filled in but for its number. Called by the owner, where there is room.
+// The call's slot, filled in except for its number. Called by the owner, where there is room.
 std::uint32_t GroupState::prepare_slot(const Call& call, const Operands& have,
                                        detail::WorkCallbacks*& found) {
   const std::uint32_t index = ring_.next();
@@ -334,7 +334,7 @@ std::uint32_t GroupState::prepare_slot(const Call& call, const Operands& have,
   return index;
 }
 
-// Numbers the call of this slot, which is filled in but for that, and gives it to the backend. Called by the
+// Numbers the call of this slot, which is filled in otherwise, and gives it to the backend. Called by the
 // owner. The ticket.
 std::uint32_t GroupState::send_off(std::uint32_t index, bool collective) noexcept {
   Ring::Slot& slot = ring_[index];
@@ -597,7 +597,7 @@ MessageInfo GroupState::wait_message(int source, const CallOptions& options) {
   return found->message;
 }
 
-// What the backend sees of a call, but for its number. A Call may have a root, a peer or an order that its
+// The backend's view of a call, without its number. A Call may have a root, a peer or an order that its
 // operation does not have; ranks would compare them.
 void GroupState::fill(OpState& s, const Call& call, const Operands& have) noexcept {
   const OpRow r = row(call.op);

@@ -1,8 +1,8 @@
-// What a ProcessGroup handle and its Works share: the backend, the ring of calls in flight (ring.hpp), the
-// watch over them (watch.hpp), the failure (failure.hpp); here: who owns the group, submission, and when the
-// group ends. The owner flag guards the ring and the backend: a thread that submits or polls owns the group
-// meanwhile, and does not block. It guards the count of Works, too, so that a call which is submitted and
-// waited for takes the flag twice and needs no other locked instruction.
+// The state that a ProcessGroup handle and its Works share: the backend, the ring of calls in flight
+// (ring.hpp), the watch over them (watch.hpp), the failure (failure.hpp); here: who owns the group,
+// submission, and when the group ends. The owner flag guards the ring and the backend: a thread that submits
+// or polls owns the group meanwhile, and does not block. It guards the count of Works, too, so that a call
+// which is submitted and waited for takes the flag twice and needs no other locked instruction.
 #pragma once
 
 #include <atomic>
@@ -55,8 +55,8 @@ class GroupState final : public Driven, public BlockHolder {
   Work submit(const Call& call);
   /// Checks a call and describes it, to be started as often as wanted. Local.
   std::shared_ptr<detail::PreparedCall> prepare(const Call& call);
-  /// What prepare() gave: one call, numbered and sent as submit() does. Allocates nothing, unless it receives
-  /// from any source.
+  /// Starts the result of prepare(): one call, numbered and sent as submit() does. Allocates nothing, unless
+  /// it receives from any source.
   Work start(const std::shared_ptr<detail::PreparedCall>& prepared);
   /// Checks a plan and works it out. Local. `sound`: see PreparedExchange.
   std::shared_ptr<detail::PreparedExchange> prepare_exchange(const ExchangePlan& plan, bool sound = false);
@@ -126,7 +126,7 @@ class GroupState final : public Driven, public BlockHolder {
   /// each, the others need not be counted.
   int ranks_here_of(int ranks) const noexcept { return spin_ ? ranks : ranks_here; }
   const Origin origin;
-  /// Of a group of these of its ranks.
+  /// The state of a group of these of its ranks.
   Origin origin_of(std::span<const int> ranks) const;
   /// The ranks that share this one's host, this one among them, in order. Throws as HostTable does.
   std::vector<int> local_ranks() const;
@@ -262,8 +262,8 @@ class GroupState final : public Driven, public BlockHolder {
   mutable OwnerFlag owned_;
   bool handle_ = true;      // the owner's
   std::int64_t works_ = 0;  // handed out and not given back; the owner's
-  // What was given back while the owner was stuck: the number of Works, and kHandle for the handle. The next
-  // thread that gives back a Work adds it to the counts above.
+  // Handles and Works that were given back while the owner was stuck: the number of Works, and kHandle for
+  // the handle. The next thread that gives back a Work adds it to the counts above.
   static constexpr std::int64_t kHandle = std::int64_t{1} << 32;
   std::atomic<std::int64_t> given_up_{0};
   bool accounted_ = false;  // for the failure, in recorder and progress; the owner's

@@ -18,7 +18,7 @@
 namespace weft {
 namespace {
 
-// Only in a catch block. What a library says, and, where this process may open no more files, that: the
+// Only in a catch block. The text of a library, and a note if this process may open no more files: the
 // library may have met the limit without saying so.
 std::string words_of_library() {
   std::string words = with_limits(caught_words());
@@ -28,7 +28,7 @@ std::string words_of_library() {
   return words;
 }
 
-// What a transport's library throws becomes an Error here: no memory, no threads, or its own words.
+// An exception of a transport's library becomes an Error here: no memory, no threads, or its own text.
 std::unique_ptr<Backend> call_factory(const BackendFactory& factory, const GroupInit& b) {
   const auto failed = [&](const std::string& why) {
     return Error(ErrorCode::system, fmt::format("group \"{}\": {} [rank {}]", b.name, why, b.rank));

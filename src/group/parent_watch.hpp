@@ -1,11 +1,11 @@
-// What happens to a subgroup that is being made when its parent, the group that it is made of, fails. Used by
-// the thread that makes the subgroup, and by threads of the transport that wait in the store for it.
+// Ends the making of a subgroup when its parent, the group that it is made of, fails. Used by the thread
+// that makes the subgroup, and by threads of the transport that wait in the store for it.
 //
 // A rank that waits for the others of the subgroup waits in the store, which does not know who lives. The
 // parent knows: so each wait looks after the parent now and then. It ends where a member that has not come is
 // lost to the parent; and, a little later, where the parent has failed meanwhile for any reason, since the
-// members may have given up because of it. Every rank is told the parent's first cause then: it names the
-// rank that is lost, and not one that gave up because of it.
+// members may have given up because of it. Every rank gets the parent's first cause then: it names the rank
+// that is lost, and not one that gave up because of it.
 #pragma once
 
 #include <memory>

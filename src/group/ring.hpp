@@ -34,7 +34,7 @@ class Ring {
     OpState op;
     std::vector<Block> blocks;                         // of v-forms: op points into it; kept for the next
     std::vector<std::shared_ptr<Callback>> callbacks;  // called when the call has ended
-    std::shared_ptr<FoundMessage> found;               // told which message it was; null: nobody asks
+    std::shared_ptr<FoundMessage> found;               // gets the message that it was; null: nobody asks
     std::shared_ptr<const void> lent;  // a persistent call, whose blocks op points into; null: none
     ExchangeCall exchange;             // op points to it, and it to `fields`, where op is exchange
     const detail::PreparedExchange* exchanged = nullptr;
@@ -141,7 +141,7 @@ class Ring {
   const OpState* last_collective() const noexcept {
     return first_ == last_ ? nullptr : &slots_[collectives_[(last_ - 1) % kSlots]].op;
   }
-  /// Of the messages in flight the one that was posted first; null: there is none.
+  /// The message in flight that was posted first; null: there is none.
   const OpState* first_message() const noexcept {
     const OpState* first = nullptr;
     for (std::uint64_t left = messages_; left != 0; left &= left - 1) {

@@ -148,7 +148,7 @@ class Shrinking {
   }
   std::string tail() const { return fmt::format(" [group \"{}\", rank {}]", group_.member.name, rank_); }
 
-  // What a key of this agreement holds. Another program that shares the store may have written it.
+  // The contents of a key of this agreement. Another program that shares the store may have written it.
   Roll parse(const std::string& key, const std::string& text) const {
     if (auto roll = Roll::parse(text, group_.member.size)) return std::move(*roll);
     throw Error(Failure{

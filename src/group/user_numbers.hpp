@@ -35,8 +35,8 @@ class UserNumbers {
     int value_ = 0;
   };
 
-  /// How often a ProcessGroup of this group was destroyed, moved from or left: whoever has its address sees
-  /// whether that is still good.
+  /// How often a ProcessGroup of this group was destroyed, moved from or left: code that has its address
+  /// sees whether that is still valid.
   int handles_gone() const noexcept { return handles_gone_.load(std::memory_order_relaxed); }
   void handle_goes() noexcept { handles_gone_.fetch_add(1, std::memory_order_relaxed); }
 
@@ -44,8 +44,8 @@ class UserNumbers {
   bool ended() const noexcept { return ended_.load(std::memory_order_acquire); }
   void end() noexcept { ended_.store(true, std::memory_order_release); }
 
-  /// What a layer above keeps for each group, of type T: made by the first call, as make() gives it, and
-  /// destroyed with the group.
+  /// The data that a layer above keeps for each group, of type T: made by the first call, as make() gives
+  /// it, and destroyed with the group.
   template <class T, class Make>
   std::shared_ptr<T> kept(const Make& make) {
     const std::lock_guard lock(keeping_);

@@ -47,8 +47,8 @@ bool Watch::due_by_tick() noexcept {
 }
 
 // A rank that was suspended (stopped by a signal, in a container that was paused) has not looked, and if the
-// whole job was suspended nobody could do its part: that time does not count. What weft's own waits have
-// noticed of it (suspended_time) never counts. The rest of a gap may be the caller's own, who computes
+// whole job was suspended nobody could do its part: that time does not count. Suspended time that weft's own
+// waits have noticed (suspended_time) never counts. The rest of a gap may be the caller's own, who computes
 // between two waits, and then it must count. So a gap counts up to twice the longest gap before it since a
 // call began to wait. After a suspension longer than that a call has as long again as the suspension lasted,
 // at most its whole deadline, since ranks do not go on at the same moment.

@@ -21,7 +21,7 @@ class Watch {
   /// The deadline's clock of a call starts here, at the first look after polls have failed. True: the backend
   /// has failed, perhaps because a deadline has passed.
   [[gnu::cold]] bool inspect() noexcept;
-  /// What each rank called last, for the Error of a time-out: as the backend knows it, and of this rank as
+  /// The last call of each rank, for the Error of a time-out: as the backend knows it, and for this rank as
   /// the ring has it. Empty: the backend cannot tell.
   [[gnu::cold]] std::vector<LastCall> last_calls() noexcept;
   /// The same as a text, with the "; " before it.

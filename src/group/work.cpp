@@ -91,7 +91,7 @@ bool Work::settle_callbacks(Deadline limit) {
   return true;
 }
 
-// All are over. What receives have found is kept.
+// All are over. The messages that receives have found are kept.
 void Work::end_callbacks() noexcept {
   if (!callbacks_->found.empty() && source_now() == kSeveral) {
     callbacks_->all.clear();

@@ -85,7 +85,7 @@ struct Arena::Impl {
   std::vector<BlockHolder*> holders;
   std::size_t in_use = 0, cached = 0, quarantined = 0, retired = 0;
 
-  std::array<Segment, kMaxSegments> segments;  // those below segment_count_ do not change but for `fresh`
+  std::array<Segment, kMaxSegments> segments;  // those below segment_count_ do not change except for `fresh`
   std::atomic<const MovedRanges*> moved{nullptr};
   std::vector<std::unique_ptr<const MovedRanges>> moved_history;
 

@@ -30,7 +30,7 @@ Compute::~Compute() {
   const auto finish = [&] {
     try {
       wait();
-    } catch (const std::exception& e) {  // nobody is there to be told
+    } catch (const std::exception& e) {  // no caller is left to throw to
       context_->log().write(LogLayer::host, LogLevel::warning, fmt::format("compute: {}", e.what()));
     }
   };

@@ -1,6 +1,6 @@
-// What was made with a Context and refers to it: it must be gone before the Context. A program that gets the
-// order wrong, most often by the order of a class's members, is told so instead of crashing later.
-// Thread-safe.
+// Objects that were made with a Context and refer to it: they must be gone before the Context. A program
+// that gets the order wrong, most often by the order of a class's members, gets a message instead of
+// crashing later. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -37,7 +37,7 @@ class Dependents {
   /// PinnedPages that pin something.
   std::atomic<std::int64_t> pins{0};
 
-  /// What is still there, as in `group "world", 2 blocks of memory`; empty: nothing.
+  /// The objects that are still there, as in `group "world", 2 blocks of memory`; empty: none.
   std::string text() const;
 
  private:

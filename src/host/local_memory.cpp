@@ -21,7 +21,7 @@ constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 std::size_t round_up(std::size_t n, std::size_t step) { return (n + step - 1) / step * step; }
 
-// What an Allocator is asked for: C's aligned_alloc wants a multiple of the alignment.
+// The size that an Allocator gets: C's aligned_alloc wants a multiple of the alignment.
 std::size_t asked_bytes(std::size_t bytes) {
   return round_up(bytes > 0 ? bytes : 1, LocalMemory::kAlignment);
 }

@@ -26,8 +26,8 @@ class LocalMemory {
   static constexpr std::size_t kMappedBytes = std::size_t{1} << 20;
 
   LocalMemory() = default;
-  /// From `allocator`, where that has functions. `log`, which outlives this, is told what its deallocate()
-  /// throws.
+  /// From `allocator`, where that has functions. `log`, which outlives this, gets the exceptions of its
+  /// deallocate().
   LocalMemory(const Allocator& allocator, Logger& log) : allocator_(allocator), log_(&log) {}
   ~LocalMemory();
   LocalMemory(const LocalMemory&) = delete;

@@ -1,4 +1,4 @@
-// Calls in flight of one rank of this process, over all its groups: whoever waits drives all of them.
+// Calls in flight of one rank of this process, over all its groups: a thread that waits drives all of them.
 #pragma once
 
 #include <algorithm>
@@ -56,7 +56,7 @@ class ProgressEngine {
   void add(Driven* d);
   /// After it returns nobody drives `d` through this list.
   void remove(Driven* d) noexcept;
-  /// drive() on each, but for one that has just been driven. True: something moved. Now and then answer() on
+  /// drive() on each, except one that has just been driven. True: something moved. Now and then answer() on
   /// each, too: a rank that waits may never sleep, because it polls, or because other groups move.
   bool drive_all(const Driven* but = nullptr) noexcept;
   /// answer() on each, for a thread of this rank that waits outside of any group. Does not wait: where

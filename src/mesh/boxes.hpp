@@ -20,9 +20,9 @@ Dims zeros(int rank);
 /// The box that is all of a tensor.
 inline Box whole_box(const Shape& shape) { return {zeros(shape.rank()), shape}; }
 
-/// What two ranges share; a size of 0 if they share nothing. No end is beyond 2^63 - 1.
+/// The intersection of two ranges; a size of 0 if they share nothing. No end is beyond 2^63 - 1.
 Chunk intersection(const Chunk& a, const Chunk& b) noexcept;
-/// What two boxes of one tensor share; extents of 0 in the dimensions in which they share nothing.
+/// The intersection of two boxes of one tensor; extents of 0 in the dimensions in which they share nothing.
 Box intersection(const Box& a, const Box& b) noexcept;
 
 /// A part of what a rank holds: the box of the whole that it is, and where it begins in the local tensor.
@@ -30,8 +30,8 @@ struct HeldBox {
   Box box;
   Dims at;
 };
-/// What `rank` of the root mesh holds of a tensor of shape `whole`, in order: one box, or one for each
-/// segment. Without a layout it is the whole.
+/// The part of a tensor of shape `whole` that `rank` of the root mesh holds, in order: one box, or one for
+/// each segment. Without a layout it is the whole.
 std::vector<HeldBox> held_boxes(const Shape& whole, const LayoutRef& layout, int rank);
 
 /// A box of a tensor, as a view: `shape` elements from index `at` on. If the tensor has no memory neither

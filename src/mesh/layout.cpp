@@ -111,7 +111,7 @@ void put_in_order(std::vector<int>& nesting, std::span<const int> axes) {
 /// "tp=2"
 std::string axis_text(const DeviceMesh& axis) { return fmt::format("{}={}", axis.name(), axis.size()); }
 
-/// What a layout has on these axes: "Replicate on tp=2"; "Shard(0) on dp=2 and Replicate on tp=2"
+/// The placements of a layout on these axes: "Replicate on tp=2"; "Shard(0) on dp=2 and Replicate on tp=2"
 std::string placements_text(const Layout& layout, const DeviceMesh& axes) {
   std::string text;
   const MeshShape& mesh = layout.mesh_shape();

@@ -55,8 +55,8 @@ LayoutRef LayoutTable::intern(const std::shared_ptr<MeshState>& mesh, LayoutSpec
     delete gone;  // may end the mesh, and this table with it
   });
   own->layout = layout;
-  // Another thread may have been faster. What is held meanwhile is let go after the lock: its end takes the
-  // lock.
+  // Another thread may have been faster. References that are held meanwhile are released after the lock: its
+  // end takes the lock.
   std::vector<LayoutRef> held;
   const std::lock_guard lock(changing_);
   std::atomic<Entry*>& list = list_of(hash);

@@ -1,5 +1,5 @@
-// What all handles of one mesh share: the root group, the groups made so far, the layouts in
-// use. Thread-safe.
+// The state that all handles of one mesh share: the root group, the groups made so far, the layouts in use.
+// Thread-safe.
 #pragma once
 
 #include <map>
@@ -41,7 +41,7 @@ class MeshState : public std::enable_shared_from_this<MeshState> {
 
   LayoutTable& layouts() noexcept { return layouts_; }
 
-  /// What handles of the whole mesh point to (DeviceMesh::Node), made by the first call.
+  /// The node that handles of the whole mesh point to (DeviceMesh::Node), made by the first call.
   template <class Make>
   const void* root_node(Make&& make) {
     std::call_once(root_node_made_, [&] { root_node_ = make(); });

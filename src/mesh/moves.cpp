@@ -43,7 +43,8 @@ struct Mover {
     copy_elements(runtime, stream, from, to);
   }
   void clear(const TensorView& to) const { clear_elements(runtime, stream, to); }
-  /// What `rank` holds of a tensor that is whole in `dim`, to a tensor of its own, which may be longer.
+  /// Copies the part that `rank` holds of a tensor that is whole in `dim` to a tensor of its own, which may
+  /// be longer.
   void take_part(const Cut& cut, int rank, int dim, const TensorView& whole, const TensorView& part) const {
     cut.for_each_run(rank, [&](std::int64_t in_whole, std::int64_t in_part, std::int64_t length) {
       copy(narrow(whole, dim, in_whole, length), narrow(part, dim, in_part, length));
@@ -57,7 +58,7 @@ struct Mover {
   }
 };
 
-/// Elements of `of`, from `at` on, as a tensor of that shape but for `dim`, which is `size` long.
+/// Elements of `of`, from `at` on, as a tensor of that shape except `dim`, which is `size` long.
 TensorView block_of(const Tensor& of, std::int64_t at, const Shape& shape, int dim, std::int64_t size) {
   const Shape s = resized(shape, dim, size);
   return {flat(of, at, 0).data, of.dtype(), of.device(), s, row_major(s)};
@@ -131,8 +132,8 @@ Move Moves::reduce_scatter(const Tensor& in, const DeviceMesh& axis, int dim, co
   return move;
 }
 
-// This rank cuts its tensor along `to` and sends part p to rank p. What rank p sends back is part p along
-// `from` of this rank's result. Both sides know the sizes.
+// This rank cuts its tensor along `to` and sends part p to rank p. Rank p sends back part p along `from` of
+// this rank's result. Both sides know the sizes.
 Move Moves::exchange(const Tensor& in, const DeviceMesh& axis, int from, const Cut& from_cut, int to,
                      const Cut& to_cut, int tag) {
   const int n = axis.size();

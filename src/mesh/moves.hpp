@@ -1,5 +1,5 @@
-// What moves a tensor on one axis of a mesh, or reduces it over several: each begins a call and gives the
-// tensor later. What needs only this rank's memory is done at once.
+// Functions that move a tensor on one axis of a mesh, or reduce it over several: each begins a call and
+// gives the tensor later. A move within this rank's memory is done at once.
 #pragma once
 
 #include <vector>

@@ -200,7 +200,7 @@ class Redistribution final : public Transfer::Steps {
     move_ = in_words([&] { return step.start(x, tag_ - static_cast<int>(steps_.size())); });
   }
 
-  /// What f() gives. A mismatch of calls becomes one that says which layouts this rank gave.
+  /// The result of f(). A mismatch of calls becomes one that says which layouts this rank gave.
   template <class F>
   auto in_words(const F& f) -> decltype(f()) {
     try {

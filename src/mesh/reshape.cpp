@@ -73,7 +73,7 @@ std::optional<Outermost> outermost(const Shape& from, const Shape& to, int dim) 
   return std::nullopt;
 }
 
-// Of the same number of elements, segments of another dimension; nothing if their borders are not between
+// Segments of another dimension with the same number of elements; nothing if their borders are not between
 // its indices.
 std::optional<Segments> carried(const Segments& segments, const Outermost& o) {
   Segments other{o.dim, segments.sizes};

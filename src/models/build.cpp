@@ -65,7 +65,7 @@ void freeze(Module& model, const std::vector<std::string>& patterns) {
 }
 
 // The axes over which key/value heads are split, the first of `tensor`'s: all of them, unless there are fewer
-// heads than ranks. Of one head: none.
+// heads than ranks. One head has no segments.
 DeviceMesh axes_of_kv_heads(const DeviceMesh& tensor, std::int64_t kv_heads) {
   if (kv_heads >= tensor.size()) return tensor;
   std::vector<std::string> names;

@@ -31,7 +31,7 @@ std::string of_batch(std::size_t number, std::size_t count) {
   return count > 1 ? fmt::format("batch {}: ", number) : std::string();
 }
 
-// What is wrong on a rank, as ranks tell each other: the least of all counts.
+// The fault of a rank, as ranks exchange it: the least of all counts.
 enum Fault : std::int64_t { kNone = 0, kBatch = -1, kRate = -2, kAverages = -3 };
 
 // A number that orders and tells apart learning rates as they are.
@@ -46,13 +46,13 @@ Error impossible(double lr) {
         : fault == kRate   ? "another rank was given a learning rate that is none; its own error says why"
                            : "another rank was given a batch that does not fit; its own error says why");
 }
-// What is wrong before a step begins, beside its batches.
+// The fault before a step begins, apart from its batches.
 std::optional<Error> out_of_place(const Ema* ema) {
   if (ema == nullptr || !ema->swapped()) return std::nullopt;
   return Error(ErrorCode::bad_argument,
                "trainer: the averages are in the place of the masters; swap_out() first");
 }
-// What all ranks give alike beside the learning rate, each as a number.
+// The arguments besides the learning rate that must be the same on all ranks, each as a number.
 struct Setting {
   const char* name;
   std::int64_t digest;
@@ -168,7 +168,7 @@ std::int64_t Trainer::agree(std::span<const TokenBatch> batches, std::optional<d
   const std::int64_t rate = lr && fault == kNone ? bits_of(*lr) : 0;
   const std::vector<Setting> settings =
       settings_of(options_, steps_, steps_ > 0 ? 0 : history_of_first_values(model_->model->parameters()));
-  // Of a number that this rank does not know.
+  // Stands for a number that this rank does not know.
   constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
   Numbers mine{fault, content, ~content, rate, ~rate};
   for (const Setting& s : settings)

@@ -1,4 +1,4 @@
-// What a Trainer keeps: its size, and checkpoints of it.
+// The state of a Trainer: its size, and checkpoints of it.
 #include <fmt/format.h>
 
 #include <charconv>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char *kSeed = "trainer.seed", *kLossScale = "trainer.loss_scale";
 
-// That of a checkpoint; `mine` where it has none.
+// The value of a checkpoint; `mine` if it has none.
 std::uint64_t seed_of(const CheckpointInfo& info, std::uint64_t mine) {
   const auto found = info.extra.find(kSeed);
   if (found == info.extra.end()) return mine;

@@ -67,8 +67,8 @@ RopePointers on_device(Compute& compute, const std::shared_ptr<const RopeTables>
   return {all.copies.back().cos.data_ptr<float>(), all.copies.back().sin.data_ptr<float>()};
 }
 
-// What attention keeps between its passes, in the order on the Frame; the gradients of q, k and v, not
-// written yet; and what came back through the projection behind it. softmax: (batch, heads, queries,
+// The tensors that attention keeps between its passes, in the order on the Frame; the gradients of q, k and
+// v, not written yet; and what came back through the projection behind it. softmax: (batch, heads, queries,
 // kSoftmaxTerms); mask: empty if there is none.
 struct HeadsBackward {
   Tensor dout, q, k, v, out, softmax, mask, dq, dk, dv;
@@ -92,8 +92,8 @@ HeadsBackward begin_heads_backward(const Module& module, Linear& o_proj, Inputs 
           compute.make(v.shape()).with_layout(of_dk)};
 }
 
-// What q, k and v say about this rank's share of the heads. q: (batch, seq, heads·head_dim), k, v: (batch,
-// seq, kv_heads·head_dim)
+// This rank's share of the heads, from the shapes of q, k and v. q: (batch, seq, heads·head_dim), k, v:
+// (batch, seq, kv_heads·head_dim)
 kernels::AttentionShape share_of_heads(const Module& module, const AttentionConfig& config, const Tensor& q,
                                        const Tensor& k, const Tensor& v) {
   const auto expect_heads = [&](const char* name, const Tensor& t) {

@@ -28,7 +28,7 @@ std::string_view name_of(Padding padding) {
   return "unknown";
 }
 
-// What makes it no product over channels; empty: it is one.
+// The reason why it is no product over channels; empty: it is one.
 std::string not_plain(const Conv2dConfig& c) {
   if (!(c.kernel == Extent2d(1))) return "kernel " + shown(c.kernel);
   if (!(c.stride == Extent2d(1))) return "stride " + shown(c.stride);
@@ -64,7 +64,7 @@ Shape weight_shape(const Conv2dConfig& c) {
   return {c.out, c.in / c.groups, c.kernel.height, c.kernel.width};
 }
 
-// What the kernel sees of one map of this size. Throws bad_argument if nothing comes out, or where the
+// The geometry of the kernel on one map of this size. Throws bad_argument if nothing comes out, or where the
 // padding needs more pixels than there are.
 kernels::UnfoldShape unfolding(const Module& module, const Conv2dConfig& c, const Tensor& x) {
   const auto out = [&](const char* what, std::int64_t size, std::int64_t kernel, std::int64_t stride,
@@ -91,7 +91,7 @@ void accumulate_bias(Frame& frame, Parameter& bias, const Tensor& dy) {
                   [&](const Tensor& into, bool add) { conv::bias_gradient(frame, dy, into, add); });
 }
 
-// What a padding that is not zeros puts around x is written there first; the kernel then sees it as pixels.
+// A padding that is not zeros is written around x first; the kernel then sees it as pixels.
 bool pads(const Conv2dConfig& c) { return c.padding_mode != Padding::zeros && !(c.padding == Extent2d(0)); }
 kernels::ResampleShape padding_of(const Conv2dConfig& c, const Tensor& x) {
   const auto taps = [&](std::int64_t size, std::int64_t padding) {
@@ -118,7 +118,7 @@ void add_padding(Frame& frame, const Conv2dConfig& c, const Tensor& dwide, const
       frame.kernels(), dwide.data_ptr<float>(), dx.data_ptr<float>(),
       {s.maps, dwide.size(2), dwide.size(3), back(*s.rows, s.height), back(*s.columns, s.width)});
 }
-// What the kernel sees of padded().
+// The geometry of the kernel on padded().
 kernels::UnfoldShape of_padded(const Conv2dConfig& c, kernels::UnfoldShape s) {
   if (!pads(c)) return s;
   s.height += 2 * s.padding_height, s.width += 2 * s.padding_width;

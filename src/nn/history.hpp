@@ -27,8 +27,8 @@ inline void set_history(const Parameter& p, std::uint64_t digest) {
   p.compute().attached<Histories>().of[p.number()] = {digest, p.master_version()};
 }
 
-/// Of parameters that are materialised; those that `counts` leaves out do not count. 0 if it is not known
-/// of one, or none is left.
+/// For parameters that are materialised; those that `counts` leaves out do not count. 0 if it is unknown for
+/// one of them, or none is left.
 template <class Parameters, class Counts>
 std::uint64_t history_of(const Parameters& parameters, const Counts& counts, bool unwritten = false) {
   Fnv1a hash;
@@ -44,7 +44,7 @@ std::uint64_t history_of(const Parameters& parameters, const Counts& counts, boo
   }
   return any ? hash.value | 1 : 0;
 }
-/// Of first values: 0 also where somebody has written one of them since.
+/// The same for first values: 0 also if somebody has written one of them since.
 template <class Parameters>
 std::uint64_t history_of_first_values(const Parameters& parameters) {
   return history_of(

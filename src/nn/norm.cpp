@@ -21,8 +21,8 @@ using norms::by_channels;
 using norms::expect_channels;
 using norms::map_shape;
 
-// Gradients of a norm's gain and bias, which its kernel adds to beside making dx: run(dgain, dbias). What is
-// not trained, or not there (null), gets memory that is forgotten.
+// Gradients of a norm's gain and bias, which its kernel adds to beside making dx: run(dgain, dbias). A
+// gradient that is not trained, or not there (null), gets memory that is discarded.
 template <class Run>
 void accumulate_both(Frame& frame, Parameter& gain, Parameter& bias, const LayoutRef& x, int features,
                      Run&& run) {
@@ -89,7 +89,7 @@ Tensors RMSNorm::do_backward(Inputs gradients, Frame& frame) {
 
 namespace {
 
-// What norms over the last dimension, over channels and over groups have in common: a gain and a bias, and a
+// The common part of norms over the last dimension, over channels and over groups: a gain and a bias, and a
 // mean and a 1 / standard deviation for each of the things that are normalised.
 //
 // `statistics(x, what, gains)` says how many there are, and throws for an x that does not fit; `run` is the

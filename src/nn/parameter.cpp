@@ -17,9 +17,8 @@ namespace weft {
 
 namespace {
 
-// Of this process, whatever they were materialised with: a Frame of one Compute may meet weights of another,
-// and what its kernels keep of weights outlives both. Shared by all threads, and nothing but a source of
-// numbers.
+// One counter for this process, for all Computes: a Frame of one Compute may meet weights of another, and
+// what its kernels keep of weights outlives both. Shared by all threads, and nothing but a source of numbers.
 std::uint64_t next_number() noexcept {
   static std::atomic<std::uint64_t> last{0};
   return last.fetch_add(1, std::memory_order_relaxed) + 1;

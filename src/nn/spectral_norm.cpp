@@ -128,9 +128,9 @@ std::vector<ShardRule::BufferPart> SpectralNorm::parts(Split split) const {
   return {{split == Split::column ? u.get() : v.get(), Shard{0}}};
 }
 
-// Products are of this rank's part of the weight. That of the columns, Wᵀ u, has a contribution of each part
-// of the rows, that of the rows, W v, of each part of the columns; so each is summed over the axes that cut
-// the vector it is made from, and is then cut as the weight's other dimension.
+// Products are of this rank's part of the weight. The vector of the columns, Wᵀ u, has a contribution of
+// each part of the rows; that of the rows, W v, has one of each part of the columns; so each is summed over
+// the axes that cut the vector it is made from, and is then cut as the weight's other dimension.
 Tensor SpectralNorm::forward(Frame& frame, Tensors& kept) const {
   const Tensor& weight = weight_->weight();
   const std::int64_t rows = weight.size(0), columns = rows == 0 ? 0 : weight.count() / rows;

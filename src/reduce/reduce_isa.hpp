@@ -1,6 +1,6 @@
-// What one instruction set offers `reduce`: a table of kernels, each table in a file of its own compiled for
-// that set. Private to reduce.cpp, the kernel files and the tests, which run every table the machine can. Any
-// thread.
+// The kernels of one instruction set for `reduce`: a table of kernels, each table in a file of its own
+// compiled for that set. Private to reduce.cpp, the kernel files and the tests, which run every table the
+// machine can. Any thread.
 //
 // The kernel files are compiled with flags the running machine may not support. An inline function or
 // template with external linkage that such a file emits could be the copy the linker keeps for the whole

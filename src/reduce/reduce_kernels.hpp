@@ -2,7 +2,7 @@
 // reductions and loops in kernels/, their table here. See reduce_isa.hpp for why all of it lies in an unnamed
 // namespace and why it calls nothing of the C++ library.
 //
-// The story: a *number* says how a dtype is stored and in what it is accumulated (16-bit floats in f32,
+// The design: a *number* says how a dtype is stored and in what it is accumulated (16-bit floats in f32,
 // integers that are summed in their unsigned twin, so that they wrap). A *reduction* of a number and a kind
 // can load a chunk of W elements into an accumulator, combine two accumulators and finish one: divide for
 // avg, make NaNs canonical, round to the stored form. The *tree* over n inputs is unrolled in registers for n
@@ -17,10 +17,10 @@
 //
 // Element i is loaded from all inputs before it is stored to any output, so outputs may be inputs.
 //
-// Same bits everywhere: each operation below is one IEEE operation per element, whatever the width. What
-// hardware leaves open is the sign and payload of a NaN, so every NaN result, also of sum and avg, becomes
-// the one quiet NaN (positive, no payload). Conversions of 16-bit floats equal those in weft/base/dtype.hpp
-// on all that is not NaN.
+// Same bits everywhere: each operation below is one IEEE operation per element, whatever the width. Hardware
+// leaves the sign and payload of a NaN open, so every NaN result, also of sum and avg, becomes the one quiet
+// NaN (positive, no payload). Conversions of 16-bit floats equal those in weft/base/dtype.hpp on all that is
+// not NaN.
 #pragma once
 
 #include <cstddef>
@@ -37,9 +37,9 @@ namespace {
 template <Kind kind, int bytes>
 constexpr ReduceKernel kBits = kernel_of_parts<Reduction<U8, kind>, bytes>;
 
-// Averages of f32, in f64. Of two numbers the sum in f32, where it is finite, gives the same bits in half of
-// the time: an f64 holds more than twice the digits of an f32, so that what is rounded twice is as if rounded
-// once.
+// Averages of f32, in f64. The sum of two numbers in f32, if it is finite, gives the same bits in half of
+// the time: an f64 holds more than twice the digits of an f32, so that a value that is rounded twice is as if
+// rounded once.
 using AverageOfF32 = Reduction<F32InF64, Kind::avg>;
 using AverageOfTwoF32 = Reduction<F32, Kind::avg>;
 

@@ -24,7 +24,7 @@ void round_to(const Loops& loops, DType dtype, const std::byte* in, std::byte* o
 
 /// Floating-point and integer dtypes.
 bool can_add(DType dtype) noexcept;
-/// What sums of `dtype` are kept in: f32 for bf16 and f16, itself otherwise.
+/// The dtype in which sums of `dtype` are kept: f32 for bf16 and f16, itself otherwise.
 DType sum_dtype(DType dtype) noexcept;
 
 }  // namespace weft

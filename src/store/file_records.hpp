@@ -14,7 +14,7 @@ namespace weft {
 
 inline constexpr std::string_view kStoreFileHeader = "weftlog1";
 
-/// What parse_record() finds; points into the bytes it was given.
+/// The result of parse_record(); points into the bytes it was given.
 struct StoreRecord {
   enum class Change : std::uint32_t { set = 1, remove = 2 };
   enum class State : std::uint8_t { more, whole, bad };

@@ -15,7 +15,7 @@ enum class Launcher : std::uint8_t { none, weft, torchrun, openmpi, hydra, slurm
 /// "weft run", "torchrun", "Open MPI", …
 const char* name(Launcher launcher) noexcept;
 
-/// This process's place in its job, and the variables that told it.
+/// This process's place in its job, and the variables that gave it.
 struct LaunchInfo {
   Launcher launcher = Launcher::none;
   int rank = 0;
@@ -33,8 +33,8 @@ LaunchInfo find_launch_info(Context& context);
 /// none.
 std::string job_of(const LaunchInfo& launch);
 
-/// "variable=value", one word, of the launcher's or batch system's job that this process runs in, whoever
-/// told it its rank; empty if there is none.
+/// "variable=value", one word, of the launcher's or batch system's job that this process runs in, whichever
+/// of them set its rank; empty if there is none.
 std::string batch_job();
 
 /// Throws bad_argument if the launcher says that not all ranks are on this host: they cannot meet by a

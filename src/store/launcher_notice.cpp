@@ -40,7 +40,7 @@ void tell_launcher(std::string_view what) noexcept {
     const socklen_t size = abstract_address(*name, address);
     [[maybe_unused]] const auto sent = ::sendto(fd.get(), text.data(), text.size(), MSG_NOSIGNAL,
                                                 reinterpret_cast<const sockaddr*>(&address), size);
-  } catch (...) {  // out of memory: the launcher judges without
+  } catch (...) {  // out of memory: the launcher decides without it
   }
 }
 

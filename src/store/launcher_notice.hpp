@@ -1,6 +1,7 @@
-// What a rank tells weft run, which started it: before it fails because others did, so that the launcher
-// names those, though their ends may be noticed later; and where its results may be wrong although no Error
-// could say so. And what weft run tells the ranks. tools/weft/launcher/ is the other side. Any thread.
+// The notices of a rank to weft run, which started it: before it fails because others did, so that the
+// launcher names those, though their ends may be noticed later; and where its results may be wrong although
+// no Error could say so. And what weft run tells the ranks. tools/weft/launcher/ is the other side. Any
+// thread.
 #pragma once
 
 #include <string>
@@ -24,8 +25,8 @@ void tell_launcher_that_results_are_in_doubt() noexcept;
 /// The key of the job's store that a rank takes when it comes there, and keeps.
 inline std::string place_key(int rank) { return "weft/rank/" + std::to_string(rank); }
 
-/// What weft run tells the ranks: those whose process has ended while others ran, and how ("exited with code
-/// 0"). In the job's store, under this key, a line each.
+/// The notices of weft run to the ranks: those whose process has ended while others ran, and how ("exited
+/// with code 0"). In the job's store, under this key, a line each.
 inline constexpr std::string_view kEndedKey = "weft/ended";
 struct EndedRank {
   int rank = 0;

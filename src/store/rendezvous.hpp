@@ -15,7 +15,7 @@ struct Rendezvous {
   int size = 1;
 };
 
-/// What Membership::from_env() promises (weft/group/process_group.hpp).
+/// Implements Membership::from_env() (weft/group/process_group.hpp).
 Rendezvous meet_by_env(Context& context, Deadline deadline);
 
 }  // namespace weft

@@ -32,7 +32,7 @@ class RendezvousFile {
   std::string path() const { return path_in(folder_); }
   /// Rank 0 writes where it serves. Throws system if another process that lives has published the same.
   void publish(const std::string& address, Deadline deadline) const;
-  /// What rank 0 published, or nothing yet.
+  /// The address that rank 0 published, or nothing yet.
   std::optional<std::string> find() const;
   /// Removes the file if it still has this address. Called when all have met, or when rank 0 leaves.
   void remove(const std::string& address) const noexcept;

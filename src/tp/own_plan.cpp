@@ -32,7 +32,7 @@ struct Planned {
   Plan plan;
 };
 
-// What the module's plan means, with paths from the root given.
+// The module's plan, with paths from the root given.
 Plan plan_of(const Module& module, const std::string& path) {
   const OwnPlan own = module.own_plan();
   Plan plan;

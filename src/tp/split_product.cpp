@@ -48,7 +48,7 @@ struct Checker : views::Checker {
     for (int d = 2; fits && d < w.rank(); ++d) fits = w[d] == 1;
     if (!fits) wrong("w", fmt::format("is {}; expected {}", shown(w), form.w));
   }
-  // What is multiplied: x says in which dtype.
+  // The operands of the product: x says in which dtype.
   void check_operand(const char* what, const ConstTensorView& v, const ConstTensorView& x) const {
     if (v.dtype != x.dtype)
       wrong(what, fmt::format("is {}; expected {}, as x", name(v.dtype), name(x.dtype)));
@@ -88,8 +88,8 @@ std::string of_ranks(const DeviceMesh& axes) {
   return fmt::format("rank {} of {}", axes.rank(), axes.size());
 }
 
-// What a column layer (x, w, y or dy) or a row layer says of its sequence: `part` is divided, `full` is not.
-// Returns the shape of the whole of `part`.
+// The sequence of a column layer (x, w, y or dy) or a row layer: `part` is divided, `full` is not. Returns
+// the shape of the whole of `part`.
 Shape check_sequence(const Checker& c, const DeviceMesh& axes, int dim, const char* part_name,
                      const ConstTensorView& part, const char* full_name, const ConstTensorView& full) {
   const int rank = full.shape.rank();

@@ -7,7 +7,7 @@
 
 namespace weft::split {
 
-/// What x, y and w look like.
+/// The shapes of x, y and w.
 struct Form {
   const char *x, *y, *w;      ///< in texts: `(…, in)`, `(…, out)`, `(out, in)`
   const char* feature;        ///< in texts: what one element of the dimension of features is

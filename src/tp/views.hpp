@@ -75,7 +75,7 @@ inline Tensor borrowed(Compute& compute, const ConstTensorView& v) {
       0, v.shape, v.dtype);
 }
 
-/// What kernels write, f32: the memory of a view, or memory that round() brings to the view.
+/// The memory that kernels write, f32: the memory of a view, or memory that round() brings to the view.
 class Output {
  public:
   Output(Compute& compute, const TensorView& to) : compute_(compute), to_(to) {
@@ -97,7 +97,7 @@ class Output {
   Tensor wide_;
 };
 
-/// What kernels read as f32.
+/// The memory that kernels read as f32.
 class Input {
  public:
   Input(Compute& compute, const ConstTensorView& from) : compute_(compute), from_(from) {

@@ -59,8 +59,8 @@ void check_embedding(const Checker& c, const VocabPart& vocab, const ConstTensor
            fmt::format("tokens {} and {} {}", to_string(tokens.shape), table_name, to_string(table.shape)));
 }
 
-// What all ranks must give alike: where they differ each of them would go on with other numbers, and nobody
-// would see it.
+// The arguments that must be the same on all ranks: if they differ, each rank would go on with other
+// numbers, and nobody would see it.
 using Entry = std::pair<std::uint64_t, std::string>;
 
 Entry vocab_entry(std::int64_t vocab) {
@@ -98,8 +98,7 @@ void vocab_parallel_embedding_forward(Compute& compute, const DeviceMesh& axes, 
                                       const TensorView& y, bool reduce) {
   const Checker c{"vocab_parallel_embedding_forward", compute.device()};
   given_mesh(c.function, axes);
-  // All that this rank does alone. What is wrong here is told to the others where they would wait for this
-  // rank.
+  // All that this rank does alone. A fault here is reported to the others if they would wait for this rank.
   const std::optional<Error> fault = fault_of([&] {
     const VocabPart part = checked_part(c, axes, vocab);
     check_embedding(c, part, tokens, "w", w, "y", y);
@@ -185,7 +184,7 @@ double vocab_parallel_cross_entropy(Compute& compute, const DeviceMesh& axes, co
   Tensor valid, terms,
       own;  // terms: (ranks, tokens, kLossTerms); each writes its own, in place of the all-gather
   std::optional<Input> from;
-  // All that this rank does alone. What is wrong here is told to the others, who would wait for this rank
+  // All that this rank does alone. A fault here is reported to the others, which would wait for this rank
   // otherwise.
   const std::optional<Error> fault = fault_of([&] {
     part = checked_part(c, axes, options.vocab);

@@ -67,7 +67,7 @@ struct GradientAverager::Reduced {
   std::unique_ptr<BucketReducer> reducer;
 };
 
-// What all ranks know of the parameters before buckets are cut.
+// The facts about the parameters that all ranks know before buckets are cut.
 struct GradientAverager::Agreement {
   std::vector<std::size_t> order;                 // as the first rank saw gradients become final
   std::vector<std::vector<std::int64_t>> places;  // by parameter and axis of the root: a placement's number
@@ -173,7 +173,7 @@ NoSync GradientAverager::no_sync() {
   return NoSync(no_syncs_);
 }
 
-// What every rank tells of the parameters: for each its place in the order of the first pass, and its
+// The message of every rank about the parameters: for each its place in the order of the first pass, and its
 // gradient's placements, with a digest of the list of paths and sizes, and hashes of their values. The first
 // rank's order holds, and placements that one rank does not know (it did not use the parameter) are taken
 // from one that does.
@@ -364,7 +364,7 @@ void GradientAverager::note_history() {
 }
 
 // All ranks reduce all gradients in any case, those that are missing too: a rank that threw at once would
-// leave the others waiting. What is missing counts as zero until expect_none_missing() has compared the
+// leave the others waiting. A missing gradient counts as zero until expect_none_missing() has compared the
 // ranks.
 void GradientAverager::finish() {
   if (*no_syncs_ > 0)

@@ -127,7 +127,8 @@ std::vector<MutableNamedView> tensors_of(std::string_view what, const DeviceMesh
   return tensors;
 }
 
-// What a save lists; it keeps the names and the copies on the host until the save has taken them.
+// The tensors that a save lists; it keeps the names and the copies on the host until the save has taken
+// them.
 class SaveList {
  public:
   SaveList(const DeviceMesh& mesh, const Saved& saved, const TrainingState& state)

@@ -75,8 +75,8 @@ void Ema::update() {
     float* const average = averages_[i].value.data_ptr<float>();
     const std::int64_t count = p.master().count();
     // e += (1 - d) (p - e), which is a step of SGD: of e, along the gradient p, with a decay of -1 and a rate
-    // below 0. So every device that trains can do it. Of a small d that would lose what e is larger by than
-    // p: there e = d e + (1 - d) p.
+    // below 0. So every device that trains can do it. With a small d that would lose the digits by which e
+    // is larger than p: then e = d e + (1 - d) p.
     const bool small = decay < 0.5;
     if (small) kernels::scale(on, average, static_cast<float>(decay), count);
     kernels::sgd_step(on, average, nullptr, p.master().data_ptr<float>(), count,

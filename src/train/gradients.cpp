@@ -43,7 +43,7 @@ class List {
   std::vector<Gradient>& gradients() noexcept { return gradients_; }
   /// Given, or that of the device where they are.
   Compute* compute() const noexcept { return compute_; }
-  /// Those of the reduced gradients, to their parameters.
+  /// Gives the reduced gradients to their parameters.
   void state_layouts(std::span<Parameter* const> parameters) const {
     auto gradient = gradients_.begin();
     for (Parameter* p : parameters)
@@ -60,7 +60,7 @@ class List {
   std::vector<Gradient> gradients_;
 };
 
-// What a verb on views does with the gradients of parameters. `what`: the verb's name.
+// Applies a function on views to the gradients of parameters. `what`: the verb's name.
 template <class Options>
 void reduce_by(const char* what, void (*verb)(std::span<Gradient>, const DeviceMesh&, const Options&),
                std::span<Parameter* const> parameters, const DeviceMesh& axes, Options options) {

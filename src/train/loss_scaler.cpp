@@ -44,7 +44,7 @@ void expect_wide(std::span<const Gradient> gradients) {
           g.name));
 }
 
-// What each rank tells: its state, and whether its gradients are finite.
+// The message of each rank: its state, and whether its gradients are finite.
 constexpr std::size_t kScale = 0, kGood = 1, kFinite = 2, kWords = 3;
 
 std::string text_of_state(std::span<const std::uint64_t> words, int rank) {

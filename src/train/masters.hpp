@@ -1,4 +1,4 @@
-// What is asked of parameters before a model is divided over data-parallel ranks. Private to train.
+// Conditions on parameters before a model is divided over data-parallel ranks. Private to train.
 #pragma once
 
 #include <span>

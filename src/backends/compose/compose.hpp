@@ -18,9 +18,9 @@ namespace weft {
 /// A Backend that has every operation, over an inner one that has send and recv, or all_to_all_v, and perhaps
 /// more. The inner one gets calls with numbers of its own, in the same order on all ranks: while a composed
 /// call still has steps to post, later collectives wait. Operations on device memory are not composed where
-/// that needs arithmetic. traits() are the inner one's. What is staged lies in local memory of `context`, or
-/// of its Allocator; a peer may still write there after a failure where the inner one is not quiet: then it
-/// is never given back.
+/// that needs arithmetic. traits() are the inner one's. Staged data lies in local memory of `context`, or of
+/// its Allocator; a peer may still write there after a failure where the inner one is not quiet: then it is
+/// never given back.
 std::unique_ptr<Backend> compose(Context& context, std::unique_ptr<Backend> inner, int rank, int size);
 
 }  // namespace weft

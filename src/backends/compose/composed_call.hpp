@@ -26,7 +26,7 @@ struct Exchange {
   std::vector<Block> to, from;
 };
 
-/// What this rank does by itself, chunk by chunk: elements (copies: bytes) [done, total).
+/// The work that this rank does by itself, chunk by chunk: elements (copies: bytes) [done, total).
 struct LocalWork {
   std::int64_t done = 0, total = 0;
 };

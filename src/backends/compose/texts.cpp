@@ -1,4 +1,4 @@
-// What a Composer reports of its inner calls, missing ranks and failures, in terms of the user's calls.
+// The reports of a Composer about its inner calls, missing ranks and failures, in terms of the user's calls.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ std::string Composer::users_words(std::string text, Op inner, Op users) const {
   });
 }
 
-// Of inner calls, in terms of the user's.
+// Texts about inner calls, in terms of the user's.
 std::vector<LastCall> Composer::last_calls() noexcept {
   if (by_messages_) return {};
   std::vector<LastCall> calls = inner_->last_calls();

@@ -79,7 +79,7 @@ Error lost(const GroupInit& b, const std::vector<int>& ranks, std::string_view w
 }
 
 // A get() that times out looks whether the process that was to set the key has ended, and throws peer_lost
-// then. What the process set before it ended still counts.
+// then. Keys that the process set before it ended still count.
 class WatchingStore final : public ForwardingStore {
  public:
   WatchingStore(const GroupInit& b, std::vector<pid_t> processes)

@@ -196,7 +196,7 @@ class GlooBackend final : public BlockingBackend {
   }
 
  private:
-  // What the environment says is read, and refused, before the ranks meet.
+  // The environment's variables are read, and refused, before the ranks meet.
   GlooBackend(const GroupInit& b, bool check, UnexpectedLimits unexpected)
       : GlooBackend(b, check, unexpected, connect(b, check)) {}
   GlooBackend(const GroupInit& b, bool check, UnexpectedLimits unexpected, Connection connection)

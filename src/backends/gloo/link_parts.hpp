@@ -1,4 +1,4 @@
-// What a Links is made of: control messages, and the state of one peer. For the files of Links alone.
+// The parts of a Links: control messages, and the state of one peer. For the files of Links alone.
 #pragma once
 
 #include <chrono>

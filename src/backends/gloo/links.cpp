@@ -16,7 +16,7 @@ namespace weft::gloo_backend {
 namespace {
 
 constexpr auto kGoodBye = std::chrono::seconds(2);
-// Control messages of a peer after which it is told that they were read.
+// After so many control messages of a peer it is notified that they were read.
 constexpr std::uint64_t kUnacknowledged = 32;
 
 }  // namespace

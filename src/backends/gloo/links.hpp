@@ -32,7 +32,7 @@ namespace weft::gloo_backend {
 
 using UnboundBuffer = std::unique_ptr<::gloo::transport::UnboundBuffer>;
 
-/// What the links report to the backend. Called from any thread.
+/// The reports of the links to the backend. Called from any thread.
 struct LinkEvents {
   std::function<void(OpState&)> finished;
   std::function<void(OpState&, const MessageInfo&)> found;  // a recv from any_source, or a wait_message
@@ -52,13 +52,13 @@ class Links final : private MessageMedium {
   void start(OpState& s) noexcept;
   /// This rank is about to perform a collective. From the group's thread, like the next two.
   void begin(const OpState& s);
-  /// Tells all ranks which collective this one is about to perform, and waits until all have told the same.
-  /// Throws mismatch; peer_lost where a rank has left.
+  /// Announces to all ranks the collective that this one is about to perform, and waits until all have
+  /// announced the same. Throws mismatch; peer_lost where a rank has left.
   void agree(const OpState& s);
   /// For a call whose connection broke, of ranks that have not agreed on it: the ranks that have left, unless
   /// the group fails for another reason within a moment. Empty: none has.
   std::optional<Failure> leaving(const OpState& s);
-  /// The call that begin() was told of is over.
+  /// The call that begin() announced is over.
   void over() noexcept;
   /// The ranks that hold up the call: of those that have not announced it, or have not sent or received, and
   /// of the ranks that these wait for. If all have, those that do not answer.

@@ -11,7 +11,7 @@ void* writable(const std::byte* p) { return const_cast<std::byte*>(p); }
 
 }  // namespace
 
-// `s` itself is the group's thread's, so a source that was found is told.
+// `s` itself belongs to the group's thread, so a source that was found is reported to it.
 void Links::done(OpState& s, const MessageInfo& found) {
   if (s.op == Op::wait_message || s.peer == any_source) return events_.found(s, found);
   events_.finished(s);

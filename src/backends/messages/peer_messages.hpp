@@ -32,11 +32,11 @@ struct MessageHead {
   std::int64_t count = 0;    ///< elements
   bool offered = false;      ///< the elements stay with the sender until they are fetched
   std::uint64_t number = 0;  ///< of an offer, among those of this source
-  /// Of the elements that come with it.
+  /// The tag of the elements that come with it.
   std::int64_t bytes() const noexcept { return offered ? 0 : count * size_bytes(dtype); }
 };
 
-/// What ranks send each other beside messages. A ping is answered by a pong of the same number.
+/// Notices that ranks send each other besides messages. A ping is answered by a pong of the same number.
 enum class Notice : std::uint8_t { ping, pong };
 
 /// The collectives of a rank that is asked: whom they wait for, and what it called last.
@@ -45,7 +45,7 @@ struct OwnCalls {
   LastCall last{};
 };
 
-/// What a transport does for PeerMessages.
+/// The functions that a transport provides for PeerMessages.
 class MessageMedium {
  public:
   /// Sends a notice, behind what was sent to that rank before. May drop it where the connection is broken.
@@ -87,7 +87,7 @@ class PeerMessages {
   /// The rank waits in this call; last_message() is about the one that was named last.
   void waits_in(const OpState& s) noexcept;
 
-  // What comes from peers.
+  // Events from peers.
   /// A message has come, with all its elements or as an offer. Returns the failure of a message for which no
   /// receive waits and there is no room: it cannot be left waiting, since all that its source sends later is
   /// behind it.
@@ -107,7 +107,7 @@ class PeerMessages {
   /// Rank r sends nothing any more.
   void left(int r) { left_[static_cast<std::size_t>(r)] = true; }
 
-  // What is known.
+  // Queries.
   std::optional<MessageInfo> probe(int source, std::int32_t tag) const;
   bool has_left(int r) const { return left_[static_cast<std::size_t>(r)]; }
   const std::vector<bool>& left_ranks() const noexcept { return left_; }  ///< by rank

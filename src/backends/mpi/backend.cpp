@@ -209,7 +209,7 @@ class MpiBackend final : public Backend, private MessageMedium {
   void announce_sleep(bool) noexcept override {}  // nothing of MPI wakes anybody: traits().rings is false
 
  private:
-  // What MPI may still use after a failure.
+  // The memory that MPI may still use after a failure.
   struct State {
     State(const Process& process, MPI_Comm comm, int rank, int size, Limits limits)
         : channel(std::make_unique<ControlChannel>(comm, rank, size)),
@@ -341,7 +341,7 @@ class MpiBackend final : public Backend, private MessageMedium {
     if (!Process::alive() || !process_.refuses_thread().empty()) return;
     telling_ = true;
     try {
-      // What is too long for a control message is cut: its beginning is sent.
+      // A text that is too long for a control message is cut: its beginning is sent.
       constexpr std::size_t kMostRanks = 512;
       Failure told = why;
       told.ranks.resize(std::min(told.ranks.size(), kMostRanks));
@@ -368,7 +368,7 @@ class MpiBackend final : public Backend, private MessageMedium {
   // Records this rank's own call and sends it to all ranks.
   void announce(OpState& s) {
     CallState& p = *new (s.scratch.data()) CallState;
-    // Whose ranks do not know how large the largest block is.
+    // The ranks of an all_to_all_v do not know the size of the largest block.
     p.announced = check_ || s.op == Op::all_to_all_v;
     if (!check_) unannounced_ = last_call_of(rank_, LastCall::State::in_flight, record_of(s, size_));
     if (!p.announced) return;
@@ -408,7 +408,7 @@ class MpiBackend final : public Backend, private MessageMedium {
           if (auto why = messages_.arrived(from, head, payload); why && !trouble_) trouble_ = std::move(why);
           return;
         }
-        case Envelope::failure:  // its sender has told everybody
+        case Envelope::failure:  // its sender has notified everybody
           failure_ = decode_failure({reinterpret_cast<const char*>(payload.data()), payload.size()});
           failed_ = true;
           process_.poison();

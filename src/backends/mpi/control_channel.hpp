@@ -57,8 +57,8 @@ class ControlChannel {
   /// Envelopes that MPI has not taken yet.
   std::size_t unsent() const noexcept { return sent_.size(); }
   /// The ranks for which MPI has not taken one of the envelopes `first` to `last` yet, of those for which
-  /// `asked(rank)` is true and which have not left. What MPI has not taken goes out only while this process
-  /// calls MPI.
+  /// `asked(rank)` is true and which have not left. Messages that MPI has not taken go out only while this
+  /// process calls MPI.
   template <class Asked>
   std::vector<int> owed(std::uint64_t first, std::uint64_t last, const Asked& asked) const {
     std::vector<int> ranks;

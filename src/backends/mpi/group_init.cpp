@@ -33,7 +33,7 @@ constexpr std::uint64_t kLayout =
 
 constexpr int kMostTag = 32767;  // MPI has tags up to it at least
 
-// What each rank tells the others through the store.
+// The information that each rank publishes through the store.
 struct BootstrapInfo {
   std::string backend;
   int world_rank = -1, world_size = 0, safe = 1, check = 1;

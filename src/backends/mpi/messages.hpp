@@ -1,4 +1,4 @@
-// What MPI does for messages of point to point (see PeerMessages): the elements of small ones travel in their
+// The MPI part of point-to-point messages (see PeerMessages): the elements of small ones travel in their
 // control message, those of large ones follow.
 //
 // A message of at most kEager bytes travels with its envelope (eager); its send is done when MPI has taken

@@ -515,7 +515,7 @@ std::vector<LastCall> NcclBackend::last_calls() noexcept try {
   return {};
 }
 
-// What may be behind a call that does not end: the device runs kernels of so many streams side by side, and
+// A possible cause of a call that does not end: the device runs kernels of so many streams side by side, and
 // one that is queued behind a kernel which waits for a peer does not begin.
 std::string NcclBackend::oversubscribed() const {
   const int have = communicators_.load(std::memory_order_relaxed);

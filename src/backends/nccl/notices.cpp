@@ -199,8 +199,8 @@ bool Notices::ask_once(Lock& lock) {
 
 namespace {
 
-// What a rank says of itself: how many collectives it came to, and the last of them: its number, word and
-// count.
+// The report of a rank about itself: how many collectives it called, and the last of them: its number, word
+// and count.
 struct Came {
   std::uint64_t came = 0;
   LastCall last{};
@@ -263,7 +263,7 @@ std::optional<Failure> Notices::ask(std::uint64_t came, const LastCall& last) {
   const Deadline answer = Deadline::after(kStoreAnswer);
   if (told_ != came) store_->set(came_key_, to_text({.came = came, .last = last}), answer);
   told_ = came;
-  // "rank:calls rank:calls …". Who left before this rank's last collective will not come to it.
+  // "rank:calls rank:calls …". A rank that left before this rank's last collective will not call it.
   std::vector<int> left;
   TextIn leavers(store_->try_get(left_key_, answer).value_or(""));
   char colon = 0;

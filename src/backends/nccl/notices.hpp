@@ -1,6 +1,6 @@
-// What the ranks of a group tell each other through the Store, on a thread of its own. A Store may be slow,
-// cut off or stopped; a thread of the program that asked it would hold the group, for which all threads of
-// the rank wait.
+// The notices that the ranks of a group exchange through the Store, on a thread of its own. A Store may be
+// slow, cut off or stopped; a thread of the program that asked it would hold the group, for which all threads
+// of the rank wait.
 #pragma once
 
 #include <condition_variable>
@@ -24,8 +24,8 @@ namespace weft::nccl {
 /// How long a Store may take to answer one request.
 inline constexpr Duration kStoreAnswer = std::chrono::milliseconds(500);
 
-/// Thread-safe. No function waits for the Store but the destructor: for the request that is in progress, and
-/// for a first cause that is not told yet.
+/// Thread-safe. No function except the destructor waits for the Store: the destructor waits for the request
+/// in progress, and for a first cause that is not written yet.
 class Notices {
  public:
   /// `token`: of the group.
@@ -42,7 +42,7 @@ class Notices {
   std::optional<std::string> got(const std::string& key);
 
   /// Asks for one look at what others have said: has somebody failed, or left before the last of the `came`
-  /// collectives of this rank? They are told of those in turn. found() has what it found.
+  /// collectives of this rank? In turn it reports this rank's collectives to them. found() has the result.
   /// `last`: the last of them.
   void look(std::uint64_t came, const LastCall& last);
   std::optional<Failure> found() const;
@@ -52,8 +52,8 @@ class Notices {
   bool ask(std::uint64_t call, int size);
   /// Nothing if the Store does not answer.
   std::optional<std::vector<int>> silent() const;
-  /// What each rank has said of its last call, by rank, in answer to the last question; of a rank that has
-  /// said nothing, and where the Store does not answer, State::unknown.
+  /// The last call that each rank reported, by rank, in answer to the last question; State::unknown for a
+  /// rank that has not reported, and if the Store does not answer.
   std::vector<LastCall> last_calls(int size) const;
   /// Whether the Store has answered the last question in time. If it has not, a caller that cannot wait
   /// does not ask.

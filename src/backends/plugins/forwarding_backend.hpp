@@ -11,7 +11,7 @@
 namespace weft {
 
 /// Forwards what version 5.0 of the ABI has, and exchanges, which only a transport that has them is asked
-/// for. What else later minors added has its default.
+/// for. Other functions of later minors have their defaults.
 class ForwardingBackend : public Backend {
  public:
   explicit ForwardingBackend(std::unique_ptr<Backend> inner) : inner_(std::move(inner)) {}

@@ -8,7 +8,8 @@
 namespace weft {
 namespace {
 
-// What it says it has may come from this weft's known_traits(): it cannot have operations that came after it.
+// The traits that it reports may come from this weft's known_traits(): it cannot have operations that came
+// after it.
 class OlderBackend final : public ForwardingBackend {
  public:
   OlderBackend(std::uint32_t minor, std::unique_ptr<Backend> backend)

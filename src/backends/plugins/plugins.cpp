@@ -40,7 +40,7 @@ constexpr const char* kEntry = "weft_backend_plugin";
   throw Error(ErrorCode::unsupported, fmt::format("{}: {}", file, what));
 }
 
-// What a function of a plug-in gives. Whatever it throws becomes unsupported, with the file.
+// The result of a function of a plug-in. Whatever it throws becomes unsupported, with the file.
 template <class F>
 auto call_plugin(const std::string& file, std::string_view function, const F& f) {
   try {
@@ -161,8 +161,8 @@ BackendPlugin load(const std::string& file, std::string_view name) {
               : with_limits(why);
     refuse(file, "cannot be loaded: " + why);
   }
-  // Asks the objects that the plug-in needs, before any of its functions is called. What it is bound to may
-  // be another one still, which all of the process see (RTLD_GLOBAL): that its own `linked_to` says.
+  // Asks the objects that the plug-in needs, before any of its functions is called. It may be bound to yet
+  // another libweft, whose symbols are global in the process (RTLD_GLOBAL): its own `linked_to` shows that.
   if (const void* const needed = ::dlsym(object, "weft_version"); needed != nullptr)
     expect_bound_to_this_weft(file, needed);
   const auto entry = reinterpret_cast<const BackendPlugin* (*)()>(::dlsym(object, kEntry));

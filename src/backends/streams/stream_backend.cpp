@@ -170,7 +170,8 @@ class StreamBackend final : public Backend, private MessageMedium {
   };
   struct Peer {
     std::deque<Outgoing> out;
-    // What comes in: the envelope, then its bytes, to the receive that waits for them or into memory of ours.
+    // Incoming data: the envelope, then its bytes, to the receive that waits for them or into memory of
+    // ours.
     Envelope in;
     std::size_t in_read = 0;
     OpState* receive = nullptr;
@@ -211,7 +212,7 @@ class StreamBackend final : public Backend, private MessageMedium {
     for (int r = 0; r < size_; ++r)
       if (r != rank_) f(r);
   }
-  // What `f` throws fails the group.
+  // An exception of `f` fails the group.
   template <class F>
   void guarded(const F& f) noexcept {
     try {
@@ -225,7 +226,7 @@ class StreamBackend final : public Backend, private MessageMedium {
     }
   }
 
-  // What `f` throws of a rank that is lost is remembered.
+  // An exception of `f` about a lost rank is remembered.
   template <class F>
   auto about(int r, const F& f) {
     try {

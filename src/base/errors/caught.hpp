@@ -1,4 +1,4 @@
-// What an exception of any type says: functions that others wrote (a plug-in, a user's Store) may throw
+// The text of an exception of any type: functions that others wrote (a plug-in, a user's Store) may throw
 // anything.
 #pragma once
 

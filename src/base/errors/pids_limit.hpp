@@ -6,8 +6,8 @@
 
 namespace weft {
 
-/// What pids.max says in the nearest of this process's cgroups that has no room for another thread; empty:
-/// none of them. `groups`: what /proc/self/cgroup holds; `mount`: where cgroups are mounted.
+/// The pids.max of the nearest of this process's cgroups that has no room for another thread; empty: none of
+/// them. `groups`: what /proc/self/cgroup holds; `mount`: where cgroups are mounted.
 std::string met_pids_max(std::string_view groups, const std::string& mount);
 /// The same, of this process.
 std::string met_pids_max();

@@ -14,8 +14,8 @@
 namespace weft {
 
 /// A new file `<path>.tmp.<16 random digits>` (O_EXCL, O_NOFOLLOW, mode 0666 less the umask) that publish()
-/// renames to `path`: whole or not at all. Dropped before that, it is removed and `path` is untouched. What
-/// has the name `path` must be a regular file, a link (which is replaced, not followed) or nothing:
+/// renames to `path`: whole or not at all. Dropped before that, it is removed and `path` is untouched. An
+/// existing file `path` must be a regular file, a link (which is replaced, not followed) or nothing:
 /// bad_argument otherwise. All other errors are `system`, and name the file.
 class NewFile {
  public:

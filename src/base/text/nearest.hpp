@@ -1,4 +1,4 @@
-// What a word that is not known was meant to be. Any thread.
+// Guesses the word that was meant by an unknown one. Any thread.
 #pragma once
 
 #include <fmt/format.h>

@@ -133,7 +133,7 @@ void expect_alive(const char* function, const HandleBase* handle, const char* wh
 }
 
 bool retire(const char* function, HandleBase* handle, const char* what, const char* kind) noexcept {
-  // Whoever has taken it out of the table may read it, also where two threads destroy one handle.
+  // The thread that has taken it out of the table may read it, also if two threads destroy one handle.
   const bool alive = leave(handle);
   const bool fits = alive && same_kind(handle->kind(), kind);
   if (fits && !handle->lent_) [[likely]] {

@@ -1,10 +1,10 @@
-// What all handles of weft.h and weft_train.h are made of: each is in a table of the handles that are alive,
-// by its address. An argument is looked up there before its memory is read, so that a handle which is
-// destroyed, or which another libweft of the process made, is an error and no crash; its kind is compared,
-// too. Any thread.
+// The base of all handles of weft.h and weft_train.h: each is in a table of the handles that are alive, by
+// its address. An argument is looked up there before its memory is read, so that a handle which is destroyed,
+// or which another libweft of the process made, is an error and no crash; its kind is compared, too. Any
+// thread.
 //
-// What it cannot see: an address that a new handle of the same kind has got since is taken for the new one;
-// and a handle must not be destroyed while another thread's call uses it.
+// It cannot detect two mistakes: an old address that a new handle of the same kind has got since counts as
+// the new one; and a handle must not be destroyed while another thread's call uses it.
 #pragma once
 
 #include <type_traits>

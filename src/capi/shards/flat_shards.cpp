@@ -1,4 +1,4 @@
-// Flat shards in C. What blocks says so in weft/c/flat_shards.h.
+// Flat shards in C. Comments in weft/c/flat_shards.h say which functions block.
 #include "weft/dp/flat_shards.hpp"
 
 #include <cstddef>

@@ -23,8 +23,8 @@ struct HostTransport {
 std::shared_ptr<const HostTransport> host_transport(const char* function, const weft_transport* transport,
                                                     int rank);
 
-/// By rank of the group, its rank in the transport, of what the ranks told (StreamTransport::address). Throws
-/// mismatch if it is no number.
+/// By rank of the group, its rank in the transport, from the addresses of the ranks
+/// (StreamTransport::address). Throws mismatch if it is no number.
 std::vector<std::int32_t> transport_ranks(const GroupInit& b, std::span<const std::string> addresses);
 
 }  // namespace weft::capi

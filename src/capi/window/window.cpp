@@ -1,4 +1,4 @@
-// Halos and windows in C. What communicates says so in weft/c/window.h.
+// Halos and windows in C. Comments in weft/c/window.h say which functions communicate.
 #include "weft/mesh/window.hpp"
 
 #include <algorithm>

@@ -51,7 +51,7 @@ inline constexpr std::string_view kIndexFile = "index.json";
 inline constexpr std::string_view kLatestFile = "latest";
 inline constexpr std::size_t kMaxIndexBytes = std::size_t{256} << 20;
 
-/// What `latest` holds where it names that folder: the name, and its hash.
+/// The contents of `latest` if it names that folder: the name, and its hash.
 std::string latest_text(std::string_view folder);
 /// The name in a text of `latest`; one that people have written has no hash. Throws bad_argument naming
 /// `latest` where it is no name of a folder beside it, or has the hash of another one.
@@ -72,7 +72,7 @@ inline const Shape& global_shape(const NamedView& tensor) {
 /// may be the same memory as a whole, and may not overlap otherwise.
 void check_tensors(std::string_view what, const DeviceMesh& mesh, std::span<const NamedView> tensors);
 
-/// What `rank` of the mesh holds of it: one box, or one for each segment.
+/// The part of it that `rank` of the mesh holds: one box, or one for each segment.
 inline std::vector<HeldBox> boxes_of(const NamedView& tensor, int rank) {
   return held_boxes(global_shape(tensor), tensor.layout, rank);
 }
@@ -106,8 +106,8 @@ std::vector<int> aliases_of(std::span<const NamedView> tensors);
 /// not known yet.
 CheckpointIndex make_index(std::span<const NamedView> tensors, int ranks, std::span<const int> aliases = {});
 
-/// save_checkpoint() and load_checkpoint() of the tensors that a function lists, whose errors all ranks are
-/// told. `owner`: what they are tensors of, for the texts: "the model".
+/// save_checkpoint() and load_checkpoint() of the tensors that a function lists; all ranks get its errors.
+/// `owner`: what they are tensors of, for the texts: "the model".
 void save_listed(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
                  const std::function<std::vector<NamedView>()>& list, const CheckpointExtra& extra,
                  const SaveOptions& options);

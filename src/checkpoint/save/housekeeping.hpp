@@ -1,5 +1,5 @@
-// What a save removes. Nothing of it stands in the way of the save: what cannot be removed is a warning. For
-// one thread at a time.
+// Removes old files of a save. Nothing of it stands in the way of the save: what cannot be removed is a
+// warning. For one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,8 @@ std::string folder_name(std::int64_t step);
 void settle_left_overs(const std::filesystem::path& directory, const Warn& warn);
 
 /// Removes the oldest checkpoints up to `step`, so that `keep` of them are left; 0: none. Each loses its name
-/// first: the next save removes what a kill leaves of it. `reached` is told "old" before the files of one go.
+/// first: the next save removes what a kill leaves of it. `reached` is called with "old" before the files of
+/// one go.
 void remove_old(const std::filesystem::path& directory, std::int64_t step, int keep, const Warn& warn,
                 const std::function<void(std::string_view)>& reached);
 

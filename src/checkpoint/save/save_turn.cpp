@@ -17,8 +17,8 @@
 namespace weft {
 namespace {
 
-// Of the process and not of a Context: a save of one rank without a mesh has none, and a directory is one for
-// all Contexts. Never destroyed: a writer may end after main().
+// One for the process, not for a Context: a save of one rank without a mesh has none, and a directory is one
+// for all Contexts. Never destroyed: a writer may end after main().
 struct Table {
   std::mutex mutex;
   std::condition_variable changed;

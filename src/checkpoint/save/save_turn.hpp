@@ -11,8 +11,8 @@
 
 namespace weft {
 
-/// One name for each directory, whether it is there or not: absolute, without links and `..` where that can
-/// be told.
+/// One name for each directory, whether it is there or not: absolute, without links and `..` if that can be
+/// found out.
 std::string canonical_name(const std::filesystem::path& directory);
 
 /// A save's place among those of this process that write to one directory: one writes at a time, in the order
@@ -20,10 +20,10 @@ std::string canonical_name(const std::filesystem::path& directory);
 /// of other processes are not known.
 class SaveTurn {
  public:
-  /// Of none: wait() returns at once.
+  /// Without a save: wait() returns at once.
   SaveTurn() = default;
   /// Takes the last place. Ways to name the directory that lead to the same one (links, `..`) are one. If
-  /// that cannot be told the name itself counts: writing there will say why.
+  /// that cannot be found out the name itself counts: writing there will say why.
   explicit SaveTurn(const std::filesystem::path& directory);
   SaveTurn(SaveTurn&& other) noexcept;
   SaveTurn& operator=(SaveTurn&& other) noexcept;

@@ -1,4 +1,5 @@
-// What each rank keeps of a list of tensors, and in which calls they travel. Pure arithmetic. Private to dp.
+// The parts of a list of tensors that each rank keeps, and the calls in which they travel. Pure arithmetic.
+// Private to dp.
 #pragma once
 
 #include <cstdint>

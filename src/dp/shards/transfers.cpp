@@ -92,7 +92,7 @@ Tensor ShardTransfers::shared(std::int64_t count, DType dtype) const {
   return Tensor(plan_.axes.context(), {count}, dtype, Memory::shared, stream_of(plan_.options.compute));
 }
 
-// What this rank keeps is copied to its place in the wholes, or in its block of the packed ones; from there
+// This rank's part is copied to its place in the wholes, or in its block of the packed ones; from there
 // peers read it.
 class ShardTransfers::Gather final : public Transfer::Steps {
  public:

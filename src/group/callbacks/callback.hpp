@@ -1,10 +1,9 @@
-// What Work::then() was given, from there until it has been called.
+// A callback of Work::then(), from there until it has been called.
 //
-// Each slot of the ring knows the callbacks of its call. Whoever finishes the last of a callback's calls, or
-// fails the group, owns the group and so cannot call it: it puts it into the list of the rank's
-// ProgressEngine, whose entries are run once the thread holds nothing. A thread that waits and finds the
-// failure first does not wait for that: it calls it itself. Whoever claims a callback is the one that calls
-// it.
+// Each slot of the ring knows the callbacks of its call. The thread that finishes the last of a callback's
+// calls, or fails the group, owns the group and so cannot call the callback: it puts it into the list of the
+// rank's ProgressEngine, whose entries are run once the thread holds nothing. A thread that waits and finds
+// the failure first does not wait for that: it calls it itself. The thread that claims a callback calls it.
 #pragma once
 
 #include <atomic>
@@ -38,7 +37,7 @@ class Callback final : public ProgressEngine::Later {
   void call(const Error* e) noexcept;
   /// Waits until it has returned; false: not by `limit`. True, too, where this thread is in it.
   bool await(Deadline limit) const noexcept;
-  /// What it threw, once; nothing if it threw nothing.
+  /// The exception that it threw, once; nothing if it threw nothing.
   std::exception_ptr take_thrown() noexcept { return std::exchange(thrown_, nullptr); }
   /// "the callback of all_reduce [group "x", rank 0, call 3]"
   const std::string& title() const noexcept { return title_; }
@@ -71,7 +70,7 @@ struct FoundMessage {
 
 namespace detail {
 
-/// Of one Work.
+/// The callbacks of one Work.
 class WorkCallbacks {
  public:
   explicit WorkCallbacks(Context& context, ProgressEngine& progress)

@@ -49,7 +49,8 @@ const std::vector<int>& HostTable::first_on_host() {
   return first_on_host_;
 }
 
-// The first rank to ask reads what each has told, and leaves the result for the others, who read one key.
+// The first rank to ask reads the host of each rank, and leaves the result for the others, which read one
+// key.
 std::vector<int> HostTable::read() const {
   const auto n = static_cast<std::size_t>(member_.size);
   const Deadline deadline = Deadline::after(member_.deadline);

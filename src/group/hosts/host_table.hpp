@@ -1,6 +1,6 @@
-// Which ranks of a group share a host. Each rank tells the Store where it is when the group is made, which
-// waits for nobody; whoever wants to know reads it there, once. Groups made of a group share its table.
-// Thread-safe.
+// Which ranks of a group share a host. Each rank writes its host into the Store when the group is made,
+// without waiting; a rank that needs the hosts reads them there, once. Groups made of a group share its
+// table. Thread-safe.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// What a PersistentCall holds: a call that was checked, as the backend is to see it.
+// The state of a PersistentCall: a call that was checked, in the form that the backend gets.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What a PersistentExchange holds: a plan that was checked, and what the transport has made of it.
+// The state of a PersistentExchange: a plan that was checked, and the transport's form of it.
 #pragma once
 
 #include <array>
@@ -29,7 +29,7 @@ struct PreparedExchange {
   std::shared_ptr<UserNumbers> users;
   const ExchangePlan plan;
   const ExchangeProgram program;
-  bool sound = false;  ///< whoever starts it has seen that no memory that is written is read or written twice
+  bool sound = false;  ///< the caller has checked that no memory that is written is read or written twice
   std::string tail;    ///< of texts
   /// The group's: used and destroyed by its owner, not after the group.
   std::unique_ptr<PlannedExchange> planned{};

@@ -46,7 +46,7 @@ class Recorder {
     e.word.store(word.noted(static_cast<unsigned>(state)).bits(), std::memory_order_relaxed);
     if (waited) e.finished.store(tick(), std::memory_order_relaxed);
   }
-  /// What a recv from any source took, or wait_message found: after finished().
+  /// The message that a recv from any source took, or wait_message found: after finished().
   void found(std::uint64_t number, const OpState& s) noexcept {
     if (next_.load(std::memory_order_relaxed) - number > kEntries) return;
     Entry& e = entries_[number % kEntries];

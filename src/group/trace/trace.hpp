@@ -1,5 +1,6 @@
-// What one rank did in one group, as it is written to files and read from them: JSON for `weft doctor trace`
-// and for people, Chrome's trace format for chrome://tracing and Perfetto. Pure functions; any thread.
+// The trace of one rank in one group, as it is written to files and read from them: JSON for
+// `weft doctor trace` and for people, Chrome's trace format for chrome://tracing and Perfetto. Pure
+// functions; any thread.
 #pragma once
 
 #include <cstdint>

@@ -99,7 +99,7 @@ std::string plain(std::string_view text) {
   return out;
 }
 
-// Whole or not at all. What went wrong, or nothing.
+// Whole or not at all. The failure, or nothing.
 std::string write_file(const std::string& path, std::string_view text) try {
   write_new_file(path, text);
   return {};
@@ -109,7 +109,7 @@ std::string write_file(const std::string& path, std::string_view text) try {
 
 }  // namespace
 
-// What the thread needs, which outlives the Context where the disk hangs.
+// The data of the thread, which outlives the Context if the disk hangs.
 struct TraceFiles::Writer {
   std::string folder, names;
   Descriptor descriptor;
@@ -127,8 +127,8 @@ struct TraceFiles::Writer {
   std::mutex log_mutex;
   Logger* log = nullptr;  // null: the Context is gone
 
-  // The signal's handler adds 1 to the counter of the descriptor, everybody else 2^32, so that the two can be
-  // told apart.
+  // The signal's handler adds 1 to the counter of the descriptor, everybody else 2^32, so that the two can
+  // be distinguished.
   static constexpr std::uint64_t kWake = std::uint64_t{1} << 32;
   void wake() const { static_cast<void>(!::write(descriptor.get(), &kWake, sizeof kWake)); }
 

@@ -156,7 +156,7 @@ std::int64_t shared_millicores(const std::vector<std::vector<CpuQuota>>& process
     }
     nodes[outer].process = true;
   }
-  // What a cgroup gives: the sum of those inside, but no more than its quota. 0: no limit.
+  // The time that a cgroup gives: the sum of those inside, but no more than its quota. 0: no limit.
   const auto given = [&](const auto& self, std::uint64_t id) -> std::int64_t {
     Node& node = nodes[id];
     if (node.process || std::exchange(node.counted, true)) return node.quota;

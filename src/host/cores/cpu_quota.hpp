@@ -23,8 +23,8 @@ std::vector<CpuQuota> cpu_quotas(const std::string& root = "");
 /// The same, but up to a second old: otherwise half a dozen files would be read for every group. Thread-safe.
 std::vector<CpuQuota> recent_cpu_quotas();
 
-/// What several processes have together; each is in the cgroups of its list. A cgroup gives all processes in
-/// it no more than its quota. 0: some of the processes are not limited.
+/// The cores that several processes have together; each is in the cgroups of its list. A cgroup gives all
+/// processes in it no more than its quota. 0: some of the processes are not limited.
 std::int64_t shared_millicores(const std::vector<std::vector<CpuQuota>>& processes);
 
 /// Quotas as text without blanks: "17:2000,23:500"; "-" for none. decode_quotas() gives none for any other

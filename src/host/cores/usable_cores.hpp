@@ -59,8 +59,8 @@ class CoreSet {
   std::bitset<CPU_SETSIZE> bits_;
 };
 
-/// What processes may use of one host's processors: cores, and no more time on them than the quotas of their
-/// cgroups.
+/// The part of one host's processors that processes may use: cores, and no more time on them than the quotas
+/// of their cgroups.
 class CpuShare {
  public:
   static CpuShare usable() {
@@ -114,7 +114,7 @@ class CpuShare {
 
 inline int usable_cores() { return CpuShare::usable().count(); }
 
-/// The numbers in a list as the kernel writes it, "0-3,8". What is not one adds nothing.
+/// The numbers in a list as the kernel writes it, "0-3,8". A text that is no set of cores adds nothing.
 inline int count_listed(const std::string& list) {
   TextIn parts(list);
   int count = 0;

@@ -11,7 +11,7 @@
 
 namespace weft {
 
-/// What one process asks of another. Fixed size; checked by the receiver.
+/// The request of one process to another. Fixed size; checked by the receiver.
 struct SocketRequest {
   enum class Kind : std::uint32_t { block, segment, region };
   static constexpr std::uint32_t kMagic = 0x57454654;

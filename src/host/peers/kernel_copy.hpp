@@ -1,6 +1,6 @@
-// What all copies by the kernel between this process and another one (process_vm_readv, process_vm_writev)
-// have in common. Such a system call waits for a page of the other process's memory as long as that takes (a
-// file on NFS or FUSE, userfaultfd), and only SIGKILL ends it.
+// The common part of all copies by the kernel between this process and another one (process_vm_readv,
+// process_vm_writev). Such a system call waits for a page of the other process's memory as long as that takes
+// (a file on NFS or FUSE, userfaultfd), and only SIGKILL ends it.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace weft {
 
-/// What WEFT_SINGLE_COPY says.
+/// The value of WEFT_SINGLE_COPY.
 enum class SingleCopySetting : std::uint8_t { automatic, off, pull, push };
 /// Throws bad_argument if it says something else.
 SingleCopySetting single_copy_setting();
@@ -25,7 +25,7 @@ class KernelPace {
   explicit KernelPace(std::int64_t most) noexcept : most_(most), bytes_(most) {}
   std::int64_t bytes() const noexcept { return bytes_; }
   bool slow() const noexcept { return bytes_ < most_; }
-  /// What copy() returns, which copies bytes() at most.
+  /// The result of copy(), which copies bytes() at most.
   template <class Copy>
   auto timed(const Copy& copy) noexcept {
     const auto began = Clock::now();

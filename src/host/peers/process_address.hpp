@@ -1,4 +1,4 @@
-// What a process publishes about itself through the Store, so that other processes of its host find it.
+// The address that a process publishes through the Store, so that other processes of its host find it.
 // Callable from any thread.
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace weft {
 
-/// What a process publishes about itself, so that others find it. Encoded as one line of text for the Store.
+/// The address that a process publishes, so that others find it. Encoded as one line of text for the Store.
 struct ProcessAddress {
   /// Boot id, pid namespace and network namespace: equal means that memory can be shared. Random where the
   /// system does not tell (is_unknown_host()).

@@ -1,4 +1,4 @@
-// What the system says about another process.
+// The system's information about another process.
 #pragma once
 
 #include <sys/types.h>

@@ -63,7 +63,7 @@ bool RemoteProcess::alive() const noexcept {
 
 PeerProcess::State RemoteProcess::look() noexcept {
   const ProcessState state = process_state(address_.pid);
-  if (!alive()) return State::ended;  // whoever has its number now
+  if (!alive()) return State::ended;  // another process that has its number now
   if (state.dumping) dumps_core_.store(true, std::memory_order_relaxed);
   return state.dumping ? State::ended : state.stopped ? State::stopped : State::running;
 }
@@ -298,7 +298,7 @@ bool RemoteProcess::map_segment(std::uint32_t index, Deadline deadline) {
     file = std::move(answer.descriptor);
     bytes = answer.reply.bytes;
   }
-  // What lies there can be copied; the program cannot do without memory of its own.
+  // The data there can be copied; the program needs its own memory.
   const bool room = leaves_addresses(bytes);
   if (!room) errno = ENOMEM;
   SharedMapping mapping = room ? map(file.get(), bytes) : SharedMapping();

@@ -1,4 +1,4 @@
-// Whether strided views have a byte in common, judged element by element. No state; any thread.
+// Whether strided views have a byte in common, decided element by element. No state; any thread.
 #pragma once
 
 #include <cstddef>

@@ -30,11 +30,12 @@ inline void pause() noexcept {
 ///
 /// Ranks that are not bound may share a core while another core idles, for milliseconds, or for as long as a
 /// third program keeps that one busy. Then all that a waiter spins is taken from the rank that it waits for,
-/// and a call takes as long as all its waits spin: hundreds of microseconds in place of ten. What tells of
-/// it: nothing came while this thread spun; it yielded, others ran for a while, gave the core back before
-/// their time slice was over, and what it waited for is there. Each such wait divides the number of polls;
-/// each wait that ends with nobody else on the core doubles it again. A program that computes keeps the core
-/// for a whole slice, so it does not count: to spin beside it is right, since every yield costs a slice.
+/// and a call takes as long as all its waits spin: hundreds of microseconds in place of ten. It is
+/// recognised so: nothing came while this thread spun; it yielded, others ran for a while, gave the core back
+/// before their time slice was over, and what it waited for is there. Each such wait divides the number of
+/// polls; each wait that ends with nobody else on the core doubles it again. A program that computes keeps
+/// the core for a whole slice, so it does not count: to spin beside it is right, since every yield costs a
+/// slice.
 class SpinLimit {
  public:
   static constexpr int kLeast = 16;
@@ -43,7 +44,7 @@ class SpinLimit {
   static constexpr Duration kSlice = std::chrono::microseconds(500);  ///< schedulers' time slices are longer
 
   int polls() const noexcept { return polls_.load(std::memory_order_relaxed); }
-  /// What a thread waited for came while it spun, without a yield.
+  /// The event that a thread waited for came while it spun, without a yield.
   void came_while_spinning() noexcept {
     if (const int now = polls(); now < kSpins) [[unlikely]]
       set(std::min(2 * now, kSpins));

@@ -12,7 +12,7 @@
 
 namespace weft {
 
-/// An owner that holds its flag longer than this is stuck in the kernel. Whoever fails the group loses
+/// An owner that holds its flag longer than this is stuck in the kernel. A thread that fails the group loses
 /// nothing by not waiting, so it waits less.
 inline constexpr auto kStuck = std::chrono::seconds(2);
 inline constexpr auto kStuckInFailure = std::chrono::milliseconds(200);

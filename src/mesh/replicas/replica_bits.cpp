@@ -21,7 +21,7 @@ namespace weft {
 namespace {
 
 // Blocks are hashed by several threads, and the hash of a tensor is one of its blocks' hashes: always the
-// same ones. Those of a device are copied to the host, so many at a time.
+// same ones. Bytes of a device are copied to the host, so many at a time.
 constexpr std::int64_t kBlockBytes = std::int64_t{1} << 19;
 constexpr std::size_t kBlocksAtOnce = 32;
 

@@ -37,7 +37,7 @@ std::vector<std::string> gather_texts(const DeviceMesh& axes, std::string_view t
   return texts;
 }
 
-// Some ranks have a fault, by the codes that they told. What follows is said by the first of them.
+// Some ranks have a fault, by the codes that they sent. The first of them sends the text.
 [[noreturn]] void throw_fault(std::string_view what, const DeviceMesh& axes, const std::optional<Error>& own,
                               int first, ErrorCode code) {
   const std::vector<std::string> texts = gather_texts(axes, own ? own->what() : "");

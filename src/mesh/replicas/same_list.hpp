@@ -20,7 +20,8 @@
 
 namespace weft {
 
-/// What all ranks must say alike of a tensor: name, dtype, layout; without one, also the shape.
+/// The facts about a tensor that must be the same on all ranks: name, dtype, layout; without a layout, also
+/// the shape.
 std::uint64_t digest_of_view(std::string_view name, const ConstTensorView& data, const LayoutRef& layout);
 /// `"w" (f32 (7, 4) as [dp: Shard(0)])`
 std::string text_of_view(std::string_view name, const ConstTensorView& data, const LayoutRef& layout);
@@ -73,16 +74,16 @@ std::vector<std::uint64_t> gather_with_list(std::string_view what, const DeviceM
                                             const std::function<ListEntries()>& list,
                                             const std::optional<Error>& fault = {});
 
-/// Throws mismatch if of the words that ranks told (`all`, of gather_with_list()) the `count` ones from
-/// `first` on are not the same as on rank 0: `flat_shards: the options are reduce f32 on dp rank 0, but
-/// reduce f64 on dp rank 1`. `what`: the caller; `those`: what the words are ("the options are "); `text`: of
-/// these words of a rank.
+/// Throws mismatch if the `count` words from `first` on, among those of the ranks (`all`, of
+/// gather_with_list()), are not the same as on rank 0: `flat_shards: the options are reduce f32 on dp rank 0,
+/// but reduce f64 on dp rank 1`. `what`: the caller; `those`: what the words are ("the options are ");
+/// `text`: of these words of a rank.
 void expect_same_words(
     std::string_view what, std::string_view those, const DeviceMesh& axes, std::span<const std::uint64_t> all,
     std::size_t first, std::size_t count,
     const std::function<std::string(std::span<const std::uint64_t> words, int rank)>& text);
 
-/// Throws `fault`, which this rank found where nobody communicates. It is told to the others first, in the
+/// Throws `fault`, which this rank found where nobody communicates. It is sent to the others first, in the
 /// gather_with_list() of the same caller with which they begin later: this rank waits for them, at most the
 /// group's deadline.
 [[noreturn]] void throw_told(std::string_view what, const DeviceMesh& axes, const Error& fault);

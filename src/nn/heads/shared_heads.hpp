@@ -26,8 +26,8 @@ inline bool shares_heads(const Layout& q, const Layout& k) {
 }
 
 // Throws layout, on all ranks alike, unless each rank has the key/value heads of its query heads as the
-// kernel takes them: query heads in a row, as many for each key/value head. But for the shared heads q and k
-// are laid out alike.
+// kernel takes them: query heads in a row, as many for each key/value head. Apart from the shared heads q
+// and k are laid out alike.
 inline void expect_heads_of_q(const Module& module, const Heads& c, const Layout& q, const Layout& k) {
   for (std::size_t axis = 0; axis < q.placements.size(); ++axis)
     if (q.mesh_shape().size(static_cast<int>(axis)) > 1 && !shared(q, k, axis) &&

@@ -27,7 +27,7 @@ class ThreadCountGuard {
 
 int this_thread_number();
 
-/// Whether tasks take the same time, or are given to whoever is free.
+/// Whether tasks take the same time, or are given to the next free thread.
 enum class Tasks : unsigned char { equal, unequal };
 
 /// Calls body(task, thread) for task in [0, tasks), thread in [0, threads). Which thread gets a task must not
@@ -66,7 +66,7 @@ inline constexpr std::int64_t kRowBlock = 64;
 
 constexpr std::int64_t blocks_of(std::int64_t size, std::int64_t block) { return (size + block - 1) / block; }
 
-/// Calls body(begin, end) for consecutive ranges of [0, size), `block` long but for the last.
+/// Calls body(begin, end) for consecutive ranges of [0, size), `block` long except the last.
 template <class Body>
 void parallel_blocks(KernelContext::State& state, std::int64_t size, std::int64_t block, Body&& body) {
   parallel_for(state, blocks_of(size, block),

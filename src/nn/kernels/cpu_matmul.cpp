@@ -119,8 +119,8 @@ void bf16_product(KernelContext::State& state, const bf16* a, Stored a_stored, s
   const std::int64_t least_size = k > kLongK ? 1024 : 512;  // narrow pieces of a long k are slow
   const Pieces pieces = cut_by_shape(m, n, k, kMostPieces, least_size, kLeastProducts);
   const std::int64_t extent = pieces.of_rows ? m : n;
-  // The library's faster products, and those of packed weights, want rows of c side by side. Of few rows a
-  // piece of columns is made in scratch memory and copied.
+  // The library's faster products, and those of packed weights, want rows of c side by side. With few rows,
+  // a piece of columns is made in scratch memory and copied.
   constexpr std::int64_t kFewRows = 256;
   // If rows of a piece of a, b or c do not lie side by side, other code multiplies them, whose sums have
   // another order where k is long. So where all numbers of columns are to have the same bits, a piece is

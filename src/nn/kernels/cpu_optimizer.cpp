@@ -11,7 +11,7 @@ struct AdamWFactors {  // scalars in f64 until here, each rounded to f32 once, a
   float keep, beta1, one_minus_beta1, beta2, one_minus_beta2, sqrt_correction2, eps, step_size;
 };
 
-// Of element i; `first` is its new first moment.
+// The step of element i; `first` is its new first moment.
 WEFT_INLINE inline void adamw_element(float& p, float& m, float& v, float g, float first,
                                       const AdamWFactors& k) {
   const float second = v * k.beta2 + k.one_minus_beta2 * g * g;
@@ -41,7 +41,7 @@ WEFT_CPU_CLONES(void, adamw_new_range,
     adamw_element(p[i], m[i], v[i], g[i], g[i] - k.beta1 * (g[i] - m[i]), k);
 }
 
-// Of beta1 = 0 the moment is the gradient, also where g - m is infinite.
+// With beta1 = 0 the moment is the gradient, also if g - m is infinite.
 WEFT_CPU_CLONES(void, adamw_plain_range,
                 (float* p, float* m, float* v, const float* g, std::int64_t n, const AdamWFactors& f),
                 (p, m, v, g, n, f)) {

@@ -1,4 +1,4 @@
-// What a KernelContext of the CPU holds. Private to cpu_*.cpp and to tests.
+// The state of a KernelContext of the CPU. Private to cpu_*.cpp and to tests.
 #pragma once
 
 #include <dnnl.hpp>
@@ -16,10 +16,10 @@
 
 namespace weft::kernels {
 
-/// Who makes matrix products: oneDNN, or the functions of gemm/gemm.hpp.
+/// The library of matrix products: oneDNN, or the functions of gemm/gemm.hpp.
 enum class Products : unsigned char { onednn, own };
 
-/// What the matrix library prepares a bf16 product for.
+/// The sizes for which the matrix library prepares a bf16 product.
 struct ProductKey {
   std::int64_t m, n, k, lda, ldb, ldc;
   bool a_transposed, b_transposed, accumulate, bias;

@@ -1,4 +1,4 @@
-// What losses share: how their one number lies over ranks, and the checks of what divides it. Inside nn.
+// The common part of losses: how their one number lies over ranks, and the checks of its divisor. Inside nn.
 #pragma once
 
 #include <fmt/format.h>

@@ -91,8 +91,8 @@ Tensor columns_of(Frame& frame, const UnfoldShape& s) {
   return frame.compute().make({s.channels * s.kernel_height * s.kernel_width, s.out_height * s.out_width});
 }
 
-// What the kernel sees for these pixels of the output alone. Nothing but pixels of x is 0 for it: padding is
-// zeros.
+// The geometry of the kernel for these pixels of the output alone. Nothing but pixels of x is 0 for it:
+// padding is zeros.
 UnfoldShape for_pixels(UnfoldShape s, const Pixels& p) {
   s.padding_height -= p.row * s.stride_height;
   s.padding_width -= p.column * s.stride_width;

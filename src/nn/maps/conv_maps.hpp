@@ -1,4 +1,4 @@
-// What convolutions and their adjoints are made of: three products of maps and a kernel. Inside nn, tp and
+// The parts of convolutions and their adjoints: three products of maps and a kernel. Inside nn, tp and
 // domain.
 //
 // w: (out, in / groups, kernel height, kernel width), f32 or bf16; x: (batch, in, height, width), y: (batch,

@@ -32,7 +32,7 @@ void check(const ConvTranspose2dConfig& c) {
                        maps::shown(c.output_padding), maps::shown(c.stride), maps::shown(c.dilation)));
 }
 
-// What the kernel sees of y, the larger map, as a convolution of it.
+// The geometry of the kernel on y, the larger map, as a convolution of it.
 kernels::UnfoldShape seen(const Module& module, const ConvTranspose2dConfig& c, const Shape& x) {
   const Extent2d of_y{
       maps::transposed_outputs_of(module, "height", x[2], c.kernel.height, c.stride.height, c.padding.height,

@@ -60,7 +60,7 @@ inline std::int64_t outputs_of(const Module& module, const char* what, std::int6
   return left / stride + 1;
 }
 
-/// What the kernel of a convolution or a pooling, whose sizes `c` has, sees of `channels` maps.
+/// The geometry of the kernel of a convolution or a pooling, whose sizes `c` has, on `channels` maps.
 template <class Config>
 kernels::UnfoldShape unfold_shape(const Config& c, std::int64_t channels, const Extent2d& in,
                                   const Extent2d& out, kernels::Padding padding) {

@@ -48,7 +48,7 @@ void check(const LayerNorm& norm, const Tensor& x, const Tensor& w) {
   }
 }
 
-// Of this rank's part.
+// The statistics of this rank's part.
 struct Sizes {
   std::int64_t rows, dim;
 };

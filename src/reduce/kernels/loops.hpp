@@ -1,5 +1,5 @@
 // The loops of a reduction over elements and inputs: chunks, the tree, the kernel. Part of
-// reduce_kernels.hpp, which tells the story.
+// reduce_kernels.hpp, which explains the whole.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // Numbers: how a dtype is stored in memory (Stored), what sum accumulates in (Sum), what avg does (Total),
-// what min and max compare in (Order). Part of reduce_kernels.hpp, which tells the story.
+// what min and max compare in (Order). Part of reduce_kernels.hpp, which explains the whole.
 #pragma once
 
 #include <cstddef>
@@ -189,7 +189,7 @@ struct F16 {
   }
 };
 
-// What avg divides by: the number of inputs, n >= 1. Multiplying by the reciprocal of a power of two rounds
+// The divisor of avg: the number of inputs, n >= 1. Multiplying by the reciprocal of a power of two rounds
 // exactly as the division does.
 template <class T>
 struct Divisor {

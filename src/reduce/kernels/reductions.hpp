@@ -1,5 +1,5 @@
 // Reductions: a number and a kind. Load a chunk, combine two, finish one. Part of reduce_kernels.hpp, which
-// tells the story.
+// explains the whole.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // Vectors of the widest kind that the instruction set has, and what the hardware tells of floats. Part of
-// reduce_kernels.hpp, which tells the story.
+// reduce_kernels.hpp, which explains the whole.
 #pragma once
 
 #include <cstddef>
@@ -221,10 +221,10 @@ WEFT_INLINE V minus_product(V z, V x, V y) {
 
 // For kFuses: division by n, rounded once as the division rounds, in a fifth of its time. With y = 1 / n,
 // rounded, q = x y is off by two roundings; what q n is above x, e = q n - x, is exact, so q - e y is x / n
-// but for 2^-105 of itself, and a 53-bit x has no quotient by an n < 2^50 that near to the middle between two
-// numbers: P. Markstein, "Computation of Elementary Functions on the IBM RISC System/6000 Processor", 1990.
-// The e of a zero is +0, so that q keeps its sign. x: of 2^-149 to 2^200 in size, or a zero; e is a NaN where
-// x is an infinity or a NaN.
+// except for 2^-105 of itself, and a 53-bit x has no quotient by an n < 2^50 that near to the middle between
+// two numbers: P. Markstein, "Computation of Elementary Functions on the IBM RISC System/6000 Processor",
+// 1990. The e of a zero is +0, so that q keeps its sign. x: of 2^-149 to 2^200 in size, or a zero; e is a NaN
+// where x is an infinity or a NaN.
 template <class V>
 WEFT_INLINE V above_f64(V x, double n, double y) {  // e
   return product_minus(x * y, V{} + n, x);

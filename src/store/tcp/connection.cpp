@@ -93,7 +93,7 @@ StoreConnection::Outcome StoreConnection::exchange(Kind kind, std::string_view k
   std::string request = make_frame(kind, key, value, extra, number);
   if (sealed_) request = sealed_->to_server.seal(request);
   if (const Outcome o = send(request, give_up); o != Outcome::ok) {
-    // What the server sent before it closed the connection can still be read.
+    // Bytes that the server sent before it closed the connection can still be read.
     const bool told = greets_ && o == Outcome::closed && receive(Deadline::after({}), reply) == Outcome::ok;
     if (told) check_full(reply);
     return o;

@@ -85,11 +85,11 @@ class Handshake {
   using Value = std::array<char, kHandshakeBytes>;
 
   explicit Handshake(const KeyBytes& secret, std::optional<KeyBytes> seed = std::nullopt);
-  /// What goes into `join`, or into `challenge`.
+  /// The contents of `join`, or of `challenge`.
   std::string_view own_half() const noexcept { return {own_.data(), own_.size()}; }
   /// Takes the other side's half. False: no key can be made of it.
   bool meet(std::string_view other_half, bool is_client);
-  /// What goes into `prove`, or into `welcome`.
+  /// The contents of `prove`, or of `welcome`.
   std::string proof(bool of_client) const;
   /// Is this the other side's proof? Takes the same time for right and wrong ones.
   bool holds(std::string_view proof, bool of_client) const;

@@ -187,8 +187,8 @@ struct TcpStoreServer::Impl {
     }
   }
 
-  /// What a new connection is called in warnings. Empty: it came over the Unix socket from a process of
-  /// another user, and is to be closed.
+  /// The name of a new connection in warnings. Empty: it came over the Unix socket from a process of another
+  /// user, and is to be closed.
   std::string name_of(int fd, const SocketAddress& from) {
     if (secret) return from.text();
     const Credentials c = credentials(fd);
@@ -219,7 +219,7 @@ struct TcpStoreServer::Impl {
   }
 
   /// Tells the next client why it is refused. Without a descriptor for it, that client would wait until its
-  /// deadline; so the server keeps a spare descriptor. False: the client could not be told.
+  /// deadline; so the server keeps a spare descriptor. False: the answer could not be sent.
   bool refuse_next(std::string_view why) {
     if (!spare) return false;
     spare = Descriptor();

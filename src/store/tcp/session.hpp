@@ -14,8 +14,8 @@ namespace weft {
 
 /// A connection begins unauthenticated. If the server needs a secret, the client must prove that it knows it.
 /// Without a secret the client is a process of this user (the server has closed all other connections
-/// before), and counts as authenticated when its first request is complete. A client that asks for kHelloKey
-/// is told once that a secret is needed. An unauthenticated client may have as many unread bytes as a
+/// before), and counts as authenticated when its first request is complete. A client that requests kHelloKey
+/// gets the answer once that a secret is needed. An unauthenticated client may have as many unread bytes as a
 /// handshake (with a secret) or one frame (without).
 class StoreSession {
  public:

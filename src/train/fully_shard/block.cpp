@@ -355,7 +355,7 @@ void ShardBlock::discard() noexcept {
   const auto quietly = [](const auto& wait) {
     try {
       wait();
-    } catch (...) {}  // what failed was told where it failed
+    } catch (...) {}  // the failure was reported where it happened
   };
   if (gathering_) quietly([this] { gathering_->finish(); });
   gathering_.reset();

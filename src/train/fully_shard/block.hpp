@@ -39,7 +39,7 @@ class ShardBlock {
 
   /// Before backward: memory for gradients; reduced ones of passes before are put aside.
   void begin_gradients();
-  /// After it: begins to reduce. Parameters without a gradient count as zeros, and are told by missing().
+  /// After it: begins to reduce. Parameters without a gradient count as zeros, and missing() reports them.
   void start_reduce();
   /// The other end: every trained parameter has its reduced gradient.
   void finish_reduce();

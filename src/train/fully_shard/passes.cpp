@@ -206,7 +206,7 @@ void ShardPasses::end(Direction direction) {
   if (*no_syncs == 0) expect_used(seen_);
 }
 
-// What was begun and not used: another path through the model than the last time.
+// Gathers that were begun and not used: the pass took another path through the model than the last time.
 void ShardPasses::end_gathers() {
   for (const auto& block : blocks_)
     if (block->on_its_way()) {
@@ -215,7 +215,7 @@ void ShardPasses::end_gathers() {
     }
 }
 
-// But for the last `leave`, in the order in which they were begun.
+// In the order in which they were begun, except the last `leave`.
 void ShardPasses::end_reductions(std::size_t leave) {
   while (reducing_.size() > leave) {
     ShardBlock& oldest = *reducing_.front();

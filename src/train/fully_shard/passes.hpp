@@ -1,5 +1,5 @@
-// What happens around the passes of a sharded model: which block is gathered, dropped or reduced when.
-// Private to train.
+// The work around the passes of a sharded model: which block is gathered, dropped or reduced when. Private
+// to train.
 #pragma once
 
 #include <cstdint>

@@ -69,8 +69,8 @@ WEFT_CPU_CLONES(void, add_to_bias,
   }
 }
 
-// What a thread works on: a block of keys and a block of queries. Matrices of units as products.hpp has them;
-// names say what goes along a row.
+// The working set of a thread: a block of keys and a block of queries. Matrices of units as products.hpp has
+// them; names say what goes along a row.
 struct Memory {
   float *largest, *inverse_sum, *delta;  // (64)
   float *keys, *values;                  // (keys, units of head_dim)
@@ -144,7 +144,7 @@ struct Backward {
     state.reserve_per_thread(count.size());
   }
 
-  // What a pass makes of a block: dq, or dk and dv, or both.
+  // The outputs of a pass for a block: dq, or dk and dv, or both.
   struct Wanted {
     bool queries, keys;
   };

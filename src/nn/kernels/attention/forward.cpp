@@ -1,7 +1,8 @@
 // Grouped-query attention, causal or full, forward, as matrix products over blocks of 64 queries and 256
 // keys. A task is up to four blocks of queries of one head. It goes over the keys that they see, in order,
 // which are laid out once for all of them (products.hpp), so that about half of the scores of causal
-// attention are never computed. Of the keys so far each query keeps the largest score m, the sum of e^(score
+// attention are never computed. Each query keeps, over the keys so far, the largest score m, the sum of
+// e^(score
 // - m), and the sum of e^(score - m) v, which is in out. A larger score multiplies both by e^(m - the new m)
 // (M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018; T. Dao et al.,
 // "FlashAttention", 2022). At the end out is divided by the sum, and of each query m and the sum are kept.
@@ -72,8 +73,8 @@ WEFT_CPU_CLONES(void, scale_rows,
   }
 }
 
-// What a thread works on: up to kGroup blocks of queries of a head, and a block of its keys. Matrices of
-// units as products.hpp has them.
+// The working set of a thread: up to kGroup blocks of queries of a head, and a block of its keys. Matrices
+// of units as products.hpp has them.
 constexpr std::int64_t kGroup = 4;
 
 struct Memory {

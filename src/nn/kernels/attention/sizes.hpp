@@ -1,11 +1,12 @@
-// What the passes of attention share: sizes, where blocks lie, a bias. Private to the files beside it.
+// The common part of the passes of attention: sizes, where blocks lie, a bias. Private to the files beside
+// it.
 //
 // Query positions are taken in blocks of 64. The scores of a block are kept transposed, (keys, 64 queries):
 // then maxima and sums over keys go down columns, 64 queries side by side in the vector registers, and no row
 // has a rest. A block of fewer queries leaves columns unused, whose contents nobody reads on.
 //
-// Both passes also take attention in pieces of keys and of queries, as they come from other ranks. What a
-// piece adds is added in the order in which the whole is made, so that the bits are those of one piece:
+// Both passes also take attention in pieces of keys and of queries, as they come from other ranks. The terms
+// of a piece are added in the order in which the whole is made, so that the bits are those of one piece:
 // pieces of keys begin where a block of keys does, those of queries where a block of queries does, and each
 // element's sum runs over blocks in a fixed order, in pieces or not.
 #pragma once

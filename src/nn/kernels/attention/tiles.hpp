@@ -4,7 +4,7 @@
 // A tile of c, 6 x 64, stays in registers: 24 sums, four vectors of b and one unit of a. b is at most some 64
 // KB, and is read once for six rows.
 //
-// What a format is, a struct of static members:
+// A format is a struct of static members:
 //   kSteps                           of k in a unit
 //   multiply_add(a, b, sum)          sum + a b, of vectors of units
 //   along(from, left)                16 units of the floats that begin at from, of which `left` are there

@@ -15,7 +15,8 @@ namespace weft::kernels::cpu {
 /// The limit for oneDNN where weft's kernels go up to `isa`; dnnl_cpu_isa_all: none is set.
 dnnl_cpu_isa_t library_limit(CpuIsa isa) noexcept;
 
-/// What oneDNN uses in this process. The first call sets the limit, if nobody has used oneDNN before.
+/// The instruction set that oneDNN uses in this process. The first call sets the limit, if nobody has used
+/// oneDNN before.
 dnnl_cpu_isa_t library_isa();
 
 /// Whether oneDNN uses AVX-512, without which it has no products of bf16.

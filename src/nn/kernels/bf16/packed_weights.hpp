@@ -24,8 +24,8 @@ class PackedWeights {
   static constexpr std::int64_t kColumns = 64, kRows = 32;
   /// Uses of a version in one product, the first ones, that do not pack it.
   static constexpr int kUsesBefore = 2;
-  /// What is kept: at most so many bytes, and words on so many weights (each in y = x wᵀ and in dx = dy w is
-  /// one).
+  /// The limits of the store: at most so many bytes, and words on so many weights (each in y = x wᵀ and in
+  /// dx = dy w is one).
   static constexpr std::size_t kMostBytes = std::size_t{256} << 20, kMostEntries = 1024;
   /// Memory of a weight that was not used in so many calls is given to another that needs it. If there is
   /// none, the other is not packed: weights that are used in turns and do not all have room would be packed

@@ -2,7 +2,7 @@
 // here is compiled for that set alone. All is in an unnamed namespace: the linker must not take one set's
 // functions for another's.
 //
-// What a set is, a struct of static members:
+// A set is a struct of static members:
 //   Vector, kLanes                            a vector register and how many floats it has
 //   kTileRows (4 or 8), kTileVectors (2, 3)   the tile of c that stays in registers: rows, and columns in vectors
 //   kBlockRows (a multiple of kTileRows)      of a block of a, which stays in the second cache with a panel of b
@@ -21,7 +21,7 @@ namespace {
 
 // --- tiles
 
-// What a tile is added to: c itself, or the bias, whose row_step is 0; or nothing.
+// The matrix that a tile is added to: c itself, or the bias, whose row_step is 0; or nothing.
 struct Before {
   const float* data = nullptr;
   std::int64_t row_step = 0;
@@ -182,7 +182,8 @@ struct Blocked {
     return rounded_up(block > all ? block : all, kLine);
   }
 
-  // What is packed after columns [column, column + columns) of the block of k that begins at `first`.
+  // The part that is packed after columns [column, column + columns) of the block of k that begins at
+  // `first`.
   static Ahead next_of_columns(const Product& p, std::int64_t first, std::int64_t column,
                                std::int64_t columns) {
     first += kBlockK;

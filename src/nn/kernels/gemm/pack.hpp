@@ -1,6 +1,6 @@
-// What products take from memory: parts of matrices packed into panels, and lines that are fetched before
-// they are packed. A part of blocked.hpp, which is included once by the file of an instruction set; all is in
-// an unnamed namespace, as there.
+// The operands that products read from memory: parts of matrices packed into panels, and lines that are
+// fetched before they are packed. A part of blocked.hpp, which is included once by the file of an instruction
+// set; all is in an unnamed namespace, as there.
 #pragma once
 
 #include <immintrin.h>
@@ -100,7 +100,7 @@ void pack(const void* data, std::int64_t i_step, std::int64_t p_step, float* to,
 class Ahead {
  public:
   Ahead() = default;
-  /// Of x: rows [0, rows), columns [0, columns).
+  /// Packs of x: rows [0, rows), columns [0, columns).
   Ahead(const Matrix& x, std::int64_t rows, std::int64_t columns) {
     const std::int64_t size = x.is_bf16 ? 2 : 4;
     const bool by_rows = x.column_step == 1;

@@ -85,7 +85,8 @@ void loss_rows(const double* terms, int parts, const std::int64_t* targets, doub
   }
 }
 
-// What each logit loses to smoothing, and the target's logit beside that; divided by the number of tokens.
+// The amount that each logit loses to smoothing, and the target's logit in addition; divided by the number
+// of tokens.
 struct Wanted {
   double inv_count;
   float of_each, of_target;

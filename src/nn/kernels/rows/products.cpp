@@ -12,7 +12,7 @@ namespace weft::kernels::cpu {
 namespace {
 
 constexpr std::int64_t kChunk = 1024;
-// What one task makes: rows of a, rows of b.
+// The work of one task: rows of a, rows of b.
 constexpr std::int64_t kRows = 4, kColumns = 32;
 
 typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float)), aligned(sizeof(float)), may_alias));

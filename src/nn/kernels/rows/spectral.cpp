@@ -1,4 +1,4 @@
-// What a spectral norm does with its weight and vectors, by numbers that stay where the kernels are.
+// The arithmetic of a spectral norm on its weight and vectors, by numbers that stay where the kernels are.
 #include <fmt/format.h>
 
 #include <algorithm>
