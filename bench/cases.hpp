@@ -1,5 +1,5 @@
-// What is measured, said by flags that are the same for our programs and for the peers', and what comes out:
-// one line of JSON a case. One thread per rank.
+// The cases, given by flags that are the same for our programs and for the peers', and the output: one line
+// of JSON a case. One thread per rank.
 #pragma once
 
 #include <cstddef>
@@ -69,13 +69,13 @@ struct Case {
   std::int64_t block() const noexcept;
   std::int64_t in_count() const noexcept;
   std::int64_t out_count() const noexcept;
-  /// Of a halo: how many fields, and how a field's two faces lie in its memory: `runs` times a run of the
+  /// For a halo: how many fields, and how a field's two faces lie in its memory: `runs` times a run of the
   /// first, then one of the second.
   struct Faces {
     std::int64_t fields, runs, run;
   };
   Faces faces() const noexcept;
-  /// What is really moved: `bytes`, rounded up to equal blocks of whole elements.
+  /// The bytes that are really moved: `bytes`, rounded up to equal blocks of whole elements.
   std::int64_t moved_bytes() const noexcept;
 };
 
@@ -115,7 +115,7 @@ Prepared prepare(const std::shared_ptr<Buffers>& buffers,
 /// helper thread, on an equal share of them.
 enum class Bind : std::uint8_t { none, cores, share };
 
-/// What a program was asked for.
+/// The options of a program.
 struct Spec {
   std::vector<Kind> kinds;
   std::vector<DType> dtypes = {DType::f32};
@@ -131,11 +131,11 @@ struct Spec {
   std::string turns{};    ///< a FIFO: a byte for each rank before each case, its end ends the program
   bool rows = false;      ///< print rows (below) instead of Google Benchmark's report
 
-  /// What rank 0 prints before all rows: who, and the settings it runs with.
+  /// The line that rank 0 prints before all rows: the program, and the settings it runs with.
   void print_settings(std::string_view who, std::string_view settings) const;
 };
 
-/// What a program knows besides.
+/// Further facts of a program.
 struct Defaults {
   std::vector<Kind> kinds;  ///< the only ones it can be asked for
   std::vector<std::string> memory = {"foreign"};
@@ -161,7 +161,7 @@ void print(const Row& row);
 /// The same for a case that this program cannot do.
 void print_unsupported(Row row, std::string_view why);
 
-/// Programs that run in turns, case by case: each waits, asleep, until it is told to go on.
+/// Programs that run in turns, case by case: each sleeps until it is asked to go on.
 class Turns {
  public:
   explicit Turns(const std::string& path);  ///< empty: it is always one's turn

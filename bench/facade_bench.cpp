@@ -1,4 +1,4 @@
-// What ProcessGroup costs above its transport: all_reduce through the group, post and wait, and through a
+// The cost of ProcessGroup above its transport: all_reduce through the group, post and wait, and through a
 // bare backend of the same ranks, post and poll, a sample of the one after a sample of the other, in one run.
 // One row a size:
 //

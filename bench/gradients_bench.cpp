@@ -87,7 +87,7 @@ void add_clip(Bench& bench, DType dtype, std::int64_t bytes, int threads) {
   bench.add(std::move(row));
 }
 
-// What a BucketReducer does with gradients in the caller's memory: into the bucket and back.
+// The work of a BucketReducer on gradients in the caller's memory: into the bucket and back.
 void add_packing(Bench& bench, std::int64_t bytes, int threads) {
   TableRow row;
   row.name = "packing/f32/" + std::to_string(bytes) + "/threads" + std::to_string(threads);

@@ -1,7 +1,6 @@
-// What this machine can do at most, measured as the collectives are: by as many ranks at once, in the same
-// sizes. One row a size, in us: `copy_us`: every rank copies that many bytes of its own; `pass_us`: every
-// rank reads and writes that many bytes in place; `line_us`: a cache line written by rank 0 is seen by
-// rank 1.
+// The limits of this machine, measured as the collectives are: by as many ranks at once, in the same sizes.
+// One row a size, in us: `copy_us`: every rank copies that many bytes of its own; `pass_us`: every rank reads
+// and writes that many bytes in place; `line_us`: a cache line written by rank 0 is seen by rank 1.
 #include <atomic>
 #include <chrono>
 #include <cstring>

@@ -21,7 +21,7 @@ struct Prepared {
 
 /// Makes ranks go the same way: returns what the first of them said. Collective over the ranks of a case.
 using Agree = std::function<std::int64_t(std::int64_t mine)>;
-/// Of a case of one rank.
+/// For a case of one rank.
 inline std::int64_t alone(std::int64_t mine) { return mine; }
 
 struct Times {

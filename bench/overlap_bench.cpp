@@ -7,12 +7,13 @@
 // the shorter of the two costs nothing; 0 %: one after the other; below: they are in each other's way.
 // Medians of each, all ranks at once.
 //
-// Twice with Progress::thread (a helper thread gets the call on) and twice without (whoever waits does):
-// `busy`, where the computation keeps the rank's core, so that helper and computation share it unless there
-// are more cores than ranks; and `free`, where the computation is elsewhere (a device, other hosts), was
-// started just before the call was posted, and leaves the core to the helper. Run it with --bind share, so
-// that a helper finds its rank's cores, and no other rank's helper on them, and without a real-time policy:
-// under one, the helper and the computation do not share a core but take turns as long as one of them likes.
+// Twice with Progress::thread (a helper thread gets the call on) and twice without (the thread that waits
+// does): `busy`, where the computation keeps the rank's core, so that helper and computation share it unless
+// there are more cores than ranks; and `free`, where the computation is elsewhere (a device, other hosts),
+// was started just before the call was posted, and leaves the core to the helper. Run it with --bind share,
+// so that a helper finds its rank's cores, and no other rank's helper on them, and without a real-time
+// policy: under one, the helper and the computation do not share a core but take turns as long as one of them
+// likes.
 #include <sys/prctl.h>
 
 #include <chrono>
@@ -85,7 +86,7 @@ Numbers overlap(RankOfBench& rank, Groups& groups, const Case& c, const std::str
     const auto rounds = agree(static_cast<std::int64_t>(100000 * comm / us_since(start)));
     const auto pause = std::chrono::nanoseconds(agree(static_cast<std::int64_t>(comm * 1e3)));
     for (const bool busy : {true, false}) {
-      // What is elsewhere goes on since `begun`, whatever this core does meanwhile.
+      // The computation elsewhere goes on since `begun`, whatever this core does meanwhile.
       const auto work = [&](Clock::time_point begun) {
         if (busy) {
           sink = compute(rounds);

@@ -8,9 +8,9 @@
                                                    bench/results/2026-11-30-epyc-zen5.md; makes it if it is absent
     bench/tables.py --list                         the commands
 
-With rights to it (root) each command runs under a real-time policy, which keeps other programs off the cores: `chrt -f 10`;
-where there are more ranks than cores, or a helper thread beside a rank, at a high niceness instead: ranks that spin would
-otherwise keep the cores from those that they wait for.
+With rights to it (root) each command runs under a real-time policy, which keeps other programs off the
+cores: `chrt -f 10`; where there are more ranks than cores, or a helper thread beside a rank, at a high
+niceness instead: ranks that spin would otherwise keep the cores from those that they wait for.
 """
 import argparse
 import os
@@ -58,7 +58,8 @@ def runs(a):
 
 
 def layers():
-    """In pieces of at most 100 s on two cores with 100 GFLOP/s each, so that each may wait for a machine that is quiet."""
+    """In pieces of at most 100 s on two cores with 100 GFLOP/s each, so that each may wait for a machine
+    that is quiet."""
     common = ["--against", "torch", "--seconds", "0.12"]
     pieces = {f"{layer}.{dtype}": (layer, dtype, "8,128,512,2048", "forward,both", 3) for layer in ("mlp", "attention", "conv") for dtype in ("f32", "bf16")}
     pieces["head.f32.512"] = ("head", "f32", "8,128,512", "forward,both", 3)
@@ -111,7 +112,8 @@ def folded(name, table):
 
 
 def joined(texts):
-    """One text of those of a table's pieces: the rows of tables with the same head one behind the other, other paragraphs once."""
+    """One text of those of a table's pieces: the rows of tables with the same head one behind the other,
+    other paragraphs once."""
     if len(texts) == 1:
         return texts[0].strip()
     blocks = {}  # the first lines, or a whole paragraph: the lines below it

@@ -1,5 +1,6 @@
-# What libweft and its tests need and a cross compiler does not bring along, from the headers and sources that Debian's packages
-# libfmt-dev and googletest install for every architecture: fmt in headers alone, GoogleTest compiled here.
+# The libraries that libweft and its tests need and a cross compiler does not bring along, from the headers
+# and sources that Debian's packages libfmt-dev and googletest install for every architecture: fmt in headers
+# alone, GoogleTest compiled here.
 set(headers ${PROJECT_BINARY_DIR}/cross/include)  # a folder with fmt alone: /usr/include holds this machine's C library, too
 file(MAKE_DIRECTORY ${headers})
 file(CREATE_LINK /usr/include/fmt ${headers}/fmt SYMBOLIC)

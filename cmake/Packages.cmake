@@ -1,11 +1,13 @@
-# `cpack -G DEB` in a build folder: Debian packages of what `cmake --install` installs, divided as Debian divides it, so that nobody gets
-# what they do not need. What a package needs dpkg-shlibdeps finds out. libweft needs neither MPI nor Gloo: plug-ins over them are packages of their own.
+# `cpack -G DEB` in a build folder: Debian packages of what `cmake --install` installs, divided as Debian
+# divides it, so that nobody gets what they do not need. dpkg-shlibdeps finds out what a package needs.
+# libweft needs neither MPI nor Gloo: plug-ins over them are packages of their own.
 #
 #   libweft0.1         libweft.so, the plug-in nccl      weft-gloo, weft-openmpi, weft-mpich   a plug-in, and its peer of `weft bench`
 #   libweft-train0.1   libweft_train.so (oneDNN)         weft-dev   headers, static libraries, CMake, pkg-config, pages, examples
 #   weft               the tool, what `weft bench` runs
 #
-# The preset "debian" has Debian's folders and no run paths. Other presets' packages do as well, with libraries in /usr/lib.
+# The preset "debian" has Debian's folders and no run paths. Other presets' packages do as well, with
+# libraries in /usr/lib.
 
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME weft)
@@ -41,7 +43,8 @@ if(WEFT_GZIP)
   string(APPEND weft_changelog .gz)
 endif()
 
-# weft_package(<component> <package> <section> <description> [DEPENDS components ...] [RECOMMENDS packages] [SUGGESTS packages])
+# weft_package(<component> <package> <section> <description> [DEPENDS components ...] [RECOMMENDS packages]
+# [SUGGESTS packages])
 macro(weft_package component package section description)
   cmake_parse_arguments(weft_package "" "RECOMMENDS;SUGGESTS" "DEPENDS" ${ARGN})
   string(TOUPPER ${component} upper)
@@ -57,7 +60,8 @@ macro(weft_package component package section description)
   install(FILES ${weft_changelog} DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/${package} COMPONENT ${component} EXCLUDE_FROM_ALL)
 endmacro()
 
-# weft_library_package(<component> <library> <package>): who links the library learns which package that is, and the system of its name.
+# weft_library_package(<component> <library> <package>): who links the library learns which package that is,
+# and the system of its name.
 macro(weft_library_package component library package)
   string(TOUPPER ${component} upper)
   set(folder ${CMAKE_CURRENT_BINARY_DIR}/debian/${package})

@@ -1,7 +1,9 @@
-"""Builds the wheel of the package: `pip install ./python`, `pip wheel ./python`, tools/wheel.sh. It is a PEP 517 backend that needs nothing but CMake.
+"""Builds the wheel of the package: `pip install ./python`, `pip wheel ./python`, tools/wheel.sh. It is a
+PEP 517 backend that needs nothing but CMake.
 
-One wheel for every Python of the platform: the package is ctypes over libweft, and has one module for all CPythons from 3.11 on. It carries the library, its
-plug-ins, the launcher and the libraries that these need beyond those of the system (libfmt, libgloo; an MPI stays the host's)."""
+One wheel for every Python of the platform: the package is ctypes over libweft, and has one module for all
+CPythons from 3.11 on. It carries the library, its plug-ins, the launcher and the libraries that these need
+beyond those of the system (libfmt, libgloo; an MPI stays the host's)."""
 import base64
 import hashlib
 import os
@@ -25,7 +27,7 @@ OF_THE_HOST = re.compile(r"^(ld-linux.*|lib(c|m|dl|rt|pthread|util|resolv|gcc_s|
                          r"|weft))\.so.*$")
 
 
-# What plug-ins need of the host that has them: an MPI, whose plug-in is loaded where it is asked for.
+# Libraries that plug-ins take from the host: an MPI, whose plug-in is loaded if a program asks for it.
 MPI = {"libmpi.so.40", "libmpich.so.12"}
 
 
@@ -42,7 +44,7 @@ def run(*command):
 
 
 def needed(file, found):
-    """What a file needs that is not of the host, with all that that needs: name -> path."""
+    """The libraries that a file needs and the host does not have, with all that they need: name -> path."""
     said = subprocess.run(["ldd", str(file)], capture_output=True, text=True, check=True).stdout
     for name, path in re.findall(r"^\s*(\S+) => (/\S+)", said, re.M):
         if not OF_THE_HOST.match(name):

@@ -1,7 +1,9 @@
-"""The platform for which a wheel is good (PEP 600): manylinux_<glibc>_<machine>, computed from what its shared objects ask of the system's libraries.
+"""The platform for which a wheel is good (PEP 600): manylinux_<glibc>_<machine>, computed from what its
+shared objects ask of the system's libraries.
 
-A tag says: it runs on every system of this glibc or a later one. So each library that a file needs is in the wheel or is one that all such systems have,
-and the versions of symbols that it needs are there: glibc's own by their numbers, those of gcc's libraries by the table below."""
+A tag says: it runs on every system of this glibc or a later one. So each library that a file needs is in
+the wheel or is one that all such systems have, and the versions of symbols that it needs are there:
+glibc's own by their numbers, those of gcc's libraries by the table below."""
 import re
 import subprocess
 import sysconfig
@@ -21,7 +23,8 @@ class NoTag(Exception):
 
 
 def read(text):
-    """(libraries that are needed, versions of their symbols as (library, "GLIBC_2.34")) of what `objdump -p` says."""
+    """(libraries that are needed, versions of their symbols as (library, "GLIBC_2.34")) of what
+    `objdump -p` says."""
     needed, versions, library = re.findall(r"^\s*NEEDED\s+(\S+)", text, re.M), set(), None
     for line in text.partition("Version References:")[2].splitlines():
         if match := re.match(r"^\s*required from (\S+):", line):
@@ -47,8 +50,9 @@ def glibc_of(version):
 
 
 def manylinux(files, host, read_file=None):
-    """"manylinux_2_35" for {name: path} of the shared objects and programs of a wheel. host: names of libraries that some files need of a system that has
-    them, which all others can do without. NoTag where a library is neither carried nor everywhere, or a version is newer than the table."""
+    """"manylinux_2_35" for {name: path} of the shared objects and programs of a wheel. host: names of
+    libraries that some files need of a system that has them, which all others can do without. NoTag where
+    a library is neither carried nor everywhere, or a version is newer than the table."""
     read_file = read_file or (lambda path: subprocess.run(["objdump", "-p", str(path)], capture_output=True, text=True, check=True).stdout)
     newest = OLDEST
     for name, path in files.items():

@@ -5,19 +5,23 @@
     tools/agreement.py --list        prints the functions that it finds
     tools/agreement.py --self-test   checks itself on a small header
 
-docs/agreement.md is made of tests (tests/agreement/): a row is a call in which ranks give different values. A function is collective where
+docs/agreement.md is made of tests (tests/agreement/): a row is a call in which ranks give different
+values. A function is collective where
 
-- its comment, or that of its class, has the word "collective" ("Not collective" does not count); of a class the table has the class's name, or
-  one of its functions;
-- or the head of its file says so of all: "Collective among the ranks of the axes", "Every function is collective", "Called by every rank";
+- its comment, or that of its class, has the word "collective" ("Not collective" does not count); of a
+  class the table has the class's name, or one of its functions;
+- or the head of its file says so of all: "Collective among the ranks of the axes", "Every function is
+  collective", "Called by every rank";
 - or it is a function of ProcessGroup that begins a call, or makes a group.
 
 The other way round, each function on the page must be in a header.
 
-A function of C has the rows of the C++ function that it calls: tools/c_api_names.txt says which of libweft, TWINS below which of the others, and the
-definition in src/ must call it. It is collective where its comment says so (SAYS_C), where the C++ function is on the page, or where a comment that is
-"The same ..." stands below a collective one. A function that is C's alone has rows of its own. A function or class of Python whose docstring says that
-ranks call it together must name, in its own code, a function of C that is covered, or be in PYTHON below.
+A function of C has the rows of the C++ function that it calls: tools/c_api_names.txt says which of
+libweft, TWINS below which of the others, and the definition in src/ must call it. It is collective where
+its comment says so (SAYS_C), where the C++ function is on the page, or where a comment that is "The same
+..." stands below a collective one. A function that is C's alone has rows of its own. A function or class
+of Python whose docstring says that ranks call it together must name, in its own code, a function of C that
+is covered, or be in PYTHON below.
 """
 import ast
 import pathlib
@@ -30,15 +34,16 @@ CLASS = re.compile(r"^( *)(?:class|struct)(?: \[\[\w+\]\])? (\w+)(?: final)?(?: 
 FUNCTION = re.compile(r"(~?\b[A-Za-z_]\w*)\s*\(")
 ROW = re.compile(r"^\| `([\w:]+)` \|")
 SKIPPED = {"operator", "if", "for", "while", "switch", "return", "submit", "static_assert", "requires"}
-# Of ProcessGroup: point to point, and what is each rank's own.
+# Functions of ProcessGroup that are point to point, or concern one rank alone.
 GROUP_CALLS = re.compile(r"^(?:static )?(Work|ProcessGroup) (\w+)\(")
 GROUP_SKIPPED = {"submit", "send", "recv", "ProcessGroup"}
 
-# Of comments of C and docstrings of Python.
+# Words of comments of C and docstrings of Python.
 SAYS_C = re.compile(r"(?<!not )\bcollective\b|\ball (?:of them|its ranks|ranks(?: of \S+)?|who live) call\b|\bonly they call\b|\bblocks until (?:they have|all ranks)\b|\branks meet in\b",
                     re.IGNORECASE)
 C_COMMENT_OR_FUNCTION = re.compile(r"/\*(.*?)\*/|^(?:static inline )?(?:weft_status|void|const char\*)\s+(weft_\w+)\(", re.DOTALL | re.MULTILINE)
-# Functions of C that tools/c_api_names.txt does not have, or names with another function than the one on the page, and the C++ function that each calls.
+# Functions of C that tools/c_api_names.txt does not have, or names with another function than the one on the
+# page, and the C++ function that each calls.
 TWINS = {
     "weft_group_from_env": "ProcessGroup::create",
     "weft_group_from_mpi": "weft_group_create_by_broadcast",
@@ -77,7 +82,8 @@ def words_of(comment):
 
 
 def functions_of(text):
-    """(names that are collective, all names) of a header: free functions by their name, others with that of their class."""
+    """(names that are collective, all names) of a header: free functions by their name, others with that
+    of their class."""
     lines = text.splitlines()
     head = words_of([l for l in lines[:60] if l.startswith("// ")])
     whole_file = bool(FILE_SAYS.search(head))
@@ -160,7 +166,7 @@ def covers(listed, function):
 
 
 def findings(headers, page):
-    """What is wrong. headers: name -> text."""
+    """The faults. headers: name -> text."""
     listed, found = listed_in(page), []
     for name, text in headers.items():
         for function in sorted(functions_of(text)[0]):
@@ -204,7 +210,8 @@ def body_of(source, function):
 
 
 def c_findings(headers, page, names, source, twins=None):
-    """What is wrong with the functions of C, and those that are covered. headers: name -> text; source: all of src/capi*."""
+    """The faults of the functions of C, and the functions that are covered. headers: name -> text; source:
+    all of src/capi*."""
     twins = TWINS if twins is None else twins
     listed, listed_twins, found, covered, known = listed_in(page), twins_of(names), [], set(), set()
     for name, text in headers.items():
@@ -228,7 +235,7 @@ def c_findings(headers, page, names, source, twins=None):
 
 
 def python_findings(modules, page, covered, table=None):
-    """What is wrong with functions and classes of Python. modules: name -> text; covered: functions of C."""
+    """The faults of functions and classes of Python. modules: name -> text; covered: functions of C."""
     table = PYTHON if table is None else table
     listed, found, known = listed_in(page), [], set()
 
@@ -257,7 +264,7 @@ def texts(tree, folders, ends, but=()):
 
 
 def headers_of(tree):
-    # What transports are made of is not called by programs.
+    # Programs do not call the parts of transports.
     return texts(tree, ["include/weft"], ".hpp", ("backends", "host", "base", "store"))
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The functions of weft.h and weft_train.h as one list, read from the headers: for the table in docs, the lists of exports, the test of bad
-arguments and bindings.
+"""The functions of weft.h and weft_train.h as one list, read from the headers: for the table in docs, the
+lists of exports, the test of bad arguments and bindings.
 
     c_api.py --json                        functions, structs and constants, for a binding
     c_api.py --check                       compares docs/c_api_table.md, src/*.exports and python/weft/_api.py with the headers
@@ -10,8 +10,9 @@ arguments and bindings.
     c_api.py --calls LIBRARY FILE          writes the calls of every function of LIBRARY that the fuzz target tests/fuzz/capi makes
     c_api.py --self-test
 
-tools/c_api_names.txt says for every operation of the C++ API of libweft what it is called in C, or why it is not there. Where clang is installed,
---check also finds operations of public C++ headers that this list does not have.
+tools/c_api_names.txt says for every operation of the C++ API of libweft what it is called in C, or why it
+is not there. Where clang is installed, --check also finds operations of public C++ headers that this list
+does not have.
 """
 import argparse
 import json
@@ -24,7 +25,8 @@ TABLE = ROOT / "docs/c_api_table.md"
 NAMES = ROOT / "tools/c_api_names.txt"
 COMMAND = "tools/c_api.py --write"
 LIBRARIES = {"weft": "c", "weft_train": "c_train"}  # folder of their headers in include/weft
-# C++ headers whose operations a host wants from C: all of a layer but what plug-ins and weft's own layers use.
+# C++ headers whose operations a host wants from C: all of a layer but what plug-ins and weft's own layers
+# use.
 CXX_HEADERS = ["base/interrupt.hpp", "base/log.hpp", "base/storage.hpp", "checkpoint/*.hpp", "dp/*.hpp", "group/*.hpp", "host/context.hpp", "mesh/*.hpp", "store/*.hpp"]
 
 # Pointers that may be NULL, wherever they are.
@@ -161,7 +163,8 @@ def functions_of(api, library):
 # ---- the table ----
 
 def read_names(text):
-    """C++ operation -> (names in C, words). `*` behind `::` stands for the rest of a class, `~` before a name for "not yet"."""
+    """C++ operation -> (names in C, words). `*` behind `::` stands for the rest of a class, `~` before a
+    name for "not yet"."""
     names = {}
     for number, line in enumerate(text.splitlines(), 1):
         line = line.split("#")[0].strip()
@@ -219,7 +222,7 @@ def table(api, names, tests):
 
 
 def problems(api, names, tests, table_text, exports):
-    """What is wrong, as lines."""
+    """The faults, as lines."""
     wrong = []
     known = known_names(api)
     for operation, (called, _) in names.items():
@@ -364,7 +367,8 @@ class Cases:
         return "0" if kind in numbers or self.type_of(kind) in numbers else None
 
     def is_output(self, kind):
-        """What a function writes to, of any size up to that of `room`; not what says itself how large it is."""
+        """Memory that a function writes to, of any size up to that of `room`; not structs that state their
+        own size."""
         if kind.startswith("const ") and not kind.endswith("**") or not kind.endswith("*"):
             return False
         base = kind[:-1]
@@ -486,7 +490,7 @@ class Cases:
                 self.lines.append("  }")
 
     def plain(self, function):
-        """What returns no status takes anything: a name, a size, nothing."""
+        """A function that returns no status takes anything: a name, a size, nothing."""
         name, params = function["name"], function["params"]
         if not params:
             return [f"static void bad_{name}(void) {{ (void){name}(); }}"]
@@ -503,7 +507,8 @@ class Cases:
 
 
     def plain_of_handle(self, function, handle):
-        """What destroys a handle leaves alone what is none, and says so on stderr; what asks one answers as for NULL."""
+        """A function that destroys a handle ignores an address that is none, and says so on stderr; a
+        query answers as for NULL."""
         name, what, other = function["name"], function["params"][0]["name"], self.other_handle(handle)
         call = "(void)" if function["returns"] != "void" else ""
         self.lines.append(f"  {call}{name}(NULL);")
@@ -517,7 +522,8 @@ class Cases:
         return self.lines + ["}"]
 
     def gone(self, functions):
-        """Handles that are destroyed: each is refused by a function that takes it first, and cannot be destroyed again."""
+        """Handles that are destroyed: each is refused by a function that takes it first, and cannot be
+        destroyed again."""
         self.lines = ["static void gone(void) {"]
         for destroy in functions:
             handle = self.handle(destroy["params"][0]["type"]) if destroy["name"].endswith("_destroy") else None

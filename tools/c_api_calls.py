@@ -1,7 +1,9 @@
-"""Calls of the C API's functions as C++, for the fuzz target of random calls (tests/fuzz/capi): `c_api.py --calls LIBRARY FILE`.
+"""Calls of the C API's functions as C++, for the fuzz target of random calls (tests/fuzz/capi):
+`c_api.py --calls LIBRARY FILE`.
 
-For each function of a library a C++ function that takes arguments from a Call (tests/fuzz/capi/call.hpp), which reads an input's bytes. How an
-argument is made is told by its type, and by its name where several arguments have one type:
+For each function of a library a C++ function that takes arguments from a Call (tests/fuzz/capi/call.hpp),
+which reads an input's bytes. The type of an argument decides how it is made, and its name if several
+arguments have one type:
   a handle                       one of those that are alive: Call::handle
   what is written to             Call::out, out_handle, out_array
   an array and its number        Call::array: the number is the next argument, called ..._count, count, ndim or bytes
@@ -60,7 +62,7 @@ class Calls:
 
     @staticmethod
     def cpp(kind):
-        """What a pointer points to, with its const."""
+        """The type that a pointer points to, with its const."""
         return kind[:-1].strip()
 
     def members(self, struct):
@@ -79,7 +81,8 @@ class Calls:
         return lines + ["}"]
 
     def structs_given(self):
-        """Structs that functions take, and those in them, innermost first, without those that call.hpp fills."""
+        """Structs that functions take, and those in them, innermost first, without those that call.hpp
+        fills."""
         wanted, order = [], []
         for f in self.functions():
             wanted += [self.base(p["type"]) for p in f["params"] if p["type"].startswith("const ") or not p["type"].endswith("*")]

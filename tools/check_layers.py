@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Fails on every #include that goes against the arrows between layers, and on calls of a Store that may wait for half a minute.
+"""Fails on every #include that goes against the arrows between layers, and on calls of a Store that may
+wait for half a minute.
 
     tools/check_layers.py [TREE]        checks the tree (default: the one this file lies in)
     tools/check_layers.py --self-test   checks itself on a small tree of known faults
 
 A finding is one line, `file:line: what; the rule`. Exit status 1 if there is any. The rules, in words:
 
-  base <- host <- store <- reduce <- backends <- group <- mesh <- dp, checkpoint <- nn <- tp, domain, ep <- train <- models <- capi <- capi_train
+  base <- host <- store <- reduce <- backends <- group <- mesh <- dp, checkpoint <- nn <- tp, domain, ep <-
+  train <- models <- capi <- capi_train
        <- tools, bench, examples
 
    (ep is planned; there is no such folder yet)
@@ -16,23 +18,31 @@ A finding is one line, `file:line: what; the rule`. Exit status 1 if there is an
 3. An include names its layer ("weft/base/error.hpp", "host/arena.hpp"), never a bare or relative path.
 4. Public headers (include/) include public headers and the C and C++ standard libraries only.
 5. weft/weft.hpp, which includes everything, is for programs, not for the library.
-6. Tests of a layer include what that layer may, and "support/"; those of backends also group, which drives a transport.
+6. Tests of a layer include what that layer may, and "support/"; those of backends also group, which drives
+   a transport.
 7. A foreign library's headers stay in the folders that may use it (FOREIGN below).
-8. C knows no C++: a header or source of C includes no .hpp and no <name> of C++; of weft it includes weft/weft.h, weft/weft_mpi.h and
+8. C knows no C++: a header or source of C includes no .hpp and no <name> of C++; of weft it includes
+   weft/weft.h, weft/weft_mpi.h and
    weft/weft_train.h alone, which consist of the headers in include/weft/c/ and include/weft/c_train/.
 9. In src/ and tools/ a call of a Store states its deadline: the default is for programs, which may wait.
-10. What a public header drags in (its includes, theirs, and so on) lies in its layer or to the left, too.
+10. All headers that a public header drags in (its includes, theirs, and so on) lie in its layer or to the
+    left, too.
 11. Public headers do not name files of src/: who has an installation has none.
 12. A folder of sources has at most FILES_MAX files; larger ones are in MORE_FILES.
-13. Variables of the environment that begin with WEFT_ are read by weft::env, whose table (src/base/env.cpp) has them.
+13. Variables of the environment that begin with WEFT_ are read by weft::env, whose table
+    (src/base/env.cpp) has them.
 14. with_mutants in src/CMakeLists.txt lists the sources that include base/mutant.hpp, themselves or by
    other headers; the plug-ins have no mistakes.
-15. A public header that includes no other one of weft includes weft/base/cxx20.hpp, so that all of them refuse an older standard.
-16. src/, include/ and tools/ read and write text through the streams of src/base/text/plain_streams.hpp, which do not follow the locale
+15. A public header that includes no other one of weft includes weft/base/cxx20.hpp, so that all of them
+    refuse an older standard.
+16. src/, include/ and tools/ read and write text through the streams of src/base/text/plain_streams.hpp,
+    which do not follow the locale
     of the program as the standard library's do.
-17. Files are made by NewFile (src/base/files/new_file.hpp) alone: nothing else in src/, include/ and tools/ gives a file a name with
-    O_CREAT, creat or fopen, but for what MAKES_FILES lists with its reason.
-18. Each record in docs/decisions has a line in docs/decisions/README.md, and each line there has its record.
+17. Files are made by NewFile (src/base/files/new_file.hpp) alone: nothing else in src/, include/ and
+    tools/ gives a file a name with O_CREAT, creat or fopen, except the places that MAKES_FILES lists with
+    their reasons.
+18. Each record in docs/decisions has a line in docs/decisions/README.md, and each line there has its
+    record.
 """
 import pathlib
 import re
@@ -59,8 +69,8 @@ FOREIGN = [
     (r"gloo/", ["src/backends/gloo/", "bench/peers/"]),
     (r"(nccl|cuda_runtime(_api)?)\.h", ["src/backends/nccl/", "bench/peers/"]),
 ]
-# Rule 12: how many sources and headers a folder may have, and the folders that may have more, with their own most: none at present. An
-# entry goes away when its folder has FILES_MAX or fewer.
+# Rule 12: how many sources and headers a folder may have, and the folders that may have more, with their own
+# most: none at present. An entry goes away when its folder has FILES_MAX or fewer.
 FILES_MAX = 22
 MORE_FILES = {}
 
@@ -90,7 +100,8 @@ PLAIN_STREAMS = "src/base/text/plain_streams.hpp"
 STREAM = re.compile(r"\bstd::w?([io]?(?:stringstream|fstream))\b")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
-# Standard and system headers that a public header may name: no folder, or one of the kernel's and C library's own.
+# Standard and system headers that a public header may name: no folder, or one of the kernel's and C library's
+# own.
 SYSTEM_FOLDERS = ("sys/", "linux/", "netinet/", "arpa/", "bits/", "asm/")
 
 # A Store by the names it has here; its functions and how many arguments they take with the deadline.
@@ -99,7 +110,8 @@ STORE_ARGUMENTS = {"set": 3, "get": 2, "try_get": 2, "add": 3, "compare_set": 4,
 
 
 def layer_of_file(path):
-    """(layer, kind) of a file of the tree; kind is public, private, test or program. None: no rule applies to it."""
+    """(layer, kind) of a file of the tree; kind is public, private, test or program. None: no rule applies
+    to it."""
     parts = path.parts
     if parts[0] == "include" and len(parts) >= 3:
         return ("api", "public") if len(parts) == 3 else (C_FOLDERS.get(parts[2], parts[2]), "public")
@@ -117,7 +129,7 @@ def reaches(layer, wanted):
 
 
 def check_include(path, layer, kind, quote, name):
-    """What is wrong with one include, or None."""
+    """The fault of one include, or None."""
     if path.suffix in (".c", ".h") and name not in C_API:
         part = path.parts[0] == "include" and name.startswith(("weft/c/", "weft/c_train/"))
         if not name.endswith(".h") or (name.startswith("weft/") and not part):
@@ -195,7 +207,7 @@ def calls_without_deadline(text):
 
 
 def wrongly_listed_mutants(tree):
-    """What is wrong with the list of sources that are compiled again with mistakes, or nothing."""
+    """The faults of the list of sources that are compiled again with mistakes."""
     build = tree / "src/CMakeLists.txt"
     listed = build.exists() and re.search(r"set\(with_mutants\s([^)]*)\)", build.read_text(encoding="utf-8"))
     if not listed:
@@ -214,7 +226,8 @@ def wrongly_listed_mutants(tree):
 
 
 def too_far_by_others(tree):
-    """Of each public header: the first include that leads, over other headers, to a layer that it may not know."""
+    """For each public header: the first include that leads, over other headers, to a layer that it may not
+    know."""
     includes = {}
     for file in sorted((tree / "include").rglob("*.hpp")):
         lines = enumerate(file.read_text(encoding="utf-8").splitlines(), 1)

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Fails on comments and pages that are too wide, and on words that a reader meets twice before they mean something.
+"""Fails on comments and pages that are too wide, and on words that a reader meets twice before they mean
+something.
 
     tools/check_words.py [TREE]                  checks the tree (default: the one this file lies in)
     tools/check_words.py --all [TREE]            also checks the rooms that are not in DONE yet
@@ -8,9 +9,11 @@
 
 A finding is one line, `file:line: what; the rule`. Exit status 1 if there is any. The rules:
 
-1. A line of a comment, a docstring or a page has at most 110 columns. Tables, code, and lines that one word fills
+1. A line of a comment, a docstring or a page has at most 110 columns. Tables, code, and lines that one
+   word fills
    are excepted.
-2. A sentence names its actor first. It does not open with "Of", "That of", "Those of", "What", "Who", "Whoever",
+2. A sentence names its actor first. It does not open with "Of", "That of", "Those of", "What", "Who",
+   "Whoever",
    "Whose" or "Whom" in place of a noun. Questions, titles, bold labels and OPENINGS are excepted.
 3. Words of WORDS give way to the term of the field that stands beside them there. Code spans are excepted.
 """
@@ -113,7 +116,8 @@ def blocks_of_page(text):
 
 
 def comment_lines(path, text):
-    """(number, column of the comment, its text, the whole line) of each line with a comment; None between blocks."""
+    """(number, column of the comment, its text, the whole line) of each line with a comment; None between
+    blocks."""
     if path.suffix in C_LIKE:
         inside, column = False, 0
         for number, line in enumerate(text.splitlines(), 1):

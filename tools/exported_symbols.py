@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""Which symbols libweft and libweft_train export: keeps the lists src/<library>.exports, which the installed libraries are linked by.
+"""Which symbols libweft and libweft_train export: keeps the lists src/<library>.exports, which the
+installed libraries are linked by.
 
     exported_symbols.py --check BUILD     compares the lists with the public headers and with the libraries of a build
     exported_symbols.py --write BUILD     writes the lists so
     exported_symbols.py --against-tag     fails where a symbol of the last release is gone and the soname is still the same
     exported_symbols.py --self-test
 
-A list has two parts. [public]: what public headers declare and the library defines (clang says what is declared: functions that are no
-templates and not inline, variables; of private members only those that a derived class or an inline function may need), and the vtables
-and type information of public classes. [own]: what weft's own tool, plug-ins and benchmarks need besides; it belongs to one version of
-weft and nobody else may use it. A build's own library has all symbols, for its tests.
+A list has two parts. [public]: what public headers declare and the library defines (clang says what is
+declared: functions that are no templates and not inline, variables; of private members only those that a
+derived class or an inline function may need), and the vtables and type information of public classes.
+[own]: what weft's own tool, plug-ins and benchmarks need besides; it belongs to one version of weft and
+nobody else may use it. A build's own library has all symbols, for its tests.
 """
 import argparse
 import collections
@@ -39,7 +41,7 @@ def clang():
 
 
 class Declared:
-    """What public headers declare in namespace weft and in C."""
+    """The declarations of public headers in namespace weft and in C."""
 
     def __init__(self, dump):
         self.functions = set()  # mangled, of functions and variables
@@ -173,7 +175,8 @@ def write_list(parts):
 
 
 def wanted(build, declared):
-    """The lists as they should be, from headers and from what a build's own libraries define and its users need."""
+    """The lists as they should be, from headers and from what a build's own libraries define and its users
+    need."""
     defined = {name: symbols("--defined-only", str(build / f"lib/lib{name}.so")) for name in LIBRARIES if (build / f"lib/lib{name}.so").exists()}
     lists = {}
     for name in defined:
@@ -188,7 +191,7 @@ def wanted(build, declared):
 
 
 def private_needs(build, lists):
-    """What the examples need that no user has: lines."""
+    """The symbols that the examples need and no user has: lines."""
     lines = []
     for example in sorted(p.name for p in (ROOT / "examples").iterdir() if (build / "bin" / p.name).is_file()):
         needed = set(symbols("--undefined-only", str(build / "bin" / example)))
@@ -203,7 +206,7 @@ def told(words, names, demangled):
 
 
 def compare(name, checked_in, want, exported):
-    """What is wrong with a list, as lines."""
+    """The faults of a list, as lines."""
     wrong = []
     if checked_in["soname"] != want["soname"]:
         wrong.append(f"  the soname is {want['soname']}, the list says {checked_in['soname'] or 'nothing'}")

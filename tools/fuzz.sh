@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Fuzzes what reads bytes that others wrote (tests/fuzz): the store's server, client and file, texts, bootstrap infos,
-# safetensors files and indices of checkpoints; and random calls of weft.h, `capi`, which is run only where it is named, because all
-# of libweft is compiled for it, which takes minutes. Starts from the targets' seeds and tests/fuzz/corpus. What it finds stays in build/fuzz/found/<target>; a crash also prints its input.
+# Fuzzes what reads bytes that others wrote (tests/fuzz): the store's server, client and file, texts,
+# bootstrap infos, safetensors files and indices of checkpoints; and random calls of weft.h, `capi`, which is
+# run only where it is named, because all of libweft is compiled for it, which takes minutes. Starts from the
+# targets' seeds and tests/fuzz/corpus. Inputs that it finds stay in build/fuzz/found/<target>; a crash also
+# prints its input.
 #
 #   tools/fuzz.sh                    every target for 3 seconds
 #   tools/fuzz.sh SECONDS [TARGET…]  those targets, for so long each

@@ -1,5 +1,6 @@
-"""The functions, structs and constants of weft.h as Python's ctypes takes them: python/weft/_api.py. tools/c_api.py --write writes that file and
---check compares it with the headers; this is the part that makes its text."""
+"""The functions, structs and constants of weft.h as Python's ctypes takes them: python/weft/_api.py.
+tools/c_api.py --write writes that file and --check compares it with the headers; this is the part that
+makes its text."""
 import pathlib
 import re
 
@@ -15,7 +16,8 @@ BYTES = {"weft_text_data"}  # give bytes that may contain zeros: an address, not
 
 
 class Types:
-    """C types as expressions of ctypes. `callbacks`: the signatures of functions that programs give, by their names."""
+    """C types as expressions of ctypes. `callbacks`: the signatures of functions that programs give, by
+    their names."""
 
     def __init__(self, api, callbacks):
         self.aliases = api["types"]
@@ -68,7 +70,8 @@ def initial(text):
 
 
 def read(root=ROOT):
-    """What the headers of libweft declare: c_api's lists, macros that are numbers, initialisers, and signatures of callbacks."""
+    """The declarations of the headers of libweft: c_api's lists, macros that are numbers, initialisers,
+    and signatures of callbacks."""
     api = {"functions": [], "structs": [], "constants": {}, "types": {}, "macros": {}, "initials": {}, "callbacks": {}}
     for path in sorted((root / "include/weft" / c_api.LIBRARIES["weft"]).glob("*.h")):
         functions, structs, constants, types, _ = c_api.read_header(path, "weft", root)
@@ -159,7 +162,7 @@ def text(root=ROOT):
     lines += [f"{name} = {types.function(signature)}" for name, signature in api["callbacks"].items() if name not in late]
     lines += [class_of(struct, types) for struct in ordered(api["structs"])] + ["\n"]
     lines += [f"{name} = {types.function(api['callbacks'][name])}" for name in late]
-    lines += ["\n# What the initialisers of weft.h set to something else than zero.\nINITIAL = {"]
+    lines += ["\n# The fields that the initialisers of weft.h set to something else than zero.\nINITIAL = {"]
     for name, values in api["initials"].items():
         lines.append(f"    {name}: {changes(structs[name], values, structs, numbers)!r},".replace("'", '"'))
     lines += ["}\n\n# name: (result, parameters)\nFUNCTIONS = {"]

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Prints of ctest logs what the tests that failed printed: `report_failures.py NAME=LOG...`, at most 60 lines a test.
+"""Prints of ctest logs what the tests that failed printed: `report_failures.py NAME=LOG...`, at most 60
+lines a test.
 
 LOG is a build's Testing/Temporary/LastTest.log, which holds the whole output of each test.
 """

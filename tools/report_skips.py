@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Prints what tests skipped and why, from ctest logs: `report_skips.py NAME=LOG...`, one line per reason.
 
-LOG is a build's Testing/Temporary/LastTest.log, which holds the whole output of each test. GoogleTest prints a skip as
-"file:line: Skipped", the reason, "[  SKIPPED ] Suite.Name (0 ms)".
+LOG is a build's Testing/Temporary/LastTest.log, which holds the whole output of each test. GoogleTest
+prints a skip as "file:line: Skipped", the reason, "[ SKIPPED ] Suite.Name (0 ms)".
 """
 import collections
 import re

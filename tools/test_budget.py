@@ -5,10 +5,11 @@
     tools/test_budget.py --steps [--limit S] "SECONDS NAME" ...
     tools/test_budget.py --self-test
 
-The second form prints the steps of a run with their sum, and a warning where that is above the limit: it depends on the machine.
+The second form prints the steps of a run with their sum, and a warning where that is above the limit: it
+depends on the machine.
 
-A test may take BUDGET_S, or what OWN_BUDGET_S says. With --strict (tools/test.sh --full) one that takes more than twice that is an
-error: the machine may be busy, but not for ever. Exit status 1 if there is any.
+A test may take BUDGET_S, or what OWN_BUDGET_S says. With --strict (tools/test.sh --full) one that takes
+more than twice that is an error: the machine may be busy, but not for ever. Exit status 1 if there is any.
 """
 import pathlib
 import re

@@ -1,6 +1,6 @@
 // Gloo without anything above it, over TCP on loopback, which is what it has between processes of one host:
 // the same flags, checks, samples and rows as collectives_bench. all_reduce is measured by Gloo's ring and by
-// its halving and doubling, and the better of both is told.
+// its halving and doubling, and the better of both is reported.
 //
 //   gloo_collectives --ranks 2 --op all_reduce --rows
 #include <gloo/allgather.h>

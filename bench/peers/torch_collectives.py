@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""torch.distributed over Gloo: the same flags, checks, samples and rows as collectives_bench (bench/cases.hpp, bench/measure.hpp).
-With --library deepspeed: the all_reduce in shared memory of DeepSpeed's CPU inference, built by torch from the installed package's sources.
+"""torch.distributed over Gloo: the same flags, checks, samples and rows as collectives_bench
+(bench/cases.hpp, bench/measure.hpp). With --library deepspeed: the all_reduce in shared memory of
+DeepSpeed's CPU inference, built by torch from the installed package's sources.
 
     torch_collectives.py --ranks 2 --op all_reduce --rows
 """
@@ -263,7 +264,7 @@ def body(rank, a, port, library):
 
 
 def die_with(parent):
-    """Ranks end when whoever started them does."""
+    """Ranks end when the process that started them does."""
     import ctypes
     import signal
 

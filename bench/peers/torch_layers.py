@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""The layers of layers_bench in torch: on one rank, or tensor parallel over Gloo with Megatron's f and g as autograd functions around
-all_reduce. The same flags, numbers, checks, samples and rows as layers_bench (bench/train/layers_bench.cpp, bench/measure.hpp). bf16: weights,
-activations and gradients alike, as torch users have them.
+"""The layers of layers_bench in torch: on one rank, or tensor parallel over Gloo with Megatron's f and g
+as autograd functions around all_reduce. The same flags, numbers, checks, samples and rows as layers_bench
+(bench/train/layers_bench.cpp, bench/measure.hpp). bf16: weights, activations and gradients alike, as torch
+users have them.
 
     torch_layers.py --ranks 2 --layers mlp,attention --tokens 128,512 --passes both --dtype f32 --rows
 """
@@ -190,7 +191,8 @@ def measure(case, agree, seconds):
 
 
 def join(rank, a, port, over=""):
-    """Makes this rank one of a.ranks over Gloo. Gives torch, torch.distributed and agree(number), which is rank 0's number on all."""
+    """Makes this rank one of a.ranks over Gloo. Gives torch, torch.distributed and agree(number), which is
+    rank 0's number on all."""
     import torch
     import torch.distributed as dist
 
@@ -210,7 +212,8 @@ def join(rank, a, port, over=""):
 
 
 def in_turn(a, cases):
-    """The cases, each when `weft bench` says that it is this peer's turn, until there are none, or no turns."""
+    """The cases, each when `weft bench` says that it is this peer's turn, until there are none, or no
+    turns."""
     turns = open(a.turns, "rb", buffering=0) if a.turns else None
     take = lambda: turns is None or len(turns.read(1)) == 1
     for case in cases:

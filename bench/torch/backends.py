@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""torch.distributed over weft beside Gloo, in one run of two or more ranks: python bench/torch/backends.py [-n RANKS] [--json FILE] [--write PAGE] PART...
+"""torch.distributed over weft beside Gloo, in one run of two or more ranks: python bench/torch/backends.py
+[-n RANKS] [--json FILE] [--write PAGE] PART...
 
     collectives   all_reduce of 8 bytes to 128 MiB, all_gather and reduce_scatter; weft also on tensors of weft.torch.empty
     overhead      all_reduce of 8 bytes over weft, alone on one rank, beside a Backend in Python that does nothing
@@ -7,10 +8,11 @@
     fsdp          the same model, fully_shard, beside the step without it and over a backend that does nothing
     tp            an MLP 1024-4096-1024 of two ranks, tensor parallel, 512 rows
 
-Each result is checked before it is timed; times are medians over repetitions, of which each takes as long as on its slowest rank, the backends in turns.
-OMP_NUM_THREADS is 1.
---json keeps what was measured: a part that is run again takes the place of its former results, so that parts may be run at different times. --write puts
-the file's results as a table into a page, between the lines that say so; without a part it only does that.
+Each result is checked before it is timed; times are medians over repetitions, of which each takes as long
+as on its slowest rank, the backends in turns. OMP_NUM_THREADS is 1. --json keeps what was measured: a part
+that is run again takes the place of its former results, so that parts may be run at different times.
+--write puts the file's results as a table into a page, between the lines that say so; without a part it
+only does that.
 """
 import argparse
 import json
@@ -97,14 +99,16 @@ class Ranks:
         self.rows = []
 
     def slowest(self, seconds):
-        """A time, or each of a list of times, as the slowest rank has it. A step that waits for all ranks takes as long as the slowest in each repetition;
-        so that one that waits for nobody can be compared with it, that counts for all."""
+        """A time, or each of a list of times, as the slowest rank has it. A step that waits for all ranks
+        takes as long as the slowest in each repetition; so that one that waits for nobody can be compared
+        with it, that counts for all."""
         value = self.torch.tensor(seconds, dtype=self.torch.float64)
         self.dist.all_reduce(value, self.dist.ReduceOp.MAX)
         return value.tolist()
 
     def measure(self, functions, budget=0.6):
-        """{name: microseconds}: the median of repetitions, of all functions in turns. A repetition is as many calls as take a few milliseconds."""
+        """{name: microseconds}: the median of repetitions, of all functions in turns. A repetition is as
+        many calls as take a few milliseconds."""
         counts = {}
         for name, function in functions.items():
             function()

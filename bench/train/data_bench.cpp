@@ -1,6 +1,6 @@
-// What data parallelism costs, beside torch (peers/torch_data.py): 200 gradients of 26 MB in all, reduced in
-// several ways and beside one all-reduce of the same bytes; and a step (forward, backward, reduction, SGD) of
-// 24 x Linear(512) with 64 rows a rank: on each rank by itself, with averaged gradients, and sharded. One
+// The cost of data parallelism, beside torch (peers/torch_data.py): 200 gradients of 26 MB in all, reduced
+// in several ways and beside one all-reduce of the same bytes; and a step (forward, backward, reduction, SGD)
+// of 24 x Linear(512) with 64 rows a rank: on each rank by itself, with averaged gradients, and sharded. One
 // thread a rank.
 //
 //   data_bench --ranks 2 --cases reduce/one,reduce/buckets,step/local,step/ddp

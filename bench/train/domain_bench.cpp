@@ -97,7 +97,7 @@ std::unique_ptr<Module> attention_of(std::int64_t positions) {
                                      RopeTables::make(positions, 64, 10000.0));
 }
 
-// What is wrong with `split` beside the whole on one rank; "" for nothing.
+// The fault of `split` compared with the whole on one rank; "" for none.
 std::string compared(const Layer& split, const Layer& serial) {
   if (!same_bits(split.y, distribute(serial.y, split.y.layout()))) return "y has other bits than on one rank";
   if (split.both && !same_bits(split.dx, distribute(serial.dx, split.dx.layout())))

@@ -23,7 +23,7 @@ struct Projection {
 };
 Projection project(const Tensor& whole);
 
-/// What commas divide.
+/// The parts between commas.
 std::vector<std::string> words(const std::string& text);
 /// The same. Throws bad_argument for a word that is not among `known`.
 std::vector<std::string> chosen(const std::string& flag, const std::string& text,

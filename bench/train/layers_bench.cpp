@@ -247,7 +247,7 @@ std::string Layer::wrong() const {
   return text;
 }
 
-// What this rank's core can do while all ranks keep theirs busy.
+// The peak of this rank's core while all ranks keep theirs busy.
 double peak_beside(const Agree& agree, DType dtype) {
   agree(0);  // together
   return peak_gflops(dtype);

@@ -1,4 +1,4 @@
-// What a core can do at most: multiply-adds on registers alone. Any thread.
+// The peak of a core: multiply-adds on registers alone. Any thread.
 #pragma once
 
 #include "weft/base/dtype.hpp"

@@ -27,7 +27,7 @@ Flag tokens_flag(std::vector<std::int64_t>& tokens);
 Flag words_flag(std::string name, std::vector<std::string>& words, std::vector<std::string> known);
 
 /// Takes `flags` out of the arguments, then bench_main() on all reductions (harness.hpp): 2 for wrong ones,
-/// which are told.
+/// which are reported.
 int program_main(int argc, char** argv, const std::vector<Flag>& flags,
                  const std::function<std::vector<TableRow>(RankOfBench&)>& table,
                  const std::function<std::string(const Spec&)>& settings);

@@ -1,5 +1,5 @@
-// What a program sees when a rank fails, and how it goes on: `weft run -n 3 --keep-going -- failures dies`.
-// docs/failures.md shows what each prints.
+// Shows what a program sees when a rank fails, and how it goes on:
+// `weft run -n 3 --keep-going -- failures dies`. docs/failures.md shows what each prints.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -17,7 +17,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// What befalls rank 1 in its fourth step.
+// The failure of rank 1 in its fourth step.
 std::int64_t befall(std::string_view what) {
   std::this_thread::sleep_for(50ms);  // the others are in it by then
   if (what == "dies") std::raise(SIGKILL);

@@ -12,7 +12,7 @@ int main() {
   const weft::DeviceMesh mesh(group, {{"dp", group.size() % 2 == 0 ? 2 : 1}, {"tp", -1}});
   const int dp = mesh.coordinate("dp"), tp = mesh.coordinate("tp");
 
-  // What the host framework has: a weight cut into rows over tp, and a bias that every tp rank holds whole
+  // The host framework's tensors: a weight cut into rows over tp, and a bias that every tp rank holds whole
   // and uses for its own part of the work. Ranks along dp see different data, so on dp all is Partial.
   const weft::Shard rows{0};
   const weft::Partial sum{};

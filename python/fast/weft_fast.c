@@ -1,8 +1,7 @@
 /* The calls of the package weft that programs make most often, compiled: begin a call on arrays, and wait for it.
  *
  * One module for every CPython from 3.11 on (limited API). It is not linked to libweft: setup() gives it the functions of the
- * library that the package has loaded. What it does not know it leaves to the package's own way over ctypes, without
- * an effect: an array of another type, one that is strided, read-only or of a dtype that has no C name. So each error of an
+ * library that the package has loaded. It leaves other arrays to the package's own way over ctypes, without an effect: an array of another type, one that is strided, read-only or of a dtype that has no C name. So each error of an
  * argument has one text, that of python/weft/arrays.py. */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
@@ -324,7 +323,7 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-/* Of one phase, so that an interpreter which shares nothing with others (a sub-interpreter) refuses it. */
+/* Initialised in one phase, so that an interpreter which shares nothing with others (a sub-interpreter) refuses it. */
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT,
                                         "weft_fast",
                                         "The most frequent calls of the package weft, compiled.",

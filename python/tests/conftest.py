@@ -1,4 +1,5 @@
-"""Ranks for tests: threads of this process that share a Context, or processes started by `python -m weft.run`."""
+"""Ranks for tests: threads of this process that share a Context, or processes started by
+`python -m weft.run`."""
 import os
 import subprocess
 import sys
@@ -21,7 +22,8 @@ def on_threads(size, rank):
 
 
 def run_ranks(size, program, **options):
-    """program(group) on `size` threads that are the ranks of a group; what each returned. The first exception is raised."""
+    """program(group) on `size` threads that are the ranks of a group; what each returned. The first
+    exception is raised."""
     context, store = weft.Context(), weft.Store.local()
     results, failures = [None] * size, [None] * size
 

@@ -1,5 +1,5 @@
-"""Arguments of another type, out of range, or closed: each is named, and no call with them waits. On the main thread, where calls that block go through
-another one."""
+"""Arguments of another type, out of range, or closed: each is named, and no call with them waits. On the
+main thread, where calls that block go through another one."""
 import signal
 import threading
 

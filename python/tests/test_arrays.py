@@ -1,4 +1,5 @@
-"""Arrays of other libraries where they lie: DLPack capsules old and versioned, what may not be written, strides, dtypes, devices, and who frees."""
+"""Arrays of other libraries where they lie: DLPack capsules old and versioned, what may not be written,
+strides, dtypes, devices, and who frees."""
 import array
 import ctypes
 import gc

@@ -1,4 +1,5 @@
-"""Checkpoints beyond save and load: in the background, whole tensors one by one, functions of the program's that are asked or told."""
+"""Checkpoints beyond save and load: in the background, whole tensors one by one, functions of the
+program's that are asked or told."""
 import os
 import subprocess
 import sys
@@ -24,7 +25,8 @@ WHOLE = np.arange(35.0).reshape(7, 5)
 
 
 def test_saver(ranks, tmp_path):
-    """What is saved is what the arrays held at the call; stages are told; a second save waits; wait() gives errors once."""
+    """What is saved is what the arrays held at the call; stages are told; a second save waits; wait()
+    gives errors once."""
     def program(group):
         part, layout, mesh = parts(group, WHOLE)
         stages = []
@@ -187,7 +189,8 @@ def test_convert(tmp_path):
 
 
 def test_paths(tmp_path, monkeypatch):
-    """Whatever a path is, it is that of os.fspath at the moment of the call; what is none makes no folder of its name."""
+    """Whatever a path is, it is that of os.fspath at the moment of the call; what is none makes no folder
+    of its name."""
     monkeypatch.chdir(tmp_path)
     w = {"w": np.arange(3.0)}
     for path in ("with space/run", "ünï/数据", "quote'\"and\nline", "run/", "./a/../b", tmp_path / "path", os.fsdecode(b"latin-\xe9"), b"bytes run", "percent %s {0}"):

@@ -1,5 +1,6 @@
-"""An error of weft's makes no reference cycle: when it has been handled, what only the function held that it came out of is gone, as with Python's own
-errors. Else arrays and groups live until the collector runs, and a rank that has left a function by an error has not left its group.
+"""An error of weft's makes no reference cycle: when it has been handled, what only the function held that
+it came out of is gone, as with Python's own errors. Else arrays and groups live until the collector runs,
+and a rank that has left a function by an error has not left its group.
 
 Every call of the package stands in CALLS; each is made to fail at each step at which it asks the library."""
 import copy
@@ -213,7 +214,8 @@ class Held:
 
 
 def kept_after(call, *arguments):
-    """(whether what a function held is still there after an error that came out of call(*arguments) there has been handled, the error's type)."""
+    """(whether what a function held is still there after an error that came out of call(*arguments) there
+    has been handled, the error's type)."""
     references = []
 
     def program():
@@ -243,7 +245,8 @@ def alone(tmp_path_factory):
 @pytest.mark.parametrize("thread", ["main", "other"])
 @pytest.mark.parametrize("names", list(CALLS))
 def test_an_error_holds_nothing(names, thread, alone, monkeypatch):
-    """The library refuses the first step, the second, ...: on the main thread calls that block go through another one."""
+    """The library refuses the first step, the second, ...: on the main thread calls that block go through
+    another one."""
     real, left = errors.call, []
 
     def failing(function, *args):

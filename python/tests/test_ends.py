@@ -1,5 +1,5 @@
-"""Processes that end while threads of weft's have something to do, and objects that end in any order. Each in a process of its own: a crash is an exit
-status of its own."""
+"""Processes that end while threads of weft's have something to do, and objects that end in any order. Each
+in a process of its own: a crash is an exit status of its own."""
 import os
 import signal
 import subprocess
@@ -33,7 +33,8 @@ OTHER = {"a reduction": "group.all_reduce(x, op=weft.Reduction('own', lambda a, 
 
 @pytest.mark.parametrize("what", list(AT_THE_END))
 def test_a_process_ends_while(what, tmp_path):
-    """CPython ends a thread that asks for the GIL of an interpreter that ends (to 3.13), or it waits for ever (from 3.14 on): in C++ that aborts the process."""
+    """CPython ends a thread that asks for the GIL of an interpreter that ends (to 3.13), or it waits for
+    ever (from 3.14 on): in C++ that aborts the process."""
     program = PRELUDE + textwrap.dedent("""
         import types
         rank, place, pipe = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
@@ -113,7 +114,8 @@ HANDLES = """
 
 
 def test_objects_go_in_any_order(tmp_path):
-    """Each one last, with work in flight: the others in the order in which they were made, and the other way round."""
+    """Each one last, with work in flight: the others in the order in which they were made, and the other
+    way round."""
     (tmp_path / "file").write_text("no folder", encoding="utf-8")
     assert "well" in run("""
         place, store = sys.argv[1], weft.Store.local()
@@ -145,7 +147,8 @@ def test_objects_go_in_any_order(tmp_path):
 
 
 def test_without_proc():
-    """As in some containers and chroots: the package finds its library and its compiled calls all the same."""
+    """As in some containers and chroots: the package finds its library and its compiled calls all the
+    same."""
     hidden = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"]
     if subprocess.run([*hidden, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this user may not hide /proc (unshare)")

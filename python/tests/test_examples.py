@@ -1,4 +1,5 @@
-"""The pages README.md and docs/python.md, and the programs of examples/python, which print what their pages show. Those with torch: test_torch_examples.py."""
+"""The pages README.md and docs/python.md, and the programs of examples/python, which print what their
+pages show. Those with torch: test_torch_examples.py."""
 import os
 import pathlib
 import re
@@ -26,7 +27,8 @@ def test_page(processes, size, tmp_path):
 
 
 def test_readme(processes, tmp_path):
-    """The Python block of README.md is a program; it prints the sum that install_test.sh expects of the C++ one."""
+    """The Python block of README.md is a program; it prints the sum that install_test.sh expects of the
+    C++ one."""
     block, = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
     (tmp_path / "page.py").write_text(block, encoding="utf-8")
     done = processes(2, "import os, runpy, sys; os.chdir(sys.argv[1]); runpy.run_path('page.py')", tmp_path)
@@ -39,7 +41,8 @@ def test_example(name):
 
 
 def run_example(name):
-    """Runs what the page says, and compares what it prints with what the page shows: torch's versions differ in the last digits."""
+    """Runs what the page says, and compares what it prints with what the page shows: torch's versions
+    differ in the last digits."""
     page = (EXAMPLES / name / "README.md").read_text(encoding="utf-8")
     command, shown = re.findall(r"^```\n(.*?)^```", page, re.M | re.S)
     words = command.split()

@@ -1,4 +1,5 @@
-"""Ctrl-C while a rank waits for others that do not come: KeyboardInterrupt at once, nothing stays behind, the others hear of it, a second attempt works."""
+"""Ctrl-C while a rank waits for others that do not come: KeyboardInterrupt at once, nothing stays behind,
+the others hear of it, a second attempt works."""
 import os
 import subprocess
 import sys
@@ -63,7 +64,8 @@ def finish(process, status=0):
 
 @pytest.mark.parametrize("kind", list(MAKES))
 def test_again_and_again(kind, tmp_path):
-    """After each interrupt the other rank, a thread, comes too late and hears who it was; at last the group is made."""
+    """After each interrupt the other rank, a thread, comes too late and hears who it was; at last the
+    group is made."""
     assert "well" in finish(start(f"""
         import socket
         with socket.socket() as free:
@@ -345,7 +347,8 @@ def test_a_process_that_ends_in_a_call_does_so_at_once(tmp_path):
 
 @pytest.mark.parametrize("compiled", ["on", "off"])
 def test_signals_at_any_moment(compiled, monkeypatch):
-    """Also as soon as a call has begun or ended: a Work has its handle just as long as there is one, and the next call is not hurt."""
+    """Also as soon as a call has begun or ended: a Work has its handle just as long as there is one, and
+    the next call is not hurt."""
     monkeypatch.setenv("WEFT_PYTHON_FAST", compiled)
     said = finish(start("""
         import random

@@ -1,4 +1,5 @@
-"""JAX: its arrays are read where they lie, never written, and results of its kind are new arrays over memory that was written in place."""
+"""JAX: its arrays are read where they lie, never written, and results of its kind are new arrays over
+memory that was written in place."""
 import gc
 import os
 import subprocess
@@ -28,7 +29,8 @@ def alone():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dtypes(ranks, dtype):
-    """Read where they lie; moved; summed where weft sums them; a result is a JAX array over the memory that the call wrote."""
+    """Read where they lie; moved; summed where weft sums them; a result is a JAX array over the memory
+    that the call wrote."""
     def program(group):
         x = jnp.array([1, 0, group.rank]).astype(dtype)
         buffer, _ = arrays.view(x, "in", False)

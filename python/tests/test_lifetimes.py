@@ -1,5 +1,5 @@
-"""What lives how long: memory and handles of calls that Ctrl-C interrupted, and what outlives the interpreter. Each in a process of its own, which must
-end by itself: a crash is an exit status of its own."""
+"""What lives how long: memory and handles of calls that Ctrl-C interrupted, and what outlives the
+interpreter. Each in a process of its own, which must end by itself: a crash is an exit status of its own."""
 import os
 import signal
 import subprocess
@@ -107,7 +107,8 @@ def test_store_and_context_that_end_under_an_interrupted_group():
 @pytest.mark.parametrize("taken", [True, False])
 @pytest.mark.parametrize("versioned", [True, False])
 def test_capsule_that_outlives_the_interpreter(taken, versioned):
-    """A capsule, or the tensor that another library made of it, is freed when Python's callbacks can run no more."""
+    """A capsule, or the tensor that another library made of it, is freed when Python's callbacks can run
+    no more."""
     assert "well" in run(f"""
         import ctypes
         context = weft.Context()
@@ -140,7 +141,8 @@ MAKES = {"group": "context.group_in(store, 0, 2, name='pair', deadline=30)", "su
 
 @pytest.mark.parametrize("what", list(MAKES))
 def test_a_group_that_was_interrupted_while_it_was_made(what):
-    """The other rank, which comes later, hears who was interrupted; no thread stays, and a second attempt makes the group."""
+    """The other rank, which comes later, hears who was interrupted; no thread stays, and a second attempt
+    makes the group."""
     other = MAKES[what].replace("0, 2", "1, 2").replace("world", "mine")
     assert "well" in run(f"""
         context, store, go = weft.Context(), weft.Store.local(), threading.Event()

@@ -1,4 +1,5 @@
-"""weft.torch: each operation of torch.distributed against what it should give, on every dtype, and training that equals one process."""
+"""weft.torch: each operation of torch.distributed against what it should give, on every dtype, and
+training that equals one process."""
 import pytest
 
 pytest.importorskip("torch")
@@ -167,7 +168,8 @@ def test_operations_with_a_helper_thread():
 
 
 def test_errors():
-    """Wrong arguments are ValueErrors; what goes wrong between ranks is torch's error, with weft's text and fields."""
+    """Wrong arguments are ValueErrors; what goes wrong between ranks is torch's error, with weft's text
+    and fields."""
     run(2, """
         from datetime import timedelta
         begin()
@@ -519,7 +521,8 @@ def test_what_is_left():
 
 
 def test_threads_of_one_group():
-    """Messages from several threads: each gets the Work of its own call, and nobody looks at a call for which another one waits."""
+    """Messages from several threads: each gets the Work of its own call, and nobody looks at a call for
+    which another one waits."""
     run(2, """
         import threading
         begin()
@@ -598,7 +601,8 @@ def test_a_program_that_leaves_its_group_open():
 
 
 def test_negative_and_conjugate_views_are_refused():
-    """Their memory holds other numbers than they show: in every operation, given and written, one by one and in a list."""
+    """Their memory holds other numbers than they show: in every operation, given and written, one by one
+    and in a list."""
     run(2, """
     begin()
     def calls(v):

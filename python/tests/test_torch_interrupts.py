@@ -1,4 +1,5 @@
-"""Ctrl-C in what torch.distributed waits for: the rank goes on within a moment, also where it is inside of torch, and the others hear of it while it lives."""
+"""Ctrl-C in what torch.distributed waits for: the rank goes on within a moment, also where it is inside of
+torch, and the others hear of it while it lives."""
 import pytest
 
 pytest.importorskip("torch")

@@ -1,4 +1,5 @@
-"""Where the ranks of a torch group meet, and who else can get in: torch's TCPStore knows no secret, and listens on all interfaces."""
+"""Where the ranks of a torch group meet, and who else can get in: torch's TCPStore knows no secret, and
+listens on all interfaces."""
 import json
 import os
 import socket
@@ -133,7 +134,8 @@ def test_a_place_off_loopback_is_refused_where_rank_0_is_on_this_host(spoofs_hos
 
 
 def on_two_hosts():
-    """Names of two network namespaces that a cable joins, 10.77.3.1 and 10.77.3.2; None where they cannot be made."""
+    """Names of two network namespaces that a cable joins, 10.77.3.1 and 10.77.3.2; None where they cannot
+    be made."""
     if os.geteuid() != 0:
         return None
     names = [f"weft-py-{os.getpid()}-{side}" for side in "ab"]

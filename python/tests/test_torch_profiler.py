@@ -1,4 +1,5 @@
-"""Each operation of weft.torch is an event of torch's profiler, as those of torch's own backends are; and there is none where no profiler runs."""
+"""Each operation of weft.torch is an event of torch's profiler, as those of torch's own backends are; and
+there is none where no profiler runs."""
 import json
 
 import pytest

@@ -1,4 +1,5 @@
-"""Training by PyTorch's own parallel modules over weft: the losses are those of one process with the whole batch."""
+"""Training by PyTorch's own parallel modules over weft: the losses are those of one process with the whole
+batch."""
 import pytest
 
 pytest.importorskip("torch")

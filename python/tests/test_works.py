@@ -86,7 +86,8 @@ def test_wait_all_for_a_while_tells_a_failure():
 
 
 def test_then(ranks):
-    """Called once, in order, with None or with the call's Error; at once where the call has ended; what it raises comes out of wait."""
+    """Called once, in order, with None or with the call's Error; at once where the call has ended; what it
+    raises comes out of wait."""
     def program(group):
         said = []
         x = np.ones(3)
@@ -327,7 +328,8 @@ def test_trace(ranks):
 
 
 def test_log():
-    """Lines of the log come to a function of the program's: here a warning of a variable that weft does not know."""
+    """Lines of the log come to a function of the program's: here a warning of a variable that weft does
+    not know."""
     program = "import weft; weft.Context(log=lambda level, line: print(level, '|', line))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True,
                           env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(weft.__file__)), "WEFT_NONSENSE": "1"})
@@ -396,7 +398,8 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("where", ["work", "make", "message", "split", "store"])
 def test_interrupt(where):
-    """Ctrl-C raises KeyboardInterrupt within 100 ms, whatever the main thread waits for. The best of three counts: other tests run, too."""
+    """Ctrl-C raises KeyboardInterrupt within 100 ms, whatever the main thread waits for. The best of three
+    counts: other tests run, too."""
     for _ in range(3):
         done = subprocess.run([sys.executable, "-c", INTERRUPTED, where], capture_output=True, text=True, timeout=60, check=False,
                               env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(weft.__file__))})
@@ -457,7 +460,8 @@ def test_launcher_names_who_fails(processes):
 
 
 def test_await_after_a_failure_of_the_driver(ranks):
-    """What goes wrong at a work's end is that work's failure; others are awaited as before, even where the group was closed meanwhile."""
+    """What goes wrong at a work's end is that work's failure; others are awaited as before, even where the
+    group was closed meanwhile."""
     def program(group):
         async def wrap(work):
             return await work

@@ -7,7 +7,8 @@
     group = context.group()                       # the ranks that `python -m weft.run -n 4 program.py` has started
     total = group.all_reduce(np.ones(1000)).wait()
 
-Arrays of NumPy, PyTorch and JAX are used where they lie. `weft.torch` is a backend of torch.distributed. docs/python.md is the guide.
+Arrays of NumPy, PyTorch and JAX are used where they lie. `weft.torch` is a backend of torch.distributed.
+docs/python.md is the guide.
 """
 from . import checkpoint
 from .arrays import SharedTensor

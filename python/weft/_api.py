@@ -328,7 +328,7 @@ class weft_reducer_options(Structure):
 weft_whole_function = CFUNCTYPE(c_bool, c_void_p, c_char_p, POINTER(weft_buffer))
 weft_work_callback = CFUNCTYPE(None, c_void_p, POINTER(weft_error))
 
-# What the initialisers of weft.h set to something else than zero.
+# The fields that the initialisers of weft.h set to something else than zero.
 INITIAL = {
     weft_checkpoint_save_options: {},
     weft_checkpoint_load_options: {},

@@ -1,7 +1,8 @@
-"""The compiled calls (weft_fast, python/fast): `begin` and `wait`, or None for both where the module is not there and ctypes does it all.
+"""The compiled calls (weft_fast, python/fast): `begin` and `wait`, or None for both where the module is
+not there and ctypes does it all.
 
-The module lies in the folder `weft` beside libweft, as plug-ins do. It is for CPython from 3.11 on; another Python, or WEFT_PYTHON_FAST=off, does
-without it. Both ways do the same; the tests run over both."""
+The module lies in the folder `weft` beside libweft, as plug-ins do. It is for CPython from 3.11 on;
+another Python, or WEFT_PYTHON_FAST=off, does without it. Both ways do the same; the tests run over both."""
 import ctypes
 import importlib.machinery
 import importlib.util
@@ -49,7 +50,8 @@ types = set()  # types of arrays that `begin` reads, and that `out` may be made 
 
 
 def learn(kind, by_protocol):
-    """From now on `begin` reads arrays of exactly this type: by the buffer protocol, or by DLPack's functions in C, where it has them."""
+    """From now on `begin` reads arrays of exactly this type: by the buffer protocol, or by DLPack's
+    functions in C, where it has them."""
     table = None if by_protocol else getattr(kind, "__dlpack_c_exchange_api__", None)
     if _module is not None and kind not in types and (by_protocol or table is not None) and _module.add_type(kind, table):
         types.add(kind)

@@ -1,7 +1,7 @@
 """Handles of the library as Python objects, and calls that block.
 
-A handle is destroyed with its object; where calls that block still use it, by the last of them. In a child made by fork() it is left alone: it is the
-parent's."""
+A handle is destroyed with its object; where calls that block still use it, by the last of them. In a child
+made by fork() it is left alone: it is the parent's."""
 import atexit
 import ctypes
 import os
@@ -66,15 +66,17 @@ class Handle:
 
 
 class Made(ctypes.c_void_p):
-    """Where a call writes the handle that it makes. Until somebody takes it, the handle ends with this object, and so does that of a call which was
-    interrupted and ended later: the call's arguments held the object. `keep` lives as long."""
+    """Where a call writes the handle that it makes. Until somebody takes it, the handle ends with this
+    object, and so does that of a call which was interrupted and ended later: the call's arguments held the
+    object. `keep` lives as long."""
 
     def __init__(self, destroy, keep=None):
         super().__init__()
         self.destroy, self.born, self.keep = destroy, _generation, keep
 
     def take(self):
-        """The handle, which is the caller's from now on; None: none was made. A Handle takes the Made itself."""
+        """The handle, which is the caller's from now on; None: none was made. A Handle takes the Made
+        itself."""
         handle, self.value = self.value, None
         return handle
 
@@ -86,7 +88,7 @@ class Made(ctypes.c_void_p):
 
 
 class _Interrupt(Handle):
-    """What ends the waits of the thread that is attached to it, once."""
+    """Ends the waits of the thread that is attached to it, once."""
     __slots__ = ()
     _destroy = lib.interrupt_destroy
 
@@ -97,12 +99,13 @@ class _Interrupt(Handle):
 
 
 class _Worker:
-    """A thread that makes calls which block, so that the main thread hears of signals meanwhile. For one caller at a time."""
+    """A thread that makes calls which block, so that the main thread hears of signals meanwhile. For one
+    caller at a time."""
 
     def __init__(self):
         self._begin, self._end = threading.Semaphore(0), threading.Semaphore(0)
         self._task = self._failure = None
-        self._left = False  # whoever waited was interrupted: the thread ends after the call
+        self._left = False  # the waiting thread was interrupted: this thread ends after the call
         self._interrupt = _Interrupt()
         self._thread = threading.Thread(target=self._run, name="weft-blocking", daemon=True)
         self._thread.start()
@@ -141,7 +144,7 @@ class _Worker:
         return failure
 
 
-GIVES_UP = 0.06  # seconds: a call that is interrupted mostly ends within this time, and has told the other ranks then
+GIVES_UP = 0.06  # seconds: a call that is interrupted mostly ends within this time, and has notified the other ranks then
 GIVES_UP_AT_EXIT = 2
 _idle = []  # workers that wait for a task
 _ending = []  # threads of workers whose calls were interrupted
@@ -177,10 +180,12 @@ def _let_go(handles):
 
 
 def blocking(function, *args, keep=None):
-    """function(*args, error), raising what it says. On the main thread a signal (Ctrl-C) interrupts the wait, and the call, which ends within some 20 ms: one
-    that waits for ranks to meet, or in a store, gives up; a collective fails its group. Other ranks hear of it. Where that takes longer the call goes on in another thread,
-    with all that its arguments refer to and with `keep`; what it has made then (Made) goes. An argument that is a Handle stands for its
-    handle, which then lives until the call has ended, closed or not; a group, whose end is to end its calls, is given as the bare handle."""
+    """function(*args, error), raising what it says. On the main thread a signal (Ctrl-C) interrupts the
+    wait, and the call, which ends within some 20 ms: one that waits for ranks to meet, or in a store,
+    gives up; a collective fails its group. Other ranks hear of it. Where that takes longer the call goes
+    on in another thread, with all that its arguments refer to and with `keep`; what it has made then
+    (Made) goes. An argument that is a Handle stands for its handle, which then lives until the call has
+    ended, closed or not; a group, whose end is to end its calls, is given as the bare handle."""
     used = _hold([a for a in args if isinstance(a, Handle)])
     if used:
         handles = iter(used)

@@ -1,7 +1,7 @@
 """The shared library behind this package: found, loaded, its functions declared. Calls release the GIL.
 
-Where the package is a wheel's, the library and its plug-ins lie in weft/lib; else the dynamic loader finds libweft (LD_LIBRARY_PATH, the system's
-folders). Any thread may call any function."""
+Where the package is a wheel's, the library and its plug-ins lie in weft/lib; else the dynamic loader finds
+libweft (LD_LIBRARY_PATH, the system's folders). Any thread may call any function."""
 import atexit
 import ctypes
 import os
@@ -47,8 +47,9 @@ LAST_CALLS_NS = 10 * 10**9  # how long the end of the interpreter waits for func
 
 @atexit.register  # first in the package, and so called last: handles that end at exit may still call Python
 def _end_callbacks():
-    """From now on no thread of the library's calls Python: where it asks for the GIL of an interpreter that ends, CPython ends the thread (to 3.13) in the middle
-    of C++, which aborts the process, or lets it wait for ever (from 3.14 on)."""
+    """From now on no thread of the library's calls Python: where it asks for the GIL of an interpreter
+    that ends, CPython ends the thread (to 3.13) in the middle of C++, which aborts the process, or lets it
+    wait for ever (from 3.14 on)."""
     if ctypes.pythonapi.PyInterpreterState_Get() != ctypes.pythonapi.PyInterpreterState_Main():
         return  # one of several interpreters
     if lib.callbacks_end(LAST_CALLS_NS, None):
@@ -61,7 +62,8 @@ lib.callbacks_begin(None)  # an interpreter of this process may have ended befor
 
 
 class _PerThread(threading.local):
-    """One weft_error for each thread: a call writes it, and whoever sees the call's status reads it."""
+    """One weft_error for each thread: a call writes it, and the code that checks the call's status reads
+    it."""
 
     def __init__(self):
         self.error = _api.make(_api.weft_error)

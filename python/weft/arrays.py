@@ -1,6 +1,7 @@
 """Arrays of other libraries as weft's buffers, without a copy, and results in the caller's kind.
 
-NumPy, PyTorch, JAX and whatever else speaks DLPack; objects with Python's buffer protocol (bytearray, memoryview, array.array); Python's numbers.
+NumPy, PyTorch, JAX and whatever else speaks DLPack; objects with Python's buffer protocol (bytearray,
+memoryview, array.array); Python's numbers.
 """
 import atexit
 import ctypes
@@ -18,11 +19,13 @@ _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 _capsule_new = ctypes.pythonapi.PyCapsule_New
 _capsule_new.restype, _capsule_new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-# As CFUNCTYPE, but a destructor of a capsule gets the capsule's address: it is about to end, and must not be owned.
+# As CFUNCTYPE, but a destructor of a capsule gets the capsule's address: it is about to end, and must not be
+# owned.
 _Destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
-# The struct of a tensor that others take: theirs to free, by its deleter, even where there is no Python any more.
+# The struct of a tensor that others take: theirs to free, by its deleter, even where there is no Python any
+# more.
 _libc = ctypes.CDLL(None)
 _malloc, _free = _libc.malloc, _libc.free
 _malloc.restype, _malloc.argtypes, _free.restype, _free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], None, [ctypes.c_void_p]
@@ -200,7 +203,8 @@ def _kind_of(x):
 
 
 def view(x, name, writes):
-    """(weft_buffer, what keeps its memory alive) of x's elements, as they lie. `name` is what errors call it."""
+    """(weft_buffer, what keeps its memory alive) of x's elements, as they lie. `name` is what errors call
+    it."""
     how = _KINDS.get(type(x)) or _kind_of(x)
     if how is None:
         raise _unknown(x, name)
@@ -236,7 +240,8 @@ def extents(shape):
 
 
 class SharedTensor:
-    """Memory that ranks of one host share (Context.empty), as a tensor that others take by DLPack. Freed when the last of them lets it go."""
+    """Memory that ranks of one host share (Context.empty), as a tensor that others take by DLPack. Freed
+    when the last of them lets it go."""
 
     def __init__(self, context, shape, dtype):
         self.shape, self.dtype = extents(shape), dtypes.name_of(dtype)
@@ -295,7 +300,8 @@ class _Managed:
         self.struct.deleter(ctypes.pointer(self.struct))
 
     def capsule(self, versioned):
-        """A capsule over the same memory; whoever takes its tensor calls our deleter, which lets this owner go."""
+        """A capsule over the same memory; the code that takes its tensor calls our deleter, which releases
+        this owner."""
         kind = _api.weft_dl_managed_tensor_versioned if versioned else _api.weft_dl_managed_tensor
         address = _malloc(ctypes.sizeof(kind))
         if not address:
@@ -326,7 +332,8 @@ _release_versioned = type(_api.weft_dl_managed_tensor_versioned().deleter)(_let_
 
 @_Destructor
 def _end_of_capsule(capsule, ends=_Managed._ends, alive=_Managed._alive, is_valid=_is_valid, pointer_of=_pointer_of, names=(OLD, VERSIONED), free=_free):
-    """Needs no name of this module: as the interpreter ends these go first. Consumers may take the destructor away, and the capsule goes unseen."""
+    """Needs no name of this module: as the interpreter ends these go first. Consumers may take the
+    destructor away, and the capsule goes unseen."""
     for name in () if ends else names:
         if is_valid(capsule, name):  # nobody took the tensor
             address = pointer_of(capsule, name)
@@ -340,7 +347,8 @@ def _keep_for_ever(*objects):
 
 
 def _outlive(own, owner):
-    """The tensor's deleter becomes free(), which needs no Python; what the tensor points to stays until the process has ended."""
+    """The tensor's deleter becomes free(), which needs no Python; what the tensor points to stays until
+    the process has ended."""
     own.deleter = ctypes.cast(_free, type(own.deleter))
     _keep_for_ever(own, owner)
 
@@ -349,7 +357,8 @@ _keep_for_ever(_end_of_capsule)  # the code that capsules point to
 
 
 def _at_exit():
-    """Tensors that outlive the interpreter would call deleters written in Python. (DLPack allows none at all, but JAX calls it.)"""
+    """Tensors that outlive the interpreter would call deleters written in Python. (DLPack allows none at
+    all, but JAX calls it.)"""
     _Managed._ends.append(True)
     for own, owner in list(_Managed._alive.values()):
         _outlive(own, owner)
@@ -359,7 +368,8 @@ atexit.register(_at_exit)
 
 
 def empty_like(x, shape, context):
-    """A new array of x's kind and dtype for a result of that shape; `finish` makes of it what the caller gets."""
+    """A new array of x's kind and dtype for a result of that shape; `finish` makes of it what the caller
+    gets."""
     how = _KINDS.get(type(x)) or _kind_of(x)
     if how is _of_numpy or how is _of_scalar:
         return sys.modules["numpy"].empty(shape, x.dtype)
@@ -401,7 +411,7 @@ _KINDS[Number] = _KINDS[_Foreign] = _of_result
 
 
 def finish(result):
-    """What the caller gets of a result that empty_like made, or that was the caller's."""
+    """The array that the caller gets for a result that empty_like made, or that was the caller's."""
     if type(result) is Number:
         return result.value
     if type(result) is _Foreign:

@@ -1,4 +1,5 @@
-"""Checkpoints: arrays of the program's saved and loaded on any mesh, and what a checkpoint holds. docs/checkpoints.md has the format.
+"""Checkpoints: arrays of the program's saved and loaded on any mesh, and what a checkpoint holds.
+docs/checkpoints.md has the format.
 
 Lists of tensors are {name: (array, layout)}, or {name: array} on one rank, in the same order on all ranks."""
 import atexit
@@ -19,7 +20,8 @@ _byref = ctypes.byref
 
 
 class _Asked:
-    """A function of the program's that the library calls, perhaps from another thread: what it raises is raised by the call that it belongs to."""
+    """A function of the program's that the library calls, perhaps from another thread: what it raises is
+    raised by the call that it belongs to."""
 
     def __init__(self, function, kind, refusal):
         self._failures = failures = []  # at most one
@@ -35,11 +37,11 @@ class _Asked:
         self.function = kind(ask)
 
     def failed(self):
-        """Whether the function has raised what nobody has been told."""
+        """Whether the function has raised an exception that no call has raised yet."""
         return bool(self._failures)
 
     def raise_failure(self, error=None):
-        """What the function raised; else `error`, where there is one."""
+        """The exception of the function; otherwise `error`, if there is one."""
         failure = self._failures.pop() if self._failures else error
         if failure is not None:
             try:
@@ -64,7 +66,8 @@ def _given(mesh):
 
 
 def _save_args(directory, named, step, extra, keep, on_stage):
-    """The arguments of a save after its mesh, which comes second; what keeps them alive; the _Asked of on_stage, or None."""
+    """The arguments of a save after its mesh, which comes second; what keeps them alive; the _Asked of
+    on_stage, or None."""
     options, asked = _api.make(_api.weft_checkpoint_save_options), None
     options.keep = errors.integer(keep, "keep")
     if on_stage is not None:
@@ -78,9 +81,11 @@ def _save_args(directory, named, step, extra, keep, on_stage):
 
 
 def save(directory, named, step, *, mesh=None, extra=None, keep=0, on_stage=None):
-    """Writes directory/step-N and names it in directory/latest; the checkpoint of before stays whole whatever happens. Collective among the ranks of `mesh`
-    (None: one rank). The directory, as all paths here, is a str, bytes or os.PathLike; a relative one is that of the moment of the call. extra: {key: string};
-    keep: how many checkpoints stay, 0: all; on_stage: told "folder", "data", "file", ... as each is reached. Blocks until all is on the disk."""
+    """Writes directory/step-N and names it in directory/latest; the checkpoint of before stays whole
+    whatever happens. Collective among the ranks of `mesh` (None: one rank). The directory, as all paths
+    here, is a str, bytes or os.PathLike; a relative one is that of the moment of the call. extra: {key:
+    string}; keep: how many checkpoints stay, 0: all; on_stage: called with "folder", "data", "file", ...
+    as each is reached. Blocks until all is on the disk."""
     first, rest, owners, asked = _save_args(directory, named, step, extra, keep, on_stage)
     blocking(lib.checkpoint_save, first, _given(mesh), *rest, keep=owners)
     if asked is not None:
@@ -104,10 +109,11 @@ def _at_exit():
 
 
 class Saver(Handle):
-    """Saves in the background: `save` returns when this rank's part is copied, and a thread writes the copy. For one thread at a time.
+    """Saves in the background: `save` returns when this rank's part is copied, and a thread writes the
+    copy. For one thread at a time.
 
-    Collective among the ranks of `mesh` (None: one rank). refuse: a save while the one before it is being written is refused on all ranks; else it waits.
-    Closing it waits for what is being written.
+    Collective among the ranks of `mesh` (None: one rank). refuse: a save while the one before it is being
+    written is refused on all ranks; else it waits. Closing it waits for what is being written.
     """
     __slots__ = ("_mesh",)
     _destroy = staticmethod(_end_saver)
@@ -119,8 +125,9 @@ class Saver(Handle):
         self._mesh = mesh
 
     def save(self, directory, named, step, *, extra=None, keep=0, on_stage=None):
-        """As checkpoint.save; arrays may be changed at once. False: it was refused. Where the save before this one has failed: its error, on all ranks, and
-        nothing is begun; the next one is. on_stage is called by the thread that writes; what it raises is raised by `wait`."""
+        """As checkpoint.save; arrays may be changed at once. False: it was refused. Where the save before
+        this one has failed: its error, on all ranks, and nothing is begun; the next one is. on_stage is
+        called by the thread that writes; what it raises is raised by `wait`."""
         first, rest, owners, asked = _save_args(directory, named, step, extra, keep, on_stage)
         begun, before = ctypes.c_bool(), _telling.get(self._open(), [])
         if asked is not None:
@@ -137,7 +144,7 @@ class Saver(Handle):
         return begun.value
 
     def _only(self, asked):
-        """What is still needed of the program's functions."""
+        """The functions of the program that are still needed."""
         if asked:
             _telling[self._handle] = asked
         else:
@@ -151,9 +158,10 @@ class Saver(Handle):
 
 
 def load(directory, named, *, mesh=None, may_leave=None):
-    """Fills the arrays from directory's latest checkpoint, or from `directory` itself where that is one, whatever mesh wrote it. (step, folder).
-    BadArgumentError, before anything is written and on all ranks, where a tensor is missing, is there and not in the list, or has another shape or dtype;
-    CorruptError where a file is damaged; MismatchError where a rank sees another checkpoint than rank 0.
+    """Fills the arrays from directory's latest checkpoint, or from `directory` itself where that is one,
+    whatever mesh wrote it. (step, folder). BadArgumentError, before anything is written and on all ranks,
+    where a tensor is missing, is there and not in the list, or has another shape or dtype; CorruptError
+    where a file is damaged; MismatchError where a rank sees another checkpoint than rank 0.
     may_leave(name): whether a tensor that is not in the list may stay there."""
     options = _api.make(_api.weft_checkpoint_load_options)
     asked = _Asked(lambda name: bool(may_leave(name.decode())), type(options.may_leave), False)
@@ -192,9 +200,10 @@ def _wholes(function, named, mesh, root, writes, visit):
 
 
 def gather_full_state(named, *, mesh=None, root=0, see=None):
-    """Shows each tensor, whole, to see(name, array) on rank `root` of the mesh, None: on every rank; one after the other, so that no more than one whole is
-    in memory. The array is good until `see` returns, and only read. see None: {name: a copy} there, {} on other ranks. What `see` raises ends the call on
-    all ranks: with SystemError on the others. Collective among the ranks of `mesh`; blocks."""
+    """Shows each tensor, whole, to see(name, array) on rank `root` of the mesh, None: on every rank; one
+    after the other, so that no more than one whole is in memory. The array is good until `see` returns,
+    and only read. see None: {name: a copy} there, {} on other ranks. An exception of `see` ends the call
+    on all ranks: with SystemError on the others. Collective among the ranks of `mesh`; blocks."""
     found = {}
     if see is None:
         def see(name, array):
@@ -208,8 +217,9 @@ def gather_full_state(named, *, mesh=None, root=0, see=None):
 
 
 def set_full_state(named, give, *, mesh=None, root=0):
-    """The other way: give[name], or give(name), is the whole of each tensor on rank `root`, which sends the others what they hold of it; root None: each rank
-    asks its own, which give the same. Collective among the ranks of `mesh`; blocks. After an error the arrays' values are undefined."""
+    """The other way: give[name], or give(name), is the whole of each tensor on rank `root`, which sends
+    the others what they hold of it; root None: each rank asks its own, which give the same. Collective
+    among the ranks of `mesh`; blocks. After an error the arrays' values are undefined."""
     def visit(name, array):
         import numpy
         whole = numpy.asarray(give[name] if hasattr(give, "__getitem__") else give(name))
@@ -227,7 +237,8 @@ def latest(directory):
 
 
 def verify(directory, progress=None):
-    """Reads all of a checkpoint: what is wrong with it, a list of lines; empty: it is whole. progress(bytes read, bytes in all) is told how far it is."""
+    """Reads all of a checkpoint and gives its faults, a list of lines; empty: it is whole. progress(bytes
+    read, bytes in all) is called as it reads."""
     kind, faults = _api.FUNCTIONS["weft_checkpoint_verify"][1][1], ctypes.c_void_p()
     asked = _Asked(progress, kind, None)
     blocking(lib.checkpoint_verify, _path(directory, "directory"), kind() if progress is None else asked.function, None, _byref(faults), keep=asked)
@@ -256,8 +267,8 @@ def _set_rename(options, rename):
 
 
 def export(directory, file, rename=None):
-    """Writes the tensors of a checkpoint, whole, into one safetensors file; their number. rename(name): the name that a tensor gets there; None: it is left
-    out."""
+    """Writes the tensors of a checkpoint, whole, into one safetensors file; their number. rename(name):
+    the name that a tensor gets there; None: it is left out."""
     options, written = _api.make(_api.weft_checkpoint_export_options), ctypes.c_int64()
     asked = _set_rename(options, rename)
     try:
@@ -269,9 +280,11 @@ def export(directory, file, rename=None):
 
 
 def convert(directory, to, *, rename=None, dtype=None, files=1, old_names=False):
-    """Writes a checkpoint, or a safetensors file of any program, anew into the folder `to`; the number of tensors. rename(name): as in `export`. dtype: what tensors
-    of f32 and bf16 become, "f32" or "bf16", or a function of a tensor's name (the new one) and its dtype that says so; None: they stay. files: how many files the
-    tensors' rows are cut into. old_names: names and shapes of older programs become those of today."""
+    """Writes a checkpoint, or a safetensors file of any program, anew into the folder `to`; the number of
+    tensors. rename(name): as in `export`. dtype: what tensors of f32 and bf16 become, "f32" or "bf16", or
+    a function of a tensor's name (the new one) and its dtype that says so; None: they stay. files: how
+    many files the tensors' rows are cut into. old_names: names and shapes of older programs become those
+    of today."""
     options, written = _api.make(_api.weft_checkpoint_convert_options), ctypes.c_int64()
     options.files, options.old_names = errors.integer(files, "files"), bool(old_names)
     if options.files == 0:
@@ -293,7 +306,8 @@ def convert(directory, to, *, rename=None, dtype=None, files=1, old_names=False)
 
 
 class Reader(Handle):
-    """An open checkpoint, read by one process, without a mesh. reader["name"] is the whole of a tensor, a numpy array."""
+    """An open checkpoint, read by one process, without a mesh. reader["name"] is the whole of a tensor, a
+    numpy array."""
     __slots__ = ("step", "folder", "mesh", "extra", "tensors", "hashed")
     _destroy = lib.checkpoint_reader_destroy
 

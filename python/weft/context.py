@@ -32,9 +32,10 @@ def text(value, name):
 class Context(Handle):
     """The one object of a process; threads that are ranks of one job share one.
 
-    log_level: the least important line that is still logged, "error", "warning", "info" or "debug" (WEFT_LOG in the environment overrides it); log: a
-    function of (level, line) that gets the lines, instead of standard error; segment_bytes: address space of each shared segment, 0: 1 GiB.
-    Any thread may use it.
+    log_level: the least important line that is still logged, "error", "warning", "info" or "debug"
+    (WEFT_LOG in the environment overrides it); log: a function of (level, line) that gets the lines,
+    instead of standard error; segment_bytes: address space of each shared segment, 0: 1 GiB. Any thread
+    may use it.
     """
     __slots__ = ("_log",)
     _destroy = lib.context_destroy
@@ -57,39 +58,47 @@ class Context(Handle):
         super().__init__(handle.value)
 
     def empty(self, shape, dtype="f32", kind="numpy"):
-        """An array in memory that ranks of this host may map, so that collectives on it copy nothing; its values are undefined.
+        """An array in memory that ranks of this host may map, so that collectives on it copy nothing; its
+        values are undefined.
 
-        dtype: "f32", numpy.float32, torch.float32, ...; kind: "numpy", "torch", or "dlpack" for an object that others take by DLPack. Freed with the last
-        array over it, not while a call that uses it is in flight.
+        dtype: "f32", numpy.float32, torch.float32, ...; kind: "numpy", "torch", or "dlpack" for an object
+        that others take by DLPack. Freed with the last array over it, not while a call that uses it is in
+        flight.
         """
         made = choice(kind, {"numpy": arrays.SharedTensor.numpy, "torch": arrays.SharedTensor.torch, "dlpack": lambda shared: shared}, "kind")
         return made(arrays.SharedTensor(self, shape, dtypes.of(dtype)))
 
     def group(self, *, backend=None, name=None, deadline=None, progress="caller", process_rank=None):
-        """The group of all processes of a job: `python -m weft.run`, torchrun, mpirun or srun say in the environment who takes part; without them it
-        is a group of one. Blocks until all ranks have called it.
+        """The group of all processes of a job: `python -m weft.run`, torchrun, mpirun or srun say in the
+        environment who takes part; without them it is a group of one. Blocks until all ranks have called
+        it.
 
-        backend: None is "auto": what WEFT_BACKEND (`weft run --backend`) says; else shm where all ranks share this host, else the MPI under whose
-        mpirun the program runs, else gloo. Or "shm", "gloo", "mpi-openmpi", "mpi-mpich", "nccl" by name. deadline: seconds, of each call and of this one; None: five minutes. progress: "thread" for a helper thread
-        that carries on calls while the program computes.
+        backend: None is "auto": what WEFT_BACKEND (`weft run --backend`) says; else shm where all ranks
+        share this host, else the MPI under whose mpirun the program runs, else gloo. Or "shm", "gloo",
+        "mpi-openmpi", "mpi-mpich", "nccl" by name. deadline: seconds, of each call and of this one; None:
+        five minutes. progress: "thread" for a helper thread that carries on calls while the program
+        computes.
         """
         return self._make(lib.group_from_env, (), backend, name, deadline, progress, process_rank)
 
     def group_in(self, store, rank, size, *, backend=None, name=None, deadline=None, progress="caller", process_rank=None):
-        """The group of `size` ranks that meet in `store` (weft.store), threads or processes; this one is rank `rank`. Processes of one rank each give
-        process_rank=0; None: all ranks are threads of this process."""
+        """The group of `size` ranks that meet in `store` (weft.store), threads or processes; this one is
+        rank `rank`. Processes of one rank each give process_rank=0; None: all ranks are threads of this
+        process."""
         from .store import Store
         return self._make(lib.group_create, (errors.instance(store, Store, "store", none=True), errors.integer(rank, "rank"), errors.integer(size, "size")), backend, name, deadline, progress, process_rank)
 
     def group_at(self, host, port, rank, size, *, secret=None, backend=None, name=None, deadline=None, progress="caller", process_rank=None):
-        """A group of processes that meet by TCP: rank 0 serves at host:port, and the others join there. Off loopback all need the same secret."""
+        """A group of processes that meet by TCP: rank 0 serves at host:port, and the others join there.
+        Off loopback all need the same secret."""
         return self._make(lib.group_create_tcp, (text(host, "host"), errors.integer(port, "port"), text(secret, "secret"),
                                                          errors.integer(rank, "rank"), errors.integer(size, "size")), backend, name, deadline, progress,
                           process_rank)
 
     def group_by_broadcast(self, broadcast, rank, size, *, host=None, backend=None, name=None, deadline=None, progress="caller", process_rank=None):
-        """The group of ranks that another library connects already: `broadcast` of a memoryview copies rank 0's bytes to the others. `host`: an address
-        of rank 0's host that the others reach; None: all are on one host."""
+        """The group of ranks that another library connects already: `broadcast` of a memoryview copies
+        rank 0's bytes to the others. `host`: an address of rank 0's host that the others reach; None: all
+        are on one host."""
         if not callable(broadcast):
             raise errors.BadArgumentError(f"broadcast is {broadcast!r}; expected a function of (memoryview)")
         failure = []
@@ -112,8 +121,9 @@ class Context(Handle):
             raise
 
     def group_over(self, transport, store, rank, size, *, name=None, deadline=None, process_rank=None):
-        """The group of `size` ranks that meet in `store` and talk over `transport`, a weft.Transport of the program's own, from which weft composes all
-        operations. Calls go on while a thread of the rank is inside of weft."""
+        """The group of `size` ranks that meet in `store` and talk over `transport`, a weft.Transport of
+        the program's own, from which weft composes all operations. Calls go on while a thread of the rank
+        is inside of weft."""
         from .transport import group_over
         return group_over(self, transport, store, rank, size, self._group_options(None, name, deadline, "caller", process_rank))
 

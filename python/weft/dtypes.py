@@ -20,8 +20,9 @@ def name_of(code):
 
 
 def of(dtype):
-    """The number of a dtype that is given as weft's name ("f32"), as another library's name or as its object (numpy.float32, torch.float32), or as
-    float, int, bool, complex. NumPy's codes of one letter and a number of bytes are refused: its "i8" is an int64, weft's an int8."""
+    """The number of a dtype that is given as weft's name ("f32"), as another library's name or as its
+    object (numpy.float32, torch.float32), or as float, int, bool, complex. NumPy's codes of one letter and
+    a number of bytes are refused: its "i8" is an int64, weft's an int8."""
     if isinstance(dtype, type) and dtype in PYTHON:
         name = PYTHON[dtype]
     elif isinstance(dtype, str):

@@ -1,4 +1,5 @@
-"""What weft's functions raise: one class for each code of the library, each an Error with the fields that a program can act on."""
+"""The exceptions of weft's functions: one class for each code of the library, each an Error with the
+fields that a program can act on."""
 import builtins
 import copy
 import ctypes
@@ -15,9 +16,10 @@ __all__ = ["Error", "BadArgumentError", "LayoutError", "UnsupportedError", "Mism
 class Error(RuntimeError):
     """A failure that weft reports.
 
-    code: "bad_argument", "timeout", ...; op: the operation it tells of, "all_reduce", ..., or "none"; call: the call's number in its group, or None;
-    ranks: the ranks to blame (dead, absent, mismatching), at most 16 of them; rank_count: how many there are; quiesced: False while peers may
-    still touch the failed call's memory (Group.quiesce).
+    code: "bad_argument", "timeout", ...; op: the operation it tells of, "all_reduce", ..., or "none";
+    call: the call's number in its group, or None; ranks: the ranks to blame (dead, absent, mismatching),
+    at most 16 of them; rank_count: how many there are; quiesced: False while peers may still touch the
+    failed call's memory (Group.quiesce).
     """
     code = "system"
 
@@ -97,7 +99,8 @@ def from_struct(error):
 
 
 def to_struct(error, function, *args):
-    """function(*args) of the program's, called by the library: a status, and in *error the text, of what it raises."""
+    """function(*args) of the program's, called by the library: a status, and in *error the text, of what
+    it raises."""
     try:
         function(*args)
         return _api.OK
@@ -108,8 +111,8 @@ def to_struct(error, function, *args):
 
 
 def again(error):
-    """A copy of an error that an object keeps, to be raised in its place: an error that is raised refers to all frames that it passes, and one of
-    them may refer to the object that keeps it."""
+    """A copy of an error that an object keeps, to be raised in its place: an error that is raised refers
+    to all frames that it passes, and one of them may refer to the object that keeps it."""
     try:
         made = copy.copy(error)
     except Exception:  # pylint: disable=broad-except  # a class whose arguments are not its `args`
@@ -127,8 +130,8 @@ class _Raised(Exception):
 
 
 def caught(error):
-    """An error of a function of the program's, to be kept by an object. Its traceback becomes text: frames refer to those that called them, and one
-    of these may refer to the object."""
+    """An error of a function of the program's, to be kept by an object. Its traceback becomes text: frames
+    refer to those that called them, and one of these may refer to the object."""
     error.__cause__ = _Raised("".join(traceback.format_exception(type(error), error, error.__traceback__)))
     error.__context__ = None
     return error.with_traceback(None)

@@ -19,7 +19,8 @@ _begin, _types = _calls.begin, _calls.types
 
 
 class Message:
-    """A message that has come and that no recv has taken yet: source, tag, count (elements), dtype ("f32")."""
+    """A message that has come and that no recv has taken yet: source, tag, count (elements), dtype
+    ("f32")."""
     __slots__ = ("source", "tag", "count", "dtype")
 
     def __init__(self, raw):
@@ -31,19 +32,23 @@ class Message:
 
 
 class Group(Operations, Handle):
-    """One rank's membership in a group of ranks. Made by Context.group and its like, and by a group's own `subgroup`, `split`, `duplicate`, `shrink`.
+    """One rank's membership in a group of ranks. Made by Context.group and its like, and by a group's own
+    `subgroup`, `split`, `duplicate`, `shrink`.
 
-    Each method of an operation begins a call and gives a Work. Of their arguments:
+    Each method of an operation begins a call and gives a Work. Their arguments:
 
-    x, out: arrays of NumPy, PyTorch or JAX, anything with __dlpack__ or the buffer protocol, or numbers; of one call all of one dtype, elements in a row.
-    `out` None: a new array of the kind of `x`; `out=x`: in place. Of an `out` that is given, dtype and number of elements count, not the shape.
-    op: "sum", "avg", "min", "max", "prod", "premul_sum" (the sum of x times `scale`), "bit_and", "bit_or", "bit_xor", "logical_and", "logical_or",
-    "logical_xor", or a Reduction. order: "canonical" for one tree over the ranks, the same on every transport. deadline: seconds; None: the group's.
+    x, out: arrays of NumPy, PyTorch or JAX, anything with __dlpack__ or the buffer protocol, or numbers;
+    of one call all of one dtype, elements in a row. `out` None: a new array of the kind of `x`; `out=x`:
+    in place. An `out` that is given must have the dtype and the number of elements; its shape does not
+    matter. op: "sum", "avg", "min", "max", "prod", "premul_sum" (the sum of x times `scale`), "bit_and",
+    "bit_or", "bit_xor", "logical_and", "logical_or", "logical_xor", or a Reduction. order: "canonical" for
+    one tree over the ranks, the same on every transport. deadline: seconds; None: the group's.
 
-    Closing it (or dropping it) leaves the group: peers that still wait for this rank get PeerLostError. Any thread; the order of collectives is then the
-    program's to agree on.
+    Closing it (or dropping it) leaves the group: peers that still wait for this rank get PeerLostError.
+    Any thread; the order of collectives is then the program's to agree on.
 
-    make_all_reduce and its like, one for each operation, describe a call that is to be begun often: a Persistent.
+    make_all_reduce and its like, one for each operation, describe a call that is to be begun often: a
+    Persistent.
     """
     __slots__ = ("_context", "rank", "size", "name", "backend", "_unquiet")
     _destroy = lib.group_destroy
@@ -81,7 +86,8 @@ class Group(Operations, Handle):
         return Work(made, self, keep, result, op == _api.OP_RECV, (options.own,) if hasattr(options, "own") else None)
 
     def _begun(self, op, read, x, out, shape, options, root, peer):
-        """The Work of a call that the compiled way has begun; None where something is not for it, and nothing has happened."""
+        """The Work of a call that the compiled way has begun; None where something is not for it, and
+        nothing has happened."""
         if shape is None:
             out = None
         elif out is None:
@@ -101,7 +107,8 @@ class Group(Operations, Handle):
         raise errors.last()
 
     def send_recv(self, x, destination, out, source, tag=0, *, deadline=None):
-        """A send and a receive at once, with the same tag, so that rings cannot deadlock. The result is `out`."""
+        """A send and a receive at once, with the same tag, so that rings cannot deadlock. The result is
+        `out`."""
         batch = self.batch()
         batch.send(x, destination, tag, deadline=deadline)
         batch.recv(out, source, tag, deadline=deadline)
@@ -114,24 +121,28 @@ class Group(Operations, Handle):
         return Batch(self)
 
     def probe(self, source=ANY_SOURCE, tag=0):
-        """The Message that a recv of this source and tag would take now; None where none has come. Never waits."""
+        """The Message that a recv of this source and tag would take now; None where none has come. Never
+        waits."""
         raw, found = _api.weft_message(), ctypes.c_bool()
         options = options_of("sum", "native", None, None, tag)
         errors.call(lib.probe, self._open(), errors.integer(source, "source"), options, _byref(found), _byref(raw))
         return Message(raw) if found else None
 
     def wait_message(self, source=ANY_SOURCE, tag=0, *, deadline=None):
-        """The Message that a recv of this source and tag would take. Waits until there is one, at most `deadline` seconds: then TimeoutError, and the group fails."""
+        """The Message that a recv of this source and tag would take. Waits until there is one, at most
+        `deadline` seconds: then TimeoutError, and the group fails."""
         raw = _api.weft_message()
         blocking(lib.wait_message, self._open(), errors.integer(source, "source"), options_of("sum", "native", None, deadline, tag), _byref(raw))
         return Message(raw)
 
     def min_loc(self, values, indices, *, deadline=None):
-        """(least, where): for each i the least of values[i] of all ranks, and the index (int64) that came with it. Blocks."""
+        """(least, where): for each i the least of values[i] of all ranks, and the index (int64) that came
+        with it. Blocks."""
         return self._located(lib.min_loc, values, indices, deadline)
 
     def max_loc(self, values, indices, *, deadline=None):
-        """(largest, where): for each i the largest of values[i] of all ranks, and the index (int64) that came with it. Blocks."""
+        """(largest, where): for each i the largest of values[i] of all ranks, and the index (int64) that
+        came with it. Blocks."""
         return self._located(lib.max_loc, values, indices, deadline)
 
     def _located(self, function, values, indices, deadline):
@@ -148,7 +159,8 @@ class Group(Operations, Handle):
         return self._made(lib.group_subgroup, text(name, "name"), (ctypes.c_int32 * max(1, len(ranks)))(*ranks), len(ranks))
 
     def split(self, color, key=0):
-        """The ranks that give the same color, ordered by (key, rank). All ranks call it. Color -1: in no group, and None."""
+        """The ranks that give the same color, ordered by (key, rank). All ranks call it. Color -1: in no
+        group, and None."""
         return self._made(lib.group_split, errors.integer(color, "color"), errors.integer(key, "key"))
 
     def split_by_host(self):
@@ -170,7 +182,7 @@ class Group(Operations, Handle):
 
     @property
     def traits(self):
-        """What the group's transport does itself and what it guarantees: weft.Traits."""
+        """The operations that the group's transport performs itself, and its guarantees: weft.Traits."""
         from .transport import read_traits
         return read_traits(lib.group_traits, self._open())
 
@@ -194,17 +206,20 @@ class Group(Operations, Handle):
         return number.value
 
     def leave(self, *, deadline=None):
-        """The last call of all ranks: waits for them, at most `deadline` seconds (None: the group's), compares what they have called, also in broadcasts
-        and scatters, whose roots wait for nobody, and closes the group. MismatchError on every rank where calls differ or a rank has left one out."""
+        """The last call of all ranks: waits for them, at most `deadline` seconds (None: the group's),
+        compares what they have called, also in broadcasts and scatters, whose roots wait for nobody, and
+        closes the group. MismatchError on every rank where calls differ or a rank has left one out."""
         blocking(lib.group_leave, self._open(), errors.nanoseconds(deadline, "deadline"))
         self.close()
 
     def abort(self, why):
-        """Fails every pending and later call of every rank with AbortedError and this text. Does not block."""
+        """Fails every pending and later call of every rank with AbortedError and this text. Does not
+        block."""
         errors.call(lib.group_abort, self._open(), text(why, "why"))
 
     def quiesce(self, limit=0):
-        """After a failure: waits at most `limit` seconds until nobody can touch the memory of failed calls any more; whether that is so."""
+        """After a failure: waits at most `limit` seconds until nobody can touch the memory of failed calls
+        any more; whether that is so."""
         quiet = ctypes.c_bool()
         blocking(lib.group_quiesce, self._open(), errors.nanoseconds(limit, "limit"), _byref(quiet))
         if quiet:
@@ -219,7 +234,8 @@ class Group(Operations, Handle):
         return errors.take_text(made).decode("utf-8", "replace")
 
     def broadcast_object(self, value, root=0):
-        """A Python object of rank `root`, pickled, on all ranks. All ranks call it; elsewhere `value` does not count. Blocks. Use it with ranks that are trusted."""
+        """A Python object of rank `root`, pickled, on all ranks. All ranks call it; elsewhere `value` does
+        not count. Blocks. Use it with ranks that are trusted."""
         from .objects import broadcast_object
         return broadcast_object(self, value, root)
 
@@ -235,10 +251,12 @@ class Group(Operations, Handle):
 
 
 class Persistent(Handle):
-    """A call that was checked and described once, by Group.make_all_reduce or its like, and is begun by each `start`: a persistent operation of MPI.
+    """A call that was checked and described once, by Group.make_all_reduce or its like, and is begun by
+    each `start`: a persistent operation of MPI.
 
-    It keeps the call's arrays alive. Each start takes what they hold then, and its Work's result is the same array each time. For the other ranks a start is
-    what the plain method is, which they may call as well. Closing it leaves a call in flight alone. For one thread at a time.
+    It keeps the call's arrays alive. Each start takes what they hold then, and its Work's result is the
+    same array each time. For the other ranks a start is what the plain method is, which they may call as
+    well. Closing it leaves a call in flight alone. For one thread at a time.
     """
     __slots__ = ("_group", "_keep", "_result", "_is_recv", "_reductions")
     _destroy = lib.persistent_destroy
@@ -248,7 +266,8 @@ class Persistent(Handle):
         self._group, self._keep, self._result, self._is_recv, self._reductions = group, keep, result, is_recv, reductions
 
     def start(self):
-        """Begins the call; gives a Work. BadArgumentError, and nothing is sent, while the Work of the last start is not done, and once the group is closed."""
+        """Begins the call; gives a Work. BadArgumentError, and nothing is sent, while the Work of the last
+        start is not done, and once the group is closed."""
         self._group._open()
         made = Made(lib.work_destroy, self._keep)
         if _start(self._open(), _byref(made), per_thread.ref):
@@ -257,7 +276,7 @@ class Persistent(Handle):
 
 
 class _Making(Operations):
-    """What the operations of a Group are begun with, to be described instead."""
+    """Describes an operation of a Group instead of starting it."""
 
     def __init__(self, group):
         self.group, self._context, self.rank, self.size = group, group._context, group.rank, group.size
@@ -286,7 +305,8 @@ for _name, _operation in list(vars(Operations).items()):
 
 
 class Batch(Operations):
-    """Calls that are begun together and done when all of them are. Methods add calls and give the number that each has."""
+    """Calls that are begun together and done when all of them are. Methods add calls and give the number
+    that each has."""
 
     def __init__(self, group):
         self.group, self._context, self.rank, self.size = group, group._context, group.rank, group.size

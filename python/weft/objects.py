@@ -1,6 +1,8 @@
-"""Python objects between ranks: pickled, their sizes first. Unpickling runs code of the sender's: for ranks that are trusted.
+"""Python objects between ranks: pickled, their sizes first. Unpickling runs code of the sender's: for
+ranks that are trusted.
 
-A rank whose object cannot be pickled says so instead of its size: then all ranks raise, and the group goes on."""
+A rank whose object cannot be pickled says so instead of its size: then all ranks raise, and the group goes
+on."""
 import pickle
 
 from . import errors

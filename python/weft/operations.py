@@ -39,7 +39,7 @@ def options_of(op, order, scale, deadline, tag):
 
 
 def _factor(op, scale):
-    """Of premul_sum; no other op has one."""
+    """The scale of premul_sum; no other op has one."""
     if op != "premul_sum":
         if scale is not None:
             raise errors.BadArgumentError(f"scale is {scale!r} where op is {op!r}; expected None, or op \"premul_sum\"")
@@ -70,12 +70,16 @@ def _blocks(counts, offsets, size):
 class Operations:
     """The operations of a Group, begun one by one, and of a Batch, begun together. Each gives a Work.
 
-    Arrays are NumPy's, PyTorch's, JAX's, anything that speaks DLPack or the buffer protocol, or numbers; of one call all are of one dtype. Elements lie
-    in a row. Memory is used where it lies: it must live (the Work sees to that) and not be touched until the call is done. `out` None: a new array of the
-    kind of `x`; `out=x` is in place. Of an `out` that is given, dtype and number of elements count, not the shape. Results are `Work.wait()`'s.
+    Arrays are NumPy's, PyTorch's, JAX's, anything that speaks DLPack or the buffer protocol, or numbers;
+    of one call all are of one dtype. Elements lie in a row. Memory is used where it lies: it must live
+    (the Work sees to that) and not be touched until the call is done. `out` None: a new array of the kind
+    of `x`; `out=x` is in place. An `out` that is given must have the dtype and the number of elements; its
+    shape does not matter. Results are `Work.wait()`'s.
 
-    op: "sum", "avg", "min", "max", "prod", "premul_sum" (the sum of x times `scale`), "bit_and", "bit_or", "bit_xor", "logical_and", "logical_or", "logical_xor" or a
-    Reduction ("avg" of integers is rounded towards zero); order: "canonical" for one tree over the ranks, the same on every transport; deadline: seconds, None: the group's.
+    op: "sum", "avg", "min", "max", "prod", "premul_sum" (the sum of x times `scale`), "bit_and", "bit_or",
+    "bit_xor", "logical_and", "logical_or", "logical_xor" or a Reduction ("avg" of integers is rounded
+    towards zero); order: "canonical" for one tree over the ranks, the same on every transport; deadline:
+    seconds, None: the group's.
     """
 
     def all_reduce(self, x, out=None, op="sum", *, order="native", scale=None, deadline=None):
@@ -95,7 +99,8 @@ class Operations:
         return self._call(_api.OP_ALL_GATHER, x, out, self._joined, options_of("sum", "native", None, deadline, 0))
 
     def all_gather_v(self, x, counts, out=None, *, offsets=None, deadline=None):
-        """Block r of out = x of rank r, which has counts[r] elements. All ranks give the same counts. `out` None: one dimension."""
+        """Block r of out = x of rank r, which has counts[r] elements. All ranks give the same counts.
+        `out` None: one dimension."""
         counts, offsets = _listed(counts, "counts", self.size), _listed(offsets, "offsets", self.size)
         return self._call(_api.OP_ALL_GATHER_V, x, out, total(counts, offsets), options_of("sum", "native", None, deadline, 0), out_blocks=(counts, offsets))
 
@@ -104,7 +109,8 @@ class Operations:
         return self._call(_api.OP_REDUCE_SCATTER, x, out, self._cut, options_of(op, order, scale, deadline, 0))
 
     def reduce_scatter_v(self, x, counts, out=None, op="sum", *, offsets=None, order="native", scale=None, deadline=None):
-        """out = block `rank`, of counts[rank] elements, of the combination of all x. All ranks give the same counts; offsets, of blocks in x, are their own."""
+        """out = block `rank`, of counts[rank] elements, of the combination of all x. All ranks give the
+        same counts; offsets, of blocks in x, are their own."""
         counts, offsets = _listed(counts, "counts", self.size), _listed(offsets, "offsets", self.size)
         return self._call(_api.OP_REDUCE_SCATTER_V, x, out, lambda _: (counts[self.rank],), options_of(op, order, scale, deadline, 0),
                           in_blocks=(counts, offsets))
@@ -114,7 +120,8 @@ class Operations:
         return self._call(_api.OP_GATHER, x, out, self._joined if self._is(root) else None, options_of("sum", "native", None, deadline, 0), root)
 
     def scatter(self, x, root=0, out=None, *, deadline=None):
-        """out = block `rank` of x of rank `root`, cut along the first dimension. Elsewhere x is None and `out` is given."""
+        """out = block `rank` of x of rank `root`, cut along the first dimension. Elsewhere x is None and
+        `out` is given."""
         if x is None and out is None:
             raise errors.BadArgumentError(f"scatter: out is None on a rank that is not root {root}; expected the array to write to")
         if x is None:
@@ -122,11 +129,13 @@ class Operations:
         return self._call(_api.OP_SCATTER, x, out, self._cut, options_of("sum", "native", None, deadline, 0), root)
 
     def all_to_all(self, x, out=None, *, deadline=None):
-        """Block r of out = block `rank` of x of rank r, equal blocks along the first dimension. Never in place."""
+        """Block r of out = block `rank` of x of rank r, equal blocks along the first dimension. Never in
+        place."""
         return self._call(_api.OP_ALL_TO_ALL, x, out, arrays.shape_of, options_of("sum", "native", None, deadline, 0))
 
     def all_to_all_v(self, x, in_counts, out_counts, out=None, *, in_offsets=None, out_offsets=None, deadline=None):
-        """Block r of out = block `rank` of x of rank r, of any size: in_counts[r] here is out_counts[rank] on rank r. `out` None: one dimension."""
+        """Block r of out = block `rank` of x of rank r, of any size: in_counts[r] here is out_counts[rank]
+        on rank r. `out` None: one dimension."""
         in_counts, in_offsets = _listed(in_counts, "in_counts", self.size), _listed(in_offsets, "in_offsets", self.size)
         out_counts, out_offsets = _listed(out_counts, "out_counts", self.size), _listed(out_offsets, "out_offsets", self.size)
         return self._call(_api.OP_ALL_TO_ALL_V, x, out, total(out_counts, out_offsets), options_of("sum", "native", None, deadline, 0),
@@ -137,7 +146,8 @@ class Operations:
         return self._call(_api.OP_SCAN, x, out, arrays.shape_of, options_of(op, order, scale, deadline, 0))
 
     def exscan(self, x, out=None, op="sum", *, order="native", scale=None, deadline=None):
-        """out[i] = the combination over ranks 0 to rank - 1 of x[i]. On rank 0: the identity of the op; "avg" and a Reduction have none, there `out` stays as it is."""
+        """out[i] = the combination over ranks 0 to rank - 1 of x[i]. On rank 0: the identity of the op;
+        "avg" and a Reduction have none, there `out` stays as it is."""
         return self._call(_api.OP_EXSCAN, x, out, arrays.shape_of, options_of(op, order, scale, deadline, 0))
 
     def barrier(self, *, deadline=None):
@@ -149,7 +159,8 @@ class Operations:
         return self._call(_api.OP_SEND, x, None, None, options_of("sum", "native", None, deadline, tag), peer=destination)
 
     def recv(self, out, source=ANY_SOURCE, tag=0, *, deadline=None):
-        """From rank `source`, or from whoever sends next: Work.source says who did. A message of another dtype or count is MismatchError."""
+        """Receives from rank `source`, or from any rank that sends next: Work.source names it. A message
+        of another dtype or count is MismatchError."""
         if out is None:
             raise errors.BadArgumentError("recv: out is None; expected the array to write to")
         return self._call(_api.OP_RECV, None, out, arrays.shape_of, options_of("sum", "native", None, deadline, tag), peer=source)

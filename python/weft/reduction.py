@@ -10,9 +10,10 @@ __all__ = ["Reduction"]
 
 
 class Reduction(Handle):
-    """A reduction of the program's own: `combine(left, right)` gives, of two numpy arrays, the combined one. It must be associative; left comes from
-    lower ranks. `name` is compared between ranks. What it raises fails the call on this rank with SystemError and aborts the group: ranks that have a
-    result already, which is of no use, hear of it in their next call."""
+    """A reduction of the program's own: `combine(left, right)` gives, of two numpy arrays, the combined
+    one. It must be associative; left comes from lower ranks. `name` is compared between ranks. An
+    exception of it fails the call on this rank with SystemError and aborts the group: ranks that have a
+    result already, which is invalid, get the error in their next call."""
     __slots__ = ("name", "_function", "_errors")
     _destroy = lib.reduction_destroy
 

@@ -1,7 +1,8 @@
-"""`python -m weft.run -n 4 program.py`: starts ranks as `weft run` does. A program whose name ends in .py, or an option (-m module, -c code) in its place, is run
-with this Python.
+"""`python -m weft.run -n 4 program.py`: starts ranks as `weft run` does. A program whose name ends in .py,
+or an option (-m module, -c code) in its place, is run with this Python.
 
-`python -m weft`, and the command `weft` of the wheel, are the program `weft` itself: run, train, bench, check, doctor, ... with the same rule for `weft run`."""
+`python -m weft`, and the command `weft` of the wheel, are the program `weft` itself: run, train, bench,
+check, doctor, ... with the same rule for `weft run`."""
 import os
 import sys
 
@@ -11,7 +12,8 @@ WITH_VALUE = ("-n", "-np", "--ranks", "--bind", "--timeout", "--backend")
 
 
 def command(arguments, python=sys.executable):
-    """What follows `weft run`: the launcher's own options as they are, and the program with its interpreter."""
+    """The arguments of `weft run`: the launcher's own options as they are, and the program with its
+    interpreter."""
     at = 0
     while at < len(arguments) and arguments[at].startswith("-") and arguments[at] not in ("--", "-m", "-c"):
         at += 2 if arguments[at] in WITH_VALUE else 1

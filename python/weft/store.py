@@ -1,4 +1,5 @@
-"""Where ranks meet before they have a group: small tables of keys and values. Any thread; several threads may use one store at once."""
+"""Where ranks meet before they have a group: small tables of keys and values. Any thread; several threads
+may use one store at once."""
 import ctypes
 
 from . import _api, errors
@@ -27,13 +28,15 @@ class Store(Handle):
 
     @classmethod
     def file(cls, path, limit=None):
-        """In the file at `path`, which is made where it is absent; for processes that share a file system on which flock works. `limit`: seconds that
-        each request waits for another process that has the file; None: 30."""
+        """In the file at `path`, which is made where it is absent; for processes that share a file system
+        on which flock works. `limit`: seconds that each request waits for another process that has the
+        file; None: 30."""
         return cls._make(lib.store_create_file, text(str(path), "path"), errors.nanoseconds(limit, "limit"))
 
     @classmethod
     def tcp(cls, host, port, secret=None, limit=None):
-        """A client of a StoreServer. Blocks until it is there, at most `limit` seconds (None: five minutes)."""
+        """A client of a StoreServer. Blocks until it is there, at most `limit` seconds (None: five
+        minutes)."""
         return cls._make(lib.store_create_tcp, text(host, "host"), errors.integer(port, "port"), text(secret, "secret"), errors.nanoseconds(limit, "limit"))
 
     @classmethod
@@ -76,7 +79,8 @@ class Store(Handle):
 
 
 class StoreServer(Handle):
-    """A table that this process serves to others, from a thread of weft's own, until it is closed. port 0: any that is free."""
+    """A table that this process serves to others, from a thread of weft's own, until it is closed. port 0:
+    any that is free."""
     __slots__ = ("port", "address")
     _destroy = lib.store_server_destroy
 
@@ -101,7 +105,7 @@ def new_secret():
 
 
 def secret_from_env():
-    """What WEFT_STORE_SECRET_FILE holds, or WEFT_STORE_SECRET; "" where neither is set."""
+    """The contents of WEFT_STORE_SECRET_FILE, or WEFT_STORE_SECRET; "" if neither is set."""
     secret = ctypes.c_void_p()
     errors.call(lib.store_secret_from_env, ctypes.byref(secret))
     return errors.take_text(secret).decode()

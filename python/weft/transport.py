@@ -1,4 +1,5 @@
-"""Transports: what they can do (Traits), and one of the program's own, over which weft does everything else."""
+"""Transports: what they can do (Traits), and one of the program's own, over which weft does everything
+else."""
 import atexit
 import ctypes
 import itertools
@@ -17,8 +18,9 @@ _FLAGS = ("native_is_canonical", "spin", "rings", "deadline", "names_absent", "d
 
 
 class Traits(typing.NamedTuple):
-    """What a transport does itself (the rest is composed from it), and what it guarantees."""
-    progress_style: str  # what carries calls on: "polled" (whoever waits), "threaded" (a thread of the transport's), "stream" (a device's)
+    """The operations that a transport performs itself (the rest is composed from them), and its
+    guarantees."""
+    progress_style: str  # what carries calls on: "polled" (the thread that waits), "threaded" (a thread of the transport's), "stream" (a device's)
     ops: frozenset[str]  # of operations' names
     dtypes: frozenset[str]  # that it moves, "f32", ...
     reduces: dict[str, frozenset[str]]  # reduce op -> the dtypes that it combines itself
@@ -50,34 +52,41 @@ def read_traits(function, *args):
 
 
 class Transport:
-    """A transport of the program's own: streams of bytes between ranks. Derive, and give the four methods; Context.group_over makes groups over it.
+    """A transport of the program's own: streams of bytes between ranks. Derive, and give the four methods;
+    Context.group_over makes groups over it.
 
-    A channel joins the ranks of one group: from each rank to each other one it is a stream of bytes, which arrive in the order in which they were written,
-    each once. Streams do not wait for each other. The methods of one channel are called by one thread at a time, from any that uses the group; they may not
-    use a group of this transport. What they raise fails the group on all ranks, with the code of a weft.Error (PeerLostError: that rank is lost), else
-    SystemError.
+    A channel joins the ranks of one group: from each rank to each other one it is a stream of bytes, which
+    arrive in the order in which they were written, each once. Streams do not wait for each other. The
+    methods of one channel are called by one thread at a time, from any that uses the group; they may not
+    use a group of this transport. An exception of theirs fails the group on all ranks, with the code of a
+    weft.Error (PeerLostError: that rank is lost), else SystemError.
 
-    name: 1 to 31 letters, digits, '-', '_', in errors and traces; detects_death: write and read raise PeerLostError soon after the other rank has died.
+    name: 1 to 31 letters, digits, '-', '_', in errors and traces; detects_death: write and read raise
+    PeerLostError soon after the other rank has died.
     """
     name = "python"
     detects_death = False
 
     def open(self, rank, size, *, group, token, transport_ranks, limit):
-        """Opens this rank's end of a channel, any object; all ranks of the group do. May wait for the others, at most `limit` seconds. group: its name;
-        token: the same on all ranks of the group, and different for each group of the job; transport_ranks: for each rank of the group the one that it gave
-        to group_over: the group may be a part of that one."""
+        """Opens this rank's end of a channel, any object; all ranks of the group do. May wait for the
+        others, at most `limit` seconds. group: its name; token: the same on all ranks of the group, and
+        different for each group of the job; transport_ranks: for each rank of the group the one that it
+        gave to group_over: the group may be a part of that one."""
         raise NotImplementedError
 
     def write(self, channel, to, data):
-        """Takes the first bytes of `data`, a memoryview, for rank `to`, as many as it can at once; how many; 0: none now. Never waits."""
+        """Takes the first bytes of `data`, a memoryview, for rank `to`, as many as it can at once; how
+        many; 0: none now. Never waits."""
         raise NotImplementedError
 
     def read(self, channel, source, room):
-        """Writes the next bytes of rank `source` into `room`, a memoryview, as many as there are; how many; 0: none now. Never waits."""
+        """Writes the next bytes of rank `source` into `room`, a memoryview, as many as there are; how
+        many; 0: none now. Never waits."""
         raise NotImplementedError
 
     def close(self, channel):
-        """The group has ended: nothing is called on the channel afterwards. What was written before still arrives."""
+        """The group has ended: nothing is called on the channel afterwards. Bytes written before still
+        arrive."""
 
 
 _FIELDS = dict(_api.weft_transport._fields_)
@@ -122,7 +131,7 @@ _WRITE, _READ, _CLOSE = _moved("write"), _moved("read"), _FIELDS["close"](_close
 
 @atexit.register
 def _at_exit():
-    """Groups leave while their transport can still say so. What other handles keep ends without it."""
+    """Groups leave while their transport can still say so. Objects that other handles keep end without it."""
     for group in list(_groups):
         group.close()
 

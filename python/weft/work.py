@@ -14,7 +14,7 @@ from ._library import lib, per_thread
 
 __all__ = ["Work", "wait_all"]
 
-POLL_NS = 1_000_000  # how long whoever drives works that are awaited waits for one of them
+POLL_NS = 1_000_000  # how long the driver of works that are awaited waits for one of them
 SLICE_NS = 50_000_000  # how long the main thread waits inside of the library before Python sees signals
 _wait, _wait_for, _destroy, _done = lib.work_wait, lib.work_wait_for, lib.work_destroy, lib.work_done
 _main = threading.main_thread().ident
@@ -25,8 +25,9 @@ _fast_wait = _calls.wait
 class Work(Handle):
     """A ticket for a call. It keeps the call's arrays alive; neither read nor write them until it is done.
 
-    `wait()` gives the call's result; so does `await work`. A Work that goes before its call has ended aborts the group, for all ranks: nobody would know
-    whether the memory is free. For one thread at a time.
+    `wait()` gives the call's result; so does `await work`. A Work that goes before its call has ended
+    aborts the group, for all ranks: nobody would know whether the memory is free. For one thread at a
+    time.
     """
     __slots__ = ("_group", "_keep", "_result", "_failure", "_is_recv", "_awaited", "source", "sources", "_reductions")
     _destroy = _destroy
@@ -41,10 +42,11 @@ class Work(Handle):
         self.sources = None  # of a batch (or send_recv) that is done: the same of each recv from ANY_SOURCE among its calls, in their order
 
     def wait(self, timeout=None):
-        """Blocks until the call is done, driving everything that this rank has in flight; its result: the array that was written, or None.
+        """Blocks until the call is done, driving everything that this rank has in flight; its result: the
+        array that was written, or None.
 
-        timeout: seconds; builtins.TimeoutError after them, and the call is still pending. Raises the call's Error. Ctrl-C interrupts
-        it, and the call stays in flight, too.
+        timeout: seconds; builtins.TimeoutError after them, and the call is still pending. Raises the
+        call's Error. Ctrl-C interrupts it, and the call stays in flight, too.
         """
         if _fast_wait is not None and timeout is None and self._awaited is None and self._handle is not None:
             if _fast_wait(self, not self._is_recv):
@@ -79,12 +81,14 @@ class Work(Handle):
                     raise self._late(timeout)
 
     def then(self, function):
-        """Has function(error) called once, when the call has ended: None where it ended well, else its Error. That includes that the Work goes before. Several
-        are called in the order in which they were given; where the call has ended already it is called at once, here.
+        """Has function(error) called once, when the call has ended: None where it ended well, else its
+        Error. That includes that the Work goes before. Several are called in the order in which they were
+        given; where the call has ended already it is called at once, here.
 
-        It runs in the thread that takes the last step: one that waits or asks, for whatever call of this rank, or the helper thread (progress="thread").
-        It should be short, may begin calls and ask `done`, and may not wait for a call of its own group. What it raises is raised by `wait`, unless the call
-        itself has failed. Before the Work is awaited, not after.
+        It runs in the thread that takes the last step: one that waits or asks, for whatever call of this
+        rank, or the helper thread (progress="thread"). It should be short, may begin calls and ask `done`,
+        and may not wait for a call of its own group. `wait` raises its exception, unless the call itself
+        has failed. Before the Work is awaited, not after.
         """
         if not callable(function):
             raise errors.BadArgumentError(f"function is {function!r}; expected one of (error)")
@@ -104,7 +108,8 @@ class Work(Handle):
         return TimeoutError(f"weft: the call is still pending after {timeout} s")
 
     def done(self):
-        """Whether the call has ended. Takes the next steps it can and never blocks; raises the call's Error."""
+        """Whether the call has ended. Takes the next steps it can and never blocks; raises the call's
+        Error."""
         if self._awaited is not None:
             if not self._awaited.ended.is_set():
                 return False
@@ -118,14 +123,15 @@ class Work(Handle):
         return True
 
     def close(self):
-        """Gives the Work up. Where its call has not ended that aborts the group, for all ranks; wait() has no result then."""
+        """Gives the Work up. Where its call has not ended that aborts the group, for all ranks; wait() has
+        no result then."""
         if self._handle is not None and self._awaited is None:
             self._broke(errors.BadArgumentError("the Work was closed before it was waited for; it has no result"))
         super().close()
 
     def _end(self, status):
-        """The call has ended: its error, its source; the handle goes, and the arrays that were kept. Raises where it was the asking that was wrong (within a
-        function of then())."""
+        """The call has ended: its error, its source; the handle goes, and the arrays that were kept.
+        Raises where it was the asking that was wrong (within a function of then())."""
         if status:
             failure, done = errors.last(), ctypes.c_bool()
             if isinstance(failure, errors.BadArgumentError) and not _done(self._handle, ctypes.byref(done), per_thread.ref):
@@ -192,10 +198,11 @@ _THEN = _api.weft_work_callback(_then)
 
 
 def wait_all(works, timeout=None):
-    """Waits for all of them, of one group or of several, in any order; their results. Where some fail: the Error of the first in the list that did,
-    after all have ended.
+    """Waits for all of them, of one group or of several, in any order; their results. Where some fail: the
+    Error of the first in the list that did, after all have ended.
 
-    timeout: seconds for all together; then the Error of one that has failed, else builtins.TimeoutError; the others are still pending.
+    timeout: seconds for all together; then the Error of one that has failed, else builtins.TimeoutError;
+    the others are still pending.
     """
     works, failure, pending = list(works), None, 0
     errors.nanoseconds(timeout, "timeout")
@@ -218,7 +225,8 @@ def wait_all(works, timeout=None):
 
 
 class _Awaited:
-    """What the driver has of a Work: its handle, whether its call has ended, and what to call then (None: the coroutine was cancelled)."""
+    """The driver's data of a Work: its handle, whether its call has ended, and what to call then (None:
+    the coroutine was cancelled)."""
     __slots__ = ("handle", "ended", "tell")
 
     def __init__(self, handle, tell):
@@ -226,9 +234,11 @@ class _Awaited:
 
 
 class _Driver:
-    """One thread that waits for the works that coroutines await, so that their calls go on. It alone uses such a Work until its call has ended.
+    """One thread that waits for the works that coroutines await, so that their calls go on. It alone uses
+    such a Work until its call has ended.
 
-    Works are Work's or weft.torch's: with _handle, _open(), _awaited (None at first), _end(status) and _broke(error)."""
+    Works are Work's or weft.torch's: with _handle, _open(), _awaited (None at first), _end(status) and
+    _broke(error)."""
 
     def __init__(self):
         self._works, self._more = [], threading.Condition()
@@ -269,7 +279,7 @@ class _Driver:
                         return
                 works = list(self._works)
             ended = []
-            for i, work in enumerate(works):  # whoever waits for the last drives all of them meanwhile
+            for i, work in enumerate(works):  # the thread that waits for the last one drives all of them meanwhile
                 if self._step(work, i == len(works) - 1 and not ended):
                     ended.append(work)
             with self._more:
@@ -283,7 +293,7 @@ class _Driver:
 
     @staticmethod
     def _step(work, waits):
-        """Whether the work has ended. What goes wrong here is the work's failure, and never ends this thread."""
+        """Whether the work has ended. An error here is the work's failure, and never ends this thread."""
         handle = work._awaited.handle
         try:
             done = ctypes.c_bool()

@@ -4,8 +4,9 @@
     example_test.py PAGE.md FOLDER_OF_PROGRAMS
     example_test.py --extract PAGE.md FOLDER     writes the page's programs there and prints their names
 
-A program is a block of code in cpp whose first line is `// name.cpp`. Blocks without a language come in pairs: a command, and what it prints. The prefix that
-`weft run` puts before each line is left out; where several ranks print, lines may come in any order.
+A program is a block of code in cpp whose first line is `// name.cpp`. Blocks without a language come in
+pairs: a command, and what it prints. The prefix that `weft run` puts before each line is left out; where
+several ranks print, lines may come in any order.
 """
 import pathlib
 import re

@@ -3,9 +3,10 @@
 
     failures_page_test.py PAGE BIN [--write] [--without NAME ...]
 
-A block of the page that begins with "$ " is a command and its output. Numbers of processes and times are not compared, nor
-the order of lines, since ranks print side by side. Warnings may come that the page does not show: a slow machine waits
-longer. --write puts what was printed into the page. Blocks whose command needs a NAME of --without are left out, by name.
+A block of the page that begins with "$ " is a command and its output. Numbers of processes and times are
+not compared, nor the order of lines, since ranks print side by side. Warnings may come that the page does
+not show: a slow machine waits longer. --write puts what was printed into the page. Blocks whose command
+needs a NAME of --without are left out, by name.
 """
 import argparse
 import os

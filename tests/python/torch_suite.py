@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""Runs the distributed tests that torch's wheel carries (torch.testing._internal.distributed.distributed_test) over a backend, and writes what became of each.
+"""Runs the distributed tests that torch's wheel carries
+(torch.testing._internal.distributed.distributed_test) over a backend, and writes what became of each.
 
     torch_suite.py all BACKEND RESULTS.json [--seconds N]     every test; what RESULTS has already is left out; N: for this run (exit 3: there is more)
     torch_suite.py run BACKEND RESULTS.json [--only PATTERN] [--again OUTCOME] [--as NAME] [--ranks N]
     torch_suite.py table WEFT.json GLOO.json                  docs/torch_suite.md, on standard output
 
-The suite asks for backends by name: `if BACKEND != "gloo"`. For weft it gets a name that is weft's to torch and equal to "gloo" for the suite, and
-weft stands where gloo does in the suite's own tables (DistTestCases): so every test that runs over gloo runs over weft. `all` then runs what was skipped
-for too few ranks with more of them and, over weft, all_to_all as "mpi", for which alone the suite has these tests on the CPU. Ranks are forked.
+The suite asks for backends by name: `if BACKEND != "gloo"`. For weft it gets a name that is weft's to
+torch and equal to "gloo" for the suite, and weft stands where gloo does in the suite's own tables
+(DistTestCases): so every test that runs over gloo runs over weft. `all` then runs what was skipped for too
+few ranks with more of them and, over weft, all_to_all as "mpi", for which alone the suite has these tests
+on the CPU. Ranks are forked.
 """
 import argparse
 import contextlib

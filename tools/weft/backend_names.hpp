@@ -8,8 +8,7 @@ namespace weft::tools {
 
 /// "auto", "shm" and every plug-in in the folders where weft looks for them.
 std::vector<std::string> backend_names();
-/// What is wrong with that name: `there is no transport "nope"; expected one of auto, shm, gloo`. Empty:
-/// nothing.
+/// The fault of that name: `there is no transport "nope"; expected one of auto, shm, gloo`. Empty: nothing.
 std::string unknown_backend(const std::string& name, const std::vector<std::string>& names);
 
 }  // namespace weft::tools

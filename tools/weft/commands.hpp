@@ -11,7 +11,7 @@ class App;
 
 namespace weft::tools {
 
-/// What a sub-command does once its flags are read; returns the exit status. It may throw weft::Error: main
+/// Runs a sub-command once its flags are read; returns the exit status. It may throw weft::Error: main
 /// prints it and exits with 2 for a bad_argument, with 1 otherwise.
 using Body = std::function<int()>;
 

@@ -161,7 +161,7 @@ int run(const std::vector<std::string>& given) {
   return chosen();
 }
 
-// What a sub-command printed may lie in a buffer still, and the disk may be full.
+// The output of a sub-command may still be in a buffer, and the disk may be full.
 int with_output_written(int status) {
   errno = 0;
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;

@@ -107,7 +107,7 @@ class Group {
   void add_failure(std::string& out) const {
     const auto first = failed();
     if (!first) return;
-    std::map<std::string, std::vector<int>> told;  // one story, unless the store was lost
+    std::map<std::string, std::vector<int>> told;  // one failure, unless the store was lost
     std::vector<int> well;
     for (const auto& [rank, t] : traces_) {
       if (t->failure)

@@ -1,5 +1,5 @@
-// What the trace files of a job's ranks tell when they are laid side by side: who was late, who did not come,
-// who called something else. Pure but for reading files; one thread.
+// The result of comparing the trace files of a job's ranks: who was late, who did not come, who called
+// something else. Pure except for reading files; one thread.
 #pragma once
 
 #include <string>
@@ -20,8 +20,8 @@ TraceFile read_trace(const std::string& path);
 /// if two are of the same rank and group, or disagree about a group's size.
 std::vector<TraceFile> read_traces(const std::vector<std::string>& paths);
 
-/// What to add to the times of each trace so that all have one clock: 0 for traces of one host; between hosts
-/// the difference that their real-time clocks show.
+/// The offset of the times of each trace, so that all have one clock: 0 for traces of one host; between
+/// hosts the difference that their real-time clocks show.
 std::vector<std::int64_t> shifts(const std::vector<TraceFile>& files);
 /// Text for people, a paragraph per group.
 std::string report(const std::vector<TraceFile>& files);

@@ -32,7 +32,7 @@ int main(void) {
   TRY(weft_mesh_rank(dp, &d, &error));
   TRY(weft_mesh_rank(tp, &t, &error));
 
-  /* What the framework has: a weight cut into rows over tp, and a bias that every tp rank holds whole and uses for its
+  /* The framework's tensors: a weight cut into rows over tp, and a bias that every tp rank holds whole and uses for its
    * own part of the work. Ranks along dp see different data: on dp all is WEFT_PARTIAL. */
   float weight[ROWS * COLUMNS], bias[ROWS];
   const weft_axis_placement of_weight[] = {{"dp", weft_partial(WEFT_SUM)}, {"tp", weft_shard(0)}};
@@ -42,7 +42,7 @@ int main(void) {
   TRY(weft_layout_create(mesh, of_weight, 2, extents, 2, &raw[WEIGHT], &error));
   TRY(weft_layout_create(mesh, of_bias, 2, extents, 1, &raw[BIAS], &error));
   TRY(weft_layout_local_extents(raw[WEIGHT], -1, local, 2, &error));
-  /* What they are after the average over dp: the same in all steps. */
+  /* Their values after the average over dp: the same in all steps. */
   TRY(weft_layout_reduced(raw[WEIGHT], dp, &averaged[WEIGHT], &error));
   TRY(weft_layout_reduced(raw[BIAS], dp, &averaged[BIAS], &error));
   TRY(weft_layout_reduced(averaged[BIAS], tp, &reduced, &error));

@@ -10,7 +10,7 @@
 
 enum { RANKS = 4 };
 
-/* What a rank is started with, and what it found. */
+/* The arguments of a rank, and its result. */
 typedef struct host_rank {
   weft_context* context;
   weft_store* store; /* where the ranks meet */

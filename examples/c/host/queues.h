@@ -24,7 +24,7 @@ typedef struct rings {
   queue* from_to; /* [from * size + to] */
 } rings;
 
-/* What all channels share: the transport_data. */
+/* The state that all channels share: the transport_data. */
 typedef struct hub {
   pthread_mutex_t mutex;
   rings* first;

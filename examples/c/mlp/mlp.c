@@ -87,7 +87,7 @@ static weft_status mlp_step(mlp* m, weft_compute* compute, weft_group* group) {
   return weft_column_linear_backward(compute, group, &dh, &x, &w1, &dx, &dw1, &db1, false, NULL, &error);
 }
 
-/* Whether `a` is `b`, but for rounding. */
+/* Whether `a` is `b`, up to rounding. */
 static int same(const float* a, const float* b, int count) {
   double most = 0, largest = 0;
   for (int i = 0; i < count; ++i) {

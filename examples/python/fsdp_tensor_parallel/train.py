@@ -1,4 +1,5 @@
-"""FSDP2 over one axis of a mesh, tensor parallel with sequence parallel over the other, both PyTorch's own, over weft."""
+"""FSDP2 over one axis of a mesh, tensor parallel with sequence parallel over the other, both PyTorch's
+own, over weft."""
 import torch
 import torch.distributed as dist
 import weft.torch  # not needed where the wheel is installed

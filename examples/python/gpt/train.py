@@ -1,4 +1,5 @@
-"""A small GPT on the bytes of a text by DistributedDataParallel. The backend's name is an argument: --backend gloo is the same program over Gloo."""
+"""A small GPT on the bytes of a text by DistributedDataParallel. The backend's name is an argument:
+--backend gloo is the same program over Gloo."""
 import argparse
 import pathlib
 import time

@@ -1,4 +1,5 @@
-"""A linear model fitted by NumPy on several ranks: each has a part of every batch, and gradients are averaged in place."""
+"""A linear model fitted by NumPy on several ranks: each has a part of every batch, and gradients are
+averaged in place."""
 import numpy as np
 import weft
 

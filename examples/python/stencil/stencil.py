@@ -1,5 +1,5 @@
-"""Heat on a plate whose rows are cut over the ranks: each step a rank needs one row of each neighbour, its halo. Rows that need none are computed while it
-is on its way. The result has the bits of one rank's."""
+"""Heat on a plate whose rows are cut over the ranks: each step a rank needs one row of each neighbour, its
+halo. Rows that need none are computed while it is on its way. The result has the bits of one rank's."""
 import numpy as np
 import weft
 
@@ -7,7 +7,8 @@ ROWS, COLUMNS, STEPS = 60, 64, 100
 
 
 def step(cells, new, rows):
-    """Each cell of these rows moves towards the mean of its four neighbours. The first and the last column keep their heat."""
+    """Each cell of these rows moves towards the mean of its four neighbours. The first and the last column
+    keep their heat."""
     begin, end = rows
     here = cells[begin:end, 1:-1]
     around = cells[begin - 1:end - 1, 1:-1] + cells[begin + 1:end + 1, 1:-1] + cells[begin:end, :-2] + cells[begin:end, 2:]

@@ -1,1 +1,2 @@
-"""What lies over the ranks of a mesh: layouts, halos and windows, sharded tensors, gradients. `weft` gives all of it by its own names."""
+"""Objects over the ranks of a mesh: layouts, halos and windows, sharded tensors, gradients. `weft` gives
+all of it by its own names."""

@@ -1,5 +1,6 @@
-"""Gradients of anybody's: reduced, at once or in buckets while the rest of them is still computed, measured and clipped where they lie; and
-which samples each rank reads. Lists of gradients are {name: (array, layout)}, or {name: array} without a layout, in the same order on all ranks."""
+"""Gradients of anybody's: reduced, at once or in buckets while the rest of them is still computed,
+measured and clipped where they lie; and which samples each rank reads. Lists of gradients are {name:
+(array, layout)}, or {name: array} without a layout, in the same order on all ranks."""
 import ctypes
 import weakref
 
@@ -18,11 +19,13 @@ _byref = ctypes.byref
 
 
 def reduce_gradients(gradients, axes, *, data_axes=None, on_drift="error", tolerance=None):
-    """Reduces gradients in place as their layouts say on each of `axes`: what is partial is summed, or averaged; what is cut stays; replicas stay where all
-    have the same bits, and are averaged where they differ by rounding. All axes in one pass. data_axes: those of `axes` whose ranks saw different data,
-    mesh["dp"]: LayoutError for a gradient that is replicated there. on_drift: "error", MismatchError where replicas differ by more than rounding, or
-    "average"; tolerance: how far a replica may be from the average, as a part of the largest element; 0: its bits count; None: what fits the dtype. Blocks
-    until all ranks of `axes` are there."""
+    """Reduces gradients in place as their layouts say on each of `axes`: what is partial is summed, or
+    averaged; what is cut stays; replicas stay where all have the same bits, and are averaged where they
+    differ by rounding. All axes in one pass. data_axes: those of `axes` whose ranks saw different data,
+    mesh["dp"]: LayoutError for a gradient that is replicated there. on_drift: "error", MismatchError where
+    replicas differ by more than rounding, or "average"; tolerance: how far a replica may be from the
+    average, as a part of the largest element; 0: its bits count; None: what fits the dtype. Blocks until
+    all ranks of `axes` are there."""
     options = _drift(_api.weft_reduce_options, on_drift, tolerance)
     if data_axes is not None:
         options.data_axes = errors.instance(data_axes, Mesh, "data_axes")._open()
@@ -31,13 +34,15 @@ def reduce_gradients(gradients, axes, *, data_axes=None, on_drift="error", toler
 
 
 def average_gradients(gradients, axes):
-    """reduce_gradients whose data axes are all of `axes`: for gradients of ranks that saw different data. Blocks."""
+    """reduce_gradients whose data axes are all of `axes`: for gradients of ranks that saw different data.
+    Blocks."""
     array, count, owners = tensors(gradients, True)
     blocking(lib.average_gradients, array, count, errors.instance(axes, Mesh, "axes"), keep=owners)
 
 
 def sync_replicated_gradients(gradients, axes, *, on_drift="error", tolerance=None):
-    """reduce_gradients without data axes: for gradients of weights that every rank of `axes` holds. Blocks."""
+    """reduce_gradients without data axes: for gradients of weights that every rank of `axes` holds.
+    Blocks."""
     options = _drift(_api.weft_sync_options, on_drift, tolerance)
     array, count, owners = tensors(gradients, True)
     blocking(lib.sync_replicated_gradients, array, count, errors.instance(axes, Mesh, "axes"), _byref(options), keep=owners)
@@ -55,7 +60,8 @@ def _drift(kind, on_drift, tolerance):
 
 
 def grad_norm(gradients, p=2.0):
-    """The p-norm of all gradients of all ranks, each element counted once. Collective among the ranks of the layouts' meshes; blocks."""
+    """The p-norm of all gradients of all ranks, each element counted once. Collective among the ranks of
+    the layouts' meshes; blocks."""
     array, count, owners = tensors(gradients, False)
     norm = ctypes.c_double()
     blocking(lib.grad_norm, array, count, errors.number(p, "p"), _byref(norm), keep=owners)
@@ -63,7 +69,8 @@ def grad_norm(gradients, p=2.0):
 
 
 def clip_grad_norm(gradients, max_norm, p=2.0, *, non_finite="error"):
-    """Scales all gradients by min(1, max_norm / (norm + 1e-6)); the norm before. non_finite: "error", or "skip": then they stay as they are."""
+    """Scales all gradients by min(1, max_norm / (norm + 1e-6)); the norm before. non_finite: "error", or
+    "skip": then they stay as they are."""
     options = _api.make(_api.weft_clip_options)
     options.p = errors.number(p, "p")
     options.non_finite = choice(non_finite, {"error": _api.NON_FINITE_ERROR, "skip": _api.NON_FINITE_SKIP}, "non_finite")
@@ -74,8 +81,9 @@ def clip_grad_norm(gradients, max_norm, p=2.0, *, non_finite="error"):
 
 
 class Bucket:
-    """A bucket all of whose gradients are there: data (a numpy array of one dimension, to be read and written until the step is over), members (its
-    gradients, as the reducer numbers them), number (in the order in which buckets are sent, the same on all ranks), op ("sum" or "avg")."""
+    """A bucket all of whose gradients are there: data (a numpy array of one dimension, to be read and
+    written until the step is over), members (its gradients, as the reducer numbers them), number (in the
+    order in which buckets are sent, the same on all ranks), op ("sum" or "avg")."""
     __slots__ = ("data", "members", "number", "op")
 
     def __init__(self, raw):
@@ -87,10 +95,12 @@ class Bucket:
 
 
 class BucketHook:
-    """A reduction of the program's own in the place of each bucket's all_reduce. Derive and give the methods, which communicate over a group of the program's
-    own (mesh.group of the same axes), and do not use the reducer. Both are called for every bucket in every step, in the same order on all ranks; with one
-    rank, and for an empty bucket, not at all. What they raise fails the reducer's call on this rank, with AbortedError on the others; it is of no more use
-    then. `name` is compared between ranks."""
+    """A reduction of the program's own in the place of each bucket's all_reduce. Derive and give the
+    methods, which communicate over a group of the program's own (mesh.group of the same axes), and do not
+    use the reducer. Both are called for every bucket in every step, in the same order on all ranks; with
+    one rank, and for an empty bucket, not at all. An exception of theirs fails the reducer's call on this
+    rank, with AbortedError on the others; the reducer cannot be used any more. `name` is compared between
+    ranks."""
     name = "python"
 
     def begin(self, bucket):
@@ -102,14 +112,16 @@ class BucketHook:
 
 
 class Reducer(Handle):
-    """Reduces gradients in buckets. `entries`: (name, shape, dtype, op) of each, in the order in which they become ready.
+    """Reduces gradients in buckets. `entries`: (name, shape, dtype, op) of each, in the order in which
+    they become ready.
 
         for each step:  write each gradient into slot(i), or into memory that was bound; ready(i)
                         finish(); the gradients are the reduced ones now
 
     Between ready(i) and the end of finish() a gradient belongs to the reduction. One thread for each rank.
-    unused: what becomes of a gradient that nobody made ready: "error", or "zeros"; bucket_bytes: a bucket is closed when it has as many; 0: 4 MiB;
-    compression: "bf16" sends buckets of f32 rounded to bf16; hook: a BucketHook.
+    unused: what becomes of a gradient that nobody made ready: "error", or "zeros"; bucket_bytes: a bucket
+    is closed when it has as many; 0: 4 MiB; compression: "bf16" sends buckets of f32 rounded to bf16;
+    hook: a BucketHook.
     """
     __slots__ = ("_keep", "_slots", "_entries", "_hook", "_failure")
     _destroy = lib.reducer_destroy
@@ -158,7 +170,8 @@ class Reducer(Handle):
                 del failure  # its frames refer to this one
 
     def slot(self, i):
-        """Gradient i's place in its bucket, a numpy array: zeros at first. Not to be used once the reducer is closed."""
+        """Gradient i's place in its bucket, a numpy array: zeros at first. Not to be used once the reducer
+        is closed."""
         import numpy
         i = errors.integer(i, "i")
         if i not in self._slots:
@@ -233,7 +246,8 @@ class _NoSync:
 
 
 class Sampler(Handle):
-    """A shuffled walk through a data set as a pure function of (seed, step). The global batch is the same for any number of data ranks."""
+    """A shuffled walk through a data set as a pure function of (seed, step). The global batch is the same
+    for any number of data ranks."""
     __slots__ = ("offset", "count")
     _destroy = lib.sampler_destroy
 

@@ -43,7 +43,8 @@ def _along(axes):
 
 
 class Layout(Handle):
-    """A placement for each axis of a mesh, and the shape of the whole tensor. A value: what a method makes of it is another one.
+    """A placement for each axis of a mesh, and the shape of the whole tensor. A value: what a method makes
+    of it is another one.
 
         weft.Layout(mesh, (1024, 512), tp=weft.shard(0))      # axes that are not named: replicate
     """
@@ -96,7 +97,8 @@ class Layout(Handle):
         return self._other(lib.layout_segmented, errors.integer(dim, "dim"), _extents(lengths), len(lengths))
 
     def reshaped(self, shape):
-        """The layout of the same elements as an array of another shape, of which each rank keeps what it holds."""
+        """The layout of the same elements as an array of another shape, of which each rank keeps what it
+        holds."""
         return self._other(lib.layout_reshape, _extents(shape), len(shape))
 
     def transposed(self, dims):
@@ -105,7 +107,7 @@ class Layout(Handle):
         return self._other(lib.layout_transpose, (ctypes.c_int32 * max(1, len(listed)))(*listed), len(listed))
 
     def reduced(self, axes):
-        """What reduce_gradients makes of a gradient: partial on any of `axes` becomes replicate."""
+        """The layout that reduce_gradients gives a gradient: partial on any of `axes` becomes replicate."""
         return self._other(lib.layout_reduced, _along(axes))
 
     @property
@@ -141,7 +143,8 @@ class Layout(Handle):
         return tuple(array[:count])
 
     def parts(self, rank=-1):
-        """Where the parts of a rank lie in the whole: (offsets, extents) of each; one, or one for each segment."""
+        """Where the parts of a rank lie in the whole: (offsets, extents) of each; one, or one for each
+        segment."""
         room = self._number(lib.layout_dim_count)
         found = []
         for index in range(self._number(lib.layout_part_count)):
@@ -179,15 +182,17 @@ def _extents(shape):
 
 
 def _expect_part(x, layout, which):
-    """The library knows counts only. A row of all elements (bytearray, array.array) has no shape of its own."""
+    """The library knows counts only. A row of all elements (bytearray, array.array) has no shape of its
+    own."""
     has, holds = arrays.shape_of(x), layout.local_shape()
     if has != holds and has != (math.prod(holds),):
         raise errors.LayoutError(f"redistribute: {which} is of shape {has}; rank {layout.mesh.rank} of {layout} holds {holds}")
 
 
 def redistribute(x, source, target, out=None):
-    """Begins to give an array another layout of the same mesh and shape: x is this rank's part as `source`, `out` becomes its part as `target`; None: a
-    new array of x's kind. Collective among the ranks of the axes whose placement changes. Gives a Transfer."""
+    """Begins to give an array another layout of the same mesh and shape: x is this rank's part as
+    `source`, `out` becomes its part as `target`; None: a new array of x's kind. Collective among the ranks
+    of the axes whose placement changes. Gives a Transfer."""
     source, target = errors.instance(source, Layout, "source"), errors.instance(target, Layout, "target")
     if out is None:
         out = arrays.empty_like(x, target.local_shape(), source._mesh._context)
@@ -201,7 +206,8 @@ def redistribute(x, source, target, out=None):
 
 
 def tensors(named, writes):
-    """An array of weft_tensor of (name, array, layout) or (name, array) triples, or a dict; its length; and what it points to."""
+    """An array of weft_tensor of (name, array, layout) or (name, array) triples, or a dict; its length;
+    and what it points to."""
     try:
         items = [(name, *value) if isinstance(value, tuple) else (name, value) for name, value in named.items()] if isinstance(named, dict) else list(named)
         fit = all(isinstance(item, (tuple, list)) and len(item) in (2, 3) for item in items)
@@ -224,7 +230,8 @@ def tensors(named, writes):
 
 
 def check_replicas(named, axes):
-    """Compares arrays along those of `axes` on which their layouts are replicate: the same bits on all ranks. `named`: {name: (array, layout)}. MismatchError
-    on all ranks where one has drifted: `ranks` are those that differ. Collective; blocks."""
+    """Compares arrays along those of `axes` on which their layouts are replicate: the same bits on all
+    ranks. `named`: {name: (array, layout)}. MismatchError on all ranks where one has drifted: `ranks` are
+    those that differ. Collective; blocks."""
     array, count, owners = tensors(named, False)
     blocking(lib.check_replicas, array, count, errors.instance(axes, Mesh, "axes"), keep=owners)

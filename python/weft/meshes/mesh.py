@@ -1,4 +1,5 @@
-"""Meshes: the ranks of a group as a grid with named axes, and its parts. A mesh is a value; it keeps its group."""
+"""Meshes: the ranks of a group as a grid with named axes, and its parts. A mesh is a value; it keeps its
+group."""
 import ctypes
 
 from .. import _api, errors
@@ -23,7 +24,8 @@ def _names(names):
 
 
 class Mesh(Handle):
-    """A grid of ranks as one of them sees it, or a sub-mesh: the ranks that share this rank's coordinates on all other axes.
+    """A grid of ranks as one of them sees it, or a sub-mesh: the ranks that share this rank's coordinates
+    on all other axes.
 
         mesh = weft.Mesh(group, dp=2, tp=-1)         # -1: what is left of the ranks
         mesh["tp"], mesh["dp", "tp"]                 # sub-meshes
@@ -116,7 +118,7 @@ class Mesh(Handle):
         return self._number(lib.mesh_coordinate, text(axis, "axis"))
 
     def coordinates(self, rank):
-        """Those of any rank of this mesh, one for each axis."""
+        """The coordinates of any rank of this mesh, one for each axis."""
         count = self._number(lib.mesh_axis_count)
         array = (ctypes.c_int32 * max(1, count))()
         errors.call(lib.mesh_coordinates, self._open(), errors.integer(rank, "rank"), array, count)
@@ -136,7 +138,8 @@ class Mesh(Handle):
 
     @property
     def group(self):
-        """The group of this mesh's ranks. The first call for these axes is collective among them, and blocks."""
+        """The group of this mesh's ranks. The first call for these axes is collective among them, and
+        blocks."""
         made = Made(lib.group_destroy)
         blocking(lib.mesh_group, self, _byref(made))
         return Group(made, self._context)

@@ -1,5 +1,6 @@
-"""Tensors of the program's of which each rank keeps a part, and has the whole for as long as it computes with it: what fully sharded data parallelism is
-made of. All ranks of the axes call these methods in the same order, each from one thread, with the same lists."""
+"""Tensors of the program's of which each rank keeps a part, and has the whole for as long as it computes
+with it: what fully sharded data parallelism is made of. All ranks of the axes call these methods in the
+same order, each from one thread, with the same lists."""
 import ctypes
 
 from .. import _api, arrays, dtypes, errors
@@ -17,8 +18,8 @@ _byref = ctypes.byref
 
 
 class FlatShards(Handle):
-    """A list of tensors, each cut along its dimension 0 over all ranks of `axes`, inside the cuts of other axes; where it is uneven the first ranks hold one
-    row more.
+    """A list of tensors, each cut along its dimension 0 over all ranks of `axes`, inside the cuts of other
+    axes; where it is uneven the first ranks hold one row more.
 
         shards = weft.FlatShards(mesh["dp"], {"w": weft.Layout(mesh, (1024, 512)), "b": weft.Layout(mesh, (512,))})
         parts = {name: numpy.zeros(shards.part_shape(name), "f4") for name in shards.names}
@@ -26,10 +27,12 @@ class FlatShards(Handle):
         ...                                                        # compute with wholes, get gradients of their shapes
         gradients = shards.reduce_scatter(gradients).wait()        # this rank's part of the average
 
-    tensors: {name: layout} or {name: (layout, dtype)}, f32 where none is said; layouts are of wholes, "replicate" on the axes. reduce: what gradients are
-    while ranks combine them; gradient: before and after; alone_bytes: a tensor of as many bytes travels alone, smaller ones together; 0: 64 KiB; replicate:
-    axes whose ranks hold the same parts, over which gradients are combined, too.
-    Lists are {name: array}, or lists in the order of `tensors`; results are of the same kind. Arrays are of the CPU's memory.
+    tensors: {name: layout} or {name: (layout, dtype)}, f32 where none is said; layouts are of wholes,
+    "replicate" on the axes. reduce: what gradients are while ranks combine them; gradient: before and
+    after; alone_bytes: a tensor of as many bytes travels alone, smaller ones together; 0: 64 KiB;
+    replicate: axes whose ranks hold the same parts, over which gradients are combined, too. Lists are
+    {name: array}, or lists in the order of `tensors`; results are of the same kind. Arrays are of the
+    CPU's memory.
     """
     __slots__ = ("_context", "_layouts", "_shapes", "names")
     _destroy = lib.flat_shards_destroy
@@ -61,7 +64,8 @@ class FlatShards(Handle):
         return self.names.index(name)
 
     def layout(self, name):
-        """The layout of what this rank keeps of a tensor: checkpoints, norms and redistribution take it as it is."""
+        """The layout of what this rank keeps of a tensor: checkpoints, norms and redistribution take it as
+        it is."""
         return self._layout(self._index(name))
 
     def _layout(self, i):
@@ -72,7 +76,8 @@ class FlatShards(Handle):
         return self._shapes[False][self._index(name)]
 
     def ranges(self, name, rank):
-        """What `rank` of the axes keeps of a tensor: (offset, count) in the elements of the whole; one, or one for each segment of dimension 0."""
+        """The part of a tensor that `rank` of the axes keeps: (offset, count) in the elements of the
+        whole; one, or one for each segment of dimension 0."""
         offset, count, ranges, found = ctypes.c_int64(), ctypes.c_int64(), ctypes.c_int32(1), []
         while len(found) < ranges.value:
             errors.call(lib.flat_shards_range, self._open(), self._index(name), errors.integer(rank, "rank"), len(found), _byref(offset), _byref(count),
@@ -88,8 +93,8 @@ class FlatShards(Handle):
         return first.value, second.value
 
     def unshard(self, parts, wholes=None):
-        """Begins to gather all wholes of the parts that ranks keep; a Transfer of the wholes. The parts were read once it has begun. wholes None: new
-        arrays."""
+        """Begins to gather all wholes of the parts that ranks keep; a Transfer of the wholes. The parts
+        were read once it has begun. wholes None: new arrays."""
         given, first, keep = self._buffers(parts, "parts", False, False)
         made, second, kept = self._buffers(wholes, "wholes", True, True, given)
         return self._begin(lib.flat_shards_unshard, first, second, len(given), (), (keep, kept), parts, made)
@@ -102,8 +107,9 @@ class FlatShards(Handle):
         return self._as(wholes, [arrays.finish(each) for each in made])
 
     def reduce_scatter(self, gradients, parts=None, op="avg"):
-        """Begins to combine the gradients of all ranks, "avg" or "sum": of each whole this rank's gradient in, its part of the combined one out; a Transfer
-        of the parts. The gradients were read once it has begun."""
+        """Begins to combine the gradients of all ranks, "avg" or "sum": of each whole this rank's gradient
+        in, its part of the combined one out; a Transfer of the parts. The gradients were read once it has
+        begun."""
         given, first, keep = self._buffers(gradients, "gradients", False, True)
         made, second, kept = self._buffers(parts, "parts", True, False, given)
         return self._begin(lib.flat_shards_reduce_scatter, first, second, len(given), (choice(op, REDUCE_OPS, "op"),), (keep, kept), gradients, made)
@@ -117,7 +123,8 @@ class FlatShards(Handle):
         return dict(zip(self.names, values)) if isinstance(like, dict) else list(values)
 
     def _buffers(self, given, name, writes, whole, like=None):
-        """The arrays in the order of the tensors, an array of weft_buffer, and what keeps them alive. None: new arrays of the kinds of `like`."""
+        """The arrays in the order of the tensors, an array of weft_buffer, and what keeps them alive.
+        None: new arrays of the kinds of `like`."""
         if isinstance(given, dict):
             missing = [each for each in self.names if each not in given] + [each for each in given if each not in self.names]
             if missing:

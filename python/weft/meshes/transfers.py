@@ -1,5 +1,5 @@
-"""What moves the elements of tensors between ranks and is on its way: tickets of redistributions, of flat shards, and of halos and windows. For one thread
-at a time."""
+"""Moves of tensors between ranks that are in flight: tickets of redistributions, of flat shards, and of
+halos and windows. For one thread at a time."""
 import asyncio
 import ctypes
 
@@ -11,7 +11,8 @@ __all__ = ["Exchange", "Transfer"]
 
 
 class _Ticket(Handle):
-    """It keeps the arrays alive. All ranks begin and finish tickets in the same order; one that is dropped before aborts its group, for all ranks."""
+    """It keeps the arrays alive. All ranks begin and finish tickets in the same order; one that is dropped
+    before aborts its group, for all ranks."""
     __slots__ = ("_keep", "_result", "_failure")
     _done = _finish = None
 
@@ -70,6 +71,6 @@ class Transfer(_Ticket):
 
 
 class Exchange(_Ticket):
-    """What a Halo or a Window has begun: `wait()`, or `await`, gives the arrays."""
+    """An exchange that a Halo or a Window has begun: `wait()`, or `await`, gives the arrays."""
     __slots__ = ()
     _destroy, _done, _finish = lib.exchange_destroy, lib.exchange_done, lib.exchange_finish

@@ -1,11 +1,13 @@
-"""Halos and windows: of a tensor that is cut over ranks each rank gets the range of indices that it asks for, whoever holds it, and beyond the ends what an
-edge says. Plans are made once, without communication, on every rank the same, and used as often as needed, by one thread at a time.
+"""Halos and windows: each rank gets the range of indices that it requests of a tensor that is cut over
+ranks, whichever rank holds them, and beyond the ends the elements that an edge states. Plans are made
+once, without communication, on every rank the same, and used as often as needed, by one thread at a time.
 
-An edge is "none", "zero", "periodic" (x[-1] = x[n-1]), "reflect" (x[-1] = x[1]), "replicate" (x[-1] = x[0]), a number, which lies beyond the end then,
-or pole(longitude). `edges` is one edge for all ends, or {dim: edge}, or {dim: (edge before, edge after)}; where none is given: "none".
+An edge is "none", "zero", "periodic" (x[-1] = x[n-1]), "reflect" (x[-1] = x[1]), "replicate" (x[-1] =
+x[0]), a number, which lies beyond the end then, or pole(longitude). `edges` is one edge for all ends, or
+{dim: edge}, or {dim: (edge before, edge after)}; where none is given: "none".
 
-`cuts`: {dim: begins} where a dimension is not cut evenly: part p has indices begins[p] to begins[p + 1] - 1, and the last of begins is the extent.
-Dimensions are counted from 0, or from the end as -1.
+`cuts`: {dim: begins} where a dimension is not cut evenly: part p has indices begins[p] to begins[p + 1] -
+1, and the last of begins is the extent. Dimensions are counted from 0, or from the end as -1.
 """
 import ctypes
 import numbers
@@ -25,7 +27,8 @@ EDGES = {"none": _api.EDGE_NONE, "zero": _api.EDGE_ZERO, "periodic": _api.EDGE_P
 
 
 def pole(longitude):
-    """The edge of a globe's latitudes: beyond the end lies the same row, half a turn of dimension `longitude` further, the nearest first."""
+    """The edge of a globe's latitudes: beyond the end lies the same row, half a turn of dimension
+    `longitude` further, the nearest first."""
     return weft_edge(_api.EDGE_POLE, errors.integer(longitude, "longitude"), 0.0)
 
 
@@ -107,15 +110,16 @@ def _tuple(function, handle, rank, which, count):
 
 
 class Halo(Handle):
-    """Ghost cells of arrays that hold this rank's part of a tensor, and around it copies of what its neighbours hold.
+    """Ghost cells of arrays that hold this rank's part of a tensor, and around it copies of what its
+    neighbours hold.
 
         halo = weft.Halo(layout, {0: 1, 1: (2, 0)}, edges="periodic")   # one row before and after, two columns before
         field = numpy.zeros(halo.shape)
         field[halo.inner] = whole[halo.part]
         halo.exchange(field).wait()                                     # the ghost cells are there, corners too
 
-    shape: of this rank's array; inner: slices of it, where this rank's part lies; part: slices of the whole, that part. LayoutError where the layout is
-    partial.
+    shape: of this rank's array; inner: slices of it, where this rank's part lies; part: slices of the
+    whole, that part. LayoutError where the layout is partial.
     """
     __slots__ = ("_layout", "shape", "inner", "part")
     _destroy = lib.halo_destroy
@@ -142,9 +146,10 @@ class Halo(Handle):
         self.part = tuple(slice(at, at + size) for at, size in zip(offsets, extents))
 
     def exchange(self, *fields):
-        """Begins to fill the ghost cells of arrays of `shape`, of any dtypes, in one message for each neighbour and dtype; an Exchange, whose result is the
-        array, or the tuple of them. Until it is done inner cells may be read, not written, and ghost cells neither: another exchange of this Halo that would
-        write them is a BadArgumentError. A Window refuses the same."""
+        """Begins to fill the ghost cells of arrays of `shape`, of any dtypes, in one message for each
+        neighbour and dtype; an Exchange, whose result is the array, or the tuple of them. Until it is done
+        inner cells may be read, not written, and ghost cells neither: another exchange of this Halo that
+        would write them is a BadArgumentError. A Window refuses the same."""
         if not fields:
             raise errors.BadArgumentError("exchange has no arrays; expected at least one")
         buffers, keep = _buffers(fields, "fields", True, self.shape)
@@ -159,8 +164,8 @@ class Window(Handle):
         window = weft.Window(layout, {0: [(-1, 31), (29, 61)]}, edges="zero")     # ranks that hold part 0 of dimension 0 want rows -1 to 30
         rows = window.start(part).wait()
 
-    wanted: {dim: (lo, hi) of each part}; of dimensions that are not named each rank has its part as it is. shape: of this rank's window; part_shape: of what
-    it holds.
+    wanted: {dim: (lo, hi) of each part}; of dimensions that are not named each rank has its part as it is.
+    shape: of this rank's window; part_shape: of what it holds.
     """
     __slots__ = ("_layout", "_rank", "shape", "part_shape")
     _destroy = lib.window_destroy
@@ -186,20 +191,22 @@ class Window(Handle):
         self.part_shape, self.shape = (_tuple(lib.window_extents, self._handle, rank, which, 2) for which in range(2))
 
     def own(self, dim):
-        """(lo, hi): the indices of the window, from 0, in a dimension that was named, of what this rank holds itself; they are there once `start` has
-        returned."""
+        """(lo, hi): the indices of the window, from 0, in a dimension that was named, of what this rank
+        holds itself; they are there once `start` has returned."""
         found = _api.weft_range()
         errors.call(lib.window_own, self._open(), _dim(dim, self._rank, "dim"), _byref(found))
         return found.lo, found.hi
 
     def start(self, x, out=None):
-        """Begins to make the window on x, which has `part_shape`; an Exchange, whose result is `out`; None: a new array of x's kind. Lists of arrays, of
-        any dtypes, travel together, and give the list of their windows."""
+        """Begins to make the window on x, which has `part_shape`; an Exchange, whose result is `out`;
+        None: a new array of x's kind. Lists of arrays, of any dtypes, travel together, and give the list
+        of their windows."""
         return self._start(lib.window_start, (None,), x, out, self.part_shape, self.shape)
 
     def adjoint(self, dy, out=None):
-        """The adjoint of `start`: dy is a gradient of this rank's window; `out`, of `part_shape`, becomes the sum of what all windows have of each of its
-        elements, in the order of ranks. Integers, f64, f32, bf16 and f16."""
+        """The adjoint of `start`: dy is a gradient of this rank's window; `out`, of `part_shape`, becomes
+        the sum of what all windows have of each of its elements, in the order of ranks. Integers, f64,
+        f32, bf16 and f16."""
         return self._start(lib.window_start_adjoint, (), dy, out, self.shape, self.part_shape)
 
     def _start(self, function, stream, x, out, from_shape, to_shape):

@@ -5,7 +5,8 @@
 
     torch.distributed.init_process_group("weft")
 
-CPU tensors move over shared memory, and over gloo or mpi where ranks are on several hosts. docs/torch.md is the guide.
+CPU tensors move over shared memory, and over gloo or mpi where ranks are on several hosts. docs/torch.md
+is the guide.
 """
 import torch
 
@@ -34,7 +35,8 @@ def register():
 
 
 def empty(*shape, dtype=None, requires_grad=False):
-    """As torch.empty on the CPU, in memory that ranks of this host may map: collectives of more than a few kilobytes on it copy nothing."""
+    """As torch.empty on the CPU, in memory that ranks of this host may map: collectives of more than a few
+    kilobytes on it copy nothing."""
     tensor = SharedTensor(context(), shape[0] if len(shape) == 1 else shape, dtypes.of(dtype or torch.get_default_dtype())).torch()
     return tensor.requires_grad_() if requires_grad else tensor
 

@@ -1,7 +1,8 @@
 """The operations of torch.distributed over a group of weft's.
 
-A Python subclass of torch's own Backend: C++ (DDP, functional collectives) reaches it through torch's trampoline, Python through the ProcessGroup of
-process_group.py. Tensors are on the CPU and are used where they lie.
+A Python subclass of torch's own Backend: C++ (DDP, functional collectives) reaches it through torch's
+trampoline, Python through the ProcessGroup of process_group.py. Tensors are on the CPU and are used where
+they lie.
 """
 import os
 
@@ -226,7 +227,8 @@ class WeftBackend(Calls):
         return self._begin(_api.OP_BARRIER, None, None, self._call_options.of(opts.timeout), None, [])
 
     def monitored_barrier(self, opts, wait_all_ranks=False):
-        """A barrier that tells who did not come, in torch's words and then in weft's. Afterwards the group has failed, as after any time-out."""
+        """A barrier that tells who did not come, in torch's words and then in weft's. Afterwards the group
+        has failed, as after any time-out."""
         limit = self._timeout if opts.timeout == UNSET else opts.timeout
         within = f"in {limit.total_seconds() * 1000:g} ms"
         if not limit:  # elsewhere a time-out of zero is none

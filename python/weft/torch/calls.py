@@ -1,4 +1,5 @@
-"""How calls of torch.distributed begin: alone, by the compiled module where it reads the tensors, or several as one (coalescing)."""
+"""How calls of torch.distributed begin: alone, by the compiled module where it reads the tensors, or
+several as one (coalescing)."""
 import ctypes
 import threading
 
@@ -29,7 +30,8 @@ def give(work):
 
 
 class Calls(Backend):
-    """A Backend whose operations begin calls of one group of weft's: that has `_group`, and `_handle`, its address until it is left."""
+    """A Backend whose operations begin calls of one group of weft's: that has `_group`, and `_handle`, its
+    address until it is left."""
 
     def __init__(self, rank, size):
         super().__init__(rank, size)
@@ -41,10 +43,12 @@ class Calls(Backend):
 
     def _begin(self, op, in_, out, options, keep, result, after=None, root=-1, peer=-1, in_blocks=None, out_blocks=None, names=("tensor", "tensor"),
                any_dense=False, tensors=None, recorded=False):
-        """Begins a call on the tensors `in_` and `out` (None: the call has none), or keeps it until those that are coalesced begin together. `keep` lives
-        until the call has ended, `result` is what its future gives; then `after` runs. `in_blocks`, `out_blocks`: elements of each rank, `keep` is then
-        a list. `names`: of in_ and out, in errors. `any_dense`: the order of dimensions does not matter, as it is that of all ranks. `tensors`: what a profiler
-        shows of it, where that is not in_ or out; `recorded`: it does already."""
+        """Begins a call on the tensors `in_` and `out` (None: the call has none), or keeps it until those
+        that are coalesced begin together. `keep` lives until the call has ended, `result` is what its
+        future gives; then `after` runs. `in_blocks`, `out_blocks`: elements of each rank, `keep` is then a
+        list. `names`: of in_ and out, in errors. `any_dense`: the order of dimensions does not matter, as
+        it is that of all ranks. `tensors`: what a profiler shows of it, where that is not in_ or out;
+        `recorded`: it does already."""
         if torch_profiler._is_profiler_enabled and not recorded and self._calls is None:
             return self._recorded([(op, peer, profiler.shown(in_, out, tensors))], lambda: self._begin(
                 op, in_, out, options, keep, result, after, root, peer, in_blocks, out_blocks, names, any_dense, tensors, True))
@@ -97,7 +101,8 @@ class Calls(Backend):
         return self._started(work)
 
     def _work(self, keep, result, after, is_recv):
-        """The Work of a call that is about to begin. It is kept from now on: a signal's handler may raise as soon as the call has begun."""
+        """The Work of a call that is about to begin. It is kept from now on: a signal's handler may raise
+        as soon as the call has begun."""
         work = WeftWork(self, keep, result)
         if after is not None:
             work._after = after

@@ -25,7 +25,7 @@ def _default_backend():
 
 
 def create(opts, options=None):
-    """What torch calls for a group: the ProcessGroup of this rank."""
+    """The function that torch calls for a group: the ProcessGroup of this rank."""
     timeout = opts.timeout if isinstance(opts.timeout, timedelta) else timedelta(seconds=float(opts.timeout))
     if options is None:
         options = BackendOptions(timeout=timeout)

@@ -1,7 +1,10 @@
-"""Ctrl-C in calls of torch's: the group fails, for all ranks, as nobody could go on with a call that one of them has left.
+"""Ctrl-C in calls of torch's: the group fails, for all ranks, as nobody could go on with a call that one
+of them has left.
 
-In `wait()` of a Work the exception of the signal's handler comes through. While the main thread is inside of torch (the wait() of a Future, DDP's backward) no handler of
-Python's can run: a thread reads the numbers of signals from a pipe then, fails the groups of the calls that futures stand for, and so ends that wait."""
+In `wait()` of a Work the exception of the signal's handler comes through. While the main thread is inside
+of torch (the wait() of a Future, DDP's backward) no handler of Python's can run: a thread reads the
+numbers of signals from a pipe then, fails the groups of the calls that futures stand for, and so ends that
+wait."""
 import os
 import signal
 import threading

@@ -1,9 +1,9 @@
-"""How the processes of a torch group find each other: the first rank serves a store of weft's, and its address goes through torch's
-store, or through that of WEFT_STORE where it is set.
+"""How the processes of a torch group find each other: the first rank serves a store of weft's, and its
+address goes through torch's store, or through that of WEFT_STORE where it is set.
 
-Whoever reaches torch's TCPStore (MASTER_PORT, on all interfaces, without a secret) reads and writes what lies there. So the secret of
-WEFT_STORE_SECRET(_FILE) never goes through it, and ranks of one host go to no address off loopback, whoever names it. Groups that are
-made when the default group runs over weft meet in its store."""
+Anybody who reaches torch's TCPStore (MASTER_PORT, on all interfaces, without a secret) reads and writes
+its keys. So the secret of WEFT_STORE_SECRET(_FILE) never goes through it, and ranks of one host connect to
+no address off loopback. Groups that are made when the default group runs over weft meet in its store."""
 import ipaddress
 import json
 import os
@@ -30,14 +30,16 @@ def context():
 
 
 def _host():
-    """Two words: equal first ones where loopback joins two processes, equal both where they can share memory, too."""
+    """Two words: equal first ones where loopback joins two processes, equal both where they can share
+    memory, too."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip() + os.readlink("/proc/self/ns/net") + " " + os.readlink("/proc/self/ns/pid")
 
 
 class Place:
-    """Where ranks meet: a store, on the rank that serves it its server, and what the serving rank has decided for all: the transport of groups whose
-    options name none, and the largest number of ranks on one host."""
+    """Where ranks meet: a store, on the rank that serves it its server, and what the serving rank has
+    decided for all: the transport of groups whose options name none, and the largest number of ranks on
+    one host."""
 
     def __init__(self, store, server, transport, local_ranks):
         self.store, self.transport, self.local_ranks = store, transport, local_ranks
@@ -53,7 +55,8 @@ LOOK = 0.02  # seconds between two looks at a store, whose own waits hear of no 
 
 
 class Table:
-    """Where ranks leave texts for each other under a name of their meeting: torch's store, or one of weft's."""
+    """Where ranks leave texts for each other under a name of their meeting: torch's store, or one of
+    weft's."""
 
     def __init__(self, store, name, limit):
         self._store, self._name, self._limit = store, name, limit
@@ -71,7 +74,8 @@ class Table:
         return None if value is None else value.decode()
 
     def wait(self, key):
-        """What another rank sets. A rank that is interrupted meanwhile tells the others, and so do those that it has told."""
+        """Keys that another rank sets. A rank that is interrupted meanwhile notifies the others, and so do
+        those that it has notified."""
         until, pause = time.monotonic() + (self._limit or float("inf")), 0.001
         while (value := self.get(key)) is None:
             if (interrupted := self.get("interrupted")) is not None:
@@ -103,7 +107,8 @@ def _master(torch_store):
 
 
 def _place_of_env():
-    """Host and port, or file, of WEFT_STORE; None where it is not set, or where rank 0 is to choose the port (host:0)."""
+    """Host and port, or file, of WEFT_STORE; None where it is not set, or where rank 0 is to choose the
+    port (host:0)."""
     where = os.environ.get("WEFT_STORE")
     if not where:
         return None
@@ -133,10 +138,12 @@ def _store_of_env(rank, limit):
 
 
 def meet(torch_store, rank, size, limit):
-    """The Place of `size` processes that share a store of torch's, of which this one is `rank`. Blocks until all are there."""
+    """The Place of `size` processes that share a store of torch's, of which this one is `rank`. Blocks
+    until all are there."""
     if size == 1:
         return Place(Store.local(), None, "shm", 1)
-    # A store may outlive a group, and with it the keys of earlier meetings: each rank counts those of this size that it has been to.
+    # A store may outlive a group, and with it the keys of earlier meetings: each rank counts those of this
+    # size that it has been to.
     table = Table(torch_store, f"weft/{size}/{torch_store.add(f'weft/{size}/meetings/{rank}', 1)}", limit)
     own, server = _store_of_env(rank, limit)
     try:
@@ -156,8 +163,8 @@ def meet(torch_store, rank, size, limit):
 
 
 def _inner_table(table, own, rank, limit):
-    """The table in the store of WEFT_STORE, under a name at random that rank 0 puts into torch's: `own` may serve several jobs of torch,
-    and each of them several meetings."""
+    """The table in the store of WEFT_STORE, under a name at random that rank 0 puts into torch's: `own`
+    may serve several jobs of torch, and each of them several meetings."""
     if rank == 0:
         name = secrets.token_hex(16)
         table.set("name", f"{name} {'torch' if own is None else 'weft'}")
@@ -170,7 +177,7 @@ def _inner_table(table, own, rank, limit):
 
 
 def _all_on_this_host(master):
-    """What this rank knows by itself, and not from a store: that all ranks are on its host."""
+    """The fact that this rank knows by itself, and not from a store: that all ranks are on its host."""
     sizes = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
     return (master is not None and _is_loopback(master)) or (None not in sizes and sizes[0] == sizes[1])
 
@@ -218,7 +225,8 @@ def _serve(hosts, master):
 
 
 def _go_to(told, on_this_host, limit):
-    """The Place that rank 0 has named, or somebody who could write to the table. What this rank knows by itself has precedence."""
+    """The Place that rank 0 has named, or somebody who could write to the table. This rank's own knowledge
+    has precedence."""
     secret = None
     if on_this_host:
         if not _is_loopback(told["host"]):

@@ -1,12 +1,13 @@
-"""What the backend takes of torch that another version may not have: checked before anything else of weft.torch is imported, so that the error says what
-is missing."""
+"""The parts of torch that the backend uses and another version may lack: checked before anything else of
+weft.torch is imported, so that the error says what is missing."""
 import torch
 
 from .. import errors
 
 TESTED = ("2.14.1", "2.15.0")
 C10D = "torch._C._distributed_c10d"
-# Of a class, "__init__" of its own: torch's trampoline, by which C++ calls methods of a subclass in Python.
+# A class with an "__init__" of its own: torch's trampoline, by which C++ calls methods of a subclass in
+# Python.
 NAMES = ("torch.futures.Future", "torch.distributed._Work.__init__", "torch.distributed.DistBackendError", "torch.distributed.Backend.register_backend",
          "torch.distributed.Backend.default_device_backend_map", "torch.distributed.Backend._plugins",
          "torch.distributed.distributed_c10d._DistributedBackendOptions", f"{C10D}.Backend.__init__", f"{C10D}.Backend.Options", f"{C10D}.ReduceOp",

@@ -1,4 +1,4 @@
-"""What a group of torch's, and each of its calls, asks for."""
+"""The options of a group of torch's, and of each of its calls."""
 from datetime import timedelta
 
 import torch
@@ -16,16 +16,17 @@ for _torch_op, _op in ((ReduceOp.SUM, _api.SUM), (ReduceOp.AVG, _api.AVG), (Redu
                        (ReduceOp.BAND, _api.BIT_AND), (ReduceOp.BOR, _api.BIT_OR), (ReduceOp.BXOR, _api.BIT_XOR),
                        (ReduceOp.PREMUL_SUM, _api.PREMUL_SUM)):
     _OPS[int(_torch_op)] = _op
-# Of truth values: what is true where the sum, the product, ... of zeros and ones is not 0.
+# Truth values are combined so: the result is true if the sum, the product, ... of zeros and ones is not 0.
 _OF_BOOL = {_api.SUM: _api.LOGICAL_OR, _api.MAX: _api.LOGICAL_OR, _api.BIT_OR: _api.LOGICAL_OR, _api.PROD: _api.LOGICAL_AND, _api.MIN: _api.LOGICAL_AND,
             _api.BIT_AND: _api.LOGICAL_AND, _api.BIT_XOR: _api.LOGICAL_XOR}
 _plain = {}  # (reduce op, tag) -> weft_call_options of these alone
 
 
 class BackendOptions(Backend.Options):
-    """What init_process_group(..., pg_options=) may say: `transport`: "shm", "gloo", "mpi-openmpi", "mpi-mpich", None: shm where all ranks are on one
-    host, else what "auto" chooses; `progress`: "thread" for a helper
-    thread that carries on calls while the program computes, "caller" for none, None: a thread where this host has two cores for each rank."""
+    """The options of init_process_group(..., pg_options=): `transport`: "shm", "gloo", "mpi-openmpi",
+    "mpi-mpich", None: shm where all ranks are on one host, else what "auto" chooses; `progress`: "thread"
+    for a helper thread that carries on calls while the program computes, "caller" for none, None: a thread
+    where this host has two cores for each rank."""
 
     def __init__(self, transport=None, progress=None, timeout=dist.default_pg_timeout):
         super().__init__("weft", timeout)
@@ -38,7 +39,7 @@ class CallOptions:
     own_timeout = None  # a timedelta where it is another than the group was made with
 
     def of(self, timeout, op=_api.SUM, tag=0, scale=0.0):
-        """Of a call with a time-out, a reduction, a tag and a factor (premul_sum)."""
+        """The options of a call with a time-out, a reduction, a tag and a factor (premul_sum)."""
         if timeout == UNSET and self.own_timeout is None and not scale:
             if op == _api.SUM and not tag:
                 return None
@@ -56,7 +57,7 @@ class CallOptions:
         return made
 
     def of_reduction(self, opts, tensor):
-        """Of torch's options of a reduction of such a tensor."""
+        """The options of weft for torch's options of a reduction of such a tensor."""
         reduce_op = opts.reduceOp
         op, scale = _OPS[int(reduce_op.op)], 0.0
         if op == _api.PREMUL_SUM:

@@ -1,6 +1,7 @@
-"""The ProcessGroup that torch gets. Its operations go through torch's dispatcher, as those of every backend (so that hooks, profilers and debug modes
-see them), and come out in WeftBackend; to Python they then give the backend's own Work, whose methods are all there. torch's holder of a
-Python Work forwards wait() and get_future() alone."""
+"""The ProcessGroup that torch gets. Its operations go through torch's dispatcher, as those of every
+backend (so that hooks, profilers and debug modes see them), and come out in WeftBackend; to Python they
+then give the backend's own Work, whose methods are all there. torch's holder of a Python Work forwards
+wait() and get_future() alone."""
 import os
 
 import torch
@@ -33,8 +34,9 @@ def _hold(group, backend):
 class WeftProcessGroup(ProcessGroup):
     """A ProcessGroup whose backend for cpu is a WeftBackend.
 
-    Its operations are methods in Python, which C++ reaches by torch's trampoline. They go on to a second, plain ProcessGroup over the same backend: on this
-    one the trampoline would look at Python's frames to find out that the method itself called it, which costs as much as all the rest of a call."""
+    Its operations are methods in Python, which C++ reaches by torch's trampoline. They go on to a second,
+    plain ProcessGroup over the same backend: on this one the trampoline would look at Python's frames to
+    find out that the method itself called it, which costs as much as all the rest of a call."""
 
     @classmethod
     def around(cls, backend, opts):

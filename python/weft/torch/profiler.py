@@ -34,7 +34,8 @@ class Record:
             _end_with(_enter(f"weft:{name}", *each), ended)
 
     def follow(self, work):
-        """Ends with the call of the Work: in the helper thread, where there is one, else once somebody asks for it."""
+        """Ends with the call of the Work: in the helper thread, where there is one, else once somebody
+        asks for it."""
         work._record = self
         if work._backend._threaded and work._handle is not None:
             number = next(_numbers)
@@ -43,7 +44,8 @@ class Record:
                 del _in_flight[number]
 
     def end(self):
-        """A second time does nothing. An event that ends in another thread than that in which it began is one that ran beside it (is_async)."""
+        """A second time does nothing. An event that ends in another thread than that in which it began is
+        one that ran beside it (is_async)."""
         if threading.get_ident() == self._thread:
             try:
                 thread = threading.Thread(target=self._end)

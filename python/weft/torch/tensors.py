@@ -1,5 +1,5 @@
-"""Tensors of torch as what weft's calls take: where their elements lie, how many, of which dtype. Lists of tensors that do not lie in a row go through one
-copy."""
+"""Tensors of torch as what weft's calls take: where their elements lie, how many, of which dtype. Lists of
+tensors that do not lie in a row go through one copy."""
 import ctypes
 
 import torch
@@ -37,14 +37,16 @@ _no_tensors = set()  # types of arguments that are none
 
 
 def expect_plain(tensor, name):
-    """That memory holds the elements as they count: a view of conj() or .imag may say that they count conjugated, or negated."""
+    """That memory holds the elements as they count: a view of conj() or .imag may say that they count
+    conjugated, or negated."""
     if tensor.is_neg() or tensor.is_conj():
         raise errors.LayoutError(f"{name} is a conjugate or negative view; expected its values in memory: resolve_conj() or resolve_neg() first")
 
 
 def expect_plain_each(arguments):
-    """The same of all tensors among the arguments of an operation, also in lists and lists of lists. Before torch's dispatcher: it would give the operation
-    copies of such views, and drop what becomes of these."""
+    """The same of all tensors among the arguments of an operation, also in lists and lists of lists.
+    Before torch's dispatcher: it would give the operation copies of such views, and drop what becomes of
+    these."""
     for argument in arguments:
         kind = type(argument)
         if kind is torch.Tensor:
@@ -60,8 +62,9 @@ def expect_plain_each(arguments):
 
 
 def buffer(tensor, name="tensor", any_dense=False, moves=False):
-    """A tensor's elements as they lie. `any_dense`: in whatever order of dimensions, where all ranks have the same. `moves`: nothing is computed with them, so
-    that they may be of a dtype which weft does not know."""
+    """A tensor's elements as they lie. `any_dense`: in whatever order of dimensions, where all ranks have
+    the same. `moves`: nothing is computed with them, so that they may be of a dtype which weft does not
+    know."""
     if not tensor.is_cpu or tensor.is_sparse:
         raise errors.UnsupportedError(f"{name} is on {tensor.device}{' and sparse' if tensor.is_sparse else ''}; expected a dense tensor on cpu")
     if not tensor.is_contiguous() and not (any_dense and _is_dense(tensor)):
@@ -105,7 +108,8 @@ def expect_alike(tensors, ranks, like, name):
 
 
 def split_counts(tensor, sizes, ranks, name):
-    """Elements for each rank of a tensor that is cut along its first dimension into so many rows, or evenly."""
+    """Elements for each rank of a tensor that is cut along its first dimension into so many rows, or
+    evenly."""
     rows = tensor.size(0) if tensor.dim() else 1
     if not sizes:
         if rows % ranks:
@@ -120,7 +124,8 @@ def split_counts(tensor, sizes, ranks, name):
 
 
 def _row_of(tensors):
-    """One tensor over the memory of several that follow one another in one storage; None where they do not."""
+    """One tensor over the memory of several that follow one another in one storage; None where they do
+    not."""
     first = tensors[0]
     storage, offset = first.untyped_storage().data_ptr(), first.storage_offset()
     for tensor in tensors:

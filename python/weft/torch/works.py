@@ -174,8 +174,8 @@ class WeftWork(dist._Work):
         """A future of the list of tensors that the call writes."""
         if self._future is None:
             self._promise = promise = torch.futures.Future()
-            # A Future's own set_exception() is seen by Python alone: to C++ the exception is a value, in which DDP looks for tensors. What then() throws is
-            # an error to both.
+            # A Future's own set_exception() is seen by Python alone: to C++ the exception is a value, in
+            # which DDP looks for tensors. An exception of then() is an error to both.
             self._future = promise.then(self._outcome)
             if self._handle is not None and not self._backend._threaded:
                 done = _c_bool()

@@ -54,7 +54,7 @@ class Contest {
  private:
   void give_up(Contestant& c, const std::string& why) const;
   void turn(Contestant& c, std::size_t k);
-  /// What the last round measured, on standard error, as it comes: all cases take minutes.
+  /// The figures of the last round, on standard error, as it comes: all cases take minutes.
   void tell(std::size_t k) const;
   void compare(const Contestant& c, std::size_t k, const nlohmann::ordered_json& row);
   const Options& o_;

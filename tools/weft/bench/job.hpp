@@ -1,5 +1,5 @@
-// A benchmark program and its ranks, started once and then given turns: it measures a case when told to, says
-// so in a line of JSON, and sleeps until its next turn. One thread.
+// A benchmark program and its ranks, started once and then given turns: it measures a case on request,
+// reports it in a line of JSON, and sleeps until its next turn. One thread.
 #pragma once
 
 #include <sys/types.h>

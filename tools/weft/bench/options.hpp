@@ -1,4 +1,4 @@
-// What `weft bench` was asked for.
+// The options of `weft bench`.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What was measured, and how it is shown: tables, JSON, a plot.
+// The results, and how they are shown: tables, JSON, a plot.
 #pragma once
 
 #include <cstdint>

@@ -278,7 +278,7 @@ int compare(const Options& o, const std::vector<std::string>& ops) {
   return 0;
 }
 
-// What a row of such a program says, in its order.
+// The fields of a row of such a program, in its order.
 std::vector<std::pair<std::string, double>> numbers(const json& row) {
   std::vector<std::pair<std::string, double>> all;
   for (const auto& [key, x] : row.items())
@@ -348,7 +348,7 @@ int alone(const Options& o, const std::string& op) {
   return 0;
 }
 
-// What there is, without running any of it.
+// Lists the operations and peers, without running any of them.
 int list(Options o) {
   std::string absent;  // why
   if (o.programs.empty()) {

@@ -12,8 +12,8 @@ int run_bench(Options o);
 /// The operations `weft bench` knows, for its help.
 std::string known_ops();
 
-/// What an operation measures and by which program, for `weft bench <op> --help`; of all where it is none of
-/// them.
+/// The measurement and the program of an operation, for `weft bench <op> --help`; of all operations if `op`
+/// is none of them.
 std::string about(const std::string& op);
 
 }  // namespace weft::bench

@@ -283,7 +283,7 @@ class Session {
     for (const auto& job : jobs) programs += static_cast<std::int64_t>(job.size());
     return programs;
   }
-  // Time is judged where nothing else of ours runs.
+  // Times count only if nothing else of ours runs.
   void repeat_slow() {
     alone_ = true;
     summary_.again(slow_.size());

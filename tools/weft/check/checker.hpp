@@ -1,4 +1,4 @@
-// weft check from end to end: draws, runs, judges, shrinks, reports.
+// weft check from end to end: draws, runs, validates, shrinks, reports.
 #pragma once
 
 #include <cstdint>

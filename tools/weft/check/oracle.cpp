@@ -216,7 +216,7 @@ void complex_product(const Blocks& in, int n, bool exact, std::int64_t count, Ex
 
 __extension__ typedef __int128 Wide;
 
-// Integers wrap, but for averages; the order does not matter.
+// Integers wrap, except in averages; the order does not matter.
 template <class T>
 void whole(const Step& s, const Blocks& in, int n, std::int64_t count, Expected& out) {
   using U = std::make_unsigned_t<T>;
@@ -271,7 +271,7 @@ std::uint8_t compose(std::uint8_t left, std::uint8_t right) {
   return static_cast<std::uint8_t>(((a1 * a2) & 15u) << 4 | ((a1 * b2 + b1) & 15u));
 }
 
-// What no ranks give together: rank 0's part in an exscan.
+// The combination of no ranks: rank 0's part in an exscan.
 template <class Number>
 void real_identity(Kind kind, std::int64_t stride, std::int64_t numbers, std::byte* to) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -299,7 +299,7 @@ Expected identity(const Step& s, std::int64_t count) {
   e.bytes.resize(static_cast<std::size_t>(count * size_bytes(s.dtype)));
   std::byte* const to = e.bytes.data();
   const Kind k = s.reduce;
-  // Of complex numbers there are sums, whose identity is 0, and products: 1 + 0i.
+  // Complex numbers have sums, whose identity is 0, and products: 1 + 0i.
   if (complex(s.dtype) && k != Kind::prod) return e;
   switch (s.dtype) {
     case DType::f64: real_identity<F64>(k, 8, count, to); break;

@@ -1,4 +1,4 @@
-// What every call must give, computed from the definitions alone, in plain loops: nothing of
+// The result of every call, computed from the definitions alone, in plain loops: nothing of
 // src/backends/reduce is used, so that its mistakes cannot be shared.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace weft::check {
 
-/// What rank `from` of the group puts into the block for rank `to`, as bytes.
+/// The values that rank `from` of the group puts into the block for rank `to`, as bytes.
 std::vector<std::byte> input(const Step& s, int from, int to, int n);
 
 /// The block of `out` that rank `me` gets, from rank `from` where the operation moves, of the combination

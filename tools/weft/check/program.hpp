@@ -1,7 +1,7 @@
 // A random program of collectives, exchanges of windows and reductions of gradients: what weft check runs.
 // Plain values: a program can be drawn, printed, stored and made smaller; it says everything that all ranks
-// know. What is one rank's own (where its buffers lie, in what order it waits) follows from the program's
-// numbers too, see Habits.
+// know. Choices of one rank (where its buffers lie, in what order it waits) follow from the program's
+// numbers, too, see Habits.
 #pragma once
 
 #include <cstdint>
@@ -62,7 +62,7 @@ struct GroupPlan {
   std::vector<int> ranks;
 };
 
-/// What a step does.
+/// The kind of a step.
 enum class Does : std::uint8_t {
   call,       ///< Step::op
   window,     ///< exchanges of windows: WindowPlan
@@ -103,7 +103,7 @@ struct GradientPlan {
   std::int64_t bytes = 1;  ///< BucketOptions::bucket_bytes or FlatShardOptions::alone_bytes
 };
 
-/// What the ranks of a step must give alike.
+/// The arguments that must be the same on all ranks of a step.
 enum class Value : std::uint8_t {
   edge,      ///< of a window
   full,      ///< the layout of a tensor that full() gathers
@@ -257,7 +257,7 @@ struct Program {
   bool takes_part(int step, int rank) const;
 };
 
-/// Of a row of a tensor that is cut (GradientPlan).
+/// Elements of a row of a tensor that is cut (GradientPlan).
 inline constexpr int kMostColumns = 5;
 /// Windows of that dtype have an adjoint.
 constexpr bool has_adjoint(DType dtype) noexcept {
@@ -269,12 +269,12 @@ inline constexpr Op kForEverybody[] = {
     Op::all_reduce, Op::all_gather,   Op::all_gather_v, Op::reduce_scatter, Op::reduce_scatter_v,
     Op::all_to_all, Op::all_to_all_v, Op::scan,         Op::exscan};
 inline constexpr Op kRooted[] = {Op::reduce, Op::broadcast, Op::gather, Op::scatter};
-/// Of the operation's blocks each has a count of its own.
+/// Each block of the operation has a count of its own.
 constexpr bool has_counts(Op op) noexcept {
   return op == Op::all_gather_v || op == Op::reduce_scatter_v || op == Op::all_to_all_v;
 }
 
-/// What programs are drawn from.
+/// The choices from which programs are drawn.
 struct Range {
   std::string backend = "shm";
   Traits traits;

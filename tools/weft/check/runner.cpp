@@ -34,7 +34,7 @@ constexpr auto kTick = milliseconds(1);
 constexpr auto kPause = milliseconds(120);    // how long a paused rank stays stopped
 constexpr auto kOverdue = milliseconds(600);  // beyond the deadline: how long a suspended job is stopped
 constexpr auto kEnd = seconds(15);            // for ranks to end once all is said
-constexpr auto kEnding = milliseconds(500);   // for a process that was told to end
+constexpr auto kEnding = milliseconds(500);   // for a process that was asked to end
 constexpr auto kTermination = seconds(3);     // for mpirun, that was sent SIGTERM
 
 int count_descriptors() {

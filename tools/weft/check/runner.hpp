@@ -40,7 +40,7 @@ void run_program(const Program& p, const Settings& settings, SharedReport& share
 /// Runs programs one after the other in one job of mpirun; all have the same number of ranks.
 void run_job(const std::vector<Program>& programs, const Settings& settings, SharedReport* reports,
              int reports_fd);
-/// What each process of that job does.
+/// The work of each process of that job.
 int run_job_rank(const std::string& programs_file, const std::string& reports_file, const Settings& settings);
 
 }  // namespace weft::check

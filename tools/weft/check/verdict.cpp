@@ -296,7 +296,8 @@ class Judge {
   }
   std::string of_mismatch(const RankReport& rank, bool victim) const {
     if (rank.code != ErrorCode::mismatch) return unexpected(rank, "mismatch");
-    // Each rank that cannot open what rank 0 has found says so: nobody knows who was told another directory.
+    // Each rank that cannot open what rank 0 has found says so: nobody knows which rank got another
+    // directory.
     const Step& struck = p_.steps[static_cast<std::size_t>(p_.fault.step)];
     const bool loads = struck.value == Value::loaded;
     const bool alike = struck.does == Does::agreement || struck.does == Does::gradients;
@@ -385,7 +386,7 @@ class Judge {
     return fmt::format("no rank's log has a warning of {}", describe(p_.fault));
   }
 
-  // What the ranks together must have seen.
+  // The events that the ranks together must have seen.
   std::string together() const {
     if (kind_ == FaultKind::none || shared_.job_ended) return {};
     if (!struck() && row_.steps != StepsTaken::left_out) return {};  // its point was never reached
@@ -410,8 +411,8 @@ class Judge {
         break;
       case MustFail::all: break;
     }
-    // Nor does anybody but the receiver know how much it expects in an all_to_all_v.
-    // Of a window only the ranks beside know, and perhaps when they have come to the barrier already.
+    // Nor does anybody but the receiver know how much it expects in an all_to_all_v. Only the neighbouring
+    // ranks of a window know, and perhaps only when they are in the barrier already.
     const bool unseen = step.op == Op::send || step.op == Op::all_to_all_v || step.does == Does::window;
     if (calm.empty() || (must.one_if_unseen && unseen && !failed.empty())) return {};
     // All ranks may have loaded what rank 0 found.

@@ -189,7 +189,7 @@ int diff(const CheckpointFlags& flags) {
 
 constexpr std::string_view kAverage = "ema.average.", kParameter = "param.";
 
-// What a tensor is called where averages stand for the parameters that they are of; "" leaves it out.
+// The name of a tensor if averages replace the parameters that they belong to; "" leaves it out.
 std::string name_with_averages(const CheckpointReader& reader, std::string_view name) {
   if (name.starts_with(kAverage)) return std::string(kParameter).append(name.substr(kAverage.size()));
   const bool averaged = name.starts_with(kParameter) &&

@@ -22,8 +22,8 @@ double narrow_at(const ConstTensorView& view, std::int64_t i) {
   return static_cast<double>(static_cast<float>(value));
 }
 
-// Element i of a contiguous tensor. Integers beyond 2^53 lose their last bits; whether they differ is told by
-// their bytes.
+// Element i of a contiguous tensor. Integers beyond 2^53 lose their last bits; their bytes show whether they
+// differ.
 double element(const ConstTensorView& view, std::int64_t i) {
   switch (view.dtype) {
     case DType::f64: return number_at<double>(view, i);

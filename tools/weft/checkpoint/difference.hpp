@@ -15,9 +15,9 @@ struct Difference {
 /// A contiguous tensor as real numbers: a complex one has twice as many.
 ConstTensorView real_numbers(ConstTensorView view);
 
-/// Of contiguous tensors on the host, of one dtype or of two that are not complex, whose values are compared.
-/// With a tolerance of 0 numbers are alike where their bytes are; NaNs are alike, and a NaN and a number are
-/// infinitely far apart.
+/// The difference of contiguous tensors on the host, of one dtype or of two that are not complex; values are
+/// compared. With a tolerance of 0 numbers are alike where their bytes are; NaNs are alike, and a NaN and a
+/// number are infinitely far apart.
 Difference difference(const ConstTensorView& a, const ConstTensorView& b, double tolerance);
 
 }  // namespace weft::tools

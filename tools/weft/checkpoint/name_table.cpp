@@ -12,7 +12,7 @@
 namespace weft::tools {
 namespace {
 
-// What the * of a pattern stands for in `name`, or nothing if they do not fit.
+// The texts that the * of a pattern stand for in `name`, or nothing if they do not fit.
 std::optional<std::string_view> fit(std::string_view pattern, std::string_view name) {
   const std::size_t star = pattern.find('*');
   if (star == pattern.npos) return pattern == name ? std::optional<std::string_view>("") : std::nullopt;

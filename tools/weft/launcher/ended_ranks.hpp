@@ -1,4 +1,4 @@
-// What the ranks of a job are told of those that have ended, in the job's store. One thread.
+// Notices to the ranks of a job about ranks that have ended, in the job's store. One thread.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What ranks tell weft run (store/launcher_notice.hpp). One thread.
+// Notices of ranks to weft run (store/launcher_notice.hpp). One thread.
 #pragma once
 
 #include <string>
@@ -21,10 +21,10 @@ class LauncherNotices {
   explicit LauncherNotices(std::string job);
 
   int fd() const noexcept { return fd_.get(); }
-  /// What ranks find in WEFT_LAUNCHER.
+  /// The value of WEFT_LAUNCHER for ranks.
   const std::string& name() const noexcept { return name_; }
-  /// The next notices of the job. Never waits. Of what is there it reads a bounded number: `more` says that
-  /// it stopped at that.
+  /// The next notices of the job. Never waits. It reads a bounded number of notices: `more` says that it
+  /// stopped at that.
   struct Taken {
     std::vector<Notice> notices{};
     bool more = false;

@@ -120,7 +120,8 @@ void LineCutter::cut(std::string_view bytes) {
 
 void LineCutter::line_feed() {
   const std::string& text = line_.empty() ? bar_ : line_;  // "done\r\n" is the line "done"
-  // Of a line whose parts have left, and which another rank's has ended, nothing more need leave.
+  // If parts of a line have been written, and a line of another rank has ended it, nothing more of it need
+  // be written.
   if (!in_parts_ || !text.empty() || sink_.is_within(this)) sink_.add_line(tag_, text, this);
   leave_line(text);
 }

@@ -7,7 +7,7 @@
 
 namespace weft::tools {
 
-/// What both standard output and standard error know of the terminal they may share.
+/// The state of the terminal that standard output and standard error may share.
 struct Screen {
   bool bar_shown = false;  ///< the cursor stands at the start of a line that shows a progress bar
 };

@@ -1,4 +1,4 @@
-// What the launcher asks the system about processes, and how it ends them.
+// Queries of the launcher to the system about processes, and how it ends them.
 #pragma once
 
 #include <sys/types.h>

@@ -50,7 +50,8 @@ int start(RankProcess& rank, RankStart how) {
     [[maybe_unused]] const auto written = ::write(failure.write_end, &error_number, sizeof error_number);
     ::_exit(kNoExec);
   }
-  ::setpgid(pid, pid);  // whoever comes first; the child may have done so and be beyond exec
+  // the parent or the child, whichever is first; the child may have done so and be beyond exec.
+  ::setpgid(pid, pid);
   rank.pid = pid;
   rank.running = true;
   for (auto& stream : rank.streams) Pipe::close(stream->pipe.write_end);

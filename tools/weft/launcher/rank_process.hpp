@@ -18,7 +18,7 @@ namespace weft::tools {
 struct RankStream {
   RankStream(std::string tag, bool shows_bars, Sink& sink) : lines(std::move(tag), shows_bars, sink) {}
   bool open() const { return pipe.read_end >= 0; }
-  /// What is left is a line, and the pipe is closed.
+  /// The rest is a line, and the pipe is closed.
   void end();
 
   Pipe pipe;

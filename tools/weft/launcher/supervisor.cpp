@@ -101,8 +101,8 @@ std::string Supervisor::tag_of(int number) const {
   return options_.tag_output ? fmt::format("[{}] ", number) : "";
 }
 
-/// What the terminal leaves of a line behind the rank's tag. Nothing if output does not go to one, or its
-/// width is not known.
+/// The columns that the terminal leaves for a line behind the rank's tag. Nothing if output does not go to
+/// one, or its width is not known.
 std::optional<int> Supervisor::columns_of_a_line(int number) const {
   if (!out_.terminal()) return std::nullopt;
   const auto columns = terminal_columns(STDOUT_FILENO);
@@ -204,7 +204,7 @@ void Supervisor::poll_once(Deadline until) {
   if (polled[0].revents != 0) take_signals();
 }
 
-/// Writes what can be. A write that fails is told once, where that can still be read.
+/// Writes what can be. A write that fails is reported once, if the report can still be read.
 void Supervisor::flush(Sink& sink, std::string_view what) {
   const bool well = sink.error() == 0;
   sink.flush();
@@ -224,8 +224,7 @@ std::size_t Supervisor::read(RankStream& stream) {
   return static_cast<std::size_t>(std::max<ssize_t>(got, 0));
 }
 
-/// What has been written so far: all that a rank which has failed will write. Others may hold its pipe, and
-/// go on.
+/// The output so far: a rank that has failed will write no more. Others may hold its pipe, and go on.
 void Supervisor::drain(RankStream& stream) {
   int waiting = 0;
   if (!stream.open() || ::ioctl(stream.pipe.read_end, FIONREAD, &waiting) != 0) return;
@@ -247,7 +246,7 @@ void Supervisor::take_signals() {
   reap();
 }
 
-/// Of those that are there a bounded number: anybody may send some. Whether there may be more.
+/// Reads a bounded number of notices: anybody may send some. Whether there may be more.
 bool Supervisor::take_notices() {
   const LauncherNotices::Taken taken = notices_.take();
   for (const auto& [number, in_doubt] : taken.notices) {

@@ -246,8 +246,8 @@ void Supervisor::signal_groups(int number) {
   }
 }
 
-/// A signal that was sent to us. What asks to end goes to all a rank has started, as from a terminal.
-/// SIGUSR1 and SIGUSR2 go to the rank itself: they would kill helpers that do not know them.
+/// A signal that was sent to us. A signal that asks to end goes to all processes that a rank has started, as
+/// from a terminal. SIGUSR1 and SIGUSR2 go to the rank itself: they would kill helpers that do not know them.
 void Supervisor::forward(int number) {
   const bool for_all = number != SIGUSR1 && number != SIGUSR2;
   for (const auto& rank : ranks_) {

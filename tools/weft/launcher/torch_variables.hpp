@@ -10,8 +10,8 @@ namespace weft::tools {
 
 /// RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; MASTER_ADDR and MASTER_PORT: a port of loopback on
 /// which rank 0 will serve torch's store. It stays reserved as long as this lives: the kernel gives it to
-/// nobody, and a server gets it that sets SO_REUSEADDR, as those of torch and weft do. What is set is left
-/// alone: another launcher's variables, or a port that the caller chose; unless it is an outer weft run's.
+/// nobody, and a server gets it that sets SO_REUSEADDR, as those of torch and weft do. Variables that are
+/// set stay: another launcher's variables, or a port that the caller chose; unless it is an outer weft run's.
 class TorchVariables {
  public:
   /// Throws system if no port can be had.

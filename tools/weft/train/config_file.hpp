@@ -17,8 +17,8 @@ class Option;
 namespace weft::tools {
 
 /// Adds --config and --print-config to a sub-command. A key of the file is an option's name without its
-/// dashes. What the file says takes the place of the defaults: the command line wins. Whatever is wrong with
-/// the file is an Error, bad_argument, that names file, line and key.
+/// dashes. Values of the file replace the defaults; values of the command line replace those of the file.
+/// Whatever is wrong with the file is an Error, bad_argument, that names file, line and key.
 class ConfigFile {
  public:
   /// `words`: the command line, in which the file is named.

@@ -29,8 +29,8 @@ bool on_terminal() {
   return told ? *told == "1" : isatty(STDOUT_FILENO) != 0;
 }
 
-// What there is to say, as much of it as fits into `columns`: the bar is made shorter, then left out, then
-// the rate is, then the time.
+// The text, as much of it as fits into `columns`: the bar is made shorter, then left out, then the rate is,
+// then the time.
 std::string line_of(const std::string& step, double done, const std::string& loss, const std::string& rate,
                     const std::string& left, std::size_t columns) {
   const std::size_t words = step.size() + loss.size() + rate.size() + left.size();

@@ -1,4 +1,4 @@
-// What a person sees of a training run. One thread.
+// The display of a training run for a person. One thread.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ class ProgressBar {
 /// Losses over time as a small drawing in text, with its scale, at most `columns` wide (at least 40).
 std::string loss_curve(const std::vector<double>& losses, int columns);
 
-/// What a line of standard output may take: the terminal's width, COLUMNS, or 80.
+/// The columns of a line of standard output: the terminal's width, COLUMNS, or 80.
 int output_columns();
 
 }  // namespace weft::tools

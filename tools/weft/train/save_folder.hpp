@@ -1,5 +1,5 @@
-// What a run finds in the folder that it is to save to. Called by every rank before they meet, and by who
-// starts them: all find the same.
+// The state of the folder that a run is to save to. Called by every rank before they meet, and by who starts
+// them: all find the same.
 #pragma once
 
 #include <cstdint>

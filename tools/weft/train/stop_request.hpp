@@ -1,4 +1,4 @@
-// SIGINT and SIGTERM as a wish that a loop reads.
+// SIGINT and SIGTERM as a request that a loop reads.
 #pragma once
 
 #include <atomic>

@@ -36,8 +36,8 @@ struct Flags {
   bool overwrite = false, async_save = false;
 };
 
-// Told at the end of each step, so that all ranks stop after the same one: the signal that asked one of them
-// to, or 0.
+// Exchanged at the end of each step, so that all ranks stop after the same one: the signal that asked one of
+// them to, or 0.
 int agreed_stop(ProcessGroup& group, const StopRequest& request) {
   std::vector<std::int32_t> signal(1, request.signal());
   group.all_reduce(view(signal), view(signal), {.op = ReduceOp::max}).wait();
@@ -54,7 +54,7 @@ double tail_mean(const std::vector<double>& losses) {
   return n == 0 ? 0 : sum / static_cast<double>(n);
 }
 
-// Of this rank.
+// The request of this rank.
 void say_memory(const weft::Trainer::Memory& m) {
   const auto mib = [](std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
   fmt::print("memory of a rank in MiB: parameters {:.2f}, gradients {:.2f}, optimizer {:.2f}",

@@ -164,7 +164,7 @@ std::string identity_of(const TrainConfig& config, const std::vector<unsigned ch
       m.dim, m.layers, m.heads, m.kv_heads, m.ffn_hidden, m.vocab, m.rope_theta, config.sequence,
       config.global_batch, config.steps, config.warmup_steps(), config.peak_lr, config.floor_lr,
       config.weight_decay, config.max_norm, config.seed, fingerprint(text));
-  // What flags do not say, and checkpoints of before do not have.
+  // Values that neither flags nor older checkpoints state.
   const TransformerConfig usual;
   if (m.head_size != usual.head_size) identity += fmt::format(" head_size={}", m.head_size);
   if (m.norm_eps != usual.norm_eps) identity += fmt::format(" norm_eps={}", m.norm_eps);

@@ -33,7 +33,7 @@ struct TrainConfig {
   std::uint64_t seed = 1;
   int dp = -1;  ///< -1: what tp leaves of the ranks
   int tp = 1;
-  /// What data ranks do with the parameters: ddp (each has all), fsdp (divided), hsdp (divided, in
+  /// The use that data ranks make of the parameters: ddp (each has all), fsdp (divided), hsdp (divided, in
   /// `replicate` copies).
   std::string data = "ddp";
   int replicate = 0;               ///< 0: 2 with hsdp
@@ -96,7 +96,7 @@ class Training {
 
 /// How many threads compute in each of `ranks` ranks of this host; see TrainConfig::threads.
 int threads_per_rank(int asked, int ranks);
-/// What makes a run what it is, "name=value" and blanks between: the model, the text, the schedule.
+/// The identity of a run, "name=value" and blanks between: the model, the text, the schedule.
 std::string identity_of(const TrainConfig& config, const std::vector<unsigned char>& text);
 /// The bytes of a file. Throws system naming it, bad_argument if it has fewer than `least`.
 std::vector<unsigned char> read_text(const std::filesystem::path& path, std::int64_t least);

@@ -11,7 +11,7 @@
 
 namespace weft::check {
 
-/// What the struck rank does at the point of its fault.
+/// The action of the struck rank at the point of its fault.
 enum class Act : std::uint8_t {
   strike,        ///< FaultRow::strike
   call_wrongly,  ///< calls other than the others do: see FaultRow::distort and FaultRow::steps
@@ -52,7 +52,7 @@ struct MustFail {
     nobody,
     all_or_nobody,  ///< what nobody notices is no failure
     all,
-    the_child,  ///< nobody; but the forked child must be told
+    the_child,  ///< nobody; but the forked child must get an error
   } who = nobody;
   bool but_the_struck = false;  ///< not the struck rank, which may be done with everything
   bool members = false;         ///< only members of the step's group: others may have sent all they had
@@ -63,7 +63,7 @@ struct FaultRow {
   FaultKind kind = FaultKind::none;
   std::string_view name;
 
-  // What it does.
+  // The effect of the fault.
   Act act = Act::strike;
   void (*strike)(const Program&, Duration deadline) = nullptr;  ///< may not return; null: nothing
   void (*strike_by_signal)(int) = nullptr;  ///< the same from a handler; null: the process is stopped
@@ -84,7 +84,7 @@ struct FaultRow {
   bool unseen_at_root = false;  ///< in a call whose root waits for nobody, it shows in later calls alone
   bool other_next = false;      ///< the step after it is another operation of the same group
 
-  // What the ranks see.
+  // The results that the ranks see.
   bool is_absent = false;                               ///< others wait for the rank, which is gone or late
   bool (*overdue)(const FailureGuarantees&) = nullptr;  ///< a deadline passes in the meantime; null: never
   Sees sees = Sees::nothing;

@@ -1,4 +1,5 @@
-// What strikes a rank of a program, and when. Which kinds of faults there are is in faults/kinds.hpp.
+// The faults that strike a rank of a program, and their times. Which kinds of faults there are is in
+// faults/kinds.hpp.
 #pragma once
 
 #include <vector>
@@ -58,7 +59,7 @@ class Unlimited {
   std::uint64_t soft_ = 0;
 };
 
-/// A child that uses the group: it must be told that it cannot.
+/// A child that uses the group: it must get an error that says that it cannot.
 void fork_and_call(ProcessGroup& group, SharedReport& shared, RankReport& report);
 
 }  // namespace weft::check

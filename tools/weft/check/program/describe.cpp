@@ -14,7 +14,7 @@ std::string describe(const Fault& f) {
 
 namespace {
 
-// What a step that is no call does.
+// The action of a step that is no call.
 std::string describe_more(const Step& s) {
   switch (s.does) {
     case Does::call: break;

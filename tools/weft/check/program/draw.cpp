@@ -18,7 +18,7 @@ Op any_for_everybody(Dice& d, const Range& range) {
   for (;;)
     if (const Op op = d.any(kForEverybody); !(range.traits.device && is_scan(op))) return op;
 }
-// What weft defines, and what this backend has of it.
+// The values that weft defines and this backend supports.
 bool can(const Traits& t, DType dtype, Kind kind, Order order) {
   if (!t.moves(dtype) || !known_traits("shm")->reduces_itself(kind, dtype)) return false;
   return !t.device || (order == Order::native && t.reduces_itself(kind, dtype));

@@ -16,7 +16,7 @@ namespace weft::check {
 
 class GradientTrial {
  public:
-  /// What the rank does meanwhile.
+  /// The work of the rank meanwhile.
   struct Meanwhile {
     std::function<void()> before_waiting;  ///< it may wait for others from now on
     std::function<void()> in_flight;       ///< in the middle of the last round

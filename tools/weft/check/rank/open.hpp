@@ -1,4 +1,4 @@
-// What a rank has in flight.
+// The calls that a rank has in flight.
 #pragma once
 
 #include <algorithm>

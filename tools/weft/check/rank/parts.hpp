@@ -43,7 +43,7 @@ class Parts {
 
   GradientTrial& gradients(int k) const { return *gradients_[at(k)]; }
 
-  /// What is wrong with the memory of a step that is finished; empty: nothing.
+  /// The fault in the memory of a step that is finished; empty: none.
   std::string complaint(int k) const {
     return window(k) ? window(k)->complaint() : calls(k).complaint(exact_);
   }

@@ -249,7 +249,7 @@ class Runner {
     if (p_.ending != Ending::leave) return;
     windows_.end();
     // The group of the struck call first: the root of a large broadcast, which waits for its readers, comes
-    // to no other. That of all ranks last.
+    // to no other. The group of all ranks last.
     const auto leave_one = [&](int g) {
       ProcessGroup& group = groups_[static_cast<std::size_t>(g)];
       if (!group) return;
@@ -303,7 +303,7 @@ class Runner {
     return true;
   }
 
-  // What happens to the rank before it posts. False: it goes no further.
+  // The fault that strikes the rank before it posts. False: it goes no further.
   bool before(int k, const Step& s) {
     const Duration deadline = settings_.call_deadline(p_);
     const bool found_waiting = p_.fault.point == FaultPoint::while_waiting || row(p_).act == Act::drop;
@@ -411,7 +411,7 @@ class Runner {
     return last;
   }
 
-  // What happens to the rank once it has posted. False: the Work is gone.
+  // The fault that strikes the rank once it has posted. False: the Work is gone.
   bool after(Open& open, int k) {
     if (p_.fault.step == k && holds_window(p_) && !victim_) return hold(open);
     if (!victim_ || p_.fault.step != k) return true;

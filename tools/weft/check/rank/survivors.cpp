@@ -13,7 +13,7 @@ namespace {
 
 constexpr auto kShrink = std::chrono::seconds(1);  // for ranks to come to shrink()
 
-// What is wrong with a sum over the group.
+// The fault of a sum over the group.
 std::string sum_over(Context& context, ProcessGroup& group, std::uint64_t salt, bool shared) {
   Step s;
   s.op = Op::all_reduce;

@@ -8,7 +8,7 @@
 
 namespace weft::check {
 
-/// What went wrong with it; empty: nothing.
+/// Its failure; empty: none.
 struct SurvivorsComplaint {
   std::string text;
   bool perhaps_late = false;  ///< a rank that came too late would explain it

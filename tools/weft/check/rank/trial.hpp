@@ -20,7 +20,7 @@ class Trial {
   Trial(Context& context, const Step& s, int me, int n, Duration deadline, Pool* pool = nullptr);
   /// The calls it makes: none where the rank has no part, two where a message is to itself.
   const std::vector<Call>& calls() const { return calls_; }
-  /// What is wrong with the buffers now that the calls are done; empty: nothing.
+  /// The fault in the buffers now that the calls are done; empty: none.
   std::string complaint(bool exact) const;
   /// All buffers as they were before the call.
   void renew();

@@ -67,7 +67,7 @@ WindowTrial::WindowTrial(Context& context, const Step& s, int me, int n, Pool* p
   }
 }
 
-// What lies in a row of a field of the tensor.
+// The values in a row of a field of the tensor.
 std::vector<std::byte> WindowTrial::row(std::size_t field, std::int64_t row) const {
   std::vector<std::byte> bytes(static_cast<std::size_t>(bytes_of_row()));
   if (row == kNoRow) return bytes;

@@ -37,7 +37,7 @@ class WindowTrial {
   WindowTrial(Context& context, const Step& s, int me, int n, Pool* pool = nullptr);
   /// Starts all exchanges; waits where the ranks have yet to compare what they gave.
   std::vector<WindowTransfer> start(Windows& windows, ProcessGroup& group);
-  /// What is wrong with the memory now that all are finished; empty: nothing.
+  /// The fault in the memory now that all are finished; empty: none.
   std::string complaint() const;
   void overwrite() { buffers_.overwrite(); }
   std::string overwritten() const { return buffers_.overwritten(); }
@@ -46,7 +46,7 @@ class WindowTrial {
   struct Field {
     std::byte *in, *out;
   };
-  /// What a rank has of a tensor of all_ rows.
+  /// The part of a tensor of all_ rows that a rank has.
   struct Part {
     std::int64_t first = 0, rows = 0;
     std::int64_t wanted = 0;  ///< rows of its window, which begins `before` rows earlier
