@@ -31,7 +31,7 @@ struct Destroy {
 template <class T>
 using Owned = std::unique_ptr<T, Destroy>;
 
-// What a rank needs to make a group: ranks are threads of one process.
+// The arguments of a rank that makes a group: ranks are threads of one process.
 struct Maker {
   explicit Maker(const Rank& r) {
     weft_context* made = nullptr;

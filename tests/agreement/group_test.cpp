@@ -207,7 +207,7 @@ Rows groups() {
          ProcessGroup g = ProcessGroup::create(r.context, "shm", short_deadline(r));
          const std::vector<int> ranks = r.rank == 1 ? std::vector<int>{1, 0} : std::vector<int>{0, 1};
          const Error e = test::error_of([&] { g.subgroup("pair", ranks); });
-         r.meet("over");  // a rank that leaves first would be what the other is told
+         r.meet("over");  // otherwise the other rank would get the error that a rank has left
          throw Error(e);
        }},
       {"min_loc", "count", kCall, ErrorCode::mismatch,

@@ -19,7 +19,7 @@ struct Row {
   ErrorCode code;
   /// Pieces of the error's text, with "…" between them: each occurs in the text of every rank.
   std::string text;
-  /// What a rank does: rank 1 gives another value. The harness catches the Error.
+  /// The call of a rank: rank 1 gives another value. The harness catches the Error.
   std::function<void(test::Rank&)> run;
   int ranks = 2;
 };

@@ -1,4 +1,4 @@
-// What ranks announce of their collectives, and who is late.
+// Tests how ranks announce their collectives, and who is late.
 #include "backends/messages/announced_calls.hpp"
 
 #include <gmock/gmock.h>

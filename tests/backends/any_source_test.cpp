@@ -46,7 +46,7 @@ INSTANTIATE_TEST_SUITE_P(Each, AnySource, testing::ValuesIn(transport_settings()
 
 using Values = std::vector<std::int64_t>;
 
-// What rank `source` sends as its k-th message.
+// The k-th message of rank `source`.
 Values values(int source, int k, std::int64_t count) {
   Values all(static_cast<std::size_t>(count));
   std::iota(all.begin(), all.end(), 1000003 * source + 1009 * k);
@@ -109,7 +109,7 @@ TEST_P(AnySource, MessagesOfOneSourceAndTagKeepTheirOrder) {
   });
 }
 
-// Of the receives that a message fits, the one that was posted first takes it.
+// If a message fits several receives, the one that was posted first takes it.
 TEST_P(AnySource, MixedWithNamedSourcesTheFirstPostedTakesIt) {
   run(3, [](Rank& r) {
     ProcessGroup& g = r.group();
@@ -397,7 +397,7 @@ TEST_P(AnySource, AnAbortEndsIt) {
   }
 }
 
-// That a rank has left does not fail whoever probes, be it alone; a wait_message then says it.
+// A probe does not fail because ranks have left, not even if all have; a wait_message then reports it.
 TEST_P(AnySource, AProbeFindsNothingOfARankThatHasLeft) {
   if (in_job()) GTEST_SKIP() << "of groups that fail: mpi_job_test";
   run(2, [&](Rank& r) {
@@ -486,7 +486,7 @@ TEST(AnySourceDeath, EverybodyLearnsWhoDied) {
   }
 }
 
-// Threads of one rank receive from whoever comes.
+// Threads of one rank receive from any source.
 TEST_P(AnySource, SeveralThreadsReceive) {
   run(3, [](Rank& r) {
     constexpr int kEach = 60;

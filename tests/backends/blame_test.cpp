@@ -1,5 +1,5 @@
-// Who is named where a call does not get on: the rank that is stopped, or has not come, and none of those
-// that only wait for it.
+// Tests which rank is named if a call does not proceed: the rank that is stopped, or has not come, and none
+// of those that only wait for it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -129,7 +129,7 @@ TEST(Messages, AThreadThatHasNotComeIsNamedAtTheEndOfAChain) {
   });
 }
 
-// Rank 2 of a 2 x 2 mesh ends before it makes the groups of its row and its column. The others are told so at
+// Rank 2 of a 2 x 2 mesh ends before it makes the groups of its row and its column. The others learn it at
 // once; rank 1 waits for rank 0, which does not come because of rank 2.
 void a_rank_ends_before_subgroups(const std::string& backend, bool killed) {
   RankOptions options;
@@ -202,7 +202,7 @@ TEST(Subgroups, TheLastToComeIsNamedAtOnceThoughItHasToldItsPart) {
   ranks.finish({1});
 }
 
-// Who waits in another group has not arrived either; but it answers.
+// A rank that waits in another group has not arrived either; but it answers.
 TEST(Subgroups, WhoWaitsInAnotherGroupIsNotNamed) {
   RankProcesses ranks(4, [](Rank& r) {
     const std::vector<int> pair{2, 3};
@@ -344,7 +344,7 @@ TEST(Subgroups, WhoPollsInAnotherGroupIsNotNamed) {
   kill_when_others_are_through(ranks, 3, 3);
 }
 
-// What a rank answered when a warning was due, at a tenth of the deadline, says nothing of the deadline.
+// The answer of a rank when a warning was due, at a tenth of the deadline, does not count at the deadline.
 TEST(Messages, WhoIsStoppedAfterItHasAnsweredIsNamed) {
   RankProcesses ranks(3, [](Rank& r) {
     ProcessGroup& g = r.group();
@@ -388,8 +388,8 @@ TEST(ManyRanks, AllThatAreAbsentAreInTheError) {
   });
 }
 
-// Who reads whom a rank waits for while that rank writes it anew sees the old ranks or the new ones, not
-// none: a rank that waits for nobody may be named.
+// A reader of the ranks that a rank waits for, while that rank rewrites them, sees the old ones or the new
+// ones, not none: a rank that waits for nobody may be named.
 TEST(RollCall, RanksThatAreWrittenAnewAreNeverGone) {
   std::atomic<std::uint64_t> word{0};
   shm::RankSet set(&word, 64);

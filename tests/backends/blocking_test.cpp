@@ -1,4 +1,4 @@
-// What becomes of an exception that a transport's blocking function throws.
+// Tests the fate of an exception that a transport's blocking function throws.
 #include "weft/backends/blocking.hpp"
 
 #include <gmock/gmock.h>

@@ -1,5 +1,5 @@
-// Two builds of weft in one job: whoever makes a group is told, over every transport, before anything is
-// shared.
+// Two builds of weft in one job: ranks that make a group get an error, over every transport, before anything
+// is shared.
 #include "backends/build.hpp"
 
 #include <fmt/format.h>
@@ -178,14 +178,14 @@ TEST_F(Builds, TwoInOneJobOfTwoProcesses) {
 #endif
 }
 
-// What is added to the layouts of shared memory is added to their digest, too.
+// A struct that is added to the layouts of shared memory is added to their digest, too.
 TEST_F(Builds, TheDigestOfSharedMemoryHasAllItsConstants) {
   const auto read = [](const std::string& name) {
     std::ifstream file(fmt::format("{}/src/backends/shm/{}", WEFT_SOURCE_DIR, name));
     return std::string(std::istreambuf_iterator<char>(file), {});
   };
   const std::string digest = read("layout.hpp");
-  // Of each line that begins with the pattern, what stands in its second pair of brackets. (gcc 12 warns of
+  // The text in the second pair of brackets of each line that begins with the pattern. (gcc 12 warns of
   // std::regex under the sanitizers.)
   const auto all_of = [&](const std::string& file, const char* pattern, const std::string& form) {
     regex_t regex;

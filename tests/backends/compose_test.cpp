@@ -1,5 +1,5 @@
-// What composition does beside the right results (those are conformance's): the order of inner calls, what
-// failures say, and that nothing is left in the way.
+// Tests of composition besides the right results (the conformance suite has those): the order of inner
+// calls, what failures say, and that nothing is left in the way.
 #include "backends/compose/compose.hpp"
 
 #include <gmock/gmock.h>
@@ -24,7 +24,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::StartsWith;
 
-// ---- Order: over a backend that ends its calls when told
+// ---- Order: over a backend that ends its calls on request
 
 class Fake final : public Backend {
  public:
@@ -187,7 +187,7 @@ RankOptions over(const Mask& mask, Duration deadline = 20s) {
   return options;
 }
 
-// What is staged comes from the allocator of the program, and goes back: also from calls that have failed.
+// Staging memory comes from the allocator of the program, and goes back: also from calls that have failed.
 TEST(Staging, ComesFromTheProgramsAllocator) {
   CountingAllocator memory;
   RankOptions options = over(messages_only());

@@ -151,12 +151,12 @@ std::string to_string(const Case& c) {
 
 bool is_v(Op op) { return op == Op::all_gather_v || op == Op::reduce_scatter_v || op == Op::all_to_all_v; }
 
-// What ranks put in at `index`.
+// The input of ranks at `index`.
 double given(const Case& c, int rank, std::int64_t index) {
   return row(c.op).reduces ? input(c.reduce, c.dtype, rank, index) : value(rank, index);
 }
 
-// What comes out at `index` of the combination. Most repeat every 49 indices.
+// The combination at `index`. Most repeat every 49 indices.
 class Combination {
  public:
   Combination(const Case& c, int n) : case_(c), n_(n) {
@@ -330,7 +330,8 @@ void Conformance::perform(Rank& r, const Case& c) const {
                      out_total = out_parted  ? out_layout.total
                                  : in_parted ? in_layout.counts[own]
                                              : c.count;
-  // What lies where: of a parted `in`, block b begins at logical index begins[b] of what this rank gives.
+  // The places of blocks: in a parted `in`, block b begins at logical index begins[b] of what this rank
+  // gives.
   Tensor in = buffer(r, in_here ? in_total : 0, c.dtype), out = buffer(r, out_here ? out_total : 0, c.dtype);
   if (c.in_place && in_here && out_here) {
     if (!in_parted && !out_parted) out = in;
@@ -612,7 +613,7 @@ TEST_P(Conformance, ReduceScatterAvgIsTheSumOverN) {
   });
 }
 
-// Of numbers whose sum wraps or is infinite in their dtype, in each operation that has averages.
+// Averages of numbers whose sum wraps or is infinite in their dtype, in each operation that has averages.
 TEST_P(Conformance, AveragesOfExtremes) {
   run([&](Rank& r) {
     for (const DType dtype : averaged_dtypes())

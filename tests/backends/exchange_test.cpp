@@ -57,7 +57,7 @@ void each_element(const ExchangeBox& b, const See& see) {
   }
 }
 
-// What all ranks do; drawn alike by all of them.
+// The plans of all ranks; drawn alike by all of them.
 struct Job {
   static constexpr std::int64_t kRoom = 12'000;  // elements of a field
   int ranks;
@@ -171,7 +171,7 @@ void fill(Memory& m, int rank, int round) {
   for (auto& out : m.out) std::fill(out.begin(), out.end(), std::byte{0xee});
 }
 
-// What rank `r` has afterwards of a plan of kind copy.
+// The memory of rank `r` after a plan of kind copy.
 std::vector<std::vector<std::byte>> copied(const Job& job, int r, int round) {
   const ExchangePlan& plan = job.plans[static_cast<std::size_t>(r)];
   Memory m(plan);

@@ -95,7 +95,7 @@ struct Job {
   }
 };
 
-// What this process holds of what groups are made of.
+// The resources of groups that this process holds.
 struct Holdings {
   long descriptors = 0, mappings = 0, threads = 0, resident = 0, address_space = 0;  // the last two in KiB
   static Holdings now() {
@@ -389,7 +389,7 @@ const std::map<std::string, void (*)(Job&)> kScenes = {
        }
      }},
 
-    // Both are roots of the last call. Who leaves says so.
+    // Both are roots of the last call. A rank that leaves reports it.
     {"two roots",
      [](Job& j) {
        tell([&] { j.g.broadcast(view(std::as_const(j.in)), view(j.out.data(), 4), rank).wait(); });
@@ -428,7 +428,7 @@ const std::map<std::string, void (*)(Job&)> kScenes = {
        j.come("told");
      }},
 
-    // Rank 1 waits for rank 2 in the making of a group; that one comes when the others have been told.
+    // Rank 1 waits for rank 2 in the making of a group; that one comes when the others have the error.
     {"makes a group",
      [](Job& j) {
        j.all_reduce();
@@ -498,7 +498,7 @@ const std::map<std::string, void (*)(Job&)> kScenes = {
        const auto all_reduce = [&](weft::ProcessGroup& g, std::int64_t count = 4) {
          g.all_reduce(view(j.in.data(), count), view(j.out.data(), count)).wait();
        };
-       // What fails, and what `rank 1` calls instead.
+       // The failing call, and the call of `rank 1` in its place.
        const std::pair<const char*, std::function<void(weft::ProcessGroup&)>> causes[] = {
            {"counts", [&](weft::ProcessGroup& g) { all_reduce(g, rank == 1 ? 3 : 4); }},
            {"messages",
@@ -617,7 +617,7 @@ const std::map<std::string, void (*)(Job&)> kScenes = {
        }
        say(fmt::format("sum {}", *std::max_element(t.f32().begin(), t.f32().end())));
      }},
-    // What rank 0 costs between the first and the sixth second of a wait for rank 1.
+    // The CPU time of rank 0 between the first and the sixth second of a wait for rank 1.
     {"waits",
      [](Job& j) {
        j.all_reduce();
@@ -670,8 +670,8 @@ int main(int, char** argv) {
     }
     Job job{context, backend, m, group, *m.store};
     kScenes.at(what)(job);
-    // Who exits after a failure has not called MPI_Finalize, and mpirun ends the others: all have spoken
-    // first.
+    // A rank that exits after a failure has not called MPI_Finalize, and mpirun ends the others: all have
+    // printed first.
     const int speakers = what.starts_with("killed") ? m.size - 1 : m.size;
     if (m.store->add("spoken", 1) == speakers) m.store->set("all have spoken", "1");
     m.store->get("all have spoken", weft::Deadline::after(30s));

@@ -1,4 +1,4 @@
-// What is Gloo's own: the transport under random calls, and each way in which it fails.
+// Tests of Gloo alone: the transport under random calls, and each way in which it fails.
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <fcntl.h>
@@ -466,7 +466,7 @@ class ScannedStore final : public ForwardingStore {
   std::set<std::string> scanned_;
 };
 
-// Gloo takes whoever connects first for the peer. The ranks notice, and try again on other ports.
+// Gloo takes the first process that connects for the peer. The ranks notice, and try again on other ports.
 TEST_P(Gloo, AnUnauthenticatedClientThatConnectsWhileAGroupIsMadeDoesNotKillTheJob) {
   for (const std::string& says :
        {std::string("GET / HTTP/1.0\r\n\r\n"), std::string(), std::string(100, '\0')})
@@ -488,7 +488,7 @@ TEST_P(Gloo, AnUnauthenticatedClientThatConnectsWhileAGroupIsMadeDoesNotKillTheJ
         gloo());
 }
 
-// Who does so again and again is named, on every rank.
+// A stranger that connects again and again is named, on every rank.
 TEST_P(Gloo, AnUnauthenticatedClientThatConnectsAgainAndAgainIsAnErrorOfAllRanks) {
   run_ranks(
       GetParam(), 2,
@@ -689,8 +689,8 @@ TEST(GlooChain, TheRankAtItsEndIsNamed) {
   ranks.finish({2});
 }
 
-// All have come to a call that is composed of messages, and then one is stopped: whoever waits for another
-// that waits, too, names it.
+// All have come to a call that is composed of messages, and then one is stopped: a rank that waits for
+// another that waits, too, names the stopped one.
 TEST(GlooChain, ARankThatIsStoppedInsideACollectiveIsNamed) {
   SKIP_WITHOUT_GLOO();
   RankProcesses ranks(

@@ -35,7 +35,7 @@ INSTANTIATE_TEST_SUITE_P(On, GroupInitFailure,
                                          Kind{"gloo", Ranks::processes}, Kind{"auto", Ranks::processes}),
                          [](const auto& k) { return k.param.backend + "_" + to_string(k.param.ranks); });
 
-// The reason is told at once, not at the deadline, and under the name of the rank that has it.
+// The reason is reported at once, not at the deadline, and under the name of the rank that has it.
 TEST_P(GroupInitFailure, ARankThatMayNotHaveWhatItNeedsTellsTheOthers) {
   RankOptions options;
   options.factory = [backend = GetParam().backend](const GroupInit& b) -> std::unique_ptr<Backend> {
@@ -128,7 +128,7 @@ TEST(GlooGroupInit, ARankThatDiesIsNamedWithinASecond) {
 }
 #endif
 
-// What is kept of each peer is one pidfd; a connection lasts as long as one conversation.
+// Each peer costs one pidfd; a connection lasts as long as one conversation.
 TEST(ManyRanks, KeepOneDescriptorAPeer) {
   constexpr int kRanks = 24;
   run_ranks(Ranks::processes, kRanks, [](Rank& r) {

@@ -68,7 +68,7 @@ int until_cut(weft::ProcessGroup& group) {
   return 0;
 }
 
-/// Who ends without MPI_Finalize has mpirun end the others, whose words may still be on their way.
+/// If a process ends without MPI_Finalize, mpirun ends the others, whose output may still be in flight.
 void wait_for(const std::filesystem::path& file) {
   const weft::Deadline limit = weft::Deadline::after(std::chrono::seconds(20));
   while (!std::filesystem::exists(file) && !limit.passed())

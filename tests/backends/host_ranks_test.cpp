@@ -1,4 +1,4 @@
-// What a transport knows of the ranks of its host: doorbells, and who lives.
+// Tests what a transport knows of the ranks of its host: doorbells, and who lives.
 #include "weft/backends/host_ranks.hpp"
 
 #include <gmock/gmock.h>

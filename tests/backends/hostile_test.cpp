@@ -157,11 +157,11 @@ std::vector<Kind> kinds_but(std::string_view without) {
 }
 INSTANTIATE_TEST_SUITE_P(On, Hostile, testing::ValuesIn(kinds()), name_of);
 
-/// What threads cannot suffer alone.
+/// Faults that cannot hit one thread alone.
 class HostileToProcesses : public Hostile {};
 INSTANTIATE_TEST_SUITE_P(On, HostileToProcesses, testing::ValuesIn(kinds_but("threads")), name_of);
 
-/// What is composed of calls that the transport compares.
+/// Operations that are composed of calls that the transport compares.
 class HostileToParts : public Hostile {};
 INSTANTIATE_TEST_SUITE_P(On, HostileToParts, testing::ValuesIn(kinds_but("composed")), name_of);
 
@@ -312,7 +312,7 @@ TEST_P(HostileToProcesses, ARankKilledInTheMiddleIsNamed) {
   EXPECT_EQ(ends[1], (ExitStatus{-1, SIGKILL}));
 }
 
-// Over every transport: all go on after a failure; then without one that comes too late, and is told.
+// Over every transport: all go on after a failure; then without one that comes too late, and gets an error.
 TEST_P(Hostile, SurvivorsGoOnInAGroupOfTheirOwn) {
   Job job(GetParam(), 3, "shrinks");
   expect_all_end_well(job);
@@ -353,8 +353,8 @@ TEST_P(HostileToProcesses, SurvivorsOfADeathGoOn) {
 class HostileToOurs : public Hostile {};
 INSTANTIATE_TEST_SUITE_P(On, HostileToOurs, testing::Values(kinds()[0], kinds()[3]), name_of);
 
-// What rank 1 may not have it says, with the limit; rank 0 is told that rank 1 did not come. All can be made
-// good again.
+// Rank 1 names the resource that it was refused, with the limit; rank 0 learns that rank 1 did not come. All
+// can be made good again.
 void expect_the_limit_named(const Job& job, const std::string& limit) {
   const auto of_0 = job.of(0), of_1 = job.of(1);
   ASSERT_GE(of_1.size(), 3u) << job.all();
@@ -376,7 +376,7 @@ void expect_the_limit_named(const Job& job, const std::string& limit) {
         << job.all();
 }
 
-// What Gloo meets in a thread of its own it throws there, which ends the process: nobody can catch it.
+// An error in a thread of Gloo's own is thrown there, which ends the process: nobody can catch it.
 bool ended_by_gloo(Job& job) {
   job.ends();
   return job.all().find("terminate called after throwing an instance of 'gloo::") != std::string::npos;

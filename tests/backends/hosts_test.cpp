@@ -43,7 +43,7 @@ using ::testing::HasSubstr;
 
 using Variables = std::map<std::string, std::string>;
 
-/// What a rank sees: a process on its host.
+/// The view of a rank: a process on its host.
 struct Rank {
   int rank, size;
   Context& context;
@@ -73,7 +73,7 @@ class HostsTest : public ::testing::Test {
                                  std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
   }
 
-  /// What a user would set on each host; `more` replaces, or removes where empty.
+  /// The variables that a user would set on each host; `more` replaces, or removes where empty.
   Variables variables(int rank, int size, const Variables& more = {}) const {
     Variables all{{"WEFT_RANK", std::to_string(rank)},
                   {"WEFT_WORLD_SIZE", std::to_string(size)},

@@ -124,7 +124,7 @@ TEST_F(Join, WhatTheStoreHoldsIsChecked) {
   }
 }
 
-// Whoever comes last puts the infos together. Here it stopped before it had.
+// The rank that comes last puts the infos together. Here it stopped before it had.
 TEST_F(Join, WhoStopsBeforeItHasPutTheInfosTogetherIsNamed) {
   store_->set("token/info/0", build_word(0, 0) + " 3 1 x", Deadline::never());
   store_->set("token/info/2", build_word(0, 2) + " 3 3 x", Deadline::never());
@@ -134,7 +134,7 @@ TEST_F(Join, WhoStopsBeforeItHasPutTheInfosTogetherIsNamed) {
   EXPECT_THAT(e.what(), MatchesRegex("group \"g\": rank 2 did not join within [0-9.]+ s \\[rank 1\\]"));
 }
 
-// Who came last is looked for by what the others wrote.
+// The texts of the others show which rank came last.
 TEST_F(Join, ANumberThatIsNoneIsNamed) {
   for (const char* number : {"", "0", "-1", "1x", "99999999999"}) {
     store_->set("token/info/0", fmt::format("{} 3 {} x", build_word(0, 0), number), Deadline::never());
@@ -189,7 +189,7 @@ TEST_F(Join, WhoOnlyGaveUpIsNotBlamed) {
   EXPECT_EQ(cascaded.code(), ErrorCode::peer_lost);
   EXPECT_STREQ(cascaded.what(), "group \"g\": rank 2 died [rank 1]");
   EXPECT_THAT(std::vector<int>(cascaded.ranks().begin(), cascaded.ranks().end()), ElementsAre(2));
-  // A reason of its own is told, whatever came first.
+  // A reason of its own is reported, whatever came first.
   const Error own(ErrorCode::bad_argument, "WEFT_SINGLE_COPY is \"x\"");
   EXPECT_STREQ(give_up(at(1), own).what(), own.what());
 }
@@ -225,7 +225,7 @@ TEST_F(Join, OneRankNeedsNoStore) {
                [&] { await(b, "k"); });
 }
 
-// Whoever wrote it: no code and no op that this build does not have.
+// No text gives a code or an op that this build does not have.
 TEST_F(Join, AFirstCauseOfUnknownNumbersIsRead) {
   for (const char* head : {"99 200 5 1 2", "-1 -1 5 1 2"}) {
     const Failure why = decode_failure(std::string(head) + "\nwords");

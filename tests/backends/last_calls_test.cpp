@@ -1,4 +1,4 @@
-// What a time-out says of every rank: its last call, over every transport, and the words for it.
+// Tests what a time-out says of every rank: its last call, over every transport, and the text.
 #include "backends/last_calls.hpp"
 
 #include <gmock/gmock.h>
@@ -106,7 +106,7 @@ TEST(RollCallMessages, APongSaysWhatItsSenderCalled) {
   EXPECT_EQ(roll.last_calls({}, State::none)[1].call, 8u);
 }
 
-// What a rank said when it was asked before need not hold any more.
+// The answer of a rank to an earlier question need not hold any more.
 TEST(RollCallMessages, AnOldPongIsNoAnswer) {
   RollCallMessages roll(0, 2);
   const std::uint32_t number = roll.begin(Op::barrier, 2);
@@ -258,7 +258,7 @@ TEST_P(OverTransports, ARankThatWaitsInAMessageIsToldWithIt) {
       options());
 }
 
-// Of several calls in flight the last is told, and how many are before it.
+// If several calls are in flight, the last one is reported, and how many are before it.
 TEST_P(OverTransports, SeveralCallsInFlightAreTold) {
   run_ranks(
       GetParam().kind, 2,
@@ -282,7 +282,7 @@ TEST_P(OverTransports, SeveralCallsInFlightAreTold) {
       options());
 }
 
-// What it called before it stopped is known nevertheless.
+// Its last call before it stopped is known nevertheless.
 TEST_P(OverTransports, AStoppedRankIsToldWithItsLastCall) {
   if (GetParam().kind == Ranks::threads) GTEST_SKIP() << "a thread cannot be stopped alone";
   RankProcesses ranks(
@@ -375,7 +375,7 @@ TEST_P(OverTransports, ARankThatCallsAnotherOperationIsAMismatchAtOnce) {
       options());
 }
 
-// Gloo lacks reduce_scatter: it is composed of other calls, and told in the user's words and numbers.
+// Gloo lacks reduce_scatter: it is composed of other calls, and reported in the user's terms and numbers.
 TEST(LastCalls, OfComposedCallsTheUsersAreTold) {
   if (!WEFT_HAVE_GLOO) GTEST_SKIP() << "the build found no Gloo";
   RankOptions options;

@@ -23,7 +23,7 @@ struct Message {
 };
 using Matcher = MessageMatcher<Receive, Message>;
 
-// What a transport does with a message that comes, and with a receive that is called.
+// The steps of a transport for a message that comes, and for a receive that is called.
 void come(Matcher& m, int source, int tag, int number) {
   if (Receive* const r = m.take_receive(source, tag)) {
     r->got = number;
@@ -91,7 +91,7 @@ TEST(MessageMatcher, AReceiveFromAnySourceHasItsTurn) {
   EXPECT_EQ(m.messages(), 1);
 }
 
-// Of what has come, the oldest of that tag is next, over all sources.
+// The oldest arrived message of that tag is next, over all sources.
 TEST(MessageMatcher, FromAnySourceTheOldestIsNext) {
   Matcher m(4, {});
   EXPECT_EQ(m.source_of(any_source, 5), -1);

@@ -64,7 +64,7 @@ class Messages : public OnShm {
   }
   static void expect_filled(const Tensor& t, int seed) {
     const std::int64_t period = std::min(kPeriod, t.count()), period_bytes = period * size_bytes(t.dtype());
-    // What equals itself one period further on is right if its first period is.
+    // Memory that repeats with the period is right if its first period is.
     const bool repeats = std::memcmp(t.data() + period_bytes, t.data(),
                                      static_cast<std::size_t>(t.bytes() - period_bytes)) == 0;
     for (std::int64_t i = 0; i < (repeats ? period : t.count()); ++i)
@@ -428,7 +428,7 @@ TEST_P(Messages, WhoLeavesIsNamedBesideUnexpectedMessages) {
   });
 }
 
-// What was sent before leaving arrives.
+// Messages sent before leaving arrive.
 TEST_P(Messages, WhoLeavesAfterSendingIsNotMissed) {
   run(2, [](Rank& r) {
     r.group().barrier().wait();

@@ -39,7 +39,7 @@ INSTANTIATE_TEST_SUITE_P(Each, MinLoc, testing::ValuesIn(transport_settings()), 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// What rank r has, or in larger groups rank r + 3, and what all must get.
+// The values of rank r, or in larger groups of rank r + 3, and the result of all.
 struct Column {
   std::vector<double> values;
   std::vector<std::int64_t> indices;

@@ -25,7 +25,7 @@ class MpiJob : public testing::Test {
     run_ranks(Ranks::job, job_size(), body, options_);
   }
 
-  // What MPI reduces itself: the rest is composition's.
+  // The reductions that MPI performs itself; the others are composed.
   static Variety native() {
     return {.dtypes = {DType::f32, DType::i32, DType::f64, DType::u8, DType::c64, DType::i16},
             .reductions = {ReduceOp::sum}};

@@ -1,4 +1,4 @@
-// What goes wrong over MPI, and MPI that is not ours alone: jobs under a real mpirun, read from outside.
+// Failures over MPI, and MPI that is not ours alone: jobs under a real mpirun, read from outside.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -64,7 +64,7 @@ TEST_P(NcclGpu, EveryOperationInterleaved) {
   });
 }
 
-// What the table promises, from which the numbers of all backends are said to be the same: exact here.
+// The table's promise that the numbers of all backends are the same: exact here.
 TEST_P(NcclGpu, EveryReductionOfEveryType) {
   run([](Rank& r, ProcessGroup& g) {
     const DeviceStaging staging = stage_to_device(api());

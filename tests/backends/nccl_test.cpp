@@ -199,7 +199,7 @@ TEST_F(Nccl, SubgroupsMeetWithoutHostMemory) {
 
 // ---- Streams
 
-// What is on the caller's stream before the call is done before it; the host waits for nothing.
+// Work that is on the caller's stream before the call is done before it; the host waits for nothing.
 TEST_F(Nccl, CallsWaitForTheCallersStream) {
   std::atomic<bool> open{false};
   run(2, [&](Rank& r, ProcessGroup& g) {
@@ -219,7 +219,7 @@ TEST_F(Nccl, CallsWaitForTheCallersStream) {
   });
 }
 
-// What comes later on the caller's stream does not hold the call up, and waits for it only where asked to.
+// Later work on the caller's stream does not hold the call up, and waits for it only if asked to.
 TEST_F(Nccl, StreamsWaitOnAWork) {
   run(2, [&](Rank& r, ProcessGroup& g) {
     const Stream before = nccl.make_stream();
@@ -242,8 +242,8 @@ TEST_F(Nccl, StreamsWaitOnAWork) {
   });
 }
 
-// Each start of a persistent call waits for what is on its stream by then; a stream that is captured by then
-// is told.
+// Each start of a persistent call waits for the work that is on its stream by then; a stream that is
+// captured by then is an error.
 TEST_F(Nccl, PersistentCallsWaitForTheirStreamEachTime) {
   std::atomic<int> open{0};
   run(2, [&](Rank& r, ProcessGroup& g) {
@@ -722,7 +722,8 @@ TEST_F(Nccl, FailedFunctionsAreNamed) {
   fails("cudaEventQuery: unspecified launch failure");
 }
 
-// The last rank to leave ends the communicators in peace; who waits for one that has left is told.
+// The last rank to leave ends the communicators in peace; a rank that waits for one that has left gets an
+// error.
 TEST_F(Nccl, WhoLeavesIsNamed) {
   run_ranks(Ranks::threads, 2, [&](Rank& r) {
     std::optional<ProcessGroup> g = group(r);
@@ -771,7 +772,7 @@ TEST_F(Nccl, RanksEndTheirCommunicatorsTogether) {
   EXPECT_EQ(nccl.count("ncclCommDestroy"), 3u + 6u);  // of all, and of each of three pairs
 }
 
-// What was sent may still lie in the sender's buffers when the sender has long left.
+// A message may still lie in the sender's buffers when the sender has long left.
 TEST_F(Nccl, WhoLeavesKeepsWhatPeersHaveYetToReceive) {
   nccl.send_eagerly(true);
   run_ranks(Ranks::threads, 2, [&](Rank& r) {
@@ -856,7 +857,7 @@ TEST_F(Nccl, AStoppedStoreHoldsNobodyUp) {
         EXPECT_FALSE(send.done());
         EXPECT_LT(Clock::now() - asked, 300ms);
       });
-      // At every moment: warnings and the deadline ask who is missing, and the failure is to be told.
+      // At every moment: warnings and the deadline ask who is missing, and the failure must be reported.
       std::atomic<bool> over{false};
       Duration longest{};
       std::thread often([&] {

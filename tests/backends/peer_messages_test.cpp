@@ -248,7 +248,7 @@ TEST_F(PeerMessagesTest, ATimeOutSaysWhatIsNotDone) {
 TEST_F(PeerMessagesTest, TheMessageThatARankWaitsInIsTheOneThatWasPolledLast) {
   OpState part = recv(1, -5, x), first = recv(1, 1, x), second = recv(2, 2, y);
   for (OpState* s : {&part, &first, &second}) messages.receive(*s);
-  EXPECT_EQ(messages.last_message().tag, 1);  // parts of composed calls are not told
+  EXPECT_EQ(messages.last_message().tag, 1);  // parts of composed calls are not reported
   messages.waits_in(part);
   messages.waits_in(second);
   EXPECT_EQ(messages.last_message().tag, 2);

@@ -678,7 +678,7 @@ TEST_P(RacingJobs, RanksOfTwoParentsMayMeet) {
   EXPECT_EQ(b.wait(seconds(30)), (test::ExitStatus{0, 0}));
 }
 
-// The ranks were told by hand who they are, but the batch system says whose they are.
+// The ranks got their numbers by hand, but the batch system names their job.
 TEST_P(RacingJobs, TwoBatchJobsAreTold) {
   const auto in_batch = [&](int rank, const char* batch) {
     Variables v = by_hand(rank, 2, where_);
@@ -741,7 +741,8 @@ test::ChildProcess serving_process(std::string& where) {
   return server;
 }
 
-// With a server that is stopped nothing waits longer than its deadline, and it is told who does not answer.
+// With a server that is stopped nothing waits longer than its deadline, and the error names the server that
+// does not answer.
 TEST_F(RendezvousTest, AStoppedServerIsATimeoutAtTheDeadline) {
   if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;
   std::string where;
@@ -845,7 +846,7 @@ Variables torchrun(int rank, int size, std::uint16_t port) {
           {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
 }
 
-// It ends what it has from its parent, which serves, has a place, and has told others where.
+// It ends what it has from its parent, which serves, has a place, and has published its address.
 TEST_F(RendezvousTest, AForkedChildLeavesItsParentsJobAlone) {
   if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;
   const Variables places[] = {by_hand(0, 2, fmt::format("127.0.0.1:{}", free_port())),
@@ -916,7 +917,7 @@ TEST_F(RendezvousTest, EveryLaunchersRanksMeetAtWeftStore) {
   const std::string where[] = {
       served.address(),                          // by somebody else: rank 0 finds the port taken
       fmt::format("localhost:{}", free_port()),  // by rank 0
-      "localhost:0",                             // by rank 0, told in a file
+      "localhost:0",                             // by rank 0, which writes its address into a file
       fmt::format("file://{}", (folder_ / "store").string()),
   };
   int job = 0;

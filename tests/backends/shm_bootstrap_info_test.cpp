@@ -1,4 +1,4 @@
-// What ranks of shm tell each other through the store, where somebody else has written it.
+// Tests of the information that ranks of shm exchange through the store, if somebody else has written it.
 #include "backends/shm/bootstrap_info.hpp"
 
 #include <gmock/gmock.h>

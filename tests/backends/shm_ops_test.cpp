@@ -1,6 +1,6 @@
-// What is particular to shared memory: every operation on each of its paths, with memory that some ranks
-// share and others do not, in any order and many at once, against values computed here; what ranks that call
-// different things are told; who may run ahead of whom.
+// Tests of shared memory alone: every operation on each of its paths, with memory that some ranks share and
+// others do not, in any order and many at once, against values computed here; what ranks that call different
+// things are told; who may run ahead of whom.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -312,8 +312,8 @@ TEST(ShmControl, APairThatSendsTakesNoHugePage) {
   EXPECT_EQ(std::accumulate(pages.begin(), pages.end(), 0), 1);
 }
 
-// What the control region of a group of n ranks takes, in bytes, of all of them. Asked in the process of rank
-// 0, which keeps its file.
+// The bytes that the control region of a group of n ranks takes, of all of them. Asked in the process of
+// rank 0, which keeps its file.
 std::size_t region_memory(int n) {
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     std::error_code gone;
@@ -422,7 +422,7 @@ TEST(UsableCores, OfRanksThatAreBoundApartAreAllOfThem) {
   EXPECT_EQ(CoreSet::decode("x4 ?!").encode(), "04");
 }
 
-// Both halves of the text name what a rank called; who is named first is whoever did not notice.
+// Both halves of the text name what a rank called; the rank that did not notice is named first.
 void expect_mismatch(int n, const std::function<void(Rank&)>& call, const std::vector<std::string>& parts) {
   run_ranks(kProcesses ? Ranks::processes : Ranks::threads, n, [&](Rank& r) {
     const Error e = error_of([&] {

@@ -82,8 +82,8 @@ TEST_F(SingleCopies, GiveTheBitsThatStagingGives) {
   }
 }
 
-// What a reduction reads from its peers has room in 256 KiB, however many ranks there are, and a group that
-// has not reduced this way has none.
+// The data that a reduction reads from its peers has room in 256 KiB, however many ranks there are, and a
+// group that has not reduced this way has none.
 TEST_F(SingleCopies, TakeLittleMemoryAndAtFirstUse) {
   const Setting push("push");
   run_ranks(Ranks::processes, 12, [](Rank& r) {
@@ -182,8 +182,7 @@ TEST_F(SingleCopies, TheSettingIsOneOfTwo) {
   EXPECT_THAT(e.what(), HasSubstr("WEFT_SINGLE_COPY is \"both\"; expected auto, off, pull or push"));
 }
 
-// Of "auto" the ranks of a host that set nothing and those that say it are alike; it is off where staging is
-// faster.
+// "auto" is the default, also for ranks of a host that set nothing; it is off if staging is faster.
 TEST_F(SingleCopies, AutoIsOffWhereStagingIsFaster) {
   for (const char* setting : {"auto", ""}) {
     const Setting automatic(setting);

@@ -1,5 +1,5 @@
-// Who waits long is told for whom, while it waits: one line per call, in the Context's log, over every
-// transport.
+// A rank that waits long learns for whom, while it waits: one line per call, in the Context's log, over
+// every transport.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-// What is logged, by whichever rank of this process.
+// The log, of all ranks of this process.
 class Lines {
  public:
   LogSink sink() {
@@ -115,7 +115,7 @@ TEST_P(Stall, TheAbsentRankIsNamedWhileTheOthersWait) {
       options);
 }
 
-// Who fails has warned before, in the same words.
+// A rank that fails has warned before, in the same words.
 TEST(StallOfOne, BeforeTheFailure) {
   Recording recording;
   Lines lines;

@@ -1,5 +1,5 @@
 // A rank whose kernel waits for a page of a peer's memory, in the middle of a single copy, holds the group
-// meanwhile. What other threads of that rank do with the group does not wait for it.
+// meanwhile. Calls of other threads of that rank on the group do not wait for it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

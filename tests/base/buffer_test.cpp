@@ -1,4 +1,4 @@
-// What a buffer is made of, and of what it is not.
+// Tests from which types a buffer can be made.
 #include "weft/base/buffer.hpp"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ struct Owner {
   std::string text;
 };
 
-// What a call would say of an argument: `T&` a variable, `T` a temporary.
+// The type of an argument in a call: `T&` a variable, `T` a temporary.
 template <class T>
 inline constexpr bool kReads = std::is_convertible_v<T, ConstBuffer>;
 template <class T>
@@ -52,7 +52,7 @@ static_assert(kReads<double&> && kWrites<double&> && kReads<const double&> && !k
 static_assert(!kReads<double> && !kWrites<double> && !kReads<int> && !kReads<const int>);
 static_assert(kWrites<long long&> && kWrites<bf16&> && kWrites<std::complex<float>&> && kWrites<std::byte&>);
 
-// What has no dtype, or does not lie in one piece.
+// Data without a dtype, or not in one piece.
 static_assert(!kReads<Pair&> && !kReads<std::vector<Pair>&> && !kReads<float*&> &&
               !kReads<std::vector<float*>&>);
 static_assert(!kReads<std::list<float>&> && !kReads<std::vector<bool>&> && !kReads<float (&)[2][2]>);

@@ -155,7 +155,7 @@ TEST(Log, ASinkMayLog) {
   EXPECT_THAT(lines, ElementsAre("[program] once", "[program] again"));
 }
 
-// Whoever is in the sink takes what others log meanwhile: not for ever, where that never ends.
+// The thread in the sink takes the lines that others log meanwhile: not forever, if that never ends.
 TEST(Log, EndsThoughItsSinkLogsEachTime) {
   Logger* self = nullptr;
   int lines = 0;

@@ -28,7 +28,8 @@ std::size_t mapped_bytes() {
   return pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 }
 
-// What AMD's Zen cores tell lines at one offset of two mappings apart by; the bits below 21 are zero.
+// The bits by which AMD's Zen cores distinguish lines at one offset of two mappings; the bits below 21 are
+// zero.
 std::uintptr_t color(const SharedMapping& m) {
   return (reinterpret_cast<std::uintptr_t>(m.data()) >> 21) & 127;
 }

@@ -1,4 +1,5 @@
-// The helper other tests stand on: ends, signals and time limits of child processes are told as they are.
+// The helper other tests stand on: ends, signals and time limits of child processes are reported as they
+// are.
 #include "support/processes.hpp"
 
 #include <gtest/gtest-spi.h>

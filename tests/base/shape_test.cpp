@@ -23,7 +23,7 @@ TEST(Shape, CountsAndStrides) {
   EXPECT_EQ(Shape::line(7), Shape{7});
 }
 
-// What view() takes: no temporary, whose memory would be gone.
+// The arguments that view() takes: no temporary, whose memory would be gone.
 template <class T>
 concept Viewable = requires(T&& x) {
   view(std::forward<T>(x));

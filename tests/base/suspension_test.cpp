@@ -1,4 +1,5 @@
-// What a late wake-up moves, without anybody being stopped: a TimedWait that is held too long is one.
+// Tests which deadlines a late wake-up moves, without a stopped process: a TimedWait that is held too long
+// is one.
 #include "base/waits/suspension.hpp"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-/* What the test of bad arguments (made by tools/c_api.py) gives where an argument is good, so that another
- * one of the same call is the only one that is wrong. A new type of argument gets a line here:
+/* The good arguments of the test of bad arguments (made by tools/c_api.py), so that another one of the same
+ * call is the only one that is wrong. A new type of argument gets a line here:
  *   good_<type>              of handles and structs: a pointer
  *   good_<name>              of every argument of that name
  *   good_<function>_<name>   of one argument
@@ -24,7 +24,7 @@ static union {
 } room;
 static weft_error raw_error;
 
-/* The caller is told what is wrong. A number may be wrong for the layout of a tensor, too. */
+/* The caller gets the fault. A number may be wrong for the layout of a tensor, too. */
 #define REFUSES(call, words)                                                \
   do {                                                                      \
     weft_error error = WEFT_ERROR_INIT;                                     \
@@ -205,7 +205,7 @@ static const int32_t good_ranks[1] = {0};
 #define null_weft_store_create_tcp_secret 1
 #define null_weft_group_create_by_broadcast_host 1
 #define null_weft_group_create_by_broadcast_broadcast_data 1
-/* Of no bytes. */
+/* A text of no bytes. */
 #define null_weft_store_set_value 1
 #define null_weft_store_compare_set_expected 1
 #define null_weft_store_compare_set_desired 1
@@ -214,7 +214,7 @@ static const int32_t good_ranks[1] = {0};
 #define any_weft_group_split_key 1
 #define good_weft_group_split_key 0
 
-/* Of one rank nobody is needed to meet. */
+/* A group of one rank need not meet anybody. */
 #define null_weft_group_create_store 1
 
 static void good_combine(void* data, const void* left, const void* right, void* out, int64_t count,

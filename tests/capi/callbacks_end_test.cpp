@@ -29,7 +29,7 @@ class CallbacksEnd : public ::testing::Test {
     weft_group_destroy(group_);
     weft_context_destroy(context_);
   }
-  // What a callback of a Work that has ended gets.
+  // The arguments of a callback of a Work that has ended.
   static void run(void* data, const weft_error*) { (*static_cast<std::function<void()>*>(data))(); }
   weft_status then(std::function<void()>& function) {
     weft_work* work = nullptr;

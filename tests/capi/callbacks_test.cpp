@@ -321,7 +321,7 @@ TEST_F(Transports, WhatAnAllocatorThrowsIsTheErrorOfTheCall) {
   EXPECT_EQ(pool.blocks, 0);
 }
 
-// Asked about a tensor of a checkpoint, told of bytes that were read, asked for a name.
+// Functions that are called about a tensor of a checkpoint, about bytes that were read, and for a name.
 TEST(Checkpoints, WhatACallbackThrowsIsTheErrorOfTheCall) {
   const TemporaryFolder temporary;
   const std::string folder = temporary.path().string(), file = folder + "/all.safetensors";

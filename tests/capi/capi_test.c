@@ -334,7 +334,7 @@ static void test_wrong_arguments(void) {
   CHECK_ERROR(weft_all_reduce(g, &b, &good, NULL, NULL, &error), bad,
               "weft_all_reduce: in->device is -3; expected WEFT_CPU or WEFT_CUDA(index)");
 
-  /* What the call itself refuses says so in the call's words. */
+  /* Errors of the call itself have the call's text. */
   b = good;
   b.device = WEFT_CUDA(3);
   CHECK_ERROR(weft_all_reduce(g, &b, &good, NULL, NULL, &error), WEFT_UNSUPPORTED,
@@ -623,7 +623,7 @@ static void dropped_work(rank_args* a) {
     pthread_barrier_wait(a->meet);
   } else {
     pthread_barrier_wait(a->meet);
-    /* What rank 0 had given already may be enough for this call, but not for another. */
+    /* The input that rank 0 had given already may be enough for this call, but not for another. */
     const weft_status status = weft_all_reduce(group, &b, &b, NULL, NULL, NULL);
     CHECK(status == WEFT_ABORTED || (status == WEFT_OK && x == 2));
     CHECK_ERROR(weft_barrier(group, NULL, NULL, &error), WEFT_ABORTED,

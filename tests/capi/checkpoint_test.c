@@ -378,7 +378,7 @@ static void test_arguments(void) {
   CHECK_ERROR(weft_checkpoint_save(folder, NULL, 1, t, 1, NULL, 0, NULL, &error), bad,
               "weft_checkpoint_save: tensors[0].data.count is -3; expected 0 or more");
   CHECK(!is_there("latest"));
-  /* What the disk refuses, and what is no checkpoint. */
+  /* Errors of the disk, and files that are no checkpoint. */
   char path[128], text[256];
   FILE* f = fopen(in_folder("latest"), "w");
   CHECK(f != NULL && fputs("step-00000001", f) >= 0 && fclose(f) == 0);
@@ -400,7 +400,7 @@ static void test_arguments(void) {
   remove_folder();
 }
 
-/* What is wrong on rank 1 alone, and layouts that cannot be saved: an error of both. */
+/* Faults on rank 1 alone, and layouts that cannot be saved: an error of both. */
 static void save_misfits(rank_args* a) {
   weft_group* world = join(a, "world", 20000 * MS);
   const weft_mesh_axis axes[] = {{"dp", 2}, {"tp", 1}};

@@ -13,7 +13,7 @@ static weft_buffer i64(int64_t* data, int64_t count) {
   return b;
 }
 
-/* What rank r gives as element i. */
+/* Element i of rank r's input. */
 static int32_t given(int r, int64_t i) { return (int32_t)(100 * (r + 1) + i); }
 static void fill(int32_t* to, int r, int64_t count) {
   for (int64_t i = 0; i < count; ++i) to[i] = given(r, i);
@@ -164,7 +164,7 @@ static weft_call a_call(weft_op op, weft_buffer in, weft_buffer out) {
   return c;
 }
 
-/* Rank 0 receives from whoever sends, looks for messages of unknown size, and waits for one. */
+/* Rank 0 receives from any source, probes for messages of unknown size, and waits for one. */
 static void from_any_source(rank_args* a) {
   weft_group* group = join(a, "world", 20000 * MS);
   const int n = a->size, me = a->rank;
@@ -218,7 +218,7 @@ static void from_any_source(rank_args* a) {
   }
   weft_group_destroy(group);
 }
-/* Of several calls, and what a Work says that has no source. */
+/* The sources of several calls, and the answer of a Work that has no source. */
 static void sources_of_several(rank_args* a) {
   weft_group* group = join(a, "world", 20000 * MS);
   const int n = a->size, next = (a->rank + 1) % n, before = (a->rank + n - 1) % n;
@@ -406,7 +406,7 @@ static void test_users_function(void) {
   run_ranks(3, users_function);
 }
 
-/* Of single elements, which calls may be cut between: each is a map x -> a x + b of numbers below a prime, and to combine
+/* A reduction of single elements, between which calls may be cut: each is a map x -> a x + b of numbers below a prime, and to combine
  * two is to apply the left one first. It is associative, and not commutative. */
 enum { PRIME = 65521 };
 static int the_maps; /* what the function is handed */
@@ -423,7 +423,7 @@ static void apply_after(void* data, const void* left, const void* right, void* o
   for (int64_t i = 0; i < count; ++i) to[i] = after(l[i], r[i]);
 }
 static int64_t given_map(int r, int64_t i) { return map_of(2 + (7 * r + i) % 1000, (i * i + r) % PRIME); }
-/* Of ranks 0 to last. */
+/* The result of ranks 0 to last. */
 static int64_t expected_map(int last, int64_t i) {
   int64_t all = given_map(0, i);
   for (int r = 1; r <= last; ++r) all = after(all, given_map(r, i));
@@ -531,7 +531,7 @@ static void persistent(rank_args* a) {
   int32_t x[MOST], y[MOST], all[MOST * MAX_RANKS];
   weft_persistent *reduce = NULL, *gather = NULL, *wait_for_all = NULL;
   int64_t counts[MAX_RANKS];
-  { /* what describes the calls may go, but for the buffers' memory */
+  { /* the descriptions of the calls may be freed, but not the buffers' memory */
     weft_call call = a_call(WEFT_OP_ALL_REDUCE, i32(x, MOST), i32(y, MOST));
     weft_call_options largest = WEFT_CALL_OPTIONS_INIT;
     largest.reduce_op = WEFT_MAX;

@@ -395,7 +395,7 @@ static void bucket_hooks(rank_args* a) {
 }
 static void test_bucket_hooks(void) { run_ranks(2, bucket_hooks); }
 
-/* What nobody made ready on rank 1; other entries on rank 1; calls in the wrong order. */
+/* A gradient that nobody made ready on rank 1; other entries on rank 1; calls in the wrong order. */
 static void bucket_errors(rank_args* a) {
   weft_group* world = join(a, "world", 20000 * MS);
   weft_mesh* mesh = mesh_of(world, 2);

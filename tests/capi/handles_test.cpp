@@ -96,7 +96,7 @@ TEST(Handles, OfSeveralThreads) {
   EXPECT_TRUE(is_alive(&shared));
 }
 
-// Of two threads that destroy one handle, one does it; the other one reads none of its memory.
+// If two threads destroy one handle, one does it; the other one reads none of its memory.
 TEST(Handles, AreDestroyedByOneOfTwoThreads) {
   constexpr int kApples = 100;
   std::vector<Apple*> apples;

@@ -1,6 +1,6 @@
 // Objects of C++ that are destroyed in another order than the reverse of their making: each one last, and
-// each pair the other way round, with work in flight. What the headers allow ends well; a Context that ends
-// before what was made with it ends the process, and says what outlived it. Each order runs in a forked
+// each pair the other way round, with work in flight. Orders that the headers allow end well; a Context that
+// ends before what was made with it ends the process, and says what outlived it. Each order runs in a forked
 // child, whose two threads are the ranks.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ namespace {
 
 struct Made {
   std::string name;
-  /// What a Context that ends before it says; empty: it needs none.
+  /// The text of a Context that ends before it; empty: it needs none.
   std::string told;
   std::function<void()> destroy;
 };
@@ -113,7 +113,7 @@ class Rank {
         &make<AsyncCheckpoint>("AsyncCheckpoint", "group \"", [this] { return new AsyncCheckpoint(*mesh_); });
   }
 
-  // None is finished, but for the save.
+  // None is finished, except the save.
   void begin() {
     reducer_->ready(0);
     const NamedView named{"w", tensor_->view(), rows_};
@@ -206,7 +206,7 @@ std::vector<Made> kinds() {
   return all;
 }
 
-// Who outlives the Context says so; any other order ends well.
+// An object that outlives the Context is named; any other order ends well.
 void expect_end(const std::vector<Made>& all, const Order& order, const Ended& ended) {
   std::string text;
   for (const std::size_t i : order) text += fmt::format("{}{}", text.empty() ? "" : ", ", all[i].name);

@@ -121,7 +121,7 @@ class Rank {
     });
   }
 
-  // Of no group.
+  // Objects of no group.
   void make_others(int rank) {
     make<weft_interrupt>("interrupt", weft_interrupt_destroy,
                          [&](auto** to) { return weft_interrupt_create(to, &error_); });

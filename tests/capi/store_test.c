@@ -54,7 +54,7 @@ static void requests(weft_store* s) {
   CHECK(value == NULL);
 }
 
-/* What a child made by fork() has of a store is its parent's. */
+/* A store that a child made by fork() has belongs to its parent. */
 static void expect_refused_in_child(weft_store* s) {
   int status = 0;
   const pid_t child = fork();

@@ -1,4 +1,4 @@
-/* What the tests of weft.h share: checks that name their line, and ranks as threads. */
+/* The common part of the tests of weft.h: checks that name their line, and ranks as threads. */
 #ifndef WEFT_TESTS_CAPI_SUPPORT_H
 #define WEFT_TESTS_CAPI_SUPPORT_H
 

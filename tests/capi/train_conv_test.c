@@ -85,7 +85,7 @@ static tensor numbers(int which, int a, int b, int c, int d) {
   for (int i = 0; i < count(&t); ++i) set(&t, i, (float)((i * 7 + i / 3 * 2 + which) % 3 - 1));
   return t;
 }
-/* Of one layer: y = w x + b; then dx = w^T dy, dw and db, which are all 0 before. */
+/* One layer: y = w x + b; then dx = w^T dy, dw and db, which are all 0 before. */
 static void forward(const tensor* x, const tensor* w, const tensor* b, tensor* y) {
   for (int n = 0; n < BATCH; ++n)
     for (int o = 0; o < w->shape[0]; ++o)

@@ -111,7 +111,7 @@ static void expect_losses_of_cpp(int dp, int tp) {
   CHECK(run.losses[TRAIN_STEPS - 1] < run.losses[0]);
 }
 
-/* Parameters divided over the data ranks: the same losses, but for rounding. */
+/* Parameters divided over the data ranks: the same losses, up to rounding. */
 static void test_divided_parameters(void) {
   double whole[TRAIN_STEPS];
   run.split = false;
@@ -288,7 +288,7 @@ static void scores_of_loops(rank_args* a) {
   weft_model_destroy(p.model);
 }
 
-/* The same on the ranks of a mesh, but for the order of sums. */
+/* The same on the ranks of a mesh, except for the order of sums. */
 static void scores_of_mesh(rank_args* a) {
   const weft_transformer_options options = small();
   const parts p = make(a, &options);

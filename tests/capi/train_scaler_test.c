@@ -24,7 +24,7 @@ static void a_run(rank_args* a) {
   weft_mesh* mesh = mesh_of(group);
   weft_loss_scaler* scaler = NULL;
   weft_loss_scaler_options options = WEFT_LOSS_SCALER_OPTIONS_INIT;
-  /* What torch.amp.GradScaler(init_scale=1024, growth_factor=2, backoff_factor=0.5, growth_interval=3) does. */
+  /* The scales of torch.amp.GradScaler(init_scale=1024, growth_factor=2, backoff_factor=0.5, growth_interval=3). */
   const bool good[] = {true, true, true, true, false, true, true, false, false, true, true, true};
   const double after[] = {1024, 1024, 2048, 2048, 1024, 1024, 1024, 512, 256, 256, 256, 512};
   options.scale = 1024;
@@ -69,7 +69,7 @@ static void a_run(rank_args* a) {
               "loss_scaler: update() without unscale(); one comes before the other in each step");
   weft_loss_scaler_destroy(again);
 
-  /* Of f16: on the rank that has it the reason, on the others that another one failed. */
+  /* The error of f16: the rank that has it gets the reason, the others that another rank failed. */
   uint16_t half[1] = {0x3c00};
   float one[1] = {1};
   const weft_tensor f16 = {"h", {half, 1, WEFT_F16, WEFT_CPU}, NULL, NULL, 0},

@@ -76,7 +76,7 @@ static void pool_deallocate(void* data, void* memory, size_t bytes, size_t align
 }
 static pool the_pool = {PTHREAD_MUTEX_INITIALIZER, 0, 0, 0, 0};
 
-/* What operations stage, and messages that nobody waits for yet, lie in memory of the host's; all of it comes back. */
+/* Staging memory of operations, and messages that nobody waits for yet, lie in memory of the host's; all of it comes back. */
 static void pooled(rank_args* in_common) {
   weft_context_options options = WEFT_CONTEXT_OPTIONS_INIT;
   rank_args own = *in_common, *a = &own;
@@ -184,7 +184,7 @@ static void test_large(void) { run_ranks(2, large); }
 /* Failures -------------------------------------------------------------------------------------------------
  */
 
-/* What rank 1's functions do instead of their work. */
+/* The fault of rank 1's functions. */
 enum fault { NONE, FAILS, LOSES, SILENT, NO_STATUS, TOO_MUCH, HANGS, GARBAGE };
 static enum fault write_fault, read_fault, open_fault;
 

@@ -146,7 +146,7 @@ static void test_side_by_side(void) {
   other.weft_context_destroy_(other.context);
 }
 
-/* Of two copies of one version, it belongs to the one that was loaded first. */
+/* With two copies of one version, it belongs to the one that was loaded first. */
 static void test_train_of_two_copies(void) {
   weft_compute* compute = NULL;
   library one = load(weft_file, RTLD_LOCAL);
@@ -203,7 +203,7 @@ static void check_refused(const library* l, const char* plugin, const char* boun
   }
 }
 
-/* Of two copies with one soname, the dynamic loader binds a plug-in to the first, whoever loads it. */
+/* With two copies of one soname, the dynamic loader binds a plug-in to the first, whichever of them loads it. */
 static void test_plugin_of_two_copies(void) {
   const library one = load(weft_file, RTLD_LOCAL);
   const char* const copy = changed_copy(weft_file, "libweft.so", NULL, 0);

@@ -1,4 +1,4 @@
-/* Works of weft.h: several at once, callbacks, streams. What test capi/capi has of them is not repeated. */
+/* Works of weft.h: several at once, callbacks, streams. This test does not repeat those of capi/capi. */
 #include "support.h"
 
 static void wait_all(rank_args* a) {
@@ -37,7 +37,7 @@ static void wait_all(rank_args* a) {
 }
 static void test_wait_all(void) { run_ranks(2, wait_all); }
 
-/* The first of the list that failed is told, and none is pending. */
+/* The first of the list that failed is reported, and none is pending. */
 static void some_fail(rank_args* a) {
   weft_group *good = join(a, "good", 20000 * MS), *other = join(a, "other", 20000 * MS);
   float x[2] = {1, 1};

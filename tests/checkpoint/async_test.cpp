@@ -173,7 +173,7 @@ TEST(AsyncCheckpoint, AnErrorIsToldByTheNextSaveOrByWait) {
     saves.save(folder.path(), 7, values.views(), {}, fails);
     EXPECT_EQ(error_text([&] { saves.save(folder.path(), 8, values.views()); }), expected);
     EXPECT_FALSE(latest_checkpoint(folder.path()));
-    // A rank that was told by wait() is not told again, but the save is not begun.
+    // A rank whose wait() has thrown does not throw again, but the save is not begun.
     saves.save(folder.path(), 7, values.views(), {}, fails);
     if (rank.rank == 0) {
       EXPECT_EQ(error_text([&] { saves.wait(); }), expected);

@@ -54,8 +54,7 @@ class Buffers {
     for (const MutableNamedView& t : targets_) {
       const Strides strides = row_major(t.layout->global);
       std::int64_t at = 0;
-      for (const Box& box :
-           t.layout->parts())  // each is whole rows of what this rank holds, but for "weight"
+      for (const Box& box : t.layout->parts())  // each is whole rows of this rank's part, except "weight"
         for (std::int64_t i = 0; i < box.shape.count(); ++i, ++at) {
           std::int64_t whole = 0, rest = i;
           for (int d = box.shape.rank(); d-- > 0; rest /= box.shape[d])
@@ -156,7 +155,7 @@ TEST(Checkpoint, TensorsAreReadIntoMemoryOfTheirOwn) {
             "bad_argument: save_checkpoint: \"a\" has dtype 77; expected 0 (f64) to 16 (c128)");
 }
 
-// Before anything is written; and where one rank alone is wrong, all are told.
+// Before anything is written; and if one rank alone is wrong, all get the error.
 TEST(Checkpoint, TensorsThatCannotBeSavedAreNamed) {
   const test::TemporaryFolder folder;
   test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {

@@ -67,7 +67,7 @@ class Tensors {
     for (std::size_t t = 0; t < layouts_.size(); ++t) {
       const LayoutRef& layout = layouts_[t];
       const Strides strides = row_major(layout->global);
-      std::size_t at = 0;  // parts lie one behind the other but for columns, which have one part
+      std::size_t at = 0;  // parts lie one behind the other except columns, which have one part
       for (const Box& box : layout->parts())
         for (std::int64_t i = 0; i < box.shape.count(); ++i) {
           std::int64_t whole = 0, rest = i;

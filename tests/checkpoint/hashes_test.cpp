@@ -107,7 +107,7 @@ TEST_F(Saved, TheTextNamesFileAndBytes) {
                 " is not as it was written: it has the hash of another name than \"step-00000000\"");
 }
 
-// Of three chunks and a half, rows that begin and end within chunks.
+// Three chunks and a half, with rows that begin and end within chunks.
 TEST(Chunks, OfWhatIsReadAreVerifiedAndNoOthers) {
   const test::TemporaryFolder folder;
   Context context;

@@ -1,5 +1,5 @@
-// What a save cannot remove, rename or write: what is told of it, and what the next load and the next save
-// find.
+// Tests of files that a save cannot remove, rename or write: the error, and what the next load and the next
+// save find.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>

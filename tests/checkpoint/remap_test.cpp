@@ -133,7 +133,7 @@ TEST(OldNames, AreFoundByALoadOnAnyMesh) {
     });
 }
 
-// What is asked for under its old name is read under it, and nothing is read twice.
+// A tensor that is requested under its old name is read under it, and nothing is read twice.
 TEST(OldNames, StayWhereTheyAreAskedFor) {
   const test::TemporaryFolder folder;
   Old old;

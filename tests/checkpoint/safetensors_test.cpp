@@ -149,7 +149,7 @@ TEST_F(Safetensors, ReadsEveryGoldenFile) {
       if (t.dtype() != DType::f32) continue;
       for (const float x : t.f32()) ASSERT_EQ(x, x) << path << " " << name << " has a NaN";
     }
-    // What the writer makes of the same tensors reads back the same.
+    // The file that the writer makes of the same tensors reads back the same.
     std::vector<Tensor> tensors;
     std::vector<SafetensorsEntry> entries;
     for (const std::string& name : file.names()) {

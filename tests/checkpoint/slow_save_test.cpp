@@ -80,7 +80,7 @@ TEST(SlowSave, ATimeOutEndsOneSaveAlone) {
       mesh.group().barrier().wait();
       EXPECT_EQ(latest_checkpoint(folder.path())->step, step + 1);
     }
-    // One rank has been told by wait(), the other is told by save(): the one after that is written.
+    // One rank gets the error from wait(), the other from save(): the save after that is written.
     saves.save(folder.path(), 5, values.views, {}, late);
     if (rank.rank == 0) {
       EXPECT_THAT(error_text([&] { saves.wait(); }), StartsWith("timeout: the save of step 5"));

@@ -87,7 +87,7 @@ TEST(Tied, AreStoredOnceAndReadUnderBothNames) {
   EXPECT_EQ(convert_checkpoint(folder / "step-00000001", folder / "anew"), 4u);
 }
 
-// What cannot be loaded is not saved either.
+// Tensors that cannot be loaded are not saved either.
 TEST(Tied, MemoryThatOverlapsOtherwiseIsRefusedByBoth) {
   const test::TemporaryFolder folder;
   std::vector<float> w(12);

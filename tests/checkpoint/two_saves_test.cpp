@@ -68,8 +68,7 @@ TEST(TwoSaves, APlainSaveWaitsForTheOneInTheBackground) {
   }
 }
 
-// Of two in the background the one that was begun first is held; the other is begun under another name of the
-// directory.
+// The first of two saves in the background is held; the second is begun under another name of the directory.
 TEST(TwoSaves, ThoseInTheBackgroundKeepTheOrderOfTheCalls) {
   const test::TemporaryFolder folder;
   std::filesystem::create_directory(folder / "run");
@@ -152,8 +151,8 @@ TEST(TwoSaves, AnInterruptEndsTheWaitForTheTurn) {
   EXPECT_EQ(latest_checkpoint(folder.path())->step, 1);
 }
 
-// What a rank does alone is not a wait that an interrupt ends. But nobody may be left in the next call of a
-// group that one rank has left.
+// An interrupt does not end the work of a rank that does not wait for others. But nobody may be left in the
+// next call of a group that one rank has left.
 TEST(TwoSaves, AnInterruptWhileARankWritesIsToldAllRanks) {
   for (const std::string stage : {"data", "latest"}) {
     SCOPED_TRACE(stage);
@@ -182,7 +181,7 @@ TEST(TwoSaves, AnInterruptWhileARankWritesIsToldAllRanks) {
   }
 }
 
-// What a save that failed leaves is no turn.
+// A save that failed leaves no turn.
 TEST(TwoSaves, OneThatFailsLetsTheNextOneWrite) {
   const test::TemporaryFolder folder;
   std::vector<float> values(4, 2);

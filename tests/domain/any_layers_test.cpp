@@ -43,7 +43,7 @@ class Draw {
     c.padding = {number(0, c.kernel.height / 2), number(0, c.kernel.width / 2)};
     return c;
   }
-  // Of maps of 4 channels; `what` gets its kind.
+  // A layer for maps of 4 channels; `what` gets its kind.
   MakeModule layer(std::string& what) {
     switch (number(0, 6)) {
       case 0:

@@ -48,7 +48,7 @@ inline double largest_of(const Tensor& t) {
   return largest;
 }
 
-/// What the passes of a model on one rank gave.
+/// The results of the passes of a model on one rank.
 struct Serial {
   std::unique_ptr<Module> model;
   Tensor x, y, dy, dx;
@@ -107,7 +107,7 @@ inline void expect_as(const Serial& serial, const MakeModule& make, Compute& com
   for (std::size_t i = 0; i < got.size(); ++i) {
     ASSERT_EQ(got[i]->path(), want[i]->path());
     // A constant added to all scores changes nothing: so biases of the position bias have gradients that are
-    // 0 but for rounding, or sums of parts that cancel. They are compared with the largest one beside them.
+    // 0 up to rounding, or sums of parts that cancel. They are compared with the largest one beside them.
     double scale = 1, bound = bounds.weights;
     if (const std::size_t dpb = got[i]->path().find("dpb."); dpb != std::string::npos) {
       double largest = 1e-30;

@@ -80,7 +80,7 @@ TEST(DomainConv, GroupsSamplesUnequalSidesAndMapsOfFewRows) {
                                     .bias = false}}) {
         Conv2dConfig of = c;
         of.padding_mode = mode;
-        // Of four rows each rank has one or none, and an output has fewer than there are ranks.
+        // Each rank has one of four rows or none, and an output has fewer rows than there are ranks.
         for (const Shape& x : {Shape{3, 4, 16, 17}, Shape{2, 4, 4, 9}}) {
           SCOPED_TRACE(text_of(of) + " " + to_string(x));
           ASSERT_NO_FATAL_FAILURE(
@@ -124,7 +124,7 @@ TEST(DomainConv, LargeOnes) {
     expect({.in = 130, .out = 70, .kernel = 3, .padding = 1}, {1, 130, 41, 50}, DType::bf16);
     expect({.in = 600, .out = 300}, {1, 600, 30, 27}, DType::bf16);
     expect({.in = 100, .out = 520, .kernel = 3, .stride = 2, .padding = 1}, {1, 100, 34, 44}, DType::bf16);
-    // Of few pixels on one rank, and of fewer on several.
+    // Few pixels on one rank, and fewer on several.
     for (const Shape& s :
          {Shape{1, 600, 6, 6}, Shape{1, 600, 4, 4}, Shape{2, 600, 4, 9}, Shape{1, 600, 8, 7}})
       expect({.in = 600, .out = 300}, s, DType::bf16);
@@ -167,7 +167,7 @@ TEST(DomainConv, EitherOrderHasTheBitsOfOneRank) {
   });
 }
 
-// What looks at each pixel alone, after a mean of the whole map that one rank has.
+// A layer on each pixel alone, after a mean of the whole map that one rank has.
 TEST(DomainConv, OneByOneWhereOtherRanksHaveNothing) {
   const MakeModule make = [] {
     auto model = std::make_unique<Sequential>();

@@ -100,7 +100,7 @@ TEST(DomainChannelNorm, EachPixelAlone) {
                    {.maps = 0, .weights = 1e-6});
 }
 
-// Of values far from 0, and what is kept for inference.
+// Values far from 0, and the statistics that are kept for inference.
 TEST(DomainBatchNorm, RunningStatisticsAreThoseOfOneRank) {
   on_each_space([](Compute& compute, const DeviceMesh& mesh, const DeviceMesh& axes) {
     BatchNorm serial(4), split(4);
@@ -158,7 +158,8 @@ TEST(DomainWindowAttention, NearAndFarWindowsDoNotDependOnTheDegree) {
       expect_as_serial(attention(windows), x, {.maps = 0, .weights = 1e-6});
 }
 
-// Of the widths that models have, with weights of f32 and of bf16; also with fewer windows than ranks.
+// Layers of the widths that models have, with weights of f32 and of bf16; also with fewer windows than
+// ranks.
 TEST(DomainWindowAttention, WideOnesDoNotDependOnTheDegree) {
   struct {
     std::int64_t heads, head_dim, window;
@@ -247,7 +248,7 @@ class Residual : public Module {
   bool says_;
 };
 
-// What it does between its children is not known unless it says so.
+// Its work between its children is not known unless it says so.
 TEST(DomainRules, OfBlocksFromOutside) {
   expect_as_serial([] { return std::make_unique<Residual>(true); }, {1, 2, 5, 4});
   Context context;
@@ -264,7 +265,7 @@ TEST(DomainRules, OfBlocksFromOutside) {
   options.rules[typeid(Residual)] = [](Module&) { return SpaceRule{SpaceRule::Kind::any_part}; };
   apply_domain_parallel(block, mesh, options);
   EXPECT_NE(block.branch.passes(), nullptr);
-  // What derives from a container may do something else between the children.
+  // A class that derives from a container may do something else between the children.
   class Odd : public Sequential {};
   Odd odd;
   odd.append(std::make_unique<ReLU>());
@@ -359,7 +360,7 @@ class Stencil : public Module {
   ParameterRef scale_;
 };
 
-// Behind a layer of weft's. Of 5 rows it makes 2 to 4: some of 4 ranks have none.
+// Behind a layer of weft's. From 5 rows it makes 2 to 4: some of 4 ranks have none.
 TEST(DomainRules, OfLayersFromOutsideThatSeeNeighbours) {
   for (const std::int64_t padding : {0, 1, 2})
     for (const Shape& x : {Shape{2, 3, 9, 6}, Shape{1, 2, 5, 4}, Shape{1, 2, 12, 5}})

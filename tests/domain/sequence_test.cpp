@@ -29,8 +29,7 @@ std::unique_ptr<Module> causal(DType dtype) {
 void expect_gradients(const Module& got, const Module& want) {
   auto &a = const_cast<Module&>(got), &b = const_cast<Module&>(want);
   for (Parameter* p : a.parameters()) {
-    if (p->path() == "k_proj.bias")
-      continue;  // it adds a constant to each query's scores: 0 but for rounding
+    if (p->path() == "k_proj.bias") continue;  // it adds a constant to each query's scores: 0 up to rounding
     EXPECT_LE(difference(p->gradient(), b.parameter(p->path())->gradient()), kWeights) << p->path();
   }
 }
@@ -76,7 +75,8 @@ void expect_causal(DType dtype) {
 TEST(DomainSequence, CausalAttentionHasTheBitsOfOneRank) { expect_causal(DType::f32); }
 TEST(DomainSequence, SoItHasWithBf16Weights) { expect_causal(DType::bf16); }
 
-// Of the widths that models have: their projections are products of many features, which are made in pieces.
+// Layers of the widths that models have: their projections are products of many features, which are made in
+// pieces.
 TEST(DomainSequence, WideAttentionHasTheBitsOfOneRank) {
   struct {
     std::int64_t heads, kv_heads, head_dim, length;

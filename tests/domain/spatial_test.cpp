@@ -72,7 +72,7 @@ void expect_exact(Rank& rank, const DomainManager& manager, DType dtype) {
     }
 }
 
-// Of padding that is more than what a rank has, and of maps with fewer rows than ranks, too.
+// With padding that is more than a rank has, and maps with fewer rows than ranks, too.
 TEST(DomainSpatial, UnpaddingIsExact) {
   for (const MeshShape& shape :
        {MeshShape{{"h", 1}, {"w", 1}}, MeshShape{{"h", 2}, {"w", 1}}, MeshShape{{"h", 3}, {"w", 1}},

@@ -1,5 +1,5 @@
-// What takes the place of a bucket's all-reduce: bf16, a compression and a reduction of the program's own;
-// and what ranks hear of a hook, or of a reducer, that failed on one of them.
+// Replacements of a bucket's all-reduce: bf16, a compression and a reduction of the program's own; and what
+// ranks hear of a hook, or of a reducer, that failed on one of them.
 #include "weft/dp/bucket_hook.hpp"
 
 #include <gmock/gmock.h>
@@ -112,7 +112,7 @@ TEST(BucketHook, Bf16OfTwoReducersIsAnError) {
           "bf16_hook: bucket 0 is another reducer's than those before; expected a hook for each reducer, "
           "made "
           "by a call of bf16_hook()";
-      // Whoever is told first by the other that the group is of no more use hears the same words.
+      // The rank that first learns from the other that the group has failed gets the same text.
       EXPECT_THAT(e.what(), testing::HasSubstr(why));
       first.finish();
       for (const float x : first.slot(0).as<float>()) EXPECT_EQ(x, 2.0f);

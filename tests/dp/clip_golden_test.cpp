@@ -60,7 +60,7 @@ struct GoldenGradients {
   bool partial = false;
 };
 
-// What is plain is the same everywhere: it has no placement to reduce.
+// A plain tensor is the same everywhere: it has no placement to reduce.
 void reduce_partials(GoldenGradients& golden, const DeviceMesh& mesh) {
   std::vector<Gradient> placed;
   for (const Gradient& g : golden.gradients.all())
@@ -145,8 +145,8 @@ struct Wholes {
   std::vector<Gradient> all;
 };
 
-// What torch.nn.utils.clip_grad_norm_ computes in f32: norms of the tensors, their norm, max_norm / (norm +
-// 1e-6), at most 1.
+// The arithmetic of torch.nn.utils.clip_grad_norm_ in f32: norms of the tensors, their norm, max_norm /
+// (norm + 1e-6), at most 1.
 TEST(ClipGolden, F32IsWithinFourUlpsOfTorchs) {
   const auto files = test::golden_files("clip_cases");
   if (files.empty()) GTEST_SKIP() << "no clip_cases*.safetensors in " << test::golden_dir();
@@ -165,7 +165,7 @@ TEST(ClipGolden, F32IsWithinFourUlpsOfTorchs) {
         EXPECT_LE(ulps(static_cast<float>(norm), static_cast<float>(norms[at])), 4) << "p = " << p;
         ++at;
       }
-      // What both projects' own code gave in f32 on these gradients, where they were run.
+      // The results of both projects' own code in f32 on these gradients.
       for (const auto& [who, value] : about.at("checked_with_real_dtensor").items())
         if (value.is_number() && who != "full_diff") {
           const double p =

@@ -26,7 +26,7 @@ namespace {
 constexpr DType kDTypes[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-// What a test has on each side: the CPU, or a late device.
+// The two sides of a test: the CPU, or a late device.
 struct Side {
   Rank& rank;
   Compute& compute;
@@ -55,7 +55,7 @@ struct Side {
 
 using Bits = std::vector<std::vector<std::byte>>;
 
-// What the stream has written in `v`.
+// The values that the stream has written in `v`.
 void keep(Bits& all, const Side& side, const TensorView& v) {
   const Tensor here(side.context(), v.shape, v.dtype);
   copy(side.context(), v, here, side.compute.stream());
@@ -304,8 +304,7 @@ TEST(GradientsOnDevices, NormsThatAreNotFinite) {
   });
 }
 
-// What comes after a function on the stream waits for it, and what came before is waited for: nothing else
-// runs.
+// Work after a function on the stream waits for it, and it waits for earlier work: nothing else runs.
 TEST(GradientsOnDevices, TheHostWaitsForNumbersAlone) {
   Context context;
   auto made = std::make_unique<LateDevice>(0);

@@ -327,7 +327,7 @@ TEST(GradNorm, WhatCannotBeNormedIsNamed) {
   });
 }
 
-// The same over several meshes, all of whose ranks are told.
+// The same over several meshes, all of whose ranks get the error.
 TEST(GradNorm, AWrongArgumentOnOneRankIsToldToAll) {
   test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"tp", 3}}), experts(rank.group(), {{"ep", 3}});
@@ -379,7 +379,7 @@ TEST(GradNorm, AnotherListOnOneRankIsFoundOut) {
         error_of([&] { grad_norm(layout.all()); }).what(),
         "grad_norm: gradient 0 is \"a\" (f32 (3) as [tp: Replicate]) on tp rank 0, but \"a\" (f32 (3) "
         "as [tp: Partial(sum)]) on tp rank 1");
-    // What has no layout is this rank's alone.
+    // A gradient without a layout is this rank's alone.
     Vectors plain;
     plain.put("a", same, one);
     if (odd) plain.put("mine", nullptr, {2}, one);

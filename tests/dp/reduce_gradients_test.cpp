@@ -25,7 +25,7 @@ using test::Rank;
 using test::Ranks;
 using test::Vectors;
 
-// What precedes the text of tp rank 1 on this rank of dp x tp.
+// The text before that of tp rank 1 on this rank of dp x tp.
 std::string told(const Rank& rank) {
   if (rank.rank % 2 == 1) return {};
   return "tp rank 1 (rank " + std::to_string(rank.rank + 1) + " of \"world\") failed: reduce_gradients: ";
@@ -304,7 +304,7 @@ TEST(ReduceGradients, WrongDataAxesAreNamed) {
               "dp=2 x tp=2");
     EXPECT_EQ(text(DeviceMesh(), [&] { return mesh["dp"]; }),
               "bad_argument: reduce_gradients: axes is an empty DeviceMesh, made by default or moved from");
-    // On one rank alone: all are told.
+    // A fault on one rank alone: all get the error.
     EXPECT_EQ(text(mesh["tp"], [&] { return rank.rank % 2 == 1 ? mesh["dp"] : mesh["tp"]; }),
               std::string("bad_argument: reduce_gradients: ") + told(rank) +
                   "options.data_axes has dp=2; expected axes of tp=2");

@@ -503,7 +503,7 @@ TEST(ReplicatedViews, AveragesOfNumbersNearTheLargestAreFinite) {
     });
 }
 
-// What is infinite or no number on all ranks stays so.
+// A value that is infinite or no number on all ranks stays so.
 TEST(ReplicatedViews, AveragesOfInfinitiesStayInfinite) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp", 2}});
@@ -549,7 +549,7 @@ TEST(ReplicatedViews, OneSmallExchangeComparesEverything) {
   });
 }
 
-// One rank alone cannot reduce what it has: all are told.
+// One rank alone cannot reduce its gradients: all get the error.
 TEST(ReplicatedViews, APlacementThatOneRankAloneCannotReduceIsAMismatch) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"tp", 2}});

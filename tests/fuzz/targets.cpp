@@ -67,7 +67,7 @@ std::string piece(std::string_view bytes) {
 
 enum Mode : char { open_to_all, demands_secret, joined };  // the first byte
 
-/// What the server would answer; the table is as small as a fuzzer wants it.
+/// The answers of a server; the table is as small as a fuzzer wants it.
 std::string answer(StoreTable& table, const StoreFrame& request) {
   try {
     switch (request.kind) {
@@ -115,7 +115,7 @@ void store_server(std::string_view bytes) {
           check(opened.state == SealedStream::Opened::State::whole, "the client opens the answer");
           wire = opened.frame;
         }
-        // Who came through the handshake by its own bytes has keys that are not here.
+        // A client that passed the handshake by its own bytes has keys that are not here.
         if (mode != demands_secret)
           check(parse_reply(wire).state == Parsed::State::whole, "answers are frames");
         return true;
@@ -403,7 +403,7 @@ std::vector<std::string> index_seeds() {
           std::string(1000, '[')};
 }
 
-// What `latest` of a folder of checkpoints holds: a name beside it, or an error.
+// The contents of `latest` of a folder of checkpoints: a name beside it, or an error.
 void latest(std::string_view bytes) {
   const std::string text(bytes);
   try {

@@ -1,6 +1,6 @@
-// What reads bytes that others wrote, as functions of bytes: run by libFuzzer (main.cpp, one program each)
-// and, over seeds and corpus, by an ordinary test (corpus_test.cpp). A target returns for whatever it is
-// given, in bounded time and memory; its own checks abort.
+// Readers of foreign bytes, as functions of bytes: run by libFuzzer (main.cpp, one program each) and, over
+// seeds and corpus, by an ordinary test (corpus_test.cpp). A target returns for whatever it is given, in
+// bounded time and memory; its own checks abort.
 #pragma once
 
 #include <string>

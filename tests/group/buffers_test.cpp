@@ -182,7 +182,7 @@ TEST_F(OneRankOfBuffers, InPlaceHandsOnOneBuffer) {
   EXPECT_EQ(recording.posted()[1].root, 0);
 }
 
-// What must not compile.
+// Code that must not compile.
 template <class T>
 concept AllReduces = requires(ProcessGroup g, T&& x) {
   g.all_reduce(std::forward<T>(x));

@@ -22,7 +22,7 @@ class Check : public testing::Test {
  protected:
   Check() : traits(*known_traits("shm")) {}
 
-  // What check() says of a call by rank 1 of 3 (or of `size`), without the tail, which it must have.
+  // The text of check() for a call by rank 1 of 3 (or of `size`), without the tail, which it must have.
   std::string said(Op op, ConstTensorView in, TensorView out, int root_or_peer = 0, CallOptions options = {},
                    int size = kSize) const {
     const bool message = op == Op::send || op == Op::recv;
@@ -463,7 +463,7 @@ TEST_F(Check, EqualBlocksNeedMultiples) {
             "bad_argument: scatter: in has 31 elements; expected 10 (out) x 3 (group size) = 30");
 }
 
-// What a rank does not have is not looked at; what it has, is.
+// Arguments that a rank does not use are not checked; the others are.
 TEST_F(Check, RootedOperations) {
   const TensorView wrong = view(static_cast<float*>(nullptr), 10);
   EXPECT_EQ(said(call::reduce(f(0, 10), wrong, 0)), "no error");

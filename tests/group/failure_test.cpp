@@ -134,7 +134,7 @@ TEST_P(OnRanks, TwoRootsOfTheLastCallAreToldWhenTheGroupIsLeft) {
         g = ProcessGroup();
         const std::lock_guard lock(mutex);
         if (r.rank == 1 && stays) {
-          EXPECT_EQ(said, "");  // it was told
+          EXPECT_EQ(said, "");  // it was notified
         } else {
           EXPECT_THAT(said, HasSubstr("mismatch, found when the group was left: rank "));
           EXPECT_THAT(said, HasSubstr(what));
@@ -145,7 +145,7 @@ TEST_P(OnRanks, TwoRootsOfTheLastCallAreToldWhenTheGroupIsLeft) {
   }
 }
 
-// Who is alone when it leaves has nobody to compare with, and does not wait.
+// A rank that is alone when it leaves has nobody to compare with, and does not wait.
 TEST_P(OnRanks, LeavingWaitsForNobody) {
   run_ranks(GetParam(), 2, [](Rank& r) {
     r.group().barrier().wait();

@@ -263,7 +263,7 @@ TEST(GroupsOfStores, OneNameInTwoStoresOfOneContext) {
   for (std::thread& t : threads) t.join();
 }
 
-// What somebody wrote where a rank writes its color and key.
+// A foreign text in the key for a rank's color and key.
 TEST(GroupsOfDevices, GarbageInSplitsKeysIsNamed) {
   Context context;
   Recording recording;

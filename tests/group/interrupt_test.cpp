@@ -51,7 +51,7 @@ class InterruptedGroup : public testing::TestWithParam<Kind> {
     m.deadline = 60s;
     return ProcessGroup::create(context_, "shm", m);
   }
-  // What a wait throws that is interrupted; `took_`: how long after.
+  // The error of an interrupted wait; `took_`: how long after.
   template <class F>
   Error interrupt(const F& wait) {
     Interrupt interrupt;

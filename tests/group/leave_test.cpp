@@ -130,7 +130,7 @@ struct Listening {
   }
 };
 
-// Whoever of the two leaves last says so, and where they leave at once, one of them at least.
+// The rank that leaves last reports it; if both leave at once, at least one of them does.
 TEST_P(Leave, TheDestructorWarnsOfACallThatWasLeftOut) {
   for (const int first : {0, 1}) {
     for (const Op op : {Op::broadcast, Op::scatter}) {
@@ -197,7 +197,7 @@ TEST_P(Leave, NobodyWarnsAfterEqualCalls) {
   });
 }
 
-// What it has sent is there, also where its receiver has not taken the last of it.
+// Its messages are there, also if its receiver has not taken the last of them.
 TEST(LeaveOfProcesses, ASenderMayLeaveBeforeItsLastChunksAreTaken) {
   ::setenv("WEFT_SINGLE_COPY", "off", 1);
   run_ranks(Ranks::processes, 2, [](Rank& r) {

@@ -1,4 +1,4 @@
-// What a user's log sink may do: no lock of weft's is held while it runs.
+// Tests what a user's log sink may do: no lock of weft's is held while it runs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -36,8 +36,8 @@ void stall(Recording& recording) {
 constexpr CallOptions kWarnsSoon{.deadline = 3s};
 
 // A thread in the sink waits for a lock (an interpreter's, say) that another thread holds, which asks done(),
-// makes and destroys groups, and logs. Of two groups: what one has to say is found while the other is waited
-// for.
+// makes and destroys groups, and logs. Two groups: a line of one is found while the program waits for the
+// other.
 void with_a_lock(Progress progress) {
   const ProcessResult result = run_in_child(
       [progress] {
@@ -89,7 +89,7 @@ TEST(LogSink, MayTakeALockThatAThreadHoldsWhichUsesGroups) { with_a_lock(Progres
 
 TEST(LogSink, MayDoSoOnTheHelperThread) { with_a_lock(Progress::thread); }
 
-// It calls what it was told of, and destroys another group.
+// It calls the group that it got a line about, and destroys another group.
 TEST(LogSink, MayUseGroups) {
   const ProcessResult result = run_in_child(
       [] {

@@ -232,7 +232,7 @@ TEST_F(PersistentCalls, OneThatIsInFlightIsNotStartedAgain) {
   EXPECT_EQ(recording.posted().size(), 3u);
 }
 
-// Whoever waits for a slot drives what is in flight, and calls what is due.
+// A thread that waits for a slot drives the calls in flight, and runs the callbacks that are due.
 TEST_F(PersistentCalls, OneThatACallbackStartsWhileAStartWaitsForASlotIsInFlight) {
   ProcessGroup g = make();
   PersistentCall p = g.make_all_reduce(a, b);

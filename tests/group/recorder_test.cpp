@@ -121,7 +121,7 @@ TEST_F(Trace, ACallThatOutlivesItsEntryLeavesTheNextAlone) {
   for (const json& c : calls) ASSERT_EQ(c["state"], "done");
 }
 
-// What a reader needs to line up the ranks, and what went wrong.
+// The fields by which a reader lines up the ranks, and the failure.
 TEST_F(Trace, ClocksAndTheFailure) {
   const auto nanoseconds = [](auto t) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(t.time_since_epoch()).count();

@@ -1,5 +1,5 @@
-// The survivors of a group go on in a smaller one: who is in it, who is told that it is out, and that nobody
-// waits for ever.
+// The survivors of a group go on in a smaller one: who is in it, who learns that it is out, and that nobody
+// waits forever.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -131,7 +131,8 @@ TEST_P(Shrink, RanksThatLeft) {
       options());
 }
 
-// One who is not there is given the limit, and told when it comes: in a call of the old group and in shrink.
+// The others wait for an absent rank up to the limit; it gets an error when it comes: in a call of the old
+// group and in shrink.
 TEST_P(Shrink, WhoComesTooLateIsOut) {
   run_ranks(
       kind(), 3,
@@ -210,7 +211,7 @@ TEST(ShrinkOnThreads, ARankThatCannotIsLeftOut) {
   });
 }
 
-// What somebody wrote into the keys by which ranks agree is told as an Error, which names the key.
+// A foreign text in the keys by which ranks agree is an Error that names the key.
 TEST(ShrinkOnThreads, GarbageInTheStoreIsNamed) {
   for (const std::string garbage : {"open 0 x", "open 99999999999999999999", "closed 0 2", "open -",
                                     "closed 1 1", "shut", "open 0x1", "closed 1.5"}) {

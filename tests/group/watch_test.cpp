@@ -94,7 +94,7 @@ TEST_P(Watch, TrafficDoesNotHideAnAbsentRank) {
       options);
 }
 
-// Who asks done() now and then, and does other things in between, hears of it no later.
+// A program that asks done() now and then, and does other things in between, learns it no later.
 TEST_P(Watch, WhoAsksRarelyHearsInTime) {
   SKIP_WITHOUT_GLOO();
   RankOptions options;
@@ -272,7 +272,7 @@ TEST(WatchOfOne, DoneLooksByTheClock) {
   EXPECT_LT(seconds_since(began), 1.3);
 }
 
-// Who asks every second means it so: its calls end at their deadline all the same, give or take an answer.
+// A program may ask every second: its calls end at their deadline all the same, up to one question.
 TEST(WatchOfOne, GapsThatComeEachTimeCount) {
   Alone a;
   Work w = a.group.broadcast(view(a.x), view(a.x), 2, {.deadline = 900ms});
@@ -285,8 +285,8 @@ TEST(WatchOfOne, GapsThatComeEachTimeCount) {
   EXPECT_LE(asked, 8);
 }
 
-// Who waits a little, several looks long, and computes in between, is no different: those looks do not make
-// each gap a new one.
+// A program that waits a little, several polls long, and computes in between, is no different: those polls
+// do not make each gap a new one.
 TEST(WatchOfOne, GapsBetweenShortWaitsCount) {
   Alone a;
   const Moving other(a.context.progress(0), 20s);  // keeps the waiter awake

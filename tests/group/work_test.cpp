@@ -1,5 +1,5 @@
-// Works: tickets for calls in flight, one by one and coalesced. What is the group's own over the recording
-// backend; what needs peers over shm. The rest of a Work's life is in process_group_test.
+// Works: tickets for calls in flight, one by one and coalesced. Tests of the group alone run over the
+// recording backend; tests that need peers run over shm. The rest of a Work's life is in process_group_test.
 #include "weft/group/work.hpp"
 
 #include <fmt/format.h>
@@ -84,7 +84,7 @@ TEST_F(Coalesced, AnArgumentWrongInTheLastThrowsBeforeTheFirstIsSent) {
   g.barrier().wait();
 }
 
-// What one call writes no other may use: it would be a matter of luck which of the two is first.
+// No call may use memory that another one writes: chance would decide which of the two is first.
 TEST_F(Coalesced, MemoryOfAnotherCallIsRefused) {
   ProcessGroup g = make();
   std::vector<float> x(24), y(24);
@@ -142,7 +142,7 @@ TEST_F(Coalesced, MemoryIsJudgedAsByThePlainRule) {
     std::vector<Call> calls;
     const std::size_t n = 2 + below(70);
     for (std::size_t i = 0; i < n; ++i) {
-      // A place of its own, but for one in ten that may begin or end beside it.
+      // A place of its own, except one in ten that may begin or end beside it.
       Part p{i * 56, 1 + below(56), below(2) == 0};
       if (below(10 * n) < 5) p = {below(kBytes - 200), below(200), below(2) == 0};
       parts.push_back(p);

@@ -31,7 +31,7 @@ namespace {
 
 constexpr std::size_t kKiB = 1024, kMiB = 1024 * kKiB;
 
-// What peers see: the memfd of a segment, mapped a second time.
+// The view of peers: the memfd of a segment, mapped a second time.
 class PeerView {
  public:
   PeerView(const Arena& arena, std::uint32_t segment) : bytes_(arena.segment_bytes(segment)) {

@@ -36,7 +36,8 @@ TEST(Context, TellsAForkedChildWhatToDo) {
   EXPECT_TRUE(result.ok()) << test::to_string(result);
 }
 
-// What a child destroys is the parent's: it must neither hang, nor crash, nor take anything from the parent.
+// A child destroys objects of its parent: it must neither hang, nor crash, nor take anything from the
+// parent.
 TEST(Context, AForkedChildMayDestroyWhatItInherited) {
   auto context = std::make_unique<Context>();
   auto tensors = std::make_unique<std::vector<Tensor>>();

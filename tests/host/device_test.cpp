@@ -166,7 +166,7 @@ TEST_F(Devices, CopiesOfUnlikeTensorsAreRefused) {
   copy(context, with_strides({0, 0}), square);  // what is only read may repeat
 }
 
-// What this device is for: without the dependency the copy is early, always.
+// The purpose of this device: without the dependency the copy is always early.
 TEST_F(Devices, ALateStreamShowsAForgottenDependency) {
   const Compute compute(context, 1, kGpu);
   const Stream other = late->make_stream();
@@ -182,7 +182,7 @@ TEST_F(Devices, ALateStreamShowsAForgottenDependency) {
   late->destroy_stream(other);
 }
 
-// What to_device() gives is ordered on the other stream, and on it alone may be used there.
+// The result of to_device() is ordered on the other stream, and may be used on that stream alone.
 TEST_F(Devices, ATensorGoesToAnotherStream) {
   const Compute one(context, 1, kGpu), two(context, 1, kGpu);
   const Tensor home(context, {3});

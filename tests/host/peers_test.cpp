@@ -38,7 +38,7 @@ using test::Pipe;
 
 Deadline soon() { return Deadline::after(10s); }
 
-// What a peer keeps alive while others look at it.
+// The objects that a peer keeps alive while others read them.
 struct Kept {
   RegionRef region;
   Storage block;
@@ -50,8 +50,8 @@ Kept region_and_block(Context& context) {
   return {context.host_peers().offer("group", 4096), Storage::allocate(context, Memory::shared, 10000)};
 }
 
-// A child with a Context of its own: it makes what is to be kept, says where it is, serves, and then waits to
-// be killed or told to go.
+// A child with a Context of its own: it makes what is to be kept, says where it is, serves, and then waits
+// to be killed or asked to end.
 struct Peer {
   Pipe from_child, to_child;
   std::optional<ChildProcess> process;
@@ -355,7 +355,7 @@ bool take_one_processor() {
   return ::sched_setaffinity(0, sizeof one, &one) == 0 && ::sched_setscheduler(0, SCHED_FIFO, &first) == 0;
 }
 
-// Also where the threads of weft have not run yet, but for what making a Context waits for.
+// Also if the threads of weft have not run yet, except for the part that making a Context waits for.
 TEST(HostPeers, TellsAProcessThatBecameAnotherAtOnce) {
   Pipe address_out;
   ChildProcess child = ChildProcess::fork([&] {

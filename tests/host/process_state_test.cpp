@@ -1,4 +1,4 @@
-// What the system says of a process, read from a folder like /proc.
+// The system's information about a process, read from a folder like /proc.
 #include "host/peers/process_state.hpp"
 
 #include <gtest/gtest.h>

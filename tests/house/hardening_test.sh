@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What is linked with hardening (docs/decisions/2026-11-27-hardening.md): tables of addresses that are read-only once the program runs, all
-# functions found before it runs, stacks that are not executable, canaries, and copies whose size is checked; programs lie at addresses
-# at random.
+# Files that are linked with hardening have (docs/decisions/2026-11-27-hardening.md): tables of addresses
+# that are read-only once the program runs, all functions found before it runs, stacks that are not
+# executable, canaries, and copies whose size is checked; programs lie at addresses at random.
 #
 #   hardening_test.sh FILE...     shared libraries, plug-ins, programs and archives
 set -euo pipefail

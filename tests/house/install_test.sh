@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs a build into a fresh prefix, moves it to another place, and uses it there as a user does: the C++
-# program of README.md, the commands and CMake lines of docs/install.md are taken as they stand; examples/c and
-# README's program are built by pkg-config, too; the installed launcher starts the ranks. In the end `uninstall`
-# leaves nothing.
+# program of README.md, the commands and CMake lines of docs/install.md are taken as they stand; examples/c
+# and README's program are built by pkg-config, too; the installed launcher starts the ranks. In the end
+# `uninstall` leaves nothing.
 #
 #   install_test.sh SOURCE BUILD
 set -euo pipefail
@@ -81,7 +81,8 @@ if command -v pkg-config >/dev/null; then
   grep -q '100 steps: heat 960.000000, 0 cells differ from one rank.s$' "$work/user.log" || { cat "$work/user.log"; fail "examples/c/stencil by pkg-config"; }
   as_user 'cc -std=c11 -Wall -Wextra -Wpedantic -Werror '"$source_dir"'/examples/c/host/host.c -o host_in_c $(pkg-config --cflags --libs weft) -pthread && ./host_in_c'
   grep -q '^all_reduce over queues: 10 on every rank$' "$work/user.log" || { cat "$work/user.log"; fail "examples/c/host by pkg-config"; }
-  # The examples in other languages, by the commands in their first comments; and that their declaration of weft_error is right.
+  # The examples in other languages, by the commands in their first comments; and that their declaration of
+  # weft_error is right.
   export RUSTUP_HOME=${RUSTUP_HOME:-$HOME/.rustup}  # HOME is another one in as_user
   for example in rust/hello.rs:rustc fortran/hello.f90:gfortran; do
     compiler=${example#*:} example=${example%:*}
@@ -107,7 +108,7 @@ else
   echo "pkg-config: skipped, it is not installed"
 fi
 
-# What find_package says of what it cannot give.
+# The text of find_package about a missing component.
 refused_package() {  # LANGUAGES COMPONENT TEXT
   mkdir -p "$work/refused"
   printf 'cmake_minimum_required(VERSION 3.20)\nproject(refused LANGUAGES %s)\nfind_package(weft REQUIRED COMPONENTS %s)\n' "$1" "$2" >"$work/refused/CMakeLists.txt"
@@ -119,7 +120,8 @@ refused_package() {  # LANGUAGES COMPONENT TEXT
 }
 refused_package CXX nonsense 'weft has no component "nonsense"; its components are static and train_static'
 
-# One program linked to libweft.so and to libweft.a, by CMake and by pkg-config. --static is for programs that need no library at all.
+# One program linked to libweft.so and to libweft.a, by CMake and by pkg-config. --static is for programs that
+# need no library at all.
 if [ -e "$(dirname "$libraries")/libweft.a" ]; then
   mkdir "$work/outside"
   cat >"$work/outside/CMakeLists.txt" <<END
@@ -179,7 +181,8 @@ for file in doc/weft/LICENSE doc/weft/README.md doc/weft/docs/overview.md doc/we
 done
 examples=$prefix/share/doc/weft/examples
 
-# The installed examples. Those that the build has compiled anyway are linked only against what was installed, further down.
+# The installed examples. Those that the build has compiled anyway are linked only against what was installed,
+# further down.
 cmake -G Ninja -S "$examples" -B "$work/examples" -DCMAKE_PREFIX_PATH="$prefix" >"$work/cmake.log" 2>&1 || { cat "$work/cmake.log"; exit 1; }
 cmake --build "$work/examples" --target gradients_in_c host_in_c stencil_in_c >"$work/cmake.log" 2>&1 || { cat "$work/cmake.log"; exit 1; }
 timeout 60 "$prefix/bin/weft" run -n 4 -- "$work/examples/gradients_in_c" >"$work/user.log" 2>&1 || { cat "$work/user.log"; fail "examples/c/gradients"; }
@@ -243,7 +246,7 @@ for flags in "--programs 30 --seed 1" "--programs 15 --faults --seed 1" "--only 
     >"$work/check.log" 2>&1 || { echo "FAILED: weft check --backend example $flags"; tail -40 "$work/check.log"; exit 1; }
 done
 if [ -x "$build_dir/bin/backends_conformance_test" ]; then
-  # What ranks leave that were all killed goes with the next job; the folder of one that lives stays.
+  # The folder that killed ranks leave goes with the next job; the folder of one that lives stays.
   mkdir "$work/weft-example-killed" "$work/weft-example-alive" && touch "$work/weft-example-killed/alive" "$work/weft-example-alive/alive"
   exec 8<"$work/weft-example-alive/alive" && flock -s 8
   TMPDIR=$work WEFT_BACKEND_PATH=$work/backend WEFT_TEST_BACKEND=example timeout 200 "$prefix/bin/weft" run -n 2 -- \
@@ -270,7 +273,8 @@ for plugin in "$(dirname "$libraries")"/weft/libweft_backend_*.so; do
   grep -qF "($plugin" "$work/doctor.log" || { cat "$work/doctor.log"; fail "weft doctor does not find $plugin"; }
 done
 
-# `weft bench` of the prefix that was moved: with its own programs, against the peers that were built, and what it says without them.
+# `weft bench` of the prefix that was moved: with its own programs, against the peers that were built, and
+# what it says without them.
 programs=$(find "$prefix" -name collectives_bench)
 if [ -n "$programs" ]; then
   programs=$(dirname "$programs")

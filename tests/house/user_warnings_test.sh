@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# A build as a user configures it (nothing said, and the preset "install") has neither -Werror nor tests; a developer's has both.
+# A build as a user configures it (nothing said, and the preset "install") has neither -Werror nor tests; a
+# developer's has both.
 #
 #   user_warnings_test.sh SOURCE BUILD
 set -euo pipefail
@@ -10,7 +11,7 @@ fail() { echo "FAILED: $*"; exit 1; }
 
 grep -q -- '-Werror' "$build_dir/compile_commands.json" || fail "this build's warnings are no errors; expected WEFT_DEVELOPER=ON in a build with tests"
 for arguments in "" "--preset install"; do
-  # What the user's choice does not change is left out: it only takes time.
+  # Parts that the user's choice does not change are left out: they only take time.
   (cd "$source_dir" && cmake $arguments -G Ninja -S . -B "$work/build" -DWEFT_TRAIN=OFF -DWEFT_LAYERS='base;host' -DWEFT_TOOLS=OFF -DWEFT_BENCH=OFF) >"$work/log" 2>&1 ||
     { cat "$work/log"; fail "cmake $arguments"; }
   if grep -- '-Werror' "$work/build/compile_commands.json"; then fail "cmake $arguments: warnings are errors"; fi

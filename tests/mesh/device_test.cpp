@@ -60,7 +60,7 @@ TEST(RedistributeOnDevices, EveryPairOfPlacements) {
     });
 }
 
-// What makes the tests on these devices worth something: each of these mistakes gives a wrong number, always.
+// The proof that the tests on these devices can fail: each of these mistakes gives a wrong number, always.
 TEST(CollectivesOnDevices, AForgottenWaitIsAWrongNumber) {
   test::run_ranks(Ranks::threads, 2, [&](Rank& r) {
     auto made = std::make_unique<test::LateDevice>(r.rank);

@@ -1,5 +1,5 @@
-// What every function of weft/mesh says to a DeviceMesh that was made by default, or moved from: an error
-// that names the argument, and never a crash.
+// The error of every function of weft/mesh for a DeviceMesh that was made by default, or moved from: an
+// error that names the argument, and never a crash.
 #include <gtest/gtest.h>
 
 #include <functional>

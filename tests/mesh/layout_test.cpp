@@ -195,7 +195,7 @@ TEST(Layout, AListOfAxesIsTakenAsOne) {
       });
 }
 
-// What a tensor is on an axis of one rank does not matter, in a list with others either.
+// The placement on an axis of one rank does not matter, nor in a list with others.
 TEST(Layout, AnAxisOfOneRankInAListIsNotLookedAt) {
   Context context;
   const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"dp", 2}, {"kv", 1}, {"rep", 2}}, 3);

@@ -22,8 +22,8 @@ using test::Rank;
 using test::run_ranks;
 using test::whole_tensor;
 
-/// Goes from each list of placements to each other and compares with what each rank must then hold. Of all
-/// pairs, takes each `every`-th.
+/// Goes from each list of placements to each other and compares with what each rank must then hold. Takes
+/// every `every`-th of all pairs.
 template <class T>
 void check_pairs(const DeviceMesh& mesh, const Shape& global, const std::vector<Placements>& lists,
                  int every = 1) {

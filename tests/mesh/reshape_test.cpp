@@ -46,7 +46,7 @@ struct Case {
   Placement to_dp, to_tp;
 };
 
-// What each rank holds of the whole in its new shape is what it held, in place.
+// Each rank's part of the whole in its new shape is the part that it held, in place.
 TEST_F(Reshape, EachRankKeepsItsElements) {
   const Placement all = Replicate{}, sum = Partial{};
   const Case cases[] = {

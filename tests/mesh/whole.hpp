@@ -31,7 +31,7 @@ inline std::vector<double> whole_tensor(const Shape& global) {
   return whole;
 }
 
-/// What coordinate k of n contributes to `value`, so that all contributions combine to it exactly and no
+/// The contribution of coordinate k of n to `value`, so that all contributions combine to it exactly and no
 /// single one is it.
 inline double contribution(ReduceOp op, double value, std::size_t index, int k, int n) {
   const auto share = [&](int j) { return (j + 1) * static_cast<double>(index % 3 + 1); };

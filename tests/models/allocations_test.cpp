@@ -43,7 +43,7 @@ bool is_of_onednn(void* code) noexcept {
 
 }  // namespace
 
-// What the program defines the libraries use, too.
+// The libraries use the program's definitions, too.
 extern "C" {
 void* __libc_malloc(std::size_t);
 void* __libc_calloc(std::size_t, std::size_t);

@@ -57,7 +57,7 @@ Batch batch_of(Context& context, const std::vector<std::int64_t>& samples) {
   return b;
 }
 
-// What one rank computes in one pass, brought together from all ranks.
+// The results of one rank in one pass, brought together from all ranks.
 struct Whole {
   double loss = 0;
   Tensor logits;
@@ -252,7 +252,7 @@ TEST_P(Build, OneKeyValueHeadGoesWithASplitVocabulary) {
       });
 }
 
-// What ranks hold alike has the same bits after 200 steps: each synced gradient is one sum, on all of them.
+// Replicas have the same bits on all ranks after 200 steps: each synced gradient is one sum, on all of them.
 // By the default plan each rank computes the gradients of what is replicated on its own.
 TEST_P(Build, ReplicasAreEqualAfterTwoHundredSteps) {
   TransformerConfig config = small(GetParam());
@@ -426,7 +426,7 @@ TEST(BuildErrors, ArithmeticIsInTheText) {
   EXPECT_EQ(text({{"dp", 1}, {"pp", 2}}, config), "mesh: no axis \"tp\" in dp=1 x pp=2");
 }
 
-// Fewer key/value heads than ranks: which ranks have which, whoever divides the axis.
+// Fewer key/value heads than ranks: which ranks have which, for each way to divide the axis.
 TEST(BuildOptions, RanksShareKeyAndValueHeads) {
   Context context;
   Compute compute(context);

@@ -259,7 +259,8 @@ TEST(CheckpointMeshes, TheSeedIsThatOfTheCheckpoint) {
   });
 }
 
-// What ranks give a save is compared, and all load the checkpoint that rank 0 chose: from a Trainer, too.
+// The arguments of a save are compared between ranks, and all load the checkpoint that rank 0 chose: from a
+// Trainer, too.
 TEST(CheckpointMeshes, ATrainersRanksAgree) {
   const test::TemporaryFolder folder;
   test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {

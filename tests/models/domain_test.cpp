@@ -291,7 +291,7 @@ TEST(DomainTraining, TwentyStepsOnEightRanks) {
     });
 }
 
-// What ranks hold of a gain for each pixel is saved as the whole's; another mesh loads its parts of it.
+// The parts of a gain for each pixel are saved as one tensor; another mesh loads its parts of it.
 TEST(DomainCheckpoint, AGainOfEachPixelGoesFromMeshToMesh) {
   const test::TemporaryFolder folder;
   const auto model_on = [](Compute& compute, const DeviceMesh& mesh) {

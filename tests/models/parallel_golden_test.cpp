@@ -74,7 +74,7 @@ bool split_there(const std::string& path) {
   return false;
 }
 
-// What this rank computes on `shape` is what the file has: loss, logits, every gradient.
+// This rank's results on `shape` are those of the file: loss, logits, every gradient.
 void expect_file(Parallel& parallel, Golden& golden) {
   const double loss = parallel.pass(golden.tensor("in.tokens"), golden.tensor("in.labels"));
   golden.within("out.loss", std::abs(loss - golden.values("out.loss")[0]));
@@ -118,7 +118,7 @@ TEST_P(TensorParallel, PlacementsLossLogitsAndGatheredGradients) {
           there.at("local_shapes").at(static_cast<std::size_t>(rank.rank)).get<std::vector<std::int64_t>>();
       EXPECT_EQ(p->local_shape(), Shape(std::span<const std::int64_t>(local))) << p->path();
     }
-    // What each of a norm's ranks computes is a contribution where it has a part of the sequence.
+    // The result of each rank of a norm is a contribution if it has a part of the sequence.
     Parameter& norm = *parallel.built.model->norm.weight;
     std::vector<std::string> placements;
     const int listening =

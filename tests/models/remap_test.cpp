@@ -262,7 +262,7 @@ void expect_as_serial(test::Rank& rank, const WeatherStageConfig& config, const 
       const ParameterRef other = parallel.parameter(p->path());
       ASSERT_TRUE(other->has_gradient()) << p->path();
       if (p->path().ends_with("dpb.layers.9.bias"))
-        continue;  // added to all scores of a softmax: 0 but for rounding
+        continue;  // added to all scores of a softmax: 0 up to rounding
       expect_near(full(other->gradient()), p->gradient(), p->path());
     }
     for (std::size_t i = 0; i < serial.buffers().size(); ++i)

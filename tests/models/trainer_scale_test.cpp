@@ -74,7 +74,7 @@ void on_every_mesh(const Run& run) {
 }
 
 // Four micro-batches against one batch, with uneven numbers of valid tokens: the same gradients, norms,
-// losses and weights, but for rounding; and that on every mesh, against one rank.
+// losses and weights, up to rounding; and that on every mesh, against one rank.
 TEST(TrainerAccumulation, FourMicroBatchesAreTheLargeBatch) {
   constexpr int kSteps = 5;
   std::vector<double> losses, norms;  // of one rank, of the large batch

@@ -252,7 +252,7 @@ TEST(Trainer, AStepInTwoHalvesIsAStep) {
     });
 }
 
-// What the program writes between the halves is what is used: with SGD at rate 1, w - g.
+// The update uses the values that the program writes between the halves: with SGD at rate 1, w - g.
 TEST(Trainer, GradientsMayBeReplacedBeforeTheUpdate) {
   test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
     Built built(rank, {{"dp", 2}, {"tp", 2}});

@@ -53,7 +53,7 @@ std::string expected_placement(const std::string& path) {
   return "Replicate";
 }
 
-// Compares a gradient with the file's. That of the last bias of a position bias is 0 but for rounding, since
+// Compares a gradient with the file's. That of the last bias of a position bias is 0 up to rounding, since
 // it is added to all logits of a softmax, and the file's own error may be 0, too: it gets the limit of the
 // weight beside it, whose gradient is a sum of the same terms with factors of order one.
 void compare_gradient(Golden& golden, const Parameter& p) {
@@ -101,7 +101,7 @@ void expect_the_files_numbers(Rank& rank, const MeshShape& shape, const std::fil
     const std::string there = "aux.rank" + std::to_string(rank.rank) + ".grad.param." + p->path();
     if (mesh.size("dp") > 1 || golden.names(there).empty() || golden.config().at("tp") != mesh.size("tp"))
       continue;
-    if (p->path().ends_with("layers.9.bias")) continue;  // 0 but for rounding
+    if (p->path().ends_with("layers.9.bias")) continue;  // 0 up to rounding
     const std::vector<double> theirs = golden.values(there);
     for (std::size_t i = 0; i < theirs.size(); ++i)
       ASSERT_NEAR(p->gradient().f32()[i], theirs[i], golden.limit("grad.param." + p->path())) << there;

@@ -126,13 +126,13 @@ TEST(WeatherStage, WithSpectralNormsIsAsOnOneRank) {
         const ParameterRef other = parallel.parameter(p->path());
         ASSERT_TRUE(other->has_gradient()) << p->path();
         if (p->path().ends_with("dpb.layers.9.bias"))
-          continue;  // added to all scores of a softmax: 0 but for rounding
+          continue;  // added to all scores of a softmax: 0 up to rounding
         expect_near(full(other->gradient()), p->gradient(), p->path());
       }
     });
 }
 
-// What ranks hold alike, the position bias of all heads among it, has the same bits after 200 steps.
+// Replicas, the position bias of all heads among them, have the same bits after 200 steps.
 TEST(WeatherStage, ReplicasAreEqualAfterTwoHundredSteps) {
   test::run_ranks(test::Ranks::threads, 2, [](test::Rank& rank) {
     Compute compute(rank.context);

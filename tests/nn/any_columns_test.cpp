@@ -17,8 +17,8 @@ struct Case {
   Stored a;
 };
 
-// Of one piece and of several: of columns, with a short and a long k, one that ends in a part of a tile; of
-// rows.
+// Products of one piece and of several: of columns, with a short and a long k, one that ends in a part of a
+// tile; of rows.
 const Case kCases[] = {{20, 70, 900, Stored::plain},        {128, 576, 2300, Stored::plain},
                        {300, 1170, 1100, Stored::plain},    {1200, 600, 1100, Stored::plain},
                        {64, 200, 3000, Stored::transposed}, {475, 1121, 1415, Stored::transposed},

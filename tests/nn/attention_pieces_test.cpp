@@ -101,7 +101,7 @@ Array<float> positions(const Array<float>& x, std::int64_t batch, std::int64_t l
   return part;
 }
 
-// What is added to the scores of queries [lo, hi) and keys [begin, end), made in `room`.
+// The bias on the scores of queries [lo, hi) and keys [begin, end), made in `room`.
 ScoreBias bias_of_piece(const Case& c, const Given& x, std::int64_t lo, std::int64_t hi, std::int64_t begin,
                         std::int64_t end, Array<float>& room) {
   if (c.bias == Bias::none) return nullptr;

@@ -140,7 +140,7 @@ TEST(AttentionInBf16, IsNearTheReference) {
     expect_close(out, want, 2 * kUlps, "out");
     expect_close(log_sums(softmax), log_sums(softmax_want), 2 * kUlps, "log of the sum");
     expect_close(dv, dv_want, 3 * kUlps, "dv");
-    if (s.seq > 1) {  // one key: its probability is 1, so dq and dk are 0 but for rounding
+    if (s.seq > 1) {  // one key: its probability is 1, so dq and dk are 0 up to rounding
       expect_close(dq, dq_want, 4 * kUlps, "dq");
       expect_close(dk, dk_want, 4 * kUlps, "dk");
     }

@@ -123,7 +123,7 @@ TEST(CrossAttention, GradientsOfBothInputsMatchDifferences) {
     CrossAttention layer(small());
     WithOneFixed module(layer, fixes_context ? context : x, fixes_context);
     set_up(module, bench.compute);
-    // The bias of k adds one number to all scores of a query: its gradient is 0 but for rounding.
+    // The bias of k adds one number to all scores of a query: its gradient is 0 up to rounding.
     test::expect_gradients_match_differences(module, fixes_context ? x : context, bench.compute, 2e-3, 1e-3);
   }
 }

@@ -1,6 +1,5 @@
 // Layers, losses and optimizers on a device that is not the CPU: the late device of the tests, whose memory
-// the host cannot touch and whose streams run as late as they can. What they compute there has the CPU's
-// bits.
+// the host cannot touch and whose streams run as late as they can. Their results there have the CPU's bits.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -230,7 +229,7 @@ TEST_F(NnDevice, OtherKernelsComputeTheSame) {
   EXPECT_EQ(results[0], results[1]);
 }
 
-// What the CPU's kernels throw at once is told when the result is read.
+// An error that the CPU's kernels throw at once is thrown when the result is read.
 TEST_F(NnDevice, WrongDataIsToldByTheNextWait) {
   CrossEntropy loss;
   Frame frame(there);
@@ -303,7 +302,7 @@ TEST_F(NnDevice, SpectralNormsAndNormsOverSpaceWaitForNothing) {
   EXPECT_GE(waiting_after(norm, {2, 3, 4}), 8u) << "every kernel of both passes";
 }
 
-// A weight of zeros: told by the next wait, and u and v are as they were.
+// A weight of zeros: the next wait throws, and u and v are unchanged.
 TEST_F(NnDevice, ASigmaThatDoesNotDivideIsToldByTheNextWait) {
   Linear linear(3, 3);
   linear.add_spectral_norm();

@@ -23,7 +23,7 @@ std::unique_ptr<ElementLoss> make(Kind kind) {
   if (kind == Kind::mse) return std::make_unique<MeanSquaredError>();
   return std::make_unique<BinaryCrossEntropy>();
 }
-// What an element adds, and the derivative.
+// The term of an element, and the derivative.
 double term(Kind kind, double y, double t) {
   if (kind == Kind::mse) return (y - t) * (y - t);
   const double p = 1 / (1 + std::exp(-y));

@@ -38,7 +38,7 @@ Array<T> random_array(std::int64_t n, unsigned seed, double low = -1.0, double h
 
 inline Array<float> zeros(std::int64_t n) { return Array<float>(static_cast<std::size_t>(n), 0.0f); }
 
-// What an output holds before a kernel overwrites it: a kernel that adds, or leaves a hole, shows.
+// The contents of an output before a kernel overwrites it: a kernel that adds, or leaves a hole, shows.
 inline Array<float> garbage(std::int64_t n) { return Array<float>(static_cast<std::size_t>(n), 1e30f); }
 
 inline void expect_close(const Array<float>& got, const Array<float>& want, double ulps,

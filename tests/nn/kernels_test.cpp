@@ -65,7 +65,7 @@ const Product kProducts[] = {{1, 1, 1},      {1, 7, 3},     {5, 1, 13},     {3, 
                              {48, 17, 4099}, {1, 129, 65},  {0, 5, 3},      {5, 0, 3},      {5, 3, 0},
                              {0, 0, 3},      {0, 0, 0},     {197, 25, 601}, {193, 4150, 3}};
 
-// Who can make products on this machine, whatever is best here: oneDNN where null.
+// The libraries that can make products on this machine: null is oneDNN.
 std::vector<const gemm::Kernel*> all_products() {
   std::vector<const gemm::Kernel*> all = {nullptr};
   for (const gemm::Kernel* own : {gemm::avx2(), gemm::avx512()})
@@ -463,7 +463,7 @@ TEST(Attention, EqualsReference) {
                          dq.data(), dk.data(), dv.data(), s);
       reference::attention_backward(dout.data(), q.data(), k.data(), v.data(), out_want.data(),
                                     softmax_want.data(), dq_want.data(), dk_want.data(), dv_want.data(), s);
-      if (s.seq == 1) {  // one key: its probability is 1, so dq and dk are 0 but for rounding
+      if (s.seq == 1) {  // one key: its probability is 1, so dq and dk are 0 up to rounding
         for (float x : dq) EXPECT_NEAR(x, 0.0, 1e-5);
         for (float x : dk) EXPECT_NEAR(x, 0.0, 1e-5);
       } else {
@@ -502,7 +502,7 @@ Operands operands_of_exact_scores(std::int64_t nq, std::int64_t nk, float score)
   return {halves(nq, 1, 4 * score), halves(nk, 2, 1), random_array(nk, 3), random_array(nq, 4)};
 }
 
-// What it should be in f64. Feature 0, which scores are large in, has a tolerance of its own.
+// The expected value in f64. Feature 0, which scores are large in, has a tolerance of its own.
 void expect_near(const Array<float>& got, const Array<double>& want, double tolerance,
                  const std::string& what) {
   double largest[2] = {0, 0};

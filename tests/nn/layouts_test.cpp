@@ -1,5 +1,4 @@
-// What layers say when tensors reach them laid out wrongly, and the layouts of what they give. No
-// communication.
+// The errors of layers for wrong layouts of inputs, and the layouts of their outputs. No communication.
 #include "weft/nn/layouts.hpp"
 
 #include "nn/support.hpp"
@@ -260,7 +259,7 @@ TEST_F(OnMesh, ValuesAreNotContributions) {
   EXPECT_EQ(loss.backward({}, frame)[0].layout(), logits.layout());
 }
 
-// What is not linear in its input would give something else of contributions than of their sum.
+// A layer that is not linear in its input would give another result for contributions than for their sum.
 TEST_F(OnMesh, NonlinearitiesAndAttentionNeedValues) {
   const std::string wants =
       "is Partial(sum) on tp=2; a nonlinearity needs values, not contributions to them: a boundary must "
@@ -350,7 +349,7 @@ TEST_F(OnMesh, EmbeddingOverSeveralAxesOfWhichOneHasOneRank) {
     cut.backward(on(shard(0), kReplicate, kReplicate, {4, 6, 4}, DType::f32), frame);
     EXPECT_EQ(cut.weight->gradient_layout(),
               cut.weight->layout()->with(Placements{kPartial, shard(0), shard(0)}));
-    // What tokens are on an axis of one rank says nothing.
+    // The placement of tokens on an axis of one rank does not matter.
     const bool kv_is_one = kv == 1;
     const Tensor z = cut.forward(on(shard(0), kv_is_one ? shard(1) : kReplicate,
                                     kv_is_one ? kReplicate : shard(1), {4, 6}, DType::i64),

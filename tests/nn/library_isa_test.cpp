@@ -1,4 +1,4 @@
-// oneDNN must not use AMX, whoever used it first in this process.
+// oneDNN must not use AMX, even if other code used oneDNN first in this process.
 #include "nn/kernels/bf16/library_isa.hpp"
 
 #include <dnnl.h>

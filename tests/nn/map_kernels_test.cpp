@@ -131,7 +131,7 @@ TEST(LayerNorm, EqualsReference) {
                         db.data(), s.rows, s.dim);
     reference::layer_norm_backward(dy.data(), x.data(), w.data(), mean.data(), inv.data(), dx_want.data(),
                                    dw_want.data(), db_want.data(), s.rows, s.dim);
-    if (s.dim > 2) expect_close(dx, dx_want, 4.0 * ulps, "dx");  // of two numbers dx is 0 but for rounding
+    if (s.dim > 2) expect_close(dx, dx_want, 4.0 * ulps, "dx");  // of two numbers dx is 0 up to rounding
     expect_close(dw, dw_want, static_cast<double>(s.rows) + 16.0, "dweight");
     expect_close(db, db_want, static_cast<double>(s.rows) + 8.0, "dbias");
     auto in_place = x;

@@ -180,7 +180,7 @@ TEST(PackedWeights, LayersNeverSeeAnOlderWeight) {
   w.set_master(random_tensor(bench.context, {128, 96}, "loaded"));
   expect("another master");
 
-  // Placed weights are written by whoever gathers them, in place and without a word.
+  // The code that gathers placed weights writes them in place and without a notice.
   const Tensor wide = random_tensor(bench.context, {128, 96}, "gathered");
   const Tensor placed(bench.context, {128, 96}, DType::bf16);
   const auto gather = [&] {

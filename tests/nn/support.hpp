@@ -63,7 +63,7 @@ inline double dot(const Tensor& a, const Tensor& b) {
 /// Compares gradients with finite differences along random directions, for x (where floating) and every
 /// parameter: the change of L = Σ y·cotangent between two points 2h apart, both from the f32 forward pass.
 /// With h = 1/64 and values of order one the difference has about four digits. `floor` is what they may
-/// differ by in any case, for gradients that are 0 but for rounding.
+/// differ by in any case, for gradients that are 0 up to rounding.
 inline void expect_gradients_match_differences(Module& module, const Tensor& x, Compute& compute,
                                                double tolerance = 2e-3, double floor = 0) {
   Context& context = compute.context();

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds the wheel, installs it in an empty folder, and uses it from there alone: two ranks of a Python without NumPy, torch or an MPI in reach, the entry
-# point of torch, the transports that it carries, and pytest over the package. Only with WEFT_TEST_FULL: it builds libweft once more.
+# Builds the wheel, installs it in an empty folder, and uses it from there alone: two ranks of a Python
+# without NumPy, torch or an MPI in reach, the entry point of torch, the transports that it carries, and
+# pytest over the package. Only with WEFT_TEST_FULL: it builds libweft once more.
 #
 #   wheel_test.sh SOURCE FOLDER
 set -euo pipefail
@@ -14,7 +15,7 @@ rm -rf "$work" && mkdir -p "$work"
 wheel=$("$source_dir/tools/wheel.sh" "$work/dist" 2>"$work/log" | tail -n 1) || { tail -n 30 "$work/log"; fail "tools/wheel.sh"; }
 python3 -m pip install -q --no-index --no-deps --target "$work/site" "$wheel" || fail "pip install"  # which compares the tag with this system
 
-# Of the system it needs these libraries and no others, and nothing newer than its tag says.
+# It needs these libraries of the system and no others, and nothing newer than its tag says.
 [[ $(basename "$wheel") =~ ^weft-[0-9.]+-py3-none-(manylinux_2_[0-9]+_[a-z0-9_]+)\.whl$ ]] || { tail -n 5 "$work/log"; fail "the wheel is called $wheel"; }
 tag=${BASH_REMATCH[1]}
 grep -qx "Tag: py3-none-$tag" "$work"/site/weft-*.dist-info/WHEEL || fail "WHEEL does not say $tag"
@@ -56,7 +57,7 @@ for backend in sys.argv[2:]:
         except ImportError as error:
             assert "numpy" in str(error)
         print(group.backend, "well", flush=True)
-# What the wheel carries was taken from there, though this system may have it, too.
+# The libraries in the wheel were loaded from there, though this system may have them, too.
 import os
 mapped = {line.split(maxsplit=5)[5].strip() for line in open("/proc/self/maps") if ".so" in line}
 carried = {name for folder, _, names in os.walk(sys.argv[1] + "/weft/lib") for name in names}

@@ -42,7 +42,7 @@ inline constexpr bool kIsComplex = false;
 template <class T>
 inline constexpr bool kIsComplex<std::complex<T>> = true;
 
-// What is defined for whom.
+// The reductions that each dtype has.
 bool defined(DType dtype, Kind kind) {
   switch (dtype) {
     case DType::f8e4m3:
@@ -555,7 +555,8 @@ void every_pattern_survives() {
 TEST(ReduceHalves, every_f16_pattern_survives) { every_pattern_survives<f16>(); }
 TEST(ReduceHalves, every_bf16_pattern_survives) { every_pattern_survives<bf16>(); }
 
-// What neither wraps nor is infinite, where the sum is: against an oracle that knows no rule of ours.
+// Averages that neither wrap nor are infinite, though the sum does or is: against an oracle that knows no
+// rule of ours.
 TEST(ReduceAverages, of_numbers_whose_sum_does_not_fit) {
   constexpr int kCount = 203;
   for (const DType dtype : test::averaged_dtypes())
@@ -592,7 +593,7 @@ TEST(ReduceAverages, of_integers_whose_total_is_near_a_multiple) {
           if (i % 3 == 0) in[k][i] = static_cast<T>(random());
           total += in[k][i];
         }
-        // What the last one must take away.
+        // The number that the last one must take away.
         const auto off = static_cast<int>((total % n + n) % n) + i % 3 - 1;
         T& last = in[n - 1][i];
         last = static_cast<T>(
@@ -879,7 +880,7 @@ TEST(ReduceTable, knows_what_is_defined) {
       if (kind == Kind::user) continue;
       EXPECT_EQ(kernel_of(kReduceBaseline, dtype, kind) != nullptr, want);
       for (const ReduceIsa* isa : isas()) {
-        // What is reduced most is there for every instruction set that is not for one dtype alone.
+        // The most frequent reductions are there for every instruction set that is not for one dtype alone.
         if (kernel_of(*isa, dtype, kind) != nullptr) {
           EXPECT_TRUE(want);
         } else if (std::string_view(isa->name) != "avx512_bf16" && kind <= Kind::max &&

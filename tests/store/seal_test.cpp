@@ -87,7 +87,7 @@ TEST_F(StoreSeal, AnotherSecretProvesNothing) {
   EXPECT_FALSE(p.client.holds(p.server.proof(false), false));
 }
 
-// What one side said proves nothing when it comes back, nor in another connection.
+// The proof of one side proves nothing when it comes back, nor in another connection.
 TEST_F(StoreSeal, ProofsAreOfOneSideAndOneConnection) {
   const Pair p;
   EXPECT_FALSE(p.client.holds(p.client.proof(true), false));

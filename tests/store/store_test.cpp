@@ -333,7 +333,7 @@ TEST_F(FileStoreTest, WhatIsNoStoreIsLeftAloneAndNamed) {
                [&] { make_file_store("/dev/null"); });
 }
 
-// What others could have written, or put in its place, is refused by what was opened.
+// A file that others could have written, or put in its place, is refused by a check of the opened file.
 TEST_F(FileStoreTest, OnlyAFileOfThisUsersIsTaken) {
   open()->set("a", "1");
   const std::string before = bytes();

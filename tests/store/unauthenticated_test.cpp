@@ -195,7 +195,7 @@ TEST_F(UnauthenticatedTest, WhoKnowsTheSecretJoins) {
   EXPECT_THAT(warnings(), ::testing::IsEmpty());
 }
 
-// Both sides are told, at once, and those who are in go on.
+// Both sides get an error at once, and the clients that are in go on.
 TEST_F(UnauthenticatedTest, AnotherSecretIsRefusedOnBothSides) {
   serve();
   const auto good = client();
@@ -249,7 +249,7 @@ TEST_F(UnauthenticatedTest, AFalseServerIsNotBelieved) {
   impostor.join();
 }
 
-// What passes by shows neither the secret nor keys nor values.
+// The bytes on the wire show neither the secret nor keys nor values.
 TEST_F(UnauthenticatedTest, WhoListensLearnsNothing) {
   serve();
   Path path(server_->port());
@@ -317,7 +317,7 @@ TEST_F(UnauthenticatedTest, AChangedHandshakeFails) {
         Path path(server_->port(), [&](bool to_server, std::string& bytes) {
           if (to_server == direction && bytes.size() == kFrame && ++seen == number) bytes[at] ^= 1;
         });
-        // Of a point the highest bit does not count; but the bytes that both sides hash differ.
+        // The highest bit of a point does not count; but the bytes that both sides hash differ.
         EXPECT_THAT(error_text([&] { client_at(path.port()); }), HasSubstr("mismatch: "))
             << direction << number << at;
       }
@@ -515,7 +515,8 @@ TEST(OtherUsers, AreRefusedAtOnceAndTakeNobodysPlace) {
   EXPECT_LE(lines.size(), 25u) << "only so many in ten seconds";
 }
 
-// Another user has taken the name before rank 0: nobody believes him, and both sides are told who he is.
+// Another user has taken the name before rank 0: nobody believes him, and both sides get an error that names
+// him.
 TEST(OtherUsers, AServerOfAnotherUserIsNotBelieved) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can play another user";
   std::string why;
@@ -737,13 +738,13 @@ std::size_t resident_bytes() {
   return resident * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 }
 
-/// What the process has asked for and not given back. What it has given back, malloc may keep for the next.
+/// The memory that the process has allocated and not freed. malloc may keep freed memory for later.
 std::size_t allocated_bytes() {
   const struct mallinfo2 info = ::mallinfo2();
   return info.uordblks + info.hblkhd;
 }
 
-// What is said to be under way is what it takes, and it is given back once it is answered.
+// The reported memory in progress is the memory that it takes, and it is freed once the request is answered.
 TEST_F(UnauthenticatedTest, RequestsUnderWayTakeNoMoreThanTheirBytes) {
   if (!test::kPlainMemory) GTEST_SKIP() << test::kNoPlainMemory;
   constexpr std::size_t kRequests = 48, kValue = 1 << 20;

@@ -98,9 +98,9 @@ inline void store_extreme(std::byte* data, DType dtype, int rank, std::int64_t i
   });
 }
 
-/// What is wrong with `got`, the average over inputs of finite numbers; empty: nothing. Integers are exact,
-/// truncated toward zero; floats are finite, and as near as roundings of their accumulator (`unit`) and one
-/// of the dtype allow.
+/// The fault of `got`, the average over inputs of finite numbers; empty: none. Integers are exact, truncated
+/// toward zero; floats are finite, and as near as roundings of their accumulator (`unit`) and one of the
+/// dtype allow.
 inline std::string wrong_average(DType dtype, const std::vector<const std::byte*>& in, const std::byte* got,
                                  std::int64_t count) {
   return with_part(dtype, [&]<class T>(T, int parts) -> std::string {

@@ -7,7 +7,7 @@
 
 namespace weft::test {
 
-/// Of the last 1024, as the flight recorder has them.
+/// The last 1024 calls, as the flight recorder has them.
 inline std::size_t calls_made(const ProcessGroup& group) {
   const std::string trace = group.trace_json();
   std::size_t n = 0;

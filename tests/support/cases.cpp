@@ -207,7 +207,7 @@ class Reader {
     return text.substr(begin, text.find_last_not_of(" \t") + 1 - begin);
   }
 
-  // What a case must have, once it is whole.
+  // The fields that a case must have, once it is whole.
   void finish() {
     if (all_.empty()) return;
     const Case& c = all_.back();

@@ -1,5 +1,5 @@
-// Collectives as data: reads tests/cases/*.txt. The format is told in tests/cases/README.md; who runs them is
-// tests/backends/cases_test.cpp.
+// Collectives as data: reads tests/cases/*.txt. tests/cases/README.md describes the format;
+// tests/backends/cases_test.cpp runs the cases.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace weft::test {
 
-/// What one rank calls.
+/// The call of one rank.
 struct CaseCall {
   Op op = Op::none;
   DType dtype = DType::f32;
@@ -39,7 +39,7 @@ struct Case {
   std::vector<CaseRank> ranks;
 };
 
-/// What `out` holds before the call.
+/// The contents of `out` before the call.
 inline constexpr double kCaseUntouched = 99;
 
 /// Throws std::runtime_error, "file:line: what is wrong".

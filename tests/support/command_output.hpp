@@ -13,7 +13,7 @@ struct CommandOutput {
   std::string text;
 };
 
-/// What it writes to standard output. It has the test's environment and folder.
+/// Its standard output. It has the test's environment and folder.
 inline CommandOutput output_of(const std::string& command) {
   CommandOutput o;
   std::FILE* const pipe = ::popen(command.c_str(), "r");

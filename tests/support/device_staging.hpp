@@ -11,8 +11,8 @@ struct NcclApi;
 
 namespace weft::test {
 
-/// Takes a call's buffers elsewhere and changes its views. What it returns brings `out` back, once the call
-/// is done; the memory there goes with it.
+/// Takes a call's buffers elsewhere and changes its views. The returned function brings `out` back, once the
+/// call is done; the memory there goes with it.
 using DeviceStaging = std::function<std::function<void()>(Call&)>;
 
 /// To memory of cudaMalloc on a device of `api`, which may be a stand-in's. One rank's alone: not

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kPoison = 0xFF;  // NaN in every floating-point dtype
 
-// What the device shall see of a call: `result` at `out`, in these parts (bytes).
+// The result of a call on the device: `result` at `out`, in these parts (bytes).
 struct Output {
   struct Part {
     std::size_t at, bytes;

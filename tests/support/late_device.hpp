@@ -6,7 +6,7 @@
 // - Streams: what a stream is given is only remembered. It runs when the host waits for that stream, or when
 //   another stream that depends on it runs, as late as it can. So a dependency that was forgotten is always a
 //   wrong number, never one now and then.
-// - What a task throws is thrown by the next wait.
+// - The next wait throws the exception of a task.
 //
 // Thread-safe; tasks run on the thread that waits.
 #pragma once

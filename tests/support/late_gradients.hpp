@@ -1,4 +1,4 @@
-// What dp computes on the late device of the tests: the CPU's, when the stream has come so far.
+// The functions of dp on the late device of the tests: the CPU's, when the stream reaches them.
 #pragma once
 
 #include <vector>

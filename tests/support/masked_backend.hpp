@@ -19,7 +19,7 @@ BackendFactory masked(const Mask& mask);
 Mask messages_only();
 /// It has nothing but all_to_all_v.
 Mask all_to_all_v_only();
-/// What many transports have: a few collectives, sum, min and max of a few dtypes, messages.
+/// The abilities of many transports: a few collectives, sum, min and max of a few dtypes, messages.
 Mask some();
 
 }  // namespace weft::test

@@ -27,21 +27,21 @@ class Hosts {
   static constexpr const char* kInterface = "weft0";
   int count() const { return static_cast<int>(hosts_.size()); }
   static std::string address(int host) { return "10.77.0." + std::to_string(host + 1); }
-  /// Of a process that lives there: for nsenter.
+  /// The number of a process that lives there: for nsenter.
   pid_t process(int host) const { return hosts_[static_cast<std::size_t>(host)].pid(); }
 
   /// Ends with SIGKILL what was started on them and still runs.
   void end_all() const;
   /// Writes to `path` a program that runs a command on a host: `agent <address> <command> …`, as the
-  /// launchers of the MPIs call ssh. What the command prints goes nowhere: the launchers have connections of
+  /// launchers of the MPIs call ssh. The command's output is discarded: the launchers have connections of
   /// their own.
   void write_agent(const std::string& path) const;
-  /// What goes before a command to run it there.
+  /// The words before a command to run it there.
   std::string on(int host) const;
 
   /// Moves this process, which must have one thread, there.
   void enter(int host) const;
-  /// Takes the host's cable out: whoever waits for it hears nothing more.
+  /// Disconnects the host: processes that wait for it get no more data.
   void cut_off(int host) const { link(host, "down"); }
   void plug_in(int host) const { link(host, "up"); }
 

@@ -76,7 +76,7 @@ struct Request {
 
 struct CommState;
 
-// What an eager send has left in the buffers of its communicator.
+// The bytes that an eager send has left in the buffers of its communicator.
 struct Staged {
   std::vector<std::byte> bytes;
   std::shared_ptr<CommState> sender;

@@ -1,6 +1,6 @@
 // Stands in for NCCL and the CUDA runtime, so that the control flow of the nccl transport is tested where
 // there is no GPU. Ranks are threads of one process, device memory is the host's, streams are ordered queues
-// that one "device" thread works off. What is modelled is what the transport could get wrong:
+// that one "device" thread works off. It models everything that the transport could get wrong:
 //
 // - streams: a step begins when the one before it has ended; events cover what was given before them
 // - groups: calls wait for the group's end, then a communicator's share of them is one kernel, in which
@@ -13,7 +13,7 @@
 //   which what was sent may lie until it is received, go with it
 // - a stream belongs to a device, and may be captured into a graph: what ends such a capture is a complaint
 //
-// What a program must not do is a complaint, which the test reads at the end.
+// A forbidden call is a complaint, which the test reads at the end.
 #pragma once
 
 #include <functional>
@@ -35,7 +35,7 @@ class NcclStandIn {
   /// Groups over it.
   BackendFactory factory() const;
 
-  // What may be changed before or during a test; thread-safe.
+  // Settings that may be changed before or during a test; thread-safe.
   void set_version(int version);
   void set_devices(int count);
   void set_launch_questions(int count);  ///< how often a launch is still in progress when asked; default 2
@@ -45,7 +45,7 @@ class NcclStandIn {
   void send_eagerly(bool eager);
   /// Begins or ends a capture of that stream of the caller's into a graph, in CUDA's global mode.
   void capture(Stream stream, bool on);
-  /// What the communicators of that rank find out by themselves from now on.
+  /// The error that the communicators of that rank detect by themselves from now on.
   void break_rank(int rank, nccl::Result found, const std::string& last_error);
   /// The next call of that function, on any rank, gives this instead.
   void fail_next(const std::string& function, nccl::Result result);
@@ -61,7 +61,7 @@ class NcclStandIn {
   /// The functions called so far, in order, over all ranks; those that only ask are left out.
   std::vector<std::string> calls() const;
   std::size_t count(const std::string& function) const;
-  /// What was done that must not be, and what was left: streams, events, communicators, memory.
+  /// Forbidden calls, and objects that are left: streams, events, communicators, memory.
   std::vector<std::string> complaints() const;
   std::vector<std::string> leftovers() const;
 

@@ -209,7 +209,7 @@ class Trial {
   Work work_;
 };
 
-/// What plans are made from.
+/// The choices from which plans are made.
 struct Variety {
   std::vector<std::int64_t> few{0, 1, 2, 3, 7, 13, 31, 61}, many{};  ///< counts; one call in three has many
   std::vector<DType> dtypes{DType::f32, DType::i32, DType::bf16, DType::f64, DType::u8};

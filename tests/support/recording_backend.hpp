@@ -19,7 +19,7 @@ struct Fate {
   Failure why{};
 };
 
-/// What its backends were asked and what they answer. Must outlive the groups made with factory().
+/// The calls of its backends and their answers. Must outlive the groups made with factory().
 class Recording {
  public:
   /// A bring-up, without what a test does not compare.
@@ -35,9 +35,9 @@ class Recording {
   void decide(const Fate& fate);
   /// Calls whose fate was `never` are done at their next poll.
   void let_go();
-  /// Called by a thread that is about to sleep, once it has told its peers.
+  /// Called by a thread that is about to sleep, once it has announced that to its peers.
   void on_sleep(std::function<void()> hook);
-  /// What missing() answers.
+  /// The answer of missing().
   void miss(std::vector<int> ranks, std::string story);
   /// As if a peer had failed: healthy() is false from now on.
   void lose(const Failure& why);
@@ -45,7 +45,7 @@ class Recording {
   void move_device_memory();
   /// Backends made from now on do not have these operations themselves.
   void lack(OpSet ops);
-  /// What quiet() and quiesce() answer. Default: true.
+  /// The answer of quiet() and quiesce(). Default: true.
   void set_quiet(bool quiet);
 
   std::vector<OpState> posted() const;       ///< every call, as it was at post()

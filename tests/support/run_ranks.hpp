@@ -28,7 +28,7 @@ struct RankOptions {
   ContextOptions context;
 };
 
-/// What a body sees.
+/// The arguments of a body.
 class Rank {
  public:
   Rank(int rank_in, int size_in, Context& context_in, std::shared_ptr<Store> store_in,

@@ -1,4 +1,4 @@
-// What the sanitizers of this build do not see.
+// The blind spots of the sanitizers of this build.
 #pragma once
 
 #include <cstdlib>
@@ -8,9 +8,8 @@ namespace weft::test {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 /// They watch ranks that are threads: all paths run there, in memory that they see.
 inline constexpr bool kProcesses = false;
-/// What ranks do to each other does not depend on the kernel that combines their elements (reduce_test has
-/// all of them): one dtype with every reduction, and every dtype with one, will do, in a fraction of the
-/// time.
+/// The kernel that combines elements does not change how ranks interact (reduce_test has all kernels): one
+/// dtype with every reduction, and every dtype with one, are enough, in a fraction of the time.
 inline constexpr bool kEveryKernel = false;
 /// They take memory and stack of their own, and keep what is given back.
 inline constexpr bool kPlainMemory = false;

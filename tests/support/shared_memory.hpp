@@ -47,7 +47,7 @@ class Scribbler {
   Scribbler(std::uint64_t seed, std::vector<SharedMapping> mappings)
       : random_(seed), mappings_(std::move(mappings)), before_(mappings_.size()) {}
 
-  /// What changes from now on is what a scribble may hit.
+  /// A scribble may hit the memory that changes from now on.
   void look() {
     for (std::size_t m = 0; m < mappings_.size(); ++m) {
       const std::span<std::uint64_t> all = words(mappings_[m]);

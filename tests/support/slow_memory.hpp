@@ -19,7 +19,8 @@
 
 namespace weft::test {
 
-/// All pages but the first and the last are missing at first. Who touches one of them waits, the kernel, too.
+/// All pages but the first and the last are missing at first. A thread that touches one of them waits, the
+/// kernel, too.
 class SlowMemory {
  public:
   explicit SlowMemory(std::size_t bytes)

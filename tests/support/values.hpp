@@ -93,7 +93,7 @@ inline void store(const TensorView& v, std::int64_t i, double x) { store(v.data,
 inline double load(const Tensor& t, std::int64_t i) { return load(t.data(), t.dtype(), i); }
 inline double load(const ConstTensorView& v, std::int64_t i) { return load(v.data, v.dtype, i); }
 
-/// What `load` gives once x was stored: x as the dtype can hold it.
+/// The value of `load` once x was stored: x as the dtype can hold it.
 inline double stored(DType dtype, double x) {
   alignas(16) std::byte room[16];
   store(room, dtype, 0, x);
@@ -122,8 +122,8 @@ inline ReduceOp reduction(ReduceOp::Kind kind) {
   return ReduceOp{kind};
 }
 
-/// What a rank puts into a call that reduces by `op`: value(rank, index), or numbers whose products, bits and
-/// truths stay apart.
+/// The input of a rank to a call that reduces by `op`: value(rank, index), or numbers whose products, bits
+/// and truths stay distinct.
 inline double input(ReduceOp op, DType dtype, int rank, std::int64_t index) {
   using Kind = ReduceOp::Kind;
   std::uint32_t x =
@@ -152,7 +152,7 @@ inline double input(ReduceOp op, DType dtype, int rank, std::int64_t index) {
   return y;
 }
 
-/// What rank 0 of an exscan must get, as `load` gives it; nothing: it stays as it is.
+/// The result of rank 0 of an exscan, as `load` gives it; nothing: it stays as it is.
 inline std::optional<double> identity_of(ReduceOp op, DType dtype) {
   using Kind = ReduceOp::Kind;
   const int bits = 8 * size_bytes(dtype);
@@ -182,7 +182,7 @@ inline std::optional<double> identity_of(ReduceOp op, DType dtype) {
   return std::nullopt;
 }
 
-/// What the combination of input(op, dtype, r, index) over n ranks must be, as `load` gives it.
+/// The combination of input(op, dtype, r, index) over n ranks, as `load` gives it.
 inline double combined(ReduceOp op, DType dtype, int n, std::int64_t index) {
   using Kind = ReduceOp::Kind;
   std::vector<double> in;

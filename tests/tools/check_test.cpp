@@ -107,7 +107,7 @@ TEST(Check, ASummaryThatCannotBeWrittenIsAnError) {
                         "file or nothing"));
 }
 
-// What fails is told, made smaller, and can be run again, both ways.
+// A failing program is reported, made smaller, and can be run again, both ways.
 TEST(Check, AFailureIsMadeSmall) {
   const TemporaryFolder folder;
   const std::string there = fmt::format("cd {} && ", folder.path().string());
@@ -204,7 +204,7 @@ INSTANTIATE_TEST_SUITE_P(
                "whose memory is in the same block: window"},
         Mutant{"interrupt_ends_done", "--steps window --kinds interrupt --programs 100",
                "it failed though nothing was wrong"},
-        // What ranks must give alike.
+        // Arguments that must be the same on all ranks.
         Mutant{"overlapping_calls", "--steps overlap --programs 10", "were not refused"},
         Mutant{"silent_leave", "--kinds wrong_root,skip --programs 100 --patience 2", "FAILED: program"},
         Mutant{"left_out_unseen", "--kinds skip --programs 200 --patience 2",
@@ -223,7 +223,7 @@ INSTANTIATE_TEST_SUITE_P(
                "FAILED: program"},
         Mutant{"reduced_in_part", "--steps gradients --programs 60", ": gradients at once: round "},
         Mutant{"first_packed", "--steps gradients --programs 30", ": flat shards: round "},
-        // Two builds in one job: told, and, where nobody compares them, seen by what they do.
+        // Two builds in one job: an error, or, if nobody compares them, visible by their results.
         Mutant{"mixed_builds", "--programs 10", "runs weft "},
         Mutant{"mixed_builds_unseen", "--programs 100 --patience 2", "FAILED: program"},
         Mutant{"composed_own_block", "--backend composed-messages --steps call --programs 50", "; expected "},

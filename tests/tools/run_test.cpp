@@ -113,7 +113,7 @@ class RunTest : public ::testing::Test {
   std::string err() { return contents(folder_ / "err"); }
   std::vector<std::string> out_lines() { return lines_of(out()); }
 
-  /// What the launcher says of ranks that never came.
+  /// The text of the launcher about ranks that never came.
   std::vector<std::string> early_lines() {
     std::vector<std::string> lines;
     for (const auto& line : lines_of(err()))
@@ -254,7 +254,7 @@ TEST_F(RunTest, AReaderThatDoesNotReadDoesNotKeepTheJobAlive) {
   ::close(ends[1]);
 }
 
-/// What a terminal gets from `weft run` with this script.
+/// The output of `weft run` on a terminal with this script.
 std::string on_a_terminal(const std::string& script) {
   const OnATerminal got =
       run_on_a_terminal({WEFT_COMMAND, "run", "-n", "2", "--", "sh", "-c", script}, 0, seconds(20));
@@ -276,7 +276,7 @@ TEST_F(RunTest, ProgressBarsOfRankZeroMoveOnATerminal) {
             "[1] crlf\r\n[1] 1\r\n");
 }
 
-// Standard output is a full disk: told, and in the exit status.
+// Standard output is a full disk: reported, and in the exit status.
 TEST_F(RunTest, OutputThatCannotBeWrittenIsTold) {
   const auto run_full = [&](int fd, const std::string& script) {
     return start({"-n", "2", "--", "sh", "-c", script}, [fd] { ::dup2(::open("/dev/full", O_WRONLY), fd); })
@@ -543,8 +543,8 @@ TEST_F(RunTest, AKilledRankIsNamedAndTheOthersEnd) {
                        ") was first to fail: killed by signal 9 (SIGKILL)\n");
 }
 
-// Whoever failed by itself is named, also where those who noticed are gone before it: in the cases "leave"
-// and "throw" they have ended when rank 1 does.
+// The rank that failed by itself is named, also if those that noticed are gone before it: in the cases
+// "leave" and "throw" they have ended when rank 1 does.
 TEST_F(RunTest, TheRankThatFailedByItselfIsNamed) {
   const auto expect = [&](const std::vector<std::string>& how, int status, const std::string& said) {
     for (const char* reaction : {"exit", "terminate"}) {
@@ -579,12 +579,12 @@ TEST_F(RunTest, ARankThatReturnedTooEarlyIsNamed) {
   }
 }
 
-// What no Error could tell the program is a warning, and the job is no success.
+// A fault that no Error could report is a warning, and the job is no success.
 TEST_F(RunTest, AMistakeThatIsOnlyAWarningEndsTheJobWithAStatusOfItsOwn) {
   const auto expect = [&](const std::vector<std::string>& flags, const char* mistake,
                           const std::string& warning) {
     std::filesystem::remove(folder_ / "err");
-    // Two roots of three ranks: the third one receives, and is told at once if both have come.
+    // Two roots of three ranks: the third one receives, and gets the error at once if both have come.
     std::vector<std::string> words{"-n", std::string(mistake) == "roots" ? "2" : "3"};
     words.insert(words.end(), flags.begin(), flags.end());
     words.insert(words.end(), {"--", WEFT_FAILING_RANK, "mistake", mistake});

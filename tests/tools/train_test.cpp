@@ -106,7 +106,7 @@ TEST_F(TrainTest, LearnsOnOneRank) {
   EXPECT_THAT(out(), HasSubstr("nats per byte"));
 }
 
-// What a terminal of so many columns gets from weft with these words.
+// The output of weft with these words on a terminal of so many columns.
 std::string on_a_terminal(std::vector<std::string> words, int columns) {
   words.insert(words.begin(), WEFT_COMMAND);
   const OnATerminal got = run_on_a_terminal(std::move(words), columns, seconds(60), [] {
@@ -372,7 +372,7 @@ TEST_F(TrainTest, WarmUpFollowsTheSteps) {
   EXPECT_DOUBLE_EQ(rates[2], 0.01);  // a third of nine
 }
 
-// All ranks save the same step, whichever of them were told and when.
+// All ranks save the same step, whichever of them got the signal and when.
 TEST_F(TrainTest, ASignalEndsTheRunWithACheckpoint) {
   const auto waits_for_steps = [&](const std::string& name) {
     for (const Deadline limit = Deadline::after(seconds(30)); !limit.passed();) {
@@ -403,7 +403,7 @@ TEST_F(TrainTest, ASignalEndsTheRunWithACheckpoint) {
                                       signal == SIGINT ? "INT" : "TERM", done)));
     EXPECT_TRUE(std::filesystem::exists(folder_ / ("ckpt" + name) / fmt::format("step-{:08}", done)));
   }
-  // One of four ranks is told, by its own process id.
+  // One of four ranks gets the signal, by its own process id.
   ChildProcess process = start(small({"--steps", "1000000", "--ranks", "4", "--metrics", file("m")}));
   waits_for_steps("m");
   const std::string supervisor = contents(fmt::format("/proc/{0}/task/{0}/children", process.pid()));
@@ -530,7 +530,7 @@ TEST_F(TrainTest, APrintedConfigGivesTheSameRun) {
   EXPECT_EQ(out(), parity);
 }
 
-// What no flag says, too; of `weft parity` on all its meshes.
+// Values that no flag gives, too; for `weft parity` on all its meshes.
 TEST_F(TrainTest, TheModelOfAConfigFileIsTheOneThatIsTrained) {
   const std::string model =
       "[model]\ndim = 32\nlayers = 1\nheads = 4\nkv_heads = 2\nffn_hidden = 48\ntied = true\n";
@@ -625,7 +625,7 @@ TEST_F(TrainTest, ParityNeedsSomethingToCompare) {
   expect({"--compare", "5"}, "parity: compare is 5; expected at most 4, the steps");
 }
 
-// The same, told by every rank of a job that weft run started.
+// The same, reported by every rank of a job that weft run started.
 TEST_F(TrainTest, WrongFlagsEndEveryRank) {
   Words words{"run", "-n", "4", "--", WEFT_COMMAND};
   const Words train = small({"--tp", "3"});

@@ -255,7 +255,7 @@ TEST(CrossAttentionOverRanks, ByItsOwnPlanIsAsOnOneRank) {
       }
       for (Parameter* p : serial.parameters()) {
         if (p->path() == "k_proj.bias")
-          continue;  // 0 but for rounding: it adds one number to all scores of a query
+          continue;  // 0 up to rounding: it adds one number to all scores of a query
         expect_near(full(parallel.parameter(p->path())->gradient()), p->gradient(), p->path());
       }
     });
@@ -287,7 +287,7 @@ TEST(WindowAttentionOverRanks, DropsTheSameWeightsOnEveryMesh) {
       expect_near(full(parallel.forward(part(x), frame)[0]), serial.forward(x, plain)[0], "y");
       expect_near(full(parallel.backward(part(dy), frame)[0]), serial.backward(dy, plain)[0], "dx");
       for (Parameter* p : serial.parameters())
-        if (p->path() != "dpb.layers.9.bias")  // added to all scores of a softmax: 0 but for rounding
+        if (p->path() != "dpb.layers.9.bias")  // added to all scores of a softmax: 0 up to rounding
           expect_near(full(parallel.parameter(p->path())->gradient()), p->gradient(), p->path());
     });
 }

@@ -72,7 +72,7 @@ struct OwnPlans : ::testing::Test {
   DeviceMesh tp(int ranks) {
     return DeviceMesh::arithmetic(context, MeshShape{{"dp", 1}, {"tp", ranks}}, 0)["tp"];
   }
-  // What is split and where boundaries are.
+  // The layers that are split, and the places of boundaries.
   static std::string seen(Module& model) {
     std::string text;
     model.visit([&](Module& m) {

@@ -1,4 +1,4 @@
-// What parallelize sets and what it refuses. No communication: meshes as one of their ranks sees them.
+// Tests what parallelize sets and what it refuses. No communication: meshes as one of their ranks sees them.
 #include "weft/tp/parallelize.hpp"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ namespace {
 
 using test::error_of;
 
-// blocks.N.{attention, mlp}, norm, head: the names and kinds of a model, but for its passes.
+// blocks.N.{attention, mlp}, norm, head: the names and kinds of a model, without its passes.
 class Block : public Module {
  public:
   Block(std::int64_t heads, std::int64_t kv_heads, std::int64_t hidden)

@@ -49,7 +49,7 @@ struct Bench {
   void backward(int pass) {
     for (std::size_t i = p.size(); i-- > 0;) use_one(i, pass);
   }
-  // What the gradient is when each rank contributed the sum of `passes`.
+  // The gradient when each rank contributed the sum of `passes`.
   std::vector<float> summed(std::size_t i, const std::vector<int>& passes) const {
     std::vector<float> expected(static_cast<std::size_t>(sizes[i]));
     for (std::size_t at = 0; at < expected.size(); ++at)
@@ -576,8 +576,8 @@ TEST(Averager, TrainsANormOverSpaceAsOneRankDoes) {
   });
 }
 
-// What a rank did not use has the placements that its use would have given, on the other axes too: a sum over
-// tp is still to come.
+// A parameter that a rank did not use has the placements that its use would have given, on the other axes
+// too: a sum over tp is still to come.
 TEST(Averager, ZerosAreLaidOutAsTheUsesOfOtherRanks) {
   test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 2}});

@@ -61,8 +61,7 @@ TEST(Ema, ASmallDecayKeepsTheMastersDigits) {
   }
 }
 
-// What ranks hold of it together is the average of the whole, and nothing is sent: the mesh cannot
-// communicate.
+// The ranks' parts together are the average of the whole, and nothing is sent: the mesh cannot communicate.
 TEST(Ema, ShardsAreAveragedAsTheyLie) {
   Context context;
   for (int rank = 0; rank < 3; ++rank) {
@@ -169,7 +168,7 @@ TEST(Ema, GoesOnFromItsEntries) {
   for (std::size_t i = 0; i < 2; ++i) EXPECT_EQ(values(after.average(i)), values(whole.average(i)));
 }
 
-// What is unfrozen later is as if it had been trained from the start with a rate of zero.
+// A parameter that is unfrozen later is as if it had been trained from the start with a rate of zero.
 TEST(Ema, TakesWhatIsUnfrozenLater) {
   Context context;
   Bag bag;

@@ -1,5 +1,5 @@
-// What functions of dp, nn, tp and train say to an empty DeviceMesh (tests/mesh/empty_mesh_test.cpp has those
-// of mesh).
+// The errors of functions of dp, nn, tp and train for an empty DeviceMesh (tests/mesh/empty_mesh_test.cpp
+// has those of mesh).
 #include <gtest/gtest.h>
 
 #include <functional>

@@ -1,4 +1,4 @@
-// What a sharded model must not do silently: go on after a caught error, forget a gradient that nobody made,
+// Faults that a sharded model must not hide: go on after a caught error, forget a gradient that nobody made,
 // or mix sums and averages; and ranks that keep nothing of a block.
 #include "support/errors.hpp"
 #include "train/shard_net.hpp"

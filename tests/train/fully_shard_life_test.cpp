@@ -1,5 +1,5 @@
-// What a sharded model does beside plain steps: errors in a pass, accumulation, frozen and unused parameters,
-// precision, memory.
+// Tests of a sharded model besides plain steps: errors in a pass, accumulation, frozen and unused
+// parameters, precision, memory.
 #include <atomic>
 #include <cstdlib>
 
@@ -272,7 +272,7 @@ TEST(FullyShardLife, AFrozenBlockThatIsTrainedLaterIsAsOneTrainedAtRateZeroUntil
   });
 }
 
-// Its child takes part where it is told so.
+// Its child takes part if an option says so.
 class Optional : public Module {
  public:
   Optional() : inside_(13, 13, true) { add("inside", inside_); }
@@ -428,7 +428,7 @@ TEST(FullyShardLife, EachRankKeepsItsPartAndGathersABlockAtATime) {
     });
     for (const Parameter* p : run.net->parameters()) count += p->global_shape().count();
     EXPECT_EQ(m.whole_model, 4 * count);
-    // A quarter, but for sizes that do not divide: at most one row more of each tensor.
+    // A quarter, except for sizes that do not divide: at most one row more of each tensor.
     EXPECT_LT(static_cast<double>(m.masters), 0.25 * static_cast<double>(m.whole_model) * 1.2);
     EXPECT_EQ(m.gradients, m.masters);
     EXPECT_EQ(state, 2 * m.masters);

@@ -157,9 +157,9 @@ TEST(FullyShard, TheNormIsTheSameForEveryFactorisationOfEightRanks) {
   }
 }
 
-// What a step sends, as the flight recorder has it: the bytes of wholes, gathered twice but for the root's,
-// and of gradients once. Nothing is padded. Of these a rank receives (and of gradients sends) all but its own
-// part: gather_bytes() and reduce_bytes().
+// The bytes that a step sends, as the flight recorder has them: the bytes of wholes, gathered twice but for
+// the root's, and of gradients once. Nothing is padded. A rank receives all of these (and sends of gradients
+// all) except its own part: gather_bytes() and reduce_bytes().
 TEST(FullyShard, AStepSendsTheTheoreticalBytes) {
   test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
     ShardRun run(rank, {{"dp", 3}}, {"dp"}, {}, by_blocks());

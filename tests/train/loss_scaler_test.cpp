@@ -22,7 +22,8 @@ using test::Vectors;
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN(),
                 kInfinity = std::numeric_limits<float>::infinity();
 
-// What torch.amp.GradScaler(init_scale=1024, growth_factor=2, backoff_factor=0.5, growth_interval=3) does.
+// The scales of torch.amp.GradScaler(init_scale=1024, growth_factor=2, backoff_factor=0.5,
+// growth_interval=3).
 TEST(LossScaler, TheScaleMovesAsTorchs) {
   Context context;
   const DeviceMesh one = DeviceMesh::arithmetic(context, MeshShape{{"dp", 1}}, 0);
@@ -42,7 +43,7 @@ TEST(LossScaler, TheScaleMovesAsTorchs) {
   EXPECT_EQ(scaler.state().good_steps, 1);
 }
 
-// Of two optimizers: each is told of its own gradients, and the scale falls where one of them overflowed.
+// Two optimizers: each learns about its own gradients, and the scale falls if one of them overflowed.
 TEST(LossScaler, AListThatIsNotFiniteCountsWhateverComesBehindIt) {
   Context context;
   const DeviceMesh one = DeviceMesh::arithmetic(context, MeshShape{{"dp", 1}}, 0);

@@ -38,7 +38,7 @@ constexpr std::array<std::int64_t, 26> kNumbers = {
     16,        63,        64, 100, 1000,      INT16_MAX, 65536,     INT32_MAX, INT32_MIN,
     INT64_MAX, INT64_MIN, -1, -2,  1ll << 31, 1ll << 32, 1ll << 61, 1ll << 62};
 
-// What an options struct's limit of zero makes wait for minutes.
+// Functions that wait for minutes if an options struct's limit is zero.
 bool waits_by_default(const Call& c) { return c.is("weft_store_get") || c.is("weft_store_create_tcp"); }
 
 // Calls that one rank can wait in.
@@ -124,7 +124,7 @@ void* Call::handle_of(std::string_view type, std::string_view name) {
   }
   const auto pool = world.handles.find(type);
   if (b >= 0xf0 && b < 0xf8 && world.shared.ranks == 1 && !type.starts_with("DL")) {
-    // A handle that is destroyed, or of another kind. (Of several ranks another may have got the address.)
+    // A handle that is destroyed, or of another kind. (With several ranks another may have got the address.)
     chosen = b < 0xf4 ? world.dead_handle(type, b % 4) : world.other_handle(type, b % 4);
     if (chosen != nullptr && !in_array_ && struct_name_.empty() && !world.is_alive(type, chosen))
       no_handle_ = name;
@@ -419,7 +419,7 @@ void Call::fill_buffer(weft_buffer& b, std::int64_t count, weft_dtype dtype) {
   if (b.count < 0 || b.count > static_cast<std::int64_t>(room) / size)
     b.count = static_cast<std::int64_t>(room) / size;
   if (what >= 0xe0) {
-    // What is refused before anybody looks at memory.
+    // Arguments that are refused before memory is read.
     constexpr std::array<std::int64_t, 4> counts = {-1, std::numeric_limits<std::int64_t>::min(),
                                                     std::numeric_limits<std::int64_t>::max(), 1ll << 61};
     switch (what % 5) {
@@ -435,7 +435,7 @@ void Call::fill_buffer(weft_buffer& b, std::int64_t count, weft_dtype dtype) {
   }
 }
 
-// Of an array that a halo or a window takes.
+// The extents of an array that a halo or a window takes.
 static std::int64_t elements_of_window(const Call& c, bool out) {
   std::array<std::int64_t, 16> part{}, extents{};
   const auto* const halo = static_cast<const weft_halo*>(c.given("halo"));
@@ -454,7 +454,7 @@ static std::int64_t elements_of_window(const Call& c, bool out) {
   return count;
 }
 
-// Of the tensor of that number, or of what this rank keeps of it.
+// The elements of the tensor of that number, or of this rank's part of it.
 static std::int64_t elements_of_shards(const Call& c, bool part) {
   const auto* const shards = static_cast<const weft_flat_shards*>(c.given("shards"));
   weft_layout* layout = nullptr;

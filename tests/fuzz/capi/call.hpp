@@ -1,7 +1,7 @@
 // Calls of weft.h's functions with arguments that an input's bytes choose. Zeros choose what is good, so that
-// a call whose bytes have run out does something. What the API leaves undefined is not done: memory that ends
-// before its length says, a destroyed handle, two threads at one Work. All that waits has a limit of
-// milliseconds, so that an input which hangs has found a fault.
+// a call whose bytes have run out does something. Calls that the API leaves undefined are not made: memory
+// that ends before its length says, a destroyed handle, two threads at one Work. All that waits has a limit
+// of milliseconds, so that an input which hangs has found a fault.
 //
 // tools/c_api_calls.py makes a function `void call_...(World&, Bytes&)` for each function of the headers, of
 // what is declared here.
@@ -60,7 +60,7 @@ struct Block {
   bool used;      // calls may still use it: it is freed after all that may
 };
 
-/// What the ranks of one input share.
+/// The state that the ranks of one input share.
 struct Shared {
   int ranks = 1;
   weft_context* context = nullptr;
@@ -71,7 +71,7 @@ struct Shared {
   Exchange exchange;       // of weft_group_create_by_broadcast
 };
 
-/// What one rank has.
+/// The state of one rank.
 class World {
  public:
   World(Shared& shared, int rank);
@@ -122,7 +122,7 @@ struct Tally {
   std::atomic<std::uint64_t> calls{0}, good{0};
 };
 Tally& tally(std::string_view function);
-/// What each rank is in now; for the report of an input that hangs.
+/// The function that each rank is in now; for the report of an input that hangs.
 extern std::atomic<const char*> now_in[2];
 
 inline constexpr std::int64_t kMs = 1000000;
@@ -172,7 +172,7 @@ class Call {
   }
   bool flag() { return bytes.next() % 2 != 0; }
   const char* text(const char* name);
-  /// What a callback is handed, and other pointers to anything.
+  /// The data of a callback, and other pointers to anything.
   void* memory(const char* name);
   template <class F>
   F callback(const char* name) {

@@ -43,7 +43,7 @@ void release(void* data) {
   ++static_cast<ReleaseRecord*>(data)->releases;
 }
 
-// Of bytes: the larger one. It is associative.
+// Combines bytes: the larger one. It is associative.
 void combine(void* data, const void* left, const void* right, void* out, std::int64_t count,
              weft_dtype dtype) {
   const Mode mode = data == nullptr ? kGood : static_cast<ReleaseRecord*>(data)->mode;
@@ -97,7 +97,7 @@ std::int32_t broadcast(void* data, void* bytes, std::size_t count) {
   return 0;
 }
 
-// Of a bucket's hook: uses all of its memory.
+// A bucket's hook: uses all of its memory.
 weft_status bucket(void* data, const weft_ready_bucket* ready, weft_error* error) {
   const Mode mode = static_cast<CallbackState*>(data)->mode;
   if (ready == nullptr || ready->member_count < 1 || ready->members == nullptr || ready->data.data == nullptr)
@@ -194,7 +194,7 @@ weft_status open(void* data, const weft_channel_init* init, void** channel, weft
   return WEFT_OK;
 }
 
-// What goes wrong in this call, if anything.
+// The fault of this call, if any.
 bool goes_wrong(Channel& c, std::size_t most, std::size_t* moved, weft_status* status, weft_error* error) {
   if (c.state->mode == kGood || ++c.calls <= kCallsBefore) return false;
   switch (c.state->mode) {

@@ -1,5 +1,5 @@
-// What the fuzz target of calls gives weft to call: functions that do what they should, throw, fail, or
-// answer nonsense, as the memory that they are handed says. Any thread.
+// The functions that the fuzz target of calls gives weft: functions that do what they should, throw, fail,
+// or answer nonsense, as the memory that they are handed says. Any thread.
 #pragma once
 
 #include <atomic>
@@ -32,14 +32,14 @@ struct Hub {
       channels;  // open or closed: where close() is left out they end with the input
 };
 
-/// What rank 0 broadcasts, in order.
+/// The broadcasts of rank 0, in order.
 struct Exchange {
   std::mutex mutex;
   std::condition_variable came;
   std::deque<std::string> told;
 };
 
-/// What callbacks are handed as their data. Of one rank and one mode, and valid while its input runs.
+/// The data of callbacks: for one rank and one mode, and valid while its input runs.
 struct CallbackState {
   Mode mode = kGood;
   int rank = 0;
@@ -47,7 +47,7 @@ struct CallbackState {
   Exchange* exchange = nullptr;
   std::string renamed;
 };
-/// Of a callback of a Work: it is called once.
+/// A callback of a Work: it is called once.
 struct CallbackRecord {
   Mode mode = kGood;
   World* world = nullptr;
@@ -55,7 +55,7 @@ struct CallbackRecord {
   std::atomic<int> calls{0};
   bool given = false;
 };
-/// Of a reduction: it is released once, unless it was not made.
+/// A reduction: it is released once, unless it was not made.
 struct ReleaseRecord {
   Mode mode = kGood;
   std::atomic<int> releases{0};

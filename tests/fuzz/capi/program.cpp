@@ -103,7 +103,7 @@ void begin_transfers(World& w, const weft_mesh* mesh, const weft_layout* whole, 
   if (weft_halo_start(halo, &field, 1, &exchange, nullptr) == WEFT_OK) w.adopt("weft_exchange", exchange);
 }
 
-// What every rank begins with.
+// The objects that every rank begins with.
 void begin(World& w, unsigned with) {
   if (with == 3) return;
   weft_context* const context = w.shared.context;
@@ -230,7 +230,7 @@ struct Resources {
   }
 };
 
-// What there is more of than before; "" where there is nothing.
+// The resources of which there are more than before; "" if there are none.
 std::string grown(const Resources& before, const Resources& after) {
   std::string text;
   const auto compare = [&](const char* what, std::int64_t a, std::int64_t b) {
@@ -375,7 +375,7 @@ void run_program(std::string_view bytes, std::int64_t (*live_allocations)()) {
     run_once(std::string("\1\0", 2));
     return true;
   }();
-  // What is made once, and kept, is made in the first of three runs.
+  // Objects that are made once, and kept, are made in the first of three runs.
   std::string more;
   for (int run = 0; run < 4; ++run) {
     const Resources before = Resources::now(live_allocations);
@@ -402,7 +402,8 @@ std::vector<std::string> program_seeds() {
         calls += call(f.name, std::string(at, '\0') + byte);
     seeds.push_back(std::string(2, '\0') + calls);
   }
-  // What needs another call before it. The number of a handle is the first byte: of Works, 0 is a barrier's.
+  // Calls that need another call before them. The number of a handle is the first byte: of Works, 0 is a
+  // barrier's.
   const std::vector<std::string> sequences = {
       call("weft_send") + call("weft_wait_message") + call("weft_recv") + call("weft_work_wait", "\2") +
           call("weft_work_source", "\2"),

@@ -3,9 +3,9 @@
 //   header   one byte: bit 0: two ranks; bits 1 and 2: with what they begin (0: everything; 3: nothing); one byte: in which order all is destroyed
 //   calls    each two bytes that choose the function, one of flags and length, and so many bytes of arguments
 //
-// The flags: 0 and 3: all ranks; 1: rank 0 alone; 2: rank 1 alone. With 3 rank 1 has other arguments. What
-// has no bytes is good (call.hpp). The two bytes are those of a hash of the name, so that an input stays what
-// it is when functions are added.
+// The flags: 0 and 3: all ranks; 1: rank 0 alone; 2: rank 1 alone. With 3 rank 1 has other arguments. An
+// argument without bytes is good (call.hpp). The two bytes are those of a hash of the name, so that an input
+// stays what it is when functions are added.
 #pragma once
 
 #include <cstdint>
