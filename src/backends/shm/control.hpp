@@ -128,17 +128,18 @@ inline constexpr std::uint64_t kByKernel = std::uint64_t{1} << 63;
 /// What RankBlock::left says of a rank that publishes no more calls.
 inline constexpr std::uint32_t kLeaving = 1, kLeft = 2;
 
-/// One rank's words. Each line has one writer, the owner, but for `inbox`.
+/// One rank's words. Each line has one writer, the owner, but for `inbox`. A processor fetches lines in pairs: `active`, which its
+/// rank writes in each call, has one for itself, apart from `sleeping`, which others read in each call (30 ns).
 struct RankBlock {
   alignas(64)
       std::atomic<std::uint64_t> consumed;  ///< calls whose arrival lines are read: peers may rewrite them
   std::atomic<std::uint64_t>
       finished;  ///< calls for which this rank no longer touches memory that peers exposed
-  alignas(64) std::atomic<std::uint64_t> staged;  ///< rounds of staging filled, over the group's life
-  std::atomic<std::uint64_t> reduced;             ///< rounds whose own part is summed
-  std::atomic<std::uint64_t> copied;              ///< rounds copied out of the peers' slots
-  alignas(64) std::atomic<std::uint64_t> active;  ///< call + 1 while inside peers' memory, else 0; kByKernel
-  alignas(64) std::atomic<std::uint32_t> sleeping;  ///< threads of this rank asleep on its doorbell
+  alignas(64) std::atomic<std::uint64_t> staged;   ///< rounds of staging filled, over the group's life
+  std::atomic<std::uint64_t> reduced;              ///< rounds whose own part is summed
+  std::atomic<std::uint64_t> copied;               ///< rounds copied out of the peers' slots
+  alignas(128) std::atomic<std::uint64_t> active;  ///< call + 1 while inside peers' memory, else 0; kByKernel
+  alignas(128) std::atomic<std::uint32_t> sleeping;  ///< threads of this rank asleep on its doorbell
   std::atomic<std::uint32_t>
       left;  ///< kLeaving while this rank compares its last calls; kLeft: the group's handle is gone
   std::atomic<std::uint32_t> joined;    ///< while the group is made: 1 present, 2 has mapped the others
@@ -265,7 +266,8 @@ class Control {
   static constexpr std::size_t kPage = 4096;
   static constexpr std::size_t pages(std::size_t b) { return (b + kPage - 1) / kPage * kPage; }
   static constexpr std::size_t kAbort = (sizeof(AbortRecord) + 63) / 64 * 64;
-  static constexpr std::size_t kHead = kAbort + sizeof(Assembly);
+  static constexpr std::size_t kHead =
+      (kAbort + sizeof(Assembly) + alignof(RankBlock) - 1) / alignof(RankBlock) * alignof(RankBlock);
   std::size_t row() const {
     return (size_ + 15) / 16 * 16;
   }  // rounded up to a cache line, so that writers do not share lines

@@ -19,7 +19,7 @@ constexpr std::uint64_t digest_of_paths() noexcept {
   Fnv1a hash;
   for (const std::int64_t bytes :
        {kAskedAhead, kExposedFrom, kHelpFrom, kStreamFrom, kNoLimit, kFewBytes, kPackedBytes, kMeasuredBytes,
-        kKernelBytes, kLongRun, kStreamedBytes, kStreamedRun})
+        kKernelBytes, kLongRun, kScatteredRun, kStreamedBytes, kStreamedRun})
     hash.add(static_cast<std::uint64_t>(bytes));
   const auto add = [&](SizeRange range) { hash.add(digest_of(range.from, range.to)); };
   for (const SingleCopyRow& r : kSingleCopy) {

@@ -100,6 +100,8 @@ inline constexpr std::int64_t kMeasuredBytes = 8 << 10;
 /// From so many bytes on the kernel may copy, where runs have kLongRun on average: each costs it 0.4 us, as much as 6 KiB.
 /// Shorter runs may be gathered.
 inline constexpr std::int64_t kKernelBytes = 12 << 10, kLongRun = 16 << 10;
+/// Where runs have less than this on average, packing is a candidate beside copies from memory that the receiver reaches.
+inline constexpr std::int64_t kScatteredRun = 64;
 /// From so many packed bytes on, in runs of kStreamedRun on average, the receiver may write around its caches: fewer stay in
 /// the caches, and shorter runs leave lines that are written in parts.
 inline constexpr std::int64_t kStreamedBytes = 8 << 20, kStreamedRun = 512;

@@ -16,8 +16,11 @@
 namespace weft {
 namespace windows {
 
-Judged::Judged(std::uint64_t id, std::span<const WindowField> fields, Device device, std::vector<Pair> pairs)
+Judged::Judged(std::uint64_t id, std::span<const WindowField> fields, Device device, std::vector<Pair> pairs,
+               bool adjoint)
     : id_(id), pairs_(std::move(pairs)), device_(device) {
+  for (const Pair& p : pairs_)
+    memory_.push_back(adjoint ? ExchangeField{p.window, p.part} : ExchangeField{p.part, p.window});
   for (const WindowField& f : fields) {
     words_.insert(words_.end(), {address(f.in.data), address(f.out.data), kind(f.in), kind(f.out)});
     const int rank = f.in.shape.rank();
@@ -161,7 +164,7 @@ const Judged& judge(const Window::Plan& plan, const Program& program, std::span<
   }
   judge_overlap(plan, program, fields, pairs);
   return program.judged[program.next_judged++ % program.judged.size()] = {++plan.judgements, fields, device,
-                                                                          std::move(pairs)};
+                                                                          std::move(pairs), program.adjoint};
 }
 
 struct Known {
@@ -189,11 +192,7 @@ class InGroup final : public WindowTransfer::Steps, private windows::Exchange {
     if (plan_->group != nullptr) {
       if (!program_->exchange)
         program_->exchange = detail::PreparedExchange::make_sound(*plan_->group, program_->plan);
-      windows::Few<ExchangeField, 8> memory(pairs_.size());
-      for (std::size_t f = 0; f < pairs_.size(); ++f)
-        memory[f] = program_->adjoint ? ExchangeField{pair(f).window, pair(f).part}
-                                      : ExchangeField{pair(f).part, pair(f).window};
-      work_ = program_->exchange.start({memory.begin(), memory.size()}, {.stream = stream_});
+      work_ = program_->exchange.start(fields.memory(), {.stream = stream_});
       group_ = &plan_->group->state();
     } else if (program_->adjoint) {
       add_own();

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "weft/backends/exchange.hpp"
 #include "weft/mesh/window.hpp"
 
 namespace weft::windows {
@@ -21,7 +22,9 @@ class Judged {
  public:
   Judged() = default;
   /// `id`: another one than that of any other of the plan.
-  Judged(std::uint64_t id, std::span<const WindowField> fields, Device device, std::vector<Pair> pairs);
+  /// `adjoint`: windows are read, and parts written.
+  Judged(std::uint64_t id, std::span<const WindowField> fields, Device device, std::vector<Pair> pairs,
+         bool adjoint);
 
   /// Whether these fields are the same, in the same memory.
   bool is_of(std::span<const WindowField> fields, Device device) const noexcept {
@@ -41,6 +44,8 @@ class Judged {
     return true;
   }
   std::span<const Pair> pairs() const noexcept { return pairs_; }
+  /// The same, as the group's exchange takes them.
+  std::span<const ExchangeField> memory() const noexcept { return memory_; }
   std::uint64_t id() const noexcept { return id_; }
 
  private:
@@ -59,6 +64,7 @@ class Judged {
 
   std::uint64_t id_ = 0;
   std::vector<Pair> pairs_{};
+  std::vector<ExchangeField> memory_{};
   Device device_{};
   std::vector<std::uint64_t> words_{};  // of each field the words above; empty: none are known
 };

@@ -12,6 +12,9 @@
 namespace weft::shm {
 namespace {
 
+constexpr int kLooks = 32;
+constexpr std::int64_t kFewForALook = 32
+                                      << 10;  // after more bytes than these the owner first looks at all else
 constexpr std::int64_t kKernelAtOnce = std::int64_t{4} << 20;  // of one system call: each costs 2 us
 
 }  // namespace
@@ -45,36 +48,40 @@ void Exchanges::fail(const OpState& s, const Error& e) noexcept {
   }
 }
 
+// A new one, whose ends are known from then on.
+void Exchanges::add_flight(Planned& planned) {
+  planned.flights.reserve(planned.flights.size() + 1);
+  planned.spare.reserve(planned.flights.size() + 1);
+  auto f = std::make_unique<Flight>(planned);
+  for (std::size_t i = 0; i < f->outs.size(); ++i) {
+    f->outs[i].end = &to(planned.to[i].peer);
+    if (f->outs[i].end->ring == nullptr) open(*f->outs[i].end);
+  }
+  std::int64_t at = 0;
+  for (std::size_t i = 0; i < f->ins.size(); ++i) {
+    f->ins[i].end = &from(planned.from[i].peer);
+    f->ins[i].at = at;
+    at += (planned.from[i].bytes + 63) / 64 * 64;
+  }
+  planned.spare.push_back(f.get());
+  planned.flights.push_back(std::move(f));
+}
+
 Flight& Exchanges::begin(OpState& s) {
   auto& planned = static_cast<Planned&>(*s.exchange->planned);
-  if (planned.spare.empty()) {
-    planned.flights.reserve(planned.flights.size() + 1);
-    planned.spare.reserve(planned.flights.size() + 1);
-    planned.flights.push_back(std::make_unique<Flight>(planned));
-    planned.spare.push_back(planned.flights.back().get());
-  }
-  active_.reserve(active_.size() + 1);
-  for (const Traffic& t : planned.to)
-    if (RingEnd& end = to(t.peer); end.ring == nullptr) open(end);
-  Flight& f = *planned.spare.back();
+  if (planned.spare.empty()) add_flight(planned);
+  active_.push_back(planned.spare.back());
   planned.spare.pop_back();
-  active_.push_back(&f);
+  Flight& f = *active_.back();
   f.call = &s;
   f.fields = s.exchange->fields;
   f.memory = s.exchange->memory;
   f.there = 0;
+  f.looks = kLooks;
   f.added = !planned.program.adds;
   f.left = f.outs.size() + f.ins.size() + (planned.program.adds ? 1 : 0);
-  for (std::size_t i = 0; i < f.outs.size(); ++i) {
-    RingEnd& end = to(planned.to[i].peer);
-    f.outs[i] = Out{.end = &end, .ticket = end.tickets++};
-  }
-  std::int64_t at = 0;
-  for (std::size_t i = 0; i < f.ins.size(); ++i) {
-    RingEnd& end = from(planned.from[i].peer);
-    f.ins[i] = In{.end = &end, .ticket = end.tickets++, .at = at};
-    at += (planned.from[i].bytes + 63) / 64 * 64;
-  }
+  for (Out& o : f.outs) o = Out{.end = o.end, .ticket = o.end->tickets++};
+  for (In& in : f.ins) in = In{.end = in.end, .ticket = in.end->tickets++, .at = in.at};
   return f;
 }
 
@@ -113,8 +120,19 @@ Step Exchanges::poll(OpState& s) noexcept {
   Flight* const f = flight_of(s);
   if (f == nullptr) return Step::failed;
   try {
-    const bool moved = f->left > 0 && step(*f);
-    if (moved) wake();
+    // Some looks without a pause between them: most exchanges end here. A peer that copies meanwhile may share this core, so that
+    // later there is one look a poll.
+    if (group_.oversubscribed || active_.size() > 1) f->looks = 0;
+    bool moved = false;
+    while (f->left > 0) {
+      if (step(*f)) {
+        moved = true;
+        wake();
+        if (f->planned.came_bytes > kFewForALook) break;  // the owner looks at all else first
+      } else if (f->looks-- <= 0) {
+        break;
+      }
+    }
     if (f->left == 0) {
       end(*f);
       return Step::done;

@@ -87,6 +87,7 @@ struct Flight {
   std::vector<In> ins;
   std::size_t left = 0, there = 0;
   bool added = false;
+  int looks = 0;      // left of those that are made without a pause
   Tensor came, sums;  // kind add, and what the kernel reads for short runs; kept for the next
 };
 
@@ -134,6 +135,7 @@ class Exchanges {
     return true;
   }
 
+  void add_flight(Planned& planned);
   Flight& begin(OpState& s);
   bool step(Flight& f);
   void end(Flight& f) noexcept;
@@ -156,7 +158,7 @@ class Exchanges {
   void pack_few(const Flight& f, Slot& slot, RingEnd& end, const Traffic& t);
   void pack_many(const Flight& f, Slot& slot, Out& o, const Traffic& t);
   bool name_places(Flight& f, Out& o, Traffic& t);
-  Holds find_places(Flight& f, Out& o, Traffic& t, std::array<Buffer, kMostPlaces>& places);
+  const std::array<Buffer, kMostPlaces>* find_places(Flight& f, Out& o, Traffic& t);
   bool find_shared(const Flight& f, const Traffic& t, std::array<Buffer, kMostPlaces>& places);
   bool kernel_reaches(const Flight& f, Traffic& t, std::array<Buffer, kMostPlaces>& places);
   Way choose_way(Out& o, Traffic& t, bool in_place, bool by_kernel);

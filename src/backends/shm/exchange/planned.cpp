@@ -34,7 +34,15 @@ void find_moves(Traffic& t) {
 }  // namespace
 
 Planned::Planned(const ExchangePlan& plan, int rank) : program(plan, rank) {
-  for (const ExchangeProgram::Side& side : program.sends) find_moves(to.emplace_back(side));
+  for (const ExchangeProgram::Side& side : program.sends) {
+    Traffic& t = to.emplace_back(side);
+    find_moves(t);
+    std::size_t numbers = 0;
+    for (const ExchangeProgram::Box& b : side.boxes) numbers += 2 + static_cast<std::size_t>(b.counts.rank());
+    t.nameable = t.bytes > kPackedBytes && program.fields.size() <= kMostPlaces && numbers <= kBoxNumbers;
+    t.short_runs = t.bytes < kLongRun * side.runs;
+    t.scattered = t.bytes < kScatteredRun * side.runs;
+  }
   for (const ExchangeProgram::Side& side : program.receives) {
     Traffic& t = from.emplace_back(side);
     came_bytes += (side.bytes + 63) / 64 * 64;

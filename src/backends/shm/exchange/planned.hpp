@@ -45,6 +45,10 @@ struct Traffic {
   int peer;
   std::int64_t bytes;
   std::uint64_t form;
+  bool nameable =
+      false;  ///< a slot has room for its fields and boxes, and it is more than goes packed in any case
+  bool short_runs = false;  ///< too short for a system call to pay
+  bool scattered = false;   ///< so short that packing may pay also where the receiver reaches the memory
   /// Of few bytes in few runs: all of them, for which the loops of boxes would take longer than the copies. Those of a
   /// slot's first line come first, `moves_beside` of them. Empty: there are more.
   std::vector<Move> moves{};

@@ -201,12 +201,10 @@ void Exchanges::pack_many(const Flight& f, Slot& slot, Out& o, const Traffic& t)
 
 // Names the memory of the fields in the next slot. False: they go packed.
 bool Exchanges::name_places(Flight& f, Out& o, Traffic& t) {
-  if (t.bytes <= kPackedBytes) return false;
-  std::array<Buffer, kMostPlaces> places;
-  const Holds holds = find_places(f, o, t, places);
-  if (holds == Holds::packed) return false;
+  const std::array<Buffer, kMostPlaces>* const places = find_places(f, o, t);
+  if (places == nullptr) return false;
   RingEnd& end = *o.end;
-  Slot& slot = begin_slot(end, t, holds, o.timing);
+  Slot& slot = begin_slot(end, t, o.way == Way::in_place ? Holds::in_place : Holds::by_kernel, o.timing);
   Planned& p = f.planned;
   if (p.boxes_id == 0) p.boxes_id = ++boxes_ids_;
   if (std::uint64_t& known = end.boxes_ids[end.next % kExchangeSlots]; known != p.boxes_id) {
@@ -219,40 +217,30 @@ bool Exchanges::name_places(Flight& f, Out& o, Traffic& t) {
     }
   }
   for (std::size_t i = 0; i < p.program.fields.size(); ++i)
-    if (std::memcmp(&slot.places[i], &places[i], sizeof(Buffer)) != 0) slot.places[i] = places[i];
+    if (std::memcmp(&slot.places[i], &(*places)[i], sizeof(Buffer)) != 0) slot.places[i] = (*places)[i];
   publish(end);
   // The next head, which the receiver has in its cache.
   prefetch_to_write(&end.ring->slots[end.next % kExchangeSlots], 1);
   return true;
 }
 
-// Where the receiver finds the fields; packed: it does not reach them, or not at a profit.
-Holds Exchanges::find_places(Flight& f, Out& o, Traffic& t, std::array<Buffer, kMostPlaces>& places) {
-  const std::size_t fields = f.planned.program.fields.size();
-  std::size_t numbers = 0;
-  for (const ExchangeProgram::Box& b : t.side->boxes)
-    numbers += 2 + static_cast<std::size_t>(b.counts.rank());
+// Where the receiver finds the fields. Null: they go packed, as the receiver does not reach them, or not at a profit.
+const std::array<Buffer, kMostPlaces>* Exchanges::find_places(Flight& f, Out& o, Traffic& t) {
   bool in_place = false, by_kernel = false;
-  if (fields <= kMostPlaces && numbers <= kBoxNumbers) {
+  if (t.nameable) {
     const std::uint32_t mapped = group_.control.mapped(t.peer, group_.rank).load(std::memory_order_acquire);
     const Arena::Version version = group_.context.arena().version();
     Traffic::Placed& placed = t.placed;
     in_place = placed.memory == f.memory && placed.mapped == mapped && placed.arena == version;
-    if (in_place) {
-      std::copy_n(placed.places.begin(), fields, places.begin());
-    } else if ((in_place = find_shared(f, t, places))) {
-      placed.memory = f.memory;
-      placed.mapped = mapped;
-      placed.arena = version;
-      std::copy_n(places.begin(), fields, placed.places.begin());
-    } else {
-      by_kernel = kernel_reaches(f, t, places);
+    if (!in_place) {
+      placed.memory = 0;
+      in_place = find_shared(f, t, placed.places);
+      if (in_place) placed.memory = f.memory, placed.mapped = mapped, placed.arena = version;
+      if (!in_place) by_kernel = kernel_reaches(f, t, placed.places);
     }
   }
   o.way = choose_way(o, t, in_place, by_kernel);
-  return o.way == Way::in_place    ? Holds::in_place
-         : o.way == Way::by_kernel ? Holds::by_kernel
-                                   : Holds::packed;
+  return o.way == Way::in_place || o.way == Way::by_kernel ? &t.placed.places : nullptr;
 }
 
 // Whether all fields lie in memory that the receiver reaches itself, and where each begins.
@@ -270,7 +258,7 @@ bool Exchanges::find_shared(const Flight& f, const Traffic& t, std::array<Buffer
 
 // Whether the receiver may reach the fields through the kernel, not at a loss; then `places` says where.
 bool Exchanges::kernel_reaches(const Flight& f, Traffic& t, std::array<Buffer, kMostPlaces>& places) {
-  if (!group_.may_pull || t.bytes < kKernelBytes || t.bytes < kLongRun * t.side->runs) return false;
+  if (!group_.may_pull || t.bytes < kKernelBytes || t.short_runs) return false;
   const bool known = std::find(t.copyable.begin(), t.copyable.end(), f.memory) != t.copyable.end();
   for (std::size_t i = 0; i < f.planned.program.fields.size(); ++i) {
     const auto [low, high] = f.planned.program.sent[i];
@@ -285,8 +273,7 @@ bool Exchanges::kernel_reaches(const Flight& f, Traffic& t, std::array<Buffer, k
 
 // How this exchange goes to that rank. First it hears what the last one that was measured took.
 Way Exchanges::choose_way(Out& o, Traffic& t, bool in_place, bool by_kernel) {
-  const bool short_runs = t.bytes < kLongRun * t.side->runs;
-  if (t.bytes < kMeasuredBytes) return in_place ? Way::in_place : Way::by_runs;
+  if (t.bytes < kMeasuredBytes || (in_place && !t.scattered)) return in_place ? Way::in_place : Way::by_runs;
   Traffic::Measured& m = t.measured;
   const Ring& ring = *o.end->ring;
   if (m.last_slot != 0 && ring.taken.load(std::memory_order_acquire) >= m.last_slot) {
@@ -298,8 +285,8 @@ Way Exchanges::choose_way(Out& o, Traffic& t, bool in_place, bool by_kernel) {
   std::array<Way, kWays> possible;
   std::size_t count = 0;
   if (in_place) possible[count++] = Way::in_place;
-  if (!in_place || short_runs) possible[count++] = Way::gathered;
-  if (short_runs) possible[count++] = Way::by_runs;
+  if (!in_place || t.scattered) possible[count++] = Way::gathered;
+  if (in_place ? t.scattered : t.short_runs) possible[count++] = Way::by_runs;
   if (by_kernel) possible[count++] = Way::by_kernel;
   const Ways::Next next = m.ways.next({possible.data(), count});
   if (!next.timed || m.timing != 0) return next.way;
