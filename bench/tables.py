@@ -3,7 +3,7 @@
 
     bench/tables.py --out FOLDER                   everything: FOLDER/<name>.md, .json, .svg
     bench/tables.py --out FOLDER --only facade,p2p some of it
-    bench/tables.py --out FOLDER --only layers     a table that is taken in pieces; layers.mlp takes those that begin so
+    bench/tables.py --out FOLDER --only layers     a table in pieces; layers.mlp takes those that begin so
     bench/tables.py --out FOLDER --paste PAGE      writes the tables of FOLDER into PAGE, such as
                                                    bench/results/2026-11-30-epyc-zen5.md; makes it if it is absent
     bench/tables.py --list                         the commands

@@ -1,8 +1,9 @@
-# weft_own_backend_plugin(<name> SOURCES ... [LIBS ...]): a plug-in of weft's own tree. It sees the private headers, too, and lies
-# where load_backend() finds it: in the folder `weft` beside libweft.
+# weft_own_backend_plugin(<name> SOURCES ... [LIBS ...]): a plug-in of weft's own tree. It sees the private
+# headers, too, and lies where load_backend() finds it: in the folder `weft` beside libweft.
 include(${CMAKE_CURRENT_LIST_DIR}/weftBackendPlugin.cmake)
 function(weft_own_backend_plugin name)
-  string(REGEX REPLACE "^mpi-" "" CMAKE_INSTALL_DEFAULT_COMPONENT_NAME ${name})  # with the peers of `weft bench` over the same library
+  # The component also has the peers of `weft bench` over the same library.
+  string(REGEX REPLACE "^mpi-" "" CMAKE_INSTALL_DEFAULT_COMPONENT_NAME ${name})
   if(name STREQUAL "nccl")
     set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME libweft)  # it needs no package
   endif()

@@ -1,7 +1,8 @@
 # The libraries that libweft and its tests need and a cross compiler does not bring along, from the headers
 # and sources that Debian's packages libfmt-dev and googletest install for every architecture: fmt in headers
 # alone, GoogleTest compiled here.
-set(headers ${PROJECT_BINARY_DIR}/cross/include)  # a folder with fmt alone: /usr/include holds this machine's C library, too
+# A folder with fmt alone: /usr/include holds this machine's C library, too.
+set(headers ${PROJECT_BINARY_DIR}/cross/include)
 file(MAKE_DIRECTORY ${headers})
 file(CREATE_LINK /usr/include/fmt ${headers}/fmt SYMBOLIC)
 add_library(fmt::fmt INTERFACE IMPORTED GLOBAL)

@@ -1,4 +1,5 @@
-# A build for aarch64 on another Debian machine: Debian's cross compiler, programs run by qemu-user. The preset aarch64 uses it.
+# A build for aarch64 on another Debian machine: Debian's cross compiler, programs run by qemu-user. The
+# preset aarch64 uses it.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)

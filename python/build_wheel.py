@@ -123,7 +123,8 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
         run("cmake", "--preset", "wheel", "-S", ROOT, "-B", build)
         run("cmake", "--build", build, "-j", os.cpu_count() or 1)
         run("cmake", "--install", build, "--prefix", prefix)
-        run("cmake", "--install", build, "--prefix", prefix, "--component", "python")  # the compiled calls, where this host has Python.h
+        # The compiled calls, if this host has Python.h.
+        run("cmake", "--install", build, "--prefix", prefix, "--component", "python")
         shutil.copytree(HERE / "weft", folder / "weft", ignore=shutil.ignore_patterns("__pycache__", "lib", "bin"))
         stage(prefix, folder / "weft")
         made_for = tag(folder / "weft")

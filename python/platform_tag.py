@@ -10,8 +10,9 @@ import sysconfig
 
 # Every system of a manylinux tag has them.
 OF_EVERY_SYSTEM = re.compile(r"^(ld-linux.*\.so\.\d+|lib(c|m)\.so\.6|lib(dl|util)\.so\.2|lib(rt|gcc_s|util)\.so\.1|libpthread\.so\.0|libstdc\+\+\.so\.6)$")
-# Which glibc the distributions have that were the first with these versions of gcc's libraries: those before the first line of each are older than 2.31.
-# From the manylinux policies that auditwheel has (manylinux_2_31 to manylinux_2_39).
+# Which glibc the distributions have that were the first with these versions of gcc's libraries: those before
+# the first line of each are older than 2.31. From the manylinux policies that auditwheel has (manylinux_2_31
+# to manylinux_2_39).
 FIRST_WITH = {"GLIBCXX": [((3, 4, 28), (2, 31)), ((3, 4, 29), (2, 34)), ((3, 4, 30), (2, 35)), ((3, 4, 33), (2, 39))],
               "CXXABI": [((1, 3, 12), (2, 31)), ((1, 3, 13), (2, 34)), ((1, 3, 15), (2, 39))],
               "GCC": [((7, 0, 0), (2, 31)), ((12, 0, 0), (2, 35)), ((14, 0, 0), (2, 39))]}

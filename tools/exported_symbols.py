@@ -29,7 +29,8 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIBRARIES = ["weft", "weft_train"]  # each may need those before it
 COMMAND = "tools/exported_symbols.py --write BUILD"
-STAY_IN_THE_BUILD = {"paths_bench", "reduce_bench", "transformer_bench"}  # bench/CMakeLists.txt does not install them
+# bench/CMakeLists.txt does not install them.
+STAY_IN_THE_BUILD = {"paths_bench", "reduce_bench", "transformer_bench"}
 
 
 def run(*command, **more):
@@ -101,7 +102,8 @@ def plain(symbol):
 
 
 def declared_in(include):
-    headers = sorted(p.relative_to(include).as_posix() for p in include.rglob("*.h*") if p.name != "weft_mpi.h")  # whose functions are inline
+    # weft_mpi.h is left out: its functions are inline.
+    headers = sorted(p.relative_to(include).as_posix() for p in include.rglob("*.h*") if p.name != "weft_mpi.h")
     source = "".join(f'#include "{header}"\n' for header in headers)
     text = run(clang(), "-std=c++20", "-I", str(include), "-x", "c++", "-fsyntax-only", "-Xclang", "-ast-dump=json", "-Xclang",
                "-ast-dump-filter=weft", "-", input=source)
@@ -313,7 +315,8 @@ def self_test_of_tags(one):
         assert compared({"weft": fewer}) == (0, "skipped: no release is tagged (v0.1.0 and the like), or git is not there: nothing to compare with\n")
         commit({"weft": more}, "v0.1.0")
         commit({"weft": one}, "v0.2.0")
-        assert compared({"weft": one}) == (0, "every symbol of v0.2.0 is still there, or the soname is another\n")  # the newest counts
+        # The newest counts.
+        assert compared({"weft": one}) == (0, "every symbol of v0.2.0 is still there, or the soname is another\n")
         status, words = compared({"weft": fewer})
         assert status == 1 and "the soname is still libweft.so.1" in words and "gone: weft::b()" in words and "weft::d()" not in words, words
         assert compared({"weft": {**fewer, "soname": "libweft.so.2"}})[0] == 0

@@ -1,11 +1,13 @@
-# Functions that the scripts of this folder share. To be sourced by bash; sets nothing but functions and `weft_root`.
+# Functions that the scripts of this folder share. To be sourced by bash; sets nothing but functions and
+# `weft_root`.
 
 weft_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 # say TEXT...: a heading in the output.
 say() { printf '\n== %s\n' "$*"; }
 
-# packages_for GROUP: the packages of tools/packages.txt that `build`, `test` or `full` needs, and those of the groups before it.
+# packages_for GROUP: the packages of tools/packages.txt that `build`, `test` or `full` needs, and those of
+# the groups before it.
 packages_for() {
   awk -v group="$1" 'BEGIN { rank["build"] = 1; rank["test"] = 2; rank["full"] = 3 }
     { sub(/#.*/, "") } NF == 2 && rank[$2] <= rank[group] { print $1 }' "$weft_root/tools/packages.txt"
@@ -52,8 +54,8 @@ apt_get() {
     --no-install-recommends "$command" "$@" </dev/null
 }
 
-# build PRESET [TARGET...]: configures and builds it. On a terminal it shows how far it is; elsewhere it prints output only where
-# something goes wrong.
+# build PRESET [TARGET...]: configures and builds it. On a terminal it shows how far it is; elsewhere it
+# prints output only where something goes wrong.
 build() {
   # With names relative to the tree, ccache finds what another clone of this tree has compiled.
   export CCACHE_BASEDIR=$weft_root CCACHE_NOHASHDIR=1

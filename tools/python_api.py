@@ -146,7 +146,8 @@ def changes(struct, values, structs, numbers, prefix=""):
 def class_of(struct, types):
     fields = [f'("{field_name(f)}", {types.of(f["type"])})' for f in struct["fields"]]
     head = f"\n\nclass {struct['name']}(Structure):\n"
-    if any(f"POINTER({struct['name']})" in field for field in fields):  # it has callbacks that take the struct itself
+    # It has callbacks that take the struct itself.
+    if any(f"POINTER({struct['name']})" in field for field in fields):
         return head + "    pass\n\n\n" + wrapped(f"{struct['name']}._fields_ = [", fields, "]")
     return head + wrapped("    _fields_ = [", fields, "]")
 

@@ -104,9 +104,11 @@ ATTRIBUTES = {  # of attributes, and results of properties, methods and function
     "convert": "int", "export": "int", "gather_full_state": "dict[str, Any]", "latest": "tuple[str, int] | None", "load": "tuple[int, str]", "save": "None",
     "set_full_state": "None", "verify": "list[str]", "close": "None", "done": "bool", "wait": "Any", "__await__": "Generator[Any, None, Any]", "__init__": "None",
 }
-GIVEN_BY_CALLS = {"Exchange", "Group", "Message", "Store", "Transfer", "Work", "SharedTensor", "Batch", "Persistent"}  # nobody calls these classes
+# Nobody calls these classes.
+GIVEN_BY_CALLS = {"Exchange", "Group", "Message", "Store", "Transfer", "Work", "SharedTensor", "Batch", "Persistent"}
 SPECIAL = ("__getitem__", "__await__", "__dlpack__", "__dlpack_device__")
-FURTHER = {"Error": ("text", "op", "call", "ranks", "rank_count", "quiesced"), "SharedTensor": ("shape", "dtype")}  # set by __init__, no slots
+# Set by __init__, no slots.
+FURTHER = {"Error": ("text", "op", "call", "ranks", "rank_count", "quiesced"), "SharedTensor": ("shape", "dtype")}
 
 
 def type_of(table, *names):

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Prints the interpreter with which tests of weft over torch, or over other packages, run: that of WEFT_TEST_PYTHON, else that of the first virtual
-# environment which has pytest and what is asked for: the folders of WEFT_TEST_VENV (several: between colons), else one outside of the tree,
-# ~/.cache/weft/torch; for a version of a package of its own, ~/.cache/weft/torch-2.14, say. Fails where there is none.
+# Prints the interpreter with which tests of weft over torch, or over other packages, run: that of
+# WEFT_TEST_PYTHON, else that of the first virtual environment which has pytest and what is asked for: the
+# folders of WEFT_TEST_VENV (several: between colons), else one outside of the tree, ~/.cache/weft/torch; for
+# a version of a package of its own, ~/.cache/weft/torch-2.14, say. Fails where there is none.
 #
 #   tools/torch_python.sh [MODULE...]          looks for one with these modules; none: torch. torch==2.14: with any release of that version
 #   tools/torch_python.sh --make [MODULE...]   where there is none makes the virtual environment (the last folder of the list) and installs what it lacks

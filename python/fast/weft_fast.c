@@ -1,8 +1,10 @@
-/* The calls of the package weft that programs make most often, compiled: begin a call on arrays, and wait for it.
+/* The calls of the package weft that programs make most often, compiled: begin a call on arrays, and wait for
+ * it.
  *
- * One module for every CPython from 3.11 on (limited API). It is not linked to libweft: setup() gives it the functions of the
- * library that the package has loaded. It leaves other arrays to the package's own way over ctypes, without an effect: an array of another type, one that is strided, read-only or of a dtype that has no C name. So each error of an
- * argument has one text, that of python/weft/arrays.py. */
+ * One module for every CPython from 3.11 on (limited API). It is not linked to libweft: setup() gives it the
+ * functions of the library that the package has loaded. It leaves other arrays to the package's own way over
+ * ctypes, without an effect: an array of another type, one that is strided, read-only or of a dtype that has
+ * no C name. So each error of an argument has one text, that of python/weft/arrays.py. */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
 #include <Python.h>
@@ -21,8 +23,8 @@ static struct {
   PyObject* failed; /* failed(address of the weft_error) keeps it for errors.last() */
 } library;
 
-/* DLPack's table of C functions that a type of arrays has as __dlpack_c_exchange_api__ (from DLPack 1.3 on), and the tensor that
- * they fill in. Declared here up to what is used. */
+/* DLPack's table of C functions that a type of arrays has as __dlpack_c_exchange_api__ (from DLPack 1.3 on),
+ * and the tensor that they fill in. Declared here up to what is used. */
 typedef struct {
   void* data;
   int32_t device_type, device_id, ndim;
@@ -133,8 +135,8 @@ static bool read_by_exchange(PyObject* object, const exchange_api* api, weft_buf
     count *= view.shape[dim];
   }
   if (!in_a_row && count != 0) return false;
-  PyObject* const negative =
-      PyObject_CallMethodObjArgs(object, is_neg, NULL); /* a view whose elements count negated */
+  /* A view whose elements count negated. */
+  PyObject* const negative = PyObject_CallMethodObjArgs(object, is_neg, NULL);
   if (negative == NULL) PyErr_Clear();
   Py_XDECREF(negative);
   if (negative != Py_False) return false;
@@ -323,7 +325,8 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-/* Initialised in one phase, so that an interpreter which shares nothing with others (a sub-interpreter) refuses it. */
+/* Initialised in one phase, so that an interpreter which shares nothing with others (a sub-interpreter)
+ * refuses it. */
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT,
                                         "weft_fast",
                                         "The most frequent calls of the package weft, compiled.",

@@ -83,7 +83,7 @@ CASES = {  # what is called -> what the error says
 
 
 class Capsule:
-    """What gives or raises something else than a capsule."""
+    """Objects that give something else than a capsule, or raise."""
 
     def __init__(self, what):
         self.what = what
@@ -129,7 +129,7 @@ def test_what_is_refused(names, call):
 
 @pytest.mark.usefixtures("at_once")
 def test_what_no_check_has_seen(names):
-    """What ctypes refuses is an error in the thread that makes the call, too."""
+    """An argument that ctypes refuses is an error in the thread that makes the call, too."""
     from weft._handle import blocking
     from weft._library import lib
     with pytest.raises(weft.BadArgumentError, match="^weft_store_remove: argument 2: "):

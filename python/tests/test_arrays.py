@@ -107,7 +107,8 @@ def test_strided(group):
     with pytest.raises(weft.LayoutError, match="^in: "):
         group.all_reduce(Producer(versioned=True, strides=(2,)), out=np.empty(3, np.float32))
     out = np.empty(1, np.float32)
-    group.all_reduce(Producer(versioned=True, shape=(1,), strides=(7,)), out=out).wait()  # of one element the stride does not count
+    # The stride of one element does not count.
+    group.all_reduce(Producer(versioned=True, shape=(1,), strides=(7,)), out=out).wait()
     assert out[0] == 1
 
 

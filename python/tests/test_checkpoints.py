@@ -1,5 +1,5 @@
 """Checkpoints beyond save and load: in the background, whole tensors one by one, functions of the
-program's that are asked or told."""
+program's that weft calls."""
 import os
 import subprocess
 import sys
@@ -25,7 +25,7 @@ WHOLE = np.arange(35.0).reshape(7, 5)
 
 
 def test_saver(ranks, tmp_path):
-    """What is saved is what the arrays held at the call; stages are told; a second save waits; wait()
+    """A save has the values of the arrays at the call; stages are reported; a second save waits; wait()
     gives errors once."""
     def program(group):
         part, layout, mesh = parts(group, WHOLE)
@@ -77,7 +77,7 @@ def test_saver_that_refuses_and_that_fails(tmp_path):
 
 
 def test_a_saver_at_the_end_of_the_program(tmp_path):
-    """What was begun is written, and told, though nobody waited."""
+    """A save that was begun is written, and reported, though nobody waited."""
     program = """
         import sys, time, numpy as np, weft
         saver = weft.checkpoint.Saver()

@@ -133,7 +133,7 @@ def test_messages(ranks):
 
 
 def test_memory_of_another_call_is_refused(ranks):
-    """What would give other numbers from some size on gives none at any."""
+    """A call that would give other numbers from some size on is refused at every size."""
     def program(group):
         for count in (1, 1000, 60_000):
             y = np.full(count, float(group.rank))

@@ -68,7 +68,7 @@ def test_a_type_checker_knows_the_package(tmp_path):
 
 
 def test_every_name_has_words():
-    """What the package gives has a docstring, and so have its methods."""
+    """Every object of the package has a docstring, and so have its methods."""
     for name in weft.__all__:
         thing = getattr(weft, name)
         if isinstance(thing, int):

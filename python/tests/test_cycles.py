@@ -186,7 +186,7 @@ def failed_and_shrunk(group):
 
 
 def names_of_calls():
-    """What the package has that may be called, or asked."""
+    """Functions and properties of the package."""
     found = set()
     for name in [*weft.__all__, *(f"checkpoint.{name}" for name in checkpoint.__all__)]:
         thing = getattr(checkpoint, name.partition(".")[2]) if "." in name else getattr(weft, name)
@@ -198,8 +198,10 @@ def names_of_calls():
             for member, value in inspect.getmembers(thing):
                 if not member.startswith("_") and (callable(value) or isinstance(value, property)) and not hasattr(tuple, member):
                     found.add(f"{of}.{member}")
-    closes = {name for name in found if name.endswith(".close") and name not in ASK_NOTHING}  # says nothing where it fails
-    batch = {f"Batch.{name.partition('.')[2]}" for name in found if name.startswith("Group.")}  # the same methods
+    # Says nothing where it fails.
+    closes = {name for name in found if name.endswith(".close") and name not in ASK_NOTHING}
+    # The same methods.
+    batch = {f"Batch.{name.partition('.')[2]}" for name in found if name.startswith("Group.")}
     return found - closes - (batch - {"Batch.submit"})
 
 
@@ -287,7 +289,7 @@ def aborted(group):
 
 
 def ended(work):
-    """What a function of then() raises comes out of wait()."""
+    """wait() raises the exception of a function of then()."""
     work.then(lambda _: raises())
     work.wait()
 
@@ -430,7 +432,7 @@ DURATIONS = {"deadline", "limit", "linger", "timeout"}
 
 
 def test_durations_are_checked(alone):
-    """Of every call: ctypes would cut one that is too large for its field."""
+    """Numbers of every call: ctypes would cut one that is too large for its field."""
     make = {"rank": 0, "size": 1, "host": "127.0.0.1", "port": 1, "store": weft.Store.local(), "broadcast": print, "transport": weft.Transport(), "key": "k",
             "value": b"v", "expected": b"", "desired": b"", "path": f"{alone.folder}/durations", "x": alone.x, "out": np.ones(4, F4), "destination": 0,
             "source": 0, "counts": [4], "in_counts": [4], "out_counts": [4], "values": alone.x, "indices": np.arange(4), "context": alone.context,

@@ -11,7 +11,8 @@ import pytest
 import weft
 from test_lifetimes import PRELUDE, run
 
-# What a thread of weft's would call, or go on with in Python, while the interpreter ends. Rank 0 of two; rank 1 acts once rank 0's interpreter is ending.
+# Functions that a thread of weft's would call, or go on with in Python, while the interpreter ends. Rank 0
+# of two; rank 1 acts once rank 0's interpreter is ending.
 AT_THE_END = {
     "then": "work = group.recv(x, 1); work.then(lambda error: None)",
     "log": "work = group.recv(x, 1)",

@@ -23,7 +23,8 @@ def run(program, **environment):
                           env={**os.environ, "PYTHONPATH": path, **environment})
 
 
-# Calls on a group of one rank that are refused, or whose arrays only the way over ctypes knows, and what came of each.
+# Calls on a group of one rank that are refused, or whose arrays only the way over ctypes knows, and what came
+# of each.
 CALLS = """
     import array
     import numpy as np

@@ -13,7 +13,8 @@ import weft
 PRELUDE = """
 import os, signal, sys, threading, time
 import weft
-signal.signal(signal.SIGINT, signal.default_int_handler)  # also in a job that a shell started in the background
+# Also in a job that a shell started in the background.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 place = sys.argv[1]
 def interrupted(call):
     began = []
@@ -157,7 +158,7 @@ def test_a_process_that_ends_by_it_has_told_the_others(tmp_path):
 
 
 def test_a_rank_of_a_job(processes):
-    """Of `weft.run`: the ranks meet by the environment."""
+    """Under `weft.run` the ranks meet by the environment."""
     said = processes(3, """
         import os, signal, threading, time, weft
         context, rank = weft.Context(), int(os.environ["WEFT_RANK"])
@@ -177,7 +178,7 @@ def test_a_rank_of_a_job(processes):
     assert said.count("interrupted\n") == 1 and said.count("(0,)") == 2 and said.count("rank 0 was interrupted while it was made") == 2, said
 
 
-# Calls that wait by themselves: rank 0 of three is interrupted in one, rank 1 is in it too, rank 2 comes later.
+# Calls that wait by themselves: rank 0 of three is interrupted in one, rank 1 is in it, rank 2 comes later.
 CALLS = {"min_loc": "group.min_loc(np.ones(3), np.arange(3))",
          "wait_message": "group.wait_message(2)",
          "objects": "group.all_gather_object(rank)",
@@ -215,7 +216,8 @@ def test_a_call_fails_for_all(call, tmp_path):
                 assert group.rank == 0  # it lives until then
                 return
             try:
-                for _ in range(2):  # the first of a late rank may end well: what the others give to it had come
+                # The first of a late rank may end well: what the others give to it had come.
+                for _ in range(2):
                     call()
             except weft.AbortedError as error:
                 said[rank - 1] = time.monotonic(), error.ranks, str(error)
@@ -227,14 +229,15 @@ def test_a_call_fails_for_all(call, tmp_path):
         assert all(said), said
         for at, ranks, text in said:
             assert ranks == (0,) and ("rank 0 was interrupted" in text or "rank 0 dropped the Work" in text), said
-        # It takes some 20 ms; other tests run, too. Ranks that make a group give those that may still come two seconds.
+        # It takes some 20 ms; other tests run, too. Ranks that make a group give those that may still come
+        # two seconds.
         assert took[0] < 0.5 and said[0][0] - ended[0] < {3 if call == "split" else 0.5}, (took, said, ended)
         print("well")
         """, tmp_path / "run"))
 
 
 def test_a_saver_may_be_waited_for_again(tmp_path):
-    """Its save goes on, and what it comes to is told by the next wait."""
+    """Its save goes on, and the next wait gives its result."""
     assert "well" in finish(start("""
         import numpy as np
         saver, may_write = weft.checkpoint.Saver(), threading.Event()
@@ -262,7 +265,7 @@ def test_a_saver_may_be_waited_for_again(tmp_path):
 
 
 def test_a_work_may_be_waited_for_again():
-    """Who keeps the Work keeps the call."""
+    """A program that keeps the Work keeps the call."""
     assert "well" in finish(start("""
         store, come = weft.Store.local(), threading.Event()
         context = weft.Context()

@@ -69,7 +69,8 @@ def test_every_operation_gives_new_arrays(ranks):
         mine = group.gather(x).wait()
         assert mine is None if group.rank else mine.shape == (8,)
         into = np.empty(4)
-        assert group.all_reduce(x, out=into).wait() is into and into.tolist() == [1, 3, 5, 7]  # memory of another library that may be written
+        # Memory of another library that may be written.
+        assert group.all_reduce(x, out=into).wait() is into and into.tolist() == [1, 3, 5, 7]
         group.send(x, 1 - group.rank)
         assert group.recv(into, 1 - group.rank).wait() is into and into[0] == 1 - group.rank
         assert (group.all_reduce(jnp.float32(2)).wait() == 4).all()
@@ -121,7 +122,7 @@ def test_what_is_no_array(group):
 
 
 def test_computed_just_now(group):
-    """What is not computed yet is waited for."""
+    """A call waits for arrays that are not computed yet."""
     step = jax.jit(lambda x: jax.lax.fori_loop(0, 200, lambda i, y: jnp.tanh(y @ y), x))
     x = step(jnp.eye(300) * 1.0)
     out = group.all_reduce(x).wait()

@@ -1,4 +1,4 @@
-"""What lives how long: memory and handles of calls that Ctrl-C interrupted, and what outlives the
+"""Lifetimes: memory and handles of calls that Ctrl-C interrupted, and objects that outlive the
 interpreter. Each in a process of its own, which must end by itself: a crash is an exit status of its own."""
 import os
 import signal
@@ -29,7 +29,7 @@ def interrupted(call):
 
 
 def run(program, *arguments):
-    """What a program printed that ended well."""
+    """The output of a program that ended well."""
     done = subprocess.run([sys.executable, "-c", PRELUDE + textwrap.dedent(program), *map(str, arguments)], capture_output=True, text=True, timeout=60,
                           check=False, env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(weft.__file__))})
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}{done.stderr}"
@@ -118,7 +118,8 @@ def test_capsule_that_outlives_the_interpreter(taken, versioned):
             name = b"used_dltensor_versioned" if {versioned} else b"used_dltensor"
             ctypes.pythonapi.PyCapsule_SetName.argtypes = [ctypes.py_object, ctypes.c_char_p]
             ctypes.pythonapi.PyCapsule_SetName(capsule, name)
-        # its type, which weft remembers, holds this module's names, and with them the capsule, until the last garbage collection
+        # its type, which weft remembers, holds this module's names, and with them the capsule, until the last
+        # garbage collection
         class Holder:
             def __dlpack__(self, **_):
                 return capsule

@@ -241,7 +241,8 @@ def test_buckets_with_a_hook(ranks):
     def program(group):
         own = group.duplicate()
         for a, b in reduced(group, hook=Doubled(own)):
-            assert (a == 3).all() and (b == 10).all() and a.shape == (4, 2)  # 2 x the mean of 1 and 2, 2 x (2 + 3)
+            # 2 x the mean of 1 and 2, 2 x (2 + 3).
+            assert (a == 3).all() and (b == 10).all() and a.shape == (4, 2)
         assert {entry[1:] for entry in seen if entry[0] == group.rank} == {(0, (0,), "avg"), (1, (1,), "sum")}
     ranks(2, program)
 

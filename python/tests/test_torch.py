@@ -403,7 +403,7 @@ def test_coalesced_operations():
 
 
 def test_split_and_merged_groups():
-    """What torch's C++ makes of a group of weft's is one, with the Works of one."""
+    """torch's C++ gets a group of weft's as a group, with its Works."""
     run(4, """
         from datetime import timedelta
         import weft.torch
@@ -435,7 +435,7 @@ def test_split_and_merged_groups():
 
 
 def test_hooks_see_each_call():
-    """Those of the program, and torch's own check for NaN."""
+    """Hooks of the program, and torch's own check for NaN."""
     program = """
         import os
         os.environ["TORCH_DIST_NAN_CHECK"] = "1"

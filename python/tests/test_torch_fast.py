@@ -105,7 +105,7 @@ def test_operations_begin_in_c():
 
 
 def test_the_group_that_calls_go_through_has_the_names(tmp_path):
-    """What hooks and profilers see of a call is the plain group's."""
+    """Hooks and profilers see a call as that of the plain group."""
     done = run(f"""
         import torch.distributed as dist
         import weft.torch

@@ -91,7 +91,7 @@ def test_a_handler_of_the_program_goes_on():
 
 
 def test_a_rank_that_does_not_come():
-    """Whom the making of the default group waits for."""
+    """The ranks that the making of the default group waits for."""
     run(3, """
         from datetime import timedelta
         import weft

@@ -1,4 +1,4 @@
-"""What weft.torch asks of torch: an error that names what another version lacks."""
+"""The needs of weft.torch: an error names the parts that another version of torch lacks."""
 import os
 import re
 import subprocess

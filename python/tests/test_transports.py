@@ -1,4 +1,4 @@
-"""What transports tell of themselves, and one that is written in Python."""
+"""The traits of transports, and a transport that is written in Python."""
 import threading
 
 import numpy as np

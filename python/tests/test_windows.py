@@ -16,7 +16,7 @@ def plate(shape=(11, 6), dtype="f8"):
 
 
 def ghosted(whole, halo, ghost, **pad):
-    """What this rank's array of a halo holds after an exchange."""
+    """The contents of this rank's array of a halo after an exchange."""
     padded = np.pad(whole, ghost, **pad)
     return padded[tuple(slice(p.start, p.stop + before + after) for p, (before, after) in zip(halo.part, ghost))]
 

@@ -53,7 +53,7 @@ def test_wait_all_for_a_while(ranks):
                 weft.wait_all(works, timeout=0.05)
             assert not isinstance(late.value, weft.Error)
             group.send(np.ones(1), 1).wait()
-            works[1].wait()  # the others come when rank 1 is told again
+            works[1].wait()  # the others come when rank 1 is notified again
             with pytest.raises(TimeoutError, match="2 of 3 calls"):
                 weft.wait_all(iter(works), 0)
             group.send(np.ones(1), 1).wait()
@@ -68,7 +68,7 @@ def test_wait_all_for_a_while(ranks):
 
 
 def test_wait_all_for_a_while_tells_a_failure():
-    """Of a call that has failed, though others of another group are pending."""
+    """The error of a call that has failed, though others of another group are pending."""
     context, store = weft.Context(), weft.Store.local()
     fails, waits = [None, None], [None, None]
 
@@ -190,7 +190,7 @@ def test_then_and_await(ranks):
 
 
 def test_sources(ranks):
-    """Of a batch: one for each receive from anybody, in the order of the calls."""
+    """The sources of a batch: one for each receive from anybody, in the order of the calls."""
     def program(group):
         if group.rank == 0:
             batch = group.batch()
@@ -460,8 +460,8 @@ def test_launcher_names_who_fails(processes):
 
 
 def test_await_after_a_failure_of_the_driver(ranks):
-    """What goes wrong at a work's end is that work's failure; others are awaited as before, even where the
-    group was closed meanwhile."""
+    """An error at a work's end is that work's failure; others are awaited as before, even if the group was
+    closed meanwhile."""
     def program(group):
         async def wrap(work):
             return await work

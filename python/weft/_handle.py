@@ -144,7 +144,8 @@ class _Worker:
         return failure
 
 
-GIVES_UP = 0.06  # seconds: a call that is interrupted mostly ends within this time, and has notified the other ranks then
+# Seconds: a call that is interrupted mostly ends within this time, and has notified the other ranks then.
+GIVES_UP = 0.06
 GIVES_UP_AT_EXIT = 2
 _idle = []  # workers that wait for a task
 _ending = []  # threads of workers whose calls were interrupted

@@ -42,7 +42,8 @@ class Library:
 
 _dll = _load()
 lib = Library(_dll)
-LAST_CALLS_NS = 10 * 10**9  # how long the end of the interpreter waits for functions of the program's that the library has called
+# How long the end of the interpreter waits for functions of the program's that the library has called.
+LAST_CALLS_NS = 10 * 10**9
 
 
 @atexit.register  # first in the package, and so called last: handles that end at exit may still call Python

@@ -103,7 +103,8 @@ def _of_dlpack(x, name, writes):
     if status:
         error = errors.last()
         raise type(error)(f"{name}: {error.text}")
-    return buffer, (x, capsule)  # nobody takes the tensor out of the capsule, so that its end calls the deleter, once
+    # Nobody takes the tensor out of the capsule, so that its end calls the deleter, once.
+    return buffer, (x, capsule)
 
 
 def _of_jax(x, name, writes):

@@ -92,7 +92,9 @@ def save(directory, named, step, *, mesh=None, extra=None, keep=0, on_stage=None
         asked.raise_failure()
 
 
-_telling = {}  # handle of a Saver -> the _Asked of saves that its thread may still call, or whose failures wait() is to raise
+# Handle of a Saver -> the _Asked of saves that its thread may still call, or whose failures wait() is to
+# raise.
+_telling = {}
 _with_stages = weakref.WeakSet()  # Savers that have such
 
 

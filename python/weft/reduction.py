@@ -36,7 +36,8 @@ class Reduction(Handle):
             except BaseException as error:  # pylint: disable=broad-except
                 a = b = c = made = None
                 if not found:
-                    found.append(errors.caught(error))  # whose frames would show memory that is gone when somebody looks
+                    # The error's frames would show memory that is gone later.
+                    found.append(errors.caught(error))
         self.name, self._errors = name, found
         self._function = _api.weft_combine(run)
         handle = ctypes.c_void_p()

@@ -20,7 +20,9 @@ _FLAGS = ("native_is_canonical", "spin", "rings", "deadline", "names_absent", "d
 class Traits(typing.NamedTuple):
     """The operations that a transport performs itself (the rest is composed from them), and its
     guarantees."""
-    progress_style: str  # what carries calls on: "polled" (the thread that waits), "threaded" (a thread of the transport's), "stream" (a device's)
+    # The agent of progress: "polled" (the thread that waits), "threaded" (a thread of the transport's),
+    # "stream" (a device's).
+    progress_style: str
     ops: frozenset[str]  # of operations' names
     dtypes: frozenset[str]  # that it moves, "f32", ...
     reduces: dict[str, frozenset[str]]  # reduce op -> the dtypes that it combines itself
@@ -90,7 +92,9 @@ class Transport:
 
 
 _FIELDS = dict(_api.weft_transport._fields_)
-_channels = {}  # number -> (transport, channel, what it was made of): as long as a channel is open its transport may be asked for more
+# Number -> (transport, channel, what it was made of): as long as a channel is open its transport may be asked
+# for more.
+_channels = {}
 _numbers = itertools.count(1)
 _groups = weakref.WeakSet()  # those of group_over
 

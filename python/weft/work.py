@@ -37,9 +37,13 @@ class Work(Handle):
         Handle.__init__(self, handle)
         self._group, self._keep, self._result, self._failure = group, keep, result, None
         self._is_recv, self._reductions = is_recv, reductions
-        self._awaited = None  # an _Awaited once a coroutine has awaited it: from then on the thread that drives it alone uses its handle
+        # An _Awaited once a coroutine has awaited it: from then on the thread that drives it alone uses its
+        # handle.
+        self._awaited = None
         self.source = None  # of a recv that is done: the rank that sent
-        self.sources = None  # of a batch (or send_recv) that is done: the same of each recv from ANY_SOURCE among its calls, in their order
+        # For a batch (or send_recv) that is done: the source of each recv from ANY_SOURCE among its calls, in
+        # their order.
+        self.sources = None
 
     def wait(self, timeout=None):
         """Blocks until the call is done, driving everything that this rank has in flight; its result: the
@@ -279,7 +283,8 @@ class _Driver:
                         return
                 works = list(self._works)
             ended = []
-            for i, work in enumerate(works):  # the thread that waits for the last one drives all of them meanwhile
+            # The thread that waits for the last one drives all of them meanwhile.
+            for i, work in enumerate(works):
                 if self._step(work, i == len(works) - 1 and not ended):
                     ended.append(work)
             with self._more:

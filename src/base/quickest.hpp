@@ -26,7 +26,7 @@ class Quickest {
  public:
   struct Next {
     Way way;
-    bool timed;  ///< took() is to be told
+    bool timed;  ///< took() needs it
   };
   /// The way for the next time, of these possible ones; at least one is possible.
   Next next(std::span<const Way> possible) noexcept;

@@ -171,9 +171,9 @@ TEST(Subgroups, OverGlooARankThatIsKilledBeforeTheyAreMadeIsNamed) {
   a_rank_ends_before_subgroups("gloo", true);
 }
 
-// Rank 1 comes last to the making of a group, and ends when it has told the others all about itself, but has
-// not put together what all ranks told. Not two seconds later, when the others would give up because the
-// parent has failed.
+// Rank 1 comes last to the making of a group, and ends when it has published its own information, but has
+// not put together that of all ranks. Not two seconds later, when the others would give up because the parent
+// has failed.
 TEST(Subgroups, TheLastToComeIsNamedAtOnceThoughItHasToldItsPart) {
   RankProcesses ranks(3, [](Rank& r) {
     bool making = false;

@@ -362,7 +362,8 @@ TEST_P(Gloo, RanksThatLeaveInACircleDoNotWaitForOneAnother) {
         TestHooks hooks;
         hooks.before_leave = [&](int peer) {
           if (peer != last) return;
-          // The predecessor has told this rank, whose thread has answered; so has it been by the others.
+          // The predecessor has notified this rank, whose thread has answered; the others have notified it,
+          // too.
           r.store->set(answered(r.rank), "1", Deadline::after(20s));
           for (int rank = 0; rank < n; ++rank) r.store->get(answered(rank), Deadline::after(20s));
           std::this_thread::sleep_for(100ms);  // the answers are under way

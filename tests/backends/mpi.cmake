@@ -1,10 +1,10 @@
 # Tests over the MPIs, under their own mpirun. With neither, `backends/mpi_job` remains, and skips by name.
 #
-# mpirun_test(<test> <target> [RANKS n ...] [TIMEOUT s] [LABELS ...] [ARGS ...]) runs the program in 2 and in 4 ranks, or in those
-# given, under each mpirun, as <test>_openmpi_2, …, with WEFT_TEST_BACKEND set. Under sanitizers more than two ranks, and Open MPI,
-# are for the tier "full".
-# Sanitizers see only what they compiled: of the MPIs, thread's leaves the locks alone, and UCX beneath MPICH must not patch mmap;
-# what Open MPI never frees is not ours (weft's own leaks are looked for over MPICH).
+# mpirun_test(<test> <target> [RANKS n ...] [TIMEOUT s] [LABELS ...] [ARGS ...]) runs the program in 2 and in
+# 4 ranks, or in those given, under each mpirun, as <test>_openmpi_2, …, with WEFT_TEST_BACKEND set. Under
+# sanitizers more than two ranks, and Open MPI, are for the tier "full". Sanitizers see only what they
+# compiled: of the MPIs, thread's leaves the locks alone, and UCX beneath MPICH must not patch mmap; what Open
+# MPI never frees is not ours (weft's own leaks are looked for over MPICH).
 set(sanitized_openmpi "")
 set(sanitized_mpich "")
 if(WEFT_SANITIZE STREQUAL "thread")
@@ -38,7 +38,8 @@ function(mpirun_test name target)
       add_test(NAME ${test} COMMAND ${mpirun_${mpi}} -n ${ranks} $<TARGET_FILE:${target}> ${T_ARGS})
       # Ranks that wait leave the cores to the others; nothing here needs more than this host.
       set(labels backends ${T_LABELS})
-      if(WEFT_SANITIZE AND (ranks GREATER 2 OR mpi STREQUAL "openmpi"))  # the code is the same over both, and so are its accesses
+      # The code is the same over both, and so are its accesses.
+      if(WEFT_SANITIZE AND (ranks GREATER 2 OR mpi STREQUAL "openmpi"))
         list(APPEND labels full)
       endif()
       weft_test_runs(${test} SLOTS ${weft_two_cores} TIMEOUT ${T_TIMEOUT} LABELS ${labels})

@@ -196,7 +196,7 @@ TEST_P(MpiFailures, AnAbsentRankIsNamedAndToldAfterwards) {
                 HasSubstr("timeout 1: all_reduce: not finished within 2 s: rank 1 had not arrived"))
         << o.all;
   }
-  for (const int r : {0, 2})  // told before, too
+  for (const int r : {0, 2})  // reported before, too
     EXPECT_THAT(o.all,
                 testing::ContainsRegex(fmt::format(
                     "weft warning: .group. all_reduce f32 x4 sum: not finished after 0.2 s, a tenth of its "

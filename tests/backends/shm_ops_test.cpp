@@ -1,6 +1,6 @@
 // Tests of shared memory alone: every operation on each of its paths, with memory that some ranks share and
-// others do not, in any order and many at once, against values computed here; what ranks that call different
-// things are told; who may run ahead of whom.
+// others do not, in any order and many at once, against values computed here; the
+// errors of ranks that call different things; which rank may run ahead of which.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>

@@ -401,7 +401,8 @@ static void test_struct_sizes(void) {
       weft_barrier(g, &newer.known, NULL, &error), bad,
       "weft_barrier: options->struct_size is 31; expected 64: initialise it with WEFT_CALL_OPTIONS_INIT");
 
-  /* An error without its initialiser gets a code and no text, a line on stderr says so, and the call is not made. */
+  /* An error without its initialiser gets a code and no text, a line on stderr says so, and the call is not
+   * made. */
   weft_error raw;
   memset(&raw, 0, sizeof raw);
   raw.code = -9;
@@ -780,8 +781,8 @@ static void test_log_levels(void) {
     weft_context_options options = WEFT_CONTEXT_OPTIONS_INIT;
     options.log_levels = quiet ? "host=error" : "host=info";
     options.log_level = quiet ? WEFT_LOG_DEBUG : WEFT_LOG_ERROR;
-    options.segment_bytes =
-        1; /* a segment of one page for each block: the 256 of a process are soon used up */
+    /* A segment of one page for each block: the 256 of a process are soon used up. */
+    options.segment_bytes = 1;
     options.log = keep_line;
     options.log_data = &seen;
     OK(weft_context_create(&options, &c, &error));

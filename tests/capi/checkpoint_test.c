@@ -1,5 +1,5 @@
-/* Checkpoints from C: saved on one mesh and loaded on another, numbers compared; what a reader, verify and export say of
- * one; every refused argument. */
+/* Checkpoints from C: saved on one mesh and loaded on another, numbers compared; what a reader, verify and
+ * export say of one; every refused argument. */
 #include "support.h"
 
 static char folder[64], file[128];
@@ -71,8 +71,9 @@ static void save_alone(int64_t step, const weft_checkpoint_save_options* options
   OK(weft_checkpoint_save(folder, NULL, step, tensors, 2, extra, 2, options, &error));
 }
 
-/* One rank -----------------------------------------------------------------------------------------------------
- */
+/* One rank
+ * -----------------------------------------------------------------------------------------------------
+ * */
 
 static void test_one_rank(void) {
   make_folder();
@@ -208,8 +209,9 @@ static void test_reader(void) {
   remove_folder();
 }
 
-/* Another mesh -----------------------------------------------------------------------------------------------
- */
+/* Another mesh
+ * -----------------------------------------------------------------------------------------------
+ * */
 
 /* w cut along one dimension over a mesh of one axis, and b whole. */
 typedef struct {
@@ -220,7 +222,8 @@ typedef struct {
   double b[3];
   weft_tensor tensors[2];
 } laid_out;
-/* By rows: 0 to 2 on rank 0, 3 and 4 on rank 1; or all of them, where there is one rank. Filled with what rows have. */
+/* By rows: 0 to 2 on rank 0, 3 and 4 on rank 1; or all of them, where there is one rank. Filled with what
+ * rows have. */
 static void lay_out(laid_out* t, rank_args* a, const char* axis, int32_t dim) {
   const int rows = a->size == 1 || dim == 1 ? 5 : a->rank == 0 ? 3 : 2, columns = dim == 1 ? 4 / a->size : 4;
   t->world = join(a, "world", 20000 * MS);
@@ -287,8 +290,9 @@ static void test_another_mesh(void) {
   }
 }
 
-/* What is wrong -----------------------------------------------------------------------------------------------
- */
+/* What is wrong
+ * -----------------------------------------------------------------------------------------------
+ * */
 
 static bool leave_w(void* data, const char* name) {
   ++*(int*)data;
@@ -505,8 +509,9 @@ static void test_a_flipped_byte(void) {
   remove_folder();
 }
 
-/* In the background, and whole ------------------------------------------------------------------------------------
- */
+/* In the background, and whole
+ * ------------------------------------------------------------------------------------
+ * */
 
 static void tell_of_data(void* data, const char* stage) {
   if (strcmp(stage, "data") == 0) *(bool*)data = true;
@@ -609,8 +614,9 @@ static void test_background(void) {
 
 static void test_whole(void) { run_ranks(2, whole_tensors); }
 
-/* Export --------------------------------------------------------------------------------------------------------
- */
+/* Export
+ * --------------------------------------------------------------------------------------------------------
+ * */
 
 static const char* only_w(void* data, const char* name) {
   (void)data;

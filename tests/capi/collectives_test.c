@@ -1,5 +1,5 @@
-/* Every operation of weft.h between ranks that are threads: results, in place, user's functions, lists of calls, and
- * what is refused. */
+/* Every operation of weft.h between ranks that are threads: results, in place, user's functions, lists of
+ * calls, and what is refused. */
 #include "support.h"
 
 enum { MOST = 12 }; /* elements of a block */
@@ -406,8 +406,8 @@ static void test_users_function(void) {
   run_ranks(3, users_function);
 }
 
-/* A reduction of single elements, between which calls may be cut: each is a map x -> a x + b of numbers below a prime, and to combine
- * two is to apply the left one first. It is associative, and not commutative. */
+/* A reduction of single elements, between which calls may be cut: each is a map x -> a x + b of numbers below
+ * a prime, and to combine two is to apply the left one first. It is associative, and not commutative. */
 enum { PRIME = 65521 };
 static int the_maps; /* what the function is handed */
 static int64_t map_of(int64_t a, int64_t b) { return a << 32 | b; }
@@ -637,7 +637,7 @@ static void test_persistent(void) {
   for (int n = 1; n <= 3; ++n) run_ranks(n, persistent);
 }
 
-/* What is refused ------------------------------------------------------------------------------------------
+/* Refused calls --------------------------------------------------------------------------------------------
  */
 
 static void test_refused(void) {

@@ -1,5 +1,5 @@
-/* Tensors of DLPack as buffers, and shared memory as such a tensor. If dlpack.h is installed (Debian: libdlpack-dev) its structs are
- * compared with ours, and handed in without a cast. */
+/* Tensors of DLPack as buffers, and shared memory as such a tensor. If dlpack.h is installed (Debian:
+ * libdlpack-dev) its structs are compared with ours, and handed in without a cast. */
 #include "support.h"
 
 #include <pthread.h>

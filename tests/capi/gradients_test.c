@@ -1,5 +1,5 @@
-/* Gradients of a program's own from C: averaged, synchronised, measured, clipped, reduced in buckets; samples. Results
- * against numbers worked out here, on 2 and 4 ranks; every refused argument. */
+/* Gradients of a program's own from C: averaged, synchronised, measured, clipped, reduced in buckets;
+ * samples. Results against numbers worked out here, on 2 and 4 ranks; every refused argument. */
 #include "support.h"
 
 #include <math.h>
@@ -30,12 +30,13 @@ static weft_layout* reduced(const weft_layout* layout, const weft_mesh* axes) {
   return to;
 }
 
-/* Lists ------------------------------------------------------------------------------------------------------
- */
+/* Lists
+ * ------------------------------------------------------------------------------------------------------
+ * */
 
-/* A weight cut along tp, one that all tp ranks hold and each uses for its own part, and a mean: what a step of a host
- * framework has after backward on dp x tp. Rank (d, t) has w[i] = (d + 1) * (100 t + i), u[i] = (d + 1) * (t + i) and
- * m[i] = d + i. */
+/* A weight cut along tp, one that all tp ranks hold and each uses for its own part, and a mean: what a step
+ * of a host framework has after backward on dp x tp. Rank (d, t) has w[i] = (d + 1) * (100 t + i), u[i] = (d
+ * + 1) * (t + i) and m[i] = d + i. */
 static void a_step(rank_args* a) {
   weft_group* world = join(a, "world", 20000 * MS);
   weft_mesh *mesh = mesh_of(world, 2), *dp = along(mesh, "dp"), *tp = along(mesh, "tp");
@@ -224,15 +225,17 @@ static void misfits(rank_args* a) {
 }
 static void test_misfits(void) { run_ranks(2, misfits); }
 
-/* Buckets ----------------------------------------------------------------------------------------------------
- */
+/* Buckets
+ * ----------------------------------------------------------------------------------------------------
+ * */
 
 enum { LARGE = 500 };
 static const weft_reducer_entry entries[] = {
     {"large", LARGE, WEFT_F32, WEFT_SUM}, {"small", 3, WEFT_F32, WEFT_SUM}, {"mean", 2, WEFT_F64, WEFT_AVG}};
 
-/* "large" is reduced in the program's memory, "small" copied from it and back, "mean" lies in its slot. Each step has two
- * micro-batches, of which rank r adds (r + 1) * (step + 1) each time; memory of "large" is another one in each step. */
+/* "large" is reduced in the program's memory, "small" copied from it and back, "mean" lies in its slot. Each
+ * step has two micro-batches, of which rank r adds (r + 1) * (step + 1) each time; memory of "large" is
+ * another one in each step. */
 static void in_buckets(rank_args* a) {
   weft_group* world = join(a, "world", 20000 * MS);
   weft_mesh* mesh = mesh_of(world, 2);
@@ -442,13 +445,14 @@ static void bucket_errors(rank_args* a) {
 }
 static void test_bucket_errors(void) { run_ranks(2, bucket_errors); }
 
-/* Samples ----------------------------------------------------------------------------------------------------
- */
+/* Samples
+ * ----------------------------------------------------------------------------------------------------
+ * */
 
 static weft_context* context;
 
-/* Two rounds of 10 samples, 5 a step: each sample once in a round; parts of the data ranks in order make the batch that
- * one rank would read, and tensor ranks read alike. */
+/* Two rounds of 10 samples, 5 a step: each sample once in a round; parts of the data ranks in order make the
+ * batch that one rank would read, and tensor ranks read alike. */
 static void test_samples(void) {
   int64_t alone[4][5], parts[4][5], offset = -1, count = -1;
   const weft_mesh_axis one[] = {{"dp", 1}}, four[] = {{"dp", 2}, {"tp", 2}};
@@ -476,8 +480,9 @@ static void test_samples(void) {
   }
 }
 
-/* Arguments ---------------------------------------------------------------------------------------------------
- */
+/* Arguments
+ * ---------------------------------------------------------------------------------------------------
+ * */
 
 #define REFUSED(call, text) CHECK_ERROR(call, WEFT_BAD_ARGUMENT, text)
 

@@ -1,5 +1,5 @@
-/* c/group.h and c/trace.h: groups by each rendezvous, groups of groups, what a group tells of itself, the recorder,
- * wrong arguments. Environment and shrink are in capi_test.c. */
+/* c/group.h and c/trace.h: groups by each rendezvous, groups of groups, what a group tells of itself, the
+ * recorder, wrong arguments. Environment and shrink are in capi_test.c. */
 #define _POSIX_C_SOURCE 200809L
 #include "support.h"
 
@@ -14,7 +14,7 @@ static float sum_over(weft_group* group, float x) {
   return x;
 }
 
-/* What a group tells of itself ------------------------------------------------------------------------------
+/* Properties of a group -------------------------------------------------------------------------------------
  */
 
 static void tells(rank_args* a) {

@@ -1,4 +1,5 @@
-/* c/interrupt.h: a rank that waits for another one is interrupted by a thread, and by the handler of a signal. */
+/* c/interrupt.h: a rank that waits for another one is interrupted by a thread, and by the handler of a
+ * signal. */
 #include "support.h"
 
 #include <signal.h>
@@ -84,7 +85,8 @@ static void a_store(void) {
   end(thread);
 }
 
-/* Rank 0 waits for rank 1 in a call; with a limit the call stays in flight, without one the group fails on both. */
+/* Rank 0 waits for rank 1 in a call; with a limit the call stays in flight, without one the group fails on
+ * both. */
 static void a_call(rank_args* a) {
   weft_group* group = NULL;
   weft_work* work = NULL;

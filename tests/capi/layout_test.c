@@ -1,5 +1,5 @@
-/* Layouts from C, and tensors of the caller's that go from one to another: results against numbers worked out here, and
- * every refused argument. */
+/* Layouts from C, and tensors of the caller's that go from one to another: results against numbers worked out
+ * here, and every refused argument. */
 #include "support.h"
 
 static weft_mesh* mesh_of(weft_group* group, int32_t dp) {
@@ -142,8 +142,8 @@ static void test_arithmetic(void) {
 enum { ROWS = 7, COLUMNS = 5, ALL = ROWS * COLUMNS };
 static float value_at(int64_t row, int64_t column) { return (float)(10 * row + column + 1); }
 
-/* This rank's part of the tensor whose elements are value_at(): of a sum, dp and tp contribute alike, plus a part that
- * cancels. Returns how many elements it has. */
+/* This rank's part of the tensor whose elements are value_at(): of a sum, dp and tp contribute alike, plus a
+ * part that cancels. Returns how many elements it has. */
 static int64_t fill(const weft_layout* layout, float* to, int parts, int index) {
   int64_t at[2], n[2];
   float* next = to;
@@ -229,8 +229,8 @@ static void transfers(rank_args* a) {
 }
 static void test_transfers(void) { run_ranks(2, transfers); }
 
-/* Replicas: the same, then one that drifted. Rank 3 has another bit in "w", which dp shards, so that its peer is
- * rank 2. */
+/* Replicas: the same, then one that drifted. Rank 3 has another bit in "w", which dp shards, so that its peer
+ * is rank 2. */
 static void replicas(rank_args* a) {
   weft_group* world = join(a, "world", 20000 * MS);
   weft_mesh *mesh = mesh_of(world, 2), *tp = NULL;
@@ -272,8 +272,9 @@ static void replicas(rank_args* a) {
 }
 static void test_replicas(void) { run_ranks(4, replicas); }
 
-/* Arguments --------------------------------------------------------------------------------------------------
- */
+/* Arguments
+ * --------------------------------------------------------------------------------------------------
+ * */
 
 #define REFUSED(call, text) CHECK_ERROR(call, WEFT_BAD_ARGUMENT, text)
 

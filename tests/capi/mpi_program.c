@@ -1,5 +1,5 @@
-/* A C program that uses MPI itself: its communicator, and half of it with the ranks in the other order, as groups of weft, over shm and
- * over the backend that the first argument names. */
+/* A C program that uses MPI itself: its communicator, and half of it with the ranks in the other order, as
+ * groups of weft, over shm and over the backend that the first argument names. */
 #include <stdio.h>
 
 #include "weft/weft_mpi.h"

@@ -1,5 +1,5 @@
-/* c/store.h: every kind of store and every request, values of any bytes, servers with and without a secret, wrong
- * arguments. */
+/* c/store.h: every kind of store and every request, values of any bytes, servers with and without a secret,
+ * wrong arguments. */
 #define _POSIX_C_SOURCE 200809L
 #include "support.h"
 

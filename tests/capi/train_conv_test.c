@@ -1,4 +1,5 @@
-/* Column and row convolutions from C on plain arrays: what the ranks compute together is what plain loops compute on one. */
+/* Column and row convolutions from C on plain arrays: what the ranks compute together is what plain loops
+ * compute on one. */
 #define _POSIX_C_SOURCE 200809L /* barriers of pthread */
 #include "weft/weft_train.h"
 
@@ -15,7 +16,8 @@ enum {
   MOST = BATCH * HIDDEN * HEIGHT * WIDTH
 };
 
-/* Tensors of four dimensions, of either dtype --------------------------------------------------------------- */
+/* Tensors of four dimensions, of either dtype
+ * --------------------------------------------------------------- */
 
 typedef struct tensor {
   weft_dtype dtype;
@@ -75,7 +77,8 @@ static void expect(const tensor* got, const tensor* from, int dim, int first, in
   for (int i = 0; i < count(&part); ++i) CHECK(get(got, i) == get(&part, i) + more);
 }
 
-/* Plain loops ------------------------------------------------------------------------------------------------ */
+/* Plain loops
+ * ------------------------------------------------------------------------------------------------ */
 
 /* x, column, h, row, y, and back, on one rank. Whole numbers that bf16 has, too. */
 static struct { tensor x, w1, b1, h, w2, b2, y, dy, dh, dx, dw1, db1, dw2, db2; } one;
@@ -131,7 +134,8 @@ static void compute_serial(void) {
   backward(&one.dh, &one.x, &one.w1, &one.dx, &one.dw1, &one.db1);
 }
 
-/* On ranks --------------------------------------------------------------------------------------------------- */
+/* On ranks
+ * --------------------------------------------------------------------------------------------------- */
 
 static weft_compute* compute_with(weft_context* context, int threads) {
   weft_compute_options options = WEFT_COMPUTE_OPTIONS_INIT;
@@ -147,7 +151,8 @@ static void cut(int size, const rank_args* a, int* first, int* own) {
   *own = each + (a->rank < more ? 1 : 0);
 }
 
-/* x, w and dy of dtype t; what is written, and the biases, of dtype u. Maps outside of the pair are divided along `dim`; -1: not. */
+/* x, w and dy of dtype t; what is written, and the biases, of dtype u. Maps outside of the pair are divided
+ * along `dim`; -1: not. */
 static void expect_serial(weft_compute* compute, weft_group* group, const rank_args* a, weft_dtype t,
                           weft_dtype u, int dim, bool accumulate) {
   weft_conv2d_options options = WEFT_CONV2D_OPTIONS_INIT;
@@ -224,7 +229,8 @@ static void gathered(rank_args* a) {
   weft_compute_destroy(compute);
 }
 
-/* Tensors of DLPack ------------------------------------------------------------------------------------------- */
+/* Tensors of DLPack
+ * ------------------------------------------------------------------------------------------- */
 
 static weft_dl_tensor dl_tensor(float* data, int64_t* shape, int32_t ndim) {
   const weft_dl_tensor t = {data, {WEFT_DL_CPU, 0}, ndim, {WEFT_DL_FLOAT, 32, 1}, shape, NULL, 0};
@@ -292,7 +298,8 @@ static void of_dlpack(void) {
   weft_context_destroy(context);
 }
 
-/* What is wrong ---------------------------------------------------------------------------------------------- */
+/* What is wrong
+ * ---------------------------------------------------------------------------------------------- */
 
 static void refuses(void) {
   weft_context* context = NULL;

@@ -1,4 +1,5 @@
-/* Column and row layers from C on plain arrays: what the ranks compute together is what plain loops compute on one. */
+/* Column and row layers from C on plain arrays: what the ranks compute together is what plain loops compute
+ * on one. */
 #define _POSIX_C_SOURCE 200809L /* barriers of pthread */
 #include "weft/weft_train.h"
 
@@ -9,7 +10,8 @@
 
 enum { TOKENS = 6, IN = 12, HIDDEN = 24, OUT = 8, MOST = HIDDEN * IN };
 
-/* Plain loops ------------------------------------------------------------------------------------------------ */
+/* Plain loops
+ * ------------------------------------------------------------------------------------------------ */
 
 /* Small whole numbers: products and sums are exact, in f32 and here in bf16, too, whatever their order. */
 static float number(int tensor, int i) { return (float)((i * 7 + tensor * 3) % 3 - 1); }
@@ -66,7 +68,8 @@ static void compute_serial(void) {
   weights(one.dh, one.x, one.dw1, one.db1, TOKENS, IN, HIDDEN);
 }
 
-/* Arrays of either dtype ------------------------------------------------------------------------------------- */
+/* Arrays of either dtype
+ * ------------------------------------------------------------------------------------- */
 
 typedef struct array {
   weft_dtype dtype;
@@ -79,7 +82,8 @@ typedef struct array {
 
 static void set(array* a, int i, float value) { set_element(&a->data, a->dtype, i, value); }
 static float get(const array* a, int i) { return get_element(&a->data, a->dtype, i); }
-/* Rows [row, row + rows) and columns [column, column + columns) of `from`, which is `width` wide; NULL: all 1. */
+/* Rows [row, row + rows) and columns [column, column + columns) of `from`, which is `width` wide; NULL: all
+ * 1. */
 static array part(weft_dtype dtype, const float* from, int width, int row, int rows, int column,
                   int columns) {
   array a;
@@ -109,7 +113,8 @@ static void expect(const array* got, const float* from, int width, int row, int 
       CHECK(get(got, r * got->columns + c) == from[(row + r) * width + column + c] + more);
 }
 
-/* On ranks --------------------------------------------------------------------------------------------------- */
+/* On ranks
+ * --------------------------------------------------------------------------------------------------- */
 
 static weft_compute* compute_with(weft_context* context, int threads) {
   weft_compute_options options = WEFT_COMPUTE_OPTIONS_INIT;
@@ -221,7 +226,8 @@ static void real_numbers(rank_args* a) {
   weft_group_destroy(group);
 }
 
-/* Divided sequences, gathered outputs ------------------------------------------------------------------------ */
+/* Divided sequences, gathered outputs
+ * ------------------------------------------------------------------------ */
 
 /* This rank's positions of `size` in all: the first ranks have one more. */
 static void cut(int size, int ranks, int rank, int* first, int* count) {
@@ -323,7 +329,8 @@ static void gathered(rank_args* a) {
   weft_compute_destroy(compute);
 }
 
-/* Tensors of DLPack ------------------------------------------------------------------------------------------- */
+/* Tensors of DLPack
+ * ------------------------------------------------------------------------------------------- */
 
 static weft_dl_tensor dl_tensor(float* data, int64_t* shape, int32_t ndim) {
   const weft_dl_tensor t = {data, {WEFT_DL_CPU, 0}, ndim, {WEFT_DL_FLOAT, 32, 1}, shape, NULL, 0};
@@ -387,7 +394,8 @@ static void of_dlpack(void) {
   weft_context_destroy(context);
 }
 
-/* What is wrong ---------------------------------------------------------------------------------------------- */
+/* What is wrong
+ * ---------------------------------------------------------------------------------------------- */
 
 static void refuses(void) {
   weft_context* context = NULL;
@@ -561,7 +569,8 @@ static void refuses(void) {
   weft_compute_destroy(NULL);
 }
 
-/* A sequence that is not divided as the ranks divide it: on each rank its own error, before anything is sent. */
+/* A sequence that is not divided as the ranks divide it: on each rank its own error, before anything is
+ * sent. */
 static void wrong_part(rank_args* a) {
   weft_group* group = join(a, "tp", 0);
   weft_compute* compute = compute_with(a->context, 1);

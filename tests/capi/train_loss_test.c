@@ -1,4 +1,5 @@
-/* Losses of elements from C, on plain arrays: the parts of ranks add up to what plain loops compute of the whole. */
+/* Losses of elements from C, on plain arrays: the parts of ranks add up to what plain loops compute of the
+ * whole. */
 #define _POSIX_C_SOURCE 200809L /* barriers of pthread */
 #include <math.h>
 

@@ -1,4 +1,5 @@
-/* A transformer from C: its scores are those of plain loops, and a training run is that of C++ bit for bit. */
+/* A transformer from C: its scores are those of plain loops, and a training run is that of C++ bit for
+ * bit. */
 #define _POSIX_C_SOURCE 200809L /* barriers of pthread, mkdtemp */
 #include "weft/weft_train.h"
 
@@ -84,7 +85,8 @@ static double step(weft_trainer* trainer, const parts* p, int number) {
   return result.loss;
 }
 
-/* The same losses as from C++ --------------------------------------------------------------------------------- */
+/* The same losses as from C++
+ * --------------------------------------------------------------------------------- */
 
 static void train(rank_args* a) {
   const weft_transformer_options options = small();
@@ -178,7 +180,8 @@ static void divided_refused(rank_args* a) {
 }
 static void test_divided_refused(void) { run_ranks(1, divided_refused); }
 
-/* The scores of plain loops ----------------------------------------------------------------------------------- */
+/* The scores of plain loops
+ * ----------------------------------------------------------------------------------- */
 
 /* A parameter of a model on one rank. */
 static const float* whole(const weft_model* model, const char* format, int layer) {
@@ -280,8 +283,8 @@ static void scores_of_loops(rank_args* a) {
       times(n, whole(p.model, "output_head.proj.weight", 0), expected, TRAIN_DIM, TRAIN_VOCAB);
       for (int v = 0; v < TRAIN_VOCAB; ++v) {
         const double got = run.whole[(r * TRAIN_SEQUENCE + t) * TRAIN_VOCAB + v];
-        CHECK(fabs(got - expected[v]) <=
-              2e-6); /* scores are about 1; some twenty roundings of f32 in a row */
+        /* Scores are about 1; some twenty roundings of f32 in a row. */
+        CHECK(fabs(got - expected[v]) <= 2e-6);
       }
     }
   }
@@ -318,7 +321,8 @@ static void vocabulary_is_split(rank_args* a) {
   weft_model_destroy(p.model);
 }
 
-/* Parameters -------------------------------------------------------------------------------------------------- */
+/* Parameters
+ * -------------------------------------------------------------------------------------------------- */
 
 static void parameters(rank_args* a) {
   const weft_transformer_options options = small();
@@ -357,7 +361,8 @@ static void parameters(rank_args* a) {
   weft_layout_destroy(layout); /* lives longer than its model */
 }
 
-/* Options ----------------------------------------------------------------------------------------------------- */
+/* Options
+ * ----------------------------------------------------------------------------------------------------- */
 
 static void more_options(rank_args* a) {
   weft_transformer_options options = small();
@@ -399,7 +404,8 @@ static void more_options(rank_args* a) {
   weft_model_destroy(p.model);
 }
 
-/* Text -------------------------------------------------------------------------------------------------------- */
+/* Text
+ * -------------------------------------------------------------------------------------------------------- */
 
 static void from_text(rank_args* a) {
   const char* const text =
@@ -452,7 +458,8 @@ static void from_text(rank_args* a) {
   weft_group_destroy(group);
 }
 
-/* Parameters as tensors of DLPack ------------------------------------------------------------------------------ */
+/* Parameters as tensors of DLPack
+ * ------------------------------------------------------------------------------ */
 
 static void of_dlpack(rank_args* a) {
   const weft_transformer_options options = small();
@@ -510,7 +517,8 @@ static void of_dlpack(rank_args* a) {
   two->deleter(two);
 }
 
-/* A step in two halves ------------------------------------------------------------------------------------------ */
+/* A step in two halves
+ * ------------------------------------------------------------------------------------------ */
 
 static weft_status backward(weft_trainer* trainer, const parts* p, int number, weft_step_result* result,
                             weft_error* error) {
@@ -578,7 +586,8 @@ static void train_in_halves(rank_args* a) {
   weft_model_destroy(p.model);
 }
 
-/* Averages: begun as the parameters, exchanged with them and back, saved and loaded; and a smoothed loss is another one. */
+/* Averages: begun as the parameters, exchanged with them and back, saved and loaded; and a smoothed loss is
+ * another one. */
 static void averages(rank_args* a) {
   const weft_transformer_options options = small();
   const parts p = make(a, &options);
@@ -619,7 +628,8 @@ static void averages(rank_args* a) {
   weft_model_destroy(p.model);
 }
 
-/* Scores for what is wrong on one tensor rank: an error of both, at once and not after their deadline of a minute. */
+/* Scores for what is wrong on one tensor rank: an error of both, at once and not after their deadline of a
+ * minute. */
 static void logits_of_wrong_ranks(rank_args* a) {
   const weft_transformer_options options = small();
   const parts p = make(a, &options);
@@ -649,7 +659,8 @@ static void logits_of_wrong_ranks(rank_args* a) {
   weft_model_destroy(p.model);
 }
 
-/* Checkpoints ------------------------------------------------------------------------------------------------- */
+/* Checkpoints
+ * ------------------------------------------------------------------------------------------------- */
 
 static void save(rank_args* a) {
   const weft_transformer_options options = small();
@@ -706,7 +717,8 @@ static void checkpoints(void) {
   CHECK(system(command) == 0);
 }
 
-/* What is wrong ----------------------------------------------------------------------------------------------- */
+/* What is wrong
+ * ----------------------------------------------------------------------------------------------- */
 
 #define REFUSED(call, text) CHECK_ERROR(call, WEFT_BAD_ARGUMENT, text)
 

@@ -1,5 +1,6 @@
-/* Loss scaling and conversions from C, on plain arrays: the scale moves as torch's does, all ranks skip a step or none, a run goes on from its text;
- * elements are rounded once, on any number of threads; every refused argument. */
+/* Loss scaling and conversions from C, on plain arrays: the scale moves as torch's does, all ranks skip a
+ * step or none, a run goes on from its text; elements are rounded once, on any number of threads; every
+ * refused argument. */
 #define _POSIX_C_SOURCE 200809L /* barriers of pthread */
 #include <math.h>
 
@@ -24,7 +25,8 @@ static void a_run(rank_args* a) {
   weft_mesh* mesh = mesh_of(group);
   weft_loss_scaler* scaler = NULL;
   weft_loss_scaler_options options = WEFT_LOSS_SCALER_OPTIONS_INIT;
-  /* The scales of torch.amp.GradScaler(init_scale=1024, growth_factor=2, backoff_factor=0.5, growth_interval=3). */
+  /* The scales of torch.amp.GradScaler(init_scale=1024, growth_factor=2, backoff_factor=0.5,
+   * growth_interval=3). */
   const bool good[] = {true, true, true, true, false, true, true, false, false, true, true, true};
   const double after[] = {1024, 1024, 2048, 2048, 1024, 1024, 1024, 512, 256, 256, 256, 512};
   options.scale = 1024;
@@ -118,8 +120,9 @@ static void test_options(void) {
   weft_loss_scaler_destroy(NULL);
 }
 
-/* Conversions -------------------------------------------------------------------------------------------------
- */
+/* Conversions
+ * -------------------------------------------------------------------------------------------------
+ * */
 
 enum { COUNT = 100003 };
 static weft_buffer of(void* data, int64_t count, weft_dtype dtype) {
@@ -137,7 +140,8 @@ static weft_compute* compute_of(weft_context* context, int32_t threads) {
 static void test_convert(void) {
   weft_context* context = NULL;
   OK(weft_context_create(NULL, &context, &error));
-  /* Ties to even, overflow, what vanishes, a NaN; in f64 also what a float in between would round a second time. */
+  /* Ties to even, overflow, what vanishes, a NaN; in f64 also what a float in between would round a second
+   * time. */
   const float x[] = {1.00390625f, 1.01171875f, 3.4e38f, 65519, 65520, 1e-9f, -2, NAN};
   const uint16_t as_bf16[] = {0x3f80, 0x3f82, 0x7f80, 0x4780, 0x4780, 0x3089, 0xc000, 0x7fc0},
                  as_f16[] = {0x3c04, 0x3c0c, 0x7c00, 0x7bff, 0x7c00, 0, 0xc000, 0x7e00};

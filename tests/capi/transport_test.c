@@ -1,5 +1,5 @@
-/* c/transport.h: all operations over the transport of examples/c/host, groups of groups, what it guarantees; failures
- * of each of its functions; a stream that takes or gives nothing; wrong arguments. */
+/* c/transport.h: all operations over the transport of examples/c/host, groups of groups, what it guarantees;
+ * failures of each of its functions; a stream that takes or gives nothing; wrong arguments. */
 #define _POSIX_C_SOURCE 200809L
 #define MAKE_GROUP make_over_queues
 #define main collectives_main
@@ -76,7 +76,8 @@ static void pool_deallocate(void* data, void* memory, size_t bytes, size_t align
 }
 static pool the_pool = {PTHREAD_MUTEX_INITIALIZER, 0, 0, 0, 0};
 
-/* Staging memory of operations, and messages that nobody waits for yet, lie in memory of the host's; all of it comes back. */
+/* Staging memory of operations, and messages that nobody waits for yet, lie in memory of the host's; all of
+ * it comes back. */
 static void pooled(rank_args* in_common) {
   weft_context_options options = WEFT_CONTEXT_OPTIONS_INIT;
   rank_args own = *in_common, *a = &own;
@@ -446,7 +447,8 @@ int main(int argc, char** argv) {
       {"hangs", test_hangs}, {"open", test_open},
       {"peers", test_peers}, {"wrong_transports", test_wrong_transports},
   };
-  /* All operations. Not "users_function", whose function takes elements in pairs: composed calls may cut them. */
+  /* All operations. Not "users_function", whose function takes elements in pairs: composed calls may cut
+   * them. */
   static const char* const operations[] = {"equal_blocks", "blocks",         "messages", "from_any_source",
                                            "min_and_max",  "users_elements", "lists"};
   for (size_t i = 0; argc < 2 && i < LENGTH(operations); ++i) {

@@ -1,7 +1,9 @@
-/* Two copies of libweft in one process, as where two frameworks bring one each: groups side by side, and one group with
- * ranks in both; SIGUSR2, which one of them has; a child made by fork; one copy is unloaded, and the other one goes on.
+/* Two copies of libweft in one process, as where two frameworks bring one each: groups side by side, and one
+ * group with ranks in both; SIGUSR2, which one of them has; a child made by fork; one copy is unloaded, and
+ * the other one goes on.
  *
- *   two_libraries_test libweft.so [global]   the first one's symbols are seen by all, as if the program were linked to it */
+ *   two_libraries_test libweft.so [global]   the first one's symbols are seen by all, as if the program were linked to
+ * it */
 #define _POSIX_C_SOURCE 200809L
 #include <dirent.h>
 #include <dlfcn.h>
@@ -158,7 +160,8 @@ static weft_group* alone(const library* l) {
   return group;
 }
 
-/* WEFT_TRACE is set, so the first library that makes a group takes SIGUSR2; the other one says that it has not. */
+/* WEFT_TRACE is set, so the first library that makes a group takes SIGUSR2; the other one says that it has
+ * not. */
 static void test_signal(void) {
   const struct timespec nap = {0, 5000000};
   weft_group* const of_first = alone(&first);
@@ -173,7 +176,8 @@ static void test_signal(void) {
   CHECK(first_without_signal == 0 && second_without_signal == 1);
 }
 
-/* A handle that the other library made is refused, and none of its memory is read; it is not destroyed either. */
+/* A handle that the other library made is refused, and none of its memory is read; it is not destroyed
+ * either. */
 #define NO_LIVE(type) "is no live " type ": it is destroyed, or another libweft made it"
 static void test_foreign_handles(void) {
   weft_error told = WEFT_ERROR_INIT;

@@ -1,6 +1,7 @@
-/* Two versions of libweft in one process, and what is bound to which: libweft_train, and plug-ins. Each test is a process of
- * its own, so that it begins with no libweft at all. Another version is made of a copy, in which the soname and the names of versions
- * that the dynamic loader compares are replaced by others of the same length.
+/* Two versions of libweft in one process, and what is bound to which: libweft_train, and plug-ins. Each test
+ * is a process of its own, so that it begins with no libweft at all. Another version is made of a copy, in
+ * which the soname and the names of versions that the dynamic loader compares are replaced by others of the
+ * same length.
  *
  *   two_versions_test libweft.so libweft_train.so FOLDER-OF-PLUG-INS [test] */
 #define _POSIX_C_SOURCE 200809L
@@ -38,8 +39,8 @@ typedef struct train_library {
 static const char *weft_file, *train_file, *plugins;
 static char folder[] = "/tmp/weft-versions-XXXXXX";
 
-/* A copy of a library in the folder of this test, with texts replaced: each is a whole string in the file, and the other one is as long
- * and ends in '9'. */
+/* A copy of a library in the folder of this test, with texts replaced: each is a whole string in the file,
+ * and the other one is as long and ends in '9'. */
 static const char* changed_copy(const char* from, const char* name, const char* const* texts, size_t count) {
   static char path[2][128];
   static int used = 0;
@@ -124,8 +125,8 @@ static void work_with(library* l, const train_library* train) {
   l->weft_group_destroy_(group);
 }
 
-/* The symbols of the first are seen by all of the process, as if the program were linked to it; still the second libweft_train calls the
- * libweft that it is linked to. */
+/* The symbols of the first are seen by all of the process, as if the program were linked to it; still the
+ * second libweft_train calls the libweft that it is linked to. */
 static void test_side_by_side(void) {
   weft_compute* compute = NULL;
   library one = load(weft_file, RTLD_GLOBAL);
@@ -158,7 +159,8 @@ static void test_train_of_two_copies(void) {
       "weft_compute_create: context is no live weft_context: it is destroyed, or another libweft made it");
 }
 
-/* libweft_train uses functions of libweft that are promised to no other patch version: the dynamic loader says so. */
+/* libweft_train uses functions of libweft that are promised to no other patch version: the dynamic loader
+ * says so. */
 static void test_train_over_another_patch_version(void) {
   static const char* const texts[] = {"WEFT_PRIVATE_" WEFT_VERSION};
   opened(changed_copy(weft_file, "libweft.so", texts, 1), RTLD_GLOBAL);
@@ -203,7 +205,8 @@ static void check_refused(const library* l, const char* plugin, const char* boun
   }
 }
 
-/* With two copies of one soname, the dynamic loader binds a plug-in to the first, whichever of them loads it. */
+/* With two copies of one soname, the dynamic loader binds a plug-in to the first, whichever of them loads
+ * it. */
 static void test_plugin_of_two_copies(void) {
   const library one = load(weft_file, RTLD_LOCAL);
   const char* const copy = changed_copy(weft_file, "libweft.so", NULL, 0);

@@ -141,7 +141,8 @@ static void callbacks(rank_args* a) {
 }
 static void test_callbacks(void) { run_ranks(2, callbacks); }
 
-/* A callback that calls functions that wait: they are refused before anything is sent, so the group lives on. */
+/* A callback that calls functions that wait: they are refused before anything is sent, so the group lives
+ * on. */
 typedef struct waiting {
   weft_group* group;
   int refused;

@@ -169,7 +169,7 @@ TEST(AsyncCheckpoint, AnErrorIsToldByTheNextSaveOrByWait) {
     const std::string& expected = rank.rank == 1 ? mine : others;
     saves.save(folder.path(), 7, values.views(), {}, fails);
     EXPECT_EQ(error_text([&] { saves.wait(); }), expected);
-    saves.wait();  // told once
+    saves.wait();  // thrown once
     saves.save(folder.path(), 7, values.views(), {}, fails);
     EXPECT_EQ(error_text([&] { saves.save(folder.path(), 8, values.views()); }), expected);
     EXPECT_FALSE(latest_checkpoint(folder.path()));

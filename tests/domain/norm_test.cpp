@@ -47,8 +47,8 @@ TEST(DomainLayerNorm, OfValuesFarFromZero) {
     });
 }
 
-// The gain is cut as the maps: names and whole shapes are those of one rank, and so is what whoever asks for
-// all of it gets.
+// The gain is cut as the maps: names and whole shapes are those of one rank, and so is the whole tensor that
+// a program gathers.
 TEST(DomainLayerNorm, TheGainIsCutAndKeepsItsNameAndValues) {
   test::run_ranks(test::Ranks::threads, 4, [](Rank& rank) {
     Compute compute(rank.context, 1);

@@ -17,7 +17,8 @@ import sys
 
 BLOCK = re.compile(r"```\n\$ ([^\n]*)\n(.*?)```", re.S)
 PAIR = re.compile(r"rank (\d+) called ([^\]]*) \[call (\d+)\], rank (\d+) ([^\]]*) \[call (\d+)\]")
-# A rank that comes to the call a little later than the others is still in its last one, or has not answered yet.
+# A rank that comes to the call a little later than the others is still in its last one, or has not answered
+# yet.
 LAST = re.compile(r"last calls: rank 1 (finished|called) [^;]*\[call 2\]; .*\[call 3\](?= \[group)")
 
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# What libweft, or libweft_train, needs and what it gives: the C and C++ libraries and fmt, no transport's library (libweft_train: libweft,
-# oneDNN and OpenMP, too); and among the names without C++ mangling those of its headers of C, all of them and no others; of C++, names of weft alone.
+# The needs and the exports of libweft, or libweft_train: the C and C++ libraries and fmt, no transport's
+# library (libweft_train: libweft, oneDNN and OpenMP, too); and among the names without C++ mangling those of
+# its headers of C, all of them and no others; of C++, names of weft alone.
 #
 #   library_test.sh LIBRARY.SO HEADERS-OF-C
 set -euo pipefail
@@ -32,7 +33,8 @@ declared=$(sed -e '/^static inline /,/^}/d' -e '/^ \*/d' "$@" | grep -oE '\bweft
 [ -n "$declared" ] || fail "$* declare nothing"
 difference=$(diff <(echo "$declared") <(echo "$given") || true)
 [ -z "$difference" ] || fail "the headers declare (<) and $what gives (>): $difference"
-# Templates of other libraries are instantiated in the sources; they are not given to programs, which have their own.
+# Templates of other libraries are instantiated in the sources; they are not given to programs, which have
+# their own.
 foreign=$(nm -DC --defined-only "$library" | cut -d ' ' -f 3- | grep -vE '^(WEFT_|((non-virtual thunk to|typeinfo for|typeinfo name for|vtable for) )?weft(::|_))' || true)
 [ -z "$foreign" ] || fail "$what gives what is not weft's: $foreign"
 

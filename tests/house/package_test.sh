@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes Debian packages of a build, without building anything, and unpacks them: what they need and hold, a C program that is compiled and run
-# against them, find_package, the tool.
+# Makes Debian packages of a build, without building anything, and unpacks them: what they need and hold, a C
+# program that is compiled and run against them, find_package, the tool.
 #
 #   package_test.sh SOURCE BUILD
 set -euo pipefail

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# reference_test.sh SOURCES FOLDER: builds the API reference in FOLDER; a warning fails. 77: doxygen is not installed.
+# reference_test.sh SOURCES FOLDER: builds the API reference in FOLDER; a warning fails. 77: doxygen is not
+# installed.
 set -euo pipefail
 if ! command -v doxygen >/dev/null; then
-  printf 'reference_test.sh:0: Skipped\ndoxygen is not installed\n[  SKIPPED ] Reference.HasNoWarning (0 ms)\n'  # as tools/report_skips.py reads it
+  # As tools/report_skips.py reads it.
+  printf 'reference_test.sh:0: Skipped\ndoxygen is not installed\n[  SKIPPED ] Reference.HasNoWarning (0 ms)\n'
   exit 77
 fi
 cd "$1"

@@ -114,7 +114,7 @@ TEST(WindowLinksFailing, ADroppedTransferIsReadNoMore) {
       });
 }
 
-// Rank 1 drops the older of two exchanges: rank 0 is told in the other one, which waits behind it.
+// Rank 1 drops the older of two exchanges: rank 0 gets the error in the other one, which waits behind it.
 TEST(WindowLinksFailing, AnExchangeBehindADroppedOneEnds) {
   for (const Ranks kind : {Ranks::threads, Ranks::processes})
     for (const bool adjoint : {false, true})
@@ -153,7 +153,7 @@ TEST(WindowLinksFailing, AnExchangeBehindADroppedOneEnds) {
             EXPECT_LT(took, 2);
           } else {
             r.meet("started");
-            // It has all that it wants of the older one, but for what waits for rank 0.
+            // It has everything of the older one, except the part that waits for rank 0.
             older = start(part, wide);
             newer = start(other_part, other_wide);
             older = {};
@@ -164,7 +164,7 @@ TEST(WindowLinksFailing, AnExchangeBehindADroppedOneEnds) {
         });
 }
 
-// What has thrown at the deadline is read no more, either; and it has thrown at the deadline.
+// Memory of an exchange that has thrown at the deadline is not read any more, either.
 TEST(WindowLinksFailing, ALateNeighbourDoesNotReadWhatIsGone) {
   for (const Ranks kind : {Ranks::threads, Ranks::processes}) {
     RankOptions options;
@@ -374,7 +374,7 @@ TEST(WindowLinksFailing, AHaloIsCalledAHalo) {
     }
 }
 
-// The group of an exchange ends before it: it is told, by the name of what was called.
+// The group of an exchange ends before it: it gets an error, by the name of the call.
 TEST(WindowLinksFailing, AnExchangeWhoseGroupHasEndedSaysSo) {
   run_ranks(Ranks::threads, 2, [](Rank& r) {
     std::vector<double> all(12), part(4), wide(12);
@@ -424,7 +424,7 @@ TEST(WindowLinksFailing, AnInterruptedHaloSaysSo) {
   });
 }
 
-// What has failed in done() keeps no memory, though its transfer lives: the next start is told of the
+// An exchange that has failed in done() keeps no memory, though its transfer lives: the next start gets the
 // failure.
 TEST(WindowLinksFailing, WhatHasFailedIsNotInFlight) {
   RankOptions options;
@@ -524,7 +524,7 @@ class Zombie final : public PeerProcess {
   ProcessAddress address_;
 };
 
-// Who reads the memory of a rank that was killed is told that it died, however soon after it that is.
+// A rank that reads the memory of a killed rank gets an error that it died, however soon after that.
 TEST(WindowLinksFailing, AKilledRankIsNotOneThatRefuses) {
   using windows::KernelReads;
   Zombie zombie;

@@ -1,5 +1,5 @@
 // Windows between ranks that share memory: every way in which bytes go over a link, ranks that come late or
-// never, and ranks that mean different windows. What windows are is tested in window_test.cpp.
+// never, and ranks that mean different windows. window_test.cpp tests the values of windows.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -129,8 +129,8 @@ TEST(WindowLinks, EverySizeBetweenProcesses) {
     });
 }
 
-// What travels beside the flag is copied run by run, and cut where the slot's first line ends: also within an
-// element.
+// Bytes that travel beside the flag are copied run by run, and cut where the slot's first line ends: also
+// within an element.
 TEST(WindowLinks, FewBytesOfAnyLength) {
   for (const int n : {2, 3})
     run_ranks(Ranks::threads, n, [](Rank& r) {
@@ -183,8 +183,7 @@ void exchange_often(const Window& window, const std::vector<WindowField>& fields
   for (int i = 0; i < times; ++i) window.start(fields).finish();
 }
 
-// What is more than a few bytes is not packed where ranks share the memory: the receiver copies it from its
-// place.
+// More than a few bytes are not packed if ranks share the memory: the receiver copies them from their place.
 TEST(WindowLinks, SharedMemoryIsCopiedOnce) {
   run_ranks(Ranks::processes, 2, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"y", -1}});
@@ -209,7 +208,7 @@ TEST(WindowLinks, SharedMemoryIsCopiedOnce) {
   });
 }
 
-// Of memory that is not shared, long runs are packed and copied by the kernel at first, so that either is
+// In memory that is not shared, long runs are packed and copied by the kernel at first, so that either is
 // measured; short runs are packed alone.
 TEST(WindowLinks, OtherMemoryGoesBothWaysAtFirst) {
   run_ranks(Ranks::processes, 2, [](Rank& r) {
@@ -395,7 +394,7 @@ TEST(WindowLinks, DroppingAnExchangeFailsTheGroup) {
   });
 }
 
-// Ranks that mean different things: every one is told which argument, and what two of them gave.
+// Ranks that mean different things: every one gets the argument, and the values of two of them.
 void expect_mismatch(int ranks, const std::string& text,
                      const std::function<void(Rank&, const DeviceMesh&)>& body) {
   run_ranks(Ranks::threads, ranks, [&](Rank& r) {
@@ -500,7 +499,7 @@ TEST(WindowPlans, FieldsThatDifferLaterAreTold) {
                     });
 }
 
-// Fields in one array: judged by their elements, not by the bytes between the first and the last.
+// Fields in one array: validated by their elements, not by the bytes between the first and the last.
 TEST(WindowMemory, InterleavedFieldsAreApart) {
   run_ranks(Ranks::threads, 2, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"y", 2}});

@@ -30,7 +30,7 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// What done() throws, asked until it does: within five seconds, long before the deadline.
+// The error of done(), which is called until it throws: within five seconds, long before the deadline.
 Error error_of_asking(WindowTransfer& t) {
   const auto begin = std::chrono::steady_clock::now();
   const Error e = error_of([&] {

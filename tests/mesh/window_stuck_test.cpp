@@ -127,7 +127,7 @@ TEST_F(WindowStuck, TheHelperThreadHoldsUpNobody) {
       resolve_later);
 }
 
-// What it holds, a block of memory and the group of its mesh, ends with the Context: with the rank.
+// Its block of memory and the group of its mesh end with the Context: with the rank.
 TEST_F(WindowStuck, WhatIsDestroyedMeanwhileDoesNotOutliveTheContext) {
   run_ranks(Ranks::processes, 2, [&](Rank& r) {
     constexpr std::int64_t kCount = kBytes / sizeof(float);

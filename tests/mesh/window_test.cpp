@@ -31,7 +31,8 @@ std::int64_t element(const Dims& index, const Shape& global) {
   return flat + 1;
 }
 
-// One index beyond an end, told by the words of weft/mesh/window.hpp, one step at a time. nullopt: a number.
+// One index beyond an end, computed by the rules of weft/mesh/window.hpp, one step at a time. nullopt: a
+// number.
 std::optional<std::int64_t> resolved(std::int64_t i, std::int64_t n, const Edge& edge, bool& other_side) {
   switch (edge.kind) {
     case Edge::Kind::none: ADD_FAILURE() << "nothing is there"; return std::nullopt;
@@ -48,7 +49,7 @@ std::optional<std::int64_t> resolved(std::int64_t i, std::int64_t n, const Edge&
   return std::nullopt;
 }
 
-// What the window has at that index of the whole.
+// The window's value at that index of the whole.
 std::int64_t expected_at(Dims index, const Shape& global, std::vector<WindowDim> dims) {
   bool other_side = false;
   std::int64_t filled = 0;
@@ -100,7 +101,7 @@ void each_index(const std::vector<std::vector<std::int64_t>>& of, const See& see
   }
 }
 
-// What this rank holds, and what it wants, of each dimension.
+// The ranges that this rank holds and wants, of each dimension.
 std::vector<std::vector<std::int64_t>> held_indices(const Partition& x) {
   std::vector<std::vector<std::int64_t>> of;
   for (int d = 0; d < x.global().rank(); ++d)
@@ -244,7 +245,7 @@ class WindowOver : public testing::TestWithParam<const char*> {
     run_ranks(kind, n, body, options);
   }
   static std::string way() { return GetParam(); }
-  /// Of random windows: a plan over Gloo takes its ranks a millisecond to compare.
+  /// Fewer random windows over Gloo: the ranks take a millisecond to compare a plan.
   static int rounds(int all) { return way() == "gloo" ? all / 10 : all; }
 };
 INSTANTIATE_TEST_SUITE_P(Way, WindowOver, testing::Values("links", "messages", "gloo"),
@@ -698,8 +699,8 @@ TEST_P(WindowOver, OfTensorsWithLayouts) {
   });
 }
 
-// The sum's order is that of the windows' ranks, whoever comes first: bits of a float sum that depends on the
-// order.
+// The sum's order is that of the windows' ranks, in any order of arrival: bits of a float sum that depends
+// on the order.
 TEST_P(WindowOver, AdjointAddsInTheOrderOfRanks) {
   on(test::Ranks::threads, 3, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"y", 3}});
@@ -741,8 +742,7 @@ TEST_P(WindowOver, AdjointOfShortFloatsRoundsOnce) {
   });
 }
 
-// A ring of two ranks with a row each, as a Halo and as a Window: what is wrong is told of the one that was
-// called.
+// A ring of two ranks with a row each, as a Halo and as a Window: errors name the one that was called.
 struct Ring {
   Ring(ProcessGroup& group, bool of_halo_in, std::int64_t columns = 4)
       : mesh(group, {{"y", 2}}),

@@ -53,9 +53,9 @@ std::string expected_placement(const std::string& path) {
   return "Replicate";
 }
 
-// Compares a gradient with the file's. That of the last bias of a position bias is 0 up to rounding, since
-// it is added to all logits of a softmax, and the file's own error may be 0, too: it gets the limit of the
-// weight beside it, whose gradient is a sum of the same terms with factors of order one.
+// Compares a gradient with the file's. The gradient of the last bias of a position bias is 0 up to rounding,
+// since it is added to all logits of a softmax, and the file's own error may be 0, too: it gets the limit of
+// the weight beside it, whose gradient is a sum of the same terms with factors of order one.
 void compare_gradient(Golden& golden, const Parameter& p) {
   const std::string name = "grad.param." + p.path();
   const Tensor whole = full(p.gradient());
@@ -97,7 +97,7 @@ void expect_the_files_numbers(Rank& rank, const MeshShape& shape, const std::fil
         << p->path();
     if (!of_position_bias(p->path())) continue;
     EXPECT_EQ(to_string(p->gradient_layout()->on("tp")), split ? "Partial(sum)" : "Replicate") << p->path();
-    // What this rank has of it is what their rank had, where they were as many.
+    // This rank's part of it is that of their rank, if they were as many.
     const std::string there = "aux.rank" + std::to_string(rank.rank) + ".grad.param." + p->path();
     if (mesh.size("dp") > 1 || golden.names(there).empty() || golden.config().at("tp") != mesh.size("tp"))
       continue;

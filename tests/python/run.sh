@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Runs files of python/tests with pytest over the library of a build. Exits 77 where no interpreter has what they need, and says what is missing.
+# Runs files of python/tests with pytest over the library of a build. Exits 77 where no interpreter has what
+# they need, and says what is missing.
 #
 #   run.sh SOURCE BUILD TIER FILE...
 #
-# TIER: numpy, or torch, torch==2.14 (that version), jax or mypy: with the interpreter of tools/torch_python.sh, torch only with WEFT_TEST_FULL (tools/test.sh --full). Else the first of
+# TIER: numpy, or torch, torch==2.14 (that version), jax or mypy: with the interpreter of
+# tools/torch_python.sh, torch only with WEFT_TEST_FULL (tools/test.sh --full). Else the first of
 # WEFT_TEST_PYTHON, Debian's python3 and the python3 in PATH that has numpy and pytest.
 set -euo pipefail
 source_dir=$1 build_dir=$2 tier=$3

@@ -24,7 +24,8 @@ import time
 import unittest
 
 RANKS = 4
-REASONS = pathlib.Path(__file__).with_name("torch_suite_reasons.txt")  # "name: why", of tests that pass over gloo and not over weft
+# "name: why", of tests that pass over gloo and not over weft.
+REASONS = pathlib.Path(__file__).with_name("torch_suite_reasons.txt")
 
 
 class Name(str):

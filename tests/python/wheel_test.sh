@@ -13,7 +13,8 @@ python3 -m pip --version >/dev/null 2>&1 || skip "python3 has no pip"
 
 rm -rf "$work" && mkdir -p "$work"
 wheel=$("$source_dir/tools/wheel.sh" "$work/dist" 2>"$work/log" | tail -n 1) || { tail -n 30 "$work/log"; fail "tools/wheel.sh"; }
-python3 -m pip install -q --no-index --no-deps --target "$work/site" "$wheel" || fail "pip install"  # which compares the tag with this system
+# pip compares the tag with this system.
+python3 -m pip install -q --no-index --no-deps --target "$work/site" "$wheel" || fail "pip install"
 
 # It needs these libraries of the system and no others, and nothing newer than its tag says.
 [[ $(basename "$wheel") =~ ^weft-[0-9.]+-py3-none-(manylinux_2_[0-9]+_[a-z0-9_]+)\.whl$ ]] || { tail -n 5 "$work/log"; fail "the wheel is called $wheel"; }

@@ -157,7 +157,7 @@ TEST(FullyShard, TheNormIsTheSameForEveryFactorisationOfEightRanks) {
   }
 }
 
-// The bytes that a step sends, as the flight recorder has them: the bytes of wholes, gathered twice but for
+// The bytes that a step sends, as the flight recorder has them: the bytes of wholes, gathered twice except
 // the root's, and of gradients once. Nothing is padded. A rank receives all of these (and sends of gradients
 // all) except its own part: gather_bytes() and reduce_bytes().
 TEST(FullyShard, AStepSendsTheTheoreticalBytes) {

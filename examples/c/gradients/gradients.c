@@ -1,5 +1,5 @@
-/* The gradients of a host framework's own buffers, in C, on dp x tp ranks: averaged over dp while backward runs,
- * reduced over tp, normed and clipped. weft owns none of the memory.
+/* The gradients of a host framework's own buffers, in C, on dp x tp ranks: averaged over dp while backward
+ * runs, reduced over tp, normed and clipped. weft owns none of the memory.
  *
  *   weft run -n 4 -- ./gradients_in_c */
 #include <stdio.h>
@@ -32,8 +32,8 @@ int main(void) {
   TRY(weft_mesh_rank(dp, &d, &error));
   TRY(weft_mesh_rank(tp, &t, &error));
 
-  /* The framework's tensors: a weight cut into rows over tp, and a bias that every tp rank holds whole and uses for its
-   * own part of the work. Ranks along dp see different data: on dp all is WEFT_PARTIAL. */
+  /* The framework's tensors: a weight cut into rows over tp, and a bias that every tp rank holds whole and
+   * uses for its own part of the work. Ranks along dp see different data: on dp all is WEFT_PARTIAL. */
   float weight[ROWS * COLUMNS], bias[ROWS];
   const weft_axis_placement of_weight[] = {{"dp", weft_partial(WEFT_SUM)}, {"tp", weft_shard(0)}};
   const weft_axis_placement of_bias[] = {{"dp", weft_partial(WEFT_SUM)}, {"tp", weft_partial(WEFT_SUM)}};

@@ -1,6 +1,6 @@
-/* A host's own transport and allocator under weft, in C: four ranks, threads of one process, joined by the queues of
- * queues.h. All operations, and groups made of the group, go over them, and what weft needs for that lies in the pool of
- * pool.h.
+/* A host's own transport and allocator under weft, in C: four ranks, threads of one process, joined by the
+ * queues of queues.h. All operations, and groups made of the group, go over them, and what weft needs for
+ * that lies in the pool of pool.h.
  *
  *   ./host_in_c */
 #include <stdio.h>

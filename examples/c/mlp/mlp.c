@@ -1,5 +1,5 @@
-/* An MLP of a program's own, divided over the ranks: y = row(relu(column(x))), forward and backward on its own arrays. The
- * same on one rank gives the same numbers.
+/* An MLP of a program's own, divided over the ranks: y = row(relu(column(x))), forward and backward on its
+ * own arrays. The same on one rank gives the same numbers.
  *
  *   cc mlp.c -o mlp $(pkg-config --cflags --libs weft_train) -lm
  *   weft run -n 4 -- ./mlp */
@@ -23,7 +23,8 @@ static float element(int matrix, int row, int column) {
   return sinf((float)(row * 61 + column * 37 + matrix));
 }
 
-/* The hidden features [first, first + features), which this rank holds; `group` has the ranks that hold the rest. */
+/* The hidden features [first, first + features), which this rank holds; `group` has the ranks that hold the
+ * rest. */
 typedef struct mlp {
   int features;
   float *x, *w1, *b1, *h, *w2, *b2, *y;

@@ -1,5 +1,5 @@
-/* Heat on a plate whose rows are cut over the ranks, in C: each step a rank needs one row of each neighbour (a halo). The
- * result is that of one rank, bit for bit.
+/* Heat on a plate whose rows are cut over the ranks, in C: each step a rank needs one row of each neighbour
+ * (a halo). The result is that of one rank, bit for bit.
  *
  *   weft run -n 4 -- ./stencil_in_c */
 #include <stdio.h>

@@ -35,7 +35,8 @@ class _Ticket(Handle):
                 blocking(type(self)._finish, self, keep=self._keep)
             except errors.Error as error:
                 self._failure = error.with_traceback(None)
-            except BaseException as why:  # KeyboardInterrupt: the group fails, and the result was never written
+            # KeyboardInterrupt: the group fails, and the result was never written.
+            except BaseException as why:
                 self._failure = errors.AbortedError(f"the wait for this {type(self).__name__} was interrupted by {type(why).__name__}")
                 raise
             finally:

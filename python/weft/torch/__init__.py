@@ -31,7 +31,8 @@ def register():
     if "WEFT" not in distributed.Backend._plugins:
         default = dict(distributed.Backend.default_device_backend_map)
         distributed.Backend.register_backend("weft", create, extended_api=True, devices=["cpu"])
-        distributed.Backend.default_device_backend_map.update(default)  # who names no backend gets what torch chooses
+        # A program that names no backend gets torch's choice.
+        distributed.Backend.default_device_backend_map.update(default)
 
 
 def empty(*shape, dtype=None, requires_grad=False):

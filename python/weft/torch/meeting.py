@@ -133,7 +133,9 @@ def _store_of_env(rank, limit):
         try:
             server = StoreServer(context(), host=host, port=port, secret=secret)
         except errors.Error:
-            pass  # another process serves it, weft run for one, or the host is not rank 0's: the client says what is wrong
+            # Another process serves it, weft run for one, or the host is not rank 0's: the client says what
+            # is wrong.
+            pass
     return Store.tcp(host, port, secret, limit), server
 
 

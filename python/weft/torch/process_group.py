@@ -15,7 +15,8 @@ from .tensors import expect_plain_each
 OPERATIONS = ("allreduce", "allreduce_coalesced", "reduce", "broadcast", "allgather", "all_gather_single", "allgather_coalesced",
               "all_gather_single_coalesced", "gather", "gather_single", "scatter", "reduce_scatter", "reduce_scatter_single",
               "reduce_scatter_single_coalesced", "all_to_all_single", "alltoall", "send", "recv", "recv_anysource", "barrier", "_end_coalescing")
-# Names that torch had before. Where it has the later name too, only that may be overridden: inside of it, torch's trampoline would call the former.
+# Names that torch had before. Where it has the later name too, only that may be overridden: inside of it,
+# torch's trampoline would call the former.
 FORMER = {"all_gather_single": "_allgather_base", "all_gather_single_coalesced": "allgather_into_tensor_coalesced", "gather_single": "gather_into_tensor",
           "reduce_scatter_single": "_reduce_scatter_base", "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
           "all_to_all_single": "alltoall_base"}
@@ -67,7 +68,8 @@ class WeftProcessGroup(ProcessGroup):
         return group
 
     def split_group(self, new_ranks, *args, **kwargs):
-        if self.rank() not in new_ranks:  # torch's C++ ends with SIGSEGV where a Backend in Python has no part of a split
+        # torch's C++ ends with SIGSEGV where a Backend in Python has no part of a split.
+        if self.rank() not in new_ranks:
             return None
         return self._like(super().split_group(new_ranks, *args, **kwargs))
 
@@ -99,7 +101,8 @@ def _operation(name):
         except BaseException as why:
             if not isinstance(why, Exception):  # KeyboardInterrupt: nobody knows whether the call has begun
                 self._weft.interrupted()
-            # torch does not end a coalescing that an exception has left: it would keep all later operations for its end.
+            # torch does not end a coalescing that an exception has left: it would keep all later operations
+            # for its end.
             if self._weft.give_up_coalescing():
                 dist.distributed_c10d._world.pg_coalesce_state.pop(self, None)
             raise

@@ -28,7 +28,8 @@ class Record:
             name = "recvAnySource" if op == _api.OP_RECV and peer == _api.ANY_SOURCE else _NAMES.get(op) or lib.op_name(op).decode()
             tensors.setdefault(name, []).extend(each)
         self._thread = threading.get_ident()
-        # The event of a thread's profiler ends in another thread where torch brings that profiler's state there: as futures do.
+        # The event of a thread's profiler ends in another thread where torch brings that profiler's state
+        # there: as futures do.
         self._ended = [torch.futures.Future() for _ in tensors]
         for ended, (name, each) in zip(self._ended, tensors.items()):
             _end_with(_enter(f"weft:{name}", *each), ended)

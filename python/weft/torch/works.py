@@ -14,7 +14,8 @@ _wait_for, _done, _destroy = lib.work_wait_for, lib.work_done, lib.work_destroy
 _fast_wait = _calls.wait
 _c_bool, _byref = ctypes.c_bool, ctypes.byref
 _new_work = dist._Work.__init__
-EAGER_NS = 20_000_000  # how long get_future waits for the call itself, where ranks have no core to spare for a thread that does
+# How long get_future waits for the call itself, where ranks have no core to spare for a thread that does.
+EAGER_NS = 20_000_000
 
 
 class BackendError(dist.DistBackendError, errors.Error):
@@ -47,7 +48,8 @@ def as_torch(error):
     kind = _AS_TORCH.get(type(error))
     if kind is None:
         return error
-    text = f"weft: Timed out in {error.text}" if kind is TimeoutError else error.text  # what programs look for in torch's
+    # Programs look for "Timed out" in torch's texts.
+    text = f"weft: Timed out in {error.text}" if kind is TimeoutError else error.text
     made = kind(text, op=error.op, call=error.call, ranks=error.ranks, rank_count=error.rank_count, quiesced=error.quiesced)
     made.code = error.code
     return made

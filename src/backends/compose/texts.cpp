@@ -97,7 +97,8 @@ Failure Composer::failure() const {
   const bool collective = row(f.op).collective;
   if (f.call & kUsersCall) {
     f.call &= ~kUsersCall;
-    if (collective) {  // told by a group, or of what the ranks called: the user's words but for the marks
+    // reported by a group, or about calls of the ranks: the user's terms except for the marks.
+    if (collective) {
       f.text = unmarked(std::move(f.text));
       return f;
     }

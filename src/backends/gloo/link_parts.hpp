@@ -22,7 +22,7 @@ struct Links::ControlMessage {
     acknowledged,  // only for its field `acknowledged`
     leave,         // this rank leaves the group
     farewell,      // the answer: everything before it was read; the answering rank's own leave may still come
-    ping,          // whoever runs answers with
+    ping,          // a running rank answers with
     pong,          // payload: whom it waits for
   };
   Kind kind = Kind::acknowledged;

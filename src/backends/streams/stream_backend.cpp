@@ -467,7 +467,7 @@ class StreamBackend final : public Backend, private MessageMedium {
           if (peer(r).left || peer(r).lost) return;
           try {
             flush(r);
-          } catch (const Error&) {  // it cannot be told
+          } catch (const Error&) {  // it cannot be notified
             peer(r).out.clear();
           }
           more = more || !peer(r).out.empty();

@@ -65,7 +65,7 @@ HostChannel::~HostChannel() {
   if (!out) return;
   try {
     host_->calls.close(channel_);
-  } catch (...) {}  // a C++ host's: the group has ended, nobody is told
+  } catch (...) {}  // a C++ host's: the group has ended, nobody is notified
 }
 
 std::size_t HostChannel::write(int to, const std::byte* bytes, std::size_t most) {

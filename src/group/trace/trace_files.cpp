@@ -35,7 +35,7 @@ std::string host_name() {
   return text;
 }
 
-// ---- The signal. A signal handler gets no argument, so what it needs is global. The thread that wakes up on the
+// ---- The signal. A signal handler gets no argument, so its data is global. The thread that wakes up on the
 // descriptor does the rest.
 
 std::atomic<int> signal_descriptor{-1};

@@ -7,7 +7,8 @@
 // block of k goes by (blocked.hpp).
 //
 // An element of c is, whatever m, n, the steps of the matrices and its place in c are,
-//   fma(alpha, the sum over the last block of k, … fma(alpha, the sum over the first, what was there or the bias)),
+//   fma(alpha, the sum over the last block of k,
+//       … fma(alpha, the sum over the first, what was there or the bias)),
 // where a block is 256 long and its sum is made by one fma after the other, in order; with avx2() and
 // avx512() alike. So a product may be cut into any pieces of rows and columns, and a row of c depends on its
 // row of a alone.
