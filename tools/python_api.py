@@ -110,8 +110,8 @@ def wrapped(name, items, closing):
     return "\n".join(lines + [line.rstrip(", ") + closing])
 
 
-HEAD = '''"""weft.h for ctypes: constants, structs, and of each function its result and its parameters. Made from the headers by
-`tools/c_api.py --write`; the test house/c_api compares it with them."""
+HEAD = '''"""weft.h for ctypes: constants, structs, and of each function its result and its parameters. Made from the
+headers by `tools/c_api.py --write`; the test house/c_api compares it with them."""
 from ctypes import (CFUNCTYPE, POINTER, Structure, c_bool, c_char, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint32,
                     c_uint64, c_void_p, sizeof)
 '''

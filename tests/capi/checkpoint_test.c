@@ -71,9 +71,7 @@ static void save_alone(int64_t step, const weft_checkpoint_save_options* options
   OK(weft_checkpoint_save(folder, NULL, step, tensors, 2, extra, 2, options, &error));
 }
 
-/* One rank
- * -----------------------------------------------------------------------------------------------------
- * */
+/* ---- One rank ---- */
 
 static void test_one_rank(void) {
   make_folder();
@@ -209,9 +207,7 @@ static void test_reader(void) {
   remove_folder();
 }
 
-/* Another mesh
- * -----------------------------------------------------------------------------------------------
- * */
+/* ---- Another mesh ---- */
 
 /* w cut along one dimension over a mesh of one axis, and b whole. */
 typedef struct {
@@ -290,9 +286,7 @@ static void test_another_mesh(void) {
   }
 }
 
-/* What is wrong
- * -----------------------------------------------------------------------------------------------
- * */
+/* ---- Errors ---- */
 
 static bool leave_w(void* data, const char* name) {
   ++*(int*)data;
@@ -509,9 +503,7 @@ static void test_a_flipped_byte(void) {
   remove_folder();
 }
 
-/* In the background, and whole
- * ------------------------------------------------------------------------------------
- * */
+/* ---- In the background, and whole ---- */
 
 static void tell_of_data(void* data, const char* stage) {
   if (strcmp(stage, "data") == 0) *(bool*)data = true;
@@ -614,9 +606,7 @@ static void test_background(void) {
 
 static void test_whole(void) { run_ranks(2, whole_tensors); }
 
-/* Export
- * --------------------------------------------------------------------------------------------------------
- * */
+/* ---- Export ---- */
 
 static const char* only_w(void* data, const char* name) {
   (void)data;

@@ -30,9 +30,7 @@ static weft_layout* reduced(const weft_layout* layout, const weft_mesh* axes) {
   return to;
 }
 
-/* Lists
- * ------------------------------------------------------------------------------------------------------
- * */
+/* ---- Lists ---- */
 
 /* A weight cut along tp, one that all tp ranks hold and each uses for its own part, and a mean: what a step
  * of a host framework has after backward on dp x tp. Rank (d, t) has w[i] = (d + 1) * (100 t + i), u[i] = (d
@@ -225,9 +223,7 @@ static void misfits(rank_args* a) {
 }
 static void test_misfits(void) { run_ranks(2, misfits); }
 
-/* Buckets
- * ----------------------------------------------------------------------------------------------------
- * */
+/* ---- Buckets ---- */
 
 enum { LARGE = 500 };
 static const weft_reducer_entry entries[] = {
@@ -445,9 +441,7 @@ static void bucket_errors(rank_args* a) {
 }
 static void test_bucket_errors(void) { run_ranks(2, bucket_errors); }
 
-/* Samples
- * ----------------------------------------------------------------------------------------------------
- * */
+/* ---- Samples ---- */
 
 static weft_context* context;
 
@@ -480,9 +474,7 @@ static void test_samples(void) {
   }
 }
 
-/* Arguments
- * ---------------------------------------------------------------------------------------------------
- * */
+/* ---- Arguments ---- */
 
 #define REFUSED(call, text) CHECK_ERROR(call, WEFT_BAD_ARGUMENT, text)
 

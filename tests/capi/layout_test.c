@@ -272,9 +272,7 @@ static void replicas(rank_args* a) {
 }
 static void test_replicas(void) { run_ranks(4, replicas); }
 
-/* Arguments
- * --------------------------------------------------------------------------------------------------
- * */
+/* ---- Arguments ---- */
 
 #define REFUSED(call, text) CHECK_ERROR(call, WEFT_BAD_ARGUMENT, text)
 

@@ -16,8 +16,7 @@ enum {
   MOST = BATCH * HIDDEN * HEIGHT * WIDTH
 };
 
-/* Tensors of four dimensions, of either dtype
- * --------------------------------------------------------------- */
+/* ---- Tensors of four dimensions, of either dtype ---- */
 
 typedef struct tensor {
   weft_dtype dtype;
@@ -77,8 +76,7 @@ static void expect(const tensor* got, const tensor* from, int dim, int first, in
   for (int i = 0; i < count(&part); ++i) CHECK(get(got, i) == get(&part, i) + more);
 }
 
-/* Plain loops
- * ------------------------------------------------------------------------------------------------ */
+/* ---- Plain loops ---- */
 
 /* x, column, h, row, y, and back, on one rank. Whole numbers that bf16 has, too. */
 static struct { tensor x, w1, b1, h, w2, b2, y, dy, dh, dx, dw1, db1, dw2, db2; } one;
@@ -134,8 +132,7 @@ static void compute_serial(void) {
   backward(&one.dh, &one.x, &one.w1, &one.dx, &one.dw1, &one.db1);
 }
 
-/* On ranks
- * --------------------------------------------------------------------------------------------------- */
+/* ---- On ranks ---- */
 
 static weft_compute* compute_with(weft_context* context, int threads) {
   weft_compute_options options = WEFT_COMPUTE_OPTIONS_INIT;
@@ -229,8 +226,7 @@ static void gathered(rank_args* a) {
   weft_compute_destroy(compute);
 }
 
-/* Tensors of DLPack
- * ------------------------------------------------------------------------------------------- */
+/* ---- Tensors of DLPack ---- */
 
 static weft_dl_tensor dl_tensor(float* data, int64_t* shape, int32_t ndim) {
   const weft_dl_tensor t = {data, {WEFT_DL_CPU, 0}, ndim, {WEFT_DL_FLOAT, 32, 1}, shape, NULL, 0};
@@ -298,8 +294,7 @@ static void of_dlpack(void) {
   weft_context_destroy(context);
 }
 
-/* What is wrong
- * ---------------------------------------------------------------------------------------------- */
+/* ---- Errors ---- */
 
 static void refuses(void) {
   weft_context* context = NULL;

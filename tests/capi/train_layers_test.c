@@ -10,8 +10,7 @@
 
 enum { TOKENS = 6, IN = 12, HIDDEN = 24, OUT = 8, MOST = HIDDEN * IN };
 
-/* Plain loops
- * ------------------------------------------------------------------------------------------------ */
+/* ---- Plain loops ---- */
 
 /* Small whole numbers: products and sums are exact, in f32 and here in bf16, too, whatever their order. */
 static float number(int tensor, int i) { return (float)((i * 7 + tensor * 3) % 3 - 1); }
@@ -68,8 +67,7 @@ static void compute_serial(void) {
   weights(one.dh, one.x, one.dw1, one.db1, TOKENS, IN, HIDDEN);
 }
 
-/* Arrays of either dtype
- * ------------------------------------------------------------------------------------- */
+/* ---- Arrays of either dtype ---- */
 
 typedef struct array {
   weft_dtype dtype;
@@ -113,8 +111,7 @@ static void expect(const array* got, const float* from, int width, int row, int 
       CHECK(get(got, r * got->columns + c) == from[(row + r) * width + column + c] + more);
 }
 
-/* On ranks
- * --------------------------------------------------------------------------------------------------- */
+/* ---- On ranks ---- */
 
 static weft_compute* compute_with(weft_context* context, int threads) {
   weft_compute_options options = WEFT_COMPUTE_OPTIONS_INIT;
@@ -226,8 +223,7 @@ static void real_numbers(rank_args* a) {
   weft_group_destroy(group);
 }
 
-/* Divided sequences, gathered outputs
- * ------------------------------------------------------------------------ */
+/* ---- Divided sequences, gathered outputs ---- */
 
 /* This rank's positions of `size` in all: the first ranks have one more. */
 static void cut(int size, int ranks, int rank, int* first, int* count) {
@@ -329,8 +325,7 @@ static void gathered(rank_args* a) {
   weft_compute_destroy(compute);
 }
 
-/* Tensors of DLPack
- * ------------------------------------------------------------------------------------------- */
+/* ---- Tensors of DLPack ---- */
 
 static weft_dl_tensor dl_tensor(float* data, int64_t* shape, int32_t ndim) {
   const weft_dl_tensor t = {data, {WEFT_DL_CPU, 0}, ndim, {WEFT_DL_FLOAT, 32, 1}, shape, NULL, 0};
@@ -394,8 +389,7 @@ static void of_dlpack(void) {
   weft_context_destroy(context);
 }
 
-/* What is wrong
- * ---------------------------------------------------------------------------------------------- */
+/* ---- Errors ---- */
 
 static void refuses(void) {
   weft_context* context = NULL;

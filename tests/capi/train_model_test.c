@@ -85,8 +85,7 @@ static double step(weft_trainer* trainer, const parts* p, int number) {
   return result.loss;
 }
 
-/* The same losses as from C++
- * --------------------------------------------------------------------------------- */
+/* ---- The same losses as from C++ ---- */
 
 static void train(rank_args* a) {
   const weft_transformer_options options = small();
@@ -180,8 +179,7 @@ static void divided_refused(rank_args* a) {
 }
 static void test_divided_refused(void) { run_ranks(1, divided_refused); }
 
-/* The scores of plain loops
- * ----------------------------------------------------------------------------------- */
+/* ---- The scores of plain loops ---- */
 
 /* A parameter of a model on one rank. */
 static const float* whole(const weft_model* model, const char* format, int layer) {
@@ -321,8 +319,7 @@ static void vocabulary_is_split(rank_args* a) {
   weft_model_destroy(p.model);
 }
 
-/* Parameters
- * -------------------------------------------------------------------------------------------------- */
+/* ---- Parameters ---- */
 
 static void parameters(rank_args* a) {
   const weft_transformer_options options = small();
@@ -361,8 +358,7 @@ static void parameters(rank_args* a) {
   weft_layout_destroy(layout); /* lives longer than its model */
 }
 
-/* Options
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- Options ---- */
 
 static void more_options(rank_args* a) {
   weft_transformer_options options = small();
@@ -404,8 +400,7 @@ static void more_options(rank_args* a) {
   weft_model_destroy(p.model);
 }
 
-/* Text
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- Text ---- */
 
 static void from_text(rank_args* a) {
   const char* const text =
@@ -458,8 +453,7 @@ static void from_text(rank_args* a) {
   weft_group_destroy(group);
 }
 
-/* Parameters as tensors of DLPack
- * ------------------------------------------------------------------------------ */
+/* ---- Parameters as tensors of DLPack ---- */
 
 static void of_dlpack(rank_args* a) {
   const weft_transformer_options options = small();
@@ -517,8 +511,7 @@ static void of_dlpack(rank_args* a) {
   two->deleter(two);
 }
 
-/* A step in two halves
- * ------------------------------------------------------------------------------------------ */
+/* ---- A step in two halves ---- */
 
 static weft_status backward(weft_trainer* trainer, const parts* p, int number, weft_step_result* result,
                             weft_error* error) {
@@ -659,8 +652,7 @@ static void logits_of_wrong_ranks(rank_args* a) {
   weft_model_destroy(p.model);
 }
 
-/* Checkpoints
- * ------------------------------------------------------------------------------------------------- */
+/* ---- Checkpoints ---- */
 
 static void save(rank_args* a) {
   const weft_transformer_options options = small();
@@ -717,8 +709,7 @@ static void checkpoints(void) {
   CHECK(system(command) == 0);
 }
 
-/* What is wrong
- * ----------------------------------------------------------------------------------------------- */
+/* ---- Errors ---- */
 
 #define REFUSED(call, text) CHECK_ERROR(call, WEFT_BAD_ARGUMENT, text)
 

@@ -120,9 +120,7 @@ static void test_options(void) {
   weft_loss_scaler_destroy(NULL);
 }
 
-/* Conversions
- * -------------------------------------------------------------------------------------------------
- * */
+/* ---- Conversions ---- */
 
 enum { COUNT = 100003 };
 static weft_buffer of(void* data, int64_t count, weft_dtype dtype) {

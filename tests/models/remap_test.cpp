@@ -147,8 +147,7 @@ TEST_P(Remap, ACheckpointWithOldNamesIsLoaded) {
     }
 }
 
-// Spectral norms in torch's other form, loaded and then split
-// --------------------------------------------------------
+// ---- Spectral norms in torch's other form, loaded and then split ----
 
 // A state dict of this library's form as torch.nn.utils.parametrizations.spectral_norm stores it.
 NamedTensors in_other_form(const NamedTensors& state) {

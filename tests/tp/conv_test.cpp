@@ -339,8 +339,7 @@ TEST(ConvViews, TheBitsOfTheModules) {
   });
 }
 
-// What is wrong
-// ------------------------------------------------------------------------------------------------------
+// ---- Errors ----
 
 TEST(ConvViews, WhatDoesNotFitIsNamed) {
   Context context;

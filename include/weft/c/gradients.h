@@ -21,8 +21,7 @@
 extern "C" {
 #endif
 
-/* Lists of gradients
- * ------------------------------------------------------------------------------------------ */
+/* ---- Lists of gradients ---- */
 
 /* The action of weft_reduce_gradients if replicas differ by more than rounding. */
 typedef int32_t weft_on_drift;
@@ -94,8 +93,7 @@ typedef struct weft_clip_options {
 weft_status weft_clip_grad_norm(const weft_tensor* gradients, int32_t count, double max_norm,
                                 const weft_clip_options* options, double* norm, weft_error* error);
 
-/* Buckets
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- Buckets ---- */
 
 /* Reduces gradients in buckets while the rest of them is still computed. Give the entries in the order in
  * which they become ready: mostly the reverse of forward.
@@ -205,8 +203,7 @@ weft_status weft_reducer_bucket_bytes(const weft_reducer* reducer, int32_t bucke
 /* Reductions sent by weft_reducer_ready rather than by weft_reducer_finish so far: a measure of overlap. */
 weft_status weft_reducer_sent_early(const weft_reducer* reducer, int64_t* count, weft_error* error);
 
-/* Samples
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- Samples ---- */
 
 /* A shuffled walk through a data set, without repeats within a round, as a pure function of (seed, step): no
  * state to save but the step. The global batch is the same for any number of data ranks, and each reads a

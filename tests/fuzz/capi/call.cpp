@@ -52,8 +52,7 @@ bool may_find_nobody(const Call& c) {
 Call::Call(World& w, Bytes& b, const char* f) : world(w), bytes(b), function(f) {}
 Call::~Call() = default;
 
-// Arguments
-// ---------------------------------------------------------------------------------------------------
+// ---- Arguments ----
 
 void* Call::room_of(std::size_t n) {
   memory_.push_back(std::make_unique<char[]>(n));
@@ -368,8 +367,7 @@ void* Call::memory(const char* name_in) {
   return &world.states[mode];
 }
 
-// Structs
-// -----------------------------------------------------------------------------------------------------
+// ---- Structs ----
 
 int Call::group_size() {
   std::int32_t size = 1;
@@ -632,8 +630,7 @@ void fill(Call& c, weft_transport& t) {
   t.close = c.callback<Release>("close");
 }
 
-// Outputs
-// -----------------------------------------------------------------------------------------------------
+// ---- Outputs ----
 
 weft_error* Call::error() {
   const unsigned b = bytes.next();
@@ -671,8 +668,7 @@ void Call::saved(const void* at) {
     if (o.at == at) o.before.assign(static_cast<const char*>(o.at), o.bytes);
 }
 
-// The call
-// ----------------------------------------------------------------------------------------------------
+// ---- The call ----
 
 void Call::begin() { now_in[world.rank].store(function, std::memory_order_relaxed); }
 void Call::ended() {

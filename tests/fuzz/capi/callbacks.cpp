@@ -164,8 +164,7 @@ weft_dtype dtype_of(void* data, const char* name, weft_dtype stored) {
   return weft_dtype_size(stored) == 4 ? WEFT_BF16 : WEFT_F32;
 }
 
-// A transport
-// -------------------------------------------------------------------------------------------------
+// ---- A transport ----
 
 struct Channel {
   CallbackState* state;

@@ -252,8 +252,7 @@ std::string call(std::string_view name, std::string_view arguments = {}, unsigne
 
 }  // namespace
 
-// The world
-// -----------------------------------------------------------------------------------------------------
+// ---- The world ----
 
 World::World(Shared& s, int r) : shared(s), rank(r) {
   for (int i = 0; i < kModes; ++i) {
@@ -363,8 +362,7 @@ void World::destroy_all(std::uint32_t seed) {
            "took data that were released " + std::to_string(record->releases) + " times");
 }
 
-// Programs
-// ------------------------------------------------------------------------------------------------------
+// ---- Programs ----
 
 void run_program(std::string_view bytes, std::int64_t (*live_allocations)()) {
   [[maybe_unused]] static const bool warm = [] {
