@@ -46,7 +46,7 @@ Kind kind_from_name(std::string_view name);
 inline bool is_message(Kind kind) noexcept { return kind == Kind::ping_pong || kind == Kind::one_way; }
 inline bool is_halo(Kind kind) noexcept { return kind >= Kind::halo_rows && kind <= Kind::halo_3d_fields; }
 inline constexpr int kHaloFields = 8;  ///< of halo_fields and halo_3d_fields
-/// Has this operation a form in place (or one that is not)? And which is measured where nothing is said: in
+/// Has this operation a form in place (or one that is not)? And which is measured if nothing is said: in
 /// place for all_reduce, reduce and broadcast.
 bool has_place(Kind kind, bool in_place) noexcept;
 bool usual_place(Kind kind) noexcept;

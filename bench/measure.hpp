@@ -14,7 +14,7 @@ namespace weft::bench {
 struct Prepared {
   std::function<void()> run;
   std::function<std::string()> verify;  ///< after `cycle` runs: empty, or what is wrong and what was expected
-  /// Fresh inputs, spoilt outputs; where there is one, verified again at the end.
+  /// Fresh inputs, spoilt outputs; if there is one, verified again at the end.
   std::function<void()> reset = {};
   int cycle = 1;  ///< runs until every buffer was used once
 };

@@ -1,6 +1,6 @@
 // All of libweft that programs use: base to dp and checkpoint. Not in it: weft/base/env.hpp, clock.hpp and
-// the like, which these include where they need them; what transports are built from (weft/backends/, beside
-// backend.hpp); and what libweft_train adds (weft/nn, tp, train, models), which is included header by header.
+// the like, which these include where they need them; the parts of transports (weft/backends/, except
+// backend.hpp); and the headers of libweft_train (weft/nn, tp, train, models), which are included one by one.
 #pragma once
 
 #include "weft/backends/backend.hpp"

@@ -280,7 +280,7 @@ std::optional<std::string> await(const GroupInit& b, const std::string& key) {
 
 namespace {
 
-// The deadline has passed. Names the ranks that did not come; where all came, the one that came last, whose
+// The deadline has passed. Names the ranks that did not come; if all came, the one that came last, whose
 // task it was to put the texts together.
 [[noreturn]] void throw_late(const GroupInit& b, std::string_view what, const std::string& build,
                              Clock::time_point began) {

@@ -24,7 +24,7 @@ inline LastCall last_call_of(int rank, LastCall::State state, const CallRecord& 
   if (state == LastCall::State::in_flight) c.oldest = c.call;
   return c;
 }
-/// A message that a rank waits in, of the user's. Its peer is -1 where it is not one rank.
+/// A message that a rank waits in, of the user's. Its peer is -1 if it is not one rank.
 inline LastCall::Message message_of(const OpState& s) noexcept {
   return {.op = s.op,
           .dtype = s.dtype,

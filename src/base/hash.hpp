@@ -34,7 +34,7 @@ constexpr std::uint64_t hash_of(std::string_view bytes) noexcept {
   return hash.value;
 }
 
-/// A number that differs where any of these numbers, or their order, differs.
+/// A number that differs if any of these numbers, or their order, differs.
 template <class... Number>
 constexpr std::uint64_t digest_of(Number... numbers) noexcept {
   static_assert((std::is_integral_v<Number> && ...));

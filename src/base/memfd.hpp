@@ -41,7 +41,7 @@ std::uint64_t inode_of(int fd) noexcept;
 
 /// A descriptor of the file of this user that process `pid` holds open under the number `descriptor`, if it
 /// is still the one with that inode. Empty if the system does not let us (no /proc, a process that may not
-/// be traced), and where it is not that file. The process need not run.
+/// be traced), and if it is not that file. The process need not run.
 Descriptor open_file_of(pid_t pid, int descriptor, std::uint64_t inode) noexcept;
 
 /// Raises this process's soft limit of descriptors, up to the hard one, where it is less than `wanted`. The

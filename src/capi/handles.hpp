@@ -60,7 +60,7 @@ struct GroupHandle {
   std::atomic<bool> destroyed{false};  // the weft_group was; Works keep this
 };
 
-/// The call's outcome, into `error` where there is one; returns its status.
+/// The call's outcome, into `error` if there is one; returns its status.
 weft_status tell(weft_error* error, const Error& e) noexcept;
 weft_status tell(weft_error* error, const char* function, const Error& e) noexcept;
 weft_status tell(weft_error* error, const char* function, const char* text) noexcept;

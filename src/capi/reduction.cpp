@@ -32,7 +32,7 @@ Reduction::~Reduction() {
   if (release_ == nullptr || !out) return;
   try {
     release_(data_);
-  } catch (...) {}  // nobody is left to hear of it
+  } catch (...) {}  // nobody is left to learn of it
 }
 
 std::string Reduction::text() const {

@@ -22,7 +22,7 @@ constexpr std::size_t kComputeOptionsFirstBytes = 12;
 static_assert(sizeof(weft_compute_options) == kComputeOptionsFirstBytes);
 
 // libweft_train uses functions of libweft that are promised to no other version. The dynamic loader compares
-// versions, where it can; all handles of libweft_train come from a weft_compute, so this is in time for all
+// versions, if it can; all handles of libweft_train come from a weft_compute, so this is in time for all
 // of it.
 void expect_libweft_of_this_version(const char* function) {
   if (std::string_view(weft_version()) != WEFT_VERSION)

@@ -28,10 +28,10 @@ inline constexpr std::size_t kMostTextBytes = 64 << 10;
 /// first rank that failed: that rank throws `mine` again, the others `<what>: rank 1 failed: <its text>;
 /// <consequence>`, with the consequence as that rank gives it. `mine` stays as it is where it is no Error.
 /// Waits as numbers_of_all() does. `all_told`, where given, becomes whether every rank has got here: not
-/// where the group failed.
+/// if the group failed.
 void agree(ProcessGroup* group, std::string_view what, std::string_view consequence, std::exception_ptr mine,
            Duration deadline = {}, bool* all_told = nullptr);
-/// Fails `group`, where there is one, on all ranks: `<what>: rank 1 was interrupted while it saved;
+/// Fails `group`, if there is one, on all ranks: `<what>: rank 1 was interrupted while it saved;
 /// <consequence>`.
 void fail_interrupted(ProcessGroup* group, std::string_view what, std::string_view consequence);
 /// The same over the ranks of the mesh, whose group may not be made yet.

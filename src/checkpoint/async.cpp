@@ -48,7 +48,7 @@ struct AsyncCheckpoint::Impl {
     error = std::exchange(failed, nullptr);
     renew = true;
   }
-  // Makes the writers' group anew where the save before this one has failed: a time-out or a rank that is
+  // Makes the writers' group again where the save before this one has failed: a time-out or a rank that is
   // lost has ended it, on perhaps not all ranks. Collective; no writer runs.
   void renew_group() {
     ProcessGroup* const of_mesh = group_of(mesh);
@@ -67,7 +67,7 @@ struct AsyncCheckpoint::Impl {
   const DeviceMesh mesh;
   const Busy busy;
   ProcessGroup own;               // for the threads that write alone
-  bool renew = true;              // whether it has to be made anew
+  bool renew = true;              // whether it has to be made again
   SavePlan plan;                  // of the save that is being written
   std::vector<std::byte> copied;  // its entries' memory
   std::thread writer;

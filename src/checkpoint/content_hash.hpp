@@ -34,7 +34,7 @@ void read_verified(const SafetensorsFile& file, std::string_view tensor, std::in
 /// A text of JSON with `"hash": "<16 digits>"` on a line of its own becomes one whose hash is that of the
 /// text with zeros in their place.
 void seal(std::string& json);
-/// Whether it is. False, too, where there is no such line.
+/// Whether it is. False, too, if there is no such line.
 bool is_sealed(std::string_view json);
 /// The placeholder between the quotes until seal().
 inline constexpr std::string_view kNoHash = "0000000000000000";

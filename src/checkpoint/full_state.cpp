@@ -117,7 +117,7 @@ class FullState {
       for (const HeldBox& held : boxes_of(tensor, root_))
         if (held.box == part.box) from = root_;
     const Shape& shape = part.box.shape;
-    Tensor copy;  // of the part, where it does not lie in one piece
+    Tensor copy;  // of the part, if it does not lie in one piece
     std::byte* bytes = nullptr;
     const bool receives = root_ == kEveryRank || root_ == rank_;
     if (rank_ == from) {

@@ -34,7 +34,7 @@ CheckpointInfo info_of(const std::filesystem::path& folder, const CheckpointInde
 
 /// A checkpoint, or a safetensors file by itself, which is one part of each of its tensors.
 struct OpenedCheckpoint {
-  std::filesystem::path path;    ///< of the file; else the folder
+  std::filesystem::path path;    ///< of the file; otherwise the folder
   std::filesystem::path folder;  ///< that the parts' files lie in
   CheckpointIndex index;
   std::uint64_t hash = 0;  ///< FoundCheckpoint's

@@ -1,5 +1,5 @@
 // Window attention of maps that are cut in space. A window is a square of neighbours, or pixels spread over
-// the whole map; either way windows are whole on one rank while they are computed: the map is cut anew, at
+// the whole map; either way windows are whole on one rank while they are computed: the map is cut again, at
 // borders of windows, and afterwards as it was. Far windows so become an all-to-all.
 #include "domain/plans.hpp"
 #include "domain/rules.hpp"

@@ -18,7 +18,7 @@ class Plans {
  public:
   static constexpr std::size_t kMost = 8;
 
-  /// make() where there is none for this one. Every rank has seen the same layouts, so that all make one or
+  /// make() if there is none for this one. Every rank has seen the same layouts, so that all make one or
   /// none does.
   template <class Make>
   std::shared_ptr<const Plan> of(const Key& maps, const Make& make) const {

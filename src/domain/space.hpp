@@ -15,7 +15,7 @@ namespace weft::domain {
 
 inline constexpr int kHeight = 2, kWidth = 3, kMapDims = 4;
 
-/// How one dimension of maps is cut: one range for each part; one part where it is not.
+/// How one dimension of maps is cut: one range for each part; one part if it is not.
 struct Parts {
   int dim;
   std::int64_t size;

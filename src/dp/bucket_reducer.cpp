@@ -62,7 +62,7 @@ struct BucketReducer::Impl {
     }
   }
 
-  // Throws what is wrong on this rank. Before the first step the other ranks hear of it in the comparison
+  // Throws what is wrong on this rank. Before the first step the other ranks learn of it in the comparison
   // with which theirs begins: this rank takes part in it here.
   [[noreturn]] void tell_all(const Error& fault) const {
     if (compared) throw Error(fault);
@@ -186,7 +186,7 @@ struct BucketReducer::Impl {
   }
 
   // The functions that communicate. After a failed reduction nothing can be reduced any more, and every
-  // later call tells of it. After a failed comparison the step begins anew: it may be another reducer that
+  // later call tells of it. After a failed comparison the step begins again: it may be another reducer that
   // failed on another rank, so that both compare again.
   template <class Step>
   void communicate(const Step& step) {

@@ -76,7 +76,7 @@ void expect_reduced(const char* what, std::span<const Gradient> gradients) {
     }
 }
 
-// The cohort of a gradient, made where there is none yet.
+// The cohort of a gradient, made if there is none yet.
 Cohort& cohort_of(const Gradient& g, double p, std::vector<Part>& parts) {
   const DeviceMesh root = root_of(g);
   std::vector<int> axes;

@@ -208,7 +208,7 @@ void Replicas::expect_no_drift(const ReduceOptions& options,
   for (int r = 0; r < axes_.size(); ++r)
     if (verdict(r).excess > found.excess) found = verdict(r);
   if (found.excess <= 1) return;
-  // Two ranks that differ are equally far from their average; where there are more, the one that drifted is
+  // Two ranks that differ are equally far from their average; if there are more, the one that drifted is
   // the furthest.
   std::vector<int> blamed;
   for (int r = 0; r < axes_.size(); ++r) {

@@ -27,7 +27,7 @@ class Replicas {
   /// those of the mesh. All ranks add the same, where a gradient is empty, too.
   void add(const Gradient& gradient, std::size_t index, const std::vector<int>& along);
   /// One small all-gather over the axes: compares the lists of all gradients, the options, and a hash of the
-  /// replicas; where that differs, a second one finds out which. Throws mismatch if the ranks gave
+  /// replicas; if that differs, a second one finds out which. Throws mismatch if the ranks gave
   /// different lists or options. `data`: the data axes, a bit for each among those of the mesh; `what`: the
   /// caller, for this error and those below; `fault`: as in gather_with_list().
   void compare_bits(const ReduceOptions& options, std::uint64_t data, const char* what,

@@ -191,7 +191,7 @@ class GroupState::Batch {
     group_.disown();
     if (group_.helped_) group_.progress_.in_flight(sent_);
   }
-  // Before each call. Throws where the group has failed, or there is no room in time.
+  // Before each call. Throws if the group has failed, or there is no room in time.
   void expect_room(const Call& next) {
     if (!group_.failed() && group_.ring_.room(1)) [[likely]]
       return;
@@ -207,7 +207,7 @@ class GroupState::Batch {
   int sent_ = 0;
 };
 
-// `first` and `sent` say what was submitted, also where this throws.
+// `first` and `sent` say what was submitted, also if this throws.
 void GroupState::submit_batches(std::span<const Call> calls, std::span<const Operands> operands, Work& first,
                                 std::size_t& sent) {
   // All memory is allocated before this thread owns the group.
@@ -246,7 +246,7 @@ void GroupState::submit_batches(std::span<const Call> calls, std::span<const Ope
 }
 
 // Some calls of the batch were sent and one cannot be: peers wait for calls that never come, so the group
-// fails, with the reason. To blame are the ranks that hold up the calls in flight; where none is known, this
+// fails, with the reason. To blame are the ranks that hold up the calls in flight; if none is known, this
 // one.
 void GroupState::fail_batch(const std::exception& reason, std::size_t sent, std::size_t calls) {
   const auto* const error = dynamic_cast<const Error*>(&reason);

@@ -34,7 +34,7 @@ class GroupFailure {
         recorder_(std::move(recorder)) {}
 
   bool happened() const noexcept { return failed_.load(std::memory_order_acquire); }
-  /// The first cause, where the group has failed.
+  /// The first cause, if the group has failed.
   std::optional<Failure> first_cause() const;
   /// The backend has failed: takes over its first cause, writes the trace and wakes threads that wait. Only
   /// the first time. `last_calls()` is asked where ranks are late or dead; null: this thread cannot ask.

@@ -114,8 +114,7 @@ GroupState::~GroupState() {
 
 void GroupState::release() noexcept {
   users->end();
-  if (context.forked())
-    return;  // it is the parent's: locks may be held for ever, shared memory is not mapped
+  if (context.forked()) return;  // it is the parent's: locks may be held forever, shared memory is not mapped
   if (!own_within(kStuck)) {
     unlist();
     given_up_.fetch_add(kHandle, std::memory_order_relaxed);  // the owner ends the group, when it comes back
@@ -147,7 +146,7 @@ void GroupState::give_back() noexcept {
   if (last) end();
 }
 
-// The program has let go of it, and it may stay for ever: the Context may end.
+// The program has let go of it, and it may stay forever: the Context may end.
 void GroupState::unlist() noexcept {
   const std::lock_guard lock(mutex_);
   listed_.reset();
@@ -231,7 +230,7 @@ void GroupState::check_stream(Stream stream, std::string_view what, bool calls) 
   return submit_checked(call, check(call, traits(), member.rank, member.size, member.name));
 }
 
-// Throws where the group has failed, or another thread owns it all the time: the kernel may wait for a peer's
+// Throws if the group has failed, or another thread owns it all the time: the kernel may wait for a peer's
 // page.
 void GroupState::await_owner(Op op, Duration deadline) {
   const Duration limit = deadline > Duration::zero() ? deadline : member.deadline;
@@ -319,7 +318,7 @@ Work GroupState::submit_checked(const Call& call, const Operands& have) {
   return post(index, r.collective, found);
 }
 
-// The call's slot, filled in except for its number. Called by the owner, where there is room.
+// The call's slot, filled in except for its number. Called by the owner, if there is room.
 std::uint32_t GroupState::prepare_slot(const Call& call, const Operands& have,
                                        detail::WorkCallbacks*& found) {
   const std::uint32_t index = ring_.next();

@@ -45,7 +45,7 @@ struct Origin {
 class GroupState final : public Driven, public BlockHolder {
  public:
   /// Deletes itself when the handle has released it and every Work was given back.
-  /// `ranks_here`: see GroupInit. `rendezvous_store`: where the ranks meet now, where that is not the
+  /// `ranks_here`: see GroupInit. `rendezvous_store`: where the ranks meet now, if that is not the
   /// member's store.
   GroupState(Context& context, BackendFactory factory, const Membership& m, std::string token, int ranks_here,
              Origin origin = {}, const std::shared_ptr<Store>& rendezvous_store = {}, Duration patience = {});
@@ -67,12 +67,12 @@ class GroupState final : public Driven, public BlockHolder {
   /// See ProcessGroup.
   std::optional<MessageInfo> probe(int source, const CallOptions& options);
   MessageInfo wait_message(int source, const CallOptions& options);
-  /// True: the call of that ticket is done, and its Work given back. Throws where it failed. Polls once.
+  /// True: the call of that ticket is done, and its Work given back. Throws if it failed. Polls once.
   bool poll(std::uint32_t slot, std::uint32_t ticket);
-  /// Drives until the call is done (true: and its Work given back) or `limit`, where there is one, passed
-  /// (false). Throws where it failed.
+  /// Drives until the call is done (true: and its Work given back) or `limit`, if there is one, passed
+  /// (false). Throws if it failed.
   bool wait(std::uint32_t slot, std::uint32_t ticket, const Duration* limit);
-  /// Stream backends: makes `stream` wait for the call. Throws where it failed.
+  /// Stream backends: makes `stream` wait for the call. Throws if it failed.
   void wait_on(std::uint32_t slot, std::uint32_t ticket, Stream stream);
   /// Gives back the Work of a call that failed: nobody asks for it again.
   void give_back() noexcept;
@@ -144,7 +144,7 @@ class GroupState final : public Driven, public BlockHolder {
   } shrinking;
   /// Ranks that died or left, as far as the transport knows now.
   std::vector<int> gone() const noexcept { return backend_->gone(); }
-  /// The first cause, where the group has failed.
+  /// The first cause, if the group has failed.
   std::optional<Failure> failure() const { return failure_.first_cause(); }
   /// For a thread that waits for ranks of this group elsewhere than in a call: asks the transport whether
   /// they live. True: the group has failed.

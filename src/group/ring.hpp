@@ -57,7 +57,7 @@ class Ring {
   bool room(int slots) const noexcept {
     return slots == 1 ? free_ != 0 : __builtin_popcountll(free_) >= slots;
   }
-  /// The slot of the next call, where there is room. It stays free until put().
+  /// The slot of the next call, if there is room. It stays free until put().
   std::uint32_t next() const noexcept { return static_cast<std::uint32_t>(__builtin_ctzll(free_)); }
   /// The number of the next call of its kind.
   std::uint64_t number(bool collective) noexcept { return collective ? next_collective_++ : next_message_++; }

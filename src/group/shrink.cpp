@@ -261,7 +261,7 @@ class Shrinking {
     });
   }
 
-  // A round's key "built": the members that have made the group, or "bad" where it cannot be made.
+  // A round's key "built": the members that have made the group, or "bad" if it cannot be made.
   struct Built {
     std::string key;
     const Ranks& members;
@@ -299,7 +299,7 @@ class Shrinking {
     return nullptr;
   }
 
-  // Makes the group; where that fails, on no rank. Null: the members have to agree again.
+  // Makes the group; if that fails, on no rank. Null: the members have to agree again.
   GroupState* make_or_spoil(const Built& built, int round, int tries) const {
     const auto rendezvous_store = std::make_shared<RoundStore>(store_, [&] {
       if (lost(built.members) || bad(read(built.key)))

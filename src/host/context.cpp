@@ -144,7 +144,7 @@ Context::Context(ContextOptions options)
     : impl_(std::make_unique<Impl>(std::move(options))), fork_mark_(impl_->fork_mark.get()) {}
 
 Context::~Context() {
-  // In a forked child nothing here is the child's: threads do not exist, locks may be held for ever, shared
+  // In a forked child nothing here is the child's: threads do not exist, locks may be held forever, shared
   // memory is not mapped (something else may be at its address). All of it is left alone.
   if (forked()) static_cast<void>(impl_.release());
 }

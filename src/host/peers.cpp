@@ -87,7 +87,7 @@ struct HostPeers::Impl {
 
   Logger& log;
   Arena& arena;
-  int refusal = 0;  // errno, where there is no memfd
+  int refusal = 0;  // errno, if there is no memfd
   std::string no_shared_memory;
   Descriptor block_memfd;  // empty if the system has none; then the doorbells work within this process only
   SharedMapping block_mapping;

@@ -93,7 +93,7 @@ class ProgressEngine {
   };
   /// At the end of the list. Does not run it.
   void run_later(std::shared_ptr<Later> what) noexcept;
-  /// Runs what is in the list, the first first. Cheap where there is nothing. If a lock is held, not here.
+  /// Runs what is in the list, the first first. Cheap if there is nothing. If a lock is held, not here.
   void run_due() noexcept {
     if (due_.load(std::memory_order_relaxed)) [[unlikely]]
       run_due_now();
@@ -103,7 +103,7 @@ class ProgressEngine {
   void callback_runs(int change) noexcept { callbacks_running_.fetch_add(change, std::memory_order_relaxed); }
 
   /// Counts a group that wants the helper thread: the first one starts it, the last one ends it. `spin`: the
-  /// thread may spin; it does not where any group says no. Throws system if there can be no thread.
+  /// thread may spin; it does not if any group says no. Throws system if there can be no thread.
   void add_helped(bool spin);
   void remove_helped(bool spin) noexcept;
   /// So many calls more, or fewer, are in flight in groups that are helped.

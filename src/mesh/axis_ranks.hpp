@@ -10,7 +10,7 @@
 namespace weft {
 
 /// "tp rank 1 (rank 3 of "world")", "tp ranks 0, 1 (ranks 2, 3 of "world")": `ranks` as `axes` numbers them,
-/// then as the group of the whole mesh does. Without the second part where both numberings are the same.
+/// then as the group of the whole mesh does. Without the second part if both numberings are the same.
 std::string name_axis_ranks(const DeviceMesh& axes, std::span<const int> ranks);
 std::string name_axis_rank(const DeviceMesh& axes, int rank);
 

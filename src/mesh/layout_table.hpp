@@ -24,7 +24,7 @@ class LayoutTable {
   LayoutTable(const LayoutTable&) = delete;
   LayoutTable& operator=(const LayoutTable&) = delete;
 
-  /// The layout equal to `spec`, which is normalised and checked; made where nobody holds one.
+  /// The layout equal to `spec`, which is normalised and checked; made if nobody holds one.
   LayoutRef intern(const std::shared_ptr<MeshState>& mesh, LayoutSpec spec);
   /// How many there are: for tests.
   std::size_t size() const;

@@ -79,7 +79,7 @@ Move Moves::slice(const Tensor& in, const DeviceMesh& axis, int dim, const Cut& 
 
 // Every rank contributes a block as long as the longest part: its part, then padding that nobody reads. The
 // blocks of all ranks arrive one after the other. If dim is outermost and the parts are equal, the blocks
-// already are the whole; else finish() puts each part to its place.
+// already are the whole; otherwise finish() puts each part to its place.
 Move Moves::gather(const Tensor& in, const DeviceMesh& axis, int dim, const Cut& cut, int tag) {
   Move move;
   move.out_ = shared_tensor(axis.context(), resized(in.shape(), dim, cut.whole()), in);

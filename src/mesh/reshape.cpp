@@ -43,8 +43,7 @@ std::vector<Group> groups_of(const Shape& from, const Shape& to) {
     std::int64_t a = 1, b = 1;
     if (i < from.rank()) a = from[i++];
     if (k < to.rank()) b = to[k++];
-    while (a != b &&
-           (i < from.rank() || k < to.rank()))  // both run out alike, but where there are no elements
+    while (a != b && (i < from.rank() || k < to.rank()))  // both run out alike, but if there are no elements
       if (k == to.rank() || (a < b && i < from.rank()))
         a = times(a, from[i++]);
       else

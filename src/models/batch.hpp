@@ -12,7 +12,7 @@ namespace weft {
 
 [[noreturn]] void refuse_batch(const char* function, const std::string& text);
 
-/// `which`: "batch 1: " where there are several.
+/// `which`: "batch 1: " if there are several.
 void check_sizes(const char* function, const std::string& which, const TransformerConfig& config,
                  const TokenBatch& b);
 /// (rows, sequence) numbers of a batch as a tensor on the rank's device, as layers want them. `may_ignore`:

@@ -26,7 +26,7 @@ namespace {
 
 [[noreturn]] void wrong(const std::string& text) { refuse_batch("trainer", text); }
 
-// "batch 1: " where there are several.
+// "batch 1: " if there are several.
 std::string of_batch(std::size_t number, std::size_t count) {
   return count > 1 ? fmt::format("batch {}: ", number) : std::string();
 }
@@ -137,7 +137,7 @@ std::vector<Trainer::Placed> Trainer::place(std::span<const TokenBatch> batches)
 
 // The number of labels that count, over all ranks. Fills `to`. By a small all-reduce over the tensor axis and
 // a small all-gather over the data axis ranks also learn of each other's faults, so that none goes on alone;
-// that tensor ranks have the same batches; and that all have the same learning rate, where there is one, the
+// that tensor ranks have the same batches; and that all have the same learning rate, if there is one, the
 // same options, and took as many steps.
 std::int64_t Trainer::agree(std::span<const TokenBatch> batches, std::optional<double> lr,
                             std::vector<Placed>& to) const {

@@ -36,7 +36,7 @@ LayoutRef partial_over(const LayoutRef& of, const LayoutRef& summed) {
   return of->with(std::move(placements));
 }
 
-// The sum over ranks of what each has, as `to` says; itself where nothing is Partial.
+// The sum over ranks of what each has, as `to` says; itself if nothing is Partial.
 Tensor summed(const Tensor& contribution, const LayoutRef& from, const LayoutRef& to) {
   if (from == to) return contribution.with_layout(to);
   return redistribute(contribution.with_layout(from), to);

@@ -120,7 +120,7 @@ class FileStore final : public Store {
 
  private:
   void check(std::string_view key) const {
-    maker_.check(path_);  // first: the child's mutex may be locked for ever
+    maker_.check(path_);  // first: the child's mutex may be locked forever
     check_store_key(key);
   }
 

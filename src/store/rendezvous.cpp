@@ -181,10 +181,10 @@ void JobStores::leave(Store& store, Claim claim) noexcept try {
                     Deadline::after(std::chrono::milliseconds(200)));
 } catch (...) {}
 
-/// Keeps two jobs without names apart that use one address at the same moment; else each could get some of
-/// the places. `first`: the claim of the rank that serves, or came first. A rank that another process started
-/// than that one waits a moment, so that the siblings of the first rank take their places before it. If the
-/// batch systems say that these are two jobs, the rank is refused.
+/// Keeps two jobs without names apart that use one address at the same moment; otherwise each could get some
+/// of the places. `first`: the claim of the rank that serves, or came first. A rank that another process
+/// started than that one waits a moment, so that the siblings of the first rank take their places before it.
+/// If the batch systems say that these are two jobs, the rank is refused.
 std::optional<JobStores::Refusal> JobStores::give_way(Store& store, const std::string& first,
                                                       const Claim& mine, Deadline deadline) {
   constexpr Duration kSiblingsFirst = std::chrono::milliseconds(500);
@@ -233,7 +233,7 @@ void JobStores::tell(const std::string& address) const {
       fmt::format("rendezvous: store at {} by interface {}", address, interface_to(all.front())));
 }
 
-/// Rank 0 serves where nobody does. False: somebody does.
+/// Rank 0 serves if nobody does. False: somebody does.
 bool JobStores::serve(const HostPort& where, bool must, const std::string& secret, const std::string& owner) {
   std::string why;
   const auto all = resolve(where.host, where.port, why);

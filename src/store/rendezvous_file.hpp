@@ -22,7 +22,7 @@ std::optional<std::uint64_t> start_time_of(pid_t process);
 
 class RendezvousFile {
  public:
-  /// Opens the folder, making it where it is absent: $XDG_RUNTIME_DIR/weft, else the first of
+  /// Opens the folder, making it where it is absent: $XDG_RUNTIME_DIR/weft, otherwise the first of
   /// /tmp/weft-<user>, /tmp/weft-<user>-1 to -9 and ~/.weft that is or can be made this user's alone: who may
   /// write to /tmp may have taken any name there. Throws system if there is none. `key` names the job on
   /// this host.

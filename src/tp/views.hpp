@@ -65,7 +65,7 @@ struct Checker {
   }
 };
 
-/// Null where nothing is to be sent. Throws for a mesh that cannot communicate, before anything is written.
+/// Null if nothing is to be sent. Throws for a mesh that cannot communicate, before anything is written.
 inline ProcessGroup* group_of(const DeviceMesh& axes) { return axes.size() > 1 ? &axes.group() : nullptr; }
 
 /// Memory of the caller's as a tensor, ordered on the rank's stream.

@@ -390,7 +390,8 @@ void GradientAverager::finish() {
                     gradient.count());
     }
   }
-  for (Slot& slot : slots_) slot.final = false;  // also where the reduction throws: the next step begins anew
+  // Also where the reduction throws: the next step begins again.
+  for (Slot& slot : slots_) slot.final = false;
   // One set after the other: the first step compares ranks and makes groups, which all ranks do in one order.
   std::exception_ptr first_failure;
   for (std::size_t set = 0; set < reduced_.size(); ++set) {

@@ -33,7 +33,7 @@ Saved saved_of(const Module& model) {
   return saved;
 }
 
-// While masters are written. Weights are then made anew from them, also where that failed halfway; a
+// While masters are written. Weights are then made again from them, also if that failed halfway; a
 // parameter without values has none then.
 class MastersWritten {
  public:

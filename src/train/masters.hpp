@@ -11,7 +11,7 @@ namespace weft {
 
 /// Throws mismatch on all ranks of each of `axes` (an empty one is left out) where a parameter that has
 /// values has not the same on all of them, naming the first. A plain one counts as replicated. Collective
-/// where any has values.
+/// if any has values.
 void expect_same_masters(const std::vector<Parameter*>& parameters, std::span<const DeviceMesh> axes);
 
 }  // namespace weft

@@ -177,7 +177,7 @@ TEST_P(AnySource, AProbeShowsWhatARecvTakes) {
   });
 }
 
-// A rank that waits for a message gets on with its own: two that wait for each other's, and then receive.
+// A rank that waits for a message proceeds with its own: two that wait for each other's, and then receive.
 TEST_P(AnySource, WaitingForAMessageGetsOtherCallsOn) {
   run(4, [](Rank& r) {
     ProcessGroup& g = r.group();

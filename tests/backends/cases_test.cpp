@@ -127,7 +127,7 @@ void run_case(Rank& r, const Case& c) {
       g.quiesce(std::chrono::seconds(10));  // before the buffers go
     }
   }
-  // Once more, as a persistent call, where nothing is wrong on any rank.
+  // Once more, as a persistent call, if nothing is wrong on any rank.
   if (part.call && std::none_of(c.ranks.begin(), c.ranks.end(), [](const CaseRank& p) { return p.error; })) {
     const CaseBuffers buffers(r.context, part, r.rank);
     PersistentCall call = g.make(buffers.make());

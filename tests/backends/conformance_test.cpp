@@ -133,7 +133,7 @@ const Traits* traits_of(const Row& row) {
 struct Case {
   Op op = Op::none;
   DType dtype = DType::f32;
-  std::int64_t count = 0;  // elements of a block, or of the whole where there are none
+  std::int64_t count = 0;  // elements of a block, or of the whole if there are none
   ReduceOp reduce = ReduceOp::sum;
   Order order = Order::native;
   int root = 0;

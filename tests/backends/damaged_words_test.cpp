@@ -321,7 +321,7 @@ void* map_region(std::size_t bytes) {
 }
 
 // Rank 0 has the group's memory before rank 1 comes, and damages it again and again while the group is made.
-// If that came too late it tries anew.
+// If that came too late it tries again.
 template <class Change>
 void check_creation(const Change& change, const char* single_copy, const std::string& text) {
   const auto attempt = [&](Rank& r, int number) {

@@ -465,7 +465,7 @@ const std::map<std::string, void (*)(Job&)> kScenes = {
      [](Job& j) {
        std::vector<float> all(4 * static_cast<std::size_t>(j.g.size()));
        j.all_reduce();
-       j.store_meet("have met");  // else a slow rank may hear of it in the call before
+       j.store_meet("have met");  // else a slow rank may learn of it in the call before
        tell_in_full([&] {
          if (rank != 1) j.all_reduce(1s);
          j.g.all_gather(view(std::as_const(j.in)), view(all), {.deadline = 1s}).wait();

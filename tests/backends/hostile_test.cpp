@@ -333,7 +333,7 @@ TEST_P(Hostile, SurvivorsGoOnInAGroupOfTheirOwn) {
   }
 }
 
-// A rank is killed. mpirun ends the job, where it is not asked to leave it alone.
+// A rank is killed. mpirun ends the job, if it is not asked to leave it alone.
 TEST_P(HostileToProcesses, SurvivorsOfADeathGoOn) {
   Kind kind = GetParam();
   if (kind.name == "mpi-openmpi") kind.mpirun += " --enable-recovery";

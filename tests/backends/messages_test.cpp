@@ -314,7 +314,7 @@ TEST_P(Messages, AMismatchSaysBothSides) {
       r.group().barrier().wait();
       const Error e = error_of([&] {
         call(r);
-        r.group().barrier().wait();  // the sender hears of it at its next call, if not before
+        r.group().barrier().wait();  // the sender learns of it at its next call, if not before
       });
       EXPECT_EQ(e.code(), ErrorCode::mismatch);
       EXPECT_EQ(e.op(), Op::recv);

@@ -1,4 +1,4 @@
-// The nccl transport on a real GPU, where there is one: every operation on one rank, and on two ranks of one
+// The nccl transport on a real GPU, if there is one: every operation on one rank, and on two ranks of one
 // GPU where NCCL allows that (2.30). Ranks are threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -511,7 +511,7 @@ TEST_F(Nccl, TooManyLanes) {
   });
 }
 
-// The stand-in itself: outside of a group a send holds up its stream, so that two of them wait for ever.
+// The stand-in itself: outside of a group a send holds up its stream, so that two of them wait forever.
 TEST_F(Nccl, TheStandInKnowsTheDeadlock) {
   const nccl::NcclApi& api = nccl.api();
   nccl.set_launch_questions(0);

@@ -157,7 +157,7 @@ TEST_P(Shm, TheRootOfAScatterRunsAhead) {
   });
 }
 
-// Small, but not tiny: where all memory is shared nothing travels beside the arrival; where some is not, all
+// Small, but not tiny: if all memory is shared nothing travels beside the arrival; if some is not, all
 // does.
 TEST(ShmSmall, CallsAreDoneInPlaceWhereAllShare) {
   if (!kProcesses) GTEST_SKIP() << "all ranks are threads here, whose memory is always shared";
@@ -427,7 +427,7 @@ void expect_mismatch(int n, const std::function<void(Rank&)>& call, const std::v
   run_ranks(kProcesses ? Ranks::processes : Ranks::threads, n, [&](Rank& r) {
     const Error e = error_of([&] {
       call(r);
-      r.group().barrier().wait();  // the root of a scatter hears of it at its next call
+      r.group().barrier().wait();  // the root of a scatter learns of it at its next call
     });
     EXPECT_EQ(e.code(), ErrorCode::mismatch) << e.what();
     for (const std::string& part : parts) EXPECT_THAT(e.what(), HasSubstr(part));

@@ -57,7 +57,7 @@ static_assert(!kReads<Pair&> && !kReads<std::vector<Pair>&> && !kReads<float*&> 
               !kReads<std::vector<float*>&>);
 static_assert(!kReads<std::list<float>&> && !kReads<std::vector<bool>&> && !kReads<float (&)[2][2]>);
 
-// const is for ever.
+// const is forever.
 static_assert(std::is_convertible_v<Buffer, ConstBuffer> && !std::is_convertible_v<ConstBuffer, Buffer>);
 
 template <class T>

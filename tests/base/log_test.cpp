@@ -121,8 +121,8 @@ TEST(Log, CallsItsSinkFromOneThreadAtATimeAndSurvivesIt) {
   EXPECT_EQ(lines.size(), 400u);
 }
 
-// Two threads with the lock of an interpreter, say: one holds it and logs, the other is in the sink and wants
-// it.
+// Two threads with the lock of an interpreter, for example: one holds it and logs, the other is in the sink
+// and wants it.
 TEST(Log, HoldsNoLockWhileItsSinkRuns) {
   std::mutex users;
   std::atomic<int> in_sink{0};
@@ -135,7 +135,7 @@ TEST(Log, HoldsNoLockWhileItsSinkRuns) {
   std::unique_lock lock(users);
   std::thread other([&] { log.write(LogLevel::error, "from a thread without the lock"); });
   while (in_sink == 0) std::this_thread::yield();
-  log.write(LogLevel::error, "from the thread that has it");  // it would wait for ever
+  log.write(LogLevel::error, "from the thread that has it");  // it would wait forever
   EXPECT_THAT(lines, testing::IsEmpty());
   lock.unlock();
   other.join();

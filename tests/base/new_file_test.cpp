@@ -82,7 +82,7 @@ TEST_F(NewFiles, ALinkInTheirPlaceIsReplacedAndNotFollowed) {
   EXPECT_EQ(contents(path), "new");
 }
 
-// A FIFO without a reader would make the writer wait for ever.
+// A FIFO without a reader would make the writer wait forever.
 TEST_F(NewFiles, WhatIsNoRegularFileIsRefused) {
   ASSERT_EQ(::mkfifo(path.c_str(), 0666), 0);
   EXPECT_EQ(

@@ -218,7 +218,7 @@ typedef struct {
   double b[3];
   weft_tensor tensors[2];
 } laid_out;
-/* By rows: 0 to 2 on rank 0, 3 and 4 on rank 1; or all of them, where there is one rank. Filled with what
+/* By rows: 0 to 2 on rank 0, 3 and 4 on rank 1; or all of them, if there is one rank. Filled with what
  * rows have. */
 static void lay_out(laid_out* t, rank_args* a, const char* axis, int32_t dim) {
   const int rows = a->size == 1 || dim == 1 ? 5 : a->rank == 0 ? 3 : 2, columns = dim == 1 ? 4 / a->size : 4;
@@ -360,7 +360,7 @@ static void test_arguments(void) {
   extra[0].value = NULL;
   CHECK_ERROR(weft_checkpoint_save(folder, NULL, 1, t, 1, extra, 2, NULL, &error), bad,
               "weft_checkpoint_save: extra[0].value is NULL");
-  const int64_t three = 3, huge[] = {INT64_C(1) << 33, INT64_C(1) << 31}; /* 2^64: 0, where nobody looks */
+  const int64_t three = 3, huge[] = {INT64_C(1) << 33, INT64_C(1) << 31}; /* 2^64: 0, if nobody looks */
   t[0].extents = &three, t[0].dim_count = 1;
   CHECK_ERROR(weft_checkpoint_save(folder, NULL, 1, t, 1, NULL, 0, NULL, &error), bad,
               "weft_checkpoint_save: tensors[0].extents are (3); tensors[0].data has 2 elements");

@@ -198,7 +198,7 @@ static void test_shapes(void) {
   strides_of[1] = 1;
   OK(weft_buffer_from_dltensor(&t, &b, &error));
   CHECK(b.count == 4);
-  shape_of[0] = 0; /* nor do any, where there are no elements */
+  shape_of[0] = 0; /* nor do any, if there are no elements */
   strides_of[1] = 9;
   t.data = NULL;
   OK(weft_buffer_from_dltensor(&t, &b, &error));

@@ -156,7 +156,7 @@ static void test_a_step_at_once(void) {
   run_ranks(4, a_step_at_once);
 }
 
-/* Replicas that drifted, norms that are not finite, and what one rank alone has wrong: all hear of it. */
+/* Replicas that drifted, norms that are not finite, and what one rank alone has wrong: all learn of it. */
 static void misfits(rank_args* a) {
   weft_group* world = join(a, "world", 20000 * MS);
   weft_mesh* mesh = mesh_of(world, 1);

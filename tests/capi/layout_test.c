@@ -250,7 +250,7 @@ static void replicas(rank_args* a) {
                "check_replicas: \"w\" is Replicate on tp=2, but on dp,tp ranks 2, 3 it has other bits") ==
         e.text);
   CHECK(e.rank_count == 2 && e.ranks[0] == 2 && e.ranks[1] == 3);
-  /* On one rank alone it is another tensor, or one that does not fit: all hear of it. */
+  /* On one rank alone it is another tensor, or one that does not fit: all learn of it. */
   weft_tensor one = tensors[0];
   if (a->rank == 1) one.data.count = 2;
   CHECK_ERROR(weft_check_replicas(&one, 1, mesh, &error), WEFT_LAYOUT,

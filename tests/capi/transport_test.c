@@ -117,7 +117,7 @@ static void pooled(rank_args* in_common) {
   weft_group_destroy(group);
   weft_context_destroy(own.context);
 }
-/* A message for which there is no memory: the receiver's group fails, and the sender hears of it. */
+/* A message for which there is no memory: the receiver's group fails, and the sender learns of it. */
 static void no_room_for_message(rank_args* in_common) {
   weft_context_options options = WEFT_CONTEXT_OPTIONS_INIT;
   rank_args own = *in_common, *a = &own;

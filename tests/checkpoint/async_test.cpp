@@ -248,7 +248,7 @@ TEST(AsyncCheckpoint, AnInterruptEndsTheWaitAndNotTheSave) {
   meanwhile.join();
 }
 
-// Nobody can begin the save without the rank that has left it: both hear of it, and the one before is whole.
+// Nobody can begin the save without the rank that has left it: both learn of it, and the one before is whole.
 TEST(AsyncCheckpoint, AnInterruptOfASaveThatWaitsForTheOneBeforeItIsToldAllRanks) {
   const test::TemporaryFolder folder;
   std::latch may_write(1);

@@ -1,4 +1,4 @@
-// Checkpoints written anew: names, dtypes, numbers of files; of checkpoints and of safetensors files.
+// Checkpoints written again: names, dtypes, numbers of files; of checkpoints and of safetensors files.
 #include "weft/checkpoint/convert.hpp"
 
 #include <gmock/gmock.h>

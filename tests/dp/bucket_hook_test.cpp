@@ -255,7 +255,7 @@ void expect_soon(std::chrono::steady_clock::time_point began) {
   EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(20)) << "long before the deadline";
 }
 
-// The others hear of it in their first step, and all may go on with a new reducer.
+// The others learn of it in their first step, and all may go on with a new reducer.
 TEST(BucketReducerFaults, AConstructorThatThrowsOnOneRankIsToldToAll) {
   test::run_ranks(
       Ranks::threads, 3,

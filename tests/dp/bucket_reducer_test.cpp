@@ -418,7 +418,7 @@ TEST(BucketReducer, MemoryThatCannotBeBoundIsNamed) {
               "bucket_reducer: bind of \"b\": data overlaps the data of \"a\"");
     EXPECT_EQ(text(0, view(memory.data(), 64)),
               "bucket_reducer: bind of \"large\": data overlaps the data of \"a\"");
-    reducer.bind(1, view(memory.data() + 1, 4));  // anew
+    reducer.bind(1, view(memory.data() + 1, 4));  // again
     reducer.bind(2, view(memory.data() + 5, 4));  // touches it
     std::fill(memory.begin(), memory.end(), 1.0f);
     for (std::size_t i = 0; i < 3; ++i) reducer.ready(i);

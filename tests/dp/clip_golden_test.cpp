@@ -128,7 +128,7 @@ std::int64_t ulps(float a, float b) {
   return std::abs(place(a) - place(b));
 }
 
-// The whole gradients of a set, f32 or f64, on one rank: what torch clips where nothing is distributed. A
+// The whole gradients of a set, f32 or f64, on one rank: what torch clips if nothing is distributed. A
 // gradient without a placement is one of them.
 template <class T>
 struct Wholes {

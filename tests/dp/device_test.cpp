@@ -155,7 +155,7 @@ TEST(GradientsOnDevices, AreReducedOverSeveralAxes) {
   });
 }
 
-// Reductions end before the memory and the group go, also where nobody has waited for the stream.
+// Reductions end before the memory and the group go, also if nobody has waited for the stream.
 TEST(GradientsOnDevices, AReducerMayGoBeforeItsStreamHasRun) {
   expect_the_same(2, [](const Side& side) {
     const DeviceMesh mesh(side.group, {{"dp", 2}});

@@ -170,7 +170,7 @@ TEST(FlatShards, GradientsAreCombinedAndScattered) {
         const DeviceMesh mesh(rank.group(), {{"dp", rank.size}});
         Bench bench(rank, mesh["dp"], entries_over(mesh));
         const std::vector<Tensor> mine = contributions<float>(bench, DType::f32, rank.rank);
-        // In the list's own memory, where nothing is copied, and in the caller's.
+        // In the list's own memory, if nothing is copied, and in the caller's.
         const Tensor buffer = bench.shards.make_gradients();
         for (std::size_t i = 0; i < mine.size(); ++i)
           std::copy_n(mine[i].data(), mine[i].bytes(), bench.shards.gradient(i, buffer).data());

@@ -529,7 +529,7 @@ TEST(ReplicatedViews, TheEndsOfF64AreDrift) {
     });
 }
 
-// The lists, the options and the bits are compared in one exchange, where nothing differs.
+// The lists, the options and the bits are compared in one exchange, if nothing differs.
 TEST(ReplicatedViews, OneSmallExchangeComparesEverything) {
   test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 2}});

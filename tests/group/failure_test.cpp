@@ -63,7 +63,7 @@ TEST_P(OnRanks, CountsDtypesOpsAndRootsAreCompared) {
     run_ranks(GetParam(), 2, [&](Rank& r) {
       const Error e = error_of([&] {
         call(r).wait();
-        r.group().barrier().wait();  // the root of a broadcast hears of it at its next call
+        r.group().barrier().wait();  // the root of a broadcast learns of it at its next call
       });
       EXPECT_EQ(e.code(), ErrorCode::mismatch) << e.what();
       EXPECT_THAT(e.what(), HasSubstr(zero));
@@ -102,7 +102,7 @@ TEST_P(OnRanks, CountsDtypesOpsAndRootsAreCompared) {
 }
 
 // Roots need nobody, so nobody has compared a last broadcast when the ranks leave: who leaves says so, and
-// who still uses the group hears of it in its next call.
+// who still uses the group learns of it in its next call.
 TEST_P(OnRanks, TwoRootsOfTheLastCallAreToldWhenTheGroupIsLeft) {
   for (const bool stays : {true, false}) {
     for (const Op op : {Op::broadcast, Op::scatter}) {
@@ -415,7 +415,7 @@ TEST(Processes, NewSegmentsAreMappedOnTheWay) {
       options);
 }
 
-// The same where nothing but messages is sent: the first of a new segment is streamed, later ones are read in
+// The same if nothing but messages is sent: the first of a new segment is streamed, later ones are read in
 // place.
 TEST(Processes, NewSegmentsAreMappedByMessagesToo) {
   ::setenv("WEFT_SINGLE_COPY", "off", 1);  // the kernel's copies go through the hook, too; streams do not
@@ -534,7 +534,7 @@ TEST(Processes, ARankKilledInsideIsNamedInEveryOperation) {
           case Op::exchange:
           case Op::wait_message: FAIL() << name(op) << " is not in the list";
         }
-        g.barrier().wait();  // who needs rank 2 no more, as in a scatter, hears of it here
+        g.barrier().wait();  // who needs rank 2 no more, as in a scatter, learns of it here
       });
       EXPECT_EQ(e.code(), ErrorCode::peer_lost) << e.what();
       EXPECT_THAT(e.what(), HasSubstr("rank 2 (process "));

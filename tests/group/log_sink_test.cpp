@@ -35,9 +35,9 @@ void stall(Recording& recording) {
 
 constexpr CallOptions kWarnsSoon{.deadline = 3s};
 
-// A thread in the sink waits for a lock (an interpreter's, say) that another thread holds, which asks done(),
-// makes and destroys groups, and logs. Two groups: a line of one is found while the program waits for the
-// other.
+// A thread in the sink waits for a lock (an interpreter's, for example) that another thread holds, which asks
+// done(), makes and destroys groups, and logs. Two groups: a line of one is found while the program waits for
+// the other.
 void with_a_lock(Progress progress) {
   const ProcessResult result = run_in_child(
       [progress] {

@@ -228,7 +228,7 @@ TEST_P(Subgroup, FailureOfOneGroupLeavesTheOthersAlone) {
 
 // Two threads per rank, a group each, at paces of their own.
 TEST_P(Subgroup, TwoThreadsTwoGroups) {
-  // A block that the peer frees in one thread and lends in the other is handed on where nobody here sees it.
+  // A block that the peer frees in one thread and lends in the other is handed on if nobody here sees it.
   if (GetParam().kind == Ranks::processes && !kThreadsInForks) GTEST_SKIP() << kNoThreadsInForks;
   run(2, [](Rank& r) {
     const std::vector<int> ranks{0, 1};

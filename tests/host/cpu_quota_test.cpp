@@ -124,7 +124,7 @@ TEST(SharedQuota, Travels) {
     EXPECT_TRUE(decode_quotas(text).empty()) << text;
 }
 
-// Cgroups that are in each other are none, but must not take for ever.
+// Cgroups that are in each other are none, but must not take forever.
 TEST(SharedQuota, OfListsThatContradictEachOtherIsFound) {
   std::string deep = "1:1";
   for (int i = 2; i <= 64; ++i) deep += "," + std::to_string(i) + ":1";

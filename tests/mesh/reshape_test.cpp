@@ -101,7 +101,7 @@ TEST_F(Reshape, EachRankKeepsItsElements) {
 }
 
 // Every shape of 24 elements to every other, cut in any way: a layout that comes out says where the elements
-// are, and where none comes out there is none that would.
+// are, and if none comes out there is none that would.
 TEST_F(Reshape, EveryCutOfEveryShapeIsCarriedOrRefusedAsItMust) {
   const Shape shapes[] = {{24},    {4, 6},    {6, 4},    {8, 3},  {2, 12},
                           {12, 2}, {2, 3, 4}, {4, 3, 2}, {1, 24}, {2, 2, 2, 3}};

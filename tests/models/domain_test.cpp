@@ -174,7 +174,7 @@ MeshShape mesh_of(int dp, int tp, int h, int w = 1) { return {{"dp", dp}, {"tp",
 
 // The largest difference of a step, relative to the largest element. A constant added to all scores changes
 // nothing, so gradients of a position bias are sums of parts that cancel; and its first norm multiplies
-// rounding by 1 / sqrt(eps) at offset (0, 0), where all features are alike. They are compared with the
+// rounding by 1 / sqrt(eps) at offset (0, 0), if all features are alike. They are compared with the
 // largest one of their attention.
 struct Bounds {
   double y = 1e-6, loss = 1e-6, gradients = 1e-6, of_position_bias = 5e-6;

@@ -219,7 +219,7 @@ void expect_near(const Tensor& got, const Tensor& expected, const std::string& w
 
 struct Expected {
   int norms, split, skipped;
-  std::string log;  // the line about it, where there are several ranks
+  std::string log;  // the line about it, if there are several ranks
 };
 
 // The stage of `ours`, stored in the other form, over tp ranks, and the same as it is on one: two passes of a
@@ -270,7 +270,7 @@ void expect_as_serial(test::Rank& rank, const WeatherStageConfig& config, const 
   }
 }
 
-// `state`: of a stage whose 20 layers all have norms, in this library's form; made anew by each rank.
+// `state`: of a stage whose 20 layers all have norms, in this library's form; made again by each rank.
 void expect_as_serial(const WeatherStageConfig& config, const std::function<NamedTensors(Compute&)>& state) {
   for (const int ranks : {1, 2, 4})
     for (const bool all : {true, false}) {

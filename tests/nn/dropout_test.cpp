@@ -138,7 +138,7 @@ TEST(Dropout, RefusesMicroBatchesOfUnequalSizesOnEveryMesh) {
   }
 }
 
-// The first micro-batch of a step, another step, another seed, and a pass that does not train begin anew.
+// The first micro-batch of a step, another step, another seed, and a pass that does not train begin again.
 TEST(Dropout, AStepMayHaveOtherSizesThanTheOneBefore) {
   test::Bench bench;
   Dropout layer(0.5);

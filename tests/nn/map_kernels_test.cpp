@@ -346,7 +346,7 @@ TEST(RowNorm, EqualsReference) {
   }
 }
 
-// The two steps together are full attention, forward and backward, where nothing happens between them.
+// The two steps together are full attention, forward and backward, if nothing happens between them.
 TEST(AttentionInTwoSteps, IsFullAttention) {
   KernelContext ctx(2);
   for (const FullAttentionShape& s :

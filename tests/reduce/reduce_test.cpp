@@ -615,7 +615,7 @@ TEST(ReduceAverages, of_integers_whose_total_is_near_a_multiple) {
   check(std::uint32_t{});
 }
 
-// An element is summed anew where its own sum is infinite, and not where a neighbour's is: tiny numbers keep
+// An element is summed again where its own sum is infinite, and not where a neighbour's is: tiny numbers keep
 // their bits.
 TEST(ReduceAverages, tiny_numbers_beside_large_ones_keep_their_bits) {
   const double tiny = std::numeric_limits<double>::denorm_min(), most = std::numeric_limits<double>::max();

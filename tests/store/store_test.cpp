@@ -602,7 +602,7 @@ TEST_F(TcpStoreTest, AFrameMayComeByteByByte) {
 }
 
 // If the room is full those who have not said anything yet go first, the oldest of them first of all;
-// where all have, the new one.
+// if all have, the new one.
 TEST_F(TcpStoreTest, ClientsBeyondTheLimitAreRefused) {
   const auto good = client();
   std::vector<std::unique_ptr<UnauthenticatedClient>> crowd;

@@ -404,7 +404,7 @@ TEST_F(UnauthenticatedTest, ManyUnauthenticatedClientsHoldUpNobody) {
   }
 }
 
-// A byte at a time, for ever: the time to join is not to be stretched.
+// A byte at a time, forever: the time to join is not to be stretched.
 TEST_F(UnauthenticatedTest, WhoTakesTooLongToJoinIsClosed) {
   serve({.join_limit = milliseconds(400)});
   const auto good = client();

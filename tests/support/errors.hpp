@@ -10,7 +10,7 @@
 
 namespace weft::test {
 
-/// The Error that `f` throws; where it throws none, one of code system, "no error was thrown", for the checks
+/// The Error that `f` throws; if it throws none, one of code system, "no error was thrown", for the checks
 /// that follow. Other exceptions pass, here and below.
 template <class F>
 Error error_of(const F& f) {

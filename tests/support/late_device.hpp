@@ -1,4 +1,4 @@
-// A device for tests, where there is no GPU: it finds code that assumes the CPU.
+// A device for tests, if there is no GPU: it finds code that assumes the CPU.
 //
 // - Memory: the addresses that it gives out cannot be read or written; the bytes lie elsewhere, where only
 //   copies, fills and kernels of the device find them. So host code that touches a tensor of the device

@@ -19,7 +19,7 @@ struct SpacedNumbers : std::numpunct<char> {
   std::string do_grouping() const override { return "\3"; }
 };
 
-// of(test): whether it is to run. As a filter of gtest, which takes whole suites at once where it can.
+// of(test): whether it is to run. As a filter of gtest, which takes whole suites at once if it can.
 template <typename Of>
 std::string filter_of(const Of& of) {
   std::string all;

@@ -282,7 +282,7 @@ struct NcclStandIn::Impl {
       if (r->agrees(first)) continue;
       if (!round.complained) complain("ranks called different collectives");
       round.complained = true;
-      return;  // for ever, as NCCL
+      return;  // forever, as NCCL
     }
     const std::size_t bytes = first.bytes();
     const auto count = static_cast<std::int64_t>(first.count);

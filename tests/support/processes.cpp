@@ -51,7 +51,7 @@ bool others_sleep() {
   return true;
 }
 // The locks of the address sanitizer's allocator stay as they are in a forked child: if another thread held
-// one at the fork, the child waits for ever when it allocates. A thread that has just been started allocates;
+// one at the fork, the child waits forever when it allocates. A thread that has just been started allocates;
 // one that sleeps holds no such lock. One look may see a thread asleep that the next one in the list then
 // wakes: so there are two.
 void let_others_sleep() {

@@ -221,7 +221,7 @@ struct Variety {
   void leave_out_scans() {
     std::erase_if(ops, [](Op op) { return op == Op::scan || op == Op::exscan; });
   }
-  bool whole_averages = true;  ///< averages of integers, too; else their sums
+  bool whole_averages = true;  ///< averages of integers, too; otherwise their sums
   DeviceStaging staging{};     ///< for transports that move a device's memory
 };
 

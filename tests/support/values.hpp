@@ -87,7 +87,7 @@ inline double load(const std::byte* data, DType dtype, std::int64_t i) {
   }
   std::abort();
 }
-// Reads a Tensor without its view, which would be made anew for every element.
+// Reads a Tensor without its view, which would be made again for every element.
 inline void store(const Tensor& t, std::int64_t i, double x) { store(t.data(), t.dtype(), i, x); }
 inline void store(const TensorView& v, std::int64_t i, double x) { store(v.data, v.dtype, i, x); }
 inline double load(const Tensor& t, std::int64_t i) { return load(t.data(), t.dtype(), i); }

@@ -143,7 +143,7 @@ TEST(Program, StepsAndFaultsThatCannotBeRunAreRefused) {
     return json::array({{{"op", "add"}, {"path", path}, {"value", value}}});
   };
   EXPECT_EQ(test::error_text([&] { decode(sound.dump()); }), "no error");
-  // Several starts where nobody is struck, of a collective that is submitted alone.
+  // Several starts if nobody is struck, of a collective that is submitted alone.
   const auto starts = [&](const json& patch) {
     return decode(sound.patch(put("/steps/0/starts", 3)).patch(patch).dump()).steps[0].starts;
   };

@@ -488,7 +488,7 @@ TEST_F(TrainTest, NumbersAreDecimalAndFit) {
   EXPECT_EQ(run(small({"--seed", "18446744073709551615", "--warmup", "+1", "--print-config"})), 0) << err();
 }
 
-// They would be read for ever, or waited for.
+// They would be read forever, or waited for.
 TEST_F(TrainTest, FilesThatAreNoneAreRefusedAtOnce) {
   ASSERT_EQ(::mkfifo(file("fifo").c_str(), 0600), 0);
   const auto expect = [&](const Words& words, const std::string& text) {
@@ -675,7 +675,7 @@ TEST_F(TrainTest, ParityComparesMeshes) {
   const auto j = nlohmann::json::parse(contents(folder_ / "p"));
   EXPECT_TRUE(j.at("passed").get<bool>());
   for (const char* mesh : {"1x1", "2x1", "1x2"}) EXPECT_EQ(j.at("loss").at(mesh).size(), 6u);
-  // The sequence (5 tokens, uneven) and the vocabulary split, where there are tensor ranks.
+  // The sequence (5 tokens, uneven) and the vocabulary split, if there are tensor ranks.
   Words split = words;
   split.insert(split.end(), {"--seq", "5", "--sequence-parallel", "--vocab", "shard"});
   ASSERT_EQ(run(split), 0) << err() << out();

@@ -112,7 +112,7 @@ TEST(Ema, IsSwappedInAndOutToTheSameBits) {
   EXPECT_STREQ(error_of([&] { ema.swap_out(); }).what(), "ema: swap_out() without swap_in()");
 }
 
-// bf16 weights are made anew from the averages, and from the masters afterwards.
+// bf16 weights are made again from the averages, and from the masters afterwards.
 TEST(Ema, WeightsOfBf16Follow) {
   Context context;
   Compute compute(context);

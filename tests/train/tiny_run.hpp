@@ -34,8 +34,8 @@ class TinyModel : public Module {
   First first_;
 };
 
-/// `mesh` empty: plain tensors on one rank; else first.weight is sharded along its rows over "tp", and second
-/// is replicated.
+/// `mesh` empty: plain tensors on one rank; otherwise first.weight is sharded along its rows over "tp", and
+/// second is replicated.
 struct TinyRun {
   explicit TinyRun(Context& context, const DeviceMesh& mesh, int width = 3, int sharded_dim = 0)
       : compute(context), model(std::make_unique<TinyModel>(width)) {

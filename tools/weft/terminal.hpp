@@ -10,7 +10,7 @@
 
 namespace weft::tools {
 
-/// The columns of the terminal behind `fd`; else, where it does not tell or is none, what COLUMNS says.
+/// The columns of the terminal behind `fd`; else, if it does not tell or is none, what COLUMNS says.
 /// Nothing if that is no number, too.
 inline std::optional<int> terminal_columns(int fd) {
   winsize size{};

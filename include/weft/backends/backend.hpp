@@ -68,7 +68,7 @@ struct Traits {
   FailureGuarantees guarantees{};
   bool spin = true;  ///< a waiter may spin: no more ranks here than usable cores
   /// It rings the doorbell of a rank that sleeps when something has happened (see announce_sleep). False:
-  /// sleepers look again every fraction of a millisecond.
+  /// sleepers poll again every fraction of a millisecond.
   bool rings = true;
 
   bool has(Op op) const noexcept { return (ops & op_bit(op)) != 0; }
@@ -113,10 +113,10 @@ struct OpState {
   /// long as the call. See in_block() and out_block() (weft/backends/op_table.hpp).
   const Block* in_blocks = nullptr;
   const Block* out_blocks = nullptr;
-  /// If this call is a part of a composed one: the user's call, which is what ranks compare and what texts
-  /// name. Null: this call is the user's. Lives as long as this call.
+  /// If this call is a part of a composed one: the user's call, which ranks compare and texts name. Null:
+  /// this call is the user's. Lives as long as this call.
   const OpState* user = nullptr;
-  /// exchange: what is exchanged. It is undefined for other operations. (Version 5.5.)
+  /// exchange: the plan and the fields. It is undefined for other operations. (Version 5.5.)
   const ExchangeCall* exchange = nullptr;
 
   alignas(16) std::array<std::byte, 192> scratch;  ///< the backend's own, uninitialised at post()
@@ -181,7 +181,7 @@ class Backend {
   virtual void answer() noexcept {}
   // Version 5.3.
   /// The last call of each rank of the group, including this one, as far as this rank knows after ask(); in
-  /// order of the ranks. Before and after a failure. Empty: the transport cannot tell. The fields `rank`,
+  /// order of the ranks. Before and after a failure. Empty: the transport does not know. The fields `rank`,
   /// `state` and, where a call is known, `op` and `call` are to be set; the group writes the text.
   virtual std::vector<LastCall> last_calls() noexcept { return {}; }
   /// The message that a recv from `source` (any_source: from any rank) with this tag would take if it were
@@ -210,7 +210,7 @@ struct GroupInit {
   Deadline deadline;  ///< for making the group
 };
 
-/// Makes a transport. Throws where the group cannot be had; collective over its ranks.
+/// Makes a transport. Throws if the group cannot be had; collective over its ranks.
 using BackendFactory = std::function<std::unique_ptr<Backend>(const GroupInit&)>;
 
 }  // namespace weft

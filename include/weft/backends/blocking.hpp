@@ -2,7 +2,7 @@
 // Messages are started separately, so that none waits behind a collective.
 //
 // The thread that waits for a call does not perform it, though that would save a switch of threads: inside
-// the transport it could look neither at the deadline nor at the rank's other groups.
+// the transport it could check neither the deadline nor the rank's other groups.
 #pragma once
 
 #include <atomic>
@@ -58,8 +58,8 @@ class BlockingBackend : public Backend, protected BlockingCalls {
 
   /// A send or a receive is done. From any thread.
   void finished(OpState& s) noexcept;
-  /// The same for a receive from any_source and a wait_message: what it has found. (`s` itself is the group's
-  /// thread's, so its source is set when it is polled.)
+  /// The same for a receive from any_source and a wait_message: the message that it has found. (`s` itself
+  /// is the group's thread's, so its source is set when it is polled.)
   void finished(OpState& s, const MessageInfo& found) noexcept;
   /// A send or a receive cannot be done: the group fails with `why` when the call is polled. From any thread.
   void refuse(OpState& s, Failure why) noexcept;

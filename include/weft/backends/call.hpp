@@ -32,7 +32,8 @@ struct CallOptions {
   Order order = Order::native;
   Duration deadline{};  ///< zero: the group's
   int tag = 0;          ///< send and recv: 0 … 2^31-1
-  /// Stream backends: what the call is ordered on, a stream of the group's device. Stream{}: its default one.
+  /// Stream backends: the stream of the group's device on which the call is ordered. Stream{}: its default
+  /// one.
   Stream stream{};
 };
 
@@ -59,7 +60,7 @@ struct Call {
 };
 
 /// One function for each operation, and for each a method of ProcessGroup of the same name and arguments,
-/// which submits what this one makes; what the operation does is said there. Nothing is checked here. Inline,
+/// which submits the Call made here; comments there describe the operation. Nothing is checked here. Inline,
 /// so that the Call is built directly where the group reads it.
 namespace call {
 

@@ -1,5 +1,5 @@
-// A neighbourhood exchange: what each pair of ranks sends and receives, as boxes of elements of fields. Plain
-// values; any thread.
+// A neighbourhood exchange: the elements that each pair of ranks sends and receives, as boxes of fields.
+// Plain values; any thread.
 #pragma once
 
 #include <cstdint>

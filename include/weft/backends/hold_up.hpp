@@ -1,4 +1,5 @@
-// Which rank holds up a call, by what the ranks of its group say of themselves: for time-outs and warnings.
+// Finds the rank that holds up a call, from the reports of the ranks of its group: for time-outs and
+// warnings.
 //
 // A rank that another one waits for is not to blame if it waits, too. So the ranks ask each other whom they
 // wait for (a roll-call). From the rank whose deadline has passed, the search follows these answers, from
@@ -24,7 +25,7 @@
 
 namespace weft {
 
-/// A rank that waits answers within this time, even where it sleeps between its looks.
+/// A rank that waits answers within this time, even if it sleeps between its polls.
 inline constexpr auto kRollCallPatience = std::chrono::milliseconds(300);
 /// Answers older than this no longer count.
 inline constexpr auto kRollCallStale = kRollCallPatience + std::chrono::seconds(1);
@@ -36,7 +37,7 @@ inline constexpr auto kRollCallFresh = std::chrono::milliseconds(20);
 class RollCallTimes {
  public:
   /// Whether a call whose deadline has passed needs a new roll-call. One that was begun for this call stays
-  /// open until the call asks again, however late, since its caller may look rarely. One of another call,
+  /// open until the call asks again, however late, since its caller may poll rarely. One of another call,
   /// which may be over, serves this call for a while.
   bool due(Op op, std::uint64_t call, Clock::time_point now) const {
     if (!begun_) return true;

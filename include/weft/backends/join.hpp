@@ -3,8 +3,8 @@
 // rank. If they are longer than half a MiB together, they are in several keys.
 //
 // A rank that cannot make the group leaves the reason in the store, under the group's token (FirstCause);
-// ranks that wait for others look there now and then. The first reason counts: no rank is blamed that only
-// gave up because of another. If a factory throws, the group calls give_up() for it.
+// ranks that wait for others read it now and then. The first reason counts: no rank is blamed that only gave
+// up because of another. If a factory throws, the group calls give_up() for it.
 //
 // All functions wait for the store, until b.deadline at most, and may be called from any thread.
 #pragma once
@@ -49,10 +49,10 @@ std::optional<std::string> await(const GroupInit& b, const std::string& key);
 void announce(const GroupInit& b, std::string_view what, std::string_view info, std::uint64_t layout);
 
 /// The texts of all ranks, by rank. `info` may hold any bytes, somewhat less than a value of the store: a MiB
-/// less 256 bytes always fits. `what`, the transport's name, separates the keys of several uses of one
-/// token. Throws timeout naming the ranks that did not join by the deadline, mismatch if they do not run the
-/// same build of weft, differ in `layout` or do not agree on the size, the first cause where a rank gives up
-/// meanwhile, and what announce() throws.
+/// less 256 bytes always fits. `what`, the transport's name, separates the keys of several uses of one token.
+/// Throws timeout naming the ranks that did not join by the deadline, mismatch if they do not run the same
+/// build of weft, differ in `layout` or do not agree on the size, the first cause if a rank gives up
+/// meanwhile, and the errors of announce().
 std::vector<std::string> join(const GroupInit& b, std::string_view what, std::string_view info,
                               std::uint64_t layout);
 

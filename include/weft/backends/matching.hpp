@@ -35,7 +35,7 @@ struct UnexpectedLimits {
 /// `Receive` is the transport's posted receive, kept by address; `Message` is what it knows of an unexpected
 /// message, default-constructible. A message finds its receive, and a receive its message, in constant time,
 /// except for a search among the receives in flight, of which a group has 64 at most. A receive from
-/// any_source looks at each source that has unexpected messages.
+/// any_source polls each source that has unexpected messages.
 template <class Receive, class Message, class SameTag = std::equal_to<>>
 class MessageMatcher {
  public:

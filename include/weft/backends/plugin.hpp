@@ -18,15 +18,15 @@
 
 namespace weft {
 
-/// The version of what a plug-in is built against: the headers of weft/backends and all that they include.
-/// The major number changes when something that exists changes; a plug-in of another major is refused. The
-/// minor number grows when something is added: a field at the end of BackendPlugin (5.4: linked_to), a
-/// virtual function with a default at the end of Backend (5.3: last_calls and probe; 5.5: plan_exchange), or
-/// an operation at the end of Op (5.2: scan and exscan; 5.3: wait_message, and with it recv from any_source;
-/// 5.5: exchange), which older plug-ins do not have in their Traits, so that it is composed over them, or
-/// unsupported. A plug-in that was built for an older minor is loaded; weft does not read the fields and does
-/// not call the functions that it lacks. One that was built for a newer minor is loaded, too, unless it needs
-/// a function of libweft that this one lacks.
+/// The version of the interface that a plug-in is built against: the headers of weft/backends and all that
+/// they include. The major number changes when something that exists changes; a plug-in of another major is
+/// refused. The minor number grows when something is added: a field at the end of BackendPlugin (5.4:
+/// linked_to), a virtual function with a default at the end of Backend (5.3: last_calls and probe; 5.5:
+/// plan_exchange), or an operation at the end of Op (5.2: scan and exscan; 5.3: wait_message, and with it
+/// recv from any_source; 5.5: exchange), which older plug-ins do not have in their Traits, so that it is
+/// composed over them, or unsupported. A plug-in that was built for an older minor is loaded; weft does not
+/// read the fields and does not call the functions that it lacks. One that was built for a newer minor is
+/// loaded, too, unless it needs a function of libweft that this one lacks.
 inline constexpr std::uint32_t kBackendAbi = 5;
 inline constexpr std::uint32_t kBackendAbiMinor = 5;
 
@@ -71,7 +71,7 @@ std::vector<FoundBackend> find_backends(Context& context);
 /// The folders that are searched for plug-ins, in order.
 std::vector<std::string> backend_folders();
 /// The factory of that name: "shm", "auto" or a plug-in's. Throws unsupported, naming the folders that were
-/// searched or the file and what is wrong with it. Plug-ins stay loaded as long as the process. Thread-safe.
+/// searched, or the file and its fault. Plug-ins stay loaded as long as the process. Thread-safe.
 BackendFactory load_backend(Context& context, std::string_view name);
 /// The traits of the backend of that name, before there is a group; loads it unless it is one of
 /// known_backends(). Throws as load_backend() does. Thread-safe.

@@ -1,5 +1,5 @@
 // A roll-call by control messages, for transports whose ranks share no memory: a ping carries a number; the
-// pong carries the same number, what its sender called last, and the ranks that it waits for. See
+// pong carries the same number, its sender's last call, and the ranks that the sender waits for. See
 // hold_up.hpp.
 #pragma once
 
@@ -42,8 +42,8 @@ class RollCallMessages {
   }
   /// Bytes of a pong beside those for the ranks.
   static constexpr std::size_t kLastCallBytes = sizeof(LastCall);
-  /// A pong of rank r has come. One that is too short, or names no call that there is, tells nothing but
-  /// that.
+  /// A pong of rank r has come. A pong that is too short, or names a call that does not exist, gives only
+  /// the number.
   void answered(int r, std::uint32_t number, std::span<const std::byte> pong) {
     Peer& peer = peers_[static_cast<std::size_t>(r)];
     peer.answered = number;
@@ -83,7 +83,7 @@ class RollCallMessages {
     times_.end(now);
     return true;
   }
-  /// Which ranks hold up a call that waits for `awaited`; none where nobody was asked.
+  /// Which ranks hold up a call that waits for `awaited`; none if nobody was asked.
   HoldUp found(std::span<const int> awaited) const {
     if (!times_.counts(Clock::now())) return {};
     return who_holds_up(

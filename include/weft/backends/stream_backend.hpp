@@ -1,7 +1,7 @@
 // A whole Backend over streams of bytes between pairs of ranks: sockets, pipes, a network's own library.
-// Messages and their matching, receives from any source, probes, time-outs that name who holds them up, the
-// first cause of a failure and ranks that leave or die are done here; a transport brings what writes bytes
-// and what reads them. examples/backend is one.
+// Messages and their matching, receives from any source, probes, time-outs that name the rank at fault, the
+// first cause of a failure and ranks that leave or die are done here; a transport provides the functions that
+// write and read bytes. examples/backend is one.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +19,8 @@ namespace weft {
 /// of bytes, which arrive in the order in which they were written, each once; streams do not wait for each
 /// other. One thread at a time calls it, from any of those that use the group. No pointer is kept: so nothing
 /// has to be cancelled. An exception of a function fails the group on all ranks; an Error with `peer_lost`
-/// says that the other rank is lost. The destructor is called when the group has ended; what was written
-/// before still arrives.
+/// says that the other rank is lost. The destructor is called when the group has ended; bytes written before
+/// still arrive.
 class ByteStreams {
  public:
   virtual ~ByteStreams() = default;
@@ -30,7 +30,7 @@ class ByteStreams {
   /// Writes the next bytes of rank `from` to `bytes`, at most `most`, and returns how many; 0: none now.
   /// Never waits. More than `most` fails the group.
   virtual std::size_t read(int from, std::byte* bytes, std::size_t most) = 0;
-  /// Called once, when all ranks have opened their ends: what they met by is not needed any more.
+  /// Called once, when all ranks have opened their ends: the means by which they met is not needed any more.
   virtual void all_open() {}
 };
 
@@ -40,11 +40,11 @@ struct StreamTransport {
   bool spin = false;           ///< a read that finds nothing costs no system call
   std::string address{};       ///< the data that the other ranks need to open theirs
   /// Opens this rank's end; by rank the addresses of all, this one's among them. May wait for the others,
-  /// until the deadline of the group's making. Throws where it cannot be had.
+  /// until the deadline of the group's making. Throws if it cannot be had.
   std::function<std::unique_ptr<ByteStreams>(std::span<const std::string> addresses)> open;
 };
 
-/// The traits of such a transport where all ranks are on one host. Elsewhere a group has `detects_death` as
+/// The traits of such a transport if all ranks are on one host. Elsewhere a group has `detects_death` as
 /// StreamTransport says.
 Traits stream_traits(std::string_view name, bool spin = false) noexcept;
 

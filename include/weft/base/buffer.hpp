@@ -59,8 +59,8 @@ concept BufferRange = ContiguousRange<std::remove_reference_t<R>> && BufferEleme
 ///   - a contiguous range in the host's memory: std::vector, std::array, a C array, std::span, std::string;
 ///   - a variable: `double loss; group.all_reduce(loss)`;
 ///   - a pointer, a count, a dtype and, of memory that is not the host's, a device.
-/// std::byte and characters are bytes (u8) that are moved and never combined; so is what as_bytes() gives of
-/// other types. A buffer borrows: the compiler refuses a buffer of a temporary; const data gives only a
+/// std::byte and characters are bytes (u8) that are moved and never combined; as_bytes() makes such a buffer
+/// of other types. A buffer borrows: the compiler refuses a buffer of a temporary; const data gives only a
 /// ConstBuffer.
 ///
 /// A view that is not contiguous, has a negative extent or more bytes than fit 64 bits becomes a buffer with

@@ -42,14 +42,14 @@ class Deadline {
     const auto end = when();  // before the clock is read: an interrupt counts at once
     return Clock::now() >= end;
   }
-  /// Time left, never negative; an hour where there is no limit.
+  /// Time left, never negative; an hour if there is no limit.
   Duration left() const {
     if (at_ == Clock::time_point::max()) return std::chrono::hours(1);
     const auto end = when();
     const auto d = std::chrono::duration_cast<Duration>(end - Clock::now());
     return d < Duration::zero() ? Duration::zero() : d;
   }
-  /// The time at which it passes, by what is known now; the clock's largest value where there is no limit.
+  /// The time at which it passes, by what is known now; the clock's largest value if there is no limit.
   Clock::time_point when() const {
     return at_ == Clock::time_point::max() ? at_ : detail::end_of_wait(made_, at_);
   }

@@ -110,8 +110,8 @@ struct f16 {
 struct f8e4m3 {
   std::uint8_t bits = 0;
   f8e4m3() = default;
-  /// Rounds to nearest, ties to even. Does not saturate: what rounds beyond 448 gives a NaN, as infinities
-  /// do.
+  /// Rounds to nearest, ties to even. Does not saturate: a value that rounds beyond 448 gives a NaN, as
+  /// infinities do.
   explicit f8e4m3(float f) noexcept;
   explicit operator float() const noexcept;
   static constexpr f8e4m3 from_bits(std::uint8_t b) noexcept {

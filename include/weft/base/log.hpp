@@ -35,7 +35,7 @@ class LogLevels {
   }
   /// These levels, changed as a text says: "info", "store=debug", or several of them:
   /// "info,store=debug,dp=error". A level without a layer is for all layers that the text does not name.
-  /// Throws bad_argument with what the text has and what was expected; `what` is the text's name: WEFT_LOG.
+  /// Throws bad_argument with the text's value and the expected one; `what` is the text's name: WEFT_LOG.
   LogLevels changed_by(std::string_view text, std::string_view what) const;
 
  private:

@@ -50,12 +50,12 @@ struct UserReduction {
 /// How elements of several ranks become one. A small value; compare with ==.
 ///
 /// `avg` is the sum, truly divided by the number of ranks in the accumulator and then rounded once; integer
-/// averages truncate toward zero; integer sums and products wrap. `min` and `max` give the one quiet NaN
-/// where any input is NaN, and order -0 before +0. `premul_sum` multiplies each input by `scale`, which is
-/// the same on all ranks, in the accumulator, then sums; for integers `scale` must be a whole number. Bit and
-/// logical operations are for integers and bool; logical ones give 0 or 1. Complex numbers know sum, avg and
-/// prod, where (a + bi)(c + di) is (ac - bd) + (ad + bc)i with each operation rounded; bool knows min, max,
-/// bit and logical operations; f8 knows none. A user's function is known to all but f8.
+/// averages truncate toward zero; integer sums and products wrap. `min` and `max` give the one quiet NaN if
+/// any input is NaN, and order -0 before +0. `premul_sum` multiplies each input by `scale`, which is the same
+/// on all ranks, in the accumulator, then sums; for integers `scale` must be a whole number. Bit and logical
+/// operations are for integers and bool; logical ones give 0 or 1. Complex numbers know sum, avg and prod,
+/// where (a + bi)(c + di) is (ac - bd) + (ad + bc)i with each operation rounded; bool knows min, max, bit and
+/// logical operations; f8 knows none. Every dtype except f8 takes a user's function.
 struct ReduceOp {
   enum class Kind : std::uint8_t {
     sum,

@@ -25,7 +25,7 @@ enum class Memory : unsigned char { local, shared };
 class Storage {
  public:
   Storage() = default;
-  /// Uninitialised memory. Throws system naming the size where it cannot be had. If shared memory cannot
+  /// Uninitialised memory. Throws system naming the size if it cannot be had. If shared memory cannot
   /// be had at all (RLIMIT_AS, no memfd), local memory is given instead and one line at level info says so.
   /// `where`: a stream of the device, or the device. Throws as Context::device() does.
   static Storage allocate(Context& context, Memory memory, std::size_t bytes, Stream where = {});

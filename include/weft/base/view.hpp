@@ -1,5 +1,5 @@
-// Borrowed memory: what collectives and kernels take. A view never owns: the owner of the memory frees it,
-// and only after the Work that uses the view is done.
+// Borrowed memory, the argument of collectives and kernels. A view never owns: the owner of the memory frees
+// it, and only after the Work that uses the view is done.
 #pragma once
 
 #include <concepts>

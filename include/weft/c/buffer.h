@@ -103,7 +103,7 @@ typedef void (*weft_combine)(void* data, const void* left, const void* right, vo
 /* A reduction of the caller's own: of any dtype but f8, on the host only; with one rank it is not called. */
 typedef struct weft_reduction weft_reduction;
 
-/* `name` is compared between ranks. `data` is handed to `combine`; `release`, where it is not NULL, is called
+/* `name` is compared between ranks. `data` is handed to `combine`; `release`, if it is not NULL, is called
  * with it once neither the reduction, nor a weft_persistent, nor a Work of a call with it is left, and may be
  * so from any thread.
  *

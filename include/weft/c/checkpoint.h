@@ -1,9 +1,9 @@
-/* Checkpoints: tensors of the caller's saved and loaded on any mesh, and what a checkpoint holds, read by one
- * process.
+/* Checkpoints: saves and loads tensors of the caller's on any mesh, and reads the contents of a checkpoint
+ * in one process.
  *
  * A checkpoint is a folder, step-00000007, of safetensors files with an index; the folder it is in names the
- * latest one. Paths and all other strings are UTF-8; they are read until the call is over and not kept.
- * Bytes that are read from a file are compared with the hash that was written with them: changed bytes are
+ * latest one. Paths and all other strings are UTF-8; they are read until the call is over and not kept. Bytes
+ * that are read from a file are compared with the hash that was written with them: changed bytes are
  * WEFT_CORRUPT, and the text names the file and the bytes. */
 #ifndef WEFT_C_CHECKPOINT_H
 #define WEFT_C_CHECKPOINT_H
@@ -50,9 +50,9 @@ typedef struct weft_checkpoint_load_options {
 
 /* Writes directory/step-N for step N, 0 or more, and then names it in directory/latest; folders are made.
  * `mesh` is a whole mesh; NULL: one rank. Collective among its ranks, which give the same directory, step,
- * extra, `keep`, and tensors in the same order, on the host (else WEFT_MISMATCH); on several ranks each has a
- * layout, and none is WEFT_PARTIAL. The first of several ranks that hold the same elements writes them. No
- * two tensors have one name, and no two strings one key. `tensors` and `extra` may be NULL if their count
+ * extra, `keep`, and tensors in the same order, on the host (otherwise WEFT_MISMATCH); on several ranks each
+ * has a layout, and none is WEFT_PARTIAL. The first of several ranks that hold the same elements writes them.
+ * No two tensors have one name, and no two strings one key. `tensors` and `extra` may be NULL if their count
  * is 0. `options` may be NULL. Memory stays the caller's, and is not written.
  *
  * Blocks until all is on the disk. For other ranks it waits at most the deadline of the mesh's group until
@@ -88,10 +88,10 @@ weft_status weft_checkpoint_load(const char* directory, const weft_mesh* mesh, c
 typedef struct weft_checkpoint_saver weft_checkpoint_saver;
 
 /* Collective among the ranks of `mesh`, a whole mesh; NULL: one rank. `refuse`: a save while the one
- * before it is being written is refused on all ranks; else it waits. */
+ * before it is being written is refused on all ranks; otherwise it waits. */
 weft_status weft_checkpoint_saver_create(const weft_mesh* mesh, bool refuse, weft_checkpoint_saver** saver,
                                          weft_error* error);
-/* Waits for what is being written. An error that no call has returned is written to the log. */
+/* Waits for the save that is being written. An error that no call has returned is written to the log. */
 void weft_checkpoint_saver_destroy(weft_checkpoint_saver* saver);
 /* weft_checkpoint_save of these arguments over the saver's mesh: collective, and the tensors may be
  * changed at once. *begun, may be NULL: false if it was refused. If the save before this one has
@@ -109,7 +109,7 @@ weft_status weft_checkpoint_saver_wait(weft_checkpoint_saver* saver, weft_error*
 #define WEFT_EVERY_RANK (-1)
 
 /* Sees, or writes, the whole of a tensor: `whole` is row-major on the host, good until it returns. False
- * ends the call with WEFT_SYSTEM on all ranks, and so does what a function in C++ throws. */
+ * ends the call with WEFT_SYSTEM on all ranks, and so does an exception of a function in C++. */
 typedef bool (*weft_whole_function)(void* data, const char* name, const weft_buffer* whole);
 
 /* Shows each tensor, whole, to `see` on rank `root` of the mesh, or on every rank: one after the other, in
@@ -128,7 +128,7 @@ weft_status weft_set_full_state(const weft_mesh* mesh, const weft_tensor* tensor
 /* The functions from here on are for one process: they do not communicate, and block for the disk alone.
  * Any thread may call them; a weft_checkpoint_reader is for one thread at a time. */
 
-/* The folder and the step that directory/latest names; NULL and -1 where there is no such file.
+/* The folder and the step that directory/latest names; NULL and -1 if there is no such file.
  * WEFT_CORRUPT if it names no checkpoint. The text is the caller's. */
 weft_status weft_checkpoint_latest(const char* directory, weft_text** folder, int64_t* step,
                                    weft_error* error);
@@ -148,7 +148,7 @@ weft_status weft_checkpoint_reader_step(const weft_checkpoint_reader* reader, in
                                         weft_error* error);
 weft_status weft_checkpoint_reader_folder(const weft_checkpoint_reader* reader, const char** folder,
                                           weft_error* error);
-/* The mesh it was written on, "dp=2 x tp=4"; "" where there was none. */
+/* The mesh it was written on, "dp=2 x tp=4"; "" if there was none. */
 weft_status weft_checkpoint_reader_mesh(const weft_checkpoint_reader* reader, const char** mesh,
                                         weft_error* error);
 /* False: it was written before checkpoints had hashes, so that changed bytes cannot be detected. */
@@ -182,13 +182,13 @@ weft_status weft_checkpoint_reader_find(const weft_checkpoint_reader* reader, co
 weft_status weft_checkpoint_reader_read(const weft_checkpoint_reader* reader, int32_t index,
                                         const weft_buffer* out, weft_error* error);
 
-/* Reads all of a checkpoint (directory's latest, or `directory` itself). *faults becomes everything that
- * is wrong with it, a line each, without a newline behind the last: files that are missing or not sound,
- * bytes that are not those that were written. An empty text: it is whole. An index that cannot be read, or
- * no checkpoint at all, is a fault, too. The text is the caller's.
+/* Reads all of a checkpoint (directory's latest, or `directory` itself). *faults becomes everything that is
+ * wrong with it, a line each, without a newline behind the last: files that are missing or not sound, bytes
+ * that are not those that were written. An empty text: it is whole. An index that cannot be read, or no
+ * checkpoint at all, is a fault, too. The text is the caller's.
  *
- * `progress`, may be NULL, is called on this thread with the bytes read so far and those in all; what a
- * function in C++ throws ends the call with WEFT_SYSTEM. */
+ * `progress`, may be NULL, is called on this thread with the bytes read so far and those in all; an
+ * exception of a function in C++ ends the call with WEFT_SYSTEM. */
 weft_status weft_checkpoint_verify(const char* directory,
                                    void (*progress)(void* data, int64_t bytes, int64_t all), void* data,
                                    weft_text** faults, weft_error* error);
@@ -196,8 +196,8 @@ weft_status weft_checkpoint_verify(const char* directory,
 typedef struct weft_checkpoint_export_options {
   uint32_t struct_size;
   /* The name that a tensor gets in the file; "" or NULL leaves it out. The string is the host's, and is
-   * copied before the next call. NULL: all, under their own names. Called on the thread that exports,
-   * before anything is written; what a function in C++ throws is WEFT_SYSTEM. */
+   * copied before the next call. NULL: all, under their own names. Called on the thread that exports, before
+   * anything is written; an exception of a function in C++ is WEFT_SYSTEM. */
   const char* (*rename)(void* data, const char* name);
   void* data;
 } weft_checkpoint_export_options;
@@ -231,7 +231,7 @@ typedef struct weft_checkpoint_convert_options {
   { sizeof(weft_checkpoint_convert_options), 0, NULL, NULL, NULL, false }
 
 /* Writes a checkpoint (directory's latest, or `directory` itself), or the safetensors file `directory` of any
- * program, anew into the folder `to`, as weft_checkpoint_save does: whole or not there, with hashes, and
+ * program, again into the folder `to`, as weft_checkpoint_save does: whole or not there, with hashes, and
  * named by to/latest. The copy keeps the step and the strings. No more than one part of one tensor is in
  * memory. *written, may be NULL, becomes the number of tensors. WEFT_BAD_ARGUMENT if two tensors get one
  * name, no tensor is left, `directory` lies in `to`, or an option is unknown. */

@@ -83,7 +83,7 @@ weft_status weft_send(weft_group* group, const weft_buffer* in, int32_t destinat
 /* From rank `source`. A message of another dtype or count is WEFT_MISMATCH.
  *
  * WEFT_ANY_SOURCE: the next message of this tag, whichever rank sent it; weft_work_source says which, so
- * `work` is NULL only where that does not matter. If a message fits several receives, the one that was begun
+ * `work` is NULL only if that does not matter. If a message fits several receives, the one that was begun
  * first takes it. If several messages fit a receive, it takes the one that arrived first. It fails when any
  * rank dies, and when all other ranks have left the group. Over nccl it is WEFT_UNSUPPORTED. */
 weft_status weft_recv(weft_group* group, const weft_buffer* out, int32_t source,
@@ -109,8 +109,8 @@ typedef struct weft_message {
  * none of it is ever found. Only `tag` of the options counts. */
 weft_status weft_probe(weft_group* group, int32_t source, const weft_call_options* options, bool* found,
                        weft_message* message, weft_error* error);
-/* The same, but waits until there is one. It is a call: after its deadline it is WEFT_TIMEOUT, where nobody
- * is left who could send WEFT_PEER_LOST, and either fails the group. */
+/* The same, but waits until there is one. It is a call: after its deadline it gives WEFT_TIMEOUT; if no rank
+ * is left that could send, it gives WEFT_PEER_LOST. Both fail the group. */
 weft_status weft_wait_message(weft_group* group, int32_t source, const weft_call_options* options,
                               weft_message* message, weft_error* error);
 
@@ -139,15 +139,15 @@ weft_status weft_submit(weft_group* group, const weft_call* call, weft_work** wo
  * with weft_persistent_destroy, before its group or after it; it does not keep the group. */
 typedef struct weft_persistent weft_persistent;
 
-/* Checks the call, as weft_submit does, and sends nothing: local. The struct and what it points to may go
- * once this has returned, but the buffers' memory stays the same, and lives until the handle is destroyed and
- * its last Work is done. */
+/* Checks the call, as weft_submit does, and sends nothing: local. The struct and everything that it points
+ * to may be freed once this has returned, but the buffers' memory stays the same, and lives until the handle
+ * is destroyed and its last Work is done. */
 weft_status weft_persistent_create(weft_group* group, const weft_call* call, weft_persistent** persistent,
                                    weft_error* error);
-/* Begins the call with what its buffers hold now, in place of weft_submit and in less time, for nothing is
- * checked again. For the other ranks, which may start theirs or call the plain function, it is the same.
- * WEFT_BAD_ARGUMENT, and nothing is sent, where the Work of the last start is not done yet, or the group was
- * left or destroyed. One thread at a time. */
+/* Begins the call with the present contents of its buffers, in place of weft_submit and in less time,
+ * because nothing is checked again. For the other ranks, which may start theirs or call the plain function,
+ * it is the same. WEFT_BAD_ARGUMENT, and nothing is sent, where the Work of the last start is not done yet,
+ * or the group was left or destroyed. One thread at a time. */
 weft_status weft_persistent_start(weft_persistent* persistent, weft_work** work, weft_error* error);
 /* May be called while a call that it has started is in flight, which goes on. NULL: nothing. */
 void weft_persistent_destroy(weft_persistent* persistent);

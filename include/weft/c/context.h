@@ -22,18 +22,19 @@ enum { WEFT_LOG_ERROR = 0, WEFT_LOG_WARNING = 1, WEFT_LOG_INFO = 2, WEFT_LOG_DEB
  * From it come: tensors of weft's that no other rank maps (weights, optimizer states, activations that stay
  * on their rank, results), the staging buffers of operations that are composed over a transport, among them
  * each of the host's own (weft_group_create_over), messages that no receive waits for yet over one of these,
- * scratch memory of a weft_compute, and what is given in place of shared memory where that cannot be had.
+ * scratch memory of a weft_compute, and what is given in place of shared memory if that cannot be had.
  *
- * Not from it come: what ranks of this host may map, which lies in segments of shared memory (weft_alloc, the
- * buckets of a weft_reducer, gradients and activations that are communicated, copies that weft_redistribute
- * makes); memory of devices; messages that no receive waits for yet over weft's other transports, and buffers
- * of plug-ins; what libraries under weft allocate (oneDNN, an MPI); tables of rotary positions; parts of
- * files while a checkpoint is read or written; handles, weft_text, and small objects behind them.
+ * Not from it come: memory that ranks of this host may map, which lies in segments of shared memory
+ * (weft_alloc, the buckets of a weft_reducer, gradients and activations that are communicated, copies that
+ * weft_redistribute makes); memory of devices; messages that no receive waits for yet over weft's other
+ * transports, and buffers of plug-ins; what libraries under weft allocate (oneDNN, an MPI); tables of rotary
+ * positions; parts of files while a checkpoint is read or written; handles, weft_text, and small objects
+ * behind them.
  *
  * Both are called from any thread, weft's own among them, also by several at once, perhaps with locks of
  * weft's held: they must not call weft. They and `data` live until the context is gone: its handle is
  * destroyed, and so is all that keeps it (groups, Works, models). In a child made by fork() they are not
- * called for what the parent allocated. */
+ * called for memory of the parent. */
 typedef struct weft_allocator {
   /* `bytes` bytes at a multiple of `alignment`, which is 64; `bytes` is a multiple of it and not 0, as
    * aligned_alloc wants it. NULL, an address that is not aligned so, which is given back at once, and a C++
@@ -50,7 +51,8 @@ typedef struct weft_context_options {
   weft_log_level log_level; /* WEFT_LOG in the environment overrides it */
   /* Receives one line, without a line feed; NULL: stderr. Called from any thread, weft's own among them, one
    * call at a time, and with no lock of weft's held: it may wait for a lock of its own and call weft, but
-   * must not destroy the context; and who does that must not hold a lock that it takes. */
+   * must not destroy the context; and the thread that destroys the context must not hold a lock that this
+   * function takes. */
   void (*log)(void* log_data, weft_log_level level, const char* line);
   void* log_data;
   /* Levels of single layers, in the words of WEFT_LOG: "store=debug,dp=error". Copied. NULL: log_level for

@@ -84,7 +84,7 @@ enum { WEFT_DL_READ_ONLY = 1, WEFT_DL_IS_COPIED = 2 };
  * last call with the buffer is done; no deleter is called. Any thread.
  *
  * It must be row-major without gaps (strides NULL, or what they would be; those of dimensions of one element
- * do not count); what is strided is WEFT_LAYOUT: make it contiguous first. Vectors of several lanes are so
+ * do not count); a strided tensor is WEFT_LAYOUT: make it contiguous first. Vectors of several lanes are so
  * many elements. Host memory that a driver has pinned is WEFT_CPU. Managed memory is taken for that of GPU
  * `device_id`; set `device` of the buffer where it is to be used as another's.
  *

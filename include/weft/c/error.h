@@ -39,7 +39,7 @@ enum {
 /* "ok", "bad_argument", ...; "?" for a number that is no status. Never NULL. */
 const char* weft_status_name(weft_status status);
 
-/* The operation an error tells of. */
+/* The operation of an error. */
 typedef int32_t weft_op;
 enum {
   WEFT_OP_NONE = 0,
@@ -83,7 +83,8 @@ typedef struct weft_error {
 #define WEFT_ERROR_INIT \
   { sizeof(weft_error), WEFT_OK, WEFT_OP_NONE, 0, WEFT_NO_CALL, {0}, true, "" }
 
-/* A text, or bytes, that a function returned: the caller's, who destroys it with weft_text_destroy. */
+/* A text, or bytes, that a function returned: it belongs to the caller, which destroys it with
+ * weft_text_destroy. */
 typedef struct weft_text weft_text;
 /* Valid until it is destroyed; behind the last byte is a zero. "" where `text` is NULL, never NULL. */
 const char* weft_text_data(const weft_text* text);

@@ -1,5 +1,5 @@
 /* Tensors of the caller's of which each rank keeps a part, and has the whole for as long as it computes with
- * it: what fully sharded data parallelism is made of.
+ * it: the building block of fully sharded data parallelism.
  *
  * Each tensor is cut along its dimension 0 over all ranks of some axes, inside the cuts of other axes (tensor
  * parallelism); the first ranks hold one row more where it is uneven, and with fewer rows than ranks the last
@@ -7,8 +7,8 @@
  * is the caller's, in the host's memory.
  *
  * All ranks of the axes call these functions in the same order, each from one thread, with the same lists:
- * the first transfer compares them, and is WEFT_MISMATCH on all ranks where they differ, naming the first
- * entry that does. */
+ * the first transfer compares them, and is WEFT_MISMATCH on all ranks if they differ, naming the first entry
+ * that does. */
 #ifndef WEFT_C_FLAT_SHARDS_H
 #define WEFT_C_FLAT_SHARDS_H
 
@@ -49,8 +49,8 @@ weft_status weft_flat_shards_create(const weft_mesh* axes, const weft_shard_entr
 /* Transfers that were begun may still be finished. */
 void weft_flat_shards_destroy(weft_flat_shards* shards);
 
-/* The layout of what this rank keeps of tensor i: weft_layout_local_extents says how much that is.
- * Checkpoints, norms and redistribution take it as it is. */
+/* The layout of this rank's part of tensor i: weft_layout_local_extents gives its extents. Checkpoints,
+ * norms and redistribution take it as it is. */
 weft_status weft_flat_shards_layout(const weft_flat_shards* shards, int32_t i, weft_layout** layout,
                                     weft_error* error);
 /* The part of tensor i that `rank` of the axes keeps, as a range of the elements of the whole: range `index`

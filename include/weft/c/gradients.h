@@ -42,7 +42,7 @@ typedef struct weft_reduce_options {
   { sizeof(weft_reduce_options), WEFT_DRIFT_ERROR, 0, NULL }
 
 /* Reduces gradients, in place, as their layouts say on each of `axes`: WEFT_PARTIAL is summed, or averaged;
- * WEFT_SHARD stays; WEFT_REPLICATE stays as it is where all replicas have the same bits, and is averaged
+ * WEFT_SHARD stays; WEFT_REPLICATE stays as it is if all replicas have the same bits, and is averaged
  * else. WEFT_MISMATCH on all ranks, before any gradient changes, where a replica has drifted: the text names
  * the gradient, and `ranks` are numbered as in `axes`. All axes in one pass: an exchange that compares the
  * lists, and one collective for each reduction, dtype and set of axes. Blocks. `options` may be NULL, and are
@@ -192,8 +192,8 @@ weft_status weft_reducer_is_ready(const weft_reducer* reducer, int32_t i, bool* 
  * begin. */
 weft_status weft_reducer_begin_no_sync(weft_reducer* reducer, weft_error* error);
 weft_status weft_reducer_end_no_sync(weft_reducer* reducer, weft_error* error);
-/* Blocks until every gradient is reduced, on all ranks. After a failed reduction the reducer is of no more
- * use: every later call tells of the first failure. */
+/* Blocks until every gradient is reduced, on all ranks. After a failed reduction the reducer cannot be used
+ * any more: every later call returns the first failure. */
 weft_status weft_reducer_finish(weft_reducer* reducer, weft_error* error);
 
 /* How many buckets there are, and the bytes of each in the order they are sent. */
@@ -205,9 +205,9 @@ weft_status weft_reducer_sent_early(const weft_reducer* reducer, int64_t* count,
 
 /* ---- Samples ---- */
 
-/* A shuffled walk through a data set, without repeats within a round, as a pure function of (seed, step): no
- * state to save but the step. The global batch is the same for any number of data ranks, and each reads a
- * part of it that lies in one piece. Any thread, several at once; nothing blocks or communicates. */
+/* A shuffled walk through a data set, without repeats within a round, as a pure function of (seed, step):
+ * the step is the only state to save. The global batch is the same for any number of data ranks, and each
+ * reads a part of it that lies in one piece. Any thread, several at once; nothing blocks or communicates. */
 typedef struct weft_sampler weft_sampler;
 
 /* `axis`: the data axis; ranks that differ on other axes alone read the same samples. */

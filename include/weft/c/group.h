@@ -19,9 +19,9 @@ enum { WEFT_PROGRESS_CALLER = 0, WEFT_PROGRESS_THREAD = 1 };
 
 typedef struct weft_group_options {
   uint32_t struct_size;
-  /* NULL: "auto": what WEFT_BACKEND (weft run --backend) says; else shm if all ranks share this host, else
-   * the MPI under whose mpirun the program runs, else gloo. Or "shm", "gloo", "mpi-openmpi", "mpi-mpich",
-   * "nccl" or another plug-in's name. */
+  /* NULL: "auto": what WEFT_BACKEND (weft run --backend) says; otherwise shm if all ranks share this host,
+   * else the MPI under whose mpirun the program runs, otherwise gloo. Or "shm", "gloo", "mpi-openmpi",
+   * "mpi-mpich", "nccl" or another plug-in's name. */
   const char* backend;
   const char* name;    /* appears in errors; NULL: "world" */
   int64_t deadline_ns; /* of each call, and of the group's creation; 0: five minutes */
@@ -37,12 +37,12 @@ typedef struct weft_group_options {
  * WEFT_TIMEOUT, naming the ranks that did not come. All ranks give the same options except process_rank;
  * `options` may be NULL.
  *
- * The group of all processes of a job: `weft run` and other launchers say in the environment who takes part;
- * without one it is a group of one. process_rank -1: 0, one rank to a process. */
+ * The group of all processes of a job: `weft run` and other launchers set the members in the environment;
+ * without a launcher it is a group of one. process_rank -1: 0, one rank to a process. */
 weft_status weft_group_from_env(weft_context* context, const weft_group_options* options, weft_group** group,
                                 weft_error* error);
 /* The group of `size` ranks that meet in `store`, threads or processes; this one is rank `rank`. process_rank
- * -1: `rank`, as where all ranks are threads of one process; processes of one rank each give 0. `store` may
+ * -1: `rank`, as if all ranks are threads of one process; processes of one rank each give 0. `store` may
  * be NULL if size is 1. */
 weft_status weft_group_create(weft_context* context, weft_store* store, int32_t rank, int32_t size,
                               const weft_group_options* options, weft_group** group, weft_error* error);
@@ -70,7 +70,7 @@ weft_status weft_group_create_by_broadcast(weft_context* context, const char* ho
  * most `deadline_ns` (0: the group's deadline), and compares what they have called, also in broadcasts and
  * scatters, whose roots wait for nobody: WEFT_MISMATCH on every rank where calls differ or a rank has left
  * one out. Over nccl, and where the comparison is switched off, it only waits. Afterwards every other
- * function refuses the group (WEFT_BAD_ARGUMENT); where it fails the group is as it was. */
+ * function refuses the group (WEFT_BAD_ARGUMENT); if it fails the group is as it was. */
 weft_status weft_group_leave(weft_group* group, int64_t deadline_ns, weft_error* error);
 /* Leaves the group, once its last Work is destroyed too: peers that still wait for this rank get
  * WEFT_PEER_LOST. Compares the last calls without waiting: weft_group_leave waits. After a failure it may
@@ -149,15 +149,15 @@ weft_status weft_backend_traits(weft_context* context, const char* backend, weft
 /* Fails every pending and later call of every rank with WEFT_ABORTED and this text. A call whose peers have
  * done their part already may succeed; the next one fails. Does not block. */
 weft_status weft_group_abort(weft_group* group, const char* why, weft_error* error);
-/* After a failure: waits at most `limit_ns` (0: one look) until nobody can touch the buffers of failed calls
+/* After a failure: waits at most `limit_ns` (0: one poll) until nobody can touch the buffers of failed calls
  * any more, and says so in *quiet. */
 weft_status weft_group_quiesce(weft_group* group, int64_t limit_ns, bool* quiet, weft_error* error);
 
 /* After a failure: a group of the survivors, in *survivors, numbered in the order of their ranks in `group`.
- * All who live call it. Ranks known to be dead or gone are left out at once, others after `limit_ns` (0: the
- * group's deadline); who comes later gets WEFT_PEER_LOST with its own rank, and is in no group. Blocks that
- * long, again for each rank that is lost meanwhile. Both groups are destroyed as ever. WEFT_PEER_LOST, too,
- * where the store ended with the process that served it. */
+ * All living ranks call it. Ranks known to be dead or gone are left out at once, others after `limit_ns` (0:
+ * the group's deadline); a rank that comes later gets WEFT_PEER_LOST with its own rank, and is in no group.
+ * Blocks that long, again for each rank that is lost meanwhile. Both groups are destroyed as ever.
+ * WEFT_PEER_LOST, too, where the store ended with the process that served it. */
 weft_status weft_group_shrink(weft_group* group, int64_t limit_ns, weft_group** survivors, weft_error* error);
 
 #ifdef __cplusplus

@@ -17,8 +17,8 @@ extern "C" {
  * WEFT_ABORTED and this rank's number. weft_work_wait_for and weft_work_wait_all_for end as by their limit,
  * and the calls stay in flight.
  *
- * Not ended: a function of the caller's (broadcast); the look-up of a host's name, and what else a
- * transport's library does by itself (MPI_Init). weft_group_quiesce says that it is not quiet. */
+ * Not ended: a function of the caller's (broadcast); the resolution of a host's name, and other waits inside
+ * a transport's library (MPI_Init). weft_group_quiesce says that it is not quiet. */
 typedef struct weft_interrupt weft_interrupt;
 
 weft_status weft_interrupt_create(weft_interrupt** interrupt, weft_error* error);

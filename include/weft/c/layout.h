@@ -1,8 +1,8 @@
 /* Layouts: how a tensor lies over a mesh; tensors of the caller's brought from one layout to another.
  *
- * A layout is a value behind a handle, and keeps its mesh; what a function makes of one is another one. All
- * functions on layouts may be called from any thread, also on one layout at once, and neither communicate nor
- * block. Functions that move tensors say so. */
+ * A layout is a value behind a handle, and keeps its mesh; functions do not change it, they make another
+ * one. All functions on layouts may be called from any thread, also on one layout at once, and neither
+ * communicate nor block. Functions that move tensors say so. */
 #ifndef WEFT_C_LAYOUT_H
 #define WEFT_C_LAYOUT_H
 
@@ -98,7 +98,7 @@ weft_status weft_layout_on(const weft_layout* layout, const weft_mesh* axes, wef
 weft_status weft_layout_dim_count(const weft_layout* layout, int32_t* dim_count, weft_error* error);
 /* The extents of the whole; `room`: of `extents`, at least its number of dimensions. */
 weft_status weft_layout_extents(const weft_layout* layout, int64_t* extents, int32_t room, weft_error* error);
-/* The extents of what `rank` of the whole mesh holds; -1: this rank. All its parts, joined. */
+/* The extents of the part that `rank` of the whole mesh holds; -1: this rank. All its parts, joined. */
 weft_status weft_layout_local_extents(const weft_layout* layout, int32_t rank, int64_t* extents, int32_t room,
                                       weft_error* error);
 /* How many parts each rank holds: 1, or one for each segment. */
@@ -138,7 +138,7 @@ typedef struct weft_transfer weft_transfer;
  * Collective among the ranks of the axes whose placement changes; all call it in the same order. With
  * `transfer` NULL it blocks until `out` is written. Else communication begins, as far as it needs nothing
  * that is not there yet, and *transfer ends it: all ranks begin and finish transfers in the same order. `in`
- * and `out` are the caller's, live until then, and overlap only where both begin at the same address; `in` is
+ * and `out` are the caller's, live until then, and overlap only if both begin at the same address; `in` is
  * not written, unless `out` is the same memory. Both are on one device, ordered on `stream` there; NULL: its
  * default one.
  *

@@ -1,7 +1,7 @@
 /* Meshes: the ranks of a group as a grid with named axes, and its parts.
  *
  * A mesh is a value behind a handle: functions do not change it, they make another one. All functions may be
- * called from any thread, also on one mesh at once. None communicates or blocks but weft_mesh_group. A mesh
+ * called from any thread, also on one mesh at once. Only weft_mesh_group communicates and blocks. A mesh
  * keeps its group: the rank leaves the group when that, its meshes and their layouts are destroyed. */
 #ifndef WEFT_C_MESH_H
 #define WEFT_C_MESH_H
@@ -16,7 +16,8 @@ extern "C" {
  * other axes. */
 typedef struct weft_mesh weft_mesh;
 
-/* In what a function is given, one size may be -1: the number of ranks divided by the other sizes. */
+/* Among the sizes of a function's arguments, one may be -1: the number of ranks divided by the other
+ * sizes. */
 typedef struct weft_mesh_axis {
   const char* name;
   int32_t size;
@@ -27,7 +28,7 @@ typedef struct weft_mesh_axis {
 weft_status weft_mesh_create(weft_group* group, const weft_mesh_axis* axes, int32_t axis_count,
                              weft_mesh** mesh, weft_error* error);
 /* A mesh that cannot communicate, as `rank` sees it: to plan on one process. Layouts and their shapes work;
- * what needs a group is WEFT_UNSUPPORTED. No size may be -1. */
+ * functions that need a group are WEFT_UNSUPPORTED. No size may be -1. */
 weft_status weft_mesh_create_arithmetic(weft_context* context, const weft_mesh_axis* axes, int32_t axis_count,
                                         int32_t rank, weft_mesh** mesh, weft_error* error);
 /* Its parts and layouts stay as they are. */
@@ -69,8 +70,8 @@ weft_status weft_mesh_ranks(const weft_mesh* mesh, int32_t* ranks, int32_t room,
 
 /* The group of this mesh's ranks, numbered as weft_mesh_rank numbers them, for any operation. The first call
  * for these axes is collective among those ranks, and blocks at most the deadline of the mesh's group; later
- * ones give the same group. The handle is destroyed as any other. weft calls this group, too, in what it does
- * along these axes. */
+ * ones give the same group. The handle is destroyed as any other. weft uses this group, too, for its own
+ * calls along these axes. */
 weft_status weft_mesh_group(const weft_mesh* mesh, weft_group** group, weft_error* error);
 
 #ifdef __cplusplus

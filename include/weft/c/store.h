@@ -36,9 +36,9 @@ typedef struct weft_store_server_options {
   uint32_t struct_size;
   int32_t port;     /* 0: any that is free */
   const char* host; /* a name or an address, IPv4 or IPv6; NULL: 127.0.0.1 */
-  /* The secret that clients must know: 16 bytes to 4 KiB, at random; it is never sent. Demanded off
-   * loopback, where libsodium is needed, too. NULL: no TCP port is opened, and processes of this user on this
-   * host join at a Unix socket; the kernel tells who they are. */
+  /* The secret that clients must know: 16 bytes to 4 KiB, at random; it is never sent. Demanded off loopback,
+   * where libsodium is needed, too. NULL: no TCP port is opened, and processes of this user on this host join
+   * at a Unix socket; the kernel identifies their users. */
   const char* secret;
   int64_t linger_ns; /* how long weft_store_server_destroy waits for clients to leave; 0: 2 s */
   /* Limits, so that nobody can fill this process's memory or descriptors. */

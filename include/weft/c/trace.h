@@ -1,4 +1,4 @@
-/* The flight recorder: what a group did last. */
+/* The flight recorder: the last calls of a group. */
 #ifndef WEFT_C_TRACE_H
 #define WEFT_C_TRACE_H
 

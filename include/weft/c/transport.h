@@ -25,12 +25,12 @@ typedef struct weft_channel_init {
  * for each other. weft keeps no pointer of a call in the transport, and the transport keeps none of weft's:
  * so nothing has to be cancelled.
  *
- * Each function returns WEFT_OK, or what went wrong, with a text in error->text (which is not NULL, and may
- * be left alone): then the group fails, on all ranks, with that status and text, this rank's name and that of
- * the rank it was about. WEFT_PEER_LOST: that rank is lost. Functions of one channel are called by one thread
- * at a time, from any of the threads that use the group, weft's own among them; those of several channels at
- * once. They may not call weft on a group of this transport. A C++ exception that leaves one counts as
- * WEFT_SYSTEM. */
+ * Each function returns WEFT_OK, or the status of the failure, with a text in error->text (which is not
+ * NULL, and may be left alone): then the group fails, on all ranks, with that status and text, this rank's
+ * name and that of the rank it was about. WEFT_PEER_LOST: that rank is lost. Functions of one channel are
+ * called by one thread at a time, from any of the threads that use the group, weft's own among them; those of
+ * several channels at once. They may not call weft on a group of this transport. A C++ exception that leaves
+ * one counts as WEFT_SYSTEM. */
 typedef struct weft_transport {
   uint32_t struct_size;
   bool detects_death; /* write and read give WEFT_PEER_LOST soon after the other rank has died */

@@ -47,7 +47,7 @@ typedef struct weft_cut {
   const int64_t* begins; /* part_count + 1 numbers, from 0 to the extent of the dimension */
 } weft_cut;
 
-/* Ghost cells along one dimension: how many before and after a rank's part, and what they are at the ends of
+/* Ghost cells along one dimension: how many before and after a rank's part, and their values at the ends of
  * the whole. */
 typedef struct weft_halo_dim {
   int32_t dim;
@@ -56,8 +56,8 @@ typedef struct weft_halo_dim {
   weft_edge before_edge, after_edge;
 } weft_halo_dim;
 
-/* Ghost cells of arrays that hold this rank's part of a tensor and around it copies of what others hold: the
- * exchange that fills them, corners too. */
+/* Ghost cells of arrays that hold this rank's part of a tensor and around it copies of the parts of others:
+ * the exchange that fills them, corners too. */
 typedef struct weft_halo weft_halo;
 
 /* `cuts` may be NULL if cut_count is 0: then all is cut as `layout` says. WEFT_LAYOUT if that is
@@ -110,13 +110,13 @@ weft_status weft_window_extents(const weft_window* window, int64_t* part, int64_
  * weft_window_start has returned. */
 weft_status weft_window_own(const weft_window* window, int32_t dim, weft_range* own, weft_error* error);
 /* out[i] becomes the window on in[i], for each of `field_count` arrays. `exchange` as in weft_halo_start;
- * `in` and `out` live until it is finished and do not overlap. `stream`: what it is ordered on, on the device
- * of the arrays; NULL: its default one. */
+ * `in` and `out` live until it is finished and do not overlap. `stream`: the stream on which it is ordered,
+ * on the device of the arrays; NULL: the device's default one. */
 weft_status weft_window_start(const weft_window* window, const weft_buffer* in, const weft_buffer* out,
                               int32_t field_count, const weft_stream* stream, weft_exchange** exchange,
                               weft_error* error);
-/* The adjoint: in[i] is a gradient of a window, out[i], of the extents of a part, becomes the sum of what all
- * windows have of each of its elements, in the order of ranks. Integers, f64, f32, bf16 and f16, in the
+/* The adjoint: in[i] is a gradient of a window, out[i], of the extents of a part, becomes the sum of the
+ * gradients of its elements over all windows, in the order of ranks. Integers, f64, f32, bf16 and f16, in the
  * memory of the host. */
 weft_status weft_window_start_adjoint(const weft_window* window, const weft_buffer* in,
                                       const weft_buffer* out, int32_t field_count, weft_exchange** exchange,

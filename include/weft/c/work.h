@@ -1,4 +1,4 @@
-/* Calls in flight, and what may be said about any call. */
+/* Calls in flight, and the options of any call. */
 #ifndef WEFT_C_WORK_H
 #define WEFT_C_WORK_H
 
@@ -16,7 +16,8 @@ typedef struct weft_call_options {
   int64_t deadline_ns; /* 0: the group's */
   int32_t tag;         /* send and recv: 0 or more */
   int32_t reserved;    /* 0 */
-  weft_stream stream;  /* groups of a device: what the call is ordered on; {0}: the device's default stream */
+  /* groups of a device: the stream on which the call is ordered; {0}: the device's default stream. */
+  weft_stream stream;
   const weft_reduction* reduction; /* WEFT_USER; NULL otherwise */
 } weft_call_options;
 #define WEFT_CALL_OPTIONS_INIT \
@@ -42,12 +43,12 @@ weft_status weft_work_done(weft_work* work, bool* done, weft_error* error);
  * first in the list that did, after all have ended. */
 weft_status weft_work_wait_all(weft_work* const* works, size_t count, weft_error* error);
 /* The same for at most `limit_ns`: *done is false if some are pending then. An error is given when all
- * have ended or the time is over, even where some are pending. */
+ * have ended or the time is over, even if some are pending. */
 weft_status weft_work_wait_all_for(weft_work* const* works, size_t count, int64_t limit_ns, bool* done,
                                    weft_error* error);
 /* Makes `stream` wait for the call; {0}: the default stream of the group's device. Transports of streams
- * (nccl) do not block this thread, and weft_work_wait or weft_work_done still tell how the call ended. With
- * others it waits here.
+ * (nccl) do not block this thread, and weft_work_wait or weft_work_done still report how the call ended.
+ * With others it waits here.
  * */
 weft_status weft_work_wait_on(weft_work* work, weft_stream stream, weft_error* error);
 

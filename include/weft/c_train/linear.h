@@ -19,9 +19,9 @@ typedef struct weft_matrix {
 
 /* The elements of a tensor of DLPack as they lie, in *matrix: the last dimension as columns, all others
  * together as rows. For the rest as weft_buffer_from_dltensor, weft_buffer_from_dlpack and
- * weft_buffer_from_dlpack_versioned (weft/c/dlpack.h): no copy, no deleter is called, what is strided is
- * WEFT_LAYOUT, and what is read-only is refused if `writes`. WEFT_BAD_ARGUMENT for a tensor without
- * dimensions. Any thread. Biases are vectors: weft_buffer_from_dltensor. */
+ * weft_buffer_from_dlpack_versioned (weft/c/dlpack.h): no copy, no deleter is called, a strided tensor is
+ * WEFT_LAYOUT, and a read-only one is refused if `writes`. WEFT_BAD_ARGUMENT for a tensor without dimensions.
+ * Any thread. Biases are vectors: weft_buffer_from_dltensor. */
 weft_status weft_matrix_from_dltensor(const void* tensor, weft_matrix* matrix, weft_error* error);
 weft_status weft_matrix_from_dlpack(const struct DLManagedTensor* managed, weft_matrix* matrix,
                                     weft_error* error);
@@ -35,11 +35,11 @@ typedef struct weft_linear_options {
    * each rank takes its own features, for which nothing is sent. `out` need not divide: the first out % n
    * ranks have one feature more. */
   bool gather_output;
-  /* Sequence parallel (Korthikanti et al., arXiv:2205.05198): what lies outside of a column and row pair is
-   * divided over the ranks along the sequence. Column layers split x and dx, row layers y and dy: their rows
-   * are this rank's part of the rows that the other side has as a whole. The column all-gathers x, the row
-   * reduce-scatters y, in place of their all-reduces. The first `length % n` ranks have one position more,
-   * and a rank may have none. */
+  /* Sequence parallel (Korthikanti et al., arXiv:2205.05198): the activations outside of a column and row
+   * pair are divided over the ranks along the sequence. Column layers split x and dx, row layers y and dy:
+   * their rows are this rank's part of the rows that the other side has as a whole. The column all-gathers x,
+   * the row reduce-scatters y, in place of their all-reduces. The first `length % n` ranks have one position
+   * more, and a rank may have none. */
   bool divide_sequence;
   /* If the sequence is divided: rows are so many sequences, one after the other, each of which is divided
    * (batch, sequence). 1: the rows are one sequence; also (sequence, batch), as Megatron-LM has it, where the
@@ -52,18 +52,18 @@ typedef struct weft_linear_options {
 /* Rules of all of these functions.
  *
  * A layer of `in` and `out` features is divided over the n ranks of `group` (NULL: one rank): the group of
- * the tensor axis of a mesh, or any other. Matrices are what this rank holds; their rows are tokens, those of
- * w are features. `options` may be NULL: what is said below without them.
+ * the tensor axis of a mesh, or any other. Matrices are this rank's parts; their rows are tokens, the rows
+ * of w are features. `options` may be NULL: the behaviour described below without them.
  *
  * x, w and dy have one dtype, WEFT_F32 or WEFT_BF16. The others are WEFT_F32 or of that dtype, each as the
  * caller likes. Products and sums are f32's on each rank, rounded once where they are written; across ranks
- * they are summed in the dtype of what is reduced (y or dx), and a bias is added to that sum.
+ * they are summed in the dtype of the reduced tensor (y or dx), and a bias is added to that sum.
  *
- * If a function communicates, all ranks of `group` call it, with the same sizes and dtypes. It blocks
- * until it is done, and then the memory is the caller's again. WEFT_BAD_ARGUMENT, before anything is written
- * or sent, names the matrix whose sizes do not fit, on the rank where they do not; the others wait for it
- * until their deadline. Outputs overlap nothing else. After another error the contents of what is written
- * are undefined.
+ * If a function communicates, all ranks of `group` call it, with the same sizes and dtypes. It blocks until
+ * it is done, and then the memory is the caller's again. WEFT_BAD_ARGUMENT, before anything is written or
+ * sent, names the matrix whose sizes do not fit, on the rank where they do not; the others wait for it until
+ * their deadline. Outputs overlap nothing else. After another error the contents of the outputs are
+ * undefined.
  *
  * Forward, column: y = x w^T + b. Each rank computes its own features of y. No communication without options.
  * x: (tokens, in), the same on all ranks; w: (out/n, in); b: out/n elements, or NULL; y: (tokens, out/n). */

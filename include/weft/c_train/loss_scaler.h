@@ -1,5 +1,5 @@
-/* Dynamic loss scaling of a program's own gradients, and elements of one dtype as those of another: what a
- * program needs that computes in f16 or bf16 beside masters in f32. (A weft_trainer scales by itself:
+/* Dynamic loss scaling of a program's own gradients, and conversion of elements between dtypes: for programs
+ * that compute in f16 or bf16 and keep masters in f32. (A weft_trainer scales by itself:
  * weft_trainer_options.loss_scale.) */
 #ifndef WEFT_C_TRAIN_LOSS_SCALER_H
 #define WEFT_C_TRAIN_LOSS_SCALER_H
@@ -48,13 +48,13 @@ weft_status weft_loss_scaler_scale(const weft_loss_scaler* scaler, double* scale
 
 /* *finite becomes whether every element of all gradients is finite on all ranks of `mesh`, the mesh of all
  * ranks that step together: the same answer on all of them. If it is, divides the gradients by the scale,
- * in place; else leaves them, and the step is to be skipped. One small collective over `mesh`; blocks.
+ * in place; otherwise leaves them, and the step is to be skipped. One small collective over `mesh`; blocks.
  * Gradients are f64, f32 or bf16, as weft/c/gradients.h says, and may be other ones on each rank; `gradients`
  * may be NULL if `count` is 0. `compute`: whose threads, or device, does it; NULL: this thread, on the
  * host.
  *
  * Several lists, as of two optimizers, may be unscaled one by one before the update: each answer is for that
- * list alone, and the scale falls where any was not finite. A list comes once before each update: a second
+ * list alone, and the scale falls if any was not finite. A list comes once before each update: a second
  * call divides again.
  *
  * WEFT_MISMATCH on all ranks where scales differ: `loss_scaler: the scale is 65536 after 3 good steps on dp
@@ -79,10 +79,10 @@ weft_status weft_loss_scaler_state(const weft_loss_scaler* scaler, weft_text** t
  * unchanged then. */
 weft_status weft_loss_scaler_set_state(weft_loss_scaler* scaler, const char* text, weft_error* error);
 
-/* out = in, each element rounded once to the dtype of `out`, to nearest even; what that cannot hold becomes
+/* out = in, each element rounded once to the dtype of `out`, to nearest even; values beyond its range become
  * infinite, and a NaN stays one. f64, f32, bf16 and f16 in any pair, in the host's memory; on a device
- * WEFT_F32 and WEFT_BF16. If both have one dtype: a copy. As many elements in both, which do not overlap,
- * on the device of `compute`. No number of threads changes a bit. Blocks until it is done.
+ * WEFT_F32 and WEFT_BF16. If both have one dtype: a copy. As many elements in both, which do not overlap, on
+ * the device of `compute`. No number of threads changes a bit. Blocks until it is done.
  *
  *   weft_convert(compute, &masters, &weights, &error);         f32 to bf16: what layers read
  *   weft_convert(compute, &half_gradient, &gradient, &error);  f16 to f32: exact */

@@ -1,4 +1,4 @@
-/* Models over a mesh: a transformer by its configuration, its parameters, what it gives for tokens. */
+/* Models over a mesh: a transformer by its configuration, its parameters, its outputs for tokens. */
 #ifndef WEFT_C_TRAIN_MODEL_H
 #define WEFT_C_TRAIN_MODEL_H
 
@@ -40,10 +40,10 @@ typedef struct weft_transformer_options {
   weft_data_form data_form;
   /* A second data axis, over which divided parameters are replicated (HSDP); NULL: none. */
   const char* replicate_axis;
-  /* WEFT_DATA_FSDP alone: what gradients are while data ranks add them up, WEFT_F32 or WEFT_BF16; and what
-   * becomes of a block's weights between its forward and its backward: WEFT_RESHARD dropped, and gathered
-   * again; WEFT_KEEP kept; a number n of 2 or more: each rank keeps 1/n, and backward gathers among n
-   * neighbouring ranks of the data axis, which n divides. */
+  /* WEFT_DATA_FSDP alone: the dtype of gradients while data ranks add them up, WEFT_F32 or WEFT_BF16; and
+   * the treatment of a block's weights between its forward and its backward: WEFT_RESHARD dropped, and
+   * gathered again; WEFT_KEEP kept; a number n of 2 or more: each rank keeps 1/n, and backward gathers among
+   * n neighbouring ranks of the data axis, which n divides. */
   weft_dtype reduce;
   int32_t after_forward;
 } weft_transformer_options;
@@ -60,11 +60,11 @@ enum { WEFT_RESHARD = 0, WEFT_KEEP = -1 };
 weft_status weft_transformer_create(const weft_mesh* mesh, weft_compute* compute,
                                     const weft_transformer_options* options, weft_model** model,
                                     weft_error* error);
-/* The same with what `text` says in place of the sizes of `options`: the table [model] of a TOML text, whose
+/* The same with the sizes from `text` instead of those of `options`: the table [model] of a TOML text, whose
  * keys are the options' names (dim, layers, heads, kv_heads, ffn_hidden, vocab, max_seq, head_size,
  * rope_theta, norm_eps, tied, init_std). Members that it does not name are as in `options`. The rest of the
- * text is ignored, so it may be the file that `weft train --config` reads. WEFT_BAD_ARGUMENT with the line of
- * what is wrong: "text:3: [model] has no "head"; is heads meant?". */
+ * text is ignored, so it may be the file that `weft train --config` reads. WEFT_BAD_ARGUMENT with the line
+ * of the fault: "text:3: [model] has no "head"; is heads meant?". */
 weft_status weft_transformer_create_from_text(const weft_mesh* mesh, weft_compute* compute, const char* text,
                                               const weft_transformer_options* options, weft_model** model,
                                               weft_error* error);
@@ -77,8 +77,8 @@ typedef struct weft_parameter {
   int32_t dim_count;
   const char* name;               /* its path, "layers.0.mlp.up_proj.weight"; lives as long as the model */
   int64_t extents[WEFT_MAX_DIMS]; /* of the whole */
-  int64_t local_extents[WEFT_MAX_DIMS]; /* of what this rank holds */
-  /* f32, what this rank holds; lives as long as the model. To be read: weft_model_set_parameter writes. */
+  int64_t local_extents[WEFT_MAX_DIMS]; /* of this rank's part */
+  /* f32, this rank's part; lives as long as the model. To be read: weft_model_set_parameter writes. */
   weft_buffer value;
   bool trained;
 } weft_parameter;
@@ -119,7 +119,7 @@ weft_status weft_model_parameter_dlpack_versioned(const weft_model* model, int32
  * rows. */
 typedef struct weft_token_batch {
   const int64_t* tokens; /* rows x sequence, each from 0 to vocab - 1 */
-  /* Rows x sequence: for each token what follows it, or WEFT_IGNORED; not read where nothing is trained. */
+  /* Rows x sequence: for each token what follows it, or WEFT_IGNORED; not read if nothing is trained. */
   const int64_t* labels;
   int64_t rows, sequence;
   /* The rows of all ranks of the data axis, of which the first have one more where it is uneven; 0: as many

@@ -22,10 +22,10 @@ typedef struct weft_trainer_options {
   uint32_t struct_size;
   weft_optimizer optimizer;
   double beta1, beta2, eps; /* WEFT_ADAMW */
-  double weight_decay;      /* of parameters of two dimensions or more, but those of norms */
+  double weight_decay;      /* of parameters of two dimensions or more, except those of norms */
   double momentum;          /* WEFT_SGD */
   double max_norm;          /* gradients are clipped to this norm; 0: not at all */
-  uint64_t seed;            /* of what is random in a pass; the same on all ranks */
+  uint64_t seed;            /* of the random numbers in a pass; the same on all ranks */
   /* A step whose norm is not finite leaves the weights as they are, instead of an error. */
   bool skip_non_finite;
   /* Dynamic loss scaling, for layers that compute gradients in f16: the loss is multiplied by this at first,
@@ -33,7 +33,8 @@ typedef struct weft_trainer_options {
    * the step and halve the scale; after 2000 steps in a row that were not skipped it doubles. 0: none.
    * weft_trainer_save saves the scale. */
   double loss_scale;
-  double label_smoothing; /* 0 to 1: of each label's weight in the loss, what goes to all entries alike */
+  /* 0 to 1: the part of each label's weight in the loss that goes to all entries alike. */
+  double label_smoothing;
   /* Averages of the parameters over the steps, of this decay; 0: none. See weft_trainer_swap_averages. */
   double ema_decay;
   bool ema_warm_up; /* the decay grows to that: (1 + n) / (10 + n) in update n, where it is less */
@@ -76,7 +77,7 @@ weft_status weft_trainer_step(weft_trainer* trainer, const weft_token_batch* bat
  *   weft_clip_grad_norm(gradients, count, 1.0, NULL, &norm, &error);      (weft/c/gradients.h; or anything else)
  *   weft_trainer_update(trainer, rate, &result, &error);
  *
- * The first half: all of weft_trainer_step but clip and update. `result` gets step, tokens and loss.
+ * The first half: all of weft_trainer_step except clip and update. `result` gets step, tokens and loss.
  * Collective over the mesh; blocks. Errors are those of weft_trainer_step; WEFT_BAD_ARGUMENT also where the
  * gradients of a backward are still there. */
 weft_status weft_trainer_backward(weft_trainer* trainer, const weft_token_batch* batches, int32_t batch_count,
@@ -92,10 +93,10 @@ weft_status weft_trainer_backward(weft_trainer* trainer, const weft_token_batch*
  * weft_trainer_backward, and where `room` is too small. */
 weft_status weft_trainer_gradients(weft_trainer* trainer, weft_tensor* gradients, int32_t room,
                                    int32_t* count, weft_error* error);
-/* The second half: clips to max_norm, where that is not 0, and takes a step of the optimizer. `result`, which
- * may be NULL, is whole: grad_norm is that of what the program left. Collective over the mesh; blocks.
- * WEFT_BAD_ARGUMENT without a weft_trainer_backward; on all ranks, where learning rates differ or one is not
- * a finite number of 0 or more. The gradients are forgotten, also after an error. */
+/* The second half: clips to max_norm, if that is not 0, and takes a step of the optimizer. `result`, which
+ * may be NULL, is complete: grad_norm is that of the gradients as the program left them. Collective over the
+ * mesh; blocks. WEFT_BAD_ARGUMENT without a weft_trainer_backward; on all ranks, where learning rates differ
+ * or one is not a finite number of 0 or more. The gradients are forgotten, also after an error. */
 weft_status weft_trainer_update(weft_trainer* trainer, double rate, weft_step_result* result,
                                 weft_error* error);
 /* In place of the second half: forgets the gradients, and no step was taken. Nothing if there are none. No
@@ -112,8 +113,8 @@ weft_status weft_trainer_steps(const weft_trainer* trainer, int64_t* steps, weft
 weft_status weft_trainer_swap_averages(weft_trainer* trainer, bool averages_in, weft_error* error);
 
 /* As weft_model_save and weft_model_load, with the state of the optimizer, averages, and the number of steps.
- * Collective over the mesh; blocks. A checkpoint of a model alone, or of another optimizer, is refused: what
- * is missing is listed. */
+ * Collective over the mesh; blocks. A checkpoint of a model alone, or of another optimizer, is refused: the
+ * error lists the missing tensors. */
 weft_status weft_trainer_save(const weft_trainer* trainer, const char* directory, weft_error* error);
 weft_status weft_trainer_load(weft_trainer* trainer, const char* directory, weft_error* error);
 

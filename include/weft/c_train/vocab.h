@@ -34,7 +34,7 @@ typedef struct weft_vocab_loss_options {
   uint32_t struct_size;
   int64_t vocab; /* entries of the whole */
   int64_t valid; /* the number of labels that count, of the whole batch, on whatever ranks; more than 0 */
-  double label_smoothing; /* 0 to 1: of each token's weight, what goes to all entries alike */
+  double label_smoothing; /* 0 to 1: the part of each token's weight that goes to all entries alike */
   double scale;           /* of dlogits alone: the gradient of the loss */
 } weft_vocab_loss_options;
 #define WEFT_VOCAB_LOSS_OPTIONS_INIT \

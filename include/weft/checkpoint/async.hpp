@@ -1,4 +1,4 @@
-// Saving while the program goes on: what is saved is copied, and a thread of its own writes the copy.
+// Saving while the program goes on: the tensors are copied, and a thread of its own writes the copy.
 #pragma once
 
 #include <cstdint>

@@ -29,8 +29,9 @@ struct CheckpointInfo {
   std::int64_t step = 0;
   std::string mesh;  ///< the mesh it was written on, as to_string(MeshShape) gives it
   CheckpointExtra extra;
-  /// By load_checkpoint(): what was read under other names than the checkpoint has, as LoadOptions::remap
-  /// says: `param.to_qkv.weight (24, 8, 1, 1) -> param.to_q.weight (8, 8), …`. Mostly empty.
+  /// By load_checkpoint(): tensors that were read under other names than the checkpoint has, as
+  /// LoadOptions::remap says: `param.to_qkv.weight (24, 8, 1, 1) -> param.to_q.weight (8, 8), …`. Mostly
+  /// empty.
   std::vector<std::string> remapped{};
 };
 
@@ -48,9 +49,9 @@ struct SaveOptions {
   int keep = 0;
   /// How long a rank waits, once tensors and arguments are agreed on, for a rank that is still writing its
   /// file, and rank 0 for its turn where it saves to `directory` already. More than 0. A group's own deadline
-  /// is made for messages, and a disk may be slower. After it `timeout`; where it was a file that was waited
-  /// for, the group that the ranks tell each other by has failed: the mesh's, in a save that is not in the
-  /// background. A rank that has died is noticed at once.
+  /// is made for messages, and a disk may be slower. After it `timeout`; if the ranks waited for a file, the
+  /// group by which they communicate has failed: the mesh's, in a save that is not in the background. A rank
+  /// that has died is noticed at once.
   Duration deadline = std::chrono::hours(1);
 };
 
@@ -58,17 +59,17 @@ struct LoadOptions {
   /// Whether a tensor of the checkpoint that is not requested may be left there; empty: none may.
   std::function<bool(std::string_view name)> may_leave{};
   /// The names and shapes by which a tensor of the checkpoint is read if its own are not requested:
-  /// remap_old_names, or a function of the program's. If nothing that it gives is asked for, the tensor
-  /// stays as it is. Empty: none is read as another.
+  /// remap_old_names, or a function of the program's. If none of the tensors that it gives is requested, the
+  /// tensor stays as it is. Empty: none is read as another.
   Remap remap{};
 };
 
-/// Writes the folder `directory`/step-N of that step and then names it in `directory`/latest. Collective
-/// over `mesh` (a root; empty: one rank), where every rank gives the same directory, step, tensors in the
-/// same order, extra, and options except on_stage: tensors that differ in name, dtype or layout, and
-/// arguments that differ, are mismatch. A relative directory is that of the moment of the call. Each rank
-/// writes the parts that it holds and no rank below it does, so what is replicated is written once; the
-/// folder holds
+/// Writes the folder `directory`/step-N of that step and then names it in `directory`/latest. Collective over
+/// `mesh` (a root; empty: one rank), where every rank gives the same directory, step, tensors in the same
+/// order, extra, and options except on_stage: tensors that differ in name, dtype or layout, and arguments
+/// that differ, are mismatch. A relative directory is relative to the working directory at the moment of the
+/// call. Each rank writes the parts that it holds and no rank below it does, so what is replicated is written
+/// once; the folder holds
 /// - rank-00000.safetensors and so on: tensors under their names, as each rank holds them
 /// - index.json: for each tensor its dtype, global shape, layout, and which file holds what part of it
 ///
@@ -78,10 +79,10 @@ struct LoadOptions {
 /// after the other in the order of the calls: `latest` names the last one's step. Jobs, or meshes whose rank
 /// 0 are other processes, need a directory each. Throws the same code on every rank, and the words of the
 /// first rank that failed: `system` with the file and errno's words where one could not write. The text ends
-/// with what is on the disk then: nothing new, a checkpoint that `latest` does not name, or one that it
-/// names. Throws layout for a tensor that has no layout on a mesh of several ranks, is Partial, or is laid
-/// out over another mesh or with another shape than its layout's; bad_argument for two of one name, two that
-/// overlap but are not the same memory as a whole (tied tensors, which are stored once), a negative `keep`, a
+/// with the state of the disk: nothing new, a checkpoint that `latest` does not name, or one that it names.
+/// Throws layout for a tensor that has no layout on a mesh of several ranks, is Partial, or is laid out over
+/// another mesh or with another shape than its layout's; bad_argument for two of one name, two that overlap
+/// but are not the same memory as a whole (tied tensors, which are stored once), a negative `keep`, a
 /// `deadline` that is not positive, and for a view that is not contiguous, has no memory or is not on the
 /// host.
 void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
@@ -90,9 +91,9 @@ void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& m
 
 /// Reads the tensors from `directory`'s latest checkpoint, or from `directory` itself where that is one.
 /// Collective over `mesh`, which may be another than the one it was written on, as may be the layouts: each
-/// rank reads the parts that overlap with what it holds. All read the checkpoint that rank 0 finds; a rank
-/// that has another one in its place, or none, is `mismatch`. If a save removes it meanwhile, that which
-/// `latest` then names is read.
+/// rank reads the parts that overlap with its own. All read the checkpoint that rank 0 finds; a rank that has
+/// another one in its place, or none, is `mismatch`. If a save removes it meanwhile, that which `latest` then
+/// names is read.
 ///
 /// Throws bad_argument before anything changes, naming two tensors that `remap` gives one name; and naming
 /// every tensor that is missing, that is there but not asked for, or that has another global shape or dtype;

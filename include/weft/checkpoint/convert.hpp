@@ -28,10 +28,10 @@ struct ConvertOptions {
 /// Reads `from`, a checkpoint (a run's latest, or a folder of its own) or a safetensors file, verifies it,
 /// and writes it into `to` as save_checkpoint() writes: `to`/step-N, whole or not there, with hashes, and
 /// `to`/latest. Step and strings are those of `from`; a safetensors file has step "weft_step" of its
-/// metadata, else 0, and its other strings. A second conversion with the same options gives the same bytes,
-/// if `rename` keeps its own names. At most one part of one tensor is in memory. Returns how many tensors
-/// were written. Throws bad_argument if two tensors get one name, none is left, `from` lies in `to`, or an
-/// option is out of range; and as CheckpointReader::read() and save_checkpoint() do.
+/// metadata, otherwise 0, and its other strings. A second conversion with the same options gives the same
+/// bytes, if `rename` keeps its own names. At most one part of one tensor is in memory. Returns how many
+/// tensors were written. Throws bad_argument if two tensors get one name, none is left, `from` lies in `to`,
+/// or an option is out of range; and as CheckpointReader::read() and save_checkpoint() do.
 std::size_t convert_checkpoint(const std::filesystem::path& from, const std::filesystem::path& to,
                                const ConvertOptions& options = {});
 

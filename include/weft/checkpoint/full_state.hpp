@@ -25,10 +25,10 @@ using FullStateSource = std::function<void(std::string_view name, const TensorVi
 /// memory, from the mesh's Context; on others a part at most, and none where it lies in one piece. A tensor
 /// that a rank holds as a whole already is not copied.
 ///
-/// Throws what save_checkpoint() says of its tensors, bad_argument for a root that is no rank; and what `see`
-/// throws, on the others an error of its code (`system` where it is no Error) that names the rank and has its
-/// words; nothing is shown after it. The others wait for `see`, each time at most the deadline of the mesh's
-/// group.
+/// Throws the errors of save_checkpoint() about its tensors, bad_argument for a root that is no rank; and
+/// the exception of `see`, on the others an error of its code (`system` where it is no Error) that names the
+/// rank and has its words; nothing is shown after it. The others wait for `see`, each time at most the
+/// deadline of the mesh's group.
 void gather_full_state(const DeviceMesh& mesh, std::span<const NamedView> tensors, int root,
                        const FullStateVisitor& see);
 

@@ -29,8 +29,8 @@ struct CheckpointTensor {
 class CheckpointReader {
  public:
   /// As load_checkpoint() finds it: `directory`'s latest, or `directory` itself; or one safetensors file.
-  /// Throws bad_argument if there is none, and `corrupt` where its index is not sound. A relative
-  /// directory is that of the moment of the call.
+  /// Throws bad_argument if there is none, and `corrupt` where its index is not sound. A relative directory
+  /// is relative to the working directory at the moment of the call.
   static CheckpointReader open(const std::filesystem::path& directory);
 
   const CheckpointInfo& info() const noexcept;
@@ -40,7 +40,7 @@ class CheckpointReader {
   bool contains(std::string_view name) const;
   /// Throws bad_argument if there is no such tensor.
   const CheckpointTensor& tensor(std::string_view name) const;
-  /// The whole tensor, verified. Throws as tensor() does, and what load_checkpoint() says of unsound files.
+  /// The whole tensor, verified. Throws as tensor() does, and as load_checkpoint() does for unsound files.
   Tensor read(Context& context, std::string_view name, Memory memory = Memory::local) const;
   /// The same into memory of the caller's: contiguous, on the host, of the whole's shape and dtype, else
   /// bad_argument.

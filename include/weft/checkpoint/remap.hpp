@@ -23,8 +23,8 @@ struct RemappedTensor {
 /// or all. Empty: it stays as it is.
 using Remap = std::function<std::vector<RemappedTensor>(std::string_view name, const Shape& shape)>;
 
-/// The names and shapes that older programs gave to what this library's modules have (`before`: any prefix up
-/// to a dot, or none):
+/// The names and shapes of older programs for the parameters of this library's modules (`before`: any prefix
+/// up to a dot, or none):
 ///
 ///   before.to_qkv.weight, .weight_orig  (3 n, dim, 1, 1), [q|k|v] → before.to_q, to_k, to_v with the same ending, (n, dim) each
 ///   before.to_qkv.weight_u              (3 n) → a third each

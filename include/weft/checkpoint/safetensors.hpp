@@ -32,10 +32,10 @@ struct SafetensorsInfo {
 class SafetensorsFile {
  public:
   /// Throws `system` where the file cannot be opened, bad_argument if it is no regular file, `unsupported`
-  /// for a dtype or a number of dimensions that this build lacks, `corrupt` where it is not sound: too short,
-  /// a header longer than the file, no JSON object, a name twice, a shape that does not give the bytes its
-  /// offsets span, offsets outside of the file, overlapping tensors, bytes that belong to no tensor. The text
-  /// names the file, the tensor, what was found and what was expected.
+  /// for a dtype or a number of dimensions that this build lacks, `corrupt` if it is not sound: too short, a
+  /// header longer than the file, no JSON object, a name twice, a shape that does not give the bytes its
+  /// offsets span, offsets outside of the file, overlapping tensors, bytes that belong to no tensor. The
+  /// text names the file, the tensor, the value and the expected value.
   static SafetensorsFile open(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const noexcept;
@@ -46,7 +46,7 @@ class SafetensorsFile {
   const SafetensorsInfo& info(std::string_view name) const;
   /// All strings of the file's metadata.
   const std::map<std::string, std::string, std::less<>>& metadata() const noexcept;
-  /// XXH3, 64 bits, of the header and its length: of all but the tensors' bytes.
+  /// XXH3, 64 bits, of the header and its length: of everything except the tensors' bytes.
   std::uint64_t header_hash() const noexcept;
   /// One string of it; throws bad_argument naming the keys there are.
   const std::string& metadata(std::string_view key) const;

@@ -26,7 +26,7 @@ struct DomainOptions {
   /// The axes along which ranks have other samples; none where empty. shard_spatial() cuts a plain tensor
   /// along them.
   DeviceMesh data{};
-  /// For kinds of layers that have no rule of their own, and in place of what they have.
+  /// For kinds of layers that have no rule of their own, and in place of their own rules.
   std::map<std::type_index, SpaceRuleOf> rules{};
 };
 
@@ -68,16 +68,16 @@ class DomainManager {
 ///   on any part as it is    activations, dropout, 1x1 convolutions, ChannelNorm, RMSNorm, LayerNorm and Linear over the last dimension
 ///   with a window           Conv2d of any kernel, stride, padding, dilation and padding mode, ConvTranspose2d, PixelShuffle, pooling, resizing, padding
 ///   with sums over ranks    BatchNorm, GroupNorm; LayerNorm over {channels, height, width} or {height, width}, whose gain and bias are cut as the maps are
-///   cut anew for a while    WindowAttention: whole windows on each rank, near and far ones
+///   cut again for a while    WindowAttention: whole windows on each rank, near and far ones
 ///   in pieces               Attention (causal) and CrossAttention of sequences that are cut: options.dims {1}. Keys and queries go from rank to rank, in the order of one rank
 ///
 /// Other weights are replicated, and their gradients Partial(sum) on the axes: reduce_gradients(),
 /// sync_domain_gradients() or a GradientAverager over these axes sums them (and leaves those that are cut). A
 /// loss is to be divided by a global number.
 ///
-/// On axes of one rank the rules are checked and nothing is set but what get_domain_manager() gives; the
-/// model may then be split over other axes. Throws bad_argument, before anything changes, for a layer without
-/// a rule, naming it, its kind and what to do; for one whose rule refuses it; for more axes than
+/// On axes of one rank the rules are checked and nothing is set except the result of get_domain_manager();
+/// the model may then be split over other axes. Throws bad_argument, before anything changes, for a layer
+/// without a rule, naming it, its kind and the remedy; for one whose rule refuses it; for more axes than
 /// options.dims; for a model that has passes of others already.
 DomainManager apply_domain_parallel(Module& model, const DeviceMesh& axes, const DomainOptions& options = {});
 
@@ -107,9 +107,9 @@ struct SpatialPadding {
 /// width + left + right.
 Tensor unpad_shard_interp(const Tensor& y, const SpatialPadding& padding, const DomainManager& manager,
                           std::int64_t height, std::int64_t width);
-/// Its adjoint, for a gradient of what it gave: 0 if the padding was. `y`: the layout of what it was
-/// given. With a manager, that of the call before it, the plan is the one that was made there. Throws layout
-/// if dy is not laid out as what was given: `unpad_shard_interp_adjoint: dy is (…); expected …`.
+/// Its adjoint, for a gradient of its result: 0 at the padding. `y`: the layout of its argument. With a
+/// manager, that of the call before it, the plan is the one that was made there. Throws layout if dy is not
+/// laid out as what was given: `unpad_shard_interp_adjoint: dy is (…); expected …`.
 Tensor unpad_shard_interp_adjoint(const Tensor& dy, const SpatialPadding& padding, const LayoutRef& y,
                                   const DomainManager& manager = {});
 

@@ -23,11 +23,11 @@ struct ReadyBucket {
   ReduceOp op;                           ///< its reduction over the ranks: sum, or avg
   std::span<const std::size_t> members;  ///< its gradients, as the reducer numbers them
   ProcessGroup& group;                   ///< of the ranks that reduce
-  Stream stream;                         ///< on a device: what is called on `group`, or queued, goes there
+  Stream stream;                         ///< on a device: calls on `group`, and queued work, go there
 };
 
 /// PyTorch calls it a communication hook of DDP. Both functions are called for every bucket in every step, in
-/// the same order on all ranks; with one rank, where nothing is reduced, and for an empty bucket, not at all.
+/// the same order on all ranks; with one rank, if nothing is reduced, and for an empty bucket, not at all.
 ///
 /// An exception of start() or finish() is thrown by ready() or finish() of the reducer, which cannot be used
 /// any more. The other ranks do not wait: their group is aborted,
@@ -35,10 +35,10 @@ struct ReadyBucket {
 struct BucketHook {
   std::string name{};  ///< for error texts; the same on all ranks, which compare it. Empty: there is no hook
   /// Begins the reduction of bucket.data, by any calls on bucket.group; the last of them is given back, or an
-  /// empty Work where all is done already. It may be called between two kernels of a backward pass: time
+  /// empty Work if all is done already. It may be called between two kernels of a backward pass: time
   /// that it waits is not overlapped.
   std::function<Work(const ReadyBucket& bucket)> start{};
-  /// Once that Work is done (on a device: ordered after it): what it leaves in bucket.data is the result. May
+  /// Once that Work is done (on a device: ordered after it), the contents of bucket.data are the result. May
   /// be empty.
   std::function<void(const ReadyBucket& bucket)> finish{};
 };

@@ -39,9 +39,9 @@ struct BucketOptions {
   BucketHook hook = {};
 };
 
-/// While one lives, backward passes only accumulate: what becomes ready is not reduced. Made by no_sync() of
-/// a BucketReducer, a GradientAverager or a FullySharded, which it may outlive; several nest. Goes with a
-/// scope:
+/// While one lives, backward passes only accumulate: gradients that become ready are not reduced. Made by
+/// no_sync() of a BucketReducer, a GradientAverager or a FullySharded, which it may outlive; several nest.
+/// Goes with a scope:
 ///
 ///   { const NoSync off = reducer.no_sync();  … micro-batches but the last … }
 ///   … the last micro-batch …   reducer.finish();
@@ -91,7 +91,7 @@ class [[nodiscard]] NoSync {
 /// its own.
 class BucketReducer {
  public:
-  /// No communication where nothing is wrong; the first finish(), or the first bucket that is ready, compares
+  /// No communication if nothing is wrong; the first finish(), or the first bucket that is ready, compares
   /// the entries of all ranks, and the options: mismatch, on all of them, that names the first entry that
   /// differs. Throws bad_argument for an empty mesh, a count below 0, bucket_bytes below 1, a reduction other
   /// than sum and avg, a dtype that is not floating, a bucket whose bytes do not fit 64 bits, or a hook
@@ -111,19 +111,19 @@ class BucketReducer {
   /// The same as a tensor that keeps the bucket's memory alive. Throws bad_argument if i is bound.
   Tensor tensor(std::size_t i) const;
   /// Gradient i is in the caller's memory from now on: `data` has entry(i).count elements of its dtype, is
-  /// contiguous and lives as long as the reducer or until bound anew. The same entries are bound on all
+  /// contiguous and lives as long as the reducer or until bound again. The same entries are bound on all
   /// ranks. Throws bad_argument if it does not fit, has no memory or is not aligned for its dtype, where
   /// it overlaps a slot of this reducer or what is bound to another entry, or between ready(i) and finish().
   /// In the first step the other ranks are notified as by the constructor. Later they are not: call finish()
   /// in the handler, which throws on all ranks that nobody made i ready (Unused::error).
   void bind(std::size_t i, const TensorView& data);
 
-  /// Gradient i has its final value of this step. Posts what can be posted, and takes steps of what is in
-  /// flight. Throws bad_argument if i is out of range, or ready already: `bucket_reducer: "w" is ready
-  /// twice; finish() comes between two steps`.
+  /// Gradient i has its final value of this step. Posts the buckets that can be posted, and takes steps of
+  /// the calls in flight. Throws bad_argument if i is out of range, or ready already: `bucket_reducer: "w" is
+  /// ready twice; finish() comes between two steps`.
   ///
-  /// After a mismatch of the ranks' reducers the step begins anew. After a failed reduction this reducer is
-  /// of no more use: ready() and finish() throw `bucket_reducer: an earlier reduction failed: …`, with the
+  /// After a mismatch of the ranks' reducers the step begins again. After a failed reduction this reducer is
+  /// no longer usable: ready() and finish() throw `bucket_reducer: an earlier reduction failed: …`, with the
   /// code and the ranks of that failure.
   void ready(std::size_t i);
   bool is_ready(std::size_t i) const;
@@ -136,13 +136,13 @@ class BucketReducer {
 
   /// Waits until every gradient is reduced. Collective over the axes: all ranks post all buckets. Throws
   /// bad_argument while a NoSync lives, before anything is sent: the last pass comes after it; and on all
-  /// ranks where some are not ready and Unused::error is set:
+  /// ranks if some are not ready and Unused::error is set:
   /// `bucket_reducer: nobody made ready "a" on dp rank 1; …`; the values of this step are then not usable.
   void finish();
 
   /// A digest that the ranks compare with each all-reduce that is posted from now on, at no cost: of how the
   /// values came about whose gradients these are: a seed, or the settings of an optimizer. mismatch on all
-  /// ranks where it differs. 0, as at first: nothing is compared. Not with a hook.
+  /// ranks if it differs. 0, as at first: nothing is compared. Not with a hook.
   void set_history(std::uint64_t digest) noexcept;
 
   /// Bytes of each bucket, in the order they are posted.

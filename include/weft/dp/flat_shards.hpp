@@ -57,8 +57,8 @@ struct FlatShardOptions {
 ///   Tensor reduced = shards.reduce_scatter(gradients);           // buffer of shards.shard_gradient(0, reduced)
 ///
 /// A buffer is one piece of shared memory in which each tensor begins at a multiple of 64 bytes. Peers write
-/// and read it where it lies: what a rank keeps is copied there once, and nothing else is copied. Releasing
-/// the Tensor is resharding.
+/// and read it where it lies: a rank's part is copied there once, and nothing else is copied. Releasing the
+/// Tensor is resharding.
 ///
 /// Collective over the axes; ranks begin transfers, of all lists over these axes, in the same order. Any
 /// number may be in flight. The first transfer compares the lists of all ranks, and the options: mismatch on
@@ -113,8 +113,8 @@ class FlatShards {
   /// wholes. finish() gives an empty Tensor.
   Transfer start_unshard(std::span<const ConstTensorView> shards, std::span<const TensorView> wholes);
   /// A digest of how the parts that are gathered from now on came about: a seed, or the settings of an
-  /// optimizer, which the ranks compare: in the first unshard where both of two ranks have one, later with
-  /// the call, at no cost. mismatch on all ranks where it differs. 0, as at first: not known.
+  /// optimizer, which the ranks compare: in the first unshard if both of two ranks have one, later with
+  /// the call, at no cost. mismatch on all ranks if it differs. 0, as at first: not known.
   void set_history(std::uint64_t digest) noexcept;
   /// Copies this rank's part of each whole. No communication.
   void reshard(std::span<const ConstTensorView> wholes, std::span<const TensorView> shards) const;
@@ -141,7 +141,7 @@ class FlatShards {
   /// shapes of the shards, of options.gradient. finish() gives an empty Tensor.
   Transfer start_reduce_scatter(std::span<const ConstTensorView> gradients,
                                 std::span<const TensorView> shards, ReduceOp op = ReduceOp::sum);
-  /// The reduced gradient of tensor i in what finish() gave, with shard_layout(i).
+  /// The reduced gradient of tensor i in the result of finish(), with shard_layout(i).
   Tensor shard_gradient(std::size_t i, const Tensor& reduced) const;
 
  private:

@@ -19,7 +19,7 @@ enum class NonFinite : unsigned char {
 /// (Σ |g|^p)^(1/p) over every element of every gradient, each counted once: a shard on its rank, a replica on
 /// the rank whose coordinates on the replicating axes are 0. p >= 1, or infinity for the largest magnitude.
 /// Empty shards count as nothing. Sums in f64, combined in rank order: the same bits on every rank of the
-/// mesh. NaN where any element on any rank is NaN, else infinity where any is infinite.
+/// mesh. NaN if any element on any rank is NaN, otherwise infinity if any is infinite.
 ///
 /// One small all-gather per root mesh of more than one rank. The same gradients in the same order on all its
 /// ranks, and the same p: else mismatch on all of them, naming the first gradient that differs in name, dtype
@@ -39,10 +39,10 @@ double grad_norm(std::span<const Gradient> gradients, double p = 2, Compute* com
 
 /// Scales all gradients by min(1, max_norm / (norm + 1e-6)) and returns the norm before. Throws as grad_norm,
 /// and bad_argument for max_norm <= 0 or NaN; max_norm and non_finite are compared as p is, and no gradient
-/// is scaled where they differ. With NonFinite::error a norm that is not finite throws bad_argument on every
+/// is scaled if they differ. With NonFinite::error a norm that is not finite throws bad_argument on every
 /// rank: the text names the ranks, and this rank's gradients that are not finite. Error::ranks() are those
 /// ranks as the group numbers them that the meshes were made of; empty if they are of several groups,
-/// which the text names, and where only gradients without a layout are not finite: then it is thrown on their
+/// which the text names, and if only gradients without a layout are not finite: then it is thrown on their
 /// rank alone.
 ///
 /// f32 gradients are scaled in f64 and rounded once, so that they are within 4 units in the last place of

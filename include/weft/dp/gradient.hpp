@@ -14,8 +14,8 @@ namespace weft {
 /// Borrowed: the memory, the name and the mesh of the layout live until the call that takes it is over.
 struct Gradient {
   std::string_view name;  ///< for error texts: "layers.0.mlp.up_proj.weight"
-  /// This rank's part: contiguous, f64, f32, bf16 or f16, of layout->local_shape(). On the host; or, where a
-  /// function is given a Compute of a device, there, and what it holds is what that Compute's stream has
+  /// This rank's part: contiguous, f64, f32, bf16 or f16, of layout->local_shape(). On the host; or, if a
+  /// function gets a Compute of a device, on that device, with the values that that Compute's stream has
   /// written.
   TensorView data;
   /// The layout of the elements over the mesh; null: this rank's alone. Functions that reduce a gradient

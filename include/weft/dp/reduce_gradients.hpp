@@ -1,5 +1,5 @@
-// The one verb for gradients that are complete: what becomes of each on every axis of a mesh is what its
-// layout says. Collective among the ranks of the axes.
+// The one verb for gradients that are complete: the layout of each decides its reduction on every axis of a
+// mesh. Collective among the ranks of the axes.
 #pragma once
 
 #include <optional>
@@ -38,7 +38,7 @@ struct ReduceOptions {
 ///   Shard         left alone: each rank has the whole gradient of its own part
 ///   Partial(sum)  summed: each rank used the weight for its own data, or for its own part of the work
 ///   Partial(avg)  averaged: each rank has the mean over its own data
-///   Replicate     every rank computed the same: left alone where all replicas have the same bits, else
+///   Replicate     every rank computed the same: left alone if all replicas have the same bits, else
 ///                 averaged. If a replica is further from the average than `tolerance`, or not finite where
 ///                 another's is, something else than rounding is at work: mismatch on all ranks of `axes`,
 ///                 naming the gradient and the ranks as `axes` numbers them, before any gradient changes.
@@ -47,10 +47,10 @@ struct ReduceOptions {
 ///
 /// All axes in one pass: a small all-gather compares the lists, the options and the replicas; where some
 /// differ, another one finds out which, and a third is for the verdict. Then one all-reduce for each
-/// reduction, dtype and set of axes that occur, through flat buffers in shared memory, all of them side by
-/// side: what is Partial(sum) on dp and tp is summed over both at once. A gradient that is summed on one axis
-/// and averaged on another one, or whose replicas differ, too, makes them wait for each other: replicas
-/// first, then sums, then averages.
+/// reduction, dtype and set of axes that occur, through flat buffers in shared memory, all of them
+/// concurrently: a gradient that is Partial(sum) on dp and tp is summed over both at once. A gradient that is
+/// summed on one axis and averaged on another one, or whose replicas differ, too, makes them wait for each
+/// other: replicas first, then sums, then averages.
 ///
 /// The same gradients in the same order, and the same options, on all ranks: else mismatch on all of them,
 /// naming the first gradient that differs in name, dtype or layout, before any changes. Stages of a pipeline
@@ -58,8 +58,8 @@ struct ReduceOptions {
 /// a gradient without a layout on axes of several ranks, and for one with a layout over another mesh;
 /// bad_argument if options.data_axes has an axis that `axes` does not, or `axes` has more than 63; see
 /// check_gradients(). A mistake on one rank alone is an error of the same code on all ranks:
-/// `reduce_gradients: dp rank 1 failed: …`. Afterwards all but the sharded are Replicate on the axes;
-/// `layout` says so.
+/// `reduce_gradients: dp rank 1 failed: …`. Afterwards all except the sharded ones are Replicate on the
+/// axes; `layout` says so.
 ///
 ///   reduce_gradients(gradients, mesh, {.data_axes = mesh["dp"]});
 void reduce_gradients(std::span<Gradient> gradients, const DeviceMesh& axes,

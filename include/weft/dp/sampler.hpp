@@ -9,15 +9,15 @@
 namespace weft {
 
 /// A shuffled walk through `population` samples, without repeats within a round (epoch), as a pure function
-/// of (seed, step): no state to save but the step. The global batch is the same for any number of data ranks;
-/// each takes a contiguous part of it, by its coordinate on the data axis alone, so that tensor-parallel
-/// peers see the same samples.
+/// of (seed, step): the step is the only state to save. The global batch is the same for any number of data
+/// ranks; each takes a contiguous part of it, by its coordinate on the data axis alone, so that
+/// tensor-parallel peers see the same samples.
 ///
 /// Up to 64 samples, every order of a round is as likely as every other: they are drawn without replacement
-/// (R. Fisher, F. Yates; R. Durstenfeld, "Algorithm 235: Random Permutation", 1964), anew for each batch, in
+/// (R. Fisher, F. Yates; R. Durstenfeld, "Algorithm 235: Random Permutation", 1964), again for each batch, in
 /// some microseconds. More samples pass through a Feistel network over their numbers, until one falls into
 /// the range (J. Black, P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002): no table, any
-/// population, and orders that nobody tells from equally likely ones.
+/// population, and orders that cannot be distinguished from equally likely ones.
 class Sampler {
  public:
   /// `axis`: the data axis. Throws bad_argument if it is empty, a size is not positive, or where the batch

@@ -18,8 +18,8 @@ struct PreparedExchange;
 /// ProcessGroup::make_exchange(). Move-only. Making one is local: the plan is checked and worked out, and
 /// nothing is sent. Each start() is then a call of the group like any other: it is numbered, traced and
 /// timed, has the group's deadline, and ends in a Work. Only the ranks that a plan names take part. Two
-/// neighbours start the exchanges between them in the same order; what they mean by each is compared in every
-/// start, and a difference is a `mismatch` that names both ranks.
+/// neighbours start the exchanges between them in the same order; every start compares their plans, and a
+/// difference is a `mismatch` that names both ranks.
 ///
 /// Several starts may be in flight, of different memory. It may be destroyed while one is in flight.
 class PersistentExchange {
@@ -30,9 +30,9 @@ class PersistentExchange {
   ~PersistentExchange() = default;
 
   /// Begins the exchange of these fields, one for each of the plan's. Their memory is that of the device of
-  /// the group's transport (host memory but over nccl), is not written by others, and lives until the Work is
-  /// done. When it returns, what this rank sends to itself has been copied (kind copy). Only the options
-  /// `deadline` and `stream` are used.
+  /// the group's transport (host memory, except over nccl), is not written by others, and lives until the
+  /// Work is done. When it returns, the elements that this rank sends to itself have been copied (kind
+  /// copy). Only the options `deadline` and `stream` are used.
   ///
   /// Throws bad_argument, and nothing is sent, where the number of fields is not the plan's, a field has no
   /// memory, or memory that is written is written twice or sent, too; where the group's handle was destroyed

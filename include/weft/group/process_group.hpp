@@ -69,9 +69,9 @@ class ProcessGroup {
   ProcessGroup() = default;
   /// Collective over the ranks of `m`. `backend`: "shm" (built in), "gloo", "mpi-openmpi", "mpi-mpich",
   /// "nccl" or another plug-in's name (weft/backends/plugin.hpp), or "auto": what WEFT_BACKEND (weft run
-  /// --backend) says; else shm if all ranks share this host, else the MPI under whose mpirun the program
-  /// runs, else gloo. If another name is given than WEFT_BACKEND has, rank 0 logs a warning. Throws
-  /// timeout naming the ranks that did not come; unsupported if the backend cannot be loaded, with the
+  /// --backend) says; otherwise shm if all ranks share this host, otherwise the MPI under whose mpirun the
+  /// program runs, otherwise gloo. If another name is given than WEFT_BACKEND has, rank 0 logs a warning.
+  /// Throws timeout naming the ranks that did not come; unsupported if the backend cannot be loaded, with the
   /// reason.
   static ProcessGroup create(Context& context, std::string_view backend, const Membership& m);
   /// The same over a transport of the caller's own (weft/backends/backend.hpp).
@@ -86,7 +86,7 @@ class ProcessGroup {
   /// a GPU, for example. A host is where memory can be shared: ranks of different users, or of containers
   /// with process numbers or a network of their own, are on different ones; threads of one process are on
   /// one. The first call reads the Store, and may throw its errors, and timeout naming a rank that did not
-  /// tell its host.
+  /// publish its host.
   int local_rank() const;
   int local_size() const;
   const std::string& name() const;
@@ -223,7 +223,7 @@ class ProcessGroup {
   /// what submit() does, for less (weft/group/persistent_call.hpp). Throws what submit() throws of wrong
   /// arguments; bad_argument for wait_message. Local; from any thread.
   PersistentCall make(const Call& call);
-  /// For each operation make() of what the method of that name submits, with the same arguments.
+  /// For each operation, make() of the call that the method of that name submits, with the same arguments.
   PersistentCall make_all_reduce(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
     return make(call::all_reduce(in, out, options));
   }
@@ -299,7 +299,7 @@ class ProcessGroup {
   /// sends nothing. Local. Throws bad_argument naming the part of the plan that is wrong; unsupported for
   /// sums over a transport of a device.
   PersistentExchange make_exchange(const ExchangePlan& plan);
-  /// The same once, for a plan that changes with each call: what make_exchange() and one start() do.
+  /// The same once, for a plan that changes with each call: make_exchange() and one start() together.
   Work exchange(const ExchangePlan& plan, std::span<const ExchangeField> fields,
                 const CallOptions& options = {});
 
@@ -319,13 +319,13 @@ class ProcessGroup {
   ProcessGroup duplicate();
 
   /// After a failure, or before one where a rank is known to be lost: a group of the survivors, numbered in
-  /// the order of their ranks here, which share nothing with this group but the Store and the transport. All
+  /// the order of their ranks here, which share only the Store and the transport with this group. All
   /// survivors call it, and agree through the Store on who takes part. Ranks that the transport knows to be
   /// dead or gone are left out at once; others are waited for, `limit` (zero: the group's deadline), and then
   /// left out, too. On a rank that comes later, because it was stopped or busy, it throws peer_lost naming
-  /// that rank, which is in no group. If a rank dies while the group is made, the others agree again, so
-  /// it may take `limit` twice for each rank that is lost meanwhile. If any rank is left out, this group
-  /// fails on all ranks, if it had not failed before.
+  /// that rank, which is in no group. If a rank dies while the group is made, the others agree again, so it
+  /// may take `limit` twice for each rank that is lost meanwhile. If any rank is left out, this group fails
+  /// on all ranks, if it had not failed before.
   ///
   /// Buffers of failed calls are still this group's: see quiesce(). It may be destroyed afterwards, and both
   /// may be shrunk again.
@@ -351,9 +351,9 @@ class ProcessGroup {
   void abort(std::string_view why);
   /// After a failure: true once nobody can touch the buffers of failed calls any more; see Error::quiesced().
   /// Waits up to `limit` for ranks that access them. If such a rank is stopped, the whole allocations of
-  /// Memory::shared that these buffers lie in get other pages: addresses and contents stay, what the stopped
-  /// rank writes later is lost. Meanwhile no other thread may write anywhere in these allocations;
-  /// calls of other groups may be made. False, then and until that has changed, where
+  /// Memory::shared that these buffers lie in get other pages: addresses and contents stay, later writes of
+  /// the stopped rank are lost. Meanwhile no other thread may write anywhere in these allocations; calls of
+  /// other groups may be made. False, then and until that has changed, where
   ///   - a call of another group that uses these allocations, or an exchange of a window or halo of any
   ///     group, is in flight: finish it and ask again;
   ///   - a driver holds their pages (weft/host/pin.hpp), or the kernel counts pinned pages of this process;

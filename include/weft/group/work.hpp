@@ -64,7 +64,7 @@ void wait_all(std::span<Work* const> works);
 /// Dropping an unfinished Work aborts its group and quiesces (up to 2 s, once a group): never do it on
 /// purpose. A Work whose Error was thrown is invalid. The Work of coalesced calls is done when all are, and
 /// fails with the first that fails. An invalid Work counts as done: done(), wait() and wait_for() return at
-/// once, without an Error, so a second wait() tells nothing. They may be called from any thread, one at a
+/// once, without an Error, so a second wait() reports nothing. They may be called from any thread, one at a
 /// time per Work; each makes progress on all calls in flight of this rank, in all its groups, so that waiting
 /// in different orders on different ranks cannot deadlock.
 class [[nodiscard]] Work {
@@ -90,11 +90,11 @@ class [[nodiscard]] Work {
   /// Like wait(), but returns false after `limit`, the call still pending.
   bool wait_for(Duration limit);
   /// Makes `stream` wait for it; Stream{}: the default one of the group's device. Stream backends do not
-  /// block the host and leave the Work pending: wait() or done() still tell how it ended. With others the
+  /// block the host and leave the Work pending: wait() or done() still report how it ended. With others the
   /// host waits here.
   void wait_on(Stream stream);
   /// f is called exactly once, when the call has ended (of coalesced calls: when all have): `f(nullptr)`, or
-  /// `f(&error)` where it failed, which includes that this Work was dropped. Several are called in the order
+  /// `f(&error)` if it failed, which includes that this Work was dropped. Several are called in the order
   /// in which they were given. If the call has ended already, or this Work is invalid, f is called at
   /// once, here.
   ///
@@ -102,7 +102,7 @@ class [[nodiscard]] Work {
   /// rank, or with Progress::thread the helper thread. No lock is held, so f may submit calls and ask done().
   /// It should be short: that thread makes no progress meanwhile. It may not wait for a call of its own group
   /// (bad_argument), nor destroy the group. wait(), and done() or wait_for() that says true, return after f
-  /// has returned, so f may refer to what lives as long as the Work.
+  /// has returned, so f may refer to objects that live as long as the Work.
   ///
   /// If f throws and the call succeeded, wait(), done() or wait_for() of this Work throws the exception; if
   /// the call failed or the Work was dropped, the exception is logged as a warning. If f is called at once
@@ -181,7 +181,7 @@ void wait_all(Work& first, Works&... works) {
   detail::wait_all(all);
 }
 /// The same until `limit` has passed: false if some are pending then, which stay valid. An Error is thrown
-/// when all have ended or the limit has passed, even where some are pending.
+/// when all have ended or the limit has passed, even if some are pending.
 bool wait_all_for(std::span<Work> works, Duration limit);
 
 }  // namespace weft

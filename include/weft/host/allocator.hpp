@@ -7,7 +7,7 @@
 
 namespace weft {
 
-/// Two functions and what they are given first. Both are set, or neither: then weft has memory of its own.
+/// Two functions and their first argument. Both are set, or neither: then weft has memory of its own.
 ///
 /// Each block of local memory is one call of allocate(), and one of deallocate() when its last owner goes.
 /// weft keeps no free block for later: an allocator that does keeps the first touch of pages out of each
@@ -27,8 +27,8 @@ namespace weft {
 /// objects (groups, calls, layouts, names, traces), which are made by operator new.
 ///
 /// Both functions are called from any thread, also by several at once, perhaps with locks of weft's held:
-/// they must not call weft. They live as long as the Context. In a child made by fork() neither is called for
-/// what the parent allocated.
+/// they must not call weft. They live as long as the Context. In a child made by fork() neither is called
+/// for memory of the parent.
 struct Allocator {
   /// `bytes` bytes at a multiple of `alignment`, uninitialised. `alignment` is 64, `bytes` a multiple of it
   /// and not 0. Null, a misaligned address (which is given back at once), and an exception become an Error

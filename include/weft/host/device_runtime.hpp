@@ -35,8 +35,8 @@ class DeviceRuntime {
   virtual void release(void* memory, std::size_t bytes, Stream stream) noexcept = 0;
 
   /// Copies from this device or the host to this device or the host. Memory of the host has been read when
-  /// this returns; what is written to the host is there after wait(stream), and the caller keeps that memory
-  /// until then. The two may not overlap.
+  /// this returns; bytes that are written to the host are there after wait(stream), and the caller keeps that
+  /// memory until then. The two may not overlap.
   virtual void copy(const void* from, Device from_device, void* to, Device to_device, const Rows& rows,
                     Stream stream) = 0;
   /// Each byte of the rows at `to`, which is this device's memory, becomes `value`.

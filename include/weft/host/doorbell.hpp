@@ -17,7 +17,7 @@ class Doorbell {
   std::uint32_t read() const noexcept {
     return word_ == nullptr ? 0 : word_->load(std::memory_order_seq_cst);
   }
-  /// Adds one and wakes all who sleep on it.
+  /// Adds one and wakes all threads that sleep on it.
   void ring() const noexcept;
   /// Sleeps until the word differs from `seen` or `limit` has passed. May wake early.
   void sleep(std::uint32_t seen, Duration limit) const noexcept;

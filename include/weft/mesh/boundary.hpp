@@ -19,7 +19,7 @@ class Boundary {
   /// Begins to bring x to the form that comes after the boundary. Throws layout if x is not in the form
   /// that the boundary is for: `"layers.0.mlp": x is Replicate on tp=2; expected Shard(2)`; `what` names it.
   virtual Transfer start_forward(const Tensor& x, const TensorName& what) const = 0;
-  /// Begins to bring the gradient of what came out to the gradient of what went in: the adjoint.
+  /// Begins the adjoint: from the gradient of the output to the gradient of the input.
   virtual Transfer start_backward(const Tensor& dy, const TensorName& what) const = 0;
   /// The layout that comes out where this one goes in. Pure arithmetic; throws layout as start_forward()
   /// does.
@@ -39,8 +39,8 @@ class Boundary {
 
 using BoundaryRef = std::shared_ptr<const Boundary>;
 
-/// (axes, from, to). A gradient's layout says what it is, and backward brings it to what `from` calls for, so
-/// the adjoint is right for each form the gradient may come in:
+/// (axes, from, to). A gradient's layout states its form, and backward redistributes it to the form that
+/// `from` needs, so the adjoint is right for each form of the gradient:
 ///
 ///   value       its gradient may come as                                  and is given on as
 ///   Replicate   Replicate, or Partial(sum) where each rank used           Replicate

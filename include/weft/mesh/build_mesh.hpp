@@ -1,5 +1,5 @@
-// The usual mesh of a job, from how it is to be divided: data, tensor and domain parallelism. The words are
-// those of miles-credit (NCAR) and KempnerForge, whose users will look for them.
+// The usual mesh of a job, from how it is to be divided: data, tensor and domain parallelism. The names are
+// those of miles-credit (NCAR) and KempnerForge, whose users know them.
 #pragma once
 
 #include <map>
@@ -41,8 +41,8 @@ std::optional<DeviceMesh> get_tp_mesh(const DeviceMesh& mesh);
 /// Whether one of the axes of data parallelism, "dp", "dp_replicate" and "dp_shard", is larger than 1. False
 /// of an empty mesh.
 bool has_dp_mesh(const DeviceMesh& mesh);
-/// The axes of data parallelism, of any size: mesh[{"dp_replicate", "dp_shard"}] where it has both, else the
-/// one that it has. Throws bad_argument if it has none: `get_dp_mesh: tp=2 x pp=2 has none of the axes
+/// The axes of data parallelism, of any size: mesh[{"dp_replicate", "dp_shard"}] where it has both, otherwise
+/// the one that it has. Throws bad_argument if it has none: `get_dp_mesh: tp=2 x pp=2 has none of the axes
 /// "dp", "dp_replicate" and "dp_shard"; has_dp_mesh() tells`.
 DeviceMesh get_dp_mesh(const DeviceMesh& mesh);
 

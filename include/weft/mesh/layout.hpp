@@ -93,7 +93,7 @@ class Layout : public LayoutSpec, public std::enable_shared_from_this<Layout> {
   /// The layout of the same elements as a tensor of another shape, where each rank keeps its elements, in
   /// place: (b, s, h·d) Shard(2) and (b, s, h, d) Shard(2) are each other's, where cuts are at the borders of
   /// heads. The cut of one dimension stays the cut of one; segments of a dimension that is cut go along,
-  /// others where they can. Throws layout if a rank's part would be none of that shape (`layout: (2, 36)
+  /// others if they can. Throws layout if a rank's part would be none of that shape (`layout: (2, 36)
   /// as [tp: Shard(1)] becomes (2, 6, 6), of which no dimension is cut on tp=4 where that is cut: a boundary
   /// must gather it first`), and for a shape of another number of elements. For tensors: reshape(),
   /// weft/mesh/reshape.hpp.
@@ -133,8 +133,8 @@ LayoutRef replicated_layout(const DeviceMesh& mesh, const Shape& global);
 Tensor as_layout(const Tensor& local, const LayoutRef& layout);
 
 /// The placement of a tensor on `axes` (a sub-mesh of one or more axes, all alike). A plain tensor, which has
-/// no layout, counts as Replicate on axes of one rank; else it is a layout error: `<what> is a plain tensor;
-/// on tp=2 it needs a layout (as_layout states what it is)`.
+/// no layout, counts as Replicate on axes of one rank; otherwise it is a layout error: `<what> is a plain
+/// tensor; on tp=2 it needs a layout (as_layout states what it is)`.
 Placement placement_on(const LayoutRef& layout, const DeviceMesh& axes, const TensorName& what);
 inline Placement placement_on(const Tensor& t, const DeviceMesh& axes, const TensorName& what) {
   return placement_on(t.layout(), axes, what);

@@ -1,5 +1,5 @@
 // Ranks arranged as a grid with named axes: MeshShape is the arithmetic alone, DeviceMesh adds this rank's
-// place in it and the groups along its axes. Callable from any thread; what communicates says so.
+// place in it and the groups along its axes. Callable from any thread; functions that communicate say so.
 #pragma once
 
 #include <initializer_list>
@@ -68,9 +68,9 @@ class MeshState;
 
 /// A mesh as one of its ranks sees it, or a sub-mesh: the ranks that share this rank's coordinates on all
 /// other axes. A cheap handle: copies and sub-meshes share the root's state. Thread-safe. Equal handles (==)
-/// name the same axes of the same root. Whatever is asked of an empty handle (made by default, or moved from)
-/// is bad_argument, and so is an empty mesh given to a function: `boundary: axes is an empty DeviceMesh, made
-/// by default or moved from`.
+/// name the same axes of the same root. Every function of an empty handle (made by default, or moved from)
+/// throws bad_argument, and so does a function that gets an empty mesh: `boundary: axes is an empty
+/// DeviceMesh, made by default or moved from`.
 ///
 /// A Layout keeps its mesh. A group that was borrowed must outlive both.
 class DeviceMesh {

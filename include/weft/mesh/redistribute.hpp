@@ -27,7 +27,7 @@ namespace weft {
 ///
 /// It happens on the device of `in`, whose memory the groups of the mesh move, in order on its stream. Any
 /// dtype may move; reductions need one the backend reduces. Tensors that cross ranks are allocated in
-/// Memory::shared. The result may share `in`'s storage where nothing moves; `in` is not written, and is kept
+/// Memory::shared. The result may share `in`'s storage if nothing moves; `in` is not written, and is kept
 /// until the end. Throws layout if `in` is plain, or not of its layout's local shape, or `to` is of
 /// another mesh or global shape; bad_argument if it has no memory. Each exchange carries a digest of both
 /// layouts: mismatch if ranks gave different ones, shapes that have as many elements, too.
@@ -45,7 +45,7 @@ Tensor redistribute(const Tensor& in, const DeviceMesh& axes, const Placement& t
 /// The same on memory of the caller's: `in` is this rank's part as `from`, `out` becomes its part as `to`.
 /// Both are of one dtype, contiguous and on one device, ordered on `stream` there (Stream{}: its default
 /// one). They live until finish(), which writes `out` at its end, and gives it as a tensor that borrows it;
-/// they may overlap only where both begin at the same address. Throws layout if one has not the local
+/// they may overlap only if both begin at the same address. Throws layout if one has not the local
 /// shape of its layout; bad_argument if memory is missing, dtypes or devices differ, or memory overlaps
 /// otherwise.
 Transfer start_redistribute(const ConstTensorView& in, const LayoutRef& from, const TensorView& out,

@@ -18,7 +18,7 @@ namespace weft {
 ///
 /// Throws mismatch on all ranks of `axes` where a replica drifted: `check_replicas: "w" is Replicate on dp=3,
 /// but on dp rank 1 it has other bits`; ranks() are those whose bits are not the most frequent ones, or all
-/// that hold a replica where none are. Throws mismatch, too, where the ranks gave different tensors or
+/// that hold a replica if none are. Throws mismatch, too, where the ranks gave different tensors or
 /// another order, naming the first that differs in name, dtype or layout.
 ///
 /// Throws layout for a tensor without a layout on axes of several ranks, for a layout over another mesh, and

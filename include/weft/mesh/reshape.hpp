@@ -1,6 +1,6 @@
 // The same elements as a tensor of another shape, or with its dimensions in another order, on tensors and on
-// views that have a layout: what they are over the mesh goes with them. No communication, and no element
-// moves. The arithmetic is Layout::reshaped() and Layout::transposed(). Any thread.
+// views that have a layout: the layout is changed with them. No communication, and no element moves. The
+// arithmetic is Layout::reshaped() and Layout::transposed(). Any thread.
 #pragma once
 
 #include "weft/mesh/named_view.hpp"
@@ -13,7 +13,7 @@ namespace weft {
 /// that shape (Layout::reshaped), bad_argument if a plain one has another number of elements.
 Tensor reshape(const Tensor& t, const Shape& global);
 
-/// The same of a view, which must be contiguous; else layout.
+/// The same of a view, which must be contiguous; otherwise layout.
 NamedView reshape(const NamedView& view, const Shape& global);
 MutableNamedView reshape(const MutableNamedView& view, const Shape& global);
 

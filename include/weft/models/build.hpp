@@ -91,8 +91,8 @@ struct ParallelModel {
 /// there are such heads and AXIS_rep of the rest, over which they are shared. k_proj and v_proj are split
 /// over the first alone, and their gradients are Partial on the second until reduce_gradients() sums them.
 /// ParallelModel::mesh is then another root mesh than `mesh`, whose name of the tensor axis stands for both:
-/// what is given to the model lies over that one (place() does so). A `mesh` that has the axis so already
-/// (unflatten) is taken as it is.
+/// the model's inputs lie over that one (place() does so). A `mesh` that has the axis so already (unflatten)
+/// is taken as it is.
 ///
 /// `mesh` must have the axes (of size 1 where not wanted). This rank works with the memory and threads of
 /// `compute`, which must outlive the model. No communication. Throws bad_argument with the arithmetic where

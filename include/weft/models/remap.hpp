@@ -1,5 +1,5 @@
-// Weights under the names and shapes that other programs store them in, brought to those of this library's
-// modules. Pure functions of tensors on the host; any thread.
+// Converts weights from the names and shapes of other programs to those of this library's modules. Pure
+// functions of tensors on the host; any thread.
 #pragma once
 
 #include <map>

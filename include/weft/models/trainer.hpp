@@ -1,5 +1,5 @@
 // Trains a parallel model: the whole of a step, from tokens to new weights. Used by the one rank (thread)
-// that owns the model; what is collective is so over all ranks of its mesh.
+// that owns the model; collective functions are so over all ranks of its mesh.
 #pragma once
 
 #include <cstdint>
@@ -50,7 +50,7 @@ class Trainer {
     std::variant<AdamW::Options, SGD::Options> optimizer = AdamW::Options{};
     double max_norm = 1;  ///< gradients are clipped to this norm; 0: not at all
     NonFinite non_finite = NonFinite::error;
-    std::uint64_t seed = 0;  ///< of what is random in a pass
+    std::uint64_t seed = 0;  ///< of the random numbers in a pass
     /// Dynamic loss scaling, for layers that compute gradients in f16. A step whose gradients are not finite
     /// is skipped by all ranks, whatever non_finite says, and the scale falls (weft/train/loss_scaler.hpp).
     std::optional<LossScaler::Options> loss_scale = std::nullopt;
@@ -88,9 +88,9 @@ class Trainer {
   /// weights changed depends on when it came.
   Result step(std::span<const TokenBatch> batches, double lr);
 
-  /// The first half of step(): all but clip and update. Until the second half, update() or discard(), the
-  /// program may read, clip or overwrite gradients(). Throws as step(), and bad_argument if the gradients of
-  /// a backward() are still there.
+  /// The first half of step(): everything except clip and update. Until the second half, update() or
+  /// discard(), the program may read, clip or overwrite gradients(). Throws as step(), and bad_argument if
+  /// the gradients of a backward() are still there.
   ///
   ///     trainer.backward(batches);
   ///     for (Gradient& g : trainer.gradients()) …
@@ -130,7 +130,7 @@ class Trainer {
   Memory memory() const;
 
   /// save_checkpoint() and load_checkpoint() of the model, the optimizer and the averages, with steps() as
-  /// the step. Collective. The seed of what is random in a pass is saved with them, as the string
+  /// the step. Collective. The seed of the random numbers in a pass is saved with them, as the string
   /// "trainer.seed" (and the state of loss scaling as "trainer.loss_scale"), and load() takes it from there:
   /// with the step it is all that a run's randomness depends on. load() forgets the gradients of a
   /// backward().

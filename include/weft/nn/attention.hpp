@@ -27,9 +27,9 @@ struct AttentionConfig {
 /// dim). softmax(rope(q) rope(k)ᵀ / sqrt(head_dim)) v, where kv head h serves query heads h·n … (h+1)·n − 1,
 /// n = heads / kv_heads; then o_proj. q, k, v features are head-major.
 ///
-/// How many heads this rank has follows from the shapes of what the projections give. Over an axis that
-/// splits heads, q_proj, k_proj and v_proj are column layers whose boundary stands before this module; o_proj
-/// is a row layer whose boundary stands after it.
+/// The shapes of the projections' outputs give the number of this rank's heads. Over an axis that splits
+/// heads, q_proj, k_proj and v_proj are column layers whose boundary stands before this module; o_proj is a
+/// row layer whose boundary stands after it.
 ///
 /// Fewer key/value heads than ranks: k_proj and v_proj are split over the outermost of several axes alone, of
 /// as many ranks as there are such heads, and are whole on the others, where q_proj and o_proj are split,

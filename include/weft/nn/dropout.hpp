@@ -5,16 +5,17 @@
 
 namespace weft {
 
-/// In training each element of x is 0 with probability p, else x / (1 - p); else y = x. N. Srivastava et al.,
-/// "Dropout: A Simple Way to Prevent Neural Networks from Overfitting", JMLR 2014. x, y: f32, any shape and
-/// layout, the first dimension being samples.
+/// In training each element of x is 0 with probability p, otherwise x / (1 - p); otherwise y = x. N.
+/// Srivastava et al., "Dropout: A Simple Way to Prevent Neural Networks from Overfitting", JMLR 2014. x, y:
+/// f32, any shape and layout, the first dimension being samples.
 ///
 /// Which elements are dropped depends only on seed and step (of Frame::pass()), path, global sample and index
 /// within the sample: it is the same on every mesh and for every cut of a batch into micro-batches. In
-/// training a Frame without a step is bad_argument, since every step would drop the same elements. So is, on
-/// every mesh, a micro-batch of another number of samples than the one before had in this step, where the
-/// pass does not say which is its first: two micro-batches would drop the same elements. `"drop": micro-batch
-/// 1 of step 3 has 2 samples, micro-batch 0 had 4; expected as many, or Pass::first_sample`.
+/// training a Frame without a step is bad_argument, since every step would drop the same elements. On every
+/// mesh, a micro-batch whose number of samples differs from that of the one before in this step is
+/// bad_argument, too, unless the pass states its first sample: two micro-batches would drop the same
+/// elements. `"drop": micro-batch 1 of step 3 has 2 samples, micro-batch 0 had 4; expected as many, or
+/// Pass::first_sample`.
 class Dropout : public AnyPart<Dropout> {
  public:
   /// Throws bad_argument unless 0 <= p < 1, also as f32.

@@ -21,12 +21,12 @@ class Parameter;
 
 using Tensors = std::vector<Tensor>;
 
-/// The kernels of the device of `compute`, with what they keep for one rank: its threads, its stream, scratch
+/// The kernels of the device of `compute`, with their state for one rank: its threads, its stream, scratch
 /// memory. Made by the first call, which throws as KernelContext does.
 kernels::KernelContext& kernels_of(Compute& compute);
 
-/// Which pass of a training it is. Random numbers of a pass depend on it, and so does what only training
-/// does.
+/// Which pass of a training it is. Random numbers of a pass depend on it, and so do steps that only training
+/// takes.
 struct Pass {
   std::uint64_t seed = 0;
   std::int64_t step = -1;  ///< below 0: not given; then Dropout throws
@@ -48,8 +48,8 @@ struct Pass {
 /// drawn under one path in one step have one shape except for the samples: another shape takes another path.
 class PassRandom {
  public:
-  /// Every element of `out`, f32 on the host, plain or with a layout without Partial; else layout. uniform:
-  /// on [0, 1); normal: the standard normal distribution.
+  /// Every element of `out`, f32 on the host, plain or with a layout without Partial; otherwise layout.
+  /// uniform: on [0, 1); normal: the standard normal distribution.
   void uniform(const Tensor& out) const;
   void normal(const Tensor& out) const;
 

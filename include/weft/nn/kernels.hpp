@@ -89,7 +89,7 @@ struct LinearShape {
   std::int64_t tokens, in, out;
 };
 
-/// The sizes of what is rotated.
+/// The sizes of the rotated tensor.
 struct RopeShape {
   std::int64_t batch, seq, heads, head_dim;  // head_dim is even
 };
@@ -117,7 +117,7 @@ struct FullAttentionShape {
 struct AttentionPiece {
   std::int64_t batch, queries, keys, heads, kv_heads, head_dim;  // kv_heads divides heads
   std::int64_t first_query, first_key;
-  bool causal;  ///< query i of the whole sees its keys 0..i; else all
+  bool causal;  ///< query i of the whole sees its keys 0..i; otherwise all
   bool begins, ends;
   bool bf16_products = false;  ///< as in AttentionShape
 };
@@ -138,8 +138,8 @@ using ScoreBias = ScoreBiasOf<float>;
 /// The term of each element of y in a loss, with its target t: (y - t)^2, or -t log p - (1 - t) log(1 - p),
 /// with p = 1 / (1 + e^-y).
 enum class LossTerm : unsigned char { squared_error, binary_cross_entropy };
-/// Elements of a loss: n in rows of `width`, of which each `rows` in a row have the weights in turn. Without
-/// weights rows and width do not matter.
+/// Elements of a loss: n in rows of `width`, of which each `rows` successive ones have the weights in turn.
+/// Without weights rows and width do not matter.
 struct LossShape {
   std::int64_t n, rows = 1, width = 1;
 };
@@ -156,7 +156,8 @@ struct MapShape {
   std::int64_t batch, channels, pixels;
 };
 
-/// Another order of dimensions: dimension d of the result is dimension order[d] of what `in` is the shape of.
+/// Another order of dimensions: dimension d of the result is dimension order[d] of the tensor with shape
+/// `in`.
 struct Permutation {
   Shape in;
   Dims order;
@@ -212,7 +213,7 @@ struct DropoutRun {
   float p, scale;
 };
 
-/// The entries [first, first + count) of a vocabulary of `whole`: what a rank holds where it is split. A
+/// The entries [first, first + count) of a vocabulary of `whole`: the part of a rank if it is split. A
 /// number: all of it.
 struct VocabPart {
   VocabPart(std::int64_t all) : count(all), whole(all) {}
@@ -336,8 +337,8 @@ struct KernelTable {
   void (*batch_norm_statistics)(KernelContext& ctx, const double* sum, const double* squares, double count,
                                 double eps, float* mean, float* inv_std, double* tracked_mean,
                                 double* tracked_var, std::int64_t channels);
-  /// running = (1 - momentum) running + momentum * tracked / ranks, for both; batches += 1. All but batches,
-  /// (1): (channels).
+  /// running = (1 - momentum) running + momentum * tracked / ranks, for both; batches += 1. All except
+  /// batches, (1): (channels).
   void (*batch_norm_track)(KernelContext& ctx, const double* tracked_mean, const double* tracked_var,
                            double ranks, double momentum, float* running_mean, float* running_var,
                            std::int64_t* batches, std::int64_t channels);
@@ -502,9 +503,9 @@ struct KernelTable {
   /// dx from dy. In place: dx may be dy.
   void (*gelu_backward)(KernelContext& ctx, const float* dy, const float* x, float* dx, std::int64_t n,
                         GeluForm form);
-  /// y = x where x > 0, else 0; NaN stays NaN. x, y: (n). In place: y may be x.
+  /// y = x where x > 0, otherwise 0; NaN stays NaN. x, y: (n). In place: y may be x.
   void (*relu_forward)(KernelContext& ctx, const float* x, float* y, std::int64_t n);
-  /// dx = dy where y > 0, else 0. dy, y, dx: (n). In place: dx may be dy.
+  /// dx = dy where y > 0, otherwise 0. dy, y, dx: (n). In place: dx may be dy.
   void (*relu_backward)(KernelContext& ctx, const float* dy, const float* y, float* dx, std::int64_t n);
 
   /// out = silu(gate) * up. All: (n). In place: out may be gate or up.
@@ -519,7 +520,7 @@ struct KernelTable {
   void (*scale)(KernelContext& ctx, float* x, float factor, std::int64_t n);
   /// x = value. x: (n).
   void (*fill)(KernelContext& ctx, float* x, float value, std::int64_t n);
-  /// y = x * run.scale where number run.first + i of the stream is at least run.p, else 0. x, y: (n). In
+  /// y = x * run.scale where number run.first + i of the stream is at least run.p, otherwise 0. x, y: (n). In
   /// place: y may be x.
   void (*dropout)(KernelContext& ctx, const float* x, float* y, std::int64_t n, const DropoutRun& run);
   /// y = x, rounded to the nearest bf16. x, y: (n).
@@ -570,7 +571,7 @@ struct KernelTable {
   /// bad_argument for a sigma of 0 and for one that is not finite.
   void (*spectral_divide)(KernelContext& ctx, float* x, const float* sigma, const float* inner,
                           std::int64_t n);
-  /// to = from where sigma is a finite number other than 0; else to stays. from, to: (n), sigma: (1).
+  /// to = from where sigma is a finite number other than 0; otherwise to stays. from, to: (n), sigma: (1).
   void (*spectral_keep)(KernelContext& ctx, const float* from, const float* sigma, float* to, std::int64_t n);
 
   /// sum = the sum of x^2 in f64. x: (n), sum: (1).
@@ -586,7 +587,7 @@ struct KernelTable {
                    const SgdStep& s);
 };
 
-/// Every member of KernelTable, once: tables of devices and what calls them are made from this list.
+/// Every member of KernelTable, once: tables of devices and their callers are made from this list.
 // clang-format off
 #define WEFT_KERNELS(X) \
   X(matmul) X(matmul_bf16) X(row_products) X(linear_forward) X(linear_forward_bf16) X(linear_backward_input) X(linear_backward_weight) \

@@ -12,15 +12,15 @@
 
 namespace weft::layouts {
 
-/// `"layers.0.mlp": x`, what errors call a tensor of a layer.
+/// `"layers.0.mlp": x`, the name of a layer's tensor in errors.
 TensorName named(const Module& module, std::string_view tensor);
 
 /// `tp=2`
 std::string axis_name(const Layout& layout, int axis);
 
 /// Both have one mesh and global shape, and every rank holds the same elements in the same form: placements
-/// on every axis of more than one rank, the nesting and the segments of what is cut. Both null is equal. A
-/// null one equals one over a mesh of one rank.
+/// on every axis of more than one rank, the nesting and the segments of the dimensions that are cut. Both
+/// null is equal. A null one equals one over a mesh of one rank.
 bool same(const LayoutRef& a, const LayoutRef& b);
 
 /// Throws layout unless same(): `<what> is Shard(1) on tp=2; expected Replicate (<why>)`, for the first axis
@@ -41,7 +41,7 @@ void expect_whole(const TensorName& what, const Tensor& x, std::string_view laye
 void expect_whole_dim(const TensorName& what, const Tensor& x, std::string_view layer, int dim);
 
 /// The layout of a gradient of `weight` (its layout) where the layer used it on all of x: Partial(sum) on
-/// axes that split x in a dimension or on which x is Partial itself, else the weight's. `features`: the
+/// axes that split x in a dimension or on which x is Partial itself, otherwise the weight's. `features`: the
 /// dimension of x that the weight itself splits, which does not count; -1: none.
 LayoutRef gradient_of(const LayoutRef& weight, const LayoutRef& x, int features);
 
@@ -60,8 +60,8 @@ LayoutRef linear_input_gradient(const LayoutRef& x, const LayoutRef& weight);
 /// The layout that a gradient of y must have: that of y, with Replicate in place of Partial (the gradient of
 /// every contribution is the gradient of the sum).
 LayoutRef gradient_of_output(const LayoutRef& y);
-/// `layout`, with Partial(sum) on the axes on which `contribution` is: what is computed linearly from a
-/// contribution to a sum is one itself. Null stays null.
+/// `layout`, with Partial(sum) on the axes on which `contribution` is: a linear function of a contribution
+/// to a sum is a contribution itself. Null stays null.
 LayoutRef partial_as(const LayoutRef& layout, const LayoutRef& contribution);
 
 /// The same placements over another global shape; null stays null.

@@ -47,7 +47,7 @@ class Module;
 struct Unit {
   const char* name;  ///< in the plural: "heads", "output features"
   std::int64_t count;
-  const Module* cut_by = nullptr;  ///< asked where that layer is split; null: where any inside is
+  const Module* cut_by = nullptr;  ///< asked where that layer is split; null: if any inside is
 };
 
 /// The two ways to share the work of a layer: each rank makes some of its outputs from all inputs, or a
@@ -80,7 +80,8 @@ struct ShardRule {
 class HookHandle;
 
 /// Passes that replace the module's own code if its inputs are cut in a way that this code does not know.
-/// Immutable, so that one may serve several modules; what backward needs goes on the Frame, under the module.
+/// Immutable, so that one may serve several modules; tensors that backward needs go on the Frame, under the
+/// module.
 class Passes {
  public:
   virtual ~Passes() = default;
@@ -101,9 +102,9 @@ class Passes {
 struct SpaceRule {
   enum class Kind : unsigned char {
     unknown,  ///< it does not say
-    /// Its own code does right on any part of a map: what it does to a pixel depends on that pixel alone, or
-    /// it minds the layout. A module with children states its own work between them; each child has a rule
-    /// of its own.
+    /// Its own code is right on any part of a map: its result for a pixel depends on that pixel alone, or it
+    /// reads the layout. A module with children states its own work between them; each child has a rule of
+    /// its own.
     any_part,
     /// Its own code does right on a window of a map, which is what an output sees: `height` and `width`. It
     /// and its children.
@@ -143,15 +144,15 @@ class Module {
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
-  // --- the passes: not virtual; what every layer has in common happens here ---
+  // --- the passes: not virtual; the common part of every layer is here ---
 
   /// around → pre-forward hooks → boundaries before → do_forward → boundaries after → finish_forward →
   /// post-forward hooks. Throws layout if a tensor that arrives is laid out as the layer cannot take it;
   /// bad_argument for wrong shapes.
   Tensors forward(Inputs x, Frame& frame);
   /// The mirror: around → pre-backward hooks → begin_backward → after's adjoints → do_backward → before's
-  /// adjoints → post-backward hooks. `dy` belongs to what forward gave; the result to the differentiable ones
-  /// among its inputs, in their order.
+  /// adjoints → post-backward hooks. `dy` belongs to the outputs of forward; the result to the
+  /// differentiable ones among its inputs, in their order.
   Tensors backward(Inputs dy, Frame& frame);
 
   // --- names ---
@@ -159,7 +160,7 @@ class Module {
   /// Dotted path from the root; "" at the root.
   const std::string& path() const noexcept { return path_; }
   /// A descendant by its path relative to this node; "" is this node. Throws bad_argument that says how far
-  /// the path led and what is there.
+  /// the path led and which children are there.
   Module& get(std::string_view path);
   /// A parameter by its path relative to this node ("layers.0.mlp.up_proj.weight"). Either name of a tied
   /// weight leads to it.
@@ -194,8 +195,8 @@ class Module {
   void set_passes(std::shared_ptr<const Passes> passes) { passes_ = std::move(passes); }
   const std::shared_ptr<const Passes>& passes() const noexcept { return passes_; }
 
-  /// How ranks share the work of the layers inside it: that of the instance where one was set, else that of
-  /// its kind; empty: it has none. parallelize(root, axis) collects those of all modules of the tree.
+  /// How ranks share the work of the layers inside it: that of the instance where one was set, otherwise that
+  /// of its kind; empty: it has none. parallelize(root, axis) collects those of all modules of the tree.
   OwnPlan own_plan() const { return instance_plan_ ? *instance_plan_ : class_plan(); }
   /// The instance's, in place of its kind's: an empty one leaves it whole. nullopt: again that of its kind.
   void set_own_plan(std::optional<OwnPlan> plan) { instance_plan_ = std::move(plan); }

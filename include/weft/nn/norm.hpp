@@ -51,8 +51,8 @@ class LayerNorm : public Module {
 
 /// Layer norm of each pixel over its channels; x, y: (batch, channels, height, width), or any shape (batch,
 /// channels, …). Gain g and bias b are (1, channels, 1, 1): names and shapes are those of the weather models
-/// that have it (miles-credit). x may be split along any dimension but the channels; the gradients of g and b
-/// are then Partial(sum) on that axis.
+/// that have it (miles-credit). x may be split along any dimension except the channels; the gradients of g
+/// and b are then Partial(sum) on that axis.
 class ChannelNorm : public AnyPart<ChannelNorm> {
  public:
   explicit ChannelNorm(std::int64_t channels, double eps = 1e-5);
@@ -105,7 +105,7 @@ struct BatchNormConfig {
 /// (channels). S. Ioffe, C. Szegedy, "Batch Normalization",
 /// 2015. In a training mean and (biased) variance are those of the samples and pixels of the pass, summed
 ///       over axes, and enter the running
-/// ones, the variance unbiased; else they are the running ones.
+/// ones, the variance unbiased; otherwise they are the running ones.
 ///
 /// x may be split along any dimension; a split of the channels is one by columns, and needs no communication.
 /// Otherwise forward (in a training) and backward are collective among the ranks of the axes: one all-reduce

@@ -1,4 +1,4 @@
-// Optimizers: from gradients to new values, each rank on what it holds. Used by the thread that owns the
+// Optimizers: from gradients to new values, each rank on its own parts. Used by the thread that owns the
 // model.
 #pragma once
 

@@ -15,10 +15,10 @@
 
 namespace weft {
 
-/// master(): f32, this rank's part of the weight as it is stored: what initialisation, optimizer and
-/// checkpoint work on. weight(): what layers read. It is the same memory where dtype() is f32 and nobody has
-/// put another tensor there; else the master rounded to dtype(), or what place_weight() gave (a shard
-/// gathered for a pass).
+/// master(): f32, this rank's part of the weight as it is stored; initialisation, optimizer and checkpoint
+/// work on it. weight(): the tensor that layers read. It is the same memory where dtype() is f32 and nobody
+/// has put another tensor there; otherwise the master rounded to dtype(), or what place_weight() gave (a
+/// shard gathered for a pass).
 ///
 /// Life: made with a global shape and no memory → `set_layout` may shard it → `materialise` gives it memory →
 /// `initialise` or a checkpoint gives it values. A layer whose parameter has none yet refuses its passes.
@@ -92,15 +92,15 @@ class Parameter {
   /// before materialise.
   const Tensor& weight() const;
   /// Where weight() is the rounded master: a number for its elements, which no other elements of this
-  /// parameter have, so that who keeps something made of them sees whether it is old; never 0. 0 if it is
-  /// the master itself, or was placed: then nobody says when elements change. Throws as weight().
+  /// parameter have, so that code that keeps something made of them sees whether it is old; never 0. 0 if it
+  /// is the master itself, or was placed: then changes of elements are not counted. Throws as weight().
   std::uint64_t weight_version() const;
   /// Given by materialise() and never another's in this process, whatever the Compute; 0 before.
   std::uint64_t number() const noexcept { return number_; }
   /// Layers read `weight` from now on, until drop_weight(): of dtype(), of any layout for global_shape() that
-  /// is not Partial (or plain and whole). Gradients then have its shape. Throws bad_argument or layout if
-  /// it does not fit, while there is a gradient of another shape, and where the shape changes while somebody
-  /// has claimed the gradient. `owner`: who claimed it may change the shape, and takes care of the gradient.
+  /// is not Partial (or plain and whole). Gradients then have its shape. Throws bad_argument or layout if it
+  /// does not fit, while there is a gradient of another shape, and where the shape changes while somebody has
+  /// claimed the gradient. `owner`: the code that claimed it may change the shape, and handles the gradient.
   void place_weight(Tensor weight, const void* owner = nullptr);
   /// Back to the master.
   void drop_weight() noexcept;
@@ -124,9 +124,9 @@ class Parameter {
   /// For who has claimed the gradient: takes it out. The parameter has none afterwards and keeps no memory
   /// for one. Throws bad_argument if there is none, and where somebody else has claimed it.
   Tensor take_gradient(const void* owner);
-  /// For who has claimed the gradient: puts one there, f32, of the local shape of its layout, which is for
-  /// global_shape(), or plain and whole; it need not be that of weight(). Throws as set_gradient(), and where
-  /// somebody else has claimed it.
+  /// For the code that has claimed the gradient: puts one there, f32, of the local shape of its layout,
+  /// which is for global_shape(), or plain and whole; it need not be that of weight(). Throws as
+  /// set_gradient(), and where somebody else has claimed it.
   void give_gradient(Tensor gradient, const void* owner);
   /// `owner` alone may place_gradient() from now on, until release_gradient(owner). Throws bad_argument if
   /// somebody else has claimed it: `parameter "w": its gradient belongs to another averager already`. `owner`
@@ -179,7 +179,7 @@ class Parameter {
   const char* layout_fixed_by_ = nullptr;
   Compute* compute_ = nullptr;
   Tensor master_;
-  mutable Tensor rounded_;  // the master as dtype(), where that is not f32
+  mutable Tensor rounded_;  // the master as dtype(), if that is not f32
   mutable bool rounded_is_old_ = true;
   bool has_values_ = false;
   std::uint64_t master_version_ = 0;

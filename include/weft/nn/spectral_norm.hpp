@@ -40,7 +40,7 @@ class SpectralNorm {
   /// The tensors that are cut with a layer's weight, column or row.
   std::vector<ShardRule::BufferPart> parts(Split split) const;
 
-  /// The weight that the layer computes with; what backward needs is appended to `kept`: three tensors.
+  /// The weight that the layer computes with; three tensors that backward needs are appended to `kept`.
   /// Throws bad_argument if sigma is 0 or not finite; layout if u and v are not cut as the weight is.
   Tensor forward(Frame& frame, Tensors& kept) const;
   /// The same weight again, from `kept`, whose last three tensors are those of forward().
@@ -56,7 +56,7 @@ class SpectralNorm {
 };
 
 /// A layer that multiplies with one weight, whose first dimension is of the outputs and whose second is of
-/// the inputs: what its kinds, Linear and Conv2d, have in common.
+/// the inputs: the common part of its kinds, Linear and Conv2d.
 class WeightedLayer : public Module {
  public:
   ParameterRef weight, bias;  ///< bias: null if there is none
@@ -74,9 +74,9 @@ class WeightedLayer : public Module {
   /// Columns cut the outputs of weight, bias and u; rows cut the inputs of weight and v, and leave the bias
   /// whole. `segments` are of the outputs.
   ShardRule rule_of_product(Split split, const std::vector<std::int64_t>& segments = {}) const;
-  /// The weight of a forward pass; what backward needs of it is appended to `kept`.
+  /// The weight of a forward pass; tensors that backward needs are appended to `kept`.
   Tensor weight_to_use(Frame& frame, Tensors& kept) const;
-  /// The same in backward, from what forward kept.
+  /// The same in backward, from the tensors that forward kept.
   Tensor weight_used(Frame& frame, const Tensors& kept) const;
   /// Adds the gradient of the stored weight. `write(into, add)` writes that of the weight_used(), of
   /// `layout`.

@@ -61,10 +61,10 @@ struct WindowAttentionConfig {
 /// windows. The residual is not added. heads · head_dim may be less than dim; only to_out has a bias. Names
 /// are those of miles-credit's WXFormer.
 ///
-/// x may be split in the batch. How many heads this rank has follows from what to_q, to_k and to_v give: over
-/// an axis that splits heads they are column layers, whose dx are summed by a boundary after `norm`, once for
-/// all three; to_out is a row layer. That is its own plan. Norm and position bias are replicated; the
-/// gradients of the position bias are Partial(sum), since each rank has its own heads.
+/// x may be split in the batch. The outputs of to_q, to_k and to_v give the number of this rank's heads:
+/// over an axis that splits heads they are column layers, whose dx are summed by a boundary after `norm`,
+/// once for all three; to_out is a row layer. That is its own plan. Norm and position bias are replicated;
+/// the gradients of the position bias are Partial(sum), since each rank has its own heads.
 class WindowAttention : public Module {
  public:
   /// Throws bad_argument for sizes below 1.
@@ -79,10 +79,10 @@ class WindowAttention : public Module {
   const WindowAttentionConfig& config() const noexcept { return config_; }
   std::vector<Unit> units() const override { return {{"heads", config_.heads}}; }
 
-  /// The passes on a part of the windows of larger maps, for who cuts maps in space. x: (batch, dim, height,
-  /// width) of whole windows, with a layout that says how samples and weights are cut. `windows`: the layout
-  /// of maps with one pixel for each window, of which x has this rank's; samples of x beyond its batch are
-  /// filling. So the same weights are dropped wherever the maps are cut.
+  /// The passes on a part of the windows of larger maps, for code that cuts maps in space. x: (batch, dim,
+  /// height, width) of whole windows, with a layout that says how samples and weights are cut. `windows`: the
+  /// layout of maps with one pixel for each window, of which x has this rank's; samples of x beyond its batch
+  /// are filling. So the same weights are dropped wherever the maps are cut.
   Tensors forward_part(const Tensor& x, Frame& frame, const LayoutRef& windows) {
     return forward_windows(x, frame, windows);
   }

@@ -13,7 +13,7 @@ namespace weft {
 
 inline constexpr int kMaxRanks = 65536;  ///< of a job, and of a group
 
-/// Thread-safe. Keys begin with the job's name where several jobs could meet. Every function may throw system
+/// Thread-safe. Keys begin with the job's name if several jobs could meet. Every function may throw system
 /// or peer_lost (the server is gone), with the key in the text. `deadline`: how long the store itself may
 /// take to answer; only get() also waits for other ranks. After it timeout is thrown, and the request may
 /// have been carried out or not. Default: half a minute, if the store is in another process or a file.

@@ -24,7 +24,7 @@ struct TcpStoreOptions {
   std::uint16_t port = 0;  ///< 0: any that is free
   /// The secret that clients must know, 16 bytes to 4 KiB; never sent. Empty: no TCP port is opened. Then
   /// processes of this user on this host join at an abstract Unix socket, whose name follows from host and
-  /// port. The kernel tells who they are, and other users' processes are refused.
+  /// port. The kernel identifies their users, and other users' processes are refused.
   std::string secret = {};
   /// The value that clients find under kServedByKey from the beginning; "" once the server is ending. Empty:
   /// the key is not set.
@@ -41,10 +41,10 @@ struct TcpStoreOptions {
   Duration linger = std::chrono::seconds(2);  ///< how long the destructor waits for clients to leave
 };
 
-/// The secret of this process's job: what WEFT_STORE_SECRET_FILE holds (without line feeds at its end), or
-/// WEFT_STORE_SECRET. Empty if neither is set. Throws bad_argument if both are, where the file may be
-/// read or written by others or is another user's, or where the secret is shorter than 16 bytes; system where
-/// it cannot be read. docs/rendezvous.md says what it protects against.
+/// The secret of this process's job: the contents of WEFT_STORE_SECRET_FILE (without line feeds at its end),
+/// or WEFT_STORE_SECRET. Empty if neither is set. Throws bad_argument if both are, where the file may be read
+/// or written by others or is another user's, or where the secret is shorter than 16 bytes; system where it
+/// cannot be read. docs/rendezvous.md says what it protects against.
 std::string store_secret_from_env();
 
 /// Serves one table of keys from its own thread, which takes no signals. A connection is closed with a

@@ -6,7 +6,7 @@
 // number, if the program wants it) is the loss of all.
 //
 // Views are on the device of the Compute and contiguous, f32 or bf16; sums are f64's. Every function blocks
-// until it is done, and throws bad_argument, naming the view, where one does not fit. One thread per rank.
+// until it is done, and throws bad_argument, naming the view, if one does not fit. One thread per rank.
 #pragma once
 
 #include "weft/base/view.hpp"

@@ -2,25 +2,25 @@
 // arXiv:1909.08053, section 3). Modules are parallelised by weft/tp/parallelize.hpp; this is for programs
 // that have layers of their own. In libweft_train: link weft::weft_train, or pkg-config weft_train.
 //
-// Views are on the device of the Compute (whose memory the group of `axes` moves), contiguous, and what this
-// rank holds; n is the number of ranks of `axes`, a mesh of one or more axes; in and out are features of the
-// whole layer. Every function is collective among the ranks of `axes` where it says that it communicates,
+// Views are on the device of the Compute (whose memory the group of `axes` moves), contiguous, and this
+// rank's parts; n is the number of ranks of `axes`, a mesh of one or more axes; in and out are features of
+// the whole layer. Every function is collective among the ranks of `axes` where it says that it communicates,
 // blocks until it is done, and throws bad_argument, before anything is written or sent, that names the view
 // whose shape does not fit: `row_linear_forward: w is (3, 4); expected (3, 5), from y (2, 3) and x (2, 5)`.
 // Outputs overlap no other view: else `row_linear_backward: dx overlaps x; expected memory of its own`. One
 // thread per rank.
 //
 // x, w and dy have one dtype, f32 or bf16. The others are f32 or of that dtype, each as the caller likes.
-// Products and sums are f32's on each rank, rounded once where they are written; across ranks they are summed
-// in the dtype of what is reduced (of y or dx), and a bias is added to that sum.
+// Products and sums are f32's on each rank, rounded once where they are written; across ranks they are
+// summed in the dtype of the reduced tensor (y or dx), and a bias is added to that sum.
 //
 // Sequence parallel (Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models",
-// arXiv:2205.05198, section 4.2.2): with `sequence_dim` in the options, what lies outside of a column and row
-// pair (norms, dropout, residuals) is divided over the ranks of `axes` along the sequence. The column layer
-// all-gathers its x, and the row layer reduce-scatters its y, in place of their all-reduces. A sequence is
-// cut as Shard cuts it: the first `length % n` ranks have one position more, and a rank may have none; of
-// several axes the first cuts the whole, and each later one the part that is left. For modules the same is a
-// style of a Plan (weft/tp/plan.hpp); these functions know neither.
+// arXiv:2205.05198, section 4.2.2): with `sequence_dim` in the options, the activations outside of a column
+// and row pair (norms, dropout, residuals) are divided over the ranks of `axes` along the sequence. The
+// column layer all-gathers its x, and the row layer reduce-scatters its y, in place of their all-reduces. A
+// sequence is cut as Shard cuts it: the first `length % n` ranks have one position more, and a rank may have
+// none; of several axes the first cuts the whole, and each later one the part that is left. For modules the
+// same is a style of a Plan (weft/tp/plan.hpp); these functions know neither.
 #pragma once
 
 #include "weft/base/view.hpp"

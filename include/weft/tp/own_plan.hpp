@@ -34,7 +34,7 @@ struct OwnPlanCount {
 };
 
 /// parallelize() with the plans of all modules of the tree that have one, put together. A module of which a
-/// layer stays whole by default is skipped altogether: its plan and its units() are not asked. A warning in
+/// layer stays whole by default is skipped altogether: its plan and its units() are not used. A warning in
 /// the log of rank 0 of the root says how many were split and how many skipped, an error of the log that
 /// nothing was split; the program goes on.
 ///

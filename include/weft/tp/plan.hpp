@@ -27,7 +27,7 @@ namespace weft {
 ///   vocabulary       column   as column; the parts may differ    before: as column; y stays cut, for a CrossEntropy
 ///                             in size                            that takes it so
 ///   sequence         –        whole                              after: y is cut along dimension 1, the sequence, as
-///                                                                x was; else a layout error. Nothing moves
+///                                                                x was; otherwise a layout error. Nothing moves
 ///   cut_sequence     –        whole                              after: y, whole, is cut along dimension 1
 ///   gather_sequence  –        whole                              before: x, cut along dimension 1, is gathered
 ///

@@ -28,9 +28,9 @@ Chunk vocab_part(const DeviceMesh& axes, std::int64_t vocab);
 /// y[t] = row tokens[t] of the whole table, on every rank: each gives the rows that it holds and zeros for
 /// the others, and one all-reduce over `axes` adds them up; exactly, since one of them is not zero. Before
 /// it, in an all-gather of 128 bytes, they compare `vocab` and, on the host, the tokens: mismatch on all
-/// ranks where one gives others, and what is wrong on one rank alone is an error of all, as of the loss
-/// below. Without `reduce` y stays this rank's contribution, and nothing is sent: for callers that
-/// reduce-scatter it along the sequence. tokens: (…), w: (part, dim), y: (…, dim).
+/// ranks if one gives others; a fault on one rank alone is an error of all, as for the loss below. Without
+/// `reduce` y stays this rank's contribution, and nothing is sent: for callers that reduce-scatter it along
+/// the sequence. tokens: (…), w: (part, dim), y: (…, dim).
 void vocab_parallel_embedding_forward(Compute& compute, const DeviceMesh& axes, std::int64_t vocab,
                                       const ConstTensorView& tokens, const ConstTensorView& w,
                                       const TensorView& y, bool reduce = true);

@@ -33,11 +33,11 @@ using AveragerOptions = BucketOptions;
 /// The first finish() compares among the ranks the list of parameters, the options, and the values of the
 /// parameters that the axes replicate, frozen ones too, as they are then: mismatch on all ranks, naming the
 /// first that differs. Later steps compare, with the reductions, the options, learning rate and number of the
-/// last step that AdamW or SGD took: mismatch on all ranks where they differ, unless there was none for some
+/// last step that AdamW or SGD took: mismatch on all ranks if they differ, unless there was none for some
 /// of the parameters.
 ///
 /// A model on a device has its buckets there; all parameters were materialised with one Compute, which is
-/// options.compute or, where that is null, taken for it. See BucketReducer for what the host waits for.
+/// options.compute or, where that is null, taken for it. See BucketReducer for the waits of the host.
 ///
 /// While a bucket is in flight its gradients belong to the reduction: do not touch them before finish().
 class GradientAverager {
@@ -46,7 +46,7 @@ class GradientAverager {
 
   /// Listens to those of `parameters` that are trained; all must outlive it, and need no memory yet. `axes`:
   /// a sub-mesh of one or more axes (HSDP's replicate axis; dp and domain). The same parameters in the same
-  /// order on all its ranks. No communication where nothing is wrong. Throws bad_argument if a parameter
+  /// order on all its ranks. No communication if nothing is wrong. Throws bad_argument if a parameter
   /// has another averager, naming it: two would reduce one gradient twice; and for options that BucketReducer
   /// refuses. This rank then waits, at most its deadline, until the others finish() their first step: they
   /// get `averager: dp rank 1 failed: …`.

@@ -57,7 +57,7 @@ CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const Dev
 
 /// gather_full_state() and set_full_state() of weft/checkpoint/full_state.hpp for a model and `state`, under
 /// the names that a checkpoint has. If the model is on a device, this rank's parts are copied to the host
-/// first. After set_full_state() weights are made anew from the masters.
+/// first. After set_full_state() weights are made again from the masters.
 void gather_full_state(const DeviceMesh& mesh, const Module& model, const TrainingState& state, int root,
                        const FullStateVisitor& see);
 void set_full_state(const DeviceMesh& mesh, const Module& model, const TrainingState& state, int root,

@@ -1,5 +1,5 @@
-// Elements of one floating dtype as those of another: masters as the weights that layers read, gradients of
-// f16 as f32.
+// Converts elements between floating dtypes: masters to the weights that layers read, gradients of f16 as
+// f32.
 #pragma once
 
 #include "weft/base/buffer.hpp"
@@ -7,10 +7,10 @@
 
 namespace weft {
 
-/// out = in, each element rounded once to the dtype of `out`, to nearest even; what that cannot hold becomes
-/// infinite, and a NaN stays one. f64, f32, bf16 and f16 in any pair, with the threads of `compute`, whose
-/// number changes no bit; on a device f32 and bf16, on its stream (the host does not wait). If both have
-/// one dtype: a copy. Used by the thread that uses `compute`.
+/// out = in, each element rounded once to the dtype of `out`, to nearest even; values beyond its range
+/// become infinite, and a NaN stays one. f64, f32, bf16 and f16 in any pair, with the threads of `compute`,
+/// whose number changes no bit; on a device f32 and bf16, on its stream (the host does not wait). If both
+/// have one dtype: a copy. Used by the thread that uses `compute`.
 ///
 /// Throws bad_argument if the numbers of elements differ, a dtype is none of these, memory is elsewhere
 /// than `compute` or overlaps; unsupported for f64 or f16 to another dtype on a device.

@@ -21,7 +21,7 @@ struct MixedPrecision {
   /// The dtype of gathered weights, f32 or bf16: ranks send it, and products are computed in it.
   DType param = DType::f32;
   DType reduce = DType::f32;  ///< of gradients while ranks combine them, f32 or bf16
-  /// If `param` is bf16, what enters a sharded module is rounded to it: to the values that PyTorch's cast
+  /// If `param` is bf16, the inputs of a sharded module are rounded to it: to the values that PyTorch's cast
   /// gives, in tensors of f32, which layers take. Integers stay.
   bool cast_inputs = true;
 };
@@ -58,7 +58,7 @@ struct FullyShardOptions {
 /// Bytes on this rank.
 struct ShardMemory {
   std::int64_t masters = 0;      ///< this rank's part of the parameters, f32
-  std::int64_t rounded = 0;      ///< the same as MixedPrecision::param, where that is not f32
+  std::int64_t rounded = 0;      ///< the same as MixedPrecision::param, if that is not f32
   std::int64_t gradients = 0;    ///< that parameters have now
   std::int64_t whole_now = 0;    ///< gathered weights, and gradients of whole blocks
   std::int64_t whole_peak = 0;   ///< the most of it since the model was sharded
@@ -86,7 +86,7 @@ struct ShardMemory {
 /// one that was set around the root before fully_shard(): then the pass is over. If one rank alone throws,
 /// the others wait for it until their deadline, whose error names it.
 ///
-/// An error ends the outermost pass. If a module catches what a block below it threw, and goes on, the
+/// An error ends the outermost pass. If a module catches an exception of a block below it, and goes on, the
 /// outermost pass throws unsupported when it is over, naming the block; gradients are discarded as above.
 class FullySharded {
  public:
@@ -103,12 +103,12 @@ class FullySharded {
   /// it adds to these and reduces the sum. Throws bad_argument if a parameter has a reduced gradient
   /// already, naming it. Without it every pass reduces: more is sent, and no whole gradients are kept.
   NoSync no_sync();
-  /// Reduces what only passes inside no_sync() have made; else nothing. Collective where they have.
+  /// Reduces what only passes inside no_sync() have made; otherwise nothing. Collective where they have.
   /// Parameters that none of these passes used are treated as after a pass outside of no_sync(): see
   /// FullyShardOptions::unused. Throws bad_argument while a NoSync lives. After any other error no parameter
   /// has a gradient.
   void finish();
-  /// After an error between passes: drops gathered weights and all gradients, waits for what is in flight.
+  /// After an error between passes: drops gathered weights and all gradients, waits for calls in flight.
   /// Ranks call it alike.
   void discard() noexcept;
 

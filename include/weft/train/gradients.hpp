@@ -22,8 +22,8 @@ std::vector<Gradient> gradients_of(std::span<Parameter* const> parameters, std::
 ///   model.backward(dy, frame);
 ///   reduce_gradients(model.parameters(), mesh, {.data_axes = mesh["dp"]});
 ///
-/// A GradientAverager does the same on data axes while backward goes on; what is left is then
-/// reduce_gradients(parameters, mesh["tp"]).
+/// A GradientAverager does the same on data axes while backward goes on; then reduce_gradients(parameters,
+/// mesh["tp"]) does the rest.
 void reduce_gradients(std::span<Parameter* const> parameters, const DeviceMesh& axes,
                       const ReduceOptions& options = {});
 

@@ -45,12 +45,12 @@ class LossScaler {
   double scale() const noexcept { return state_.scale; }
 
   /// Whether every element of all gradients is finite on all ranks of `axes`: the same answer on all of them.
-  /// If it is, divides the gradients by scale(); else leaves them, and the step is to be skipped. One
+  /// If it is, divides the gradients by scale(); otherwise leaves them, and the step is to be skipped. One
   /// small collective over `axes`, the mesh of all ranks that step together; their gradients may be different
   /// ones.
   ///
   /// Several lists, as of two optimizers, may be unscaled one by one before update(): the answer is for each
-  /// list alone, and the scale falls where any of them was not finite. A list comes once before each
+  /// list alone, and the scale falls if any of them was not finite. A list comes once before each
   /// update(): a second call divides again.
   ///
   /// Throws mismatch on all ranks where scales differ: `loss_scaler: the scale is 65536 after 3 good steps on

@@ -11,10 +11,10 @@
 
 namespace weft {
 
-/// How a call is composed. `same`: the inner backend's own operation, numbered anew; `exchange`: one exchange
-/// of blocks; `reduce`: exchange (every rank's part of my slice comes to me), combine, and, where other ranks
-/// need the result, exchange (my slice goes to them); `scan`: the same, where each rank gets a result of its
-/// own.
+/// How a call is composed. `same`: the inner backend's own operation, numbered again; `exchange`: one
+/// exchange of blocks; `reduce`: exchange (every rank's part of my slice comes to me), combine, and, where
+/// other ranks need the result, exchange (my slice goes to them); `scan`: the same, where each rank gets a
+/// result of its own.
 enum class Plan : std::uint8_t { same, exchange, reduce, scan };
 
 /// Buffers of one exchange: block r of `to`, in `in`, goes to rank r; block r of `from`, in `out`, comes from

@@ -2,8 +2,8 @@
 //
 // For each pair of ranks Gloo listens on a port of its own, takes the first client that connects for the
 // peer, and then stops listening. An unauthenticated client that connects in those milliseconds (a port
-// scanner, say) takes the peer's place. So each end sends the other a token that only the ranks know, through
-// the store, before a connection counts. If a connection fails, all ranks try again together, on new
+// scanner, for example) takes the peer's place. So each end sends the other a token that only the ranks know,
+// through the store, before a connection counts. If a connection fails, all ranks try again together, on new
 // ports.
 #pragma once
 

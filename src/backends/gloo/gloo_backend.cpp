@@ -1,5 +1,5 @@
 // Gloo over TCP. Collectives are Gloo's own where they are faster than an exchange between all pairs. Before
-// each, the ranks tell each other what they are about to do, because Gloo ends the process where they differ.
+// each, the ranks tell each other what they are about to do, because Gloo ends the process if they differ.
 #include <fmt/format.h>
 #include <gloo/allgather.h>
 #include <gloo/allreduce.h>

@@ -7,7 +7,7 @@
 // offers them: then the receive that takes the message fetches them. Messages of one source come here in the
 // order in which they were sent.
 //
-// Not thread-safe: the owner locks, where several threads use it. No function waits; the medium's functions
+// Not thread-safe: the owner locks, if several threads use it. No function waits; the medium's functions
 // are called under that lock, and may call back only where they say so.
 #pragma once
 
@@ -58,7 +58,7 @@ class MessageMedium {
   virtual void refuse(OpState& s, Failure why) = 0;
   /// Whether a message in flight is done, though PeerMessages has not heard it yet.
   virtual bool over(const OpState&) const { return false; }
-  /// Memory for elements that no receive waits for; empty: PeerMessages' own. Throws where it cannot be had.
+  /// Memory for elements that no receive waits for; empty: PeerMessages' own. Throws if it cannot be had.
   virtual Storage room_for(std::size_t) { return {}; }
   /// The collectives of this rank, for the answer to a ping and for last_calls().
   virtual OwnCalls own_calls() const { return {}; }
@@ -97,7 +97,7 @@ class PeerMessages {
   /// elements may be written to its `out`; received() follows. Null: none waits for it, or it does not fit,
   /// and then refuse() of the medium was called.
   OpState* claim(int source, const MessageHead& head);
-  /// The failure of a message that no receive has claimed, where there is no room for it.
+  /// The failure of a message that no receive has claimed, if there is no room for it.
   std::optional<Failure> no_room(int source, const MessageHead& head) const;
   /// All elements of an unclaimed message are there. A receive may have come meanwhile.
   void completed(int source, const MessageHead& head, Storage elements);
@@ -116,7 +116,7 @@ class PeerMessages {
   /// The ranks that this message waits for.
   std::vector<int> awaited_by(const OpState& s) const;
   /// The ranks that have left, and without which a message in flight cannot be done; of a receive from
-  /// any_source, where all others have. Empty: there are none.
+  /// any_source, if all others have. Empty: there are none.
   std::vector<int> lost() const;
   /// The same for a message that is not begun yet. A receive for which a message lies here lacks nobody.
   std::vector<int> lost(const OpState& s) const;

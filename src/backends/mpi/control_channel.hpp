@@ -111,7 +111,7 @@ class ControlChannel {
     std::uint64_t number;
   };
   const std::byte* next();  // the envelope at the head of the posted receives, or null
-  void again();             // its receive is posted anew
+  void again();             // its receive is posted again
   void reap();
   MPI_Comm comm_;
   int rank_, size_;

@@ -40,7 +40,7 @@ void must(int code, const char* function);
 MPI_Datatype bytes_type(DType t) noexcept;  ///< of the same size: moves it
 MPI_Datatype value_type(DType t) noexcept;  ///< what MPI reduces it as
 
-/// One per process, for ever: MPI cannot be initialised twice. Thread-safe.
+/// One per process, forever: MPI cannot be initialised twice. Thread-safe.
 ///
 /// MPI_THREAD_MULTIPLE is asked for. If the program has initialised MPI with less, every MPI call of ours
 /// holds one lock (SERIALIZED), or only the thread that initialised MPI may call (FUNNELED, SINGLE): calls

@@ -1,5 +1,5 @@
 // The functions of NCCL and of the CUDA runtime that are used here, as a table of pointers. They are found at
-// run time, so that weft builds where neither is present, or are given by a test's stand-in.
+// run time, so that weft builds if neither is present, or are given by a test's stand-in.
 //
 // The declarations are our own: the binary interface of NCCL 2.18 and CUDA 11, which later versions keep.
 // header_check.cpp compares them with the real headers where those are present.

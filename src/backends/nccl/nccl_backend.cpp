@@ -4,7 +4,7 @@
 //
 // Collectives run on one communicator. Messages cannot: NCCL performs the operations of a communicator one
 // after the other. A send whose receiver is late would hold up everything behind it, and two ranks that both
-// send before they receive would wait for ever. So every (source, destination, tag) has a lane of its own: a
+// send before they receive would wait forever. So every (source, destination, tag) has a lane of its own: a
 // communicator of the two ranks, made at its first use, in which only the source sends. A message of a rank
 // to itself is a copy.
 //

@@ -87,7 +87,7 @@ bool Notices::ask(std::uint64_t call, int size) {
   const std::lock_guard lock(mutex_);
   const auto now = Clock::now();
   Question& q = question_;
-  // A rank that had not come when a warning was due may have come since: the deadline asks anew.
+  // A rank that had not come when a warning was due may have come since: the deadline asks again.
   if (q.state == Question::State::none || q.call != call || (q.settled < now && now - q.settled >= kFresh)) {
     q = {.call = call,
          .size = size,

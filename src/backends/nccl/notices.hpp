@@ -34,7 +34,7 @@ class Notices {
   Notices(const Notices&) = delete;
   Notices& operator=(const Notices&) = delete;
 
-  /// Sets a key, soon; tried again where the Store does not answer.
+  /// Sets a key, soon; tried again if the Store does not answer.
   void put(std::string key, std::string value);
   /// Looks for a key until it is there, and removes it from the Store.
   void want(const std::string& key);
@@ -58,7 +58,7 @@ class Notices {
   /// Whether the Store has answered the last question in time. If it has not, a caller that cannot wait
   /// does not ask.
   bool answers() const;
-  /// Makes `why` the first cause, soon, where there is none.
+  /// Makes `why` the first cause, soon, if there is none.
   void raise(const Failure& why);
 
   /// The keys, under the group's token.
@@ -66,7 +66,7 @@ class Notices {
   static std::string left_key(const std::string& token);
 
  private:
-  /// Which ranks have not come to a call; asked anew each time, since ranks come.
+  /// Which ranks have not come to a call; asked again each time, since ranks come.
   struct Question {
     std::uint64_t call = 0;
     int size = 0;

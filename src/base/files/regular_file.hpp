@@ -25,7 +25,7 @@ struct RegularFile {
 /// Opens `path` without waiting for anybody. Links are followed; a name with a NUL is refused.
 RegularFile open_regular_file(const std::string& path);
 
-/// All of a regular file. Throws an Error of code `system` "<subject> cannot open it: …" where it cannot be
+/// All of a regular file. Throws an Error of code `system` "<subject> cannot open it: …" if it cannot be
 /// read, and bad_argument if it is of another kind or larger than `bytes_max`.
 std::string read_regular_file(const std::string& path, std::string_view subject, std::size_t bytes_max);
 

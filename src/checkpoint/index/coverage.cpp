@@ -24,7 +24,7 @@ struct Change {
   SignedBox box;
 };
 
-// The count at the first element, from `dim` on, where it is not 0; `element` is that one then.
+// The count at the first element, from `dim` on, if it is not 0; `element` is that one then.
 std::int64_t first_count(int dim, const std::vector<SignedBox>& boxes, Dims& element) {
   if (dim == element.rank()) {
     std::int64_t sum = 0;

@@ -91,7 +91,7 @@ struct OwnedPart {
 /// The parts of a run on `ranks` ranks; empty ones are left out. Distinct parts do not overlap.
 std::vector<OwnedPart> parts_of(const NamedView& tensor, int ranks);
 
-/// Throws mismatch on all ranks, naming the first difference, where they do not give the same tensors in the
+/// Throws mismatch on all ranks, naming the first difference, if they do not give the same tensors in the
 /// same order. Gives the `own` of every rank, which travels with it. Collective.
 std::vector<std::uint64_t> expect_same_tensors(std::string_view what, const DeviceMesh& mesh,
                                                std::span<const NamedView> tensors,

@@ -15,8 +15,8 @@ inline constexpr std::string_view kSpare = ".spare";
 /// Called for a step that failed though the call goes on.
 using Warn = std::function<void(const std::string& line)>;
 
-/// `folder`, if it is a checkpoint; else its spare, if that is one; else nothing. A save that was killed
-/// where the file system cannot exchange two folders leaves a spare.
+/// `folder`, if it is a checkpoint; otherwise its spare, if that is one; otherwise nothing. A save that was
+/// killed where the file system cannot exchange two folders leaves a spare.
 std::optional<std::filesystem::path> standing_folder(const std::filesystem::path& folder);
 
 /// Gives a finished folder its name. If a checkpoint of that name exists the two change places in one step,

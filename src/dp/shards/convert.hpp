@@ -16,7 +16,7 @@ struct Converted {
   std::int64_t count;
 };
 
-/// Converts all, each element rounded once; where both dtypes are one, copies. f64, f32, bf16 and f16; with
+/// Converts all, each element rounded once; if both dtypes are one, copies. f64, f32, bf16 and f16; with
 /// the threads of `compute` (null: with this one). On a device only copies: throws unsupported.
 void convert_all(Compute* compute, const std::vector<Converted>& all, DType from, DType to);
 

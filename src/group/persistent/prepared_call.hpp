@@ -26,7 +26,7 @@ struct PreparedCall {
   std::vector<Block> blocks;  ///< `op` points into it; empty: equal blocks
   Duration deadline{};
   bool collective = false;
-  bool alone = false;  ///< a group of one rank, where nothing goes to the backend
+  bool alone = false;  ///< a group of one rank, if nothing goes to the backend
   bool plain = false;  ///< neither that, nor on a stream, nor with blocks, nor from any source
   // The call that was started last, if any.
   bool begun = false;

@@ -27,7 +27,7 @@ class PeerProcess {
   /// More than alive() sees, by a read of /proc (some 20 µs). A process that writes its core has ended, long
   /// before its pidfd says so; alive() is false from then on.
   virtual State look() noexcept = 0;
-  /// A segment as this process has mapped it: null and 0 bytes where it has not (yet).
+  /// A segment as this process has mapped it: null and 0 bytes if it has not (yet).
   struct MappedSegment {
     std::byte* begin = nullptr;
     std::size_t bytes = 0;

@@ -19,7 +19,7 @@ struct ProcessAddress {
   std::int32_t block = -1;  ///< its block's descriptor there; -1: none, or peers cannot open it through /proc
   std::uint64_t block_inode = 0;
   std::string encode() const;
-  /// Throws mismatch with the text where it is not an address.
+  /// Throws mismatch with the text if it is not an address.
   static ProcessAddress decode(const std::string& text);
   friend bool operator==(const ProcessAddress&, const ProcessAddress&) = default;
 };

@@ -3,7 +3,7 @@
 namespace weft {
 
 HeldRegion::~HeldRegion() {
-  if (process != ::getpid()) return;  // in a forked child the table's lock may be held for ever
+  if (process != ::getpid()) return;  // in a forked child the table's lock may be held forever
   if (const auto table = offers.lock()) {
     const std::lock_guard lock(table->mutex);
     const auto i = table->regions.find(name);

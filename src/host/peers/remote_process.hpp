@@ -1,5 +1,5 @@
 // A peer process that is not this one. Its block and its segments are opened through /proc where the system
-// lets us; else its socket is asked for them.
+// lets us; otherwise its socket is asked for them.
 #pragma once
 
 #include <array>

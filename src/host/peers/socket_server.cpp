@@ -94,7 +94,7 @@ void SocketServer::serve() noexcept {
   for (const Descriptor& c : connections_) ::shutdown(c.get(), SHUT_RDWR);
 }
 
-// How long poll() may wait, in ms (-1: for ever): until it is time to look for descriptors again, or to
+// How long poll() may wait, in ms (-1: forever): until it is time to look for descriptors again, or to
 // report the number of warnings that were left out.
 int SocketServer::timeout(bool listen) const noexcept {
   const int soon = listen ? -1 : static_cast<int>(kLookAgain.count());

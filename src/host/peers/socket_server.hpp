@@ -28,7 +28,7 @@ class SocketServer {
                std::shared_ptr<OfferTable> offers);
 
   // The errno, if at least so many looks in a row, kLookAgain apart, found a process whose connection could
-  // not be accepted; else 0.
+  // not be accepted; otherwise 0.
   int refuses(int looks) const noexcept;
 
   ~SocketServer();

@@ -52,7 +52,7 @@ bool Loops::same_steps() const noexcept {
 }
 
 // Calls see(in offset, out offset, rows): runs of run_ bytes in two dimensions, as a device takes them, where
-// neither side goes backwards or repeats one; else one by one.
+// neither side goes backwards or repeats one; otherwise one by one.
 template <class See>
 void Loops::each_rows(const See& see) const {
   if (empty_) return;

@@ -18,7 +18,7 @@ std::pair<const std::byte*, const std::byte*> span_of(const ConstTensorView& v) 
 /// steps do not decide count as sharing.
 bool share_memory(const ConstTensorView& a, const ConstTensorView& b) noexcept;
 
-/// Whether two different elements of `v` share a byte (a stride of 0, say). As exact.
+/// Whether two different elements of `v` share a byte (a stride of 0, for example). As exact.
 bool overlaps_itself(const ConstTensorView& v) noexcept;
 
 }  // namespace weft

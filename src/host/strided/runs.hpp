@@ -17,7 +17,7 @@ using CopyRuns = void (*)(const std::byte* in, std::byte* out, std::int64_t coun
 /// The quickest for runs of that many bytes; 1 or more.
 CopyRuns copy_runs_of(std::int64_t run) noexcept;
 
-/// Calls see(move, how many bytes) for each. If they have the same `bytes` (else 0), of a usual number,
+/// Calls see(move, how many bytes) for each. If they have the same `bytes` (otherwise 0), of a usual number,
 /// the compiler knows it.
 template <class Moves, class See>
 inline void each_move(const Moves& moves, std::uint32_t bytes, const See& see) {

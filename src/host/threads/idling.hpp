@@ -39,7 +39,7 @@ inline void pause() noexcept {
 class SpinLimit {
  public:
   static constexpr int kLeast = 16;
-  /// A yield takes less where nobody else runs.
+  /// A yield takes less if nobody else runs.
   static constexpr Duration kAlone = std::chrono::nanoseconds(1500);
   static constexpr Duration kSlice = std::chrono::microseconds(500);  ///< schedulers' time slices are longer
 
@@ -60,8 +60,8 @@ class SpinLimit {
   std::atomic<int> polls_{kSpins};  // threads of a rank that wait at once may lose each other's changes
 };
 
-/// One thread that waits: after each poll in vain it calls spin(), where that says no yield(), and where that
-/// says no it sleeps.
+/// One thread that waits: after each poll without success it calls spin(), where that says no yield(), and
+/// where that says no it sleeps.
 class Idling {
  public:
   explicit Idling(SpinLimit& limit, bool spins = true) noexcept : limit_(limit), spins_(spins) {}
@@ -78,10 +78,10 @@ class Idling {
     polls_ = yields_ = 0;
     in_yield_ = {};
   }
-  /// Polls in vain since something moved.
+  /// Polls without success since something moved.
   int polls() const noexcept { return polls_; }
   bool spins() const noexcept { return spins_ && polls_ < limit_.polls(); }
-  /// A poll was in vain. True: it has paused; false: this thread has spun long enough.
+  /// A poll was without success. True: it has paused; false: this thread has spun long enough.
   bool spin() noexcept {
     ++polls_;
     if (!spins()) return false;

@@ -40,7 +40,7 @@ class ReplicaBits {
   std::size_t size() const noexcept { return tensors_.size(); }
 
   /// One small all-gather over the axes: compares the lists of the ranks, and one hash of all replicas along
-  /// the same axes; where that differs, a second one tells the hash of each. `own`: words of the caller's
+  /// the same axes; if that differs, a second one tells the hash of each. `own`: words of the caller's
   /// that travel with the first; returns those of all ranks, those of rank r from r * own.size() on. The
   /// other arguments as in gather_with_list(); nothing is read where this rank has a fault.
   std::vector<std::uint64_t> compare(std::string_view what, const ListDigest& digest,

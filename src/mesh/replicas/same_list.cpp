@@ -87,7 +87,7 @@ void throw_first_difference(std::string_view what, const DeviceMesh& axes, const
   std::vector<std::uint64_t> own(longest);
   for (std::size_t i = 0; i < list.count; ++i) own[i] = list.digest(i);
   const std::vector<std::uint64_t> all = gather(axes, own);
-  std::size_t first = 0, other = 1;  // the entry, and the first rank where it is not that of rank 0
+  std::size_t first = 0, other = 1;  // the entry, and the first rank if it is not that of rank 0
   const auto differs = [&](std::size_t i, std::size_t r) {
     return all[r * longest + i] != all[i] || (i < counts[r]) != (i < counts[0]);
   };

@@ -63,8 +63,8 @@ void gather_on_host(ProcessGroup& group, const ConstTensorView& own, const Tenso
 
 /// Words that ranks tell each other together with the comparison of their lists: `own` of every rank, that of
 /// rank r from r * own.size() on. Ranks whose lists are alike have equally many words. One all-gather where
-/// `own` has up to kWordsAtOnce, else two. `list` is called where the lists differ, which throws. With one
-/// rank nothing is sent.
+/// `own` has up to kWordsAtOnce, otherwise two. `list` is called where the lists differ, which throws. With
+/// one rank nothing is sent.
 ///
 /// `fault`: what is wrong with this rank's arguments, if anything: it then throws that, and the other ranks
 /// an error of the same code that names the rank and has the text: `check_replicas: dp rank 1 failed: …`.
@@ -83,7 +83,7 @@ void expect_same_words(
     std::size_t first, std::size_t count,
     const std::function<std::string(std::span<const std::uint64_t> words, int rank)>& text);
 
-/// Throws `fault`, which this rank found where nobody communicates. It is sent to the others first, in the
+/// Throws `fault`, which this rank found if nobody communicates. It is sent to the others first, in the
 /// gather_with_list() of the same caller with which they begin later: this rank waits for them, at most the
 /// group's deadline.
 [[noreturn]] void throw_told(std::string_view what, const DeviceMesh& axes, const Error& fault);

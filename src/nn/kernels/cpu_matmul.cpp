@@ -123,7 +123,7 @@ void bf16_product(KernelContext::State& state, const bf16* a, Stored a_stored, s
   // a piece of columns is made in scratch memory and copied.
   constexpr std::int64_t kFewRows = 256;
   // If rows of a piece of a, b or c do not lie side by side, other code multiplies them, whose sums have
-  // another order where k is long. So where all numbers of columns are to have the same bits, a piece is
+  // another order where k is long. So if all numbers of columns are to have the same bits, a piece is
   // copied first: one of columns of b and c, or one of rows of a transposed a.
   constexpr std::int64_t kShortK = 256;
   const bool in_columns = !pieces.of_rows && pieces.count > 1,

@@ -37,7 +37,7 @@ struct CountWords {
       *how;  // "the number of valid tokens of all ranks", "logits", "global_valid(context, labels)"
 };
 
-/// Throws unless `count` is one i64, stated as that of all ranks where several have a part. `layout`: of what
+/// Throws unless `count` is one i64, stated as that of all ranks if several have a part. `layout`: of what
 /// the words name; `terms`: how the terms of the sum lie.
 inline void expect_count_of_all(const char* loss, const char* name, const Tensor& count,
                                 const LayoutRef& layout, const LayoutRef& terms, const CountWords& words) {

@@ -49,7 +49,7 @@ bool one_to_one(const UnfoldShape& s) {
 
 // In bf16, products of few pixels are made as their transposes: the library packs the second matrix in each
 // call, so that a weight is best the second one, which also may be packed once and kept. Up to so many pixels
-// that is faster, also where nothing is kept (512 x 2048 channels: up to 3 times).
+// that is faster, also if nothing is kept (512 x 2048 channels: up to 3 times).
 //
 // The bits must be those of product(), as another rank may have more pixels. Measured with oneDNN 2.6, they
 // are, in products of one piece (fewer terms than cpu_matmul.cpp cuts into two), with two pixels and two

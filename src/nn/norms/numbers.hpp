@@ -20,7 +20,7 @@ inline bool cut(const LayoutRef& x, int from) {
   return false;
 }
 
-/// The sums over the axes of x's mesh for which sums(axis) says so; itself where there is none. Collective
+/// The sums over the axes of x's mesh for which sums(axis) says so; itself if there is none. Collective
 /// among their ranks: one all-reduce.
 inline Tensor summed(const Tensor& mine, const LayoutRef& x,
                      const std::function<bool(std::size_t axis)>& sums) {

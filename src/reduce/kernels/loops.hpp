@@ -199,7 +199,7 @@ void tree(const std::byte* const* in, int n, std::int64_t first, int count, type
   chunks<R::kLanes>(count, CombineBlocks<R>{to, right});
 }
 
-// Two: what R is where there are two inputs; another way to the same bits.
+// Two: what R is if there are two inputs; another way to the same bits.
 template <class R, class Two = R>
 void kernel(const std::byte* const* in, int n, std::byte* const* out, int outs, std::int64_t count,
             double scale) noexcept {

@@ -44,7 +44,7 @@ std::string shown_host_port(std::string_view host, std::uint16_t port);
 /// Throws system if there is no such host.
 std::vector<SocketAddress> resolve(std::string_view host, std::uint16_t port, std::string& why);
 /// Those that the TCP store may use: with a secret all, those off loopback first (a name may be on loopback
-/// on its own host and elsewhere for the others), else those on loopback. Throws bad_argument if none is
+/// on its own host and elsewhere for the others), otherwise those on loopback. Throws bad_argument if none is
 /// left.
 std::vector<SocketAddress> resolve_for_store(std::string_view host, std::uint16_t port, bool has_secret,
                                              std::string& why);
@@ -54,7 +54,7 @@ std::vector<SocketAddress> resolve_for_store(std::string_view host, std::uint16_
 SocketAddress local_socket_of(const SocketAddress& loopback);
 
 /// "lo (127.0.0.1)": the interface that the routing table chooses for `to`, and this host's address there;
-/// "no route (…)" where there is none. Nothing is sent.
+/// "no route (…)" if there is none. Nothing is sent.
 std::string interface_to(const SocketAddress& to);
 
 }  // namespace weft

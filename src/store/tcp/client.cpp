@@ -212,7 +212,7 @@ class TcpStore final : public Store {
   bool try_call(Kind kind, std::string_view key, std::string_view value, std::string_view extra,
                 std::int64_t number, Deadline give_up, StoreReply& reply) {
     maker_.check("the connection to the server at " +
-                 name_);  // first: the child's mutex may be locked for ever
+                 name_);  // first: the child's mutex may be locked forever
     std::unique_ptr<StoreConnection> connection = take(key, give_up);
     if (connection == nullptr) return false;
     switch (connection->exchange(kind, key, value, extra, number, give_up, reply)) {

@@ -41,7 +41,7 @@ class StoreConnection {
   const Credentials& server() const { return server_; }
   bool is_own_users() const;
 
-  /// Finds out whether a store of ours is there: with a secret by the handshake, else by a request whose
+  /// Finds out whether a store of ours is there: with a secret by the handshake, otherwise by a request whose
   /// answer does not matter. After that the server takes this connection for a rank's.
   Outcome greet(const KeyBytes* secret, Deadline give_up);
 

@@ -16,7 +16,7 @@
 namespace weft {
 namespace {
 
-// libsodium's functions as they are used here. Declared anew, so that what is built without its headers can
+// libsodium's functions as they are used here. Declared again, so that what is built without its headers can
 // use it where it runs; the compiler compares where the headers are.
 using Bytes = unsigned char*;
 using ConstBytes = const unsigned char*;

@@ -23,7 +23,7 @@ struct Listening {
   SocketAddress address;  // of TCP, also where the socket is a Unix socket
 };
 
-/// Listens on the first address of options.host that this machine has: on TCP where there is a secret, else
+/// Listens on the first address of options.host that this machine has: on TCP if there is a secret, else
 /// on the Unix socket of that address. `elsewhere`: an address that is not this machine's, or a port that is
 /// taken, gives an empty socket rather than an Error.
 Listening listen_on(const TcpStoreOptions& options, bool elsewhere);

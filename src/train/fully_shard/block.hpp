@@ -24,7 +24,7 @@ class ShardBlock {
 
   /// Gives the parameters their shards' layout; those that have memory keep their part of it.
   void shard();
-  /// Begins to gather, where nothing is gathered or on its way.
+  /// Begins to gather, if nothing is gathered or on its way.
   void start_gather(ProcessGroup* neighbours);
   /// Layers read whole weights from now on.
   void gather(ProcessGroup* neighbours);

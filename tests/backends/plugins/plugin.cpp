@@ -94,7 +94,7 @@ class MinorOne final : public weft::ForwardingBackend {
   };
 }
 
-// Its group is on several hosts, say, where it does not see deaths.
+// Its group is on several hosts, for example, if it does not see deaths.
 [[maybe_unused]] void to_detect_fewer_deaths(weft::BackendPlugin& p) {
   class Blind final : public weft::ForwardingBackend {
    public:

@@ -92,7 +92,7 @@ class World {
   CallbackState states[kModes];
   std::set<std::string, std::less<>> left_out;  // callbacks that were NULL in some call
 
-  /// A handle that a call gave: kept, or destroyed where there are many of its type.
+  /// A handle that a call gave: kept, or destroyed if there are many of its type.
   void adopt(std::string_view type, void* handle);
   void destroy(std::string_view type, void* handle);
   void died(std::string_view type, void* handle);

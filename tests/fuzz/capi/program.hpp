@@ -16,7 +16,7 @@
 namespace weft::fuzz::capi {
 
 /// Runs an input, and checks that nothing is left of it: descriptors, threads, mappings, files, and what
-/// `live_allocations` counts, where it is not null. Ends the program where something does not hold.
+/// `live_allocations` counts, if it is not null. Ends the program where something does not hold.
 void run_program(std::string_view bytes, std::int64_t (*live_allocations)() = nullptr);
 
 /// One call of each function with what is good, in one rank and in two, and inputs that found faults.

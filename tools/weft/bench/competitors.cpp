@@ -92,7 +92,7 @@ Competitor mpi_job(const Options& o, const std::string& name, bool bound) {
     if (oversubscribed) c.start.command.push_back("--oversubscribe");
     c.start.command.insert(c.start.command.end(), {"--bind-to", bind ? "core" : "none"});
     c.start.command.insert(c.start.command.end(), {"-n", n});
-    // Open MPI runs for root only where both variables allow it.
+    // Open MPI runs for root only if both variables allow it.
     if (::geteuid() == 0)
       c.start.environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
     c.settings = oversubscribed ? "pml ob1, btl vader (shared memory), oversubscribed"

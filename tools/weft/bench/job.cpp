@@ -59,7 +59,7 @@ bool ended(pid_t pid, Duration limit) {
 
 sched_param children{};  // what jobs run with, where this process stands above them
 
-// Under a real-time policy a job that spins for ever leaves nothing to a process of its own priority: this
+// Under a real-time policy a job that spins forever leaves nothing to a process of its own priority: this
 // one stands above what it starts, so that it can end it.
 int own_priority(int policy) {
   sched_param p{};

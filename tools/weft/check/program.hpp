@@ -148,7 +148,7 @@ struct Step {
       counts;  ///< v-forms: per rank; all_to_all_v: per (from, to); see WindowPlan and GradientPlan
   bool coalesced = false;  ///< submitted together with the next step, which is of the same group
   bool plain = false;      ///< ordinary memory, no gaps, not in place
-  /// How often the call is made, each time after the last: a collective alone, where nobody is struck.
+  /// How often the call is made, each time after the last: a collective alone, if nobody is struck.
   int starts = 1;
   bool shared = false;     ///< memory that peers map, on every rank
   std::uint64_t salt = 0;  ///< what its data and each rank's habits are made from

@@ -9,7 +9,7 @@ namespace weft::check {
 namespace {
 
 // Steps that the verdict on a fault needs: its own, the one beside it, and the barriers at the end, where
-// everybody hears of it.
+// everybody learns of it.
 bool needed(const Program& p, int step) {
   if (p.fault.kind == FaultKind::none) return false;
   if (step == p.fault.step || step == p.fault.step + 1) return true;

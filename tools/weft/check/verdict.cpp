@@ -76,7 +76,7 @@ class Judge {
     return p_.homes[static_cast<std::size_t>(r)] == p_.homes[static_cast<std::size_t>(p_.fault.rank)];
   }
   bool taken(int r) const { return struck() && row_.takes_process && in_victims_process(r); }
-  // mpirun ends the others where a rank dies, unless it promises not to.
+  // mpirun ends the others if a rank dies, unless it promises not to.
   bool may_be_ended() const {
     return shared_.job_ended && struck() && row_.takes_process && !guarantees_.survives_death;
   }
@@ -306,7 +306,7 @@ class Judge {
   }
   std::string of_skip(const RankReport& rank) const {
     const bool message = p_.steps[static_cast<std::size_t>(p_.fault.step)].op == Op::send;
-    // The root of a large broadcast waits for its readers; where nothing follows, the one that left it out
+    // The root of a large broadcast waits for its readers; if nothing follows, the one that left it out
     // never says so.
     const bool awaited = message || p_.ending == Ending::destroy;
     if (awaited && rank.code == ErrorCode::timeout) return blame_of_absence(rank);

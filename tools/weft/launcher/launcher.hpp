@@ -25,9 +25,9 @@ struct LaunchOptions {
 /// so on (torch_variables.hpp), and serves their store. Forwards SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1
 /// and SIGUSR2. When this returns, no process of the job is left, also where this process or its helper is
 /// killed with SIGKILL. Returns the exit status of the first rank that failed (128 + signal where a signal
-/// ended it), 127 where the program does not exist, 126 where it cannot be run, 124 where the job did not end
-/// within its timeout, 74 where all ranks ended well (with keep_going: where one did) but their output could
-/// not be written, else 0.
+/// ended it), 127 where the program does not exist, 126 if it cannot be run, 124 where the job did not end
+/// within its timeout, 74 if all ranks ended well (with keep_going: where one did) but their output could
+/// not be written, otherwise 0.
 int launch(const LaunchOptions& options, const std::vector<std::string>& command);
 
 }  // namespace weft::tools

@@ -9,12 +9,12 @@
 namespace weft::tools {
 
 /// A datagram socket of this host, under a name that the kernel chooses. Anybody of this host may send to it;
-/// the kernel drops what does not begin with the job's token, where it can be asked to.
+/// the kernel drops what does not begin with the job's token, if it can be asked to.
 class LauncherNotices {
  public:
   struct Notice {
     int rank = 0;
-    bool in_doubt = false;  ///< its results may be wrong; else it fails because of others
+    bool in_doubt = false;  ///< its results may be wrong; otherwise it fails because of others
   };
 
   /// `job`: the token of the job. Throws system.

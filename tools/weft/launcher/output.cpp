@@ -67,8 +67,8 @@ void Sink::finish() {
   }
 }
 
-// The descriptor is shared with others (our shell, say), so it is not made non-blocking; a pipe that poll
-// calls writable takes PIPE_BUF bytes without blocking.
+// The descriptor is shared with others (our shell, for example), so it is not made non-blocking; a pipe that
+// poll calls writable takes PIPE_BUF bytes without blocking.
 void Sink::flush() {
   constexpr std::size_t kAtOnce = 4096;
   while (!empty()) {

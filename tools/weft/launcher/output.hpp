@@ -70,7 +70,7 @@ class Sink {
 
 /// Cuts one stream of one rank into lines. A line leaves whole: a program whose output is buffered in blocks
 /// pauses in the middle of lines, so waiting longer for the rest is the only way not to break them. A line of
-/// more than 4 MiB, or of more than 64 KiB where all ranks' unfinished lines together have 64 MiB, leaves in
+/// more than 4 MiB, or of more than 64 KiB if all ranks' unfinished lines together have 64 MiB, leaves in
 /// parts. On a terminal a carriage return ends a line as well, one that the next may write over: progress
 /// bars of rank 0 are shown so, and of the other ranks only what they leave behind. Elsewhere carriage
 /// returns pass through as they are.
@@ -82,7 +82,7 @@ class LineCutter {
   /// The stream is over: what is left is a line.
   void finish();
   Sink& sink() { return sink_; }
-  /// The last line with anything in it, also where it is not whole yet.
+  /// The last line with anything in it, also if it is not whole yet.
   const std::string& last() const {
     return line_.find_first_not_of(" \t") != std::string::npos ? line_ : last_;
   }

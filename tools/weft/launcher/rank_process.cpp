@@ -27,7 +27,7 @@ int start(RankProcess& rank, RankStart how) {
   for (auto& variable : how.environment) envp.push_back(variable.data());
   argv.push_back(nullptr);
   envp.push_back(nullptr);
-  Pipe failure;  // closed by a good exec, else receives errno
+  Pipe failure;  // closed by a good exec, otherwise receives errno
   const pid_t supervisor = ::getpid();
   const pid_t pid = ::fork();
   if (pid < 0) return errno;

@@ -41,14 +41,14 @@ struct RankStart {
   std::vector<std::string> environment;  // all of it: "NAME=value"
   sigset_t mask;                         // of signals
   const cpu_set_t* cores = nullptr;      // null: those of this process
-  bool reads = false;                    // it gets our standard input; else none
+  bool reads = false;                    // it gets our standard input; otherwise none
 };
 
 /// Starts the process of `rank`, the leader of a process group of its own, which the kernel kills when this
 /// process ends. Its streams are there already. 0, or the errno of what could not be done. Throws system.
 int start(RankProcess& rank, RankStart how);
 
-/// The cores of one rank: an equal share of `usable` where there are enough, one of them in turn otherwise.
+/// The cores of one rank: an equal share of `usable` if there are enough, one of them in turn otherwise.
 cpu_set_t share_of_cores(const cpu_set_t& usable, int rank, int ranks);
 
 }  // namespace weft::tools

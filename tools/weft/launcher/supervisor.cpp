@@ -179,7 +179,7 @@ void Supervisor::poll_once(Deadline until) {
       streams.push_back(stream.get());
     }
   }
-  // In pieces where there is a time to come: a job that is suspended is not late.
+  // In pieces if there is a time to come: a job that is suspended is not late.
   const bool timed = until.when() != Clock::time_point::max();
   const auto left =
       std::chrono::ceil<milliseconds>(timed ? std::min(until.left(), kWaitPiece) : until.left());

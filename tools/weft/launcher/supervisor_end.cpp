@@ -92,8 +92,8 @@ void Supervisor::report_early() {
 }
 
 /// Names the rank that failed first, as soon as it is known, at the latest when `late`. The kernel does not
-/// tell in which order processes ended, and a survivor may well be gone before the one that it fails
-/// because of. So: one killed by a signal that cannot be a consequence; else one that does not blame others;
+/// tell in which order processes ended, and a survivor may well be gone before the one that it fails because
+/// of. So: one killed by a signal that cannot be a consequence; otherwise one that does not blame others;
 /// among equals, the one that was found first.
 void Supervisor::judge(bool late) {
   take_last_notices();

@@ -22,7 +22,7 @@ namespace {
   throw Error(ErrorCode::bad_argument, fmt::format("{}: {}", where, what));
 }
 
-// The last one named on the command line, where there is one: what "--config" takes.
+// The last one named on the command line, if there is one: what "--config" takes.
 std::optional<std::string> named_in(const std::vector<std::string>& words) {
   std::optional<std::string> path;
   for (std::size_t i = 0; i < words.size(); ++i) {

@@ -26,7 +26,7 @@ namespace {
 struct Flags {
   TrainConfig config;
   std::vector<std::string> meshes{"1x1", "2x1", "1x2", "2x2", "1x4"};
-  std::int64_t compared = 0;  // 0: 50, or all where there are fewer
+  std::int64_t compared = 0;  // 0: 50, or all if there are fewer
   double tolerance = 1e-5;
   std::int64_t every = 5;
   std::string json;

@@ -10,8 +10,8 @@
 namespace weft::tools {
 
 /// `bar`: one line that is written over, no wider than the terminal; where standard output is none, lines.
-/// `lines`: a line every few seconds. `none`. `auto`: a bar on a terminal, else lines. Steps run over [first,
-/// until).
+/// `lines`: a line every few seconds. `none`. `auto`: a bar on a terminal, otherwise lines. Steps run over
+/// [first, until).
 class ProgressBar {
  public:
   ProgressBar(const std::string& style, std::int64_t first, std::int64_t until);

@@ -16,7 +16,7 @@ struct SaveFolder {
   std::string note{};  ///< what is worth saying of it; or empty
 };
 
-/// Makes the folder. `resume`: "latest", "auto" (where there is a checkpoint), or "no". Throws bad_argument
+/// Makes the folder. `resume`: "latest", "auto" (if there is a checkpoint), or "no". Throws bad_argument
 /// if there is none to go on from, or where one of another run is there, naming what differs: the number
 /// of steps and the warm-up may, for a run that goes on. Without resume, one of another run is refused, too,
 /// unless `overwrite`. Throws system if the folder cannot be made or written to.

@@ -42,7 +42,7 @@ struct TrainConfig {
   int threads = 0;                 ///< per rank; 0: WEFT_THREADS, or the usable cores shared among the ranks
 
   std::int64_t warmup_steps() const { return warmup == -1 ? std::min<std::int64_t>(100, steps / 3) : warmup; }
-  /// Gives what follows other values, where it is not set, its value: kv_heads is heads, ffn_hidden
+  /// Gives what follows other values, if it is not set, its value: kv_heads is heads, ffn_hidden
   /// usual_ffn_hidden(dim), max_seq the sequence, floor_lr a tenth of peak_lr.
   void fill_in();
   /// After fill_in(). Throws bad_argument with the arithmetic where sizes do not fit each other or `ranks`:

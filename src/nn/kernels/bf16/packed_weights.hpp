@@ -3,7 +3,7 @@
 //
 // The library packs the second matrix of a bf16 product in every call; with few tokens that takes as long as
 // the product itself. A weight of which the caller says the version (WeightMatrix) is packed at its third
-// use, since to pack it costs about what two uses gain: in inference, or where several micro-batches come
+// use, since to pack it costs about what two uses gain: in inference, or if several micro-batches come
 // between two steps of the optimizer. The bits of a product are the same either way.
 #pragma once
 

@@ -34,7 +34,7 @@ struct Matrix {
   }
 };
 
-/// c = alpha a b, or c += alpha a b where `accumulate`, or c = alpha a b + bias, row by row, where there is a
+/// c = alpha a b, or c += alpha a b where `accumulate`, or c = alpha a b + bias, row by row, if there is a
 /// bias. a: (m, k), b: (k, n), c: (m, n) with rows ldc apart, bias: (n) or null. k > 0.
 struct Product {
   Matrix a, b;

@@ -11,7 +11,7 @@
 namespace weft::kernels::cpu {
 namespace {
 
-// Elements that are added up before they join the sum, on one thread: of one weight, where there are weights.
+// Elements that are added up before they join the sum, on one thread: of one weight, if there are weights.
 std::int64_t piece_of(const float* weights, const LossShape& s) {
   constexpr std::int64_t kWithoutWeights = 4096;
   return weights == nullptr ? kWithoutWeights : std::max<std::int64_t>(1, s.width);

@@ -12,7 +12,7 @@ class Context;
 namespace weft::kernels {
 
 /// Scratch memory of one purpose, which grows to what was needed: local memory of a Context, or of the C++
-/// library where there is none.
+/// library if there is none.
 class Scratch {
  public:
   /// At least `bytes` bytes, 64-byte aligned; valid until the next call. Contents are whatever was there.

@@ -37,7 +37,7 @@ enum class Stopped : std::uint8_t {
 /// Which error ranks may have.
 enum class Sees : std::uint8_t {
   nothing,              ///< none
-  death,                ///< peer_lost where the backend detects deaths, else as absence
+  death,                ///< peer_lost where the backend detects deaths, otherwise as absence
   absence,              ///< timeout, naming the rank or those that it held up
   mismatch,             ///< mismatch, naming the rank
   mismatch_or_absence,  ///< collective: mismatch; message, which then never comes: timeout
@@ -56,7 +56,7 @@ struct MustFail {
   } who = nobody;
   bool but_the_struck = false;  ///< not the struck rank, which may be done with everything
   bool members = false;         ///< only members of the step's group: others may have sent all they had
-  bool one_if_unseen = false;   ///< one is enough where only the receiver of a message knows what is wrong
+  bool one_if_unseen = false;   ///< one is enough if only the receiver of a message knows what is wrong
 };
 
 struct FaultRow {

@@ -301,7 +301,7 @@ Program draw(std::uint64_t seed, std::uint64_t index, const Range& range) {
   if (range.faults && !d.one_in(5) && n > 1) add_fault(d, p, range);  // one rank has nobody who could tell
   // Drawn from a separate sequence, so that the other random choices stay the same.
   p.heartbeats = !range.job && row(p).is_absent && mix(mix(seed, index), 4242) % 2 == 0;
-  if (p.fault.kind != FaultKind::none) {  // where everybody hears of it
+  if (p.fault.kind != FaultKind::none) {  // where everybody learns of it
     Step last;
     last.salt = d.next();
     last.group = p.steps[static_cast<std::size_t>(p.fault.step)].group;
