@@ -272,7 +272,9 @@ def draw(tree, number, seed):
             continue
         kind = "page" if path.suffix == ".md" else "header" if path.parts[0] == "include" else "comment"
         for block in blocks_of(tree, path)[0]:
-            kinds[kind] += [f"{path}:{n}: {s}" for n, s in block.sentences() if len(without_code(s).split()) >= 5]
+            # Whole sentences: notes behind a declaration and cells of a table are read with what they belong to.
+            kinds[kind] += [f"{path}:{n}: {s}" for n, s in block.sentences()
+                            if len(s.split()) >= 6 and re.match(r"[*(\"]*[A-Z`]", s) and re.search(r"[.!?][)*\"]*$", s)]
     source = random.Random(seed)
     drawn = [source.sample(kinds[kind], min(len(kinds[kind]), (number + i) // 3)) for i, kind in enumerate(kinds)]
     return [sentence for part in drawn for sentence in part]
