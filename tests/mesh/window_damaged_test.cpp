@@ -157,7 +157,7 @@ TEST_F(WindowDamaged, TheBoxes) {
   const Case c{kMany, Memory::shared};
   const auto boxes = [](const std::function<void(Slot&)>& change) {
     return [=](Link*, Slot& s) {
-      s.boxes_id = 4711;  // read again
+      s.boxes_id = 4711;  // read anew
       change(s);
     };
   };
@@ -194,7 +194,7 @@ TEST_F(WindowDamaged, ATextWithoutAnEnd) {
       "rank 1 gave " + std::string(windows::kAboutBytes, 'x') + ", and rank 0", ErrorCode::mismatch);
 }
 
-// A rank that gives up waits for the ranks that read its memory: not for itself, and not forever.
+// A rank that gives up waits for the ranks that read its memory: not for itself, and not for ever.
 TEST_F(WindowDamaged, AReaderThatIsNone) {
   check(
       {kFew, Memory::shared},

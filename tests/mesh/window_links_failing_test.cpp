@@ -178,7 +178,7 @@ TEST(WindowLinksFailing, ALateNeighbourDoesNotReadWhatIsGone) {
           ring.window.fetch(ring.part(part->data()), ring.wide(wide.data()));
           WindowTransfer transfer = ring.window.start(ring.part(part->data()), ring.wide(wide.data()));
           if (r.rank == 0) {
-            // Time counts again for nothing that happens meanwhile.
+            // Time counts anew for nothing that happens meanwhile.
             const double took = seconds_of([&] {
               try {
                 transfer.finish();

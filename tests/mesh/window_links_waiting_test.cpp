@@ -217,7 +217,7 @@ TEST(WindowLinksWaiting, MessagesOfTwoGroupsThatHaveNoRoom) {
   ::unsetenv("WEFT_SINGLE_COPY");
 }
 
-// Memory that the kernel reads for nobody (memfd_secret), from the beginning and if there was other memory
+// Memory that the kernel reads for nobody (memfd_secret), from the beginning and where there was other memory
 // before.
 void* secret(void* at, std::size_t bytes) {
 #ifdef SYS_memfd_secret

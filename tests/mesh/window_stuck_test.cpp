@@ -278,7 +278,7 @@ class NoSteps final : public windows::LinkedSteps {
 };
 
 // The thread that is stuck in it comes back, and completes it, just before it is abandoned: no thread counts
-// as stuck forever.
+// as stuck for ever.
 TEST(WindowAbandoned, WhatIsCompleteByThenHoldsUpNoQuiesce) {
   run_ranks(Ranks::threads, 2, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"y", 2}});
