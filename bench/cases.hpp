@@ -111,8 +111,8 @@ std::shared_ptr<std::byte> allocate_pages(std::size_t bytes);
 Prepared prepare(const std::shared_ptr<Buffers>& buffers,
                  const std::function<void(std::byte* in, std::byte* out)>& call);
 
-/// If ranks run, if there are as many cores as ranks: anywhere; each on a core of its own; each, with its
-/// helper thread, on an equal share of them.
+/// The cores on which ranks run if there are as many cores as ranks: any; each on one of its own; each, with
+/// its helper thread, on an equal share of them.
 enum class Bind : std::uint8_t { none, cores, share };
 
 /// The options of a program.

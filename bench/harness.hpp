@@ -72,7 +72,7 @@ int bench_main(int argc, char** argv, const Defaults& defaults,
 
 /// "shm, ranks are processes, bound to cores"
 std::string settings_of(const Spec& spec);
-/// If the buffers of a case lie: "shared", or pages of the program's own.
+/// The memory of a case's buffers: "shared", or pages of the program's own.
 Buffers::Allocate allocator(Context& context, std::string_view memory);
 /// "/f32/shared/in_place/hot/2048"
 std::string name_of(const Case& c, std::string_view memory);

@@ -28,7 +28,7 @@ namespace {
 using Context = std::shared_ptr<::gloo::Context>;
 using Call = std::function<void(std::byte* in, std::byte* out)>;
 
-// If its ranks find each other.
+// The store in which its ranks find each other.
 class Meeting final : public ::gloo::rendezvous::Store {
  public:
   explicit Meeting(std::shared_ptr<weft::Store> store) : store_(std::move(store)) {}

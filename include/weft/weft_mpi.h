@@ -21,7 +21,7 @@ static inline weft_status weft_group_from_mpi(weft_context* context, MPI_Comm co
                                               const weft_group_options* options, weft_group** group,
                                               weft_error* error) {
   int rank = -1, size = -1;
-  /* An error of MPI's is its error handler's, or else a rank or size that weft refuses. */
+  /* MPI's error handler gets an error of MPI; if it returns, weft refuses the rank or size -1. */
   if (MPI_Comm_rank(communicator, &rank) != MPI_SUCCESS) rank = -1;
   if (MPI_Comm_size(communicator, &size) != MPI_SUCCESS) size = -1;
   return weft_group_create_by_broadcast(context, host, rank, size, weft_mpi_broadcast_, &communicator,

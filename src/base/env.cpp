@@ -159,8 +159,8 @@ std::span<const Variable> variables() { return kVariables; }
 std::optional<std::string> get(std::string_view name) {
   assert(known(name) && "every variable has a row in the table above");
   (void)known;
-  // A program with more rights than its caller (setuid, file capabilities) does not obey the caller's
-  // variables: they name plug-ins to load and files to write.
+  // A program with more rights than its caller (setuid, file capabilities) ignores the caller's variables,
+  // since they name plug-ins to load and files to write.
   const char* value = ::secure_getenv(std::string(name).c_str());
   if (value == nullptr || *value == '\0') return std::nullopt;
   return value;

@@ -74,7 +74,7 @@ class JsonBuilder final : public nlohmann::json_sax<Json> {
     problem_.text = std::move(text);
     return false;
   }
-  // If the value now is. Pointers to open containers stay good: only the innermost one grows.
+  // The place of the value. Pointers to open containers stay good: only the innermost one grows.
   template <class Value>
   Json* add(Value&& value) {
     if (++values_ > limits_.values) {

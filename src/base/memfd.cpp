@@ -100,7 +100,7 @@ namespace {
 constexpr std::size_t kColorBytes = std::size_t{1} << 21;  // and huge pages stay possible
 constexpr std::size_t kColors = 128;
 
-// If a mapping of `bytes` may lie: a range that is reserved, and is its caller's to map over; nullptr:
+// An address for a mapping of `bytes`: a range that is reserved, and is its caller's to map over; nullptr:
 // anywhere.
 void* reserve_with_next_color(std::size_t bytes) noexcept {
   static std::atomic<std::size_t> next{0};

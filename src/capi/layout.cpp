@@ -32,7 +32,7 @@ Shape shape_of(const char* function, const std::int64_t* extents, std::int32_t d
   return Shape(std::span<const std::int64_t>(list_of(function, extents, dim_count, what, "dim_count")));
 }
 
-// Whether tensors of this shape have `count` elements.
+// Returns whether tensors of this shape have `count` elements.
 static bool has_as_many(const Shape& shape, std::int64_t count) {
   std::int64_t product = 1;
   for (const std::int64_t extent : shape)

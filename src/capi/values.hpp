@@ -16,7 +16,7 @@ Buffer buffer_of(const char* function, const weft_buffer& buffer, const char* wh
 inline Buffer buffer_of(const char* function, const weft_buffer* buffer, const char* which) {
   return buffer_of(function, given(function, buffer, which), which, "->");
 }
-/// For an argument that is used only if `needed`: may be null otherwise.
+/// An argument that is used only if `needed`, and may be null otherwise.
 inline Buffer buffer_where(bool needed, const char* function, const weft_buffer* buffer, const char* which) {
   return needed || buffer != nullptr ? buffer_of(function, buffer, which) : Buffer{};
 }

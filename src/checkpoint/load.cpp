@@ -21,8 +21,8 @@
 namespace weft {
 namespace {
 
-// If the values of a name are: the rows from first_row on of what the checkpoint has under another name,
-// or under this one.
+// The place of the values of a name: the rows from first_row on of the tensor that the checkpoint has under
+// another name, or under this one.
 struct Source {
   std::string stored;
   const CheckpointEntry* entry = nullptr;

@@ -54,7 +54,7 @@ class NewFolder {
 /// `run is as it was`
 std::string unchanged(const std::filesystem::path& directory);
 
-/// If the warnings of a save go: to the log of the mesh's Context; without a mesh to stderr, as WEFT_LOG
+/// The way of a save's warnings: to the log of the mesh's Context; without a mesh to stderr, as WEFT_LOG
 /// says.
 Warn warnings_of(std::string what, const DeviceMesh& mesh);
 

@@ -33,7 +33,8 @@ void expect_reach(const SpaceRule::Reach& r, const char* along, const std::strin
                     path, kind_of(module), r.kernel, r.stride, r.padding, r.dilation, along));
 }
 
-// On the model's root beside the root's own passes, if it has any: says that the model is split, and how.
+// The passes of a model's root, besides the root's own if it has any: they say that the model is split, and
+// how.
 class RootPasses final : public Passes {
  public:
   RootPasses(DomainManager manager_in, std::shared_ptr<const Passes> passes)

@@ -10,7 +10,8 @@ namespace weft::domain {
 namespace {
 
 // Which rows, or columns, each part has while windows are whole: of H / w rows of windows each part has its
-// share. Near: that of neighbours; far: row l H/w + r of the map is row l of the windows r.
+// share. In near windows the rows are neighbours; in far ones row l H/w + r of the map is row l of the
+// windows r.
 std::vector<IndexRanges> whole_windows(std::int64_t size, std::int64_t window, Windows kind,
                                        std::size_t parts) {
   const std::int64_t count = size / window;

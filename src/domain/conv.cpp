@@ -34,8 +34,8 @@ Both of_conv(const Conv2d& conv, const LayoutRef& x) {
       along("width", x->global[kWidth], c.kernel.width, c.stride.width, c.padding.width, c.dilation.width)};
 }
 
-// A dimension with its padding: each part has the places of its own pixels, the first one that is not empty
-// also those before them, the last one those after.
+// A dimension with its padding: each part has the places of its own pixels; the first part that is not empty
+// has the padding before them, too, and the last one the padding after them.
 Parts with_padding(const Parts& x, std::int64_t padding) {
   Parts wide = x;
   wide.size += 2 * padding;

@@ -129,7 +129,8 @@ kernels::AttentionPiece piece(const HeadsShape& s, const IndexRange& queries, co
 // A part of a mask, as kernels take it.
 class PieceOfMask {
  public:
-  /// Rows and keys of `from`, counted from its first ones; all rows where they are for each query alike.
+  /// Rows and keys of `from`, counted from its first ones; if the mask is the same for each query, its one
+  /// row.
   PieceOfMask(const SplitMask& mask, const Tensor& from, const IndexRange& rows, const IndexRange& keys) {
     if (!from) return;
     const IndexRange of = mask.of_each_query ? rows : IndexRange{0, 1};

@@ -7,8 +7,8 @@
 namespace weft::domain {
 namespace {
 
-// One dimension. Its own code pads the window, too: the outputs that see that padding come first and last,
-// and are left.
+// One dimension. The module's own code pads the window, too: the outputs that see that padding come first
+// and last, and are dropped.
 struct Along {
   Sliding k;
   std::int64_t skipped() const {

@@ -29,7 +29,7 @@ inline bool on_device(const Compute* compute) noexcept {
   return compute != nullptr && compute->device() != Device{};
 }
 
-/// If calls and memory of what `compute` works on are ordered; null: the host's.
+/// The stream on which the calls and the memory of `compute` are ordered; null: the host's.
 inline Stream stream_of(const Compute* compute) noexcept {
   return compute == nullptr ? Stream{} : compute->stream();
 }

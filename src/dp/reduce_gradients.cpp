@@ -32,7 +32,7 @@ struct Member {
   std::int64_t offset;  // in its flat buffer
 };
 
-// A set of the axes given: a bit for each, by its place among them. Ranks send one bit beside it.
+// A set of the axes given: a bit for each, by its place among them. Ranks send one more bit with it.
 using AxisSet = std::uint64_t;
 constexpr std::size_t kMostAxes = 63;
 

@@ -205,7 +205,7 @@ struct Checker {
         wrong(ErrorCode::bad_argument, "{}_blocks: blocks {} and {} overlap", which, order[i - 1], order[i]);
   }
 
-  // If block r begins.
+  // The element at which block r begins.
   static std::int64_t offset(const Blocks& b, int r) {
     return b.offsets.empty() ? std::accumulate(b.counts.begin(), b.counts.begin() + r, std::int64_t{0})
                              : b.offsets[static_cast<std::size_t>(r)];

@@ -246,8 +246,8 @@ void GroupState::submit_batches(std::span<const Call> calls, std::span<const Ope
 }
 
 // Some calls of the batch were sent and one cannot be: peers wait for calls that never come, so the group
-// fails, with the reason. To blame are the ranks that hold up the calls in flight; if none is known, this
-// one.
+// fails, with the reason. The error names the ranks that hold up the calls in flight, or, if none is known,
+// this rank.
 void GroupState::fail_batch(const std::exception& reason, std::size_t sent, std::size_t calls) {
   const auto* const error = dynamic_cast<const Error*>(&reason);
   std::string why = reason.what();

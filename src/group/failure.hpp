@@ -50,8 +50,8 @@ class GroupFailure {
   bool quiesce(Duration limit, const Ring& ring) noexcept;
   /// The same for Works that are dropped: of many only the first waits.
   bool quiesce_dropped(const Ring& ring) noexcept;
-  /// A Work was dropped before its call ended. If nothing else tells the program so: a warning, once a
-  /// group, and a notice to weft run.
+  /// A Work was dropped before its call ended. If nothing else says so to the program, logs a warning, once
+  /// a group, and notifies weft run.
   void warn_of_dropped(Op op, std::uint64_t call, bool had_failed) noexcept;
 
  private:

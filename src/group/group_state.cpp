@@ -146,7 +146,7 @@ void GroupState::give_back() noexcept {
   if (last) end();
 }
 
-// The program has let go of it, and it may stay forever: the Context may end.
+// The program has no handle of the group any more, and the group may stay forever: the Context may end.
 void GroupState::unlist() noexcept {
   const std::lock_guard lock(mutex_);
   listed_.reset();
@@ -620,8 +620,9 @@ void GroupState::fill(OpState& s, const Call& call, const Operands& have) noexce
   s.in_blocks = s.out_blocks = nullptr;
 }
 
-// Another thread of this rank may sleep until the call is done. It has announced its sleep, and then owned
-// the group and found the call in flight (settled), before this owner did: so no fence is needed to see it.
+// Another thread of this rank may sleep until the call is done. That thread announced its sleep, then owned
+// the group and found the call in flight (settled), all before this owner owned it: so no fence is needed to
+// see the announcement.
 void GroupState::finish(std::uint32_t index) noexcept {
   Ring::Slot& slot = ring_[index];
   recorder_->finished(slot.record, CallState::done, slot.waited);

@@ -270,7 +270,7 @@ class Shrinking {
   bool good(const Built& built, const std::string& text) const {
     return !bad(text) && parse(built.key, text).here.size() == built.members.size();
   }
-  // True: it was this rank that decided it.
+  // Returns true if this rank decided it.
   bool spoil(const Built& built) const {
     bool mine = false;
     update(built.key, [&](const std::string& text) {

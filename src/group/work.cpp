@@ -180,7 +180,7 @@ bool Work::wait_for(Duration limit) {
 void Work::wait_on(Stream stream) {
   if (!group_ || !group_->streams()) return wait();
   check_may_wait();
-  // None is given back: wait() or done() still tell how they ended.
+  // No call is given back: wait() or done() still reports how it ended.
   try {
     each_call([&](std::uint32_t slot, std::uint32_t ticket) { group_->wait_on(slot, ticket, stream); });
   } catch (const Error& e) {

@@ -13,7 +13,7 @@ namespace weft {
 
 class Logger;
 
-/// If a byte of a process's shared memory lives, as its peers address it.
+/// The place of a byte in a process's shared memory, as its peers address it.
 struct SegmentPlace {
   std::uint32_t segment = 0;
   std::uint64_t offset = 0;
@@ -61,7 +61,7 @@ class Arena {
   /// The memfd of a segment, owned by the arena.
   int segment_descriptor(std::uint32_t segment) const noexcept;
 
-  /// If [data, data + bytes) lies, or nothing if it is not (wholly, contiguously) shared memory of this
+  /// The place of [data, data + bytes), or nothing if it is not (wholly, contiguously) shared memory of this
   /// arena. Lock-free, a few nanoseconds: called for each buffer of each call that is not inline.
   std::optional<SegmentPlace> find(const void* data, std::size_t bytes) const noexcept;
   /// While it is the same, find() gives the same answers.

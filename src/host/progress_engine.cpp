@@ -124,7 +124,7 @@ bool ProgressEngine::drive_helped() noexcept {
     const std::lock_guard lock(mutex_);
     for (Driven* d : driven_)
       if (d->helped()) moved |= d->drive();
-    // A thread of this rank that waits elsewhere finds the list taken.
+    // Answers for this rank's other threads that wait: they find the list locked.
     if (++drives_ % kAnswerEvery == 0)
       for (Driven* d : driven_) d->answer();
   }

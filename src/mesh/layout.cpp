@@ -376,7 +376,8 @@ void expect_layout(const LayoutRef& layout, const DeviceMesh& axes, const Placem
   if (std::any_of(indices.begin(), indices.end(), differs))
     bad_layout(fmt::format("{} is {}; expected {}", what.text(), placements_text(*layout, axes),
                            to_string(expected)));
-  // Only cuts nest. Without this an axis of one rank, whose placement does not matter, would.
+  // Only cuts nest. Without the test for a shard an axis of one rank, whose placement does not matter, would
+  // nest, too.
   if (is_shard(expected) && indices.size() > 1 && layout->with(axes, expected) != layout)
     bad_layout(fmt::format("{} is {}, whose axes nest otherwise than {}", what.text(), to_string(*layout),
                            axes.name()));

@@ -280,7 +280,7 @@ class IntoMemory final : public Transfer::Steps {
   Transfer transfer_;
 };
 
-/// A tensor that borrows what the caller gave, which `which` names.
+/// A tensor that borrows the caller's memory; `which` names it in errors.
 Tensor borrowed(const char* which, const ConstTensorView& v, const LayoutRef& layout, Stream stream) {
   if (layout == nullptr)
     throw Error(ErrorCode::bad_argument, fmt::format("redistribute: the layout of {} is null", which));

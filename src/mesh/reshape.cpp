@@ -54,9 +54,9 @@ std::vector<Group> groups_of(const Shape& from, const Shape& to) {
   return groups;
 }
 
-// If a cut of dimension `dim` of `from` cuts `to`: a part is a run of elements only if the dimensions
-// before it, in its group, have one index each. `before`, `after`: how many elements of the group an index of
-// either dimension has.
+// The dimension of `to` that a cut of dimension `dim` of `from` cuts: a part is a run of elements only if
+// the dimensions before it, in its group, have one index each. `before`, `after`: how many elements of the
+// group an index of either dimension has.
 struct Outermost {
   int dim;
   std::int64_t before, after;

@@ -227,9 +227,9 @@ bool groups_are_sound() noexcept {
 }
 
 // Ends the averager's step after passes that did not: buckets may be on their way, and data ranks on which
-// nothing failed wait for the others. They hear that these have no gradients; here the error that ended the
-// passes is the one to tell. A sharded model has ended its passes itself; what it kept between forward and
-// backward goes.
+// nothing failed wait for the others. Those ranks learn that this rank has no gradients; on this rank the
+// error that ended the passes is thrown. A sharded model has ended its passes itself; what it kept between
+// forward and backward goes.
 void end_step(ParallelModel& model) noexcept {
   if (model.sharded) return model.sharded->discard();
   if (model.data.size() > 1 && !groups_are_sound()) return;

@@ -107,8 +107,7 @@ Tensor padded(Frame& frame, const Conv2dConfig& c, const Tensor& x) {
   kernels::resample(frame.kernels(), x.data_ptr<float>(), wide.data_ptr<float>(), padding_of(c, x));
   return wide;
 }
-// The adjoint: each pixel gets the gradients of all the places that it was put, those of a row first, each in
-// order.
+// The adjoint: each pixel gets the gradients of all the places to which it was copied, row by row, in order.
 void add_padding(Frame& frame, const Conv2dConfig& c, const Tensor& dwide, const Tensor& dx) {
   const kernels::ResampleShape s = padding_of(c, dx);
   const auto back = [](const kernels::Taps& t, std::int64_t n) {

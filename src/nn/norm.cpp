@@ -90,7 +90,7 @@ Tensors RMSNorm::do_backward(Inputs gradients, Frame& frame) {
 namespace {
 
 // The common part of norms over the last dimension, over channels and over groups: a gain and a bias, and a
-// mean and a 1 / standard deviation for each of the things that are normalised.
+// mean and a reciprocal standard deviation for each row that is normalised.
 //
 // `statistics(x, what, gains)` says how many there are, and throws for an x that does not fit; `run` is the
 // kernel.

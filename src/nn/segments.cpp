@@ -13,7 +13,7 @@
 namespace weft {
 namespace {
 
-// The layout of a part of `size` features of what has the layout `whole`.
+// The layout of a part, `size` features long, of a tensor with the layout `whole`.
 LayoutRef of_part(const LayoutRef& whole, std::int64_t size) {
   if (whole == nullptr) return nullptr;
   return whole->segmented(0, {})->with_global(layouts::with_last(whole->global, size));

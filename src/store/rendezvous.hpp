@@ -1,4 +1,4 @@
-// If the ranks of a job meet, and which of them this process is.
+// The place where the ranks of a job meet, and this process's rank among them.
 #pragma once
 
 #include <memory>

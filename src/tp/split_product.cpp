@@ -220,8 +220,8 @@ void put(Compute& compute, const Tensor& from, const TensorView& to) {
   if (to.count() > 0) copy(compute.context(), from.view(), to, compute.stream());
 }
 
-// x is this rank's part of (…, in) along `dim`. Sent are x, where dw needs the whole of it, while dy w is
-// computed; then dx, while dw and db are. All ranks begin and finish both in this order.
+// x is this rank's part of (…, in) along `dim`. x is sent while dy w is computed, if dw needs the whole of
+// x; then dx is sent while dw and db are computed. All ranks begin and finish both in this order.
 void column_backward_divided(const Product& product, Compute& compute, const DeviceMesh& axes,
                              const Shape& whole, const ConstTensorView& dy, const ConstTensorView& x,
                              const ConstTensorView& w, const LinearGradients& g, int dim) {

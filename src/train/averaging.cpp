@@ -196,7 +196,7 @@ GradientAverager::Agreement GradientAverager::agree(const std::optional<Error>& 
         std::any_of(each_axis_.begin(), each_axis_.end(), [&](const DeviceMesh& a) { return is_cut(p, a); });
     return cut || !p.materialised() ? p.global_shape().count() : p.master().count();
   };
-  // Along which axes it is cut: of these its values are not compared.
+  // The axes along which a parameter is cut: over these its values are not compared.
   const auto cut_along = [&](std::size_t i) {
     std::string axes;
     for (const DeviceMesh& axis : each_axis_)
@@ -351,7 +351,7 @@ void GradientAverager::make_reducers() {
       slot.parameter->place_gradient(
           reduced_[slot.set]->reducer->tensor(slot.entry).reshape(slot.parameter->local_shape()));
   made_reducers_ = true;
-  // Values are the same; from here on the optimizers' steps count.
+  // The values are equal on all ranks; from here on the ranks compare the steps of the optimizers.
   for (const Parameter* p : trained_) set_history(*p, 0);
 }
 
@@ -390,7 +390,7 @@ void GradientAverager::finish() {
                     gradient.count());
     }
   }
-  // Also where the reduction throws: the next step begins again.
+  // Done even if the reduction throws: the next step begins again.
   for (Slot& slot : slots_) slot.final = false;
   // One set after the other: the first step compares ranks and makes groups, which all ranks do in one order.
   std::exception_ptr first_failure;

@@ -41,7 +41,7 @@ class List {
   List(const List&) = delete;
   List& operator=(const List&) = delete;
   std::vector<Gradient>& gradients() noexcept { return gradients_; }
-  /// Given, or that of the device where they are.
+  /// The Compute of the options, or, without one, that of the device where the gradients are.
   Compute* compute() const noexcept { return compute_; }
   /// Gives the reduced gradients to their parameters.
   void state_layouts(std::span<Parameter* const> parameters) const {

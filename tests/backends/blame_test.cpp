@@ -1,5 +1,5 @@
-// Tests which rank is named if a call does not proceed: the rank that is stopped, or has not come, and none
-// of those that only wait for it.
+// Tests the rank that is named if a call makes no progress: the rank that is stopped, or has not come, and
+// none of those that only wait for it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>

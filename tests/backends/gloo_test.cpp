@@ -379,7 +379,7 @@ TEST_P(Gloo, RanksThatLeaveInACircleDoNotWaitForOneAnother) {
       gloo());
 }
 
-// If this process listens: "0100007F:1F90" as the kernel writes 127.0.0.1:8080.
+// The addresses at which this process listens: "0100007F:1F90" as the kernel writes 127.0.0.1:8080.
 std::set<std::string> listening() {
   std::set<std::string> sockets;
   DIR* const folder = ::opendir("/proc/self/fd");

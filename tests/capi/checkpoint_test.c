@@ -116,7 +116,7 @@ static void test_keep(void) {
   remove_folder();
 }
 
-/* If a save is, as it goes on. */
+/* Notes the stages that a save reaches. */
 static void note_stage(void* data, const char* stage) {
   strcat(data, stage);
   strcat(data, " ");

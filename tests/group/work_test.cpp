@@ -115,7 +115,8 @@ TEST_F(Coalesced, MemoryOfAnotherCallIsRefused) {
       said({call::all_to_all_v(x, {counts, even}, part(y, 0, 6), {counts}), call::recv(part(x, 17, 1), 2)}),
       "coalesced: out of call 1 (recv) overlaps in of call 0 (all_to_all_v)" + expected);
   EXPECT_TRUE(recording.posted().empty()) << "before the first is sent";
-  // Apart, or only read: interleaved blocks, neighbours, in place, nothing at all.
+  // These calls do not conflict: their memory does not overlap, or is only read. Interleaved blocks,
+  // neighbours, in place, no elements.
   g.coalesced({call::all_gather_v(part(y, 0, 2), y, {counts, even}),
                call::all_gather_v(part(x, 0, 2), y, {counts, odd}), call::send(part(y, 4, 4), 1),
                call::send(part(y, 4, 4), 2), call::send(x, 1), call::recv(part(y, 5, 0), 1)})

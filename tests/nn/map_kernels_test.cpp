@@ -58,7 +58,7 @@ TEST(Gelu, EqualsReference) {
   }
 }
 
-// If the square of x is infinite, and x itself.
+// At an x whose square is infinite, and at an infinite x.
 TEST(Gelu, SlopesOfVeryLargeNumbers) {
   KernelContext ctx(1);
   constexpr float kInfinity = std::numeric_limits<float>::infinity();

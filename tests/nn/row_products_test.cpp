@@ -19,8 +19,8 @@ struct Case {
   std::int64_t m, n, k, more_a, more_b;  // rows of a and b lie k + more apart
 };
 
-// Every rest of rows (4) and columns (4, 32), of lanes (16) and chunks (1024), none of each, and a sum of
-// many chunks.
+// Sizes that leave every remainder of rows (by 4), columns (by 4 and 32), lanes (by 16) and chunks (by
+// 1024); sizes of 0; and a sum of many chunks.
 const Case kCases[] = {{1, 1, 1, 0, 0},     {4, 32, 16, 0, 0},    {3, 5, 7, 2, 1},      {2, 33, 1023, 0, 3},
                        {5, 31, 1024, 1, 0}, {7, 66, 1025, 5, 16}, {6, 2, 300000, 0, 0}, {9, 70, 4113, 0, 0},
                        {0, 5, 9, 0, 0},     {5, 0, 9, 0, 0},      {3, 6, 0, 1, 1}};

@@ -64,7 +64,7 @@ void expect_error(ErrorCode code, const std::string& text, F&& call) {
   }
 }
 
-/// If a test gets its stores from: `client` is one rank's view of the one table. Clients may be shared by
+/// The source of a test's stores: `client` is one rank's view of the one table. Clients may be shared by
 /// threads.
 struct Source {
   virtual ~Source() = default;

@@ -1,4 +1,5 @@
-// If the source tree is, and the reference data of other projects, for tests that compare with them.
+// The folders of the source tree and of the reference data of other projects, for tests that compare with
+// them.
 #pragma once
 
 #include <filesystem>

@@ -46,8 +46,8 @@ class LateDevice final : public DeviceRuntime {
   void push(Stream stream, std::function<void()> task);
   /// Runs what the stream has been given; what fails there is kept for the next wait().
   void catch_up(Stream stream) noexcept;
-  /// If the bytes of the device's address are. Throws std::logic_error for memory that is not the
-  /// device's; null stays null.
+  /// The host's address of the bytes at a device's address. Throws std::logic_error for memory that is not
+  /// the device's; null stays null.
   template <class T>
   T* bytes_of(T* address) const {
     return static_cast<T*>(const_cast<void*>(translate(address)));

@@ -100,7 +100,7 @@ struct ScribbledJob {
  private:
   static constexpr int kSteps = 200;
 
-  // If the ranks meet: in memory that is not weft's.
+  // The place where the ranks meet: memory that is not weft's.
   struct Meeting {
     std::atomic<int> came{0}, turns{0};
     std::array<std::atomic<int>, 2> bad{};

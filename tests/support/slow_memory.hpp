@@ -56,7 +56,8 @@ class SlowMemory {
     const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(limit).count();
     return ::poll(&p, 1, static_cast<int>(ms)) == 1;
   }
-  /// If somebody waits; null: nobody does, within `limit`. To be called before let_come() of that page.
+  /// The address for which somebody waits; null: nobody does, within `limit`. To be called before let_come()
+  /// of that page.
   char* awaited(Duration limit) const {
     uffd_msg message{};
     if (!somebody_waits(limit) || ::read(fault_, &message, sizeof(message)) != sizeof(message))

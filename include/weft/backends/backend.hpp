@@ -205,7 +205,8 @@ struct GroupInit {
   int rank = 0;
   int size = 1;
   int process_rank = 0;  ///< which rank of this process this is (several where ranks are threads)
-  /// Ranks of the whole job on this host, as far as known: more than cores means no spinning.
+  /// The number of ranks of the whole job on this host, as far as known: if it is larger than that of cores,
+  /// waits do not spin.
   int ranks_here = 1;
   Deadline deadline;  ///< for making the group
 };

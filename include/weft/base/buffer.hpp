@@ -125,7 +125,7 @@ struct BasicBuffer {
     return b;
   }
 
-  /// Only without a fault, and where they fit 64 bits.
+  /// Call it only if there is no fault, and if the bytes fit 64 bits.
   std::int64_t bytes() const noexcept { return count * size_bytes(dtype); }
 };
 

@@ -60,9 +60,9 @@ class Error : public std::runtime_error {
   std::span<const int> ranks() const noexcept { return details_->failure.ranks; }
   /// True: nobody touches this call's buffers any more. False: call quiesce() before reusing them.
   bool quiesced() const noexcept { return details_->quiesced; }
-  /// The last call of each rank of the group, in order of the ranks, as far as this rank knows: for a
-  /// timeout (whose text says the same in words) or peer_lost of a call. Empty if the transport cannot
-  /// tell, and else.
+  /// The last call of each rank of the group, in order of the ranks, as far as this rank knows: for a timeout
+  /// (whose text says the same in words) or peer_lost of a call. Empty if the transport does not know them,
+  /// and for all other errors.
   std::span<const LastCall> last_calls() const noexcept { return details_->last_calls; }
 
  private:

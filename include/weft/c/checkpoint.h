@@ -58,7 +58,7 @@ typedef struct weft_checkpoint_load_options {
  * Blocks until all is on the disk. For other ranks it waits at most the deadline of the mesh's group until
  * all agree on the arguments, and then an hour for each rank's file. Saves of one process to one directory,
  * also those of a weft_checkpoint_saver, are written one after the other in the order of the calls. Killed at
- * any moment, or out of space, it leaves the checkpoint of before whole, and named by `latest`. A checkpoint
+ * any moment, or out of space, it leaves the previous checkpoint whole, and named by `latest`. A checkpoint
  * of the same step is replaced. If one rank cannot write, all ranks get WEFT_SYSTEM, with its text and the
  * state of the disk; a wrong tensor on one rank is an error of all. NULL, a number that is no dtype and the
  * like are found on each rank alone: the others wait for it until their deadline. */

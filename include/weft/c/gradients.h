@@ -43,10 +43,10 @@ typedef struct weft_reduce_options {
 
 /* Reduces gradients, in place, as their layouts say on each of `axes`: WEFT_PARTIAL is summed, or averaged;
  * WEFT_SHARD stays; WEFT_REPLICATE stays as it is if all replicas have the same bits, and is averaged
- * else. WEFT_MISMATCH on all ranks, before any gradient changes, where a replica has drifted: the text names
- * the gradient, and `ranks` are numbered as in `axes`. All axes in one pass: an exchange that compares the
- * lists, and one collective for each reduction, dtype and set of axes. Blocks. `options` may be NULL, and are
- * the same on all ranks. */
+ * otherwise. WEFT_MISMATCH on all ranks, before any gradient changes, where a replica has drifted: the text
+ * names the gradient, and `ranks` are numbered as in `axes`. All axes in one pass: an exchange that compares
+ * the lists, and one collective for each reduction, dtype and set of axes. Blocks. `options` may be NULL, and
+ * are the same on all ranks. */
 weft_status weft_reduce_gradients(const weft_tensor* gradients, int32_t count, const weft_mesh* axes,
                                   const weft_reduce_options* options, weft_error* error);
 
@@ -101,7 +101,7 @@ weft_status weft_clip_grad_norm(const weft_tensor* gradients, int32_t count, dou
  *   for each step:  compute the gradients into slots, or into memory that was bound, calling weft_reducer_ready
  *                   weft_reducer_finish; the gradients are the reduced ones now
  *
- * A gradient either lies in its slot, a part of a bucket in shared memory: nothing is copied. Or it lies in
+ * A gradient may lie in its slot, a part of a bucket in shared memory: then nothing is copied. Or it lies in
  * memory of the caller's: a small one is copied into its slot and back, one that fills a bucket alone is
  * reduced where it lies.
  *

@@ -156,7 +156,7 @@ weft_status weft_group_quiesce(weft_group* group, int64_t limit_ns, bool* quiet,
 /* After a failure: a group of the survivors, in *survivors, numbered in the order of their ranks in `group`.
  * All living ranks call it. Ranks known to be dead or gone are left out at once, others after `limit_ns` (0:
  * the group's deadline); a rank that comes later gets WEFT_PEER_LOST with its own rank, and is in no group.
- * Blocks that long, again for each rank that is lost meanwhile. Both groups are destroyed as ever.
+ * Blocks that long, again for each rank that is lost meanwhile. Both groups must be destroyed, as any group.
  * WEFT_PEER_LOST, too, where the store ended with the process that served it. */
 weft_status weft_group_shrink(weft_group* group, int64_t limit_ns, weft_group** survivors, weft_error* error);
 

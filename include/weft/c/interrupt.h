@@ -1,4 +1,4 @@
-/* How calls that wait for other ranks are ended from outside, by Ctrl-C say. */
+/* Ends calls that wait for other ranks from outside: for Ctrl-C, for example. */
 #ifndef WEFT_C_INTERRUPT_H
 #define WEFT_C_INTERRUPT_H
 

@@ -51,8 +51,8 @@ typedef struct weft_layout weft_layout;
 
 /* The layout of a tensor with these extents over the whole mesh that `mesh` is, or is a part of; axes that
  * are not named are WEFT_REPLICATE. Several axes that shard one dimension nest in the order of the mesh: the
- * first cuts the whole, each later one the part that is left. Names and extents are copied. Each rank's own
- * business: the ranks must state the same. */
+ * first cuts the whole, each later one the part that is left. Names and extents are copied. No
+ * communication; all ranks must state the same. */
 weft_status weft_layout_create(const weft_mesh* mesh, const weft_axis_placement* placements,
                                int32_t placement_count, const int64_t* extents, int32_t dim_count,
                                weft_layout** layout, weft_error* error);
@@ -136,14 +136,14 @@ typedef struct weft_transfer weft_transfer;
  * max to all.
  *
  * Collective among the ranks of the axes whose placement changes; all call it in the same order. With
- * `transfer` NULL it blocks until `out` is written. Else communication begins, as far as it needs nothing
- * that is not there yet, and *transfer ends it: all ranks begin and finish transfers in the same order. `in`
- * and `out` are the caller's, live until then, and overlap only if both begin at the same address; `in` is
- * not written, unless `out` is the same memory. Both are on one device, ordered on `stream` there; NULL: its
+ * `transfer` NULL it blocks until `out` is written. Otherwise it begins the first step of the communication,
+ * and the end of *transfer does the rest: all ranks begin and finish transfers in the same order. `in` and
+ * `out` are the caller's, live until then, and overlap only if both begin at the same address; `in` is not
+ * written, unless `out` is the same memory. Both are on one device, ordered on `stream` there; NULL: its
  * default one.
  *
- * WEFT_BAD_ARGUMENT or WEFT_LAYOUT if buffers do not fit their layouts: this is found on each rank alone,
- * and the others wait for it until their deadline. */
+ * WEFT_BAD_ARGUMENT or WEFT_LAYOUT if buffers do not fit their layouts: this is found on each rank alone, and
+ * the others wait for it until their deadline. */
 weft_status weft_redistribute(const weft_buffer* in, const weft_layout* from, const weft_buffer* out,
                               const weft_layout* to, const weft_stream* stream, weft_transfer** transfer,
                               weft_error* error);

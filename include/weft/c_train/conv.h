@@ -52,9 +52,9 @@ weft_status weft_column_conv2d_forward(weft_compute* compute, weft_group* group,
                                        const weft_maps* w, const weft_buffer* b, const weft_maps* y,
                                        const weft_conv2d_options* options, weft_error* error);
 /* dx = the sum over ranks of w^T dy: one all-reduce, or a reduce-scatter where maps are divided; dw and db,
- * this rank's own, are computed while that is on its way. `accumulate`, and which of dx, dw and db may be
- * NULL if: as weft_column_linear_backward. dy: (batch, out/n, height, width); x, w: as in forward; dx: as
- * x; dw: as w; db: out/n elements. */
+ * this rank's own, are computed while that is on its way. For `accumulate`, and for dx, dw and db that are
+ * NULL, the rules of weft_column_linear_backward hold. dy: (batch, out/n, height, width); x, w: as in
+ * forward; dx: as x; dw: as w; db: out/n elements. */
 weft_status weft_column_conv2d_backward(weft_compute* compute, weft_group* group, const weft_maps* dy,
                                         const weft_maps* x, const weft_maps* w, const weft_maps* dx,
                                         const weft_maps* dw, const weft_buffer* db, bool accumulate,

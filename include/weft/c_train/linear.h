@@ -71,11 +71,11 @@ weft_status weft_column_linear_forward(weft_compute* compute, weft_group* group,
                                        const weft_matrix* w, const weft_buffer* b, const weft_matrix* y,
                                        const weft_linear_options* options, weft_error* error);
 /* dx = the sum over ranks of dy w: one all-reduce, or a reduce-scatter where the sequence is divided. dw =
- * dy^T x and db = the sum of dy's rows are this rank's own, and are computed while that is on its way. If
- * the sequence is divided x is gathered once more. dx, dw and db may each be NULL: not wanted; `dx` is NULL
- * on all ranks or on none, and so is `dw` where the sequence is divided. dx is overwritten; dw and db are
- * added to where `accumulate`. dy: (tokens, out/n); x, w: as in forward; dx: as x; dw: as w; db: out/n
- * elements. */
+ * dy^T x and db = the sum of dy's rows are this rank's own, and are computed while that is on its way. If the
+ * sequence is divided x is gathered once more. dx, dw and db may each be NULL: not wanted; `dx` is NULL on
+ * all ranks or on none, and so is `dw` where the sequence is divided. dx is overwritten; dw and db are added
+ * to if `accumulate` is true, else overwritten. dy: (tokens, out/n); x, w: as in forward; dx: as x; dw: as w;
+ * db: out/n elements. */
 weft_status weft_column_linear_backward(weft_compute* compute, weft_group* group, const weft_matrix* dy,
                                         const weft_matrix* x, const weft_matrix* w, const weft_matrix* dx,
                                         const weft_matrix* dw, const weft_buffer* db, bool accumulate,
@@ -87,9 +87,9 @@ weft_status weft_row_linear_forward(weft_compute* compute, weft_group* group, co
                                     const weft_matrix* w, const weft_buffer* b, const weft_matrix* y,
                                     const weft_linear_options* options, weft_error* error);
 /* dx = dy w, dw = dy^T x, db = the sum of dy's rows, which is the same on all ranks and is not scaled. No
- * communication; where the sequence is divided, one all-gather of dy. NULL arguments and `accumulate`: as
- * for the column. dy: (tokens, out), the same on all ranks; dx: (tokens, in/n); dw: as w; db: out
- * elements. */
+ * communication; where the sequence is divided, one all-gather of dy. For NULL arguments and `accumulate`
+ * the rules of the column hold. dy: (tokens, out), the same on all ranks; dx: (tokens, in/n); dw: as w; db:
+ * out elements. */
 weft_status weft_row_linear_backward(weft_compute* compute, weft_group* group, const weft_matrix* dy,
                                      const weft_matrix* x, const weft_matrix* w, const weft_matrix* dx,
                                      const weft_matrix* dw, const weft_buffer* db, bool accumulate,

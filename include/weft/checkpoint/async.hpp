@@ -31,7 +31,7 @@ namespace weft {
 ///     saves.wait();
 class AsyncCheckpoint {
  public:
-  /// The action of save() while the save before it is being written, on whichever rank.
+  /// The action of save() if any rank is still writing the save before it.
   enum class Busy : unsigned char {
     wait,    ///< it waits for the end of that
     refuse,  ///< it returns false, on all ranks, and saves nothing

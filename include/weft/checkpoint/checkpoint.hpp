@@ -47,11 +47,11 @@ struct SaveOptions {
   /// How many checkpoints `directory` keeps, this one among them; the oldest steps go once `latest` names
   /// this one. 0: all. One that cannot be removed stays, and is a warning. Steps after this one stay.
   int keep = 0;
-  /// How long a rank waits, once tensors and arguments are agreed on, for a rank that is still writing its
-  /// file, and rank 0 for its turn where it saves to `directory` already. More than 0. A group's own deadline
-  /// is made for messages, and a disk may be slower. After it `timeout`; if the ranks waited for a file, the
-  /// group by which they communicate has failed: the mesh's, in a save that is not in the background. A rank
-  /// that has died is noticed at once.
+  /// The longest wait, once tensors and arguments are agreed on, for a rank that is still writing its file;
+  /// and that of rank 0 for an earlier save of this process to `directory`. More than 0. A group's own
+  /// deadline is made for messages, and a disk may be slower. Then the save throws `timeout`; if the ranks
+  /// waited for a file, the group in which they communicate has failed: the mesh's, unless the save is in the
+  /// background. A rank that has died is noticed at once.
   Duration deadline = std::chrono::hours(1);
 };
 
@@ -74,7 +74,7 @@ struct LoadOptions {
 /// - index.json: for each tensor its dtype, global shape, layout, and which file holds what part of it
 ///
 /// All is written under a temporary name, synced, and renamed, and `latest` last: killed at any moment, or
-/// out of space, it leaves the checkpoint before it whole and named by `latest`. A checkpoint of the same
+/// out of space, it leaves the previous checkpoint whole, and named by `latest`. A checkpoint of the same
 /// step is replaced. Saves of one process to one directory, also those of an AsyncCheckpoint, are written one
 /// after the other in the order of the calls: `latest` names the last one's step. Jobs, or meshes whose rank
 /// 0 are other processes, need a directory each. Throws the same code on every rank, and the words of the
@@ -89,11 +89,11 @@ void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& m
                      std::span<const NamedView> tensors, const CheckpointExtra& extra = {},
                      const SaveOptions& options = {});
 
-/// Reads the tensors from `directory`'s latest checkpoint, or from `directory` itself where that is one.
-/// Collective over `mesh`, which may be another than the one it was written on, as may be the layouts: each
-/// rank reads the parts that overlap with its own. All read the checkpoint that rank 0 finds; a rank that has
-/// another one in its place, or none, is `mismatch`. If a save removes it meanwhile, that which `latest` then
-/// names is read.
+/// Reads the tensors from `directory`'s latest checkpoint, or from `directory` itself if that is a
+/// checkpoint. Collective over `mesh`, which may be another than the one it was written on, as may be the
+/// layouts: each rank reads the parts that overlap with its own. All ranks read the checkpoint that rank 0
+/// finds; if a rank finds another one in its place, or none, that is `mismatch`. If a save removes it
+/// meanwhile, ranks read the checkpoint that `latest` then names.
 ///
 /// Throws bad_argument before anything changes, naming two tensors that `remap` gives one name; and naming
 /// every tensor that is missing, that is there but not asked for, or that has another global shape or dtype;

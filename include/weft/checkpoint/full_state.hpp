@@ -21,9 +21,9 @@ using FullStateSource = std::function<void(std::string_view name, const TensorVi
 
 /// Shows each tensor, whole, to `see` on rank `root` of the mesh (kEveryRank: on all), in the order of the
 /// list. Collective over `mesh` (a root; empty: one rank), where every rank gives the same tensors in the
-/// same order. On a rank where `see` is called no more than one whole tensor and one part of it are in
-/// memory, from the mesh's Context; on others a part at most, and none where it lies in one piece. A tensor
-/// that a rank holds as a whole already is not copied.
+/// same order. A rank where `see` is called holds at most one whole tensor and one part of it, in memory of
+/// the mesh's Context; other ranks hold at most a part, and none if the part lies in one piece. A tensor that
+/// a rank holds as a whole already is not copied.
 ///
 /// Throws the errors of save_checkpoint() about its tensors, bad_argument for a root that is no rank; and
 /// the exception of `see`, on the others an error of its code (`system` where it is no Error) that names the

@@ -1,8 +1,8 @@
 // Domain parallel: a model whose maps (batch, channels, height, width) are larger than one rank, cut in
 // space. The split model is the serial model: its outputs and gradients have the bits that one rank gives;
-// only gradients of weights differ, by the order in which the ranks' parts are summed. Not always norms over
-// space: the order of their sums of f64 depends on the degree, and may round to the next f32. One thread per
-// rank; passes of a split model are collective among the ranks of the axes.
+// only gradients of weights differ, by the order in which the ranks' parts are summed. Norms over space are
+// an exception: the order of their f64 sums depends on the number of ranks, and a result may round to the
+// next f32. One thread per rank; passes of a split model are collective among the ranks of the axes.
 #pragma once
 
 #include <functional>
@@ -21,12 +21,13 @@ namespace weft {
 using SpaceRuleOf = std::function<SpaceRule(Module& module)>;
 
 struct DomainOptions {
-  /// The dimension of maps that each of the axes cuts; fewer axes than entries: the first ones.
+  /// The dimension of maps that each of the axes cuts; if there are fewer axes than entries, the first
+  /// entries count.
   std::vector<int> dims{2, 3};
   /// The axes along which ranks have other samples; none where empty. shard_spatial() cuts a plain tensor
   /// along them.
   DeviceMesh data{};
-  /// For kinds of layers that have no rule of their own, and in place of their own rules.
+  /// Rules for kinds of layers that have none of their own, or whose own rules are to be replaced.
   std::map<std::type_index, SpaceRuleOf> rules{};
 };
 
@@ -61,8 +62,8 @@ class DomainManager {
 /// materialise(). Sets what the layers' passes do and the layouts of parameters that have an element for each
 /// pixel (SpaceRule::pixelwise), nothing else: types, paths and parameters stay. A layer's rule is, in this
 /// order: that of options.rules for its kind, and no other; its own space_rule(); the passes that weft has
-/// for its kind, and no other. A rule any_part of a module that has children is for its own code between
-/// them; they have rules of their own. Layers of weft's have these:
+/// for its kind, and no other. If a module with children has the rule any_part, the rule is for the module's
+/// own code between the children, which have rules of their own. Layers of weft's have these:
 ///
 ///   theirs                  Sequential, SwiGLU, ChannelFeedForward, WeatherStage, TransformerBlock: what they do between their children is local
 ///   on any part as it is    activations, dropout, 1x1 convolutions, ChannelNorm, RMSNorm, LayerNorm and Linear over the last dimension
@@ -86,10 +87,10 @@ DomainManager get_domain_manager(const Module& model);
 /// The model itself: nothing is wrapped around it.
 inline Module& get_raw_model(Module& model) noexcept { return model; }
 
-/// This rank's part of maps of which every rank of the axes has the same: plain ones, (batch, …) of this
-/// rank's samples, or with a layout. No communication, except for plain tensors along options.data: its
-/// ranks exchange how many samples they have, as many on each, or one more on the first ones if the samples
-/// do not divide evenly. Throws bad_argument if a dimension that is cut has fewer elements than ranks:
+/// This rank's part of maps that are the same on every rank of the axes: plain ones, (batch, …) of this
+/// rank's samples, or with a layout. No communication, except for plain tensors along options.data: its ranks
+/// exchange how many samples they have, as many on each, or one more on the first ones if the samples do not
+/// divide evenly. Throws bad_argument if a dimension that is cut has fewer elements than ranks:
 /// `shard_spatial: x (1, 3, 2, 8) has 2 elements in dimension 2 for y=4; each rank needs at least one`, and
 /// on all ranks of the data where their samples or sizes do not fit: `shard_spatial: x has 1, 3 samples on
 /// the ranks of dp=2; expected 2, 2, …`.
@@ -107,9 +108,9 @@ struct SpatialPadding {
 /// width + left + right.
 Tensor unpad_shard_interp(const Tensor& y, const SpatialPadding& padding, const DomainManager& manager,
                           std::int64_t height, std::int64_t width);
-/// Its adjoint, for a gradient of its result: 0 at the padding. `y`: the layout of its argument. With a
-/// manager, that of the call before it, the plan is the one that was made there. Throws layout if dy is not
-/// laid out as what was given: `unpad_shard_interp_adjoint: dy is (…); expected …`.
+/// Its adjoint, for a gradient of its result: 0 at the padding. `y`: the layout of its argument. If the
+/// manager of the call before is given, the plan that was made there is used again. Throws layout if dy is
+/// not laid out as what was given: `unpad_shard_interp_adjoint: dy is (…); expected …`.
 Tensor unpad_shard_interp_adjoint(const Tensor& dy, const SpatialPadding& padding, const LayoutRef& y,
                                   const DomainManager& manager = {});
 

@@ -15,7 +15,7 @@
 
 namespace weft {
 
-/// A bucket all of whose gradients are there. Good until the finish() of its step is over; `data` lies in the
+/// A bucket whose gradients are all ready. Good until the finish() of its step is over; `data` lies in the
 /// same place in every step.
 struct ReadyBucket {
   std::size_t number;                    ///< in the order in which buckets are sent: the same on all ranks

@@ -69,19 +69,19 @@ class [[nodiscard]] NoSync {
 ///   for each step:  compute the gradients into slot(i), or into memory bound by bind(i), calling ready(i)
 ///                   finish();   use the gradients, which are the reduced ones now
 ///
-/// A gradient either lies in its slot, a part of a bucket in shared memory: nothing is copied. Or it lies in
-/// memory of the caller's: a small one is copied into its slot by ready() and back by finish(); one that
+/// A gradient may lie in its slot, a part of a bucket in shared memory: then nothing is copied. Or it lies
+/// in memory of the caller's: a small one is copied into its slot by ready() and back by finish(); one that
 /// fills a bucket alone is reduced where it lies.
 ///
 /// To accumulate several micro-batches, add to the gradients, and call ready() in the last one only, or in
 /// all with no_sync() around those before the last. Between ready(i) and the end of finish() gradient i
 /// belongs to the reduction: neither read nor write it.
 ///
-/// On a device: gradients are what the stream of options.compute has written; ready() says that it has been
-/// given all that writes one, finish() that what it is given from then on finds the reduced ones. The host
-/// does not wait for reductions, except in the small exchange after them that compares the missing gradients
-/// (Unused::error) and in the first step; a later ready() or finish(), or a wait for the stream, throws a
-/// failure. Memory that is bound lies on that stream, too.
+/// On a device: gradients are the values that the stream of options.compute has written. Before ready(i) the
+/// program queues on that stream all work that writes gradient i; work that it queues after finish() finds
+/// the reduced gradients. The host does not wait for reductions, except in the small exchange after them that
+/// compares the missing gradients (Unused::error) and in the first step; a later ready() or finish(), or a
+/// wait for the stream, throws a failure. Memory that is bound lies on that stream, too.
 ///
 /// Gradients are reduced over all ranks of `axes`, a mesh of one or more axes. With one rank nothing moves.
 ///
@@ -140,9 +140,9 @@ class BucketReducer {
   /// `bucket_reducer: nobody made ready "a" on dp rank 1; …`; the values of this step are then not usable.
   void finish();
 
-  /// A digest that the ranks compare with each all-reduce that is posted from now on, at no cost: of how the
-  /// values came about whose gradients these are: a seed, or the settings of an optimizer. mismatch on all
-  /// ranks if it differs. 0, as at first: nothing is compared. Not with a hook.
+  /// A digest that the ranks compare with each all-reduce that is posted from now on, at no cost. It stands
+  /// for the origin of the values whose gradients these are: a seed, or the settings of an optimizer.
+  /// mismatch on all ranks if it differs. 0, as at first: nothing is compared. Not with a hook.
   void set_history(std::uint64_t digest) noexcept;
 
   /// Bytes of each bucket, in the order they are posted.

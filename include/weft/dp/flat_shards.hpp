@@ -112,9 +112,9 @@ class FlatShards {
   /// The same into memory of the caller's, which lives until finish(): `wholes` are of the shapes of the
   /// wholes. finish() gives an empty Tensor.
   Transfer start_unshard(std::span<const ConstTensorView> shards, std::span<const TensorView> wholes);
-  /// A digest of how the parts that are gathered from now on came about: a seed, or the settings of an
-  /// optimizer, which the ranks compare: in the first unshard if both of two ranks have one, later with
-  /// the call, at no cost. mismatch on all ranks if it differs. 0, as at first: not known.
+  /// A digest of the origin of the parts that are gathered from now on: a seed, or the settings of an
+  /// optimizer. The ranks compare it: in the first unshard if both of two ranks have one, later with the
+  /// call, at no cost. mismatch on all ranks if it differs. 0, as at first: not known.
   void set_history(std::uint64_t digest) noexcept;
   /// Copies this rank's part of each whole. No communication.
   void reshard(std::span<const ConstTensorView> wholes, std::span<const TensorView> shards) const;

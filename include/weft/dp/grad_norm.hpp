@@ -50,7 +50,7 @@ double grad_norm(std::span<const Gradient> gradients, double p = 2, Compute* com
 double clip_grad_norm(std::span<const Gradient> gradients, double max_norm, double p = 2,
                       NonFinite non_finite = NonFinite::error, Compute* compute = nullptr);
 /// The same with a limit that a program computed: a tensor of one element, f64, f32, bf16 or f16, on the host
-/// or a device, whose stream is waited for. Throws also bad_argument for another one.
+/// or a device, whose stream is waited for. Throws bad_argument, too, for any other tensor.
 double clip_grad_norm(std::span<const Gradient> gradients, const Tensor& max_norm, double p = 2,
                       NonFinite non_finite = NonFinite::error, Compute* compute = nullptr);
 

@@ -35,11 +35,11 @@ Gradient make_gradient(std::string_view name, T* data, const LayoutRef& layout) 
 }
 
 /// Throws where a gradient cannot be worked on: bad_argument for a dtype, device or strides that are not as
-/// above, elements without memory (`has no memory`), memory not aligned for the dtype, negative extents,
-/// and two gradients that overlap (a tied weight is given once);
-/// layout if its shape is not layout->local_shape(): `grad_norm: the gradient of "w" is (3, 4);
-/// (7, 4) as [dp: Shard(0)] is (4, 4) on this rank`. `what` names the caller; `compute`
-/// is whose device they must be on, null: the host.
+/// above, elements without memory (`has no memory`), memory not aligned for the dtype, negative extents, and
+/// two gradients that overlap (a tied weight is given once); layout if its shape is not
+/// layout->local_shape(): `grad_norm: the gradient of "w" is (3, 4); (7, 4) as [dp: Shard(0)] is (4, 4) on
+/// this rank`. `what` names the caller; the gradients must be on the device of `compute`, or, if it is null,
+/// on the host.
 void check_gradients(std::string_view what, std::span<const Gradient> gradients,
                      const Compute* compute = nullptr);
 

@@ -36,8 +36,8 @@ struct PowerSum {
 struct GradientKernels {
   /// sums[i]: of the elements of parts[i], in memory of the device. p >= 1, or infinity. Summed in f64,
   /// always in the same order. For p up to 4, {1, the sum of |x|^p} where that lies between 2^-500 and 2^900.
-  /// Else scale is the largest |x|, NaN where an element is NaN, and sum that of (|x| / scale)^p; of infinity
-  /// as p, and where scale is not finite, 1; {0, 0} if all elements are 0.
+  /// Otherwise scale is the largest |x|, or NaN if an element is NaN, and sum is that of (|x| / scale)^p, or
+  /// 1 if p is infinity or scale is not finite; {0, 0} if all elements are 0.
   void (*power_sums)(Compute* compute, std::span<const GradientPart> parts, double p, PowerSum* sums);
   /// Every element times `factor`, in f64, rounded once to f32 (f64 stays) and then to its own dtype.
   void (*scale)(Compute* compute, std::span<const GradientPart> parts, double factor);

@@ -1,4 +1,4 @@
-// Names under which other libraries' users look for reduce_gradients(). Errors name the function that was
+// reduce_gradients() under the names that it has in other libraries. Errors name the function that was
 // called.
 #pragma once
 

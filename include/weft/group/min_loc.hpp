@@ -16,7 +16,7 @@ namespace weft {
 /// NaN before all others; then least[i] is the one quiet NaN, and where[i] the lowest index of a NaN.
 ///
 /// Waits until it is done: one all_reduce of 16 bytes for each element, by a function of weft's own, and a
-/// pass over the buffers before and after it. That is what errors of the call name, as
+/// pass over the buffers before and after it. Errors of the call name that all_reduce:
 /// `all_reduce c128 … user "min_loc of f32"`. On the host only. Only the deadline of `options` is used.
 /// Throws bad_argument and unsupported before anything is sent.
 void min_loc(ProcessGroup& group, const ConstBuffer& values, const ConstBuffer& indices, const Buffer& least,

@@ -368,9 +368,10 @@ class ProcessGroup {
   /// The same for chrome://tracing and Perfetto.
   std::string trace_chrome() const;
 
-  // For weft's own layers, which exchange data by other ways, too: numbers and what they keep with the group;
-  // whether this rank knows that the group has failed; and the way to fail it for all ranks, as a call of
-  // this group would; and the group itself, which stays where it is when the handle moves.
+  // For weft's own layers, some of which exchange data without calls of the group: the numbers and objects
+  // that they keep with the group; whether this rank knows that the group has failed; a way to fail it for
+  // all ranks, as a call of this group would; and the group itself, whose address stays the same when the
+  // handle moves.
   const std::shared_ptr<UserNumbers>& users() const;
   GroupState& state() const;
   bool failed() const noexcept;

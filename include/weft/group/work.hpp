@@ -131,8 +131,8 @@ class [[nodiscard]] Work {
 
  private:
   friend class GroupState;
-  // Values of source_now() that are no rank: nothing; see sources(); the same, and callbacks_ is kept for
-  // them alone.
+  // Values of source_now() that are no rank: there is no source; there are several, see sources(); the same,
+  // and callbacks_ is kept for them alone.
   static constexpr std::uint32_t kNoSource = 0xffffff, kSeveral = 0xfffffe, kAllEnded = 0xfffffd;
   Work(GroupState* group, std::uint32_t slot, std::uint32_t ticket) noexcept
       : group_(group), place_(kNoSource << 8 | slot), ticket_(ticket) {}
@@ -165,8 +165,8 @@ class [[nodiscard]] Work {
   std::uint32_t place_ = kNoSource << 8;
   std::uint32_t ticket_ = 0;                    // the slot's generation while the call is in flight
   std::unique_ptr<detail::FurtherCalls> more_;  // coalesced: waited for after this
-  // Owned; null: none. Without a group: the calls have ended, the
-  // callbacks perhaps not. It has what receives from any_source have found, too.
+  // Owned; null: none. Without a group: the calls have ended, the callbacks perhaps not. It also holds the
+  // sources that receives from any_source have found.
   detail::WorkCallbacks* callbacks_ = nullptr;
 };
 

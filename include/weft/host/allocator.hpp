@@ -10,8 +10,8 @@ namespace weft {
 /// Two functions and their first argument. Both are set, or neither: then weft has memory of its own.
 ///
 /// Each block of local memory is one call of allocate(), and one of deallocate() when its last owner goes.
-/// weft keeps no free block for later: an allocator that does keeps the first touch of pages out of each
-/// step. The sizes of one training step are those of the next.
+/// weft keeps no free block for later: with an allocator that keeps them, a step does not pay for the first
+/// touch of pages. The sizes of one training step are those of the next.
 ///
 /// From it come: every Storage and Tensor in Memory::local on the CPU (weights, optimizer states, activations
 /// and all else that a Frame keeps and no other rank maps), those in Memory::shared where shared memory

@@ -91,11 +91,11 @@ class Layout : public LayoutSpec, public std::enable_shared_from_this<Layout> {
   /// Dimension `dim` consists of segments of these sizes. Throws layout if they do not add up to it.
   LayoutRef segmented(int dim, std::vector<std::int64_t> sizes) const;
   /// The layout of the same elements as a tensor of another shape, where each rank keeps its elements, in
-  /// place: (b, s, h·d) Shard(2) and (b, s, h, d) Shard(2) are each other's, where cuts are at the borders of
+  /// place: (b, s, h·d) Shard(2) and (b, s, h, d) Shard(2) are each other's, if cuts are at the borders of
   /// heads. The cut of one dimension stays the cut of one; segments of a dimension that is cut go along,
-  /// others if they can. Throws layout if a rank's part would be none of that shape (`layout: (2, 36)
-  /// as [tp: Shard(1)] becomes (2, 6, 6), of which no dimension is cut on tp=4 where that is cut: a boundary
-  /// must gather it first`), and for a shape of another number of elements. For tensors: reshape(),
+  /// others if they can. Throws layout if a rank's part would be none of that shape (`layout: (2, 36) as [tp:
+  /// Shard(1)] becomes (2, 6, 6), of which no dimension is cut on tp=4 where that is cut: a boundary must
+  /// gather it first`), and for a shape of another number of elements. For tensors: reshape(),
   /// weft/mesh/reshape.hpp.
   LayoutRef reshaped(const Shape& global) const;
   /// The layout of the tensor whose dimension i is dimension order[i] of this one. Throws layout unless

@@ -33,7 +33,7 @@ struct Conv2dConfig {
 /// split in height and width. Any other takes x whole except for the batch; its weight is not split.
 class Conv2d : public WeightedLayer {
  public:
-  /// Throws bad_argument naming what is wrong: a size below 1, groups that divide in or out not.
+  /// Throws bad_argument naming what is wrong: a size below 1, groups that do not divide in or out.
   explicit Conv2d(const Conv2dConfig& config);
 
   const Conv2dConfig& config() const noexcept { return config_; }

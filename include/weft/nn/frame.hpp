@@ -32,8 +32,8 @@ struct Pass {
   std::int64_t step = -1;  ///< below 0: not given; then Dropout throws
   /// Number within the step, from 0 on.
   std::int64_t micro_batch = 0;
-  /// How many samples of the step, over all ranks, the micro-batches before have; below 0: as many each as
-  /// this one. Say it where micro-batches are of unequal sizes; Dropout refuses those otherwise.
+  /// How many samples the micro-batches before this one in the step have, over all ranks; below 0: each has
+  /// as many as this one. Say it where micro-batches are of unequal sizes; Dropout refuses those otherwise.
   std::int64_t first_sample = -1;
   bool training = true;
 };

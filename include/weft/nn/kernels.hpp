@@ -76,7 +76,7 @@ enum class Stored : bool { plain, transposed };
 struct WeightMatrix {
   const bf16* data;
   std::uint64_t weight = 0, version = 0;
-  /// An element's bits are to be the same for any number of columns, as those of a map's pixels are, of which
+  /// An element's bits must be the same for any number of columns: the columns are pixels of a map, of which
   /// a rank may have any part.
   bool of_any_columns = false;
   WeightMatrix(const bf16* elements) noexcept : data(elements) {}

@@ -14,8 +14,8 @@ namespace weft {
 /// labels), laid out Partial(sum) on axes that split the tokens. backward takes d(loss): f64 (1), or an empty
 /// list for 1, and gives dlogits.
 ///
-/// Axes may split the classes, too (logits Shard of the last dimension, as a head gives them that is split
-/// over its vocabulary; labels Replicate there). Then ranks send four numbers for each token and never a
+/// Axes may split the classes, too (logits Shard of the last dimension, as a head that is split over its
+/// vocabulary gives them; labels Replicate there). Then ranks send four numbers for each token and never a
 /// logit: forward is one all-gather along these axes, backward sends nothing, and the loss is the same on all
 /// ranks of them. Parts may differ in size or be empty. (Shoeybi et al., Megatron-LM, arXiv:1909.08053,
 /// section 3, sends three, by three all-reduces.)

@@ -47,7 +47,7 @@ class Module;
 struct Unit {
   const char* name;  ///< in the plural: "heads", "output features"
   std::int64_t count;
-  const Module* cut_by = nullptr;  ///< asked where that layer is split; null: if any inside is
+  const Module* cut_by = nullptr;  ///< asked if that layer is split; null: if any layer inside is
 };
 
 /// The two ways to share the work of a layer: each rank makes some of its outputs from all inputs, or a
@@ -106,8 +106,8 @@ struct SpaceRule {
     /// reads the layout. A module with children states its own work between them; each child has a rule of
     /// its own.
     any_part,
-    /// Its own code does right on a window of a map, which is what an output sees: `height` and `width`. It
-    /// and its children.
+    /// Its own code is right on a window of a map, the inputs of one output: `height` and `width`. It and
+    /// its children.
     window,
     by_passes,  ///< `passes` do
     refused     ///< it cannot, and `why`
@@ -195,8 +195,9 @@ class Module {
   void set_passes(std::shared_ptr<const Passes> passes) { passes_ = std::move(passes); }
   const std::shared_ptr<const Passes>& passes() const noexcept { return passes_; }
 
-  /// How ranks share the work of the layers inside it: that of the instance where one was set, otherwise that
-  /// of its kind; empty: it has none. parallelize(root, axis) collects those of all modules of the tree.
+  /// The plan by which ranks share the work of the layers inside it: the instance's if one was set,
+  /// otherwise that of its kind; empty: it has none. parallelize(root, axis) collects those of all modules of
+  /// the tree.
   OwnPlan own_plan() const { return instance_plan_ ? *instance_plan_ : class_plan(); }
   /// The instance's, in place of its kind's: an empty one leaves it whole. nullopt: again that of its kind.
   void set_own_plan(std::optional<OwnPlan> plan) { instance_plan_ = std::move(plan); }
@@ -252,8 +253,8 @@ class Module {
   /// Replaces this module's parameter of that name by another module's: one weight under the other's path,
   /// which both modules use.
   ParameterRef tie(std::string_view name, ParameterRef parameter);
-  /// Where do_forward's result, and do_backward's, should lie: in shared memory where a boundary will
-  /// communicate it.
+  /// The memory in which the results of do_forward and do_backward should lie: shared if a boundary will
+  /// communicate them.
   Memory out_memory() const noexcept { return after_.empty() ? Memory::local : Memory::shared; }
   Memory dx_memory() const noexcept { return before_.empty() ? Memory::local : Memory::shared; }
   /// Throws bad_argument unless `x` holds `count` tensors: `"path": got 2 inputs; expected 1`.

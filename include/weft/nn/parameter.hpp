@@ -79,8 +79,8 @@ class Parameter {
   bool has_values() const noexcept { return has_values_; }
   /// They mean nothing any more, or not yet: its memory was replaced before it had values.
   void forget_values() noexcept { has_values_ = false; }
-  /// How often the master was written, or replaced: code that keeps something made of it sees whether that
-  /// is old.
+  /// How often the master was written or replaced: code that keeps something computed from it sees here
+  /// whether that is out of date.
   std::uint64_t master_version() const noexcept { return master_version_; }
   /// Puts another tensor in its place (a loaded checkpoint): f32, of the local shape of its own layout, which
   /// becomes layout(), or of layout() where it is plain. Throws layout for a Partial one, or for another
@@ -91,11 +91,13 @@ class Parameter {
   /// The tensor that layers read: of dtype(), with a layout of its own. Throws bad_argument naming the path
   /// before materialise.
   const Tensor& weight() const;
-  /// Where weight() is the rounded master: a number for its elements, which no other elements of this
-  /// parameter have, so that code that keeps something made of them sees whether it is old; never 0. 0 if it
-  /// is the master itself, or was placed: then changes of elements are not counted. Throws as weight().
+  /// If weight() is the rounded master: a number of its values, never 0, which no other values of this
+  /// parameter have; code that keeps something computed from them sees here whether that is out of date. 0 if
+  /// weight() is the master itself, or was placed: then changes of elements are not counted. Throws as
+  /// weight().
   std::uint64_t weight_version() const;
-  /// Given by materialise() and never another's in this process, whatever the Compute; 0 before.
+  /// A number from materialise() that no other parameter of this process gets, whatever the Compute; 0
+  /// before.
   std::uint64_t number() const noexcept { return number_; }
   /// Layers read `weight` from now on, until drop_weight(): of dtype(), of any layout for global_shape() that
   /// is not Partial (or plain and whole). Gradients then have its shape. Throws bad_argument or layout if it
@@ -121,8 +123,8 @@ class Parameter {
   /// which is for global_shape() (this rank's shard of it, after a reduce_scatter). Throws bad_argument if
   /// it does not fit, and while somebody has claimed the gradient.
   void set_gradient(Tensor gradient);
-  /// For who has claimed the gradient: takes it out. The parameter has none afterwards and keeps no memory
-  /// for one. Throws bad_argument if there is none, and where somebody else has claimed it.
+  /// For the code that has claimed the gradient: takes it out. The parameter has none afterwards and keeps
+  /// no memory for one. Throws bad_argument if there is none, and where somebody else has claimed it.
   Tensor take_gradient(const void* owner);
   /// For the code that has claimed the gradient: puts one there, f32, of the local shape of its layout,
   /// which is for global_shape(), or plain and whole; it need not be that of weight(). Throws as

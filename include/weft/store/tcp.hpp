@@ -42,23 +42,24 @@ struct TcpStoreOptions {
 };
 
 /// The secret of this process's job: the contents of WEFT_STORE_SECRET_FILE (without line feeds at its end),
-/// or WEFT_STORE_SECRET. Empty if neither is set. Throws bad_argument if both are, where the file may be read
-/// or written by others or is another user's, or where the secret is shorter than 16 bytes; system where it
-/// cannot be read. docs/rendezvous.md says what it protects against.
+/// or WEFT_STORE_SECRET. Empty if neither is set. Throws bad_argument if both are set, if the file may be
+/// read or written by others or is another user's, or if the secret is shorter than 16 bytes; system if the
+/// file cannot be read. docs/rendezvous.md says what it protects against.
 std::string store_secret_from_env();
 
 /// Serves one table of keys from its own thread, which takes no signals. A connection is closed with a
-/// warning if it sends what is not a frame of ours, or a frame beyond the limits (keys 1 KiB, values 1 MiB),
-/// or fails to authenticate; the other connections do not notice. In ten seconds only the first twenty such
-/// warnings are written, the others counted. If the process has no more descriptors, clients get an error
-/// with the limit.
+/// warning if it sends bytes that are not a frame of weft's, or a frame beyond the limits (keys 1 KiB,
+/// values 1 MiB), or fails to authenticate; the other connections do not notice. In ten seconds only the
+/// first twenty such warnings are written, the others counted. If the process has no more descriptors,
+/// clients get an error with the limit.
 class TcpStoreServer {
  public:
   /// Listens when this returns. `log` must outlive the server. Throws bad_argument off loopback if there
   /// is no secret, unsupported if there is one but no libsodium, system where the port cannot be had or
   /// there is no thread.
   explicit TcpStoreServer(Logger& log, TcpStoreOptions options = {});
-  /// Logs to the Context's log. A Context that is destroyed before the server says so and ends the process.
+  /// Logs to the Context's log. If the Context is destroyed before its server, it says so and ends the
+  /// process.
   explicit TcpStoreServer(Context& context, TcpStoreOptions options = {});
   /// The same, but null if the port is taken or the address is not this host's: another process serves.
   static std::unique_ptr<TcpStoreServer> try_serve(Logger& log, TcpStoreOptions options);

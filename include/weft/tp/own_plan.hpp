@@ -1,4 +1,4 @@
-// Modules that say themselves how they are split: their plans put together and into effect.
+// Modules that define how they are split: joins their plans, and applies them.
 #pragma once
 
 #include "weft/tp/parallelize.hpp"

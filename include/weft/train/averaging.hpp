@@ -17,9 +17,9 @@ namespace weft {
 using AveragerOptions = BucketOptions;
 
 /// A BucketReducer that listens to parameters: brings every gradient that is Partial on the axes (sum, or avg
-/// where each rank has the mean of its own data) to Replicate there. An axis along which a parameter itself
-/// is cut, as a LayerNorm over space is along those of its maps, is left to it: its gradient is reduced over
-/// the others. One backward pass, or several with no_sync() around those before the last, then finish():
+/// where each rank has the mean of its own data) to Replicate there. If a parameter itself is cut along an
+/// axis, as a LayerNorm over space is along the axes of its maps, its gradient is reduced over the other axes
+/// alone. One backward pass, or several with no_sync() around those before the last, then finish():
 ///
 ///   { const NoSync off = averager.no_sync();  … micro-batches but the last … }
 ///   … the last micro-batch …   averager.finish();   optimizer.step(rate);   zero gradients
@@ -33,8 +33,8 @@ using AveragerOptions = BucketOptions;
 /// The first finish() compares among the ranks the list of parameters, the options, and the values of the
 /// parameters that the axes replicate, frozen ones too, as they are then: mismatch on all ranks, naming the
 /// first that differs. Later steps compare, with the reductions, the options, learning rate and number of the
-/// last step that AdamW or SGD took: mismatch on all ranks if they differ, unless there was none for some
-/// of the parameters.
+/// last step that AdamW or SGD took: mismatch on all ranks if they differ, unless some of the parameters
+/// have had no step.
 ///
 /// A model on a device has its buckets there; all parameters were materialised with one Compute, which is
 /// options.compute or, where that is null, taken for it. See BucketReducer for the waits of the host.

@@ -42,10 +42,11 @@ class Ema {
   /// average begins as its master. Throws bad_argument if it is averaged already, or frozen.
   void add(Parameter& parameter);
 
-  /// Takes the masters of now in; those that are frozen by now have not changed, and neither do their
-  /// averages. Throws bad_argument while averages are swapped in, and for a parameter given to the
-  /// constructor that was frozen then and is not now: `ema: "w" was frozen when the ema was made; add() it
-  /// when it is unfrozen`; layout where a master lies otherwise than its average. Nothing has changed then.
+  /// Updates the averages with the present masters; masters that are frozen by now have not changed, and
+  /// neither do their averages. Throws bad_argument while averages are swapped in, and for a parameter given
+  /// to the constructor that was frozen then and is not now: `ema: "w" was frozen when the ema was made;
+  /// add() it when it is unfrozen`; layout if a master's layout is not that of its average. Nothing has
+  /// changed then.
   void update();
   /// How much of an average update n (from 0) keeps.
   double decay_at(std::int64_t n) const noexcept;

@@ -16,8 +16,9 @@ namespace weft {
 /// `clip_grad_norm: "w" has no gradient`. `what` names the caller.
 std::vector<Gradient> gradients_of(std::span<Parameter* const> parameters, std::string_view what);
 
-/// reduce_gradients() of gradients_of(parameters), whose new layouts it states. Collective. options.compute:
-/// null takes, for a model on a device, the one that it was materialised with; so do those below.
+/// reduce_gradients() of gradients_of(parameters), whose new layouts it states. Collective. If
+/// options.compute is null and the model is on a device, the Compute of materialise() is taken; so it is in
+/// the functions below.
 ///
 ///   model.backward(dy, frame);
 ///   reduce_gradients(model.parameters(), mesh, {.data_axes = mesh["dp"]});

@@ -150,7 +150,7 @@ Attempt::Attempt(const GroupInit& b, const transport::tcp::attr& where, int numb
   close_on_exec(own_addresses());
 }
 
-// If this rank listens for each of the others.
+// The addresses at which this rank listens for each of the others.
 std::vector<std::vector<char>> Attempt::own_addresses() const {
   std::vector<std::vector<char>> all;
   for (int r = 0; r < b_.size; ++r)

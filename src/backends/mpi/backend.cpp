@@ -250,7 +250,7 @@ class MpiBackend final : public Backend, private MessageMedium {
     if (ranks.empty()) ranks = all_late;
     return ranks.empty() ? others() : ranks;
   }
-  // The ranks that need the control message of this call where MPI has not taken it yet.
+  // The ranks that need a control message of this call that MPI has not taken yet.
   std::vector<int> owed(const OpState& s) const {
     const CallState& p = call_state(s);
     return state_->channel->owed(p.first_message, p.last_message, [&](int r) { return needs(s, rank_, r); });

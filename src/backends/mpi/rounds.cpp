@@ -149,7 +149,7 @@ void Rounds::unpack(const OpState& s) {
   if (s.op == Op::exscan && rank_ == 0) {  // MPI leaves it undefined
     fill_identity(s.dtype, s.reduce.kind, out_.at, out_.elements);
   } else if (is_scan(s.op) && rank_ == (s.op == Op::exscan ? 1 : 0)) {
-    // If MPI has nothing to combine, it only copies: a bool may then be any number.
+    // If MPI has nothing to combine, it only copies, and a bool may keep any number.
     const std::byte* const copied = out_.at;
     reduce(s.dtype, s.reduce, {&copied, 1}, {&out_.at, 1}, out_.elements);
   }

@@ -43,7 +43,7 @@ std::int64_t first_count(int dim, const std::vector<SignedBox>& boxes, Dims& ele
     const std::int64_t at = next->at;
     here.clear();
     for (; next != changes.end() && next->at == at; ++next) here.push_back(next->box);
-    // All changes together are 0: where the others are, the last one is.
+    // The sum of all changes is 0: if all others are 0, so is the last one.
     if (next == changes.end()) break;
     element[dim] = at;
     if (const std::int64_t count = first_count(dim + 1, here, element); count != 0) return count;

@@ -18,7 +18,7 @@ bool is_same_memory(const NamedView& a, const NamedView& b) {
          a.layout == b.layout;
 }
 
-// By place in memory; without the empty ones.
+// Orders the tensors by their place in memory, without the empty ones.
 std::vector<const NamedView*> by_place(std::span<const NamedView> tensors) {
   std::vector<const NamedView*> order;
   for (const NamedView& t : tensors)

@@ -35,7 +35,7 @@ Device device_of(const ShardPlan& plan) { return stream_of(plan.options.compute)
 
 }  // namespace
 
-// Once: the lists, and the options, over all ranks that take part.
+// Compares, once, the lists and the options of all ranks that take part.
 void ShardTransfers::compare() {
   if (compared_) return;
   const auto view_of = [this](std::size_t i) {
@@ -119,7 +119,7 @@ class ShardTransfers::Gather final : public Transfer::Steps {
   }
 
  private:
-  // If the part of `rank` of packed tensor k begins.
+  // The first byte of `rank`'s part of packed tensor k.
   std::byte* block(std::size_t k, std::size_t rank) const {
     return packed_.data() + plan_.bytes.offsets[rank] + plan_.bytes.at[k][rank];
   }

@@ -187,7 +187,7 @@ void GroupState::fail_back(Ring::Slot& slot) noexcept {
   slot.callbacks.clear();
 }
 
-// A Work that is dropped: those that wait are called, with the Error.
+// For a Work that is dropped: calls the callbacks that wait, with the Error.
 void GroupState::fail_callbacks(const detail::WorkCallbacks& callbacks) noexcept {
   if (!failed()) return;
   if (own_within(kStuckInFailure)) {

@@ -1,5 +1,5 @@
-// If the recorders of a Context's groups are kept, and who writes them to files: WEFT_TRACE names a
-// folder, and a thread writes there what a group did when it fails first, and what all did at every SIGUSR2.
+// Keeps the recorders of a Context's groups, and writes them to files: WEFT_TRACE names a folder, and a
+// thread writes there the calls of a group when it fails first, and those of all groups at every SIGUSR2.
 #pragma once
 
 #include <memory>

@@ -23,7 +23,7 @@ namespace {
 constexpr std::int64_t kMostMillicores = 1'000'000'000;  // a million cores
 constexpr std::size_t kMostDepth = 64;                   // of cgroups in each other
 
-// If a hierarchy of cgroups is mounted, and which of its cgroups the mount shows.
+// The place where a hierarchy of cgroups is mounted, and the one of its cgroups that the mount shows.
 struct Mount {
   std::string at, shows;
 };
@@ -46,8 +46,9 @@ bool lists(const std::string& commas, const std::string& word) {
   return ("," + commas + ",").find("," + word + ",") != std::string::npos;
 }
 
-// If the cgroup file system is mounted. A line of /proc/self/mountinfo has these fields (proc(5)): id,
-// parent, device, root, mount point, options, optional fields, "-", type, source, options of the type.
+// The place where the cgroup file system is mounted. A line of /proc/self/mountinfo has these fields
+// (proc(5)): id, parent, device, root, mount point, options, optional fields, "-", type, source, options of
+// the type.
 std::optional<Mount> find_mount(const std::string& root, bool version2) {
   FileIn file(root + "/proc/self/mountinfo");
   std::optional<Mount> found;

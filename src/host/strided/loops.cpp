@@ -51,8 +51,8 @@ bool Loops::same_steps() const noexcept {
   return true;
 }
 
-// Calls see(in offset, out offset, rows): runs of run_ bytes in two dimensions, as a device takes them, where
-// neither side goes backwards or repeats one; otherwise one by one.
+// Calls see(in offset, out offset, rows): runs of run_ bytes in two dimensions, as a device takes them, if
+// neither side goes backwards or repeats a run; otherwise each run by itself.
 template <class See>
 void Loops::each_rows(const See& see) const {
   if (empty_) return;

@@ -17,7 +17,8 @@ const gemm::Kernel* best_own() {
   return best;
 }
 
-// If they can: oneDNN's bits depend on how a product is cut for the threads.
+// Products of weft's own, if there are any for this CPU: oneDNN's bits depend on how a product is cut for
+// the threads.
 Products best_f32() { return best_own() != nullptr ? Products::own : Products::onednn; }
 // oneDNN is twice as fast where the CPU multiplies bf16; elsewhere they are f32 products.
 Products best_bf16() {

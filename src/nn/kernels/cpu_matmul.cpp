@@ -123,8 +123,8 @@ void bf16_product(KernelContext::State& state, const bf16* a, Stored a_stored, s
   // a piece of columns is made in scratch memory and copied.
   constexpr std::int64_t kFewRows = 256;
   // If rows of a piece of a, b or c do not lie side by side, other code multiplies them, whose sums have
-  // another order where k is long. So if all numbers of columns are to have the same bits, a piece is
-  // copied first: one of columns of b and c, or one of rows of a transposed a.
+  // another order if k is long. So if all numbers of columns are to have the same bits, a piece is copied
+  // first: one of columns of b and c, or one of rows of a transposed a.
   constexpr std::int64_t kShortK = 256;
   const bool in_columns = !pieces.of_rows && pieces.count > 1,
              keeps_bits = pieces.count > 1 && b.of_any_columns && b_stored == Stored::plain && k > kShortK;
@@ -325,7 +325,7 @@ void multiply_bf16(KernelContext& ctx, const bf16* a, Stored a_stored, const Wei
   const std::int64_t lda = a_stored == Stored::transposed ? m : k,
                      ldb = b_stored == Stored::transposed ? k : n;
   // A weight's gradient of few tokens: c is nearly all that moves, and our own products write it past the
-  // caches. By k alone, which no cut of m or n changes.
+  // caches. The choice depends on k alone, which no cut of m or n changes.
   const bool few_steps = state.own != nullptr && k <= gemm::kShortK;
   if (state.bf16 == Products::own || few_steps)  // widened where they are packed
     return own_product(state, {matrix(a, true, a_stored, lda), matrix(b.data, true, b_stored, ldb), c, n, m,

@@ -51,9 +51,9 @@ bool one_to_one(const UnfoldShape& s) {
 // call, so that a weight is best the second one, which also may be packed once and kept. Up to so many pixels
 // that is faster, also if nothing is kept (512 x 2048 channels: up to 3 times).
 //
-// The bits must be those of product(), as another rank may have more pixels. Measured with oneDNN 2.6, they
-// are, in products of one piece (fewer terms than cpu_matmul.cpp cuts into two), with two pixels and two
-// channels or more, and where the pixels lie as product_of_few() lays them.
+// The bits must be those of product(), as another rank may have more pixels. Measurements with oneDNN 2.6
+// found them equal in products of one piece (fewer terms than cpu_matmul.cpp cuts into two) with two pixels
+// and two channels or more, if the pixels lie as product_of_few() lays them.
 constexpr std::int64_t kFewPixels = 16, kTermsOfTwoPieces = std::int64_t{1} << 27;
 bool few_pixels(const UnfoldShape& s, const Tensor& w, std::int64_t groups) {
   const std::int64_t pixels = s.height * s.width;
@@ -67,7 +67,7 @@ void product_of_few(Frame& frame, const Tensor& w, const Parameter* of, Stored w
                     const Tensor& y) {
   const std::int64_t k = x.size(0), m = y.size(0), pixels = y.size(1),
                      rows = std::max<std::int64_t>(2, pixels);
-  // If w is read along its rows, so are the pixels; where down its columns, they too.
+  // The pixels are read as w is: along the rows, or down the columns.
   const bool by_rows = w_transposed == Stored::transposed;
   Tensor operand = x;
   if (pixels == 1) {  // one row is multiplied as a vector, in another order
@@ -100,8 +100,8 @@ UnfoldShape for_pixels(UnfoldShape s, const Pixels& p) {
   return s;
 }
 
-// Calls see(block) for blocks of `all`, whole rows or parts of one, so that what is unfolded for one stays in
-// the cache; by the shape alone.
+// Calls see(block) for blocks of `all`, whole rows or parts of one, so small that the unfolded pixels of a
+// block stay in the cache. The shape alone decides the blocks.
 template <class See>
 void each_block(const Pixels& all, std::int64_t floats_of_pixel, std::int64_t most_floats, const See& see) {
   constexpr std::int64_t kLeastPixels = 128;

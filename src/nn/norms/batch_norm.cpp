@@ -153,8 +153,8 @@ Tensors BatchNorm::do_forward(Inputs inputs, Frame& frame) {
     kernels::batch_norm_statistics(frame.kernels(), sums.first(), sums.second(), count, config_.eps,
                                    mean.data_ptr<float>(), inv_std.data_ptr<float>(), tracked.first(),
                                    tracked.second(), s.channels);
-    // Statistics that are not of the ranks of these axes alone enter the running statistics as the mean over
-    // the others.
+    // If ranks outside of these axes have other statistics, the mean over those ranks enters the running
+    // statistics.
     tracked.all = summed(tracked.all, x.layout(), config_.axes, false);
     kernels::batch_norm_track(
         frame.kernels(), tracked.first(), tracked.second(), static_cast<double>(summands.ranks),

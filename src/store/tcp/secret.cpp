@@ -1,4 +1,4 @@
-// If the secret of a job comes from.
+// The sources of a job's secret.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>

@@ -202,7 +202,7 @@ struct TcpStoreServer::Impl {
     return fmt::format("its process can take no more connections: {}", why);
   }
 
-  /// `told`: what is sent to the client first, if anything.
+  /// `told`: the bytes that are sent to the client first, if any.
   bool close_oldest_unauthenticated(std::string_view why, std::string_view told = {}) {
     const auto oldest =
         std::find_if(clients.begin(), clients.end(), [](const auto& c) { return c->is_unauthenticated(); });

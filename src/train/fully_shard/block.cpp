@@ -267,7 +267,7 @@ ReduceOp ShardBlock::expect_partial(const Parameter& p) {
 }
 
 // If ranks may lack gradients, one that has none of a block does not know whether the others' are
-// Partial(sum) or Partial(avg). All sum up, then, and an average is divided before.
+// Partial(sum) or Partial(avg). So all ranks reduce by sum, and a gradient to be averaged is divided before.
 void ShardBlock::scale_average(const Tensor& gradient) const {
   if (unused_ != Unused::zeros || op_ != ReduceOp(ReduceOp::avg)) return;
   const int ranks = axes_.shard.size() * (axes_.replicate ? axes_.replicate.size() : 1);
@@ -315,7 +315,7 @@ void ShardBlock::start_reduce() {
   gradients_ = {};
 }
 
-// The layout of what a whole gradient becomes.
+// The layout of the gradient that a whole gradient is reduced to.
 LayoutRef ShardBlock::reduced_layout(const LayoutRef& whole) const {
   LayoutRef layout = whole;
   if (axes_.replicate)

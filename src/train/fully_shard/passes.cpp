@@ -215,7 +215,7 @@ void ShardPasses::end_gathers() {
     }
 }
 
-// In the order in which they were begun, except the last `leave`.
+// Ends them in the order in which they were begun, all but the last `leave`.
 void ShardPasses::end_reductions(std::size_t leave) {
   while (reducing_.size() > leave) {
     ShardBlock& oldest = *reducing_.front();

@@ -34,7 +34,7 @@ std::vector<Competitor> all_peers(const Options& o);
 /// The folder of our programs if --programs does not say: beside `weft`, as in a build, or
 /// installed_programs(). Throws unsupported if they are in neither, naming both and what to install.
 std::string find_programs();
-/// If `cmake --install` puts them, from where `weft` itself lies.
+/// The folder into which `cmake --install` puts them, found from that of `weft` itself.
 std::string installed_programs();
 
 /// The path of one of our programs. Throws unsupported if it is not there, naming it and what to install.

@@ -28,7 +28,7 @@ Expected expected(const Step& s, int from, int me, int n, bool exact);
 std::vector<std::byte> small_numbers(DType dtype, const std::vector<int>& numbers);
 std::vector<int> numbers_in(DType dtype, const std::vector<std::byte>& elements);
 
-/// If `got` is not what was expected, in words; empty: it is.
+/// The place at which `got` differs from `expected`, in words; empty: it does not.
 std::string compare(const Step& s, const Expected& expected, const std::byte* got);
 
 /// The reduction of ReduceOp::Kind::user: of each byte the halves are a and b of x -> a x + b modulo 16, and

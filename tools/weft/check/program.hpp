@@ -202,7 +202,7 @@ inline constexpr int kMostRanks = 8;
 inline constexpr int kMostStarts = 4;
 std::string_view name(FaultKind kind) noexcept;
 
-/// If in a call it happens.
+/// The point of a call at which a fault strikes.
 enum class FaultPoint : std::uint8_t {
   before_post,
   after_post,
@@ -231,8 +231,9 @@ struct Program {
   bool helper = false;      ///< Progress::thread
   std::string path;         ///< of shm, forced; empty: its own choice
   bool heartbeats = false;  ///< see heartbeat_ranks()
-  /// If shares_block() (faults/strike.hpp): the group of those that are not struck exchanges windows
-  /// meanwhile, instead of an all_reduce; and the groups that have failed are ended instead of quiesced.
+  /// Both only with shares_block() (faults/strike.hpp): the group of those that are not struck exchanges
+  /// windows meanwhile, instead of an all_reduce; and the groups that have failed are ended instead of
+  /// quiesced.
   bool window_beside = false, ends = false;
   Ending ending = Ending::barriers;
   Fault fault;

@@ -1,5 +1,5 @@
-// If the ranks of a program and the process that watches them tell each other what happens: memory that
-// all of them map, so that what a rank said before it was killed is still there. Zero-filled at birth.
+// The reports of a program's ranks and of the process that watches them, in memory that all of them map: the
+// words of a rank that is killed stay there. Zero-filled at birth.
 #pragma once
 
 #include <atomic>

@@ -26,7 +26,7 @@ class ConfigFile {
   ConfigFile(const ConfigFile&) = delete;
   ConfigFile& operator=(const ConfigFile&) = delete;
 
-  /// If an option's value is kept: its type is what the file must have.
+  /// The variable that keeps an option's value: the value in the file must have its type.
   using Variable = std::variant<bool*, int*, std::int64_t*, std::uint64_t*, double*, std::string*,
                                 std::filesystem::path*, std::vector<std::string>*>;
   /// The file may give `option`, whose value is kept in `variable`. Returns the option.

@@ -6,8 +6,8 @@
 
 namespace weft {
 
-/// A layer whose output is linear in its input, row by row and column by column: said by two tables of taps.
-/// Others may derive from it.
+/// A layer whose output is linear in its input, row by row and column by column; two tables of taps describe
+/// it. Others may derive from it.
 class Resampling2d : public Module {
  public:
   /// The rows of x that the rows of y are made of, for an x of this height; throws bad_argument if there are

@@ -9,15 +9,15 @@
 // first, because the last one sees all keys and can overwrite them, and of each block over the query heads
 // that use the key/value head. A task is one (batch, key/value head) with all its query heads; it takes 256
 // keys, which are laid out once (products.hpp), and all queries that see them, then the next 256. If there
-// are more threads than tasks, and of pieces, dq is made with a task for some blocks of queries, and dk and
-// dv with a task for 128 or 256 keys, which makes the scores twice (7 products instead of 5): with products
-// of our own, whose bits do not depend on where matrices are cut, and no others. Memory of a thread is two
-// times 64 x 256 scores and what is laid out of 256 keys and 64 queries, in f32 and in bf16.
+// are more threads than tasks, and for attention in pieces, dq is made with a task for some blocks of
+// queries, and dk and dv with a task for 128 or 256 keys, which makes the scores twice (7 products instead of
+// 5): with products of our own, whose bits do not depend on where matrices are cut, and no others. Memory of
+// a thread is two times 64 x 256 scores and what is laid out of 256 keys and 64 queries, in f32 and in bf16.
 //
 // A bias is added to the scores from a transposed copy, one of all tasks or one of each sample; one that is
-// the same for all queries needs no copy. The gradient of one of all tasks is the sum of all tasks' dscores:
-// tasks are taken in at most 64 groups, each of which adds up its own in order, then the groups' sums are
-// added in order, so that the number of threads changes no bit.
+// the same for all queries needs no copy. The gradient of a bias that all tasks share is the sum of all
+// tasks' dscores: tasks are taken in at most 64 groups, each of which adds up its own in order, then the
+// groups' sums are added in order, so that the number of threads changes no bit.
 #include "nn/kernels/attention/sizes.hpp"
 
 namespace weft::kernels::cpu {

@@ -3,9 +3,9 @@
 // arguments.
 //
 // A unit is what one multiply-add takes from a row of the left matrix: a float, or two bf16 that follow each
-// other in k, the second of which is 0 if k ends. It has four bytes either way, and matrices of units lie
-// in arrays of float. A row of units is padded to a multiple of kUnitsOfLine, so that it can be read and
-// written in whole vectors; what is in the padding does not matter.
+// other in k, the second of which is 0 behind the end of k. It has four bytes either way, and matrices of
+// units lie in arrays of float. A row of units is padded to a multiple of kUnitsOfLine, so that it can be
+// read and written in whole vectors; what is in the padding does not matter.
 #pragma once
 
 #include <cstdint>

@@ -10,8 +10,8 @@
 namespace weft::kernels::cpu {
 namespace {
 
-// If head h of sample b lies: q, out: (batch, queries, heads, head_dim), k, v: (batch, keys, kv_heads,
-// head_dim), weights: (batch, heads, queries, keys).
+// The places of head h of sample b. q, out: (batch, queries, heads, head_dim); k, v: (batch, keys, kv_heads,
+// head_dim); weights: (batch, heads, queries, keys).
 struct Head {
   std::int64_t q, q_step, k, k_step, weights;
 };

@@ -85,8 +85,8 @@ void loss_rows(const double* terms, int parts, const std::int64_t* targets, doub
   }
 }
 
-// The amount that each logit loses to smoothing, and the target's logit in addition; divided by the number
-// of tokens.
+// The target distribution divided by the number of tokens: the part that smoothing gives to each logit, and
+// the part that the target's logit gets in addition.
 struct Wanted {
   double inv_count;
   float of_each, of_target;

@@ -1,8 +1,8 @@
 // Products of rows with rows: gradients of convolutions' weights, which are sums over the pixels of a map.
 //
 // A matrix product sums one element after the other, and its error grows with the number of elements. Here
-// each sum runs in 16 lanes for 1024 elements, 64 in each; then the lanes are added up in f64. As fast: both
-// matrices are read along their rows, so nothing is packed.
+// each sum runs in 16 lanes for 1024 elements, 64 in each; then the lanes are added up in f64. That is as
+// fast as other products: both matrices are read along their rows, so nothing is packed.
 #include <algorithm>
 
 #include "nn/kernels/cpu_context.hpp"

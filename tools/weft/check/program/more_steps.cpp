@@ -92,7 +92,8 @@ Step any_overlap(Dice& d, const Range& range, int group) {
   return s;
 }
 
-// If steps can be put: not between calls that belong together, nor behind the barriers at the end.
+// The places at which steps can be put: not between calls that belong together, nor behind the barriers at
+// the end.
 std::vector<int> places(const Program& p) {
   int last = static_cast<int>(p.steps.size());
   if (p.fault.kind != FaultKind::none)

@@ -1,6 +1,6 @@
-// If a rank is stopped inside the others' memory (shares_block()), these have a group of their own, whose
-// buffers lie in one block with all others. Something of it is in flight while they give that memory other
-// pages.
+// If a rank is stopped inside the others' memory (shares_block()), the others have a group of their own,
+// whose buffers lie in one block with all their other buffers. Something of it is in flight while they give
+// that memory other pages.
 #pragma once
 
 #include <functional>

@@ -35,7 +35,7 @@ class Parts {
             std::make_unique<GradientTrial>(context, s, me, n, pool_.get(), p.fault.kind == FaultKind::none);
     }
   }
-  /// If shares_block().
+  /// Only with shares_block().
   Pool& pool() const { return *pool_; }
   Trial& calls(int k) const { return *calls_[at(k)]; }
   /// Null: the step is no window.

@@ -91,7 +91,7 @@ class Runner {
     report_.perhaps_late = perhaps_late;
   }
 
-  // If a rank is when something goes wrong, for note().
+  // States for note() where this rank is, in case something goes wrong.
   void at(int group, bool creation = false, bool own_deadline = false) {
     group_ = group;
     creation_ = creation;
@@ -394,7 +394,7 @@ class Runner {
   Work begin(int k, const Call& call, ProcessGroup& group) {
     const Step& s = p_.steps[static_cast<std::size_t>(k)];
     const std::uint64_t habits = mix(s.salt, static_cast<std::uint64_t>(rank_) + 5000);
-    // If memory may be short: a plain call takes none.
+    // Not if memory may be short: a plain call takes none.
     const bool persistent = habits % 2 == 0 && !row(p_).limits;
     PersistentCall made;
     if (persistent) made = group.make(call);
