@@ -1,4 +1,4 @@
-// A rank with a fault writes nonsense to the words of the links, over which windows are exchanged: one word a
+// A rank with a fault writes nonsense to the words over which windows are exchanged in shared memory: one word a
 // case, and then at random. The others get an Error that says which word it is, or wrong values. They do not
 // crash, and they do not hang.
 #include <fmt/format.h>
@@ -17,7 +17,8 @@
 #include <utility>
 #include <vector>
 
-#include "mesh/window/links/links.hpp"
+#include "backends/shm/exchange/ring.hpp"
+#include "host/arena.hpp"
 #include "support/run_ranks.hpp"
 #include "support/sanitizers.hpp"
 #include "support/scribbled_job.hpp"
@@ -27,15 +28,16 @@ namespace weft::window_damaged_test {
 namespace {
 
 using namespace std::chrono_literals;
+using shm::Buffer;
+using shm::Control;
+using shm::Holds;
+using shm::Slot;
 using test::Rank;
 using test::RankOptions;
 using test::Ranks;
 using test::ScribbledJob;
 using test::SharedMapping;
 using testing::HasSubstr;
-using windows::Holds;
-using windows::Link;
-using windows::Slot;
 
 // Rows of a ring of ranks, two each, and windows on them with one of either neighbour.
 struct Halo {
@@ -51,13 +53,18 @@ class WindowDamaged : public testing::Test {
   void SetUp() override {
     if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;
   }
-  static Link* links() {
-    Link* found = nullptr;
-    for (const SharedMapping& m : test::shared_mappings("region"))
-      if (m.bytes >= 4 * sizeof(Link) && m.bytes < 4 * sizeof(Link) + 4096)
-        found = reinterpret_cast<Link*>(m.data);
-    EXPECT_NE(found, nullptr);
-    return found;
+  // Where rank 1 sends to rank 0, in a group of two.
+  static shm::Ring* ring(Rank& r) {
+    for (const SharedMapping& m : test::shared_mappings("region")) {
+      if (m.bytes < Control::bytes(2) || m.bytes >= Control::bytes(2) + 4096) continue;
+      const std::uint64_t place = Control(reinterpret_cast<std::byte*>(m.data), 2).ring(1, 0).load();
+      if (place == 0) continue;
+      std::byte* const segment =
+          r.context.arena().segment_base(static_cast<std::uint32_t>((place >> 48) - 1));
+      return reinterpret_cast<shm::Ring*>(segment + (place & ((std::uint64_t{1} << 48) - 1)));
+    }
+    ADD_FAILURE() << "no ring";
+    return nullptr;
   }
   struct Case {
     std::int64_t columns;
@@ -67,7 +74,7 @@ class WindowDamaged : public testing::Test {
   };
   // Rank 1 begins the second exchange, then damages its slot (number 1) to rank 0. Rank 0 then takes its
   // part, and fails with such a text; none: it does not fail.
-  static void check(const Case& c, const std::function<void(Link*, Slot&)>& damages, const std::string& text,
+  static void check(const Case& c, const std::function<void(Slot&)>& damages, const std::string& text,
                     ErrorCode code = ErrorCode::corrupt) {
     const auto body = [&](Rank& r) {
       ::setenv("WEFT_SINGLE_COPY", c.single_copy, 1);
@@ -86,12 +93,12 @@ class WindowDamaged : public testing::Test {
         WindowTransfer transfer;
         if (r.rank == 1) {
           transfer = start();
-          Link* const all = links();
-          Link& link = all[1 * 2 + 0];
+          shm::Ring* const all = ring(r);
+          ASSERT_NE(all, nullptr);
           std::uint64_t newest = 0;
-          for (const Slot& slot : link.slots) newest = std::max(newest, slot.sequence.load());
+          for (const Slot& slot : all->slots) newest = std::max(newest, slot.sequence.load());
           ASSERT_GT(newest, 0u);
-          damages(all, link.slots[(newest - 1) % windows::kSlots]);
+          damages(all->slots[(newest - 1) % shm::kExchangeSlots]);
         }
         r.meet("damaged");
         if (r.rank == 0) transfer = start();
@@ -115,24 +122,24 @@ class WindowDamaged : public testing::Test {
 TEST_F(WindowDamaged, WhatASlotHolds) {
   const std::string text = "rank 1's words in shared memory are damaged: what a slot holds is ";
   check(
-      {kFew, Memory::shared}, [](Link*, Slot& s) { s.holds = Holds::in_place; }, text + "1; expected 0");
+      {kFew, Memory::shared}, [](Slot& s) { s.holds = Holds::in_place; }, text + "1; expected 0");
   check(
-      {kMany, Memory::shared}, [](Link*, Slot& s) { s.holds = static_cast<Holds>(77); },
+      {kMany, Memory::shared}, [](Slot& s) { s.holds = static_cast<Holds>(77); },
       text + "77; expected 0 to 2");
   check(
-      {kFew, Memory::local, true}, [](Link*, Slot& s) { s.holds = static_cast<Holds>(65535); },
+      {kFew, Memory::local, true}, [](Slot& s) { s.holds = static_cast<Holds>(65535); },
       text + "65535; expected 0");
 }
 
 TEST_F(WindowDamaged, ASlotThatWasPackedNamesNoPlaces) {
   check(
-      {kMany, Memory::local}, [](Link*, Slot& s) { s.holds = Holds::in_place; },
+      {kMany, Memory::local}, [](Slot& s) { s.holds = Holds::in_place; },
       "rank 1's words in shared memory are damaged: the number of a slot's boxes is 0; expected 1 or more");
 }
 
 TEST_F(WindowDamaged, TheCountOfSlotsEmptied) {
   check(
-      {kFew, Memory::shared}, [](Link*, Slot& s) { s.taken = 1000; },
+      {kFew, Memory::shared}, [](Slot& s) { s.taken = 1000; },
       "rank 1's words in shared memory are damaged: its count of slots emptied is 1000; expected up to");
 }
 
@@ -141,22 +148,24 @@ TEST_F(WindowDamaged, ThePlaceOfAField) {
   for (const bool adjoint : {false, true}) {
     const Case c{kMany, Memory::shared, adjoint};
     check(
-        c, [](Link*, Slot& s) { s.places[0].segment = 200; }, text);
+        c, [](Slot& s) { s.places[0].segment = 200; }, text);
     check(
-        c, [](Link*, Slot& s) { s.places[0].segment = std::uint64_t{1} << 32; }, text);
+        c, [](Slot& s) { s.places[0].segment = 0xffffffff; }, text);
     check(
-        c, [](Link*, Slot& s) { s.places[0].segment = windows::Place::kAddress; }, text);
+        c, [](Slot& s) { s.places[0].kind = Buffer::pointer; }, text);
     check(
-        c, [](Link*, Slot& s) { s.places[0].offset = std::uint64_t{1} << 45; }, text);
+        c, [](Slot& s) { s.places[0].kind = static_cast<Buffer::Kind>(77); }, text);
     check(
-        c, [](Link*, Slot& s) { s.places[0].offset = ~std::uint64_t{7}; }, text);
+        c, [](Slot& s) { s.places[0].offset = std::uint64_t{1} << 45; }, text);
+    check(
+        c, [](Slot& s) { s.places[0].offset = ~std::uint64_t{7}; }, text);
   }
 }
 
 TEST_F(WindowDamaged, TheBoxes) {
   const Case c{kMany, Memory::shared};
   const auto boxes = [](const std::function<void(Slot&)>& change) {
-    return [=](Link*, Slot& s) {
+    return [=](Slot& s) {
       s.boxes_id = 4711;  // read anew
       change(s);
     };
@@ -176,33 +185,22 @@ TEST_F(WindowDamaged, TheBoxes) {
 TEST_F(WindowDamaged, TheAddressOfAFieldThatTheKernelReads) {
   check(
       {kMany, Memory::local, false, "pull"},
-      [](Link*, Slot& s) {
+      [](Slot& s) {
         s.holds = Holds::by_kernel;
         s.boxes_id = 4711;
-        s.places[0] = {windows::Place::kAddress, 4711};
+        s.places[0] = {Buffer::remote, 0, 4711};
       },
-      "the kernel does not copy from rank 1's memory", ErrorCode::system);
+      "rank 0 cannot read the memory of rank 1", ErrorCode::system);
 }
 
 TEST_F(WindowDamaged, ATextWithoutAnEnd) {
   check(
       {kFew, Memory::shared},
-      [](Link*, Slot& s) {
+      [](Slot& s) {
         s.form ^= 1;
         std::memset(s.about, 'x', sizeof(s.about));
       },
-      "rank 1 gave " + std::string(windows::kAboutBytes, 'x') + ", and rank 0", ErrorCode::mismatch);
-}
-
-// A rank that gives up waits for the ranks that read its memory: not for itself, and not for ever.
-TEST_F(WindowDamaged, AReaderThatIsNone) {
-  check(
-      {kFew, Memory::shared},
-      [](Link* all, Slot& s) {
-        for (int i = 0; i < 4; ++i) all[i].reading.store(1);
-        s.holds = Holds::in_place;
-      },
-      "what a slot holds is 1; expected 0");
+      "rank 1 gave " + std::string(shm::kAboutBytes, 'x') + ", and rank 0", ErrorCode::mismatch);
 }
 
 // Fields of many sizes, in memory of both kinds, and their adjoints.
@@ -211,7 +209,7 @@ class Exchanges final : public ScribbledJob::Calls {
   Exchanges(Rank& r, test::KeptBuffers& buffers, ProcessGroup& group)
       : rank_(r), buffers_(buffers), mesh_(group, {{"y", -1}}) {
     for (const std::int64_t columns : kColumns) halos_.emplace_back(mesh_, columns);
-    exchange(0, Memory::shared, false).finish();  // the links are there
+    exchange(0, Memory::shared, false).finish();  // the rings are there
   }
   std::function<void()> make(std::mt19937_64& random) override {
     const auto number = [&](std::uint64_t below) { return static_cast<std::size_t>(random() % below); };

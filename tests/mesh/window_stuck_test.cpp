@@ -8,7 +8,6 @@
 #include <thread>
 #include <vector>
 
-#include "mesh/window/links/links.hpp"
 #include "support/run_ranks.hpp"
 #include "support/sanitizers.hpp"
 #include "support/slow_memory.hpp"
@@ -264,38 +263,6 @@ TEST_F(WindowStuck, SlowPagesAreCopiedOneByOne) {
         }
         EXPECT_TRUE(seen) << "pages came for seconds, and it did not look";
       });
-}
-
-// Nothing to do, and no memory.
-class NoSteps final : public windows::LinkedSteps {
-  const char* name() const noexcept override { return "window"; }
-  bool step() override { return false; }
-  bool complete() const noexcept override { return true; }
-  void broke(std::exception_ptr) noexcept override {}
-  Wish wish() const override { return {}; }
-  void append_awaited(std::vector<int>&) const override {}
-  bool touches(const std::byte*, const std::byte*) const noexcept override { return false; }
-};
-
-// The thread that is stuck in it comes back, and completes it, just before it is abandoned: no thread counts
-// as stuck for ever.
-TEST(WindowAbandoned, WhatIsCompleteByThenHoldsUpNoQuiesce) {
-  run_ranks(Ranks::threads, 2, [](Rank& r) {
-    const DeviceMesh mesh(r.group(), {{"y", 2}});
-    windows::Links& links = *windows::Links::of(mesh.group());
-    NoSteps x;
-    r.meet("made");
-    if (r.rank == 0) {
-      {
-        const windows::Links::Owning owning(links);
-        std::jthread([&] { links.give_up(x); }).join();
-      }
-      ASSERT_TRUE(x.abandoned.load());
-      EXPECT_TRUE(links.take_back(x));
-      EXPECT_TRUE(mesh.group().quiesce(10s));
-    }
-    r.meet("over");
-  });
 }
 
 }  // namespace

@@ -232,7 +232,7 @@ struct Draw {
   }
 };
 
-// How elements come from other ranks: over links in shared memory, or by messages of any transport.
+// How elements come from other ranks: in shared memory, or by messages of any transport.
 class WindowOver : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
@@ -248,7 +248,7 @@ class WindowOver : public testing::TestWithParam<const char*> {
   /// Fewer random windows over Gloo: the ranks take a millisecond to compare a plan.
   static int rounds(int all) { return way() == "gloo" ? all / 10 : all; }
 };
-INSTANTIATE_TEST_SUITE_P(Way, WindowOver, testing::Values("links", "messages", "gloo"),
+INSTANTIATE_TEST_SUITE_P(Way, WindowOver, testing::Values("shared", "messages", "gloo"),
                          [](const auto& way) { return std::string(way.param); });
 
 TEST_P(WindowOver, AnyRangesOfLayouts) {

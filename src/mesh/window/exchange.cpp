@@ -215,6 +215,7 @@ class InGroup final : public WindowTransfer::Steps, private windows::Exchange {
   }
 
   bool done() override try {
+    plan_->mesh.context().check_fork(plan_->name);
     if (why_) std::rethrow_exception(why_);
     try {
       return !work_.valid() || work_.done();
@@ -227,6 +228,7 @@ class InGroup final : public WindowTransfer::Steps, private windows::Exchange {
     windows::throw_named(plan_->name, e);
   }
   void finish() override try {
+    plan_->mesh.context().check_fork(plan_->name);
     if (why_) std::rethrow_exception(why_);
     if (work_.valid()) work_.wait();
   } catch (const Error& e) {
@@ -243,7 +245,7 @@ WindowTransfer begin(const Window& window, const std::shared_ptr<Window::Plan>& 
                      std::span<const WindowField> fields, Stream stream, bool adjoint) try {
   const bool alone = !plan->axes || plan->axes.size() == 1;
   if (!alone) plan->mesh.context().check_fork(plan->name);
-  if (fields.empty() && (alone || plan->agreed)) return {};
+  if (fields.empty() && alone) return {};
   if (stream == Stream{} && !fields.empty()) stream = fields[0].in.device;
   const bool host = stream.device == Device{};
   // The group is made by all of them at their first window, also by those that exchange nothing.

@@ -26,12 +26,13 @@ inline std::string named(const char* name, std::string_view text) {
               quiesced, {last_calls.begin(), last_calls.end()});
 }
 
-/// The text of e, named(). A failure that an exchange of this name began reaches other ranks as that of the call in which they noticed it
-/// ("recv: halo: ..."), which is left out.
+/// The text of e, named(). What the group says of its exchange begins with the name of that call
+/// ("exchange: rank 1 died"), and what other calls say of this exchange with theirs ("recv: halo: ..."): both are left out.
 inline std::string named_once(const char* name, const Error& e) {
   std::string_view text = e.what();
   const std::string noticed_in = std::string(weft::name(e.op())) + ": ";
-  if (text.starts_with(noticed_in + name + ": ")) text.remove_prefix(noticed_in.size());
+  const bool own = e.op() == Op::exchange && text.starts_with(noticed_in);
+  if (own || text.starts_with(noticed_in + name + ": ")) text.remove_prefix(noticed_in.size());
   return named(name, text);
 }
 

@@ -7,13 +7,13 @@
 #include <cstdlib>
 #include <thread>
 
-#include "mesh/window/links/links.hpp"
-#include "mesh/window/links/ways.hpp"
+#include "backends/shm/exchange/ring.hpp"
+#include "backends/shm/exchange/ways.hpp"
 #include "support/errors.hpp"
 #include "support/run_ranks.hpp"
 #include "weft/mesh/halo.hpp"
 
-namespace weft::window_links_test {
+namespace weft::window_ways_test {
 namespace {
 
 using test::expect_error;
@@ -112,17 +112,17 @@ const std::vector<Exchange> kExchanges{
     {9000, 1, Memory::local, true},
 };
 // In memory that is not shared, each way to copy is tried at first.
-constexpr int kSteps = 4, kStepsOfAllWays = static_cast<int>(windows::kWays * windows::Ways::kTries) + 1;
+constexpr int kSteps = 4, kStepsOfAllWays = static_cast<int>(shm::kWays * shm::Ways::kTries) + 1;
 int steps_of(const Exchange& e) { return e.memory == Memory::local ? kStepsOfAllWays : kSteps; }
 
-TEST(WindowLinks, EverySizeBetweenThreads) {
+TEST(WindowWays, EverySizeBetweenThreads) {
   for (const int n : {2, 3})
     run_ranks(Ranks::threads, n, [](Rank& r) {
       for (const Exchange& e : kExchanges) ASSERT_NO_FATAL_FAILURE(check(r, e, kSteps));
     });
 }
 
-TEST(WindowLinks, EverySizeBetweenProcesses) {
+TEST(WindowWays, EverySizeBetweenProcesses) {
   for (const int n : {2, 3})
     run_ranks(Ranks::processes, n, [](Rank& r) {
       for (const Exchange& e : kExchanges) ASSERT_NO_FATAL_FAILURE(check(r, e, steps_of(e)));
@@ -131,7 +131,7 @@ TEST(WindowLinks, EverySizeBetweenProcesses) {
 
 // Bytes that travel beside the flag are copied run by run, and cut where the slot's first line ends: also
 // within an element.
-TEST(WindowLinks, FewBytesOfAnyLength) {
+TEST(WindowWays, FewBytesOfAnyLength) {
   for (const int n : {2, 3})
     run_ranks(Ranks::threads, n, [](Rank& r) {
       const DeviceMesh mesh(r.group(), {{"y", -1}});
@@ -172,74 +172,13 @@ TEST(WindowLinks, FewBytesOfAnyLength) {
     });
 }
 
-// Each exchange that a rank sent to the one behind it: by what its slots held.
-std::array<std::uint64_t, 3> sent(Rank& r, const DeviceMesh& mesh) {
-  windows::Links& links = *windows::Links::of(mesh.group());
-  const windows::Links::Owning owning(links);
-  return links.to((r.rank + 1) % r.size).sent;
-}
-
 void exchange_often(const Window& window, const std::vector<WindowField>& fields, int times) {
   for (int i = 0; i < times; ++i) window.start(fields).finish();
 }
 
-// More than a few bytes are not packed if ranks share the memory: the receiver copies them from their place.
-TEST(WindowLinks, SharedMemoryIsCopiedOnce) {
-  run_ranks(Ranks::processes, 2, [](Rank& r) {
-    const DeviceMesh mesh(r.group(), {{"y", -1}});
-    for (const std::int64_t columns : {200, 5000, 300'000}) {
-      const Partition x(make_layout(mesh, {Shard{0}}, {4, columns}));
-      const Window window(x, {WindowDim::halo(x, 0, 1, 1, Edge::periodic())});
-      std::vector<Tensor> in, out;
-      std::vector<WindowField> fields;
-      for (int f = 0; f < 3; ++f) {
-        in.emplace_back(r.context, Shape{2, columns}, DType::f64, Memory::shared);
-        out.emplace_back(r.context, Shape{4, columns}, DType::f64, Memory::shared);
-        fields.push_back({in.back(), out.back()});
-      }
-      exchange_often(window, fields, 3);  // segments are mapped
-      const auto before = sent(r, mesh);
-      exchange_often(window, fields, 20);
-      const auto after = sent(r, mesh);
-      EXPECT_EQ(after[1] - before[1], 20U) << columns;
-      EXPECT_EQ(after[0] - before[0], 0U) << columns;
-      EXPECT_EQ(after[2] - before[2], 0U) << columns;
-    }
-  });
-}
-
-// In memory that is not shared, long runs are packed and copied by the kernel at first, so that either is
-// measured; short runs are packed alone.
-TEST(WindowLinks, OtherMemoryGoesBothWaysAtFirst) {
-  run_ranks(Ranks::processes, 2, [](Rank& r) {
-    const DeviceMesh mesh(r.group(), {{"y", -1}});
-    const auto of = [&](std::int64_t rows, std::int64_t columns, int dim) {
-      const Partition x(make_layout(mesh, {Shard{dim}}, {rows, columns}));
-      const Window window(x, {WindowDim::halo(x, dim, 1, 1, Edge::periodic())});
-      const Shape part = dim == 0 ? Shape{rows / 2, columns} : Shape{rows, columns / 2};
-      const Tensor in(r.context, part, DType::f64, Memory::local);
-      const Tensor out(r.context, window.window_shape(part), DType::f64, Memory::local);
-      const auto before = sent(r, mesh);
-      exchange_often(window, {{in, out}}, 40);
-      const auto after = sent(r, mesh);
-      EXPECT_EQ(after[1] - before[1], 0U);
-      return std::array{after[0] - before[0], after[2] - before[2]};
-    };
-    const bool kernel = [&] {
-      windows::Links& links = *windows::Links::of(mesh.group());
-      return links.to(1 - r.rank).link->kernel.load() != 0;
-    }();
-    const auto rows = of(4, 8192, 0);
-    EXPECT_GE(rows[0], 4U);
-    EXPECT_GE(rows[1], kernel ? 4U : 0U);
-    EXPECT_EQ(rows[0] + rows[1], 40U);
-    EXPECT_EQ(of(8192, 4, 1), (std::array<std::uint64_t, 2>{40, 0}));
-  });
-}
-
 // Many packed bytes in short runs: the receiver tries to write them around the caches, too, also to places
 // that begin within a cache line.
-TEST(WindowLinks, ManyPackedBytesAreUnpackedBothWays) {
+TEST(WindowWays, ManyPackedBytesAreUnpackedBothWays) {
   run_ranks(Ranks::processes, 2, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"y", -1}});
     constexpr std::int64_t kPlanes = 2048,
@@ -255,8 +194,8 @@ TEST(WindowLinks, ManyPackedBytesAreUnpackedBothWays) {
                        std::int64_t j) -> std::int64_t& {
       return t.as<std::int64_t>()[static_cast<std::size_t>((plane * t.shape()[1] + row) * kRun + j)];
     };
-    constexpr int kBefore = static_cast<int>((windows::kWays + 1) * windows::Ways::kTries),
-                  kTimes = kBefore + 2 * static_cast<int>(windows::Unpackings::kTries) + 1;
+    constexpr int kBefore = static_cast<int>((shm::kWays + 1) * shm::Ways::kTries),
+                  kTimes = kBefore + 2 * static_cast<int>(shm::Unpackings::kTries) + 1;
     exchange_often(window, {{in, out}}, kBefore - 1);
     for (int step = kBefore - 1; step < kTimes; ++step) {
       for (std::int64_t p = 0; p < kPlanes; ++p)
@@ -273,7 +212,7 @@ TEST(WindowLinks, ManyPackedBytesAreUnpackedBothWays) {
   });
 }
 
-TEST(WindowLinks, WithoutCopiesByTheKernel) {
+TEST(WindowWays, WithoutCopiesByTheKernel) {
   ::setenv("WEFT_SINGLE_COPY", "off", 1);
   run_ranks(Ranks::processes, 2, [](Rank& r) {
     for (const Exchange& e : kExchanges) ASSERT_NO_FATAL_FAILURE(check(r, e, 3));
@@ -282,10 +221,10 @@ TEST(WindowLinks, WithoutCopiesByTheKernel) {
 }
 
 // More than a link has slots, finished in another order, while ranks come late by turns.
-TEST(WindowLinks, ManyInFlight) {
+TEST(WindowWays, ManyInFlight) {
   for (const Ranks kind : {Ranks::threads, Ranks::processes})
     run_ranks(kind, 3, [](Rank& r) {
-      constexpr int kFlights = windows::kSlots + 3;
+      constexpr int kFlights = shm::kExchangeSlots + 3;
       const DeviceMesh mesh(r.group(), {{"y", 3}});
       for (const std::int64_t columns : {4, 300, 20'000}) {
         const Partition x(make_layout(mesh, {Shard{0}}, {3, columns}));
@@ -318,7 +257,7 @@ TEST(WindowLinks, ManyInFlight) {
     });
 }
 
-TEST(WindowLinks, ARankThatDoesNotComeIsNamed) {
+TEST(WindowWays, ARankThatDoesNotComeIsNamed) {
   for (const Ranks kind : {Ranks::threads, Ranks::processes}) {
     RankOptions options;
     options.deadline = std::chrono::milliseconds(1500);
@@ -348,7 +287,7 @@ TEST(WindowLinks, ARankThatDoesNotComeIsNamed) {
   }
 }
 
-TEST(WindowLinks, ARankThatLeavesIsLost) {
+TEST(WindowWays, ARankThatLeavesIsLost) {
   run_ranks(Ranks::processes, 2, [](Rank& r) {
     const std::vector<float> in(5000, 1);
     std::vector<float> out(10'000);
@@ -369,7 +308,7 @@ TEST(WindowLinks, ARankThatLeavesIsLost) {
   });
 }
 
-TEST(WindowLinks, DroppingAnExchangeFailsTheGroup) {
+TEST(WindowWays, DroppingAnExchangeFailsTheGroup) {
   run_ranks(Ranks::threads, 2, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"y", 2}});
     const Partition x(make_layout(mesh, {Shard{0}}, {4}));
@@ -477,7 +416,7 @@ TEST(WindowPlans, FieldsThatDifferLaterAreTold) {
     expect_mismatch(2,
                     change == 0   ? "1 field: i32, 4 bytes"
                     : change == 1 ? "2 fields: f32, f32, 8 bytes"
-                                  : "the adjoint of 1 field: f32, 4 bytes",
+                                  : "sums of 1 field: f32, 4 bytes",
                     [&](Rank& r, const DeviceMesh& mesh) {
                       const Partition x(make_layout(mesh, {Shard{0}}, {4}));
                       const Window window(x, {WindowDim::halo(x, 0, 1, 1, Edge::zero())});
@@ -617,4 +556,4 @@ TEST(WindowBounds, TurnsAndBoxesAreBounded) {
 }
 
 }  // namespace
-}  // namespace weft::window_links_test
+}  // namespace weft::window_ways_test

@@ -1,6 +1,6 @@
-// Windows over links where something goes wrong: transfers that are dropped or late while the neighbour
+// Windows between ranks that share memory where something goes wrong: transfers that are dropped or late while the neighbour
 // reads, ranks that wait for something else first, and fields that differ. The ways in which bytes go are
-// tested in window_links_test.cpp.
+// tested in window_ways_test.cpp.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -13,12 +13,11 @@
 #include <string>
 #include <thread>
 
-#include "mesh/window/links/kernel_reads.hpp"
 #include "support/run_ranks.hpp"
 #include "weft/base/interrupt.hpp"
 #include "weft/mesh/halo.hpp"
 
-namespace weft::window_links_failing_test {
+namespace weft::window_failing_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -72,7 +71,7 @@ double seconds_of(const std::function<void()>& f) {
 
 // Rank 0 drops a transfer, and its memory with it: before rank 1 reads, while it reads, and after it; forth
 // and back.
-TEST(WindowLinksFailing, ADroppedTransferIsReadNoMore) {
+TEST(WindowFailing, ADroppedTransferIsReadNoMore) {
   for (const bool adjoint : {false, true})
     for (const int delay : {-1, 0, 1, 2, 4})
       run_ranks(Ranks::threads, 2, [&](Rank& r) {
@@ -95,7 +94,8 @@ TEST(WindowLinksFailing, ADroppedTransferIsReadNoMore) {
           gone.reset();
           part.reset();
           r.meet("gone");
-          EXPECT_TRUE(r.group().failed());
+          // What is complete when it is dropped is no failure: adjoints, which add all at once, where rank 1 has come.
+          EXPECT_TRUE(r.group().failed() || (adjoint && delay >= 0));
         } else {
           WindowTransfer transfer = start();
           r.meet("started");
@@ -115,7 +115,7 @@ TEST(WindowLinksFailing, ADroppedTransferIsReadNoMore) {
 }
 
 // Rank 1 drops the older of two exchanges: rank 0 gets the error in the other one, which waits behind it.
-TEST(WindowLinksFailing, AnExchangeBehindADroppedOneEnds) {
+TEST(WindowFailing, AnExchangeBehindADroppedOneEnds) {
   for (const Ranks kind : {Ranks::threads, Ranks::processes})
     for (const bool adjoint : {false, true})
       for (const std::int64_t columns : {4, 1000, 100'000})
@@ -142,7 +142,8 @@ TEST(WindowLinksFailing, AnExchangeBehindADroppedOneEnds) {
                 newer.finish();
                 older.finish();
                 r.group().barrier().wait();
-                ADD_FAILURE() << "not told";
+                EXPECT_FALSE(r.group().failed()) << "not told";
+                EXPECT_LE(columns, 1000);  // else rank 1 waits until rank 0 has copied its memory
               } catch (const Error& e) {
                 EXPECT_EQ(e.code(), ErrorCode::aborted) << e.what();
                 EXPECT_NE(std::string(e.what()).find("rank 1 dropped an exchange in flight"),
@@ -159,13 +160,15 @@ TEST(WindowLinksFailing, AnExchangeBehindADroppedOneEnds) {
             older = {};
             newer = {};
             r.meet("dropped");
+            if (!r.group().failed())
+              r.group().barrier().wait();  // few bytes: both were complete when they were dropped
           }
           r.meet("over");
         });
 }
 
 // Memory of an exchange that has thrown at the deadline is not read any more, either.
-TEST(WindowLinksFailing, ALateNeighbourDoesNotReadWhatIsGone) {
+TEST(WindowFailing, ALateNeighbourDoesNotReadWhatIsGone) {
   for (const Ranks kind : {Ranks::threads, Ranks::processes}) {
     RankOptions options;
     options.deadline = milliseconds(700);
@@ -204,7 +207,7 @@ TEST(WindowLinksFailing, ALateNeighbourDoesNotReadWhatIsGone) {
 }
 
 // done() notices the deadline, too, in a program that does nothing but ask.
-TEST(WindowLinksFailing, WhoAsksForEverIsToldAtTheDeadline) {
+TEST(WindowFailing, WhoAsksForEverIsToldAtTheDeadline) {
   RankOptions options;
   options.deadline = milliseconds(500);
   run_ranks(
@@ -229,7 +232,7 @@ TEST(WindowLinksFailing, WhoAsksForEverIsToldAtTheDeadline) {
 }
 
 // Rank 0 waits for a barrier, which rank 1 comes to when it has what rank 0 sends.
-TEST(WindowLinksFailing, ExchangesMoveWhileTheirRankWaitsElsewhere) {
+TEST(WindowFailing, ExchangesMoveWhileTheirRankWaitsElsewhere) {
   for (const Ranks kind : {Ranks::threads, Ranks::processes})
     for (const std::int64_t columns : {3, 1000, 40'000})
       run_ranks(kind, 2, [&](Rank& r) {
@@ -258,7 +261,7 @@ TEST(WindowLinksFailing, ExchangesMoveWhileTheirRankWaitsElsewhere) {
 }
 
 // Fields of as many bytes in all, of which each is another one on the other rank.
-TEST(WindowLinksFailing, FieldsOfOtherSizesAreTold) {
+TEST(WindowFailing, FieldsOfOtherSizesAreTold) {
   for (const Ranks kind : {Ranks::threads, Ranks::processes})
     for (const std::int64_t columns : {2, 1000})
       run_ranks(kind, 2, [&](Rank& r) {
@@ -293,7 +296,7 @@ TEST(WindowLinksFailing, FieldsOfOtherSizesAreTold) {
 
 // A rank whose fields are empty, or that gives none, tells those that send it something, as soon as they
 // exchange.
-TEST(WindowLinksFailing, FieldsWithoutElementsAreTold) {
+TEST(WindowFailing, FieldsWithoutElementsAreTold) {
   for (const Ranks kind : {Ranks::threads, Ranks::processes})
     for (const bool none : {false, true})
       for (const bool adjoint : {false, true})
@@ -317,7 +320,7 @@ TEST(WindowLinksFailing, FieldsWithoutElementsAreTold) {
               r.group().barrier().wait();
               ADD_FAILURE() << "not noticed";
             } catch (const Error& e) {
-              const std::string text = e.what(), mode = adjoint ? "the adjoint of " : "";
+              const std::string text = e.what(), mode = adjoint ? "sums of " : "";
               EXPECT_EQ(e.code(), ErrorCode::mismatch) << text;
               EXPECT_NE(text.find(mode + "1 field: f64, 16000 bytes"), std::string::npos) << text;
               EXPECT_NE(text.find(mode + (none ? "0 fields" : "1 field: f64") + ", 0 bytes"),
@@ -331,7 +334,7 @@ TEST(WindowLinksFailing, FieldsWithoutElementsAreTold) {
 }
 
 // A Halo's exchange over a link says "halo", between processes, too, and to the rank that did nothing wrong.
-TEST(WindowLinksFailing, AHaloIsCalledAHalo) {
+TEST(WindowFailing, AHaloIsCalledAHalo) {
   for (const Ranks kind : {Ranks::threads, Ranks::processes})
     for (const std::int64_t columns : {4, 1000, 100'000}) {
       const auto with_halo = [&](const std::function<void(Rank&, const Halo&, const TensorView&)>& body) {
@@ -375,7 +378,7 @@ TEST(WindowLinksFailing, AHaloIsCalledAHalo) {
 }
 
 // The group of an exchange ends before it: it gets an error, by the name of the call.
-TEST(WindowLinksFailing, AnExchangeWhoseGroupHasEndedSaysSo) {
+TEST(WindowFailing, AnExchangeWhoseGroupHasEndedSaysSo) {
   run_ranks(Ranks::threads, 2, [](Rank& r) {
     std::vector<double> all(12), part(4), wide(12);
     WindowTransfer of_halo, of_window;
@@ -392,20 +395,25 @@ TEST(WindowLinksFailing, AnExchangeWhoseGroupHasEndedSaysSo) {
       }
     }
     if (r.rank == 0) {
-      expect_error(ErrorCode::aborted, "halo: its group has ended", [&] { of_halo.finish(); });
-      expect_error(ErrorCode::aborted, "window: its group has ended", [&] { of_window.finish(); });
+      // The exchanges keep their group alive, which rank 1 has left.
+      EXPECT_EQ(
+          error_text(ErrorCode::peer_lost, [&] { of_halo.finish(); }).find("halo: rank 1 left the group"),
+          0U);
+      EXPECT_EQ(
+          error_text(ErrorCode::peer_lost, [&] { of_window.finish(); }).find("window: rank 1 left the group"),
+          0U);
     }
     r.meet("over");
   });
 }
 
-TEST(WindowLinksFailing, AnInterruptedHaloSaysSo) {
+TEST(WindowFailing, AnInterruptedHaloSaysSo) {
   run_ranks(Ranks::threads, 2, [](Rank& r) {
     const Ring ring(r.group(), 4);
     const Halo halo(ring.x, {{0, 1, 1, Edge::periodic()}});
     std::vector<double> all(12);
     halo.exchange(ring.wide(all.data()));
-    const std::string why = "halo: rank 0 was interrupted while it waited [group \"world\"";
+    const std::string why = "rank 0 was interrupted while it waited [group \"world\"";
     std::string text;
     if (r.rank == 0) {
       Interrupt interrupt;
@@ -415,10 +423,10 @@ TEST(WindowLinksFailing, AnInterruptedHaloSaysSo) {
       });
       const Interruptible interruptible(interrupt);
       text = error_text(ErrorCode::aborted, [&] { halo.exchange(ring.wide(all.data())); });
-      EXPECT_EQ(text.find(why), 0U) << text;
+      EXPECT_EQ(text.find("halo: " + why), 0U) << text;
     } else {
       text = error_text(ErrorCode::aborted, [&] { r.group().barrier().wait(); });
-      EXPECT_EQ(text.find("barrier: " + why), 0U) << text;
+      EXPECT_EQ(text.find("exchange: " + why), 0U) << text;
     }
     r.meet("over");
   });
@@ -426,7 +434,7 @@ TEST(WindowLinksFailing, AnInterruptedHaloSaysSo) {
 
 // An exchange that has failed in done() keeps no memory, though its transfer lives: the next start gets the
 // failure.
-TEST(WindowLinksFailing, WhatHasFailedIsNotInFlight) {
+TEST(WindowFailing, WhatHasFailedIsNotInFlight) {
   RankOptions options;
   options.deadline = milliseconds(1000);
   run_ranks(
@@ -452,7 +460,7 @@ TEST(WindowLinksFailing, WhatHasFailedIsNotInFlight) {
 
 // A child made by fork while an exchange is in flight may let go of all that it inherited, and is refused the
 // rest; its parent goes on.
-TEST(WindowLinksFailing, AForkedChildLeavesTheExchangeToItsParent) {
+TEST(WindowFailing, AForkedChildLeavesTheExchangeToItsParent) {
   for (const std::int64_t columns : {4, 1000, 100'000})
     run_ranks(Ranks::processes, 2, [&](Rank& r) {
       const auto ring = std::make_unique<Ring>(r.group(), columns);
@@ -500,42 +508,5 @@ TEST(WindowLinksFailing, AForkedChildLeavesTheExchangeToItsParent) {
     });
 }
 
-// A process that has ended, as its peers see it before its pidfd tells them.
-class Zombie final : public PeerProcess {
- public:
-  Zombie() {
-    address_.pid = ::fork();
-    if (address_.pid == 0) ::_exit(0);
-    siginfo_t info;
-    EXPECT_EQ(::waitid(P_PID, static_cast<id_t>(address_.pid), &info, WEXITED | WNOWAIT), 0);
-  }
-  ~Zombie() override { ::waitpid(address_.pid, nullptr, 0); }
-  Zombie(const Zombie&) = delete;
-  Zombie& operator=(const Zombie&) = delete;
-  const ProcessAddress& address() const noexcept override { return address_; }
-  bool is_self() const noexcept override { return false; }
-  bool alive() const noexcept override { return true; }
-  State look() noexcept override { return State::running; }
-  MappedSegment mapped(std::uint32_t) const noexcept override { return {}; }
-  bool map_segments(std::uint32_t, Deadline) noexcept override { return false; }
-  Doorbell doorbell(int) const noexcept override { return {}; }
-
- private:
-  ProcessAddress address_;
-};
-
-// A rank that reads the memory of a killed rank gets an error that it died, however soon after that.
-TEST(WindowLinksFailing, AKilledRankIsNotOneThatRefuses) {
-  using windows::KernelReads;
-  Zombie zombie;
-  std::uint64_t word = 7, copy = 0;
-  const auto from = reinterpret_cast<std::uint64_t>(&word), to = reinterpret_cast<std::uint64_t>(&copy);
-  const std::vector<windows::Piece> list{{0, 0, sizeof(word)}};
-  KernelPace pace(KernelReads::kMostBytes);
-  std::int64_t done = 0;
-  EXPECT_EQ(KernelReads::read(zombie, {list, &from}, {list, &to}, pace, done), KernelReads::Outcome::ended);
-  EXPECT_EQ(done, 0);
-}
-
 }  // namespace
-}  // namespace weft::window_links_failing_test
+}  // namespace weft::window_failing_test
