@@ -33,8 +33,8 @@ struct Times {
 /// long a run takes. A sample is as many runs in a row as take about 10 us, at most 20, so that the clock's
 /// own 30 ns do not matter. Samples are taken for `seconds`, at least 8. All these numbers are the first
 /// rank's; ranks agree after every batch of samples whether to go on, and each batch begins with a run that
-/// is not counted. If 8 runs take more than twice `seconds`, as many samples are enough as fit in that, at
-/// least one, and no run is left uncounted but the first. Throws std::runtime_error with verify()'s text
+/// is not counted. If 8 runs take more than twice `seconds`, only the samples that fit into that time are
+/// taken, at least one, and all runs but the first count. Throws std::runtime_error with verify()'s text
 /// where a result is wrong.
 Times measure(const Prepared& p, const Agree& agree, double seconds);
 

@@ -1,4 +1,4 @@
-// Layers that are cut in space over the ranks: how long their step takes beside what it consists of.
+// Layers that are cut in space over the ranks: the time of a step, compared with the times of its parts.
 //
 //   domain_bench --maps 32x64x128,8x16x16 --sequences 1024,4096 --passes forward,both --ranks 2
 //

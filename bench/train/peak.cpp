@@ -13,7 +13,8 @@ namespace weft::bench {
 #if defined(__x86_64__)
 namespace {
 
-// Sums that do not wait for each other, more than the units' latency times their number.
+// The number of sums that do not wait for each other: more than the units' latency times the number of
+// units.
 constexpr int kSums = 12;
 
 volatile float sink;

@@ -47,7 +47,7 @@ namespace {
 using Bytes = std::array<std::uint8_t, 16>;
 enum class Fault : std::uint8_t { none, negative, beyond, strided };
 
-// False: no room. The written part of that number never ends.
+// False: there is no room; the last byte written still says that more comes.
 bool pack(const Dims& dims, Bytes& to, std::size_t& at) noexcept {
   for (const std::int64_t number : dims) {
     auto left = static_cast<std::uint64_t>(number) << 1 ^ static_cast<std::uint64_t>(number >> 63);

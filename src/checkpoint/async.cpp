@@ -48,8 +48,8 @@ struct AsyncCheckpoint::Impl {
     error = std::exchange(failed, nullptr);
     renew = true;
   }
-  // Makes the writers' group again where the save before this one has failed: a time-out or a rank that is
-  // lost has ended it, on perhaps not all ranks. Collective; no writer runs.
+  // Makes the writers' group again if the save before this one has failed: a time-out or a lost rank has
+  // ended the group, perhaps not on all ranks. Collective; no writer runs.
   void renew_group() {
     ProcessGroup* const of_mesh = group_of(mesh);
     bool any = false;

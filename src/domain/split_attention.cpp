@@ -224,8 +224,8 @@ void split_attention_backward(Frame& frame, const SplitAttention& split, const H
   Incoming queries(frame, split.queries, {dout, q}, {softmax, delta}, true);
   if (!keys.any()) of_queries({}, nullptr, nullptr, true, true);
   if (!queries.any()) of_keys({}, nullptr, nullptr, nullptr, nullptr, true, true);
-  // One after the other of both: where causal, the first ranks have few keys to see and many queries to be
-  // seen by, the last ones the reverse; so no rank waits long.
+  // Takes keys and queries by turns: in causal attention the first ranks have few keys to see and many
+  // queries that see theirs, the last ones the reverse; so no rank waits long.
   for (bool more = true; more;) {
     more = keys.next();
     if (more && keys.range().size() > 0)

@@ -49,7 +49,7 @@ double norm_of(const Powers& x, double p) {
   return x.scale * (p == 2 ? std::sqrt(x.sum) : p == 1 ? x.sum : std::pow(x.sum, 1 / p));
 }
 
-// Gradients whose parts lie on the same ranks: sharded on the same axes of one mesh.
+// Gradients whose parts lie on the same ranks: they are sharded on the same axes of one mesh.
 struct Cohort {
   std::vector<int> axes;  // those of the root mesh that shard; empty: every rank has all of it
   Powers powers;

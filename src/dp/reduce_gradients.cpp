@@ -124,9 +124,9 @@ void expect_reducible(std::span<const Gradient> gradients, const std::vector<Dev
 }
 
 // The flat buffers of one kind of reduction, in the order in which gradients first need them: the same on all
-// ranks of the axes, so that they make groups in one order. A gradient that is empty here, but not elsewhere,
-// counts for it; and so do replicas that are the same already, which stay out of the buffer: their average
-// may be rounded to something else, or overflow.
+// ranks of the axes, so that they make groups in one order. A gradient that is empty here, but not
+// elsewhere, still takes part in the call; and so do replicas that are the same already, which stay out of
+// the buffer: their average may be rounded to something else, or overflow.
 std::vector<Flat> collect(std::span<Gradient> gradients, const std::vector<DeviceMesh>& axes, Action action,
                           const dp::Replicas& replicas, const char* what) {
   std::vector<Flat> flats;

@@ -43,8 +43,8 @@ void add_extents(std::vector<Extent>& to, std::size_t call, const Operands& have
   add(have.out, have.out_count, c.out_blocks, true);
 }
 
-// The extents that reach furthest of those seen so far, in the order of their beginnings: one of one call,
-// and one of the others.
+// The extents that reach furthest of those so far, which come in the order of their beginnings: one extent of
+// one call, and one of any other call.
 struct Furthest {
   std::array<const Extent*, 2> of{};
 

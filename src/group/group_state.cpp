@@ -551,7 +551,7 @@ Work GroupState::start_exchange(detail::PreparedExchange& p, std::span<const Exc
   return post(index, false, nullptr);
 }
 
-// Called by the owner, or by who has made it stand still.
+// Called by the owner, or by code that has made the group stand still.
 bool GroupState::exchanges_touch(const void* block, std::size_t bytes) const noexcept {
   const auto* const begin = static_cast<const std::byte*>(block);
   bool touched = false;
@@ -777,7 +777,7 @@ bool GroupState::poll(std::uint32_t slot, std::uint32_t ticket) {
   return true;
 }
 
-// The others are in the call too, and go on no more without this rank than it without them.
+// The other ranks are in the call, too, and can no more go on without this rank than it can without them.
 void GroupState::raise_interrupted(Op op, std::uint64_t call) {
   fail(Failure{.code = ErrorCode::aborted,
                .text = fmt::format("{}: rank {} was interrupted while it waited", name(op), member.rank),

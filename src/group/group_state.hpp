@@ -62,7 +62,7 @@ class GroupState final : public Driven, public BlockHolder {
   std::shared_ptr<detail::PreparedExchange> prepare_exchange(const ExchangePlan& plan, bool sound = false);
   Work start_exchange(detail::PreparedExchange& prepared, std::span<const ExchangeField> fields,
                       const CallOptions& options);
-  /// `apart`: the caller has seen that none writes memory which another one uses.
+  /// `apart`: the caller has checked that no call writes memory which another call uses.
   Work submit_all(std::span<const Call> calls, bool apart = false);
   /// See ProcessGroup.
   std::optional<MessageInfo> probe(int source, const CallOptions& options);

@@ -492,7 +492,7 @@ TEST_P(Conformance, EveryOperationOfManySizes) {
         for (const std::int64_t most : counts(dtype))
           for (const bool in_place : {false, true})
             for (int root = 0; root < (row(op).rooted == Rooted::no ? 1 : r.size); ++root) {
-              // Large ones: the same bytes for every operation, and not all combinations.
+              // Large buffers: as many bytes for every operation, and not all combinations.
               const bool large = most > 5003,
                          blocks = row(op).counts != Counts::equal || op == Op::all_to_all;
               if (large && (root > 0 || in_place != (++k % 2 == 0))) continue;

@@ -237,7 +237,7 @@ void expect_ends(const std::vector<Made>& all, const std::vector<Order>& orders)
   }
 }
 
-// A mesh may outlive the group that it borrows, and says so where it needs it.
+// A mesh may outlive the group that it borrows; it throws where it needs the group.
 TEST(OrderInCpp, AMeshSaysThatItsGroupIsGone) {
   Context context;
   std::optional<ProcessGroup> group = ProcessGroup::create(context, "shm", Membership());

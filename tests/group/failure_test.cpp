@@ -180,8 +180,8 @@ TEST_P(OnRanks, AnAbsentRankIsNamedAtTheDeadline) {
   });
 }
 
-// In whatever operation: who did not come is named, by those who need it. A root that needs nobody, or one
-// whose `out` nobody writes, may be done.
+// Every operation: the rank that did not come is named by the ranks that need it. A root that needs nobody,
+// or one whose `out` nobody writes, may be done.
 TEST_P(OnRanks, AnAbsentRankIsNamedInEveryOperation) {
   for (const std::int64_t each : {std::int64_t{3}, std::int64_t{4000}}) {
     run_ranks(GetParam(), 3, [each](Rank& r) {

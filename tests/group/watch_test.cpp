@@ -120,7 +120,7 @@ TEST_P(Watch, WhoAsksRarelyHearsInTime) {
       options);
 }
 
-// Though the answers of those who are asked who is there are of another time when it looks again.
+// The answers of the ranks that it asked are of another time when it looks again.
 TEST_P(Watch, WhoAsksEvenMoreRarelyHears) {
   SKIP_WITHOUT_GLOO();
   RankOptions options;

@@ -20,7 +20,7 @@ for name in $needed; do
     *) fail "$what needs $name" ;;
   esac
 done
-# The same through what those need in turn.
+# The same check for the libraries that those need in turn.
 if [ "$what" = libweft ] && ! grep -qE 'lib(a|ub|t)san' <<<"$needed"; then
   others=$(ldd "$library" | awk '{ print $1 }' | grep -vE '^(linux-vdso|.*/ld-linux|lib(c|m|stdc\+\+|gcc_s|fmt)\.so)' || true)
   [ -z "$others" ] || fail "libweft brings along $others"

@@ -1,5 +1,5 @@
-// The same elements in another shape: layouts, tensors and views. No communication: every rank of a mesh as
-// it sees itself.
+// The same elements in another shape: layouts, tensors and views. Nothing is communicated: each test builds
+// every rank's view of a mesh.
 #include "weft/mesh/reshape.hpp"
 
 #include <gtest/gtest.h>

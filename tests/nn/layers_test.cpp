@@ -123,7 +123,7 @@ TEST(Embedding, LooksUpAndSumsGradientsOfRepeatedTokens) {
               HasSubstr("4"));
 }
 
-// Notes where what passes through it lies.
+// Notes the memory in which the tensors that pass through it lie.
 class Noting final : public Boundary {
  public:
   explicit Noting(std::vector<Memory>& seen) : seen_(seen) {}

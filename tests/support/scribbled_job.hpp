@@ -56,8 +56,8 @@ struct ScribbledJob {
   class Calls {
    public:
     virtual ~Calls() = default;
-    /// Makes those of a step, which the generator says: it gives all ranks the same numbers. Returns what
-    /// waits for them.
+    /// Makes the calls of a step, which the generator chooses: it gives all ranks the same numbers. Returns
+    /// a function that waits for them.
     virtual std::function<void()> make(std::mt19937_64& random) = 0;
   };
   using Begin = std::function<std::unique_ptr<Calls>(Rank&, KeptBuffers&, ProcessGroup&)>;

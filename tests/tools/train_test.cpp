@@ -334,8 +334,8 @@ TEST_F(TrainTest, ResumeAutoBeginsWhereThereIsNoCheckpoint) {
   EXPECT_THAT(err(), HasSubstr("perhaps not in {no,auto,latest}"));
 }
 
-// A run that has ended goes on where it gets more steps: from there on by the longer schedule, of which the
-// steps before were not part.
+// A run that has ended goes on if it gets more steps: from there on with the longer schedule, although its
+// earlier steps followed the shorter one.
 TEST_F(TrainTest, AFinishedRunCanBeExtended) {
   const auto rates = [&](const std::string& name) {
     std::vector<double> found;

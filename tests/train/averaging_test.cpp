@@ -576,8 +576,8 @@ TEST(Averager, TrainsANormOverSpaceAsOneRankDoes) {
   });
 }
 
-// A parameter that a rank did not use has the placements that its use would have given, on the other axes
-// too: a sum over tp is still to come.
+// The gradient of a parameter that a rank did not use has the placements that a use would have given, on the
+// other axes, too: a sum over tp is still to come.
 TEST(Averager, ZerosAreLaidOutAsTheUsesOfOtherRanks) {
   test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 2}});

@@ -29,8 +29,8 @@ namespace weft {
 inline constexpr auto kRollCallPatience = std::chrono::milliseconds(300);
 /// Answers older than this no longer count.
 inline constexpr auto kRollCallStale = kRollCallPatience + std::chrono::seconds(1);
-/// One roll-call serves all calls that need one within this time after it. Later ones ask again: a rank that
-/// answered may have gone on, or been stopped, since.
+/// One roll-call serves all calls that need one within this time after it. Later calls ask again: a rank
+/// that answered may have gone on, or been stopped, since.
 inline constexpr auto kRollCallFresh = std::chrono::milliseconds(20);
 
 /// When a rank's roll-call began and ended, and for which call. Not thread-safe.

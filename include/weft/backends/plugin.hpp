@@ -54,7 +54,8 @@ struct BackendPlugin {
   /// always can. Asked at each load_backend(), so the answer may change.
   std::string (*obstacle)() = nullptr;
   // Version 5.4.
-  /// In the libweft that the plug-in calls. If that is not the one which loads it, the plug-in is refused.
+  /// An address in the libweft that the plug-in calls. If that is not the libweft which loads it, the
+  /// plug-in is refused.
   const void* linked_to = linked_weft();
   // An exception of these functions, or of weft_backend_plugin(), becomes an Error with the name of the
   // file.

@@ -63,9 +63,9 @@ weft_status weft_flat_shards_bytes(const weft_flat_shards* shards, int64_t* unsh
                                    int64_t* reduce_bytes, weft_error* error);
 
 /* Gathers all wholes: parts[i] is what this rank keeps of tensor i, wholes[i] becomes all of it. `count`: of
- * both lists, as many as entries. With `transfer` NULL it blocks until the wholes are written. Else
- * *transfer, ended by weft_transfer_finish, is on its way; the parts were read already, the wholes live until
- * then. */
+ * both lists, as many as entries. With `transfer` NULL it blocks until the wholes are written. Otherwise
+ * *transfer is on its way, and weft_transfer_finish ends it: the parts were read already, the wholes live
+ * until then. */
 weft_status weft_flat_shards_unshard(weft_flat_shards* shards, const weft_buffer* parts,
                                      const weft_buffer* wholes, int32_t count, weft_transfer** transfer,
                                      weft_error* error);

@@ -12,8 +12,9 @@ extern "C" {
 typedef struct weft_model weft_model;
 
 /* The use that data-parallel ranks make of the parameters: each rank has all, and gradients are averaged; or
- * the parameters are divided over the data axis, and each rank has all of one block at a time. Divided,
- * masters, gradients and optimizer states take that much less memory on each rank; results are the same. */
+ * the parameters are divided over the data axis, and each rank has all of one block at a time. If parameters
+ * are divided, masters, gradients and optimizer states take that much less memory on each rank; results are
+ * the same. */
 typedef int32_t weft_data_form;
 enum { WEFT_DATA_DDP = 0, WEFT_DATA_FSDP = 1 };
 
@@ -92,7 +93,7 @@ weft_status weft_model_get_parameter(const weft_model* model, int32_t index, wef
 /* The number of the parameter of this name; -1: there is none. */
 weft_status weft_model_find_parameter(const weft_model* model, const char* name, int32_t* index,
                                       weft_error* error);
-/* How it lies over the mesh: a handle to be destroyed as any other. */
+/* The layout of the parameter over the mesh: a handle to be destroyed as any other. */
 weft_status weft_model_parameter_layout(const weft_model* model, int32_t index, weft_layout** layout,
                                         weft_error* error);
 /* Copies what this rank holds of it from `value`: f32, as many elements as local_extents say, on the device

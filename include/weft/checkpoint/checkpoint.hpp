@@ -29,7 +29,7 @@ struct CheckpointInfo {
   std::int64_t step = 0;
   std::string mesh;  ///< the mesh it was written on, as to_string(MeshShape) gives it
   CheckpointExtra extra;
-  /// By load_checkpoint(): tensors that were read under other names than the checkpoint has, as
+  /// Set by load_checkpoint(): tensors that were read under other names than the checkpoint has, as
   /// LoadOptions::remap says: `param.to_qkv.weight (24, 8, 1, 1) -> param.to_q.weight (8, 8), …`. Mostly
   /// empty.
   std::vector<std::string> remapped{};

@@ -79,7 +79,7 @@ class DomainManager {
 /// On axes of one rank the rules are checked and nothing is set except the result of get_domain_manager();
 /// the model may then be split over other axes. Throws bad_argument, before anything changes, for a layer
 /// without a rule, naming it, its kind and the remedy; for one whose rule refuses it; for more axes than
-/// options.dims; for a model that has passes of others already.
+/// options.dims; for a model in which other code has replaced passes already.
 DomainManager apply_domain_parallel(Module& model, const DeviceMesh& axes, const DomainOptions& options = {});
 
 /// The manager of a model, an empty one where apply_domain_parallel() was not called for it.

@@ -347,9 +347,9 @@ struct KernelTable {
   /// y = x / divisor, rounded to f32. x, y: (n).
   void (*divide_f64)(KernelContext& ctx, const double* x, double divisor, float* y, std::int64_t n);
 
-  /// Sums of channels as those of groups of channels in a row: y = for each row and group the sum of its
-  /// channels' x, each multiplied by its weight unless that is null. x: (rows, channels), weight: (channels),
-  /// y: (rows, groups); groups divides channels.
+  /// Adds sums of channels up to sums of groups of neighbouring channels: y = for each row and group the sum
+  /// of its channels' x, each multiplied by its weight unless that is null. x: (rows, channels), weight:
+  /// (channels), y: (rows, groups); groups divides channels.
   void (*group_sums)(KernelContext& ctx, const double* x, const float* weight, double* y, std::int64_t rows,
                      std::int64_t channels, std::int64_t groups);
   /// The way back for numbers of groups: y[r][c] = x[r][the group of c]. x: (rows, groups), y: (rows,

@@ -245,7 +245,7 @@ class Module {
   /// Registers a child (a member of the derived class) or a parameter. `name` holds no dot and is new here.
   void add(std::string name, Module& child);
   ParameterRef add(std::string name, ParameterRef parameter);
-  /// A buffer of this module alone; its name is also none of a parameter.
+  /// A buffer of this module alone; no parameter here has its name.
   ModuleBufferRef add(std::string name, ModuleBufferRef buffer);
   /// Gives a parameter of this module's own another name, new here. Its path changes: not after the model was
   /// built.

@@ -51,8 +51,8 @@ void column_linear_forward(Compute& compute, const DeviceMesh& axes, const Const
                            const ColumnOptions& options);
 
 /// The outputs of the backward functions; an empty view: not wanted. Whether column_linear_backward() has a
-/// dx is the same on all ranks: it takes part in a reduction only if so. With a sequence_dim that holds for
-/// its dw, too, for which it gathers x.
+/// dx is the same on all ranks: it takes part in a reduction only if so. With a sequence_dim the same holds
+/// for dw, for which it gathers x.
 struct LinearGradients {
   TensorView dx{};          ///< overwritten
   TensorView dw{};          ///< as w; see `accumulate`

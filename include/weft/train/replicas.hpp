@@ -10,7 +10,7 @@ namespace weft {
 
 /// Throws mismatch on all ranks of `axes` where the master of a parameter that is Replicate there is not the
 /// same on all: `check_replicas: "layers.0.norm.weight" is Replicate on dp=2, but …`. See
-/// weft/mesh/replicas.hpp. `compute`: with whose threads, and on whose device; null: that of the first
+/// weft/mesh/replicas.hpp. `compute`: its threads do the work, on its device; null: the Compute of the first
 /// parameter.
 void check_replicas(std::span<Parameter* const> parameters, const DeviceMesh& axes,
                     Compute* compute = nullptr);

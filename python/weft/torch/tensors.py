@@ -37,8 +37,8 @@ _no_tensors = set()  # types of arguments that are none
 
 
 def expect_plain(tensor, name):
-    """That memory holds the elements as they count: a view of conj() or .imag may say that they count
-    conjugated, or negated."""
+    """Checks that memory holds the values themselves: a view of conj() or .imag may stand for conjugated,
+    or negated, ones."""
     if tensor.is_neg() or tensor.is_conj():
         raise errors.LayoutError(f"{name} is a conjugate or negative view; expected its values in memory: resolve_conj() or resolve_neg() first")
 

@@ -2,8 +2,9 @@
 //
 // Each slot of the ring knows the callbacks of its call. The thread that finishes the last of a callback's
 // calls, or fails the group, owns the group and so cannot call the callback: it puts it into the list of the
-// rank's ProgressEngine, whose entries are run once the thread holds nothing. A thread that waits and finds
-// the failure first does not wait for that: it calls it itself. The thread that claims a callback calls it.
+// rank's ProgressEngine, whose entries are run once the thread holds nothing. If a thread that waits finds
+// the failure first, it does not wait for that, but calls the callback itself. The thread that claims a
+// callback calls it.
 #pragma once
 
 #include <atomic>

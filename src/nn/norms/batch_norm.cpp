@@ -62,8 +62,8 @@ Tensor summed(const Tensor& mine, const LayoutRef& x, const Axes& axes, bool lis
   return norms::summed(mine, x, [&](std::size_t axis) { return splits_samples(*x, axis, axes, listed); });
 }
 
-// How many values of a channel the statistics of this rank are of; the least of any rank; and of how many
-// ranks' statistics the running ones are the mean.
+// The number of values of a channel in the statistics of this rank; the least number on any rank; and the
+// number of ranks whose statistics the running ones are the mean of.
 struct Summands {
   std::int64_t own, least, ranks = 1;
 };

@@ -76,7 +76,7 @@ std::vector<std::string> flags(const Options& o, const std::string& op, const st
   return words;
 }
 
-// `bound`: not where a process has threads of its own beside MPI's.
+// `bound`: to cores; not if a process has threads of its own besides MPI's.
 Competitor mpi_job(const Options& o, const std::string& name, bool bound) {
   Competitor c;
   c.name = name;
