@@ -158,7 +158,7 @@ Row row_of(const Case& c, std::string_view memory);
 void add_times(Row& row, const Times& t, std::int64_t moved_bytes, double factor);
 /// To standard output, as one line of JSON.
 void print(const Row& row);
-/// The same for a case that this program cannot do.
+/// The same for a case that this program cannot run.
 void print_unsupported(Row row, std::string_view why);
 
 /// Programs that run in turns, case by case: each sleeps until it is asked to go on.

@@ -71,8 +71,8 @@ def test_tensors_are_read_in_c():
 
 @compiled
 def test_operations_begin_in_c():
-    """All that have neither uneven blocks nor strange tensors: here the way over ctypes is cut off, and at
-    the end that shows."""
+    """All operations without uneven blocks or unusual tensors begin in C: the way over ctypes is cut off
+    here, and the last call shows that it is."""
     run_ranks(2, """
         begin()
         import weft.torch.calls

@@ -41,8 +41,8 @@ std::string to_string(const Dims& dims) { return fmt::format("({})", fmt::join(d
 // Views that are no buffers (buffer.hpp) --------------------------------------------------------------------
 namespace {
 
-// The packed form: the fault and the number of dimensions in the first byte; then the extents and, where the
-// strides are at fault, these. Each number takes as many bytes as it needs, seven bits a byte, the lowest
+// The packed form: the fault and the number of dimensions in the first byte; then the extents and, if the
+// strides are wrong, the strides. Each number takes as many bytes as it needs, seven bits a byte, the lowest
 // first; the top bit says that more comes. The sign is the lowest bit.
 using Bytes = std::array<std::uint8_t, 16>;
 enum class Fault : std::uint8_t { none, negative, beyond, strided };

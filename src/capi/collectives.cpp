@@ -211,8 +211,8 @@ namespace {
 constexpr std::size_t kCallFirstBytes = 120;
 static_assert(sizeof(weft_call) == kCallFirstBytes);
 
-// A weft_call as a Call; what it combines with goes into `reductions`. Borrows from `c` and what that points
-// to.
+// A weft_call as a Call; its user-defined reduction, if it has one, goes into `reductions`. Borrows from `c`
+// and what that points to.
 Call call_of(const char* function, const weft_call& c, capi::Reductions& reductions) {
   constexpr weft_op last = WEFT_OP_EXSCAN;
   static_assert(WEFT_OP_EXSCAN + 1 == WEFT_OP_WAIT_MESSAGE && WEFT_OP_EXCHANGE == WEFT_OP_WAIT_MESSAGE + 1 &&

@@ -119,7 +119,8 @@ weft_status weft_trainer_gradients(weft_trainer* trainer, weft_tensor* gradients
     std::vector<std::unique_ptr<weft_layout>>& layouts = trainer->layouts;
     for (std::size_t i = 0; i < all.size(); ++i) {
       const weft::Gradient& g = all[i];
-      // Layouts of the call before stay if they are the same: the program may still have them.
+      // If the layouts are the same as in the call before, the old handles stay: the program may still hold
+      // them.
       if (i == layouts.size()) layouts.emplace_back();
       if (layouts[i] == nullptr || layouts[i]->layout != g.layout) {
         layouts[i] = std::make_unique<weft_layout>(trainer->model->owner, g.layout);

@@ -15,7 +15,7 @@
 namespace weft {
 namespace {
 
-// All of it, whose segments lie in their order.
+// Whether the rank holds the whole tensor, whose segments then lie in their order.
 bool holds_whole(const NamedView& tensor, int rank) {
   return tensor.layout == nullptr || tensor.layout->local_shape(rank) == tensor.layout->global;
 }
@@ -110,7 +110,7 @@ class FullState {
     return nullptr;
   }
 
-  // A part of the whole from the rank that has it: the root itself, where it does.
+  // Receives a part of the whole from the rank that has it, or copies it if that is the root itself.
   void collect(const NamedView& tensor, const OwnedPart& part, const Tensor& whole) {
     int from = part.rank;
     if (root_ != kEveryRank)

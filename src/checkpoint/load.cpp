@@ -68,7 +68,7 @@ Sources sources_of(const std::filesystem::path& folder, const CheckpointIndex& i
   return sources;
 }
 
-// Every difference between what the checkpoint holds and what is asked for, in one error.
+// Throws one error for all differences between the tensors of the checkpoint and the requested ones.
 void check_fit(const std::filesystem::path& folder, const Sources& sources,
                std::span<const MutableNamedView> wanted, const LoadOptions& options, std::string_view owner) {
   std::vector<std::string> missing, extra, misshapen;

@@ -69,7 +69,8 @@ void write_save(SavePlan& plan, ProcessGroup* group) {
   const auto all_ranks = [&](Duration limit, const std::function<void()>& action) {
     const std::exception_ptr failed = error_of_save(action);
     const std::string state = folder.state();
-    // While it wrote: the thread that waited for this call may be in another one by now.
+    // The group may have failed while this rank wrote: the thread that waited for this call may be in
+    // another one by now.
     if (unless_interrupted.passed()) fail_interrupted(group, "save_checkpoint", state);
     agree(group, "save_checkpoint", state, with_consequence(failed, state), limit, &none_writes);
   };

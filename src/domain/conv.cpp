@@ -53,8 +53,8 @@ Parts with_padding(const Parts& x, std::int64_t padding) {
   return wide;
 }
 
-// How the gradient of a padded map, whose places are cut as with_padding() says, goes back to the pixels:
-// each takes those of all its places.
+// Brings the gradient of a padded map, whose places are cut as with_padding() says, back to the pixels: each
+// pixel takes the gradients of all its places.
 struct Unpadding {
   TapsOfParts rows, columns;
   Window window;

@@ -1,6 +1,6 @@
-// A layer that says what its outputs see (SpaceRule::Kind::window), where maps are cut in space: its own code
-// runs on a window, which holds all that this rank's outputs see, and of what it makes these are cut out.
-// Backward is the adjoint: an input that outputs of several ranks see gets the sum of their parts.
+// A layer that says what its outputs see (SpaceRule::Kind::window), where maps are cut in space: its own
+// code runs on a window that holds all inputs of this rank's outputs; these outputs are then cut out of its
+// result. Backward is the adjoint: an input that outputs of several ranks see gets the sum of their parts.
 #include "domain/conv.hpp"
 #include "domain/plans.hpp"
 
@@ -14,8 +14,8 @@ struct Along {
   std::int64_t skipped() const {
     return ceil_div(k.padding, k.stride);
   }  // outputs before the first that is right
-  // A part without outputs has the window of one, so that its own code runs on a map that is no smaller than
-  // it takes.
+  // A part without outputs gets the window of one output, so that the module's own code never runs on a map
+  // that is too small for it.
   IndexRange window(const IndexRange& outputs) const {
     const IndexRange o = outputs.size() > 0 ? outputs : IndexRange{0, 1};
     return {(o.lo - skipped()) * k.stride, (o.hi - 1) * k.stride - k.padding + k.span()};

@@ -258,8 +258,8 @@ struct BucketReducer::Impl {
   bool compared = false;
   std::optional<Error> failure;                                    // of the first call that failed
   const std::shared_ptr<int> no_syncs = std::make_shared<int>(0);  // that live
-  // Among the reducers alive that would share a group: the same on all ranks, which make and destroy them in
-  // the same order.
+  // The number of this reducer among those alive that would share a group: the same on all ranks, which make
+  // and destroy reducers in the same order.
   UserNumbers::Taken user;
 };
 

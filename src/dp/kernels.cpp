@@ -16,8 +16,8 @@ namespace {
 using Tables = DeviceTables<GradientKernels>;
 
 bool plain(double p) { return p >= 1 && p <= 4; }
-// Sums that stay plain sums: more than 2^100 of them can be added up, and what was lost in one of them since
-// its power is no double is less than rounding.
+// Sums within these bounds stay plain sums: more than 2^100 of them can be added up, and a term that was
+// lost, because its power is too small for a double, is smaller than the rounding error.
 bool in_range(double sum) { return sum >= 0x1p-500 && sum <= 0x1p900; }
 
 double power(double x, double p) {

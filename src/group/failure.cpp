@@ -13,8 +13,8 @@
 namespace weft {
 namespace {
 
-// A plug-in's failure() may throw, though it should not; the group has failed nevertheless. Its op may be one
-// that weft does not know.
+// A plug-in's failure() may throw, though it should not; the group has failed nevertheless. The op may have
+// a number that this weft does not know.
 Failure failure_of(const Backend& backend) {
   try {
     Failure why = backend.failure();

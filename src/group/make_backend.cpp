@@ -57,7 +57,8 @@ std::unique_ptr<Backend> call_factory(const BackendFactory& factory, const Group
 std::unique_ptr<Backend> make_backend(const BackendFactory& factory, const GroupInit& init) {
   std::unique_ptr<Backend> made;
   try {
-    // Raised before: also if nothing would have to be waited for, as the other ranks are there.
+    // An Interrupt that was raised before counts even if this call would not have to wait, since the other
+    // ranks are there.
     if (Deadline::after(std::chrono::hours(1)).passed())
       throw Error(ErrorCode::timeout, fmt::format("group \"{}\": interrupted", init.name));
     made = call_factory(factory, init);

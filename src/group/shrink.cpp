@@ -208,7 +208,8 @@ class Shrinking {
   Ranks gather(const Ranks& candidates, int round) const {
     const std::string roll_key = key("roll", round);
     const Deadline deadline = Deadline::after(limit_);
-    // Nobody waits for the ranks that the first cause names as lost. One that comes nevertheless is taken in.
+    // Nobody waits for the ranks that the first cause names as lost. Such a rank is taken in if it comes
+    // nevertheless.
     Ranks accused;
     if (const std::optional<Failure> why = group_.failure(); why && why->code == ErrorCode::peer_lost)
       accused = why->ranks;
@@ -250,7 +251,7 @@ class Shrinking {
                         .ranks = {rank_}});
   }
 
-  // Tells the others that they need not wait for this rank in that round.
+  // Notifies the other ranks that they need not wait for this rank in that round.
   void resign(int round) const {
     const std::string roll_key = key("roll", round);
     update(roll_key, [&](const std::string& text) {
@@ -299,7 +300,7 @@ class Shrinking {
     return nullptr;
   }
 
-  // Makes the group; if that fails, on no rank. Null: the members have to agree again.
+  // Makes the group, on all ranks or on none. Null: the members have to agree again.
   GroupState* make_or_spoil(const Built& built, int round, int tries) const {
     const auto rendezvous_store = std::make_shared<RoundStore>(store_, [&] {
       if (lost(built.members) || bad(read(built.key)))

@@ -131,10 +131,10 @@ MeshState::LazyGroup& MeshState::lazy_along(const std::vector<int>& longer) {
   return *entry;
 }
 
-// Groups along axes are of other ranks where meshes differ, and then nobody is there to compare them with. So
-// the meshes of a root group are compared, by their numbers, in its store: the rank that comes first leaves
-// its shape there. If one differs the root group fails: ranks that wait for others, in it or while they make
-// a group of it, get the error.
+// If the meshes of ranks differ, their groups along axes have other members, so that a comparison within a
+// group may find nobody. So the meshes of a root group are compared, by their numbers, in its store: the rank
+// that comes first leaves its shape there. If one differs the root group fails: ranks that wait for others,
+// in it or while they make a group of it, get the error.
 void MeshState::expect_same_mesh() {
   if (root_->size() == 1 || root_->failed() || WEFT_MUTANT("meshes_unseen")) return;
   const GroupState& group = root_->state();

@@ -148,7 +148,7 @@ ParallelModel build_parallel_model(const TransformerConfig& config, const Device
   for (Parameter* p : model.parameters()) p->set_dtype(options.dtype);
   freeze(model, options.frozen);
 
-  // 2. The tensor axis, before there is memory: no rank ever holds more than its part.
+  // 2. Splits over the tensor axis before there is memory: no rank ever holds more than its part.
   split_over(model, built.tensor, transformer_plan(config, options.tensor), config.kv_heads);
   replicate(model, built.mesh);
 

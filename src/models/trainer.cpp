@@ -34,7 +34,7 @@ std::string of_batch(std::size_t number, std::size_t count) {
 // The fault of a rank, as ranks exchange it: the least of all counts.
 enum Fault : std::int64_t { kNone = 0, kBatch = -1, kRate = -2, kAverages = -3 };
 
-// A number that orders and tells apart learning rates as they are.
+// A number for a learning rate, in the same order as the rates, and different for different rates.
 std::int64_t bits_of(double lr) { return std::bit_cast<std::int64_t>(lr + 0.0); }  // -0 is 0
 bool possible(double lr) { return lr >= 0 && std::isfinite(lr); }
 Error impossible(double lr) {

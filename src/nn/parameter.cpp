@@ -283,7 +283,7 @@ void Parameter::expect_memory(std::string_view call, const Tensor& t) const {
                     path_, call));
 }
 
-// A gradient of `shape` may be stated to have this layout.
+// Throws unless a gradient of `shape` may have this layout.
 void Parameter::expect_gradient_layout(std::string_view call, const Shape& shape,
                                        const LayoutRef& layout) const {
   if (layout == nullptr || (layout->global == global_ && layout->local_shape() == shape)) return;

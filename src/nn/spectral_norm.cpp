@@ -42,8 +42,8 @@ Tensor summed(const Tensor& contribution, const LayoutRef& from, const LayoutRef
   return redistribute(contribution.with_layout(from), to);
 }
 
-// One number, (1), of which each rank of the axes that cut `over` has a part. It stays where it is: the host
-// never waits for it.
+// The sum of one number, (1), over the ranks of the axes that cut `over`, each of which has a part. It stays
+// where it is: the host never waits for it.
 Tensor number_of(const Tensor& part, const LayoutRef& over) {
   const LayoutRef whole = over == nullptr ? nullptr : replicated_layout(over->mesh(), {1});
   return summed(part, partial_over(whole, over), whole);

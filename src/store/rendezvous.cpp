@@ -327,7 +327,7 @@ std::shared_ptr<Store> JobStores::at(const HostPort& where, bool rank_zero_must_
       }
       refusal = std::move(*refused);
     } catch (const Error& e) {
-      // Perhaps an ending job's server was there, and no other came until the deadline.
+      // Perhaps the server of a job that was ending was there, and no other server came until the deadline.
       const bool was_ending = e.code() == ErrorCode::timeout && refusal.will_pass;
       if (e.code() == ErrorCode::timeout && !was_ending && launch.rank == 0 && !served)
         throw Error(ErrorCode::timeout,

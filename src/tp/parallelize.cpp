@@ -186,8 +186,8 @@ bool is_below(const std::vector<Node>& nodes, std::size_t node, std::size_t ance
   return node == ancestor;
 }
 
-// Each unit of a module that is cut divides: by those of the layers inside it (the one that it names) that
-// the plan splits.
+// Checks that the units of a module divide, if a layer inside it that they belong to (or the one that they
+// name) is split by the plan.
 void check_units(const std::vector<Node>& nodes, std::size_t i, const DeviceMesh& axis) {
   for (const Unit& unit : nodes[i].module->units()) {
     std::int64_t already = 0;

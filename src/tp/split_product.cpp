@@ -15,8 +15,8 @@ namespace {
 using views::given;
 using views::group_of;
 
-// A view that was given, also one of no elements, which may be null: a rank may have no part of a sequence,
-// and still takes part in what is sent.
+// Whether a view was given. A view of no elements, which may be null, counts as given: a rank may have no
+// part of a sequence, and still takes part in the communication.
 bool wanted(const TensorView& v) { return v.data != nullptr || v.shape.rank() > 0; }
 
 std::string shown(const Shape& s) { return to_string(s); }
@@ -187,8 +187,8 @@ void check_backward(const Checker& c, const Sides& sides, const ConstTensorView&
   c.expect_apart("db", g.db, {{"dy", dy}, {"x", x}, {"w", w}});
 }
 
-// Whether column_linear_backward() reduces dx. Not where it has no elements: a view of those may be null on
-// one rank and not on another, and the ranks would not agree.
+// Whether column_linear_backward() reduces dx. Not for a view without elements: it may be null on one rank
+// and not on another, so that the ranks would disagree.
 bool reduces(const TensorView& dx) { return given(dx) && dx.count() > 0; }
 
 void weight_gradients(const Product& product, Compute& compute, const ConstTensorView& dy,

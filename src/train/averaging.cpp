@@ -355,7 +355,7 @@ void GradientAverager::make_reducers() {
   for (const Parameter* p : trained_) set_history(*p, 0);
 }
 
-// Once in a step, before its first reduction: how the values came about that its gradients are of.
+// Sets, once in a step and before its first reduction, the origin of the values whose gradients are reduced.
 void GradientAverager::note_history() {
   if (noted_history_ || reduced_.empty()) return;
   noted_history_ = true;

@@ -119,7 +119,7 @@ Ema::Swapped::~Swapped() {
   try {
     ema_->swap_out();
   } catch (const std::exception&) {
-    // A master that lies otherwise now: swapped() stays true, and whatever is called next says so.
+    // A master has another layout now: swapped() stays true, and the next call throws.
   }
 }
 

@@ -58,7 +58,7 @@ struct Broadcast {
   }
 };
 
-// A port that nobody has now.
+// A port that nobody uses now.
 int free_port() {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in at{};

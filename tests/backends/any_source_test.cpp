@@ -526,7 +526,8 @@ TEST_P(AnySource, SeveralThreadsReceive) {
   });
 }
 
-// All ranks send to all, everybody receives from anybody: of every size, some posted before and some after.
+// All ranks send messages of every size to all, and receive from any source; some receives are posted before
+// the sends, some after.
 TEST_P(AnySource, EverybodyReceivesFromAnybody) {
   run(4, [](Rank& r) {
     constexpr int kRounds = 12;

@@ -30,8 +30,8 @@ using namespace std::chrono_literals;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// The deadline of a rank that is far from who holds it up. Under a sanitizer the others may take longer to
-// get there.
+// The deadline of a rank that is many ranks away from the one that holds it up. Under a sanitizer the others
+// may take longer to get there.
 constexpr auto kSoon = test::kEveryKernel ? 300ms : 1000ms;
 constexpr const char* kSoonText = test::kEveryKernel ? "0.3 s" : "1 s";
 constexpr auto kLater = 10s;  // of the others
@@ -229,7 +229,8 @@ TEST(Subgroups, WhoWaitsInAnotherGroupIsNotNamed) {
   kill_when_others_are_through(ranks, 3, 3);
 }
 
-// Nor is who waits in the making of one; where the store's process is the one that is stopped, too.
+// A rank that waits while a group is made is not named either, even if the process that serves the store is
+// the stopped one.
 class GroupsBeingMade : public testing::TestWithParam<std::tuple<const char*, bool>> {};
 INSTANTIATE_TEST_SUITE_P(Subgroups, GroupsBeingMade,
                          testing::Values(std::tuple{"shm", false}, std::tuple{"shm", true},

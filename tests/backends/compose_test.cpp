@@ -310,7 +310,8 @@ TEST_F(InnerCalls, TransportsThatCompareCallsSeeThatReductionsDiffer) {
   EXPECT_NE(records[0], records[1]);
 }
 
-// The inner backend counts its own calls: two of the user's went by messages.
+// The inner backend counts its own calls only, and two of the user's calls went as messages: the two counts
+// differ.
 TEST_P(Failures, AMismatchOfNativeCallsHasTheUsersNumbers) {
   run_ranks(
       GetParam(), 2,

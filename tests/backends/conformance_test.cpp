@@ -189,7 +189,7 @@ class Combination {
   std::vector<double> period_;
 };
 
-// Uneven blocks, some empty, that ranks `from` and `to` agree on.
+// The size of the block from rank `from` to rank `to`: uneven, sometimes 0, and the same on both ranks.
 std::int64_t block_count(const Case& c, int from, int to) {
   const int which = c.op == Op::all_to_all_v ? from + 2 * to : c.op == Op::all_gather_v ? from : to;
   return which % 3 == 1 ? 0 : c.count + which;

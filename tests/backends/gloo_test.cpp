@@ -529,8 +529,8 @@ TEST_P(Gloo, DestructionWithCallsInFlightAborts) {
       gloo());
 }
 
-// A switch, and one: calls work without the comparison, mismatches are no more found, and all ranks must
-// have it alike.
+// The comparison can be switched off: calls work without it, mismatches are no longer found, and all ranks
+// must have the same setting.
 TEST(GlooProcesses, TheComparisonCanBeSwitchedOff) {
   SKIP_WITHOUT_GLOO();
   run_ranks(

@@ -105,7 +105,7 @@ TEST(HostRanks, WhatIsNoAddressIsRefused) {
   });
 }
 
-// Nothing is known of a rank on another host, so it counts as alive, and nobody can wake it.
+// A rank on another host counts as alive, since nothing is known of it, and nobody can wake it.
 TEST(HostRanks, RanksOfOtherHostsHaveNoDoorbell) {
   run_ranks(Ranks::threads, 1, [](Rank& r) {
     std::string address = HostRanks::address(group_of(r));

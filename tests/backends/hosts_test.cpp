@@ -73,7 +73,8 @@ class HostsTest : public ::testing::Test {
                                  std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
   }
 
-  /// The variables that a user would set on each host; `more` replaces, or removes where empty.
+  /// The variables that a user would set on each host; `more` replaces some, or removes them if their values
+  /// are empty.
   Variables variables(int rank, int size, const Variables& more = {}) const {
     Variables all{{"WEFT_RANK", std::to_string(rank)},
                   {"WEFT_WORLD_SIZE", std::to_string(size)},

@@ -124,7 +124,7 @@ TEST_F(Join, WhatTheStoreHoldsIsChecked) {
   }
 }
 
-// The rank that comes last puts the infos together. Here it stopped before it had.
+// The rank that comes last puts the infos together. In this test it stopped before it did so.
 TEST_F(Join, WhoStopsBeforeItHasPutTheInfosTogetherIsNamed) {
   store_->set("token/info/0", build_word(0, 0) + " 3 1 x", Deadline::never());
   store_->set("token/info/2", build_word(0, 2) + " 3 3 x", Deadline::never());
@@ -176,7 +176,8 @@ TEST_F(Join, TheReasonOfWhoGaveUpIsTold) {
   }
 }
 
-// The cascade: rank 0 noticed that rank 2 died and went; rank 1 finds rank 0 gone, or nobody by its deadline.
+// A cascade: rank 0 noticed that rank 2 died, and left; rank 1 finds that rank 0 has left, or that nobody
+// comes by its deadline.
 TEST_F(Join, WhoOnlyGaveUpIsNotBlamed) {
   const auto lost = [](int self, int other) {
     return Error(Failure{

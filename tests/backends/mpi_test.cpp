@@ -27,7 +27,7 @@ using testing::MatchesRegex;
 using testing::Not;
 using testing::StartsWith;
 
-// One of the two, and what starts its jobs. Empty: not built here.
+// One of the two MPIs, and the program that starts its jobs. Empty: not built here.
 struct Mpi {
   const char *name, *library, *mpirun, *program, *other;
 };

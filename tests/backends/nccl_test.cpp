@@ -278,7 +278,8 @@ TEST_F(Nccl, PersistentCallsWaitForTheirStreamEachTime) {
   });
 }
 
-// A stream that the group cannot use is one call's error, before anything is posted: the group goes on.
+// A stream that the group cannot use is an error of one call, before anything is posted, and the group goes
+// on.
 TEST_F(Nccl, AStreamOfAnotherDeviceIsABadArgument) {
   nccl.set_devices(2);
   run(2, [&](Rank& r, ProcessGroup& g) {
@@ -624,7 +625,7 @@ TEST_F(Nccl, AbsentPeersOfMessagesAreNamed) {
       200ms);
 }
 
-// All have come and the devices are stuck.
+// All ranks have called, and the devices are stuck.
 TEST_F(Nccl, StuckKernelsAreAborted) {
   run(
       2,

@@ -121,7 +121,8 @@ void a_fails_while_b_is_in_flight(bool message) {
 TEST(SharedBlock, StaysWhereItIsWhileAnotherGroupSums) { a_fails_while_b_is_in_flight(false); }
 TEST(SharedBlock, StaysWhereItIsWhileAnotherGroupSends) { a_fails_while_b_is_in_flight(true); }
 
-// A thread calls while another one moves the block, as quiesce() does: each call finds it where it is then.
+// A thread makes calls while another one moves the block, as quiesce() does: each call finds the block at
+// its present place.
 TEST(SharedBlock, MovesBetweenTheCallsOfAnotherThread) {
   constexpr int kCalls = 60;
   constexpr std::int64_t kFew = 16384;

@@ -102,8 +102,8 @@ class Shm : public OnShm {
 INSTANTIATE_TEST_SUITE_P(Shm, Shm, testing::ValuesIn(shm_settings()),
                          [](const auto& setting) { return to_string(setting.param); });
 
-// With the ring full a rank posts two calls; meanwhile there is room for both. The first must be published
-// first: who sees the second compares the first too.
+// A rank posts two calls while the ring is full; before they start, there is room for both. The first must
+// be published first: who sees the second compares the first too.
 TEST_P(Shm, CallsArePublishedInTheirOrder) {
   run(3, [](Rank& r) {
     const Tensor t = buffer(r, 2), first = t.slice_flat(0, Shape{1});
@@ -157,8 +157,8 @@ TEST_P(Shm, TheRootOfAScatterRunsAhead) {
   });
 }
 
-// Small, but not tiny: if all memory is shared nothing travels beside the arrival; if some is not, all
-// does.
+// Small, but not tiny: if all memory is shared, no payload travels beside the arrival line; if some is not,
+// all payload does.
 TEST(ShmSmall, CallsAreDoneInPlaceWhereAllShare) {
   if (!kProcesses) GTEST_SKIP() << "all ranks are threads here, whose memory is always shared";
   for (const int n : {2, 3}) {

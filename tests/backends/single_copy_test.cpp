@@ -348,7 +348,7 @@ class SecretMemory {
   float* data_ = nullptr;
 };
 
-// One rank's is such: nobody copies by the kernel then, and nobody fails.
+// One rank has such memory: then no rank copies through the kernel, and no call fails.
 TEST_F(SingleCopies, MemoryThatTheKernelDoesNotCopyIsStaged) {
   if (SecretMemory(4096).data() == nullptr) GTEST_SKIP() << "no memfd_secret here: " << std::strerror(errno);
   const Setting push("push");
@@ -394,7 +394,7 @@ TEST_F(SingleCopies, MemoryThatTheKernelDoesNotCopyIsStaged) {
         expect(
             Op::all_to_all, lent, all, all, [&] { group.all_to_all(of(in, all), of(out, all)).wait(); },
             [&](int b) { return static_cast<float>(b + 10 * r.rank); });
-        // A message is the business of two.
+        // A message concerns two ranks alone.
         const int to = (r.rank + 1) % n, from = (r.rank + n - 1) % n;
         expect(
             Op::send, from != who, part, part,

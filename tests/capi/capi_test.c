@@ -687,7 +687,7 @@ static void process_rank(int rank, const char* port, bool dies) {
   weft_context_destroy(c);
 }
 
-/* One that nobody has right now. */
+/* A port that nobody uses right now. */
 static void free_port(char* text, size_t bytes) {
   struct sockaddr_in at;
   socklen_t length = sizeof at;

@@ -680,7 +680,7 @@ static void test_convert(void) {
   options.dtype = w_to_bf16, options.data = &asked, options.files = 3;
   OK(weft_checkpoint_convert(folder, to, &options, &written, &error));
   CHECK(written == 2 && asked == 1);
-  /* In three files, with the step and the strings of before; numbers of 8 bits stay as they were. */
+  /* Written again into three files, with the same step and strings; numbers of 8 bits stay as they are. */
   CHECK(is_there("other/step-00000003/rank-00002.safetensors") &&
         !is_there("other/step-00000003/rank-00003.safetensors"));
   weft_checkpoint_reader* reader = NULL;

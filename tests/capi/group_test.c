@@ -120,7 +120,7 @@ static void test_derived(void) { run_ranks(4, derived); }
 /* Rendezvous -----------------------------------------------------------------------------------------------
  */
 
-/* One that nobody has right now. */
+/* A port that nobody uses right now. */
 static int free_port(void) {
   struct sockaddr_in at;
   socklen_t length = sizeof at;

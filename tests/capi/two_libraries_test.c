@@ -136,7 +136,7 @@ static void test_one_group(void) {
   remove(file);
 }
 
-/* How many files of traces there are; removes them where it is asked to. */
+/* Returns the number of trace files; removes them if it is asked to. */
 static int traces(bool remove_them) {
   int count = 0;
   char path[512];

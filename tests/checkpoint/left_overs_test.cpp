@@ -88,7 +88,7 @@ TEST(LeftOvers, WhatCannotBeRemovedIsAWarning) {
   EXPECT_THAT(names_in(folder.path()), UnorderedElementsAre("latest", "step-00000003"));
 }
 
-// As an old step whose folder is a mount point.
+// Such as an old step whose folder is a mount point.
 TEST(LeftOvers, AnOldStepThatKeepsItsNameStays) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root may mount";
   const test::TemporaryFolder folder;

@@ -151,8 +151,8 @@ TEST(TwoSaves, AnInterruptEndsTheWaitForTheTurn) {
   EXPECT_EQ(latest_checkpoint(folder.path())->step, 1);
 }
 
-// An interrupt does not end the work of a rank that waits for nobody. But nobody may be left in the next
-// call of a group that one rank has left.
+// An interrupt does not end the work of a rank that waits for nobody. But no rank may be left waiting in the
+// next call of a group that one rank has left.
 TEST(TwoSaves, AnInterruptWhileARankWritesIsToldAllRanks) {
   for (const std::string stage : {"data", "latest"}) {
     SCOPED_TRACE(stage);

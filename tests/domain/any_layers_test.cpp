@@ -15,7 +15,7 @@ using kernels::Padding;
 using test::MakeModule;
 using test::Rank;
 
-// Which axes cut which dimensions, and which have other samples.
+// The axes that cut each dimension, and those along which ranks have other samples.
 struct Cut {
   MeshShape mesh;
   std::vector<std::string> axes;

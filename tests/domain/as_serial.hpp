@@ -77,7 +77,7 @@ struct Bounds {
   double position_bias = 2e-6;  ///< of those of a position bias, which cancel
 };
 
-/// The same over `axes`, against it.
+/// Runs the same module over `axes`, and compares it with the serial one.
 inline void expect_as(const Serial& serial, const MakeModule& make, Compute& compute, const DeviceMesh& mesh,
                       const DeviceMesh& axes, const Bounds& bounds = {}) {
   const std::unique_ptr<Module> model = make();

@@ -336,7 +336,7 @@ TEST(DomainSequence, ContextOfAnotherBatchIsRefusedAsOnOneRank) {
                 }),
                 expected);
     }
-    // As many samples, of which a rank has others of x than of the context.
+    // x and the context have as many samples, but this rank has other samples of x than of the context.
     const LayoutRef by_samples = manager.layout(x.shape())->with(mesh["d"], Shard{0});
     const Tensor context = random_map(rank.context, {2, 6, 8}, "context");
     EXPECT_EQ(test::error_text([&] {

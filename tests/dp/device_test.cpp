@@ -218,7 +218,7 @@ TEST(GradientsOnDevices, ReplicasAreSynchronised) {
            {Placement(Partial{}), Placement(Partial{ReduceOp::avg}), Placement(Shard{0})})
         g.put(make_layout(mesh, {Replicate{}, tp}, {8}), t,
               [&](int i) { return 5 + 2 * i + side.rank.rank % 2; });
-    // Rounding apart, the same, and not.
+    // Replicas that differ by rounding, that are equal, and that differ by more.
     g.put(replicated_layout(mesh, {70001}), DType::f32,
           [&](int i) { return 1 + (i == 70000 ? side.rank.rank * 0x1p-23 : static_cast<double>(i % 3)); });
     g.put(replicated_layout(mesh, {7}), DType::bf16, [](int i) { return 3.0 * i; });

@@ -35,7 +35,7 @@ std::string told(const Rank& rank) {
 // in f64. Numbers are whole and small: all sums and averages are exact.
 class Mixture {
  public:
-  // `data`: how many axes, the first ones, have ranks that saw different data. Without averages where they
+  // `data`: how many axes, the first ones, have ranks that saw different data. Averages are left out if they
   // are not exact.
   Mixture(const DeviceMesh& mesh, int data, bool averages = true)
       : mesh_(mesh), axes_(mesh.shape().axis_count()), averages_(averages) {
@@ -187,7 +187,7 @@ TEST(ReduceGradients, TheOldNamesGiveTheSameBits) {
     reduce_gradients(as_model.all(), mesh);
     same(synchronised, as_model);
 
-    // Data axes change nothing of what is no error.
+    // Data axes change the result of no correct call.
     Vectors along_tp, both;
     for (Vectors* g : {&along_tp, &both}) {
       put(*g);

@@ -39,7 +39,7 @@ KeyBytes key_from(unsigned char first) {
   return key;
 }
 
-// Two runs of one input do the same: keys are fixed.
+// Keys are fixed, so that two runs of one input do the same.
 const KeyBytes& secret() {
   static const KeyBytes key = key_from(1);
   return key;

@@ -107,7 +107,7 @@ TEST_P(BuffersOf, StructsTextAndBytes) {
     if (r.rank == 0) g.send(bytes, 1).wait();
     if (r.rank == 1) g.recv(bytes, 0).wait();
     EXPECT_EQ(bytes[3], std::byte{static_cast<unsigned char>(r.rank == 1 ? 0 : r.rank)});
-    // Bytes and numbers of 8 bits are the same on the way.
+    // Raw bytes match numbers of 8 bits: a message may be sent as the one and received as the other.
     std::vector<std::uint8_t> numbers(2);
     if (r.rank == 2) g.send(std::string_view("AB"), 0).wait();
     if (r.rank == 0) {

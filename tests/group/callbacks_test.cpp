@@ -36,7 +36,7 @@ class Callbacks : public testing::Test {
     return ProcessGroup::create(context, recording.factory(), m);
   }
   Call add() { return call::all_reduce(a, b); }
-  // Notes what it was called with.
+  // Notes the arguments of its calls.
   auto note(std::string name) {
     return [this, name](const Error* e) { said.push_back(name + (e ? std::string(": ") + e->what() : "")); };
   }

@@ -448,7 +448,7 @@ TEST(Processes, NewSegmentsAreMappedByMessagesToo) {
   ::unsetenv("WEFT_SINGLE_COPY");
 }
 
-// Files of weft; those of others do not count.
+// Counts the files of weft, and no others.
 std::set<std::string> files_in_dev_shm() {
   std::set<std::string> found;
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm"))

@@ -56,9 +56,9 @@ namespace {
 
 #if defined(__x86_64__)
 
-// The system calls of a wait: futexes, yields and sleeps. From trap_system_calls() on such a call of this
-// thread is counted and not done. The waiter polls again, as after a spurious wake-up, so that the process
-// ends well.
+// The system calls of a wait: futexes, yields and sleeps. After trap_system_calls() the kernel does not
+// perform those of this thread, which are counted. The waiter polls again, as after a spurious wake-up, so
+// that the process ends well.
 std::atomic<long> trapped{0};
 std::atomic<int> last_number{-1};
 

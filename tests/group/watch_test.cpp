@@ -198,7 +198,7 @@ TEST(WatchOfProcesses, TrafficDoesNotHideADeath) {
 
 // ---- Waits with a limit ----
 
-/// Another group of this rank, in which something moves for `span`.
+/// Another group of this rank, in which calls make progress for `span`.
 class Moving final : public Driven {
  public:
   Moving(ProgressEngine& list, Duration span) : list_(list), end_(Deadline::after(span)) { list_.add(this); }

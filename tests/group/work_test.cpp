@@ -102,7 +102,7 @@ TEST_F(Coalesced, MemoryOfAnotherCallIsRefused) {
             "coalesced: out of call 0 (recv) overlaps in of call 1 (send)" + expected);
   EXPECT_EQ(said({call::all_reduce(y, x), call::barrier(), call::broadcast(part(x, 3, 1), 1)}),
             "coalesced: out of call 2 (broadcast) overlaps out of call 0 (all_reduce)" + expected);
-  // Among many, behind one that reaches further, and a block with its offset.
+  // Conflicts among many calls, behind a call that reaches further, and of a block with its offset.
   std::vector<Call> many = adds(100);
   many.push_back(call::all_gather(part(x, 0, 4), part(y, 0, 12)));
   many.push_back(call::send(part(y, 2, 1), 1));
@@ -143,7 +143,8 @@ TEST_F(Coalesced, MemoryIsJudgedAsByThePlainRule) {
     std::vector<Call> calls;
     const std::size_t n = 2 + below(70);
     for (std::size_t i = 0; i < n; ++i) {
-      // A place of its own, except one in ten that may begin or end beside it.
+      // Each call gets a place of its own, except one in ten, which may begin or end in a neighbouring
+      // place.
       Part p{i * 56, 1 + below(56), below(2) == 0};
       if (below(10 * n) < 5) p = {below(kBytes - 200), below(200), below(2) == 0};
       parts.push_back(p);

@@ -154,7 +154,8 @@ TEST(ContextDeath, RefusesAWrongInstructionSet) {
   ::unsetenv("WEFT_CPU_ISA");
 }
 
-// A process of its own, since only its first Context warns: this program again, with a misspelt variable.
+// Runs this program again with a misspelt variable, in a process of its own, since only the first Context of
+// a process warns.
 TEST(UnknownVariables, AreWarnedOfOnce) {
   if (std::getenv("WEFT_SINGLE_COPPY") != nullptr) {
     const Context first, second;

@@ -97,7 +97,7 @@ Tensor latitude_weights(Context& context) {
   return w;
 }
 
-// A training on a mesh of dp, tp, h and w, of one rank each where it is the serial one.
+// A training on a mesh of dp, tp, h and w; in the serial training each of them has one rank.
 class Training {
  public:
   Training(Compute& compute, const DeviceMesh& mesh)

@@ -177,7 +177,7 @@ NamedTensors with_half_of_the_norms(const NamedTensors& state) {
   return some;
 }
 
-// The layers whose norms are stored, in the other form, get them.
+// Adds the norms that are stored in the other form to their layers, and returns how many there are.
 int add_stored_norms(WeatherStage& stage, const NamedTensors& stored) {
   constexpr std::string_view kOriginal = ".parametrizations.weight.original";
   int count = 0;

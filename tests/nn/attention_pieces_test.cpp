@@ -22,7 +22,8 @@ struct Case {
   bool bf16 = false, large = false;  // large: scores are near 1e5
 };
 
-// One piece and several, ends within a block, shared key/value heads, few heads for the threads.
+// Shapes with one piece and several, pieces that end within a block, shared key/value heads, and fewer heads
+// than threads.
 const Case kCases[] = {{1, 40, 40, 2, 1, 8, true},
                        {2, 300, 300, 4, 2, 16, true},
                        {1, 1100, 1100, 3, 1, 8, true},

@@ -117,8 +117,8 @@ void matmul_equals_reference() {
 TEST(Matmul, F32EqualsReference) { matmul_equals_reference<float>(); }
 TEST(Matmul, Bf16EqualsReference) { matmul_equals_reference<bf16>(); }
 
-// As gemm.hpp says which bits a product has: whole, in pieces, on matrices with other steps, in c of other
-// steps.
+// The bits of a product are those that gemm.hpp promises: whole, in pieces, on matrices with other steps,
+// and in a c with other steps.
 template <class In>
 void own_bits(const gemm::Kernel& own, std::int64_t m, std::int64_t n, std::int64_t k, float alpha,
               bool accumulate, bool with_bias, Stored a_stored, Stored b_stored) {

@@ -22,7 +22,7 @@ namespace weft::reduce_test {
 namespace {
 
 using Kind = ReduceOp::Kind;
-// Odd and even trees; one element past vectors of every length.
+// Numbers of inputs that make odd and even trees; counts one element beyond vectors of every length.
 const std::vector<int> kRanks =
     test::does_everything() ? std::vector{1, 2, 3, 4, 5, 6, 7, 8, 9, 17} : std::vector{1, 2, 3, 5, 8};
 const std::vector<int> kCounts = test::does_everything() ? std::vector{0, 1, 2, 3, 7, 31, 64, 1000, 4097}
@@ -149,7 +149,7 @@ T one_quiet_nan() {
   return T{};
 }
 
-// Rounded to T, NaNs made the one.
+// Rounded to T, with every NaN replaced by the one quiet NaN.
 template <class T, class A>
 T finished(A total) {
   if constexpr (kIsComplex<T>) {

@@ -720,7 +720,7 @@ TEST_F(TcpStoreTest, AHostThatDoesNotExistIsNamed) {
       HasSubstr("the address of no-such-host.invalid cannot be found: "));
 }
 
-// Signals are for the program's threads.
+// Signals are left to the program's threads.
 TEST_F(TcpStoreTest, ItsThreadTakesNoSignals) {
   EXPECT_EQ(client()->add("n", 1), 1);
   int found = 0;

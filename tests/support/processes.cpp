@@ -66,7 +66,7 @@ void let_others_sleep() {
 void let_others_sleep() {}
 #endif
 
-// Waits for the child to end or, with WUNTRACED in `options`, to stop.
+// Waits until the child ends or, with WUNTRACED in `options`, stops.
 std::optional<int> wait_status(pid_t pid, int options, Deadline deadline) {
   while (true) {
     int status = 0;

@@ -114,7 +114,7 @@ class Recording::RecordingBackend final : public Backend {
   }
 
  private:
-  // Why this group has failed, or all have; null: neither. Under the lock.
+  // The reason why this group, or every group, has failed; null: it has not. Under the lock.
   const Failure* cause() const { return first_cause_ ? first_cause_.get() : r_.lost_.get(); }
 
   Recording& r_;

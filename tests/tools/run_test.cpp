@@ -602,7 +602,7 @@ TEST_F(RunTest, AMistakeThatIsOnlyAWarningEndsTheJobWithAStatusOfItsOwn) {
   EXPECT_EQ(err(), "");
 }
 
-// Anybody may send to the launcher; what is not of the job does not take the room of what is.
+// Anybody may send to the launcher; notices of others do not take the room of the job's own.
 TEST_F(RunTest, NoticesOfStrangersAreDropped) {
   ChildProcess process = start_shell(
       1, fmt::format("echo $WEFT_LAUNCHER >'{}'; echo pid $$; exec sleep 60", (folder_ / "name").string()));

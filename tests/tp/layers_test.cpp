@@ -261,7 +261,7 @@ TEST(CrossAttentionOverRanks, ByItsOwnPlanIsAsOnOneRank) {
     });
 }
 
-// The weights that are dropped are those of one rank, whichever rank has the head or the sample.
+// The same weights are dropped as on one rank, whichever rank has the head or the sample.
 TEST(WindowAttentionOverRanks, DropsTheSameWeightsOnEveryMesh) {
   for (const MeshShape& shape :
        {MeshShape{{"dp", 1}, {"tp", 2}}, MeshShape{{"dp", 2}, {"tp", 2}}, MeshShape{{"dp", 2}, {"tp", 1}}})

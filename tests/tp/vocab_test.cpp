@@ -272,7 +272,7 @@ TEST(VocabParallel, EmbeddingIsThatOfOneRank) {
         vocab_parallel_embedding_backward(compute, mesh, vocab, of(tokens, of_tokens), of(dy, of_y),
                                           of(dw, of_w), true);
         for (std::size_t i = 0; i < dw.size(); ++i) EXPECT_EQ(dw[i], 2 * expected[i]);
-        // A table, and what is written, in bf16.
+        // The table and the results in bf16.
         std::vector<bf16> narrow_w(w.begin(), w.end()), narrow_y(y.size()), narrow_dw(w.size());
         vocab_parallel_embedding_forward(compute, mesh, vocab, of(tokens, of_tokens), of(narrow_w, of_w),
                                          of(narrow_y, of_y));

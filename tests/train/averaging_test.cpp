@@ -177,7 +177,7 @@ TEST(Averager, AGradientOfAnEarlierMicroBatchOnlyIsReducedToo) {
   });
 }
 
-// In every micro-batch but the last nothing is sent; what is wrong with it is found before anything is.
+// In every micro-batch but the last nothing is sent; a misuse of no_sync() is found before anything is sent.
 TEST(Averager, NoSyncAtTheWrongTimeIsRefused) {
   for (const int ranks : {1, 2})
     test::run_ranks(Ranks::threads, ranks, [](Rank& rank) {

@@ -57,7 +57,7 @@ struct LocalRun : TinyRun {
   }
 };
 
-// `directory` holds a whole checkpoint of `step`, and nothing unfinished where `clean`.
+// `directory` holds a whole checkpoint of `step`.
 void expect_loads(const std::filesystem::path& directory, std::int64_t step) {
   Context context;
   LocalRun run(context);

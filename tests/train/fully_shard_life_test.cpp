@@ -428,7 +428,7 @@ TEST(FullyShardLife, EachRankKeepsItsPartAndGathersABlockAtATime) {
     });
     for (const Parameter* p : run.net->parameters()) count += p->global_shape().count();
     EXPECT_EQ(m.whole_model, 4 * count);
-    // A quarter, except for sizes that do not divide: at most one row more of each tensor.
+    // Each rank holds a quarter, and at most one row more of each tensor whose size does not divide.
     EXPECT_LT(static_cast<double>(m.masters), 0.25 * static_cast<double>(m.whole_model) * 1.2);
     EXPECT_EQ(m.gradients, m.masters);
     EXPECT_EQ(state, 2 * m.masters);
@@ -442,7 +442,7 @@ TEST(FullyShardLife, EachRankKeepsItsPartAndGathersABlockAtATime) {
   });
 }
 
-// The C library's memory up to a limit.
+// An allocator that takes memory of the C library, up to a limit.
 struct Capped {
   std::atomic<std::size_t> now{0}, peak{0};
   std::size_t limit = 0;

@@ -24,7 +24,7 @@ namespace {
 
 constexpr int kUsage = 2;  // the exit status of wrong flags and values
 
-/// `before`: of whose commands, "checkpoint ", or nothing.
+/// `before`: the command whose sub-commands these are, "checkpoint ", or nothing.
 void check_command(const CLI::App& app, std::string_view before, const std::string& word) {
   std::vector<std::string> names;
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))

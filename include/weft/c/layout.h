@@ -77,7 +77,7 @@ weft_status weft_layout_segmented(const weft_layout* layout, int32_t dim, const 
                                   int32_t segment_count, weft_layout** changed, weft_error* error);
 /* The layout of the same elements with other extents, of as many elements, where each rank keeps its
  * elements, in place: (b, s, h * d) cut in its dimension 2 and (b, s, h, d) cut in its dimension 2 are each
- * other's, where cuts are at the borders of heads. WEFT_LAYOUT if a rank's part would be none of such a
+ * other's, if cuts are at the borders of heads. WEFT_LAYOUT if a rank's part would not be a part of such a
  * tensor. */
 weft_status weft_layout_reshape(const weft_layout* layout, const int64_t* extents, int32_t dim_count,
                                 weft_layout** changed, weft_error* error);

@@ -45,7 +45,8 @@ struct SaveOptions {
   /// fails the save.
   std::function<void(std::string_view stage)> on_stage{};
   /// How many checkpoints `directory` keeps, this one among them; the oldest steps go once `latest` names
-  /// this one. 0: all. One that cannot be removed stays, and is a warning. Steps after this one stay.
+  /// this one. 0: all. A checkpoint that cannot be removed stays, and a warning is logged. Steps after this
+  /// one stay.
   int keep = 0;
   /// The longest wait, once tensors and arguments are agreed on, for a rank that is still writing its file;
   /// and that of rank 0 for an earlier save of this process to `directory`. More than 0. A group's own

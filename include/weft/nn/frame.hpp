@@ -40,12 +40,13 @@ struct Pass {
 
 /// The random numbers of one pass under one path; made by Frame::rng(). A value; any thread.
 ///
-/// A tensor's element gets the number of its place in the whole of this micro-batch, whose first dimension is
-/// samples, and the samples of the step are counted over its micro-batches. So ranks that have the same
-/// element (over tensor-parallel axes and others that do not cut samples) have the same number, ranks with
-/// other samples have others, and a sample has its own on every mesh and for every cut of a batch; where the
-/// micro-batches of a step have unequal numbers of samples, only if Pass::first_sample says so. The tensors
-/// drawn under one path in one step have one shape except for the samples: another shape takes another path.
+/// The number of an element depends on its place in the whole tensor of this micro-batch, whose first
+/// dimension is the samples; samples are counted on over the micro-batches of a step. So ranks that have the
+/// same element (over tensor-parallel axes and others that do not cut samples) have the same number, ranks
+/// with other samples have others, and a sample has its own on every mesh and for every cut of a batch; where
+/// the micro-batches of a step have unequal numbers of samples, only if Pass::first_sample says so. The
+/// tensors drawn under one path in one step have one shape except for the samples: another shape takes
+/// another path.
 class PassRandom {
  public:
   /// Every element of `out`, f32 on the host, plain or with a layout without Partial; otherwise layout.

@@ -112,7 +112,8 @@ struct BatchNormConfig {
 /// of 2 · channels + 1 numbers of f64 each.
 class BatchNorm : public AnyPart<BatchNorm> {
  public:
-  /// Throws bad_argument for channels below 1, unless eps > 0 and 0 <= momentum <= 1.
+  /// Throws bad_argument for channels below 1, for an eps that is not above 0, and for a momentum outside of
+  /// [0, 1].
   explicit BatchNorm(std::int64_t channels, const BatchNormConfig& config = {});
 
   ParameterRef weight, bias;

@@ -28,8 +28,9 @@ struct SpectralNormConfig {
 /// A part of a layer (WeightedLayer::add_spectral_norm), used by the rank that owns the model.
 class SpectralNorm {
  public:
-  /// Throws bad_argument for power_iterations below 1, and unless eps > 0; where the weight has a layout or
-  /// memory already, or is shared by several modules. `layer` is the layer's path, for the text.
+  /// Throws bad_argument for power_iterations below 1, for an eps that is not above 0, and for a weight that
+  /// has a layout or memory already, or is shared by several modules. `layer` is the layer's path, for the
+  /// text.
   SpectralNorm(std::string_view layer, ParameterRef weight, const SpectralNormConfig& config);
 
   /// (out) and (everything else): names `weight_u` and `weight_v` in a layer. Their initial values are

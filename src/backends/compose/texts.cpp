@@ -21,7 +21,7 @@ std::string Composer::users_words(std::string text, Op inner, Op users) const {
   });
 }
 
-// Texts about inner calls, in terms of the user's.
+// Texts about inner calls, in terms of the user's calls.
 std::vector<LastCall> Composer::last_calls() noexcept {
   if (by_messages_) return {};
   std::vector<LastCall> calls = inner_->last_calls();

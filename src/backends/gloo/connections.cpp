@@ -109,7 +109,7 @@ class Attempt {
   Attempt(const GroupInit& b, const transport::tcp::attr& where, int number);
   /// The group, or null: then all ranks have failed(), or some have thrown.
   std::shared_ptr<::gloo::Context> run(Deadline comes, const std::string& former);
-  /// Why: the text of one of them.
+  /// The reason: the text of one of the ranks that failed.
   const std::string& failed() const noexcept { return failed_; }
 
  private:

@@ -101,7 +101,7 @@ class Deaths {
  public:
   explicit Deaths(std::vector<pid_t> processes)
       : processes_(std::move(processes)), ended_(processes_.size()) {}
-  /// `stays(rank)`: it has not said that it leaves.
+  /// `stays(rank)`: whether the rank has not announced that it leaves.
   template <class F>
   std::optional<int> look(const F& stays) noexcept {
     constexpr auto kEvery = std::chrono::milliseconds(200);

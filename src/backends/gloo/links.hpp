@@ -60,8 +60,9 @@ class Links final : private MessageMedium {
   std::optional<Failure> leaving(const OpState& s);
   /// The call that begin() announced is over.
   void over() noexcept;
-  /// The ranks that hold up the call: of those that have not announced it, or have not sent or received, and
-  /// of the ranks that these wait for. If all have, those that do not answer.
+  /// The ranks that hold up the call. They are among the ranks that have not announced it, or have not sent
+  /// or received, and the ranks that these wait for; if no such rank is left, they are the ranks that do not
+  /// answer.
   std::vector<int> missing(const OpState& s, std::string& story);
   /// See Backend::last_calls(). `announced`: ranks announce their calls, by agree().
   std::vector<LastCall> last_calls(bool announced) const;

@@ -1,5 +1,5 @@
 // Streams: a call runs on the group's own stream, behind an event of the caller's stream: so after everything
-// that the caller's stream was given before the call. The caller's stream waits for the call only where the
+// that the caller's stream was given before the call. The caller's stream waits for the call only if the
 // caller says so (wait_on). The host never waits for a device here.
 //
 // Collectives run on one communicator. Messages cannot: NCCL performs the operations of a communicator one

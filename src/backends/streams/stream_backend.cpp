@@ -344,8 +344,8 @@ class StreamBackend final : public Backend, private MessageMedium {
   std::size_t read(int r, std::byte* to, std::size_t most) {
     return about(r, [&] { return expected("read", streams_->read(r, to, most), most, "from", r); });
   }
-  // The number of bytes that a function of the streams returned, which has no other way to say that it failed
-  // than to throw: a -1 would be many.
+  // The number of bytes that a function of the streams returned. Such a function can report a failure by an
+  // exception only: a -1 would be a very large number.
   std::size_t expected(const char* function, std::size_t bytes, std::size_t most, const char* side, int r) {
     if (bytes > most)
       throw Error(

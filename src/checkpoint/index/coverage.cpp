@@ -4,8 +4,8 @@
 // of boxes, each part with the sign + and the whole with the sign -. Along the first dimension the sum
 // changes only at coordinates where a box begins or ends, and it is 0 everywhere if and only if each of these
 // changes is 0. A change is again a sum of boxes with signs, in one dimension less: those that begin there,
-// and with the other sign those that end. With no dimension left it is a number. The first change that is not
-// 0 stands at the first element whose count is not 0.
+// and with the other sign those that end. If no dimension is left, the change is a number. The first change
+// that is not 0 stands at the first element whose count is not 0.
 #include "checkpoint/index/coverage.hpp"
 
 #include <algorithm>

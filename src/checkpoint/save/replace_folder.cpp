@@ -1,7 +1,8 @@
 // renameat2(RENAME_EXCHANGE) is the way. NFS, 9p, FUSE and Gluster refuse its flags with EINVAL. There the
 // old folder is renamed aside, to the spare name, and the new one in. overlayfs refuses to rename a folder of
-// a lower layer at all, with EXDEV. There the new one gets the spare name, the old one is removed, its index
-// first, and the new one is renamed in. A load takes the spare folder if the step's own name has no index.
+// a lower layer at all, with EXDEV. On such a file system the new folder gets the spare name, the old one is
+// removed, its index first, and then the new one is renamed to its own name. A load takes the spare folder if
+// the step's own name has no index.
 #include "checkpoint/save/replace_folder.hpp"
 
 #include <fcntl.h>

@@ -96,8 +96,8 @@ bool overlaps_itself(const ConstTensorView& v) noexcept {
   Search search(-element, element);
   for (int d = 0; d < v.shape.rank(); ++d) {
     if (v.strides[d] == 0 && v.shape[d] > 1) return true;
-    // Two dimensions of one stride: their differences would be one variable, which may be 0 if they are
-    // not.
+    // If two dimensions have one stride, the sum of their differences is one variable, which may be 0 though
+    // they are not.
     for (int e = 0; e < d; ++e)
       if (v.shape[d] > 1 && v.shape[e] > 1 && std::abs(v.strides[d]) == std::abs(v.strides[e])) return true;
     search.add(v.strides[d] * element, -(v.shape[d] - 1), v.shape[d] - 1);

@@ -61,8 +61,8 @@ Walk walk(Stored stored, std::int64_t stride) {
   return stored == Stored::transposed ? Walk{1, stride} : Walk{stride, 1};
 }
 
-// Packed in blocks of other sizes b is multiplied at a fraction of the speed, so what the library would
-// choose is asked for first.
+// If b is packed in blocks of other sizes than the library's choice, the product runs at a fraction of the
+// speed, so the library is asked for its choice first.
 PreparedProduct prepare(KernelContext::State& state, const ProductKey& key) {
   using dnnl::memory;
   const memory::desc a({key.m, key.k}, memory::data_type::bf16,

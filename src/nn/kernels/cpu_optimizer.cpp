@@ -21,7 +21,7 @@ WEFT_INLINE inline void adamw_element(float& p, float& m, float& v, float g, flo
   p = p * k.keep - k.step_size * first / denominator;
 }
 
-// From the moment of the step before, for beta1 of 1/2 and more.
+// For beta1 of 1/2 and more the moment is computed from the moment of the step before.
 WEFT_CPU_CLONES(void, adamw_range,
                 (float* p, float* m, float* v, const float* g, std::int64_t n, const AdamWFactors& f),
                 (p, m, v, g, n, f)) {
@@ -31,7 +31,8 @@ WEFT_CPU_CLONES(void, adamw_range,
     adamw_element(p[i], m[i], v[i], g[i], m[i] + k.one_minus_beta1 * (g[i] - m[i]), k);
 }
 
-// From the gradient: most of a smaller beta1's moment, so that m + (g - m) would lose what m is larger by.
+// For beta1 below 1/2 the moment is computed from the gradient, most of it: m + (1 - beta1) (g - m) would
+// lose digits of g if m is much larger.
 WEFT_CPU_CLONES(void, adamw_new_range,
                 (float* p, float* m, float* v, const float* g, std::int64_t n, const AdamWFactors& f),
                 (p, m, v, g, n, f)) {

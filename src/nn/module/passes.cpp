@@ -27,7 +27,8 @@ class Scopes {
   Scopes(const Scopes&) = delete;
   Scopes& operator=(const Scopes&) = delete;
   ~Scopes() { leave_quietly(); }
-  /// The end of a pass that did not throw: an error of leave() goes on, after the others were left, too.
+  /// The end of a pass that did not throw: an error of leave() is thrown on, after all others were left,
+  /// too.
   void leave() {
     while (entered_ > 0)
       if (const auto& last = all_[--entered_].leave) last(module_, frame_);

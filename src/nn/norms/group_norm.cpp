@@ -37,8 +37,8 @@ Tensor of_channels(Frame& frame, const Tensor& of_groups, const Sizes& s) {
 }
 
 // Two numbers of each sample and channel, those of all samples one after the other: first of all, then second
-// of all. As sums of groups, over all ranks that have pixels of them; each multiplied by its channel's weight
-// unless that is null.
+// of all. Adds sums of channels up to sums of groups, over all ranks that have pixels of them; each is
+// multiplied by its channel's weight unless that is null.
 Tensor of_groups(Frame& frame, const Tensor& sums, const float* weight, const Sizes& s, const LayoutRef& x) {
   const Tensor y = frame.compute().make({2, s.batch, s.groups}, DType::f64, Memory::shared);
   if (s.rows() > 0)

@@ -68,7 +68,7 @@ Tensor summed(const LayerNorm& norm, const Tensor& mine, const Tensor& x) {
 // How many elements a row has, over all ranks.
 double count_of(const LayerNorm& norm) { return static_cast<double>(norm.weight->global_shape().count()); }
 
-// As the gain is cut; Partial(sum) where x is cut in other dimensions.
+// The gradient is cut as the gain is, and Partial(sum) on axes that cut x in other dimensions.
 LayoutRef of_gradient(const LayoutRef& gain, const LayoutRef& x) {
   if (gain == nullptr || x == nullptr) return gain;
   Placements placements = gain->placements;

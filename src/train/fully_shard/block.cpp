@@ -138,7 +138,7 @@ void ShardBlock::start_gather(ProcessGroup* neighbours) {
   for (const Parameter* p : parameters_) set_history(*p, 0);
 }
 
-// From the parts that this rank and its neighbours kept of the whole.
+// Gathers the whole from the parts that this rank and its neighbours kept.
 Tensor ShardBlock::from_neighbours(ProcessGroup& neighbours) {
   const Tensor whole = values().make_whole();
   const std::int64_t bytes = values().whole_bytes();

@@ -81,8 +81,8 @@ void ShardPasses::round_inputs(Tensors& tensors, Frame& frame) const {
   }
 }
 
-// Those among which weights are gathered that were kept in part: this rank's, of reshard_ranks_ neighbours
-// each.
+// The groups among which weights that were kept in part are gathered: reshard_ranks_ neighbours each; this
+// rank's group.
 ProcessGroup* ShardPasses::neighbours() {
   if (reshard_ranks_ < 2) return nullptr;
   if (!neighbours_) {

@@ -48,7 +48,7 @@ struct RankReport {
   std::atomic<int> step;                    ///< where it is in the program
   std::atomic<bool> struck;                 ///< the fault has happened, or is about to
   std::atomic<std::int64_t> waiting_since;  ///< when the last wait, post or creation began
-  // From the first error that the rank saw.
+  // The fields of the first error that the rank saw.
   bool has_error;
   ErrorCode code;
   Op op;

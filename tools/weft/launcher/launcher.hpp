@@ -15,7 +15,7 @@ struct LaunchOptions {
   bool keep_going = false;  ///< a rank's failure is named and the others are left alone
   std::string backend{};    ///< what "auto" takes, whatever the ranks' environment says; empty: it chooses
   Duration timeout{};       ///< of the whole job; zero: none
-  /// From the first failure to SIGTERM: time to say what they saw.
+  /// The time from the first failure to SIGTERM, in which ranks may report what they saw.
   Duration notice = std::chrono::milliseconds(500);
   Duration grace = std::chrono::seconds(3);  ///< from SIGTERM to SIGKILL
 };

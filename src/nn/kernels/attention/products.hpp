@@ -46,7 +46,7 @@ struct Kernel {
   std::int64_t units(std::int64_t k) const { return (k + steps - 1) / steps; }
 };
 
-/// Null where this build does not have it or cpu_isa() does not allow it.
+/// Null if this build does not have it or cpu_isa() does not allow it.
 const Kernel* avx512() noexcept;
 /// Operands are rounded to bf16, sums are f32's. Numbers below 2^-126 are taken for 0, as the CPU does.
 const Kernel* avx512_bf16() noexcept;

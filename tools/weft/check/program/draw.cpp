@@ -146,7 +146,8 @@ FaultPoint any_point(Dice& d, const Range& range, const FaultRow& kind) {
   return d.any(asked.empty() ? points : asked);
 }
 
-// Makes it a step in which rank `me` reaches into the memory of others. False: it is none of these.
+// Makes it a step in which rank `me` reaches into the memory of others. False: its operation has no such
+// step.
 bool make_reaching(Dice& d, Step& s, const Range& range, int me) {
   if (!s.is_for_everybody() && s.op != Op::reduce && s.op != Op::gather && s.op != Op::broadcast &&
       s.op != Op::scatter)

@@ -1,6 +1,6 @@
-// One rank's part in steps of a training: a reducer of gradients, in buckets, cut over the ranks or at once,
-// the memory of its tensors, and the comparison of what came with what the calls that it stands for must
-// give.
+// One rank's part in steps of a training: it reduces gradients, in buckets, cut over the ranks or all at
+// once, owns the memory of its tensors, and compares the results with those of the plain calls that it stands
+// for.
 #pragma once
 
 #include <functional>

@@ -139,7 +139,7 @@ ExchangePlan WindowTrial::plan() const {
 
 namespace {
 
-// A Work as what a Window gives.
+// Wraps a Work as the transfer that a Window gives.
 class Planned final : public WindowTransfer::Steps {
  public:
   explicit Planned(Work work) : work_(std::move(work)) {}
