@@ -64,8 +64,8 @@ struct Case {
   bool rotating = false;  ///< other buffers in every run: 256 MB in all, at most 64 of each
   int ranks = 2;
 
-  /// Elements that one rank gives to or gets from one other where buffers have a block per rank; otherwise
-  /// all.
+  /// The number of elements in the block that one rank gives to or gets from another, if buffers have a
+  /// block for each rank; otherwise of all elements.
   std::int64_t block() const noexcept;
   std::int64_t in_count() const noexcept;
   std::int64_t out_count() const noexcept;

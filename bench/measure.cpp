@@ -29,9 +29,9 @@ Times times_of(std::vector<double>& us) {
 }
 
 Times measure(const Prepared& p, const Agree& agree, double seconds) {
-  // The first run pays for memory and code that are made once; so does the second one where results of two
-  // runs are alive at a time, and what is prepared for repeated use (packed weights) may be prepared in the
-  // third. However long a run takes, none of them counts.
+  // Three runs are not counted, however long they take: the first pays for memory and code that are made
+  // once; so does the second, if the results of two runs are alive at a time; and the third may prepare data
+  // for repeated use (packed weights).
   constexpr int kUncounted = 3;
   double us = check(p) * 1e6;  // one run
   for (int k = 1; k < kUncounted; ++k) {

@@ -7,9 +7,9 @@
 // The row layer's forward pass: y = x wᵀ, then the sum of y over ranks. `row_alone`: the product;
 // `row_whole`: then the sum; `row_2`, `row_4`, `row_8`: by so many blocks of tokens, each block's sum under
 // way while the next is multiplied. The column layer's backward pass: dw = dyᵀ x, dx = dy w, and the sum of
-// dx over ranks. `column_alone`: without it; `column_after`: dw, dx, the sum; `column_first`: dx, the sum,
-// dw; `column_beside`: dx, then the sum under way while dw is made. Medians; the ways take turns run by run,
-// so that whatever disturbs the machine disturbs them all. The sums must be the same bits in f32.
+// dx over ranks. `column_alone`: without that sum; `column_after`: dw, dx, the sum; `column_first`: dx, the
+// sum, dw; `column_beside`: dx, then the sum under way while dw is made. Medians; the ways take turns run by
+// run, so that whatever disturbs the machine disturbs them all. The sums must be the same bits in f32.
 #include <algorithm>
 #include <chrono>
 #include <cstring>

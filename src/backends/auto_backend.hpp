@@ -1,4 +1,4 @@
-// The backend "auto": which transport a group gets when the program does not say.
+// The backend "auto": chooses the transport of a group if the program does not.
 #pragma once
 
 #include "weft/backends/backend.hpp"

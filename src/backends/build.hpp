@@ -11,7 +11,7 @@
 
 namespace weft {
 
-/// Raised when the meaning of what ranks tell each other changes, but no size or threshold does.
+/// Raised when the meaning of the ranks' messages changes, but no size or threshold does.
 inline constexpr std::uint32_t kProtocol = 2;
 
 /// The build of rank `rank`, as one word: the version of the library, and a digest of `layout` (the
@@ -21,8 +21,8 @@ std::string build_word(std::uint64_t layout, int rank);
 /// this code may send, is quoted.
 std::string describe_build(std::string_view word);
 
-/// Compares the builds of the ranks, for plug-ins from outside, which may not call join(). Collective. Leaves
-/// nothing in the store. Throws as join() does.
+/// Compares the builds of the ranks, for plug-ins that are not weft's own and may not call join().
+/// Collective. Leaves nothing in the store. Throws as join() does.
 void compare_builds(const GroupInit& b);
 
 }  // namespace weft

@@ -1,7 +1,7 @@
-// One encoding of a rank's call: which fields of a call all ranks must give alike, and where they lie in a
-// word, a count and a hash. The arrival line of shared memory holds these three, a CallRecord
-// (weft/backends/call_record.hpp) the same fields apart, for messages and texts; an entry of the flight
-// recorder holds the word. Inline: this is on the way of every call. Pure functions; any thread.
+// One encoding of a rank's call: the fields that must be the same on all ranks, and their places in a word,
+// a count and a hash. The arrival line of shared memory holds these three; a CallRecord
+// (weft/backends/call_record.hpp) holds the same fields one by one, for messages and texts; an entry of the
+// flight recorder holds the word. Inline: this is on the way of every call. Pure functions; any thread.
 #pragma once
 
 #include <algorithm>
@@ -118,7 +118,7 @@ struct CallDetail {
   std::string_view path;                 ///< that a test forces
 };
 
-/// what() of call_record.hpp, for a collective, of its record.
+/// what() of call_record.hpp for a collective, from its record.
 std::string what(const CallRecord& record);
 /// describe() of call_record.hpp, with more detail.
 std::string describe(int rank, const CallRecord& record, const CallDetail& detail);

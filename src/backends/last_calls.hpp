@@ -32,7 +32,7 @@ inline LastCall::Message message_of(const OpState& s) noexcept {
           .tag = s.tag,
           .count = s.op == Op::send ? s.in_count : s.out_count};
 }
-/// Parts of composed calls are messages, too, and not worth telling.
+/// Parts of composed calls are messages, too, but are not reported.
 inline bool is_users_message(const OpState& s) noexcept { return s.user == nullptr && s.tag >= 0; }
 
 /// All of them as one sentence of bounded length, ranks that say the same together, and first those that are

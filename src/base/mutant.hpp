@@ -1,6 +1,5 @@
-// Mistakes on purpose, for the test of `weft check` (tests/tools/check_test.cpp): places in the code where a
-// build with WEFT_MUTATIONS does something wrong if the environment's WEFT_MUTANT names it. Elsewhere a
-// constant false.
+// Intended mistakes, for the test of `weft check` (tests/tools/check_test.cpp): a build with WEFT_MUTATIONS
+// makes the mistake that the variable WEFT_MUTANT names. Elsewhere a constant false.
 #pragma once
 
 #if defined(WEFT_MUTATIONS)

@@ -1,5 +1,5 @@
-// Tells the address sanitizer that memory in our caches is free, which it cannot know by itself. Does nothing
-// in builds without it.
+// Marks memory in weft's caches as free for the address sanitizer, which cannot know it by itself. Does
+// nothing in builds without it.
 #pragma once
 
 #include <cstddef>

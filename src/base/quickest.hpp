@@ -1,6 +1,6 @@
-// A choice between ways to do the same that is made by measuring them, where no table is right: it depends on
-// the processor, on which of its cores are used, on sizes and on what the caches hold, and changes while a
-// program runs, where a hypervisor moves the cores.
+// A choice between several ways to do the same thing, made by measuring them, since no table fits: the
+// quickest way depends on the processor, on the cores in use, on sizes and on the contents of the caches, and
+// it may change while a program runs, if a hypervisor moves the cores.
 #pragma once
 
 #include <algorithm>

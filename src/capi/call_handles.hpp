@@ -16,14 +16,14 @@ namespace weft::capi {
 class Reduction {
  public:
   Reduction(const char* name, weft_combine combine, void* data);
-  /// Once everything has been made that may fail: until then the data are the caller's.
+  /// Called once everything that may fail has been made: until then the data are the caller's.
   void release_by(void (*release)(void*)) noexcept { release_ = release; }
   Reduction(const Reduction&) = delete;
   Reduction& operator=(const Reduction&) = delete;
   ~Reduction();
 
   const UserReduction& user() const { return user_; }
-  /// Throws where the function threw in any call so far: results of calls in flight may be wrong.
+  /// Throws if the function has thrown in any call so far: results of calls in flight may be wrong.
   void check(const char* function) const {
     if (threw_.load(std::memory_order_acquire)) [[unlikely]]
       refuse_thrown(function);

@@ -94,8 +94,8 @@ weft_status guarded(const char* function, weft_error* error, const Body& body) n
   throw Error(code, fmt::format("{}: {}", function, text));
 }
 
-/// The object that a pointer of the caller's points to. Throws bad_argument if it is NULL, and where it
-/// should be a handle that is alive and is none.
+/// The object that a pointer of the caller's points to. Throws bad_argument if it is NULL, or if it should
+/// be a living handle and is none.
 template <class T>
 T& given(const char* function, T* pointer, const char* what) {
   if (pointer == nullptr) refuse(ErrorCode::bad_argument, function, fmt::format("{} is NULL", what));

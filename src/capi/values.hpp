@@ -45,12 +45,12 @@ const weft_dl_tensor& dl_tensor_of(const char* function, const DLManagedTensor* 
 const weft_dl_tensor& dl_tensor_of(const char* function, const DLManagedTensorVersioned* managed, bool writes,
                                    const char* which);
 
-/// Its elements as they lie. Throws as weft_buffer_from_dltensor says: what passes has `ndim` extents that
-/// are not negative, and whose product fits.
+/// Its elements as they lie. Throws as weft_buffer_from_dltensor says: a tensor that passes has `ndim`
+/// extents that are not negative, and whose product fits 64 bits.
 weft_buffer dl_buffer_of(const char* function, const weft_dl_tensor& tensor);
 
-/// A row-major tensor for the receiver to adopt: its deleter, which any thread may call, lets go of `keeps`,
-/// without which the memory is gone.
+/// A row-major tensor for the receiver to adopt: its deleter, which any thread may call, releases `keeps`,
+/// which keeps the memory alive.
 template <class Managed>
 Managed* hand_out(std::shared_ptr<const void> keeps, const weft_buffer& data,
                   std::span<const std::int64_t> shape);

@@ -1,6 +1,6 @@
 // Hashes that show whether a checkpoint's bytes are those that were written: XXH3 of 64 bits (Yann Collet,
-// xxHash). They find what a disk or a copy spoils; an attacker can make other bytes of one hash. Callable
-// from any thread.
+// xxHash). They detect damage by a disk or a copy; an attacker can make other bytes with the same hash.
+// Callable from any thread.
 #pragma once
 
 #include <cstddef>

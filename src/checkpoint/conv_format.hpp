@@ -13,7 +13,7 @@ namespace weft {
 /// The kind of such a weight; nothing if it is none.
 struct ConvFormat {
   std::vector<RemappedTensor> pieces;
-  /// The name is one of a fused weight, and the shape is not: what was expected.
+  /// The expected shape, if the name is that of a fused weight and the shape is not.
   std::string expected;
 };
 ConvFormat conv_format(std::string_view name, const Shape& shape);

@@ -47,7 +47,7 @@ bool is_there(const std::filesystem::path& path);
 /// Nothing if there is nothing.
 void refuse_link(const std::filesystem::path& path);
 
-/// Why a text that a file gives is not the name of a file in a known folder ("empty", "\"../x\", with a
+/// The reason why a text from a file is not the name of a file in a known folder ("empty", "\"../x\", with a
 /// '/'"); nothing if it is.
 std::optional<std::string> why_no_file_name(std::string_view name);
 

@@ -1,5 +1,5 @@
-// A save in two halves: what is saved, which all ranks agree on, and the writing, which may be done later and
-// by another thread.
+// A save in two halves: the plan, on which all ranks agree, and the writing, which may be done later and by
+// another thread.
 #pragma once
 
 #include <cstddef>

@@ -62,8 +62,8 @@ struct Seen {
         columns(std::move(columns_in)) {}
 };
 
-/// The smaller map's pixels that see any of this rank's of the larger one, and what these make of it: spread
-/// over it.
+/// The smaller map's pixels that see any of this rank's pixels of the larger map; spreads their values over
+/// the larger map.
 struct Seeing {
   Window window;
   Parts rows, columns;  // of the larger map

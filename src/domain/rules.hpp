@@ -12,9 +12,9 @@
 
 namespace weft::domain {
 
-/// The rule of a layer that needs more than its own part: each of these, beside the passes that it gives,
-/// knows layers of its file, and is `unknown` of any other. A class that derives from one of them may do
-/// something else, and is another kind.
+/// The rule of a layer that needs more than its own part: each of these functions knows the layers of its
+/// file, for which it gives the rule and the passes, and gives `unknown` for any other. A class that derives
+/// from one of them may do something else, and is another kind.
 using RuleOfFile = SpaceRule(const Module& module, const DeviceMesh& axes);
 RuleOfFile conv_rule, conv_transpose_rule, resampling_rule, window_attention_rule, sequence_rule;
 

@@ -3,10 +3,11 @@
 //
 // The idea is that of H. Liu, M. Zaharia, P. Abbeel, "Ring Attention with Blockwise Transformers", 2023: a
 // rank has its part and a piece of the others', so that memory is that of T / n positions. But here pieces
-// come in the order of the sequence on every rank, cut where the kernels cut it into blocks on one rank, not
-// where ranks are; so every sum has the order, and the bits, of one rank. Forward and dq take keys from the
-// first to the last. dk and dv of a rank's own keys take queries from the last to the first: so no rank's sum
-// waits for another's. The price is that backward makes the scores twice, 7 products instead of 5.
+// come in the order of the sequence on every rank. They are cut where the kernels cut the sequence into
+// blocks on one rank, not at the borders of ranks; so every sum has the order, and the bits, of one rank.
+// Forward and dq take keys from the first to the last. dk and dv of a rank's own keys take queries from the
+// last to the first: so no rank's sum waits for another's. The price is that backward makes the scores twice,
+// 7 products instead of 5.
 #pragma once
 
 #include "weft/mesh/window.hpp"

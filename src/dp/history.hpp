@@ -1,4 +1,4 @@
-// How the values came about whose gradients, or parts, are moved: a digest that ranks compare with the calls
+// The origin of the values whose gradients, or parts, are moved: a digest that ranks compare with the calls
 // of buckets and shards, at no cost, as they compare the layouts of a redistribution. Private to dp.
 #pragma once
 

@@ -1,5 +1,5 @@
-// Which gradients which ranks have not given: every rank reports it to all, so that all throw or none.
-// Collective among the ranks of the axes. Private to dp and train.
+// The gradients that each rank has not given: every rank reports them to all, so that all ranks throw or
+// none. Collective among the ranks of the axes. Private to dp and train.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// The failure of a group: its first cause, as every Error tells it, and when the memory of the calls that
-// failed is the caller's again. Any thread.
+// The failure of a group: its first cause, which every Error reports, and whether the memory of the failed
+// calls is the caller's again. Any thread.
 #pragma once
 
 #include <atomic>

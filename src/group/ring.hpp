@@ -91,8 +91,8 @@ class Ring {
   }
 
   /// Polls collectives in order, until one is not done, then every message. `done(index)` is called for each
-  /// call that is done, and must free() its slot. Step::failed: the rest was not polled. Else whether
-  /// something moved: Step::advanced or Step::pending.
+  /// call that is done, and must free() its slot. Step::failed: the rest was not polled. If no call failed,
+  /// the result says whether any made progress: Step::advanced or Step::pending.
   template <class Poll, class Done>
   Step poll(const Poll& poll, const Done& done) noexcept {
     bool moved = false;

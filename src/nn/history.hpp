@@ -1,4 +1,4 @@
-// How the values of parameters came about, as digests that are the same on all ranks where they did the same:
+// The origin of parameters' values, as digests that are the same on all ranks that did the same:
 // initialise() with one seed, or a step of an optimizer with one set of options and one learning rate.
 // Averagers, sharded models and trainers compare them. Each Compute keeps those of its parameters. Used by
 // the rank (thread) that owns the model; private to nn and the layers above.

@@ -14,7 +14,7 @@ namespace weft {
 
 class MakerProcess {
  public:
-  /// Throws unsupported in another process than that which made this object. `what` was opened: "the file x".
+  /// Throws unsupported in any process but the one that made this object. `what` was opened: "the file x".
   void check(std::string_view what) const {
     if (::getpid() == process_) [[likely]]
       return;

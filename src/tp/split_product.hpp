@@ -1,6 +1,6 @@
-// Layers that multiply with one weight and are split over ranks, on views: what the functions of
-// weft/tp/linear.hpp and weft/tp/conv.hpp have in common, which is what they check, and what they send and
-// when. A Product is what they differ in. Inside tp.
+// Layers that multiply with one weight and are split over ranks, on views: the common part of
+// weft/tp/linear.hpp and weft/tp/conv.hpp, which is their checks and their communication. A Product is what
+// they differ in. Inside tp.
 #pragma once
 
 #include "weft/tp/linear.hpp"

@@ -411,7 +411,8 @@ TEST(RollCall, RanksThatAreWrittenAnewAreNeverGone) {
   EXPECT_EQ(gone, 0);
 }
 
-// A rank that is about to tell a failure, and is kept from running by others, has neither died nor stopped.
+// A rank that is about to report a failure, but does not run because others have its core, has neither died
+// nor stopped.
 TEST(FirstCause, OfARankThatDoesNotRunForAWhileIsWaitedFor) {
   Context context;
   HostPeers& here = context.host_peers();

@@ -477,7 +477,7 @@ TEST_P(Gloo, AnUnauthenticatedClientThatConnectsWhileAGroupIsMadeDoesNotKillTheJ
           r.meet("here");
           Scanner scanner(says);
           Membership m = r.membership("scanned");
-          // The keys of the first attempt, which puts two with its ports.
+          // The scanner sees the keys of the first attempt, which writes two keys with its ports.
           m.store = std::make_shared<ScannedStore>(r.store, scanner, 2);
           r.meet("all look before anybody listens");
           ProcessGroup g = ProcessGroup::create(r.context, "gloo", m);

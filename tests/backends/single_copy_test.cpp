@@ -326,7 +326,7 @@ TEST_F(SingleCopies, MemoryThatIsGoneIsASystemErrorThatNamesItsOwner) {
   });
 }
 
-// Memory that the kernel copies for nobody but its owner, as drivers have some.
+// Memory that the kernel copies for its owner alone, such as some memory of drivers.
 class SecretMemory {
  public:
   explicit SecretMemory(std::size_t bytes) : bytes_(bytes) {

@@ -12,7 +12,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// A wait that comes back so long after its time; `within` runs before that is noticed.
+// A wait that returns `span` after its time; `within` runs before that is noticed.
 template <class F>
 void late_by(Duration span, const F& within) {
   std::optional<TimedWait> wait;

@@ -69,7 +69,7 @@ TEST_F(Callbacks, WhatACompletionCallbackThrowsIsTheErrorOfTheWork) {
     }
     EXPECT_STREQ(error.text, "weft_work_then: the callback threw: not today");
     weft_work_destroy(work);
-    // At once, and what is no exception of the library.
+    // A callback that is called at once, and that throws something which is no exception of the library.
     ASSERT_EQ(weft_barrier(group, nullptr, &work, nullptr), WEFT_OK);
     ASSERT_EQ(weft_work_wait(work, nullptr), WEFT_OK);
     EXPECT_EQ(weft_work_then(

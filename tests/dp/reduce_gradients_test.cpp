@@ -152,7 +152,7 @@ TEST(ReduceGradients, EveryMixtureOnDataTimesContextTimesTensor) {
   });
 }
 
-// The names that stand for it give the same bits: random numbers, whose sums depend on the order.
+// The other names of the function give the same bits, for random numbers, whose sums depend on the order.
 TEST(ReduceGradients, TheOldNamesGiveTheSameBits) {
   test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
     const DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 2}});

@@ -355,7 +355,7 @@ TEST_F(Check, RightBlocksPass) {
   const Counts64 same{0, 0, 0}, all_four{4, 4, 4};
   EXPECT_EQ(said(call::reduce_scatter_v(f(0, 9), view(other, 4), {all_four, same})), "no error");
   EXPECT_EQ(said(call::all_to_all_v(f(0, 9), {all_four, same}, view(other, 99), {all_four})), "no error");
-  // In place: at the own block.
+  // In place: the buffer is this rank's own block.
   EXPECT_EQ(said(call::all_gather_v(f(3, 4), f(0, 7), {counts})), "no error");
   EXPECT_EQ(said(call::all_gather_v(f(0, 4), f(0, 30), {counts, turned})), "no error");
   EXPECT_EQ(said(call::reduce_scatter_v(f(0, 7), f(3, 4), {counts})), "no error");

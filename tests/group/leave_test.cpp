@@ -67,7 +67,7 @@ TEST_P(Leave, NeedsAllRanksWithinItsDeadline) {
   });
 }
 
-// Each of two roots has had its way, and nobody else would ever say so.
+// Two ranks each called as the root and did not have to wait: no other check would ever find that.
 TEST_P(Leave, TwoRootsAreAMismatchOnAllRanks) {
   for (const Op op : {Op::broadcast, Op::scatter})
     for (const std::int64_t each : {2, 5000})

@@ -50,8 +50,8 @@ Kept region_and_block(Context& context) {
   return {context.host_peers().offer("group", 4096), Storage::allocate(context, Memory::shared, 10000)};
 }
 
-// A child with a Context of its own: it makes what is to be kept, says where it is, serves, and then waits
-// to be killed or asked to end.
+// A child with a Context of its own: it makes the objects to be kept, reports its address, serves, and then
+// waits to be killed or asked to end.
 struct Peer {
   Pipe from_child, to_child;
   std::optional<ChildProcess> process;

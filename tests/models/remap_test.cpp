@@ -270,7 +270,8 @@ void expect_as_serial(test::Rank& rank, const WeatherStageConfig& config, const 
   }
 }
 
-// `state`: of a stage whose 20 layers all have norms, in this library's form; made again by each rank.
+// `state` makes the weights of a stage whose 20 layers all have norms, in this library's form; each rank
+// calls it.
 void expect_as_serial(const WeatherStageConfig& config, const std::function<NamedTensors(Compute&)>& state) {
   for (const int ranks : {1, 2, 4})
     for (const bool all : {true, false}) {

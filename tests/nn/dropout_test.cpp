@@ -49,7 +49,7 @@ TEST(Dropout, TheGradientHasTheHolesOfTheOutput) {
   EXPECT_TRUE(frame.empty());
 }
 
-// Other elements would be dropped than in forward.
+// A gradient of another form would drop other elements than forward did.
 TEST(Dropout, TheGradientHasTheFormOfTheOutput) {
   test::Bench bench;
   Dropout layer(0.5);

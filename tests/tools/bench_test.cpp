@@ -471,7 +471,7 @@ TEST(BenchMeasure, GivesNoTimeWithoutARightAnswer) {
   EXPECT_THAT([&] { bench::measure(p, bench::alone, 0.01); },
               ::testing::ThrowsMessage<std::runtime_error>(HasSubstr("element 1 is 2; expected 3")));
   EXPECT_EQ(runs, 1);
-  // Right at first and wrong after the timing is as bad.
+  // A result that is right at first and wrong after the timing is an error, too.
   p.reset = [] {};
   p.verify = [&] { return runs > 1 ? "it went wrong later; expected not to" : ""; };
   runs = 0;

@@ -86,7 +86,7 @@ TEST_F(DoctorTrace, RealRanksWithADelay) {
   EXPECT_EQ(calls, 6);
 }
 
-// The same with everybody's file, as SIGUSR2 makes them.
+// The same with the files of all ranks, as SIGUSR2 makes them.
 TEST_F(DoctorTrace, ALateRankIsNamedWithItsDelay) {
   ::setenv("WEFT_TRACE", folder.path().c_str(), 1);
   const RankOptions options;
@@ -225,8 +225,7 @@ TEST_F(DoctorTrace, WhoIsMissingWhoDiffersWhoIsLate) {
             "              barrier [call 0]: rank 2 by 2.5 ms\n");
 }
 
-// A rank whose file no longer has its first calls has not missed them, and one whose file is older than a
-// call neither.
+// A rank has not missed calls that its file no longer holds, nor calls that are younger than its file.
 TEST_F(DoctorTrace, WhatAFileCannotHaveIsNotMissing) {
   put("0.json",
       trace(0, 3, {call("barrier", 0, 0), call("barrier", 1, 1'000'000), call("barrier", 2, 10'000'000)})

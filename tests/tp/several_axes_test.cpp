@@ -42,8 +42,8 @@ struct Call {
   Style style;
 };
 
-// A Linear of three segments, as [q|k|v], split by these calls over a=2 x b=2, is that of one rank. `y_on_b`:
-// what is left of the cut.
+// A Linear of three segments, as [q|k|v], split by these calls over a=2 x b=2, computes what it computes on
+// one rank. `y`: the placements of its output.
 void expect_as_serial(const std::vector<Call>& calls, const Placements& y) {
   test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
     Compute compute(rank.context);

@@ -70,8 +70,9 @@ Block slice(std::int64_t count, int r, int n) noexcept;
 /// exchange, and the scratch that it needs, from `memory`. Throws std::bad_alloc, and as
 /// LocalMemory::allocate() does.
 void plan_call(Composed& c, OpState& s, const Traits& traits, int rank, int size, LocalMemory& memory);
-/// Plans the second exchange of Plan::reduce and Plan::scan: my slice goes to those who have an `out`, theirs
-/// come to me if I have one. Rank 0 of an exscan gets nothing: it fills its `out` with the identity.
+/// Plans the second exchange of Plan::reduce and Plan::scan: this rank's slice goes to the ranks that have
+/// an `out`, and their slices come here if this rank has one. Rank 0 of an exscan gets nothing: it fills its
+/// `out` with the identity.
 void plan_results(Composed& c, int rank, int size) noexcept;
 
 }  // namespace weft

@@ -18,9 +18,9 @@
 
 namespace weft::gloo_backend {
 
-/// Collective. `where`: what to listen on. `processes`: by rank, which process of this host it is; 0: it is
-/// this one, or of another host. Throws timeout or peer_lost naming the ranks that do not come, peer_lost
-/// within half a second where such a process ends, system where the ranks could not be connected in several
+/// Collective. `where`: what to listen on. `processes`: the process of each rank, if it is another process
+/// of this host; otherwise 0. Throws timeout or peer_lost naming the ranks that do not come, peer_lost within
+/// half a second where such a process ends, system where the ranks could not be connected in several
 /// attempts, and the store's errors.
 std::shared_ptr<::gloo::Context> connect_all(const GroupInit& b, const ::gloo::transport::tcp::attr& where,
                                              std::vector<pid_t> processes);

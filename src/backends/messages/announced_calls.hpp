@@ -1,5 +1,5 @@
-// Which collectives the ranks have announced, and whether they called the same: for transports whose ranks
-// tell each other what they call before they do it. Not thread-safe; no function waits.
+// The collectives that the ranks have announced, and whether these are the same: for transports whose ranks
+// announce each call before they perform it. Not thread-safe; no function waits.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,8 @@ class AnnouncedCalls {
   /// This rank has finished the call.
   void finish(std::uint64_t sequence);
 
-  /// Leaving: a call that needed nobody, and that a rank which leaves has left out: this one, or one that has
-  /// left. Empty: none is known.
+  /// Asked when this rank leaves: the call that needed no other rank, and that this rank or one that has
+  /// left has left out. Empty: none is known.
   std::string left_out(const std::vector<bool>& left) const;
 
   /// How many collectives rank r has announced here.

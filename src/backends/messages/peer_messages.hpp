@@ -1,7 +1,7 @@
-// The messages of one rank with its peers, as every transport that sends messages does them: which message
-// goes to which receive, which calls are in flight, whom they wait for, who has left, and the roll-call. The
-// bytes are moved by a MessageMedium, which the transport brings. Private: an ABI for plug-ins would freeze
-// it.
+// The messages of one rank with its peers, the same for every transport that sends messages: it matches
+// messages with receives, and knows the calls in flight, the ranks that they wait for, the ranks that have
+// left, and the roll-call. The bytes are moved by a MessageMedium, which the transport brings. Private: an
+// ABI for plug-ins would freeze it.
 //
 // A message is a head and its elements. The elements come with the head, or stay with the sender, which
 // offers them: then the receive that takes the message fetches them. Messages of one source come here in the
@@ -94,8 +94,8 @@ class PeerMessages {
   [[nodiscard]] std::optional<Failure> arrived(int source, const MessageHead& head,
                                                std::span<const std::byte> elements);
   /// The same in two steps, where elements come piece by piece. The receive that takes the message, whose
-  /// elements may be written to its `out`; received() follows. Null: none waits for it, or it does not fit,
-  /// and then refuse() of the medium was called.
+  /// elements may be written to its `out`; received() follows. Null: no receive waits for the message, or it
+  /// does not fit, in which case refuse() of the medium was called.
   OpState* claim(int source, const MessageHead& head);
   /// The failure of a message that no receive has claimed, if there is no room for it.
   std::optional<Failure> no_room(int source, const MessageHead& head) const;
@@ -115,10 +115,11 @@ class PeerMessages {
   std::vector<int> awaited() const;
   /// The ranks that this message waits for.
   std::vector<int> awaited_by(const OpState& s) const;
-  /// The ranks that have left, and without which a message in flight cannot be done; of a receive from
-  /// any_source, if all others have. Empty: there are none.
+  /// The ranks that have left, and without which a message in flight cannot be done; for a receive from
+  /// any_source they count only if all others have left. Empty: there are none.
   std::vector<int> lost() const;
-  /// The same for a message that is not begun yet. A receive for which a message lies here lacks nobody.
+  /// The same for a message that is not begun yet. A receive for which a message has come already needs none
+  /// of them.
   std::vector<int> lost(const OpState& s) const;
   /// The user's message that this rank waits in: see waits_in(); without it, the oldest in flight.
   LastCall::Message last_message() const noexcept;

@@ -9,8 +9,9 @@
 //   launching  given to NCCL, behind `ready`, on the channel's stream; NCCL still works on the launch
 //   running    its `done` event is recorded behind it; the device does the rest
 //
-// Ranks must start the same calls together or apart: NCCL plans what is started together as one. So only the
-// calls of one batch, which the caller made as one on every rank, share a group start and end.
+// All ranks must start the same calls together or separately: NCCL plans calls that are started together as
+// one. So only the calls of one batch, which the caller made as one on every rank, share a group start and
+// end.
 #pragma once
 
 #include <deque>

@@ -1,4 +1,4 @@
-// How communicators end: in peace, or by an abort. Each ends on a thread of its own where that takes long.
+// The end of communicators, orderly or by an abort, on a thread of its own if it takes long.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,8 @@ namespace weft::nccl {
 inline constexpr Duration kLookAtStore = std::chrono::milliseconds(50);  ///< how often a rank that waits does
 inline constexpr auto kNap = std::chrono::microseconds(200);
 
-/// For a thread that lives for a few calls of one device.
+/// Prepares a thread that lives for a few calls of one device: sets the device, and the relaxed capture
+/// mode.
 void begin_thread(const Driver& driver) noexcept;
 
 /// The end of communicators in peace. NCCL has "finalized" one when the kernels of all its ranks are done

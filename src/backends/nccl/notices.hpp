@@ -47,8 +47,8 @@ class Notices {
   void look(std::uint64_t came, const LastCall& last);
   std::optional<Failure> found() const;
 
-  /// Asks which of `size` ranks have not said that they came to collective `call`, or goes on asking. True:
-  /// silent() knows, or the Store has not answered in time.
+  /// Asks, or goes on asking, which of `size` ranks have not reported that they came to collective `call`.
+  /// True: silent() knows, or the Store has not answered in time.
   bool ask(std::uint64_t call, int size);
   /// Nothing if the Store does not answer.
   std::optional<std::vector<int>> silent() const;

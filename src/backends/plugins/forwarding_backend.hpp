@@ -10,8 +10,8 @@
 
 namespace weft {
 
-/// Forwards what version 5.0 of the ABI has, and exchanges, which only a transport that has them is asked
-/// for. Other functions of later minors have their defaults.
+/// Forwards the functions of version 5.0 of the ABI, and exchanges, for which only a transport that has them
+/// is asked. Other functions of later minors have their defaults.
 class ForwardingBackend : public Backend {
  public:
   explicit ForwardingBackend(std::unique_ptr<Backend> inner) : inner_(std::move(inner)) {}

@@ -1,5 +1,5 @@
-// Up to which instruction set weft's kernels go. Every choice between kernels of several sets asks here, so
-// that one variable decides it.
+// The last instruction set that weft's kernels use. Every choice between kernels of several sets asks here,
+// so that one variable decides it.
 #pragma once
 
 #include <optional>

@@ -1,4 +1,4 @@
-// Which limit a thread or a process that could not be made has met, where it is the cgroup's. Any thread.
+// The limit because of which a thread or a process could not be made, if it is the cgroup's. Any thread.
 #pragma once
 
 #include <string>

@@ -14,7 +14,7 @@ namespace weft {
 /// "a FIFO", "a folder" and so on, of a st_mode.
 std::string_view file_kind(unsigned mode) noexcept;
 
-/// A regular file open for reading, and its size; or no descriptor and why.
+/// A regular file open for reading, and its size; or no descriptor, and the reason.
 struct RegularFile {
   Descriptor fd{};
   std::int64_t bytes = 0;

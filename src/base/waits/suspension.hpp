@@ -1,5 +1,5 @@
 // How this process learns that it was suspended: stopped by a signal (Ctrl-Z, a scheduler), or in a container
-// that was paused. The system does not report it; but a wait that was to end at some time ends long after it.
+// that was paused. The system does not report it; but a timed wait then ends long after its time.
 //
 // So every wait of weft that a Deadline may end is cut into short waits, each inside a TimedWait. A
 // suspension counts once, however many threads notice it, and moves every Deadline (weft/base/clock.hpp).

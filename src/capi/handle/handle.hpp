@@ -20,7 +20,8 @@ bool retire(const char* function, HandleBase* handle, const char* what, const ch
 class HandleBase {
  public:
   const char* kind() const noexcept { return kind_; }
-  /// From now on it is its owner's, which gives it to the program to be used: retire() leaves it alone.
+  /// From now on the handle belongs to another handle, which lends it to the program: retire() leaves it
+  /// alone.
   void lend() noexcept { lent_ = true; }
 
  protected:
@@ -52,7 +53,7 @@ bool is_alive(const HandleBase* handle, const char* kind) noexcept;
 /// Throws bad_argument unless is_alive(). `what` is the argument's name in texts.
 void expect_alive(const char* function, const HandleBase* handle, const char* what, const char* kind);
 
-/// The whole of a function that destroys a handle: what is none that is alive is left alone.
+/// The whole of a function that destroys a handle: an address that is no living handle is left alone.
 template <class T>
 void destroy(const char* function, T* handle, const char* what) noexcept {
   static_assert(!std::is_polymorphic_v<T>);

@@ -12,7 +12,7 @@ namespace weft::capi {
 
 class HostChannel final : public ByteStreams {
  public:
-  /// Opens it. Throws what the host reports, for that group.
+  /// Opens it. Throws the host's report as an Error of that group.
   HostChannel(std::shared_ptr<const HostTransport> host, const GroupInit& b,
               const std::vector<std::int32_t>& transport_ranks);
   ~HostChannel() override;

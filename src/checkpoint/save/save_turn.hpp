@@ -29,8 +29,8 @@ class SaveTurn {
   SaveTurn& operator=(SaveTurn&& other) noexcept;
   ~SaveTurn();
 
-  /// Until those before this one have ended, at most `limit`. Throws timeout naming `what`, the caller, and
-  /// the directory.
+  /// Waits until the saves before this one have ended, at most `limit`. Throws timeout naming `what`, the
+  /// caller, and the directory.
   void wait(std::string_view what, Duration limit) const;
 
  private:

@@ -24,7 +24,7 @@ class PeerProcess {
   /// call.
   virtual bool alive() const noexcept = 0;
   enum class State { running, stopped, ended };
-  /// More than alive() sees, by a read of /proc (some 20 µs). A process that writes its core has ended, long
+  /// Sees more than alive(), by a read of /proc (some 20 µs). A process that writes its core has ended, long
   /// before its pidfd says so; alive() is false from then on.
   virtual State look() noexcept = 0;
   /// A segment as this process has mapped it: null and 0 bytes if it has not (yet).

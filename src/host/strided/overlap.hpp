@@ -12,10 +12,10 @@ namespace weft {
 /// The bytes from the first to behind the last element of a view; the same pointer twice where it has none.
 std::pair<const std::byte*, const std::byte*> span_of(const ConstTensorView& v) noexcept;
 
-/// Whether an element of `a` and one of `b` share a byte. Exact for any strides, so that interleaved views
-/// are apart: the difference of two addresses is a sum of strides times differences of indices, and the sums
-/// that can be 0 are searched, the largest stride first. Views whose strides are so entangled that a million
-/// steps do not decide count as sharing.
+/// Whether an element of `a` and one of `b` share a byte. The answer is exact for any strides, so that
+/// interleaved views count as separate. The difference of two addresses is a sum of strides times differences
+/// of indices; a search, the largest stride first, finds whether that sum can be 0. Views whose strides are
+/// so entangled that a million steps do not decide count as sharing.
 bool share_memory(const ConstTensorView& a, const ConstTensorView& b) noexcept;
 
 /// Whether two different elements of `v` share a byte (a stride of 0, for example). As exact.

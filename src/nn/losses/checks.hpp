@@ -9,7 +9,7 @@
 
 namespace weft::losses {
 
-/// Partial(sum) on axes that split what the loss is of: each rank has the part of the sum that its own
+/// Partial(sum) on axes that split the argument of the loss: each rank has the part of the sum that its own
 /// elements give.
 inline LayoutRef loss_layout(const LayoutRef& terms) {
   if (terms == nullptr) return nullptr;

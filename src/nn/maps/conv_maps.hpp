@@ -5,9 +5,9 @@
 // out, out height, out width), f32. A shape's padding is zeros; it may be negative, where a rank has a part
 // of the maps.
 //
-// The bits of an element of y and dx depend on what it is made of alone, not on the size of the maps or on
-// its place there: sums run over channels and kernel in the order of the matrix product, which in f32 is the
-// same for any number of columns (kernels/gemm/gemm.hpp).
+// The bits of an element of y or dx depend on the values that it is computed from alone, not on the size of
+// the maps or its place there: sums run over channels and kernel in the order of the matrix product, which in
+// f32 is the same for any number of columns (kernels/gemm/gemm.hpp).
 #pragma once
 
 #include <functional>

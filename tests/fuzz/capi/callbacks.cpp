@@ -122,7 +122,7 @@ bool may_leave(void* data, const char* name) {
   return mode == kGood;
 }
 
-// Reads, or writes where it gives, all of the tensor.
+// Reads all of the tensor, or writes it, if the callback is one that gives values.
 bool see(void* data, const char* name, const weft_buffer* whole) {
   const Mode mode = static_cast<CallbackState*>(data)->mode;
   if (name == nullptr) fail("see", "gets no name");

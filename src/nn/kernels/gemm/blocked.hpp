@@ -231,8 +231,8 @@ struct Blocked {
     }
   }
 
-  // So few products an element that c is nearly all that moves: it is written from end to end, past the
-  // caches where it is larger than they are.
+  // An element takes so few products that nearly all memory traffic is that of c, which is written from end
+  // to end, and around the caches if it is larger than they are.
   static constexpr std::int64_t kLargeBytes = std::int64_t{16} << 20;
 
   template <bool kStream>
