@@ -428,7 +428,7 @@ const std::map<std::string, void (*)(Job&)> kScenes = {
        j.come("told");
      }},
 
-    // Rank 1 waits for rank 2 in the making of a group; that one comes when the others have the error.
+    // Rank 1 makes a group and waits for rank 2, which comes only when the others have the error.
     {"makes a group",
      [](Job& j) {
        j.all_reduce();

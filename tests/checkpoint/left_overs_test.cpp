@@ -113,7 +113,7 @@ TEST(LeftOvers, AnOldStepThatKeepsItsNameStays) {
   EXPECT_TRUE(result.ok()) << test::to_string(result);
 }
 
-// A save that fails says how far it came, and it is true.
+// A save that fails reports how far it came, and the report is true.
 TEST(LeftOvers, AFailureSaysWhatIsThere) {
   const test::TemporaryFolder folder;
   const std::string at = folder.path().string();

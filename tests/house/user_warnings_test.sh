@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A build as a user configures it (nothing said, and the preset "install") has neither -Werror nor tests; a
-# developer's has both.
+# A user's build (with no options, or with the preset "install") has neither -Werror nor tests; a developer's
+# build has both.
 #
 #   user_warnings_test.sh SOURCE BUILD
 set -euo pipefail

@@ -16,8 +16,8 @@ namespace weft::test {
 ///   waits for it (Work::wait_on) runs. Before the result is written for the host, the call's stream does all
 ///   that it has been given: so what was given to it without a wait for the call reads NaNs.
 ///
-/// Not seen: a wait that was forgotten for a call that another wait of the same rank has found done before
-/// anything was given to the stream.
+/// One mistake is not detected: a forgotten wait for a call that another wait of the same rank has found
+/// done, before anything was given to the stream.
 BackendFactory late_collectives();
 
 }  // namespace weft::test

@@ -309,7 +309,7 @@ TEST(VocabularyParallel, AListOfAxesIsAsOneAxis) {
 
 class Forgotten : public ::testing::Test {
  protected:
-  // The errors of forward (and backward) of `module` under `plan` on each of two ranks.
+  // Expects that a pass of the module under `plan` throws this text on each of two ranks.
   static void expect_text(const std::function<std::unique_ptr<Module>()>& make, const Plan& plan,
                           const Placement& of_x, const std::string& expected) {
     test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {

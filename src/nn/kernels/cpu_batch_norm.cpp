@@ -161,9 +161,10 @@ void sum_rows_f64(KernelContext&, const double* x, float* y, std::int64_t rows, 
   }
 }
 
-// Group norm rounds the steps that the layer rounds where maps are cut in space (src/domain/group_norm.cpp):
-// the sums of each channel in f64, then those of each group, f32 statistics, and the ranges above. So both
-// give the same bits, but where sums of ranks in another order round to another f32.
+// Group norm rounds at the same steps as the layer for maps that are cut in space
+// (src/domain/group_norm.cpp): it makes the sums of each channel in f64, then those of each group, then
+// statistics in f32, over the ranges above. So both give the same bits, unless the ranks' sums, in another
+// order, round to another f32.
 void group_norm_forward(KernelContext& ctx, const float* x, const float* weight, const float* bias, float* y,
                         float* mean, float* inv_std, MapShape s, std::int64_t groups, float eps) {
   check_groups("group_norm_forward", s, groups);

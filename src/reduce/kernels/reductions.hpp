@@ -303,9 +303,9 @@ struct Reduction {
   }
 };
 
-// Averages of two integers in their own width: the bits that both have, and half of those that one has. That
-// is the floor; signed ones, which are raised to unsigned ones before, are one more where the average is
-// negative and no integer. Wraps: the unsigned twin.
+// The average of two integers in their own width: the bits that both have, plus half of those that only one
+// has. That is the floor of the average. Signed integers are raised to unsigned ones before; if their average
+// is negative and no integer, one is added. Wraps: the unsigned twin.
 template <class Number, class Wraps>
 struct AverageOfTwo : Reduction<Wraps, Kind::sum> {
   template <int W>

@@ -39,8 +39,8 @@ struct Blocked {
   using Vector = typename Set::Vector;
   static constexpr std::int64_t kLanes = Set::kLanes, kTileRows = Set::kTileRows,
                                 kTileColumns = Set::kTileVectors * kLanes;
-  // If a is one block, blocks of b are small, so that they are still in the second cache when they are
-  // used, beside the next one as it is stored.
+  // The size of blocks of b if a is a single block: so small that a packed block is still in the second
+  // cache when it is used, together with the next block in its stored form.
   static constexpr std::int64_t kFewColumns = 4 * kTileColumns;
 
   template <std::int64_t kWidth>
