@@ -67,9 +67,9 @@ RopePointers on_device(Compute& compute, const std::shared_ptr<const RopeTables>
   return {all.copies.back().cos.data_ptr<float>(), all.copies.back().sin.data_ptr<float>()};
 }
 
-// The tensors that attention keeps between its passes, in the order on the Frame; the gradients of q, k and
-// v, not written yet; and what came back through the projection behind it. softmax: (batch, heads, queries,
-// kSoftmaxTerms); mask: empty if there is none.
+// The tensors of a backward pass: dout, the gradient that came back through the projection behind attention;
+// those that the forward pass kept, in the order on the Frame; and the gradients of q, k and v, not written
+// yet. softmax: (batch, heads, queries, kSoftmaxTerms); mask: empty if there is none.
 struct HeadsBackward {
   Tensor dout, q, k, v, out, softmax, mask, dq, dk, dv;
 };

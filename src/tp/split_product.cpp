@@ -118,7 +118,7 @@ Shape check_sequence(const Checker& c, const DeviceMesh& axes, int dim, const ch
   return whole;
 }
 
-// The features of this rank among the `all` of y or dy, which `name` is.
+// Checks y or dy, as `name` says, and w; returns how many of its features are this rank's.
 std::int64_t check_features(const Checker& c, const DeviceMesh& axes, const ConstTensorView& w,
                             const char* name, const ConstTensorView& y) {
   c.check_rank(name, y.shape);

@@ -513,7 +513,8 @@ TEST(AgreementOfTraining, AHistoryMayBeTakenBack) {
   });
 }
 
-// The seeds differ, but then all write values of one origin, as load_checkpoint() does.
+// The seeds of the ranks differ, but then all ranks write values of the same origin, as load_checkpoint()
+// does.
 TEST(AgreementOfTraining, SeedsOfValuesThatWereReplacedDoNotCount) {
   test::run_ranks(test::Ranks::threads, 2, [](test::Rank& r) {
     test::ShardRun run(r, {{"dp", 2}}, {"dp"});

@@ -58,8 +58,8 @@ class Callback final : public ProgressEngine::Later {
   std::exception_ptr thrown_;
 };
 
-/// For those that have the ProcessGroup alone, before they begin a call that they wait for: throws
-/// bad_argument in a callback of that group, which may not wait for its calls.
+/// For code that has only the ProcessGroup, and is about to begin a call and wait for it: throws
+/// bad_argument in a callback of that group, which may not wait for calls of the group.
 void check_may_wait(const ProcessGroup& group);
 
 /// Which message a recv from any_source took, or wait_message found. Shared by the slot of the call and its

@@ -298,7 +298,8 @@ bool RemoteProcess::map_segment(std::uint32_t index, Deadline deadline) {
     file = std::move(answer.descriptor);
     bytes = answer.reply.bytes;
   }
-  // The data there can be copied; the program needs its own memory.
+  // If the limit leaves no room, the segment is not mapped: data there can be copied, and the program needs
+  // the addresses.
   const bool room = leaves_addresses(bytes);
   if (!room) errno = ENOMEM;
   SharedMapping mapping = room ? map(file.get(), bytes) : SharedMapping();

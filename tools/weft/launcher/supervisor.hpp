@@ -44,7 +44,7 @@ class Supervisor {
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
 
-  /// The job, until no process of it is left; its exit status (launcher.hpp).
+  /// Runs the job until no process of it is left; returns its exit status (launcher.hpp).
   int run();
 
  private:
