@@ -652,11 +652,45 @@ bool GroupState::drive_owned() noexcept {
 
 template <class After>
 bool GroupState::drive_and(const After& after) noexcept {
-  if (ring_.idle() || !try_own()) return false;
+  if (ring_.idle()) return false;
+  if (!try_own()) [[unlikely]] {
+    if (unowned_since_.load(std::memory_order_relaxed) == 0)
+      unowned_since_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
+    return false;
+  }
+  if (unowned_since_.load(std::memory_order_relaxed) != 0) [[unlikely]]
+    unowned_since_.store(0, std::memory_order_relaxed);
   const bool moved = drive_owned();
   after();
   disown();
   return moved;
+}
+
+// Whether another thread has owned the group for longer than a call may take: the kernel waits for a peer's page.
+bool GroupState::is_stuck(Duration deadline) noexcept {
+  const std::int64_t since = unowned_since_.load(std::memory_order_relaxed);
+  if (since == 0 || Clock::now() - Clock::time_point(Clock::duration(since)) < deadline + kStuckInFailure)
+    return false;
+  if (!try_own()) return true;
+  unowned_since_.store(0, std::memory_order_relaxed);
+  disown();
+  return false;
+}
+
+void GroupState::raise_stuck(const Ring::Slot& slot) {
+  const Op op = slot.op.op;
+  const std::uint64_t call = slot.op.call;
+  fail(
+      Failure{.code = ErrorCode::timeout,
+              .text = fmt::format(
+                  "{}: not finished within {}: all the time another thread of rank {} was in the middle of a "
+                  "step; if the kernel copies for it, and waits for memory of a peer, WEFT_SINGLE_COPY=off "
+                  "does without",
+                  name(op), shown_seconds(slot.deadline), member.rank),
+              .op = op,
+              .call = call,
+              .ranks = {member.rank}});
+  failure_.raise(op, call);
 }
 
 bool GroupState::drive() noexcept {
@@ -748,6 +782,8 @@ bool GroupState::poll(std::uint32_t slot, std::uint32_t ticket) {
     progress_.run_due();
     if (!work.finished()) {
       if (failed()) failure_.raise(ring_[slot].op.op, ring_[slot].op.call);
+      if (unowned_since_.load(std::memory_order_relaxed) != 0 && is_stuck(ring_[slot].deadline))
+        raise_stuck(ring_[slot]);
       // A peer may need this rank's part in a call of another group before it comes to this.
       if (!WEFT_MUTANT("asking_drives_one_group")) progress_.drive_all(this);
       if (!work.finished()) return false;
@@ -762,13 +798,21 @@ bool GroupState::poll(std::uint32_t slot, std::uint32_t ticket) {
   Taking work(*this, slot, ticket);
   if (!work.finished()) {
     context.check_fork("wait");
-    drive_until([&] { return work.finished() || work.failed(); },
+    bool stuck = false;
+    const auto over = [&] {
+      if (work.finished() || work.failed()) return true;
+      if (unowned_since_.load(std::memory_order_relaxed) != 0) [[unlikely]]
+        stuck = is_stuck(ring_[slot].deadline);
+      return stuck;
+    };
+    drive_until(over,
                 limit != nullptr                      ? Deadline::after(*limit)
                 : Interruptible::current() == nullptr ? Deadline::never()
                                                       : Deadline::after(kUnlessInterrupted),
                 [&] { work.take(); });
     if (!work.finished()) {
       if (failed()) failure_.raise(ring_[slot].op.op, ring_[slot].op.call);
+      if (stuck) raise_stuck(ring_[slot]);
       if (limit == nullptr) raise_interrupted(ring_[slot].op.op, ring_[slot].op.call);
       return false;
     }

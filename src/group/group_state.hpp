@@ -210,6 +210,8 @@ class GroupState final : public Driven, public BlockHolder {
   bool own_within(Duration limit) noexcept { return try_own() || contend(Deadline::after(limit), false); }
   void disown() noexcept { owned_.disown(); }
 
+  [[gnu::cold]] bool is_stuck(Duration deadline) noexcept;
+  [[noreturn, gnu::cold]] void raise_stuck(const Ring::Slot& slot);
   bool drive_owned() noexcept;  // polls what is in flight; true: something moved
   template <class After>
   bool drive_and(const After& after) noexcept;  // calls `after` while this thread still owns the group
@@ -260,6 +262,8 @@ class GroupState final : public Driven, public BlockHolder {
   // How long a wait without a limit lasts in a thread that an Interrupt may end: only that comes before.
   static constexpr Duration kUnlessInterrupted = std::chrono::hours(100 * 365 * 24);
   mutable OwnerFlag owned_;
+  std::atomic<std::int64_t> unowned_since_{
+      0};                   // when a thread that waits first found another one owning; 0: it owned
   bool handle_ = true;      // the owner's
   std::int64_t works_ = 0;  // handed out and not given back; the owner's
   // Handles and Works that were given back while the owner was stuck: the number of Works, and kHandle for

@@ -35,10 +35,30 @@ void ProgressEngine::remove(Driven* d) noexcept {
   driven_.erase(std::remove(driven_.begin(), driven_.end(), d), driven_.end());
 }
 
+// Whether this thread has the list. False: another one has had it for so long that the kernel must be waiting for a peer's page
+// in a step that it takes. Until it comes back nobody waits for it again.
+bool ProgressEngine::take_list(std::unique_lock<std::mutex>& lock) noexcept {
+  constexpr auto kPatience = std::chrono::milliseconds(100);
+  if (lock.try_lock()) [[likely]] {
+    if (stuck_.load(std::memory_order_relaxed)) stuck_.store(false, std::memory_order_relaxed);
+    return true;
+  }
+  if (stuck_.load(std::memory_order_relaxed)) return false;
+  for (const Deadline limit = Deadline::after(kPatience); !lock.try_lock();) {
+    if (limit.passed()) {
+      stuck_.store(true, std::memory_order_relaxed);
+      return false;
+    }
+    sched_yield();
+  }
+  return true;
+}
+
 bool ProgressEngine::drive_all(const Driven* but) noexcept {
   bool moved = false;
   {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_, std::defer_lock);
+    if (!take_list(lock)) return false;
     for (Driven* d : driven_)
       if (d != but) moved |= d->drive();
     if (++drives_ % kAnswerEvery == 0)
@@ -56,13 +76,21 @@ void ProgressEngine::answer() noexcept {
 }
 
 void ProgressEngine::watch_all() noexcept {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_, std::defer_lock);
+  if (!take_list(lock)) return;
   for (Driven* d : driven_) d->watch();
 }
 
-bool ProgressEngine::announce_sleep(bool asleep) noexcept {
-  const std::lock_guard lock(mutex_);
-  const bool first_or_last = asleep ? sleepers_++ == 0 : --sleepers_ == 0;
+bool ProgressEngine::announce_sleep(bool asleep, bool& announced) noexcept {
+  std::unique_lock lock(mutex_, std::defer_lock);
+  announced = take_list(lock);
+  if (!announced) {
+    if (!asleep) awake_.fetch_add(1, std::memory_order_relaxed);
+    return true;
+  }
+  const int before = sleepers_;
+  sleepers_ += (asleep ? 1 : -1) - awake_.exchange(0, std::memory_order_relaxed);
+  const bool first_or_last = (before == 0) != (sleepers_ == 0);
   bool silent = false;
   for (Driven* d : driven_) {
     silent |= !d->rings();

@@ -64,7 +64,8 @@ class ProgressEngine {
   void answer() noexcept;
   /// Counts the threads of this rank that sleep. Calls announce_sleep(true) on each group when the first one
   /// goes to sleep, announce_sleep(false) when the last one is awake. True: one of the groups does not ring.
-  bool announce_sleep(bool asleep) noexcept;
+  /// `announced`: false where a thread that is stuck in a step keeps it from that; then it naps.
+  bool announce_sleep(bool asleep, bool& announced) noexcept;
   /// Sleeps on the rank's doorbell until a peer rings or `limit` has passed. After the announcement
   /// everything is driven once more and `finished` asked: where either says yes it does not sleep. No wake-up
   /// is lost: a peer publishes its step first and looks for sleepers after, so either the last drive sees the
@@ -136,12 +137,14 @@ class ProgressEngine {
   template <class Awake>
   void sleep_unless(const Awake& awake, Duration limit, Duration waited) noexcept {
     const std::uint32_t seen = doorbell_.read();
-    const bool naps = announce_sleep(true);
+    bool announced = false, over = false;
+    const bool naps = announce_sleep(true, announced);
     if (!awake()) doorbell_.sleep(seen, naps ? std::min(limit, nap(waited)) : limit);
-    announce_sleep(false);
+    if (announced) announce_sleep(false, over);
     log_.flush();
     run_due();
   }
+  bool take_list(std::unique_lock<std::mutex>& lock) noexcept;
   void watch_all() noexcept;
   void help() noexcept;
   bool has_to_help() const noexcept {
@@ -157,7 +160,9 @@ class ProgressEngine {
   }
   std::mutex mutex_;
   std::vector<Driven*> driven_;
-  int sleepers_ = 0;  // threads of this rank that sleep
+  int sleepers_ = 0;                // threads of this rank that sleep
+  std::atomic<int> awake_{0};       // of those counted, some that no longer do: they could not say so
+  std::atomic<bool> stuck_{false};  // a thread has the list for too long
   unsigned drives_ = 0;
   Doorbell doorbell_;
   Logger& log_;

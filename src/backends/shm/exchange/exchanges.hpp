@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -13,7 +14,6 @@
 #include "backends/shm/pair_memory.hpp"
 #include "backends/shm/single_copy.hpp"
 #include "weft/backends/backend.hpp"
-#include "weft/base/tensor.hpp"
 
 namespace weft::shm {
 
@@ -53,6 +53,24 @@ struct RingEnd {
       boxes_ids{};  ///< sender: what the slots' texts and boxes are of
 };
 
+/// Memory that begins at a cache line. (No Tensor: a group whose thread is stuck ends after its Context.)
+class Room {
+ public:
+  /// `bytes` of any content, where it is empty. Throws bad_alloc.
+  void make(std::int64_t bytes) {
+    if (!memory_) memory_.reset(new (std::align_val_t(kLine)) std::byte[static_cast<std::size_t>(bytes)]);
+  }
+  std::byte* data() const noexcept { return memory_.get(); }
+
+ private:
+  struct Free {
+    void operator()(std::byte* memory) const noexcept {
+      ::operator delete[](memory, std::align_val_t(kLine));
+    }
+  };
+  std::unique_ptr<std::byte[], Free> memory_;
+};
+
 /// An exchange in flight.
 struct Flight {
   enum class Phase : std::uint8_t { queued, moving, awaiting, there, done };
@@ -87,8 +105,8 @@ struct Flight {
   std::vector<In> ins;
   std::size_t left = 0, there = 0;
   bool added = false;
-  int looks = 0;      // left of those that are made without a pause
-  Tensor came, sums;  // kind add, and what the kernel reads for short runs; kept for the next
+  int looks = 0;    // left of those that are made without a pause
+  Room came, sums;  // kind add, and what the kernel reads for short runs; kept for the next
 };
 
 class Exchanges {
@@ -174,7 +192,7 @@ class Exchanges {
   bool copy_in_place(Flight& f, In& in, Traffic& t, const Slot& slot);
   bool read(Flight& f, In& in, Traffic& t, const Slot& slot);
   void unpack(const Flight& f, In& in, const Traffic& t, const Slot& slot) const;
-  void make_room(Flight& f) const;
+  static void make_room(Flight& f);
   void find_joint(const Flight& f, const Slot& slot, Traffic& t) const;
   const std::byte* place_of(const Slot& slot, const Traffic& t, std::size_t field) const;
   void enter(const Flight& f) const;

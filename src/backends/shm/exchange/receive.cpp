@@ -250,9 +250,7 @@ bool Exchanges::copy_in_place(Flight& f, In& in, Traffic& t, const Slot& slot) {
 }
 
 // Memory for what all ranks send, packed.
-void Exchanges::make_room(Flight& f) const {
-  if (!f.came) f.came = Tensor(group_.context, Dims::line(f.planned.came_bytes), DType::u8);
-}
+void Exchanges::make_room(Flight& f) { f.came.make(f.planned.came_bytes); }
 
 // What the kernel copies: in one go for each field, to its place, or to packed bytes where sums are made of them or runs are
 // short here. False: there is more of it, and first a look at what else there is.
@@ -346,8 +344,8 @@ void Exchanges::add_from(Flight& f, std::size_t i) {
   In& in = f.ins[i];
   Traffic& t = f.planned.from[i];
   const ExchangeProgram& program = f.planned.program;
-  std::byte* const sums = f.sums ? f.sums.data() : nullptr;
-  if (!in.held) return program.add_packed(i, f.came ? f.came.data() + in.at : nullptr, f.fields, sums);
+  std::byte* const sums = f.sums.data();
+  if (!in.held) return program.add_packed(i, f.came.data() + in.at, f.fields, sums);
   RingEnd& end = *in.end;
   const Slot& slot = end.ring->slots[end.next % kExchangeSlots];
   if (in.holds == Holds::packed) {
@@ -366,9 +364,8 @@ void Exchanges::add_from(Flight& f, std::size_t i) {
 
 void Exchanges::add_all(Flight& f) {
   const ExchangeProgram& program = f.planned.program;
-  if (program.sums_bytes > 0 && !f.sums)
-    f.sums = Tensor(group_.context, Dims::line(program.sums_bytes), DType::u8);
-  program.add_all(f.fields, f.sums ? f.sums.data() : nullptr, [&](std::size_t i) {
+  if (program.sums_bytes > 0) f.sums.make(program.sums_bytes);
+  program.add_all(f.fields, f.sums.data(), [&](std::size_t i) {
     add_from(f, i);
     end_of(f, f.ins[i]);
   });
