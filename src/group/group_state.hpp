@@ -150,12 +150,12 @@ class GroupState final : public Driven, public BlockHolder {
   /// they live. True: the group has failed.
   bool look_after() noexcept;
   void fail(const Failure& why) noexcept;
-  /// The same for something in flight that was dropped, which warns as a Work does.
+  /// The same for another object in flight that was dropped: it warns as a Work does.
   void fail_dropped(const Failure& why) noexcept;
   /// Whether this rank knows that the group has failed.
   bool failed() const noexcept { return failure_.happened(); }
-  /// For a thread that waits for ranks elsewhere than in a call, in the Store say: while the result lives,
-  /// its waits answer the peers of all groups of this rank, which may ask who is there.
+  /// For a thread that waits for ranks elsewhere than in a call (in the Store, for example): while the
+  /// result lives, its waits answer the roll-calls of peers in all groups of this rank.
   CalledInWaits answering() const {
     return CalledInWaits([this] { progress_.answer(); });
   }

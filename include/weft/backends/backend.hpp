@@ -43,7 +43,8 @@ struct FailureGuarantees {
 };
 
 /// Composed collectives send messages with tags from -kComposedTags to -1, which a user's message never has.
-/// Their all_to_all_v has such a tag, too: a transport that compares calls compares it.
+/// The all_to_all_v of a composed collective has such a tag, too, and a transport that compares calls
+/// compares it.
 inline constexpr int kComposedTags = 1 << 15;
 
 using OpSet = std::uint32_t;  ///< bit per Op

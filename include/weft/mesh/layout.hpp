@@ -70,8 +70,8 @@ class Layout : public LayoutSpec, public std::enable_shared_from_this<Layout> {
 
   const Placement& on(std::string_view axis) const;
   /// `axes`: a sub-mesh of one or more axes of the same root, all with the same placement. Throws layout for
-  /// another root's, and where the axes differ: `layout: Shard(0) on dp and Replicate on tp; expected one
-  /// placement on dp,tp`.
+  /// axes of another root, and for axes with different placements: `layout: Shard(0) on dp and Replicate on
+  /// tp; expected one placement on dp,tp`.
   const Placement& on(const DeviceMesh& axes) const;
   bool replicated() const noexcept;  ///< on all axes
   bool partial() const noexcept;     ///< on any axis

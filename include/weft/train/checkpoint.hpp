@@ -35,7 +35,7 @@ void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& m
                      const SaveOptions& options = {});
 
 /// The same in the background, as AsyncCheckpoint::save() does: the call returns when copies are made, and
-/// false if it was refused. `saves` is of the mesh of the model.
+/// false if it was refused. `saves` was made for the mesh of the model.
 bool start_save(AsyncCheckpoint& saves, const std::filesystem::path& directory, std::int64_t step,
                 std::span<Parameter* const> parameters, const TrainingState& state,
                 const CheckpointExtra& extra = {}, const SaveOptions& options = {});
