@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/errors/caught.hpp"
+#include "group/group_state.hpp"
 #include "mesh/replicas/same_list.hpp"
 #include "weft/base/error.hpp"
 
@@ -111,7 +112,7 @@ void agree(ProcessGroup* group, std::string_view what, std::string_view conseque
 
 void fail_interrupted(ProcessGroup* group, std::string_view what, std::string_view consequence) {
   if (group == nullptr) return;
-  group->fail(Failure{
+  detail::Access::state(*group).fail(Failure{
       .code = ErrorCode::aborted,
       .text = fmt::format("{}: rank {} was interrupted while it saved; {}", what, group->rank(), consequence),
       .ranks = {group->rank()}});

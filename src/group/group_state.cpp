@@ -555,6 +555,7 @@ Work GroupState::start_exchange(detail::PreparedExchange& p, std::span<const Exc
 bool GroupState::exchanges_touch(const void* block, std::size_t bytes) const noexcept {
   const auto* const begin = static_cast<const std::byte*>(block);
   bool touched = false;
+  if (WEFT_MUTANT("exchanges_hold_nothing")) return false;
   ring_.each([&](const Ring::Slot& slot) {
     touched |=
         slot.op.op == Op::exchange && slot.exchanged->touches(slot.fields.data(), begin, begin + bytes);
@@ -666,7 +667,8 @@ bool GroupState::drive_and(const After& after) noexcept {
   return moved;
 }
 
-// Whether another thread has owned the group for longer than a call may take: the kernel waits for a peer's page.
+// Whether another thread has owned the group for longer than a call may take: the kernel waits for a peer's
+// page.
 bool GroupState::is_stuck(Duration deadline) noexcept {
   const std::int64_t since = unowned_since_.load(std::memory_order_relaxed);
   if (since == 0 || Clock::now() - Clock::time_point(Clock::duration(since)) < deadline + kStuckInFailure)
@@ -784,6 +786,8 @@ bool GroupState::poll(std::uint32_t slot, std::uint32_t ticket) {
       if (failed()) failure_.raise(ring_[slot].op.op, ring_[slot].op.call);
       if (unowned_since_.load(std::memory_order_relaxed) != 0 && is_stuck(ring_[slot].deadline))
         raise_stuck(ring_[slot]);
+      if (WEFT_MUTANT("interrupt_ends_done") && interrupted())
+        raise_interrupted(ring_[slot].op.op, ring_[slot].op.call);
       // A peer may need this rank's part in a call of another group before it comes to this.
       if (!WEFT_MUTANT("asking_drives_one_group")) progress_.drive_all(this);
       if (!work.finished()) return false;
@@ -911,6 +915,13 @@ bool GroupState::quiesce(Duration limit) noexcept { return failure_.quiesce(limi
 void GroupState::announce_sleep(bool asleep) noexcept {
   asleep_.fetch_add(asleep ? 1 : -1, std::memory_order_seq_cst);
   backend_->announce_sleep(asleep);
+}
+
+// Nobody submits or polls.
+bool GroupState::stand_still() noexcept { return WEFT_MUTANT("group_goes_on") || try_own(); }
+
+void GroupState::go_on() noexcept {
+  if (!WEFT_MUTANT("group_goes_on")) disown();
 }
 
 bool GroupState::holds(const void* block, std::size_t bytes) const noexcept {

@@ -111,8 +111,8 @@ class GroupState final : public Driven, public BlockHolder {
   void watch() noexcept override;
   // BlockHolder
   bool holds(const void* block, std::size_t bytes) const noexcept override;
-  bool stand_still() noexcept override { return try_own(); }  // nobody submits or polls
-  void go_on() noexcept override { disown(); }
+  bool stand_still() noexcept override;
+  void go_on() noexcept override;
   bool uses(const void* block, std::size_t bytes) const noexcept override {
     return !failed() && (ring_.is_exposed(block, bytes) || exchanges_touch(block, bytes));
   }
@@ -287,5 +287,17 @@ class GroupState final : public Driven, public BlockHolder {
                                            "group \"" + member.name + "\""};  // guarded by mutex_
   GroupFailure failure_;
 };
+
+namespace detail {
+
+/// A door for weft's own layers; programs have no use for it.
+class Access {
+ public:
+  /// The group itself, whose address stays the same when its handle moves. Throws bad_argument, naming
+  /// `call`, if the handle is empty.
+  static GroupState& state(const ProcessGroup& group, const char* call = "state");
+};
+
+}  // namespace detail
 
 }  // namespace weft

@@ -342,13 +342,11 @@ bool ProcessGroup::quiesce(Duration limit) {
   return state_->quiesce(limit);
 }
 
-const std::shared_ptr<UserNumbers>& ProcessGroup::users() const { return given(state_, "users").users; }
-GroupState& ProcessGroup::state() const { return given(state_, "state"); }
+GroupState& detail::Access::state(const ProcessGroup& group, const char* call) {
+  return given(group.state_, call);
+}
 
 bool ProcessGroup::failed() const noexcept { return state_ != nullptr && state_->failed(); }
-void ProcessGroup::fail(const Failure& why) noexcept {
-  if (state_ != nullptr) state_->fail(why);
-}
 
 std::string ProcessGroup::trace_json() const { return to_json(given(state_, "trace_json").trace()); }
 

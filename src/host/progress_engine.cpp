@@ -35,8 +35,8 @@ void ProgressEngine::remove(Driven* d) noexcept {
   driven_.erase(std::remove(driven_.begin(), driven_.end(), d), driven_.end());
 }
 
-// Whether this thread has the list. False: another one has had it for so long that the kernel must be waiting for a peer's page
-// in a step that it takes. Until it comes back nobody waits for it again.
+// Whether this thread has the list. False: another thread has had it for so long that the kernel must be
+// waiting for a peer's page in a step of that thread. Until it comes back, nobody waits for it again.
 bool ProgressEngine::take_list(std::unique_lock<std::mutex>& lock) noexcept {
   constexpr auto kPatience = std::chrono::milliseconds(100);
   if (lock.try_lock()) [[likely]] {

@@ -22,7 +22,9 @@ struct MeshCount {
   std::atomic<int> value{0};
 };
 int next_number(const ProcessGroup& group) {
-  return group.users()->kept<MeshCount>([] { return std::make_shared<MeshCount>(); })->value++;
+  return detail::Access::state(group)
+      .users->kept<MeshCount>([] { return std::make_shared<MeshCount>(); })
+      ->value++;
 }
 
 }  // namespace
@@ -30,7 +32,7 @@ int next_number(const ProcessGroup& group) {
 MeshState::MeshState(Context& context, ProcessGroup* group, MeshShape shape, int rank)
     : context_(context),
       root_(group),
-      root_users_(group == nullptr ? nullptr : group->users()),
+      root_users_(group == nullptr ? nullptr : detail::Access::state(*group).users),
       root_handles_gone_(root_users_ == nullptr ? 0 : root_users_->handles_gone()),
       shape_(std::move(shape)),
       rank_(rank),
@@ -40,7 +42,7 @@ MeshState::MeshState(ProcessGroup&& group, const MeshShape& shape)
     : context_(group.context()),
       owned_(std::move(group)),
       root_(&owned_),
-      root_users_(owned_.users()),
+      root_users_(detail::Access::state(owned_).users),
       root_handles_gone_(root_users_->handles_gone()),
       shape_(shape.fit(owned_.size())),
       rank_(owned_.rank()),
@@ -137,7 +139,7 @@ MeshState::LazyGroup& MeshState::lazy_along(const std::vector<int>& longer) {
 // in it or while they make a group of it, get the error.
 void MeshState::expect_same_mesh() {
   if (root_->size() == 1 || root_->failed() || WEFT_MUTANT("meshes_unseen")) return;
-  const GroupState& group = root_->state();
+  const GroupState& group = detail::Access::state(*root_);
   const CalledInWaits answers = group.answering();
   const std::string own = fmt::format("{} {}", rank_, to_string(shape_));
   const std::string first = group.member.store->compare_set(group.key(fmt::format("mesh{}", number_)), "",
@@ -151,7 +153,7 @@ void MeshState::expect_same_mesh() {
                           "expected the same on all ranks",
                           other, first.substr(space), root_->name(), rank_, to_string(shape_), number_),
       .ranks = {std::min(other, rank_), std::max(other, rank_)}};
-  root_->fail(why);
+  detail::Access::state(*root_).fail(why);
   throw Error(std::move(why));
 }
 
@@ -176,7 +178,8 @@ ProcessGroup& MeshState::group_along(const std::vector<int>& axes) {
 
 std::shared_ptr<UserNumbers> MeshState::users_along(const std::vector<int>& axes) {
   const std::vector<int> several = longer(axes);
-  return is_root_group(ranks_along(several)) ? root().users() : lazy_along(several).users;
+  return is_root_group(ranks_along(several)) ? detail::Access::state(root()).users
+                                             : lazy_along(several).users;
 }
 
 }  // namespace weft

@@ -199,7 +199,7 @@ INSTANTIATE_TEST_SUITE_P(
         Mutant{"any_tag", "--programs 300 --patience 2", "FAILED: program"},
         Mutant{"leaked_descriptor", "--programs 20", "descriptors open after its Context is gone"},
         // Windows, and memory that moves under them: of another group here.
-        Mutant{"windows_hold_nothing",
+        Mutant{"exchanges_hold_nothing",
                "--steps window --kinds stop,stop_resume --points in_chunk --programs 60 --ranks 3,4,5",
                "whose memory is in the same block: window"},
         Mutant{"interrupt_ends_done", "--steps window --kinds interrupt --programs 100",
@@ -234,18 +234,15 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     Slow, Mutants,
     testing::Values(
-        Mutant{"windows_go_on",
+        Mutant{"group_goes_on",
                "--steps window --kinds stop,stop_resume --points in_chunk --programs 60 --ranks 3,4,5",
                "whose memory is in the same block: window"},
-        Mutant{"moved_unrevoked",
+        Mutant{"read_after_failure",
                "--steps window --kinds stop,stop_resume --points in_chunk --programs 150 --ranks 4",
                ": window, field "},
-        Mutant{"windows_wait_unseen",
+        Mutant{"exchanges_wait_unseen",
                "--steps window --kinds stop,late --points before_post --programs 100 --ranks 4",
-               "which waited itself"},
-        Mutant{"windows_wait_anew",
-               "--steps window --kinds late --points before_post --programs 100 --ranks 4,5",
-               "the error says less than it waited"}),
+               "which waited itself"}),
     [](const auto& m) { return std::string(m.param.name); });
 
 TEST(Mutants, NoneIsNotFound) {

@@ -368,16 +368,11 @@ class ProcessGroup {
   /// The same for chrome://tracing and Perfetto.
   std::string trace_chrome() const;
 
-  // For weft's own layers, some of which exchange data without calls of the group: the numbers and objects
-  // that they keep with the group; whether this rank knows that the group has failed; a way to fail it for
-  // all ranks, as a call of this group would; and the group itself, whose address stays the same when the
-  // handle moves.
-  const std::shared_ptr<UserNumbers>& users() const;
-  GroupState& state() const;
+  /// Whether this rank knows that the group has failed, or is empty. Any thread; does not look for news.
   bool failed() const noexcept;
-  void fail(const Failure& why) noexcept;
 
  private:
+  friend class detail::Access;
   explicit ProcessGroup(GroupState* state) : state_(state) {}
   GroupState* state_ = nullptr;  // counted
 };

@@ -19,6 +19,7 @@ class GroupState;
 class Work;
 
 namespace detail {
+class Access;  // of weft's own layers
 
 /// The callbacks that Work::then() got.
 class WorkCallback {

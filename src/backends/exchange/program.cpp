@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/hash.hpp"
+#include "base/mutant.hpp"
 #include "reduce/strided_sums.hpp"
 
 namespace weft {
@@ -224,9 +225,11 @@ void ExchangeProgram::add_all(const ExchangeField* memory, std::byte* sums_memor
   for (const Widened& w : widened)
     widen_to(w.widen, fields[w.field], out_of(memory[w.field]) + w.in_field, sums_memory + w.in_sums);
   const auto add_own = [&] {
-    for (const Own& o : own)
+    for (const Own& o : own) {
       add_to(o.loops, fields[o.field], in_of(memory[o.field]) + o.from,
              sums_of(o.field, memory, sums_memory) + o.to);
+      if (WEFT_MUTANT("adjoint_first_box")) break;
+    }
   };
   bool added = false;
   for (std::size_t i = 0; i < receives.size(); ++i) {

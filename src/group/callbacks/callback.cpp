@@ -212,7 +212,7 @@ void GroupState::check_may_wait() const {
 
 void check_may_wait(const ProcessGroup& group) {
   for (const Running* r = innermost; r != nullptr; r = r->outer)
-    if (r->users == &group.users())
+    if (r->users == &detail::Access::state(group).users)
       refuse_wait(fmt::format(" [group \"{}\", rank {}]", group.name(), group.rank()));
 }
 

@@ -47,7 +47,7 @@ bool PreparedExchange::touches(const ExchangeField* fields, const std::byte* beg
 }
 
 PersistentExchange PreparedExchange::make_sound(ProcessGroup& group, const ExchangePlan& plan) {
-  return PersistentExchange(group.state().prepare_exchange(plan, true));
+  return PersistentExchange(Access::state(group).prepare_exchange(plan, true));
 }
 
 }  // namespace detail

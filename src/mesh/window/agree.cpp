@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "base/hash.hpp"
+#include "group/group_state.hpp"
 #include "mesh/axis_ranks.hpp"
 #include "mesh/replicas/same_list.hpp"
 #include "mesh/window/segments.hpp"
@@ -152,7 +153,8 @@ void agree(const Window::Plan& plan, const std::vector<Form>& forms, Device devi
     gather_with_list(plan.name, plan.axes, digest, {}, list);
   } catch (const Error& e) {
     if (e.code() == ErrorCode::mismatch && !plan.group->failed())
-      plan.group->fail({.code = e.code(), .text = e.what(), .ranks = {e.ranks().begin(), e.ranks().end()}});
+      detail::Access::state(*plan.group)
+          .fail({.code = e.code(), .text = e.what(), .ranks = {e.ranks().begin(), e.ranks().end()}});
     throw;
   }
 }

@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include "base/mutant.hpp"
 #include "group/group_state.hpp"
 #include "group/persistent/prepared_exchange.hpp"
 #include "host/strided/overlap.hpp"
@@ -102,7 +101,6 @@ void Exchange::add(const Program::Step& step, const std::byte* from) const {
 void Exchange::add_own() const {
   for (const Program::Step& step : program_->own) {
     add(step, pair(step).window);
-    if (WEFT_MUTANT("adjoint_first_box")) break;
   }
 }
 
@@ -193,7 +191,7 @@ class InGroup final : public WindowTransfer::Steps, private windows::Exchange {
       if (!program_->exchange)
         program_->exchange = detail::PreparedExchange::make_sound(*plan_->group, program_->plan);
       work_ = program_->exchange.start(fields.memory(), {.stream = stream_});
-      group_ = &plan_->group->state();
+      group_ = &detail::Access::state(*plan_->group);
     } else if (program_->adjoint) {
       add_own();
       round_sums();
