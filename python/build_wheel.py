@@ -21,7 +21,7 @@ import platform_tag  # noqa: E402  # pylint: disable=wrong-import-position
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
 PROJECT = (HERE / "pyproject.toml").read_text(encoding="utf-8")
-VERSION = re.search(r'^version = "(.*)"$', PROJECT, re.M)[1]
+VERSION = ".".join(re.findall(r"^#define WEFT_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)$", (ROOT / "include/weft/c/version.h").read_text(encoding="utf-8"), re.M))
 # Libraries of the system, of its compiler, or of an MPI: never carried.
 OF_THE_HOST = re.compile(r"^(ld-linux.*|lib(c|m|dl|rt|pthread|util|resolv|gcc_s|stdc\+\+|mpi|mpich|open-pal|open-rte|hwloc|ucp|ucs|uct|ucm|event.*|numa|udev|z"
                          r"|weft))\.so.*$")

@@ -4,7 +4,8 @@ installed libraries are linked by.
 
     exported_symbols.py --check BUILD     compares the lists with the public headers and with the libraries of a build
     exported_symbols.py --write BUILD     writes the lists so
-    exported_symbols.py --against-tag     fails where a symbol of the last release is gone and the soname is still the same
+    exported_symbols.py --against-release fails where a symbol of the last release is gone and the soname is still the same
+    exported_symbols.py --release         writes src/released/<library>.exports, the lists of a release, from today's
     exported_symbols.py --self-test
 
 A list has two parts. [public]: what public headers declare and the library defines (clang says what is
@@ -18,7 +19,6 @@ import collections
 import contextlib
 import io
 import json
-import os
 import pathlib
 import re
 import shutil
@@ -261,64 +261,67 @@ def gone(name, old, new):
     if not lost or old["soname"] != new["soname"]:
         return []
     return [f"src/{name}.exports: symbols of the last release are gone, and the soname is still {new['soname']}. Keep them, or raise the "
-            "version in CMakeLists.txt (docs/versioning.md)"] + told("gone", lost, demangle(lost))
+            "version in include/weft/c/version.h (docs/versioning.md)"] + told("gone", lost, demangle(lost))
 
 
-def against_tag(root=ROOT):
-    try:
-        git = ["git", "-C", str(root)]
-        tag = run(*git, "describe", "--tags", "--abbrev=0", "--match", "v[0-9]*", stderr=subprocess.DEVNULL).strip()
-    except (subprocess.CalledProcessError, FileNotFoundError):
-        print("skipped: no release is tagged (v0.1.0 and the like), or git is not there: nothing to compare with")
-        return 0
-    lines = []
+def released_list(name, root=ROOT):
+    return root / "src/released" / f"{name}.exports"
+
+
+def version(root=ROOT):
+    return ".".join(re.findall(r"^#define WEFT_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)$", (root / "include/weft/c/version.h").read_text(encoding="utf-8"), re.M))
+
+
+def release(root=ROOT):
     for name in LIBRARIES:
-        shown = subprocess.run([*git, "show", f"{tag}:src/{name}.exports"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
-        if shown.returncode == 0:
-            lines += gone(name, read_list(shown.stdout), read_list(list_of(name, root).read_text(encoding="utf-8")))
-    print("\n".join(lines) or f"every symbol of {tag} is still there, or the soname is another")
+        if list_of(name, root).exists():
+            parts = read_list(list_of(name, root).read_text(encoding="utf-8"))
+            head = f"# What weft {version(root)} promised to programs that were linked to it. Made by tools/exported_symbols.py --release.\n"
+            released_list(name, root).parent.mkdir(exist_ok=True)
+            released_list(name, root).write_text(head + f"soname {parts['soname']}\n[public]\n" + "".join(f"{n}\n" for n in sorted(parts["public"])),
+                                                 encoding="utf-8")
+
+
+def against_release(root=ROOT):
+    lines, last = [], None
+    for name in LIBRARIES:
+        if released_list(name, root).exists():
+            text = released_list(name, root).read_text(encoding="utf-8")
+            last = re.match(r"# What weft (\S+)", text)[1]
+            lines += gone(name, read_list(text), read_list(list_of(name, root).read_text(encoding="utf-8")))
+    if last is None:
+        lines.append("src/released has no list; expected that of the last release (docs/versioning.md)")
+    print("\n".join(lines) or f"every symbol of {last} is still there, or the soname is another")
     return 1 if lines else 0
 
 
-def self_test_of_tags(one):
-    """--against-tag in a repository of its own, whose list is `one` when v0.1.0 and v0.2.0 are tagged."""
-    if shutil.which("git") is None:
-        print("--against-tag: not tested, git is not installed")
-        return
+def self_test_of_releases(one):
+    """--release and --against-release in a tree of its own."""
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
         (root / "src").mkdir()
-        plain_git = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+        (root / "include/weft/c").mkdir(parents=True)
+        (root / "include/weft/c/version.h").write_text(
+            "#define WEFT_VERSION_MAJOR 0\n#define WEFT_VERSION_MINOR 3\n#define WEFT_VERSION_PATCH 1\n", encoding="utf-8")
 
-        def git(*words):
-            run("git", "-C", folder, "-c", "user.name=test", "-c", "user.email=test@localhost", *words, env=plain_git, stderr=subprocess.DEVNULL)
-
-        def commit(lists, tag):
+        def write_lists(lists):
             for name, parts in lists.items():
                 list_of(name, root).write_text(write_list(parts), encoding="utf-8")
-            git("add", "-A")
-            git("commit", "--allow-empty", "-m", tag)
-            git("tag", tag)
 
         def compared(lists):
-            for name, parts in lists.items():
-                list_of(name, root).write_text(write_list(parts), encoding="utf-8")
+            write_lists(lists)
             words = io.StringIO()
             with contextlib.redirect_stdout(words):
-                status = against_tag(root)
+                status = against_release(root)
             return status, words.getvalue()
 
-        more = {**one, "public": one["public"] | {"_ZN4weft1dEv"}}
         fewer = {**one, "public": one["public"] - {"_ZN4weft1bEv"}}
-        git("init", "-q")
-        commit({"weft": fewer}, "nightly")
-        assert compared({"weft": fewer}) == (0, "skipped: no release is tagged (v0.1.0 and the like), or git is not there: nothing to compare with\n")
-        commit({"weft": more}, "v0.1.0")
-        commit({"weft": one}, "v0.2.0")
-        # The newest counts.
-        assert compared({"weft": one}) == (0, "every symbol of v0.2.0 is still there, or the soname is another\n")
+        assert compared({"weft": one}) == (1, "src/released has no list; expected that of the last release (docs/versioning.md)\n")
+        write_lists({"weft": one})
+        release(root)
+        assert compared({"weft": one}) == (0, "every symbol of 0.3.1 is still there, or the soname is another\n")
         status, words = compared({"weft": fewer})
-        assert status == 1 and "the soname is still libweft.so.1" in words and "gone: weft::b()" in words and "weft::d()" not in words, words
+        assert status == 1 and "the soname is still libweft.so.1" in words and "gone: weft::b()" in words, words
         assert compared({"weft": {**fewer, "soname": "libweft.so.2"}})[0] == 0
         assert compared({"weft": one, "weft_train": one})[0] == 0  # a library that the release did not have
         assert compared({"weft": {**one, "own": set()}})[0] == 0   # weft's own symbols are promised to nobody
@@ -335,7 +338,7 @@ def self_test():
     lines = compare("weft", fewer, one, fewer["public"] | {"_ZN4weft1cEv", "_ZN3fmt1xEv"})
     assert COMMAND in lines[0] and any("not in the list: weft::b()" in line for line in lines), lines
     assert any("exported, not in the list: fmt::x()" in line for line in lines), lines
-    self_test_of_tags(one)
+    self_test_of_releases(one)
     assert plain("_ZN4weft5ErrorC2ERKS0_") == plain("_ZN4weft5ErrorC1ERKS0_") and plain("_ZThn16_N4weft1A1fEv") == "_ZN4weft1A1fEv"
     if clang() is None:
         print("skipped: clang is not installed, which reads the public headers")
@@ -376,13 +379,17 @@ def main():
     what = arguments.add_mutually_exclusive_group(required=True)
     what.add_argument("--check", type=pathlib.Path, metavar="BUILD")
     what.add_argument("--write", type=pathlib.Path, metavar="BUILD")
-    what.add_argument("--against-tag", action="store_true")
+    what.add_argument("--against-release", action="store_true")
+    what.add_argument("--release", action="store_true")
     what.add_argument("--self-test", action="store_true")
     a = arguments.parse_args()
     if a.self_test:
         return self_test()
-    if a.against_tag:
-        return against_tag()
+    if a.against_release:
+        return against_release()
+    if a.release:
+        release()
+        return 0
     return check(a.check) if a.check else write(a.write)
 
 

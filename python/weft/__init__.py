@@ -20,9 +20,11 @@ from .group import ANY_SOURCE, Batch, Group, Message, Persistent, Reduction
 from .meshes.layout import Layout, check_replicas, partial, redistribute, replicate, shard
 from .meshes.mesh import Mesh
 from .meshes.shards import FlatShards
-from .store import Store, StoreServer, new_secret, secret_from_env
+from .store import Store, new_secret, secret_from_env
+from .store_server import StoreServer
 from .meshes.transfers import Exchange, Transfer
-from .transport import Traits, Transport
+from .traits import Traits
+from .transport import Transport
 from .meshes.windows import Halo, Window, pole
 from .work import Work, wait_all
 

@@ -8,9 +8,9 @@ import os
 import weakref
 
 from . import _api, arrays, dtypes, errors
+from ._arguments import text
 from ._handle import Handle, blocking
 from ._library import lib
-from .context import text
 from .meshes.layout import tensors
 from .meshes.mesh import Mesh
 

@@ -2,31 +2,16 @@
 import ctypes
 
 from . import _api, arrays, dtypes, errors
+from ._arguments import choice, text
 from ._handle import Handle, Made, blocking
 from ._library import lib
+from .group import Group
+from .store import Store
+from .traits import read_traits
+from .transport import group_over
 
 LEVELS = {"error": _api.LOG_ERROR, "warning": _api.LOG_WARNING, "info": _api.LOG_INFO, "debug": _api.LOG_DEBUG}
 PROGRESS = {"caller": _api.PROGRESS_CALLER, "thread": _api.PROGRESS_THREAD}
-
-
-def choice(value, choices, name):
-    """The number of a word."""
-    try:
-        return choices[value]
-    except (KeyError, TypeError):
-        raise errors.BadArgumentError(f"{name} is {value!r}; expected one of {', '.join(map(repr, choices))}") from None
-
-
-def text(value, name):
-    """A string as C takes it; None stays."""
-    if value is None:
-        return None
-    if not isinstance(value, str) or "\0" in value:
-        raise errors.BadArgumentError(f"{name} is {value!r}; expected a string without zeros")
-    try:
-        return value.encode()
-    except UnicodeEncodeError:
-        raise errors.BadArgumentError(f"{name} is {value!r}; expected a string without surrogates") from None
 
 
 class Context(Handle):
@@ -85,7 +70,6 @@ class Context(Handle):
         """The group of `size` ranks that meet in `store` (weft.store), threads or processes; this one is
         rank `rank`. Processes of one rank each give process_rank=0; None: all ranks are threads of this
         process."""
-        from .store import Store
         return self._make(lib.group_create, (errors.instance(store, Store, "store", none=True), errors.integer(rank, "rank"), errors.integer(size, "size")), backend, name, deadline, progress, process_rank)
 
     def group_at(self, host, port, rank, size, *, secret=None, backend=None, name=None, deadline=None, progress="caller", process_rank=None):
@@ -124,12 +108,10 @@ class Context(Handle):
         """The group of `size` ranks that meet in `store` and talk over `transport`, a weft.Transport of
         the program's own, from which weft composes all operations. Calls go on while a thread of the rank
         is inside of weft."""
-        from .transport import group_over
         return group_over(self, transport, store, rank, size, self._group_options(None, name, deadline, "caller", process_rank))
 
     def backend_traits(self, backend):
         """The Traits of a backend by its name, before there is a group; loads it where it must."""
-        from .transport import read_traits
         return read_traits(lib.backend_traits, self, text(backend, "backend"))
 
     @staticmethod
@@ -143,7 +125,6 @@ class Context(Handle):
         return options
 
     def _make(self, function, before, backend, name, deadline, progress, process_rank):
-        from .group import Group
         options = self._group_options(backend, name, deadline, progress, process_rank)
         made = Made(lib.group_destroy)
         blocking(function, self, *before, ctypes.byref(options), ctypes.byref(made), keep=self._log)

@@ -2,13 +2,14 @@
 import ctypes
 import functools
 
-from . import _api, _calls, arrays, errors
+from . import _api, _calls, arrays, dtypes, errors
 from ._api import weft_call
+from ._arguments import choice, text
 from ._handle import Handle, Made, blocking
 from ._library import lib, per_thread
-from .context import choice, text
 from .operations import ANY_SOURCE, NO_INPUT, REDUCE_OPS, Operations, options_of
 from .reduction import Reduction
+from .traits import read_traits
 from .work import Work
 
 __all__ = ["Group", "Batch", "Persistent", "Message", "Reduction", "ANY_SOURCE", "REDUCE_OPS"]
@@ -24,7 +25,6 @@ class Message:
     __slots__ = ("source", "tag", "count", "dtype")
 
     def __init__(self, raw):
-        from . import dtypes
         self.source, self.tag, self.count, self.dtype = raw.source, raw.tag, raw.count, dtypes.name_of(raw.dtype)
 
     def __repr__(self):
@@ -183,7 +183,6 @@ class Group(Operations, Handle):
     @property
     def traits(self):
         """The operations that the group's transport performs itself, and its guarantees: weft.Traits."""
-        from .transport import read_traits
         return read_traits(lib.group_traits, self._open())
 
     def parent_rank(self, rank):

@@ -3,7 +3,7 @@ import ctypes
 
 from . import _api, arrays, errors
 from ._api import weft_call_options
-from .context import choice
+from ._arguments import choice
 from .reduction import Reduction
 
 __all__ = ["Operations", "options_of", "ANY_SOURCE", "REDUCE_OPS"]

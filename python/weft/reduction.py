@@ -1,10 +1,10 @@
 """Reductions of the program's own."""
 import ctypes
 
-from . import _api, errors
+from . import _api, dtypes, errors
+from ._arguments import text
 from ._handle import Handle
 from ._library import lib
-from .context import text
 
 __all__ = ["Reduction"]
 
@@ -18,7 +18,6 @@ class Reduction(Handle):
     _destroy = lib.reduction_destroy
 
     def __init__(self, name, combine):
-        from . import dtypes
         import numpy
         if not callable(combine):
             raise errors.BadArgumentError(f"combine is {combine!r}; expected a function of (left, right)")

@@ -12,7 +12,7 @@ namespace {
 
 // The Store may be on a host that is cut off, or with a process that is stopped: then nobody waits for it
 // longer.
-constexpr auto kAnswer = std::chrono::milliseconds(500);
+constexpr auto kStoreAnswer = std::chrono::milliseconds(500);
 
 }  // namespace
 
@@ -40,7 +40,7 @@ Failure decode_failure(const std::string& text) {
 Failure FirstCause::raise(const Failure& why) const noexcept {
   try {
     if (store_ != nullptr)
-      return decode_failure(store_->compare_set(key_, "", encode(why), Deadline::after(kAnswer)));
+      return decode_failure(store_->compare_set(key_, "", encode(why), Deadline::after(kStoreAnswer)));
   } catch (...) {  // the Store is gone: every rank reports its own error
   }
   return why;
@@ -49,7 +49,7 @@ Failure FirstCause::raise(const Failure& why) const noexcept {
 std::optional<Failure> FirstCause::look() const noexcept {
   try {
     if (store_ == nullptr) return std::nullopt;
-    if (const std::optional<std::string> text = store_->try_get(key_, Deadline::after(kAnswer)))
+    if (const std::optional<std::string> text = store_->try_get(key_, Deadline::after(kStoreAnswer)))
       return decode_failure(*text);
   } catch (...) {}
   return std::nullopt;

@@ -14,11 +14,6 @@ namespace {
 
 constexpr std::size_t kErrorFirstBytes = 1120;  // of weft_error in version 0.1
 static_assert(sizeof(weft_error) == kErrorFirstBytes);
-static_assert(std::string_view(WEFT_VERSION) == WEFT_PROJECT_VERSION);
-#define WEFT_TEXT_OF(x) #x
-#define WEFT_TEXT_OF_THREE(a, b, c) WEFT_TEXT_OF(a) "." WEFT_TEXT_OF(b) "." WEFT_TEXT_OF(c)
-static_assert(std::string_view(WEFT_TEXT_OF_THREE(WEFT_VERSION_MAJOR, WEFT_VERSION_MINOR,
-                                                  WEFT_VERSION_PATCH)) == WEFT_VERSION);
 
 // 0 is WEFT_OK.
 constexpr weft_status status_of(ErrorCode code) { return static_cast<weft_status>(code) + 1; }

@@ -58,10 +58,10 @@ weft_matrix matrix_from(const char* function, const weft_dl_tensor& t) {
 }
 
 // The arguments of a backward function.
-struct Backward {
-  Backward(const char* function, const How& how, const weft_matrix* dy_in, const weft_matrix* x_in,
-           const weft_matrix* w_in, const weft_matrix* dx, const weft_matrix* dw, const weft_buffer* db,
-           bool accumulate)
+struct LinearBackward {
+  LinearBackward(const char* function, const How& how, const weft_matrix* dy_in, const weft_matrix* x_in,
+                 const weft_matrix* w_in, const weft_matrix* dx, const weft_matrix* dw, const weft_buffer* db,
+                 bool accumulate)
       : dy(tokens(function, dy_in, "dy", how)),
         x(tokens(function, x_in, "x", how)),
         w(matrix(function, w_in, "w")),
@@ -119,7 +119,7 @@ weft_status weft_column_linear_backward(weft_compute* compute, weft_group* group
   return capi::guarded(__func__, error, [&, function = __func__] {
     weft::Compute& with = capi::compute_of(function, compute);
     const capi::How how = capi::how_of(function, options, true);
-    const capi::Backward a(function, how, dy, x, w, dx, dw, db, accumulate);
+    const capi::LinearBackward a(function, how, dy, x, w, dx, dw, db, accumulate);
     weft::column_linear_backward(with, capi::axes_of(function, with, group), a.dy, a.x, a.w, a.gradients,
                                  {how.gather_output, how.sequence_dim()});
   });
@@ -146,7 +146,7 @@ weft_status weft_row_linear_backward(weft_compute* compute, weft_group* group, c
   return capi::guarded(__func__, error, [&, function = __func__] {
     weft::Compute& with = capi::compute_of(function, compute);
     const capi::How how = capi::how_of(function, options, false);
-    const capi::Backward a(function, how, dy, x, w, dx, dw, db, accumulate);
+    const capi::LinearBackward a(function, how, dy, x, w, dx, dw, db, accumulate);
     weft::row_linear_backward(with, capi::axes_of(function, with, group), a.dy, a.x, a.w, a.gradients,
                               {how.sequence_dim()});
   });

@@ -196,7 +196,7 @@ FoundCheckpoint open_chosen(const std::filesystem::path& directory, const Chosen
   return found;
 }
 
-constexpr const char* kWho = "load_checkpoint";
+constexpr const char* kLoad = "load_checkpoint";
 constexpr const char* kNothingRead = "no value has changed";
 
 // The common part of all ranks after one choice of rank 0. Collective.
@@ -214,20 +214,20 @@ struct Load {
     const std::exception_ptr failed = error_thrown_by([&] {
       if (rank == 0 || WEFT_MUTANT("latest_of_each_rank")) found = find_checkpoint(directory);
     });
-    agree(group, kWho, kNothingRead, failed);
+    agree(group, kLoad, kNothingRead, failed);
     const std::string own = rank == 0 ? to_text(directory, found) : "";
     return texts_of_all(group, own)[0];
   }
 
   CheckpointInfo run(const std::string& chosen, FoundCheckpoint found) const {
     Reading reading;
-    agree(group, kWho, kNothingRead, error_thrown_by([&] {
+    agree(group, kLoad, kNothingRead, error_thrown_by([&] {
             if (rank != 0 && !WEFT_MUTANT("latest_of_each_rank"))
               found = open_chosen(directory, to_chosen(chosen));
             reading.found = std::move(found);
             prepare(reading);
           }));
-    agree(group, kWho, "the values are undefined", error_thrown_by([&] { read(reading, rank); }));
+    agree(group, kLoad, "the values are undefined", error_thrown_by([&] { read(reading, rank); }));
     CheckpointInfo info = info_of(reading.found.folder, reading.found.index);
     info.remapped = std::move(reading.remapped);
     return info;
@@ -236,7 +236,7 @@ struct Load {
   void prepare(Reading& reading) const {
     reading.tensors = list();
     const std::vector<NamedView> views(reading.tensors.begin(), reading.tensors.end());
-    check_tensors(kWho, mesh, views);
+    check_tensors(kLoad, mesh, views);
     reading.aliases = aliases_of(views);
     const FoundCheckpoint& found = reading.found;
     reading.sources = sources_of(found.folder, found.index, reading.tensors, options.remap, reading.remapped);

@@ -14,7 +14,7 @@
 namespace weft {
 namespace {
 
-constexpr const char* kWho = "save_checkpoint";
+constexpr const char* kSave = "save_checkpoint";
 
 // The contents of this rank's file.
 std::vector<SafetensorsEntry> entries_of_rank(std::span<const NamedView> tensors,
@@ -48,7 +48,7 @@ std::vector<SafetensorsEntry> entries_of_rank(std::span<const NamedView> tensors
 std::filesystem::path resolved(const std::filesystem::path& directory) {
   if (directory.empty())
     throw Error(ErrorCode::bad_argument,
-                fmt::format("{}: directory is empty; expected the path of a folder", kWho));
+                fmt::format("{}: directory is empty; expected the path of a folder", kSave));
   std::error_code failed;
   const std::filesystem::path absolute = std::filesystem::absolute(directory, failed);
   if (failed)
@@ -59,7 +59,7 @@ std::filesystem::path resolved(const std::filesystem::path& directory) {
 
 void check_arguments(std::int64_t step, const SaveOptions& options) {
   const auto wrong = [](const std::string& text) {
-    throw Error(ErrorCode::bad_argument, fmt::format("{}: {}", kWho, text));
+    throw Error(ErrorCode::bad_argument, fmt::format("{}: {}", kSave, text));
   };
   if (step < 0) wrong(fmt::format("step is {}; expected 0 or more", step));
   if (options.keep < 0) wrong(fmt::format("options.keep is {}; expected 0 or more", options.keep));
@@ -111,14 +111,14 @@ std::vector<int> agree_on(const DeviceMesh& mesh, std::span<const NamedView> ten
   for (const int alias : aliases) tied += alias >= 0 ? 1 : 0;
   const std::uint64_t own[] = {arguments.value, tied};
   constexpr std::size_t kWords = std::size(own);
-  const std::vector<std::uint64_t> all = expect_same_tensors(kWho, mesh, tensors, own);
+  const std::vector<std::uint64_t> all = expect_same_tensors(kSave, mesh, tensors, own);
   bool differ = false, any_tied = false;
   for (std::size_t at = 0; at < all.size(); at += kWords) {
     differ = differ || (all[at] != arguments.value && !WEFT_MUTANT("save_arguments_unseen"));
     any_tied = any_tied || all[at + 1] != 0;
   }
   if (differ)
-    throw_first_difference(kWho, mesh,
+    throw_first_difference(kSave, mesh,
                            {"argument", texts.size(), digest, [&](std::size_t i) { return texts[i]; }});
   return any_tied ? common_aliases(mesh, tensors, std::move(aliases)) : aliases;
 }
@@ -144,7 +144,7 @@ SavePlan plan_save(const std::filesystem::path& directory, const DeviceMesh& mes
                    const std::function<std::vector<NamedView>()>& list, const CheckpointExtra& extra,
                    const SaveOptions& options, const KeepEntries& keep) {
   const auto all_ranks = [&](const std::function<void()>& action) {
-    agree(mesh, kWho, unchanged(directory), error_of_save(action));
+    agree(mesh, kSave, unchanged(directory), error_of_save(action));
   };
   SavePlan plan;
   std::vector<NamedView> tensors;
@@ -152,13 +152,13 @@ SavePlan plan_save(const std::filesystem::path& directory, const DeviceMesh& mes
     check_arguments(step, options);
     plan.directory = resolved(directory);
     tensors = list();
-    check_tensors(kWho, mesh, tensors);
+    check_tensors(kSave, mesh, tensors);
   });
   plan.rank = mesh ? mesh.rank() : 0;
   plan.index.step = step;
   plan.index.extra = extra;
   plan.options = options;
-  plan.warn = warnings_of(kWho, mesh);
+  plan.warn = warnings_of(kSave, mesh);
   const std::vector<int> aliases = agree_on(mesh, tensors, plan);
   all_ranks([&] {
     CheckpointIndex index = make_index(tensors, mesh ? mesh.size() : 1, aliases);

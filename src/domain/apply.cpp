@@ -1,12 +1,11 @@
 // apply_domain_parallel(): finds the rule of each layer, and does what it says.
-#include <cxxabi.h>
 #include <fmt/format.h>
 
-#include <cstdlib>
 #include <typeinfo>
 
 #include "domain/rules.hpp"
 #include "mesh/axis_ranks.hpp"
+#include "nn/kind_of.hpp"
 #include "weft/base/error.hpp"
 #include "weft/domain/domain.hpp"
 
@@ -15,13 +14,6 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& text) {
   throw Error(ErrorCode::bad_argument, "apply_domain_parallel: " + text);
-}
-
-std::string kind_of(const Module& module) {
-  char* const demangled = abi::__cxa_demangle(typeid(module).name(), nullptr, nullptr, nullptr);
-  std::string kind = demangled ? demangled : typeid(module).name();
-  std::free(demangled);
-  return kind;
 }
 
 void expect_reach(const SpaceRule::Reach& r, const char* along, const std::string& path,

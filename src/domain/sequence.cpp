@@ -2,7 +2,7 @@
 #include "domain/plans.hpp"
 #include "domain/rules.hpp"
 #include "domain/split_attention.hpp"
-#include "nn/heads/shared_heads.hpp"
+#include "nn/shared_heads.hpp"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/nn/activation.hpp"
 #include "weft/nn/attention.hpp"

@@ -22,11 +22,12 @@ struct DomainManager::Plans {
 
 namespace {
 
-[[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::bad_argument, text); }
+[[noreturn]] void refuse_argument(const std::string& text) { throw Error(ErrorCode::bad_argument, text); }
 
 const DomainManager& given(const char* function, const DomainManager& manager) {
   if (!manager)
-    refuse(fmt::format("{}: the manager is empty; expected that of apply_domain_parallel", function));
+    refuse_argument(
+        fmt::format("{}: the manager is empty; expected that of apply_domain_parallel", function));
   return manager;
 }
 
@@ -53,8 +54,8 @@ void expect_cuttable(const Shape& x, const DomainManager& manager) {
   for (std::size_t i = 0; i < axes.size(); ++i) {
     const int dim = dims[i];
     if (dim >= x.rank() || dim < 0)
-      refuse(fmt::format("shard_spatial: x is {}; dimension {} is cut along {}", to_string(x), dim,
-                         axes[i].name));
+      refuse_argument(fmt::format("shard_spatial: x is {}; dimension {} is cut along {}", to_string(x), dim,
+                                  axes[i].name));
     std::int64_t parts = 1;  // several axes may cut one dimension
     std::string names;
     for (std::size_t j = 0; j < axes.size(); ++j)
@@ -63,7 +64,7 @@ void expect_cuttable(const Shape& x, const DomainManager& manager) {
         names += fmt::format("{}{}={}", names.empty() ? "" : ", ", axes[j].name, axes[j].size);
       }
     if (x[dim] < parts)
-      refuse(
+      refuse_argument(
           fmt::format("shard_spatial: x {} has {} elements in dimension {} for {}; each rank needs at "
                       "least one: fewer ranks, or a larger map",
                       to_string(x), x[dim], dim, names));
@@ -94,9 +95,9 @@ LayoutRef of_own_samples(const Shape& own, const DeviceMesh& axes, const DeviceM
     counts += fmt::format("{}{}", rank == 0 ? "" : ", ", other[0]);
     other[0] = shape_on(0)[0];
     if (!(other == shape_on(0)))
-      refuse(fmt::format("shard_spatial: x is {} on {}, but {} on {}; expected maps of one size",
-                         to_string(shape_on(0)), name_axis_rank(data, 0), to_string(shape_on(rank)),
-                         name_axis_rank(data, rank)));
+      refuse_argument(fmt::format("shard_spatial: x is {} on {}, but {} on {}; expected maps of one size",
+                                  to_string(shape_on(0)), name_axis_rank(data, 0), to_string(shape_on(rank)),
+                                  name_axis_rank(data, rank)));
   }
   const LayoutRef layout = replicated_layout(axes, global)->with(data, Shard{0});
   std::string expected;
@@ -107,7 +108,7 @@ LayoutRef of_own_samples(const Shape& own, const DeviceMesh& axes, const DeviceM
     fits = fits && samples == shape_on(rank)[0];
   }
   if (!fits)
-    refuse(
+    refuse_argument(
         fmt::format("shard_spatial: x has {} samples on the ranks of {}={}; expected {}, as a layout cuts "
                     "{} samples",
                     counts, data.name(), data.size(), expected, global[0]));
@@ -177,7 +178,7 @@ Tensor unpad_shard_interp(const Tensor& y, const SpatialPadding& padding, const 
   const Shape& has = of_y->global;
   if (has.rank() != 4 || has[domain::kHeight] != height + padding.top + padding.bottom ||
       has[domain::kWidth] != width + padding.left + padding.right)
-    refuse(
+    refuse_argument(
         fmt::format("unpad_shard_interp: y is {}; expected {} + {} + {} rows and {} + {} + {} columns of "
                     "padding, map and padding",
                     to_string(has), padding.top, height, padding.bottom, padding.left, width, padding.right));
@@ -192,11 +193,13 @@ Tensor unpad_shard_interp_adjoint(const Tensor& dy, const SpatialPadding& paddin
                                   const DomainManager& manager) {
   constexpr const char* kName = "unpad_shard_interp_adjoint";
   const LayoutRef& of_dy = layout_of(kName, dy);
-  if (y == nullptr) refuse(fmt::format("{}: y is null; expected the layout of what was unpadded", kName));
+  if (y == nullptr)
+    refuse_argument(fmt::format("{}: y is null; expected the layout of what was unpadded", kName));
   if (y->global.rank() != domain::kMapDims || y->global[domain::kHeight] < padding.top + padding.bottom ||
       y->global[domain::kWidth] < padding.left + padding.right)
-    refuse(fmt::format("{}: y is {}; expected maps with {} + {} rows and {} + {} columns of padding", kName,
-                       to_string(y->global), padding.top, padding.bottom, padding.left, padding.right));
+    refuse_argument(fmt::format("{}: y is {}; expected maps with {} + {} rows and {} + {} columns of padding",
+                                kName, to_string(y->global), padding.top, padding.bottom, padding.left,
+                                padding.right));
   const LayoutRef expected = without_padding(y, padding);
   if (of_dy != expected)
     throw Error(ErrorCode::layout, fmt::format("{}: dy is {}; expected {}, as y without its padding", kName,
@@ -214,7 +217,8 @@ void sync_domain_gradients(Module& model, const DomainManager& manager) {
   Compute* compute = nullptr;
   for (Parameter* p : model.parameters()) {
     if (!p->trainable()) continue;
-    if (!p->has_gradient()) refuse(fmt::format("sync_domain_gradients: \"{}\" has no gradient", p->path()));
+    if (!p->has_gradient())
+      refuse_argument(fmt::format("sync_domain_gradients: \"{}\" has no gradient", p->path()));
     parameters.push_back(p);
     gradients.push_back({p->path(), p->gradient(), p->gradient_layout()});
     if (!(p->compute().device() == Device{})) compute = &p->compute();

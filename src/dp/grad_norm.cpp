@@ -13,6 +13,7 @@
 
 #include "base/mutant.hpp"
 #include "dp/elements.hpp"
+#include "dp/loops.hpp"
 #include "dp/parts.hpp"
 #include "mesh/replicas/same_list.hpp"
 #include "mesh/view_memory.hpp"
@@ -25,14 +26,7 @@ namespace {
 
 using Powers = PowerSum;
 
-bool plain(double p) { return p >= 1 && p <= 4; }
-Powers nothing(double p) { return {plain(p) ? 1.0 : 0.0, 0}; }
-
-double power(double x, double p) {
-  if (p == 1) return x;
-  if (p == 2) return x * x;
-  return std::pow(x, p);
-}
+Powers nothing(double p) { return {dp::loops::plain(p) ? 1.0 : 0.0, 0}; }
 
 Powers together(const Powers& a, const Powers& b, double p) {
   if (std::isnan(a.scale) || std::isnan(b.scale)) return {std::nan(""), 1};
@@ -40,7 +34,7 @@ Powers together(const Powers& a, const Powers& b, double p) {
   if (b.sum == 0) return a;
   const double scale = std::max(a.scale, b.scale);
   if (std::isinf(p) || scale == 0 || std::isinf(scale)) return {scale, scale == 0 ? 0.0 : 1.0};
-  const auto rescaled = [&](const Powers& x) { return x.sum * power(x.scale / scale, p); };
+  const auto rescaled = [&](const Powers& x) { return x.sum * dp::loops::power(x.scale / scale, p); };
   return {scale, rescaled(a) + rescaled(b)};
 }
 

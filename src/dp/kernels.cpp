@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "dp/elements.hpp"
+#include "dp/loops.hpp"
 #include "dp/parts.hpp"
 #include "host/threads/workers.hpp"
 #include "weft/base/error.hpp"
@@ -15,16 +16,9 @@ namespace {
 
 using Tables = DeviceTables<GradientKernels>;
 
-bool plain(double p) { return p >= 1 && p <= 4; }
 // Sums within these bounds stay plain sums: more than 2^100 of them can be added up, and a term that was
 // lost, because its power is too small for a double, is smaller than the rounding error.
 bool in_range(double sum) { return sum >= 0x1p-500 && sum <= 0x1p900; }
-
-double power(double x, double p) {
-  if (p == 1) return x;
-  if (p == 2) return x * x;
-  return std::pow(x, p);
-}
 
 template <class T>
 double largest(std::span<const T> values) {
@@ -47,7 +41,7 @@ double sum_of_powers(std::span<const T> values, double scale, double p) {
       dp::loops::add_magnitudes(part.data(), part.size(), lanes);
     else
       for (std::size_t i = 0; i < part.size(); ++i)
-        lanes[i % dp::loops::kLanes] += power(std::abs(static_cast<double>(part[i])) / scale, p);
+        lanes[i % dp::loops::kLanes] += dp::loops::power(std::abs(static_cast<double>(part[i])) / scale, p);
   });
   double sum = 0;
   for (const double lane : lanes) sum += lane;
@@ -56,7 +50,7 @@ double sum_of_powers(std::span<const T> values, double scale, double p) {
 
 template <class T>
 PowerSum power_sum(std::span<const T> values, double p) {
-  if (plain(p)) {
+  if (dp::loops::plain(p)) {
     const double sum = sum_of_powers(values, 1, p);
     if (in_range(sum)) return {1, sum};  // else NaN or infinity, zeros, or magnitudes of f64 alone
   }

@@ -2,6 +2,7 @@
 // Private to dp.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 
 #include "weft/base/dtype.hpp"
@@ -9,6 +10,14 @@
 namespace weft::dp::loops {
 
 constexpr std::size_t kLanes = 8;
+
+/// Whether powers of this exponent are summed as they are; of others, those of x over a scale.
+constexpr bool plain(double p) { return p >= 1 && p <= 4; }
+inline double power(double x, double p) {
+  if (p == 1) return x;
+  if (p == 2) return x * x;
+  return std::pow(x, p);
+}
 
 /// lanes[i % kLanes] += x[i]², or |x[i]|, in f64.
 void add_squares(const float* x, std::size_t n, double* lanes) noexcept;

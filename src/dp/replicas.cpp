@@ -17,7 +17,7 @@
 namespace weft::dp {
 namespace {
 
-constexpr std::size_t kOptionWords = 2;
+constexpr std::size_t kWordsOfOptions = 2;
 constexpr double kUnset = -1;  // what ranks send for a tolerance that is not set
 
 // How far a replica may be from the average: a part of the largest element, and `least` in any case.
@@ -55,7 +55,7 @@ Tolerance tolerance_of(const ReduceOptions& options, DType dtype) {
 }
 
 // The words of a rank: the tolerance; on_drift, and above it a bit for each data axis.
-std::array<std::uint64_t, kOptionWords> words_of(const ReduceOptions& options, std::uint64_t data) {
+std::array<std::uint64_t, kWordsOfOptions> words_of(const ReduceOptions& options, std::uint64_t data) {
   return {std::bit_cast<std::uint64_t>(options.tolerance.value_or(kUnset)),
           data << 1 | static_cast<std::uint64_t>(options.on_drift)};
 }
@@ -126,8 +126,8 @@ void Replicas::compare_bits(const ReduceOptions& options, std::uint64_t data, co
 
 void Replicas::expect_same_options(const std::vector<std::uint64_t>& all) const {
   for (int r = 1; r < axes_.size(); ++r) {
-    const std::uint64_t* const told = all.data() + static_cast<std::size_t>(r) * kOptionWords;
-    if (std::equal(all.data(), all.data() + kOptionWords, told)) continue;
+    const std::uint64_t* const told = all.data() + static_cast<std::size_t>(r) * kWordsOfOptions;
+    if (std::equal(all.data(), all.data() + kWordsOfOptions, told)) continue;
     const bool with_data = all[1] >> 1 != told[1] >> 1;
     throw Error(Failure{ErrorCode::mismatch,
                         fmt::format("{}: ranks gave different options: {} on {}, {} on {}", what_,

@@ -2,25 +2,21 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "base/parse_number.hpp"
+#include "group/rank_list.hpp"
 #include "store/table.hpp"
 #include "weft/base/name_ranks.hpp"
 
 namespace weft {
 namespace {
 
-constexpr Duration kPiece = std::chrono::milliseconds(200);   // of a wait; then a look
-constexpr Duration kAnswer = std::chrono::milliseconds(500);  // of the store
+constexpr Duration kPiece = std::chrono::milliseconds(200);        // of a wait; then a look
+constexpr Duration kStoreAnswer = std::chrono::milliseconds(500);  // of the store
 
 // Members that do not give up because of the parent's failure come within this time.
-constexpr Duration kPatience = std::chrono::seconds(2);
-
-bool holds(const std::vector<int>& ranks, int r) {
-  return std::find(ranks.begin(), ranks.end(), r) != ranks.end();
-}
+constexpr Duration kPatienceOfMembers = std::chrono::seconds(2);
 
 // Whether the rank whose text this is came last: its task is to put the texts together. "build size place
 // info": see join.cpp.
@@ -93,7 +89,7 @@ std::vector<int> ParentWatch::lost(std::string_view key, Store& store) const {
   const bool all_texts = key.substr(folder.size()) == "all";
   for (std::size_t i = 0; i < members_.size(); ++i) {
     if (!holds(gone, members_[i])) continue;
-    const auto text = store.try_get(folder + std::to_string(i), Deadline::after(kAnswer));
+    const auto text = store.try_get(folder + std::to_string(i), Deadline::after(kStoreAnswer));
     if (!text || (all_texts && came_last(*text, members_.size()))) lost.push_back(members_[i]);
   }
   return lost;
@@ -103,8 +99,8 @@ std::vector<int> ParentWatch::lost(std::string_view key, Store& store) const {
 void ParentWatch::look(std::string_view key, Store& store) const {
   const bool failed = parent_.look_after();
   const std::vector<int> missing = lost(key, store);
-  const bool hopeless = failed && !known_ && Clock::now() - began_ >= kPatience;
-  if ((missing.empty() && !hopeless) || store.try_get(key, Deadline::after(kAnswer))) return;
+  const bool hopeless = failed && !known_ && Clock::now() - began_ >= kPatienceOfMembers;
+  if ((missing.empty() && !hopeless) || store.try_get(key, Deadline::after(kStoreAnswer))) return;
   // Others may wait for ranks that give up because of this.
   if (!failed)
     parent_.fail(

@@ -21,6 +21,7 @@
 #include "base/parse_number.hpp"
 #include "base/text/plain_streams.hpp"
 #include "base/waits/suspension.hpp"
+#include "group/rank_list.hpp"
 #include "store/forwarding_store.hpp"
 #include "store/table.hpp"
 #include "weft/base/name_ranks.hpp"
@@ -35,8 +36,6 @@ constexpr Duration kLongestLook = std::chrono::milliseconds(25);
 constexpr Duration kSlice = std::chrono::milliseconds(50);  // of a wait in the store
 constexpr Duration kAnswer = std::chrono::seconds(2), kLongestAnswer = std::chrono::seconds(30);
 constexpr int kTries = 3;  // of the same ranks
-
-bool holds(const Ranks& ranks, int r) { return std::find(ranks.begin(), ranks.end(), r) != ranks.end(); }
 
 Ranks without(const Ranks& ranks, const Ranks& others) {
   Ranks rest;

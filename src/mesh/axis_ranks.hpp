@@ -14,6 +14,11 @@ namespace weft {
 std::string name_axis_ranks(const DeviceMesh& axes, std::span<const int> ranks);
 std::string name_axis_rank(const DeviceMesh& axes, int rank);
 
+/// "tp=2"
+inline std::string axis_text(const DeviceMesh& axis) {
+  return std::string(axis.name()) + "=" + std::to_string(axis.size());
+}
+
 /// `mesh` itself. Throws bad_argument if it is empty: `<what>: <argument> is an empty DeviceMesh, made by
 /// default or moved from`.
 const DeviceMesh& given_mesh(std::string_view what, const DeviceMesh& mesh,

@@ -108,9 +108,6 @@ void put_in_order(std::vector<int>& nesting, std::span<const int> axes) {
     if (std::find(axes.begin(), axes.end(), place) != axes.end()) place = *next++;
 }
 
-/// "tp=2"
-std::string axis_text(const DeviceMesh& axis) { return fmt::format("{}={}", axis.name(), axis.size()); }
-
 /// The placements of a layout on these axes: "Replicate on tp=2"; "Shard(0) on dp=2 and Replicate on tp=2"
 std::string placements_text(const Layout& layout, const DeviceMesh& axes) {
   std::string text;

@@ -6,8 +6,8 @@
 #include <limits>
 #include <utility>
 
-#include "nn/heads/shared_heads.hpp"
 #include "nn/operands.hpp"
+#include "nn/shared_heads.hpp"
 #include "weft/base/error.hpp"
 #include "weft/host/copy.hpp"
 #include "weft/nn/activation.hpp"

@@ -86,7 +86,7 @@ kernels::UnfoldShape unfolding(const Module& module, const Conv2dConfig& c, cons
 }
 
 // dbias: (out) = or += the sum of dy over samples and pixels
-void accumulate_bias(Frame& frame, Parameter& bias, const Tensor& dy) {
+void accumulate_map_bias(Frame& frame, Parameter& bias, const Tensor& dy) {
   bias.accumulate(layouts::gradient_of(bias.weight().layout(), dy.layout(), kChannels),
                   [&](const Tensor& into, bool add) { conv::bias_gradient(frame, dy, into, add); });
 }
@@ -210,7 +210,7 @@ void Conv2d::begin_backward(Inputs dy, Frame& frame) {
     throw Error(ErrorCode::bad_argument,
                 fmt::format("{} is {}; expected (batch, {}, height, width)", what.text(),
                             to_string(dy[0].shape()), bias->weight().count()));
-  accumulate_bias(frame, *bias, layouts::beside(*this, "dy", dy[0], *weight));
+  accumulate_map_bias(frame, *bias, layouts::beside(*this, "dy", dy[0], *weight));
 }
 
 Tensors Conv2d::do_backward(Inputs gradients, Frame& frame) {
@@ -229,7 +229,7 @@ Tensors Conv2d::do_backward(Inputs gradients, Frame& frame) {
   const Tensor& dy = gradients[0];
   expect_gradient(*this, dy, {batch, out, seen.out_height, seen.out_width},
                   layouts::gradient_of_output(y_layout));
-  if (bias && !row_parallel(*weight)) accumulate_bias(frame, *bias, dy);
+  if (bias && !row_parallel(*weight)) accumulate_map_bias(frame, *bias, dy);
 
   const Tensor dx = frame.compute()
                         .make(x.shape(), DType::f32, dx_memory())

@@ -7,6 +7,7 @@
 #include <array>
 
 #include "mesh/axis_ranks.hpp"
+#include "tp/refuse.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -17,10 +18,6 @@ const Style kFedColumn{.name = "fed_column", .split = Split::column};
 const std::array kStyles{
     &Style::enter,    &Style::column,       &Style::column_gathered, &Style::row,    &Style::vocabulary,
     &Style::sequence, &Style::cut_sequence, &Style::gather_sequence, &kFeedsColumns, &kFedColumn};
-
-[[noreturn]] void refuse(const std::string& text) {
-  throw Error(ErrorCode::bad_argument, "parallelize: " + text);
-}
 
 std::string below(const std::string& path, const std::string& rest) {
   return path.empty() || rest.empty() ? path + rest : path + "." + rest;
@@ -126,7 +123,7 @@ OwnPlanCount parallelize(Module& root, const DeviceMesh& axis, const OwnPlanOpti
   parallelize(root, axis, together);
   const OwnPlanCount count{static_cast<int>(all.size() - skipped.size()), static_cast<int>(skipped.size())};
   if (count.skipped > 0 && axis.size() > 1 && axis.root().rank() == 0) {  // once for all ranks
-    const std::string where = fmt::format("{}={}", axis.name(), axis.size());
+    const std::string where = axis_text(axis);
     if (count.split == 0)
       axis.context().log().write(
           LogLevel::error,

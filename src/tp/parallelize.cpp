@@ -1,14 +1,13 @@
 #include "weft/tp/parallelize.hpp"
 
-#include <cxxabi.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <typeinfo>
 
 #include "mesh/axis_ranks.hpp"
+#include "nn/kind_of.hpp"
+#include "tp/refuse.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -33,21 +32,6 @@ void list(Module& module, std::string path, int parent, std::vector<Node>& nodes
   nodes.push_back({&module, path, parent});
   for (const auto& [name, child] : module.children()) list(*child, joined(path, name), self, nodes);
 }
-
-[[noreturn]] void refuse(const std::string& text) {
-  throw Error(ErrorCode::bad_argument, "parallelize: " + text);
-}
-
-// "weft::RMSNorm" → "RMSNorm"
-std::string kind_of(const Module& module) {
-  char* const demangled = abi::__cxa_demangle(typeid(module).name(), nullptr, nullptr, nullptr);
-  std::string kind = demangled ? demangled : typeid(module).name();
-  std::free(demangled);
-  const std::size_t colon = kind.rfind(':');
-  return colon == std::string::npos ? kind : kind.substr(colon + 1);
-}
-
-std::string axis_name(const DeviceMesh& axis) { return fmt::format("{}={}", axis.name(), axis.size()); }
 
 // Throws for a pattern that matches nothing: says how much of it matches, and which children there are at
 // that point.
@@ -119,8 +103,8 @@ void expect_divides(const Node& node, const Unit& unit, const DeviceMesh& axis, 
   const std::string has = fmt::format("\"{}\" has {} {}{}", node.path, unit.count, unit.name,
                                       already > 1 ? fmt::format(", in {} parts already", already) : "");
   if (unit.count < parts)
-    refuse(fmt::format("{}; {} needs at least one for each rank {}", has, axis_name(axis), arithmetic));
-  refuse(fmt::format("{}; they do not divide into {} {}", has, axis_name(axis), arithmetic));
+    refuse(fmt::format("{}; {} needs at least one for each rank {}", has, axis_text(axis), arithmetic));
+  refuse(fmt::format("{}; they do not divide into {} {}", has, axis_text(axis), arithmetic));
 }
 
 // How many of the modules that hold `parameter` the plan splits so that it lies as `placement` says.
@@ -147,11 +131,11 @@ void expect_free(const Kept& kept, const DeviceMesh& axis) {
   if (!(kept.layout()->mesh() == axis.root()))
     refuse(fmt::format(
         "\"{}\" lies over {}, the axis {} belongs to {}: not the same DeviceMesh; use one for both",
-        kept.path(), to_string(kept.layout()->mesh_shape()), axis_name(axis),
+        kept.path(), to_string(kept.layout()->mesh_shape()), axis_text(axis),
         to_string(axis.root().shape())));
   if (!is_replicate(kept.layout()->on(axis)))
     refuse(fmt::format("\"{}\" is {} on {} already", kept.path(), to_string(kept.layout()->on(axis)),
-                       axis_name(axis)));
+                       axis_text(axis)));
 }
 
 void expect_unplaced(const Node& node, const ShardRule::Part& part, const std::vector<Node>& nodes,

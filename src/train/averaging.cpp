@@ -20,8 +20,6 @@
 namespace weft {
 namespace {
 
-std::string axis_text(const DeviceMesh& axis) { return fmt::format("{}={}", axis.name(), axis.size()); }
-
 constexpr std::size_t kNoSet = ~std::size_t{0};  // nothing to reduce
 
 // The parameter itself is cut along that axis: each of its ranks has gradients of its own elements.

@@ -13,13 +13,13 @@
 namespace weft {
 namespace {
 
-[[noreturn]] void bad(const std::string& text) { throw Error(ErrorCode::bad_argument, "ema: " + text); }
+[[noreturn]] void bad_ema(const std::string& text) { throw Error(ErrorCode::bad_argument, "ema: " + text); }
 
 }  // namespace
 
 Ema::Ema(std::vector<Parameter*> parameters, const Options& options) : options_(options) {
   if (!(options.decay >= 0 && options.decay < 1))
-    bad(fmt::format("decay is {}; expected 0 or more, and less than 1", options.decay));
+    bad_ema(fmt::format("decay is {}; expected 0 or more, and less than 1", options.decay));
   for (Parameter* p : parameters)
     if (p->trainable())
       add(*p);
@@ -29,10 +29,10 @@ Ema::Ema(std::vector<Parameter*> parameters, const Options& options) : options_(
 
 void Ema::add(Parameter& parameter) {
   if (!parameter.trainable())
-    bad(fmt::format("\"{}\" is frozen; its average would be its master", parameter.path()));
+    bad_ema(fmt::format("\"{}\" is frozen; its average would be its master", parameter.path()));
   if (std::find(parameters_.begin(), parameters_.end(), &parameter) != parameters_.end())
-    bad(fmt::format("\"{}\" is averaged already", parameter.path()));
-  if (swapped_) bad("add() while the averages are swapped in; swap_out() first");
+    bad_ema(fmt::format("\"{}\" is averaged already", parameter.path()));
+  if (swapped_) bad_ema("add() while the averages are swapped in; swap_out() first");
   Compute& compute = parameter.compute();
   const Tensor& master = parameter.master();
   Average average{Tensor::zeros(compute.context(), {1}, DType::i64),  // the host counts
@@ -44,10 +44,11 @@ void Ema::add(Parameter& parameter) {
 }
 
 void Ema::expect_sound(std::string_view call) const {
-  if (swapped_) bad(fmt::format("{} while the averages are swapped in; swap_out() first", call));
+  if (swapped_) bad_ema(fmt::format("{} while the averages are swapped in; swap_out() first", call));
   for (const Parameter* p : frozen_)
     if (p->trainable())
-      bad(fmt::format("\"{}\" was frozen when the ema was made; add() it when it is unfrozen", p->path()));
+      bad_ema(
+          fmt::format("\"{}\" was frozen when the ema was made; add() it when it is unfrozen", p->path()));
 }
 
 void Ema::expect_same_layouts() const {
@@ -109,7 +110,7 @@ void Ema::swap_in() {
 }
 
 void Ema::swap_out() {
-  if (!swapped_) bad("swap_out() without swap_in()");
+  if (!swapped_) bad_ema("swap_out() without swap_in()");
   exchange();
   swapped_ = false;
 }

@@ -21,7 +21,7 @@ namespace {
 
 constexpr const char* kWho = "loss_scaler";
 
-[[noreturn]] void bad(const std::string& text) {
+[[noreturn]] void bad_scale(const std::string& text) {
   throw Error(ErrorCode::bad_argument, fmt::format("{}: {}", kWho, text));
 }
 bool is_scale(double x) { return x > 0 && std::isfinite(x); }
@@ -38,7 +38,7 @@ bool all_finite(std::span<const Gradient> gradients, Compute* compute) {
 void expect_wide(std::span<const Gradient> gradients) {
   for (const Gradient& g : gradients)
     if (g.data.dtype == DType::f16)
-      bad(fmt::format(
+      bad_scale(fmt::format(
           "the gradient of \"{}\" is f16; expected f64, f32 or bf16: divided by the scale its small elements "
           "would vanish",
           g.name));
@@ -56,14 +56,14 @@ std::string text_of_state(std::span<const std::uint64_t> words, int rank) {
 
 LossScaler::LossScaler(const Options& options) : options_(options), state_{options.scale, 0} {
   if (!is_scale(options.scale))
-    bad(fmt::format("scale is {}; expected a finite number above 0", options.scale));
+    bad_scale(fmt::format("scale is {}; expected a finite number above 0", options.scale));
   if (!(options.growth >= 1 && std::isfinite(options.growth)))
-    bad(fmt::format("growth is {}; expected a finite number of 1 or more", options.growth));
+    bad_scale(fmt::format("growth is {}; expected a finite number of 1 or more", options.growth));
   if (!(options.backoff > 0 && options.backoff < 1))
-    bad(fmt::format("backoff is {}; expected more than 0, and less than 1", options.backoff));
-  if (options.interval < 1) bad(fmt::format("interval is {}; expected 1 or more", options.interval));
+    bad_scale(fmt::format("backoff is {}; expected more than 0, and less than 1", options.backoff));
+  if (options.interval < 1) bad_scale(fmt::format("interval is {}; expected 1 or more", options.interval));
   if (!is_scale(options.least))
-    bad(fmt::format("least is {}; expected a finite number above 0", options.least));
+    bad_scale(fmt::format("least is {}; expected a finite number above 0", options.least));
 }
 
 bool LossScaler::unscale(std::span<const Gradient> gradients, const DeviceMesh& axes, Compute* compute) {
@@ -97,7 +97,7 @@ bool LossScaler::unscale(std::span<Parameter* const> parameters, const DeviceMes
 
 void LossScaler::update() {
   switch (std::exchange(found_, Found::unknown)) {
-    case Found::unknown: bad("update() without unscale(); one comes before the other in each step");
+    case Found::unknown: bad_scale("update() without unscale(); one comes before the other in each step");
     case Found::finite: {
       const double grown = state_.scale * options_.growth;
       if (++state_.good_steps < options_.interval) break;
@@ -107,7 +107,7 @@ void LossScaler::update() {
     }
     case Found::not_finite:
       if (state_.scale <= options_.least)
-        bad(fmt::format(
+        bad_scale(fmt::format(
             "gradients are not finite though the scale is {}; something else than the scale is at fault",
             state_.scale));
       state_ = {std::max(state_.scale * options_.backoff, options_.least), 0};
@@ -117,9 +117,9 @@ void LossScaler::update() {
 
 void LossScaler::set_state(const State& state) {
   if (!is_scale(state.scale))
-    bad(fmt::format("a state's scale is {}; expected a finite number above 0", state.scale));
+    bad_scale(fmt::format("a state's scale is {}; expected a finite number above 0", state.scale));
   if (state.good_steps < 0)
-    bad(fmt::format("a state's good_steps is {}; expected 0 or more", state.good_steps));
+    bad_scale(fmt::format("a state's good_steps is {}; expected 0 or more", state.good_steps));
   state_ = state;
   found_ = Found::unknown;
 }
@@ -134,8 +134,8 @@ void LossScaler::set_text(std::string_view text) {
     const auto good = std::from_chars(scale.ptr + 1, end, state.good_steps);
     if (good.ec == std::errc() && good.ptr == end) return set_state(state);
   }
-  bad(fmt::format("\"{}\" is no state; expected a scale and a number of steps, as to_text() writes them",
-                  text));
+  bad_scale(fmt::format(
+      "\"{}\" is no state; expected a scale and a number of steps, as to_text() writes them", text));
 }
 
 }  // namespace weft

@@ -256,8 +256,8 @@ TEST(DomainRules, OfBlocksFromOutside) {
   Residual block(false);
   EXPECT_EQ(
       error_text([&] { apply_domain_parallel(block, mesh); }),
-      "bad_argument: apply_domain_parallel: \"\" is of kind weft::domain_layers_test::(anonymous "
-      "namespace)::Residual, which has no rule for maps that are cut in space. Give it one: space_rule() of "
+      "bad_argument: apply_domain_parallel: \"\" is of kind Residual, which has no rule for maps that are "
+      "cut in space. Give it one: space_rule() of "
       "the layer, or DomainOptions::rules; one whose own code, between its children, treats each pixel alone "
       "(residual sums) says SpaceRule::Kind::any_part, and its children keep their own rules");
   EXPECT_EQ(block.branch.passes(), nullptr);  // nothing was set
@@ -379,11 +379,10 @@ TEST(DomainRules, OfWindowsThatDoNotFit) {
     Compute compute(rank.context, 1);
     const DeviceMesh mesh(rank.group(), {{"h", 2}});
     Stencil nothing(1, {.kernel = 0});
-    EXPECT_EQ(
-        error_text([&] { apply_domain_parallel(nothing, mesh); }),
-        "bad_argument: apply_domain_parallel: the rule of \"\" (kind weft::domain_layers_test::(anonymous "
-        "namespace)::Stencil) has kernel 0, stride 1, padding 0, dilation 1 along the height; expected at "
-        "least 1, and a padding of at least 0");
+    EXPECT_EQ(error_text([&] { apply_domain_parallel(nothing, mesh); }),
+              "bad_argument: apply_domain_parallel: the rule of \"\" (kind Stencil) has kernel 0, stride 1, "
+              "padding 0, dilation 1 along the height; expected at "
+              "least 1, and a padding of at least 0");
     Stencil wrong(1, {.kernel = 3, .stride = 1, .padding = 1});  // it makes every second row
     const DomainManager manager = apply_domain_parallel(wrong, mesh);
     replicate(wrong, mesh);
@@ -416,8 +415,7 @@ TEST(DomainRules, OfLayersFromOutside) {
     return text;
   };
   EXPECT_EQ(refused(std::make_unique<Scaled>(false)),
-            "bad_argument: apply_domain_parallel: \"odd\" is of kind weft::domain_layers_test::(anonymous "
-            "namespace)::Scaled, which has no "
+            "bad_argument: apply_domain_parallel: \"odd\" is of kind Scaled, which has no "
             "rule for maps that are cut in space. Give it one: space_rule() of the layer, or "
             "DomainOptions::rules; a layer that treats each "
             "pixel alone says SpaceRule::Kind::any_part");
@@ -426,18 +424,17 @@ TEST(DomainRules, OfLayersFromOutside) {
     return SpaceRule{SpaceRule::Kind::refused, {}, "is not for maps"};
   };
   EXPECT_EQ(refused(std::make_unique<Scaled>(false), options),
-            "bad_argument: apply_domain_parallel: \"odd\" is of kind weft::domain_layers_test::(anonymous "
-            "namespace)::Scaled, which is not for maps");
+            "bad_argument: apply_domain_parallel: \"odd\" is of kind Scaled, which is not for maps");
   options.rules[typeid(Scaled)] = [](Module&) { return SpaceRule{SpaceRule::Kind::by_passes, {}, {}}; };
   EXPECT_EQ(refused(std::make_unique<Scaled>(false), options),
             "bad_argument: apply_domain_parallel: the rule of \"odd\" (kind "
-            "weft::domain_layers_test::(anonymous namespace)::Scaled) has no passes");
+            "Scaled) has no passes");
   // In place of the layer's own.
   options.rules = {{typeid(ReLU), [](Module&) {
                       return SpaceRule{SpaceRule::Kind::refused, {}, "is not for maps"};
                     }}};
   EXPECT_EQ(refused(std::make_unique<Scaled>(true), options),
-            "bad_argument: apply_domain_parallel: \"first\" is of kind weft::ReLU, which is not for maps");
+            "bad_argument: apply_domain_parallel: \"first\" is of kind ReLU, which is not for maps");
   options = {};
   options.dims = {};
   EXPECT_EQ(refused(std::make_unique<ReLU>(), options),

@@ -118,7 +118,53 @@ refused_package() {  # LANGUAGES COMPONENT TEXT
   fi
   tr -s ' \n' ' ' <"$work/refused.log" | grep -qF "$3" || { cat "$work/refused.log"; fail "find_package(weft COMPONENTS $2) does not say: $3"; }
 }
-refused_package CXX nonsense 'weft has no component "nonsense"; its components are static and train_static'
+refused_package CXX nonsense 'weft has no component "nonsense"; its components are train, static and train_static'
+
+# The two smaller umbrellas, each in a program of its own; the component train.
+mkdir "$work/umbrellas"
+cat >"$work/umbrellas/group.cpp" <<'END'
+#include <weft/group.hpp>
+#include <vector>
+int main() {
+  weft::Context context;
+  weft::ProcessGroup group = weft::ProcessGroup::create(context, "auto", weft::Membership::from_env(context));
+  std::vector<float> x{1.0F + static_cast<float>(group.rank())};
+  group.all_reduce(x, x).wait();
+  weft::Tensor total(context, weft::Shape{1});
+  return x[0] == 3.0F && total.count() == 1 ? 0 : 1;
+}
+END
+cat >"$work/umbrellas/train.cpp" <<'END'
+#include <weft/train.hpp>
+int main() {
+  weft::Trainer::Options options;
+  weft::Plan plan;
+  return options.max_norm >= 0 && weft::parse_device("cpu").kind == weft::DeviceKind::cpu ? 0 : 1;
+}
+END
+cat >"$work/umbrellas/CMakeLists.txt" <<'END'
+cmake_minimum_required(VERSION 3.20)
+project(umbrellas LANGUAGES CXX)
+find_package(weft REQUIRED COMPONENTS train)
+add_executable(with_group group.cpp)
+target_link_libraries(with_group PRIVATE weft::weft)
+add_executable(with_train train.cpp)
+target_link_libraries(with_train PRIVATE weft::weft_train)
+END
+if [ -n "$(find "$prefix" -name 'libweft_train.so')" ]; then
+  as_user 'cmake -G Ninja -S ../umbrellas -B ../umbrellas/build -DCMAKE_PREFIX_PATH="$HOME/weft" && cmake --build ../umbrellas/build'
+  as_user '"$HOME/weft/bin/weft" run -n 2 -- ../umbrellas/build/with_group && ../umbrellas/build/with_train'
+  echo "weft/group.hpp, weft/train.hpp: ok"
+  # A build without it: its targets are those of weft alone.
+  list=$(find "$prefix" -name weftTargets.cmake)
+  cp "$list" "$work/weftTargets.cmake"
+  sed -i 's/weft::weft_train/weft::other/g' "$list" $(dirname "$list")/weftTargets-*.cmake
+  refused_package CXX train 'weft was built without WEFT_TRAIN: it has no libweft_train.so'
+  sed -i 's/weft::other/weft::weft_train/g' "$list" $(dirname "$list")/weftTargets-*.cmake
+  cmp "$list" "$work/weftTargets.cmake"
+else
+  refused_package CXX train 'weft was built without WEFT_TRAIN: it has no libweft_train.so'
+fi
 
 # One program linked to libweft.so and to libweft.a, by CMake and by pkg-config. --static is for programs that
 # need no library at all.

@@ -44,8 +44,29 @@ for package in $packages; do
 done
 needs "$(grep -x 'libweft[0-9.]*' <<<"$packages")" | grep -x libc6 >/dev/null || fail "dpkg-shlibdeps found nothing that libweft needs"
 
-# Two ranks of a C program, by pkg-config; and what find_package reads is all there.
+# The tool's page, and that all agree on the version.
 usr=$work/root/usr
+zcat "$usr/share/man/man1/weft.1.gz" >"$work/weft.1"
+for command in $("$usr/bin/weft" --help | sed -n '/^Subcommands:/,$s/^  \([a-z]*\) .*/\1/p'); do
+  grep -qx ".SS weft $command" "$work/weft.1" || fail "weft.1 does not describe weft $command"
+done
+if command -v man >/dev/null; then
+  said=$(MANROFFSEQ='' man --warnings -E UTF-8 -l -Tutf8 "$work/weft.1" 2>&1 >/dev/null)
+  [ -z "$said" ] || fail "man says of weft.1: $said"
+fi
+version=$(sed -n 's/^#define WEFT_VERSION_\(MAJOR\|MINOR\|PATCH\) //p' "$source_dir/include/weft/c/version.h" | paste -sd.)
+said=$("$usr/bin/weft" --version)
+[ "$said" = "weft $version" ] || fail "weft --version says $said; expected weft $version"
+for package in $packages; do
+  said=$(dpkg-deb -f "$work/$package"_*.deb Version)
+  [ "$said" = "$version" ] || fail "$package has version $said; expected $version"
+  dpkg-deb -f "$work/$package"_*.deb >"$work/control"
+  ! grep -inE 'invalid|todo|placeholder|unknown|example\.' "$work/control" || fail "$package has a placeholder"
+done
+said=$(python3 -c 'import sys; sys.path.insert(0, sys.argv[1]); import build_wheel; print(build_wheel.VERSION)' "$source_dir/python")
+[ "$said" = "$version" ] || fail "the wheel has version $said; expected $version"
+
+# Two ranks of a C program, by pkg-config; and what find_package reads is all there.
 libraries=$(dirname "$(find "$usr" -name weft.pc)")
 export LD_LIBRARY_PATH=${libraries%/pkgconfig}
 if command -v pkg-config >/dev/null; then

@@ -264,12 +264,8 @@ GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(TensorParallel);
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(EverySplit);
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ParallelTrajectory);
 
-// Says by name what is not tested where the reference data is not there.
 TEST(ParallelGolden, FilesArePresent) {
-  for (const char* prefix :
-       {"tp_plan_kf", "kf_train_trajectory", "kf_transformer_tiny", "kf_transformer_tied"})
-    if (test::golden_files(prefix).empty())
-      GTEST_SKIP() << "no " << prefix << "*.safetensors in " << test::golden_dir() << "; set WEFT_GOLDEN_DIR";
+  test::expect_golden({"tp_plan_kf", "kf_train_trajectory", "kf_transformer_tiny", "kf_transformer_tied"});
 }
 
 }  // namespace

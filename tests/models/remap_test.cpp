@@ -353,10 +353,7 @@ INSTANTIATE_TEST_SUITE_P(Golden, Remap, ::testing::ValuesIn(test::golden_files("
                          file_name);
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Remap);
 
-TEST(RemapGolden, FilesArePresent) {
-  if (test::golden_files("credit_conv_remap").empty())
-    GTEST_SKIP() << "no credit_conv_remap*.safetensors in " << test::golden_dir() << "; set WEFT_GOLDEN_DIR";
-}
+TEST(RemapGolden, FilesArePresent) { test::expect_golden({"credit_conv_remap"}); }
 
 struct RemapNames : ::testing::Test {
   Context context;

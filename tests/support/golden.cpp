@@ -1,7 +1,10 @@
 #include "support/golden.hpp"
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cstdlib>
+#include <system_error>
 
 namespace weft::test {
 
@@ -20,6 +23,17 @@ std::vector<std::filesystem::path> golden_files(const std::string& prefix) {
       found.push_back(entry.path());
   std::sort(found.begin(), found.end());
   return found;
+}
+
+void expect_golden(const std::vector<std::string>& prefixes) {
+  if (!std::filesystem::is_directory(golden_dir()))
+    GTEST_SKIP() << "no folder " << golden_dir() << "; set WEFT_GOLDEN_DIR";
+  for (const std::string& prefix : prefixes) {
+    const auto files = golden_files(prefix);
+    EXPECT_FALSE(files.empty()) << "no " << prefix << "*.safetensors in " << golden_dir();
+    // Eight bytes of a length, and the header.
+    for (const auto& file : files) EXPECT_GT(std::filesystem::file_size(file), 8U) << file;
+  }
 }
 
 }  // namespace weft::test

@@ -18,4 +18,8 @@ std::filesystem::path golden_dir();
 /// saying so.
 std::vector<std::filesystem::path> golden_files(const std::string& prefix);
 
+/// For a test: skips it, naming the folder, if that is not there. Otherwise each of these prefixes has files,
+/// and each file has more than its length: tests made of them would otherwise be fewer without a word.
+void expect_golden(const std::vector<std::string>& prefixes);
+
 }  // namespace weft::test

@@ -8,6 +8,7 @@
 #include "support/errors.hpp"
 #include "support/late_backend.hpp"
 #include "support/late_kernels.hpp"
+#include "support/near.hpp"
 #include "support/run_ranks.hpp"
 #include "weft/base/random.hpp"
 #include "weft/host/copy.hpp"
@@ -23,15 +24,10 @@
 namespace weft::device_test {
 namespace {
 
+using test::random_tensor;
 using test::Rank;
 using test::Ranks;
 using Numbers = std::vector<std::vector<float>>;
-
-Tensor random_tensor(Context& context, const Shape& shape, const char* name) {
-  const Tensor t(context, shape);
-  RandomStream(5, name).normal(0, t.count(), t.f32().data());
-  return t;
-}
 
 // Runs `body` on a group of the CPU and on one of late devices, on two ranks, and compares what it gives.
 void expect_the_same(const std::function<Numbers(Compute&, ProcessGroup&)>& body) {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <functional>
 
+#include "support/near.hpp"
 #include "support/run_ranks.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/random.hpp"
@@ -19,6 +20,8 @@
 namespace weft::serial_test {
 namespace {
 
+using test::expect_near;
+using test::random_tensor;
 using test::Rank;
 using test::Ranks;
 
@@ -26,27 +29,6 @@ using test::Ranks;
 const MeshShape kMeshes[] = {{{"dp", 1}, {"tp", 1}}, {{"dp", 3}, {"tp", 1}}, {{"dp", 1}, {"tp", 3}},
                              {{"dp", 2}, {"tp", 1}}, {{"dp", 1}, {"tp", 2}}, {{"dp", 2}, {"tp", 2}},
                              {{"dp", 1}, {"tp", 4}}};
-
-Tensor random_tensor(Context& context, const Shape& shape, std::string_view name) {
-  Tensor t(context, shape);
-  RandomStream(5, name).normal(0, t.count(), t.f32().data());
-  return t;
-}
-
-// Sums of at most 96 products, cut in up to four parts: another order moves them by no more than 96 · 2^-24
-// of the sum of magnitudes, which is some times the largest result.
-constexpr double kTolerance = 2e-5;
-
-void expect_near(const Tensor& got, const Tensor& expected, const std::string& what) {
-  ASSERT_EQ(got.shape(), expected.shape()) << what;
-  double largest = 0, worst = 0;
-  for (const float f : expected.f32()) largest = std::max(largest, std::abs(static_cast<double>(f)));
-  for (std::size_t i = 0; i < expected.f32().size(); ++i)
-    worst =
-        std::max(worst, std::abs(static_cast<double>(got.f32()[i]) - static_cast<double>(expected.f32()[i])));
-  EXPECT_GT(largest, 0) << what;
-  EXPECT_LE(worst, kTolerance * largest) << what;
-}
 
 // The module twice: plain, and over the mesh by `plan`.
 void expect_as_serial(const std::function<std::unique_ptr<Module>()>& make, const Shape& x_shape,

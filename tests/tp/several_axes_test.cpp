@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "support/near.hpp"
 #include "support/run_ranks.hpp"
 #include "weft/base/random.hpp"
 #include "weft/mesh/redistribute.hpp"
@@ -17,25 +18,10 @@ namespace weft::several_axes_test {
 namespace {
 
 using test::error_of;
+using test::expect_near;
+using test::random_tensor;
 using test::Rank;
 using test::Ranks;
-
-Tensor random_tensor(Context& context, const Shape& shape, std::string_view name) {
-  Tensor t(context, shape);
-  RandomStream(5, name).normal(0, t.count(), t.f32().data());
-  return t;
-}
-
-void expect_near(const Tensor& got, const Tensor& expected, const std::string& what) {
-  ASSERT_EQ(got.shape(), expected.shape()) << what;
-  double largest = 0, worst = 0;
-  for (const float f : expected.f32()) largest = std::max(largest, std::abs(static_cast<double>(f)));
-  for (std::size_t i = 0; i < expected.f32().size(); ++i)
-    worst =
-        std::max(worst, std::abs(static_cast<double>(got.f32()[i]) - static_cast<double>(expected.f32()[i])));
-  EXPECT_GT(largest, 0) << what;
-  EXPECT_LE(worst, 2e-5 * largest) << what;  // as tp/serial
-}
 
 struct Call {
   std::vector<std::string> axes;

@@ -139,11 +139,15 @@ int run(const std::vector<std::string>& given) {
   weft::tools::add_parity(app, given, chosen);
 #endif
   weft::tools::add_doctor(app, chosen);
+#ifdef WEFT_HAVE_CHECK_AND_BENCH
   weft::tools::add_check(app, chosen);
+#endif
 #ifdef WEFT_HAVE_CHECKPOINT
   weft::tools::add_checkpoint(app, chosen);
 #endif
+#ifdef WEFT_HAVE_CHECK_AND_BENCH
   weft::tools::add_bench(app, chosen);
+#endif
   expect_decimals(app);
   const std::vector<std::string> words = as_flags(given);
   check_commands(app, words);

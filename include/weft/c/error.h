@@ -7,17 +7,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "weft/c/version.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* The version of this header. */
-#define WEFT_VERSION_MAJOR 0
-#define WEFT_VERSION_MINOR 1
-#define WEFT_VERSION_PATCH 0
-#define WEFT_VERSION "0.1.0"
-/* A later version has a larger number. */
-#define WEFT_VERSION_NUMBER (WEFT_VERSION_MAJOR * 1000000 + WEFT_VERSION_MINOR * 1000 + WEFT_VERSION_PATCH)
 /* The version of the library that is loaded, like WEFT_VERSION. Never NULL. */
 const char* weft_version(void);
 /* The same, like WEFT_VERSION_NUMBER. */

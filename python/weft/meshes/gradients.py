@@ -5,9 +5,9 @@ import ctypes
 import weakref
 
 from .. import _api, arrays, dtypes, errors
+from .._arguments import choice, text
 from .._handle import Handle, blocking
 from .._library import lib
-from ..context import choice, text
 from ..group import REDUCE_OPS
 from .layout import tensors
 from .mesh import Mesh

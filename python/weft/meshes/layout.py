@@ -4,9 +4,9 @@ import math
 
 from .. import _api, arrays, errors
 from .._api import weft_tensor
+from .._arguments import choice, text
 from .._handle import Handle, Made, blocking
 from .._library import lib
-from ..context import choice, text
 from ..group import REDUCE_OPS
 from .mesh import Mesh
 from .transfers import Transfer

@@ -3,9 +3,10 @@ group."""
 import ctypes
 
 from .. import _api, errors
+from .._arguments import text
 from .._handle import Handle, Made, blocking
 from .._library import lib
-from ..context import Context, text
+from ..context import Context
 from ..group import Group
 
 __all__ = ["Mesh"]

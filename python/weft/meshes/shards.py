@@ -4,9 +4,9 @@ same order, each from one thread, with the same lists."""
 import ctypes
 
 from .. import _api, arrays, dtypes, errors
+from .._arguments import choice, text
 from .._handle import Handle, Made, blocking
 from .._library import lib
-from ..context import choice, text
 from ..group import REDUCE_OPS
 from .layout import Layout
 from .mesh import Mesh

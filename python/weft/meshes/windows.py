@@ -14,9 +14,9 @@ import numbers
 
 from .. import _api, arrays, errors
 from .._api import weft_buffer, weft_edge
+from .._arguments import choice
 from .._handle import Handle, Made, blocking
 from .._library import lib
-from ..context import choice
 from .layout import Layout
 from .transfers import Exchange
 

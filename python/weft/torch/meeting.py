@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from .. import errors
 from ..context import Context
-from ..store import Store, StoreServer, new_secret, secret_from_env
+from ..store import Store, new_secret, secret_from_env
+from ..store_server import StoreServer
 
 _contexts = {}  # process id -> Context: a child made by fork() gets its own
 

@@ -19,8 +19,6 @@ constexpr std::int64_t kLarge = std::int64_t{16} << 10;  // a box of so many byt
 constexpr std::int64_t kHead =
     64;  // bytes of the hash, and of what keeps the packed bytes at lines of their own
 
-std::int64_t on_lines(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
 // What a transport says of one of its messages, as it is said of an exchange.
 std::string in_words_of_an_exchange(std::string story) {
   static constexpr std::string_view kMessage = " it (tag -1)", kPart = " its part";

@@ -13,9 +13,6 @@ namespace {
 
 using Program = ExchangeProgram;
 
-constexpr std::int64_t kLine = 64;
-std::int64_t on_lines(std::int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
-
 std::array<std::int64_t, Dims::kMaxDims> steps_of(const Strides& strides, std::int64_t element) {
   std::array<std::int64_t, Dims::kMaxDims> steps{};
   for (int d = 0; d < strides.rank(); ++d) steps[static_cast<std::size_t>(d)] = strides[d] * element;

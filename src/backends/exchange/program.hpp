@@ -89,6 +89,9 @@ struct ExchangeProgram {
   void copy_own(const ExchangeField* memory) const;
 };
 
+/// Up to a whole number of cache lines.
+inline std::int64_t on_lines(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
 /// Throws bad_argument where a plan is wrong in itself: `exchange: box 3 of what is sent to rank 1: field is 2; expected 0
 /// to 1`. `tail`: what texts end with.
 void check_exchange(const ExchangePlan& plan, int rank, int size, const std::string& tail);

@@ -24,7 +24,7 @@ constexpr JsonLimits kIndexLimits{.bytes = kMaxIndexBytes};
 
 std::vector<std::int64_t> list(const Dims& dims) { return {dims.begin(), dims.end()}; }
 
-[[noreturn]] void refuse(const std::filesystem::path& path, const std::string& what) {
+[[noreturn]] void refuse_index(const std::filesystem::path& path, const std::string& what) {
   throw Error(ErrorCode::bad_argument, fmt::format("checkpoint: {}: {}", path.string(), what));
 }
 
@@ -46,17 +46,17 @@ void check_parts(const std::filesystem::path& path, const std::string& name, con
       inside =
           part.box.offset[d] <= entry.shape[d] && part.box.shape[d] <= entry.shape[d] - part.box.offset[d];
     if (!inside)
-      refuse(path,
-             fmt::format("the part of \"{}\" in {} is {} at {}, outside of the whole {}", name, part.file,
-                         to_string(part.box.shape), to_string(part.box.offset), to_string(entry.shape)));
+      refuse_index(
+          path, fmt::format("the part of \"{}\" in {} is {} at {}, outside of the whole {}", name, part.file,
+                            to_string(part.box.shape), to_string(part.box.offset), to_string(entry.shape)));
     if (__builtin_add_overflow(count, part.box.shape.count(), &count)) count = INT64_MAX;
   }
   if (count != whole)
-    refuse(path, fmt::format("the {} parts of \"{}\" have {} elements; expected {} (shape {})",
-                             entry.parts.size(), name, count, whole, to_string(entry.shape)));
+    refuse_index(path, fmt::format("the {} parts of \"{}\" have {} elements; expected {} (shape {})",
+                                   entry.parts.size(), name, count, whole, to_string(entry.shape)));
   if (const auto wrong = first_not_covered_once(entry.shape, entry.parts))
-    refuse(path, fmt::format("element {} of \"{}\" is in {} of its {} parts; expected 1",
-                             to_string(wrong->element), name, wrong->parts, entry.parts.size()));
+    refuse_index(path, fmt::format("element {} of \"{}\" is in {} of its {} parts; expected 1",
+                                   to_string(wrong->element), name, wrong->parts, entry.parts.size()));
 }
 
 CheckpointPart read_part(const JsonReader& in) {
@@ -127,14 +127,15 @@ CheckpointIndex index_from_json(const std::filesystem::path& path, const std::st
   const json whole = parse_json(text, subject + ": it", kIndexLimits);
   const JsonReader in(subject, whole, "");
   const json* const format = in.find("format");
-  if (format == nullptr || *format != kFormat) refuse(path, fmt::format("\"format\" is not \"{}\"", kFormat));
+  if (format == nullptr || *format != kFormat)
+    refuse_index(path, fmt::format("\"format\" is not \"{}\"", kFormat));
   const bool hashed = in.at("version") == kVersion;
   if (!hashed && in.at("version") != kUnhashed)
     throw Error(ErrorCode::unsupported,
                 fmt::format("checkpoint: {}: has version {}; this build reads {} and {}", path.string(),
                             shown_json(in.at("version")), kUnhashed, kVersion));
   if (hashed && !is_sealed(text))
-    refuse(path, "is not as it was written: its \"hash\" is that of another text");
+    refuse_index(path, "is not as it was written: its \"hash\" is that of another text");
   CheckpointIndex index;
   index.step = in.integer("step", 0, INT64_MAX);
   index.mesh = in.text("mesh");
@@ -153,7 +154,8 @@ CheckpointIndex index_from_json(const std::filesystem::path& path, const std::st
     check_parts(path, name, tensor);
     for (const CheckpointPart& part : tensor.parts)
       if (hashed && !index.files.contains(part.file))
-        refuse(path, fmt::format("a part of \"{}\" is in {}, which is not among its files", name, part.file));
+        refuse_index(path,
+                     fmt::format("a part of \"{}\" is in {}, which is not among its files", name, part.file));
   }
   return index;
 }

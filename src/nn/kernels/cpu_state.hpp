@@ -11,7 +11,7 @@
 
 #include "nn/kernels/bf16/packed_weights.hpp"
 #include "nn/kernels/gemm/gemm.hpp"
-#include "nn/kernels/memory/scratch.hpp"
+#include "nn/kernels/scratch.hpp"
 #include "weft/nn/kernels.hpp"
 
 namespace weft::kernels {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "mesh/axis_ranks.hpp"
 #include "nn/history.hpp"
 #include "weft/base/error.hpp"
 #include "weft/host/copy.hpp"
@@ -13,8 +14,6 @@
 
 namespace weft {
 namespace {
-
-std::string axis_text(const DeviceMesh& axis) { return fmt::format("{}={}", axis.name(), axis.size()); }
 
 // The compute of a device, where calls and copies are ordered; on the host its threads copy.
 Compute* compute_of(const std::vector<Parameter*>& parameters) {

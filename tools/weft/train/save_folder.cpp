@@ -16,8 +16,6 @@
 namespace weft::tools {
 namespace {
 
-[[noreturn]] void wrong(const std::string& text) { throw Error(ErrorCode::bad_argument, "train: " + text); }
-
 // "dim=32 layers=2" as a map.
 std::map<std::string, std::string> parts_of(const std::string& identity) {
   std::map<std::string, std::string> parts;
@@ -87,7 +85,8 @@ SaveFolder look_at_save_folder(const std::filesystem::path& folder, const TrainC
                                const std::string& resume, bool overwrite) {
   std::optional<CheckpointInfo> latest;
   if (!overwrite) latest = latest_checkpoint(folder);
-  if (resume == "latest" && !latest) wrong(fmt::format("resume: no checkpoint in \"{}\"", folder.string()));
+  if (resume == "latest" && !latest)
+    bad_training(fmt::format("resume: no checkpoint in \"{}\"", folder.string()));
   SaveFolder found;
   if (latest) {
     const auto run = latest->extra.find("run");
@@ -98,15 +97,15 @@ SaveFolder look_at_save_folder(const std::filesystem::path& folder, const TrainC
     found.resume = resume != "no";
     found.step = latest->step;
     if (found.resume && d.fixed)
-      wrong(fmt::format("resume: \"{}\" is of another run: {}", latest->folder.string(), d.all));
+      bad_training(fmt::format("resume: \"{}\" is of another run: {}", latest->folder.string(), d.all));
     if (!found.resume && !d.all.empty())
-      wrong(
+      bad_training(
           fmt::format("--save: \"{}\" is of another run, and would be replaced: {}; expected another folder, "
                       "{}--overwrite",
                       latest->folder.string(), d.all, d.fixed ? "or " : "--resume, or "));
     if (found.resume && latest->step > config.steps)
-      wrong(fmt::format("resume: \"{}\" is {} steps old; --steps is {}; expected {} or more",
-                        latest->folder.string(), latest->step, config.steps, latest->step));
+      bad_training(fmt::format("resume: \"{}\" is {} steps old; --steps is {}; expected {} or more",
+                               latest->folder.string(), latest->step, config.steps, latest->step));
     if (found.resume && !d.schedule.empty())
       found.note = fmt::format("another schedule from step {} on: {}", latest->step, d.schedule);
   }

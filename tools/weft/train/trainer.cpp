@@ -43,8 +43,6 @@ Trainer::Options trainer_options(const TrainConfig& config) {
   return options;
 }
 
-[[noreturn]] void wrong(const std::string& text) { throw Error(ErrorCode::bad_argument, "train: " + text); }
-
 }  // namespace
 
 std::vector<unsigned char> read_text(const std::filesystem::path& path, std::int64_t least) {
@@ -53,8 +51,8 @@ std::vector<unsigned char> read_text(const std::filesystem::path& path, std::int
       read_regular_file(path.string(), fmt::format("text \"{}\":", path.string()), kMostBytes);
   std::vector<unsigned char> bytes(text.begin(), text.end());
   if (static_cast<std::int64_t>(bytes.size()) < least)
-    wrong(fmt::format("text \"{}\" has {} bytes; expected at least {} (sequence + 2)", path.string(),
-                      bytes.size(), least));
+    bad_training(fmt::format("text \"{}\" has {} bytes; expected at least {} (sequence + 2)", path.string(),
+                             bytes.size(), least));
   return bytes;
 }
 
@@ -75,54 +73,54 @@ void TrainConfig::fill_in() {
 }
 
 MeshShape TrainConfig::check(int ranks) const {
-  if (tp < 1) wrong(fmt::format("tp is {}; expected 1 or more", tp));
-  if (dp != -1 && dp < 1) wrong(fmt::format("dp is {}; expected 1 or more", dp));
+  if (tp < 1) bad_training(fmt::format("tp is {}; expected 1 or more", tp));
+  if (dp != -1 && dp < 1) bad_training(fmt::format("dp is {}; expected 1 or more", dp));
   MeshShape mesh = MeshShape{{"dp", dp}, {"tp", tp}}.fit(ranks);
   const int data_ranks = mesh.size("dp");
   if (data != "ddp" && data != "fsdp" && data != "hsdp")
-    wrong(fmt::format("data is \"{}\"; expected ddp, fsdp or hsdp", data));
+    bad_training(fmt::format("data is \"{}\"; expected ddp, fsdp or hsdp", data));
   if (replicate != 0 && data != "hsdp")
-    wrong(fmt::format("replicate is {} with data \"{}\"; it is of hsdp alone", replicate, data));
+    bad_training(fmt::format("replicate is {} with data \"{}\"; it is of hsdp alone", replicate, data));
   if (data == "hsdp") {
     const int copies = replicate == 0 ? 2 : replicate;
     if (copies < 1 || data_ranks % copies != 0)
-      wrong(fmt::format("replicate is {}; expected a number that divides dp={}", copies, data_ranks));
+      bad_training(fmt::format("replicate is {}; expected a number that divides dp={}", copies, data_ranks));
     mesh = MeshShape{{"dp_replicate", copies}, {"dp_shard", data_ranks / copies}, {"tp", tp}};
   }
   model.check();
   const auto divides = [&](const char* what, std::int64_t count) {
     if (count % tp != 0)
-      wrong(fmt::format("{} {} do not divide into tp={} ({} = {} x {} + {})", count, what, tp, count, tp,
-                        count / tp, count % tp));
+      bad_training(fmt::format("{} {} do not divide into tp={} ({} = {} x {} + {})", count, what, tp, count,
+                               tp, count / tp, count % tp));
   };
   divides("heads", model.heads);
   if (model.kv_heads >= tp)
     divides("kv_heads", model.kv_heads);
   else if (tp % model.kv_heads != 0)  // ranks share them, as many each
-    wrong(fmt::format("tp={} does not divide into {} kv_heads ({} = {} x {} + {})", tp, model.kv_heads, tp,
-                      model.kv_heads, tp / model.kv_heads, tp % model.kv_heads));
+    bad_training(fmt::format("tp={} does not divide into {} kv_heads ({} = {} x {} + {})", tp, model.kv_heads,
+                             tp, model.kv_heads, tp / model.kv_heads, tp % model.kv_heads));
   divides("ffn_hidden columns", model.ffn_hidden);
   if (vocab != "whole" && vocab != "shard")
-    wrong(fmt::format("vocab is \"{}\"; expected whole or shard", vocab));
+    bad_training(fmt::format("vocab is \"{}\"; expected whole or shard", vocab));
   if (vocab == "whole") divides("vocabulary entries", model.vocab);
   if (global_batch < data_ranks)
-    wrong(fmt::format("batch is {}; expected at least one sequence for each of dp={}", global_batch,
-                      data_ranks));
+    bad_training(fmt::format("batch is {}; expected at least one sequence for each of dp={}", global_batch,
+                             data_ranks));
   if (sequence < 1 || sequence > model.max_seq)
-    wrong(fmt::format("seq is {}; expected 1 to {} (max-seq)", sequence, model.max_seq));
+    bad_training(fmt::format("seq is {}; expected 1 to {} (max-seq)", sequence, model.max_seq));
   if (model.vocab < 256)
-    wrong(fmt::format("vocab is {}; expected 256 or more: one for each byte", model.vocab));
-  if (steps < 1) wrong(fmt::format("steps is {}; expected 1 or more", steps));
+    bad_training(fmt::format("vocab is {}; expected 256 or more: one for each byte", model.vocab));
+  if (steps < 1) bad_training(fmt::format("steps is {}; expected 1 or more", steps));
   if (!(loss_scale >= 0 && std::isfinite(loss_scale)))
-    wrong(fmt::format("loss-scale is {}; expected 0 (none), or a finite number above 0", loss_scale));
+    bad_training(fmt::format("loss-scale is {}; expected 0 (none), or a finite number above 0", loss_scale));
   if (!(label_smoothing >= 0 && label_smoothing <= 1))
-    wrong(fmt::format("label-smoothing is {}; expected 0 to 1", label_smoothing));
+    bad_training(fmt::format("label-smoothing is {}; expected 0 to 1", label_smoothing));
   if (!(ema >= 0 && ema < 1))
-    wrong(fmt::format("ema is {}; expected 0 (none) or more, and less than 1", ema));
+    bad_training(fmt::format("ema is {}; expected 0 (none) or more, and less than 1", ema));
   if (threads < 0)
-    wrong(fmt::format("threads is {}; expected 1 or more, or 0 for a share of the cores", threads));
+    bad_training(fmt::format("threads is {}; expected 1 or more, or 0 for a share of the cores", threads));
   if (!(floor_lr >= 0 && floor_lr <= peak_lr))
-    wrong(fmt::format("lr-floor is {} and lr {}; expected 0 <= lr-floor <= lr", floor_lr, peak_lr));
+    bad_training(fmt::format("lr-floor is {} and lr {}; expected 0 <= lr-floor <= lr", floor_lr, peak_lr));
   CosineSchedule{peak_lr, floor_lr, warmup_steps(), steps}.check();
   return mesh;
 }

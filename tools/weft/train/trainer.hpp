@@ -9,12 +9,17 @@
 #include <string>
 #include <vector>
 
+#include "weft/base/error.hpp"
 #include "weft/dp/sampler.hpp"
 #include "weft/group/process_group.hpp"
 #include "weft/models/trainer.hpp"
 #include "weft/nn/schedule.hpp"
 
 namespace weft::tools {
+
+[[noreturn]] inline void bad_training(const std::string& text) {
+  throw Error(ErrorCode::bad_argument, "train: " + text);
+}
 
 struct TrainConfig {
   /// kv_heads, ffn_hidden, max_seq: 0 until fill_in().

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <map>
 
-#include "nn/kernels/memory/scratch.hpp"
+#include "nn/kernels/scratch.hpp"
 #include "weft/nn/kernels.hpp"
 
 namespace weft::kernels {

@@ -1,0 +1,13 @@
+// Lists of ranks, short ones: of members, of those that are gone. Callable from any thread.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+namespace weft {
+
+inline bool holds(const std::vector<int>& ranks, int r) {
+  return std::find(ranks.begin(), ranks.end(), r) != ranks.end();
+}
+
+}  // namespace weft
