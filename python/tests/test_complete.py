@@ -1,4 +1,5 @@
 """Every function of weft.h has its place in the package, or a reason why not."""
+import ast
 import importlib.util
 import os
 import pathlib
@@ -74,3 +75,22 @@ def test_every_name_has_words():
         if isinstance(thing, int):
             continue
         assert thing.__doc__, name
+
+
+def test_files_do_not_import_each_other():
+    folder = pathlib.Path(weft.__file__).parent
+    names = {path.relative_to(folder).with_suffix("").as_posix().replace("/", "."): path for path in folder.rglob("*.py")}
+
+    def imported(name):
+        package = name.split(".")[:-1]
+        for node in ast.walk(ast.parse(names[name].read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                base = package[:len(package) - node.level + 1] + (node.module.split(".") if node.module else [])
+                for other in [".".join(base), *(".".join([*base, alias.name]) for alias in node.names)]:
+                    if other in names:
+                        yield other
+
+    edges = {name: set(imported(name)) for name in names}
+    while leaves := {name for name, others in edges.items() if not others & edges.keys()}:
+        edges = {name: others for name, others in edges.items() if name not in leaves}
+    assert not edges, f"these import each other: {sorted(edges)}"

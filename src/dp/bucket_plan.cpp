@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "base/floating.hpp"
+
 namespace weft::dp {
 namespace {
 
@@ -21,7 +23,7 @@ void check(const std::vector<BucketEntry>& entries, const BucketOptions& options
       refuse_bucket(fmt::format("\"{}\" has op {}{}; expected sum or avg", e.name, name(e.op),
                                 e.op.scale == 1 ? "" : fmt::format(" with scale {}", e.op.scale)));
     if (!is_floating(e.dtype))
-      refuse_bucket(fmt::format("\"{}\" is {}; expected f64, f32, bf16 or f16", e.name, name(e.dtype)));
+      refuse_bucket(fmt::format("\"{}\" is {}; expected {}", e.name, name(e.dtype), kFloatingNames));
   }
 }
 

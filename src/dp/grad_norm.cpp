@@ -11,6 +11,7 @@
 #include <limits>
 #include <optional>
 
+#include "base/floating.hpp"
 #include "base/mutant.hpp"
 #include "dp/elements.hpp"
 #include "dp/loops.hpp"
@@ -342,8 +343,8 @@ double number_of(const Tensor& limit, Compute* compute) {
         fmt::format("clip_grad_norm: max_norm is a tensor of {} elements; expected 1", limit.count()));
   if (!is_floating(limit.dtype()))
     throw Error(ErrorCode::bad_argument,
-                fmt::format("clip_grad_norm: max_norm is a tensor of {}; expected f64, f32, bf16 or f16",
-                            name(limit.dtype())));
+                fmt::format("clip_grad_norm: max_norm is a tensor of {}; expected {}", name(limit.dtype()),
+                            kFloatingNames));
   if (const std::string wrong = device_fault(limit.device(), compute);
       !wrong.empty() && limit.device() != Device{})
     throw Error(ErrorCode::bad_argument, fmt::format("clip_grad_norm: max_norm {}", wrong));

@@ -6,6 +6,7 @@
 #include <functional>
 #include <string>
 
+#include "base/floating.hpp"
 #include "mesh/pieces.hpp"
 #include "mesh/view_memory.hpp"
 #include "weft/base/error.hpp"
@@ -45,7 +46,7 @@ void check_gradients(std::string_view what, std::span<const Gradient> gradients,
     };
     const DType t = g.data.dtype;
     if (t != DType::f64 && t != DType::f32 && t != DType::bf16 && t != DType::f16)
-      wrong(ErrorCode::bad_argument, fmt::format("is {}; expected f64, f32, bf16 or f16", name(t)));
+      wrong(ErrorCode::bad_argument, fmt::format("is {}; expected {}", name(t), kFloatingNames));
     if (const std::string fault = device_fault(g.data.device, compute); !fault.empty())
       wrong(ErrorCode::bad_argument, fault);
     if (const std::string fault = memory_fault(g.data); !fault.empty()) wrong(ErrorCode::bad_argument, fault);

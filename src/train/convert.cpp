@@ -6,6 +6,7 @@
 #include <functional>
 #include <string>
 
+#include "base/floating.hpp"
 #include "dp/shards/convert.hpp"
 #include "weft/base/error.hpp"
 #include "weft/nn/frame.hpp"
@@ -20,7 +21,7 @@ void check(const char* which, const ConstBuffer& b, const Compute& compute) {
   if (b.fault) refuse(ErrorCode::bad_argument, fmt::format("{} {}", which, b.fault.text()));
   if (!is_floating(b.dtype))
     refuse(ErrorCode::bad_argument,
-           fmt::format("{} is {}; expected f64, f32, bf16 or f16", which, name(b.dtype)));
+           fmt::format("{} is {}; expected {}", which, name(b.dtype), kFloatingNames));
   if (b.count < 0)
     refuse(ErrorCode::bad_argument, fmt::format("{} has {} elements; expected 0 or more", which, b.count));
   if (b.data == nullptr && b.count != 0)

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/floating.hpp"
 #include "mesh/axis_ranks.hpp"
 #include "weft/base/error.hpp"
 
@@ -120,8 +121,8 @@ ShardPlan::ShardPlan(DeviceMesh axes_in, std::vector<ShardEntry> entries, const 
     bad(fmt::format("options.alone_bytes is {}; expected 1 or more", options.alone_bytes));
   for (const DType t : {options.reduce, options.gradient})
     if (t != DType::f64 && t != DType::f32 && t != DType::bf16 && t != DType::f16)
-      bad(fmt::format("options.{} is {}; expected f64, f32, bf16 or f16",
-                      t == options.reduce ? "reduce" : "gradient", name(t)));
+      bad(fmt::format("options.{} is {}; expected {}", t == options.reduce ? "reduce" : "gradient", name(t),
+                      kFloatingNames));
   expect_disjoint(axes, options.replicate);
   for (ShardEntry& entry : entries) {
     check(entry, axes, options.replicate);
