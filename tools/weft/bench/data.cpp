@@ -22,7 +22,7 @@ std::string baseline_of(const std::string& name) {
   return name == "reduce/bound" || name == "reduce/one_foreign" ? "reduce/one_foreign" : "reduce/one";
 }
 
-void check(const Options& o) {
+void check_data(const Options& o) {
   expect_known("--cases", o.cases, kCases);
   if (!o.against.empty()) expect_known("--against", o.against, {"torch"});
 }
@@ -76,7 +76,7 @@ std::string ratios(const Contest& contest, bool markdown) {
 void bench_data(const Options& given) {
   Options o = given;
   if (o.cases.empty()) o.cases = kCases;
-  check(o);
+  check_data(o);
   const WorkFolder folder;
   Contest contest(o, "data", o.cases);
   enter(contest, folder, o, true);

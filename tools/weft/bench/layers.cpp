@@ -21,7 +21,7 @@ std::vector<std::string> cases_of(const Options& o) {
   return cases;
 }
 
-void check(const Options& o) {
+void check_layers(const Options& o) {
   expect_known("--layers", o.layers, {"linear2", "mlp", "attention", "conv", "head"});
   expect_known("--passes", o.passes, {"forward", "both"});
   expect_known("--dtype", o.dtypes, {"f32", "bf16"});
@@ -149,7 +149,7 @@ std::string Layers::ratios() const {
 }  // namespace
 
 void bench_layers(const Options& o) {
-  check(o);
+  check_layers(o);
   const WorkFolder folder;
   Layers layers(o, folder);
   layers.contest().run();
