@@ -229,7 +229,7 @@ void Module::expect_here(const char* what, Inputs x, const Frame& frame) const {
   for (std::size_t i = 0; i < x.size(); ++i) expect(x[i], [&] { return fmt::format("{} {}", what, i); });
   for (const auto& [name, parameter] : own_) {
     if (!parameter->materialised()) continue;
-    expect(parameter->master_, [&] { return name; });
+    expect(parameter->master_, [&name = name] { return name; });
     if (!parameter->has_values_)
       throw Error(ErrorCode::bad_argument,
                   fmt::format("parameter \"{}\" has no values: initialise() the model or load a checkpoint "
@@ -237,7 +237,7 @@ void Module::expect_here(const char* what, Inputs x, const Frame& frame) const {
                               parameter->path()));
   }
   for (const auto& [name, buffer] : own_buffers_)
-    if (buffer->materialised()) expect(buffer->tensor_, [&] { return name; });
+    if (buffer->materialised()) expect(buffer->tensor_, [&name = name] { return name; });
 }
 
 }  // namespace weft

@@ -193,6 +193,36 @@ TEST_F(WindowDamaged, TheAddressOfAFieldThatTheKernelReads) {
       "rank 0 cannot read the memory of rank 1", ErrorCode::system);
 }
 
+// Rank 1 names memory that it has not, before rank 0 exchanges with it for the first time.
+TEST_F(WindowDamaged, ThePlaceOfARing) {
+  for (const std::uint64_t place :
+       {std::uint64_t{201} << 48, (std::uint64_t{1} << 48) | (std::uint64_t{1} << 46)})
+    run_ranks(Ranks::processes, 2, [&](Rank& r) {
+      const DeviceMesh mesh(r.group(), {{"y", -1}});
+      const Halo halo(mesh, kFew);
+      const Tensor part = Tensor::zeros(r.context, {2, kFew}, DType::f64),
+                   window(r.context, {4, kFew}, DType::f64);
+      if (r.rank == 1) {
+        int regions = 0;
+        for (const SharedMapping& m : test::shared_mappings("region"))
+          if (m.bytes >= Control::bytes(2) && m.bytes < Control::bytes(2) + 4096) {
+            Control(reinterpret_cast<std::byte*>(m.data), 2).ring(1, 0).store(place);
+            ++regions;
+          }
+        EXPECT_GT(regions, 0);
+      }
+      r.meet("damaged");
+      const auto start = [&] { halo.window.start(part, window).finish(); };
+      if (r.rank == 0) {
+        EXPECT_THAT(
+            test::error_text(ErrorCode::corrupt, start),
+            HasSubstr(
+                "rank 1's words in shared memory are damaged: the place of its memory for exchanges is "));
+      }
+      r.meet("told");
+    });
+}
+
 TEST_F(WindowDamaged, ATextWithoutAnEnd) {
   check(
       {kFew, Memory::shared},
