@@ -786,7 +786,8 @@ bool GroupState::poll(std::uint32_t slot, std::uint32_t ticket) {
       if (failed()) failure_.raise(ring_[slot].op.op, ring_[slot].op.call);
       if (unowned_since_.load(std::memory_order_relaxed) != 0 && is_stuck(ring_[slot].deadline))
         raise_stuck(ring_[slot]);
-      if (WEFT_MUTANT("interrupt_ends_done") && interrupted())
+      if (WEFT_MUTANT("interrupt_ends_done") &&
+          (Deadline::after(std::chrono::hours(1)).passed() || interrupted()))
         raise_interrupted(ring_[slot].op.op, ring_[slot].op.call);
       // A peer may need this rank's part in a call of another group before it comes to this.
       if (!WEFT_MUTANT("asking_drives_one_group")) progress_.drive_all(this);
