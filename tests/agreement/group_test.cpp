@@ -85,8 +85,8 @@ Row exchange_row(const std::string& function,
       "fields, and boxes of each pair",
       "in what each rank gets of each neighbour",
       ErrorCode::mismatch,
-      "exchange: rank …sends other fields or boxes than rank …expects (1 field: f32, 32 bytes of boxes (…); "
-      "expected the same",
+      "exchange: rank …gave 1 field: f32, 32 bytes of boxes (…and rank …1 field: f32, 32 bytes of boxes (…; "
+      "expected the same on all ranks",
       [begin](Rank& r) {
         Floats f(r);
         const ExchangeBox box = f.odd ? ExchangeBox{0, 0, {4, 2}, {2, 1}} : ExchangeBox{0, 0, {8}, {1}};

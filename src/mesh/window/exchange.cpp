@@ -247,7 +247,10 @@ WindowTransfer begin(const Window& window, const std::shared_ptr<Window::Plan>& 
   if (stream == Stream{} && !fields.empty()) stream = fields[0].in.device;
   const bool host = stream.device == Device{};
   // The group is made by all of them at their first window, also by those that exchange nothing.
-  if (!alone && plan->group == nullptr) plan->group = &plan->axes.group();
+  if (!alone && plan->group == nullptr) {
+    plan->group = &plan->axes.group();
+    plan->listed.emplace(plan->mesh.context(), fmt::format("a {}", plan->name));
+  }
   Known known = as_before(*plan, fields, stream.device, adjoint);
   if (known.program == nullptr) {
     known.program = &windows::program_for(window, *plan, fields, adjoint);

@@ -68,6 +68,8 @@ struct Window::Plan {
       in_flight;  ///< begun, and neither finished nor failed, in no order
   mutable std::mutex spare_mutex;
   mutable std::vector<Tensor> spare;  // guarded by it: steps are taken in any thread that waits
+  // From the first start on: exchanges in flight need the Context, and may outlive the group.
+  std::optional<Dependents::Entry> listed;
 };
 
 namespace windows {
