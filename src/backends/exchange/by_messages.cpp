@@ -19,7 +19,7 @@ constexpr std::int64_t kLarge = std::int64_t{16} << 10;  // a box of so many byt
 constexpr std::int64_t kHead =
     64;  // bytes of the hash, and of what keeps the packed bytes at lines of their own
 
-// What a transport says of one of its messages, as it is said of an exchange.
+// Rewrites a transport's text about one of its messages as a text about an exchange.
 std::string in_words_of_an_exchange(std::string story) {
   static constexpr std::string_view kMessage = " it (tag -1)", kPart = " its part";
   if (const std::size_t at = story.find(kMessage); at != story.npos)
@@ -27,7 +27,7 @@ std::string in_words_of_an_exchange(std::string story) {
   return story;
 }
 
-// What failed while a peer, or a library, might still write to it: it ends with the Context.
+// Flights that failed while a peer, or a library, might still write to them. They end with the Context.
 class AbandonedFlights {
  public:
   explicit AbandonedFlights(Context&) {}
@@ -43,7 +43,7 @@ class AbandonedFlights {
 
 }  // namespace
 
-// What goes to a rank, or comes from it.
+// The traffic with each rank: messages to it and messages from it.
 struct ExchangeByMessages::Planned final : PlannedExchange {
   Planned(const ExchangePlan& plan, int rank) : program(plan, rank) {
     for (const ExchangeProgram::Side& side : program.sends) sends.push_back(messages_of(side));
@@ -54,7 +54,8 @@ struct ExchangeByMessages::Planned final : PlannedExchange {
       for (const auto& list : *lists) messages += list.size();
   }
 
-  // Both ranks divide the boxes alike: by their bytes. Sums are made box by box, in order, so there all are packed.
+  // Both ranks divide the boxes alike: by their bytes. Sums are made box by box, in order, so all boxes of
+  // kind add are packed.
   std::vector<Message> messages_of(const ExchangeProgram::Side& side) {
     std::vector<Message> list(1);
     for (std::size_t i = 0; i < side.boxes.size(); ++i) {

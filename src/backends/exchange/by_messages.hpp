@@ -1,8 +1,10 @@
-// An exchange made of sends and receives, for a transport that has no exchange of its own. Used by the owner of the group.
+// An exchange made of sends and receives, for a transport that has no exchange of its own. The owner of the
+// group uses it.
 //
-// To each rank goes one message of packed bytes, which begins with a hash of what both ranks must have alike; and one for
-// each box of 16 KiB or more, which is sent from where it lies and received there if it is one piece of memory. What comes is
-// unpacked when it is there; sums are made when all is there.
+// A rank sends each other rank one message of packed bytes, which begins with a hash of everything that
+// both ranks must have alike; and one more for each box of 16 KiB or more. A rank sends such a box from its
+// place, or receives it there, if it is one piece of memory on that rank. The receiver unpacks a message
+// when it has arrived, and makes sums when all messages have arrived.
 #pragma once
 
 #include <memory>
@@ -19,7 +21,8 @@ class ExchangeByMessages {
   /// `transport` has send and recv, and outlives this. Its failures are the exchange's.
   ExchangeByMessages(Context& context, Backend& transport, int rank);
   ~ExchangeByMessages();
-  /// The transport ends while a peer, or its library, may still write to what failed: that memory stays as long as the Context.
+  /// The transport ends while a peer, or its library, may still write to the memory of a failed exchange:
+  /// that memory stays as long as the Context.
   void abandon() noexcept;
   ExchangeByMessages(const ExchangeByMessages&) = delete;
   ExchangeByMessages& operator=(const ExchangeByMessages&) = delete;

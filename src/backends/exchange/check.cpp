@@ -1,4 +1,4 @@
-// What can be wrong with an exchange, and how it is told.
+// Checks of an exchange's arguments, and the texts of their errors.
 #include <fmt/format.h>
 
 #include <algorithm>

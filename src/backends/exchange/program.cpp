@@ -137,14 +137,14 @@ class Compiler {
     return bytes;
   }
 
-  // What both ranks must have alike: the fields, also those without elements, and the boxes.
+  // Both ranks must have these alike: the fields, also those without elements, and the boxes.
   void describe(Program::Side& side) const {
     side.about = fmt::format("{}, {} bytes", fields_text(plan_), side.bytes);
     Fnv1a hash;
     hash.add(side.about);
     hash.add(side.boxes.size());
     const char* between = " of boxes ";
-    std::size_t told = ~std::size_t{0};  // the field whose first box has been told
+    std::size_t told = ~std::size_t{0};  // the field whose first box is in the text
     for (const Program::Box& b : side.boxes) {
       hash.add(b.field);
       hash.add(static_cast<std::uint64_t>(b.element));

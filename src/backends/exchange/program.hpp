@@ -1,4 +1,5 @@
-// An ExchangePlan worked out: what every transport needs of it. Made once for each plan; never changes; any thread.
+// An ExchangePlan worked out: everything that each transport needs from it. Made once for each plan; never
+// changes; any thread.
 #pragma once
 
 #include <array>
@@ -25,37 +26,41 @@ struct ExchangeProgram {
     /// Between this rank's field and the packed bytes: of what is sent from the field, of what comes to it.
     Loops loops;
   };
-  /// What goes to one rank, or comes from it. Boxes without elements are left out.
+  /// The traffic in one direction with one rank. Boxes without elements are left out.
   struct Side {
     int peer = 0;
     std::int64_t bytes = 0, runs = 0;  ///< runs: of bytes in one piece, in this rank's memory
     std::vector<Box> boxes{};
     /// Kind add, of what comes: for each box the loops from the packed bytes to the sums of its field.
     std::vector<Loops> sums{};
-    std::uint64_t form =
-        0;  ///< a hash of what both ranks must have alike: fields, and the counts of their boxes
-    std::string about{};  ///< of that, in words
+    /// A hash of everything that both ranks must have alike: fields, and the counts of their boxes.
+    std::uint64_t form = 0;
+    /// The same in words.
+    std::string about{};
   };
   /// Bytes [low, high) from where a field begins. Empty: low == high.
   struct Span {
     std::int64_t low = 0, high = 0;
   };
-  /// What this rank sends to itself: from `in + from` to `out + to`; kind add: to `sums + to`.
+  /// A box that this rank sends to itself: from `in + from` to `out + to`; kind add: to `sums + to`.
   struct Own {
     std::size_t field;
     Loops loops;
     std::int64_t from, to;
   };
-  /// Kind add: where the sums of a field are. `at` < 0: in the field itself. Else at byte `at` of the memory of sums stands
-  /// the sum of the field's element at byte `low`; elements are `widen` times as far apart there.
+  /// Kind add: where the sums of a field are. `at` < 0: in the field itself. Otherwise the sum of the
+  /// field's element at byte `low` stands at byte `at` of the memory of sums; elements are `widen` times as
+  /// far apart there.
   struct Sums {
     std::int64_t at = -1, low = 0, widen = 1;
-    /// The place of the field's element at byte `offset`, from where the memory of sums, or the field, begins.
+    /// The place of the field's element at byte `offset`, counted from where the memory of sums, or the
+    /// field, begins.
     std::int64_t place(std::int64_t offset) const noexcept {
       return at < 0 ? offset : at + (offset - low) * widen;
     }
   };
-  /// Kind add, of a box that is added to, where its sums are not in the field: the loops from the field to its sums, and back.
+  /// Kind add: a box into which elements are added, and whose sums are not in the field: the loops from the
+  /// field to its sums, and back.
   struct Widened {
     std::size_t field;
     Loops widen, round;
@@ -75,8 +80,9 @@ struct ExchangeProgram {
   std::vector<Widened> widened{};
   std::int64_t sums_bytes = 0;  ///< of the memory of sums
 
-  /// Kind add: adds what came, in the order of the ranks, this rank's own at its place. `memory`: where the fields lie.
-  /// `sums_memory`: sums_bytes of it. `add(i)` adds what came of receives[i].
+  /// Kind add: adds the received elements in the order of the ranks, this rank's own at its place.
+  /// `memory`: where the fields lie. `sums_memory`: sums_bytes of it. `add(i)` adds the elements received
+  /// from receives[i].
   void add_all(const ExchangeField* memory, std::byte* sums_memory,
                const std::function<void(std::size_t receive)>& add) const;
   /// The same for one rank's packed bytes; for use in `add`.
@@ -92,11 +98,12 @@ struct ExchangeProgram {
 /// Up to a whole number of cache lines.
 inline std::int64_t on_lines(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-/// Throws bad_argument where a plan is wrong in itself: `exchange: box 3 of what is sent to rank 1: field is 2; expected 0
-/// to 1`. `tail`: what texts end with.
+/// Throws bad_argument if a plan is wrong in itself: `exchange: box 3 of what is sent to rank 1: field is
+/// 2; expected 0 to 1`. `tail`: the end of each text.
 void check_exchange(const ExchangePlan& plan, int rank, int size, const std::string& tail);
-/// Throws bad_argument where these fields cannot be exchanged: one has no memory, or what is written shares memory with
-/// what is read, or with other elements that are written. Costs as much as it has boxes.
+/// Throws bad_argument if these fields cannot be exchanged: one has no memory, or elements that are written
+/// share memory with elements that are read, or with other elements that are written. The time grows with
+/// the number of boxes.
 void check_exchange_memory(const ExchangePlan& plan, const ExchangeProgram& program,
                            const ExchangeField* fields, const std::string& tail);
 
