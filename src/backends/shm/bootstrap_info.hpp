@@ -1,4 +1,4 @@
-// What each rank of a group of shared memory tells the others through the store.
+// The facts that each rank of a group of shared memory gives the others through the store.
 #pragma once
 
 #include <fmt/format.h>

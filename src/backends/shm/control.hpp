@@ -1,7 +1,7 @@
-// What the ranks of a group share: the layout of its control region, mapped by every rank. Zero-filled at
-// birth.
+// The words that the ranks of a group share: the layout of its control region, mapped by every rank. The
+// region is zero-filled when it is made.
 //
-// Every word has one writer, named beside it. Sequences count from 1, so that zero means "not yet". A word
+// Every word has one writer, named with it. Sequences count from 1, so that zero means "not yet". A word
 // that a sleeper may wait for is stored before a full fence and read with sequential consistency: the
 // publisher looks for sleepers after the fence, and a rank that goes to sleep announces it and then looks
 // again. So one of the two sees the other.
@@ -72,8 +72,8 @@ struct alignas(64) Arrival {
 /// The bytes of the payload that lie in the arrival's first cache line.
 inline constexpr std::int64_t kHeadBytes = kLine - offsetof(Arrival, payload);
 
-/// What only few calls need, and for which an arrival line has no room. It lies beside the line, under the
-/// same rules.
+/// Arguments that only few calls need, and for which an arrival line has no room. They lie next to the
+/// line, under the same rules.
 struct alignas(64) Detail {
   double scale;          ///< premul_sum
   std::int64_t longest;  ///< of the blocks
@@ -125,11 +125,12 @@ struct Pair {
 /// Added to RankBlock::active while the kernel copies: the memory it writes to cannot be given other pages.
 inline constexpr std::uint64_t kByKernel = std::uint64_t{1} << 63;
 
-/// What RankBlock::left says of a rank that publishes no more calls.
+/// The values of RankBlock::left if a rank publishes no more calls.
 inline constexpr std::uint32_t kLeaving = 1, kLeft = 2;
 
-/// One rank's words. Each line has one writer, the owner, but for `inbox`. A processor fetches lines in pairs: `active`, which its
-/// rank writes in each call, has one for itself, apart from `sleeping`, which others read in each call (30 ns).
+/// One rank's words. Each line has one writer, the owner, except for `inbox`. A processor fetches lines in
+/// pairs: `active`, which its rank writes in each call, has a pair for itself, separate from `sleeping`,
+/// which others read in each call (30 ns).
 struct RankBlock {
   alignas(64)
       std::atomic<std::uint64_t> consumed;  ///< calls whose arrival lines are read: peers may rewrite them
@@ -228,13 +229,14 @@ class Control {
     return reinterpret_cast<std::atomic<std::uint32_t>*>(
         base_ + mapped_at(size_))[static_cast<std::size_t>(r) * row() + p];
   }
-  /// by rank `from`: 1 once it has opened its pair with rank `to`. Those of one receiver are side by side.
+  /// by rank `from`: 1 once it has opened its pair with rank `to`. The words of one receiver are side by
+  /// side.
   std::atomic<std::uint32_t>& opened(int from, int to) const {
     return reinterpret_cast<std::atomic<std::uint32_t>*>(
         base_ + opened_at(size_))[static_cast<std::size_t>(to) * row() + from];
   }
-  /// by rank `from`: where the memory of its exchanges with rank `to` lies (PairMemory); 0: it has none. Those of one
-  /// receiver are side by side.
+  /// by rank `from`: where the memory of its exchanges with rank `to` lies (PairMemory); 0: it has none.
+  /// The words of one receiver are side by side.
   std::atomic<std::uint64_t>& ring(int from, int to) const {
     return reinterpret_cast<std::atomic<std::uint64_t>*>(
         base_ +

@@ -1,12 +1,13 @@
 // When something goes wrong: the first cause, who is dead, and when memory is safe again.
 //
-// The first rank to notice a failure claims the abort record by compare-and-swap; later causes are dropped, so
-// that all ranks report the same one. After the claim no rank enters a peer's memory: a rank that is about to
-// enter stores `active` and then reads the record, and the rank that aborts claims the record and then reads every
-// `active`. The accesses are sequentially consistent, so one of the two sees the other. A rank may have been inside
-// before the claim. It leaves at the end of its chunk, or it is dead, or it is stopped: then the memory that it
-// might still write gets new pages, and its late writes reach the old ones. Where the kernel copies for it
-// (single_copy.hpp) new pages do not help, since the kernel writes to the address: one can only wait.
+// The first rank to notice a failure claims the abort record by compare-and-swap; later causes are dropped,
+// so that all ranks report the same one. After the claim no rank enters a peer's memory: a rank that is
+// about to enter stores `active` and then reads the record, and the rank that aborts claims the record and
+// then reads every `active`. The accesses are sequentially consistent, so one of the two sees the other. A
+// rank may have been inside before the claim. It leaves at the end of its chunk, or it is dead, or it is
+// stopped: then the memory that it might still write gets new pages, and its late writes reach the old
+// ones. If the kernel copies for it (single_copy.hpp), new pages do not help, since the kernel writes to
+// the address: the only remedy is to wait.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

@@ -16,7 +16,7 @@
 
 namespace weft::shm {
 
-/// What a test may force; part of the call word, so that ranks which disagree notice.
+/// A path that a test may force; part of the call word, so that ranks which disagree notice.
 enum class Path : std::uint8_t { automatic, inline_only, direct, staged, single };
 
 /// WEFT_SINGLE_COPY: see single_copy.hpp. Each allows what those before it do.
@@ -33,11 +33,13 @@ struct Group {
   int size = 1;
   Path path = Path::automatic;
   bool one_process = true;  ///< all ranks are threads of this process
-  bool oversubscribed =
-      false;  ///< more ranks on this host than cores that the group's ranks may use: nobody spins
-  /// All ranks may reach each other by the kernel's single copies, and calls take that way where a table says so.
+  /// There are more ranks on this host than cores that the group's ranks may use: no rank spins.
+  bool oversubscribed = false;
+  /// All ranks may reach each other by the kernel's single copies, and calls use them where a table says
+  /// so.
   SingleCopy single_copy = SingleCopy::off;
-  /// All ranks may read each other's memory so, and WEFT_SINGLE_COPY is not off: an exchange tries it, and measures.
+  /// All ranks may read each other's memory by single copies, and WEFT_SINGLE_COPY is not off: an exchange
+  /// tries it, and measures.
   bool may_pull = false;
   bool pairs_usable = false;  ///< PairMemory::usable()
   RegionRef region;
@@ -50,7 +52,8 @@ struct Group {
   RankBlock& mine() const { return control.rank(rank); }
   RankBlock& of(int r) const { return control.rank(r); }
 
-  /// Wakes rank `r` if it sleeps; called after publishing something that it may wait for (with release stores).
+  /// Wakes rank `r` if it sleeps; called after publishing a word that it may wait for (with release
+  /// stores).
   void wake(int r) const noexcept {
     full_fence();
     wake_fenced(r);
@@ -67,8 +70,8 @@ struct Group {
 
   /// Where a buffer of this rank lies, in the form in which all peers, or the one `reader`, can reach it now.
   Buffer publish(const std::byte* data, std::size_t bytes, int reader = kEverybody) const noexcept;
-  /// The address here of `bytes` bytes of what another rank `r` published, from `skip` on. Null: they do not lie in memory
-  /// of r that this process has mapped, so that the place is damaged; then say_damaged().
+  /// The address here of `bytes` bytes that another rank `r` published, from `skip` on. Null: they do not
+  /// lie in memory of r that this process has mapped, so the place is damaged; then call say_damaged().
   std::byte* reach(int r, const Buffer& b, std::int64_t skip, std::int64_t bytes) const noexcept {
     if (b.kind == Buffer::pointer && one_process) return reinterpret_cast<std::byte*>(b.offset) + skip;
     if (b.kind != Buffer::shared || skip < 0) return nullptr;
@@ -79,8 +82,8 @@ struct Group {
   /// The group fails, because of a place of rank `r` that reach() does not find.
   [[gnu::cold]] void say_damaged(const OpState& s, int r, const Buffer& b, std::int64_t skip,
                                  std::int64_t bytes) const noexcept;
-  /// Rank `r`'s memory that this rank reaches through the kernel alone. So it does that of a thread of this process, too: an
-  /// address that another process may have written to is not followed.
+  /// Whether this rank reaches this memory of rank `r` through the kernel alone. That holds for a thread of
+  /// this process, too: an address that another process may have written to is not followed.
   bool by_kernel(int r, const Buffer& b) const noexcept { return b.kind == Buffer::remote && r != rank; }
   /// Shows peers all segments of this process's arena, so that they can map them.
   void show_segments() const noexcept;
@@ -120,8 +123,8 @@ std::vector<int> gone_ranks(const Group& g);
 bool quiet(const Group& g) noexcept;
 bool quiesce(const Group& g, Deadline deadline, std::span<const MemoryRange> exposed) noexcept;
 
-/// What rank `r` published about a call, as a record. Its field `order` is the one that was asked for, also where the
-/// operation does not reduce. What is no value of an enum is none, u8, sum or native.
+/// The call that rank `r` published, as a record. Its field `order` is the requested one, also where the
+/// operation does not reduce. A value that its enum does not have becomes none, u8, sum or native.
 CallRecord record_of(const Group& g, int r, std::uint64_t call) noexcept;
 /// The same for people: "rank 1 called all_gather f32 x1000 [call 17]". Where count
 /// vectors differ, `block` is where.

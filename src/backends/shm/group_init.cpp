@@ -70,7 +70,8 @@ Error about_rank_0(const GroupInit& b, const Error& e) {
                        .ranks = e.code() == ErrorCode::system ? std::vector<int>() : std::vector<int>{0}});
 }
 
-// Groups of two stores may have one name, and one token, in one process: the number tells their regions apart.
+// Groups of two stores may have the same name and the same token in one process: the number distinguishes
+// their regions.
 std::string region_name(const GroupInit& b, int number) { return fmt::format("{}~{}", b.token, number); }
 
 // The group's memory. Rank 0 offers it before it joins, and no longer once it has given up.
@@ -96,8 +97,8 @@ RegionRef open_control(const GroupInit& b, PeerProcess& owner, int number, Clock
 constexpr int kManyRanks = 128;  // from here on a group needs more descriptors than the usual limit
 constexpr std::size_t kOtherDescriptors = 512;  // what the program may need beside one for each rank
 
-// Time between two checks of a waiting rank for ranks that died or gave up: a millisecond for each rank of the
-// group, within these limits.
+// Time between two checks of a waiting rank for ranks that died or gave up: a millisecond for each rank of
+// the group, within these limits.
 constexpr Duration kShortestNap = std::chrono::milliseconds(20);
 constexpr Duration kLongestNap = std::chrono::milliseconds(400);
 constexpr auto kCountPatience = std::chrono::seconds(1);
@@ -131,8 +132,8 @@ void meet_processes(const GroupInit& b, Group& g, const std::vector<BootstrapInf
   }
 }
 
-// Waits until all ranks have come to a point of the group's making. The last one wakes the others, which check now
-// and then whether a rank died or has given up.
+// Waits until all ranks have reached a point in the making of the group. The last one wakes the others,
+// which check now and then whether a rank died or has given up.
 class Assembled {
  public:
   Assembled(const GroupInit& b, const Group& g)
@@ -231,8 +232,8 @@ void map_all(const GroupInit& b, Group& g, SingleCopy single_copy, bool may_pull
   for (int r = 0; r < g.size; ++r) g.pairs_usable &= g.of(r).mapped_all.load(std::memory_order_seq_cst) == 1;
 }
 
-// What all ranks have published about themselves. Adds the cores that they may use to `cores`. Throws if a
-// rank has another setting of WEFT_SINGLE_COPY.
+// The infos that all ranks have published. Adds the cores that they may use to `cores`. Throws if a rank
+// has another setting of WEFT_SINGLE_COPY.
 std::vector<BootstrapInfo> read_infos(const GroupInit& b, const std::vector<std::string>& texts,
                                       SingleCopy single_copy, CpuShare& cores) {
   std::vector<BootstrapInfo> infos;

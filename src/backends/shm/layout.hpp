@@ -79,7 +79,7 @@ constexpr std::uint64_t digest_of_control() noexcept {
   return hash.value;
 }
 
-/// What processes ask each other for, through their sockets.
+/// A digest of the requests that processes send each other through their sockets.
 constexpr std::uint64_t digest_of_sockets() noexcept {
   return digest_of(
       SocketRequest::kMagic, SocketRequest::kNameBytes, sizeof(SocketRequest), offsetof(SocketRequest, kind),

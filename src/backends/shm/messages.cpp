@@ -176,7 +176,8 @@ void Messages::match(OpState& recv, const UnexpectedMessage& head, const std::by
   }
 }
 
-// Where a message of this rank to itself lies: as its send says, not the envelope, which other processes may have written to.
+// The place of a message of this rank to itself: taken from its send, not from the envelope, which other
+// processes may have written to.
 bool Messages::find_own(const OpState& recv, std::uint64_t number, Buffer& place) {
   for (const OpState* const send : peers_[static_cast<std::size_t>(group_.rank)].outstanding) {
     if (state(*send).envelope != number || send->in_count != recv.out_count) continue;
@@ -250,7 +251,8 @@ bool Messages::drain(int src) {
     return envelope.sequence.load(std::memory_order_seq_cst) == peer.taken + 1 ? &envelope : nullptr;
   };
   const std::uint64_t before = peer.taken;
-  // No more than the ring holds: a sender may fill it as fast as it is emptied, and other sources have their turn.
+  // Takes no more than the ring holds: a sender may fill it as fast as it is emptied, and other sources
+  // have their turn.
   for (std::uint64_t i = 0; i < kEnvelopeRing; ++i) {
     const Envelope* const envelope = next();
     UnexpectedMessage head;
@@ -297,8 +299,8 @@ bool Messages::keep(int src, UnexpectedMessage& head, std::int32_t tag, const st
   return true;
 }
 
-// Leaves the next envelope in the ring, so that its sender waits. If a recv waits for another envelope of that
-// sender, which may lie behind this one, the group fails instead.
+// Leaves the next envelope in the ring, so that its sender waits. If a recv waits for another envelope of
+// that sender, which may lie behind this one, the group fails instead.
 void Messages::hold(int src, const UnexpectedMessage& head, std::int32_t tag) {
   if (trouble() != nullptr) return;
   if (awaits(src)) {
@@ -332,7 +334,7 @@ bool Messages::collect() {
   return moved;
 }
 
-// What a receive waits for: its source, or all of them, each first in its turn.
+// Drains the ranks that a receive waits for: its source, or all of them, each first in its turn.
 bool Messages::drain_for(OpState& s) { return s.peer == any_source ? collect() : drain(s.peer); }
 
 std::optional<MessageInfo> Messages::probe(int source, std::int32_t tag) {
@@ -583,7 +585,7 @@ std::vector<int> Messages::awaited_by_name() const {
     const Peer& p = peers_[static_cast<std::size_t>(r)];
     const bool waits =
         std::any_of(waits_.begin(), waits_.end(), [&](const OpState* s) { return s->peer == r; });
-    // Of chunks that are there it waits for nobody: their sender may have left.
+    // If chunks have arrived, it waits for nobody: their sender may have left.
     const bool streams = !p.streams.empty() && !has_chunk_from(r);
     if (!p.unposted.empty() || !p.outstanding.empty() || matcher_.awaits(r) || streams || waits)
       ranks.push_back(r);
@@ -604,8 +606,8 @@ bool Messages::awaits_any() const noexcept {
          std::any_of(waits_.begin(), waits_.end(), [](const OpState* s) { return s->peer == any_source; });
 }
 
-// Whether this rank waits for a message of that sender, which may lie behind one that stays in its ring. (A message
-// of any rank may come from another one.)
+// Whether this rank waits for a message of that sender, which may lie behind one that stays in its ring. (A
+// message from any rank may come from another one.)
 bool Messages::awaits(int src) const noexcept {
   return matcher_.awaits(src) ||
          std::any_of(waits_.begin(), waits_.end(), [&](const OpState* s) { return s->peer == src; });

@@ -48,8 +48,8 @@ class Messages {
   std::optional<MessageInfo> probe(int source, std::int32_t tag);
   /// Messages that no receive has taken, from the source of `recv`: not_received().
   std::string not_received(const OpState& recv) const { return weft::not_received(matcher_.kept(recv.peer)); }
-  /// Peers that calls in flight wait for: each of which must do something; and beside these any rank that might
-  /// send to a receive from any_source.
+  /// Peers that calls in flight wait for. awaited_by_name(): each of them must act. awaited(): also any
+  /// rank that might send to a receive from any_source.
   std::vector<int> awaited_by_name() const;
   std::vector<int> awaited() const;
   /// Whether calls in flight wait for a message of any rank.
@@ -73,8 +73,8 @@ class Messages {
     std::uint64_t envelope;  // its number from 1
     std::int64_t end;        // recv, helped: from here on the bytes are there
   };
-  struct
-      UnexpectedMessage {  // an envelope, read once and found to be sound; its payload where no recv was there
+  // An envelope, read once and found to be sound; its payload if no recv was posted for it.
+  struct UnexpectedMessage {
     DType dtype{};
     bool eager = false;
     std::uint32_t number = 0;

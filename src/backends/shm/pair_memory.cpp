@@ -31,7 +31,7 @@ void release(Arena* arena, std::byte* memory, std::size_t bytes) noexcept {
 
 }  // namespace
 
-// Memory of groups that have ended here, and not yet on all other ranks. Of a Context.
+// Memory of groups that have ended here, and not yet on all other ranks. It belongs to a Context.
 class PairMemory::Kept {
  public:
   explicit Kept(Context& context) : context_(context) {}

@@ -1,6 +1,7 @@
-// Memory of pairs of ranks, from one pool of each rank. The rank that sends makes it at its first use, from its process's
-// arena, which the other one has mapped anyway: so it costs no descriptor, and memory for neighbours alone. Where all ranks
-// are threads of one process it is plain memory of that process. Used by the owner of the group.
+// Memory of pairs of ranks, from one pool of each rank. The rank that sends makes it at its first use, from
+// its process's arena, which the other one has mapped anyway: so it costs no descriptor, and only
+// neighbours cost memory. If all ranks are threads of one process, it is plain memory of that process. The
+// owner of the group uses it.
 #pragma once
 
 #include <atomic>
@@ -16,20 +17,20 @@ namespace weft::shm {
 class PairMemory {
  public:
   explicit PairMemory(const Group& group) : group_(group) {}
-  /// What the other ranks of the pairs may still use stays, until they have left the group or died: looked at when memory is
-  /// made again, and when the Context ends.
+  /// Memory that the other ranks of the pairs may still use stays until they have left the group or died.
+  /// This is checked when memory is made again, and when the Context ends.
   ~PairMemory();
   PairMemory(const PairMemory&) = delete;
   PairMemory& operator=(const PairMemory&) = delete;
 
   /// Whether all ranks can make and reach such memory; alike on all of them.
   bool usable() const noexcept { return group_.pairs_usable; }
-  /// Memory for this rank and rank `to`, 64-byte aligned, of any content. Throws system where it cannot be had.
+  /// Memory for this rank and rank `to`, 64-byte aligned, of any content. Throws system if there is none.
   std::byte* make(int to, std::size_t bytes);
   /// Where that lies, for rank `to` to read: after it is stored (seq_cst), it wakes that rank.
   std::uint64_t place(const std::byte* memory, std::size_t bytes) const noexcept;
-  /// What rank `from` has made for this one. Null: it is not mapped yet; look again. Throws corrupt where no memory of that
-  /// rank can be there.
+  /// The memory that rank `from` has made for this one. Null: it is not mapped yet; look again. Throws
+  /// corrupt if no memory of that rank can be there.
   std::byte* find(int from, std::uint64_t place, std::size_t bytes) const;
 
  private:

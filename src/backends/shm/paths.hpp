@@ -89,7 +89,7 @@ inline constexpr std::int64_t kHelpFrom = std::int64_t{2} << 20;
 /// first.
 inline constexpr std::int64_t kStreamFrom = std::int64_t{64} << 20;
 
-// Of exchanges, from
+// The figures of exchanges are from
 //   chrt -f 20 weft bench halo_rows,halo_columns --memory shared,foreign --bytes 128,1024,4K,8K,16K,64K,1M
 /// Packed bytes up to here begin in the first line of a slot.
 inline constexpr std::int64_t kFewBytes = 1024;
@@ -97,13 +97,14 @@ inline constexpr std::int64_t kFewBytes = 1024;
 inline constexpr std::int64_t kPackedBytes = kFewBytes;
 /// From so many bytes on the ways that are possible are measured (ways.hpp); fewer are packed run by run.
 inline constexpr std::int64_t kMeasuredBytes = 8 << 10;
-/// From so many bytes on the kernel may copy, where runs have kLongRun on average: each costs it 0.4 us, as much as 6 KiB.
-/// Shorter runs may be gathered.
+/// From so many bytes on the kernel may copy, if runs have kLongRun on average: each run costs the kernel
+/// 0.4 us, as much as 6 KiB. Shorter runs may be gathered.
 inline constexpr std::int64_t kKernelBytes = 12 << 10, kLongRun = 16 << 10;
-/// Where runs have less than this on average, packing is a candidate beside copies from memory that the receiver reaches.
+/// If runs have less than this on average, packing is a candidate next to copies from memory that the
+/// receiver reaches.
 inline constexpr std::int64_t kScatteredRun = 64;
-/// From so many packed bytes on, in runs of kStreamedRun on average, the receiver may write around its caches: fewer stay in
-/// the caches, and shorter runs leave lines that are written in parts.
+/// From so many packed bytes on, in runs of kStreamedRun on average, the receiver may write around its
+/// caches: fewer bytes stay in the caches, and shorter runs leave lines that are written in parts.
 inline constexpr std::int64_t kStreamedBytes = 8 << 20, kStreamedRun = 512;
 
 }  // namespace weft::shm

@@ -1,9 +1,9 @@
 // The roll-call: before a time-out names a rank, the ranks are asked whom they wait for.
 //
-// The rank whose deadline has passed increments the group's number of roll-calls and wakes ranks that sleep. A
-// rank that waits, in any group, reads that number whenever it checks for failures and before it sleeps. It
-// answers by writing down whom it waits for, and then the number. A call that finishes in time does nothing of
-// this. hold_up.hpp says how the answers are used.
+// The rank whose deadline has passed increments the group's number of roll-calls and wakes ranks that
+// sleep. A rank that waits, in any group, reads that number whenever it checks for failures and before it
+// sleeps. It answers by writing down whom it waits for, and then the number. A call that finishes in time
+// does none of this. hold_up.hpp says how the answers are used.
 #pragma once
 
 #include <chrono>

@@ -1,10 +1,10 @@
 // The built-in transport: ranks are threads or processes of one host.
 //
-// A collective begins with an arrival line (collectives/arrivals.hpp). A small payload travels beside it
-// (inline_path.hpp). Otherwise the ranks compare what they called and take one of three paths: direct_path.hpp
-// where all can reach the memory, single_path.hpp where the kernel copies, staged_path.hpp through the group's
-// buffers. messages.hpp: point to point. failure.cpp: death, abort, quiesce. group_init.cpp: how ranks find
-// each other.
+// A collective begins with an arrival line (collectives/arrivals.hpp). A small payload travels with it
+// (inline_path.hpp). Otherwise the ranks compare what they called and take one of three paths:
+// direct_path.hpp where all can reach the memory, single_path.hpp where the kernel copies, staged_path.hpp
+// through the group's buffers. messages.hpp: point to point. failure.cpp: death, abort, quiesce.
+// group_init.cpp: how ranks find each other.
 #pragma once
 
 #include <memory>

@@ -34,7 +34,7 @@
 
 namespace weft::shm {
 
-/// What ranks may do by that setting on this processor.
+/// The single copies that ranks may use by that setting on this processor.
 SingleCopy single_copy_of(SingleCopySetting setting);
 std::string_view name(SingleCopy setting) noexcept;
 
@@ -48,7 +48,8 @@ class SingleCopyProbe {
   SingleCopyProbe(Group& g, SingleCopy calls, bool may_pull);
   /// Tries it, and publishes the result.
   void look() noexcept;
-  /// Sets Group::single_copy and Group::may_pull alike on all ranks; says at level info where it is not permitted.
+  /// Sets Group::single_copy and Group::may_pull alike on all ranks; logs at level info if single copies
+  /// are not permitted.
   void settle();
 
  private:

@@ -197,8 +197,8 @@ std::string Arrivals::left_out() const {
   };
   for (int r = 0; r < group_.size; ++r) {
     if (r == group_.rank) continue;
-    // The next call of this rank, which it will not make. Where others wait for it there, they are told that
-    // it has left.
+    // The next call of this rank, which it will not make. If others wait for it there, they are notified
+    // that it has left.
     if (has(r, published_)) {
       const CallRecord call = record_of(group_, r, published_);
       if (row(call.op).rooted == Rooted::in_at_root && call.root != group_.rank)

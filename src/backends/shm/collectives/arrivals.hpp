@@ -29,11 +29,12 @@ class Arrivals {
   /// Is it time to catch up? After roots' calls: when there is nothing else to do (`idle`), and often enough
   /// that half of the ring stays free.
   bool is_behind(bool idle) const noexcept { return finished_ >= compared_ + (idle ? 1 : kRing / 2); }
-  /// Leaving (RankBlock::left says so already): compares what is not compared yet with the ranks that have
-  /// called it, without waiting. Of two ranks one sees the other's call. A mismatch fails the group.
+  /// Leaving (RankBlock::left says so already): compares the calls that are not compared yet with the ranks
+  /// that have called them, without waiting. If two ranks leave, one of them sees the other's call. A
+  /// mismatch fails the group.
   void compare_the_rest() noexcept;
   /// Leaving: a call that needed nobody, and that a rank which leaves has left out, this one or another.
-  /// Empty: none is known. Of the two ranks one sees it.
+  /// Empty: none is known. One of the two ranks sees it.
   std::string left_out() const;
   bool has_arrived(int r, const OpState& s) const noexcept {
     return arrival(group_, r, s).sequence.load(std::memory_order_seq_cst) == s.call + 1;
@@ -45,7 +46,8 @@ class Arrivals {
   bool has_free_line(const OpState& s) noexcept;
   bool may_expose(const OpState& s) const noexcept;
   bool must_see(const OpState& s, int peer) const noexcept;
-  // Inlined, it makes the loop of step() slower: 8 bytes took 0.52 us in place of 0.44 where a cache line takes long.
+  // Inlined, it makes the loop of step() slower: 8 bytes took 0.52 us instead of 0.44 where a cache line
+  // takes long.
   [[gnu::noinline]] bool agree(int peer, std::uint64_t call) noexcept;
   [[gnu::cold, gnu::noinline]] void raise_difference(int peer, std::uint64_t call) noexcept;
   bool sends_what_is_expected(const OpState& s, int peer) noexcept;

@@ -74,8 +74,9 @@ inline bool has_block_per_rank(const OpState& s) noexcept {
          s.op == Op::all_to_all;
 }
 
-/// The part of rank `from`'s `in` that is for this rank; it begins at 0 where `in` has no block per rank. All
-/// ranks divide their buffers alike, except with in_blocks, which each rank has published: its offset may be any number.
+/// The part of rank `from`'s `in` that is for this rank; it begins at 0 where `in` has no block per rank.
+/// All ranks divide their buffers alike, except with in_blocks. Each rank has published those, so the
+/// offset may be any number.
 inline Block exposed_block(const Group& g, const OpState& s, int from) noexcept {
   if (s.in_blocks && from == g.rank) return s.in_blocks[g.rank];
   if (s.in_blocks) {
@@ -98,7 +99,7 @@ inline std::int64_t payload_bytes(const Group& g, const OpState& s) noexcept {
   return count * size_bytes(s.dtype);
 }
 
-/// What the call needs of the kernel's single copies.
+/// The single copy of the kernel that the call needs.
 inline SingleCopy needed_single_copy(const OpState& s) noexcept {
   return is_sliced(s) ? SingleCopy::push : SingleCopy::pull;
 }
@@ -123,8 +124,8 @@ inline const Arrival& arrival(const Group& g, int r, const OpState& s) noexcept 
   return g.of(r).arrivals[s.call % kRing];
 }
 
-/// The bytes from where a block begins to element `first` of it; negative where the offset, which another rank may have
-/// written to, is none of memory.
+/// The bytes from where a block begins to its element `first`; negative if the offset, which another rank
+/// may have written to, is not an offset in memory.
 inline std::int64_t bytes_before(const Block& b, std::int64_t first, std::int64_t element) noexcept {
   constexpr std::int64_t kMost = std::int64_t{1}
                                  << 52;  // elements: more than there are addresses, and in bytes no overflow
@@ -146,8 +147,8 @@ inline std::int64_t scan_bytes(int size) noexcept {
   return std::max<std::int64_t>(static_cast<std::int64_t>(kChunkBytes) / size, 4 << 10);
 }
 
-/// The arguments of one reduction: an input per rank and the outputs; of a scan an output per rank, null where
-/// it is not wanted. Scratch of the paths.
+/// The arguments of one reduction: an input per rank and the outputs; for a scan an output per rank, null
+/// if it is not wanted. Scratch of the paths.
 struct Operands {
   explicit Operands(int size) : ins(static_cast<std::size_t>(size)), outs(static_cast<std::size_t>(size)) {}
   std::vector<const std::byte*> ins;

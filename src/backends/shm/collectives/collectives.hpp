@@ -37,7 +37,7 @@ class Collectives {
   Step poll(OpState& s) noexcept;
   /// Ranks this call waits for.
   std::vector<int> missing(const OpState& s) const;
-  /// What these, of the ranks it waits for, have not done.
+  /// A text: which step each of `late`, which are among the ranks that the call waits for, has not done.
   std::string story(const OpState& s, std::span<const int> late) const;
   /// See Arrivals.
   void compare_the_rest() noexcept { arrivals_.compare_the_rest(); }

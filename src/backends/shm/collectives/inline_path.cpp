@@ -22,7 +22,8 @@ Step InlinePath::step(OpState& s) noexcept {
   const std::int64_t element = size_bytes(s.dtype);
   const std::size_t before = s.in_blocks ? offsetof(Arrival, both.payload) - offsetof(Arrival, payload) : 0;
   const auto payload = [&](int r) { return arrival(group_, r, s).payload + before; };
-  // Where rank r's payload for this rank begins; null: its offset is beyond the line, and the group has failed.
+  // The place where rank r's payload for this rank begins. Null: its offset is beyond the line, and the
+  // group has failed.
   const auto block_of = [&](int r, std::int64_t count) -> const std::byte* {
     const Block block = exposed_block(group_, s, r);
     const std::int64_t skip = bytes_before(block, 0, element);

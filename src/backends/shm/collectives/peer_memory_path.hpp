@@ -1,6 +1,6 @@
-// What the direct path and the path of single copies share. A rank works in its peers' memory, a chunk at a
-// time; when its part is done, it waits until the peers that work in its own memory have finished theirs. So
-// there are two synchronisations: the arrival, and `finished`.
+// The steps that the direct path and the path of single copies share. A rank works in its peers' memory, a
+// chunk at a time; when its part is done, it waits until the peers that work in its own memory have
+// finished theirs. So there are two synchronisations: the arrival, and `finished`.
 #pragma once
 
 #include <algorithm>
@@ -48,7 +48,8 @@ class PeerMemoryPath {
     return wait_for_peers(s);
   }
 
-  /// Where this rank reaches bytes of another rank r's place, from `skip` on. Null: nowhere, and the group has failed.
+  /// The address where this rank reaches bytes of another rank r's place, from `skip` on. Null: there is
+  /// none, and the group has failed.
   std::byte* reach(const OpState& s, int r, const Buffer& place, std::int64_t skip,
                    std::int64_t bytes) const noexcept {
     std::byte* const found = group_.reach(r, place, skip, bytes);
@@ -56,7 +57,8 @@ class PeerMemoryPath {
     return found;
   }
 
-  /// What this rank combines: an offset from where each rank's block begins, and a count, in elements.
+  /// The part that this rank combines: an offset from where each rank's block begins, and a count, in
+  /// elements.
   Block own_part(const OpState& s) const noexcept;
 
   /// Copies the blocks for this rank, at most `room` bytes. Each rank begins with its own block, so that the

@@ -11,7 +11,8 @@
 namespace weft::shm {
 namespace {
 
-// Bytes of one rank's piece, a cache line at least. Of up to 4096 ranks they fit in kChunkBytes together.
+// Bytes of one rank's piece, at least a cache line. The pieces of up to 4096 ranks fit in kChunkBytes
+// together.
 std::int64_t piece_bytes(int ranks) noexcept {
   return std::max<std::int64_t>(std::min<std::int64_t>(kPieceBytes, kChunkBytes / ranks) / kLine, 1) * kLine;
 }
@@ -117,7 +118,8 @@ bool SinglePath::place_sums(const OpState& s, std::int64_t at, std::int64_t coun
   return true;
 }
 
-// An output per rank. What the kernel writes is made in the rank's piece, where its input may lie.
+// An output per rank. If the kernel writes a rank's output, this rank makes it in that rank's piece, where
+// its input may lie.
 bool SinglePath::place_prefixes(const OpState& s, std::int64_t at, std::int64_t count) noexcept {
   const std::int64_t element = size_bytes(s.dtype);
   for (int r = 0; r < group_.size; ++r) {

@@ -36,7 +36,8 @@ class SinglePath : private PeerMemoryPath {
   struct alignas(kLine) Line {
     std::byte bytes[kLine];
   };
-  /// A piece per rank of what the kernel has read or will write, kChunkBytes in all. Made at the first push_piece().
+  /// A piece per rank with bytes that the kernel has read or will write, kChunkBytes in all. Made at the
+  /// first push_piece().
   std::unique_ptr<Line[]> pieces_;
 };
 

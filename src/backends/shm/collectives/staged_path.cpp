@@ -24,7 +24,8 @@ bool StagedPath::takes(const OpState& s) const noexcept {
   return (is_sliced(s) || !r.reduces) && (r.rooted != Rooted::out_at_root || group_.rank == s.root);
 }
 
-// The longest block of all ranks, in elements. -1: a rank has published one that no memory holds, and the group has failed.
+// The longest block of all ranks, in elements. -1: a rank has published one that fits in no memory, and the
+// group has failed.
 std::int64_t StagedPath::longest_block(const OpState& s) const noexcept {
   if (const Block* const blocks = s.in_blocks ? s.in_blocks : s.out_blocks) {
     const std::int64_t most = (std::int64_t{1} << 56) / size_bytes(s.dtype);

@@ -2,12 +2,12 @@
 // rounds.
 //
 // A round moves one part of each block. Where `in` has a block per rank, or each rank owns a slice of the
-// sum, a rank stages what is for each peer into a slot of its own; otherwise all peers read the same slot.
+// sum, a rank stages the part for each peer into a slot of its own; otherwise all peers read the same slot.
 // A moving operation is over when the peer has copied its slot. In a reduction the owner combines the slots
 // with its own part; in all_reduce and reduce it then writes the sum back into one of the slots, and the
-// ranks that want it copy the sums out; in a scan it writes each rank's prefix over that rank's slot. So an all_reduce of two ranks copies half of the message in and half
-// of it out. Three counters per rank, which only grow, say how many rounds it has staged, reduced and copied;
-// kRounds rounds are under way at once.
+// ranks that want it copy the sums out; in a scan it writes each rank's prefix over that rank's slot. So an
+// all_reduce of two ranks copies half of the message in and half of it out. Three counters per rank, which
+// only grow, say how many rounds it has staged, reduced and copied; kRounds rounds are under way at once.
 #pragma once
 
 #include <cstddef>

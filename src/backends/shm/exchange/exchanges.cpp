@@ -120,8 +120,8 @@ Step Exchanges::poll(OpState& s) noexcept {
   Flight* const f = flight_of(s);
   if (f == nullptr) return Step::failed;
   try {
-    // Some looks without a pause between them: most exchanges end here. A peer that copies meanwhile may share this core, so that
-    // later there is one look a poll.
+    // Polls a few times without a pause: most exchanges end here. A peer that copies meanwhile may share
+    // this core, so later there is one look a poll.
     if (group_.oversubscribed || active_.size() > 1) f->looks = 0;
     bool moved = false;
     while (f->left > 0) {

@@ -1,5 +1,6 @@
-// Exchanges between ranks that share memory. What goes to a rank is packed into slots of a ring, or, where it is much and that
-// rank reaches the memory itself, copied by that rank from where it lies to where it belongs. Used by the owner of the group.
+// Exchanges between ranks that share memory. The sender packs the bytes for a rank into slots of a ring. If
+// they are many and the receiver reaches the sender's memory, the receiver copies them itself, from their
+// place in that memory to their place in its own. The owner of the group uses it.
 #pragma once
 
 #include <array>

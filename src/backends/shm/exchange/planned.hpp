@@ -1,5 +1,5 @@
-// An exchange as shm carries it out: the program of a plan, with what it has learned of each neighbour. Used by the owner of
-// the group.
+// An exchange as shm carries it out: the program of a plan, with the measurements made of each neighbour.
+// The owner of the group uses it.
 #pragma once
 
 #include <array>
@@ -19,14 +19,15 @@ namespace weft::shm {
 
 struct Flight;
 
-/// What goes to one rank, or comes from it.
+/// The traffic in one direction with one rank.
 struct Traffic {
   /// A run of bytes in this rank's memory, at its place in the packed bytes.
   struct Move {
     std::uint32_t field, bytes, at;
     std::int64_t offset;
   };
-  /// A copy from the other rank's memory: a box with the steps of both. `to`: in this rank's field, or in its sums.
+  /// A copy from the other rank's memory: a box with the steps of both ranks. `to`: in this rank's field,
+  /// or in its sums.
   struct Joint {
     std::size_t field;
     Loops loops;
@@ -45,17 +46,20 @@ struct Traffic {
   int peer;
   std::int64_t bytes;
   std::uint64_t form;
-  bool nameable =
-      false;  ///< a slot has room for its fields and boxes, and it is more than goes packed in any case
-  bool short_runs = false;  ///< too short for a system call to pay
-  bool scattered = false;   ///< so short that packing may pay also where the receiver reaches the memory
-  /// Of few bytes in few runs: all of them, for which the loops of boxes would take longer than the copies. Those of a
-  /// slot's first line come first, `moves_beside` of them. Empty: there are more.
+  /// A slot has room for its fields and boxes, and there are more bytes than are packed in any case.
+  bool nameable = false;
+  /// The runs are too short for a system call to pay.
+  bool short_runs = false;
+  /// The runs are so short that packing may pay also where the receiver reaches the memory.
+  bool scattered = false;
+  /// All the runs, if there are few bytes in few runs: the loops of boxes would take longer than these
+  /// copies. The first `moves_beside` of them lie in a slot's first line. Empty: there are more.
   std::vector<Move> moves{};
   std::size_t moves_beside = 0;
   std::uint32_t move_bytes = 0;  ///< of each of them; 0: they differ
 
-  // What goes out: how it goes where more than one way is possible, and what is being measured of that.
+  // Sending: the way that the bytes take where more than one is possible, and the measurement of it that is
+  // under way.
   struct Measured {
     Ways ways{};
     Way way = Way::gathered;
@@ -64,7 +68,7 @@ struct Traffic {
     std::uint64_t ns = 0;         // that the sender took to pack
   };
   Measured measured{};
-  // What goes out: where the fields of that number (ExchangeCall::memory) lay, in memory that the receiver maps.
+  // Sending: where the fields of that number (ExchangeCall::memory) lay, in memory that the receiver maps.
   struct Placed {
     std::uint64_t memory = 0;  // 0: none
     Arena::Version arena{};
@@ -74,11 +78,13 @@ struct Traffic {
   Placed placed{};
   std::array<std::uint64_t, 4> copyable{};  // fields, by number, of whose memory the kernel let others read
 
-  // What comes. Of many packed bytes: the loops of each box around the caches, whether that is quicker, how often bytes came.
+  // Receiving. If many packed bytes arrive: the loops of each box around the caches, whether they are
+  // quicker, and how often bytes arrived.
   std::vector<Loops> streamed{};
   Unpackings unpackings{};
   std::uint64_t came = 0;
-  // Of what comes from the memory of the other rank: the copies, worked out from its boxes when they were those of that number.
+  // Receiving from the memory of the other rank: the copies, worked out from its boxes when those had that
+  // number.
   std::uint64_t joint_id = 0, pieces_id = 0;
   std::vector<Joint> joint{};
   std::vector<Run> joint_runs{};                     // the same, where each is one run

@@ -1,4 +1,4 @@
-// What an exchange receives, and adds.
+// The receiving half of an exchange: copies, unpacks and adds.
 #include <fmt/format.h>
 
 #include <array>
@@ -87,7 +87,7 @@ bool Exchanges::find_ring(RingEnd& end) {
   return end.ring != nullptr;
 }
 
-// What all slots of this exchange must have.
+// Checks the properties that all slots of this exchange must have.
 void Exchanges::check_head(const Flight& f, const Slot& slot, const Traffic& t, Holds holds) const {
   if (read_once(slot.form) != t.form) [[unlikely]]
     disagree(slot, t);
@@ -153,7 +153,7 @@ bool Exchanges::receive(Flight& f, In& in, Traffic& t) {
   return true;
 }
 
-// Of an exchange that comes packed; not of the first ones, in which the sender tries its ways.
+// Chooses for an exchange that arrives packed; not for the first ones, in which the sender tries its ways.
 void Exchanges::choose_unpacking(In& in, Traffic& t) {
   if (t.came++ < (kWays + 1) * Ways::kTries) return;
   constexpr std::array kBoth{Unpacking::plain, Unpacking::streamed};
@@ -171,7 +171,7 @@ void Exchanges::end_timing(const In& in, Traffic& t, std::uint16_t timing) {
   if (in.unpacking_timed) t.unpackings.took(in.unpacking, in.ns);
 }
 
-// What the slot holds, or names, to its place here. False: there is more of it.
+// Copies the bytes that the slot holds, or names, to their place here. False: there are more of them.
 bool Exchanges::copy_slot(Flight& f, In& in, Traffic& t, const Slot& slot, Holds holds) {
   if (holds == Holds::in_place) return copy_in_place(f, in, t, slot);
   if (holds == Holds::by_kernel) return read(f, in, t, slot);
@@ -252,8 +252,8 @@ bool Exchanges::copy_in_place(Flight& f, In& in, Traffic& t, const Slot& slot) {
 // Memory for what all ranks send, packed.
 void Exchanges::make_room(Flight& f) { f.came.make(f.planned.came_bytes); }
 
-// What the kernel copies: in one go for each field, to its place, or to packed bytes where sums are made of them or runs are
-// short here. False: there is more of it, and first a look at what else there is.
+// Copies through the kernel: in one go for each field, to its place, or to packed bytes if sums are made of
+// them or runs are short here. False: there are more bytes, and the caller first checks for other work.
 bool Exchanges::read(Flight& f, In& in, Traffic& t, const Slot& slot) {
   const ExchangeProgram& program = f.planned.program;
   if (const std::uint64_t id = boxes_id_of(slot, t); t.pieces_id != id) {

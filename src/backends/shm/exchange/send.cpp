@@ -1,4 +1,4 @@
-// What an exchange sends.
+// The sending half of an exchange.
 #include <fmt/format.h>
 
 #include <array>
@@ -12,9 +12,10 @@
 namespace weft::shm {
 namespace {
 
-// Writes packed bytes in their order. Where it gathers, short runs come together in the first cache and are written in long
-// pieces: line by line each store would first take its line away from the receiver's cache; memcpy writes a long piece by the
-// processor's own instruction for strings, which does not wait for that.
+// Writes packed bytes in their order. Where it gathers, it collects short runs in the first cache and
+// writes them in long pieces: if it wrote line by line, each store would first take its line away from the
+// receiver's cache; memcpy writes a long piece by the processor's own instruction for strings, which does
+// not wait for that.
 class Packer {
  public:
   using Box = ExchangeProgram::Box;
@@ -85,7 +86,7 @@ void Exchanges::open(RingEnd& end) {
   end.ring = ring;
 }
 
-// `taken`, which a rank has told of the slots that this one has filled.
+// `taken`: how many slots, filled by this rank, the other rank has reported as emptied.
 std::uint64_t Exchanges::sound_taken(const RingEnd& end, std::uint64_t taken) const {
   if (taken <= end.next) [[likely]]
     return taken;
@@ -132,7 +133,7 @@ void Exchanges::end_turn(Out& o, Traffic& t, Holds holds) {
   if (o.timing != 0) t.measured.last_slot = o.end->next;
 }
 
-// The slot's head but for its sequence, which is published last.
+// Fills the slot's head except for its sequence, which is published last.
 Slot& Exchanges::begin_slot(RingEnd& end, const Traffic& t, Holds holds, std::uint16_t timing) {
   const std::size_t place = end.next % kExchangeSlots;
   Slot& slot = end.ring->slots[place];
@@ -164,8 +165,8 @@ void Exchanges::pack(Flight& f, Out& o, Traffic& t) {
     begin_slot(end, t, Holds::packed, o.timing);
   }
   publish(end);
-  // The next one is often like this one, and the reader has its lines in its cache. More of them are better taken one by one:
-  // 8 KiB are sent in 0.47 us so, and in 0.60 with prefetches.
+  // The next exchange is often like this one, and the reader has its lines in its cache. If there are more
+  // lines, it is better to take them one by one: 8 KiB are sent in 0.47 us so, and in 0.60 with prefetches.
   if (t.bytes <= kPrefetched)
     prefetch_to_write(&end.ring->slots[end.next % kExchangeSlots], t.bytes + kBesideBytes);
 }
@@ -224,7 +225,8 @@ bool Exchanges::name_places(Flight& f, Out& o, Traffic& t) {
   return true;
 }
 
-// Where the receiver finds the fields. Null: they go packed, as the receiver does not reach them, or not at a profit.
+// The places where the receiver finds the fields. Null: they are packed, because the receiver does not
+// reach them, or gains nothing.
 const std::array<Buffer, kMostPlaces>* Exchanges::find_places(Flight& f, Out& o, Traffic& t) {
   bool in_place = false, by_kernel = false;
   if (t.nameable) {

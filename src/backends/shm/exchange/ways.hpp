@@ -16,7 +16,8 @@ enum class Way : std::uint8_t {
 };
 inline constexpr std::size_t kWays = 4;
 
-/// That of the exchanges of one plan with one rank (docs/decisions/2026-11-25-ways-are-measured.md).
+/// The choice of a way for the exchanges of one plan with one rank
+/// (docs/decisions/2026-11-25-ways-are-measured.md).
 using Ways = Quickest<Way, kWays>;
 
 /// How packed bytes get to their places.
