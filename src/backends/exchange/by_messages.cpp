@@ -16,8 +16,8 @@ namespace weft {
 namespace {
 
 constexpr std::int64_t kLarge = std::int64_t{16} << 10;  // a box of so many bytes is a message of its own
-constexpr std::int64_t kHead =
-    64;  // bytes of the hash, and of what keeps the packed bytes at lines of their own
+// Bytes of the hash, and of the padding that keeps the packed bytes at lines of their own.
+constexpr std::int64_t kHead = 64;
 
 // Rewrites a transport's text about one of its messages as a text about an exchange.
 std::string in_words_of_an_exchange(std::string story) {

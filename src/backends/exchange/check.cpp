@@ -163,10 +163,11 @@ void check_exchange_memory(const ExchangePlan& plan, const ExchangeProgram& prog
     std::erase_if(open, [&](const Placed* o) { return o->high <= b.low; });
     for (const Placed* o : open) {
       if (!o->written && !b.written) continue;
-      if (o->written && b.written && program.adds && o->field == b.field)
-        continue;  // added one after the other
+      // Added one after the other.
+      if (o->written && b.written && program.adds && o->field == b.field) continue;
+      // The elements stay where they are.
       const bool same = o->pair >= 0 && o->pair == b.pair && o->view.data == b.view.data &&
-                        o->view.strides == b.view.strides && !program.adds;  // stays where it is
+                        o->view.strides == b.view.strides && !program.adds;
       if (same || !share_memory(o->view, b.view)) continue;
       const Placed &w = b.written ? b : *o, &r = b.written ? *o : b;
       c.wrong(

@@ -24,12 +24,12 @@ inline constexpr std::size_t kInlineBytes = 8192;  ///< room for payload beside 
 inline constexpr std::size_t kStageBytes = 128 << 10;  ///< staged by one rank per round
 inline constexpr std::uint64_t kRounds = 4;            ///< rounds in flight, each with its own staging buffer
 inline constexpr std::size_t kChunkBytes = 256 << 10;  ///< most that one poll step moves in a peer's memory
-inline constexpr std::size_t kPieceBytes =
-    128 << 10;  ///< most that is read at once from a peer by the kernel, to be combined
+/// The most that the kernel reads at once from a peer, to be combined.
+inline constexpr std::size_t kPieceBytes = 128 << 10;
 inline constexpr std::uint64_t kEnvelopeRing = 16;  ///< envelopes in the ring of a pair of ranks
 inline constexpr std::size_t kEagerBytes = 8192;  ///< a message up to this size may travel with its envelope
-inline constexpr std::size_t kLargeMessages =
-    64;  ///< large messages in flight per pair: the slots of a group
+/// Large messages in flight per pair: the slots of a group.
+inline constexpr std::size_t kLargeMessages = 64;
 inline constexpr std::size_t kStreamBytes = 64 << 10;  ///< a chunk of a large foreign message; two per pair
 
 /// Where a buffer lies, as its owner publishes it.
@@ -109,13 +109,13 @@ struct Pair {
   };
   alignas(64) std::atomic<std::uint64_t> sent;  ///< by the sender: stream chunks filled so far
   Chunk chunks[2];                              ///< by the sender: what they hold
-  alignas(64)
-      std::atomic<std::uint64_t> drained;  ///< by the receiver: envelopes taken so far; updated now and then
-  std::atomic<std::uint64_t> received;     ///< by the receiver: stream chunks emptied so far
+  /// by the receiver: envelopes taken so far; updated now and then
+  alignas(64) std::atomic<std::uint64_t> drained;
+  std::atomic<std::uint64_t> received;  ///< by the receiver: stream chunks emptied so far
   std::atomic<std::uint64_t> helped;  ///< by the receiver: the envelope whose message both may copy; 0: none
   std::atomic<std::int64_t> taken_from;  ///< by the receiver: it copies that message from here on itself
-  std::atomic<std::uint32_t>
-      held;  ///< by the receiver: 1 while envelopes stay in the ring because its unexpected queue is full
+  /// by the receiver: 1 while envelopes stay in the ring because its unexpected queue is full
+  std::atomic<std::uint32_t> held;
   enum Answer : std::uint32_t { waiting, granted, taken };
   std::atomic<std::uint32_t> answers[kLargeMessages];  ///< by the receiver; back to waiting by the sender
   Envelope envelopes[kEnvelopeRing];
@@ -132,27 +132,27 @@ inline constexpr std::uint32_t kLeaving = 1, kLeft = 2;
 /// pairs: `active`, which its rank writes in each call, has a pair for itself, separate from `sleeping`,
 /// which others read in each call (30 ns).
 struct RankBlock {
-  alignas(64)
-      std::atomic<std::uint64_t> consumed;  ///< calls whose arrival lines are read: peers may rewrite them
-  std::atomic<std::uint64_t>
-      finished;  ///< calls for which this rank no longer touches memory that peers exposed
+  /// calls whose arrival lines are read: peers may rewrite them
+  alignas(64) std::atomic<std::uint64_t> consumed;
+  /// calls for which this rank no longer touches memory that peers exposed
+  std::atomic<std::uint64_t> finished;
   alignas(64) std::atomic<std::uint64_t> staged;   ///< rounds of staging filled, over the group's life
   std::atomic<std::uint64_t> reduced;              ///< rounds whose own part is summed
   std::atomic<std::uint64_t> copied;               ///< rounds copied out of the peers' slots
   alignas(128) std::atomic<std::uint64_t> active;  ///< call + 1 while inside peers' memory, else 0; kByKernel
   alignas(128) std::atomic<std::uint32_t> sleeping;  ///< threads of this rank asleep on its doorbell
-  std::atomic<std::uint32_t>
-      left;  ///< kLeaving while this rank compares its last calls; kLeft: the group's handle is gone
+  /// kLeaving while this rank compares its last calls; kLeft: the group's handle is gone
+  std::atomic<std::uint32_t> left;
   std::atomic<std::uint32_t> joined;    ///< while the group is made: 1 present, 2 has mapped the others
   std::atomic<std::uint32_t> segments;  ///< segments of its arena, for peers to map
   std::atomic<std::uint64_t> probe;     ///< while the group is made: address of its words for single copies
   std::atomic<std::uint32_t> single;    ///< while the group is made: how its look at the others' words went
-  std::atomic<std::uint32_t>
-      mapped_all;  ///< while the group is made: 1: it shares memory, and has mapped all others'
+  /// while the group is made: 1: it shares memory, and has mapped all others'
+  std::atomic<std::uint32_t> mapped_all;
   std::atomic<std::uint32_t> asking;    ///< it waits for answers to a roll-call
   std::atomic<std::uint64_t> answered;  ///< the last roll-call that it has answered
-  std::atomic<std::uint64_t>
-      message;  ///< with it: a CallWord of the oldest message that it waits in; 0: none
+  /// with `answered`: a CallWord of the oldest message that it waits in; 0: none
+  std::atomic<std::uint64_t> message;
   std::atomic<std::int64_t> message_count;  ///< of that one
   std::atomic<std::int32_t> message_tag;
   alignas(64) std::atomic<std::uint64_t> inbox;  ///< by peers: envelopes, answers, chunks for this rank

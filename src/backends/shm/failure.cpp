@@ -22,8 +22,8 @@ namespace weft::shm {
 namespace {
 
 constexpr auto kSealPatience = std::chrono::seconds(2);
-constexpr auto kSealLook =
-    std::chrono::milliseconds(20);  // then the system is asked whether the claimer runs
+// After this time the system is asked whether the claimer runs.
+constexpr auto kSealLook = std::chrono::milliseconds(20);
 constexpr auto kSealNap = std::chrono::milliseconds(1);
 constexpr auto kQuiesceNap = std::chrono::microseconds(200);
 constexpr std::string_view kDots = " ...";

@@ -123,8 +123,8 @@ bool Messages::flush(int dst) {
       copy_bytes(envelope.payload, s.in, head);
       st.phase = Phase::done;
     } else {
-      st.number =
-          static_cast<std::uint32_t>(__builtin_ctzll(peer.free_numbers));  // never empty: as many as slots
+      // free_numbers is never empty: there are as many numbers as slots.
+      st.number = static_cast<std::uint32_t>(__builtin_ctzll(peer.free_numbers));
       peer.free_numbers &= peer.free_numbers - 1;
       envelope.number = st.number;
       if (group_.by_kernel(dst, st.place) && !own_memory_.copyable(s.in, static_cast<std::size_t>(st.bytes)))

@@ -108,8 +108,8 @@ inline SingleCopy needed_single_copy(const OpState& s) noexcept {
 inline bool is_single_copy_profitable(const Group& g, const OpState& s, std::int64_t count) noexcept {
   if (s.op == Op::all_to_all_v) return false;  // no rank knows the sum of all counts
   const Counts counts = row(s.op).counts;
-  const bool per_rank =
-      counts == Counts::out_is_n_in || counts == Counts::in_is_n_out;  // count: of one block
+  // If true, `count` is of one block.
+  const bool per_rank = counts == Counts::out_is_n_in || counts == Counts::in_is_n_out;
   const std::int64_t bytes = count * size_bytes(s.dtype) * (per_rank ? g.size : 1);
   return profitable_single_copy(s.op, g.size).has(bytes);
 }

@@ -16,8 +16,8 @@ namespace weft::shm {
 namespace {
 
 constexpr int kAtOnce = 8;  // slots that one step empties
-constexpr auto kMostInPlace =
-    static_cast<std::int64_t>(kChunkBytes);  // bytes that one step copies from a peer's memory
+// Bytes that one step copies from a peer's memory.
+constexpr auto kMostInPlace = static_cast<std::int64_t>(kChunkBytes);
 
 // Apart, so that the way of each exchange has no texts in it.
 [[noreturn, gnu::cold, gnu::noinline]] void raise_boxes_id(int rank) {
