@@ -46,9 +46,9 @@ std::uint64_t digest_of_edge(const Edge& edge) {
                    edge.kind == Edge::Kind::pole ? edge.longitude : 0);
 }
 
-// Calls see(digest, what, value) for each thing that a rank gave: where two ranks differ, the first of these that differs is told. A digest
-// has a letter for the kind of thing: lists may have other kinds at a place. `what` ("the edge before dimension 0") and `value` make a text,
-// when it is needed.
+// Calls see(digest, what, value) for each thing that a rank gave: if two ranks differ, the error names the
+// first thing that differs. A digest has a letter for the kind of thing: lists may have other kinds at a
+// place. `what` ("the edge before dimension 0") and `value` make a text, when it is needed.
 template <class See>
 void each_given(const Window::Plan& plan, const std::vector<Form>& forms, Device device, bool adjoint,
                 const See& see) {
@@ -129,7 +129,8 @@ std::string difference(std::string_view a, std::string_view b, int other) {
 }  // namespace
 
 void agree(const Window::Plan& plan, const std::vector<Form>& forms, Device device, bool adjoint) {
-  // Where the group's transport is on a device, its collectives are there, too: then messages compare dtypes and counts alone.
+  // If the group's transport is on a device, its collectives are there, too: then messages compare dtypes
+  // and counts alone.
   if (plan.group->traits().device) return;
   ListDigest digest;
   each_given(plan, forms, device, adjoint,

@@ -1,4 +1,5 @@
-// Whether the ranks that exchange windows mean the same ones. Compared once for each Window, at its first start.
+// Whether the ranks that exchange windows mean the same ones. Compared once for each Window, at its first
+// start.
 #pragma once
 
 #include <vector>
@@ -7,9 +8,10 @@
 
 namespace weft::windows {
 
-/// Collective among the ranks of plan.group: all of them throw mismatch where they differ in anything, naming what and two ranks with what
-/// each of them gave: `window: what part 1 wants of dimension 0 is [[3, 9)] on rank 1 and [[4, 8)] on rank 0; expected the same on all ranks [y rank
-/// 1]`. The group fails then. It is one collective where all is the same.
+/// Collective among the ranks of plan.group. If the ranks differ in anything, all of them throw mismatch,
+/// naming the thing and two ranks with the value that each of them gave: `window: what part 1 wants of
+/// dimension 0 is [[3, 9)] on rank 1 and [[4, 8)] on rank 0; expected the same on all ranks [y rank 1]`.
+/// The group fails then. If all is the same, it takes one collective.
 void agree(const Window::Plan& plan, const std::vector<Form>& forms, Device device, bool adjoint);
 
 }  // namespace weft::windows

@@ -1,4 +1,4 @@
-// Carries out the plan of a window: judges the memory of fields, and begins the exchange of the group.
+// Carries out the plan of a window: checks the memory of fields, and begins the exchange of the group.
 #include "mesh/window/exchange.hpp"
 
 #include <fmt/format.h>
@@ -119,7 +119,8 @@ using windows::Judged;
 using windows::Pair;
 using windows::refuse;
 
-// Throws where what is written shares memory with what is read, or with itself; `in` may lie at its place in `out`.
+// Throws if elements that are written share memory with elements that are read, or with each other; `in`
+// may lie at its place in `out`.
 void judge_overlap(const Window::Plan& plan, const Program& program, std::span<const WindowField> fields,
                    std::span<const Pair> pairs) {
   const std::size_t n = fields.size();
@@ -170,7 +171,8 @@ struct Known {
   const Judged* fields = nullptr;
 };
 
-// Fields that were judged before. Of eight fields this takes a tenth of the time of a small exchange, and judging them anew a third.
+// Fields that were checked before. For eight fields this takes a tenth of the time of a small exchange, and
+// checking them again takes a third.
 Known as_before(const Window::Plan& plan, std::span<const WindowField> fields, Device device,
                 bool adjoint) noexcept {
   for (const auto& p : plan.programs) {
@@ -181,7 +183,7 @@ Known as_before(const Window::Plan& plan, std::span<const WindowField> fields, D
   return {};
 }
 
-// A call of the group. What is filled is this rank's own.
+// An exchange as a call of the group. Filling needs no other rank: this rank fills its own window.
 class InGroup final : public WindowTransfer::Steps, private windows::Exchange {
  public:
   InGroup(std::shared_ptr<const Plan> plan, const Program& program, const Judged& fields, Stream stream)

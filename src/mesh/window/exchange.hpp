@@ -61,7 +61,7 @@ class Exchange {
     else
       std::erase(all, this);
   }
-  /// What others are told where the program drops it.
+  /// The failure that other ranks are notified of if the program drops the exchange.
   Failure dropped() const;
   const Pair& pair(const Program::Step& step) const noexcept { return pairs_[step.field]; }
   std::byte* sent_from(const Pair& p) const noexcept { return program_->adjoint ? p.window : p.part; }
@@ -74,10 +74,12 @@ class Exchange {
   /// Memory for messages: spare one of the plan, or new.
   Tensor room_of(std::int64_t bytes) const;
   void keep(Tensor room) const;
-  /// What this rank's window has of its own part, and of numbers.
+  /// Copies the elements that this rank's window has of its own part; fill() writes its elements that are
+  /// numbers.
   void copy_own() const;
   void fill() const;
-  // The adjoint: sums are cleared, then what came is added in the order of ranks, this one's own among it; then they are rounded.
+  // The adjoint: sums are cleared, then the received elements are added in the order of the ranks, this
+  // rank's own among them; then the sums are rounded.
   void clear_sums() const;
   void add(const Program::Step& step, const std::byte* from) const;
   void add_own() const;

@@ -10,8 +10,9 @@
 namespace weft::windows {
 namespace {
 
-// To f32 such that rounding once more, to a dtype with fewer bits, gives what rounding `value` at once would ("round to odd": S. Boldo,
-// G. Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008).
+// Rounds to f32 such that rounding once more, to a dtype with fewer bits, gives the same as rounding
+// `value` at once ("round to odd": S. Boldo, G. Melquiond, "Emulation of FMA and correctly rounded sums:
+// proved algorithms using rounding to odd", 2008).
 float to_odd(double value) {
   float f = static_cast<float>(value);
   if (static_cast<double>(f) == value || !std::isfinite(f)) return f;

@@ -19,7 +19,7 @@ namespace {
 
 using Program = Window::Plan::Program;
 
-// What an exchange reads of one of its fields, or writes.
+// The memory of one field that an exchange reads, or writes.
 class Access {
  public:
   Access(const Program& program, std::size_t field, const Pair& pair, bool writes)

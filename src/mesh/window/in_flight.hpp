@@ -1,4 +1,5 @@
-// Memory of a plan's exchanges in flight: what one of them writes no other one may take. Used by the plan's thread.
+// Memory of a plan's exchanges in flight: memory that one of them writes is closed to the others. The
+// plan's thread uses it.
 #pragma once
 
 #include "mesh/window/judged.hpp"
@@ -9,8 +10,9 @@ namespace weft::windows {
 /// Whether one of them is of that program.
 bool in_flight(const Window::Plan& plan, const Window::Plan::Program& program) noexcept;
 
-/// Throws bad_argument, naming the field, where an exchange of these fields would write what one in flight reads or writes, or read what one
-/// writes. Each may read what others read. Nothing where the plan's group has failed: the exchange itself tells why.
+/// Throws bad_argument, naming the field, if an exchange of these fields would write memory that one in
+/// flight reads or writes, or read memory that one writes. Several exchanges may read the same memory. Does
+/// nothing if the plan's group has failed: the exchange itself reports the cause.
 void expect_free(const Window::Plan& plan, const Window::Plan::Program& program, const Judged& fields);
 
 }  // namespace weft::windows

@@ -1,4 +1,4 @@
-// Fields of an exchange whose memory was judged, and was right. No state; any thread.
+// Fields of an exchange whose memory was checked and found right. No state; any thread.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ struct Pair {
   std::byte* window;
 };
 
-/// All that was judged of some fields, in few cache lines: the views of eight fields take 40, and an exchange of many bytes takes those out of the first
-/// cache each time.
+/// All facts that were checked about some fields, in few cache lines: the views of eight fields take 40,
+/// and an exchange of many bytes takes those out of the first cache each time.
 class Judged {
  public:
   Judged() = default;

@@ -26,8 +26,9 @@ inline std::string named(const char* name, std::string_view text) {
               quiesced, {last_calls.begin(), last_calls.end()});
 }
 
-/// The text of e, named(). What the group says of its exchange begins with the name of that call
-/// ("exchange: rank 1 died"), and what other calls say of this exchange with theirs ("recv: halo: ..."): both are left out.
+/// The text of e, named(). The group's texts about its exchange begin with the name of that call
+/// ("exchange: rank 1 died"), and the texts of other calls about this exchange begin with theirs ("recv:
+/// halo: ..."): both names are left out.
 inline std::string named_once(const char* name, const Error& e) {
   std::string_view text = e.what();
   const std::string noticed_in = std::string(weft::name(e.op())) + ": ";

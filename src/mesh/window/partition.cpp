@@ -1,4 +1,4 @@
-// Partition, and the wishes of WindowDim.
+// Partition, and the requests of WindowDim.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

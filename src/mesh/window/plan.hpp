@@ -1,4 +1,5 @@
-// Who sends which elements of a window to whom. Made by Window's constructor (window.cpp), carried out in exchange.cpp.
+// The plan of a window: which rank sends which elements to which rank. Window's constructor (window.cpp)
+// makes it, exchange.cpp carries it out.
 #pragma once
 
 #include <array>
@@ -30,7 +31,7 @@ struct Window::Plan {
     std::int64_t part_size, window_size;  // this rank's
     std::vector<windows::Run> runs;       // this rank's window
   };
-  /// What one rank's window has of one rank's part, in each of `dims`.
+  /// The elements that one rank's window has of one rank's part, in each of `dims`.
   struct Overlap {
     int rank;  // the other one, in the group of `axes`
     struct OfDim {
@@ -50,22 +51,25 @@ struct Window::Plan {
   std::vector<Overlap> to, from;  // by rank: others' windows on this part, this window on others' parts
   Overlap self;
 
-  // Of ranks that must have given the same: what this one gave, and whether they were compared (agree.hpp).
+  // For the comparison of ranks that must have given the same: the arguments of this rank, and whether they
+  // were compared (agree.hpp).
   std::vector<PartitionDim> held;
   std::vector<WindowDim> wanted;
   bool agreed = false;
   ProcessGroup* group = nullptr;  // of `axes`, from the first start on
   DeviceRuntime* host = nullptr;  // from the first start on
 
-  /// What exchanges of fields of certain shapes and strides do, worked out (exchange.cpp), and memory of messages that no transfer uses now.
+  /// The steps of exchanges of fields of certain shapes and strides, worked out (exchange.cpp), and memory
+  /// of messages that no transfer uses now.
   struct Program;
   mutable std::vector<std::unique_ptr<const Program>> programs;
-  mutable std::uint64_t judgements = 0;  ///< of fields (judged.hpp); the last one's id
+  /// Counts checks of fields (`judged.hpp`): the id of the last one.
+  mutable std::uint64_t judgements = 0;
   /// Ids of fields that may be in flight at a time: those found last (in_flight.hpp).
   mutable std::array<std::pair<std::uint64_t, std::uint64_t>, 16> apart{};
   mutable std::size_t next_apart = 0;
-  mutable std::vector<const windows::Exchange*>
-      in_flight;  ///< begun, and neither finished nor failed, in no order
+  /// Exchanges begun, and neither finished nor failed, in no order.
+  mutable std::vector<const windows::Exchange*> in_flight;
   mutable std::mutex spare_mutex;
   mutable std::vector<Tensor> spare;  // guarded by it: steps are taken in any thread that waits
   // From the first start on: exchanges in flight need the Context, and may outlive the group.
@@ -74,7 +78,8 @@ struct Window::Plan {
 
 namespace windows {
 
-/// Calls see(segments, one of each of plan's dims) for each box of an overlap, in a fixed order. Both ranks see the same.
+/// Calls see(segments, one of each of plan's dims) for each box of an overlap, in a fixed order. Both ranks
+/// see the same boxes.
 template <class See>
 void each_box(const Window::Plan::Overlap& overlap, const See& see) {
   const std::size_t n = overlap.dims.size();

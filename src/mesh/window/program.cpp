@@ -38,7 +38,8 @@ struct Side {
   std::array<std::int64_t, Dims::kMaxDims> steps{};
 };
 
-// How the boxes of a plan lie in tensors of some shape: the plan's number of each dimension, or -1 where no window is wanted.
+// The places of a plan's boxes in tensors of some shape: the plan's number of each dimension, or -1 where
+// no window is wanted.
 class Geometry {
  public:
   explicit Geometry(const Window::Plan& plan) : rank_(plan.global.rank()) {
@@ -101,7 +102,8 @@ bool extents_fault(const Shape& shape) {
   return std::any_of(shape.begin(), shape.end(), [](std::int64_t n) { return n < 0; });
 }
 
-// The elements of a window that are no element of any tensor, but a number: the first dimension that is filled says which.
+// The elements of a window that are not elements of a tensor, but a number: the first dimension that is
+// filled gives it.
 template <class See>
 void each_filled_box(const Window::Plan& plan, const See& see) {
   for (std::size_t filled = 0; filled < plan.dims.size(); ++filled)
@@ -181,7 +183,8 @@ class Compiler {
     return (bytes + kLine - 1) / kLine * kLine;
   }
 
-  // What the group exchanges: of a rank all boxes of all fields, in order; this rank's own are copied by it, too.
+  // The parts that the group exchanges: for each rank all boxes of all fields, in order. The group copies
+  // this rank's own boxes, too.
   void add_part(const Window::Plan::Overlap& overlap, bool sends, std::vector<ExchangePart>& parts) const {
     ExchangePart part{overlap.rank};
     for (std::size_t f = 0; f < program_.forms.size(); ++f) {

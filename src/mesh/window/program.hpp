@@ -1,4 +1,5 @@
-// An exchange worked out for fields of certain shapes and strides. Made once, and kept with the plan (program.cpp); carried out in exchange.cpp.
+// An exchange worked out for fields of certain shapes and strides. It is made once, and kept with the plan
+// (program.cpp); exchange.cpp carries it out.
 #pragma once
 
 #include <array>
@@ -17,15 +18,15 @@ namespace weft {
 
 namespace windows {
 
-// What a field is, but for where it lies: a part of the tensor, and a window on it.
+// A field, except for its place in memory: a part of the tensor, and a window on it.
 struct Form {
   Shape shape;  // of the part
   Strides part, window;
   DType dtype = DType::f32;
   std::int64_t element = 0;
   Shape of_window{};  // its shape
-  std::int64_t part_low = 0, part_high = 0, window_low = 0,
-               window_high = 0;  // the bytes that they span, from where they begin
+  // The bytes that part and window span, from where they begin.
+  std::int64_t part_low = 0, part_high = 0, window_low = 0, window_high = 0;
   friend bool operator==(const Form& a, const Form& b) noexcept {
     return a.shape == b.shape && a.part == b.part && a.window == b.window && a.dtype == b.dtype;
   }
@@ -33,8 +34,8 @@ struct Form {
 
 }  // namespace windows
 
-// What an exchange of fields of certain forms does, step by step: so that one that is repeated works nothing out. Offsets are in bytes, of a field's
-// part or window, or of packed bytes.
+// The steps of an exchange of fields of certain forms: an exchange that is repeated works nothing out.
+// Offsets are in bytes, of a field's part or window, or of packed bytes.
 struct Window::Plan::Program {
   struct Step {
     std::size_t field;
@@ -61,8 +62,8 @@ struct Window::Plan::Program {
   std::int64_t room = 0;
   std::vector<Step> own{}, cleared{};
   std::vector<Step> rounded{};  // of the adjoint: sums, in the memory of messages, to parts
-  std::vector<std::int64_t>
-      sums{};  // of each field of the adjoint: where its sums are there; -1: in its part
+  // Of each field of the adjoint: where its sums are in the memory of messages; -1: in its part.
+  std::vector<std::int64_t> sums{};
   std::vector<Fill> fills{};
   std::vector<std::vector<Place>> places{};  // of each field
 };
@@ -75,12 +76,13 @@ namespace windows {
 /// "in", "out of field 3": in texts of errors.
 std::string called(const char* which, std::size_t index, std::size_t count);
 
-/// The program for these fields: that of an exchange before, or a new one. Throws bad_argument naming the field that does not fit the
-/// window. `adjoint`: `in` is a window, `out` a part.
+/// The program for these fields: the program of an exchange before, or a new one. Throws bad_argument
+/// naming the field that does not fit the window. `adjoint`: `in` is a window, `out` a part.
 const Window::Plan::Program& program_for(const Window& window, const Window::Plan& plan,
                                          std::span<const WindowField> fields, bool adjoint);
 
-/// What all ranks must give alike, in words: "2 fields: f32, f64", with "the adjoint of " before where it is that.
+/// The facts that all ranks must give alike, in words: "2 fields: f32, f64", with "the adjoint of " before
+/// them if it is an adjoint.
 std::string fields_text(const std::vector<Form>& forms, bool adjoint);
 
 }  // namespace windows

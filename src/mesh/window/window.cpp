@@ -1,4 +1,4 @@
-// The plan of a window: arithmetic on the parts and the wishes of all ranks.
+// The plan of a window: arithmetic on the parts and the requests of all ranks.
 #include "weft/mesh/window.hpp"
 
 #include <fmt/format.h>
@@ -104,7 +104,8 @@ void check_boxes(const std::vector<Wish>& wishes) {
   }
 }
 
-// What a rank whose window is that of the parts `wanting` has of a rank that holds the parts `holding`.
+// The elements that a rank whose window is that of the parts `wanting` has of a rank that holds the parts
+// `holding`.
 Window::Plan::Overlap overlap_of(const std::vector<Wish>& wishes, const std::vector<int>& wanting,
                                  const std::vector<int>& holding, int rank) {
   Window::Plan::Overlap overlap{rank, {}};
