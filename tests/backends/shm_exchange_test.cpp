@@ -1,5 +1,6 @@
-// Exchanges over shared memory as the transport makes them: which way bytes go, and the memory of pairs of ranks. What
-// exchanges give is tested in exchange_test.cpp, and through windows in tests/mesh/window_ways_test.cpp.
+// Exchanges over shared memory as the transport makes them: which way bytes go, and the memory of pairs of
+// ranks. exchange_test.cpp tests the results of exchanges, and tests/mesh/window_ways_test.cpp tests them
+// through windows.
 #include "backends/shm/exchange/exchanges.hpp"
 
 #include <gmock/gmock.h>
@@ -52,7 +53,7 @@ class End {
     plan.sends = plan.receives = {part};
     return exchanges_.plan(plan);
   }
-  /// That often, to the end. What went to the other rank meanwhile, by Holds.
+  /// Runs it that often, to the end. Returns how many sends of each Holds went to the other rank meanwhile.
   std::array<std::uint64_t, 3> run(PlannedExchange& planned, const std::vector<ExchangeField>& fields,
                                    int times) {
     const auto before = exchanges_.sent_to(other());
@@ -108,7 +109,8 @@ struct Fields {
 
 constexpr int kAllWays = static_cast<int>(shm::kWays * shm::Ways::kTries) + 1;
 
-// More than a few bytes are not packed where ranks share the memory: the receiver copies them from their place.
+// More than a few bytes are not packed if ranks share the memory: the receiver copies them from their
+// place.
 TEST(ShmExchange, SharedMemoryIsCopiedOnce) {
   run_ranks(Ranks::processes, 2, [](Rank& r) {
     End end(r, "g");
@@ -138,8 +140,8 @@ TEST(ShmExchange, ScatteredElementsOfSharedMemoryGoBothWaysAtFirst) {
   });
 }
 
-// Of memory that is not shared, long runs are packed and copied by the kernel at first, so that each is measured; short
-// runs are packed alone.
+// If the memory is not shared, long runs are packed and copied by the kernel at first, so that each is
+// measured; short runs are packed alone.
 TEST(ShmExchange, OtherMemoryGoesEachWayAtFirst) {
   for (const bool off : {false, true}) {
     if (off) ::setenv("WEFT_SINGLE_COPY", "off", 1);
@@ -164,8 +166,8 @@ TEST(ShmExchange, OtherMemoryGoesEachWayAtFirst) {
   }
 }
 
-// The memory of a pair is made at its first exchange, and given back when both ranks have left the group: at the next use
-// of such memory in whichever of them left first.
+// The memory of a pair is made at its first exchange, and given back when both ranks have left the group:
+// the rank that left first gives it back at its next use of such memory.
 TEST(ShmExchange, TheMemoryOfAPairIsMadeAtItsFirstUseAndGivenBack) {
   run_ranks(Ranks::processes, 2, [](Rank& r) {
     const auto in_use = [&] { return r.context.arena().counters().in_use_bytes; };

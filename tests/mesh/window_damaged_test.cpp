@@ -1,6 +1,6 @@
-// A rank with a fault writes nonsense to the words over which windows are exchanged in shared memory: one word a
-// case, and then at random. The others get an Error that says which word it is, or wrong values. They do not
-// crash, and they do not hang.
+// A rank with a fault writes nonsense to the words over which windows are exchanged in shared memory: one
+// word a case, and then at random. The others get an Error that says which word it is, or wrong values.
+// They do not crash, and they do not hang.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

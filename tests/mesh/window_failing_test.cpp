@@ -1,6 +1,6 @@
-// Windows between ranks that share memory where something goes wrong: transfers that are dropped or late while the neighbour
-// reads, ranks that wait for something else first, and fields that differ. The ways in which bytes go are
-// tested in window_ways_test.cpp.
+// Windows between ranks that share memory, in cases where something goes wrong: transfers that are dropped
+// or late while the neighbour reads, ranks that wait for something else first, and fields that differ.
+// window_ways_test.cpp tests the ways in which bytes go.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -94,7 +94,8 @@ TEST(WindowFailing, ADroppedTransferIsReadNoMore) {
           gone.reset();
           part.reset();
           r.meet("gone");
-          // What is complete when it is dropped is no failure: adjoints, which add all at once, where rank 1 has come.
+          // A transfer that is complete when it is dropped is no failure: adjoints, which add all at once,
+          // if rank 1 has arrived.
           EXPECT_TRUE(r.group().failed() || (adjoint && delay >= 0));
         } else {
           WindowTransfer transfer = start();
