@@ -62,7 +62,7 @@ struct Window::Plan::Program {
   std::int64_t room = 0;
   std::vector<Step> own{}, cleared{};
   std::vector<Step> rounded{};  // of the adjoint: sums, in the memory of messages, to parts
-  // Of each field of the adjoint: where its sums are in the memory of messages; -1: in its part.
+  // For each field of the adjoint: where its sums are in the memory of messages; -1: in its part.
   std::vector<std::int64_t> sums{};
   std::vector<Fill> fills{};
   std::vector<std::vector<Place>> places{};  // of each field
