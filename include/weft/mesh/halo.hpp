@@ -1,5 +1,6 @@
-// Halos of fields that a program keeps with their ghost cells: an array holds this rank's part and around it copies of what others
-// hold. For simulations; models use Window (weft/mesh/window.hpp). Used by one thread per rank.
+// Halos of fields that a program keeps with their ghost cells: an array holds this rank's part and around
+// it copies of elements that other ranks hold. For simulations; models use Window (weft/mesh/window.hpp).
+// One thread per rank uses it.
 #pragma once
 
 #include <span>
@@ -23,25 +24,29 @@ struct HaloDim {
 ///   std::vector<double> cells(halo.shape().count());
 ///   halo.exchange(view(cells.data(), halo.shape()));
 ///
-/// With edge none the ghost cells beyond an end of the whole stay as they are: a boundary condition that the program sets itself.
+///   const Halo halo(make_layout(mesh, {{"y", Shard{0}}, {"x", Shard{1}}}, {400, 600}),
+///                   {{0, 1, 1, Edge::zero()}, {1, 1, 1, Edge::periodic()}});
 class Halo {
  public:
-  /// A rank whose part is empty has no ghost cells, and exchanges nothing. Throws as WindowDim::halo() and Window do, with
+  /// With edge none the ghost cells beyond an end of the whole stay as they are: a boundary condition that
+  /// the program sets itself.
   /// "halo:" in place of "window:".
   Halo(const Partition& x, const std::vector<HaloDim>& dims);
 
-  /// Of this rank's array: its part and the ghost cells.
+  /// The shape of this rank's array: its part and the ghost cells.
   const Shape& shape() const noexcept { return shape_; }
-  /// Where this rank's part lies in it, and where it lies in the whole.
+  /// The place of this rank's part in that array, and its place in the whole.
   const Box& inner() const noexcept { return inner_; }
   const Dims& offset() const noexcept { return offset_; }
   /// This rank's part of an array.
   TensorView inner(const TensorView& cells) const;
   ConstTensorView inner(const ConstTensorView& cells) const;
 
-  /// Fills the ghost cells of one array or several, of shape(), of any dtypes and strides. Until finish() the inner cells may be
-  /// read, not written, and ghost cells neither. Collective as Window::start() is. Throws as that does, also in finish(), with "halo:" in place of "window:"; of a field
-  /// whose exchange is in flight: `halo: the ghost cells of field 1 are still written by an exchange in flight; finish that one first`.
+  /// Fills the ghost cells of one array or several, of shape(), of any dtypes and strides. Until finish()
+  /// the program may read the inner cells, but not write them; it may neither read nor write ghost cells.
+  /// Collective as Window::start() is. Throws as that does, also in finish(), with "halo:" in place of
+  /// "window:". If a field's exchange is in flight, it throws: `halo: the ghost cells of field 1 are still
+  /// written by an exchange in flight; finish that one first`.
   WindowTransfer start(std::span<const TensorView> fields) const;
   WindowTransfer start(const TensorView& field) const { return start(std::span(&field, 1)); }
   void exchange(std::span<const TensorView> fields) const { start(fields).finish(); }
