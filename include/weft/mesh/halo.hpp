@@ -20,17 +20,17 @@ struct HaloDim {
 
 /// The plan of an exchange that fills ghost cells, corners too. Made once, used in every step:
 ///
-///   const Halo halo(make_layout(mesh, {{"y", Shard{0}}, {"x", Shard{1}}}, {400, 600}), {{0, 1, 1, Edge::zero()}, {1, 1, 1, Edge::periodic()}});
+///   const Halo halo(make_layout(mesh, {{"y", Shard{0}}, {"x", Shard{1}}}, {400, 600}),
+///                   {{0, 1, 1, Edge::zero()}, {1, 1, 1, Edge::periodic()}});
 ///   std::vector<double> cells(halo.shape().count());
 ///   halo.exchange(view(cells.data(), halo.shape()));
 ///
-///   const Halo halo(make_layout(mesh, {{"y", Shard{0}}, {"x", Shard{1}}}, {400, 600}),
-///                   {{0, 1, 1, Edge::zero()}, {1, 1, 1, Edge::periodic()}});
+/// With edge none the ghost cells beyond an end of the whole stay as they are: a boundary condition that the
+/// program sets itself.
 class Halo {
  public:
-  /// With edge none the ghost cells beyond an end of the whole stay as they are: a boundary condition that
-  /// the program sets itself.
-  /// "halo:" in place of "window:".
+  /// A rank whose part is empty has no ghost cells, and exchanges nothing. Throws as WindowDim::halo() and
+  /// Window do, with "halo:" in place of "window:".
   Halo(const Partition& x, const std::vector<HaloDim>& dims);
 
   /// The shape of this rank's array: its part and the ghost cells.

@@ -49,7 +49,8 @@ struct Edge {
   /// Rows of latitude go on beyond the pole on its other side, half a turn of longitude away: x[-1, j] =
   /// x[0, j + m/2 mod m], x[-2, j] = x[1, …], where dimension `longitude_dim` has m elements, an even
   /// number. For grids whose first row is half a step from the pole. At most n rows beyond the end. The
-  /// rule is for scalars: a vector's components point the other way there, and they are not changed.
+  /// rule is for scalars: a vector's components point the other way there, and the rule does not change
+  /// them.
   static Edge pole(int longitude_dim) { return {Kind::pole, 0, longitude_dim}; }
 
   friend bool operator==(const Edge&, const Edge&) = default;
