@@ -239,7 +239,8 @@ void ExchangeByMessages::begin(OpState& s, Flight& f, bool batched) {
   }
 }
 
-// A message that has come goes to its place. False: the ranks mean different things, and the group fails.
+// Moves a message that has arrived to its place. False: the ranks mean different exchanges, and the group
+// fails.
 bool ExchangeByMessages::take(Flight& f, std::size_t receive, std::size_t message) {
   const Planned& planned = *f.planned;
   const Message& m = planned.receives[receive][message];

@@ -111,7 +111,8 @@ struct Placed {
   const std::byte *low, *high;
   std::size_t field;
   bool written;
-  int pair;  // of what a rank sends to itself: which; -1: none
+  // The number of the box among those that a rank sends to itself; -1: it is not one of them.
+  int pair;
 };
 
 Placed placed(const ExchangePlan& plan, const ExchangeBox& b, const ExchangeField* fields, bool written,

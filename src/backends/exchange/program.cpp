@@ -19,7 +19,8 @@ std::array<std::int64_t, Dims::kMaxDims> steps_of(const Strides& strides, std::i
   return steps;
 }
 
-// In: the steps where it is read; out: where it is written. Times what they are multiplied by.
+// `in`: the steps where the box is read; `out`: where it is written. `in_times`, `out_times`: the factors
+// of these steps.
 Loops loops_of(const Shape& counts, std::int64_t element, const std::array<std::int64_t, Dims::kMaxDims>& in,
                std::int64_t in_times, const std::array<std::int64_t, Dims::kMaxDims>& out,
                std::int64_t out_times) {

@@ -23,7 +23,8 @@ struct ExchangeProgram {
     std::int64_t offset;                             ///< in this rank's field
     std::array<std::int64_t, Dims::kMaxDims> steps;  ///< there
     std::int64_t at;                                 ///< in the packed bytes
-    /// Between this rank's field and the packed bytes: of what is sent from the field, of what comes to it.
+    /// The loops between this rank's field and the packed bytes: from the field if the box is sent, to it
+    /// if the box is received.
     Loops loops;
   };
   /// The traffic in one direction with one rank. Boxes without elements are left out.
@@ -31,7 +32,7 @@ struct ExchangeProgram {
     int peer = 0;
     std::int64_t bytes = 0, runs = 0;  ///< runs: of bytes in one piece, in this rank's memory
     std::vector<Box> boxes{};
-    /// Kind add, of what comes: for each box the loops from the packed bytes to the sums of its field.
+    /// Kind add, receiving: for each box the loops from the packed bytes to the sums of its field.
     std::vector<Loops> sums{};
     /// A hash of everything that both ranks must have alike: fields, and the counts of their boxes.
     std::uint64_t form = 0;

@@ -159,7 +159,7 @@ struct RankBlock {
   Arrival arrivals[kRing];
 };
 
-/// How many ranks have come while the group is made, so that no rank polls all others.
+/// How many ranks have arrived while the group is made, so that no rank polls all others.
 struct alignas(64) Assembly {
   std::atomic<std::uint32_t> came[2];  ///< present; have mapped the others: each rank adds one to each
   std::atomic<std::uint32_t> news;     ///< rung when all have
@@ -177,8 +177,8 @@ struct AbortRecord {
   alignas(64) std::atomic<std::uint64_t> asked;  ///< by all: roll-calls so far, see roll_call.hpp
 };
 
-/// Some of the group's ranks, one bit each, in memory that others read. Complete when a word that is stored
-/// after it says so.
+/// Some of the group's ranks, one bit each, in memory that others read. The set is complete when a word
+/// that is stored after it says so.
 class RankSet {
  public:
   using Word = std::atomic<std::uint64_t>;

@@ -1,4 +1,4 @@
-// When something goes wrong: the first cause, who is dead, and when memory is safe again.
+// The handling of failures: the first cause, which ranks are dead, and when memory is safe again.
 //
 // The first rank to notice a failure claims the abort record by compare-and-swap; later causes are dropped,
 // so that all ranks report the same one. After the claim no rank enters a peer's memory: a rank that is

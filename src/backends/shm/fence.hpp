@@ -1,4 +1,4 @@
-// The fence between what a rank publishes and its look for sleepers.
+// The fence between a rank's store of a word and its check for sleepers.
 #pragma once
 
 #include <atomic>

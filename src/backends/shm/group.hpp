@@ -1,4 +1,4 @@
-// One rank's end of a shared-memory group: what all paths of the backend use.
+// One rank's end of a shared-memory group: the state that all paths of the backend use.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@ namespace weft::shm {
 /// A path that a test may force; part of the call word, so that ranks which disagree notice.
 enum class Path : std::uint8_t { automatic, inline_only, direct, staged, single };
 
-/// WEFT_SINGLE_COPY: see single_copy.hpp. Each allows what those before it do.
+/// WEFT_SINGLE_COPY: see single_copy.hpp. Each value allows everything that the values before it allow.
 enum class SingleCopy : std::uint8_t { off, pull, push };
 
 /// The group as one rank sees it, after initialisation.
@@ -87,7 +87,7 @@ struct Group {
   bool by_kernel(int r, const Buffer& b) const noexcept { return b.kind == Buffer::remote && r != rank; }
   /// Shows peers all segments of this process's arena, so that they can map them.
   void show_segments() const noexcept;
-  /// Maps the segments that peers have added to their arenas, and tells those peers. Takes little time.
+  /// Maps the segments that peers have added to their arenas, and notifies those peers. Takes little time.
   void map_news() const noexcept;
   /// The same of one peer.
   void map_news(int r) const noexcept;
@@ -129,7 +129,8 @@ CallRecord record_of(const Group& g, int r, std::uint64_t call) noexcept;
 /// The same for people: "rank 1 called all_gather f32 x1000 [call 17]". Where count
 /// vectors differ, `block` is where.
 std::string describe(const Group& g, int r, std::uint64_t call, int block = -1);
-/// The bits of the CallWord that must be equal on all ranks. elaborate() has what it has no room for.
+/// The bits of the CallWord that must be equal on all ranks. elaborate() writes the facts for which the
+/// word has no room.
 std::uint64_t call_word(const OpState& s, Path path) noexcept;
 /// Writes the Detail of this rank's call, if it has one, and returns its hash; 0: it has none.
 std::uint64_t elaborate(const Group& g, const OpState& s, bool small) noexcept;

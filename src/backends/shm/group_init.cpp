@@ -44,7 +44,8 @@ RegionRef private_region(std::size_t bytes) {
   });
 }
 
-// A rank that waits for others elsewhere than in the store looks there now and then whether one has given up.
+// A rank that waits for others outside the store checks the store now and then for a rank that has given
+// up.
 class Looks {
  public:
   explicit Looks(const GroupInit& b) : b_(b) {}
@@ -181,7 +182,7 @@ class Assembled {
       if (g_.of(r).joined.load(std::memory_order_seq_cst) < phase) missing.push_back(r);
     if (!missing.empty())
       throw_absent(b_, missing, std::chrono::duration_cast<Duration>(Clock::now() - began_));
-    // All say that they have come, and are counted a moment later.
+    // All ranks have written that they are present; they are counted a moment later.
     if (Clock::now() < b_.deadline.when() + kCountPatience) return;
     throw Error(
         ErrorCode::corrupt,

@@ -276,9 +276,9 @@ bool Messages::drain(int src) {
   return peer.taken != before;
 }
 
-// Tells the sender how many envelopes are taken. Only a sender that found the ring full waits for this. The
-// sender stores an envelope and then reads `drained`; this rank stores `drained` and then reads the last
-// envelope. So one of the two sees the other's store.
+// Reports to the sender how many envelopes are taken. Only a sender that found the ring full waits for
+// this. The sender stores an envelope and then reads `drained`; this rank stores `drained` and then reads
+// the last envelope. So one of the two sees the other's store.
 void Messages::acknowledge(int src) {
   Pair& pair = group_.control.pair(src, group_.rank);
   Peer& peer = peers_[static_cast<std::size_t>(src)];
@@ -504,7 +504,7 @@ bool Messages::read(OpState& s, std::int64_t from, std::int64_t bytes) {
   return group_.leave() && copied;
 }
 
-// Tells the sender that its message has arrived.
+// Notifies the sender that its message has arrived.
 void Messages::take(OpState& s) {
   State& st = state(s);
   group_.control.pair(s.peer, group_.rank).answers[st.number].store(Pair::taken, std::memory_order_seq_cst);

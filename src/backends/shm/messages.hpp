@@ -13,8 +13,8 @@
 
 namespace weft::shm {
 
-/// How receives find their messages: by equal tags. Apart from MessageMatcher, which is public, for the
-/// mutant.
+/// How receives find their messages: by equal tags. It is separate from MessageMatcher, which is public,
+/// because of the mutant.
 struct SameTag {
   bool operator()(std::int32_t a, std::int32_t b) const noexcept { return a == b || WEFT_MUTANT("any_tag"); }
 };
@@ -39,8 +39,8 @@ class Messages {
   Step poll(OpState& s);
   /// Looks at what arrived, also while only collectives are in flight. True: something moved.
   bool advance();
-  /// A cheap look: has anybody written to the inbox since the last advance()? A sender does not while its
-  /// ring has room: a rank that waits for an envelope polls the ring.
+  /// A cheap check: has any rank written to the inbox since the last advance()? A sender does not write to
+  /// it while its ring has room: a rank that waits for an envelope polls the ring.
   bool news() const noexcept { return group_.mine().inbox.load(std::memory_order_seq_cst) != seen_; }
   /// Takes every envelope that is there, whether a recv waits for it or not. True: there were some.
   bool collect();

@@ -36,8 +36,8 @@ class RollCall {
   bool ask(const OpState& s, std::span<const int> awaited) noexcept;
   /// The ranks that hold up a call that waits for `awaited`. None if it was not asked.
   HoldUp found(std::span<const int> awaited) const;
-  /// See Backend::last_calls(). Arrival lines tell it, also of ranks that are dead or stopped; who answers
-  /// says in which message it waits.
+  /// See Backend::last_calls(). The arrival lines give the calls, also those of ranks that are dead or
+  /// stopped; a rank that answers gives the message in which it waits.
   std::vector<LastCall> last_calls() const;
 
  private:

@@ -86,8 +86,8 @@ class ShmBackend final : public Backend {
       raise(group_, why);
       return false;
     }
-    // A rank that has left will not come any more. If it came before it left, nobody waits for it; so `left`
-    // is read before the arrivals.
+    // A rank that has left will not arrive any more. If it arrived before it left, no rank waits for it; so
+    // `left` is read before the arrivals.
     std::vector<int> left;
     for (int r = 0; r < group_.size; ++r)
       if (has_left(group_, r)) left.push_back(r);
@@ -227,8 +227,8 @@ class ShmBackend final : public Backend {
     return ranks;
   }
 
-  // Now and then looks whether processes that this rank waits for write a core file: those have ended. Starts
-  // at the next rank, so that the ranks together look at all processes.
+  // Checks now and then whether processes that this rank waits for write a core file: those have ended.
+  // Starts at the next rank, so that the ranks together check all processes.
   void look_for_cores() {
     constexpr auto kEvery = std::chrono::milliseconds(200);
     constexpr int kAtOnce = 64;

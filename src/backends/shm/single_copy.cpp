@@ -29,14 +29,14 @@ ssize_t write_some(int pid, const std::byte* from, std::uint64_t to, std::int64_
   return ::process_vm_writev(pid, &here, 1, &there, 1, 0);
 }
 
-// Said once per Context.
+// The refusal is logged once per Context.
 struct Refusal {
   explicit Refusal(Context&) {}
   std::atomic<bool> told{false};
 };
 
-// RankBlock::single, the result of a rank's look(): what it may do and, if that is less than the setting, the
-// errno and the peer.
+// RankBlock::single, the result of a rank's look(): the single copies that it may use and, if that is less
+// than the setting, the errno and the peer.
 std::uint32_t encode(SingleCopy may, int error, int peer) noexcept {
   return (static_cast<std::uint32_t>(may) + 1) | static_cast<std::uint32_t>(error) << 4 |
          static_cast<std::uint32_t>(peer) << 16;

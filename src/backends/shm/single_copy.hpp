@@ -38,13 +38,14 @@ namespace weft::shm {
 SingleCopy single_copy_of(SingleCopySetting setting);
 std::string_view name(SingleCopy setting) noexcept;
 
-/// Finds out, while a group is made, what all its ranks may do of what is set: ptrace restrictions, a seccomp
-/// filter or a container may forbid it, to some or to all. Each rank has a word per peer, which that peer
-/// reads, and, to push, writes and reads again. Three steps, with a barrier of all ranks between one and the
-/// next; does nothing where all ranks are threads of one process.
+/// Finds out, while a group is made, which single copies of the setting all its ranks may use: ptrace
+/// restrictions, a seccomp filter or a container may forbid them, to some ranks or to all. Each rank has a
+/// word per peer, which that peer reads, and, to push, writes and reads again. There are three steps, with
+/// a barrier of all ranks between one and the next; does nothing if all ranks are threads of one process.
 class SingleCopyProbe {
  public:
-  /// `calls`: what calls are to do, alike on all ranks; `may_pull`: whether the setting lets exchanges read.
+  /// `calls`: the single copies that calls should use, alike on all ranks; `may_pull`: whether the setting
+  /// lets exchanges read.
   SingleCopyProbe(Group& g, SingleCopy calls, bool may_pull);
   /// Tries it, and publishes the result.
   void look() noexcept;
@@ -83,8 +84,8 @@ class PeerMemory {
   /// Copies all bytes at `address` of rank r's process to `to`. False: that failed, and the group has failed
   /// with peer_lost where r has died, else system, naming it.
   bool read(const OpState& s, int r, std::uint64_t address, std::byte* to, std::int64_t bytes) noexcept;
-  /// The most bytes that a step should copy: few where the peers' pages are slow to come, so that the owner
-  /// of the group soon looks at what else there is.
+  /// The most bytes that a step should copy: few if the peers' pages arrive slowly, so that the owner of
+  /// the group soon polls everything else.
   std::int64_t most() const noexcept { return pace_.bytes(); }
   /// The same of bytes [from, from + bytes) of the pieces `there`, to `here`: as many on both sides.
   bool read(const OpState& s, int r, const Pieces& there, const Pieces& here, std::int64_t from,

@@ -110,8 +110,8 @@ bool Arrivals::publish(OpState& s) noexcept {
   return true;
 }
 
-// Does this rank need the arrival of `peer` before it can go on? It needs everybody's, but in calls from a
-// root only the root's.
+// Does this rank need the arrival of `peer` before it can go on? It needs the arrivals of all ranks; in
+// calls from a root, only the root's.
 bool Arrivals::must_see(const OpState& s, int peer) const noexcept {
   return peer != group_.rank && (!is_from_root(s) || peer == s.root);
 }
@@ -123,10 +123,10 @@ bool Arrivals::missing(const OpState& s, int r) const noexcept {
   return must_see(s, r) && !has_arrived(r, s);
 }
 
-// A rank goes on when the ranks that it needs have arrived and called the same. In most operations these are
-// all ranks. In a broadcast and a scatter the receivers need the root alone, and the root needs nobody. There
-// the comparison with the other ranks is made later, at the latest in the next call that needs all ranks.
-// Until then this rank's `consumed` stays behind, so that nobody rewrites the lines.
+// A rank goes on when the ranks that it needs have arrived and called the same. In most operations these
+// are all ranks. In a broadcast and a scatter the receivers need the root alone, and the root needs no
+// other rank. There this rank makes the comparison with the other ranks later, at the latest in the next
+// call that needs all ranks. Until then its `consumed` stays behind, so that no rank rewrites the lines.
 Step Arrivals::step(OpState& s) noexcept {
   CallState& st = state(s);
   // Peers may wait for this rank to catch up, as it waits for them.
@@ -134,8 +134,8 @@ Step Arrivals::step(OpState& s) noexcept {
   for (; st.cursor < group_.size; ++st.cursor) {
     if (!must_see(s, st.cursor)) continue;
     const Arrival& theirs = arrival(group_, st.cursor, s);
-    // The payload's further lines are prefetched with every look at the first line, so that they arrive with
-    // it and not after it. A rank that exposes its memory expects its peers to do the same.
+    // Each poll of the first line also prefetches the payload's further lines, so that they arrive with it
+    // and not after it. A rank that exposes its memory expects its peers to do the same.
     const bool exposes = (arrival(group_, group_.rank, s).word & kExposed) != 0;
     const std::int64_t behind = st.is_inline && !exposes ? payload_bytes(group_, s) - kHeadBytes : 0;
     prefetch_to_read(theirs.payload + kHeadBytes, std::min(behind, kAskedAhead));

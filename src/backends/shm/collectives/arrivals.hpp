@@ -1,5 +1,6 @@
-// How a collective begins and ends on this rank: it publishes its arrival line, sees the others' lines and
-// compares what they called, and at the end says that it has read them. Used by the owner of the group alone.
+// How a collective begins and ends on this rank: it publishes its arrival line, reads the others' lines and
+// compares what they called, and at the end publishes that it has read them. Only the owner of the group
+// uses it.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +25,8 @@ class Arrivals {
   /// This rank has finished the call: it reads no more of the others' lines, unless they are still to be
   /// compared, and touches no more of their memory.
   void finish(const OpState& s) noexcept;
-  /// Compares the calls that were not compared with all ranks yet, as far as all ranks have come.
+  /// Compares the calls that were not compared with all ranks yet, up to the last call in which all ranks
+  /// have arrived.
   Step catch_up() noexcept;
   /// Is it time to catch up? After roots' calls: when there is nothing else to do (`idle`), and often enough
   /// that half of the ring stays free.

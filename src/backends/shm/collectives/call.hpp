@@ -1,10 +1,10 @@
-// A collective call as one rank sees it: its state, in the scratch of its slot, and what follows from its
-// arguments alone.
+// A collective call as one rank sees it: its state, in the scratch of its slot, and the facts that follow
+// from its arguments alone.
 //
-// All operations are one of two things. Moving: for each rank that this rank gets something from, its block
-// of that rank's `in` is copied to this rank's `out`. Reducing: a part of all inputs is combined and stored
-// where it is wanted. in_block() and out_block() of op_table.hpp say which blocks of a rank's own buffers;
-// gets() and exposed_block() say it of the others' buffers.
+// All operations are one of two things. Moving: if this rank gets elements from a rank, its block of that
+// rank's `in` is copied to this rank's `out`. Reducing: a part of all inputs is combined and stored where
+// it is wanted. in_block() and out_block() of op_table.hpp give the blocks of a rank's own buffers; gets()
+// and exposed_block() give those of the others' buffers.
 //
 // Every path of a collective is a class that answers the same three questions about a call:
 //   plan(s)        begins: sets what the path needs of the state

@@ -67,16 +67,16 @@ std::vector<int> Collectives::missing(const OpState& s) const {
   return ranks;
 }
 
-// Finds out whose memory is not reachable. A pure function of what the ranks whose memory others touch have
-// published: every `in` that is read, and every `out` that others write slices of. Memory that a rank does
-// not have counts as reachable.
+// Finds out which rank's memory is not reachable. A pure function of the published places that other ranks
+// touch: every `in` that is read, and every `out` that others write slices of. Memory that a rank does not
+// have counts as reachable.
 Collectives::Reach Collectives::find_reach(const OpState& s) const noexcept {
   Reach reach;
   const bool outs = is_sliced(s);
   for (int r = 0; r < group_.size && !reach.foreign; ++r) {
     if (is_from_root(s) && r != s.root) continue;
     const Arrival& a = arrival(group_, r, s);
-    // It has sent a payload and not said where its memory lies.
+    // Rank r has sent a payload and not published where its memory lies.
     if (state(s).exposed_instead && (a.word & kExposed) == 0) return {.obstacle = r, .foreign = true};
     const bool beyond = !is_reachable(a.places.in) || (outs && !is_reachable(a.places.out));
     if (beyond && reach.obstacle < 0) reach.obstacle = r;

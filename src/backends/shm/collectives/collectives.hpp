@@ -1,9 +1,9 @@
 // One rank's part in the collectives of a group. A call first arrives; when the others have arrived and
 // called the same, Collectives chooses a path, and the path does the rest.
 //
-// A call is over on this rank when nobody uses anything that it exposed: at once after an inline or a staged
-// call, after everybody's `finished` on the direct path and on that of single copies. Used by the owner of
-// the group alone.
+// A call is over on this rank when no rank uses anything that it exposed: at once after an inline or a
+// staged call; after the `finished` of all ranks on the direct path and on the path of single copies. Only
+// the owner of the group uses it.
 #pragma once
 
 #include <span>

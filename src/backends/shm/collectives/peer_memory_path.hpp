@@ -30,7 +30,7 @@ class PeerMemoryPath {
     st.finished = false;
   }
 
-  /// Runs `chunk` inside the peers' memory. When that says that this rank's part is done: waits for the
+  /// Runs `chunk` inside the peers' memory. If `chunk` returns that this rank's part is done, waits for the
   /// peers.
   template <class Chunk>
   Step chunk_in_peer_memory(OpState& s, std::uint64_t how, Chunk&& chunk) noexcept {

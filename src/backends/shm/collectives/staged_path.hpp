@@ -22,7 +22,7 @@ class StagedPath {
  public:
   StagedPath(const Group& group, Arrivals& arrivals, Operands& operands)
       : group_(group), arrivals_(arrivals), operands_(operands) {}
-  /// Failed: what a rank has published of its blocks is damaged.
+  /// Failed: the blocks that a rank has published are damaged.
   Step plan(OpState& s) noexcept;
   Step step(OpState& s) noexcept;
   bool missing(const OpState& s, int r) const noexcept {

@@ -13,8 +13,8 @@ namespace weft::shm {
 namespace {
 
 constexpr int kLooks = 32;
-constexpr std::int64_t kFewForALook = 32
-                                      << 10;  // after more bytes than these the owner first looks at all else
+// After more bytes than these the owner first polls everything else.
+constexpr std::int64_t kFewForALook = 32 << 10;
 constexpr std::int64_t kKernelAtOnce = std::int64_t{4} << 20;  // of one system call: each costs 2 us
 
 }  // namespace
@@ -48,7 +48,7 @@ void Exchanges::fail(const OpState& s, const Error& e) noexcept {
   }
 }
 
-// A new one, whose ends are known from then on.
+// Makes a new Flight. Its ends are known from then on.
 void Exchanges::add_flight(Planned& planned) {
   planned.flights.reserve(planned.flights.size() + 1);
   planned.spare.reserve(planned.flights.size() + 1);
@@ -120,15 +120,15 @@ Step Exchanges::poll(OpState& s) noexcept {
   Flight* const f = flight_of(s);
   if (f == nullptr) return Step::failed;
   try {
-    // Polls a few times without a pause: most exchanges end here. A peer that copies meanwhile may share
-    // this core, so later there is one look a poll.
+    // The first poll() looks several times without a pause: most exchanges end here. A peer that copies
+    // meanwhile may share this core, so each later poll() looks once.
     if (group_.oversubscribed || active_.size() > 1) f->looks = 0;
     bool moved = false;
     while (f->left > 0) {
       if (step(*f)) {
         moved = true;
         wake();
-        if (f->planned.came_bytes > kFewForALook) break;  // the owner looks at all else first
+        if (f->planned.came_bytes > kFewForALook) break;  // the owner polls everything else first
       } else if (f->looks-- <= 0) {
         break;
       }
@@ -207,7 +207,7 @@ std::vector<int> Exchanges::awaited() const {
   return ranks;
 }
 
-// An exchange that waits for its turn waits for what those before it wait for.
+// An exchange that waits for its turn waits for the ranks that the exchanges before it wait for.
 std::vector<int> Exchanges::awaited(const OpState& s) const {
   const Flight* const f = flight_of(s);
   std::vector<int> ranks;

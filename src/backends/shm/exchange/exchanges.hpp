@@ -23,7 +23,7 @@ struct Cursor {
   std::size_t box = 0;
   std::int64_t element = 0;
 
-  /// Calls move(box, first element, count, place in the slot) for what the next slot has.
+  /// Calls move(box, first element, count, place in the slot) for the elements of the next slot.
   template <class Move>
   void slot(const ExchangeProgram::Side& side, const Move& move) {
     std::int64_t at = 0;
@@ -124,7 +124,7 @@ class Exchanges {
   std::vector<int> awaited() const;
   static std::string story(const OpState& s, std::span<const int> late);
 
-  /// For tests: what went to a rank so far, by Holds.
+  /// For tests: how many sends went to a rank so far, by Holds.
   std::array<std::uint64_t, 3> sent_to(int rank) const noexcept { return to(rank).sent; }
 
  private:

@@ -1,4 +1,5 @@
-// Runs of bytes of fields, in order: what one system call copies, and what few bytes are moved by.
+// Runs of bytes of fields, in order: the runs that one system call copies, and the runs by which few bytes
+// are moved.
 #pragma once
 
 #include <sys/uio.h>

@@ -19,7 +19,7 @@ constexpr int kAtOnce = 8;  // slots that one step empties
 // Bytes that one step copies from a peer's memory.
 constexpr auto kMostInPlace = static_cast<std::int64_t>(kChunkBytes);
 
-// Apart, so that the way of each exchange has no texts in it.
+// A function of its own, so that the path of each exchange has no texts in it.
 [[noreturn, gnu::cold, gnu::noinline]] void raise_boxes_id(int rank) {
   throw Error(damaged(rank, "the number of a slot's boxes", 0, "1 or more"));
 }
@@ -163,7 +163,8 @@ void Exchanges::choose_unpacking(In& in, Traffic& t) {
   in.trial = next.way != t.unpackings.best(kBoth);
 }
 
-// Tells the sender what it has asked for; not of a trial, which says nothing about the sender's way.
+// Gives the sender the time that it has asked for; not the time of a trial, which says nothing about the
+// sender's way.
 void Exchanges::end_timing(const In& in, Traffic& t, std::uint16_t timing) {
   if (timing != 0 && !in.trial)
     in.end->ring->took[timing % kTimings].store(Took::word(in.end->next + 1, in.ns),
@@ -249,7 +250,7 @@ bool Exchanges::copy_in_place(Flight& f, In& in, Traffic& t, const Slot& slot) {
   return in.cursor.box == t.side->boxes.size();
 }
 
-// Memory for what all ranks send, packed.
+// Makes memory for the packed bytes that all ranks send.
 void Exchanges::make_room(Flight& f) { f.came.make(f.planned.came_bytes); }
 
 // Copies through the kernel: in one go for each field, to its place, or to packed bytes if sums are made of

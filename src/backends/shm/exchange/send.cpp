@@ -258,7 +258,8 @@ bool Exchanges::find_shared(const Flight& f, const Traffic& t, std::array<Buffer
   return shared;
 }
 
-// Whether the receiver may reach the fields through the kernel, not at a loss; then `places` says where.
+// Whether the receiver may reach the fields through the kernel, and loses no time by it; then `places`
+// gives their places.
 bool Exchanges::kernel_reaches(const Flight& f, Traffic& t, std::array<Buffer, kMostPlaces>& places) {
   if (!group_.may_pull || t.bytes < kKernelBytes || t.short_runs) return false;
   const bool known = std::find(t.copyable.begin(), t.copyable.end(), f.memory) != t.copyable.end();
@@ -273,7 +274,7 @@ bool Exchanges::kernel_reaches(const Flight& f, Traffic& t, std::array<Buffer, k
   return true;
 }
 
-// How this exchange goes to that rank. First it hears what the last one that was measured took.
+// The way that this exchange takes to that rank. First reads how long the last measured one took.
 Way Exchanges::choose_way(Out& o, Traffic& t, bool in_place, bool by_kernel) {
   if (t.bytes < kMeasuredBytes || (in_place && !t.scattered)) return in_place ? Way::in_place : Way::by_runs;
   Traffic::Measured& m = t.measured;
