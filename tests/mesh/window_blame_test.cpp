@@ -1,5 +1,5 @@
-// A rank that waits for an exchange of windows says so when its peers ask, however it waits: so that who is
-// late is named, and for how long it was waited for. And done() does not wait.
+// A rank that waits for an exchange of windows answers its peers' roll-call, in whichever way it waits: so
+// the error names the rank that is late, and how long the others waited for it. And done() does not wait.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

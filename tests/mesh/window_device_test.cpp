@@ -1,4 +1,4 @@
-// Windows on devices: on ranks with a late device each they give what they give on the CPU.
+// Windows on devices: on ranks with a late device each, their values are the same as on the CPU.
 #include <gtest/gtest.h>
 
 #include <cstring>

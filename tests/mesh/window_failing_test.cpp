@@ -29,7 +29,7 @@ using test::RankOptions;
 using test::Ranks;
 using test::run_ranks;
 
-// Memory that is gone at the end: who reads it then is killed.
+// Memory that is unmapped at the end: a process that reads it then is killed.
 class Pages {
  public:
   Pages(std::int64_t count, double value) : count_(count) {
@@ -232,7 +232,7 @@ TEST(WindowFailing, WhoAsksForEverIsToldAtTheDeadline) {
       options);
 }
 
-// Rank 0 waits for a barrier, which rank 1 comes to when it has what rank 0 sends.
+// Rank 0 waits for a barrier. Rank 1 enters that barrier when it has received the bytes that rank 0 sends.
 TEST(WindowFailing, ExchangesMoveWhileTheirRankWaitsElsewhere) {
   for (const Ranks kind : {Ranks::threads, Ranks::processes})
     for (const std::int64_t columns : {3, 1000, 40'000})
@@ -295,8 +295,8 @@ TEST(WindowFailing, FieldsOfOtherSizesAreTold) {
       });
 }
 
-// A rank whose fields are empty, or that gives none, tells those that send it something, as soon as they
-// exchange.
+// A rank whose fields are empty, or that gives none, notifies the ranks that send it something, as soon as
+// they exchange.
 TEST(WindowFailing, FieldsWithoutElementsAreTold) {
   for (const Ranks kind : {Ranks::threads, Ranks::processes})
     for (const bool none : {false, true})

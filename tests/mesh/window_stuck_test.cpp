@@ -1,5 +1,6 @@
 // A thread whose kernel waits for a page of a neighbour's memory, in the middle of an exchange of windows:
-// other threads of its rank do not wait for it, and it itself looks up between one slow page and the next.
+// other threads of its rank do not wait for it, and it makes its own checks between one slow page and the
+// next.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -48,8 +49,8 @@ class ToRank0 {
   std::vector<float> plain_, out_;
 };
 
-// Rank 1 gives memory whose pages do not come, which rank 0 copies through the kernel by now. `rank_0` is
-// called with that exchange in flight; `pages` on a thread of rank 1, once somebody waits for one of them.
+// Rank 1 gives memory whose pages do not arrive; rank 0 copies them through the kernel by now. `rank_0` is
+// called with that exchange in flight; `pages` on a thread of rank 1, once a thread waits for one of them.
 void exchange_slowly(std::size_t bytes, Progress progress,
                      const std::function<void(Rank&, ProcessGroup&, ToRank0&, WindowTransfer)>& rank_0,
                      const std::function<void(Rank&, SlowMemory&)>& pages) {

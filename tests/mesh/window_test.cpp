@@ -232,7 +232,7 @@ struct Draw {
   }
 };
 
-// How elements come from other ranks: in shared memory, or by messages of any transport.
+// The ways of elements from other ranks: in shared memory, or by messages of any transport.
 class WindowOver : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
@@ -519,9 +519,9 @@ TEST_P(WindowOver, SeveralFieldsOfAnyTypeAndStrides) {
   });
 }
 
-// Rank 1 of a ring of three, without the others: what it gives to a transport that has no exchange of its
-// own. Nine fields are one message to each neighbour; what is 16 KiB or more is a message of its own, sent
-// from where it lies.
+// Rank 1 of a ring of three, without the others: the messages that it gives to a transport that has no
+// exchange of its own. Nine fields are one message to each neighbour; a box of 16 KiB or more is a message
+// of its own, sent from its place.
 TEST(WindowMessages, OneForEachNeighbour) {
   const auto messages_of = [](std::int64_t columns, int doubles, const auto& see) {
     Context context;

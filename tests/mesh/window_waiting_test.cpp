@@ -63,7 +63,8 @@ class OneWay {
   std::vector<double> in_, out_;
 };
 
-// Rank 0 finishes what comes from rank 2 before what comes from rank 1, which comes only then.
+// Rank 0 finishes the exchange with rank 2 before the exchange with rank 1; rank 1 begins its own only
+// then.
 TEST(WindowWaiting, ANewerExchangeIsFinishedWhileAnOlderOneWaits) {
   RankOptions options;
   options.deadline = seconds(8);

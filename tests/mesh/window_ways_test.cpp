@@ -220,7 +220,8 @@ TEST(WindowWays, WithoutCopiesByTheKernel) {
   ::unsetenv("WEFT_SINGLE_COPY");
 }
 
-// More than a link has slots, finished in another order, while ranks come late by turns.
+// There are more exchanges than a link has slots; they finish in another order, while ranks take turns to
+// be late.
 TEST(WindowWays, ManyInFlight) {
   for (const Ranks kind : {Ranks::threads, Ranks::processes})
     run_ranks(kind, 3, [](Rank& r) {

@@ -40,7 +40,8 @@ class Access {
  private:
   bool of_window() const { return writes_ != program_.adjoint; }
 
-  // All of it; of a window in place what lies around this rank's part, which is not written.
+  // All its memory. If a window is written in which this rank's part lies in place: only the memory around
+  // the part, since the part is not written.
   std::vector<ConstTensorView> pieces() const {
     ConstTensorView rest = of_window()
                                ? ConstTensorView{data_, form_.dtype, {}, form_.of_window, form_.window}

@@ -1,4 +1,5 @@
-// Errors of windows begin with what the program called: "halo: " or "window: ". No state; any thread.
+// Errors of windows begin with the name of the interface that the program called: "halo: " or "window: ".
+// No state; any thread.
 #pragma once
 
 #include <string>

@@ -172,7 +172,8 @@ class Compiler {
     return all;
   }
 
-  // Where the adjoint adds what is too short to be added to, row-major beside the messages.
+  // The place where the adjoint makes the sums of a field whose dtype is too short for sums: row-major,
+  // next to the messages.
   void add_sums(const Form& form) {
     if (!program_.adjoint || by_group() || !has_sums(form)) return program_.sums.push_back(-1);
     program_.sums.push_back(program_.room);

@@ -17,7 +17,7 @@ using windows::Segment;
 
 [[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::bad_argument, "window: " + text); }
 
-// A dimension with what all ranks hold and want of it.
+// A dimension with the indices of it that all ranks hold, and those that they want.
 struct Wish {
   WindowDim want;
   PartitionDim held;
