@@ -20,7 +20,7 @@ constexpr std::int64_t kKernelAtOnce = std::int64_t{4} << 20;  // of one system 
 }  // namespace
 
 Exchanges::Exchanges(const Group& group) : group_(group), memory_(group), peer_memory_(group, kKernelAtOnce) {
-  static_assert(sizeof(Flight*) <= sizeof(OpState::scratch));
+  static_assert(sizeof(std::uintptr_t) <= sizeof(OpState::scratch));
   const auto n = static_cast<std::size_t>(group.size);
   touched_.reserve(2 * n);
   for (std::size_t side = 0; side < 2; ++side) {
