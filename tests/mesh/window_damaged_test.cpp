@@ -198,11 +198,13 @@ TEST_F(WindowDamaged, ThePlaceOfARing) {
   for (const std::uint64_t place :
        {std::uint64_t{201} << 48, (std::uint64_t{1} << 48) | (std::uint64_t{1} << 46)})
     run_ranks(Ranks::processes, 2, [&](Rank& r) {
-      const DeviceMesh mesh(r.group(), {{"y", -1}});
-      const Halo halo(mesh, kFew);
-      const Tensor part = Tensor::zeros(r.context, {2, kFew}, DType::f64),
-                   window(r.context, {4, kFew}, DType::f64);
+      ExchangePlan plan;
+      plan.fields = {DType::f64};
+      plan.sends = plan.receives = {{1 - r.rank, {{0, 0, {kFew}, {1}}}}};
+      std::vector<double> in(kFew), out(kFew);
+      const ExchangeField field{in.data(), out.data()};
       if (r.rank == 1) {
+        r.group();  // it is made
         int regions = 0;
         for (const SharedMapping& m : test::shared_mappings("region"))
           if (m.bytes >= Control::bytes(2) && m.bytes < Control::bytes(2) + 4096) {
@@ -210,14 +212,18 @@ TEST_F(WindowDamaged, ThePlaceOfARing) {
             ++regions;
           }
         EXPECT_GT(regions, 0);
+      } else {
+        r.group();
       }
       r.meet("damaged");
-      const auto start = [&] { halo.window.start(part, window).finish(); };
       if (r.rank == 0) {
         EXPECT_THAT(
-            test::error_text(ErrorCode::corrupt, start),
-            HasSubstr(
-                "rank 1's words in shared memory are damaged: the place of its memory for exchanges is "));
+            test::error_text(ErrorCode::corrupt,
+                             [&] {
+                               r.group().exchange(plan, {&field, 1}).wait();
+                             }),
+            HasSubstr("exchange: rank 1's words in shared memory are damaged: the place of its memory for "
+                      "exchanges is "));
       }
       r.meet("told");
     });

@@ -132,6 +132,7 @@ class Exchanges {
   using Out = Flight::Out;
   using In = Flight::In;
   using Move = Traffic::Move;
+  class Inside;
   struct GroupFailed {};  // thrown where the group has failed meanwhile
 
   static Flight*& flight_of(OpState& s) noexcept { return *reinterpret_cast<Flight**>(s.scratch.data()); }
@@ -196,8 +197,6 @@ class Exchanges {
   static void make_room(Flight& f);
   void find_joint(const Flight& f, const Slot& slot, Traffic& t) const;
   const std::byte* place_of(const Slot& slot, const Traffic& t, std::size_t field) const;
-  void enter(const Flight& f) const;
-  void leave() const;
   void add_from(Flight& f, std::size_t i);
   void add_all(Flight& f);
 

@@ -207,14 +207,29 @@ void Exchanges::unpack(const Flight& f, In& in, const Traffic& t, const Slot& sl
   if (in.unpacking == Unpacking::streamed) stream_fence();
 }
 
-// While this rank reads the memory of others, and in between none that has failed may give it other pages.
-void Exchanges::enter(const Flight& f) const {
-  if (!group_.enter(f.call->call)) throw GroupFailed{};
-  if (group_.in_chunk) group_.in_chunk(f.call->call);
-}
-void Exchanges::leave() const {
-  if (!group_.leave() && !WEFT_MUTANT("read_after_failure")) throw GroupFailed{};
-}
+// While one lives, this rank reads the memory of others. A group that has failed gives that memory other pages only
+// afterwards.
+class Exchanges::Inside {
+ public:
+  Inside(const Group& group, const Flight& f) : group_(group) {
+    if (!group_.enter(f.call->call)) throw GroupFailed{};
+    if (group_.in_chunk) group_.in_chunk(f.call->call);
+  }
+  ~Inside() {
+    if (!left_) group_.leave();
+  }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+  /// Throws if the group has failed meanwhile: what was read may be other memory.
+  void leave() {
+    left_ = true;
+    if (!group_.leave() && !WEFT_MUTANT("read_after_failure")) throw GroupFailed{};
+  }
+
+ private:
+  const Group& group_;
+  bool left_ = false;
+};
 
 bool Exchanges::copy_in_place(Flight& f, In& in, Traffic& t, const Slot& slot) {
   find_joint(f, slot, t);
@@ -224,7 +239,7 @@ bool Exchanges::copy_in_place(Flight& f, In& in, Traffic& t, const Slot& slot) {
     if (wanted != field) from = place_of(slot, t, field = wanted);
     return from;
   };
-  enter(f);
+  Inside inside(group_, f);
   if (!t.joint_runs.empty() && t.bytes <= kMostInPlace) {
     for (const Traffic::Run& r : t.joint_runs)
       r.copy(begin_of(r.field) + r.from, received_in(f, r.field) + r.to, 1, 0, 0, r.bytes);
@@ -246,7 +261,7 @@ bool Exchanges::copy_in_place(Flight& f, In& in, Traffic& t, const Slot& slot) {
       ++in.cursor.box;
     }
   }
-  leave();
+  inside.leave();
   return in.cursor.box == t.side->boxes.size();
 }
 
@@ -279,11 +294,11 @@ bool Exchanges::read(Flight& f, In& in, Traffic& t, const Slot& slot) {
   const std::uint64_t room = packed ? reinterpret_cast<std::uint64_t>(f.came.data() + in.at) : 0;
   const std::vector<Piece> all{{0, 0, t.bytes}};
   const std::int64_t some = std::min(t.bytes - in.read, peer_memory_.most());
-  enter(f);
+  Inside inside(group_, f);
   const bool copied =
       peer_memory_.read(*f.call, t.peer, {t.there, fields_there.data()},
                         packed ? Pieces{all, &room} : Pieces{t.here, fields_here.data()}, in.read, some);
-  leave();
+  inside.leave();
   if (!copied) throw GroupFailed{};
   if ((in.read += some) < t.bytes) return false;
   if (packed && !program.adds)
@@ -353,11 +368,11 @@ void Exchanges::add_from(Flight& f, std::size_t i) {
     program.add_packed(i, slot.packed(t.bytes), f.fields, sums);
   } else {
     find_joint(f, slot, t);
-    enter(f);
+    Inside inside(group_, f);
     for (const Traffic::Joint& j : t.joint)
       add_to(j.loops, program.fields[j.field], place_of(slot, t, j.field) + j.from,
              program.sums_of(j.field, f.fields, sums) + j.to);
-    leave();
+    inside.leave();
   }
   take(end);
   ++end.turn;
