@@ -118,7 +118,8 @@ TEST(ShmExchange, SharedMemoryIsCopiedOnce) {
       const Fields fields(r, 3, columns, Memory::shared);
       const auto planned = end.plan(1, columns, columns, 3);
       end.run(*planned, fields.list, 3);  // segments are mapped
-      EXPECT_EQ(end.run(*planned, fields.list, 20), (std::array<std::uint64_t, 3>{0, 20, 0})) << columns;
+      const bool packed = end.group().oversubscribed && 24 * columns <= shm::kPackedOnSharedCores;
+      EXPECT_EQ(end.run(*planned, fields.list, 20)[packed ? 0 : 1], 20U) << columns;
       fields.expect(end.other(), 1, columns, columns);
     }
     r.meet("over");

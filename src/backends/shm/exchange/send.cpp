@@ -229,7 +229,7 @@ bool Exchanges::name_places(Flight& f, Out& o, Traffic& t) {
 // reach them, or gains nothing.
 const std::array<Buffer, kMostPlaces>* Exchanges::find_places(Flight& f, Out& o, Traffic& t) {
   bool in_place = false, by_kernel = false;
-  if (t.nameable) {
+  if (t.nameable && (!group_.oversubscribed || t.bytes > kPackedOnSharedCores)) {
     const std::uint32_t mapped = group_.control.mapped(t.peer, group_.rank).load(std::memory_order_acquire);
     const Arena::Version version = group_.context.arena().version();
     Traffic::Placed& placed = t.placed;
