@@ -207,8 +207,8 @@ void Exchanges::unpack(const Flight& f, In& in, const Traffic& t, const Slot& sl
   if (in.unpacking == Unpacking::streamed) stream_fence();
 }
 
-// While an Inside lives, this rank reads the memory of others. A group that has failed gives that memory other
-// pages only afterwards.
+// While an Inside lives, this rank reads the memory of others. A group that has failed gives that memory
+// other pages only afterwards.
 class Exchanges::Inside {
  public:
   Inside(const Group& group, const Flight& f) : group_(group) {
