@@ -919,11 +919,9 @@ void GroupState::announce_sleep(bool asleep) noexcept {
 }
 
 // Nobody submits or polls.
-bool GroupState::stand_still() noexcept { return WEFT_MUTANT("group_goes_on") || try_own(); }
+bool GroupState::stand_still() noexcept { return try_own(); }
 
-void GroupState::go_on() noexcept {
-  if (!WEFT_MUTANT("group_goes_on")) disown();
-}
+void GroupState::go_on() noexcept { disown(); }
 
 bool GroupState::holds(const void* block, std::size_t bytes) const noexcept {
   if (failure_.quiesced()) return false;

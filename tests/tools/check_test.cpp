@@ -231,19 +231,12 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& m) { return std::string(m.param.name); });
 
 // The same, but it takes many programs.
-INSTANTIATE_TEST_SUITE_P(
-    Slow, Mutants,
-    testing::Values(
-        Mutant{"group_goes_on",
-               "--steps window --kinds stop,stop_resume --points in_chunk --programs 60 --ranks 3,4,5",
-               "whose memory is in the same block: window"},
-        Mutant{"read_after_failure",
-               "--steps window --kinds stop,stop_resume --points in_chunk --programs 150 --ranks 4",
-               ": window, field "},
-        Mutant{"exchanges_wait_unseen",
-               "--steps window --kinds stop,late --points before_post --programs 100 --ranks 4",
-               "which waited itself"}),
-    [](const auto& m) { return std::string(m.param.name); });
+INSTANTIATE_TEST_SUITE_P(Slow, Mutants,
+                         testing::Values(Mutant{
+                             "exchanges_wait_unseen",
+                             "--steps window --kinds stop,late --points before_post --programs 100 --ranks 4",
+                             "which waited itself"}),
+                         [](const auto& m) { return std::string(m.param.name); });
 
 TEST(Mutants, NoneIsNotFound) {
   for (const char* flags :

@@ -223,7 +223,7 @@ class Exchanges::Inside {
   /// Throws if the group has failed meanwhile: what was read may be other memory.
   void leave() {
     left_ = true;
-    if (!group_.leave() && !WEFT_MUTANT("read_after_failure")) throw GroupFailed{};
+    if (!group_.leave()) throw GroupFailed{};
   }
 
  private:
