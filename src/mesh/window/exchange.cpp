@@ -99,9 +99,7 @@ void Exchange::add(const Program::Step& step, const std::byte* from) const {
 }
 
 void Exchange::add_own() const {
-  for (const Program::Step& step : program_->own) {
-    add(step, pair(step).window);
-  }
+  for (const Program::Step& step : program_->own) add(step, pair(step).window);
 }
 
 void Exchange::round_sums() const {

@@ -16,20 +16,13 @@ namespace weft::windows {
 template <class T, std::size_t kFew>
 class Few {
  public:
-  explicit Few(std::size_t count) : count_(count), many_(count > kFew ? count : 0) {
-    if (count <= kFew) std::fill_n(few_.begin(), count, T{});
-  }
   explicit Few(std::span<const T> list) : count_(list.size()) {
     if (list.size() > kFew)
       many_.assign(list.begin(), list.end());
     else
       std::copy(list.begin(), list.end(), few_.begin());
   }
-  T& operator[](std::size_t i) noexcept { return begin()[i]; }
   const T& operator[](std::size_t i) const noexcept { return count_ > kFew ? many_[i] : few_[i]; }
-  T* begin() noexcept { return count_ > kFew ? many_.data() : few_.data(); }
-  T* end() noexcept { return begin() + count_; }
-  std::size_t size() const noexcept { return count_; }
 
  private:
   std::size_t count_;
@@ -64,8 +57,6 @@ class Exchange {
   /// The failure that other ranks are notified of if the program drops the exchange.
   Failure dropped() const;
   const Pair& pair(const Program::Step& step) const noexcept { return pairs_[step.field]; }
-  std::byte* sent_from(const Pair& p) const noexcept { return program_->adjoint ? p.window : p.part; }
-  std::byte* received_in(const Pair& p) const noexcept { return program_->adjoint ? p.part : p.window; }
   /// Where the adjoint adds: in the part, or beside it.
   std::byte* sums_of(std::size_t field) const noexcept {
     const std::int64_t at = program_->sums[field];

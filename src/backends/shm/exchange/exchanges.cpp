@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <new>
+#include <utility>
 
 #include "backends/shm/fence.hpp"
 #include "weft/base/error.hpp"
@@ -23,12 +24,9 @@ Exchanges::Exchanges(const Group& group) : group_(group), memory_(group), peer_m
   static_assert(sizeof(std::uintptr_t) <= sizeof(OpState::scratch));
   const auto n = static_cast<std::size_t>(group.size);
   touched_.reserve(2 * n);
-  for (std::size_t side = 0; side < 2; ++side) {
-    ends_[side].resize(n);
-    for (std::size_t r = 0; r < n; ++r) {
-      ends_[side][r].rank = static_cast<int>(r);
-      ends_[side][r].sends = side == 0;
-    }
+  for (std::vector<RingEnd>& ends : ends_) {
+    ends.resize(n);
+    for (std::size_t r = 0; r < n; ++r) ends[r].rank = static_cast<int>(r);
   }
 }
 
@@ -57,12 +55,7 @@ void Exchanges::add_flight(Planned& planned) {
     f->outs[i].end = &to(planned.to[i].peer);
     if (f->outs[i].end->ring == nullptr) open(*f->outs[i].end);
   }
-  std::int64_t at = 0;
-  for (std::size_t i = 0; i < f->ins.size(); ++i) {
-    f->ins[i].end = &from(planned.from[i].peer);
-    f->ins[i].at = at;
-    at += (planned.from[i].bytes + 63) / 64 * 64;
-  }
+  for (std::size_t i = 0; i < f->ins.size(); ++i) f->ins[i].end = &from(planned.from[i].peer);
   planned.spare.push_back(f.get());
   planned.flights.push_back(std::move(f));
 }
@@ -81,24 +74,34 @@ Flight& Exchanges::begin(OpState& s) {
   f.added = !planned.program.adds;
   f.left = f.outs.size() + f.ins.size() + (planned.program.adds ? 1 : 0);
   for (Out& o : f.outs) o = Out{.end = o.end, .ticket = o.end->tickets++};
-  for (In& in : f.ins) in = In{.end = in.end, .ticket = in.end->tickets++, .at = in.at};
+  for (In& in : f.ins) in = In{.end = in.end, .ticket = in.end->tickets++};
   return f;
 }
 
-void Exchanges::post(OpState& s) noexcept {
-  flight_of(s) = nullptr;
+// Runs body(). False: the group has failed; the failures of body() are its failures.
+template <class Body>
+bool Exchanges::guarded(const OpState& s, const Body& body) noexcept {
   try {
-    Flight& f = begin(s);
-    flight_of(s) = &f;
-    for (std::size_t i = 0; i < f.outs.size(); ++i) send(f, f.outs[i], f.planned.to[i]);
-    wake();
-    if (!f.planned.program.adds && !f.planned.program.own.empty()) f.planned.program.copy_own(f.fields);
+    body();
+    return true;
   } catch (const GroupFailed&) {
   } catch (const std::bad_alloc&) {
     fail(s, Error(Failure{.code = ErrorCode::system, .text = "out of memory", .ranks = {group_.rank}}));
   } catch (const Error& e) {
     fail(s, e);
   }
+  return false;
+}
+
+void Exchanges::post(OpState& s) noexcept {
+  flight_of(s) = nullptr;
+  guarded(s, [&] {
+    Flight& f = begin(s);
+    flight_of(s) = &f;
+    for (std::size_t i = 0; i < f.outs.size(); ++i) send(f, f.outs[i], f.planned.to[i]);
+    wake();
+    if (!f.planned.program.adds && !f.planned.program.own.empty()) f.planned.program.copy_own(f.fields);
+  });
 }
 
 // The next steps, without waiting. True: something moved.
@@ -119,11 +122,11 @@ bool Exchanges::step(Flight& f) {
 Step Exchanges::poll(OpState& s) noexcept {
   Flight* const f = flight_of(s);
   if (f == nullptr) return Step::failed;
-  try {
-    // The first poll() looks several times without a pause: most exchanges end here. A peer that copies
-    // meanwhile may share this core, so each later poll() looks once.
-    if (group_.oversubscribed || active_.size() > 1) f->looks = 0;
-    bool moved = false;
+  // The first poll() looks several times without a pause: most exchanges end here. A peer that copies
+  // meanwhile may share this core, so each later poll() looks once.
+  if (group_.oversubscribed || active_.size() > 1) f->looks = 0;
+  bool moved = false;
+  const bool well = guarded(s, [&] {
     while (f->left > 0) {
       if (step(*f)) {
         moved = true;
@@ -133,18 +136,11 @@ Step Exchanges::poll(OpState& s) noexcept {
         break;
       }
     }
-    if (f->left == 0) {
-      end(*f);
-      return Step::done;
-    }
-    return moved ? Step::advanced : Step::pending;
-  } catch (const GroupFailed&) {
-  } catch (const std::bad_alloc&) {
-    fail(s, Error(Failure{.code = ErrorCode::system, .text = "out of memory", .ranks = {group_.rank}}));
-  } catch (const Error& e) {
-    fail(s, e);
-  }
-  return Step::failed;
+  });
+  if (!well) return Step::failed;
+  if (f->left > 0) return moved ? Step::advanced : Step::pending;
+  end(*f);
+  return Step::done;
 }
 
 void Exchanges::end(Flight& f) noexcept {
@@ -199,12 +195,16 @@ void Exchanges::awaited(const Flight& f, std::vector<int>& ranks) const {
   }
 }
 
-std::vector<int> Exchanges::awaited() const {
-  std::vector<int> ranks;
-  for (const Flight* const f : active_) awaited(*f, ranks);
+std::vector<int> Exchanges::each_once(std::vector<int> ranks) {
   std::sort(ranks.begin(), ranks.end());
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
   return ranks;
+}
+
+std::vector<int> Exchanges::awaited() const {
+  std::vector<int> ranks;
+  for (const Flight* const f : active_) awaited(*f, ranks);
+  return each_once(std::move(ranks));
 }
 
 // An exchange that waits for its turn waits for the ranks that the exchanges before it wait for.
@@ -212,10 +212,7 @@ std::vector<int> Exchanges::awaited(const OpState& s) const {
   const Flight* const f = flight_of(s);
   std::vector<int> ranks;
   if (f != nullptr) awaited(*f, ranks);
-  if (ranks.empty()) return awaited();
-  std::sort(ranks.begin(), ranks.end());
-  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
-  return ranks;
+  return ranks.empty() ? awaited() : each_once(std::move(ranks));
 }
 
 std::string Exchanges::story(const OpState& s, std::span<const int> late) {

@@ -18,6 +18,8 @@
 
 namespace weft::shm {
 
+inline constexpr int kSlotsAtOnce = 8;  ///< filled, or emptied, by one step
+
 /// Walks through packed bytes, a slot at a time: both sides cut them alike, between elements.
 struct Cursor {
   std::size_t box = 0;
@@ -42,7 +44,6 @@ struct Cursor {
 struct RingEnd {
   Ring* ring = nullptr;                    ///< null: not made, or not found, yet
   int rank = 0;                            ///< the other one
-  bool sends = false;                      ///< this rank is the sender
   bool touched = false;                    ///< published something since the last look for sleepers
   std::uint16_t timings = 0;               ///< sender: that it has asked for
   std::uint64_t next = 0;                  ///< slots filled, or emptied
@@ -87,7 +88,6 @@ struct Flight {
     RingEnd* end = nullptr;
     std::uint64_t ticket = 0;
     Cursor cursor{};
-    std::int64_t at = 0;    // in `came`
     std::int64_t read = 0;  // bytes that the kernel has copied
     std::uint64_t ns = 0;   // it took to copy, where that is measured
     Phase phase = Phase::queued;
@@ -157,10 +157,13 @@ class Exchanges {
 
   void add_flight(Planned& planned);
   Flight& begin(OpState& s);
+  template <class Body>
+  bool guarded(const OpState& s, const Body& body) noexcept;
   bool step(Flight& f);
   void end(Flight& f) noexcept;
   [[gnu::cold]] void fail(const OpState& s, const Error& e) noexcept;
   void awaited(const Flight& f, std::vector<int>& ranks) const;
+  static std::vector<int> each_once(std::vector<int> ranks);
   bool has_slot(const RingEnd& end) const noexcept;
   void publish(RingEnd& to);
   void take(RingEnd& from);

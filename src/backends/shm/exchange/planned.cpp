@@ -33,6 +33,9 @@ void find_moves(Traffic& t) {
 
 }  // namespace
 
+Traffic::Traffic(const ExchangeProgram::Side& of)
+    : side(&of), peer(of.peer), bytes(of.bytes), form(of.form), short_runs(of.bytes < kLongRun * of.runs) {}
+
 Planned::Planned(const ExchangePlan& plan, int rank) : program(plan, rank) {
   for (const ExchangeProgram::Side& side : program.sends) {
     Traffic& t = to.emplace_back(side);
@@ -40,12 +43,12 @@ Planned::Planned(const ExchangePlan& plan, int rank) : program(plan, rank) {
     std::size_t numbers = 0;
     for (const ExchangeProgram::Box& b : side.boxes) numbers += 2 + static_cast<std::size_t>(b.counts.rank());
     t.nameable = t.bytes > kPackedBytes && program.fields.size() <= kMostPlaces && numbers <= kBoxNumbers;
-    t.short_runs = t.bytes < kLongRun * side.runs;
     t.scattered = t.bytes < kScatteredRun * side.runs;
   }
   for (const ExchangeProgram::Side& side : program.receives) {
     Traffic& t = from.emplace_back(side);
-    came_bytes += (side.bytes + 63) / 64 * 64;
+    t.at = came_bytes;
+    came_bytes += on_lines(side.bytes);
     if (program.adds) continue;
     find_moves(t);
     if (side.bytes >= kStreamedBytes && side.bytes >= kStreamedRun * side.runs)

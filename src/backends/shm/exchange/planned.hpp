@@ -39,17 +39,17 @@ struct Traffic {
     CopyRuns copy;
   };
 
-  explicit Traffic(const ExchangeProgram::Side& of)
-      : side(&of), peer(of.peer), bytes(of.bytes), form(of.form) {}
+  explicit Traffic(const ExchangeProgram::Side& of);
 
   const ExchangeProgram::Side* side;
   int peer;
   std::int64_t bytes;
   std::uint64_t form;
+  std::int64_t at = 0;  ///< receiving: where it begins in the memory for all that comes
   /// A slot has room for its fields and boxes, and there are more bytes than are packed in any case.
   bool nameable = false;
   /// The runs are too short for a system call to pay.
-  bool short_runs = false;
+  bool short_runs;
   /// The runs are so short that packing may pay also where the receiver reaches the memory.
   bool scattered = false;
   /// All the runs, if there are few bytes in few runs: the loops of boxes would take longer than these

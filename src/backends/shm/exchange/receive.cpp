@@ -15,7 +15,6 @@
 namespace weft::shm {
 namespace {
 
-constexpr int kAtOnce = 8;  // slots that one step empties
 // Bytes that one step copies from a peer's memory.
 constexpr auto kMostInPlace = static_cast<std::int64_t>(kChunkBytes);
 
@@ -111,7 +110,7 @@ bool Exchanges::receive(Flight& f, In& in, Traffic& t) {
     in.phase = Phase::moving;
   }
   const bool adds = f.planned.program.adds;
-  for (int emptied = 0; emptied < kAtOnce; ++emptied) {
+  for (int emptied = 0; emptied < kSlotsAtOnce; ++emptied) {
     const Slot& slot = end.ring->slots[end.next % kExchangeSlots];
     if (slot.sequence.load(std::memory_order_seq_cst) != end.next + 1) return emptied > 0;
     if (t.bytes <= kFewBytes)  // one after another they would be waited for one after another
@@ -180,7 +179,7 @@ bool Exchanges::copy_slot(Flight& f, In& in, Traffic& t, const Slot& slot, Holds
     make_room(f);
     in.cursor.slot(
         *t.side, [&](const ExchangeProgram::Box& b, std::int64_t first, std::int64_t count, std::int64_t at) {
-          std::memcpy(f.came.data() + in.at + b.at + first * b.element, slot.packed(t.bytes) + at,
+          std::memcpy(f.came.data() + t.at + b.at + first * b.element, slot.packed(t.bytes) + at,
                       static_cast<std::size_t>(count * b.element));
         });
   } else if (!t.moves.empty()) {
@@ -284,14 +283,14 @@ bool Exchanges::read(Flight& f, In& in, Traffic& t, const Slot& slot) {
     }
     t.pieces_id = id;
   }
-  const bool packed = program.adds || t.bytes < kLongRun * t.side->runs;
+  const bool packed = program.adds || t.short_runs;
   if (packed) make_room(f);
   std::array<std::uint64_t, kMostPlaces> fields_there, fields_here;
   for (std::size_t i = 0; i < program.fields.size(); ++i) {
     fields_there[i] = read_once(slot.places[i].offset);
     fields_here[i] = reinterpret_cast<std::uint64_t>(received_in(f, i));
   }
-  const std::uint64_t room = packed ? reinterpret_cast<std::uint64_t>(f.came.data() + in.at) : 0;
+  const std::uint64_t room = packed ? reinterpret_cast<std::uint64_t>(f.came.data() + t.at) : 0;
   const std::vector<Piece> all{{0, 0, t.bytes}};
   const std::int64_t some = std::min(t.bytes - in.read, peer_memory_.most());
   Inside inside(group_, f);
@@ -303,7 +302,7 @@ bool Exchanges::read(Flight& f, In& in, Traffic& t, const Slot& slot) {
   if ((in.read += some) < t.bytes) return false;
   if (packed && !program.adds)
     for (const ExchangeProgram::Box& b : t.side->boxes)
-      b.loops.copy(f.came.data() + in.at + b.at, received_in(f, b.field) + b.offset);
+      b.loops.copy(f.came.data() + t.at + b.at, received_in(f, b.field) + b.offset);
   in.cursor.box = t.side->boxes.size();
   return true;
 }
@@ -361,7 +360,7 @@ void Exchanges::add_from(Flight& f, std::size_t i) {
   Traffic& t = f.planned.from[i];
   const ExchangeProgram& program = f.planned.program;
   std::byte* const sums = f.sums.data();
-  if (!in.held) return program.add_packed(i, f.came.data() + in.at, f.fields, sums);
+  if (!in.held) return program.add_packed(i, f.came.data() + t.at, f.fields, sums);
   RingEnd& end = *in.end;
   const Slot& slot = end.ring->slots[end.next % kExchangeSlots];
   if (in.holds == Holds::packed) {

@@ -73,8 +73,6 @@ class Packer {
   alignas(64) std::array<std::byte, kPiece> piece_;
 };
 
-constexpr std::uint64_t kAtOnce = 8;  // slots that one step fills
-
 }  // namespace
 
 // The memory of this pair, at its first exchange.
@@ -116,7 +114,7 @@ bool Exchanges::send(Flight& f, Out& o, Traffic& t) {
     }
     o.phase = Phase::moving;
   }
-  for (std::uint64_t filled = 0; filled < kAtOnce; ++filled) {
+  for (int filled = 0; filled < kSlotsAtOnce; ++filled) {
     if (!has_room(end)) return filled > 0;
     pack(f, o, t);
     if (o.cursor.box != t.side->boxes.size()) continue;
