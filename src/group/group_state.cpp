@@ -329,7 +329,7 @@ std::uint32_t GroupState::prepare_slot(const Call& call, const Operands& have,
     found = await_found(slot);
   fill(slot.op, call, have);
   if (blocks) Ring::keep_blocks(slot.blocks, slot.op, call, member.size);
-  slot.deadline = call.options.deadline > Duration::zero() ? call.options.deadline : member.deadline;
+  slot.set_deadline(call.options.deadline > Duration::zero() ? call.options.deadline : member.deadline);
   return index;
 }
 
@@ -439,7 +439,7 @@ Work GroupState::start_as(const std::shared_ptr<detail::PreparedCall>& prepared)
     }
   }
   p.copy_to(slot.op);
-  slot.deadline = p.deadline;
+  slot.set_deadline(p.deadline);
   p.begun = true;
   p.slot = index;
   p.ticket = slot.generation.load(std::memory_order_relaxed);
@@ -546,7 +546,7 @@ Work GroupState::start_exchange(detail::PreparedExchange& p, std::span<const Exc
   slot.op.in_blocks = slot.op.out_blocks = nullptr;
   slot.op.user = nullptr;
   slot.op.exchange = &slot.exchange;
-  slot.deadline = options.deadline > Duration::zero() ? options.deadline : member.deadline;
+  slot.set_deadline(options.deadline > Duration::zero() ? options.deadline : member.deadline);
   exchanges_begun_.store(true, std::memory_order_relaxed);
   return post(index, false, nullptr);
 }
@@ -688,7 +688,7 @@ void GroupState::raise_stuck(const Ring::Slot& slot) {
                   "{}: not finished within {}: all the time another thread of rank {} was in the middle of a "
                   "step; if the kernel copies for it, and waits for memory of a peer, WEFT_SINGLE_COPY=off "
                   "does without",
-                  name(op), shown_seconds(slot.deadline), member.rank),
+                  name(op), shown_seconds(slot.deadline()), member.rank),
               .op = op,
               .call = call,
               .ranks = {member.rank}});
@@ -784,7 +784,7 @@ bool GroupState::poll(std::uint32_t slot, std::uint32_t ticket) {
     progress_.run_due();
     if (!work.finished()) {
       if (failed()) failure_.raise(ring_[slot].op.op, ring_[slot].op.call);
-      if (unowned_since_.load(std::memory_order_relaxed) != 0 && is_stuck(ring_[slot].deadline))
+      if (unowned_since_.load(std::memory_order_relaxed) != 0 && is_stuck(ring_[slot].deadline()))
         raise_stuck(ring_[slot]);
       if (WEFT_MUTANT("interrupt_ends_done") &&
           (Deadline::after(std::chrono::hours(1)).passed() || interrupted()))
@@ -807,7 +807,7 @@ bool GroupState::poll(std::uint32_t slot, std::uint32_t ticket) {
     const auto over = [&] {
       if (work.finished() || work.failed()) return true;
       if (unowned_since_.load(std::memory_order_relaxed) != 0) [[unlikely]]
-        stuck = is_stuck(ring_[slot].deadline);
+        stuck = is_stuck(ring_[slot].deadline());
       return stuck;
     };
     drive_until(over,

@@ -28,8 +28,8 @@ class Ring {
     std::atomic<std::uint32_t> generation{0};  // moves on when the call is done
     std::uint64_t record = 0;                  // its number in the recorder
     bool waited = false;                       // a poll has failed: the deadline's clock runs
-    bool attended = false;  // callbacks, found or lent: something is to be done when it ends
-    Duration deadline{};
+    bool attended = false;          // callbacks, found or lent: something is to be done when it ends
+    std::atomic<Duration> limit{};  // the call's deadline
     Clock::time_point expires{}, warns{};
     OpState op;
     std::vector<Block> blocks;                         // of v-forms: op points into it; kept for the next
@@ -42,6 +42,9 @@ class Ring {
     // The caller's buffers, for is_exposed() and exposed(): null when nothing is in flight.
     std::atomic<const std::byte*> in{nullptr}, out{nullptr};
     std::atomic<std::size_t> in_bytes{0}, out_bytes{0};
+    /// Any thread: one that waits reads it while another thread owns the group.
+    Duration deadline() const noexcept { return limit.load(std::memory_order_relaxed); }
+    void set_deadline(Duration d) noexcept { limit.store(d, std::memory_order_relaxed); }
   };
 
   Slot& operator[](std::uint32_t index) noexcept { return slots_[index]; }

@@ -65,7 +65,7 @@ void Watch::pass_over(Duration gap) noexcept {
     if (slot.expires != Clock::time_point::max()) {
       slot.expires += uncounted;
       if (unlike > Duration::zero())
-        slot.expires = std::max(slot.expires, inspected_ + std::min(unlike, slot.deadline));
+        slot.expires = std::max(slot.expires, inspected_ + std::min(unlike, slot.deadline()));
     }
     if (slot.warns != Clock::time_point::max()) slot.warns += uncounted;
     return true;
@@ -92,8 +92,8 @@ bool Watch::inspect() noexcept {
 void Watch::begin(Ring::Slot& slot, Clock::time_point now) noexcept {
   slot.waited = true;
   slot.expires =
-      slot.deadline >= std::chrono::hours(24 * 365) ? Clock::time_point::max() : now + slot.deadline;
-  slot.warns = now + slot.deadline / kWarnAfter;
+      slot.deadline() >= std::chrono::hours(24 * 365) ? Clock::time_point::max() : now + slot.deadline();
+  slot.warns = now + slot.deadline() / kWarnAfter;
 }
 
 bool Watch::inspect(Ring::Slot& slot, Clock::time_point now) noexcept {
@@ -102,12 +102,12 @@ bool Watch::inspect(Ring::Slot& slot, Clock::time_point now) noexcept {
   const bool behind = &head != &slot;
   if (!slot.waited) {
     begin(slot, now);
-  } else if (now >= slot.expires + (WEFT_MUTANT("slow_deadline") ? 3 * slot.deadline : Duration())) {
+  } else if (now >= slot.expires + (WEFT_MUTANT("slow_deadline") ? 3 * slot.deadline() : Duration())) {
     if (!backend_.ask(head.op)) return false;
     expire(head.waited && now >= head.expires ? head : slot, head);
     return true;
   } else if (behind) {
-    slot.warns = now + slot.deadline / kWarnAfter;
+    slot.warns = now + slot.deadline() / kWarnAfter;
   } else if (now >= slot.warns && backend_.ask(slot.op)) {
     warn(slot);
   }
@@ -116,7 +116,7 @@ bool Watch::inspect(Ring::Slot& slot, Clock::time_point now) noexcept {
 
 // Once per call, when a tenth of its deadline has passed and somebody is missing.
 void Watch::warn(Ring::Slot& slot) noexcept {
-  slot.warns = inspected_ + slot.deadline / kWarnAfter;
+  slot.warns = inspected_ + slot.deadline() / kWarnAfter;
   try {
     std::string story;
     if (backend_.missing(slot.op, story).empty()) return;  // all are there, and it takes its time
@@ -124,7 +124,7 @@ void Watch::warn(Ring::Slot& slot) noexcept {
     context_.log().write_later(
         LogLayer::group, LogLevel::warning,  // the sink gets it when nobody owns the group any more
         fmt::format("{}: not finished after {}, a tenth of its deadline: {}{}{}", what(slot.op, member_.size),
-                    shown_seconds(slot.deadline / kWarnAfter, 2), story, told_last_calls(),
+                    shown_seconds(slot.deadline() / kWarnAfter, 2), story, told_last_calls(),
                     tail(member_, slot.op.call)));
   } catch (...) {  // out of memory: then without a warning
   }
@@ -138,7 +138,7 @@ void Watch::expire(const Ring::Slot& slot, const Ring::Slot& head) noexcept {
   if (WEFT_MUTANT("wrong_blame")) why.ranks = {member_.rank};
   if (&head != &slot)
     story = fmt::format("it comes after {} [call {}]: {}", name(head.op.op), head.op.call, story);
-  why.text = fmt::format("{}: not finished within {}: {}{}", name(slot.op.op), shown_seconds(slot.deadline),
+  why.text = fmt::format("{}: not finished within {}: {}{}", name(slot.op.op), shown_seconds(slot.deadline()),
                          story, told_last_calls());
   backend_.fail(why);
 }
