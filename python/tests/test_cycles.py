@@ -35,7 +35,7 @@ class Alone:
         self.x, self.named = np.ones(4, F4), {"w": (np.ones(4, F4), self.rows)}
         self.store.set("k", b"v")
         self.halo, self.window = weft.Halo(self.rows, {0: 1}), weft.Window(self.rows, {0: [(0, 4)]})
-        self.flat = weft.FlatShards(self.mesh, {"w": self.whole})
+        self.flat = weft.ShardedParameters(self.mesh, {"w": self.whole})
         self.saver = checkpoint.Saver(self.mesh)
         checkpoint.save(f"{folder}/saved", self.named, 1, mesh=self.mesh)
         self.reader = checkpoint.Reader(f"{folder}/saved")
@@ -148,11 +148,11 @@ CALLS = {
     "Window Window.own": lambda a: weft.Window(a.rows, {0: [(0, 4)]}).own(0),
     "Window.start": lambda a: a.window.start(a.x).wait(),
     "Window.adjoint": lambda a: a.window.adjoint(a.x).wait(),
-    "FlatShards FlatShards.layout": lambda a: weft.FlatShards(a.mesh, {"w": a.whole}).layout("w"),
-    "FlatShards.ranges FlatShards.bytes": lambda a: (a.flat.ranges("w", 0), a.flat.bytes),
-    "FlatShards.unshard": lambda a: a.flat.unshard([a.x]).wait(),
-    "FlatShards.reshard": lambda a: a.flat.reshard([a.x]),
-    "FlatShards.reduce_scatter": lambda a: a.flat.reduce_scatter([a.x]).wait(),
+    "ShardedParameters ShardedParameters.layout": lambda a: weft.ShardedParameters(a.mesh, {"w": a.whole}).layout("w"),
+    "ShardedParameters.ranges ShardedParameters.bytes": lambda a: (a.flat.ranges("w", 0), a.flat.bytes),
+    "ShardedParameters.unshard": lambda a: a.flat.unshard([a.x]).wait(),
+    "ShardedParameters.reshard": lambda a: a.flat.reshard([a.x]),
+    "ShardedParameters.reduce_scatter": lambda a: a.flat.reduce_scatter([a.x]).wait(),
     "checkpoint.save": lambda a: checkpoint.save(f"{a.folder}/new", a.named, a.next(), mesh=a.mesh, on_stage=lambda stage: None),
     "checkpoint.Saver Saver.save Saver.wait": lambda a: (checkpoint.Saver(a.mesh), a.saver.save(f"{a.folder}/own", a.named, a.next(), on_stage=lambda s: None),
                                                          a.saver.wait()),
@@ -174,7 +174,7 @@ CALLS["Group.make_barrier"] = lambda a: a.group.make_barrier().start().wait()
 CALLS["Group.make_send Group.make_recv"] = lambda a: a.sent_by_persistent()
 CALLS["Group.barrier"] = lambda a: a.group.barrier().wait()
 # These ask nothing of the library.
-ASK_NOTHING = {"Group.context", "SharedTensor", "SharedTensor.address", "SharedTensor.nbytes", "SharedTensor.numpy", "SharedTensor.torch", "FlatShards.part_shape",
+ASK_NOTHING = {"Group.context", "SharedTensor", "SharedTensor.address", "SharedTensor.nbytes", "SharedTensor.numpy", "SharedTensor.torch", "ShardedParameters.part_shape",
                "BucketHook", "BucketHook.begin", "BucketHook.end", "Traits", "Transport", "Transport.open", "Transport.write", "Transport.read",
                "Transport.close", "partial", "pole", "replicate", "shard", "version"}
 
@@ -412,7 +412,7 @@ def test_what_belongs_to_this_process_is_neither_copied_nor_pickled(alone):
     batch = alone.group.batch()
     batch.all_reduce(alone.x)
     things = {"Batch": batch, "SharedTensor": alone.context.empty(3, kind="dlpack"), "Context": alone.context, "Store": alone.store, "Group": alone.group,
-              "Mesh": alone.mesh, "Layout": alone.rows, "Halo": alone.halo, "Window": alone.window, "FlatShards": alone.flat, "Saver": alone.saver,
+              "Mesh": alone.mesh, "Layout": alone.rows, "Halo": alone.halo, "Window": alone.window, "ShardedParameters": alone.flat, "Saver": alone.saver,
               "Reader": alone.reader, "Sampler": alone.sampler, "Reducer": alone.reducer(), "Reduction": weft.Reduction("own", np.add),
               "Persistent": alone.group.make_barrier(), "Work": alone.group.barrier(), "Transfer": weft.redistribute(alone.x, alone.rows, alone.whole), "Exchange": alone.halo.exchange(np.ones(6, F4)),
               "StoreServer": weft.StoreServer(alone.context, host="127.0.0.1")}

@@ -94,7 +94,7 @@ HANDLES = """
     held["layout"], held["whole"] = rows, whole
     halo = held["halo"] = weft.Halo(rows, {0: 1}, edges="periodic")
     held["window"] = weft.Window(rows, {0: [(0, 2), (2, 4)]})
-    shards = held["shards"] = weft.FlatShards(mesh, {"w": whole})
+    shards = held["shards"] = weft.ShardedParameters(mesh, {"w": whole})
     held["sampler"] = weft.Sampler(mesh, 10, 2)
     reducer = held["reducer"] = weft.Reducer(mesh, [("w", (4,), "f32", "sum")])
     saver = held["saver"] = weft.checkpoint.Saver(mesh)

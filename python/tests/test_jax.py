@@ -88,7 +88,7 @@ def test_the_other_parts_of_the_package(ranks, tmp_path):
         assert isinstance(other, jax.Array) and (other == whole[:, 2 * group.rank:2 * group.rank + 2]).all()
         seen = weft.Window(rows, {0: [(-1, 4), (2, 7)]}, edges="zero").start(part).wait()
         assert isinstance(seen, jax.Array) and (seen == jnp.pad(whole, ((1, 1), (0, 0)))[3 * group.rank:3 * group.rank + 5]).all()
-        with weft.FlatShards(mesh, {"w": (weft.Layout(mesh, whole.shape), "f64")}, reduce="f64", gradient="f64") as shards:
+        with weft.ShardedParameters(mesh, {"w": (weft.Layout(mesh, whole.shape), "f64")}, reduce="f64", gradient="f64") as shards:
             again, = shards.unshard([part]).wait()
             assert isinstance(again, jax.Array) and (again == whole).all()
             mean, = shards.reduce_scatter([whole * (group.rank + 1)]).wait()

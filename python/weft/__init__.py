@@ -19,7 +19,7 @@ from .meshes.gradients import BucketHook, Reducer, Sampler, average_gradients, c
 from .group import ANY_SOURCE, Batch, Group, Message, Persistent, Reduction
 from .meshes.layout import Layout, check_replicas, partial, redistribute, replicate, shard
 from .meshes.mesh import Mesh
-from .meshes.shards import FlatShards
+from .meshes.shards import ShardedParameters
 from .store import Store, new_secret, secret_from_env
 from .store_server import StoreServer
 from .meshes.transfers import Exchange, Transfer
@@ -29,8 +29,8 @@ from .meshes.windows import Halo, Window, pole
 from .work import Work, wait_all
 
 __version__ = version()
-__all__ = ["ANY_SOURCE", "AbortedError", "BadArgumentError", "Batch", "BucketHook", "Context", "CorruptError", "Error", "Exchange", "FlatShards", "Group",
-           "Halo", "Layout", "LayoutError", "Mesh", "Message", "MismatchError", "PeerLostError", "Persistent", "Reducer", "Reduction", "Sampler", "SharedTensor", "Store",
-           "StoreServer", "SystemError", "TimeoutError", "Traits", "Transfer", "Transport", "UnsupportedError", "Window", "Work", "average_gradients",
+__all__ = ["ANY_SOURCE", "AbortedError", "BadArgumentError", "Batch", "BucketHook", "Context", "CorruptError", "Error", "Exchange", "Group",
+           "Halo", "Layout", "LayoutError", "Mesh", "Message", "MismatchError", "PeerLostError", "Persistent", "Reducer", "Reduction", "Sampler",
+           "ShardedParameters", "SharedTensor", "Store", "StoreServer", "SystemError", "TimeoutError", "Traits", "Transfer", "Transport", "UnsupportedError", "Window", "Work", "average_gradients",
            "check_replicas", "checkpoint", "clip_grad_norm", "grad_norm", "new_secret", "partial", "pole", "redistribute",
            "reduce_gradients", "replicate", "secret_from_env", "shard", "sync_replicated_gradients", "version", "wait_all"]

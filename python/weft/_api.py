@@ -184,14 +184,6 @@ class weft_error(Structure):
     ("ranks", c_int32 * ERROR_RANKS), ("quiesced", c_bool), ("text", c_char * ERROR_TEXT)]
 
 
-class weft_shard_entry(Structure):
-    _fields_ = [("name", c_char_p), ("layout", c_void_p), ("dtype", c_int32)]
-
-
-class weft_flat_shards_options(Structure):
-    _fields_ = [("struct_size", c_uint32), ("reduce", c_int32), ("gradient", c_int32), ("alone_bytes", c_int64), ("replicate", c_void_p)]
-
-
 class weft_reduce_options(Structure):
     _fields_ = [("struct_size", c_uint32), ("on_drift", c_int32), ("tolerance", c_double), ("data_axes", c_void_p)]
 
@@ -226,6 +218,14 @@ class weft_placement(Structure):
 
 class weft_mesh_axis(Structure):
     _fields_ = [("name", c_char_p), ("size", c_int32)]
+
+
+class weft_shard_entry(Structure):
+    _fields_ = [("name", c_char_p), ("layout", c_void_p), ("dtype", c_int32)]
+
+
+class weft_sharded_parameters_options(Structure):
+    _fields_ = [("struct_size", c_uint32), ("reduce", c_int32), ("gradient", c_int32), ("alone_bytes", c_int64), ("replicate", c_void_p)]
 
 
 class weft_store_server_options(Structure):
@@ -337,13 +337,13 @@ INITIAL = {
     weft_call: {"in_.dtype": 1, "out.dtype": 1, "root": -1, "peer": -1},
     weft_context_options: {"log_level": 1},
     weft_error: {"call": 18446744073709551615, "quiesced": True},
-    weft_flat_shards_options: {"reduce": 1, "gradient": 1},
     weft_reduce_options: {},
     weft_sync_options: {},
     weft_clip_options: {},
     weft_reducer_options: {},
     weft_group_options: {"process_rank": -1},
     weft_traits: {},
+    weft_sharded_parameters_options: {"reduce": 1, "gradient": 1},
     weft_store_server_options: {},
     weft_transport: {},
     weft_call_options: {},
@@ -445,17 +445,6 @@ FUNCTIONS = {
     "weft_text_data": (c_void_p, (c_void_p,)),
     "weft_text_size": (c_size_t, (c_void_p,)),
     "weft_text_destroy": (None, (c_void_p,)),
-    "weft_flat_shards_create": (c_int32, (c_void_p, POINTER(weft_shard_entry), c_int32, POINTER(weft_flat_shards_options), POINTER(c_void_p),
-    POINTER(weft_error),)),
-    "weft_flat_shards_destroy": (None, (c_void_p,)),
-    "weft_flat_shards_layout": (c_int32, (c_void_p, c_int32, POINTER(c_void_p), POINTER(weft_error),)),
-    "weft_flat_shards_range": (c_int32, (c_void_p, c_int32, c_int32, c_int32, POINTER(c_int64), POINTER(c_int64), POINTER(c_int32),
-    POINTER(weft_error),)),
-    "weft_flat_shards_bytes": (c_int32, (c_void_p, POINTER(c_int64), POINTER(c_int64), POINTER(weft_error),)),
-    "weft_flat_shards_unshard": (c_int32, (c_void_p, POINTER(weft_buffer), POINTER(weft_buffer), c_int32, POINTER(c_void_p), POINTER(weft_error),)),
-    "weft_flat_shards_reshard": (c_int32, (c_void_p, POINTER(weft_buffer), POINTER(weft_buffer), c_int32, POINTER(weft_error),)),
-    "weft_flat_shards_reduce_scatter": (c_int32, (c_void_p, POINTER(weft_buffer), POINTER(weft_buffer), c_int32, c_int32, POINTER(c_void_p),
-    POINTER(weft_error),)),
     "weft_reduce_gradients": (c_int32, (POINTER(weft_tensor), c_int32, c_void_p, POINTER(weft_reduce_options), POINTER(weft_error),)),
     "weft_average_gradients": (c_int32, (POINTER(weft_tensor), c_int32, c_void_p, POINTER(weft_error),)),
     "weft_sync_replicated_gradients": (c_int32, (POINTER(weft_tensor), c_int32, c_void_p, POINTER(weft_sync_options), POINTER(weft_error),)),
@@ -550,6 +539,18 @@ FUNCTIONS = {
     "weft_mesh_rank_at": (c_int32, (c_void_p, POINTER(c_int32), c_int32, POINTER(c_int32), POINTER(weft_error),)),
     "weft_mesh_ranks": (c_int32, (c_void_p, POINTER(c_int32), c_int32, POINTER(weft_error),)),
     "weft_mesh_group": (c_int32, (c_void_p, POINTER(c_void_p), POINTER(weft_error),)),
+    "weft_sharded_parameters_create": (c_int32, (c_void_p, POINTER(weft_shard_entry), c_int32, POINTER(weft_sharded_parameters_options),
+    POINTER(c_void_p), POINTER(weft_error),)),
+    "weft_sharded_parameters_destroy": (None, (c_void_p,)),
+    "weft_sharded_parameters_layout": (c_int32, (c_void_p, c_int32, POINTER(c_void_p), POINTER(weft_error),)),
+    "weft_sharded_parameters_range": (c_int32, (c_void_p, c_int32, c_int32, c_int32, POINTER(c_int64), POINTER(c_int64), POINTER(c_int32),
+    POINTER(weft_error),)),
+    "weft_sharded_parameters_bytes": (c_int32, (c_void_p, POINTER(c_int64), POINTER(c_int64), POINTER(weft_error),)),
+    "weft_sharded_parameters_unshard": (c_int32, (c_void_p, POINTER(weft_buffer), POINTER(weft_buffer), c_int32, POINTER(c_void_p),
+    POINTER(weft_error),)),
+    "weft_sharded_parameters_reshard": (c_int32, (c_void_p, POINTER(weft_buffer), POINTER(weft_buffer), c_int32, POINTER(weft_error),)),
+    "weft_sharded_parameters_reduce_scatter": (c_int32, (c_void_p, POINTER(weft_buffer), POINTER(weft_buffer), c_int32, c_int32, POINTER(c_void_p),
+    POINTER(weft_error),)),
     "weft_store_create_local": (c_int32, (POINTER(c_void_p), POINTER(weft_error),)),
     "weft_store_create_file": (c_int32, (c_char_p, c_int64, POINTER(c_void_p), POINTER(weft_error),)),
     "weft_store_create_tcp": (c_int32, (c_char_p, c_int32, c_char_p, c_int64, POINTER(c_void_p), POINTER(weft_error),)),

@@ -5,9 +5,9 @@
 
 #include "agreement/row.hpp"
 #include "weft/dp/bucket_reducer.hpp"
-#include "weft/dp/flat_shards.hpp"
 #include "weft/dp/grad_norm.hpp"
 #include "weft/dp/replicated.hpp"
+#include "weft/dp/sharded_parameters.hpp"
 
 namespace weft::agreement {
 namespace dp_test {
@@ -150,25 +150,27 @@ Rows buckets() {
                        {.unused = Unused::zeros, .hook = r.rank == 1 ? bf16_hook(r.context) : BucketHook{}})
              .finish();
        }},
-      {"FlatShards::unshard", "entries", where, ErrorCode::mismatch,
-       "flat_shards: tensor 0 is \"a\"…but \"b\"",
+      {"ShardedParameters::unshard", "entries", where, ErrorCode::mismatch,
+       "sharded_parameters: tensor 0 is \"a\"…but \"b\"",
        [](Rank& r) {
          const DeviceMesh mesh(r.group(), {{"dp", r.size}});
-         FlatShards shards(mesh["dp"], {{r.rank == 1 ? "b" : "a", replicated_layout(mesh, {4})}});
+         ShardedParameters shards(mesh["dp"], {{r.rank == 1 ? "b" : "a", replicated_layout(mesh, {4})}});
          const Tensor own(r.context, {2});
          shards.unshard(std::vector<ConstTensorView>{own});
        }},
-      {"FlatShards::reduce_scatter", "options", where, ErrorCode::mismatch,
-       "flat_shards: …alone_bytes 1 on dp rank 0…alone_bytes 2 on dp rank 1",
+      {"ShardedParameters::reduce_scatter", "options", where, ErrorCode::mismatch,
+       "sharded_parameters: …alone_bytes 1 on dp rank 0…alone_bytes 2 on dp rank 1",
        [](Rank& r) {
          const DeviceMesh mesh(r.group(), {{"dp", r.size}});
-         FlatShards shards(mesh["dp"], {{"a", replicated_layout(mesh, {4})}}, {.alone_bytes = r.rank + 1});
+         ShardedParameters shards(mesh["dp"], {{"a", replicated_layout(mesh, {4})}},
+                                  {.alone_bytes = r.rank + 1});
          shards.reduce_scatter(shards.make_gradients());
        }},
-      {"FlatShards::reduce_scatter", "op", "with the call", ErrorCode::mismatch, "reduce_scatter…sum…avg",
+      {"ShardedParameters::reduce_scatter", "op", "with the call", ErrorCode::mismatch,
+       "reduce_scatter…sum…avg",
        [](Rank& r) {
          const DeviceMesh mesh(r.group(), {{"dp", r.size}});
-         FlatShards shards(mesh["dp"], {{"a", replicated_layout(mesh, {4})}});
+         ShardedParameters shards(mesh["dp"], {{"a", replicated_layout(mesh, {4})}});
          const Tensor gradients = shards.make_gradients();
          for (float& v : gradients.f32()) v = 1;
          shards.reduce_scatter(gradients, r.rank == 1 ? ReduceOp::avg : ReduceOp::sum);

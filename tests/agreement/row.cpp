@@ -34,10 +34,10 @@ std::vector<WithoutRow> without_row() {
       {"start_save", "as `AsyncCheckpoint::save`", "calls it"},
       {"Trainer::save", "as `save_checkpoint`", "calls it"},
       {"Trainer::load", "as `load_checkpoint`", "calls it"},
-      {"FullySharded::finish", "", "it takes no argument; blocks compare as `FlatShards` does"},
+      {"FullySharded::finish", "", "it takes no argument; blocks compare as `ShardedParameters` does"},
       {"FullyShardOptions", "options of `fully_shard()`",
-       "the blocks are compared, as `FlatShards` does; options that change neither blocks nor dtypes are "
-       "each rank's own"},
+       "the blocks are compared, as `ShardedParameters` does; options that change neither blocks nor dtypes "
+       "are each rank's own"},
       {"default_mp_policy", "", "gives a value"},
       {"sync_domain_gradients", "as `reduce_gradients`", "calls it"},
       {"vocab_part", "", "arithmetic"},

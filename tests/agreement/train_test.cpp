@@ -90,8 +90,8 @@ Rows optimizers() {
       of_optimizer<SGD>("SGD", "lr", 0.02, {}),
       {"AdamW", "lr, of a sharded model", "in the next step, with the gathers of `fully_shard`",
        ErrorCode::mismatch,
-       "flat_shards: ranks took the last step of their optimizers with other options, another learning rate "
-       "or another number; expected the same on all: …all_gather",
+       "sharded_parameters: ranks took the last step of their optimizers with other options, another "
+       "learning rate or another number; expected the same on all: …all_gather",
        [](Rank& r) {
          test::ShardRun run(r, {{"dp", 2}}, {"dp"});
          initialise(*run.net, 7);
@@ -177,8 +177,8 @@ Rows seeds() {
        }},
       {"fully_shard", "seed of `initialise()`, of parts of one parameter", "in the first pass",
        ErrorCode::mismatch,
-       "flat_shards: the parts of \"…\"… were not initialised alike on dp rank 0 and dp rank 1; expected one "
-       "seed",
+       "sharded_parameters: the parts of \"…\"… were not initialised alike on dp rank 0 and dp rank 1; "
+       "expected one seed",
        [](Rank& r) {
          test::ShardRun run(r, {{"dp", 2}}, {"dp"});
          initialise(*run.net, r.rank == 1 ? 8 : 7);

@@ -136,10 +136,10 @@ static const weft_reducer_entry reducer_entry = {"w", 2, WEFT_F32, WEFT_SUM}, *c
 static weft_reducer* good_weft_reducer;
 static weft_shard_entry shard_entry = {"w", NULL, WEFT_F32};
 static const weft_shard_entry* const good_weft_shard_entry = &shard_entry;
-static weft_flat_shards* good_weft_flat_shards;
-#define null_weft_flat_shards_range_range_count 1
-#define null_weft_flat_shards_unshard_transfer 1
-#define null_weft_flat_shards_reduce_scatter_transfer 1
+static weft_sharded_parameters* good_weft_sharded_parameters;
+#define null_weft_sharded_parameters_range_range_count 1
+#define null_weft_sharded_parameters_unshard_transfer 1
+#define null_weft_sharded_parameters_reduce_scatter_transfer 1
 static weft_sampler* good_weft_sampler;
 #define good_population 10
 #define good_global_batch 2
@@ -330,7 +330,8 @@ static void make_good(void) {
   OK(weft_window_create(good_weft_layout, &cut, 1, &window_dim, 1, &good_weft_window, &error));
   OK(weft_window_start(good_weft_window, &buffer, &other, 1, NULL, &good_weft_exchange, &error));
   shard_entry.layout = good_weft_layout;
-  OK(weft_flat_shards_create(good_weft_mesh, &shard_entry, 1, NULL, &good_weft_flat_shards, &error));
+  OK(weft_sharded_parameters_create(good_weft_mesh, &shard_entry, 1, NULL, &good_weft_sharded_parameters,
+                                    &error));
   OK(weft_reducer_create(good_weft_mesh, &reducer_entry, 1, NULL, &good_weft_reducer, &error));
   OK(weft_sampler_create(good_weft_mesh, good_population, good_global_batch, 1, &good_weft_sampler, &error));
   CHECK(mkdtemp(checkpoints) != NULL);
@@ -370,7 +371,7 @@ static void destroy_good(void) {
   weft_checkpoint_saver_destroy(good_weft_checkpoint_saver);
   weft_sampler_destroy(good_weft_sampler);
   weft_reducer_destroy(good_weft_reducer);
-  weft_flat_shards_destroy(good_weft_flat_shards);
+  weft_sharded_parameters_destroy(good_weft_sharded_parameters);
   weft_exchange_destroy(good_weft_exchange);
   weft_window_destroy(good_weft_window);
   weft_halo_destroy(good_weft_halo);

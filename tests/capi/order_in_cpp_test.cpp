@@ -26,7 +26,7 @@
 #include "weft/base/tensor.hpp"
 #include "weft/checkpoint/async.hpp"
 #include "weft/dp/bucket_reducer.hpp"
-#include "weft/dp/flat_shards.hpp"
+#include "weft/dp/sharded_parameters.hpp"
 #include "weft/group/process_group.hpp"
 #include "weft/host/compute.hpp"
 #include "weft/host/context.hpp"
@@ -105,7 +105,7 @@ class Rank {
                                 .after = 1,
                                 .before_edge = Edge::periodic(),
                                 .after_edge = Edge::periodic()}}));
-    shards_ = &keep("FlatShards", "", FlatShards(*axis_, {{"w", whole_}}));
+    shards_ = &keep("ShardedParameters", "", ShardedParameters(*axis_, {{"w", whole_}}));
     reducer_ = &make<BucketReducer>("BucketReducer", kBlocks, [this] {
       return new BucketReducer(*axis_, {{"w", 4}});
     });
@@ -120,7 +120,7 @@ class Rank {
     saves_->save(folder_, 1, {&named, 1});
     keep("Transfer of a redistribution", kGroup, start_redistribute(*tensor_, {Replicate{}, Replicate{}}));
     const std::vector<ConstTensorView> parts{*tensor_};
-    keep("Transfer of FlatShards", kGroup, shards_->start_unshard(parts));
+    keep("Transfer of ShardedParameters", kGroup, shards_->start_unshard(parts));
     const std::array<TensorView, 1> fields{view(ghosts_.data(), {4})};
     keep("exchange of the Halo", "a halo", halo_->start(fields));
     const TensorView in = view(in_.data(), {4});
@@ -139,7 +139,7 @@ class Rank {
   LayoutRef rows_ = nullptr, whole_ = nullptr;
   Tensor* tensor_ = nullptr;
   Halo* halo_ = nullptr;
-  FlatShards* shards_ = nullptr;
+  ShardedParameters* shards_ = nullptr;
   BucketReducer* reducer_ = nullptr;
   AsyncCheckpoint* saves_ = nullptr;
   std::vector<float> ghosts_ = std::vector<float>(4), in_ = ghosts_, never_ = ghosts_;

@@ -102,10 +102,11 @@ class Rank {
       const weft_window_dim dim{0, 2, wanted.data(), {WEFT_EDGE_NONE, 0, 0}, {WEFT_EDGE_NONE, 0, 0}};
       return weft_window_create(rows_, nullptr, 0, &dim, 1, to, &error_);
     });
-    shards_ = make<weft_flat_shards>("flat_shards", weft_flat_shards_destroy, [&](auto** to) {
-      const weft_shard_entry entry{"w", whole_, WEFT_F32};
-      return weft_flat_shards_create(mesh_, &entry, 1, nullptr, to, &error_);
-    });
+    shards_ =
+        make<weft_sharded_parameters>("sharded_parameters", weft_sharded_parameters_destroy, [&](auto** to) {
+          const weft_shard_entry entry{"w", whole_, WEFT_F32};
+          return weft_sharded_parameters_create(mesh_, &entry, 1, nullptr, to, &error_);
+        });
     make<weft_sampler>("sampler", weft_sampler_destroy,
                        [&](auto** to) { return weft_sampler_create(mesh_, 100, 4, 1, to, &error_); });
     reducer_ = make<weft_reducer>("reducer", weft_reducer_destroy, [&](auto** to) {
@@ -150,7 +151,7 @@ class Rank {
       return weft_redistribute(&two, rows_, &four, whole_, nullptr, to, &error_);
     });
     make<weft_transfer>("transfer", weft_transfer_destroy, [&](auto** to) {
-      return weft_flat_shards_unshard(shards_, &shard, &full, 1, to, &error_);
+      return weft_sharded_parameters_unshard(shards_, &shard, &full, 1, to, &error_);
     });
     make<weft_exchange>("exchange", weft_exchange_destroy,
                         [&](auto** to) { return weft_halo_start(halo_, &ghosts, 1, to, &error_); });
@@ -181,7 +182,7 @@ class Rank {
   weft_mesh* mesh_ = nullptr;
   weft_layout *rows_ = nullptr, *whole_ = nullptr;
   weft_halo* halo_ = nullptr;
-  weft_flat_shards* shards_ = nullptr;
+  weft_sharded_parameters* shards_ = nullptr;
   weft_reducer* reducer_ = nullptr;
   weft_checkpoint_saver* saver_ = nullptr;
   weft_reduction* reduction_ = nullptr;

@@ -222,7 +222,7 @@ INSTANTIATE_TEST_SUITE_P(
         Mutant{"buckets_unseen", "--steps gradients --kinds disagree --programs 100 --patience 2",
                "FAILED: program"},
         Mutant{"reduced_in_part", "--steps gradients --programs 60", ": gradients at once: round "},
-        Mutant{"first_packed", "--steps gradients --programs 30", ": flat shards: round "},
+        Mutant{"first_packed", "--steps gradients --programs 30", ": sharded parameters: round "},
         // Two builds in one job: an error, or, if nobody compares them, visible by their results.
         Mutant{"mixed_builds", "--programs 10", "runs weft "},
         Mutant{"mixed_builds_unseen", "--programs 100 --patience 2", "FAILED: program"},

@@ -123,7 +123,7 @@ class FullySharded {
   int in_flight() const noexcept;
   int gathered_blocks() const noexcept;
   /// Bytes that this rank receives in one gather of all blocks, and sends in one reduction of all gradients:
-  /// the theoretical counts of FlatShards, without the replicate axes.
+  /// the theoretical counts of ShardedParameters, without the replicate axes.
   std::int64_t gather_bytes() const;
   std::int64_t reduce_bytes() const;
 
@@ -139,8 +139,8 @@ class FullySharded {
 /// gather and reduce. Communicates nothing then. A parameter that has no layout is taken to be the same on
 /// all ranks.
 ///
-/// The values that replicate axes hold alike are compared in the first pass, and the blocks as FlatShards
-/// does: mismatch on all ranks.
+/// The values that replicate axes hold alike are compared in the first pass, and the blocks as
+/// ShardedParameters does: mismatch on all ranks.
 ///
 /// Also after materialise(): each rank then keeps its part of the values that are there. All ranks of the
 /// axes must have the same values; check_replicas() is called, and throws mismatch naming the first parameter

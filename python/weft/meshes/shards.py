@@ -12,16 +12,16 @@ from .layout import Layout
 from .mesh import Mesh
 from .transfers import Transfer
 
-__all__ = ["FlatShards"]
+__all__ = ["ShardedParameters"]
 
 _byref = ctypes.byref
 
 
-class FlatShards(Handle):
+class ShardedParameters(Handle):
     """A list of tensors, each cut along its dimension 0 over all ranks of `axes`, inside the cuts of other
     axes; where it is uneven the first ranks hold one row more.
 
-        shards = weft.FlatShards(mesh["dp"], {"w": weft.Layout(mesh, (1024, 512)), "b": weft.Layout(mesh, (512,))})
+        shards = weft.ShardedParameters(mesh["dp"], {"w": weft.Layout(mesh, (1024, 512)), "b": weft.Layout(mesh, (512,))})
         parts = {name: numpy.zeros(shards.part_shape(name), "f4") for name in shards.names}
         wholes = shards.unshard(parts).wait()
         ...                                                        # compute with wholes, get gradients of their shapes
@@ -35,10 +35,10 @@ class FlatShards(Handle):
     CPU's memory.
     """
     __slots__ = ("_context", "_layouts", "_shapes", "names")
-    _destroy = lib.flat_shards_destroy
+    _destroy = lib.sharded_parameters_destroy
 
     def __init__(self, axes, tensors, *, reduce="f32", gradient="f32", alone_bytes=0, replicate=None):
-        options = _api.make(_api.weft_flat_shards_options)
+        options = _api.make(_api.weft_sharded_parameters_options)
         options.reduce, options.gradient = dtypes.of(reduce), dtypes.of(gradient)
         options.alone_bytes = errors.integer(alone_bytes, "alone_bytes", 64)
         if replicate is not None:
@@ -51,7 +51,7 @@ class FlatShards(Handle):
                 raise errors.BadArgumentError(f"tensors[{name!r}] is {layout!r}; expected a Layout, or (a Layout, a dtype)")
             place.name, place.layout, place.dtype = text(name, "name"), layout._open(), dtypes.of(dtype)
         handle = ctypes.c_void_p()
-        errors.call(lib.flat_shards_create, errors.instance(axes, Mesh, "axes")._open(), entries, len(pairs), _byref(options), _byref(handle))
+        errors.call(lib.sharded_parameters_create, errors.instance(axes, Mesh, "axes")._open(), entries, len(pairs), _byref(options), _byref(handle))
         Handle.__init__(self, handle.value)
         self._context = axes._context
         self._layouts = [layout for layout, _ in pairs]
@@ -69,7 +69,7 @@ class FlatShards(Handle):
         return self._layout(self._index(name))
 
     def _layout(self, i):
-        return self._layouts[i]._of_other(lib.flat_shards_layout, self._open(), i)
+        return self._layouts[i]._of_other(lib.sharded_parameters_layout, self._open(), i)
 
     def part_shape(self, name):
         """The extents of what this rank keeps of a tensor."""
@@ -80,7 +80,7 @@ class FlatShards(Handle):
         whole; one, or one for each segment of dimension 0."""
         offset, count, ranges, found = ctypes.c_int64(), ctypes.c_int64(), ctypes.c_int32(1), []
         while len(found) < ranges.value:
-            errors.call(lib.flat_shards_range, self._open(), self._index(name), errors.integer(rank, "rank"), len(found), _byref(offset), _byref(count),
+            errors.call(lib.sharded_parameters_range, self._open(), self._index(name), errors.integer(rank, "rank"), len(found), _byref(offset), _byref(count),
                         _byref(ranges))
             found.append((offset.value, count.value))
         return found
@@ -89,7 +89,7 @@ class FlatShards(Handle):
     def bytes(self):
         """(what this rank receives in one unshard, what it sends in one reduce_scatter), at least."""
         first, second = ctypes.c_int64(), ctypes.c_int64()
-        errors.call(lib.flat_shards_bytes, self._open(), _byref(first), _byref(second))
+        errors.call(lib.sharded_parameters_bytes, self._open(), _byref(first), _byref(second))
         return first.value, second.value
 
     def unshard(self, parts, wholes=None):
@@ -97,13 +97,13 @@ class FlatShards(Handle):
         were read once it has begun. wholes None: new arrays."""
         given, first, keep = self._buffers(parts, "parts", False, False)
         made, second, kept = self._buffers(wholes, "wholes", True, True, given)
-        return self._begin(lib.flat_shards_unshard, first, second, len(given), (), (keep, kept), parts, made)
+        return self._begin(lib.sharded_parameters_unshard, first, second, len(given), (), (keep, kept), parts, made)
 
     def reshard(self, wholes, parts=None):
         """Copies this rank's part of each whole; the parts. Sends nothing."""
         given, first, keep = self._buffers(wholes, "wholes", False, True)
         made, second, kept = self._buffers(parts, "parts", True, False, given)
-        blocking(lib.flat_shards_reshard, self, first, second, len(given), keep=(keep, kept))
+        blocking(lib.sharded_parameters_reshard, self, first, second, len(given), keep=(keep, kept))
         return self._as(wholes, [arrays.finish(each) for each in made])
 
     def reduce_scatter(self, gradients, parts=None, op="avg"):
@@ -112,7 +112,7 @@ class FlatShards(Handle):
         begun."""
         given, first, keep = self._buffers(gradients, "gradients", False, True)
         made, second, kept = self._buffers(parts, "parts", True, False, given)
-        return self._begin(lib.flat_shards_reduce_scatter, first, second, len(given), (choice(op, REDUCE_OPS, "op"),), (keep, kept), gradients, made)
+        return self._begin(lib.sharded_parameters_reduce_scatter, first, second, len(given), (choice(op, REDUCE_OPS, "op"),), (keep, kept), gradients, made)
 
     def _begin(self, function, first, second, count, options, keep, like, out):
         made = Made(lib.transfer_destroy)

@@ -1,5 +1,5 @@
-"""Moves of tensors between ranks that are in flight: tickets of redistributions, of flat shards, and of
-halos and windows. For one thread at a time."""
+"""Moves of tensors between ranks that are in flight: tickets of redistributions, of sharded parameters, and
+of halos and windows. For one thread at a time."""
 import asyncio
 import ctypes
 
@@ -66,7 +66,7 @@ def _finished(result):
 
 
 class Transfer(_Ticket):
-    """A redistribution in flight, or what FlatShards has begun: `wait()`, or `await`, gives the result."""
+    """A redistribution in flight, or what ShardedParameters has begun: `wait()`, or `await`, gives the result."""
     __slots__ = ()
     _destroy, _done, _finish = lib.transfer_destroy, lib.transfer_done, lib.transfer_finish
 

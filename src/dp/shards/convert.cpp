@@ -63,9 +63,10 @@ void convert_all(Compute* compute, const std::vector<Converted>& all, DType from
     return;
   }
   if (on_device(compute))
-    throw Error(ErrorCode::unsupported,
-                fmt::format("flat_shards: {} to {} on {}; expected options.reduce as options.gradient there",
-                            name(from), name(to), to_string(compute->device())));
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("sharded_parameters: {} to {} on {}; expected options.reduce as options.gradient there",
+                    name(from), name(to), to_string(compute->device())));
   threads::for_blocks(
       compute, all.size(), [&](std::size_t i) { return all[i].count; },
       [&](const threads::Block& b) { convert(all[b.tensor], b.begin, b.count, from, to); });

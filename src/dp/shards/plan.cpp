@@ -14,7 +14,7 @@ namespace {
 constexpr std::int64_t kAlignment = 64;  // bytes: each tensor begins a cache line
 
 [[noreturn]] void bad(const std::string& text) {
-  throw Error(ErrorCode::bad_argument, "flat_shards: " + text);
+  throw Error(ErrorCode::bad_argument, "sharded_parameters: " + text);
 }
 
 std::int64_t aligned(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
@@ -22,8 +22,9 @@ std::int64_t aligned(std::int64_t n, std::int64_t to) { return (n + to - 1) / to
 void expect_disjoint(const DeviceMesh& shard, const DeviceMesh& replicate) {
   if (!replicate) return;
   if (!(replicate.root() == shard.root()))
-    throw Error(ErrorCode::layout, fmt::format("flat_shards: options.replicate is {} of another mesh than {}",
-                                               replicate.name(), shard.name()));
+    throw Error(ErrorCode::layout,
+                fmt::format("sharded_parameters: options.replicate is {} of another mesh than {}",
+                            replicate.name(), shard.name()));
   for (const int a : shard.root_axes())
     if (std::ranges::count(replicate.root_axes(), a) > 0)
       bad(fmt::format("options.replicate is {}, of which {} is to be cut; expected other axes",
@@ -34,25 +35,27 @@ void expect_whole(const ShardEntry& e, const DeviceMesh& axes, const char* which
   if (!axes) return;
   for (const DeviceMesh& axis : axes.each_axis())
     if (axis.size() > 1 && !is_replicate(e.layout->on(axis)))
-      throw Error(ErrorCode::layout,
-                  fmt::format("flat_shards: \"{}\" is {} on {}={}; expected Replicate on the axes that {}",
-                              e.name, to_string(e.layout->on(axis)), axis.name(), axis.size(), which));
+      throw Error(
+          ErrorCode::layout,
+          fmt::format("sharded_parameters: \"{}\" is {} on {}={}; expected Replicate on the axes that {}",
+                      e.name, to_string(e.layout->on(axis)), axis.name(), axis.size(), which));
 }
 
 void check(const ShardEntry& e, const DeviceMesh& axes, const DeviceMesh& replicate) {
   if (e.layout == nullptr)
     throw Error(ErrorCode::layout,
-                fmt::format("flat_shards: \"{}\" has no layout; expected that of the whole", e.name));
+                fmt::format("sharded_parameters: \"{}\" has no layout; expected that of the whole", e.name));
   if (!(e.layout->mesh() == axes.root()))
-    throw Error(ErrorCode::layout, fmt::format("flat_shards: \"{}\" lies over {}, the axes {} belong to {}: "
-                                               "not the same DeviceMesh; use one for both",
-                                               e.name, to_string(e.layout->mesh_shape()), axes.name(),
-                                               to_string(axes.root().shape())));
+    throw Error(
+        ErrorCode::layout,
+        fmt::format("sharded_parameters: \"{}\" lies over {}, the axes {} belong to {}: "
+                    "not the same DeviceMesh; use one for both",
+                    e.name, to_string(e.layout->mesh_shape()), axes.name(), to_string(axes.root().shape())));
   if (e.layout->global.rank() == 0)
     bad(fmt::format("\"{}\" is a scalar; it has no dimension to cut", e.name));
   if (e.layout->partial())
-    throw Error(ErrorCode::layout, fmt::format("flat_shards: \"{}\" is {}; expected whole values", e.name,
-                                               to_string(*e.layout)));
+    throw Error(ErrorCode::layout, fmt::format("sharded_parameters: \"{}\" is {}; expected whole values",
+                                               e.name, to_string(*e.layout)));
   expect_whole(e, axes, "cut it");
   expect_whole(e, replicate, "replicate it");
 }
@@ -115,8 +118,9 @@ Packing pack(const ShardPlan& plan, const SizeOf& size_of) {
 
 }  // namespace
 
-ShardPlan::ShardPlan(DeviceMesh axes_in, std::vector<ShardEntry> entries, const FlatShardOptions& options_in)
-    : axes(given_mesh("flat_shards", axes_in, "shard")), options(options_in) {
+ShardPlan::ShardPlan(DeviceMesh axes_in, std::vector<ShardEntry> entries,
+                     const ShardedParametersOptions& options_in)
+    : axes(given_mesh("sharded_parameters", axes_in, "shard")), options(options_in) {
   if (options.alone_bytes < 1)
     bad(fmt::format("options.alone_bytes is {}; expected 1 or more", options.alone_bytes));
   for (const DType t : {options.reduce, options.gradient})

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "weft/dp/flat_shards.hpp"
+#include "weft/dp/sharded_parameters.hpp"
 
 namespace weft::dp {
 
@@ -51,11 +51,11 @@ struct Packing {
 };
 
 struct ShardPlan {
-  /// Throws as the constructor of FlatShards.
-  ShardPlan(DeviceMesh axes, std::vector<ShardEntry> entries, const FlatShardOptions& options);
+  /// Throws as the constructor of ShardedParameters.
+  ShardPlan(DeviceMesh axes, std::vector<ShardEntry> entries, const ShardedParametersOptions& options);
 
   DeviceMesh axes;
-  FlatShardOptions options;
+  ShardedParametersOptions options;
   std::vector<ShardItem> items;
   std::vector<std::size_t> packed;  ///< indices of items
   Packing bytes;                    ///< of values, in bytes

@@ -51,20 +51,21 @@ void ShardTransfers::compare() {
   };
   ListDigest list;
   for (std::size_t i = 0; i < plan_.items.size(); ++i) list.add(digest(i));
-  const FlatShardOptions& o = plan_.options;
+  const ShardedParametersOptions& o = plan_.options;
   const std::uint64_t own[kWords] = {static_cast<std::uint64_t>(o.reduce),
                                      static_cast<std::uint64_t>(o.gradient),
                                      static_cast<std::uint64_t>(o.alone_bytes), history_};
   const auto compare_over = [&](const DeviceMesh& axes) {
     if (!axes || axes.size() == 1) return;
-    const std::vector<std::uint64_t> all = gather_with_list("flat_shards", axes, list, own, [&] {
+    const std::vector<std::uint64_t> all = gather_with_list("sharded_parameters", axes, list, own, [&] {
       return ListEntries{"tensor", plan_.items.size(), digest, text};
     });
     const auto told_by = [&](int rank) { return all.begin() + rank * static_cast<std::ptrdiff_t>(kWords); };
-    expect_same_words("flat_shards", "the options are ", axes, all, 0, kOptionWords, [](auto told, int) {
-      return fmt::format("reduce {}, gradient {}, alone_bytes {}", name(static_cast<DType>(told[0])),
-                         name(static_cast<DType>(told[1])), told[2]);
-    });
+    expect_same_words(
+        "sharded_parameters", "the options are ", axes, all, 0, kOptionWords, [](auto told, int) {
+          return fmt::format("reduce {}, gradient {}, alone_bytes {}", name(static_cast<DType>(told[0])),
+                             name(static_cast<DType>(told[1])), told[2]);
+        });
     int first = -1;  // of those that know how their parts came about
     for (int r = 0; r < axes.size(); ++r) {
       const std::uint64_t history = told_by(r)[kOptionWords];
@@ -73,11 +74,11 @@ void ShardTransfers::compare() {
       if (history == told_by(first)[kOptionWords]) continue;
       throw Error(Failure{
           ErrorCode::mismatch,
-          fmt::format(
-              "flat_shards: the parts of \"{}\"{} were not initialised alike on {} and {}; expected one seed",
-              plan_.items[0].entry.name,
-              plan_.items.size() > 1 ? fmt::format(" and {} more", plan_.items.size() - 1) : "",
-              name_axis_rank(axes, first), name_axis_rank(axes, r)),
+          fmt::format("sharded_parameters: the parts of \"{}\"{} were not initialised alike on {} and {}; "
+                      "expected one seed",
+                      plan_.items[0].entry.name,
+                      plan_.items.size() > 1 ? fmt::format(" and {} more", plan_.items.size() - 1) : "",
+                      name_axis_rank(axes, first), name_axis_rank(axes, r)),
           Op::none,
           kNoCall,
           {first, r}});
@@ -106,14 +107,14 @@ class ShardTransfers::Gather final : public Transfer::Steps {
     of_->compare();
     if (!plan_.packed.empty()) packed_ = of_->shared(plan_.bytes.total, DType::u8);
     place_own(shards);
-    in_history_words("flat_shards", [this] { begin(); });
+    in_history_words("sharded_parameters", [this] { begin(); });
   }
 
   bool done() override {
-    return in_history_words("flat_shards", [this] { return !work_.valid() || work_.done(); });
+    return in_history_words("sharded_parameters", [this] { return !work_.valid() || work_.done(); });
   }
   Tensor finish() override {
-    in_history_words("flat_shards", [this] { wait(plan_, work_); });
+    in_history_words("sharded_parameters", [this] { wait(plan_, work_); });
     unpack();
     return std::move(keep_);
   }
@@ -199,7 +200,7 @@ class ShardTransfers::Reduce final : public Transfer::Steps {
   bool done() override { return !work_.valid() || work_.done(); }
   Tensor finish() override {
     wait(plan_, work_);
-    const FlatShardOptions& o = plan_.options;
+    const ShardedParametersOptions& o = plan_.options;
     const bool again = o.replicate && o.replicate.size() > 1;
     Tensor shard = Tensor::zeros(plan_.axes.context(), {plan_.shard_count}, again ? o.reduce : o.gradient,
                                  again ? Memory::shared : Memory::local, stream_of(o.compute));

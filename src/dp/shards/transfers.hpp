@@ -1,5 +1,5 @@
-// The transfers of FlatShards: an all-gather and a reduce-scatter of many tensors, as few calls. Private to
-// dp.
+// The transfers of ShardedParameters: an all-gather and a reduce-scatter of many tensors, as few calls.
+// Private to dp.
 #pragma once
 
 #include <memory>

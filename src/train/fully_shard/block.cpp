@@ -63,25 +63,26 @@ void ShardBlock::shard() {
     }
     const Tensor part = p.compute().make(shard->local_shape(), DType::f32, whole.storage().memory());
     const bool has_values = p.has_values();
-    const FlatShards one(axes_.shard, {{p.path(), wholes_[i]}}, {.compute = &p.compute()});
+    const ShardedParameters one(axes_.shard, {{p.path(), wholes_[i]}}, {.compute = &p.compute()});
     one.reshard(std::vector<ConstTensorView>{whole}, std::vector<TensorView>{part});
     p.set_master(part.with_layout(shard));
     if (!has_values) p.forget_values();
   }
 }
 
-FlatShards& ShardBlock::values() {
+ShardedParameters& ShardBlock::values() {
   if (!values_) {
     std::vector<ShardEntry> entries;
     for (std::size_t i = 0; i < parameters_.size(); ++i)
       entries.push_back({parameters_[i]->path(), wholes_[i], parameters_[i]->dtype()});
-    values_.emplace(axes_.shard, std::move(entries), FlatShardOptions{.compute = compute_of(parameters_)});
+    values_.emplace(axes_.shard, std::move(entries),
+                    ShardedParametersOptions{.compute = compute_of(parameters_)});
   }
   return *values_;
 }
 
 // For those that are trained now.
-FlatShards& ShardBlock::reducer() {
+ShardedParameters& ShardBlock::reducer() {
   std::vector<Parameter*> trained;
   for (Parameter* p : parameters_)
     if (p->trainable()) trained.push_back(p);
@@ -103,7 +104,7 @@ FlatShards& ShardBlock::reducer() {
   trained_ = std::move(trained);
   aside_.assign(trained_.size(), {});
   used_.assign(trained_.size(), nullptr);
-  FlatShardOptions options;
+  ShardedParametersOptions options;
   options.replicate = axes_.replicate;
   options.reduce = precision_.reduce;
   options.compute = compute_of(parameters_);
@@ -282,7 +283,7 @@ void ShardBlock::start_reduce() {
       if (p->trainable() && !p->has_gradient()) missing_.push_back(p);
     return;
   }
-  FlatShards& reducer = this->reducer();
+  ShardedParameters& reducer = this->reducer();
   if (trained_.empty()) return;
   op_.reset();
   for (const Parameter* p : trained_)

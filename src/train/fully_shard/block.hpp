@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "weft/dp/flat_shards.hpp"
+#include "weft/dp/sharded_parameters.hpp"
 #include "weft/train/fully_shard.hpp"
 
 namespace weft {
@@ -55,8 +55,8 @@ class ShardBlock {
   void discard() noexcept;
 
   std::int64_t whole_bytes() const noexcept;
-  FlatShards& values();
-  FlatShards& reducer();
+  ShardedParameters& values();
+  ShardedParameters& reducer();
 
   int depth = 0;  // passes of the module that are under way
   struct Pass {
@@ -88,7 +88,7 @@ class ShardBlock {
   const int reshard_ranks_;
   const void* const owner_;
 
-  std::optional<FlatShards> values_;
+  std::optional<ShardedParameters> values_;
   bool compared_ = false;  // how the first values came about
   bool gathered_ = false;
   std::optional<Transfer> gathering_;
@@ -98,7 +98,7 @@ class ShardBlock {
   Work part_gathering_;
 
   std::vector<Parameter*> trained_;  // those of reducer_
-  std::optional<FlatShards> reducer_;
+  std::optional<ShardedParameters> reducer_;
   Tensor gradients_;             // whole ones
   std::vector<Tensor> aside_;    // by trained parameter: reduced in passes before
   std::vector<LayoutRef> used_;  // by trained parameter: the layout of the whole gradient

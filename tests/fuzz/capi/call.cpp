@@ -454,9 +454,9 @@ static std::int64_t elements_of_window(const Call& c, bool out) {
 
 // The elements of the tensor of that number, or of this rank's part of it.
 static std::int64_t elements_of_shards(const Call& c, bool part) {
-  const auto* const shards = static_cast<const weft_flat_shards*>(c.given("shards"));
+  const auto* const shards = static_cast<const weft_sharded_parameters*>(c.given("shards"));
   weft_layout* layout = nullptr;
-  if (shards == nullptr || weft_flat_shards_layout(shards, c.element(), &layout, nullptr) != WEFT_OK)
+  if (shards == nullptr || weft_sharded_parameters_layout(shards, c.element(), &layout, nullptr) != WEFT_OK)
     return kElements;
   std::array<std::int64_t, 16> extents{};
   extents.fill(1);
@@ -479,7 +479,7 @@ void fill(Call& c, weft_buffer& b) {
   if (name == "out" && gathers) count *= size;
   if (name == "indices" || name == "where") dtype = WEFT_I64;
   if (c.begins("weft_halo_") || c.begins("weft_window_")) count = elements_of_window(c, name == "out");
-  if (c.begins("weft_flat_shards_")) count = elements_of_shards(c, name == "parts");
+  if (c.begins("weft_sharded_parameters_")) count = elements_of_shards(c, name == "parts");
   if (c.is("weft_redistribute"))
     count = Call::elements_of(static_cast<const weft_layout*>(c.given(name == "in" ? "from" : "to")));
   c.fill_buffer(b, count, dtype);

@@ -84,9 +84,10 @@ const std::string& checkpoint() {
 // Transfers between the parts of a tensor: shards, a halo, a window, an exchange that has begun.
 void begin_transfers(World& w, const weft_mesh* mesh, const weft_layout* whole, const weft_layout* cut) {
   const weft_shard_entry entry{"w", whole, WEFT_F32};
-  weft_flat_shards* shards = nullptr;
-  must(weft_flat_shards_create(mesh, &entry, 1, nullptr, &shards, nullptr), "weft_flat_shards_create");
-  w.adopt("weft_flat_shards", shards);
+  weft_sharded_parameters* shards = nullptr;
+  must(weft_sharded_parameters_create(mesh, &entry, 1, nullptr, &shards, nullptr),
+       "weft_sharded_parameters_create");
+  w.adopt("weft_sharded_parameters", shards);
   const weft_edge zero{WEFT_EDGE_ZERO, 0, 0};
   const weft_halo_dim ghosts{0, 0, 1, 1, zero, zero};
   weft_halo* halo = nullptr;

@@ -96,11 +96,12 @@ struct WindowPlan {
 /// Tensors that every rank of the step's group has, in the order of Step::counts: elements of each, or rows
 /// where they are cut.
 struct GradientPlan {
-  bool cut = false;  ///< each rank keeps a part of each tensor: FlatShards; otherwise BucketReducer
+  bool cut = false;  ///< each rank keeps a part of each tensor: ShardedParameters; otherwise BucketReducer
   /// Neither: reduce_gradients() of gradients that lie over a mesh of two axes in several ways.
   bool at_once = false;
-  int rounds = 1;  ///< of one reducer: values that are gathered (FlatShards), gradients that are reduced
-  std::int64_t bytes = 1;  ///< BucketOptions::bucket_bytes or FlatShardOptions::alone_bytes
+  int rounds =
+      1;  ///< of one reducer: values that are gathered (ShardedParameters), gradients that are reduced
+  std::int64_t bytes = 1;  ///< BucketOptions::bucket_bytes or ShardedParametersOptions::alone_bytes
 };
 
 /// The arguments that must be the same on all ranks of a step.

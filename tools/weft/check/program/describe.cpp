@@ -25,7 +25,7 @@ std::string describe_more(const Step& s) {
       const std::string more =
           fmt::format("{} round{}{}", g.rounds, g.rounds == 1 ? "" : "s", s.shared ? ", shared memory" : "");
       if (g.at_once) return fmt::format("gradients at once, of [{}], {}", fmt::join(s.counts, " "), more);
-      return fmt::format("{} of [{}], {} bytes, {}", g.cut ? "flat shards" : "gradients in buckets",
+      return fmt::format("{} of [{}], {} bytes, {}", g.cut ? "sharded parameters" : "gradients in buckets",
                          fmt::join(s.counts, " "), g.bytes, more);
     }
     case Does::agreement: return fmt::format("all give the same {}", name(s.value));

@@ -7,8 +7,8 @@
 #include <numeric>
 
 #include "weft/dp/bucket_reducer.hpp"
-#include "weft/dp/flat_shards.hpp"
 #include "weft/dp/reduce_gradients.hpp"
+#include "weft/dp/sharded_parameters.hpp"
 #include "weft/mesh/layout.hpp"
 
 namespace weft::check {
@@ -255,10 +255,10 @@ std::string GradientTrial::cut(ProcessGroup& group, bool exact, const Meanwhile&
     gradients.push_back({e.data, gradient_dtype_, {}, shape, strides});
     reduced.push_back({e.reduced, gradient_dtype_, {}, part, strides});
   }
-  FlatShardOptions options;
+  ShardedParametersOptions options;
   options.alone_bytes = bytes_;
   options.reduce = options.gradient = gradient_dtype_;
-  FlatShards shards(mesh, list, options);
+  ShardedParameters shards(mesh, list, options);
   for (int round = 0; round < s_.gradients.rounds; ++round) {
     for (std::size_t i = 0; i < entries_.size(); ++i) {
       const Entry& e = entries_[i];
@@ -280,10 +280,11 @@ std::string GradientTrial::cut(ProcessGroup& group, bool exact, const Meanwhile&
       const Step e = values_of(i, round);
       if (const std::string wrong = compare(e, expected(e, 0, me_, n_, exact), entries_[i].whole);
           !wrong.empty())
-        return fmt::format("flat shards: round {}, the whole of \"{}\": {}", round, entries_[i].name, wrong);
-      if (const std::string wrong = complaint_of_reduced(i, round, exact); !wrong.empty())
-        return fmt::format("flat shards: round {}, the gradient of \"{}\": {}", round, entries_[i].name,
+        return fmt::format("sharded parameters: round {}, the whole of \"{}\": {}", round, entries_[i].name,
                            wrong);
+      if (const std::string wrong = complaint_of_reduced(i, round, exact); !wrong.empty())
+        return fmt::format("sharded parameters: round {}, the gradient of \"{}\": {}", round,
+                           entries_[i].name, wrong);
     }
   }
   return {};

@@ -1,4 +1,4 @@
-#include "weft/dp/flat_shards.hpp"
+#include "weft/dp/sharded_parameters.hpp"
 
 #include <fmt/format.h>
 
@@ -14,12 +14,12 @@ namespace {
 using dp::ShardItem;
 
 [[noreturn]] void bad(const std::string& text) {
-  throw Error(ErrorCode::bad_argument, "flat_shards: " + text);
+  throw Error(ErrorCode::bad_argument, "sharded_parameters: " + text);
 }
 
 }  // namespace
 
-struct FlatShards::Impl : dp::ShardTransfers {
+struct ShardedParameters::Impl : dp::ShardTransfers {
   using dp::ShardTransfers::ShardTransfers;
 
   const ShardItem& item(std::size_t i) const {
@@ -74,18 +74,19 @@ struct FlatShards::Impl : dp::ShardTransfers {
   }
 };
 
-FlatShards::FlatShards(DeviceMesh shard, std::vector<ShardEntry> entries, const FlatShardOptions& options)
+ShardedParameters::ShardedParameters(DeviceMesh shard, std::vector<ShardEntry> entries,
+                                     const ShardedParametersOptions& options)
     : impl_(std::make_shared<Impl>(dp::ShardPlan(std::move(shard), std::move(entries), options))) {}
-FlatShards::~FlatShards() = default;
-FlatShards::FlatShards(FlatShards&&) noexcept = default;
-FlatShards& FlatShards::operator=(FlatShards&&) noexcept = default;
+ShardedParameters::~ShardedParameters() = default;
+ShardedParameters::ShardedParameters(ShardedParameters&&) noexcept = default;
+ShardedParameters& ShardedParameters::operator=(ShardedParameters&&) noexcept = default;
 
-std::size_t FlatShards::size() const noexcept { return impl_->plan().items.size(); }
-const ShardEntry& FlatShards::entry(std::size_t i) const { return impl_->item(i).entry; }
-const LayoutRef& FlatShards::whole_layout(std::size_t i) const { return impl_->item(i).entry.layout; }
-const LayoutRef& FlatShards::shard_layout(std::size_t i) const { return impl_->item(i).shard; }
+std::size_t ShardedParameters::size() const noexcept { return impl_->plan().items.size(); }
+const ShardEntry& ShardedParameters::entry(std::size_t i) const { return impl_->item(i).entry; }
+const LayoutRef& ShardedParameters::whole_layout(std::size_t i) const { return impl_->item(i).entry.layout; }
+const LayoutRef& ShardedParameters::shard_layout(std::size_t i) const { return impl_->item(i).shard; }
 
-std::vector<Chunk> FlatShards::ranges(std::size_t i, int rank) const {
+std::vector<Chunk> ShardedParameters::ranges(std::size_t i, int rank) const {
   shard_count(i, rank);  // checks both
   std::vector<Chunk> ranges;
   impl_->item(i).for_each_run(static_cast<std::size_t>(rank),
@@ -95,39 +96,39 @@ std::vector<Chunk> FlatShards::ranges(std::size_t i, int rank) const {
   return ranges;
 }
 
-std::int64_t FlatShards::shard_count(std::size_t i, int rank) const {
+std::int64_t ShardedParameters::shard_count(std::size_t i, int rank) const {
   const ShardItem& item = impl_->item(i);
   if (rank < 0 || rank >= impl_->plan().axes.size())
     bad(fmt::format("rank is {}; expected 0 to {}", rank, impl_->plan().axes.size() - 1));
   return item.shard_counts[static_cast<std::size_t>(rank)];
 }
 
-std::int64_t FlatShards::unshard_bytes() const noexcept {
+std::int64_t ShardedParameters::unshard_bytes() const noexcept {
   std::int64_t sum = 0;
   for (const ShardItem& item : impl_->plan().items)
     sum += (item.count - item.shard_counts[impl_->own()]) * size_bytes(item.entry.dtype);
   return sum;
 }
 
-std::int64_t FlatShards::reduce_bytes() const noexcept {
+std::int64_t ShardedParameters::reduce_bytes() const noexcept {
   std::int64_t sum = 0;
   for (const ShardItem& item : impl_->plan().items) sum += item.count - item.shard_counts[impl_->own()];
   return sum * size_bytes(impl_->plan().options.reduce);
 }
 
-void FlatShards::set_history(std::uint64_t digest) noexcept { impl_->set_history(digest); }
+void ShardedParameters::set_history(std::uint64_t digest) noexcept { impl_->set_history(digest); }
 
-Tensor FlatShards::make_whole() const { return impl_->make(whole_bytes(), DType::u8); }
-std::int64_t FlatShards::whole_bytes() const noexcept { return impl_->plan().whole_bytes; }
+Tensor ShardedParameters::make_whole() const { return impl_->make(whole_bytes(), DType::u8); }
+std::int64_t ShardedParameters::whole_bytes() const noexcept { return impl_->plan().whole_bytes; }
 
-Tensor FlatShards::whole(std::size_t i, const Tensor& buffer) const {
+Tensor ShardedParameters::whole(std::size_t i, const Tensor& buffer) const {
   const ShardItem& item = impl_->item(i);
   impl_->expect_buffer("buffer", buffer, DType::u8, whole_bytes(), "make_whole()");
   return impl_->part(buffer, item.whole_at, item.entry.layout->local_shape(), item.entry.dtype)
       .with_layout(item.entry.layout);
 }
 
-Transfer FlatShards::start_unshard(std::span<const ConstTensorView> shards, Tensor into) {
+Transfer ShardedParameters::start_unshard(std::span<const ConstTensorView> shards, Tensor into) {
   impl_->expect_shards(shards);
   if (!into) into = make_whole();
   impl_->expect_buffer("into", into, DType::u8, whole_bytes(), "make_whole()");
@@ -136,8 +137,8 @@ Transfer FlatShards::start_unshard(std::span<const ConstTensorView> shards, Tens
   return impl_->gather(impl_, shards, std::move(to), std::move(into));
 }
 
-Transfer FlatShards::start_unshard(std::span<const ConstTensorView> shards,
-                                   std::span<const TensorView> wholes) {
+Transfer ShardedParameters::start_unshard(std::span<const ConstTensorView> shards,
+                                          std::span<const TensorView> wholes) {
   impl_->expect_shards(shards);
   impl_->expect_wholes(wholes);
   std::vector<std::byte*> to;
@@ -145,7 +146,8 @@ Transfer FlatShards::start_unshard(std::span<const ConstTensorView> shards,
   return impl_->gather(impl_, shards, std::move(to), Tensor());
 }
 
-void FlatShards::reshard(std::span<const ConstTensorView> wholes, std::span<const TensorView> shards) const {
+void ShardedParameters::reshard(std::span<const ConstTensorView> wholes,
+                                std::span<const TensorView> shards) const {
   impl_->expect_wholes(wholes);
   impl_->expect_shards(shards);
   std::vector<dp::Copied> copies;
@@ -159,28 +161,28 @@ void FlatShards::reshard(std::span<const ConstTensorView> wholes, std::span<cons
   dp::copy_all(impl_->plan().options.compute, copies.size(), [&](std::size_t i) { return copies[i]; });
 }
 
-Tensor FlatShards::make_gradients() const {
+Tensor ShardedParameters::make_gradients() const {
   return impl_->make(impl_->plan().gradient_count, impl_->plan().options.reduce);
 }
-std::int64_t FlatShards::gradient_bytes() const noexcept {
+std::int64_t ShardedParameters::gradient_bytes() const noexcept {
   return impl_->plan().gradient_count * size_bytes(impl_->plan().options.reduce);
 }
 
-Tensor FlatShards::gradient(std::size_t i, const Tensor& buffer) const {
+Tensor ShardedParameters::gradient(std::size_t i, const Tensor& buffer) const {
   const ShardItem& item = impl_->item(i);
   impl_->expect_buffer("buffer", buffer, impl_->plan().options.reduce, impl_->plan().gradient_count,
                        "make_gradients()");
   return buffer.slice_flat(item.gradient_at, item.entry.layout->local_shape());
 }
 
-Transfer FlatShards::start_reduce_scatter(Tensor gradients, ReduceOp op) {
+Transfer ShardedParameters::start_reduce_scatter(Tensor gradients, ReduceOp op) {
   impl_->expect_buffer("gradients", gradients, impl_->plan().options.reduce, impl_->plan().gradient_count,
                        "make_gradients()");
   impl_->expect_op(op);
   return impl_->reduce(impl_, std::move(gradients), op);
 }
 
-Transfer FlatShards::start_reduce_scatter(std::span<const ConstTensorView> gradients, ReduceOp op) {
+Transfer ShardedParameters::start_reduce_scatter(std::span<const ConstTensorView> gradients, ReduceOp op) {
   impl_->expect_count("gradients", gradients.size());
   impl_->expect_op(op);
   const dp::ShardPlan& plan = impl_->plan();
@@ -197,8 +199,8 @@ Transfer FlatShards::start_reduce_scatter(std::span<const ConstTensorView> gradi
   return impl_->reduce(impl_, buffer, op);
 }
 
-Transfer FlatShards::start_reduce_scatter(std::span<const ConstTensorView> gradients,
-                                          std::span<const TensorView> shards, ReduceOp op) {
+Transfer ShardedParameters::start_reduce_scatter(std::span<const ConstTensorView> gradients,
+                                                 std::span<const TensorView> shards, ReduceOp op) {
   impl_->expect_count("shards", shards.size());
   const dp::ShardPlan& plan = impl_->plan();
   for (std::size_t i = 0; i < shards.size(); ++i)
@@ -208,7 +210,7 @@ Transfer FlatShards::start_reduce_scatter(std::span<const ConstTensorView> gradi
                                                    std::vector<TensorView>(shards.begin(), shards.end())));
 }
 
-Tensor FlatShards::shard_gradient(std::size_t i, const Tensor& reduced) const {
+Tensor ShardedParameters::shard_gradient(std::size_t i, const Tensor& reduced) const {
   const ShardItem& item = impl_->item(i);
   impl_->expect_buffer("reduced", reduced, impl_->plan().options.gradient, impl_->plan().shard_count,
                        "start_reduce_scatter()");

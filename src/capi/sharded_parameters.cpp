@@ -1,5 +1,5 @@
-// Flat shards in C. Comments in weft/c/flat_shards.h say which functions block.
-#include "weft/dp/flat_shards.hpp"
+// Sharded parameters in C. Comments in weft/c/sharded_parameters.h say which functions block.
+#include "weft/dp/sharded_parameters.hpp"
 
 #include <cstddef>
 
@@ -9,26 +9,27 @@ using weft::DeviceMesh;
 using weft::ErrorCode;
 namespace capi = weft::capi;
 
-struct weft_flat_shards : capi::Handle<weft_flat_shards> {
-  static constexpr const char* kKind = "weft_flat_shards";
-  weft_flat_shards(capi::MeshOwner owner_in, DeviceMesh axes_in, weft::FlatShards shards_in)
+struct weft_sharded_parameters : capi::Handle<weft_sharded_parameters> {
+  static constexpr const char* kKind = "weft_sharded_parameters";
+  weft_sharded_parameters(capi::MeshOwner owner_in, DeviceMesh axes_in, weft::ShardedParameters shards_in)
       : owner(std::move(owner_in)), axes(std::move(axes_in)), shards(std::move(shards_in)) {}
   capi::MeshOwner owner;
   DeviceMesh axes;
-  weft::FlatShards shards;
+  weft::ShardedParameters shards;
 };
 
 namespace {
 
 constexpr std::size_t kOptionsFirstBytes = 32;
-static_assert(sizeof(weft_flat_shards_options) == kOptionsFirstBytes);
+static_assert(sizeof(weft_sharded_parameters_options) == kOptionsFirstBytes);
 static_assert(sizeof(weft_shard_entry) == 24);  // has no struct_size: it stays as it is
 
-weft::FlatShardOptions options_of(const char* function, const weft_flat_shards_options* options) {
-  const weft_flat_shards_options o =
-      capi::read(function, options, weft_flat_shards_options WEFT_FLAT_SHARDS_OPTIONS_INIT,
-                 kOptionsFirstBytes, "WEFT_FLAT_SHARDS_OPTIONS_INIT");
-  weft::FlatShardOptions to;
+weft::ShardedParametersOptions options_of(const char* function,
+                                          const weft_sharded_parameters_options* options) {
+  const weft_sharded_parameters_options o =
+      capi::read(function, options, weft_sharded_parameters_options WEFT_SHARDED_PARAMETERS_OPTIONS_INIT,
+                 kOptionsFirstBytes, "WEFT_SHARDED_PARAMETERS_OPTIONS_INIT");
+  weft::ShardedParametersOptions to;
   to.reduce = capi::dtype_of(function, o.reduce, "options->reduce");
   to.gradient = capi::dtype_of(function, o.gradient, "options->gradient");
   if (o.alone_bytes != 0) to.alone_bytes = o.alone_bytes;
@@ -53,7 +54,7 @@ Shards& shards_of(const char* function, Shards* shards) {
   return capi::given(function, shards, "shards");
 }
 
-std::size_t checked(const char* function, const weft_flat_shards& shards, std::int32_t i) {
+std::size_t checked(const char* function, const weft_sharded_parameters& shards, std::int32_t i) {
   if (i < 0 || static_cast<std::size_t>(i) >= shards.shards.size())
     capi::refuse(
         ErrorCode::bad_argument, function,
@@ -63,8 +64,8 @@ std::size_t checked(const char* function, const weft_flat_shards& shards, std::i
 
 // A list of the caller's as views: of wholes, or of what this rank keeps.
 template <class View>
-std::vector<View> views_of(const char* function, const weft_flat_shards& of, const weft_buffer* buffers,
-                           std::int32_t count, const char* what, bool wholes) {
+std::vector<View> views_of(const char* function, const weft_sharded_parameters& of,
+                           const weft_buffer* buffers, std::int32_t count, const char* what, bool wholes) {
   std::vector<View> views;
   for (const weft_buffer& b : capi::list_of(function, buffers, count, what, "count")) {
     const std::size_t i = views.size();
@@ -81,34 +82,37 @@ constexpr bool kWholes = true, kParts = false;
 
 }  // namespace
 
-weft_status weft_flat_shards_create(const weft_mesh* axes, const weft_shard_entry* entries, int32_t count,
-                                    const weft_flat_shards_options* options, weft_flat_shards** shards,
-                                    weft_error* error) {
+weft_status weft_sharded_parameters_create(const weft_mesh* axes, const weft_shard_entry* entries,
+                                           int32_t count, const weft_sharded_parameters_options* options,
+                                           weft_sharded_parameters** shards, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
     const DeviceMesh& over = capi::mesh_of(function, axes, "axes");
     std::vector<weft::ShardEntry> list = entries_of(function, entries, count);
-    const weft::FlatShardOptions o = options_of(function, options);
-    weft_flat_shards*& to = capi::given(function, shards, "shards");
-    to = new weft_flat_shards(axes->owner, over, weft::FlatShards(over, std::move(list), o));
+    const weft::ShardedParametersOptions o = options_of(function, options);
+    weft_sharded_parameters*& to = capi::given(function, shards, "shards");
+    to = new weft_sharded_parameters(axes->owner, over, weft::ShardedParameters(over, std::move(list), o));
   });
 }
 
-void weft_flat_shards_destroy(weft_flat_shards* shards) { capi::destroy(__func__, shards, "shards"); }
+void weft_sharded_parameters_destroy(weft_sharded_parameters* shards) {
+  capi::destroy(__func__, shards, "shards");
+}
 
-weft_status weft_flat_shards_layout(const weft_flat_shards* shards, int32_t i, weft_layout** layout,
-                                    weft_error* error) {
+weft_status weft_sharded_parameters_layout(const weft_sharded_parameters* shards, int32_t i,
+                                           weft_layout** layout, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
-    const weft_flat_shards& of = shards_of(function, shards);
+    const weft_sharded_parameters& of = shards_of(function, shards);
     const std::size_t at = checked(function, of, i);
     weft_layout*& to = capi::given(function, layout, "layout");
     to = new weft_layout(of.owner, of.shards.shard_layout(at));
   });
 }
 
-weft_status weft_flat_shards_range(const weft_flat_shards* shards, int32_t i, int32_t rank, int32_t index,
-                                   int64_t* offset, int64_t* count, int32_t* range_count, weft_error* error) {
+weft_status weft_sharded_parameters_range(const weft_sharded_parameters* shards, int32_t i, int32_t rank,
+                                          int32_t index, int64_t* offset, int64_t* count,
+                                          int32_t* range_count, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
-    const weft_flat_shards& of = shards_of(function, shards);
+    const weft_sharded_parameters& of = shards_of(function, shards);
     const std::size_t at = checked(function, of, i);
     if (rank < 0 || rank >= of.axes.size())
       capi::refuse(ErrorCode::bad_argument, function,
@@ -125,10 +129,10 @@ weft_status weft_flat_shards_range(const weft_flat_shards* shards, int32_t i, in
   });
 }
 
-weft_status weft_flat_shards_bytes(const weft_flat_shards* shards, int64_t* unshard_bytes,
-                                   int64_t* reduce_bytes, weft_error* error) {
+weft_status weft_sharded_parameters_bytes(const weft_sharded_parameters* shards, int64_t* unshard_bytes,
+                                          int64_t* reduce_bytes, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
-    const weft_flat_shards& of = shards_of(function, shards);
+    const weft_sharded_parameters& of = shards_of(function, shards);
     std::int64_t &gathered = capi::given(function, unshard_bytes, "unshard_bytes"),
                  &reduced = capi::given(function, reduce_bytes, "reduce_bytes");
     gathered = of.shards.unshard_bytes();
@@ -136,32 +140,33 @@ weft_status weft_flat_shards_bytes(const weft_flat_shards* shards, int64_t* unsh
   });
 }
 
-weft_status weft_flat_shards_unshard(weft_flat_shards* shards, const weft_buffer* parts,
-                                     const weft_buffer* wholes, int32_t count, weft_transfer** transfer,
-                                     weft_error* error) {
+weft_status weft_sharded_parameters_unshard(weft_sharded_parameters* shards, const weft_buffer* parts,
+                                            const weft_buffer* wholes, int32_t count,
+                                            weft_transfer** transfer, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
-    weft_flat_shards& of = shards_of(function, shards);
+    weft_sharded_parameters& of = shards_of(function, shards);
     const auto from = views_of<weft::ConstTensorView>(function, of, parts, count, "parts", kParts);
     const auto to = views_of<weft::TensorView>(function, of, wholes, count, "wholes", kWholes);
     capi::finish_or_give(of.owner, transfer, [&] { return of.shards.start_unshard(from, to); });
   });
 }
 
-weft_status weft_flat_shards_reshard(const weft_flat_shards* shards, const weft_buffer* wholes,
-                                     const weft_buffer* parts, int32_t count, weft_error* error) {
+weft_status weft_sharded_parameters_reshard(const weft_sharded_parameters* shards, const weft_buffer* wholes,
+                                            const weft_buffer* parts, int32_t count, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
-    const weft_flat_shards& of = shards_of(function, shards);
+    const weft_sharded_parameters& of = shards_of(function, shards);
     const auto from = views_of<weft::ConstTensorView>(function, of, wholes, count, "wholes", kWholes);
     const auto to = views_of<weft::TensorView>(function, of, parts, count, "parts", kParts);
     of.shards.reshard(from, to);
   });
 }
 
-weft_status weft_flat_shards_reduce_scatter(weft_flat_shards* shards, const weft_buffer* gradients,
-                                            const weft_buffer* parts, int32_t count, weft_reduce_op op,
-                                            weft_transfer** transfer, weft_error* error) {
+weft_status weft_sharded_parameters_reduce_scatter(weft_sharded_parameters* shards,
+                                                   const weft_buffer* gradients, const weft_buffer* parts,
+                                                   int32_t count, weft_reduce_op op, weft_transfer** transfer,
+                                                   weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
-    weft_flat_shards& of = shards_of(function, shards);
+    weft_sharded_parameters& of = shards_of(function, shards);
     if (op != WEFT_SUM && op != WEFT_AVG)
       capi::refuse(ErrorCode::bad_argument, function,
                    fmt::format("op is {}; expected 0 (WEFT_SUM) or 1 (WEFT_AVG)", op));

@@ -1,4 +1,4 @@
-#include "weft/dp/flat_shards.hpp"
+#include "weft/dp/sharded_parameters.hpp"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include "support/run_ranks.hpp"
 #include "weft/mesh/redistribute.hpp"
 
-namespace weft::test::flat_shards_test {
+namespace weft::test::sharded_parameters_test {
 namespace {
 
 // A whole tensor in which each element says which tensor and which place it is: exact in bf16.
@@ -49,7 +49,7 @@ std::vector<ShardEntry> entries_over(const DeviceMesh& mesh) {
 
 struct Bench {
   Bench(Rank& rank_in, const DeviceMesh& shard, std::vector<ShardEntry> entries,
-        FlatShardOptions options = {})
+        ShardedParametersOptions options = {})
       : rank(rank_in), shards(shard, std::move(entries), with_small(options)) {
     for (std::size_t i = 0; i < shards.size(); ++i) {
       wholes.push_back(whole_of(rank, shards.entry(i), i));
@@ -57,7 +57,7 @@ struct Bench {
     }
     shards.reshard(views<ConstTensorView>(wholes), views<TensorView>(own));
   }
-  static FlatShardOptions with_small(FlatShardOptions o) {
+  static ShardedParametersOptions with_small(ShardedParametersOptions o) {
     o.alone_bytes = 2000;  // so that both ways are used
     return o;
   }
@@ -73,13 +73,13 @@ struct Bench {
   }
 
   Rank& rank;
-  FlatShards shards;
+  ShardedParameters shards;
   std::vector<Tensor> wholes, own;
 };
 
 constexpr int kRanks[] = {1, 2, 3, 4, 7};
 
-TEST(FlatShards, WholesComeBackFromTheShardsOfAllRanks) {
+TEST(ShardedParameters, WholesComeBackFromTheShardsOfAllRanks) {
   for (const Ranks kind : {Ranks::threads, Ranks::processes})
     for (const int ranks : kRanks)
       run_ranks(kind, ranks, [](Rank& rank) {
@@ -96,7 +96,7 @@ TEST(FlatShards, WholesComeBackFromTheShardsOfAllRanks) {
       });
 }
 
-TEST(FlatShards, GatherIntoTheCallersMemory) {
+TEST(ShardedParameters, GatherIntoTheCallersMemory) {
   run_ranks(Ranks::processes, 3, [](Rank& rank) {
     const DeviceMesh mesh(rank.group(), {{"dp", rank.size}});
     Bench bench(rank, mesh["dp"], entries_over(mesh));
@@ -110,12 +110,12 @@ TEST(FlatShards, GatherIntoTheCallersMemory) {
   });
 }
 
-TEST(FlatShards, RangesAreThoseOfTheLayoutAndCoverEachElementOnce) {
+TEST(ShardedParameters, RangesAreThoseOfTheLayoutAndCoverEachElementOnce) {
   run_ranks(Ranks::threads, 1, [](Rank& rank) {
     for (const int ranks : kRanks)
       for (int r = 0; r < ranks; ++r) {
         const DeviceMesh mesh = DeviceMesh::arithmetic(rank.context, {{"dp", ranks}}, r);
-        const FlatShards shards(mesh["dp"], entries_over(mesh));
+        const ShardedParameters shards(mesh["dp"], entries_over(mesh));
         std::int64_t received = 0;
         for (std::size_t i = 0; i < shards.size(); ++i) {
           const std::int64_t count = shards.whole_layout(i)->global.count();
@@ -131,7 +131,7 @@ TEST(FlatShards, RangesAreThoseOfTheLayoutAndCoverEachElementOnce) {
       }
     // Fewer rows than ranks: the last ranks have nothing.
     const DeviceMesh mesh = DeviceMesh::arithmetic(rank.context, {{"dp", 4}}, 0);
-    const FlatShards shards(mesh["dp"], {{"w", replicated_layout(mesh, {2, 3})}});
+    const ShardedParameters shards(mesh["dp"], {{"w", replicated_layout(mesh, {2, 3})}});
     EXPECT_EQ(shards.shard_count(0, 1), 3);
     EXPECT_EQ(shards.shard_count(0, 2), 0);
   });
@@ -164,7 +164,7 @@ void expect_reduced(const Bench& bench, const Tensor& reduced, int ranks, double
   }
 }
 
-TEST(FlatShards, GradientsAreCombinedAndScattered) {
+TEST(ShardedParameters, GradientsAreCombinedAndScattered) {
   for (const Ranks kind : {Ranks::threads, Ranks::processes})
     for (const int ranks : kRanks)
       run_ranks(kind, ranks, [](Rank& rank) {
@@ -195,7 +195,7 @@ TEST(FlatShards, GradientsAreCombinedAndScattered) {
       });
 }
 
-TEST(FlatShards, AveragesWhereAsked) {
+TEST(ShardedParameters, AveragesWhereAsked) {
   run_ranks(Ranks::threads, 4, [](Rank& rank) {
     const DeviceMesh mesh(rank.group(), {{"dp", rank.size}});
     Bench bench(rank, mesh["dp"], entries_over(mesh));
@@ -206,11 +206,11 @@ TEST(FlatShards, AveragesWhereAsked) {
   });
 }
 
-TEST(FlatShards, HalfPrecisionGradientsAreSummedInF32) {
+TEST(ShardedParameters, HalfPrecisionGradientsAreSummedInF32) {
   run_ranks(Ranks::threads, 3, [](Rank& rank) {
     const DeviceMesh mesh(rank.group(), {{"dp", rank.size}});
     // 256 + 1 + 1 is 258 in f32; in bf16, whose neighbours of 256 are 2 apart, 256 + 1 stays 256.
-    FlatShards shards(mesh["dp"], {{"w", replicated_layout(mesh, {5})}}, {.gradient = DType::bf16});
+    ShardedParameters shards(mesh["dp"], {{"w", replicated_layout(mesh, {5})}}, {.gradient = DType::bf16});
     Tensor mine(rank.context, {5}, DType::bf16);
     for (bf16& x : mine.as<bf16>()) x = bf16(rank.rank == 0 ? 256.0F : 1.0F);
     const Tensor reduced = shards.start_reduce_scatter(std::vector<ConstTensorView>{mine}).finish();
@@ -219,18 +219,19 @@ TEST(FlatShards, HalfPrecisionGradientsAreSummedInF32) {
   });
 }
 
-TEST(FlatShards, WireMayBeNarrowerThanGradients) {
+TEST(ShardedParameters, WireMayBeNarrowerThanGradients) {
   run_ranks(Ranks::processes, 2, [](Rank& rank) {
     const DeviceMesh mesh(rank.group(), {{"dp", rank.size}});
     Bench bench(rank, mesh["dp"], entries_over(mesh), {.reduce = DType::bf16});
-    EXPECT_EQ(bench.shards.reduce_bytes() * 2, FlatShards(mesh["dp"], entries_over(mesh)).reduce_bytes());
+    EXPECT_EQ(bench.shards.reduce_bytes() * 2,
+              ShardedParameters(mesh["dp"], entries_over(mesh)).reduce_bytes());
     const std::vector<Tensor> mine = contributions<float>(bench, DType::f32, rank.rank);  // up to 36: exact
     expect_reduced(bench, bench.shards.start_reduce_scatter(Bench::views<ConstTensorView>(mine)).finish(),
                    rank.size, 1);
   });
 }
 
-TEST(FlatShards, ReplicatedAxesAreSummedAfterwards) {
+TEST(ShardedParameters, ReplicatedAxesAreSummedAfterwards) {
   for (const DType reduce : {DType::f32, DType::bf16})
     run_ranks(Ranks::threads, 6, [reduce](Rank& rank) {
       const DeviceMesh mesh(rank.group(), {{"replicate", 2}, {"shard", 3}});
@@ -245,7 +246,7 @@ TEST(FlatShards, ReplicatedAxesAreSummedAfterwards) {
 }
 
 // The last ranks keep nothing, and get an empty gradient of the dtype that all get.
-TEST(FlatShards, ReplicatedAxesGiveEmptyShardsTheDtypeOfGradients) {
+TEST(ShardedParameters, ReplicatedAxesGiveEmptyShardsTheDtypeOfGradients) {
   run_ranks(Ranks::threads, 6, [](Rank& rank) {
     const DeviceMesh mesh(rank.group(), {{"replicate", 2}, {"shard", 3}});
     Bench bench(rank, mesh["shard"], {{"w", replicated_layout(mesh, {2, 3}), DType::f32}},
@@ -257,7 +258,7 @@ TEST(FlatShards, ReplicatedAxesGiveEmptyShardsTheDtypeOfGradients) {
   });
 }
 
-TEST(FlatShards, InsideTensorParallelCutsAndOverSeveralAxes) {
+TEST(ShardedParameters, InsideTensorParallelCutsAndOverSeveralAxes) {
   run_ranks(Ranks::threads, 8, [](Rank& rank) {
     const DeviceMesh mesh(rank.group(), {{"dp", 2}, {"domain", 2}, {"tp", 2}});
     std::vector<ShardEntry> entries{
@@ -287,62 +288,65 @@ TEST(FlatShards, InsideTensorParallelCutsAndOverSeveralAxes) {
   });
 }
 
-TEST(FlatShards, WrongArgumentsAreNamed) {
+TEST(ShardedParameters, WrongArgumentsAreNamed) {
   run_ranks(Ranks::threads, 1, [](Rank& rank) {
     const DeviceMesh mesh = DeviceMesh::arithmetic(rank.context, {{"dp", 2}, {"tp", 2}}, 0), dp = mesh["dp"];
     const auto text = [](const auto& call) { return std::string(error_of(call).what()); };
     using Entries = std::vector<ShardEntry>;
-    const auto made = [&](Entries entries, const FlatShardOptions& o = {}) {
-      return (text([&] { FlatShards(dp, std::move(entries), o); }));
+    const auto made = [&](Entries entries, const ShardedParametersOptions& o = {}) {
+      return (text([&] { ShardedParameters(dp, std::move(entries), o); }));
     };
     const LayoutRef layout = replicated_layout(mesh, {4});
-    EXPECT_EQ((text([&] { FlatShards({}, {}); })),
-              "flat_shards: shard is an empty DeviceMesh, made by default or moved from");
-    EXPECT_EQ(made({{"w", nullptr}}), "flat_shards: \"w\" has no layout; expected that of the whole");
+    EXPECT_EQ((text([&] { ShardedParameters({}, {}); })),
+              "sharded_parameters: shard is an empty DeviceMesh, made by default or moved from");
+    EXPECT_EQ(made({{"w", nullptr}}), "sharded_parameters: \"w\" has no layout; expected that of the whole");
     EXPECT_EQ(made({{"w", replicated_layout(mesh, {})}}),
-              "flat_shards: \"w\" is a scalar; it has no dimension to cut");
+              "sharded_parameters: \"w\" is a scalar; it has no dimension to cut");
     EXPECT_EQ(made({{"w", layout->with(dp, Shard{0})}}),
-              "flat_shards: \"w\" is Shard(0) on dp=2; expected Replicate on the axes that cut it");
-    EXPECT_EQ(made({{"w", layout->with("tp", Shard{0})}}, {.replicate = mesh["tp"]}),
-              "flat_shards: \"w\" is Shard(0) on tp=2; expected Replicate on the axes that replicate it");
+              "sharded_parameters: \"w\" is Shard(0) on dp=2; expected Replicate on the axes that cut it");
+    EXPECT_EQ(
+        made({{"w", layout->with("tp", Shard{0})}}, {.replicate = mesh["tp"]}),
+        "sharded_parameters: \"w\" is Shard(0) on tp=2; expected Replicate on the axes that replicate it");
     EXPECT_EQ(made({{"w", layout->with("tp", Partial{})}}),
-              "flat_shards: \"w\" is (4) as [dp: Replicate, tp: Partial(sum)]; expected whole values");
+              "sharded_parameters: \"w\" is (4) as [dp: Replicate, tp: Partial(sum)]; expected whole values");
     EXPECT_EQ(made({{"w", layout}}, {.replicate = dp}),
-              "flat_shards: options.replicate is dp, of which dp is to be cut; expected other axes");
+              "sharded_parameters: options.replicate is dp, of which dp is to be cut; expected other axes");
     EXPECT_EQ(made({{"w", layout}}, {.reduce = DType::i32}),
-              "flat_shards: options.reduce is i32; expected f64, f32, bf16 or f16");
+              "sharded_parameters: options.reduce is i32; expected f64, f32, bf16 or f16");
     EXPECT_EQ(made({{"w", layout}}, {.alone_bytes = 0}),
-              "flat_shards: options.alone_bytes is 0; expected 1 or more");
+              "sharded_parameters: options.alone_bytes is 0; expected 1 or more");
     const DeviceMesh other = DeviceMesh::arithmetic(rank.context, {{"dp", 2}}, 0);
     EXPECT_EQ(made({{"w", replicated_layout(other, {4})}}),
-              "flat_shards: \"w\" lies over dp=2, the axes dp belong to dp=2 x tp=2: not the same "
+              "sharded_parameters: \"w\" lies over dp=2, the axes dp belong to dp=2 x tp=2: not the same "
               "DeviceMesh; use one for both");
 
-    FlatShards shards(dp, {{"w", layout}});
+    ShardedParameters shards(dp, {{"w", layout}});
     const Tensor good(rank.context, {2}), wrong(rank.context, {3});
     EXPECT_EQ((text([&] { (void)shards.start_unshard(std::vector<ConstTensorView>{}); })),
-              "flat_shards: shards are 0; expected one for each of 1 entries");
+              "sharded_parameters: shards are 0; expected one for each of 1 entries");
     EXPECT_EQ((text([&] { (void)shards.start_unshard(std::vector<ConstTensorView>{wrong}); })),
-              "flat_shards: the shard of \"w\" is f32 (3); expected f32 (2)");
+              "sharded_parameters: the shard of \"w\" is f32 (3); expected f32 (2)");
     EXPECT_EQ((text([&] { (void)shards.start_unshard(std::vector<ConstTensorView>{good}, good); })),
-              "flat_shards: into is f32 x2; expected u8 x64, made by make_whole()");
+              "sharded_parameters: into is f32 x2; expected u8 x64, made by make_whole()");
     EXPECT_EQ((text([&] { (void)shards.start_reduce_scatter(good); })),
-              "flat_shards: gradients is f32 x2; expected f32 x16, made by make_gradients()");
+              "sharded_parameters: gradients is f32 x2; expected f32 x16, made by make_gradients()");
     EXPECT_EQ((text([&] { (void)shards.start_reduce_scatter(shards.make_gradients(), ReduceOp::max); })),
-              "flat_shards: op is max; expected sum or avg");
-    EXPECT_EQ((text([&] { (void)shards.entry(1); })), "flat_shards: i is 1; expected less than 1");
-    EXPECT_EQ((text([&] { (void)shards.ranges(0, 2); })), "flat_shards: rank is 2; expected 0 to 1");
+              "sharded_parameters: op is max; expected sum or avg");
+    EXPECT_EQ((text([&] { (void)shards.entry(1); })), "sharded_parameters: i is 1; expected less than 1");
+    EXPECT_EQ((text([&] { (void)shards.ranges(0, 2); })), "sharded_parameters: rank is 2; expected 0 to 1");
   });
 }
 
-TEST(FlatShards, RanksWithDifferentListsOrOptionsAreTold) {
+TEST(ShardedParameters, RanksWithDifferentListsOrOptionsAreTold) {
   run_ranks(Ranks::threads, 2, [](Rank& rank) {
     const DeviceMesh mesh(rank.group(), {{"dp", 2}});
     Bench bench(rank, mesh["dp"], {{rank.rank == 0 ? "a" : "b", replicated_layout(mesh, {4})}});
     const Error e = error_of([&] { bench.shards.unshard(Bench::views<ConstTensorView>(bench.own)); });
     EXPECT_EQ(e.code(), ErrorCode::mismatch);
-    EXPECT_NE(std::string(e.what()).find("flat_shards: tensor 0 is \"a\""), std::string::npos) << e.what();
-    FlatShards other(mesh["dp"], {{"w", replicated_layout(mesh, {4})}}, {.alone_bytes = rank.rank + 1});
+    EXPECT_NE(std::string(e.what()).find("sharded_parameters: tensor 0 is \"a\""), std::string::npos)
+        << e.what();
+    ShardedParameters other(mesh["dp"], {{"w", replicated_layout(mesh, {4})}},
+                            {.alone_bytes = rank.rank + 1});
     const std::string text = error_of([&] { other.reduce_scatter(other.make_gradients()); }).what();
     EXPECT_NE(
         text.find("alone_bytes 1 on dp rank 0, but reduce f32, gradient f32, alone_bytes 2 on dp rank 1"),
@@ -352,4 +356,4 @@ TEST(FlatShards, RanksWithDifferentListsOrOptionsAreTold) {
 }
 
 }  // namespace
-}  // namespace weft::test::flat_shards_test
+}  // namespace weft::test::sharded_parameters_test

@@ -26,10 +26,10 @@ struct ShardEntry {
   /// those that replicate it. Other axes may cut it (tensor parallelism): "the whole" is then this rank's
   /// tensor-parallel part.
   LayoutRef layout = nullptr;
-  DType dtype = DType::f32;  ///< of its values; that of gradients is FlatShardOptions::gradient
+  DType dtype = DType::f32;  ///< of its values; that of gradients is ShardedParametersOptions::gradient
 };
 
-struct FlatShardOptions {
+struct ShardedParametersOptions {
   /// Ranks that hold the same shards (HSDP): gradients are summed over them, too, after the reduce_scatter.
   /// Empty: none.
   DeviceMesh replicate = {};
@@ -51,7 +51,7 @@ struct FlatShardOptions {
 /// likewise.) Uneven: the first size % n ranks have one row more; with fewer rows than ranks the last ones
 /// have none. Nothing is padded: blocks of different length travel as all_gather_v and reduce_scatter_v.
 ///
-///   FlatShards shards(mesh["dp"], {{"w", layout}, {"b", layout_of_b}});
+///   ShardedParameters shards(mesh["dp"], {{"w", layout}, {"b", layout_of_b}});
 ///   Tensor buffer = shards.unshard({w, b});                      // views of what this rank keeps
 ///   … forward and backward with shards.whole(0, buffer) … into shards.gradient(0, gradients) …
 ///   Tensor reduced = shards.reduce_scatter(gradients);           // buffer of shards.shard_gradient(0, reduced)
@@ -66,16 +66,17 @@ struct FlatShardOptions {
 ///
 /// On a device: transfers are ordered on the stream of options.compute, for which the host does not wait;
 /// conversions are `unsupported` there.
-class FlatShards {
+class ShardedParameters {
  public:
   /// No communication. Throws bad_argument for an empty mesh, axes that replicate and shard at once, no
   /// alone_bytes, a dtype of gradients that is not floating, and a tensor without dimensions:
-  /// `flat_shards: "w" is a scalar; it has no dimension to cut`; layout if an entry has no layout, or one
-  /// that is not Replicate on the axes, naming it.
-  FlatShards(DeviceMesh shard, std::vector<ShardEntry> entries, const FlatShardOptions& options = {});
-  ~FlatShards();
-  FlatShards(FlatShards&&) noexcept;
-  FlatShards& operator=(FlatShards&&) noexcept;
+  /// `sharded_parameters: "w" is a scalar; it has no dimension to cut`; layout if an entry has no layout, or
+  /// one that is not Replicate on the axes, naming it.
+  ShardedParameters(DeviceMesh shard, std::vector<ShardEntry> entries,
+                    const ShardedParametersOptions& options = {});
+  ~ShardedParameters();
+  ShardedParameters(ShardedParameters&&) noexcept;
+  ShardedParameters& operator=(ShardedParameters&&) noexcept;
 
   // --- the arithmetic ---
 
@@ -148,5 +149,8 @@ class FlatShards {
   struct Impl;
   std::shared_ptr<Impl> impl_;
 };
+
+using FlatShards [[deprecated("ShardedParameters")]] = ShardedParameters;
+using FlatShardOptions [[deprecated("ShardedParametersOptions")]] = ShardedParametersOptions;
 
 }  // namespace weft
