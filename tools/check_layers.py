@@ -391,7 +391,7 @@ def self_test():
     }
     faults = {
         ("src/base/x.cpp", 2, '\n#include "weft/mesh/mesh.hpp"'): "base may not know mesh",
-        ("src/tp/x.cpp", 1, '#include "weft/train/averaging.hpp"'): "tp may not know train",
+        ("src/tp/x.cpp", 1, '#include "weft/train/gradient_reducer.hpp"'): "tp may not know train",
         ("src/nn/x.cpp", 1, '#include "weft/group/process_group.hpp"'): "boundaries of mesh alone",
         ("src/mesh/x.cpp", 1, '#include "layout.hpp"'): "an include names its layer",
         ("src/mesh/y.cpp", 1, '#include "../base/arena.hpp"'): "an include names its layer",

@@ -25,8 +25,8 @@
 #include "weft/mesh/redistribute.hpp"
 #include "weft/nn/linear.hpp"
 #include "weft/nn/optimizer.hpp"
-#include "weft/train/averaging.hpp"
 #include "weft/train/fully_shard.hpp"
+#include "weft/train/gradient_reducer.hpp"
 
 namespace weft::bench {
 namespace {
@@ -164,7 +164,7 @@ class Step {
       const Tensor mine = p->layout() == nullptr ? whole : distribute(whole, p->layout());
       std::copy_n(mine.data_ptr<float>(), mine.count(), p->write_master().data_ptr<float>());
     }
-    if (form == Form::ddp) averager_.emplace(net_.parameters(), mesh_, options);
+    if (form == Form::ddp) reducer_.emplace(net_.parameters(), mesh_, options);
     optimizer_.emplace(compute_, net_.parameters(), SGD::Options{});
     x_ = rows_of(kX, rank.group.rank());
     dy_ = rows_of(kDy, rank.group.rank());
@@ -177,7 +177,7 @@ class Step {
   void run() {
     optimizer_->zero_gradients();
     pass(x_, dy_);
-    if (averager_) averager_->finish();
+    if (reducer_) reducer_->finish();
     optimizer_->step(0);  // as much work as any rate, and every step is the same
   }
 
@@ -238,7 +238,7 @@ class Step {
   DeviceMesh mesh_;
   Sequential net_;
   std::unique_ptr<FullySharded> sharded_;
-  std::optional<GradientAverager> averager_;
+  std::optional<GradientReducer> reducer_;
   std::optional<SGD> optimizer_;
   Tensor x_, dy_;
 };

@@ -10,7 +10,7 @@
 #include "weft/nn/linear.hpp"
 #include "weft/nn/optimizer.hpp"
 #include "weft/tp/parallelize.hpp"
-#include "weft/train/averaging.hpp"
+#include "weft/train/gradient_reducer.hpp"
 #include "weft/train/gradients.hpp"
 #include "weft/weft.hpp"
 
@@ -33,8 +33,8 @@ void train(weft::Sequential& model, weft::Compute& compute, const weft::DeviceMe
   const weft::Tensor x = mine(numbers(compute.context(), {kSamples, kIn}, "x")),
                      target = mine(numbers(compute.context(), {kSamples, kOut}, "target"));
   weft::SGD optimizer(compute, model.parameters(), {});
-  std::optional<weft::GradientAverager> averager;
-  if (mesh) averager.emplace(model.parameters(), mesh["dp"]);
+  std::optional<weft::GradientReducer> reducer;
+  if (mesh) reducer.emplace(model.parameters(), mesh["dp"]);
   for (int step = 0; step < kSteps; ++step) {
     weft::Frame frame(compute);
     const weft::Tensor y = model.forward(x, frame)[0];
@@ -43,7 +43,7 @@ void train(weft::Sequential& model, weft::Compute& compute, const weft::DeviceMe
       dy.f32()[i] = (y.f32()[i] - target.f32()[i]) / static_cast<float>(kSamples);
     model.backward(dy, frame);
     if (mesh) {
-      averager->finish();                                      // over the ranks that saw other samples
+      reducer->finish();                                       // over the ranks that saw other samples
       weft::reduce_gradients(model.parameters(), mesh["tp"]);  // over those that share the layers
     }
     optimizer.step(0.05);

@@ -53,7 +53,7 @@ int main() {
     const weft::Tensors loss =
         cross_entropy.forward({logits[0], labels, weft::scalar(mesh, kBatch * kSequence)}, frame);
     parts.model->backward(cross_entropy.backward({}, frame), frame);
-    parts.averager->finish();                                  // over dp
+    parts.reducer->finish();                                   // over dp
     weft::reduce_gradients(parts.parameters(), parts.tensor);  // over tp: what each rank holds whole
     weft::clip_grad_norm(parts.parameters(), 1.0);
     optimizer.step(3e-3);

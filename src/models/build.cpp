@@ -152,11 +152,11 @@ ParallelModel build_parallel_model(const TransformerConfig& config, const Device
   split_over(model, built.tensor, transformer_plan(config, options.tensor), config.kv_heads);
   replicate(model, built.mesh);
 
-  // 3. The data axes, when all layouts stand, inside the cuts of the tensor axis: the averager must hear the
+  // 3. The data axes, when all layouts stand, inside the cuts of the tensor axis: the reducer must hear the
   //    first gradient that becomes final, and a rank that shards must never hold more than its part of its
   //    part.
   if (options.data == DataForm::ddp) {
-    built.averager = std::make_unique<GradientAverager>(model.parameters(), built.data, options.averager);
+    built.reducer = std::make_unique<GradientReducer>(model.parameters(), built.data, options.reducer);
   } else {
     ShardAxes axes(whole[options.data_axis]);
     if (!options.replicate_axis.empty()) axes.replicate = whole[options.replicate_axis];

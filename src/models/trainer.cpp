@@ -226,7 +226,7 @@ bool groups_are_sound() noexcept {
   }
 }
 
-// Ends the averager's step after passes that did not: buckets may be on their way, and data ranks on which
+// Ends the reducer's step after passes that did not: buckets may be on their way, and data ranks on which
 // nothing failed wait for the others. Those ranks learn that this rank has no gradients; on this rank the
 // error that ended the passes is thrown. A sharded model has ended its passes itself; what it kept between
 // forward and backward goes.
@@ -234,7 +234,7 @@ void end_step(ParallelModel& model) noexcept {
   if (model.sharded) return model.sharded->discard();
   if (model.data.size() > 1 && !groups_are_sound()) return;
   try {
-    model.averager->finish();
+    model.reducer->finish();
   } catch (...) {}
 }
 
@@ -254,7 +254,7 @@ double Trainer::passes(const std::vector<Placed>& all, std::int64_t valid) {
   }
   try {
     std::optional<NoSync> off;  // a sharded model reduces each micro-batch: it keeps no whole gradients
-    if (all.size() > 1 && model_->averager) off.emplace(model_->no_sync());
+    if (all.size() > 1 && model_->reducer) off.emplace(model_->no_sync());
     std::int64_t first = 0;
     for (std::size_t i = 0; i < all.size(); ++i) {
       if (i + 1 == all.size()) off.reset();

@@ -1,6 +1,6 @@
 // The origin of parameters' values, as digests that are the same on all ranks that did the same:
 // initialise() with one seed, or a step of an optimizer with one set of options and one learning rate.
-// Averagers, sharded models and trainers compare them. Each Compute keeps those of its parameters. Used by
+// Reducers, sharded models and trainers compare them. Each Compute keeps those of its parameters. Used by
 // the rank (thread) that owns the model; private to nn and the layers above.
 #pragma once
 

@@ -54,7 +54,7 @@ void Parameter::set_trainable(bool trainable) {
   if (trainable != trainable_ && (has_gradient_ || gradient_owner_ != nullptr))
     throw Error(ErrorCode::bad_argument,
                 fmt::format("parameter \"{}\": set_trainable while {}; expected before", path_,
-                            has_gradient_ ? "it has a gradient" : "an averager has it"));
+                            has_gradient_ ? "it has a gradient" : "a reducer has it"));
   trainable_ = trainable;
 }
 
@@ -213,12 +213,12 @@ void Parameter::put_gradient(std::string_view call, Tensor gradient) {
   gradient_ = std::move(gradient);
 }
 
-// An averager reduces the memory that it gave to the gradient. A gradient in other memory would not be
+// A reducer reduces the memory that it gave to the gradient. A gradient in other memory would not be
 // reduced.
 void Parameter::expect_unclaimed(std::string_view call, const void* owner) const {
   if (gradient_owner_ != nullptr && gradient_owner_ != owner)
     throw Error(ErrorCode::bad_argument,
-                fmt::format("parameter \"{}\": {} while its gradient belongs to an averager", path_, call));
+                fmt::format("parameter \"{}\": {} while its gradient belongs to a reducer", path_, call));
 }
 
 void Parameter::claim_gradient(const void* owner) {
@@ -227,11 +227,9 @@ void Parameter::claim_gradient(const void* owner) {
         ErrorCode::bad_argument,
         fmt::format("parameter \"{}\": claim_gradient: owner is null; expected who claims it", path_));
   if (gradient_owner_ != nullptr && gradient_owner_ != owner)
-    throw Error(
-        ErrorCode::bad_argument,
-        fmt::format("parameter \"{}\": its gradient belongs to another averager already; one averager "
-                    "reduces over several axes",
-                    path_));
+    throw Error(ErrorCode::bad_argument, fmt::format("parameter \"{}\": its gradient belongs to another "
+                                                     "reducer already; one reducer reduces over several axes",
+                                                     path_));
   gradient_owner_ = owner;
 }
 

@@ -5,10 +5,10 @@
 
 namespace weft {
 
-std::unique_ptr<GradientAverager> apply_ddp(Module& root, const DeviceMesh& axes,
-                                            const AveragerOptions& options) {
+std::unique_ptr<GradientReducer> apply_ddp(Module& root, const DeviceMesh& axes,
+                                           const GradientReducerOptions& options) {
   given_mesh("apply_ddp", axes);
-  auto averager = std::make_unique<GradientAverager>(root.parameters(), axes, options);
+  auto reducer = std::make_unique<GradientReducer>(root.parameters(), axes, options);
   expect_same_masters(root.parameters(), {&axes, 1});
   for (Parameter* p : root.parameters())
     if (p->layout() == nullptr) {
@@ -21,7 +21,7 @@ std::unique_ptr<GradientAverager> apply_ddp(Module& root, const DeviceMesh& axes
   for (ModuleBuffer* b : root.buffers())
     if (b->layout() == nullptr && !b->materialised())
       b->set_layout(replicated_layout(axes, b->global_shape()));
-  return averager;
+  return reducer;
 }
 
 }  // namespace weft

@@ -48,7 +48,7 @@ std::vector<WithoutRow> without_row() {
       {"SpectralNorm", "its options",
        "the sums are compared with the call: their count, dtype and reduction"},
       {"initialise", "seed",
-       "no communication; `GradientAverager::finish()`, `apply_ddp()` and `fully_shard()` compare the values "
+       "no communication; `GradientReducer::finish()`, `apply_ddp()` and `fully_shard()` compare the values "
        "that are replicated; the first passes of `fully_shard()` and the first step of a Trainer compare the "
        "seeds of parts of one parameter"},
       {"build_parallel_model", "options", "no communication; values are compared as for `initialise()`"},

@@ -13,8 +13,8 @@
 #include "weft/tp/linear.hpp"
 #include "weft/tp/vocab.hpp"
 #include "weft/train/apply_ddp.hpp"
-#include "weft/train/averaging.hpp"
 #include "weft/train/fully_shard.hpp"
+#include "weft/train/gradient_reducer.hpp"
 #include "weft/train/loss_scaler.hpp"
 
 namespace weft::agreement {
@@ -25,21 +25,22 @@ using test::Rank;
 
 Rows values() {
   return {
-      {"GradientAverager::finish", "values of parameters", "in the first exchange of the gradients' order",
-       ErrorCode::mismatch, "averager: \"w\" is Replicate on dp=3, but on dp rank 1 it has other bits",
+      {"GradientReducer::finish", "values of parameters", "in the first exchange of the gradients' order",
+       ErrorCode::mismatch,
+       "gradient_reducer: \"w\" is Replicate on dp=3, but on dp rank 1 it has other bits",
        [](Rank& r) {
          const DeviceMesh mesh(r.group(), {{"dp", r.size}});
          test::Bag bag;
          Parameter& w = bag.put(r.context, "w", {4}, replicated_layout(mesh, {4}));
          for (float& v : w.write_master().f32()) v = r.rank == 1 ? 2.0f : 1.0f;
-         GradientAverager averager({&w}, mesh["dp"]);
+         GradientReducer reducer({&w}, mesh["dp"]);
          test::use(w, make_layout(mesh, {Partial{}}, {4}), [](std::size_t) { return 1.0f; });
-         averager.finish();
+         reducer.finish();
        },
        3},
-      {"GradientAverager::finish", "values of frozen parameters",
+      {"GradientReducer::finish", "values of frozen parameters",
        "in the first exchange of the gradients' order", ErrorCode::mismatch,
-       "averager: \"frozen\" is Replicate on dp=3, but on dp rank 1 it has other bits",
+       "gradient_reducer: \"frozen\" is Replicate on dp=3, but on dp rank 1 it has other bits",
        [](Rank& r) {
          const DeviceMesh mesh(r.group(), {{"dp", r.size}});
          test::Bag bag;
@@ -47,9 +48,9 @@ Rows values() {
          frozen.set_trainable(false);
          for (float& v : frozen.write_master().f32()) v = r.rank == 1 ? 2.0f : 1.0f;
          Parameter& w = bag.put(r.context, "w", {4}, replicated_layout(mesh, {4}));
-         GradientAverager averager({&frozen, &w}, mesh["dp"]);
+         GradientReducer reducer({&frozen, &w}, mesh["dp"]);
          test::use(w, make_layout(mesh, {Partial{}}, {4}), [](std::size_t) { return 1.0f; });
-         averager.finish();
+         reducer.finish();
        },
        3},
   };
@@ -61,7 +62,7 @@ Row of_optimizer(const std::string& function, const std::string& value, double r
                  const typename Optimizer::Options& odd) {
   return {function,
           value,
-          "in the next step, with the reductions of `GradientAverager`",
+          "in the next step, with the reductions of `GradientReducer`",
           ErrorCode::mismatch,
           "bucket_reducer: ranks took the last step of their optimizers with other options, another learning "
           "rate or another number; expected the same on all: …all_reduce f32 x",
@@ -71,12 +72,12 @@ Row of_optimizer(const std::string& function, const std::string& value, double r
             test::Bag bag;
             Parameter& w = bag.put(r.context, "w", {4}, replicated_layout(mesh, {4}));
             for (float& v : w.write_master().f32()) v = 1;
-            GradientAverager averager({&w}, mesh["dp"]);
+            GradientReducer reducer({&w}, mesh["dp"]);
             Optimizer optimizer(compute, {&w}, r.rank == 1 ? odd : typename Optimizer::Options{});
             for (int step = 0; step < 2; ++step) {
               w.zero_gradient();
               test::use(w, make_layout(mesh, {Partial{}}, {4}), [](std::size_t) { return 1.0f; });
-              averager.finish();
+              reducer.finish();
               optimizer.step(r.rank == 1 ? rate : 0.01);
             }
           }};
@@ -105,28 +106,28 @@ Rows optimizers() {
   };
 }
 
-Rows averagers() {
+Rows reducers() {
   const std::string where = "in the first exchange of the gradients' order";
   return {
-      {"GradientAverager::finish", "list of parameters", where, ErrorCode::mismatch,
-       "averager: parameter 0 is \"v\" (x4) on dp rank 0, but \"w\" (x4) on dp rank 1",
+      {"GradientReducer::finish", "list of parameters", where, ErrorCode::mismatch,
+       "gradient_reducer: parameter 0 is \"v\" (x4) on dp rank 0, but \"w\" (x4) on dp rank 1",
        [](Rank& r) {
          const DeviceMesh mesh(r.group(), {{"dp", r.size}});
          test::Bag bag;
          Parameter& w = bag.put(r.context, r.rank == 1 ? "w" : "v", {4}, replicated_layout(mesh, {4}));
-         GradientAverager averager({&w}, mesh["dp"]);
+         GradientReducer reducer({&w}, mesh["dp"]);
          test::use(w, make_layout(mesh, {Partial{}}, {4}), [](std::size_t) { return 1.0f; });
-         averager.finish();
+         reducer.finish();
        }},
-      {"GradientAverager::finish", "options, as of `BucketReducer`", where, ErrorCode::mismatch,
+      {"GradientReducer::finish", "options, as of `BucketReducer`", where, ErrorCode::mismatch,
        "bucket_reducer: the reducer is …bucket_bytes 4, …bucket_bytes 8, ",
        [](Rank& r) {
          const DeviceMesh mesh(r.group(), {{"dp", r.size}});
          test::Bag bag;
          Parameter& w = bag.put(r.context, "w", {4}, replicated_layout(mesh, {4}));
-         GradientAverager averager({&w}, mesh["dp"], {.bucket_bytes = r.rank == 1 ? 8 : 4});
+         GradientReducer reducer({&w}, mesh["dp"], {.bucket_bytes = r.rank == 1 ? 8 : 4});
          test::use(w, make_layout(mesh, {Partial{}}, {4}), [](std::size_t) { return 1.0f; });
-         averager.finish();
+         reducer.finish();
        }},
       {"LossScaler::unscale", "scale", "in the exchange of what is finite", ErrorCode::mismatch,
        "loss_scaler: the scale is 65536 after 0 good steps on dp rank 0, but 32768 after 0 on dp rank 1",
@@ -243,8 +244,8 @@ Rows trainers() {
        [](Rank& r) {
          Trained(r, {{"dp", 2}, {"tp", 1}}, {}).step(r.rank == 1 ? 0.02 : 0.01);
        }},
-      {"Trainer::step", "values of parameters", "in the first step, as `GradientAverager::finish`",
-       ErrorCode::mismatch, "averager: \"…\" is Replicate on dp=2, but on …it has other bits",
+      {"Trainer::step", "values of parameters", "in the first step, as `GradientReducer::finish`",
+       ErrorCode::mismatch, "gradient_reducer: \"…\" is Replicate on dp=2, but on …it has other bits",
        [](Rank& r) {
          Trained t(r, {{"dp", 2}, {"tp", 1}}, {});
          for (Parameter* p : t.model.model->parameters())
@@ -454,7 +455,7 @@ Rows train_rows() {
   using namespace train_test;
   Rows rows;
   for (const Rows& some :
-       {values(), averagers(), optimizers(), seeds(), trainers(), split_layers(), convolutions(), maps()})
+       {values(), reducers(), optimizers(), seeds(), trainers(), split_layers(), convolutions(), maps()})
     rows.insert(rows.end(), some.begin(), some.end());
   return rows;
 }
@@ -472,14 +473,14 @@ TEST(AgreementOfTraining, RanksMayStepWithPartsOfTheParameters) {
       all.push_back(&bag.put(r.context, name, {4}, replicated_layout(mesh, {4})));
       for (float& v : all.back()->write_master().f32()) v = 1;
     }
-    GradientAverager averager(all, mesh["dp"]);
+    GradientReducer reducer(all, mesh["dp"]);
     SGD own(compute, {all[static_cast<std::size_t>(r.rank)]}, {});
     for (int step = 0; step < 3; ++step) {
       for (Parameter* p : all) {
         p->zero_gradient();
         test::use(*p, make_layout(mesh, {Partial{}}, {4}), [](std::size_t) { return 1.0f; });
       }
-      averager.finish();
+      reducer.finish();
       own.step(r.rank == 1 ? 0.02 : 0.01);
       for (int owner = 0; owner < 2; ++owner) {
         const Tensor& values = all[static_cast<std::size_t>(owner)]->write_master();
@@ -498,12 +499,12 @@ TEST(AgreementOfTraining, AHistoryMayBeTakenBack) {
     test::Bag bag;
     Parameter& w = bag.put(r.context, "w", {4}, replicated_layout(mesh, {4}));
     for (float& v : w.write_master().f32()) v = 1;
-    GradientAverager averager({&w}, mesh["dp"]);
+    GradientReducer reducer({&w}, mesh["dp"]);
     SGD sgd(compute, {&w}, {});
     for (int step = 0; step < 3; ++step) {
       w.zero_gradient();
       test::use(w, make_layout(mesh, {Partial{}}, {4}), [](std::size_t) { return 1.0f; });
-      averager.finish();
+      reducer.finish();
       if (r.rank == 0) sgd.step(0.01);
       forget_history(w);
       const Tensor& values = w.write_master();

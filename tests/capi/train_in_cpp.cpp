@@ -51,7 +51,7 @@ void run_rank(Context& context, const std::shared_ptr<Store>& store, int rank, i
     const Tensor logits = built.model->forward({tokens}, frame)[0];
     const Tensor loss = cross_entropy.forward({logits, labels, global_valid(context, labels)}, frame)[0];
     built.model->backward(cross_entropy.backward({}, frame), frame);
-    built.averager->finish();
+    built.reducer->finish();
     if (tp > 1) sync_replicated_gradients(optimizer.parameters(), built.tensor);
     clip_grad_norm(optimizer.parameters(), TRAIN_MAX_NORM);
     optimizer.step(TRAIN_RATE);

@@ -113,7 +113,7 @@ void expect_quiet_steps(const MeshShape& shape) {
       const Tensors logits = parts.model->forward(x, frame);
       const Tensors l = loss.forward({logits[0], x, scalar(parts.mesh, rows * sequence)}, frame);
       parts.model->backward(loss.backward({}, frame), frame);
-      parts.averager->finish();
+      parts.reducer->finish();
       if (parts.tensor.size() > 1) sync_replicated_gradients(optimizer.parameters(), parts.tensor);
       clip_grad_norm(optimizer.parameters(), 1);
       optimizer.step(1e-3);

@@ -72,7 +72,7 @@ struct Trainer {
         mesh(rank.group(), shape),
         built(build_parallel_model(
             config, mesh, compute,
-            {.seed = 17, .dtype = dtype, .averager = {.bucket_bytes = 4096}, .tensor = tensor})),
+            {.seed = 17, .dtype = dtype, .reducer = {.bucket_bytes = 4096}, .tensor = tensor})),
         sampler(built.data, 1000, kBatch, 5) {}
 
   /// Gives the loss and keeps the logits.
@@ -85,7 +85,7 @@ struct Trainer {
         cross_entropy.forward({logits, labels, scalar(built.mesh, count_valid(all.labels))}, frame)[0];
     built.model->backward(cross_entropy.backward({}, frame), frame);
     EXPECT_TRUE(frame.empty());
-    built.averager->finish();
+    built.reducer->finish();
     sync_replicated_gradients(built.parameters(), built.tensor);
     return full(loss).as<double>()[0];
   }
@@ -379,12 +379,12 @@ TEST(BuildTraffic, GradientsAreReducedWhileBackwardGoesOn) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     Trainer trainer(rank, {{"dp", 2}, {"tp", 1}}, small(false));
     trainer.pass(0);
-    EXPECT_GT(trainer.built.averager->bucket_bytes().size(), 2u);
-    EXPECT_EQ(trainer.built.averager->posted_early(), 0);
+    EXPECT_GT(trainer.built.reducer->bucket_bytes().size(), 2u);
+    EXPECT_EQ(trainer.built.reducer->posted_early(), 0);
     for (Parameter* p : trainer.built.parameters()) p->zero_gradient();
     trainer.pass(1);
-    EXPECT_EQ(trainer.built.averager->posted_early(),
-              static_cast<std::int64_t>(trainer.built.averager->bucket_bytes().size()));
+    EXPECT_EQ(trainer.built.reducer->posted_early(),
+              static_cast<std::int64_t>(trainer.built.reducer->bucket_bytes().size()));
   });
 }
 

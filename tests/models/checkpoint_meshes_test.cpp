@@ -293,7 +293,7 @@ struct WeatherRun {
     replicate(stage, mesh);
     materialise(stage, compute);
     initialise(stage, 3);
-    averager.emplace(stage.parameters(), mesh["dp"]);
+    reducer.emplace(stage.parameters(), mesh["dp"]);
     optimizer.emplace(compute, stage.parameters(), AdamW::Options{});
   }
   static WeatherStageConfig config() {
@@ -318,7 +318,7 @@ struct WeatherRun {
       sum += 0.5 * static_cast<double>(value) * static_cast<double>(value);
     for (float& value : dy.f32()) value /= static_cast<float>(whole.count());
     stage.backward({dy.with_layout(y.layout())}, frame);
-    averager->finish();
+    reducer->finish();
     if (mesh.size("tp") > 1) sync_replicated_gradients(optimizer->parameters(), mesh["tp"]);
     optimizer->step(1e-3);
     optimizer->zero_gradients();
@@ -328,7 +328,7 @@ struct WeatherRun {
   Compute compute;
   DeviceMesh mesh;
   WeatherStage stage;
-  std::optional<GradientAverager> averager;
+  std::optional<GradientReducer> reducer;
   std::optional<AdamW> optimizer;
 };
 

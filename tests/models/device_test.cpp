@@ -97,7 +97,7 @@ Trained train_in_parallel(Compute& compute, ProcessGroup& group, DType dtype) {
                             .vocab = 12,
                             .max_seq = 8,
                             .init_std = 0.2},
-                           mesh, compute, {.seed = 5, .dtype = dtype, .averager = {.bucket_bytes = 2048}});
+                           mesh, compute, {.seed = 5, .dtype = dtype, .reducer = {.bucket_bytes = 2048}});
   AdamW optimizer(compute, built.parameters(), {});
   CrossEntropy loss;
   Trained result;
@@ -114,7 +114,7 @@ Trained train_in_parallel(Compute& compute, ProcessGroup& group, DType dtype) {
         return built.place(to_device(context, rows, compute.stream()), 4);
       };
       std::optional<NoSync> off;
-      if (micro == 0) off.emplace(built.averager->no_sync());
+      if (micro == 0) off.emplace(built.reducer->no_sync());
       Frame frame(compute);
       const Tensor labels_there = place(labels);
       const Tensor logits = built.model->forward(place(tokens), frame)[0];
@@ -122,7 +122,7 @@ Trained train_in_parallel(Compute& compute, ProcessGroup& group, DType dtype) {
       built.model->backward(loss.backward({}, frame), frame);
       result.losses.push_back(to_host(context, full(sum)).as<double>()[0]);
     }
-    built.averager->finish();
+    built.reducer->finish();
     sync_replicated_gradients(built.parameters(), built.tensor);
     result.losses.push_back(grad_norm(built.parameters()));
     result.losses.push_back(clip_grad_norm(built.parameters(), 0.5));
@@ -179,13 +179,13 @@ TEST(TransformerOnDevices, ADriftingReplicaIsNamed) {
         "mismatch: check_replicas: \"weight\" is Replicate on dp=2, but on dp ranks 0, 1 it has other bits");
 
     // Buckets on another stream than the gradients would read what is not written yet.
-    GradientAverager averager(layer.parameters(), mesh, {.compute = &other});
+    GradientReducer reducer(layer.parameters(), mesh, {.compute = &other});
     Frame frame(there);
     const Tensor x = there.zeros({4, 3}).with_layout(make_layout(mesh, {{"dp", Shard{0}}}, {8, 3}));
     const Tensor y = layer.forward(x, frame)[0];
     layer.backward(y, frame);
-    EXPECT_EQ(test::error_text([&] { averager.finish(); }),
-              "bad_argument: averager: \"weight\" was materialised with another Compute of cuda:" +
+    EXPECT_EQ(test::error_text([&] { reducer.finish(); }),
+              "bad_argument: gradient_reducer: \"weight\" was materialised with another Compute of cuda:" +
                   std::to_string(r.rank) + " than options.compute");
   });
 }

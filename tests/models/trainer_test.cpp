@@ -72,7 +72,7 @@ double loss_by_hand(Built& built, AdamW& optimizer, const Rows& rows, int step) 
   const Tensor logits = built.model.model->forward({tokens}, frame)[0];
   const Tensor loss = cross_entropy.forward({logits, labels, global_valid(context, labels)}, frame)[0];
   built.model.model->backward(cross_entropy.backward({}, frame), frame);
-  built.model.averager->finish();
+  built.model.reducer->finish();
   if (built.model.tensor.size() > 1) sync_replicated_gradients(optimizer.parameters(), built.model.tensor);
   clip_grad_norm(optimizer.parameters(), 0.5);
   optimizer.step(0.01);
@@ -422,7 +422,7 @@ TEST(Trainer, AStepAfterAPassThatThrewWorks) {
             disturb(number, "layers.0", Module::HookPoint::pre_backward, 0);
           else
             EXPECT_THAT(error_of([&] { step(disturbed, number); }).what(),
-                        testing::HasSubstr("averager: no backward pass used"));
+                        testing::HasSubstr("gradient_reducer: no backward pass used"));
         }
         EXPECT_EQ(step(disturbed, number), step(plain, number)) << to_string(shape) << ", step " << number;
       }

@@ -200,7 +200,7 @@ TEST(Parameter, AnEmbeddingLooksUpBf16Rows) {
   EXPECT_THAT(test::floats(y), ElementsAre(5, 1, 1, 2));
 }
 
-// An averager's gradient stays where the averager put it.
+// A GradientReducer's gradient stays where the reducer put it.
 TEST(Parameter, AClaimedGradientStaysInItsMemory) {
   Context context;
   Compute compute(context);
@@ -211,10 +211,10 @@ TEST(Parameter, AClaimedGradientStaysInItsMemory) {
   p.claim_gradient(&context);
   const Tensor whole = Tensor(context, {3, 2}).with_layout(replicated_layout(mesh, {3, 2}));
   EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { p.place_weight(whole); }),
-            "parameter \"\": place_weight of another shape while its gradient belongs to an averager");
+            "parameter \"\": place_weight of another shape while its gradient belongs to a reducer");
   p.accumulate(Tensor::zeros(context, {1, 2}).with_layout(p.layout()));
   EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { p.set_gradient(p.gradient()); }),
-            "parameter \"\": set_gradient while its gradient belongs to an averager");
+            "parameter \"\": set_gradient while its gradient belongs to a reducer");
   p.release_gradient(&context);
   p.set_gradient(p.gradient());
 }
@@ -229,7 +229,7 @@ TEST(Parameter, AMasterOfAnotherShapeLeavesAClaimedGradient) {
   p.claim_gradient(&context);
   const Tensor part = Tensor(context, {2, 2}).with_layout(make_layout(mesh, {Shard{0}}, {4, 2}));
   EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { p.set_master(part); }),
-            "parameter \"\": set_master of another shape while its gradient belongs to an averager");
+            "parameter \"\": set_master of another shape while its gradient belongs to a reducer");
   EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { Parameter({1}).claim_gradient(nullptr); }),
             "parameter \"\": claim_gradient: owner is null; expected who claims it");
 }

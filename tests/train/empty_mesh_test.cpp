@@ -12,7 +12,7 @@
 #include "weft/nn/loss.hpp"
 #include "weft/tp/linear.hpp"
 #include "weft/tp/parallelize.hpp"
-#include "weft/train/averaging.hpp"
+#include "weft/train/gradient_reducer.hpp"
 #include "weft/train/gradients.hpp"
 #include "weft/train/replicas.hpp"
 
@@ -40,7 +40,7 @@ TEST(EmptyMesh, IsRefusedAboveTheMeshes) {
       {"parallelize: axis", [&] { parallelize(bag, m, Plan()); }},
       {"column_linear_backward: axes", [&] { column_linear_backward(compute, m, {}, {}, {}, {}); }},
       {"row_linear_forward: axes", [&] { row_linear_forward(compute, m, {}, {}, {}, {}); }},
-      {"averager: axes", [&] { GradientAverager({}, m); }},
+      {"gradient_reducer: axes", [&] { GradientReducer({}, m); }},
       {"check_replicas: axes", [&] { check_replicas(std::span<Parameter* const>(), m); }},
   };
   for (const auto& [argument, call] : calls)

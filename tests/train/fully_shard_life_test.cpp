@@ -603,17 +603,15 @@ TEST(FullyShardLife, MistakesAreNamedBeforeAnythingChanges) {
 
     // One gradient, two reducers.
     {
-      const GradientAverager averager(net->parameters(), mesh["dp"]);
+      const GradientReducer reducer(net->parameters(), mesh["dp"]);
       EXPECT_EQ(told(mesh["dp"], {}),
-                "bad_argument: parameter \"embed.weight\": its gradient belongs to another averager already; "
-                "one averager "
-                "reduces over several axes");
+                "bad_argument: parameter \"embed.weight\": its gradient belongs to another reducer already; "
+                "one reducer reduces over several axes");
     }
     const auto sharded = fully_shard(*net, mesh["dp"]);
-    EXPECT_EQ(error_text([&] { GradientAverager(net->parameters(), mesh["dp"]); }),
-              "bad_argument: parameter \"embed.weight\": its gradient belongs to another averager already; "
-              "one averager "
-              "reduces over several axes");
+    EXPECT_EQ(error_text([&] { GradientReducer(net->parameters(), mesh["dp"]); }),
+              "bad_argument: parameter \"embed.weight\": its gradient belongs to another reducer already; "
+              "one reducer reduces over several axes");
     EXPECT_EQ(told(mesh["dp"], {}),
               "layout: fully_shard: \"embed.weight\" is Shard(0) on dp=4; expected Replicate");
     EXPECT_EQ(error_text([&] {
@@ -648,11 +646,11 @@ TEST(FullyShardLife, DdpBesideIt) {
     const Values expected = run.gradients();
     run.sharded.reset();
     run.net = test::shard_net();
-    const auto averager = apply_ddp(*run.net, run.mesh["dp"]);
+    const auto reducer = apply_ddp(*run.net, run.mesh["dp"]);
     materialise(*run.net, run.compute);
     initialise(*run.net, 7);
     run.pass(0);
-    averager->finish();
+    reducer->finish();
     EXPECT_EQ(run.gradients(), expected);
 
     const auto drifted = test::shard_net();
@@ -689,8 +687,8 @@ TEST(FullyShardLife, AfterItsEndTheModelHasShards) {
     run.sharded.reset();
     Frame frame(run.compute);
     EXPECT_EQ(error_of([&] { run.net->forward(run.rows(0), frame); }).code(), ErrorCode::layout);
-    const GradientAverager averager(run.net->parameters(),
-                                    run.mesh["dp"]);  // nobody claims gradients any more
+    const GradientReducer reducer(run.net->parameters(),
+                                  run.mesh["dp"]);  // nobody claims gradients any more
   });
 }
 

@@ -73,7 +73,7 @@ class DomainManager {
 ///   in pieces               Attention (causal) and CrossAttention of sequences that are cut: options.dims {1}. Keys and queries go from rank to rank, in the order of one rank
 ///
 /// Other weights are replicated, and their gradients Partial(sum) on the axes: reduce_gradients(),
-/// sync_domain_gradients() or a GradientAverager over these axes sums them (and leaves those that are cut). A
+/// sync_domain_gradients() or a GradientReducer over these axes sums them (and leaves those that are cut). A
 /// loss is to be divided by a global number.
 ///
 /// On axes of one rank the rules are checked and nothing is set except the result of get_domain_manager();

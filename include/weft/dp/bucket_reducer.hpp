@@ -40,7 +40,7 @@ struct BucketOptions {
 };
 
 /// While one lives, backward passes only accumulate: gradients that become ready are not reduced. Made by
-/// no_sync() of a BucketReducer, a GradientAverager or a FullySharded, which it may outlive; several nest.
+/// no_sync() of a BucketReducer, a GradientReducer or a FullySharded, which it may outlive; several nest.
 /// Goes with a scope:
 ///
 ///   { const NoSync off = reducer.no_sync();  … micro-batches but the last … }
@@ -55,7 +55,7 @@ class [[nodiscard]] NoSync {
 
  private:
   friend class BucketReducer;
-  friend class GradientAverager;
+  friend class GradientReducer;
   friend class FullySharded;
   explicit NoSync(std::shared_ptr<int> alive) : alive_(std::move(alive)) { ++*alive_; }
   std::shared_ptr<int> alive_;  // how many there are

@@ -8,8 +8,8 @@
 
 #include "weft/models/transformer.hpp"
 #include "weft/tp/plan.hpp"
-#include "weft/train/averaging.hpp"
 #include "weft/train/fully_shard.hpp"
+#include "weft/train/gradient_reducer.hpp"
 
 namespace weft {
 
@@ -55,7 +55,7 @@ struct BuildOptions {
   /// Parameters that are not trained: patterns, as in a Plan, for paths of parameters, or of modules with
   /// all parameters below them.
   std::vector<std::string> frozen = {};
-  AveragerOptions averager = {};  ///< of DataForm::ddp
+  GradientReducerOptions reducer = {};  ///< of DataForm::ddp
   /// Options of DataForm::fsdp; if `dtype` is bf16, so is precision.param.
   FullyShardOptions sharding = by_layers();
   /// How the tensor axis splits the model; see transformer_plan().
@@ -70,13 +70,13 @@ struct ParallelModel {
   DeviceMesh mesh, data,
       tensor;  ///< the whole; its data axes (replicate_axis first); its tensor axis, or axes
   std::unique_ptr<Transformer> model;
-  std::unique_ptr<GradientAverager> averager;  ///< of DataForm::ddp
-  std::unique_ptr<FullySharded> sharded;       ///< of DataForm::fsdp
+  std::unique_ptr<GradientReducer> reducer;  ///< of DataForm::ddp
+  std::unique_ptr<FullySharded> sharded;     ///< of DataForm::fsdp
 
-  /// Around micro-batches before the last: passes only accumulate. See GradientAverager and FullySharded.
-  NoSync no_sync() { return sharded ? sharded->no_sync() : averager->no_sync(); }
+  /// Around micro-batches before the last: passes only accumulate. See GradientReducer and FullySharded.
+  NoSync no_sync() { return sharded ? sharded->no_sync() : reducer->no_sync(); }
   /// After the last backward pass: every gradient is that of all data ranks.
-  void finish() { sharded ? sharded->finish() : averager->finish(); }
+  void finish() { sharded ? sharded->finish() : reducer->finish(); }
 
   std::vector<Parameter*> parameters() const { return model->parameters(); }
   /// This rank's rows of a batch whose first dimension is split over the data axis, as layers want them:

@@ -43,7 +43,7 @@ class Parameter {
   /// norms never.
   bool decays() const noexcept { return decays_; }
   void set_decays(bool decays) noexcept { decays_ = decays; }
-  /// Frozen where false: layers compute no gradient for it, and optimizers, averagers and norms leave it out.
+  /// Frozen where false: layers compute no gradient for it, and optimizers, reducers and norms leave it out.
   /// Default: true. Throws bad_argument while it has a gradient, or one that somebody has claimed.
   bool trainable() const noexcept { return trainable_; }
   void set_trainable(bool trainable);
@@ -131,7 +131,7 @@ class Parameter {
   /// set_gradient(), and where somebody else has claimed it.
   void give_gradient(Tensor gradient, const void* owner);
   /// `owner` alone may place_gradient() from now on, until release_gradient(owner). Throws bad_argument if
-  /// somebody else has claimed it: `parameter "w": its gradient belongs to another averager already`. `owner`
+  /// somebody else has claimed it: `parameter "w": its gradient belongs to another reducer already`. `owner`
   /// is compared, not used.
   void claim_gradient(const void* owner);
   void release_gradient(const void* owner) noexcept;

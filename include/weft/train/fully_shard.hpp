@@ -147,9 +147,10 @@ class FullySharded {
 /// that differs.
 ///
 /// Throws before anything changes: bad_argument for a pattern that matches no module, a scalar parameter, a
-/// dtype that is neither f32 nor bf16, a parameter that has a gradient, belongs to an averager or another
-/// FullySharded, or is some other dtype than precision.param and has memory; for reshard_after_forward of a
-/// number that does not divide the ranks; layout for a parameter that is not Replicate on the axes.
+/// dtype that is neither f32 nor bf16, a parameter that has a gradient, belongs to a GradientReducer or
+/// another FullySharded, or is some other dtype than precision.param and has memory; for
+/// reshard_after_forward of a number that does not divide the ranks; layout for a parameter that is not
+/// Replicate on the axes.
 std::unique_ptr<FullySharded> fully_shard(Module& root, const ShardAxes& axes,
                                           const FullyShardOptions& options = {});
 /// The same over all ranks of a group: a default mesh of one axis, "dp", which mesh() gives.

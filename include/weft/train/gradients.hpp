@@ -23,7 +23,7 @@ std::vector<Gradient> gradients_of(std::span<Parameter* const> parameters, std::
 ///   model.backward(dy, frame);
 ///   reduce_gradients(model.parameters(), mesh, {.data_axes = mesh["dp"]});
 ///
-/// A GradientAverager does the same on data axes while backward goes on; then reduce_gradients(parameters,
+/// A GradientReducer does the same on data axes while backward goes on; then reduce_gradients(parameters,
 /// mesh["tp"]) does the rest.
 void reduce_gradients(std::span<Parameter* const> parameters, const DeviceMesh& axes,
                       const ReduceOptions& options = {});

@@ -66,7 +66,7 @@ def _finished(result):
 
 
 class Transfer(_Ticket):
-    """A redistribution in flight, or what ShardedParameters has begun: `wait()`, or `await`, gives the result."""
+    """A redistribution in flight, or what ShardedParameters began: `wait()`, or `await`, gives the result."""
     __slots__ = ()
     _destroy, _done, _finish = lib.transfer_destroy, lib.transfer_done, lib.transfer_finish
 

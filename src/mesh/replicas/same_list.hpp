@@ -76,8 +76,8 @@ std::vector<std::uint64_t> gather_with_list(std::string_view what, const DeviceM
 
 /// Throws mismatch if the `count` words from `first` on, among those of the ranks (`all`, of
 /// gather_with_list()), are not the same as on rank 0: `sharded_parameters: the options are reduce f32 on dp
-/// rank 0, but reduce f64 on dp rank 1`. `what`: the caller; `those`: what the words are ("the options are ");
-/// `text`: of these words of a rank.
+/// rank 0, but reduce f64 on dp rank 1`. `what`: the caller; `those`: what the words are ("the options
+/// are "); `text`: of these words of a rank.
 void expect_same_words(
     std::string_view what, std::string_view those, const DeviceMesh& axes, std::span<const std::uint64_t> all,
     std::size_t first, std::size_t count,

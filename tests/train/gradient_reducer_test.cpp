@@ -1,4 +1,4 @@
-#include "weft/train/averaging.hpp"
+#include "weft/train/gradient_reducer.hpp"
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@
 #include "weft/nn/norm.hpp"
 #include "weft/nn/optimizer.hpp"
 
-namespace weft::averaging_test {
+namespace weft::gradient_reducer_test {
 namespace {
 
 using test::Bag;
@@ -74,33 +74,33 @@ struct Bench {
   std::vector<Parameter*> p;
 };
 
-TEST(Averager, SumsEveryGradientOnEveryPass) {
+TEST(GradientReducer, SumsEveryGradientOnEveryPass) {
   for (const Ranks kind : {Ranks::threads, Ranks::processes})
     for (const int ranks : {1, 2, 3, 4})
       test::run_ranks(kind, ranks, [](Rank& rank) {
         Bench bench(rank);
-        GradientAverager averager(bench.p, bench.mesh);
+        GradientReducer reducer(bench.p, bench.mesh);
         for (int pass = 0; pass < 4; ++pass) {
           bench.backward(pass);
-          averager.finish();
+          reducer.finish();
           bench.expect_summed({pass});
           bench.zero();
         }
       });
 }
 
-TEST(Averager, GradientsLiveInSharedBucketsAndAreReducedWhileBackwardGoesOn) {
+TEST(GradientReducer, GradientsLiveInSharedBucketsAndAreReducedWhileBackwardGoesOn) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     Bench bench(rank);
-    GradientAverager averager(bench.p, bench.mesh, {.bucket_bytes = 100});
-    EXPECT_TRUE(averager.bucket_bytes().empty());
+    GradientReducer reducer(bench.p, bench.mesh, {.bucket_bytes = 100});
+    EXPECT_TRUE(reducer.bucket_bytes().empty());
     bench.backward(0);
-    averager.finish();
+    reducer.finish();
     bench.expect_summed({0});
-    EXPECT_EQ(averager.posted_early(), 0);
+    EXPECT_EQ(reducer.posted_early(), 0);
     // In the order in which they became final, each gradient at a multiple of 64 bytes: p5 + p4 = 128 bytes
     // close a bucket, p3 (empty) + p2 = 192 another.
-    EXPECT_EQ(averager.bucket_bytes(), (std::vector<std::int64_t>{128, 192, 128}));
+    EXPECT_EQ(reducer.bucket_bytes(), (std::vector<std::int64_t>{128, 192, 128}));
     std::vector<const std::byte*> places;
     for (const Parameter* p : bench.p) {
       places.push_back(p->gradient().data());
@@ -110,66 +110,66 @@ TEST(Averager, GradientsLiveInSharedBucketsAndAreReducedWhileBackwardGoesOn) {
 
     bench.zero();
     bench.use_one(5, 1);
-    EXPECT_EQ(averager.posted_early(), 0);
+    EXPECT_EQ(reducer.posted_early(), 0);
     bench.use_one(4, 1);
-    EXPECT_EQ(averager.posted_early(), 1);
+    EXPECT_EQ(reducer.posted_early(), 1);
     bench.use_one(2, 1);  // p3, of the same bucket, is not final yet
-    EXPECT_EQ(averager.posted_early(), 1);
+    EXPECT_EQ(reducer.posted_early(), 1);
     bench.use_one(3, 1);
-    EXPECT_EQ(averager.posted_early(), 2);
+    EXPECT_EQ(reducer.posted_early(), 2);
     bench.use_one(1, 1);
     bench.use_one(0, 1);
-    EXPECT_EQ(averager.posted_early(), 3);
-    averager.finish();
+    EXPECT_EQ(reducer.posted_early(), 3);
+    reducer.finish();
     bench.expect_summed({1});
     for (std::size_t i = 0; i < places.size(); ++i) EXPECT_EQ(bench.p[i]->gradient().data(), places[i]);
   });
 }
 
-TEST(Averager, RanksMayReachGradientsInDifferentOrders) {
+TEST(GradientReducer, RanksMayReachGradientsInDifferentOrders) {
   test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
     Bench bench(rank);
-    GradientAverager averager(bench.p, bench.mesh, {.bucket_bytes = 64});
+    GradientReducer reducer(bench.p, bench.mesh, {.bucket_bytes = 64});
     for (int pass = 0; pass < 3; ++pass) {
       for (std::size_t k = 0; k < bench.p.size(); ++k)
         bench.use_one((k * 5 + static_cast<std::size_t>(rank.rank + pass)) % bench.p.size(), pass);
-      averager.finish();
+      reducer.finish();
       bench.expect_summed({pass});
       bench.zero();
     }
   });
 }
 
-TEST(Averager, AccumulatesInsideNoSync) {
+TEST(GradientReducer, AccumulatesInsideNoSync) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     Bench bench(rank);
-    GradientAverager averager(bench.p, bench.mesh);
+    GradientReducer reducer(bench.p, bench.mesh);
     for (int step = 0; step < 3; ++step) {
       {
-        const NoSync off = averager.no_sync();
+        const NoSync off = reducer.no_sync();
         bench.backward(0);
-        const NoSync nested = averager.no_sync();
+        const NoSync nested = reducer.no_sync();
         bench.backward(1);
       }
       bench.backward(2);
-      averager.finish();
+      reducer.finish();
       bench.expect_summed({0, 1, 2});
       bench.zero();
     }
   });
 }
 
-TEST(Averager, AGradientOfAnEarlierMicroBatchOnlyIsReducedToo) {
+TEST(GradientReducer, AGradientOfAnEarlierMicroBatchOnlyIsReducedToo) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     Bench bench(rank, {3, 4});
-    GradientAverager averager(bench.p, bench.mesh);
+    GradientReducer reducer(bench.p, bench.mesh);
     for (int step = 0; step < 2; ++step) {
       {
-        const NoSync off = averager.no_sync();
+        const NoSync off = reducer.no_sync();
         bench.backward(0);
       }
       bench.use_one(0, 1);
-      averager.finish();
+      reducer.finish();
       EXPECT_EQ(gradient(*bench.p[0]), bench.summed(0, {0, 1}));
       EXPECT_EQ(gradient(*bench.p[1]), bench.summed(1, {0}));
       bench.zero();
@@ -178,49 +178,49 @@ TEST(Averager, AGradientOfAnEarlierMicroBatchOnlyIsReducedToo) {
 }
 
 // In every micro-batch but the last nothing is sent; a misuse of no_sync() is found before anything is sent.
-TEST(Averager, NoSyncAtTheWrongTimeIsRefused) {
+TEST(GradientReducer, NoSyncAtTheWrongTimeIsRefused) {
   for (const int ranks : {1, 2})
     test::run_ranks(Ranks::threads, ranks, [](Rank& rank) {
       Bench bench(rank, {3, 4});
       std::optional<NoSync> off;
       {
-        GradientAverager averager(bench.p, bench.mesh, {.bucket_bytes = 1});
+        GradientReducer reducer(bench.p, bench.mesh, {.bucket_bytes = 1});
         for (int step = 0; step < 2; ++step) {  // without buckets, and with
           bench.use_one(1, 0);
-          EXPECT_EQ(test::error_text([&] { const NoSync late = averager.no_sync(); }),
-                    "bad_argument: averager: no_sync() after the gradient of \"p1\" became final; finish() "
-                    "comes first");
+          EXPECT_EQ(test::error_text([&] { const NoSync late = reducer.no_sync(); }),
+                    "bad_argument: gradient_reducer: no_sync() after the gradient of \"p1\" became final; "
+                    "finish() comes first");
           bench.use_one(0, 0);
-          averager.finish();
+          reducer.finish();
           bench.expect_summed({0});
           bench.zero();
-          off.emplace(averager.no_sync());
-          const std::int64_t early = averager.posted_early();
+          off.emplace(reducer.no_sync());
+          const std::int64_t early = reducer.posted_early();
           bench.backward(1);
-          EXPECT_EQ(averager.posted_early(), early);
-          EXPECT_EQ(test::error_text([&] { averager.finish(); }),
-                    "bad_argument: averager: finish() inside no_sync(); the last pass before it comes after "
-                    "that scope");
+          EXPECT_EQ(reducer.posted_early(), early);
+          EXPECT_EQ(test::error_text([&] { reducer.finish(); }),
+                    "bad_argument: gradient_reducer: finish() inside no_sync(); the last pass before it "
+                    "comes after that scope");
           off.reset();
           bench.backward(2);
-          averager.finish();
+          reducer.finish();
           bench.expect_summed({1, 2});
           bench.zero();
         }
-        off.emplace(averager.no_sync());
+        off.emplace(reducer.no_sync());
       }
-      off.reset();  // it may outlive the averager
+      off.reset();  // it may outlive the reducer
     });
 }
 
-TEST(Averager, MeansOfRanksAreAveraged) {
+TEST(GradientReducer, MeansOfRanksAreAveraged) {
   test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
     Bench bench(rank, {3, 8});
-    GradientAverager averager(bench.p, bench.mesh);
+    GradientReducer reducer(bench.p, bench.mesh);
     for (int pass = 0; pass < 2; ++pass) {
       bench.use_one(1, pass, ReduceOp::avg);
       bench.use_one(0, pass, ReduceOp::sum);
-      averager.finish();
+      reducer.finish();
       EXPECT_EQ(gradient(*bench.p[0]), bench.summed(0, {pass}));
       std::vector<float> mean = bench.summed(1, {pass});
       for (float& m : mean) m /= 4;
@@ -231,15 +231,15 @@ TEST(Averager, MeansOfRanksAreAveraged) {
   });
 }
 
-TEST(Averager, OnATwoDimensionalMeshOnlyTheDataAxisIsReduced) {
+TEST(GradientReducer, OnATwoDimensionalMeshOnlyTheDataAxisIsReduced) {
   test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 2}});
     Bag bag;
     Parameter& p = bag.put(rank.context, "w", {5}, make_layout(mesh, {{"tp", Shard{0}}}, {5}));
-    GradientAverager averager({&p}, mesh["dp"]);
+    GradientReducer reducer({&p}, mesh["dp"]);
     use(p, make_layout(mesh, {{"dp", Partial{}}, {"tp", Shard{0}}}, {5}),
         [&](std::size_t i) { return static_cast<float>(10 * rank.rank + static_cast<int>(i)); });
-    averager.finish();
+    reducer.finish();
     const int peer = (rank.rank + 2) % 4;
     std::vector<float> expected;
     for (int i = 0; i < (rank.rank % 2 == 0 ? 3 : 2); ++i)
@@ -249,38 +249,38 @@ TEST(Averager, OnATwoDimensionalMeshOnlyTheDataAxisIsReduced) {
   });
 }
 
-TEST(Averager, UnusedParametersAreNamedOnEveryRank) {
+TEST(GradientReducer, UnusedParametersAreNamedOnEveryRank) {
   for (const int ranks : {1, 2})
     test::run_ranks(Ranks::threads, ranks, [](Rank& rank) {
       Bench bench(rank, {3, 4, 5});
-      GradientAverager averager(bench.p, bench.mesh);
+      GradientReducer reducer(bench.p, bench.mesh);
       for (int pass = 0; pass < 2; ++pass) {  // without buckets, and with
         bench.use_one(0, pass);
         if (rank.rank == 1) bench.use_one(1, pass);
-        const Error e = error_of([&] { averager.finish(); });
+        const Error e = error_of([&] { reducer.finish(); });
         EXPECT_EQ(e.code(), ErrorCode::bad_argument);
         const std::string others = rank.size == 2 ? "; \"p2\" on dp rank 1" : "";
-        EXPECT_EQ(e.what(), "averager: no backward pass used \"p1\", \"p2\" on dp rank 0" + others +
-                                "; AveragerOptions::unused = zeros lets such ranks contribute zeros");
+        EXPECT_EQ(e.what(), "gradient_reducer: no backward pass used \"p1\", \"p2\" on dp rank 0" + others +
+                                "; GradientReducerOptions::unused = zeros lets such ranks contribute zeros");
         EXPECT_EQ(e.ranks().size(), static_cast<std::size_t>(rank.size));
         EXPECT_FALSE(bench.p[2]->has_gradient());
         bench.zero();
       }
       bench.backward(2);
-      averager.finish();
+      reducer.finish();
       bench.expect_summed({2});
     });
 }
 
-TEST(Averager, OnRequestUnusedParametersAreZeros) {
+TEST(GradientReducer, OnRequestUnusedParametersAreZeros) {
   for (const int ranks : {1, 3})
     test::run_ranks(Ranks::threads, ranks, [](Rank& rank) {
       Bench bench(rank, {3, 4, 5});
-      GradientAverager averager(bench.p, bench.mesh, {.unused = Unused::zeros});
+      GradientReducer reducer(bench.p, bench.mesh, {.unused = Unused::zeros});
       for (int pass = 0; pass < 3; ++pass) {
         bench.use_one(0, pass);
         if (rank.rank == 1) bench.use_one(1, pass);
-        averager.finish();
+        reducer.finish();
         EXPECT_EQ(gradient(*bench.p[0]), bench.summed(0, {pass}));
         for (std::size_t at = 0; at < 4; ++at)
           EXPECT_EQ(gradient(*bench.p[1])[at], rank.size > 1 ? Bench::value(1, 1, at, pass) : 0);
@@ -291,17 +291,17 @@ TEST(Averager, OnRequestUnusedParametersAreZeros) {
     });
 }
 
-TEST(Averager, ATiedWeightIsReducedAfterItsLastUse) {
+TEST(GradientReducer, ATiedWeightIsReducedAfterItsLastUse) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     Bench bench(rank, {3, 4});
-    GradientAverager averager(bench.p, bench.mesh, {.bucket_bytes = 1});
+    GradientReducer reducer(bench.p, bench.mesh, {.bucket_bytes = 1});
     for (int pass = 0; pass < 3; ++pass) {
       bench.use_one(1, pass, ReduceOp::sum, false);
       bench.use_one(0, pass);
-      const std::int64_t early = averager.posted_early();
+      const std::int64_t early = reducer.posted_early();
       bench.use_one(1, 7);
-      EXPECT_EQ(averager.posted_early() - early, pass == 0 ? 0 : 1);
-      averager.finish();
+      EXPECT_EQ(reducer.posted_early() - early, pass == 0 ? 0 : 1);
+      reducer.finish();
       EXPECT_EQ(gradient(*bench.p[0]), bench.summed(0, {pass}));
       EXPECT_EQ(gradient(*bench.p[1]), bench.summed(1, {pass, 7}));
       bench.zero();
@@ -309,10 +309,10 @@ TEST(Averager, ATiedWeightIsReducedAfterItsLastUse) {
   });
 }
 
-TEST(Averager, WhatIsNotPartialIsRefused) {
+TEST(GradientReducer, WhatIsNotPartialIsRefused) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     Bench bench(rank, {4});
-    GradientAverager averager(bench.p, bench.mesh);
+    GradientReducer reducer(bench.p, bench.mesh);
     const auto text = [&](LayoutRef layout) {
       bench.zero();
       const Error e = error_of([&] { use(*bench.p[0], layout, [](std::size_t) { return 1.0f; }); });
@@ -320,89 +320,85 @@ TEST(Averager, WhatIsNotPartialIsRefused) {
       return std::string(e.what());
     };
     EXPECT_EQ(text(replicated_layout(bench.mesh, {4})),
-              "averager: the gradient of \"p0\" is Replicate on dp=2; expected Partial(sum), or "
-              "Partial(avg): there is "
-              "nothing to reduce");
+              "gradient_reducer: the gradient of \"p0\" is Replicate on dp=2; expected Partial(sum), or "
+              "Partial(avg): there is nothing to reduce");
     EXPECT_EQ(text(make_layout(bench.mesh, {Partial{ReduceOp::max}}, {4})),
-              "averager: the gradient of \"p0\" is Partial(max) on dp=2; expected Partial(sum), or "
-              "Partial(avg): there "
-              "is nothing to reduce");
+              "gradient_reducer: the gradient of \"p0\" is Partial(max) on dp=2; expected Partial(sum), or "
+              "Partial(avg): there is nothing to reduce");
     bench.zero();
     bench.use_one(0, 0);
-    averager.finish();
+    reducer.finish();
     EXPECT_EQ(text(bench.partial(0, ReduceOp::avg)),
-              "averager: the gradient of \"p0\" is Partial(avg) on dp=2; in the passes before, "
-              "or on another axis, it was Partial(sum)");
+              "gradient_reducer: the gradient of \"p0\" is Partial(avg) on dp=2; in the passes before, or on "
+              "another axis, it was Partial(sum)");
   });
 }
 
-TEST(Averager, TwoSynchronisedPassesBeforeFinishAreRefused) {
+TEST(GradientReducer, TwoSynchronisedPassesBeforeFinishAreRefused) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     Bench bench(rank, {4});
-    GradientAverager averager(bench.p, bench.mesh);
+    GradientReducer reducer(bench.p, bench.mesh);
     bench.use_one(0, 0);
-    EXPECT_STREQ(
-        error_of([&] { bench.use_one(0, 1); }).what(),
-        "averager: the gradient of \"p0\" became final twice; several backward passes before finish() need "
-        "no_sync() around all but the last");
+    EXPECT_STREQ(error_of([&] { bench.use_one(0, 1); }).what(),
+                 "gradient_reducer: the gradient of \"p0\" became final twice; several backward passes "
+                 "before finish() need no_sync() around all but the last");
   });
 }
 
-TEST(Averager, RanksWithDifferentParametersAreFoundOut) {
+TEST(GradientReducer, RanksWithDifferentParametersAreFoundOut) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     Bench bench(rank, {4, rank.rank == 0 ? 6 : 7});
-    GradientAverager averager(bench.p, bench.mesh);
+    GradientReducer reducer(bench.p, bench.mesh);
     bench.backward(0);
-    const Error e = error_of([&] { averager.finish(); });
+    const Error e = error_of([&] { reducer.finish(); });
     EXPECT_EQ(e.code(), ErrorCode::mismatch);
-    EXPECT_STREQ(e.what(), "averager: parameter 1 is \"p1\" (x6) on dp rank 0, but \"p1\" (x7) on dp rank 1");
+    EXPECT_STREQ(e.what(),
+                 "gradient_reducer: parameter 1 is \"p1\" (x6) on dp rank 0, but \"p1\" (x7) on dp rank 1");
     ASSERT_EQ(e.ranks().size(), 2u);
     EXPECT_EQ(e.ranks()[1], 1);
   });
 }
 
 // Ranks are named as the axis and as the group of the mesh number them.
-TEST(Averager, OtherPlacementsOnOneRankAreNamed) {
+TEST(GradientReducer, OtherPlacementsOnOneRankAreNamed) {
   test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"tp", 2}, {"dp", 2}});
     Bag bag;
     Parameter& w = bag.put(rank.context, "w", {3}, replicated_layout(mesh, {3}));
-    GradientAverager averager(bag.parameters(), mesh["dp"]);
+    GradientReducer reducer(bag.parameters(), mesh["dp"]);
     use(w,
         make_layout(mesh, {rank.rank == 3 ? Placement(Partial{}) : Placement(Replicate{}), Partial{}}, {3}),
         [](std::size_t) { return 1.0f; });
-    if (rank.rank < 2) return averager.finish();
-    const Error e = error_of([&] { averager.finish(); });
+    if (rank.rank < 2) return reducer.finish();
+    const Error e = error_of([&] { reducer.finish(); });
     EXPECT_EQ(e.code(), ErrorCode::mismatch);
-    EXPECT_STREQ(
-        e.what(),
-        "averager: the gradient of \"w\" is Replicate on tp for dp rank 0 (rank 2 of \"world\"), but "
-        "Partial(sum) for dp rank 1 (rank 3 of \"world\")");
+    EXPECT_STREQ(e.what(),
+                 "gradient_reducer: the gradient of \"w\" is Replicate on tp for dp rank 0 (rank 2 of "
+                 "\"world\"), but Partial(sum) for dp rank 1 (rank 3 of \"world\")");
     ASSERT_EQ(e.ranks().size(), 2u);
     EXPECT_EQ(e.ranks()[1], 1);
   });
 }
 
-TEST(Averager, AnEmptyMeshIsRefused) {
-  EXPECT_EQ(test::error_text([] { GradientAverager({}, DeviceMesh()); }),
-            "bad_argument: averager: axes is an empty DeviceMesh, made by default or moved from");
+TEST(GradientReducer, AnEmptyMeshIsRefused) {
+  EXPECT_EQ(test::error_text([] { GradientReducer({}, DeviceMesh()); }),
+            "bad_argument: gradient_reducer: axes is an empty DeviceMesh, made by default or moved from");
 }
 
 // A second one would take the gradient out of the first one's bucket.
-TEST(Averager, ASecondOneIsRefused) {
+TEST(GradientReducer, ASecondOneIsRefused) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     Bench bench(rank, {4, 5});
-    auto first = std::make_unique<GradientAverager>(std::vector<Parameter*>{bench.p[1]}, bench.mesh);
-    EXPECT_STREQ(
-        error_of([&] { GradientAverager(bench.p, bench.mesh); }).what(),
-        "parameter \"p1\": its gradient belongs to another averager already; one averager reduces over "
-        "several axes");
+    auto first = std::make_unique<GradientReducer>(std::vector<Parameter*>{bench.p[1]}, bench.mesh);
+    EXPECT_STREQ(error_of([&] { GradientReducer(bench.p, bench.mesh); }).what(),
+                 "parameter \"p1\": its gradient belongs to another reducer already; one reducer reduces "
+                 "over several axes");
     bench.backward(0);  // nobody but the first one listens
     first->finish();
     EXPECT_EQ(gradient(*bench.p[1]), bench.summed(1, {0}));
     first.reset();
     bench.zero();
-    GradientAverager second(bench.p, bench.mesh);
+    GradientReducer second(bench.p, bench.mesh);
     bench.backward(1);
     second.finish();
     bench.expect_summed({1});
@@ -410,7 +406,7 @@ TEST(Averager, ASecondOneIsRefused) {
 }
 
 // Ranks that cut it otherwise would compare its values with other ranks.
-TEST(Averager, RefusesAParameterThatOneRankCuts) {
+TEST(GradientReducer, RefusesAParameterThatOneRankCuts) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp", 2}});
     const bool cuts = rank.rank == 0;
@@ -418,27 +414,26 @@ TEST(Averager, RefusesAParameterThatOneRankCuts) {
     Bag bag;
     Parameter& w = bag.put(rank.context, "w", {8}, layout);
     std::ranges::fill(w.write_master().f32(), 1.0f);
-    GradientAverager averager(bag.parameters(), mesh);
+    GradientReducer reducer(bag.parameters(), mesh);
     use(w, cuts ? layout : make_layout(mesh, {Partial{}}, {8}), [](std::size_t) { return 1.0f; });
-    const Error e = error_of([&] { averager.finish(); });
+    const Error e = error_of([&] { reducer.finish(); });
     EXPECT_EQ(e.code(), ErrorCode::mismatch);
-    EXPECT_STREQ(
-        e.what(),
-        "averager: parameter 0 is \"w\" (x8, cut along dp, with values) on dp rank 0, but \"w\" (x8, "
-        "with values) on dp rank 1");
+    EXPECT_STREQ(e.what(),
+                 "gradient_reducer: parameter 0 is \"w\" (x8, cut along dp, with values) on dp rank 0, but "
+                 "\"w\" (x8, with values) on dp rank 1");
   });
 }
 
-TEST(Averager, ReducesOverSeveralAxes) {
+TEST(GradientReducer, ReducesOverSeveralAxes) {
   test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 1}, {"domain", 2}});
     Bag bag;
     Parameter& w = bag.put(rank.context, "w", {3}, replicated_layout(mesh, {3}));
-    GradientAverager averager(bag.parameters(), mesh[{"dp", "domain"}]);
+    GradientReducer reducer(bag.parameters(), mesh[{"dp", "domain"}]);
     const LayoutRef partial = make_layout(mesh, {Partial{}, Replicate{}, Partial{}}, {3});
     for (int pass = 0; pass < 2; ++pass) {
       use(w, partial, [&](std::size_t) { return static_cast<float>(rank.rank); });
-      averager.finish();
+      reducer.finish();
       EXPECT_EQ(gradient(w), std::vector<float>(3, 6.0f));
       EXPECT_EQ(w.gradient_layout(), w.layout());
       w.zero_gradient();
@@ -447,14 +442,14 @@ TEST(Averager, ReducesOverSeveralAxes) {
         w, make_layout(mesh, {Partial{}, Replicate{}, Replicate{}}, {3}), [](std::size_t) { return 1.0f; },
         false);
     EXPECT_STREQ(error_of([&] { w.announce_final(); }).what(),
-                 "averager: the gradient of \"w\" is Replicate on domain=2; expected Partial(sum), or "
-                 "Partial(avg): there is nothing to reduce");
+                 "gradient_reducer: the gradient of \"w\" is Replicate on domain=2; expected Partial(sum), "
+                 "or Partial(avg): there is nothing to reduce");
   });
 }
 
 // A parameter that is cut along an axis, evenly or not, has other elements on each of its ranks: they are
 // summed over the other axes alone.
-TEST(Averager, AxesAlongWhichAParameterIsCutAreLeftToIt) {
+TEST(GradientReducer, AxesAlongWhichAParameterIsCutAreLeftToIt) {
   test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
     const DeviceMesh mesh(rank.group(), {{"d", 2}, {"h", 2}});
     for (const bool along_both : {true, false}) {
@@ -467,7 +462,7 @@ TEST(Averager, AxesAlongWhichAParameterIsCutAreLeftToIt) {
       const LayoutRef of_w = make_layout(mesh, {Partial{}, Partial{}}, {3}),
                       of_gain = make_layout(mesh, {Partial{}, Shard{0}}, {5});
       const int d = mesh["d"].rank(), h = mesh["h"].rank();
-      GradientAverager averager(bag.parameters(), axes, {.unused = Unused::zeros});
+      GradientReducer reducer(bag.parameters(), axes, {.unused = Unused::zeros});
       const auto backward = [&](float pass, bool uses_gain) {
         use(corner, corner.layout(), [&](std::size_t) { return pass + static_cast<float>(rank.rank); });
         if (uses_gain)
@@ -493,47 +488,48 @@ TEST(Averager, AxesAlongWhichAParameterIsCutAreLeftToIt) {
       };
       for (const float pass : {1.0f, 2.0f, 3.0f}) {
         backward(pass, true);
-        averager.finish();
+        reducer.finish();
         ASSERT_NO_FATAL_FAILURE(expect(pass, true));
       }
       backward(4, d == 0);
-      averager.finish();
+      reducer.finish();
       ASSERT_NO_FATAL_FAILURE(expect(4, false));
     }
   });
 }
 
-TEST(Averager, WhatIsCutAlongAnAxisHasGradientsThatAre) {
+TEST(GradientReducer, WhatIsCutAlongAnAxisHasGradientsThatAre) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     const DeviceMesh mesh(rank.group(), {{"d", 1}, {"h", 2}});
     Bag bag;
     Parameter& none = bag.put(rank.context, "none", {0}, make_layout(mesh, {Replicate{}, Shard{0}}, {0}));
-    GradientAverager averager(bag.parameters(), mesh["h"]);
+    GradientReducer reducer(bag.parameters(), mesh["h"]);
     none.place_weight(Tensor(rank.context, {0}).with_layout(replicated_layout(mesh, {0})));  // gathered
     EXPECT_STREQ(
         error_of([&] {
           use(none, make_layout(mesh, {Replicate{}, Partial{}}, {0}), [](std::size_t) { return 0.0f; });
         }).what(),
-        "averager: the gradient of \"none\" is Partial(sum) on h=2; expected Shard(0), as the parameter is");
+        "gradient_reducer: the gradient of \"none\" is Partial(sum) on h=2; expected Shard(0), as the "
+        "parameter is");
   });
   test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
     const DeviceMesh mesh(rank.group(), {{"d", 2}, {"h", 2}});
     Bag bag;
     Parameter &w = bag.put(rank.context, "w", {3}, replicated_layout(mesh, {3})),
               &gain = bag.put(rank.context, "gain", {4}, make_layout(mesh, {Replicate{}, Shard{0}}, {4}));
-    GradientAverager averager(bag.parameters(), mesh, {.hook = bf16_hook(rank.context)});
+    GradientReducer reducer(bag.parameters(), mesh, {.hook = bf16_hook(rank.context)});
     use(w, make_layout(mesh, {Partial{}, Partial{}}, {3}), [](std::size_t) { return 1.0f; });
     use(gain, make_layout(mesh, {Partial{}, Shard{0}}, {4}), [](std::size_t) { return 1.0f; });
     EXPECT_STREQ(
-        error_of([&] { averager.finish(); }).what(),
-        "averager: options.hook \"bf16\" sees the buckets of one set of axes; parameters that are cut "
-        "along some of d,h are reduced over 2 sets: give them an averager of their own");
+        error_of([&] { reducer.finish(); }).what(),
+        "gradient_reducer: options.hook \"bf16\" sees the buckets of one set of axes; parameters that are "
+        "cut along some of d,h are reduced over 2 sets: give them a GradientReducer of their own");
   });
 }
 
 // A norm over maps that are cut in space has an element for each pixel, cut as the maps are; other weights
 // are whole.
-TEST(Averager, TrainsANormOverSpaceAsOneRankDoes) {
+TEST(GradientReducer, TrainsANormOverSpaceAsOneRankDoes) {
   test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
     const auto make = [] {
       auto model = std::make_unique<Sequential>();
@@ -554,7 +550,7 @@ TEST(Averager, TrainsANormOverSpaceAsOneRankDoes) {
     replicate(*split, mesh);
     set_up(*serial, compute);
     set_up(*split, compute);
-    GradientAverager averager(split->parameters(), mesh);
+    GradientReducer reducer(split->parameters(), mesh);
     SGD sgd_of_serial(compute, serial->parameters(), {}), sgd(compute, split->parameters(), {});
     Tensor x(rank.context, {4, 2, 7, 4});
     RandomStream(7, "x").normal(0, x.count(), x.f32().data());
@@ -563,7 +559,7 @@ TEST(Averager, TrainsANormOverSpaceAsOneRankDoes) {
       serial->backward(serial->forward(x, frame), frame);  // the loss is half the sum of squares
       sgd_of_serial.step(0.01);
       split->backward(split->forward(distribute(x, manager.layout(x.shape())), frame), frame);
-      averager.finish();
+      reducer.finish();
       sgd.step(0.01);
       for (const auto& model : {serial.get(), split.get()})
         for (Parameter* p : model->parameters()) p->zero_gradient();
@@ -578,16 +574,16 @@ TEST(Averager, TrainsANormOverSpaceAsOneRankDoes) {
 
 // The gradient of a parameter that a rank did not use has the placements that a use would have given, on the
 // other axes, too: a sum over tp is still to come.
-TEST(Averager, ZerosAreLaidOutAsTheUsesOfOtherRanks) {
+TEST(GradientReducer, ZerosAreLaidOutAsTheUsesOfOtherRanks) {
   test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 2}});
     Bag bag;
     Parameter& w = bag.put(rank.context, "w", {3}, replicated_layout(mesh, {3}));
-    GradientAverager averager(bag.parameters(), mesh["dp"], {.unused = Unused::zeros});
+    GradientReducer reducer(bag.parameters(), mesh["dp"], {.unused = Unused::zeros});
     for (int pass = 0; pass < 2; ++pass) {
       if (rank.rank < 2)
         use(w, make_layout(mesh, {Partial{}, Partial{}}, {3}), [](std::size_t) { return 2.0f; });
-      averager.finish();
+      reducer.finish();
       EXPECT_EQ(w.gradient_layout(), make_layout(mesh, {Replicate{}, Partial{}}, {3}));
       EXPECT_EQ(gradient(w), std::vector<float>(3, 2.0f));
       w.zero_gradient();
@@ -595,22 +591,22 @@ TEST(Averager, ZerosAreLaidOutAsTheUsesOfOtherRanks) {
   });
 }
 
-TEST(Averager, StopsListeningWhenItGoes) {
+TEST(GradientReducer, StopsListeningWhenItGoes) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     Bench bench(rank, {4});
-    { const GradientAverager averager(bench.p, bench.mesh); }
+    { const GradientReducer reducer(bench.p, bench.mesh); }
     use(*bench.p[0], replicated_layout(bench.mesh, {4}), [](std::size_t) { return 1.0f; });  // nobody objects
     EXPECT_EQ(gradient(*bench.p[0]), std::vector<float>(4, 1.0f));
   });
 }
 
-TEST(Averager, SendsBf16OnRequest) {
+TEST(GradientReducer, SendsBf16OnRequest) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     Bench bench(rank);
-    GradientAverager averager(bench.p, bench.mesh, {.hook = bf16_hook(rank.context)});
+    GradientReducer reducer(bench.p, bench.mesh, {.hook = bf16_hook(rank.context)});
     for (int pass = 1; pass < 4; ++pass) {
       bench.backward(pass);
-      averager.finish();
+      reducer.finish();
       for (std::size_t i = 0; i < bench.p.size(); ++i) {
         const std::vector<float> got = gradient(*bench.p[i]), exact = bench.summed(i, {pass});
         for (std::size_t k = 0; k < got.size(); ++k) {
@@ -624,25 +620,25 @@ TEST(Averager, SendsBf16OnRequest) {
 }
 
 // Before their deadline, at the end of their first step.
-TEST(Averager, WhatIsWrongOnOneRankIsToldToAll) {
+TEST(GradientReducer, WhatIsWrongOnOneRankIsToldToAll) {
   test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
     Bench bench(rank, {4});
-    std::optional<GradientAverager> other;
-    const auto step = [&](const GradientAverager::Options& options) {
-      GradientAverager averager(bench.p, bench.mesh, options);
+    std::optional<GradientReducer> other;
+    const auto step = [&](const GradientReducer::Options& options) {
+      GradientReducer reducer(bench.p, bench.mesh, options);
       bench.backward(1);
-      averager.finish();
+      reducer.finish();
     };
     const auto told = [&](const std::string& why) {
-      return rank.rank == 2 ? why : "averager: dp rank 2 failed: " + why;
+      return rank.rank == 2 ? why : "gradient_reducer: dp rank 2 failed: " + why;
     };
     EXPECT_EQ(error_of([&] { step({.bucket_bytes = rank.rank == 2 ? 0 : 64}); }).what(),
-              told("averager: options.bucket_bytes is 0; expected 1 or more"));
+              told("gradient_reducer: options.bucket_bytes is 0; expected 1 or more"));
     bench.zero();
     if (rank.rank == 2) other.emplace(bench.p, bench.mesh);
     EXPECT_EQ(error_of([&] { step({}); }).what(),
-              told("parameter \"p0\": its gradient belongs to another averager already; one averager reduces "
-                   "over several axes"));
+              told("parameter \"p0\": its gradient belongs to another reducer already; one reducer "
+                   "reduces over several axes"));
     other.reset();
     bench.zero();
     step({});
@@ -650,13 +646,13 @@ TEST(Averager, WhatIsWrongOnOneRankIsToldToAll) {
   });
 }
 
-TEST(Averager, BucketsHaveAPositiveSize) {
+TEST(GradientReducer, BucketsHaveAPositiveSize) {
   test::run_ranks(Ranks::threads, 1, [](Rank& rank) {
     Bench bench(rank, {4});
-    EXPECT_STREQ(error_of([&] { GradientAverager(bench.p, bench.mesh, {.bucket_bytes = 0}); }).what(),
-                 "averager: options.bucket_bytes is 0; expected 1 or more");
+    EXPECT_STREQ(error_of([&] { GradientReducer(bench.p, bench.mesh, {.bucket_bytes = 0}); }).what(),
+                 "gradient_reducer: options.bucket_bytes is 0; expected 1 or more");
   });
 }
 
 }  // namespace
-}  // namespace weft::averaging_test
+}  // namespace weft::gradient_reducer_test

@@ -1,4 +1,4 @@
-#include "weft/train/averaging.hpp"
+#include "weft/train/gradient_reducer.hpp"
 
 #include <fmt/format.h>
 
@@ -47,7 +47,7 @@ bool is_sum_or_avg(const Placement& p) {
 
 }  // namespace
 
-struct GradientAverager::Slot {
+struct GradientReducer::Slot {
   Parameter* parameter = nullptr;
   int listener = 0;
   LayoutRef use = nullptr;     // the layout that backward gave the gradient
@@ -59,26 +59,26 @@ struct GradientAverager::Slot {
 };
 
 // The gradients that are reduced over one set of axes: those along which no parameter of theirs is cut.
-struct GradientAverager::Reduced {
+struct GradientReducer::Reduced {
   std::vector<std::string> axes;
   std::vector<BucketEntry> entries;
   std::unique_ptr<BucketReducer> reducer;
 };
 
 // The facts about the parameters that all ranks know before buckets are cut.
-struct GradientAverager::Agreement {
+struct GradientReducer::Agreement {
   std::vector<std::size_t> order;                 // as the first rank saw gradients become final
   std::vector<std::vector<std::int64_t>> places;  // by parameter and axis of the root: a placement's number
   std::vector<int> told_by;                       // by parameter: the first rank that knew
 };
 
-GradientAverager::GradientAverager(std::vector<Parameter*> parameters, DeviceMesh axes, Options options)
-    : axes_(given_mesh("averager", axes)), options_(options) {
+GradientReducer::GradientReducer(std::vector<Parameter*> parameters, DeviceMesh axes, Options options)
+    : axes_(given_mesh("gradient_reducer", axes)), options_(options) {
   if (options_.bucket_bytes < 1)
-    throw_told(
-        "averager", axes_,
-        Error(ErrorCode::bad_argument, fmt::format("averager: options.bucket_bytes is {}; expected 1 or more",
-                                                   options_.bucket_bytes)));
+    throw_told("gradient_reducer", axes_,
+               Error(ErrorCode::bad_argument,
+                     fmt::format("gradient_reducer: options.bucket_bytes is {}; expected 1 or more",
+                                 options_.bucket_bytes)));
   for (DeviceMesh& axis : axes_.each_axis())
     if (axis.size() > 1) each_axis_.push_back(std::move(axis));
   for (const Parameter* p : parameters)
@@ -98,23 +98,24 @@ GradientAverager::GradientAverager(std::vector<Parameter*> parameters, DeviceMes
         slot.parameter->stop_listening(slot.listener);
         slot.parameter->release_gradient(this);
       }
-    if (const Error* const fault = dynamic_cast<const Error*>(&e)) throw_told("averager", axes_, *fault);
+    if (const Error* const fault = dynamic_cast<const Error*>(&e))
+      throw_told("gradient_reducer", axes_, *fault);
     throw;
   }
 }
 
-GradientAverager::~GradientAverager() {
+GradientReducer::~GradientReducer() {
   for (const Slot& slot : slots_) {
     slot.parameter->stop_listening(slot.listener);
     slot.parameter->release_gradient(this);
   }
 }
 
-void GradientAverager::expect_partial(std::size_t index) {
+void GradientReducer::expect_partial(std::size_t index) {
   Slot& slot = slots_[index];
   slot.use = slot.parameter->gradient_layout();
   for (const DeviceMesh& axis : each_axis_) {
-    const TensorName what = TensorName::of("averager: the gradient of ", slot.parameter->path());
+    const TensorName what = TensorName::of("gradient_reducer: the gradient of ", slot.parameter->path());
     const Placement placement = placement_on(slot.parameter->gradient(), axis, what);
     if (is_cut(*slot.parameter, axis)) {
       const Placement& expected = slot.parameter->layout()->on(axis);
@@ -138,7 +139,7 @@ void GradientAverager::expect_partial(std::size_t index) {
   }
 }
 
-void GradientAverager::became_final(std::size_t index) {
+void GradientReducer::became_final(std::size_t index) {
   Slot& slot = slots_[index];
   expect_partial(index);
   if (!slot.seen) {
@@ -147,11 +148,10 @@ void GradientAverager::became_final(std::size_t index) {
   }
   if (*no_syncs_ > 0) return;
   if (slot.final)
-    throw Error(
-        ErrorCode::bad_argument,
-        fmt::format("averager: the gradient of \"{}\" became final twice; several backward passes before "
-                    "finish() need no_sync() around all but the last",
-                    slot.parameter->path()));
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("gradient_reducer: the gradient of \"{}\" became final twice; several backward "
+                            "passes before finish() need no_sync() around all but the last",
+                            slot.parameter->path()));
   slot.final = true;
   if (slot.set == kNoSet) return;
   note_history();
@@ -161,13 +161,14 @@ void GradientAverager::became_final(std::size_t index) {
   posted_early_ += reducer.posted_early() - before;
 }
 
-NoSync GradientAverager::no_sync() {
+NoSync GradientReducer::no_sync() {
   for (const Slot& slot : slots_)
     if (slot.final)
       throw Error(
           ErrorCode::bad_argument,
-          fmt::format("averager: no_sync() after the gradient of \"{}\" became final; finish() comes first",
-                      slot.parameter->path()));
+          fmt::format(
+              "gradient_reducer: no_sync() after the gradient of \"{}\" became final; finish() comes first",
+              slot.parameter->path()));
   return NoSync(no_syncs_);
 }
 
@@ -175,7 +176,7 @@ NoSync GradientAverager::no_sync() {
 // gradient's placements, with a digest of the list of paths and sizes, and hashes of their values. The first
 // rank's order holds, and placements that one rank does not know (it did not use the parameter) are taken
 // from one that does.
-GradientAverager::Agreement GradientAverager::agree(const std::optional<Error>& fault) {
+GradientReducer::Agreement GradientReducer::agree(const std::optional<Error>& fault) {
   const std::size_t n = slots_.size();
   std::vector<const Parameter*> listed(trained_.begin(), trained_.end());
   listed.insert(listed.end(), frozen_.begin(), frozen_.end());
@@ -224,12 +225,13 @@ GradientAverager::Agreement GradientAverager::agree(const std::optional<Error>& 
     compared.push_back(&p);
   }
   const std::vector<std::uint64_t> all = values.compare(
-      "averager", list, own,
+      "gradient_reducer", list, own,
       [&] {
         return ListEntries{"parameter", listed.size(), digest, text};
       },
       fault);
-  values.expect_same("averager", [&](std::size_t i) { return std::string_view(compared[i]->path()); });
+  values.expect_same("gradient_reducer",
+                     [&](std::size_t i) { return std::string_view(compared[i]->path()); });
 
   Agreement agreed;
   for (std::size_t i = 0; i < n; ++i) agreed.order.push_back(static_cast<std::size_t>(all[i]));
@@ -245,8 +247,8 @@ GradientAverager::Agreement GradientAverager::agree(const std::optional<Error>& 
 }
 
 // `place`: what `rank` says. Those before it agreed.
-void GradientAverager::agree_on_place(Agreement& agreed, std::size_t i, std::size_t axis, int rank,
-                                      std::int64_t place) const {
+void GradientReducer::agree_on_place(Agreement& agreed, std::size_t i, std::size_t axis, int rank,
+                                     std::int64_t place) const {
   std::int64_t& known = agreed.places[i][axis];
   if (place == kUnknown || place == known) return;
   if (known == kUnknown) {
@@ -256,7 +258,7 @@ void GradientAverager::agree_on_place(Agreement& agreed, std::size_t i, std::siz
   }
   throw Error(Failure{
       ErrorCode::mismatch,
-      fmt::format("averager: the gradient of \"{}\" is {} on {} for {}, but {} for {}",
+      fmt::format("gradient_reducer: the gradient of \"{}\" is {} on {} for {}, but {} for {}",
                   slots_[i].parameter->path(), to_string(decode(known)),
                   axes_.root().shape().name(static_cast<int>(axis)), name_axis_rank(axes_, agreed.told_by[i]),
                   to_string(decode(place)), name_axis_rank(axes_, rank)),
@@ -266,17 +268,18 @@ void GradientAverager::agree_on_place(Agreement& agreed, std::size_t i, std::siz
 }
 
 // Buckets lie where the gradients are. On a device they must be ordered on the stream of what writes them.
-Compute* GradientAverager::compute_of_buckets() const {
+Compute* GradientReducer::compute_of_buckets() const {
   Compute& first = slots_[0].parameter->compute();
   Compute* const compute =
       options_.compute == nullptr && first.device() != Device{} ? &first : options_.compute;
   for (const Slot& slot : slots_) {
     const Compute& its = slot.parameter->compute();
     if (const std::string fault = device_fault(its.device(), compute); !fault.empty())
-      throw Error(ErrorCode::bad_argument, fmt::format("averager: \"{}\" {}", slot.parameter->path(), fault));
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("gradient_reducer: \"{}\" {}", slot.parameter->path(), fault));
     if (compute != nullptr && its.stream() != compute->stream())
       throw Error(ErrorCode::bad_argument,
-                  fmt::format("averager: \"{}\" was materialised with another Compute of {} than {}",
+                  fmt::format("gradient_reducer: \"{}\" was materialised with another Compute of {} than {}",
                               slot.parameter->path(), to_string(its.device()),
                               options_.compute == nullptr ? fmt::format("\"{}\"", slots_[0].parameter->path())
                                                           : "options.compute"));
@@ -284,7 +287,7 @@ Compute* GradientAverager::compute_of_buckets() const {
   return compute;
 }
 
-std::vector<DeviceMesh> GradientAverager::reduced_along(const Parameter& parameter) const {
+std::vector<DeviceMesh> GradientReducer::reduced_along(const Parameter& parameter) const {
   std::vector<DeviceMesh> along;
   for (const DeviceMesh& axis : each_axis_)
     if (!is_cut(parameter, axis)) along.push_back(axis);
@@ -292,7 +295,7 @@ std::vector<DeviceMesh> GradientAverager::reduced_along(const Parameter& paramet
 }
 
 // The set of axes that its gradient is reduced over, by its place in reduced_; kNoSet: there is none.
-std::size_t GradientAverager::set_of(const Slot& slot) {
+std::size_t GradientReducer::set_of(const Slot& slot) {
   std::vector<std::string> axes;
   for (const DeviceMesh& axis : reduced_along(*slot.parameter)) axes.push_back(axis.name());
   if (axes.empty()) return kNoSet;
@@ -302,7 +305,7 @@ std::size_t GradientAverager::set_of(const Slot& slot) {
   return reduced_.size() - 1;
 }
 
-void GradientAverager::make_reducers() {
+void GradientReducer::make_reducers() {
   Compute* compute = nullptr;
   const Agreement agreed = agree(fault_of([&] { compute = compute_of_buckets(); }));
   reduced_.clear();
@@ -333,8 +336,8 @@ void GradientAverager::make_reducers() {
     throw Error(
         ErrorCode::bad_argument,
         fmt::format(
-            "averager: options.hook \"{}\" sees the buckets of one set of axes; parameters that are cut "
-            "along some of {} are reduced over {} sets: give them an averager of their own",
+            "gradient_reducer: options.hook \"{}\" sees the buckets of one set of axes; parameters that are "
+            "cut along some of {} are reduced over {} sets: give them a GradientReducer of their own",
             options_.hook.name, axes_.name(), sets));
   }
   BucketOptions options = options_;
@@ -354,7 +357,7 @@ void GradientAverager::make_reducers() {
 }
 
 // Sets, once in a step and before its first reduction, the origin of the values whose gradients are reduced.
-void GradientAverager::note_history() {
+void GradientReducer::note_history() {
   if (noted_history_ || reduced_.empty()) return;
   noted_history_ = true;
   const std::uint64_t history = history_of(trained_, is_trained);
@@ -364,10 +367,11 @@ void GradientAverager::note_history() {
 // All ranks reduce all gradients in any case, those that are missing too: a rank that threw at once would
 // leave the others waiting. A missing gradient counts as zero until expect_none_missing() has compared the
 // ranks.
-void GradientAverager::finish() {
+void GradientReducer::finish() {
   if (*no_syncs_ > 0)
-    throw Error(ErrorCode::bad_argument,
-                "averager: finish() inside no_sync(); the last pass before it comes after that scope");
+    throw Error(
+        ErrorCode::bad_argument,
+        "gradient_reducer: finish() inside no_sync(); the last pass before it comes after that scope");
   for (std::size_t i = 0; i < slots_.size(); ++i)
     if (slots_[i].parameter->has_gradient()) expect_partial(i);
   if (!each_axis_.empty() && !made_reducers_ && !slots_.empty()) make_reducers();
@@ -407,7 +411,7 @@ void GradientAverager::finish() {
   if (options_.unused == Unused::error) {
     try {
       dp::expect_none_missing(
-          {"averager: no backward pass used", "AveragerOptions"}, axes_, slots_.size(), unused,
+          {"gradient_reducer: no backward pass used", "GradientReducerOptions"}, axes_, slots_.size(), unused,
           [this](std::size_t i) { return std::string_view(slots_[i].parameter->path()); });
     } catch (...) {
       for (const std::size_t i : unused) slots_[i].parameter->zero_gradient();
@@ -424,7 +428,7 @@ void GradientAverager::finish() {
 
 void forget_history(const Parameter& parameter) { set_history(parameter, 0); }
 
-std::vector<std::int64_t> GradientAverager::bucket_bytes() const {
+std::vector<std::int64_t> GradientReducer::bucket_bytes() const {
   std::vector<std::int64_t> bytes;
   for (const std::unique_ptr<Reduced>& r : reduced_)
     for (const std::int64_t of_bucket : r->reducer->bucket_bytes()) bytes.push_back(of_bucket);

@@ -14,15 +14,16 @@
 
 namespace weft {
 
-using AveragerOptions = BucketOptions;
+using GradientReducerOptions = BucketOptions;
+using AveragerOptions [[deprecated("GradientReducerOptions")]] = BucketOptions;
 
 /// A BucketReducer that listens to parameters: brings every gradient that is Partial on the axes (sum, or avg
 /// where each rank has the mean of its own data) to Replicate there. If a parameter itself is cut along an
 /// axis, as a LayerNorm over space is along the axes of its maps, its gradient is reduced over the other axes
 /// alone. One backward pass, or several with no_sync() around those before the last, then finish():
 ///
-///   { const NoSync off = averager.no_sync();  … micro-batches but the last … }
-///   … the last micro-batch …   averager.finish();   optimizer.step(rate);   zero gradients
+///   { const NoSync off = reducer.no_sync();  … micro-batches but the last … }
+///   … the last micro-batch …   reducer.finish();   optimizer.step(rate);   zero gradients
 ///
 /// The first pass shows in which order gradients become final: finish() then cuts that order into buckets
 /// (flat blocks in shared memory), moves the gradients there and reduces them. From then on gradients are
@@ -40,32 +41,32 @@ using AveragerOptions = BucketOptions;
 /// options.compute or, where that is null, taken for it. See BucketReducer for the waits of the host.
 ///
 /// While a bucket is in flight its gradients belong to the reduction: do not touch them before finish().
-class GradientAverager {
+class GradientReducer {
  public:
-  using Options = AveragerOptions;
+  using Options = GradientReducerOptions;
 
   /// Listens to those of `parameters` that are trained; all must outlive it, and need no memory yet. `axes`:
   /// a sub-mesh of one or more axes (HSDP's replicate axis; dp and domain). The same parameters in the same
-  /// order on all its ranks. No communication if nothing is wrong. Throws bad_argument if a parameter
-  /// has another averager, naming it: two would reduce one gradient twice; and for options that BucketReducer
-  /// refuses. This rank then waits, at most its deadline, until the others finish() their first step: they
-  /// get `averager: dp rank 1 failed: …`.
-  GradientAverager(std::vector<Parameter*> parameters, DeviceMesh axes, Options options = {});
+  /// order on all its ranks. No communication if nothing is wrong. Throws bad_argument if a parameter has
+  /// another GradientReducer, naming it: two would reduce one gradient twice; and for options that
+  /// BucketReducer refuses. This rank then waits, at most its deadline, until the others finish() their first
+  /// step: they get `gradient_reducer: dp rank 1 failed: …`.
+  GradientReducer(std::vector<Parameter*> parameters, DeviceMesh axes, Options options = {});
   /// Stops listening. A reduction still in flight is given up, and with it the group of the axes.
-  ~GradientAverager();
-  GradientAverager(const GradientAverager&) = delete;
-  GradientAverager& operator=(const GradientAverager&) = delete;
+  ~GradientReducer();
+  GradientReducer(const GradientReducer&) = delete;
+  GradientReducer& operator=(const GradientReducer&) = delete;
 
   /// While the result lives, backward passes only accumulate, and nothing is sent (PyTorch: no_sync()).
-  /// Gradients of such passes alone are reduced by finish(). Throws bad_argument if a gradient of this
-  /// step is final already, and perhaps on its way: `averager: no_sync() after the gradient of "w" became
+  /// Gradients of such passes alone are reduced by finish(). Throws bad_argument if a gradient of this step
+  /// is final already, and perhaps on its way: `gradient_reducer: no_sync() after the gradient of "w" became
   /// final; finish() comes first`.
   NoSync no_sync();
 
   /// After the last backward pass: waits until every gradient is reduced and states so in its layout.
   /// Collective over the axes. Throws bad_argument while a NoSync lives, before anything is sent: the last
   /// pass comes after it. Throws on all ranks bad_argument for parameters that no pass used:
-  /// `averager: no backward pass used "a.weight" on dp rank 1 …`; layout if a gradient is not Partial
+  /// `gradient_reducer: no backward pass used "a.weight" on dp rank 1 …`; layout if a gradient is not Partial
   /// (Replicate or Shard would be counted or mixed), or not cut where the parameter is, naming parameter and
   /// axis; for a hook where parameters are reduced over several sets of axes. Such a throw leaves no gradient
   /// usable before they are zeroed.
@@ -105,8 +106,10 @@ class GradientAverager {
   std::shared_ptr<int> no_syncs_ = std::make_shared<int>(0);  // that live
 };
 
+using GradientAverager [[deprecated("GradientReducer")]] = GradientReducer;
+
 /// For a program in which one rank alone steps, and sends the others the new values: after each step, on all
-/// ranks. Averagers, sharded models and trainers then take the values of `parameter` as they are, and compare
+/// ranks. Reducers, sharded models and trainers then take the values of `parameter` as they are, and compare
 /// no options or learning rates. It is materialised.
 void forget_history(const Parameter& parameter);
 
