@@ -36,6 +36,7 @@
 #include "weft/c/context.h"
 #include "weft/c/dlpack.h"
 #include "weft/c/error.h"
+#include "weft/c/exchange.h"
 #include "weft/c/gradients.h"
 #include "weft/c/group.h"
 #include "weft/c/interrupt.h"

@@ -94,6 +94,8 @@ OP_SCAN = 15
 OP_EXSCAN = 16
 OP_WAIT_MESSAGE = 17
 OP_EXCHANGE = 18
+EXCHANGE_COPY = 0
+EXCHANGE_ADD = 1
 DRIFT_ERROR = 0
 DRIFT_AVERAGE = 1
 NON_FINITE_ERROR = 0
@@ -184,6 +186,10 @@ class weft_error(Structure):
     ("ranks", c_int32 * ERROR_RANKS), ("quiesced", c_bool), ("text", c_char * ERROR_TEXT)]
 
 
+class weft_exchange_box(Structure):
+    _fields_ = [("field", c_int32), ("dim_count", c_int32), ("offset", c_int64), ("counts", POINTER(c_int64)), ("strides", POINTER(c_int64))]
+
+
 class weft_reduce_options(Structure):
     _fields_ = [("struct_size", c_uint32), ("on_drift", c_int32), ("tolerance", c_double), ("data_axes", c_void_p)]
 
@@ -261,6 +267,10 @@ class weft_dl_tensor(Structure):
     ("strides", POINTER(c_int64)), ("byte_offset", c_uint64)]
 
 
+class weft_exchange_part(Structure):
+    _fields_ = [("peer", c_int32), ("box_count", c_int32), ("boxes", POINTER(weft_exchange_box))]
+
+
 class weft_ready_bucket(Structure):
     _fields_ = [("data", weft_buffer), ("members", POINTER(c_int32)), ("member_count", c_int32), ("number", c_int32), ("op", c_int32)]
 
@@ -316,6 +326,12 @@ weft_dl_managed_tensor_versioned._fields_ = [("version", weft_dl_version), ("man
     ("deleter", CFUNCTYPE(None, POINTER(weft_dl_managed_tensor_versioned))), ("flags", c_uint64), ("dl_tensor", weft_dl_tensor)]
 
 
+class weft_exchange_plan(Structure):
+    _fields_ = [("struct_size", c_uint32), ("kind", c_int32), ("field_count", c_int32), ("send_count", c_int32), ("receive_count", c_int32),
+    ("reserved", c_int32), ("fields", POINTER(c_int32)), ("sends", POINTER(weft_exchange_part)), ("receives", POINTER(weft_exchange_part)),
+    ("name", c_char_p)]
+
+
 class weft_bucket_hook(Structure):
     _fields_ = [("name", c_char_p), ("begin", CFUNCTYPE(c_int32, c_void_p, POINTER(weft_ready_bucket), POINTER(weft_error))),
     ("end", CFUNCTYPE(c_int32, c_void_p, POINTER(weft_ready_bucket), POINTER(weft_error))), ("data", c_void_p)]
@@ -337,6 +353,7 @@ INITIAL = {
     weft_call: {"in_.dtype": 1, "out.dtype": 1, "root": -1, "peer": -1},
     weft_context_options: {"log_level": 1},
     weft_error: {"call": 18446744073709551615, "quiesced": True},
+    weft_exchange_plan: {},
     weft_reduce_options: {},
     weft_sync_options: {},
     weft_clip_options: {},
@@ -445,6 +462,12 @@ FUNCTIONS = {
     "weft_text_data": (c_void_p, (c_void_p,)),
     "weft_text_size": (c_size_t, (c_void_p,)),
     "weft_text_destroy": (None, (c_void_p,)),
+    "weft_persistent_exchange_create": (c_int32, (c_void_p, POINTER(weft_exchange_plan), POINTER(c_void_p), POINTER(weft_error),)),
+    "weft_persistent_exchange_start": (c_int32, (c_void_p, POINTER(weft_buffer), POINTER(weft_buffer), c_int32, POINTER(weft_call_options),
+    POINTER(c_void_p), POINTER(weft_error),)),
+    "weft_persistent_exchange_destroy": (None, (c_void_p,)),
+    "weft_group_exchange": (c_int32, (c_void_p, POINTER(weft_exchange_plan), POINTER(weft_buffer), POINTER(weft_buffer), c_int32,
+    POINTER(weft_call_options), POINTER(c_void_p), POINTER(weft_error),)),
     "weft_reduce_gradients": (c_int32, (POINTER(weft_tensor), c_int32, c_void_p, POINTER(weft_reduce_options), POINTER(weft_error),)),
     "weft_average_gradients": (c_int32, (POINTER(weft_tensor), c_int32, c_void_p, POINTER(weft_error),)),
     "weft_sync_replicated_gradients": (c_int32, (POINTER(weft_tensor), c_int32, c_void_p, POINTER(weft_sync_options), POINTER(weft_error),)),

@@ -100,6 +100,16 @@ static weft_halo* good_weft_halo;
 static weft_window* good_weft_window;
 static weft_exchange* good_weft_exchange;
 static weft_persistent* good_weft_persistent;
+static weft_persistent_exchange* good_weft_persistent_exchange;
+static const int64_t exchanged[] = {1};
+static const weft_exchange_box box_sent = {0, 1, 0, exchanged, NULL},
+                               box_received = {0, 1, 1, exchanged, NULL};
+static const weft_exchange_part part_sent = {0, 1, &box_sent}, part_received = {0, 1, &box_received};
+static const weft_dtype exchange_fields[] = {WEFT_F32};
+static const weft_exchange_plan exchange_plan =
+                                    {sizeof exchange_plan, WEFT_EXCHANGE_COPY, 1,   1, 1, 0, exchange_fields,
+                                     &part_sent,           &part_received,     NULL},
+                                *const good_weft_exchange_plan = &exchange_plan;
 static const int64_t cut_begins[] = {0, 2};
 static const weft_cut cut = {0, 1, cut_begins}, *const good_weft_cut = &cut;
 static const weft_halo_dim halo_dim = {0, 0, 1, 1, {WEFT_EDGE_ZERO, 0, 0}, {WEFT_EDGE_ZERO, 0, 0}},
@@ -312,6 +322,8 @@ static void make_good(void) {
   OK(weft_group_create(good_weft_context, NULL, 0, 1, NULL, &good_weft_group, &error));
   OK(weft_barrier(good_weft_group, NULL, &good_weft_work, &error));
   OK(weft_persistent_create(good_weft_group, &call, &good_weft_persistent, &error));
+  OK(weft_persistent_exchange_create(good_weft_group, &exchange_plan, &good_weft_persistent_exchange,
+                                     &error));
   OK(weft_reduction_create("none", good_combine, NULL, NULL, &good_weft_reduction, &error));
   good_works[0] = good_weft_work;
   static weft_call_options options = WEFT_CALL_OPTIONS_INIT;
@@ -379,6 +391,7 @@ static void destroy_good(void) {
   weft_layout_destroy(good_weft_layout);
   weft_mesh_destroy(good_weft_mesh);
   weft_reduction_destroy(good_weft_reduction);
+  weft_persistent_exchange_destroy(good_weft_persistent_exchange);
   weft_persistent_destroy(good_weft_persistent);
   weft_work_destroy(good_weft_work);
   weft_group_destroy(good_weft_group);

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <latch>
 #include <regex>
 #include <set>
 #include <string>
@@ -173,6 +174,27 @@ class Rank {
         });
     make<weft_work>("work", weft_work_destroy,
                     [&](auto** to) { return weft_persistent_start(persistent, to, &error_); });
+    begin_exchange(rank);
+  }
+
+  // Each rank expects an element of the other one, which never sends it.
+  void begin_exchange(int rank) {
+    const weft_buffer field = buffer(exchanged_);
+    const std::int64_t one = 1;
+    const weft_exchange_box box{0, 1, 0, &one, nullptr};
+    const weft_exchange_part from{1 - rank, 1, &box};
+    const weft_dtype dtype = WEFT_F32;
+    weft_exchange_plan plan = WEFT_EXCHANGE_PLAN_INIT;
+    plan.fields = &dtype;
+    plan.field_count = 1;
+    plan.receives = &from;
+    plan.receive_count = 1;
+    weft_persistent_exchange* const exchange = make<weft_persistent_exchange>(
+        "persistent_exchange", weft_persistent_exchange_destroy,
+        [&](auto** to) { return weft_persistent_exchange_create(group_, &plan, to, &error_); });
+    make<weft_work>("work", weft_work_destroy, [&](auto** to) {
+      return weft_persistent_exchange_start(exchange, &field, &field, 1, nullptr, to, &error_);
+    });
   }
 
   const std::string folder_;
@@ -187,7 +209,7 @@ class Rank {
   weft_checkpoint_saver* saver_ = nullptr;
   weft_reduction* reduction_ = nullptr;
   std::vector<float> two_ = std::vector<float>(2), four_ = std::vector<float>(4), ghosts_ = four_,
-                     in_ = four_, never_ = four_, shard_ = two_, full_ = four_;
+                     in_ = four_, never_ = four_, exchanged_ = two_, shard_ = two_, full_ = four_;
 };
 
 // Destroys one handle last: the others in the order in which they were made, or the other way round. Gives
@@ -197,8 +219,11 @@ std::vector<std::string> destroy_last(std::size_t last, bool reversed) {
   weft_store* store = nullptr;
   EXPECT_EQ(weft_store_create_local(&store, nullptr), WEFT_OK);
   std::vector<std::string> names;
+  // A rank that drops a call fails the group: the other one has begun all of its own before.
+  std::latch begun(2);
   const auto rank = [&](int r) {
     Rank own(r, store, folder.path().string());
+    begun.arrive_and_wait();
     Handles& handles = own.handles;
     if (r == 0)
       for (const Destroyed& each : handles) names.push_back(each.name);

@@ -44,7 +44,8 @@ bool waits_by_default(const Call& c) { return c.is("weft_store_get") || c.is("we
 // Calls that one rank can wait in.
 bool may_find_nobody(const Call& c) {
   return among(c.function, {"weft_send", "weft_recv", "weft_send_recv", "weft_wait_message", "weft_submit",
-                            "weft_persistent_create", "weft_persistent_start", "weft_coalesced"});
+                            "weft_persistent_create", "weft_persistent_start", "weft_coalesced",
+                            "weft_persistent_exchange_start", "weft_group_exchange"});
 }
 
 }  // namespace
@@ -615,6 +616,57 @@ void fill(Call& c, weft_window_dim& d) {
         c.number<std::int32_t>("longitude"), c.number<double>("value")},
        {}};
   if (kind % 16 < 12) d.after_edge = d.before_edge;
+}
+
+namespace {
+
+// A list of `count` of them; null at times, and then with a length that is not 0.
+template <class T, class Fill>
+void fill_list(Call& c, const T*& list, std::int32_t& count, const Fill& fill) {
+  const unsigned kind = c.bytes.next();
+  count = kind < 0xe0 ? static_cast<std::int32_t>((kind + 1) % 3) : 1;
+  auto* const made = static_cast<T*>(c.room_of((static_cast<std::size_t>(count) + 1) * sizeof(T)));
+  for (std::int32_t i = 0; i < count; ++i) fill(made[i]);
+  list = kind == 0xf7 ? nullptr : made;
+  if (kind >= 0xf8) count = -1;
+}
+
+void fill_box(Call& c, weft_exchange_box& box) {
+  const unsigned kind = c.bytes.next();
+  const int dims = kind < 0xc0 ? static_cast<int>(kind % 3) : kind < 0xf0 ? 1 : 8;
+  const auto numbers = [&] {
+    return static_cast<std::int64_t*>(c.room_of((static_cast<std::size_t>(dims) + 1) * sizeof(std::int64_t)));
+  };
+  std::int64_t *const counts = numbers(), *const strides = numbers();
+  for (int d = 0; d < dims; ++d) counts[d] = kind % 8 == 7 ? c.number<std::int64_t>("counts") : 1 + d;
+  for (int d = 0; d < dims; ++d) strides[d] = kind % 8 == 6 ? c.number<std::int64_t>("strides") : 1;
+  box = {kind % 16 == 15 ? c.number<std::int32_t>("field") : 0, kind == 0xf8 ? 9 : dims,
+         kind % 8 >= 5 ? c.number<std::int64_t>("offset") : static_cast<std::int64_t>(kind % 4),
+         kind == 0xf7 ? nullptr : counts, kind % 2 == 0 ? nullptr : strides};
+}
+
+void fill_parts(Call& c, const weft_exchange_part*& parts, std::int32_t& count) {
+  fill_list(c, parts, count, [&](weft_exchange_part& part) {
+    const unsigned kind = c.bytes.next();
+    part.peer =
+        kind < 0xf0 ? static_cast<std::int32_t>(kind) % c.group_size() : c.number<std::int32_t>("peer");
+    fill_list(c, part.boxes, part.box_count, [&](weft_exchange_box& box) { fill_box(c, box); });
+  });
+}
+
+}  // namespace
+
+void fill(Call& c, weft_exchange_plan& p) {
+  p = WEFT_EXCHANGE_PLAN_INIT;
+  p.struct_size = c.struct_size(sizeof p);
+  p.kind = c.choice<weft_exchange_kind>({WEFT_EXCHANGE_COPY, WEFT_EXCHANGE_ADD}, "kind");
+  fill_list(c, p.fields, p.field_count, [&](weft_dtype& dtype) {
+    dtype = c.choice<weft_dtype>({WEFT_F32, WEFT_F64, WEFT_BF16, WEFT_I32, WEFT_U8, WEFT_BOOL}, "fields");
+  });
+  fill_parts(c, p.sends, p.send_count);
+  fill_parts(c, p.receives, p.receive_count);
+  if (c.bytes.next() > 0xf0) p.reserved = 1;
+  p.name = c.text("name");
 }
 
 void fill(Call& c, weft_transport& t) {

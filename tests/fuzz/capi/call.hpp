@@ -383,5 +383,6 @@ void fill(Call& c, weft_stream& s);
 void fill(Call& c, weft_transport& t);
 void fill(Call& c, weft_cut& cut);
 void fill(Call& c, weft_window_dim& d);
+void fill(Call& c, weft_exchange_plan& p);
 
 }  // namespace weft::fuzz::capi
