@@ -456,17 +456,22 @@ void GroupState::throw_in_flight(const detail::PreparedCall& p) {
               .ranks = {}});
 }
 
-// Those that nobody can start any more, and that are not in flight. Called by the owner.
-void GroupState::drop_exchanges() noexcept {
-  std::erase_if(exchanges_, [this](const std::shared_ptr<detail::PreparedExchange>& e) {
-    if (e.use_count() > 1) return false;
-    bool flies = false;
+// Takes those out of the list that nobody can start any more, and that are not in flight. Called by the
+// owner, who destroys them when it no longer owns: until then the arena does not get their memory back.
+std::vector<std::shared_ptr<detail::PreparedExchange>> GroupState::take_unused_exchanges() {
+  const auto used = [this](const std::shared_ptr<detail::PreparedExchange>& e) {
+    bool flies = e.use_count() > 1;
     ring_.each([&](const Ring::Slot& slot) {
       flies |= slot.op.op == Op::exchange && slot.exchanged == e.get();
       return !flies;
     });
-    return !flies;
-  });
+    return flies;
+  };
+  const auto unused = std::stable_partition(exchanges_.begin(), exchanges_.end(), used);
+  std::vector<std::shared_ptr<detail::PreparedExchange>> taken(std::make_move_iterator(unused),
+                                                               std::make_move_iterator(exchanges_.end()));
+  exchanges_.erase(unused, exchanges_.end());
+  return taken;
 }
 
 std::shared_ptr<detail::PreparedExchange> GroupState::prepare_exchange(const ExchangePlan& plan, bool sound) {
@@ -487,9 +492,11 @@ std::shared_ptr<detail::PreparedExchange> GroupState::prepare_exchange(const Exc
   prepared->sound = sound;
   prepared->tail = tail;
   if (failed()) failure_.raise(Op::exchange);
+  std::vector<std::shared_ptr<detail::PreparedExchange>> unused;
   if (!try_own()) await_owner(Op::exchange, {});
   try {
-    drop_exchanges();
+    if (failed()) failure_.raise(Op::exchange);  // while it waited; then nothing is destroyed here
+    unused = take_unused_exchanges();
     exchanges_.push_back(prepared);
     prepared->planned = backend_->plan_exchange(prepared->plan);
   } catch (...) {

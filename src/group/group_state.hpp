@@ -177,7 +177,7 @@ class GroupState final : public Driven, public BlockHolder {
   std::uint32_t send_off(std::uint32_t index, bool collective) noexcept;
   Work post(std::uint32_t index, bool collective, detail::WorkCallbacks* found);
   bool exchanges_touch(const void* block, std::size_t bytes) const noexcept;
-  void drop_exchanges() noexcept;
+  std::vector<std::shared_ptr<detail::PreparedExchange>> take_unused_exchanges();
   template <bool kPlain>
   Work start_as(const std::shared_ptr<detail::PreparedCall>& prepared);
   [[gnu::cold, noreturn]] void throw_in_flight(const detail::PreparedCall& prepared);

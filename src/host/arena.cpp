@@ -293,14 +293,18 @@ void* Arena::allocate(std::size_t bytes) {
   return block;
 }
 
-void Arena::release(void* data) noexcept {
+void Arena::release(void* data) noexcept { release(data, true); }
+
+void Arena::release_unnamed(void* data) noexcept { release(data, false); }
+
+void Arena::release(void* data, bool named) noexcept {
   Impl& a = *impl_;
   auto* block = static_cast<std::byte*>(data);
   const std::lock_guard lock(a.mutex);
   const auto i = a.blocks.find(block);
   if (i == a.blocks.end()) return;
   a.in_use -= i->second.bytes;
-  if (a.held(block, i->second.bytes)) {
+  if (named && a.held(block, i->second.bytes)) {
     a.quarantined += i->second.bytes;
     a.quarantine.push_back(block);
     return;

@@ -51,6 +51,9 @@ class Arena {
   /// Back to the cache, or into quarantine while a BlockHolder holds it (looked at again on later
   /// allocations).
   void release(void* block) noexcept;
+  /// The same for memory that no call names, such as a transport's own: no holder is asked. A holder cannot
+  /// answer while its own thread is in the middle of a step.
+  void release_unnamed(void* block) noexcept;
 
   /// Makes the first segment if there is none, so that peers can map it early. False if it cannot be had.
   bool ensure_segment() noexcept;
@@ -100,6 +103,7 @@ class Arena {
   bool find_moves(std::byte* begin, std::size_t bytes, std::vector<Move>& moves) const;
   bool carry_out(std::vector<Move>& moves);
   bool add_segment(std::size_t bytes);
+  void release(void* block, bool named) noexcept;
   std::byte* take(std::size_t bytes);
 
   struct Impl;

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "host/arena.hpp"
 #include "support/errors.hpp"
 #include "support/run_ranks.hpp"
 #include "support/transport_setting.hpp"
@@ -341,6 +342,34 @@ TEST_P(Exchanges, ManyBytesGoFromWhereTheyLie) {
     for (std::int64_t i = 0; i < kMany; i += 997)
       ASSERT_EQ(out[static_cast<std::size_t>(i)],
                 in[static_cast<std::size_t>(i)] - static_cast<float>(r.rank) + static_cast<float>(from));
+  });
+}
+
+// However many are in flight: the memory for packed bytes is used again.
+TEST_P(Exchanges, RoundsUseTheSameMemory) {
+  run(2, [&](Rank& r) {
+    constexpr std::int64_t kCount = 1000;
+    constexpr std::size_t kMany = 8;
+    const Ring ring(r, kCount);
+    std::vector<std::vector<float>> in(kMany, std::vector<float>(kCount)), out = in;
+    PersistentExchange x = r.group().make_exchange(ring.plan);
+    const auto bytes = [&] {
+      const Arena::Counters c = r.context.arena().counters();
+      return c.in_use_bytes + c.cached_bytes + c.quarantined_bytes;
+    };
+    std::size_t after_two = 0;
+    for (int round = 0; round < 30; ++round) {
+      std::vector<Work> works;
+      for (std::size_t i = 0; i < kMany; ++i) {
+        const ExchangeField field{in[i].data(), out[i].data()};
+        works.push_back(x.start({&field, 1}));
+      }
+      for (Work& w : works) w.wait();
+      r.group().barrier().wait();
+      if (round == 1) after_two = bytes();
+    }
+    EXPECT_LE(bytes(), after_two);
+    r.group().barrier().wait();
   });
 }
 

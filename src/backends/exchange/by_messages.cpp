@@ -304,10 +304,14 @@ Step ExchangeByMessages::poll(OpState& s) noexcept {
   return Step::done;
 }
 
+// Keeps as many rooms as exchanges were ever in flight at once. A room of shared memory that is freed here
+// would not be used again: the arena asks the group whether a call uses it, and the group does not answer in
+// the middle of a step.
 void ExchangeByMessages::end(Flight& f) noexcept {
-  constexpr std::size_t kMostSpare = 4;
+  std::vector<Tensor>& spare = f.planned->spare;
   try {
-    if (f.room && f.planned->spare.size() < kMostSpare) f.planned->spare.push_back(std::move(f.room));
+    if (f.room) spare.push_back(std::move(f.room));
+    if (spare.size() > flights_.size()) spare.erase(spare.begin());  // of a stream that is used no more
   } catch (const std::bad_alloc&) {  // then the next one gets a new room
   }
   f.room = {};
