@@ -41,6 +41,7 @@ class ThisProcess final : public PeerProcess {
   bool map_segments(std::uint32_t count, Deadline) noexcept override {
     return count <= arena_.segment_count();
   }
+  bool is_refused(std::uint64_t) const noexcept override { return false; }
   Doorbell doorbell(int number) const noexcept override { return doorbell_on(block_, number); }
 
  private:

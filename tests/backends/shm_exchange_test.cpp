@@ -5,15 +5,21 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <array>
+#include <csignal>
 #include <cstdlib>
 #include <memory>
 #include <optional>
+#include <thread>
 #include <vector>
 
+#include "base/text/plain_streams.hpp"
 #include "host/arena.hpp"
 #include "support/run_ranks.hpp"
+#include "support/sanitizers.hpp"
 
 namespace weft::test::shm_exchange_test {
 namespace {
@@ -190,6 +196,170 @@ TEST(ShmExchange, TheMemoryOfAPairIsMadeAtItsFirstUseAndGivenBack) {
       r.meet("both have left " + std::to_string(round));
     }
   });
+}
+
+// Each rank sends 100 elements to the other.
+ExchangePlan swap(const Rank& r) {
+  ExchangePlan plan;
+  plan.fields = {DType::f64};
+  plan.sends = plan.receives = {{1 - r.rank, {{0, 0, {100}, {1}}}}};
+  return plan;
+}
+
+// Groups that come and go use the same memory, also in a program that takes no shared memory itself.
+TEST(ShmExchange, GroupsOneAfterAnotherUseTheSameMemory) {
+  run_ranks(Ranks::processes, 2, [](Rank& r) {
+    const Fields fields(r, 1, 100, Memory::local);
+    for (int i = 0; i < 20; ++i) {
+      auto group = ProcessGroup::create(r.context, "shm", r.membership("g" + std::to_string(i)));
+      group.exchange(swap(r), fields.list).wait();
+    }
+    const Arena::Counters all = r.context.arena().counters();
+    EXPECT_EQ(all.quarantined_bytes, 0U);
+    EXPECT_LE(all.in_use_bytes + all.cached_bytes, 3 * (sizeof(shm::Ring) + 4096));
+    r.meet("over");
+  });
+}
+
+// Takes the rest of the arena's first segment, so that the memory of a pair lies in a segment that the other
+// rank has not mapped yet.
+RankOptions small_segments() {
+  RankOptions options;
+  options.context.segment_bytes = std::size_t{1} << 20;
+  options.deadline = 5s;
+  return options;
+}
+Tensor fill_segment(Rank& r) {
+  return {r.context, Shape{std::int64_t{900} << 10}, DType::u8, Memory::shared};
+}
+
+// An exchange that is done on one rank reaches the other one, also if the process of the first has ended.
+TEST(ShmExchange, WhatIsSentArrivesAfterTheSenderHasEnded) {
+  RankProcesses ranks(
+      2,
+      [](Rank& r) {
+        ProcessGroup& group = r.group();
+        ExchangePlan plan = swap(r);
+        (r.rank == 0 ? plan.sends : plan.receives).clear();
+        const Fields fields(r, 1, 100, Memory::local);
+        if (r.rank == 1) {
+          const Tensor fill = fill_segment(r);
+          group.exchange(plan, fields.list).wait();
+          return;
+        }
+        r.store->get("late", Deadline::after(10s));
+        group.exchange(plan, fields.list).wait();
+        fields.expect(1, 1, 100, 100);
+      },
+      small_segments());
+  std::this_thread::sleep_for(500ms);
+  ranks.store().set("late", "");
+  ranks.finish();
+}
+
+// The receiver maps the memory while it waits in another call, and the sender goes on.
+TEST(ShmExchange, ARankThatWaitsElsewhereMapsTheMemory) {
+  run_ranks(
+      Ranks::processes, 2,
+      [](Rank& r) {
+        ProcessGroup& group = r.group();
+        ExchangePlan plan = swap(r);
+        (r.rank == 0 ? plan.sends : plan.receives).clear();
+        const Fields fields(r, 1, 100, Memory::local);
+        const Tensor fill = fill_segment(r);
+        const TensorView view = r.rank == 1 ? fields.in[0].view() : fields.out[0].view();
+        if (r.rank == 1) {
+          group.exchange(plan, fields.list).wait();
+          group.send(view, 0).wait();
+        } else {
+          group.recv(view, 1).wait();
+          group.exchange(plan, fields.list).wait();
+          fields.expect(1, 1, 100, 100);
+        }
+        r.meet("over");
+      },
+      small_segments());
+}
+
+Error error_of_exchange(Rank& r) {
+  const Fields fields(r, 1, 100, Memory::local);
+  return error_of([&] { r.group().exchange(swap(r), fields.list).wait(); });
+}
+
+TEST(ShmExchange, ARankWithoutSharedMemoryForAPairSaysSo) {
+  run_ranks(
+      Ranks::processes, 2,
+      [](Rank& r) {
+        r.group().barrier().wait();
+        std::optional<Tensor> fill;
+        if (r.rank == 1) {
+          fill = fill_segment(r);
+          std::signal(SIGXFSZ, SIG_IGN);
+          rlimit limit{};
+          ::getrlimit(RLIMIT_FSIZE, &limit);
+          limit.rlim_cur = 0;
+          ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+        }
+        const Error e = error_of_exchange(r);
+        EXPECT_EQ(e.code(), ErrorCode::system);
+        EXPECT_THAT(e.what(),
+                    testing::HasSubstr("exchange: rank 1 has no " + std::to_string(sizeof(shm::Ring)) +
+                                       " bytes of shared memory for exchanges with rank 0"));
+        r.meet("over");
+      },
+      small_segments());
+}
+
+// Limits of a receiver that come after the group is made.
+TEST(ShmExchange, ARankThatCannotMapTheMemorySaysSo) {
+  if (!kProcesses || !kThreadsInForks) GTEST_SKIP() << "sanitizers need addresses";
+  run_ranks(
+      Ranks::processes, 2,
+      [](Rank& r) {
+        r.group().barrier().wait();
+        const Tensor fill = fill_segment(r);
+        if (r.rank == 0) {  // no segment is mapped into the last quarter
+          std::size_t pages = 0;
+          FileIn("/proc/self/statm") >> pages;
+          const rlim_t bytes = pages * static_cast<rlim_t>(::sysconf(_SC_PAGESIZE)) / 10 * 12;
+          const rlimit limit{.rlim_cur = bytes, .rlim_max = bytes};
+          ASSERT_EQ(::setrlimit(RLIMIT_AS, &limit), 0);
+        }
+        const Error e = error_of_exchange(r);
+        EXPECT_EQ(e.code(), ErrorCode::system);
+        EXPECT_THAT(e.what(), testing::HasSubstr("exchange: rank 0 cannot map the segment of rank 1 in which "
+                                                 "their memory for exchanges lies; the log says why"));
+        r.meet("over");
+      },
+      small_segments());
+}
+
+TEST(ShmExchange, ARankWithoutDescriptorsSaysWhatItWaitsFor) {
+  RankOptions options = small_segments();
+  options.deadline = 1500ms;
+  run_ranks(
+      Ranks::processes, 2,
+      [](Rank& r) {
+        r.group().barrier().wait();
+        const Tensor fill = fill_segment(r);
+        ExchangePlan plan = swap(r);
+        (r.rank == 0 ? plan.sends : plan.receives).clear();
+        std::vector<int> taken;
+        if (r.rank == 0) {
+          const rlimit few{256, 256};
+          ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+          for (int fd = 0; (fd = ::dup(0)) >= 0;) taken.push_back(fd);
+        }
+        const Fields fields(r, 1, 100, Memory::local);
+        const Error e = error_of([&] { r.group().exchange(plan, fields.list).wait(); });
+        for (const int fd : taken) ::close(fd);
+        EXPECT_EQ(e.code(), ErrorCode::timeout);
+        if (r.rank == 0) {
+          EXPECT_THAT(e.what(), testing::HasSubstr("cannot map the memory of rank 1 for exchanges now"));
+        }
+        r.meet("over");
+      },
+      options);
 }
 
 }  // namespace

@@ -312,7 +312,7 @@ void ExchangeByMessages::end(Flight& f) noexcept {
   try {
     if (f.room) spare.push_back(std::move(f.room));
     if (spare.size() > flights_.size()) spare.erase(spare.begin());  // of a stream that is used no more
-  } catch (const std::bad_alloc&) {  // then the next one gets a new room
+  } catch (const std::bad_alloc&) {                                  // then the next one gets a new room
   }
   f.room = {};
   spare_.push_back(&f);  // has room: see post()

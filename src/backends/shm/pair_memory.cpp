@@ -24,7 +24,7 @@ std::byte* allocate(Arena* arena, std::size_t bytes) noexcept {
 }
 void release(Arena* arena, std::byte* memory, std::size_t bytes) noexcept {
   if (arena != nullptr)
-    arena->release(memory);
+    arena->release_unnamed(memory);
   else
     ::munmap(memory, bytes);
 }
@@ -111,6 +111,11 @@ std::uint64_t PairMemory::place(const std::byte* memory, std::size_t bytes) cons
                : 0;  // it is the arena's
 }
 
+bool PairMemory::is_mapped(int to, std::uint64_t place) const noexcept {
+  return group_.one_process || group_.processes[static_cast<std::size_t>(to)]->is_self() ||
+         group_.control.mapped(to, group_.rank).load(std::memory_order_seq_cst) >= place >> kSegmentShift;
+}
+
 std::byte* PairMemory::find(int from, std::uint64_t place, std::size_t bytes) const {
   if (group_.one_process) return reinterpret_cast<std::byte*>(place);
   const std::uint64_t segment = (place >> kSegmentShift) - 1;
@@ -119,6 +124,12 @@ std::byte* PairMemory::find(int from, std::uint64_t place, std::size_t bytes) co
   if (std::byte* const memory = look()) return memory;
   group_.map_news(from);
   if (std::byte* const memory = look()) return memory;
+  if (process.is_refused(segment))
+    throw Error(Failure{.code = ErrorCode::system,
+                        .text = fmt::format("rank {} cannot map the segment of rank {} in which their memory "
+                                            "for exchanges lies; the log says why",
+                                            group_.rank, from),
+                        .ranks = {group_.rank}});
   if (segment < group_.of(from).segments.load(std::memory_order_seq_cst) && segment < Arena::kMaxSegments &&
       process.segment(static_cast<std::uint32_t>(segment)) == nullptr)
     return nullptr;

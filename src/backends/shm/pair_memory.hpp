@@ -29,8 +29,10 @@ class PairMemory {
   std::byte* make(int to, std::size_t bytes);
   /// Where that lies, for rank `to` to read: after it is stored (seq_cst), it wakes that rank.
   std::uint64_t place(const std::byte* memory, std::size_t bytes) const noexcept;
+  /// Whether rank `to` has mapped the segment of that place.
+  bool is_mapped(int to, std::uint64_t place) const noexcept;
   /// The memory that rank `from` has made for this one. Null: it is not mapped yet; look again. Throws
-  /// corrupt if no memory of that rank can be there.
+  /// system if it cannot be mapped, and corrupt if no memory of that rank can be there.
   std::byte* find(int from, std::uint64_t place, std::size_t bytes) const;
 
  private:

@@ -71,6 +71,7 @@ class ShmBackend final : public Backend {
   bool healthy() noexcept override {
     if (group_.aborted()) return false;
     answer();
+    exchanges_.find_rings();
     look_for_cores();
     const OpState* call = collectives_.current();
     if (const std::vector<int> dead = dead_ranks(group_); !dead.empty()) {
@@ -119,7 +120,7 @@ class ShmBackend final : public Backend {
     if (is_by_messages(s)) return by_messages_.missing(s, story);
     std::vector<int> ranks = awaited_by(s);
     story = tell(ranks, roll_.found(ranks), [&](std::span<const int> late) {
-      if (s.op == Op::exchange) return Exchanges::story(s, late);
+      if (s.op == Op::exchange) return exchanges_.story(s, late);
       if (!is_message(s.op)) return collectives_.story(s, late);
       if (s.op != Op::send) return not_sent(s, late, group_.rank, group_.size);
       return fmt::format("rank {} has not received it (tag {})", s.peer, s.tag);

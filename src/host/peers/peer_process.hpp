@@ -47,6 +47,8 @@ class PeerProcess {
   /// gives up at the deadline (a stopped owner). True: all are mapped. A refused mmap is final for that
   /// segment and logged once.
   virtual bool map_segments(std::uint32_t count, Deadline deadline) noexcept = 0;
+  /// Whether the mmap of that segment was refused.
+  virtual bool is_refused(std::uint64_t index) const noexcept = 0;
   /// The doorbell of that number there. Null: there is none.
   virtual Doorbell doorbell(int number) const noexcept = 0;
 };

@@ -84,7 +84,7 @@ bool RemoteProcess::map_segments(std::uint32_t count, Deadline deadline) noexcep
   all = true;
   for (std::uint32_t i = 0; i < count; ++i) {
     if (segment(i) != nullptr) continue;
-    all = !refused_[i] && map_segment(i, deadline) && all;
+    all = !is_refused(i) && map_segment(i, deadline) && all;
   }
   return all;
 } catch (...) {  // it died, or did not answer in time
@@ -304,7 +304,7 @@ bool RemoteProcess::map_segment(std::uint32_t index, Deadline deadline) {
   if (!room) errno = ENOMEM;
   SharedMapping mapping = room ? map(file.get(), bytes) : SharedMapping();
   if (!mapping) {
-    refused_[index] = true;
+    places_[index].refused.store(true, std::memory_order_release);
     log_.write_later(  // a group may be held, and the list of all groups
         LogLayer::host, LogLevel::info,
         fmt::format("segment {} of {} ({} bytes) cannot be mapped ({}); what lies there is copied instead",

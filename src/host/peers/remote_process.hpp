@@ -4,7 +4,6 @@
 
 #include <array>
 #include <atomic>
-#include <bitset>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -36,6 +35,9 @@ class RemoteProcess final : public PeerProcess, public std::enable_shared_from_t
   State look() noexcept override;
   MappedSegment mapped(std::uint32_t index) const noexcept override;
   bool map_segments(std::uint32_t count, Deadline deadline) noexcept override;
+  bool is_refused(std::uint64_t index) const noexcept override {
+    return index < Arena::kMaxSegments && places_[index].refused.load(std::memory_order_acquire);
+  }
   Doorbell doorbell(int number) const noexcept override { return doorbell_on(&block(), number); }
 
   // The region it offers under `name`, or null if it offers none now.
@@ -88,12 +90,12 @@ class RemoteProcess final : public PeerProcess, public std::enable_shared_from_t
   Descriptor socket_;
   std::uint64_t last_number_ = 0;
   std::map<std::uint32_t, SharedMapping> segments_;
-  std::bitset<Arena::kMaxSegments> refused_;
   std::map<std::uint64_t, std::weak_ptr<HeldRegion>> opened_;
   // Read by all.
   struct Place {
     std::atomic<std::byte*> begin{nullptr};
     std::size_t bytes = 0;  // written before `begin`
+    std::atomic<bool> refused{false};
   };
   std::array<Place, Arena::kMaxSegments> places_{};
 };

@@ -175,7 +175,7 @@ void Exchanges::wake() noexcept {
   touched_.clear();
 }
 
-// Whether the next slot is there.
+// Whether the next slot is there. Memory that is not mapped yet may hold it.
 bool Exchanges::has_slot(const RingEnd& end) const noexcept {
   return end.ring == nullptr
              ? group_.control.ring(end.rank, group_.rank).load(std::memory_order_seq_cst) != 0
@@ -191,7 +191,9 @@ void Exchanges::awaited(const Flight& f, std::vector<int>& ranks) const {
     if (o.phase == Phase::done || o.end->turn < o.ticket) continue;
     const std::uint64_t wanted =
         o.phase == Phase::awaiting ? o.until : o.end->next + 1 - std::min(o.end->next + 1, kExchangeSlots);
-    if (o.end->ring->taken.load(std::memory_order_seq_cst) < wanted) ranks.push_back(o.end->rank);
+    if (o.end->ring->taken.load(std::memory_order_seq_cst) < wanted ||
+        (o.phase == Phase::awaiting && !is_mapped(*o.end)))
+      ranks.push_back(o.end->rank);
   }
 }
 
@@ -215,10 +217,16 @@ std::vector<int> Exchanges::awaited(const OpState& s) const {
   return ranks.empty() ? awaited() : each_once(std::move(ranks));
 }
 
-std::string Exchanges::story(const OpState& s, std::span<const int> late) {
+std::string Exchanges::story(const OpState& s, std::span<const int> late) const {
   const Flight* const f = flight_of(s);
   if (f == nullptr) return "it was not started";
-  if (late.empty()) return "every rank is there";
+  if (late.empty()) {
+    for (const In& in : f->ins)
+      if (in.phase == Phase::queued && in.end->ring == nullptr && has_slot(*in.end))
+        return fmt::format("rank {} cannot map the memory of rank {} for exchanges now", group_.rank,
+                           in.end->rank);
+    return "every rank is there";
+  }
   if (late.size() > 1) return fmt::format("{} have not done their part", name_ranks(late));
   for (const In& in : f->ins)
     if (in.end->rank == late[0] && in.phase < Phase::there)

@@ -42,13 +42,14 @@ struct Cursor {
 
 /// One side of a ring, on this rank.
 struct RingEnd {
-  Ring* ring = nullptr;                    ///< null: not made, or not found, yet
-  int rank = 0;                            ///< the other one
-  bool touched = false;                    ///< published something since the last look for sleepers
-  std::uint16_t timings = 0;               ///< sender: that it has asked for
-  std::uint64_t next = 0;                  ///< slots filled, or emptied
-  std::uint64_t tickets = 0;               ///< exchanges that have a part to send, or to receive
-  std::uint64_t turn = 0;                  ///< the one that may now
+  Ring* ring = nullptr;       ///< null: not made, or not found, yet
+  int rank = 0;               ///< the other one
+  bool touched = false;       ///< published something since the last look for sleepers
+  bool mapped = false;        ///< sender: the receiver reaches it, also after this rank has ended
+  std::uint16_t timings = 0;  ///< sender: that it has asked for
+  std::uint64_t next = 0;     ///< slots filled, or emptied
+  std::uint64_t tickets = 0;  ///< exchanges that have a part to send, or to receive
+  std::uint64_t turn = 0;     ///< the one that may now
   std::uint64_t room_to = kExchangeSlots;  ///< sender: slots that were known to be free
   std::array<std::uint64_t, 3> sent{};     ///< sender: exchanges, by what their slots held
   std::array<std::uint64_t, kExchangeSlots> forms{},
@@ -119,10 +120,12 @@ class Exchanges {
   std::unique_ptr<PlannedExchange> plan(const ExchangePlan& plan) const;
   void post(OpState& s) noexcept;
   Step poll(OpState& s) noexcept;
+  /// Maps memory that other ranks have made for exchanges with this one: they wait for that.
+  void find_rings() noexcept;
   /// The ranks that this one waits for in that exchange; in all of them.
   std::vector<int> awaited(const OpState& s) const;
   std::vector<int> awaited() const;
-  static std::string story(const OpState& s, std::span<const int> late);
+  std::string story(const OpState& s, std::span<const int> late) const;
 
   /// For tests: how many sends went to a rank so far, by Holds.
   std::array<std::uint64_t, 3> sent_to(int rank) const noexcept { return to(rank).sent; }
@@ -173,6 +176,7 @@ class Exchanges {
   // send.cpp
   void open(RingEnd& end);
   bool has_room(RingEnd& end);
+  static bool is_mapped(RingEnd& end) noexcept;
   std::uint64_t sound_taken(const RingEnd& end, std::uint64_t taken) const;
   bool send(Flight& f, Out& o, Traffic& t);
   void end_turn(Out& o, Traffic& t, Holds holds);

@@ -83,7 +83,17 @@ bool Exchanges::find_ring(RingEnd& end) {
   const std::uint64_t place = group_.control.ring(end.rank, group_.rank).load(std::memory_order_seq_cst);
   if (place == 0) return false;
   end.ring = reinterpret_cast<Ring*>(memory_.find(end.rank, place, sizeof(Ring)));
-  return end.ring != nullptr;
+  if (end.ring == nullptr) return false;
+  end.ring->found.store(1, std::memory_order_release);
+  group_.wake(end.rank);
+  return true;
+}
+
+void Exchanges::find_rings() noexcept {
+  for (RingEnd& end : ends_[1]) try {
+      if (end.ring == nullptr && end.rank != group_.rank) find_ring(end);
+    } catch (...) {  // the exchange with that rank reports it
+    }
 }
 
 // Checks the properties that all slots of this exchange must have.

@@ -69,6 +69,7 @@ struct Took {
 struct Ring {
   Slot slots[kExchangeSlots];
   alignas(64) std::atomic<std::uint64_t> taken;  ///< by the receiver: slots emptied
+  std::atomic<std::uint32_t> found;              ///< by the receiver: 1 once it has mapped this
   /// by the receiver, before `taken`: see Slot::timing
   alignas(64) std::atomic<std::uint64_t> took[kTimings];
 
@@ -76,6 +77,7 @@ struct Ring {
   void clear() noexcept {
     for (Slot& s : slots) s.sequence.store(0, std::memory_order_relaxed);
     taken.store(0, std::memory_order_relaxed);
+    found.store(0, std::memory_order_relaxed);
     for (auto& t : took) t.store(0, std::memory_order_relaxed);
   }
 };

@@ -79,9 +79,16 @@ class Packer {
 void Exchanges::open(RingEnd& end) {
   auto* const ring = reinterpret_cast<Ring*>(memory_.make(end.rank, sizeof(Ring)));
   ring->clear();
-  group_.control.ring(group_.rank, end.rank)
-      .store(memory_.place(reinterpret_cast<std::byte*>(ring), sizeof(Ring)), std::memory_order_seq_cst);
+  const std::uint64_t place = memory_.place(reinterpret_cast<std::byte*>(ring), sizeof(Ring));
+  end.mapped = memory_.is_mapped(end.rank, place);
+  group_.control.ring(group_.rank, end.rank).store(place, std::memory_order_seq_cst);
   end.ring = ring;
+}
+
+bool Exchanges::is_mapped(RingEnd& end) noexcept {
+  if (!end.mapped) [[unlikely]]
+    end.mapped = end.ring->found.load(std::memory_order_seq_cst) != 0;
+  return end.mapped;
 }
 
 // `taken`: how many slots, filled by this rank, the other rank has reported as emptied.
@@ -101,7 +108,7 @@ bool Exchanges::has_room(RingEnd& end) {
 bool Exchanges::send(Flight& f, Out& o, Traffic& t) {
   RingEnd& end = *o.end;
   if (o.phase == Phase::awaiting) {
-    if (end.ring->taken.load(std::memory_order_seq_cst) < o.until) return false;
+    if (end.ring->taken.load(std::memory_order_seq_cst) < o.until || !is_mapped(end)) return false;
     return end_of(f, o);
   }
   if (o.phase == Phase::queued) {
@@ -119,7 +126,11 @@ bool Exchanges::send(Flight& f, Out& o, Traffic& t) {
     pack(f, o, t);
     if (o.cursor.box != t.side->boxes.size()) continue;
     end_turn(o, t, Holds::packed);
-    return end_of(f, o);
+    if (is_mapped(end)) [[likely]]
+      return end_of(f, o);
+    o.until = 0;  // this rank may end when it is done, and then nobody can map its memory any more
+    o.phase = Phase::awaiting;
+    return true;
   }
   return true;
 }
