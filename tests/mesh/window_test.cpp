@@ -470,6 +470,31 @@ TEST_P(WindowOver, GhostCellsOfAnyParts) {
           wrong += b[place] != static_cast<float>(nothing || number ? want : -want);
         });
         ASSERT_EQ(wrong, 0);
+
+        // Adding in place is the adjoint: the products of ghost cells filled from x with those of y are the
+        // products of x with what y's ghost cells add to inner cells. Ghost cells stay.
+        std::vector<std::int64_t> filled(a.size()), numbers(a.size()), y(a.size());
+        each_cell([&](std::size_t place, const Dims& at, bool inner) {
+          if (inner) filled[place] = element(at, global);
+          y[place] = static_cast<std::int64_t>((place * 31 + static_cast<std::size_t>(r.rank) * 7) % 19) - 9;
+        });
+        const std::vector<std::int64_t> x_alone = filled;
+        halo.exchange(view(filled.data(), shape));
+        halo.exchange(view(numbers.data(), shape));
+        std::vector<std::int64_t> added = y;
+        halo.add(view(added.data(), shape));
+        std::int64_t products[2] = {0, 0};
+        each_cell([&](std::size_t place, const Dims&, bool inner) {
+          if (inner) {
+            products[1] += (added[place] - y[place]) * x_alone[place];
+          } else {
+            wrong += added[place] != y[place];
+            products[0] += y[place] * (filled[place] - numbers[place]);
+          }
+        });
+        r.group().all_reduce(view(products, 2)).wait();
+        ASSERT_EQ(products[0], products[1]);
+        ASSERT_EQ(wrong, 0);
       }
     });
 }

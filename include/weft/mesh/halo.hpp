@@ -3,6 +3,7 @@
 // One thread per rank uses it.
 #pragma once
 
+#include <initializer_list>
 #include <span>
 #include <vector>
 
@@ -17,6 +18,8 @@ struct HaloDim {
   Edge before_edge = Edge::none();     ///< what they are at the ends of the whole
   Edge after_edge = before_edge;
 };
+
+struct HaloFields;
 
 /// The plan of an exchange that fills ghost cells, corners too. Made once, used in every step:
 ///
@@ -52,12 +55,41 @@ class Halo {
   void exchange(std::span<const TensorView> fields) const { start(fields).finish(); }
   void exchange(const TensorView& field) const { start(field).finish(); }
 
+  /// The adjoint of start(), in place: each ghost cell is added to the inner cell of which start() makes it a
+  /// copy, on the rank that holds that cell. To an inner cell are added first what rank 0 sends, then what
+  /// rank 1 sends, and so on, this rank's own ghost cells (beyond a periodic end, for example) at its place;
+  /// of one rank, field by field and box by box, as Window::start_adjoint() says. So the bits do not depend on
+  /// timing. Ghost cells stay as they are; those that were set to a number are added to nothing. Only cells
+  /// near the border are touched. Integers, which wrap, and f64, f32, bf16, f16; bf16 and f16 are added in
+  /// f32 and rounded once. In the memory of the host. Until finish() the program may read the ghost cells,
+  /// and may neither read nor write inner cells within reach of another rank's halo. For forces and masses of
+  /// nodes that ranks share, and for gradients.
+  WindowTransfer start_add(std::span<const TensorView> fields) const;
+  WindowTransfer start_add(const TensorView& field) const { return start_add(std::span(&field, 1)); }
+  void add(std::span<const TensorView> fields) const { start_add(fields).finish(); }
+  void add(const TensorView& field) const { start_add(field).finish(); }
+
  private:
+  friend WindowTransfer start_together(std::span<const HaloFields> list);
+  std::vector<WindowField> fields_of(std::span<const TensorView> fields, bool add) const;
   Window window_;
   Shape shape_;
   Box inner_, reached_;  // reached_: what the window writes, in the array
   Dims offset_;
   Halo(const Partition& x, const std::vector<HaloDim>& dims, std::vector<WindowDim> wanted);
 };
+
+/// A halo, and arrays whose ghost cells it fills. Views.
+struct HaloFields {
+  const Halo& halo;
+  std::span<const TensorView> fields;
+};
+
+/// Begins the exchanges of several halos (of nodes and of cells, for example) as one. See start_together() of
+/// windows.
+WindowTransfer start_together(std::span<const HaloFields> list);
+inline WindowTransfer start_together(std::initializer_list<HaloFields> list) {
+  return start_together(std::span(list.begin(), list.size()));
+}
 
 }  // namespace weft

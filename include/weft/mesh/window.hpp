@@ -5,11 +5,13 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "weft/group/work.hpp"
 #include "weft/mesh/layout.hpp"
 #include "weft/mesh/transfer.hpp"
 
@@ -127,6 +129,7 @@ class [[nodiscard]] WindowTransfer {
     virtual ~Steps() = default;
     virtual bool done() = 0;
     virtual void finish() = 0;
+    virtual Work& work() = 0;
   };
   WindowTransfer() = default;
   explicit WindowTransfer(std::unique_ptr<Steps> steps) : steps_(std::move(steps)) {}
@@ -137,9 +140,21 @@ class [[nodiscard]] WindowTransfer {
   void finish() {
     if (const std::unique_ptr<Steps> steps = std::move(steps_)) steps->finish();
   }
+  /// The call of the group that this is, for Work::then() and wait_on(); an invalid Work if this rank
+  /// exchanges with itself alone. Its errors do not begin with `halo: ` or `window: `. finish() waits for it,
+  /// and must still be called. Null after finish().
+  Work* work() noexcept { return steps_ == nullptr ? nullptr : &steps_->work(); }
 
  private:
   std::unique_ptr<Steps> steps_;
+};
+
+class Window;
+
+/// A window, and fields for it. Views; see start_together().
+struct WindowFields {
+  const Window& window;
+  std::span<const WindowField> fields;
 };
 
 /// The plan of an exchange: made once, used as often as needed. Ranks whose windows touch nothing of each
@@ -202,8 +217,21 @@ class Window {
 
  private:
   friend class Halo;
+  WindowTransfer start_add(std::span<const WindowField> fields) const;  // Halo::start_add()
+  friend WindowTransfer start_together(std::span<const WindowFields> list, Stream stream);
   std::shared_ptr<Plan> plan_;
 };
+
+/// Begins the exchanges of several windows as one: each rank sends one message to each rank that it shares
+/// elements with, in place of one for each window, and waits once. The windows are cut over the same axes of
+/// one mesh. Everything else is as in Window::start(); all ranks give the same windows in the same order. Two
+/// fields that are given do not share memory, also those of different windows. Throws as Window::start()
+/// does, and bad_argument if the axes differ or a window is given twice: `window: window 1 is cut over
+/// axes [x]; expected [y, x], as window 0`.
+WindowTransfer start_together(std::span<const WindowFields> list, Stream stream = {});
+inline WindowTransfer start_together(std::initializer_list<WindowFields> list, Stream stream = {}) {
+  return start_together(std::span(list.begin(), list.size()), stream);
+}
 
 /// The window of a tensor with a layout: a plain tensor, in shared memory. Collective as Window::start()
 /// is, and throws as it and Window's constructor do.

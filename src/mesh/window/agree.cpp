@@ -50,7 +50,7 @@ std::uint64_t digest_of_edge(const Edge& edge) {
 // first thing that differs. A digest has a letter for the kind of thing: lists may have other kinds at a
 // place. `what` ("the edge before dimension 0") and `value` make a text, when it is needed.
 template <class See>
-void each_given(const Window::Plan& plan, const std::vector<Form>& forms, Device device, bool adjoint,
+void each_given(const Window::Plan& plan, const std::vector<Form>& forms, Device device, Way way,
                 const See& see) {
   Fnv1a shape;
   for (const std::int64_t extent : plan.global) shape.add_at_once(static_cast<std::uint64_t>(extent));
@@ -85,7 +85,7 @@ void each_given(const Window::Plan& plan, const std::vector<Form>& forms, Device
   see(
       digest_of('n', plan.wanted.size()), [] { return std::string("the number of dimensions"); },
       [&] { return fmt::format("{}", plan.wanted.size()); });
-  const std::string fields = fields_text(forms, adjoint);
+  const std::string fields = fields_text(forms, way);
   see(
       digest_of('f', hash_of(fields)), [] { return std::string("the list of fields"); },
       [&] { return fields; });
@@ -128,17 +128,17 @@ std::string difference(std::string_view a, std::string_view b, int other) {
 
 }  // namespace
 
-void agree(const Window::Plan& plan, const std::vector<Form>& forms, Device device, bool adjoint) {
+void agree(const Window::Plan& plan, const std::vector<Form>& forms, Device device, Way way) {
   // If the group's transport is on a device, its collectives are there, too: then messages compare dtypes
   // and counts alone.
   if (plan.group->traits().device) return;
   ListDigest digest;
-  each_given(plan, forms, device, adjoint,
+  each_given(plan, forms, device, way,
              [&](std::uint64_t given, const auto&, const auto&) { digest.add(given); });
   const auto list = [&] {
     std::vector<std::uint64_t> digests;
     std::vector<std::string> texts;
-    each_given(plan, forms, device, adjoint, [&](std::uint64_t given, const auto& what, const auto& value) {
+    each_given(plan, forms, device, way, [&](std::uint64_t given, const auto& what, const auto& value) {
       digests.push_back(given);
       texts.push_back(what() + "\t" + cut(value()));
     });

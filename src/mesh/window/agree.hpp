@@ -12,6 +12,6 @@ namespace weft::windows {
 /// naming the thing and two ranks with the value that each of them gave: `window: what part 1 wants of
 /// dimension 0 is [[3, 9)] on rank 1 and [[4, 8)] on rank 0; expected the same on all ranks [y rank 1]`.
 /// The group fails then. If all is the same, it takes one collective.
-void agree(const Window::Plan& plan, const std::vector<Form>& forms, Device device, bool adjoint);
+void agree(const Window::Plan& plan, const std::vector<Form>& forms, Device device, Way way);
 
 }  // namespace weft::windows

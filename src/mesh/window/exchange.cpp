@@ -7,6 +7,7 @@
 #include "group/persistent/prepared_exchange.hpp"
 #include "host/strided/overlap.hpp"
 #include "mesh/window/agree.hpp"
+#include "mesh/window/flight.hpp"
 #include "mesh/window/in_flight.hpp"
 #include "mesh/window/named.hpp"
 #include "weft/base/error.hpp"
@@ -16,10 +17,10 @@ namespace weft {
 namespace windows {
 
 Judged::Judged(std::uint64_t id, std::span<const WindowField> fields, Device device, std::vector<Pair> pairs,
-               bool adjoint)
+               Way way)
     : id_(id), pairs_(std::move(pairs)), device_(device) {
   for (const Pair& p : pairs_)
-    memory_.push_back(adjoint ? ExchangeField{p.window, p.part} : ExchangeField{p.part, p.window});
+    memory_.push_back(way == Way::fetch ? ExchangeField{p.part, p.window} : ExchangeField{p.window, p.part});
   for (const WindowField& f : fields) {
     words_.insert(words_.end(), {address(f.in.data), address(f.out.data), kind(f.in), kind(f.out)});
     const int rank = f.in.shape.rank();
@@ -39,43 +40,18 @@ Exchange::Exchange(std::shared_ptr<const Plan> plan, const Program& program, con
       runtime_(stream.device == Device{} && plan_->host != nullptr
                    ? *plan_->host
                    : plan_->mesh.context().device(stream.device)) {
-  if (program_->room > 0) buffer_ = room_of(program_->room);
   plan_->in_flight.push_back(this);
 }
 
-Exchange::~Exchange() {
-  leave();
-  if (buffer_) keep(std::move(buffer_));
+void Exchange::clear() const {
+  const std::array<std::byte, 16> zero{};
+  for (const Program::Step& step : program_->cleared)
+    step.loops.fill(runtime_, stream_, zero.data(), pair(step).part);
 }
 
-Failure Exchange::dropped() const {
-  return {.code = ErrorCode::aborted,
-          .text = fmt::format("{}: rank {} dropped an exchange in flight", plan_->name, plan_->me),
-          .ranks = {plan_->me}};
-}
-
-void Exchange::keep(Tensor room) const {
-  if (plan_->mesh.context().forked()) return;  // the lock may be held for ever
-  constexpr std::size_t kMostSpare = 4;
-  const std::lock_guard lock(plan_->spare_mutex);
-  if (plan_->spare.size() < kMostSpare) plan_->spare.push_back(std::move(room));
-}
-
-Tensor Exchange::room_of(std::int64_t bytes) const {
-  {
-    const std::lock_guard lock(plan_->spare_mutex);
-    for (Tensor& spare : plan_->spare)
-      if (spare.bytes() >= bytes && spare.stream() == stream_) {
-        std::swap(spare, plan_->spare.back());
-        Tensor taken = std::move(plan_->spare.back());
-        plan_->spare.pop_back();
-        return taken;
-      }
-  }
-  return {plan_->mesh.context(), Dims::line(bytes), DType::u8, Memory::shared, stream_};
-}
-
-void Exchange::copy_own() const {
+void Exchange::move_own(std::span<const ExchangeField> memory) const {
+  if (program_->sums)
+    return program_->sums->add_all(memory.data(), program_->room.data(), [](std::size_t) {});
   for (const Program::Step& step : program_->own) {
     const std::byte* const from = pair(step).part + step.from;
     std::byte* const to = pair(step).window + step.to;
@@ -88,34 +64,21 @@ void Exchange::fill() const {
     f.step.loops.fill(runtime_, stream_, f.element.data(), pair(f.step).window + f.step.to);
 }
 
-void Exchange::clear_sums() const {
-  const std::array<std::byte, 16> zero{};
-  for (const Program::Step& step : program_->cleared)
-    step.loops.fill(runtime_, stream_, zero.data(), sums_of(step.field));
-}
-
-void Exchange::add(const Program::Step& step, const std::byte* from) const {
-  add_to(step.loops, program_->forms[step.field].dtype, from + step.from, sums_of(step.field) + step.to);
-}
-
-void Exchange::add_own() const {
-  for (const Program::Step& step : program_->own) add(step, pair(step).window);
-}
-
-void Exchange::round_sums() const {
-  for (const Program::Step& step : program_->rounded)
-    round_to(step.loops, program_->forms[step.field].dtype, sums_of(step.field), pair(step).part);
-}
-
 }  // namespace windows
 
 namespace {
 
 using Program = Window::Plan::Program;
 using windows::called;
+using windows::Exchange;
+using windows::Flight;
+using windows::is_alone;
 using windows::Judged;
+using windows::Known;
 using windows::Pair;
 using windows::refuse;
+using windows::stream_for;
+using windows::Way;
 
 // Throws if elements that are written share memory with elements that are read, or with each other; `in`
 // may lie at its place in `out`.
@@ -134,7 +97,7 @@ void judge_overlap(const Window::Plan& plan, const Program& program, std::span<c
       if (!at_place && share_memory(fields[j].in, fields[i].out))
         refuse(plan,
                fmt::format("{} and {} overlap; expected apart{}", called("in", j, n), called("out", i, n),
-                           program.adjoint || i != j ? "" : ", or in at its place in out"));
+                           program.way != Way::fetch || i != j ? "" : ", or in at its place in out"));
       if (j < i && share_memory(fields[j].out, fields[i].out))
         refuse(plan,
                fmt::format("{} and {} overlap; expected apart", called("out", j, n), called("out", i, n)));
@@ -150,7 +113,7 @@ const Judged& judge(const Window::Plan& plan, const Program& program, std::span<
   for (std::size_t i = 0; i < n; ++i) {
     const WindowField& f = fields[i];
     auto* const read = const_cast<std::byte*>(f.in.data);
-    pairs[i] = program.adjoint ? Pair{f.out.data, read} : Pair{read, f.out.data};
+    pairs[i] = program.way == Way::fetch ? Pair{read, f.out.data} : Pair{f.out.data, read};
     const auto check = [&](const char* which, const std::byte* data, const Shape& shape, Device on) {
       if (data == nullptr && shape.count() > 0)
         refuse(plan, fmt::format("{} {} has no memory", called(which, i, n), to_string(shape)));
@@ -161,133 +124,153 @@ const Judged& judge(const Window::Plan& plan, const Program& program, std::span<
   }
   judge_overlap(plan, program, fields, pairs);
   return program.judged[program.next_judged++ % program.judged.size()] = {++plan.judgements, fields, device,
-                                                                          std::move(pairs), program.adjoint};
+                                                                          std::move(pairs), program.way};
 }
-
-struct Known {
-  const Program* program = nullptr;
-  const Judged* fields = nullptr;
-};
 
 // Fields that were checked before. For eight fields this takes a tenth of the time of a small exchange, and
 // checking them again takes a third.
 Known as_before(const Window::Plan& plan, std::span<const WindowField> fields, Device device,
-                bool adjoint) noexcept {
+                Way way) noexcept {
   for (const auto& p : plan.programs) {
-    if (p->adjoint != adjoint) continue;
+    if (p->way != way) continue;
     for (const Judged& judged : p->judged)
       if (judged.is_of(fields, device)) return {p.get(), &judged};
   }
   return {};
 }
 
-// An exchange as a call of the group. Filling needs no other rank: this rank fills its own window.
-class InGroup final : public WindowTransfer::Steps, private windows::Exchange {
+}  // namespace
+
+Known windows::prepare(const Window& window, Window::Plan& plan, std::span<const WindowField> fields,
+                       Stream stream, Way way) {
+  const bool alone = is_alone(plan);
+  // The group is made by all of them at their first window, also by those that exchange nothing.
+  if (!alone && plan.group == nullptr) {
+    plan.group = &plan.axes.group();
+    plan.listed.emplace(plan.mesh.context(), fmt::format("a {}", plan.name));
+  }
+  Known known = as_before(plan, fields, stream.device, way);
+  if (known.program == nullptr) {
+    known.program = &windows::program_for(window, plan, fields, way);
+    known.fields = &judge(plan, *known.program, fields, stream.device);
+  }
+  if (!plan.in_flight.empty()) windows::expect_free(plan, *known.program, *known.fields);
+  if (!alone && !plan.agreed) {
+    windows::agree(plan, known.program->forms, stream.device, way);
+    plan.agreed = true;
+  }
+  if (stream.device == Device{} && plan.host == nullptr)
+    plan.host = &plan.mesh.context().device(stream.device);
+  return known;
+}
+
+bool windows::Flight::done() try {
+  check();
+  try {
+    return !work_.valid() || work_.done();
+  } catch (...) {
+    why_ = std::current_exception();
+    leave();
+    throw;
+  }
+} catch (const Error& e) {
+  throw_named(plan_.name, e);
+}
+
+void windows::Flight::finish() try {
+  check();
+  if (work_.valid()) work_.wait();
+} catch (const Error& e) {
+  throw_named(plan_.name, e);
+}
+
+void windows::Flight::set_work(Work work) {
+  work_ = std::move(work);
+  group_ = &detail::Access::state(*plan_.group);
+}
+
+void windows::Flight::drop() noexcept {
+  if (!work_.valid() || plan_.mesh.context().forked()) return;
+  try {
+    if (!work_.done())
+      group_->fail_dropped(
+          {.code = ErrorCode::aborted,
+           .text = fmt::format("{}: rank {} dropped an exchange in flight", plan_.name, plan_.me),
+           .ranks = {plan_.me}});
+  } catch (...) {  // the group has failed: others know
+  }
+  work_ = {};
+}
+
+void windows::Flight::check() const {
+  plan_.mesh.context().check_fork(plan_.name);
+  if (why_) std::rethrow_exception(why_);
+}
+
+namespace {
+
+class OfOne final : public Flight {
  public:
-  InGroup(std::shared_ptr<const Plan> plan, const Program& program, const Judged& fields, Stream stream)
-      : Exchange(std::move(plan), program, fields, stream) {
-    if (program_->adjoint) clear_sums();
-    if (plan_->group != nullptr) {
-      if (!program_->exchange)
-        program_->exchange = detail::PreparedExchange::make_sound(*plan_->group, program_->plan);
-      work_ = program_->exchange.start(fields.memory(), {.stream = stream_});
-      group_ = &detail::Access::state(*plan_->group);
-    } else if (program_->adjoint) {
-      add_own();
-      round_sums();
+  OfOne(std::shared_ptr<const Window::Plan> plan, const Program& program, const Judged& fields, Stream stream)
+      : Flight(*plan), exchange_(std::move(plan), program, fields, stream) {
+    exchange_.clear();
+    ProcessGroup* const group = exchange_.plan().group;
+    if (group != nullptr) {
+      if (!program.exchange) program.exchange = detail::PreparedExchange::make_sound(*group, program.plan);
+      set_work(program.exchange.start(fields.memory(), {.stream = stream}));
     } else {
-      copy_own();
+      exchange_.move_own(fields.memory());
     }
-    fill();
+    exchange_.fill();
   }
-
-  InGroup(const InGroup&) = delete;
-  InGroup& operator=(const InGroup&) = delete;
-  ~InGroup() override {
-    if (!work_.valid() || plan_->mesh.context().forked()) return;
-    try {
-      if (work_.done()) return;
-      group_->fail_dropped(dropped());
-    } catch (...) {  // the group has failed: others know
-    }
-  }
-
-  bool done() override try {
-    plan_->mesh.context().check_fork(plan_->name);
-    if (why_) std::rethrow_exception(why_);
-    try {
-      return !work_.valid() || work_.done();
-    } catch (...) {
-      why_ = std::current_exception();
-      leave();
-      throw;
-    }
-  } catch (const Error& e) {
-    windows::throw_named(plan_->name, e);
-  }
-  void finish() override try {
-    plan_->mesh.context().check_fork(plan_->name);
-    if (why_) std::rethrow_exception(why_);
-    if (work_.valid()) work_.wait();
-  } catch (const Error& e) {
-    windows::throw_named(plan_->name, e);
-  }
+  OfOne(const OfOne&) = delete;
+  OfOne& operator=(const OfOne&) = delete;
+  ~OfOne() override { drop(); }
 
  private:
-  GroupState* group_ = nullptr;  // lives while work_ is valid: the program may have let go of the group
-  std::exception_ptr why_;       // done() has thrown it
-  Work work_;                    // last: it ends before the memory goes
+  void leave() const noexcept override { exchange_.leave(); }
+  Exchange exchange_;
 };
 
 WindowTransfer begin(const Window& window, const std::shared_ptr<Window::Plan>& plan,
-                     std::span<const WindowField> fields, Stream stream, bool adjoint) try {
-  const bool alone = !plan->axes || plan->axes.size() == 1;
+                     std::span<const WindowField> fields, Stream stream, Way way) try {
+  const bool alone = is_alone(*plan);
   if (!alone) plan->mesh.context().check_fork(plan->name);
   if (fields.empty() && alone) return {};
-  if (stream == Stream{} && !fields.empty()) stream = fields[0].in.device;
-  const bool host = stream.device == Device{};
-  // The group is made by all of them at their first window, also by those that exchange nothing.
-  if (!alone && plan->group == nullptr) {
-    plan->group = &plan->axes.group();
-    plan->listed.emplace(plan->mesh.context(), fmt::format("a {}", plan->name));
-  }
-  Known known = as_before(*plan, fields, stream.device, adjoint);
-  if (known.program == nullptr) {
-    known.program = &windows::program_for(window, *plan, fields, adjoint);
-    known.fields = &judge(*plan, *known.program, fields, stream.device);
-  }
-  const Program& program = *known.program;
-  if (!plan->in_flight.empty()) windows::expect_free(*plan, program, *known.fields);
-  if (!alone && !plan->agreed) {
-    windows::agree(*plan, program.forms, stream.device, adjoint);
-    plan->agreed = true;
-  }
-  if (host && plan->host == nullptr) plan->host = &plan->mesh.context().device(stream.device);
-  return WindowTransfer(std::make_unique<InGroup>(plan, program, *known.fields, stream));
+  stream = stream_for(stream, fields);
+  const Known known = prepare(window, *plan, fields, stream, way);
+  return WindowTransfer(std::make_unique<OfOne>(plan, *known.program, *known.fields, stream));
 } catch (const Error& e) {
   windows::throw_named(plan->name, e);
+}
+
+void expect_on_host(const Window::Plan& plan, std::span<const WindowField> fields, const char* what) {
+  for (const WindowField& f : fields)
+    if (!(f.in.device == Device{}))
+      throw Error(ErrorCode::unsupported, fmt::format("{}: {} adds in the memory of the host; in is on {}",
+                                                      plan.name, what, to_string(f.in.device)));
 }
 
 }  // namespace
 
 WindowTransfer Window::start(std::span<const WindowField> fields, Stream stream) const {
-  return begin(*this, plan_, fields, stream, false);
+  return begin(*this, plan_, fields, stream, Way::fetch);
 }
 WindowTransfer Window::start(const ConstTensorView& in, const TensorView& out, Stream stream) const {
   const WindowField field{in, out};
   return start(std::span(&field, 1), stream);
 }
 WindowTransfer Window::start_adjoint(std::span<const WindowField> fields) const {
-  for (const WindowField& f : fields)
-    if (!(f.in.device == Device{}))
-      throw Error(ErrorCode::unsupported,
-                  fmt::format("window: the adjoint adds in the memory of the host; in is on {}",
-                              to_string(f.in.device)));
-  return begin(*this, plan_, fields, {}, true);
+  expect_on_host(*plan_, fields, "the adjoint");
+  return begin(*this, plan_, fields, {}, Way::adjoint);
 }
 WindowTransfer Window::start_adjoint(const ConstTensorView& in, const TensorView& out) const {
   const WindowField field{in, out};
   return start_adjoint(std::span(&field, 1));
+}
+WindowTransfer Window::start_add(std::span<const WindowField> fields) const {
+  expect_on_host(*plan_, fields, "add");
+  return begin(*this, plan_, fields, {}, Way::add);
 }
 
 namespace {

@@ -1,4 +1,5 @@
-// An exchange of windows in flight: a call of the group (exchange.cpp), on any transport and device.
+// An exchange of windows in flight. exchange.cpp begins it as a call of the group, on any transport and
+// device.
 #pragma once
 
 #include <algorithm>
@@ -31,6 +32,8 @@ class Few {
 };
 using Pairs = Few<Pair, 8>;
 
+/// One window's part in an exchange in flight: the memory that it takes from others, and what this rank does
+/// by itself.
 class Exchange {
  public:
   using Plan = Window::Plan;
@@ -39,13 +42,19 @@ class Exchange {
   Exchange(std::shared_ptr<const Plan> plan, const Program& program, const Judged& fields, Stream stream);
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
-  ~Exchange();
+  ~Exchange() { leave(); }
 
+  const Plan& plan() const noexcept { return *plan_; }
   const Program& program() const noexcept { return *program_; }
   std::uint64_t judged() const noexcept { return judged_; }
   const Pair& pair(std::size_t field) const noexcept { return pairs_[field]; }
 
- protected:
+  /// Before the group's exchange: sums of an adjoint are 0.
+  void clear() const;
+  /// All that a rank which is alone has to move.
+  void move_own(std::span<const ExchangeField> memory) const;
+  /// Writes the elements of the window that are numbers. This needs no other rank.
+  void fill() const;
   /// It is over, or has failed: others may take its memory, and it uses its program no more.
   void leave() const noexcept {
     std::vector<const Exchange*>& all = plan_->in_flight;
@@ -54,27 +63,9 @@ class Exchange {
     else
       std::erase(all, this);
   }
-  /// The failure that other ranks are notified of if the program drops the exchange.
-  Failure dropped() const;
+
+ private:
   const Pair& pair(const Program::Step& step) const noexcept { return pairs_[step.field]; }
-  /// Where the adjoint adds: in the part, or beside it.
-  std::byte* sums_of(std::size_t field) const noexcept {
-    const std::int64_t at = program_->sums[field];
-    return at < 0 ? pairs_[field].part : buffer_.data() + at;
-  }
-  /// Memory for messages: spare one of the plan, or new.
-  Tensor room_of(std::int64_t bytes) const;
-  void keep(Tensor room) const;
-  /// Copies the elements that this rank's window has of its own part; fill() writes its elements that are
-  /// numbers.
-  void copy_own() const;
-  void fill() const;
-  // The adjoint: sums are cleared, then the received elements are added in the order of the ranks, this
-  // rank's own among them; then the sums are rounded.
-  void clear_sums() const;
-  void add(const Program::Step& step, const std::byte* from) const;
-  void add_own() const;
-  void round_sums() const;
 
   const std::shared_ptr<const Plan> plan_;
   const Program* const program_;  // the plan's
@@ -82,7 +73,6 @@ class Exchange {
   const std::uint64_t judged_;  // the id of the fields
   const Stream stream_;
   DeviceRuntime& runtime_;
-  Tensor buffer_;  // of program_->room bytes
 };
 
 }  // namespace weft::windows

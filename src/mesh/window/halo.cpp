@@ -61,6 +61,7 @@ Halo::Halo(const Partition& x, const std::vector<HaloDim>& dims, std::vector<Win
     reached_.shape.push_back(reached_size);
     offset_.push_back(held.lo);
     shape_[d] = all;
+    window_.plan_->own_begin.push_back(before - reached);
   }
 }
 
@@ -69,7 +70,7 @@ ConstTensorView Halo::inner(const ConstTensorView& cells) const {
   return narrow(cells, inner_.offset, inner_.shape);
 }
 
-WindowTransfer Halo::start(std::span<const TensorView> fields) const {
+std::vector<WindowField> Halo::fields_of(std::span<const TensorView> fields, bool add) const {
   std::vector<WindowField> of_window;
   of_window.reserve(fields.size());
   for (std::size_t i = 0; i < fields.size(); ++i) {
@@ -79,9 +80,26 @@ WindowTransfer Halo::start(std::span<const TensorView> fields) const {
                   fmt::format("halo: {} is {}; expected {}: this rank's part {} and its ghost cells",
                               fields.size() == 1 ? "the field" : fmt::format("field {}", i),
                               to_string(f.shape), to_string(shape_), to_string(inner_.shape)));
-    of_window.push_back({inner(f), narrow(f, reached_.offset, reached_.shape)});
+    const TensorView part = inner(f), window = narrow(f, reached_.offset, reached_.shape);
+    of_window.push_back(add ? WindowField{window, part} : WindowField{part, window});
   }
-  return window_.start(of_window);
+  return of_window;
+}
+
+WindowTransfer Halo::start(std::span<const TensorView> fields) const {
+  return window_.start(fields_of(fields, false));
+}
+
+WindowTransfer Halo::start_add(std::span<const TensorView> fields) const {
+  return window_.start_add(fields_of(fields, true));
+}
+
+WindowTransfer start_together(std::span<const HaloFields> list) {
+  std::vector<std::vector<WindowField>> fields;
+  std::vector<WindowFields> windows;
+  for (const HaloFields& h : list) fields.push_back(h.halo.fields_of(h.fields, false));
+  for (std::size_t i = 0; i < list.size(); ++i) windows.push_back({list[i].halo.window_, fields[i]});
+  return start_together(windows);
 }
 
 }  // namespace weft

@@ -38,17 +38,16 @@ class Access {
   }
 
  private:
-  bool of_window() const { return writes_ != program_.adjoint; }
+  bool of_window() const { return writes_ == (program_.way == Way::fetch); }
 
-  // All its memory. If a window is written in which this rank's part lies in place: only the memory around
-  // the part, since the part is not written.
+  // All its memory. Of a window in which this rank's part lies in place: only the memory around the part.
   std::vector<ConstTensorView> pieces() const {
     ConstTensorView rest = of_window()
                                ? ConstTensorView{data_, form_.dtype, {}, form_.of_window, form_.window}
                                : ConstTensorView{data_, form_.dtype, {}, form_.shape, form_.part};
     const std::vector<Program::Place>& places = program_.places[field_];
     const auto place = std::ranges::find_if(places, [&](const Program::Place& p) { return p.holds(pair_); });
-    if (!writes_ || place == places.end()) return {rest};
+    if (!of_window() || place == places.end()) return {rest};
     std::vector<ConstTensorView> around;
     for (int d = 0; d < form_.shape.rank(); ++d) {
       const std::int64_t step = form_.window[d] * form_.element, begin = place->begin[d],
@@ -74,9 +73,9 @@ class Access {
 };
 
 // "out of field 3 is", as the program knows it.
-std::string subject(const Window::Plan& plan, bool out, std::size_t index, std::size_t count) {
+std::string subject(const Window::Plan& plan, Way way, bool out, std::size_t index, std::size_t count) {
   if (std::string_view(plan.name) != "halo") return called(out ? "out" : "in", index, count) + " is";
-  return called(out ? "the ghost cells" : "the inner cells", index, count) + " are";
+  return called(out == (way == Way::fetch) ? "the ghost cells" : "the inner cells", index, count) + " are";
 }
 
 }  // namespace
@@ -92,7 +91,7 @@ void expect_free(const Window::Plan& plan, const Program& program, const Judged&
     if (plan.group != nullptr && plan.group->failed()) return;
     throw Error(ErrorCode::bad_argument,
                 fmt::format("{}: {} still {} by an exchange in flight; finish that one first", plan.name,
-                            subject(plan, out, field, n), by));
+                            subject(plan, program.way, out, field, n), by));
   };
   for (const Exchange* other : plan.in_flight) {
     const std::uint64_t mine = fields.id(), theirs = other->judged();

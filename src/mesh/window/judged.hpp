@@ -10,6 +10,13 @@
 
 namespace weft::windows {
 
+/// What an exchange does with its fields.
+enum class Way : std::uint8_t {
+  fetch,    ///< `in` is a part, `out` a window
+  adjoint,  ///< `in` is a window, `out` a part, which becomes the sum
+  add,      ///< the same, but the part lies at its place in the window, and the sum is added to it
+};
+
 /// Where a field lies here.
 struct Pair {
   std::byte* part;
@@ -22,9 +29,8 @@ class Judged {
  public:
   Judged() = default;
   /// `id`: another one than that of any other of the plan.
-  /// `adjoint`: windows are read, and parts written.
   Judged(std::uint64_t id, std::span<const WindowField> fields, Device device, std::vector<Pair> pairs,
-         bool adjoint);
+         Way way);
 
   /// Whether these fields are the same, in the same memory.
   bool is_of(std::span<const WindowField> fields, Device device) const noexcept {

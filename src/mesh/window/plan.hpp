@@ -5,7 +5,6 @@
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -42,9 +41,9 @@ struct Window::Plan {
   };
 
   const char* name = "window";  ///< what the program called: errors begin with it
-  int rank_of_tensor = 0;       // its dimensions
   Shape global;
   std::vector<Dim> dims;
+  Dims own_begin;                 // of a halo: where this rank's part lies in its window, in each dimension
   DeviceMesh mesh;                // the root
   DeviceMesh axes;                // those that cut one of the dims; empty: none
   int me = 0;                     // in their group
@@ -59,8 +58,7 @@ struct Window::Plan {
   ProcessGroup* group = nullptr;  // of `axes`, from the first start on
   DeviceRuntime* host = nullptr;  // from the first start on
 
-  /// The steps of exchanges of fields of certain shapes and strides, worked out (exchange.cpp), and memory
-  /// of messages that no transfer uses now.
+  /// The steps of exchanges of fields of certain shapes and strides, worked out (program.hpp).
   struct Program;
   mutable std::vector<std::unique_ptr<const Program>> programs;
   /// Counts checks of fields (`judged.hpp`): the id of the last one.
@@ -70,8 +68,9 @@ struct Window::Plan {
   mutable std::size_t next_apart = 0;
   /// Exchanges begun, and neither finished nor failed, in no order.
   mutable std::vector<const windows::Exchange*> in_flight;
-  mutable std::mutex spare_mutex;
-  mutable std::vector<Tensor> spare;  // guarded by it: steps are taken in any thread that waits
+  /// Exchanges that began with this window and went together with others (exchange.cpp).
+  struct Joined;
+  mutable std::vector<std::unique_ptr<Joined>> joined;
   // From the first start on: exchanges in flight need the Context, and may outlive the group.
   std::optional<Dependents::Entry> listed;
 };

@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 
-#include "base/hash.hpp"
 #include "host/strided/loops.hpp"
 #include "host/strided/overlap.hpp"
 #include "mesh/window/in_flight.hpp"
+#include "mesh/window/joined.hpp"
+#include "reduce/strided_sums.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -77,13 +79,6 @@ class Geometry {
     for (int d = 0; d < rank_; ++d) begin.push_back(of(d) < 0 ? 0 : segment(box, d).out);
     return begin;
   }
-  /// One after the other.
-  static Side of_message(const Shape& counts, std::int64_t element) {
-    Side side;
-    const Strides strides = row_major(counts);
-    for (int d = 0; d < counts.rank(); ++d) side.steps[static_cast<std::size_t>(d)] = strides[d] * element;
-    return side;
-  }
   static Loops loops(const Shape& counts, const Side& in, const Side& out, std::int64_t element) {
     Loops loops(static_cast<std::size_t>(element));
     for (int d = 0; d < counts.rank(); ++d)
@@ -132,68 +127,57 @@ void each_filled_box(const Window::Plan& plan, const See& see) {
 
 class Compiler {
  public:
-  Compiler(const Window::Plan& plan, std::vector<Form> forms, bool adjoint) : plan_(plan), geometry_(plan) {
-    program_.adjoint = adjoint;
+  Compiler(const Window::Plan& plan, std::vector<Form> forms, Way way)
+      : plan_(plan), adds_(way != Way::fetch), geometry_(plan) {
+    static std::atomic<std::uint64_t> made{0};
+    program_.way = way;
+    program_.id = ++made;
     program_.forms = std::move(forms);
   }
 
   Program compile() {
-    const auto& to = program_.adjoint ? plan_.from : plan_.to;
-    const auto& from = program_.adjoint ? plan_.to : plan_.from;
-    if (by_group()) {
-      program_.plan.name = plan_.name;
-      program_.plan.kind = program_.adjoint ? ExchangePlan::Kind::add : ExchangePlan::Kind::copy;
-      for (const Form& form : program_.forms) program_.plan.fields.push_back(form.dtype);
-      for (const auto& overlap : to) add_part(overlap, true, program_.plan.sends);
-      for (const auto& overlap : from) add_part(overlap, false, program_.plan.receives);
-      add_part(plan_.self, true, program_.plan.sends);
-      add_part(plan_.self, false, program_.plan.receives);
+    program_.plan.name = plan_.name;
+    program_.plan.kind = adds_ ? ExchangePlan::Kind::add : ExchangePlan::Kind::copy;
+    for (const Form& form : program_.forms) program_.plan.fields.push_back(form.dtype);
+    for (const auto& overlap : adds_ ? plan_.from : plan_.to) add_part(overlap, true, program_.plan.sends);
+    for (const auto& overlap : adds_ ? plan_.to : plan_.from)
+      add_part(overlap, false, program_.plan.receives);
+    add_part(plan_.self, true, program_.plan.sends);
+    add_part(plan_.self, false, program_.plan.receives);
+    if (plan_.group == nullptr && adds_) {
+      program_.sums.emplace(program_.plan, plan_.me);
+      program_.room.resize(static_cast<std::size_t>(program_.sums->sums_bytes));
     }
-    for (const Form& form : program_.forms) add_sums(form);
-    for (std::size_t f = 0; f < program_.forms.size(); ++f) add_own(f);
+    for (std::size_t f = 0; f < program_.forms.size(); ++f) {
+      add_own(f);
+      add_numbers(f);
+    }
     return std::move(program_);
   }
 
  private:
-  // The window side of a box sends in the adjoint, the part side otherwise.
+  // The part side of a box sends if windows are fetched, the window side otherwise.
   Side side_of(const Box& box, const Form& form, bool sends) const {
-    if (program_.adjoint == sends) return geometry_.of_window(box, form.window, form.element);
-    if (program_.adjoint && has_sums(form))
-      return geometry_.of_part(box, row_major(form.shape), size_bytes(sum_dtype(form.dtype)));
-    return geometry_.of_part(box, form.part, form.element);
+    return adds_ == sends ? geometry_.of_window(box, form.window, form.element)
+                          : geometry_.of_part(box, form.part, form.element);
   }
-  // Then its sums are the group's.
-  bool by_group() const { return plan_.group != nullptr; }
-  static bool has_sums(const Form& form) { return sum_dtype(form.dtype) != form.dtype; }
-
-  static Side side_of_all(const Strides& strides, std::int64_t element) {
-    Side all;
-    for (int d = 0; d < strides.rank(); ++d) all.steps[static_cast<std::size_t>(d)] = strides[d] * element;
-    return all;
+  // Whether it is this rank's part at its place in its window: what is added there is there already.
+  bool is_own_place(const Box& box) const {
+    for (std::size_t d = 0; d < box.size(); ++d)
+      if (box[d].in != 0 || box[d].step != 1 || box[d].turned || box[d].count != plan_.dims[d].part_size ||
+          box[d].out != plan_.own_begin[plan_.dims[d].dim])
+        return false;
+    return true;
   }
 
-  // The place where the adjoint makes the sums of a field whose dtype is too short for sums: row-major,
-  // next to the messages.
-  void add_sums(const Form& form) {
-    if (!program_.adjoint || by_group() || !has_sums(form)) return program_.sums.push_back(-1);
-    program_.sums.push_back(program_.room);
-    program_.room += on_lines(form.shape.count() * size_bytes(sum_dtype(form.dtype)));
-  }
-  static std::int64_t on_lines(std::int64_t bytes) {
-    constexpr std::int64_t kLine = 64;
-    return (bytes + kLine - 1) / kLine * kLine;
-  }
-
-  // The parts that the group exchanges: for each rank all boxes of all fields, in order. The group copies
-  // this rank's own boxes, too.
+  // What is exchanged with one rank, or with this one: all boxes of all fields, in order.
   void add_part(const Window::Plan::Overlap& overlap, bool sends, std::vector<ExchangePart>& parts) const {
     ExchangePart part{overlap.rank};
     for (std::size_t f = 0; f < program_.forms.size(); ++f) {
       const Form& form = program_.forms[f];
       each_box(overlap, [&](const Box& box) {
-        const bool of_window = program_.adjoint == sends;
-        const Side here = of_window ? geometry_.of_window(box, form.window, form.element)
-                                    : geometry_.of_part(box, form.part, form.element);
+        if (program_.way == Way::add && overlap.rank == plan_.me && is_own_place(box)) return;
+        const Side here = side_of(box, form, sends);
         ExchangeBox b{static_cast<int>(f), here.offset / form.element, geometry_.counts(box, form.shape), {}};
         for (int d = 0; d < b.counts.rank(); ++d)
           b.strides.push_back(here.steps[static_cast<std::size_t>(d)] / form.element);
@@ -203,42 +187,47 @@ class Compiler {
     parts.push_back(std::move(part));
   }
 
+  // The copies of a rank that is alone, and the places at which its part may lie in its window.
   void add_own(std::size_t f) {
     const Form& form = program_.forms[f];
     std::vector<Program::Place> places;
     windows::each_box(plan_.self, [&](const Box& box) {
-      const Shape counts = geometry_.counts(box, form.shape);
-      const Side from = side_of(box, form, true), to = side_of(box, form, false);
-      const Loops loops = Geometry::loops(counts, from, to, form.element);
-      program_.own.push_back({f, loops, from.offset, to.offset});
-      bool whole = !program_.adjoint && loops.same_steps();
+      const Side part = geometry_.of_part(box, form.part, form.element),
+                 window = geometry_.of_window(box, form.window, form.element);
+      const Loops loops = Geometry::loops(geometry_.counts(box, form.shape), part, window, form.element);
+      if (!adds_) program_.own.push_back({f, loops, part.offset, window.offset});
+      bool whole = program_.way != Way::adjoint && loops.same_steps();
       for (std::size_t d = 0; d < box.size(); ++d)
         whole &=
             box[d].in == 0 && box[d].count == plan_.dims[d].part_size && box[d].step == 1 && !box[d].turned;
-      if (whole) places.push_back({from.offset, to.offset, geometry_.begin_in_window(box)});
+      if (whole) places.push_back({part.offset, window.offset, geometry_.begin_in_window(box)});
     });
     program_.places.push_back(std::move(places));
-    if (program_.adjoint) {
+  }
+
+  // Elements that are set to a number: of windows beyond an edge, or sums before anything is added.
+  void add_numbers(std::size_t f) {
+    const Form& form = program_.forms[f];
+    if (program_.way == Way::adjoint) {
       const Side part = side_of_all(form.part, form.element);
-      if (by_group() || !has_sums(form)) {
-        program_.cleared.push_back({f, Geometry::loops(form.shape, part, part, form.element), 0, 0});
-      } else {
-        const std::int64_t element = size_bytes(sum_dtype(form.dtype));
-        const Side sums = side_of_all(row_major(form.shape), element);
-        program_.cleared.push_back({f, Geometry::loops(form.shape, sums, sums, element), 0, 0});
-        program_.rounded.push_back({f, Geometry::loops(form.shape, sums, part, form.element), 0, 0});
-      }
-    } else {
-      each_filled_box(plan_, [&](const Box& box, double value) {
-        const Side to = side_of(box, form, false);
-        program_.fills.push_back(
-            {{f, Geometry::loops(geometry_.counts(box, form.shape), to, to, form.element), 0, to.offset},
-             windows::element_of(value, form.dtype)});
-      });
+      program_.cleared.push_back({f, Geometry::loops(form.shape, part, part, form.element), 0, 0});
     }
+    if (adds_) return;
+    each_filled_box(plan_, [&](const Box& box, double value) {
+      const Side to = side_of(box, form, false);
+      program_.fills.push_back(
+          {{f, Geometry::loops(geometry_.counts(box, form.shape), to, to, form.element), 0, to.offset},
+           windows::element_of(value, form.dtype)});
+    });
+  }
+  static Side side_of_all(const Strides& strides, std::int64_t element) {
+    Side all;
+    for (int d = 0; d < strides.rank(); ++d) all.steps[static_cast<std::size_t>(d)] = strides[d] * element;
+    return all;
   }
 
   const Window::Plan& plan_;
+  const bool adds_;
   const Geometry geometry_;
   Program program_;
 };
@@ -253,9 +242,10 @@ void check_view(const Window::Plan& plan, const std::string& name, const ConstTe
                              to_string(v.strides), to_string(v.shape)));
 }
 
-// The form of a field; throws where it does not fit the window. `adjoint`: `in` is a window, `out` a part.
-Form form_of(const Window& window, const Window::Plan& plan, const WindowField& f, bool adjoint,
-             std::size_t index, std::size_t count) {
+// The form of a field; throws where it does not fit the window.
+Form form_of(const Window& window, const Window::Plan& plan, const WindowField& f, Way way, std::size_t index,
+             std::size_t count) {
+  const bool adjoint = way != Way::fetch;
   const std::string in = called("in", index, count), out = called("out", index, count);
   check_view(plan, in, f.in);
   check_view(plan, out, f.out);
@@ -292,7 +282,8 @@ Form form_of(const Window& window, const Window::Plan& plan, const WindowField& 
           of_window_span.second - wanted.data};
 }
 
-bool has_form(const Form& form, const WindowField& f, bool adjoint) {
+bool has_form(const Form& form, const WindowField& f, Way way) {
+  const bool adjoint = way != Way::fetch;
   return f.in.dtype == form.dtype && f.out.dtype == form.dtype &&
          (adjoint ? f.out.shape : f.in.shape) == form.shape &&
          (adjoint ? f.out.strides : f.in.strides) == form.part &&
@@ -302,8 +293,8 @@ bool has_form(const Form& form, const WindowField& f, bool adjoint) {
 
 }  // namespace
 
-std::string fields_text(const std::vector<Form>& forms, bool adjoint) {
-  std::string text = adjoint ? "the adjoint of " : "";
+std::string fields_text(const std::vector<Form>& forms, Way way) {
+  std::string text = way == Way::adjoint ? "the adjoint of " : way == Way::add ? "sums of " : "";
   text += fmt::format("{} field{}{}", forms.size(), forms.size() == 1 ? "" : "s", forms.empty() ? "" : ": ");
   for (std::size_t i = 0; i < forms.size(); ++i)
     text += (i > 0 ? ", " : "") + std::string(name(forms[i].dtype));
@@ -311,19 +302,19 @@ std::string fields_text(const std::vector<Form>& forms, bool adjoint) {
 }
 
 const Program& program_for(const Window& window, const Window::Plan& plan,
-                           std::span<const WindowField> fields, bool adjoint) {
+                           std::span<const WindowField> fields, Way way) {
   const auto fits = [&](const Program& p) {
-    if (p.adjoint != adjoint || p.forms.size() != fields.size()) return false;
+    if (p.way != way || p.forms.size() != fields.size()) return false;
     for (std::size_t i = 0; i < fields.size(); ++i)
-      if (!has_form(p.forms[i], fields[i], adjoint)) return false;
+      if (!has_form(p.forms[i], fields[i], way)) return false;
     return true;
   };
   for (const auto& p : plan.programs)
     if (fits(*p)) return *p;
   std::vector<Form> forms;
   for (std::size_t i = 0; i < fields.size(); ++i)
-    forms.push_back(form_of(window, plan, fields[i], adjoint, i, fields.size()));
-  auto made = std::make_unique<const Program>(Compiler(plan, std::move(forms), adjoint).compile());
+    forms.push_back(form_of(window, plan, fields[i], way, i, fields.size()));
+  auto made = std::make_unique<const Program>(Compiler(plan, std::move(forms), way).compile());
   constexpr std::size_t kMostPrograms = 4;
   if (plan.programs.size() >= kMostPrograms) {
     const auto idle = std::find_if(plan.programs.begin(), plan.programs.end(),

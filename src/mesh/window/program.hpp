@@ -3,15 +3,17 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "backends/exchange/program.hpp"
 #include "mesh/window/fill_element.hpp"
 #include "mesh/window/judged.hpp"
 #include "mesh/window/plan.hpp"
-#include "reduce/strided_sums.hpp"
 #include "weft/group/persistent_exchange.hpp"
 
 namespace weft {
@@ -52,18 +54,19 @@ struct Window::Plan::Program {
     std::int64_t part = 0, window = 0;
     Dims begin{};  // in the window
   };
-  bool adjoint = false;
+  windows::Way way = windows::Way::fetch;
+  std::uint64_t id = 0;  ///< no other program of this process has it
   std::vector<windows::Form> forms{};
   mutable std::array<windows::Judged, 4> judged{};  // the last: programs exchange arrays by turns
   mutable std::size_t next_judged = 0;              // of these
-  // The group's exchange of this plan, made at the first start. Not where this rank is alone.
+  // The exchange of all ranks of the plan's group, this one's own boxes among them.
   ExchangePlan plan{};
-  mutable PersistentExchange exchange{};
-  std::int64_t room = 0;
-  std::vector<Step> own{}, cleared{};
-  std::vector<Step> rounded{};  // of the adjoint: sums, in the memory of messages, to parts
-  // For each field of the adjoint: where its sums are in the memory of messages; -1: in its part.
-  std::vector<std::int64_t> sums{};
+  mutable PersistentExchange exchange{};  // made at the first start; empty if this rank is alone
+  // A rank that is alone: copies on any device; or the sums, on the host, and memory for them.
+  std::vector<Step> own{};
+  std::optional<ExchangeProgram> sums{};
+  mutable std::vector<std::byte> room{};
+  std::vector<Step> cleared{};  // of the adjoint
   std::vector<Fill> fills{};
   std::vector<std::vector<Place>> places{};  // of each field
 };
@@ -77,13 +80,13 @@ namespace windows {
 std::string called(const char* which, std::size_t index, std::size_t count);
 
 /// The program for these fields: the program of an exchange before, or a new one. Throws bad_argument
-/// naming the field that does not fit the window. `adjoint`: `in` is a window, `out` a part.
+/// naming the field that does not fit the window.
 const Window::Plan::Program& program_for(const Window& window, const Window::Plan& plan,
-                                         std::span<const WindowField> fields, bool adjoint);
+                                         std::span<const WindowField> fields, Way way);
 
-/// The facts that all ranks must give alike, in words: "2 fields: f32, f64", with "the adjoint of " before
-/// them if it is an adjoint.
-std::string fields_text(const std::vector<Form>& forms, bool adjoint);
+/// The facts that all ranks must give alike, in words: "2 fields: f32, f64", with "the adjoint of " or
+/// "sums of " before them.
+std::string fields_text(const std::vector<Form>& forms, Way way);
 
 }  // namespace windows
 }  // namespace weft
