@@ -144,6 +144,8 @@ CALLS = {
         lambda a: a.reduced(),
     "Sampler Sampler.batch": lambda a: (weft.Sampler(a.mesh, 10, 2), a.sampler.batch(0)),
     "Halo Halo.exchange Exchange Exchange.wait": lambda a: weft.Halo(a.rows, {0: 1}).exchange(np.ones(6, F4)).wait(),
+    "Halo.add": lambda a: a.halo.add(np.ones(6, F4)).wait(),
+    "start_together": lambda a: weft.start_together((a.halo, np.ones(6, F4)), (weft.Halo(a.rows, {0: 1}), np.ones(6, F4))).wait(),
     "Exchange.done Exchange.close": lambda a: a.halo.exchange(np.ones(6, F4)).done(),
     "Window Window.own": lambda a: weft.Window(a.rows, {0: [(0, 4)]}).own(0),
     "Window.start": lambda a: a.window.start(a.x).wait(),

@@ -111,6 +111,47 @@ def test_windows_and_their_adjoint(ranks):
     ranks(3, program)
 
 
+def refused(text, call, kind=weft.BadArgumentError):
+    with pytest.raises(kind, match=text):
+        call()
+
+
+def test_halo_adds_in_place(ranks):
+    def program(group):
+        layout = weft.Layout(weft.Mesh(group, y=-1), (6,), y=weft.shard(0))
+        halo = weft.Halo(layout, {0: 1}, edges="periodic")
+        floats, integers = np.array([10.0, 1, 1, 1, 100]), np.array([10, 1, 1, 1, 100], "i4")
+        assert halo.add(floats, integers).wait()[0] is floats
+        assert floats.tolist() == integers.tolist() == [10, 101, 1, 11, 100]
+        refused(r"^add has no arrays; expected at least one$", halo.add)
+        refused(r"expected a dtype that is added", lambda: halo.add(np.zeros(5, bool)))
+    ranks(2, program)
+
+
+def test_plans_start_together(ranks):
+    """They give in one exchange the same as each alone."""
+    def program(group):
+        mesh = weft.Mesh(group, y=-1)
+        nodes, cells = (weft.Layout(mesh, (n, 2), y=weft.shard(0)) for n in (9, 8))
+        near, behind = weft.Halo(nodes, {0: 1}, edges="periodic"), weft.Halo(cells, {0: (0, 2)}, edges="zero")
+        filled = [np.arange(float(np.prod(halo.shape))).reshape(halo.shape) + 100 * group.rank for halo in (near, near, behind)]
+        alone = [field.copy() for field in filled]
+        near.exchange(*alone[:2]).wait(), behind.exchange(alone[2]).wait()
+        of_nodes, of_cells = weft.start_together((near, *filled[:2]), (behind, filled[2])).wait()
+        assert of_nodes[0] is filled[0] and of_nodes[1] is filled[1] and of_cells is filled[2]
+        for one, other in zip(filled, alone):
+            np.testing.assert_array_equal(one, other)
+        everything, out = [(0, 9)] * group.size, np.empty((9, 2))
+        rows, also = weft.Window(nodes, {0: everything}), weft.Window(nodes, {0: everything})
+        part = np.full(rows.part_shape, float(group.rank))
+        first, second = weft.start_together((rows, [part, part.astype("f4")]), (also, part, out)).wait()
+        assert second is out and first[1].dtype == "f4" and (first[0] == out).all() and (out[-1] == group.size - 1).all()
+        refused(r"^start_together has no plans; expected at least one$", weft.start_together)
+        refused(r"^plans\[1\] is \(Window, ndarray\); expected \(Halo, array, ...\) in each, or", lambda: weft.start_together((near, filled[0]), (rows, part)))
+        refused(r"halo: halo 1 is halo 0; expected each once", lambda: weft.start_together((near, filled[0]), (near, filled[1])))
+    ranks(3, program)
+
+
 def test_exchanges_may_be_awaited(ranks):
     def program(group):
         layout = weft.Layout(weft.Mesh(group, y=-1), (6,), y=weft.shard(0))
@@ -153,9 +194,6 @@ def test_what_windows_refuse():
         mesh = weft.Mesh.arithmetic(context, 0, y=2)
         layout = weft.Layout(mesh, (8, 4), y=weft.shard(0))
 
-        def refused(text, call, kind=weft.BadArgumentError):
-            with pytest.raises(kind, match=text):
-                call()
         refused(r"^ghost has the dimension 2; expected -2 to 1: the layout has 2$", lambda: weft.Halo(layout, {2: 1}))
         refused(r"^ghost has the dimension 0 twice; expected each once$", lambda: weft.Halo(layout, {0: 1, -2: 1}))
         refused(r"^ghost is 3; expected \{dim: \.\.\.\}$", lambda: weft.Halo(layout, 3))

@@ -25,7 +25,7 @@ from .store_server import StoreServer
 from .meshes.transfers import Exchange, Transfer
 from .traits import Traits
 from .transport import Transport
-from .meshes.windows import Halo, Window, pole
+from .meshes.windows import Halo, Window, pole, start_together
 from .work import Work, wait_all
 
 __version__ = version()
@@ -33,4 +33,4 @@ __all__ = ["ANY_SOURCE", "AbortedError", "BadArgumentError", "Batch", "BucketHoo
            "Halo", "Layout", "LayoutError", "Mesh", "Message", "MismatchError", "PeerLostError", "Persistent", "Reducer", "Reduction", "Sampler",
            "ShardedParameters", "SharedTensor", "Store", "StoreServer", "SystemError", "TimeoutError", "Traits", "Transfer", "Transport", "UnsupportedError", "Window", "Work", "average_gradients",
            "check_replicas", "checkpoint", "clip_grad_norm", "grad_norm", "new_secret", "partial", "pole", "redistribute",
-           "reduce_gradients", "replicate", "secret_from_env", "shard", "sync_replicated_gradients", "version", "wait_all"]
+           "reduce_gradients", "replicate", "secret_from_env", "shard", "start_together", "sync_replicated_gradients", "version", "wait_all"]

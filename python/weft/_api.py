@@ -296,8 +296,17 @@ class weft_halo_dim(Structure):
     ("after_edge", weft_edge)]
 
 
+class weft_halo_fields(Structure):
+    _fields_ = [("halo", c_void_p), ("fields", POINTER(weft_buffer)), ("field_count", c_int32), ("reserved", c_int32)]
+
+
 class weft_window_dim(Structure):
     _fields_ = [("dim", c_int32), ("part_count", c_int32), ("wanted", POINTER(weft_range)), ("before_edge", weft_edge), ("after_edge", weft_edge)]
+
+
+class weft_window_fields(Structure):
+    _fields_ = [("window", c_void_p), ("in_", POINTER(weft_buffer)), ("out", POINTER(weft_buffer)), ("field_count", c_int32),
+    ("reserved", c_int32)]
 
 
 class weft_call_options(Structure):
@@ -600,6 +609,8 @@ FUNCTIONS = {
     "weft_halo_extents": (c_int32, (c_void_p, POINTER(c_int64), c_int32, POINTER(weft_error),)),
     "weft_halo_part": (c_int32, (c_void_p, POINTER(c_int64), POINTER(c_int64), POINTER(c_int64), c_int32, POINTER(weft_error),)),
     "weft_halo_start": (c_int32, (c_void_p, POINTER(weft_buffer), c_int32, POINTER(c_void_p), POINTER(weft_error),)),
+    "weft_halo_start_add": (c_int32, (c_void_p, POINTER(weft_buffer), c_int32, POINTER(c_void_p), POINTER(weft_error),)),
+    "weft_halo_start_together": (c_int32, (POINTER(weft_halo_fields), c_int32, POINTER(c_void_p), POINTER(weft_error),)),
     "weft_window_create": (c_int32, (c_void_p, POINTER(weft_cut), c_int32, POINTER(weft_window_dim), c_int32, POINTER(c_void_p),
     POINTER(weft_error),)),
     "weft_window_destroy": (None, (c_void_p,)),
@@ -607,6 +618,7 @@ FUNCTIONS = {
     "weft_window_own": (c_int32, (c_void_p, c_int32, POINTER(weft_range), POINTER(weft_error),)),
     "weft_window_start": (c_int32, (c_void_p, POINTER(weft_buffer), POINTER(weft_buffer), c_int32, POINTER(weft_stream), POINTER(c_void_p),
     POINTER(weft_error),)),
+    "weft_window_start_together": (c_int32, (POINTER(weft_window_fields), c_int32, POINTER(weft_stream), POINTER(c_void_p), POINTER(weft_error),)),
     "weft_window_start_adjoint": (c_int32, (c_void_p, POINTER(weft_buffer), POINTER(weft_buffer), c_int32, POINTER(c_void_p), POINTER(weft_error),)),
     "weft_exchange_done": (c_int32, (c_void_p, POINTER(c_bool), POINTER(weft_error),)),
     "weft_exchange_finish": (c_int32, (c_void_p, POINTER(weft_error),)),

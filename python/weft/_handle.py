@@ -180,14 +180,15 @@ def _let_go(handles):
             uses[1](handle)
 
 
-def blocking(function, *args, keep=None):
+def blocking(function, *args, keep=None, also=()):
     """function(*args, error), raising what it says. On the main thread a signal (Ctrl-C) interrupts the
     wait, and the call, which ends within some 20 ms: one that waits for ranks to meet, or in a store,
     gives up; a collective fails its group. Other ranks hear of it. Where that takes longer the call goes
     on in another thread, with all that its arguments refer to and with `keep`; what it has made then
     (Made) goes. An argument that is a Handle stands for its handle, which then lives until the call has
-    ended, closed or not; a group, whose end is to end its calls, is given as the bare handle."""
-    used = _hold([a for a in args if isinstance(a, Handle)])
+    ended, closed or not, as do those of `also`; a group, whose end is to end its calls, is given as the
+    bare handle."""
+    used = _hold([a for a in (*args, *also) if isinstance(a, Handle)])
     if used:
         handles = iter(used)
         args = tuple(next(handles) if isinstance(a, Handle) else a for a in args)

@@ -2,6 +2,7 @@
 #include "weft/mesh/window.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "capi/mesh_handles.hpp"
 #include "mesh/window/named.hpp"
@@ -17,6 +18,8 @@ static_assert(sizeof(weft_cut) == 16);
 static_assert(sizeof(weft_halo_dim) == 56);
 static_assert(sizeof(weft_range) == 16);
 static_assert(sizeof(weft_window_dim) == 48);
+static_assert(sizeof(weft_halo_fields) == 24);
+static_assert(sizeof(weft_window_fields) == 32);
 
 struct weft_halo : capi::Handle<weft_halo> {
   static constexpr const char* kKind = "weft_halo";
@@ -99,6 +102,23 @@ std::vector<TensorView> arrays_of(const char* function, const weft_buffer* buffe
   return views;
 }
 
+// Of what starts together: at least one.
+template <class T>
+std::span<const T> some_of(const char* function, const T* list, std::int32_t count, const char* name) {
+  const std::string count_name =
+      fmt::format("{}_count", std::string_view(name).substr(0, std::strlen(name) - 1));
+  if (count < 1)
+    capi::refuse(ErrorCode::bad_argument, function,
+                 fmt::format("{} is {}; expected at least 1", count_name, count));
+  return capi::list_of(function, list, count, name, count_name.c_str());
+}
+
+void expect_no_more(const char* function, std::int32_t reserved, const std::string& which) {
+  if (reserved != 0)
+    capi::refuse(ErrorCode::unsupported, function,
+                 fmt::format("{}.reserved is {}; expected 0", which, reserved));
+}
+
 // `begin` gives the transfer. Its handle is made before: what was begun must not be lost.
 template <class Begin>
 void run(const capi::MeshOwner& owner, weft_exchange** exchange, const Begin& begin) {
@@ -132,9 +152,7 @@ weft_status weft_halo_create(const weft_layout* layout, const weft_cut* cuts, in
     std::vector<weft::HaloDim> list;
     for (const weft_halo_dim& d : capi::list_of(function, dims, dim_count, "dims", "dim_count")) {
       const std::string which = fmt::format("dims[{}]", list.size());
-      if (d.reserved != 0)
-        capi::refuse(ErrorCode::unsupported, function,
-                     fmt::format("{}.reserved is {}; expected 0", which, d.reserved));
+      expect_no_more(function, d.reserved, which);
       list.push_back({d.dim, d.before, d.after, edge_of(function, d.before_edge, which + ".before_edge"),
                       edge_of(function, d.after_edge, which + ".after_edge")});
     }
@@ -172,6 +190,33 @@ weft_status weft_halo_start(const weft_halo* halo, const weft_buffer* fields, in
     const weft_halo& of = capi::given(function, halo, "halo");
     const std::vector<TensorView> views = arrays_of(function, fields, field_count, "fields", of.halo.shape());
     run(of.owner, exchange, [&] { return of.halo.start(views); });
+  });
+}
+
+weft_status weft_halo_start_add(const weft_halo* halo, const weft_buffer* fields, int32_t field_count,
+                                weft_exchange** exchange, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const weft_halo& of = capi::given(function, halo, "halo");
+    const std::vector<TensorView> views = arrays_of(function, fields, field_count, "fields", of.halo.shape());
+    run(of.owner, exchange, [&] { return of.halo.start_add(views); });
+  });
+}
+
+weft_status weft_halo_start_together(const weft_halo_fields* halos, int32_t halo_count,
+                                     weft_exchange** exchange, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const std::span<const weft_halo_fields> list = some_of(function, halos, halo_count, "halos");
+    std::vector<std::vector<TensorView>> views;
+    std::vector<weft::HaloFields> together;
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      const std::string which = fmt::format("halos[{}]", i);
+      expect_no_more(function, list[i].reserved, which);
+      const weft_halo& of = capi::given(function, list[i].halo, (which + ".halo").c_str());
+      views.push_back(arrays_of(function, list[i].fields, list[i].field_count, (which + ".fields").c_str(),
+                                of.halo.shape()));
+    }
+    for (std::size_t i = 0; i < list.size(); ++i) together.push_back({list[i].halo->halo, views[i]});
+    run(list[0].halo->owner, exchange, [&] { return weft::start_together(together); });
   });
 }
 
@@ -234,6 +279,25 @@ weft_status weft_window_start(const weft_window* window, const weft_buffer* in, 
     const weft::Stream on = stream == nullptr ? weft::Stream{} : capi::stream_of(function, *stream, "stream");
     const std::vector<weft::WindowField> fields = fields_of(function, of, in, out, field_count, false);
     run(of.owner, exchange, [&] { return of.window.start(fields, on); });
+  });
+}
+
+weft_status weft_window_start_together(const weft_window_fields* windows, int32_t window_count,
+                                       const weft_stream* stream, weft_exchange** exchange,
+                                       weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const std::span<const weft_window_fields> list = some_of(function, windows, window_count, "windows");
+    const weft::Stream on = stream == nullptr ? weft::Stream{} : capi::stream_of(function, *stream, "stream");
+    std::vector<std::vector<weft::WindowField>> fields;
+    std::vector<weft::WindowFields> together;
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      const std::string which = fmt::format("windows[{}]", i);
+      expect_no_more(function, list[i].reserved, which);
+      const weft_window& of = capi::given(function, list[i].window, (which + ".window").c_str());
+      fields.push_back(fields_of(function, of, list[i].in, list[i].out, list[i].field_count, false));
+    }
+    for (std::size_t i = 0; i < list.size(); ++i) together.push_back({list[i].window->window, fields[i]});
+    run(list[0].window->owner, exchange, [&] { return weft::start_together(together, on); });
   });
 }
 

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "mesh/axis_ranks.hpp"
+#include "mesh/bad_layout.hpp"
 #include "mesh/cut.hpp"
 #include "mesh/mesh_state.hpp"
 #include "weft/base/error.hpp"
@@ -14,8 +15,6 @@
 namespace weft {
 
 namespace {
-
-[[noreturn]] void bad_layout(const std::string& text) { throw Error(ErrorCode::layout, text); }
 
 /// Sums and averages commute with each other; min and max only with themselves.
 bool commute(ReduceOp a, ReduceOp b) {

@@ -6,13 +6,12 @@
 #include <limits>
 #include <optional>
 
+#include "mesh/bad_layout.hpp"
 #include "mesh/cut.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
 namespace {
-
-[[noreturn]] void bad_layout(const std::string& text) { throw Error(ErrorCode::layout, text); }
 
 // Extents multiplied: no more than this, which no tensor has.
 std::int64_t times(std::int64_t a, std::int64_t b) {

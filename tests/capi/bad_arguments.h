@@ -128,6 +128,16 @@ static const weft_window_dim window_dim = {0,
 #define null_weft_window_start_exchange 1
 #define null_weft_window_start_stream 1
 #define null_weft_window_start_adjoint_exchange 1
+#define null_weft_halo_start_add_exchange 1
+#define null_weft_halo_start_together_exchange 1
+#define null_weft_window_start_together_exchange 1
+#define null_weft_window_start_together_stream 1
+static weft_halo_fields halo_fields;
+static const weft_halo_fields* const good_weft_halo_fields = &halo_fields;
+static weft_window_fields window_fields;
+static const weft_window_fields* const good_weft_window_fields = &window_fields;
+#define good_halo_count 1
+#define good_window_count 1
 static const weft_tensor* good_weft_tensor;
 static const weft_mesh_axis axis = {"dp", 1}, *const good_weft_mesh_axis = &axis;
 static const weft_placement placement = {WEFT_SHARD, 0, WEFT_SUM}, *const good_weft_placement = &placement;
@@ -341,6 +351,8 @@ static void make_good(void) {
   OK(weft_halo_create(good_weft_layout, &cut, 1, &halo_dim, 1, &good_weft_halo, &error));
   OK(weft_window_create(good_weft_layout, &cut, 1, &window_dim, 1, &good_weft_window, &error));
   OK(weft_window_start(good_weft_window, &buffer, &other, 1, NULL, &good_weft_exchange, &error));
+  halo_fields.halo = good_weft_halo;
+  window_fields.window = good_weft_window;
   shard_entry.layout = good_weft_layout;
   OK(weft_sharded_parameters_create(good_weft_mesh, &shard_entry, 1, NULL, &good_weft_sharded_parameters,
                                     &error));

@@ -73,6 +73,75 @@ static void ghost_cells(rank_args* a) {
 }
 static void test_ghost_cells(void) { run_ranks(3, ghost_cells); }
 
+/* Nodes and cells of a ring, whose ghost cells are filled by one exchange, and added back in place. */
+static void together(rank_args* a) {
+  weft_group* world = join(a, "world", 0);
+  weft_mesh* mesh = NULL;
+  weft_layout* layout = rows_cut(world, &mesh);
+  const weft_halo_dim near = {0, 0, 1, 1, ring, ring}, behind = {0, 0, 0, 2, ring, ring};
+  weft_halo *one = NULL, *two = NULL;
+  OK(weft_halo_create(layout, NULL, 0, &near, 1, &one, &error));
+  OK(weft_halo_create(layout, NULL, 0, &behind, 1, &two, &error));
+  const int64_t rows = a->rank == 0 ? 3 : 2, first = a->rank == 0 ? 0 : a->rank == 1 ? 3 : 5;
+  int32_t u[5 * COLUMNS], v[5 * COLUMNS];
+  for (int64_t i = 0; i < 5 * COLUMNS; ++i) u[i] = v[i] = -1;
+  for (int64_t i = 0; i < rows * COLUMNS; ++i) {
+    u[COLUMNS + i] = (int32_t)value(first, i);
+    v[i] = (int32_t)value(first, i) + 1000;
+  }
+  const weft_buffer of_u = {u, (rows + 2) * COLUMNS, WEFT_I32, WEFT_CPU},
+                    of_v = {v, (rows + 2) * COLUMNS, WEFT_I32, WEFT_CPU};
+  weft_halo_fields both[] = {{one, &of_u, 1, 0}, {two, &of_v, 1, 0}};
+  weft_exchange* exchange = NULL;
+  OK(weft_halo_start_together(both, 2, &exchange, &error));
+  OK(weft_exchange_finish(exchange, &error));
+  weft_exchange_destroy(exchange);
+  for (int64_t i = 0; i < rows + 2; ++i) {
+    CHECK(u[i * COLUMNS] == (int32_t)value((first + i - 1 + ROWS) % ROWS, 0));
+    CHECK(v[i * COLUMNS] == (int32_t)value((first + i) % ROWS, 0) + 1000);
+  }
+  both[1].reserved = 1;
+  CHECK_ERROR(weft_halo_start_together(both, 2, NULL, &error), WEFT_UNSUPPORTED,
+              "weft_halo_start_together: halos[1].reserved is 1; expected 0");
+  CHECK_ERROR(weft_halo_start_together(both, 0, NULL, &error), WEFT_BAD_ARGUMENT,
+              "weft_halo_start_together: halo_count is 0; expected at least 1");
+  both[1] = both[0];
+  CHECK_ERROR(weft_halo_start_together(both, 2, NULL, &error), WEFT_BAD_ARGUMENT,
+              "halo: halo 1 is halo 0; expected each once");
+
+  for (int64_t i = 0; i < 5 * COLUMNS; ++i) u[i] = 1;
+  OK(weft_halo_start_add(one, &of_u, 1, NULL, &error));
+  for (int64_t i = 0; i < rows + 2; ++i) CHECK(u[i * COLUMNS] == (i == 1 || i == rows ? 2 : 1));
+
+  const weft_range wanted[] = {{2, 4}, {-1, 1}, {2, 4}};
+  const weft_window_dim dim = {0, 3, wanted, ring, none};
+  weft_window *here = NULL, *there = NULL;
+  OK(weft_window_create(layout, NULL, 0, &dim, 1, &here, &error));
+  OK(weft_window_create(layout, NULL, 0, &dim, 1, &there, &error));
+  int32_t in[3 * COLUMNS], out[2 * COLUMNS], out2[2 * COLUMNS];
+  for (int64_t i = 0; i < rows * COLUMNS; ++i) in[i] = (int32_t)value(first, i);
+  const weft_buffer from = {in, rows * COLUMNS, WEFT_I32, WEFT_CPU},
+                    to = {out, 2 * COLUMNS, WEFT_I32, WEFT_CPU},
+                    to2 = {out2, 2 * COLUMNS, WEFT_I32, WEFT_CPU};
+  weft_window_fields windows[] = {{here, &from, &to, 1, 0}, {there, &from, &to2, 1, 0}};
+  OK(weft_window_start_together(windows, 2, NULL, NULL, &error));
+  for (int64_t i = 0; i < 2 * COLUMNS; ++i) {
+    CHECK(out[i] == (int32_t)value((wanted[a->rank].lo + i / COLUMNS + ROWS) % ROWS, i % COLUMNS));
+    CHECK(out2[i] == out[i]);
+  }
+  windows[1].out = &to;
+  CHECK_ERROR(weft_window_start_together(windows, 2, NULL, NULL, &error), WEFT_BAD_ARGUMENT,
+              "window: fields of window 0 and of window 1 overlap; expected apart");
+  weft_window_destroy(here);
+  weft_window_destroy(there);
+  weft_halo_destroy(one);
+  weft_halo_destroy(two);
+  weft_layout_destroy(layout);
+  weft_mesh_destroy(mesh);
+  weft_group_destroy(world);
+}
+static void test_together(void) { run_ranks(3, together); }
+
 /* Each rank takes two rows anywhere, the adjoint gives back how often each row was taken. */
 static void any_rows(rank_args* a) {
   weft_group* world = join(a, "world", 0);
@@ -180,7 +249,9 @@ static void test_refused(void) {
 }
 
 int main(int argc, char** argv) {
-  const named_test tests[] = {
-      {"ghost_cells", test_ghost_cells}, {"any_rows", test_any_rows}, {"refused", test_refused}};
+  const named_test tests[] = {{"ghost_cells", test_ghost_cells},
+                              {"any_rows", test_any_rows},
+                              {"together", test_together},
+                              {"refused", test_refused}};
   return run_tests(tests, LENGTH(tests), argc, argv);
 }

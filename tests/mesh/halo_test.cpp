@@ -11,7 +11,7 @@
 #include "support/recording_backend.hpp"
 #include "support/run_ranks.hpp"
 #include "weft/backends/op_table.hpp"
-#include "weft/base/bf16.hpp"
+#include "weft/base/dtype.hpp"
 
 namespace weft::halo_test {
 namespace {
@@ -54,7 +54,7 @@ TEST_P(HaloOver, AddGoesInTheOrderOfRanks) {
       cells[i] = static_cast<float>(r.rank == 0 ? 1e8 : r.rank == 1 ? 1 : -1e8) * static_cast<float>(i + 1);
     const std::vector<float> before = cells;
     halo.add(view(cells.data(), halo.shape()));
-    // What rank `from` adds to cell `to`: its cells at to and to +- 3, in the order of the boxes, which is
+    // Rank `from` adds to cell `to` its cells at to and to +- 3, in the order of the boxes, which is
     // before the beginning, within, beyond the end.
     const auto value = [](int from, std::size_t i) {
       return static_cast<float>(from == 0 ? 1e8 : from == 1 ? 1 : -1e8) * static_cast<float>(i + 1);
@@ -103,7 +103,7 @@ TEST(Halo, AddRefusesWhatItCannotAdd) {
   EXPECT_NE(error_text(ErrorCode::bad_argument, [&] { halo.add(logical); })
                 .find("halo: in is bool; expected a dtype that is added: an integer, or f64, f32, bf16, f16"),
             std::string::npos);
-  const TensorView elsewhere{bytes.data(), DType::f32, Device{Device::Kind::cuda, 0}, {5}, {1}};
+  const TensorView elsewhere{bytes.data(), DType::f32, Device{DeviceKind::cuda, 0}, {5}, {1}};
   expect_error(ErrorCode::unsupported, "halo: add adds in the memory of the host; in is on cuda:0",
                [&] { halo.add(elsewhere); });
   expect_error(ErrorCode::bad_argument,

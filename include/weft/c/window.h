@@ -82,6 +82,24 @@ typedef struct weft_exchange weft_exchange;
  * sent, and *exchange ends it: until then inner cells may be read, not written, and ghost cells neither. */
 weft_status weft_halo_start(const weft_halo* halo, const weft_buffer* fields, int32_t field_count,
                             weft_exchange** exchange, weft_error* error);
+/* The adjoint, in place: each ghost cell is added to the inner cell of which weft_halo_start makes it a copy;
+ * to an inner cell first what rank 0 sends, then what rank 1 sends, and so on. Ghost cells stay as they are.
+ * Integers, f64, f32, bf16 and f16 (added in f32 and rounded once), in the memory of the host. Until it is done
+ * ghost cells may be read, and inner cells near the border neither read nor written. */
+weft_status weft_halo_start_add(const weft_halo* halo, const weft_buffer* fields, int32_t field_count,
+                                weft_exchange** exchange, weft_error* error);
+/* A halo, and arrays for it. */
+typedef struct weft_halo_fields {
+  const weft_halo* halo;
+  const weft_buffer* fields;
+  int32_t field_count;
+  int32_t reserved; /* 0 */
+} weft_halo_fields;
+/* weft_halo_start of several halos as one exchange: each rank sends one message to each neighbour. The halos
+ * are different ones, cut over the same axes of one mesh; all ranks give them in the same order; no array is
+ * given twice. */
+weft_status weft_halo_start_together(const weft_halo_fields* halos, int32_t halo_count,
+                                     weft_exchange** exchange, weft_error* error);
 
 /* Indices lo to hi - 1 of the whole. */
 typedef struct weft_range {
@@ -115,6 +133,18 @@ weft_status weft_window_own(const weft_window* window, int32_t dim, weft_range* 
 weft_status weft_window_start(const weft_window* window, const weft_buffer* in, const weft_buffer* out,
                               int32_t field_count, const weft_stream* stream, weft_exchange** exchange,
                               weft_error* error);
+/* A window, and arrays for it. */
+typedef struct weft_window_fields {
+  const weft_window* window;
+  const weft_buffer* in;
+  const weft_buffer* out;
+  int32_t field_count;
+  int32_t reserved; /* 0 */
+} weft_window_fields;
+/* weft_window_start of several windows as one exchange, as weft_halo_start_together does. */
+weft_status weft_window_start_together(const weft_window_fields* windows, int32_t window_count,
+                                       const weft_stream* stream, weft_exchange** exchange,
+                                       weft_error* error);
 /* The adjoint: in[i] is a gradient of a window, out[i], of the extents of a part, becomes the sum of the
  * gradients of its elements over all windows, in the order of ranks. Integers, f64, f32, bf16 and f16, in the
  * memory of the host. */

@@ -20,7 +20,7 @@ from .._library import lib
 from .layout import Layout
 from .transfers import Exchange
 
-__all__ = ["Halo", "Window", "pole"]
+__all__ = ["Halo", "Window", "pole", "start_together"]
 
 _byref = ctypes.byref
 EDGES = {"none": _api.EDGE_NONE, "zero": _api.EDGE_ZERO, "periodic": _api.EDGE_PERIODIC, "reflect": _api.EDGE_REFLECT, "replicate": _api.EDGE_REPLICATE}
@@ -150,11 +150,22 @@ class Halo(Handle):
         neighbour and dtype; an Exchange, whose result is the array, or the tuple of them. Until it is done
         inner cells may be read, not written, and ghost cells neither: another exchange of this Halo that
         would write them is a BadArgumentError. A Window refuses the same."""
+        return self._begin(lib.halo_start, "exchange", fields)
+
+    def add(self, *fields):
+        """The adjoint of `exchange`, in place: begins to add each ghost cell to the inner cell of which
+        `exchange` makes it a copy, on the rank that holds that cell; to an inner cell first what rank 0
+        sends, then what rank 1 sends, and so on. An Exchange as there. Ghost cells stay as they are.
+        Integers, f64, f32, bf16 and f16. Until it is done ghost cells may be read, and inner cells near
+        the border neither read nor written."""
+        return self._begin(lib.halo_start_add, "add", fields)
+
+    def _begin(self, function, name, fields):
         if not fields:
-            raise errors.BadArgumentError("exchange has no arrays; expected at least one")
+            raise errors.BadArgumentError(f"{name} has no arrays; expected at least one")
         buffers, keep = _buffers(fields, "fields", True, self.shape)
         made = Made(lib.exchange_destroy)
-        blocking(lib.halo_start, self, buffers, len(fields), _byref(made), keep=keep)
+        blocking(function, self, buffers, len(fields), _byref(made), keep=keep)
         return Exchange(made, (self, keep), fields if len(fields) > 1 else fields[0])
 
 
@@ -210,6 +221,13 @@ class Window(Handle):
         return self._start(lib.window_start_adjoint, (), dy, out, self.shape, self.part_shape)
 
     def _start(self, function, stream, x, out, from_shape, to_shape):
+        first, second, keep, result = self._fields(x, out, from_shape, to_shape)
+        made = Made(lib.exchange_destroy)
+        blocking(function, self, first, second, len(first), *stream, _byref(made), keep=keep)
+        return Exchange(made, (self, keep), result)
+
+    def _fields(self, x, out, from_shape, to_shape):
+        """Arrays of weft_buffer for `in` and `out`, what keeps them alive, and the result."""
         several = isinstance(x, (list, tuple))
         xs = list(x) if several else [x]
         first, keep = _buffers(xs, "in", False, from_shape)
@@ -220,6 +238,40 @@ class Window(Handle):
             if len(outs) != len(xs):
                 raise errors.BadArgumentError(f"out has {len(outs)} arrays; expected {len(xs)}, as in has")
         second, kept = _buffers(outs, "out", True, to_shape)
-        made = Made(lib.exchange_destroy)
-        blocking(function, self, first, second, len(xs), *stream, _byref(made), keep=(keep, kept))
-        return Exchange(made, (self, keep, kept), outs if several else outs[0])
+        return first, second, (keep, kept), outs if several else outs[0]
+
+
+def start_together(*plans):
+    """Begins the exchanges of several halos, or of several windows, as one: each rank sends one message to
+    each neighbour. An Exchange, whose result is the tuple of what each alone would give.
+
+        weft.start_together((nodes, u, v), (cells, e)).wait()       # of a Halo: its arrays
+        weft.start_together((near, x), (far, x, out)).wait()        # of a Window: x, and `out` or none
+
+    The plans are different ones, cut over the same axes of one mesh, and all ranks give them in the same
+    order. No array that is written is given twice."""
+    if not plans:
+        raise errors.BadArgumentError("start_together has no plans; expected at least one")
+    for i, plan in enumerate(plans):
+        if not isinstance(plan, tuple) or len(plan) < 2 or not isinstance(plan[0], (Halo, Window)) or type(plan[0]) is not type(plans[0][0]):
+            what = f"({', '.join(type(each).__name__ for each in plan)})" if isinstance(plan, tuple) else f"of type {type(plan).__name__}"
+            raise errors.BadArgumentError(f"plans[{i}] is {what}; expected (Halo, array, ...) in each, or (Window, x) or (Window, x, out) in each")
+    keep, results = [plan[0] for plan in plans], []
+    made = Made(lib.exchange_destroy)
+    if isinstance(plans[0][0], Halo):
+        listed, function, stream = (_api.weft_halo_fields * len(plans))(), lib.halo_start_together, ()
+        for place, (halo, *fields) in zip(listed, plans):
+            buffers, kept = _buffers(fields, "fields", True, halo.shape)
+            place.halo, place.fields, place.field_count = halo._open(), buffers, len(fields)
+            keep += [buffers, kept]
+            results.append(tuple(fields) if len(fields) > 1 else fields[0])
+    else:
+        listed, function, stream = (_api.weft_window_fields * len(plans))(), lib.window_start_together, (None,)
+        for place, plan in zip(listed, plans):
+            window, x, out = plan if len(plan) > 2 else (*plan, None)
+            first, second, kept, result = window._fields(x, out, window.part_shape, window.shape)
+            place.window, place.in_, place.out, place.field_count = window._open(), first, second, len(result) if isinstance(result, list) else 1
+            keep += [first, second, kept]
+            results.append(result)
+    blocking(function, listed, len(plans), *stream, _byref(made), keep=keep, also=[plan[0] for plan in plans])
+    return Exchange(made, keep, tuple(results))

@@ -170,7 +170,7 @@ class Compiler {
     return true;
   }
 
-  // What is exchanged with one rank, or with this one: all boxes of all fields, in order.
+  // The boxes that are exchanged with one rank, or with this one: those of all fields, in order.
   void add_part(const Window::Plan::Overlap& overlap, bool sends, std::vector<ExchangePart>& parts) const {
     ExchangePart part{overlap.rank};
     for (std::size_t f = 0; f < program_.forms.size(); ++f) {
