@@ -42,7 +42,7 @@ PARAMS = {
     "compression": 'Literal["bf16"] | None', "context": "Context", "coordinates": "int", "counts": "Sequence[int]", "cuts": "Mapping[int, Sequence[int]] | None",
     "data": "memoryview", "data_axes": "Mesh | None", "deadline": "float | None", "delta": "int", "desired": "bytes", "destination": "int", "dim": "int", "dims": "Sequence[int]",
     "directory": "str | bytes | PathLike[str] | PathLike[bytes]", "dtype": "DType", "dy": "Array | list[Array]", "edges": "Edges", "entries": "Iterable[tuple[str, Shape, DType, str]]",
-    "expected": "bytes", "extra": "Mapping[str, str] | None", "fields": "Array", "file": "str | bytes | PathLike[str] | PathLike[bytes]", "ghost": "Mapping[int, int | tuple[int, int]]",
+    "expected": "bytes", "extra": "Mapping[str, str] | None", "fields": "Array", "plans": "tuple[Any, ...]", "file": "str | bytes | PathLike[str] | PathLike[bytes]", "ghost": "Mapping[int, int | tuple[int, int]]",
     "function": "Callable[[Error | None], object]", "give": "Mapping[str, Array] | Callable[[str], Array]", "global_batch": "int", "gradient": "DType", "gradients": "Named", "group": "Group",
     "hook": "BucketHook | None", "host": "str | None", "i": "int", "in_counts": "Sequence[int]", "in_offsets": "Sequence[int] | None", "indices": "Array",
     "keep": "int", "key": "int", "kind": 'Literal["numpy", "torch", "dlpack"]', "layout": "Layout", "lengths": "Sequence[int]", "limit": "float | None",

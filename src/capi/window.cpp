@@ -102,7 +102,7 @@ std::vector<TensorView> arrays_of(const char* function, const weft_buffer* buffe
   return views;
 }
 
-// Of what starts together: at least one.
+// The list of plans that start together: at least one.
 template <class T>
 std::span<const T> some_of(const char* function, const T* list, std::int32_t count, const char* name) {
   const std::string count_name =

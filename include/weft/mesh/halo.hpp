@@ -55,15 +55,15 @@ class Halo {
   void exchange(std::span<const TensorView> fields) const { start(fields).finish(); }
   void exchange(const TensorView& field) const { start(field).finish(); }
 
-  /// The adjoint of start(), in place: each ghost cell is added to the inner cell of which start() makes it a
-  /// copy, on the rank that holds that cell. To an inner cell are added first what rank 0 sends, then what
-  /// rank 1 sends, and so on, this rank's own ghost cells (beyond a periodic end, for example) at its place;
-  /// of one rank, field by field and box by box, as Window::start_adjoint() says. So the bits do not depend on
-  /// timing. Ghost cells stay as they are; those that were set to a number are added to nothing. Only cells
-  /// near the border are touched. Integers, which wrap, and f64, f32, bf16, f16; bf16 and f16 are added in
-  /// f32 and rounded once. In the memory of the host. Until finish() the program may read the ghost cells,
-  /// and may neither read nor write inner cells within reach of another rank's halo. For forces and masses of
-  /// nodes that ranks share, and for gradients.
+  /// The adjoint of start(), in place: each ghost cell is added to the inner cell of which start() makes it
+  /// a copy, on the rank that holds that cell. To an inner cell are added first the cells of rank 0, then
+  /// those of rank 1, and so on, this rank's own ghost cells (beyond a periodic end, for example) at its
+  /// place; of one rank in the order of Window::start_adjoint(). So the bits do not depend on timing. Ghost
+  /// cells stay as they are; those that start() sets to a number are added to nothing. Only cells near the
+  /// border are touched. Integers, which wrap, and f64, f32, bf16, f16; bf16 and f16 are added in f32 and
+  /// rounded once. In the memory of the host. Until finish() the program may read ghost cells, and may
+  /// neither read nor write inner cells within reach of another rank's halo. For forces and masses of nodes
+  /// that ranks share, and for gradients.
   WindowTransfer start_add(std::span<const TensorView> fields) const;
   WindowTransfer start_add(const TensorView& field) const { return start_add(std::span(&field, 1)); }
   void add(std::span<const TensorView> fields) const { start_add(fields).finish(); }

@@ -40,10 +40,10 @@ class Flight : public WindowTransfer::Steps {
   Work& work() override { return work_; }
 
  protected:
-  /// `plan`: of the first window, with whose name errors begin. What derives from this keeps it.
+  /// `plan`: of the first window, with whose name errors begin. The derived class keeps it.
   explicit Flight(const Window::Plan& plan) : plan_(plan) {}
   void set_work(Work work);
-  /// For the destructors of what derives from it: the call ends before its memory goes.
+  /// The destructors of derived classes call it: the call ends before its memory goes.
   void drop() noexcept;
   /// Exchange::leave() of all windows.
   virtual void leave() const noexcept = 0;

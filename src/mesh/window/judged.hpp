@@ -10,7 +10,7 @@
 
 namespace weft::windows {
 
-/// What an exchange does with its fields.
+/// The use that an exchange makes of its fields.
 enum class Way : std::uint8_t {
   fetch,    ///< `in` is a part, `out` a window
   adjoint,  ///< `in` is a window, `out` a part, which becomes the sum
