@@ -84,8 +84,8 @@ weft_status weft_halo_start(const weft_halo* halo, const weft_buffer* fields, in
                             weft_exchange** exchange, weft_error* error);
 /* The adjoint, in place: each ghost cell is added to the inner cell of which weft_halo_start makes it a copy;
  * to an inner cell first what rank 0 sends, then what rank 1 sends, and so on. Ghost cells stay as they are.
- * Integers, f64, f32, bf16 and f16 (added in f32 and rounded once), in the memory of the host. Until it is done
- * ghost cells may be read, and inner cells near the border neither read nor written. */
+ * Integers, f64, f32, bf16 and f16 (added in f32 and rounded once), in the memory of the host. Until it is
+ * done ghost cells may be read, and inner cells near the border neither read nor written. */
 weft_status weft_halo_start_add(const weft_halo* halo, const weft_buffer* fields, int32_t field_count,
                                 weft_exchange** exchange, weft_error* error);
 /* A halo, and arrays for it. */
