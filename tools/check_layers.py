@@ -44,6 +44,9 @@ A finding is one line, `file:line: what; the rule`. Exit status 1 if there is an
     their reasons.
 18. Each record in docs/decisions has a line in docs/decisions/README.md, and each line there has its
     record.
+19. A header in a folder of a layer (src/mesh/window/plan.hpp) is private to that layer. The headers in
+    src/<layer>/ itself are what it offers to the layers right of it. base and host are toolboxes: all of
+    their headers are offered. INNER lists the exceptions, eight at most, with their reasons.
 """
 import pathlib
 import re
@@ -91,6 +94,19 @@ MAKES_FILES = {
     "tools/weft/bench/job.cpp": "in a folder that it made itself, with mode 0700",
 }
 MAKES_FILE = re.compile(r'\bO_CREAT\b|\bfopen\([^)]*"[wa]|\bcreat\(')
+
+# Rule 19.
+TOOLBOXES = {"base", "host"}
+INNER = {
+    "backends/compose/compose.hpp": "group makes of messages what a transport lacks",
+    "backends/compose/op_support.hpp": "group asks which operations those are",
+    "backends/exchange/program.hpp": "an exchange worked out: group keeps it, windows on one rank carry it out",
+    "group/persistent/prepared_exchange.hpp": "windows have checked their plans and fields themselves",
+    "checkpoint/index/index.hpp": "train writes checkpoints of other programs' formats",
+    "nn/maps/conv_maps.hpp": "domain and tp cut the loops of convolutions",
+    "nn/maps/geometry.hpp": "the same",
+    "nn/maps/taps.hpp": "domain cuts the loops of pooling and resampling",
+}
 
 # Rule 16.
 PLAIN_STREAMS = "src/base/text/plain_streams.hpp"
@@ -171,6 +187,8 @@ def check_include(path, layer, kind, quote, name):
         layer = "group"  # what drives a transport
     if not reaches(layer, wanted):
         return f'includes "{name}": {layer} may not know {wanted}; {ARROWS}'
+    if kind == "private" and not public and wanted != layer and len(parts) > 2 and wanted not in TOOLBOXES and name not in INNER:
+        return f'includes "{name}", which is private to {wanted}; expected a header of src/{wanted}/ itself, or a line in INNER'
     return None
 
 
@@ -322,8 +340,20 @@ def unlisted_decisions(tree):
         yield f"docs/decisions/README.md:1: has a line for {name}, which is not there"
 
 
+def needless_inner(tree):
+    """Lines of INNER that no source needs."""
+    if not (tree / "tools/check_layers.py").exists():
+        return
+    if len(INNER) > 8:
+        yield f"tools/check_layers.py:1: INNER has {len(INNER)} lines; expected at most 8"
+    used = {match.group(2) for file in (tree / "src").rglob("*.[ch]pp") for line in file.read_text(encoding="utf-8").splitlines()
+            if (match := INCLUDE.match(line)) and match.group(2).split("/")[0] != file.relative_to(tree / "src").parts[0]}
+    for name in sorted(set(INNER) - used):
+        yield f"tools/check_layers.py:1: INNER has {name}, which no other layer includes"
+
+
 def findings(tree):
-    found = list(unlisted_decisions(tree)) + list(wrongly_listed_mutants(tree)) + list(too_far_by_others(tree)) + list(without_standard(tree)) + list(lonely_files(tree))
+    found = list(unlisted_decisions(tree)) + list(needless_inner(tree)) + list(wrongly_listed_mutants(tree)) + list(too_far_by_others(tree)) + list(without_standard(tree)) + list(lonely_files(tree))
     table = tree / "src/base/env.cpp"
     known = set(VARIABLE_ROW.findall(table.read_text(encoding="utf-8"))) if table.exists() else set()
     files = sorted(p for top in ("include", "src", "tests", "tools", "bench", "examples")
@@ -416,6 +446,7 @@ def self_test():
         ("tests/capi/x.c", 1, '#include <vector>'): "headers of C",
         ("include/weft/x.h", 1, '#include <cstdint>'): "headers of C",
         ("src/mesh/u.cpp", 1, '#include "weft/weft.h"'): "is for programs",
+        ("src/dp/inner.cpp", 1, '#include "mesh/window/plan.hpp"'): "private to mesh",
         ("src/checkpoint/x.cpp", 1, '#include "capi/handles.hpp"'): "checkpoint may not know capi",
         ("src/misc/x.cpp", 1, ''): "no layer",
         ("docs/decisions/b.md", 1, '# Two'): "no line in docs/decisions/README.md",

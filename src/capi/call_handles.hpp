@@ -7,7 +7,7 @@
 
 #include "capi/handles.hpp"
 #include "capi/values.hpp"
-#include "group/callbacks/callback.hpp"
+#include "group/callback.hpp"
 #include "weft/base/op.hpp"
 
 namespace weft::capi {

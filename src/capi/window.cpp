@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "capi/mesh_handles.hpp"
-#include "mesh/window/named.hpp"
+#include "mesh/window_errors.hpp"
 #include "weft/mesh/halo.hpp"
 
 using weft::ErrorCode;

@@ -9,7 +9,7 @@
 
 #include "base/errors/caught.hpp"
 #include "group/group_state.hpp"
-#include "mesh/replicas/same_list.hpp"
+#include "mesh/same_list.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {

@@ -8,7 +8,7 @@
 #include "checkpoint/agreement.hpp"
 #include "checkpoint/new_folder.hpp"
 #include "checkpoint/save_plan.hpp"
-#include "mesh/replicas/same_list.hpp"
+#include "mesh/same_list.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {

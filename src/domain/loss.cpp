@@ -1,7 +1,7 @@
 #include "weft/domain/loss.hpp"
 
 #include "domain/space.hpp"
-#include "nn/losses/element_loss.hpp"
+#include "nn/element_loss.hpp"
 #include "weft/base/error.hpp"
 #include "weft/nn/loss.hpp"
 

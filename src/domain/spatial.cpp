@@ -7,7 +7,7 @@
 #include "domain/plans.hpp"
 #include "domain/space.hpp"
 #include "mesh/axis_ranks.hpp"
-#include "mesh/replicas/same_list.hpp"
+#include "mesh/same_list.hpp"
 #include "weft/base/error.hpp"
 #include "weft/domain/domain.hpp"
 #include "weft/dp/reduce_gradients.hpp"

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/hash.hpp"
-#include "mesh/replicas/same_list.hpp"
+#include "mesh/same_list.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft::dp {

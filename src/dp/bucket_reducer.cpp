@@ -13,7 +13,7 @@
 #include "dp/parts.hpp"
 #include "mesh/axis_ranks.hpp"
 #include "mesh/mesh_state.hpp"
-#include "mesh/replicas/same_list.hpp"
+#include "mesh/same_list.hpp"
 #include "mesh/view_memory.hpp"
 #include "weft/base/error.hpp"
 

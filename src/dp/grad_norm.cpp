@@ -16,7 +16,7 @@
 #include "dp/elements.hpp"
 #include "dp/loops.hpp"
 #include "dp/parts.hpp"
-#include "mesh/replicas/same_list.hpp"
+#include "mesh/same_list.hpp"
 #include "mesh/view_memory.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/name_ranks.hpp"

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "mesh/axis_ranks.hpp"
-#include "mesh/replicas/same_list.hpp"
+#include "mesh/same_list.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft::dp {

@@ -15,7 +15,7 @@
 #include "dp/replicas.hpp"
 #include "mesh/axis_ranks.hpp"
 #include "mesh/pieces.hpp"
-#include "mesh/replicas/same_list.hpp"
+#include "mesh/same_list.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {

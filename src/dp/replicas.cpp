@@ -11,7 +11,7 @@
 #include "dp/elements.hpp"
 #include "dp/parts.hpp"
 #include "mesh/axis_ranks.hpp"
-#include "mesh/replicas/same_list.hpp"
+#include "mesh/same_list.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft::dp {

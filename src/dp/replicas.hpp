@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "mesh/pieces.hpp"
-#include "mesh/replicas/replica_bits.hpp"
+#include "mesh/replica_bits.hpp"
 #include "weft/dp/gradient.hpp"
 #include "weft/dp/reduce_gradients.hpp"
 #include "weft/mesh/mesh.hpp"

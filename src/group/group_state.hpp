@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/waits/suspension.hpp"
-#include "group/callbacks/callback.hpp"
+#include "group/callback.hpp"
 #include "group/check.hpp"
 #include "group/failure.hpp"
 #include "group/hosts/host_table.hpp"

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <utility>
 
-#include "group/callbacks/callback.hpp"
+#include "group/callback.hpp"
 #include "weft/base/tensor.hpp"
 
 namespace weft {

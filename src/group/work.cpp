@@ -6,7 +6,7 @@
 #include <exception>
 #include <vector>
 
-#include "group/callbacks/callback.hpp"
+#include "group/callback.hpp"
 #include "group/group_state.hpp"
 
 namespace weft {

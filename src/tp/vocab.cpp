@@ -11,7 +11,7 @@
 
 #include "base/hash.hpp"
 #include "mesh/axis_ranks.hpp"
-#include "mesh/replicas/same_list.hpp"
+#include "mesh/same_list.hpp"
 #include "tp/views.hpp"
 #include "weft/host/copy.hpp"
 #include "weft/nn/kernels.hpp"

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "base/floating.hpp"
-#include "dp/shards/convert.hpp"
+#include "dp/convert.hpp"
 #include "weft/base/error.hpp"
 #include "weft/nn/frame.hpp"
 #include "weft/nn/kernels.hpp"

@@ -12,7 +12,7 @@
 
 #include "dp/parts.hpp"
 #include "mesh/axis_ranks.hpp"
-#include "mesh/replicas/same_list.hpp"
+#include "mesh/same_list.hpp"
 #include "weft/base/error.hpp"
 #include "weft/train/gradients.hpp"
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <set>
 
-#include "mesh/replicas/same_list.hpp"
+#include "mesh/same_list.hpp"
 #include "mesh/view_memory.hpp"
 #include "weft/base/error.hpp"
 

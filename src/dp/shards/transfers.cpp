@@ -7,7 +7,7 @@
 #include "dp/history.hpp"
 #include "dp/parts.hpp"
 #include "mesh/axis_ranks.hpp"
-#include "mesh/replicas/same_list.hpp"
+#include "mesh/same_list.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft::dp {

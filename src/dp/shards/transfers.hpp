@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "dp/shards/convert.hpp"
+#include "dp/convert.hpp"
 #include "dp/shards/plan.hpp"
 #include "weft/mesh/transfer.hpp"
 

@@ -10,7 +10,7 @@
 #include "base/hash.hpp"
 #include "group/group_state.hpp"
 #include "mesh/axis_ranks.hpp"
-#include "mesh/replicas/same_list.hpp"
+#include "mesh/same_list.hpp"
 #include "mesh/window/segments.hpp"
 #include "weft/base/error.hpp"
 #include "weft/group/process_group.hpp"

@@ -9,7 +9,7 @@
 #include "mesh/window/agree.hpp"
 #include "mesh/window/flight.hpp"
 #include "mesh/window/in_flight.hpp"
-#include "mesh/window/named.hpp"
+#include "mesh/window_errors.hpp"
 #include "weft/base/error.hpp"
 #include "weft/group/process_group.hpp"
 

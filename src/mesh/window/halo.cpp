@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "mesh/boxes.hpp"
-#include "mesh/window/named.hpp"
 #include "mesh/window/plan.hpp"
+#include "mesh/window_errors.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {

@@ -6,7 +6,7 @@
 #include "group/persistent/prepared_exchange.hpp"
 #include "host/strided/overlap.hpp"
 #include "mesh/window/joined.hpp"
-#include "mesh/window/named.hpp"
+#include "mesh/window_errors.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {

@@ -3,8 +3,8 @@
 
 #include <utility>
 
+#include "nn/element_loss.hpp"
 #include "nn/losses/checks.hpp"
-#include "nn/losses/element_loss.hpp"
 #include "weft/nn/kernels.hpp"
 #include "weft/nn/layouts.hpp"
 #include "weft/nn/loss.hpp"

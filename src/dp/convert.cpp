@@ -1,4 +1,4 @@
-#include "dp/shards/convert.hpp"
+#include "dp/convert.hpp"
 
 #include <fmt/format.h>
 

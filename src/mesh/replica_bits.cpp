@@ -1,4 +1,4 @@
-#include "mesh/replicas/replica_bits.hpp"
+#include "mesh/replica_bits.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "mesh/axis_ranks.hpp"
-#include "mesh/replicas/replica_bits.hpp"
+#include "mesh/replica_bits.hpp"
 #include "mesh/view_memory.hpp"
 #include "weft/base/error.hpp"
 

@@ -1,4 +1,4 @@
-#include "group/callbacks/callback.hpp"
+#include "group/callback.hpp"
 
 #include <fmt/format.h>
 #include <sched.h>

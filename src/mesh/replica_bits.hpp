@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "mesh/pieces.hpp"
-#include "mesh/replicas/same_list.hpp"
+#include "mesh/same_list.hpp"
 #include "weft/base/tensor.hpp"
 #include "weft/base/view.hpp"
 #include "weft/host/compute.hpp"

@@ -1,4 +1,4 @@
-// Elements of one floating dtype as those of another. Private to dp.
+// Elements of one floating dtype as those of another.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-#include "mesh/replicas/same_list.hpp"
+#include "mesh/same_list.hpp"
 
 #include <fmt/format.h>
 
