@@ -18,6 +18,7 @@
 #include "support/errors.hpp"
 #include "support/run_ranks.hpp"
 #include "support/transport_setting.hpp"
+#include "weft/base/tensor.hpp"
 
 namespace weft::test::exchange_test {
 namespace {
@@ -343,6 +344,49 @@ TEST_P(Exchanges, ManyBytesGoFromWhereTheyLie) {
       ASSERT_EQ(out[static_cast<std::size_t>(i)],
                 in[static_cast<std::size_t>(i)] - static_cast<float>(r.rank) + static_cast<float>(from));
   });
+}
+
+// Rank 0 adds the parts of ranks 1 and 2. Rank 1 waits until its part is taken before it sends to rank 2, and
+// rank 2 waits for that before it sends its part: so rank 0 takes rank 1's part before it can add both.
+TEST_P(Exchanges, APartIsTakenBeforeThoseOfOtherRanksCome) {
+  for (const weft::Memory memory : {weft::Memory::local, weft::Memory::shared})
+    for (const std::int64_t count : {5, 3000, 300'000})
+      run(
+          3,
+          [&](Rank& r) {
+            if (r.rank > 2 || r.size < 3) return;
+            ExchangePlan sum, copy;
+            sum.kind = ExchangePlan::Kind::add;
+            sum.fields = copy.fields = {DType::f32};
+            // Each second element is sent, backward.
+            const ExchangeBox sent{0, 2 * (count - 1), {count}, {-2}}, first{0, 0, {count}, {1}},
+                second{0, count / 2, {count}, {1}};
+            if (r.rank == 0) sum.receives = {{1, {first}}, {2, {second}}};
+            if (r.rank != 0) sum.sends = {{0, {sent}}};
+            if (r.rank == 1) copy.sends = {{2, {sent}}};
+            if (r.rank == 2) copy.receives = {{1, {first}}};
+            Tensor in = Tensor::zeros(r.context, Shape{2 * count}, DType::f32, memory),
+                   out = in.clone(r.context);
+            for (std::int64_t i = 0; i < 2 * count; ++i)
+              in.f32()[static_cast<std::size_t>(i)] = static_cast<float>(i % 1000 + r.rank);
+            const ExchangeField field{in.data(), out.data()};
+            const auto exchange = [&](const ExchangePlan& plan) {
+              r.group().exchange(plan, {&field, 1}).wait();
+            };
+            if (r.rank != 2) exchange(sum);
+            if (r.rank != 0) exchange(copy);
+            if (r.rank == 2) exchange(sum);
+            const auto part = [&](std::int64_t i, int from) {
+              return i < 0 || i >= count ? 0.0f : static_cast<float>(2 * (count - 1 - i) % 1000 + from);
+            };
+            for (std::int64_t i = 0; i < count + count / 2; ++i) {
+              const float expected = r.rank == 0   ? part(i, 1) + part(i - count / 2, 2)
+                                     : r.rank == 2 ? part(i, 1)
+                                                   : 0.0f;
+              ASSERT_EQ(out.f32()[static_cast<std::size_t>(i)], expected) << i << " of " << count;
+            }
+          },
+          5s);
 }
 
 // However many are in flight: the memory for packed bytes is used again.

@@ -14,6 +14,9 @@ namespace weft::shm {
 namespace {
 
 constexpr int kLooks = 32;
+// After so many polls that moved nothing the parts that wait for others are set aside. Fewer than a rank
+// makes before it sleeps. A part that is added from its slot is copied once less.
+constexpr int kHeldPolls = 128;
 // After more bytes than these the owner first polls everything else.
 constexpr std::int64_t kFewForALook = 32 << 10;
 constexpr std::int64_t kKernelAtOnce = std::int64_t{4} << 20;  // of one system call: each costs 2 us
@@ -124,7 +127,7 @@ Step Exchanges::poll(OpState& s) noexcept {
   if (f == nullptr) return Step::failed;
   // The first poll() looks several times without a pause: most exchanges end here. A peer that copies
   // meanwhile may share this core, so each later poll() looks once.
-  if (group_.oversubscribed || active_.size() > 1) f->looks = 0;
+  if (group_.oversubscribed || active_.size() > 1) f->looks = std::min(f->looks, 0);
   bool moved = false;
   const bool well = guarded(s, [&] {
     while (f->left > 0) {
@@ -132,9 +135,16 @@ Step Exchanges::poll(OpState& s) noexcept {
         moved = true;
         wake();
         if (f->planned.came_bytes > kFewForALook) break;  // the owner polls everything else first
-      } else if (f->looks-- <= 0) {
+      } else if (f->looks > 0) {
+        --f->looks;
+      } else {
+        f->looks -= f->looks < -kHeldPolls ? 0 : 1;
         break;
       }
+    }
+    if (!moved && !f->added && f->looks < -kHeldPolls && set_aside(*f)) {
+      moved = true;
+      wake();
     }
   });
   if (!well) return Step::failed;

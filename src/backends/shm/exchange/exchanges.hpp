@@ -95,7 +95,7 @@ struct Flight {
     Unpacking unpacking = Unpacking::plain;
     Holds holds = Holds::packed;
     bool unpacking_timed = false, trial = false;
-    bool held = false;  // kind add: its slot stays until it is added
+    bool held = false;  // kind add: its slot stays until it is added, or set aside
   };
   explicit Flight(Planned& p) : planned(p), outs(p.to.size()), ins(p.from.size()) {}
 
@@ -107,7 +107,7 @@ struct Flight {
   std::vector<In> ins;
   std::size_t left = 0, there = 0;
   bool added = false;
-  int looks = 0;    // left of those that are made without a pause
+  int looks = 0;    // left of those that are made without a pause; then less than 0: polls that moved nothing
   Room came, sums;  // kind add, and what the kernel reads for short runs; kept for the next
 };
 
@@ -204,6 +204,8 @@ class Exchanges {
   static void make_room(Flight& f);
   void find_joint(const Flight& f, const Slot& slot, Traffic& t) const;
   const std::byte* place_of(const Slot& slot, const Traffic& t, std::size_t field) const;
+  bool set_aside(Flight& f);
+  bool pack_there(Flight& f, In& in, Traffic& t, const Slot& slot);
   void add_from(Flight& f, std::size_t i);
   void add_all(Flight& f);
 

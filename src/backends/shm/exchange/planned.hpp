@@ -32,6 +32,7 @@ struct Traffic {
     std::size_t field;
     Loops loops;
     std::int64_t from, to, elements, element;
+    std::array<std::int64_t, Dims::kMaxDims> steps;  // of the other rank
   };
   struct Run {
     std::size_t field;

@@ -356,13 +356,60 @@ void Exchanges::find_joint(const Flight& f, const Slot& slot, Traffic& t) const 
     ExchangeProgram::Span& span = t.joint_spans[b.field];
     span = {std::min(span.low, there.span.low), std::max(span.high, there.span.high)};
     const std::int64_t to = program.adds ? program.sums[b.field].place(b.offset) : b.offset;
-    t.joint.push_back({b.field, loops, there.offset, to, b.elements, b.element});
+    t.joint.push_back({b.field, loops, there.offset, to, b.elements, b.element, there.steps});
   }
   for (const Traffic::Joint& j : t.joint)
     if (const std::int64_t bytes = j.loops.one_piece(); bytes > 0)
       t.joint_runs.push_back({j.field, j.from, j.to, bytes, copy_runs_of(bytes)});
   if (t.joint_runs.size() != t.joint.size()) t.joint_runs.clear();
   t.joint_id = id;
+}
+
+// Parts that wait in their slots for those of other ranks are copied out: their senders may have to be done
+// before the others begin. True: something was copied.
+bool Exchanges::set_aside(Flight& f) {
+  bool moved = false;
+  for (std::size_t i = 0; i < f.ins.size(); ++i) {
+    In& in = f.ins[i];
+    if (!in.held) continue;
+    moved = true;
+    make_room(f);
+    Traffic& t = f.planned.from[i];
+    const Slot& slot = in.end->ring->slots[in.end->next % kExchangeSlots];
+    if (in.holds == Holds::packed)
+      std::memcpy(f.came.data() + t.at, slot.packed(t.bytes), static_cast<std::size_t>(t.bytes));
+    else if (!pack_there(f, in, t, slot))
+      continue;
+    in.held = false;
+    take(*in.end);
+    ++in.end->turn;
+  }
+  return moved;
+}
+
+// Copies elements from the sender's memory to packed bytes. False: there are more of them.
+bool Exchanges::pack_there(Flight& f, In& in, Traffic& t, const Slot& slot) {
+  find_joint(f, slot, t);
+  Inside inside(group_, f);
+  std::int64_t left = kMostInPlace;
+  for (; in.cursor.box < t.joint.size() && left > 0; in.cursor.element = 0) {
+    const Traffic::Joint& j = t.joint[in.cursor.box];
+    const ExchangeProgram::Box& b = t.side->boxes[in.cursor.box];
+    const Strides packed = row_major(b.counts);
+    Loops loops(static_cast<std::size_t>(b.element));
+    for (int d = 0; d < b.counts.rank(); ++d)
+      loops.add(b.counts[d], j.steps[static_cast<std::size_t>(d)], packed[d] * b.element);
+    const std::byte* const from = place_of(slot, t, j.field) + j.from;
+    std::byte* const to = f.came.data() + t.at + b.at;
+    const std::int64_t some =
+        std::min(j.elements - in.cursor.element, std::max<std::int64_t>(left / j.element, 1));
+    loops.copy_some(in.cursor.element, some, from, to);
+    left -= some * j.element;
+    if ((in.cursor.element += some) < j.elements) break;
+    ++in.cursor.box;
+  }
+  inside.leave();
+  return in.cursor.box == t.joint.size();
 }
 
 void Exchanges::add_from(Flight& f, std::size_t i) {
