@@ -2,8 +2,8 @@
 # divides it, so that nobody gets what they do not need. dpkg-shlibdeps finds out what a package needs.
 # libweft needs neither MPI nor Gloo: plug-ins over them are packages of their own.
 #
-#   libweft0.1         libweft.so, the plug-in nccl      weft-gloo, weft-openmpi, weft-mpich   a plug-in, and its peer of `weft bench`
-#   libweft-train0.1   libweft_train.so (oneDNN)         weft-dev   headers, static libraries, CMake, pkg-config, pages, examples
+#   libweft0.2         libweft.so, the plug-in nccl      weft-gloo, weft-openmpi, weft-mpich   a plug-in, and its peer of `weft bench`
+#   libweft-train0.2   libweft_train.so (oneDNN)         weft-dev   headers, static libraries, CMake, pkg-config, pages, examples
 #   weft               the tool, what `weft bench` runs
 #
 # The preset "debian" has Debian's folders and no run paths. Other presets' packages do as well, with

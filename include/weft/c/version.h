@@ -3,7 +3,7 @@
 #define WEFT_C_VERSION_H
 
 #define WEFT_VERSION_MAJOR 0
-#define WEFT_VERSION_MINOR 1
+#define WEFT_VERSION_MINOR 2
 #define WEFT_VERSION_PATCH 0
 
 /* as text, "1.2.3" */
