@@ -1,164 +1,141 @@
-// Operations in C: each fills a Call and submits it, nothing more.
+// Operations in C. The row of an operation (weft/backends/op_table.hpp) says which arguments it has.
 #include <cstddef>
 #include <iterator>
 #include <optional>
 
 #include "capi/call_handles.hpp"
+#include "weft/backends/op_table.hpp"
 #include "weft/group/min_loc.hpp"
 
 using weft::Call;
 using weft::CallOptions;
+using weft::Counts;
 using weft::ErrorCode;
+using weft::Op;
 using weft::ProcessGroup;
-namespace call = weft::call;
 namespace capi = weft::capi;
+
+namespace {
+
+// The arguments of a call, of which its row says what it has.
+struct Arguments {
+  const weft_buffer* in = nullptr;
+  const weft_blocks* in_blocks = nullptr;
+  const weft_buffer* out = nullptr;
+  const weft_blocks* out_blocks = nullptr;
+  std::int32_t rank = -1;  // the root, or the other rank of a message
+};
+
+template <Op kOp>
+weft_status submit(const char* function, weft_group* group, const Arguments& a,
+                   const weft_call_options* options, weft_work** work, weft_error* error) {
+  return capi::submitted(
+      function, group, options, work, error, [&](const ProcessGroup& g, const CallOptions& o) {
+        constexpr weft::OpRow kRow = row(kOp);
+        constexpr bool kRooted = kRow.rooted != weft::Rooted::no, kBoth = kRow.counts == Counts::both_blocks;
+        const bool at_root = kRooted && g.rank() == a.rank;
+        Call call{.op = kOp, .options = o};
+        if constexpr (has_in(kOp, true))
+          call.in = capi::buffer_where(has_in(kOp, at_root), function, a.in, "in");
+        if constexpr (kBoth || kRow.counts == Counts::in_blocks)
+          call.in_blocks = capi::blocks_of(function, a.in_blocks, "in_blocks");
+        if constexpr (has_out(kOp, true))
+          call.out = capi::buffer_where(has_out(kOp, at_root), function, a.out, "out");
+        if constexpr (kBoth || kRow.counts == Counts::out_blocks)
+          call.out_blocks = capi::blocks_of(function, a.out_blocks, "out_blocks");
+        if constexpr (kRooted) call.root = a.rank;
+        if constexpr (is_message(kOp)) call.peer = a.rank;
+        return call;
+      });
+}
+
+}  // namespace
 
 weft_status weft_all_reduce(weft_group* group, const weft_buffer* in, const weft_buffer* out,
                             const weft_call_options* options, weft_work** work, weft_error* error) {
-  return capi::submitted(__func__, group, options, work, error,
-                         [&, function = __func__](const ProcessGroup&, const CallOptions& o) {
-                           return call::all_reduce(capi::buffer_of(function, in, "in"),
-                                                   capi::buffer_of(function, out, "out"), o);
-                         });
+  return submit<Op::all_reduce>(__func__, group, {.in = in, .out = out}, options, work, error);
 }
 
 weft_status weft_reduce(weft_group* group, const weft_buffer* in, const weft_buffer* out, int32_t root,
                         const weft_call_options* options, weft_work** work, weft_error* error) {
-  return capi::submitted(__func__, group, options, work, error,
-                         [&, function = __func__](const ProcessGroup& g, const CallOptions& o) {
-                           return call::reduce(capi::buffer_of(function, in, "in"),
-                                               capi::buffer_where(g.rank() == root, function, out, "out"),
-                                               root, o);
-                         });
+  return submit<Op::reduce>(__func__, group, {.in = in, .out = out, .rank = root}, options, work, error);
 }
 
 weft_status weft_broadcast(weft_group* group, const weft_buffer* in, const weft_buffer* out, int32_t root,
                            const weft_call_options* options, weft_work** work, weft_error* error) {
-  return capi::submitted(__func__, group, options, work, error,
-                         [&, function = __func__](const ProcessGroup& g, const CallOptions& o) {
-                           return call::broadcast(capi::buffer_where(g.rank() == root, function, in, "in"),
-                                                  capi::buffer_of(function, out, "out"), root, o);
-                         });
+  return submit<Op::broadcast>(__func__, group, {.in = in, .out = out, .rank = root}, options, work, error);
 }
 
 weft_status weft_all_gather(weft_group* group, const weft_buffer* in, const weft_buffer* out,
                             const weft_call_options* options, weft_work** work, weft_error* error) {
-  return capi::submitted(__func__, group, options, work, error,
-                         [&, function = __func__](const ProcessGroup&, const CallOptions& o) {
-                           return call::all_gather(capi::buffer_of(function, in, "in"),
-                                                   capi::buffer_of(function, out, "out"), o);
-                         });
+  return submit<Op::all_gather>(__func__, group, {.in = in, .out = out}, options, work, error);
 }
 
 weft_status weft_all_gather_v(weft_group* group, const weft_buffer* in, const weft_buffer* out,
                               const weft_blocks* out_blocks, const weft_call_options* options,
                               weft_work** work, weft_error* error) {
-  return capi::submitted(__func__, group, options, work, error,
-                         [&, function = __func__](const ProcessGroup&, const CallOptions& o) {
-                           return call::all_gather_v(capi::buffer_of(function, in, "in"),
-                                                     capi::buffer_of(function, out, "out"),
-                                                     capi::blocks_of(function, out_blocks, "out_blocks"), o);
-                         });
+  return submit<Op::all_gather_v>(__func__, group, {.in = in, .out = out, .out_blocks = out_blocks}, options,
+                                  work, error);
 }
 
 weft_status weft_reduce_scatter(weft_group* group, const weft_buffer* in, const weft_buffer* out,
                                 const weft_call_options* options, weft_work** work, weft_error* error) {
-  return capi::submitted(__func__, group, options, work, error,
-                         [&, function = __func__](const ProcessGroup&, const CallOptions& o) {
-                           return call::reduce_scatter(capi::buffer_of(function, in, "in"),
-                                                       capi::buffer_of(function, out, "out"), o);
-                         });
+  return submit<Op::reduce_scatter>(__func__, group, {.in = in, .out = out}, options, work, error);
 }
 
 weft_status weft_reduce_scatter_v(weft_group* group, const weft_buffer* in, const weft_buffer* out,
                                   const weft_blocks* in_blocks, const weft_call_options* options,
                                   weft_work** work, weft_error* error) {
-  return capi::submitted(__func__, group, options, work, error,
-                         [&, function = __func__](const ProcessGroup&, const CallOptions& o) {
-                           return call::reduce_scatter_v(
-                               capi::buffer_of(function, in, "in"), capi::buffer_of(function, out, "out"),
-                               capi::blocks_of(function, in_blocks, "in_blocks"), o);
-                         });
+  return submit<Op::reduce_scatter_v>(__func__, group, {.in = in, .in_blocks = in_blocks, .out = out},
+                                      options, work, error);
 }
 
 weft_status weft_gather(weft_group* group, const weft_buffer* in, const weft_buffer* out, int32_t root,
                         const weft_call_options* options, weft_work** work, weft_error* error) {
-  return capi::submitted(__func__, group, options, work, error,
-                         [&, function = __func__](const ProcessGroup& g, const CallOptions& o) {
-                           return call::gather(capi::buffer_of(function, in, "in"),
-                                               capi::buffer_where(g.rank() == root, function, out, "out"),
-                                               root, o);
-                         });
+  return submit<Op::gather>(__func__, group, {.in = in, .out = out, .rank = root}, options, work, error);
 }
 
 weft_status weft_scatter(weft_group* group, const weft_buffer* in, const weft_buffer* out, int32_t root,
                          const weft_call_options* options, weft_work** work, weft_error* error) {
-  return capi::submitted(__func__, group, options, work, error,
-                         [&, function = __func__](const ProcessGroup& g, const CallOptions& o) {
-                           return call::scatter(capi::buffer_where(g.rank() == root, function, in, "in"),
-                                                capi::buffer_of(function, out, "out"), root, o);
-                         });
+  return submit<Op::scatter>(__func__, group, {.in = in, .out = out, .rank = root}, options, work, error);
 }
 
 weft_status weft_all_to_all(weft_group* group, const weft_buffer* in, const weft_buffer* out,
                             const weft_call_options* options, weft_work** work, weft_error* error) {
-  return capi::submitted(__func__, group, options, work, error,
-                         [&, function = __func__](const ProcessGroup&, const CallOptions& o) {
-                           return call::all_to_all(capi::buffer_of(function, in, "in"),
-                                                   capi::buffer_of(function, out, "out"), o);
-                         });
+  return submit<Op::all_to_all>(__func__, group, {.in = in, .out = out}, options, work, error);
 }
 
 weft_status weft_all_to_all_v(weft_group* group, const weft_buffer* in, const weft_blocks* in_blocks,
                               const weft_buffer* out, const weft_blocks* out_blocks,
                               const weft_call_options* options, weft_work** work, weft_error* error) {
-  return capi::submitted(__func__, group, options, work, error,
-                         [&, function = __func__](const ProcessGroup&, const CallOptions& o) {
-                           return call::all_to_all_v(capi::buffer_of(function, in, "in"),
-                                                     capi::blocks_of(function, in_blocks, "in_blocks"),
-                                                     capi::buffer_of(function, out, "out"),
-                                                     capi::blocks_of(function, out_blocks, "out_blocks"), o);
-                         });
+  return submit<Op::all_to_all_v>(__func__, group,
+                                  {.in = in, .in_blocks = in_blocks, .out = out, .out_blocks = out_blocks},
+                                  options, work, error);
 }
 
 weft_status weft_scan(weft_group* group, const weft_buffer* in, const weft_buffer* out,
                       const weft_call_options* options, weft_work** work, weft_error* error) {
-  return capi::submitted(__func__, group, options, work, error,
-                         [&, function = __func__](const ProcessGroup&, const CallOptions& o) {
-                           return call::scan(capi::buffer_of(function, in, "in"),
-                                             capi::buffer_of(function, out, "out"), o);
-                         });
+  return submit<Op::scan>(__func__, group, {.in = in, .out = out}, options, work, error);
 }
 
 weft_status weft_exscan(weft_group* group, const weft_buffer* in, const weft_buffer* out,
                         const weft_call_options* options, weft_work** work, weft_error* error) {
-  return capi::submitted(__func__, group, options, work, error,
-                         [&, function = __func__](const ProcessGroup&, const CallOptions& o) {
-                           return call::exscan(capi::buffer_of(function, in, "in"),
-                                               capi::buffer_of(function, out, "out"), o);
-                         });
+  return submit<Op::exscan>(__func__, group, {.in = in, .out = out}, options, work, error);
 }
 
 weft_status weft_barrier(weft_group* group, const weft_call_options* options, weft_work** work,
                          weft_error* error) {
-  return capi::submitted(__func__, group, options, work, error,
-                         [&](const ProcessGroup&, const CallOptions& o) { return call::barrier(o); });
+  return submit<Op::barrier>(__func__, group, {}, options, work, error);
 }
 
 weft_status weft_send(weft_group* group, const weft_buffer* in, int32_t destination,
                       const weft_call_options* options, weft_work** work, weft_error* error) {
-  return capi::submitted(__func__, group, options, work, error,
-                         [&, function = __func__](const ProcessGroup&, const CallOptions& o) {
-                           return call::send(capi::buffer_of(function, in, "in"), destination, o);
-                         });
+  return submit<Op::send>(__func__, group, {.in = in, .rank = destination}, options, work, error);
 }
 
 weft_status weft_recv(weft_group* group, const weft_buffer* out, int32_t source,
                       const weft_call_options* options, weft_work** work, weft_error* error) {
-  return capi::submitted(__func__, group, options, work, error,
-                         [&, function = __func__](const ProcessGroup&, const CallOptions& o) {
-                           return call::recv(capi::buffer_of(function, out, "out"), source, o);
-                         });
+  return submit<Op::recv>(__func__, group, {.out = out, .rank = source}, options, work, error);
 }
 
 weft_status weft_send_recv(weft_group* group, const weft_buffer* in, int32_t destination,
