@@ -139,6 +139,7 @@ Program shrink(Program p, const std::function<bool(const Program&)>& fails, int 
       if (s.window.exchanges > 1) with([](Step& t) { t.window.exchanges = 1; });
       if (s.gradients.rounds > 1) with([](Step& t) { t.gradients.rounds = 1; });
       if (s.does == Does::gradients && s.counts.size() > 1) with([](Step& t) { t.counts.resize(1); });
+      if (s.window.together) with([](Step& t) { t.window.together = false; });
       if (s.window.by_plan) with([](Step& t) { t.window.by_plan = false; });
       if (s.window.fields > 1) with([](Step& t) { t.window.fields = 1; });
       if (s.coalesced) with([](Step& t) { t.coalesced = false; });

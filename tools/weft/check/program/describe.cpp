@@ -33,7 +33,10 @@ std::string describe_more(const Step& s) {
       constexpr std::string_view kEdges[] = {"none", "zero", "constant", "periodic", "reflect", "replicate"};
       const WindowPlan& w = s.window;
       return fmt::format("{}{} {}, rows [{}] of {}, {} before and {} after, edge {}, {} x {} fields{}{}",
-                         w.adjoint ? "adjoint of a " : "", w.by_plan ? "planned window" : "window",
+                         w.adjoint ? "adjoint of a " : "",
+                         w.by_plan    ? "planned window"
+                         : w.together ? "windows together, of"
+                                      : "window",
                          name(s.dtype), fmt::join(s.counts, " "), s.count, w.before, w.after,
                          kEdges[static_cast<std::size_t>(w.edge)], w.exchanges, w.fields,
                          w.newest_first ? ", the newest finished first" : "",

@@ -45,10 +45,10 @@ std::string encode(const Program& p) {
     json& written = steps.back();
     const WindowPlan& w = s.window;
     if (s.does == Does::window)
-      written["window"] = {{"before", w.before},   {"after", w.after},
-                           {"edge", w.edge},       {"exchanges", w.exchanges},
-                           {"fields", w.fields},   {"newest_first", w.newest_first},
-                           {"adjoint", w.adjoint}, {"by_plan", w.by_plan}};
+      written["window"] = {
+          {"before", w.before},       {"after", w.after},     {"edge", w.edge},
+          {"exchanges", w.exchanges}, {"fields", w.fields},   {"newest_first", w.newest_first},
+          {"adjoint", w.adjoint},     {"by_plan", w.by_plan}, {"together", w.together}};
     if (s.does == Does::gradients)
       written["gradients"] = {{"cut", s.gradients.cut},
                               {"at_once", s.gradients.at_once},
@@ -180,6 +180,9 @@ WindowPlan read_window(const JsonReader& in, const Step& s) {
   w.newest_first = in.boolean("newest_first");
   w.adjoint = in.boolean("adjoint");
   w.by_plan = in.boolean("by_plan");
+  w.together = in.boolean("together");
+  if (w.together && (w.adjoint || w.by_plan))
+    in.wrong(in.place("together"), "is true; expected false of an adjoint and of a plan");
   if (w.adjoint && !has_adjoint(s.dtype))
     in.wrong(in.place("adjoint"), fmt::format("is true for {}, which has no sums", name(s.dtype)));
   return w;

@@ -47,6 +47,8 @@ Step any_window(Dice& d, const Program& p, const Range& range, int group) {
   s.shared = d.one_in(3);
   s.window.adjoint = has_adjoint(s.dtype) && mix(s.salt, 7) % 3 == 0;
   s.window.by_plan = mix(s.salt, 11) % 4 == 0;
+  s.window.together =
+      !s.window.adjoint && !s.window.by_plan && s.window.exchanges > 1 && mix(s.salt, 13) % 2 == 0;
   return s;
 }
 
@@ -129,6 +131,7 @@ Step again(Dice& d, const Step& s, const Range& range) {
   t.window.exchanges = d.between(1, 3);
   t.window.newest_first = d.one_in(2);
   t.window.adjoint = has_adjoint(s.dtype) && mix(t.salt, 7) % 3 == 0;
+  t.window.together = false;
   return t;
 }
 

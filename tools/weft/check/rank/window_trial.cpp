@@ -32,10 +32,14 @@ Edge edge_of(const Step& s) { return {static_cast<Edge::Kind>(s.window.edge)}; }
 
 }  // namespace
 
-const Window& Windows::of(const Step& s, ProcessGroup& group) {
-  for (const Made& m : made_)
-    if (m.group == s.group && m.rows == s.counts && m.plan.same_geometry(s.window)) return m.window;
-  DeviceMesh mesh(group, {{"y", group.size()}});
+const Window& Windows::of(const Step& s, ProcessGroup& group, int copy) {
+  DeviceMesh mesh;
+  for (const Made& m : made_) {
+    if (m.group != s.group || m.rows != s.counts || !m.plan.same_geometry(s.window)) continue;
+    if (m.copy == copy) return m.window;
+    mesh = m.mesh;
+  }
+  if (!mesh) mesh = DeviceMesh(group, {{"y", group.size()}});
   PartitionDim cut{.dim = 0, .axes = {"y"}};
   std::int64_t next = 0;
   for (const std::int64_t rows : s.counts) {
@@ -44,7 +48,7 @@ const Window& Windows::of(const Step& s, ProcessGroup& group) {
   }
   const Partition x(mesh, Shape{next, 1}, {cut});
   Window window(x, {WindowDim::halo(x, 0, s.window.before, s.window.after, edge_of(s))});
-  made_.push_back({s.group, s.counts, s.window, std::move(mesh), std::move(window)});
+  made_.push_back({s.group, s.counts, s.window, copy, std::move(mesh), std::move(window)});
   return made_.back().window;
 }
 
@@ -145,6 +149,7 @@ class Planned final : public WindowTransfer::Steps {
   explicit Planned(Work work) : work_(std::move(work)) {}
   bool done() override { return work_.done(); }
   void finish() override { work_.wait(); }
+  Work& work() override { return work_; }
 
  private:
   Work work_;
@@ -167,14 +172,26 @@ std::vector<WindowTransfer> WindowTrial::start(Windows& windows, ProcessGroup& g
     }
     return transfers;
   }
-  const Window& window = windows.of(s_, group);
-  for (std::size_t x = 0; x < static_cast<std::size_t>(s_.window.exchanges); ++x) {
+  const auto fields_of = [&](std::size_t x) {
     std::vector<WindowField> fields;
     for (std::size_t f = x * each; f < (x + 1) * each; ++f)
       fields.push_back({{fields_[f].in, s_.dtype, {}, Shape{in_rows(), s_.count}, Strides{s_.count, 1}},
                         {fields_[f].out, s_.dtype, {}, Shape{out_rows(), s_.count}, Strides{s_.count, 1}}});
-    transfers.push_back(s_.window.adjoint ? window.start_adjoint(fields) : window.start(fields));
+    return fields;
+  };
+  const auto exchanges = static_cast<std::size_t>(s_.window.exchanges);
+  if (s_.window.together) {
+    std::vector<std::vector<WindowField>> fields;
+    std::vector<WindowFields> all;
+    for (std::size_t x = 0; x < exchanges; ++x) fields.push_back(fields_of(x));
+    for (std::size_t x = 0; x < exchanges; ++x)
+      all.push_back({windows.of(s_, group, static_cast<int>(x)), fields[x]});
+    transfers.push_back(start_together(all));
+    return transfers;
   }
+  const Window& window = windows.of(s_, group);
+  for (std::size_t x = 0; x < exchanges; ++x)
+    transfers.push_back(s_.window.adjoint ? window.start_adjoint(fields_of(x)) : window.start(fields_of(x)));
   return transfers;
 }
 

@@ -17,7 +17,8 @@ namespace weft::check {
 class Windows {
  public:
   /// The window of the step. Steps of one group, of equal rows and edges, share one.
-  const Window& of(const Step& s, ProcessGroup& group);
+  /// `copy`: windows of one step that start together are several, of one mesh.
+  const Window& of(const Step& s, ProcessGroup& group, int copy = 0);
   void end() { made_.clear(); }
 
  private:
@@ -25,6 +26,7 @@ class Windows {
     int group;
     std::vector<std::int64_t> rows;
     WindowPlan plan;
+    int copy;
     DeviceMesh mesh;
     Window window;
   };
