@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "backends/exchange/head.hpp"
 #include "weft/base/env.hpp"
 #include "weft/base/name_ranks.hpp"
 
@@ -23,6 +24,18 @@ Failure message_mismatch(const OpState& recv, int rank, DType dtype, std::int64_
   return message_mismatch(recv, recv.peer, rank, dtype, count);
 }
 Failure message_mismatch(const OpState& recv, int source, int rank, DType dtype, std::int64_t count) {
+  return message_mismatch(recv, source, rank, dtype, count, nullptr);
+}
+Failure message_mismatch(const OpState& recv, int source, int rank, DType dtype, std::int64_t count,
+                         const std::byte* elements) {
+  if (recv.tag == kExchangeTag)
+    return {.code = ErrorCode::mismatch,
+            .text = fmt::format("{}: {}", name(Op::exchange),
+                                exchange_difference(source, words_of_part(elements, dtype, count), rank,
+                                                    words_of_part(recv.out, recv.dtype, recv.out_count))),
+            .op = Op::exchange,
+            .call = recv.call,
+            .ranks = {std::min(source, rank), std::max(source, rank)}};
   return {.code = ErrorCode::mismatch,
           .text = fmt::format("rank {} sent {} x{} with tag {}, rank {} receives {} x{}", source, name(dtype),
                               count, recv.tag, rank, name(recv.dtype), recv.out_count),
@@ -39,7 +52,13 @@ std::vector<int> awaited_sources(const OpState& recv, int rank, int size) {
   return ranks;
 }
 
+std::string not_received(const OpState& send) {
+  if (send.tag == kExchangeTag) return fmt::format("rank {} has not received its part", send.peer);
+  return fmt::format("rank {} has not received it (tag {})", send.peer, send.tag);
+}
+
 std::string not_sent(const OpState& recv, std::span<const int> ranks, int rank, int size) {
+  if (recv.tag == kExchangeTag) return fmt::format("rank {} has not sent its part", recv.peer);
   if (recv.peer != any_source)
     return recv.op == Op::recv ? fmt::format("rank {} has not sent it (tag {})", recv.peer, recv.tag)
                                : fmt::format("rank {} has sent no message with tag {}", recv.peer, recv.tag);

@@ -286,7 +286,8 @@ TEST(WindowFailing, FieldsOfOtherSizesAreTold) {
           EXPECT_EQ(e.code(), ErrorCode::mismatch) << e.what();
           const std::string text = e.what();
           const auto boxes = [](std::int64_t a, std::int64_t b) {
-            return " of boxes (1, " + std::to_string(a) + "), (1, " + std::to_string(b) + ")";
+            return " of boxes (1, " + std::to_string(a) + ") of field 0, (1, " + std::to_string(b) +
+                   ") of field 1";
           };
           EXPECT_NE(text.find(boxes(less, more)), std::string::npos) << text;
           EXPECT_NE(text.find(boxes(more, less)), std::string::npos) << text;

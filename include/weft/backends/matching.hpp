@@ -217,11 +217,17 @@ class MessageMatcher {
   std::int64_t messages_ = 0, bytes_ = 0;
 };
 
+/// The tag of the messages of which exchanges are made, and of no others. Texts call such a message a part.
+inline constexpr int kExchangeTag = -1;
+
 /// The failure of a receive of rank `rank` for which a message of another dtype or count has come;
 /// `recv.peer` is its source, also where the receive is from any_source.
 Failure message_mismatch(const OpState& recv, int rank, DType dtype, std::int64_t count);
 /// The same, where `recv` does not name the source.
 Failure message_mismatch(const OpState& recv, int source, int rank, DType dtype, std::int64_t count);
+/// The same, if the elements of the message are there already.
+Failure message_mismatch(const OpState& recv, int source, int rank, DType dtype, std::int64_t count,
+                         const std::byte* elements);
 
 /// The ranks that a recv or wait_message of rank `rank` waits for: its source; from any_source all others (in
 /// a group of one rank: itself).
@@ -229,6 +235,8 @@ std::vector<int> awaited_sources(const OpState& recv, int rank, int size);
 /// The part of a time-out's text, of a recv or wait_message, that says what these ranks have not done: "rank
 /// 1 has not sent it (tag 7)", "no rank has sent a message with tag 7".
 std::string not_sent(const OpState& recv, std::span<const int> ranks, int rank, int size);
+/// The same of a send: "rank 1 has not received it (tag 7)".
+std::string not_received(const OpState& send);
 
 /// The addition of MessageMatcher::kept() to that text, in case of a wrong tag: "; messages that were not
 /// received: tag 8 from rank 1". Empty if there are none.

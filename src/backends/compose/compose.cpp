@@ -11,6 +11,7 @@
 #include "base/hash.hpp"
 #include "reduce/reduce.hpp"
 #include "reduce/scan.hpp"
+#include "weft/backends/matching.hpp"
 #include "weft/backends/op_table.hpp"
 
 namespace weft {
@@ -27,7 +28,7 @@ int exchange_tag(const OpState& s, int size, std::uint64_t number, bool messages
   const std::uint64_t hash =
       digest_of(static_cast<int>(r.op), static_cast<int>(r.dtype), static_cast<int>(r.reduce),
                 static_cast<int>(r.order), r.root, r.count, r.hash);
-  static_assert(ExchangeByMessages::kTag == -1);
+  static_assert(kExchangeTag == -1);
   return -2 - static_cast<int>(((hash ^ hash >> 32) + number) % (kComposedTags - 1));
 }
 

@@ -8,6 +8,8 @@
 #include <mutex>
 #include <new>
 
+#include "backends/exchange/head.hpp"
+#include "weft/backends/matching.hpp"
 #include "weft/base/name_ranks.hpp"
 #include "weft/host/context.hpp"
 #include "weft/host/device_runtime.hpp"
@@ -16,16 +18,7 @@ namespace weft {
 namespace {
 
 constexpr std::int64_t kLarge = std::int64_t{16} << 10;  // a box of so many bytes is a message of its own
-// Bytes of the hash, and of the padding that keeps the packed bytes at lines of their own.
-constexpr std::int64_t kHead = 64;
-
-// Rewrites a transport's text about one of its messages as a text about an exchange.
-std::string in_words_of_an_exchange(std::string story) {
-  static constexpr std::string_view kMessage = " it (tag -1)", kPart = " its part";
-  if (const std::size_t at = story.find(kMessage); at != story.npos)
-    story.replace(at, kMessage.size(), kPart);
-  return story;
-}
+constexpr auto kHead = static_cast<std::int64_t>(sizeof(ExchangeHead));
 
 // Flights that failed while a peer, or a library, might still write to them. They end with the Context.
 class AbandonedFlights {
@@ -72,9 +65,7 @@ struct ExchangeByMessages::Planned final : PlannedExchange {
       m.offset = b.offset;
       list.push_back(m);
     }
-    const bool head = !list[0].boxes.empty() || list.size() == 1;  // with no box there is the hash
-    list[0].small = true;
-    if (!head) list.erase(list.begin());
+    list[0].small = true;  // the head, also with no box
     for (Message& m : list) {
       if (!m.packed) continue;
       const bool first = m.small;
@@ -182,7 +173,7 @@ void ExchangeByMessages::begin(OpState& s, Flight& f, bool batched) {
       if (!m.packed) continue;
       const bool first = m.small;
       std::byte* const to = f.room.data() + m.at + (first ? kHead : 0);
-      if (first && host) std::memcpy(f.room.data() + m.at, &program.sends[i].form, sizeof(std::uint64_t));
+      if (first && host) ExchangeHead::write(program.sends[i], f.room.data() + m.at);
       std::int64_t at = 0;
       for (const std::size_t b : m.boxes) {
         const ExchangeProgram::Box& box = program.sends[i].boxes[b];
@@ -191,6 +182,8 @@ void ExchangeByMessages::begin(OpState& s, Flight& f, bool batched) {
         at += box.elements * box.element;
       }
     }
+  for (std::size_t i = 0; i < planned.receives.size() && host; ++i)  // what this rank expects there
+    ExchangeHead::write(program.receives[i], f.room.data() + planned.receives[i][0].at);
   spare_.pop_back();  // from here on nothing throws
   std::size_t n = 0;
   if (!batched) transport_.batch(true);
@@ -209,7 +202,7 @@ void ExchangeByMessages::begin(OpState& s, Flight& f, bool batched) {
       inner.in_count = inner.out_count = 0;
       inner.root = -1;
       inner.peer = peer;
-      inner.tag = kTag;
+      inner.tag = kExchangeTag;
       inner.stream = s.stream;
       inner.in_blocks = inner.out_blocks = nullptr;
       inner.user = nullptr;
@@ -250,13 +243,13 @@ bool ExchangeByMessages::take(Flight& f, std::size_t receive, std::size_t messag
   const std::byte* from = f.room.data() + m.at;
   if (m.small) {
     std::uint64_t form = side.form;
-    if (stream.device == Device{}) std::memcpy(&form, from, sizeof(form));
+    if (stream.device == Device{}) std::memcpy(&form, from + offsetof(ExchangeHead, form), sizeof(form));
     if (form != side.form) {
-      refuse(
-          *f.user, ErrorCode::mismatch,
-          fmt::format("{}: rank {} sends other fields or boxes than rank {} expects ({}); expected the same",
-                      name(f.user->op), side.peer, rank_, side.about),
-          {std::min(rank_, side.peer), std::max(rank_, side.peer)});
+      refuse(*f.user, ErrorCode::mismatch,
+             fmt::format(
+                 "{}: {}", name(f.user->op),
+                 exchange_difference(side.peer, words_of_part(from, DType::u8, m.bytes), rank_, side.about)),
+             {std::min(rank_, side.peer), std::max(rank_, side.peer)});
       return false;
     }
     from += kHead;
@@ -342,7 +335,7 @@ std::vector<int> ExchangeByMessages::missing(const OpState& s, std::string& stor
   }
   std::sort(ranks.begin(), ranks.end());
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
-  story = ranks.size() == 1 ? in_words_of_an_exchange(std::move(first))
+  story = ranks.size() == 1 ? std::move(first)
           : ranks.empty()   ? "every rank is there"
                             : fmt::format("{} have not done their part", name_ranks(ranks));
   return ranks;

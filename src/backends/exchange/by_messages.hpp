@@ -1,8 +1,8 @@
 // An exchange made of sends and receives, for a transport that has no exchange of its own. The owner of the
 // group uses it.
 //
-// A rank sends each other rank one message of packed bytes, which begins with a hash of everything that
-// both ranks must have alike; and one more for each box of 16 KiB or more. A rank sends such a box from its
+// A rank sends each other rank one message of packed bytes, which begins with everything that both ranks
+// must have alike, as a hash and in words; and one more for each box of 16 KiB or more. A rank sends such a box from its
 // place, or receives it there, if it is one piece of memory on that rank. The receiver unpacks a message
 // when it has arrived, and makes sums when all messages have arrived.
 #pragma once
@@ -34,11 +34,10 @@ class ExchangeByMessages {
   Step poll(OpState& s) noexcept;
   std::vector<int> missing(const OpState& s, std::string& story) noexcept;
   bool ask(const OpState& s) noexcept;
-  static constexpr int kTag = -1;  ///< of all of them; no other message has it
 
  private:
   struct Message {
-    bool packed = true, small = false;  // small: the boxes that have no message of their own, behind the hash
+    bool packed = true, small = false;  // small: the boxes that have no message of their own, behind the head
     std::int64_t bytes = 0, at = 0;     // packed: in the room
     DType dtype = DType::u8;            // of one that is not packed
     std::size_t field = 0;

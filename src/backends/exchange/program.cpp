@@ -145,6 +145,7 @@ class Compiler {
     hash.add(side.about);
     hash.add(side.boxes.size());
     const char* between = " of boxes ";
+    std::size_t shown = 0;
     std::size_t told = ~std::size_t{0};  // the field whose first box is in the text
     for (const Program::Box& b : side.boxes) {
       hash.add(b.field);
@@ -153,8 +154,11 @@ class Compiler {
       if (b.field == told) continue;
       told = b.field;
       side.about += between + to_string(b.counts);
+      if (plan_.fields.size() > 1) side.about += fmt::format(" of field {}", b.field);
       between = ", ";
+      ++shown;
     }
+    if (shown < side.boxes.size()) side.about += fmt::format(" and {} more", side.boxes.size() - shown);
     side.form = hash.value;
   }
 

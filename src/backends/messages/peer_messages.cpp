@@ -70,15 +70,15 @@ void PeerMessages::waits_in(const OpState& s) noexcept {
   if (is_users_message(s)) waits_in_ = &s;
 }
 
-bool PeerMessages::fits(OpState& recv, int source, const MessageHead& head) {
+bool PeerMessages::fits(OpState& recv, int source, const MessageHead& head, const std::byte* elements) {
   if (head.dtype == recv.dtype && head.count == recv.out_count) return true;
   ended(recv);
-  medium_.refuse(recv, message_mismatch(recv, source, rank_, head.dtype, head.count));
+  medium_.refuse(recv, message_mismatch(recv, source, rank_, head.dtype, head.count, elements));
   return false;
 }
 
 void PeerMessages::give(OpState& recv, int source, const MessageHead& head, const std::byte* elements) {
-  if (!fits(recv, source, head)) return;
+  if (!fits(recv, source, head, head.offered ? nullptr : elements)) return;
   if (InFlight* const e = entry(recv)) e->peer = source;
   if (head.offered) return medium_.fetch(recv, source, head.number);
   if (head.count > 0) std::memcpy(recv.out, elements, static_cast<std::size_t>(head.bytes()));
@@ -87,7 +87,7 @@ void PeerMessages::give(OpState& recv, int source, const MessageHead& head, cons
 
 OpState* PeerMessages::claim(int source, const MessageHead& head) {
   OpState* const recv = matcher_.take_receive(source, head.tag);
-  if (recv == nullptr || !fits(*recv, source, head)) return nullptr;
+  if (recv == nullptr || !fits(*recv, source, head, nullptr)) return nullptr;
   if (InFlight* const e = entry(*recv)) e->peer = source;
   return recv;
 }
@@ -231,8 +231,7 @@ void PeerMessages::ask(const OpState& s) {
 std::vector<int> PeerMessages::missing(const OpState& s, std::string& story, bool all_answer) const {
   std::vector<int> ranks = awaited_by(s);
   const auto simple = [&](std::span<const int> who) {
-    return s.op == Op::send ? fmt::format("rank {} has not received it (tag {})", s.peer, s.tag)
-                            : not_sent(s, who, rank_, size_);
+    return s.op == Op::send ? not_received(s) : not_sent(s, who, rank_, size_);
   };
   story = tell(ranks, roll_.found(ranks), simple, all_answer);
   if (s.op != Op::send) story += not_received(matcher_.kept(s.peer));

@@ -147,7 +147,7 @@ class PeerMessages {
     const std::byte* elements() const noexcept { return given ? given.data() : own.data(); }
   };
   void start(OpState& s) { in_flight_.push_back({&s, s.peer}); }
-  bool fits(OpState& recv, int source, const MessageHead& head);
+  bool fits(OpState& recv, int source, const MessageHead& head, const std::byte* elements);
   void give(OpState& recv, int source, const MessageHead& head, const std::byte* elements);
   void finish(OpState& s, const MessageInfo& found);
   Kept& keep(int source, const MessageHead& head);

@@ -40,6 +40,7 @@
 #include "weft/backends/blocking.hpp"
 #include "weft/backends/first_cause.hpp"
 #include "weft/backends/join.hpp"
+#include "weft/backends/matching.hpp"
 #include "weft/backends/op_table.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/base/env.hpp"
@@ -484,8 +485,7 @@ bool NcclBackend::ask(const OpState& s) noexcept try {
 // Called after ask().
 std::vector<int> NcclBackend::missing(const OpState& s, std::string& story) noexcept {
   if (!row(s.op).collective) {
-    story = s.op == Op::send ? fmt::format("rank {} has not received it (tag {})", s.peer, s.tag)
-                             : fmt::format("rank {} has not sent it (tag {})", s.peer, s.tag);
+    story = s.op == Op::send ? not_received(s) : not_sent(s, {&s.peer, 1}, s.peer, 0);
     story += oversubscribed();
     return {s.peer};
   }

@@ -152,7 +152,8 @@ bool Messages::flush(int dst) {
 void Messages::match(OpState& recv, const UnexpectedMessage& head, const std::byte* payload) {
   State& st = state(recv);
   if (head.dtype != recv.dtype || head.count != recv.out_count) {
-    trouble_ = message_mismatch(recv, group_.rank, head.dtype, head.count);
+    trouble_ = message_mismatch(recv, recv.peer, group_.rank, head.dtype, head.count,
+                                head.eager ? payload : nullptr);
     return;
   }
   if (head.eager) {

@@ -123,7 +123,7 @@ class ShmBackend final : public Backend {
       if (s.op == Op::exchange) return exchanges_.story(s, late);
       if (!is_message(s.op)) return collectives_.story(s, late);
       if (s.op != Op::send) return not_sent(s, late, group_.rank, group_.size);
-      return fmt::format("rank {} has not received it (tag {})", s.peer, s.tag);
+      return not_received(s);
     });
     if (is_message(s.op) && s.op != Op::send) story += messages_.not_received(s);
     if (s.op == Op::send) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "backends/exchange/head.hpp"
 #include "backends/shm/exchange/exchanges.hpp"
 #include "base/shared_words.hpp"
 #include "reduce/reduce.hpp"
@@ -108,8 +109,7 @@ void Exchanges::check_head(const Flight& f, const Slot& slot, const Traffic& t, 
 
 void Exchanges::disagree(const Slot& slot, const Traffic& t) const {
   throw Error(Failure{.code = ErrorCode::mismatch,
-                      .text = fmt::format("rank {} gave {}, and rank {} {}; expected the same on all ranks",
-                                          t.peer, text_in(slot.about), group_.rank, t.side->about),
+                      .text = exchange_difference(t.peer, text_in(slot.about), group_.rank, t.side->about),
                       .ranks = {t.peer, group_.rank}});
 }
 
