@@ -434,8 +434,8 @@ TEST_P(Exchanges, RanksOutsideOfThePlanDoNotTakePart) {
   });
 }
 
-// Rank 1 gives another dtype, other boxes, fewer elements, another field of a long message, or sums: the text is
-// the same over every transport.
+// Rank 1 gives another dtype, other boxes, fewer elements, another field, sums, or nothing: the text is the
+// same over every transport.
 TEST_P(Exchanges, RanksThatMeanDifferentThingsAreToldSo) {
   if (in_job()) GTEST_SKIP() << "a job with a failed group ends badly";
   struct Change {

@@ -2,9 +2,9 @@
 // group uses it.
 //
 // A rank sends each other rank one message of packed bytes, which begins with everything that both ranks
-// must have alike, as a hash and in words; and one more for each box of 16 KiB or more. A rank sends such a box from its
-// place, or receives it there, if it is one piece of memory on that rank. The receiver unpacks a message
-// when it has arrived, and makes sums when all messages have arrived.
+// must have alike, as a hash and in words; and one more for each box of 16 KiB or more. A rank sends such a
+// box from its place, or receives it there, if it is one piece of memory on that rank. The receiver unpacks
+// a message when it has arrived, and makes sums when all messages have arrived.
 #pragma once
 
 #include <memory>
