@@ -26,6 +26,7 @@ def test_layouts_without_ranks():
         mesh = weft.Mesh.arithmetic(context, 1, dp=2, tp=3)
         layout = weft.Layout(mesh, (7, 4), tp=weft.shard(0))
         assert str(layout) == "(7, 4) as [dp: Replicate, tp: Shard(0)]"
+        assert repr([weft.shard(1), weft.replicate(), weft.partial("avg")]) == "[Shard(1), Replicate, Partial(avg)]"
         assert layout.shape == (7, 4) and [layout.local_shape(r) for r in range(3)] == [(3, 4), (2, 4), (2, 4)]
         assert layout.parts(2) == [((5, 0), (2, 4))]
         assert layout.on(mesh["tp"]) == ("shard", 0) and layout.on(mesh["dp"]) == "replicate"

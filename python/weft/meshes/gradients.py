@@ -115,6 +115,7 @@ class Reducer(Handle):
     """Reduces gradients in buckets. `entries`: (name, shape, dtype, op) of each, in the order in which
     they become ready.
 
+        reducer = weft.Reducer(mesh["dp"], [("w", (4, 3), "f4", "avg"), ("b", 3, "f4", "avg")])
         for each step:  write each gradient into slot(i), or into memory that was bound; ready(i)
                         finish(); the gradients are the reduced ones now
 
@@ -135,6 +136,11 @@ class Reducer(Handle):
         if hook is not None:
             self._hook = hook, self._asked(hook.begin), self._asked(hook.end)
             options.hook = _api.weft_bucket_hook(text(hook.name, "hook.name"), *self._hook[1:], None)
+        entries = list(entries)
+        for i, entry in enumerate(entries):
+            if not isinstance(entry, (tuple, list)) or len(entry) != 4:
+                what = f"has {len(entry)} parts" if isinstance(entry, (tuple, list)) else f"is of type {type(entry).__name__}"
+                raise errors.BadArgumentError(f"entries[{i}] {what}; expected (name, shape, dtype, op)")
         self._entries = [(name, (shape,) if isinstance(shape, int) else tuple(shape), dtypes.of(dtype), choice(op, REDUCE_OPS, "op"))
                          for name, shape, dtype, op in entries]
         raw = (_api.weft_reducer_entry * max(1, len(self._entries)))()

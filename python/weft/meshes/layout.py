@@ -31,6 +31,16 @@ def partial(op="sum"):
     return _api.weft_placement(_api.PARTIAL, 0, choice(op, REDUCE_OPS, "op"))
 
 
+def _placement_text(placement):
+    """As the library's error texts name it: Shard(0)."""
+    if placement.kind == _api.SHARD:
+        return f"Shard({placement.dim})"
+    return "Replicate" if placement.kind == _api.REPLICATE else f"Partial({next(name for name, op in REDUCE_OPS.items() if op == placement.op)})"
+
+
+_api.weft_placement.__repr__ = _placement_text
+
+
 def _expect_placement(placement, name):
     if not isinstance(placement, _api.weft_placement):
         raise errors.BadArgumentError(f"{name} is {placement!r}; expected weft.shard(dim), weft.partial(op) or weft.replicate()")
