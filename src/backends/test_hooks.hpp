@@ -15,6 +15,7 @@ struct TestHooks {
   std::string path = {};
   /// Called with peers' memory in hand, in the middle of a copy.
   std::function<void(std::uint64_t call)> in_chunk = {};
+  bool no_pair_memory = false;  ///< shm: this rank finds that the ranks have no memory of pairs (PairMemory)
   /// The largest count of one message, in place of the transport's limit; 0: its own limit.
   std::int64_t max_count = 0;
   std::string host = {};  ///< "auto" and gloo take this rank to be on that host; empty: on its own

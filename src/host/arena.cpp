@@ -29,9 +29,9 @@
 namespace weft {
 
 // A segment is a memfd that is mapped as a whole. New blocks are cut from its unused rest (`fresh`), and
-// their pages are populated at once. A freed block becomes an extent of the cache. Extents that touch are
-// merged; the next block is cut from the smallest extent that is large enough. So only the first use of a
-// page costs a page fault.
+// their pages are populated at once, unless the caller wants them at their first use. A freed block becomes
+// an extent of the cache. Extents that touch are merged; the next block is cut from the smallest extent that
+// is large enough. So only the first use of a page costs a page fault.
 //
 // An evacuated block keeps its address and gets other pages: those of a `donor`, a block taken in the usual
 // way, whose place in its segment is mapped a second time over the evacuated address range. From then on
@@ -59,7 +59,8 @@ struct Arena::Impl {
   using MovedRanges = std::vector<Moved>;  // sorted, disjoint
   struct Extent {
     std::size_t bytes;
-    std::uint64_t island;  // extents of one island that touch may be merged
+    std::uint64_t island;    // extents of one island that touch may be merged …
+    bool is_sparse = false;  // … if both are: some of its pages were perhaps never taken
   };
 
   Impl(Logger& l, std::size_t bytes)
@@ -100,14 +101,17 @@ struct Arena::Impl {
   void cache_insert(std::byte* begin, Extent e) {
     cached += e.bytes;
     poison(begin, e.bytes);
+    const auto of_a_kind = [&e](const Extent& o) {
+      return o.island == e.island && o.is_sparse == e.is_sparse;
+    };
     auto next = cache.lower_bound(begin);
-    if (next != cache.end() && next->second.island == e.island && next->first == begin + e.bytes) {
+    if (next != cache.end() && of_a_kind(next->second) && next->first == begin + e.bytes) {
       e.bytes += next->second.bytes;
       next = cache_erase(next);
     }
     if (next != cache.begin()) {
       const auto previous = std::prev(next);
-      if (previous->second.island == e.island && previous->first + previous->second.bytes == begin) {
+      if (of_a_kind(previous->second) && previous->first + previous->second.bytes == begin) {
         begin = previous->first;
         e.bytes += previous->second.bytes;
         cache_erase(previous);
@@ -239,7 +243,7 @@ bool Arena::add_segment(std::size_t bytes) {
   }
 }
 
-std::byte* Arena::take(std::size_t bytes) {
+std::byte* Arena::take(std::size_t bytes, Pages pages) {
   Impl& a = *impl_;
   if (const auto found = a.cache_by_size.lower_bound({bytes, nullptr}); found != a.cache_by_size.end()) {
     const auto i = a.cache.find(found->second);
@@ -247,8 +251,17 @@ std::byte* Arena::take(std::size_t bytes) {
     Impl::Extent e = i->second;
     a.cache_erase(i);
     a.cached -= e.bytes;
-    if (e.bytes > bytes) a.cache_insert(block + bytes, {e.bytes - bytes, e.island});
+    if (e.bytes > bytes) a.cache_insert(block + bytes, {e.bytes - bytes, e.island, e.is_sparse});
     e.bytes = bytes;
+    if (e.is_sparse && pages == Pages::now) {
+      if (!Impl::populate(block, bytes)) {
+        const int error = errno;
+        a.cache_insert(block, e);
+        a.log_refusal(bytes, error);
+        return nullptr;
+      }
+      e.is_sparse = false;
+    }
     unpoison(block, bytes);
     a.blocks.emplace(block, e);
     return block;
@@ -257,13 +270,13 @@ std::byte* Arena::take(std::size_t bytes) {
     Impl::Segment& s = a.segments[index];
     if (s.mapping.bytes() - s.fresh < bytes) return nullptr;
     std::byte* block = s.mapping.data() + s.fresh;
-    if (!Impl::populate(block, bytes)) {
+    if (pages == Pages::now && !Impl::populate(block, bytes)) {
       const int error = errno;
       Impl::punch_hole(s.descriptor.get(), s.fresh, bytes);
       a.log_refusal(bytes, error);
       return nullptr;
     }
-    a.blocks.emplace(block, Impl::Extent{bytes, index});
+    a.blocks.emplace(block, Impl::Extent{bytes, index, pages == Pages::at_first_use});
     s.fresh += bytes;
     return block;
   };
@@ -273,7 +286,7 @@ std::byte* Arena::take(std::size_t bytes) {
   return add_segment(bytes) ? cut(count) : nullptr;
 }
 
-void* Arena::allocate(std::size_t bytes) {
+void* Arena::allocate(std::size_t bytes, Pages pages) {
   Impl& a = *impl_;
   if (bytes > PTRDIFF_MAX - a.page) return nullptr;
   bytes = a.round_up(std::max<std::size_t>(bytes, 1));
@@ -286,7 +299,7 @@ void* Arena::allocate(std::size_t bytes) {
     if (bytes / a.page > a.host_pages)
       a.log_refusal(bytes, ENOMEM);
     else
-      block = take(bytes);
+      block = take(bytes, pages);
     if (block != nullptr) a.in_use += bytes;
   }
   if (block == nullptr) a.log.flush();  // why
@@ -469,7 +482,7 @@ bool Arena::carry_out(std::vector<Move>& moves) {
     }
   };
   for (Move& m : moves) {
-    m.donor = take(m.bytes);
+    m.donor = take(m.bytes, Pages::now);
     if (m.donor == nullptr) {
       give_back_donors();
       return false;
@@ -501,7 +514,9 @@ bool Arena::carry_out(std::vector<Move>& moves) {
   a.moved_history.push_back(std::move(ranges));
   for (const Move& m : moves) {
     a.blocks.erase(m.donor);
-    a.blocks.find(m.block)->second.island = a.next_island++;
+    Impl::Extent& moved = a.blocks.find(m.block)->second;
+    moved.island = a.next_island++;
+    moved.is_sparse = false;
     Impl::punch_hole(a.segments[m.from.segment].descriptor.get(), m.from.offset, m.bytes);
     a.retired += m.bytes;
   }

@@ -45,9 +45,11 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  /// A block of whole pages, 64-byte aligned at least, uninitialised; populated in bulk; recycled by size.
-  /// Null where shared memory cannot be had (logged once at level info).
-  void* allocate(std::size_t bytes);
+  /// When a block's pages are taken: all at once, or each when it is first touched.
+  enum class Pages : std::uint8_t { now, at_first_use };
+  /// A block of whole pages, 64-byte aligned at least, uninitialised; recycled by size. Null where shared
+  /// memory cannot be had (logged once at level info).
+  void* allocate(std::size_t bytes, Pages pages = Pages::now);
   /// Back to the cache, or into quarantine while a BlockHolder holds it (looked at again on later
   /// allocations).
   void release(void* block) noexcept;
@@ -104,7 +106,7 @@ class Arena {
   bool carry_out(std::vector<Move>& moves);
   bool add_segment(std::size_t bytes);
   void release(void* block, bool named) noexcept;
-  std::byte* take(std::size_t bytes);
+  std::byte* take(std::size_t bytes, Pages pages);
 
   struct Impl;
   std::unique_ptr<Impl> impl_;

@@ -19,6 +19,7 @@
 
 #include "backends/shm/control.hpp"
 #include "support/errors.hpp"
+#include "support/pair_from_here.hpp"
 #include "support/run_ranks.hpp"
 #include "support/sanitizers.hpp"
 #include "support/shared_memory.hpp"
@@ -46,7 +47,7 @@ class DamagedWords : public testing::Test {
   void SetUp() override {
     if (!kThreadsInForks) GTEST_SKIP() << kNoThreadsInForks;
   }
-  using Damages = std::function<void(Control)>;
+  using Damages = std::function<void(Rank&, Control)>;
   using Calls = std::function<Work(Rank&)>;
   // Rank 1 makes a call, then damages words; then rank 0 makes one, which fails with such a text.
   static void check(const Calls& rank_1, const Damages& damages, const Calls& rank_0, const std::string& text,
@@ -57,7 +58,7 @@ class DamagedWords : public testing::Test {
       Work call;
       if (r.rank == 1) {
         if (rank_1) call = rank_1(r);
-        damages(control_of_group());
+        damages(r, control_of_group());
       }
       r.meet("damaged");
       try {
@@ -90,7 +91,7 @@ class DamagedWords : public testing::Test {
     return [=](Rank& r) { return r.group().recv(tensor(r, floats, memory), 1 - r.rank); };
   }
   static Damages envelope(const std::function<void(Envelope&)>& change) {
-    return [=](const Control& c) { change(c.pair(1, 0).envelopes[0]); };
+    return [=](Rank& r, const Control& c) { change(pair_from_here(r, c, 0)->envelopes[0]); };
   }
   static inline std::vector<std::unique_ptr<Tensor>> kept;  // of the rank, until its calls are over
   static constexpr std::int64_t kSmall = 10, kLarge = 1 << 18;
@@ -156,9 +157,10 @@ TEST_F(DamagedWords, TheOffsetOfAChunk) {
   for (const std::int64_t offset : {std::int64_t{-65536}, std::int64_t{1} << 40})
     check(
         sends(kLarge),
-        [=](const Control& c) {
-          c.pair(1, 0).chunks[0] = {1, offset};
-          c.pair(1, 0).sent.store(1);
+        [=](Rank& r, const Control& c) {
+          Pair& pair = *pair_from_here(r, c, 0);
+          pair.chunks[0] = {1, offset};
+          pair.sent.store(1);
         },
         receives(kLarge), fmt::format("the offset of a chunk is {}; expected 0", offset));
 }
@@ -166,13 +168,26 @@ TEST_F(DamagedWords, TheOffsetOfAChunk) {
 TEST_F(DamagedWords, TheCountOfEnvelopesReceived) {
   const auto sends_many = [](Rank& r) {
     for (std::uint64_t i = 0; i < shm::kEnvelopeRing; ++i) r.group().send(tensor(r, kSmall), 1).wait();
+    pair_from_here(r, control_of_group(), 1)->drained.store(1000);  // as rank 1 might
     return r.group().send(tensor(r, kSmall), 1);
   };
   check(
-      nullptr, [](const Control& c) { c.pair(0, 1).drained.store(1000); }, sends_many,
+      nullptr, [](Rank&, const Control&) {}, sends_many,
       "message from rank 0 to rank 1: rank 1's words in shared memory are damaged: its count of envelopes "
       "received is 1000; "
       "expected up to 16, as many as were sent");
+}
+
+// Rank 1 says that its messages to rank 0 lie where it has no memory.
+TEST_F(DamagedWords, ThePlaceOfAPair) {
+  for (const std::uint64_t place :
+       {std::uint64_t{4711}, std::uint64_t{201} << 48, (std::uint64_t{1} << 48) | (std::uint64_t{1} << 46)})
+    check(
+        nullptr, [=](Rank&, const Control& c) { c.pair(1, 0).store(place); }, receives(kSmall),
+        fmt::format(
+            "message from rank 1 to rank 0: rank 1's words in shared memory are damaged: the place of its "
+            "memory for rank 0 is {}; expected bytes of a segment that is mapped",
+            place));
 }
 
 // The place of a message to itself is not taken from memory that others may write to.
@@ -180,14 +195,17 @@ TEST_F(DamagedWords, ThePlaceOfAMessageToItself) {
   run_ranks(Ranks::processes, 2, [](Rank& r) {
     r.group();
     Work send;
+    Pair* own = nullptr;
     Tensor& sent = tensor(r, kLarge);
     if (r.rank == 0) {
       std::memset(sent.data(), 1, static_cast<std::size_t>(sent.bytes()));
       send = r.group().send(sent, 0);
+      own = pair_from_here(r, control_of_group(), 0);
     }
     r.meet("sent");
-    if (r.rank == 1) control_of_group().pair(0, 0).envelopes[0].place.offset = 4711;
+    if (r.rank == 1) control_of_group().pair(0, 0).store(4711);
     r.meet("damaged");
+    if (r.rank == 0) own->envelopes[0].place.offset = 4711;  // as rank 1 might
     if (r.rank == 0) {
       const Tensor& got = tensor(r, kLarge);
       r.group().recv(got, 0).wait();
@@ -205,12 +223,9 @@ TEST_F(DamagedWords, TheNumberOfAMessageToItself) {
     Tensor& sent = tensor(r, kLarge);
     if (r.rank == 0) send = r.group().send(sent, 0);
     r.meet("sent");
-    if (r.rank == 1) {
-      control_of_group().pair(0, 0).answers[0].store(Pair::taken);
-      control_of_group().rank(0).inbox.fetch_add(1);
-    }
-    r.meet("damaged");
     if (r.rank != 0) return kept.clear();
+    pair_from_here(r, control_of_group(), 0)->answers[0].store(Pair::taken);  // as rank 1 might
+    control_of_group().rank(0).inbox.fetch_add(1);
     send.wait();  // as it seems
     try {
       r.group().recv(tensor(r, kLarge), 0).wait();
@@ -227,7 +242,7 @@ TEST_F(DamagedWords, TheNumberOfAMessageToItself) {
 TEST_F(DamagedWords, WhatARankCalled) {
   const auto reduces = [](Rank& r) { return r.group().all_reduce(tensor(r, kSmall)); };
   check(
-      reduces, [](const Control& c) { c.rank(1).arrivals[0].word = 0xfffffffffffffff0u; }, reduces,
+      reduces, [](Rank&, const Control& c) { c.rank(1).arrivals[0].word = 0xfffffffffffffff0u; }, reduces,
       "rank 1's words in shared memory are damaged: what it called is 18446744073709551600; expected the "
       "word of a "
       "collective");
@@ -241,10 +256,10 @@ TEST_F(DamagedWords, ThePlacesOfACollective) {
   };
   const auto scans = [](Rank& r) { return r.group().scan(tensor(r, kLarge, Memory::shared)); };
   const auto in = [](const auto& change) {
-    return [=](const Control& c) { change(c.rank(1).arrivals[0].places.in); };
+    return [=](Rank&, const Control& c) { change(c.rank(1).arrivals[0].places.in); };
   };
   const auto out = [](const auto& change) {
-    return [=](const Control& c) { change(c.rank(1).arrivals[0].places.out); };
+    return [=](Rank&, const Control& c) { change(c.rank(1).arrivals[0].places.out); };
   };
   check(reduces, in([](Buffer& b) { b.segment = 200; }), reduces, text);
   check(reduces, out([](Buffer& b) { b.offset = std::uint64_t{1} << 45; }), reduces, text);
@@ -261,7 +276,7 @@ TEST_F(DamagedWords, TheBlocksOfACollective) {
   };
   for (const std::int64_t offset : {std::int64_t{-4}, std::int64_t{1} << 50, std::int64_t{1} << 62})
     check(
-        reduces, [=](const Control& c) { c.detail(1, 0).blocks()[0].offset = offset; }, reduces,
+        reduces, [=](Rank&, const Control& c) { c.detail(1, 0).blocks()[0].offset = offset; }, reduces,
         fmt::format("the offset of its block for rank 0 is {}; expected that of 4 elements among 8160 bytes",
                     offset));
 }
@@ -273,7 +288,7 @@ TEST_F(DamagedWords, TheLongestBlock) {
   };
   for (const std::int64_t longest : {std::int64_t{-5}, std::int64_t{1} << 62})
     check(
-        exchanges, [=](const Control& c) { c.detail(1, 0).longest = longest; }, exchanges,
+        exchanges, [=](Rank&, const Control& c) { c.detail(1, 0).longest = longest; }, exchanges,
         fmt::format("the elements of its longest block is {}; expected 0 to", longest));
 }
 
@@ -284,7 +299,8 @@ TEST_F(DamagedWords, ATextWithoutAnEnd) {
     return r.group().all_reduce(tensor(r, kSmall), {.op = ReduceOp::of(r.rank == 0 ? first : second)});
   };
   check(
-      reduces, [](const Control& c) { std::memset(c.detail(1, 0).user, 'x', sizeof(shm::Detail::user)); },
+      reduces,
+      [](Rank&, const Control& c) { std::memset(c.detail(1, 0).user, 'x', sizeof(shm::Detail::user)); },
       reduces, '"' + std::string(sizeof(shm::Detail::user), 'x') + '"', ErrorCode::mismatch);
 }
 
@@ -292,13 +308,13 @@ TEST_F(DamagedWords, TheFirstCause) {
   const auto reduces = [](Rank& r) { return r.group().all_reduce(tensor(r, kSmall)); };
   for (const std::uint32_t state : {78u, 78u | shm::AbortRecord::kSealed, shm::AbortRecord::kSealed})
     check(
-        nullptr, [=](const Control& c) { c.abort().state.store(state); }, reduces,
+        nullptr, [=](Rank&, const Control& c) { c.abort().state.store(state); }, reduces,
         fmt::format("the group's words in shared memory are damaged: the rank that reported a failure is {}; "
                     "expected 0 to 1",
                     static_cast<int>(state & ~shm::AbortRecord::kSealed) - 1));
   check(
       nullptr,
-      [](const Control& c) {
+      [](Rank&, const Control& c) {
         shm::AbortRecord& record = c.abort();
         std::memset(record.text, 'x', sizeof(record.text));
         record.code = static_cast<ErrorCode>(200);

@@ -75,6 +75,10 @@ class Messages : public OnShm {
 
 INSTANTIATE_TEST_SUITE_P(Shm, Messages, testing::ValuesIn(shm_settings()),
                          [](const auto& setting) { return to_string(setting.param); });
+INSTANTIATE_TEST_SUITE_P(ShmWithoutPairs, Messages,
+                         testing::Values(ShmSetting{kThreadsInForks ? Ranks::processes : Ranks::threads,
+                                                    Memory::local, false}),
+                         [](const auto& setting) { return to_string(setting.param); });
 
 TEST_P(Messages, EverySizeBothWays) {
   run(2, [](Rank& r) {

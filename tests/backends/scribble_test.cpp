@@ -109,14 +109,16 @@ class Scribble : public testing::Test {
   }
   static bool full() { return std::getenv("WEFT_TEST_FULL") != nullptr; }
   // Jobs at once: where words are damaged ranks wait most of the time.
-  static void run(std::uint64_t seed, const std::vector<std::string>& kinds, Duration time) {
+  static void run(std::uint64_t seed, const std::vector<std::string>& kinds, Duration time,
+                  std::size_t most_bytes = 16 << 20) {
     run_in_children(
         full() ? 6 : 3,
         [&](int job) {
           for (int k = 0; k < (full() ? 10 : 1); ++k)
             ScribbledJob{.seed = seed + static_cast<std::uint64_t>(100 * k + job),
                          .time = full() ? 10s : time,
-                         .kinds = kinds}
+                         .kinds = kinds,
+                         .most_bytes = most_bytes}
                 .run([](Rank& r, KeptBuffers& buffers, ProcessGroup& group) {
                   return std::make_unique<AllCalls>(r, buffers, group);
                 });
@@ -125,7 +127,10 @@ class Scribble : public testing::Test {
   }
 };
 
-TEST_F(Scribble, OnTheMemoryOfAGroup) { run(1, {"region"}, 4s); }
+TEST_F(Scribble, OnTheMemoryOfAGroup) { run(1, {"region"}, 3s); }
+
+// It lies at the beginnings of segments, with some data.
+TEST_F(Scribble, OnTheMemoryOfPairs) { run(2001, {"segment"}, 3s, 2 << 20); }
 
 // If a process is taken for dead, that is for all later groups.
 TEST_F(Scribble, OnAllMemoryThatProcessesShare) { run(5001, {"region", "segment", "process"}, 1s); }

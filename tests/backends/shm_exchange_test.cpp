@@ -38,7 +38,8 @@ class End {
                                 .size = r.size,
                                 .process_rank = r.rank,
                                 .deadline = Deadline::after(20s)})),
-        exchanges_(group_) {}
+        pairs_(group_),
+        exchanges_(group_, pairs_) {}
   ~End() {
     group_.mine().left.store(shm::kLeft);
     group_.wake_all();
@@ -83,6 +84,7 @@ class End {
 
  private:
   const shm::Group group_;
+  shm::PairMemory pairs_;
   shm::Exchanges exchanges_;
   std::uint64_t call_ = 0;
 };
@@ -304,7 +306,7 @@ TEST(ShmExchange, ARankWithoutSharedMemoryForAPairSaysSo) {
         EXPECT_EQ(e.code(), ErrorCode::system);
         EXPECT_THAT(e.what(),
                     testing::HasSubstr("exchange: rank 1 has no " + std::to_string(sizeof(shm::Ring)) +
-                                       " bytes of shared memory for exchanges with rank 0"));
+                                       " bytes of shared memory for what it sends to rank 0"));
         r.meet("over");
       },
       small_segments());
@@ -327,8 +329,9 @@ TEST(ShmExchange, ARankThatCannotMapTheMemorySaysSo) {
         }
         const Error e = error_of_exchange(r);
         EXPECT_EQ(e.code(), ErrorCode::system);
-        EXPECT_THAT(e.what(), testing::HasSubstr("exchange: rank 0 cannot map the segment of rank 1 in which "
-                                                 "their memory for exchanges lies; the log says why"));
+        EXPECT_THAT(e.what(),
+                    testing::HasSubstr("exchange: rank 0 cannot map the segment of rank 1 in which the "
+                                       "memory for what that rank sends to it lies; the log says why"));
         r.meet("over");
       },
       small_segments());
@@ -355,7 +358,7 @@ TEST(ShmExchange, ARankWithoutDescriptorsSaysWhatItWaitsFor) {
         for (const int fd : taken) ::close(fd);
         EXPECT_EQ(e.code(), ErrorCode::timeout);
         if (r.rank == 0) {
-          EXPECT_THAT(e.what(), testing::HasSubstr("cannot map the memory of rank 1 for exchanges now"));
+          EXPECT_THAT(e.what(), testing::HasSubstr("rank 0 cannot map the memory of rank 1 now"));
         }
         r.meet("over");
       },

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -19,7 +20,9 @@
 
 #include "backends/shm/control.hpp"
 #include "backends/shm/paths.hpp"
+#include "base/text/plain_streams.hpp"
 #include "host/cores/usable_cores.hpp"
+#include "support/pair_from_here.hpp"
 #include "support/random_calls.hpp"
 #include "support/shm_settings.hpp"
 #include "support/temporary_folder.hpp"
@@ -251,13 +254,13 @@ TEST(ShmStaged, SumsAreCopiedBeforeTheirBufferIsFilledAgain) {
 class FreshRegion {
  public:
   static constexpr std::size_t kPage = 4096;
-  explicit FreshRegion(int ranks, int pages = MADV_NOHUGEPAGE)
+  explicit FreshRegion(int ranks)
       : bytes_(shm::Control::bytes(ranks)),
         data_(::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
                      0)),
         control_(static_cast<std::byte*>(data_), ranks) {
     EXPECT_NE(data_, MAP_FAILED);
-    ::madvise(data_, bytes_, pages);
+    ::madvise(data_, bytes_, MADV_NOHUGEPAGE);
   }
   ~FreshRegion() { ::munmap(data_, bytes_); }
   FreshRegion(const FreshRegion&) = delete;
@@ -290,7 +293,6 @@ TEST(ShmControl, ARankTouchesWhatOthersPollAndNothingElse) {
     for (std::size_t k = 1; k + 1 < shm::kRing; ++k)
       EXPECT_EQ(region.has(&region->rank(r).arrivals[k]), r == 1) << "rank " << r << ", line " << k;
     EXPECT_FALSE(region.has(region->stage(r, 0)));
-    EXPECT_FALSE(region.has(&region->pair(1, r).envelopes[shm::kEnvelopeRing / 2]));
   }
   EXPECT_TRUE(std::ranges::all_of(region.all(), [](std::byte b) { return b == std::byte{0}; }));
 }
@@ -301,15 +303,6 @@ TEST(ShmControl, RanksOfSeveralMemoryNodesTouchTheHeadsOfTheirLinesAlone) {
   for (int r = 0; r < kRanks; ++r) region->touch(r);
   const std::vector<unsigned char> pages = region.pages();
   EXPECT_LE(std::accumulate(pages.begin(), pages.end(), std::size_t{0}), kRanks * (shm::kRing + 2));
-}
-
-// A huge page would hold rings of pairs that never send.
-TEST(ShmControl, APairThatSendsTakesNoHugePage) {
-  const FreshRegion region(8, MADV_HUGEPAGE);
-  region->keep_pairs_small();
-  region->pair(4, 4).sent.store(1, std::memory_order_relaxed);
-  const std::vector<unsigned char> pages = region.pages();
-  EXPECT_EQ(std::accumulate(pages.begin(), pages.end(), 0), 1);
 }
 
 // The bytes that the control region of a group of n ranks takes, of all of them. Asked in the process of
@@ -327,10 +320,28 @@ std::size_t region_memory(int n) {
   return 0;
 }
 
+// The pages that are there of the messages from this rank to rank `to`; none: they have no memory.
+std::optional<std::size_t> pages_of_pair(Rank& r, int to) {
+  constexpr std::size_t kPage = 4096;
+  const std::vector<SharedMapping> regions = shared_mappings("region");
+  if (regions.size() != 1) {
+    ADD_FAILURE() << regions.size() << " regions";
+    return std::nullopt;
+  }
+  const shm::Pair* const pair = pair_from_here(r, shm::Control(regions[0].data, r.size), to);
+  if (pair == nullptr) return std::nullopt;
+  const std::size_t in_page = reinterpret_cast<std::uintptr_t>(pair) % kPage;
+  std::vector<unsigned char> there((in_page + sizeof(shm::Pair) + kPage - 1) / kPage);
+  EXPECT_EQ(::mincore(reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(pair) - in_page),
+                      in_page + sizeof(shm::Pair), there.data()),
+            0);
+  return std::ranges::count_if(there, [](unsigned char page) { return (page & 1) != 0; });
+}
+
 // Each rank sends to the next one, then rank 0 to one more.
 void expect_memory_for_used_pairs_only(Rank& r) {
   constexpr std::size_t kPage = 4096;
-  constexpr std::size_t kPair = 8 * kPage;  // of two envelopes and the next one
+  constexpr std::size_t kPair = 9;  // pages of two envelopes and the next one
   const auto n = static_cast<std::size_t>(r.size);
   // Others wait in a barrier while rank 0 looks.
   const auto look = [&] {
@@ -338,6 +349,15 @@ void expect_memory_for_used_pairs_only(Rank& r) {
     const std::size_t bytes = r.rank == 0 ? region_memory(r.size) : 0;
     r.group().barrier().wait();
     return bytes;
+  };
+  const auto expect_pairs = [&](const std::vector<int>& with) {
+    for (int to = 0; to < r.size; ++to) {
+      const std::optional<std::size_t> pages = pages_of_pair(r, to);
+      EXPECT_EQ(pages.has_value(), std::ranges::find(with, to) != with.end()) << "to rank " << to;
+      if (pages) {
+        EXPECT_THAT(*pages, testing::AllOf(testing::Ge(1u), testing::Le(kPair)));
+      }
+    }
   };
   const auto exchange = [&](int to, int from) {
     for (const std::int64_t bytes : {std::int64_t{100}, std::int64_t{20000}}) {
@@ -351,14 +371,33 @@ void expect_memory_for_used_pairs_only(Rank& r) {
   EXPECT_LE(look(), n * (shm::kRing + 4) * kPage);
   for (std::uint64_t k = 0; k < shm::kRing; ++k) r.group().barrier().wait();  // all lines are there
   const std::size_t before = look();
-  exchange((r.rank + 1) % r.size, (r.rank + r.size - 1) % r.size);
-  const std::size_t ring = look();
-  EXPECT_TRUE(r.rank != 0 || ring > before);
-  EXPECT_LE(ring - before, n * kPair);
+  expect_pairs({});
+  const int next = (r.rank + 1) % r.size;
+  exchange(next, (r.rank + r.size - 1) % r.size);
+  expect_pairs({next});
   exchange(r.rank == 0 ? 2 : -1, r.rank == 2 ? 0 : -1);
-  const std::size_t after = look();
-  EXPECT_TRUE(r.rank != 0 || after > ring);
-  EXPECT_LE(after - ring, kPair);
+  expect_pairs(r.rank == 0 ? std::vector<int>{next, 2} : std::vector<int>{next});
+  EXPECT_LE(look() - before, 4 * kPage);  // of the words that say where pairs lie, and others
+}
+
+// A huge page would hold pairs that have hardly sent.
+TEST(ShmControl, PairsOfThreadsTakeNoHugePages) {
+  run_ranks(Ranks::threads, 2, [](Rank& r) {
+    const Tensor x = Tensor::zeros(r.context, Shape{1}, DType::u8);
+    r.group().send(x, 1 - r.rank).wait();
+    r.group().recv(x, 1 - r.rank).wait();
+    const auto at = reinterpret_cast<std::uintptr_t>(
+        pair_from_here(r, shm::Control(shared_mappings("region").at(0).data, 2), 1 - r.rank));
+    bool here = false, small = false;
+    FileIn smaps("/proc/self/smaps");
+    for (std::string line; std::getline(smaps, line);) {
+      std::uintptr_t begin = 0, end = 0;
+      if (std::sscanf(line.c_str(), "%zx-%zx ", &begin, &end) == 2) here = begin <= at && at < end;
+      if (here && line.starts_with("VmFlags:")) small = line.find(" nh") != std::string::npos;
+    }
+    EXPECT_TRUE(small);
+    r.meet("looked");
+  });
 }
 
 constexpr int kManyPairs = 16;  // ranks: few of their pairs send

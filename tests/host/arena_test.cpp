@@ -95,6 +95,30 @@ TEST_F(ArenaTest, FirstTouchIsDoneInBulk) {
   EXPECT_LT(resident_bytes(arena, 0), 4 * kMiB);
 }
 
+// Blocks whose pages are taken at their first use. A later caller that wants all pages of such memory gets
+// them.
+TEST_F(ArenaTest, PagesAreTakenAtFirstUseIfTheCallerWantsThat) {
+  auto* const a = static_cast<std::byte*>(arena.allocate(kMiB, Arena::Pages::at_first_use));
+  ASSERT_NE(a, nullptr);
+  EXPECT_EQ(resident_bytes(arena, 0), 0u);
+  a[5000] = std::byte{1};
+  EXPECT_EQ(resident_bytes(arena, 0), 4096u);
+  arena.release(a);
+  EXPECT_EQ(arena.allocate(64 * kKiB, Arena::Pages::at_first_use), a);  // a part of it
+  EXPECT_EQ(resident_bytes(arena, 0), 4096u);
+  arena.release(a);
+  void* const all = arena.allocate(64 * kKiB);
+  EXPECT_EQ(all, a);
+  EXPECT_EQ(resident_bytes(arena, 0), 64 * kKiB);
+  // A block with pages beside one without: they stay two.
+  void* const b = arena.allocate(64 * kKiB, Arena::Pages::at_first_use);
+  EXPECT_EQ(b, a + 64 * kKiB);
+  arena.release(all);
+  arena.release(b);
+  EXPECT_EQ(arena.allocate(64 * kKiB), a);
+  EXPECT_EQ(resident_bytes(arena, 0), 64 * kKiB);
+}
+
 TEST_F(ArenaTest, FreedBlocksAreUsedAgainSplitAndMerged) {
   void* a = arena.allocate(64 * kKiB);
   void* b = arena.allocate(64 * kKiB);

@@ -223,7 +223,7 @@ TEST_F(WindowDamaged, ThePlaceOfARing) {
                                r.group().exchange(plan, {&field, 1}).wait();
                              }),
             HasSubstr("exchange: rank 1's words in shared memory are damaged: the place of its memory for "
-                      "exchanges is "));
+                      "rank 0 is "));
       }
       r.meet("told");
     });

@@ -66,6 +66,7 @@ struct ScribbledJob {
   Duration time = std::chrono::seconds(3);  ///< of all rounds
   Duration deadline = std::chrono::milliseconds(500);
   std::vector<std::string> kinds = {"region"};  ///< of memory: see shared_mappings()
+  std::size_t most_bytes = 16 << 20;            ///< of each mapping, from its beginning
 
   /// Each rank ends by itself, without a signal, and gets nothing but an Error of weft.
   void run(const Begin& begin) const {
@@ -154,7 +155,7 @@ struct ScribbledJob {
       std::vector<SharedMapping> mappings;
       for (const std::string& kind : kinds)
         for (const SharedMapping& s : shared_mappings(kind))
-          mappings.push_back({s.data, std::min<std::size_t>(s.bytes, 16 << 20)});
+          mappings.push_back({s.data, std::min(s.bytes, most_bytes)});
       scribbler.emplace(number, mappings);
     }
     for (int step = 0; step < kSteps; ++step) {

@@ -15,11 +15,13 @@ namespace weft::test {
 struct ShmSetting {
   Ranks kind;
   Memory memory;
+  bool pairs = true;  ///< false: the ranks have no memory of pairs (PairMemory)
 };
 
 /// "threads_foreign", "processes_shared", …
 inline std::string to_string(const ShmSetting& s) {
-  return to_string(s.kind) + (s.memory == Memory::shared ? "_shared" : "_foreign");
+  return to_string(s.kind) + (s.memory == Memory::shared ? "_shared" : "_foreign") +
+         (s.pairs ? "" : "_without_pairs");
 }
 
 /// Every way that makes a difference: threads reach all memory, processes only what is shared. Without
@@ -33,7 +35,8 @@ inline std::vector<ShmSetting> shm_settings() {
 /// A test whose bodies run on n ranks in each of these ways.
 class OnShm : public testing::TestWithParam<ShmSetting> {
  protected:
-  static void run(int n, const std::function<void(Rank&)>& body, const RankOptions& options = {}) {
+  static void run(int n, const std::function<void(Rank&)>& body, RankOptions options = {}) {
+    options.hooks.no_pair_memory = !GetParam().pairs;
     run_ranks(GetParam().kind, n, body, options);
   }
 };

@@ -100,8 +100,8 @@ struct alignas(64) Envelope {
   };
 };
 
-/// The messages from one rank to another (perhaps itself). There is room for all pairs. Nobody touches a pair
-/// before its sender has opened it, so pairs that never send take no memory.
+/// The messages from one rank to another (perhaps itself), in memory that the sender makes at its first
+/// message to that rank (PairMemory).
 struct Pair {
   struct Chunk {
     std::uint64_t envelope;  ///< its number from 1
@@ -116,6 +116,7 @@ struct Pair {
   std::atomic<std::int64_t> taken_from;  ///< by the receiver: it copies that message from here on itself
   /// by the receiver: 1 while envelopes stay in the ring because its unexpected queue is full
   std::atomic<std::uint32_t> held;
+  std::atomic<std::uint32_t> found;  ///< by the receiver: 1 once it has mapped this
   enum Answer : std::uint32_t { waiting, granted, taken };
   std::atomic<std::uint32_t> answers[kLargeMessages];  ///< by the receiver; back to waiting by the sender
   Envelope envelopes[kEnvelopeRing];
@@ -229,26 +230,15 @@ class Control {
     return reinterpret_cast<std::atomic<std::uint32_t>*>(
         base_ + mapped_at(size_))[static_cast<std::size_t>(r) * row() + p];
   }
-  /// by rank `from`: 1 once it has opened its pair with rank `to`. The words of one receiver are side by
-  /// side.
-  std::atomic<std::uint32_t>& opened(int from, int to) const {
-    return reinterpret_cast<std::atomic<std::uint32_t>*>(
-        base_ + opened_at(size_))[static_cast<std::size_t>(to) * row() + from];
-  }
-  /// by rank `from`: where the memory of its exchanges with rank `to` lies (PairMemory); 0: it has none.
-  /// The words of one receiver are side by side.
-  std::atomic<std::uint64_t>& ring(int from, int to) const {
-    return reinterpret_cast<std::atomic<std::uint64_t>*>(
-        base_ +
-        rings_at(size_))[static_cast<std::size_t>(to) * ring_row(size_) + static_cast<std::size_t>(from)];
-  }
+  /// by rank `from`: where the Pair of its messages to rank `to` lies (PairMemory); 0: it has none. The words
+  /// of one receiver are side by side.
+  std::atomic<std::uint64_t>& pair(int from, int to) const { return place(pairs_at(size_), from, to); }
+  /// The same of the Ring of its exchanges with rank `to`.
+  std::atomic<std::uint64_t>& ring(int from, int to) const { return place(rings_at(size_), from, to); }
   /// the ranks that the abort record names; by the rank that has claimed it
   RankSet blamed() const { return rank_set(size_); }
   /// by rank r: the ranks it waits for, from its last answer to a roll-call
   RankSet awaited(int r) const { return rank_set(static_cast<std::size_t>(r)); }
-  Pair& pair(int from, int to) const {
-    return reinterpret_cast<Pair*>(base_ + pairs_at(size_))[static_cast<std::size_t>(from) * size_ + to];
-  }
   /// rank r's staging buffer of a round
   std::byte* stage(int r, std::uint64_t round) const {
     return base_ + stages_at(size_) + (static_cast<std::size_t>(r) * kRounds + round % kRounds) * kStageBytes;
@@ -257,8 +247,6 @@ class Control {
   /// to them. Called by r before others look, so that the pages lie on r's memory node, and not on that of
   /// the first rank that polls. All other pages are touched by their owner first.
   void touch(int r) const noexcept;
-  /// Asks the system for small pages where the pairs lie, in this process's mapping: a huge one holds many.
-  void keep_pairs_small() const noexcept;
   static std::size_t bytes(int size) {
     const auto n = static_cast<std::size_t>(size);
     return stages_at(n) + n * kRounds * kStageBytes;
@@ -274,21 +262,24 @@ class Control {
     return (size_ + 15) / 16 * 16;
   }  // rounded up to a cache line, so that writers do not share lines
   static std::size_t mapped_at(std::size_t n) { return pages(kHead + n * sizeof(RankBlock)); }
-  static std::size_t opened_at(std::size_t n) { return mapped_at(n) + n * ((n + 15) / 16 * 16) * 4; }
   static constexpr std::size_t set_bytes(std::size_t n) { return (n + 511) / 512 * kLine; }
   RankSet rank_set(std::size_t which) const {
     return {reinterpret_cast<RankSet::Word*>(base_ + sets_at(size_) + which * set_bytes(size_)),
             static_cast<int>(size_)};
   }
-  static constexpr std::size_t ring_row(std::size_t n) { return (n + 7) / 8 * 8; }
-  static std::size_t rings_at(std::size_t n) { return opened_at(n) + n * ((n + 15) / 16 * 16) * 4; }
-  static std::size_t sets_at(std::size_t n) { return rings_at(n) + n * ring_row(n) * 8; }
+  static constexpr std::size_t places_row(std::size_t n) { return (n + 7) / 8 * 8; }
+  std::atomic<std::uint64_t>& place(std::size_t at, int from, int to) const {
+    return reinterpret_cast<std::atomic<std::uint64_t>*>(
+        base_ + at)[static_cast<std::size_t>(to) * places_row(size_) + static_cast<std::size_t>(from)];
+  }
+  static std::size_t pairs_at(std::size_t n) { return mapped_at(n) + n * ((n + 15) / 16 * 16) * 4; }
+  static std::size_t rings_at(std::size_t n) { return pairs_at(n) + n * places_row(n) * 8; }
+  static std::size_t sets_at(std::size_t n) { return rings_at(n) + n * places_row(n) * 8; }
   static std::size_t details_at(std::size_t n) { return pages(sets_at(n) + (n + 1) * set_bytes(n)); }
   static constexpr std::size_t detail_bytes(std::size_t n) {
     return (sizeof(Detail) + n * sizeof(Block) + 63) / 64 * 64;
   }
-  static std::size_t pairs_at(std::size_t n) { return pages(details_at(n) + n * kRing * detail_bytes(n)); }
-  static std::size_t stages_at(std::size_t n) { return pages(pairs_at(n) + n * n * sizeof(Pair)); }
+  static std::size_t stages_at(std::size_t n) { return pages(details_at(n) + n * kRing * detail_bytes(n)); }
 
   std::byte* base_ = nullptr;
   std::size_t size_ = 0;

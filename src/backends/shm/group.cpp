@@ -1,7 +1,6 @@
 #include "backends/shm/group.hpp"
 
 #include <fmt/format.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 
@@ -94,10 +93,6 @@ void Control::touch(int r) const noexcept {
   touch(block.consumed);
   touch(block.inbox);
   for (Arrival& a : block.arrivals) touch(a.sequence);
-}
-
-void Control::keep_pairs_small() const noexcept {
-  ::madvise(base_ + pairs_at(size_), stages_at(size_) - pairs_at(size_), MADV_NOHUGEPAGE);
 }
 
 std::uint64_t call_word(const OpState& s, Path path) noexcept {

@@ -42,6 +42,7 @@ struct Group {
   /// tries it, and measures.
   bool may_pull = false;
   bool pairs_usable = false;  ///< PairMemory::usable()
+  RegionRef all_pairs;        ///< where it is not: the memory of all pairs for their messages
   RegionRef region;
   Control control;
   std::vector<PeerProcessRef> processes;             ///< the process of each rank

@@ -75,18 +75,23 @@ Error about_rank_0(const GroupInit& b, const Error& e) {
 // their regions.
 std::string region_name(const GroupInit& b, int number) { return fmt::format("{}~{}", b.token, number); }
 
-// The group's memory. Rank 0 offers it before it joins, and no longer once it has given up.
-RegionRef offer_control(const GroupInit& b, int number) {
+// The group's memory. Rank 0 offers it before the others look for it, and no longer once it has given up.
+RegionRef offer_region(const GroupInit& b, const std::string& name, std::size_t bytes) {
   try {
-    return b.context.host_peers().offer(region_name(b, number), Control::bytes(b.size));
+    return b.context.host_peers().offer(name, bytes);
   } catch (const Error& e) {
     throw about_rank_0(b, e);
   }
 }
-RegionRef open_control(const GroupInit& b, PeerProcess& owner, int number, Clock::time_point began) {
+RegionRef open_region(const GroupInit& b, PeerProcess& owner, const std::string& name, std::size_t bytes,
+                      Clock::time_point began) {
   for (Looks looks(b);; looks.look()) {
     try {
-      return b.context.host_peers().open(owner, region_name(b, number), looks.next());
+      RegionRef region = b.context.host_peers().open(owner, name, looks.next());
+      if (region->bytes < bytes)
+        throw Error(ErrorCode::corrupt,
+                    fmt::format("its region for the group has {} bytes; expected {}", region->bytes, bytes));
+      return region;
     } catch (const Error& e) {
       if (e.code() != ErrorCode::timeout) throw about_rank_0(b, e);
       if (b.deadline.passed())
@@ -210,14 +215,13 @@ class Assembled {
 };
 
 // Two phases: all present, so that segments can be mapped; all mapped, so that the first call finds it done.
-void map_all(const GroupInit& b, Group& g, SingleCopy single_copy, bool may_pull) {
-  bool usable = true;
+// `usable`: this rank may have memory of pairs in its arena.
+void map_all(const GroupInit& b, Group& g, SingleCopy single_copy, bool may_pull, bool usable) {
   if (!g.one_process) {
-    usable = b.context.arena().ensure_segment();
+    usable &= b.context.arena().ensure_segment();
     b.context.host_peers().show_segments();
     g.mine().segments.store(b.context.arena().segment_count(), std::memory_order_seq_cst);
   }
-  g.control.keep_pairs_small();
   if (memory_nodes() > 1) g.control.touch(b.rank);
   SingleCopyProbe probe(g, single_copy, may_pull);
   Assembled all(b, g);
@@ -276,7 +280,7 @@ Group init_group(const GroupInit& b) {
   const SingleCopy single_copy = single_copy_of(setting);
   // Before the others know of this rank.
   const int region = b.size > 1 && b.rank == 0 ? host_peers.next_region_number() : 0;
-  if (b.size > 1 && b.rank == 0) g.region = offer_control(b, region);
+  if (b.size > 1 && b.rank == 0) g.region = offer_region(b, region_name(b, region), Control::bytes(b.size));
   const std::vector<std::string> texts =
       join(b, "shm",
            BootstrapInfo{host_peers.doorbell_number(b.process_rank), single_copy, region, CpuShare::usable(),
@@ -295,14 +299,17 @@ Group init_group(const GroupInit& b) {
     g.pairs_usable = true;
     return g;
   }
-  if (b.rank != 0) g.region = open_control(b, *g.processes[0], infos[0].region, began);
-  if (g.region->bytes < Control::bytes(b.size))
-    throw about_rank_0(
-        b, Error(ErrorCode::corrupt, fmt::format("its region for the group has {} bytes; expected {}",
-                                                 g.region->bytes, Control::bytes(b.size))));
+  const std::string name = region_name(b, infos[0].region);
+  if (b.rank != 0) g.region = open_region(b, *g.processes[0], name, Control::bytes(b.size), began);
   g.control = Control(g.region->data, b.size);
   try {
-    map_all(b, g, single_copy, setting != SingleCopySetting::off);
+    map_all(b, g, single_copy, setting != SingleCopySetting::off, !hooks.no_pair_memory);
+    if (!g.pairs_usable) {
+      const std::size_t bytes =
+          static_cast<std::size_t>(b.size) * static_cast<std::size_t>(b.size) * sizeof(Pair);
+      g.all_pairs = b.rank == 0 ? offer_region(b, name + "~pairs", bytes)
+                                : open_region(b, *g.processes[0], name + "~pairs", bytes, began);
+    }
   } catch (const Error& e) {
     const Error told = give_up(b, e);
     raise(g, reason_of(b, told));

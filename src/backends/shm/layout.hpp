@@ -54,8 +54,8 @@ constexpr std::uint64_t digest_of_control() noexcept {
                      offsetof(Envelope, eager), offsetof(Envelope, place), offsetof(Envelope, payload)));
   hash.add(digest_of(sizeof(Pair), offsetof(Pair, sent), offsetof(Pair, chunks), offsetof(Pair, drained),
                      offsetof(Pair, received), offsetof(Pair, helped), offsetof(Pair, taken_from),
-                     offsetof(Pair, held), offsetof(Pair, answers), offsetof(Pair, envelopes),
-                     offsetof(Pair, stream), static_cast<int>(Pair::taken)));
+                     offsetof(Pair, held), offsetof(Pair, found), offsetof(Pair, answers),
+                     offsetof(Pair, envelopes), offsetof(Pair, stream), static_cast<int>(Pair::taken)));
   hash.add(digest_of(sizeof(RankBlock), offsetof(RankBlock, consumed), offsetof(RankBlock, finished),
                      offsetof(RankBlock, staged), offsetof(RankBlock, reduced), offsetof(RankBlock, copied),
                      offsetof(RankBlock, active), offsetof(RankBlock, sleeping), offsetof(RankBlock, left),

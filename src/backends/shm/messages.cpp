@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <utility>
 
 #include "backends/shm/collectives/call.hpp"
@@ -21,8 +22,9 @@ std::int64_t bytes_of(DType dtype, std::int64_t count) { return count * size_byt
 
 }  // namespace
 
-Messages::Messages(const Group& group, UnexpectedLimits limits)
+Messages::Messages(const Group& group, PairMemory& memory, UnexpectedLimits limits)
     : group_(group),
+      memory_(memory),
       peers_(static_cast<std::size_t>(group.size)),
       matcher_(group.size, limits),
       peer_memory_(group) {
@@ -38,32 +40,75 @@ void Messages::notify(int r) noexcept {
   if (r != group_.rank) group_.wake_fenced(r);
 }
 
-// Called while a ring is filled for the first time. Opens the pair with the first envelope. Touches the next
-// envelope and the one behind it before the receiver polls them. So the sender is the first that touches each
-// of them, and they lie on its memory node.
-void Messages::open_ring(int dst) noexcept {
-  Peer& peer = peers_[static_cast<std::size_t>(dst)];
-  Pair& pair = group_.control.pair(group_.rank, dst);
-  if (peer.posted == 0) pair.sent.store(0, std::memory_order_relaxed);
-  peer.room_to = peer.posted + 1;
-  for (std::uint64_t k = peer.posted; k <= peer.room_to && k < kEnvelopeRing; ++k)
-    pair.envelopes[k].sequence.store(0, std::memory_order_relaxed);
-  if (peer.posted == 0) group_.control.opened(group_.rank, dst).store(1, std::memory_order_release);
+// Memory of the pair, at the first message to that rank. It may have had another use: all words are cleared
+// that one rank reads before the other one has written them, envelopes by touch_envelopes().
+void Messages::make_pair(int dst) {
+  Pair& pair = *reinterpret_cast<Pair*>(memory_.make(dst, sizeof(Pair)));
+  pair.sent.store(0, std::memory_order_relaxed);
+  pair.drained.store(0, std::memory_order_relaxed);
+  pair.received.store(0, std::memory_order_relaxed);
+  pair.helped.store(0, std::memory_order_relaxed);
+  pair.taken_from.store(0, std::memory_order_relaxed);
+  pair.held.store(0, std::memory_order_relaxed);
+  pair.found.store(0, std::memory_order_relaxed);
+  for (auto& answer : pair.answers) answer.store(Pair::waiting, std::memory_order_relaxed);
+  pair.envelopes[0].sequence.store(0, std::memory_order_relaxed);
+  peer(dst).to = &pair;
+  const std::uint64_t place = memory_.place(reinterpret_cast<std::byte*>(&pair), sizeof(Pair));
+  peer(dst).mapped = memory_.is_mapped(dst, place);
+  group_.control.pair(group_.rank, dst).store(place, std::memory_order_seq_cst);
+}
+
+// Whether that rank has sent something, and this rank reaches it.
+bool Messages::find_pair(int src) {
+  if (src == group_.rank) {  // not from a word that other processes may have written to
+    peer(src).from = peer(src).to;
+  } else if (const std::uint64_t place =
+                 group_.control.pair(src, group_.rank).load(std::memory_order_seq_cst);
+             place != 0) {
+    guarded(src, group_.rank,
+            [&] { peer(src).from = reinterpret_cast<Pair*>(memory_.find(src, place, sizeof(Pair))); });
+    if (Pair* const pair = peer(src).from) {
+      pair->found.store(1, std::memory_order_release);
+      group_.wake(src);
+    }
+  }
+  return peer(src).from != nullptr;
+}
+
+void Messages::find_pairs() {
+  for (int r = 0; r < group_.size && trouble() == nullptr; ++r)
+    if (peer(r).from == nullptr) find_pair(r);
+}
+
+bool Messages::is_mapped(Peer& to) noexcept {
+  if (!to.mapped) [[unlikely]]
+    to.mapped = to.to->found.load(std::memory_order_seq_cst) != 0;
+  return to.mapped;
+}
+
+// Called while a ring is filled for the first time. Clears the next envelope and the one behind it before the
+// receiver polls them. So the sender is the first that touches each of them, and they lie on its memory node.
+void Messages::touch_envelopes(Peer& to) noexcept {
+  to.room_to = to.posted + 1;
+  for (std::uint64_t k = to.posted; k <= to.room_to && k < kEnvelopeRing; ++k)
+    to.to->envelopes[k].sequence.store(0, std::memory_order_relaxed);
 }
 
 // Is there room for an envelope? If not, the receiver is notified, since it may wait for other ranks.
 bool Messages::has_room(int dst) {
-  Peer& peer = peers_[static_cast<std::size_t>(dst)];
+  Peer& peer = this->peer(dst);
   if (peer.posted < peer.room_to) return true;
   if (peer.posted < kEnvelopeRing) {
-    open_ring(dst);
+    if (peer.to == nullptr && !guarded(group_.rank, dst, [&] { make_pair(dst); })) return false;
+    touch_envelopes(peer);
     return true;
   }
-  const std::uint64_t drained = group_.control.pair(group_.rank, dst).drained.load(std::memory_order_seq_cst);
+  const std::uint64_t drained = peer.to->drained.load(std::memory_order_seq_cst);
   if (drained > peer.posted) {
-    say_damaged(group_.rank, dst,
-                damaged(dst, "its count of envelopes received", drained,
-                        fmt::format("up to {}, as many as were sent", peer.posted)));
+    say(group_.rank, dst,
+        damaged(dst, "its count of envelopes received", drained,
+                fmt::format("up to {}, as many as were sent", peer.posted)));
     return false;
   }
   peer.room_to = drained + kEnvelopeRing;
@@ -76,7 +121,7 @@ void Messages::post(OpState& s) {
   State& st = state(s);
   if (s.op == Op::send) {
     st = {Phase::queued, 0, 0, bytes_of(s.dtype, s.in_count), {}, 0, 0};
-    peers_[static_cast<std::size_t>(s.peer)].unposted.push_back(&s);
+    peer(s.peer).unposted.push_back(&s);
     flush(s.peer);
     return;
   }
@@ -105,10 +150,10 @@ Buffer Messages::place(const OpState& s) const noexcept {
 
 // Writes envelopes while the ring has room, in the order of the sends.
 bool Messages::flush(int dst) {
-  Peer& peer = peers_[static_cast<std::size_t>(dst)];
-  Pair& pair = group_.control.pair(group_.rank, dst);
+  Peer& peer = this->peer(dst);
   bool moved = false;
   while (!peer.unposted.empty() && has_room(dst)) {
+    Pair& pair = *peer.to;
     OpState& s = *peer.unposted.front();
     State& st = state(s);
     Envelope& envelope = pair.envelopes[peer.posted % kEnvelopeRing];
@@ -121,7 +166,8 @@ bool Messages::flush(int dst) {
       const std::int64_t head = std::min(st.bytes, kHead);
       copy_bytes(envelope.payload + head, s.in + head, st.bytes - head);
       copy_bytes(envelope.payload, s.in, head);
-      st.phase = Phase::done;
+      // This rank may end when it is done, and then nobody can map its memory any more.
+      st.phase = is_mapped(peer) ? Phase::done : Phase::unmapped;
     } else {
       // free_numbers is never empty: there are as many numbers as slots.
       st.number = static_cast<std::uint32_t>(__builtin_ctzll(peer.free_numbers));
@@ -168,7 +214,7 @@ void Messages::match(OpState& recv, const UnexpectedMessage& head, const std::by
   if (recv.peer == group_.rank && !find_own(recv, head.envelope, st.place)) return;
   st.phase = Phase::matched;
   if (st.place.kind == Buffer::shared || st.place.kind == Buffer::pointer) return;
-  Peer& peer = peers_[static_cast<std::size_t>(recv.peer)];
+  Peer& peer = this->peer(recv.peer);
   group_.map_news(recv.peer);  // so that the next one may be read where it lies
   if (st.place.kind == Buffer::foreign) {
     peer.streams.push_back(&recv);
@@ -180,21 +226,34 @@ void Messages::match(OpState& recv, const UnexpectedMessage& head, const std::by
 // The place of a message of this rank to itself: taken from its send, not from the envelope, which other
 // processes may have written to.
 bool Messages::find_own(const OpState& recv, std::uint64_t number, Buffer& place) {
-  for (const OpState* const send : peers_[static_cast<std::size_t>(group_.rank)].outstanding) {
+  for (const OpState* const send : peer(group_.rank).outstanding) {
     if (state(*send).envelope != number || send->in_count != recv.out_count) continue;
     place = state(*send).place;
     return true;
   }
-  say_damaged(
-      group_.rank, group_.rank,
+  say(group_.rank, group_.rank,
       damaged(group_.rank, "the number of a message to itself", number, "that of one that is not received"));
   return false;
 }
 
-void Messages::say_damaged(int from, int to, Failure why) {
+void Messages::say(int from, int to, Failure why) {
   if (trouble() != nullptr) return;
   why.text = fmt::format("message from rank {} to rank {}: {}", from, to, why.text);
   trouble_ = std::move(why);
+}
+
+// Runs body(). False: it threw, and that is why the group fails.
+template <class Body>
+bool Messages::guarded(int from, int to, const Body& body) {
+  try {
+    body();
+    return true;
+  } catch (const std::bad_alloc&) {
+    say(from, to, {.code = ErrorCode::system, .text = "out of memory", .ranks = {group_.rank}});
+  } catch (const Error& e) {
+    say(from, to, {.code = e.code(), .text = e.what(), .ranks = {e.ranks().begin(), e.ranks().end()}});
+  }
+  return false;
 }
 
 // The head of the next envelope. False: it is none that a sender writes, and the group fails.
@@ -202,30 +261,30 @@ bool Messages::read_head(int src, const Envelope& envelope, UnexpectedMessage& h
   head.dtype = read_once(envelope.dtype);
   head.count = read_once(envelope.count);
   head.eager = read_once(envelope.eager);
-  head.envelope = peers_[static_cast<std::size_t>(src)].taken + 1;
+  head.envelope = peer(src).taken + 1;
   const auto known = static_cast<DType>(kDTypeCount - 1);
   if (known_or(head.dtype, known, known) != head.dtype) {
-    say_damaged(src, group_.rank,
-                damaged(src, "the number of an envelope's dtype", static_cast<int>(head.dtype),
-                        fmt::format("0 to {}", kDTypeCount - 1)));
+    say(src, group_.rank,
+        damaged(src, "the number of an envelope's dtype", static_cast<int>(head.dtype),
+                fmt::format("0 to {}", kDTypeCount - 1)));
     return false;
   }
   const std::int64_t most =
       head.eager ? static_cast<std::int64_t>(kEagerBytes) : std::numeric_limits<std::int64_t>::max();
   if (head.count < 0 || head.count > most / size_bytes(head.dtype)) {
-    say_damaged(src, group_.rank,
-                damaged(src, "an envelope's count of elements", head.count,
-                        head.eager ? fmt::format("those of up to {} bytes", kEagerBytes)
-                                   : std::string("0 or more, of bytes that fit 64 bits")));
+    say(src, group_.rank,
+        damaged(src, "an envelope's count of elements", head.count,
+                head.eager ? fmt::format("those of up to {} bytes", kEagerBytes)
+                           : std::string("0 or more, of bytes that fit 64 bits")));
     return false;
   }
   if (head.eager) return true;
   head.number = read_once(envelope.number);
   head.place = place_in(envelope.place);
   if (head.number >= kLargeMessages) {
-    say_damaged(src, group_.rank,
-                damaged(src, "the number of an envelope's answer", head.number,
-                        fmt::format("0 to {}", kLargeMessages - 1)));
+    say(src, group_.rank,
+        damaged(src, "the number of an envelope's answer", head.number,
+                fmt::format("0 to {}", kLargeMessages - 1)));
     return false;
   }
   const Buffer::Kind kind = head.place.kind;
@@ -233,20 +292,17 @@ bool Messages::read_head(int src, const Envelope& envelope, UnexpectedMessage& h
       (kind == Buffer::pointer && (group_.one_process || src == group_.rank)) ||
       (kind == Buffer::remote && group_.single_copy != SingleCopy::off))
     return true;
-  say_damaged(src, group_.rank,
-              damaged(src, "the kind of an envelope's place", static_cast<std::uint32_t>(kind),
-                      "a kind of memory that this rank reaches"));
+  say(src, group_.rank,
+      damaged(src, "the kind of an envelope's place", static_cast<std::uint32_t>(kind),
+              "a kind of memory that this rank reaches"));
   return false;
 }
 
 // Takes envelopes out of the ring: to the recv that waits for them, or to the unexpected queue.
 bool Messages::drain(int src) {
-  Pair& pair = group_.control.pair(src, group_.rank);
-  Peer& peer = peers_[static_cast<std::size_t>(src)];
-  if (!peer.opened) {
-    if (group_.control.opened(src, group_.rank).load(std::memory_order_seq_cst) == 0) return false;
-    peer.opened = true;
-  }
+  Peer& peer = this->peer(src);
+  if (peer.from == nullptr && !find_pair(src)) return false;
+  Pair& pair = *peer.from;
   const auto next = [&]() -> const Envelope* {
     const Envelope& envelope = pair.envelopes[peer.taken % kEnvelopeRing];
     return envelope.sequence.load(std::memory_order_seq_cst) == peer.taken + 1 ? &envelope : nullptr;
@@ -281,8 +337,8 @@ bool Messages::drain(int src) {
 // this. The sender stores an envelope and then reads `drained`; this rank stores `drained` and then reads
 // the last envelope. So one of the two sees the other's store.
 void Messages::acknowledge(int src) {
-  Pair& pair = group_.control.pair(src, group_.rank);
-  Peer& peer = peers_[static_cast<std::size_t>(src)];
+  Peer& peer = this->peer(src);
+  Pair& pair = *peer.from;
   const Envelope& last = pair.envelopes[(peer.acknowledged + kEnvelopeRing - 1) % kEnvelopeRing];
   const std::uint64_t full = peer.acknowledged + kEnvelopeRing;
   pair.drained.store(peer.acknowledged = peer.taken, std::memory_order_seq_cst);
@@ -308,24 +364,24 @@ void Messages::hold(int src, const UnexpectedMessage& head, std::int32_t tag) {
     trouble_ = matcher_.refusal(group_.rank, src, tag, head.eager ? bytes_of(head.dtype, head.count) : 0);
     return;
   }
-  Peer& peer = peers_[static_cast<std::size_t>(src)];
+  Peer& peer = this->peer(src);
   held_ = true;
   if (peer.taken != peer.acknowledged) acknowledge(src);  // it may be long until the next envelope
   if (peer.held) return;
   peer.held = true;
-  group_.control.pair(src, group_.rank).held.store(1, std::memory_order_release);
+  peer.from->held.store(1, std::memory_order_release);
 }
 
 std::vector<int> Messages::held_back() const {
   std::vector<int> ranks;
   for (int r = 0; r < group_.size; ++r)
-    if (peers_[static_cast<std::size_t>(r)].held) ranks.push_back(r);
+    if (peer(r).held) ranks.push_back(r);
   return ranks;
 }
 
 bool Messages::held_by(int peer) const noexcept {
-  if (peers_[static_cast<std::size_t>(peer)].posted == 0) return false;
-  return group_.control.pair(group_.rank, peer).held.load(std::memory_order_acquire) != 0;
+  const Pair* const pair = this->peer(peer).to;
+  return pair != nullptr && pair->held.load(std::memory_order_acquire) != 0;
 }
 
 bool Messages::collect() {
@@ -362,10 +418,10 @@ bool Messages::found(OpState& wait) {
 }
 
 bool Messages::answers(int dst) {
-  Peer& peer = peers_[static_cast<std::size_t>(dst)];
-  Pair& pair = group_.control.pair(group_.rank, dst);
+  Peer& peer = this->peer(dst);
   bool moved = false;
   for (std::size_t i = 0; i < peer.outstanding.size();) {
+    Pair& pair = *peer.to;
     State& st = state(*peer.outstanding[i]);
     const std::uint32_t answer = pair.answers[st.number].load(std::memory_order_seq_cst);
     if (answer == Pair::waiting) {
@@ -397,7 +453,7 @@ bool Messages::advance() {
 // The next part of a message, up to `end`, into a chunk. False: there is none free, or no part left.
 bool Messages::fill_chunk(OpState& s, std::int64_t end) {
   State& st = state(s);
-  Pair& pair = group_.control.pair(group_.rank, s.peer);
+  Pair& pair = *peer(s.peer).to;
   const std::uint64_t sent = pair.sent.load(std::memory_order_relaxed);
   if (st.moved_bytes >= end || sent - pair.received.load(std::memory_order_seq_cst) >= 2) return false;
   const std::int64_t bytes =
@@ -427,10 +483,8 @@ bool Messages::helps(const OpState& s) const noexcept {
 // The sender's part of a message that its receiver reads by the kernel.
 Step Messages::help(OpState& s) {
   const State& st = state(s);
-  if (st.phase != Phase::posted || !helps(s) ||
-      peers_[static_cast<std::size_t>(s.peer)].outstanding.size() != 1)
-    return Step::pending;
-  const Pair& pair = group_.control.pair(group_.rank, s.peer);
+  if (st.phase != Phase::posted || !helps(s) || peer(s.peer).outstanding.size() != 1) return Step::pending;
+  const Pair& pair = *peer(s.peer).to;
   if (pair.helped.load(std::memory_order_seq_cst) != st.envelope) return Step::pending;
   const std::int64_t end = std::min(pair.taken_from.load(std::memory_order_seq_cst), st.bytes);
   return fill_chunk(s, end) ? Step::advanced : Step::pending;
@@ -440,16 +494,16 @@ Step Messages::help(OpState& s) {
 // False: neither.
 bool Messages::empty_chunk(OpState& s) {
   State& st = state(s);
-  const Peer& peer = peers_[static_cast<std::size_t>(s.peer)];
-  Pair& pair = group_.control.pair(s.peer, group_.rank);
+  const Peer& peer = this->peer(s.peer);
+  Pair& pair = *peer.from;
   const std::uint64_t received = pair.received.load(std::memory_order_relaxed);
   if (pair.sent.load(std::memory_order_seq_cst) == received) return false;
   const Pair::Chunk& filled = pair.chunks[received % 2];
   const Pair::Chunk chunk{read_once(filled.envelope), read_once(filled.offset)};
   if (chunk.envelope == st.envelope) {
     if (chunk.offset != st.moved_bytes) {
-      say_damaged(s.peer, group_.rank,
-                  damaged(s.peer, "the offset of a chunk", chunk.offset, fmt::format("{}", st.moved_bytes)));
+      say(s.peer, group_.rank,
+          damaged(s.peer, "the offset of a chunk", chunk.offset, fmt::format("{}", st.moved_bytes)));
       return false;
     }
     const std::int64_t bytes = std::min(st.bytes - chunk.offset, static_cast<std::int64_t>(kStreamBytes));
@@ -466,13 +520,11 @@ bool Messages::empty_chunk(OpState& s) {
 
 Step Messages::receive_stream(OpState& s) {
   State& st = state(s);
-  Peer& peer = peers_[static_cast<std::size_t>(s.peer)];
+  Peer& peer = this->peer(s.peer);
   if (peer.streams.front() != &s) return Step::pending;
   if (st.phase == Phase::matched) {
     st.phase = Phase::streaming;
-    group_.control.pair(s.peer, group_.rank)
-        .answers[st.number]
-        .store(Pair::granted, std::memory_order_seq_cst);
+    peer.from->answers[st.number].store(Pair::granted, std::memory_order_seq_cst);
     notify(s.peer);
     return Step::advanced;
   }
@@ -508,17 +560,17 @@ bool Messages::read(OpState& s, std::int64_t from, std::int64_t bytes) {
 // Notifies the sender that its message has arrived.
 void Messages::take(OpState& s) {
   State& st = state(s);
-  group_.control.pair(s.peer, group_.rank).answers[st.number].store(Pair::taken, std::memory_order_seq_cst);
+  peer(s.peer).from->answers[st.number].store(Pair::taken, std::memory_order_seq_cst);
   notify(s.peer);
-  if (st.place.kind == Buffer::remote) --peers_[static_cast<std::size_t>(s.peer)].read;
+  if (st.place.kind == Buffer::remote) --peer(s.peer).read;
   st.phase = Phase::done;
 }
 
 // Empties the chunk that the sender has filled from the front, or else reads a piece from the back.
 Step Messages::receive_helped(OpState& s) {
   State& st = state(s);
-  Peer& peer = peers_[static_cast<std::size_t>(s.peer)];
-  Pair& pair = group_.control.pair(s.peer, group_.rank);
+  Peer& peer = this->peer(s.peer);
+  Pair& pair = *peer.from;
   if (peer.helped == nullptr) {
     peer.helped = &s;
     pair.taken_from.store(st.end, std::memory_order_seq_cst);
@@ -541,7 +593,7 @@ Step Messages::receive_helped(OpState& s) {
 Step Messages::receive(OpState& s) {
   State& st = state(s);
   if (st.place.kind == Buffer::foreign) return receive_stream(s);
-  const Peer& peer = peers_[static_cast<std::size_t>(s.peer)];
+  const Peer& peer = this->peer(s.peer);
   const bool alone = peer.helped == nullptr && peer.read == 1 && !matcher_.awaits(s.peer);
   if (peer.helped == &s || (alone && st.moved_bytes == 0 && helps(s))) return receive_helped(s);
   const std::int64_t bytes = std::min(st.bytes - st.moved_bytes, peer_memory_.most());
@@ -562,7 +614,7 @@ Step Messages::poll(OpState& s) {
   }
   const State& st = state(s);
   Step step = Step::pending;
-  if (st.phase == Phase::done) return Step::done;
+  if (st.phase == Phase::done || (st.phase == Phase::unmapped && is_mapped(peer(s.peer)))) return Step::done;
   if (s.op == Op::send) {
     step = st.phase == Phase::streaming ? stream_out(s) : help(s);
   } else if (st.phase != Phase::queued) {  // a wait_message stays queued
@@ -576,19 +628,20 @@ Step Messages::poll(OpState& s) {
 }
 
 bool Messages::has_chunk_from(int src) const noexcept {
-  const Pair& pair = group_.control.pair(src, group_.rank);
+  const Pair& pair = *peer(src).from;
   return pair.sent.load(std::memory_order_seq_cst) != pair.received.load(std::memory_order_relaxed);
 }
 
 std::vector<int> Messages::awaited_by_name() const {
   std::vector<int> ranks;
   for (int r = 0; r < group_.size; ++r) {
-    const Peer& p = peers_[static_cast<std::size_t>(r)];
+    const Peer& p = peer(r);
     const bool waits =
         std::any_of(waits_.begin(), waits_.end(), [&](const OpState* s) { return s->peer == r; });
     // If chunks have arrived, it waits for nobody: their sender may have left.
     const bool streams = !p.streams.empty() && !has_chunk_from(r);
-    if (!p.unposted.empty() || !p.outstanding.empty() || matcher_.awaits(r) || streams || waits)
+    const bool unmapped = p.to != nullptr && !p.mapped && p.to->found.load(std::memory_order_seq_cst) == 0;
+    if (!p.unposted.empty() || !p.outstanding.empty() || unmapped || matcher_.awaits(r) || streams || waits)
       ranks.push_back(r);
   }
   return ranks;

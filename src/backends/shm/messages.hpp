@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/shm/pair_memory.hpp"
 #include "backends/shm/single_copy.hpp"
 #include "base/mutant.hpp"
 #include "weft/backends/matching.hpp"
@@ -34,7 +35,8 @@ struct SameTag {
 /// sender instead, which may be behind them, the group fails.
 class Messages {
  public:
-  Messages(const Group& group, UnexpectedLimits limits);
+  /// `memory`: of the pairs; it outlives this.
+  Messages(const Group& group, PairMemory& memory, UnexpectedLimits limits);
   void post(OpState& s);
   Step poll(OpState& s);
   /// Looks at what arrived, also while only collectives are in flight. True: something moved.
@@ -54,6 +56,12 @@ class Messages {
   std::vector<int> awaited() const;
   /// Whether calls in flight wait for a message of any rank.
   bool awaits_any() const noexcept;
+  /// Maps memory that other ranks have made for messages to this one: they wait for that. May set trouble().
+  void find_pairs();
+  /// Whether `src` has sent something, and its memory is not mapped.
+  bool cannot_reach(int src) const noexcept {
+    return peer(src).from == nullptr && group_.control.pair(src, group_.rank).load() != 0;
+  }
   /// Senders whose envelopes stay in the ring because this rank's unexpected queue is full.
   std::vector<int> held_back() const;
   /// Does that peer leave this rank's envelopes in the ring for the same reason?
@@ -62,7 +70,7 @@ class Messages {
   const Failure* trouble() const noexcept { return trouble_.text.empty() ? nullptr : &trouble_; }
 
  private:
-  enum class Phase : std::uint32_t { queued, posted, matched, streaming, done };
+  enum class Phase : std::uint32_t { queued, posted, unmapped, matched, streaming, done };
   // A call's state, in the scratch of its slot.
   struct State {
     Phase phase;
@@ -89,8 +97,10 @@ class Messages {
     std::vector<OpState*> streams;      // recvs of large foreign messages, in order; the first is granted
     OpState* helped = nullptr;          // the recv of Pair::helped
     int read = 0;                       // recvs that read where the sender's bytes lie
+    Pair* to = nullptr;                 // to the peer; null: nothing was sent yet
+    Pair* from = nullptr;               // from it; null: nothing has come yet
     bool held = false;                  // Pair::held
-    bool opened = false;                // the peer has opened its pair with this rank: Control::opened()
+    bool mapped = false;                // the peer reaches `to`, also after this rank has ended
     std::uint64_t free_numbers = ~std::uint64_t{0};
     std::uint64_t posted = 0;        // envelopes to the peer
     std::uint64_t room_to = 0;       // envelopes that were known to fit
@@ -103,8 +113,13 @@ class Messages {
   }
 
   Buffer place(const OpState& s) const noexcept;
+  Peer& peer(int r) noexcept { return peers_[static_cast<std::size_t>(r)]; }
+  const Peer& peer(int r) const noexcept { return peers_[static_cast<std::size_t>(r)]; }
   bool has_room(int dst);
-  void open_ring(int dst) noexcept;
+  void make_pair(int dst);
+  bool find_pair(int src);
+  void touch_envelopes(Peer& to) noexcept;
+  static bool is_mapped(Peer& to) noexcept;
   bool flush(int dst);
   bool drain(int src);
   bool drain_for(OpState& s);
@@ -117,7 +132,9 @@ class Messages {
   bool answers(int dst);
   void match(OpState& recv, const UnexpectedMessage& head, const std::byte* payload);
   bool find_own(const OpState& recv, std::uint64_t number, Buffer& place);
-  void say_damaged(int from, int to, Failure why);
+  void say(int from, int to, Failure why);
+  template <class Body>
+  bool guarded(int from, int to, const Body& body);
   bool fill_chunk(OpState& s, std::int64_t end);
   Step stream_out(OpState& s);
   bool helps(const OpState& s) const noexcept;
@@ -132,6 +149,7 @@ class Messages {
   void notify(int r) noexcept;
 
   const Group& group_;
+  PairMemory& memory_;
   std::vector<Peer> peers_;
   MessageMatcher<OpState, UnexpectedMessage, SameTag> matcher_;
   std::vector<const OpState*> waits_;  // wait_message, in flight

@@ -1,7 +1,9 @@
-// Memory of pairs of ranks, from one pool of each rank. The rank that sends makes it at its first use, from
-// its process's arena, which the other one has mapped anyway: so it costs no descriptor, and only
-// neighbours cost memory. If all ranks are threads of one process, it is plain memory of that process. The
-// owner of the group uses it.
+// Memory of pairs of ranks, for their messages and their exchanges. The rank that sends makes it at its first
+// use, from its process's arena, which the other one has mapped anyway: so it costs no descriptor and no
+// mapping, and only neighbours cost memory, each page of it when it is first touched. If all ranks are
+// threads of one process, it is plain memory of that process. If a rank has no such memory, or cannot map
+// that of others, rank 0 has made one region with memory for the messages of all pairs, and exchanges go by
+// messages. The owner of the group uses it.
 #pragma once
 
 #include <atomic>
@@ -16,14 +18,14 @@ namespace weft::shm {
 
 class PairMemory {
  public:
-  explicit PairMemory(const Group& group) : group_(group) {}
+  explicit PairMemory(const Group& group);
   /// Memory that the other ranks of the pairs may still use stays until they have left the group or died.
-  /// This is checked when memory is made again, and when the Context ends.
+  /// This is checked when another group is made or such memory is, and when the Context ends.
   ~PairMemory();
   PairMemory(const PairMemory&) = delete;
   PairMemory& operator=(const PairMemory&) = delete;
 
-  /// Whether all ranks can make and reach such memory; alike on all of them.
+  /// Whether all ranks can make and reach such memory; alike on all of them. If not, it is for Pair alone.
   bool usable() const noexcept { return group_.pairs_usable; }
   /// Memory for this rank and rank `to`, 64-byte aligned, of any content. Throws system if there is none.
   std::byte* make(int to, std::size_t bytes);
@@ -42,6 +44,7 @@ class PairMemory {
     int to;
   };
   class Kept;
+  std::byte* of_all_pairs(int from, int to) const noexcept;
   const Group& group_;
   std::vector<Block> blocks_;
 };

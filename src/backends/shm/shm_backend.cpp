@@ -11,6 +11,7 @@
 #include "backends/shm/collectives/collectives.hpp"
 #include "backends/shm/exchange/exchanges.hpp"
 #include "backends/shm/messages.hpp"
+#include "backends/shm/pair_memory.hpp"
 #include "backends/shm/roll_call.hpp"
 #include "store/launcher_notice.hpp"
 #include "weft/backends/op_table.hpp"
@@ -25,8 +26,9 @@ class ShmBackend final : public Backend {
   ShmBackend(Group group, UnexpectedLimits limits)
       : group_(std::move(group)),
         collectives_(group_),
-        messages_(group_, limits),
-        exchanges_(group_),
+        pairs_(group_),
+        messages_(group_, pairs_, limits),
+        exchanges_(group_, pairs_),
         by_messages_(group_.context, *this, group_.rank),
         roll_(group_) {
     traits_ = group_.single_copy == SingleCopy::push ? shm_single_copy_traits() : *known_traits("shm");
@@ -72,6 +74,11 @@ class ShmBackend final : public Backend {
     if (group_.aborted()) return false;
     answer();
     exchanges_.find_rings();
+    messages_.find_pairs();
+    if (messages_.trouble() != nullptr) {
+      raise(group_, *messages_.trouble());
+      return false;
+    }
     look_for_cores();
     const OpState* call = collectives_.current();
     if (const std::vector<int> dead = dead_ranks(group_); !dead.empty()) {
@@ -126,6 +133,8 @@ class ShmBackend final : public Backend {
       return not_received(s);
     });
     if (is_message(s.op) && s.op != Op::send) story += messages_.not_received(s);
+    if (s.op == Op::recv && s.peer != any_source && messages_.cannot_reach(s.peer))
+      story += fmt::format("; rank {} cannot map the memory of rank {} now", group_.rank, s.peer);
     if (s.op == Op::send) {
       if (messages_.held_by(s.peer))
         story +=
@@ -256,6 +265,7 @@ class ShmBackend final : public Backend {
   const Group group_;
   Traits traits_;
   Collectives collectives_;
+  PairMemory pairs_;
   Messages messages_;
   Exchanges exchanges_;
   ExchangeByMessages by_messages_;  // where exchanges_ are not usable

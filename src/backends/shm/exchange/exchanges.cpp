@@ -23,7 +23,8 @@ constexpr std::int64_t kKernelAtOnce = std::int64_t{4} << 20;  // of one system 
 
 }  // namespace
 
-Exchanges::Exchanges(const Group& group) : group_(group), memory_(group), peer_memory_(group, kKernelAtOnce) {
+Exchanges::Exchanges(const Group& group, PairMemory& memory)
+    : group_(group), memory_(memory), peer_memory_(group, kKernelAtOnce) {
   static_assert(sizeof(std::uintptr_t) <= sizeof(OpState::scratch));
   const auto n = static_cast<std::size_t>(group.size);
   touched_.reserve(2 * n);
@@ -233,8 +234,7 @@ std::string Exchanges::story(const OpState& s, std::span<const int> late) const 
   if (late.empty()) {
     for (const In& in : f->ins)
       if (in.phase == Phase::queued && in.end->ring == nullptr && has_slot(*in.end))
-        return fmt::format("rank {} cannot map the memory of rank {} for exchanges now", group_.rank,
-                           in.end->rank);
+        return fmt::format("rank {} cannot map the memory of rank {} now", group_.rank, in.end->rank);
     return "every rank is there";
   }
   if (late.size() > 1) return fmt::format("{} have not done their part", name_ranks(late));

@@ -113,7 +113,8 @@ struct Flight {
 
 class Exchanges {
  public:
-  explicit Exchanges(const Group& group);
+  /// `memory`: of the pairs; it outlives this.
+  Exchanges(const Group& group, PairMemory& memory);
   /// Whether all ranks reach each other so; else exchanges are made of messages. Alike on all ranks.
   bool usable() const noexcept { return memory_.usable(); }
 
@@ -210,7 +211,7 @@ class Exchanges {
   void add_all(Flight& f);
 
   const Group& group_;
-  PairMemory memory_;
+  PairMemory& memory_;
   PeerMemory peer_memory_;
   std::array<std::vector<RingEnd>, 2> ends_;  // to, from
   std::vector<Flight*> active_;               // the oldest first
