@@ -40,10 +40,7 @@ template <class Receive, class Message, class SameTag = std::equal_to<>>
 class MessageMatcher {
  public:
   MessageMatcher(int size, UnexpectedLimits limits)
-      : limits_(limits), receives_(static_cast<std::size_t>(size)), queued_(static_cast<std::size_t>(size)) {
-    for (auto& list : receives_) list.reserve(kReceives);
-    from_any_.reserve(kReceives);
-  }
+      : limits_(limits), receives_(static_cast<std::size_t>(size)), queued_(static_cast<std::size_t>(size)) {}
   ~MessageMatcher() {
     for (auto& entry : queues_)
       for (Node* n = entry.second.first; n != nullptr;) delete std::exchange(n, n->next);
@@ -105,8 +102,9 @@ class MessageMatcher {
   }
   /// Adds a receive for which there was no message, behind the others. `source` may be any_source.
   void post(int source, std::int32_t tag, Receive& receive) {
-    (source == any_source ? from_any_ : receives_[static_cast<std::size_t>(source)])
-        .push_back({tag, &receive, next_post_++});
+    auto& list = source == any_source ? from_any_ : receives_[static_cast<std::size_t>(source)];
+    if (list.capacity() == 0) list.reserve(kReceives);  // most ranks are never a source
+    list.push_back({tag, &receive, next_post_++});
   }
   /// Takes out the oldest receive for that source and tag, which may be one from any_source; null: there is
   /// none.

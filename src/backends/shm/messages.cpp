@@ -20,6 +20,12 @@ namespace {
 
 std::int64_t bytes_of(DType dtype, std::int64_t count) { return count * size_bytes(dtype); }
 
+// Lists of a peer have memory once there is a message: most ranks send to few others.
+void add(std::vector<OpState*>& list, OpState& s) {
+  if (list.capacity() == 0) list.reserve(kLargeMessages);
+  list.push_back(&s);
+}
+
 }  // namespace
 
 Messages::Messages(const Group& group, PairMemory& memory, UnexpectedLimits limits)
@@ -29,9 +35,6 @@ Messages::Messages(const Group& group, PairMemory& memory, UnexpectedLimits limi
       matcher_(group.size, limits),
       peer_memory_(group) {
   static_assert(sizeof(State) <= sizeof(OpState::scratch));
-  for (Peer& p : peers_) {
-    for (auto* list : {&p.unposted, &p.outstanding, &p.streams}) list->reserve(kLargeMessages);
-  }
   waits_.reserve(kLargeMessages);
 }
 
@@ -121,7 +124,7 @@ void Messages::post(OpState& s) {
   State& st = state(s);
   if (s.op == Op::send) {
     st = {Phase::queued, 0, 0, bytes_of(s.dtype, s.in_count), {}, 0, 0};
-    peer(s.peer).unposted.push_back(&s);
+    add(peer(s.peer).unposted, s);
     flush(s.peer);
     return;
   }
@@ -177,7 +180,7 @@ bool Messages::flush(int dst) {
         st.place = {Buffer::foreign, 0, 0};
       envelope.place = st.place;
       st.phase = Phase::posted;
-      peer.outstanding.push_back(&s);
+      add(peer.outstanding, s);
     }
     envelope.tag = s.tag;
     envelope.dtype = s.dtype;
@@ -217,7 +220,7 @@ void Messages::match(OpState& recv, const UnexpectedMessage& head, const std::by
   Peer& peer = this->peer(recv.peer);
   group_.map_news(recv.peer);  // so that the next one may be read where it lies
   if (st.place.kind == Buffer::foreign) {
-    peer.streams.push_back(&recv);
+    add(peer.streams, recv);
   } else {
     ++peer.read;
   }

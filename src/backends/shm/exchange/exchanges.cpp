@@ -28,10 +28,7 @@ Exchanges::Exchanges(const Group& group, PairMemory& memory)
   static_assert(sizeof(std::uintptr_t) <= sizeof(OpState::scratch));
   const auto n = static_cast<std::size_t>(group.size);
   touched_.reserve(2 * n);
-  for (std::vector<RingEnd>& ends : ends_) {
-    ends.resize(n);
-    for (std::size_t r = 0; r < n; ++r) ends[r].rank = static_cast<int>(r);
-  }
+  for (auto& ends : ends_) ends.resize(n);
 }
 
 std::unique_ptr<PlannedExchange> Exchanges::plan(const ExchangePlan& plan) const {

@@ -129,7 +129,7 @@ class Exchanges {
   std::string story(const OpState& s, std::span<const int> late) const;
 
   /// For tests: how many sends went to a rank so far, by Holds.
-  std::array<std::uint64_t, 3> sent_to(int rank) const noexcept { return to(rank).sent; }
+  std::array<std::uint64_t, 3> sent_to(int rank) { return to(rank).sent; }
 
  private:
   using Phase = Flight::Phase;
@@ -143,9 +143,14 @@ class Exchanges {
   static const Flight* flight_of(const OpState& s) noexcept {
     return *reinterpret_cast<const Flight* const*>(s.scratch.data());
   }
-  RingEnd& to(int rank) noexcept { return ends_[0][static_cast<std::size_t>(rank)]; }
-  const RingEnd& to(int rank) const noexcept { return ends_[0][static_cast<std::size_t>(rank)]; }
-  RingEnd& from(int rank) noexcept { return ends_[1][static_cast<std::size_t>(rank)]; }
+  RingEnd& to(int rank) { return end(0, rank); }
+  RingEnd& from(int rank) { return end(1, rank); }
+  RingEnd& end(std::size_t side, int rank) {
+    std::unique_ptr<RingEnd>& end = ends_[side][static_cast<std::size_t>(rank)];
+    if (end == nullptr) [[unlikely]]
+      end.reset(new RingEnd{.rank = rank});
+    return *end;
+  }
   static const std::byte* sent_from(const Flight& f, std::size_t field) noexcept {
     return static_cast<const std::byte*>(f.fields[field].in);
   }
@@ -213,8 +218,8 @@ class Exchanges {
   const Group& group_;
   PairMemory& memory_;
   PeerMemory peer_memory_;
-  std::array<std::vector<RingEnd>, 2> ends_;  // to, from
-  std::vector<Flight*> active_;               // the oldest first
+  std::array<std::vector<std::unique_ptr<RingEnd>>, 2> ends_;  // to, from; null: no exchange with that rank
+  std::vector<Flight*> active_;                                // the oldest first
   std::vector<RingEnd*> touched_;
   std::uint64_t boxes_ids_ = 0;
 };

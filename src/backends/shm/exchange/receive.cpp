@@ -91,8 +91,10 @@ bool Exchanges::find_ring(RingEnd& end) {
 }
 
 void Exchanges::find_rings() noexcept {
-  for (RingEnd& end : ends_[1]) try {
-      if (end.ring == nullptr && end.rank != group_.rank) find_ring(end);
+  for (int r = 0; r < group_.size; ++r) try {
+      const RingEnd* const known = ends_[1][static_cast<std::size_t>(r)].get();
+      if (r == group_.rank || (known != nullptr && known->ring != nullptr)) continue;
+      if (group_.control.ring(r, group_.rank).load(std::memory_order_seq_cst) != 0) find_ring(from(r));
     } catch (...) {  // the exchange with that rank reports it
     }
 }
