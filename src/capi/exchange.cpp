@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kPlanFirstBytes = 56;
 static_assert(sizeof(weft_exchange_plan) == kPlanFirstBytes);
-static_assert(sizeof(weft_exchange_box) == 32);  // have no struct_size: they stay as they are
+static_assert(sizeof(weft_exchange_box) == 40);  // have no struct_size: they stay as they are
 static_assert(sizeof(weft_exchange_part) == 16);
 static_assert(static_cast<int>(ExchangePlan::Kind::copy) == WEFT_EXCHANGE_COPY);
 static_assert(static_cast<int>(ExchangePlan::Kind::add) == WEFT_EXCHANGE_ADD);
@@ -25,11 +25,18 @@ weft::ExchangeBox box_of(const char* function, const weft_exchange_box& box, con
     capi::refuse(
         ErrorCode::bad_argument, function,
         fmt::format("{}.dim_count is {}; expected 0 to {}", which, box.dim_count, weft::Dims::kMaxDims));
-  weft::ExchangeBox to{box.field, box.offset, {}, {}};
+  weft::ExchangeBox to{box.field, box.offset, {}, {}, {}};
   if (box.dim_count > 0) capi::given(function, box.counts, (which + ".counts").c_str());
   for (int d = 0; d < box.dim_count; ++d) to.counts.push_back(box.counts[d]);
   if (box.strides == nullptr) to.strides = weft::row_major(to.counts);
   for (int d = 0; d < box.dim_count && box.strides != nullptr; ++d) to.strides.push_back(box.strides[d]);
+  if (box.indices != nullptr) {
+    if (box.dim_count == 0 || box.counts[0] < 0)
+      capi::refuse(ErrorCode::bad_argument, function,
+                   fmt::format("{} has indices, and counts {}; expected a number of them, 0 or more", which,
+                               weft::to_string(to.counts)));
+    to.indices.assign(box.indices, box.indices + box.counts[0]);
+  }
   return to;
 }
 
@@ -84,8 +91,16 @@ std::vector<Reach> reach_of(const ExchangePlan& plan, const std::vector<weft::Ex
     for (const weft::ExchangeBox& b : part.boxes) {
       if (b.counts.count() == 0) continue;
       Reach box{b.offset, b.offset + 1};
-      for (int d = 0; d < b.counts.rank(); ++d)
-        (b.strides[d] < 0 ? box.low : box.high) += (b.counts[d] - 1) * b.strides[d];
+      for (int d = 0; d < b.counts.rank(); ++d) {
+        std::int64_t first = 0, last = b.counts[d] - 1;
+        if (d == 0 && !b.indices.empty()) {
+          const auto [least, most] = std::minmax_element(b.indices.begin(), b.indices.end());
+          first = *least;
+          last = *most;
+        }
+        box.low += std::min(first * b.strides[d], last * b.strides[d]);
+        box.high += std::max(first * b.strides[d], last * b.strides[d]);
+      }
       Reach& all = reach[static_cast<std::size_t>(b.field)];
       all = all.low == all.high ? box : Reach{std::min(all.low, box.low), std::max(all.high, box.high)};
     }

@@ -47,7 +47,10 @@ void each_element(const ExchangeBox& b, const See& see) {
   std::vector<std::int64_t> index(static_cast<std::size_t>(b.counts.rank()));
   for (;;) {
     std::int64_t at = b.offset;
-    for (int d = 0; d < b.counts.rank(); ++d) at += index[static_cast<std::size_t>(d)] * b.strides[d];
+    for (int d = 0; d < b.counts.rank(); ++d) {
+      const auto i = index[static_cast<std::size_t>(d)];
+      at += (d == 0 && !b.indices.empty() ? b.indices[static_cast<std::size_t>(i)] : i) * b.strides[d];
+    }
     see(at);
     int d = b.counts.rank() - 1;
     for (; d >= 0; --d) {
@@ -61,7 +64,7 @@ void each_element(const ExchangeBox& b, const See& see) {
 
 // The plans of all ranks; drawn alike by all of them.
 struct Job {
-  static constexpr std::int64_t kRoom = 12'000;  // elements of a field
+  static constexpr std::int64_t kRoom = 30'000;  // elements of a field
   int ranks;
   std::vector<ExchangePlan> plans;  // of each rank
 
@@ -91,10 +94,11 @@ struct Job {
           const std::int64_t rank = below(4);
           const bool large = below(12) == 0;
           for (std::int64_t d = 0; d < rank; ++d) counts.push_back(large ? 1 + below(20) : below(6));
+          const bool adds = kind == ExchangePlan::Kind::add;
           sends.boxes.push_back(place(
-              counts, f, [&](std::int64_t span) { return below(kRoom - span + 1); }, below));
+              counts, f, true, [&](std::int64_t span) { return below(kRoom - span + 1); }, below));
           receives.boxes.push_back(place(
-              counts, f,
+              counts, f, adds,
               [&](std::int64_t span) {
                 std::int64_t& at = next[static_cast<std::size_t>(q)][static_cast<std::size_t>(f)];
                 if (kind == ExchangePlan::Kind::add && below(2) == 0)
@@ -110,10 +114,11 @@ struct Job {
     for (ExchangePlan& plan : plans) std::shuffle(plan.receives.begin(), plan.receives.end(), random);
   }
 
-  // A box of these counts with gaps, some dimensions backwards, in a span of elements that begins where
-  // `begin` says.
+  // A box of these counts with gaps, some dimensions backwards, some with indices, in a span of elements that
+  // begins where `begin` says. `repeats`: an index may be there several times.
   template <class Begin, class Below>
-  static ExchangeBox place(const Shape& counts, int field, const Begin& begin, const Below& below) {
+  static ExchangeBox place(const Shape& counts, int field, bool repeats, const Begin& begin,
+                           const Below& below) {
     ExchangeBox b{field, 0, counts, {}};
     std::vector<std::int64_t> strides(static_cast<std::size_t>(counts.rank()));
     std::int64_t step = 1 + below(2), span = 1;
@@ -123,10 +128,23 @@ struct Job {
       step *= std::max<std::int64_t>(counts[d], 1);
       if (below(4) == 0) step += 1;
     }
+    const bool listed = counts.rank() > 0 && counts.count() > 0 && below(2) == 0;
+    if (listed) {  // numbers up to twice as many as needed, in a random order
+      const std::int64_t most = counts[0] + (span < 1000 ? below(counts[0] + 1) : 0);
+      span += (most - counts[0]) * strides[0];
+      std::vector<std::int64_t> all(static_cast<std::size_t>(most));
+      std::iota(all.begin(), all.end(), 0);
+      for (std::int64_t i = 0; i < counts[0]; ++i)
+        std::swap(all[static_cast<std::size_t>(i)], all[static_cast<std::size_t>(i + below(most - i))]);
+      all.resize(static_cast<std::size_t>(counts[0]));
+      if (repeats && below(2) == 0) all.back() = all.front();
+      if (below(8) == 0) std::sort(all.begin(), all.end());
+      b.indices = all;
+    }
     b.offset = begin(span);
     for (int d = 0; d < counts.rank(); ++d) {
       const std::int64_t s = strides[static_cast<std::size_t>(d)];
-      const bool back = below(4) == 0;
+      const bool back = below(4) == 0 && !(listed && d == 0);
       if (back) b.offset += std::max<std::int64_t>(counts[d] - 1, 0) * s;
       b.strides.push_back(back ? -s : s);
     }
@@ -652,17 +670,141 @@ TEST_P(Exchanges, WhatIsRefused) {
   });
 }
 
-TEST(BoxesOfIndices, AreRunsOfOneStep) {
-  const auto indices_of = [](const std::vector<ExchangeBox>& boxes) {
-    std::vector<std::int64_t> all;
-    for (const ExchangeBox& b : boxes) each_element(b, [&](std::int64_t at) { all.push_back(at); });
-    return all;
-  };
+// The rows of a mesh's partition: each rank sends rows of an array (nodes, 3), and a number of each of them,
+// by its own numbers, which the other ranks have as their ghosts, in one piece behind their own.
+TEST_P(Exchanges, CarryTheNodesOfAPartition) {
+  constexpr std::int64_t kShared = 5000, kNodes = 20000, kParts = 3;
+  run(3, [&](Rank& r) {
+    const int next = (r.rank + 1) % r.size, last = (r.rank + r.size - 1) % r.size;
+    if (next == r.rank) return;
+    std::vector<std::int64_t> nodes;
+    for (std::int64_t i = 0; i < kShared; ++i) nodes.push_back((i * 7919 + r.rank * 31) % kNodes);
+    ExchangePlan plan;
+    plan.fields = {DType::f64, DType::i32};
+    plan.sends = {{next, {{0, 0, {kShared, kParts}, {kParts, 1}, nodes}, {1, 0, {kShared}, {1}, nodes}}}};
+    plan.receives = {
+        {last, {{0, kNodes * kParts, {kShared, kParts}, {kParts, 1}}, {1, kNodes, {kShared}, {1}}}}};
+    PersistentExchange x = r.group().make_exchange(plan);
+    std::vector<double> points(static_cast<std::size_t>((kNodes + kShared) * kParts), -1);
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(kNodes + kShared), -1);
+    for (int round = 0; round < 3; ++round) {
+      const auto point = [&](int rank, std::int64_t i) {
+        return static_cast<double>(rank * 100'000 + i + round);
+      };
+      for (std::int64_t i = 0; i < kNodes * kParts; ++i)
+        points[static_cast<std::size_t>(i)] = point(r.rank, i);
+      for (std::int64_t i = 0; i < kNodes; ++i)
+        ids[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(point(r.rank, i));
+      const std::array<ExchangeField, 2> fields = {
+          {{points.data(), points.data()}, {ids.data(), ids.data()}}};
+      x.start(fields).wait();
+      for (std::int64_t i = 0; i < kShared; ++i) {
+        const std::int64_t node = (i * 7919 + last * 31) % kNodes;
+        for (std::int64_t c = 0; c < kParts; ++c)
+          ASSERT_EQ(points[static_cast<std::size_t>((kNodes + i) * kParts + c)],
+                    point(last, node * kParts + c));
+        ASSERT_EQ(ids[static_cast<std::size_t>(kNodes + i)], static_cast<std::int32_t>(point(last, node)));
+      }
+    }
+    // The adjoint: what the ghosts have is added to the nodes.
+    ExchangePlan back;
+    back.kind = ExchangePlan::Kind::add;
+    back.fields = {DType::f64};
+    back.sends = {{last, {plan.receives[0].boxes[0]}}};
+    back.receives = {{next, {plan.sends[0].boxes[0]}}};
+    const std::vector<double> before = points;
+    r.group().exchange(back, std::array<ExchangeField, 1>{{{points.data(), points.data()}}}).wait();
+    for (std::int64_t i = 0; i < kShared; ++i)
+      for (std::int64_t c = 0; c < kParts; ++c) {
+        const auto at = static_cast<std::size_t>(nodes[static_cast<std::size_t>(i)] * kParts + c);
+        ASSERT_EQ(points[at], 2 * before[at]);
+      }
+  });
+}
+
+TEST(ExchangeIndices, AreChecked) {
+  run_ranks(Ranks::threads, 1, [](Rank& r) {
+    std::vector<float> in(100), out(100);
+    const ExchangeField field{in.data(), out.data()}, in_place{in.data(), in.data()};
+    const auto plan_of = [](ExchangeBox from, ExchangeBox to, ExchangePlan::Kind kind) {
+      ExchangePlan plan;
+      plan.kind = kind;
+      plan.fields = {DType::f32};
+      plan.sends = {{0, {std::move(from)}}};
+      plan.receives = {{0, {std::move(to)}}};
+      return plan;
+    };
+    const auto refused = [&](const ExchangeBox& from, const ExchangeBox& to, const std::string& text,
+                             const ExchangeField& on, ExchangePlan::Kind kind = ExchangePlan::Kind::copy) {
+      const Error e = error_of([&] { r.group().exchange(plan_of(from, to, kind), {&on, 1}).wait(); });
+      EXPECT_EQ(e.code(), ErrorCode::bad_argument);
+      EXPECT_THAT(e.what(), HasSubstr("exchange: " + text));
+    };
+    const auto taken = [&](const ExchangeBox& from, const ExchangeBox& to, const ExchangeField& on,
+                           ExchangePlan::Kind kind = ExchangePlan::Kind::copy) {
+      r.group().exchange(plan_of(from, to, kind), {&on, 1}).wait();
+    };
+    const ExchangeBox two{0, 0, {2}, {1}}, ends{0, 0, {2}, {1}, {9, 2}};
+    refused(
+        {0, 0, {3}, {1}, {9, 2}}, two,
+        "box 0 of what is sent to rank 0: it has 2 indices for counts (3); expected as many as the first of "
+        "these",
+        field);
+    refused({0, 0, {}, {}, {9}}, two, "box 0 of what is sent to rank 0: it has 1 indices for counts ()",
+            field);
+    refused(two, {0, 0, {2}, {1}, {4, -1}},
+            "box 0 of what is received from rank 0: indices[1] is -1; expected 0 or more", field);
+    refused(
+        two, {0, 0, {2}, {1}, {4, 4}},
+        "box 0 of what is received from rank 0: its indices name element 4 of the field twice; expected each "
+        "once",
+        field);
+    refused({0, 0, {2, 2}, {2, 1}}, {0, 5, {2, 2}, {1, 1}, {8, 7}},
+            "box 0 of what is received from rank 0: its indices name element 13 of the field twice", field);
+    refused(
+        {0, 0, {2}, {1}, {0, std::int64_t{1} << 60}}, two,
+        "box 0 of what is sent to rank 0: counts (2) with strides (1) from offset 0 and its indices reach "
+        "farther than 2^56 bytes",
+        field);
+    refused({0, 0, {2}, {std::int64_t{1} << 40}, {0, std::int64_t{1} << 40}}, two,
+            "box 0 of what is sent to rank 0: counts", field);
+    taken({0, 0, {2}, {1}, {4, 4}}, two, field);
+    taken(two, {0, 0, {2}, {1}, {4, 4}}, field, ExchangePlan::Kind::add);
+    // In one memory: what is written is not sent, too, unless it stays where it is.
+    const char* const overlap =
+        "a box of out of field 0 that is received and a box of in of field 0 that is sent overlap; expected "
+        "apart";
+    refused(ends, {0, 0, {2}, {1}, {2, 30}}, overlap, in_place);
+    refused(ends, {0, 8, {2}, {1}}, overlap, in_place);
+    refused(ends, {0, 1, {2}, {8}}, overlap, in_place);
+    refused({0, 8, {2}, {1}}, {0, 0, {2}, {1}, {2, 9}}, overlap, in_place);
+    taken(ends, ends, in_place);
+    taken(ends, {0, 3, {2}, {4}}, in_place);
+    taken(ends, {0, 0, {2}, {1}, {8, 3}}, in_place);
+    refused(ends, ends, overlap, in_place, ExchangePlan::Kind::add);
+    ExchangePlan several = plan_of(two, two, ExchangePlan::Kind::copy);
+    several.sends[0].boxes.push_back(two);
+    several.receives[0].boxes = {{0, 0, {2}, {1}, {9, 2}}, {0, 0, {2}, {1}, {4, 9}}};
+    EXPECT_THAT(
+        error_of([&] {
+          r.group().exchange(several, {&field, 1}).wait();
+        }).what(),
+        HasSubstr("exchange: a box of out of field 0 that is received and a box of out of field 0 that is "
+                  "received overlap"));
+  });
+}
+
+TEST(BoxesOfIndices, AreOneBox) {
   const std::vector<std::vector<std::int64_t>> lists{
       {}, {5}, {5, 6}, {5, 4, 3, 2}, {0, 3, 6, 9, 10, 11, 12}, {7, 1, 2, 3, 9, 9, 9}, {1, 100, 3, 2, 50}};
-  for (const auto& list : lists) EXPECT_EQ(indices_of(boxes_of(2, list)), list);
-  EXPECT_EQ(boxes_of(0, lists[4]).size(), 2U);
-  EXPECT_EQ(boxes_of(0, lists[3]).size(), 1U);
+  for (const auto& list : lists) {
+    const std::vector<ExchangeBox> boxes = boxes_of(2, list);
+    ASSERT_EQ(boxes.size(), 1U);
+    EXPECT_EQ(boxes[0].field, 2);
+    std::vector<std::int64_t> all;
+    each_element(boxes[0], [&](std::int64_t at) { all.push_back(at); });
+    EXPECT_EQ(all, list);
+  }
 }
 
 }  // namespace

@@ -113,12 +113,19 @@ TEST_F(Plugins, OneOfAnOlderMinorIsLoaded) {
   backend->answer();
   EXPECT_EQ(backend->gone(), std::vector<int>{7});  // of that version, so it is called
   // Its traits are those of this weft's shm, but it knows none of the later operations.
-  for (const Op op : {Op::scan, Op::exscan, Op::wait_message}) {
+  for (const Op op : {Op::scan, Op::exscan, Op::wait_message, Op::exchange}) {
     EXPECT_FALSE(backend->traits().has(op)) << name(op);
     EXPECT_FALSE(backend_traits(context, "older_minor").has(op)) << name(op);
   }
   EXPECT_TRUE(backend->traits().has(Op::recv));
   EXPECT_EQ(backend->probe(0, 0), std::nullopt);
+}
+
+// One that was built before boxes had indices: its exchange, which would not see them, is not called.
+TEST_F(Plugins, OneOfTheMinorBeforeIndicesHasNoExchangeOfItsOwn) {
+  EXPECT_FALSE(load_backend(context, "minor_five")(alone())->traits().has(Op::exchange));
+  EXPECT_FALSE(backend_traits(context, "minor_five").has(Op::exchange));
+  EXPECT_TRUE(backend_traits(context, "minor_five").has(Op::wait_message));
 }
 
 // One that was built before there were scans: its functions are called, and scans are composed over it.

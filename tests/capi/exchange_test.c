@@ -17,8 +17,9 @@ static weft_group* join_over(rank_args* a, const char* backend) {
 /* Each rank sends column 3 of `cells`, and the last two of `more`, to the next one of the ring, where they
  * become column 0, and the first two. */
 static const int64_t column[] = {ROWS, 1}, along[] = {COLUMNS, 1}, two[] = {2};
-static const weft_exchange_box ring_sent[] = {{0, 2, 3, column, along}, {1, 1, MORE - 2, two, NULL}},
-                               ring_received[] = {{0, 2, 0, column, along}, {1, 1, 0, two, NULL}};
+static const weft_exchange_box ring_sent[] = {{0, 2, 3, column, along, NULL},
+                                              {1, 1, MORE - 2, two, NULL, NULL}},
+                               ring_received[] = {{0, 2, 0, column, along, NULL}, {1, 1, 0, two, NULL, NULL}};
 static const weft_dtype ring_fields[] = {WEFT_F64, WEFT_I32};
 typedef struct ring_plan {
   weft_exchange_part to, from;
@@ -107,7 +108,7 @@ static void ring(rank_args* a) {
 static void sums(rank_args* a) {
   weft_group* group = join_over(a, backend);
   const int64_t one[] = {1};
-  const weft_exchange_box sent = {0, 1, 1, one, NULL}, received = {0, 1, 0, one, NULL};
+  const weft_exchange_box sent = {0, 1, 1, one, NULL, NULL}, received = {0, 1, 0, one, NULL, NULL};
   const weft_exchange_part to = {0, 1, &sent};
   weft_exchange_part from[MAX_RANKS];
   for (int r = 0; r < a->size; ++r) from[r] = (weft_exchange_part){r, 1, &received};
@@ -131,7 +132,7 @@ static void sums(rank_args* a) {
 static void other_counts(rank_args* a) {
   weft_group* group = join_over(a, backend);
   const int64_t counts[] = {a->rank == 0 ? 2 : 3};
-  const weft_exchange_box box = {0, 1, 0, counts, NULL};
+  const weft_exchange_box box = {0, 1, 0, counts, NULL, NULL};
   const weft_exchange_part part = {1 - a->rank, 1, &box};
   weft_exchange_plan plan = WEFT_EXCHANGE_PLAN_INIT;
   const weft_dtype f32_only = WEFT_F32;
@@ -150,6 +151,43 @@ static void other_counts(rank_args* a) {
   if (a->rank == 1) {
     CHECK(status == WEFT_MISMATCH);
     CHECK(strstr(got.text, "rank 0") != NULL && strstr(got.text, "rank 1") != NULL);
+  }
+  weft_group_destroy(group);
+}
+
+/* Rows of an array (nodes, 3) by their numbers, to ghosts behind the nodes, and back, added; on the way back
+ * one node gets two of them. */
+static void nodes(rank_args* a) {
+  enum { NODES = 10, GHOSTS = 4 };
+  weft_group* group = join_over(a, backend);
+  const int next = (a->rank + 1) % a->size, last = (a->rank + a->size - 1) % a->size;
+  const int64_t rows[] = {GHOSTS, 3}, shared[] = {7, 2, 9, 3}, back_to[] = {7, 2, 9, 7};
+  const weft_exchange_box of_nodes = {0, 2, 0, rows, NULL, shared},
+                          ghosts = {0, 2, NODES * 3, rows, NULL, NULL},
+                          to_nodes = {0, 2, 0, rows, NULL, back_to};
+  weft_exchange_part to = {next, 1, &of_nodes}, from = {last, 1, &ghosts};
+  const weft_dtype dtype = WEFT_F32;
+  weft_exchange_plan plan = WEFT_EXCHANGE_PLAN_INIT;
+  plan.fields = &dtype;
+  plan.field_count = 1;
+  plan.sends = &to;
+  plan.receives = &from;
+  plan.send_count = plan.receive_count = 1;
+  float x[(NODES + GHOSTS) * 3];
+  for (int i = 0; i < NODES * 3; ++i) x[i] = (float)(100 * a->rank + i);
+  const weft_buffer field = f32(x, LENGTH(x));
+  OK(weft_group_exchange(group, &plan, &field, &field, 1, NULL, NULL, &error));
+  for (int i = 0; i < GHOSTS * 3; ++i)
+    CHECK(x[NODES * 3 + i] == (float)(100 * last + (int)shared[i / 3] * 3 + i % 3));
+  plan.kind = WEFT_EXCHANGE_ADD;
+  to = (weft_exchange_part){last, 1, &ghosts};
+  from = (weft_exchange_part){next, 1, &to_nodes};
+  OK(weft_group_exchange(group, &plan, &field, &field, 1, NULL, NULL, &error));
+  for (int i = 0; i < NODES * 3; ++i) {
+    float expected = (float)(100 * a->rank + i);
+    for (int g = 0; g < GHOSTS; ++g)
+      if (back_to[g] == i / 3) expected += (float)(100 * a->rank + (int)shared[g] * 3 + i % 3);
+    CHECK(x[i] == expected);
   }
   weft_group_destroy(group);
 }
@@ -185,6 +223,7 @@ static void over_each(void (*body)(rank_args*), int least, int most) {
 }
 static void test_ring(void) { over_each(ring, 1, 3); }
 static void test_sums(void) { over_each(sums, 1, 3); }
+static void test_nodes(void) { over_each(nodes, 1, 3); }
 static void test_other_counts(void) { over_each(other_counts, 2, 2); }
 static void test_ends(void) { over_each(ends, 1, 2); }
 
@@ -195,6 +234,7 @@ static void refused(rank_args* a) {
   enum { bad = WEFT_BAD_ARGUMENT };
   weft_group* group = join_over(a, "shm");
   weft_persistent_exchange* x = NULL;
+  const int64_t back[] = {-1}, twice[] = {1, 1}, far_off[] = {0, MORE};
   ring_plan r;
   const weft_exchange_plan good = *in_ring(&r, 0, 1);
 #define REFUSED(change, status, words)                                                     \
@@ -216,13 +256,29 @@ static void refused(rank_args* a) {
   const weft_exchange_part no_boxes = {0, 1, NULL}, less = {0, -1, NULL};
   REFUSED(plan.sends = &no_boxes, bad, MADE "sends[0].boxes is NULL");
   REFUSED(plan.sends = &less, bad, MADE "sends[0].box_count is -1; expected 0 or more");
-  const weft_exchange_box no_counts = {0, 1, 0, NULL, NULL}, wide = {0, 9, 0, two, NULL};
+  const weft_exchange_box no_counts = {0, 1, 0, NULL, NULL, NULL}, wide = {0, 9, 0, two, NULL, NULL};
   const weft_exchange_part without = {0, 1, &no_counts}, of_nine = {0, 1, &wide};
   REFUSED(plan.receives = &without, bad, MADE "receives[0].boxes[0].counts is NULL");
   REFUSED(plan.receives = &of_nine, bad, MADE "receives[0].boxes[0].dim_count is 9; expected 0 to 8");
+  const weft_exchange_box of_none = {1, 0, 0, NULL, NULL, two}, minus = {1, 1, 0, back, NULL, two};
+  const weft_exchange_part indexed = {0, 1, &of_none}, less_than_none = {0, 1, &minus};
+  REFUSED(plan.sends = &indexed, bad,
+          "weft_persistent_exchange_create: plan->sends[0].boxes[0] has indices, and counts (); expected a "
+          "number of "
+          "them, 0 or more");
+  REFUSED(plan.sends = &less_than_none, bad,
+          "weft_persistent_exchange_create: plan->sends[0].boxes[0] has indices, and counts (-1); expected a "
+          "number "
+          "of them, 0 or more");
   /* The library's own checks have the texts of C++. */
-  const weft_exchange_box beyond = {2, 1, 0, two, NULL};
+  const weft_exchange_box beyond = {2, 1, 0, two, NULL, NULL};
   const weft_exchange_part far = {0, 1, &beyond}, nobody = {1, 1, ring_sent};
+  const weft_exchange_box again = {1, 1, 0, two, NULL, twice};
+  const weft_exchange_part both = {0, 1, &again};
+  REFUSED(plan.receives = &both, bad,
+          "*exchange: box 0 of what is received from rank 0: its indices name element 1 of the field twice; "
+          "expected "
+          "each once");
   REFUSED(plan.sends = &far, bad, "*exchange: box 0 of what is sent to rank 0: field is 2; expected 0 to 1");
   REFUSED((plan.sends = &nobody, plan.name = "ghosts"), bad,
           "*ghosts: sends[0].peer is 1; expected 0 to 0 (group size 1)");
@@ -260,8 +316,7 @@ static void refused(rank_args* a) {
   weft_persistent_exchange_destroy(x);
   /* A box that begins before its field. */
   x = NULL;
-  const int64_t back[] = {-1};
-  const weft_exchange_box before = {1, 1, 0, two, back};
+  const weft_exchange_box before = {1, 1, 0, two, back, NULL};
   const weft_exchange_part sent = {0, 1, &before}, received = {0, 1, ring_received + 1};
   weft_exchange_plan plan = good;
   plan.sends = &sent;
@@ -269,14 +324,23 @@ static void refused(rank_args* a) {
   OK(weft_persistent_exchange_create(group, &plan, &x, &error));
   NOT_STARTED(m.fields, m.fields, 2, "in[1] has 4 elements; boxes of it that are sent reach from -1 to 0");
   weft_persistent_exchange_destroy(x);
+  /* An index beyond the field. */
+  x = NULL;
+  const weft_exchange_box behind = {1, 1, 0, two, NULL, far_off};
+  const weft_exchange_part sent_behind = {0, 1, &behind};
+  plan.sends = &sent_behind;
+  OK(weft_persistent_exchange_create(group, &plan, &x, &error));
+  NOT_STARTED(m.fields, m.fields, 2, "in[1] has 4 elements; boxes of it that are sent reach from 0 to 4");
+  weft_persistent_exchange_destroy(x);
   weft_group_destroy(group);
 }
 static void test_refused(void) { run_ranks(1, refused); }
 
 int main(int argc, char** argv) {
   static const named_test tests[] = {
-      {"ring", test_ring}, {"sums", test_sums},       {"other_counts", test_other_counts},
-      {"ends", test_ends}, {"refused", test_refused},
+      {"ring", test_ring},   {"sums", test_sums},
+      {"nodes", test_nodes}, {"other_counts", test_other_counts},
+      {"ends", test_ends},   {"refused", test_refused},
   };
   return run_tests(tests, LENGTH(tests), argc, argv);
 }

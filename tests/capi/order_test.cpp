@@ -181,7 +181,7 @@ class Rank {
   void begin_exchange(int rank) {
     const weft_buffer field = buffer(exchanged_);
     const std::int64_t one = 1;
-    const weft_exchange_box box{0, 1, 0, &one, nullptr};
+    const weft_exchange_box box{0, 1, 0, &one, nullptr, nullptr};
     const weft_exchange_part from{1 - rank, 1, &box};
     const weft_dtype dtype = WEFT_F32;
     weft_exchange_plan plan = WEFT_EXCHANGE_PLAN_INIT;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -58,13 +59,16 @@ TEST(CopyRuns, StepsBackwardsAndStaysInPlace) {
   }
 }
 
-// A box of a larger array: how many elements in each dimension, of how many.
+// A box of a larger array: how many elements in each dimension, of how many. Lists: places in the array, and
+// in the packed elements, of the indices of the first dimension; empty: as they are.
 struct BoxOf {
-  std::vector<std::int64_t> counts, extents;
+  std::vector<std::int64_t> counts, extents, list{}, packed_list{};
   std::int64_t offset_of(std::int64_t element, bool packed, std::int64_t size) const {
     std::int64_t offset = 0, step = size;
     for (std::size_t d = counts.size(); d-- > 0;) {
-      offset += element % counts[d] * step;
+      const auto index = static_cast<std::size_t>(element % counts[d]);
+      const auto& places = packed ? packed_list : list;
+      offset += (d == 0 && !places.empty() ? places[index] : static_cast<std::int64_t>(index)) * step;
       element /= counts[d];
       step *= packed ? counts[d] : extents[d];
     }
@@ -83,7 +87,11 @@ struct BoxOf {
       a *= extents[d], b *= counts[d];
     }
     Loops loops(static_cast<std::size_t>(size));
-    for (std::size_t d = 0; d < counts.size(); ++d)
+    const auto& in_list = packs ? list : packed_list;
+    const auto& out_list = packs ? packed_list : list;
+    loops.add_list(counts[0], in_list.empty() ? nullptr : in_list.data(), packs ? here[0] : packed[0],
+                   out_list.empty() ? nullptr : out_list.data(), packs ? packed[0] : here[0]);
+    for (std::size_t d = 1; d < counts.size(); ++d)
       loops.add(counts[d], packs ? here[d] : packed[d], packs ? packed[d] : here[d]);
     return loops;
   }
@@ -103,6 +111,13 @@ TEST(Loops, CopyABoxWholeAndInParts) {
       box.counts.push_back(up_to(6));
       box.extents.push_back(box.counts.back() + (random() % 2 == 0 ? 0 : up_to(3)));
       held *= box.extents.back();
+    }
+    for (auto* places : {&box.list, &box.packed_list}) {
+      if (random() % 2 == 0) continue;
+      places->resize(static_cast<std::size_t>(places == &box.list ? box.extents[0] : box.counts[0]));
+      std::iota(places->begin(), places->end(), 0);
+      std::shuffle(places->begin(), places->end(), random);
+      places->resize(static_cast<std::size_t>(box.counts[0]));
     }
     const std::int64_t size = std::int64_t{1} << (round % 5), n = box.elements();
     const bool packs = round % 2 == 0;

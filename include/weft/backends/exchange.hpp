@@ -16,15 +16,20 @@ namespace weft {
 /// A box of elements of a field: element (i, j, …) is `offset + i * strides[0] + j * strides[1] + …` elements
 /// from where the field begins. Strides may be negative; 0 in a dimension of one element, or of a box that is
 /// sent.
+///
+/// If there are `indices`, indices[i] stands in the place of i: counts[0] numbers, 0 or more, in any order.
+/// So the rows `indices` of an array (nodes, 3) are counts {n, 3} with strides {3, 1}, and its elements
+/// `indices` counts {n} with strides {1}. The other rank may give indices, too, or a box of the same counts
+/// without.
 struct ExchangeBox {
   int field = 0;
   std::int64_t offset = 0;
   Shape counts{};
   Strides strides{};
+  std::vector<std::int64_t> indices{};
 };
 
-/// Boxes of single elements and of runs with one stride, which have the elements `indices` of a field in this
-/// order.
+/// The elements `indices` of a field, in this order: one box.
 std::vector<ExchangeBox> boxes_of(int field, std::span<const std::int64_t> indices);
 
 /// The elements that one rank sends to this one, or gets from it: those of the boxes, one box after the
@@ -42,7 +47,7 @@ struct ExchangePlan {
     copy,  ///< an element that comes replaces the one that is there
     /// Elements that come are added to those that are there: first what rank 0 sent, then rank 1, …; of one
     /// rank in the order of its boxes. bf16 and f16 are added in f32 and rounded once, at the end; integers
-    /// wrap.
+    /// wrap. Indices may then name an element several times.
     add,
   };
   Kind kind = Kind::copy;

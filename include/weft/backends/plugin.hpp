@@ -23,12 +23,13 @@ namespace weft {
 /// refused. The minor number grows when something is added: a field at the end of BackendPlugin (5.4:
 /// linked_to), a virtual function with a default at the end of Backend (5.3: last_calls and probe; 5.5:
 /// plan_exchange), or an operation at the end of Op (5.2: scan and exscan; 5.3: wait_message, and with it
-/// recv from any_source; 5.5: exchange), which older plug-ins do not have in their Traits, so that it is
-/// composed over them, or unsupported. A plug-in that was built for an older minor is loaded; weft does not
-/// read the fields and does not call the functions that it lacks. One that was built for a newer minor is
-/// loaded, too, unless it needs a function of libweft that this one lacks.
+/// recv from any_source; 5.6: exchange, whose boxes may have indices; weft calls no exchange of a 5.5), which
+/// older plug-ins do not have in their Traits, so that it is composed over them, or unsupported. A plug-in
+/// that was built for an older minor is loaded; weft does not read the fields and does not call the functions
+/// that it lacks. One that was built for a newer minor is loaded, too, unless it needs a function of libweft
+/// that this one lacks.
 inline constexpr std::uint32_t kBackendAbi = 5;
-inline constexpr std::uint32_t kBackendAbiMinor = 5;
+inline constexpr std::uint32_t kBackendAbiMinor = 6;
 
 /// An address inside of the libweft whose functions the caller calls: a process may hold several.
 const void* linked_weft() noexcept;

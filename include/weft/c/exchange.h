@@ -12,13 +12,18 @@ extern "C" {
 
 /* A box of elements of a field: element (i, j, ...) is `offset + i * strides[0] + j * strides[1] + ...`
  * elements from where the field begins. Strides may be negative; 0 in a dimension of one element, or of a box
- * that is sent. NULL: the box is one piece, row-major. */
+ * that is sent. NULL: the strides of a row-major array of the box's counts.
+ *
+ * If there are `indices`, indices[i] stands in the place of i: counts[0] numbers, 0 or more, in any order.
+ * So the rows `indices` of an array (nodes, 3) are counts {n, 3}, and its elements `indices` counts {n}. The
+ * other rank may give indices, too, or a box of the same counts without. */
 typedef struct weft_exchange_box {
   int32_t field;
   int32_t dim_count; /* 0 to 8; 0: one element */
   int64_t offset;
   const int64_t* counts;  /* of elements, in each dimension */
   const int64_t* strides; /* may be NULL */
+  const int64_t* indices; /* may be NULL */
 } weft_exchange_box;
 
 /* The elements that one rank sends to this one, or gets from it: those of the boxes, one box after the other,
@@ -34,7 +39,7 @@ enum {
   WEFT_EXCHANGE_COPY = 0, /* an element that comes replaces the one that is there */
   /* Elements that come are added to those that are there: first what rank 0 sent, then rank 1, ...; of one
    * rank in the order of its boxes. bf16 and f16 are added in f32 and rounded once, at the end; integers
-   * wrap. */
+   * wrap. Indices may then name an element several times. */
   WEFT_EXCHANGE_ADD
 };
 

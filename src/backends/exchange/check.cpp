@@ -2,9 +2,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <tuple>
 
 #include "backends/exchange/program.hpp"
+#include "host/strided/loops.hpp"
 #include "host/strided/overlap.hpp"
 #include "reduce/strided_sums.hpp"
 #include "weft/base/error.hpp"
@@ -14,6 +16,18 @@ namespace weft {
 namespace {
 
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 56;  // from where a field begins
+
+// Calls see(offset, bytes) for each run of a box with indices, from where its field begins, in order.
+template <class See>
+void each_run(const ExchangeBox& b, std::int64_t element, const See& see) {
+  const Strides packed = row_major(b.counts);
+  Loops loops(static_cast<std::size_t>(element));
+  loops.add_list(b.counts[0], b.indices.data(), b.strides[0] * element, nullptr, packed[0] * element);
+  for (int d = 1; d < b.counts.rank(); ++d)
+    loops.add(b.counts[d], b.strides[d] * element, packed[d] * element);
+  loops.each_run(
+      [&](std::int64_t at, std::int64_t, std::int64_t bytes) { see(b.offset * element + at, bytes); });
+}
 
 struct Checker {
   const ExchangePlan& plan;
@@ -55,20 +69,61 @@ struct Checker {
       if (b.counts[d] < 0) bad(fmt::format("counts is {}; expected no negative count", to_string(b.counts)));
       empty |= b.counts[d] == 0;
     }
+    if (!b.indices.empty()) indices(b, bad);
     if (empty) return;
-    for (int d = 0; d < b.counts.rank(); ++d) {
+    const auto reach = [&](std::int64_t i, std::int64_t stride) {
       std::int64_t far = 0;
-      fits &= !__builtin_mul_overflow(b.counts[d] - 1, b.strides[d], &far);
-      fits &= !__builtin_add_overflow(far < 0 ? low : high, far, far < 0 ? &low : &high);
+      fits &= !__builtin_mul_overflow(i, stride, &far);
+      return far;
+    };
+    for (int d = 0; d < b.counts.rank(); ++d) {
+      std::int64_t first = 0, last = b.counts[d] - 1;
+      if (d == 0 && !b.indices.empty()) {
+        const auto [least, most] = std::minmax_element(b.indices.begin(), b.indices.end());
+        first = *least;
+        last = *most;
+      }
+      first = reach(first, b.strides[d]);
+      last = reach(last, b.strides[d]);
+      fits &= !__builtin_add_overflow(low, std::min(first, last), &low);
+      fits &= !__builtin_add_overflow(high, std::max(first, last), &high);
       fits &= !__builtin_mul_overflow(count, b.counts[d], &count);
     }
     if (!fits || count > kMostBytes / element || low < -kMostBytes / element || high >= kMostBytes / element)
-      bad(fmt::format("counts {} with strides {} from offset {} reach farther than 2^56 bytes",
-                      to_string(b.counts), to_string(b.strides), b.offset));
+      bad(fmt::format("counts {} with strides {} from offset {}{} reach farther than 2^56 bytes",
+                      to_string(b.counts), to_string(b.strides), b.offset,
+                      b.indices.empty() ? "" : " and its indices"));
+    if (!b.indices.empty()) {
+      if (written && plan.kind == ExchangePlan::Kind::copy)
+        if (const std::optional<std::int64_t> twice = element_twice(b))
+          bad(fmt::format("its indices name element {} of the field twice; expected each once", *twice));
+      return;
+    }
     if (written && overlaps_itself(ConstTensorView{
                        nullptr, plan.fields[static_cast<std::size_t>(b.field)], {}, b.counts, b.strides}))
       bad(fmt::format("strides {} of {}: elements share memory; expected each in a place of its own",
                       to_string(b.strides), to_string(b.counts)));
+  }
+
+  template <class Bad>
+  static void indices(const ExchangeBox& b, const Bad& bad) {
+    if (b.counts.rank() == 0 || b.counts[0] != static_cast<std::int64_t>(b.indices.size()))
+      bad(fmt::format("it has {} indices for counts {}; expected as many as the first of these",
+                      b.indices.size(), to_string(b.counts)));
+    for (std::size_t i = 0; i < b.indices.size(); ++i)
+      if (b.indices[i] < 0) bad(fmt::format("indices[{}] is {}; expected 0 or more", i, b.indices[i]));
+  }
+
+  // An element of the field that a box with indices has twice.
+  static std::optional<std::int64_t> element_twice(const ExchangeBox& b) {
+    std::vector<std::int64_t> all;
+    all.reserve(static_cast<std::size_t>(b.counts.count()));
+    each_run(b, 1, [&](std::int64_t at, std::int64_t count) {
+      for (std::int64_t i = 0; i < count; ++i) all.push_back(at + i);
+    });
+    std::sort(all.begin(), all.end());
+    const auto twice = std::adjacent_find(all.begin(), all.end());
+    return twice == all.end() ? std::nullopt : std::optional(*twice);
   }
 
   void parts(const std::vector<ExchangePart>& list, const char* which, const char* direction,
@@ -105,6 +160,10 @@ struct Checker {
   }
 };
 
+struct Run {
+  const std::byte *low, *high;
+};
+
 // A box of a field in memory.
 struct Placed {
   ConstTensorView view;
@@ -113,6 +172,9 @@ struct Placed {
   bool written;
   // The number of the box among those that a rank sends to itself; -1: it is not one of them.
   int pair;
+  const ExchangeBox* box;
+  std::vector<Run> runs;  // of one with indices, sorted; runs that touch are one
+  bool listed() const { return !runs.empty(); }
 };
 
 Placed placed(const ExchangePlan& plan, const ExchangeBox& b, const ExchangeField* fields, bool written,
@@ -121,9 +183,55 @@ Placed placed(const ExchangePlan& plan, const ExchangeBox& b, const ExchangeFiel
   const DType dtype = plan.fields[field];
   const auto* const data = static_cast<const std::byte*>(written ? fields[field].out : fields[field].in) +
                            b.offset * size_bytes(dtype);
-  Placed p{{data, dtype, {}, b.counts, b.strides}, nullptr, nullptr, field, written, pair};
-  std::tie(p.low, p.high) = span_of(p.view);
+  Placed p{{data, dtype, {}, b.counts, b.strides}, nullptr, nullptr, field, written, pair, &b, {}};
+  if (b.indices.empty()) {
+    std::tie(p.low, p.high) = span_of(p.view);
+    return p;
+  }
+  const auto* const begin = data - b.offset * size_bytes(dtype);
+  each_run(b, size_bytes(dtype), [&](std::int64_t at, std::int64_t bytes) {
+    p.runs.push_back({begin + at, begin + at + bytes});
+  });
+  std::sort(p.runs.begin(), p.runs.end(), [](const Run& x, const Run& y) { return x.low < y.low; });
+  std::size_t last = 0;
+  for (const Run& r : p.runs) {
+    if (r.low <= p.runs[last].high)
+      p.runs[last].high = std::max(p.runs[last].high, r.high);
+    else
+      p.runs[++last] = r;
+  }
+  p.runs.resize(last + 1);
+  p.low = p.runs.front().low;
+  p.high = p.runs.back().high;
   return p;
+}
+
+bool meet(const Run& a, const Run& b) { return a.low < b.high && b.low < a.high; }
+
+// Whether a run of `a` and an element of `b`, a box without indices, share a byte.
+bool runs_meet_box(const Placed& a, const Placed& b) {
+  const Run all{b.low, b.high};
+  const bool one_piece = b.high - b.low == b.view.shape.count() * size_bytes(b.view.dtype);
+  return std::any_of(a.runs.begin(), a.runs.end(), [&](const Run& r) {
+    if (!meet(r, all)) return false;
+    return one_piece ||
+           share_memory(ConstTensorView{r.low, DType::u8, {}, Shape{r.high - r.low}, Strides{1}}, b.view);
+  });
+}
+
+// Whether two boxes have a byte in common.
+bool share_memory(const Placed& a, const Placed& b) {
+  if (!a.listed() && !b.listed()) return share_memory(a.view, b.view);
+  if (!a.listed()) return runs_meet_box(b, a);
+  if (!b.listed()) return runs_meet_box(a, b);
+  for (std::size_t i = 0, j = 0; i < a.runs.size() && j < b.runs.size();) {
+    if (meet(a.runs[i], b.runs[j])) return true;
+    if (a.runs[i].low < b.runs[j].low)
+      ++i;
+    else
+      ++j;
+  }
+  return false;
 }
 
 }  // namespace
@@ -168,8 +276,9 @@ void check_exchange_memory(const ExchangePlan& plan, const ExchangeProgram& prog
       if (o->written && b.written && program.adds && o->field == b.field) continue;
       // The elements stay where they are.
       const bool same = o->pair >= 0 && o->pair == b.pair && o->view.data == b.view.data &&
-                        o->view.strides == b.view.strides && !program.adds;
-      if (same || !share_memory(o->view, b.view)) continue;
+                        o->view.strides == b.view.strides && o->box->indices == b.box->indices &&
+                        !program.adds;
+      if (same || !share_memory(*o, b)) continue;
       const Placed &w = b.written ? b : *o, &r = b.written ? *o : b;
       c.wrong(
           "a box of out of field {} that is received and a box of {} of field {} that is {} overlap; "
@@ -181,18 +290,11 @@ void check_exchange_memory(const ExchangePlan& plan, const ExchangeProgram& prog
 }
 
 std::vector<ExchangeBox> boxes_of(int field, std::span<const std::int64_t> indices) {
-  std::vector<ExchangeBox> boxes;
-  for (std::size_t i = 0; i < indices.size();) {
-    std::size_t end = i + 1;
-    const std::int64_t step = end < indices.size() ? indices[end] - indices[i] : 1;
-    while (end < indices.size() && indices[end] - indices[end - 1] == step) ++end;
-    // Two elements with a step that leads nowhere begin no run: the second may begin a longer one.
-    if (end == i + 2 && step != 1 && end < indices.size()) end = i + 1;
-    const auto count = static_cast<std::int64_t>(end - i);
-    boxes.push_back({field, indices[i], Shape{count}, Strides{count == 1 ? 1 : step}});
-    i = end;
-  }
-  return boxes;
+  return {{field,
+           0,
+           Shape{static_cast<std::int64_t>(indices.size())},
+           Strides{1},
+           {indices.begin(), indices.end()}}};
 }
 
 }  // namespace weft

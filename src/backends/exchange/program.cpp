@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 
 #include "base/hash.hpp"
 #include "base/mutant.hpp"
@@ -13,29 +14,59 @@ namespace {
 
 using Program = ExchangeProgram;
 
-std::array<std::int64_t, Dims::kMaxDims> steps_of(const Strides& strides, std::int64_t element) {
-  std::array<std::int64_t, Dims::kMaxDims> steps{};
+using Steps = std::array<std::int64_t, Dims::kMaxDims>;
+
+Steps steps_of(const Strides& strides, std::int64_t element) {
+  Steps steps{};
   for (int d = 0; d < strides.rank(); ++d) steps[static_cast<std::size_t>(d)] = strides[d] * element;
   return steps;
 }
 
-// `in`: the steps where the box is read; `out`: where it is written. `in_times`, `out_times`: the factors
-// of these steps.
-Loops loops_of(const Shape& counts, std::int64_t element, const std::array<std::int64_t, Dims::kMaxDims>& in,
-               std::int64_t in_times, const std::array<std::int64_t, Dims::kMaxDims>& out,
-               std::int64_t out_times) {
+// One side of a copy of a box: where its elements are, in bytes.
+struct Walk {
+  Steps steps;
+  const std::int64_t* list = nullptr;
+};
+
+// `in_times`, `out_times`: the factors of the steps.
+Loops loops_of(const Shape& counts, std::int64_t element, const Walk& in, std::int64_t in_times,
+               const Walk& out, std::int64_t out_times) {
   Loops loops(static_cast<std::size_t>(element));
-  for (int d = 0; d < counts.rank(); ++d)
-    loops.add(counts[d], in[static_cast<std::size_t>(d)] * in_times,
-              out[static_cast<std::size_t>(d)] * out_times);
+  if (counts.rank() > 0)
+    loops.add_list(counts[0], in.list, in.steps[0] * in_times, out.list, out.steps[0] * out_times);
+  for (int d = 1; d < counts.rank(); ++d)
+    loops.add(counts[d], in.steps[static_cast<std::size_t>(d)] * in_times,
+              out.steps[static_cast<std::size_t>(d)] * out_times);
   return loops;
 }
 
+// A box of a plan, in elements. Indices that have one step are none.
+struct Placed {
+  std::int64_t offset;
+  Strides strides;
+  const std::int64_t* list = nullptr;
+  std::int64_t least = 0, most = 0;  // of the list
+};
+
+// The step between all of them; 0: there is none.
+std::int64_t one_step(const std::vector<std::int64_t>& indices) {
+  if (indices.size() == 1) return 1;
+  const std::int64_t step = indices[1] - indices[0];
+  for (std::size_t i = 2; i < indices.size(); ++i)
+    if (indices[i] - indices[i - 1] != step) return 0;
+  return step;
+}
+
 // The bytes of a box, from where its field begins.
-Program::Span span_of(const ExchangeBox& b, std::int64_t element) {
+Program::Span span_of(const Shape& counts, const Placed& b, std::int64_t element) {
   std::int64_t low = b.offset, high = b.offset;
-  for (int d = 0; d < b.counts.rank(); ++d)
-    (b.strides[d] < 0 ? low : high) += (b.counts[d] - 1) * b.strides[d];
+  for (int d = 0; d < counts.rank(); ++d) {
+    const bool listed = d == 0 && b.list != nullptr;
+    const std::int64_t first = (listed ? b.least : 0) * b.strides[d];
+    const std::int64_t last = (listed ? b.most : counts[d] - 1) * b.strides[d];
+    low += std::min(first, last);
+    high += std::max(first, last);
+  }
   return {low * element, (high + 1) * element};
 }
 
@@ -97,9 +128,30 @@ class Compiler {
     return size_bytes(plan_.fields[static_cast<std::size_t>(b.field)]);
   }
 
-  void see_spans(const ExchangePart& part, std::vector<Program::Span>& spans) const {
+  void see_spans(const ExchangePart& part, std::vector<Program::Span>& spans) {
     for (const ExchangeBox& b : part.boxes)
-      if (b.counts.count() > 0) widen(spans[static_cast<std::size_t>(b.field)], span_of(b, element_of(b)));
+      if (b.counts.count() > 0)
+        widen(spans[static_cast<std::size_t>(b.field)], span_of(b.counts, placed(b), element_of(b)));
+  }
+
+  Placed placed(const ExchangeBox& b) {
+    Placed p{b.offset, b.strides};
+    if (b.indices.empty()) return p;
+    if (const std::int64_t step = one_step(b.indices); step != 0) {
+      p.offset += b.indices[0] * b.strides[0];
+      p.strides[0] *= step;
+      return p;
+    }
+    const auto [least, most] = std::minmax_element(b.indices.begin(), b.indices.end());
+    p.least = *least;
+    p.most = *most;
+    const std::int64_t*& list = lists_[&b];
+    if (list == nullptr) {  // several fields often have the same
+      if (program_.lists.empty() || program_.lists.back() != b.indices) program_.lists.push_back(b.indices);
+      list = program_.lists.back().data();
+    }
+    p.list = list;
+    return p;
   }
 
   void place_sums() {
@@ -120,15 +172,19 @@ class Compiler {
       const std::int64_t elements = b.counts.count(), element = element_of(b);
       if (elements == 0) continue;
       const auto field = static_cast<std::size_t>(b.field);
-      const auto here = steps_of(b.strides, element), packed = steps_of(row_major(b.counts), element);
-      side.boxes.push_back({field, b.counts, element, elements, b.offset * element, here, side.bytes,
+      const Placed place = placed(b);
+      const Walk here{steps_of(place.strides, element), place.list},
+          packed{steps_of(row_major(b.counts), element)};
+      side.boxes.push_back({field, b.counts, element, elements, place.offset * element, here.steps,
+                            place.list, side.bytes,
                             loops_of(b.counts, element, sends ? here : packed, 1, sends ? packed : here, 1)});
       if (!sends && program_.adds)
         side.sums.push_back(loops_of(b.counts, element, packed, 1, here, program_.sums[field].widen));
       side.bytes += elements * element;
       std::int64_t run = element;
-      for (int d = b.counts.rank() - 1;
-           d >= 0 && (b.counts[d] == 1 || here[static_cast<std::size_t>(d)] == run); --d)
+      for (int d = b.counts.rank() - 1; d >= (place.list != nullptr ? 1 : 0) &&
+                                        (b.counts[d] == 1 || here.steps[static_cast<std::size_t>(d)] == run);
+           --d)
         run *= b.counts[d];
       side.runs += elements * element / run;
     }
@@ -167,8 +223,9 @@ class Compiler {
       const auto field = static_cast<std::size_t>(b.field);
       const Program::Sums& sums = program_.sums[field];
       if (sums.at < 0 || b.counts.count() == 0) continue;
-      const std::int64_t element = element_of(b), offset = b.offset * element;
-      const auto here = steps_of(b.strides, element);
+      const Placed place = placed(b);
+      const std::int64_t element = element_of(b), offset = place.offset * element;
+      const Walk here{steps_of(place.strides, element), place.list};
       program_.widened.push_back({field, loops_of(b.counts, element, here, 1, here, sums.widen),
                                   loops_of(b.counts, element, here, sums.widen, here, 1), offset,
                                   sums.place(offset)});
@@ -181,17 +238,20 @@ class Compiler {
       if (from.counts.count() == 0) continue;
       const auto field = static_cast<std::size_t>(from.field);
       const std::int64_t element = element_of(from);
+      const Placed in_place = placed(from), out_place = placed(to);
       const Program::Sums& sums = program_.sums[field];
-      const std::int64_t times = program_.adds ? sums.widen : 1, at = to.offset * element;
-      program_.own.push_back({field,
-                              loops_of(from.counts, element, steps_of(from.strides, element), 1,
-                                       steps_of(to.strides, element), times),
-                              from.offset * element, program_.adds ? sums.place(at) : at});
+      const std::int64_t times = program_.adds ? sums.widen : 1, at = out_place.offset * element;
+      program_.own.push_back(
+          {field,
+           loops_of(from.counts, element, {steps_of(in_place.strides, element), in_place.list}, 1,
+                    {steps_of(out_place.strides, element), out_place.list}, times),
+           in_place.offset * element, program_.adds ? sums.place(at) : at});
     }
   }
 
   const ExchangePlan& plan_;
   Program& program_;
+  std::map<const ExchangeBox*, const std::int64_t*> lists_;  // of boxes: in the program
 };
 
 const std::byte* in_of(const ExchangeField& f) { return static_cast<const std::byte*>(f.in); }

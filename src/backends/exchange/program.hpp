@@ -22,7 +22,9 @@ struct ExchangeProgram {
     std::int64_t element, elements;                  ///< bytes of one, and how many
     std::int64_t offset;                             ///< in this rank's field
     std::array<std::int64_t, Dims::kMaxDims> steps;  ///< there
-    std::int64_t at;                                 ///< in the packed bytes
+    /// The numbers in the place of the indices of dimension 0 there; null: the indices themselves.
+    const std::int64_t* list;
+    std::int64_t at;  ///< in the packed bytes
     /// The loops between this rank's field and the packed bytes: from the field if the box is sent, to it
     /// if the box is received.
     Loops loops;
@@ -69,6 +71,12 @@ struct ExchangeProgram {
   };
 
   ExchangeProgram(const ExchangePlan& plan, int rank);
+  // Its loops borrow its lists, which stay where they are when it is moved.
+  ExchangeProgram(const ExchangeProgram&) = delete;
+  ExchangeProgram& operator=(const ExchangeProgram&) = delete;
+  ExchangeProgram(ExchangeProgram&&) noexcept = default;
+  ExchangeProgram& operator=(ExchangeProgram&&) noexcept = default;
+  ~ExchangeProgram() = default;
 
   bool adds = false;
   int rank = 0;
@@ -79,7 +87,8 @@ struct ExchangeProgram {
   std::int64_t in_bytes = 0, out_bytes = 0;  ///< to, and from, other ranks
   std::vector<Sums> sums{};                  ///< kind add: of each field
   std::vector<Widened> widened{};
-  std::int64_t sums_bytes = 0;  ///< of the memory of sums
+  std::int64_t sums_bytes = 0;                     ///< of the memory of sums
+  std::vector<std::vector<std::int64_t>> lists{};  ///< the indices of boxes, where they have no one step
 
   /// Kind add: adds the received elements in the order of the ranks, this rank's own at its place.
   /// `memory`: where the fields lie. `sums_memory`: sums_bytes of it. `add(i)` adds the elements received

@@ -37,11 +37,11 @@ class OlderBackend final : public ForwardingBackend {
 
 OpSet ops_after(std::uint32_t minor) noexcept {
   return (minor < 2 ? op_bit(Op::scan) | op_bit(Op::exscan) : 0) |
-         (minor < 3 ? op_bit(Op::wait_message) : 0) | (minor < 5 ? op_bit(Op::exchange) : 0);
+         (minor < 3 ? op_bit(Op::wait_message) : 0) | (minor < 6 ? op_bit(Op::exchange) : 0);
 }
 
 std::unique_ptr<Backend> as_built_for(std::uint32_t minor, std::unique_ptr<Backend> backend) {
-  if (backend == nullptr || minor >= 5) return backend;
+  if (backend == nullptr || minor >= 6) return backend;
   return std::make_unique<OlderBackend>(minor, std::move(backend));
 }
 

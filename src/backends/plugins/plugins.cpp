@@ -96,6 +96,7 @@ constexpr std::size_t kBytesOfMinor[] = {offsetof(BackendPlugin, obstacle),
                                          offsetof(BackendPlugin, linked_to),
                                          offsetof(BackendPlugin, linked_to),
                                          sizeof(BackendPlugin),
+                                         sizeof(BackendPlugin),
                                          sizeof(BackendPlugin)};
 static_assert(std::size(kBytesOfMinor) == kBackendAbiMinor + 1);
 

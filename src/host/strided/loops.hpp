@@ -18,7 +18,8 @@ bool reaches_too_far(const Shape& shape, const Strides& strides, DType dtype) no
 
 /// A nest of loops over a box: in each dimension how many elements, and how far apart in bytes where they are
 /// read and written. Steps may be negative, or 0. Dimensions of one element are left out, neighbours that lie
-/// in one piece on both sides are one.
+/// in one piece on both sides are one. The outermost dimension may be a list on either side: a number for
+/// each index, which stands in its place.
 class Loops {
  public:
   explicit Loops(std::size_t element_bytes) noexcept : element_(static_cast<std::int64_t>(element_bytes)) {
@@ -26,6 +27,10 @@ class Loops {
   }
   /// Adds a dimension inside those before it.
   void add(std::int64_t count, std::int64_t in_step, std::int64_t out_step) noexcept;
+  /// Adds the outermost dimension, before all others: index i is at in_list[i] * in_step on one side, and at
+  /// out_list[i] * out_step on the other; where a list is null, i stands for its number. Lists are borrowed.
+  void add_list(std::int64_t count, const std::int64_t* in_list, std::int64_t in_step,
+                const std::int64_t* out_list, std::int64_t out_step) noexcept;
 
   /// The same loops, copying in the host's memory by `way`, whatever the length of a run.
   Loops by(CopyRuns way) const {
@@ -69,8 +74,9 @@ class Loops {
   template <class Row>
   void each_row(const Row& row) const {
     if (empty_) return;
-    const Dim last = rank_ == 0 ? Dim{1, element_, element_} : dim(rank_ - 1);
-    each_index(rank_ - 1,
+    const bool single = rank_ == 0 || (rank_ == 1 && listed());
+    const Dim last = single ? Dim{1, element_, element_} : dim(rank_ - 1);
+    each_index(single ? rank_ : rank_ - 1,
                [&](std::int64_t in, std::int64_t out) { row(in, out, last.count, last.in, last.out); });
   }
 
@@ -81,20 +87,33 @@ class Loops {
   /// Calls see(in offset, out offset) for each index of the first `dims` dimensions, in order.
   template <class See>
   void each_index(int dims, const See& see) const {
+    if (!listed() || dims < 1) return each_index_of(0, dims, 0, 0, see);
+    for (std::int64_t i = 0; i < dim(0).count; ++i) each_index_of(1, dims, in_of(i), out_of(i), see);
+  }
+  /// The same of dimensions `first` to `dims` - 1, from these offsets.
+  template <class See>
+  void each_index_of(int first, int dims, std::int64_t in, std::int64_t out, const See& see) const {
     std::array<std::int64_t, Dims::kMaxDims + 1> index{};
-    std::int64_t in = 0, out = 0;
     for (;;) {
       see(in, out);
       int d = dims - 1;
-      for (; d >= 0; --d) {
+      for (; d >= first; --d) {
         std::int64_t& at = index[static_cast<std::size_t>(d)];
         in += dim(d).in, out += dim(d).out;
         if (++at < dim(d).count) break;
         in -= dim(d).in * dim(d).count, out -= dim(d).out * dim(d).count;
         at = 0;
       }
-      if (d < 0) return;
+      if (d < first) return;
     }
+  }
+  bool listed() const noexcept { return in_list_ != nullptr || out_list_ != nullptr; }
+  /// Where index i of a listed dimension is.
+  std::int64_t in_of(std::int64_t i) const noexcept {
+    return (in_list_ != nullptr ? in_list_[i] : i) * dim(0).in;
+  }
+  std::int64_t out_of(std::int64_t i) const noexcept {
+    return (out_list_ != nullptr ? out_list_[i] : i) * dim(0).out;
   }
   template <class See>
   void each_rows(const See& see) const;
@@ -103,6 +122,7 @@ class Loops {
   void copy_from_dim(int d, std::int64_t count, const std::byte* in, std::byte* out) const;
   void copy_runs(const std::byte* in, std::byte* out) const;
   void copy_part(int d, std::int64_t first, std::int64_t count, const std::byte* in, std::byte* out) const;
+  void copy_list(std::int64_t first, std::int64_t count, const std::byte* in, std::byte* out) const;
   std::int64_t element_;
   bool empty_ = false;
   int rank_ = 0;
@@ -113,6 +133,7 @@ class Loops {
   CopyRuns copy_runs_ = nullptr;
   bool any_run_ = false;  // copy_runs_ is for any length
   std::array<Dim, Dims::kMaxDims + 1> dims_{};
+  const std::int64_t *in_list_ = nullptr, *out_list_ = nullptr;  // of the first dimension
 };
 
 }  // namespace weft

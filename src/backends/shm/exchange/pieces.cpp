@@ -5,11 +5,12 @@
 namespace weft::shm {
 
 void add_pieces(const Shape& counts, const std::array<std::int64_t, Dims::kMaxDims>& steps,
-                std::int64_t element, std::size_t field, std::int64_t offset, std::vector<Piece>& pieces) {
+                const std::int64_t* list, std::int64_t element, std::size_t field, std::int64_t offset,
+                std::vector<Piece>& pieces) {
   const auto step = [&](int d) { return steps[static_cast<std::size_t>(d)]; };
   int rank = counts.rank();
   std::int64_t run = element;
-  while (rank > 0 && (counts[rank - 1] == 1 || step(rank - 1) == run)) {
+  while (rank > (list != nullptr ? 1 : 0) && (counts[rank - 1] == 1 || step(rank - 1) == run)) {
     run *= counts[rank - 1];
     --rank;
   }
@@ -17,7 +18,7 @@ void add_pieces(const Shape& counts, const std::array<std::int64_t, Dims::kMaxDi
   for (int d = 0; d < rank; ++d) index.push_back(0);
   for (;;) {
     std::int64_t at = offset;
-    for (int d = 0; d < rank; ++d) at += index[d] * step(d);
+    for (int d = 0; d < rank; ++d) at += (d == 0 && list != nullptr ? list[index[d]] : index[d]) * step(d);
     if (!pieces.empty() && pieces.back().field == field && pieces.back().offset + pieces.back().bytes == at)
       pieces.back().bytes += run;
     else

@@ -18,9 +18,11 @@ struct Piece {
   std::size_t field;
   std::int64_t offset, bytes;
 };
-/// Appends the runs of a box, row-major; those that follow one another in memory are one.
+/// Appends the runs of a box, row-major; those that follow one another in memory are one. `list`: see
+/// ExchangeProgram::Box.
 void add_pieces(const Shape& counts, const std::array<std::int64_t, Dims::kMaxDims>& steps,
-                std::int64_t element, std::size_t field, std::int64_t offset, std::vector<Piece>& pieces);
+                const std::int64_t* list, std::int64_t element, std::size_t field, std::int64_t offset,
+                std::vector<Piece>& pieces);
 
 /// Runs of bytes, and the addresses where the fields begin.
 struct Pieces {

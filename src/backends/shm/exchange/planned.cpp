@@ -14,7 +14,7 @@ void find_moves(Traffic& t) {
   if (t.bytes > kFewBytes || t.side->runs > kMostMoves) return;
   std::vector<Piece> pieces;
   for (const ExchangeProgram::Box& b : t.side->boxes)
-    add_pieces(b.counts, b.steps, b.element, b.field, b.offset, pieces);
+    add_pieces(b.counts, b.steps, b.list, b.element, b.field, b.offset, pieces);
   std::int64_t at = 0;
   for (const Piece& p : pieces)
     for (std::int64_t done = 0; done < p.bytes;) {  // cut where the slot's first line ends
@@ -42,7 +42,11 @@ Planned::Planned(const ExchangePlan& plan, int rank) : program(plan, rank) {
     find_moves(t);
     std::size_t numbers = 0;
     for (const ExchangeProgram::Box& b : side.boxes) numbers += 2 + static_cast<std::size_t>(b.counts.rank());
-    t.nameable = t.bytes > kPackedBytes && program.fields.size() <= kMostPlaces && numbers <= kBoxNumbers;
+    // A slot has no room for lists: such boxes go packed.
+    const bool listed =
+        std::any_of(side.boxes.begin(), side.boxes.end(), [](const auto& b) { return b.list != nullptr; });
+    t.nameable =
+        t.bytes > kPackedBytes && program.fields.size() <= kMostPlaces && numbers <= kBoxNumbers && !listed;
     t.scattered = t.bytes < kScatteredRun * side.runs;
   }
   for (const ExchangeProgram::Side& side : program.receives) {

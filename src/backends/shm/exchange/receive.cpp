@@ -290,8 +290,8 @@ bool Exchanges::read(Flight& f, In& in, Traffic& t, const Slot& slot) {
     Boxes boxes(slot, t);
     for (const ExchangeProgram::Box& b : t.side->boxes) {
       const Boxes::There there = boxes.next(b);
-      add_pieces(b.counts, there.steps, b.element, b.field, there.offset, t.there);
-      add_pieces(b.counts, b.steps, b.element, b.field, b.offset, t.here);
+      add_pieces(b.counts, there.steps, nullptr, b.element, b.field, there.offset, t.there);
+      add_pieces(b.counts, b.steps, b.list, b.element, b.field, b.offset, t.here);
     }
     t.pieces_id = id;
   }
@@ -352,7 +352,8 @@ void Exchanges::find_joint(const Flight& f, const Slot& slot, Traffic& t) const 
     const Boxes::There there = boxes.next(b);
     const std::int64_t times = program.adds ? program.sums[b.field].widen : 1;
     Loops loops(static_cast<std::size_t>(b.element));
-    for (int d = 0; d < b.counts.rank(); ++d)
+    if (b.counts.rank() > 0) loops.add_list(b.counts[0], nullptr, there.steps[0], b.list, b.steps[0] * times);
+    for (int d = 1; d < b.counts.rank(); ++d)
       loops.add(b.counts[d], there.steps[static_cast<std::size_t>(d)],
                 b.steps[static_cast<std::size_t>(d)] * times);
     ExchangeProgram::Span& span = t.joint_spans[b.field];
