@@ -246,14 +246,41 @@ weft_status weft_persistent_create(weft_group* group, const weft_call* call, wef
   });
 }
 
+static std::shared_ptr<capi::GroupHandle> group_of(const char* function, const weft_persistent& p,
+                                                   const char* which) {
+  std::shared_ptr<capi::GroupHandle> group = p.group.lock();
+  if (group == nullptr || group->destroyed)
+    capi::refuse(
+        ErrorCode::bad_argument, function,
+        fmt::format("the weft_group that {} was made for was destroyed; expected one that lives", which));
+  return group;
+}
+
 weft_status weft_persistent_start(weft_persistent* persistent, weft_work** work, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
     weft_persistent& p = capi::given(function, persistent, "persistent");
-    const std::shared_ptr<capi::GroupHandle> group = p.group.lock();
-    if (group == nullptr || group->destroyed)
-      capi::refuse(ErrorCode::bad_argument, function,
-                   "the weft_group that persistent was made for was destroyed; expected one that lives");
-    capi::begin(function, group, p.reductions, work, [&] { return p.call.start(); });
+    capi::begin(function, group_of(function, p, "persistent"), p.reductions, work,
+                [&] { return p.call.start(); });
+  });
+}
+
+weft_status weft_persistent_start_all(weft_persistent* const* calls, size_t count, weft_work** work,
+                                      weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    if (count == 0) capi::refuse(ErrorCode::bad_argument, function, "count is 0; expected 1 or more");
+    capi::given(function, calls, "calls");
+    std::vector<weft::PersistentCall*> all;
+    capi::Reductions reductions;
+    std::shared_ptr<capi::GroupHandle> group;
+    for (std::size_t k = 0; k < count; ++k) {
+      const std::string which = fmt::format("calls[{}]", k);
+      weft_persistent& p = capi::given(function, calls[k], which.c_str());
+      std::shared_ptr<capi::GroupHandle> of = group_of(function, p, which.c_str());
+      if (k == 0) group = std::move(of);
+      reductions.insert(reductions.end(), p.reductions.begin(), p.reductions.end());
+      all.push_back(&p.call);
+    }
+    capi::begin(function, group, std::move(reductions), work, [&] { return weft::detail::start_all(all); });
   });
 }
 

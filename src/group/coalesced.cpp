@@ -139,36 +139,14 @@ void check_apart(std::span<const Call> calls, std::span<const Operands> operands
                       .ranks = {}});
 }
 
-}  // namespace
+// One call of a list.
+struct Head {
+  Op op;
+  Duration deadline;
+  bool collective;
+};
 
-// All are checked before the first is sent.
-Work GroupState::submit_all(std::span<const Call> calls, bool apart) {
-  context.check_fork("coalesced");
-  std::array<Operands, 12> few;
-  std::vector<Operands> many(calls.size() > few.size() ? calls.size() : 0);
-  const std::span<Operands> operands = many.empty() ? std::span(few).first(calls.size()) : std::span(many);
-  for (std::size_t i = 0; i < calls.size(); ++i) {
-    const Call& c = calls[i];
-    if (c.options.stream != Stream{}) check_stream(c.options.stream, name(c.op), true);
-    operands[i] = check(c, traits(), member.rank, member.size, member.name);
-  }
-  if (!apart) check_apart(calls, operands, member);
-  Work first;
-  std::size_t sent = 0;
-  try {
-    submit_batches(calls, operands, first, sent);
-  } catch (const std::exception& e) {
-    if (failed() || !first.valid()) {
-      first.spend();
-      throw;
-    }
-    fail_batch(e, sent, calls.size());
-    first.spend();
-    failure_.raise(calls[std::min(sent, calls.size() - 1)].op);
-  }
-  first.set_source(Work::kSeveral);
-  return first;
-}
+}  // namespace
 
 // Calls of one batch. This thread owns the group meanwhile, but while it waits for room.
 class GroupState::Batch {
@@ -176,9 +154,8 @@ class GroupState::Batch {
   // On a stream a batch has room before it begins, so that all ranks divide the calls into the same
   // batches, however full their rings are: NCCL wants calls that start together on one rank to start
   // together on all.
-  Batch(GroupState& group, std::span<const Call> calls) : group_(group) {
-    group_.own_room(group_.streams() ? static_cast<int>(calls.size()) : 1, calls[0].op,
-                    calls[0].options.deadline);
+  Batch(GroupState& group, std::size_t calls, const Head& first) : group_(group) {
+    group_.own_room(group_.streams() ? static_cast<int>(calls) : 1, first.op, first.deadline);
     ++group_.batches_;
     group_.arrange_batch();
   }
@@ -192,11 +169,11 @@ class GroupState::Batch {
     if (group_.helped_) group_.progress_.in_flight(sent_);
   }
   // Before each call. Throws if the group has failed, or there is no room in time.
-  void expect_room(const Call& next) {
+  void expect_room(Op op, Duration deadline) {
     if (!group_.failed() && group_.ring_.room(1)) [[likely]]
       return;
     owns_ = false;
-    group_.await_room(1, next.op, next.options.deadline);
+    group_.await_room(1, op, deadline);
     owns_ = true;
   }
   void count() noexcept { ++sent_; }
@@ -207,36 +184,111 @@ class GroupState::Batch {
   int sent_ = 0;
 };
 
-// `first` and `sent` say what was submitted, also if this throws.
-void GroupState::submit_batches(std::span<const Call> calls, std::span<const Operands> operands, Work& first,
-                                std::size_t& sent) {
-  // All memory is allocated before this thread owns the group.
-  auto further = std::make_unique<detail::FurtherCalls>(calls.size());
-  const auto any = std::count_if(calls.begin(), calls.end(), [](const Call& c) {
+// All are checked before the first is sent.
+Work GroupState::submit_all(std::span<const Call> calls, bool apart) {
+  context.check_fork("coalesced");
+  std::array<Operands, 12> few;
+  std::vector<Operands> many(calls.size() > few.size() ? calls.size() : 0);
+  const std::span<Operands> operands = many.empty() ? std::span(few).first(calls.size()) : std::span(many);
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    const Call& c = calls[i];
+    if (c.options.stream != Stream{}) check_stream(c.options.stream, name(c.op), true);
+    operands[i] = check(c, traits(), member.rank, member.size, member.name);
+  }
+  if (!apart) check_apart(calls, operands, member);
+  const auto from_any = std::count_if(calls.begin(), calls.end(), [](const Call& c) {
     return c.op == Op::wait_message || (c.op == Op::recv && c.peer == any_source);
   });
-  std::unique_ptr<detail::WorkCallbacks> found(any > 0 ? new_callbacks() : nullptr);
-  if (found) found->found.reserve(static_cast<std::size_t>(any));
-  while (sent < calls.size()) {
-    const auto some = calls.subspan(sent, std::min<std::size_t>(calls.size() - sent, Ring::kSlots));
-    Batch batch(*this, some);
-    for (const Call& c : some) {
-      if (runs_alone(row(c.op).collective)) {
-        run_alone(c, operands[sent++]);
-        continue;
-      }
-      batch.expect_room(c);
+  return begin_all(
+      "coalesced", calls.size(), static_cast<std::size_t>(from_any),
+      [&](std::size_t i) {
+        return Head{calls[i].op, calls[i].options.deadline, row(calls[i].op).collective};
+      },
+      [&](std::size_t i, detail::WorkCallbacks*& found, Batch& batch) -> std::optional<std::uint32_t> {
+        if (runs_alone(row(calls[i].op).collective)) {
+          run_alone(calls[i], operands[i]);
+          return {};
+        }
+        batch.expect_room(calls[i].op, calls[i].options.deadline);
+        return prepare_slot(calls[i], operands[i], found);
+      });
+}
+
+Work GroupState::start_all(std::span<const std::shared_ptr<detail::PreparedCall>> calls) {
+  context.check_fork("start_all");
+  for (const auto& p : calls) {
+    if (p->op.stream != Stream{}) check_stream(p->op.stream, name(p->op.op), true);
+    if (in_flight(*p)) throw_in_flight(*p);
+  }
+  const auto from_any = std::count_if(calls.begin(), calls.end(), [](const auto& p) {
+    return p->op.op == Op::recv && p->op.peer == any_source;
+  });
+  return begin_all(
+      "start_all", calls.size(), static_cast<std::size_t>(from_any),
+      [&](std::size_t i) {
+        return Head{calls[i]->op.op, calls[i]->deadline, calls[i]->collective};
+      },
+      [&](std::size_t i, detail::WorkCallbacks*& found, Batch& batch) -> std::optional<std::uint32_t> {
+        detail::PreparedCall& p = *calls[i];
+        if (p.alone) {
+          run_alone(p);
+          return {};
+        }
+        batch.expect_room(p.op.op, p.deadline);
+        if (in_flight(p)) throw_in_flight(p);  // a callback has started it while this thread waited for room
+        const std::uint32_t index = ring_.next();
+        found = fill_slot(index, calls[i]);
+        return index;
+      });
+}
+
+// Begins calls as one. head(i): what a call is; begin(i, found, batch): fills its slot, whose number it
+// gives; none: the call is done.
+template <class OfCall, class Begin>
+Work GroupState::begin_all(const char* function, std::size_t count, std::size_t from_any, const OfCall& head,
+                           const Begin& begin) {
+  Work first;
+  std::size_t sent = 0;
+  try {
+    begin_batches(count, from_any, head, begin, first, sent);
+  } catch (const std::exception& e) {
+    if (failed() || !first.valid()) {
+      first.spend();
+      throw;
+    }
+    fail_batch(function, e, sent, count);
+    first.spend();
+    failure_.raise(head(std::min(sent, count - 1)).op);
+  }
+  first.set_source(Work::kSeveral);
+  return first;
+}
+
+// `first` and `sent` say what was submitted, also if this throws.
+template <class OfCall, class Begin>
+void GroupState::begin_batches(std::size_t count, std::size_t from_any, const OfCall& head,
+                               const Begin& begin, Work& first, std::size_t& sent) {
+  // All memory is allocated before this thread owns the group.
+  auto further = std::make_unique<detail::FurtherCalls>(count);
+  std::unique_ptr<detail::WorkCallbacks> found(from_any > 0 ? new_callbacks() : nullptr);
+  if (found) found->found.reserve(from_any);
+  while (sent < count) {
+    const std::size_t end = std::min<std::size_t>(count, sent + Ring::kSlots);
+    Batch batch(*this, end - sent, head(sent));
+    while (sent < end) {
       detail::WorkCallbacks* of_call = nullptr;
-      const std::uint32_t index = prepare_slot(c, operands[sent], of_call);
-      const std::uint32_t ticket = send_off(index, row(c.op).collective);
-      batch.count();
+      const bool collective = head(sent).collective;
+      const std::optional<std::uint32_t> index = begin(sent, of_call, batch);
       ++sent;
+      if (!index) continue;
+      const std::uint32_t ticket = send_off(*index, collective);
+      batch.count();
       if (!first.valid()) {
-        first = Work(this, index, ticket);
+        first = Work(this, *index, ticket);
         first.more_ = std::move(further);
         first.callbacks_ = found.release();
       } else {
-        first.more_->add({index, ticket});
+        first.more_->add({*index, ticket});
       }
       if (of_call == nullptr) continue;
       first.callbacks_->found.push_back(std::move(of_call->found.front()));
@@ -248,7 +300,8 @@ void GroupState::submit_batches(std::span<const Call> calls, std::span<const Ope
 // Some calls of the batch were sent and one cannot be: peers wait for calls that never come, so the group
 // fails, with the reason. The error names the ranks that hold up the calls in flight, or, if none is known,
 // this rank.
-void GroupState::fail_batch(const std::exception& reason, std::size_t sent, std::size_t calls) {
+void GroupState::fail_batch(const char* function, const std::exception& reason, std::size_t sent,
+                            std::size_t calls) {
   const auto* const error = dynamic_cast<const Error*>(&reason);
   std::string why = reason.what();
   if (const std::string end = tail(member); why.ends_with(end)) why.resize(why.size() - end.size());
@@ -256,7 +309,7 @@ void GroupState::fail_batch(const std::exception& reason, std::size_t sent, std:
   if (error != nullptr && !error->ranks().empty()) ranks.assign(error->ranks().begin(), error->ranks().end());
   fail(Failure{
       .code = error ? error->code() : ErrorCode::system,
-      .text = fmt::format("coalesced: rank {} sent {} of {} calls: {}", member.rank, sent, calls, why),
+      .text = fmt::format("{}: rank {} sent {} of {} calls: {}", function, member.rank, sent, calls, why),
       .op = error ? error->op() : Op::none,
       .ranks = std::move(ranks)});
 }

@@ -364,6 +364,10 @@ void GroupState::run_alone(const Call& call, const Operands& have) {
   run_own(call.op, call.options.op, own_block(call, have));
 }
 
+void GroupState::run_alone(const detail::PreparedCall& p) {
+  run_own(p.op.op, p.op.reduce, {p.op.in, p.op.out, p.op.in_count, p.op.out_count, p.op.dtype});
+}
+
 std::shared_ptr<detail::PreparedCall> GroupState::prepare(const Call& call) {
   if (context.forked()) context.check_fork(name(call.op).data());
   if (call.options.stream != Stream{}) check_stream(call.options.stream, name(call.op), true);
@@ -409,30 +413,36 @@ Work GroupState::start_as(const std::shared_ptr<detail::PreparedCall>& prepared)
   if (failed()) failure_.raise(op);
   if constexpr (!kPlain) {
     if (p.alone) {
-      run_own(op, p.op.reduce, {p.op.in, p.op.out, p.op.in_count, p.op.out_count, p.op.dtype});
+      run_alone(p);
       return {};
     }
   }
-  const auto in_flight = [&] { return p.begun && !ring_.finished(p.slot, p.ticket); };
-  if (in_flight()) [[unlikely]]
+  if (in_flight(p)) [[unlikely]]
     throw_in_flight(p);
   own_room(1, op, p.deadline);
-  if (in_flight()) [[unlikely]] {  // a callback has started it while this thread waited for room
+  if (in_flight(p)) [[unlikely]] {  // a callback has started it while this thread waited for room
     disown();
     throw_in_flight(p);
   }
   const std::uint32_t index = ring_.next();
+  detail::WorkCallbacks* found = nullptr;
+  try {
+    found = fill_slot_as<kPlain>(index, prepared);
+  } catch (...) {  // out of memory, before anything has changed
+    disown();
+    throw;
+  }
+  return post(index, p.collective, found);
+}
+
+template <bool kPlain>
+inline detail::WorkCallbacks* GroupState::fill_slot_as(
+    std::uint32_t index, const std::shared_ptr<detail::PreparedCall>& prepared) {
+  detail::PreparedCall& p = *prepared;
   Ring::Slot& slot = ring_[index];
   detail::WorkCallbacks* found = nullptr;
   if constexpr (!kPlain) {
-    if (p.op.peer == any_source) {
-      try {
-        found = await_found(slot);
-      } catch (...) {  // out of memory, before anything has changed
-        disown();
-        throw;
-      }
-    }
+    if (p.op.peer == any_source) found = await_found(slot);
     if (!p.blocks.empty()) {  // they outlive the PersistentCall, where the program destroys it meanwhile
       slot.lent = prepared;
       slot.attended = true;
@@ -443,7 +453,12 @@ Work GroupState::start_as(const std::shared_ptr<detail::PreparedCall>& prepared)
   p.begun = true;
   p.slot = index;
   p.ticket = slot.generation.load(std::memory_order_relaxed);
-  return post(index, p.collective, found);
+  return found;
+}
+
+detail::WorkCallbacks* GroupState::fill_slot(std::uint32_t index,
+                                             const std::shared_ptr<detail::PreparedCall>& prepared) {
+  return fill_slot_as<false>(index, prepared);
 }
 
 void GroupState::throw_in_flight(const detail::PreparedCall& p) {

@@ -58,6 +58,8 @@ class GroupState final : public Driven, public BlockHolder {
   /// Starts the result of prepare(): one call, numbered and sent as submit() does. Allocates nothing, unless
   /// it receives from any source.
   Work start(const std::shared_ptr<detail::PreparedCall>& prepared);
+  /// The same for several as one; none is there twice.
+  Work start_all(std::span<const std::shared_ptr<detail::PreparedCall>> calls);
   /// Checks a plan and works it out. Local. `sound`: see PreparedExchange.
   std::shared_ptr<detail::PreparedExchange> prepare_exchange(const ExchangePlan& plan, bool sound = false);
   Work start_exchange(detail::PreparedExchange& prepared, std::span<const ExchangeField> fields,
@@ -173,6 +175,7 @@ class GroupState final : public Driven, public BlockHolder {
     return member.size == 1 && collective && !traits().device;
   }
   static void run_alone(const Call& call, const Operands& have);
+  static void run_alone(const detail::PreparedCall& prepared);
   std::uint32_t prepare_slot(const Call& call, const Operands& have, detail::WorkCallbacks*& found);
   std::uint32_t send_off(std::uint32_t index, bool collective) noexcept;
   Work post(std::uint32_t index, bool collective, detail::WorkCallbacks* found);
@@ -182,10 +185,21 @@ class GroupState final : public Driven, public BlockHolder {
   Work start_as(const std::shared_ptr<detail::PreparedCall>& prepared);
   [[gnu::cold, noreturn]] void throw_in_flight(const detail::PreparedCall& prepared);
   [[gnu::cold]] detail::WorkCallbacks* await_found(Ring::Slot& slot);
-  void submit_batches(std::span<const Call> calls, std::span<const Operands> operands, Work& first,
-                      std::size_t& sent);
+  template <class Head, class Begin>
+  Work begin_all(const char* function, std::size_t count, std::size_t from_any, const Head& head,
+                 const Begin& begin);
+  template <class Head, class Begin>
+  void begin_batches(std::size_t count, std::size_t from_any, const Head& head, const Begin& begin,
+                     Work& first, std::size_t& sent);
+  bool in_flight(const detail::PreparedCall& p) const noexcept {
+    return p.begun && !ring_.finished(p.slot, p.ticket);
+  }
+  /// Fills a slot for a start. For a recv from any source: what its Work keeps.
+  detail::WorkCallbacks* fill_slot(std::uint32_t index, const std::shared_ptr<detail::PreparedCall>& p);
+  template <bool kPlain>
+  detail::WorkCallbacks* fill_slot_as(std::uint32_t index, const std::shared_ptr<detail::PreparedCall>& p);
   [[gnu::cold, noreturn]] void raise_interrupted(Op op, std::uint64_t call);
-  void fail_batch(const std::exception& reason, std::size_t sent, std::size_t calls);
+  void fail_batch(const char* function, const std::exception& reason, std::size_t sent, std::size_t calls);
   [[gnu::cold]] void check_stream(Stream stream, std::string_view what, bool calls) const;
   // Owns the group, with so many slots free.
   void own_room(int slots, Op op, Duration deadline) {

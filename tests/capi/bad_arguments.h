@@ -100,10 +100,11 @@ static weft_halo* good_weft_halo;
 static weft_window* good_weft_window;
 static weft_exchange* good_weft_exchange;
 static weft_persistent* good_weft_persistent;
+static weft_persistent* good_calls[1];
 static weft_persistent_exchange* good_weft_persistent_exchange;
 static const int64_t exchanged[] = {1};
-static const weft_exchange_box box_sent = {0, 1, 0, exchanged, NULL},
-                               box_received = {0, 1, 1, exchanged, NULL};
+static const weft_exchange_box box_sent = {0, 1, 0, exchanged, NULL, NULL},
+                               box_received = {0, 1, 1, exchanged, NULL, NULL};
 static const weft_exchange_part part_sent = {0, 1, &box_sent}, part_received = {0, 1, &box_received};
 static const weft_dtype exchange_fields[] = {WEFT_F32};
 static const weft_exchange_plan exchange_plan =
@@ -332,6 +333,7 @@ static void make_good(void) {
   OK(weft_group_create(good_weft_context, NULL, 0, 1, NULL, &good_weft_group, &error));
   OK(weft_barrier(good_weft_group, NULL, &good_weft_work, &error));
   OK(weft_persistent_create(good_weft_group, &call, &good_weft_persistent, &error));
+  good_calls[0] = good_weft_persistent;
   OK(weft_persistent_exchange_create(good_weft_group, &exchange_plan, &good_weft_persistent_exchange,
                                      &error));
   OK(weft_reduction_create("none", good_combine, NULL, NULL, &good_weft_reduction, &error));

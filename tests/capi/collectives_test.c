@@ -599,6 +599,25 @@ static void persistent(rank_args* a) {
     weft_work_destroy(received);
     weft_work_destroy(sent);
   }
+  /* Both as one. */
+  weft_persistent* const both[] = {to, from};
+  for (int round = 0; round < 2; ++round) {
+    fill(x, 10 * me + round, MOST);
+    if (round == 0) {
+      OK(weft_persistent_start_all(both, 2, NULL, &error));
+    } else {
+      weft_work* work = NULL;
+      OK(weft_persistent_start_all(both, 2, &work, &error));
+      OK(weft_work_wait(work, &error));
+      weft_work_destroy(work);
+    }
+    for (int64_t i = 0; i < MOST; ++i) CHECK(y[i] == given(10 * ((me + n - 1) % n) + round, i));
+  }
+  weft_persistent* const twice[] = {to, to};
+  CHECK_ERROR(weft_persistent_start_all(twice, 2, NULL, &error), WEFT_BAD_ARGUMENT,
+              "*start_all: a call (send) is there twice; expected each once");
+  CHECK_ERROR(weft_persistent_start_all(both, 0, NULL, &error), WEFT_BAD_ARGUMENT,
+              "weft_persistent_start_all: count is 0; expected 1 or more");
   weft_persistent_destroy(from);
   weft_persistent_destroy(to);
   weft_persistent_destroy(gather);
@@ -612,6 +631,10 @@ static void persistent(rank_args* a) {
       weft_persistent_start(reduce, NULL, &error), WEFT_BAD_ARGUMENT,
       "weft_persistent_start: the weft_group that persistent was made for was destroyed; expected one that "
       "lives");
+  CHECK_ERROR(
+      weft_persistent_start_all(&reduce, 1, NULL, &error), WEFT_BAD_ARGUMENT,
+      "weft_persistent_start_all: the weft_group that calls[0] was made for was destroyed; expected one "
+      "that lives");
   weft_persistent_destroy(reduce);
   weft_persistent_destroy(wait_for_all);
   weft_persistent_destroy(NULL);

@@ -406,7 +406,102 @@ TEST_F(PersistentCalls, InAGroupOfOneRankItIsOneLocalStep) {
   EXPECT_THAT(recording.posted(), testing::IsEmpty());
 }
 
+TEST_F(PersistentCalls, SeveralAreStartedAsOne) {
+  ProcessGroup g = make();
+  std::vector<PersistentCall> calls;
+  calls.push_back(g.make_recv(b, any_source, {.tag = 3}));
+  calls.push_back(g.make_send(a, 1, {.tag = 3}));
+  calls.push_back(g.make_barrier());
+  recording.decide({.polls = 2});
+  for (int round = 0; round < 2; ++round) {
+    Work work = start_all(calls);
+    EXPECT_TRUE(work.valid());
+    work.wait();
+  }
+  const std::vector<OpState> posted = recording.posted();
+  ASSERT_EQ(posted.size(), 6u);
+  EXPECT_EQ(posted[3].op, Op::recv);
+  EXPECT_EQ(posted[3].tag, 3);
+  EXPECT_EQ(static_cast<const void*>(posted[4].in), a.data());
+  EXPECT_EQ(posted[5].op, Op::barrier);
+  EXPECT_THAT(recording.batches(), ElementsAre(0, 3, 3, 6));
+  start_all(calls[1], calls[2]).wait();  // by names
+  EXPECT_EQ(recording.posted().size(), 8u);
+  EXPECT_TRUE(start_all(std::span<PersistentCall>()).done());
+}
+
+TEST_F(PersistentCalls, MoreThanTheRingHoldsAreStartedAsOne) {
+  ProcessGroup g = make();
+  std::vector<PersistentCall> calls;
+  for (int i = 0; i < 150; ++i) calls.push_back(g.make_send(a, 1));
+  recording.decide({.polls = 3});
+  start_all(calls).wait();
+  EXPECT_EQ(recording.posted().size(), 150u);
+  EXPECT_EQ(recording.batches().back(), 150u);
+  EXPECT_EQ(recording.batches().size() % 2, 0u);
+  // Some are sent and the next one finds no slot: the group fails.
+  recording.decide({.kind = Fate::never});
+  std::vector<PersistentCall> stuck;
+  for (int i = 0; i < 70; ++i) stuck.push_back(g.make_send(a, 1, {.deadline = 50ms}));
+  const Error e = error_of([&] { static_cast<void>(start_all(stuck)); });
+  EXPECT_EQ(e.code(), ErrorCode::timeout);
+  EXPECT_THAT(e.what(), HasSubstr("start_all: rank 0 sent 64 of 70 calls: send: 64 calls in flight and none "
+                                  "finished within 0.05 s"));
+}
+
+TEST_F(PersistentCalls, ListsThatCannotBeStartedAreRefused) {
+  ProcessGroup g = make(), other = make();
+  PersistentCall send = g.make_send(a, 1), recv = g.make_recv(b, 1), theirs = other.make_barrier(), empty;
+  EXPECT_EQ(text_of([&] { start_all(send, empty).wait(); }),
+            "start_all: calls[1] is an empty PersistentCall; expected one that ProcessGroup::make() gave");
+  EXPECT_EQ(text_of([&] { start_all(send, recv, theirs).wait(); }),
+            "start_all: calls[2] is of another group than calls[0]; expected all of one");
+  EXPECT_EQ(text_of([&] { start_all(send, recv, send).wait(); }),
+            "start_all: a call (send) is there twice; expected each once");
+  { const ProcessGroup gone = std::move(other); }
+  EXPECT_THAT(text_of([&] { start_all(theirs).wait(); }),
+              HasSubstr("the group of this persistent call has ended"));
+  EXPECT_THAT(recording.posted(), testing::IsEmpty());
+  recording.decide({.kind = Fate::never});
+  Work first = recv.start();
+  EXPECT_THAT(text_of([&] { start_all(send, recv).wait(); }),
+              HasSubstr("recv: this persistent call was started before"));
+  EXPECT_EQ(recording.posted().size(), 1u);
+  recording.let_go();
+  first.wait();
+}
+
+TEST_F(PersistentCalls, InAGroupOfOneRankAListIsDoneAtOnce) {
+  ProcessGroup g = make(1);
+  std::iota(a.begin(), a.end(), 0.f);
+  PersistentCall sum = g.make_all_reduce(a, b, {.op = ReduceOp::premul_sum(2.0)}), meet = g.make_barrier();
+  start_all(sum, meet).wait();
+  EXPECT_THAT(b, ElementsAre(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22));
+  EXPECT_THAT(recording.posted(), testing::IsEmpty());
+}
+
 // ---- Between ranks
+
+TEST(PersistentCallsOfRanks, ARingIsStartedAsOne) {
+  run_ranks(Ranks::threads, 3, [](Rank& r) {
+    std::vector<double> out(100'000), in(out.size());
+    std::vector<PersistentCall> ring;
+    ring.push_back(r.group().make_send(out, (r.rank + 1) % 3));
+    ring.push_back(r.group().make_recv(in, any_source));
+    std::vector<double> sum(10, 1.0);
+    ring.push_back(r.group().make_all_reduce(sum));
+    for (int round = 0; round < 3; ++round) {
+      std::fill(out.begin(), out.end(), r.rank + 10.0 * round);
+      sum.assign(10, 1.0);
+      Work work = start_all(ring);
+      work.wait();
+      EXPECT_THAT(work.sources(), ElementsAre((r.rank + 2) % 3));
+      EXPECT_EQ(in, std::vector<double>(in.size(), (r.rank + 2) % 3 + 10.0 * round));
+      EXPECT_THAT(sum, testing::Each(3.0));
+      r.group().barrier().wait();
+    }
+  });
+}
 
 TEST(PersistentCallsOfRanks, EachStartTakesWhatTheBuffersHoldThenAndMayMeetAPlainCall) {
   run_ranks(Ranks::threads, 3, [](Rank& r) {

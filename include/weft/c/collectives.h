@@ -149,6 +149,14 @@ weft_status weft_persistent_create(weft_group* group, const weft_call* call, wef
  * it is the same. WEFT_BAD_ARGUMENT, and nothing is sent, where the Work of the last start is not done yet,
  * or the group was left or destroyed. One thread at a time. */
 weft_status weft_persistent_start(weft_persistent* persistent, weft_work** work, weft_error* error);
+/* Starts all of them as one, as weft_coalesced begins a list of calls: begun together, done when all of them
+ * are. So a send and a receive that neighbours start are no deadlock on any transport. All are of one group.
+ * The order of the collectives among them must be the same on all ranks. At most 64 are in flight at once;
+ * the rest begin as earlier ones end. WEFT_BAD_ARGUMENT, and nothing is sent, if weft_persistent_start of one
+ * of them would give it, if one is there twice, or of another group. If one cannot be sent after others were
+ * sent, the group fails. */
+weft_status weft_persistent_start_all(weft_persistent* const* calls, size_t count, weft_work** work,
+                                      weft_error* error);
 /* May be called while a call that it has started is in flight, which goes on. NULL: nothing. */
 void weft_persistent_destroy(weft_persistent* persistent);
 

@@ -1,7 +1,9 @@
 // A call that is checked and described once and started often.
 #pragma once
 
+#include <concepts>
 #include <memory>
+#include <span>
 
 #include "weft/base/op.hpp"
 #include "weft/group/work.hpp"
@@ -10,6 +12,11 @@ namespace weft {
 
 namespace detail {
 struct PreparedCall;
+}
+
+class PersistentCall;
+namespace detail {
+Work start_all(std::span<PersistentCall* const> calls);
 }
 
 /// A persistent operation, as MPI calls it: made by ProcessGroup::make() or by one of the functions beside
@@ -44,9 +51,24 @@ class PersistentCall {
 
  private:
   friend class ProcessGroup;
+  friend Work detail::start_all(std::span<PersistentCall* const> calls);
   explicit PersistentCall(std::shared_ptr<detail::PreparedCall> prepared) noexcept
       : prepared_(std::move(prepared)) {}
   std::shared_ptr<detail::PreparedCall> prepared_;
 };
+
+/// Starts all of them as one, as ProcessGroup::coalesced() begins a list of calls: begun together, done when
+/// all of them are. So a send and a receive that neighbours start are no deadlock on any transport
+/// (MPI_Startall, and on streams ncclGroupStart). All are of one group. The order of the collectives among
+/// them must be the same on all ranks. At most 64 are in flight at once; the rest begin as earlier ones end.
+///
+/// Throws bad_argument, and nothing is sent, where start() of one of them would, where one is there twice,
+/// and where one is of another group. If one cannot be sent after others were sent, the group fails.
+Work start_all(std::span<PersistentCall> calls);
+template <std::same_as<PersistentCall>... Calls>
+Work start_all(PersistentCall& first, Calls&... calls) {
+  PersistentCall* const all[] = {&first, &calls...};
+  return detail::start_all(all);
+}
 
 }  // namespace weft

@@ -43,9 +43,10 @@ bool waits_by_default(const Call& c) { return c.is("weft_store_get") || c.is("we
 
 // Calls that one rank can wait in.
 bool may_find_nobody(const Call& c) {
-  return among(c.function, {"weft_send", "weft_recv", "weft_send_recv", "weft_wait_message", "weft_submit",
-                            "weft_persistent_create", "weft_persistent_start", "weft_coalesced",
-                            "weft_persistent_exchange_start", "weft_group_exchange"});
+  return among(c.function,
+               {"weft_send", "weft_recv", "weft_send_recv", "weft_wait_message", "weft_submit",
+                "weft_persistent_create", "weft_persistent_start", "weft_coalesced",
+                "weft_persistent_start_all", "weft_persistent_exchange_start", "weft_group_exchange"});
 }
 
 }  // namespace
@@ -640,9 +641,14 @@ void fill_box(Call& c, weft_exchange_box& box) {
   std::int64_t *const counts = numbers(), *const strides = numbers();
   for (int d = 0; d < dims; ++d) counts[d] = kind % 8 == 7 ? c.number<std::int64_t>("counts") : 1 + d;
   for (int d = 0; d < dims; ++d) strides[d] = kind % 8 == 6 ? c.number<std::int64_t>("strides") : 1;
-  box = {kind % 16 == 15 ? c.number<std::int32_t>("field") : 0, kind == 0xf8 ? 9 : dims,
+  std::int64_t* const indices = kind % 8 < 3 && kind / 64 == 1 && dims > 0 ? numbers() : nullptr;  // one
+  if (indices != nullptr) indices[0] = c.number<std::int64_t>("indices");
+  box = {kind % 16 == 15 ? c.number<std::int32_t>("field") : 0,
+         kind == 0xf8 ? 9 : dims,
          kind % 8 >= 5 ? c.number<std::int64_t>("offset") : static_cast<std::int64_t>(kind % 4),
-         kind == 0xf7 ? nullptr : counts, kind % 2 == 0 ? nullptr : strides};
+         kind == 0xf7 ? nullptr : counts,
+         kind % 2 == 0 ? nullptr : strides,
+         indices};
 }
 
 void fill_parts(Call& c, const weft_exchange_part*& parts, std::int32_t& count) {

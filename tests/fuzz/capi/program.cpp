@@ -417,6 +417,7 @@ std::vector<std::string> program_seeds() {
       call("weft_interrupt_create") + call("weft_interrupt_raise"),
       call("weft_persistent_create") + call("weft_persistent_start") + call("weft_work_wait", "\1") +
           call("weft_persistent_start"),
+      call("weft_persistent_create") + call("weft_persistent_start_all") + call("weft_work_wait", "\1"),
       call("weft_persistent_exchange_create") + call("weft_persistent_exchange_start") +
           call("weft_work_wait", "\1") + call("weft_persistent_exchange_start"),
       call("weft_group_abort") + call("weft_barrier") + call("weft_group_quiesce") +
