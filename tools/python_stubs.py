@@ -38,7 +38,7 @@ class Placement:
 '''
 PARAMS = {
     "alone_bytes": "int", "array": "Array", "axes": "Mesh", "axis": "Mesh", "backend": "Backend | None", "broadcast": "Callable[[memoryview], object]",
-    "bucket": "Any", "bucket_bytes": "int", "call": "int | None", "channel": "Any", "color": "int", "combine": "Callable[[Any, Any], Any]",
+    "bucket": "Any", "bucket_bytes": "int", "call": "int | None", "calls": "Iterable[Persistent]", "channel": "Any", "color": "int", "combine": "Callable[[Any, Any], Any]",
     "compression": 'Literal["bf16"] | None', "context": "Context", "coordinates": "int", "counts": "Sequence[int]", "cuts": "Mapping[int, Sequence[int]] | None",
     "data": "memoryview", "data_axes": "Mesh | None", "deadline": "float | None", "delta": "int", "desired": "bytes", "destination": "int", "dim": "int", "dims": "Sequence[int]",
     "directory": "str | bytes | PathLike[str] | PathLike[bytes]", "dtype": "DType", "dy": "Array | list[Array]", "edges": "Edges", "entries": "Iterable[tuple[str, Shape, DType, str]]",
@@ -59,7 +59,10 @@ PARAMS = {
     "tensors": "Mapping[str, Layout | tuple[Layout, DType]]", "text": "str", "timeout": "float | None", "to": "int", "token": "str", "tolerance": "float | None",
     "transport": "Transport", "transport_ranks": "tuple[int, ...]", "unused": 'Literal["error", "zeros"]', "value": "Any", "values": "Array",
     "wanted": "Mapping[int, Sequence[tuple[int, int]]]", "wholes": "Any", "why": "str", "works": "Iterable[Work]", "x": "Array",
-    "SharedTensor.__dlpack__.stream": "Any", "SharedTensor.__dlpack__.max_version": "tuple[int, int] | None", "copy": "bool | None",
+    "Box.__init__.counts": "Sequence[int] | None", "Box.__init__.indices": "Sequence[int] | Array | None", "Box.of.index": "Any", "ExchangePlan.__init__.fields": "DType | Iterable[DType]", "ExchangePlan.__init__.kind": 'Literal["copy", "add"]',
+    "Group.exchange.fields": "Array | Sequence[Array | None]", "Group.exchange.out": "Array | Sequence[Array | None] | None", "PersistentExchange.start.fields": "Array | Sequence[Array | None]",
+    "PersistentExchange.start.out": "Array | Sequence[Array | None] | None", "Group.exchange.name": "str", "Group.make_exchange.name": "str", "field": "int", "offset": "int", "plan": "ExchangePlan",
+    "receives": "Mapping[int, Box | Iterable[Box]] | None", "sends": "Mapping[int, Box | Iterable[Box]] | None", "strides": "Sequence[int] | None", "SharedTensor.__dlpack__.stream": "Any", "SharedTensor.__dlpack__.max_version": "tuple[int, int] | None", "copy": "bool | None",
     "SharedTensor.__dlpack__.dl_device": "tuple[int, int] | None", "Error.__init__.op": "str", "ShardedParameters.__init__.axes": "Mesh", "ShardedParameters.layout.name": "str", "ShardedParameters.part_shape.name": "str",
     "ShardedParameters.ranges.name": "str", "ShardedParameters.reduce_scatter.gradients": "Any", "ShardedParameters.reduce_scatter.op": 'Literal["sum", "avg"]',
     "Layout.__init__.mesh": "Mesh", "Layout.nested.axes": "str", "Mesh.__getitem__.axes": "str | tuple[str, ...]", "Mesh.coordinate.axis": "str",
@@ -81,7 +84,9 @@ ATTRIBUTES = {  # of attributes, and results of properties, methods and function
     "Group.local_size": "int", "Group.max_loc": "tuple[Any, Any]", "Group.min_loc": "tuple[Any, Any]", "Group.name": "str", "Group.parent_rank": "int",
     "Group.probe": "Message | None", "Group.quiesce": "bool", "Group.rank": "int", "Group.shrink": "Group", "Group.size": "int", "Group.split": "Group | None",
     "Group.split_by_host": "Group", "Group.subgroup": "Group", "Group.trace": "str", "Group.traits": "Traits", "Group.wait_message": "Message",
-    "Halo.exchange": "Exchange", "Halo.inner": "tuple[slice, ...]", "Halo.part": "tuple[slice, ...]", "Halo.shape": "tuple[int, ...]",
+    "Halo.exchange": "Exchange", "Group.exchange": "Work", "Group.make_exchange": "PersistentExchange", "PersistentExchange.start": "Work", "Box.of": "Box",
+    "Box.counts": "Sequence[int]", "Box.field": "int", "Box.indices": "Sequence[int] | None", "Box.offset": "int", "Box.strides": "Sequence[int] | None", "ExchangePlan.fields": "tuple[int, ...]",
+    "ExchangePlan.kind": "str", "ExchangePlan.receives": "dict[int, list[Box]]", "ExchangePlan.sends": "dict[int, list[Box]]", "Halo.inner": "tuple[slice, ...]", "Halo.part": "tuple[slice, ...]", "Halo.shape": "tuple[int, ...]",
     "Layout.local_shape": "tuple[int, ...]", "Layout.mesh": "Mesh", "Layout.on": "str | tuple[str, int] | tuple[str, str]",
     "Layout.parts": "list[tuple[tuple[int, ...], tuple[int, ...]]]", "Layout.shape": "tuple[int, ...]", "Mesh.__getitem__": "Mesh", "Mesh.arithmetic": "Mesh",
     "Mesh.axes": "dict[str, int]", "Mesh.coordinate": "int", "Mesh.coordinates": "tuple[int, ...]", "Mesh.flatten": "Mesh", "Mesh.group": "Group",
@@ -100,12 +105,12 @@ ATTRIBUTES = {  # of attributes, and results of properties, methods and function
     "Layout.with_placement": "Layout", "Layout.with_shape": "Layout", "Halo.add": "Exchange", "Window.adjoint": "Exchange", "Window.own": "tuple[int, int]", "Window.part_shape": "tuple[int, ...]",
     "Window.shape": "tuple[int, ...]", "Window.start": "Exchange", "Work.source": "int | None", "Work.then": "None", "Work.sources": "tuple[int, ...] | None", "average_gradients": "None", "check_replicas": "None",
     "clip_grad_norm": "float", "grad_norm": "float", "new_secret": "str", "partial": "Placement", "pole": "Placement", "redistribute": "Transfer", "start_together": "Exchange",
-    "reduce_gradients": "None", "replicate": "Placement", "secret_from_env": "str", "shard": "Placement", "sync_replicated_gradients": "None", "version": "str", "wait_all": "list[Any]",
+    "reduce_gradients": "None", "replicate": "Placement", "secret_from_env": "str", "shard": "Placement", "sync_replicated_gradients": "None", "version": "str", "start_all": "Work", "wait_all": "list[Any]",
     "convert": "int", "export": "int", "gather_full_state": "dict[str, Any]", "latest": "tuple[str, int] | None", "load": "tuple[int, str]", "save": "None",
     "set_full_state": "None", "verify": "list[str]", "close": "None", "done": "bool", "wait": "Any", "__await__": "Generator[Any, None, Any]", "__init__": "None",
 }
 # Nobody calls these classes.
-GIVEN_BY_CALLS = {"Exchange", "Group", "Message", "Store", "Transfer", "Work", "SharedTensor", "Batch", "Persistent"}
+GIVEN_BY_CALLS = {"Exchange", "PersistentExchange", "Group", "Message", "Store", "Transfer", "Work", "SharedTensor", "Batch", "Persistent"}
 SPECIAL = ("__getitem__", "__await__", "__dlpack__", "__dlpack_device__")
 # Set by __init__, no slots.
 FURTHER = {"Error": ("text", "op", "call", "ranks", "rank_count", "quiesced"), "SharedTensor": ("shape", "dtype")}
@@ -149,7 +154,7 @@ def members(cls):
         key = next((f"{c.__name__}.{name}" for c in own if f"{c.__name__}.{name}" in ATTRIBUTES), name)
         if inspect.isfunction(value) or isinstance(value, classmethod):
             operation = any(name in vars(c) for c in own if c.__name__ == "Operations")
-            made = "Persistent" if cls.__name__ == "Group" and name.startswith("make_") else None
+            made = "Persistent" if cls.__name__ == "Group" and name.startswith("make_") and key not in ATTRIBUTES else None
             result = made or ({"Group": "Work", "Batch": "int"}[cls.__name__] if operation or key == "send_recv" else type_of(ATTRIBUTES, key))
             if isinstance(value, classmethod):
                 lines.append("@classmethod")

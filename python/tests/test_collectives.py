@@ -216,6 +216,18 @@ def test_persistent_calls(ranks):
             assert work.source == (rank - 1) % 3
             np.testing.assert_array_equal(ring, np.full(6, work.source + turn))
             group.barrier().wait()
+        for turn in range(2):  # both as one
+            x[:] = rank + 10 * turn
+            work = weft.start_all([send, recv, total])
+            nothing, received, summed = work.wait()
+            assert nothing is None and received is ring and summed is out and work.sources == ((rank - 1) % 3,)
+            np.testing.assert_array_equal(ring, np.full(6, (rank - 1) % 3 + 10 * turn))
+            np.testing.assert_array_equal(out, np.full(6, 3 + 30 * turn))
+            group.barrier().wait()
+        for wrong, said in (([], "calls is empty; expected at least one Persistent"), ([3], r"calls\[0\] is of type int; expected a weft.Persistent"),
+                            ([send, send], r"start_all: a call \(send\) is there twice; expected each once")):
+            with pytest.raises(weft.BadArgumentError, match=said):
+                weft.start_all(wrong)
     ranks(3, program)
 
 

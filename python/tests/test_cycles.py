@@ -77,6 +77,8 @@ class Alone:
         return batch.submit().wait()
 
 
+PLAN = weft.ExchangePlan("f32", {0: weft.Box((4,))}, {0: weft.Box((4,), offset=4)})
+
 # "what it calls, also of a class": a program that makes these calls and ends well.
 CALLS = {
     "Context": lambda a: weft.Context(),
@@ -174,9 +176,12 @@ for _op, _more in {"all_reduce": (), "reduce": (), "broadcast": (), "all_gather"
 CALLS["Group.leave"] = lambda a: a.group.duplicate().leave()
 CALLS["Group.make_barrier"] = lambda a: a.group.make_barrier().start().wait()
 CALLS["Group.make_send Group.make_recv"] = lambda a: a.sent_by_persistent()
+CALLS["Group.make_exchange PersistentExchange PersistentExchange.start"] = lambda a: a.group.make_exchange(PLAN).start(np.ones(8, F4)).wait()
+CALLS["Group.exchange"] = lambda a: a.group.exchange(PLAN, np.ones(8, F4)).wait()
+CALLS["start_all"] = lambda a: weft.start_all([a.group.make_barrier(), a.group.make_all_reduce(a.x)]).wait()
 CALLS["Group.barrier"] = lambda a: a.group.barrier().wait()
 # These ask nothing of the library.
-ASK_NOTHING = {"Group.context", "SharedTensor", "SharedTensor.address", "SharedTensor.nbytes", "SharedTensor.numpy", "SharedTensor.torch", "ShardedParameters.part_shape",
+ASK_NOTHING = {"Box", "Box.of", "ExchangePlan", "Group.context", "SharedTensor", "SharedTensor.address", "SharedTensor.nbytes", "SharedTensor.numpy", "SharedTensor.torch", "ShardedParameters.part_shape",
                "BucketHook", "BucketHook.begin", "BucketHook.end", "Traits", "Transport", "Transport.open", "Transport.write", "Transport.read",
                "Transport.close", "partial", "pole", "replicate", "shard", "version"}
 
@@ -416,10 +421,10 @@ def test_what_belongs_to_this_process_is_neither_copied_nor_pickled(alone):
     things = {"Batch": batch, "SharedTensor": alone.context.empty(3, kind="dlpack"), "Context": alone.context, "Store": alone.store, "Group": alone.group,
               "Mesh": alone.mesh, "Layout": alone.rows, "Halo": alone.halo, "Window": alone.window, "ShardedParameters": alone.flat, "Saver": alone.saver,
               "Reader": alone.reader, "Sampler": alone.sampler, "Reducer": alone.reducer(), "Reduction": weft.Reduction("own", np.add),
-              "Persistent": alone.group.make_barrier(), "Work": alone.group.barrier(), "Transfer": weft.redistribute(alone.x, alone.rows, alone.whole), "Exchange": alone.halo.exchange(np.ones(6, F4)),
+              "Persistent": alone.group.make_barrier(), "PersistentExchange": alone.group.make_exchange(PLAN), "Work": alone.group.barrier(), "Transfer": weft.redistribute(alone.x, alone.rows, alone.whole), "Exchange": alone.halo.exchange(np.ones(6, F4)),
               "StoreServer": weft.StoreServer(alone.context, host="127.0.0.1")}
     assert {name for name in names_of_calls() if "." not in name and isinstance(getattr(weft, name), type)} - set(things) <= {
-        "BucketHook", "Message", "Traits", "Transport"}
+        "Box", "BucketHook", "ExchangePlan", "Message", "Traits", "Transport"}
     for name, thing in things.items():
         for how in (copy.copy, copy.deepcopy, pickle.dumps):
             with pytest.raises(TypeError, match=f"^weft: a {name} cannot be pickled or copied: "):
@@ -438,8 +443,9 @@ def test_durations_are_checked(alone):
     make = {"rank": 0, "size": 1, "host": "127.0.0.1", "port": 1, "store": weft.Store.local(), "broadcast": print, "transport": weft.Transport(), "key": "k",
             "value": b"v", "expected": b"", "desired": b"", "path": f"{alone.folder}/durations", "x": alone.x, "out": np.ones(4, F4), "destination": 0,
             "source": 0, "counts": [4], "in_counts": [4], "out_counts": [4], "values": alone.x, "indices": np.arange(4), "context": alone.context,
-            "works": []}
-    of = {"Context": alone.context, "Group": alone.group, "Batch": alone.group.batch(), "Store": alone.store, "Work": alone.group.barrier()}
+            "works": [], "plan": PLAN, "fields": np.ones(8, F4)}
+    of = {"Context": alone.context, "Group": alone.group, "Batch": alone.group.batch(), "Store": alone.store, "Work": alone.group.barrier(),
+          "PersistentExchange": alone.group.make_exchange(PLAN)}
     seen = set()
     for name in sorted({*names_of_calls(), *(f"Batch.{op}" for op in dir(weft.Batch) if not op.startswith("_"))}):
         first, _, member = name.partition(".")

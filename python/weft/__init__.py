@@ -16,7 +16,8 @@ from .context import Context, version
 from .errors import (AbortedError, BadArgumentError, CorruptError, Error, LayoutError, MismatchError, PeerLostError, SystemError,  # pylint: disable=W0622
                      TimeoutError, UnsupportedError)
 from .meshes.gradients import BucketHook, Reducer, Sampler, average_gradients, clip_grad_norm, grad_norm, reduce_gradients, sync_replicated_gradients
-from .group import ANY_SOURCE, Batch, Group, Message, Persistent, Reduction
+from .exchanges import Box, ExchangePlan, PersistentExchange
+from .group import ANY_SOURCE, Batch, Group, Message, Persistent, Reduction, start_all
 from .meshes.layout import Layout, check_replicas, partial, redistribute, replicate, shard
 from .meshes.mesh import Mesh
 from .meshes.shards import ShardedParameters
@@ -29,8 +30,8 @@ from .meshes.windows import Halo, Window, pole, start_together
 from .work import Work, wait_all
 
 __version__ = version()
-__all__ = ["ANY_SOURCE", "AbortedError", "BadArgumentError", "Batch", "BucketHook", "Context", "CorruptError", "Error", "Exchange", "Group",
-           "Halo", "Layout", "LayoutError", "Mesh", "Message", "MismatchError", "PeerLostError", "Persistent", "Reducer", "Reduction", "Sampler",
+__all__ = ["ANY_SOURCE", "AbortedError", "BadArgumentError", "Batch", "Box", "BucketHook", "Context", "CorruptError", "Error", "Exchange", "ExchangePlan", "Group",
+           "Halo", "Layout", "LayoutError", "Mesh", "Message", "MismatchError", "PeerLostError", "Persistent", "PersistentExchange", "Reducer", "Reduction", "Sampler",
            "ShardedParameters", "SharedTensor", "Store", "StoreServer", "SystemError", "TimeoutError", "Traits", "Transfer", "Transport", "UnsupportedError", "Window", "Work", "average_gradients",
            "check_replicas", "checkpoint", "clip_grad_norm", "grad_norm", "new_secret", "partial", "pole", "redistribute",
-           "reduce_gradients", "replicate", "secret_from_env", "shard", "start_together", "sync_replicated_gradients", "version", "wait_all"]
+           "reduce_gradients", "replicate", "secret_from_env", "shard", "start_all", "start_together", "sync_replicated_gradients", "version", "wait_all"]

@@ -187,7 +187,8 @@ class weft_error(Structure):
 
 
 class weft_exchange_box(Structure):
-    _fields_ = [("field", c_int32), ("dim_count", c_int32), ("offset", c_int64), ("counts", POINTER(c_int64)), ("strides", POINTER(c_int64))]
+    _fields_ = [("field", c_int32), ("dim_count", c_int32), ("offset", c_int64), ("counts", POINTER(c_int64)), ("strides", POINTER(c_int64)),
+    ("indices", POINTER(c_int64))]
 
 
 class weft_reduce_options(Structure):
@@ -449,6 +450,7 @@ FUNCTIONS = {
     "weft_submit": (c_int32, (c_void_p, POINTER(weft_call), POINTER(c_void_p), POINTER(weft_error),)),
     "weft_persistent_create": (c_int32, (c_void_p, POINTER(weft_call), POINTER(c_void_p), POINTER(weft_error),)),
     "weft_persistent_start": (c_int32, (c_void_p, POINTER(c_void_p), POINTER(weft_error),)),
+    "weft_persistent_start_all": (c_int32, (POINTER(c_void_p), c_size_t, POINTER(c_void_p), POINTER(weft_error),)),
     "weft_persistent_destroy": (None, (c_void_p,)),
     "weft_coalesced": (c_int32, (c_void_p, POINTER(weft_call), c_size_t, POINTER(c_void_p), POINTER(weft_error),)),
     "weft_min_loc": (c_int32, (c_void_p, POINTER(weft_buffer), POINTER(weft_buffer), POINTER(weft_buffer), POINTER(weft_buffer),

@@ -7,12 +7,13 @@ from ._api import weft_call
 from ._arguments import choice, text
 from ._handle import Handle, Made, blocking
 from ._library import lib, per_thread
+from .exchanges import PersistentExchange, exchange_once
 from .operations import ANY_SOURCE, NO_INPUT, REDUCE_OPS, Operations, options_of
 from .reduction import Reduction
 from .traits import read_traits
 from .work import Work
 
-__all__ = ["Group", "Batch", "Persistent", "Message", "Reduction", "ANY_SOURCE", "REDUCE_OPS"]
+__all__ = ["Group", "Batch", "Persistent", "start_all", "Message", "Reduction", "ANY_SOURCE", "REDUCE_OPS"]
 
 _BLANK = bytes(_api.make(weft_call))
 _submit, _start, _byref, _addressof = lib.submit, lib.persistent_start, ctypes.byref, ctypes.addressof
@@ -119,6 +120,15 @@ class Group(Operations, Handle):
     def batch(self):
         """Several calls as one: their methods on the Batch, then its `submit()`."""
         return Batch(self)
+
+    def make_exchange(self, plan, *, name="exchange"):
+        """An exchange between neighbours that is begun often: the plan is checked and worked out; a
+        PersistentExchange. Sends nothing. `name`: the beginning of the texts of its errors."""
+        return PersistentExchange(self, plan, name)
+
+    def exchange(self, plan, fields, out=None, *, name="exchange", deadline=None):
+        """The same once, for a plan that changes with each call: make_exchange(plan).start(fields, out)."""
+        return exchange_once(self, plan, fields, out, name, deadline)
 
     def probe(self, source=ANY_SOURCE, tag=0):
         """The Message that a recv of this source and tag would take now; None where none has come. Never
@@ -257,11 +267,12 @@ class Persistent(Handle):
     same array each time. For the other ranks a start is what the plain method is, which they may call as
     well. Closing it leaves a call in flight alone. For one thread at a time.
     """
-    __slots__ = ("_group", "_keep", "_result", "_is_recv", "_reductions")
+    __slots__ = ("_group", "_keep", "_result", "_is_recv", "_from_any", "_reductions")
     _destroy = lib.persistent_destroy
 
-    def __init__(self, handle, group, keep, result, is_recv, reductions):
+    def __init__(self, handle, group, keep, result, is_recv, from_any, reductions):
         Handle.__init__(self, handle)
+        self._from_any = from_any
         self._group, self._keep, self._result, self._is_recv, self._reductions = group, keep, result, is_recv, reductions
 
     def start(self):
@@ -272,6 +283,24 @@ class Persistent(Handle):
         if _start(self._open(), _byref(made), per_thread.ref):
             raise errors.last()
         return Work(made, self._group, self._keep, self._result, self._is_recv, self._reductions)
+
+
+def start_all(calls):
+    """Starts several Persistent calls of one group as one, as a Batch begins its calls; one Work, whose
+    result is the list of theirs. So a send and a receive that neighbours start are no deadlock on any
+    transport."""
+    calls = list(calls)
+    for i, call in enumerate(calls):
+        errors.instance(call, Persistent, f"calls[{i}]")
+    if not calls:
+        raise errors.BadArgumentError("calls is empty; expected at least one Persistent")
+    group = calls[0]._group
+    group._open()
+    keep, reductions = [call._keep for call in calls], [r for call in calls for r in call._reductions or ()]
+    made = Made(lib.work_destroy, keep)
+    handles = (ctypes.c_void_p * len(calls))(*(call._open() for call in calls))
+    errors.call(lib.persistent_start_all, handles, len(calls), _byref(made))
+    return Work(made, group, keep, [call._result for call in calls], sum(call._from_any for call in calls), reductions)
 
 
 class _Making(Operations):
@@ -285,7 +314,7 @@ class _Making(Operations):
         keep, result = self._fill(call, op, x, out, shape, options, root, peer, in_blocks, out_blocks, in_counts)
         made = Made(lib.persistent_destroy, keep)
         errors.call(lib.persistent_create, self.group._open(), _byref(call), _byref(made))
-        return Persistent(made, self.group, keep, result, op == _api.OP_RECV, (options.own,) if hasattr(options, "own") else None)
+        return Persistent(made, self.group, keep, result, op == _api.OP_RECV, op == _api.OP_RECV and peer == ANY_SOURCE, (options.own,) if hasattr(options, "own") else None)
 
 
 def _maker(operation):
