@@ -75,12 +75,13 @@ bool has_blocks(Kind k) {
   return k == Kind::all_gather || k == Kind::reduce_scatter || k == Kind::all_to_all;
 }
 
-// Has this rank a result? And what is element j of it?
+// Whether this rank has a result, and the value of its element j.
 bool has_result(Kind k, int rank) {
   if (k == Kind::reduce) return rank == 0;
   return k != Kind::one_way || rank == 1;
 }
-// want[k] = element first + k of it. Loops without a branch inside: 128 MB are verified again and again.
+// Sets want[k] to element first + k of the result. The loops have no branch inside, because programs verify
+// up to 128 MB again and again.
 void expect(const Case& c, int rank, std::int64_t first, std::int64_t count, int* want) {
   const auto values = [&](int of, std::int64_t from, std::int64_t begin, std::int64_t end) {
     for (std::int64_t k = begin; k < end; ++k) want[k] = value(of, from + k);
@@ -99,7 +100,8 @@ void expect(const Case& c, int rank, std::int64_t first, std::int64_t count, int
       k = end;
     }
   };
-  // Element i of a halo: of the rank before, the end of its part, or of the rank after, its beginning.
+  // Element i of a halo: from the end of the previous rank's part, or from the beginning of the next rank's
+  // part.
   const auto halo = [&] {
     const std::int64_t run = c.faces().run;
     const int before = (rank + c.ranks - 1) % c.ranks, after = (rank + 1) % c.ranks;
@@ -266,7 +268,7 @@ void Buffers::reset() {
     with_type(case_.dtype, [&](auto as) {
       using T = typename decltype(as)::type;
       T* const in = reinterpret_cast<T*>(s.in);
-      // A broadcast's receivers know nothing of the root's data.
+      // The receivers of a broadcast must not already hold the root's data.
       const int who = case_.kind == Kind::broadcast && rank_ != 0 ? rank_ + 1 : rank_;
       for (std::int64_t i = 0; i < case_.in_count(); ++i)
         in[i] = static_cast<T>(static_cast<float>(value(who, i)));

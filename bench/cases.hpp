@@ -1,5 +1,5 @@
-// The cases, given by flags that are the same for our programs and for the peers', and the output: one line
-// of JSON a case. One thread per rank.
+// The cases, which weft's programs and the peers' programs take by the same flags, and the output: one line
+// of JSON for each case. One thread per rank.
 #pragma once
 
 #include <cstddef>
@@ -17,12 +17,12 @@
 
 namespace weft::bench {
 
-/// The operations that are measured. `ping_pong`: rank 0 sends and rank 1 sends back, the time is half of
-/// both. `one_way`: rank 0 sends kWindow messages, rank 1 answers the last with a few bytes, the time is that
-/// of one message. `halo_…`: in a ring of ranks each gets a face of either neighbour, half of `bytes` each:
-/// rows of a matrix lie in one piece, columns are every other element, four columns runs of four; faces of a
-/// cuboid, cut in the middle dimension, are about as many runs as a run has elements. `…fields`: of eight
-/// fields, rows and cuboids.
+/// The measured operations. `ping_pong`: rank 0 sends, rank 1 sends back, and the time is half of the round
+/// trip. `one_way`: rank 0 sends kWindow messages, rank 1 answers the last with a few bytes, and the time is
+/// that of one message. `halo_…`: in a ring of ranks each rank gets a face from each of its two neighbours,
+/// half of `bytes` per face. Rows of a matrix are contiguous, columns are every other element, and four
+/// columns are runs of four elements. Faces of a cuboid, cut in the middle dimension, have about as many runs
+/// as a run has elements. `…fields` exchanges rows, or faces of cuboids, of eight fields.
 enum class Kind {
   all_reduce,
   reduce,
@@ -41,16 +41,16 @@ enum class Kind {
 };
 inline constexpr int kWindow = 16;
 std::string_view name(Kind kind) noexcept;
-/// Throws bad_argument naming the known ones.
+/// Throws bad_argument with the list of known names.
 Kind kind_from_name(std::string_view name);
 inline bool is_message(Kind kind) noexcept { return kind == Kind::ping_pong || kind == Kind::one_way; }
 inline bool is_halo(Kind kind) noexcept { return kind >= Kind::halo_rows && kind <= Kind::halo_3d_fields; }
 inline constexpr int kHaloFields = 8;  ///< of halo_fields and halo_3d_fields
-/// Has this operation a form in place (or one that is not)? And which is measured if nothing is said: in
-/// place for all_reduce, reduce and broadcast.
+/// has_place(): whether this operation has a form that is in place (or out of place). usual_place(): the form
+/// that is measured by default, which is in place for all_reduce, reduce and broadcast.
 bool has_place(Kind kind, bool in_place) noexcept;
 bool usual_place(Kind kind) noexcept;
-/// A run of ping_pong and of one_way is several messages: the times of one.
+/// A run of ping_pong or one_way is several messages: converts the times of a run to those of one message.
 Times per_message(Times t, Kind kind) noexcept;
 /// Bus bandwidth = algorithm bandwidth x this, as nccl-tests (NVIDIA/nccl-tests, doc/PERFORMANCE.md) defines
 /// it: 2(n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatter and all_to_all, 1 for the rest.
@@ -59,18 +59,18 @@ double bus_factor(Kind kind, int ranks) noexcept;
 struct Case {
   Kind kind = Kind::all_reduce;
   DType dtype = DType::f32;
-  std::int64_t bytes = 0;  ///< as nccl-tests counts: of the larger of a rank's two buffers
+  std::int64_t bytes = 0;  ///< as in nccl-tests: the size of the larger of a rank's two buffers
   bool in_place = false;
-  bool rotating = false;  ///< other buffers in every run: 256 MB in all, at most 64 of each
+  bool rotating = false;  ///< uses other buffers in every run: 256 MB in all, at most 64 of each
   int ranks = 2;
 
-  /// The number of elements in the block that one rank gives to or gets from another, if buffers have a
-  /// block for each rank; otherwise of all elements.
+  /// The number of elements in one block, if a buffer has a block for each rank; otherwise the number of
+  /// elements in the buffer.
   std::int64_t block() const noexcept;
   std::int64_t in_count() const noexcept;
   std::int64_t out_count() const noexcept;
-  /// For a halo: how many fields, and how a field's two faces lie in its memory: `runs` times a run of the
-  /// first, then one of the second.
+  /// For a halo: the number of fields, and the places of a field's two faces in its memory, which holds
+  /// `runs` times a run of the first face and a run of the second face.
   struct Faces {
     std::int64_t fields, runs, run;
   };
@@ -80,7 +80,7 @@ struct Case {
 };
 
 /// One rank's buffers of a case. Values are small integers that depend on rank and index, and their sum over
-/// up to 8 ranks is exact in every dtype: a misplaced block is seen.
+/// up to 8 ranks is exact in every dtype: so verification detects a misplaced block.
 class Buffers {
  public:
   using Allocate = std::function<std::shared_ptr<std::byte>(std::size_t bytes)>;
@@ -88,9 +88,9 @@ class Buffers {
   int sets() const noexcept { return static_cast<int>(sets_.size()); }
   std::byte* in(int set) const noexcept { return sets_[static_cast<std::size_t>(set)].in; }
   std::byte* out(int set) const noexcept { return sets_[static_cast<std::size_t>(set)].out; }
-  /// Fresh inputs; outputs that no result looks like.
+  /// Writes fresh inputs, and fills outputs with values that no result has.
   void reset();
-  /// Empty, or "rank 1: element 5 is 3; expected 7".
+  /// Returns an empty string, or for example "rank 1: element 5 is 3; expected 7".
   std::string wrong() const;
 
  private:
@@ -104,15 +104,15 @@ class Buffers {
   std::vector<Set> sets_;
 };
 
-/// Pages that nobody but this process knows: what `foreign` is, and what the peers get.
+/// Allocates pages that only this process knows: `foreign` memory, and the memory of the peers' programs.
 std::shared_ptr<std::byte> allocate_pages(std::size_t bytes);
 
-/// Buffers and the call on them, as a Prepared: call(in, out) is one run.
+/// Makes a Prepared from the buffers and a call on them: call(in, out) is one run.
 Prepared prepare(const std::shared_ptr<Buffers>& buffers,
                  const std::function<void(std::byte* in, std::byte* out)>& call);
 
-/// The cores on which ranks run if there are as many cores as ranks: any; each on one of its own; each, with
-/// its helper thread, on an equal share of them.
+/// The cores on which ranks run if there are at least as many cores as ranks. none: any cores. cores: each
+/// rank on its own core. share: each rank, with its helper thread, on an equal share of the cores.
 enum class Bind : std::uint8_t { none, cores, share };
 
 /// The options of a program.
@@ -128,7 +128,7 @@ struct Spec {
   bool threads = false;
   Bind bind = Bind::cores;
   double seconds = 0.25;  ///< of sampling per case
-  std::string turns{};    ///< a FIFO: a byte for each rank before each case, its end ends the program
+  std::string turns{};    ///< a FIFO: one byte for each rank starts each case; its end ends the program
   bool rows = false;      ///< print rows (below) instead of Google Benchmark's report
 
   /// The line that rank 0 prints before all rows: the program, and the settings it runs with.
@@ -137,18 +137,18 @@ struct Spec {
 
 /// Further facts of a program.
 struct Defaults {
-  std::vector<Kind> kinds;  ///< the only ones it can be asked for
+  std::vector<Kind> kinds;  ///< the only kinds that the program can measure
   std::vector<std::string> memory = {"foreign"};
 };
 
 /// Takes the flags above out of the arguments; flags that begin with --benchmark_ stay. Throws bad_argument
-/// naming the flag, its value and what was expected.
+/// with the flag, its value and the expected values.
 Spec parse_spec(int& argc, char** argv, const Defaults& defaults);
-/// The cases of one memory in their order: kind, dtype, place, buffers, bytes. If an operation has no such
-/// place the case is left out.
+/// Returns the cases of one kind of memory, ordered by kind, dtype, place, buffers, bytes. Leaves out a case
+/// if its operation has no form for the place.
 std::vector<Case> cases_of(const Spec& spec);
 
-/// Labels and numbers of a case that was measured.
+/// Labels and numbers of a measured case.
 struct Row {
   std::vector<std::pair<std::string, std::string>> labels;  ///< "op", "dtype", "memory", "place", "buffers"
   std::int64_t ranks = 0, bytes = 0;
@@ -156,19 +156,19 @@ struct Row {
 };
 Row row_of(const Case& c, std::string_view memory);
 void add_times(Row& row, const Times& t, std::int64_t moved_bytes, double factor);
-/// To standard output, as one line of JSON.
+/// Prints the row to standard output, as one line of JSON.
 void print(const Row& row);
-/// The same for a case that this program cannot run.
+/// Prints one line of JSON for a case that this program cannot run.
 void print_unsupported(Row row, std::string_view why);
 
 /// Programs that run in turns, case by case: each sleeps until it is asked to go on.
 class Turns {
  public:
-  explicit Turns(const std::string& path);  ///< empty: it is always one's turn
+  explicit Turns(const std::string& path);  ///< empty: the program may always run
   ~Turns();
   Turns(const Turns&) = delete;
   Turns& operator=(const Turns&) = delete;
-  /// Blocks. False: there are no more.
+  /// Waits for this program's turn. Returns false if there are no more turns.
   bool take();
 
  private:

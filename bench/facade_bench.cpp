@@ -1,6 +1,5 @@
 // The cost of ProcessGroup above its transport: all_reduce through the group, post and wait, and through a
-// bare backend of the same ranks, post and poll, a sample of the one after a sample of the other, in one run.
-// One row a size:
+// bare backend of the same ranks, post and poll, with alternating samples in one run. One row for each size:
 //
 //   facade_us      median of ProcessGroup::all_reduce(…).wait()
 //   backend_us     median of Backend::post() and Backend::poll() until it is done
@@ -29,7 +28,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A transport with nothing above it.
+// A transport without a group above it.
 class Bare {
  public:
   explicit Bare(RankOfBench& rank)
@@ -67,7 +66,7 @@ class Bare {
   std::uint64_t calls_ = 0;
 };
 
-// Persistent calls of the buffers that a row goes through, in turn.
+// The persistent calls of all buffers of a row, used in turn.
 class Started {
  public:
   explicit Started(ProcessGroup& group) : group_(group) {}
@@ -107,11 +106,12 @@ struct Side {
   AllReduce call;
 };
 
-// Samples of all in turn; the differences are to the last. The first is the call that is asked about; a side
-// between them has numbers of its own, and its difference over the first's.
+// Takes samples of all sides in turn. The first side is the measured call, the last side is the baseline; the
+// differences are to the last side. A side between them gets its own numbers, and the ratio of its difference
+// to the first side's difference.
 Numbers compare(RankOfBench& rank, const std::vector<Side>& all, const Case& c, const std::string& memory,
                 const Agree& agree, double seconds) {
-  // The same memory for all: where it lies may make more of a difference than what is measured.
+  // All sides use the same memory: its place may have a larger effect than the measured difference.
   const auto buffers = std::make_shared<Buffers>(c, rank.group.rank(), allocator(rank.context, memory));
   std::vector<Prepared> sides;
   for (const Side& side : all)
@@ -119,7 +119,7 @@ Numbers compare(RankOfBench& rank, const std::vector<Side>& all, const Case& c, 
       const auto count = Dims::line(c.block()), step = Dims::line(1);
       call({in, c.dtype, {}, count, step}, {out, c.dtype, {}, count, step});
     }));
-  // Verified, warm, and how many runs make a sample.
+  // Verifies and warms up each side, and finds the number of runs in a sample.
   const Times rough = measure(sides.back(), agree, seconds / 4);
   for (std::size_t s = 0; s + 1 < sides.size(); ++s) measure(sides[s], agree, seconds / 4);
   const auto runs = static_cast<int>(rough.runs);
@@ -185,7 +185,8 @@ std::vector<TableRow> above_cpp(RankOfBench& rank) {
                                     static_cast<weft_dtype>(in.dtype), WEFT_CPU};
           const weft_buffer to = {out.data, out.count(), static_cast<weft_dtype>(out.dtype), WEFT_CPU};
           const weft_call_options options = WEFT_CALL_OPTIONS_INIT;
-          // Made once, as a program with a loop does: its initialiser alone writes a kilobyte, 30 to 40 ns.
+          // Made once outside the loop, as in a program: its initialiser writes a kilobyte, which takes 30 to
+          // 40 ns.
           static thread_local weft_error error = WEFT_ERROR_INIT;
           if (weft_all_reduce(handle.get(), &from, &to, &options, nullptr, &error) != WEFT_OK)
             throw std::runtime_error(error.text);

@@ -1,5 +1,5 @@
-// The norm of gradients, clipping and packing, with 1 thread and with all of the machine's, against memcpy of
-// as many bytes: bus_GBs counts every byte read and written.
+// Compares the norm of gradients, clipping and packing, with 1 thread and with all threads of the machine, to
+// a memcpy of as many bytes. bus_GBs counts every byte read and written.
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -14,7 +14,7 @@
 namespace weft::bench {
 namespace {
 
-// Gradients of a transformer's sizes, together `bytes`: some large ones and many small ones.
+// Gradients with the sizes of a transformer's, `bytes` in all: some are large and many are small.
 struct Gradients {
   Gradients(DType dtype, std::int64_t bytes, int threads) : compute(context, threads) {
     const std::int64_t elements = bytes / size_bytes(dtype);
@@ -65,7 +65,7 @@ void add_norm(Bench& bench, DType dtype, std::int64_t bytes, int threads) {
   bench.add(std::move(row));
 }
 
-// The norm, and every element scaled: read twice and written once.
+// Computes the norm and scales every element: reads each twice and writes it once.
 void add_clip(Bench& bench, DType dtype, std::int64_t bytes, int threads) {
   TableRow row;
   row.name =
@@ -87,7 +87,7 @@ void add_clip(Bench& bench, DType dtype, std::int64_t bytes, int threads) {
   bench.add(std::move(row));
 }
 
-// The work of a BucketReducer on gradients in the caller's memory: into the bucket and back.
+// The copies that a BucketReducer makes of gradients in the caller's memory: into the bucket and back.
 void add_packing(Bench& bench, std::int64_t bytes, int threads) {
   TableRow row;
   row.name = "packing/f32/" + std::to_string(bytes) + "/threads" + std::to_string(threads);

@@ -1,5 +1,5 @@
-// Halos of ranks of weft in a ring: the faces of both neighbours in one exchange, by bytes and memory: rows
-// and columns of matrices, faces of cuboids, of one field and of eight.
+// Halo exchanges of weft's ranks in a ring, by bytes and memory. One exchange gets the faces of both
+// neighbours: rows and columns of matrices, or faces of cuboids, of one field or of eight.
 //
 //   halo_bench --op halo_rows,halo_3d_fields --memory shared,foreign
 #include <memory>
@@ -11,7 +11,7 @@
 namespace weft::bench {
 namespace {
 
-// Each rank holds two faces of the ring and wants the one before them and the one after.
+// Each rank holds two faces of the ring, and needs the face before them and the face after them.
 std::function<void(std::byte*, std::byte*)> call_of(const DeviceMesh& mesh, const Case& c) {
   const Case::Faces faces = c.faces();
   const std::int64_t fields = faces.fields, runs = faces.runs, run = faces.run;

@@ -52,7 +52,7 @@ Numbers Bench::time(const TableRow& row) const {
   }
 }
 
-// The first rank says which row is next; the others have nothing to do with Google Benchmark.
+// The first rank announces the next row; the other ranks do not use Google Benchmark.
 void Bench::run() {
   if (rank_ != 0) {
     for (;;) {
@@ -102,7 +102,7 @@ namespace {
 
 using Table = std::function<std::vector<TableRow>(RankOfBench&)>;
 
-// A page for all ranks: made before they are.
+// A page that all ranks map; it is made before the ranks.
 std::byte* make_common() {
   void* const p = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) throw_errno("bench: mmap", errno);
@@ -119,7 +119,8 @@ void rank_body(const Spec& spec, int argc, char** argv, Context& context, const 
   };
   RankOfBench rank{context, m.store, group, spec, agree, common};
   Bench bench(argc, argv, spec, agree, m.rank);
-  // Said once nobody spins any more: who comes next may need the cores.
+  // Prints the settings only when no rank waits in the barrier any more: the next job to start may need the
+  // cores.
   group.barrier().wait();
   if (spec.rows && m.rank == 0) spec.print_settings("weft", settings);
   for (TableRow& row : table(rank)) bench.add(std::move(row));
@@ -153,7 +154,8 @@ int run_threads(int n, Bind bind, const std::function<void(int, Context&, std::s
   return 0;
 }
 
-// Under a launcher that is meant for this program: mpirun for the MPIs, weft run for any.
+// Whether a launcher started this process as a rank of this program: mpirun for the MPI backends, weft run
+// for any backend.
 bool launched(const Spec& spec) {
   return spec.backend.starts_with("mpi-") || env::get("WEFT_RANK").has_value();
 }

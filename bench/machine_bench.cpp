@@ -1,6 +1,7 @@
-// The limits of this machine, measured as the collectives are: by as many ranks at once, in the same sizes.
-// One row a size, in us: `copy_us`: every rank copies that many bytes of its own; `pass_us`: every rank reads
-// and writes that many bytes in place; `line_us`: a cache line written by rank 0 is seen by rank 1.
+// The limits of this machine, measured like the collectives: by as many ranks at once, in the same sizes. One
+// row for each size, in us. `copy_us`: every rank copies that many bytes of its own memory. `pass_us`: every
+// rank reads and writes that many bytes in place. `line_us`: the time until rank 1 sees a cache line written
+// by rank 0.
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -88,7 +89,7 @@ std::vector<TableRow> table(RankOfBench& rank) {
 }  // namespace weft::bench
 
 int main(int argc, char** argv) {
-  // --op, --dtype and --memory are taken as the other programs take them and make no difference.
+  // This program accepts --op, --dtype and --memory like the other programs, and ignores them.
   using weft::bench::Kind;
   return weft::bench::bench_main(argc, argv, {{Kind::all_reduce}}, weft::bench::table,
                                  [](const weft::bench::Spec&) { return "memory and cache lines"; });

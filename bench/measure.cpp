@@ -29,9 +29,9 @@ Times times_of(std::vector<double>& us) {
 }
 
 Times measure(const Prepared& p, const Agree& agree, double seconds) {
-  // Three runs are not counted, however long they take: the first pays for memory and code that are made
-  // once; so does the second, if the results of two runs are alive at a time; and the third may prepare data
-  // for repeated use (packed weights).
+  // The first three runs do not count, however long they take. The first pays for memory and code that are
+  // made once. The second does so, too, if the results of two runs exist at the same time. The third may
+  // prepare data for repeated use (packed weights).
   constexpr int kUncounted = 3;
   double us = check(p) * 1e6;  // one run
   for (int k = 1; k < kUncounted; ++k) {

@@ -3,17 +3,17 @@
 //
 //   hidden = (t_comm + t_comp - t_both) / min(t_comm, t_comp)
 //
-// t_comm: post and wait, nothing between; t_comp: the computation alone; t_both: post, compute, wait. 100 %:
-// the shorter of the two costs nothing; 0 %: one after the other; below: they are in each other's way.
-// Medians of each, all ranks at once.
+// t_comm: post and wait, with nothing between them; t_comp: the computation alone; t_both: post, compute,
+// wait. 100 % means that the shorter of the two costs nothing, and 0 % that they run one after the other;
+// below 0 % they slow each other down. All times are medians, with all ranks at once.
 //
-// Twice with Progress::thread (a helper thread gets the call on) and twice without (the thread that waits
-// does): `busy`, where the computation keeps the rank's core, so that helper and computation share it unless
-// there are more cores than ranks; and `free`, where the computation is elsewhere (a device, other hosts),
-// was started just before the call was posted, and leaves the core to the helper. Run it with --bind share,
-// so that a helper finds its rank's cores, and no other rank's helper on them, and without a real-time
-// policy: under one, the helper and the computation do not share a core but take turns as long as one of them
-// likes.
+// There are two cases, each with Progress::thread (a helper thread advances the call) and without it (the
+// waiting thread advances the call). `busy`: the computation occupies the rank's core, so helper and
+// computation share this core unless there are more cores than ranks. `free`: the computation runs elsewhere
+// (a device, other hosts), was started just before the call was posted, and leaves the core to the helper.
+// Run the program with --bind share, so that each helper has its rank's cores to itself, and without a
+// real-time policy: under such a policy helper and computation do not share a core, but each keeps it as long
+// as it runs.
 #include <sys/prctl.h>
 
 #include <chrono>
@@ -28,7 +28,7 @@ using Clock = std::chrono::steady_clock;
 
 double us_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count() * 1e6; }
 
-// Arithmetic in registers: it needs a core and no memory.
+// Computes in registers: this needs a core but no memory.
 double compute(std::int64_t rounds) {
   double a = 1.0, b = 1.1, c = 1.2, d = 1.3;
   for (std::int64_t k = 0; k < rounds; ++k) {
@@ -42,7 +42,7 @@ double compute(std::int64_t rounds) {
 
 volatile double sink;
 
-// Median over ranks' first: every rank runs, rank 0's clock counts.
+// The median by rank 0's clock, while every rank runs.
 double median(const std::function<void()>& run, const Agree& agree, double seconds) {
   std::vector<double> us;
   const auto begin = Clock::now();
@@ -86,7 +86,7 @@ Numbers overlap(RankOfBench& rank, Groups& groups, const Case& c, const std::str
     const auto rounds = agree(static_cast<std::int64_t>(100000 * comm / us_since(start)));
     const auto pause = std::chrono::nanoseconds(agree(static_cast<std::int64_t>(comm * 1e3)));
     for (const bool busy : {true, false}) {
-      // The computation elsewhere goes on since `begun`, whatever this core does meanwhile.
+      // The computation elsewhere has been running since `begun`, whatever this core does meanwhile.
       const auto work = [&](Clock::time_point begun) {
         if (busy) {
           sink = compute(rounds);

@@ -1,5 +1,5 @@
-// Messages between two ranks of weft: half of a round trip (ping_pong), and one message of a window of them
-// under way at once (one_way), by dtype, memory and bytes.
+// Messages between two weft ranks, by dtype, memory and bytes: half of a round trip (ping_pong), and the time
+// per message if a window of messages is under way (one_way).
 //
 //   p2p_bench --op ping_pong,one_way --memory shared,foreign
 #include <vector>

@@ -1,10 +1,10 @@
-// Each path of the shared-memory transport, forced, in one table: what src/backends/shm/paths.hpp is made
-// from.
+// Forces each path of the shared-memory transport in turn and prints one table; the thresholds in
+// src/backends/shm/paths.hpp come from it.
 //
 //   WEFT_SINGLE_COPY=push paths_bench [ranks] [op|all] [foreign|shared] [largest bytes]
 //
-// A cell is the median in microseconds of f32 out of place, the buffers used again every time; "-" where the
-// path cannot take the call. Bytes are of the longer of the two buffers.
+// A cell is the median in microseconds, for f32 out of place, with the same buffers every time; "-" means
+// that the path cannot take the call. Bytes are the size of the longer of the two buffers.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -42,7 +42,7 @@ std::function<void()> call(ProcessGroup& g, const std::string& op, const Tensor&
   return [&g, in, out] { g.all_to_all(in, out).wait(); };
 }
 
-// Ranks give their number and one. Empty if `out` is right.
+// Ranks contribute their number plus one. Returns an empty string if `out` is right.
 std::string wrong(const std::string& op, int rank, int ranks, const Tensor& out) {
   const std::span<const float> got = out.as<float>();
   const std::size_t each = got.size() / static_cast<std::size_t>(ranks);
@@ -104,7 +104,7 @@ void body(int rank, const Arguments& a, const std::shared_ptr<Store>& store) {
             g = {};
           }
         }
-        // A root that needs nobody would run ahead: all leave a call together.
+        // A root that waits for nobody would run ahead, so all ranks leave a call together.
         const auto together = [&] {
           run();
           if (op == "broadcast" || op == "reduce") between.barrier().wait();

@@ -1,5 +1,4 @@
-// The baseline: element-wise sums as one would write them down, compiled with -O2 for the baseline
-// instruction set.
+// The baseline: element-wise sums as plain loops, compiled with -O2 for the baseline instruction set.
 #pragma once
 
 #include <cstdint>

@@ -30,8 +30,8 @@ void bind_to_cores(int rank, int ranks, Bind bind) {
   sched_setaffinity(0, sizeof mine, &mine);
 }
 
-// The parent serves the store; it may make threads only after the last fork, so the children learn the port
-// by pipe.
+// The parent serves the store. It may make threads only after the last fork, so it sends the port to the
+// children through a pipe.
 int run_processes(int n, const std::function<void(int, std::shared_ptr<Store>)>& body) {
   std::vector<pid_t> children;
   std::vector<int> to_child;

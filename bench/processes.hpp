@@ -1,4 +1,4 @@
-// Ranks as processes of this host, for our programs and for peers that have no launcher of their own.
+// Runs ranks as processes of this host, for weft's programs and for peers without a launcher of their own.
 #pragma once
 
 #include <functional>
@@ -9,12 +9,13 @@
 
 namespace weft::bench {
 
-/// Runs body(rank, store) in n processes of this host, which meet in `store`; returns 0 if all bodies did
-/// not throw. Call it before the program has any thread. The first process that fails ends the others.
+/// Runs body(rank, store) in n processes of this host, which find each other through `store`. Returns 0 if no
+/// body threw. Call it before the program has any thread. If a process fails, the parent ends the others.
 int run_processes(int n, const std::function<void(int rank, std::shared_ptr<Store> store)>& body);
 
-/// Keeps this thread, and those it makes, on core `rank` of the usable ones, as mpirun does, or on a share of
-/// them. Does nothing if there are fewer cores than ranks.
+/// Pins this thread, and threads that it creates, as `bind` says. Bind::cores: to the rank-th usable core, as
+/// mpirun does. Bind::share: to the rank-th equal share of the usable cores. Bind::none: not at all. Does
+/// nothing if there are fewer cores than ranks.
 void bind_to_cores(int rank, int ranks, Bind bind = Bind::cores);
 
 }  // namespace weft::bench

@@ -1,4 +1,4 @@
-// Element-wise sums against a plain loop and against memcpy: bus_GBs counts every byte read and written.
+// Compares element-wise sums with a plain loop and with memcpy. bus_GBs counts every byte read and written.
 #include <cstring>
 #include <new>
 #include <string>
@@ -28,7 +28,7 @@ struct Aligned {
   friend bool operator==(Aligned, Aligned) { return true; }
 };
 
-// n inputs, one output; `in_place`: every input is an output too, as on the direct path of shm.
+// n inputs and one output. If `in_place`, every input is also an output, as on the direct path of shm.
 template <class T>
 struct Buffers {
   std::vector<std::vector<T, Aligned<T>>> data;

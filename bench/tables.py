@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Takes the tables of bench/results, one `weft bench` after the other, and writes them into a page there.
+"""Measures the tables of bench/results, one `weft bench` after the other, and writes them into a page there.
 
     bench/tables.py --out FOLDER                   everything: FOLDER/<name>.md, .json, .svg
     bench/tables.py --out FOLDER --only facade,p2p some of it
-    bench/tables.py --out FOLDER --only layers     a table in pieces; layers.mlp takes those that begin so
+    bench/tables.py --out FOLDER --only layers     a table in pieces; layers.mlp selects the pieces that begin so
     bench/tables.py --out FOLDER --paste PAGE      writes the tables of FOLDER into PAGE, such as
                                                    bench/results/2026-11-30-epyc-zen5.md; makes it if it is absent
     bench/tables.py --list                         the commands
 
-With rights to it (root) each command runs under a real-time policy, which keeps other programs off the
-cores: `chrt -f 10`; where there are more ranks than cores, or a helper thread beside a rank, at a high
-niceness instead: ranks that spin would otherwise keep the cores from those that they wait for.
+If the user may (root), each command runs under a real-time policy, `chrt -f 10`, which keeps other programs
+off the cores. With more ranks than cores, or with helper threads, it runs at a high niceness instead: under
+a real-time policy spinning ranks would keep the cores from the ranks that they wait for.
 """
 import argparse
 import os
@@ -58,8 +58,8 @@ def runs(a):
 
 
 def layers():
-    """In pieces of at most 100 s on two cores with 100 GFLOP/s each, so that each may wait for a machine
-    that is quiet."""
+    """Pieces that take at most 100 s each on two cores with 100 GFLOP/s each, so that each piece can wait
+    for a quiet machine."""
     common = ["--against", "torch", "--seconds", "0.12"]
     pieces = {f"{layer}.{dtype}": (layer, dtype, "8,128,512,2048", "forward,both", 3) for layer in ("mlp", "attention", "conv") for dtype in ("f32", "bf16")}
     pieces["head.f32.512"] = ("head", "f32", "8,128,512", "forward,both", 3)
@@ -104,7 +104,7 @@ def take(a, name, arguments, oversubscribed):
 
 
 def folded(name, table):
-    """Ratios and settings of all but the first tables are a click away: there are many."""
+    """Folds the ratios and settings of all tables except the first ones: there are many."""
     at = table.find("\n**weft ")
     if at < 0 or name in ("all_reduce", "p2p"):
         return table
@@ -112,11 +112,11 @@ def folded(name, table):
 
 
 def joined(texts):
-    """One text of those of a table's pieces: the rows of tables with the same head one behind the other,
-    other paragraphs once."""
+    """Joins the texts of a table's pieces: appends the rows of tables with equal heads, and keeps other
+    paragraphs once."""
     if len(texts) == 1:
         return texts[0].strip()
-    blocks = {}  # the first lines, or a whole paragraph: the lines below it
+    blocks = {}  # first lines of a table, or a whole paragraph: the lines below it
     for text in texts:
         for block in text.strip().split("\n\n"):
             lines = block.split("\n")

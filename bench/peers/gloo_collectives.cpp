@@ -1,6 +1,6 @@
-// Gloo without anything above it, over TCP on loopback, which is what it has between processes of one host:
-// the same flags, checks, samples and rows as collectives_bench. all_reduce is measured by Gloo's ring and by
-// its halving and doubling, and the better of both is reported.
+// Measures plain Gloo over TCP on loopback, its only transport between processes of one host, with the flags,
+// checks, samples and rows of collectives_bench. Measures all_reduce by Gloo's ring and by its
+// halving-doubling, and reports the better of the two.
 //
 //   gloo_collectives --ranks 2 --op all_reduce --rows
 #include <gloo/allgather.h>
@@ -28,7 +28,7 @@ namespace {
 using Context = std::shared_ptr<::gloo::Context>;
 using Call = std::function<void(std::byte* in, std::byte* out)>;
 
-// The store in which its ranks find each other.
+// The store through which Gloo's ranks find each other.
 class Meeting final : public ::gloo::rendezvous::Store {
  public:
   explicit Meeting(std::shared_ptr<weft::Store> store) : store_(std::move(store)) {}
@@ -51,7 +51,7 @@ template <class T>
 struct As {
   using type = T;
 };
-// Calls f with the type, or returns false if Gloo has none.
+// Calls f with the C++ type of a dtype; returns false if Gloo has no such type.
 template <class F>
 bool with_type(DType t, const F& f) {
   if (t == DType::f32) return f(As<float>{}), true;
@@ -88,7 +88,7 @@ Call messages_of(const Case& c, const Context& context, int rank) {
       if (rank == 1) receive(out, bytes), send(in, bytes);
       return;
     }
-    // Several at once, as many programs would.
+    // Several messages at once, as many programs would send them.
     std::vector<std::unique_ptr<::gloo::transport::UnboundBuffer>> window;
     for (int k = 0; k < kWindow; ++k) {
       window.push_back(context->createUnboundBuffer(rank == 0 ? in : out, bytes));
@@ -165,7 +165,7 @@ Call call_of(const Case& c, const Context& context, int rank) {
   return call;
 }
 
-// The older form of all_reduce, which binds itself to a buffer; in place only.
+// Gloo's older all_reduce, which is bound to a buffer and works only in place.
 Prepared halving_doubling(const Case& c, const Context& context, const std::shared_ptr<Buffers>& buffers) {
   Prepared p = prepare(buffers, {});
   with_type(c.dtype, [&](auto as) {

@@ -1,5 +1,6 @@
-// The peers of collectives_bench and p2p_bench: raw MPI calls on buffers of the same kind, with the same
-// flags, checks, samples and rows. One source, built against each MPI. Run by `weft bench`; by hand:
+// The MPI peers of collectives_bench and p2p_bench: raw MPI calls on ordinary buffers, with the flags,
+// checks, samples and rows of those programs. This source is built against each MPI. `weft bench` runs the
+// programs; to run one by hand:
 //
 //   mpirun -n 2 mpi_collectives_openmpi --op all_reduce --rows
 #include <mpi.h>
@@ -21,7 +22,7 @@
 namespace weft::bench {
 namespace {
 
-// bf16 is no type of MPI: pairs of bytes, and an operation of the program's own, which the compiler
+// MPI has no bf16 type: this program uses pairs of bytes, and its own operation, which the compiler
 // vectorises.
 void add_bf16(void* in, void* inout, int* count, MPI_Datatype*) {
   const auto* const a = static_cast<const bf16*>(in);
@@ -47,8 +48,9 @@ std::string obstacle(const Case& c, const Types& types) {
   return "";
 }
 
-// A ring of ranks, as a communicator with neighbours. In a ring of two both neighbours are one rank, and the
-// implementations differ in which of its two blocks goes where: `straight` where the first goes to the first.
+// A ring of ranks, as a communicator with neighbours. In a ring of two ranks both neighbours are the same
+// rank, and MPI implementations differ in the places of its two blocks. `straight` is true if the first block
+// sent arrives in the first place.
 struct Ring {
   MPI_Comm comm = MPI_COMM_NULL;
   bool straight = false;
@@ -66,7 +68,8 @@ const Ring& ring_of(int ranks) {
   return ring;
 }
 
-// The two faces of each field: a type for one face, and where the first and the second begin, in bytes.
+// The two faces of each field: a type for one face, and the offsets of the first and the second face in
+// bytes.
 struct Faces {
   MPI_Datatype type;
   std::vector<std::pair<MPI_Aint, MPI_Aint>> at;
@@ -88,7 +91,7 @@ Faces faces_of(const Case& c, MPI_Datatype element) {
   return f;
 }
 
-// As a program writes it by hand: a receive and a send for each face.
+// The exchange as a program writes it by hand: a receive and a send for each face.
 std::function<void(std::byte*, std::byte*)> halo_by_hand(const Case& c, int rank, const Faces& f) {
   const int before = (rank + c.ranks - 1) % c.ranks, after = (rank + 1) % c.ranks;
   return [=](std::byte* in, std::byte* out) {
@@ -105,7 +108,7 @@ std::function<void(std::byte*, std::byte*)> halo_by_hand(const Case& c, int rank
   };
 }
 
-// As one call, with a type for all fields' faces on a side.
+// The exchange as one call, with one type for the faces of all fields on a side.
 std::function<void(std::byte*, std::byte*)> halo_of_neighbours(const Case& c, const Faces& f) {
   MPI_Datatype sides[2];
   for (int side = 0; side < 2; ++side) {
@@ -227,8 +230,8 @@ void body(int argc, char** argv) {
     }
     const auto buffers = std::make_shared<Buffers>(c, rank, allocate_pages);
     Times t = measure(prepare(buffers, call_of(c, rank, types)), agree, spec.seconds);
-    // Whichever of the two does better. Between two ranks MPICH 4.0 does not always put the two blocks from
-    // one neighbour to the same places, so that there it is the first.
+    // Reports the faster of the two forms. Between two ranks MPICH 4.0 does not always put the two blocks
+    // from one neighbour in the same places, so for that case only the first form is measured.
     if (is_halo(c.kind) && (size > 2 || std::string_view(WEFT_PEER) != "mpich")) {
       const Times other = measure(prepare(buffers, halo_of_neighbours(c, faces_of(c, types.of.at(c.dtype)))),
                                   agree, spec.seconds);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""torch.distributed over Gloo: the same flags, checks, samples and rows as collectives_bench
-(bench/cases.hpp, bench/measure.hpp). With --library deepspeed: the all_reduce in shared memory of
-DeepSpeed's CPU inference, built by torch from the installed package's sources.
+"""Measures torch.distributed over Gloo with the flags, checks, samples and rows of collectives_bench
+(bench/cases.hpp, bench/measure.hpp). With --library deepspeed it measures the shared-memory all_reduce of
+DeepSpeed's CPU inference, which torch builds from the installed package's sources.
 
     torch_collectives.py --ranks 2 --op all_reduce --rows
 """
@@ -37,7 +37,7 @@ def rank_flags(doc):
 
 
 def parse_flags(p, known):
-    """The flags; ends the program where a list has a word that is not among the known ones of that flag."""
+    """Parses the flags; ends the program if a list has a word that the flag does not know."""
     a = p.parse_args()
     for flag, expected in known.items():
         for word in getattr(a, flag):
@@ -59,7 +59,7 @@ def flags():
 
 
 class DeepSpeed:
-    """Its shared-memory all_reduce: `build` once, before there are ranks; `start` in each of them."""
+    """DeepSpeed's shared-memory all_reduce: call `build` once, before the ranks start, and `start` in each."""
 
     DTYPES = ("f32", "f16", "bf16")
 
@@ -79,13 +79,13 @@ class DeepSpeed:
     def start(library, dist, rank, ranks):
         library.initialize(ranks, rank)
         dist.barrier()
-        if rank == 0:  # everybody has them mapped; it would leave them behind
+        if rank == 0:  # all ranks have mapped the files; DeepSpeed would leave them behind
             for segment in glob.glob(f"/dev/shm/deepspeed_allreduce_buffer_*_{os.environ['MASTER_PORT']}_*"):
                 os.unlink(segment)
 
 
 class Case:
-    """One rank's tensors of a case: in and out, what to call, and what must come out."""
+    """One rank's tensors of a case, in and out, with the call and the expected result."""
 
     def __init__(self, torch, dist, all_reduce, op, dtype, place, size, rank, ranks):
         self.torch, self.dist, self.op, self.rank, self.n = torch, dist, op, rank, ranks
@@ -264,7 +264,7 @@ def body(rank, a, port, library):
 
 
 def die_with(parent):
-    """Ranks end when the process that started them does."""
+    """Makes ranks end when the process that started them ends."""
     import ctypes
     import signal
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The cases of data_bench in torch over Gloo: gradients reduced in several ways, and a step of 24 x
-Linear(512) on each rank by itself, with DistributedDataParallel, and with fully_shard (FSDP2). The same
-flags, numbers, checks, samples and rows as data_bench (bench/train/data_bench.cpp, bench/measure.hpp).
-sent_bytes is what the loopback device counts, divided by the ranks.
+"""Measures the cases of data_bench in torch over Gloo: gradients reduced in several ways, and a step of 24 x
+Linear(512) on each rank by itself, with DistributedDataParallel, and with fully_shard (FSDP2). The flags,
+numbers, checks, samples and rows are those of data_bench (bench/train/data_bench.cpp, bench/measure.hpp).
+sent_bytes is the loopback device's count of bytes, divided by the number of ranks.
 
     torch_data.py --ranks 2 --cases reduce/one,step/ddp --rows
 """
@@ -25,8 +25,8 @@ def flags():
 
 
 class Reduction:
-    """one: a flat tensor. buckets: gradients are views of flat buckets, each reduced while the next one is
-    begun. bound: gradients of their own, copied into one flat tensor and back. each: one by one."""
+    """one: a flat tensor. buckets: gradients are views of flat buckets; each bucket is reduced while the
+    next begins. bound: separate gradients, copied into one flat tensor and back. each: gradients one by one."""
 
     def __init__(self, torch, dist, how, rank, ranks):
         self.torch, self.dist, self.how, self.rank, self.n = torch, dist, how.removesuffix("_foreign"), rank, ranks

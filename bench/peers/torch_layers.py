@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The layers of layers_bench in torch: on one rank, or tensor parallel over Gloo with Megatron's f and g
-as autograd functions around all_reduce. The same flags, numbers, checks, samples and rows as layers_bench
-(bench/train/layers_bench.cpp, bench/measure.hpp). bf16: weights, activations and gradients alike, as torch
-users have them.
+"""Measures the layers of layers_bench in torch: on one rank, or tensor parallel over Gloo with Megatron's f
+and g as autograd functions around all_reduce. The flags, numbers, checks, samples and rows are those of
+layers_bench (bench/train/layers_bench.cpp, bench/measure.hpp). In bf16 weights, activations and gradients are
+all bf16, as is usual in torch.
 
     torch_layers.py --ranks 2 --layers mlp,attention --tokens 128,512 --passes both --dtype f32 --rows
 """
@@ -29,7 +29,7 @@ def flags():
     return parse_flags(p, {"layers": SHAPES, "passes": ("forward", "both"), "dtype": ("f32", "bf16")})
 
 
-# The parameters' whole shapes and the dimension that ranks split, None where each has all of it.
+# The parameters' global shapes, and the dimension that ranks split; None: each rank has the whole parameter.
 PAIR = (((HIDDEN, DIM), 0), ((HIDDEN,), 0), ((DIM, HIDDEN), 1), ((DIM,), None))
 SHAPES = {
     "linear2": PAIR,
@@ -40,13 +40,13 @@ SHAPES = {
 }
 
 
-@functools.lru_cache(maxsize=16)  # a layer's, which are made for each of its cases; nobody writes them
+@functools.lru_cache(maxsize=16)  # the tensors of a layer, for each of its cases; nothing writes to them
 def cached_numbers(torch, shape, stream):
     return make_numbers(torch, shape, stream, 0)
 
 
 def numbers(torch, shape, stream, first=0):
-    """Uniform on [-0.5, 0.5), as number() of layers_bench.cpp. Not to be written."""
+    """Numbers uniform on [-0.5, 0.5), as number() of bench/train/inputs.hpp. Do not write to them."""
     return cached_numbers(torch, tuple(shape), stream) if first == 0 else make_numbers(torch, shape, stream, first)
 
 
@@ -191,8 +191,8 @@ def measure(case, agree, seconds):
 
 
 def join(rank, a, port, over=""):
-    """Makes this rank one of a.ranks over Gloo. Gives torch, torch.distributed and agree(number), which is
-    rank 0's number on all."""
+    """Makes this rank one of a.ranks over Gloo. Returns torch, torch.distributed and agree(number), which
+    returns rank 0's number on all ranks."""
     import torch
     import torch.distributed as dist
 
@@ -212,7 +212,7 @@ def join(rank, a, port, over=""):
 
 
 def in_turn(a, cases):
-    """The cases, each when `weft bench` says that it is this peer's turn, until there are none, or no
+    """Yields the cases, each when `weft bench` gives this peer a turn, until there are no more cases or
     turns."""
     turns = open(a.turns, "rb", buffering=0) if a.turns else None
     take = lambda: turns is None or len(turns.read(1)) == 1
@@ -246,7 +246,7 @@ def rank_main(rank, a, body, port, parent):
 
 
 def start_ranks(a, body):
-    """Runs body(rank, a, port) in a.ranks processes and exits as they did."""
+    """Runs body(rank, a, port) in a.ranks processes and exits with their status."""
     import socket
 
     try:

@@ -3,16 +3,15 @@
 [-n RANKS] [--json FILE] [--write PAGE] PART...
 
     collectives   all_reduce of 8 bytes to 128 MiB, all_gather and reduce_scatter; weft also on tensors of weft.torch.empty
-    overhead      all_reduce of 8 bytes over weft, alone on one rank, beside a Backend in Python that does nothing
-    ddp           a step of DDP on 24 x Linear(512), 64 rows, beside the same over a backend that does nothing
-    fsdp          the same model, fully_shard, beside the step without it and over a backend that does nothing
+    overhead      all_reduce of 8 bytes over weft, alone on one rank, compared with a Backend in Python that does nothing
+    ddp           a step of DDP on 24 x Linear(512), 64 rows, also over a backend that does nothing
+    fsdp          a step of fully_shard on the model of ddp, also without torch.distributed and over a backend that does nothing
     tp            an MLP 1024-4096-1024 of two ranks, tensor parallel, 512 rows
 
-Each result is checked before it is timed; times are medians over repetitions, of which each takes as long
-as on its slowest rank, the backends in turns. OMP_NUM_THREADS is 1. --json keeps what was measured: a part
-that is run again takes the place of its former results, so that parts may be run at different times.
---write puts the file's results as a table into a page, between the lines that say so; without a part it
-only does that.
+Each result is checked before it is timed. Backends take turns; times are medians over repetitions, and the
+time of a repetition is that of its slowest rank. OMP_NUM_THREADS is 1. --json stores the results: a part that
+runs again replaces its former results, so that parts may run at different times. --write puts the file's
+results as a table into a page, between its marker lines; without a part the program only does that.
 """
 import argparse
 import json
@@ -30,7 +29,7 @@ LOAD = round(os.getloadavg()[0], 1)  # of the machine before it measures
 
 
 def nothing_backend():
-    """A Backend in Python whose operations leave everything as it is."""
+    """A Backend in Python whose operations do nothing."""
     import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import Backend
@@ -99,16 +98,16 @@ class Ranks:
         self.rows = []
 
     def slowest(self, seconds):
-        """A time, or each of a list of times, as the slowest rank has it. A step that waits for all ranks
-        takes as long as the slowest in each repetition; so that one that waits for nobody can be compared
-        with it, that counts for all."""
+        """The slowest rank's time, for a time or each of a list of times. In each repetition a step that
+        waits for all ranks takes as long as the slowest rank. Using the slowest time for all steps makes a step
+        that waits for nobody comparable."""
         value = self.torch.tensor(seconds, dtype=self.torch.float64)
         self.dist.all_reduce(value, self.dist.ReduceOp.MAX)
         return value.tolist()
 
     def measure(self, functions, budget=0.6):
-        """{name: microseconds}: the median of repetitions, of all functions in turns. A repetition is as
-        many calls as take a few milliseconds."""
+        """Returns {name: microseconds}, the median over repetitions; the functions take turns. A repetition
+        is as many calls as take a few milliseconds."""
         counts = {}
         for name, function in functions.items():
             function()
@@ -143,7 +142,7 @@ def of_bytes(size):
 
 
 def ratio(times, least):
-    """The times with how much faster weft is, and what is asked for."""
+    """The times, the factor by which weft is faster, and the target."""
     faster = times["gloo"] / times["weft"]
     return times | {"ratio": faster}, (f"{least} x", faster >= least)
 
@@ -268,7 +267,7 @@ def said(*command):
 
 
 def circumstances(ranks, part):
-    """Where and how a part was measured."""
+    """The machine, the commit and the command of a measured part."""
     with open("/proc/cpuinfo", encoding="utf-8") as file:
         model = re.search(r"^model name\s*: (.*)$", file.read(), re.M)
     import torch

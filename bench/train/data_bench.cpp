@@ -1,15 +1,15 @@
-// The cost of data parallelism, beside torch (peers/torch_data.py): 200 gradients of 26 MB in all, reduced
-// in several ways and beside one all-reduce of the same bytes; and a step (forward, backward, reduction, SGD)
-// of 24 x Linear(512) with 64 rows a rank: on each rank by itself, with averaged gradients, and sharded. One
-// thread a rank.
+// Measures the cost of data parallelism, compared with torch (peers/torch_data.py). The first part reduces
+// 200 gradients of 26 MB in all, in several ways, and compares this with one all-reduce of as many bytes. The
+// second part runs a step (forward, backward, reduction, SGD) of 24 x Linear(512) with 64 rows per rank: on
+// each rank by itself, with averaged gradients, and sharded. One thread per rank.
 //
 //   data_bench --ranks 2 --cases reduce/one,reduce/buckets,step/local,step/ddp
 //   data_bench --rounds 2                    every case twice, round by round
 //   data_bench --bucket 1048576              buckets of that many bytes
 //
-// Gradients of a step are compared with those of one rank that computes all rows. Reported besides the times:
-// the bytes that a rank sends in a run, from the calls that the group recorded, counted as ring algorithms
-// send them, and the least that there are in theory.
+// The program compares the gradients of a step with those of one rank that computes all rows. In addition to
+// the times it reports the bytes that a rank sends in a run, and the theoretical minimum. It counts the bytes
+// from the group's recorded calls, as if ring algorithms sent them.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -41,7 +41,8 @@ struct What {
   std::int64_t bucket_bytes = BucketOptions{}.bucket_bytes;
 };
 
-// Calls of a group that the flight recorder has, as bytes that a rank sends in ring algorithms (bus_factor).
+// Counts the calls in a group's flight recorder, and the bytes that a rank would send for them with ring
+// algorithms (bus_factor).
 struct Sent {
   std::size_t calls = 0;
   double bytes = 0;
@@ -181,7 +182,7 @@ class Step {
     optimizer_->step(0);  // as much work as any rate, and every step is the same
   }
 
-  /// Compares the gradients with those of all ranks' rows on this rank.
+  /// Compares the gradients with those that this rank computes from the rows of all ranks.
   std::string wrong() {
     Step serial(rank_, Form::local);
     const int first = form_ == Form::local ? rank_.group.rank() : 0,

@@ -1,21 +1,23 @@
-// Layers that are cut in space over the ranks: the time of a step, compared with the times of its parts.
+// Layers on maps and sequences that are sharded over the ranks: compares the time of a step with the times of
+// its parts.
 //
 //   domain_bench --maps 32x64x128,8x16x16 --sequences 1024,4096 --passes forward,both --ranks 2
 //
-// A map: channels x rows of each rank x columns; a convolution of kernel 3, padding 1, as many channels out.
-// For each case:
+// A map is given as channels x rows of each rank x columns; the layer is a convolution of kernel 3, padding
+// 1, with as many output channels. For each case:
 //   median_us    forward (and backward) of the split layer
 //   local_us     the same layer on this rank's rows by themselves, on all ranks at once: the interior and no exchange
 //   exchange_us  the windows that the passes fetch, with plans that are made: one on x, and one on dy
 //   over         median_us / max(local_us, exchange_us)
-// A sequence: positions of all ranks; causal attention, 8 heads of 64.
+// A sequence is given as the positions of all ranks together; the layer is causal attention with 8 heads of
+// 64.
 //   median_us    forward (and backward) of the split layer
 //   serial_us    the whole sequence on one rank; all ranks compute it at once
 //   gain         serial_us / median_us
-// Both are measured in five turns, one after the other in each, because a machine that others use is slower
-// for some tenths of a second now and then: the times are medians of the turns' medians, and `over` and
-// `gain` medians of the turns' ratios. y and dx are compared with those of one rank, bit for bit. One thread
-// a rank.
+// The program measures both in five turns, one after the other in each turn, because a shared machine is
+// sometimes slower for some tenths of a second. The times are medians of the turns' medians; `over` and
+// `gain` are medians of the turns' ratios. The program compares y and dx with those of one rank, bit for bit.
+// One thread per rank.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -66,7 +68,7 @@ bool same_bits(const Tensor& a, const Tensor& b) {
   return a.shape() == b.shape() && std::memcmp(a.data(), b.data(), static_cast<std::size_t>(a.bytes())) == 0;
 }
 
-// One layer with what its passes need.
+// One layer with the data that its passes need.
 struct Layer {
   Layer(Compute& compute_in, std::unique_ptr<Module> module_in, bool both_in)
       : compute(compute_in), both(both_in), module(std::move(module_in)) {}
@@ -97,7 +99,7 @@ std::unique_ptr<Module> attention_of(std::int64_t positions) {
                                      RopeTables::make(positions, 64, 10000.0));
 }
 
-// The fault of `split` compared with the whole on one rank; "" for none.
+// Compares `split` with the unsharded layer on one rank. Returns a description of the difference, or "".
 std::string compared(const Layer& split, const Layer& serial) {
   if (!same_bits(split.y, distribute(serial.y, split.y.layout()))) return "y has other bits than on one rank";
   if (split.both && !same_bits(split.dx, distribute(serial.dx, split.dx.layout())))
@@ -111,7 +113,7 @@ double median(std::vector<double> x) {
   return x[x.size() / 2];
 }
 
-// Several things by turns.
+// Measures several cases in turns.
 struct Turns {
   Turns(std::vector<Prepared> all, const Agree& agree, double seconds) : us(all.size()) {
     constexpr int kTurns = 5;
@@ -124,7 +126,7 @@ struct Turns {
         samples += t.samples;
       }
   }
-  /// The median over turns of of(turn).
+  /// Returns the median of of(turn) over all turns.
   template <class Of>
   double over_turns(const Of& of) const {
     std::vector<double> all;
@@ -238,7 +240,7 @@ std::vector<TableRow> table(RankOfBench& rank, const What& what) {
 int main(int argc, char** argv) {
   using namespace weft::bench;
   What what;
-  // "a,b" as words, each of which `check` takes; "": none.
+  // Splits "a,b" into words, and passes each word to `check`; "" gives no words.
   const auto words = [](std::vector<std::string>& to, auto check) {
     return [&to, check](const std::string& text) {
       to.clear();

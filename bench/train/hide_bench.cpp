@@ -1,15 +1,16 @@
-// Whether the all-reduce of a parallel layer hides behind a matrix product of the same layer, with one thread
-// a rank. The layers are those of the MLP 1024-4096-1024 over all ranks; what is reduced is f32 in shared
-// memory.
+// Measures whether the all-reduce of a parallel layer overlaps with a matrix product of the layer, with one
+// thread per rank. The layers are those of the MLP 1024-4096-1024 over all ranks; the reduced tensors are f32
+// in shared memory.
 //
 //   hide_bench --ranks 2 --tokens 8,128,512,2048 --dtype f32,bf16 --seconds 3
 //
-// The row layer's forward pass: y = x wᵀ, then the sum of y over ranks. `row_alone`: the product;
-// `row_whole`: then the sum; `row_2`, `row_4`, `row_8`: by so many blocks of tokens, each block's sum under
-// way while the next is multiplied. The column layer's backward pass: dw = dyᵀ x, dx = dy w, and the sum of
-// dx over ranks. `column_alone`: without that sum; `column_after`: dw, dx, the sum; `column_first`: dx, the
-// sum, dw; `column_beside`: dx, then the sum under way while dw is made. Medians; the ways take turns run by
-// run, so that whatever disturbs the machine disturbs them all. The sums must be the same bits in f32.
+// The row layer's forward pass is y = x wᵀ, then the sum of y over ranks. `row_alone`: only the product.
+// `row_whole`: the product, then the sum. `row_2`, `row_4`, `row_8`: in 2, 4 or 8 blocks of tokens; each
+// block is summed while the next is multiplied. The column layer's backward pass is dw = dyᵀ x, dx = dy w,
+// and the sum of dx over ranks. `column_alone`: without the sum. `column_after`: dw, dx, the sum.
+// `column_first`: dx, the sum, dw. `column_beside`: dx, then the sum at the same time as dw. All times are
+// medians; the variants alternate run by run, so that disturbances of the machine affect all of them. The
+// sums must have the same bits in f32.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -36,7 +37,7 @@ struct Way {
   std::function<void()> run;
 };
 
-// One rank's matrices. y, dx: (tokens, 1024), in shared memory, which all ranks reduce
+// One rank's matrices. y, dx: (tokens, 1024), in shared memory; all ranks reduce them
 class Layers {
  public:
   Layers(RankOfBench& rank, DType dtype, std::int64_t tokens)
@@ -135,7 +136,7 @@ class Layers {
   Tensor hidden_, input_, down_, up_, y_, dw_;
 };
 
-// Throws where two ways to one sum have other bits.
+// Throws if two variants give different bits for one sum.
 void check(Layers& layers, const std::vector<Way>& ways, DType dtype) {
   std::vector<float> row, column;
   for (const Way& way : ways) {

@@ -1,14 +1,14 @@
-// Layers of a model over 1, 2 and more ranks (tensor parallel), beside the same layers in torch
+// Measures layers of a model over 1, 2 and more ranks (tensor parallel), and the same layers in torch
 // (peers/torch_layers.py): an MLP 1024-4096-1024 with GELU and without, attention (causal, 16 heads of 64), a
-// pair of 1x1 convolutions 512-2048-512 with GELU between, a vocabulary head 1024-32000. One thread a rank.
+// pair of 1x1 convolutions 512-2048-512 with GELU between, a vocabulary head 1024-32000. One thread per rank.
 //
 //   layers_bench --layers mlp,attention --tokens 128,512 --passes forward,both --dtype f32,bf16 --ranks 2
 //   layers_bench --rounds 2                  every case twice, round by round
 //   layers_bench --independent --ranks 2     the layer of one rank, on each rank by itself: what the cores have together
 //
-// Inputs and weights are the same numbers on every mesh and in torch: hashes of their index. The first two
-// tokens of y are compared with plain loops in f64 on every rank; random projections and norms of y, dx and
-// all gradients are reported, and `weft bench layers` compares them across programs.
+// Inputs and weights are the same numbers on every mesh and in torch: hashes of their index. Every rank
+// compares the first two tokens of y with plain loops in f64. The program reports random projections and
+// norms of y, dx and all gradients, and `weft bench layers` compares them across programs.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -101,7 +101,7 @@ double flops(const LayerCase& c) {
   return passes * 4 * t * kDim * kHidden;
 }
 
-// One rank's layer with everything that a run needs.
+// One rank's layer and the data that a run needs.
 class Layer {
  public:
   Layer(Context& context, const LayerCase& c, const DeviceMesh* mesh)
@@ -144,7 +144,7 @@ class Layer {
     dx_ = module_->backward(dy_, frame)[0];
   }
 
-  /// Empty, or what is wrong in the first two tokens of y.
+  /// Returns an empty string, or the error in the first two tokens of y.
   std::string wrong() const;
 
   /// Projections and norms of y, dx and the gradients. Collective.
@@ -190,7 +190,7 @@ std::vector<double> plain_linear(const std::vector<double>& x, const Tensor& w, 
   return y;
 }
 
-// Causal: the first token sees itself, the second both. q, k, v: (2, dim)
+// Causal attention: the first token sees itself, and the second token sees both. q, k, v: (2, dim)
 std::vector<double> plain_attention(const std::vector<double>& q, const std::vector<double>& k,
                                     const std::vector<double>& v) {
   std::vector<double> out = v;
@@ -247,7 +247,7 @@ std::string Layer::wrong() const {
   return text;
 }
 
-// The peak of this rank's core while all ranks keep theirs busy.
+// The peak of this rank's core while all ranks keep their cores busy.
 double peak_beside(const Agree& agree, DType dtype) {
   agree(0);  // together
   return peak_gflops(dtype);

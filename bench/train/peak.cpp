@@ -19,8 +19,8 @@ constexpr int kSums = 12;
 
 volatile float sink;
 
-// Each runs kSums multiply-adds of a whole register so many times. The sums begin unlike each other: the
-// compiler makes equal ones once.
+// Each function runs kSums multiply-adds of a whole register the given number of times. The sums have
+// different initial values, because the compiler would compute equal sums only once.
 
 __attribute__((target("avx512f"))) void f32_512(std::int64_t times) {
   __m512 sum[kSums];

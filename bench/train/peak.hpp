@@ -5,9 +5,9 @@
 
 namespace weft::bench {
 
-/// GFLOP/s of the calling thread in f32 or bf16 (with sums in f32), in the widest vectors that this CPU has
-/// instructions for; bf16 as f32 where it has none for it. The best of several runs of about 2 ms. 0: not
-/// known on this kind of CPU.
+/// Returns the GFLOP/s of the calling thread in f32 or bf16 (with sums in f32), with the widest vector
+/// instructions of this CPU. If the CPU has no bf16 instructions, returns the value of f32 for bf16. The
+/// result is the best of several runs of about 2 ms. Returns 0 if weft does not know this kind of CPU.
 double peak_gflops(DType dtype);
 
 }  // namespace weft::bench

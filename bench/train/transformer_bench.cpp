@@ -1,6 +1,5 @@
-// A training step of a small transformer on one rank, and beside it the bare matrix products of that step:
-// what lies between the two is what everything else costs (attention, norms, activations, loss, optimizer,
-// memory).
+// Measures a training step of a small transformer on one rank, and the bare matrix products of that step. The
+// difference is the cost of everything else (attention, norms, activations, loss, optimizer, memory).
 //
 //   transformer_bench            counters: tokens/s, milliseconds of each part of the step
 #include <benchmark/benchmark.h>
@@ -94,7 +93,7 @@ void step(benchmark::State& state, const Row& row) {
       benchmark::Counter(static_cast<double>(count), benchmark::Counter::kIsIterationInvariantRate);
 }
 
-// y = x wᵀ, dx = dy w, dw = dyᵀ x of every linear layer, on buffers of their own.
+// Computes y = x wᵀ, dx = dy w and dw = dyᵀ x of every linear layer, on separate buffers.
 void products(benchmark::State& state, const Row& row) {
   const TransformerConfig& c = row.model;
   const std::int64_t tokens = row.batch * row.seq, q = c.heads * c.head_dim(), kv = c.kv_heads * c.head_dim();

@@ -1,7 +1,7 @@
-// The smallest useful transport: streams of bytes between pairs of ranks, here named pipes in a folder. weft
-// does the rest (weft/backends/stream_backend.hpp): it matches messages, also from any source, composes every
-// collective of them, keeps deadlines, tells which rank holds the others up, and notices ranks that leave or
-// die. Read docs/backends.md beside it.
+// A minimal transport: byte streams between pairs of ranks, here named pipes in a folder. weft does the rest
+// (weft/backends/stream_backend.hpp): it matches messages, including receives from any source, composes every
+// collective of messages, keeps deadlines, names the rank that blocks the others, and notices ranks that
+// leave or die. docs/backends.md explains it.
 #include "weft/backends/stream_backend.hpp"
 
 #include <fcntl.h>
@@ -28,7 +28,7 @@ constexpr const char* kFolderName = "weft-example-";
 
 [[noreturn]] void cannot(const std::string& what) { throw_errno("example: cannot " + what, errno); }
 
-// An open file, closed when it goes.
+// An open file. The destructor closes it.
 class File {
  public:
   File() = default;
@@ -49,10 +49,10 @@ class File {
   int fd_ = -1;
 };
 
-// The folder in which the ranks of a group meet. Rank 0 makes it and tells the others its name; when all have
-// opened their pipes, nobody needs the names any more, and it goes. Until then rank 0 has its file "alive"
-// locked, which the kernel unlocks when the process ends, however it ends: so folders of ranks that were
-// killed are known.
+// The folder that holds the pipes of a group. Rank 0 makes the folder and sends its name to the other ranks.
+// When all ranks have opened their pipes, rank 0 removes the folder. Until then rank 0 holds a lock on the
+// file "alive" in it. The kernel releases the lock when the process ends, even if it is killed, so other
+// processes can recognise abandoned folders.
 class Folder {
  public:
   explicit Folder(int ranks) {
@@ -60,7 +60,7 @@ class Folder {
     path_ = (fs::temp_directory_path() / (std::string(kFolderName) + "XXXXXX")).string();
     if (::mkdtemp(path_.data()) == nullptr) cannot("make " + path_);
     try {
-      // The lock is held before the file has its name: so it is never seen without.
+      // Takes the lock before the file gets its name, so that no process ever sees the file unlocked.
       alive_ = File(alive_in(path_) + ".new", O_RDONLY | O_CREAT);
       if (::flock(alive_.fd(), LOCK_SH) != 0) cannot("lock " + alive_in(path_));
       fs::rename(alive_in(path_) + ".new", alive_in(path_));
@@ -88,7 +88,7 @@ class Folder {
     std::error_code ignored;
     fs::remove_all(path, ignored);
   }
-  // A folder without the file is being made.
+  // Removes folders whose file "alive" is not locked. A folder without this file is still being made.
   static void remove_abandoned() {
     std::error_code ignored;
     for (const fs::directory_entry& entry : fs::directory_iterator(fs::temp_directory_path(), ignored)) {
@@ -105,8 +105,8 @@ class Folder {
   File alive_;
 };
 
-// A pipe for each direction of each pair. Both ends open it for reading and writing: so nobody waits for the
-// other end, and a rank that writes to one that has left gets no signal.
+// One pipe for each direction of each pair of ranks. Both ends open the pipe for reading and writing. So
+// opening does not wait for the other end, and writing to a rank that has left raises no signal.
 class Pipes final : public ByteStreams {
  public:
   Pipes(const std::string& path, int rank, int size, std::shared_ptr<Folder> folder)

@@ -1,4 +1,4 @@
-/* Every rank gives its number plus one; all get the sum.
+/* Every rank contributes its number plus one; all ranks get the sum.
  *
  *   cc hello.c -o hello $(pkg-config --cflags --libs weft)
  *   weft run -n 2 -- ./hello */

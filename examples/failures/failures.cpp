@@ -1,5 +1,5 @@
-// Shows what a program sees when a rank fails, and how it goes on:
-// `weft run -n 3 --keep-going -- failures dies`. docs/failures.md shows what each prints.
+// Shows what a program sees when a rank fails, and how it goes on: `weft run -n 3 --keep-going -- failures
+// dies`. docs/failures.md shows the output of each failure.
 #include <sys/resource.h>
 #include <unistd.h>
 

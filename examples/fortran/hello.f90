@@ -1,4 +1,5 @@
-! Every rank gives its number plus one; all get the sum. The declarations are those of weft/c/*.h that it uses, by hand.
+! Every rank contributes its number plus one; all ranks get the sum. The program declares the functions of
+! weft/c/*.h that it uses by hand.
 !
 !   gfortran hello.f90 -o hello_fortran $(pkg-config --libs weft)
 !   weft run -n 2 -- ./hello_fortran
@@ -87,7 +88,7 @@ program hello
   call weft_context_destroy(context)
 
 contains
-  ! Ends the program with the error's text where a call failed.
+  ! Ends the program with the error's text if a call failed.
   subroutine check(status)
     integer(c_int32_t), intent(in) :: status
     integer :: i

@@ -1,5 +1,6 @@
 // The gradients of a host framework's own buffers on a mesh of dp × tp ranks: averaged over dp while backward
-// runs, then over tp as their layouts say, normed and clipped. No weft module, no weft tensor.
+// runs, reduced over tp as their layouts say, and clipped by their norm. The program uses no weft module and
+// no weft tensor.
 //   weft run -n 4 -- ./gradients
 #include <cstdio>
 #include <vector>
@@ -13,7 +14,8 @@ int main() {
   const int dp = mesh.coordinate("dp"), tp = mesh.coordinate("tp");
 
   // The host framework's tensors: a weight cut into rows over tp, and a bias that every tp rank holds whole
-  // and uses for its own part of the work. Ranks along dp see different data, so on dp all is Partial.
+  // and uses for its own part of the work. Ranks along dp see different data, so all gradients are Partial on
+  // dp.
   const weft::Shard rows{0};
   const weft::Partial sum{};
   struct Buffer {

@@ -1,5 +1,5 @@
-// Heat in a ring of cells, cut over ranks: each step a rank needs one cell of each neighbour (a halo). The
-// result is that of one rank, bit for bit.
+// Heat in a ring of cells, divided over ranks: in each step a rank needs one cell of each neighbour (a halo).
+// The result equals that of one rank, bit for bit.
 //   weft run -n 4 -- ./halo
 #include <cstdio>
 #include <numeric>
@@ -41,7 +41,7 @@ int main() {
     step(cells, next);
   }
 
-  // The same on one rank, to compare.
+  // Computes the same steps on one rank, to compare.
   std::vector<double> whole = first_heat(0, kCells), scratch(whole.size());
   for (int s = 0; s < kSteps; ++s) {
     whole.front() = whole[static_cast<std::size_t>(kCells)];

@@ -1,6 +1,6 @@
-// A layer that weft does not have, written with what it installs: y = x (w + b a)ᵀ, a linear layer with a
-// low-rank correction (E. Hu et al., "LoRA", 2021). x: (…, in), w: (out, in), a: (rank, in), b: (out, rank).
-// All in f32: a weight in bf16 (Parameter::set_dtype) is an error here.
+// A layer that is not part of weft and uses only weft's installed headers: y = x (w + b a)ᵀ, a linear layer
+// with a low-rank correction (E. Hu et al., "LoRA", 2021). x: (…, in), w: (out, in), a: (rank, in), b: (out,
+// rank). All tensors are f32: a bf16 weight (Parameter::set_dtype) is an error here.
 #pragma once
 
 #include "weft/nn/kernels.hpp"
@@ -16,7 +16,7 @@ class LowRankLinear : public weft::Module {
   }
   weft::ParameterRef weight, a, b;
 
-  // By columns: each rank makes some of the outputs; `a`, which all of them need, stays whole.
+  // Split by columns: each rank computes some of the outputs. All ranks need `a`, so it is replicated.
   weft::ShardRule shard_rule(weft::Split split) const override {
     if (split == weft::Split::row) return Module::shard_rule(split);
     return {{{weight.get(), weft::Shard{0}}, {b.get(), weft::Shard{0}}},
@@ -67,8 +67,8 @@ class LowRankLinear : public weft::Module {
                                          dh.data_ptr<float>(), {tokens, rank, out});
     gradient(*weight, dy, x, weft::layouts::gradient_of(weight->weight().layout(), dy.layout(), last));
     gradient(*b, dy, h, weft::layouts::gradient_of(b->weight().layout(), dy.layout(), last));
-    // dh comes from this rank's outputs alone, so `a` gets a contribution from each: Partial wherever dy is
-    // cut.
+    // dh comes from this rank's outputs alone, so each rank has only a contribution to the gradient of `a`:
+    // this gradient is Partial on the axes on which dy is sharded.
     gradient(*a, dh, x, weft::layouts::gradient_of(a->weight().layout(), dy.layout(), -1));
     const weft::Tensor dx = frame.compute().make(x.shape(), weft::DType::f32, dx_memory());
     weft::kernels::linear_backward_input(frame.kernels(), dy.data_ptr<float>(),

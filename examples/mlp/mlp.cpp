@@ -1,5 +1,5 @@
-// A column/row MLP on a program's own buffers, forward and backward, and the same on one rank: y =
-// row(column(x)).
+// A column/row MLP, y = row(column(x)), on a program's own buffers, forward and backward; also computed on
+// one rank, to compare.
 //   weft run -n 4 -- ./mlp
 #include <algorithm>
 #include <cmath>
@@ -23,8 +23,8 @@ weft::TensorView matrix(Floats& v, std::int64_t rows, std::int64_t columns) {
   return weft::view(v.data(), {rows, columns});
 }
 
-// One MLP of which this rank holds `part` hidden features, from `begin` on. `axes`: the ranks that hold the
-// rest.
+// One MLP, of which this rank holds `part` hidden features, beginning at `begin`. The other ranks of `axes`
+// hold the rest.
 struct Mlp {
   Mlp(weft::Compute& compute_in, weft::DeviceMesh axes_in, std::int64_t begin, std::int64_t part_in)
       : compute(compute_in), axes(std::move(axes_in)), part(part_in) {

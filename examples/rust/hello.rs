@@ -1,4 +1,5 @@
-//! Every rank gives its number plus one; all get the sum. The declarations are those of weft/c/*.h that it uses, by hand.
+//! Every rank contributes its number plus one; all ranks get the sum. The program declares the functions of
+//! weft/c/*.h that it uses by hand.
 //!
 //!   rustc hello.rs -o hello_rust -C link-args="$(pkg-config --libs weft)"
 //!   weft run -n 2 -- ./hello_rust
@@ -25,7 +26,7 @@ extern "C" {
                        work: *mut *mut c_void, error: *mut Error) -> i32;
 }
 
-/// Ends the program with the error's text where a call failed.
+/// Ends the program with the error's text if a call failed.
 fn check(status: i32, error: &Error) {
     if status != 0 {
         let text = unsafe { std::ffi::CStr::from_ptr(error.text.as_ptr()) };

@@ -1,6 +1,6 @@
-// A model of one's own whose parameters are divided over the data-parallel ranks: each rank keeps a quarter
-// of everything, and has a whole block only while it computes with it. The losses printed are the same for
-// any number of ranks.
+// A program's own model, whose parameters are divided over the data-parallel ranks: each of four ranks keeps
+// a quarter of every parameter, and has all weights of a block only while it computes with the block. The
+// program prints the same losses for any number of ranks.
 //   weft run -n 4 -- ./sharded
 #include <cstdio>
 #include <memory>
@@ -19,7 +19,7 @@ namespace {
 constexpr std::int64_t kRows = 24, kFeatures = 8, kWidth = 64;
 constexpr int kBlocks = 6, kSteps = 60;
 
-// Shapes and names; no memory yet.
+// Makes shapes and names, but no memory yet.
 std::unique_ptr<weft::Sequential> make_model() {
   const weft::Init init = weft::Normal{.std = 0.12};
   auto blocks = std::make_unique<weft::Sequential>();
@@ -52,7 +52,7 @@ int main() {
 
   const weft::DeviceMesh mesh = sharded->mesh();
   for (int step = 0; step < kSteps; ++step) {
-    // Each rank has its part of the rows; to learn is the sum of the first two features.
+    // Each rank has its part of the rows; the model must learn the sum of the first two features.
     weft::Tensor all(context, {kRows, kFeatures});
     weft::RandomStream(static_cast<std::uint64_t>(step), "x").normal(0, all.count(), all.f32().data());
     const weft::Tensor x = distribute(all, make_layout(mesh, {weft::Shard{0}}, all.shape()));

@@ -10,12 +10,12 @@ int main() {
   weft::Context context;
   auto world = weft::ProcessGroup::create(context, "auto", weft::Membership::from_env(context));
 
-  // Collective over all ranks: even ones and odd ones get a group each.
+  // Collective over all ranks: the even ranks get one group, and the odd ranks get another.
   auto half = world.split(world.rank() % 2);
   double sum = world.rank();
   half.all_reduce(weft::view(&sum, 1), weft::view(&sum, 1)).wait();
 
-  // Collective among its members alone: the others need not call it.
+  // Only the members call it; the other ranks need not.
   double ends = 0;
   if (world.rank() == 0 || world.rank() == world.size() - 1) {
     const std::vector<int> ranks = {0, world.size() - 1};
@@ -24,7 +24,7 @@ int main() {
     pair.all_reduce(weft::view(&ends, 1), weft::view(&ends, 1)).wait();
   }
 
-  // The same ranks once more: calls of the two groups do not wait for each other.
+  // A second group of the same ranks: calls of the two groups do not wait for each other.
   auto second = world.duplicate();
   double first_call = 1, second_call = 10;
   auto a = world.all_reduce(weft::view(&first_call, 1), weft::view(&first_call, 1));

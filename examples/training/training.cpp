@@ -1,5 +1,5 @@
-// A training loop of one's own around weft's parts: a small transformer on a mesh of dp x tp ranks that
-// learns to count in steps. The losses printed are the same on every mesh.
+// A program's own training loop, built from weft's parts: a small transformer on a mesh of dp x tp ranks
+// learns to count in steps. The program prints the same losses on every mesh.
 //   weft run -n 4 -- ./training
 #include <cstdio>
 
@@ -14,7 +14,7 @@ namespace {
 constexpr std::int64_t kBatch = 16, kSequence = 24, kVocab = 32;
 constexpr int kSteps = 60;
 
-// Sample s counts from s on in steps of 1 + s % 3, modulo the vocabulary. `shift` 1: the labels.
+// Sample s counts from s on in steps of 1 + s % 3, modulo the vocabulary. `shift` 1 gives the labels.
 weft::Tensor numbers(weft::Context& context, const std::vector<std::int64_t>& samples, std::int64_t shift) {
   weft::Tensor t(context, {static_cast<std::int64_t>(samples.size()), kSequence}, weft::DType::i64);
   std::size_t at = 0;

@@ -33,7 +33,8 @@ int main(void) {
   TRY(weft_mesh_rank(tp, &t, &error));
 
   /* The framework's tensors: a weight cut into rows over tp, and a bias that every tp rank holds whole and
-   * uses for its own part of the work. Ranks along dp see different data: on dp all is WEFT_PARTIAL. */
+   * uses for its own part of the work. Ranks along dp see different data, so all gradients are WEFT_PARTIAL
+   * on dp. */
   float weight[ROWS * COLUMNS], bias[ROWS];
   const weft_axis_placement of_weight[] = {{"dp", weft_partial(WEFT_SUM)}, {"tp", weft_shard(0)}};
   const weft_axis_placement of_bias[] = {{"dp", weft_partial(WEFT_SUM)}, {"tp", weft_partial(WEFT_SUM)}};
@@ -42,7 +43,7 @@ int main(void) {
   TRY(weft_layout_create(mesh, of_weight, 2, extents, 2, &raw[WEIGHT], &error));
   TRY(weft_layout_create(mesh, of_bias, 2, extents, 1, &raw[BIAS], &error));
   TRY(weft_layout_local_extents(raw[WEIGHT], -1, local, 2, &error));
-  /* Their values after the average over dp: the same in all steps. */
+  /* The layouts of the gradients after the average over dp; they do not change from step to step. */
   TRY(weft_layout_reduced(raw[WEIGHT], dp, &averaged[WEIGHT], &error));
   TRY(weft_layout_reduced(raw[BIAS], dp, &averaged[BIAS], &error));
   TRY(weft_layout_reduced(averaged[BIAS], tp, &reduced, &error));
@@ -69,7 +70,7 @@ int main(void) {
     TRY(weft_reduce_gradients(gradients, COUNT, tp, NULL, &error));
     gradients[BIAS].layout = reduced;
     TRY(weft_clip_grad_norm(gradients, COUNT, 1.0, NULL, &norm, &error));
-    TRY(weft_check_replicas(&gradients[BIAS], 1, mesh, &error)); /* a rank whose bits differ is named */
+    TRY(weft_check_replicas(&gradients[BIAS], 1, mesh, &error)); /* names a rank with other bits */
     if (rank == 0)
       printf("step %d: norm %.6f, bias gradient %.6f after clipping\n", step, norm, (double)bias[0]);
   }

@@ -1,6 +1,6 @@
-/* A host's own transport and allocator under weft, in C: four ranks, threads of one process, joined by the
- * queues of queues.h. All operations, and groups made of the group, go over them, and what weft needs for
- * that lies in the pool of pool.h.
+/* A transport and an allocator that the host program provides, in C: four ranks, which are threads of one
+ * process, connected by the queues of queues.h. All operations, and groups made from the group, use the
+ * queues; weft's memory comes from the pool of pool.h.
  *
  *   ./host_in_c */
 #include <stdio.h>
@@ -13,7 +13,7 @@ enum { RANKS = 4 };
 /* The arguments of a rank, and its result. */
 typedef struct host_rank {
   weft_context* context;
-  weft_store* store; /* where the ranks meet */
+  weft_store* store; /* through which the ranks find each other */
   hub* wires;        /* what carries their bytes afterwards */
   int32_t rank;
   float sum, sum_of_half;

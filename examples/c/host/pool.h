@@ -1,5 +1,5 @@
-/* An allocator with a budget, which keeps blocks that come back for the next request of their size. The two
- * functions are what weft asks of any allocator. */
+/* An allocator with a budget. It keeps freed blocks for the next request of their size. An allocator for weft
+ * needs only these two functions. */
 #ifndef POOL_H
 #define POOL_H
 
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <weft/weft.h>
 
-/* A block that is free: its own memory holds the list. */
+/* A free block; its memory holds the link of the list of free blocks. */
 typedef struct free_block {
   struct free_block* next;
   size_t bytes;
@@ -58,7 +58,7 @@ static weft_allocator pool_allocator(pool* p) {
   return a;
 }
 
-/* Frees what is kept. */
+/* Frees the blocks that the pool keeps. */
 static void pool_end(pool* p) {
   while (p->kept != NULL) {
     free_block* next = p->kept->next;

@@ -1,6 +1,6 @@
-/* A transport for threads of one process: a ring of bytes from each rank to each other one, one set of rings
- * for each channel. The four functions are what weft asks of any transport: sockets, or a network's own
- * library, would stand in their place. */
+/* A transport for threads of one process: a ring of bytes from each rank to each other rank, and one set of
+ * rings for each channel. A transport needs only these four functions, which could also use sockets or a
+ * network library. */
 #ifndef QUEUES_H
 #define QUEUES_H
 
@@ -16,7 +16,7 @@ typedef struct queue {
   size_t begin, used;
 } queue;
 
-/* The rings of one channel. Its ranks find it by the token; the last one that closes it frees it. */
+/* The rings of one channel. Its ranks find it by the token; the last rank that closes it frees it. */
 typedef struct rings {
   struct rings* next;
   char* token;

@@ -1,5 +1,5 @@
-/* An MLP of a program's own, divided over the ranks: y = row(relu(column(x))), forward and backward on its
- * own arrays. The same on one rank gives the same numbers.
+/* A program's own MLP, divided over the ranks: y = row(relu(column(x))), forward and backward on the
+ * program's arrays. The program prints the same numbers on one rank.
  *
  *   cc mlp.c -o mlp $(pkg-config --cflags --libs weft_train) -lm
  *   weft run -n 4 -- ./mlp */
@@ -18,12 +18,12 @@ static float* numbers(int count) {
   return v;
 }
 
-/* Element (row, column) of a matrix of the whole MLP. */
+/* Element (row, column) of a matrix of the undivided MLP. */
 static float element(int matrix, int row, int column) {
   return sinf((float)(row * 61 + column * 37 + matrix));
 }
 
-/* The hidden features [first, first + features), which this rank holds; `group` has the ranks that hold the
+/* The hidden features [first, first + features), which this rank holds; the other ranks of `group` hold the
  * rest. */
 typedef struct mlp {
   int features;
@@ -65,7 +65,7 @@ static void mlp_free(mlp* m) {
   for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); ++i) free(all[i]);
 }
 
-/* One pass there and one back, with dy = y. */
+/* One forward and one backward pass, with dy = y. */
 static weft_status mlp_step(mlp* m, weft_compute* compute, weft_group* group) {
   const int n = m->features;
   const weft_matrix x = {m->x, TOKENS, IN, WEFT_F32, WEFT_CPU}, w1 = {m->w1, n, IN, WEFT_F32, WEFT_CPU},
@@ -88,7 +88,7 @@ static weft_status mlp_step(mlp* m, weft_compute* compute, weft_group* group) {
   return weft_column_linear_backward(compute, group, &dh, &x, &w1, &dx, &dw1, &db1, false, NULL, &error);
 }
 
-/* Whether `a` is `b`, up to rounding. */
+/* Returns whether `a` equals `b`, up to rounding. */
 static int same(const float* a, const float* b, int count) {
   double most = 0, largest = 0;
   for (int i = 0; i < count; ++i) {

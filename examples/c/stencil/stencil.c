@@ -1,5 +1,5 @@
-/* Heat on a plate whose rows are cut over the ranks, in C: each step a rank needs one row of each neighbour
- * (a halo). The result is that of one rank, bit for bit.
+/* Heat on a plate whose rows are divided over the ranks, in C: in each step a rank needs one row of each
+ * neighbour (a halo). The result equals that of one rank, bit for bit.
  *
  *   weft run -n 4 -- ./stencil_in_c */
 #include <stdio.h>
@@ -30,7 +30,7 @@ static void step(band* b) {
   b->next = before;
 }
 
-/* Above the first row and below the last one, the plate goes on at its other end: a ring of rows. */
+/* Above the first row and below the last one, the plate continues at its other end: the rows form a ring. */
 static weft_status plan_halo(weft_mesh* mesh, weft_halo** halo, int64_t* begin, int64_t* rows,
                              weft_error* error) {
   const weft_axis_placement by_rows[] = {{"y", {WEFT_SHARD, 0, WEFT_SUM}}};
@@ -85,7 +85,7 @@ int main(void) {
     step(&mine);
   }
 
-  /* The same on one rank, to compare. */
+  /* Computes the same steps on one rank, to compare. */
   for (int s = 0; s < STEPS; ++s) {
     memcpy(whole.cell[0], whole.cell[ROWS], sizeof whole.cell[0]);
     memcpy(whole.cell[ROWS + 1], whole.cell[1], sizeof whole.cell[0]);

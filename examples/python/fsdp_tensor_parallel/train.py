@@ -1,5 +1,5 @@
-"""FSDP2 over one axis of a mesh, tensor parallel with sequence parallel over the other, both PyTorch's
-own, over weft."""
+"""PyTorch's FSDP2 over one axis of a mesh, and its tensor and sequence parallelism over the other axis, with
+weft as the backend."""
 import torch
 import torch.distributed as dist
 import weft.torch  # not needed where the wheel is installed

@@ -1,5 +1,5 @@
-"""A small GPT on the bytes of a text by DistributedDataParallel. The backend's name is an argument:
---backend gloo is the same program over Gloo."""
+"""Trains a small GPT on the bytes of a text with DistributedDataParallel. An argument selects the backend:
+with --backend gloo the program runs over Gloo."""
 import argparse
 import pathlib
 import time

@@ -1,5 +1,5 @@
-"""A linear model fitted by NumPy on several ranks: each has a part of every batch, and gradients are
-averaged in place."""
+"""Fits a linear model with NumPy on several ranks: each rank has a part of every batch, and weft averages the
+gradients in place."""
 import numpy as np
 import weft
 

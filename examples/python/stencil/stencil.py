@@ -1,5 +1,6 @@
-"""Heat on a plate whose rows are cut over the ranks: each step a rank needs one row of each neighbour, its
-halo. Rows that need none are computed while it is on its way. The result has the bits of one rank's."""
+"""Heat on a plate whose rows are divided over the ranks: in each step a rank needs one row of each neighbour,
+its halo. The rank computes the rows that need no halo during the exchange. The result has the same bits as on
+one rank."""
 import numpy as np
 import weft
 
@@ -24,7 +25,7 @@ halo = weft.Halo(weft.Layout(mesh, plate.shape, y=weft.shard(0)), {0: 1}, edges=
 cells = np.zeros(halo.shape)
 cells[halo.inner] = plate[halo.part]
 new = cells.copy()
-last = halo.shape[0] - 1  # the row of ghost cells after this rank's own
+last = halo.shape[0] - 1  # the row of ghost cells after this rank's own rows
 for _ in range(STEPS):
     ghosts = halo.exchange(cells)
     step(cells, new, (2, last - 1))
@@ -33,7 +34,7 @@ for _ in range(STEPS):
     step(cells, new, (last - 1, last))
     cells, new = new, cells
 
-# The same on one rank, to compare.
+# Computes the same steps on one rank, to compare.
 whole = np.pad(plate, ((1, 1), (0, 0)))
 following = whole.copy()
 for _ in range(STEPS):
