@@ -59,7 +59,7 @@ def flags():
 
 
 class DeepSpeed:
-    """DeepSpeed's shared-memory all_reduce: call `build` once, before the ranks start, and `start` in each."""
+    """DeepSpeed's shared-memory all_reduce: `build` once, before the ranks start; then `start` in each."""
 
     DTYPES = ("f32", "f16", "bf16")
 

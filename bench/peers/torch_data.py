@@ -26,7 +26,8 @@ def flags():
 
 class Reduction:
     """one: a flat tensor. buckets: gradients are views of flat buckets; each bucket is reduced while the
-    next begins. bound: separate gradients, copied into one flat tensor and back. each: gradients one by one."""
+    next begins. bound: separate gradients, copied into a flat tensor and back. each: one gradient at a
+    time."""
 
     def __init__(self, torch, dist, how, rank, ranks):
         self.torch, self.dist, self.how, self.rank, self.n = torch, dist, how.removesuffix("_foreign"), rank, ranks

@@ -99,8 +99,8 @@ class Ranks:
 
     def slowest(self, seconds):
         """The slowest rank's time, for a time or each of a list of times. In each repetition a step that
-        waits for all ranks takes as long as the slowest rank. Using the slowest time for all steps makes a step
-        that waits for nobody comparable."""
+        waits for all ranks takes as long as the slowest rank. Using the slowest time for all steps makes a
+        step that waits for nobody comparable."""
         value = self.torch.tensor(seconds, dtype=self.torch.float64)
         self.dist.all_reduce(value, self.dist.ReduceOp.MAX)
         return value.tolist()
