@@ -1,5 +1,5 @@
-// All that libweft_train adds to weft/weft.hpp: modules, layers and optimizers (nn), tensor and domain
-// parallel (tp, domain), training (train) and the models. Link weft::weft_train.
+// All headers that libweft_train adds to weft/weft.hpp: modules, layers and optimizers (nn), tensor and
+// domain parallel (tp, domain), training (train) and the models. Link weft::weft_train.
 #pragma once
 
 #include "weft/domain/domain.hpp"

@@ -1,6 +1,7 @@
-// All of libweft that programs use: base to dp and checkpoint. Not in it: weft/base/env.hpp, clock.hpp and
-// the like, which these include where they need them; the parts of transports (weft/backends/, except
-// backend.hpp); and the headers of libweft_train (weft/nn, tp, train, models), which are included one by one.
+// All headers of libweft that programs use: base to dp and checkpoint. weft.hpp does not name
+// weft/base/env.hpp, clock.hpp and similar headers, which others include if they need them; the parts of
+// transports (weft/backends/, except backend.hpp); and the headers of libweft_train (weft/nn, tp, train,
+// models), which are included one by one.
 #pragma once
 
 #include "weft/backends/backend.hpp"

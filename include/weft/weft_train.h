@@ -4,9 +4,8 @@
  * libweft_train, which weft_train.pc and the CMake target weft::weft_train name; weft/weft.h comes with it,
  * and its conventions hold here.
  *
- * A weft_compute holds the means by which a rank computes. It, and whatever is made with it, belongs to one
- * thread at a time; ranks that are threads have one each.
- * */
+ * A weft_compute holds the means by which a rank computes. Only one thread at a time may use it and the
+ * objects that were made with it; ranks that are threads have one each. */
 #ifndef WEFT_WEFT_TRAIN_H
 #define WEFT_WEFT_TRAIN_H
 

@@ -54,22 +54,23 @@ constexpr DTypeSet dtype_bit(DType t) noexcept { return DTypeSet{1} << static_ca
 
 /// The abilities of a backend. Asked once, when the group is created. weft composes the operations that it
 /// lacks from those that it has: `send` and `recv` are enough for everything, and `all_to_all_v` is for all
-/// collectives. The transport must take the tags of kComposedTags, and an all_to_all_v in which blocks of
-/// `in` are the same memory, or lie in the buffer of `out` where no block of `out` lies.
+/// collectives. The transport must accept the tags of kComposedTags. It must also accept an all_to_all_v in
+/// which several blocks of `in` are the same memory, or in which blocks of `in` lie in the buffer of `out`,
+/// between the blocks of `out`.
 struct Traits {
   std::string_view name;
   OpSet ops = 0;  ///< operations it performs itself; with wait_message also recv from any_source, and probe()
   DTypeSet dtypes = 0;  ///< may be moved
-  /// For each ReduceOp::Kind the dtypes that it reduces itself, in its own order.
+  /// For each ReduceOp::Kind: the dtypes that the transport reduces itself, in its own order.
   std::array<DTypeSet, kReduceKindCount> reduces{};
   bool native_is_canonical = false;  ///< its own order is the canonical tree, with the canonical rounding
   bool device = false;               ///< it moves CUDA memory; false: host memory
-  std::int16_t device_index = 0;     ///< of a group on a device: whose memory it moves
+  std::int16_t device_index = 0;     ///< for a group on a device: the device whose memory it moves
   ProgressStyle progress = ProgressStyle::polled;
   FailureGuarantees guarantees{};
   bool spin = true;  ///< a waiter may spin: no more ranks here than usable cores
-  /// It rings the doorbell of a rank that sleeps when something has happened (see announce_sleep). False:
-  /// sleepers poll again every fraction of a millisecond.
+  /// True if the transport rings the doorbell of a sleeping rank when something has happened (see
+  /// announce_sleep). If false, sleeping ranks poll again every fraction of a millisecond.
   bool rings = true;
 
   bool has(Op op) const noexcept { return (ops & op_bit(op)) != 0; }
@@ -110,12 +111,12 @@ struct OpState {
   int peer = -1;
   int tag = 0;
   Stream stream{};
-  /// v-forms: block r of `in` and of `out`, size() of each; null if the op's blocks are equal. Live as
-  /// long as the call. See in_block() and out_block() (weft/backends/op_table.hpp).
+  /// v-forms: block r of `in` and of `out`, size() of each; null if the op's blocks are equal. Valid as long
+  /// as the call. See in_block() and out_block() (weft/backends/op_table.hpp).
   const Block* in_blocks = nullptr;
   const Block* out_blocks = nullptr;
-  /// If this call is a part of a composed one: the user's call, which ranks compare and texts name. Null:
-  /// this call is the user's. Lives as long as this call.
+  /// If this call is a part of a composed one: the user's call, which ranks compare and texts name. Null if
+  /// this call is itself the user's. Valid as long as this call.
   const OpState* user = nullptr;
   /// exchange: the plan and the fields. It is undefined for other operations. (Version 5.5.)
   const ExchangeCall* exchange = nullptr;
@@ -138,8 +139,8 @@ class Backend {
   /// The next steps of a call, bounded. Collectives are polled in order: a later one only after the earlier
   /// are done.
   virtual Step poll(OpState& s) noexcept = 0;
-  /// Whether no rank has failed, died or aborted. False: failure() says why. Called about once a millisecond
-  /// while a call makes no progress.
+  /// Whether no rank has failed, died or aborted. If it returns false, failure() gives the reason. Called
+  /// about once a millisecond while a call makes no progress.
   virtual bool healthy() noexcept = 0;
   /// The ranks that have not arrived at this call yet; `story` becomes a sentence about them, for the text of
   /// time-outs and warnings.
@@ -153,46 +154,47 @@ class Backend {
   virtual bool quiet() const noexcept = 0;
   /// After a failure: waits until nobody can touch the callers' memory any more, moving the callers' shared
   /// memory to new pages where a stopped peer might still write. `exposed`: the buffers of the calls that
-  /// failed. False: not reached by the deadline. From any thread.
+  /// failed. Returns false if that was not reached by the deadline. From any thread.
   virtual bool quiesce(Deadline deadline, std::span<const MemoryRange> exposed) noexcept = 0;
-  /// This rank is about to sleep on its doorbell (true), or awake again (false). After the announcement the
-  /// group polls once more before it sleeps: so a peer that makes its step visible first and then checks for
-  /// sleepers always wakes it. From any thread.
+  /// Announces that this rank is about to sleep on its doorbell (true), or is awake again (false). After the
+  /// announcement the group polls once more before it sleeps: so a peer that makes its step visible first and
+  /// then checks for sleepers always wakes it. From any thread.
   virtual void announce_sleep(bool asleep) noexcept = 0;
   /// Calls posted between batch(true) and batch(false) belong together and may be started as one. Calls of an
   /// open batch may be polled, and calls of other threads may be posted into it.
   virtual void batch(bool /*begin*/) noexcept {}
-  /// Stream backends: makes `stream` wait for the call, without blocking the host. False: the host has to.
+  /// Stream backends: makes `stream` wait for the call, without blocking the host. Returns false if the host
+  /// has to wait instead.
   virtual bool wait_on(OpState& /*s*/, Stream /*stream*/) noexcept { return false; }
   /// Stream backends, before anything is posted: throws bad_argument if calls cannot be ordered on
   /// `stream`, because its handle is no stream of its device, and unsupported if it is being captured into
-  /// a graph. `calls`: it is for calls, and is of the group's device; false: for wait_on(), which takes
-  /// streams of any device. From any thread.
+  /// a graph. `calls` is true if the stream is to order calls; then it belongs to the group's device. `calls`
+  /// is false for wait_on(), which takes streams of any device. From any thread.
   virtual void check_stream(Stream /*stream*/, bool /*calls*/) {}
   /// Ranks that have died or left the group, as far as the transport knows at this moment; before and after a
   /// failure. From any thread.
   virtual std::vector<int> gone() const noexcept { return {}; }
   // Version 5.1.
   /// Called before missing() names anybody in a time-out: asks the other ranks whom they wait for, or goes on
-  /// asking, without waiting (weft/backends/hold_up.hpp). True: missing() knows as much as it ever will.
-  /// False: call it again soon.
+  /// asking, without waiting (weft/backends/hold_up.hpp). Returns true if missing() knows as much as it ever
+  /// will. If it returns false, call it again soon.
   virtual bool ask(const OpState& /*s*/) noexcept { return true; }
-  /// Answers peers that ask(). Called when the rank goes to sleep, also where it has no calls in flight in
-  /// this group.
+  /// Answers peers that ask(). Called when the rank goes to sleep, even if it has no calls in flight in this
+  /// group.
   virtual void answer() noexcept {}
   // Version 5.3.
   /// The last call of each rank of the group, including this one, as far as this rank knows after ask(); in
-  /// order of the ranks. Before and after a failure. Empty: the transport does not know. The fields `rank`,
+  /// order of the ranks. Before and after a failure. Empty if the transport does not know. The fields `rank`,
   /// `state` and, where a call is known, `op` and `call` are to be set; the group writes the text.
   virtual std::vector<LastCall> last_calls() noexcept { return {}; }
   /// The message that a recv from `source` (any_source: from any rank) with this tag would take if it were
-  /// posted now; nothing: none has come. Takes what has come first, and never waits. Called where the traits
-  /// have wait_message.
+  /// posted now; nothing if no such message has arrived. Takes in the arrived data first, and never waits.
+  /// Called where the traits have wait_message.
   virtual std::optional<MessageInfo> probe(int /*source*/, int /*tag*/) noexcept { return std::nullopt; }
   // Version 5.5.
   /// Works out a plan, which was checked, for the exchanges that follow: OpState::exchange names the result.
-  /// Local. Called where the traits have exchange, while this thread owns the group. Lives longer than its
-  /// exchanges, and not longer than this.
+  /// Local. Called where the traits have exchange, while this thread owns the group. The result outlives its
+  /// exchanges, but not this backend.
   virtual std::unique_ptr<PlannedExchange> plan_exchange(const ExchangePlan& /*plan*/) { return nullptr; }
 };
 
@@ -206,13 +208,13 @@ struct GroupInit {
   int rank = 0;
   int size = 1;
   int process_rank = 0;  ///< which rank of this process this is (several where ranks are threads)
-  /// The number of ranks of the whole job on this host, as far as known: if it is larger than that of cores,
-  /// waits do not spin.
+  /// The number of ranks of the whole job on this host, as far as it is known. If there are more such ranks
+  /// than cores, waits do not spin.
   int ranks_here = 1;
   Deadline deadline;  ///< for making the group
 };
 
-/// Makes a transport. Throws if the group cannot be had; collective over its ranks.
+/// Makes a transport. Throws if the group cannot be made. Collective over the group's ranks.
 using BackendFactory = std::function<std::unique_ptr<Backend>(const GroupInit&)>;
 
 }  // namespace weft

@@ -1,8 +1,8 @@
 // For transports whose functions block: a thread of the group's own performs the collectives, in order.
 // Messages are started separately, so that none waits behind a collective.
 //
-// The thread that waits for a call does not perform it, though that would save a switch of threads: inside
-// the transport it could check neither the deadline nor the rank's other groups.
+// A waiting thread does not perform the call itself, although that would save a switch of threads: inside the
+// transport it could check neither the deadline nor the rank's other groups.
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,8 @@ namespace weft {
 class BlockingCalls {
  protected:
   ~BlockingCalls() = default;
-  /// A collective, in the group's thread; returns when it is done. Whatever it throws fails the group.
+  /// A collective, in the group's thread; returns when it is done. Any exception that it throws fails the
+  /// group.
   virtual void run(const OpState& s) = 0;
   /// Starts a send or a receive (or a wait_message, where the traits have it), without waiting. finished(s)
   /// or refuse(s) follows, from any thread.
@@ -51,15 +52,15 @@ class BlockingBackend : public Backend, protected BlockingCalls {
  protected:
   explicit BlockingBackend(const GroupInit& b);
 
-  /// Starts the group's thread. Throws std::system_error where there can be none.
+  /// Starts the group's thread. Throws std::system_error if the thread cannot be created.
   void begin();
-  /// Ends it; waits for a run() that has not returned.
+  /// Ends the group's thread; waits for a run() that has not returned.
   void end() noexcept;
 
   /// A send or a receive is done. From any thread.
   void finished(OpState& s) noexcept;
-  /// The same for a receive from any_source and a wait_message: the message that it has found. (`s` itself
-  /// is the group's thread's, so its source is set when it is polled.)
+  /// Like finished(s), for a receive from any_source or a wait_message, which has found the message `found`.
+  /// (Only the group's thread may write `s`, so the source in `s` is set when the call is polled.)
   void finished(OpState& s, const MessageInfo& found) noexcept;
   /// A send or a receive cannot be done: the group fails with `why` when the call is polled. From any thread.
   void refuse(OpState& s, Failure why) noexcept;

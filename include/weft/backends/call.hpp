@@ -17,7 +17,7 @@ namespace weft {
 /// its tag.
 inline constexpr int any_source = std::numeric_limits<int>::min();
 
-/// A message that has come and that no recv has taken yet.
+/// A message that has arrived and that no recv has taken yet.
 struct MessageInfo {
   int source = -1;
   int tag = 0;
@@ -47,8 +47,8 @@ struct Blocks {
 
 /// A call that is not submitted yet: all that is said about it, on its way from a method of ProcessGroup, a
 /// function of weft.h or a list for ProcessGroup::coalesced() to the group. Made by the functions of
-/// namespace `call`. The memory of its buffers lives until the Work is done, its blocks until it is
-/// submitted.
+/// namespace `call`. The caller must keep the memory of its buffers alive until the Work is done, and its
+/// blocks until it is submitted.
 struct Call {
   Op op = Op::none;
   ConstBuffer in{};

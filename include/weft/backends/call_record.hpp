@@ -11,8 +11,8 @@
 
 namespace weft {
 
-/// A bit that marks the number of the user's call, where the transport sees the parts of a composed call:
-/// these have numbers of their own.
+/// A bit that marks the number of the user's call if the transport sees only the parts of a composed call:
+/// these parts have numbers of their own.
 inline constexpr std::uint64_t kUsersCall = std::uint64_t{1} << 62;
 
 /// Everything that all ranks must give alike; for a part of a composed call, that of the user's call.
@@ -41,16 +41,16 @@ struct Announcement {
   std::int64_t largest = 0;  ///< all_to_all_v: the largest block that the sender gives
 };
 
-/// For a collective in a group of `size` ranks. The numbers of one pair are still missing: announce_to()
-/// adds them.
+/// The Announcement of a collective in a group of `size` ranks, without the numbers for one receiver, which
+/// announce_to() adds.
 Announcement announcement_of(const OpState& s, int size);
 void announce_to(Announcement& a, const OpState& s, int peer, int size) noexcept;
 
-/// The call as text: "all_gather f32 x1000". Also for messages.
+/// The call, or the message, as text: "all_gather f32 x1000".
 std::string what(const OpState& s, int size);
 /// "rank 1 called all_gather f32 x1000 [call 17]"
 std::string describe(int rank, const CallRecord& record);
-/// The failure that names both: `rank 1 called … [call 17], rank 0 … [call 17]`.
+/// The failure that names both calls: `rank 1 called … [call 17], rank 0 … [call 17]`.
 Failure mismatch(int peer, const CallRecord& theirs, int rank, const CallRecord& own);
 /// The failure of an all_to_all_v in which rank `source` sends another number of elements than rank `target`
 /// expects.

@@ -32,8 +32,8 @@ struct ExchangeBox {
 /// The elements `indices` of a field, in this order: one box.
 std::vector<ExchangeBox> boxes_of(int field, std::span<const std::int64_t> indices);
 
-/// The elements that one rank sends to this one, or gets from it: those of the boxes, one box after the
-/// other, row-major in each.
+/// The elements that this rank sends to rank `peer`, or receives from it: the elements of the boxes, one box
+/// after the other, in row-major order within each box.
 struct ExchangePart {
   int peer = 0;
   std::vector<ExchangeBox> boxes{};
@@ -51,14 +51,14 @@ struct ExchangePlan {
     add,
   };
   Kind kind = Kind::copy;
-  std::vector<DType> fields{};  ///< the dtype of each; of `add` f64, f32, bf16, f16 or an integer
+  std::vector<DType> fields{};  ///< the dtype of each; for `add`: f64, f32, bf16, f16 or an integer
   std::vector<ExchangePart> sends{}, receives{};  ///< each rank at most once; in any order
-  /// the beginning of the texts of errors when it is made; not compared.
+  /// The texts of errors in making the plan begin with this name. Ranks do not compare it.
   std::string name = "exchange";
 };
 
-/// Where a field lies in one start: boxes that are sent count from `in`, boxes that are received from `out`.
-/// May be the same memory.
+/// Where a field lies in one start(): offsets of boxes to send count from `in`, offsets of boxes to receive
+/// count from `out`. `in` and `out` may be the same memory.
 struct ExchangeField {
   const void* in = nullptr;
   void* out = nullptr;
@@ -73,12 +73,12 @@ class PlannedExchange {
   virtual ~PlannedExchange() = default;
 };
 
-/// An exchange in flight, as a transport sees it: OpState::exchange. Lives as long as the call.
+/// An exchange in flight, as a transport sees it: OpState::exchange. Valid as long as the call.
 struct ExchangeCall {
   PlannedExchange* planned = nullptr;  ///< the transport's own form of the plan
   const ExchangeField* fields = nullptr;
-  /// A number of this plan's: equal numbers mean fields at equal addresses. So what was worked out for them
-  /// is known.
+  /// Two starts of one plan with equal numbers have their fields at equal addresses, so the transport can
+  /// reuse the addresses that it has worked out.
   std::uint64_t memory = 0;
 };
 

@@ -14,14 +14,14 @@ namespace weft {
 /// Thread-safe. Each function waits for the Store, half a second at most.
 class FirstCause {
  public:
-  /// `token`: the group's (GroupInit). A null store: a group of one rank.
+  /// `token`: the token of the group (GroupInit). A null store means a group of one rank.
   FirstCause(std::shared_ptr<Store> store, const std::string& token)
       : store_(std::move(store)), key_(token + "/first_cause") {}
-  /// Makes `why` the cause unless there is one. Returns the one that counts for all ranks; `why` itself where
+  /// Makes `why` the cause unless there is one. Returns the cause that counts for all ranks; `why` itself if
   /// the Store does not answer any more.
   Failure raise(const Failure& why) const noexcept;
-  /// The cause, if there is one. Nothing if the Store does not answer any more: it may have ended with the
-  /// rank that served it, which by itself is no failure.
+  /// The cause, if there is one. Returns nothing if the Store does not answer any more: the Store may have
+  /// ended with the rank that served it, and that alone is no failure.
   std::optional<Failure> look() const noexcept;
 
  private:
@@ -29,7 +29,7 @@ class FirstCause {
   std::string key_;
 };
 
-/// A Failure as the value of a key, and back. Pure.
+/// Converts a Failure to the value of a key, and back. Pure functions.
 std::string encode(const Failure& why);
 Failure decode_failure(const std::string& text);
 

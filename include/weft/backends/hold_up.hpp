@@ -25,20 +25,20 @@
 
 namespace weft {
 
-/// A rank that waits answers within this time, even if it sleeps between its polls.
+/// A waiting rank answers within this time, even if it sleeps between its polls.
 inline constexpr auto kRollCallPatience = std::chrono::milliseconds(300);
 /// Answers older than this no longer count.
 inline constexpr auto kRollCallStale = kRollCallPatience + std::chrono::seconds(1);
-/// One roll-call serves all calls that need one within this time after it. Later calls ask again: a rank
-/// that answered may have gone on, or been stopped, since.
+/// One roll-call serves all calls that need one within this time after it. Later calls ask again, because an
+/// answering rank may meanwhile have gone on or been stopped.
 inline constexpr auto kRollCallFresh = std::chrono::milliseconds(20);
 
 /// When a rank's roll-call began and ended, and for which call. Not thread-safe.
 class RollCallTimes {
  public:
-  /// Whether a call whose deadline has passed needs a new roll-call. One that was begun for this call stays
-  /// open until the call asks again, however late, since its caller may poll rarely. One of another call,
-  /// which may be over, serves this call for a while.
+  /// Whether a call whose deadline has passed needs a new roll-call. A roll-call that was begun for this call
+  /// stays open until the call asks again, however late, because the call's thread may poll rarely. A
+  /// roll-call that was begun for another call, which may be over, serves this call for a while.
   bool due(Op op, std::uint64_t call, Clock::time_point now) const {
     if (!begun_) return true;
     if (ended_) return now - *ended_ >= kRollCallFresh;
@@ -68,14 +68,16 @@ class RollCallTimes {
 enum class Answer { no, yes, stopped };  ///< stopped: the system says that it will not answer
 
 struct HoldUp {
-  std::vector<int> ranks;  ///< in order; empty: nobody in particular, as where ranks wait in a circle
-  bool silent = true;      ///< they do not answer; false: they do, and wait for nobody in this group
-  bool settled = true;     ///< further answers change nothing
-  std::vector<int> ends;   ///< those that answer, and wait for nobody in this group
+  std::vector<int> ranks;  ///< in order; empty: no rank in particular, for example if ranks wait in a circle
+  /// true: these ranks do not answer; false: they answer, and wait for nobody in this group
+  bool silent = true;
+  bool settled = true;    ///< further answers change nothing
+  std::vector<int> ends;  ///< the ranks that answer, and wait for nobody in this group
 };
 
-/// `awaited`: the ranks that rank `self` waits for. `answer(r)`: an Answer; `waits(r, q)`, asked where that
-/// is `yes`: whether rank r waits for rank q.
+/// Finds the ranks that hold up rank `self`, which waits for the ranks `awaited`. `answer(r)` returns the
+/// Answer of rank r. `waits(r, q)`, called only if that Answer is `yes`, returns whether rank r waits for
+/// rank q.
 template <class AnswerOf, class Waits>
 HoldUp who_holds_up(int self, int size, std::span<const int> awaited, const AnswerOf& answer,
                     const Waits& waits) {
@@ -114,12 +116,12 @@ HoldUp who_holds_up(int self, int size, std::span<const int> awaited, const Answ
 /// The ranks of `awaited` that hold up the call; empty if none of them does.
 std::vector<int> to_blame(std::span<const int> awaited, const HoldUp& found);
 
-/// The sentence about a call that is held up. `simple(ranks)` says what ranks that it waits for have not
-/// done; the rest of the sentence names ranks behind them. Sets `awaited` to the ranks that the error names.
-/// `all_answer`: ranks that do not wait, but compute, answer as well.
+/// The sentence about a call that is held up. `simple(ranks)` gives the part that says what the awaited ranks
+/// have not done; the rest of the sentence names the ranks that these wait for. Sets `awaited` to the ranks
+/// that the error names. `all_answer`: computing ranks, which do not wait, answer as well.
 std::string tell(std::vector<int>& awaited, const HoldUp& found,
                  const std::function<std::string(std::span<const int>)>& simple, bool all_answer = false);
-/// The sentence about a collective to which all ranks have come. Returns the ranks that the error names.
+/// The sentence about a collective in which all ranks have arrived. Returns the ranks that the error names.
 std::vector<int> tell_all_arrived(const HoldUp& found, std::string& story);
 
 }  // namespace weft

@@ -22,19 +22,18 @@ Doorbell own_doorbell(const GroupInit& b);
 /// Thread-safe.
 class HostRanks {
  public:
-  HostRanks() = default;  ///< for no ranks: none is on this host, none is known to be dead
-  /// This rank's information for the others: (a part of) its info for join(). One line of text. Throws as
-  /// own_doorbell() does.
+  HostRanks() = default;  ///< for no ranks: no rank is on this host, and no rank is known to be dead
+  /// The text that this rank puts into its info for join(), so that the others reach its doorbell and
+  /// process: one line. Throws the errors of own_doorbell().
   static std::string address(const GroupInit& b);
   /// `addresses`: the information of all ranks, by rank. Ranks on other hosts, or of other users, have no
   /// doorbell and are never known to be dead. Throws mismatch if a text is no address, timeout if a
   /// process must be asked but is stopped and does not answer by b.deadline.
   HostRanks(const GroupInit& b, std::span<const std::string> addresses);
 
-  /// Whether the rank is on this host, as far as this one can tell, and of the same user.
+  /// Whether the rank is on this host, as far as this rank can tell, and belongs to the same user.
   bool is_here(int rank) const noexcept;
-  /// That rank's doorbell; converts to false if it has none. Publish the data first,
-  /// then ring.
+  /// The doorbell of `rank`; converts to false if the rank has none. Publish the data first, then ring.
   Doorbell doorbell(int rank) const noexcept;
   /// Rings the doorbells of all other ranks, so that they poll at once: after a failure, for example.
   void ring_all() const noexcept;
@@ -44,11 +43,11 @@ class HostRanks {
 
  private:
   struct Rank {
-    std::shared_ptr<PeerProcess> process;  // null: of another host, or ended
+    std::shared_ptr<PeerProcess> process;  // null: a rank on another host, or a process that has ended
     bool ended = false;                    // the process had ended before it was reached
     Doorbell doorbell;
   };
-  const Rank* find(int rank) const noexcept;  // null: of another group
+  const Rank* find(int rank) const noexcept;  // null: no rank of this group
   int self_ = -1;
   std::vector<Rank> ranks_;
 };

@@ -1,10 +1,11 @@
-// How the ranks of a group meet: each puts its text into the store and reads those of the others. The rank
-// that comes last reads all texts and writes them into one key, which the others wait for: a few requests per
-// rank. If they are longer than half a MiB together, they are in several keys.
+// How the ranks of a group exchange their addresses at the start: each rank puts its text into the store and
+// reads the texts of the others. The last rank to arrive reads all texts and writes them into one key, for
+// which the others wait: a few requests per rank. Texts of more than half a MiB in all are written into
+// several keys.
 //
 // A rank that cannot make the group leaves the reason in the store, under the group's token (FirstCause);
-// ranks that wait for others read it now and then. The first reason counts: no rank is blamed that only gave
-// up because of another. If a factory throws, the group calls give_up() for it.
+// ranks that wait for others read it now and then. The first reason counts, so a rank that gave up only
+// because of another rank is not blamed. If a factory throws, the group calls give_up() for it.
 //
 // All functions wait for the store, until b.deadline at most, and may be called from any thread.
 #pragma once
@@ -21,8 +22,8 @@
 
 namespace weft {
 
-/// The indices of those keys that nobody has set. For use when a wait for them has timed out. Throws the
-/// store's own error if the store itself does not answer: then nobody can say which rank is missing.
+/// The indices of the keys that no rank has set, for use after a wait for these keys has timed out. Throws
+/// the store's own error if the store itself does not answer: then nobody can say which rank is missing.
 std::vector<int> unset(Store& store, const std::vector<std::string>& keys);
 
 /// Throws the first cause if some rank has given up this group.
@@ -33,8 +34,8 @@ void throw_first_cause(const GroupInit& b);
 Failure reason_of(const GroupInit& b, const Error& own);
 
 /// Leaves the reason why this rank gives up the group for the others, unless one is there already. Returns
-/// what this rank is to throw: its own error; but where that blames others (timeout, peer_lost), the first
-/// cause; and aborted, which names this rank, where an Interrupt has ended its wait.
+/// the error that this rank is to throw: its own error; the first cause, if its own error blames other ranks
+/// (timeout, peer_lost); or aborted, which names this rank, if an Interrupt has ended its wait.
 Error give_up(const GroupInit& b, const Error& error);
 
 /// The value of a key, waiting for it; nothing if it is not set by the deadline. Throws the first cause
@@ -43,16 +44,16 @@ std::optional<std::string> await(const GroupInit& b, const std::string& key);
 
 /// Puts this rank's text, `info`, into the store: the first half of join(). With one rank it does nothing,
 /// and there need be no store. Throws bad_argument if all ranks have used `what` already, with this token
-/// and without withdraw(). `layout`: a number that differs where ranks would not understand each other in
-/// this transport (a digest of the sizes and constants that they share). Throws mismatch if another rank
+/// and without withdraw(). `layout`: a digest of the sizes and constants that the ranks share in this
+/// transport; it differs between ranks that would not understand each other. Throws mismatch if another rank
 /// gave another size, and the store's error, with the group's name.
 void announce(const GroupInit& b, std::string_view what, std::string_view info, std::uint64_t layout);
 
-/// The texts of all ranks, by rank. `info` may hold any bytes, somewhat less than a value of the store: a MiB
-/// less 256 bytes always fits. `what`, the transport's name, separates the keys of several uses of one token.
-/// Throws timeout naming the ranks that did not join by the deadline, mismatch if they do not run the same
-/// build of weft, differ in `layout` or do not agree on the size, the first cause if a rank gives up
-/// meanwhile, and the errors of announce().
+/// The texts of all ranks, by rank. `info` may hold any bytes; a MiB less 256 bytes always fits into a value
+/// of the store. `what`, the transport's name, separates the keys of several uses of one token. Throws
+/// timeout naming the ranks that did not join by the deadline, mismatch if they do not run the same build of
+/// weft, differ in `layout` or do not agree on the size, the first cause if a rank gives up meanwhile, and
+/// the errors of announce().
 std::vector<std::string> join(const GroupInit& b, std::string_view what, std::string_view info,
                               std::uint64_t layout);
 

@@ -24,7 +24,7 @@
 
 namespace weft {
 
-/// How many unexpected messages (for which no receive is posted yet) a rank keeps, per group.
+/// The limit of unexpected messages (for which no receive is posted yet) that a rank keeps per group.
 struct UnexpectedLimits {
   std::int64_t messages = std::int64_t{1} << 20;
   std::int64_t bytes = std::int64_t{1} << 30;  ///< payload bytes of these messages
@@ -49,7 +49,7 @@ class MessageMatcher {
   MessageMatcher(const MessageMatcher&) = delete;
   MessageMatcher& operator=(const MessageMatcher&) = delete;
 
-  /// Gives the oldest message of that source and tag to use(const Message&). False: there is none.
+  /// Gives the oldest message of that source and tag to use(const Message&). Returns false if there is none.
   /// `use` must not call the matcher.
   template <class Use>
   bool take_message(int source, std::int32_t tag, const Use& use) {
@@ -82,7 +82,7 @@ class MessageMatcher {
     }
     return first;
   }
-  /// The message that take_message() would give; null: there is none.
+  /// The message that take_message() would give; null if there is none.
   const Message* message(int source, std::int32_t tag) const {
     const auto found = find(source, tag);
     return found == queues_.end() ? nullptr : &found->second.first->message;
@@ -146,7 +146,7 @@ class MessageMatcher {
   bool awaits_any() const noexcept { return !from_any_.empty(); }
   /// How many unexpected messages there are.
   std::int64_t messages() const noexcept { return messages_; }
-  /// The failure of a group in which a message came for which there is no room.
+  /// The failure of a group in which a message has arrived for which there is no room.
   Failure refusal(int rank, int source, std::int32_t tag, std::int64_t bytes) const;
 
  private:
@@ -221,23 +221,23 @@ inline constexpr int kExchangeTag = -1;
 /// The failure of a receive of rank `rank` for which a message of another dtype or count has come;
 /// `recv.peer` is its source, also where the receive is from any_source.
 Failure message_mismatch(const OpState& recv, int rank, DType dtype, std::int64_t count);
-/// The same, where `recv` does not name the source.
+/// Like the function above, for a `recv` that does not name the source; `source` does.
 Failure message_mismatch(const OpState& recv, int source, int rank, DType dtype, std::int64_t count);
 /// The same, if the elements of the message are there already.
 Failure message_mismatch(const OpState& recv, int source, int rank, DType dtype, std::int64_t count,
                          const std::byte* elements);
 
-/// The ranks that a recv or wait_message of rank `rank` waits for: its source; from any_source all others (in
-/// a group of one rank: itself).
+/// The ranks for which a recv or wait_message of rank `rank` waits: its source. If the source is any_source,
+/// these are all other ranks (in a group of one rank: the rank itself).
 std::vector<int> awaited_sources(const OpState& recv, int rank, int size);
-/// The part of a time-out's text, of a recv or wait_message, that says what these ranks have not done: "rank
-/// 1 has not sent it (tag 7)", "no rank has sent a message with tag 7".
+/// The part of the time-out text of a recv or wait_message that says what these ranks have not done: "rank 1
+/// has not sent it (tag 7)", "no rank has sent a message with tag 7".
 std::string not_sent(const OpState& recv, std::span<const int> ranks, int rank, int size);
 /// The same of a send: "rank 1 has not received it (tag 7)".
 std::string not_received(const OpState& send);
 
-/// The addition of MessageMatcher::kept() to that text, in case of a wrong tag: "; messages that were not
-/// received: tag 8 from rank 1". Empty if there are none.
+/// The part of that text that lists the messages of MessageMatcher::kept(), in case the tag was wrong: ";
+/// messages that were not received: tag 8 from rank 1". Empty if there are none.
 std::string not_received(std::span<const std::pair<int, std::int32_t>> kept);
 
 /// The text of MessageMatcher::refusal().

@@ -54,12 +54,14 @@ static_assert(static_cast<int>(Op::exchange) == kOpCount - 1);
 
 constexpr OpRow row(Op op) noexcept { return kOpRows[static_cast<int>(op)]; }
 
-/// Sent or received, or waited for: ordered per (source, destination, tag) only.
+/// Whether the operation sends, receives or awaits a message: such calls are ordered per (source,
+/// destination, tag) only.
 constexpr bool is_message(Op op) noexcept {
   return ((op_bit(Op::send) | op_bit(Op::recv) | op_bit(Op::wait_message)) & op_bit(op)) != 0;
 }
 
-/// Each rank gets a combination of its own: of the ranks below it, in a scan with itself.
+/// Whether each rank gets a combination of its own: exscan combines the ranks below it, scan also includes
+/// the rank itself.
 constexpr bool is_scan(Op op) noexcept { return op == Op::scan || op == Op::exscan; }
 
 constexpr bool has_in(Op op, bool at_root) noexcept {
@@ -95,7 +97,8 @@ inline Block in_block(const OpState& s, int to, int size) noexcept {
   return {0, s.in_count};
 }
 
-/// The part of this rank's `out` that comes from rank `from`; operations that reduce have none.
+/// The part of this rank's `out` that comes from rank `from`. Do not call it for operations that reduce: they
+/// have no such part.
 inline Block out_block(const OpState& s, int from, int size) noexcept {
   switch (row(s.op).counts) {
     case Counts::out_blocks:

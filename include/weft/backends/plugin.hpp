@@ -1,10 +1,10 @@
 // A transport in a shared object of its own: `libweft_backend_<name>.so`, loaded when a group asks for
 // <name>.
 //
-// It is searched in the folders of WEFT_BACKEND_PATH (separated by ':'), then beside libweft, then in the
-// folder `weft` there, where weft's own are. The first file of that name is taken. The object exports one
-// function, weft_backend_plugin(). See examples/backend for a whole one, docs/backends.md for how to write
-// one.
+// weft searches it in the folders of WEFT_BACKEND_PATH (separated by ':'), then in the folder of libweft,
+// then in the subfolder `weft` of that folder, which holds weft's own plug-ins. weft loads the first file of
+// that name. The object exports one function, weft_backend_plugin(). examples/backend is a complete plug-in;
+// docs/backends.md explains how to write one.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,8 @@ namespace weft {
 inline constexpr std::uint32_t kBackendAbi = 5;
 inline constexpr std::uint32_t kBackendAbiMinor = 6;
 
-/// An address inside of the libweft whose functions the caller calls: a process may hold several.
+/// An address inside the libweft whose functions the caller calls: a process may have loaded several copies
+/// of libweft.
 const void* linked_weft() noexcept;
 
 /// The description of a plug-in, its fields ordered by the version that added them. The first field never
@@ -40,23 +41,24 @@ struct BackendPlugin {
   // Version 5.0.
   std::uint32_t abi = kBackendAbi;
   std::uint32_t abi_minor = kBackendAbiMinor;
-  std::uint32_t bytes = sizeof(BackendPlugin);  ///< fields beyond it are null
-  /// Another compiler, or other options, may lay out the same sources differently; then the plug-in is
-  /// refused.
+  std::uint32_t bytes = sizeof(BackendPlugin);  ///< fields beyond these bytes count as null
+  /// The sizes of the structs in the plug-in's build. Another compiler, or other options, may lay out the
+  /// same sources differently; then weft refuses the plug-in.
   std::uint32_t op_state_bytes = sizeof(OpState);
   std::uint32_t traits_bytes = sizeof(Traits);
   std::uint32_t group_init_bytes = sizeof(GroupInit);
-  const char* name = "";     ///< as in the name of its file, libweft_backend_NAME.so
-  const char* version = "";  ///< of the transport, for people: "Open MPI 4.1.4"
+  const char* name = "";     ///< NAME in the name of its file, libweft_backend_NAME.so
+  const char* version = "";  ///< the version of the transport, for people: "Open MPI 4.1.4"
   std::unique_ptr<Backend> (*make)(const GroupInit&) = nullptr;  ///< see BackendFactory
   Traits (*traits)() = nullptr;                                  ///< its traits, before there is a group
   // Version 5.1.
-  /// Why it cannot be used in this process ("the program already carries MPICH …"); empty: it can. Null: it
-  /// always can. Asked at each load_backend(), so the answer may change.
+  /// Returns why the plug-in cannot be used in this process ("the program already carries MPICH …"), or an
+  /// empty text if it can. A null pointer means that it always can. Called at each load_backend(), so the
+  /// answer may change.
   std::string (*obstacle)() = nullptr;
   // Version 5.4.
-  /// An address in the libweft that the plug-in calls. If that is not the libweft which loads it, the
-  /// plug-in is refused.
+  /// An address in the libweft that the plug-in calls. A libweft refuses a plug-in that calls another
+  /// libweft.
   const void* linked_to = linked_weft();
   // An exception of these functions, or of weft_backend_plugin(), becomes an Error with the name of the
   // file.
@@ -72,20 +74,21 @@ struct FoundBackend {
 std::vector<FoundBackend> find_backends(Context& context);
 /// The folders that are searched for plug-ins, in order.
 std::vector<std::string> backend_folders();
-/// The factory of that name: "shm", "auto" or a plug-in's. Throws unsupported, naming the folders that were
-/// searched, or the file and its fault. Plug-ins stay loaded as long as the process. Thread-safe.
+/// The factory of that name: "shm", "auto" or a plug-in's. Throws unsupported; the text names the folders
+/// that were searched, or the file and its fault. Plug-ins stay loaded until the process ends. Thread-safe.
 BackendFactory load_backend(Context& context, std::string_view name);
 /// The traits of the backend of that name, before there is a group; loads it unless it is one of
 /// known_backends(). Throws as load_backend() does. Thread-safe.
 Traits backend_traits(Context& context, std::string_view name);
 
 /// The traits of weft's own transports ("shm", "gloo", "mpi-openmpi", "mpi-mpich", "nccl"), whether they are
-/// present or not: the one table that the plug-ins, the docs and the tests share. Null: another name.
+/// present or not: the one table that the plug-ins, the docs and the tests share. Null if `name` is another
+/// name.
 const Traits* known_traits(std::string_view name) noexcept;
 std::span<const std::string_view> known_backends() noexcept;
 /// The guarantees of shm if its ranks write through the kernel (WEFT_SINGLE_COPY=push, and the system
-/// permits it): its own row except for quiesce(), which a peer that is stopped in the middle of a copy holds
-/// up.
+/// permits it): as in shm's row of known_traits(), except for quiesce(), which a peer that is stopped in the
+/// middle of a copy holds up.
 const Traits& shm_single_copy_traits() noexcept;
 
 }  // namespace weft

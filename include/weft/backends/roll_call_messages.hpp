@@ -23,7 +23,8 @@ namespace weft {
 class RollCallMessages {
  public:
   RollCallMessages(int self, int size) : self_(self), peers_(static_cast<std::size_t>(size)) {}
-  /// The number for a ping to every other rank, for a call that is due; 0: they were asked a moment ago.
+  /// The number of the ping that this rank must now send to every other rank, for a call that is due; 0 if
+  /// the ranks were asked a moment ago.
   std::uint32_t begin(Op op, std::uint64_t call) {
     const auto now = Clock::now();
     if (!times_.due(op, call, now)) return 0;
@@ -40,10 +41,10 @@ class RollCallMessages {
       if (r >= 0 && r < size) bits[static_cast<std::size_t>(r) / 8] |= std::byte{1} << (r % 8);
     return bytes;
   }
-  /// Bytes of a pong beside those for the ranks.
+  /// Bytes of a pong in addition to those for the ranks.
   static constexpr std::size_t kLastCallBytes = sizeof(LastCall);
-  /// A pong of rank r has come. A pong that is too short, or names a call that does not exist, gives only
-  /// the number.
+  /// Takes in a pong of rank r. From a pong that is too short, or names an operation that does not exist, it
+  /// takes only the number.
   void answered(int r, std::uint32_t number, std::span<const std::byte> pong) {
     Peer& peer = peers_[static_cast<std::size_t>(r)];
     peer.answered = number;
@@ -54,11 +55,11 @@ class RollCallMessages {
     if (!makes_sense(peer.last)) peer.last = {};
     peer.awaits.assign(pong.begin() + kLastCallBytes, pong.end());
   }
-  /// Rank r has said that it calls this, without being asked.
+  /// Takes in a report of rank r about its current call, which rank r sent without being asked.
   void called(int r, const LastCall& call) { peers_[static_cast<std::size_t>(r)].last = call; }
   /// The last call of each rank, as that rank reported it: `own` for this rank; for another rank, the report
-  /// in its answer to the last question, or an earlier one. `silent`: the state of a rank that has never
-  /// reported a call.
+  /// in its answer to the last question, or an earlier one. `silent`: the state to return for a rank that has
+  /// never reported a call.
   std::vector<LastCall> last_calls(LastCall own, LastCall::State silent) const {
     std::vector<LastCall> all;
     for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
@@ -76,14 +77,14 @@ class RollCallMessages {
     }
     return all;
   }
-  /// Whether further answers would change nothing, or will not come any more.
+  /// Whether further answers would change nothing, or will not arrive any more.
   bool settled(std::span<const int> awaited) {
     const auto now = Clock::now();
     if (times_.patient(now) && !found(awaited).settled) return false;
     times_.end(now);
     return true;
   }
-  /// Which ranks hold up a call that waits for `awaited`; none if nobody was asked.
+  /// The ranks that hold up a call that waits for the ranks `awaited`; none if no rank was asked.
   HoldUp found(std::span<const int> awaited) const {
     if (!times_.counts(Clock::now())) return {};
     return who_holds_up(

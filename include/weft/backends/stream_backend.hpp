@@ -17,20 +17,21 @@ namespace weft {
 
 /// One rank's end of the streams between the ranks of a group. From each rank to each other one goes a stream
 /// of bytes, which arrive in the order in which they were written, each once; streams do not wait for each
-/// other. One thread at a time calls it, from any of those that use the group. No pointer is kept: so nothing
-/// has to be cancelled. An exception of a function fails the group on all ranks; an Error with `peer_lost`
-/// says that the other rank is lost. The destructor is called when the group has ended; bytes written before
-/// still arrive.
+/// other. Any thread that uses the group may call it, but one at a time. The streams keep no pointer after a
+/// call, so nothing has to be cancelled. An exception of a function fails the group on all ranks; an Error
+/// with `peer_lost` says that the other rank is lost. The destructor is called when the group has ended;
+/// bytes that were written before it still arrive.
 class ByteStreams {
  public:
   virtual ~ByteStreams() = default;
-  /// Takes the first bytes for rank `to`, as many of `most` as it can at once, and returns how many; 0: none
-  /// now. Never waits. More than `most`, as -1 is, fails the group.
+  /// Takes the first bytes for rank `to`, as many of `most` as it can at once, and returns how many; 0 if it
+  /// can take none now. Never waits. A result above `most` (such as -1) fails the group.
   virtual std::size_t write(int to, const std::byte* bytes, std::size_t most) = 0;
-  /// Writes the next bytes of rank `from` to `bytes`, at most `most`, and returns how many; 0: none now.
-  /// Never waits. More than `most` fails the group.
+  /// Writes the next bytes of rank `from` to `bytes`, at most `most`, and returns how many; 0 if there are
+  /// none now. Never waits. A result above `most` fails the group.
   virtual std::size_t read(int from, std::byte* bytes, std::size_t most) = 0;
-  /// Called once, when all ranks have opened their ends: the means by which they met is not needed any more.
+  /// Called once, when all ranks have opened their ends. From then on the means by which the ranks found each
+  /// other is not needed.
   virtual void all_open() {}
 };
 
@@ -39,18 +40,18 @@ struct StreamTransport {
   bool detects_death = false;  ///< streams throw `peer_lost` soon after the other rank has died
   bool spin = false;           ///< a read that finds nothing costs no system call
   std::string address{};       ///< the data that the other ranks need to open theirs
-  /// Opens this rank's end; by rank the addresses of all, this one's among them. May wait for the others,
-  /// until the deadline of the group's making. Throws if it cannot be had.
+  /// Opens this rank's end; `addresses` holds the addresses of all ranks, by rank, including this one. May
+  /// wait for the other ranks, until the deadline for making the group. Throws if the end cannot be opened.
   std::function<std::unique_ptr<ByteStreams>(std::span<const std::string> addresses)> open;
 };
 
-/// The traits of such a transport if all ranks are on one host. Elsewhere a group has `detects_death` as
-/// StreamTransport says.
+/// The traits of such a transport if all ranks are on one host. If the ranks are on several hosts,
+/// `detects_death` is that of the StreamTransport.
 Traits stream_traits(std::string_view name, bool spin = false) noexcept;
 
-/// Meets the other ranks (join()) and opens this rank's end. Throws what join() and `open` throw, `mismatch`
-/// where a rank has a transport of another name, and bad_argument if `name` is empty or has a line feed,
-/// and where `open` is empty or returns null.
+/// Exchanges addresses with the other ranks (join()) and opens this rank's end. Throws the errors of join()
+/// and of `open`; mismatch if a rank has a transport of another name; and bad_argument if `name` is empty or
+/// has a line feed, or if `open` is empty or returns null.
 std::unique_ptr<Backend> make_stream_backend(const GroupInit& b, StreamTransport transport);
 
 }  // namespace weft

@@ -16,12 +16,12 @@
 namespace weft {
 
 /// The reason why a view cannot be a buffer: its shape and strides, packed, so that a buffer stays a value
-/// that is copied in a few instructions. Numbers for which there is no room are left out of the text.
+/// that is copied in a few instructions. The text leaves out numbers for which there was no room.
 class ViewFault {
  public:
   ViewFault() noexcept = default;
-  /// None where the view is a buffer. Arguments by value, so that the compiler can keep a view in
-  /// registers.
+  /// An empty ViewFault if the view can be a buffer. Arguments by value, so that the compiler can keep a view
+  /// in registers.
   static ViewFault of(Shape shape, Strides strides, DType dtype) noexcept;
 
   explicit operator bool() const noexcept { return first_ != 0; }
@@ -45,7 +45,7 @@ template <class T>
 requires RawByte<std::remove_const_t<T>>
 inline constexpr DType dtype_within<T> = DType::u8;
 
-// An element that a buffer of Byte may refer to: const only where Byte is.
+// An element that a buffer of Byte may refer to; if Byte is not const, the element may not be const either.
 template <class T, class Byte>
 concept BufferElement = (Element<std::remove_const_t<T>> ||
                          RawByte<std::remove_const_t<T>>)&&(std::is_const_v<Byte> || !std::is_const_v<T>);
@@ -55,13 +55,12 @@ concept BufferRange = ContiguousRange<std::remove_reference_t<R>> && BufferEleme
 }  // namespace detail
 
 /// `count` elements, one after the other. Byte is std::byte or const std::byte. Made from
-///   - whatever converts to a view, a Tensor among it;
+///   - anything that converts to a view, such as a Tensor;
 ///   - a contiguous range in the host's memory: std::vector, std::array, a C array, std::span, std::string;
 ///   - a variable: `double loss; group.all_reduce(loss)`;
-///   - a pointer, a count, a dtype and, of memory that is not the host's, a device.
-/// std::byte and characters are bytes (u8) that are moved and never combined; as_bytes() makes such a buffer
-/// of other types. A buffer borrows: the compiler refuses a buffer of a temporary; const data gives only a
-/// ConstBuffer.
+///   - a pointer, a count, a dtype and, for memory that is not the host's, a device. std::byte and characters
+/// are bytes (u8) that are moved and never combined; as_bytes() makes such a buffer of other types. A buffer
+/// borrows, so the compiler refuses a buffer of a temporary. Const data gives only a ConstBuffer.
 ///
 /// A view that is not contiguous, has a negative extent or more bytes than fit 64 bits becomes a buffer with
 /// a `fault`: the call that uses it throws bad_argument, naming the argument.
@@ -83,7 +82,7 @@ struct BasicBuffer {
   template <class Other>
   BasicBuffer(const BasicView<Other>& v) noexcept requires std::convertible_to<Other*, Byte*>
       : data(v.data), dtype(v.dtype), device{v.device.kind, v.device.index} {
-    // Most views: of one dimension, so small that their bytes surely fit.
+    // The common case: a view of one dimension, so small that its bytes surely fit 64 bits.
     constexpr std::int64_t kMost = std::int64_t{1} << 48;
     if (v.shape.rank() == 1 && v.strides[0] == 1 && v.shape[0] >= 0 && v.shape[0] <= kMost) [[likely]] {
       count = v.shape[0];
@@ -152,8 +151,9 @@ BufferOf<T> raw_bytes(T* data, std::size_t count) noexcept {
 }  // namespace detail
 
 /// The bytes of a variable, or of a range's elements: data without a dtype, such as a struct, is broadcast,
-/// gathered or sent as bytes. All ranks must lay it out alike, which ranks of one program do. For trivially
-/// copyable types alone; pointers within them mean nothing elsewhere. A reduction of bytes is `unsupported`.
+/// gathered or sent as bytes. All ranks must lay out the data in the same way, as ranks of one program do.
+/// For trivially copyable types alone; pointers within them mean nothing elsewhere. A reduction of bytes is
+/// `unsupported`.
 ///
 ///   struct Settings { int steps; double rate; } settings;
 ///   group.broadcast(as_bytes(settings), 0).wait();

@@ -12,10 +12,10 @@ namespace weft {
 using Clock = std::chrono::steady_clock;
 using Duration = std::chrono::nanoseconds;
 
-/// How long this process has been suspended so far, as far as its waits have noticed: a wait of weft that
-/// ended more than 0.1 s later than asked counts. Never decreases. Thread-safe.
+/// The total time for which this process has been suspended, as its waits have measured it: if a wait of weft
+/// ends more than 0.1 s late, the delay is added. Never decreases. Thread-safe.
 Duration suspended_time() noexcept;
-/// The part of suspended_time() that lies after `t`. Only the last 256 gaps are kept. Thread-safe.
+/// The part of suspended_time() that lies after `t`. Only the last 256 suspensions are kept. Thread-safe.
 Duration suspended_since(Clock::time_point t) noexcept;
 
 namespace detail {
@@ -24,12 +24,12 @@ namespace detail {
 Clock::time_point end_of_wait(Clock::time_point made, Clock::time_point at) noexcept;
 }  // namespace detail
 
-/// A point in time after which a wait gives up. Cheap to copy; `Deadline::never()` does not pass. Time in
-/// which this process was suspended does not count: a deadline moves by it, if it was made before. In a
-/// thread that an Interrupt has interrupted, the deadlines that it had made before have passed.
+/// A point in time after which a wait gives up. Cheap to copy; `Deadline::never()` does not pass. The time
+/// for which this process is suspended does not count: it moves every Deadline that was made before the
+/// suspension. An Interrupt makes all Deadlines pass that the interrupted thread had made before.
 class Deadline {
  public:
-  /// A duration that leads past the end of the clock: never.
+  /// If `d` leads past the end of the clock, the result never passes.
   static Deadline after(Duration d) {
     const auto now = Clock::now();
     return Deadline(now, d < Clock::time_point::max() - now ? now + d : Clock::time_point::max());
@@ -49,7 +49,8 @@ class Deadline {
     const auto d = std::chrono::duration_cast<Duration>(end - Clock::now());
     return d < Duration::zero() ? Duration::zero() : d;
   }
-  /// The time at which it passes, by what is known now; the clock's largest value if there is no limit.
+  /// The time at which the deadline passes, as far as is known now; the clock's largest value if there is no
+  /// limit.
   Clock::time_point when() const {
     return at_ == Clock::time_point::max() ? at_ : detail::end_of_wait(made_, at_);
   }

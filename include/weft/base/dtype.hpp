@@ -65,7 +65,7 @@ std::string_view name(DType t) noexcept;
 /// The type of that name; throws bad_argument naming the known ones.
 DType dtype_from_name(std::string_view name);
 
-/// A real number with an exponent that can be computed with: not f8, not complex.
+/// A floating-point type with which weft computes: neither f8 nor complex.
 constexpr bool is_floating(DType t) noexcept {
   return t == DType::f64 || t == DType::f32 || t == DType::f16 || t == DType::bf16;
 }

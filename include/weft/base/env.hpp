@@ -18,12 +18,12 @@ struct Variable {
   std::string_view name;
   std::string_view type;      ///< "text", "integer", "path", or the values that it may have
   std::string_view fallback;  ///< the default if it is not set, in words or as a value
-  std::string_view reader;    ///< the part that reads it
+  std::string_view reader;    ///< the part of weft that reads the variable
   std::string_view meaning;
-  bool secret = false;  ///< its value is not for reports
+  bool secret = false;  ///< reports must not show its value
 };
 
-/// All of them, in the order `weft doctor` prints them.
+/// All variables, in the order in which `weft doctor` prints them.
 std::span<const Variable> variables();
 
 /// The value, or nothing if it is unset or empty. `name` must be in the table (asserted).
@@ -32,8 +32,8 @@ std::optional<std::string> get(std::string_view name);
 /// The value as an integer; throws bad_argument naming the variable, its text and the range.
 std::optional<std::int64_t> get_int(std::string_view name, std::int64_t min, std::int64_t max);
 
-/// True for "on" and where the variable is not set; false for "off". Throws bad_argument naming the variable
-/// and its text.
+/// Returns true if the variable is "on" or not set, and false if it is "off". Throws bad_argument naming the
+/// variable and its text.
 bool is_on(std::string_view name);
 
 /// A variable of the environment whose name begins with WEFT_ and that no table knows.
@@ -42,12 +42,12 @@ struct Unknown {
   std::string_view nearest;  ///< the known name that differs in the fewest letters; empty: none is near
 };
 
-/// All of them. Names that begin with WEFT_TEST_ belong to tests and are left out. A Context logs a warning
-/// for each, once per process.
+/// All unknown variables, except those that begin with WEFT_TEST_, which belong to tests. A Context logs a
+/// warning for each of them, once per process.
 std::vector<Unknown> unknown_variables();
 
-/// How many letters must be added, removed or replaced to make `b` of `a` (Levenshtein's distance): for
-/// texts that ask what was meant.
+/// The number of letters to add, remove or replace to turn `a` into `b` (Levenshtein distance), for texts
+/// that suggest the intended name.
 std::size_t letters_apart(std::string_view a, std::string_view b);
 
 /// The page docs/environment.md.

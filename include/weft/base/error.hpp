@@ -37,7 +37,7 @@ constexpr ErrorCode error_code(std::int64_t number) noexcept {
 /// A failure: its kind, place and ranks. An Error carries it and a backend reports it.
 struct Failure {
   ErrorCode code = ErrorCode::system;
-  std::string text;              ///< without the group's tail
+  std::string text;              ///< without the tail that the group adds
   Op op = Op::none;              ///< the operation that failed
   std::uint64_t call = kNoCall;  ///< its number in the group
   std::vector<int> ranks;        ///< the ranks to blame, in the group's numbering
@@ -51,18 +51,19 @@ class Error : public std::runtime_error {
   Error(Failure failure, bool quiesced, std::vector<LastCall> last_calls);
 
   ErrorCode code() const noexcept { return details_->failure.code; }
-  /// The operation that failed first in the group, on whatever rank; where it was none that failed (a rank
-  /// died, or called abort()), the one that throws.
+  /// The operation that failed first in the group, on any rank. If no operation failed (a rank died, or
+  /// called abort()), the operation that throws.
   Op op() const noexcept { return details_->failure.op; }
   /// The call's number in its group, or kNoCall.
   std::uint64_t call() const noexcept { return details_->failure.call; }
   /// The ranks that are to blame (dead, absent, mismatching), in the group's numbering; may be empty.
   std::span<const int> ranks() const noexcept { return details_->failure.ranks; }
-  /// True: nobody touches this call's buffers any more. False: call quiesce() before reusing them.
+  /// True if nobody touches this call's buffers any more. If it is false, call quiesce() before you reuse the
+  /// buffers.
   bool quiesced() const noexcept { return details_->quiesced; }
-  /// The last call of each rank of the group, in order of the ranks, as far as this rank knows: for a timeout
-  /// (whose text says the same in words) or peer_lost of a call. Empty if the transport does not know them,
-  /// and for all other errors.
+  /// The last call of each rank of the group, in order of the ranks, as far as this rank knows, if the Error
+  /// is a timeout or peer_lost of a call. (The text of a timeout says the same in words.) Empty if the
+  /// transport does not know them, and for all other errors.
   std::span<const LastCall> last_calls() const noexcept { return details_->last_calls; }
 
  private:
@@ -74,10 +75,10 @@ class Error : public std::runtime_error {
   std::shared_ptr<const Details> details_;
 };
 
-/// errno's words and, where this process's own limit may be what refused, that: "Too many open files (ulimit
-/// -n is 64)".
+/// The system's text for errno; if a limit of this process may be the cause, the limit, too: "Too many open
+/// files (ulimit -n is 64)".
 std::string system_words(int error_number);
-/// The same for the words of a library, which may have errno's among them.
+/// Like system_words(), for the text of a library, which may contain the system's text for errno.
 std::string with_limits(std::string words);
 
 /// An Error of code `system` whose text is "<what>: <system_words()>".

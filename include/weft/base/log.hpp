@@ -33,7 +33,7 @@ class LogLevels {
   constexpr void set(LogLayer layer, LogLevel level) noexcept {
     of_[static_cast<std::size_t>(layer)] = level;
   }
-  /// These levels, changed as a text says: "info", "store=debug", or several of them:
+  /// Returns these levels, changed by a text: "info", "store=debug", or several, separated by commas:
   /// "info,store=debug,dp=error". A level without a layer is for all layers that the text does not name.
   /// Throws bad_argument with the text's value and the expected one; `what` is the text's name: WEFT_LOG.
   LogLevels changed_by(std::string_view text, std::string_view what) const;
@@ -46,17 +46,17 @@ class LogLevels {
 /// Called from any thread, weft's own among them, one call at a time. No lock of weft's is held meanwhile: a
 /// sink may take a lock of its own, write to the Logger, and make, use and destroy groups. A line that is
 /// written while the sink runs, by whichever thread or by the sink itself, waits and is handed over by the
-/// thread that is in the sink, so write() may return before; at most 1024 lines wait; later ones are dropped,
-/// and their number is logged. The sink must not end the Context, nor use the Work whose wait called it. A
-/// thread that ends the Context must not hold a lock that the sink takes, since it waits for weft's own
-/// threads. Exceptions of a sink are dropped.
+/// thread that is in the sink, so write() may return before. At most 1024 lines wait; later lines are
+/// dropped, and their number is logged. The sink must not end the Context, nor use the Work whose wait called
+/// it. A thread that ends the Context waits for weft's own threads, so it must not hold a lock that the sink
+/// takes. Exceptions of a sink are dropped.
 using LogSink = std::function<void(LogLevel, std::string_view)>;
 
 class Logger {
  public:
   /// Lines above their layer's level are dropped. An empty sink writes "weft <level>: <line>" to stderr.
   explicit Logger(const LogLevels& levels, LogSink sink = {});
-  /// The same level for all layers.
+  /// One level for all layers.
   explicit Logger(LogLevel level = LogLevel::warning, LogSink sink = {});
   ~Logger();
   Logger(const Logger&) = delete;
@@ -68,11 +68,11 @@ class Logger {
   /// For callers that hold a lock: the sink gets the line at the next write() or flush() of any thread. Never
   /// blocks.
   void write_later(LogLayer layer, LogLevel level, std::string_view line) noexcept;
-  /// The same for LogLayer::program.
+  /// Like the three functions above, for LogLayer::program.
   bool enabled(LogLevel level) const noexcept { return enabled(LogLayer::program, level); }
   void write(LogLevel level, std::string_view line) noexcept;
   void write_later(LogLevel level, std::string_view line) noexcept;
-  /// Hands waiting lines to the sink, unless another thread is doing so. Cheap where no line waits.
+  /// Hands waiting lines to the sink, unless another thread is doing so. Cheap if no line waits.
   void flush() noexcept;
 
  private:

@@ -38,9 +38,10 @@ inline constexpr int kOpCount = 19;
 std::string_view name(Op op) noexcept;
 
 /// A reduction of the user's own: for each i < count, out[i] = left[i] combined with right[i], all of
-/// `dtype`. It must be associative, or the result depends on the number of ranks; it need not be commutative,
-/// since `left` always comes from lower ranks. `out` may be `left`. Called on any thread, must not throw.
-/// With one rank it is not called. Any dtype but f8. `name` is compared between ranks. On the host only.
+/// `dtype`. The function must be associative, or the result depends on the number of ranks; it need not be
+/// commutative, since `left` always comes from lower ranks. `out` may be `left`. Called on any thread, must
+/// not throw. Not called in a group of one rank. For all dtypes except f8, in host memory only. Ranks compare
+/// `name`.
 struct UserReduction {
   std::string name;
   std::function<void(const void* left, const void* right, void* out, std::int64_t count, DType dtype)>
@@ -53,9 +54,10 @@ struct UserReduction {
 /// averages truncate toward zero; integer sums and products wrap. `min` and `max` give the one quiet NaN if
 /// any input is NaN, and order -0 before +0. `premul_sum` multiplies each input by `scale`, which is the same
 /// on all ranks, in the accumulator, then sums; for integers `scale` must be a whole number. Bit and logical
-/// operations are for integers and bool; logical ones give 0 or 1. Complex numbers know sum, avg and prod,
-/// where (a + bi)(c + di) is (ac - bd) + (ad + bc)i with each operation rounded; bool knows min, max, bit and
-/// logical operations; f8 knows none. Every dtype except f8 takes a user's function.
+/// operations are for integers and bool; logical ones give 0 or 1. For complex numbers there are sum, avg and
+/// prod, where (a + bi)(c + di) is (ac - bd) + (ad + bc)i with each operation rounded; for bool there are
+/// min, max, bit and logical operations; for f8 there is none. A user's function may have every dtype except
+/// f8.
 struct ReduceOp {
   enum class Kind : std::uint8_t {
     sum,
@@ -101,7 +103,7 @@ inline std::string_view name(const ReduceOp& op) noexcept { return name(op.kind)
 
 /// In which order elements are combined. `native`: the backend's own. `canonical`: a binary tree over the
 /// rank index, split at the largest power of two below n (n = 3: (0+1)+2), the same bits on every backend. A
-/// scan: the result of this tree for the ranks that are combined, as if the group had no others.
+/// scan gives the result of this tree over the ranks that it combines, as if the group had no other ranks.
 enum class Order : std::uint8_t { native, canonical };
 
 }  // namespace weft

@@ -1,5 +1,5 @@
-// Counter-based random numbers: each number is a pure function of a key and a counter, so that any rank can
-// make any element without the others. Thread-safe, no state.
+// Counter-based random numbers: each number is a pure function of a key and a counter, so any rank can
+// compute any element without the other ranks. Thread-safe, no state.
 //
 // Philox-4x32 with ten rounds: J. Salmon, M. Moraes, R. Dror, D. Shaw, "Parallel Random Numbers: As Easy as
 // 1, 2, 3", SC 2011. Normal numbers by Box and Muller, "A Note on the Generation of Random Normal Deviates",

@@ -12,33 +12,35 @@ namespace weft {
 class Context;
 
 /// `local`: ordinary pages, huge where possible (weights, optimizer state). `shared`: pages that peers on
-/// this host may map, on which collectives copy nothing (boundaries, gradient buckets, shards). On a device
-/// there is one kind of memory, and this value has no effect there.
+/// this host may map, on which collectives copy nothing (boundaries, gradient buckets, shards). A device has
+/// one kind of memory, so this value has no effect on a device.
 enum class Memory : unsigned char { local, shared };
 
-/// A block of at least `bytes` bytes, 64-byte aligned (shared: whole pages). Copying shares; the last owner
-/// frees. The Context must outlive it. Reference counting is thread-safe, the bytes are the user's to guard.
+/// A block of at least `bytes` bytes, 64-byte aligned (shared: whole pages). Copies share the block; the last
+/// owner frees it. The Context must outlive the Storage. Reference counting is thread-safe; the user guards
+/// the bytes.
 ///
-/// On a device, memory is ordered on a stream: code that writes or reads it does so on that stream, or makes
-/// the two streams wait for one another (DeviceRuntime::depend), and keeps the memory until then. The last
-/// owner frees it in the order of the stream: work that was queued there before may still use it.
+/// On a device, memory is ordered on a stream: code that writes or reads the memory does so on that stream,
+/// or makes the two streams wait for one another (DeviceRuntime::depend), and keeps the memory until then.
+/// The last owner frees the memory in the order of the stream: work that was queued on the stream before may
+/// still use it.
 class Storage {
  public:
   Storage() = default;
-  /// Uninitialised memory. Throws system naming the size if it cannot be had. If shared memory cannot
-  /// be had at all (RLIMIT_AS, no memfd), local memory is given instead and one line at level info says so.
-  /// `where`: a stream of the device, or the device. Throws as Context::device() does.
+  /// Uninitialised memory. Throws system, with the size, if the memory cannot be allocated. If the process
+  /// cannot have shared memory at all (RLIMIT_AS, no memfd), the result is local memory, and one line at
+  /// level info says so. `where`: a stream of the device, or the device. Throws as Context::device() does.
   static Storage allocate(Context& context, Memory memory, std::size_t bytes, Stream where = {});
   /// Wraps foreign memory without owning it; the caller keeps it alive.
   static Storage borrow(void* data, std::size_t bytes, Stream where = {});
-  /// Wraps foreign memory; `owner` is kept until the last copy goes.
+  /// Wraps foreign memory; the last copy of this Storage releases `owner`.
   static Storage adopt(void* data, std::size_t bytes, std::shared_ptr<void> owner, Stream where = {});
 
   /// The same memory, ordered on `where`, another stream of its device: later work on `where` begins after
   /// all work queued on this Storage's stream so far. When the last copy of the result is destroyed, this
-  /// Storage's stream waits for the work queued on `where` until then; after that the memory is freed in the
-  /// order of this Storage's stream, when its own last copy is gone, too. Throws bad_argument if `where`
-  /// is of another device.
+  /// Storage's stream waits for the work that has been queued on `where` so far. The memory is freed in the
+  /// order of this Storage's stream, after the last copy of this Storage is destroyed, too. Throws
+  /// bad_argument if `where` is of another device.
   Storage ordered_on(Context& context, Stream where) const;
 
   std::byte* data() const noexcept { return static_cast<std::byte*>(data_.get()); }

@@ -13,20 +13,20 @@
 namespace weft {
 
 class Layout;
-/// An interned layout (weft/mesh/layout.hpp): equal layouts have equal pointers, and one lives as long as it
-/// is used. Null: a plain tensor, known to one rank.
+/// An interned layout (weft/mesh/layout.hpp): equal layouts have equal pointers, and a layout exists as long
+/// as it is used. Null means a plain tensor, which only one rank knows.
 using LayoutRef = std::shared_ptr<const Layout>;
 
-/// Copying shares the Storage. Always contiguous and row-major. Const-ness is the handle's, not the
-/// elements'.
+/// Copying shares the Storage. Always contiguous and row-major. A const Tensor is a const handle: its
+/// elements may be written.
 class Tensor {
  public:
   Tensor() = default;
-  /// Uninitialised. `shape` is what this rank holds; `where`: see Storage::allocate.
+  /// Uninitialised. `shape` is the shape of this rank's part; `where`: see Storage::allocate.
   Tensor(Context& context, Shape shape, DType dtype = DType::f32, Memory memory = Memory::local,
          Stream where = {});
   Tensor(Storage storage, std::size_t offset_bytes, Shape shape, DType dtype);
-  /// All zeros; on a device, when its stream has come to that point.
+  /// All zeros; on a device, once its stream has reached that point.
   static Tensor zeros(Context& context, Shape shape, DType dtype = DType::f32, Memory memory = Memory::local,
                       Stream where = {});
 
@@ -48,8 +48,8 @@ class Tensor {
   }
   std::byte* data() const noexcept { return storage_.data() + offset_; }
   /// The elements as T, valid as long as some Tensor shares the storage: never loop over the span of a
-  /// temporary. For the host: throws bad_argument if T is not the dtype, and where they lie on a device
-  /// (to_host(), weft/host/copy.hpp).
+  /// temporary. For host memory only: throws bad_argument if T is not the dtype, or if the elements are on a
+  /// device (use to_host(), weft/host/copy.hpp).
   template <class T>
   std::span<T> as() const {
     require(dtype_of<T>);
@@ -57,7 +57,7 @@ class Tensor {
     return {reinterpret_cast<T*>(data()), static_cast<std::size_t>(count())};
   }
   std::span<float> f32() const { return as<float>(); }
-  /// Where the elements begin, on whatever device: for kernels. Throws bad_argument if T is not the dtype.
+  /// The address of the first element, on any device: for kernels. Throws bad_argument if T is not the dtype.
   template <class T>
   T* data_ptr() const {
     require(dtype_of<T>);
@@ -65,8 +65,8 @@ class Tensor {
   }
 
   const LayoutRef& layout() const noexcept { return layout_; }
-  /// The same storage, stated to have this layout; no data moves and nothing is checked here (mesh has the
-  /// checked form).
+  /// The same storage, stated to have this layout; no data moves and nothing is checked here (as_layout() in
+  /// weft/mesh/layout.hpp checks).
   Tensor with_layout(LayoutRef layout) const {
     Tensor t = *this;
     t.layout_ = std::move(layout);
@@ -97,9 +97,9 @@ class Tensor {
   LayoutRef layout_;
 };
 
-/// Why work on `expected`, the stream of `whose`, may not use t, which is ordered elsewhere: "is on cpu;
-/// expected cuda:0, the device of the Frame", "is ordered on another stream of cuda:0 than the Frame;
-/// to_device() orders it there".
+/// The text that says why work on `expected`, the stream of `whose`, may not use t, which is ordered on
+/// another stream: "is on cpu; expected cuda:0, the device of the Frame", "is ordered on another stream of
+/// cuda:0 than the Frame; to_device() orders it there".
 std::string elsewhere_text(const Tensor& t, Stream expected, std::string_view whose);
 
 }  // namespace weft

@@ -24,11 +24,11 @@ struct BasicView {
   DType dtype = DType::f32;
   Device device{};
   Shape shape{};
-  Strides strides{};  ///< elements; row-major where made by the helpers below
+  Strides strides{};  ///< in elements; row-major if a helper below made the view
 
   std::int64_t count() const noexcept { return shape.count(); }
   std::int64_t bytes() const noexcept { return count() * size_bytes(dtype); }
-  /// Row-major without gaps. No elements have no gaps, whatever their strides.
+  /// Row-major without gaps. An empty view is contiguous, whatever its strides.
   bool contiguous() const noexcept {
     std::int64_t expected = 1;
     bool dense = true, empty = false;
@@ -40,8 +40,8 @@ struct BasicView {
     }
     return dense || empty;
   }
-  /// The elements as T; undefined unless dtype_of<T> == dtype and contiguous(). On a device: for kernels
-  /// alone.
+  /// The elements as T; undefined unless dtype_of<T> == dtype and contiguous(). On a device, only kernels may
+  /// use it.
   template <class T>
   auto as() const noexcept {
     using U = std::conditional_t<std::is_const_v<Byte>, const T, T>;
@@ -58,7 +58,7 @@ using ConstTensorView = BasicView<const std::byte>;  ///< never back
 
 /// `count` elements at `data`, one dimension. Memory of a device:
 /// `view(pointer, count, Device{DeviceKind::cuda, 0})` or `view(pointer, count, parse_device("cuda:0"))`; the
-/// pointer is the driver's (cudaMalloc), and nothing is read.
+/// pointer is one that the driver gave (cudaMalloc); view() reads nothing.
 template <class T>
 auto view(T* data, std::int64_t count, Device device = {}) noexcept {
   using Byte = std::conditional_t<std::is_const_v<T>, const std::byte, std::byte>;
@@ -73,7 +73,7 @@ auto view(T* data, const Shape& shape, Device device = {}) noexcept {
                          row_major(shape)};
 }
 
-/// A type that has a DType. `long long` and `unsigned long long` are i64 and u64, also where std::int64_t is
+/// A type that has a DType. `long long` and `unsigned long long` are i64 and u64, even if std::int64_t is
 /// another type.
 template <class T>
 concept Element =
@@ -92,8 +92,8 @@ concept ContiguousRange = requires(R& r) {
   { std::size(r) } -> std::convertible_to<std::size_t>;
   std::data(r);
 };
-/// Its memory outlives an expression: somebody holds it by a name, or it is a window on memory of others
-/// (std::span, std::string_view). Type of a forwarding reference: `T&` or `T`.
+/// Whether the memory outlives the full expression: the argument is an lvalue, or a non-owning view
+/// (std::span, std::string_view). R is the type of a forwarding reference: `T&` or `T`.
 template <class R>
 inline constexpr bool kOutlives = std::is_lvalue_reference_v<R>;
 template <class T, std::size_t N>
@@ -105,7 +105,7 @@ inline constexpr bool kOutlives<std::basic_string_view<C>> = true;
 template <class C>
 inline constexpr bool kOutlives<const std::basic_string_view<C>> = true;
 
-/// The type of a range's elements as one reaches them: `const float` in a const std::vector<float>.
+/// The type of a range's elements, const if the range is const: `const float` in a const std::vector<float>.
 template <class R>
 using ElementOf = std::remove_pointer_t<decltype(std::data(std::declval<R&>()))>;
 

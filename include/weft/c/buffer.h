@@ -65,8 +65,8 @@ typedef int32_t weft_device;
 #define WEFT_CPU 0
 #define WEFT_CUDA(index) (1 + (index))
 
-/* `count` elements in a row. The caller's: it must live, and not be touched, until the call's Work is done.
- * A buffer called `in` is only read. The struct itself is copied. */
+/* `count` elements in a row. The memory is the caller's: the caller must keep it alive, and not touch it,
+ * until the call's Work is done. A buffer called `in` is only read. The struct itself is copied. */
 typedef struct weft_buffer {
   void* data; /* may be NULL if count is 0 */
   int64_t count;
@@ -74,11 +74,12 @@ typedef struct weft_buffer {
   weft_device device;
 } weft_buffer;
 
-/* Whether the two have a byte in common, in *overlap. A buffer without elements overlaps none. */
+/* Sets *overlap to whether the two buffers have a byte in common. A buffer without elements overlaps no
+ * other. */
 weft_status weft_buffer_overlap(const weft_buffer* a, const weft_buffer* b, bool* overlap, weft_error* error);
 
 /* How a buffer is divided among the ranks of a group: block r has counts[r] elements and begins at element
- * offsets[r]; where `offsets` is NULL the blocks follow one another. Blocks that are written may not overlap.
+ * offsets[r]; if `offsets` is NULL, the blocks follow one another. Blocks that are written may not overlap.
  * Both arrays have `size` numbers, the group's size, and are copied when the call begins. */
 typedef struct weft_blocks {
   const int64_t* counts;
@@ -86,17 +87,18 @@ typedef struct weft_blocks {
   int64_t size;
 } weft_blocks;
 
-/* A queue of work on a device, in order. `handle` is the driver's (a cudaStream_t), NULL the device's default
- * stream. {0} is the default stream of the group's device. */
+/* A queue of work on a device, in order. `handle` is the driver's handle of the stream (a cudaStream_t); NULL
+ * means the default stream of `device`. A weft_stream that is all zeros means the default stream of the
+ * group's device. */
 typedef struct weft_stream {
   weft_device device;
   void* handle;
 } weft_stream;
 
-/* out[i] = left[i] combined with right[i], for each i < count, all of `dtype`. It must be associative, or the
- * result depends on the number of ranks; it need not be commutative, since `left` always comes from lower
- * ranks. `out` may be `left`. Called on any thread, by several at once where threads are ranks, and must not
- * call weft. */
+/* out[i] = left[i] combined with right[i], for each i < count, all of `dtype`. The function must be
+ * associative, or the result depends on the number of ranks; it need not be commutative, since `left` always
+ * comes from lower ranks. `out` may be `left`. Any thread may call the function; if threads are ranks,
+ * several threads may call it at once. It must not call weft. */
 typedef void (*weft_combine)(void* data, const void* left, const void* right, void* out, int64_t count,
                              weft_dtype dtype);
 
@@ -104,15 +106,16 @@ typedef void (*weft_combine)(void* data, const void* left, const void* right, vo
 typedef struct weft_reduction weft_reduction;
 
 /* `name` is compared between ranks. `data` is handed to `combine`; `release`, if it is not NULL, is called
- * with it once neither the reduction, nor a weft_persistent, nor a Work of a call with it is left, and may be
- * so from any thread.
+ * with `data` once the reduction is destroyed and no weft_persistent and no Work of a call with the reduction
+ * is left. Any thread may call `release`.
  *
  * If `combine` throws (in C++) the call fails on this rank with WEFT_SYSTEM and the group is aborted: ranks
- * that have their result already get the error in their next call. The reduction cannot be used any more
- * then. */
+ * that have their result already get the error in their next call. After that the reduction cannot be used
+ * any more. */
 weft_status weft_reduction_create(const char* name, weft_combine combine, void* data,
                                   void (*release)(void* data), weft_reduction** reduction, weft_error* error);
-/* Not while a function that was given it has not returned. A call in flight keeps what it needs. */
+/* Do not call it before every function that got the reduction has returned. A call in flight keeps what it
+ * needs. */
 void weft_reduction_destroy(weft_reduction* reduction);
 
 #ifdef __cplusplus

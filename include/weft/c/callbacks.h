@@ -8,18 +8,18 @@
 extern "C" {
 #endif
 
-/* For a language's runtime that ends before its process, and for a plug-in that is unloaded: threads of
- * weft's (those of groups with progress WEFT_PROGRESS_THREAD, of savers, of store servers) may call functions
- * that the program has given: callbacks of works, log functions, reductions, transports, hooks, functions of
- * checkpoints.
+/* For the runtime of a language that ends before its process, and for a plug-in that is unloaded: threads of
+ * weft (those of groups with progress WEFT_PROGRESS_THREAD, of savers, of store servers) may call functions
+ * that the program has given to weft: callbacks of Works, log functions, reductions, transports, hooks,
+ * functions of checkpoints.
  *
- * From now on no such function is called, in the whole process. Returns when none is running; a callback that
- * calls this is not waited for. WEFT_TIMEOUT after limit_ns: some are still running; none is begun any more.
- * 0: no wait. Later callbacks of works, log functions and stages of a save are left out; a call that needs
- * an answer of a function (a reduction, a transport, ...) fails with WEFT_SYSTEM. Functions of weft_allocator
- * are not concerned. */
+ * From now on weft calls no such function in the whole process. weft_callbacks_end returns when none is
+ * running, except for a callback that called it. Fails with WEFT_TIMEOUT if some functions still run after
+ * limit_ns (0: it does not wait); even then weft begins no further function. weft leaves out later callbacks
+ * of Works, log functions and stages of a save; a call that needs the result of a function (a reduction, a
+ * transport, ...) fails with WEFT_SYSTEM. weft still calls the functions of a weft_allocator. */
 weft_status weft_callbacks_end(int64_t limit_ns, weft_error* error);
-/* Functions are called again; so it is at first. */
+/* From now on weft calls functions of the program again, as it does when the process begins. */
 weft_status weft_callbacks_begin(weft_error* error);
 
 #ifdef __cplusplus

@@ -5,12 +5,11 @@
  *   weft_buffer_from_dlpack_versioned(tensor, true, &b, &error);
  *   weft_all_reduce(group, &b, &b, NULL, NULL, &error);
  *
- * Neither weft nor this header needs dlpack.h, and it may be included before or after it, of any version:
- * functions take the types of dlpack.h as they are, without a cast. Those that have a tag there
- * (DLManagedTensor, DLManagedTensorVersioned) are declared here by it. DLTensor has none, so its function
- * takes a const void*. The structs weft_dl_... are those of dlpack.h under names of weft's own, for programs
- * without it: cast their pointers.
- * */
+ * Neither weft nor this header needs dlpack.h, and this header may be included before or after any version of
+ * dlpack.h. Functions take the types of dlpack.h as they are, without a cast. Types that have a struct tag in
+ * dlpack.h (DLManagedTensor, DLManagedTensorVersioned) are declared here by that tag. DLTensor has no tag, so
+ * its function takes a const void*. The structs weft_dl_... are those of dlpack.h under names of weft's own,
+ * for programs without it: cast their pointers. */
 #ifndef WEFT_C_DLPACK_H
 #define WEFT_C_DLPACK_H
 
@@ -80,28 +79,30 @@ enum {
 /* Bits of `flags`. */
 enum { WEFT_DL_READ_ONLY = 1, WEFT_DL_IS_COPIED = 2 };
 
-/* The elements of a tensor, as they lie, in *buffer. The tensor stays the caller's, and must live until the
- * last call with the buffer is done; no deleter is called. Any thread.
+/* Makes *buffer refer to the elements of a tensor, without a copy. The caller must keep the tensor alive
+ * until the last call with the buffer is done; weft calls no deleter. Any thread may call it.
  *
- * It must be row-major without gaps (strides NULL, or what they would be; those of dimensions of one element
- * do not count); a strided tensor is WEFT_LAYOUT: make it contiguous first. Vectors of several lanes are so
- * many elements. Host memory that a driver has pinned is WEFT_CPU. Managed memory is taken for that of GPU
- * `device_id`; set `device` of the buffer where it is to be used as another's.
+ * The tensor must be row-major without gaps: its strides are NULL or equal to the row-major ones, except in
+ * dimensions of one element. A strided tensor gives WEFT_LAYOUT: make it contiguous first. A vector of
+ * several lanes counts as that many elements. Host memory that a driver has pinned becomes WEFT_CPU. Managed
+ * memory becomes memory of GPU `device_id`; to use it as memory of another device, set `device` of the
+ * buffer.
  *
- * `tensor` points to a DLTensor. It does not say whether it may be written. */
+ * `tensor` points to a DLTensor. A DLTensor does not say whether it may be written. */
 weft_status weft_buffer_from_dltensor(const void* tensor, weft_buffer* buffer, weft_error* error);
-/* The same of the struct that an unversioned capsule ("dltensor") holds. */
+/* Like weft_buffer_from_dltensor, for the DLManagedTensor in a capsule named "dltensor". */
 weft_status weft_buffer_from_dlpack(const struct DLManagedTensor* managed, weft_buffer* buffer,
                                     weft_error* error);
-/* The same of a versioned capsule ("dltensor_versioned"), which knows whether it may be written: where it may
- * not, and `writes` says that it will be (as `out` of a call), it is WEFT_BAD_ARGUMENT. */
+/* Like weft_buffer_from_dltensor, for the DLManagedTensorVersioned in a capsule named "dltensor_versioned",
+ * which says whether it may be written. Fails with WEFT_BAD_ARGUMENT if the tensor is read-only and `writes`
+ * is true, which says that a call will write it (as `out`). */
 weft_status weft_buffer_from_dlpack_versioned(const struct DLManagedTensorVersioned* managed, bool writes,
                                               weft_buffer* buffer, weft_error* error);
 
-/* A row-major tensor in memory as that of weft_alloc, for a framework that adopts it: *managed is its own
- * from then on. Its deleter, which any thread may call, frees it, and keeps what it needs of the context
- * until then: not while a call that uses it is in flight. `shape` has `ndim` numbers, and may be NULL if
- * that is 0. */
+/* Makes a row-major tensor in memory like that of weft_alloc, for a framework that adopts it: *managed
+ * belongs to that framework afterwards. Any thread may call its deleter, which frees the memory; until then
+ * the tensor keeps the parts of the context that it needs. No call that uses the tensor may be in flight when
+ * the deleter is called. `shape` has `ndim` numbers, and may be NULL if `ndim` is 0. */
 weft_status weft_alloc_dlpack(weft_context* context, weft_dtype dtype, const int64_t* shape, int32_t ndim,
                               struct DLManagedTensor** managed, weft_error* error);
 weft_status weft_alloc_dlpack_versioned(weft_context* context, weft_dtype dtype, const int64_t* shape,

@@ -1,4 +1,4 @@
-/* The answer of every function of weft.h: a status, and the text and facts of an error. See weft/weft.h for
+/* The result of every function of weft.h: a status, and the text and facts of an error. See weft/weft.h for
  * the conventions. */
 #ifndef WEFT_C_ERROR_H
 #define WEFT_C_ERROR_H
@@ -15,7 +15,7 @@ extern "C" {
 
 /* The version of the library that is loaded, like WEFT_VERSION. Never NULL. */
 const char* weft_version(void);
-/* The same, like WEFT_VERSION_NUMBER. */
+/* The version of the library that is loaded, as a number like WEFT_VERSION_NUMBER. */
 int32_t weft_version_number(void);
 
 typedef int32_t weft_status;
@@ -68,12 +68,13 @@ const char* weft_op_name(weft_op op);
 typedef struct weft_error {
   uint32_t struct_size;
   weft_status code;
-  weft_op op;                      /* WEFT_OP_NONE: no operation's */
-  int32_t rank_count;              /* how many ranks are to blame, even where `ranks` has no room for all */
+  weft_op op;                      /* WEFT_OP_NONE if the error belongs to no operation */
+  int32_t rank_count;              /* how many ranks are to blame, even if `ranks` has no room for all */
   uint64_t call;                   /* the call's number in its group, or WEFT_NO_CALL */
   int32_t ranks[WEFT_ERROR_RANKS]; /* the ranks to blame: dead, absent, mismatching; unused ones are -1 */
-  bool quiesced;                   /* false: weft_group_quiesce before the failed call's buffers are reused */
-  char text[WEFT_ERROR_TEXT];      /* for people; ends in "..." where it had no room */
+  /* if false, call weft_group_quiesce before you reuse the failed call's buffers */
+  bool quiesced;
+  char text[WEFT_ERROR_TEXT]; /* for people; ends in "..." if there was no room for all of it */
 } weft_error;
 #define WEFT_ERROR_INIT \
   { sizeof(weft_error), WEFT_OK, WEFT_OP_NONE, 0, WEFT_NO_CALL, {0}, true, "" }
@@ -81,9 +82,10 @@ typedef struct weft_error {
 /* A text, or bytes, that a function returned: it belongs to the caller, which destroys it with
  * weft_text_destroy. */
 typedef struct weft_text weft_text;
-/* Valid until it is destroyed; behind the last byte is a zero. "" where `text` is NULL, never NULL. */
+/* The bytes of the text, followed by a zero; valid until the text is destroyed. "" if `text` is NULL; never
+ * NULL. */
 const char* weft_text_data(const weft_text* text);
-/* Bytes, without that zero; 0 if `text` is NULL. */
+/* The number of bytes, without that zero; 0 if `text` is NULL. */
 size_t weft_text_size(const weft_text* text);
 void weft_text_destroy(weft_text* text);
 

@@ -1,17 +1,17 @@
-/* Gradients of the caller's own: reduced in buckets while the rest of them is still computed, averaged,
- * synchronised, measured and clipped where they lie; and which samples each rank reads.
+/* Gradients in the caller's own memory: functions reduce them in buckets while the rest of them is still
+ * computed, and average, synchronise, measure and clip them in place. Also: which samples each rank reads.
  *
  * A gradient is a weft_tensor of f64, f32, bf16 or f16 in the host's memory. Its layout says what the
- * elements are: a gradient of ranks that saw different data is WEFT_PARTIAL on their axis, with WEFT_SUM, or
- * WEFT_AVG where each rank has the mean over its own data; after the reduction it is WEFT_REPLICATE there
- * (weft_layout_reduced).
+ * elements are. If the ranks of an axis saw different data, the gradient is WEFT_PARTIAL on that axis, with
+ * WEFT_SUM, or with WEFT_AVG if each rank has the mean over its own data. After the reduction the gradient is
+ * WEFT_REPLICATE on that axis (weft_layout_reduced).
  *
  * All ranks of the axes call these functions in the same order, each from one thread, and give the same
- * gradients in the same order: else WEFT_MISMATCH on all of them, naming the first that differs. A mistake
- * in the gradients of one rank alone is an error of the same code on all ranks. An argument that cannot be
- * read at all (NULL, a number that is no dtype) is an error of that rank, and the others wait until their
- * deadline. Results are the same bits on all ranks. Memory is only used until the call is over, unless said
- * otherwise. Lists may be NULL if count is 0. */
+ * gradients in the same order. Otherwise all of them fail with WEFT_MISMATCH; the text names the first
+ * gradient that differs. A mistake in the gradients of one rank alone is an error of the same code on all
+ * ranks. An argument that cannot be read at all (NULL, a number that is no dtype) is an error of that rank
+ * only; the others wait until their deadline. Results have the same bits on all ranks. Functions use the
+ * caller's memory only until they return, unless said otherwise. Lists may be NULL if count is 0. */
 #ifndef WEFT_C_GRADIENTS_H
 #define WEFT_C_GRADIENTS_H
 
@@ -32,10 +32,10 @@ typedef struct weft_reduce_options {
   uint32_t struct_size;
   weft_on_drift on_drift;
   /* How far a replica may be from the average, relative to the largest element: 0 is the default of its dtype
-   * (1024 units in the last place of f64 and f32, 4 of bf16 and f16). WEFT_EXACT: not at all. */
+   * (1024 units in the last place of f64 and f32, 4 of bf16 and f16). WEFT_EXACT: replicas must be equal. */
   double tolerance;
-  /* The axes, among those given, whose ranks saw different data: WEFT_LAYOUT for a gradient that is
-   * WEFT_REPLICATE there. NULL: none. */
+  /* The subset of the call's axes whose ranks saw different data: the call fails with WEFT_LAYOUT if a
+   * gradient is WEFT_REPLICATE on one of these axes. NULL: no axis. */
   const weft_mesh* data_axes;
 } weft_reduce_options;
 #define WEFT_REDUCE_OPTIONS_INIT \
@@ -43,10 +43,10 @@ typedef struct weft_reduce_options {
 
 /* Reduces gradients, in place, as their layouts say on each of `axes`: WEFT_PARTIAL is summed, or averaged;
  * WEFT_SHARD stays; WEFT_REPLICATE stays as it is if all replicas have the same bits, and is averaged
- * otherwise. WEFT_MISMATCH on all ranks, before any gradient changes, where a replica has drifted: the text
- * names the gradient, and `ranks` are numbered as in `axes`. All axes in one pass: an exchange that compares
- * the lists, and one collective for each reduction, dtype and set of axes. Blocks. `options` may be NULL, and
- * are the same on all ranks. */
+ * otherwise. Fails with WEFT_MISMATCH on all ranks, before any gradient changes, if a replica has drifted:
+ * the text names the gradient, and `ranks` are numbered as in `axes`. One pass reduces over all axes: an
+ * exchange that compares the lists, and one collective for each reduction, dtype and set of axes. Blocks.
+ * `options` may be NULL, and must be the same on all ranks. */
 weft_status weft_reduce_gradients(const weft_tensor* gradients, int32_t count, const weft_mesh* axes,
                                   const weft_reduce_options* options, weft_error* error);
 
@@ -70,13 +70,14 @@ weft_status weft_sync_replicated_gradients(const weft_tensor* gradients, int32_t
                                            const weft_sync_options* options, weft_error* error);
 
 /* The p-norm of all gradients of all ranks, each element counted once, over any mixture of layouts; p is 1 or
- * more, or infinity. Collective among all ranks of the gradients' meshes; blocks. WEFT_LAYOUT if one is
- * still WEFT_PARTIAL. A gradient without a layout counts on this rank alone. */
+ * more, or infinity. Collective among all ranks of the gradients' meshes; blocks. Fails with WEFT_LAYOUT if a
+ * gradient is still WEFT_PARTIAL. A gradient without a layout counts on this rank alone. */
 weft_status weft_grad_norm(const weft_tensor* gradients, int32_t count, double p, double* norm,
                            weft_error* error);
 
-/* The action of weft_clip_grad_norm if the norm is not finite: WEFT_BAD_ARGUMENT on every rank, naming
- * gradients and ranks; or nothing, so that the caller, who sees *norm, skips its step. */
+/* The action of weft_clip_grad_norm if the norm is not finite. WEFT_NON_FINITE_ERROR: it fails with
+ * WEFT_BAD_ARGUMENT on every rank; the text names gradients and ranks. WEFT_NON_FINITE_SKIP: it leaves the
+ * gradients as they are; the caller, who sees *norm, skips its step. */
 typedef int32_t weft_non_finite;
 enum { WEFT_NON_FINITE_ERROR = 0, WEFT_NON_FINITE_SKIP = 1 };
 
@@ -88,8 +89,8 @@ typedef struct weft_clip_options {
 #define WEFT_CLIP_OPTIONS_INIT \
   { sizeof(weft_clip_options), WEFT_NON_FINITE_ERROR, 0 }
 
-/* Scales all gradients by min(1, max_norm / (norm + 1e-6)); *norm is the norm before, and may be NULL.
- * Otherwise as weft_grad_norm. `options` may be NULL. */
+/* Scales all gradients by min(1, max_norm / (norm + 1e-6)); **norm becomes the norm before that (`norm` may
+ * be NULL). For the rest it is like weft_grad_norm. `options` may be NULL. */
 weft_status weft_clip_grad_norm(const weft_tensor* gradients, int32_t count, double max_norm,
                                 const weft_clip_options* options, double* norm, weft_error* error);
 
@@ -102,29 +103,29 @@ weft_status weft_clip_grad_norm(const weft_tensor* gradients, int32_t count, dou
  *                   weft_reducer_finish; the gradients are the reduced ones now
  *
  * A gradient may lie in its slot, a part of a bucket in shared memory: then nothing is copied. Or it lies in
- * memory of the caller's: a small one is copied into its slot and back, one that fills a bucket alone is
- * reduced where it lies.
+ * the caller's memory: then a small gradient is copied into its slot and back, and a gradient that fills a
+ * bucket alone is reduced in place.
  *
  * One thread per rank. Between weft_reducer_ready and the end of weft_reducer_finish a gradient belongs to
  * the reduction: neither read nor write it. Several reducers over the same axes are independent; all ranks
- * create and destroy them, and call weft_reducer_finish, in the same order, and in the first step also
- * weft_reducer_ready. */
+ * must create and destroy them, and call weft_reducer_finish, in the same order. In the first step all ranks
+ * must also call weft_reducer_ready in the same order. */
 typedef struct weft_reducer weft_reducer;
 
 typedef struct weft_reducer_entry {
   const char* name; /* in errors */
   int64_t count;    /* elements on this rank */
   weft_dtype dtype;
-  weft_reduce_op op; /* WEFT_SUM, or WEFT_AVG where each rank has the mean over its own data */
+  weft_reduce_op op; /* WEFT_SUM, or WEFT_AVG if each rank has the mean over its own data */
 } weft_reducer_entry;
 
-/* The treatment of a gradient that nobody made ready: weft_reducer_finish fails on all ranks, naming it; or
- * it counts as zeros of this rank. */
+/* The treatment of a gradient that nobody made ready. WEFT_UNUSED_ERROR: weft_reducer_finish fails on all
+ * ranks; the text names the gradient. WEFT_UNUSED_ZEROS: this rank contributes zeros. */
 typedef int32_t weft_unused;
 enum { WEFT_UNUSED_ERROR = 0, WEFT_UNUSED_ZEROS = 1 };
 
-/* A bucket all of whose gradients are there. Good until the weft_reducer_finish of its step is over; its
- * memory lies in the same place in every step. */
+/* A bucket whose gradients are all ready. Valid until the weft_reducer_finish of its step returns; its memory
+ * has the same address in every step. */
 typedef struct weft_ready_bucket {
   weft_buffer data;       /* its gradients one after the other, zeros between them */
   const int32_t* members; /* its gradients, as the reducer numbers them */
@@ -133,61 +134,64 @@ typedef struct weft_ready_bucket {
   weft_reduce_op op; /* its reduction over the ranks: WEFT_SUM or WEFT_AVG */
 } weft_ready_bucket;
 
-/* A reduction of the program's own in the place of each bucket's all-reduce: `begin`, when the bucket is
- * ready, then `end` in weft_reducer_finish, which leaves the result in bucket->data. They communicate over a
- * group of the program's own (weft_mesh_group of the same axes gives one), by any calls on it, and do not use
- * the reducer. Both are called for every bucket in every step, in the same order on all ranks; with one rank,
- * and for an empty bucket, not at all. Either may be NULL, but not both. A status other than WEFT_OK fails
- * the call of the reducer on this rank, with that status and the error's text, and with WEFT_ABORTED on the
- * others; the reducer cannot be used any more. */
+/* A reduction of the program's own in place of each bucket's all-reduce. The reducer calls `begin` when the
+ * bucket is ready, and `end` in weft_reducer_finish; `end` must leave the result in bucket->data. Both
+ * functions communicate by any calls on a group of the program (weft_mesh_group of the same axes gives one),
+ * and must not use the reducer. Both are called for every bucket in every step, in the same order on all
+ * ranks; with one rank, and for an empty bucket, neither is called. Either may be NULL, but not both. If one
+ * returns a status other than WEFT_OK, the call of the reducer fails on this rank with that status and the
+ * error's text, and on the others with WEFT_ABORTED; afterwards the reducer cannot be used. */
 typedef struct weft_bucket_hook {
   const char*
-      name; /* for error texts; the same on all ranks, which compare it. NULL: there is no hook. Copied */
+      /* for error texts; all ranks must give the same name, and compare it. NULL: no hook. weft copies it */
+      name;
   weft_status (*begin)(void* data, const weft_ready_bucket* bucket, weft_error* error);
   weft_status (*end)(void* data, const weft_ready_bucket* bucket, weft_error* error);
   void* data;
 } weft_bucket_hook;
 
-/* WEFT_BUCKETS_BF16: buckets of f32 are rounded to bf16, reduced as such, and widened; others are reduced as
- * they are. */
+/* WEFT_BUCKETS_BF16: buckets of f32 are rounded to bf16, reduced in bf16, and widened; buckets of other
+ * dtypes are reduced as they are. */
 typedef int32_t weft_bucket_compression;
 enum { WEFT_BUCKETS_AS_THEY_ARE = 0, WEFT_BUCKETS_BF16 = 1 };
 
 typedef struct weft_reducer_options {
   uint32_t struct_size;
   weft_unused unused;
-  int64_t bucket_bytes; /* a bucket is closed when it has this many; 0: 4 MiB */
+  int64_t bucket_bytes; /* a bucket is closed when it has this many bytes; 0: 4 MiB */
   weft_bucket_hook hook;
-  weft_bucket_compression compression; /* without a hook */
+  weft_bucket_compression compression; /* used only without a hook */
 } weft_reducer_options;
 #define WEFT_REDUCER_OPTIONS_INIT \
   { sizeof(weft_reducer_options), WEFT_UNUSED_ERROR, 0, {NULL, NULL, NULL, NULL}, WEFT_BUCKETS_AS_THEY_ARE }
 
-/* Over all ranks of `axes`, a mesh of one or more axes; with one rank nothing moves. The same entries and
- * options on all ranks: the first step compares them, and is WEFT_MISMATCH if they differ. Names are copied.
- * `options` may be NULL. Blocks only if something other than a misuse of C is wrong on this rank (a count
- * below 0, for example): until the others are in their first step, at most the deadline. They get an error of
- * the same code that names this rank. */
+/* Makes a reducer over all ranks of `axes`, a mesh of one or more axes; with one rank nothing moves. All
+ * ranks must give the same entries and options: the first step compares them, and fails with WEFT_MISMATCH if
+ * they differ. weft copies the names. `options` may be NULL. weft_reducer_create blocks only if an argument
+ * of this rank can be read but is wrong (a count below 0, for example): until the others are in their first
+ * step, at most the deadline. The others then get an error of the same code that names this rank. */
 weft_status weft_reducer_create(const weft_mesh* axes, const weft_reducer_entry* entries, int32_t count,
                                 const weft_reducer_options* options, weft_reducer** reducer,
                                 weft_error* error);
-/* Slots are gone with it. A reduction still in flight is given up, and with it the group of the axes. */
+/* Destroys the reducer and its slots. If a reduction is still in flight, the group of the axes fails. */
 void weft_reducer_destroy(weft_reducer* reducer);
 
-/* Gradient i's place in its bucket: zeros at first. It lives as long as the reducer, but not after
+/* The memory of gradient i in its bucket: zeros at first. Valid as long as the reducer, but not after
  * weft_reducer_bind(i). */
 weft_status weft_reducer_slot(const weft_reducer* reducer, int32_t i, weft_buffer* slot, weft_error* error);
-/* Gradient i is in the caller's memory from now on, which lives as long as the reducer, or until it is bound
- * again: in any step, before weft_reducer_ready. The same entries are bound on all ranks. In the first step a
- * buffer that does not fit is reported to the others as by weft_reducer_create; later call
- * weft_reducer_finish, which fails on all ranks, as nobody made i ready. */
+/* From now on gradient i lies in the caller's memory `data`. The caller must keep the memory alive as long as
+ * the reducer, or until the gradient is bound again. Call it in any step, before weft_reducer_ready. All
+ * ranks must bind the same entries. If a buffer does not fit in the first step, the other ranks are notified
+ * as by weft_reducer_create. If one does not fit in a later step, call weft_reducer_finish, which fails on
+ * all ranks because nobody made gradient i ready. */
 weft_status weft_reducer_bind(weft_reducer* reducer, int32_t i, const weft_buffer* data, weft_error* error);
-/* Gradient i has its final value of this step. Sends what can be sent, and blocks in the first step alone, to
- * compare the entries. */
+/* States that gradient i has its final value of this step. Sends the buckets that are ready. Blocks only in
+ * the first step, to compare the entries. */
 weft_status weft_reducer_ready(weft_reducer* reducer, int32_t i, weft_error* error);
 weft_status weft_reducer_is_ready(const weft_reducer* reducer, int32_t i, bool* ready, weft_error* error);
-/* Between the two, weft_reducer_ready only notes that a gradient has a value, any number of times, and sends
- * nothing: for micro-batches before the last, whose gradients the caller adds up. They nest.
+/* Between weft_reducer_begin_no_sync and weft_reducer_end_no_sync, weft_reducer_ready may be called any
+ * number of times: it only notes that a gradient has a value, and sends nothing. This is for micro-batches
+ * before the last; the caller adds up their gradients. Pairs of the two functions may nest. They fail with
  * WEFT_BAD_ARGUMENT for a begin after a gradient became ready in this step, and for an end without a
  * begin. */
 weft_status weft_reducer_begin_no_sync(weft_reducer* reducer, weft_error* error);
@@ -207,18 +211,19 @@ weft_status weft_reducer_sent_early(const weft_reducer* reducer, int64_t* count,
 
 /* A shuffled walk through a data set, without repeats within a round, as a pure function of (seed, step):
  * the step is the only state to save. The global batch is the same for any number of data ranks, and each
- * reads a part of it that lies in one piece. Any thread, several at once; nothing blocks or communicates. */
+ * data rank reads one contiguous part of it. Any threads may use a sampler at once; its functions neither
+ * block nor communicate. */
 typedef struct weft_sampler weft_sampler;
 
-/* `axis`: the data axis; ranks that differ on other axes alone read the same samples. */
+/* `axis`: the data axis; ranks with the same coordinate on it read the same samples. */
 weft_status weft_sampler_create(const weft_mesh* axis, int64_t population, int64_t global_batch,
                                 uint64_t seed, weft_sampler** sampler, weft_error* error);
 void weft_sampler_destroy(weft_sampler* sampler);
 /* Where this rank's part lies in the global batch. */
 weft_status weft_sampler_part(const weft_sampler* sampler, int64_t* offset, int64_t* count,
                               weft_error* error);
-/* The numbers of the samples of a step that this rank reads. `room`: of `samples`, at least the part's
- * count. */
+/* The numbers of the samples of a step that this rank reads. `room`: the size of `samples`, at least the
+ * count of the part. */
 weft_status weft_sampler_batch(const weft_sampler* sampler, int64_t step, int64_t* samples, int64_t room,
                                weft_error* error);
 

@@ -1,4 +1,4 @@
-/* Groups of ranks: how they meet, what they are made of, how they end. */
+/* Groups of ranks: how they are made, their properties, and how they end. */
 #ifndef WEFT_C_GROUP_H
 #define WEFT_C_GROUP_H
 
@@ -12,98 +12,101 @@ extern "C" {
 /* One rank's membership in a group of ranks. */
 typedef struct weft_group weft_group;
 
-/* Which threads make progress on calls. _CALLER: only a thread that waits, asks weft_work_done or starts a
- * call. _THREAD: a helper thread of this rank as well, so that communication overlaps computation. */
+/* Which threads make progress on calls. _CALLER: only a thread that waits, calls weft_work_done or starts a
+ * call. _THREAD: also a helper thread of this rank, so that communication overlaps computation. */
 typedef int32_t weft_progress;
 enum { WEFT_PROGRESS_CALLER = 0, WEFT_PROGRESS_THREAD = 1 };
 
 typedef struct weft_group_options {
   uint32_t struct_size;
-  /* NULL: "auto": what WEFT_BACKEND (weft run --backend) says; otherwise shm if all ranks share this host,
-   * else the MPI under whose mpirun the program runs, otherwise gloo. Or "shm", "gloo", "mpi-openmpi",
-   * "mpi-mpich", "nccl" or another plug-in's name. */
+  /* NULL means "auto": the backend that WEFT_BACKEND (weft run --backend) names; if it names none, shm if all
+   * ranks share this host, else the MPI whose mpirun started the program, else gloo. Other values: "shm",
+   * "gloo", "mpi-openmpi", "mpi-mpich", "nccl" or another plug-in's name. */
   const char* backend;
   const char* name;    /* appears in errors; NULL: "world" */
   int64_t deadline_ns; /* of each call, and of the group's creation; 0: five minutes */
   weft_progress progress;
-  /* Which rank of its process this one is, where ranks are threads; -1: as each function that makes a group
-   * says. */
+  /* The number of this rank within its process, if ranks are threads. -1: the default that each function
+   * below states. */
   int32_t process_rank;
 } weft_group_options;
 #define WEFT_GROUP_OPTIONS_INIT \
   { sizeof(weft_group_options), NULL, NULL, 0, WEFT_PROGRESS_CALLER, -1 }
 
-/* Making groups. Each of these blocks until all ranks have called it, at most `deadline_ns`: then
- * WEFT_TIMEOUT, naming the ranks that did not come. All ranks give the same options except process_rank;
- * `options` may be NULL.
+/* Making groups. Each of these functions blocks until all ranks have called it, at most `deadline_ns`. Then
+ * it fails with WEFT_TIMEOUT, whose text names the missing ranks. All ranks give the same options except
+ * process_rank; `options` may be NULL.
  *
- * The group of all processes of a job: `weft run` and other launchers set the members in the environment;
- * without a launcher it is a group of one. process_rank -1: 0, one rank to a process. */
+ * Makes the group of all processes of a job: `weft run` and other launchers describe the members in the
+ * environment; without a launcher it is a group of one rank. process_rank -1 means 0: one rank per
+ * process. */
 weft_status weft_group_from_env(weft_context* context, const weft_group_options* options, weft_group** group,
                                 weft_error* error);
-/* The group of `size` ranks that meet in `store`, threads or processes; this one is rank `rank`. process_rank
- * -1: `rank`, as if all ranks are threads of one process; processes of one rank each give 0. `store` may
- * be NULL if size is 1. */
+/* Makes a group of `size` ranks, threads or processes, that find each other through `store`; the caller is
+ * rank `rank`. process_rank -1 means `rank`, which is right if all ranks are threads of one process;
+ * processes with one rank each give 0. `store` may be NULL if size is 1. */
 weft_status weft_group_create(weft_context* context, weft_store* store, int32_t rank, int32_t size,
                               const weft_group_options* options, weft_group** group, weft_error* error);
-/* The same by TCP: rank 0 serves at host:port, and the others join there. `port` is one that all ranks know,
- * 1 to 65535. Off loopback a secret is needed, see weft_store_server_options; NULL: none. The context of rank
- * 0 keeps the server until its last handle is destroyed. process_rank -1: 0. */
+/* Makes a group like weft_group_create, but over TCP: rank 0 serves a store at host:port, and the other ranks
+ * connect to it. All ranks give the same `port`, 1 to 65535. If `host` is not a loopback address, a secret is
+ * needed (see weft_store_server_options); NULL: no secret. The context of rank 0 keeps the server until the
+ * last handle of the context is destroyed. process_rank -1 means 0. */
 weft_status weft_group_create_tcp(weft_context* context, const char* host, int32_t port, const char* secret,
                                   int32_t rank, int32_t size, const weft_group_options* options,
                                   weft_group** group, weft_error* error);
-/* Copies the `bytes` bytes at `data` of rank 0 to `data` of all other ranks, and may block meanwhile. Not 0:
- * it cannot. */
+/* Copies the `bytes` bytes at `data` of rank 0 to `data` of all other ranks; it may block. Returns 0, or
+ * another value if it has failed. */
 typedef int32_t (*weft_broadcast_fn)(void* broadcast_data, void* data, size_t bytes);
-/* The group of ranks that another library connects already, all of which call it: rank 0 serves a store on a
- * free port and tells the others where, with a random secret, by `broadcast`, which is called once on each
- * rank, with the same number of bytes; not where size is 1. `host`: an address of rank 0's host that the
- * others reach, given on rank 0; NULL: all ranks are on one host. The secret is as safe as `broadcast` is.
- * The context of rank 0 keeps the server until its last handle is destroyed. process_rank -1: 0. For an MPI
- * communicator there is weft_group_from_mpi (weft/weft_mpi.h). Fails with WEFT_SYSTEM if `broadcast` does
- * not return 0, and with rank 0's error if it cannot serve. */
+/* Makes a group of ranks that another library already connects; all of them call it. Rank 0 serves a store on
+ * a free port, and sends the address and a random secret to the others by `broadcast`. weft calls `broadcast`
+ * once on each rank, with the same number of bytes; if size is 1 it does not call it. `host`, given on rank
+ * 0: an address of rank 0's host that the others can reach; NULL: all ranks are on one host. The secret is as
+ * safe as `broadcast` is. The context of rank 0 keeps the server until the last handle of the context is
+ * destroyed. process_rank -1 means 0. For an MPI communicator there is weft_group_from_mpi (weft/weft_mpi.h).
+ * Fails with WEFT_SYSTEM if `broadcast` does not return 0, and with rank 0's error if rank 0 cannot serve. */
 weft_status weft_group_create_by_broadcast(weft_context* context, const char* host, int32_t rank,
                                            int32_t size, weft_broadcast_fn broadcast, void* broadcast_data,
                                            const weft_group_options* options, weft_group** group,
                                            weft_error* error);
 /* All ranks call it, as their last call of the group; weft_group_destroy follows. It waits for all ranks, at
- * most `deadline_ns` (0: the group's deadline), and compares what they have called, also in broadcasts and
- * scatters, whose roots wait for nobody: WEFT_MISMATCH on every rank where calls differ or a rank has left
- * one out. Over nccl, and where the comparison is switched off, it only waits. Afterwards every other
- * function refuses the group (WEFT_BAD_ARGUMENT); if it fails the group is as it was. */
+ * most `deadline_ns` (0: the group's deadline), and compares the calls of all ranks, including broadcasts and
+ * scatters, whose roots wait for nobody. Fails with WEFT_MISMATCH on every rank if calls differ or a rank has
+ * left out a call. Over nccl, and if the comparison is switched off, it only waits. Afterwards every other
+ * function refuses the group (WEFT_BAD_ARGUMENT); if weft_group_leave fails, the group is as it was. */
 weft_status weft_group_leave(weft_group* group, int64_t deadline_ns, weft_error* error);
-/* Leaves the group, once its last Work is destroyed too: peers that still wait for this rank get
- * WEFT_PEER_LOST. Compares the last calls without waiting: weft_group_leave waits. After a failure it may
- * take up to 2 s, until nobody can touch the buffers of failed calls.
- * */
+/* Leaves the group, once its last Work is destroyed, too. Peers that still wait for this rank get
+ * WEFT_PEER_LOST. weft_group_destroy compares the last calls without waiting; weft_group_leave waits. After a
+ * failure it may take up to 2 s, until nobody can touch the buffers of failed calls. */
 void weft_group_destroy(weft_group* group);
 
-/* Groups of a group's ranks. They live on their own: `group` may be destroyed first. They have its backend,
- * deadline and progress. If `group` fails meanwhile, or a member has left it, they fail with its first
- * cause.
+/* Groups of a group's ranks. The new group is independent: `group` may be destroyed first. It has the
+ * backend, deadline and progress of `group`. If `group` fails while the new group is made, or a member has
+ * left `group`, these functions fail with the first cause of `group`.
  *
- * A group of `ranks` (ranks of `group`, in the order of their new ranks), which hold this rank. Only they
- * call it; it blocks until they have. `name` appears in errors. */
+ * Makes a group of `ranks` (ranks of `group`, in the order of their new ranks), which must contain this rank.
+ * Only these ranks call it; it blocks until all of them have. `name` appears in errors. */
 weft_status weft_group_subgroup(weft_group* group, const char* name, const int32_t* ranks, size_t rank_count,
                                 weft_group** subgroup, weft_error* error);
-/* The ranks that give the same color, 0 or more, ordered by (key, rank). All ranks of `group` call it; blocks
- * until they have. Color -1: in no group, and *part becomes NULL. */
+/* Makes one group for each color, 0 or more: of the ranks that give this color, ordered by (key, rank). All
+ * ranks of `group` call it; it blocks until all have. A rank that gives color -1 is in no group, and its
+ * *part becomes NULL. */
 weft_status weft_group_split(weft_group* group, int32_t color, int32_t key, weft_group** part,
                              weft_error* error);
-/* The ranks of `group` on this rank's host, in the same order; all of them call it. */
+/* Makes a group of the ranks of `group` that are on this rank's host, in the same order. All these ranks call
+ * it. */
 weft_status weft_group_split_by_host(weft_group* group, weft_group** part, weft_error* error);
-/* A group of the same ranks whose calls are independent of this one's. All of them call it. */
+/* Makes a group of the same ranks, whose calls are independent of those of `group`. All ranks call it. */
 weft_status weft_group_duplicate(weft_group* group, weft_group** duplicate, weft_error* error);
-/* The rank that `rank` has in the group that this one was made from by subgroup, split, duplicate or shrink;
- * -1: it was not. */
+/* The rank that `rank` has in the parent group, from which this group was made by subgroup, split, duplicate
+ * or shrink; -1 if there is no parent group. */
 weft_status weft_group_parent_rank(const weft_group* group, int32_t rank, int32_t* parent_rank,
                                    weft_error* error);
 
 /* Properties of a group. These do not block, except weft_group_local_rank and _size. */
 weft_status weft_group_rank(const weft_group* group, int32_t* rank, weft_error* error);
 weft_status weft_group_size(const weft_group* group, int32_t* size, weft_error* error);
-/* This rank's place among the ranks of the group that are on its host, and how many these are. The first call
- * reads the store, and may wait for ranks that have not published their host yet. */
+/* The number of this rank among the group's ranks on its host, and how many ranks there are on its host. The
+ * first call reads the store, and may wait for ranks that have not published their host yet. */
 weft_status weft_group_local_rank(const weft_group* group, int32_t* local_rank, weft_error* error);
 weft_status weft_group_local_size(const weft_group* group, int32_t* local_size, weft_error* error);
 /* Valid as long as the handle. */
@@ -123,26 +126,26 @@ typedef struct weft_traits {
   uint32_t struct_size;
   weft_progress_style progress_style;
   uint64_t ops;    /* WEFT_OP_BIT of each operation */
-  uint64_t dtypes; /* WEFT_DTYPE_BIT of each type that it moves */
-  /* For each weft_reduce_op, WEFT_DTYPE_BIT of the types that it combines itself. */
+  uint64_t dtypes; /* WEFT_DTYPE_BIT of each type that the transport moves */
+  /* For each weft_reduce_op: WEFT_DTYPE_BIT of each type that the transport combines itself. */
   uint64_t reduces[WEFT_TRAITS_REDUCE_OPS];
-  weft_device device; /* whose memory it moves */
+  weft_device device; /* the device whose memory the transport moves */
   bool native_is_canonical;
-  bool spin;           /* a rank that waits may spin: there are no more ranks here than usable cores */
-  bool rings;          /* it wakes a rank that sleeps */
+  bool spin;           /* a waiting rank may spin: there are no more ranks here than usable cores */
+  bool rings;          /* the transport wakes a sleeping rank */
   bool deadline;       /* a call that is not finished by its deadline fails with WEFT_TIMEOUT */
   bool names_absent;   /* ... which names the ranks that had not arrived */
   bool detects_death;  /* a rank that dies is WEFT_PEER_LOST on every survivor, before the deadline */
   bool survives_death; /* survivors may go on, in other groups */
   bool checks_calls;   /* ranks that call different things get WEFT_MISMATCH */
-  bool revocable;      /* after a failure it does not touch the callers' memory again */
-  bool quiesces;       /* weft_group_quiesce becomes true even where a peer is stopped */
+  bool revocable;      /* after a failure the transport does not touch the callers' memory again */
+  bool quiesces;       /* weft_group_quiesce succeeds even if a peer is stopped */
 } weft_traits;
 #define WEFT_TRAITS_INIT \
   { sizeof(weft_traits), 0, 0, 0, {0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 weft_status weft_group_traits(const weft_group* group, weft_traits* traits, weft_error* error);
-/* The same of the backend of that name, before there is a group; loads it where it must. */
+/* The traits of the backend named `backend`, before there is a group; loads the plug-in if needed. */
 weft_status weft_backend_traits(weft_context* context, const char* backend, weft_traits* traits,
                                 weft_error* error);
 
@@ -150,14 +153,15 @@ weft_status weft_backend_traits(weft_context* context, const char* backend, weft
  * done their part already may succeed; the next one fails. Does not block. */
 weft_status weft_group_abort(weft_group* group, const char* why, weft_error* error);
 /* After a failure: waits at most `limit_ns` (0: one poll) until nobody can touch the buffers of failed calls
- * any more, and says so in *quiet. */
+ * any more, and sets *quiet to whether that was reached. */
 weft_status weft_group_quiesce(weft_group* group, int64_t limit_ns, bool* quiet, weft_error* error);
 
-/* After a failure: a group of the survivors, in *survivors, numbered in the order of their ranks in `group`.
- * All living ranks call it. Ranks known to be dead or gone are left out at once, others after `limit_ns` (0:
- * the group's deadline); a rank that comes later gets WEFT_PEER_LOST with its own rank, and is in no group.
- * Blocks that long, again for each rank that is lost meanwhile. Both groups must be destroyed, as any group.
- * WEFT_PEER_LOST, too, where the store ended with the process that served it. */
+/* After a failure: makes a group of the survivors, in *survivors, numbered in the order of their ranks in
+ * `group`. All living ranks call it. It leaves out ranks that are known to be dead or gone at once, and
+ * absent ranks after `limit_ns` (0: the group's deadline). A rank that calls it later gets WEFT_PEER_LOST
+ * with its own rank, and is in no group. It may block for `limit_ns`, and again for each rank that is lost
+ * meanwhile. Both groups must be destroyed, like any group. It also fails with WEFT_PEER_LOST if the store
+ * has ended with the process that served it. */
 weft_status weft_group_shrink(weft_group* group, int64_t limit_ns, weft_group** survivors, weft_error* error);
 
 #ifdef __cplusplus

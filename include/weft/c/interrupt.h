@@ -8,27 +8,29 @@
 extern "C" {
 #endif
 
-/* A switch that is set once, by weft_interrupt_raise. A thread that is attached to it is then interrupted:
- * its call that waits in a store, or for ranks to meet (stores, groups by every kind of rendezvous,
- * subgroups, meshes, shrink), ends within 20 ms with WEFT_ABORTED and the text
- * `weft_group_create: interrupted: ...`, and leaves nothing behind. Ranks that wait in the same group's
- * creation get WEFT_ABORTED, too, with this rank's number. Its wait for a call in flight (weft_work_wait, and
- * functions that wait themselves, as weft_min_loc) ends, too: then the group fails, on all ranks, with
- * WEFT_ABORTED and this rank's number. weft_work_wait_for and weft_work_wait_all_for end as by their limit,
- * and the calls stay in flight.
+/* A switch that is set once, by weft_interrupt_raise. That interrupts the threads that are attached to it. If
+ * such a thread waits in a store or for other ranks (stores, groups made in any way, subgroups, meshes,
+ * shrink), its call ends within 20 ms with WEFT_ABORTED and the text `weft_group_create: interrupted: ...`,
+ * and leaves nothing behind. Ranks that wait for the creation of the same group also get WEFT_ABORTED, with
+ * this rank's number. If the thread waits for a call in flight (weft_work_wait, and functions that wait
+ * themselves, such as weft_min_loc), the wait also ends: then the group fails on all ranks, with WEFT_ABORTED
+ * and this rank's number. weft_work_wait_for and weft_work_wait_all_for end as at their limit, and the calls
+ * stay in flight.
  *
- * Not ended: a function of the caller's (broadcast); the resolution of a host's name, and other waits inside
- * a transport's library (MPI_Init). weft_group_quiesce says that it is not quiet. */
+ * An interrupt does not end a function of the program (broadcast), the resolution of a host's name, or other
+ * waits inside a transport's library (MPI_Init). An interrupted weft_group_quiesce returns with *quiet
+ * false. */
 typedef struct weft_interrupt weft_interrupt;
 
 weft_status weft_interrupt_create(weft_interrupt** interrupt, weft_error* error);
-/* Threads that are attached to it stay so, and it can no longer be raised. */
+/* Attached threads stay attached, and the interrupt can no longer be raised. */
 void weft_interrupt_destroy(weft_interrupt* interrupt);
-/* From now on `interrupt` interrupts this thread, in place of the one before; NULL: none does. It is for the
- * first call that waits after the raise; to be interrupted a second time a thread attaches another one. */
+/* From now on `interrupt` interrupts this thread, in place of the interrupt that was attached before; NULL:
+ * none does. It ends only the first waiting call after the raise. To be interrupted a second time, the thread
+ * must attach another interrupt. */
 weft_status weft_interrupt_attach(weft_interrupt* interrupt, weft_error* error);
-/* Interrupts the threads that are attached, and those that will be. Any thread, and the handler of a signal
- * (with error NULL); never waits. */
+/* Interrupts the threads that are attached now, and those that attach later. May be called from any thread,
+ * and in a signal handler (with error NULL). Never waits. */
 weft_status weft_interrupt_raise(weft_interrupt* interrupt, weft_error* error);
 
 #ifdef __cplusplus

@@ -1,8 +1,9 @@
-/* Layouts: how a tensor lies over a mesh; tensors of the caller's brought from one layout to another.
+/* Layouts: how a tensor lies over a mesh. Functions that move the caller's tensors from one layout to
+ * another.
  *
  * A layout is a value behind a handle, and keeps its mesh; functions do not change it, they make another
- * one. All functions on layouts may be called from any thread, also on one layout at once, and neither
- * communicate nor block. Functions that move tensors say so. */
+ * one. Any thread may call the functions on layouts, and several threads may use one layout at once. These
+ * functions neither communicate nor block; functions that move tensors may. */
 #ifndef WEFT_C_LAYOUT_H
 #define WEFT_C_LAYOUT_H
 
@@ -18,14 +19,14 @@ extern "C" {
 /* The parts of a tensor that the ranks of one mesh axis hold. */
 typedef int32_t weft_placement_kind;
 enum {
-  WEFT_REPLICATE = 0, /* each rank has the same */
-  WEFT_SHARD = 1,  /* dimension `dim` is cut among them; the first ranks hold one more where it is uneven */
-  WEFT_PARTIAL = 2 /* each has a contribution of full size; the value is their combination by `op` */
+  WEFT_REPLICATE = 0, /* each rank has all elements */
+  WEFT_SHARD = 1,  /* dimension `dim` is cut over the ranks; if it is uneven, the first ranks hold one more */
+  WEFT_PARTIAL = 2 /* each rank has a contribution of full size; the value is their combination by `op` */
 };
 typedef struct weft_placement {
   weft_placement_kind kind;
-  int32_t dim;       /* of WEFT_SHARD; 0 otherwise */
-  weft_reduce_op op; /* of WEFT_PARTIAL, any but WEFT_PREMUL_SUM; 0 otherwise */
+  int32_t dim;       /* the dimension for WEFT_SHARD; 0 otherwise */
+  weft_reduce_op op; /* the reduction for WEFT_PARTIAL, any but WEFT_PREMUL_SUM; 0 otherwise */
 } weft_placement;
 
 static inline weft_placement weft_replicate(void) {
@@ -49,40 +50,42 @@ typedef struct weft_axis_placement {
 /* A placement for each axis of a mesh, the order in which axes nest, and the shape of the whole tensor. */
 typedef struct weft_layout weft_layout;
 
-/* The layout of a tensor with these extents over the whole mesh that `mesh` is, or is a part of; axes that
- * are not named are WEFT_REPLICATE. Several axes that shard one dimension nest in the order of the mesh: the
- * first cuts the whole, each later one the part that is left. Names and extents are copied. No
- * communication; all ranks must state the same. */
+/* Makes the layout of a tensor with these extents over the root mesh of `mesh` (weft_mesh_root). Axes that
+ * are not named are WEFT_REPLICATE. If several axes shard one dimension, they nest in the order of the mesh:
+ * the first axis cuts the dimension, and each later axis cuts the parts of the axis before it. weft copies
+ * names and extents. No communication; all ranks must give the same arguments. */
 weft_status weft_layout_create(const weft_mesh* mesh, const weft_axis_placement* placements,
                                int32_t placement_count, const int64_t* extents, int32_t dim_count,
                                weft_layout** layout, weft_error* error);
 void weft_layout_destroy(weft_layout* layout);
 
-/* The same with another placement on `axes`, a sub-mesh of its mesh; several axes nest in their order. */
+/* The same layout with another placement on `axes`, a sub-mesh of its mesh; several axes nest in their
+ * order. */
 weft_status weft_layout_with(const weft_layout* layout, const weft_mesh* axes,
                              const weft_placement* placement, weft_layout** changed, weft_error* error);
-/* The same of a whole with other extents. */
+/* The same layout for a tensor with other global extents. */
 weft_status weft_layout_with_extents(const weft_layout* layout, const int64_t* extents, int32_t dim_count,
                                      weft_layout** changed, weft_error* error);
-/* `axes` shard dimension `dim` inside all other axes that do: a weight that is cut for tensor parallelism
- * first and then into data shards. */
+/* The same layout, but `axes` shard dimension `dim` inside all other axes that shard it: for a weight that is
+ * first cut for tensor parallelism and then into data shards. */
 weft_status weft_layout_shard_inside(const weft_layout* layout, const weft_mesh* axes, int32_t dim,
                                      weft_layout** changed, weft_error* error);
-/* The axes named nest in this order, outermost first; the others stay where they are. */
+/* The same layout, but the named axes nest in this order, outermost first; the other axes stay where they
+ * are. */
 weft_status weft_layout_nested(const weft_layout* layout, const char* const* axes, int32_t axis_count,
                                weft_layout** changed, weft_error* error);
-/* Dimension `dim` consists of segments of these lengths, such as the rows of a fused [q|k|v] weight; each is
- * cut on its own. */
+/* The same layout, but dimension `dim` consists of segments of these lengths, such as the rows of a fused
+ * [q|k|v] weight; each segment is cut on its own. */
 weft_status weft_layout_segmented(const weft_layout* layout, int32_t dim, const int64_t* lengths,
                                   int32_t segment_count, weft_layout** changed, weft_error* error);
-/* The layout of the same elements with other extents, of as many elements, where each rank keeps its
- * elements, in place: (b, s, h * d) cut in its dimension 2 and (b, s, h, d) cut in its dimension 2 are each
- * other's, if cuts are at the borders of heads. WEFT_LAYOUT if a rank's part would not be a part of such a
- * tensor. */
+/* The layout of the same elements with other extents, whose product is the same. Each rank keeps its elements
+ * in place: for example, (b, s, h * d) cut in dimension 2 becomes (b, s, h, d) cut in dimension 2, and back,
+ * if the cuts are at the borders of heads. Fails with WEFT_LAYOUT if a rank's part would not be a part of
+ * such a tensor. */
 weft_status weft_layout_reshape(const weft_layout* layout, const int64_t* extents, int32_t dim_count,
                                 weft_layout** changed, weft_error* error);
-/* The layout of the tensor whose dimension i is dimension order[i] of this one; `order` has each dimension
- * once. */
+/* The layout of the tensor whose dimension i is dimension order[i] of this layout's tensor; `order` has each
+ * dimension once. */
 weft_status weft_layout_transpose(const weft_layout* layout, const int32_t* order, int32_t dim_count,
                                   weft_layout** changed, weft_error* error);
 /* The layout that weft_reduce_gradients gives a gradient: WEFT_PARTIAL on any of `axes` becomes
@@ -90,76 +93,79 @@ weft_status weft_layout_transpose(const weft_layout* layout, const int32_t* orde
 weft_status weft_layout_reduced(const weft_layout* layout, const weft_mesh* axes, weft_layout** reduced,
                                 weft_error* error);
 
-/* The whole mesh that it is over. */
+/* The root mesh of the layout. */
 weft_status weft_layout_mesh(const weft_layout* layout, weft_mesh** mesh, weft_error* error);
-/* Its placement on `axes`, a sub-mesh of its mesh. WEFT_LAYOUT if these have several. */
+/* The placement of the layout on `axes`, a sub-mesh of its mesh. Fails with WEFT_LAYOUT if the axes have
+ * different placements. */
 weft_status weft_layout_on(const weft_layout* layout, const weft_mesh* axes, weft_placement* placement,
                            weft_error* error);
 weft_status weft_layout_dim_count(const weft_layout* layout, int32_t* dim_count, weft_error* error);
-/* The extents of the whole; `room`: of `extents`, at least its number of dimensions. */
+/* The global extents. `room`: the size of `extents`, at least the number of dimensions. */
 weft_status weft_layout_extents(const weft_layout* layout, int64_t* extents, int32_t room, weft_error* error);
-/* The extents of the part that `rank` of the whole mesh holds; -1: this rank. All its parts, joined. */
+/* The extents of the tensor that `rank` of the root mesh holds (-1: this rank): all its parts, joined. */
 weft_status weft_layout_local_extents(const weft_layout* layout, int32_t rank, int64_t* extents, int32_t room,
                                       weft_error* error);
 /* How many parts each rank holds: 1, or one for each segment. */
 weft_status weft_layout_part_count(const weft_layout* layout, int32_t* count, weft_error* error);
-/* Where part `index` of `rank` (-1: this rank) lies in the whole: offsets[d] and extents[d] for each
- * dimension. An extent may be 0. `room`: of both arrays. */
+/* Where part `index` of `rank` (-1: this rank) lies in the global tensor: offsets[d] and extents[d] for each
+ * dimension. An extent may be 0. `room`: the size of each array. */
 weft_status weft_layout_part(const weft_layout* layout, int32_t rank, int32_t index, int64_t* offsets,
                              int64_t* extents, int32_t room, weft_error* error);
-/* Whether both say the same of one mesh. */
+/* Whether both layouts have the same mesh and are equal. */
 weft_status weft_layout_equal(const weft_layout* a, const weft_layout* b, bool* equal, weft_error* error);
-/* "(7, 4) as [dp: Shard(0), tp: Replicate]" into `text`, which has `room` bytes, as much as fits, ended by a
- * zero; *bytes is what all of it needs. `text` may be NULL if room is 0. */
+/* Writes the layout as text, "(7, 4) as [dp: Shard(0), tp: Replicate]", into `text`, which has `room` bytes:
+ * as much as fits, with a zero at the end. *bytes becomes the number of bytes for all of it. `text` may be
+ * NULL if room is 0. */
 weft_status weft_layout_text(const weft_layout* layout, char* text, size_t room, size_t* bytes,
                              weft_error* error);
 
-/* A tensor of the caller's, for functions that work on a list of them. The struct and all that it points to
- * are only used until the call is over. */
+/* A tensor of the caller's, for functions that work on a list of them. weft uses the struct, and all that it
+ * points to, only until the call returns. */
 typedef struct weft_tensor {
   const char* name;          /* in errors, and in checkpoints */
   weft_buffer data;          /* this rank's part, row-major without gaps */
-  const weft_layout* layout; /* the layout of the elements over the mesh; NULL: this rank's alone */
-  /* The extents of `data`, with as many elements; NULL: those of the layout on this rank, or without a layout
-   * one dimension. */
+  const weft_layout* layout; /* the layout of the elements over the mesh; NULL: only this rank has them */
+  /* The extents of `data`; their product is its count. NULL: the local extents of the layout, or one
+   * dimension if there is no layout. */
   const int64_t* extents;
   int32_t dim_count; /* 0 if extents is NULL */
 } weft_tensor;
 
-/* A redistribution in flight. For one thread at a time. */
+/* A redistribution in flight. One thread at a time may use it. */
 typedef struct weft_transfer weft_transfer;
 
-/* Gives a tensor another layout of the same mesh, extents and segments: `in` is this rank's part as `from`,
- * `out` becomes its part as `to`. Any pair of placements: all-gather, reduce-scatter, all-to-all, all-reduce,
- * or nothing at all, as is needed; contributions combine in the same order on all ranks. WEFT_REPLICATE to
- * WEFT_PARTIAL gives the value to one rank of the axis and zeros to the others for a sum; for avg, min and
- * max to all.
+/* Gives a tensor another layout with the same mesh, extents and segments: `in` is this rank's part by layout
+ * `from`, and `out` becomes its part by layout `to`. Any pair of placements is possible: weft uses an
+ * all-gather, reduce-scatter, all-to-all, all-reduce or nothing, as needed. Contributions combine in the same
+ * order on all ranks. From WEFT_REPLICATE to WEFT_PARTIAL: for a sum, one rank of the axis keeps the value
+ * and the others get zeros; for avg, min and max, all ranks keep the value.
  *
- * Collective among the ranks of the axes whose placement changes; all call it in the same order. With
- * `transfer` NULL it blocks until `out` is written. Otherwise it begins the first step of the communication,
- * and the end of *transfer does the rest: all ranks begin and finish transfers in the same order. `in` and
- * `out` are the caller's, live until then, and overlap only if both begin at the same address; `in` is not
- * written, unless `out` is the same memory. Both are on one device, ordered on `stream` there; NULL: its
- * default one.
+ * Collective among the ranks of the axes whose placement changes; all of them must call it in the same order.
+ * If `transfer` is NULL, it blocks until `out` is written. Otherwise it begins the first step of the
+ * communication, and weft_transfer_finish does the rest; all ranks must begin and finish transfers in the
+ * same order. The caller must keep `in` and `out` alive until then. They may overlap only if both begin at
+ * the same address; weft does not write `in`, unless `out` is the same memory. Both are on one device, and
+ * ordered on `stream` of that device; NULL means its default stream.
  *
- * WEFT_BAD_ARGUMENT or WEFT_LAYOUT if buffers do not fit their layouts: this is found on each rank alone, and
- * the others wait for it until their deadline. */
+ * Fails with WEFT_BAD_ARGUMENT or WEFT_LAYOUT if buffers do not fit their layouts. Only the rank itself
+ * detects such a fault; the others wait for it until their deadline. */
 weft_status weft_redistribute(const weft_buffer* in, const weft_layout* from, const weft_buffer* out,
                               const weft_layout* to, const weft_stream* stream, weft_transfer** transfer,
                               weft_error* error);
-/* Whether weft_transfer_finish has only later steps to wait for. Takes the next steps it can; never
- * blocks. */
+/* Whether the first step is done, so that weft_transfer_finish waits only for later steps. Makes progress;
+ * never blocks. */
 weft_status weft_transfer_done(weft_transfer* transfer, bool* done, weft_error* error);
-/* Blocks until `out` is written. Once; a second time is WEFT_BAD_ARGUMENT. */
+/* Blocks until `out` is written. A second call for the same transfer fails with WEFT_BAD_ARGUMENT. */
 weft_status weft_transfer_finish(weft_transfer* transfer, weft_error* error);
-/* One that is not finished: its group is aborted, for all ranks. */
+/* Destroys the transfer. If it is not finished, its group is aborted on all ranks. */
 void weft_transfer_destroy(weft_transfer* transfer);
 
-/* Compares the tensors along those of `axes` on which they are WEFT_REPLICATE: the same bits on all ranks
- * that hold a replica. Collective among the ranks of `axes`, which give the same tensors in the same order;
- * blocks. Two small all-gathers at most, for any number of tensors. WEFT_MISMATCH on all ranks where one has
- * drifted: the text names it, and `ranks` are those that differ, as `axes` numbers them. A wrong tensor on
- * one rank alone is an error of all ranks. `tensors` may be NULL if count is 0. */
+/* Checks, along those of `axes` on which a tensor is WEFT_REPLICATE, that all ranks with a replica have the
+ * same bits. Collective among the ranks of `axes`, which must give the same tensors in the same order;
+ * blocks. Costs at most two small all-gathers, for any number of tensors. Fails with WEFT_MISMATCH on all
+ * ranks if a tensor has drifted: the text names the tensor, and `ranks` are those that differ, as `axes`
+ * numbers them. A wrong tensor on one rank alone is an error on all ranks. `tensors` may be NULL if count is
+ * 0. */
 weft_status weft_check_replicas(const weft_tensor* tensors, int32_t count, const weft_mesh* axes,
                                 weft_error* error);
 

@@ -8,13 +8,14 @@
 extern "C" {
 #endif
 
-/* For one thread at a time, any thread. Lives as long as a handle that was made with it. */
+/* Any thread may use it, but only one at a time. A handle that was made with it keeps it alive. */
 typedef struct weft_compute weft_compute;
 
 typedef struct weft_compute_options {
   uint32_t struct_size;
-  int32_t threads; /* that compute, the caller among them: 1 to 4096. No number changes a bit of a result */
-  weft_device device; /* where what is computed on lies */
+  /* the number of computing threads, including the caller: 1 to 4096. It changes no bit of a result */
+  int32_t threads;
+  weft_device device; /* the device whose memory it computes on */
 } weft_compute_options;
 #define WEFT_COMPUTE_OPTIONS_INIT \
   { sizeof(weft_compute_options), 1, WEFT_CPU }

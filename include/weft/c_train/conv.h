@@ -10,40 +10,42 @@ extern "C" {
 #endif
 
 /* Four dimensions of elements, row-major and without gaps: maps (batch, channels, height, width), or the
- * weight of a convolution (out, in, 1, 1). The caller's, as a weft_buffer is. */
+ * weight of a convolution (out, in, 1, 1). The memory is the caller's, as for a weft_buffer. */
 typedef struct weft_maps {
   void* data; /* may be NULL if there are no elements */
   int64_t shape[4];
   weft_dtype dtype;
-  weft_device device; /* of the weft_compute, and of what the group moves */
+  weft_device device; /* the device of the weft_compute, whose memory the group moves */
 } weft_maps;
 
-/* A tensor of DLPack of four dimensions, in *maps. For the rest as weft_matrix_from_dltensor,
- * weft_matrix_from_dlpack and weft_matrix_from_dlpack_versioned; a tensor of another number of dimensions is
- * WEFT_BAD_ARGUMENT, and one with channels last is strided. */
+/* Make *maps from a DLPack tensor of four dimensions, like weft_matrix_from_dltensor, weft_matrix_from_dlpack
+ * and weft_matrix_from_dlpack_versioned. They fail with WEFT_BAD_ARGUMENT if the tensor has another number of
+ * dimensions; a tensor with channels last is strided, and refused. */
 weft_status weft_maps_from_dltensor(const void* tensor, weft_maps* maps, weft_error* error);
 weft_status weft_maps_from_dlpack(const struct DLManagedTensor* managed, weft_maps* maps, weft_error* error);
 weft_status weft_maps_from_dlpack_versioned(const struct DLManagedTensorVersioned* managed, bool writes,
                                             weft_maps* maps, weft_error* error);
 
-/* The same on all ranks of the group, in forward and in backward. */
+/* All ranks of the group must give the same options, in forward and in backward. */
 typedef struct weft_conv2d_options {
   uint32_t struct_size;
-  /* Column alone: y, and dy in backward, have all channels on every rank, as for weft_linear_options. */
+  /* For the column layer only: y, and dy in backward, have all channels on every rank, as with
+   * weft_linear_options. */
   bool gather_output;
-  /* The dimension of maps that is divided over the ranks outside of a column and row pair: of the column x
-   * and dx are this rank's part, of the row y and dy. 0: samples, 2: rows, 3: columns; -1: none. Cut and
-   * communicated as the sequence of weft_linear_options. */
+  /* The dimension of maps that is divided over the ranks outside a pair of a column layer and a row layer: x
+   * and dx of the column layer, and y and dy of the row layer, are this rank's part. 0: samples, 2: rows, 3:
+   * columns; -1: none. The dimension is cut and communicated like the sequence of weft_linear_options. */
   int32_t sequence_dim;
 } weft_conv2d_options;
 #define WEFT_CONV2D_OPTIONS_INIT \
   { sizeof(weft_conv2d_options), false, -1 }
 
-/* The rules of weft/c_train/linear.h hold for these functions, too: dtypes, what may be NULL, errors, who
- * calls them, and that outputs overlap nothing. `in` and `out` are channels of the whole layer, n is the
- * number of ranks of `group`. Only a plain convolution is split so (kernel 1x1, stride 1, no padding,
- * dilation 1, one group): a w of another kernel is WEFT_BAD_ARGUMENT. Pixels do not depend on each other, so
- * that a rank may hold any part of the maps; dw and db are sums over the samples and pixels that are given.
+/* The rules of weft/c_train/linear.h also hold for these functions: for dtypes, NULL arguments, errors, the
+ * ranks that call them, and outputs that must overlap nothing. `in` and `out` are channels of the whole
+ * layer, n is the number of ranks of `group`. Only a plain convolution can be split in this way (kernel 1x1,
+ * stride 1, no padding, dilation 1, one group): a `w` with another kernel gives WEFT_BAD_ARGUMENT. Pixels do
+ * not depend on each other, so a rank may hold any part of the maps; dw and db are sums over the samples and
+ * pixels that this rank passes.
  *
  * Forward, column: y[:, o] = the sum of w[o, i] x[:, i] + b[o]. Each rank computes its own channels of y. No
  * communication without options. x: (batch, in, height, width), the same on all ranks; w: (out/n, in, 1, 1);
@@ -51,23 +53,23 @@ typedef struct weft_conv2d_options {
 weft_status weft_column_conv2d_forward(weft_compute* compute, weft_group* group, const weft_maps* x,
                                        const weft_maps* w, const weft_buffer* b, const weft_maps* y,
                                        const weft_conv2d_options* options, weft_error* error);
-/* dx = the sum over ranks of w^T dy: one all-reduce, or a reduce-scatter where maps are divided; dw and db,
- * this rank's own, are computed while that is on its way. For `accumulate`, and for dx, dw and db that are
- * NULL, the rules of weft_column_linear_backward hold. dy: (batch, out/n, height, width); x, w: as in
+/* dx = the sum over ranks of w^T dy: one all-reduce, or a reduce-scatter if maps are divided; dw and db are
+ * this rank's own, and are computed during that communication. The rules of weft_column_linear_backward for
+ * `accumulate`, and for NULL as dx, dw or db, hold here, too. dy: (batch, out/n, height, width); x, w: as in
  * forward; dx: as x; dw: as w; db: out/n elements. */
 weft_status weft_column_conv2d_backward(weft_compute* compute, weft_group* group, const weft_maps* dy,
                                         const weft_maps* x, const weft_maps* w, const weft_maps* dx,
                                         const weft_maps* dw, const weft_buffer* db, bool accumulate,
                                         const weft_conv2d_options* options, weft_error* error);
-/* y[:, o] = the sum over ranks of w[o, i] x[:, i], then + b[o], once: one all-reduce, or a reduce-scatter
- * where maps are divided. x: (batch, in/n, height, width), this rank's channels; w: (out, in/n, 1, 1); b: out
+/* y[:, o] = the sum over ranks of w[o, i] x[:, i], then + b[o], once: one all-reduce, or a reduce-scatter if
+ * maps are divided. x: (batch, in/n, height, width), this rank's channels; w: (out, in/n, 1, 1); b: out
  * elements, the same on all ranks, or NULL; y: (batch, out, height, width). */
 weft_status weft_row_conv2d_forward(weft_compute* compute, weft_group* group, const weft_maps* x,
                                     const weft_maps* w, const weft_buffer* b, const weft_maps* y,
                                     const weft_conv2d_options* options, weft_error* error);
-/* dx = w^T dy, dw, and db, which is the same on all ranks and is not scaled. No communication; where maps are
- * divided, one all-gather of dy. dy: (batch, out, height, width), the same on all ranks; dx: (batch, in/n,
- * height, width); dw: as w; db: out elements. */
+/* dx = w^T dy, dw, and db, which is the same on all ranks and is not scaled. No communication; but if maps
+ * are divided, one all-gather of dy. dy: (batch, out, height, width), the same on all ranks; dx: (batch,
+ * in/n, height, width); dw: as w; db: out elements. */
 weft_status weft_row_conv2d_backward(weft_compute* compute, weft_group* group, const weft_maps* dy,
                                      const weft_maps* x, const weft_maps* w, const weft_maps* dx,
                                      const weft_maps* dw, const weft_buffer* db, bool accumulate,

@@ -21,24 +21,24 @@ extern "C" {
  *     if (finite) weft_clip_grad_norm(...), a step of the optimizer
  *     weft_loss_scaler_update(scaler, &error);
  *
- * For one thread at a time, on each rank one; needs no context. */
+ * Each rank has its own scaler, which one thread at a time may use; it needs no context. */
 typedef struct weft_loss_scaler weft_loss_scaler;
 
 typedef struct weft_loss_scaler_options {
   uint32_t struct_size;
-  double scale; /* at first */
+  double scale; /* the initial scale */
   /* The factor of the scale after `interval` steps in a row that were not skipped: 1 or more. The scale
    * never grows beyond the range of f32. */
   double growth;
-  double backoff;   /* and after a step that was skipped: more than 0, and less than 1 */
+  double backoff;   /* the factor after a skipped step: more than 0, and less than 1 */
   int64_t interval; /* 1 or more */
-  /* If gradients are not finite at this scale or below it, weft_loss_scaler_update is an error. */
+  /* If gradients are not finite at this scale or a smaller one, weft_loss_scaler_update fails. */
   double least;
 } weft_loss_scaler_options;
 #define WEFT_LOSS_SCALER_OPTIONS_INIT \
   { sizeof(weft_loss_scaler_options), 65536, 2, 0.5, 2000, 1.0 / 16384 }
 
-/* `options` may be NULL; the same on all ranks. No communication. */
+/* `options` may be NULL; all ranks must give the same. No communication. */
 weft_status weft_loss_scaler_create(const weft_loss_scaler_options* options, weft_loss_scaler** scaler,
                                     weft_error* error);
 void weft_loss_scaler_destroy(weft_loss_scaler* scaler);
@@ -46,43 +46,44 @@ void weft_loss_scaler_destroy(weft_loss_scaler* scaler);
 /* The factor of the loss, or of its gradient. */
 weft_status weft_loss_scaler_scale(const weft_loss_scaler* scaler, double* scale, weft_error* error);
 
-/* *finite becomes whether every element of all gradients is finite on all ranks of `mesh`, the mesh of all
- * ranks that step together: the same answer on all of them. If it is, divides the gradients by the scale,
- * in place; otherwise leaves them, and the step is to be skipped. One small collective over `mesh`; blocks.
- * Gradients are f64, f32 or bf16, as weft/c/gradients.h says, and may be other ones on each rank; `gradients`
- * may be NULL if `count` is 0. `compute`: whose threads, or device, does it; NULL: this thread, on the
- * host.
+/* *Sets *finite to whether every element of all gradients is finite on all ranks of `mesh`, the mesh of all
+ * ranks that step together; the result is the same on all of them. If *finite is true, it divides the
+ * gradients by the scale, in place; otherwise it leaves them as they are, and the program must skip the step.
+ * One small collective over `mesh`; blocks. Gradients are f64, f32 or bf16, as weft/c/gradients.h says, and
+ * may differ from rank to rank; `gradients` may be NULL if `count` is 0. `compute`: the weft_compute whose
+ * threads or device does the work; NULL: this thread does it, on the host.
  *
- * Several lists, as of two optimizers, may be unscaled one by one before the update: each answer is for that
- * list alone, and the scale falls if any was not finite. A list comes once before each update: a second
- * call divides again.
+ * A program may unscale several lists (of two optimizers, for example) one by one before the update: each
+ * result is for that list only, and the scale falls if any list was not finite. Unscale each list only once
+ * before each update: a second call divides again.
  *
- * WEFT_MISMATCH on all ranks where scales differ: `loss_scaler: the scale is 65536 after 3 good steps on dp
- * rank 0, but 32768 after 0 on dp rank 1`. WEFT_BAD_ARGUMENT for gradients of f16, whose small elements would
- * vanish after all: weft_convert them to f32 first. A mistake in the gradients of one rank is an error of
- * the same code on all ranks. */
+ * Fails with WEFT_MISMATCH on all ranks if scales differ: `loss_scaler: the scale is 65536 after 3 good steps
+ * on dp rank 0, but 32768 after 0 on dp rank 1`. Fails with WEFT_BAD_ARGUMENT for gradients of f16, because
+ * their small elements would vanish: convert them to f32 first (weft_convert). A mistake in the gradients of
+ * one rank is an error of the same code on all ranks. */
 weft_status weft_loss_scaler_unscale(weft_loss_scaler* scaler, const weft_tensor* gradients, int32_t count,
                                      const weft_mesh* mesh, weft_compute* compute, bool* finite,
                                      weft_error* error);
-/* After each step, taken or skipped: moves the scale. No communication. WEFT_BAD_ARGUMENT if no
- * weft_loss_scaler_unscale came since the last one; and on all ranks, with the scale as it was, where
- * gradients are not finite at options.least. */
+/* Call it after each step, taken or skipped: it adjusts the scale. No communication. Fails with
+ * WEFT_BAD_ARGUMENT if weft_loss_scaler_unscale was not called since the last update. Fails on all ranks, and
+ * leaves the scale as it was, if gradients are not finite at options.least. */
 weft_status weft_loss_scaler_update(weft_loss_scaler* scaler, weft_error* error);
-/* In place of the update, if the program discards the gradients and computes them again: forgets the result
- * of weft_loss_scaler_unscale. The scale stays. */
+/* Call it in place of the update if the program discards the gradients and computes them again: it forgets
+ * the result of weft_loss_scaler_unscale. The scale stays. */
 weft_status weft_loss_scaler_discard(weft_loss_scaler* scaler, weft_error* error);
 
-/* Everything that a run needs to go on as if it had not stopped, as a text: for a weft_checkpoint_string,
- * for example. The text is the caller's. */
+/* Gives the state of the scaler as a text, with which a resumed run continues as if it had not stopped: for a
+ * weft_checkpoint_string, for example. The caller destroys the text. */
 weft_status weft_loss_scaler_state(const weft_loss_scaler* scaler, weft_text** text, weft_error* error);
-/* Goes on from such a text: the same bits. WEFT_BAD_ARGUMENT for a text that is no state; the scaler is
- * unchanged then. */
+/* Restores the state from a text of weft_loss_scaler_state, exactly. Fails with WEFT_BAD_ARGUMENT if `text`
+ * is no such text, and then leaves the scaler unchanged. */
 weft_status weft_loss_scaler_set_state(weft_loss_scaler* scaler, const char* text, weft_error* error);
 
 /* out = in, each element rounded once to the dtype of `out`, to nearest even; values beyond its range become
- * infinite, and a NaN stays one. f64, f32, bf16 and f16 in any pair, in the host's memory; on a device
- * WEFT_F32 and WEFT_BF16. If both have one dtype: a copy. As many elements in both, which do not overlap, on
- * the device of `compute`. No number of threads changes a bit. Blocks until it is done.
+ * infinite, and a NaN stays a NaN. Converts between any two of f64, f32, bf16 and f16 in host memory, and
+ * between WEFT_F32 and WEFT_BF16 on a device. If both have one dtype, it copies. Both buffers have the same
+ * number of elements, do not overlap, and are on the device of `compute`. The number of threads changes no
+ * bit. Blocks until it is done.
  *
  *   weft_convert(compute, &masters, &weights, &error);         f32 to bf16: what layers read
  *   weft_convert(compute, &half_gradient, &gradient, &error);  f16 to f32: exact */

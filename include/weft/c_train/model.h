@@ -8,12 +8,12 @@
 extern "C" {
 #endif
 
-/* This rank's part of a model. For one thread at a time. Keeps its mesh and its weft_compute. */
+/* This rank's part of a model. One thread at a time may use it. It keeps its mesh and its weft_compute. */
 typedef struct weft_model weft_model;
 
-/* The use that data-parallel ranks make of the parameters: each rank has all, and gradients are averaged; or
- * the parameters are divided over the data axis, and each rank has all of one block at a time. If parameters
- * are divided, masters, gradients and optimizer states take that much less memory on each rank; results are
+/* How data-parallel ranks hold the parameters. WEFT_DATA_DDP: each rank has all parameters, and gradients are
+ * averaged. WEFT_DATA_FSDP: the parameters are divided over the data axis, and each rank has one whole block
+ * at a time; masters, gradients and optimizer states take that much less memory on each rank, and results are
  * the same. */
 typedef int32_t weft_data_form;
 enum { WEFT_DATA_DDP = 0, WEFT_DATA_FSDP = 1 };
@@ -25,7 +25,8 @@ typedef struct weft_transformer_options {
   int64_t dim, layers, heads, kv_heads, ffn_hidden, vocab, max_seq;
   int64_t head_size; /* features of a head; 0: dim / heads */
   double rope_theta, norm_eps;
-  double init_std;         /* of the first values, which depend on `seed` and not on the mesh */
+  /* the deviation of the initial values, which depend on `seed` and not on the mesh */
+  double init_std;
   uint64_t seed;           /* the same on all ranks */
   const char* data_axis;   /* the axis that divides batches; NULL: "dp" */
   const char* tensor_axis; /* the axis that divides layers; NULL: "tp" */
@@ -36,15 +37,16 @@ typedef struct weft_transformer_options {
   /* The activations between the layers that are split over the tensor axis (norms, residual sums) are
    * divided along the sequence. */
   bool sequence_parallel;
-  /* Embedding and head are split over the vocabulary, and no rank has all scores of a training step. */
+  /* Embedding and head are split over the vocabulary, so no rank has all logits of a training step. */
   bool split_vocab;
   weft_data_form data_form;
   /* A second data axis, over which divided parameters are replicated (HSDP); NULL: none. */
   const char* replicate_axis;
-  /* WEFT_DATA_FSDP alone: the dtype of gradients while data ranks add them up, WEFT_F32 or WEFT_BF16; and
-   * the treatment of a block's weights between its forward and its backward: WEFT_RESHARD dropped, and
-   * gathered again; WEFT_KEEP kept; a number n of 2 or more: each rank keeps 1/n, and backward gathers among
-   * n neighbouring ranks of the data axis, which n divides. */
+  /* For WEFT_DATA_FSDP only. `reduce`: the dtype of gradients while data ranks add them up, WEFT_F32 or
+   * WEFT_BF16. `after_forward`: the treatment of a block's weights between its forward and its backward.
+   * WEFT_RESHARD drops them and gathers them again; WEFT_KEEP keeps them; with a number n of 2 or more each
+   * rank keeps 1/n, and backward gathers among n neighbouring ranks of the data axis, whose size n must
+   * divide. */
   weft_dtype reduce;
   int32_t after_forward;
 } weft_transformer_options;
@@ -55,31 +57,34 @@ enum { WEFT_RESHARD = 0, WEFT_KEEP = -1 };
         NULL, NULL, NULL, 0, false, false, false, WEFT_DATA_DDP, NULL, WEFT_F32, 0                      \
   }
 
-/* `mesh`: a whole mesh that has both axes, of size 1 where not wanted; `options` may be NULL. All ranks give
- * the same options. No communication; no rank ever holds more than its part. WEFT_BAD_ARGUMENT with the
- * arithmetic where the model does not fit the mesh. */
+/* `mesh`: a root mesh that has both axes; an axis that is not wanted has size 1. `options` may be NULL; all
+ * ranks must give the same. No communication; no rank ever holds more than its part. Fails with
+ * WEFT_BAD_ARGUMENT if the model does not fit the mesh; the error text shows the sizes that do not divide. */
 weft_status weft_transformer_create(const weft_mesh* mesh, weft_compute* compute,
                                     const weft_transformer_options* options, weft_model** model,
                                     weft_error* error);
-/* The same with the sizes from `text` instead of those of `options`: the table [model] of a TOML text, whose
- * keys are the options' names (dim, layers, heads, kv_heads, ffn_hidden, vocab, max_seq, head_size,
- * rope_theta, norm_eps, tied, init_std). Members that it does not name are as in `options`. The rest of the
- * text is ignored, so it may be the file that `weft train --config` reads. WEFT_BAD_ARGUMENT with the line
- * of the fault: "text:3: [model] has no "head"; is heads meant?". */
+/* Like weft_transformer_create, but takes the sizes from `text` instead of `options`: from the table [model]
+ * of a TOML text, whose keys are the options' names (dim, layers, heads, kv_heads, ffn_hidden, vocab,
+ * max_seq, head_size, rope_theta, norm_eps, tied, init_std). A size that the table does not name is as in
+ * `options`. The rest of the text is ignored, so it may be the file that `weft train --config` reads. Fails
+ * with WEFT_BAD_ARGUMENT; the text names the line of the mistake: "text:3: [model] has no "head"; is heads
+ * meant?". */
 weft_status weft_transformer_create_from_text(const weft_mesh* mesh, weft_compute* compute, const char* text,
                                               const weft_transformer_options* options, weft_model** model,
                                               weft_error* error);
-/* Such a text of a model's own sizes, with every key. Destroyed with weft_text_destroy. */
+/* Gives the sizes of a model as a text for weft_transformer_create_from_text, with every key. Destroy it with
+ * weft_text_destroy. */
 weft_status weft_model_text(const weft_model* model, weft_text** text, weft_error* error);
 void weft_model_destroy(weft_model* model);
 
 typedef struct weft_parameter {
   uint32_t struct_size;
   int32_t dim_count;
-  const char* name;               /* its path, "layers.0.mlp.up_proj.weight"; lives as long as the model */
-  int64_t extents[WEFT_MAX_DIMS]; /* of the whole */
+  const char* name;               /* its path, "layers.0.mlp.up_proj.weight"; valid as long as the model */
+  int64_t extents[WEFT_MAX_DIMS]; /* of the global tensor */
   int64_t local_extents[WEFT_MAX_DIMS]; /* of this rank's part */
-  /* f32, this rank's part; lives as long as the model. To be read: weft_model_set_parameter writes. */
+  /* f32, this rank's part; valid as long as the model. Only read it; to write, call
+   * weft_model_set_parameter. */
   weft_buffer value;
   bool trained;
 } weft_parameter;
@@ -90,56 +95,57 @@ typedef struct weft_parameter {
 weft_status weft_model_parameter_count(const weft_model* model, int32_t* count, weft_error* error);
 weft_status weft_model_get_parameter(const weft_model* model, int32_t index, weft_parameter* parameter,
                                      weft_error* error);
-/* The number of the parameter of this name; -1: there is none. */
+/* The number of the parameter called `name`; -1 if there is none. */
 weft_status weft_model_find_parameter(const weft_model* model, const char* name, int32_t* index,
                                       weft_error* error);
-/* The layout of the parameter over the mesh: a handle to be destroyed as any other. */
+/* Gives the layout of the parameter over the mesh. Destroy the handle like any other. */
 weft_status weft_model_parameter_layout(const weft_model* model, int32_t index, weft_layout** layout,
                                         weft_error* error);
-/* Copies what this rank holds of it from `value`: f32, as many elements as local_extents say, on the device
- * of the weft_compute. */
+/* Copies this rank's part of the parameter from `value`: f32, with the number of elements that local_extents
+ * give, on the device of the weft_compute. */
 weft_status weft_model_set_parameter(weft_model* model, int32_t index, const weft_buffer* value,
                                      weft_error* error);
 
-/* The same of a tensor of DLPack, which must have the parameter's local extents, row-major; `tensor` points
- * to a DLTensor, as in weft/c/dlpack.h. It is only read. */
+/* Like weft_model_set_parameter, for a DLPack tensor, which must have the parameter's local extents,
+ * row-major. `tensor` points to a DLTensor, as in weft/c/dlpack.h; weft only reads it. */
 weft_status weft_model_set_parameter_from_dltensor(weft_model* model, int32_t index, const void* tensor,
                                                    weft_error* error);
-/* This rank's part of it as a tensor of DLPack, without a copy: its memory is the model's. *managed belongs
- * to the code that adopts it; it keeps the model, with all of its memory, as a handle does, also after
- * weft_model_destroy; its deleter, which any thread may call, releases it. Values are those of the moment at
- * which they are read: steps and weft_model_set_parameter change them, in the thread that makes them. To be
- * read: the versioned one says so by WEFT_DL_READ_ONLY, the other one cannot. */
+/* Gives this rank's part of the parameter as a DLPack tensor in the memory of the model, without a copy.
+ * *managed belongs to the code that adopts it. Like a handle it keeps the model, with all of its memory, even
+ * after weft_model_destroy; its deleter, which any thread may call, releases it. The values change with the
+ * model: steps and weft_model_set_parameter write them in the thread that calls them. The tensor must only be
+ * read: the versioned tensor says so by WEFT_DL_READ_ONLY, the other one cannot. */
 weft_status weft_model_parameter_dlpack(const weft_model* model, int32_t index,
                                         struct DLManagedTensor** managed, weft_error* error);
 weft_status weft_model_parameter_dlpack_versioned(const weft_model* model, int32_t index,
                                                   struct DLManagedTensorVersioned** managed,
                                                   weft_error* error);
 
-/* This rank's rows of a batch, on the host. Ranks that differ in their tensor axis alone give the same
- * rows. */
+/* This rank's rows of a batch, on the host. Ranks that differ only in their coordinate on the tensor axis
+ * must give the same rows. */
 typedef struct weft_token_batch {
   const int64_t* tokens; /* rows x sequence, each from 0 to vocab - 1 */
-  /* Rows x sequence: for each token what follows it, or WEFT_IGNORED; not read if nothing is trained. */
+  /* Rows x sequence: for each token the next token, or WEFT_IGNORED; not read if nothing is trained. */
   const int64_t* labels;
   int64_t rows, sequence;
-  /* The rows of all ranks of the data axis, of which the first have one more where it is uneven; 0: as many
-   * as here on each. */
+  /* The number of rows on all ranks of the data axis together; if they do not divide evenly, the first ranks
+   * have one row more. 0: every rank has as many rows as this one. */
   int64_t global_rows;
 } weft_token_batch;
 #define WEFT_IGNORED (-100) /* a label that does not count */
 
 /* The model's scores for each token: `logits`, f32, rows x sequence x vocab elements. Collective over the
- * tensor axis; blocks until it is done. A wrong batch or wrong memory on one rank is WEFT_BAD_ARGUMENT on
- * all ranks of its tensor axis, at once and before any pass, and so are different tokens on these ranks. */
+ * tensor axis; blocks until it is done. Fails with WEFT_BAD_ARGUMENT on all ranks of the tensor axis, at once
+ * and before any pass, if one of them has a wrong batch or wrong memory, or if their tokens differ. */
 weft_status weft_model_logits(weft_model* model, const weft_token_batch* batch, const weft_buffer* logits,
                               weft_error* error);
 
-/* Writes the folder directory/step-N, and names it in directory/latest when it is whole; a kill at any moment
- * leaves the one before. Collective over the mesh; blocks. */
+/* Writes the folder directory/step-N, and names it in directory/latest when it is complete. If the process is
+ * killed at any moment, the previous checkpoint stays. Collective over the mesh; blocks. */
 weft_status weft_model_save(const weft_model* model, const char* directory, int64_t step, weft_error* error);
-/* Reads the parameters from directory's latest checkpoint, or from `directory` itself where that is one; also
- * from one of a trainer, or of another mesh. `step`, which may be NULL, gets its step. Collective; blocks. */
+/* Reads the parameters from the latest checkpoint in `directory`, or from `directory` itself if it is a
+ * checkpoint. The checkpoint may also be one of a trainer, or of another mesh. `step`, which may be NULL,
+ * gets its step. Collective; blocks. */
 weft_status weft_model_load(weft_model* model, const char* directory, int64_t* step, weft_error* error);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-/* Training a model: the whole of a step, from tokens to new weights. */
+/* Training a model: complete steps, from tokens to new weights. */
 #ifndef WEFT_C_TRAIN_TRAINER_H
 #define WEFT_C_TRAIN_TRAINER_H
 
@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-/* The optimizer of a model with its state. For one thread at a time, the one that uses the model. Keeps the
+/* The optimizer of a model with its state. Only the thread that uses the model may use it. It keeps the
  * model. */
 typedef struct weft_trainer weft_trainer;
 
@@ -22,28 +22,29 @@ typedef struct weft_trainer_options {
   uint32_t struct_size;
   weft_optimizer optimizer;
   double beta1, beta2, eps; /* WEFT_ADAMW */
-  double weight_decay;      /* of parameters of two dimensions or more, except those of norms */
+  double weight_decay;      /* for parameters of two dimensions or more, except those of norms */
   double momentum;          /* WEFT_SGD */
   double max_norm;          /* gradients are clipped to this norm; 0: not at all */
-  uint64_t seed;            /* of the random numbers in a pass; the same on all ranks */
-  /* A step whose norm is not finite leaves the weights as they are, instead of an error. */
+  uint64_t seed;            /* the seed of the random numbers in a pass; the same on all ranks */
+  /* If the norm of a step is not finite, the step leaves the weights as they are, instead of failing. */
   bool skip_non_finite;
-  /* Dynamic loss scaling, for layers that compute gradients in f16: the loss is multiplied by this at first,
-   * and gradients are divided by it after their reduction. If they are not finite on one rank, all skip
-   * the step and halve the scale; after 2000 steps in a row that were not skipped it doubles. 0: none.
-   * weft_trainer_save saves the scale. */
+  /* Dynamic loss scaling, for layers that compute gradients in f16: this is the initial scale, by which the
+   * loss is multiplied, and by which gradients are divided after their reduction. If gradients are not finite
+   * on one rank, all ranks skip the step and halve the scale; after 2000 steps in a row that were not
+   * skipped, the scale doubles. 0: no scaling. weft_trainer_save saves the scale. */
   double loss_scale;
-  /* 0 to 1: the part of each label's weight in the loss that goes to all entries alike. */
+  /* 0 to 1: the part of each label's weight in the loss that is spread evenly over all entries. */
   double label_smoothing;
-  /* Averages of the parameters over the steps, of this decay; 0: none. See weft_trainer_swap_averages. */
+  /* The decay of averages of the parameters over the steps; 0: no averages. See
+   * weft_trainer_swap_averages. */
   double ema_decay;
-  bool ema_warm_up; /* the decay grows to that: (1 + n) / (10 + n) in update n, where it is less */
+  bool ema_warm_up; /* the decay grows to ema_decay: update n uses (1 + n) / (10 + n) while that is less */
 } weft_trainer_options;
 #define WEFT_TRAINER_OPTIONS_INIT \
   { sizeof(weft_trainer_options), WEFT_ADAMW, 0.9, 0.95, 1e-8, 0.1, 0, 1, 0, false, 0, 0, 0, false }
 
-/* `options` may be NULL; the same on all ranks. No communication. A model has one trainer at a time that
- * takes steps. */
+/* `options` may be NULL; all ranks must give the same. No communication. Only one trainer of a model at a
+ * time may take steps. */
 weft_status weft_trainer_create(weft_model* model, const weft_trainer_options* options,
                                 weft_trainer** trainer, weft_error* error);
 void weft_trainer_destroy(weft_trainer* trainer);
@@ -51,22 +52,22 @@ void weft_trainer_destroy(weft_trainer* trainer);
 typedef struct weft_step_result {
   uint32_t struct_size;
   bool skipped;      /* see skip_non_finite, loss_scale */
-  int64_t step;      /* its number, from 0 */
-  int64_t tokens;    /* with a label, over all ranks */
-  double loss;       /* the mean cross-entropy of these, in nats */
+  int64_t step;      /* the number of the step, from 0 */
+  int64_t tokens;    /* the number of tokens with a label, over all ranks */
+  double loss;       /* the mean cross-entropy of these tokens, in nats */
   double grad_norm;  /* before clipping */
-  double loss_scale; /* of this step; 1: none */
+  double loss_scale; /* the scale of this step; 1: no scaling */
 } weft_step_result;
 #define WEFT_STEP_RESULT_INIT \
   { sizeof(weft_step_result), false, 0, 0, 0, 0, 0 }
 
 /* Forward, loss, backward, averaging over the data axis, sync over the tensor axis, clip, and one step of the
- * optimizer with learning rate `rate`. Several batches are micro-batches, as many on every rank: their
- * gradients add up to that of one batch of all their rows. `result` may be NULL. Collective over the mesh;
- * blocks until it is done. WEFT_BAD_ARGUMENT on all ranks, before any pass, where the batch of one does not
- * fit, or learning rates differ. (An argument that cannot be read at all, NULL or a result without its
- * initialiser, is an error of that rank alone; the others wait for it until their deadline.) After an error
- * gradients are forgotten; whether weights changed depends on when it came. */
+ * optimizer with learning rate `rate`. Several batches are micro-batches, the same number on every rank:
+ * their gradients add up to the gradient of one batch with all their rows. `result` may be NULL. Collective
+ * over the mesh; blocks until it is done. Fails with WEFT_BAD_ARGUMENT on all ranks, before any pass, if the
+ * batch of a rank does not fit, or if learning rates differ. (An argument that cannot be read at all, NULL or
+ * a result without its initialiser, is an error of that rank only; the others wait for it until their
+ * deadline.) After an error the trainer drops the gradients; the weights may have changed or not. */
 weft_status weft_trainer_step(weft_trainer* trainer, const weft_token_batch* batches, int32_t batch_count,
                               double rate, weft_step_result* result, weft_error* error);
 
@@ -78,49 +79,52 @@ weft_status weft_trainer_step(weft_trainer* trainer, const weft_token_batch* bat
  *   weft_trainer_update(trainer, rate, &result, &error);
  *
  * The first half: all of weft_trainer_step except clip and update. `result` gets step, tokens and loss.
- * Collective over the mesh; blocks. Errors are those of weft_trainer_step; WEFT_BAD_ARGUMENT also where the
- * gradients of a backward are still there. */
+ * Collective over the mesh; blocks. Fails like weft_trainer_step, and with WEFT_BAD_ARGUMENT if the trainer
+ * still has the gradients of an earlier weft_trainer_backward. */
 weft_status weft_trainer_backward(weft_trainer* trainer, const weft_token_batch* batches, int32_t batch_count,
                                   weft_step_result* result, weft_error* error);
-/* Between the halves: the gradient of each parameter that is trained, in the order of the parameters, the
- * same on all ranks. The gradients are reduced: each is the gradient of the mean over all labels of the
- * step. *count gets their number; where `room` is 0, that alone, and `gradients` may be NULL. name: the
- * parameter's; data: f32, the trainer's memory, in which the program may write what weft_trainer_update then
- * uses: ranks that hold the same elements write the same; layout: the trainer's (weft_layout_destroy leaves
- * it alone); extents and dim_count are not set, as the layout has them. All are good until
- * weft_trainer_update, _discard, _load or _destroy. The list is what weft_grad_norm, weft_clip_grad_norm and
- * weft_check_replicas take (of a model in the host's memory). WEFT_BAD_ARGUMENT without a
- * weft_trainer_backward, and where `room` is too small. */
+/* Between the halves: gives the gradient of each trained parameter, in the order of the parameters, which is
+ * the same on all ranks. The gradients are reduced: each is the gradient of the mean over all labels of the
+ * step. **count gets the number of gradients; if `room` is 0, the function gives only *count, and `gradients`
+ * may be NULL. In each entry, `name` is the parameter's name. `data` is f32, in the trainer's memory: the
+ * program may write new values into it, which weft_trainer_update then uses; ranks that hold the same
+ * elements must write the same values. `layout` belongs to the trainer (weft_layout_destroy leaves it alone).
+ * `extents` and `dim_count` are not set, because the layout has them. The entries are valid until
+ * weft_trainer_update, _discard, _load or _destroy. For a model in host memory, weft_grad_norm,
+ * weft_clip_grad_norm and weft_check_replicas accept this list. Fails with WEFT_BAD_ARGUMENT if
+ * weft_trainer_backward was not called before, or if `room` is too small. */
 weft_status weft_trainer_gradients(weft_trainer* trainer, weft_tensor* gradients, int32_t room,
                                    int32_t* count, weft_error* error);
-/* The second half: clips to max_norm, if that is not 0, and takes a step of the optimizer. `result`, which
- * may be NULL, is complete: grad_norm is that of the gradients as the program left them. Collective over the
- * mesh; blocks. WEFT_BAD_ARGUMENT without a weft_trainer_backward; on all ranks, where learning rates differ
- * or one is not a finite number of 0 or more. The gradients are forgotten, also after an error. */
+/* The second half: clips to max_norm, if that is not 0, and takes a step of the optimizer. All fields of
+ * `result`, which may be NULL, are set: grad_norm is the norm of the gradients as the program left them.
+ * Collective over the mesh; blocks. Fails with WEFT_BAD_ARGUMENT if weft_trainer_backward was not called
+ * before, and on all ranks if learning rates differ, or one is negative or not finite. The trainer drops the
+ * gradients, even after an error. */
 weft_status weft_trainer_update(weft_trainer* trainer, double rate, weft_step_result* result,
                                 weft_error* error);
-/* In place of the second half: forgets the gradients, and no step was taken. Nothing if there are none. No
- * communication: all ranks do so, or none. */
+/* In place of the second half: drops the gradients without a step. Does nothing if there are none. No
+ * communication, but either all ranks must call it or none. */
 weft_status weft_trainer_discard(weft_trainer* trainer, weft_error* error);
-/* How many steps were taken. */
+/* The number of steps taken. */
 weft_status weft_trainer_steps(const weft_trainer* trainer, int64_t* steps, weft_error* error);
 
-/* Exchanges the parameters and their averages where they lie: with `averages_in` the model computes with the
- * averages, and weft_model_get_parameter and weft_model_save give them; without it all is back, to the same
- * bits. Meanwhile a step, an update and weft_trainer_save are WEFT_BAD_ARGUMENT, the first two on all ranks.
- * WEFT_BAD_ARGUMENT if the trainer has none (ema_decay), and where it is so already. No communication: all
- * ranks do so, or none. */
+/* Exchanges the parameters and their averages where they lie: with `averages_in` true the model computes with
+ * the averages, and weft_model_get_parameter and weft_model_save give them. A call with `averages_in` false
+ * restores everything, to the same bits. Between the two calls a step, an update and weft_trainer_save fail
+ * with WEFT_BAD_ARGUMENT, the first two on all ranks. The function fails with WEFT_BAD_ARGUMENT if the
+ * trainer has no averages (ema_decay), or if the averages are already where `averages_in` wants them. No
+ * communication, but either all ranks must call it or none. */
 weft_status weft_trainer_swap_averages(weft_trainer* trainer, bool averages_in, weft_error* error);
 
-/* As weft_model_save and weft_model_load, with the state of the optimizer, averages, and the number of steps.
- * Collective over the mesh; blocks. A checkpoint of a model alone, or of another optimizer, is refused: the
- * error lists the missing tensors. */
+/* Like weft_model_save and weft_model_load, but including the state of the optimizer, the averages, and the
+ * number of steps. Collective over the mesh; blocks. weft_trainer_load refuses a checkpoint of a model only,
+ * or of another optimizer: the error lists the missing tensors. */
 weft_status weft_trainer_save(const weft_trainer* trainer, const char* directory, weft_error* error);
 weft_status weft_trainer_load(weft_trainer* trainer, const char* directory, weft_error* error);
 
-/* A learning rate that rises linearly to `peak` over the first `warmup` steps, then falls along half a cosine
- * to `floor` at step `total`, and stays there. Steps count from 0. Needs 0 <= warmup < total and 0 <= floor
- * <= peak. */
+/* Gives a learning rate that rises linearly to `peak` over the first `warmup` steps, then falls along half a
+ * cosine to `floor` at step `total`, and stays there. Steps count from 0. Needs 0 <= warmup < total and 0 <=
+ * floor <= peak. */
 weft_status weft_cosine_rate(double peak, double floor, int64_t warmup, int64_t total, int64_t step,
                              double* rate, weft_error* error);
 

@@ -1,5 +1,6 @@
 // Saving and loading tensors on any mesh: a folder of safetensors files with an index. Called by every rank
-// of a mesh, each from one thread. weft/train/checkpoint.hpp saves modules and optimizers in this way.
+// of a mesh, each from one thread. weft/train/checkpoint.hpp uses these functions to save modules and
+// optimizers.
 #pragma once
 
 #include <chrono>
@@ -27,84 +28,86 @@ using CheckpointExtra = std::map<std::string, std::string>;
 struct CheckpointInfo {
   std::filesystem::path folder;
   std::int64_t step = 0;
-  std::string mesh;  ///< the mesh it was written on, as to_string(MeshShape) gives it
+  std::string mesh;  ///< the mesh on which it was written, as text of to_string(MeshShape)
   CheckpointExtra extra;
-  /// Set by load_checkpoint(): tensors that were read under other names than the checkpoint has, as
-  /// LoadOptions::remap says: `param.to_qkv.weight (24, 8, 1, 1) -> param.to_q.weight (8, 8), …`. Mostly
-  /// empty.
+  /// load_checkpoint() lists here the tensors that it has read under other names than those in the
+  /// checkpoint, by LoadOptions::remap: `param.to_qkv.weight (24, 8, 1, 1) -> param.to_q.weight (8, 8), …`.
+  /// Usually empty.
   std::vector<std::string> remapped{};
 };
 
 struct SaveOptions {
   /// Called at each stage as it is reached, on the rank that reaches it: "folder" (made, empty), "data"
-  /// (before each tensor's bytes), "file" (this rank's is whole), "index" (written), "exchanged" (with a
-  /// checkpoint of the same step, which is removed next; where the file system cannot exchange folders
-  /// "spared": the old one has another name, by which a load finds it), "renamed" (the folder has its name),
-  /// "latest" (done), "old" (before the files of an older one are removed, for `keep`). For file, index and
-  /// latest also at each step: "file written", "file synced", "file named" and so on. An exception of it
-  /// fails the save.
+  /// (before each tensor's bytes), "file" (this rank's file is complete), "index" (written), "exchanged"
+  /// (with a checkpoint of the same step, which is removed next; "spared" if the file system cannot exchange
+  /// folders: the old folder has another name, under which a load finds it), "renamed" (the folder has its
+  /// name), "latest" (done), "old" (before the files of an older one are removed, for `keep`). For file,
+  /// index and latest also at each step: "file written", "file synced", "file named" and so on. An exception
+  /// of the function fails the save.
   std::function<void(std::string_view stage)> on_stage{};
-  /// How many checkpoints `directory` keeps, this one among them; the oldest steps go once `latest` names
-  /// this one. 0: all. A checkpoint that cannot be removed stays, and a warning is logged. Steps after this
-  /// one stay.
+  /// How many checkpoints `directory` keeps, including this one; the oldest steps are removed once `latest`
+  /// names this one. 0 keeps all. If a checkpoint cannot be removed, it stays, and a warning is logged.
+  /// Checkpoints of later steps stay.
   int keep = 0;
-  /// The longest wait, once tensors and arguments are agreed on, for a rank that is still writing its file;
-  /// and that of rank 0 for an earlier save of this process to `directory`. More than 0. A group's own
-  /// deadline is made for messages, and a disk may be slower. Then the save throws `timeout`; if the ranks
-  /// waited for a file, the group in which they communicate has failed: the mesh's, unless the save is in the
-  /// background. A rank that has died is noticed at once.
+  /// The longest wait for a rank that is still writing its file, once all ranks have agreed on tensors and
+  /// arguments; also the longest wait of rank 0 for an earlier save of this process to `directory`. More than
+  /// 0. (The deadline of a group is meant for messages; a disk may be slower.) After this time the save
+  /// throws `timeout`. If the ranks waited for a file, the group in which they communicate has then failed:
+  /// the mesh's group, unless the save is in the background. A rank that has died is noticed at once.
   Duration deadline = std::chrono::hours(1);
 };
 
 struct LoadOptions {
-  /// Whether a tensor of the checkpoint that is not requested may be left there; empty: none may.
+  /// Returns whether the load may ignore a tensor of the checkpoint that is not requested; empty: it may
+  /// ignore none.
   std::function<bool(std::string_view name)> may_leave{};
-  /// The names and shapes by which a tensor of the checkpoint is read if its own are not requested:
-  /// remap_old_names, or a function of the program's. If none of the tensors that it gives is requested, the
-  /// tensor stays as it is. Empty: none is read as another.
+  /// Gives the names and shapes under which a tensor of the checkpoint is read if its own name is not
+  /// requested: remap_old_names, or a function of the program. If none of the tensors that it gives is
+  /// requested, the tensor keeps its name. Empty: all tensors keep their names.
   Remap remap{};
 };
 
 /// Writes the folder `directory`/step-N of that step and then names it in `directory`/latest. Collective over
-/// `mesh` (a root; empty: one rank), where every rank gives the same directory, step, tensors in the same
-/// order, extra, and options except on_stage: tensors that differ in name, dtype or layout, and arguments
-/// that differ, are mismatch. A relative directory is relative to the working directory at the moment of the
-/// call. Each rank writes the parts that it holds and no rank below it does, so what is replicated is written
-/// once; the folder holds
+/// `mesh` (a root mesh; empty: one rank). Every rank must give the same directory, step, extra, and options
+/// except on_stage, and the same tensors in the same order. Throws mismatch if arguments differ, or tensors
+/// differ in name, dtype or layout. A relative directory is relative to the working directory at the moment
+/// of the call. Each rank writes those of its parts that no lower rank holds, so a replicated part is written
+/// once. The folder holds
 /// - rank-00000.safetensors and so on: tensors under their names, as each rank holds them
 /// - index.json: for each tensor its dtype, global shape, layout, and which file holds what part of it
 ///
-/// All is written under a temporary name, synced, and renamed, and `latest` last: killed at any moment, or
-/// out of space, it leaves the previous checkpoint whole, and named by `latest`. A checkpoint of the same
-/// step is replaced. Saves of one process to one directory, also those of an AsyncCheckpoint, are written one
-/// after the other in the order of the calls: `latest` names the last one's step. Jobs, or meshes whose rank
-/// 0 are other processes, need a directory each. Throws the same code on every rank, and the words of the
-/// first rank that failed: `system` with the file and errno's words where one could not write. The text ends
-/// with the state of the disk: nothing new, a checkpoint that `latest` does not name, or one that it names.
-/// Throws layout for a tensor that has no layout on a mesh of several ranks, is Partial, or is laid out over
-/// another mesh or with another shape than its layout's; bad_argument for two of one name, two that overlap
-/// but are not the same memory as a whole (tied tensors, which are stored once), a negative `keep`, a
-/// `deadline` that is not positive, and for a view that is not contiguous, has no memory or is not on the
-/// host.
+/// All is written under a temporary name, synced, and renamed, and `latest` last: if the process is killed at
+/// any moment, or the disk is full, the previous checkpoint stays complete, and `latest` names it. A
+/// checkpoint of the same step is replaced. Saves of one process to one directory, including those of an
+/// AsyncCheckpoint, are written one after the other in the order of the calls: `latest` names the step of the
+/// last. Each job needs its own directory, and so does each mesh whose rank 0 is in another process. Throws
+/// the same code on every rank, with the text of the first rank that failed: `system`, with the file and the
+/// system's error text, if a rank could not write. The text ends with the state of the disk: nothing new, a
+/// checkpoint that `latest` does not name, or a checkpoint that `latest` names. Throws layout if a tensor has
+/// no layout on a mesh of several ranks, is Partial, has a layout over another mesh, or has another shape
+/// than its layout gives. Throws bad_argument if two tensors have one name or overlap without having exactly
+/// the same memory (tied tensors have the same memory and are stored once), if `keep` is negative or
+/// `deadline` is not positive, or if a view is not contiguous, has no memory or is not on the host.
 void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
                      std::span<const NamedView> tensors, const CheckpointExtra& extra = {},
                      const SaveOptions& options = {});
 
 /// Reads the tensors from `directory`'s latest checkpoint, or from `directory` itself if that is a
-/// checkpoint. Collective over `mesh`, which may be another than the one it was written on, as may be the
-/// layouts: each rank reads the parts that overlap with its own. All ranks read the checkpoint that rank 0
-/// finds; if a rank finds another one in its place, or none, that is `mismatch`. If a save removes it
-/// meanwhile, ranks read the checkpoint that `latest` then names.
+/// checkpoint. Collective over `mesh`. The mesh and the layouts may differ from those of the save: each rank
+/// reads the stored parts that overlap with its own. All ranks read the checkpoint that rank 0 finds; it
+/// throws mismatch if a rank finds another checkpoint in its place, or none. If a save removes the checkpoint
+/// meanwhile, the ranks read the checkpoint that `latest` then names.
 ///
-/// Throws bad_argument before anything changes, naming two tensors that `remap` gives one name; and naming
-/// every tensor that is missing, that is there but not asked for, or that has another global shape or dtype;
-/// and as save_checkpoint() does for the tensors given. Throws `corrupt` for a damaged or missing file, and
-/// bad_argument for tied tensors of which the checkpoint has other values for each. If one rank fails, all
-/// throw the code and words of the first one that did, which end with whether values have changed.
+/// Throws bad_argument before anything changes if `remap` gives two tensors one name, or if tensors are
+/// missing, are in the checkpoint but not requested, or have another global shape or dtype; the text names
+/// all of them. For the tensors given, throws the errors of save_checkpoint(). Throws `corrupt` if a file is
+/// damaged or missing, and bad_argument if the checkpoint has different values for tied tensors. If one rank
+/// fails, all ranks throw the code and text of the first rank that failed; the text says at its end whether
+/// values have changed.
 CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh,
                                std::span<const MutableNamedView> tensors, const LoadOptions& options = {});
 
-/// The name in `directory`/latest, or nothing if there is no such file. Throws `corrupt` where it names no
+/// The name in `directory`/latest, or nothing if there is no such file. Throws `corrupt` if the file names no
 /// checkpoint or is damaged.
 std::optional<CheckpointInfo> latest_checkpoint(const std::filesystem::path& directory);
 

@@ -1,5 +1,5 @@
-// A checkpoint written again with other names and shapes, another dtype, another number of files. One
-// process, no mesh.
+// Copies a checkpoint with other names and shapes, another dtype, or another number of files. One process, no
+// mesh.
 #pragma once
 
 #include <cstddef>
@@ -14,24 +14,26 @@
 namespace weft {
 
 struct ConvertOptions {
-  /// The names and shapes by which a tensor is read, before anything else: remap_old_names, for example.
-  /// Empty: as it is.
+  /// Gives the names and shapes under which a tensor is read, before anything else: remap_old_names, for
+  /// example. Empty: tensors keep their names and shapes.
   Remap remap{};
-  /// The name it then gets; "" leaves it out. Empty: all, under the names they have.
+  /// Gives the name of the tensor in the copy; "" leaves the tensor out. Empty: all tensors keep their names.
   std::function<std::string(std::string_view name)> rename{};
-  /// The dtype that f32 and bf16 become, rounding to nearest even; f32 or bf16. Others stay. Empty: all stay.
+  /// Gives the dtype of an f32 or bf16 tensor in the copy: f32 or bf16, rounded to nearest even. Tensors of
+  /// other dtypes keep theirs. Empty: all tensors keep their dtype.
   std::function<DType(std::string_view name, DType stored)> dtype{};
   /// How many files the tensors' rows are cut into, as Shard(0) cuts them over so many ranks. 1 or more.
   int files = 1;
 };
 
 /// Reads `from`, a checkpoint (a run's latest, or a folder of its own) or a safetensors file, verifies it,
-/// and writes it into `to` as save_checkpoint() writes: `to`/step-N, whole or not there, with hashes, and
-/// `to`/latest. Step and strings are those of `from`; a safetensors file has step "weft_step" of its
-/// metadata, otherwise 0, and its other strings. A second conversion with the same options gives the same
-/// bytes, if `rename` keeps its own names. At most one part of one tensor is in memory. Returns how many
-/// tensors were written. Throws bad_argument if two tensors get one name, none is left, `from` lies in `to`,
-/// or an option is out of range; and as CheckpointReader::read() and save_checkpoint() do.
+/// and writes it into `to` like save_checkpoint(): `to`/step-N, complete or not at all, with hashes, and
+/// `to`/latest. The copy keeps the step and the strings of `from`. For a safetensors file the step is
+/// "weft_step" of its metadata, or 0, and the strings are its other metadata. A second conversion with the
+/// same options gives the same bytes, if `rename` keeps its own names. At most one part of one tensor is in
+/// memory. Returns how many tensors were written. Throws bad_argument if two tensors get one name, no tensor
+/// is left, `from` lies in `to`, or an option is out of range; also the errors of CheckpointReader::read()
+/// and save_checkpoint().
 std::size_t convert_checkpoint(const std::filesystem::path& from, const std::filesystem::path& to,
                                const ConvertOptions& options = {});
 

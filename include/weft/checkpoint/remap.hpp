@@ -1,5 +1,6 @@
-// Tensors that were stored under other names and with other shapes, recognised by names and shapes alone:
-// load_checkpoint() and convert_checkpoint() read them under today's. Pure functions; any thread.
+// load_checkpoint() and convert_checkpoint() can read tensors that an older program stored under other names
+// or with other shapes. They recognise these tensors by stored name and shape, and return them under the
+// current names. Pure functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -12,15 +13,15 @@
 
 namespace weft {
 
-/// The meaning of some rows of a stored tensor. The elements are the same, in the same order.
+/// A current tensor that consists of some rows of a stored tensor, with the same elements in the same order.
 struct RemappedTensor {
   std::string name;
   Shape shape;                 ///< (rows, …): the stored extents, except the first, without trailing ones
   std::int64_t first_row = 0;  ///< of the stored tensor's first dimension
 };
 
-/// The tensors that a stored tensor is read as, by its name and shape: one or several, each some of its rows
-/// or all. Empty: it stays as it is.
+/// Gives the tensors into which a stored tensor is split, by its name and shape: one or several, each a range
+/// of its rows. Empty: the tensor stays as it is.
 using Remap = std::function<std::vector<RemappedTensor>(std::string_view name, const Shape& shape)>;
 
 /// The names and shapes of older programs for the parameters of this library's modules (`before`: any prefix
@@ -33,8 +34,8 @@ using Remap = std::function<std::vector<RemappedTensor>(std::string_view name, c
 ///   before.to_out, .layers.1, .layers.4 with .weight or .weight_orig  (out, in, 1, 1) → the same name, (out, in)
 ///   before.parametrizations.weight.original, .0._u, .0._v → before.weight_orig, weight_u, weight_v, and then as above
 ///
-/// Anything else stays as it is, so that a second time changes nothing. weft/models/remap.hpp does the same
-/// with tensors in memory.
+/// All other tensors stay as they are, so a second conversion changes nothing. weft/models/remap.hpp converts
+/// tensors in memory in the same way.
 std::vector<RemappedTensor> remap_old_names(std::string_view name, const Shape& shape);
 
 }  // namespace weft

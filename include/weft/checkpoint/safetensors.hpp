@@ -26,16 +26,16 @@ struct SafetensorsInfo {
   std::int64_t bytes = 0;
 };
 
-/// An open safetensors file. The header is read and checked as a whole by `open`; elements are read when
-/// asked for, so a file that shrinks later is an error and not a signal. Cheap to copy; copies share the
-/// descriptor.
+/// An open safetensors file. `open` reads and checks the whole header. Elements are read when they are
+/// requested, with read calls and not by mapping the file, so a file that shrinks later causes an error and
+/// not a signal. Cheap to copy; copies share the descriptor.
 class SafetensorsFile {
  public:
-  /// Throws `system` where the file cannot be opened, bad_argument if it is no regular file, `unsupported`
-  /// for a dtype or a number of dimensions that this build lacks, `corrupt` if it is not sound: too short, a
-  /// header longer than the file, no JSON object, a name twice, a shape that does not give the bytes its
-  /// offsets span, offsets outside of the file, overlapping tensors, bytes that belong to no tensor. The
-  /// text names the file, the tensor, the value and the expected value.
+  /// Throws `system` if the file cannot be opened, bad_argument if it is no regular file, `unsupported` for a
+  /// dtype or a number of dimensions that this build lacks, `corrupt` if it is damaged: too short, a header
+  /// longer than the file, no JSON object, a name twice, a shape that does not give the bytes its offsets
+  /// span, offsets outside of the file, overlapping tensors, bytes that belong to no tensor. The text names
+  /// the file, the tensor, the value and the expected value.
   static SafetensorsFile open(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const noexcept;
@@ -48,14 +48,14 @@ class SafetensorsFile {
   const std::map<std::string, std::string, std::less<>>& metadata() const noexcept;
   /// XXH3, 64 bits, of the header and its length: of everything except the tensors' bytes.
   std::uint64_t header_hash() const noexcept;
-  /// One string of it; throws bad_argument naming the keys there are.
+  /// One string of the metadata; throws bad_argument, naming the existing keys, if `key` is not one of them.
   const std::string& metadata(std::string_view key) const;
 
-  /// The tensor, in fresh memory. Throws as `info` does, `system` where reading fails, and `corrupt` where
-  /// the file has become shorter.
+  /// The tensor, in newly allocated memory. Throws the errors of `info`, `system` if reading fails, and
+  /// `corrupt` if the file has become shorter.
   Tensor read(Context& context, std::string_view name, Memory memory = Memory::local) const;
-  /// The bytes [offset, offset + out.size()) of the tensor's data, row-major. Throws as `read`, and
-  /// bad_argument if that reaches past its end.
+  /// The bytes [offset, offset + out.size()) of the tensor's data, row-major. Throws the errors of `read`,
+  /// and bad_argument if the range reaches past the end of the data.
   void read_bytes(std::string_view name, std::int64_t offset, std::span<std::byte> out) const;
 
  private:
@@ -71,11 +71,11 @@ struct SafetensorsEntry {
 };
 
 /// Writes a file that holds `entries` and `metadata`: under a temporary name in the same folder, synced, then
-/// renamed, so that `path` is at any moment the old file or the whole new one. The header lists tensors by
-/// name; their data lies in the order of falling element size, then name, so that each is aligned to its
-/// element without gaps, and begins at a multiple of 64 bytes. Throws `bad_argument` for a name twice, the
-/// reserved name "__metadata__" or a view that is not contiguous, and `system` where writing fails; then
-/// `path` is untouched and the temporary file is gone.
+/// renamed, so `path` is at any moment the old file or the complete new one. The header lists tensors by
+/// name. The data is sorted by falling element size, then by name, and begins at a multiple of 64 bytes, so
+/// each tensor is aligned to its element size without gaps. Throws `bad_argument` if a name occurs twice or
+/// is the reserved name "__metadata__", or if a view is not contiguous, and `system` if writing fails. After
+/// an error `path` is untouched and the temporary file is removed.
 void write_safetensors(const std::filesystem::path& path, std::span<const SafetensorsEntry> entries,
                        const std::map<std::string, std::string>& metadata = {});
 

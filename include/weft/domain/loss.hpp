@@ -1,5 +1,5 @@
-// A loss of maps that are cut in space: normalised by the whole map, so that every gradient is Partial(sum)
-// over every axis that cuts it.
+// A loss of maps that are cut in space. It is normalised by the global map, so every gradient is Partial(sum)
+// over every axis that cuts the maps.
 #pragma once
 
 #include "weft/nn/module.hpp"
@@ -7,10 +7,10 @@
 namespace weft {
 
 /// loss = Σ weight[row] (y − target)² / (the number of elements of the whole y), as one number of f64,
-/// Partial(sum) on the axes that cut y. Inputs: y, target: (batch, channels, height, width), f32, laid out
-/// alike; and, unless it is left out, weights: (height), of rows of latitude, cut as the height is. backward
-/// takes d(loss), f64 (1), or an empty list for 1, and gives dy. No communication. MeanSquaredError
-/// (weft/nn/loss.hpp) is for any shape, and for batches that are taken in parts: its count is an input.
+/// Partial(sum) on the axes that cut y. Inputs: y and target: (batch, channels, height, width), f32, with the
+/// same layout; and optionally weights: (height), of rows of latitude, sharded like the height. backward
+/// takes d(loss), f64 (1), or an empty list for 1, and gives dy. No communication. For any other shape, and
+/// for batches that are processed in parts, use MeanSquaredError (weft/nn/loss.hpp), whose count is an input.
 class MapSquaredError : public Module {
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;

@@ -13,44 +13,48 @@ namespace weft {
 /// The action of clip_grad_norm() if the norm is not finite.
 enum class NonFinite : unsigned char {
   error,  ///< throws on every rank of the mesh
-  skip,   ///< leaves the gradients as they are on every rank and returns the norm: the caller skips its step
+  /// leaves the gradients as they are on every rank and returns the norm: the caller must skip its step
+  skip,
 };
 
 /// (Σ |g|^p)^(1/p) over every element of every gradient, each counted once: a shard on its rank, a replica on
 /// the rank whose coordinates on the replicating axes are 0. p >= 1, or infinity for the largest magnitude.
-/// Empty shards count as nothing. Sums in f64, combined in rank order: the same bits on every rank of the
-/// mesh. NaN if any element on any rank is NaN, otherwise infinity if any is infinite.
+/// Empty shards contribute nothing. Sums are made in f64 and combined in rank order, so the result has the
+/// same bits on every rank of the mesh. NaN if any element on any rank is NaN, otherwise infinity if any is
+/// infinite.
 ///
-/// One small all-gather per root mesh of more than one rank. The same gradients in the same order on all its
-/// ranks, and the same p: else mismatch on all of them, naming the first gradient that differs in name, dtype
-/// or layout, or what ranks gave. (A rank with no gradient of a mesh at all does not take part: the others
-/// get a timeout that names it.) Gradients without a layout count on this rank alone, so the norm differs
-/// between ranks.
+/// Costs one small all-gather per root mesh of more than one rank. All ranks of a root mesh must give the
+/// same gradients in the same order, and the same p. Otherwise all of them throw mismatch that names the
+/// first gradient which differs in name, dtype or layout, or the different arguments. (A rank with no
+/// gradient of a mesh at all does not take part: the others get a timeout that names it.) Gradients without a
+/// layout count on this rank alone, so the norm differs between ranks.
 ///
-/// Throws layout naming gradient and axis where one is still Partial; bad_argument for p < 1; see
-/// check_gradients().
+/// Throws layout, naming gradient and axis, if a gradient is still Partial; bad_argument for p < 1; also the
+/// errors of check_gradients().
 ///
 /// A mistake on one rank alone is an error of the same code on all ranks: `grad_norm: dp rank 1 failed: …`.
 ///
-/// Reads with the threads of `compute` (null: with this one); their number changes no bit. If that is of a
-/// device, all gradients are there and are what its stream has written; the host waits once, for the sums.
-/// Its GradientKernels (weft/dp/kernels.hpp) do it, and so does the scaling below, for which nobody waits.
+/// `compute`: the Compute whose threads read the gradients; null: the calling thread does. The number of
+/// threads changes no bit. If the Compute belongs to a device, all gradients must be on that device, with the
+/// values that its stream has written; its GradientKernels (weft/dp/kernels.hpp) do the work. The host waits
+/// once, for the sums; it does not wait for the scaling by clip_grad_norm().
 double grad_norm(std::span<const Gradient> gradients, double p = 2, Compute* compute = nullptr);
 
-/// Scales all gradients by min(1, max_norm / (norm + 1e-6)) and returns the norm before. Throws as grad_norm,
-/// and bad_argument for max_norm <= 0 or NaN; max_norm and non_finite are compared as p is, and no gradient
-/// is scaled if they differ. With NonFinite::error a norm that is not finite throws bad_argument on every
-/// rank: the text names the ranks, and this rank's gradients that are not finite. Error::ranks() are those
-/// ranks as the group numbers them that the meshes were made of; empty if they are of several groups,
-/// which the text names, and if only gradients without a layout are not finite: then it is thrown on their
-/// rank alone.
+/// Scales all gradients by min(1, max_norm / (norm + 1e-6)) and returns the norm before that. Throws the
+/// errors of grad_norm(), and bad_argument if max_norm is <= 0 or NaN. Ranks compare max_norm and non_finite
+/// like p; if these differ, no gradient is scaled. With NonFinite::error a norm that is not finite throws
+/// bad_argument on every rank: the text names the ranks, and this rank's gradients that are not finite.
+/// Error::ranks() are those ranks, in the numbering of the group of which the meshes were made.
+/// Error::ranks() is empty if the ranks belong to several groups, which the text names. If only gradients
+/// without a layout are not finite, only their rank throws, and Error::ranks() is also empty.
 ///
 /// f32 gradients are scaled in f64 and rounded once, so that they are within 4 units in the last place of
-/// what PyTorch computes; f64 ones to f64's last digits. max_norm infinite: a norm without clipping.
+/// what PyTorch computes; f64 gradients agree to the last digits of f64. If max_norm is infinite, it only
+/// computes the norm.
 double clip_grad_norm(std::span<const Gradient> gradients, double max_norm, double p = 2,
                       NonFinite non_finite = NonFinite::error, Compute* compute = nullptr);
-/// The same with a limit that a program computed: a tensor of one element, f64, f32, bf16 or f16, on the host
-/// or a device, whose stream is waited for. Throws bad_argument, too, for any other tensor.
+/// Like the function above, with a computed limit: a tensor of one element, f64, f32, bf16 or f16, on the
+/// host or on a device, for whose stream the host waits. Also throws bad_argument for any other tensor.
 double clip_grad_norm(std::span<const Gradient> gradients, const Tensor& max_norm, double p = 2,
                       NonFinite non_finite = NonFinite::error, Compute* compute = nullptr);
 

@@ -1,5 +1,5 @@
-// A gradient as it lies in anybody's memory. Functions that reduce, sum up or clip gradients take these, and
-// know neither modules nor parameters.
+// A gradient in any memory. Functions that reduce, measure or clip gradients take Gradients, and depend on
+// neither modules nor parameters.
 #pragma once
 
 #include <span>
@@ -11,32 +11,31 @@
 
 namespace weft {
 
-/// Borrowed: the memory, the name and the mesh of the layout live until the call that takes it is over.
+/// Borrowed: the caller keeps the memory, the name and the mesh of the layout alive until the call returns.
 struct Gradient {
   std::string_view name;  ///< for error texts: "layers.0.mlp.up_proj.weight"
-  /// This rank's part: contiguous, f64, f32, bf16 or f16, of layout->local_shape(). On the host; or, if a
-  /// function gets a Compute of a device, on that device, with the values that that Compute's stream has
+  /// This rank's part: contiguous, f64, f32, bf16 or f16, of layout->local_shape(). It lies on the host; if a
+  /// function gets a Compute of a device, on that device, with the values that the stream of the Compute has
   /// written.
   TensorView data;
-  /// The layout of the elements over the mesh; null: this rank's alone. Functions that reduce a gradient
-  /// change it.
+  /// The layout of the elements over the mesh; null: only this rank has them. Functions that reduce a
+  /// gradient change its layout.
   LayoutRef layout = nullptr;
 };
 
 /// The shape of this rank's part. Throws bad_argument if `layout` is null.
 const Shape& local_shape_of_gradient(std::string_view name, const LayoutRef& layout);
 
-/// The gradient whose part of this rank begins at `data`: T is double, float, bf16 or f16. Throws
-/// bad_argument if `layout` is null, since nothing says how long it is: write Gradient{"bias",
-/// view(vector)}.
+/// A gradient; this rank's part of it begins at `data`: T is double, float, bf16 or f16. Throws bad_argument
+/// if `layout` is null, because the length is then unknown: write Gradient{"bias", view(vector)}.
 template <class T>
 Gradient make_gradient(std::string_view name, T* data, const LayoutRef& layout) {
   return {name, view(data, local_shape_of_gradient(name, layout)), layout};
 }
 
-/// Throws where a gradient cannot be worked on: bad_argument for a dtype, device or strides that are not as
-/// above, elements without memory (`has no memory`), memory not aligned for the dtype, negative extents, and
-/// two gradients that overlap (a tied weight is given once); layout if its shape is not
+/// Throws if the functions cannot work on a gradient: bad_argument for a dtype, device or strides other than
+/// those above, elements without memory (`has no memory`), memory not aligned for the dtype, negative
+/// extents, and two gradients that overlap (give a tied weight only once); layout if its shape is not
 /// layout->local_shape(): `grad_norm: the gradient of "w" is (3, 4); (7, 4) as [dp: Shard(0)] is (4, 4) on
 /// this rank`. `what` names the caller; the gradients must be on the device of `compute`, or, if it is null,
 /// on the host.

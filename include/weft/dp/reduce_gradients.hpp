@@ -1,4 +1,4 @@
-// The one verb for gradients that are complete: the layout of each decides its reduction on every axis of a
+// reduce_gradients() reduces complete gradients: the layout of each decides its reduction on every axis of a
 // mesh. Collective among the ranks of the axes.
 #pragma once
 
@@ -15,25 +15,26 @@ namespace weft {
 enum class OnDrift : unsigned char { error, average };
 
 struct ReduceOptions {
-  /// The axes, among those given, whose ranks saw different data: a gradient that is Replicate there is an
-  /// error. A sub-mesh, mesh["dp"] or mesh[{"dp", "cp"}]; an empty one: none.
+  /// The subset of the call's axes whose ranks saw different data: it is an error if a gradient is Replicate
+  /// on one of them. A sub-mesh, mesh["dp"] or mesh[{"dp", "cp"}]; an empty mesh means none.
   DeviceMesh data_axes = {};
   OnDrift on_drift = OnDrift::error;
-  /// How far a replica's gradient may be from the average, relative to the largest element of it; 0: not at
-  /// all. Unset: 1024 units in the last place for f64 and f32, 4 for bf16 and f16. The same kernel on the
-  /// same bits gives 0; another number of threads sums in another order, which moves a sum of a million
-  /// products by some hundred units in the last place. Gradients in bf16 or f16 are summed in f32 and then
-  /// rounded once.
+  /// How far a replica's gradient may be from the average, relative to its largest element; 0: replicas must
+  /// be equal. Unset: 1024 units in the last place for f64 and f32, 4 for bf16 and f16. If all ranks run the
+  /// same kernel on the same bits, the difference is 0. With another number of threads a kernel sums in
+  /// another order, which changes a sum of a million products by some hundred units in the last place.
+  /// Gradients in bf16 or f16 are summed in f32 and then rounded once.
   std::optional<double> tolerance = std::nullopt;
-  /// Packs and unpacks with its threads; null: with this one. Their number changes no bit, and may differ
-  /// between ranks. If it is of a device, all gradients are there and are what its stream has written, and
-  /// so are the results. The host waits for collectives, and once for each flat buffer that is averaged;
-  /// replicas are compared on the host, in copies of them.
+  /// The Compute whose threads pack and unpack; null: the calling thread does. The number of threads changes
+  /// no bit, and may differ between ranks. If the Compute belongs to a device, all gradients must be on that
+  /// device, with the values that its stream has written; results are ordered on that stream, too. The host
+  /// waits for collectives, and once for each flat buffer that is averaged; it compares copies of the
+  /// replicas.
   Compute* compute = nullptr;
 };
 
-/// In place. Decided by the placement of each gradient on each axis of `axes` (one or more axes of the
-/// gradients' root, or the root itself), never by its name:
+/// Reduces gradients in place. The placement of each gradient on each axis of `axes` (one or more axes of the
+/// gradients' root, or the root itself) decides what is done, never its name:
 ///
 ///   Shard         left alone: each rank has the whole gradient of its own part
 ///   Partial(sum)  summed: each rank used the weight for its own data, or for its own part of the work
@@ -45,21 +46,21 @@ struct ReduceOptions {
 ///                 On options.data_axes: layout, on all ranks, before any gradient changes; its average would be itself, and
 ///                 its sum wrong
 ///
-/// All axes in one pass: a small all-gather compares the lists, the options and the replicas; where some
-/// differ, another one finds out which, and a third is for the verdict. Then one all-reduce for each
-/// reduction, dtype and set of axes that occur, through flat buffers in shared memory, all of them
-/// concurrently: a gradient that is Partial(sum) on dp and tp is summed over both at once. A gradient that is
-/// summed on one axis and averaged on another one, or whose replicas differ, too, makes them wait for each
-/// other: replicas first, then sums, then averages.
+/// One pass reduces over all axes. A small all-gather compares the lists, the options and the replicas; if
+/// some differ, a second all-gather finds out which, and a third agrees on the result. Then there is one
+/// all-reduce for each reduction, dtype and set of axes that occur, through flat buffers in shared memory;
+/// all of them run concurrently: a gradient that is Partial(sum) on dp and tp is summed over both at once. If
+/// a gradient is summed on one axis and averaged on another, or its replicas differ as well, its reductions
+/// wait for each other: replicas first, then sums, then averages.
 ///
-/// The same gradients in the same order, and the same options, on all ranks: else mismatch on all of them,
-/// naming the first gradient that differs in name, dtype or layout, before any changes. Stages of a pipeline
-/// have other gradients: leave their axis out of `axes`. Throws layout for Partial(min) and Partial(max), for
-/// a gradient without a layout on axes of several ranks, and for one with a layout over another mesh;
-/// bad_argument if options.data_axes has an axis that `axes` does not, or `axes` has more than 63; see
-/// check_gradients(). A mistake on one rank alone is an error of the same code on all ranks:
-/// `reduce_gradients: dp rank 1 failed: …`. Afterwards all except the sharded ones are Replicate on the
-/// axes; `layout` says so.
+/// All ranks must give the same gradients in the same order, and the same options. Otherwise all ranks throw
+/// mismatch before any gradient changes; the text names the first gradient that differs in name, dtype or
+/// layout. Stages of a pipeline have different gradients, so leave the axis of the stages out of `axes`.
+/// Throws layout for Partial(min) and Partial(max), for a gradient without a layout on axes of several ranks,
+/// and for one with a layout over another mesh; bad_argument if options.data_axes has an axis that `axes`
+/// does not have, or if `axes` has more than 63 axes; also the errors of check_gradients(). A mistake on one
+/// rank alone is an error of the same code on all ranks: `reduce_gradients: dp rank 1 failed: …`. Afterwards
+/// all gradients that are not sharded on the axes are Replicate on them, and their `layout` says so.
 ///
 ///   reduce_gradients(gradients, mesh, {.data_axes = mesh["dp"]});
 void reduce_gradients(std::span<Gradient> gradients, const DeviceMesh& axes,

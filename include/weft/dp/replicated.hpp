@@ -1,5 +1,4 @@
-// reduce_gradients() under the names that it has in other libraries. Errors name the function that was
-// called.
+// reduce_gradients() under the names that other libraries use. Errors name the function that was called.
 #pragma once
 
 #include <optional>
@@ -22,7 +21,7 @@ void sync_replicated_gradients(std::span<Gradient> gradients, const DeviceMesh& 
                                const SyncOptions& options = {});
 
 /// reduce_gradients() whose data axes are all of `axes`: for gradients of ranks that saw different data.
-/// Throws layout for one that is Replicate there. Collective. `compute`: as in ReduceOptions.
+/// Throws layout if a gradient is Replicate on one of the axes. Collective. `compute`: as in ReduceOptions.
 void average_gradients(std::span<Gradient> gradients, const DeviceMesh& axes, Compute* compute = nullptr);
 
 }  // namespace weft

@@ -10,25 +10,25 @@ namespace weft {
 
 /// A shuffled walk through `population` samples, without repeats within a round (epoch), as a pure function
 /// of (seed, step): the step is the only state to save. The global batch is the same for any number of data
-/// ranks; each takes a contiguous part of it, by its coordinate on the data axis alone, so that
-/// tensor-parallel peers see the same samples.
+/// ranks; each data rank reads a contiguous part of it. Only the coordinate on the data axis decides which
+/// part, so tensor-parallel peers read the same samples.
 ///
-/// Up to 64 samples, every order of a round is as likely as every other: they are drawn without replacement
-/// (R. Fisher, F. Yates; R. Durstenfeld, "Algorithm 235: Random Permutation", 1964), again for each batch, in
-/// some microseconds. More samples pass through a Feistel network over their numbers, until one falls into
-/// the range (J. Black, P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002): no table, any
-/// population, and orders that cannot be distinguished from equally likely ones.
+/// With up to 64 samples, all orders of a round are equally likely: they are drawn without replacement (R.
+/// Fisher, F. Yates; R. Durstenfeld, "Algorithm 235: Random Permutation", 1964), again for each batch, in
+/// some microseconds. With more samples, a sample's number passes through a Feistel network until the result
+/// falls into the range (J. Black, P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002): no
+/// table, any population, and orders that cannot be distinguished from equally likely ones.
 class Sampler {
  public:
-  /// `axis`: the data axis. Throws bad_argument if it is empty, a size is not positive, or where the batch
-  /// has fewer samples than the axis ranks: `sampler: a global batch of 3 leaves some of 4 data ranks without
-  /// a sample`.
+  /// `axis`: the data axis. Throws bad_argument if the axis is empty, if a size is not positive, or if the
+  /// batch has fewer samples than the axis has ranks: `sampler: a global batch of 3 leaves some of 4 data
+  /// ranks without a sample`.
   Sampler(const DeviceMesh& axis, std::int64_t population, std::int64_t global_batch, std::uint64_t seed);
-  /// Without a mesh, as part `index` of `parts`.
+  /// Without a mesh: for part `index` of `parts`.
   Sampler(int parts, int index, std::int64_t population, std::int64_t global_batch, std::uint64_t seed);
 
-  /// The sample numbers of a step's whole batch; of this rank's part of it. Throw bad_argument for a step
-  /// below 0, or one whose last sample would be beyond the 2^63rd of the walk.
+  /// The sample numbers of the global batch of a step, and of this rank's part of it. Throw bad_argument for
+  /// a step below 0, or if the last sample of the step would be beyond number 2^63 of the walk.
   std::vector<std::int64_t> global_batch(std::int64_t step) const;
   std::vector<std::int64_t> local_batch(std::int64_t step) const;
   /// Where this rank's part lies in the global batch.

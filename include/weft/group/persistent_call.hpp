@@ -1,4 +1,4 @@
-// A call that is checked and described once and started often.
+// A call that is checked once and started often.
 #pragma once
 
 #include <concepts>
@@ -26,9 +26,9 @@ Work start_all(std::span<PersistentCall* const> calls);
 /// rank has started. A start costs less than a plain call, because nothing is checked again, and it does not
 /// allocate (except for a recv from any_source).
 ///
-/// The buffers stay the caller's, at the same addresses: they, and the function of ReduceOp::user, live until
-/// the PersistentCall is destroyed and its last Work is done. Lists of blocks are copied. It may be destroyed
-/// while a call that it has started is in flight.
+/// The caller must keep the buffers alive, at the same addresses, and the function of ReduceOp::user, until
+/// the PersistentCall is destroyed and its last Work is done. weft copies lists of blocks. A PersistentCall
+/// may be destroyed while a call that it has started is in flight.
 class PersistentCall {
  public:
   PersistentCall() noexcept = default;
@@ -36,16 +36,16 @@ class PersistentCall {
   PersistentCall& operator=(PersistentCall&&) noexcept = default;
   ~PersistentCall() = default;
 
-  /// Begins the call, with the contents that its buffers have now. Collective where the call is: all ranks
-  /// start or call the same, in the same order. The deadline of the options counts from here. One thread at a
-  /// time.
+  /// Begins the call, with the present contents of its buffers. If the operation is collective, all ranks
+  /// must start or call the same operations in the same order. The deadline of the options counts from here.
+  /// One thread at a time may call it.
   ///
-  /// Throws bad_argument, and nothing is sent, where the Work of the last start() is not done yet: of several
-  /// calls in flight each needs buffers, and a PersistentCall, of its own; where the group's handle was
-  /// destroyed or has left the group; and where this is empty (made by default, moved from). Throws the
-  /// group's first cause once it has failed.
+  /// Throws bad_argument, and sends nothing, if the Work of the last start() is not done yet (several calls
+  /// in flight each need their own buffers and their own PersistentCall); if the group's handle was destroyed
+  /// or has left the group; or if this PersistentCall is empty (made by default, moved from). Throws the
+  /// group's first cause if the group has failed.
   Work start();
-  /// Which operation; Op::none: empty.
+  /// The operation; Op::none if this is empty.
   Op op() const noexcept;
   explicit operator bool() const noexcept { return prepared_ != nullptr; }
 

@@ -37,7 +37,7 @@ class WorkCallbackOf final : public WorkCallback {
   F f_;
 };
 class WorkCallbacks;
-/// Coalesced calls after the first, in order; `next`: the first of them that nobody has waited for.
+/// The coalesced calls after the first, in order. `next`: the first of them for which nobody has waited yet.
 struct FurtherCalls {
   struct Ticket {
     std::uint32_t slot, ticket;
@@ -60,14 +60,15 @@ void wait_all(std::span<Work* const> works);
 
 }  // namespace detail
 
-/// Move-only. `in` and `out` of the call must live, and not be touched, until it is done.
+/// Move-only. The caller must keep `in` and `out` of the call alive, and not touch them, until the Work is
+/// done.
 ///
-/// Dropping an unfinished Work aborts its group and quiesces (up to 2 s, once a group): never do it on
-/// purpose. A Work whose Error was thrown is invalid. The Work of coalesced calls is done when all are, and
-/// fails with the first that fails. An invalid Work counts as done: done(), wait() and wait_for() return at
-/// once, without an Error, so a second wait() reports nothing. They may be called from any thread, one at a
-/// time per Work; each makes progress on all calls in flight of this rank, in all its groups, so that waiting
-/// in different orders on different ranks cannot deadlock.
+/// Destroying an unfinished Work aborts its group and quiesces (up to 2 s, once per group): never do it on
+/// purpose. A Work whose Error was thrown is invalid. The Work of coalesced calls is done when all calls are,
+/// and fails with the first call that fails. An invalid Work counts as done: done(), wait() and wait_for()
+/// return at once, without an Error, so a second wait() reports nothing. Any thread may call these three
+/// functions; only one thread at a time may call them on one Work. Each of them makes progress on all calls
+/// in flight of this rank, in all its groups, so ranks may wait in different orders without deadlock.
 class [[nodiscard]] Work {
  public:
   Work() = default;
@@ -84,48 +85,50 @@ class [[nodiscard]] Work {
     if (group_ != nullptr || callbacks_ != nullptr) drop();
   }
 
-  /// Takes the next possible steps; never blocks. True: finished. Throws the call's Error if it failed.
+  /// Takes the next possible steps; never blocks. Returns true if the call is finished. Throws the call's
+  /// Error if the call has failed.
   bool done();
-  /// Makes progress until it is done. Throws the call's Error; after the deadline, timeout.
+  /// Makes progress until the call is done. Throws the call's Error; after the deadline it throws timeout.
   void wait();
   /// Like wait(), but returns false after `limit`, the call still pending.
   bool wait_for(Duration limit);
-  /// Makes `stream` wait for it; Stream{}: the default one of the group's device. Stream backends do not
-  /// block the host and leave the Work pending: wait() or done() still report how it ended. With others the
-  /// host waits here.
+  /// Makes `stream` wait for the call; Stream{} means the default stream of the group's device. With a stream
+  /// backend the host does not wait, and the Work stays pending: wait() or done() still report how the call
+  /// ended. With other backends the host waits here.
   void wait_on(Stream stream);
-  /// f is called exactly once, when the call has ended (of coalesced calls: when all have): `f(nullptr)`, or
-  /// `f(&error)` if it failed, which includes that this Work was dropped. Several are called in the order
-  /// in which they were given. If the call has ended already, or this Work is invalid, f is called at
-  /// once, here.
+  /// weft calls f exactly once, when the call has ended (coalesced calls: when all have ended): `f(nullptr)`,
+  /// or `f(&error)` if the call has failed or this Work was destroyed before. It calls several functions in
+  /// the order in which they were given. If the call has ended already, or this Work is invalid, then()
+  /// itself calls f at once.
   ///
-  /// It runs in the thread that made the last step: one that waits or asks done(), for whatever call of this
-  /// rank, or with Progress::thread the helper thread. No lock is held, so f may submit calls and ask done().
-  /// It should be short: that thread makes no progress meanwhile. It may not wait for a call of its own group
-  /// (bad_argument), nor destroy the group. wait(), and done() or wait_for() that says true, return after f
-  /// has returned, so f may refer to objects that live as long as the Work.
+  /// f runs in the thread that took the last step of the call: a thread that waits for or polls any call of
+  /// this rank, or, with Progress::thread, the helper thread. That thread holds no lock, so f may submit
+  /// calls and call done(). f should be short, because the thread makes no progress meanwhile. f must not
+  /// wait for a call of its own group (bad_argument), nor destroy the group. wait() returns, and done() and
+  /// wait_for() return true, only after f has returned; so f may refer to objects that exist as long as the
+  /// Work.
   ///
   /// If f throws and the call succeeded, wait(), done() or wait_for() of this Work throws the exception; if
-  /// the call failed or the Work was dropped, the exception is logged as a warning. If f is called at once
-  /// it is thrown here.
+  /// the call failed or the Work was destroyed, weft logs the exception as a warning. If then() itself calls
+  /// f, then() throws the exception.
   template <std::invocable<const Error*> F>
   void then(F f) & {
     add(std::make_unique<detail::WorkCallbackOf<F>>(std::move(f)));
   }
-  /// The same where the Work is made: `Work w = group.all_reduce(x).then(f);`.
+  /// The same for a temporary Work: `Work w = group.all_reduce(x).then(f);`.
   template <std::invocable<const Error*> F>
   Work then(F f) && {
     then(std::move(f));
     return std::move(*this);
   }
-  /// The rank that sent the message of a recv. For a recv from any_source it is known once the call is done,
-  /// and stays known after wait(). Throws bad_argument if it is not known: the call is pending or has
-  /// failed, this is the Work of another call, or of several.
+  /// The rank that sent the message of a recv. For a recv from any_source the rank is known once the call is
+  /// done, and stays known after wait(). Throws bad_argument if the rank is not known: the call is pending or
+  /// has failed, or this is the Work of another operation, or of several calls.
   int source() const;
-  /// The same for coalesced calls: the source of each recv from any_source among them, in the order of the
-  /// calls.
+  /// Like source(), for coalesced calls: the source of each recv from any_source among them, in the order of
+  /// the calls.
   std::vector<int> sources() const;
-  /// False: default-made, moved from, or already waited for.
+  /// False if this Work was made by default, was moved from, or has been waited for.
   bool valid() const noexcept {
     return group_ != nullptr || (callbacks_ != nullptr && source_now() != kAllEnded);
   }
@@ -160,9 +163,9 @@ class [[nodiscard]] Work {
     for (std::size_t i = more_ ? more_->next : 0; more_ && i < more_->count; ++i)
       see((*more_)[i].slot, (*more_)[i].ticket);
   }
-  GroupState* group_ = nullptr;  // counted, once for each call; null: there are no further calls either
-  // The slot, below 256, and above it the source: one word, for a processor that has just written a part of a
-  // word waits before it can read the whole.
+  GroupState* group_ = nullptr;  // counted once for each call; if null, there are no further calls either
+  // The slot in the lower 8 bits and the source above them, written as one word: a processor that has just
+  // written a part of a word must wait before it can read the whole word.
   std::uint32_t place_ = kNoSource << 8;
   std::uint32_t ticket_ = 0;                    // the slot's generation while the call is in flight
   std::unique_ptr<detail::FurtherCalls> more_;  // coalesced: waited for after this
@@ -171,18 +174,19 @@ class [[nodiscard]] Work {
   detail::WorkCallbacks* callbacks_ = nullptr;
 };
 
-/// Waits for all of them, of one group or of several, in any order. If some fail it throws the Error of
-/// the first in the list that did, after all have ended: none is pending or valid afterwards. The Works have
-/// names: in `wait_all(g.all_reduce(a), g.all_reduce(b))`, which does not compile, ranks might submit in
-/// different orders.
+/// Waits for all of the Works, of one group or of several, in any order. If some fail, it throws the Error of
+/// the first of these in the list, after all have ended: no Work is pending or valid afterwards. The Works
+/// must be lvalues: `wait_all(g.all_reduce(a), g.all_reduce(b))` does not compile, because ranks might submit
+/// the two calls in different orders.
 void wait_all(std::span<Work> works);
 template <std::same_as<Work>... Works>
 void wait_all(Work& first, Works&... works) {
   Work* const all[] = {&first, &works...};
   detail::wait_all(all);
 }
-/// The same until `limit` has passed: false if some are pending then, which stay valid. An Error is thrown
-/// when all have ended or the limit has passed, even if some are pending.
+/// Like wait_all(), but waits at most `limit`: returns false if Works are still pending, which stay valid. If
+/// a call has failed, it throws the Error when all have ended or the limit has passed, even if some are
+/// pending.
 bool wait_all_for(std::span<Work> works, Duration limit);
 
 }  // namespace weft

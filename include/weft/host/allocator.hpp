@@ -1,4 +1,4 @@
-// An allocator of the program that weft runs in, for Memory::local. ContextOptions::allocator takes one.
+// An allocator of the program, for Memory::local. ContextOptions::allocator takes one.
 #pragma once
 
 #include <cstddef>
@@ -7,37 +7,38 @@
 
 namespace weft {
 
-/// Two functions and their first argument. Both are set, or neither: then weft has memory of its own.
+/// Two functions and their first argument. Set both functions, or neither: without them weft allocates memory
+/// itself.
 ///
-/// Each block of local memory is one call of allocate(), and one of deallocate() when its last owner goes.
-/// weft keeps no free block for later: with an allocator that keeps them, a step does not pay for the first
-/// touch of pages. The sizes of one training step are those of the next.
+/// For each block of local memory weft calls allocate() once, and deallocate() once when the last owner of
+/// the block is destroyed. weft keeps no free block for later. All training steps allocate the same sizes, so
+/// if the allocator keeps free blocks, a step does not pay for the first touch of pages.
 ///
-/// From it come: every Storage and Tensor in Memory::local on the CPU (weights, optimizer states, activations
-/// and all else that a Frame keeps and no other rank maps), those in Memory::shared where shared memory
-/// cannot be had, what Context::device(Device{}) allocates, the staging buffers of operations that are
-/// composed over a transport, messages that no receive waits for yet over a transport of a C program's own,
-/// and scratch memory of the kernels of a Compute.
+/// weft takes from the allocator: every Storage and Tensor in Memory::local on the CPU (weights, optimizer
+/// states, activations and everything else that a Frame keeps and no other rank maps), those in
+/// Memory::shared if shared memory is not available, memory that Context::device(Device{}) allocates, the
+/// staging buffers of operations that are composed over a transport, messages that no receive waits for yet
+/// over a transport of a C program's own, and scratch memory of the kernels of a Compute.
 ///
-/// Not from it come: Memory::shared (segments of shared memory that peers map: gradient buckets, what
-/// boundaries and redistributions communicate) and the memory that a transport over shared memory makes for
-/// itself; memory of other devices, which is their runtime's; messages that no receive waits for yet over
-/// weft's other transports, and buffers of plug-ins; what libraries under weft allocate (oneDNN, an MPI);
-/// tables of rotary positions (RopeTables); parts of files while a checkpoint is read or written; and control
-/// objects (groups, calls, layouts, names, traces), which are made by operator new.
+/// weft does not take from the allocator: Memory::shared (segments of shared memory that peers map: gradient
+/// buckets, tensors that boundaries and redistributions communicate) and memory that a transport over shared
+/// memory makes for itself; memory of other devices, which comes from their runtime; messages that no receive
+/// waits for yet over weft's other transports, and buffers of plug-ins; what libraries under weft allocate
+/// (oneDNN, an MPI); tables of rotary positions (RopeTables); parts of files while a checkpoint is read or
+/// written; and control objects (groups, calls, layouts, names, traces), which are made by operator new.
 ///
-/// Both functions are called from any thread, also by several at once, perhaps with locks of weft's held:
-/// they must not call weft. They live as long as the Context. In a child made by fork() neither is called
-/// for memory of the parent.
+/// Any thread may call both functions; several threads may call them at once, and may hold locks of weft, so
+/// the functions must not call weft. The caller must keep the functions valid as long as the Context. In a
+/// child made by fork() weft calls neither for memory of the parent.
 struct Allocator {
   /// `bytes` bytes at a multiple of `alignment`, uninitialised. `alignment` is 64, `bytes` a multiple of it
-  /// and not 0. Null, a misaligned address (which is given back at once), and an exception become an Error
-  /// `system` of the call that allocates, naming bytes and alignment.
+  /// and not 0. If the function returns null or a misaligned address (which weft gives back at once), or
+  /// throws, the allocating call throws an Error `system` that names bytes and alignment.
   void* (*allocate)(void* data, std::size_t bytes, std::size_t alignment) = nullptr;
-  /// Takes back what allocate() gave, with the same sizes. An exception is logged as a warning, and goes no
-  /// further.
+  /// Takes back a block that allocate() returned, with the same sizes. weft logs an exception as a warning
+  /// and does not pass it on.
   void (*deallocate)(void* data, void* memory, std::size_t bytes, std::size_t alignment) = nullptr;
-  void* data = nullptr;  ///< handed to both
+  void* data = nullptr;  ///< passed to both functions
 };
 
 }  // namespace weft

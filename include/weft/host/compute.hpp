@@ -1,5 +1,5 @@
-// The means by which one rank computes: its device, its threads, and the objects that the layers above keep
-// for it.
+// The means by which one rank computes: its device, its threads, and objects that higher layers keep for the
+// rank.
 #pragma once
 
 #include <memory>
@@ -13,8 +13,8 @@
 
 namespace weft {
 
-/// The means of one rank. Threads are set, not guessed. Belongs to one thread at a time. Must outlive
-/// everything made with it; the Context must outlive it.
+/// The means of one rank. The caller sets the number of threads; weft does not guess it. One thread at a time
+/// may use a Compute. It must outlive everything that was made with it; the Context must outlive the Compute.
 class Compute {
  public:
   /// Makes a stream of its own on `device`. Throws bad_argument unless 1 <= threads <= 4096, and as
@@ -31,14 +31,15 @@ class Compute {
   /// The stream on which this rank's kernels and copies run and its tensors are ordered.
   Stream stream() const noexcept { return stream_; }
   DeviceRuntime& runtime() const noexcept { return *runtime_; }
-  /// The host waits for all that this rank has begun on its device; throws what failed there.
+  /// Makes the host wait for all work that this rank has begun on its device; throws the error of work that
+  /// has failed there.
   void wait() const;
 
   /// An uninitialised tensor in the device's memory, ordered on stream().
   Tensor make(const Shape& shape, DType dtype = DType::f32, Memory memory = Memory::local) const {
     return Tensor(*context_, shape, dtype, memory, stream_);
   }
-  /// The same, all zeros.
+  /// Like the function above, but all zeros.
   Tensor zeros(const Shape& shape, DType dtype = DType::f32, Memory memory = Memory::local) const {
     return Tensor::zeros(*context_, shape, dtype, memory, stream_);
   }
@@ -49,8 +50,8 @@ class Compute {
     if (t && t.stream() != stream_) throw_elsewhere(what, t);
   }
 
-  /// An object of type T that a layer above keeps per rank (the kernels' scratch memory). The first call
-  /// makes it, as T(*this); the Compute destroys it, the newest of these objects first.
+  /// An object of type T that a higher layer keeps per rank (the kernels' scratch memory). The first call
+  /// makes the object, as T(*this). The Compute destroys all such objects, the newest first.
   template <class T>
   T& attached() {
     for (const auto& [type, attachment] : attachments_)

@@ -1,5 +1,5 @@
 // The one per-process object: memory, calls in flight, fork guard, log. Explicit and passed in.
-// docs/overview.md lists the little state outside of it, which concerns the process as a whole. Threads that
+// docs/overview.md lists the little state outside the Context, which concerns the whole process. Threads that
 // are ranks of one job share one Context.
 #pragma once
 
@@ -21,12 +21,13 @@ class ProgressEngine;
 class DeviceRuntime;
 
 struct ContextOptions {
-  LogLevel log_level = LogLevel::warning;  ///< of all layers; WEFT_LOG overrides where set
+  LogLevel log_level = LogLevel::warning;  ///< for all layers; WEFT_LOG overrides it if set
   LogSink log_sink = {};                   ///< empty: stderr
-  /// Address space per shared segment, rounded up to pages; halved where the system refuses. From 1 to 2^62.
+  /// Address space per shared segment, rounded up to pages; halved if the system refuses. From 1 to 2^62.
   std::size_t segment_bytes = std::size_t{1} << 30;
-  std::string log_levels = {};  ///< of single layers, in the words of WEFT_LOG: "store=debug,dp=error"
-  Allocator allocator = {};     ///< where local memory comes from; empty: weft's own, which keeps free blocks
+  std::string log_levels = {};  ///< for single layers, in the syntax of WEFT_LOG: "store=debug,dp=error"
+  /// the source of local memory; empty: weft's own allocator, which keeps free blocks
+  Allocator allocator = {};
 };
 
 /// Thread-safe. Must outlive every Storage, Tensor and ProcessGroup made with it.
@@ -47,11 +48,11 @@ class Context {
   /// True in a child forked after this Context was made. No system call.
   bool forked() const noexcept { return *fork_mark_ == 0; }
 
-  /// Adds a device; the Context owns it. Throws bad_argument if there is one of that name already. The
-  /// CPU is always there.
+  /// Adds a device; the Context owns it. Throws bad_argument if the Context already has a device of that
+  /// name. The CPU is always there.
   void add_device(std::unique_ptr<DeviceRuntime> runtime);
-  /// Throws unsupported if it was not added: `device cuda:1 is not in this Context, which has cpu, cuda:0;
-  /// …`.
+  /// Throws unsupported if the device was not added: `device cuda:1 is not in this Context, which has cpu,
+  /// cuda:0; …`.
   DeviceRuntime& device(Device device);
 
   // For weft's own layers: this process's memory, the other processes of the host, calls in flight by
@@ -61,8 +62,8 @@ class Context {
   HostPeers& host_peers() noexcept;
   /// Throws bad_argument if `process_rank` is negative, unsupported if 1024 others are in use here.
   ProgressEngine& progress(int process_rank);
-  /// An object of type T that a layer above keeps per process (a registry, a pool). The first call makes it,
-  /// as T(*this); the Context destroys it, the newest of these objects first. Thread-safe.
+  /// An object of type T that a higher layer keeps per process (a registry, a pool). The first call makes the
+  /// object, as T(*this). The Context destroys all such objects, the newest first. Thread-safe.
   template <class T>
   T& attached() {
     return *static_cast<T*>(

@@ -1,6 +1,6 @@
-// The interface of a device for weft: memory, copies and streams. The CPU is one. To bring another, derive
-// from this and give it to the Context. Kernels come beside it (weft/nn/kernels.hpp), collectives from a
-// transport that moves the device's memory (weft/backends/backend.hpp).
+// The interface of a device for weft: memory, copies and streams. The CPU is one. To add a device, derive
+// from this class and add the object to the Context. Its kernels are a separate table (weft/nn/kernels.hpp);
+// its collectives come from a transport that moves the device's memory (weft/backends/backend.hpp).
 #pragma once
 
 #include <cstddef>
@@ -11,24 +11,24 @@
 namespace weft {
 
 /// `count` runs of `bytes` bytes each, which begin `from_pitch` bytes apart where they are read and
-/// `to_pitch` bytes apart where they are written (as cudaMemcpy2D has them). A pitch is at least `bytes`; of
-/// a single run it does not matter.
+/// `to_pitch` bytes apart where they are written (as cudaMemcpy2D has them). A pitch is at least `bytes`;
+/// with a single run the pitches do not matter.
 struct Rows {
   std::size_t bytes = 0;
   std::int64_t count = 1;
   std::size_t from_pitch = 0, to_pitch = 0;
 };
 
-/// A device. All functions may be called from any thread, also several at once. Those that take a stream (of
-/// this device; see Stream) may return before the work is done; it is done after all work that was queued on
-/// the stream before. An error that comes later is thrown by the next wait().
+/// A device. Several threads may call the functions at once. Those that take a stream (of this device; see
+/// Stream) may return before the work is done; it is done after all work that was queued on the stream
+/// before. The next wait() throws an error that occurs later.
 class DeviceRuntime {
  public:
   virtual ~DeviceRuntime() = default;
-  /// The device; always the same.
+  /// The device; the result never changes.
   virtual Device device() const noexcept = 0;
 
-  /// Memory for work that is queued on `stream` after this, at least 64-byte aligned; never null, also for 0
+  /// Memory for work that is queued on `stream` after this, at least 64-byte aligned; never null, even for 0
   /// bytes. Uninitialised. Throws system naming the size.
   virtual void* allocate(std::size_t bytes, Stream stream) = 0;
   /// `bytes` and `stream` as given to allocate(). Work queued on the stream before this may still use it.
@@ -36,7 +36,7 @@ class DeviceRuntime {
 
   /// Copies from this device or the host to this device or the host. Memory of the host has been read when
   /// this returns; bytes that are written to the host are there after wait(stream), and the caller keeps that
-  /// memory until then. The two may not overlap.
+  /// memory until then. The two must not overlap.
   virtual void copy(const void* from, Device from_device, void* to, Device to_device, const Rows& rows,
                     Stream stream) = 0;
   /// Each byte of the rows at `to`, which is this device's memory, becomes `value`.

@@ -11,13 +11,13 @@
 
 namespace weft {
 
-/// The tables of one kind that a Context has: `context.attached<DeviceTables<KernelTable>>()`. They outlive
-/// it. Thread-safe.
+/// The tables of one kind that a Context has: `context.attached<DeviceTables<KernelTable>>()`. The tables
+/// outlive the Context. Thread-safe.
 template <class Table>
 class DeviceTables {
  public:
   explicit DeviceTables(Context&) {}
-  /// False, and nothing changes, where the device has one already.
+  /// Returns false, and changes nothing, if the device has a table already.
   bool add(Device device, const Table& table) {
     const std::lock_guard lock(mutex_);
     for (const auto& [known, its] : tables_)
@@ -25,7 +25,7 @@ class DeviceTables {
     tables_.emplace_back(device, &table);
     return true;
   }
-  /// Null: nobody has given one.
+  /// Null if no table was added.
   const Table* find(Device device) {
     const std::lock_guard lock(mutex_);
     for (const auto& [known, table] : tables_)

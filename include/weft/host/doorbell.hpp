@@ -8,10 +8,11 @@
 
 namespace weft {
 
-/// A word a rank sleeps on. Lives in memory that all processes of the host that know this process map.
+/// A word a rank sleeps on. It lies in memory that all processes of the host map if they know this process.
 class Doorbell {
  public:
-  Doorbell() = default;  ///< no rank's: reads 0, wakes nobody, and sleep() lasts for the whole limit
+  /// the doorbell of no rank: it reads 0 and wakes nobody, and sleep() lasts for the whole limit
+  Doorbell() = default;
   explicit Doorbell(std::atomic<std::uint32_t>* word) : word_(word) {}
   explicit operator bool() const noexcept { return word_ != nullptr; }
   std::uint32_t read() const noexcept {

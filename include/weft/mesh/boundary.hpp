@@ -10,22 +10,23 @@
 
 namespace weft {
 
-/// Immutable, so that one may stand in several places. Other kinds than redistribution: the exchange of
-/// halos, the dispatch of tokens to experts, a gather in another dtype.
+/// Immutable, so several modules may share one. Other kinds than redistribution: the exchange of halos, the
+/// dispatch of tokens to experts, a gather in another dtype.
 class Boundary {
  public:
   virtual ~Boundary() = default;
 
-  /// Begins to bring x to the form that comes after the boundary. Throws layout if x is not in the form
-  /// that the boundary is for: `"layers.0.mlp": x is Replicate on tp=2; expected Shard(2)`; `what` names it.
+  /// Begins to convert x to its form after the boundary. Throws layout if x is not in the form that the
+  /// boundary expects: `"layers.0.mlp": x is Replicate on tp=2; expected Shard(2)`; `what` is the name of x
+  /// in the text.
   virtual Transfer start_forward(const Tensor& x, const TensorName& what) const = 0;
   /// Begins the adjoint: from the gradient of the output to the gradient of the input.
   virtual Transfer start_backward(const Tensor& dy, const TensorName& what) const = 0;
-  /// The layout that comes out where this one goes in. Pure arithmetic; throws layout as start_forward()
-  /// does.
+  /// The layout of the output for an input with this layout. Pure arithmetic; throws layout as
+  /// start_forward() does.
   virtual LayoutRef out_layout(const LayoutRef& in, const TensorName& what) const = 0;
 
-  /// The same, blocking until it is done.
+  /// Like start_forward() and start_backward(), but wait for the result.
   Tensor forward(const Tensor& x, const TensorName& what) const { return start_forward(x, what).finish(); }
   Tensor backward(const Tensor& dy, const TensorName& what) const {
     return start_backward(dy, what).finish();
@@ -39,8 +40,8 @@ class Boundary {
 
 using BoundaryRef = std::shared_ptr<const Boundary>;
 
-/// (axes, from, to). A gradient's layout states its form, and backward redistributes it to the form that
-/// `from` needs, so the adjoint is right for each form of the gradient:
+/// (axes, from, to). A gradient's layout states its form. Backward redistributes the gradient to the form
+/// that `from` needs, so the adjoint is right for every form of the gradient:
 ///
 ///   value       its gradient may come as                                  and is given on as
 ///   Replicate   Replicate, or Partial(sum) where each rank used           Replicate
@@ -48,13 +49,13 @@ using BoundaryRef = std::shared_ptr<const Boundary>;
 ///   Shard(d)    Shard(d)                                                  Shard(d)
 ///   Partial     Replicate: every contribution has the sum's gradient      Replicate
 ///
-/// On axes of one rank both directions only restate the layout, and a plain tensor passes unchanged. Every
-/// other axis is left as it is.
+/// On axes of one rank both directions only restate the layout, and a plain tensor passes unchanged. The
+/// placements on all other axes stay as they are.
 class RedistributeBoundary final : public Boundary {
  public:
-  /// `axes`: a sub-mesh of one or more axes, of which each is in the same form; several that shard a
-  /// dimension nest in their order. A negative dimension counts from the end. Throws layout for a Partial
-  /// that is not a sum: its adjoint is another one.
+  /// `axes`: a sub-mesh of one or more axes, which all have the same placement; if several of them shard a
+  /// dimension, they nest in their order. A negative dimension counts from the end. Throws layout for a
+  /// Partial that is not a sum, because its adjoint differs.
   RedistributeBoundary(DeviceMesh axes, Placement from, Placement to);
 
   Transfer start_forward(const Tensor& x, const TensorName& what) const override;

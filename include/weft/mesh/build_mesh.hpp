@@ -1,5 +1,5 @@
-// The usual mesh of a job, from how it is to be divided: data, tensor and domain parallelism. The names are
-// those of miles-credit (NCAR) and KempnerForge, whose users know them.
+// Makes the usual mesh of a job from its sizes of data, tensor and domain parallelism. The names are those of
+// miles-credit (NCAR) and KempnerForge, whose users know them.
 #pragma once
 
 #include <map>
@@ -11,12 +11,12 @@
 
 namespace weft {
 
-/// The kinds of parallelism of a job. Data parallelism takes the ranks that tensor and domain leave: ranks /
-/// (tensor x domain).
+/// The kinds of parallelism of a job. The size of data parallelism is ranks / (tensor x domain).
 struct Parallelism {
-  std::string data = "none";  ///< "fsdp2": sharded parameters; "ddp": whole ones, averaged gradients; "none"
-  int tensor = 1;             ///< ranks that share each layer
-  int domain = 1;             ///< ranks that share each sample's map
+  /// "fsdp2": sharded parameters; "ddp": replicated parameters, averaged gradients; or "none"
+  std::string data = "none";
+  int tensor = 1;  ///< ranks that share each layer
+  int domain = 1;  ///< ranks that share each sample's map
 };
 
 /// A mesh, and those of its axes that are larger than 1.
@@ -25,9 +25,9 @@ struct ParallelMesh {
   std::map<std::string, DeviceMesh> axes;  ///< mesh[name] of each axis larger than 1
 };
 
-/// The mesh of `group`'s ranks, row-major: dp outermost, ranks of one domain are neighbours. With one rank,
-/// all sizes 1, it is an empty mesh without axes. `device`: where the tensors will be, which `group` must be
-/// able to move. The group is borrowed, and must outlive the mesh. No communication. Throws bad_argument:
+/// The mesh of `group`'s ranks, row-major: dp outermost, ranks of one domain are neighbours. With one rank
+/// and all sizes 1 the mesh is empty, without axes. `device`: where the tensors will be, which `group` must
+/// be able to move. The group is borrowed, and must outlive the mesh. No communication. Throws bad_argument:
 ///   - `parallelism.data is "zero"; expected "fsdp2", "ddp" or "none"`
 ///   - `parallelism.tensor is 0; expected 1 or more`
 ///   - `mesh: 6 ranks do not divide into tensor=4 x domain=1`
@@ -36,14 +36,14 @@ struct ParallelMesh {
 ///   - `device is cuda:0, but the group's transport, shm, moves memory of cpu`
 ParallelMesh build_device_mesh(ProcessGroup& group, const Parallelism& parallelism, Device device = {});
 
-/// mesh["tp"]; nothing if there is no such axis or its size is 1, also of an empty mesh.
+/// mesh["tp"]; nothing if there is no such axis, its size is 1, or the mesh is empty.
 std::optional<DeviceMesh> get_tp_mesh(const DeviceMesh& mesh);
 /// Whether one of the axes of data parallelism, "dp", "dp_replicate" and "dp_shard", is larger than 1. False
-/// of an empty mesh.
+/// for an empty mesh.
 bool has_dp_mesh(const DeviceMesh& mesh);
-/// The axes of data parallelism, of any size: mesh[{"dp_replicate", "dp_shard"}] where it has both, otherwise
-/// the one that it has. Throws bad_argument if it has none: `get_dp_mesh: tp=2 x pp=2 has none of the axes
-/// "dp", "dp_replicate" and "dp_shard"; has_dp_mesh() tells`.
+/// The axes of data parallelism, of any size: mesh[{"dp_replicate", "dp_shard"}] if the mesh has both,
+/// otherwise the one that it has. Throws bad_argument if it has none: `get_dp_mesh: tp=2 x pp=2 has none of
+/// the axes "dp", "dp_replicate" and "dp_shard"; has_dp_mesh() tells`.
 DeviceMesh get_dp_mesh(const DeviceMesh& mesh);
 
 }  // namespace weft

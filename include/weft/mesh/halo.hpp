@@ -1,5 +1,5 @@
-// Halos of fields that a program keeps with their ghost cells: an array holds this rank's part and around
-// it copies of elements that other ranks hold. For simulations; models use Window (weft/mesh/window.hpp).
+// Halos of fields that a program stores with their ghost cells: an array holds this rank's part and, around
+// it, copies of elements that other ranks hold. For simulations; models use Window (weft/mesh/window.hpp).
 // One thread per rank uses it.
 #pragma once
 
@@ -15,55 +15,55 @@ namespace weft {
 struct HaloDim {
   int dim = 0;
   std::int64_t before = 1, after = 1;  ///< how many
-  Edge before_edge = Edge::none();     ///< what they are at the ends of the whole
+  Edge before_edge = Edge::none();     ///< their values at the ends of the global tensor
   Edge after_edge = before_edge;
 };
 
 struct HaloFields;
 
-/// The plan of an exchange that fills ghost cells, corners too. Made once, used in every step:
+/// The plan of an exchange that fills ghost cells, including corners. Make it once, and use it in every step:
 ///
 ///   const Halo halo(make_layout(mesh, {{"y", Shard{0}}, {"x", Shard{1}}}, {400, 600}),
 ///                   {{0, 1, 1, Edge::zero()}, {1, 1, 1, Edge::periodic()}});
 ///   std::vector<double> cells(halo.shape().count());
 ///   halo.exchange(view(cells.data(), halo.shape()));
 ///
-/// With edge none the ghost cells beyond an end of the whole stay as they are: a boundary condition that the
-/// program sets itself.
+/// With edge none the ghost cells beyond an end of the global tensor stay as they are: the program sets the
+/// boundary condition itself.
 class Halo {
  public:
-  /// A rank whose part is empty has no ghost cells, and exchanges nothing. Throws as WindowDim::halo() and
-  /// Window do, with "halo:" in place of "window:".
+  /// A rank whose part is empty has no ghost cells, and exchanges nothing. Throws the errors of
+  /// WindowDim::halo() and Window, with "halo:" in place of "window:".
   Halo(const Partition& x, const std::vector<HaloDim>& dims);
 
   /// The shape of this rank's array: its part and the ghost cells.
   const Shape& shape() const noexcept { return shape_; }
-  /// The place of this rank's part in that array, and its place in the whole.
+  /// Where this rank's part lies in that array, and where it lies in the global tensor.
   const Box& inner() const noexcept { return inner_; }
   const Dims& offset() const noexcept { return offset_; }
   /// This rank's part of an array.
   TensorView inner(const TensorView& cells) const;
   ConstTensorView inner(const ConstTensorView& cells) const;
 
-  /// Fills the ghost cells of one array or several, of shape(), of any dtypes and strides. Until finish()
-  /// the program may read the inner cells, but not write them; it may neither read nor write ghost cells.
-  /// Collective as Window::start() is. Throws as that does, also in finish(), with "halo:" in place of
-  /// "window:". If a field's exchange is in flight, it throws: `halo: the ghost cells of field 1 are still
-  /// written by an exchange in flight; finish that one first`.
+  /// Fills the ghost cells of one or several arrays of shape shape(), with any dtypes and strides. Until
+  /// finish() the program may read the inner cells, but not write them; it may neither read nor write ghost
+  /// cells. Collective like Window::start(). Throws the errors of Window::start(), in finish(), too, with
+  /// "halo:" in place of "window:". If an exchange of a field is still in flight, it throws: `halo: the ghost
+  /// cells of field 1 are still written by an exchange in flight; finish that one first`.
   WindowTransfer start(std::span<const TensorView> fields) const;
   WindowTransfer start(const TensorView& field) const { return start(std::span(&field, 1)); }
   void exchange(std::span<const TensorView> fields) const { start(fields).finish(); }
   void exchange(const TensorView& field) const { start(field).finish(); }
 
   /// The adjoint of start(), in place: each ghost cell is added to the inner cell of which start() makes it
-  /// a copy, on the rank that holds that cell. To an inner cell are added first the cells of rank 0, then
-  /// those of rank 1, and so on, this rank's own ghost cells (beyond a periodic end, for example) at its
-  /// place; of one rank in the order of Window::start_adjoint(). So the bits do not depend on timing. Ghost
-  /// cells stay as they are; those that start() sets to a number are added to nothing. Only cells near the
-  /// border are touched. Integers, which wrap, and f64, f32, bf16, f16; bf16 and f16 are added in f32 and
-  /// rounded once. In the memory of the host. Until finish() the program may read ghost cells, and may
-  /// neither read nor write inner cells within reach of another rank's halo. For forces and masses of nodes
-  /// that ranks share, and for gradients.
+  /// a copy, on the rank that holds that cell. An inner cell gets the contributions of rank 0 first, then
+  /// those of rank 1, and so on; those of this rank's own ghost cells (beyond a periodic end, for example)
+  /// come in its turn. The contributions of one rank come in the order of Window::start_adjoint(). So the
+  /// bits do not depend on timing. Ghost cells stay as they are; ghost cells that start() sets to a number
+  /// are not added to any cell. Only cells near the border change. Integers, which wrap, and f64, f32, bf16,
+  /// f16; bf16 and f16 are added in f32 and rounded once. In host memory only. Until finish() the program may
+  /// read ghost cells, and may neither read nor write inner cells within reach of another rank's halo. Use it
+  /// for forces and masses of nodes that ranks share, and for gradients.
   WindowTransfer start_add(std::span<const TensorView> fields) const;
   WindowTransfer start_add(const TensorView& field) const { return start_add(std::span(&field, 1)); }
   void add(std::span<const TensorView> fields) const { start_add(fields).finish(); }
@@ -79,7 +79,7 @@ class Halo {
   Halo(const Partition& x, const std::vector<HaloDim>& dims, std::vector<WindowDim> wanted);
 };
 
-/// A halo, and arrays whose ghost cells it fills. Views.
+/// A halo, and views of the arrays whose ghost cells it fills.
 struct HaloFields {
   const Halo& halo;
   std::span<const TensorView> fields;

@@ -22,7 +22,8 @@ namespace weft {
 /// [gate|up] weight: each segment is cut on its own, so that every rank has a part of every one.
 struct Segments {
   int dim = 0;
-  std::vector<std::int64_t> sizes;  ///< in order; they add up to the dimension. Empty: one segment, all of it
+  /// in order; they add up to the dimension. Empty: one segment, the whole dimension
+  std::vector<std::int64_t> sizes;
   friend bool operator==(const Segments&, const Segments&) = default;
 };
 
@@ -33,70 +34,72 @@ struct Box {
   friend bool operator==(const Box&, const Box&) = default;
 };
 
-/// The contents of a layout, as a value. In a Layout it is normalised: of two that mean the same there is
-/// one form.
+/// The contents of a layout, as a value. A Layout holds it in a normal form, so two equal layouts have equal
+/// contents.
 struct LayoutSpec {
   Placements placements;  ///< one per axis of the root mesh
   Shape global;           ///< the shape of the whole
-  /// All axes of the root, by index. Axes that shard the same dimension nest in this order: the first cuts
-  /// the whole, each later one the part that those before it leave (7 elements on [2 x 2]: 4 + 3, then 2 + 2
-  /// and 2 + 1). Axes that share no dimension stand in the order of the root.
+  /// All axes of the root, by index. Axes that shard the same dimension nest in this order: the first axis
+  /// cuts the dimension, and each later axis cuts the parts of the axis before it (7 elements on [2 x 2]: 4 +
+  /// 3, then 2 + 2 and 2 + 1). Axes that share no dimension are in the order of the root.
   std::vector<int> nesting;
   Segments segments;
   friend bool operator==(const LayoutSpec&, const LayoutSpec&) = default;
 };
 
 /// Immutable and interned: equal layouts of one root mesh are one object, so a LayoutRef compares by pointer.
-/// It lives as long as somebody holds it, and keeps its mesh. Made by make_layout().
+/// A layout exists as long as a LayoutRef refers to it, and keeps its mesh. make_layout() makes one.
 ///
-/// Unless said otherwise axes that shard one dimension nest in the order of the root's axes, which is right
-/// for batches. A weight that is cut for tensor parallelism first and then into data shards nests the other
-/// way: layout->shard_inside(mesh["dp_shard"], 0). Then gathering dp_shard gives exactly the tensor-parallel
-/// shard, and moves nothing of other tensor-parallel ranks.
+/// By default axes that shard one dimension nest in the order of the root's axes, which is right for batches.
+/// A weight that is first cut for tensor parallelism and then into data shards needs the other order:
+/// layout->shard_inside(mesh["dp_shard"], 0). Then a gather over dp_shard gives exactly the tensor-parallel
+/// shard, and moves no elements of other tensor-parallel ranks.
 class Layout : public LayoutSpec, public std::enable_shared_from_this<Layout> {
  public:
   /// The root mesh.
   DeviceMesh mesh() const;
-  /// Its arithmetic, without the handle.
+  /// The contents of the layout as a plain value.
   const MeshShape& mesh_shape() const noexcept;
 
-  /// The part that a rank of the root mesh holds, as boxes of the whole: one, or one for each segment, in
-  /// their order. A box may be empty. Partial and Replicate hold all. Without a rank: this rank's.
+  /// The part that a rank of the root mesh holds, as boxes of the global tensor: one box, or one for each
+  /// segment, in the order of the segments. A box may be empty. Axes with Partial or Replicate cut nothing.
+  /// Without an argument: the part of this rank.
   std::vector<Box> parts(int rank) const;
   std::vector<Box> parts() const;
-  /// The shape of its tensor: the boxes joined along the segmented dimension.
+  /// The shape of the tensor that a rank holds: its boxes joined along the segmented dimension.
   Shape local_shape(int rank) const;
   const Shape& local_shape() const noexcept { return local_; }
 
   const Placement& on(std::string_view axis) const;
-  /// `axes`: a sub-mesh of one or more axes of the same root, all with the same placement. Throws layout for
-  /// axes of another root, and for axes with different placements: `layout: Shard(0) on dp and Replicate on
-  /// tp; expected one placement on dp,tp`.
+  /// The placement on `axes`, a sub-mesh of one or more axes of the same root, which all have the same
+  /// placement. Throws layout for axes of another root, and for axes with different placements: `layout:
+  /// Shard(0) on dp and Replicate on tp; expected one placement on dp,tp`.
   const Placement& on(const DeviceMesh& axes) const;
   bool replicated() const noexcept;  ///< on all axes
   bool partial() const noexcept;     ///< on any axis
 
-  /// The same except for some axes, all axes, or the shape of the whole. Interned. A list of axes is nested
-  /// in the order of `axes`; otherwise the nesting stays. with_global() throws layout if the segmented
-  /// dimension would change.
+  /// This layout with other placements on some axes or on all axes, or with another global shape. The results
+  /// are interned. If `axes` has several axes, they nest in their order; otherwise the nesting stays.
+  /// with_global() throws layout if the segmented dimension would change.
   LayoutRef with(std::string_view axis, const Placement& placement) const;
   LayoutRef with(const DeviceMesh& axes, const Placement& placement) const;
   LayoutRef with(Placements placements) const;
   LayoutRef with_global(const Shape& global) const;
-  /// `axes` shard dimension `dim`, inside all other axes that shard it.
+  /// This layout, but `axes` shard dimension `dim` inside all other axes that shard it.
   LayoutRef shard_inside(const DeviceMesh& axes, int dim) const;
-  /// The axes named nest in this order, outermost first; the others stay where they are.
+  /// This layout, but the named axes nest in this order, outermost first; the other axes stay where they are.
   LayoutRef nested(std::initializer_list<std::string_view> axes) const;
   LayoutRef nested(std::span<const std::string_view> axes) const;
-  /// Dimension `dim` consists of segments of these sizes. Throws layout if they do not add up to it.
+  /// This layout, but dimension `dim` consists of segments of these sizes. Throws layout if the sizes do not
+  /// add up to the dimension.
   LayoutRef segmented(int dim, std::vector<std::int64_t> sizes) const;
-  /// The layout of the same elements as a tensor of another shape, where each rank keeps its elements, in
-  /// place: (b, s, h·d) Shard(2) and (b, s, h, d) Shard(2) are each other's, if cuts are at the borders of
-  /// heads. The cut of one dimension stays the cut of one; segments of a dimension that is cut go along,
-  /// others if they can. Throws layout if a rank's part would be none of that shape (`layout: (2, 36) as [tp:
-  /// Shard(1)] becomes (2, 6, 6), of which no dimension is cut on tp=4 where that is cut: a boundary must
-  /// gather it first`), and for a shape of another number of elements. For tensors: reshape(),
-  /// weft/mesh/reshape.hpp.
+  /// The layout of the same elements as a tensor of another shape. Each rank keeps its elements in place: for
+  /// example, (b, s, h·d) Shard(2) becomes (b, s, h, d) Shard(2), and back, if the cuts are at the borders of
+  /// heads. A cut of one dimension stays a cut of one dimension. Segments are kept if their dimension is cut,
+  /// and otherwise if possible. Throws layout if a rank's part would not be a part of a tensor of that shape
+  /// (`layout: (2, 36) as [tp: Shard(1)] becomes (2, 6, 6), of which no dimension is cut on tp=4 where that
+  /// is cut: a boundary must gather it first`), and for a shape of another number of elements. For tensors:
+  /// reshape(), weft/mesh/reshape.hpp.
   LayoutRef reshaped(const Shape& global) const;
   /// The layout of the tensor whose dimension i is dimension order[i] of this one. Throws layout unless
   /// `order` has each dimension once.
@@ -114,27 +117,26 @@ class Layout : public LayoutSpec, public std::enable_shared_from_this<Layout> {
 /// segments 4, 4, 4 of dimension 0"
 std::string to_string(const Layout& layout);
 
-/// The layout of a tensor of shape `global`. `mesh` must be a root and `placements` have one entry per axis.
-/// Throws layout if a sharded dimension does not exist, or where reductions are mixed that do not commute
-/// (Partial(sum) on one axis, Partial(max) on another).
+/// The layout of a tensor of shape `global`. `mesh` must be a root, and `placements` must have one entry per
+/// axis. Throws layout if a sharded dimension does not exist, or if the placements mix reductions that do not
+/// commute (Partial(sum) on one axis, Partial(max) on another).
 LayoutRef make_layout(const DeviceMesh& mesh, Placements placements, const Shape& global);
-/// The same with axes by name: make_layout(mesh, {{"tp", Shard{0}}}, {8, 4}). `mesh` may be a sub-mesh, the
-/// layout is for its root. Axes that are not named are Replicate.
+/// Like the function above, with named axes: make_layout(mesh, {{"tp", Shard{0}}}, {8, 4}). `mesh` may be a
+/// sub-mesh; the layout is for its root. Axes that are not named are Replicate.
 LayoutRef make_layout(const DeviceMesh& mesh,
                       std::initializer_list<std::pair<std::string_view, Placement>> placements,
                       const Shape& global);
-/// Replicate on every axis of the root of `mesh`.
+/// A layout that is Replicate on every axis of the root of `mesh`.
 LayoutRef replicated_layout(const DeviceMesh& mesh, const Shape& global);
 
 /// States that `local` is this rank's part of a tensor of that layout (PyTorch: DTensor.from_local). No data
-/// moves. Throws layout naming
-/// both shapes where the part has another shape: `as_layout: the tensor is (3, 4); rank 1 of (7, 4) as [dp:
-/// Shard(0)] holds (2, 4)`; bad_argument if it has no memory or `layout` is null.
+/// moves. Throws layout, naming both shapes, if the part has another shape: `as_layout: the tensor is (3, 4);
+/// rank 1 of (7, 4) as [dp: Shard(0)] holds (2, 4)`; bad_argument if it has no memory or `layout` is null.
 Tensor as_layout(const Tensor& local, const LayoutRef& layout);
 
-/// The placement of a tensor on `axes` (a sub-mesh of one or more axes, all alike). A plain tensor, which has
-/// no layout, counts as Replicate on axes of one rank; otherwise it is a layout error: `<what> is a plain
-/// tensor; on tp=2 it needs a layout (as_layout states what it is)`.
+/// The placement of a tensor on `axes` (a sub-mesh of one or more axes, which all have the same placement). A
+/// plain tensor, which has no layout, counts as Replicate on axes of one rank; on axes of several ranks it
+/// gives a layout error: `<what> is a plain tensor; on tp=2 it needs a layout (as_layout states what it is)`.
 Placement placement_on(const LayoutRef& layout, const DeviceMesh& axes, const TensorName& what);
 inline Placement placement_on(const Tensor& t, const DeviceMesh& axes, const TensorName& what) {
   return placement_on(t.layout(), axes, what);
@@ -142,8 +144,8 @@ inline Placement placement_on(const Tensor& t, const DeviceMesh& axes, const Ten
 
 /// Throws a layout error unless the tensor has that placement on `axes`, nested in their order:
 /// `<what> is Replicate on tp=2; expected Shard(2)`. `what` names the layer and the tensor:
-/// "layers.0.mlp.down: x". On axes of one rank every placement means the same: nothing is checked. Throws
-/// layout, too, where `axes` belong to another mesh.
+/// "layers.0.mlp.down: x". On axes of one rank every placement means the same: nothing is checked. Also
+/// throws layout if `axes` belong to another mesh.
 void expect_layout(const LayoutRef& layout, const DeviceMesh& axes, const Placement& expected,
                    const TensorName& what);
 inline void expect_layout(const Tensor& t, const DeviceMesh& axes, const Placement& expected,

@@ -29,8 +29,9 @@ class MeshShape {
   MeshShape(std::initializer_list<MeshAxis> axes);
   explicit MeshShape(std::vector<MeshAxis> axes);
 
-  /// The same with the -1 replaced, for `ranks` ranks (1 or more). Throws bad_argument with the arithmetic:
-  /// `mesh: 6 ranks do not divide into tensor=4 x domain=1`, `mesh: dp=2 x tp=2 = 4 ranks; the group has 6`.
+  /// This shape with the -1 replaced, for `ranks` ranks (1 or more). Throws bad_argument if the sizes do not
+  /// fit the ranks; the text shows the calculation: `mesh: 6 ranks do not divide into tensor=4 x domain=1`,
+  /// `mesh: dp=2 x tp=2 = 4 ranks; the group has 6`.
   MeshShape fit(int ranks) const;
 
   int axis_count() const noexcept { return static_cast<int>(axes_.size()); }
@@ -69,69 +70,71 @@ class MeshState;
 /// A mesh as one of its ranks sees it, or a sub-mesh: the ranks that share this rank's coordinates on all
 /// other axes. A cheap handle: copies and sub-meshes share the root's state. Thread-safe. Equal handles (==)
 /// name the same axes of the same root. Every function of an empty handle (made by default, or moved from)
-/// throws bad_argument, and so does a function that gets an empty mesh: `boundary: axes is an empty
-/// DeviceMesh, made by default or moved from`.
+/// throws bad_argument, and so does every function with an empty mesh as argument: `boundary: axes is an
+/// empty DeviceMesh, made by default or moved from`.
 ///
-/// A Layout keeps its mesh. A group that was borrowed must outlive both.
+/// A Layout keeps its mesh. A borrowed group must outlive the mesh and its layouts.
 class DeviceMesh {
  public:
   DeviceMesh() = default;
-  /// Over all ranks of `group`, which is taken over, or borrowed and must then outlive the mesh. No
-  /// communication: that all ranks gave the same axes is compared when the first group of the mesh is made.
-  /// Throws bad_argument with the arithmetic where the ranks do not fit (MeshShape::fit).
+  /// A mesh over all ranks of `group`. The mesh takes ownership of the group, or borrows it; a borrowed group
+  /// must outlive the mesh. No communication: the ranks compare their axes when the first group of the mesh
+  /// is made. Throws bad_argument if the sizes do not fit the number of ranks; the text shows the calculation
+  /// (MeshShape::fit).
   DeviceMesh(ProcessGroup&& group, const MeshShape& shape);
   DeviceMesh(ProcessGroup& group, const MeshShape& shape);
-  /// A mesh without communication, as `rank` sees it (to plan on one process, or for a serial reference):
-  /// layouts and slices are arithmetic and work, group() throws unsupported.
+  /// A mesh without communication, as `rank` sees it (for planning in one process, or for a serial
+  /// reference). Layouts and slices need only arithmetic and work; group() throws unsupported.
   static DeviceMesh arithmetic(Context& context, const MeshShape& shape, int rank);
 
   explicit operator bool() const noexcept { return node_ != nullptr; }
 
   /// This rank's sub-mesh along one axis, or along several in the given order: mesh["tp"], mesh[{"tp",
-  /// "dp"}]. The name of an axis that unflatten() divided gives its parts together. An axis of size 1 gives a
-  /// sub-mesh of one rank. Throws bad_argument naming the axis that is not there.
+  /// "dp"}]. The name of an axis that unflatten() divided means all its parts together. An axis of size 1
+  /// gives a sub-mesh of one rank. Throws bad_argument if an axis does not exist; the text names the axis.
   DeviceMesh operator[](std::string_view axis) const;
   DeviceMesh operator[](std::initializer_list<const char*> axes) const;
   DeviceMesh submesh(std::span<const std::string> axes) const;
   /// This mesh with all axes joined to one, called `name`; ranks in row-major order.
   DeviceMesh flatten(std::string name) const;
   /// A mesh of the same ranks in which an axis is divided into several: mesh.unflatten("tp", {{"kv", 2},
-  /// {"rep", -1}}). It is another root mesh with layouts of its own. The old name stands for the new axes
-  /// together: its ["tp"] is [kv, rep]. No communication. Throws bad_argument if the sizes do not fit, or
-  /// for a part of a mesh.
+  /// {"rep", -1}}). The result is another root mesh with its own layouts. In it the old name means the new
+  /// axes together: its ["tp"] is [kv, rep]. No communication. Throws bad_argument if the sizes do not fit,
+  /// or if this mesh is not a root.
   DeviceMesh unflatten(std::string_view axis, const MeshShape& parts) const;
-  /// Each axis of the root that this mesh has, as a mesh of its own, in its order.
+  /// The axes of the root that this mesh has, each as a separate mesh, in the order of this mesh.
   std::vector<DeviceMesh> each_axis() const;
-  /// The mesh this one was cut from; itself for a root.
+  /// The mesh from which this mesh was cut; a root is its own root.
   DeviceMesh root() const;
   bool is_root() const;
 
   const MeshShape& shape() const;
-  /// Ranks in this mesh; along one axis.
+  /// The number of ranks in this mesh; the number along one axis.
   int size() const { return shape().size(); }
   int size(std::string_view axis) const { return shape().size(axis); }
   bool has(std::string_view axis) const { return shape().has(axis); }
-  /// This rank's number within this mesh (row-major over its axes); along one axis.
+  /// This rank's number within this mesh (row-major over its axes); its coordinate along one axis.
   int rank() const;
   int coordinate(std::string_view axis) const;
-  /// The name of a mesh of one axis; several are joined by a comma.
+  /// The name of the axis of a mesh of one axis; names of several axes are joined by commas.
   std::string name() const;
-  /// Its ranks in the root's numbering, in the order of their rank() here.
+  /// The ranks of this mesh in the root's numbering, in the order of their rank() in this mesh.
   std::vector<int> ranks() const;
-  /// The indices among the root's axes of all of this mesh's, in its order.
+  /// For each axis of this mesh, in order, its index among the axes of the root.
   std::span<const int> root_axes() const;
 
-  /// The group of this mesh's ranks, numbered as rank() numbers them. Made at the first call, which is
-  /// collective among those ranks alone; kept as long as the root; at most one per list of axes. The first
-  /// one of a mesh compares it among these ranks: mismatch if they gave other names, sizes or orders of
-  /// axes, or made the mesh after another one of the same group. Throws unsupported on an arithmetic mesh.
+  /// The group of this mesh's ranks, numbered as rank() numbers them. The first call makes the group, and is
+  /// collective among these ranks only; the root keeps at most one group per list of axes. When the first
+  /// group of a mesh is made, its ranks compare the mesh: it throws mismatch if their names, sizes or orders
+  /// of axes differ, or if one rank made another mesh of the same group before. Throws unsupported on an
+  /// arithmetic mesh.
   ProcessGroup& group() const;
-  /// Where its tensors are allocated.
+  /// The Context in which tensors over this mesh are allocated.
   Context& context() const;
 
   friend bool operator==(const DeviceMesh& a, const DeviceMesh& b) noexcept;
 
-  MeshState& state() const;  // for weft's own mesh layer
+  MeshState& state() const;  // for weft's own mesh layer only
 
  private:
   struct Node;

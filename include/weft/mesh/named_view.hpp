@@ -11,22 +11,22 @@
 
 namespace weft {
 
-/// Borrowed: the memory and the name live until the call that takes it is over.
+/// Borrowed: the caller keeps the memory and the name alive until the call returns.
 template <class Byte>
 struct BasicNamedView {
   std::string_view name;  ///< "layers.0.mlp.up_proj.weight"
   /// This rank's part, of layout->local_shape(): any dtype.
   BasicView<Byte> data;
-  /// The layout of the elements over the mesh; null: this rank's alone.
+  /// The layout of the elements over the mesh; null: only this rank has them.
   LayoutRef layout = nullptr;
 
   operator BasicNamedView<const std::byte>() const requires(!std::is_const_v<Byte>) {
     return {name, data, layout};
   }
 };
-/// A view that is read.
+/// For tensors that are read.
 using NamedView = BasicNamedView<const std::byte>;
-/// A view that is written.
+/// For tensors that are written.
 using MutableNamedView = BasicNamedView<std::byte>;
 
 }  // namespace weft

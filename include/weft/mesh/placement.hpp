@@ -10,7 +10,7 @@
 
 namespace weft {
 
-/// Every rank of the axis holds the same.
+/// Every rank of the axis holds the same elements.
 struct Replicate {
   friend bool operator==(const Replicate&, const Replicate&) = default;
 };

@@ -12,14 +12,15 @@ namespace weft {
 /// Compares every tensor along those of `axes` (a sub-mesh of one or more axes of its root) on which it is
 /// Replicate. If the tensor is Shard on another of these axes, the ranks that hold the same part are
 /// compared. Along an axis on which it is Partial, each rank has another contribution, and nothing is
-/// compared. Reads each tensor once, with the threads of `compute` (null: with this one). Ranks exchange
+/// compared. Reads each tensor once, with the threads of `compute` (null: this thread reads). Ranks exchange
 /// hashes of the contents by one small all-gather: a few 64-bit words for any number of tensors. If these
 /// differ, a second all-gather finds out which tensor it is.
 ///
-/// Throws mismatch on all ranks of `axes` where a replica drifted: `check_replicas: "w" is Replicate on dp=3,
-/// but on dp rank 1 it has other bits`; ranks() are those whose bits are not the most frequent ones, or all
-/// that hold a replica if none are. Throws mismatch, too, where the ranks gave different tensors or
-/// another order, naming the first that differs in name, dtype or layout.
+/// Throws mismatch on all ranks of `axes` if a replica has drifted: `check_replicas: "w" is Replicate on
+/// dp=3, but on dp rank 1 it has other bits`; ranks() are the ranks whose bits differ from the most frequent
+/// ones; if no bits are the most frequent, all ranks that hold a replica. Also throws mismatch if the ranks
+/// gave different tensors or another order; the text names the first tensor that differs in name, dtype or
+/// layout.
 ///
 /// Throws layout for a tensor without a layout on axes of several ranks, for a layout over another mesh, and
 /// for a shape that is not layout->local_shape(); bad_argument for a view that is not contiguous, has no
@@ -27,7 +28,7 @@ namespace weft {
 /// error of the same code on all ranks: `check_replicas: dp rank 1 failed: …`, except for an empty mesh.
 ///
 /// On a device, the check is ordered on the Compute's stream: it reads the values that earlier work on that
-/// stream has written. They are copied to the host in blocks and compared there; the host waits.
+/// stream has written. The values are copied to the host in blocks and compared on the host, which waits.
 void check_replicas(std::span<const NamedView> tensors, const DeviceMesh& axes, Compute* compute = nullptr);
 
 }  // namespace weft

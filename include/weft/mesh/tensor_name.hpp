@@ -1,4 +1,4 @@
-// The name of a tensor in error texts. Made for every call, so its text is put together only for an error.
+// The name of a tensor in error texts. It is made for every call, so it builds its text only for an error.
 #pragma once
 
 #include <string>
@@ -8,24 +8,24 @@
 
 namespace weft {
 
-/// Borrows its parts; used until the call that takes it is over.
+/// Borrows its parts, which must be valid until the call returns.
 class TensorName {
  public:
   /// The whole name: "x", "layers.0.mlp: x"
   TensorName(std::string_view text) noexcept : tensor_(text) {}
   TensorName(const char* text) noexcept : tensor_(text) {}
   TensorName(const std::string& text) noexcept : tensor_(text) {}
-  /// A module's: `"layers.0.mlp": x`
+  /// A tensor of a module: `"layers.0.mlp": x`
   TensorName(std::string_view module_path, std::string_view tensor) noexcept
       : path_(module_path), tensor_(tensor), of_module_(true) {}
 
-  /// A parameter's, behind some words: `optimizer: the gradient of "w"`
+  /// A tensor of a parameter, after some words: `optimizer: the gradient of "w"`
   static TensorName of(std::string_view words, std::string_view path) noexcept {
     TensorName name(path, "");
     name.before_ = words;
     return name;
   }
-  /// The same with more said: `"layers.0": x + mlp: the second term`
+  /// This name with an addition: `"layers.0": x + mlp: the second term`
   TensorName and_then(std::string_view more) const noexcept {
     TensorName name = *this;
     name.more_ = more;

@@ -1,4 +1,4 @@
-// The one place that fixes the order in which the parts of a parallel model are put together.
+// Builds a parallel model; this is the only place that fixes the order of its construction.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace weft {
 
 /// The use of the tensor axis for the vocabulary.
 enum class VocabSplit : unsigned char {
-  /// The embedding is whole on each rank; the head is split, unless tied, and its logits are gathered.
+  /// The embedding is replicated; the head is split, unless it is tied, and its logits are gathered.
   whole,
   /// Embedding and head, tied or not, are split over the vocabulary, and so are the logits that the model.
   shard
@@ -24,28 +24,32 @@ enum class VocabSplit : unsigned char {
 };
 
 struct TransformerPlanOptions {
-  /// Norms and residual sums work on this rank's part of the sequence (any length): column layers gather it,
-  /// row layers reduce-scatter into it. Ranks send the same bytes, and keep 1/tp of the activations between
-  /// layers. The gradients of the norms are Partial on the tensor axis: reduce_gradients() sums them.
+  /// Norms and residual sums work on this rank's part of the sequence (any length): column layers gather the
+  /// sequence, and row layers reduce-scatter into it. Ranks send the same number of bytes as without it, and
+  /// keep 1/tp of the activations between layers. The gradients of the norms are Partial on the tensor axis:
+  /// reduce_gradients() sums them.
   bool sequence_parallel = false;
   VocabSplit vocab = VocabSplit::whole;
 };
 
 /// q, k, v, gate and up by columns, o and down by rows, with one boundary around each attention and each mlp:
-/// two all-reduces a pass per block. (Fewer key/value heads than ranks: see build_parallel_model().) The head
-/// by columns over the vocabulary, gathered before the loss; with tied embeddings embedding and head stay
-/// whole. The embedding and the norms are replicated. `options` changes that.
+/// two all-reduces a pass per block. (For fewer key/value heads than ranks see build_parallel_model().) The
+/// head is split by columns over the vocabulary, and its output is gathered before the loss; with tied
+/// embeddings, embedding and head stay whole. The embedding and the norms are replicated. `options` changes
+/// that.
 Plan transformer_plan(const TransformerConfig& config, const TransformerPlanOptions& options = {});
 
-/// The use that data-parallel ranks make of the parameters.
+/// How data-parallel ranks hold the parameters.
 enum class DataForm : unsigned char {
-  ddp,  ///< each has all, gradients are averaged
-  fsdp  ///< they are divided over data_axis; with a replicate_axis, replicated over that (HSDP)
+  ddp,  ///< each rank has all parameters, and gradients are averaged
+  /// the parameters are divided over data_axis; if there is a replicate_axis, they are replicated over it
+  /// (HSDP)
+  fsdp
 };
 
 struct BuildOptions {
   std::string data_axis = "dp", tensor_axis = "tp";
-  /// A second data axis: batches are divided over it, too. Empty: none.
+  /// A second data axis: batches are also divided over it. Empty: none.
   std::string replicate_axis = {};
   DataForm data = DataForm::ddp;
   std::uint64_t seed = 0;
@@ -61,42 +65,44 @@ struct BuildOptions {
   /// How the tensor axis splits the model; see transformer_plan().
   TransformerPlanOptions tensor = {};
 
-  /// Each block of the transformer on its own, then what is around them.
+  /// By default each block of the transformer is a block; the rest belongs to the root.
   static FullyShardOptions by_layers() { return {.blocks = {"layers.*"}}; }
 };
 
 /// A model over a mesh, ready for its first pass. Destroyed before the mesh.
 struct ParallelModel {
   DeviceMesh mesh, data,
-      tensor;  ///< the whole; its data axes (replicate_axis first); its tensor axis, or axes
+      tensor;  ///< the root mesh; its data axes (replicate_axis first); its tensor axis, or axes
   std::unique_ptr<Transformer> model;
   std::unique_ptr<GradientReducer> reducer;  ///< of DataForm::ddp
   std::unique_ptr<FullySharded> sharded;     ///< of DataForm::fsdp
 
-  /// Around micro-batches before the last: passes only accumulate. See GradientReducer and FullySharded.
+  /// Use it around micro-batches before the last: passes then only accumulate. See GradientReducer and
+  /// FullySharded.
   NoSync no_sync() { return sharded ? sharded->no_sync() : reducer->no_sync(); }
-  /// After the last backward pass: every gradient is that of all data ranks.
+  /// Call it after the last backward pass: it reduces every gradient over all data ranks.
   void finish() { sharded ? sharded->finish() : reducer->finish(); }
 
   std::vector<Parameter*> parameters() const { return model->parameters(); }
-  /// This rank's rows of a batch whose first dimension is split over the data axis, as layers want them:
-  /// `rows` is (this rank's rows, …), the whole has `global_rows`. Throws layout if the counts do not fit.
+  /// Gives this rank's rows of a batch the layout that layers expect, with the first dimension split over the
+  /// data axis: `rows` is (this rank's rows, …), and the global batch has `global_rows` rows. Throws layout
+  /// if the counts do not fit.
   Tensor place(const Tensor& rows, std::int64_t global_rows) const;
 };
 
-/// The order of the parts: the tensor axis cuts first, then the data axis divides what it leaves, then this
-/// rank's part gets memory. A parallelize() after that is an error that says so.
+/// Builds the model in this order: the tensor axis cuts the parameters, then the data axis divides the
+/// resulting parts, then this rank's part gets memory. A parallelize() after that throws an error.
 ///
-/// Fewer key/value heads than ranks of the tensor axis: that axis is seen as two, AXIS_kv of as many ranks as
-/// there are such heads and AXIS_rep of the rest, over which they are shared. k_proj and v_proj are split
-/// over the first alone, and their gradients are Partial on the second until reduce_gradients() sums them.
-/// ParallelModel::mesh is then another root mesh than `mesh`, whose name of the tensor axis stands for both:
-/// the model's inputs lie over that one (place() does so). A `mesh` that has the axis so already (unflatten)
-/// is taken as it is.
+/// If there are fewer key/value heads than ranks on the tensor axis, weft treats the axis as two: AXIS_kv
+/// with one rank per head, and AXIS_rep, whose ranks share the heads. k_proj and v_proj are split only over
+/// AXIS_kv, and their gradients are Partial on AXIS_rep until reduce_gradients() sums them.
+/// ParallelModel::mesh is then another root mesh than `mesh`; in it the name of the tensor axis means both
+/// axes, and the model's inputs lie over that mesh (place() does so). If the tensor axis of `mesh` is already
+/// divided in this way (unflatten), `mesh` is used as it is.
 ///
-/// `mesh` must have the axes (of size 1 where not wanted). This rank works with the memory and threads of
-/// `compute`, which must outlive the model. No communication. Throws bad_argument with the arithmetic where
-/// the model does not fit the mesh (TransformerConfig::check, parallelize).
+/// `mesh` must have the axes; an axis that is not wanted has size 1. The model uses the memory and threads of
+/// `compute`, which must outlive the model. No communication. Throws bad_argument if the model does not fit
+/// the mesh; the text shows the sizes (TransformerConfig::check, parallelize).
 ParallelModel build_parallel_model(const TransformerConfig& config, const DeviceMesh& mesh, Compute& compute,
                                    const BuildOptions& options = {});
 

@@ -20,11 +20,12 @@ struct TransformerConfig {
   double init_std = 0.02;  ///< o_proj and down_proj: divided by sqrt(2·layers)
 
   std::int64_t head_dim() const noexcept { return head_size != 0 ? head_size : dim / heads; }
-  /// The width inside the MLP that models of this kind have, for a dim: 8/3 of it, rounded up to a multiple
-  /// of 32, so that SwiGLU's three matrices have as many weights as the two of an MLP of width 4 dim
-  /// (Shazeer, "GLU Variants Improve Transformer", 2020).
+  /// The usual width inside the MLP for a `dim`: 8/3 dim, rounded up to a multiple of 32. Then SwiGLU's three
+  /// matrices have as many weights as the two matrices of an MLP of width 4 dim (Shazeer, "GLU Variants
+  /// Improve Transformer", 2020).
   static std::int64_t usual_ffn_hidden(std::int64_t dim) noexcept { return (8 * dim / 3 + 31) / 32 * 32; }
-  /// Throws bad_argument with the arithmetic: `transformer: dim 30 does not divide into heads 4`.
+  /// Throws bad_argument if sizes do not fit; the text shows them: `transformer: dim 30 does not divide into
+  /// heads 4`.
   void check() const;
 };
 
@@ -83,7 +84,7 @@ class Transformer : public Module {
 
   const TransformerConfig& config() const noexcept { return config_; }
   TransformerBlock& block(std::size_t i);
-  /// Replaces the rotary tables of every block (comparisons with tables made elsewhere).
+  /// Replaces the rotary tables of every block, to compare with tables of another program.
   void set_rope(std::shared_ptr<const RopeTables> rope);
 
  private:

@@ -1,5 +1,5 @@
 // A transformer's configuration as text: one text for `weft train --config`, for C
-// (weft_transformer_create_from_text) and for programs of one's own. Any thread.
+// (weft_transformer_create_from_text) and for other programs. Any thread.
 #pragma once
 
 #include <string>
@@ -16,19 +16,20 @@ namespace weft {
 ///     heads = 4
 ///     tied = true
 ///
-/// Keys that it does not name are as in `initial`. If the text names heads or dim alone, or `initial` has 0,
-/// kv_heads follows heads and ffn_hidden follows dim (usual_ffn_hidden). The rest of the text is ignored: it
-/// may be a whole file for `weft train --config`.
+/// Keys that the table does not name are as in `initial`. If the text names heads but not kv_heads, or
+/// `initial` has kv_heads 0, kv_heads becomes heads. If the text names dim but not ffn_hidden, or `initial`
+/// has ffn_hidden 0, ffn_hidden becomes usual_ffn_hidden(dim). The rest of the text is ignored: it may be a
+/// whole file for `weft train --config`.
 ///
 /// Throws bad_argument naming `source` and the line: `run.toml:2: not TOML: …`,
 /// `run.toml: has no table [model]`, `run.toml:3: [model] has no "head"; is heads meant?`,
-/// `run.toml:3: heads is "4"; expected an integer`, `run.toml:2: heads is 0; expected 1 or more`; and what
-/// TransformerConfig::check() says, of the line of the first key that it names.
+/// `run.toml:3: heads is "4"; expected an integer`, `run.toml:2: heads is 0; expected 1 or more`; and the
+/// errors of TransformerConfig::check(), with the line of the first key that the error names.
 TransformerConfig transformer_from_text(std::string_view text, std::string_view source = "text",
                                         const TransformerConfig& initial = {});
 
-/// Such a text with every key, by which the configuration is the same when it is read: a table [model], ended
-/// by a line feed.
+/// Returns `config` as a TOML table [model] with every key, ended by a line feed. transformer_from_text()
+/// reads it back to the same config.
 std::string transformer_text(const TransformerConfig& config);
 
 }  // namespace weft

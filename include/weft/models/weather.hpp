@@ -1,4 +1,5 @@
-// The transformer stage of weather models (miles-credit's WXFormer): windows near and far, by turns.
+// The transformer stage of weather models (miles-credit's WXFormer): attention in windows of neighbours and
+// in strided windows alternates.
 #pragma once
 
 #include <cstdint>
@@ -19,16 +20,16 @@ struct WeatherStageConfig {
   double attention_dropout = 0;  ///< of the weights of attention
 
   std::int64_t heads() const noexcept { return head_dim > 0 ? dim / head_dim : 0; }
-  /// Throws bad_argument naming what is wrong.
+  /// Throws bad_argument, naming the option, if an option is wrong.
   void check() const;
 };
 
 /// depth times: x += attention among neighbours, x += feed-forward, x += attention over strided windows, x +=
-/// feed-forward; x, y: (batch, dim, height, width). Paths: `layers.<i>.<0 to 3>`, then those of
-/// WindowAttention and ChannelFeedForward, whose own plans split it: parallelize(stage, mesh["tp"]).
+/// feed-forward; x, y: (batch, dim, height, width). Paths: `layers.<i>.<0 to 3>`, then the paths of
+/// WindowAttention and ChannelFeedForward. Their own plans split the stage: parallelize(stage, mesh["tp"]).
 class WeatherStage : public Module {
  public:
-  /// One of the depth.
+  /// One of the `depth` blocks.
   class Block : public Module {
    public:
     explicit Block(const WeatherStageConfig& config);

@@ -46,9 +46,9 @@ class ReLU : public AnyPart<ReLU> {
   Tensors do_backward(Inputs dy, Frame& frame) override;
 };
 
-/// a + b, elementwise: residuals, and gradients of a tensor that was used twice. Layouts must be equal:
-/// adding a Partial to a Replicate would count the latter once per rank, so it is a layout error that names
-/// `what`, the axis and both. Partial + Partial stays Partial.
+/// a + b, elementwise: residuals, and gradients of a tensor that was used twice. Layouts must be equal: the
+/// sum of a Partial and a Replicate would count the Replicate once per rank. So it throws layout, naming
+/// `what`, the axis and both placements. Partial + Partial stays Partial.
 Tensor add_tensors(const Tensor& a, const Tensor& b, Compute& compute, const TensorName& what,
                    Memory memory = Memory::local);
 

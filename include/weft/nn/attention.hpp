@@ -31,10 +31,10 @@ struct AttentionConfig {
 /// heads, q_proj, k_proj and v_proj are column layers whose boundary stands before this module; o_proj is a
 /// row layer whose boundary stands after it.
 ///
-/// Fewer key/value heads than ranks: k_proj and v_proj are split over the outermost of several axes alone, of
-/// as many ranks as there are such heads, and are whole on the others, where q_proj and o_proj are split,
-/// too. Then the ranks of those axes share a key/value head, its gradients are Partial(sum) on them, and so
-/// are those of the weights of k_proj and v_proj.
+/// If there are fewer key/value heads than ranks, there must be several axes, and the outermost has one rank
+/// per key/value head. k_proj and v_proj are split only over the outermost axis, and are whole on the other
+/// axes; q_proj and o_proj are split over all axes. The ranks of the other axes share a key/value head, so
+/// the gradients of the head, and of the weights of k_proj and v_proj, are Partial(sum) on these axes.
 class Attention : public Module {
  public:
   Attention(const AttentionConfig& config, std::shared_ptr<const RopeTables> rope);
@@ -62,26 +62,27 @@ struct CrossAttentionConfig {
   std::int64_t dim = 0, heads = 0, head_dim = 0;
   std::int64_t context_dim = 0;  ///< 0: dim
   std::int64_t kv_heads = 0;     ///< 0: heads
-  bool bias = false;             ///< in all four projections
+  bool bias = false;             ///< biases in all four projections
   Init init = Normal{0.02}, out_init = Normal{0.02};
 };
 
-/// y = o_proj(softmax(q kᵀ / sqrt(head_dim) + mask) v), where q is of x, and k and v are of another sequence,
-/// the context. Inputs: x: (batch, queries, dim), context: (batch, keys, context_dim), and a mask or none; y
-/// as x. A. Vaswani et al., "Attention Is All You Need", 2017, section 3.2.3. backward gives the gradients of
-/// x and context, in this order.
+/// y = o_proj(softmax(q kᵀ / sqrt(head_dim) + mask) v), where q is computed from x, and k and v from another
+/// sequence, the context. Inputs: x: (batch, queries, dim), context: (batch, keys, context_dim), and
+/// optionally a mask; y like x. A. Vaswani et al., "Attention Is All You Need", 2017, section 3.2.3. backward
+/// gives the gradients of x and context, in this order.
 ///
-/// mask: (batch, queries, keys) f32, where batch and queries may be 1: then it is for every sample, for every
-/// query. It is added to the scores of all heads; −infinity hides a key (see key_padding_mask()). It gets no
+/// mask: (batch, queries, keys) f32, where batch may be 1 (for every sample), and queries may be 1 (for every
+/// query). It is added to the scores of all heads; −infinity hides a key (see key_padding_mask()). It gets no
 /// gradient. A query that sees no key gets o_proj of zeros.
 ///
-/// All may be split in the batch, alike; a mask of batch 1 is replicated there. For sequences that are cut
-/// (weft/domain/domain.hpp) the mask may be whole, cut in queries as x is, or in keys as the context is.
-/// Heads are split as those of Attention are, by its own plan: q_proj, k_proj and v_proj by columns, with one
-/// boundary before this module for each input (number 0 and 1 of Module::add_before); o_proj by rows.
+/// All inputs may be split in the batch in the same way; a mask of batch 1 is replicated over those axes. If
+/// sequences are cut (weft/domain/domain.hpp), the mask may be whole, or sharded over queries like x, or over
+/// keys like the context. Heads are split as in Attention, by the module's own plan: q_proj, k_proj and
+/// v_proj by columns, with one boundary before this module for each input (number 0 and 1 of
+/// Module::add_before); o_proj by rows.
 class CrossAttention : public Module {
  public:
-  /// Throws bad_argument naming what is below 1, and where kv_heads does not divide heads.
+  /// Throws bad_argument, naming the value, if a value is below 1, and if kv_heads does not divide heads.
   explicit CrossAttention(const CrossAttentionConfig& config);
 
   Linear q_proj, k_proj, v_proj, o_proj;

@@ -7,7 +7,7 @@
 
 namespace weft {
 
-/// Rows and columns of something; one number stands for both.
+/// A number of rows and a number of columns; a single number stands for both.
 struct Extent2d {
   std::int64_t height, width;
   constexpr Extent2d(std::int64_t both) : height(both), width(both) {}
@@ -26,14 +26,15 @@ struct Conv2dConfig {
 
 /// y[o, r, s] = Σ w[o, i, j, k] x[i, r·stride + j·dilation − padding, s·… + k·…] + b[o], as torch.nn.Conv2d;
 /// x: (batch, in, height, width), y: (batch, out, …), weight: (out, in / groups, kernel height, kernel
-/// width), bias: (out). Pixels beyond the border are what padding_mode says.
+/// width), bias: (out). padding_mode gives the values of pixels beyond the border.
 ///
-/// A plain 1×1 convolution (stride 1, no padding, dilation 1, one group) is a Linear over the channels, and
-/// is split over axes as one, column and row, with the channels (dimension 1) as features; x may also be
-/// split in height and width. Any other takes x whole except for the batch; its weight is not split.
+/// A plain 1×1 convolution (stride 1, no padding, dilation 1, one group) is a Linear over the channels. It is
+/// split over axes like a Linear, by columns or rows, with the channels (dimension 1) as features; x may also
+/// be split in height and width. Any other convolution needs an x that is split at most in the batch; its
+/// weight is not split.
 class Conv2d : public WeightedLayer {
  public:
-  /// Throws bad_argument naming what is wrong: a size below 1, groups that do not divide in or out.
+  /// Throws bad_argument, naming the option, if a size is below 1, or if groups do not divide in or out.
   explicit Conv2d(const Conv2dConfig& config);
 
   const Conv2dConfig& config() const noexcept { return config_; }

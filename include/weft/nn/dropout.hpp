@@ -5,17 +5,17 @@
 
 namespace weft {
 
-/// In training each element of x is 0 with probability p, otherwise x / (1 - p); otherwise y = x. N.
+/// In training an element of y is 0 with probability p, and x / (1 - p) otherwise. Outside training y = x. N.
 /// Srivastava et al., "Dropout: A Simple Way to Prevent Neural Networks from Overfitting", JMLR 2014. x, y:
 /// f32, any shape and layout, the first dimension being samples.
 ///
-/// Which elements are dropped depends only on seed and step (of Frame::pass()), path, global sample and index
-/// within the sample: it is the same on every mesh and for every cut of a batch into micro-batches. In
-/// training a Frame without a step is bad_argument, since every step would drop the same elements. On every
-/// mesh, a micro-batch whose number of samples differs from that of the one before in this step is
-/// bad_argument, too, unless the pass states its first sample: two micro-batches would drop the same
-/// elements. `"drop": micro-batch 1 of step 3 has 2 samples, micro-batch 0 had 4; expected as many, or
-/// Pass::first_sample`.
+/// Whether an element is dropped depends only on seed and step (of Frame::pass()), path, global sample and
+/// index within the sample. So the same elements are dropped on every mesh, and however a batch is cut into
+/// micro-batches. In training a Frame without a step gives bad_argument, because every step would drop the
+/// same elements. Unless the pass states its first sample, a micro-batch gives bad_argument if its number of
+/// samples differs from that of the micro-batch before it in this step, because two micro-batches would drop
+/// the same elements. `"drop": micro-batch 1 of step 3 has 2 samples, micro-batch 0 had 4; expected as many,
+/// or Pass::first_sample`.
 class Dropout : public AnyPart<Dropout> {
  public:
   /// Throws bad_argument unless 0 <= p < 1, also as f32.
@@ -28,8 +28,9 @@ class Dropout : public AnyPart<Dropout> {
   Tensor apply(const Tensor& x, Frame& frame, Memory memory) const;
   void expect_equal_micro_batches(const Tensor& x, const Pass& pass);
   double p_;
-  Pass last_{};                     // the last that trained
-  std::int64_t last_samples_ = -1;  // over all ranks; below 0: none trained, or it said which was its first
+  Pass last_{};  // the number of the last micro-batch that trained
+  // its samples over all ranks; below 0: none has trained, or it stated its first sample
+  std::int64_t last_samples_ = -1;
 };
 
 }  // namespace weft

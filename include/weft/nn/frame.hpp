@@ -22,40 +22,41 @@ class Parameter;
 using Tensors = std::vector<Tensor>;
 
 /// The kernels of the device of `compute`, with their state for one rank: its threads, its stream, scratch
-/// memory. Made by the first call, which throws as KernelContext does.
+/// memory. The first call makes them, and throws the errors of KernelContext.
 kernels::KernelContext& kernels_of(Compute& compute);
 
-/// Which pass of a training it is. Random numbers of a pass depend on it, and so do steps that only training
-/// takes.
+/// Identifies a pass of a training run. Random numbers of the pass depend on it, and so do operations that
+/// only training performs.
 struct Pass {
   std::uint64_t seed = 0;
   std::int64_t step = -1;  ///< below 0: not given; then Dropout throws
   /// Number within the step, from 0 on.
   std::int64_t micro_batch = 0;
-  /// How many samples the micro-batches before this one in the step have, over all ranks; below 0: each has
-  /// as many as this one. Say it where micro-batches are of unequal sizes; Dropout refuses those otherwise.
+  /// The number of samples of the earlier micro-batches of this step, over all ranks; below 0: each of these
+  /// has as many samples as this one. Set it if micro-batches have unequal sizes; otherwise Dropout refuses
+  /// them.
   std::int64_t first_sample = -1;
   bool training = true;
 };
 
 /// The random numbers of one pass under one path; made by Frame::rng(). A value; any thread.
 ///
-/// The number of an element depends on its place in the whole tensor of this micro-batch, whose first
-/// dimension is the samples; samples are counted on over the micro-batches of a step. So ranks that have the
-/// same element (over tensor-parallel axes and others that do not cut samples) have the same number, ranks
-/// with other samples have others, and a sample has its own on every mesh and for every cut of a batch; where
-/// the micro-batches of a step have unequal numbers of samples, only if Pass::first_sample says so. The
-/// tensors drawn under one path in one step have one shape except for the samples: another shape takes
-/// another path.
+/// The random number of an element depends on its index in the global tensor of this micro-batch, whose first
+/// dimension is the samples; the numbering of samples continues over the micro-batches of a step. So ranks
+/// that have the same element (along tensor-parallel and other axes that do not cut samples) have the same
+/// number, and ranks with other samples have other numbers. A sample has the same numbers on every mesh, and
+/// however a batch is cut; if the micro-batches of a step have unequal numbers of samples, this needs
+/// Pass::first_sample. All tensors that are drawn under one path in one step must have the same shape except
+/// for the samples; use another path for another shape.
 class PassRandom {
  public:
-  /// Every element of `out`, f32 on the host, plain or with a layout without Partial; otherwise layout.
-  /// uniform: on [0, 1); normal: the standard normal distribution.
+  /// Fill every element of `out`, which is f32 on the host, plain or with a layout without Partial; otherwise
+  /// they throw layout. uniform: on [0, 1); normal: the standard normal distribution.
   void uniform(const Tensor& out) const;
   void normal(const Tensor& out) const;
 
-  /// For kernels that draw: all numbers, and which of them is for the first element of a whole tensor of this
-  /// shape.
+  /// For kernels that draw: the stream of all numbers, and the number in the stream for the first element of
+  /// a global tensor of this shape.
   const RandomStream& stream() const noexcept { return stream_; }
   std::uint64_t first(const Shape& whole) const noexcept {
     const auto count = static_cast<std::uint64_t>(whole.count());
@@ -75,8 +76,9 @@ class PassRandom {
 };
 
 /// The tensors for backward: each module's forward pushes, its backward pops, in exactly the reverse order.
-/// Entries carry the module that pushed them, so a backward that does not mirror its forward is an error that
-/// names both paths. One Frame per micro-batch; a Frame is empty again after its backward and may be reused.
+/// Entries carry the module that pushed them. If a backward does not mirror its forward, it throws an error
+/// that names both paths. One Frame per micro-batch; a Frame is empty again after its backward and may be
+/// reused.
 class Frame {
  public:
   explicit Frame(Compute& compute, const Pass& pass = {}) : compute_(&compute), pass_(pass) {}
@@ -94,23 +96,23 @@ class Frame {
   kernels::KernelContext& kernels() const noexcept { return kernels_of(*compute_); }
   bool keeps() const noexcept { return keeps_; }
   const Pass& pass() const noexcept { return pass_; }
-  /// Begins the next pass. Throws bad_argument before the backward of the last pass is done, which would then
-  /// draw other random numbers than its forward did; and for a training pass on an inference Frame.
+  /// Begins the next pass. Throws bad_argument if the backward of the last pass is not done yet, because it
+  /// would draw other random numbers than its forward; also for a training pass on an inference Frame.
   void begin(const Pass& pass);
-  /// Random numbers that depend on seed, step and `path` (a module's own path()) alone: the same ones again
-  /// in backward. Throws bad_argument if the pass has no step, since every step would draw the same:
-  /// `"drop": random numbers in step -1, micro-batch 0; expected 0 or more of both: Frame(compute, {.seed =
-  /// …, .step = …}) says which pass it is`.
+  /// Random numbers that depend only on seed, step and `path` (a module's own path()): backward gets the same
+  /// numbers again. Throws bad_argument if the pass has no step, because every step would draw the same
+  /// numbers: `"drop": random numbers in step -1, micro-batch 0; expected 0 or more of both: Frame(compute,
+  /// {.seed = …, .step = …}) says which pass it is`.
   PassRandom rng(std::string_view path) const;
   bool empty() const noexcept { return entries_.empty(); }
 
-  /// Keeps `tensors` for the backward of `of`; nothing on an inference Frame.
+  /// Keeps `tensors` for the backward of `of`; does nothing on an inference Frame.
   void push(const Module& of, Tensors tensors);
   /// The tensors that `of` pushed last. Throws bad_argument if the newest entry is another module's
-  /// (`frame: backward of "layers.1.mlp", but the newest entry is of "norm"…`), where no entry is left, and
-  /// on an inference Frame.
+  /// (`frame: backward of "layers.1.mlp", but the newest entry is of "norm"…`), if no entry is left, and on
+  /// an inference Frame.
   Tensors pop(const Module& of);
-  /// Forgets everything: after a forward pass that threw, or that no backward will follow.
+  /// Drops all entries: call it after a forward pass that threw, or that no backward will follow.
   void clear() noexcept {
     entries_.clear();
     uses_.clear();
@@ -121,7 +123,8 @@ class Frame {
   void count_use(const Parameter& parameter);
   bool drop_use(const Parameter& parameter);
 
-  /// Marks a backward that may contain others: one that is made while another lives is not the outermost.
+  /// Marks a backward that may contain other backwards. A mark that is made while another exists is not the
+  /// outermost.
   class Nested {
    public:
     explicit Nested(Frame& frame) noexcept : frame_(frame), outermost_(frame.depth_++ == 0) {}
@@ -144,8 +147,8 @@ class Frame {
   Pass pass_;
   bool keeps_ = true;
   std::vector<Entry> entries_;
-  std::unordered_map<const Parameter*, int> uses_;  // in forward, not yet in backward
-  int depth_ = 0;                                   // of nested calls of backward
+  std::unordered_map<const Parameter*, int> uses_;  // uses in forward that backward has not reached yet
+  int depth_ = 0;                                   // the depth of nested calls of backward
 };
 
 }  // namespace weft

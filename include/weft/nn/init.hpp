@@ -27,9 +27,9 @@ using Init = std::variant<Constant, Normal>;
 /// Fills the parameter's master (this rank's part of it) according to its init(). Throws bad_argument before
 /// materialise.
 void initialise(Parameter& parameter, std::uint64_t seed);
-/// The same for a buffer: f32, or a constant in f64 or i64.
+/// Like the function above, for a buffer: f32, or a constant in f64 or i64.
 void initialise(ModuleBuffer& buffer, std::uint64_t seed);
-/// The same for every parameter and buffer of the tree, each once.
+/// Fills every parameter and buffer of the tree, each once.
 void initialise(Module& root, std::uint64_t seed);
 
 }  // namespace weft

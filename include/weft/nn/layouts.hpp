@@ -1,5 +1,5 @@
-// Checks and rules of layouts that several layers share. Layers outside of the library are written with them,
-// too. Pure arithmetic, any thread.
+// Checks and rules of layouts that several layers share; layers outside the library may use them, too. Pure
+// arithmetic, any thread.
 //
 // Axes of one rank are never checked: every placement means the same there.
 #pragma once
@@ -18,9 +18,9 @@ TensorName named(const Module& module, std::string_view tensor);
 /// `tp=2`
 std::string axis_name(const Layout& layout, int axis);
 
-/// Both have one mesh and global shape, and every rank holds the same elements in the same form: placements
-/// on every axis of more than one rank, the nesting and the segments of the dimensions that are cut. Both
-/// null is equal. A null one equals one over a mesh of one rank.
+/// Whether both have the same mesh and global shape, and every rank holds the same elements in the same form:
+/// equal placements on every axis of more than one rank, the nesting and the segments of the dimensions that
+/// are cut. Two null layouts are equal. A null layout equals any layout over a mesh of one rank.
 bool same(const LayoutRef& a, const LayoutRef& b);
 
 /// Throws layout unless same(): `<what> is Shard(1) on tp=2; expected Replicate (<why>)`, for the first axis
@@ -28,45 +28,45 @@ bool same(const LayoutRef& a, const LayoutRef& b);
 void expect_same(const TensorName& what, const LayoutRef& got, const LayoutRef& expected,
                  std::string_view why);
 
-/// x as the layer whose weight is `weight` may take it. Both plain: as it is. A plain tensor where the weight
-/// lies over a mesh of several ranks is a layout error, as is the reverse; over a mesh of one rank it is
-/// stated to be replicated.
+/// Returns x in a form that the layer with weight `weight` accepts. If both are plain, it returns x as it is.
+/// If x is plain and the weight lies over a mesh of several ranks, it throws layout, and so in the reverse
+/// case; over a mesh of one rank, the result is x with a replicated layout.
 Tensor beside(const Module& module, std::string_view tensor, const Tensor& x, const Parameter& weight);
 
 /// Throws layout if x is Partial on any axis, or sharded in its last dimension: `<what> is Partial(sum) on
 /// tp=2; a norm needs whole values …`. For norms and losses; `last` false allows the last dimension to be
 /// sharded: for nonlinearities.
 void expect_whole(const TensorName& what, const Tensor& x, std::string_view layer, bool last = true);
-/// The same, where dimension `dim` may not be sharded.
+/// Like the function above, but dimension `dim` must not be sharded.
 void expect_whole_dim(const TensorName& what, const Tensor& x, std::string_view layer, int dim);
 
-/// The layout of a gradient of `weight` (its layout) where the layer used it on all of x: Partial(sum) on
-/// axes that split x in a dimension or on which x is Partial itself, otherwise the weight's. `features`: the
+/// The layout of the gradient of a weight with layout `weight`, which the layer applies to all of x:
+/// Partial(sum) on axes that split x or on which x is Partial; on other axes as the weight. `features`: the
 /// dimension of x that the weight itself splits, which does not count; -1: none.
 LayoutRef gradient_of(const LayoutRef& weight, const LayoutRef& x, int features);
 
 /// The layout of y = x wᵀ by the rule of Linear (weft/nn/linear.hpp), one axis at a time: x: (…, in), weight:
 /// (out, in). Throws layout if x does not fit the weight: `<what> is Shard(1) on tp=2; expected Replicate,
-/// since the weight is Shard(0)`. Null where x is plain. `features`: the dimension of x and y that the
-/// product is over; -1: the last.
+/// since the weight is Shard(0)`. Null if x is plain. `features`: the feature dimension of x and y; -1: the
+/// last.
 LayoutRef linear_output(const TensorName& what, const LayoutRef& x, const LayoutRef& weight,
                         int features = -1);
-/// Throws layout unless the features (the last dimension, or that given) of y are cut as the bias that is
-/// added to them, down to nesting and segments.
+/// Throws layout unless the features of y (the last dimension, or the given one) are sharded exactly like the
+/// bias, including nesting and segments.
 void expect_bias(const TensorName& what, const LayoutRef& y, const LayoutRef& bias, int features = -1);
-/// The layout of dx = dy w: Partial(sum) on axes that split the columns of y, since each rank then has only
-/// the contribution of its own columns; on other axes as x.
+/// The layout of dx = dy w: Partial(sum) on axes that split the columns of y, because each rank has only the
+/// contribution of its own columns; on other axes like x.
 LayoutRef linear_input_gradient(const LayoutRef& x, const LayoutRef& weight);
-/// The layout that a gradient of y must have: that of y, with Replicate in place of Partial (the gradient of
-/// every contribution is the gradient of the sum).
+/// The layout that a gradient of y must have: the layout of y, with Replicate in place of Partial, because
+/// the gradient of every contribution is the gradient of the sum.
 LayoutRef gradient_of_output(const LayoutRef& y);
 /// `layout`, with Partial(sum) on the axes on which `contribution` is: a linear function of a contribution
 /// to a sum is a contribution itself. Null stays null.
 LayoutRef partial_as(const LayoutRef& layout, const LayoutRef& contribution);
 
-/// The same placements over another global shape; null stays null.
+/// `layout` with another global shape; null stays null.
 LayoutRef with_global(const LayoutRef& layout, const Shape& global);
-/// The global shape of a tensor: its own where plain.
+/// The global shape of a tensor; for a plain tensor, its shape.
 const Shape& global_shape(const Tensor& t);
 /// `shape` with another last dimension.
 Shape with_last(Shape shape, std::int64_t last);

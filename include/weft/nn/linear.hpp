@@ -13,19 +13,20 @@ namespace weft {
 ///                     Partial(sum), and then dx and the gradients of weight and bias are
 ///   weight Shard(0):  x Replicate → y Shard(last), dx Partial(sum); segments of the rows are those of y
 ///   weight Shard(1):  x Shard(last) → y Partial(sum), which the boundary after the layer reduces
-/// The bias is added after that boundary, once on every rank, and its gradient is taken from dy on the same
-/// side of it.
+/// The bias is added after that boundary, once on every rank; its gradient is computed from dy on the same
+/// side of the boundary.
 class Linear : public WeightedLayer {
  public:
   Linear(std::int64_t in, std::int64_t out, bool with_bias = false, Init init = Normal{0.02});
 
   ShardRule shard_rule(Split split) const override;
   SpaceRule space_rule(const DeviceMesh& axes, std::span<const int> dims) const override;
-  /// Uses another module's (out, in) weight from now on; see Parameter about tied weights.
+  /// From now on this layer uses another module's (out, in) weight; see Parameter about tied weights.
   void tie_weight(ParameterRef other);
   /// States that the outputs are those of several layers, one after the other, such as [q|k|v] or [gate|up]:
-  /// a split by columns then gives each rank its part of every one, and each size must divide into the ranks.
-  /// split_features() takes them apart. Throws bad_argument if the sizes do not add up to the outputs.
+  /// a split by columns then gives each rank a part of every segment, and the number of ranks must divide
+  /// each size. split_features() separates the segments. Throws bad_argument if the sizes do not add up to
+  /// the outputs.
   void set_segments(std::vector<std::int64_t> sizes);
 
  private:
@@ -33,7 +34,7 @@ class Linear : public WeightedLayer {
   Tensors do_backward(Inputs dy, Frame& frame) override;
   void finish_forward(Tensors& y, Frame& frame) override;
   void begin_backward(Inputs dy, Frame& frame) override;
-  std::vector<std::int64_t> segments_;  // of the outputs; empty: one
+  std::vector<std::int64_t> segments_;  // segments of the outputs; empty: one segment
 };
 
 }  // namespace weft

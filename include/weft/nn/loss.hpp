@@ -1,5 +1,5 @@
-// Losses. Each is a sum over this rank's valid tokens or elements divided by the global number of them, which
-// is an input. So one rule holds: every gradient is Partial(sum) over every axis that splits data.
+// Losses. Each loss is a sum over this rank's valid tokens or elements, divided by their global number, which
+// is an input. So every gradient is Partial(sum) over every axis that splits data.
 #pragma once
 
 #include "weft/nn/kernels.hpp"
@@ -7,25 +7,25 @@
 
 namespace weft {
 
-/// Cross-entropy of a softmax over the last dimension. All on the device of the Compute. Inputs: logits (…,
-/// classes) f32; labels (…) i64, `kIgnore` marks a token that does not count; valid: i64, one element, the
-/// number of valid tokens of all ranks, with a replicated layout if the logits are cut over ranks (see
-/// global_valid). Gives loss: f64 (1) on the device (to_host() reads it, and throws what was wrong with the
-/// labels), laid out Partial(sum) on axes that split the tokens. backward takes d(loss): f64 (1), or an empty
-/// list for 1, and gives dlogits.
+/// Cross-entropy of a softmax over the last dimension. All tensors are on the device of the Compute. Inputs:
+/// logits (…, classes) f32; labels (…) i64, `kIgnore` marks a token that does not count; valid: i64, one
+/// element, the number of valid tokens of all ranks, with a replicated layout if the logits are cut over
+/// ranks (see global_valid). Gives loss: f64 (1) on the device (to_host() reads it, and throws what was wrong
+/// with the labels), laid out Partial(sum) on axes that split the tokens. backward takes d(loss): f64 (1), or
+/// an empty list for 1, and gives dlogits.
 ///
-/// Axes may split the classes, too (logits Shard of the last dimension, as a head that is split over its
-/// vocabulary gives them; labels Replicate there). Then ranks send four numbers for each token and never a
-/// logit: forward is one all-gather along these axes, backward sends nothing, and the loss is the same on all
-/// ranks of them. Parts may differ in size or be empty. (Shoeybi et al., Megatron-LM, arXiv:1909.08053,
-/// section 3, sends three, by three all-reduces.)
+/// Axes may also split the classes: logits are Shard in the last dimension, as a head that is split over the
+/// vocabulary gives them, and labels are Replicate on these axes. Then ranks send four numbers for each token
+/// and never a logit: forward is one all-gather along these axes, backward sends nothing, and the loss is the
+/// same on all their ranks. Parts may differ in size or be empty. (Shoeybi et al., Megatron-LM,
+/// arXiv:1909.08053, section 3, sends three, by three all-reduces.)
 class CrossEntropy : public Module {
  public:
   static constexpr std::int64_t kIgnore = -100;
 
-  /// A part `label_smoothing` of each token's weight goes to all classes alike, and the rest to its label
-  /// (C. Szegedy et al., Rethinking the Inception Architecture, arXiv:1512.00567, section 7). Throws
-  /// bad_argument unless 0 <= it <= 1.
+  /// A part `label_smoothing` of each token's weight is spread evenly over all classes, and the rest goes to
+  /// its label (C. Szegedy et al., Rethinking the Inception Architecture, arXiv:1512.00567, section 7).
+  /// Throws bad_argument unless 0 <= label_smoothing <= 1.
   explicit CrossEntropy(double label_smoothing = 0);
   double label_smoothing() const noexcept { return label_smoothing_; }
 
@@ -35,15 +35,15 @@ class CrossEntropy : public Module {
   double label_smoothing_;
 };
 
-/// The common base of losses that give each element of y its own term, by its target, whatever the shape:
-/// maps, fields, tokens.
+/// The common base of losses with one term for each element of y and its target, for any shape: maps, fields,
+/// tokens.
 ///
-/// Inputs: y f32, target as y (shape and layout), and count: i64, one element, the number of elements of all
-/// ranks, with a replicated layout if y is cut over ranks (see global_count). Gives loss: f64 (1), the sum
-/// of this rank's terms divided by count, laid out Partial(sum) on axes that split y, in whichever dimension:
-/// samples, rows of a map, features. Their gradients are then Partial(sum) on axes that split data, as those
-/// of CrossEntropy. backward takes d(loss): f64 (1), or an empty list for 1, and gives dy; a target gets no
-/// gradient.
+/// Inputs: y f32, target like y (shape and layout), and count: i64, one element, the number of elements of
+/// all ranks, with a replicated layout if y is cut over ranks (see global_count). Gives loss: f64 (1), the
+/// sum of this rank's terms divided by count, laid out Partial(sum) on axes that split y, in whichever
+/// dimension: samples, rows of a map, features. Gradients are then Partial(sum) on axes that split data, like
+/// those of CrossEntropy. backward takes d(loss): f64 (1), or an empty list for 1, and gives dy; a target
+/// gets no gradient.
 class ElementLoss : public Module {
  protected:
   explicit ElementLoss(kernels::LossTerm term);
@@ -67,19 +67,20 @@ class BinaryCrossEntropy : public ElementLoss {
   BinaryCrossEntropy() : ElementLoss(kernels::LossTerm::binary_cross_entropy) {}
 };
 
-/// The number of elements of the whole of y, over all ranks, as its layout has it: i64 (1) on the device of
-/// `compute`, replicated over y's mesh. No communication. Plain y gives its own number.
+/// The number of elements of the global tensor y, from its layout: i64 (1) on the device of `compute`,
+/// replicated over y's mesh. No communication. A plain y gives the number of its own elements.
 Tensor global_count(Compute& compute, const Tensor& y);
 
-/// The number of labels that are not kIgnore, on this rank alone. For labels on the host.
+/// The number of labels that are not kIgnore, on this rank only. For labels on the host.
 std::int64_t count_valid(const Tensor& labels);
-/// The number over all ranks: i64 (1), replicated over the labels' mesh. One small all-reduce over the axes
-/// that split them. Plain labels give a plain number.
+/// The number of valid labels over all ranks: i64 (1), replicated over the labels' mesh. Costs one small
+/// all-reduce over the axes that split the labels. Plain labels give a plain number.
 Tensor global_valid(Context& context, const Tensor& labels);
-/// The same on the device of `compute`, where the labels lie; the host does not wait for the count.
+/// Like the function above, on the device of `compute`, which must hold the labels; the host does not wait
+/// for the count.
 Tensor global_valid(Compute& compute, const Tensor& labels);
-/// An i64 tensor of one element, on the host; on a mesh, the same on all its ranks. to_device() takes it to
-/// another.
+/// An i64 tensor of one element, on the host; with a mesh, replicated on all its ranks. to_device() copies it
+/// to a device.
 Tensor scalar(Context& context, std::int64_t value);
 Tensor scalar(const DeviceMesh& mesh, std::int64_t value);
 

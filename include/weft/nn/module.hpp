@@ -43,45 +43,47 @@ class Inputs {
 
 class Module;
 
-/// Something of which each rank must have a whole number.
+/// A unit of which each rank must have a whole number.
 struct Unit {
   const char* name;  ///< in the plural: "heads", "output features"
   std::int64_t count;
-  const Module* cut_by = nullptr;  ///< asked if that layer is split; null: if any layer inside is
+  /// the unit counts if this layer is split; null: if any layer inside is split
+  const Module* cut_by = nullptr;
 };
 
 /// The two ways to share the work of a layer: each rank makes some of its outputs from all inputs, or a
 /// contribution to all outputs from some inputs.
 enum class Split : unsigned char { column, row };
 
-/// How a module's own parameters are cut where its work is split.
+/// How a module's own parameters are cut if its work is split.
 struct ShardRule {
   struct Part {
     Parameter* parameter;
-    Placement placement;  ///< on the axes that split it; those not named stay whole
-    Segments segments{};  ///< the segments of the dimension that is cut; each is cut on its own
+    /// placements on the axes that split the module; parameters that are not named stay whole
+    Placement placement;
+    Segments segments{};  ///< the segments of the dimension that is cut; each segment is cut on its own
   };
   std::vector<Part> parameters;
-  std::vector<Unit> whole_units;  ///< each divides into the ranks of the axes
-  std::string refused{};          ///< not empty: the module cannot be split so, and why
+  std::vector<Unit> whole_units;  ///< the number of ranks of the axes must divide each of them
+  std::string refused{};          ///< not empty: the reason why the module cannot be split in this way
   struct BufferPart {
     ModuleBuffer* buffer;
     Placement placement;
     Segments segments{};
   };
-  std::vector<BufferPart> buffers{};  ///< cut with the parameters
-  /// Not empty: the reason why a plan of the modules' own leaves it whole by default: "a spectral norm".
+  std::vector<BufferPart> buffers{};  ///< buffers that are cut like the parameters
+  /// Not empty: the reason why parallelize(root, axis) leaves the module whole by default: "a spectral norm".
   std::string whole_by_default{};
-  /// The dimension of inputs and outputs that is cut with the work. If a style says Shard(-1), the
-  /// features, it means this.
+  /// The dimension of inputs and outputs that is cut together with the work. Shard(-1) in a style, the
+  /// features, means this dimension.
   int features = -1;
 };
 
 class HookHandle;
 
-/// Passes that replace the module's own code if its inputs are cut in a way that this code does not know.
-/// Immutable, so that one may serve several modules; tensors that backward needs go on the Frame, under the
-/// module.
+/// Passes that replace the module's own code if its inputs are cut in a way that the module's code does not
+/// support. Immutable, so one object may serve several modules; it pushes tensors that backward needs on the
+/// Frame, under the module.
 class Passes {
  public:
   virtual ~Passes() = default;
@@ -97,34 +99,34 @@ class Passes {
   static Tensors own_backward(Module& module, Inputs dy, Frame& frame);
 };
 
-/// How a module computes on maps (batch, channels, height, width) that are cut in space, as the module itself
-/// says it.
+/// A module's own statement of how it computes on maps (batch, channels, height, width) that are cut in
+/// space.
 struct SpaceRule {
   enum class Kind : unsigned char {
-    unknown,  ///< it does not say
-    /// Its own code is right on any part of a map: its result for a pixel depends on that pixel alone, or it
-    /// reads the layout. A module with children states its own work between them; each child has a rule of
-    /// its own.
+    unknown,  ///< the module does not state a rule
+    /// Its own code is right on any part of a map: its result for a pixel depends only on that pixel, or it
+    /// reads the layout. In a module with children the rule is for the module's own code between the
+    /// children; each child has its own rule.
     any_part,
-    /// Its own code is right on a window of a map, the inputs of one output: `height` and `width`. It and
-    /// its children.
+    /// Its own code is right on a window of a map, the inputs of one output: `height` and `width`. The rule
+    /// is for the module and its children.
     window,
-    by_passes,  ///< `passes` do
-    refused     ///< it cannot, and `why`
+    by_passes,  ///< `passes` do the work
+    refused     ///< the module cannot compute on parts of maps; `why` gives the reason
   };
   Kind kind = Kind::unknown;
   std::shared_ptr<const Passes> passes{};
   std::string why{};
-  /// Parameters that have an element for each pixel, and so are cut as the maps are: for each of the axes the
-  /// dimension of the parameter that it cuts, -1: none. The others are the same on all ranks.
+  /// Parameters with one element per pixel, which are sharded like the maps: for each of the axes the
+  /// dimension of the parameter that it cuts; -1: none. Other parameters are the same on all ranks.
   struct Pixelwise {
     Parameter* parameter;
     std::vector<int> dims;
   };
   std::vector<Pixelwise> pixelwise{};
-  /// A window: output o along one dimension depends on the inputs o · stride − padding + i · dilation alone,
-  /// 0 ≤ i < kernel, the same way wherever it is. Beyond the border lies what `edge` says. A map of n gives
-  /// (n + 2 padding − dilation (kernel − 1) − 1) / stride + 1 outputs, rounded down.
+  /// A window: output o along one dimension depends only on the inputs o · stride − padding + i · dilation, 0
+  /// ≤ i < kernel, in the same way for all o. `edge` gives the values beyond the border. A map of n gives (n
+  /// + 2 padding − dilation (kernel − 1) − 1) / stride + 1 outputs, rounded down.
   struct Reach {
     std::int64_t kernel = 1, stride = 1, padding = 0, dilation = 1;
     Edge edge = Edge::zero();
@@ -133,8 +135,8 @@ struct SpaceRule {
 };
 
 /// A layer or a tree of them. A derived class registers its children and parameters under names in its
-/// constructor; the dotted path of a node (`layers.1.attention.q_proj`) never changes afterwards, whatever is
-/// parallelised. Parallelism changes layouts of parameters and sets boundaries; types and paths stay.
+/// constructor; the dotted path of a node (`layers.1.attention.q_proj`) never changes afterwards. Parallelism
+/// changes layouts of parameters and sets boundaries; types and paths stay.
 ///
 /// Order: build (shapes, no memory) → parallelise → materialise → initialise → passes.
 class Module {
@@ -147,27 +149,27 @@ class Module {
   // --- the passes: not virtual; the common part of every layer is here ---
 
   /// around → pre-forward hooks → boundaries before → do_forward → boundaries after → finish_forward →
-  /// post-forward hooks. Throws layout if a tensor that arrives is laid out as the layer cannot take it;
-  /// bad_argument for wrong shapes.
+  /// post-forward hooks. Throws layout if the layer does not accept the layout of an input; bad_argument for
+  /// wrong shapes.
   Tensors forward(Inputs x, Frame& frame);
-  /// The mirror: around → pre-backward hooks → begin_backward → after's adjoints → do_backward → before's
-  /// adjoints → post-backward hooks. `dy` belongs to the outputs of forward; the result to the
-  /// differentiable ones among its inputs, in their order.
+  /// The reverse of forward: around → pre-backward hooks → begin_backward → after's adjoints → do_backward →
+  /// before's adjoints → post-backward hooks. `dy` has the gradients of the outputs of forward; the result
+  /// has the gradients of the differentiable inputs, in their order.
   Tensors backward(Inputs dy, Frame& frame);
 
   // --- names ---
 
   /// Dotted path from the root; "" at the root.
   const std::string& path() const noexcept { return path_; }
-  /// A descendant by its path relative to this node; "" is this node. Throws bad_argument that says how far
-  /// the path led and which children are there.
+  /// A descendant by its path relative to this node; "" is this node. If it does not exist, throws
+  /// bad_argument that says how far the path led and which children there are.
   Module& get(std::string_view path);
-  /// A parameter by its path relative to this node ("layers.0.mlp.up_proj.weight"). Either name of a tied
-  /// weight leads to it.
+  /// A parameter by its path relative to this node ("layers.0.mlp.up_proj.weight"). Both names of a tied
+  /// weight lead to it.
   ParameterRef parameter(std::string_view path);
   using Child = std::pair<std::string, Module*>;
   const std::vector<Child>& children() const noexcept { return children_; }
-  /// This node's own parameters, by name; tied ones too.
+  /// This node's own parameters, by name; including tied parameters.
   const std::vector<std::pair<std::string, ParameterRef>>& own_parameters() const noexcept { return own_; }
   const std::vector<std::pair<std::string, ModuleBufferRef>>& own_buffers() const noexcept {
     return own_buffers_;
@@ -175,52 +177,53 @@ class Module {
   /// Every buffer of the tree, in the order of parameters().
   std::vector<ModuleBuffer*> buffers() const;
   /// Every parameter of the tree once, in a fixed order: a node's own in order of registration, then its
-  /// children's. A tied one comes at its first place.
+  /// children's. A tied parameter is at the place of its first name.
   std::vector<Parameter*> parameters() const;
   /// This node, then its descendants, depth first in order of registration.
   void visit(const std::function<void(Module&)>& see);
 
-  /// Units that may not be cut when the module is split, so that each rank has a whole number of them:
-  /// attention heads.
+  /// Units that a split of the module must not cut, so each rank has a whole number of them: attention heads.
   using Unit = weft::Unit;
   virtual std::vector<Unit> units() const { return {}; }
-  /// How the module is split over ranks that share its work, or why it is not: the default says that it
-  /// cannot be. A layer that can says so here; parallelize() knows no layer by its type.
+  /// How the module is split over ranks that share its work, or why it is not split. The default says that it
+  /// cannot be split. A layer that can be split overrides this; parallelize() knows no layer by its type.
   virtual ShardRule shard_rule(Split split) const;
 
-  /// How it computes on a part of a map; `axes` cut it, one dimension each, as `dims` says. The default is
+  /// How the module computes on a part of a map. Axis i of `axes` cuts dimension dims[i]. The default is
   /// unknown.
   virtual SpaceRule space_rule(const DeviceMesh& axes, std::span<const int> dims) const;
-  /// From now on these do the passes; null: its own code. Hooks and boundaries stay around them.
+  /// From now on `passes` do the passes; null: the module's own code does. Hooks and boundaries stay around
+  /// them.
   void set_passes(std::shared_ptr<const Passes> passes) { passes_ = std::move(passes); }
   const std::shared_ptr<const Passes>& passes() const noexcept { return passes_; }
 
-  /// The plan by which ranks share the work of the layers inside it: the instance's if one was set,
-  /// otherwise that of its kind; empty: it has none. parallelize(root, axis) collects those of all modules of
-  /// the tree.
+  /// The plan by which ranks share the work of the layers inside the module: the plan that was set for this
+  /// instance, otherwise the plan of its kind; empty if it has none. parallelize(root, axis) collects the
+  /// plans of all modules of the tree.
   OwnPlan own_plan() const { return instance_plan_ ? *instance_plan_ : class_plan(); }
-  /// The instance's, in place of its kind's: an empty one leaves it whole. nullopt: again that of its kind.
+  /// Sets the plan of this instance, in place of the plan of its kind: an empty plan leaves the module whole.
+  /// nullopt: the plan of its kind applies again.
   void set_own_plan(std::optional<OwnPlan> plan) { instance_plan_ = std::move(plan); }
 
   // --- what parallelism and others attach ---
 
-  /// A boundary, and the tensor that it is for: its number among the floating-point inputs (or outputs) of
-  /// the module, or kEvery of them.
+  /// A boundary, and the tensor for which it is: the index among the floating-point inputs (or outputs) of
+  /// the module, or kEvery.
   struct PlacedBoundary {
     BoundaryRef boundary;
     int index;
   };
   static constexpr int kEvery = -1;
-  /// In the order in which a tensor meets them on its way forward; backward undoes them in reverse.
+  /// The boundaries in the order in which forward applies them; backward undoes them in reverse order.
   const std::vector<PlacedBoundary>& before() const noexcept { return before_; }
   const std::vector<PlacedBoundary>& after() const noexcept { return after_; }
-  /// Adds one as the last before (the last after) this module. Throws bad_argument for null, and an index
-  /// below kEvery; a pass throws it if there is no tensor of that number.
+  /// Adds a boundary as the last one before (after) this module. Throws bad_argument for null, and for an
+  /// index below kEvery; a pass throws bad_argument if there is no tensor with that index.
   void add_before(BoundaryRef boundary, int input = kEvery);
   void add_after(BoundaryRef boundary, int output = kEvery);
 
-  /// Sees, and may replace, the tensors at that point. end_of_backward: runs for the outermost backward
-  /// alone, when all of it is done.
+  /// A hook gets the tensors at its point, and may replace them. end_of_backward runs only for the outermost
+  /// backward, when all of it is done.
   using Hook = std::function<void(Module&, Tensors&, Frame&)>;
   enum class HookPoint : unsigned char {
     pre_forward,
@@ -231,10 +234,10 @@ class Module {
   };
   /// The hook stays until the returned handle or the module is destroyed.
   [[nodiscard]] HookHandle add_hook(HookPoint point, Hook hook);
-  /// Runs around a pass: `enter` before everything else of the module, `leave` after it, also where something
-  /// between throws; then that error goes on, and an error of leave() is dropped. Several are left in reverse
-  /// order; one that was not entered is not left. For weights that are gathered for a pass and given back
-  /// after it.
+  /// Runs around a pass: `enter` before everything else of the module, and `leave` after it, even if
+  /// something in between throws; then that error is passed on, and an error of leave() is dropped. Several
+  /// are left in reverse order; leave() is not called if enter() was not. This is for weights that are
+  /// gathered for a pass and released after it.
   struct Around {
     std::function<void(Module&, Frame&)> enter, leave;
   };
@@ -242,34 +245,35 @@ class Module {
   [[nodiscard]] HookHandle around_backward(Around around);
 
  protected:
-  /// Registers a child (a member of the derived class) or a parameter. `name` holds no dot and is new here.
+  /// Registers a child (a member of the derived class) or a parameter. `name` must contain no dot and must be
+  /// new in this module.
   void add(std::string name, Module& child);
   ParameterRef add(std::string name, ParameterRef parameter);
-  /// A buffer of this module alone; no parameter here has its name.
+  /// Registers a buffer of this module; no parameter of the module may have its name.
   ModuleBufferRef add(std::string name, ModuleBufferRef buffer);
-  /// Gives a parameter of this module's own another name, new here. Its path changes: not after the model was
-  /// built.
+  /// Gives one of this module's own parameters another name, which must be new in this module. This changes
+  /// its path, so do not call it after the model was built.
   void rename_parameter(std::string_view name, std::string to);
-  /// Replaces this module's parameter of that name by another module's: one weight under the other's path,
-  /// which both modules use.
+  /// Replaces this module's parameter of that name by another module's parameter: both modules then use one
+  /// weight, under the path of the other module.
   ParameterRef tie(std::string_view name, ParameterRef parameter);
-  /// The memory in which the results of do_forward and do_backward should lie: shared if a boundary will
-  /// communicate them.
+  /// The kind of memory for the results of do_forward and do_backward: shared if a boundary will communicate
+  /// them.
   Memory out_memory() const noexcept { return after_.empty() ? Memory::local : Memory::shared; }
   Memory dx_memory() const noexcept { return before_.empty() ? Memory::local : Memory::shared; }
   /// Throws bad_argument unless `x` holds `count` tensors: `"path": got 2 inputs; expected 1`.
   void expect_count(Inputs x, std::size_t count, const char* what) const;
 
-  /// The plan of every module of this kind; the default has none.
+  /// The plan of every module of this kind; by default there is none.
   virtual OwnPlan class_plan() const { return {}; }
 
  private:
   void expect_new_name(std::string_view what, std::string_view name) const;
   virtual Tensors do_forward(Inputs x, Frame& frame) = 0;
   virtual Tensors do_backward(Inputs dy, Frame& frame) = 0;
-  /// Runs after the boundary behind the layer, on its result; a row-parallel layer adds its bias here, once.
+  /// Runs on the result of the boundary after the layer; a row-parallel layer adds its bias here, once.
   virtual void finish_forward(Tensors& y, Frame& frame);
-  /// The counterpart in backward; runs before that boundary's adjoint.
+  /// The counterpart of finish_forward() in backward; runs before that boundary's adjoint.
   virtual void begin_backward(Inputs dy, Frame& frame);
   void expect_here(const char* what, Inputs x, const Frame& frame) const;
   void expect_boundary(std::string_view call, const BoundaryRef& boundary, int index) const;
@@ -283,7 +287,7 @@ class Module {
   std::vector<Child> children_;
   std::vector<std::pair<std::string, ParameterRef>> own_;
   std::vector<std::pair<std::string, ModuleBufferRef>> own_buffers_;
-  std::vector<std::string> tied_;  // names in own_ whose parameter another module made
+  std::vector<std::string> tied_;  // names in own_ of parameters that another module made
   std::vector<PlacedBoundary> before_, after_;
   std::optional<OwnPlan> instance_plan_;
   std::shared_ptr<const Passes> passes_;  // null: do_forward and do_backward
@@ -310,15 +314,15 @@ class [[nodiscard]] HookHandle {
   void reset() {
     if (const auto remove = std::exchange(remove_, nullptr)) remove();
   }
-  /// Leaves the hook on its module for the module's whole life.
+  /// Leaves the hook on its module until the module is destroyed.
   void detach() noexcept { remove_ = nullptr; }
 
  private:
   std::function<void()> remove_;
 };
 
-/// The base of a module whose space_rule() is any_part. A class that derives from Kind may do something
-/// else, and its rule is unknown.
+/// The base of a module whose space_rule() is any_part. A class that derives from Kind may compute something
+/// else, so its rule is unknown.
 template <class Kind>
 class AnyPart : public Module {
  public:
@@ -341,10 +345,10 @@ class Sequential : public AnyPart<Sequential> {
   std::vector<std::unique_ptr<Module>> owned_;
 };
 
-/// States that every parameter and buffer of the tree that has no layout yet is the same on all ranks of
-/// `mesh` (Replicate on every axis). Before materialise.
+/// States that every parameter and buffer of the tree without a layout is the same on all ranks of `mesh`
+/// (Replicate on every axis). Call it before materialise.
 void replicate(Module& root, const DeviceMesh& mesh);
-/// Gives every parameter and buffer of the tree its memory, each once, as Parameter::materialise does.
+/// Calls materialise() for every parameter and buffer of the tree, each once.
 void materialise(Module& root, Compute& compute, Memory memory = Memory::local);
 
 }  // namespace weft

@@ -1,4 +1,4 @@
-// Tensors that a module keeps besides its parameters: they are laid out and saved as weights are, but not
+// Tensors that a module keeps besides its parameters: they are laid out and saved like weights, but not
 // trained.
 #pragma once
 
@@ -11,8 +11,9 @@
 
 namespace weft {
 
-/// A tensor that a module keeps beside its parameters: named, laid out and saved as they are, but not trained
-/// (the vectors of a spectral norm, the bias of a router). Life: as that of a Parameter.
+/// A tensor that a module keeps in addition to its parameters: named, laid out and saved like a parameter,
+/// but not trained (the vectors of a spectral norm, the bias of a router). Its life is like that of a
+/// Parameter.
 class ModuleBuffer {
  public:
   /// `saved`: whether checkpoints contain it.
@@ -29,17 +30,18 @@ class ModuleBuffer {
   bool saved() const noexcept { return saved_; }
   /// Over the root mesh; null: plain, one rank.
   LayoutRef layout() const noexcept { return layout_; }
-  /// Before materialise only (bad_argument after). Throws layout if its global shape is not
-  /// global_shape(), or it is Partial.
+  /// Only before materialise (bad_argument after). Throws layout if the global shape of `layout` is not
+  /// global_shape(), or if `layout` is Partial.
   void set_layout(LayoutRef layout);
-  /// Allocates it, uninitialised, in the memory of `compute`, which must outlive it. Throws bad_argument
-  /// if it has memory already.
+  /// Allocates the buffer, uninitialised, in the memory of `compute`, which must outlive the buffer. Throws
+  /// bad_argument if the buffer already has memory.
   void materialise(Compute& compute, Memory memory = Memory::local);
   bool materialised() const noexcept { return static_cast<bool>(tensor_); }
-  /// The Compute that it was materialised with. Throws bad_argument naming the path before materialise.
+  /// The Compute with which the buffer was materialised. Before materialise it throws bad_argument that names
+  /// the path.
   Compute& compute() const;
-  /// This rank's part, to be read and written: a tensor of dtype() that carries layout(). Throws bad_argument
-  /// naming the path before materialise.
+  /// This rank's part, which the caller may read and write: a tensor of dtype() with layout(). Before
+  /// materialise it throws bad_argument that names the path.
   const Tensor& tensor() const;
 
  private:

@@ -28,15 +28,15 @@ class RMSNorm : public AnyPart<RMSNorm> {
 /// y = (x - mean) / sqrt(variance + eps) · weight + bias over the last dimension, or the last ones, with the
 /// biased variance; x, y: (…, normalised dimensions), weight, bias: those dimensions: a gain for each
 /// element. J. L. Ba, J. R. Kiros, G. E. Hinton, "Layer Normalization", 2016. x may be split along any
-/// dimension but those; the gradients of weight and bias are then Partial(sum) on that axis. Maps that are
-/// cut in space are normalised over them by apply_domain_parallel() (weft/domain/domain.hpp): weight and bias
-/// are then cut as the maps are.
+/// dimension but those; the gradients of weight and bias are then Partial(sum) on that axis.
+/// apply_domain_parallel() (weft/domain/domain.hpp) makes it normalise maps that are cut in space: weight and
+/// bias are then sharded like the maps.
 class LayerNorm : public Module {
  public:
   explicit LayerNorm(std::int64_t dim, double eps = 1e-5);
-  /// Over the last dimensions, which have these sizes: {channels, height, width}, or {height, width}. Over
-  /// more than one dimension, mean and variance are made from sums in f64. Throws bad_argument if there is
-  /// none.
+  /// Normalises over the last dimensions, which have these sizes: {channels, height, width}, or {height,
+  /// width}. Over more than one dimension, mean and variance are made from sums in f64. Throws bad_argument
+  /// if there are no sizes.
   explicit LayerNorm(const Shape& dims, double eps = 1e-5);
 
   ParameterRef weight, bias;
@@ -51,8 +51,8 @@ class LayerNorm : public Module {
 
 /// Layer norm of each pixel over its channels; x, y: (batch, channels, height, width), or any shape (batch,
 /// channels, …). Gain g and bias b are (1, channels, 1, 1): names and shapes are those of the weather models
-/// that have it (miles-credit). x may be split along any dimension except the channels; the gradients of g
-/// and b are then Partial(sum) on that axis.
+/// that use this layer (miles-credit). x may be split along any dimension except the channels; the gradients
+/// of g and b are then Partial(sum) on that axis.
 class ChannelNorm : public AnyPart<ChannelNorm> {
  public:
   explicit ChannelNorm(std::int64_t channels, double eps = 1e-5);
@@ -92,11 +92,11 @@ class GroupNorm : public AnyPart<GroupNorm> {
 
 struct BatchNormConfig {
   double eps = 1e-5;
-  double momentum = 0.1;  ///< running = (1 - momentum) running + momentum · that of this pass
-  /// The names of the axes over which statistics are those of all ranks together. Nothing: all axes that
-  /// split x, so that every mesh computes what one rank does. On other axes that split x each rank has
-  /// statistics of its own part, as under torch's data parallel without SyncBatchNorm, and the running ones
-  /// are the mean of theirs.
+  double momentum = 0.1;  ///< running = (1 - momentum) running + momentum · the statistic of this pass
+  /// The names of the axes over which all ranks share statistics. Nothing: all axes that split x, so every
+  /// mesh computes the same as one rank. On other axes that split x each rank has statistics of its own part,
+  /// as under torch's data parallel without SyncBatchNorm, and the running statistics are the mean over these
+  /// ranks.
   std::optional<std::vector<std::string>> axes{};
 };
 

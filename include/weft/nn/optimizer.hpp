@@ -13,12 +13,13 @@
 
 namespace weft {
 
-/// Trains those of the given parameters that are trainable when it is made. step() leaves out a parameter
-/// that was frozen since, and throws bad_argument for one that was frozen then and is trainable now. Each
-/// parameter's state is kept under its path, on the device of the Compute (bad_argument if its master is
-/// on another), with the master's layout at that time. step() throws layout if a gradient is still Partial
-/// on some axis, or a gradient or state is laid out otherwise than the master, naming parameter and axis; and
-/// bad_argument naming every parameter that has no gradient. Both before anything changes.
+/// Trains those of the given parameters that are trainable when the optimizer is made. step() leaves out a
+/// parameter that was frozen since, and throws bad_argument for a parameter that was frozen then and is
+/// trainable now. Each parameter's state is kept under its path, on the device of the Compute (bad_argument
+/// if its master is on another), with the master's layout at that time. step() throws layout if a gradient is
+/// still Partial on some axis, or a gradient or state is laid out otherwise than the master, naming parameter
+/// and axis; and bad_argument naming every parameter that has no gradient. It throws both before anything
+/// changes.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
@@ -28,9 +29,9 @@ class Optimizer {
   /// Forgets all gradients.
   void zero_gradients() noexcept;
 
-  /// Every tensor of the state, in the order of the parameters: (path, name, tensor). For checkpoints: values
-  /// may be written into the tensors. "step": i64 of shape (1), on the host; the others have the parameter's
-  /// local shape and layout.
+  /// Every tensor of the state, in the order of the parameters: (path, name, tensor). This is for
+  /// checkpoints: the caller may write values into the tensors. "step": i64 of shape (1), on the host; the
+  /// others have the parameter's local shape and layout.
   using Visitor = std::function<void(const std::string& path, std::string_view name, const Tensor& tensor)>;
   void visit_state(const Visitor& see) const;
   std::span<Parameter* const> parameters() const noexcept { return parameters_; }
@@ -39,7 +40,7 @@ class Optimizer {
   Optimizer(Compute& compute, std::vector<Parameter*> parameters, std::vector<std::string> names);
   struct State {
     Tensor step;                  // i64 (1): steps taken
-    std::vector<Tensor> tensors;  // one per name
+    std::vector<Tensor> tensors;  // one tensor per name
   };
   Compute& compute() const noexcept { return *compute_; }
 
@@ -59,7 +60,7 @@ class AdamW : public Optimizer {
  public:
   struct Options {
     double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
-    double weight_decay = 0.1;  ///< of parameters that decay
+    double weight_decay = 0.1;  ///< for parameters that decay
   };
   AdamW(Compute& compute, std::vector<Parameter*> parameters, const Options& options);
 
@@ -68,7 +69,7 @@ class AdamW : public Optimizer {
   Options options_;
 };
 
-/// v ← momentum·v + (g + wd·p), p ← p − lr·v. State: "momentum" where momentum is not 0, and "step".
+/// v ← momentum·v + (g + wd·p), p ← p − lr·v. State: "momentum" if momentum is not 0, and "step".
 class SGD : public Optimizer {
  public:
   struct Options {

@@ -1,4 +1,4 @@
-// How ranks share the work of a module, as the module itself says it. A value; any thread.
+// A module's own statement of how ranks share its work. A value; any thread.
 #pragma once
 
 #include <string>
@@ -10,9 +10,8 @@ namespace weft {
 
 /// Paths are relative to the module and may lead into containers ("layers.1": child 1 of the Sequential
 /// `layers`); `*` is as in a Plan. Usually it is a pair: layers split by columns, and those that take their
-/// output, split by rows. `styles` says it layer by layer, by the names of styles (weft/tp/own_plan.hpp).
-/// If `styles` is empty the standard one is meant: style "column" for `columns` and style "row" for
-/// `rows`.
+/// output, split by rows. `styles` gives the style of each layer by name (weft/tp/own_plan.hpp). If `styles`
+/// is empty, `columns` have style "column" and `rows` have style "row".
 struct OwnPlan {
   struct Entry {
     std::string path, style;

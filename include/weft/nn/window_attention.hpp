@@ -1,4 +1,4 @@
-// Attention among the pixels of one window of a map, as weather models have it.
+// Attention among the pixels of each window of a map, as weather models use it.
 #pragma once
 
 #include <cstdint>
@@ -18,20 +18,20 @@ namespace weft {
 ///
 /// The bias of query pixel (y, x) and key pixel (y', x') of a window of w x w is row (dy + w - 1) (2w - 1) +
 /// dx + w - 1 of the (2w + 1)^2 offsets (i, j), -w <= i, j <= w, with dy = y - y', dx = x - x'. That is not
-/// row (dy, dx), since a line of the table has 2w + 1 offsets, not 2w - 1. It is so in the models whose
-/// weights this takes (miles-credit).
+/// row (dy, dx), since a line of the table has 2w + 1 offsets, not 2w - 1. The models whose weights this
+/// layer reads (miles-credit) use this row.
 class PositionBias : public Module {
  public:
   PositionBias(std::int64_t dim, std::int64_t window, Init init = Normal{0.02});
 
   Sequential layers;
 
-  /// The offsets, (copies, (2w + 1)^2, 2), as those ranks need them whose scores have the layout `scores`
-  /// (null: plain): one copy for each rank along the axes that cut the scores, and each rank has its own,
-  /// Shard(0). So the gradients of the weights are Partial(sum) on these axes: each rank has the part of its
-  /// own heads and samples, and reduce_gradients sums them.
+  /// The offsets, (copies, (2w + 1)^2, 2), for ranks whose scores have the layout `scores` (null: plain): one
+  /// copy for each rank along the axes that cut the scores; each rank has its own copy, Shard(0). So the
+  /// gradients of the weights are Partial(sum) on these axes: each rank has the part of its own heads and
+  /// samples, and reduce_gradients sums them.
   Tensor coordinates(Frame& frame, const LayoutRef& scores) const;
-  /// Which row of the table is the bias of (query, key): (pixels, pixels), i64.
+  /// For each (query, key), the row of the table that is its bias: (pixels, pixels), i64.
   Tensor rows(Frame& frame) const;
   std::int64_t offsets() const noexcept { return (2 * window_ + 1) * (2 * window_ + 1); }
 
@@ -42,9 +42,9 @@ class PositionBias : public Module {
   std::vector<std::int64_t> rows_;
 };
 
-/// Which pixels a window has. neighbours ("short" distance): a square of adjacent pixels. strided ("long"
-/// distance): as many pixels, spread over the whole map: of a map of height H those of rows l H/window + r, l
-/// = 0 … window - 1, for each r.
+/// The pixels of a window. neighbours ("short" distance): a square of adjacent pixels. strided ("long"
+/// distance): the same number of pixels, spread over the whole map: in a map of height H, for each r, the
+/// rows l H/window + r, l = 0 … window - 1.
 enum class Windows : unsigned char { neighbours, strided };
 
 struct WindowAttentionConfig {
@@ -61,10 +61,11 @@ struct WindowAttentionConfig {
 /// windows. The residual is not added. heads · head_dim may be less than dim; only to_out has a bias. Names
 /// are those of miles-credit's WXFormer.
 ///
-/// x may be split in the batch. The outputs of to_q, to_k and to_v give the number of this rank's heads:
-/// over an axis that splits heads they are column layers, whose dx are summed by a boundary after `norm`,
-/// once for all three; to_out is a row layer. That is its own plan. Norm and position bias are replicated;
-/// the gradients of the position bias are Partial(sum), since each rank has its own heads.
+/// x may be split in the batch. The sizes of the outputs of to_q, to_k and to_v determine the number of this
+/// rank's heads: over an axis that splits heads these layers are column layers, whose dx are summed by a
+/// boundary after `norm`, once for all three; to_out is a row layer. The module's own plan says this. Norm
+/// and position bias are replicated; the gradients of the position bias are Partial(sum), since each rank has
+/// its own heads.
 class WindowAttention : public Module {
  public:
   /// Throws bad_argument for sizes below 1.
@@ -73,16 +74,16 @@ class WindowAttention : public Module {
   ChannelNorm norm;
   PositionBias dpb;
   Linear to_q, to_k, to_v, to_out;
-  /// If it drops, the weights of attention are kept for backward: pixels² for each head of each window.
+  /// With dropout the weights of attention are kept for backward: pixels² for each head of each window.
   Dropout dropout;
 
   const WindowAttentionConfig& config() const noexcept { return config_; }
   std::vector<Unit> units() const override { return {{"heads", config_.heads}}; }
 
-  /// The passes on a part of the windows of larger maps, for code that cuts maps in space. x: (batch, dim,
-  /// height, width) of whole windows, with a layout that says how samples and weights are cut. `windows`: the
-  /// layout of maps with one pixel for each window, of which x has this rank's; samples of x beyond its batch
-  /// are filling. So the same weights are dropped wherever the maps are cut.
+  /// The passes for a part of the windows of larger maps, for code that cuts maps in space. x: (batch, dim,
+  /// height, width) of whole windows; its layout says how samples and weights are cut. `windows`: the layout
+  /// of maps with one pixel per window; x has this rank's windows. Samples of x beyond the batch of `windows`
+  /// are padding. So the same weights are dropped wherever the maps are cut.
   Tensors forward_part(const Tensor& x, Frame& frame, const LayoutRef& windows) {
     return forward_windows(x, frame, windows);
   }

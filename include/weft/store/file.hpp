@@ -9,15 +9,15 @@
 
 namespace weft {
 
-/// A store in the file at `path`, which is made if it is absent. Any number of processes and threads that
-/// open the same file share one table. The file only grows: it is for meeting, not for data. A process that
-/// is killed while it writes does no harm. A process that is stopped while it writes delays the others, which
-/// throw `timeout` after `patience`. The program removes the file; a store whose file was removed throws
-/// peer_lost. On network file systems, flock(2) must work across hosts.
+/// A store in the file at `path`, which is created if it does not exist. All processes and threads that open
+/// the same file share one table. The file only grows: use it to start a job, not to exchange data. If a
+/// process is killed while it writes, the store stays valid. If a process is stopped while it writes, the
+/// others wait, and throw `timeout` after `patience`. The program must remove the file; a store whose file
+/// was removed throws peer_lost. On network file systems, flock(2) must work across hosts.
 ///
 /// Throws system if the file cannot be opened, holds something else, belongs to another user, may be
 /// written by others, is a symbolic link, or lies in a folder that others may write to (without the sticky
-/// bit); timeout if its lock is held for `patience`, or until `deadline`.
+/// bit); timeout if another process holds its lock for `patience`, or until `deadline`.
 std::shared_ptr<Store> make_file_store(const std::string& path, Duration patience = std::chrono::seconds(30),
                                        Deadline deadline = Deadline::never());
 

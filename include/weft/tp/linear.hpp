@@ -1,26 +1,27 @@
-// Column- and row-parallel linear layers as functions on anybody's memory (Shoeybi et al., Megatron-LM,
-// arXiv:1909.08053, section 3). Modules are parallelised by weft/tp/parallelize.hpp; this is for programs
-// that have layers of their own. In libweft_train: link weft::weft_train, or pkg-config weft_train.
+// Column- and row-parallel linear layers as functions on any memory (Shoeybi et al., Megatron-LM,
+// arXiv:1909.08053, section 3). weft/tp/parallelize.hpp parallelises modules; the functions here are for
+// programs with their own layers. In libweft_train: link weft::weft_train, or pkg-config weft_train.
 //
 // Views are on the device of the Compute (whose memory the group of `axes` moves), contiguous, and this
-// rank's parts; n is the number of ranks of `axes`, a mesh of one or more axes; in and out are features of
-// the whole layer. Every function is collective among the ranks of `axes` where it says that it communicates,
-// blocks until it is done, and throws bad_argument, before anything is written or sent, that names the view
-// whose shape does not fit: `row_linear_forward: w is (3, 4); expected (3, 5), from y (2, 3) and x (2, 5)`.
-// Outputs overlap no other view: else `row_linear_backward: dx overlaps x; expected memory of its own`. One
-// thread per rank.
+// rank's parts; n is the number of ranks of `axes`, a mesh of one or more axes; in and out are the numbers of
+// features of the whole layer. A function is collective among the ranks of `axes` if its comment says that it
+// communicates. Every function blocks until it is done. It throws bad_argument, before anything is written or
+// sent, if the shape of a view does not fit; the text names the view: `row_linear_forward: w is (3, 4);
+// expected (3, 5), from y (2, 3) and x (2, 5)`. Outputs must not overlap any other view; otherwise it throws
+// `row_linear_backward: dx overlaps x; expected memory of its own`. One thread per rank.
 //
-// x, w and dy have one dtype, f32 or bf16. The others are f32 or of that dtype, each as the caller likes.
-// Products and sums are f32's on each rank, rounded once where they are written; across ranks they are
-// summed in the dtype of the reduced tensor (y or dx), and a bias is added to that sum.
+// x, w and dy have one dtype, f32 or bf16. Each of the other views is f32 or of that dtype. Each rank
+// computes products and sums in f32, and rounds once when it writes a result. Across ranks, results are
+// summed in the dtype of the reduced tensor (y or dx); a bias is added to that sum.
 //
 // Sequence parallel (Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models",
-// arXiv:2205.05198, section 4.2.2): with `sequence_dim` in the options, the activations outside of a column
-// and row pair (norms, dropout, residuals) are divided over the ranks of `axes` along the sequence. The
-// column layer all-gathers its x, and the row layer reduce-scatters its y, in place of their all-reduces. A
-// sequence is cut as Shard cuts it: the first `length % n` ranks have one position more, and a rank may have
-// none; of several axes the first cuts the whole, and each later one the part that is left. For modules the
-// same is a style of a Plan (weft/tp/plan.hpp); these functions know neither.
+// arXiv:2205.05198, section 4.2.2): with `sequence_dim` in the options, the activations outside a pair of a
+// column layer and a row layer (norms, dropout, residuals) are divided over the ranks of `axes` along the
+// sequence. The column layer all-gathers its x, and the row layer reduce-scatters its y, in place of their
+// all-reduces. A sequence is cut as Shard cuts it: the first `length % n` ranks have one position more, and a
+// rank may have none; of several axes the first cuts the whole sequence, and each later axis cuts the parts
+// of the axis before it. For modules, sequence parallelism is a style of a Plan (weft/tp/plan.hpp); these
+// functions use neither modules nor Plans.
 #pragma once
 
 #include "weft/base/view.hpp"
@@ -29,14 +30,14 @@
 
 namespace weft {
 
-/// Options of a column layer besides its product; every rank of `axes` gives the same.
+/// Options of a column layer; every rank of `axes` must give the same.
 struct ColumnOptions {
-  /// y has all features on every rank: (…, out), gathered. In backward dy is (…, out), the same on all ranks,
-  /// which each take their own features of it; nothing is sent for that. `out` need not divide: w is cut as
-  /// Shard(0) cuts it.
+  /// y has all features on every rank: (…, out), gathered. In backward dy is (…, out), the same on all ranks;
+  /// each rank uses its own features of dy, so nothing is sent for dy. `out` need not be a multiple of n: w
+  /// is cut as Shard(0) cuts it.
   bool gather_output = false;
-  /// The dimension of x and dx that is divided over the ranks: this rank's part of the sequence, where y and
-  /// dy have the whole. Not the last dimension. -1: none, x is whole and the same on all ranks.
+  /// The dimension of x and dx that is divided over the ranks, such as the sequence; y and dy have all of it.
+  /// Not the last dimension. -1: none; x is the same on all ranks.
   int sequence_dim = -1;
 };
 
@@ -44,38 +45,38 @@ struct ColumnOptions {
 /// x: (…, in), the same on all ranks; w: (out/n, in); b: (out/n), or an empty view; y: (…, out/n).
 void column_linear_forward(Compute& compute, const ConstTensorView& x, const ConstTensorView& w,
                            const ConstTensorView& b, const TensorView& y);
-/// The same with options. Communicates: an all-gather of x where it is divided, one of y where it is
-/// gathered.
+/// Like the function above, with options. Communicates: if x is divided, one all-gather of x; if y is
+/// gathered, one all-gather of y.
 void column_linear_forward(Compute& compute, const DeviceMesh& axes, const ConstTensorView& x,
                            const ConstTensorView& w, const ConstTensorView& b, const TensorView& y,
                            const ColumnOptions& options);
 
-/// The outputs of the backward functions; an empty view: not wanted. Whether column_linear_backward() has a
-/// dx is the same on all ranks: it takes part in a reduction only if so. With a sequence_dim the same holds
-/// for dw, for which it gathers x.
+/// The outputs of the backward functions; an empty view means that the gradient is not wanted. Either all
+/// ranks or none must give column_linear_backward() a dx, because it reduces dx over the ranks. With a
+/// sequence_dim this also holds for dw, for which it gathers x.
 struct LinearGradients {
   TensorView dx{};          ///< overwritten
-  TensorView dw{};          ///< as w; see `accumulate`
-  TensorView db{};          ///< as b; see `accumulate`
+  TensorView dw{};          ///< like w; see `accumulate`
+  TensorView db{};          ///< like b; see `accumulate`
   bool accumulate = false;  ///< dw and db are added to, not overwritten
 };
 
-/// dx = sum over ranks of dy w: one all-reduce over `axes`, or a reduce-scatter where x is divided. dw = dyᵀ
-/// x and db = the sum of dy's rows are this rank's own, and are computed while that is on its way. If x is
-/// divided it is gathered once more, which is on its way while dy w is computed: no rank keeps the whole of
-/// it between the passes. dy: (…, out/n); x and w as in forward; dx: as x, db: (out/n).
+/// dx = sum over ranks of dy w: one all-reduce over `axes`, or a reduce-scatter if x is divided. dw = dyᵀ x
+/// and db = the sum of dy's rows are this rank's own, and are computed during that communication. If x is
+/// divided, it is gathered once more while dy w is computed, so no rank keeps all of x between the passes.
+/// dy: (…, out/n); x and w as in forward; dx: like x, db: (out/n).
 void column_linear_backward(Compute& compute, const DeviceMesh& axes, const ConstTensorView& dy,
                             const ConstTensorView& x, const ConstTensorView& w,
                             const LinearGradients& gradients, const ColumnOptions& options = {});
 
-/// Options of a row layer besides its product; every rank of `axes` gives the same.
+/// Options of a row layer; every rank of `axes` must give the same.
 struct RowOptions {
-  /// The dimension of y and dy that is divided over the ranks: this rank's part of the sequence, where x and
-  /// dx have the whole. Not the last dimension. -1: none, y is whole and the same on all ranks.
+  /// The dimension of y and dy that is divided over the ranks, such as the sequence; x and dx have all of it.
+  /// Not the last dimension. -1: none; y is the same on all ranks.
   int sequence_dim = -1;
 };
 
-/// y = sum over ranks of x wᵀ, then + b, once: one all-reduce over `axes`, or a reduce-scatter where y is
+/// y = sum over ranks of x wᵀ, then + b, once: one all-reduce over `axes`, or a reduce-scatter if y is
 /// divided. x: (…, in/n), this rank's features; w: (out, in/n); b: (out), the same on all ranks, or an empty
 /// view; y: (…, out).
 void row_linear_forward(Compute& compute, const DeviceMesh& axes, const ConstTensorView& x,
@@ -86,8 +87,8 @@ void row_linear_forward(Compute& compute, const DeviceMesh& axes, const ConstTen
 /// communication. dy: (…, out), the same on all ranks; dx: (…, in/n), db: (out).
 void row_linear_backward(Compute& compute, const ConstTensorView& dy, const ConstTensorView& x,
                          const ConstTensorView& w, const LinearGradients& gradients);
-/// The same with options. Communicates where dy is divided: one all-gather of it, whatever gradients are
-/// wanted. So db is the sum over the whole sequence, and is the same on all ranks.
+/// Like the function above, with options. Communicates if dy is divided: one all-gather of dy, whichever
+/// gradients are wanted. So db is the sum over the whole sequence, and is the same on all ranks.
 void row_linear_backward(Compute& compute, const DeviceMesh& axes, const ConstTensorView& dy,
                          const ConstTensorView& x, const ConstTensorView& w, const LinearGradients& gradients,
                          const RowOptions& options);

@@ -9,8 +9,9 @@
 namespace weft {
 
 /// Splits the layers that `plan` names over `axis`, a sub-mesh of one or more axes: sets layouts of
-/// parameters and boundaries of modules, nothing else. Types and paths stay. Parameters that have a layout
-/// already keep it on the other axes; those the plan does not reach are left to replicate().
+/// parameters and boundaries of modules, nothing else. Types and paths stay. Parameters that already have a
+/// layout keep it on the other axes. parallelize() leaves parameters that the plan does not reach as they
+/// are: call replicate() for them.
 ///
 /// On an axis of one rank the plan is checked and nothing is set.
 ///

@@ -13,8 +13,8 @@
 
 namespace weft {
 
-/// How one module takes part: a row of data, and the library has no other knowledge of it. These are built
-/// in:
+/// How one module takes part. A Style is plain data; the library knows nothing else about it. These styles
+/// are built in:
 ///
 ///   Style            split    parameters                         boundaries
 ///   enter            –        –                                  before: x is whole; dx of the column layers
@@ -31,9 +31,9 @@ namespace weft {
 ///   cut_sequence     –        whole                              after: y, whole, is cut along dimension 1
 ///   gather_sequence  –        whole                              before: x, cut along dimension 1, is gathered
 ///
-/// The first five are for tensors that are whole between layers; on_sequence() makes of each the style for
-/// tensors that are cut along the sequence there. Others are made the same way: Style{"mine", {},
-/// Style::Change{Replicate{}, Shard{1}}, {}, …}.
+/// The first five are for tensors that are whole between layers; on_sequence() converts each into the style
+/// for tensors that are cut along the sequence between layers. Make other styles in the same way:
+/// Style{"mine", {}, Style::Change{Replicate{}, Shard{1}}, {}, …}.
 struct Style {
   /// A RedistributeBoundary along the axes.
   struct Change {
@@ -41,18 +41,19 @@ struct Style {
     friend bool operator==(const Change&, const Change&) = default;
   };
   std::string_view name;
-  std::optional<Split> split{};  ///< how the module's ShardRule is asked; nothing: its parameters stay whole
+  /// the argument for the module's ShardRule; nothing: its parameters stay whole
+  std::optional<Split> split{};
   std::optional<Change> before{};     ///< on each floating-point input
   std::optional<Change> after{};      ///< on each floating-point output
-  bool before_is_for_inside = false;  ///< `before` serves the column layers inside: there must be one
-  bool shares_before = false;         ///< needs no `before` of its own where such a module is around it
-  /// The units that the rule counts need not divide evenly: parts differ by one, and may be empty.
+  bool before_is_for_inside = false;  ///< `before` serves the column layers inside, so there must be one
+  bool shares_before = false;         ///< needs no `before` of its own if such a module is around it
+  /// The units that the rule counts need not divide evenly: parts then differ by one unit, and may be empty.
   bool uneven = false;
 
-  /// The same where tensors between modules are Shard(dim), the sequence, and not whole (Korthikanti et al.,
-  /// Reducing Activation Recomputation in Large Transformer Models, arXiv:2205.05198, section 4.2.2): an
-  /// input that would come whole is gathered along `dim`, and its gradient reduce-scattered; an output that
-  /// would be summed is reduce-scattered, and its gradient gathered. Features that are gathered stay so.
+  /// This style for tensors that are Shard(dim) (the sequence) between modules, and not whole (Korthikanti et
+  /// al., Reducing Activation Recomputation in Large Transformer Models, arXiv:2205.05198, section 4.2.2): an
+  /// input that would be whole is gathered along `dim`, and its gradient is reduce-scattered; an output that
+  /// would be all-reduced is reduce-scattered, and its gradient is gathered. Gathered features stay gathered.
   Style on_sequence(int dim = 1) const {
     Style s = *this;
     if (s.before && is_replicate(s.before->from)) s.before->from = Shard{dim};
@@ -85,8 +86,8 @@ inline const Style Style::sequence{.name = "sequence", .after = Change{Shard{1},
 inline const Style Style::cut_sequence{.name = "cut_sequence", .after = Change{Replicate{}, Shard{1}}};
 inline const Style Style::gather_sequence{.name = "gather_sequence", .before = Change{Shard{1}, Replicate{}}};
 
-/// Patterns are dotted paths in which `*` stands for exactly one step, whatever it is, or for any part of
-/// one: "layers.*.attention", "layers.*.mlp.*_proj".
+/// Patterns are dotted paths in which `*` stands for exactly one step with any name, or for any part of the
+/// name of a step: "layers.*.attention", "layers.*.mlp.*_proj".
 class Plan {
  public:
   struct Entry {
@@ -101,8 +102,8 @@ class Plan {
     return *this;
   }
   const std::vector<Entry>& entries() const noexcept { return entries_; }
-  /// The module at this path (no pattern) stays whole itself: parallelize() does not ask for its units(),
-  /// also where entries split layers inside it.
+  /// The module at this path (not a pattern) itself stays whole: parallelize() does not ask for its units(),
+  /// even if entries split layers inside it.
   Plan& leave_whole(std::string path) {
     left_whole_.push_back(std::move(path));
     return *this;

@@ -1,5 +1,5 @@
-// A model of which every data-parallel rank has a whole copy. Used by the one rank (thread) that owns the
-// model; collective over the axes where the model has values already.
+// A model of which every data-parallel rank has a complete copy. Used by the rank (thread) that owns the
+// model; collective over the axes if the model already has values.
 #pragma once
 
 #include <memory>
@@ -9,11 +9,11 @@
 
 namespace weft {
 
-/// The counterpart of fully_shard(): every parameter and buffer of `root` that has no layout is the same on
-/// all ranks, and a GradientReducer over `axes` listens to those that are trained. After parallelize();
-/// before or after materialise(). If parameters have values already, they are compared: mismatch on all
-/// ranks that names the first that differs, as check_replicas() does. Throws bad_argument if a parameter
-/// belongs to another reducer or to a sharded model.
+/// The counterpart of fully_shard(): gives every parameter and buffer of `root` without a layout a replicated
+/// layout, and makes a GradientReducer over `axes` for the trained parameters. After parallelize(); before or
+/// after materialise(). If parameters already have values, it compares them like check_replicas(): if they
+/// differ, all ranks throw mismatch that names the first different parameter. Throws bad_argument if a
+/// parameter belongs to another reducer or to a sharded model.
 std::unique_ptr<GradientReducer> apply_ddp(Module& root, const DeviceMesh& axes,
                                            const GradientReducerOptions& options = {});
 

@@ -7,13 +7,14 @@
 
 namespace weft {
 
-/// out = in, each element rounded once to the dtype of `out`, to nearest even; values beyond its range
-/// become infinite, and a NaN stays one. f64, f32, bf16 and f16 in any pair, with the threads of `compute`,
-/// whose number changes no bit; on a device f32 and bf16, on its stream (the host does not wait). If both
-/// have one dtype: a copy. Used by the thread that uses `compute`.
+/// out = in, each element rounded once to the dtype of `out`, to nearest even; values beyond its range become
+/// infinite, and a NaN stays a NaN. On the host it converts between any two of f64, f32, bf16 and f16, with
+/// the threads of `compute`, whose number changes no bit. On a device it converts between f32 and bf16, on
+/// its stream (the host does not wait). If both have one dtype, it copies. Used by the thread that uses
+/// `compute`.
 ///
-/// Throws bad_argument if the numbers of elements differ, a dtype is none of these, memory is elsewhere
-/// than `compute` or overlaps; unsupported for f64 or f16 to another dtype on a device.
+/// Throws bad_argument if the numbers of elements differ, a dtype is none of these, or memory overlaps or is
+/// not on the device of `compute`; unsupported for f64 or f16 to another dtype on a device.
 void convert(Compute& compute, const ConstBuffer& in, const Buffer& out);
 
 }  // namespace weft

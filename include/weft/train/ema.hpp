@@ -1,5 +1,5 @@
-// An exponential moving average of a model's masters, as they lie: each rank averages its own shards, and
-// nothing is communicated. Used by the rank (thread) that owns the model.
+// An exponential moving average of a model's masters: each rank averages its own shards, without
+// communication. Used by the rank (thread) that owns the model.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,15 @@
 
 namespace weft {
 
-/// average <- d average + (1 - d) master, after each step of the optimizer; it begins as the master. B.
-/// Polyak, A. Juditsky, "Acceleration of Stochastic Approximation by Averaging", 1992, with weights that
+/// average <- d average + (1 - d) master, after each step of the optimizer; the average begins as the master.
+/// B. Polyak, A. Juditsky, "Acceleration of Stochastic Approximation by Averaging", 1992, with weights that
 /// decay.
 ///
 ///   Ema ema(model.parameters());
 ///   for each step:  …  optimizer.step(rate);  ema.update();
 ///   { const Ema::Swapped averages(ema);  … evaluate or export: masters are the averages … }
 ///
-/// Averages are f32, of the layout of the masters, on their device: replicas that are equal stay equal.
+/// Averages are f32, with the layout of the masters, on their device: equal replicas stay equal.
 class Ema {
  public:
   struct Options {
@@ -31,34 +31,35 @@ class Ema {
     bool warm_up = false;
   };
 
-  /// Averages those of `parameters` that are trained now; all are materialised and outlive it. Throws
-  /// bad_argument for a decay that is not in [0, 1), and for a parameter given twice.
+  /// Averages those of `parameters` that are trained now. All must be materialised and outlive the Ema.
+  /// Throws bad_argument if the decay is not in [0, 1), or if a parameter is given twice.
   explicit Ema(std::vector<Parameter*> parameters, const Options& options);
   explicit Ema(std::vector<Parameter*> parameters) : Ema(std::move(parameters), Options()) {}
   Ema(const Ema&) = delete;
   Ema& operator=(const Ema&) = delete;
 
-  /// Begins to average a parameter that was frozen: call it when it is unfrozen, before the next step. Its
-  /// average begins as its master. Throws bad_argument if it is averaged already, or frozen.
+  /// Begins to average a parameter that was frozen: call it when the parameter is unfrozen, before the next
+  /// step. The average begins as the master. Throws bad_argument if the parameter is already averaged, or
+  /// still frozen.
   void add(Parameter& parameter);
 
-  /// Updates the averages with the present masters; masters that are frozen by now have not changed, and
-  /// neither do their averages. Throws bad_argument while averages are swapped in, and for a parameter given
-  /// to the constructor that was frozen then and is not now: `ema: "w" was frozen when the ema was made;
-  /// add() it when it is unfrozen`; layout if a master's layout is not that of its average. Nothing has
-  /// changed then.
+  /// Updates the averages with the present masters; masters that are now frozen, and their averages, do not
+  /// change. Throws bad_argument while averages are swapped in, and if a parameter given to the constructor
+  /// was frozen then and is not frozen now: `ema: "w" was frozen when the ema was made; add() it when it is
+  /// unfrozen`; layout if a master's layout is not that of its average. Nothing has changed then.
   void update();
   /// How much of an average update n (from 0) keeps.
   double decay_at(std::int64_t n) const noexcept;
 
-  /// Exchanges masters and averages, element by element where they lie: the model then computes with the
-  /// averages. swap_out() exchanges them back, to the same bits. Not between a forward pass and its backward.
-  /// Throw bad_argument if that is done already; layout as update().
+  /// swap_in() exchanges masters and averages in place, so the model then computes with the averages.
+  /// swap_out() exchanges them back, to the same bits. Do not call them between a forward pass and its
+  /// backward. swap_in() throws bad_argument if the averages are in already, swap_out() if they are out
+  /// already; both throw layout like update().
   void swap_in();
   void swap_out();
   bool swapped() const noexcept { return swapped_; }
 
-  /// The averages are in the masters' place as long as it lives.
+  /// As long as it exists, the averages are in place of the masters.
   class [[nodiscard]] Swapped {
    public:
     explicit Swapped(Ema& ema) : ema_(&ema) { ema.swap_in(); }
@@ -70,15 +71,15 @@ class Ema {
     Ema* ema_;
   };
 
-  /// Those that are averaged.
+  /// The averaged parameters.
   std::span<Parameter* const> parameters() const noexcept { return parameters_; }
-  /// Parallel to parameters(). While swapped in: the masters of the training.
+  /// Parallel to parameters(). While the averages are swapped in, these tensors hold the masters.
   const Tensor& average(std::size_t i) const { return averages_.at(i).value; }
 
   /// The tensors that a checkpoint of a run keeps, in the form of Optimizer::visit_state(): for each
   /// parameter "updates", i64 (1), the same on all ranks and without a layout; and "average", with the layout
-  /// of its master. Tensors may be written. Throws bad_argument while averages are swapped in: a checkpoint
-  /// would have them as its masters.
+  /// of its master. The caller may write into the tensors. Throws bad_argument while averages are swapped in,
+  /// because a checkpoint would store them as masters.
   void entries(const Optimizer::Visitor& see) const;
 
  private:

@@ -1,4 +1,5 @@
-// The gradients of a model's parameters as what dp works on. Used by the one thread that owns the model.
+// The gradients of a model's parameters as Gradients, on which dp works. Used by the thread that owns the
+// model.
 #pragma once
 
 #include <span>
@@ -11,19 +12,19 @@
 
 namespace weft {
 
-/// The gradient of each parameter that is trained, where it lies, in the order given. Valid until a gradient
-/// is placed elsewhere. Throws bad_argument naming a parameter without gradient:
-/// `clip_grad_norm: "w" has no gradient`. `what` names the caller.
+/// The gradient of each trained parameter, in the order given, without a copy. Valid until the memory of a
+/// gradient is replaced. Throws bad_argument, naming the parameter, if one has no gradient: `clip_grad_norm:
+/// "w" has no gradient`. `what` is the name of the caller in the text.
 std::vector<Gradient> gradients_of(std::span<Parameter* const> parameters, std::string_view what);
 
-/// reduce_gradients() of gradients_of(parameters), whose new layouts it states. Collective. If
-/// options.compute is null and the model is on a device, the Compute of materialise() is taken; so it is in
-/// the functions below.
+/// reduce_gradients() of gradients_of(parameters); sets the new layouts of the gradients. Collective. If
+/// options.compute is null and the model is on a device, this function and those below use the Compute of
+/// materialise().
 ///
 ///   model.backward(dy, frame);
 ///   reduce_gradients(model.parameters(), mesh, {.data_axes = mesh["dp"]});
 ///
-/// A GradientReducer does the same on data axes while backward goes on; then reduce_gradients(parameters,
+/// A GradientReducer reduces over data axes during the backward pass; then reduce_gradients(parameters,
 /// mesh["tp"]) does the rest.
 void reduce_gradients(std::span<Parameter* const> parameters, const DeviceMesh& axes,
                       const ReduceOptions& options = {});

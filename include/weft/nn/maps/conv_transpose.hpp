@@ -20,8 +20,8 @@ struct ConvTranspose2dConfig {
 /// apply_domain_parallel(). Its weight is not split.
 class ConvTranspose2d : public Module {
  public:
-  /// Throws bad_argument naming what is wrong: a size below 1, groups that do not divide in or out, an
-  /// output padding that is not less than stride or dilation.
+  /// Throws bad_argument, naming the option, if a size is below 1, groups do not divide in or out, or an
+  /// output padding is not less than stride or dilation.
   explicit ConvTranspose2d(const ConvTranspose2dConfig& config);
 
   ParameterRef weight, bias;  ///< bias: null if there is none

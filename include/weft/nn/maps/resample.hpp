@@ -1,4 +1,4 @@
-// Layers that pad, pool and resize maps; x, y: (batch, channels, height, width). All without parameters. x
+// Layers that pad, pool and resize maps; x, y: (batch, channels, height, width). They have no parameters. x
 // may be split in batch and channels, and in space by apply_domain_parallel() (weft/domain/domain.hpp).
 #pragma once
 
@@ -7,11 +7,11 @@
 namespace weft {
 
 /// A layer whose output is linear in its input, row by row and column by column; two tables of taps describe
-/// it. Others may derive from it.
+/// it. Programs may derive their own layers from it.
 class Resampling2d : public Module {
  public:
-  /// The rows of x that the rows of y are made of, for an x of this height; throws bad_argument if there are
-  /// too few.
+  /// For an x of this height, the rows of x from which each row of y is computed; throws bad_argument if x
+  /// has too few rows.
   virtual kernels::Taps rows(std::int64_t height) const = 0;
   virtual kernels::Taps columns(std::int64_t width) const = 0;
 
@@ -41,7 +41,7 @@ class Pad2d : public Resampling2d {
 };
 
 struct Pool2dConfig {
-  Extent2d kernel = 2, stride = 2, padding = 0, dilation = 1;  ///< dilation: of MaxPool2d alone
+  Extent2d kernel = 2, stride = 2, padding = 0, dilation = 1;  ///< dilation: only for MaxPool2d
   bool count_padding = true;  ///< AvgPool2d: zeros beyond the border count in the mean
 };
 
@@ -72,7 +72,8 @@ class AdaptiveAvgPool2d : public Resampling2d {
   Extent2d out_;
 };
 
-/// The largest pixel that a kernel sees, as torch.nn.MaxPool2d; of several the first has the gradient.
+/// The largest pixel that a kernel sees, as torch.nn.MaxPool2d; if several pixels are the largest, the first
+/// gets the gradient.
 class MaxPool2d : public Module {
  public:
   /// Throws bad_argument for sizes below 1, and a padding of more than half the kernel.
@@ -88,15 +89,15 @@ class MaxPool2d : public Module {
 enum class Resizing : unsigned char { nearest, bilinear };
 struct Resize2dConfig {
   Resizing mode = Resizing::nearest;
-  Extent2d out = 0;            ///< of y; 0: `scale` says it
-  Extent2d scale = 1;          ///< y has so many times the rows and columns of x
-  bool align_corners = false;  ///< of bilinear: the corner pixels of x and y lie at the same place
+  Extent2d out = 0;            ///< the size of y; 0: `scale` gives it
+  Extent2d scale = 1;          ///< the rows and columns of y per row and column of x
+  bool align_corners = false;  ///< for bilinear: the corner pixels of x and y have the same position
 };
 
 /// Row r of y, of m, is row floor(r n / m) of the n of x (nearest), or between the two about (r + 1/2) n / m
-/// - 1/2 (bilinear). Nearest is exact, in whole numbers. torch.nn.Upsample multiplies r by n / m rounded to
-/// f32, and so takes the neighbouring row where the product falls on the other side of a whole number: of 4
-/// rows to 82, row 41 is here row 2 of x, there row 1.
+/// - 1/2 (bilinear). Nearest uses exact integer arithmetic. torch.nn.Upsample multiplies r by n / m rounded
+/// to f32, and so takes the neighbouring row where the product falls on the other side of a whole number: of
+/// 4 rows to 82, row 41 is here row 2 of x, there row 1.
 class Resize2d : public Resampling2d {
  public:
   /// Throws bad_argument if neither an out nor a scale of at least 1 is given.
