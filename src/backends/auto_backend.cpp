@@ -16,8 +16,8 @@
 namespace weft {
 namespace {
 
-// The transport that this rank could use between hosts: the launcher's MPI, if its plug-in loads here. Empty:
-// gloo.
+// The transport between hosts that this rank could use: the launcher's MPI, if its plug-in loads here.
+// Returns "" for gloo.
 std::string usable_mpi(Context& context, std::string& why) {
   const Launcher launcher = find_launch_info(context).launcher;
   const std::string_view mpi = launcher == Launcher::openmpi ? "mpi-openmpi"
@@ -52,7 +52,7 @@ BootstrapInfo read_info(const std::string& text) {
   return info;
 }
 
-/// Why the ranks cannot use shm; empty: they can.
+/// Returns why the ranks cannot use shm; empty: they can use it.
 std::string why_not_shared(const std::vector<BootstrapInfo>& all) {
   const auto same = [&](std::string BootstrapInfo::*field) {
     return std::all_of(all.begin(), all.end(),

@@ -5,8 +5,9 @@
 
 namespace weft {
 
-/// Collective over the ranks of `b`: shm if all share memory, otherwise the MPI under whose mpirun they run,
-/// if all can load it, otherwise gloo. Logs at level info what it chose, and why.
+/// Collective over the ranks of `b`: chooses shm if all ranks share memory; otherwise the MPI under whose
+/// mpirun the ranks run, if all ranks can load it; otherwise gloo. Logs at level info which transport it
+/// chose, and why.
 std::unique_ptr<Backend> make_auto_backend(const GroupInit& b);
 
 }  // namespace weft

@@ -143,8 +143,8 @@ void BlockingBackend::work() noexcept {
       std::unique_lock lock(mutex_);
       busy_ = false;
       changed_.notify_all();
-      // A connection broke: the thread that watches it knows why, and fails the group. If none does, the
-      // cause is the transport's own text.
+      // If a connection broke, the thread that watches the connection knows why and fails the group. If no
+      // thread does so, the cause is the transport's own text.
       if (!well && !cause && !changed_.wait_for(lock, kCauseWait, [&] { return failing_ || ending_; }))
         cause = Failure{.code = ErrorCode::system,
                         .text = fmt::format("{}: {}", name(s->op), trouble),

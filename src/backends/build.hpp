@@ -1,6 +1,6 @@
-// Which build of weft a rank runs. Ranks read each other's structs in memory, and each decides by itself
-// which path a call takes. So all need the same layouts and thresholds: join() compares them, and a group of
-// two builds is a mismatch that names both.
+// Which build of weft a rank runs. Ranks read each other's structs in memory, and each rank decides by itself
+// which path a call takes. So all ranks need the same layouts and thresholds: join() compares them, and a
+// group of two builds is a mismatch that names both.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ inline constexpr std::uint32_t kProtocol = 2;
 /// The build of rank `rank`, as one word: the version of the library, and a digest of `layout` (the
 /// transport's constants) and of the constants that all transports share.
 std::string build_word(std::uint64_t layout, int rank);
-/// Such a word for people: "weft 0.1.0 (layout 1234abcd)". A word in another form, which another version of
-/// this code may send, is quoted.
+/// A build word as text for people: "weft 0.1.0 (layout 1234abcd)". A word in another form, as another
+/// version of this code may send it, is quoted.
 std::string describe_build(std::string_view word);
 
 /// Compares the builds of the ranks, for plug-ins that are not weft's own and may not call join().

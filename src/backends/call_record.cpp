@@ -57,7 +57,7 @@ std::string what(const CallRecord& record, const CallDetail& detail) {
   return text;
 }
 
-// A reduction that has more than its kind: a scale, or a name.
+// Returns whether a reduction has more than its kind: a scale, or a name.
 bool is_named(const CallRecord& r) {
   return row(r.op).reduces && (r.reduce == ReduceOp::Kind::premul_sum || r.reduce == ReduceOp::Kind::user);
 }

@@ -1,7 +1,7 @@
-// One encoding of a rank's call: the fields that must be the same on all ranks, and their places in a word,
-// a count and a hash. The arrival line of shared memory holds these three; a CallRecord
+// One encoding of a rank's call: the fields that must be equal on all ranks, packed into a word, a count and
+// a hash. The arrival line of shared memory holds the word, the count and the hash; a CallRecord
 // (weft/backends/call_record.hpp) holds the same fields one by one, for messages and texts; an entry of the
-// flight recorder holds the word. Inline: this is on the way of every call. Pure functions; any thread.
+// flight recorder holds the word. Inline, because every call runs this code. Pure functions; any thread.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +40,7 @@ class CallWord {
   constexpr ReduceOp::Kind reduce() const noexcept { return static_cast<ReduceOp::Kind>(byte(kReduce)); }
   constexpr unsigned note() const noexcept { return byte(kNote); }
   constexpr int rank() const noexcept { return static_cast<int>(bits_ >> kRank & 0x7fffffff) - 1; }
-  /// The same call with another note.
+  /// Returns this call with another note.
   constexpr CallWord noted(unsigned note) const noexcept {
     return CallWord((bits_ & ~(std::uint64_t{0xff} << kNote)) | static_cast<std::uint64_t>(note) << kNote);
   }
@@ -51,7 +51,7 @@ class CallWord {
   std::uint64_t bits_;
 };
 
-/// The count vector that all ranks give alike; null: the operation has none.
+/// The count vector, which must be equal on all ranks; null if the operation has none.
 inline const Block* agreed_blocks(const OpState& s) noexcept {
   switch (row(s.op).counts) {
     case Counts::out_blocks: return s.out_blocks;
@@ -67,7 +67,7 @@ inline const Block* agreed_blocks(const OpState& s) noexcept {
   return nullptr;
 }
 
-/// The count that all ranks give alike; no less than any block.
+/// The count, which must be equal on all ranks; at least as large as any block.
 inline std::int64_t agreed_count(const OpState& s, int size) noexcept {
   switch (row(s.op).counts) {
     case Counts::equal: return std::max(s.in_count, s.out_count);  // either may be a root's alone
@@ -87,14 +87,15 @@ inline std::int64_t agreed_count(const OpState& s, int size) noexcept {
   return 0;
 }
 
-/// Word and count alone describe most calls. For the other operations detail_hash() must be compared, too.
+/// Word and count alone describe most calls. For the other operations the caller must compare detail_hash(),
+/// too.
 inline bool has_detail(const OpState& s) noexcept {
   return s.in_blocks != nullptr || s.out_blocks != nullptr || s.reduce.kind == ReduceOp::Kind::premul_sum ||
          s.reduce.kind == ReduceOp::Kind::user;
 }
 
-/// A hash of what else all ranks give alike: a scale, the name of a user's reduction, a count vector. 0:
-/// there is nothing else.
+/// A hash of the further arguments that must be equal on all ranks: a scale, the name of a user's reduction,
+/// a count vector. 0: the call has no such arguments.
 inline std::uint64_t detail_hash(const OpState& s, int size) noexcept {
   const bool reduces = row(s.op).reduces;
   const bool scaled = reduces && s.reduce.kind == ReduceOp::Kind::premul_sum,

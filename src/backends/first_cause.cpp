@@ -10,8 +10,8 @@
 namespace weft {
 namespace {
 
-// The Store may be on a host that is cut off, or with a process that is stopped: then nobody waits for it
-// longer.
+// The Store may be on a host that is cut off, or in a process that is stopped: then nobody waits longer than
+// this for it.
 constexpr auto kStoreAnswer = std::chrono::milliseconds(500);
 
 }  // namespace

@@ -11,7 +11,7 @@
 namespace weft {
 namespace {
 
-// "number address": the number of the rank's doorbell in its process, and where that process is.
+// "number address": the number of the rank's doorbell in its process, and the place of that process.
 struct Told {
   int doorbell = -1;
   ProcessAddress process;

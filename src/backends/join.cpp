@@ -24,21 +24,21 @@
 namespace weft {
 namespace {
 
-// How long the store may take, after the deadline, to say which keys are there, or to remove one; and how
-// much longer for each of many keys.
+// How long after the deadline the store may take to report which keys exist, or to remove a key; and how much
+// longer for each of many keys.
 constexpr Duration kAnswer = std::chrono::milliseconds(500);
 constexpr Duration kAnswerEach = std::chrono::milliseconds(4);
 
-// How often a rank that waits looks for the first cause: often at first, then more rarely, so that many ranks
-// that wait long do not keep the store busy.
+// How often a waiting rank looks for the first cause: often at first, then more rarely, so that many ranks in
+// a long wait do not keep the store busy.
 constexpr Duration kFirstLook = std::chrono::milliseconds(50);
 constexpr Duration kRareLook = std::chrono::milliseconds(500);
 
-// A store that ends a wait earlier than its deadline by this much does not answer at all.
+// If the store ends a wait earlier than its deadline by this much, it does not answer at all.
 constexpr Duration kEarly = std::chrono::milliseconds(10);
 
-// If the store ends a wait later than its deadline by this much, it is treated as not answering, and is sent
-// only what is needed.
+// If the store ends a wait later than its deadline by this much, weft treats it as not answering, and sends
+// it only the necessary requests.
 constexpr Duration kLate = std::chrono::milliseconds(250);
 
 // Each rank that joins adds 1 to the low bits of a counter, and the group's size to the bits above these.
@@ -51,8 +51,8 @@ std::string key_of(const GroupInit& b, std::string_view what, int r) {
   return key_of(b, what, std::to_string(r));
 }
 
-// The texts of all ranks together may outgrow a value of the store (1 MiB): they are stored in parts of this
-// size, of which the last is shorter, and may be empty.
+// The texts of all ranks together may exceed one value of the store (1 MiB), so they are stored in parts of
+// this size; the last part is shorter and may be empty.
 constexpr std::size_t kPart = std::size_t{1} << 19;
 
 std::string key_of_part(const GroupInit& b, std::string_view what, std::size_t part) {
@@ -72,7 +72,7 @@ auto for_group(const GroupInit& b, const F& f) {
   }
 }
 
-// All texts as one value, and back: each with its length, since a text may hold any byte.
+// Packs all texts into one value, and unpacks them: each with its length, since a text may hold any byte.
 std::string pack(const std::vector<std::string>& infos) {
   std::string text;
   for (const std::string& info : infos) text += fmt::format("{}:{}", info.size(), info);
@@ -106,8 +106,8 @@ std::vector<std::string> unpack(const GroupInit& b, std::string_view text) {
       .ranks = {low, high}});
 }
 
-// The text that a rank wrote with announce(): "build size place info". `place`: it was the place-th rank to
-// come.
+// The text that a rank wrote with announce(): "build size place info". `place`: this rank was the place-th
+// rank to come.
 struct Announced {
   int place = 0;
   std::string info;
@@ -135,8 +135,8 @@ Announced parse(const GroupInit& b, const std::string& build, int r, std::string
   return {*number, std::string(text)};
 }
 
-// Throws the mismatch as this rank sees it. Some rank gave another size: it has set its text, or is about to.
-// Or (sizes = 0) some rank has reported a mismatch.
+// Throws the mismatch that this rank sees. Either some rank gave another size: it has set its text, or is
+// about to. Or (sizes = 0) some rank has reported a mismatch.
 void name_mismatch(const GroupInit& b, std::string_view what, const std::string& build, std::int64_t sizes) {
   constexpr std::int64_t kMost = 4096;  // ranks looked at
   do {
@@ -178,7 +178,7 @@ Error as_told(const GroupInit& b, Failure why) {
 
 namespace {
 
-// The Error that an Interrupt makes of any Error: it tells the others which rank does not come.
+// Converts any Error of an interrupted wait: the result tells the other ranks which rank does not come.
 Error interruption(const GroupInit& b) {
   return Error(
       Failure{.code = ErrorCode::aborted,
@@ -231,7 +231,7 @@ Error give_up(const GroupInit& b, const Error& error) {
 
 namespace {
 
-// As await(), and calls look() now and then.
+// Like await(), but also calls look() now and then.
 template <class Look>
 std::optional<std::string> await_looking(const GroupInit& b, const std::string& key, const Look& look) {
   if (b.store == nullptr)
@@ -253,14 +253,15 @@ std::optional<std::string> await_looking(const GroupInit& b, const std::string& 
   }
 }
 
-// Whether this group's ranks are those of the job that weft run started, a process each.
+// Returns whether this group's ranks are exactly the ranks of the job that the launcher (`weft run`) started,
+// one process per rank.
 bool is_whole_job(const GroupInit& b) {
   return env::get("WEFT_LAUNCHER") && env::get("WEFT_RANK") == std::to_string(b.rank) &&
          env::get("WEFT_WORLD_SIZE") == std::to_string(b.size);
 }
 
-// Throws peer_lost if weft run has said that the process of a rank, which did not announce itself, has
-// ended.
+// Throws peer_lost if the launcher (`weft run`) has reported that the process of a rank ended before the rank
+// announced itself.
 void throw_ended(const GroupInit& b, std::string_view what) {
   if (!is_whole_job(b)) return;
   const Deadline answer = Deadline::after(kAnswer);
@@ -280,8 +281,8 @@ std::optional<std::string> await(const GroupInit& b, const std::string& key) {
 
 namespace {
 
-// The deadline has passed. Names the ranks that did not come; if all came, the one that came last, whose
-// task it was to put the texts together.
+// Called when the deadline has passed. Names the ranks that did not come. If all came, it names the last
+// rank, whose task it was to combine the texts.
 [[noreturn]] void throw_late(const GroupInit& b, std::string_view what, const std::string& build,
                              Clock::time_point began) {
   const Deadline answer = Deadline::after(kAnswer + kAnswerEach * b.size);
@@ -296,8 +297,8 @@ namespace {
   throw_absent(b, absent.empty() ? last : absent, std::chrono::duration_cast<Duration>(Clock::now() - began));
 }
 
-// Called on the rank that came last. The others have set their texts, or are about to; one that died before
-// it did is absent.
+// Called on the rank that came last. The other ranks have set their texts, or are about to; a rank that died
+// before it did so is absent.
 void put_together(const GroupInit& b, std::string_view what, const std::string& build,
                   Clock::time_point began) {
   std::vector<std::string> all;
@@ -307,7 +308,7 @@ void put_together(const GroupInit& b, std::string_view what, const std::string& 
     all.push_back(std::move(*text));
   }
   const std::string text = pack(all);
-  // The first part goes last: where it is there, all are.
+  // The first part is written last: if the first part exists, all parts exist.
   for (std::size_t part = text.size() / kPart + 1; part-- > 0;)
     b.store->set(key_of_part(b, what, part), std::string_view(text).substr(part * kPart, kPart), b.deadline);
 }

@@ -1,5 +1,5 @@
-// The operations that weft's transports perform themselves, and their guarantees: one table for the
-// plug-ins, docs/support.md and the conformance tests.
+// The operations that weft's transports perform natively, and their guarantees: one table for the plug-ins,
+// docs/support.md and the conformance tests.
 #include <algorithm>
 
 #include "reduce/reduce.hpp"
@@ -29,7 +29,7 @@ Traits shm() {
   return t;
 }
 
-// The dtypes that foreign transports combine themselves: those that lose nothing when two ranks are combined
+// The dtypes that foreign transports combine themselves: dtypes that lose nothing when two ranks are combined
 // at a time. 16-bit floats would be rounded at every hop.
 void reduce_pairwise(Traits& t) {
   using Kind = ReduceOp::Kind;
@@ -40,13 +40,13 @@ void reduce_pairwise(Traits& t) {
         t.reduces[static_cast<std::size_t>(k)] |= dtype_bit(d);
 }
 
-// Reductions that MPI knows, on types that it knows; min and max of floats by a function of ours.
+// Reductions that MPI knows, on types that it knows; min and max of floats use a function of ours.
 Traits mpi(std::string_view name) {
   Traits t{.name = name, .ops = kForeignOps, .dtypes = kAllDTypes};
   reduce_pairwise(t);
   t.rings = false;
-  // When a rank dies, mpirun ends the whole job; if an option forbids that, the rank is absent at the
-  // deadline.
+  // If a rank dies, mpirun ends the whole job; if an option forbids that, the dead rank is reported as absent
+  // at the deadline.
   t.guarantees = {.deadline = true,
                   .names_absent = true,
                   .detects_death = false,
@@ -109,9 +109,9 @@ Traits gloo() {
   return t;
 }
 
-// A rank that was stopped just before its system call writes when it continues, to an address that may have a
-// new owner by then. Other than with shared memory, the owner's pages cannot be replaced. So while such a
-// rank is in its copy, quiesce() returns false.
+// A rank that was stopped just before process_vm_writev performs the write when it is resumed. By then the
+// target address may belong to another buffer. Unlike shared memory, the owner's pages cannot be replaced. So
+// quiesce() returns false while such a rank is in its copy.
 Traits shm_single_copy() {
   Traits t = shm();
   t.guarantees.quiesces = false;

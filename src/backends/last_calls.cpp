@@ -25,7 +25,7 @@ std::string call_words(const LastCall& c) {
   return text;
 }
 
-// The text behind the names of the ranks; `one`: it is one rank.
+// Returns the text that follows the names of the ranks; `one`: only one rank is named.
 std::string words(const LastCall& c, bool one) {
   std::string text;
   switch (c.state) {
@@ -48,7 +48,7 @@ std::string words(const LastCall& c, bool one) {
   return text;
 }
 
-// Those that are behind come first: nothing known, nothing called, then by number.
+// Sorts ranks that are behind first: nothing known, then nothing called, then by number.
 std::uint64_t place(const LastCall& c) noexcept {
   switch (c.state) {
     case LastCall::State::unknown: return 0;

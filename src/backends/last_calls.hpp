@@ -24,7 +24,7 @@ inline LastCall last_call_of(int rank, LastCall::State state, const CallRecord& 
   if (state == LastCall::State::in_flight) c.oldest = c.call;
   return c;
 }
-/// A message that a rank waits in, of the user's. Its peer is -1 if it is not one rank.
+/// Describes a message of the user in which a rank waits. Its peer is -1 if the call names no single rank.
 inline LastCall::Message message_of(const OpState& s) noexcept {
   return {.op = s.op,
           .dtype = s.dtype,
@@ -35,9 +35,9 @@ inline LastCall::Message message_of(const OpState& s) noexcept {
 /// Parts of composed calls are messages, too, but are not reported.
 inline bool is_users_message(const OpState& s) noexcept { return s.user == nullptr && s.tag >= 0; }
 
-/// All of them as one sentence of bounded length, ranks that say the same together, and first those that are
-/// behind: "last calls: rank 3 finished barrier [call 16]; ranks 0, 1, 2 are in all_reduce f32 x4096 sum
-/// [call 17]". Empty if nothing is known of any rank.
+/// All last calls as one sentence of bounded length. Ranks with equal calls are grouped, and ranks that are
+/// behind come first: "last calls: rank 3 finished barrier [call 16]; ranks 0, 1, 2 are in all_reduce f32
+/// x4096 sum [call 17]". Returns "" if nothing is known of any rank.
 std::string tell_last_calls(std::span<const LastCall> calls);
 
 }  // namespace weft

@@ -1,8 +1,8 @@
-// A message is an envelope and its elements; they go through the stream to the receiver, which matches them
-// (PeerMessages). A send is done when the stream has taken all of it. Beside messages, streams carry the
-// roll-call's questions and answers, and that a rank leaves. Ranks learn of a failure from the store
-// (FirstCause). Only post(), poll(), ask() and answer() use the streams, so that nothing touches a caller's
-// memory outside of them.
+// A message is an envelope and its elements; both go through the stream to the receiver, which matches them
+// (PeerMessages). A send is done when the stream has taken the whole message. In addition to messages,
+// streams carry the roll-call's questions and answers, and the notice that a rank leaves. Ranks learn of a
+// failure from the store (FirstCause). Only post(), poll(), ask() and answer() use the streams, so that
+// nothing accesses a caller's memory outside these functions.
 #include "weft/backends/stream_backend.hpp"
 
 #include <fmt/format.h>
@@ -40,7 +40,7 @@ constexpr std::uint64_t kLayout = digest_of(sizeof(Envelope), offsetof(Envelope,
                                             offsetof(Envelope, dtype), offsetof(Envelope, count));
 constexpr std::size_t kReadAtOnce = std::size_t{1} << 20;  // from one rank in one poll
 
-// A flag is set while it lives.
+// A flag is set while this object exists.
 template <class Flag>
 class During {
  public:
@@ -170,8 +170,8 @@ class StreamBackend final : public Backend, private MessageMedium {
   };
   struct Peer {
     std::deque<Outgoing> out;
-    // Incoming data: the envelope, then its bytes, to the receive that waits for them or into memory of
-    // ours.
+    // Incoming data: the envelope, then its bytes, which go to the receive that waits for them or into memory
+    // of ours.
     Envelope in;
     std::size_t in_read = 0;
     OpState* receive = nullptr;
@@ -202,7 +202,8 @@ class StreamBackend final : public Backend, private MessageMedium {
     Transfer::of(s).done = true;
   }
   void refuse(OpState&, Failure why) override { fail(why); }
-  // A program may leave many messages: they lie in local memory, which its allocator may give.
+  // A program may leave many messages unreceived; they lie in local memory, which the program's allocator may
+  // provide.
   Storage room_for(std::size_t bytes) override {
     return bytes > 0 ? Storage::allocate(context_, Memory::local, bytes) : Storage();
   }
@@ -294,7 +295,7 @@ class StreamBackend final : public Backend, private MessageMedium {
     }
     return places;
   }
-  // Goes on with all that can be written and read now. True: something moved.
+  // Writes and reads everything that is possible now. Returns true if any data moved.
   bool step() noexcept {
     const During inside(inside_);
     bool moved = false;
@@ -344,8 +345,8 @@ class StreamBackend final : public Backend, private MessageMedium {
   std::size_t read(int r, std::byte* to, std::size_t most) {
     return about(r, [&] { return expected("read", streams_->read(r, to, most), most, "from", r); });
   }
-  // The number of bytes that a function of the streams returned. Such a function can report a failure by an
-  // exception only: a -1 would be a very large number.
+  // The number of bytes that a function of the streams returned. Such a function can report a failure only by
+  // an exception: a -1 would be a very large number.
   std::size_t expected(const char* function, std::size_t bytes, std::size_t most, const char* side, int r) {
     if (bytes > most)
       throw Error(
@@ -399,7 +400,8 @@ class StreamBackend final : public Backend, private MessageMedium {
                ? count * static_cast<std::size_t>(size_bytes(static_cast<DType>(e.dtype)))
                : count;
   }
-  // The envelope of a message has come. Its elements go where they belong, if a receive waits for them.
+  // The envelope of a message has arrived. If a receive waits for the message, the elements go directly to
+  // its `out`.
   void begin_message(int r) {
     Peer& p = peer(r);
     constexpr std::int64_t kMostCount = std::int64_t{1} << 56;
@@ -452,7 +454,7 @@ class StreamBackend final : public Backend, private MessageMedium {
     o.bytes = o.own.data();  // moving a vector leaves its elements where they are
     peer(r).out.push_back(std::move(o));
   }
-  // If a stream takes nothing for so long, that rank hears nothing.
+  // If a stream accepts no data for this long, that rank is not notified.
   void say_goodbye() noexcept {
     constexpr auto kLongest = std::chrono::milliseconds(500);
     constexpr useconds_t kPause = 100;

@@ -1,13 +1,13 @@
-// The contents of docs/support.md: what each transport does itself, what is composed, what is unsupported,
-// and what each guarantees about failures. Made from known_traits() alone, so it is the same where no plug-in
-// is present.
+// The contents of docs/support.md: what each transport does natively, what is composed, what is unsupported,
+// and what each transport guarantees about failures. The table is made from known_traits() alone, so it is
+// the same even if no plug-in is present.
 #pragma once
 
 #include <string>
 
 namespace weft {
 
-/// The whole of docs/support.md. `weft doctor --tables` prints it; a test compares the file.
+/// The full text of docs/support.md. `weft doctor --tables` prints it; a test compares the file with it.
 std::string support_tables();
 
 }  // namespace weft

@@ -1,5 +1,5 @@
-// Hooks that tests set for the groups that a rank of this process makes. Never set by users, so it is in no
-// public header: the Context keeps it, by rank of the process.
+// Hooks that tests set for the groups that a rank of this process makes. Users never set hooks, so no public
+// header has them: the Context keeps them, by rank of the process.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace weft {
 struct TestHooks {
   /// Force one path of the backend: shm knows "inline", "direct", "staged" and "single".
   std::string path = {};
-  /// Called with peers' memory in hand, in the middle of a copy.
+  /// Called in the middle of a copy, while peers' memory is in use.
   std::function<void(std::uint64_t call)> in_chunk = {};
   bool no_pair_memory = false;  ///< shm: this rank finds that the ranks have no memory of pairs (PairMemory)
   /// The largest count of one message, in place of the transport's limit; 0: its own limit.
@@ -26,8 +26,8 @@ struct TestHooks {
 /// The hooks of the rank that makes this group; empty if no test has set any. Thread-safe.
 TestHooks test_hooks(const GroupInit& b);
 
-/// While it lives, the groups that this rank of the process makes in `context` have these hooks. Scopes of
-/// one rank are nested.
+/// While this object exists, the groups that this rank of the process makes in `context` have these hooks.
+/// Scopes of one rank must be nested.
 class ScopedTestHooks {
  public:
   ScopedTestHooks(Context& context, int process_rank, TestHooks hooks);

@@ -44,7 +44,7 @@ DType dtype_from_name(std::string_view text) {
 
 namespace {
 
-// A small format of one sign bit, some bits of exponent and kMantissa of mantissa. Conversions are integer
+// A small format with one sign bit, some exponent bits and kMantissa mantissa bits. Conversions are integer
 // arithmetic on magnitudes: shift the mantissa to its new width and round to nearest even on the bits that
 // fall off; subnormal results shift further.
 template <int kMantissaBits, int kBias>
@@ -53,7 +53,7 @@ struct Small {
   static constexpr int kDropped = 23 - kMantissa;
   static constexpr std::uint32_t kRebias = static_cast<std::uint32_t>(127 - kBias) << 23;
 
-  // Rounds as if exponents were unbounded; the caller checks for overflow. Not for NaNs.
+  // Rounds as if exponents were unbounded; the caller must check for overflow. Not valid for NaNs.
   static std::uint32_t narrow(std::uint32_t magnitude) noexcept {
     if (magnitude >= kRebias + (1u << 23)) {  // normal
       constexpr std::uint32_t kBelowHalf = (1u << (kDropped - 1)) - 1u;

@@ -1,5 +1,5 @@
-// JSON that others wrote, read within bounds: bytes, depth and number of values are limited, no object has a
-// key twice, and a number is looked at before it is converted. Over nlohmann's parser, for the layers and
+// Reads JSON that others wrote, within bounds: bytes, depth and number of values are limited, no object has a
+// key twice, and a number is checked before it is converted. Uses nlohmann's parser, for the layers and
 // programs that have it. Callable from any thread.
 #pragma once
 
@@ -74,7 +74,8 @@ class JsonBuilder final : public nlohmann::json_sax<Json> {
     problem_.text = std::move(text);
     return false;
   }
-  // The place of the value. Pointers to open containers stay good: only the innermost one grows.
+  // Returns the place of the value. Pointers to open containers stay valid: only the innermost container
+  // grows.
   template <class Value>
   Json* add(Value&& value) {
     if (++values_ > limits_.values) {
@@ -123,8 +124,8 @@ std::optional<Json> try_parse_json(std::string_view text, JsonProblem& why, cons
   return std::nullopt;
 }
 
-/// The text as values; throws bad_argument "<subject> is no JSON (byte 7 of its 20)", "<subject> has the key
-/// "x" twice" and the like.
+/// Parses the text to values; throws bad_argument "<subject> is no JSON (byte 7 of its 20)", "<subject> has
+/// the key "x" twice" and the like.
 template <class Json = nlohmann::json>
 Json parse_json(std::string_view text, std::string_view subject, const JsonLimits& limits = {}) {
   JsonProblem why;
@@ -132,7 +133,7 @@ Json parse_json(std::string_view text, std::string_view subject, const JsonLimit
   throw Error(ErrorCode::bad_argument, fmt::format("{} {}", subject, why.text));
 }
 
-/// A value for an error text: in short, printable.
+/// A value for an error text, short and printable.
 inline std::string shown_json(const nlohmann::json& value) {
   constexpr std::size_t kLongest = 40;
   if (value.is_structured() && value.size() > kLongest) return fmt::format("an {}", value.type_name());
@@ -142,10 +143,11 @@ inline std::string shown_json(const nlohmann::json& value) {
 }
 
 /// One object of a parsed text, read member by member. An unexpected value throws bad_argument "<subject>:
-/// <where> is -1; expected an integer from 0 to 7". Refers to `subject` and `object`.
+/// <where> is -1; expected an integer from 0 to 7". The object refers to `subject` and `object`; the caller
+/// must keep both alive.
 class JsonReader {
  public:
-  /// `where`: the object's place in the text, as in "calls[3]"; empty: the outermost.
+  /// `where`: the object's place in the text, as in "calls[3]"; empty: the outermost object.
   JsonReader(const std::string& subject, const nlohmann::json& object, std::string where)
       : subject_(subject), object_(object), where_(std::move(where)) {
     if (!object.is_object()) wrong(where_.empty() ? "it" : where_, "is no object");
@@ -166,7 +168,7 @@ class JsonReader {
   std::int64_t integer(const char* key, std::int64_t min, std::int64_t max) const {
     return integer(at(key), place(key), min, max);
   }
-  /// The whole range: for numbers drawn at random.
+  /// Accepts the whole range, for numbers drawn at random.
   std::uint64_t any_unsigned(const char* key) const {
     const nlohmann::json& value = at(key);
     if (!value.is_number_unsigned())
@@ -180,7 +182,7 @@ class JsonReader {
     return value.get<bool>();
   }
   std::string text(const char* key) const { return text(at(key), place(key)); }
-  /// One of the `count` values of an enum, by what name(T) calls it.
+  /// Returns one of the `count` values of an enum, found by the name that name(T) gives it.
   template <class T>
   T named(const char* key, int count) const {
     const std::string is = text(key);
@@ -207,7 +209,7 @@ class JsonReader {
       out.push_back(text(values[i], fmt::format("{}[{}]", place(key), i)));
     return out;
   }
-  /// The same for a value that stands at `where`. Neither 8.0 nor 1e3 is an integer.
+  /// Like the function above, for a value at the place `where`. Neither 8.0 nor 1e3 counts as an integer.
   std::int64_t integer(const nlohmann::json& value, const std::string& where, std::int64_t min,
                        std::int64_t max) const {
     if (!value.is_number_integer() ||

@@ -65,8 +65,8 @@ LogLevel level_of(std::string_view word, std::string_view what, std::string_view
          word == text ? std::string(kExpected) : fmt::format("\"{}\" is no level; {}", word, kExpected));
 }
 
-// One write for the whole line, so that lines of several processes do not mix. Nothing can be done if it
-// fails.
+// Writes the whole line by one write(), so that lines of several processes do not mix. If the write fails,
+// nothing can be done.
 void write_to_stderr(LogLevel level, std::string_view line) {
   std::string text = "weft ";
   text += name(level);
@@ -97,8 +97,8 @@ struct Logger::Impl {
     waiting.store(true, std::memory_order_relaxed);
   }
 
-  // The next line, for the thread that is in the sink. Nothing: there is none, and the thread has left the
-  // sink.
+  // Returns the next line, for the thread that is in the sink. Returns nothing if there is no line; then the
+  // thread has left the sink.
   std::optional<Line> next() {
     const std::lock_guard lock(mutex);
     std::optional<Line> line;
@@ -116,7 +116,7 @@ struct Logger::Impl {
     return line;
   }
 
-  // Lines come faster than the sink takes them, perhaps from the sink itself: the next call goes on.
+  // Lines come faster than the sink takes them, perhaps from the sink itself; the next call goes on.
   void leave_sink() {
     const std::lock_guard lock(mutex);
     in_sink = false;

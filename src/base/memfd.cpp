@@ -19,7 +19,8 @@
 namespace weft {
 namespace {
 
-// Nobody can cut the file short under those who have mapped it, whom the next access would end (SIGBUS).
+// With these seals nobody can truncate the file while others have it mapped; an access beyond its end would
+// kill them (SIGBUS).
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 }  // namespace
@@ -74,7 +75,8 @@ Descriptor open_file_of(pid_t pid, int descriptor, std::uint64_t inode) noexcept
   const auto is_it = [&](const struct stat& file) {
     return S_ISREG(file.st_mode) && file.st_ino == inode && file.st_uid == ::geteuid();
   };
-  // Checked before it is opened: the number may be a device's by now, and opening a device can have effects.
+  // The kind is checked before the file is opened: the number may belong to a device by now, and opening a
+  // device can have effects.
   struct stat file {};
   if (::stat(path.data(), &file) != 0 || !is_it(file)) return {};
   Descriptor fd(::open(path.data(), O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
@@ -93,15 +95,15 @@ std::size_t raise_descriptor_limit(std::size_t wanted) noexcept {
 namespace {
 
 // The first-level data cache of AMD's Zen cores tells lines by a hash of bits 12 to 27 of their virtual
-// address ("Take A Way", AsiaCCS 2020). Two mappings a multiple of 2^28 bytes apart, as the kernel places
-// segments of 1 GiB side by side, have equal hashes at equal offsets: a kernel that reads or writes both by
-// turns misses at every access (all_reduce of 512 KB in shared memory: 41 us in place of 9). So large
+// address ("Take A Way", AsiaCCS 2020). Two mappings that are a multiple of 2^28 bytes apart, as the kernel
+// places adjacent segments of 1 GiB, have equal hashes at equal offsets. A kernel that reads or writes both
+// by turns then misses at every access (all_reduce of 512 KB in shared memory: 41 us instead of 9). So large
 // mappings begin at addresses that differ in bits 21 to 27.
 constexpr std::size_t kColorBytes = std::size_t{1} << 21;  // and huge pages stay possible
 constexpr std::size_t kColors = 128;
 
-// An address for a mapping of `bytes`: a range that is reserved, and is its caller's to map over; nullptr:
-// anywhere.
+// Returns an address for a mapping of `bytes`: a reserved range, which the caller maps over; nullptr: any
+// address will do.
 void* reserve_with_next_color(std::size_t bytes) noexcept {
   static std::atomic<std::size_t> next{0};
   if (bytes < kColorBytes) return nullptr;

@@ -1,6 +1,5 @@
-// Owners of what the kernel hands out: descriptors, mappings, and memory without a name (memfd) that others
-// may map. A child made by fork has none of the mappings (MADV_DONTFORK), and must not use the
-// memfds.
+// Owners of kernel objects: descriptors, mappings, and nameless memory (memfd) that other processes may map.
+// A child made by fork has none of the mappings (MADV_DONTFORK), and must not use the memfds.
 #pragma once
 
 #include <sys/types.h>
@@ -29,8 +28,8 @@ class Descriptor {
   int fd_ = -1;
 };
 
-/// A new memfd of `bytes` zeros, no page of it allocated yet; empty, with errno set, where the system
-/// refuses. Sealed: its size does not change any more.
+/// A new memfd of `bytes` zeros, with no page allocated yet; empty, with errno set, if the system refuses.
+/// The memfd is sealed: its size does not change any more.
 Descriptor make_memfd(const char* name, std::size_t bytes) noexcept;
 
 /// Whether a file is a memfd that nobody can cut short.
@@ -39,21 +38,21 @@ bool keeps_its_size(int fd) noexcept;
 /// The inode of an open file; 0 if there is none.
 std::uint64_t inode_of(int fd) noexcept;
 
-/// A descriptor of the file of this user that process `pid` holds open under the number `descriptor`, if it
-/// is still the one with that inode. Empty if the system does not let us (no /proc, a process that may not
-/// be traced), and if it is not that file. The process need not run.
+/// Returns a descriptor of the file of this user that process `pid` holds open under the number `descriptor`,
+/// if it is still the file with that inode. Returns an empty one if the system does not allow it (no /proc, a
+/// process that may not be traced), or if it is another file. The process may be stopped.
 Descriptor open_file_of(pid_t pid, int descriptor, std::uint64_t inode) noexcept;
 
-/// Raises this process's soft limit of descriptors, up to the hard one, where it is less than `wanted`. The
-/// new limit, or 0 if it stays as it is.
+/// Raises this process's soft limit of descriptors to `wanted` if it is lower, but not above the hard limit.
+/// Returns the new limit, or 0 if the limit stays as it is.
 std::size_t raise_descriptor_limit(std::size_t wanted) noexcept;
 
-/// Pages shared with others; unmapped by the process that mapped them only, never by a forked child.
+/// Pages shared with other processes. Only the process that mapped them unmaps them, never a forked child.
 class SharedMapping {
  public:
   SharedMapping() = default;
-  /// Maps `bytes` of `fd` from its start, or fresh shared pages for fd = -1; keeps them out of forked
-  /// children and core dumps. Empty, with errno set, where the system refuses.
+  /// Maps `bytes` of `fd` from its start, or fresh shared pages if fd is -1; keeps the pages out of forked
+  /// children and core dumps. Returns an empty mapping, with errno set, if the system refuses.
   static SharedMapping map(int fd, std::size_t bytes) noexcept;
   SharedMapping(SharedMapping&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), bytes_(other.bytes_), process_(other.process_) {}
@@ -74,15 +73,15 @@ class SharedMapping {
   pid_t process_ = 0;
 };
 
-/// How much address space this process may still map (RLIMIT_AS, ulimit -v); the largest number where there
-/// is no limit, or none that can be compared with what is mapped.
+/// How much address space this process may still map (RLIMIT_AS, ulimit -v); the largest number if there is
+/// no limit, or no limit that can be compared with the mapped amount.
 std::size_t addresses_left() noexcept;
-/// Whether a quarter of that limit stays free for the rest of the program where `bytes` more are mapped. True
-/// if there is no limit.
+/// Returns whether a quarter of that limit stays free for the rest of the program after `bytes` more are
+/// mapped. True if there is no limit.
 bool leaves_addresses(std::size_t bytes) noexcept;
 
-/// Keeps a shared range out of forked children and core dumps, and asks for huge pages where the system
-/// offers them.
+/// Keeps a shared range out of forked children and core dumps, and asks for huge pages if the system offers
+/// them.
 void mark_shared(void* data, std::size_t bytes) noexcept;
 
 }  // namespace weft

@@ -1,5 +1,5 @@
 // Intended mistakes, for the test of `weft check` (tests/tools/check_test.cpp): a build with WEFT_MUTATIONS
-// makes the mistake that the variable WEFT_MUTANT names. Elsewhere a constant false.
+// makes the mistake that the variable WEFT_MUTANT names. In other builds it is a constant false.
 #pragma once
 
 #if defined(WEFT_MUTATIONS)

@@ -9,8 +9,8 @@
 
 namespace weft {
 
-/// The integer that is the whole of `text`, or nothing: also where it is empty, has a space or a plus sign,
-/// or does not fit.
+/// Returns the integer that is the whole of `text`. Returns nothing if the text is empty, has a space or a
+/// plus sign, or does not fit.
 template <class Integer>
 std::optional<Integer> parse_integer(std::string_view text) noexcept {
   Integer value{};
@@ -27,7 +27,7 @@ inline std::string_view next_word(std::string_view& text) noexcept {
   return word;
 }
 
-/// The same, where the word is an integer from min to max.
+/// Like parse_number(), but also returns nothing if the integer is not between min and max.
 template <class Integer>
 std::optional<Integer> next_integer(std::string_view& text, Integer min, Integer max) noexcept {
   const auto value = parse_integer<Integer>(next_word(text));

@@ -1,6 +1,6 @@
-// A choice between several ways to do the same thing, made by measuring them, since no table fits: the
-// quickest way depends on the processor, on the cores in use, on sizes and on the contents of the caches, and
-// it may change while a program runs, if a hypervisor moves the cores.
+// Chooses between several ways to do the same thing by measuring them, since no table fits: the quickest way
+// depends on the processor, on the cores in use, on sizes and on the contents of the caches. It may also
+// change while a program runs, if a hypervisor moves the cores.
 #pragma once
 
 #include <algorithm>
@@ -15,12 +15,12 @@
 
 namespace weft {
 
-/// Chooses one of kWays ways (an enum that counts from 0) of something that is repeated. At first all are
-/// tried. Then the quickest is used; it is measured again from time to time, and so are the others. For one
-/// thread.
+/// Chooses one of kWays ways (an enum that counts from 0) of something that is repeated. At first it tries
+/// all ways. Then it uses the quickest way, and measures this way and the others again from time to time. For
+/// use by one thread.
 ///
-/// A way is tried several times in a row, and the last ones count: the caches have to get used to it (4 MB
-/// between two chiplets by the kernel, us: 698, 440, 419, 442, 382, 343, 319, 311, 299, 297).
+/// A way is tried several times in a row, and only the last times count, because the caches have to get used
+/// to it (4 MB between two chiplets by the kernel, us: 698, 440, 419, 442, 382, 343, 319, 311, 299, 297).
 template <class Way, std::size_t kWays>
 class Quickest {
  public:
@@ -28,7 +28,7 @@ class Quickest {
     Way way;
     bool timed;  ///< took() needs it
   };
-  /// The way for the next time, of these possible ones; at least one is possible.
+  /// Returns the way for the next time, among the ways in `possible`; at least one must be possible.
   Next next(std::span<const Way> possible) noexcept;
   /// How long it took, in nanoseconds.
   void took(Way way, std::uint64_t ns) noexcept {
@@ -42,15 +42,16 @@ class Quickest {
 
   static constexpr std::uint64_t kTries = 10;  ///< in a row, of each way, in the order of `possible`
   static constexpr std::uint64_t kCheck = 32;  ///< so often the quickest is measured
-  /// After so many another one is tried again, and then after twice as many each time,
+  /// After this many uses another way is tried again, and then after twice as many each time,
   static constexpr std::uint64_t kSoon = 128;
-  /// up to these, where it takes less than twice as long,
+  /// up to this many, if it takes less than twice as long as the quickest,
   static constexpr std::uint64_t kAgain = 2048;
   /// or else these.
   static constexpr std::uint64_t kSeldom = 16384;
 
  private:
-  // The times of a row; the least of them counts, since other programs may hold a thread up meanwhile.
+  // The number of times in a row that count; the least of them is used, since other programs may hold a
+  // thread up meanwhile.
   static constexpr std::uint64_t kCounted = 3;
   static constexpr std::uint64_t kUnknown = std::numeric_limits<std::uint64_t>::max();
   struct Of {
@@ -97,7 +98,7 @@ typename Quickest<Way, kWays>::Next Quickest<Way, kWays>::next(std::span<const W
   return {tried_, left_ < kCounted};
 }
 
-/// Nanoseconds of a clock that goes on.
+/// Nanoseconds of a monotonic clock.
 inline std::uint64_t now_ns() noexcept {
   return static_cast<std::uint64_t>(std::chrono::nanoseconds(Clock::now().time_since_epoch()).count());
 }

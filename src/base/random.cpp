@@ -8,7 +8,7 @@
 namespace weft {
 
 std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> c, std::array<std::uint32_t, 2> k) noexcept {
-  // Multipliers and key increments as the paper gives them (the increments: golden ratio and sqrt(3) − 1).
+  // Multipliers and key increments from the paper (the increments: golden ratio and sqrt(3) − 1).
   constexpr std::uint64_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57;
   constexpr std::uint32_t kIncrement0 = 0x9E3779B9, kIncrement1 = 0xBB67AE85;
   for (int round = 0; round < 10; ++round) {
@@ -36,7 +36,7 @@ std::array<std::uint32_t, 4> RandomStream::block(std::uint64_t index) const noex
 namespace {
 
 // Element i of a stream is number i % 4 of block i / 4. Calls `numbers(block)` for each block that [first,
-// first + count) touches and copies what lies inside.
+// first + count) touches, and copies the numbers that lie inside the range.
 template <class Numbers>
 void fill_from_blocks(std::uint64_t first, std::int64_t count, float* out, Numbers numbers) {
   std::int64_t done = 0;

@@ -41,13 +41,13 @@ std::string to_string(const Dims& dims) { return fmt::format("({})", fmt::join(d
 // Views that are no buffers (buffer.hpp) --------------------------------------------------------------------
 namespace {
 
-// The packed form: the fault and the number of dimensions in the first byte; then the extents and, if the
-// strides are wrong, the strides. Each number takes as many bytes as it needs, seven bits a byte, the lowest
-// first; the top bit says that more comes. The sign is the lowest bit.
+// The packed form: the first byte holds the fault and the number of dimensions; then follow the extents and,
+// if the strides are wrong, the strides. Each number takes as many bytes as it needs, seven bits per byte,
+// the lowest bits first; the top bit says that more bytes follow. The lowest bit of a number is its sign.
 using Bytes = std::array<std::uint8_t, 16>;
 enum class Fault : std::uint8_t { none, negative, beyond, strided };
 
-// False: there is no room; the last byte written still says that more comes.
+// Returns false if there is no room; the last written byte still says that more bytes follow.
 bool pack(const Dims& dims, Bytes& to, std::size_t& at) noexcept {
   for (const std::int64_t number : dims) {
     auto left = static_cast<std::uint64_t>(number) << 1 ^ static_cast<std::uint64_t>(number >> 63);
@@ -60,7 +60,7 @@ bool pack(const Dims& dims, Bytes& to, std::size_t& at) noexcept {
   return true;
 }
 
-// "(3, 4)", or "(3, …)" where the rest had no room.
+// "(3, 4)", or "(3, …)" if the other extents had no room.
 std::string unpacked(int rank, const Bytes& from, std::size_t& at) {
   std::string text;
   for (int i = 0; i < rank; ++i) {

@@ -1,6 +1,6 @@
-// Words in memory that other processes may write. A process with a fault may write anything there, at any
-// time. So a word is read once into a local, compared with what it may be, and then used. Inline: some of
-// these words are on the way of every call. Pure functions; any thread.
+// Words in memory that other processes may write. A faulty process may write anything there, at any time. So
+// each word is read once into a local, compared with its permitted values, and then used. Inline, because
+// every call reads some of these words. Pure functions; any thread.
 #pragma once
 
 #include <fmt/format.h>
@@ -16,7 +16,7 @@
 
 namespace weft {
 
-/// The word as it is now. (The compiler may read a plain word again wherever its value is used.)
+/// Returns the word as it is now. (The compiler may read a plain word again wherever its value is used.)
 template <class T>
 [[nodiscard]] inline T read_once(const T& word) noexcept {
   static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= sizeof(std::uint64_t));
@@ -24,12 +24,12 @@ template <class T>
   __atomic_load(&word, &value, __ATOMIC_RELAXED);
   return value;
 }
-/// A byte that is neither 0 nor 1 is no bool.
+/// A byte that is neither 0 nor 1 is no valid bool.
 [[nodiscard]] inline bool read_once(const bool& word) noexcept {
   return read_once(reinterpret_cast<const unsigned char&>(word)) != 0;
 }
 
-/// The number of an enum whose values are 0 … last; `otherwise` where it is another one.
+/// Returns the number of an enum whose values are 0 … last; `otherwise` if it is another number.
 template <class E>
 [[nodiscard]] constexpr E known_or(E value, E last, E otherwise) noexcept {
   using Number = std::make_unsigned_t<std::underlying_type_t<E>>;
@@ -51,9 +51,9 @@ template <std::size_t n>
   return copy;
 }
 
-/// The failure of a group in whose memory there is nonsense: "rank 1's words in shared memory are damaged:
-/// the number of its answer is 77; expected 0 to 63". `rank`: whose words they are. (Another rank may have
-/// written the nonsense.)
+/// The failure of a group whose shared memory is damaged: "rank 1's words in shared memory are damaged: the
+/// number of its answer is 77; expected 0 to 63". `rank`: the owner of the damaged words. (Another rank may
+/// have written the damage.)
 template <class Value>
 [[gnu::cold]] [[nodiscard]] Failure damaged(int rank, std::string_view word, const Value& found,
                                             std::string_view expected, Op op = Op::none,

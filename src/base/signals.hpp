@@ -1,4 +1,4 @@
-// Signals that a thread of weft does not take. They are for the program's own threads.
+// Blocks signals in weft's threads. Signals are for the program's own threads.
 #pragma once
 
 #include <csignal>
@@ -11,8 +11,9 @@
 
 namespace weft {
 
-/// While it lives, this thread takes none of some signals; threads that it makes inherit that. One signal
-/// that weft's own system calls may raise meanwhile is swallowed at the end, unless it was pending before.
+/// While this object exists, its thread receives none of some signals; threads that it makes inherit that.
+/// At the end the object swallows one signal that weft's own system calls may raise meanwhile, unless this
+/// signal was pending before.
 class BlockedSignals {
  public:
   BlockedSignals(const sigset_t& blocked, int swallowed) noexcept;
@@ -26,7 +27,7 @@ class BlockedSignals {
   bool was_pending_ = false;
 };
 
-/// No signals at all. Swallows SIGPIPE: gloo writes to sockets whose peer may be gone.
+/// Blocks all signals. Swallows SIGPIPE, because gloo writes to sockets whose peer may be gone.
 class NoSignals : BlockedSignals {
  public:
   NoSignals() noexcept;
@@ -39,8 +40,8 @@ class WithoutSizeSignal : BlockedSignals {
   WithoutSizeSignal() noexcept;
 };
 
-/// A thread that runs `body` and takes no signals. Throws system, with `what` and the limit that was met,
-/// where the system gives no thread.
+/// A thread that runs `body` and takes no signals. Throws system, with `what` and the limit that was reached,
+/// if the system gives no thread.
 template <class F>
 std::thread start_thread(const char* what, F&& body) {
   const NoSignals inherited;

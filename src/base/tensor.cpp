@@ -7,7 +7,7 @@
 namespace weft {
 namespace {
 
-// Bytes of a tensor of that shape; refuses negative extents and sizes beyond 2^63.
+// The size in bytes of a tensor of that shape; refuses negative extents and sizes beyond 2^63.
 std::size_t checked_bytes(const Shape& shape, DType dtype) {
   if (static_cast<int>(dtype) >= kDTypeCount)
     throw Error(ErrorCode::bad_argument,

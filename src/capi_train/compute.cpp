@@ -21,9 +21,9 @@ namespace {
 constexpr std::size_t kComputeOptionsFirstBytes = 12;
 static_assert(sizeof(weft_compute_options) == kComputeOptionsFirstBytes);
 
-// libweft_train uses functions of libweft that are promised to no other version. The dynamic loader compares
-// versions, if it can; all handles of libweft_train come from a weft_compute, so this is in time for all
-// of it.
+// libweft_train uses functions of libweft whose ABI is promised to no other version. The dynamic loader
+// compares versions, if it can. All handles of libweft_train come from a weft_compute, so this check comes
+// before any other use.
 void expect_libweft_of_this_version(const char* function) {
   if (std::string_view(weft_version()) != WEFT_VERSION)
     capi::refuse(

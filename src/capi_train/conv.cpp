@@ -1,4 +1,4 @@
-// Column and row convolutions in C: each makes views of its arguments and calls the function of
+// Column and row convolutions in C: each function makes views of its arguments and calls the function of
 // weft/tp/conv.hpp.
 #include "weft/tp/conv.hpp"
 

@@ -1,4 +1,4 @@
-// The types behind the handles of weft_train.h. As those of weft.h, a handle keeps what it needs alive.
+// The types behind the handles of weft_train.h. Like a handle of weft.h, a handle keeps alive what it needs.
 #pragma once
 
 #include "capi/handles.hpp"
@@ -14,7 +14,7 @@ struct ComputeState {
   Compute compute;
 };
 
-/// Throws where `compute` is NULL, and unsupported in a child made by fork().
+/// Throws if `compute` is NULL, and throws unsupported in a child made by fork().
 Compute& compute_of(const char* function, const weft_compute* compute);
 
 }  // namespace weft::capi

@@ -1,4 +1,5 @@
-// Column and row layers in C: each makes views of its arguments and calls the function of weft/tp/linear.hpp.
+// Column and row layers in C: each function makes views of its arguments and calls the function of
+// weft/tp/linear.hpp.
 #include "weft/tp/linear.hpp"
 
 #include "capi_train/matrices.hpp"
@@ -9,7 +10,7 @@ namespace {
 constexpr std::size_t kLinearOptionsFirstBytes = 16;
 static_assert(sizeof(weft_linear_options) == kLinearOptionsFirstBytes);
 
-// The dimension of the sequence in what tokens() makes of a matrix.
+// The dimension of the sequence in the tensor that tokens() makes of a matrix.
 constexpr int kSequenceDim = 1;
 
 struct How {
@@ -29,7 +30,7 @@ How how_of(const char* function, const weft_linear_options* options, bool column
   return {o.gather_output, o.divide_sequence, o.batch};
 }
 
-// A matrix of tokens: (rows, columns), or where the sequence is divided (batch, positions, columns).
+// A matrix of tokens as a view: (rows, columns), or (batch, positions, columns) if the sequence is divided.
 TensorView tokens(const char* function, const weft_matrix* m, const char* which, const How& how) {
   const TensorView v = matrix(function, m, which);
   if (!how.divided) return v;

@@ -1,4 +1,4 @@
-// Losses of elements in C: each makes views of its arguments and calls the function of
+// Losses of elements in C: each function makes views of its arguments and calls the function of
 // weft/tp/element_loss.hpp.
 #include "capi_train/matrices.hpp"
 #include "weft/tp/element_loss.hpp"

@@ -1,4 +1,5 @@
-// Matrices, maps and vectors of weft_train.h as views; throws what is wrong with them. Inside capi_train.
+// Converts matrices, maps and vectors of weft_train.h to views; throws an error that says what is wrong with
+// them. Included only inside capi_train.
 #pragma once
 
 #include <fmt/format.h>
@@ -22,8 +23,8 @@ inline TensorView view_of(const Buffer& b, const Shape& shape) {
   return {static_cast<std::byte*>(b.data), b.dtype, b.device, shape, row_major(shape)};
 }
 
-/// The data at a pointer, row-major, in the extents of these fields of `which`. `of`: its data, dtype and
-/// device.
+/// The data at a pointer, row-major, with the extents in these fields of `which`. `of`: the buffer with the
+/// data, dtype and device.
 inline TensorView elements(const char* function, const char* which, const weft_buffer& of,
                            std::initializer_list<std::pair<const char*, std::int64_t>> extents) {
   const Buffer b = buffer_of(function, &of, which);
@@ -74,7 +75,7 @@ inline TensorView vector_or_none(const char* function, const weft_buffer* v, con
   return v == nullptr ? TensorView{} : vector(function, v, which);
 }
 
-/// The ranks of `group`, which the mesh borrows; null: this one alone.
+/// The ranks of `group`, which the mesh borrows; null: this rank alone.
 inline DeviceMesh axes_of(const char* function, Compute& compute, weft_group* group) {
   if (group == nullptr) return DeviceMesh::arithmetic(compute.context(), MeshShape{{"tp", 1}}, 0);
   ProcessGroup& g = given(function, group, "group").handle->group;

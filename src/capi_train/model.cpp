@@ -118,7 +118,7 @@ weft::BuildOptions build_options_of(const char* function, const weft_transformer
   return build;
 }
 
-// Whether so many elements can be.
+// Returns whether so many elements are possible.
 bool fits(const weft::Shape& shape) {
   std::int64_t bytes = 4;
   for (const std::int64_t extent : shape)
@@ -152,7 +152,7 @@ weft_parameter described(const Parameter& p) {
   return d;
 }
 
-// A model of weft_transformer_create, or of one with a text (null: none).
+// Makes a model for weft_transformer_create, or for its variant with a text (null: none).
 weft_model* create(const char* function, const weft_mesh* mesh, weft_compute* compute, const char* text,
                    const weft_transformer_options* options) {
   const weft_mesh& over = capi::given(function, mesh, "mesh");

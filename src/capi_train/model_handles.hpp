@@ -1,4 +1,4 @@
-// The types behind weft_model and weft_trainer, and what their functions share.
+// The types behind weft_model and weft_trainer, and helpers that their functions share.
 #pragma once
 
 #include <algorithm>
@@ -23,17 +23,17 @@ struct ModelState {
   std::vector<Parameter*> parameters;
 };
 
-/// Throws where `model` is NULL, and unsupported in a child made by fork().
+/// Throws if `model` is NULL, and throws unsupported in a child made by fork().
 ModelState& model_of(const char* function, const weft_model* model);
 
 TokenBatch batch_of(const weft_token_batch& batch);
 
-/// A buffer of the caller's that has, or takes, f32 elements of this shape on the device of `compute`.
-/// `whose` are they: "logits->count is 7; expected 8, of the scores (2, 4)".
+/// Returns the caller's buffer, which has, or receives, f32 elements of this shape on the device of
+/// `compute`. `whose` says whose elements they are: "logits->count is 7; expected 8, of the scores (2, 4)".
 TensorView elements(const char* function, const weft_buffer* buffer, const char* which, const Shape& shape,
                     std::string_view whose, const Compute& compute);
 
-/// to = from; the host waits.
+/// Copies `from` to `to`; the host waits.
 void copy(Compute& compute, const ConstTensorView& from, const TensorView& to);
 
 }  // namespace weft::capi

@@ -44,7 +44,7 @@ std::vector<weft::TokenBatch> batches_of(const char* function, const weft_token_
   return all;
 }
 
-// Before anything is done: the caller may have none.
+// Checked before any other work: the caller may have passed none.
 void expect_result(const char* function, const weft_step_result* result) {
   if (result != nullptr)
     capi::expect_initialised(function, *result, kStepResultFirstBytes, "result", "WEFT_STEP_RESULT_INIT");
@@ -119,8 +119,8 @@ weft_status weft_trainer_gradients(weft_trainer* trainer, weft_tensor* gradients
     std::vector<std::unique_ptr<weft_layout>>& layouts = trainer->layouts;
     for (std::size_t i = 0; i < all.size(); ++i) {
       const weft::Gradient& g = all[i];
-      // If the layouts are the same as in the call before, the old handles stay: the program may still hold
-      // them.
+      // If the layouts are equal to those of the call before, the old handles stay, because the program may
+      // still hold them.
       if (i == layouts.size()) layouts.emplace_back();
       if (layouts[i] == nullptr || layouts[i]->layout != g.layout) {
         layouts[i] = std::make_unique<weft_layout>(trainer->model->owner, g.layout);

@@ -1,4 +1,4 @@
-// The vocabulary split over ranks, in C: each makes views of its arguments and calls the function of
+// The vocabulary split over ranks, in C: each function makes views of its arguments and calls the function of
 // weft/tp/vocab.hpp.
 #include "weft/tp/vocab.hpp"
 

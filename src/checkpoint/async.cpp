@@ -31,8 +31,8 @@ struct AsyncCheckpoint::Impl {
   }
 
   ProcessGroup* group() { return own ? &own : nullptr; }
-  // Until nothing is written. An Interrupt of this thread ends the wait, not the save, whose error the next
-  // call tells.
+  // Waits until nothing is being written. An Interrupt of this thread ends the wait, but not the save; the
+  // next call reports the save's error.
   void await_writer() {
     const Deadline unless_interrupted = Deadline::after(std::chrono::hours(24 * 365));
     std::unique_lock lock(mutex);
@@ -48,8 +48,8 @@ struct AsyncCheckpoint::Impl {
     error = std::exchange(failed, nullptr);
     renew = true;
   }
-  // Makes the writers' group again if the save before this one has failed: a time-out or a lost rank has
-  // ended the group, perhaps not on all ranks. Collective; no writer runs.
+  // Makes the writers' group again if the previous save has failed: a time-out or a lost rank has ended the
+  // group, perhaps not on all ranks. Collective; no writer may be running.
   void renew_group() {
     ProcessGroup* const of_mesh = group_of(mesh);
     bool any = false;
@@ -80,7 +80,7 @@ struct AsyncCheckpoint::Impl {
 
 namespace {
 
-// So that a copy is aligned to its elements.
+// The alignment of a copy, sufficient for its elements.
 constexpr std::size_t kAligned = 64;
 std::size_t rounded(std::size_t bytes) { return (bytes + kAligned - 1) / kAligned * kAligned; }
 

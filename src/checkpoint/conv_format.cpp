@@ -6,7 +6,7 @@
 namespace weft {
 namespace {
 
-// Whether `name` ends in `suffix` from a dot on, or is all of it; `before`: what comes before it.
+// Returns whether `name` ends in `suffix` after a dot, or equals it; `before` receives the part before it.
 bool ends_in(std::string_view name, std::string_view suffix, std::string& before) {
   if (!name.ends_with(suffix)) return false;
   const std::size_t at = name.size() - suffix.size();

@@ -10,16 +10,16 @@
 
 namespace weft {
 
-/// The kind of such a weight; nothing if it is none.
+/// The kind of such a weight; nothing if the weight has no such kind.
 struct ConvFormat {
   std::vector<RemappedTensor> pieces;
-  /// The expected shape, if the name is that of a fused weight and the shape is not.
+  /// The expected shape, if the name belongs to a fused weight but the shape does not.
   std::string expected;
 };
 ConvFormat conv_format(std::string_view name, const Shape& shape);
 
-/// The name of a spectral norm's tensor as torch.nn.utils.spectral_norm has it, for the form of
-/// torch.nn.utils.parametrizations; another name as it is.
+/// Converts the name of a spectral norm's tensor in the form of torch.nn.utils.parametrizations to its name
+/// in torch.nn.utils.spectral_norm; returns any other name unchanged.
 std::string spectral_norm_name(std::string_view name);
 
 }  // namespace weft

@@ -23,7 +23,7 @@ namespace {
   throw Error(ErrorCode::bad_argument, "convert_checkpoint: " + text);
 }
 
-// A tensor of the result: rows of a stored one.
+// A tensor of the result: rows of a stored tensor.
 struct Result {
   std::string stored;
   const CheckpointEntry* entry = nullptr;
@@ -62,7 +62,7 @@ Results results_of(const CheckpointIndex& index, const ConvertOptions& options) 
   return results;
 }
 
-// The rows that file `number` of `files` has; nothing if there are none.
+// Returns the rows that file `number` of `files` holds; nothing if it holds none.
 std::optional<Box> part_of(const Shape& shape, int number, int files) {
   Box box = whole_box(shape);
   if (shape.rank() == 0) return number == 0 ? std::optional(box) : std::nullopt;
@@ -72,7 +72,7 @@ std::optional<Box> part_of(const Shape& shape, int number, int files) {
   return box.shape.count() > 0 ? std::optional(box) : std::nullopt;
 }
 
-// From f32 to bf16 or back; the same where they are alike.
+// Converts from f32 to bf16 or back; copies if both dtypes are equal.
 void convert(DType from, const std::vector<std::byte>& in, DType to, std::vector<std::byte>& out) {
   const auto count = in.size() / static_cast<std::size_t>(size_bytes(from));
   out.resize(count * static_cast<std::size_t>(size_bytes(to)));

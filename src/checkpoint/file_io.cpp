@@ -30,7 +30,7 @@ void sync_folder(const std::filesystem::path& folder) {
   const char* name = folder.empty() ? "." : folder.c_str();
   const Descriptor handle(::open(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!handle) throw_errno(fmt::format("cannot open the folder {}", name), errno);
-  // Some file systems cannot sync a folder and say EINVAL; there is nothing better to ask of them.
+  // Some file systems cannot sync a folder and report EINVAL; no better request exists.
   if (::fsync(handle.get()) != 0 && errno != EINVAL)
     throw_errno(fmt::format("cannot sync the folder {}", name), errno);
 }

@@ -1,4 +1,4 @@
-// Files that appear whole or not at all. Each object belongs to one thread.
+// Files that appear complete or not at all. Each object belongs to one thread.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,8 @@
 
 namespace weft {
 
-/// A NewFile that is durable: commit() also waits for the disk. Every function throws as NewFile's do.
+/// A NewFile that is durable: commit() also waits for the disk. Every function throws like NewFile's
+/// functions.
 class AtomicFile {
  public:
   /// Called after each step of commit(): "written", "synced", "named".
@@ -36,19 +37,20 @@ class AtomicFile {
 /// Makes the names in `folder` durable. Throws `system` naming it.
 void sync_folder(const std::filesystem::path& folder);
 
-/// The bytes [offset, offset + out.size()) of an open file. Throws `system` naming `path` where reading
-/// fails, and `corrupt` where the file ends before.
+/// Reads the bytes [offset, offset + out.size()) of an open file. Throws `system` that names `path` if
+/// reading fails, and `corrupt` if the file ends before.
 void read_exactly(int fd, const std::filesystem::path& path, std::int64_t offset, std::span<std::byte> out);
 
-/// Whether there is something under that name. Throws `system` naming it if that cannot be found out.
+/// Returns whether a file with that name exists. Throws `system` that names the file if that cannot be found
+/// out.
 bool is_there(const std::filesystem::path& path);
 
-/// Throws bad_argument if `path` is a symbolic link: what belongs to a checkpoint lies in its folder.
-/// Nothing if there is nothing.
+/// Throws bad_argument if `path` is a symbolic link, because the files of a checkpoint lie in its folder.
+/// Does nothing if nothing has that name.
 void refuse_link(const std::filesystem::path& path);
 
-/// The reason why a text from a file is not the name of a file in a known folder ("empty", "\"../x\", with a
-/// '/'"); nothing if it is.
+/// Returns why a text from a file is not the name of a file in a known folder ("empty", "\"../x\", with a
+/// '/'"); nothing if it is such a name.
 std::optional<std::string> why_no_file_name(std::string_view name);
 
 }  // namespace weft

@@ -15,7 +15,7 @@
 namespace weft {
 namespace {
 
-// Whether the rank holds the whole tensor, whose segments then lie in their order.
+// Returns whether the rank holds the whole tensor, whose segments then lie in their order.
 bool holds_whole(const NamedView& tensor, int rank) {
   return tensor.layout == nullptr || tensor.layout->local_shape(rank) == tensor.layout->global;
 }
@@ -27,7 +27,7 @@ bool all_hold_whole(const NamedView& tensor, int ranks) {
 
 Buffer bytes_of(std::byte* data, std::int64_t bytes) { return {data, bytes, DType::u8, {}}; }
 
-// One tensor after the other, between its whole and what ranks hold.
+// Moves one tensor after the other between the global tensor and the parts that ranks hold.
 class FullState {
  public:
   FullState(std::string_view what, const DeviceMesh& mesh, int root)
@@ -110,7 +110,8 @@ class FullState {
     return nullptr;
   }
 
-  // Receives a part of the whole from the rank that has it, or copies it if that is the root itself.
+  // Receives a part of the global tensor from the rank that has it, or copies it if that rank is the root
+  // itself.
   void collect(const NamedView& tensor, const OwnedPart& part, const Tensor& whole) {
     int from = part.rank;
     if (root_ != kEveryRank)
@@ -147,12 +148,12 @@ class FullState {
                     narrow(whole.view(), part.box.offset, shape));
   }
 
-  // A box of the whole into its place in a local tensor.
+  // Copies a box of the global tensor to its place in a local tensor.
   static void take(const TensorView& whole, const HeldBox& held, const TensorView& to) {
     copy_elements(narrow(whole, held.box.offset, held.box.shape), narrow(to, held.at, held.box.shape));
   }
 
-  // A box of the whole from the root to the rank that holds it.
+  // Sends a box of the global tensor from the root to the rank that holds it.
   void hand_out(const MutableNamedView& tensor, const TensorView& whole, int rank, const HeldBox& held) {
     if (held.box.shape.count() == 0 || (rank_ != root_ && rank_ != rank)) return;
     if (rank == root_) {

@@ -21,8 +21,8 @@
 namespace weft {
 namespace {
 
-// The place of the values of a name: the rows from first_row on of the tensor that the checkpoint has under
-// another name, or under this one.
+// Where the values of a name come from: the rows from first_row on of the tensor that the checkpoint has
+// under this name or another one.
 struct Source {
   std::string stored;
   const CheckpointEntry* entry = nullptr;
@@ -31,8 +31,8 @@ struct Source {
 };
 using Sources = std::map<std::string, Source, std::less<>>;
 
-// The tensors of the checkpoint, by the names under which they are requested. `remapped`: what it is read
-// as.
+// The tensors of the checkpoint, by the names under which they are requested. `remapped`: the tensors as
+// which a stored tensor is read.
 Sources sources_of(const std::filesystem::path& folder, const CheckpointIndex& index,
                    std::span<const MutableNamedView> wanted, const Remap& remap,
                    std::vector<std::string>& remapped) {
@@ -107,7 +107,7 @@ struct Reading {
   std::vector<std::string> remapped;
 };
 
-// Whether the stored bytes of two names are the same ones.
+// Returns whether two names stand for the same stored bytes.
 bool is_same_source(const Source& a, const Source& b) {
   if (a.first_row != b.first_row || a.shape != b.shape || a.entry->parts.size() != b.entry->parts.size())
     return false;
@@ -150,8 +150,8 @@ void read(const Reading& reading, int rank) {
   }
 }
 
-// The message of rank 0 about the checkpoint that all are to open: its place in the directory ("": the
-// directory itself), and what identifies its contents.
+// The message of rank 0 about the checkpoint that all ranks are to open: its place in the directory ("": the
+// directory itself), and an identification of its contents.
 struct Chosen {
   std::string name;
   std::int64_t step = 0;
@@ -176,7 +176,7 @@ Chosen to_chosen(const std::string& text) {
   return chosen;
 }
 
-// The checkpoint that rank 0 has chosen, as this rank sees it.
+// Opens the checkpoint that rank 0 has chosen, as this rank sees it.
 FoundCheckpoint open_chosen(const std::filesystem::path& directory, const Chosen& chosen) {
   const std::filesystem::path folder =
       chosen.name.empty() ? standing_folder(directory).value_or(directory) : directory / chosen.name;
@@ -209,7 +209,7 @@ struct Load {
   ProcessGroup* group = nullptr;
   int rank = 0;
 
-  // The checkpoint to load, as a text: rank 0's choice, the same on all ranks.
+  // The checkpoint to load, as a text: rank 0's choice, equal on all ranks.
   std::string choose(FoundCheckpoint& found) const {
     const std::exception_ptr failed = error_thrown_by([&] {
       if (rank == 0 || WEFT_MUTANT("latest_of_each_rank")) found = find_checkpoint(directory);
@@ -266,7 +266,7 @@ CheckpointInfo load_listed(const std::filesystem::path& directory, const DeviceM
     } catch (...) {
       failed = std::current_exception();
     }
-    // A save beside this load may have removed what was chosen: then rank 0 chooses again.
+    // A save that runs at the same time may have removed the chosen checkpoint: then rank 0 chooses again.
     std::string again;
     try {
       if (look < kMostLooks) again = load.choose(found);

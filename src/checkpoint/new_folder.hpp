@@ -1,5 +1,4 @@
-// A checkpoint's folder while it is written: under a temporary name, until all that belongs into it is on the
-// disk.
+// A checkpoint's folder while it is written: it has a temporary name until all its files are on the disk.
 #pragma once
 
 #include <cstdint>
@@ -20,24 +19,24 @@ namespace weft {
 /// The string of a file's metadata that has the step.
 inline constexpr const char* kStepKey = "weft_step";
 
-/// directory/step-N. One rank calls make(), finish() and remove(); each rank that writes, write(). Each
-/// function throws `system` naming the file. The caller holds the directory's SaveTurn.
+/// directory/step-N. One rank calls make(), finish() and remove(); each writing rank calls write(). Each
+/// function throws `system` that names the file. The caller must hold the directory's SaveTurn.
 class NewFolder {
  public:
   /// `warn` gets a text about everything that should be removed and was not.
   NewFolder(std::filesystem::path directory, std::int64_t step,
             std::function<void(std::string_view stage)> on_stage, Warn warn);
-  /// Makes it, empty, under the temporary name, and removes what a save that was killed has left.
+  /// Makes the folder, empty, under the temporary name, and removes the remains of a save that was killed.
   void make() const;
-  /// Writes a file there; returns the hash of its header.
+  /// Writes a file into the folder; returns the hash of its header.
   std::uint64_t write(const std::string& name, std::vector<PlannedTensor> tensors,
                       std::map<std::string, std::string> metadata) const;
-  /// Writes the index, gives the folder its name, lets `latest` name it, and removes older ones except
-  /// `keep` of them (0: removes none).
+  /// Writes the index, gives the folder its name, lets `latest` name it, and removes older checkpoints until
+  /// `keep` are left (0: removes none).
   void finish(const CheckpointIndex& index, int keep);
-  /// After an error before finish(): takes it away.
+  /// To be called after an error before finish(): removes the folder.
   void remove() const noexcept;
-  /// How far it has come, for an error's text: `run is as it was`, `run/step-00000002 is whole, but
+  /// How far the save has come, for an error's text: `run is as it was`, `run/step-00000002 is whole, but
   /// run/latest does not name it`, `run/step-00000002 is whole, and run/latest names it`.
   std::string state() const;
 
@@ -54,8 +53,7 @@ class NewFolder {
 /// `run is as it was`
 std::string unchanged(const std::filesystem::path& directory);
 
-/// The way of a save's warnings: to the log of the mesh's Context; without a mesh to stderr, as WEFT_LOG
-/// says.
+/// Where a save's warnings go: to the log of the mesh's Context; without a mesh to stderr, as WEFT_LOG says.
 Warn warnings_of(std::string what, const DeviceMesh& mesh);
 
 }  // namespace weft

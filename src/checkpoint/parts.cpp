@@ -17,7 +17,8 @@
 namespace weft {
 namespace {
 
-// The result of `action`; an error bad_argument about data that it has read becomes one of a damaged file.
+// Returns the result of `action`; turns an error bad_argument about data that it has read into an error of a
+// damaged file.
 template <class Action>
 decltype(auto) as_damage(const Action& action) {
   try {
@@ -36,7 +37,7 @@ std::string name_in_latest(const std::filesystem::path& latest) {
   return as_damage([&] { return folder_of_latest(latest, text); });
 }
 
-// The folder that `latest` names. It is read again where that folder is gone.
+// Returns the folder that `latest` names. Reads `latest` again if that folder is gone.
 std::filesystem::path latest_folder(const std::filesystem::path& directory) {
   const std::filesystem::path latest = directory / kLatestFile;
   std::string name;
@@ -58,7 +59,8 @@ std::filesystem::path folder_to_load(const std::filesystem::path& directory) {
                                                    directory.string(), kLatestFile, kIndexFile));
 }
 
-// The index in the folder that `look` gives. Looks again while it gives others: saves remove what it gave.
+// Reads the index in the folder that `look` gives. Looks again as long as `look` gives other folders, because
+// saves remove older ones.
 template <class Look>
 FoundCheckpoint find_by(const Look& look) {
   std::filesystem::path folder = look();
@@ -168,9 +170,9 @@ const SafetensorsFile& PartFiles::of(const CheckpointPart& part, const std::stri
   return file;
 }
 
-// Fills one of this rank's boxes of a tensor from every part that overlaps with it. Only the rows (of the
-// first dimension) of a part that are needed are read: directly into place if they are whole rows of ours,
-// too, otherwise through a buffer.
+// Fills one of this rank's boxes of a tensor from every part that overlaps with it. Reads only the needed
+// rows (of the first dimension) of a part: directly into place if they are complete rows of the box, too,
+// otherwise through a buffer.
 void read_tensor(PartFiles& files, const CheckpointEntry& entry, const MutableNamedView& tensor,
                  const HeldBox& held) {
   const Box& mine = held.box;
@@ -223,7 +225,7 @@ void check_piece(const std::string& stored, const Shape& shape, const RemappedTe
                             stored, to_string(shape), piece.name, to_string(piece.shape), piece.first_row));
 }
 
-// The same box in the dimensions of the stored tensor.
+// Returns this box in the dimensions of the stored tensor.
 void read_rows(PartFiles& files, const std::string& stored, const CheckpointEntry& entry,
                std::int64_t first_row, const TensorView& tensor, HeldBox held) {
   Shape local = tensor.shape;

@@ -1,4 +1,4 @@
-// Finding a checkpoint and reading parts of its tensors. For one thread at a time.
+// Finds a checkpoint and reads parts of its tensors. For use by one thread at a time.
 #pragma once
 
 #include <filesystem>
@@ -11,7 +11,7 @@
 
 namespace weft {
 
-/// A checkpoint whose index is read.
+/// A checkpoint whose index has been read.
 struct FoundCheckpoint {
   std::filesystem::path folder;
   CheckpointIndex index;
@@ -19,16 +19,16 @@ struct FoundCheckpoint {
 
   bool is(const FoundCheckpoint& other) const { return folder == other.folder && hash == other.hash; }
 };
-/// `directory`'s latest checkpoint, or `directory` itself where that is one. If a save has meanwhile
-/// removed the folder that `latest` named, `latest` is read again. Throws bad_argument if there is none,
-/// and `corrupt` where `latest` or the index is damaged.
+/// `directory`'s latest checkpoint, or `directory` itself if it is a checkpoint. If a save has meanwhile
+/// removed the folder that `latest` named, `latest` is read again. Throws bad_argument if there is no
+/// checkpoint, and `corrupt` if `latest` or the index is damaged.
 FoundCheckpoint find_checkpoint(const std::filesystem::path& directory);
 /// The checkpoint in that folder.
 FoundCheckpoint open_folder(const std::filesystem::path& folder);
-/// Whether find_checkpoint() gives another one by now: saves go on, and remove the one that was found. False
-/// if there is none any more.
+/// Returns whether find_checkpoint() would find another checkpoint by now, because later saves removed the
+/// found one. Returns false if there is no checkpoint any more.
 bool has_moved_on(const std::filesystem::path& directory, const FoundCheckpoint& from) noexcept;
-/// How often another checkpoint is taken in the place of one that was removed while it was read.
+/// How often a load chooses another checkpoint because the chosen one was removed while it was read.
 inline constexpr int kMostLooks = 4;
 CheckpointInfo info_of(const std::filesystem::path& folder, const CheckpointIndex& index);
 
@@ -39,20 +39,20 @@ struct OpenedCheckpoint {
   CheckpointIndex index;
   std::uint64_t hash = 0;  ///< FoundCheckpoint's
 };
-/// As find_checkpoint() finds it; where `path` is a file, that.
+/// Opens the checkpoint that find_checkpoint() finds; if `path` is a file, opens that file.
 OpenedCheckpoint open_checkpoint(const std::filesystem::path& path);
 
-/// The files of one checkpoint, each opened when first asked for. The index must outlive it.
+/// The files of one checkpoint; each is opened when first asked for. The index must outlive this object.
 class PartFiles {
  public:
   PartFiles(std::filesystem::path folder, const CheckpointIndex& index)
       : folder_(std::move(folder)), index_(index) {}
 
   const std::filesystem::path& folder() const noexcept { return folder_; }
-  /// The file of that name. Throws `corrupt` where it is missing or its header is not the one that was
-  /// written.
+  /// The file with that name. Throws `corrupt` if the file is missing, or if its header is not the header
+  /// that was written.
   const SafetensorsFile& of(const std::string& name);
-  /// The file of a part, after a check that it holds what the index says.
+  /// Returns the file of a part, after a check that the file holds what the index says.
   const SafetensorsFile& of(const CheckpointPart& part, const std::string& tensor, DType dtype);
 
  private:

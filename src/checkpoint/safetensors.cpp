@@ -27,14 +27,14 @@ using nlohmann::json;
 static_assert(std::endian::native == std::endian::little,
               "the format is little-endian and elements are written as they are");
 
-// The format puts a limit of 100 MB on headers, so that a wrong length cannot ask for all memory.
+// The format limits headers to 100 MB, so that a wrong length cannot ask for all memory.
 constexpr std::int64_t kMaxHeaderBytes = 100'000'000;
 constexpr JsonLimits kHeaderLimits{.bytes = kMaxHeaderBytes};
 constexpr std::int64_t kLengthBytes = 8;
 constexpr std::int64_t kAlignment = 64;
 constexpr std::string_view kMetadataKey = "__metadata__";
 
-// The format's names. C128 is not one of them: other readers refuse a file that has it.
+// The format's names of dtypes. C128 is not one of them: other readers refuse a file that has it.
 struct DTypeName {
   DType dtype;
   std::string_view name;
@@ -81,9 +81,9 @@ json parse_header(const std::filesystem::path& path, const std::string& text) {
   return header;
 }
 
-// One entry of the header, {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, checked by itself.
-// Offsets in the header count from the end of the header (`data_begin`), in the result from the start of the
-// file.
+// Parses one entry of the header, {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, and checks it
+// alone. Offsets in the header count from the end of the header (`data_begin`), in the result from the start
+// of the file.
 SafetensorsInfo parse_tensor(const std::filesystem::path& path, const std::string& name, const json& entry,
                              std::int64_t data_begin, std::int64_t file_bytes) {
   const auto bad = [&](const std::string& what, ErrorCode code = ErrorCode::bad_argument) {
@@ -137,7 +137,7 @@ SafetensorsInfo parse_tensor(const std::filesystem::path& path, const std::strin
   return info;
 }
 
-// Together the tensors must cover the data once: nothing twice, nothing left over, as the format asks.
+// Together the tensors must cover the data once: the format allows neither overlaps nor gaps.
 void check_cover(const std::filesystem::path& path,
                  const std::map<std::string, SafetensorsInfo, std::less<>>& tensors, std::int64_t data_begin,
                  std::int64_t file_bytes) {
@@ -182,9 +182,9 @@ struct SafetensorsFile::Impl {
   void read(std::int64_t file_bytes);
 };
 
-// An error here concerns the file: open() calls it damaged.
+// An error here concerns the file: open() reports the file as damaged.
 void SafetensorsFile::Impl::read(std::int64_t file_bytes) {
-  // A file is: header length (8 bytes, little-endian), header (JSON), data.
+  // A file consists of the header length (8 bytes, little-endian), the header (JSON) and the data.
   if (file_bytes < kLengthBytes)
     refuse(path, fmt::format("has {} bytes; expected at least {}, the length of the header", file_bytes,
                              kLengthBytes));

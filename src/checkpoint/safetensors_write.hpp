@@ -13,7 +13,8 @@
 
 namespace weft {
 
-/// A tensor whose bytes are asked for when they are written, and not used after the next one's are.
+/// A tensor whose bytes are requested when they are written, and no longer used when the next tensor's bytes
+/// are.
 struct PlannedTensor {
   std::string name;
   DType dtype = DType::f32;
@@ -21,12 +22,13 @@ struct PlannedTensor {
   std::function<std::span<const std::byte>()> bytes;
 };
 
-/// As the public function does. Returns what header_hash() of the file will be. `on_step`: see AtomicFile.
+/// Like the public function. Returns the value that header_hash() of the file will have. `on_step`: see
+/// AtomicFile.
 std::uint64_t write_safetensors(const std::filesystem::path& path, std::span<const PlannedTensor> tensors,
                                 const std::map<std::string, std::string>& metadata,
                                 const std::function<void(std::string_view step)>& on_step = {});
 
-/// The planned tensors of `entries`; throws bad_argument naming `path` for a view that is not contiguous.
+/// The planned tensors of `entries`; throws bad_argument that names `path` if a view is not contiguous.
 std::vector<PlannedTensor> planned(const std::filesystem::path& path,
                                    std::span<const SafetensorsEntry> entries);
 

@@ -1,4 +1,5 @@
-// The first half of a save: what is saved, which all ranks agree on, and which of it this rank writes.
+// The first half of a save: decides what is saved, lets all ranks agree on it, and chooses what this rank
+// writes.
 #include <fmt/format.h>
 
 #include <exception>
@@ -44,7 +45,7 @@ std::vector<SafetensorsEntry> entries_of_rank(std::span<const NamedView> tensors
   return entries;
 }
 
-// The path as it is now, whatever the working directory is later.
+// The path as it is now, whatever the working directory becomes later.
 std::filesystem::path resolved(const std::filesystem::path& directory) {
   if (directory.empty())
     throw Error(ErrorCode::bad_argument,
@@ -67,7 +68,7 @@ void check_arguments(std::int64_t step, const SaveOptions& options) {
     wrong(fmt::format("options.deadline is {} ns; expected more than 0", options.deadline.count()));
 }
 
-// The arguments besides the tensors that must be the same on all ranks, as texts.
+// The arguments other than the tensors that must be equal on all ranks, as texts.
 std::vector<std::string> texts_of(const SavePlan& plan) {
   const CheckpointIndex& index = plan.index;
   std::vector<std::string> texts = {fmt::format("step {}", index.step),
@@ -79,7 +80,7 @@ std::vector<std::string> texts_of(const SavePlan& plan) {
   return texts;
 }
 
-// Tensors that are tied on every rank that holds a part of them are stored once.
+// A tied tensor is stored once if it is tied on every rank that holds a part of it.
 std::vector<int> common_aliases(const DeviceMesh& mesh, std::span<const NamedView> tensors,
                                 std::vector<int> aliases) {
   constexpr std::int64_t kEmpty = -2;
@@ -98,8 +99,8 @@ std::vector<int> common_aliases(const DeviceMesh& mesh, std::span<const NamedVie
   return aliases;
 }
 
-// Compares tensors and arguments between ranks in one exchange; throws mismatch. Which tensors are stored
-// under the name of another one.
+// Compares tensors and arguments between ranks in one exchange; throws mismatch. Returns which tensors are
+// stored under the name of another tensor.
 std::vector<int> agree_on(const DeviceMesh& mesh, std::span<const NamedView> tensors, const SavePlan& plan) {
   std::vector<int> aliases = aliases_of(tensors);
   if (!mesh || mesh.size() == 1) return aliases;

@@ -1,5 +1,5 @@
-// A save in two halves: the plan, on which all ranks agree, and the writing, which may be done later and by
-// another thread.
+// A save in two halves: the plan, on which all ranks agree, and the writing, which another thread may do
+// later.
 #pragma once
 
 #include <cstddef>
@@ -32,20 +32,21 @@ struct SavePlan {
   SaveTurn turn{};  ///< rank 0's, which makes the folder and writes `latest`
 };
 
-/// Called on each rank when its entries are known; may copy them elsewhere. An exception of it is an error
-/// of all ranks.
+/// Called on each rank when its entries are known; may copy the entries elsewhere. An exception of this
+/// function is an error on all ranks.
 using KeepEntries = std::function<void(std::vector<SafetensorsEntry>&)>;
 
-/// The first half. Collective over `mesh`; throws what save_checkpoint() says of its arguments, the same on
-/// all ranks.
+/// The first half of a save. Collective over `mesh`; throws what save_checkpoint() documents for its
+/// arguments, equally on all ranks.
 SavePlan plan_save(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
                    const std::function<std::vector<NamedView>()>& list, const CheckpointExtra& extra,
                    const SaveOptions& options, const KeepEntries& keep = {});
 
-/// The exception of `action`, with a text that says that it was in save_checkpoint(); null: none.
+/// Returns the exception of `action`, with a text that says that it happened in save_checkpoint(); null:
+/// none.
 std::exception_ptr error_of_save(const std::function<void()>& action);
-/// The second half; waits for the plan's turn. Collective over `group`, the ranks of that mesh (null: one
-/// rank).
+/// The second half of a save; waits for the plan's turn. Collective over `group`, which has the ranks of that
+/// mesh (null: one rank).
 void write_save(SavePlan& plan, ProcessGroup* group);
 
 }  // namespace weft

@@ -7,8 +7,8 @@
 
 namespace weft {
 
-/// The size in bytes. Nothing if the product of the non-zero extents exceeds 2^63 - 1, because then strides
-/// cannot be computed.
+/// Returns the size in bytes. Returns nothing if the product of the non-zero extents exceeds 2^63 - 1,
+/// because then strides cannot be computed.
 inline std::optional<std::int64_t> shape_bytes(std::span<const std::int64_t> shape, int element_bytes) {
   std::int64_t bytes = element_bytes;
   bool empty = false;

@@ -1,5 +1,5 @@
-// The second half of a save: the folder gets its name when all that belongs into it is on the disk, so that
-// at any moment a checkpoint is whole or not there.
+// The second half of a save: the folder gets its name when all its files are on the disk, so that at any
+// moment a checkpoint is complete or absent.
 #include <fmt/format.h>
 
 #include <exception>
@@ -16,7 +16,8 @@
 namespace weft {
 namespace {
 
-// The system's errors say what failed and in which file; this adds that it was in save_checkpoint.
+// The system's errors say what failed and in which file; this function adds that it happened in
+// save_checkpoint.
 template <class Action>
 void with_our_errors(Action&& action) {
   try {
@@ -29,7 +30,7 @@ void with_our_errors(Action&& action) {
   }
 }
 
-// The hashes of what a rank's file holds.
+// The hashes of the data that a rank's file holds.
 std::map<std::string, std::string> hashes_of(std::span<const SafetensorsEntry> entries) {
   std::map<std::string, std::string> hashes;
   for (const SafetensorsEntry& entry : entries)
@@ -57,8 +58,8 @@ std::exception_ptr error_of_save(const std::function<void()>& action) {
 }
 
 // Rank 0 makes a folder under a temporary name; every rank writes its file there; rank 0 adds the index,
-// gives the folder its name and lets `latest` name it. After each of these three all ranks agree that all
-// came through, so that a rank that cannot write stops the others, too, before anything that was there has
+// gives the folder its name and lets `latest` name it. After each of these three steps all ranks agree that
+// all of them succeeded. So a rank that cannot write stops the others, too, before any existing file has
 // changed.
 void write_save(SavePlan& plan, ProcessGroup* group) {
   NewFolder folder(plan.directory, plan.index.step, plan.options.on_stage, plan.warn);
@@ -69,12 +70,12 @@ void write_save(SavePlan& plan, ProcessGroup* group) {
   const auto all_ranks = [&](Duration limit, const std::function<void()>& action) {
     const std::exception_ptr failed = error_of_save(action);
     const std::string state = folder.state();
-    // The group may have failed while this rank wrote: the thread that waited for this call may be in
-    // another one by now.
+    // The group may have failed while this rank wrote: the thread that waited for this call may be in another
+    // call by now.
     if (unless_interrupted.passed()) fail_interrupted(group, "save_checkpoint", state);
     agree(group, "save_checkpoint", state, with_consequence(failed, state), limit, &none_writes);
   };
-  // If rank 0 waits too long for its turn it says so itself: the others wait longer.
+  // If rank 0 waits too long for its turn, it reports that itself; so the other ranks wait longer.
   all_ranks(deadline < Duration::max() / 2 ? 2 * deadline : Duration::max(), [&] {
     if (plan.rank != 0) return;
     turn.wait("save_checkpoint", deadline);
@@ -88,7 +89,7 @@ void write_save(SavePlan& plan, ProcessGroup* group) {
       header_hash = folder.write(name, planned(plan.directory / name, plan.entries), hashes_of(plan.entries));
     });
   } catch (...) {
-    // If the group has failed, a rank that is late still writes there: the next save removes it.
+    // If the group has failed, a late rank may still write there; the next save removes the folder.
     if (plan.rank == 0 && none_writes) folder.remove();
     throw;
   }

@@ -1,4 +1,4 @@
-// apply_domain_parallel(): finds the rule of each layer, and does what it says.
+// apply_domain_parallel(): finds the rule of each layer, and does what the rule says.
 #include <fmt/format.h>
 
 #include <typeinfo>
@@ -25,8 +25,8 @@ void expect_reach(const SpaceRule::Reach& r, const char* along, const std::strin
                     path, kind_of(module), r.kernel, r.stride, r.padding, r.dilation, along));
 }
 
-// The passes of a model's root, besides the root's own if it has any: they say that the model is split, and
-// how.
+// The passes of a model's root, in addition to the root's own passes: they record that the model is split,
+// and how.
 class RootPasses final : public Passes {
  public:
   RootPasses(DomainManager manager_in, std::shared_ptr<const Passes> passes)

@@ -1,6 +1,7 @@
-// Window attention of maps that are cut in space. A window is a square of neighbours, or pixels spread over
-// the whole map; either way windows are whole on one rank while they are computed: the map is cut again, at
-// borders of windows, and afterwards as it was. Far windows so become an all-to-all.
+// Window attention of maps that are sharded in space. A window is a square of neighbouring pixels, or pixels
+// spread over the whole map. Either way each window is complete on one rank while it is computed: the map is
+// sharded again, at borders of windows, and afterwards as it was. For spread-out (strided) windows this
+// becomes an all-to-all.
 #include "domain/plans.hpp"
 #include "domain/rules.hpp"
 #include "weft/host/copy.hpp"
@@ -9,9 +10,9 @@
 namespace weft::domain {
 namespace {
 
-// Which rows, or columns, each part has while windows are whole: of H / w rows of windows each part has its
-// share. In near windows the rows are neighbours; in far ones row l H/w + r of the map is row l of the
-// windows r.
+// Which rows, or columns, each part has while windows are complete: each part has its share of the H / w rows
+// of windows. The rows of a near window are neighbours; for far (strided) windows, row l H/w + r of the map
+// is row l of the windows r.
 std::vector<IndexRanges> whole_windows(std::int64_t size, std::int64_t window, Windows kind,
                                        std::size_t parts) {
   const std::int64_t count = size / window;
@@ -56,16 +57,16 @@ class Recut {
         with_enough_pixels(frame, run(frame, *there_, maps, there_->window_shape(maps.shape()))), layout_);
   }
   Tensor back(Frame& frame, const Tensor& there) const {
-    // Without samples of zeros.
+    // Removes the samples of zeros.
     const Tensor maps = there.slice_flat(0, there_->window_shape(layout_->local_shape()));
     return run(frame, *back_, maps, layout_->local_shape()).with_layout(layout_);
   }
 
-  /// The layout of maps with a pixel for each window, cut as the windows are.
+  /// The layout of maps with one pixel for each window, sharded like the windows.
   const LayoutRef windows;
 
  private:
-  // oneDNN's f32 products of fewer rows sum in another order; samples of zeros more give the bits of many
+  // oneDNN sums f32 products of few rows in another order; additional samples of zeros give the bits of many
   // rows.
   static constexpr std::int64_t kLeastPixels = 16;
   static Tensor with_enough_pixels(Frame& frame, const Tensor& maps) {

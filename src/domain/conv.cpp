@@ -1,11 +1,12 @@
 // Convolutions of maps that are cut in space.
 //
-// Each rank makes its own pixels of the output, whole, from a window on the input; and in backward its own
-// pixels of dx, whole, from a window on dy. So no pixel is a sum of several ranks' parts, and its bits are
-// those of one rank. Each rank has the part of the weight's gradient that comes from its own pixels of dy.
+// In forward each rank makes its own pixels of the output completely, from a window on the input; in backward
+// it makes its own pixels of dx completely, from a window on dy. So no pixel is a sum of several ranks'
+// parts, and its bits are the bits of one rank. Each rank has the part of the weight's gradient that comes
+// from its own pixels of dy.
 //
-// While the window on x comes, the pixels of y that see no neighbour's are made, where that is quicker; while
-// that on dy comes, the gradients of weight and bias.
+// While the window on x arrives, the rank computes the pixels of y that see no neighbour's pixels, if that is
+// quicker; while the window on dy arrives, it computes the gradients of weight and bias.
 #include "domain/conv.hpp"
 
 #include <array>
@@ -34,8 +35,8 @@ Both of_conv(const Conv2d& conv, const LayoutRef& x) {
       along("width", x->global[kWidth], c.kernel.width, c.stride.width, c.padding.width, c.dilation.width)};
 }
 
-// A dimension with its padding: each part has the places of its own pixels; the first part that is not empty
-// has the padding before them, too, and the last one the padding after them.
+// A dimension with its padding: each part has the places of its own pixels. The first part that is not empty
+// also has the padding before them, and the last one the padding after them.
 Parts with_padding(const Parts& x, std::int64_t padding) {
   Parts wide = x;
   wide.size += 2 * padding;
@@ -53,8 +54,8 @@ Parts with_padding(const Parts& x, std::int64_t padding) {
   return wide;
 }
 
-// Brings the gradient of a padded map, whose places are cut as with_padding() says, back to the pixels: each
-// pixel takes the gradients of all its places.
+// Maps the gradient of a padded map, whose places are sharded as with_padding() says, back to the pixels:
+// each pixel gets the sum of the gradients of all its places.
 struct Unpadding {
   TapsOfParts rows, columns;
   Window window;
@@ -80,7 +81,7 @@ struct Unpadding {
   }
 };
 
-// The range of outputs that see inputs of [known.lo, known.hi) of this rank's window alone.
+// The range of outputs that see only inputs of [known.lo, known.hi) of this rank's window.
 IndexRange outputs_within(const Sliding& k, const IndexRange& known, std::int64_t outputs) {
   const IndexRange within{ceil_div(known.lo, k.stride),
                           std::min(outputs, floor_div(known.hi - k.span(), k.stride) + 1)};
@@ -173,8 +174,8 @@ class ConvPasses final : public MapPasses {
       conv::spread(frame, seeing.window, w, c.groups, shape, dx);
       return {dx};
     }
-    // The gradient of the padded map first, each place whole on one rank; then each pixel takes those of all
-    // its places, as on one rank.
+    // First the gradient of the padded map, each place complete on one rank; then each pixel gets the sum
+    // over all its places, as on one rank.
     const Tensor places =
         frame.compute().make({dy.size(0), c.in, shape.height, shape.width}, DType::f32, Memory::shared);
     conv::spread(frame, seeing.window, w, c.groups, shape, places);
@@ -189,9 +190,9 @@ class ConvPasses final : public MapPasses {
     return plans_.of(x, [&] { return ConvPlan(conv, x); });
   }
 
-  // y from the window, and bits that do not depend on what was made before the window was there. The interior
-  // by itself costs edges by themselves: it pays where the window takes long to come, so both are measured.
-  // Each rank chooses by itself.
+  // Computes y from the window; the bits do not depend on what was computed before the window arrived.
+  // Computing the interior separately costs a separate pass over the edges. It pays if the window takes long
+  // to arrive, so both ways are measured. Each rank chooses by itself.
   static void correlate_meanwhile(Frame& frame, const Conv2d& conv, const ConvPlan& plan, Fetched& seen,
                                   const Tensor& w, const Tensor& y) {
     const kernels::UnfoldShape shape = plan.seen.shape(plan.k.shape(conv.config().in));
@@ -220,7 +221,7 @@ class ConvPasses final : public MapPasses {
     }
     if (next.timed) plan.orders.took(next.way, now_ns() - since);
   }
-  // The least products of an interior; with fewer, nothing is hidden.
+  // The least number of products in an interior; with fewer products, nothing is hidden.
   static constexpr double kLeastProducts = 1 << 20;
 
   Plans<ConvPlan> plans_;

@@ -8,8 +8,8 @@
 
 namespace weft::domain {
 
-/// Both dimensions of a convolution: the larger map that its kernel goes over, and the other that has a pixel
-/// for each place of it.
+/// Both dimensions of a convolution: the larger map, over which its kernel slides, and the smaller one, which
+/// has a pixel for each place of the kernel.
 struct Both {
   Sliding height, width;
   kernels::UnfoldShape shape(std::int64_t channels) const {
@@ -39,8 +39,8 @@ inline void expect_input(const Module& module, const Tensor& x, std::int64_t cha
                             layouts::named(module, "x").text(), to_string(x.shape()), channels));
 }
 
-/// The part of this rank's window that the kernel sees on the larger map, for its own pixels of the other.
-/// The window holds all, padding included.
+/// The part of this rank's window on the larger map that the kernel sees for this rank's pixels of the
+/// smaller map. The window holds all of these pixels, including padding.
 struct Seen {
   Window window;
   Parts rows, columns;  // of the smaller map
@@ -101,7 +101,7 @@ inline Tensor fetch(Frame& frame, const Window& window, const Tensor& maps) {
   return f.window;
 }
 
-/// Maps of this rank, uninitialised, where others read them.
+/// Uninitialised maps of this rank, in memory that other ranks can read.
 inline Tensor make_maps(Frame& frame, const LayoutRef& layout) {
   return frame.compute().make(layout->local_shape(), DType::f32, Memory::shared).with_layout(layout);
 }
@@ -113,7 +113,7 @@ View part_of(View map, std::int64_t row, std::int64_t column, const Shape& shape
   map.shape = shape;
   return map;
 }
-/// That part, of this layout, in memory of its own.
+/// Copies that part of the map, with this layout, to new memory.
 inline Tensor cut_out(Frame& frame, const Tensor& map, std::int64_t row, std::int64_t column,
                       const LayoutRef& layout) {
   const Tensor out = make_maps(frame, layout);

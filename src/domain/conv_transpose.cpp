@@ -1,5 +1,5 @@
-// Transposed convolutions of maps that are cut in space: as convolutions (conv.cpp), with x and y in each
-// other's place.
+// Transposed convolutions of maps that are sharded in space: like convolutions (conv.cpp), with x and y
+// exchanged.
 #include "weft/nn/maps/conv_transpose.hpp"
 #include "domain/conv.hpp"
 #include "domain/plans.hpp"

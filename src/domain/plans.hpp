@@ -1,5 +1,5 @@
 // The plan of a layer for maps of one layout: its windows and parts, made once and used in every pass.
-// Inside domain.
+// Included only inside domain.
 #pragma once
 
 #include <algorithm>
@@ -11,15 +11,15 @@
 
 namespace weft::domain {
 
-/// The plans of a layer, by the layout of its input (or what else a Key says); the kMost that were used last.
-/// A layer belongs to the thread of one rank, and so do its plans.
+/// The plans of a layer, by the layout of its input (or by another Key); keeps the kMost plans that were used
+/// last. A layer belongs to the thread of one rank, and so do its plans.
 template <class Plan, class Key = LayoutRef>
 class Plans {
  public:
   static constexpr std::size_t kMost = 8;
 
-  /// make() if there is none for this one. Every rank has seen the same layouts, so that all make one or
-  /// none does.
+  /// Calls make() if there is no plan for this key. Every rank has seen equal layouts, so either all ranks
+  /// make a plan or none does.
   template <class Make>
   std::shared_ptr<const Plan> of(const Key& maps, const Make& make) const {
     const auto found =

@@ -1,5 +1,5 @@
-// Padding, pooling, resizing and pixel shuffles of maps that are cut in space: each rank makes its own pixels
-// of y, and of dx, from a window.
+// Padding, pooling, resizing and pixel shuffles of maps that are sharded in space: each rank makes its own
+// pixels of y, and of dx, from a window.
 #include <algorithm>
 
 #include "domain/conv.hpp"
@@ -162,7 +162,7 @@ class MaxPoolPasses final : public MapPasses {
       return Plan{k.height, k.width, of_y, rows, columns, seen, Seeing(of_y, x, k)};
     });
   }
-  // The pixels that outputs see.
+  // The pixels that the outputs see.
   static IndexRange within(const Sliding& s, const IndexRange& outputs) {
     const IndexRange seen = s.seen(outputs);
     const IndexRange pixels{std::clamp<std::int64_t>(seen.lo, 0, s.n),

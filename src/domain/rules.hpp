@@ -12,17 +12,17 @@
 
 namespace weft::domain {
 
-/// The rule of a layer that needs more than its own part: each of these functions knows the layers of its
-/// file, for which it gives the rule and the passes, and gives `unknown` for any other. A class that derives
-/// from one of them may do something else, and is another kind.
+/// Each of these functions knows the layers of its file, for which it gives the rule and the passes of a
+/// layer that needs more than its own part; it gives `unknown` for any other layer. A class that derives from
+/// one of these layers may do something else, and counts as another layer.
 using RuleOfFile = SpaceRule(const Module& module, const DeviceMesh& axes);
 RuleOfFile conv_rule, conv_transpose_rule, resampling_rule, window_attention_rule, sequence_rule;
 
-/// The passes of a layer that says what its outputs see.
+/// The passes of a layer that declares what its outputs see.
 std::shared_ptr<const Passes> window_passes(const DeviceMesh& axes, const SpaceRule::Reach& height,
                                             const SpaceRule::Reach& width);
 
-/// by_passes of this kind; unknown of another.
+/// Returns by_passes if the module is of this kind, otherwise unknown.
 template <class Kind, class OfKind, class... Args>
 SpaceRule rule_by(const Module& module, const Args&... args) {
   if (typeid(module) != typeid(Kind)) return {};

@@ -1,4 +1,4 @@
-// Attention layers whose sequence (dimension 1) is cut over ranks.
+// Attention layers whose sequence (dimension 1) is sharded over ranks.
 #include "domain/plans.hpp"
 #include "domain/rules.hpp"
 #include "domain/split_attention.hpp"
@@ -25,8 +25,8 @@ void expect_sequence(const Module& module, const char* name, const Tensor& t, st
                                                      to_string(t.shape()), dim));
 }
 
-// This rank's heads, by the features of q and k. Axes that split heads split those of keys and values, too,
-// or their ranks share them.
+// This rank's heads, by the features of q and k. Axes that split heads also split the heads of keys and
+// values, or the ranks of these axes share them.
 template <class Attending>
 HeadsShape share_of_heads(const Attending& module, const Tensor& q, const Tensor& k, const Tensor& v) {
   const std::int64_t heads = module.config().heads, kv_heads = module.config().kv_heads,
@@ -53,8 +53,8 @@ SplitMask split_mask_of(const Tensor& of_queries, const Tensor& of_keys) {
   return {of_queries, of_keys, whole[0] != 1, whole[1] != 1};
 }
 
-// The mask's layouts over a sequence that is cut: its samples as those of x, and its queries as those of x,
-// or its keys as those of the context, or neither.
+// The mask's layouts over a sharded sequence: its samples are sharded like those of x; its queries like those
+// of x, or its keys like those of the context, or neither.
 struct MaskLayouts {
   MaskLayouts(const Shape& mask, const Tensor& x, const Tensor& context) {
     LayoutRef samples = x.layout()->with_global(mask);
@@ -73,8 +73,9 @@ struct MaskLayouts {
   LayoutRef whole, by_queries, by_keys;
 };
 
-// The part of the mask of a cut sequence that this rank needs. A mask that differs between queries is needed
-// twice, for own queries and for own keys; what it is not cut by comes by one exchange. Collective.
+// The part of the mask of a sharded sequence that this rank needs. A mask that differs between queries is
+// needed twice, for own queries and for own keys; one exchange brings the dimension that is not sharded.
+// Collective.
 SplitMask split_mask(const Module& module, Frame& frame, const Tensor& given, const Tensor& x,
                      const Tensor& context) {
   const TensorName what = layouts::named(module, "mask");
@@ -112,7 +113,7 @@ class SplitAttentions {
   Plans<SplitAttention, std::pair<LayoutRef, LayoutRef>> plans_;
 };
 
-// Attends to all keys, and keeps what backward needs.
+// Attends to all keys, and keeps the values that backward needs.
 Tensor attend(const Module& module, Frame& frame, const SplitAttentions& plans, const HeadsShape& s,
               const Tensor& q, const Tensor& k, const Tensor& v, const SplitMask& mask = {}) {
   Compute& compute = frame.compute();

@@ -83,7 +83,7 @@ Tensors MapPasses::forward(Module& module, Inputs inputs, Frame& frame) const {
                             layouts::named(module, "x").text(), to_string(axes_.shape())));
   const bool cut = inputs.size() == 1 && cut_in_space(inputs[0].layout());
   Tensors y = cut ? forward_cut(module, inputs[0], frame) : own_forward(module, inputs, frame);
-  // So that backward does what forward did, whatever dy is.
+  // Backward needs this to do the same as forward, whatever dy is.
   if (frame.keeps()) frame.push(module, cut ? Tensors{maps::shape_alone(frame, inputs[0])} : Tensors{});
   return y;
 }

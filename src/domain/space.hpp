@@ -1,5 +1,6 @@
-// The common part of rules for maps that are cut in space: which parts of which dimension each rank has, the
-// windows that a local operation needs, and tensors of one rank as layers see them. Inside domain.
+// The common part of rules for maps that are sharded in space: which parts of which dimension each rank has,
+// the windows that a local operation needs, and tensors of one rank in the form in which layers see them.
+// Included only inside domain.
 #pragma once
 
 #include <functional>
@@ -15,7 +16,7 @@ namespace weft::domain {
 
 inline constexpr int kHeight = 2, kWidth = 3, kMapDims = 4;
 
-/// How one dimension of maps is cut: one range for each part; one part if it is not.
+/// How one dimension of maps is sharded: one range for each part; one part if it is not sharded.
 struct Parts {
   int dim;
   std::int64_t size;
@@ -25,14 +26,16 @@ struct Parts {
 };
 Parts parts_of(const LayoutRef& layout, int dim);
 
-/// Whether any axis of several ranks cuts height or width.
+/// Returns whether any axis of several ranks shards height or width.
 bool cut_in_space(const LayoutRef& layout);
 
-/// Calls wanted(range) for each part's range: what it needs of another map, whose parts are as many.
+/// Calls wanted(range) for each part's range. It returns what the part needs of another map, which has as
+/// many parts.
 WindowDim window_for(const Parts& parts, const std::function<IndexRange(const IndexRange&)>& wanted,
                      const Edge& edge = {});
 
-/// The same for any indices, in ascending order; and where each index stands in the window, by index.
+/// Like window_for(), for any indices in ascending order; also returns the place of each index in the window,
+/// by index.
 IndexRanges as_ranges(const std::vector<std::int64_t>& ascending);
 
 Edge edge_of(kernels::Padding padding);
@@ -40,15 +43,16 @@ Edge edge_of(kernels::Padding padding);
 /// The state that a DomainManager keeps for the functions in spatial.cpp.
 std::shared_ptr<DomainManager::Plans> make_plans();
 
-/// The layout of x's maps as those of other channels, height and width.
+/// The layout of x's maps, with other channels, height and width.
 LayoutRef like(const LayoutRef& x, std::int64_t channels, std::int64_t height, std::int64_t width);
 
-/// A tensor that only this rank has, (batch, …), as one that is cut in samples along every axis that cuts x's
-/// samples, height or width: so layers take it as it is, and gradients of weights are Partial on these axes.
+/// Turns a tensor that only this rank has, (batch, …), into one whose samples are sharded along every axis
+/// that shards x's samples, height or width. So layers accept it as it is, and gradients of weights are
+/// Partial on these axes.
 Tensor as_samples(const Tensor& local, const LayoutRef& x);
 
-/// The passes of a layer of one map x, where x is cut in space; a whole one, which every rank has, goes to
-/// the layer's own code. A plain x, of which nobody knows whether it is whole or a part, is an error.
+/// The passes of a layer with one map x, if x is sharded in space; a replicated map goes to the layer's own
+/// code. A plain x is an error, because nobody knows whether it is whole or a part.
 class MapPasses : public Passes {
  public:
   explicit MapPasses(const DeviceMesh& axes) : axes_(axes) {}
@@ -71,7 +75,7 @@ constexpr std::int64_t floor_div(std::int64_t a, std::int64_t b) {
   return a >= 0 ? a / b : -((-a + b - 1) / b);
 }
 
-/// A kernel that goes over a dimension of n elements and has `out` outputs there.
+/// A kernel that slides over a dimension of n elements and has `out` outputs there.
 struct Sliding {
   std::int64_t kernel, stride, padding, dilation, n, out;
   std::int64_t span() const { return dilation * (kernel - 1) + 1; }

@@ -47,7 +47,7 @@ LayoutRef cut(LayoutRef layout, const DomainManager& manager) {
   return layout;
 }
 
-// Throws where x cannot be cut along the axes of the manager, each of whose ranks gets an element at least.
+// Throws if x cannot be sharded along the axes of the manager so that each rank gets at least one element.
 void expect_cuttable(const Shape& x, const DomainManager& manager) {
   const std::span<const MeshAxis> axes = manager.axes().shape().axes();
   const std::vector<int>& dims = manager.options().dims;
@@ -71,8 +71,8 @@ void expect_cuttable(const Shape& x, const DomainManager& manager) {
   }
 }
 
-// The layout of the samples of all data ranks, of which this one has `own`: whole maps, laid out along `axes`
-// as one rank has them. The ranks tell each other their shapes, and what is wrong with them.
+// The layout of the samples of all data ranks, of which this rank has `own`: whole maps, laid out along
+// `axes` as one rank has them. The ranks send each other their shapes, and the faults that they found.
 LayoutRef of_own_samples(const Shape& own, const DeviceMesh& axes, const DeviceMesh& data,
                          const std::optional<Error>& fault) {
   constexpr std::size_t kWords = Shape::kMaxDims + 1;

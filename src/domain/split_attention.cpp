@@ -10,8 +10,8 @@
 namespace weft::domain {
 namespace {
 
-// Positions of a piece: at most those of a rank, so that memory is that of T / n, and few enough that most of
-// the exchange runs beside the products.
+// Positions of a piece: at most those of one rank, so that memory is that of T / n; and few enough that most
+// of the exchange overlaps with the products.
 std::int64_t piece_size(std::int64_t all, std::size_t parts) {
   constexpr std::int64_t kMost = 4 * kernels::kAttentionKeys;
   static_assert(kernels::kAttentionKeys % kernels::kAttentionQueries == 0);
@@ -19,7 +19,7 @@ std::int64_t piece_size(std::int64_t all, std::size_t parts) {
   return std::min(kMost, ceil_div(share, kernels::kAttentionKeys) * kernels::kAttentionKeys);
 }
 
-// needed(part, piece): what the ranks of a part need of a piece.
+// needed(part, piece): the range that the ranks of a part need of a piece.
 Pieces pieces_of(const LayoutRef& layout,
                  const std::function<IndexRange(std::size_t, const IndexRange&)>& needed) {
   const Parts parts = parts_of(layout, 1);
@@ -51,11 +51,11 @@ std::vector<TensorView> by_position(const Tensor& sums) {
   return views;
 }
 
-// The pieces of some tensors, one after the other; while one is used the next one comes.
+// Fetches the pieces of some tensors, one after the other; while one piece is used, the next one arrives.
 class Incoming {
  public:
-  /// Layouts of `own`, (batch, own positions, …), and of `sums`, (batch, heads, own positions) or with terms
-  /// of each behind. Backwards: from the last piece to the first.
+  /// Layouts of `own`, (batch, own positions, …), and of `sums`, (batch, heads, own positions), perhaps
+  /// followed by the terms of each. Backwards: from the last piece to the first.
   Incoming(Frame& frame, const Pieces& pieces, std::vector<Tensor> own, std::vector<Tensor> sums,
            bool backwards)
       : frame_(frame), pieces_(pieces), own_(std::move(own)), sums_(std::move(sums)), backwards_(backwards) {
@@ -70,7 +70,7 @@ class Incoming {
 
   /// Whether this rank needs any piece.
   bool any() const { return any_; }
-  /// Goes on to the next piece; false after the last one. Collective.
+  /// Goes on to the next piece; returns false after the last one. Collective.
   bool next() {
     if (at_ == pieces_.wanted.size()) return false;
     coming_.finish();
@@ -79,8 +79,8 @@ class Incoming {
     begin(at_);
     return true;
   }
-  /// The part of the piece that this rank needs, maybe nothing; whether it is the first or last that it
-  /// needs, and the tensors in order.
+  /// The part of the piece that this rank needs, perhaps nothing; whether it is the first or last one that it
+  /// needs; and the tensors in order.
   const IndexRange& range() const { return pieces_.wanted[at(at_ - 1)]; }
   bool begins() const { return at_ - 1 == first_; }
   bool ends() const { return at_ - 1 == last_; }
@@ -129,7 +129,7 @@ kernels::AttentionPiece piece(const HeadsShape& s, const IndexRange& queries, co
 // A part of a mask, as kernels take it.
 class PieceOfMask {
  public:
-  /// Rows and keys of `from`, counted from its first ones; if the mask is the same for each query, its one
+  /// Rows and keys of `from`, counted from its first ones; if the mask is equal for all queries, its single
   /// row.
   PieceOfMask(const SplitMask& mask, const Tensor& from, const IndexRange& rows, const IndexRange& keys) {
     if (!from) return;
@@ -224,8 +224,8 @@ void split_attention_backward(Frame& frame, const SplitAttention& split, const H
   Incoming queries(frame, split.queries, {dout, q}, {softmax, delta}, true);
   if (!keys.any()) of_queries({}, nullptr, nullptr, true, true);
   if (!queries.any()) of_keys({}, nullptr, nullptr, nullptr, nullptr, true, true);
-  // Takes keys and queries by turns: in causal attention the first ranks have few keys to see and many
-  // queries that see theirs, the last ones the reverse; so no rank waits long.
+  // Processes keys and queries by turns: in causal attention the first ranks have few keys to see and many
+  // queries that see theirs, and the last ranks the reverse; so no rank waits long.
   for (bool more = true; more;) {
     more = keys.next();
     if (more && keys.range().size() > 0)

@@ -1,13 +1,14 @@
-// Attention over a sequence that is cut over ranks: each rank attends from its own queries to all keys, which
-// come to it in pieces. Collective among the ranks that the sequence is cut over. Inside domain.
+// Attention over a sequence that is sharded over ranks: each rank attends from its own queries to all keys,
+// which arrive in pieces. Collective over the ranks over which the sequence is sharded. Included only inside
+// domain.
 //
 // The idea is that of H. Liu, M. Zaharia, P. Abbeel, "Ring Attention with Blockwise Transformers", 2023: a
-// rank has its part and a piece of the others', so that memory is that of T / n positions. But here pieces
-// come in the order of the sequence on every rank. They are cut where the kernels cut the sequence into
-// blocks on one rank, not at the borders of ranks; so every sum has the order, and the bits, of one rank.
-// Forward and dq take keys from the first to the last. dk and dv of a rank's own keys take queries from the
-// last to the first: so no rank's sum waits for another's. The price is that backward makes the scores twice,
-// 7 products instead of 5.
+// rank has its part and a piece of the others', so that memory is that of T / n positions. But in weft,
+// pieces arrive in the order of the sequence on every rank. Pieces begin and end where the kernels divide the
+// sequence into blocks on one rank, not at the borders of ranks; so every sum has the order, and the bits, of
+// one rank. Forward and dq process keys from the first to the last. dk and dv of a rank's own keys process
+// queries from the last to the first: so no rank's sum waits for another's. The price is that backward
+// computes the scores twice, 7 products instead of 5.
 #pragma once
 
 #include "weft/mesh/window.hpp"
@@ -23,16 +24,17 @@ struct Pieces {
   std::vector<Window> windows;       ///< which fetch it
 };
 
-/// The plan of transfers for queries and keys of these layouts, which are cut along the same axes. Causal:
-/// as many queries as keys. Made once, used by the thread of one rank in every pass.
+/// The plan of transfers for queries and keys with these layouts, which are sharded along the same axes.
+/// If causal, there are as many queries as keys. It is made once, and the thread of one rank uses it in every
+/// pass.
 struct SplitAttention {
   SplitAttention(const LayoutRef& q, const LayoutRef& k, bool causal);
   Pieces keys, queries;
   bool causal;
 };
 
-/// The part that this rank needs of the mask that is added to scores; the whole mask is (batch or 1, queries
-/// or 1, keys). Without a mask: nothing.
+/// The part that this rank needs of the mask that is added to scores; the global mask is (batch or 1, queries
+/// or 1, keys). Without a mask it holds nothing.
 struct SplitMask {
   Tensor of_queries;  ///< (batch or 1, own queries or 1, keys)
   Tensor of_keys;     ///< (batch or 1, queries or 1, own keys); for backward alone
@@ -45,9 +47,9 @@ struct HeadsShape {
   bool bf16_products = false;  ///< as in kernels::AttentionShape
 };
 
-/// out and softmax of this rank's queries over all keys, of those up to its own position where `causal`. q,
-/// out: (batch, own queries, heads, head_dim), k, v: (batch, own keys, kv_heads, head_dim), softmax: (batch,
-/// heads, own queries, kSoftmaxTerms).
+/// Computes out and softmax of this rank's queries over all keys, or if `causal` over the keys up to the
+/// query's own position. q, out: (batch, own queries, heads, head_dim), k, v: (batch, own keys, kv_heads,
+/// head_dim), softmax: (batch, heads, own queries, kSoftmaxTerms).
 void split_attention_forward(Frame& frame, const SplitAttention& split, const HeadsShape& s, const Tensor& q,
                              const Tensor& k, const Tensor& v, const SplitMask& mask, const Tensor& out,
                              const Tensor& softmax);

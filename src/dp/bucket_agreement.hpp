@@ -1,5 +1,5 @@
-// Whether the reducers of all ranks are the same: the entries, which of them are bound where they are
-// reduced, and the options. Private to dp.
+// Checks that the reducers of all ranks agree: the entries, which of them are bound where they are reduced,
+// and the options. Private to dp.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct ReducerToCompare {
   std::function<bool(std::size_t)> in_place;  ///< entry i is reduced where the caller has it
 };
 
-/// Throws mismatch, on all ranks, that names the first difference. One all-gather over `axes`.
+/// Throws mismatch, on all ranks, that names the first difference. Uses one all-gather over `axes`.
 void expect_same_reducers(const DeviceMesh& axes, const ReducerToCompare& own);
 
 }  // namespace weft::dp

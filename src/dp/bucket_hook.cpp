@@ -32,7 +32,7 @@ class Bf16 {
   }
 
  private:
-  // Reducers that live at the same time have groups of their own; both would use the same buffers.
+  // Reducers that exist at the same time have separate groups, but would use the same buffers.
   void expect_same_reducer(const ReadyBucket& b) {
     if (group_ == nullptr) group_ = &b.group;
     if (group_ != &b.group)

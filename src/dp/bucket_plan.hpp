@@ -27,10 +27,10 @@ struct BucketPlan {
   std::vector<Place> places;           // by gradient
 };
 
-/// bad_argument with "bucket_reducer: " before it.
+/// Throws bad_argument with "bucket_reducer: " before the text.
 [[noreturn]] void refuse_bucket(const std::string& text);
-/// In the order of the entries; a bucket of each (dtype, reduction) is open at a time. Throws as the
-/// reducer's constructor.
+/// Buckets in the order of the entries; one bucket of each (dtype, reduction) is open at a time. Throws like
+/// the reducer's constructor.
 BucketPlan plan_buckets(const std::vector<BucketEntry>& entries, const BucketOptions& options);
 
 }  // namespace weft::dp

@@ -62,8 +62,8 @@ struct BucketReducer::Impl {
     }
   }
 
-  // Throws what is wrong on this rank. Before the first step the other ranks learn of it in the comparison
-  // with which theirs begins: this rank takes part in it here.
+  // Throws the fault of this rank. Before the first step the other ranks learn of the fault in the comparison
+  // with which their step begins: this rank takes part in that comparison here.
   [[noreturn]] void tell_all(const Error& fault) const {
     if (compared) throw Error(fault);
     throw_told("bucket_reducer", axes, fault);
@@ -101,7 +101,8 @@ struct BucketReducer::Impl {
     expect_apart(i, data);
   }
 
-  // Where gradient i lies in its bucket. A bucket that is reduced in the caller's memory lies there.
+  // The place of gradient i in its bucket. A bucket that is reduced in the caller's memory lies in that
+  // memory.
   std::byte* place(std::size_t i) const {
     const Bucket& b = buckets[slots[i].place.bucket];
     return b.in_place != nullptr ? b.in_place : b.memory.data() + slots[i].place.offset;
@@ -120,7 +121,8 @@ struct BucketReducer::Impl {
     compared = true;
   }
 
-  // Calls of several reducers over the same axes may come in another order on each rank: each has a group.
+  // Calls of several reducers over the same axes may come in a different order on each rank, so each reducer
+  // has its own group.
   ProcessGroup& group() const { return own_group ? own_group : axes.group(); }
 
   bool is_sent(const Bucket& b) const { return axes.size() > 1 && b.plan.bytes > 0; }
@@ -134,7 +136,7 @@ struct BucketReducer::Impl {
     return {number, memory, b.plan.op, b.plan.members, group(), stream()};
   }
 
-  // The program's own code. If that throws the others would wait for this rank.
+  // Runs the program's own code. If that code throws, the other ranks would wait for this rank.
   template <class Step>
   void run_hook(const Step& step) const {
     try {
@@ -157,7 +159,7 @@ struct BucketReducer::Impl {
                                   {.op = ready.op, .tag = dp::history_tag(history), .stream = ready.stream});
   }
 
-  // On a device its stream waits, and the next step asks how it ended.
+  // On a device the stream waits, and the next step asks how the call ended.
   void wait(std::size_t number) {
     Bucket& b = buckets[number];
     if (b.work.valid()) {
@@ -185,9 +187,9 @@ struct BucketReducer::Impl {
     for (Slot& slot : slots) slot.ready = slot.accumulated = false;
   }
 
-  // The functions that communicate. After a failed reduction nothing can be reduced any more, and every
-  // later call tells of it. After a failed comparison the step begins again: it may be another reducer that
-  // failed on another rank, so that both compare again.
+  // Runs the functions that communicate. After a failed reduction nothing can be reduced any more, and every
+  // later call throws this failure. After a failed comparison the step begins again: another reducer may have
+  // failed on another rank, so both compare again.
   template <class Step>
   void communicate(const Step& step) {
     try {
@@ -258,8 +260,8 @@ struct BucketReducer::Impl {
   bool compared = false;
   std::optional<Error> failure;                                    // of the first call that failed
   const std::shared_ptr<int> no_syncs = std::make_shared<int>(0);  // that live
-  // The number of this reducer among those alive that would share a group: the same on all ranks, which make
-  // and destroy reducers in the same order.
+  // The number of this reducer among the existing reducers that would share a group: equal on all ranks,
+  // which make and destroy reducers in the same order.
   UserNumbers::Taken user;
 };
 
@@ -328,9 +330,9 @@ NoSync BucketReducer::no_sync() {
   return NoSync(impl_->no_syncs);
 }
 
-// All ranks post all buckets in any case, those with gradients that are missing too: a rank that threw at
-// once would leave the others waiting. A missing gradient counts as zero until expect_none_missing() has
-// compared the ranks.
+// All ranks post all buckets in any case, even buckets with missing gradients: a rank that threw at once
+// would leave the others waiting. A missing gradient counts as zero until expect_none_missing() has compared
+// the ranks.
 void BucketReducer::finish() {
   impl_->expect_sound();
   if (*impl_->no_syncs > 0) bad("finish() inside no_sync(); the last pass before it comes after that scope");

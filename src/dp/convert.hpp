@@ -1,4 +1,4 @@
-// Elements of one floating dtype as those of another.
+// Converts elements of one floating dtype to another.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,16 @@
 
 namespace weft::dp {
 
-/// `count` elements, one after the other.
+/// `count` consecutive elements.
 struct Converted {
   const std::byte* from;
   std::byte* to;
   std::int64_t count;
 };
 
-/// Converts all, each element rounded once; if both dtypes are one, copies. f64, f32, bf16 and f16; with
-/// the threads of `compute` (null: with this one). On a device only copies: throws unsupported.
+/// Converts all elements, each rounded once; if both dtypes are equal, copies. Supports f64, f32, bf16 and
+/// f16. The threads of `compute` do the work (null: this thread). On a device it only copies, and throws
+/// unsupported for a conversion.
 void convert_all(Compute* compute, const std::vector<Converted>& all, DType from, DType to);
 
 }  // namespace weft::dp

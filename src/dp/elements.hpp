@@ -10,7 +10,7 @@
 
 namespace weft::dp {
 
-/// Calls use(std::span<T>) with the elements of `v` as what they are: double, float, bf16 or f16.
+/// Calls use(std::span<T>) with the elements of `v` in their own type: double, float, bf16 or f16.
 template <class Use>
 void with_elements(const TensorView& v, const Use& use) {
   switch (v.dtype) {
@@ -51,8 +51,8 @@ T from_double(double x) noexcept {
 
 constexpr std::size_t kWidened = 512;  // elements that are widened to floats at a time
 
-/// Calls use(values) with all elements in order: with those of f64 and f32 as they are, with others as floats
-/// in pieces of kWidened.
+/// Calls use(values) with all elements in order: f64 and f32 unchanged, other dtypes as floats in pieces of
+/// kWidened.
 template <class T, class Use>
 void for_floats(std::span<const T> values, const Use& use) {
   if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>) {
@@ -67,7 +67,7 @@ void for_floats(std::span<const T> values, const Use& use) {
   }
 }
 
-/// Every element times `factor`, in f64, and rounded once to a float and then to what it is.
+/// Multiplies every element by `factor`, in f64, and rounds once to a float and then to the element's type.
 template <class T>
 void scale_elements(std::span<T> values, double factor) {
   if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>) {

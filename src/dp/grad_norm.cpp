@@ -49,7 +49,7 @@ struct Cohort {
   std::vector<int> axes;  // those of the root mesh that shard; empty: every rank has all of it
   Powers powers;
 };
-// All gradients of one root mesh; without one, those of this rank alone.
+// All gradients of one root mesh; without a mesh, the gradients of this rank alone.
 struct Part {
   DeviceMesh root;
   std::vector<Cohort> cohorts;
@@ -58,7 +58,7 @@ struct Part {
 
 DeviceMesh root_of(const Gradient& g) { return g.layout == nullptr ? DeviceMesh() : g.layout->mesh(); }
 
-// Called after the ranks have compared their lists: then all throw, or none.
+// Called after the ranks have compared their lists: then either all ranks throw or none does.
 void expect_reduced(const char* what, std::span<const Gradient> gradients) {
   for (const Gradient& g : gradients)
     for (int axis = 0; g.layout != nullptr && axis < g.layout->mesh_shape().axis_count(); ++axis) {
@@ -71,7 +71,7 @@ void expect_reduced(const char* what, std::span<const Gradient> gradients) {
     }
 }
 
-// The cohort of a gradient, made if there is none yet.
+// Returns the cohort of a gradient; makes it if there is none yet.
 Cohort& cohort_of(const Gradient& g, double p, std::vector<Part>& parts) {
   const DeviceMesh root = root_of(g);
   std::vector<int> axes;
@@ -91,7 +91,7 @@ Cohort& cohort_of(const Gradient& g, double p, std::vector<Part>& parts) {
 // The fault of this rank's arguments.
 using Fault = std::optional<Error>;
 
-// The arguments besides the list that must be the same on all ranks: they travel with the powers.
+// The arguments other than the list that must be equal on all ranks: they travel with the powers.
 struct Settings {
   const char* what;  // the caller
   double p;
@@ -114,8 +114,9 @@ std::string text_of(std::span<const std::uint64_t> words) {
                                   static_cast<NonFinite>(words[2]) == NonFinite::skip ? "skip" : "error"));
 }
 
-// All gradients by mesh and cohort, and the powers of what this rank holds of them. Their parts are combined
-// in order: the same bits for any number of threads. With a fault nothing is read.
+// All gradients by mesh and cohort, and the powers of the elements that this rank holds. The powers of the
+// parts are combined in order: the bits do not depend on the number of threads. If there is a fault, nothing
+// is read.
 std::vector<Part> parts_of(const char* what, std::span<const Gradient> gradients, double p, Compute* compute,
                            const Fault& fault) {
   std::vector<Part> parts;
@@ -139,7 +140,7 @@ std::vector<Part> parts_of(const char* what, std::span<const Gradient> gradients
   return parts;
 }
 
-// Ranks of one group, by the number they have there, on which something is not finite.
+// The ranks of one group, by their numbers in the group, on which an element is not finite.
 struct NotFinite {
   DeviceMesh root;
   std::vector<int> ranks;
@@ -174,7 +175,7 @@ std::string text_of(const std::vector<NotFinite>& where) {
   return fmt::format("{}", fmt::join(texts, " and "));
 }
 
-// The powers of every cohort on every rank; those of rank r begin at 2 * r * cohorts.
+// Gathers the powers of every cohort on every rank; those of rank r begin at 2 * r * cohorts.
 std::vector<double> gather_powers(const Settings& settings, const Part& part,
                                   std::span<const Gradient> gradients, const Fault& fault) {
   std::vector<std::uint64_t> own;
@@ -204,9 +205,10 @@ std::vector<double> gather_powers(const Settings& settings, const Part& part,
   return all;
 }
 
-// The result over all ranks of a mesh. Every rank learns the powers of every cohort on every rank, so all
-// see the same NaNs, and adds up those of the ranks that have coordinate 0 on the axes along which the cohort
-// is replicated, in rank order: the same bits on all, also where replicas have drifted apart.
+// Returns the result over all ranks of a mesh. Every rank receives the powers of every cohort of every rank,
+// so all ranks see the same NaNs. Each rank adds the powers of the ranks that have coordinate 0 on the axes
+// along which the cohort is replicated, in rank order. So all ranks get the same bits, even if replicas have
+// drifted apart.
 Powers gathered(const Settings& settings, const Part& part, std::span<const Gradient> gradients,
                 std::vector<int>& not_finite, const Fault& fault) {
   const double p = settings.p;
@@ -240,14 +242,15 @@ Powers gathered(const Settings& settings, const Part& part, std::span<const Grad
   return not_finite.empty() ? total : broken;
 }
 
-// Whether all ranks get this error or none: so it is for arguments, not for the transport.
+// Returns whether all ranks get this error or none does: true for errors of arguments, not for errors of the
+// transport.
 bool is_told(const Error& e) {
   return e.code() == ErrorCode::bad_argument || e.code() == ErrorCode::layout ||
          e.code() == ErrorCode::mismatch || e.code() == ErrorCode::unsupported;
 }
 
-// A fault in a rank's arguments, or one that is found in one mesh, is reported in all the others: their
-// ranks throw, too, and no call of one waits for another rank's.
+// A fault in a rank's arguments, or a fault found in one mesh, is reported in all other meshes: their ranks
+// throw, too, and no rank's call waits for another rank's.
 Norm norm_over_all(const Settings& settings, std::span<const Gradient> gradients, Compute* compute,
                    Fault fault) {
   const double p = settings.p;
@@ -290,8 +293,8 @@ Norm norm_over_all(const Settings& settings, std::span<const Gradient> gradients
 
 }  // namespace
 
-// Adds the sum of |g|^p of each gradient to its cohort's; one all-gather per mesh then adds those of all
-// ranks.
+// Adds the sum of |g|^p of each gradient to its cohort's sum; one all-gather per mesh then adds the sums of
+// all ranks.
 double grad_norm(std::span<const Gradient> gradients, double p, Compute* compute) {
   const Fault fault = fault_of([&] {
     if (!(p >= 1))
@@ -335,7 +338,7 @@ double clip(std::span<const Gradient> gradients, const Limit& limit, double p, N
   return norm.value;
 }
 
-// One element, wherever it is.
+// Returns one element, on the host or on a device.
 double number_of(const Tensor& limit, Compute* compute) {
   if (limit.count() != 1)
     throw Error(

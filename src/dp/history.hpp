@@ -13,11 +13,11 @@
 
 namespace weft::dp {
 
-/// The tag of such a call. 0: nothing is known, or compared.
+/// The tag of such a call. 0: nothing is known, or nothing is compared.
 inline int history_tag(std::uint64_t history) noexcept { return history == 0 ? 0 : layout_tag(history); }
 
-/// Whether the text of a mismatch, `rank 1 called X [call 4], rank 0 X [call 4]`, says that both ranks called
-/// the same: they differ in what it does not show, the tag.
+/// Returns whether the text of a mismatch, `rank 1 called X [call 4], rank 0 X [call 4]`, shows two equal
+/// calls: then the calls differ in the tag, which the text does not show.
 inline bool differs_in_tag(std::string_view text) {
   constexpr std::string_view kCalled = " called ", kEnd = " [call ", kNext = "], rank ";
   const std::size_t called = text.find(kCalled), end = text.find(kEnd, called), next = text.find(kNext, end);
@@ -27,8 +27,8 @@ inline bool differs_in_tag(std::string_view text) {
   return text.substr(other, one.size() + kEnd.size()) == std::string(one).append(kEnd);
 }
 
-/// The result of f(). A mismatch of two calls that differ in this tag alone becomes one that says what
-/// differs.
+/// Returns the result of f(). If f() throws a mismatch of two calls that differ in this tag alone, rewrites
+/// its text so that it says what differs.
 template <class F>
 auto in_history_words(std::string_view who, const F& f) -> decltype(f()) {
   try {

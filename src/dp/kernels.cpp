@@ -16,8 +16,8 @@ namespace {
 
 using Tables = DeviceTables<GradientKernels>;
 
-// Sums within these bounds stay plain sums: more than 2^100 of them can be added up, and a term that was
-// lost, because its power is too small for a double, is smaller than the rounding error.
+// Sums within these bounds stay plain sums: more than 2^100 of them can be added up, and a term whose power
+// is too small for a double is smaller than the rounding error.
 bool in_range(double sum) { return sum >= 0x1p-500 && sum <= 0x1p900; }
 
 template <class T>
@@ -30,7 +30,8 @@ double largest(std::span<const T> values) {
   return most;
 }
 
-// Σ (|v| / scale)^p. Several sums side by side: faster, and their rounding errors stay small.
+// Σ (|v| / scale)^p. Several partial sums are computed in parallel: this is faster, and keeps rounding errors
+// small.
 template <class T>
 double sum_of_powers(std::span<const T> values, double scale, double p) {
   double lanes[dp::loops::kLanes] = {};

@@ -21,7 +21,7 @@ WEFT_INLINE inline void add(const T* x, std::size_t n, double* lanes, const Term
   for (std::size_t l = 0; l < kLanes; ++l) lanes[l] = sums[l];
 }
 
-// Without their sign, numbers are ordered as their bits are, and NaNs are beyond infinity.
+// Without their sign, floats are ordered like their bits, and NaNs are beyond infinity.
 template <class Bits, class T>
 WEFT_INLINE inline double largest_of(const T* x, std::size_t n) {
   Bits most = 0;
@@ -66,8 +66,8 @@ WEFT_CPU_CLONES(void, widen, (const bf16* from, float* to, std::size_t n) noexce
 }
 WEFT_CPU_CLONES(void, widen, (const f16* from, float* to, std::size_t n) noexcept, (from, to, n)) {
   for (std::size_t i = 0; i < n; ++i) {
-    // Exponent and mantissa where a float has them make a number that is too small by 2^112, also a subnormal
-    // one.
+    // If the exponent and mantissa are put at the places that a float has for them, the result is too small
+    // by 2^112, for subnormal numbers, too.
     const std::uint32_t magnitude = from[i].bits & 0x7fffu,
                         sign = std::uint32_t{from[i].bits & 0x8000u} << 16;
     const auto scaled = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude << 13) * 0x1p112f);

@@ -1,5 +1,5 @@
-// The inner loops over elements of gradients, each so simple that it is vectorised. Callable from any thread.
-// Private to dp.
+// The inner loops over elements of gradients, each so simple that the compiler vectorises it. Callable from
+// any thread. Private to dp.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,8 @@ namespace weft::dp::loops {
 
 constexpr std::size_t kLanes = 8;
 
-/// Whether powers of this exponent are summed as they are; of others, those of x over a scale.
+/// Returns whether powers with this exponent are summed directly; for other exponents the powers of x over a
+/// scale are summed.
 constexpr bool plain(double p) { return p >= 1 && p <= 4; }
 inline double power(double x, double p) {
   if (p == 1) return x;
@@ -24,13 +25,13 @@ void add_squares(const float* x, std::size_t n, double* lanes) noexcept;
 void add_squares(const double* x, std::size_t n, double* lanes) noexcept;
 void add_magnitudes(const float* x, std::size_t n, double* lanes) noexcept;
 void add_magnitudes(const double* x, std::size_t n, double* lanes) noexcept;
-/// The largest |x[i]|; 0 of none, NaN where one is NaN.
+/// The largest |x[i]|; 0 if n is 0, NaN if any element is NaN.
 double largest(const float* x, std::size_t n) noexcept;
 double largest(const double* x, std::size_t n) noexcept;
 /// x[i] *= factor, in f64, rounded once.
 void multiply(float* x, std::size_t n, double factor) noexcept;
 void multiply(double* x, std::size_t n, double factor) noexcept;
-/// As the conversions of dtype.hpp.
+/// Converts like dtype.hpp.
 void widen(const bf16* from, float* to, std::size_t n) noexcept;
 void widen(const f16* from, float* to, std::size_t n) noexcept;
 void narrow(const float* from, bf16* to, std::size_t n) noexcept;

@@ -1,6 +1,6 @@
-// Lists of gradients, cut into the parts that kernels work on: always the same ones, so that results depend
-// neither on the number of threads nor on the device. Used by the one thread that uses the Compute. Private
-// to dp.
+// Cuts lists of gradients into the parts on which kernels work. The parts are always the same, so that
+// results depend neither on the number of threads nor on the device. Only the thread that uses the Compute
+// may use them. Private to dp.
 #pragma once
 
 #include <algorithm>
@@ -21,15 +21,16 @@
 
 namespace weft::dp {
 
-/// The kernels of the device of `compute`; null: the CPU's. Throws unsupported: `clip_grad_norm: nobody has
-/// given the gradient kernels of cuda:0 to this Context; add_gradient_kernels() does`. `what`: the caller.
+/// The kernels for the device of `compute`; null: the CPU's kernels. Throws unsupported: `clip_grad_norm:
+/// nobody has given the gradient kernels of cuda:0 to this Context; add_gradient_kernels() does`. `what`: the
+/// caller's name.
 const GradientKernels& kernels_of(std::string_view what, const Compute* compute);
 
 inline bool on_device(const Compute* compute) noexcept {
   return compute != nullptr && compute->device() != Device{};
 }
 
-/// The stream on which the calls and the memory of `compute` are ordered; null: the host's.
+/// The stream on which the calls and the memory of `compute` are ordered; null: the host.
 inline Stream stream_of(const Compute* compute) noexcept {
   return compute == nullptr ? Stream{} : compute->stream();
 }
@@ -39,8 +40,8 @@ struct Copied {
   std::byte* to;
   std::int64_t bytes;
 };
-/// Copies each of copy_of(0), copy_of(1), …: with the threads of `compute`, or on its device's stream; null:
-/// with this thread.
+/// Performs each of copy_of(0), copy_of(1), …: with the threads of `compute`, or on its device's stream;
+/// null: with this thread.
 template <class CopyOf>
 void copy_all(Compute* compute, std::size_t count, const CopyOf& copy_of) {
   if (on_device(compute)) {
@@ -61,8 +62,8 @@ void copy_all(Compute* compute, std::size_t count, const CopyOf& copy_of) {
       });
 }
 
-/// The elements of `v`, which is contiguous, for the host: where they are, or, of a device, a copy. The host
-/// waits for it.
+/// The elements of `v`, which must be contiguous, for the host: the memory itself or, if it lies on a device,
+/// a copy. The host waits for the copy.
 inline Tensor on_host(const TensorView& v, const Compute* compute) {
   if (v.count() == 0 || !on_device(compute))
     return Tensor(Storage::borrow(v.data, static_cast<std::size_t>(v.bytes())), 0, v.shape, v.dtype);

@@ -23,7 +23,7 @@ namespace {
 
 // The action for a gradient on one axis.
 enum class Action : unsigned char { leave, sum, average, average_replicas };
-// Replicas first: where one has drifted, nothing has changed yet.
+// Replicas come first: if one has drifted, nothing has been changed yet.
 constexpr Action kReductions[] = {Action::average_replicas, Action::sum, Action::average};
 
 struct Member {
@@ -32,7 +32,8 @@ struct Member {
   std::int64_t offset;  // in its flat buffer
 };
 
-// A set of the axes given: a bit for each, by its place among them. Ranks send one more bit with it.
+// A set of the given axes: one bit for each axis, by its place in the list. Ranks send one additional bit
+// with it.
 using AxisSet = std::uint64_t;
 constexpr std::size_t kMostAxes = 63;
 
@@ -87,7 +88,7 @@ ProcessGroup& group_of(const Flat& f, const std::vector<DeviceMesh>& axes) {
   return axes[0].root().submesh(names).group();
 }
 
-// Throws nothing: ranks have not compared their lists yet, and one that threw alone would leave the others
+// Never throws: ranks have not compared their lists yet, and a rank that threw alone would leave the others
 // waiting.
 dp::Replicas find_replicas(std::span<const Gradient> gradients, const DeviceMesh& axes, Compute* compute) {
   dp::Replicas replicas(axes, compute);
@@ -103,7 +104,7 @@ bool has_axis(const DeviceMesh& mesh, const DeviceMesh& axis) {
   return std::find(all.begin(), all.end(), axis.root_axes()[0]) != all.end();
 }
 
-// The axes of several ranks that options.data_axes names: a bit for each, by its place among them.
+// The axes of several ranks that options.data_axes names: one bit for each axis, by its place in the list.
 AxisSet data_among(const std::vector<DeviceMesh>& axes, const ReduceOptions& options) {
   AxisSet data = 0;
   for (std::size_t a = 0; a < axes.size(); ++a)
@@ -123,10 +124,10 @@ void expect_reducible(std::span<const Gradient> gradients, const std::vector<Dev
                                 what, g.name, axes[a].name(), axes[a].size()));
 }
 
-// The flat buffers of one kind of reduction, in the order in which gradients first need them: the same on all
-// ranks of the axes, so that they make groups in one order. A gradient that is empty here, but not
-// elsewhere, still takes part in the call; and so do replicas that are the same already, which stay out of
-// the buffer: their average may be rounded to something else, or overflow.
+// The flat buffers of one kind of reduction, in the order in which gradients first need them. This order is
+// equal on all ranks of the axes, so they make groups in one order. A gradient that is empty on this rank,
+// but not on others, still takes part in the call. So do replicas that are already equal; but they stay out
+// of the buffer, because their average may round to another value, or overflow.
 std::vector<Flat> collect(std::span<Gradient> gradients, const std::vector<DeviceMesh>& axes, Action action,
                           const dp::Replicas& replicas, const char* what) {
   std::vector<Flat> flats;
@@ -154,7 +155,7 @@ void copy_members(const Flat& f, Compute* compute, bool back) {
   });
 }
 
-// A flat buffer, where the gradients are.
+// Allocates a flat buffer on the device of the gradients.
 void make_memory(Flat& f, Context& context, const Compute* compute) {
   f.memory = Tensor(context, {f.count}, f.dtype, Memory::shared, dp::stream_of(compute));
 }

@@ -20,7 +20,7 @@ namespace {
 constexpr std::size_t kWordsOfOptions = 2;
 constexpr double kUnset = -1;  // what ranks send for a tolerance that is not set
 
-// How far a replica may be from the average: a part of the largest element, and `least` in any case.
+// How far a replica may be from the average: a fraction of the largest element, and at least `least`.
 struct Tolerance {
   double relative, least = 0;
 };
@@ -54,7 +54,7 @@ Tolerance tolerance_of(const ReduceOptions& options, DType dtype) {
   return {0};
 }
 
-// The words of a rank: the tolerance; on_drift, and above it a bit for each data axis.
+// The words of a rank: the tolerance; then on_drift, with one bit for each data axis above it.
 std::array<std::uint64_t, kWordsOfOptions> words_of(const ReduceOptions& options, std::uint64_t data) {
   return {std::bit_cast<std::uint64_t>(options.tolerance.value_or(kUnset)),
           data << 1 | static_cast<std::uint64_t>(options.on_drift)};
@@ -98,8 +98,8 @@ Verdict verdict_on(const TensorView& own, const TensorView& average, Tolerance t
   });
   Verdict v;
   v.distance = distance;
-  // Both are taken as parts of the larger one, because their sum may be too large for a double. The distance
-  // itself is infinite between the two ends of f64.
+  // Both values are divided by the larger one, because their sum may be too large for a double. The distance
+  // itself is infinite between the two ends of f64's range.
   const double most = std::max(magnitude, distance);
   if (std::isinf(distance))
     v.excess = distance;
@@ -208,8 +208,8 @@ void Replicas::expect_no_drift(const ReduceOptions& options,
   for (int r = 0; r < axes_.size(); ++r)
     if (verdict(r).excess > found.excess) found = verdict(r);
   if (found.excess <= 1) return;
-  // Two ranks that differ are equally far from their average; if there are more, the one that drifted is
-  // the furthest.
+  // Two ranks that differ are equally far from their average; if there are more ranks, the rank that drifted
+  // is the furthest.
   std::vector<int> blamed;
   for (int r = 0; r < axes_.size(); ++r) {
     const Verdict v = verdict(r);

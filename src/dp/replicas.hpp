@@ -1,6 +1,6 @@
-// Which gradients are the same on all ranks that hold a replica, and how far the others are from their
-// average. Every rank of the axes learns it of all gradients and all ranks, so that all throw or none.
-// Private to dp.
+// Which gradients are equal on all ranks that hold a replica, and how far the other gradients are from their
+// average. Every rank of the axes receives the result for all gradients and all ranks, so either all ranks
+// throw or none does. Private to dp.
 #pragma once
 
 #include <cstddef>
@@ -23,26 +23,29 @@ class Replicas {
  public:
   Replicas(const DeviceMesh& axes, Compute* compute) : axes_(axes), bits_(axes, compute) {}
 
-  /// Gradient `index` of those given is Replicate on the axes `along`, by their numbers in the root, among
-  /// those of the mesh. All ranks add the same, where a gradient is empty, too.
+  /// Declares that gradient `index` of the given gradients is Replicate on the axes `along`, given by their
+  /// numbers in the root mesh, among the axes of this mesh. All ranks must add the same gradients, including
+  /// gradients that are empty on them.
   void add(const Gradient& gradient, std::size_t index, const std::vector<int>& along);
-  /// One small all-gather over the axes: compares the lists of all gradients, the options, and a hash of the
-  /// replicas; if that differs, a second one finds out which. Throws mismatch if the ranks gave
-  /// different lists or options. `data`: the data axes, a bit for each among those of the mesh; `what`: the
-  /// caller, for this error and those below; `fault`: as in gather_with_list().
+  /// Uses one small all-gather over the axes: it compares the lists of all gradients, the options, and a hash
+  /// of the replicas. If the hash differs, a second all-gather finds out which gradient differs. Throws
+  /// mismatch if the ranks gave different lists or options. `data`: the data axes, one bit for each among the
+  /// axes of the mesh; `what`: the caller, for this error and the errors below; `fault`: as in
+  /// gather_with_list().
   void compare_bits(const ReduceOptions& options, std::uint64_t data, const char* what,
                     std::span<const Gradient> gradients, const std::optional<Error>& fault);
 
-  /// Whether all bits are the same on all ranks that hold the replica that this rank has of gradient `index`.
+  /// Returns whether all bits are equal on all ranks that hold the replica that this rank has of gradient
+  /// `index`.
   bool same_here(std::size_t index) const;
   bool same_everywhere() const { return bits_.same_everywhere(); }
 
-  /// Throws mismatch naming the first gradient whose replicas have different bits, and the ranks that
+  /// Throws mismatch that names the first gradient whose replicas have different bits, and the ranks that
   /// drifted.
   [[noreturn]] void throw_other_bits() const;
-  /// Throws mismatch if a replica is not finite though another is, or too far from the average:
-  /// `averages`, by the index of the gradient, of the replicas that are not the same here. One all-gather
-  /// over the axes.
+  /// Throws mismatch if one replica is not finite but another is, or if a replica is too far from the
+  /// average. `averages`, by the index of the gradient: the averages of the replicas that are not equal here.
+  /// Uses one all-gather over the axes.
   void expect_no_drift(const ReduceOptions& options, const std::map<std::size_t, TensorView>& averages) const;
 
  private:

@@ -10,7 +10,7 @@ namespace weft {
 namespace {
 
 // The callbacks that this thread is in, the innermost first: one may wait for a call of another group, and
-// run others meanwhile.
+// run other callbacks meanwhile.
 struct Running {
   const GroupState* group;
   const std::shared_ptr<UserNumbers>* users;
@@ -121,8 +121,8 @@ bool WorkCallbacks::settle(Deadline limit) {
 
 }  // namespace detail
 
-// The callback of the calls of `work`. Null: all had ended already, so that nobody
-// will call it; `error` says how.
+// Adds the callback of the calls of `work`. Returns null if all calls had ended already, so that nobody will
+// call it; `error` says how they ended.
 std::shared_ptr<Callback> GroupState::add_callback(const Work& work, std::unique_ptr<detail::WorkCallback>& f,
                                                    std::optional<Error>& error) {
   own();
@@ -154,7 +154,7 @@ std::shared_ptr<Callback> GroupState::add_callback(const Work& work, std::unique
   }
 }
 
-// The call of this slot is done. Called by the owner.
+// Called by the owner when the call of this slot is done.
 void GroupState::call_back(Ring::Slot& slot) noexcept {
   slot.attended = false;
   slot.lent.reset();
@@ -169,7 +169,7 @@ void GroupState::call_back(Ring::Slot& slot) noexcept {
   slot.callbacks.clear();
 }
 
-// The call of this slot fails with the group. Called by the owner.
+// Called by the owner when the call of this slot fails with the group.
 void GroupState::fail_back(Ring::Slot& slot) noexcept {
   slot.attended = false;
   slot.found.reset();
@@ -187,7 +187,7 @@ void GroupState::fail_back(Ring::Slot& slot) noexcept {
   slot.callbacks.clear();
 }
 
-// For a Work that is dropped: calls the callbacks that wait, with the Error.
+// For a Work that is destroyed: calls its waiting callbacks, with the Error.
 void GroupState::fail_callbacks(const detail::WorkCallbacks& callbacks) noexcept {
   if (!failed()) return;
   if (own_within(kStuckInFailure)) {

@@ -1,10 +1,10 @@
-// A callback of Work::then(), from there until it has been called.
+// A callback of Work::then(), from its registration until it has been called.
 //
-// Each slot of the ring knows the callbacks of its call. The thread that finishes the last of a callback's
-// calls, or fails the group, owns the group and so cannot call the callback: it puts it into the list of the
-// rank's ProgressEngine, whose entries are run once the thread holds nothing. If a thread that waits finds
-// the failure first, it does not wait for that, but calls the callback itself. The thread that claims a
-// callback calls it.
+// Each slot of the ring has a list of the callbacks of its call. The thread that finishes the last of a
+// callback's calls, or fails the group, owns the group and so cannot call the callback. It puts the callback
+// into the list of the rank's ProgressEngine, whose entries run once the thread holds nothing. If a waiting
+// thread finds the failure first, it calls the callback itself at once. The thread that claims a callback
+// calls it.
 #pragma once
 
 #include <atomic>
@@ -36,14 +36,15 @@ class Callback final : public ProgressEngine::Later {
   void run() noexcept override { call(error ? &*error : nullptr); }
   /// Calls it, unless another thread has claimed it. Any thread.
   void call(const Error* e) noexcept;
-  /// Waits until it has returned; false: not by `limit`. True, too, where this thread is in it.
+  /// Waits until the callback has returned; returns false if it still runs at `limit`. Returns true, too, if
+  /// this thread is inside the callback.
   bool await(Deadline limit) const noexcept;
-  /// The exception that it threw, once; nothing if it threw nothing.
+  /// Returns the exception that the callback threw, once; nothing if it threw nothing.
   std::exception_ptr take_thrown() noexcept { return std::exchange(thrown_, nullptr); }
   /// "the callback of all_reduce [group "x", rank 0, call 3]"
   const std::string& title() const noexcept { return title_; }
 
-  /// Whether this thread runs a callback of that group.
+  /// Returns whether this thread runs a callback of that group.
   static bool inside(const GroupState* group) noexcept;
 
  private:
@@ -58,12 +59,12 @@ class Callback final : public ProgressEngine::Later {
   std::exception_ptr thrown_;
 };
 
-/// For code that has only the ProcessGroup, and is about to begin a call and wait for it: throws
-/// bad_argument in a callback of that group, which may not wait for calls of the group.
+/// For code that has only the ProcessGroup, and is about to begin a call and wait for it. Throws bad_argument
+/// in a callback of that group, because such a callback may not wait for calls of the group.
 void check_may_wait(const ProcessGroup& group);
 
-/// Which message a recv from any_source took, or wait_message found. Shared by the slot of the call and its
-/// Work, which may ask after the slot has been given to another call.
+/// Which message a recv from any_source took, or wait_message found. The slot of the call shares it with the
+/// call's Work, which may ask after the slot has been given to another call.
 struct FoundMessage {
   MessageInfo message{};           ///< once `known`
   std::atomic<bool> known{false};  ///< set by the group's owner when the call is done
@@ -79,13 +80,13 @@ class WorkCallbacks {
   std::vector<std::shared_ptr<Callback>> all;
   std::vector<std::shared_ptr<FoundMessage>> found;  // in the order of the calls
 
-  /// Calls those that nobody has called yet, with this error; waits for the others.
+  /// Calls the callbacks that nobody has called yet, with this error; waits for the others.
   void fail(const Error& e) noexcept;
-  /// Waits until all have returned, of calls that have ended.
+  /// Waits until all callbacks have returned whose calls have ended.
   void await() noexcept;
-  /// The same; false: not by `limit`. Then throws what the first threw.
+  /// Like await(), but returns false if callbacks still run at `limit`. Then rethrows the first exception.
   bool settle(Deadline limit);
-  /// The same for a Work that is dropped: what they threw is logged.
+  /// Like await(), for a Work that is destroyed: exceptions of the callbacks are logged.
   void drop() noexcept;
 
  private:

@@ -16,7 +16,7 @@
 namespace weft {
 namespace {
 
-// Kernels read whole elements. (Complex ones are pairs.)
+// Kernels read complete elements. (A complex element is a pair.)
 std::uintptr_t alignment(DType dtype) noexcept {
   return static_cast<std::uintptr_t>(std::min(size_bytes(dtype), 8));
 }
@@ -28,8 +28,8 @@ bool apart(const std::byte* a, std::int64_t a_bytes, const std::byte* b, std::in
   return a >= b + b_bytes || b >= a + a_bytes;
 }
 
-// Not 0 if `value` is none of the `count` values of the enum. It has no branch, so that the fast path can
-// combine it with another condition.
+// Returns a value other than 0 if `value` is none of the `count` values of the enum. The function has no
+// branch, so that the fast path can combine its result with another condition.
 template <class Enum>
 constexpr unsigned outside(Enum value, unsigned count) noexcept {
   const unsigned room = std::bit_ceil(count);
@@ -86,7 +86,7 @@ struct Checker {
             traits.name);
   }
 
-  // Raw bytes have a dtype, so that they can be moved, but nobody knows what they are.
+  // Raw bytes have a dtype, so that they can be moved, but weft does not know what they mean.
   template <class Byte>
   void elements(const BasicBuffer<Byte>& b, const char* which) const {
     if (b.raw)
@@ -137,7 +137,7 @@ struct Checker {
             static_cast<const void*>(b.data), alignment(b.dtype), name(b.dtype));
   }
 
-  // n x size; an error if that does not fit 64 bits.
+  // Returns n x size; throws if the product does not fit 64 bits.
   std::int64_t times_size(std::int64_t n, const char* which) const {
     std::int64_t product = 0;
     if (__builtin_mul_overflow(n, std::int64_t{size}, &product))
@@ -169,14 +169,14 @@ struct Checker {
           call.options.order == Order::canonical ? " in canonical order" : "");
   }
 
-  // For an operation that does not reduce. (A barrier has no dtype: any will do.)
+  // Throws unsupported if the backend cannot perform a non-reducing operation on this dtype. (A barrier has
+  // no dtype: pass any.)
   void can_do(DType dtype) const {
     if (op_support(traits, call.op, dtype, ReduceOp::Kind::sum, Order::native) == OpSupport::unsupported)
       wrong(ErrorCode::unsupported, "backend {} cannot do it", traits.name);
   }
 
-  // The blocks of a buffer: one for each rank, within the buffer, and apart from one another where they are
-  // written.
+  // Checks the blocks of a buffer: one for each rank, within the buffer, and disjoint if they are written.
   void blocks(const Blocks& b, const char* which, std::int64_t count, bool written) const {
     if (static_cast<int>(b.counts.size()) != size)
       wrong(ErrorCode::bad_argument, "{}_blocks has {} counts; expected {} (group size)", which,
@@ -292,9 +292,9 @@ bool plain(const BasicBuffer<Byte>& b) noexcept {
          (b.data != nullptr || b.count == 0);
 }
 
-// The fast path. Most calls are right, and most of the right ones can be recognised in few instructions:
-// equal blocks, a dtype and a reduction that the transport has itself. False does not mean that the call is
-// wrong, only that the checks below must look.
+// The fast path. Most calls are right, and most right calls can be recognised in few instructions: equal
+// blocks, and a dtype and a reduction that the transport supports natively. False does not mean that the call
+// is wrong, only that the checks below must decide.
 bool plainly_right(const Call& call, const Traits& traits, int rank, int size, Operands& have) noexcept {
   if ((call.in_blocks.counts.size() | call.in_blocks.offsets.size() | call.out_blocks.counts.size() |
        call.out_blocks.offsets.size() | outside(call.op, kOpCount)) != 0 ||
@@ -330,7 +330,7 @@ bool plainly_right(const Call& call, const Traits& traits, int rank, int size, O
       return false;
   }
   if (!in || !out) return true;
-  // Either the operation is in place, or the buffers lie apart.
+  // Either the operation is in place, or the buffers are disjoint.
   const std::int64_t element = size_bytes(have.dtype), in_bytes = have.in_count * element,
                      out_bytes = have.out_count * element;
   switch (r.counts) {

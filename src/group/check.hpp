@@ -1,4 +1,4 @@
-// Every argument check of a call, before it is numbered. Pure; any thread.
+// All argument checks of a call, before it is numbered. Pure; any thread.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace weft {
 
-/// The buffers of a call on this rank: null and 0 elements if it has none.
+/// The buffers of a call on this rank; null and 0 elements if it has none.
 struct Operands {
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
@@ -18,10 +18,10 @@ struct Operands {
   DType dtype = DType::u8;
 };
 
-/// Throws bad_argument or unsupported naming the one argument that is wrong; every message ends in group and
-/// rank (`[group "tp", rank 3]`).
+/// Throws bad_argument or unsupported that names the one wrong argument; every message ends in group and rank
+/// (`[group "tp", rank 3]`).
 Operands check(const Call& call, const Traits& traits, int rank, int size, std::string_view group);
-/// The same for ProcessGroup::probe(), which is no call.
+/// Like check(), for ProcessGroup::probe(), which is no call.
 void check_probe(int source, const CallOptions& options, const Traits& traits, int rank, int size,
                  std::string_view group);
 

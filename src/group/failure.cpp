@@ -13,8 +13,8 @@
 namespace weft {
 namespace {
 
-// A plug-in's failure() may throw, though it should not; the group has failed nevertheless. The op may have
-// a number that this weft does not know.
+// A plug-in's failure() may throw, though it should not; the group has failed in any case. The op may have a
+// number that this weft does not know.
 Failure failure_of(const Backend& backend) {
   try {
     Failure why = backend.failure();
@@ -83,9 +83,9 @@ Error GroupFailure::error(Op op, std::uint64_t call) const {
   return Error(std::move(f), quiet, std::move(last_calls));
 }
 
-// The program would go on with numbers that were never reduced. If it has got an Error of this group, or an
-// exception is under way, it knows that something is wrong. `had_failed`: whether the group had failed
-// before this; if this rank itself failed it, its program did so.
+// Without a warning the program would go on with numbers that were never reduced. If the program has got an
+// Error of this group, or an exception is in flight, it knows that something is wrong. `had_failed`: whether
+// the group had failed before; if this rank itself failed it, its program did so.
 void GroupFailure::warn_of_dropped(Op op, std::uint64_t call, bool had_failed) noexcept try {
   const std::optional<Failure> why = first_cause();
   if (!why || told_.load(std::memory_order_relaxed) || WEFT_MUTANT("silent_drop")) return;

@@ -1,5 +1,5 @@
-// The failure of a group: its first cause, which every Error reports, and whether the memory of the failed
-// calls is the caller's again. Any thread.
+// The failure of a group: its first cause, which every Error reports, and whether the callers may use the
+// memory of the failed calls again. All functions may be called from any thread.
 #pragma once
 
 #include <atomic>
@@ -36,22 +36,23 @@ class GroupFailure {
   bool happened() const noexcept { return failed_.load(std::memory_order_acquire); }
   /// The first cause, if the group has failed.
   std::optional<Failure> first_cause() const;
-  /// The backend has failed: takes over its first cause, writes the trace and wakes threads that wait. Only
-  /// the first time. `last_calls()` is asked where ranks are late or dead; null: this thread cannot ask.
+  /// To be called when the backend has failed: takes over its first cause, writes the trace and wakes waiting
+  /// threads. Only the first call does so. `last_calls()` is called if ranks are late or dead; null: this
+  /// thread cannot ask.
   void take_over(const std::function<std::vector<LastCall>()>& last_calls = nullptr) noexcept;
   /// Throws the first cause, for a call of `op` that fails because of it. The cause may lie in another call,
   /// or in none.
   [[noreturn]] void raise(Op op, std::uint64_t call = kNoCall);
-  /// The same Error, for a callback.
+  /// Returns the Error that raise() would throw, for a callback.
   Error error(Op op, std::uint64_t call) const;
 
   bool quiesced() const noexcept { return quiesced_.load(std::memory_order_acquire); }
-  /// True: nobody can touch the memory of the calls in `ring` any more. Waits up to `limit`.
+  /// Returns true if nobody can access the memory of the calls in `ring` any more. Waits up to `limit`.
   bool quiesce(Duration limit, const Ring& ring) noexcept;
-  /// The same for Works that are dropped: of many only the first waits.
+  /// Like quiesce(), for Works that are destroyed: if there are many, only the first one waits.
   bool quiesce_dropped(const Ring& ring) noexcept;
-  /// A Work was dropped before its call ended. If nothing else says so to the program, logs a warning, once
-  /// a group, and notifies weft run.
+  /// To be called if a Work was destroyed before its call ended. If the program gets no other report, logs a
+  /// warning once per group, and notifies `weft run`.
   void warn_of_dropped(Op op, std::uint64_t call, bool had_failed) noexcept;
 
  private:

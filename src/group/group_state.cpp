@@ -18,7 +18,7 @@
 namespace weft {
 namespace {
 
-// How long ranks that are asked who is there have to answer.
+// How long ranks have to answer a roll-call.
 constexpr auto kAnswers = std::chrono::milliseconds(500);
 
 int process_rank_of(const Membership& m) { return m.process_rank < 0 ? m.rank : m.process_rank; }
@@ -36,7 +36,7 @@ Operands own_block(const Call& call, Operands have) noexcept {
   return have;
 }
 
-// One rank has nobody to meet: one local step, no ring. `own`: its own block.
+// A single rank has nobody to meet: it makes one local step, without a ring. `own`: the rank's own block.
 void run_own(Op op, const ReduceOp& reduction, const Operands& own) {
   if (!has_in(op, true) || !has_out(op, true) || own.out_count == 0) return;
   const std::byte* const in = own.in;
@@ -126,8 +126,7 @@ void GroupState::release() noexcept {
   if (last) end();
 }
 
-// The owner has a Work of its own to give back; or it is the helper thread, and then the group stays for
-// ever.
+// The owner has its own Work to give back; or it is the helper thread, and then the group stays forever.
 void GroupState::take_given_up() noexcept {
   const std::int64_t given = given_up_.exchange(0, std::memory_order_relaxed);
   works_ -= given % kHandle;
@@ -152,11 +151,11 @@ void GroupState::unlist() noexcept {
   listed_.reset();
 }
 
-// Neither a handle nor a Work knows the group any more.
+// To be called when neither a handle nor a Work refers to the group any more.
 void GroupState::end() noexcept {
   if (failed() && !failure_.quiesce_dropped(ring_)) {
-    // A stopped peer may still write into memory that this group exposed to it. The group stays, so that the
-    // arena never gives that memory to anybody else.
+    // A stopped peer may still write into memory that this group exposed to it. The group is kept, so that
+    // the arena never gives that memory to other code.
     context.log().write(
         LogLayer::group, LogLevel::warning,
         fmt::format("group \"{}\": a peer may still touch buffers of a failed call; they are never reused",
@@ -191,8 +190,7 @@ std::vector<int> GroupState::local_ranks() const {
 }
 
 std::string GroupState::key(std::string_view what) const {
-  // Names of groups within groups, or of many ranks, would outgrow the keys of a store: a long key becomes
-  // its hash.
+  // Names of nested groups, or of many ranks, would outgrow the keys of a store: a hash replaces a long key.
   constexpr std::size_t kLongest = 200;
   std::string key = fmt::format("{}/{}", token, what);
   if (key.size() <= kLongest) return key;
@@ -207,7 +205,7 @@ std::string GroupState::next_token(std::string_view name, std::span<const int> r
   return fmt::format("{}#{}", key, generations[key]++);
 }
 
-// A wrong stream fails this call alone; on the device it would fail the group.
+// A wrong stream fails this call alone; without this check it would fail the group on the device.
 void GroupState::check_stream(Stream stream, std::string_view what, bool calls) const {
   try {
     const Device device =
@@ -230,7 +228,7 @@ void GroupState::check_stream(Stream stream, std::string_view what, bool calls) 
   return submit_checked(call, check(call, traits(), member.rank, member.size, member.name));
 }
 
-// Throws if the group has failed, or another thread owns it all the time: the kernel may wait for a peer's
+// Throws if the group has failed, or if another thread owns it all the time: the kernel may wait for a peer's
 // page.
 void GroupState::await_owner(Op op, Duration deadline) {
   const Duration limit = deadline > Duration::zero() ? deadline : member.deadline;
@@ -250,7 +248,8 @@ void GroupState::await_owner(Op op, Duration deadline) {
               true);
 }
 
-// This thread owns the group, but there is no room; or the group failed while another thread owned it.
+// Waits while this thread owns the group but there is no room, or until the group has failed while another
+// thread owned it.
 void GroupState::await_room(int slots, Op op, Duration deadline) {
   if (failed()) {
     disown();
@@ -318,7 +317,7 @@ Work GroupState::submit_checked(const Call& call, const Operands& have) {
   return post(index, r.collective, found);
 }
 
-// The call's slot, filled in except for its number. Called by the owner, if there is room.
+// Fills in the call's slot, except for its number. Called by the owner, if there is room.
 std::uint32_t GroupState::prepare_slot(const Call& call, const Operands& have,
                                        detail::WorkCallbacks*& found) {
   const std::uint32_t index = ring_.next();
@@ -333,8 +332,8 @@ std::uint32_t GroupState::prepare_slot(const Call& call, const Operands& have,
   return index;
 }
 
-// Numbers the call of this slot, which is filled in otherwise, and gives it to the backend. Called by the
-// owner. The ticket.
+// Numbers the call of this slot, which is already filled in otherwise, and passes it to the backend. Called
+// by the owner. Returns the ticket.
 std::uint32_t GroupState::send_off(std::uint32_t index, bool collective) noexcept {
   Ring::Slot& slot = ring_[index];
   slot.op.call = ring_.number(collective);
@@ -345,7 +344,7 @@ std::uint32_t GroupState::send_off(std::uint32_t index, bool collective) noexcep
   return slot.generation.load(std::memory_order_relaxed);
 }
 
-// The same; afterwards this thread owns the group no more.
+// Like send_off(), but also gives up ownership of the group and returns the Work.
 inline Work GroupState::post(std::uint32_t index, bool collective, detail::WorkCallbacks* found) {
   const Op op = ring_[index].op.op;
   const int peer = ring_[index].op.peer;
@@ -471,8 +470,9 @@ void GroupState::throw_in_flight(const detail::PreparedCall& p) {
               .ranks = {}});
 }
 
-// Takes those out of the list that nobody can start any more, and that are not in flight. Called by the
-// owner, who destroys them when it no longer owns: until then the arena does not get their memory back.
+// Removes from the list the exchanges that nobody can start any more and that are not in flight. Called by
+// the owner, who destroys them after it has given up ownership; until then the arena does not get their
+// memory back.
 std::vector<std::shared_ptr<detail::PreparedExchange>> GroupState::take_unused_exchanges() {
   const auto used = [this](const std::shared_ptr<detail::PreparedExchange>& e) {
     bool flies = e.use_count() > 1;
@@ -595,7 +595,7 @@ detail::WorkCallbacks* GroupState::await_found(Ring::Slot& slot) {
   return callbacks.release();
 }
 
-// Once a tick of the kernel it looks whether the ranks live: a program may do nothing but ask.
+// Once per tick of the kernel it checks whether the ranks live, because a program may do nothing but probe.
 std::optional<MessageInfo> GroupState::probe(int source, const CallOptions& options) {
   context.check_fork("probe");
   check_probe(source, options, traits(), member.rank, member.size, member.name);
@@ -619,8 +619,8 @@ MessageInfo GroupState::wait_message(int source, const CallOptions& options) {
   return found->message;
 }
 
-// The backend's view of a call, without its number. A Call may have a root, a peer or an order that its
-// operation does not have; ranks would compare them.
+// The backend's form of a call, without its number. A Call may have a root, a peer or an order that its
+// operation does not have; ranks would compare these fields.
 void GroupState::fill(OpState& s, const Call& call, const Operands& have) noexcept {
   const OpRow r = row(call.op);
   s.op = call.op;
@@ -644,8 +644,8 @@ void GroupState::fill(OpState& s, const Call& call, const Operands& have) noexce
 }
 
 // Another thread of this rank may sleep until the call is done. That thread announced its sleep, then owned
-// the group and found the call in flight (settled), all before this owner owned it: so no fence is needed to
-// see the announcement.
+// the group and found the call in flight (settled). All of this happened before the present owner owned the
+// group, so no fence is needed to see the announcement.
 void GroupState::finish(std::uint32_t index) noexcept {
   Ring::Slot& slot = ring_[index];
   recorder_->finished(slot.record, CallState::done, slot.waited);
@@ -656,7 +656,7 @@ void GroupState::finish(std::uint32_t index) noexcept {
   if (asleep_.load(std::memory_order_relaxed) > 0) progress_.doorbell().ring();
 }
 
-// Polls what is in flight. True: something moved. Called by the owner.
+// Polls the calls in flight. Returns true if any call moved. Called by the owner.
 bool GroupState::drive_owned() noexcept {
   if (failed()) {
     mark_failed();
@@ -689,8 +689,8 @@ bool GroupState::drive_and(const After& after) noexcept {
   return moved;
 }
 
-// Whether another thread has owned the group for longer than a call may take: the kernel waits for a peer's
-// page.
+// Returns whether another thread has owned the group for longer than a call may take: then the kernel waits
+// for a peer's page.
 bool GroupState::is_stuck(Duration deadline) noexcept {
   const std::int64_t since = unowned_since_.load(std::memory_order_relaxed);
   if (since == 0 || Clock::now() - Clock::time_point(Clock::duration(since)) < deadline + kStuckInFailure)
@@ -754,7 +754,7 @@ bool GroupState::look_after() noexcept {
   return failed();
 }
 
-// The calls in flight stay as they are. Called by the owner.
+// Calls in flight stay as they are. Called by the owner.
 void GroupState::mark_failed() noexcept {
   if (std::exchange(accounted_, true)) return;
   if (helped_) progress_.in_flight(-ring_.in_flight());
@@ -769,7 +769,8 @@ void GroupState::mark_failed() noexcept {
   });
 }
 
-// A thread that asks for a Work gives it back as soon as it owns the group and the call is done.
+// While this object exists, its thread asks for a Work, and gives the Work back as soon as the thread owns
+// the group and the call is done.
 class GroupState::Taking {
  public:
   Taking(GroupState& group, std::uint32_t slot, std::uint32_t ticket) noexcept
@@ -782,8 +783,8 @@ class GroupState::Taking {
     taken_ = true;
     last_ = group_.count_back();
   }
-  // For a call that is finished: gives the Work back if take() has not done so. The last Work to be given
-  // back ends the group.
+  // For a finished call: gives the Work back if take() has not done so. The last Work that is given back ends
+  // the group.
   void give_back() noexcept {
     if (!taken_) return group_.give_back();
     if (last_) group_.end();
@@ -811,7 +812,7 @@ bool GroupState::poll(std::uint32_t slot, std::uint32_t ticket) {
       if (WEFT_MUTANT("interrupt_ends_done") &&
           (Deadline::after(std::chrono::hours(1)).passed() || interrupted()))
         raise_interrupted(ring_[slot].op.op, ring_[slot].op.call);
-      // A peer may need this rank's part in a call of another group before it comes to this.
+      // A peer may need this rank's part in a call of another group before it comes to this call.
       if (!WEFT_MUTANT("asking_drives_one_group")) progress_.drive_all(this);
       if (!work.finished()) return false;
     }
@@ -848,7 +849,7 @@ bool GroupState::poll(std::uint32_t slot, std::uint32_t ticket) {
   return true;
 }
 
-// The other ranks are in the call, too, and can no more go on without this rank than it can without them.
+// The other ranks are in the call, too, and cannot go on without this rank.
 void GroupState::raise_interrupted(Op op, std::uint64_t call) {
   fail(Failure{.code = ErrorCode::aborted,
                .text = fmt::format("{}: rank {} was interrupted while it waited", name(op), member.rank),
@@ -862,7 +863,7 @@ void GroupState::wait_on(std::uint32_t slot, std::uint32_t ticket, Stream stream
   if (ring_.finished(slot, ticket)) return;
   context.check_fork("wait");
   check_stream(stream, "wait_on", false);
-  // The call must have been given to the device first, which may take some steps: they are driven here.
+  // The call must have been passed to the device first, which may take some steps: this loop drives them.
   bool there = false;
   drive_until(
       [&] {
@@ -940,7 +941,7 @@ void GroupState::announce_sleep(bool asleep) noexcept {
   backend_->announce_sleep(asleep);
 }
 
-// Nobody submits or polls.
+// While the group stands still, nobody submits or polls.
 bool GroupState::stand_still() noexcept { return try_own(); }
 
 void GroupState::go_on() noexcept { disown(); }

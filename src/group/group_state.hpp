@@ -1,8 +1,8 @@
 // The state that a ProcessGroup handle and its Works share: the backend, the ring of calls in flight
-// (ring.hpp), the watch over them (watch.hpp), the failure (failure.hpp); here: who owns the group,
-// submission, and when the group ends. The owner flag guards the ring and the backend: a thread that submits
-// or polls owns the group meanwhile, and does not block. It guards the count of Works, too, so that a call
-// which is submitted and waited for takes the flag twice and needs no other locked instruction.
+// (ring.hpp), the watch over them (watch.hpp) and the failure (failure.hpp). This file adds ownership of the
+// group, submission, and the end of the group. The owner flag guards the ring and the backend: a thread that
+// submits or polls owns the group meanwhile, and does not block. The flag guards the count of Works, too, so
+// that a call which is submitted and waited for takes the flag twice and needs no other locked instruction.
 #pragma once
 
 #include <atomic>
@@ -45,7 +45,7 @@ struct Origin {
 class GroupState final : public Driven, public BlockHolder {
  public:
   /// Deletes itself when the handle has released it and every Work was given back.
-  /// `ranks_here`: see GroupInit. `rendezvous_store`: where the ranks meet now, if that is not the
+  /// `ranks_here`: see GroupInit. `rendezvous_store`: the store in which the ranks meet now, if it is not the
   /// member's store.
   GroupState(Context& context, BackendFactory factory, const Membership& m, std::string token, int ranks_here,
              Origin origin = {}, const std::shared_ptr<Store>& rendezvous_store = {}, Duration patience = {});
@@ -55,8 +55,8 @@ class GroupState final : public Driven, public BlockHolder {
   Work submit(const Call& call);
   /// Checks a call and describes it, to be started as often as wanted. Local.
   std::shared_ptr<detail::PreparedCall> prepare(const Call& call);
-  /// Starts the result of prepare(): one call, numbered and sent as submit() does. Allocates nothing, unless
-  /// it receives from any source.
+  /// Starts the result of prepare(): one call, numbered and sent as by submit(). Allocates nothing, unless
+  /// the call receives from any source.
   Work start(const std::shared_ptr<detail::PreparedCall>& prepared);
   /// The same for several as one; none is there twice.
   Work start_all(std::span<const std::shared_ptr<detail::PreparedCall>> calls);
@@ -64,39 +64,40 @@ class GroupState final : public Driven, public BlockHolder {
   std::shared_ptr<detail::PreparedExchange> prepare_exchange(const ExchangePlan& plan, bool sound = false);
   Work start_exchange(detail::PreparedExchange& prepared, std::span<const ExchangeField> fields,
                       const CallOptions& options);
-  /// `apart`: the caller has checked that no call writes memory which another call uses.
+  /// `apart`: the caller has checked that no call writes memory that another call uses.
   Work submit_all(std::span<const Call> calls, bool apart = false);
   /// See ProcessGroup.
   std::optional<MessageInfo> probe(int source, const CallOptions& options);
   MessageInfo wait_message(int source, const CallOptions& options);
-  /// True: the call of that ticket is done, and its Work given back. Throws if it failed. Polls once.
+  /// Returns true if the call of that ticket is done; its Work is then given back. Throws if the call failed.
+  /// Polls once.
   bool poll(std::uint32_t slot, std::uint32_t ticket);
-  /// Drives until the call is done (true: and its Work given back) or `limit`, if there is one, passed
-  /// (false). Throws if it failed.
+  /// Drives until the call is done (returns true; its Work is given back), or until `limit`, if there is one,
+  /// has passed (returns false). Throws if the call failed.
   bool wait(std::uint32_t slot, std::uint32_t ticket, const Duration* limit);
-  /// Stream backends: makes `stream` wait for the call. Throws if it failed.
+  /// Stream backends: makes `stream` wait for the call. Throws if the call failed.
   void wait_on(std::uint32_t slot, std::uint32_t ticket, Stream stream);
-  /// Gives back the Work of a call that failed: nobody asks for it again.
+  /// Gives back the Work of a call that failed: nobody waits for this Work again.
   void give_back() noexcept;
   /// Gives back a Work that was dropped. If its call is still in flight the group fails, and its callbacks
   /// are called.
   void dropped(std::uint32_t slot, std::uint32_t ticket, const detail::WorkCallbacks* callbacks) noexcept;
 
   detail::WorkCallbacks* new_callbacks() { return new detail::WorkCallbacks(context, progress_); }
-  /// Takes `f`, to be called when the calls of this Work have ended. Null: they have; `error` says how, and
-  /// `f` is still the caller's.
+  /// Takes `f`, which will be called when the calls of this Work have ended. Returns null if they have ended
+  /// already; `error` then says how, and `f` still belongs to the caller.
   std::shared_ptr<Callback> add_callback(const Work& work, std::unique_ptr<detail::WorkCallback>& f,
                                          std::optional<Error>& error);
-  /// Whether this thread is in a callback of this group.
+  /// Returns whether this thread is in a callback of this group.
   bool inside_callback() const noexcept;
   /// There: throws.
   void check_may_wait() const;
-  /// The same, unless this call has ended.
+  /// Like check_may_wait(), but does nothing if this call has ended.
   void check_may_wait(std::uint32_t slot, std::uint32_t ticket) const {
     if (!ring_.finished(slot, ticket)) check_may_wait();
   }
 
-  /// The last call of all ranks: compares what they have called. Throws as ProcessGroup::leave() does.
+  /// The last call of all ranks: compares the calls that they have made. Throws like ProcessGroup::leave().
   void compare_with_all(Duration deadline);
   void abort(std::string_view why);
   bool quiesce(Duration limit) noexcept;
@@ -124,13 +125,13 @@ class GroupState final : public Driven, public BlockHolder {
   const Membership member;
   const std::string token;
   const int ranks_here;
-  /// GroupInit::ranks_here for a group of so many of these ranks. If all ranks of this host have a core
-  /// each, the others need not be counted.
+  /// The value of GroupInit::ranks_here for a group of `ranks` of these ranks. If all ranks of this host have
+  /// a core each, the other ranks need not be counted.
   int ranks_here_of(int ranks) const noexcept { return spin_ ? ranks : ranks_here; }
   const Origin origin;
   /// The state of a group of these of its ranks.
   Origin origin_of(std::span<const int> ranks) const;
-  /// The ranks that share this one's host, this one among them, in order. Throws as HostTable does.
+  /// The ranks on this rank's host, including this rank, in order. Throws like HostTable.
   std::vector<int> local_ranks() const;
   /// Numbers for users of this group that make calls in an order of their own (dp's reducers).
   const std::shared_ptr<UserNumbers> users = std::make_shared<UserNumbers>();
@@ -148,16 +149,16 @@ class GroupState final : public Driven, public BlockHolder {
   std::vector<int> gone() const noexcept { return backend_->gone(); }
   /// The first cause, if the group has failed.
   std::optional<Failure> failure() const { return failure_.first_cause(); }
-  /// For a thread that waits for ranks of this group elsewhere than in a call: asks the transport whether
-  /// they live. True: the group has failed.
+  /// For a thread that waits for ranks of this group outside of a call: asks the transport whether these
+  /// ranks live. Returns true if the group has failed.
   bool look_after() noexcept;
   void fail(const Failure& why) noexcept;
-  /// The same for another object in flight that was dropped: it warns as a Work does.
+  /// Fails the group for another unfinished object that was destroyed, and warns as a Work does.
   void fail_dropped(const Failure& why) noexcept;
-  /// Whether this rank knows that the group has failed.
+  /// Returns whether this rank knows that the group has failed.
   bool failed() const noexcept { return failure_.happened(); }
-  /// For a thread that waits for ranks elsewhere than in a call (in the Store, for example): while the
-  /// result lives, its waits answer the roll-calls of peers in all groups of this rank.
+  /// For a thread that waits for ranks outside of a call (in the Store, for example): while the result
+  /// exists, the thread's waits answer the roll-calls of peers in all groups of this rank.
   CalledInWaits answering() const {
     return CalledInWaits([this] { progress_.answer(); });
   }
@@ -217,7 +218,7 @@ class GroupState final : public Driven, public BlockHolder {
     if (!try_own()) [[unlikely]]
       contend(Deadline::never(), false);
   }
-  // False: not within `limit`, or, where `well` is asked for, the group has failed.
+  // Returns false if ownership was not obtained within `limit`, or if `well` is set and the group has failed.
   [[gnu::cold]] bool contend(Deadline limit, bool well) noexcept {
     return owned_.contend(spin_, limit, [&] { return well && failed(); });
   }
@@ -253,7 +254,7 @@ class GroupState final : public Driven, public BlockHolder {
   bool drive_until(const Done& done, Deadline limit) noexcept {
     return drive_until(done, limit, [] {});
   }
-  // True: it was the last Work, and the handle is gone. Called by the owner.
+  // Returns true if this was the last Work, and the handle is gone. Called by the owner.
   bool count_back() noexcept {
     if (given_up_.load(std::memory_order_relaxed) != 0) [[unlikely]]
       take_given_up();
@@ -273,24 +274,26 @@ class GroupState final : public Driven, public BlockHolder {
   TraceFiles& trace_files_;
   const std::shared_ptr<Recorder> recorder_;
 
-  // How long a wait without a limit lasts in a thread that an Interrupt may end: only that comes before.
+  // How long a wait without a limit lasts in a thread that an Interrupt may end; in practice only the
+  // Interrupt ends it.
   static constexpr Duration kUnlessInterrupted = std::chrono::hours(100 * 365 * 24);
   mutable OwnerFlag owned_;
   std::atomic<std::int64_t> unowned_since_{
       0};                   // when a thread that waits first found another one owning; 0: it owned
   bool handle_ = true;      // the owner's
   std::int64_t works_ = 0;  // handed out and not given back; the owner's
-  // Handles and Works that were given back while the owner was stuck: the number of Works, and kHandle for
-  // the handle. The next thread that gives back a Work adds it to the counts above.
+  // Handles and Works that were given back while the owner was stuck: the number of Works, plus kHandle for
+  // the handle. The next thread that gives back a Work adds this number to the counts above.
   static constexpr std::int64_t kHandle = std::int64_t{1} << 32;
   std::atomic<std::int64_t> given_up_{0};
   bool accounted_ = false;  // for the failure, in recorder and progress; the owner's
-  // Threads in coalesced(), threads that wait for slots, and whether the backend's batch is open; the
-  // owner's.
+  // Threads in coalesced(), threads that wait for slots, and whether the backend's batch is open. Only the
+  // owner uses these members.
   int batches_ = 0, stalled_ = 0;
   bool batch_open_ = false;
   mutable Ring ring_;
-  // All that were made, until nobody can start them; the owner's. And whether one was ever started.
+  // All exchanges that were made, until nobody can start them; only the owner uses the list. The flag says
+  // whether an exchange was ever started.
   std::vector<std::shared_ptr<detail::PreparedExchange>> exchanges_;
   std::atomic<bool> exchanges_begun_{false};
   Watch watch_;
@@ -304,11 +307,11 @@ class GroupState final : public Driven, public BlockHolder {
 
 namespace detail {
 
-/// A door for weft's own layers; programs have no use for it.
+/// Access for weft's own layers; programs do not need it.
 class Access {
  public:
-  /// The group itself, whose address stays the same when its handle moves. Throws bad_argument, naming
-  /// `call`, if the handle is empty.
+  /// Returns the group itself, whose address stays the same when its handle moves. Throws bad_argument that
+  /// names `call` if the handle is empty.
   static GroupState& state(const ProcessGroup& group, const char* call = "state");
 };
 

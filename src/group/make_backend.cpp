@@ -18,8 +18,8 @@
 namespace weft {
 namespace {
 
-// Only in a catch block. The text of a library, and a note if this process may open no more files: the
-// library may have met the limit without saying so.
+// May be called only in a catch block. Returns the text of a library's exception, with a note if this process
+// can open no more files: the library may have reached the limit without saying so.
 std::string words_of_library() {
   std::string words = with_limits(caught_words());
   const Descriptor one(::open("/dev/null", O_RDONLY | O_CLOEXEC));
@@ -28,13 +28,15 @@ std::string words_of_library() {
   return words;
 }
 
-// An exception of a transport's library becomes an Error here: no memory, no threads, or its own text.
+// Converts any exception of a transport's library into an Error whose text is the system's ("no memory", "no
+// threads") or the exception's own.
 std::unique_ptr<Backend> call_factory(const BackendFactory& factory, const GroupInit& b) {
   const auto failed = [&](const std::string& why) {
     return Error(ErrorCode::system, fmt::format("group \"{}\": {} [rank {}]", b.name, why, b.rank));
   };
   try {
-    // It waits for ranks in many places, and peers of this rank's other groups may ask who is there.
+    // The factory waits for ranks in many places, and peers of this rank's other groups may send roll-calls
+    // meanwhile.
     ProgressEngine& progress = b.context.progress(b.process_rank);
     const CalledInWaits answers([&progress] { progress.answer(); });
     return factory(b);
@@ -57,7 +59,7 @@ std::unique_ptr<Backend> call_factory(const BackendFactory& factory, const Group
 std::unique_ptr<Backend> make_backend(const BackendFactory& factory, const GroupInit& init) {
   std::unique_ptr<Backend> made;
   try {
-    // An Interrupt that was raised before counts even if this call would not have to wait, since the other
+    // An Interrupt that was raised before counts even if this call would not have to wait because the other
     // ranks are there.
     if (Deadline::after(std::chrono::hours(1)).passed())
       throw Error(ErrorCode::timeout, fmt::format("group \"{}\": interrupted", init.name));

@@ -1,4 +1,4 @@
-// The one place where the transport of a group is made.
+// The only place that makes the transport of a group.
 #pragma once
 
 #include <memory>
@@ -7,9 +7,9 @@
 
 namespace weft {
 
-/// Operations that the transport lacks are composed. If this rank cannot make it, it tells the others why,
-/// so that none blames a rank that only gave up because of another. Whatever a transport's library throws
-/// becomes an Error.
+/// Operations that the transport lacks are composed. If this rank cannot make the transport, it sends the
+/// other ranks the reason, so that no rank blames a rank that only gave up because of another. Any exception
+/// of a transport's library becomes an Error.
 std::unique_ptr<Backend> make_backend(const BackendFactory& factory, const GroupInit& init);
 
 }  // namespace weft

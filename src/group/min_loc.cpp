@@ -1,5 +1,6 @@
 // Each pair travels as 16 bytes: the value, widened to 8 bytes, and its index. The reduction of pairs takes
-// the better of two, so its result does not depend on the order: the pairs are totally ordered.
+// the better of two pairs. The pairs are totally ordered, so the result does not depend on the order of
+// reduction.
 #include "weft/group/min_loc.hpp"
 
 #include <fmt/format.h>

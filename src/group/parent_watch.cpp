@@ -18,7 +18,7 @@ constexpr Duration kStoreAnswer = std::chrono::milliseconds(500);  // of the sto
 // Members that do not give up because of the parent's failure come within this time.
 constexpr Duration kPatienceOfMembers = std::chrono::seconds(2);
 
-// Whether the rank whose text this is came last: its task is to put the texts together. "build size place
+// Returns whether the rank that wrote this text came last: that rank combines the texts. "build size place
 // info": see join.cpp.
 bool came_last(std::string_view text, std::size_t ranks) {
   next_word(text);
@@ -78,9 +78,9 @@ void ParentWatch::end() noexcept {
   if (store_ != nullptr) store_->end();
 }
 
-// The members that are lost to the parent and have not come. Ranks write their texts beside the key that they
-// wait for: a rank that has written its own did all that the others need, and may leave. But the last to come
-// owes them one more key, which holds all texts.
+// The members that are lost to the parent and have not come. Ranks write their texts next to the key for
+// which they wait. If a rank has written its own text, it has done everything that the others need, and may
+// leave. But the last rank to come owes the others one more key, which holds all texts.
 std::vector<int> ParentWatch::lost(std::string_view key, Store& store) const {
   const std::string folder(key.substr(0, key.rfind('/') + 1));
   std::vector<int> gone = parent_.gone(), lost;
@@ -95,7 +95,7 @@ std::vector<int> ParentWatch::lost(std::string_view key, Store& store) const {
   return lost;
 }
 
-// Called after a wait for `key` that ended without it.
+// Called after a wait for `key` that ended without the key.
 void ParentWatch::look(std::string_view key, Store& store) const {
   const bool failed = parent_.look_after();
   const std::vector<int> missing = lost(key, store);

@@ -1,11 +1,11 @@
-// Ends the making of a subgroup when its parent, the group that it is made of, fails. Used by the thread
-// that makes the subgroup, and by threads of the transport that wait in the store for it.
+// Ends the making of a subgroup when its parent, the group from which it is made, fails. Used by the thread
+// that makes the subgroup, and by threads of the transport that wait in the store for the subgroup.
 //
-// A rank that waits for the others of the subgroup waits in the store, which does not know who lives. The
-// parent knows: so each wait looks after the parent now and then. It ends where a member that has not come is
-// lost to the parent; and, a little later, where the parent has failed meanwhile for any reason, since the
-// members may have given up because of it. Every rank gets the parent's first cause then: it names the rank
-// that is lost, and not one that gave up because of it.
+// A rank that waits for the other ranks of the subgroup waits in the store, which does not know which ranks
+// live. The parent knows: so each wait checks the parent now and then. The wait ends if a member that has not
+// come is lost to the parent. It also ends, a little later, if the parent has failed meanwhile for any
+// reason, since the members may have given up because of that. Every rank then gets the parent's first cause:
+// it names the lost rank, and not a rank that gave up because of it.
 #pragma once
 
 #include <memory>
@@ -28,12 +28,12 @@ class ParentWatch {
   ~ParentWatch() { end(); }
   ParentWatch(const ParentWatch&) = delete;
   ParentWatch& operator=(const ParentWatch&) = delete;
-  /// The store to meet in while the subgroup is made; null if the parent has none.
+  /// The store to use while the subgroup is made; null if the parent has no store.
   std::shared_ptr<Store> store() const;
-  /// The subgroup is made: its store, which it may keep, forwards and does no more.
+  /// To be called when the subgroup is made: its store, which the subgroup may keep, then only forwards.
   void end() noexcept;
-  /// The Error that subgroup() throws instead of `e`: the parent's first cause, where `e` may be a
-  /// consequence of it and the parent had not failed before. Nothing: `e` itself.
+  /// The Error that subgroup() throws instead of `e`: the parent's first cause, if `e` may be a consequence
+  /// of it and the parent had not failed before. Returns nothing if subgroup() throws `e` itself.
   std::optional<Error> cause(const Error& e) const;
 
  private:

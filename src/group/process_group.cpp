@@ -41,7 +41,7 @@ void check_membership(const Membership& m) {
     wrong(fmt::format("deadline is {} ns; expected more than 0", m.deadline.count()));
 }
 
-// all[r] = `mine` of rank r, through the Store: for a transport that does not move host memory.
+// all[r] = `mine` of rank r, exchanged through the Store: for a transport that does not move host memory.
 using Pair = std::array<std::int32_t, 2>;
 std::vector<Pair> gather_by_store(GroupState& group, Pair mine) {
   const Membership& m = group.member;
@@ -78,7 +78,7 @@ std::vector<Pair> gather_by_store(GroupState& group, Pair mine) {
   return all;
 }
 
-// The one place where groups come to be. Without memory for one there is an Error, too.
+// The only place that creates groups. If there is no memory for a group, it throws an Error, too.
 template <class... Args>
 GroupState* new_group(Context& context, const BackendFactory& factory, const Membership& m, Args&&... args) {
   try {
@@ -123,7 +123,8 @@ ProcessGroup ProcessGroup::create(Context& context, const BackendFactory& factor
     throw Error(
         ErrorCode::bad_argument,
         fmt::format("group \"{}\": the factory is empty; expected a function that makes a backend", m.name));
-  // The n-th group of a name meets the n-th of the others, so that a program may make the same group again.
+  // The n-th group of a name meets the n-th group of that name on the other ranks, so that a program may make
+  // the same group again.
   const std::int64_t generation = m.size == 1
                                       ? 0
                                       : m.store->add(fmt::format("weft/{}/generation/{}", m.name, m.rank), 1,
@@ -188,7 +189,8 @@ Work ProcessGroup::coalesced(std::initializer_list<Call> calls) {
 
 namespace {
 
-// An Error from the making of a subgroup: its caller knows the ranks of the parent only.
+// Rewrites an Error from the making of a subgroup, because the caller of subgroup() knows only the ranks of
+// the parent.
 Error as_of_parent(const Error& e, const ProcessGroup& parent, std::span<const int> members) {
   std::vector<int> ranks;
   for (const int r : e.ranks())

@@ -1,4 +1,4 @@
-// Lists of ranks, short ones: of members, of those that are gone. Callable from any thread.
+// Short lists of ranks: members, or ranks that are gone. Callable from any thread.
 #pragma once
 
 #include <algorithm>

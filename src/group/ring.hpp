@@ -1,5 +1,5 @@
-// The calls of a group that are in flight, each in a slot: a fixed number of slots, reused. Used by the owner
-// of the group alone (group_state.hpp), except the functions that say "any thread".
+// The calls of a group that are in flight, each in a slot; the slots are a fixed number and are reused. Only
+// the owner of the group uses the ring (group_state.hpp), except for functions marked "any thread".
 #pragma once
 
 #include <array>
@@ -39,10 +39,10 @@ class Ring {
     ExchangeCall exchange;             // op points to it, and it to `fields`, where op is exchange
     const detail::PreparedExchange* exchanged = nullptr;
     std::vector<ExchangeField> fields;  // kept for the next
-    // The caller's buffers, for is_exposed() and exposed(): null when nothing is in flight.
+    // The caller's buffers, for is_exposed() and exposed(): null if nothing is in flight.
     std::atomic<const std::byte*> in{nullptr}, out{nullptr};
     std::atomic<std::size_t> in_bytes{0}, out_bytes{0};
-    /// Any thread: one that waits reads it while another thread owns the group.
+    /// Any thread: a waiting thread reads it while another thread owns the group.
     Duration deadline() const noexcept { return limit.load(std::memory_order_relaxed); }
     void set_deadline(Duration d) noexcept { limit.store(d, std::memory_order_relaxed); }
   };
@@ -60,11 +60,11 @@ class Ring {
   bool room(int slots) const noexcept {
     return slots == 1 ? free_ != 0 : __builtin_popcountll(free_) >= slots;
   }
-  /// The slot of the next call, if there is room. It stays free until put().
+  /// The slot of the next call, if there is room. The slot stays free until put().
   std::uint32_t next() const noexcept { return static_cast<std::uint32_t>(__builtin_ctzll(free_)); }
   /// The number of the next call of its kind.
   std::uint64_t number(bool collective) noexcept { return collective ? next_collective_++ : next_message_++; }
-  /// The call of slot next(), whose `op` is filled in, is in flight from now on.
+  /// Puts the call of slot next(), whose `op` is filled in, in flight.
   void put(std::uint32_t index, bool collective) noexcept {
     Slot& slot = slots_[index];
     const OpState& s = slot.op;
@@ -82,8 +82,8 @@ class Ring {
     }
     in_flight_.store(in_flight_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   }
-  /// The call of this slot is done. The last store releases: who sees that nothing is in flight sees the
-  /// rest.
+  /// Frees the slot of a call that is done. The last store releases: a thread that sees that nothing is in
+  /// flight also sees all earlier stores.
   void free(std::uint32_t index) noexcept {
     Slot& slot = slots_[index];
     slot.in.store(nullptr, std::memory_order_relaxed);
@@ -93,9 +93,10 @@ class Ring {
     in_flight_.store(in_flight_.load(std::memory_order_relaxed) - 1, std::memory_order_release);
   }
 
-  /// Polls collectives in order, until one is not done, then every message. `done(index)` is called for each
-  /// call that is done, and must free() its slot. Step::failed: the rest was not polled. If no call failed,
-  /// the result says whether any made progress: Step::advanced or Step::pending.
+  /// Polls collectives in order, until one is not done, then every message. Calls `done(index)` for each call
+  /// that is done; `done` must free() the slot. If a call failed, returns Step::failed, and the remaining
+  /// calls were not polled. Otherwise the result says whether any call made progress: Step::advanced or
+  /// Step::pending.
   template <class Poll, class Done>
   Step poll(const Poll& poll, const Done& done) noexcept {
     bool moved = false;
@@ -126,7 +127,8 @@ class Ring {
     for (std::uint64_t left = ~free_; left != 0; left &= left - 1)
       if (!look(slots_[static_cast<std::uint32_t>(__builtin_ctzll(left))])) return;
   }
-  /// The call that this one waits behind: the first of the collectives; of a message, itself.
+  /// The call behind which this call waits: for a collective, the first of the collectives; for a message,
+  /// the message itself.
   Slot& head_of(Slot& slot) noexcept {
     return row(slot.op.op).collective ? slots_[collectives_[first_ % kSlots]] : slot;
   }
@@ -137,14 +139,14 @@ class Ring {
         .op;
   }
 
-  /// The first and the last of the collectives in flight; null: there is none.
+  /// The first and the last of the collectives in flight; null if there are none.
   const OpState* first_collective() const noexcept {
     return first_ == last_ ? nullptr : &slots_[collectives_[first_ % kSlots]].op;
   }
   const OpState* last_collective() const noexcept {
     return first_ == last_ ? nullptr : &slots_[collectives_[(last_ - 1) % kSlots]].op;
   }
-  /// The message in flight that was posted first; null: there is none.
+  /// The message in flight that was posted first; null if there is none.
   const OpState* first_message() const noexcept {
     const OpState* first = nullptr;
     for (std::uint64_t left = messages_; left != 0; left &= left - 1) {
@@ -154,8 +156,8 @@ class Ring {
     return first;
   }
 
-  /// Copies the blocks of a v-form into `blocks`, where the operation finds them: room for both sides of
-  /// `ranks` ranks.
+  /// Copies the blocks of a v-form into `blocks`, where the operation finds them; `blocks` has room for both
+  /// sides of `ranks` ranks.
   static void keep_blocks(std::vector<Block>& blocks, OpState& op, const Call& call, int ranks) noexcept;
   /// A call in flight, or one that failed, has part of this memory. Any thread.
   bool is_exposed(const void* block, std::size_t bytes) const noexcept;

@@ -1,15 +1,16 @@
-// How the survivors of a group agree on the members of a new one. They use the Store alone: the group has
+// How the survivors of a group agree on the members of a new group. They use only the Store: the group has
 // failed, and its transport cannot be asked.
 //
 // They agree in rounds. A round has a roll: one key of the Store, to which each rank adds itself by
-// compare_set while the roll is open. A rank closes the roll, by compare_set too, when all have come who can
-// (the transport knows which of the others are gone), or when it has waited long enough. This decides who is
-// a member: a rank that comes later finds the roll closed without itself, and throws. Then the members make
-// the group. It counts only when all have made it: each member signs a second key, and the last signature
-// makes the group good. A member that cannot make it, sees another die or has waited too long writes that the
-// group is bad, unless it is good already. So all members see the same of the two. After a bad round the
-// members meet in the next round, without those who do not come. A rank may stop at any point and go on at
-// any later one: what it wants to add is compared with what the key holds by then.
+// compare_set while the roll is open. A rank closes the roll, also by compare_set, when all ranks have come
+// that can (the transport knows which of the others are gone), or when it has waited long enough. This
+// decides which ranks are members: a late rank finds the roll closed without itself, and throws. Then the
+// members make the group. The group counts only after all members have made it: each member signs a second
+// key, and the last signature makes the group good. A member that cannot make the group, sees another member
+// die or has waited too long writes that the group is bad, unless it is good already. So all members see the
+// same result, good or bad. After a bad round the members meet in the next round, without the ranks that do
+// not come. A rank may stop at any point and continue at any later one: it compares what it wants to add with
+// the value that the key holds by then.
 #include "group/shrink.hpp"
 
 #include <fmt/format.h>
@@ -44,12 +45,12 @@ Ranks without(const Ranks& ranks, const Ranks& others) {
   return rest;
 }
 
-// "open 0 2 -3" or "closed 0 2": -3 has given up, and says so, so that nobody waits for it.
+// "open 0 2 -3" or "closed 0 2": -3 means that rank 3 has given up, so that nobody waits for it.
 struct Roll {
   bool closed = false;
   Ranks here{}, resigned{};
 
-  // Nothing if `text` is no roll of a group of `size`.
+  // Returns nothing if `text` is no roll of a group of `size`.
   static std::optional<Roll> parse(const std::string& text, int size) {
     Roll roll;
     if (text.empty()) return roll;  // nobody has written one yet
@@ -77,13 +78,13 @@ struct Roll {
   }
 };
 
-// The group's store while it is made: a wait ends early where the round is lost.
+// The group's store while the group is made: a wait ends early if the round is lost.
 class RoundStore final : public ForwardingStore {
  public:
-  /// `look` throws if there is nothing to wait for any more.
+  /// `look` throws if there is no reason to wait any more.
   RoundStore(std::shared_ptr<Store> store, std::function<void()> look)
       : ForwardingStore(std::move(store)), look_(std::move(look)) {}
-  /// From now on it forwards to the store below and nothing else: the group may have kept it.
+  /// From now on this store only forwards to the store below, because the group may have kept it.
   void over() {
     const std::lock_guard lock(mutex_);
     look_ = nullptr;
@@ -159,7 +160,7 @@ class Shrinking {
         .ranks = {}});
   }
 
-  // The functions of the store, with an error text of our own where the store is lost.
+  // The functions of the store, with our own error text if the store is lost.
   template <class F>
   auto ask(const F& f) const {
     try {
@@ -174,12 +175,14 @@ class Shrinking {
                   .ranks = {}});
     }
   }
-  // A store answers at once. One that does not is served by a process that is stopped or out of reach.
+  // A working store answers at once. A store that does not answer is served by a process that is stopped or
+  // out of reach.
   Deadline answer() const { return Deadline::after(std::clamp<Duration>(limit_, kAnswer, kLongestAnswer)); }
   std::string read(const std::string& key) const {
     return ask([&](Store& s) { return s.try_get(key, answer()).value_or(""); });
   }
-  // Changes the key by `change` until that has nothing more to change. Returns what the key holds then.
+  // Changes the key by `change` until `change` has nothing more to change. Returns the value that the key
+  // holds then.
   template <class Change>
   std::string update(const std::string& key, const Change& change) const {
     std::string held = read(key);
@@ -203,12 +206,12 @@ class Shrinking {
     Duration next_ = kLook;
   };
 
-  // The ranks that take part in a round. Throws where this rank is not among them.
+  // Returns the ranks that take part in a round. Throws if this rank is not among them.
   Ranks gather(const Ranks& candidates, int round) const {
     const std::string roll_key = key("roll", round);
     const Deadline deadline = Deadline::after(limit_);
-    // Nobody waits for the ranks that the first cause names as lost. Such a rank is taken in if it comes
-    // nevertheless.
+    // Nobody waits for the ranks that the first cause names as lost. If such a rank comes nevertheless, it
+    // becomes a member.
     Ranks accused;
     if (const std::optional<Failure> why = group_.failure(); why && why->code == ErrorCode::peer_lost)
       accused = why->ranks;
@@ -235,7 +238,7 @@ class Shrinking {
     const Ranks members = parse(roll_key, held).here;
     if (holds(members, rank_)) {
       const Ranks out = without(candidates, members);
-      // A rank that is left out but lives may wait in a call of the old group: it must fail.
+      // A rank that is left out but lives may wait in a call of the old group, so the old group must fail.
       if (!out.empty())
         group_.fail(Failure{.code = ErrorCode::peer_lost,
                             .text = fmt::format("shrink: the group goes on as {} without {}",
@@ -284,7 +287,7 @@ class Shrinking {
     return std::any_of(gone.begin(), gone.end(), [&](int r) { return holds(members, r); });
   }
 
-  // The group of `members`; null if they have to agree again.
+  // Returns the group of `members`; null if they have to agree again.
   GroupState* attempt(const Ranks& members, int round, int tries) const {
     const Built built{key("built", round), members};
     GroupState* const made = make_or_spoil(built, round, tries);
@@ -299,7 +302,7 @@ class Shrinking {
     return nullptr;
   }
 
-  // Makes the group, on all ranks or on none. Null: the members have to agree again.
+  // Makes the group on all ranks or on none. Returns null if the members have to agree again.
   GroupState* make_or_spoil(const Built& built, int round, int tries) const {
     const auto rendezvous_store = std::make_shared<RoundStore>(store_, [&] {
       if (lost(built.members) || bad(read(built.key)))
@@ -326,7 +329,7 @@ class Shrinking {
     }
   }
 
-  // Signs that this rank has made the group, and waits for the others to do so.
+  // Signs that this rank has made the group, and waits for the other members to sign.
   bool all_have(const Built& built) const {
     const Deadline deadline = Deadline::after(limit_);
     std::string held = update(built.key, [&](const std::string& text) {
@@ -337,7 +340,7 @@ class Shrinking {
       return roll.text();
     });
     for (Pause pause; !good(built, held) && !bad(held); pause.wait()) {
-      // First: who has left may have done so after all was good.
+      // This is checked first: a rank that has left may have done so after the group became good.
       const bool one_is_gone = lost(built.members);
       held = read(built.key);
       if (good(built, held) || bad(held) || (!one_is_gone && !deadline.passed())) continue;

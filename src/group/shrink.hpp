@@ -5,7 +5,8 @@
 
 namespace weft {
 
-/// Blocks as ProcessGroup::shrink says. One thread at a time per group: others wait.
+/// Blocks as ProcessGroup::shrink documents. Only one thread at a time runs it for a group: other threads
+/// wait.
 GroupState* shrink(GroupState& group, Duration limit);
 
 }  // namespace weft

@@ -1,4 +1,5 @@
-// Numbers for the users that share a group on one rank, and what layers above keep with it. Thread-safe.
+// Numbers for the users that share a group on one rank, and data that layers above keep with the group.
+// Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -10,11 +11,11 @@
 
 namespace weft {
 
-/// Gives each user the lowest number that is free, from 0: the same on all ranks of a group whose ranks take
-/// and give back in the same order. Kept alive by the users.
+/// Gives each user the lowest free number, from 0. The numbers are equal on all ranks of a group if its ranks
+/// take them and give them back in the same order. The users keep this object alive.
 class UserNumbers {
  public:
-  /// One number, given back at the end.
+  /// One number, given back by the destructor.
   class Taken {
    public:
     explicit Taken(std::shared_ptr<UserNumbers> numbers) : numbers_(std::move(numbers)) {
@@ -35,17 +36,18 @@ class UserNumbers {
     int value_ = 0;
   };
 
-  /// How often a ProcessGroup of this group was destroyed, moved from or left: code that has its address
-  /// sees whether that is still valid.
+  /// How often a ProcessGroup of this group was destroyed, moved from or left: code that has its address can
+  /// see whether the address is still valid.
   int handles_gone() const noexcept { return handles_gone_.load(std::memory_order_relaxed); }
   void handle_goes() noexcept { handles_gone_.fetch_add(1, std::memory_order_relaxed); }
 
-  /// The handle has let go of the group: nothing begins in it any more, and it may be gone.
+  /// Returns whether the handle has released the group: no call begins in it any more, and the group may be
+  /// destroyed.
   bool ended() const noexcept { return ended_.load(std::memory_order_acquire); }
   void end() noexcept { ended_.store(true, std::memory_order_release); }
 
-  /// The data that a layer above keeps for each group, of type T: made by the first call, as make() gives
-  /// it, and destroyed with the group.
+  /// The data, of type T, that a layer above keeps for each group: the first call makes it by make(), and it
+  /// is destroyed with the group.
   template <class T, class Make>
   std::shared_ptr<T> kept(const Make& make) {
     const std::lock_guard lock(keeping_);
@@ -53,7 +55,7 @@ class UserNumbers {
     if (!place) place = make();
     return std::static_pointer_cast<T>(place);
   }
-  /// The group ends: what is kept goes.
+  /// To be called when the group ends: destroys the data.
   void forget() noexcept {
     std::map<std::type_index, std::shared_ptr<void>> gone;
     const std::lock_guard lock(keeping_);

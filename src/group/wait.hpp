@@ -1,5 +1,5 @@
-// How a thread waits for something that happens in a group: it drives the group, then all groups of its rank;
-// it spins, yields and sleeps (host/threads/idling.hpp). Any thread.
+// How a thread waits for an event in a group: it drives the group, then all groups of its rank; it spins,
+// yields and sleeps (host/threads/idling.hpp). Any thread.
 #pragma once
 
 #include <algorithm>
@@ -8,9 +8,9 @@
 
 namespace weft {
 
-/// True: `done()`; false: `limit` has passed. `drive()` takes the next steps of the own group (true:
-/// something moved); `settled()` drives it once more before the thread sleeps (Driven::settled). Once `done`
-/// is true nothing else is touched: the group may be gone.
+/// Returns true if `done()`, and false if `limit` has passed. `drive()` takes the next steps of the thread's
+/// group (true: something moved); `settled()` drives the group once more before the thread sleeps
+/// (Driven::settled). Once `done` is true nothing else is accessed, because the group may be gone.
 template <class Done, class Drive, class Settled>
 bool wait_until(ProgressEngine& progress, bool spin, Deadline limit, const Done& done, const Drive& drive,
                 const Settled& settled) noexcept {
@@ -26,8 +26,8 @@ bool wait_until(ProgressEngine& progress, bool spin, Deadline limit, const Done&
       if (limit.passed()) return done();  // a long call moves all the time
       continue;
     }
-    // Nothing moves in the own group: drive the rank's other groups, too, now and then while spinning, always
-    // afterwards.
+    // Nothing moves in this group: drive the rank's other groups, too, now and then while spinning, and
+    // always afterwards.
     if ((!idling.spins() || idling.polls() % 16 == 15) && progress.drive_all()) {
       idling.moved();
       if (limit.passed()) return done();  // other groups may move all the time
@@ -39,8 +39,8 @@ bool wait_until(ProgressEngine& progress, bool spin, Deadline limit, const Done&
     }
     if (limit.passed()) return done();
     if (idling.yield()) continue;
-    // While this thread announced its sleep another one may have owned the group, and taken the step that
-    // matters: then nobody rings for it, so it looks itself or stays awake.
+    // While this thread announced its sleep, another thread may have owned the group, and taken the awaited
+    // step. Then nobody rings for that step, so this thread looks itself or stays awake.
     progress.sleep(std::min<Duration>(kSleep, limit.left()), idling.asleep(),
                    [&] { return done() || limit.passed() || !settled() || done(); });
   }

@@ -22,7 +22,7 @@ constexpr auto kInspectPause = std::chrono::milliseconds(1);
 // If a thread that waits has not looked for longer than this, it may have been suspended.
 constexpr auto kGap = 2 * kSleep;
 
-// The kernel's tick: some milliseconds, and cheaper to read than the clock.
+// The kernel's tick: some milliseconds long, and cheaper to read than the clock.
 std::int64_t kernel_tick() noexcept {
   timespec now{};
   ::clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
@@ -48,10 +48,10 @@ bool Watch::due_by_tick() noexcept {
 
 // A rank that was suspended (stopped by a signal, in a container that was paused) has not looked, and if the
 // whole job was suspended nobody could do its part: that time does not count. Suspended time that weft's own
-// waits have noticed (suspended_time) never counts. The rest of a gap may be the caller's own, who computes
-// between two waits, and then it must count. So a gap counts up to twice the longest gap before it since a
-// call began to wait. After a suspension longer than that a call has as long again as the suspension lasted,
-// at most its whole deadline, since ranks do not go on at the same moment.
+// waits have noticed (suspended_time) never counts. The remaining time of a gap may be the caller's own
+// computation between two waits, and then it must count. So a gap counts up to twice the longest gap before
+// it since a call began to wait. After a longer suspension, a call gets additional time as long as the
+// suspension lasted, at most its whole deadline, since ranks do not resume at the same moment.
 void Watch::pass_over(Duration gap) noexcept {
   const Duration suspended = suspended_time();
   const Duration noticed = std::min(gap, suspended - std::exchange(suspended_, suspended)) - kGap;
@@ -114,7 +114,7 @@ bool Watch::inspect(Ring::Slot& slot, Clock::time_point now) noexcept {
   return false;
 }
 
-// Once per call, when a tenth of its deadline has passed and somebody is missing.
+// Warns once per call, when a tenth of its deadline has passed and a rank is missing.
 void Watch::warn(Ring::Slot& slot) noexcept {
   slot.warns = inspected_ + slot.deadline() / kWarnAfter;
   try {
@@ -130,7 +130,7 @@ void Watch::warn(Ring::Slot& slot) noexcept {
   }
 }
 
-// `head`: the call that this one waits behind; this call where it is the first.
+// `head`: the call behind which this call waits; if it waits behind none, this call itself.
 void Watch::expire(const Ring::Slot& slot, const Ring::Slot& head) noexcept {
   std::string story;
   Failure why{.code = ErrorCode::timeout, .text = {}, .op = slot.op.op, .call = slot.op.call, .ranks = {}};

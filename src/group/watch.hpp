@@ -1,5 +1,6 @@
-// Looks after the calls in flight, by the clock: who is dead, whose deadline has passed, who waits so long
-// that a warning is due. The slow path of a group; used by its owner alone (group_state.hpp).
+// Watches the calls in flight, by the clock: which ranks are dead, which deadline has passed, which call has
+// waited so long that a warning is due. It is the slow path of a group; only the group's owner uses it
+// (group_state.hpp).
 #pragma once
 
 #include "group/ring.hpp"
@@ -12,19 +13,19 @@ class Watch {
   Watch(Context& context, const Membership& member, Backend& backend, Ring& ring) noexcept
       : context_(context), member_(member), backend_(backend), ring_(ring) {}
 
-  /// After each poll of the group: true if it is time to inspect(). Counts the polls that leave something
-  /// in flight, whatever moves, so that small calls that succeed read no clock.
+  /// To be called after each poll of the group: returns true if it is time to inspect(). Counts the polls
+  /// that leave a call in flight, even if something moved, so that small successful calls read no clock.
   bool due(bool moved) noexcept;
-  /// The same for a caller that asks rarely, for whom counting polls would take too long: true once in each
-  /// tick of the kernel.
+  /// Like due(), for a caller that polls rarely, for whom counting polls would take too long: returns true
+  /// once in each tick of the kernel.
   bool due_by_tick() noexcept;
-  /// The deadline's clock of a call starts here, at the first look after polls have failed. True: the backend
-  /// has failed, perhaps because a deadline has passed.
+  /// The deadline's clock of a call starts here, at the first look after polls without success. Returns true
+  /// if the backend has failed, perhaps because a deadline has passed.
   [[gnu::cold]] bool inspect() noexcept;
-  /// The last call of each rank, for the Error of a time-out: as the backend knows it, and for this rank as
-  /// the ring has it. Empty: the backend cannot tell.
+  /// The last call of each rank, for the Error of a time-out: from the backend, and for this rank from the
+  /// ring. Returns an empty list if the backend does not know.
   [[gnu::cold]] std::vector<LastCall> last_calls() noexcept;
-  /// The same as a text, with the "; " before it.
+  /// Returns last_calls() as a text, with "; " before it.
   [[gnu::cold]] std::string told_last_calls();
 
  private:

@@ -28,7 +28,7 @@ void Work::take(Work& other) noexcept {
   more_ = std::move(other.more_);
 }
 
-// The call was given back: the next one is waited for.
+// The call was given back; wait for the next one.
 void Work::finish() noexcept {
   if (!more_ || more_->next == more_->count) {
     group_ = nullptr;
@@ -79,7 +79,7 @@ void Work::check_may_wait() const {
     group_->check_may_wait(slot(), ticket_);
 }
 
-// All calls have ended well.
+// All calls have ended without an error.
 bool Work::settle_callbacks(Deadline limit) {
   try {
     if (!callbacks_->settle(limit)) return false;
@@ -133,8 +133,8 @@ std::vector<int> Work::sources() const {
   return ranks;
 }
 
-// A call that failed has thrown its Error: its Work is spent, and so are the calls after it, since
-// the group has failed. It is up to the caller to quiesce().
+// A failed call has thrown its Error: its Work is spent, and so are the calls after it, since the group has
+// failed. The caller must quiesce().
 template <class Ask>
 bool Work::ask(const Ask& ask) {
   for (; group_; finish()) {
@@ -180,7 +180,7 @@ bool Work::wait_for(Duration limit) {
 void Work::wait_on(Stream stream) {
   if (!group_ || !group_->streams()) return wait();
   check_may_wait();
-  // No call is given back: wait() or done() still reports how it ended.
+  // This gives back no call: wait() or done() still reports how the call ended.
   try {
     each_call([&](std::uint32_t slot, std::uint32_t ticket) { group_->wait_on(slot, ticket, stream); });
   } catch (const Error& e) {
@@ -194,8 +194,8 @@ void Work::wait_on(Stream stream) {
 
 namespace {
 
-// The Work of each entry of a list: waited for until the deadline, never where it is null; the first thing
-// thrown is kept. True: all have ended.
+// Waits for the Work of each entry of a list until the deadline, except for null entries; keeps the first
+// exception. Returns true if all have ended.
 template <class List, class WorkOf>
 bool wait_for_each(const List& works, const WorkOf& work_of, const Deadline* limit) {
   std::exception_ptr first;

@@ -33,18 +33,19 @@ namespace weft {
 // an extent of the cache. Extents that touch are merged; the next block is cut from the smallest extent that
 // is large enough. So only the first use of a page costs a page fault.
 //
-// An evacuated block keeps its address and gets other pages: those of a `donor`, a block taken in the usual
-// way, whose place in its segment is mapped a second time over the evacuated address range. From then on
-//   - the address range is an `island` of its own: it is used again, but never merged with the ranges beside
-//     it, because its pages do not lie beside theirs;
+// An evacuated block keeps its address and gets other pages: the pages of a `donor`, a block that is
+// allocated as usual, whose place in its segment is mapped a second time over the evacuated address range.
+// From then on
+//   - the address range is a separate `island`: it is reused, but never merged with the adjacent ranges,
+//     because its pages do not lie next to theirs;
 //   - the donor's own address range is never handed out: its pages are in use elsewhere;
 //   - the old place is retired: its pages are returned to the system, no address of this process leads there.
 // Meanwhile all groups stand still. Calls in flight have published the old place, so a block that one of them
-// uses does not move; later calls find the new place. A block that a failed call used may always be moved:
-// a peer that still works on it learns of the failure before it can report success.
+// uses is not moved; later calls find the new place. A block that a failed call used may always be moved: a
+// peer that still works on it learns of the failure before it can report success.
 //
 // find() reads a sorted list of moved ranges. Each evacuation publishes a new list. Old lists are kept until
-// the arena is destroyed, since a reader may still look at them. Evacuation is rare.
+// the arena is destroyed, since a reader may still use them. Evacuation is rare.
 struct Arena::Impl {
   struct Segment {
     Descriptor descriptor;
@@ -146,9 +147,9 @@ struct Arena::Impl {
     }
   }
 
-  // All page faults at once: one by one they are expensive. False: there is no memory for them (a cgroup's
-  // limit); better an error now than a signal later. A kernel that does not know the request faults the pages
-  // in later, one by one.
+  // Takes all page faults at once, because single page faults are expensive. Returns false if there is no
+  // memory for the pages (a cgroup's limit): an error now is better than a signal later. A kernel that does
+  // not know the request faults the pages in later, one by one.
   static bool populate(std::byte* data, std::size_t bytes) {
 #ifdef MADV_POPULATE_WRITE
     while (::madvise(data, bytes, MADV_POPULATE_WRITE) != 0) {
@@ -180,7 +181,7 @@ struct Arena::Impl {
     return {kMaxSegments, 0};
   }
 
-  // A list in which [begin, end) leads to `place`, and everything else to where it leads now.
+  // Returns a list in which [begin, end) leads to `place`, and every other range to its present place.
   static MovedRanges with(const MovedRanges* old, const Moved& added) {
     MovedRanges ranges;
     for (const Moved& m : old ? *old : MovedRanges{}) {
@@ -204,11 +205,11 @@ Arena::~Arena() {
     unpoison(begin, extent.bytes);  // others may be given these addresses
 }
 
-// Adds a segment of the usual size, or of `bytes` if that is more. If the system refuses, it tries half
-// the size, and so on. The size that is granted then is halved once more, so that the rest of the program
-// gets as much as the arena. Under a limit of addresses the usual size is an eighth of what is left, since
-// the segments of other ranks are mapped beside it, and no segment but one that `bytes` needs takes the last
-// quarter.
+// Adds a segment of the usual size, or of `bytes` if that is more. If the system refuses, it tries half the
+// size, and so on. A size that was granted after a refusal is halved once more, so that the rest of the
+// program gets as much as the arena. Under a limit of addresses the usual size is an eighth of the remaining
+// addresses, since the segments of other ranks are mapped, too. Only a segment that `bytes` needs may take
+// the last quarter.
 bool Arena::add_segment(std::size_t bytes) {
   Impl& a = *impl_;
   const std::uint32_t index = segment_count();
@@ -354,8 +355,8 @@ std::optional<SegmentPlace> Arena::find(const void* data, std::size_t bytes) con
   if (bytes > UINTPTR_MAX - address) return std::nullopt;
   const std::byte* end = begin + bytes;
   if (const Impl::MovedRanges* ranges = impl_->moved.load(std::memory_order_acquire)) {
-    // The first range that ends behind `begin`. It holds the whole buffer or nothing of it; a buffer that
-    // lies only partly in it has no place.
+    // The first range that ends behind `begin`. The range holds the whole buffer or nothing of it; a buffer
+    // that lies only partly in the range has no place.
     const auto m = std::partition_point(ranges->begin(), ranges->end(),
                                         [&](const Impl::Moved& r) { return r.end <= begin; });
     if (m != ranges->end() && m->begin < std::max(end, begin + 1)) {
@@ -391,7 +392,7 @@ namespace {
 constexpr auto kStandStill = std::chrono::milliseconds(100);  // how long holders may finish their step
 constexpr auto kStandStillNap = std::chrono::microseconds(50);
 
-// All holders stand still while it lives.
+// All holders stand still while this object exists.
 class StandStill {
  public:
   explicit StandStill(const std::vector<BlockHolder*>& holders) {
@@ -416,8 +417,8 @@ class StandStill {
   bool all_ = true;
 };
 
-// Pages that drivers hold permanently (verbs, registered buffers of io_uring, VFIO). The kernel counts them,
-// but does not say which they are.
+// Pages that drivers hold permanently (verbs, registered buffers of io_uring, VFIO). The kernel counts these
+// pages, but does not report which they are.
 bool has_pinned_pages() {
   FileIn status("/proc/self/status");
   for (std::string word; status >> word;)
@@ -454,7 +455,8 @@ Arena::Outcome Arena::try_evacuate(std::byte* begin, std::size_t bytes) {
   return carry_out(moves) ? Outcome::moved : Outcome::refused;
 }
 
-// The block that `begin` lies in and the blocks behind it, up to the end. False: there is a gap between them.
+// Finds the block in which `begin` lies and the blocks behind it, up to the end. Returns false if there is a
+// gap between the blocks.
 bool Arena::find_moves(std::byte* begin, std::size_t bytes, std::vector<Move>& moves) const {
   const Impl& a = *impl_;
   std::byte* const end = begin + bytes;
@@ -472,7 +474,7 @@ bool Arena::find_moves(std::byte* begin, std::size_t bytes, std::vector<Move>& m
 
 bool Arena::carry_out(std::vector<Move>& moves) {
   Impl& a = *impl_;
-  // Donors come from the cache, like any block. Memory that a peer may still touch is in quarantine instead.
+  // Donors come from the cache, like any block. Memory that a peer may still access is in quarantine instead.
   const auto give_back_donors = [&] {
     for (const Move& m : moves) {
       if (m.donor == nullptr) continue;

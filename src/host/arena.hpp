@@ -1,5 +1,6 @@
-// The shared memory of this process: memfd segments, the blocks cut from them, and where peers find a block.
-// Thread-safe. Peers address a byte as (process, segment, offset); blocks own whole pages.
+// The shared memory of this process: memfd segments, the blocks cut from them, and the place at which peers
+// find a block. Thread-safe. Peers address a byte as (process, segment, offset); a block consists of complete
+// pages.
 #pragma once
 
 #include <atomic>
@@ -19,19 +20,20 @@ struct SegmentPlace {
   std::uint64_t offset = 0;
 };
 
-/// A group, as the arena sees it. The arena asks holds() before it uses a freed block again: a group with
-/// calls in flight, or one that has failed and is not quiesced, answers true for memory that its peers may
-/// still touch. Called by the thread that frees, under the arena's lock: it must not call the arena.
+/// A group, as the arena sees it. The arena calls holds() before it reuses a freed block: a group with calls
+/// in flight, or a failed group that is not quiesced, returns true for memory that its peers may still
+/// access. The thread that frees calls it under the arena's lock, so it must not call the arena.
 class BlockHolder {
  public:
   virtual ~BlockHolder() = default;
   virtual bool holds(const void* block, std::size_t bytes) const noexcept = 0;
-  /// Called before blocks get other pages: until go_on() the group begins no call, and tells no peer where a
-  /// buffer lies. False: it is in the middle of a step. Called under the arena's lock: never waits.
+  /// Called before blocks get other pages: until go_on() the group begins no call, and publishes no buffer's
+  /// place to a peer. Returns false if the group is in the middle of a step. Called under the arena's lock:
+  /// must not wait.
   virtual bool stand_still() noexcept { return true; }
   virtual void go_on() noexcept {}
-  /// While it stands still: whether a call in flight that has not failed uses the block. Such a block is not
-  /// moved, because peers know its old place.
+  /// Called while the group stands still: returns whether a call in flight that has not failed uses the
+  /// block. Such a block is not moved, because peers know its old place.
   virtual bool uses(const void* /*block*/, std::size_t /*bytes*/) const noexcept { return false; }
 };
 
@@ -39,7 +41,7 @@ class Arena {
  public:
   static constexpr std::uint32_t kMaxSegments = 256;
 
-  /// Reserves nothing yet; the first segment is made by the first allocate() or by ensure_segment().
+  /// Reserves nothing yet; the first allocate() or ensure_segment() makes the first segment.
   Arena(Logger& log, std::size_t segment_bytes);
   ~Arena();
   Arena(const Arena&) = delete;
@@ -53,23 +55,25 @@ class Arena {
   /// Back to the cache, or into quarantine while a BlockHolder holds it (looked at again on later
   /// allocations).
   void release(void* block) noexcept;
-  /// The same for memory that no call names, such as a transport's own: no holder is asked. A holder cannot
-  /// answer while its own thread is in the middle of a step.
+  /// Like release(), for memory that no call names, such as a transport's own: no holder is asked. A holder
+  /// cannot answer while its own thread is in the middle of a step.
   void release_unnamed(void* block) noexcept;
 
-  /// Makes the first segment if there is none, so that peers can map it early. False if it cannot be had.
+  /// Makes the first segment if there is none, so that peers can map it early. Returns false if it cannot be
+  /// had.
   bool ensure_segment() noexcept;
-  /// Segments made so far; grows only. Lock-free.
+  /// The number of segments made so far; it never decreases. Lock-free.
   std::uint32_t segment_count() const noexcept { return segment_count_.load(std::memory_order_acquire); }
   std::size_t segment_bytes(std::uint32_t segment) const noexcept;
   std::byte* segment_base(std::uint32_t segment) const noexcept;
   /// The memfd of a segment, owned by the arena.
   int segment_descriptor(std::uint32_t segment) const noexcept;
 
-  /// The place of [data, data + bytes), or nothing if it is not (wholly, contiguously) shared memory of this
-  /// arena. Lock-free, a few nanoseconds: called for each buffer of each call that is not inline.
+  /// The place of [data, data + bytes), or nothing if the range is not (completely, contiguously) shared
+  /// memory of this arena. Lock-free, a few nanoseconds: called for each buffer of each call that is not
+  /// inline.
   std::optional<SegmentPlace> find(const void* data, std::size_t bytes) const noexcept;
-  /// While it is the same, find() gives the same answers.
+  /// While the version is unchanged, find() returns the same results.
   struct Version {
     const void* moved = nullptr;
     std::uint32_t segments = 0;
@@ -78,15 +82,16 @@ class Arena {
   Version version() const noexcept;
 
   /// Gives the blocks that [data, data + bytes) touches new pages at the same address, with the same
-  /// contents. The old pages are never used again, so that a peer which still writes to them does no harm.
-  /// find() then answers with the new place. False, and nothing changed: it is not shared memory, a holder
-  /// uses a block, its pages are pinned, or the system refuses. Waits up to 100 ms for holders that are in
-  /// the middle of a step. The caller makes sure that no other thread of this process writes to these blocks
-  /// meanwhile; holders may.
+  /// contents. The old pages are never used again, so a peer that still writes to them does no harm. find()
+  /// then returns the new place. Returns false, and changes nothing, if the range is not shared memory, a
+  /// holder uses a block, its pages are pinned, or the system refuses. Waits up to 100 ms for holders that
+  /// are in the middle of a step. The caller must ensure that no other thread of this process writes to these
+  /// blocks meanwhile; holders may.
   bool evacuate(void* data, std::size_t bytes) noexcept;
 
-  /// Says that a driver holds the pages of the blocks which the range touches: until unpin() they are neither
-  /// moved nor used again. Calls are counted. False if it is not shared memory of this arena.
+  /// Declares that a driver holds the pages of the blocks that the range touches: until unpin() they are
+  /// neither moved nor reused. Calls are counted. Returns false if the range is not shared memory of this
+  /// arena.
   bool pin(const void* data, std::size_t bytes);
   void unpin(const void* data, std::size_t bytes) noexcept;
 

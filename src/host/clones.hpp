@@ -4,11 +4,11 @@
 #define WEFT_INLINE __attribute__((always_inline))
 
 /// WEFT_CPU_CLONES(void, add_to, (float* y, float value, std::int64_t n), (y, value, n)) { ... } defines a
-/// function whose loops are to be vectorised: it is compiled for AVX-512, AVX2 and the baseline, and each
-/// call goes to the best that cpu_isa() allows. `parameters` may end in noexcept. Helpers that it calls must
-/// be WEFT_INLINE, or they would be baseline code. With sanitizers, and with clang, there is the baseline
-/// alone. WEFT_CLONE_OF(add_to) is a pointer to that best one, for a caller that keeps it: its calls choose
-/// nothing.
+/// function whose loops are to be vectorised. The function is compiled for AVX-512, AVX2 and the baseline,
+/// and each call goes to the best version that cpu_isa() allows. `parameters` may end in noexcept. Helpers
+/// that the function calls must be WEFT_INLINE, or they would be baseline code. With sanitizers, and with
+/// clang, only the baseline is compiled. WEFT_CLONE_OF(add_to) is a pointer to that best version, for a
+/// caller that stores it: calls through it select nothing.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
     !defined(__SANITIZE_THREAD__)
 

@@ -26,7 +26,7 @@
 namespace weft {
 namespace {
 
-// The program's choice, over which the environment has its own.
+// The program's choice; the environment's choice takes precedence.
 LogLevels log_levels(const ContextOptions& options) {
   LogLevels levels(options.log_level);
   if (!options.log_levels.empty()) levels = levels.changed_by(options.log_levels, "context: log_levels");
@@ -53,8 +53,8 @@ ContextOptions checked(ContextOptions options) {
   return options;
 }
 
-// A variable that nobody reads is most likely a known one, misspelt. The environment is the process's, so
-// only its first Context looks.
+// A variable that nobody reads is most likely a misspelt known variable. The environment belongs to the
+// process, so only its first Context checks it.
 void warn_of_unknown_variables(Logger& log) {
   static std::atomic_flag looked = ATOMIC_FLAG_INIT;
   if (looked.test_and_set()) return;
@@ -107,7 +107,7 @@ struct Context::Impl {
     expect_no_dependents();
   }
 
-  // They refer to this Context: to go on would be a crash or worse, later and elsewhere.
+  // These objects refer to this Context: going on would cause a crash or worse, later and in another place.
   void expect_no_dependents() const {
     const std::string text = dependents.text();
     if (text.empty()) return;
@@ -145,8 +145,8 @@ Context::Context(ContextOptions options)
     : impl_(std::make_unique<Impl>(std::move(options))), fork_mark_(impl_->fork_mark.get()) {}
 
 Context::~Context() {
-  // In a forked child nothing here is the child's: threads do not exist, locks may be held forever, shared
-  // memory is not mapped (something else may be at its address). All of it is left alone.
+  // In a forked child nothing here belongs to the child: threads do not exist, locks may be held forever,
+  // shared memory is not mapped (other memory may be at its address). So the child leaves everything alone.
   if (forked()) static_cast<void>(impl_.release());
 }
 

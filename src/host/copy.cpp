@@ -11,7 +11,7 @@ namespace {
 
 constexpr Device kHost{};
 
-// Throws bad_argument if the view's extents are none, or it has elements but no memory.
+// Throws bad_argument if the view's extents are invalid, or if it has elements but no memory.
 void check(const char* what, const ConstTensorView& v) {
   if (static_cast<int>(v.dtype) >= kDTypeCount)
     throw Error(ErrorCode::bad_argument, fmt::format("copy: {} has dtype {}; expected 0 to {}", what,

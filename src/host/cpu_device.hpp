@@ -1,4 +1,4 @@
-// The CPU as a device: everything is done at once, by the thread that asks.
+// The CPU as a device: the calling thread does everything at once.
 #pragma once
 
 #include "host/local_memory.hpp"

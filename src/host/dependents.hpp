@@ -1,6 +1,6 @@
-// Objects that were made with a Context and refer to it: they must be gone before the Context. A program
-// that gets the order wrong, most often by the order of a class's members, gets a message instead of
-// crashing later. Thread-safe.
+// Objects that were made with a Context and refer to it: they must be destroyed before the Context. A program
+// that gets the order wrong, most often by the order of a class's members, gets a message instead of a later
+// crash. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@ class Dependents {
   Dependents() = default;
   explicit Dependents(Context&) {}  // as an attachment: each Context brings one itself
 
-  /// Listed under `what`, as in `group "world"`, as long as it lives.
+  /// An object in the list, named by `what`, as in `group "world"`, as long as the entry exists.
   class Entry {
    public:
     Entry(Context& context, std::string what);
@@ -32,12 +32,12 @@ class Dependents {
     std::list<std::string>::iterator at_;
   };
 
-  /// Blocks of memory that storages own; nameless, so that they are only counted.
+  /// The number of memory blocks that storages own; blocks have no names, so they are only counted.
   std::atomic<std::int64_t> blocks{0};
   /// PinnedPages that pin something.
   std::atomic<std::int64_t> pins{0};
 
-  /// The objects that are still there, as in `group "world", 2 blocks of memory`; empty: none.
+  /// The objects that still exist, as in `group "world", 2 blocks of memory`; empty if there are none.
   std::string text() const;
 
  private:

@@ -21,7 +21,7 @@ constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 std::size_t round_up(std::size_t n, std::size_t step) { return (n + step - 1) / step * step; }
 
-// The size that an Allocator gets: C's aligned_alloc wants a multiple of the alignment.
+// The size that an Allocator gets: C's aligned_alloc requires a multiple of the alignment.
 std::size_t asked_bytes(std::size_t bytes) {
   return round_up(bytes > 0 ? bytes : 1, LocalMemory::kAlignment);
 }
@@ -43,7 +43,7 @@ void* map_pages(std::size_t bytes) noexcept {
   return block;
 }
 
-// A block of a size class that is not in the cache; null if the system refuses.
+// Returns a block of a size class that is not in the cache; null if the system refuses.
 void* new_block(std::size_t rounded) noexcept {
   return rounded < LocalMemory::kMappedBytes ? std::aligned_alloc(LocalMemory::kAlignment, rounded)
                                              : map_pages(rounded);
@@ -156,8 +156,8 @@ void LocalMemory::release(void* block, std::size_t bytes) noexcept {
   }
   cached_bytes_ += rounded;
   poison(block, rounded);
-  // The cache never holds more than was in use at once, so that a program whose sizes keep changing does not
-  // grow without bound.
+  // The cache never holds more than the largest amount that was in use at once, so that a program whose sizes
+  // keep changing does not grow without bound.
   while (cached_bytes_ > peak_in_use_) drop(cached_.begin());
 }
 

@@ -1,7 +1,7 @@
-// Memory::local: ordinary pages of this process. Small blocks come from malloc. Others are kept for the next
-// allocation of that size: the first touch of a page is expensive, and training asks for the same sizes in
-// every step. Large ones are mapped, in huge pages where possible. Or all of it comes from the program's
-// Allocator, block by block. Thread-safe.
+// Memory::local: ordinary pages of this process. Small blocks come from malloc. Other blocks are kept for the
+// next allocation of that size: the first access to a page is expensive, and training requests the same sizes
+// in every step. Large blocks are mapped, in huge pages if possible. Alternatively all memory comes from the
+// program's Allocator, block by block. Thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -26,15 +26,15 @@ class LocalMemory {
   static constexpr std::size_t kMappedBytes = std::size_t{1} << 20;
 
   LocalMemory() = default;
-  /// From `allocator`, where that has functions. `log`, which outlives this, gets the exceptions of its
-  /// deallocate().
+  /// Takes memory from `allocator`, if that has functions. `log`, which must outlive this object, receives
+  /// the exceptions of its deallocate().
   LocalMemory(const Allocator& allocator, Logger& log) : allocator_(allocator), log_(&log) {}
   ~LocalMemory();
   LocalMemory(const LocalMemory&) = delete;
   LocalMemory& operator=(const LocalMemory&) = delete;
 
-  /// Uninitialised, 64-byte aligned. Throws system naming who asks and the size: `storage: 100 bytes of local
-  /// memory cannot be had: Cannot allocate memory`, or what the Allocator did.
+  /// Returns uninitialised, 64-byte aligned memory. Throws system that names `who` and the size: `storage:
+  /// 100 bytes of local memory cannot be had: Cannot allocate memory`, or the Allocator's exception.
   void* allocate(std::string_view who, std::size_t bytes) {
     if (allocator_.allocate != nullptr) [[unlikely]]
       return from_allocator(who, bytes);
@@ -46,7 +46,7 @@ class LocalMemory {
   /// `bytes` as given to allocate().
   void release(void* block, std::size_t bytes) noexcept;
 
-  /// Sums over blocks of more than kSmallBytes, with their sizes rounded up; of weft's own memory, not the
+  /// Sums over blocks of more than kSmallBytes, with sizes rounded up; they count weft's own memory, not the
   /// Allocator's.
   struct Counters {
     std::size_t in_use_bytes, cached_bytes;

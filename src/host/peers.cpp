@@ -26,7 +26,7 @@
 namespace weft {
 namespace {
 
-// This process, seen as a peer process of itself.
+// This process, as a peer process of itself.
 class ThisProcess final : public PeerProcess {
  public:
   ThisProcess(const ProcessAddress& address, Arena& arena, ProcessBlock* block)
@@ -183,7 +183,7 @@ PeerProcessRef HostPeers::meet(const ProcessAddress& address, Deadline deadline)
     if (PeerProcessRef peer_process = known()) return peer_process;
   }
   // This runs without the lock, since the other process may be slow. If two threads connect at once, the
-  // second one's connection is dropped.
+  // second thread's connection is dropped.
   auto made = std::make_shared<RemoteProcess>(impl_->log, address, deadline);
   const std::lock_guard lock(impl_->remotes_mutex);
   if (PeerProcessRef peer_process = known()) return peer_process;

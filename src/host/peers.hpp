@@ -1,12 +1,12 @@
-// The other processes of this host, as seen from this one: how their memory is reached and whether they live.
+// The other processes of this host: how this process reaches their memory, and whether they live.
 //
-// Each Context has a process block: shared memory with its doorbells, a word that says whether it lives, and
-// the numbers of its segments' descriptors. Processes of the same user open each other's blocks and segments
-// through /proc without asking. So a stopped peer delays nobody, and n ranks need no n² conversations. If
-// /proc refuses (a process that is not dumpable), the process is asked over an abstract Unix socket, on which
-// a small thread of each Context listens. Regions are always asked for. Both sides must run as the same user
-// (SO_PEERCRED). A connection lasts as long as one conversation; per peer process only a pidfd is kept. No
-// name is left in the file system. Thread-safe.
+// Each Context has a process block: shared memory with its doorbells, a word that says whether the Context
+// lives, and the numbers of its segments' descriptors. Processes of the same user open each other's blocks
+// and segments through /proc without asking. So a stopped peer delays nobody, and n ranks need no n²
+// conversations. If /proc refuses (a process that is not dumpable), the process is asked over an abstract
+// Unix socket, on which a small thread of each Context listens. Regions are always requested over the socket.
+// Both processes must run as the same user (SO_PEERCRED). A connection lasts as long as one conversation; per
+// peer process only a pidfd is kept. No name is left in the file system. Thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -33,22 +33,22 @@ class HostPeers {
   ~HostPeers();
 
   const ProcessAddress& self() const noexcept;
-  /// Why other processes cannot map memory of this one: "memfd_create: Operation not permitted". Empty: they
-  /// can.
+  /// Why other processes cannot map memory of this one: "memfd_create: Operation not permitted". Returns ""
+  /// if they can.
   const std::string& no_shared_memory() const noexcept;
-  /// Checks which process it is, opens its pidfd, maps its block. The same address gives the same PeerProcess
-  /// while anyone holds it. Throws peer_lost (gone), timeout, unsupported (other host or other user: text
-  /// says which).
+  /// Verifies the process's identity, opens its pidfd, and maps its block. Equal addresses give the same
+  /// PeerProcess while anyone holds it. Throws peer_lost (the process is gone), timeout, or unsupported
+  /// (another host or another user; the text says which).
   PeerProcessRef meet(const ProcessAddress& address, Deadline deadline);
 
   /// Makes a region of zeros and offers it under `name` to this process's threads and to its peer processes,
-  /// for as long as the returned owner lives. Throws bad_argument if the name is offered already.
+  /// as long as the returned owner exists. Throws bad_argument if the name is already offered.
   RegionRef offer(const std::string& name, std::size_t bytes);
-  /// 1, 2, …, never one twice until 2^30: for names that groups of one name share, in stores that know
-  /// nothing of each other. Thread-safe.
+  /// Returns 1, 2, …, without repetition up to 2^30: for names that several groups with one name share, in
+  /// stores that know nothing of each other. Thread-safe.
   int next_region_number() noexcept;
-  /// The region that `owner` offers under that name; waits for it until the deadline. Within one process
-  /// everybody gets the same mapping. Throws timeout, peer_lost, system.
+  /// The region that `owner` offers under that name; waits for the offer until the deadline. Within one
+  /// process all callers get the same mapping. Throws timeout, peer_lost, system.
   RegionRef open(PeerProcess& owner, const std::string& name, Deadline deadline);
   /// Throws system, with the limit, if another process has waited for half a second (`last`: at all) to
   /// connect to this one, because this process has no more descriptors or memory. Does not wait.
@@ -57,12 +57,12 @@ class HostPeers {
   /// The number of the doorbell of that process rank, assigned at first use. Peers pass it to doorbell().
   /// Throws unsupported if kMaxDoorbells process ranks have one.
   int doorbell_number(int process_rank);
-  /// That doorbell; none for a negative process rank.
+  /// The doorbell of that process rank; none if the rank is negative.
   Doorbell own_doorbell(int process_rank);
   /// Writes segments that the arena has made meanwhile into the block, so that peer processes need not ask
-  /// for them. Cheap if there are none.
+  /// for them. It is cheap if there are none.
   void show_segments() noexcept;
-  /// A digest of the block's layout. Processes that meet must have the same one.
+  /// A digest of the block's layout. Processes that meet must have equal digests.
   static std::uint64_t process_block_layout() noexcept;
 
  private:

@@ -6,8 +6,8 @@
 
 namespace weft {
 
-// Prefetches lines that this rank writes next and that peers still have in their caches, so that the write
-// does not wait. (g++ makes a plain prefetch of __builtin_prefetch(…, 1) for baseline x86-64.)
+// Prefetches cache lines that this rank writes next and that peers still have in their caches, so that the
+// write does not wait. (g++ makes a plain prefetch of __builtin_prefetch(…, 1) for baseline x86-64.)
 inline void prefetch_to_write(const void* from, std::int64_t bytes) noexcept {
   const auto* const first = static_cast<const std::byte*>(from);
   for (std::int64_t i = 0; i < bytes; i += 64) {
@@ -19,7 +19,7 @@ inline void prefetch_to_write(const void* from, std::int64_t bytes) noexcept {
   }
 }
 
-// Prefetches lines that this rank reads next: a peer's payload, which lies in that peer's cache.
+// Prefetches cache lines that this rank reads next: a peer's payload, which lies in that peer's cache.
 inline void prefetch_to_read(const std::byte* from, std::int64_t bytes) noexcept {
   for (std::int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
 }

@@ -15,8 +15,8 @@ constexpr unsigned kAnswerEvery = 16;  // drives of a rank that waits
 
 }  // namespace
 
-// A group that stays, since the helper thread was stuck in it when the program let go of it, has not ended
-// that thread.
+// If the helper thread was stuck in a group when the program released that group, the group stays and has not
+// ended the thread.
 ProgressEngine::~ProgressEngine() {
   if (!helper_.joinable()) return;
   ending_.store(true, std::memory_order_seq_cst);
@@ -35,8 +35,9 @@ void ProgressEngine::remove(Driven* d) noexcept {
   driven_.erase(std::remove(driven_.begin(), driven_.end(), d), driven_.end());
 }
 
-// Whether this thread has the list. False: another thread has had it for so long that the kernel must be
-// waiting for a peer's page in a step of that thread. Until it comes back, nobody waits for it again.
+// Returns whether this thread has the list. False means that another thread has had the list for so long that
+// the kernel must be waiting for a peer's page in a step of that thread. Until that thread comes back, nobody
+// waits for it again.
 bool ProgressEngine::take_list(std::unique_lock<std::mutex>& lock) noexcept {
   constexpr auto kPatience = std::chrono::milliseconds(100);
   if (lock.try_lock()) [[likely]] {
@@ -152,7 +153,7 @@ bool ProgressEngine::drive_helped() noexcept {
     const std::lock_guard lock(mutex_);
     for (Driven* d : driven_)
       if (d->helped()) moved |= d->drive();
-    // Answers for this rank's other threads that wait: they find the list locked.
+    // Answers for this rank's other waiting threads, because they find the list locked.
     if (++drives_ % kAnswerEvery == 0)
       for (Driven* d : driven_) d->answer();
   }
@@ -171,10 +172,10 @@ bool ProgressEngine::settled_helped() noexcept {
 }
 
 void ProgressEngine::help() noexcept {
-  // The helper sets `resting_`, then checks whether there is work, then sleeps. A thread that brings work
-  // brings it first and then reads `resting_`. So one of the two sees the other. The helper reads the
-  // doorbell's word before all this: a ring in between changes the word, and then the helper does not fall
-  // asleep.
+  // The helper sets `resting_`, then checks whether there is work, then sleeps. A thread with new work first
+  // adds it and then reads `resting_`. So one of the two threads sees the other. The helper reads the
+  // doorbell's word before all these steps: a ring in between changes the word, and then the helper does not
+  // fall asleep.
   Idling idling(spin_limit_);
   while (!ending_.load(std::memory_order_seq_cst)) {
     if (!has_to_help()) {

@@ -1,4 +1,4 @@
-// Calls in flight of one rank of this process, over all its groups: a thread that waits drives all of them.
+// Calls in flight of one rank of this process, over all its groups: a waiting thread drives all of them.
 #pragma once
 
 #include <algorithm>
@@ -17,36 +17,37 @@ namespace weft {
 
 inline constexpr auto kSleep = std::chrono::milliseconds(50);  ///< a sleeper looks for dead peers this often
 
-/// Something with calls in flight: a process group.
+/// An object with calls in flight: a process group.
 class Driven {
  public:
   virtual ~Driven() = default;
-  /// Takes the next steps of what is in flight, without blocking. True: something moved.
+  /// Takes the next steps of the calls in flight, without blocking. Returns true if something moved.
   virtual bool drive() noexcept = 0;
   /// Tells peers that this rank is about to sleep on its doorbell (true) or is awake again (false).
   virtual void announce_sleep(bool asleep) noexcept = 0;
-  /// False: nobody rings when something has happened, so sleepers nap and look again.
+  /// Returns false if nobody rings when something has happened: then sleepers nap and look again.
   virtual bool rings() const noexcept { return true; }
   /// The rank's helper thread drives it, too.
   virtual bool helped() const noexcept { return false; }
-  /// Answers peers that ask who is there (a roll-call): this rank waits, in a call of any group.
+  /// Answers roll-calls of peers: this rank waits, in a call of any group.
   virtual void answer() noexcept {}
-  /// Drives once more, before a thread sleeps. False: the thread must stay awake, because something moved, or
-  /// because another thread is driving the group and may already be past the step that this thread waits for.
+  /// Drives once more, before a thread sleeps. Returns false if the thread must stay awake: because something
+  /// moved, or because another thread is driving the group and may already be past the step for which this
+  /// thread waits.
   virtual bool settled() noexcept { return !drive(); }
   /// Looks after deadlines and dead peers, by the clock. A thread that sleeps calls it at every wake-up.
   virtual void watch() noexcept {}
 };
 
-/// All groups of one rank of this process. Thread-safe; a rank's groups may be driven by several threads.
-/// Their log lines go to Logger::write_later() while they are driven, and to the sink when the list is
+/// All groups of one rank of this process. Thread-safe; several threads may drive a rank's groups. Log lines
+/// of the groups go to Logger::write_later() while the groups are driven, and to the sink when the list is
 /// unlocked.
 ///
-/// One of them may be the helper thread, which drives the groups that ask for it (Driven::helped) while the
-/// program computes. It rests, unannounced, where these have nothing in flight, and where a thread of the
-/// program waits, which drives everything itself. While calls are in flight and nothing moves it sleeps as a
-/// waiter does: announced, so that peers ring. Both ways it sleeps on the rank's doorbell, which a submitted
-/// call rings then, too.
+/// One of these threads may be the helper thread, which drives the groups that request it (Driven::helped)
+/// while the program computes. The helper rests, unannounced, if these groups have nothing in flight, or if a
+/// thread of the program waits, which drives everything itself. If calls are in flight and nothing moves, the
+/// helper sleeps like a waiting thread: announced, so that peers ring. In both cases it sleeps on the rank's
+/// doorbell, which a submitted call then rings, too.
 class ProgressEngine {
  public:
   ProgressEngine(Doorbell doorbell, Logger& log) : doorbell_(doorbell), log_(log) {}
@@ -54,23 +55,25 @@ class ProgressEngine {
   ProgressEngine(const ProgressEngine&) = delete;
   ProgressEngine& operator=(const ProgressEngine&) = delete;
   void add(Driven* d);
-  /// After it returns nobody drives `d` through this list.
+  /// After this function returns nobody drives `d` through this list.
   void remove(Driven* d) noexcept;
-  /// drive() on each, except one that has just been driven. True: something moved. Now and then answer() on
-  /// each, too: a rank that waits may never sleep, because it polls, or because other groups move.
+  /// Calls drive() on each group, except one that has just been driven. Returns true if something moved. Now
+  /// and then it also calls answer() on each group, because a waiting rank may never sleep: it polls, or
+  /// other groups move.
   bool drive_all(const Driven* but = nullptr) noexcept;
-  /// answer() on each, for a thread of this rank that waits outside of any group. Does not wait: where
-  /// another thread drives the list, that one answers.
+  /// Calls answer() on each group, for a thread of this rank that waits outside of any group. Does not wait:
+  /// if another thread drives the list, that thread answers.
   void answer() noexcept;
-  /// Counts the threads of this rank that sleep. Calls announce_sleep(true) on each group when the first one
-  /// goes to sleep, announce_sleep(false) when the last one is awake. True: one of the groups does not ring.
-  /// `announced`: false where a thread that is stuck in a step keeps it from that; then it naps.
+  /// Counts the threads of this rank that sleep. Calls announce_sleep(true) on each group when the first
+  /// thread goes to sleep, and announce_sleep(false) when the last one is awake. Returns true if one of the
+  /// groups does not ring. `announced`: becomes false if a thread that is stuck in a step prevents the
+  /// announcement; then the caller naps.
   bool announce_sleep(bool asleep, bool& announced) noexcept;
-  /// Sleeps on the rank's doorbell until a peer rings or `limit` has passed. After the announcement
-  /// everything is driven once more and `finished` asked: where either says yes it does not sleep. No wake-up
-  /// is lost: a peer publishes its step first and looks for sleepers after, so either the last drive sees the
-  /// step, or the peer sees the announcement and rings, which changes the word that was read before it. If
-  /// nobody rings it naps instead, longer the longer it has `waited`.
+  /// Sleeps on the rank's doorbell until a peer rings or `limit` has passed. After the announcement it drives
+  /// everything once more and calls `finished`: if either reports a change, it does not sleep. No wake-up is
+  /// lost: a peer publishes its step first and looks for sleepers afterwards. So either the last drive sees
+  /// the step, or the peer sees the announcement and rings, which changes the word that was read before. If
+  /// nobody rings, the thread naps instead; naps get longer the longer it has `waited`.
   template <class Finished>
   void sleep(Duration limit, Duration waited, const Finished& finished) noexcept {
     sleep_unless(
@@ -85,34 +88,37 @@ class ProgressEngine {
   /// How long threads of this rank spin before they yield.
   SpinLimit& spin_limit() noexcept { return spin_limit_; }
 
-  /// Code of the program that a step has made due: it is run by a thread that makes progress, once that holds
-  /// no lock.
+  /// Code of the program that a step has made due: a thread that makes progress runs it once that thread
+  /// holds no lock.
   struct Later {
     virtual ~Later() = default;
     virtual void run() noexcept = 0;
     std::shared_ptr<Later> next{};  // the list's
   };
-  /// At the end of the list. Does not run it.
+  /// Appends the code to the list. Does not run the code.
   void run_later(std::shared_ptr<Later> what) noexcept;
-  /// Runs what is in the list, the first first. Cheap if there is nothing. If a lock is held, not here.
+  /// Runs the code in the list, in order. It is cheap if the list is empty. Must not be called while a lock
+  /// is held.
   void run_due() noexcept {
     if (due_.load(std::memory_order_relaxed)) [[unlikely]]
       run_due_now();
   }
-  /// How many callbacks run now, so that only then somebody need ask whether he is in one.
+  /// How many callbacks run now, so that a thread needs to check whether it is in a callback only if there is
+  /// one.
   int callbacks_running() const noexcept { return callbacks_running_.load(std::memory_order_relaxed); }
   void callback_runs(int change) noexcept { callbacks_running_.fetch_add(change, std::memory_order_relaxed); }
 
-  /// Counts a group that wants the helper thread: the first one starts it, the last one ends it. `spin`: the
-  /// thread may spin; it does not if any group says no. Throws system if there can be no thread.
+  /// Counts a group that requests the helper thread: the first such group starts the thread, the last one
+  /// ends it. `spin`: whether the thread may spin; it does not spin if any group forbids it. Throws system if
+  /// there can be no thread.
   void add_helped(bool spin);
   void remove_helped(bool spin) noexcept;
-  /// So many calls more, or fewer, are in flight in groups that are helped.
+  /// Changes the number of calls in flight in groups with a helper.
   void in_flight(int change) noexcept {
     pending_.fetch_add(change, std::memory_order_seq_cst);
     if (change > 0 && resting_.load(std::memory_order_seq_cst)) doorbell_.ring();
   }
-  /// A thread of the program that drives everything until it has what it waits for: the helper rests.
+  /// A thread of the program that drives everything until its own wait ends: meanwhile the helper rests.
   class Waiter {
    public:
     explicit Waiter(ProgressEngine& list) noexcept

@@ -12,7 +12,7 @@
 namespace weft {
 namespace {
 
-// One that a Storage owns, as long as it does.
+// Counts a block that a Storage owns, as long as it owns it.
 std::atomic<std::int64_t>& counted_block(Context& context) {
   std::atomic<std::int64_t>& blocks = context.attached<Dependents>().blocks;
   blocks.fetch_add(1, std::memory_order_relaxed);
@@ -26,7 +26,7 @@ Storage Storage::allocate(Context& context, Memory memory, std::size_t bytes, St
   if (where.device != Device{}) return on_device(context, memory, bytes, where);
   Storage s;
   s.bytes_ = bytes;
-  // A block that a forked child inherited is the parent's: the child's copy of the owner frees nothing.
+  // A block that a forked child inherited belongs to the parent: the child's copy of the owner frees nothing.
   if (memory == Memory::shared) {
     if (void* block = context.arena().allocate(bytes)) {
       s.memory_ = Memory::shared;

@@ -15,14 +15,14 @@ class Warnings {
   static constexpr int kAtOnce = 20;
   static constexpr Duration kWindow = std::chrono::seconds(10);
 
-  /// `who` begins the line that says how many were left out. `log` must outlive this.
+  /// `who` begins the line that says how many warnings were omitted. `log` must outlive this object.
   Warnings(Logger& log, LogLayer layer, std::string who) : log_(log), layer_(layer), who_(std::move(who)) {}
   ~Warnings();
   Warnings(const Warnings&) = delete;
   Warnings& operator=(const Warnings&) = delete;
 
   void write(const std::string& line);
-  /// To be called at next() at the latest: writes how many were left out.
+  /// To be called at next() at the latest: writes how many warnings were omitted.
   void look(Clock::time_point now);
   Clock::time_point next() const { return left_out_ == 0 ? Clock::time_point::max() : since_ + kWindow; }
 

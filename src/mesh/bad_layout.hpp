@@ -1,4 +1,4 @@
-// How the mesh layer refuses a layout. No state; any thread.
+// The errors by which the mesh layer refuses a layout. The functions have no state; any thread may call them.
 #pragma once
 
 #include <string>

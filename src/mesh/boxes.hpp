@@ -1,6 +1,6 @@
-// Boxes of n dimensions: what two of them share, which ones a rank holds of a tensor, and copies of them
-// between strided memories. Layouts, windows, shards and checkpoints are made of this. No state; any thread.
-// Private to mesh and the layers above.
+// Boxes of n dimensions: the intersection of two boxes, the boxes that a rank holds of a tensor, and copies
+// of boxes between strided memories. Layouts, windows, shards and checkpoints are made of boxes. The
+// functions have no state; any thread may call them. Private to mesh and the layers above.
 #pragma once
 
 #include <cstdint>
@@ -15,26 +15,27 @@
 
 namespace weft {
 
-/// (0, 0, …): where a whole begins.
+/// (0, 0, …): the first index of a tensor.
 Dims zeros(int rank);
 /// The box that is all of a tensor.
 inline Box whole_box(const Shape& shape) { return {zeros(shape.rank()), shape}; }
 
-/// The intersection of two ranges; a size of 0 if they share nothing. No end is beyond 2^63 - 1.
+/// The intersection of two ranges; its size is 0 if they share nothing. No end may be beyond 2^63 - 1.
 Chunk intersection(const Chunk& a, const Chunk& b) noexcept;
-/// The intersection of two boxes of one tensor; extents of 0 in the dimensions in which they share nothing.
+/// The intersection of two boxes of one tensor; its extent is 0 in each dimension in which they share
+/// nothing.
 Box intersection(const Box& a, const Box& b) noexcept;
 
-/// A part of what a rank holds: the box of the whole that it is, and where it begins in the local tensor.
+/// A part of what a rank holds: its box of the global tensor, and its first index in the local tensor.
 struct HeldBox {
   Box box;
   Dims at;
 };
 /// The part of a tensor of shape `whole` that `rank` of the root mesh holds, in order: one box, or one for
-/// each segment. Without a layout it is the whole.
+/// each segment. Without a layout it is the whole tensor.
 std::vector<HeldBox> held_boxes(const Shape& whole, const LayoutRef& layout, int rank);
 
-/// A box of a tensor, as a view: `shape` elements from index `at` on. If the tensor has no memory neither
+/// A box of a tensor, as a view: `shape` elements from index `at` on. If the tensor has no memory, neither
 /// has the box.
 template <class Byte>
 BasicView<Byte> narrow(const BasicView<Byte>& of, const Dims& at, const Shape& shape) {
@@ -44,7 +45,7 @@ BasicView<Byte> narrow(const BasicView<Byte>& of, const Dims& at, const Shape& s
     part.data += at[d] * of.strides[d] * size_bytes(of.dtype);
   return part;
 }
-/// The same in one dimension; all of the others.
+/// Like narrow() above, in one dimension; keeps all indices of the other dimensions.
 template <class Byte>
 BasicView<Byte> narrow(const BasicView<Byte>& of, int dim, std::int64_t at, std::int64_t count) {
   BasicView<Byte> part = of;
@@ -53,16 +54,17 @@ BasicView<Byte> narrow(const BasicView<Byte>& of, int dim, std::int64_t at, std:
   return part;
 }
 
-/// to = from: views of one shape and dtype with any strides, in the host's memory. The two do not overlap.
+/// Copies `from` to `to`: views of one shape and dtype with any strides, in the host's memory. The two views
+/// must not overlap.
 void copy_elements(const ConstTensorView& from, const TensorView& to);
-/// The same on the device of `stream`, in order on it.
+/// Like copy_elements() above, on the device of `stream`, in order on it.
 void copy_elements(DeviceRuntime& runtime, Stream stream, const ConstTensorView& from, const TensorView& to);
 /// All bits of `to` become 0, in order on `stream`.
 void clear_elements(DeviceRuntime& runtime, Stream stream, const TensorView& to);
 
-/// Calls run(start, place, count) for each stretch of the elements that a rank holds which is contiguous both
-/// in the whole, from element `start` on, and in the local tensor, from `place` on. `local`: the shape of
-/// that.
+/// Calls run(start, place, count) for each stretch of the elements that a rank holds that is contiguous both
+/// in the global tensor, from element `start` on, and in the local tensor, from `place` on. `local`: the
+/// shape of the local tensor.
 void each_run(const Shape& whole, const LayoutRef& layout, const Shape& local,
               const std::function<void(std::int64_t start, std::int64_t place, std::int64_t count)>& run);
 

@@ -9,8 +9,8 @@
 
 namespace weft {
 
-/// The segments of a dimension, each cut into as many parts as there are ranks. Without segments the
-/// dimension is one.
+/// The segments of a dimension, each divided into as many parts as there are ranks. Without segments the
+/// dimension counts as one segment.
 struct Cut {
   std::vector<std::int64_t> segments;  ///< lengths
   int ranks = 1;
@@ -26,9 +26,9 @@ struct Cut {
     for (const std::int64_t length : segments) sum += chunk_of(length, ranks, rank).size;
     return sum;
   }
-  /// Whether all parts have one size and, one after the other, are the whole.
+  /// Returns whether all parts have one size and, one after the other, form the whole dimension.
   bool even() const noexcept { return segments.size() == 1 && segments[0] % ranks == 0; }
-  /// Calls see(offset in the whole, offset in the part, length) for each segment's part of `rank`.
+  /// Calls see(offset in the whole dimension, offset in the part, length) for each segment's part of `rank`.
   template <class See>
   void for_each_run(int rank, const See& see) const {
     std::int64_t begin = 0, at = 0;
@@ -41,8 +41,8 @@ struct Cut {
   }
 };
 
-/// Part of a segment of dimension `dim` that the rank with these coordinates holds, for each segment: its
-/// offset in the whole dimension, and its length. `skip`: an axis that counts as if it did not cut; -1: none.
+/// The part of each segment of dimension `dim` that the rank with these coordinates holds: its offset in the
+/// whole dimension, and its length. `skip`: an axis that counts as if it did not shard; -1: none.
 std::vector<Chunk> runs_of(const LayoutSpec& spec, const MeshShape& mesh, std::span<const int> coordinates,
                            int dim, int skip = -1);
 

@@ -16,7 +16,7 @@ namespace weft {
 
 namespace {
 
-/// Sums and averages commute with each other; min and max only with themselves.
+/// Sums and averages commute with each other; min and max commute only with themselves.
 bool commute(ReduceOp a, ReduceOp b) {
   const auto linear = [](ReduceOp op) { return op == ReduceOp::sum || op == ReduceOp::avg; };
   return a == b || (linear(a) && linear(b));
@@ -66,8 +66,8 @@ void check(const MeshShape& mesh, const LayoutSpec& spec) {
   check_segments(spec.segments, global);
 }
 
-/// Gives specs with the same meaning the same form: axes that share no dimension with another stand in the
-/// root's order, and a dimension of one segment has no segments.
+/// Gives specs with equal meaning an equal form: axes that share no dimension with another axis are put in
+/// the root's order, and a dimension of one segment has no segments.
 void normalise(const MeshShape& mesh, LayoutSpec& spec) {
   const int axes = mesh.axis_count();
   std::vector<int> given = std::move(spec.nesting);
@@ -88,7 +88,8 @@ void normalise(const MeshShape& mesh, LayoutSpec& spec) {
   }
 }
 
-/// The indices of its axes, in its order. Throws bad_argument for a name that is not there or stands twice.
+/// The indices of the given axes in the mesh, in the given order. Throws bad_argument for a name that does
+/// not exist or occurs twice.
 std::vector<int> indices_of(const MeshShape& mesh, std::span<const std::string_view> axes) {
   std::vector<int> indices;
   for (const std::string_view axis : axes) {
@@ -100,7 +101,7 @@ std::vector<int> indices_of(const MeshShape& mesh, std::span<const std::string_v
   return indices;
 }
 
-/// Reorders these axes among the places that they occupy now; all others stay where they are.
+/// Reorders these axes among the places that they occupy now; all other axes stay in place.
 void put_in_order(std::vector<int>& nesting, std::span<const int> axes) {
   auto next = axes.begin();
   for (int& place : nesting)
@@ -372,8 +373,8 @@ void expect_layout(const LayoutRef& layout, const DeviceMesh& axes, const Placem
   if (std::any_of(indices.begin(), indices.end(), differs))
     bad_layout(fmt::format("{} is {}; expected {}", what.text(), placements_text(*layout, axes),
                            to_string(expected)));
-  // Only cuts nest. Without the test for a shard an axis of one rank, whose placement does not matter, would
-  // nest, too.
+  // Only shards nest. Without the test for a shard an axis of one rank, whose placement does not matter,
+  // would nest, too.
   if (is_shard(expected) && indices.size() > 1 && layout->with(axes, expected) != layout)
     bad_layout(fmt::format("{} is {}, whose axes nest otherwise than {}", what.text(), to_string(*layout),
                            axes.name()));

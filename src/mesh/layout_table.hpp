@@ -1,4 +1,4 @@
-// The layouts of one mesh that somebody holds, each once. Thread-safe.
+// The layouts of one mesh to which references exist, each once. Thread-safe.
 #pragma once
 
 #include <array>
@@ -24,9 +24,9 @@ class LayoutTable {
   LayoutTable(const LayoutTable&) = delete;
   LayoutTable& operator=(const LayoutTable&) = delete;
 
-  /// The layout equal to `spec`, which is normalised and checked; made if nobody holds one.
+  /// Returns the layout equal to `spec`, which must be normalised and checked; makes it if nobody holds it.
   LayoutRef intern(const std::shared_ptr<MeshState>& mesh, LayoutSpec spec);
-  /// How many there are: for tests.
+  /// The number of layouts, for tests.
   std::size_t size() const;
 
  private:

@@ -144,8 +144,8 @@ struct DeviceMesh::Node {
   }
 };
 
-// Handles of the root share one node, which the state owns and they keep with it: a layout gives one for
-// nothing.
+// Handles of the root share one node, which the state owns and the handles keep alive with the state: a
+// layout returns a handle at no cost.
 DeviceMesh::DeviceMesh(const std::shared_ptr<MeshState>& state)
     : node_(state, static_cast<const Node*>(state->root_node([&] {
               std::vector<std::vector<int>> each_alone;
@@ -172,7 +172,7 @@ DeviceMesh DeviceMesh::arithmetic(Context& context, const MeshShape& shape, int 
 
 namespace {
 
-// A function of its own, so that node() makes no room on the stack for the text.
+// This is a separate function, so that node() needs no room on the stack for the text.
 [[noreturn, gnu::cold, gnu::noinline]] void throw_empty(std::string_view what) {
   throw Error(ErrorCode::bad_argument,
               fmt::format("DeviceMesh::{}: empty DeviceMesh: it was made by default or moved from", what));
@@ -220,8 +220,8 @@ DeviceMesh DeviceMesh::submesh(std::span<const std::string> axes) const {
   return DeviceMesh(Node::of_part(*node_->state, MeshShape(std::move(kept)), std::move(stands)));
 }
 
-// The axes of the root that an axis of this mesh stands for; or the parts of an axis that unflatten()
-// divided, if this mesh has all of them.
+// The axes of the root mesh for which an axis of this mesh stands; or, if this mesh has all parts of an axis
+// that unflatten() divided, these parts.
 std::vector<int> DeviceMesh::axes_called(const std::string& name) const {
   if (shape().has(name)) return node_->stands[static_cast<std::size_t>(shape().index(name))];
   const std::vector<int>* const apart = node_->state->axes_taken_apart(name);

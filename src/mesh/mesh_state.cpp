@@ -113,7 +113,8 @@ ProcessGroup& MeshState::root() const {
   return *root_;
 }
 
-// Axes of one rank change neither the ranks nor their order: without them more sub-meshes share a group.
+// Removes axes of one rank: they change neither the ranks nor their order, so without them more sub-meshes
+// share a group.
 std::vector<int> MeshState::longer(const std::vector<int>& axes) const {
   std::vector<int> longer;
   for (const int a : axes)
@@ -133,10 +134,10 @@ MeshState::LazyGroup& MeshState::lazy_along(const std::vector<int>& longer) {
   return *entry;
 }
 
-// If the meshes of ranks differ, their groups along axes have other members, so that a comparison within a
-// group may find nobody. So the meshes of a root group are compared, by their numbers, in its store: the rank
-// that comes first leaves its shape there. If one differs the root group fails: ranks that wait for others,
-// in it or while they make a group of it, get the error.
+// If the meshes of two ranks differ, their groups along axes have different members, so that a comparison
+// within a group may find no partner. So the ranks compare the meshes of a root group, by their numbers, in
+// its store: the first rank that comes stores its shape there. If a shape differs, the root group fails:
+// ranks that wait for others, in the root group or while they make a group from it, get the error.
 void MeshState::expect_same_mesh() {
   if (root_->size() == 1 || root_->failed() || WEFT_MUTANT("meshes_unseen")) return;
   const GroupState& group = detail::Access::state(*root_);

@@ -1,5 +1,5 @@
-// The state that all handles of one mesh share: the root group, the groups made so far, the layouts in use.
-// Thread-safe.
+// The state that all handles of one mesh share: the root group, the groups made so far, and the layouts in
+// use. Thread-safe.
 #pragma once
 
 #include <map>
@@ -17,13 +17,13 @@ namespace weft {
 
 class MeshState : public std::enable_shared_from_this<MeshState> {
  public:
-  /// `group` null: a mesh that cannot communicate.
+  /// If `group` is null, the mesh cannot communicate.
   MeshState(Context& context, ProcessGroup* group, MeshShape shape, int rank);
   MeshState(ProcessGroup&& group, const MeshShape& shape);
-  /// The same ranks, with `parts` in the place of one axis.
+  /// A mesh of the same ranks, with `parts` in place of one axis.
   static std::shared_ptr<MeshState> unflattened(const std::shared_ptr<MeshState>& whole, int axis,
                                                 const MeshShape& parts);
-  /// The parts of an axis that unflatten() divided; null: there is none of that name.
+  /// The parts of an axis that unflatten() divided; null if there is no such axis of that name.
   const std::vector<int>* axes_taken_apart(std::string_view name) const noexcept;
 
   Context& context() const noexcept { return context_; }
@@ -33,15 +33,16 @@ class MeshState : public std::enable_shared_from_this<MeshState> {
   /// Root ranks of the sub-mesh along `axes` (indices of axes of the root mesh) that holds this rank,
   /// row-major in the order given.
   std::vector<int> ranks_along(const std::vector<int>& axes) const;
-  /// The group of those ranks. The first call is collective among them. The first of all compares the mesh
-  /// with that of the ranks that were here before, and does not wait for the others.
+  /// The group of these ranks. The first call is collective over them. The very first call compares the mesh
+  /// with the mesh of the ranks that called earlier, and does not wait for the other ranks.
   ProcessGroup& group_along(const std::vector<int>& axes);
-  /// The numbers for users of that group. No communication; works on a mesh that cannot communicate, too.
+  /// The numbers for users of that group. It needs no communication, and also works on a mesh that cannot
+  /// communicate.
   std::shared_ptr<UserNumbers> users_along(const std::vector<int>& axes);
 
   LayoutTable& layouts() noexcept { return layouts_; }
 
-  /// The node that handles of the whole mesh point to (DeviceMesh::Node), made by the first call.
+  /// The node to which handles of the whole mesh point (DeviceMesh::Node); the first call makes it.
   template <class Make>
   const void* root_node(Make&& make) {
     std::call_once(root_node_made_, [&] { root_node_ = make(); });
@@ -55,7 +56,7 @@ class MeshState : public std::enable_shared_from_this<MeshState> {
     ProcessGroup group;
     const std::shared_ptr<UserNumbers> users = std::make_shared<UserNumbers>();
   };
-  /// The root group; there is one. Throws bad_argument if it was borrowed and is gone.
+  /// The root group, which must exist. Throws bad_argument if it was borrowed and no longer exists.
   ProcessGroup& root() const;
   std::vector<int> longer(const std::vector<int>& axes) const;
   bool is_root_group(const std::vector<int>& ranks) const;

@@ -19,7 +19,7 @@ TensorView flat(const Tensor& of, std::int64_t at, std::int64_t count) {
   return {of.data() + at * size_bytes(of.dtype()), of.dtype(), of.device(), Dims::line(count), Dims::line(1)};
 }
 
-/// A call on a device waits for what the tensors' stream was given before it.
+/// A call on a device waits for the work that was queued on the tensors' stream before it.
 CallOptions options_of(const Tensor& t, int tag, ReduceOp op = ReduceOp::sum) {
   CallOptions options;
   options.op = op;
@@ -43,8 +43,8 @@ struct Mover {
     copy_elements(runtime, stream, from, to);
   }
   void clear(const TensorView& to) const { clear_elements(runtime, stream, to); }
-  /// Copies the part that `rank` holds of a tensor that is whole in `dim` to a tensor of its own, which may
-  /// be longer.
+  /// Copies the part that `rank` holds of a tensor that is whole in `dim` to a separate tensor, which may be
+  /// longer.
   void take_part(const Cut& cut, int rank, int dim, const TensorView& whole, const TensorView& part) const {
     cut.for_each_run(rank, [&](std::int64_t in_whole, std::int64_t in_part, std::int64_t length) {
       copy(narrow(whole, dim, in_whole, length), narrow(part, dim, in_part, length));
@@ -79,7 +79,7 @@ Move Moves::slice(const Tensor& in, const DeviceMesh& axis, int dim, const Cut& 
 
 // Every rank contributes a block as long as the longest part: its part, then padding that nobody reads. The
 // blocks of all ranks arrive one after the other. If dim is outermost and the parts are equal, the blocks
-// already are the whole; otherwise finish() puts each part to its place.
+// already form the whole tensor; otherwise finish() copies each part to its place.
 Move Moves::gather(const Tensor& in, const DeviceMesh& axis, int dim, const Cut& cut, int tag) {
   Move move;
   move.out_ = shared_tensor(axis.context(), resized(in.shape(), dim, cut.whole()), in);
@@ -105,7 +105,7 @@ Move Moves::gather(const Tensor& in, const DeviceMesh& axis, int dim, const Cut&
 }
 
 // The mirror image of gather: the parts are laid out one after the other, each padded to a block as long as
-// the longest; each rank receives its block reduced and drops the padding.
+// the longest; each rank receives its reduced block and drops the padding.
 Move Moves::reduce_scatter(const Tensor& in, const DeviceMesh& axis, int dim, const Cut& cut, ReduceOp op,
                            int tag) {
   Move move;
@@ -132,8 +132,8 @@ Move Moves::reduce_scatter(const Tensor& in, const DeviceMesh& axis, int dim, co
   return move;
 }
 
-// This rank cuts its tensor along `to` and sends part p to rank p. Rank p sends back part p along `from` of
-// this rank's result. Both sides know the sizes.
+// This rank divides its tensor along `to` and sends part p to rank p. Rank p sends back part p along `from`
+// of this rank's result. Both ranks know the sizes.
 Move Moves::exchange(const Tensor& in, const DeviceMesh& axis, int from, const Cut& from_cut, int to,
                      const Cut& to_cut, int tag) {
   const int n = axis.size();
@@ -187,7 +187,7 @@ Tensor Move::finish() {
     case After::nothing: break;
     case After::unpack_gathered:
     case After::unpack_exchanged: {
-      // Gathered blocks are all as long as the longest part, exchanged ones as long as their own.
+      // Gathered blocks are all as long as the longest part; exchanged blocks are as long as their own part.
       const Mover mover(axis_.context(), out_);
       std::int64_t at = 0;
       for (int r = 0; r < axis_.size(); ++r) {

@@ -1,5 +1,5 @@
-// Functions that move a tensor on one axis of a mesh, or reduce it over several: each begins a call and
-// gives the tensor later. A move within this rank's memory is done at once.
+// Functions that move a tensor on one axis of a mesh, or reduce it over several axes: each begins a call and
+// returns the tensor later. A move within this rank's memory is completed at once.
 #pragma once
 
 #include <vector>
@@ -11,7 +11,7 @@
 
 namespace weft {
 
-/// A call in flight, the memory that it uses, and what is to be done with it afterwards.
+/// A call in flight, the memory that it uses, and the work that follows it.
 class Move {
  public:
   Move() = default;
@@ -31,8 +31,8 @@ class Move {
   Work work_;  // last: it ends before the memory goes
 };
 
-/// `cut`: how the axis cuts dimension `dim`, which the axes inside it do not cut. `tag`: of the collective,
-/// which compares it.
+/// `cut`: how the axis shards dimension `dim`, which the axes inside it do not shard. `tag`: the tag of the
+/// collective, which compares it.
 class Moves {
  public:
   /// Replicate → Shard(dim).
@@ -42,7 +42,7 @@ class Moves {
   /// Partial(op) → Shard(dim).
   static Move reduce_scatter(const Tensor& in, const DeviceMesh& axis, int dim, const Cut& cut, ReduceOp op,
                              int tag);
-  /// Shard(from) → Shard(to), without ever holding the whole.
+  /// Shard(from) → Shard(to), without ever holding the whole tensor.
   static Move exchange(const Tensor& in, const DeviceMesh& axis, int from, const Cut& from_cut, int to,
                        const Cut& to_cut, int tag);
   /// Partial(op) → Replicate, over one axis or several.

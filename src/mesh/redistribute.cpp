@@ -44,9 +44,10 @@ struct Step {
   }
 };
 
-/// First, from the innermost axis out, what is sharded and must not stay so is gathered. Then, from the
-/// outermost axis in, what is to be sharded is cut: sliced, reduce-scattered or exchanged. Then, on parts as
-/// small as they get, the remaining partial sums are reduced. Last, what is to be partial becomes so.
+/// First, from the innermost axis out, every dimension that is sharded and must not stay so is gathered.
+/// Then, from the outermost axis in, every dimension that must be sharded is sliced, reduce-scattered or
+/// exchanged. Then, on the smallest parts, the remaining partial sums are reduced. Last, tensors that must be
+/// partial are made partial.
 class Planner {
  public:
   Planner(const Layout& from, const Layout& to)
@@ -81,8 +82,8 @@ class Planner {
     return axes;
   }
 
-  /// An axis is touched where its placement changes, or where an axis outside it in its dimension is another
-  /// than before.
+  /// An axis is touched if its placement changes, or if another axis than before is outside it in its
+  /// dimension.
   void find_touched() {
     touched_.assign(static_cast<std::size_t>(mesh_.axis_count()), false);
     for (int a = 0; a < mesh_.axis_count(); ++a)
@@ -96,7 +97,8 @@ class Planner {
     }
   }
 
-  /// Axis a leaves one dimension for another, is the innermost in both, and nothing else changes in either.
+  /// Axis a moves from one dimension to another, is the innermost in both, and nothing else changes in either
+  /// dimension.
   bool exchangeable(int a) const {
     const Shard* const before = std::get_if<Shard>(&from_.placements[static_cast<std::size_t>(a)]);
     const Shard* const after = std::get_if<Shard>(&goal(a));
@@ -109,7 +111,7 @@ class Planner {
     return differ_by_a(to_, from_, before->dim) && differ_by_a(from_, to_, after->dim);
   }
 
-  /// How axis a cuts a dimension that the other axes have cut as they do now.
+  /// How axis a shards a dimension that the other axes shard as they do now.
   Cut cut_by(int a, int dim) const {
     Cut cut{{}, mesh_.size(a)};
     for (const Chunk& run : runs_of(now_, mesh_, coordinates_, dim, a)) cut.segments.push_back(run.size);
@@ -162,8 +164,9 @@ class Planner {
   std::deque<Step> steps_;
 };
 
-/// Steps that wait for each other. Ranks that give different layouts may call collectives of the same count,
-/// so each has a tag that says which layouts it is for: the group compares it with the rest of the call.
+/// The steps of a redistribution; each step waits for the step before it. Ranks that pass different layouts
+/// may call collectives with equal counts, so each collective has a tag that identifies its layouts: the
+/// group compares the tag with the rest of the call.
 class Redistribution final : public Transfer::Steps {
  public:
   Redistribution(Tensor in, const LayoutRef& to)
@@ -280,7 +283,7 @@ class IntoMemory final : public Transfer::Steps {
   Transfer transfer_;
 };
 
-/// A tensor that borrows the caller's memory; `which` names it in errors.
+/// A tensor that borrows the caller's memory; `which` names the tensor in errors.
 Tensor borrowed(const char* which, const ConstTensorView& v, const LayoutRef& layout, Stream stream) {
   if (layout == nullptr)
     throw Error(ErrorCode::bad_argument, fmt::format("redistribute: the layout of {} is null", which));

@@ -20,12 +20,12 @@
 namespace weft {
 namespace {
 
-// Blocks are hashed by several threads, and the hash of a tensor is one of its blocks' hashes: always the
-// same ones. Bytes of a device are copied to the host, so many at a time.
+// Several threads hash blocks, and the hash of a tensor is a hash of its blocks' hashes; the blocks are
+// always the same. Bytes on a device are copied to the host, at most this many at a time.
 constexpr std::int64_t kBlockBytes = std::int64_t{1} << 19;
 constexpr std::size_t kBlocksAtOnce = 32;
 
-// Four sums side by side, each as in xxHash64: a large tensor is hashed about as fast as it is read.
+// Four parallel sums, each as in xxHash64: a large tensor is hashed about as fast as it can be read.
 class BitHash {
  public:
   void add(const std::byte* data, std::size_t bytes) {

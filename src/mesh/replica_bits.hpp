@@ -1,5 +1,6 @@
-// Finds out which tensors of a list have the same bits on all ranks that hold a replica. Every rank of the
-// axes learns it for all tensors and all ranks, so that all throw or none. Private to mesh and dp.
+// Finds out which tensors of a list have equal bits on all ranks that hold a replica. Every rank of the axes
+// receives the result for all tensors and all ranks, so either all ranks throw or none does. Private to mesh
+// and dp.
 #pragma once
 
 #include <cstddef>
@@ -21,45 +22,48 @@
 
 namespace weft {
 
-/// Whether the layout is over the mesh that `axes` is a part of.
+/// Returns whether the layout is over the mesh to which `axes` belongs.
 bool is_over(const Layout& layout, const DeviceMesh& axes);
 
-/// The axes of several ranks among `axes` on which a tensor is Replicate, as axes of the root. Empty for one
-/// without a layout, or over another mesh.
+/// The axes of several ranks among `axes` on which a tensor is Replicate, as axes of the root. Empty for a
+/// tensor without a layout, or over another mesh.
 std::vector<int> replicated_along(const LayoutRef& layout, const DeviceMesh& axes);
 
 class ReplicaBits {
  public:
-  /// `compute`: where the tensors are, and with whose threads they are read; null: the host's, by this
-  /// thread.
+  /// `compute`: the device of the tensors, and the threads that read them; null: the host, and this thread.
   explicit ReplicaBits(const DeviceMesh& axes, Compute* compute = nullptr) : axes_(axes), compute_(compute) {}
 
-  /// One more tensor, Replicate along these axes of the root. All ranks add the same ones, where a part is
-  /// empty, too. Contiguous; it lives until compare() has read it.
+  /// Adds a tensor that is Replicate along these axes of the root. All ranks must add the same tensors,
+  /// including tensors whose part is empty on them. The tensor must be contiguous; the caller must keep it
+  /// alive until compare() has read it.
   void add(const ConstTensorView& data, const std::vector<int>& along);
   std::size_t size() const noexcept { return tensors_.size(); }
 
-  /// One small all-gather over the axes: compares the lists of the ranks, and one hash of all replicas along
-  /// the same axes; if that differs, a second one tells the hash of each. `own`: words of the caller's
-  /// that travel with the first; returns those of all ranks, those of rank r from r * own.size() on. The
-  /// other arguments as in gather_with_list(); nothing is read where this rank has a fault.
+  /// Uses one small all-gather over the axes: it compares the lists of the ranks, and one hash of all
+  /// replicas along the same axes. If the hash differs, a second all-gather exchanges the hash of each
+  /// tensor. `own`: words of the caller that travel with the first all-gather; returns the words of all
+  /// ranks, those of rank r from r * own.size() on. The other arguments are as in gather_with_list(); nothing
+  /// is read if this rank has a fault.
   std::vector<std::uint64_t> compare(std::string_view what, const ListDigest& digest,
                                      std::span<const std::uint64_t> own,
                                      const std::function<ListEntries()>& list,
                                      const std::optional<Error>& fault);
 
-  /// Ranks of the axes that hold the same part of tensor i: their coordinates differ along some axes only.
+  /// The ranks of the axes that hold the same part of tensor i: only their coordinates along some axes
+  /// differ.
   const std::vector<std::vector<int>>& holders(std::size_t i) const { return tensors_[i].holders->sets; }
-  /// After compare(). Whether all ranks that hold this rank's part have the same bits; whether this is so for
-  /// all parts.
+  /// Call it after compare(). same_here() returns whether all ranks that hold this rank's part have equal
+  /// bits; same() returns whether this holds for all parts.
   bool same_here(std::size_t i) const { return same(i, tensors_[i].holders->own); }
   bool same(std::size_t i) const;
   bool same_everywhere() const noexcept { return !hashes_; }
-  /// The ranks whose replica differs from most; all that hold one, where no value is held by more ranks than
-  /// any other. Empty if all are the same.
+  /// The ranks whose replica differs from most replicas; if no value is held by more ranks than any other
+  /// value, all ranks that hold a replica. Empty if all replicas are equal.
   std::vector<int> drifted(std::size_t i) const;
-  /// After compare(). Throws mismatch if replicas of a tensor differ: `check_replicas: "w" is Replicate on
-  /// dp=3, but on dp rank 1 it has other bits; replicas of "b" differ, too`. `name`: that of tensor i.
+  /// Call it after compare(). Throws mismatch if replicas of a tensor differ: `check_replicas: "w" is
+  /// Replicate on dp=3, but on dp rank 1 it has other bits; replicas of "b" differ, too`. `name(i)`: the name
+  /// of tensor i.
   void expect_same(std::string_view what, const std::function<std::string_view(std::size_t)>& name) const;
 
  private:

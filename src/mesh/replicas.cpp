@@ -30,7 +30,7 @@ void expect_readable(const NamedView& t, const Compute* compute) {
                       to_string(t.layout->local_shape())));
 }
 
-// After the ranks have compared their lists: all throw, or none.
+// Called after the ranks have compared their lists: either all ranks throw or none does.
 void expect_layouts(std::span<const NamedView> tensors, const DeviceMesh& axes) {
   for (const NamedView& t : tensors) {
     if (t.layout == nullptr && axes.size() > 1)

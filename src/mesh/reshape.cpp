@@ -13,7 +13,7 @@
 namespace weft {
 namespace {
 
-// Extents multiplied: no more than this, which no tensor has.
+// The product of extents, limited to a value that no tensor has.
 std::int64_t times(std::int64_t a, std::int64_t b) {
   std::int64_t product = 0;
   return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<std::int64_t>::max() : product;
@@ -28,9 +28,9 @@ std::int64_t count_of(const Shape& shape, int first, int last) {
 }
 std::int64_t count_of(const Shape& shape) { return count_of(shape, 0, shape.rank()); }
 
-// Neighbouring dimensions of one shape, [from, from_end), that have the elements of neighbouring dimensions
-// of the other, [to, to_end). As few as possible: (2, 3, 32) and (6, 4, 8) are two groups, 2, 3 with 6, and
-// 32 with 4, 8.
+// Neighbouring dimensions of one shape, [from, from_end), that hold the same elements as neighbouring
+// dimensions of the other shape, [to, to_end). Each group is as small as possible: (2, 3, 32) and (6, 4, 8)
+// form two groups, 2, 3 with 6, and 32 with 4, 8.
 struct Group {
   int from, from_end, to, to_end;
 };
@@ -53,9 +53,9 @@ std::vector<Group> groups_of(const Shape& from, const Shape& to) {
   return groups;
 }
 
-// The dimension of `to` that a cut of dimension `dim` of `from` cuts: a part is a run of elements only if
-// the dimensions before it, in its group, have one index each. `before`, `after`: how many elements of the
-// group an index of either dimension has.
+// The dimension of `to` that is sharded if dimension `dim` of `from` is sharded: a part is a run of elements
+// only if the dimensions before it, in its group, have one index each. `before`, `after`: how many elements
+// of the group one index of the respective dimension has.
 struct Outermost {
   int dim;
   std::int64_t before, after;
@@ -71,8 +71,8 @@ std::optional<Outermost> outermost(const Shape& from, const Shape& to, int dim) 
   return std::nullopt;
 }
 
-// Segments of another dimension with the same number of elements; nothing if their borders are not between
-// its indices.
+// The segments of another dimension with equal numbers of elements; nothing if their borders do not lie
+// between its indices.
 std::optional<Segments> carried(const Segments& segments, const Outermost& o) {
   Segments other{o.dim, segments.sizes};
   for (std::int64_t& size : other.sizes) {
@@ -83,7 +83,8 @@ std::optional<Segments> carried(const Segments& segments, const Outermost& o) {
   return other;
 }
 
-// Whether the axes that shard `dim` of `from` give each of their ranks the same elements of o.dim of `to`.
+// Returns whether the axes that shard `dim` of `from` give each of their ranks the same elements of o.dim of
+// `to`.
 bool cuts_alike(const LayoutSpec& from, const LayoutSpec& to, const MeshShape& mesh, int dim,
                 const Outermost& o) {
   std::vector<int> axes, at(static_cast<std::size_t>(mesh.axis_count()), 0);

@@ -37,7 +37,7 @@ std::vector<std::string> gather_texts(const DeviceMesh& axes, std::string_view t
   return texts;
 }
 
-// Some ranks have a fault, by the codes that they sent. The first of them sends the text.
+// The error codes show that some ranks have a fault. The lowest of these ranks supplies the error text.
 [[noreturn]] void throw_fault(std::string_view what, const DeviceMesh& axes, const std::optional<Error>& own,
                               int first, ErrorCode code) {
   const std::vector<std::string> texts = gather_texts(axes, own ? own->what() : "");
@@ -117,7 +117,7 @@ void throw_first_difference(std::string_view what, const DeviceMesh& axes, const
 void gather_on_host(ProcessGroup& group, const ConstTensorView& own, const TensorView& all,
                     Duration deadline) {
   if (!group.traits().device) return group.all_gather(own, all, {.deadline = deadline}).wait();
-  // On the device's default stream: nothing that streams of ranks have been given is waited for.
+  // Uses the device's default stream: this waits for no work on the streams of the ranks.
   Context& context = group.context();
   const Stream stream = Device{DeviceKind::cuda, group.traits().device_index};
   const Tensor in(context, own.shape, own.dtype, Memory::shared, stream);
@@ -128,8 +128,8 @@ void gather_on_host(ProcessGroup& group, const ConstTensorView& own, const Tenso
   context.device(stream.device).wait(stream);
 }
 
-// Ranks with other lists may have another number of words, so the first all-gather has a fixed size: the
-// digest, a fault and the first words. Mostly that is all.
+// Ranks with different lists may have different numbers of words, so the first all-gather has a fixed size:
+// the digest, a fault and the first words. Usually no second one is needed.
 std::vector<std::uint64_t> gather_with_list(std::string_view what, const DeviceMesh& axes,
                                             const ListDigest& digest, std::span<const std::uint64_t> own,
                                             const std::function<ListEntries()>& list,

@@ -1,6 +1,7 @@
-// Whether all ranks of some axes work on the same list of tensors in the same order. One digest of the whole
-// list is compared. It travels with an all-gather that happens anyway, or in one of its own. Only where it
-// differs, further exchanges find the first entry that differs. Private to mesh and the layers above.
+// Checks whether all ranks of some axes work on the same list of tensors in the same order. One digest of the
+// whole list is compared. The digest travels with an all-gather that happens in any case, or in a separate
+// one. Further exchanges find the first entry that differs; they happen only if the digest differs. Private
+// to mesh and the layers above.
 #pragma once
 
 #include <array>
@@ -20,8 +21,8 @@
 
 namespace weft {
 
-/// The facts about a tensor that must be the same on all ranks: name, dtype, layout; without a layout, also
-/// the shape.
+/// The facts about a tensor that must be equal on all ranks: name, dtype, layout; without a layout, also the
+/// shape.
 std::uint64_t digest_of_view(std::string_view name, const ConstTensorView& data, const LayoutRef& layout);
 /// `"w" (f32 (7, 4) as [dp: Shard(0)])`
 std::string text_of_view(std::string_view name, const ConstTensorView& data, const LayoutRef& layout);
@@ -41,8 +42,8 @@ class ListDigest {
   Fnv1a hash_;
 };
 
-/// A list, for the text of an error. `difference`, where given, says in other words that an entry is not the
-/// same on rank 0 and on `other`, from the texts of both; "missing" of a list that is shorter.
+/// A list, for the text of an error. `difference`, if given, describes in other words that an entry differs
+/// between rank 0 and `other`, from the texts of both ranks; the text is "missing" if a list is shorter.
 struct ListEntries {
   std::string_view kind;  ///< "gradient"
   std::size_t count = 0;
@@ -51,22 +52,23 @@ struct ListEntries {
   std::function<std::string(std::string_view first, std::string_view second, int other)> difference{};
 };
 
-/// Collective over `axes`, where digests differ. Throws mismatch with the same text on all ranks:
-/// `reduce_gradients: gradient 0 is "a" (…) on dp rank 0, but "b" (…) on dp rank 1`. `what`: the caller.
+/// Collective over `axes`, to be called if digests differ. Throws mismatch with one text on all ranks:
+/// `reduce_gradients: gradient 0 is "a" (…) on dp rank 0, but "b" (…) on dp rank 1`. `what`: the caller's
+/// name.
 [[noreturn]] void throw_first_difference(std::string_view what, const DeviceMesh& axes,
                                          const ListEntries& list);
 
-/// all_gather of the host's memory in any group, on its way through the device's where the group moves that.
-/// Waits, at most `deadline`; zero: the group's.
+/// all_gather of host memory in any group; goes through device memory if the group moves that. Waits at most
+/// `deadline`; zero: the group's deadline.
 void gather_on_host(ProcessGroup& group, const ConstTensorView& own, const TensorView& all,
                     Duration deadline = {});
 
-/// Words that ranks tell each other together with the comparison of their lists: `own` of every rank, that of
-/// rank r from r * own.size() on. Ranks whose lists are alike have equally many words. One all-gather where
-/// `own` has up to kWordsAtOnce, otherwise two. `list` is called where the lists differ, which throws. With
-/// one rank nothing is sent.
+/// Words that ranks send each other together with the comparison of their lists: `own` of every rank, that of
+/// rank r from r * own.size() on. Ranks with equal lists have equally many words. Uses one all-gather if
+/// `own` has up to kWordsAtOnce words, otherwise two. `list` is called if the lists differ, and then throws.
+/// With one rank nothing is sent.
 ///
-/// `fault`: what is wrong with this rank's arguments, if anything: it then throws that, and the other ranks
+/// `fault`: the fault in this rank's arguments, if any. This rank then throws it, and the other ranks throw
 /// an error of the same code that names the rank and has the text: `check_replicas: dp rank 1 failed: …`.
 constexpr std::size_t kWordsAtOnce = 13;
 std::vector<std::uint64_t> gather_with_list(std::string_view what, const DeviceMesh& axes,
@@ -74,21 +76,21 @@ std::vector<std::uint64_t> gather_with_list(std::string_view what, const DeviceM
                                             const std::function<ListEntries()>& list,
                                             const std::optional<Error>& fault = {});
 
-/// Throws mismatch if the `count` words from `first` on, among those of the ranks (`all`, of
-/// gather_with_list()), are not the same as on rank 0: `sharded_parameters: the options are reduce f32 on dp
-/// rank 0, but reduce f64 on dp rank 1`. `what`: the caller; `those`: what the words are ("the options
-/// are "); `text`: of these words of a rank.
+/// Throws mismatch if the `count` words of a rank from `first` on, in `all` (the result of
+/// gather_with_list()), differ from those of rank 0: `sharded_parameters: the options are reduce f32 on dp
+/// rank 0, but reduce f64 on dp rank 1`. `what`: the caller's name; `those`: what the words are ("the options
+/// are "); `text`: the text of a rank's words.
 void expect_same_words(
     std::string_view what, std::string_view those, const DeviceMesh& axes, std::span<const std::uint64_t> all,
     std::size_t first, std::size_t count,
     const std::function<std::string(std::span<const std::uint64_t> words, int rank)>& text);
 
-/// Throws `fault`, which this rank found if nobody communicates. It is sent to the others first, in the
-/// gather_with_list() of the same caller with which they begin later: this rank waits for them, at most the
-/// group's deadline.
+/// Throws `fault`, which this rank found while nobody communicates. First it sends the fault to the other
+/// ranks, in the gather_with_list() of the same caller with which they begin later: this rank waits for them,
+/// at most the group's deadline.
 [[noreturn]] void throw_told(std::string_view what, const DeviceMesh& axes, const Error& fault);
 
-/// The Error that `check` throws, if any: for gather_with_list().
+/// Returns the Error that `check` throws, if any, for gather_with_list().
 template <class Check>
 std::optional<Error> fault_of(const Check& check) {
   try {

@@ -1,4 +1,4 @@
-// Checks of memory, for functions that read and write views themselves and do not hand them to a group.
+// Checks of memory, for functions that read and write views themselves and do not pass them to a group.
 // Callable from any thread. Private to mesh, dp and tp.
 #pragma once
 
@@ -12,10 +12,10 @@
 
 namespace weft {
 
-/// Why the elements of `v` cannot be read as an array of its dtype, to stand behind its name:
-/// `has shape (-4, 4); expected no negative extent`, `has shape (…); its bytes do not fit 64 bits`,
-/// `is not contiguous; copy it into a contiguous buffer`, `has no memory`,
-/// `begins at 0x7f01; expected a multiple of 4 bytes for f32`. Empty: nothing is wrong.
+/// Why the elements of `v` cannot be read as an array of its dtype, as a text to follow its name: `has shape
+/// (-4, 4); expected no negative extent`, `has shape (…); its bytes do not fit 64 bits`, `is not contiguous;
+/// copy it into a contiguous buffer`, `has no memory`, `begins at 0x7f01; expected a multiple of 4 bytes for
+/// f32`. Returns "" if nothing is wrong.
 inline std::string memory_fault(const ConstTensorView& v) {
   if (static_cast<int>(v.dtype) >= kDTypeCount)
     return fmt::format("has dtype {}; expected 0 ({}) to {} ({})", static_cast<int>(v.dtype), name(DType{}),
@@ -39,9 +39,9 @@ inline std::string memory_fault(const ConstTensorView& v) {
   return {};
 }
 
-/// Why what lies on `device` cannot be worked on with `compute` (null: none was given, which is for the
-/// host), to stand behind its name: `is on cuda:0; expected cpu, as no Compute was given`,
-/// `is on cpu; expected cuda:0, the device of the Compute`. Empty: nothing is wrong.
+/// Why `compute` cannot work on data on `device` (null: no Compute was given, which means the host), as a
+/// text to follow the data's name: `is on cuda:0; expected cpu, as no Compute was given`, `is on cpu;
+/// expected cuda:0, the device of the Compute`. Returns "" if nothing is wrong.
 inline std::string device_fault(Device device, const Compute* compute) {
   const Device expected = compute == nullptr ? Device{} : compute->device();
   if (device == expected) return {};
@@ -49,7 +49,7 @@ inline std::string device_fault(Device device, const Compute* compute) {
          (compute == nullptr ? ", as no Compute was given" : ", the device of the Compute");
 }
 
-/// Whether two views have a byte in common. Both are free of a memory_fault().
+/// Returns whether two views have a byte in common. Neither view may have a memory_fault().
 inline bool overlap(const ConstTensorView& a, const ConstTensorView& b) noexcept {
   return a.count() > 0 && b.count() > 0 && a.data < b.data + b.bytes() && b.data < a.data + a.bytes();
 }

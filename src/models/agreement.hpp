@@ -1,4 +1,4 @@
-// Numbers that the ranks of a mesh tell each other. Collective; the host waits. Inside models.
+// Numbers that the ranks of a mesh send each other. Collective; the host waits. Included only inside models.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // A batch of tokens on its way into a model: checked, placed on the rank's device, and summed up as a number
-// by which ranks find out whether theirs are the same. Errors are bad_argument that begin with the name of
-// the `function`. Inside models.
+// by which ranks find out whether their batches are equal. Errors are bad_argument, and begin with the name
+// of the `function`. Included only inside models.
 #pragma once
 
 #include <string>
@@ -15,8 +15,8 @@ namespace weft {
 /// `which`: "batch 1: " if there are several.
 void check_sizes(const char* function, const std::string& which, const TransformerConfig& config,
                  const TokenBatch& b);
-/// (rows, sequence) numbers of a batch as a tensor on the rank's device, as layers want them. `may_ignore`:
-/// kIgnore may be among them.
+/// (rows, sequence) numbers of a batch as a tensor on the rank's device, in the form that layers need.
+/// `may_ignore`: whether kIgnore may be among them.
 Tensor place_numbers(const char* function, const std::string& which, const char* name,
                      const ParallelModel& model, Compute& compute, const TokenBatch& b,
                      const std::int64_t* numbers, bool may_ignore);

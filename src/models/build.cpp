@@ -45,7 +45,7 @@ Plan transformer_plan(const TransformerConfig& config, const TransformerPlanOpti
 
 namespace {
 
-// Whether the pattern matches the path, or the path of a module above it.
+// Returns whether the pattern matches the path, or the path of a module above it.
 bool is_below(std::string_view pattern, std::string_view path) {
   for (std::size_t end = path.find('.'); end != std::string_view::npos; end = path.find('.', end + 1))
     if (matches(pattern, path.substr(0, end))) return true;
@@ -64,8 +64,8 @@ void freeze(Module& model, const std::vector<std::string>& patterns) {
         std::ranges::none_of(patterns, [&](const std::string& s) { return is_below(s, p->path()); }));
 }
 
-// The axes over which key/value heads are split, the first of `tensor`'s: all of them, unless there are fewer
-// heads than ranks. One head has no segments.
+// The axes over which key/value heads are split, the first ones of `tensor`: all axes, unless there are fewer
+// heads than ranks. A single head has no segments.
 DeviceMesh axes_of_kv_heads(const DeviceMesh& tensor, std::int64_t kv_heads) {
   if (kv_heads >= tensor.size()) return tensor;
   std::vector<std::string> names;
@@ -86,7 +86,8 @@ DeviceMesh axes_of_kv_heads(const DeviceMesh& tensor, std::int64_t kv_heads) {
   return names.empty() ? DeviceMesh() : tensor.root().submesh(names);
 }
 
-// `mesh`, or its ranks with the tensor axis seen as two: kv heads, and ranks that share one.
+// Returns `mesh`, or a mesh of its ranks in which two axes replace the tensor axis: one over kv heads, and
+// one over ranks that share a head.
 DeviceMesh with_axis_of_kv_heads(const DeviceMesh& mesh, const std::string& axis, std::int64_t kv_heads) {
   const DeviceMesh tensor = mesh[axis];
   if (kv_heads >= tensor.size() || tensor.each_axis().size() > 1) return mesh;
@@ -101,7 +102,7 @@ DeviceMesh with_axis_of_kv_heads(const DeviceMesh& mesh, const std::string& axis
 }
 
 // If ranks share key/value heads, k and v are split over other axes than the rest, and the boundary before
-// them is that of q.
+// them is the boundary of q.
 void split_over(Module& model, const DeviceMesh& tensor, const Plan& plan, std::int64_t kv_heads) {
   const DeviceMesh of_kv = axes_of_kv_heads(tensor, kv_heads);
   if (of_kv == tensor) return parallelize(model, tensor, plan);
@@ -123,7 +124,7 @@ Tensor ParallelModel::place(const Tensor& rows, std::int64_t global_rows) const 
   return as_layout(rows, replicated_layout(mesh, global)->with(data, Shard{0}));
 }
 
-// The order of the parts, and why it is this one.
+// Builds the parts in this order; the comments say why.
 ParallelModel build_parallel_model(const TransformerConfig& config, const DeviceMesh& mesh, Compute& compute,
                                    const BuildOptions& options) {
   given_mesh("build_parallel_model", mesh, "mesh");
@@ -141,7 +142,7 @@ ParallelModel build_parallel_model(const TransformerConfig& config, const Device
                       "expected two apart",
                       options.data_axis, options.tensor_axis, to_string(built.mesh.shape())));
 
-  // 1. The tree with its names and global shapes; no memory.
+  // 1. The tree with its names and global shapes, without memory.
   built.model = std::make_unique<Transformer>(config);
   Transformer& model = *built.model;
 
@@ -152,9 +153,9 @@ ParallelModel build_parallel_model(const TransformerConfig& config, const Device
   split_over(model, built.tensor, transformer_plan(config, options.tensor), config.kv_heads);
   replicate(model, built.mesh);
 
-  // 3. The data axes, when all layouts stand, inside the cuts of the tensor axis: the reducer must hear the
-  //    first gradient that becomes final, and a rank that shards must never hold more than its part of its
-  //    part.
+  // 3. Adds the data axes after all layouts are final, inside the shards of the tensor axis: the reducer must
+  //    be notified of the first final gradient, and a rank that shards must never hold more than its part of
+  //    its part.
   if (options.data == DataForm::ddp) {
     built.reducer = std::make_unique<GradientReducer>(model.parameters(), built.data, options.reducer);
   } else {

@@ -31,11 +31,10 @@ std::string of_batch(std::size_t number, std::size_t count) {
   return count > 1 ? fmt::format("batch {}: ", number) : std::string();
 }
 
-// The fault of a rank, as ranks exchange it: the least of all counts.
+// The fault of a rank, as ranks exchange it: the smallest value of all ranks counts.
 enum Fault : std::int64_t { kNone = 0, kBatch = -1, kRate = -2, kAverages = -3 };
 
-// A number for a learning rate, in the same order as the rates, and different for different rates.
-std::int64_t bits_of(double lr) { return std::bit_cast<std::int64_t>(lr + 0.0); }  // -0 is 0
+// A number for a learning rate; numbers are ordered like the rates, and differ for different rates. -0 is 0
 bool possible(double lr) { return lr >= 0 && std::isfinite(lr); }
 Error impossible(double lr) {
   return {ErrorCode::bad_argument,
@@ -46,19 +45,19 @@ Error impossible(double lr) {
         : fault == kRate   ? "another rank was given a learning rate that is none; its own error says why"
                            : "another rank was given a batch that does not fit; its own error says why");
 }
-// The fault before a step begins, apart from its batches.
+// Returns a fault that is known before a step begins, other than a fault of its batches.
 std::optional<Error> out_of_place(const Ema* ema) {
   if (ema == nullptr || !ema->swapped()) return std::nullopt;
   return Error(ErrorCode::bad_argument,
                "trainer: the averages are in the place of the masters; swap_out() first");
 }
-// The arguments besides the learning rate that must be the same on all ranks, each as a number.
+// The arguments other than the learning rate that must be equal on all ranks, each as a number.
 struct Setting {
   const char* name;
   std::int64_t digest;
   bool known = true;  // else this rank agrees with any other
 };
-// `first_values`: how they came about; 0: not known.
+// `first_values`: the history of the first values; 0: not known.
 std::vector<Setting> settings_of(const Trainer::Options& o, std::int64_t steps, std::uint64_t first_values) {
   const auto of = [](std::initializer_list<double> values) {
     Fnv1a hash;
@@ -85,7 +84,8 @@ std::vector<Setting> settings_of(const Trainer::Options& o, std::int64_t steps, 
        first_values != 0},
   };
 }
-// Throws where the ranks have different learning rates: the least and the largest, as bits.
+// Throws if the ranks have different learning rates: `least` and `most` are the lowest and the highest rate,
+// as bits.
 void expect_one_rate(const DeviceMesh& mesh, double lr, std::int64_t least, std::int64_t most) {
   if (least != most)
     wrong(
@@ -135,10 +135,10 @@ std::vector<Trainer::Placed> Trainer::place(std::span<const TokenBatch> batches)
   return all;
 }
 
-// The number of labels that count, over all ranks. Fills `to`. By a small all-reduce over the tensor axis and
-// a small all-gather over the data axis ranks also learn of each other's faults, so that none goes on alone;
-// that tensor ranks have the same batches; and that all have the same learning rate, if there is one, the
-// same options, and took as many steps.
+// Returns the number of labels that count, over all ranks. Fills `to`. A small all-reduce over the tensor
+// axis and a small all-gather over the data axis also exchange the ranks' faults, so that no rank goes on
+// alone. They check that tensor ranks have equal batches, and that all ranks have equal learning rates, if
+// there is one, equal options, and took equally many steps.
 std::int64_t Trainer::agree(std::span<const TokenBatch> batches, std::optional<double> lr,
                             std::vector<Placed>& to) const {
   const DeviceMesh &data = model_->data, &tensor = model_->tensor;
@@ -197,7 +197,7 @@ std::int64_t Trainer::agree(std::span<const TokenBatch> batches, std::optional<d
   return sum;
 }
 
-// The same of a learning rate alone.
+// Like agree(), for the learning rate alone.
 void Trainer::agree_on_rate(double lr) const {
   const std::optional<Error> averages = out_of_place(ema_.get());
   const std::int64_t fault = averages       ? kAverages
@@ -214,7 +214,7 @@ void Trainer::agree_on_rate(double lr) const {
 
 namespace {
 
-// Whether ranks may still communicate after this error.
+// Returns whether ranks may still communicate after this error.
 bool groups_are_sound() noexcept {
   try {
     throw;
@@ -226,10 +226,10 @@ bool groups_are_sound() noexcept {
   }
 }
 
-// Ends the reducer's step after passes that did not: buckets may be on their way, and data ranks on which
-// nothing failed wait for the others. Those ranks learn that this rank has no gradients; on this rank the
-// error that ended the passes is thrown. A sharded model has ended its passes itself; what it kept between
-// forward and backward goes.
+// Ends the reducer's step after passes that failed: buckets may be in flight, and data ranks without a
+// failure wait for the others. Those ranks learn that this rank has no gradients; this rank throws the error
+// that ended the passes. A sharded model has ended its passes itself; what it kept between forward and
+// backward is dropped.
 void end_step(ParallelModel& model) noexcept {
   if (model.sharded) return model.sharded->discard();
   if (model.data.size() > 1 && !groups_are_sound()) return;
@@ -240,8 +240,8 @@ void end_step(ParallelModel& model) noexcept {
 
 }  // namespace
 
-// Forward, loss and backward of each batch; gradients are those of all data ranks afterwards. Returns the
-// loss.
+// Performs forward, loss and backward of each batch; afterwards the gradients are those of all data ranks.
+// Returns the loss.
 double Trainer::passes(const std::vector<Placed>& all, std::int64_t valid) {
   const Tensor global = to_device(compute_->context(), scalar(model_->mesh, valid), compute_->stream());
   std::vector<Tensor> losses;
@@ -295,7 +295,7 @@ Trainer::Result Trainer::backward(std::span<const TokenBatch> batches, std::opti
   return result;
 }
 
-// Clips, and takes a step: of all ranks, with one learning rate.
+// Clips, and takes a step, on all ranks with one learning rate.
 Trainer::Result Trainer::apply(double lr) {
   Result result = *pending_;
   struct Forget {

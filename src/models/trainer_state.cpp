@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char *kSeed = "trainer.seed", *kLossScale = "trainer.loss_scale";
 
-// The value of a checkpoint; `mine` if it has none.
+// Returns the seed in a checkpoint; `mine` if the checkpoint has none.
 std::uint64_t seed_of(const CheckpointInfo& info, std::uint64_t mine) {
   const auto found = info.extra.find(kSeed);
   if (found == info.extra.end()) return mine;

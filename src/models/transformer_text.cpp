@@ -11,8 +11,8 @@
 #include "base/text/nearest.hpp"
 #include "weft/base/error.hpp"
 
-// Compiled in, and kept out of the library's symbols: nothing is linked, and a program's own toml++ may be
-// another one.
+// toml++ is compiled in, and kept out of the library's symbols: nothing is linked, and a program may use
+// another version of toml++.
 #pragma GCC visibility push(hidden)
 #undef TOML_HEADER_ONLY
 #define TOML_HEADER_ONLY 1
@@ -24,7 +24,7 @@
 namespace weft {
 namespace {
 
-// Key, member, and the least value; 1 is for a number of any size above 0.
+// Calls visit with key, member, and the least value; 1 means a number of any size above 0.
 template <class Config, class Visit>
 void each_key(Config& c, const Visit& visit) {
   visit("dim", c.dim, 1);
@@ -134,7 +134,8 @@ TransformerConfig transformer_from_text(std::string_view text, std::string_view 
   try {
     config.check();
   } catch (const Error& e) {
-    // "transformer: heads 4 do not …" is of the line that has heads; what only a default says, of the table.
+    // An error such as "transformer: heads 4 do not …" is reported for the line that has `heads`; an error
+    // about a default value, for the table.
     const std::string_view what = e.what();
     toml::source_index line = model.source().begin.line;
     std::size_t first = what.size();

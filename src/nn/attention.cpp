@@ -36,7 +36,8 @@ std::shared_ptr<const RopeTables> RopeTables::make(std::int64_t positions, std::
 
 namespace {
 
-// The tables where the kernels read them: on the CPU as they are, elsewhere copied once for each Compute.
+// The tables on the device of the kernels: on the CPU the originals, on another device one copy for each
+// Compute.
 struct RopeCopies {
   explicit RopeCopies(Compute& c) : compute(c) {}
   struct Copy {
@@ -67,9 +68,9 @@ RopePointers on_device(Compute& compute, const std::shared_ptr<const RopeTables>
   return {all.copies.back().cos.data_ptr<float>(), all.copies.back().sin.data_ptr<float>()};
 }
 
-// The tensors of a backward pass: dout, the gradient that came back through the projection behind attention;
-// those that the forward pass kept, in the order on the Frame; and the gradients of q, k and v, not written
-// yet. softmax: (batch, heads, queries, kSoftmaxTerms); mask: empty if there is none.
+// The tensors of a backward pass: dout, the gradient that arrived through the projection behind attention;
+// the tensors that the forward pass kept, in the order on the Frame; and the gradients of q, k and v, not
+// written yet. softmax: (batch, heads, queries, kSoftmaxTerms); mask: empty if there is none.
 struct HeadsBackward {
   Tensor dout, q, k, v, out, softmax, mask, dq, dk, dv;
 };
@@ -165,8 +166,8 @@ Attention::Attention(const AttentionConfig& config, std::shared_ptr<const RopeTa
 
 namespace {
 
-// One boundary before the module for each of its inputs; the projections that they feed have none of their
-// own.
+// One boundary before the module for each of its inputs; the projections behind these inputs have no
+// boundaries.
 OwnPlan plan_of_heads() {
   return {.styles = {{"", "enter"},
                      {"q_proj", "column"},
@@ -275,7 +276,7 @@ OwnPlan CrossAttention::class_plan() const { return plan_of_heads(); }
 
 namespace {
 
-// This rank's heads, as share_of_heads() finds them; queries and keys of q and k.
+// This rank's heads, as computed by share_of_heads(), and the numbers of queries and keys in q and k.
 kernels::FullAttentionShape cross_shape(const CrossAttention& module, const CrossAttentionConfig& c,
                                         const Tensor& q, const Tensor& k, const Tensor& v) {
   const kernels::AttentionShape s =
@@ -284,8 +285,8 @@ kernels::FullAttentionShape cross_shape(const CrossAttention& module, const Cros
       s.batch, q.size(1), k.size(1), s.heads, s.kv_heads, s.head_dim, bf16_products(*module.q_proj.weight)};
 }
 
-// Throws unless the mask is one of x's samples and queries and the context's keys, whole, and cut in samples
-// as x is.
+// Throws unless the mask has x's samples and queries and the context's keys, is whole in queries and keys,
+// and is sharded in samples like x.
 void expect_mask(const Module& module, const Tensor& mask, const Tensor& x, const Tensor& context) {
   const TensorName what = layouts::named(module, "mask");
   expect_dtype(what, mask, DType::f32);

@@ -28,7 +28,7 @@ std::string_view name_of(Padding padding) {
   return "unknown";
 }
 
-// The reason why it is no product over channels; empty: it is one.
+// Returns why the convolution is no product over channels; empty: it is one.
 std::string not_plain(const Conv2dConfig& c) {
   if (!(c.kernel == Extent2d(1))) return "kernel " + shown(c.kernel);
   if (!(c.stride == Extent2d(1))) return "stride " + shown(c.stride);
@@ -64,8 +64,8 @@ Shape weight_shape(const Conv2dConfig& c) {
   return {c.out, c.in / c.groups, c.kernel.height, c.kernel.width};
 }
 
-// The geometry of the kernel on one map of this size. Throws bad_argument if nothing comes out, or where the
-// padding needs more pixels than there are.
+// The geometry of the kernel on one map of this size. Throws bad_argument if the output would be empty, or if
+// the padding needs more pixels than there are.
 kernels::UnfoldShape unfolding(const Module& module, const Conv2dConfig& c, const Tensor& x) {
   const auto out = [&](const char* what, std::int64_t size, std::int64_t kernel, std::int64_t stride,
                        std::int64_t padding, std::int64_t dilation) {
@@ -91,7 +91,7 @@ void accumulate_map_bias(Frame& frame, Parameter& bias, const Tensor& dy) {
                   [&](const Tensor& into, bool add) { conv::bias_gradient(frame, dy, into, add); });
 }
 
-// A padding that is not zeros is written around x first; the kernel then sees it as pixels.
+// A padding that is not zeros is written around x first; the kernel then treats it as pixels.
 bool pads(const Conv2dConfig& c) { return c.padding_mode != Padding::zeros && !(c.padding == Extent2d(0)); }
 kernels::ResampleShape padding_of(const Conv2dConfig& c, const Tensor& x) {
   const auto taps = [&](std::int64_t size, std::int64_t padding) {
@@ -107,7 +107,8 @@ Tensor padded(Frame& frame, const Conv2dConfig& c, const Tensor& x) {
   kernels::resample(frame.kernels(), x.data_ptr<float>(), wide.data_ptr<float>(), padding_of(c, x));
   return wide;
 }
-// The adjoint: each pixel gets the gradients of all the places to which it was copied, row by row, in order.
+// The adjoint: each pixel gets the sum of the gradients of all places to which it was copied, row by row, in
+// order.
 void add_padding(Frame& frame, const Conv2dConfig& c, const Tensor& dwide, const Tensor& dx) {
   const kernels::ResampleShape s = padding_of(c, dx);
   const auto back = [](const kernels::Taps& t, std::int64_t n) {

@@ -14,7 +14,7 @@
 namespace weft {
 namespace {
 
-// The shape and the layout of x, without its memory: what backward compares dy with.
+// The shape and the layout of x, without its memory: backward compares dy with them.
 Tensor form_of(Frame& frame, const Tensor& x) {
   const Tensor extents(frame.compute().context(), {x.shape().rank()}, DType::i64);
   std::copy(x.shape().begin(), x.shape().end(), extents.as<std::int64_t>().begin());

@@ -6,11 +6,11 @@
 
 namespace weft::losses {
 
-/// The loss of y and target, laid out Partial(sum) on axes that cut y; what backward needs is kept on the
-/// Frame. weights: none, or as many as the second last dimension of y has elements, one for each of its rows.
+/// The loss of y and target, with layout Partial(sum) on axes that shard y; the Frame keeps what backward
+/// needs. weights: none, or one for each row of y (as many as the second last dimension of y has elements).
 Tensor of_elements(const Module& module, Frame& frame, kernels::LossTerm term, const Tensor& y,
                    const Tensor& target, const Tensor& count, const Tensor& weights = {});
-/// dy; throws bad_argument for a gradient of the loss that is not one f64.
+/// Computes dy; throws bad_argument if the gradient of the loss is not one f64.
 Tensor of_elements_backward(const Module& module, Frame& frame, kernels::LossTerm term, Inputs gradients,
                             Memory memory);
 

@@ -28,7 +28,7 @@ bool several(const LayoutRef& layout, std::size_t axis) {
   return layout->mesh_shape().size(static_cast<int>(axis)) > 1;
 }
 
-// The layout of y, by the table in the header. y: (…, dim). Null where tokens are plain.
+// The layout of y, by the table in the header. y: (…, dim). Returns null if the tokens are plain.
 LayoutRef looked_up(const Module& module, const Tensor& tokens, const Parameter& weight,
                     const Shape& global) {
   const LayoutRef &of_w = weight.weight().layout(), &in = tokens.layout();
@@ -43,8 +43,8 @@ LayoutRef looked_up(const Module& module, const Tensor& tokens, const Parameter&
   for (std::size_t axis = 0; axis < placements.size(); ++axis) {
     const Placement& how = of_w->placements[axis];
     const bool fits = is_replicate(how) || (is_shard(how, 0) && is_replicate(placements[axis]));
-    // An axis of one rank is not checked. If it may stand in a list of axes with others, y is alike on all
-    // of them.
+    // An axis of one rank is not checked. If such an axis may stand in a list of axes with others, y is equal
+    // on all of them.
     if (!fits && !several(of_w, axis)) continue;
     if (!is_replicate(how) && !is_shard(how, 0))
       throw Error(
@@ -63,7 +63,7 @@ LayoutRef looked_up(const Module& module, const Tensor& tokens, const Parameter&
   return in->with_global(global)->with(std::move(placements));
 }
 
-// The rows of the whole table that this rank holds.
+// The rows of the global table that this rank holds.
 kernels::VocabPart rows_of(const Tensor& w) {
   if (w.layout() == nullptr) return w.size(0);
   return {w.layout()->parts().front().offset[0], w.size(0), w.layout()->global[0]};

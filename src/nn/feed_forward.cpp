@@ -21,7 +21,7 @@ LayoutRef first_layout(const Tensor& pixels) {
   return pixels.layout() ? pixels.layout()->transposed(kChannelsFirst) : nullptr;
 }
 
-// Throws unless x: (batch, channels, height, width), channels whole.
+// Throws unless x is (batch, channels, height, width) with whole channels.
 void expect_maps(const TensorName& what, const Tensor& x, std::int64_t channels) {
   expect_dtype(what, x, DType::f32);
   if (x.shape().rank() != 4 || x.size(1) != channels)

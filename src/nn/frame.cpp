@@ -19,7 +19,7 @@ struct Kernels {
   kernels::KernelContext context;
 };
 
-// One seed for each step of a training.
+// One seed for each training step.
 std::uint64_t seed_of_step(const Pass& pass) {
   const auto seed = pass.seed, step = static_cast<std::uint64_t>(pass.step);
   const auto word = [](std::uint64_t x, int half) { return static_cast<std::uint32_t>(x >> (32 * half)); };
@@ -27,7 +27,7 @@ std::uint64_t seed_of_step(const Pass& pass) {
   return mixed[0] | static_cast<std::uint64_t>(mixed[1]) << 32;
 }
 
-// Calls draw(number, to, count) for each stretch of numbers that stand one after the other in the whole and
+// Calls draw(number, to, count) for each stretch of numbers that are contiguous both in the global tensor and
 // in `out`.
 template <class Draw>
 void fill(const PassRandom& random, const Tensor& out, const Draw& draw) {

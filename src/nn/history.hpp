@@ -1,7 +1,7 @@
-// The origin of parameters' values, as digests that are the same on all ranks that did the same:
+// The history of parameters' values, as digests that are equal on all ranks with equal histories:
 // initialise() with one seed, or a step of an optimizer with one set of options and one learning rate.
-// Reducers, sharded models and trainers compare them. Each Compute keeps those of its parameters. Used by
-// the rank (thread) that owns the model; private to nn and the layers above.
+// Reducers, sharded models and trainers compare them. Each Compute keeps the digests of its parameters. Only
+// the rank (thread) that owns the model uses them; private to nn and the layers above.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,8 @@ inline void set_history(const Parameter& p, std::uint64_t digest) {
   p.compute().attached<Histories>().of[p.number()] = {digest, p.master_version()};
 }
 
-/// For parameters that are materialised; those that `counts` leaves out do not count. 0 if it is unknown for
-/// one of them, or none is left.
+/// For materialised parameters; parameters for which `counts` returns false are ignored. Returns 0 if the
+/// history of one of them is unknown, or if none is left.
 template <class Parameters, class Counts>
 std::uint64_t history_of(const Parameters& parameters, const Counts& counts, bool unwritten = false) {
   Fnv1a hash;
@@ -44,7 +44,7 @@ std::uint64_t history_of(const Parameters& parameters, const Counts& counts, boo
   }
   return any ? hash.value | 1 : 0;
 }
-/// The same for first values: 0 also if somebody has written one of them since.
+/// Like the function above, for first values: also returns 0 if one of the parameters has been written since.
 template <class Parameters>
 std::uint64_t history_of_first_values(const Parameters& parameters) {
   return history_of(

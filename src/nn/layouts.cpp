@@ -18,7 +18,7 @@ std::string plain_error(const TensorName& what, const LayoutRef& other) {
                      what.text(), to_string(other->mesh_shape()));
 }
 
-/// How a dimension is cut: by which axes of several ranks, outermost first, and in which segments.
+/// How a dimension is sharded: by which axes of several ranks, outermost first, and in which segments.
 struct CutDim {
   std::vector<int> axes;
   std::vector<std::int64_t> segments;  // none where no axis cuts
@@ -35,8 +35,8 @@ CutDim cut_of(const Layout& layout, int dim) {
   return cut;
 }
 
-// The layout of y: as x (`in`) in all dimensions but the features; the features as the rows of the weight,
-// with the same nesting of axes and the same segments.
+// The layout of y: like that of x (`in`) in all dimensions but the features; in the features like the rows of
+// the weight, with equal nesting of axes and equal segments.
 LayoutRef with_features(const Layout& in, const Layout& weight, int features) {
   Shape global = in.global;
   global[features] = weight.global[0];
@@ -51,7 +51,7 @@ LayoutRef with_features(const Layout& in, const Layout& weight, int features) {
   return y;
 }
 
-// Throws layout if the features of x are not cut as the weight's columns are, down to nesting and
+// Throws layout if the features of x are not sharded exactly like the weight's columns, including nesting and
 // segments.
 void expect_columns(const TensorName& what, const Layout& x, const Layout& weight, int features) {
   const CutDim of_x = cut_of(x, features), of_w = cut_of(weight, 1);
@@ -164,8 +164,7 @@ LayoutRef gradient_of(const LayoutRef& weight, const LayoutRef& x, int features)
   return weight->with(std::move(placements));
 }
 
-// The layout of y, by the rule in the header, one axis at a time. Throws layout if x does not fit the
-// weight.
+// The layout of y, by the rule in the header, one axis at a time. Throws layout if x does not fit the weight.
 LayoutRef linear_output(const TensorName& what, const LayoutRef& x, const LayoutRef& weight, int features) {
   if (x == nullptr) return nullptr;
   const Layout& in = *x;
@@ -177,8 +176,8 @@ LayoutRef linear_output(const TensorName& what, const LayoutRef& x, const Layout
     const Placement& how = w.placements[static_cast<std::size_t>(axis)];
     const bool column = is_shard(how, 0), row = is_shard(how, 1);
     const bool fits = column ? is_replicate(y) : row ? is_shard(y, dim) : !is_partial(y) && !is_shard(y, dim);
-    // An axis of one rank is not checked. If it may stand in a list of axes with others, y is alike on all
-    // of them.
+    // An axis of one rank is not checked. If such an axis may stand in a list of axes with others, y is equal
+    // on all of them.
     if (!fits && in.mesh_shape().size(axis) == 1) continue;
     if (!fits)
       throw Error(ErrorCode::layout,
@@ -218,8 +217,8 @@ LayoutRef linear_input_gradient(const LayoutRef& x, const LayoutRef& weight) {
   return x->with(std::move(placements));
 }
 
-// The layout that a gradient of y must have: that of y, with Replicate in place of Partial (the gradient of
-// every contribution is the gradient of the sum).
+// The layout that a gradient of y must have: the layout of y, with Replicate in place of Partial (the
+// gradient of every contribution is the gradient of the sum).
 LayoutRef gradient_of_output(const LayoutRef& y) {
   if (y == nullptr) return nullptr;
   Placements placements = y->placements;

@@ -28,8 +28,8 @@ void accumulate_bias(Frame& frame, Parameter& bias, const Tensor& dy) {
                   });
 }
 
-// The layout that dy must have. If neither y nor the weight is cut, dy may be a contribution to a sum, as
-// that of a key/value head is that several ranks share; dx and dw are contributions, too, then.
+// The layout that dy must have. If neither y nor the weight is sharded, dy may be a contribution to a sum,
+// like the gradient of a key/value head that several ranks share; dx and dw are then contributions, too.
 LayoutRef expected_gradient(const LayoutRef& of_y, const LayoutRef& weight, const LayoutRef& dy) {
   if (of_y == nullptr || dy == nullptr || !(of_y->mesh() == dy->mesh())) return of_y;
   Placements placements = of_y->placements;

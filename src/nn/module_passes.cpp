@@ -1,4 +1,4 @@
-// A module's two passes, and what is attached to them: boundaries, hooks, what runs around a pass.
+// A module's two passes, and what is attached to them: boundaries, hooks, and scopes around a pass.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 namespace weft {
 namespace {
 
-// Enters what runs around a pass, and leaves it, in reverse order, however the pass ends.
+// Enters the scopes around a pass, and leaves them, in reverse order, however the pass ends.
 class Scopes {
  public:
   Scopes(std::vector<Module::Around> all, Module& module, Frame& frame)
@@ -27,8 +27,8 @@ class Scopes {
   Scopes(const Scopes&) = delete;
   Scopes& operator=(const Scopes&) = delete;
   ~Scopes() { leave_quietly(); }
-  /// The end of a pass that did not throw: an error of leave() is thrown on, after all others were left,
-  /// too.
+  /// To be called at the end of a pass that did not throw: rethrows an error of leave() after all other
+  /// scopes were left, too.
   void leave() {
     while (entered_ > 0)
       if (const auto& last = all_[--entered_].leave) last(module_, frame_);
@@ -49,8 +49,9 @@ class Scopes {
 
 enum class Direction : unsigned char { forward, backward };
 
-// Moves the tensors that this boundary is for across it. All transfers are begun before the first is
-// finished. Throws bad_argument if there is no such tensor: without the boundary it would go on as it is.
+// Moves the tensors for which this boundary exists across it. All transfers begin before the first one is
+// finished. Throws bad_argument if there is no such tensor: otherwise the pass would go on without the
+// boundary.
 void cross(const Module::PlacedBoundary& placed, Direction direction, const TensorName& what,
            Tensors& tensors) {
   std::vector<std::pair<Tensor*, Transfer>> under_way;
@@ -90,7 +91,7 @@ struct Module::Hooks {
     std::erase_if(hooks, [id](const Numbered& h) { return h.id == id; });
     std::erase_if(around, [id](const NumberedAround& a) { return a.id == id; });
   }
-  // The first hook of that point behind `id`; null: none.
+  // The first hook of that point behind `id`; null if there is none.
   const Numbered* after(int id, HookPoint point) const {
     for (const Numbered& h : hooks)
       if (h.id > id && h.point == point) return &h;
@@ -100,7 +101,7 @@ struct Module::Hooks {
 
 namespace {
 
-// The handle that removes a hook. The module may have moved, or ended, by then.
+// The handle that removes a hook. By then the module may have moved, or been destroyed.
 template <class Hooks>
 HookHandle handle_of(const std::shared_ptr<Hooks>& hooks, int id) {
   return HookHandle([weak = std::weak_ptr(hooks), id] {
@@ -215,7 +216,7 @@ void Module::expect_count(Inputs x, std::size_t count, const char* what) const {
                 fmt::format("\"{}\": got {} {}; expected {}", path_, x.size(), what, count));
 }
 
-// A layer computes on its Frame's device and stream, so its parameters and tensors must be there.
+// A layer computes on its Frame's device and stream, so its parameters and tensors must be on that device.
 void Module::expect_here(const char* what, Inputs x, const Frame& frame) const {
   const Stream stream = frame.compute().stream();
   const auto expect = [&](const Tensor& t, const auto& name) {

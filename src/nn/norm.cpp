@@ -21,8 +21,8 @@ using norms::by_channels;
 using norms::expect_channels;
 using norms::map_shape;
 
-// Gradients of a norm's gain and bias, which its kernel adds to beside making dx: run(dgain, dbias). A
-// gradient that is not trained, or not there (null), gets memory that is discarded.
+// Gradients of a norm's gain and bias, to which its kernel adds while it computes dx: run(dgain, dbias). A
+// gradient that is not trained, or does not exist (null), gets memory that is discarded.
 template <class Run>
 void accumulate_both(Frame& frame, Parameter& gain, Parameter& bias, const LayoutRef& x, int features,
                      Run&& run) {
@@ -90,9 +90,9 @@ Tensors RMSNorm::do_backward(Inputs gradients, Frame& frame) {
 namespace {
 
 // The common part of norms over the last dimension, over channels and over groups: a gain and a bias, and a
-// mean and a reciprocal standard deviation for each row that is normalised.
+// mean and a reciprocal standard deviation for each normalised row.
 //
-// `statistics(x, what, gains)` says how many there are, and throws for an x that does not fit; `run` is the
+// `statistics(x, what, gains)` returns how many rows there are, and throws if x does not fit; `run` is the
 // kernel.
 template <class Of, class Run>
 Tensors norm_forward(const Module& module, const Tensor& input, Frame& frame, const Parameter& gain,
@@ -246,7 +246,7 @@ Tensors GroupNorm::do_forward(Inputs inputs, Frame& frame) {
 
 Tensors GroupNorm::do_backward(Inputs gradients, Frame& frame) {
   expect_count(gradients, 1, "gradients");
-  // dy is cut as x was, or refused either way.
+  // dy is sharded like x, or is refused either way.
   if (group_norm::cut(gradients[0])) return {group_norm::backward(*this, gradients[0], frame)};
   return norm_backward(*this, gradients[0], frame, *weight, *bias, dx_memory(), 1,
                        [&](const float* dy, const Tensor& x, const float* w, const float* mean,

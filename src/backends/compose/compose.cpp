@@ -1,5 +1,5 @@
-// A composed call is a few inner steps, each posted when the one before is over and the local work between
-// them is done (see Plan). Blocks with no elements are not sent.
+// A composed call is a few inner steps. Each step is posted when the step before it is over and the local
+// work between the two is done (see Plan). Blocks with no elements are not sent.
 #include "backends/compose/compose.hpp"
 
 #include <fmt/format.h>
@@ -20,8 +20,8 @@ namespace {
 constexpr std::int64_t kChunkBytes = 256 << 10;  // local work of one poll
 constexpr std::int64_t kLeastOfScan = 4 << 10;   // of one input, which is combined into many prefixes
 
-// A tag made of everything that all ranks must have called alike. Without it, ranks that ask for different
-// reductions would exchange their blocks all the same, and get different results.
+// A tag made of everything that must be equal in the calls of all ranks. Without this tag, ranks that ask for
+// different reductions would still exchange their blocks, and get different results.
 int exchange_tag(const OpState& s, int size, std::uint64_t number, bool messages) noexcept {
   CallRecord r = record_of(s, size);
   if (messages) r.count = 0;  // each receiver compares its own
@@ -150,7 +150,8 @@ void Composer::post_all_to_all(Composed& c, int tag) noexcept {
   post_collective(c, inner);
 }
 
-// In turn: to the next rank and from the one before, and so on, so that no rank is everybody's first.
+// Goes round the ranks: sends to the next rank and receives from the previous one, and so on, so that no rank
+// is the first peer of all others.
 void Composer::post_messages(Composed& c, int tag) noexcept {
   by_messages_ = true;
   const Exchange& x = c.exchange;
@@ -215,7 +216,7 @@ Step Composer::poll(Composed& c) noexcept {
   return Step::done;
 }
 
-// The inner calls of the current step: pending, advanced or failed.
+// Polls the inner calls of the current step: pending, advanced or failed.
 Step Composer::poll_inner(Composed& c) noexcept {
   Step all = Step::pending;
   for (int i = 0; c.open > 0 && i < c.count; ++i) {
@@ -234,7 +235,7 @@ Step Composer::poll_inner(Composed& c) noexcept {
   return all;
 }
 
-// One chunk of the rank's own block; false: there was none.
+// Copies one chunk of the rank's own block; returns false if nothing was left to copy.
 bool Composer::copy(Composed& c) noexcept {
   if (c.copy.done == c.copy.total) return false;
   const std::int64_t bytes = std::min(kChunkBytes, c.copy.total - c.copy.done);
@@ -243,7 +244,7 @@ bool Composer::copy(Composed& c) noexcept {
   return true;
 }
 
-// One chunk of combining or filling; true: there is no more.
+// Combines or fills one chunk; returns true if no chunk is left.
 bool Composer::work(Composed& c) noexcept {
   if (c.work.done == c.work.total) return true;
   const OpState& s = *c.user;
@@ -273,7 +274,7 @@ void Composer::spare(Composed& c) noexcept {
   spare_.push_back(&c);  // has room: see post()
 }
 
-// A stream can wait for a call only where the host has nothing left to do for it.
+// A stream can wait for a call only if the host has nothing left to do for the call.
 bool Composer::wait_on(OpState& s, Stream stream) noexcept {
   if (exchanges(s)) return false;
   if (!row(s.op).collective) return inner_->wait_on(s, stream);

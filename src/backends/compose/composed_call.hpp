@@ -1,4 +1,4 @@
-// A composed call in flight: how it is made of inner calls, and how far it is.
+// A composed call in flight: the inner calls of which it is made, and its progress.
 #pragma once
 
 #include <array>
@@ -11,10 +11,10 @@
 
 namespace weft {
 
-/// How a call is composed. `same`: the inner backend's own operation, numbered again; `exchange`: one
-/// exchange of blocks; `reduce`: exchange (every rank's part of my slice comes to me), combine, and, where
-/// other ranks need the result, exchange (my slice goes to them); `scan`: the same, where each rank gets a
-/// result of its own.
+/// How a call is composed. `same`: the inner backend's own operation, numbered again. `exchange`: one
+/// exchange of blocks. `reduce`: exchange (every rank's part of my slice comes to me), combine and, if other
+/// ranks need the result, exchange (my slice goes to them). `scan`: like `reduce`, but each rank gets its own
+/// result.
 enum class Plan : std::uint8_t { same, exchange, reduce, scan };
 
 /// Buffers of one exchange: block r of `to`, in `in`, goes to rank r; block r of `from`, in `out`, comes from
@@ -31,7 +31,7 @@ struct LocalWork {
   std::int64_t done = 0, total = 0;
 };
 
-/// A collective of the user's in flight. Reused; its vectors keep their capacity.
+/// A collective call of the user that is in flight. The object is reused; its vectors keep their capacity.
 struct Composed {
   explicit Composed(int size)
       : inner(static_cast<std::size_t>(2 * size)),
@@ -44,7 +44,7 @@ struct Composed {
   OpState* user = nullptr;
   Plan plan = Plan::same;
   int posted = 0, steps = 1;  // inner steps
-  // The inner calls of the current step; the first `count`, of which `open` are not done.
+  // The inner calls of the current step: the first `count` entries, of which `open` are not done.
   std::vector<OpState> inner;  // a step has at most 2n; never moves
   std::vector<bool> done;
   int count = 0, open = 0;
@@ -66,13 +66,13 @@ struct Composed {
 /// Part r of `count` elements divided evenly over n ranks (weft/base/chunk.hpp).
 Block slice(std::int64_t count, int r, int n) noexcept;
 
-/// Plans the user's call `s` of rank `rank`: how it is composed over a transport of these traits, its first
-/// exchange, and the scratch that it needs, from `memory`. Throws std::bad_alloc, and as
-/// LocalMemory::allocate() does.
+/// Plans the user's call `s` of rank `rank`: how it is composed over a transport with these traits, its first
+/// exchange, and the scratch that it needs, allocated from `memory`. Throws std::bad_alloc, and the errors of
+/// LocalMemory::allocate().
 void plan_call(Composed& c, OpState& s, const Traits& traits, int rank, int size, LocalMemory& memory);
-/// Plans the second exchange of Plan::reduce and Plan::scan: this rank's slice goes to the ranks that have
-/// an `out`, and their slices come here if this rank has one. Rank 0 of an exscan gets nothing: it fills its
-/// `out` with the identity.
+/// Plans the second exchange of Plan::reduce and Plan::scan: this rank's slice goes to the ranks that have an
+/// `out`; if this rank has an `out`, the other ranks' slices come here. Rank 0 of an exscan receives nothing:
+/// it fills its `out` with the identity.
 void plan_results(Composed& c, int rank, int size) noexcept;
 
 }  // namespace weft

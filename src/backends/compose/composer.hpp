@@ -1,6 +1,6 @@
-// The Backend that has every operation, over an inner one. fail(), failure(), quiet(), quiesce(), gone() and
-// announce_sleep() may be called from any thread, the rest from one thread at a time. compose.cpp posts and
-// polls; texts.cpp writes what the user reads about inner calls.
+// The Backend that has every operation, over an inner backend. fail(), failure(), quiet(), quiesce(), gone()
+// and announce_sleep() may be called from any thread, the other functions from one thread at a time.
+// compose.cpp posts and polls; texts.cpp writes the texts about inner calls that the user reads.
 #pragma once
 
 #include <array>
@@ -68,7 +68,7 @@ class Composer final : public Backend {
   bool exchanges(const OpState& s) const noexcept {
     return s.op == Op::exchange && !traits_.has(Op::exchange);
   }
-  // Calls whose names failures may ask for: more than a ring.
+  // The calls whose names a failure may ask for: more calls than a ring holds.
   static constexpr std::uint64_t kRemembered = 256;
 
   static Composed*& of(OpState& s) noexcept { return *reinterpret_cast<Composed**>(s.scratch.data()); }
@@ -100,7 +100,8 @@ class Composer final : public Backend {
   std::string users_words(std::string text, Op inner, Op users) const;
 
   const int rank_, size_;
-  // In this order: the inner backend is destroyed before the memory that the calls exposed to it.
+  // Keep this order of members: the inner backend is destroyed before the memory that the calls exposed to
+  // it.
   LocalMemory memory_;
   std::vector<std::unique_ptr<Composed>> calls_;  // all that were ever made
   std::vector<Composed*> spare_;

@@ -1,4 +1,4 @@
-// The planning of composed calls: which inner steps they take, which blocks are exchanged, what is done here.
+// Plans composed calls: which inner steps they take, which blocks are exchanged, what this rank computes.
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -32,7 +32,8 @@ void plan_barrier(Composed& c, int rank, int size, LocalMemory& memory) {
   }
 }
 
-// The rank's own block is copied here, unless it lies in place, or on a device, where the transport moves it.
+// This rank copies its own block itself, unless the block already lies in place, or lies on a device, where
+// the transport moves it.
 void plan_exchange(Composed& c, bool device, int rank, int size) {
   const OpState& s = *c.user;
   Exchange& x = c.exchange;
@@ -58,7 +59,8 @@ void plan_exchange(Composed& c, bool device, int rank, int size) {
   x.to[own].count = x.from[own].count = 0;
 }
 
-// Each rank combines a slice: of the whole (all_reduce, reduce, scans), or its own block (reduce_scatter).
+// Each rank combines a slice: of the whole buffer (all_reduce, reduce, scans), or its own block
+// (reduce_scatter).
 void plan_reduce(Composed& c, int rank, int size, LocalMemory& memory) {
   const OpState& s = *c.user;
   Exchange& x = c.exchange;
@@ -69,7 +71,7 @@ void plan_reduce(Composed& c, int rank, int size, LocalMemory& memory) {
     x.to[static_cast<std::size_t>(p)] = sliced ? slice(s.in_count, p, size) : in_block(s, p, size);
   c.mine = x.to[own];
   x.to[own].count = 0;
-  // Scratch: a row for each other rank, and one for the result.
+  // Scratch: one row for each other rank, and one row for the result.
   const std::int64_t bytes = c.mine.count * element;
   allot(c, bytes * size, memory);
   c.result = c.scratch + bytes * (size - 1);
@@ -86,7 +88,7 @@ void plan_reduce(Composed& c, int rank, int size, LocalMemory& memory) {
   c.outs_count = 0;
   if (c.plan == Plan::scan) {
     c.steps = 2;
-    // A rank's input becomes its prefix; my own goes where it belongs.
+    // A rank's input becomes its prefix; my own prefix goes to its final place.
     for (int p = 0; p < size; ++p)
       c.prefixes[static_cast<std::size_t>(p)] =
           p == rank ? s.out + c.mine.offset * element
@@ -133,7 +135,7 @@ void plan_call(Composed& c, OpState& s, const Traits& traits, int rank, int size
 
 namespace {
 
-// The rows that came with the inputs now hold the prefixes of their ranks.
+// The rows that arrived with the inputs now hold the prefixes of their ranks.
 void plan_prefixes(Composed& c, int rank, int size) noexcept {
   const OpState& s = *c.user;
   Exchange& x = c.exchange;

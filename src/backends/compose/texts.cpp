@@ -10,8 +10,8 @@
 
 namespace weft {
 
-// A text of the inner backend about a call of its own, in terms of the user's call: with the user's call
-// numbers, and the user's operation where the text begins with the inner one.
+// Rewrites a text of the inner backend about one of its calls in terms of the user's call: with the user's
+// call numbers, and with the user's operation if the text begins with the inner operation.
 std::string Composer::users_words(std::string text, Op inner, Op users) const {
   const std::string_view begins = name(inner);
   if (inner != users && users != Op::none && text.starts_with(begins))

@@ -15,7 +15,8 @@
 namespace weft::gloo_backend {
 namespace {
 
-// The family, port and host of an address, without what else its struct has; empty: none of the Internet's.
+// The family, port and host of an address, without the other fields of its struct; empty if it is no Internet
+// address.
 std::string ends_at(const sockaddr_storage& address) {
   const auto bytes = [](const auto&... parts) {
     std::string all;
@@ -53,8 +54,8 @@ std::vector<int> open_descriptors() {
   return found;
 }
 
-// Whether a descriptor is an epoll that watches one of `sockets`: the kernel shows a line "tfd: 7 events:
-// ..." for each.
+// Returns whether a descriptor is an epoll that watches one of `sockets`: the kernel shows a line "tfd: 7
+// events: ..." for each watched descriptor.
 bool watches(int fd, const std::set<int>& sockets) {
   const std::string path = "/proc/self/fdinfo/" + std::to_string(fd);
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "re"), std::fclose);

@@ -34,7 +34,7 @@ namespace transport = ::gloo::transport;
 
 constexpr int kAttempts = 4;
 constexpr std::uint64_t kHello = 0x43ull << 56;  // slot, see links.cpp
-// How long a rank of another host may take to come to the next attempt; one that lives comes at once.
+// How long a rank of another host may take to join the next attempt; a live rank joins at once.
 constexpr Duration kComesAgain = std::chrono::seconds(2), kComesAgainAtMost = std::chrono::seconds(10);
 constexpr Duration kAnswer = std::chrono::milliseconds(500);  // of the store, once a deadline has passed
 constexpr std::string_view kMade = "made";
@@ -62,7 +62,7 @@ class Connected final : public ::gloo::Context {
   }
 };
 
-// Gloo ends all connections, and wakes all threads that wait for them, when one wait times out.
+// When one wait times out, Gloo ends all connections and wakes all threads that wait for them.
 void end_all(transport::Context& connections) noexcept {
   try {
     std::byte nothing{};
@@ -78,8 +78,8 @@ Error lost(const GroupInit& b, const std::vector<int>& ranks, std::string_view w
                        .ranks = ranks});
 }
 
-// A get() that times out looks whether the process that was to set the key has ended, and throws peer_lost
-// then. Keys that the process set before it ended still count.
+// If a get() times out, it checks whether the process that was to set the key has ended; if so, it throws
+// peer_lost. Keys that the process set before it ended still count.
 class WatchingStore final : public ForwardingStore {
  public:
   WatchingStore(const GroupInit& b, std::vector<pid_t> processes)
@@ -107,7 +107,7 @@ class WatchingStore final : public ForwardingStore {
 class Attempt {
  public:
   Attempt(const GroupInit& b, const transport::tcp::attr& where, int number);
-  /// The group, or null: then all ranks have failed(), or some have thrown.
+  /// Returns the group, or null if all ranks have failed() or some have thrown.
   std::shared_ptr<::gloo::Context> run(Deadline comes, const std::string& former);
   /// The reason: the text of one of the ranks that failed.
   const std::string& failed() const noexcept { return failed_; }
@@ -142,7 +142,7 @@ Attempt::Attempt(const GroupInit& b, const transport::tcp::attr& where, int numb
       limit_(b.deadline) {
   b.context.log().write(LogLayer::backends, LogLevel::info,
                         fmt::format("group \"{}\": {}", b.name, device_->str()));
-  // Gloo waits five times as long as the time-out that it is given.
+  // Gloo waits five times as long as the time-out that is passed to it.
   connections_->setTimeout(std::chrono::duration_cast<std::chrono::milliseconds>(limit_.left() / 5) +
                            std::chrono::milliseconds(1));
   for (int r = 0; r < b.size; ++r)
@@ -150,7 +150,7 @@ Attempt::Attempt(const GroupInit& b, const transport::tcp::attr& where, int numb
   close_on_exec(own_addresses());
 }
 
-// The addresses at which this rank listens for each of the others.
+// The addresses at which this rank listens, one for each other rank.
 std::vector<std::vector<char>> Attempt::own_addresses() const {
   std::vector<std::vector<char>> all;
   for (int r = 0; r < b_.size; ++r)
@@ -189,7 +189,7 @@ void Attempt::exchange_addresses(Deadline comes, const std::string& former) {
   }
 }
 
-// Throws what Gloo throws, and runtime_error where the other end is not that rank.
+// Throws Gloo's exceptions, and runtime_error if the other end is not that rank.
 void Attempt::connect_and_greet() {
   const auto of = [&](auto& by_rank) -> auto& { return by_rank[static_cast<std::size_t>(connecting_)]; };
   const auto each = [&](const auto& f) {
@@ -215,18 +215,19 @@ void Attempt::connect_and_greet() {
     if (of(theirs) != of(tokens_)) throw std::runtime_error("it was not that rank which connected");
   });
   each([&] { out->waitSend(left()); });
-  // Those that were accepted, and those that were opened: now all are there.
+  // The accepted connections and the opened ones: now all are present.
   std::vector<std::vector<char>> ends = own_addresses();
   ends.insert(ends.end(), addresses_.begin(), addresses_.end());
   close_on_exec(ends);
 }
 
-// The verdict is one key for all ranks: the rank that sets it first decides. Returns its value.
+// The verdict is one key for all ranks: the rank that sets it first decides. Returns the value of the key.
 std::string Attempt::settle(std::string_view verdict) {
   return b_.store->compare_set(key("verdict"), "", verdict, Deadline::after(kAnswer));
 }
 
-// A rank that could not connect sets the verdict; so does the last rank that could: that all are connected.
+// A rank that could not connect sets the verdict. If all ranks could connect, the last one sets the verdict
+// that all are connected.
 void Attempt::tell(const std::optional<std::string>& trouble) {
   if (trouble) {
     settle(*trouble);
@@ -244,11 +245,11 @@ std::string Attempt::await_verdict() {
 
 std::shared_ptr<::gloo::Context> Attempt::run(Deadline comes, const std::string& former) {
   exchange_addresses(comes, former);
-  // Attempts share the time that is left; the last one gets all of it.
+  // Attempts share the remaining time; the last attempt gets all of it.
   limit_ = Deadline::after(b_.deadline.left() / (kAttempts - number_));
   std::string verdict;
   std::exception_ptr gone;  // the store, or a rank that has given up or ended
-  // Ends the connections when another rank could not connect, so that this one does not wait for it.
+  // Ends the connections if another rank could not connect, so that this rank does not wait for it.
   std::thread listener([&] {
     try {
       verdict = await_verdict();

@@ -1,5 +1,6 @@
-// Gloo over TCP. Collectives are Gloo's own where they are faster than an exchange between all pairs. Before
-// each, the ranks tell each other what they are about to do, because Gloo ends the process if they differ.
+// Gloo over TCP. A collective is Gloo's own if that is faster than an exchange between all pairs. Before each
+// collective, the ranks send each other what they are about to call, because Gloo ends the process if calls
+// differ.
 #include <fmt/format.h>
 #include <gloo/allgather.h>
 #include <gloo/allreduce.h>
@@ -94,9 +95,10 @@ Connection connect(const GroupInit& b, bool check) {
   return {context, std::move(processes)};
 }
 
-// Which ranks of this host have died. A broken connection shows it sooner, but not where a child that the
-// rank has forked lives on with copies of its sockets. A rank that leaves says so, and its process may end a
-// moment later: so a rank counts as dead only after two looks. For one thread at a time.
+// Which ranks of this host have died. A broken connection shows a death sooner, but not if the dead rank had
+// forked a child, which is still alive and holds copies of its sockets. A rank that leaves announces it, and
+// its process may end a moment later: so a rank counts as dead only after two looks. For use by one thread at
+// a time.
 class Deaths {
  public:
   explicit Deaths(std::vector<pid_t> processes)
@@ -125,7 +127,7 @@ class Deaths {
   Clock::time_point next_look_{};
 };
 
-// Gloo asks for a type, and uses only its size.
+// Gloo asks for a type, but uses only its size.
 template <std::size_t kBytes>
 struct Element {
   std::byte bytes[kBytes];
@@ -187,7 +189,8 @@ class GlooBackend final : public BlockingBackend {
     try {
       carry_out(s);
     } catch (const std::exception&) {
-      // A rank that has agreed leaves only when its part is done: no call breaks because of it.
+      // A rank that has agreed to a call leaves only after its part is done, so no call breaks because the
+      // rank leaves.
       if (check_) throw;
       if (auto why = links_.leaving(s)) throw Error(*std::move(why));
       throw;
@@ -196,7 +199,7 @@ class GlooBackend final : public BlockingBackend {
   }
 
  private:
-  // The environment's variables are read, and refused, before the ranks meet.
+  // The environment's variables are read, and bad values refused, before the ranks meet.
   GlooBackend(const GroupInit& b, bool check, UnexpectedLimits unexpected)
       : GlooBackend(b, check, unexpected, connect(b, check)) {}
   GlooBackend(const GroupInit& b, bool check, UnexpectedLimits unexpected, Connection connection)
@@ -314,7 +317,7 @@ class GlooBackend final : public BlockingBackend {
   void exchange(const OpState& s) {
     const auto element = static_cast<std::size_t>(size_bytes(s.dtype));
     const auto bytes = [&](std::int64_t n) { return static_cast<std::size_t>(n) * element; };
-    // Up to the end of the last block: blocks of v-forms may leave gaps.
+    // The extent is the end of the last block, because blocks of v-forms may leave gaps.
     std::int64_t in_end = 0, out_end = 0;
     for (int r = 0; r < size_; ++r) {
       const Block give = in_block(s, r, size_), get = out_block(s, r, size_);

@@ -1,4 +1,5 @@
-// The parts of a Links: control messages, and the state of one peer. For the files of Links alone.
+// The parts of a Links: control messages, and the state of one peer. Only the source files of Links include
+// this header.
 #pragma once
 
 #include <chrono>
@@ -7,10 +8,10 @@
 
 namespace weft::gloo_backend {
 
-// Slots of our own, apart from those of Gloo's collectives, whose first byte is 1 to 8.
+// Slots of our own, separate from the slots of Gloo's collectives, whose first byte is 1 to 8.
 inline constexpr std::uint64_t kControlMessages = 0x40ull << 56;
 inline constexpr std::uint64_t kData = 0x41ull << 56;  // and the message's number
-// Gloo's way to wait without a limit: the group watches the deadlines.
+// Gloo has no other way to wait without a limit; the group watches the deadlines.
 inline constexpr auto kForever = std::chrono::hours(24 * 30);
 
 struct Links::ControlMessage {
@@ -30,7 +31,7 @@ struct Links::ControlMessage {
   DType dtype = DType::u8;
   std::int64_t count = 0;
   std::uint64_t number = 0;
-  // Control messages of the receiver that the sender has read: their memory may go.
+  // The number of control messages of the receiver that the sender has read: their memory may be freed.
   std::uint64_t acknowledged = 0;
   Announcement announcement{};
 };

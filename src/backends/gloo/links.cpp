@@ -1,4 +1,4 @@
-// The connection of two ranks: a thread of its own reads control messages, in order.
+// The connection of two ranks: a dedicated thread reads control messages, in order.
 
 #include <fmt/format.h>
 #include <pthread.h>
@@ -16,7 +16,7 @@ namespace weft::gloo_backend {
 namespace {
 
 constexpr auto kGoodBye = std::chrono::seconds(2);
-// After so many control messages of a peer it is notified that they were read.
+// After this many control messages, a peer is notified that they were read.
 constexpr std::uint64_t kUnacknowledged = 32;
 
 }  // namespace
@@ -97,12 +97,12 @@ void Links::interrupt() noexcept {
     changed_.notify_all();
   }
   if (size() == 1) return;
-  // Gloo closes all pairs of a context, and wakes all threads that wait for them, when one wait times out.
+  // When one wait times out, Gloo closes all pairs of a context and wakes all threads that wait for them.
   try {
     std::byte nothing{};
     context_->createUnboundBuffer(&nothing, 1)->waitRecv(std::chrono::milliseconds(1));
   } catch (const std::exception&) {}
-  // But not a thread that waits for a message of which a part has come.
+  // But it does not wake a thread that waits for a message of which a part has arrived.
   for (auto& peer : peers_)
     if (peer->in) peer->in->abortWaitRecv();
 }
@@ -157,8 +157,9 @@ void Links::fetch_matched(Peer& peer) {
 }
 
 // The thread of one peer. It reads until the connection ends, even after the peer has answered this rank's
-// `leave`: the peer's own `leave` may follow, and needs an answer. A rank that stopped earlier would keep the
-// peer waiting until the connection ends; that peer would keep another one waiting, perhaps in a circle.
+// `leave`: the peer's own `leave` may follow, and needs an answer. If a rank stopped reading earlier, the
+// peer would wait until the connection ends; meanwhile the peer would keep another rank waiting, perhaps in a
+// circle.
 void Links::read(Peer& peer) noexcept {
   ::pthread_setname_np(::pthread_self(), "weft-gloo");
   try {

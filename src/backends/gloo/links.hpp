@@ -1,11 +1,12 @@
 // Control messages and messages between this rank and each other one, over Gloo's unbound buffers.
 //
-// Gloo reports a finished send or receive only to a thread that blocks for it. It accepts a message that is
-// shorter than asked for without an error, and ends the process on a longer one. So every pair of ranks has
-// one stream of control messages of a known size, with a thread that reads it. A small message travels in its
-// control message. For a large one the control message says how large it is; the receiver asks Gloo for
-// exactly that size once it has matched the message, and another control message tells the sender that it has
-// arrived. No pair waits for another pair or for a collective. The thread also notices the death of the peer.
+// Gloo reports a finished send or receive only to a thread that blocks for it. Gloo accepts a message that is
+// shorter than requested without an error, and ends the process on a longer message. So every pair of ranks
+// has one stream of control messages of a known size, with a thread that reads it. A small message travels in
+// its control message. For a large message the control message gives its size. Once the receiver has matched
+// the message, it asks Gloo for exactly that size, and another control message tells the sender that the data
+// has arrived. No pair waits for another pair or for a collective. The thread also notices the death of the
+// peer.
 #pragma once
 
 #include <gloo/rendezvous/context.h>
@@ -50,27 +51,29 @@ class Links final : private MessageMedium {
 
   /// Messages: see BlockingBackend::start.
   void start(OpState& s) noexcept;
-  /// This rank is about to perform a collective. From the group's thread, like the next two.
+  /// Announces that this rank is about to perform a collective. Call it from the group's thread, like the
+  /// next two functions.
   void begin(const OpState& s);
-  /// Announces to all ranks the collective that this one is about to perform, and waits until all have
-  /// announced the same. Throws mismatch; peer_lost where a rank has left.
+  /// Announces to all ranks the collective that this rank is about to perform, and waits until all ranks have
+  /// announced the same collective. Throws mismatch; throws peer_lost if a rank has left.
   void agree(const OpState& s);
-  /// For a call whose connection broke, of ranks that have not agreed on it: the ranks that have left, unless
-  /// the group fails for another reason within a moment. Empty: none has.
+  /// For a call whose connection broke, and on which the ranks have not agreed: returns the ranks that have
+  /// left, unless the group fails for another reason within a moment. Returns nothing if no rank has left.
   std::optional<Failure> leaving(const OpState& s);
   /// The call that begin() announced is over.
   void over() noexcept;
-  /// The ranks that hold up the call. They are among the ranks that have not announced it, or have not sent
-  /// or received, and the ranks that these wait for; if no such rank is left, they are the ranks that do not
-  /// answer.
+  /// Returns the ranks that hold up the call. These are ranks that have not announced the call, or have not
+  /// sent or received, and the ranks that those ranks wait for. If no such rank is left, they are the ranks
+  /// that do not answer.
   std::vector<int> missing(const OpState& s, std::string& story);
   /// See Backend::last_calls(). `announced`: ranks announce their calls, by agree().
   std::vector<LastCall> last_calls(bool announced) const;
   /// See Backend::probe().
   std::optional<MessageInfo> probe(int source, int tag);
-  /// See Backend::ask(). A thread answers, so every rank that runs answers, whatever its program does.
+  /// See Backend::ask(). A background thread answers, so every running rank answers, whatever its program
+  /// does.
   bool ask(const OpState& s);
-  /// Whether the rank has not said that it leaves.
+  /// Returns whether the rank has not announced that it leaves.
   bool stays(int rank);
   /// Ends all connections: see BlockingBackend::interrupt.
   void interrupt() noexcept;

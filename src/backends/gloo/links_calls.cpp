@@ -1,4 +1,4 @@
-// Which collective each rank has announced, and who holds up a call.
+// Records which collective each rank has announced, and finds which ranks hold up a call.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -51,7 +51,7 @@ void Links::agree(const OpState& s) {
   }
 }
 
-// The connection of a rank that dies breaks as well: the thread of that connection is given time to fail the
+// If a rank dies, its connection breaks as well; the thread of that connection is given time to fail the
 // group.
 std::optional<Failure> Links::leaving(const OpState& s) {
   constexpr auto kOthersKnow = std::chrono::milliseconds(200);
@@ -76,7 +76,7 @@ std::vector<LastCall> Links::last_calls(bool announced) const {
   return messages_.last_calls(announced ? LastCall::State::none : LastCall::State::unknown);
 }
 
-// With mutex_ held. Inside a collective of Gloo, a rank may wait for any other.
+// With mutex_ held. Inside a collective of Gloo, a rank may wait for any other rank.
 std::vector<int> Links::awaited_in(std::uint64_t sequence) const {
   std::vector<int> ranks = calls_.late(sequence);
   if (!ranks.empty()) return ranks;
@@ -85,7 +85,7 @@ std::vector<int> Links::awaited_in(std::uint64_t sequence) const {
   return ranks;
 }
 
-// With mutex_ held. Calls that are compared are all announced: their number is their sequence number.
+// With mutex_ held. If calls are compared, all of them are announced: their number is their sequence number.
 std::vector<int> Links::awaited_by(const OpState& s) const {
   return row(s.op).collective ? awaited_in(s.call) : messages_.awaited_by(s);
 }
@@ -94,7 +94,7 @@ OwnCalls Links::own_calls() const {
   return {.awaited = current_ ? awaited_in(*current_) : std::vector<int>(), .last = last_};
 }
 
-// If the connection broke, that rank hears nothing, and answers nothing.
+// If the connection broke, that rank receives nothing and answers nothing.
 void Links::notify(int to, Notice notice, std::uint32_t number, std::span<const std::byte> bytes) {
   try {
     write(*peers_[static_cast<std::size_t>(to)],

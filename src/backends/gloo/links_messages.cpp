@@ -17,14 +17,14 @@ void Links::done(OpState& s, const MessageInfo& found) {
   events_.finished(s);
 }
 
-// The thread of that peer fetches: it can wait.
+// The thread of that peer fetches the message, because it may block.
 void Links::fetch(OpState& recv, int source, std::uint64_t number) {
   Peer& peer = *peers_[static_cast<std::size_t>(source)];
   peer.to_fetch.emplace_back(&recv, number);
   if (!peer.awake) peer.in->abortWaitRecv();
 }
 
-// Waits for a message that its sender has offered: only as long as its bytes take.
+// Waits for a message that its sender has offered, only as long as its bytes take.
 void Links::fetch_one(Peer& peer, OpState& recv, std::uint64_t number) {
   const auto bytes = static_cast<std::size_t>(recv.out_count * size_bytes(recv.dtype));
   const UnboundBuffer buffer = context_->createUnboundBuffer(recv.out, bytes);
@@ -83,13 +83,13 @@ void Links::start(OpState& s) noexcept {
     if (s.peer == context_->rank) return messages_.send_to_self(s);
     send(s);
   } catch (const std::exception&) {
-    // The connection broke; the peer's thread sees it too and says so.
+    // The connection broke; the peer's thread sees it too and reports it.
   }
 }
 
-// With mutex_ held: two sends of one tag are matched in the order of their control messages; and the peer,
-// whose leave is answered under the lock, cannot have left when the message is written, which nobody would
-// notice.
+// Called with mutex_ held. Two sends with one tag are matched in the order of their control messages. Also,
+// the peer's leave is answered under the lock, so the peer cannot have left unnoticed when the message is
+// written.
 void Links::send(OpState& s) {
   const NoSignals guard;
   Peer& peer = *peers_[static_cast<std::size_t>(s.peer)];

@@ -1,4 +1,4 @@
-// The collectives that the ranks have announced, and whether these are the same: for transports whose ranks
+// Records the collectives that the ranks have announced, and compares them: for transports whose ranks
 // announce each call before they perform it. Not thread-safe; no function waits.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace weft {
 
-/// Collectives are counted by a sequence number of their own: not all calls are announced.
+/// A separate sequence number counts collectives, because not all calls are announced.
 class AnnouncedCalls {
  public:
   AnnouncedCalls(int rank, int size) : rank_(rank), size_(size), peers_(static_cast<std::size_t>(size)) {}
@@ -24,26 +24,26 @@ class AnnouncedCalls {
   std::uint64_t announce(const Announcement& call, const OpState& s);
   /// Notes a call of rank r. compare() must follow.
   void arrived(int r, const Announcement& call) { peer(r).ahead.push_back(call); }
-  /// Compares as many calls as both ranks have made. The mismatch, if there is one.
+  /// Compares the calls that both ranks have made. Returns the mismatch, if there is one.
   std::optional<Failure> compare(int r);
-  /// This rank has finished the call.
+  /// Records that this rank has finished the call.
   void finish(std::uint64_t sequence);
 
-  /// Asked when this rank leaves: the call that needed no other rank, and that this rank or one that has
-  /// left has left out. Empty: none is known.
+  /// Used when this rank leaves: returns the call that needed no other rank and that was left out by this
+  /// rank or by a rank that has left. Returns "" if no such call is known.
   std::string left_out(const std::vector<bool>& left) const;
 
   /// How many collectives rank r has announced here.
   std::uint64_t announced_by(int r) const { return peer(r).compared + peer(r).ahead.size(); }
-  /// Whether rank r has called the same.
+  /// Returns whether rank r has called the same collective.
   bool agrees(int r, std::uint64_t sequence) const { return peer(r).compared > sequence; }
   /// The ranks that have not called it.
   std::vector<int> late(std::uint64_t sequence) const;
-  /// For an all_to_all_v: the largest block of the ranks that have announced theirs.
+  /// For an all_to_all_v: the largest block among the ranks that have announced their blocks.
   std::int64_t largest(std::uint64_t sequence) const { return own(sequence).largest; }
   const CallRecord& record(std::uint64_t sequence) const { return own(sequence).record; }
 
-  /// The call that this rank has announced last; nothing: none.
+  /// The call that this rank has announced last; nothing if it has announced none.
   std::optional<LastCall> last(int self) const {
     if (!last_) return std::nullopt;
     LastCall call =
@@ -54,7 +54,7 @@ class AnnouncedCalls {
   /// The oldest call that this rank has announced and not finished.
   std::uint64_t current() const noexcept { return done_; }
   bool has_current() const noexcept { return done_ < first_own_ + own_.size(); }
-  /// Calls of this rank that are not compared with everybody yet, or not finished.
+  /// The number of this rank's calls that are not yet compared with all ranks, or not finished.
   std::size_t kept() const noexcept { return own_.size(); }
 
  private:

@@ -132,7 +132,7 @@ PeerMessages::Kept& PeerMessages::keep(int source, const MessageHead& head) {
   return kept;
 }
 
-// Each wait_message that such a message ends learns of it.
+// Completes each wait_message that such a message satisfies.
 void PeerMessages::find(int source, const MessageHead& head) {
   const auto waits = [&](const InFlight& e) {
     return e.call->op == Op::wait_message && e.call->tag == head.tag &&

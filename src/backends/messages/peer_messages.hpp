@@ -1,14 +1,14 @@
-// The messages of one rank with its peers, the same for every transport that sends messages: it matches
-// messages with receives, and knows the calls in flight, the ranks that they wait for, the ranks that have
-// left, and the roll-call. The bytes are moved by a MessageMedium, which the transport brings. Private: an
-// ABI for plug-ins would freeze it.
+// The messages of one rank with its peers, for every transport that sends messages. This class matches
+// messages with receives, and records the calls in flight, the ranks that they wait for, the ranks that have
+// left, and the roll-call. A MessageMedium, which the transport provides, moves the bytes. This header is
+// private, because an ABI for plug-ins would freeze it.
 //
 // A message is a head and its elements. The elements come with the head, or stay with the sender, which
-// offers them: then the receive that takes the message fetches them. Messages of one source come here in the
-// order in which they were sent.
+// offers them. The receive that takes an offered message then fetches the elements. Messages of one source
+// arrive here in the order in which they were sent.
 //
-// Not thread-safe: the owner locks, if several threads use it. No function waits; the medium's functions
-// are called under that lock, and may call back only where they say so.
+// Not thread-safe: the owner must lock if several threads use it. No function waits. The medium's functions
+// are called under that lock, and may call back only if their comment says so.
 #pragma once
 
 #include <cstddef>
@@ -36,10 +36,11 @@ struct MessageHead {
   std::int64_t bytes() const noexcept { return offered ? 0 : count * size_bytes(dtype); }
 };
 
-/// Notices that ranks send each other besides messages. A ping is answered by a pong of the same number.
+/// Notices that ranks send each other in addition to messages. A ping is answered by a pong of the same
+/// number.
 enum class Notice : std::uint8_t { ping, pong };
 
-/// The collectives of a rank that is asked: whom they wait for, and what it called last.
+/// The collectives of a rank that is asked: the ranks that they wait for, and the last one that it called.
 struct OwnCalls {
   std::vector<int> awaited;
   LastCall last{};
@@ -48,17 +49,21 @@ struct OwnCalls {
 /// The functions that a transport provides for PeerMessages.
 class MessageMedium {
  public:
-  /// Sends a notice, behind what was sent to that rank before. May drop it where the connection is broken.
+  /// Sends a notice, which follows everything sent to that rank before. May drop the notice if the connection
+  /// is broken.
   virtual void notify(int to, Notice notice, std::uint32_t number, std::span<const std::byte> bytes) = 0;
   /// The elements of an offer go to recv.out; received() follows, perhaps at once.
   virtual void fetch(OpState& recv, int source, std::uint64_t number) = 0;
-  /// The message is done, and no longer in flight. `found`: of a send, what was sent.
+  /// Reports that the message is done, and no longer in flight. `found`: for a send, the message that was
+  /// sent.
   virtual void done(OpState& s, const MessageInfo& found) = 0;
-  /// The message cannot be done: the group is to fail with `why`. It is no longer in flight.
+  /// Reports that the message cannot be done: the group must fail with `why`. The message is no longer in
+  /// flight.
   virtual void refuse(OpState& s, Failure why) = 0;
-  /// Whether a message in flight is done, though PeerMessages has not heard it yet.
+  /// Returns whether a message in flight is done although PeerMessages has not been notified yet.
   virtual bool over(const OpState&) const { return false; }
-  /// Memory for elements that no receive waits for; empty: PeerMessages' own. Throws if it cannot be had.
+  /// Returns memory for elements that no receive waits for; empty: PeerMessages allocates the memory. Throws
+  /// if the memory cannot be had.
   virtual Storage room_for(std::size_t) { return {}; }
   /// The collectives of this rank, for the answer to a ping and for last_calls().
   virtual OwnCalls own_calls() const { return {}; }
@@ -71,38 +76,39 @@ class PeerMessages {
  public:
   PeerMessages(MessageMedium& medium, int rank, int size, UnexpectedLimits limits);
 
-  // Calls of this rank. Each is in flight until done() or refuse() of the medium, or ended().
-  /// A recv takes a message that has come, or waits for one; a wait_message the same, and leaves it where it
-  /// is.
+  // Calls of this rank. Each call is in flight until done() or refuse() of the medium, or ended().
+  /// A recv takes a message that has arrived, or waits for one; a wait_message does likewise, but leaves the
+  /// message in the queue.
   void receive(OpState& s);
-  /// A send, which the transport carries out: sent() or ended() follows.
+  /// Begins a send, which the transport carries out: sent() or ended() follows.
   void begin_send(OpState& s);
-  /// A send to this rank: copied, and done.
+  /// Copies a send to this rank itself, and completes it.
   void send_to_self(OpState& s);
   void sent(OpState& s);
-  /// A message that was fetched has arrived as a whole.
+  /// Reports that a fetched message has arrived completely.
   void received(OpState& recv);
-  /// The call is over, however it ended. One that is not in flight is left alone.
+  /// Reports that the call is over, however it ended. Ignores a call that is not in flight.
   void ended(const OpState& s) noexcept;
-  /// The rank waits in this call; last_message() is about the one that was named last.
+  /// Records that the rank waits in this call; last_message() describes the call that was recorded last.
   void waits_in(const OpState& s) noexcept;
 
   // Events from peers.
-  /// A message has come, with all its elements or as an offer. Returns the failure of a message for which no
-  /// receive waits and there is no room: it cannot be left waiting, since all that its source sends later is
-  /// behind it.
+  /// Reports that a message has arrived, with all its elements or as an offer. Returns a failure if no
+  /// receive waits for the message and there is no room for it: the message cannot be left waiting, since all
+  /// later messages of its source are behind it.
   [[nodiscard]] std::optional<Failure> arrived(int source, const MessageHead& head,
                                                std::span<const std::byte> elements);
-  /// The same in two steps, where elements come piece by piece. The receive that takes the message, whose
-  /// elements may be written to its `out`; received() follows. Null: no receive waits for the message, or it
-  /// does not fit, in which case refuse() of the medium was called.
+  /// claim() and completed() do the work of arrived() in two steps, for elements that arrive piece by piece.
+  /// Returns the receive that takes the message; the elements may be written to its `out`, and received()
+  /// follows. Returns null if no receive waits for the message, or if it does not fit; in the second case
+  /// refuse() of the medium was called.
   OpState* claim(int source, const MessageHead& head);
-  /// The failure of a message that no receive has claimed, if there is no room for it.
+  /// Returns a failure if there is no room for a message that no receive has claimed.
   std::optional<Failure> no_room(int source, const MessageHead& head) const;
-  /// All elements of an unclaimed message are there. A receive may have come meanwhile.
+  /// Reports that all elements of an unclaimed message are there. A receive may have been posted meanwhile.
   void completed(int source, const MessageHead& head, Storage elements);
   void received_notice(int source, Notice notice, std::uint32_t number, std::span<const std::byte> bytes);
-  /// Rank r has announced this call, without being asked.
+  /// Reports that rank r has announced this call, without being asked.
   void called(int r, const CallRecord& record);
   /// Rank r sends nothing any more.
   void left(int r) { left_[static_cast<std::size_t>(r)] = true; }
@@ -115,17 +121,18 @@ class PeerMessages {
   std::vector<int> awaited() const;
   /// The ranks that this message waits for.
   std::vector<int> awaited_by(const OpState& s) const;
-  /// The ranks that have left, and without which a message in flight cannot be done; for a receive from
-  /// any_source they count only if all others have left. Empty: there are none.
+  /// Returns the ranks that have left and without which a message in flight cannot be done; for a receive
+  /// from any_source they count only if all others have left. Returns an empty list if there are none.
   std::vector<int> lost() const;
-  /// The same for a message that is not begun yet. A receive for which a message has come already needs none
-  /// of them.
+  /// Like lost(), for a message that has not begun yet. A receive for which a message has arrived needs none
+  /// of these ranks any more.
   std::vector<int> lost(const OpState& s) const;
-  /// The user's message that this rank waits in: see waits_in(); without it, the oldest in flight.
+  /// The user's message that this rank waits in (see waits_in()); if it waits in none, the oldest message in
+  /// flight.
   LastCall::Message last_message() const noexcept;
 
   // Time-outs: see Backend::ask(), missing() and last_calls().
-  /// Asks the others whom they wait for, unless they were asked a moment ago.
+  /// Asks the other ranks whom they wait for, unless it asked them a moment ago.
   void ask(const OpState& s);
   bool settled(std::span<const int> awaited) { return roll_.settled(awaited); }
   HoldUp found(std::span<const int> awaited) const { return roll_.found(awaited); }

@@ -1,9 +1,9 @@
-// The Backend over MPI. A collective begins with a control message to every rank that says what is called. A
-// rank enters MPI's own collective when the ranks whose data it needs have called the same. So a mismatch
+// The Backend over MPI. A collective begins with a control message to every rank that states the call. A rank
+// enters MPI's own collective after the ranks whose data it needs have made the same call. So a mismatch
 // never reaches MPI, and a time-out names the ranks that had not arrived. Roots of broadcast and scatter, and
-// all but the root of reduce and gather, need nobody's data: they do not wait, and compare later.
+// all ranks but the root of reduce and gather, need nobody's data: they do not wait, and compare later.
 //
-// After a failure everything that MPI may still use is leaked: buffers, requests, the communicator.
+// After a failure weft leaks everything that MPI may still use: buffers, requests, the communicator.
 #include "backends/mpi/backend.hpp"
 
 #include <fmt/format.h>
@@ -237,9 +237,9 @@ class MpiBackend final : public Backend, private MessageMedium {
       if (r != rank_) ranks.push_back(r);
     return ranks;
   }
-  // First the ranks without which this rank cannot do its part, then those that have no room for its
-  // envelope. Inside a collective of MPI, a rank may wait for any other: first for those that have not
-  // called.
+  // Lists first the ranks without which this rank cannot do its part, then the ranks that have no room for
+  // its envelope. Inside a collective of MPI, a rank may wait for any other rank; ranks that have not called
+  // are listed first.
   std::vector<int> awaited_by(const OpState& s) const {
     if (!row(s.op).collective) return messages_.awaited_by(s);
     const std::vector<int> all_late = calls_.late(call_state(s).sequence);
@@ -250,7 +250,7 @@ class MpiBackend final : public Backend, private MessageMedium {
     if (ranks.empty()) ranks = all_late;
     return ranks.empty() ? others() : ranks;
   }
-  // The ranks that need a control message of this call that MPI has not taken yet.
+  // The ranks for which a control message of this call has not been taken by MPI yet.
   std::vector<int> owed(const OpState& s) const {
     const CallState& p = call_state(s);
     return state_->channel->owed(p.first_message, p.last_message, [&](int r) { return needs(s, rank_, r); });
@@ -277,7 +277,7 @@ class MpiBackend final : public Backend, private MessageMedium {
     if (!trouble_) trouble_ = std::move(why);
   }
   bool over(const OpState& s) const override { return state_->messages.over(s); }
-  // Without comparison calls are not announced.
+  // If calls are not compared, they are not announced.
   OwnCalls own_calls() const override {
     OwnCalls own;
     if (calls_.has_current()) {
@@ -308,7 +308,7 @@ class MpiBackend final : public Backend, private MessageMedium {
     return s.user != nullptr ? s.user->call | kUsersCall : s.call;
   }
 
-  // Runs f; what it throws fails the group.
+  // Runs f; an exception of f fails the group.
   template <class F>
   void attempt(const OpState& s, const F& f) noexcept {
     try {
@@ -332,7 +332,7 @@ class MpiBackend final : public Backend, private MessageMedium {
     flush();
   }
 
-  // Keeps the first cause, and writes the control messages that tell peers of it; flush() must follow.
+  // Keeps the first cause, and writes the control messages that notify peers of it; flush() must follow.
   void raise(const Failure& why) noexcept {
     if (failed_) return;
     failure_ = why;
@@ -341,7 +341,7 @@ class MpiBackend final : public Backend, private MessageMedium {
     if (!Process::alive() || !process_.refuses_thread().empty()) return;
     telling_ = true;
     try {
-      // A text that is too long for a control message is cut: its beginning is sent.
+      // A text that is too long for a control message is cut: only its beginning is sent.
       constexpr std::size_t kMostRanks = 512;
       Failure told = why;
       told.ranks.resize(std::min(told.ranks.size(), kMostRanks));
@@ -352,14 +352,16 @@ class MpiBackend final : public Backend, private MessageMedium {
     }
   }
 
-  // Makes MPI take what raise() wrote: at once, or, where a peer does not poll, when it does. The channel
-  // must not be used afterwards. Under process_.lock(), and not while control messages are being taken.
+  // Makes MPI send the control messages of raise(): at once or, for a peer that does not poll, when that peer
+  // polls. The caller must not use the channel afterwards. Call it under process_.lock(), and not while
+  // control messages are being taken.
   void flush() noexcept {
     if (!std::exchange(telling_, false)) return;
     try {
       for (const Deadline end = Deadline::after(kFlush); state_->channel->unsent() > 0 && !end.passed();)
         state_->channel->take([](int, const Envelope&, std::span<const std::byte>) {});
-      // With calls on the program's own memory MPI is left alone: it may be another's by then.
+      // If calls use the program's own memory, MPI is not called: that memory may belong to other code by
+      // then.
       if (safe_ && state_->channel->owes()) process_.deliver(*state_->channel);
     } catch (...) {  // as above
     }
@@ -420,7 +422,7 @@ class MpiBackend final : public Backend, private MessageMedium {
     });
   }
 
-  // Whether `who` cannot do its part before `whom` has called.
+  // Returns whether `who` cannot do its part before `whom` has called.
   static bool needs(const OpState& s, int whom, int who) noexcept {
     if (whom == who) return false;
     switch (row(s.op).rooted) {
@@ -439,7 +441,7 @@ class MpiBackend final : public Backend, private MessageMedium {
           if (needs(s, r, rank_) && !calls_.agrees(r, p.sequence)) return Step::pending;
         if (calls_.kept() > kAhead) return Step::pending;
       }
-      // Everybody has said that it is there: a barrier is no more than that.
+      // All ranks have announced that they are there: a barrier needs no more than that.
       if (s.op == Op::barrier && p.announced) return finish(s, p);
       state_->rounds.begin(s, p.announced ? calls_.largest(p.sequence) : 0);
       p.running = true;
@@ -448,8 +450,8 @@ class MpiBackend final : public Backend, private MessageMedium {
     return step == Step::done ? finish(s, p) : step;
   }
 
-  // A rank whose call is done may make no more MPI calls: what MPI has not taken by then would stay here, and
-  // ranks that need it would wait.
+  // After its call is done, a rank may make no more MPI calls: then messages that MPI has not taken yet would
+  // stay here, and ranks that need them would wait.
   Step finish(const OpState& s, const CallState& p) {
     if (p.announced) {
       if (!owed(s).empty()) return Step::pending;
@@ -459,7 +461,7 @@ class MpiBackend final : public Backend, private MessageMedium {
     return Step::done;
   }
 
-  // A rank that has left cannot arrive any more; one that arrived before it left is not waited for.
+  // A rank that has left cannot arrive any more; if it arrived before it left, nobody waits for it.
   void look_for_leavers() {
     std::vector<int> lost = messages_.lost();
     const bool pending = calls_.has_current();
@@ -494,9 +496,9 @@ class MpiBackend final : public Backend, private MessageMedium {
     }
   }
 
-  // When this rank leaves, calls that needed no other rank are compared with those that have arrived. This
-  // waits for no rank, but MPI may need several polls to deliver what was sent. A mismatch cannot be thrown
-  // here; the ranks that stay get it.
+  // When this rank leaves, it compares calls that needed no other rank with the calls that have arrived. This
+  // comparison waits for no rank, but MPI may need several polls to deliver sent messages. A mismatch cannot
+  // be thrown here; the remaining ranks get it.
   void compare_the_rest() noexcept {
     OpState nothing;
     attempt(nothing, [&] {

@@ -1,4 +1,4 @@
-// The transport, once its ranks have met: group_init.cpp brings them together.
+// The transport, once its ranks have met; group_init.cpp lets them meet.
 #pragma once
 
 #include <mpi.h>
@@ -19,7 +19,8 @@ struct Settings {
   UnexpectedLimits unexpected{};
 };
 
-/// Over a communicator of the group's ranks, in the order of their ranks, whose error handler returns.
+/// Makes a backend over a communicator of the group's ranks, in the order of their ranks, whose error handler
+/// returns.
 std::unique_ptr<Backend> make_backend(const GroupInit& b, Process& process, MPI_Comm comm,
                                       const Settings& settings);
 

@@ -1,9 +1,9 @@
-// Control messages between the ranks of a group: what each calls, messages of point to point, failures, and
-// that a rank leaves.
+// Control messages between the ranks of a group: the calls of each rank, point-to-point messages, failures,
+// and the notice that a rank leaves.
 //
 // Everything but the data of a collective or of a large message is a control message: one MPI message of one
 // tag, made of an envelope and a payload of at most kPayload bytes. MPI keeps the control messages of one
-// sender in order. Their receives are always posted, so a control message is taken at the next poll. They are
+// sender in order. Their receives are always posted, so the next poll takes each control message. They are
 // sent from copies, which outlive the caller's memory.
 #pragma once
 
@@ -42,7 +42,7 @@ class ControlChannel {
 
   /// Takes over `comm`.
   ControlChannel(MPI_Comm comm, int rank, int size);
-  /// Only when idle(): frees the communicator.
+  /// Frees the communicator; allowed only when idle().
   ~ControlChannel();
   ControlChannel(const ControlChannel&) = delete;
   ControlChannel& operator=(const ControlChannel&) = delete;
@@ -51,14 +51,14 @@ class ControlChannel {
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
 
-  /// Returns the envelope's number among all that this rank writes here: 1, 2, ...
+  /// Returns the envelope's number among all envelopes that this rank writes here: 1, 2, ...
   std::uint64_t send(int to, Envelope head, std::span<const std::byte> payload = {});
   void send_others(const Envelope& head, std::span<const std::byte> payload = {});
-  /// Envelopes that MPI has not taken yet.
+  /// The number of envelopes that MPI has not taken yet.
   std::size_t unsent() const noexcept { return sent_.size(); }
-  /// The ranks for which MPI has not taken one of the envelopes `first` to `last` yet, of those for which
-  /// `asked(rank)` is true and which have not left. Messages that MPI has not taken go out only while this
-  /// process calls MPI.
+  /// Returns the ranks for which MPI has not taken one of the envelopes `first` to `last` yet. Only ranks
+  /// count for which `asked(rank)` is true and which have not left. Messages that MPI has not taken go out
+  /// only while this process calls MPI.
   template <class Asked>
   std::vector<int> owed(std::uint64_t first, std::uint64_t last, const Asked& asked) const {
     std::vector<int> ranks;
@@ -67,13 +67,13 @@ class ControlChannel {
         ranks.push_back(s.to);
     return ranks;
   }
-  /// The same for one envelope.
+  /// Like owed(), for one envelope: returns whether any rank is owed it.
   bool owes(std::uint64_t number) const {
     return !owed(number, number, [](int) { return true; }).empty();
   }
 
-  /// Gives control messages that have come to take(from, envelope, payload), a bounded number of them.
-  /// Returns whether there was one.
+  /// Passes arrived control messages to take(from, envelope, payload), a bounded number of them. Returns
+  /// whether there was any message.
   template <class Take>
   bool take(const Take& take) {
     reap();
@@ -92,13 +92,14 @@ class ControlChannel {
     }
     return any;
   }
-  /// Whether MPI still holds control messages for peers that have not left, which may wait for them.
+  /// Returns whether MPI still holds control messages for peers that have not left, and that may wait for
+  /// them.
   bool owes() const noexcept {
     for (const Sent& s : sent_)
       if (!gone_[static_cast<std::size_t>(s.to)]) return true;
     return false;
   }
-  /// All peers have left and all our control messages are sent: nothing comes any more.
+  /// Returns whether all peers have left and all our control messages are sent: nothing will arrive any more.
   bool idle() noexcept;
 
  private:

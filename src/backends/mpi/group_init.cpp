@@ -1,4 +1,4 @@
-// The making of a group: its ranks meet, compare their settings, and make a communicator.
+// Makes a group: its ranks meet, compare their settings, and make a communicator.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -38,8 +38,8 @@ struct BootstrapInfo {
   std::string backend;
   int world_rank = -1, world_size = 0, safe = 1, check = 1;
   std::int64_t max_count = 0;
-  // Chosen by rank 0: a number that differs for every group of the job, so that groups that share ranks and
-  // are made at the same time by several threads are not mixed up.
+  // Rank 0 chooses this number, which differs for every group of the job. So groups that share ranks and are
+  // made at the same time by several threads are not mixed up.
   int tag = 0;
   CpuShare cores;
 
@@ -47,7 +47,7 @@ struct BootstrapInfo {
     return fmt::format("{} {} {} {} {} {} {} {}", backend, world_rank, world_size, safe, check, max_count,
                        tag, cores.encode());
   }
-  /// Nothing if the text is no such info.
+  /// Returns nothing if the text is no such info.
   static std::optional<BootstrapInfo> decode(std::string_view text) {
     BootstrapInfo info;
     info.backend = next_word(text);
@@ -120,7 +120,7 @@ int next_tag(const GroupInit& b) {
   }
 }
 
-// The making of a communicator. It may outlive the call that asked for it.
+// A communicator that is being made. The object may outlive the call that asked for it.
 struct Making {
   std::vector<int> world_ranks;
   int tag = 0;
@@ -146,8 +146,8 @@ MPI_Comm make_comm(const GroupInit& b, Process& process, const std::vector<Boots
   const auto making = std::make_shared<Making>();
   for (const BootstrapInfo& info : infos) making->world_ranks.push_back(info.world_rank);
   making->tag = infos[0].tag;
-  // MPI_Comm_create_group blocks. If MPI does not allow several threads, it cannot be left in a thread of
-  // its own; then groups with ranks in common must be made in one order.
+  // MPI_Comm_create_group blocks. If MPI does not allow several threads, the call cannot be left in a
+  // separate thread; then groups with ranks in common must be made in one order.
   if (!process.multiple()) {
     const auto turn = process.lock();
     making->run();

@@ -1,11 +1,11 @@
-// The MPI part of point-to-point messages (see PeerMessages): the elements of small ones travel in their
-// control message, those of large ones follow.
+// The MPI part of point-to-point messages (see PeerMessages): the elements of a small message travel in its
+// control message, the elements of a large message follow it.
 //
 // A message of at most kEager bytes travels with its envelope (eager); its send is done when MPI has taken
-// that. The envelope of a larger one carries a number, and the data follows in pieces, under an MPI tag made
-// from that number. The numbers of a pair repeat after ControlChannel::kNumbers messages, of which at most 64
-// (the slots of a group's ring) are in flight. So tags may have any value, whatever MPI's limits, and a
-// receive of another dtype or count is noticed before MPI sees it.
+// the envelope. The envelope of a larger message carries a number, and the data follows in pieces, under an
+// MPI tag made from that number. The numbers of a pair repeat after ControlChannel::kNumbers messages; at
+// most 64 of these messages (the slots of a group's ring) are in flight. So tags may have any value, whatever
+// MPI's limits, and a receive of another dtype or count is noticed before MPI sees it.
 #pragma once
 
 #include <mpi.h>
@@ -28,18 +28,18 @@ class Messages {
   static constexpr std::int64_t kPieceBytes = std::int64_t{1} << 18;  ///< of a large one, through our buffers
 
   Messages(ControlChannel& channel, Limits limits);
-  /// The call is in flight until poll() says done; s.scratch is its own.
+  /// The call is in flight until poll() returns done; s.scratch belongs to the call.
   void begin(OpState& s);
   void send(OpState& s);
-  /// A large message of rank recv.peer comes to this receive.
+  /// A large message of rank recv.peer is meant for this receive.
   void fetch(OpState& recv, std::uint32_t number);
   /// The call is done without more of MPI.
   void finish(OpState& s) noexcept;
-  /// Whether poll() would say done.
+  /// Returns whether poll() would return done.
   bool over(const OpState& s) const;
   /// done, advanced or pending.
   Step poll(OpState& s);
-  /// Whether MPI may still access the caller's memory.
+  /// Returns whether MPI may still access the caller's memory.
   bool exposed() noexcept;
 
  private:

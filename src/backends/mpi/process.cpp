@@ -49,7 +49,7 @@ constexpr auto kCarryNap = std::chrono::milliseconds(20);
 // How long leaving a group waits for MPI to take its control messages.
 constexpr auto kControlDelivery = std::chrono::seconds(2);
 
-// Large enough for either library: the symbol may be that of the other one.
+// Large enough for either library: the symbol may belong to the other one.
 std::string library_text() {
   char text[65536] = {};
   int length = 0;
@@ -63,7 +63,8 @@ struct Loaded {
   bool sibling = false;  // our plug-in for the other MPI, which may be what brought it
 };
 
-// Debian's MPICH is libmpich.so.12, upstream's and its relatives' libmpi.so.12; Open MPI's is libmpi.so.40.
+// Debian's MPICH is libmpich.so.12; upstream's and its relatives' is libmpi.so.12; Open MPI's is
+// libmpi.so.40.
 bool is_other(std::string_view file) noexcept {
 #if defined(OPEN_MPI)
   return file.starts_with("libmpich.so") || file.starts_with("libmpi.so.12");
@@ -99,10 +100,10 @@ bool is_initialised(const std::string& library) {
   return yes != 0;
 }
 
-// Reductions that MPI does not define, or that a library gets wrong, by our own kernels. Min and max of
-// floats: one quiet NaN, -0 before +0; they are exact, so any order gives the same bits. Min and max of
+// Our own kernels perform reductions that MPI does not define, or that a library gets wrong. Min and max of
+// floats: one quiet NaN, and -0 before +0. They are exact, so any order gives the same bits. Min and max of
 // unsigned integers: MPICH 4.0 compares them as signed. Sums and products of 8 and 16 bits: Open MPI 4.1's
-// vector code saturates where ours wrap.
+// vector code saturates, but weft's sums wrap.
 template <ReduceOp::Kind kKind>
 void combine(void* in, void* inout, int* count, MPI_Datatype* type) {
   DType dtype = DType::f64;
@@ -241,7 +242,7 @@ Process::Process(Logger& log, Deadline deadline) {
                       "that mpirun started",
                       kBackend));
     must(init->code, "MPI_Init_thread");
-    // An MPI without threads does not notice which thread calls it, as long as only one does.
+    // An MPI without thread support does not notice which thread calls it, as long as only one thread does.
     threads_ = std::max(init->threads, static_cast<int>(MPI_THREAD_SERIALIZED));
     ours_ = true;
     struct Exit {
@@ -308,8 +309,8 @@ void Process::poison() noexcept {
   poisoned_ = true;
 }
 
-// MPI sends what it has not sent yet only while it is called, and the program may not call it for long: then
-// peers would wait for control messages of a rank whose call is done. A stopped peer takes none.
+// MPI sends pending messages only while it is called, and the program may not call it for long. Then peers
+// would wait for control messages of a rank whose call is done. A stopped peer takes no messages.
 void Process::defer_free(std::unique_ptr<ControlChannel> channel) {
   for (const Deadline limit = Deadline::after(kControlDelivery);
        !channel->idle() && channel->owes() && !limit.passed();)

@@ -1,6 +1,6 @@
 // The MPI library of this process: who initialised it (the program or weft, once), which threads may call it,
-// and the groups that have ended but are not freed. One source for Open MPI and MPICH; each plug-in has its
-// own.
+// and the groups that have ended but are not freed. One source serves Open MPI and MPICH; each plug-in
+// compiles it for its library.
 #pragma once
 
 #include <mpi.h>
@@ -22,8 +22,8 @@ namespace weft::mpi {
 
 class ControlChannel;
 
-/// Runs f in a thread of its own, for MPI functions that block and cannot be cancelled. Returns false if
-/// it has not ended by the deadline: then the thread stays, with all that it holds.
+/// Runs f in a separate thread, for MPI functions that block and cannot be cancelled. Returns false if f has
+/// not ended by the deadline: then the thread stays, with everything that it holds.
 bool run_until(Deadline deadline, std::function<void()> f);
 
 /// The MPI this file was compiled for, "Open MPI" or "MPICH", and the plug-in's name.
@@ -31,56 +31,56 @@ extern const char* const kLibrary;
 extern const char* const kBackend;
 extern const char* const kBuiltFor;  ///< "Open MPI 4.1.4"
 
-/// Why this MPI cannot be used in this process; empty: it can. Initialises nothing.
+/// Returns why this MPI cannot be used in this process; empty: it can be used. Initialises nothing.
 std::string obstacle();
 
-/// Throws `system` (or `peer_lost`, where MPI says that a process has failed) with MPI's own words.
+/// Throws `system` (or `peer_lost`, if MPI reports that a process has failed) with MPI's own words.
 void must(int code, const char* function);
 
 MPI_Datatype bytes_type(DType t) noexcept;  ///< of the same size: moves it
 MPI_Datatype value_type(DType t) noexcept;  ///< what MPI reduces it as
 
-/// One per process, forever: MPI cannot be initialised twice. Thread-safe.
+/// There is one object per process, forever: MPI cannot be initialised twice. Thread-safe.
 ///
-/// MPI_THREAD_MULTIPLE is asked for. If the program has initialised MPI with less, every MPI call of ours
-/// holds one lock (SERIALIZED), or only the thread that initialised MPI may call (FUNNELED, SINGLE): calls
-/// from other threads are refused.
+/// weft requests MPI_THREAD_MULTIPLE. If the program has initialised MPI with a lower level, every MPI call
+/// of ours holds one lock (SERIALIZED), or only the thread that initialised MPI may call (FUNNELED, SINGLE):
+/// calls from other threads are refused.
 ///
-/// An MPI of our own is finalised when the process exits with status 0 and no group has failed. Otherwise it
-/// is not, which makes mpirun end the other ranks.
+/// If weft initialised MPI, it finalises MPI when the process exits with status 0 and no group has failed.
+/// Otherwise weft does not finalise MPI, which makes mpirun end the other ranks.
 class Process {
  public:
   /// Initialises MPI or joins it. Throws unsupported if obstacle() says so or MPI was finalised already;
   /// timeout if MPI_Init_thread, which may wait for every process of the job, does not end by the
   /// deadline.
   static Process& join(Logger& log, Deadline deadline);
-  /// Whether MPI is initialised, by the program or by weft.
+  /// Returns whether the program or weft has initialised MPI.
   static bool initialised() noexcept;
 
   int world_rank() const noexcept { return world_rank_; }
   int world_size() const noexcept { return world_size_; }
   bool multiple() const noexcept { return threads_ == MPI_THREAD_MULTIPLE; }
-  /// Why this thread may not call MPI; empty: it may.
+  /// Returns why this thread may not call MPI; empty: it may.
   std::string refuses_thread() const;
-  /// Held around MPI calls; with MPI_THREAD_MULTIPLE it holds nothing.
+  /// To be held around MPI calls; with MPI_THREAD_MULTIPLE the lock is empty.
   std::unique_lock<std::mutex> lock();
-  /// The MPI operation for a reduction. Min and max of floats are our own: MPI does not define them for NaN
-  /// and signed zeros.
+  /// The MPI operation for a reduction. Min and max of floats use our own functions: MPI does not define them
+  /// for NaN and signed zeros.
   MPI_Op op(ReduceOp::Kind kind, DType dtype) const noexcept;
 
-  /// Whether MPI may be called: it was not finalised.
+  /// Returns whether MPI may be called: it was not finalised.
   static bool alive() noexcept;
   /// To be called when a failed group is leaked: MPI_Finalize would wait for requests that never end, so it
   /// is not called.
   void poison() noexcept;
   /// Keeps a group that has ended on this rank until all peers have left, since they may still write to it;
-  /// then frees it. Under lock().
+  /// then frees it. Call it under lock().
   void defer_free(std::unique_ptr<ControlChannel> channel);
-  /// Frees what can be freed. Under lock().
+  /// Frees the groups that can be freed. Call it under lock().
   void reap() noexcept;
   /// After a failure: starts a thread that for some minutes sends the messages of `channel` that MPI has not
-  /// accepted yet. `channel` is never freed. So peers that come late learn of the failure, whatever the
-  /// program does meanwhile. Only where weft has initialised MPI with MPI_THREAD_MULTIPLE; elsewhere it goes
+  /// accepted yet. `channel` is never freed. So late peers learn of the failure, whatever the program does
+  /// meanwhile. This needs weft to have initialised MPI with MPI_THREAD_MULTIPLE; otherwise the messages go
   /// out while the program calls MPI.
   void deliver(ControlChannel& channel);
 

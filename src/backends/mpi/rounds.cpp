@@ -11,7 +11,7 @@
 namespace weft::mpi {
 namespace {
 
-// Whether that side has a block per rank, rather than one.
+// Returns whether that side has a block per rank, rather than one block.
 bool many(Op op, bool in) noexcept {
   switch (row(op).counts) {
     case Counts::in_is_n_out:
@@ -32,8 +32,8 @@ bool many(Op op, bool in) noexcept {
 Rounds::Rounds(const Process& process, MPI_Comm comm, int rank, int size, Limits limits)
     : process_(process), comm_(comm), rank_(rank), size_(size), limits_(limits) {}
 
-// Every rank computes the same chunk and number of rounds: from counts that the ranks have compared, and from
-// limits.
+// Every rank computes the same chunk and number of rounds, from limits and from counts that the ranks have
+// compared.
 void Rounds::begin(const OpState& s, std::int64_t largest) {
   const bool at_root = s.root == rank_;
   in_.present = has_in(s.op, at_root);
@@ -89,7 +89,7 @@ Block Rounds::piece(const OpState& s, bool in, int block) const noexcept {
   return {b.offset + done, std::min(b.count - done, chunk_)};
 }
 
-// Chooses this round's buffer: the caller's memory, where its blocks have the form that MPI needs.
+// Chooses this round's buffer: the caller's memory if its blocks have the form that MPI needs.
 void Rounds::prepare(const OpState& s, bool in) {
   Side& side = in ? in_ : out_;
   side.elements = 0;
@@ -118,8 +118,8 @@ void Rounds::pack(const OpState& s) {
   prepare(s, true);
   prepare(s, false);
   const std::int64_t element = size_bytes(s.dtype);
-  // MPI forbids buffers that overlap, where we allow calls in place: then `in` is copied. MPICH compares the
-  // pointers, also where one of the two has no elements.
+  // MPI forbids overlapping buffers, but weft allows calls in place; for such a call `in` is copied. MPICH
+  // compares the pointers even if one of the two buffers has no elements.
   if (in_.present && out_.present && in_.direct && out_.direct) {
     const std::byte *in_end = in_.at + in_.elements * element, *out_end = out_.at + out_.elements * element;
     if (in_.at == out_.at || (in_.at < out_end && out_.at < in_end)) {

@@ -2,8 +2,9 @@
 //
 // MPI counts in int, and its requests cannot be revoked. So a call is a sequence of rounds: round k packs
 // elements [k·chunk, (k+1)·chunk) of every block from `in` into a buffer of ours, moves them by one MPI_I*,
-// and unpacks them from another buffer of ours into `out`. The number of rounds depends only on what all
-// ranks have agreed on. Without safe buffers, a call that fits into one round uses the caller's memory.
+// and unpacks them from another buffer of ours into `out`. The number of rounds depends only on values on
+// which all ranks have agreed. Without safe buffers, a call that fits into one round uses the caller's
+// memory.
 #pragma once
 
 #include <mpi.h>
@@ -53,11 +54,12 @@ class Rounds {
   static constexpr std::int64_t kLeastBlockBytes = std::int64_t{1}
                                                    << 14;  ///< of a block in a round, with many ranks
   Rounds(const Process& process, MPI_Comm comm, int rank, int size, Limits limits);
-  /// `largest`: for all_to_all_v, the elements of the largest block of any rank; the same on all ranks.
+  /// `largest`: for all_to_all_v, the number of elements in the largest block of any rank; equal on all
+  /// ranks.
   void begin(const OpState& s, std::int64_t largest);
   /// done, advanced or pending.
   Step step(const OpState& s);
-  /// Whether MPI may still access the caller's memory.
+  /// Returns whether MPI may still access the caller's memory.
   bool exposed() noexcept;
 
  private:

@@ -9,7 +9,7 @@ namespace weft::nccl {
 void Driver::check(const char* what, Result r, Comm* comm) const {
   if (r == Result::success || r == Result::in_progress) return;
   const char* const last = api.ncclGetLastError(comm);
-  // A remote error means that a peer's process or its network is gone; NCCL does not tell which.
+  // A remote error means that a peer's process or its network is gone; NCCL does not report which peer.
   throw Error(r == Result::remote_error ? ErrorCode::peer_lost : ErrorCode::system,
               fmt::format("{}: {}{}", what, api.ncclGetErrorString(r),
                           last != nullptr && *last ? fmt::format(" ({})", last) : ""));
@@ -104,7 +104,7 @@ bool Channel::advance(std::uint64_t open_batch) {
   }
 }
 
-// The next call, or the next batch of them.
+// Starts the next call, or the next batch of calls.
 void Channel::start() {
   const std::uint64_t batch = ticket(*queue_.front()).batch;
   do {

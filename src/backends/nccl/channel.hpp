@@ -1,8 +1,8 @@
 // A communicator, the stream that its work runs on, and the calls that wait to be started there. Used by one
 // thread at a time.
 //
-// Communicators are non-blocking: NCCL may answer "in progress" and must then be asked until it is done
-// before it takes the next call. So calls are queued, and started one after the other by advance(). A call
+// Communicators are non-blocking: NCCL may answer "in progress", and must then be polled until it is done
+// before it accepts the next call. So calls are queued, and advance() starts them one after the other. A call
 // goes through three stages:
 //
 //   queued     its `ready` event is recorded on the caller's stream
@@ -10,8 +10,8 @@
 //   running    its `done` event is recorded behind it; the device does the rest
 //
 // All ranks must start the same calls together or separately: NCCL plans calls that are started together as
-// one. So only the calls of one batch, which the caller made as one on every rank, share a group start and
-// end.
+// one. So only the calls of one batch, which the caller made as one batch on every rank, share a group start
+// and end.
 #pragma once
 
 #include <deque>
@@ -22,7 +22,7 @@
 
 namespace weft::nccl {
 
-/// The table of functions, with every result checked. Throws Error: "ncclAllReduce: invalid usage (…)".
+/// The table of functions; every result is checked. Throws Error: "ncclAllReduce: invalid usage (…)".
 struct Driver {
   const NcclApi& api;
   int device = 0;
@@ -30,9 +30,9 @@ struct Driver {
   void check(const char* what, CudaResult r) const;
 };
 
-/// Makes the driver's device the current one of this thread, and restores the former one at the end.
-/// Meanwhile this thread may query events though another one captures a stream into a graph: in CUDA's global
-/// mode that would end the capture with an error.
+/// Makes the driver's device the current device of this thread, and restores the former one at the end.
+/// Meanwhile this thread may query events although another thread captures a stream into a graph: in CUDA's
+/// global mode such a query would end the capture with an error.
 class DeviceScope {
  public:
   explicit DeviceScope(const Driver& driver);
@@ -46,8 +46,8 @@ class DeviceScope {
   CaptureMode mode_ = CaptureMode::relaxed;
 };
 
-/// Events, kept for the next use, because making one takes the driver's lock. The destructor destroys all of
-/// them, also those that failed calls have not given back.
+/// Events, kept for reuse, because creating an event takes the driver's lock. The destructor destroys all
+/// events, including those that failed calls have not given back.
 class EventPool {
  public:
   explicit EventPool(const Driver& driver) : driver_(driver) {}
@@ -79,7 +79,7 @@ class Channel {
  public:
   /// `word`: a byte of device memory for barriers. Makes the stream.
   Channel(const Driver& driver, EventPool& events, int rank, int size, std::byte* word);
-  /// Aborts the communicator where it is still there.
+  /// Aborts the communicator if it still exists.
   ~Channel();
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
@@ -88,13 +88,13 @@ class Channel {
   void connect(const UniqueId& id);
   bool connected() const noexcept { return comm_ != nullptr && !busy_; }
   void queue(OpState& s) { queue_.push_back(&s); }
-  /// Takes the steps that are possible now; calls of `open_batch` are not started yet. Returns whether one
-  /// was taken. Throws.
+  /// Takes the steps that are possible now; it does not start calls of `open_batch` yet. Returns whether it
+  /// took a step. Throws.
   bool advance(std::uint64_t open_batch);
   /// Throws an error that NCCL has found since the launch.
   void check_health() const;
   CudaStream stream() const noexcept { return stream_; }
-  /// Gives up the communicator: the caller ends it.
+  /// Gives up the communicator: the caller must end it.
   Comm* release_comm() noexcept {
     Comm* const comm = comm_;
     comm_ = nullptr;

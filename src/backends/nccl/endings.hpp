@@ -1,4 +1,4 @@
-// The end of communicators, orderly or by an abort, on a thread of its own if it takes long.
+// Ends communicators, orderly or by an abort, on a separate thread if that takes long.
 #pragma once
 
 #include <atomic>
@@ -15,24 +15,24 @@ namespace weft::nccl {
 inline constexpr Duration kLookAtStore = std::chrono::milliseconds(50);  ///< how often a rank that waits does
 inline constexpr auto kNap = std::chrono::microseconds(200);
 
-/// Prepares a thread that lives for a few calls of one device: sets the device, and the relaxed capture
-/// mode.
+/// Prepares a thread that makes a few calls for one device: sets the device, and the relaxed capture mode.
 void begin_thread(const Driver& driver) noexcept;
 
-/// The end of communicators in peace. NCCL has "finalized" one when the kernels of all its ranks are done
-/// with the buffers of all others: a peer's kernel, queued on a stream that is late, may read what this rank
-/// has sent out of this rank's buffers, however long ago the send was done here.
+/// Ends communicators in order. NCCL reports a communicator as finalized when the kernels of all its ranks no
+/// longer use any rank's buffers. A peer's kernel that is queued on a late stream may still read sent data
+/// from this rank's buffers, however long ago the send was done here.
 struct Parting {
   Driver driver;
   FirstCause first_cause;
   std::vector<Comm*> comms;  // finalized
 
-  /// True: all are ended. Those that fail, or whose group has failed, are aborted. Stops at the limit.
+  /// Returns true if all communicators have ended. Aborts communicators that fail, or whose group has failed.
+  /// Stops at the limit.
   bool until(Deadline limit) noexcept;
 };
 
-/// The end of communicators that have failed, on a thread of its own. Touches nothing of the backend's, so
-/// that the backend may go while a stuck device keeps it.
+/// Ends communicators that have failed, on a separate thread. Uses no member of the backend, so the backend
+/// may be destroyed while a stuck device delays the abort.
 struct Abortion {
   Driver driver;
   std::vector<Comm*> comms;

@@ -1,4 +1,4 @@
-// Compiled where NCCL's and CUDA's headers are present: what nccl_api.hpp declares is what they declare.
+// Compiled if NCCL's and CUDA's headers are present: checks that the declarations of nccl_api.hpp match them.
 #include <cuda_runtime_api.h>
 
 #include <type_traits>
@@ -8,8 +8,8 @@
 namespace weft::nccl {
 namespace {
 
-// The same in the binary interface: both pointers, both integers or enums of one size, or both structures of
-// one size and alignment.
+// Returns whether two types are equal in the binary interface: both pointers, both integers or enums of one
+// size, or both structures of one size and alignment.
 template <class Ours, class Theirs>
 constexpr bool same_value() {
   if constexpr (std::is_pointer_v<Ours> || std::is_pointer_v<Theirs>)

@@ -1,8 +1,8 @@
-// The functions of NCCL and of the CUDA runtime that are used here, as a table of pointers. They are found at
-// run time, so that weft builds if neither is present, or are given by a test's stand-in.
+// The functions of NCCL and of the CUDA runtime that weft uses, as a table of pointers. weft finds them at
+// run time, so that it builds if neither library is present; or a test's stand-in provides them.
 //
 // The declarations are our own: the binary interface of NCCL 2.18 and CUDA 11, which later versions keep.
-// header_check.cpp compares them with the real headers where those are present.
+// header_check.cpp compares them with the real headers if these are present.
 #pragma once
 
 #include <climits>
@@ -77,7 +77,7 @@ enum class CaptureMode : int { global = 0, thread_local_ = 1, relaxed = 2 };  //
 inline constexpr unsigned kEventDisableTiming = 2, kStreamNonBlocking = 1;
 enum class CopyKind : int { device_to_device = 3, by_address = 4 };  // cudaMemcpyKind
 
-// name, result, arguments. Not one of them waits for a stream or a device: that is a rule, and a test.
+// name, result, arguments. No function of the table waits for a stream or a device; a test checks this rule.
 #define WEFT_NCCL_FUNCTIONS(X)                                                                              \
   X(ncclGetVersion, Result, int* version)                                                                   \
   X(ncclGetUniqueId, Result, UniqueId* id)                                                                  \
@@ -139,15 +139,16 @@ struct LoadedApi {
   NcclApi api;
   std::string problem;  ///< empty: `api` is whole
 };
-/// Loads, of each list, the first library that the process carries already, or else the first that can be
-/// loaded. They stay loaded.
+/// Loads from each list the first library that the process has already loaded, or else the first one that can
+/// be loaded. The libraries stay loaded.
 LoadedApi load_api(std::initializer_list<const char*> nccl = {"libnccl.so.2"},
                    std::initializer_list<const char*> cudart = {"libcudart.so.13", "libcudart.so.12",
                                                                 "libcudart.so.11.0"});
 /// Loaded at the first call and kept.
 const LoadedApi& loaded_api();
 
-/// Why groups cannot be made with it: NCCL too old, no device. Empty: they can.
+/// Returns why groups cannot be made with it: NCCL is too old, or there is no device. Returns "" if groups
+/// can be made.
 std::string obstacle(const NcclApi& api);
 /// "NCCL 2.20.5".
 std::string version_text(const NcclApi& api);

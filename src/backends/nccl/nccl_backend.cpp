@@ -1,19 +1,19 @@
-// Streams: a call runs on the group's own stream, behind an event of the caller's stream: so after everything
-// that the caller's stream was given before the call. The caller's stream waits for the call only if the
-// caller says so (wait_on). The host never waits for a device here.
+// Streams: a call runs on the group's own stream, behind an event of the caller's stream. So it runs after
+// all work that was queued on the caller's stream before the call. The caller's stream waits for the call
+// only if the caller says so (wait_on). The host never waits for a device here.
 //
 // Collectives run on one communicator. Messages cannot: NCCL performs the operations of a communicator one
 // after the other. A send whose receiver is late would hold up everything behind it, and two ranks that both
-// send before they receive would wait forever. So every (source, destination, tag) has a lane of its own: a
+// send before they receive would wait forever. So every (source, destination, tag) has a separate lane: a
 // communicator of the two ranks, made at its first use, in which only the source sends. A message of a rank
 // to itself is a copy.
 //
-// A thread of its own asks the Store (Notices). Other threads wait for it only when the group ends, or fails
-// while the Store answers: half a second at most.
+// A background thread asks the Store (Notices). Other threads wait for this thread only when the group ends,
+// or fails while the Store answers: half a second at most.
 //
-// Failure: the first cause is a key in the Store. A rank that has one, or finds one there, aborts its
-// communicators on a thread of its own, because an abort waits for kernels, which wait for streams of the
-// caller. When that is done, nobody touches the callers' memory any more.
+// Failure: the first cause is a key in the Store. A rank that has a cause, or finds one there, aborts its
+// communicators on a separate thread, because an abort waits for kernels, which wait for streams of the
+// caller. After that, nobody accesses the callers' memory any more.
 #include "backends/nccl/nccl_backend.hpp"
 
 #include <fmt/format.h>
@@ -53,8 +53,8 @@ constexpr Duration kLookAtMost = std::chrono::milliseconds(500);
 constexpr auto kLeave = std::chrono::seconds(1);  // for peers to leave too, before a thread waits for them
 constexpr auto kPart = std::chrono::minutes(10);  // of that thread; then the rest is aborted
 constexpr std::size_t kMostLanes = 64;
-// A digest of what must be equal on all ranks: what they exchange through the store, and the lanes of a
-// group.
+// A digest of everything that must be equal on all ranks: the data that they exchange through the store, and
+// the lanes of a group.
 constexpr std::uint64_t kLayout = digest_of(sizeof(UniqueId), kMostLanes);
 
 // CUDA reads the variable itself, at its first use in a process: 1 to 32.
@@ -103,7 +103,7 @@ class NcclBackend final : public Backend {
     events_->give_back(t.ready);
     events_->give_back(t.done);
   }
-  /// Runs `step` on the device, unless the group has failed; what it throws fails the group.
+  /// Runs `step` on the device, unless the group has failed; an exception of `step` fails the group.
   template <class Step>
   void guarded(const OpState* s, const Step& step) noexcept;
   void raise(const Failure& why) noexcept;
@@ -119,8 +119,8 @@ class NcclBackend final : public Backend {
   Traits traits_;
   Driver driver_;
 
-  // Guards what follows up to the next blank line. Held for a few calls of the driver, never while something
-  // is waited for: abort() takes the communicators out and ends them outside.
+  // Guards the members up to the next blank line. Held for a few calls of the driver, never during a wait:
+  // abort() takes the communicators out and ends them outside.
   std::mutex mutex_;
   std::byte* word_ = nullptr;
   std::unique_ptr<EventPool> events_;
@@ -176,7 +176,7 @@ void NcclBackend::connect(const GroupInit& b) {
   main_ = std::make_unique<Channel>(driver_, *events_, rank_, size_, word_);
   UniqueId id{};
   if (rank_ == 0) driver_.check("ncclGetUniqueId", driver_.api.ncclGetUniqueId(&id));
-  // Each rank says that it is there, so that absent ones can be named; NCCL itself only waits.
+  // Each rank announces that it is there, so that absent ranks can be named; NCCL itself only waits.
   const std::string info =
       join(b, "nccl/here", std::string_view(id.bytes, rank_ == 0 ? sizeof(id.bytes) : 0), kLayout)[0];
   std::memcpy(id.bytes, info.data(), std::min(info.size(), sizeof(id.bytes)));
@@ -199,7 +199,9 @@ void NcclBackend::connect(const GroupInit& b) {
   }
 }
 
-// The device is asked to be done with everything first; GroupState keeps a group whose abort hangs.
+// If the group has not failed, first ends the communicators (leave()); otherwise waits up to a second
+// (kLeave) for their abort. If an abort hangs, GroupState::end() never destroys the group, so this destructor
+// does not run.
 NcclBackend::~NcclBackend() {
   try {
     const DeviceScope scope(driver_);
@@ -216,7 +218,7 @@ NcclBackend::~NcclBackend() {
   }
 }
 
-// Tells ranks that may still wait for this one that it leaves: "rank:calls rank:calls …".
+// Announces to ranks that may still wait for this rank that it leaves: "rank:calls rank:calls …".
 void NcclBackend::tell_leave() noexcept {
   if (!store_) return;
   try {
@@ -231,7 +233,7 @@ void NcclBackend::tell_leave() noexcept {
   }
 }
 
-// Ends the communicators with the peers; where those take long, on a thread of its own.
+// Ends the communicators together with the peers; if the peers take long, on a separate thread.
 void NcclBackend::leave() noexcept {
   tell_leave();
   const auto parting = std::make_shared<Parting>(Parting{driver_, first_cause_, {}});
@@ -314,7 +316,7 @@ Step NcclBackend::poll(OpState& s) noexcept {
     drop(t);
     found = Step::done;
   });
-  // A call that this rank has seen finished stays finished; later ones fail.
+  // If this rank has seen that a call finished, that call stays finished; later calls fail.
   return found != Step::done && failed_.load(std::memory_order_acquire) ? Step::failed : found;
 }
 
@@ -443,7 +445,7 @@ void NcclBackend::match_own(Lane& l) {
   }
 }
 
-// The slow path of a rank that waits: now and then a look at a few keys of the Store, which another thread
+// The slow path of a waiting rank: now and then it looks at a few keys of the Store, which another thread
 // reads.
 bool NcclBackend::healthy() noexcept {
   if (failed_.load(std::memory_order_acquire)) return false;
@@ -461,7 +463,7 @@ bool NcclBackend::healthy() noexcept {
       waits_at_ = came;
       waits_since_ = now;
     }
-    // More rarely as the wait goes on, so that a thousand ranks that wait do not overload the Store.
+    // It looks more rarely as the wait goes on, so that a thousand waiting ranks do not overload the Store.
     const Duration pause = std::clamp<Duration>((now - waits_since_) / 4, kLookAtStore, kLookAtMost);
     if (now - std::max(looked_, waits_since_) >= pause) {
       looked_ = now;
@@ -515,8 +517,8 @@ std::vector<LastCall> NcclBackend::last_calls() noexcept try {
   return {};
 }
 
-// A possible cause of a call that does not end: the device runs kernels of so many streams side by side, and
-// one that is queued behind a kernel which waits for a peer does not begin.
+// A possible cause of a call that does not end: the device runs kernels of only so many streams at once, and
+// a kernel that is queued behind one that waits for a peer does not begin.
 std::string NcclBackend::oversubscribed() const {
   const int have = communicators_.load(std::memory_order_relaxed);
   const int queues = hardware_queues();

@@ -87,7 +87,7 @@ bool Notices::ask(std::uint64_t call, int size) {
   const std::lock_guard lock(mutex_);
   const auto now = Clock::now();
   Question& q = question_;
-  // A rank that had not come when a warning was due may have come since: the deadline asks again.
+  // A rank that had not come when a warning was due may have come since; so the deadline asks again.
   if (q.state == Question::State::none || q.call != call || (q.settled < now && now - q.settled >= kFresh)) {
     q = {.call = call,
          .size = size,
@@ -139,7 +139,7 @@ void Notices::work() noexcept {
           raise_once(lock) || ask_once(lock) || look_once(lock) || put_one(lock) || fetch_one(lock);
       if (did) continue;
     } catch (const std::exception&) {
-      // The Store has ended, or does not answer: the group's deadlines hold without it.
+      // The Store has ended, or does not answer: the group's deadlines work without it.
       answered = false;
       if (!lock) lock.lock();
     }
@@ -160,7 +160,7 @@ void Notices::work() noexcept {
   raise_once(lock);
 }
 
-// Each true if it had something to do; the lock is not held while the Store is asked.
+// Each function returns true if it had work to do; it releases the lock while it asks the Store.
 bool Notices::put_one(Lock& lock) {
   if (puts_.empty()) return false;
   const auto [key, value] = puts_.front();
@@ -199,8 +199,8 @@ bool Notices::ask_once(Lock& lock) {
 
 namespace {
 
-// The report of a rank about itself: how many collectives it called, and the last of them: its number, word
-// and count.
+// The report of a rank about itself: how many collectives it called, and the number, word and count of the
+// last one.
 struct Came {
   std::uint64_t came = 0;
   LastCall last{};
@@ -231,7 +231,8 @@ std::optional<Came> to_came(const std::string& text) {
 
 }  // namespace
 
-// NCCL does not know. A rank that waits says so in the Store, soon after it began to.
+// NCCL does not know which ranks are silent. A waiting rank reports in the Store, soon after its wait began,
+// that it waits.
 void Notices::find_silent(Question& q) {
   const Deadline answer = Deadline::after(kStoreAnswer);  // of all
   q.last.assign(static_cast<std::size_t>(q.size), {});

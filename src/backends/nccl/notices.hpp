@@ -1,6 +1,6 @@
-// The notices that the ranks of a group exchange through the Store, on a thread of its own. A Store may be
-// slow, cut off or stopped; a thread of the program that asked it would hold the group, for which all threads
-// of the rank wait.
+// The notices that the ranks of a group exchange through the Store, on a background thread. A Store may be
+// slow, cut off or stopped. If a thread of the program asked it, that thread would hold the group, for which
+// all threads of the rank wait.
 #pragma once
 
 #include <condition_variable>
@@ -24,39 +24,39 @@ namespace weft::nccl {
 /// How long a Store may take to answer one request.
 inline constexpr Duration kStoreAnswer = std::chrono::milliseconds(500);
 
-/// Thread-safe. No function except the destructor waits for the Store: the destructor waits for the request
+/// Thread-safe. No function except the destructor waits for the Store. The destructor waits for the request
 /// in progress, and for a first cause that is not written yet.
 class Notices {
  public:
-  /// `token`: of the group.
+  /// `token`: the group's token.
   Notices(std::shared_ptr<Store> store, const std::string& token, int rank);
   ~Notices();
   Notices(const Notices&) = delete;
   Notices& operator=(const Notices&) = delete;
 
-  /// Sets a key, soon; tried again if the Store does not answer.
+  /// Sets a key soon; tries again if the Store does not answer.
   void put(std::string key, std::string value);
-  /// Looks for a key until it is there, and removes it from the Store.
+  /// Looks for a key until it exists, and removes it from the Store.
   void want(const std::string& key);
-  /// The value of such a key, once.
+  /// Returns the value of such a key, once.
   std::optional<std::string> got(const std::string& key);
 
-  /// Asks for one look at what others have said: has somebody failed, or left before the last of the `came`
-  /// collectives of this rank? In turn it reports this rank's collectives to them. found() has the result.
-  /// `last`: the last of them.
+  /// Requests one look at the notices of the other ranks: has a rank failed, or left before the last of the
+  /// `came` collectives of this rank? The look also reports this rank's collectives to the other ranks.
+  /// found() returns the result. `last`: the last of these collectives.
   void look(std::uint64_t came, const LastCall& last);
   std::optional<Failure> found() const;
 
   /// Asks, or goes on asking, which of `size` ranks have not reported that they came to collective `call`.
-  /// True: silent() knows, or the Store has not answered in time.
+  /// Returns true if silent() has the answer, or if the Store has not answered in time.
   bool ask(std::uint64_t call, int size);
-  /// Nothing if the Store does not answer.
+  /// Returns nothing if the Store does not answer.
   std::optional<std::vector<int>> silent() const;
-  /// The last call that each rank reported, by rank, in answer to the last question; State::unknown for a
-  /// rank that has not reported, and if the Store does not answer.
+  /// The last call that each rank reported in answer to the last question, by rank; State::unknown if a rank
+  /// has not reported, or if the Store does not answer.
   std::vector<LastCall> last_calls(int size) const;
-  /// Whether the Store has answered the last question in time. If it has not, a caller that cannot wait
-  /// does not ask.
+  /// Whether the Store has answered the last question in time. If the Store has not answered, a caller that
+  /// cannot wait does not ask.
   bool answers() const;
   /// Makes `why` the first cause, soon, if there is none.
   void raise(const Failure& why);
@@ -66,7 +66,7 @@ class Notices {
   static std::string left_key(const std::string& token);
 
  private:
-  /// Which ranks have not come to a call; asked again each time, since ranks come.
+  /// Which ranks have not come to a call; asked again each time, since further ranks may have come.
   struct Question {
     std::uint64_t call = 0;
     int size = 0;

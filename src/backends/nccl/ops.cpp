@@ -1,4 +1,4 @@
-// Each operation as calls of NCCL, made between group start and end. Nothing here waits.
+// Each operation as calls of NCCL, made between group start and end. No function here waits.
 #include <bit>
 #include <cstring>
 #include <optional>
@@ -9,7 +9,7 @@
 namespace weft::nccl {
 namespace {
 
-/// The element type that NCCL counts; `each` of them make one of ours.
+/// The element type that NCCL counts; `each` NCCL elements make one weft element.
 struct Elements {
   DataType type;
   int each;
@@ -21,8 +21,8 @@ struct Elements {
 // Every dtype can be moved as bytes.
 Elements moved_as(DType t) noexcept { return {DataType::u8, size_bytes(t)}; }
 
-// Sums and averages of complex numbers are those of their parts. Never called for a reduction that the traits
-// lack.
+// Sums and averages of complex numbers are the sums and averages of their parts. Never called for a reduction
+// that the traits lack.
 Elements reduced_as(DType t) noexcept {
   switch (t) {
     case DType::f64: return {DataType::f64, 1};
@@ -65,7 +65,8 @@ std::array<std::byte, 8> scalar(double scale, DataType type) noexcept {
   return bytes;
 }
 
-/// A reduction as NCCL knows it. A made one may go as soon as the last call that names it has returned.
+/// A reduction in NCCL's form. A custom reduction may be destroyed as soon as the last call that names it has
+/// returned.
 class Reduction {
  public:
   Reduction(const Driver& driver, const ReduceOp& op, DataType type, Comm* comm)
@@ -188,7 +189,7 @@ void Channel::enqueue(const OpState& s) const {
     case Op::all_to_all:
     case Op::all_to_all_v: break;
   }
-  // The rest: a block from each rank to each, some of them empty.
+  // All other operations: each rank sends a block to each rank; some blocks are empty.
   for (int r = 0; r < size_; ++r) {
     const Block to = s.in == nullptr ? Block{} : in_block(s, r, size_);
     const Block from = s.out == nullptr ? Block{} : out_block(s, r, size_);

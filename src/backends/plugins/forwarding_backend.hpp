@@ -1,4 +1,5 @@
-// A Backend that passes every call on to another one: for those that change a part of it.
+// A Backend that passes every call on to another one; a base class for backends that change some of the
+// functions.
 #pragma once
 
 #include <memory>
@@ -10,8 +11,8 @@
 
 namespace weft {
 
-/// Forwards the functions of version 5.0 of the ABI, and exchanges, for which only a transport that has them
-/// is asked. Other functions of later minors have their defaults.
+/// Forwards the functions of version 5.0 of the ABI. It also forwards exchanges, which are requested only
+/// from a transport that has them. Functions of later minor versions keep their defaults.
 class ForwardingBackend : public Backend {
  public:
   explicit ForwardingBackend(std::unique_ptr<Backend> inner) : inner_(std::move(inner)) {}

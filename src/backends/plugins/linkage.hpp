@@ -1,4 +1,4 @@
-// Whether this weft is libweft.so, which plug-ins are linked to, or a part of a program (libweft.a).
+// Whether this weft is libweft.so, to which plug-ins are linked, or a part of a program (libweft.a).
 #pragma once
 
 namespace weft {

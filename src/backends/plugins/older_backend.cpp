@@ -8,8 +8,8 @@
 namespace weft {
 namespace {
 
-// The traits that it reports may come from this weft's known_traits(): it cannot have operations that came
-// after it.
+// The traits that the plug-in reports may come from this weft's known_traits(): the plug-in cannot have
+// operations that were added after it was built.
 class OlderBackend final : public ForwardingBackend {
  public:
   OlderBackend(std::uint32_t minor, std::unique_ptr<Backend> backend)

@@ -1,5 +1,5 @@
-// Finding and loading transports. A plug-in is loaded once and never unloaded: its code may be on the stack
-// of a thread that nobody can end.
+// Finding and loading transports. A plug-in is loaded once and never unloaded, because its code may be on the
+// stack of a thread that nobody can end.
 #include "weft/backends/plugin.hpp"
 
 #include <dlfcn.h>
@@ -69,8 +69,8 @@ std::string own_folder() {
   return ignored ? std::string() : file.parent_path().string();
 }
 
-// A plug-in calls the libweft that the dynamic loader has bound it to: of several with one soname that is the
-// one which the process loaded first. `address`: something in that libweft.
+// A plug-in calls the libweft to which the dynamic loader has bound it: if several have one soname, that is
+// the one that the process loaded first. `address`: any address in that libweft.
 void expect_bound_to_this_weft(const std::string& file, const void* address) {
   const Image bound = image_of(address), own = own_image();
   if (bound.base == own.base) return;
@@ -80,7 +80,7 @@ void expect_bound_to_this_weft(const std::string& file, const void* address) {
                      bound.file, own.file));
 }
 
-// A link counts even where its target is missing: then the error says so.
+// A link counts as existing even if its target is missing: then the error says so.
 bool exists(const std::string& file) {
   std::error_code ignored;
   return fs::exists(fs::symlink_status(file, ignored));
@@ -125,9 +125,9 @@ BackendPlugin compatible(const std::string& file, const BackendPlugin& plugin) {
   return copy;
 }
 
-// Why the file is no whole shared object; empty: dlopen() may look at it. dlopen() waits for the writer of a
-// FIFO, and maps a file that is cut short, so that the process ends with SIGBUS at the first page that is not
-// there.
+// Returns why the file is no complete shared object; empty: dlopen() may open it. dlopen() waits for the
+// writer of a FIFO, and maps a file that is cut short, so that the process ends with SIGBUS at the first
+// missing page.
 std::string why_not_whole(const std::string& path) {
   const RegularFile file = open_regular_file(path);
   if (!file.fd) return file.why;
@@ -162,8 +162,9 @@ BackendPlugin load(const std::string& file, std::string_view name) {
               : with_limits(why);
     refuse(file, "cannot be loaded: " + why);
   }
-  // Asks the objects that the plug-in needs, before any of its functions is called. It may be bound to yet
-  // another libweft, whose symbols are global in the process (RTLD_GLOBAL): its own `linked_to` shows that.
+  // Looks in the objects that the plug-in needs, before any of its functions is called. The plug-in may be
+  // bound to yet another libweft, whose symbols are global in the process (RTLD_GLOBAL): the plug-in's own
+  // `linked_to` shows that.
   if (const void* const needed = ::dlsym(object, "weft_version"); needed != nullptr)
     expect_bound_to_this_weft(file, needed);
   const auto entry = reinterpret_cast<const BackendPlugin* (*)()>(::dlsym(object, kEntry));
@@ -180,7 +181,8 @@ BackendPlugin load(const std::string& file, std::string_view name) {
   return usable;
 }
 
-// The plug-ins of a Context, by file. A file that was refused is tried again: it may have been replaced.
+// The plug-ins of a Context, by file name. A file that was refused is tried again, because it may have been
+// replaced.
 class LoadedPlugins {
  public:
   explicit LoadedPlugins(Context& context) : log_(context.log()) {}
@@ -279,8 +281,8 @@ FoundPlugin find_plugin(Context& context, std::string_view name) {
 }
 
 // Programs read the plug-in's traits before there is a group; the group uses the traits of its transport.
-// Both must be equal, except for what depends on the group: spin, rings, which device, and whether deaths are
-// detected, which may need all ranks on one host.
+// Both must be equal, except for traits that depend on the group: spin, rings, the device, and whether deaths
+// are detected, which may need all ranks on one host.
 void expect_same_traits(const std::string& file, const Traits& before, const Traits& group) {
   FailureGuarantees guarantees = group.guarantees;
   guarantees.detects_death = before.guarantees.detects_death;

@@ -1,4 +1,4 @@
-// Part of the shared libweft: plug-ins are linked to it. libweft.a has static_library.cpp in its place.
+// Part of the shared libweft, to which plug-ins are linked. libweft.a has static_library.cpp in its place.
 #include "backends/plugins/linkage.hpp"
 
 namespace weft {

@@ -1,5 +1,5 @@
-// Part of libweft.a: a plug-in would bring libweft.so along, a second weft in one process that knows nothing
-// of the first.
+// Part of libweft.a: a plug-in would load libweft.so too, a second weft in the process that knows nothing of
+// the first.
 #include "backends/plugins/linkage.hpp"
 
 namespace weft {

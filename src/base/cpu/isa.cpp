@@ -31,14 +31,14 @@ Registers cpuid(unsigned leaf) noexcept {
 
 constexpr bool has_bit(unsigned word, int bit) noexcept { return (word >> bit & 1u) != 0; }
 
-// The compilers' names for these differ, or one of them has none.
+// The compilers' names for these features differ, or one compiler has no name for them.
 bool has_rest_of_avx2() noexcept {
   const unsigned c = cpuid(1).c;
   constexpr int kMovbe = 22, kF16c = 29, kLzcnt = 5;
   return has_bit(c, kMovbe) && has_bit(c, kF16c) && has_bit(cpuid(0x80000001u).c, kLzcnt);
 }
 
-// With products of bf16, and tiles that the operating system saves.
+// Requires products of bf16, and tiles that the operating system saves.
 bool has_amx() noexcept {
   const unsigned d = cpuid(7).d;
   constexpr int kBf16 = 22, kTile = 24, kOsSaves = 27;

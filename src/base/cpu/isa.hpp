@@ -1,5 +1,5 @@
-// The last instruction set that weft's kernels use. Every choice between kernels of several sets asks here,
-// so that one variable decides it.
+// The highest instruction set that weft's kernels use. Every choice between kernels of several instruction
+// sets asks here, so that one variable decides it.
 #pragma once
 
 #include <optional>
@@ -18,8 +18,8 @@ std::string_view name_of(CpuIsa isa) noexcept;
 /// The last that this CPU has and the operating system lets programs use.
 CpuIsa cpu_has() noexcept;
 
-/// The last that may be used where the CPU has `has`. `limit`: the value of WEFT_CPU_ISA. Throws bad_argument
-/// for a word that is none of the sets, and for a set that the CPU lacks.
+/// Returns the highest set that may be used if the CPU has `has`. `limit`: the value of WEFT_CPU_ISA. Throws
+/// bad_argument for a word that names no set, and for a set that the CPU lacks.
 CpuIsa limited_isa(CpuIsa has, const std::optional<std::string>& limit);
 
 /// limited_isa of this CPU and this environment, as they were at the first call that did not throw. The

@@ -12,8 +12,8 @@
 
 namespace weft {
 
-/// Only in a catch block. The text of the exception that it handles; where that has none, its type: "an
-/// exception of type int".
+/// May be called only in a catch block. Returns the text of the exception that the block handles; if the
+/// exception has no text, its type: "an exception of type int".
 inline std::string caught_words() {
   try {
     throw;

@@ -13,7 +13,7 @@
 namespace weft {
 namespace {
 
-// The beginning of a file; empty if it cannot be read. Without a stream, as there may be no memory.
+// The beginning of a file; empty if it cannot be read. It uses no stream, because there may be no memory.
 std::string beginning_of(const std::string& path) {
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   std::array<char, 4096> bytes;

@@ -27,7 +27,7 @@ std::uint64_t random_bits(const std::filesystem::path& path) {
 
 }  // namespace
 
-// To rename a file over a FIFO, a device or a socket would take it from those who use it.
+// Renaming a file over a FIFO, a device or a socket would take it from those who use it.
 void NewFile::expect_replaceable() const {
   struct stat status {};
   if (::lstat(path_.c_str(), &status) != 0) return;  // nothing is there, or opening will say why

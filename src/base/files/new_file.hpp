@@ -1,6 +1,6 @@
-// Files that weft writes. Everything that weft writes under a name goes through here: a link, a FIFO or a
-// file that somebody else put there beforehand is never followed, waited for or written to. One thread per
-// object.
+// Files that weft writes. weft writes every named file through this class: it never follows, waits for or
+// writes to a link, a FIFO or a file that somebody else put there beforehand. Each object belongs to one
+// thread.
 #pragma once
 
 #include <cstddef>
@@ -14,18 +14,20 @@
 namespace weft {
 
 /// A new file `<path>.tmp.<16 random digits>` (O_EXCL, O_NOFOLLOW, mode 0666 less the umask) that publish()
-/// renames to `path`: whole or not at all. Dropped before that, it is removed and `path` is untouched. An
-/// existing file `path` must be a regular file, a link (which is replaced, not followed) or nothing:
-/// bad_argument otherwise. All other errors are `system`, and name the file.
+/// renames to `path`: the file appears complete or not at all. If the object is destroyed before publish(),
+/// it removes the file, and `path` is untouched. An existing `path` must be a regular file or a link (which
+/// is replaced, not followed); otherwise bad_argument is thrown. All other errors are `system`, and name the
+/// file.
 class NewFile {
  public:
-  /// `subject`: what errors begin with, as in "check: --json: ".
+  /// `subject`: the beginning of error texts, as in "check: --json: ".
   explicit NewFile(std::filesystem::path path, std::string subject = {});
   ~NewFile();
   NewFile(const NewFile&) = delete;
   NewFile& operator=(const NewFile&) = delete;
 
-  /// After publish(), too: the bytes are appended to the file, as long as nobody else gives the name away.
+  /// May also be called after publish(): the bytes are appended to the file, as long as nobody else gives the
+  /// name to another file.
   void write(std::span<const std::byte> bytes);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
   /// Waits until the disk has the bytes.

@@ -43,7 +43,8 @@ RegularFile open_regular_file(const std::string& path) {
     file.why = fmt::format("cannot open it: its name has a NUL after {} characters", nul);
     return file;
   }
-  // O_NONBLOCK: the open of a FIFO would wait for a writer. It changes nothing for regular files.
+  // O_NONBLOCK is needed, because opening a FIFO would wait for a writer. The flag changes nothing for
+  // regular files.
   file.fd = Descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   struct stat status {};
   if (!file.fd) {

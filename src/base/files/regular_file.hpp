@@ -1,4 +1,4 @@
-// Opening files that others named or wrote: only regular files, so that nothing waits for the writer of a
+// Opens files that others named or wrote: only regular files, so that weft never waits for the writer of a
 // FIFO or reads a device without end. Callable from any thread.
 #pragma once
 
@@ -22,11 +22,11 @@ struct RegularFile {
   int error_number = 0;  ///< of open; 0 if the file is of another kind
 };
 
-/// Opens `path` without waiting for anybody. Links are followed; a name with a NUL is refused.
+/// Opens `path` without waiting for any other process. Links are followed; a name with a NUL is refused.
 RegularFile open_regular_file(const std::string& path);
 
-/// All of a regular file. Throws an Error of code `system` "<subject> cannot open it: …" if it cannot be
-/// read, and bad_argument if it is of another kind or larger than `bytes_max`.
+/// Reads all of a regular file. Throws `system` "<subject> cannot open it: …" if the file cannot be read, and
+/// bad_argument if it is of another kind or larger than `bytes_max`.
 std::string read_regular_file(const std::string& path, std::string_view subject, std::size_t bytes_max);
 
 }  // namespace weft

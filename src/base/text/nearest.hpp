@@ -14,7 +14,8 @@
 namespace weft {
 
 /// "; is run meant?", "; is run or bench meant?": the names that differ from `word` in at most a third of
-/// their letters (one of three or fewer), or begin with it, the nearest first. Empty if there is none.
+/// their letters (one of three or fewer), or begin with it, the nearest first. Returns "" if there is no such
+/// name.
 inline std::string is_meant(std::string_view word, const std::vector<std::string>& names) {
   std::vector<std::pair<std::size_t, std::string>> near;
   for (const std::string& name : names) {

@@ -10,7 +10,7 @@
 namespace weft {
 namespace {
 
-// One state for the process, as there is one clock: a suspension concerns all Contexts.
+// One state for the process, because there is one clock: a suspension concerns all Contexts.
 struct Gap {
   Clock::time_point from, until;
 };
@@ -30,7 +30,7 @@ Clock::time_point last_end() noexcept {
 
 Duration suspended_time() noexcept { return Duration(suspended.load(std::memory_order_acquire)); }
 
-// The first thread to go on may make a Deadline before another thread has noticed the gap: that gap lies
+// The first thread to resume may make a Deadline before another thread has noticed the gap: that gap lies
 // before the Deadline and does not count for it.
 Duration suspended_since(Clock::time_point t) noexcept {
   if (last_end() <= t) return Duration::zero();

@@ -1,11 +1,11 @@
 // Checks that the parts cover each element exactly once.
 //
-// Count, for each element, the parts that it is in, less 1: the elements must all have 0. That count is a sum
-// of boxes, each part with the sign + and the whole with the sign -. Along the first dimension the sum
-// changes only at coordinates where a box begins or ends, and it is 0 everywhere if and only if each of these
-// changes is 0. A change is again a sum of boxes with signs, in one dimension less: those that begin there,
-// and with the other sign those that end. If no dimension is left, the change is a number. The first change
-// that is not 0 stands at the first element whose count is not 0.
+// For each element, count the parts that contain it, less 1: this count must be 0 for all elements. The count
+// is a sum of boxes, each part with the sign + and the whole tensor with the sign -. Along the first
+// dimension the sum changes only at coordinates at which a box begins or ends, and it is 0 everywhere if and
+// only if each of these changes is 0. A change is again a sum of signed boxes, in one dimension less: boxes
+// that begin there, and with the opposite sign boxes that end there. If no dimension is left, the change is a
+// number. The first change that is not 0 stands at the first element whose count is not 0.
 #include "checkpoint/index/coverage.hpp"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ struct Change {
   SignedBox box;
 };
 
-// The count at the first element, from `dim` on, if it is not 0; `element` is that one then.
+// Returns the count at the first element from `dim` on whose count is not 0; `element` receives that element.
 std::int64_t first_count(int dim, const std::vector<SignedBox>& boxes, Dims& element) {
   if (dim == element.rank()) {
     std::int64_t sum = 0;
@@ -43,7 +43,7 @@ std::int64_t first_count(int dim, const std::vector<SignedBox>& boxes, Dims& ele
     const std::int64_t at = next->at;
     here.clear();
     for (; next != changes.end() && next->at == at; ++next) here.push_back(next->box);
-    // The sum of all changes is 0: if all others are 0, so is the last one.
+    // The sum of all changes is 0: if all other changes are 0, so is the last one.
     if (next == changes.end()) break;
     element[dim] = at;
     if (const std::int64_t count = first_count(dim + 1, here, element); count != 0) return count;

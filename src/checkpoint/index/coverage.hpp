@@ -1,4 +1,4 @@
-// Whether the parts of a tensor make up its whole. Pure arithmetic; callable from any thread.
+// Checks whether the parts of a tensor make up the whole tensor. Pure arithmetic; callable from any thread.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +9,15 @@
 
 namespace weft {
 
-/// An element that is in none of the parts, or in several.
+/// An element that is in no part, or in several parts.
 struct NotCovered {
   Dims element;
   std::int64_t parts = 0;
 };
 
-/// The first such element in row-major order; nothing if each is in exactly one part. Every part lies
-/// within `whole`. Takes n log n of the parts, times 2 for each dimension in which they differ.
+/// Returns the first such element in row-major order; nothing if each element is in exactly one part. Every
+/// part must lie within `whole`. Takes time n log n for n parts, times 2 for each dimension in which they
+/// differ.
 std::optional<NotCovered> first_not_covered_once(const Shape& whole, std::span<const CheckpointPart> parts);
 
 }  // namespace weft

@@ -28,8 +28,8 @@ std::vector<const NamedView*> by_place(std::span<const NamedView> tensors) {
   return order;
 }
 
-// The views have no memory_fault(). A value that is read into shared memory would be there for the last
-// tensor alone.
+// The views must have no memory_fault(). If two values were read into shared memory, only the last tensor's
+// would remain.
 void expect_disjoint(std::string_view what, std::span<const NamedView> tensors) {
   const NamedView* reaches_farthest = nullptr;
   for (const NamedView* t : by_place(tensors)) {

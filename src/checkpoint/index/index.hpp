@@ -1,5 +1,5 @@
-// A checkpoint's index: which tensors there are, how large they are as a whole, and which file holds what
-// part. Plain values and arithmetic; callable from any thread.
+// A checkpoint's index: which tensors it has, their global sizes, and which file holds which part. Plain
+// values and arithmetic; callable from any thread.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@
 
 namespace weft {
 
-/// One part of a tensor, and where it is.
+/// One part of a tensor, and its place.
 struct CheckpointPart {
   std::string file;
   Box box;
@@ -51,32 +51,32 @@ inline constexpr std::string_view kIndexFile = "index.json";
 inline constexpr std::string_view kLatestFile = "latest";
 inline constexpr std::size_t kMaxIndexBytes = std::size_t{256} << 20;
 
-/// The contents of `latest` if it names that folder: the name, and its hash.
+/// The contents of `latest` that name that folder: the name, and the name's hash.
 std::string latest_text(std::string_view folder);
-/// The name in a text of `latest`; one that people have written has no hash. Throws bad_argument naming
-/// `latest` where it is no name of a folder beside it, or has the hash of another one.
+/// Returns the name in a text of `latest`; a name that people have written has no hash. Throws bad_argument
+/// that names `latest` if the text is no name of a folder next to `latest`, or has the hash of another name.
 std::string folder_of_latest(const std::filesystem::path& latest, const std::string& text);
 
 std::string to_json(const CheckpointIndex& index);
-/// Throws bad_argument naming `path` where the text is no index of a version we know or not the one that was
-/// written (its hash is another), a number in it is none that could be meant, a part's file is not in the
-/// index's folder, or where the parts of a tensor do not cover each element of its whole once.
+/// Throws bad_argument that names `path` if the text is no index of a known version; if it differs from what
+/// was written (its hash is another); if a number in it is out of range; if a part's file is not in the
+/// index's folder; or if the parts of a tensor do not cover each of its elements once.
 CheckpointIndex index_from_json(const std::filesystem::path& path, const std::string& text);
 
-/// The shape of the whole.
+/// The shape of the global tensor.
 inline const Shape& global_shape(const NamedView& tensor) {
   return tensor.layout != nullptr ? tensor.layout->global : tensor.data.shape;
 }
 
-/// Throws what save_checkpoint() says of tensors that cannot be saved or loaded; `what` begins the text. Two
-/// may be the same memory as a whole, and may not overlap otherwise.
+/// Throws the errors that save_checkpoint() documents for tensors that cannot be saved or loaded; `what`
+/// begins the text. Two tensors may be the same memory completely, but may not overlap otherwise.
 void check_tensors(std::string_view what, const DeviceMesh& mesh, std::span<const NamedView> tensors);
 
-/// The part of it that `rank` of the mesh holds: one box, or one for each segment.
+/// The part of the tensor that `rank` of the mesh holds: one box, or one for each segment.
 inline std::vector<HeldBox> boxes_of(const NamedView& tensor, int rank) {
   return held_boxes(global_shape(tensor), tensor.layout, rank);
 }
-/// A contiguous copy of such a part, which this rank holds of a tensor with segments.
+/// A contiguous copy of such a part of a tensor with segments, which this rank holds.
 std::vector<std::byte> take_box(const NamedView& tensor, const HeldBox& box);
 
 /// "rank-00003.safetensors"
@@ -88,7 +88,7 @@ struct OwnedPart {
   Box box;
   std::size_t number = 0, of = 1;  ///< among the boxes that this rank holds
 };
-/// The parts of a run on `ranks` ranks; empty ones are left out. Distinct parts do not overlap.
+/// The parts of a run on `ranks` ranks, without empty parts. Distinct parts do not overlap.
 std::vector<OwnedPart> parts_of(const NamedView& tensor, int ranks);
 
 /// Throws mismatch on all ranks, naming the first difference, if they do not give the same tensors in the
@@ -97,21 +97,21 @@ std::vector<std::uint64_t> expect_same_tensors(std::string_view what, const Devi
                                                std::span<const NamedView> tensors,
                                                std::span<const std::uint64_t> own = {});
 
-/// For each tensor the number of the first one before it that is the same memory (a tied tensor: the same
-/// place, dtype, shape and layout); -1: none. An empty one is no alias.
+/// For each tensor, the index of the first earlier tensor that is the same memory (a tied tensor: equal
+/// place, dtype, shape and layout); -1: none. An empty tensor is no alias.
 std::vector<int> aliases_of(std::span<const NamedView> tensors);
 
-/// The index of a run on `ranks` ranks: each distinct part once, by the lowest rank that holds it. Empty
-/// parts are left out. An alias has the parts of the tensor that `aliases` names. The hashes of its files are
-/// not known yet.
+/// The index of a run on `ranks` ranks: each distinct part once, stored by the lowest rank that holds it.
+/// Empty parts are left out. An alias has the parts of the tensor that `aliases` names. The hashes of the
+/// files are not known yet.
 CheckpointIndex make_index(std::span<const NamedView> tensors, int ranks, std::span<const int> aliases = {});
 
-/// save_checkpoint() and load_checkpoint() of the tensors that a function lists; all ranks get its errors.
-/// `owner`: what they are tensors of, for the texts: "the model".
+/// Like save_checkpoint() and load_checkpoint(), for the tensors that a function lists; all ranks get the
+/// function's errors. `owner`: the owner of the tensors in the texts: "the model".
 void save_listed(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
                  const std::function<std::vector<NamedView>()>& list, const CheckpointExtra& extra,
                  const SaveOptions& options);
-/// The same in the background, as AsyncCheckpoint::save().
+/// Like save_listed() above, but in the background, as by AsyncCheckpoint::save().
 bool save_listed(AsyncCheckpoint& saves, const std::filesystem::path& directory, std::int64_t step,
                  const std::function<std::vector<NamedView>()>& list, const CheckpointExtra& extra,
                  const SaveOptions& options);

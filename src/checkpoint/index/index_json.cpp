@@ -1,4 +1,5 @@
-// The index as text, and back. The text may come from anybody, so all of it is checked before it is used.
+// Converts the index to text, and back. The text may come from anybody, so all of it is checked before it is
+// used.
 #include <fmt/format.h>
 
 #include <charconv>
@@ -36,7 +37,7 @@ Dims dims_from(const JsonReader& in, const char* key) {
   return Dims(std::span<const std::int64_t>(values));
 }
 
-// Each part lies inside the whole, and together they cover each of its elements once.
+// Each part must lie inside the global tensor, and together the parts must cover each of its elements once.
 void check_parts(const std::filesystem::path& path, const std::string& name, const CheckpointEntry& entry) {
   const std::int64_t whole = entry.shape.count();
   std::int64_t count = 0;

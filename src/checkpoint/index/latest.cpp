@@ -1,4 +1,4 @@
-// The contents of `latest`: the name of a folder beside it, and the name's hash.
+// The contents of `latest`: the name of a folder next to it, and the name's hash.
 #include <fmt/format.h>
 
 #include "checkpoint/content_hash.hpp"

@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::string_view kStep = "step-";
 
-// The contents of the directory when it was opened; a warning if it cannot be read.
+// The contents of the directory when it was opened; logs a warning if it cannot be read.
 std::vector<std::filesystem::path> entries_of(const std::filesystem::path& directory, const Warn& warn) {
   std::vector<std::filesystem::path> entries;
   std::error_code failed;

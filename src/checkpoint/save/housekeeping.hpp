@@ -1,5 +1,5 @@
-// Removes old files of a save. Nothing of it stands in the way of the save: what cannot be removed is a
-// warning. For one thread at a time.
+// Removes old files of a save. Nothing here makes the save fail: a file that cannot be removed causes a
+// warning. For use by one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -17,17 +17,18 @@ inline constexpr std::string_view kUnfinished = ".unfinished";
 /// "step-00000200"
 std::string folder_name(std::int64_t step);
 
-/// Removes what a save that was killed has left: folders that never got their name, replaced ones, temporary
-/// files of `latest`. A spare that alone is a checkpoint of its step gets the step's name.
+/// Removes the remains of a save that was killed: folders that never got their name, replaced folders,
+/// temporary files of `latest`. If a spare folder is the only checkpoint of its step, it gets the step's
+/// name.
 void settle_left_overs(const std::filesystem::path& directory, const Warn& warn);
 
-/// Removes the oldest checkpoints up to `step`, so that `keep` of them are left; 0: none. Each loses its name
-/// first: the next save removes what a kill leaves of it. `reached` is called with "old" before the files of
-/// one go.
+/// Removes the oldest checkpoints up to `step`, so that `keep` of them are left; 0: removes none. Each
+/// checkpoint loses its name first, so if the process is killed, the next save removes the rest. `reached` is
+/// called with "old" before the files of a checkpoint are removed.
 void remove_old(const std::filesystem::path& directory, std::int64_t step, int keep, const Warn& warn,
                 const std::function<void(std::string_view)>& reached);
 
-/// Warns, once in a process, if another user owns the directory: he may exchange what is saved there.
+/// Warns, once per process, if another user owns the directory: that user may replace saved files there.
 void warn_of_other_owner(const std::filesystem::path& directory, const Warn& warn);
 
 }  // namespace weft

@@ -21,7 +21,7 @@
 namespace weft {
 namespace {
 
-// Makes the folder and those above it that are not there, and their names durable.
+// Makes the folder and its missing parents, and makes their names durable.
 void make_folders(const std::filesystem::path& folder) {
   std::vector<std::filesystem::path> made;
   for (std::filesystem::path at = folder; !at.empty() && !std::filesystem::exists(at); at = at.parent_path())
@@ -30,8 +30,8 @@ void make_folders(const std::filesystem::path& folder) {
   for (const std::filesystem::path& each : made) sync_folder(each.parent_path());
 }
 
-// A new folder; one of that name that is in the way and cannot be removed gets another name, also a
-// left-over's.
+// Makes a new folder. If a folder of that name (perhaps a left-over) is in the way and cannot be removed,
+// that folder gets another name.
 void make_new(const std::filesystem::path& folder) {
   constexpr mode_t kAll = 0777;  // less the umask
   constexpr int kMostNames = 100;

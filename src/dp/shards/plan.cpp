@@ -98,7 +98,7 @@ ShardItem item_of(ShardEntry entry, const DeviceMesh& axes) {
   return item;
 }
 
-// `size_of(item)`: of an element, in what is counted.
+// `size_of(item)`: the size of an element in the unit that is counted.
 template <class SizeOf>
 Packing pack(const ShardPlan& plan, const SizeOf& size_of) {
   Packing packing;

@@ -10,8 +10,8 @@
 
 namespace weft::dp {
 
-/// A range of rows of the whole, of which each rank has a part: one for each segment of dimension 0. Counts
-/// are in elements.
+/// A range of rows of the whole tensor, of which each rank has a part: one for each segment of dimension 0.
+/// Counts are in elements.
 struct ShardSegment {
   std::int64_t begin = 0, count = 0;  ///< in the whole
   std::vector<std::int64_t> counts;   ///< by rank of the axes
@@ -30,8 +30,8 @@ struct ShardItem {
   std::int64_t gradient_at = 0;            ///< elements, in a buffer of gradients
   std::int64_t shard_at = 0;               ///< elements, in a buffer of reduced gradients
 
-  /// Calls see(offset in the whole, offset in the part, count) for each segment's part of `rank` of the axes;
-  /// in elements.
+  /// Calls see(offset in the whole tensor, offset in the part, count) for each segment's part of `rank` of
+  /// the axes; all three are in elements.
   template <class See>
   void for_each_run(std::size_t rank, const See& see) const {
     std::int64_t at = 0;
@@ -42,8 +42,8 @@ struct ShardItem {
   }
 };
 
-/// How small tensors are packed: block after block, one for each rank, in each the parts of all packed
-/// tensors in order.
+/// How small tensors are packed: one block for each rank, one after the other; each block has the parts of
+/// all packed tensors in order.
 struct Packing {
   std::vector<std::int64_t> counts, offsets;  ///< of the blocks, by rank
   std::vector<std::vector<std::int64_t>> at;  ///< by place in ShardPlan::packed and rank: within the block
@@ -51,7 +51,7 @@ struct Packing {
 };
 
 struct ShardPlan {
-  /// Throws as the constructor of ShardedParameters.
+  /// Throws like the constructor of ShardedParameters.
   ShardPlan(DeviceMesh axes, std::vector<ShardEntry> entries, const ShardedParametersOptions& options);
 
   DeviceMesh axes;

@@ -93,8 +93,8 @@ Tensor ShardTransfers::shared(std::int64_t count, DType dtype) const {
   return Tensor(plan_.axes.context(), {count}, dtype, Memory::shared, stream_of(plan_.options.compute));
 }
 
-// This rank's part is copied to its place in the wholes, or in its block of the packed ones; from there
-// peers read it.
+// This rank copies its part to its place in the whole tensors, or in its block of the packed tensors; peers
+// read it from there.
 class ShardTransfers::Gather final : public Transfer::Steps {
  public:
   Gather(std::shared_ptr<ShardTransfers> of, std::span<const ConstTensorView> shards,
@@ -186,7 +186,7 @@ class ShardTransfers::Gather final : public Transfer::Steps {
   Work work_;  // last: it ends before the memory goes
 };
 
-// Each rank finds its part of the sum where that part lies in its own gradients.
+// Each rank finds its part of the sum at the place of that part in its own gradients.
 class ShardTransfers::Reduce final : public Transfer::Steps {
  public:
   Reduce(std::shared_ptr<ShardTransfers> of, Tensor gradients, ReduceOp op)

@@ -1,5 +1,5 @@
-// The transfers of ShardedParameters: an all-gather and a reduce-scatter of many tensors, as few calls.
-// Private to dp.
+// The transfers of ShardedParameters: an all-gather and a reduce-scatter of many tensors, in as few calls as
+// possible. Private to dp.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,7 @@ class ShardTransfers {
  public:
   explicit ShardTransfers(ShardPlan plan) : plan_(std::move(plan)) {}
   const ShardPlan& plan() const noexcept { return plan_; }
-  /// This rank, among those of the axes.
+  /// The number of this rank among the ranks of the axes.
   std::size_t own() const noexcept { return own_; }
   void set_history(std::uint64_t digest) noexcept { history_ = digest; }
 
@@ -25,7 +25,8 @@ class ShardTransfers {
     const auto base = static_cast<std::size_t>(buffer.data() - buffer.storage().data());
     return Tensor(buffer.storage(), base + static_cast<std::size_t>(at), shape, dtype);
   }
-  /// `to`: where each whole is to lie; `keep`: what finish() gives. `self`: of this object.
+  /// `to`: where each whole tensor will lie; `keep`: the result of finish(). `self`: the owner of this
+  /// object.
   Transfer gather(const std::shared_ptr<ShardTransfers>& self, std::span<const ConstTensorView> shards,
                   std::vector<std::byte*> to, Tensor keep);
   /// Consumes `gradients`.

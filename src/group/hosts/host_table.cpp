@@ -17,11 +17,11 @@
 namespace weft {
 namespace {
 
-// Not of one group of this name, but of all: a rank stays on its host, so that a program which makes many
-// groups of a name leaves one key for each rank.
+// All groups of this name share the key: a rank stays on its host, so a program that makes
+// many groups of one name leaves one key for each rank.
 std::string key_of(const Membership& m, int rank) { return fmt::format("weft/{}/host/{}", m.name, rank); }
 
-// Ranks of equal text can share memory (see HostPeers).
+// Ranks with equal text can share memory (see HostPeers).
 std::string host_of(Context& context, const Membership& m) {
   const GroupInit hooked{.context = context,
                          .store = {},
@@ -49,8 +49,8 @@ const std::vector<int>& HostTable::first_on_host() {
   return first_on_host_;
 }
 
-// The first rank to ask reads the host of each rank, and leaves the result for the others, which read one
-// key.
+// The first rank that asks reads the host of each rank, and stores the result for the other ranks, which read
+// one key.
 std::vector<int> HostTable::read() const {
   const auto n = static_cast<std::size_t>(member_.size);
   const Deadline deadline = Deadline::after(member_.deadline);

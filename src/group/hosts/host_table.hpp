@@ -1,6 +1,6 @@
-// Which ranks of a group share a host. Each rank writes its host into the Store when the group is made,
-// without waiting; a rank that needs the hosts reads them there, once. Groups made of a group share its
-// table. Thread-safe.
+// Records which ranks of a group share a host. Each rank writes its host into the Store when the group is
+// made, without waiting; a rank that needs the hosts reads them from the Store, once. Groups made from a
+// group share its table. Thread-safe.
 #pragma once
 
 #include <memory>
@@ -14,10 +14,11 @@ namespace weft {
 
 class HostTable {
  public:
-  /// Tells the Store where rank `m.rank` is. `token`: the group's.
+  /// Writes the host of rank `m.rank` to the Store. `token`: the group's token.
   HostTable(Context& context, const Membership& m, std::string token);
-  /// For each rank the first rank of its host. The first call reads it from the Store, and waits for ranks
-  /// that have not begun to make the group. Throws timeout naming the first that does not.
+  /// For each rank, the first rank on its host. The first call reads the table from the Store, and waits for
+  /// ranks that have not begun to make the group. Throws timeout that names the first rank that does not
+  /// come.
   const std::vector<int>& first_on_host();
 
  private:

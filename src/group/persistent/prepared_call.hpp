@@ -1,4 +1,4 @@
-// The state of a PersistentCall: a call that was checked, in the form that the backend gets.
+// The state of a PersistentCall: a checked call, in the form that the backend gets.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ class GroupState;
 
 namespace detail {
 
-/// Kept by the PersistentCall, and by the slots of calls in flight that use its blocks.
+/// The PersistentCall owns it, together with the slots of calls in flight that use its blocks.
 struct PreparedCall {
   GroupState* group = nullptr;  ///< alive as long as its users have not ended
   std::shared_ptr<UserNumbers> users;

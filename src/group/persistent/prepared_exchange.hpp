@@ -1,4 +1,4 @@
-// The state of a PersistentExchange: a plan that was checked, and the transport's form of it.
+// The state of a PersistentExchange: a checked plan, and the transport's form of it.
 #pragma once
 
 #include <array>
@@ -31,10 +31,10 @@ struct PreparedExchange {
   const ExchangeProgram program;
   bool sound = false;  ///< the caller has checked that no memory that is written is read or written twice
   std::string tail;    ///< of texts
-  /// The group's: used and destroyed by its owner, not after the group.
+  /// Belongs to the group: the group's owner uses and destroys it, and not after the group has ended.
   std::unique_ptr<PlannedExchange> planned{};
 
-  /// Fields that were looked at and were right, and their number; the last ones.
+  /// The last fields that were checked and were right, and their number.
   struct Known {
     std::vector<ExchangeField> fields{};
     std::uint64_t memory = 0;  // 0: none
@@ -45,7 +45,7 @@ struct PreparedExchange {
 
   /// The number of these fields' memory. Throws bad_argument if they are wrong.
   std::uint64_t memory_of(std::span<const ExchangeField> fields);
-  /// Whether a field has bytes in [begin, end) that are sent or received.
+  /// Returns whether a field has bytes in [begin, end) that are sent or received.
   bool touches(const ExchangeField* fields, const std::byte* begin, const std::byte* end) const noexcept;
 };
 

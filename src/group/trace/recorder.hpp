@@ -1,5 +1,5 @@
 // The last calls of one rank in one group. The owner of the group writes them. Any thread may read at any
-// time: it may see an entry that is half written, but nothing out of bounds.
+// time: it may see a half-written entry, but nothing out of bounds.
 #pragma once
 
 #include <array>
@@ -19,10 +19,10 @@ class Recorder {
  public:
   static constexpr std::uint64_t kEntries = 1024;
 
-  /// `about`: what a Trace says of the group, without times and calls.
+  /// `about`: what a Trace contains about the group, without times and calls.
   explicit Recorder(Trace about);
 
-  /// Notes a call; returns its number for finished().
+  /// Records a call; returns its number for finished().
   std::uint64_t posted(const OpState& s) noexcept {
     const std::uint64_t number = next_.load(std::memory_order_relaxed);
     Entry& e = entries_[number % kEntries];
@@ -36,8 +36,7 @@ class Recorder {
     next_.store(number + 1, std::memory_order_release);
     return number;
   }
-  /// `waited`: the call went through the slow path, where a reading of the clock costs little beside the
-  /// rest.
+  /// `waited`: the call took the slow path, on which reading the clock adds little.
   void finished(std::uint64_t number, CallState state, bool waited) noexcept {
     if (next_.load(std::memory_order_relaxed) - number > kEntries)
       return;  // a later call has taken its entry
@@ -46,7 +45,8 @@ class Recorder {
     e.word.store(word.noted(static_cast<unsigned>(state)).bits(), std::memory_order_relaxed);
     if (waited) e.finished.store(tick(), std::memory_order_relaxed);
   }
-  /// The message that a recv from any source took, or wait_message found: after finished().
+  /// Records the message that a recv from any_source took, or that wait_message found; call it after
+  /// finished().
   void found(std::uint64_t number, const OpState& s) noexcept {
     if (next_.load(std::memory_order_relaxed) - number > kEntries) return;
     Entry& e = entries_[number % kEntries];
@@ -55,7 +55,7 @@ class Recorder {
         std::memory_order_relaxed);
     e.count.store(s.out_count, std::memory_order_relaxed);
   }
-  /// The group has failed. Only the first time counts.
+  /// Records that the group has failed. Only the first call counts.
   void failed(const Failure& why) noexcept;
 
   /// All of it, calls oldest first.

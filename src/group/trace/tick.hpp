@@ -1,5 +1,4 @@
-// The cheapest clock there is: a raw counter on the fast path, turned into nanoseconds only when somebody
-// asks.
+// The cheapest clock: a raw counter on the fast path, converted to nanoseconds only on request.
 #pragma once
 
 #include <cstdint>

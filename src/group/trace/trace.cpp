@@ -12,7 +12,7 @@
 namespace weft {
 namespace {
 
-// How many bytes of `text` from `at` are one character of UTF-8; 0: none.
+// Returns how many bytes of `text` from `at` on form one character of UTF-8; 0: no character.
 std::size_t character(std::string_view text, std::size_t at) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char first = byte(at);
@@ -47,7 +47,7 @@ std::string quoted(std::string_view text) {
   return out + '"';
 }
 
-// The fields of a call that say what it is, the same in both formats.
+// The fields that describe a call, equal in both formats.
 std::string fields(const TracedCall& c) {
   const OpRow r = row(c.op);
   std::string out =
@@ -78,7 +78,7 @@ std::vector<int> rows(const Trace& t, std::vector<std::int64_t>& durations) {
 }
 
 std::string events(std::span<const Trace> traces, std::span<const std::int64_t> shifts) {
-  // In the viewer one "process" is one rank; each of its groups takes `rows` rows.
+  // In the viewer one "process" is one rank; each of its groups occupies `rows` rows.
   using Key = std::tuple<std::string, std::string, int, int>;
   struct Process {
     int number = 0, rows = 0;

@@ -1,6 +1,5 @@
-// The trace of one rank in one group, as it is written to files and read from them: JSON for
-// `weft doctor trace` and for people, Chrome's trace format for chrome://tracing and Perfetto. Pure
-// functions; any thread.
+// The trace of one rank in one group, as files hold it: JSON for `weft doctor trace` and for people, Chrome's
+// trace format for chrome://tracing and Perfetto. Pure functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +35,8 @@ struct Trace {
   std::string backend, host;
   std::string boot;  ///< equal where the monotonic clock is the same
   int process = 0, process_rank = 0;
-  /// Two clocks when the group was made: the first lines up the ranks of a host, the second the hosts.
+  /// Two clocks at the time when the group was made: the first aligns the ranks of a host, the second aligns
+  /// the hosts.
   std::int64_t began_monotonic_ns = 0, began_realtime_ns = 0;
   std::int64_t taken_ns = 0;
   std::uint64_t forgotten = 0;      ///< calls before those here
@@ -48,10 +48,11 @@ struct Trace {
   std::optional<Failed> failure{};
 };
 
-/// One object. `events`: with a key traceEvents, so that the same file opens in Chrome's viewers.
+/// Returns one JSON object. `events`: adds a key traceEvents, so that the file also opens in Chrome's
+/// viewers.
 std::string to_json(const Trace& trace, bool events = false);
-/// All of them on one time line, a process per rank. `shifts`: nanoseconds to add to each trace's times;
-/// none: the monotonic clock.
+/// Puts all traces on one time line, one process per rank. `shifts`: nanoseconds to add to each trace's
+/// times; if empty, the monotonic clock is used.
 std::string to_chrome(std::span<const Trace> traces, std::span<const std::int64_t> shifts = {});
 
 }  // namespace weft

@@ -47,7 +47,8 @@ void on_signal(int number) {
   in_handler.fetch_add(1, std::memory_order_seq_cst);
   const int descriptor = signal_descriptor.load(std::memory_order_seq_cst);
   if (signal_owner.load(std::memory_order_seq_cst) != ::getpid()) {
-    // A child made by fork: the descriptor is its parent's, and nobody here would read it.
+    // This is a child made by fork: the descriptor belongs to its parent, and nobody in the child would read
+    // it.
     ::signal(number, SIG_DFL);
     ::raise(number);
   } else if (descriptor >= 0) {
@@ -127,12 +128,12 @@ struct TraceFiles::Writer {
   std::mutex log_mutex;
   Logger* log = nullptr;  // null: the Context is gone
 
-  // The signal's handler adds 1 to the counter of the descriptor, everybody else 2^32, so that the two can
-  // be distinguished.
+  // The signal's handler adds 1 to the counter of the descriptor, all other code adds 2^32, so that the two
+  // can be distinguished.
   static constexpr std::uint64_t kWake = std::uint64_t{1} << 32;
   void wake() const { static_cast<void>(!::write(descriptor.get(), &kWake, sizeof kWake)); }
 
-  // Writes one file. If memory runs out there is no file, and perhaps no warning.
+  // Writes one file. If memory runs out, no file is written, and perhaps no warning.
   void write_one(const Recorder& recorder, int number) noexcept try {
     std::string problem;
     try {
@@ -149,7 +150,7 @@ struct TraceFiles::Writer {
       log->write(LogLayer::group, LogLevel::warning, "WEFT_TRACE: no trace is written: " + problem);
   } catch (const std::bad_alloc&) {}
 
-  // Called for a signal: asks for all groups, as many as memory allows.
+  // Called for a signal: requests the traces of all groups, as far as memory allows.
   void ask_for_all() noexcept try {
     for (const auto& group : groups) asked.push_back(group);
   } catch (const std::bad_alloc&) {}
@@ -201,7 +202,7 @@ TraceFiles::TraceFiles(Context& context)
     without(fmt::format("eventfd: {}", system_words(errno)));
     return;
   }
-  // It takes no signals: a write beyond the limit of a file's size is an error there.
+  // The thread takes no signals, so a write beyond the limit of a file's size is an error there.
   try {
     writer->thread = start_thread("the writer", [writer] { writer->run(); });
   } catch (const Error& e) {

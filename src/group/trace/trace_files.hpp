@@ -1,5 +1,5 @@
-// Keeps the recorders of a Context's groups, and writes them to files: WEFT_TRACE names a folder, and a
-// thread writes there the calls of a group when it fails first, and those of all groups at every SIGUSR2.
+// Keeps the recorders of a Context's groups, and writes them to files. WEFT_TRACE names a folder; a thread
+// writes there the calls of a group when the group fails first, and the calls of all groups at every SIGUSR2.
 #pragma once
 
 #include <memory>
@@ -10,26 +10,26 @@
 
 namespace weft {
 
-/// Made by Context::attached. Thread-safe. Without WEFT_TRACE there is no thread, no file and no signal, and
-/// the functions do nothing.
+/// Context::attached makes it. Thread-safe. Without WEFT_TRACE there is no thread, no file and no signal
+/// handler, and the functions do nothing.
 ///
-/// SIGUSR2 is taken only where WEFT_TRACE is set and nobody else has taken it, by one Context of the process,
-/// and given back when that one goes.
+/// One Context of the process installs a handler for SIGUSR2, only if WEFT_TRACE is set and nobody else has
+/// installed one; it removes the handler at its end.
 class TraceFiles {
  public:
   explicit TraceFiles(Context& context);
-  /// First writes the traces that were asked for, unless the disk takes more than two seconds.
+  /// First writes the requested traces, unless the disk takes more than two seconds.
   ~TraceFiles();
   TraceFiles(const TraceFiles&) = delete;
   TraceFiles& operator=(const TraceFiles&) = delete;
 
   /// `about`: group, id, rank, size, backend and process rank.
   std::shared_ptr<Recorder> open(Trace about);
-  /// The group has ended: a signal writes it no more.
+  /// To be called when the group has ended: a signal does not write its trace any more.
   void close(const std::shared_ptr<Recorder>& recorder) noexcept;
   /// Asks for a file. Does not wait.
   void write(const std::shared_ptr<Recorder>& recorder) noexcept;
-  /// Waits, two seconds at most, until the files that were asked for are written: the program may end next.
+  /// Waits, two seconds at most, until the requested files are written, because the program may end next.
   void written(const std::shared_ptr<Recorder>& recorder) noexcept;
 
  private:

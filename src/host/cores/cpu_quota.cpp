@@ -23,12 +23,12 @@ namespace {
 constexpr std::int64_t kMostMillicores = 1'000'000'000;  // a million cores
 constexpr std::size_t kMostDepth = 64;                   // of cgroups in each other
 
-// The place where a hierarchy of cgroups is mounted, and the one of its cgroups that the mount shows.
+// The place at which a hierarchy of cgroups is mounted, and the cgroup of the hierarchy that the mount shows.
 struct Mount {
   std::string at, shows;
 };
 
-// A mount point with a blank in it has "\040" there.
+// A mount point with a blank in its name is written with "\040" there.
 std::string unescaped(const std::string& text) {
   std::string plain;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -46,7 +46,7 @@ bool lists(const std::string& commas, const std::string& word) {
   return ("," + commas + ",").find("," + word + ",") != std::string::npos;
 }
 
-// The place where the cgroup file system is mounted. A line of /proc/self/mountinfo has these fields
+// The place at which the cgroup file system is mounted. A line of /proc/self/mountinfo has these fields
 // (proc(5)): id, parent, device, root, mount point, options, optional fields, "-", type, source, options of
 // the type.
 std::optional<Mount> find_mount(const std::string& root, bool version2) {
@@ -64,7 +64,7 @@ std::optional<Mount> find_mount(const std::string& root, bool version2) {
   return found;
 }
 
-// Quota and period in microseconds, in thousandths of a core. A quota of "max" or -1 is none.
+// Converts quota and period in microseconds to thousandths of a core. A quota of "max" or -1 means no quota.
 std::optional<std::int64_t> millicores(const std::string& quota, const std::string& period) {
   const auto q = parse_integer<std::int64_t>(quota), p = parse_integer<std::int64_t>(period);
   if (!q || !p || *q <= 0 || *p <= 0) return std::nullopt;
@@ -83,7 +83,8 @@ std::optional<std::int64_t> quota_in(const std::string& folder, bool version2) {
   return millicores(quota, period);
 }
 
-// From the mount point down to `cgroup`, which /proc/self/cgroup names as seen from the hierarchy's root.
+// Visits the cgroups from the mount point down to `cgroup`, which /proc/self/cgroup names relative to the
+// hierarchy's root.
 void add_quotas(const std::string& root, std::string cgroup, bool version2, std::vector<CpuQuota>& found) {
   const std::optional<Mount> mount = find_mount(root, version2);
   if (!mount) return;
@@ -128,7 +129,7 @@ std::vector<CpuQuota> recent_cpu_quotas() {
   static std::optional<Clock::time_point> read;
   static pid_t reader = 0;
   static std::vector<CpuQuota> quotas;
-  // In a child that was forked while another thread held the lock, it is never released.
+  // In a child that was forked while another thread held the lock, the lock is never released.
   const std::unique_lock lock(mutex, std::try_to_lock);
   if (!lock) return cpu_quotas();
   const auto now = Clock::now();
@@ -141,7 +142,8 @@ std::vector<CpuQuota> recent_cpu_quotas() {
 }
 
 std::int64_t shared_millicores(const std::vector<std::vector<CpuQuota>>& processes) {
-  // For each cgroup its quota, and what is directly in it: other cgroups, or processes. 0 is the root of all.
+  // For each cgroup its quota, and its direct members: other cgroups, or processes. 0 is the root of all
+  // cgroups.
   struct Node {
     std::int64_t quota = 0;
     bool process = false;
@@ -157,7 +159,7 @@ std::int64_t shared_millicores(const std::vector<std::vector<CpuQuota>>& process
     }
     nodes[outer].process = true;
   }
-  // The time that a cgroup gives: the sum of those inside, but no more than its quota. 0: no limit.
+  // The time that a cgroup gives: the sum over its members, but no more than its quota. 0: no limit.
   const auto given = [&](const auto& self, std::uint64_t id) -> std::int64_t {
     Node& node = nodes[id];
     if (node.process || std::exchange(node.counted, true)) return node.quota;

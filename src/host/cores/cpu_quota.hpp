@@ -16,19 +16,20 @@ struct CpuQuota {
 };
 
 /// The cgroups with a quota that this process is in, from the outermost to its own; version 2 (cpu.max) and
-/// version 1 (cpu.cfs_quota_us). Empty if none has one or the system does not tell. `root` is put before
-/// every path, for tests.
+/// version 1 (cpu.cfs_quota_us). Empty if no cgroup has a quota, or if the system does not report it. `root`
+/// is put before every path, for tests.
 std::vector<CpuQuota> cpu_quotas(const std::string& root = "");
 
-/// The same, but up to a second old: otherwise half a dozen files would be read for every group. Thread-safe.
+/// Like cpu_quotas(), but up to a second old: otherwise half a dozen files would be read for every group.
+/// Thread-safe.
 std::vector<CpuQuota> recent_cpu_quotas();
 
-/// The cores that several processes have together; each is in the cgroups of its list. A cgroup gives all
-/// processes in it no more than its quota. 0: some of the processes are not limited.
+/// The cores that several processes have together; each process is in the cgroups of its list. A cgroup gives
+/// all its processes together no more than its quota. 0: some of the processes are not limited.
 std::int64_t shared_millicores(const std::vector<std::vector<CpuQuota>>& processes);
 
-/// Quotas as text without blanks: "17:2000,23:500"; "-" for none. decode_quotas() gives none for any other
-/// text.
+/// Quotas as text without blanks: "17:2000,23:500"; "-" if there are none. decode_quotas() returns none for
+/// any other text.
 std::string encode(const std::vector<CpuQuota>& quotas);
 std::vector<CpuQuota> decode_quotas(const std::string& text);
 

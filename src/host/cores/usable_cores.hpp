@@ -1,6 +1,6 @@
-// Which cores this thread may run on, and how much time there the cgroups of its process leave it; and the
-// same of all ranks of a group together: with more ranks than that, nobody spins. And how many memory nodes
-// the machine has.
+// Which cores this thread may run on, and how much time on them the cgroups of its process allow; and both
+// for all ranks of a group together. If there are more ranks than that, no rank spins. Also the number of
+// memory nodes of the machine.
 #pragma once
 
 #include <sched.h>
@@ -21,7 +21,8 @@ namespace weft {
 /// A set of cores. Ranks tell each other theirs, since each may be bound to other cores.
 class CoreSet {
  public:
-  /// Those that this thread may use. Beyond 1024 the kernel tells nothing, and they count as one.
+  /// The cores that this thread may use. Beyond 1024 cores the kernel reports nothing, and such a machine
+  /// counts as having one core.
   static CoreSet usable() noexcept {
     CoreSet cores;
     cpu_set_t set;
@@ -82,7 +83,7 @@ class CpuShare {
     for (const auto& list : quotas_) text.append("/").append(weft::encode(list));
     return text;
   }
-  /// Anything else in the text is ignored.
+  /// Any other part of the text is ignored.
   static CpuShare decode(const std::string& text) {
     CpuShare share;
     TextIn parts(text);
@@ -99,7 +100,7 @@ class CpuShare {
     if (others.host_ == host_) quotas_.insert(quotas_.end(), others.quotas_.begin(), others.quotas_.end());
     return *this;
   }
-  /// Whole cores; at least one.
+  /// The number of whole cores; at least one.
   int count() const {
     const std::int64_t quota = shared_millicores(quotas_);
     const int cores = std::max(1, cores_.count());
@@ -114,7 +115,8 @@ class CpuShare {
 
 inline int usable_cores() { return CpuShare::usable().count(); }
 
-/// The numbers in a list as the kernel writes it, "0-3,8". A text that is no set of cores adds nothing.
+/// Counts the numbers in a list as the kernel writes it, "0-3,8". A text that is no list of cores adds
+/// nothing.
 inline int count_listed(const std::string& list) {
   TextIn parts(list);
   int count = 0;
@@ -127,7 +129,7 @@ inline int count_listed(const std::string& list) {
   return count;
 }
 
-/// 1 where the kernel does not tell.
+/// Returns 1 if the kernel does not report the number.
 inline int memory_nodes() {
   std::string list;
   FileIn("/sys/devices/system/node/online") >> list;

@@ -20,7 +20,8 @@ struct AbstractAddress {
   socklen_t bytes = 0;
 };
 
-// An abstract name begins with a zero byte and ends where the length says: no file, gone with its socket.
+// An abstract name begins with a zero byte and ends where the length says; it is no file, and disappears with
+// its socket.
 AbstractAddress abstract_address(const std::string& name) noexcept {
   AbstractAddress a;
   a.address.sun_family = AF_UNIX;

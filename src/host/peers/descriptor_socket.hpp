@@ -1,5 +1,5 @@
-// Messages with descriptors between processes of one host: sequenced packets over an abstract Unix socket, as
-// the host peers use them. Nothing here blocks; callers poll.
+// Messages with descriptors between processes of one host: sequenced packets over an abstract Unix socket,
+// for the host peers. No function blocks; callers poll.
 #pragma once
 
 #include <sys/types.h>
@@ -11,7 +11,7 @@
 
 namespace weft {
 
-/// The request of one process to another. Fixed size; checked by the receiver.
+/// The request of one process to another. It has a fixed size, and the receiver checks it.
 struct SocketRequest {
   enum class Kind : std::uint32_t { block, segment, region };
   static constexpr std::uint32_t kMagic = 0x57454654;
@@ -41,7 +41,7 @@ struct SocketReply {
   std::uint64_t id = 0;  ///< regions: unique in the process that offers it, never used again
 };
 
-/// The process at the other end of a Unix socket, as the kernel reports it.
+/// The process at the other end of a Unix socket, as reported by the kernel.
 struct Credentials {
   pid_t process = 0;
   uid_t user = 0;
@@ -50,7 +50,8 @@ Credentials credentials(int socket);
 
 /// A listening socket of that abstract name. Throws system.
 Descriptor listen_abstract(const std::string& name);
-/// A connected socket, or an empty one with errno set: ECONNREFUSED (nobody listens), EAGAIN (try again).
+/// Returns a connected socket, or an empty one with errno set: ECONNREFUSED (nobody listens), EAGAIN (try
+/// again).
 Descriptor connect_abstract(const std::string& name) noexcept;
 /// The next connection, or an empty one with errno set.
 Descriptor accept_connection(int listener) noexcept;
@@ -63,9 +64,9 @@ enum class Transfer {
   no_descriptor,       ///< the message came whole, but this process may open no more descriptors (or too many
                        ///< came)
 };
-/// Sends one message, with a descriptor where `descriptor` >= 0.
+/// Sends one message, with a descriptor if `descriptor` >= 0.
 Transfer send_message(int socket, const void* message, std::size_t bytes, int descriptor = -1) noexcept;
-/// Receives one message of exactly `bytes`; anything else counts as closed.
+/// Receives one message of exactly `bytes`; any other message counts as closed.
 Transfer receive_message(int socket, void* message, std::size_t bytes,
                          Descriptor* descriptor = nullptr) noexcept;
 

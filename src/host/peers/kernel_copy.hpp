@@ -1,6 +1,6 @@
 // The common part of all copies by the kernel between this process and another one (process_vm_readv,
-// process_vm_writev). Such a system call waits for a page of the other process's memory as long as that takes
-// (a file on NFS or FUSE, userfaultfd), and only SIGKILL ends it.
+// process_vm_writev). Such a system call waits for a page of the other process's memory as long as that page
+// takes (a file on NFS or FUSE, userfaultfd), and only SIGKILL ends it.
 #pragma once
 
 #include <algorithm>
@@ -15,11 +15,11 @@ namespace weft {
 
 /// The value of WEFT_SINGLE_COPY.
 enum class SingleCopySetting : std::uint8_t { automatic, off, pull, push };
-/// Throws bad_argument if it says something else.
+/// Throws bad_argument if the variable has another value.
 SingleCopySetting single_copy_setting();
 
-/// How much one system call copies. One that took long has waited for pages: then they are copied one by one,
-/// until they come fast again. So its thread soon looks at what else there is.
+/// How much one system call copies. If a system call took long, it has waited for pages: then pages are
+/// copied one by one, until they arrive fast again. So its thread soon attends to other work.
 class KernelPace {
  public:
   explicit KernelPace(std::int64_t most) noexcept : most_(most), bytes_(most) {}
@@ -40,11 +40,12 @@ class KernelPace {
   std::int64_t most_, bytes_;
 };
 
-/// Whether the kernel copies this memory of this process for others: it tries the first and the last byte. It
-/// refuses memory of some drivers, and secret memory (memfd_secret).
+/// Returns whether the kernel copies this memory of this process for others: it tries the first and the last
+/// byte. The kernel refuses memory of some drivers, and secret memory (memfd_secret).
 bool kernel_copies_from(const std::byte* data, std::size_t bytes) noexcept;
 
-/// Whether the process has ended, or does within a moment: it loses its memory before its pidfd says so.
+/// Returns whether the process has ended, or ends within a moment: it loses its memory before its pidfd
+/// reports the end.
 bool ends_now(const PeerProcess& process) noexcept;
 
 }  // namespace weft

@@ -14,20 +14,21 @@ namespace weft {
 
 inline constexpr int kMaxProcessDoorbells = 1024;  ///< ranks that are threads of one process
 
-/// One process of this host (perhaps this one), watched by pidfd. Shared by all groups that have ranks there.
+/// One process of this host (perhaps this one), watched by pidfd. All groups that have ranks in the process
+/// share this object.
 class PeerProcess {
  public:
   virtual ~PeerProcess() = default;
   virtual const ProcessAddress& address() const noexcept = 0;
   virtual bool is_self() const noexcept = 0;
-  /// False once the process or its Context has ended, or it has become another program. One cheap system
-  /// call.
+  /// Returns false once the process or its Context has ended, or once the process has become another program.
+  /// It costs one cheap system call.
   virtual bool alive() const noexcept = 0;
   enum class State { running, stopped, ended };
-  /// Sees more than alive(), by a read of /proc (some 20 µs). A process that writes its core has ended, long
-  /// before its pidfd says so; alive() is false from then on.
+  /// Detects more than alive(), by reading /proc (some 20 µs). A process that writes its core has ended, long
+  /// before its pidfd reports it; alive() returns false from then on.
   virtual State look() noexcept = 0;
-  /// A segment as this process has mapped it: null and 0 bytes if it has not (yet).
+  /// A segment as this process has mapped it: null and 0 bytes if it is not mapped (yet).
   struct MappedSegment {
     std::byte* begin = nullptr;
     std::size_t bytes = 0;
@@ -35,21 +36,20 @@ class PeerProcess {
   /// This process's mapping of that process's segment. Lock-free: called for each buffer of each direct call.
   virtual MappedSegment mapped(std::uint32_t index) const noexcept = 0;
   std::byte* segment(std::uint32_t index) const noexcept { return mapped(index).begin; }
-  /// This process's address of bytes that the process has named; null if they do not lie in a mapped
-  /// segment.
+  /// This process's address of bytes that the process has named; null if they do not lie in a mapped segment.
   std::byte* find(std::uint64_t segment, std::uint64_t offset, std::int64_t bytes) const noexcept {
     const auto index = static_cast<std::uint32_t>(segment);
     if (index != segment) return nullptr;
     const MappedSegment there = mapped(index);
     return is_within(offset, bytes, there.bytes) ? there.begin + offset : nullptr;
   }
-  /// Maps segments [0, count) that are not mapped yet. If their owner has to be asked for the descriptors,
-  /// gives up at the deadline (a stopped owner). True: all are mapped. A refused mmap is final for that
-  /// segment and logged once.
+  /// Maps segments [0, count) that are not mapped yet. If their owner has to be asked for the descriptors, it
+  /// gives up at the deadline (a stopped owner). Returns true if all are mapped. A refused mmap is final for
+  /// that segment, and is logged once.
   virtual bool map_segments(std::uint32_t count, Deadline deadline) noexcept = 0;
-  /// Whether the mmap of that segment was refused.
+  /// Returns whether the mmap of that segment was refused.
   virtual bool is_refused(std::uint64_t index) const noexcept = 0;
-  /// The doorbell of that number there. Null: there is none.
+  /// The doorbell with that number in that process. Returns null if there is none.
   virtual Doorbell doorbell(int number) const noexcept = 0;
 };
 using PeerProcessRef = std::shared_ptr<PeerProcess>;

@@ -10,8 +10,8 @@ namespace weft {
 
 /// The address that a process publishes, so that others find it. Encoded as one line of text for the Store.
 struct ProcessAddress {
-  /// Boot id, pid namespace and network namespace: equal means that memory can be shared. Random where the
-  /// system does not tell (is_unknown_host()).
+  /// Boot id, pid namespace and network namespace: if they are equal, memory can be shared. The text is
+  /// random if the system does not report them (is_unknown_host()).
   std::string host;
   std::string socket;  ///< abstract socket name, without the leading zero byte; random
   std::uint32_t user = 0;
@@ -19,17 +19,17 @@ struct ProcessAddress {
   std::int32_t block = -1;  ///< its block's descriptor there; -1: none, or peers cannot open it through /proc
   std::uint64_t block_inode = 0;
   std::string encode() const;
-  /// Throws mismatch with the text if it is not an address.
+  /// Throws mismatch with the text if the text is not an address.
   static ProcessAddress decode(const std::string& text);
   friend bool operator==(const ProcessAddress&, const ProcessAddress&) = default;
 };
 
-/// Whether a ProcessAddress::host is of a process that could not tell where it is.
+/// Returns whether a ProcessAddress::host belongs to a process that could not tell its place.
 bool is_unknown_host(std::string_view host) noexcept;
 inline constexpr const char* kUnknownHostText =
     "/proc/sys/kernel/random/boot_id or /proc/self/ns cannot be read (is /proc mounted?)";
 
-/// 128 random bits as text: the name of an abstract socket. Throws system.
+/// 128 random bits as text: the name of an abstract socket. Throws system if there are no random bits.
 std::string random_socket_name();
 
 /// ProcessAddress::host of this process.

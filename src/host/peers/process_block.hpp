@@ -1,5 +1,5 @@
-// A process's block: memory that its peer processes map, by which they see whether it lives and ring its
-// doorbells.
+// A process's block: memory that its peer processes map, by which they see whether the process lives and ring
+// its doorbells.
 #pragma once
 
 #include <linux/futex.h>
@@ -37,10 +37,10 @@ struct ProcessBlock {
   DoorbellLine doorbells[kMaxProcessDoorbells];
 };
 
-// While it exists, the end of the calling thread changes the word on the block, however the thread ends. The
-// word is a robust futex: the kernel changes it if the process is killed, or if it becomes another program by
-// exec, which a pidfd does not report. Replaces the thread's list of robust mutexes, so the thread must use
-// none.
+// While this object exists, the end of the calling thread changes the word in the block, however the thread
+// ends. The word is a robust futex: the kernel changes it if the process is killed, or if it becomes another
+// program by exec, which a pidfd does not report. It replaces the thread's list of robust mutexes, so the
+// thread must not use any.
 class LifeMark {
  public:
   explicit LifeMark(std::atomic<std::uint32_t>& word) noexcept : word_(word) {

@@ -13,8 +13,8 @@ struct ProcessState {
 /// Reads <proc>/<process>/status, in some 20 µs. All false if that cannot be read.
 ProcessState process_state(pid_t process, const char* proc = "/proc") noexcept;
 
-/// Whether the process has ended, or does nothing any more but write its core. Some 30 µs. False if the
-/// system does not tell.
+/// Returns whether the process has ended, or only writes its core. Takes some 30 µs. Returns false if the
+/// system does not report it.
 bool has_ended(pid_t process) noexcept;
 
 }  // namespace weft

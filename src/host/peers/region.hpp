@@ -1,5 +1,5 @@
-// Regions: memory mapped by several processes or threads. The process that made one offers it by name.
-// Thread-safe where a mutex is named.
+// Regions: memory mapped by several processes or threads. The process that made a region offers it by name.
+// A function is thread-safe if its comment names a mutex.
 #pragma once
 
 #include <sys/types.h>
@@ -22,8 +22,8 @@ namespace weft {
 
 class PeerProcess;
 
-/// Memory mapped by several processes or threads: a group's control block. Zero-filled when made. Unmapped
-/// with the last owner; excluded from children by fork and from core dumps.
+/// Memory mapped by several processes or threads: a group's control block. It is filled with zeros when made.
+/// It is unmapped with its last owner, and excluded from forked children and from core dumps.
 struct Region {
   std::byte* data = nullptr;
   std::size_t bytes = 0;
@@ -32,8 +32,9 @@ using RegionRef = std::shared_ptr<const Region>;
 
 struct OfferTable;
 
-// A region with its mapping. In the process that offers it, also the entry in its table; in other processes,
-// the PeerProcess it came from, which stays alive, so that a second open() finds this mapping.
+// A region with its mapping. In the process that offers it, it also holds the entry in that process's table.
+// In other processes, it holds the PeerProcess from which it came; this keeps that object alive, so that a
+// second open() finds this mapping.
 struct HeldRegion : Region {
   SharedMapping mapping;
   Descriptor memfd;

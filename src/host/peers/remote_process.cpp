@@ -33,7 +33,7 @@ std::string refusal_text(const SocketReply& reply) {
   return fmt::format(": {}{}", std::generic_category().message(error_number), limit);
 }
 
-// Milliseconds for poll(): rounded up, so that a wait does not spin at its end; a piece of the wait.
+// Milliseconds for poll(): one piece of the wait, rounded up, so that a wait does not spin at its end.
 int poll_timeout(const Deadline& deadline) {
   const auto piece = std::chrono::ceil<std::chrono::milliseconds>(std::min(deadline.left(), wait_piece()));
   return static_cast<int>(piece.count());
@@ -43,8 +43,8 @@ int poll_timeout(const Deadline& deadline) {
 
 RemoteProcess::RemoteProcess(Logger& log, const ProcessAddress& address, Deadline deadline)
     : log_(log), address_(address) {
-  // The pid is still that process's: the block, which is opened after this, proves it. If there is no such
-  // process, connecting to its socket fails and reports that.
+  // The pid still belongs to that process: the block, which is opened after this, proves it. If there is no
+  // such process, connecting to its socket fails and reports that.
   static_cast<void>(watch());
   block_ = open_block();
   if (!block_) block_ = ask_for_block(deadline);
@@ -165,8 +165,8 @@ bool RemoteProcess::has_ended() const noexcept {
   return life == ProcessBlock::kEnded || (life & FUTEX_OWNER_DIED) != 0;
 }
 
-// Without pidfds (a kernel before 5.3, a sandbox) only the block shows the process's end. False: there is no
-// such process.
+// Without pidfds (a kernel before 5.3, a sandbox) only the block shows the process's end. Returns false if
+// there is no such process.
 bool RemoteProcess::watch() {
   pidfd_ = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, address_.pid, 0)));
   if (!pidfd_ && errno == ESRCH) return false;
@@ -175,7 +175,7 @@ bool RemoteProcess::watch() {
   return true;
 }
 
-// Empty if the system refuses, or if the descriptor is another file.
+// Returns an empty mapping if the system refuses, or if the descriptor is another file.
 SharedMapping RemoteProcess::open_block() const {
   const Descriptor file = open_file_of(address_.pid, address_.block, address_.block_inode);
   if (!file) return {};
@@ -224,8 +224,8 @@ void RemoteProcess::connect(Deadline deadline) {
   if (c.process != address_.pid)
     throw Error(ErrorCode::unsupported,
                 fmt::format("host peers: the socket of {} is held by process {}", who(), c.process));
-  // If an answer comes over the connection after this, the process lives and the pid is its own. Otherwise it
-  // may have ended, while a forked child still holds the connection.
+  // If an answer arrives over the connection after this, the process lives and the pid belongs to it.
+  // Otherwise the process may have ended, while a forked child still holds the connection.
   if (!pidfd_ && !watch()) throw lost("has ended");
 }
 
@@ -247,7 +247,7 @@ RemoteProcess::Answer RemoteProcess::ask(const SocketRequest& request, Deadline 
                                          Clock::time_point start) {
   bool sent = false;
   while (true) {
-    // If it is closed, a refusal may still be there to be read below.
+    // If the connection is closed, a refusal may still wait to be read below.
     if (!sent) sent = send_message(socket_.get(), &request, sizeof request) == Transfer::done;
     Answer answer;
     switch (receive_message(socket_.get(), &answer.reply, sizeof answer.reply, &answer.descriptor)) {
@@ -274,8 +274,8 @@ RemoteProcess::Answer RemoteProcess::ask(const SocketRequest& request, Deadline 
   }
 }
 
-// Maps a file after a check that it is as large as announced, and stays so: access beyond its end would be a
-// SIGBUS.
+// Maps a file after a check that it is as large as announced, and that its size is fixed: access beyond its
+// end would cause a SIGBUS.
 SharedMapping RemoteProcess::map(int fd, std::uint64_t bytes) {
   struct stat file {};
   if (::fstat(fd, &file) != 0) return {};
@@ -298,8 +298,8 @@ bool RemoteProcess::map_segment(std::uint32_t index, Deadline deadline) {
     file = std::move(answer.descriptor);
     bytes = answer.reply.bytes;
   }
-  // If the limit leaves no room, the segment is not mapped: data there can be copied, and the program needs
-  // the addresses.
+  // If the limit leaves no room, the segment is not mapped: its data can be copied instead, and the program
+  // needs the addresses.
   const bool room = leaves_addresses(bytes);
   if (!room) errno = ENOMEM;
   SharedMapping mapping = room ? map(file.get(), bytes) : SharedMapping();

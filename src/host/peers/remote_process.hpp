@@ -1,5 +1,5 @@
-// A peer process that is not this one. Its block and its segments are opened through /proc where the system
-// lets us; otherwise its socket is asked for them.
+// A peer process that is not this one. Its block and its segments are opened through /proc if the system
+// allows it; otherwise they are requested over its socket.
 #pragma once
 
 #include <array>
@@ -26,7 +26,7 @@ namespace weft {
 
 class RemoteProcess final : public PeerProcess, public std::enable_shared_from_this<RemoteProcess> {
  public:
-  // Maps the block; throws as HostPeers::meet().
+  // Maps the block; throws like HostPeers::meet().
   RemoteProcess(Logger& log, const ProcessAddress& address, Deadline deadline);
 
   const ProcessAddress& address() const noexcept override { return address_; }
@@ -40,7 +40,7 @@ class RemoteProcess final : public PeerProcess, public std::enable_shared_from_t
   }
   Doorbell doorbell(int number) const noexcept override { return doorbell_on(&block(), number); }
 
-  // The region it offers under `name`, or null if it offers none now.
+  // The region that the process offers under `name`, or null if it offers none now.
   RegionRef open(const std::string& name, Deadline deadline);
   std::string who() const;  // "process 4711"
   Error lost(const char* how) const;
@@ -52,7 +52,7 @@ class RemoteProcess final : public PeerProcess, public std::enable_shared_from_t
   };
 
   // One conversation at a time, each over its own connection: the thread that has the turn may use the
-  // socket. Waiting for the turn is bounded, since the conversation before may be with a stopped process.
+  // socket. Waiting for the turn is bounded, since the previous conversation may be with a stopped process.
   class Turn {
    public:
     Turn(RemoteProcess& remote, Deadline deadline);

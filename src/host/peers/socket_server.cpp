@@ -94,8 +94,8 @@ void SocketServer::serve() noexcept {
   for (const Descriptor& c : connections_) ::shutdown(c.get(), SHUT_RDWR);
 }
 
-// How long poll() may wait, in ms (-1: forever): until it is time to look for descriptors again, or to
-// report the number of warnings that were left out.
+// How long poll() may wait, in ms (-1: forever): until it is time to check for descriptors again, or to
+// report the number of omitted warnings.
 int SocketServer::timeout(bool listen) const noexcept {
   const int soon = listen ? -1 : static_cast<int>(kLookAgain.count());
   if (warnings_.next() == Clock::time_point::max()) return soon;
@@ -104,7 +104,7 @@ int SocketServer::timeout(bool listen) const noexcept {
   return listen ? then : std::min(soon, then);
 }
 
-// Reserves room in both lists, so that nothing else here allocates.
+// Reserves room in both lists, so that no other function here allocates.
 bool SocketServer::room_for_one() noexcept try {
   const std::size_t wanted = connections_.size() + 1;
   if (wanted > connections_.capacity()) connections_.reserve(2 * wanted);
@@ -128,7 +128,7 @@ bool SocketServer::is_ours(int socket) noexcept try {
   return false;
 }
 
-// Answers one request. False: the connection is at its end.
+// Answers one request. Returns false if the connection is at its end.
 bool SocketServer::answer(int socket) noexcept try {
   SocketRequest request;
   switch (receive_message(socket, &request, sizeof request)) {
@@ -173,7 +173,7 @@ bool SocketServer::answer(int socket) noexcept try {
     reply.status = SocketReply::Status::busy;
     return send_message(socket, &reply, sizeof reply) == Transfer::done;
   }
-  // A peer process has one request open at a time: a full socket means one that never reads.
+  // A peer process has one request open at a time: a full socket means that the peer never reads.
   return sent == Transfer::done;
 } catch (...) {
   return false;

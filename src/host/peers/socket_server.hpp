@@ -1,5 +1,5 @@
-// The thread that serves this process's socket: it hands descriptors of the block, of segments and of regions
-// to processes of the same user.
+// The thread that serves this process's socket: it passes descriptors of the block, of segments and of
+// regions to processes of the same user.
 #pragma once
 
 #include <poll.h>
@@ -27,8 +27,8 @@ class SocketServer {
   SocketServer(Logger& log, const Arena& arena, const ProcessAddress& self, ProcessBlock& block, int refusal,
                std::shared_ptr<OfferTable> offers);
 
-  // The errno, if at least so many looks in a row, kLookAgain apart, found a process whose connection could
-  // not be accepted; otherwise 0.
+  // Returns the errno if each of at least `looks` consecutive checks, kLookAgain apart, found a process whose
+  // connection could not be accepted; otherwise 0.
   int refuses(int looks) const noexcept;
 
   ~SocketServer();
@@ -49,7 +49,7 @@ class SocketServer {
   Descriptor listener_;
   Descriptor stop_;
   std::atomic<int> refusal_{0}, refused_looks_{0};
-  // The thread's. Memory for most jobs is there from the beginning.
+  // Only the thread uses these members. The memory that most jobs need is allocated at the beginning.
   static constexpr std::size_t kPeers = 64;
   std::vector<Descriptor> connections_;
   std::vector<pollfd> watched_;

@@ -81,8 +81,8 @@ bool Loops::same_steps() const noexcept {
   return true;
 }
 
-// Calls see(in offset, out offset, rows): runs of run_ bytes in two dimensions, as a device takes them, if
-// neither side goes backwards or repeats a run; otherwise each run by itself.
+// Calls see(in offset, out offset, rows) for runs of run_ bytes in two dimensions, as a device takes them, if
+// neither side goes backwards or repeats a run; otherwise for each run separately.
 template <class See>
 void Loops::each_rows(const See& see) const {
   if (empty_) return;
@@ -95,7 +95,7 @@ void Loops::each_rows(const See& see) const {
   each_index(outer_ - 1, [&](std::int64_t in, std::int64_t out) { see(in, out, all); });
 }
 
-// Dimensions d and those inside it, where dimension d has `count` indices.
+// Copies dimensions d and those inside it; dimension d has `count` indices.
 void Loops::copy_from_dim(int d, std::int64_t count, const std::byte* in, std::byte* out) const {
   if (d >= outer_) {  // a part of a run
     const std::int64_t bytes = count * element_;
@@ -169,8 +169,8 @@ void Loops::copy(DeviceRuntime& runtime, Stream stream, const std::byte* in, Dev
   });
 }
 
-// Elements `first` … `first + count` of those that dimension d and those inside it have: the end of one of
-// its indices, whole ones, and the beginning of another.
+// Copies elements `first` … `first + count` of dimension d and those inside it: the end of one of its
+// indices, complete indices, and the beginning of another.
 void Loops::copy_part(int d, std::int64_t first, std::int64_t count, const std::byte* in,
                       std::byte* out) const {
   if (d == rank_) return copy_from_dim(d, count, in, out);

@@ -1,4 +1,4 @@
-// Copies and fills of boxes between strided memories. No state; any thread.
+// Copies and fills of boxes between strided memories. The functions have no state; any thread may call them.
 #pragma once
 
 #include <array>
@@ -12,8 +12,8 @@
 
 namespace weft {
 
-/// Whether 64 bits cannot count the bytes between the first element of such a view and the last. No extent is
-/// negative.
+/// Returns whether 64 bits cannot count the bytes between the first element of such a view and the last. No
+/// extent may be negative.
 bool reaches_too_far(const Shape& shape, const Strides& strides, DType dtype) noexcept;
 
 /// A nest of loops over a box: in each dimension how many elements, and how far apart in bytes where they are
@@ -25,14 +25,14 @@ class Loops {
   explicit Loops(std::size_t element_bytes) noexcept : element_(static_cast<std::int64_t>(element_bytes)) {
     find_runs();
   }
-  /// Adds a dimension inside those before it.
+  /// Adds a dimension inside the existing ones.
   void add(std::int64_t count, std::int64_t in_step, std::int64_t out_step) noexcept;
   /// Adds the outermost dimension, before all others: index i is at in_list[i] * in_step on one side, and at
   /// out_list[i] * out_step on the other; where a list is null, i stands for its number. Lists are borrowed.
   void add_list(std::int64_t count, const std::int64_t* in_list, std::int64_t in_step,
                 const std::int64_t* out_list, std::int64_t out_step) noexcept;
 
-  /// The same loops, copying in the host's memory by `way`, whatever the length of a run.
+  /// Returns these loops with copies in the host's memory made by `way`, whatever the length of a run.
   Loops by(CopyRuns way) const {
     Loops loops = *this;
     loops.copy_runs_ = way;
@@ -41,36 +41,37 @@ class Loops {
   }
 
   bool empty() const noexcept { return empty_; }
-  /// One run of bytes on both sides: how many; 0: it is none.
+  /// If the box is one run of bytes on both sides, returns its length; otherwise 0.
   std::int64_t one_piece() const noexcept;
-  /// Whether both sides are walked alike.
+  /// Returns whether both sides have equal steps.
   bool same_steps() const noexcept;
 
   /// out = in, in order on `stream`. The two do not overlap.
   void copy(DeviceRuntime& runtime, Stream stream, const std::byte* in, std::byte* out) const {
     copy(runtime, stream, in, stream.device, out, stream.device);
   }
-  /// The same between that device and the host, or within either.
+  /// Copies between that device and the host, or within either.
   void copy(DeviceRuntime& runtime, Stream stream, const std::byte* in, Device in_device, std::byte* out,
             Device out_device) const;
-  /// The same in the host's memory.
+  /// Copies within the host's memory.
   void copy(const std::byte* in, std::byte* out) const {
     if (outer_ == 0 && !empty_) return copy_runs_(in, out, 1, 0, 0, run_);
     copy_runs(in, out);
   }
-  /// The same for elements `first` … `first + count`, in the host's memory. `in` and `out` are where element
-  /// 0 is, or would be.
+  /// Copies elements `first` … `first + count`, within the host's memory. `in` and `out` are the places of
+  /// element 0, even if it is not copied.
   void copy_some(std::int64_t first, std::int64_t count, const std::byte* in, std::byte* out) const;
-  /// Calls see(in offset, out offset, bytes) for each run of bytes that is one piece on both sides, in order.
+  /// Calls see(in offset, out offset, bytes) for each run of bytes that is contiguous on both sides, in
+  /// order.
   template <class See>
   void each_run(const See& see) const {
     if (!empty_) each_index(outer_, [&](std::int64_t in, std::int64_t out) { see(in, out, run_); });
   }
-  /// Each element of out becomes the one at `in`, which is in the host's memory and lives until the stream
-  /// came here. The in steps do not count.
+  /// Sets each element of out to the element at `in`, which is in the host's memory; the caller must keep it
+  /// alive until the stream has performed this call. The in steps do not matter.
   void fill(DeviceRuntime& runtime, Stream stream, const std::byte* element, std::byte* out) const;
   /// Calls row(in offset, out offset, count, in step, out step) for each index of all dimensions but the
-  /// innermost, whose elements it is.
+  /// innermost, with the elements of the innermost one.
   template <class Row>
   void each_row(const Row& row) const {
     if (empty_) return;
@@ -126,8 +127,8 @@ class Loops {
   std::int64_t element_;
   bool empty_ = false;
   int rank_ = 0;
-  // Copies in the host's memory: the first `outer_` dimensions count runs of `run_` bytes, which are one
-  // piece on both sides.
+  // Copies within the host's memory: the first `outer_` dimensions count runs of `run_` bytes, which are
+  // contiguous on both sides.
   int outer_ = 0;
   std::int64_t run_ = 0;
   CopyRuns copy_runs_ = nullptr;

@@ -29,7 +29,7 @@ class Search {
     terms_[count_++] = {step, least, most, 0, 0};
   }
 
-  // `nonzero`: not with all variables 0.
+  // `nonzero`: excludes the solution with all variables 0.
   bool finds(std::int64_t start, bool nonzero) {
     std::sort(terms_.begin(), terms_.begin() + static_cast<std::ptrdiff_t>(count_),
               [](const Term& a, const Term& b) { return a.step > b.step; });

@@ -1,4 +1,5 @@
-// Whether strided views have a byte in common, decided element by element. No state; any thread.
+// Decides, element by element, whether strided views have a byte in common. The functions have no state; any
+// thread may call them.
 #pragma once
 
 #include <cstddef>
@@ -9,16 +10,17 @@
 
 namespace weft {
 
-/// The bytes from the first to behind the last element of a view; the same pointer twice where it has none.
+/// The bytes from the first to behind the last element of a view; two equal pointers if the view is empty.
 std::pair<const std::byte*, const std::byte*> span_of(const ConstTensorView& v) noexcept;
 
-/// Whether an element of `a` and one of `b` share a byte. The answer is exact for any strides, so that
-/// interleaved views count as separate. The difference of two addresses is a sum of strides times differences
-/// of indices; a search, the largest stride first, finds whether that sum can be 0. Views whose strides are
-/// so entangled that a million steps do not decide count as sharing.
+/// Returns whether an element of `a` and one of `b` share a byte. The answer is exact for any strides, so
+/// that interleaved views count as separate. The difference of two addresses is a sum of strides times
+/// differences of indices; a search, the largest stride first, finds whether that sum can be 0. Views whose
+/// strides are so entangled that a million steps do not decide count as sharing.
 bool share_memory(const ConstTensorView& a, const ConstTensorView& b) noexcept;
 
-/// Whether two different elements of `v` share a byte (a stride of 0, for example). As exact.
+/// Returns whether two different elements of `v` share a byte (a stride of 0, for example). The answer is as
+/// exact as that of share_memory().
 bool overlaps_itself(const ConstTensorView& v) noexcept;
 
 }  // namespace weft

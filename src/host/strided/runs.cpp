@@ -9,9 +9,9 @@
 namespace weft {
 namespace {
 
-// One run. A length that is no power of two is two or more blocks of one, of which the last ends where the
-// run ends and overlaps the one before it. All blocks are read before the first is written: the processor
-// need not wait to see whether they are the same memory.
+// One run. A run whose length is no power of two is copied in two or more blocks of such a length; the last
+// block ends at the end of the run and overlaps the block before it. All blocks are read before the first is
+// written, so the processor need not check whether they are the same memory.
 template <std::size_t kBlock, std::size_t kBlocks>
 struct Blocks {
   std::array<std::array<std::byte, kBlock>, kBlocks> bytes;
@@ -29,7 +29,7 @@ struct Blocks {
 template <std::size_t kBlock, std::size_t kBlocks>
 void copy_blocks(const std::byte* in, std::byte* out, std::int64_t count, std::int64_t in_step,
                  std::int64_t out_step, std::int64_t run) {
-  // As many runs at a time as the processor's 16 vector registers hold.
+  // As many runs at a time as fit the processor's 16 vector registers.
   constexpr std::int64_t kAtOnce = kBlocks <= 2 ? 4 : kBlocks <= 4 ? 2 : 1;
   std::int64_t i = 0;
   for (; i + kAtOnce <= count; i += kAtOnce) {
@@ -50,9 +50,9 @@ void copy_blocks(const std::byte* in, std::byte* out, std::int64_t count, std::i
   }
 }
 
-// Runs of more than kMostVectors vectors, a cache line at a time, in order; the last one ends where the run
-// ends and overlaps the one before it. On Zen 5 glibc's memcpy takes a third longer for a run of 1 KiB, and
-// nearly twice as long to read what another chiplet has written.
+// Copies runs of more than kMostVectors vectors, one cache line at a time, in order; the last line ends at
+// the end of the run and overlaps the line before it. On Zen 5 glibc's memcpy takes a third longer for a run
+// of 1 KiB, and nearly twice as long to read data that another chiplet has written.
 WEFT_CPU_CLONES(void, copy_long,
                 (const std::byte* in, std::byte* out, std::int64_t count, std::int64_t in_step,
                  std::int64_t out_step, std::int64_t run),

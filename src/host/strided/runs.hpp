@@ -1,5 +1,6 @@
-// Copies of many short runs of bytes that are equally far apart, as the rows of a face of a field are: a loop
-// for each length, so that none calls memcpy for a few bytes. No state; any thread.
+// Copies many short runs of bytes that are equally far apart, like the rows of a face of a field: there is
+// one loop for each length, so that no copy calls memcpy for a few bytes. The functions have no state; any
+// thread may call them.
 #pragma once
 
 #include <cstddef>
@@ -14,11 +15,11 @@ namespace weft {
 using CopyRuns = void (*)(const std::byte* in, std::byte* out, std::int64_t count, std::int64_t in_step,
                           std::int64_t out_step, std::int64_t run);
 
-/// The quickest for runs of that many bytes; 1 or more.
+/// The quickest way for runs of that many bytes; `run` is 1 or more.
 CopyRuns copy_runs_of(std::int64_t run) noexcept;
 
-/// Calls see(move, how many bytes) for each. If they have the same `bytes` (otherwise 0), of a usual number,
-/// the compiler knows it.
+/// Calls see(move, number of bytes) for each move. If all moves have the same number `bytes` (otherwise 0),
+/// and it is a usual one, the compiler knows it.
 template <class Moves, class See>
 inline void each_move(const Moves& moves, std::uint32_t bytes, const See& see) {
   const auto all = [&](auto known) {
@@ -34,7 +35,7 @@ inline void each_move(const Moves& moves, std::uint32_t bytes, const See& see) {
   }
 }
 
-/// One run, of a few bytes as a rule.
+/// Copies one run, usually of a few bytes.
 inline void copy_run(std::byte* out, const std::byte* in, std::size_t bytes) noexcept {
   switch (bytes) {
     case 4: std::memcpy(out, in, 4); return;

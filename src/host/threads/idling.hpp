@@ -1,5 +1,4 @@
-// How long a thread that waits spins before it yields its core, and what it has learnt about that. Any
-// thread.
+// How long a waiting thread spins before it yields its core, and what it has learnt about that. Any thread.
 #pragma once
 
 #include <sched.h>
@@ -25,31 +24,31 @@ inline void pause() noexcept {
 #endif
 }
 
-/// How many polls are worth spinning for one rank: kSpins, unless the ranks that it waits for run on its own
+/// How many polls are worth spinning for one rank: kSpins, unless the ranks for which it waits run on its own
 /// core.
 ///
 /// Ranks that are not bound may share a core while another core idles, for milliseconds, or for as long as a
-/// third program keeps that one busy. Then all that a waiter spins is taken from the rank that it waits for,
-/// and a call takes as long as all its waits spin: hundreds of microseconds in place of ten. It is
-/// recognised so: nothing came while this thread spun; it yielded, others ran for a while, gave the core back
-/// before their time slice was over, and what it waited for is there. Each such wait divides the number of
-/// polls; each wait that ends with nobody else on the core doubles it again. A program that computes keeps
-/// the core for a whole slice, so it does not count: to spin beside it is right, since every yield costs a
-/// slice.
+/// third program keeps that other core busy. Then the time that a waiting rank spins is lost to the rank for
+/// which it waits, and a call takes as long as all its waits spin: hundreds of microseconds instead of ten.
+/// weft recognises this as follows: nothing arrived while this thread spun; it yielded, others ran for a
+/// while and gave the core back before their time slice was over, and then the awaited event was there. Each
+/// such wait divides the number of polls; each wait that ends with nobody else on the core doubles the number
+/// again. A program that computes keeps the core for a complete slice, so it does not count: next to such a
+/// program it is right to spin, since every yield costs a slice.
 class SpinLimit {
  public:
   static constexpr int kLeast = 16;
-  /// A yield takes less if nobody else runs.
+  /// A yield takes less than this if nobody else runs.
   static constexpr Duration kAlone = std::chrono::nanoseconds(1500);
   static constexpr Duration kSlice = std::chrono::microseconds(500);  ///< schedulers' time slices are longer
 
   int polls() const noexcept { return polls_.load(std::memory_order_relaxed); }
-  /// The event that a thread waited for came while it spun, without a yield.
+  /// To be called if the awaited event arrived while the thread spun, without a yield.
   void came_while_spinning() noexcept {
     if (const int now = polls(); now < kSpins) [[unlikely]]
       set(std::min(2 * now, kSpins));
   }
-  /// It came in a yield of that length.
+  /// To be called if the event arrived in a yield of that length.
   void came_in_yield(Duration length) noexcept {
     if (length <= kAlone) return came_while_spinning();
     if (length < kSlice) set(std::max(polls() / 4, kLeast));
@@ -60,8 +59,8 @@ class SpinLimit {
   std::atomic<int> polls_{kSpins};  // threads of a rank that wait at once may lose each other's changes
 };
 
-/// One thread that waits: after each poll without success it calls spin(), where that says no yield(), and
-/// where that says no it sleeps.
+/// One waiting thread: after each poll without success it calls spin(); if that returns false, yield(); and
+/// if that returns false, it sleeps.
 class Idling {
  public:
   explicit Idling(SpinLimit& limit, bool spins = true) noexcept : limit_(limit), spins_(spins) {}
@@ -73,7 +72,7 @@ class Idling {
     if (spins_ && in_yield_ > Duration::zero()) limit_.came_in_yield(in_yield_);
     restart();
   }
-  /// As if nothing had been waited for yet.
+  /// Resets the object, as if there had been no wait yet.
   void restart() noexcept {
     polls_ = yields_ = 0;
     in_yield_ = {};
@@ -81,14 +80,15 @@ class Idling {
   /// Polls without success since something moved.
   int polls() const noexcept { return polls_; }
   bool spins() const noexcept { return spins_ && polls_ < limit_.polls(); }
-  /// A poll was without success. True: it has paused; false: this thread has spun long enough.
+  /// To be called after a poll without success. Returns true if the thread has paused, and false if it has
+  /// spun long enough.
   bool spin() noexcept {
     ++polls_;
     if (!spins()) return false;
     pause();
     return true;
   }
-  /// True: it has yielded the core; false: this thread has yielded often enough.
+  /// Returns true if the thread has yielded the core, and false if it has yielded often enough.
   bool yield() noexcept {
     if (yields_ >= kYields) {
       in_yield_ = {};  // what comes from now on comes in a sleep

@@ -1,5 +1,5 @@
-// One thread owns something at a time, and does not block meanwhile, except in the kernel, which may wait for
-// a peer's page (host/peers/kernel_copy.hpp). So others wait for it a bounded time.
+// One thread owns an object at a time, and does not block meanwhile, except in the kernel, which may wait for
+// a peer's page (host/peers/kernel_copy.hpp). So other threads wait for the owner a bounded time.
 #pragma once
 
 #include <sched.h>
@@ -23,8 +23,8 @@ class OwnerFlag {
     return !owned_.load(std::memory_order_relaxed) && !owned_.exchange(true, std::memory_order_acquire);
   }
   void disown() noexcept { owned_.store(false, std::memory_order_release); }
-  /// After try_own() has failed. Spins (where `spin` allows it) and yields; false: not within `limit`, or
-  /// `stop()` says that there is no use in it.
+  /// To be called after try_own() has failed. Spins (if `spin` allows it) and yields; returns false if the
+  /// flag was not obtained within `limit`, or if `stop()` returns that waiting is useless.
   template <class Stop>
   [[gnu::cold]] bool contend(bool spin, Deadline limit, const Stop& stop) noexcept {
     for (int spins = 0; !try_own(); ++spins) {

@@ -1,5 +1,5 @@
-// The threads of one rank, for loops over memory. Kept by its Compute. Used by the one thread that uses the
-// Compute.
+// The threads of one rank, for loops over memory. The rank's Compute owns them. Only the thread that uses the
+// Compute may use them.
 #pragma once
 
 #include <array>
@@ -15,8 +15,8 @@
 
 namespace weft::threads {
 
-/// compute.threads() - 1 threads that sleep until there is something to do, beside the caller's. If the
-/// system refuses some of them, there are fewer, and one line at level warning says so.
+/// compute.threads() - 1 threads, in addition to the caller's, that sleep until there is work. If the system
+/// refuses some of them, there are fewer, and one line at level warning says so.
 class Workers {
  public:
   explicit Workers(Compute& compute);
@@ -24,8 +24,8 @@ class Workers {
   Workers(const Workers&) = delete;
   Workers& operator=(const Workers&) = delete;
 
-  /// Calls work(i) once for each i < count, on all threads, and returns when all are done. `work` does not
-  /// throw.
+  /// Calls work(i) once for each i < count, on all threads, and returns when all calls are done. `work` must
+  /// not throw.
   template <class Work>
   void run(std::size_t count, const Work& work) {
     run(count, &work, [](const void* w, std::size_t i) { (*static_cast<const Work*>(w))(i); });
@@ -55,11 +55,12 @@ struct Block {
   std::int64_t begin, count;  ///< elements
 };
 constexpr std::int64_t kBlockElements = std::int64_t{1} << 16;
-/// Blocks that are worked on before the next ones are looked for: they lie on the stack.
+/// Number of blocks that are processed before the next ones are collected: they lie on the stack.
 constexpr std::size_t kBatch = 128;
 
 /// Calls work(i) once for each i < count, on the threads of `compute` (null: on this one), and returns when
-/// all are done. `elements`: how many there are to work on in all; few are not worth waking threads.
+/// all calls are done. `elements`: the total number of elements; if there are few, it is not worth waking
+/// threads.
 template <class Work>
 void run(Compute* compute, std::size_t count, std::int64_t elements, const Work& work) {
   if (compute != nullptr && compute->threads() > 1 && elements > kBlockElements)
@@ -68,9 +69,9 @@ void run(Compute* compute, std::size_t count, std::int64_t elements, const Work&
     for (std::size_t i = 0; i < count; ++i) work(i);
 }
 
-/// Cuts tensors of count_of(0), count_of(1), … elements into blocks of kBlockElements: always the same ones,
-/// so that results do not depend on the number of threads. Calls work(block) for each, on the threads of
-/// `compute` (null: on this one).
+/// Divides tensors of count_of(0), count_of(1), … elements into blocks of kBlockElements: always the same
+/// blocks, so that results do not depend on the number of threads. Calls work(block) for each block, on the
+/// threads of `compute` (null: on this one).
 template <class CountOf, class Work>
 void for_blocks(Compute* compute, std::size_t tensors, const CountOf& count_of, const Work& work) {
   std::array<Block, kBatch> batch;

@@ -52,7 +52,7 @@ WEFT_CPU_CLONES(void, gelu_tanh_backward_range, (const float* dy, const float* x
                 (dy, x, dx, n)) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) {
-    // Beyond 100 sigmoid is 0 or 1, and the slope too; v^2 would become infinite, and infinity times 0 is
+    // Beyond 100 the sigmoid and the slope are 0 or 1; v^2 would become infinite, and infinity times 0 is
     // NaN.
     const float most = x[i] > 100.0f ? 100.0f : x[i], v = most < -100.0f ? -100.0f : most;
     const float s = sigmoid_f32(twice_gelu_inner(v));

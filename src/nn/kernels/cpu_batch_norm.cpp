@@ -45,7 +45,7 @@ WEFT_CPU_CLONES(void, backward_range,
   for (std::int64_t i = 0; i < n; ++i) dx[i] = factor * (dy[i] - mean_dy - (x[i] - mean) * slope);
 }
 
-// Calls run(channel, first element) for each sample of each channel; channels are shared among threads.
+// Calls run(channel, first element) for each sample of each channel; threads share the channels.
 template <class Run>
 void each_range(KernelContext& ctx, MapShape s, Run&& run) {
   parallel_for(ctx.state(), s.channels, [&](std::int64_t c, int) {
@@ -101,7 +101,7 @@ void batch_norm_backward(KernelContext& ctx, const float* dy, const float* x, co
   });
 }
 
-// A few numbers for each channel: one thread.
+// There are only a few numbers for each channel, so one thread computes them.
 void batch_norm_statistics(KernelContext&, const double* sum, const double* squares, double count, double eps,
                            float* mean, float* inv_std, double* tracked_mean, double* tracked_var,
                            std::int64_t channels) {
@@ -161,9 +161,9 @@ void sum_rows_f64(KernelContext&, const double* x, float* y, std::int64_t rows, 
   }
 }
 
-// Group norm rounds at the same steps as the layer for maps that are cut in space
-// (src/domain/group_norm.cpp): it makes the sums of each channel in f64, then those of each group, then
-// statistics in f32, over the ranges above. So both give the same bits, unless the ranks' sums, in another
+// Group norm rounds at the same steps as the layer for maps that are sharded in space
+// (src/domain/group_norm.cpp): it computes the sums of each channel in f64, then those of each group, then
+// statistics in f32, over the ranges above. So both give equal bits, unless the ranks' sums, in another
 // order, round to another f32.
 void group_norm_forward(KernelContext& ctx, const float* x, const float* weight, const float* bias, float* y,
                         float* mean, float* inv_std, MapShape s, std::int64_t groups, float eps) {

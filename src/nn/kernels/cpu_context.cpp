@@ -1,5 +1,5 @@
-// The CPU's part of a KernelContext: scratch memory, the number of threads. One thread at a time uses a
-// context.
+// The CPU's part of a KernelContext: scratch memory, the number of threads. Only one thread at a time may use
+// a context.
 #include "nn/kernels/cpu_context.hpp"
 
 #include <omp.h>
@@ -17,15 +17,15 @@ const gemm::Kernel* best_own() {
   return best;
 }
 
-// Products of weft's own, if there are any for this CPU: oneDNN's bits depend on how a product is cut for
+// weft's own products, if there are any for this CPU: oneDNN's bits depend on how a product is divided among
 // the threads.
 Products best_f32() { return best_own() != nullptr ? Products::own : Products::onednn; }
-// oneDNN is twice as fast where the CPU multiplies bf16; elsewhere they are f32 products.
+// oneDNN is twice as fast if the CPU multiplies bf16; on other CPUs these are f32 products.
 Products best_bf16() {
   return best_own() != nullptr && cpu_isa() < CpuIsa::avx512_bf16 ? Products::own : Products::onednn;
 }
 
-// The limit of oneDNN's instructions is set before anything of it is made.
+// The limit of oneDNN's instructions is set before any oneDNN object is made.
 dnnl::engine make_engine() {
   (void)cpu::library_isa();
   return {dnnl::engine::kind::cpu, 0};

@@ -1,4 +1,4 @@
-// How a kernel spreads its blocks over the context's threads, and what the kernels share. Private to
+// How a kernel distributes its blocks over the context's threads, and what the kernels share. Private to
 // cpu_*.cpp.
 #pragma once
 
@@ -13,7 +13,7 @@ namespace weft::kernels {
 
 namespace cpu {
 
-/// While it lives, the matrix library uses `threads` threads for calls of this thread.
+/// While this object exists, the matrix library uses `threads` threads for calls of this thread.
 class ThreadCountGuard {
  public:
   explicit ThreadCountGuard(int threads);
@@ -27,7 +27,7 @@ class ThreadCountGuard {
 
 int this_thread_number();
 
-/// Whether tasks take the same time, or are given to the next free thread.
+/// Whether all tasks take equal time, or each task is given to the next free thread.
 enum class Tasks : unsigned char { equal, unequal };
 
 /// Calls body(task, thread) for task in [0, tasks), thread in [0, threads). Which thread gets a task must not
@@ -58,10 +58,10 @@ void parallel_for(KernelContext::State& state, std::int64_t tasks, Body&& body, 
   if (failure) std::rethrow_exception(failure);
 }
 
-/// Elements of one task of an element-wise kernel, and of one partial sum: 64 KiB of f32, which stays in the
-/// cache while the task costs far more than handing it to a thread.
+/// The number of elements in one task of an element-wise kernel, and in one partial sum: 64 KiB of f32, which
+/// stays in the cache while the task costs far more than handing it to a thread.
 inline constexpr std::int64_t kElementBlock = std::int64_t{1} << 14;
-/// Rows of one partial sum where rows are added up.
+/// The number of rows in one partial sum of a sum over rows.
 inline constexpr std::int64_t kRowBlock = 64;
 
 constexpr std::int64_t blocks_of(std::int64_t size, std::int64_t block) { return (size + block - 1) / block; }
@@ -73,8 +73,8 @@ void parallel_blocks(KernelContext::State& state, std::int64_t size, std::int64_
                [&](std::int64_t task, int) { body(task * block, std::min(size, (task + 1) * block)); });
 }
 
-/// c = alpha a b, or c += alpha a b, in f32, on matrices whose rows are lda, ldb, ldc apart as they are
-/// stored. For one of the threads of a parallel_for, under a ThreadCountGuard of 1 and after
+/// c = alpha a b, or c += alpha a b, in f32, on matrices in their stored form, whose rows are lda, ldb, ldc
+/// apart. To be called by one of the threads of a parallel_for, under a ThreadCountGuard of 1 and after
 /// reserve_products.
 void strided_matmul(KernelContext::State& state, int thread, Stored a_stored, Stored b_stored, std::int64_t m,
                     std::int64_t n, std::int64_t k, float alpha, const float* a, std::int64_t lda,

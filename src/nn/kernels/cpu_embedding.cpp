@@ -23,7 +23,7 @@ bool holds(const VocabPart& vocab, std::int64_t id) {
   return id >= vocab.first && id < vocab.first + vocab.count;
 }
 
-// `copy(row, to)` for each token whose row is here, zeros for the others.
+// Calls `copy(row, to)` for each token whose row is on this rank, and writes zeros for the others.
 template <class T, class Copy>
 void look_up(KernelContext& ctx, const std::int64_t* ids, const T* table, float* y, std::int64_t tokens,
              const VocabPart& vocab, std::int64_t dim, Copy copy) {
@@ -53,8 +53,8 @@ void embedding_forward_bf16(KernelContext& ctx, const std::int64_t* ids, const b
   });
 }
 
-// Tokens repeat, so threads share rows of the table: each takes some columns instead, and goes over all
-// tokens in order.
+// Tokens repeat, so threads would share rows of the table: each thread processes some columns instead, and
+// goes over all tokens in order.
 void embedding_backward(KernelContext& ctx, const std::int64_t* ids, const float* dy, float* dtable,
                         std::int64_t tokens, VocabPart vocab, std::int64_t dim) {
   check_ids(ids, tokens, vocab);

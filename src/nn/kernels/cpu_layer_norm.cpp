@@ -1,7 +1,7 @@
 // Layer norm over the last dimension, and over the channels of each pixel of a map, forward and backward.
 //
-// With n = (x - mean) inv_std and g = dy weight, both means over what is normalised,
-//   dx = inv_std (g - mean(g) - n mean(g n)),  dweight = sum of dy n,  dbias = sum of dy.
+// With n = (x - mean) inv_std and g = dy weight, both means over the normalised elements, dx = inv_std (g -
+//   mean(g) - n mean(g n)), dweight = sum of dy n, dbias = sum of dy.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -60,7 +60,7 @@ WEFT_CPU_CLONES(void, backward_rows,
   }
 }
 
-// Pixels of one task: their sums over channels stay in registers and the first cache.
+// The number of pixels in one task: their sums over channels stay in registers and the first-level cache.
 constexpr std::int64_t kTile = 128;
 
 // x, y: (channels, tile) with rows `stride` apart; mean, inv_std: (tile)
@@ -134,8 +134,8 @@ WEFT_CPU_CLONES(void, backward_tile,
   }
 }
 
-// Calls body(task, first, pixel, tile) for tiles of pixels: `first`, the tile's first element of the maps;
-// `pixel`, of (batch, pixels).
+// Calls body(task, first, pixel, tile) for tiles of pixels: `first` is the index of the tile's first element
+// in the maps, `pixel` its index in (batch, pixels).
 template <class Body>
 void each_tile(KernelContext::State& state, const MapShape& s, Body&& body) {
   const std::int64_t tiles = blocks_of(s.pixels, kTile);

@@ -1,4 +1,4 @@
-// Biases per channel, other orders of dimensions, and what a convolution's kernel sees of a map.
+// Biases per channel, permuted dimensions, and the pixels of a map that a convolution's kernel sees.
 #include <algorithm>
 #include <vector>
 
@@ -21,8 +21,8 @@ struct Walked {
   std::int64_t size, from, to;  // steps in x and in y
 };
 
-// The dimensions of y, outermost first, without those of one element; neighbours that are neighbours in x,
-// too, are one.
+// The dimensions of y, outermost first, without dimensions of one element; dimensions that are neighbours in
+// both y and x become one.
 std::vector<Walked> walked(const Permutation& how) {
   const Strides of_x = row_major(how.in);
   std::vector<Walked> dims;
@@ -41,7 +41,7 @@ std::vector<Walked> walked(const Permutation& how) {
 }
 
 // to[i to_step + j] = from[i + j from_step] for i in [0, rows), j in [0, columns), square by square, so that
-// what is read and what is written stays in the cache.
+// read and written data stays in the cache.
 void transpose(const float* from, float* to, std::int64_t rows, std::int64_t columns, std::int64_t from_step,
                std::int64_t to_step) {
   constexpr std::int64_t kSquare = 16;
@@ -52,7 +52,7 @@ void transpose(const float* from, float* to, std::int64_t rows, std::int64_t col
           to[i * to_step + j] = from[i + j * from_step];
 }
 
-// The pixel of [0, size) that stands for pixel `at`; -1: 0 stands for it.
+// The pixel of [0, size) that stands for pixel `at`; -1 means that 0 stands for it.
 std::int64_t padded_pixel(std::int64_t at, std::int64_t size, Padding padding) {
   if (at >= 0 && at < size) return at;
   switch (padding) {
@@ -64,7 +64,7 @@ std::int64_t padded_pixel(std::int64_t at, std::int64_t size, Padding padding) {
   return -1;
 }
 
-// Which pixel element (i, r) sees, i of the kernel and r of the output: table[i * outputs + r].
+// The pixel that element (i, r) sees, i in the kernel and r in the output: table[i * outputs + r].
 std::vector<std::int64_t> pixels_seen(std::int64_t kernel, std::int64_t outputs, std::int64_t stride,
                                       std::int64_t dilation, std::int64_t before, std::int64_t size,
                                       Padding padding) {
@@ -77,7 +77,7 @@ std::vector<std::int64_t> pixels_seen(std::int64_t kernel, std::int64_t outputs,
 }
 
 // Calls row(c, columns of one output row, row of x or -1, pixels of that row or -1 each) for every output
-// row, channel by channel; channels are shared among threads.
+// row, channel by channel; threads share the channels.
 template <class Row>
 void each_output_row(KernelContext::State& state, const UnfoldShape& s, Row&& row) {
   const auto rows = pixels_seen(s.kernel_height, s.out_height, s.stride_height, s.dilation_height,
@@ -110,8 +110,8 @@ void channel_bias_backward(KernelContext& ctx, const float* dy, float* dbias, Ma
   });
 }
 
-// Either the last dimension of y is the last one of x, and runs of it are copied, or the two are different
-// ones, whose planes are transposed one after the other.
+// If the last dimension of y is the last one of x, runs of it are copied; otherwise the planes of the two
+// dimensions are transposed one after the other.
 void permute(KernelContext& ctx, const float* x, float* y, const Permutation& how) {
   const std::int64_t count = how.in.count();
   if (count == 0) return;

@@ -11,7 +11,7 @@
 namespace weft::kernels {
 
 /// e^x in f32, within 1.1 ulp (measured over the whole range: 1.03). Results below 2^-124.8 (x < -86.5) are
-/// 0, above the largest float infinity; NaN stays NaN.
+/// 0, results above the largest float are infinity; NaN stays NaN.
 ///
 /// x = n ln2 + r with n the nearest integer, so |r| ≤ ln2/2, and e^x = 2^n e^r. n ln2 is subtracted in two
 /// parts; the first has 15 bits, so that its product with n is exact. e^r = 1 + r + r^2 q(r), where q
@@ -46,7 +46,7 @@ WEFT_INLINE inline float sigmoid_f32(float x) { return 1.0f / (1.0f + exp_f32(-x
 ///
 /// With t = |x|: for t < 1, t + t P(t^2), where P is near erf(t) / t - 1 (error 1.3e-9); otherwise 1 - e^(t
 /// Q(t)), where Q is near ln(erfc(t)) / t up to t = 4, beyond which f32 has no other value than 1. Both are
-/// least squares, for Q weighted by erfc(t) t.
+/// least-squares fits; the fit of Q is weighted by erfc(t) t.
 WEFT_INLINE inline float erf_f32(float x) {
   const float t = std::bit_cast<float>(std::bit_cast<std::uint32_t>(x) & 0x7fffffffu);
   const float s = t * t;
@@ -75,7 +75,8 @@ WEFT_INLINE inline float erf_f32(float x) {
 inline constexpr int kLanes = 16;
 
 /// The sum of term(i) for i in [0, n): 16 sums of every 16th term, added pairwise at the end. The order is
-/// fixed here, not by the width of the CPU's registers, and the compiler keeps the 16 in registers.
+/// fixed by this code, not by the width of the CPU's registers, and the compiler keeps the 16 sums in
+/// registers.
 template <class T, class Term>
 WEFT_INLINE inline T lane_sum(std::int64_t n, Term term) {
   T lanes[kLanes] = {};
@@ -90,8 +91,8 @@ WEFT_INLINE inline T lane_sum(std::int64_t n, Term term) {
   return lanes[0];
 }
 
-/// The largest of x[0..n), -infinity for none. NaNs are ignored here; the code that uses the
-/// maximum reads the same elements and sees them.
+/// The largest of x[0..n); -infinity if n is 0. This function ignores NaNs; the code that uses the maximum
+/// reads the same elements and sees them.
 WEFT_INLINE inline float lane_max(const float* x, std::int64_t n) {
   float lanes[kLanes];
   for (float& lane : lanes) lane = -std::numeric_limits<float>::infinity();

@@ -1,4 +1,5 @@
-// Matrix products, made by oneDNN or by the functions of gemm/gemm.hpp, and the linear layer made of them.
+// Matrix products, computed by oneDNN or by the functions of gemm/gemm.hpp, and the linear layer made of
+// them.
 #include <fmt/format.h>
 #include <oneapi/dnnl/dnnl_debug.h>
 
@@ -18,8 +19,8 @@ namespace {
   throw Error(ErrorCode::system, fmt::format("{}: oneDNN failed with {}", what, dnnl_status2str(status)));
 }
 
-// A product is made in pieces of rows or of columns, each on one thread: oneDNN would split it over threads
-// in ways that change the order of its sums.
+// A product is computed in pieces of rows or of columns, each on one thread: oneDNN would split it over
+// threads in ways that change the order of its sums.
 struct Pieces {
   bool of_rows;  // of m, not of n
   std::int64_t count, size;
@@ -30,8 +31,8 @@ Pieces equal_pieces(std::int64_t m, std::int64_t n, std::int64_t count, std::int
   return {m >= n, blocks_of(extent, size), size};
 }
 
-// As many as there are threads, where pieces change no bits (gemm.hpp). A piece packs the other matrix for
-// itself, so it is large.
+// As many pieces as there are threads, if pieces change no bits (gemm.hpp). Each piece packs the other matrix
+// again, so pieces are large.
 Pieces cut_for_threads(std::int64_t m, std::int64_t n, std::int64_t k, int threads) {
   constexpr std::int64_t kLeastSize = 128, kMinProducts = std::int64_t{1} << 20, kAlign = 16;
   const std::int64_t extent = std::max(m, n);
@@ -41,7 +42,7 @@ Pieces cut_for_threads(std::int64_t m, std::int64_t n, std::int64_t k, int threa
   }
 }
 
-// By the shape alone, where pieces change bits: those of oneDNN.
+// Divides by the shape alone, because pieces change the bits of oneDNN's products.
 Pieces cut_by_shape(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t most,
                     std::int64_t least_size, std::int64_t least_products) {
   constexpr std::int64_t kAlign = 16;
@@ -52,7 +53,7 @@ Pieces cut_by_shape(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t
   return equal_pieces(m, n, count, kAlign);
 }
 
-// How a stored matrix is walked: element (row, column) is at row * row_step + column * column_step.
+// The order of a stored matrix: element (row, column) is at row * row_step + column * column_step.
 struct Walk {
   std::int64_t row_step, column_step;
 };
@@ -62,7 +63,7 @@ Walk walk(Stored stored, std::int64_t stride) {
 }
 
 // If b is packed in blocks of other sizes than the library's choice, the product runs at a fraction of the
-// speed, so the library is asked for its choice first.
+// speed; so this code asks the library for its choice first.
 PreparedProduct prepare(KernelContext::State& state, const ProductKey& key) {
   using dnnl::memory;
   const memory::desc a({key.m, key.k}, memory::data_type::bf16,
@@ -90,7 +91,7 @@ PreparedProduct prepare(KernelContext::State& state, const ProductKey& key) {
           description.scratchpad_desc(), usable};
 }
 
-// The reference stays good until kMostPrepared - 1 others were asked for.
+// The reference stays valid until kMostPrepared - 1 other products were requested.
 const PreparedProduct& prepared(KernelContext::State& state, const ProductKey& key) {
   auto found = state.prepared.find(key);
   if (found == state.prepared.end()) {
@@ -104,14 +105,14 @@ const PreparedProduct& prepared(KernelContext::State& state, const ProductKey& k
   return found->second;
 }
 
-// The same numbers in f32, which is exact.
+// Converts the numbers to f32, which is exact.
 void widen(KernelContext::State& state, const bf16* from, float* to, std::int64_t count) {
   parallel_blocks(state, count, kElementBlock, [&](std::int64_t begin, std::int64_t end) {
     std::transform(from + begin, from + end, to + begin, [](bf16 x) { return static_cast<float>(x); });
   });
 }
 
-// c = a b, a b + bias or c += a b for a k that the library can do; see matmul. bias: (n) or null.
+// c = a b, a b + bias or c += a b for a k that the library supports; see matmul. bias: (n) or null.
 void bf16_product(KernelContext::State& state, const bf16* a, Stored a_stored, std::int64_t lda,
                   const WeightMatrix& b, Stored b_stored, std::int64_t ldb, const float* bias, float* c,
                   std::int64_t m, std::int64_t n, std::int64_t k, bool accumulate) {
@@ -119,12 +120,12 @@ void bf16_product(KernelContext::State& state, const bf16* a, Stored a_stored, s
   const std::int64_t least_size = k > kLongK ? 1024 : 512;  // narrow pieces of a long k are slow
   const Pieces pieces = cut_by_shape(m, n, k, kMostPieces, least_size, kLeastProducts);
   const std::int64_t extent = pieces.of_rows ? m : n;
-  // The library's faster products, and those of packed weights, want rows of c side by side. With few rows,
-  // a piece of columns is made in scratch memory and copied.
+  // The library's faster products, and those of packed weights, need adjacent rows of c. If there are few
+  // rows, a piece of columns is computed in scratch memory and copied.
   constexpr std::int64_t kFewRows = 256;
-  // If rows of a piece of a, b or c do not lie side by side, other code multiplies them, whose sums have
-  // another order if k is long. So if all numbers of columns are to have the same bits, a piece is copied
-  // first: one of columns of b and c, or one of rows of a transposed a.
+  // If rows of a piece of a, b or c are not adjacent, other code multiplies them, whose sums have another
+  // order if k is long. So if all numbers of columns are to give equal bits, a piece is copied first: a piece
+  // of columns of b and c, or a piece of rows of a transposed a.
   constexpr std::int64_t kShortK = 256;
   const bool in_columns = !pieces.of_rows && pieces.count > 1,
              keeps_bits = pieces.count > 1 && b.of_any_columns && b_stored == Stored::plain && k > kShortK;
@@ -324,8 +325,8 @@ void multiply_bf16(KernelContext& ctx, const bf16* a, Stored a_stored, const Wei
   KernelContext::State& state = ctx.state();
   const std::int64_t lda = a_stored == Stored::transposed ? m : k,
                      ldb = b_stored == Stored::transposed ? k : n;
-  // A weight's gradient of few tokens: c is nearly all that moves, and our own products write it past the
-  // caches. The choice depends on k alone, which no cut of m or n changes.
+  // The gradient of a weight from few tokens: nearly all memory traffic is that of c, and our own products
+  // write it past the caches. The choice depends on k alone, which no division of m or n changes.
   const bool few_steps = state.own != nullptr && k <= gemm::kShortK;
   if (state.bf16 == Products::own || few_steps)  // widened where they are packed
     return own_product(state, {matrix(a, true, a_stored, lda), matrix(b.data, true, b_stored, ldb), c, n, m,
@@ -356,8 +357,8 @@ void multiply_bf16(KernelContext& ctx, const bf16* a, Stored a_stored, const Wei
     return;
   }
   const ThreadCountGuard one_thread_per_piece(1);
-  // oneDNN 2.6 on AMX meets an illegal instruction where a long k ends in a part of a tile (48 x 48 x 8191,
-  // for one), so that part becomes a product of its own: also where AMX is not used, with the same bits.
+  // oneDNN 2.6 on AMX executes an illegal instruction if a long k ends in a part of a tile (48 x 48 x 8191,
+  // for one). So that part becomes a separate product, even if AMX is not used, with the same bits.
   constexpr std::int64_t kTile = 32, kLong = 1024;
   const std::int64_t tail = k > kLong ? k % kTile : 0, head = k - tail;
   try {

@@ -11,7 +11,7 @@ struct AdamWFactors {  // scalars in f64 until here, each rounded to f32 once, a
   float keep, beta1, one_minus_beta1, beta2, one_minus_beta2, sqrt_correction2, eps, step_size;
 };
 
-// The step of element i; `first` is its new first moment.
+// Computes the step of element i; `first` is its new first moment.
 WEFT_INLINE inline void adamw_element(float& p, float& m, float& v, float g, float first,
                                       const AdamWFactors& k) {
   const float second = v * k.beta2 + k.one_minus_beta2 * g * g;
@@ -21,7 +21,7 @@ WEFT_INLINE inline void adamw_element(float& p, float& m, float& v, float g, flo
   p = p * k.keep - k.step_size * first / denominator;
 }
 
-// For beta1 of 1/2 and more the moment is computed from the moment of the step before.
+// If beta1 is 1/2 or more, the moment is computed from the previous step's moment.
 WEFT_CPU_CLONES(void, adamw_range,
                 (float* p, float* m, float* v, const float* g, std::int64_t n, const AdamWFactors& f),
                 (p, m, v, g, n, f)) {
@@ -31,8 +31,8 @@ WEFT_CPU_CLONES(void, adamw_range,
     adamw_element(p[i], m[i], v[i], g[i], m[i] + k.one_minus_beta1 * (g[i] - m[i]), k);
 }
 
-// For beta1 below 1/2 the moment is computed from the gradient, most of it: m + (1 - beta1) (g - m) would
-// lose digits of g if m is much larger.
+// If beta1 is below 1/2, the moment is computed mainly from the gradient: m + (1 - beta1) (g - m) would lose
+// digits of g if m is much larger.
 WEFT_CPU_CLONES(void, adamw_new_range,
                 (float* p, float* m, float* v, const float* g, std::int64_t n, const AdamWFactors& f),
                 (p, m, v, g, n, f)) {
@@ -42,7 +42,7 @@ WEFT_CPU_CLONES(void, adamw_new_range,
     adamw_element(p[i], m[i], v[i], g[i], g[i] - k.beta1 * (g[i] - m[i]), k);
 }
 
-// With beta1 = 0 the moment is the gradient, also if g - m is infinite.
+// If beta1 is 0, the moment is the gradient, even if g - m is infinite.
 WEFT_CPU_CLONES(void, adamw_plain_range,
                 (float* p, float* m, float* v, const float* g, std::int64_t n, const AdamWFactors& f),
                 (p, m, v, g, n, f)) {

@@ -26,8 +26,8 @@ WEFT_CPU_CLONES(void, add_weighted, (float* y, const float* x, float weight, std
   for (std::int64_t i = 0; i < n; ++i) y[i] += weight * x[i];
 }
 
-// Calls see(output, row of x or -1, kernel row) for each output row and kernel row, in this order, of one
-// dimension.
+// Calls see(output, row of x or -1, kernel row) for each output row and kernel row of one dimension, in this
+// order.
 struct Seen {
   std::int64_t kernel, stride, dilation, padding, size, outputs;
   std::int64_t at(std::int64_t output, std::int64_t i) const {

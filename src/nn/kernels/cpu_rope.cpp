@@ -1,4 +1,4 @@
-// Rotary position embedding: the tables, the turn and the turn back.
+// Rotary position embedding: the tables, the rotation and the inverse rotation.
 #include <cmath>
 
 #include "nn/kernels/cpu_context.hpp"
@@ -8,8 +8,8 @@
 namespace weft::kernels::cpu {
 namespace {
 
-// One position: every head's pairs (i, i + half) turn by the same angles. direction is 1, or -1 for the turn
-// back.
+// One position: every head's pairs (i, i + half) rotate by the same angles. direction is 1, or -1 for the
+// inverse rotation.
 WEFT_CPU_CLONES(void, turn,
                 (const float* x, const float* cosine, const float* sine, float direction, float* y,
                  std::int64_t heads, std::int64_t half),

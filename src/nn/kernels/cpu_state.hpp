@@ -34,21 +34,22 @@ struct PreparedProduct {
   bool usable = true;          // false: the library would pack b another way
   std::uint64_t last_use = 0;  // by State::prepared_uses
 };
-/// So many are kept; the one that was not used for longest goes.
+/// This many prepared products are kept; a new one replaces the one that was not used for longest.
 inline constexpr std::size_t kMostPrepared = 256;
 
 struct KernelContext::State {
   /// `context`, which may be null, outlives it.
   State(int thread_count, Context* context);
 
-  /// Scratch memory of the whole call; valid until the next request. Contents are whatever was there.
+  /// Scratch memory for the whole call; valid until the next request. Its contents are undefined.
   float* scratch(std::int64_t floats);
   double* scratch_f64(std::int64_t doubles);
   /// Scratch memory of one of the threads of a parallel_for. Call reserve_per_thread before it.
   void reserve_per_thread(std::int64_t floats);
   float* thread_scratch(int thread) { return per_thread[static_cast<std::size_t>(thread)].floats(); }
 
-  /// The same for the products of `own` that a thread makes, of up to n columns and up to this k.
+  /// Like reserve_per_thread(), for products of `own` that a thread computes, of up to n columns and up to
+  /// this k.
   void reserve_products(std::int64_t n, std::int64_t k);
   float* product_scratch(int thread) { return per_product[static_cast<std::size_t>(thread)].floats(); }
 

@@ -1,6 +1,7 @@
-// The kernels as plain loops: what they compute, said as simply as it can be. Same names and arguments as
-// kernels.hpp, but without a context, and for float and double: tests compare the fast kernels with them, and
-// take finite differences of the double ones. Sums are made in double. Pure functions; any thread.
+// The kernels as plain loops: the definition of their results in the simplest form. Names and arguments are
+// those of kernels.hpp, but without a context, and for float and double: tests compare the fast kernels with
+// these, and take finite differences of the double versions. Sums are computed in double. Pure functions; any
+// thread.
 #pragma once
 
 #include <algorithm>
@@ -278,7 +279,8 @@ void attention_forward(const T* q, const T* k, const T* v, T* out, T* softmax, A
   }
 }
 
-/// dq like q, dk and dv like k, from dout (like out) and what the forward pass left.
+/// dq has the shape of q, dk and dv have the shape of k; computed from dout (shaped like out) and the values
+/// that the forward pass kept.
 template <class T>
 void attention_backward(const T* dout, const T* q, const T* k, const T* v, const T* out, const T* softmax,
                         T* dq, T* dk, T* dv, AttentionShape s) {

@@ -1,4 +1,4 @@
-// The kernels of maps (batch, channels, height, width), and attention of all keys, as plain loops; see
+// The kernels of maps (batch, channels, height, width), and attention over all keys, as plain loops; see
 // reference.hpp.
 #pragma once
 
@@ -202,7 +202,8 @@ void permute(const T* x, T* y, const Permutation& how) {
   }
 }
 
-/// The pixel of [0, size) that stands for pixel `at`, which may lie beyond the border; -1: 0 stands for it.
+/// The pixel of [0, size) that stands for pixel `at`, which may lie beyond the border; -1 means that 0 stands
+/// for it.
 inline std::int64_t padded_pixel(std::int64_t at, std::int64_t size, Padding padding) {
   if (at >= 0 && at < size) return at;
   switch (padding) {
@@ -246,7 +247,8 @@ void fold(const T* dcolumns, T* dx, const UnfoldShape& s) {
   for (std::size_t i = 0; i < sums.size(); ++i) dx[i] = static_cast<T>(sums[i]);
 }
 
-/// Calls score(b, head, query, key, at_q, at_k): at_q and at_k, where the query's and the key's head begin.
+/// Calls score(b, head, query, key, at_q, at_k): at_q and at_k are the places at which the query's and the
+/// key's head begin.
 template <class Score>
 void each_score(const FullAttentionShape& s, Score&& score) {
   for (std::int64_t b = 0; b < s.batch; ++b)
@@ -271,7 +273,8 @@ double full_score(const T* q, const T* k, const ScoreBiasOf<T>& bias, std::int64
 }
 
 /// q, out: (batch, queries, heads, head_dim); k, v: (batch, keys, kv_heads, head_dim); bias: (queries, keys),
-/// as it says, or null; softmax: (batch, heads, queries, kSoftmaxTerms). A query that sees no key gets 0.
+/// in the form that it declares, or null; softmax: (batch, heads, queries, kSoftmaxTerms). The output of a
+/// query that sees no key is 0.
 template <class T>
 void full_attention_forward(const T* q, const T* k, const T* v,
                             const std::type_identity_t<ScoreBiasOf<T>>& bias, T* out, T* softmax,
@@ -309,7 +312,8 @@ void full_attention_forward(const T* q, const T* k, const T* v,
       }
 }
 
-/// dq like q, dk and dv like k; dbias: (queries, keys), the sum over samples and heads, or null.
+/// dq has the shape of q, dk and dv have the shape of k; dbias: (queries, keys), the sum over samples and
+/// heads, or null.
 template <class T>
 void full_attention_backward(const T* dout, const T* q, const T* k, const T* v,
                              const std::type_identity_t<ScoreBiasOf<T>>& bias, const T* out, const T* softmax,
@@ -346,7 +350,7 @@ void full_attention_backward(const T* dout, const T* q, const T* k, const T* v,
     dbias[i] = static_cast<T>(dbias_sum[i]);
 }
 
-/// weights: (batch, heads, queries, keys); the rest as full_attention_forward().
+/// weights: (batch, heads, queries, keys); the other arguments are those of full_attention_forward().
 template <class T>
 void attention_weights_forward(const T* q, const T* k, const T* bias, T* weights, FullAttentionShape s) {
   const std::int64_t per_kv = s.heads / s.kv_heads;

@@ -1,4 +1,4 @@
-// Memory that grows to what was needed. Private to cpu_*.cpp; one thread at a time.
+// Memory that grows to the largest request. Private to cpu_*.cpp; one thread at a time.
 #pragma once
 
 #include <cstddef>
@@ -11,11 +11,12 @@ class Context;
 
 namespace weft::kernels {
 
-/// Scratch memory of one purpose, which grows to what was needed: local memory of a Context, or of the C++
-/// library if there is none.
+/// Scratch memory for one purpose, which grows to the largest request: local memory of a Context, or memory
+/// of the C++ library if there is no Context.
 class Scratch {
  public:
-  /// At least `bytes` bytes, 64-byte aligned; valid until the next call. Contents are whatever was there.
+  /// Returns at least `bytes` bytes, 64-byte aligned; valid until the next call. Their contents are
+  /// undefined.
   std::byte* reserve(Context* context, std::size_t bytes);
   std::byte* data() const noexcept { return memory_.data(); }
   float* floats() const noexcept { return reinterpret_cast<float*>(memory_.data()); }

@@ -1,4 +1,5 @@
-// The common part of losses: how their one number lies over ranks, and the checks of its divisor. Inside nn.
+// The common part of losses: the layout of the loss, which is one number, and the checks of its divisor.
+// Included only inside nn.
 #pragma once
 
 #include <fmt/format.h>
@@ -9,8 +10,8 @@
 
 namespace weft::losses {
 
-/// Partial(sum) on axes that split the argument of the loss: each rank has the part of the sum that its own
-/// elements give.
+/// Partial(sum) on axes that split the argument of the loss: each rank has the part of the sum that comes
+/// from its own elements.
 inline LayoutRef loss_layout(const LayoutRef& terms) {
   if (terms == nullptr) return nullptr;
   Placements placements = terms->placements;
@@ -37,8 +38,8 @@ struct CountWords {
       *how;  // "the number of valid tokens of all ranks", "logits", "global_valid(context, labels)"
 };
 
-/// Throws unless `count` is one i64, stated as that of all ranks if several have a part. `layout`: of what
-/// the words name; `terms`: how the terms of the sum lie.
+/// Throws unless `count` is one i64 and, if several ranks have a part, is declared as the count of all ranks.
+/// `layout`: the layout of the tensor that the words name; `terms`: the layout of the terms of the sum.
 inline void expect_count_of_all(const char* loss, const char* name, const Tensor& count,
                                 const LayoutRef& layout, const LayoutRef& terms, const CountWords& words) {
   if (count.dtype() != DType::i64)

@@ -22,7 +22,7 @@ namespace {
 
 static_assert(CrossEntropy::kIgnore == kernels::kIgnoredTarget);
 
-// The axes that split the classes; empty: none does.
+// The axes that split the classes; empty if no axis does.
 std::vector<std::string> class_axes(const LayoutRef& logits) {
   std::vector<std::string> names;
   if (logits == nullptr) return names;
@@ -34,7 +34,7 @@ std::vector<std::string> class_axes(const LayoutRef& logits) {
   return names;
 }
 
-// How the tokens lie: as the logits do, without the classes. Null where logits are plain.
+// The layout of the tokens: that of the logits, without the classes. Returns null if the logits are plain.
 LayoutRef token_layout(const LayoutRef& logits) {
   if (logits == nullptr) return nullptr;
   const Shape& global = logits->global;
@@ -54,7 +54,7 @@ kernels::VocabPart part_of(const Tensor& logits) {
           logits.layout()->global.back()};
 }
 
-// terms: (1, …, kLossTerms) of this rank's part of the classes. Gives those of all parts: (parts, …,
+// terms: (1, …, kLossTerms) of this rank's part of the classes. Returns the terms of all parts: (parts, …,
 // kLossTerms).
 Tensor of_all_parts(const Tensor& terms, const LayoutRef& tokens, const DeviceMesh& axes) {
   Shape global{axes.size()};

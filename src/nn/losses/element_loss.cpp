@@ -1,4 +1,4 @@
-// Losses of elements that each have a target: what they share, which is all but the term.
+// The common code of losses of elements that each have a target: everything but the term.
 #include <fmt/format.h>
 
 #include <utility>

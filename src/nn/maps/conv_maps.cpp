@@ -30,7 +30,7 @@ Tensor in_dtype(Frame& frame, const Tensor& x, DType dtype) {
   return dtype == DType::bf16 && x.dtype() == DType::f32 ? rounded_to_bf16(frame, x) : x;
 }
 
-// c = a b, where b has a column for each pixel; both are matrices as they are stored.
+// c = a b; b has one column for each pixel, and both are matrices in their stored form.
 void product(Frame& frame, const Tensor& a, Stored a_stored, const Tensor& b, const Tensor& c) {
   const bool turned = a_stored == Stored::transposed;
   const std::int64_t m = a.size(turned ? 1 : 0), n = b.size(1), k = a.size(turned ? 0 : 1);
@@ -41,19 +41,19 @@ void product(Frame& frame, const Tensor& a, Stored a_stored, const Tensor& b, co
                   m, n, k, false);
 }
 
-// The kernel sees each pixel once, where it is.
+// Returns whether the kernel sees each pixel once, at its place.
 bool one_to_one(const UnfoldShape& s) {
   return s.kernel_height == 1 && s.kernel_width == 1 && s.stride_height == 1 && s.stride_width == 1 &&
          s.padding_height == 0 && s.padding_width == 0 && s.out_height == s.height && s.out_width == s.width;
 }
 
-// In bf16, products of few pixels are made as their transposes: the library packs the second matrix in each
-// call, so that a weight is best the second one, which also may be packed once and kept. Up to so many pixels
-// that is faster, also if nothing is kept (512 x 2048 channels: up to 3 times).
+// In bf16, products of few pixels are computed as their transposes. The library packs the second matrix in
+// each call, so the weight should be the second matrix, which can also be packed once and kept. Up to this
+// many pixels the transposed product is faster, even if nothing is kept (512 x 2048 channels: up to 3 times).
 //
-// The bits must be those of product(), as another rank may have more pixels. Measurements with oneDNN 2.6
-// found them equal in products of one piece (fewer terms than cpu_matmul.cpp cuts into two) with two pixels
-// and two channels or more, if the pixels lie as product_of_few() lays them.
+// The bits must equal those of product(), because another rank may have more pixels. Measurements with oneDNN
+// 2.6 found equal bits in products of one piece (fewer terms than cpu_matmul.cpp divides into two) with at
+// least two pixels and two channels, if the pixels lie as product_of_few() puts them.
 constexpr std::int64_t kFewPixels = 16, kTermsOfTwoPieces = std::int64_t{1} << 27;
 bool few_pixels(const UnfoldShape& s, const Tensor& w, std::int64_t groups) {
   const std::int64_t pixels = s.height * s.width;
@@ -61,13 +61,13 @@ bool few_pixels(const UnfoldShape& s, const Tensor& w, std::int64_t groups) {
          w.size(1) > 1 && std::max<std::int64_t>(2, pixels) * w.count() < kTermsOfTwoPieces;
 }
 
-// y = w x, or wᵀ x: (k, pixels), y: (m, pixels). `w_transposed`: how the transpose of what multiplies x is
-// stored.
+// y = w x, or wᵀ x: (k, pixels), y: (m, pixels). `w_transposed`: how the transpose of the matrix that
+// multiplies x is stored.
 void product_of_few(Frame& frame, const Tensor& w, const Parameter* of, Stored w_transposed, const Tensor& x,
                     const Tensor& y) {
   const std::int64_t k = x.size(0), m = y.size(0), pixels = y.size(1),
                      rows = std::max<std::int64_t>(2, pixels);
-  // The pixels are read as w is: along the rows, or down the columns.
+  // The pixels are read in the order of w: along the rows, or down the columns.
   const bool by_rows = w_transposed == Stored::transposed;
   Tensor operand = x;
   if (pixels == 1) {  // one row is multiplied as a vector, in another order
@@ -91,8 +91,8 @@ Tensor columns_of(Frame& frame, const UnfoldShape& s) {
   return frame.compute().make({s.channels * s.kernel_height * s.kernel_width, s.out_height * s.out_width});
 }
 
-// The geometry of the kernel for these pixels of the output alone. Nothing but pixels of x is 0 for it:
-// padding is zeros.
+// The geometry of the kernel for these pixels of the output alone. Outside x the kernel sees zeros: padding
+// is zeros.
 UnfoldShape for_pixels(UnfoldShape s, const Pixels& p) {
   s.padding_height -= p.row * s.stride_height;
   s.padding_width -= p.column * s.stride_width;
@@ -100,8 +100,8 @@ UnfoldShape for_pixels(UnfoldShape s, const Pixels& p) {
   return s;
 }
 
-// Calls see(block) for blocks of `all`, whole rows or parts of one, so small that the unfolded pixels of a
-// block stay in the cache. The shape alone decides the blocks.
+// Calls see(block) for blocks of `all`, complete rows or parts of a row, so small that the unfolded pixels of
+// a block stay in the cache. The shape alone decides the blocks.
 template <class See>
 void each_block(const Pixels& all, std::int64_t floats_of_pixel, std::int64_t most_floats, const See& see) {
   constexpr std::int64_t kLeastPixels = 128;
@@ -127,7 +127,7 @@ View at_pixels(View map, const Pixels& p, std::int64_t width) {
   return map;
 }
 
-// A sum of parts that come one after the other, added pairwise: those of two, of four, …
+// A sum of parts that arrive one after the other, added pairwise: sums of two parts, of four parts, …
 class PairwiseSum {
  public:
   PairwiseSum(Frame& frame, const Shape& shape) : frame_(frame), shape_(shape) {}
@@ -250,8 +250,8 @@ void weight_gradient(Frame& frame, const Tensor& x, const Tensor& dy, std::int64
   const std::int64_t out = dw.size(0), kernel = dw.count() / out * groups,
                      pixels = s.out_height * s.out_width;
   const bool as_it_is = one_to_one(s);
-  // A matrix product is faster for many elements; of the sums of so many the largest are well above its
-  // error.
+  // A matrix product is faster for many elements; with this many elements, the largest sums are well above
+  // its error.
   constexpr std::int64_t kMostOfRows = std::int64_t{1} << 16;
   const bool by_rows = like == DType::f32 && dw.count() / groups <= kMostOfRows;
   PairwiseSum sum(frame, {out, dw.count() / out});

@@ -1,13 +1,13 @@
-// The parts of convolutions and their adjoints: three products of maps and a kernel. Inside nn, tp and
-// domain.
+// The parts of convolutions and their adjoints: three products of maps and a kernel. Included only inside nn,
+// tp and domain.
 //
 // w: (out, in / groups, kernel height, kernel width), f32 or bf16; x: (batch, in, height, width), y: (batch,
-// out, out height, out width), f32. A shape's padding is zeros; it may be negative, where a rank has a part
-// of the maps.
+// out, out height, out width), f32. A shape's padding is zeros; it may be negative if a rank has a part of
+// the maps.
 //
-// The bits of an element of y or dx depend on the values that it is computed from alone, not on the size of
-// the maps or its place there: sums run over channels and kernel in the order of the matrix product, which in
-// f32 is the same for any number of columns (kernels/gemm/gemm.hpp).
+// The bits of an element of y or dx depend only on the values from which it is computed, not on the size of
+// the maps or its place in them: sums run over channels and kernel in the order of the matrix product, which
+// in f32 is the same for any number of columns (kernels/gemm/gemm.hpp).
 #pragma once
 
 #include <functional>
@@ -24,21 +24,21 @@ struct Pixels {
 };
 
 /// y[o, r, s] = Σ w[o, i, j, k] x[i, r·stride + j·dilation − padding, s·… + k·…]. `of`: the parameter whose
-/// weight w is, so that what is made of it may be kept; null: none.
+/// weight w is, so that a packed form may be kept; null: none.
 void correlate(Frame& frame, const Tensor& x, const Tensor& w, std::int64_t groups,
                const kernels::UnfoldShape& s, const Tensor& y, const Parameter* of = nullptr);
-/// The same for these pixels of y alone, of every sample; `between`, unless it is empty, is called now and
-/// then meanwhile.
+/// Like correlate() above, for these pixels of y alone, of every sample; calls `between`, unless it is empty,
+/// now and then meanwhile.
 void correlate(Frame& frame, const Tensor& x, const Tensor& w, std::int64_t groups,
                const kernels::UnfoldShape& s, const Tensor& y, const Pixels& pixels,
                const std::function<void()>& between, const Parameter* of = nullptr);
-/// The adjoint in x: dx[i, a, b] = the sum of w[o, i, j, k] dy[o, r, s] over all that used the pixel; in the
-/// order of (j, k).
+/// The adjoint in x: dx[i, a, b] = the sum of w[o, i, j, k] dy[o, r, s] over all outputs that used the pixel;
+/// in the order of (j, k).
 void spread(Frame& frame, const Tensor& dy, const Tensor& w, std::int64_t groups,
             const kernels::UnfoldShape& s, const Tensor& dx, const Parameter* of = nullptr);
-/// The adjoint in w: dw = or += Σ dy[o, r, s] x[i, …]. `like`: the dtype that operands are rounded to. Pixels
-/// are summed in blocks of rows, and the blocks pairwise, so that the error does not grow with the map: for
-/// f32 operands about that of one rounding of the largest sums, in whatever parts the map is cut.
+/// The adjoint in w: dw = or += Σ dy[o, r, s] x[i, …]. `like`: the dtype to which operands are rounded.
+/// Pixels are summed in blocks of rows, and the blocks pairwise, so that the error does not grow with the
+/// map: for f32 operands it is about one rounding of the largest sums, in whatever parts the map is sharded.
 void weight_gradient(Frame& frame, const Tensor& x, const Tensor& dy, std::int64_t groups,
                      const kernels::UnfoldShape& s, DType like, const Tensor& dw, bool add);
 

@@ -1,4 +1,4 @@
-// Sizes of maps, and their checks, as layers on maps share them. Inside nn, tp and domain.
+// Sizes of maps, and their checks, which layers on maps share. Included only inside nn, tp and domain.
 #pragma once
 
 #include <fmt/format.h>
@@ -15,7 +15,7 @@ inline std::string shown(const Extent2d& e) {
   return e.height == e.width ? std::to_string(e.height) : fmt::format("{}x{}", e.height, e.width);
 }
 
-/// Throws unless x is f32 (batch, channels, height, width), and whole values.
+/// Throws unless x is f32 (batch, channels, height, width) and holds whole values.
 inline void expect_map(const Module& module, const Tensor& x) {
   const TensorName what = layouts::named(module, "x");
   expect_dtype(what, x, DType::f32);
@@ -48,7 +48,7 @@ inline void expect_padding(const Module& module, const char* what, std::int64_t 
                             what, size, name, padding));
 }
 
-/// How many outputs a kernel has along a dimension. Throws bad_argument if it has none.
+/// How many outputs a kernel has along a dimension. Throws bad_argument if there is none.
 inline std::int64_t outputs_of(const Module& module, const char* what, std::int64_t size, std::int64_t kernel,
                                std::int64_t stride, std::int64_t padding, std::int64_t dilation) {
   const std::int64_t left = size + 2 * padding - dilation * (kernel - 1) - 1;
@@ -60,7 +60,7 @@ inline std::int64_t outputs_of(const Module& module, const char* what, std::int6
   return left / stride + 1;
 }
 
-/// The geometry of the kernel of a convolution or a pooling, whose sizes `c` has, on `channels` maps.
+/// The geometry of the kernel of a convolution or a pooling on `channels` maps; `c` has the sizes.
 template <class Config>
 kernels::UnfoldShape unfold_shape(const Config& c, std::int64_t channels, const Extent2d& in,
                                   const Extent2d& out, kernels::Padding padding) {
@@ -82,14 +82,15 @@ inline std::int64_t transposed_outputs_of(const Module& module, const char* what
   return all - 2 * padding;
 }
 
-/// The layout of maps of other channels, height and width, cut as those of `x`; null stays null.
+/// The layout of maps with other channels, height and width, sharded like those of `x`; null stays null.
 inline LayoutRef map_layout(const LayoutRef& x, std::int64_t channels, std::int64_t height,
                             std::int64_t width) {
   if (x == nullptr) return x;
   return x->with_global({x->global[0], channels, height, width});
 }
 
-/// A map whose height and width no axis cuts, and of x's batch and, where the number is the same, channels.
+/// Makes a map whose height and width no axis shards; its batch is sharded like x's and, if the number of
+/// channels is equal, its channels, too.
 inline Tensor make_map(Frame& frame, const Tensor& x, std::int64_t channels, std::int64_t height,
                        std::int64_t width, Memory memory) {
   const std::int64_t global = x.layout() && channels == x.size(1) ? x.layout()->global[1] : channels;
@@ -109,7 +110,7 @@ inline Shape shape_kept(const Tensor& kept) {
   return Shape(extents);
 }
 
-/// Throws unless dy is of y's shape, and cut as a map of that size is that is cut as x.
+/// Throws unless dy has the shape of y, and is sharded like a map of that size that is sharded like x.
 inline void expect_gradient_of(const Module& module, const Tensor& dy, const Shape& y, const LayoutRef& x) {
   LayoutRef layout = x;
   if (x) layout = map_layout(x, x->global[1], y[2], y[3]);

@@ -1,5 +1,5 @@
-// Tables of taps: how maps are padded, averaged and resized along one dimension. Pure functions. Inside nn
-// and domain.
+// Tables of taps: how maps are padded, averaged and resized along one dimension. Pure functions. Included
+// only inside nn and domain.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,14 @@
 
 namespace weft::taps {
 
-/// `before` and `after` elements more than the n there are, as the padding says; of zeros they have no taps.
-/// The caller has checked that there are enough elements.
+/// Adds `before` and `after` elements to the n existing ones, as the padding says; elements of a zero padding
+/// have no taps. The caller must have checked that there are enough elements.
 kernels::Taps padded(std::int64_t n, std::int64_t before, std::int64_t after, kernels::Padding padding);
-/// Means of `kernel` elements, `stride` apart. Elements beyond the border are 0, and count where
-/// `count_padding`.
+/// Means of `kernel` elements, `stride` apart. Elements beyond the border are 0; they count if
+/// `count_padding` is set.
 kernels::Taps averaged(std::int64_t n, std::int64_t kernel, std::int64_t stride, std::int64_t padding,
                        bool count_padding);
-/// `out` means of parts [r n / out, (r + 1) n / out), of whole elements.
+/// `out` means of parts [r n / out, (r + 1) n / out), each of complete elements.
 kernels::Taps averaged_to(std::int64_t n, std::int64_t out);
 /// Output r is element floor(r n / out).
 kernels::Taps nearest(std::int64_t n, std::int64_t out);
@@ -23,7 +23,7 @@ kernels::Taps nearest(std::int64_t n, std::int64_t out);
 kernels::Taps linear(std::int64_t n, std::int64_t out, bool align_corners);
 
 /// The adjoint: input i becomes an output, whose taps are the outputs that used it, in their order. n: the
-/// inputs.
+/// number of inputs.
 kernels::Taps transposed(const kernels::Taps& of, std::int64_t n);
 
 }  // namespace weft::taps

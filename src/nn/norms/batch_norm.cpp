@@ -15,10 +15,10 @@
 
 namespace weft {
 
-// BatchNorm: the sums of a pass over samples and pixels are made in f64, in one pass over x, and added over
-// ranks in one all-reduce: channels sums and channels sums of squares. The product of two f32 is exact in
-// f64, so that the variance, a difference of two sums, has about 16 digits less those of (mean / std)^2.
-// Statistics stay on the device: the host knows from the layout alone how many summands there are, and never
+// BatchNorm: the sums over samples and pixels are computed in f64, in one pass over x, and added over ranks
+// in one all-reduce: one sum and one sum of squares per channel. The product of two f32 is exact in f64, so
+// that the variance, a difference of two sums, has about 16 digits minus the digits of (mean / std)^2.
+// Statistics stay on the device: the host knows the number of summands from the layout alone, and never
 // waits.
 
 BatchNorm::BatchNorm(std::int64_t channels, const BatchNormConfig& config) : config_(config) {
@@ -47,8 +47,8 @@ namespace {
 
 using Axes = std::optional<std::vector<std::string>>;
 
-// Whether this axis splits x in another dimension than its channels, and is one of those listed (all, where
-// there is no list), or is not.
+// Returns whether this axis splits x in another dimension than its channels, and is one of the listed axes
+// (all axes, if there is no list); or, if `listed` is false, is not one of them.
 bool splits_samples(const Layout& x, std::size_t axis, const Axes& axes, bool listed) {
   const int a = static_cast<int>(axis);
   const bool in_list = !axes || std::ranges::count(*axes, x.mesh_shape().name(a)) > 0;
@@ -56,14 +56,14 @@ bool splits_samples(const Layout& x, std::size_t axis, const Axes& axes, bool li
          in_list == listed;
 }
 
-// The sums over the axes that split the samples and pixels of x, all of them or those that are listed
-// (`listed` true) or are not.
+// The sums over the axes that split the samples and pixels of x: over the listed ones (`listed` true), or
+// over the others.
 Tensor summed(const Tensor& mine, const LayoutRef& x, const Axes& axes, bool listed) {
   return norms::summed(mine, x, [&](std::size_t axis) { return splits_samples(*x, axis, axes, listed); });
 }
 
-// The number of values of a channel in the statistics of this rank; the least number on any rank; and the
-// number of ranks whose statistics the running ones are the mean of.
+// The number of values of a channel in the statistics of this rank; the smallest such number on any rank; and
+// the number of ranks over whose statistics the running ones are averaged.
 struct Summands {
   std::int64_t own, least, ranks = 1;
 };
@@ -78,7 +78,7 @@ Summands summands_of(const Tensor& x, const Axes& axes) {
   const std::int64_t here = of_a_channel(x.shape());
   if (x.layout() == nullptr) return {here, here};
   const Layout& layout = *x.layout();
-  // Ranks whose values are added: those that differ in the listed axes alone.
+  // Ranks whose values are added: ranks that differ in the listed axes alone.
   const auto team = [&](int rank) {
     std::vector<int> at = layout.mesh_shape().coordinates(rank);
     for (std::size_t axis = 0; axis < at.size(); ++axis)
@@ -174,9 +174,9 @@ Tensors BatchNorm::do_forward(Inputs inputs, Frame& frame) {
   return {y};
 }
 
-// With x^ = (x - mean) inv_std: dweight = Σ dy x^, dbias = Σ dy, and in a training, where mean and variance
-// depend on x, too, dx = weight inv_std (dy - mean(dy) - x^ mean(dy x^)), the means over all that the
-// statistics are of.
+// With x^ = (x - mean) inv_std: dweight = Σ dy x^, dbias = Σ dy. In training, where mean and variance depend
+// on x, too, dx = weight inv_std (dy - mean(dy) - x^ mean(dy x^)), with means over all values of the
+// statistics.
 Tensors BatchNorm::do_backward(Inputs gradients, Frame& frame) {
   expect_count(gradients, 1, "gradients");
   const Tensor& dy = gradients[0];

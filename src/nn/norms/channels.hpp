@@ -1,4 +1,4 @@
-// Maps (batch, channels, …) as norms of channels take them. Inside nn.
+// Maps (batch, channels, …) in the form that norms of channels use. Included only inside nn.
 #pragma once
 
 #include <fmt/format.h>
@@ -21,7 +21,7 @@ inline void expect_channels(const TensorName& what, const Tensor& x, std::int64_
                                                      to_string(x.shape()), channels));
 }
 
-/// Throws layout unless the channels of x are cut as the gain is.
+/// Throws layout unless the channels of x are sharded like the gain.
 inline void expect_channels_as(const TensorName& what, const Tensor& x, const Parameter& gain) {
   const LayoutRef &of_x = x.layout(), &of_gain = gain.weight().layout();
   if (of_x == nullptr || of_gain == nullptr) return;
@@ -33,7 +33,7 @@ inline void expect_channels_as(const TensorName& what, const Tensor& x, const Pa
                                                  layouts::axis_name(*of_x, static_cast<int>(axis))));
 }
 
-/// A norm whose channels may be cut, gain and bias with them.
+/// A norm whose channels may be sharded, gain and bias with them.
 inline ShardRule by_channels(const Module& module, Split split, const Parameter& weight,
                              const Parameter& bias) {
   ShardRule rule;

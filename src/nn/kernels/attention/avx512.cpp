@@ -1,4 +1,5 @@
-// products.hpp in f32, for AVX-512, for which this file is compiled; called only where the CPU has it.
+// products.hpp in f32 for AVX-512. This file is compiled for AVX-512, and its code is called only if the CPU
+// has it.
 #include "base/cpu/isa.hpp"
 #include "nn/kernels/attention/tiles.hpp"
 

@@ -1,5 +1,5 @@
-// products.hpp in bf16, for AVX-512 with BF16, for which this file is compiled; called only where the CPU has
-// it.
+// products.hpp in bf16 for AVX-512 with BF16. This file is compiled for these instructions, and its code is
+// called only if the CPU has them.
 #include "base/cpu/isa.hpp"
 #include "nn/kernels/attention/tiles.hpp"
 

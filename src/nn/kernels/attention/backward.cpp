@@ -1,23 +1,23 @@
 // Grouped-query attention, causal or full, backward, as matrix products over blocks of 64 queries and 256
 // keys.
 //
-// The scores are made again, the probabilities from them and the sums that forward kept; then, per block,
-// with delta = sum of dout * out per query (Dao 2022),
-//   dprobabilities = dout v^T,  dscores = probabilities * (dprobabilities - delta),
-//   dv += probabilities^T dout,  dq += dscores k,  dk += dscores^T q.
-// An element of dq is summed over keys in order; one of dk or dv over blocks of queries from the last to the
-// first, because the last one sees all keys and can overwrite them, and of each block over the query heads
-// that use the key/value head. A task is one (batch, key/value head) with all its query heads; it takes 256
-// keys, which are laid out once (products.hpp), and all queries that see them, then the next 256. If there
-// are more threads than tasks, and for attention in pieces, dq is made with a task for some blocks of
-// queries, and dk and dv with a task for 128 or 256 keys, which makes the scores twice (7 products instead of
-// 5): with products of our own, whose bits do not depend on where matrices are cut, and no others. Memory of
-// a thread is two times 64 x 256 scores and what is laid out of 256 keys and 64 queries, in f32 and in bf16.
+// The scores are computed again, then the probabilities from the scores and the sums that forward kept. Then,
+// per block, with delta = sum of dout * out per query (Dao 2022): dprobabilities = dout v^T, dscores =
+// probabilities * (dprobabilities - delta), dv += probabilities^T dout, dq += dscores k, dk += dscores^T q.
+// An element of dq is summed over keys in order. An element of dk or dv is summed over blocks of queries from
+// the last to the first, because the last block sees all keys and can overwrite them; and within each block
+// over the query heads that use the key/value head. A task is one (batch, key/value head) with all its query
+// heads; it processes 256 keys, which are laid out once (products.hpp), and all queries that see them, then
+// the next 256 keys. If there are more threads than tasks, and for attention in pieces, dq is computed with
+// one task for some blocks of queries, and dk and dv with one task for 128 or 256 keys. This computes the
+// scores twice (7 products instead of 5). It is done only with our own products, whose bits do not depend on
+// where matrices are divided. A thread's memory is two times 64 x 256 scores and the laid-out form of 256
+// keys and 64 queries, in f32 and in bf16.
 //
-// A bias is added to the scores from a transposed copy, one of all tasks or one of each sample; one that is
-// the same for all queries needs no copy. The gradient of a bias that all tasks share is the sum of all
-// tasks' dscores: tasks are taken in at most 64 groups, each of which adds up its own in order, then the
-// groups' sums are added in order, so that the number of threads changes no bit.
+// A bias is added to the scores from a transposed copy, one for all tasks or one for each sample; a bias that
+// is equal for all queries needs no copy. The gradient of a bias that all tasks share is the sum of all
+// tasks' dscores. Tasks are divided into at most 64 groups, each of which adds up its own dscores in order;
+// then the groups' sums are added in order. So the number of threads changes no bit.
 #include "nn/kernels/attention/sizes.hpp"
 
 namespace weft::kernels::cpu {
@@ -36,7 +36,7 @@ WEFT_CPU_CLONES(void, row_dots,
   }
 }
 
-// scores: (keys, 64 queries), become probabilities; dscores: (keys, 64 queries), come as dprobabilities and
+// scores: (keys, 64 queries), become probabilities; dscores: (keys, 64 queries), contain dprobabilities and
 // become the gradient of the scores before scaling; largest, inverse_sum (of e^(score - largest)), delta: (64
 // queries)
 WEFT_CPU_CLONES(void, score_gradient_columns,
@@ -69,8 +69,8 @@ WEFT_CPU_CLONES(void, add_to_bias,
   }
 }
 
-// The working set of a thread: a block of keys and a block of queries. Matrices of units as products.hpp has
-// them; names say what goes along a row.
+// The working set of a thread: a block of keys and a block of queries. Matrices of units have the form of
+// products.hpp; names say what a row contains.
 struct Memory {
   float *largest, *inverse_sum, *delta;  // (64)
   float *keys, *values;                  // (keys, units of head_dim)
@@ -92,7 +92,7 @@ struct Backward {
   Sizes s;
   const BlockProducts& products;
 
-  // A block of queries of one head, and where it lies in q, dout and out, and in delta.
+  // A block of queries of one head, with its places in q, dout and out, and in delta.
   struct Block {
     std::int64_t b, head, first, rows, at, sums_at;
   };
@@ -172,8 +172,8 @@ struct Backward {
     products.down_columns(dout + x.at, stride, x.rows, s.head_dim, m.dout_rows, head_line());
   }
 
-  // Probabilities and the scores' gradients of a block and of `count` keys from `begin` on, which it sees;
-  // all are laid out.
+  // Computes probabilities and the scores' gradients for a block and for `count` keys from `begin` on, which
+  // the block sees; all operands are laid out.
   void score_gradients(int thread, const Memory& m, const Block& x, std::int64_t begin, std::int64_t count,
                        Wanted wanted) const {
     const std::int64_t line = blocks::padded(head_units());
@@ -211,8 +211,8 @@ struct Backward {
                                s.head_dim, units, 1.0f, accumulate});
   }
 
-  // Keys [begin, begin + most) of a (batch, key/value head) and all queries that see them, from the last
-  // block to the first. dbias: (keys, queries), to which their dscores are added, not yet divided by the
+  // Processes keys [begin, begin + most) of a (batch, key/value head) and all queries that see them, from the
+  // last block to the first. dbias: (keys, queries), to which their dscores are added, not yet divided by the
   // scaling; or null.
   void run_block(KernelContext::State& state, int thread, std::int64_t b, std::int64_t kv_head,
                  std::int64_t begin, std::int64_t most, float* dbias, Wanted wanted) const {
@@ -250,7 +250,8 @@ struct Backward {
       run_block(state, thread, b, kv_head, key, kKeyBlock, dbias, {true, true});
   }
 
-  // dq, without a bias's gradient, with a task for some blocks of queries. The same sums in the same order.
+  // Computes dq, without a bias's gradient, with one task for some blocks of queries. The sums and their
+  // order are those of run_block().
   void run_queries(KernelContext::State& state) const {
     constexpr std::int64_t kGroup = 4;
     constexpr Wanted kWanted{true, false};
@@ -305,12 +306,13 @@ BlockProducts products_of(KernelContext::State& state, const Sizes& s) {
 // (batch, heads, queries)
 std::int64_t delta_size(const Sizes& s) { return s.batch * s.heads * s.queries; }
 
-// Fewer tasks than threads: in time, 5 products of one task against 7 of all of them on all threads.
+// There are fewer tasks than threads: this compares the time of 5 products of one task with the time of 7
+// products of all tasks on all threads.
 bool better_by_blocks(const KernelContext::State& state, const Sizes& s) {
   return state.own != nullptr && 7 * s.batch * s.kv_heads < 5 * state.threads && s.queries > kQueryBlock;
 }
 
-// dbias = the sum of the groups' partial sums, transposed and divided by the scaling, which is in them.
+// dbias = the sum of the groups' partial sums, transposed and divided by the scaling that they contain.
 // partials: (groups, keys, queries), dbias: (queries, keys)
 void finish_bias(KernelContext::State& state, const float* partials, float* dbias, std::int64_t groups,
                  const Sizes& s) {

@@ -16,7 +16,7 @@ void transpose(const float* from, std::int64_t stride, std::int64_t rows, std::i
     for (std::int64_t j = 0; j < columns; ++j) to[j * ld + i] = from[i * stride + j];
 }
 
-// Without a product of its own: strided_matmul makes it.
+// If there is no product of our own, strided_matmul computes it.
 constexpr blocks::Kernel kPlain{1, &copy, &copy, &transpose, nullptr};
 
 // Tests choose the products of another instruction set.

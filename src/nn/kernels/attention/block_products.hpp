@@ -1,5 +1,5 @@
-// The products of attention on whatever CPU this is: those of products.hpp, or strided_matmul() on plain
-// floats. Private to the files beside it.
+// The products of attention on any CPU: those of products.hpp, or strided_matmul() on plain floats. Private
+// to the files in this folder.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,8 @@
 
 namespace weft::kernels::cpu {
 
-/// Memory of a thread, handed out in parts that begin at a cache line. Made twice: without memory it counts.
+/// A thread's memory, handed out in parts that begin at a cache line. The object is made twice: without
+/// memory it only counts.
 class Parts {
  public:
   explicit Parts(float* memory = nullptr) : memory_(memory) {}
@@ -25,14 +26,14 @@ class Parts {
   std::int64_t size_ = 0;
 };
 
-/// Lays out and multiplies as products.hpp says. For threads of one parallel_for, under a ThreadCountGuard of
-/// 1.
+/// Lays out and multiplies as products.hpp documents. For threads of one parallel_for, under a
+/// ThreadCountGuard of 1.
 class BlockProducts {
  public:
-  /// In bf16 where the CPU can, if `bf16`. Products have up to n columns and up to this k.
+  /// Computes in bf16 if `bf16` is set and the CPU can do so. Products have up to n columns and up to this k.
   BlockProducts(KernelContext::State& state, bool bf16, std::int64_t n, std::int64_t k);
 
-  /// How many units k floats are; whether units are floats, so that a matrix in memory has the layout of
+  /// How many units k floats form; and whether units are floats, so that a matrix in memory has the layout of
   /// along_rows and down_columns.
   std::int64_t units(std::int64_t k) const { return kernel_.units(k); }
   bool plain() const { return kernel_.steps == 1; }

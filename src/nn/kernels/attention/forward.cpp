@@ -1,15 +1,15 @@
 // Grouped-query attention, causal or full, forward, as matrix products over blocks of 64 queries and 256
-// keys. A task is up to four blocks of queries of one head. It goes over the keys that they see, in order,
-// which are laid out once for all of them (products.hpp), so that about half of the scores of causal
-// attention are never computed. Each query keeps, over the keys so far, the largest score m, the sum of
-// e^(score
+// keys. A task is up to four blocks of queries of one head. The task processes the keys that they see, in
+// order; these keys are laid out once for all of the blocks (products.hpp), so that about half of the scores
+// of causal attention are never computed. Each query keeps, over the keys so far, the largest score m, the
+// sum of e^(score
 // - m), and the sum of e^(score - m) v, which is in out. A larger score multiplies both by e^(m - the new m)
 // (M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018; T. Dao et al.,
-// "FlashAttention", 2022). At the end out is divided by the sum, and of each query m and the sum are kept.
+// "FlashAttention", 2022). At the end out is divided by the sum, and for each query m and the sum are kept.
 //
-// Memory of a thread is 64 x 256 scores and what is laid out of 256 keys and 256 queries; it stays in its
-// caches. A query's bits depend on its own keys alone, not on which queries are in its block: keys that it
-// does not see are zeros at the end of its sums.
+// A thread's memory is 64 x 256 scores and the laid-out form of 256 keys and 256 queries; it stays in the
+// thread's caches. A query's bits depend on its own keys alone, not on the other queries of its block: keys
+// that it does not see are zeros at the end of its sums.
 #include "nn/kernels/attention/sizes.hpp"
 
 namespace weft::kernels::cpu {
@@ -18,10 +18,10 @@ namespace {
 constexpr std::int64_t kKeyBlock = kAttentionKeys;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// Query r of the block sees key `first` + r and those before it; the entries of others become 0. scores:
-// (keys, 64 queries), become e^(score - largest); largest, sum: (64 queries), of the keys before, and then of
-// these, too; factor: (64 queries), what the sums over the keys before are multiplied by. Returns whether all
-// factors are 1.
+// Query r of the block sees key `first` + r and the keys before it; the entries of other keys become 0.
+// scores: (keys, 64 queries), become e^(score - largest); largest, sum: (64 queries), over the previous keys,
+// and then also over these keys; factor: (64 queries), the factor for the sums over the previous keys.
+// Returns whether all factors are 1.
 WEFT_CPU_CLONES(bool, softmax_columns,
                 (float* scores, float* largest, float* sum, float* factor, std::int64_t keys,
                  std::int64_t first),
@@ -73,8 +73,8 @@ WEFT_CPU_CLONES(void, scale_rows,
   }
 }
 
-// The working set of a thread: up to kGroup blocks of queries of a head, and a block of its keys. Matrices
-// of units as products.hpp has them.
+// The working set of a thread: up to kGroup blocks of queries of a head, and a block of its keys. Matrices of
+// units have the form of products.hpp.
 constexpr std::int64_t kGroup = 4;
 
 struct Memory {
@@ -106,8 +106,8 @@ struct Forward {
   const BlockProducts& products;
   std::int64_t group;
 
-  // A block of queries of one head, its place in the group; where it lies in q and out, and which of all
-  // queries of all heads its first one is.
+  // A block of queries of one head: its place in the group, its places in q and out, and the index of its
+  // first query among all queries of all heads.
   struct Block {
     std::int64_t b, head, index, first, rows, seen, at, sums_at;
   };
@@ -141,7 +141,7 @@ struct Forward {
     return m.queries + x.index * products.units(s.head_dim) * kQueryBlock;
   }
 
-  // Keys [key, key + keys), which are laid out in m and the block sees.
+  // Processes keys [key, key + keys), which are laid out in m and which the block sees.
   void attend(int thread, const Memory& m, const Block& x, std::int64_t key, std::int64_t keys) const {
     const std::int64_t head_units = products.units(s.head_dim);
     products.multiply(thread, {m.keys, blocks::padded(head_units), 1, queries(m, x), kQueryBlock, m.scores,
@@ -169,7 +169,8 @@ struct Forward {
     scale_rows(out + x.at, m.factor, x.rows, s.head_dim, s.q_stride());
   }
 
-  // The blocks of a group, whose first query is given: keys and values are laid out once for all of them.
+  // Processes the blocks of a group, whose first query is given: keys and values are laid out once for all of
+  // the blocks.
   void run(int thread, const Memory& m, std::int64_t b, std::int64_t head, std::int64_t first) const {
     const std::int64_t count = std::min(group, blocks_of(s.queries - first, kQueryBlock));
     for (std::int64_t i = 0; i < count; ++i) begin(m, block(b, head, first, i));
@@ -189,7 +190,8 @@ struct Forward {
   }
 };
 
-// softmax: (batch, heads, queries, kSoftmaxTerms), of the keys of the pieces before, and then of these, too.
+// softmax: (batch, heads, queries, kSoftmaxTerms), over the keys of the previous pieces, and then also over
+// these keys.
 void forward(KernelContext::State& state, const float* q, const float* k, const float* v, const KeyBias& bias,
              float* out, float* softmax, const Sizes& s) {
   const ThreadCountGuard one_thread_per_product(1);

@@ -1,4 +1,4 @@
-// products.hpp where the CPU is no x86.
+// products.hpp for CPUs that are no x86.
 #include "nn/kernels/attention/products.hpp"
 
 namespace weft::kernels::blocks {

@@ -1,11 +1,11 @@
-// The products of a block of attention. Their matrices are first laid out as the products read them, because
-// each is used more than once. Private to the files beside it and to tests; all are pure functions of their
-// arguments.
+// The products of a block of attention. Their matrices are first laid out in the form in which the products
+// read them, because each matrix is used more than once. Private to the files in this folder and to tests;
+// all are pure functions of their arguments.
 //
 // A unit is what one multiply-add takes from a row of the left matrix: a float, or two bf16 that follow each
-// other in k, the second of which is 0 behind the end of k. It has four bytes either way, and matrices of
-// units lie in arrays of float. A row of units is padded to a multiple of kUnitsOfLine, so that it can be
-// read and written in whole vectors; what is in the padding does not matter.
+// other in k; the second of these is 0 behind the end of k. A unit has four bytes in both cases, and matrices
+// of units lie in arrays of float. A row of units is padded to a multiple of kUnitsOfLine, so that it can be
+// read and written in complete vectors; the contents of the padding do not matter.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ constexpr std::int64_t padded(std::int64_t units) {
 
 /// c = alpha a b, or c += alpha a b where `accumulate`. a: (m, k), element (row, p) at row * a_row_step + p *
 /// a_step, of which one is 1; b: (k, n) with rows ldb apart, c: (m, n) floats with rows ldc apart; k in
-/// units. An element of c is made as in gemm/gemm.hpp, whatever m and n are: in f32 with the same bits.
+/// units. An element of c is computed as in gemm/gemm.hpp, whatever m and n are: in f32 with the same bits.
 struct Product {
   const float* a;
   std::int64_t a_row_step, a_step;
@@ -46,9 +46,9 @@ struct Kernel {
   std::int64_t units(std::int64_t k) const { return (k + steps - 1) / steps; }
 };
 
-/// Null if this build does not have it or cpu_isa() does not allow it.
+/// Returns null if this build does not have it or cpu_isa() does not allow it.
 const Kernel* avx512() noexcept;
-/// Operands are rounded to bf16, sums are f32's. Numbers below 2^-126 are taken for 0, as the CPU does.
+/// Operands are rounded to bf16; sums are in f32. Numbers below 2^-126 count as 0, as the CPU treats them.
 const Kernel* avx512_bf16() noexcept;
 
 }  // namespace weft::kernels::blocks

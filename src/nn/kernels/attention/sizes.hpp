@@ -1,14 +1,14 @@
-// The common part of the passes of attention: sizes, where blocks lie, a bias. Private to the files beside
-// it.
+// The common part of the passes of attention: sizes, the places of blocks, and a bias. Private to the files
+// in this folder.
 //
-// Query positions are taken in blocks of 64. The scores of a block are kept transposed, (keys, 64 queries):
-// then maxima and sums over keys go down columns, 64 queries side by side in the vector registers, and no row
-// has a rest. A block of fewer queries leaves columns unused, whose contents nobody reads on.
+// Query positions are processed in blocks of 64. The scores of a block are kept transposed, (keys, 64
+// queries): then maxima and sums over keys go down columns, 64 queries in parallel in the vector registers,
+// and no row has a remainder. A block of fewer queries leaves columns unused, whose contents nobody uses.
 //
-// Both passes also take attention in pieces of keys and of queries, as they come from other ranks. The terms
-// of a piece are added in the order in which the whole is made, so that the bits are those of one piece:
-// pieces of keys begin where a block of keys does, those of queries where a block of queries does, and each
-// element's sum runs over blocks in a fixed order, in pieces or not.
+// Both passes also process attention in pieces of keys and of queries, as they arrive from other ranks. The
+// terms of a piece are added in the order of the whole computation, so that the bits are those of one piece:
+// pieces of keys begin at the beginning of a block of keys, pieces of queries at the beginning of a block of
+// queries, and each element's sum runs over blocks in a fixed order, in pieces or not.
 #pragma once
 
 #include <fmt/format.h>
@@ -27,8 +27,8 @@ namespace {
 
 constexpr std::int64_t kQueryBlock = kAttentionQueries;
 
-// All kinds of attention, whole or a piece. Positions are counted from the piece's first key and its first
-// query; that query is position `ahead` of the piece's keys, which matters where it is causal: query i sees
+// All kinds of attention, complete or a piece. Positions are counted from the piece's first key and its first
+// query; that query is position `ahead` of the piece's keys, which matters for causal attention: query i sees
 // the keys up to ahead + i.
 struct Sizes {
   std::int64_t batch, queries, keys, heads, kv_heads, head_dim;
@@ -41,7 +41,8 @@ struct Sizes {
   std::int64_t q_stride() const { return heads * head_dim; }
   std::int64_t k_stride() const { return kv_heads * head_dim; }
   float scaling() const { return 1.0f / std::sqrt(static_cast<float>(head_dim)); }
-  /// How many keys the queries [first, first + rows) see, and the first of them that some do not.
+  /// How many keys the queries [first, first + rows) see; and the first of these keys that some of the
+  /// queries do not see.
   std::int64_t seen(std::int64_t first, std::int64_t rows) const {
     return causal ? std::clamp<std::int64_t>(ahead + first + rows, 0, keys) : keys;
   }
@@ -63,7 +64,7 @@ void check_heads(const char* op, const Shape& s) {
 [[maybe_unused]] Sizes sizes(const FullAttentionShape& s) {
   return {s.batch, s.queries, s.keys, s.heads, s.kv_heads, s.head_dim, false, 0, true, true, s.bf16_products};
 }
-// `first`: of what comes in pieces, which begin at multiples of `step`.
+// `first`: the first element of what arrives in pieces, which begin at multiples of `step`.
 [[maybe_unused]] Sizes sizes(const char* op, const AttentionPiece& s, const char* what, std::int64_t first,
                              std::int64_t step) {
   check_heads(op, s);
@@ -75,8 +76,8 @@ void check_heads(const char* op, const Shape& s) {
           s.begins,   s.ends,     s.bf16_products};
 }
 
-// How many blocks of queries a task takes, at most `most`: they share keys that are laid out once, but all
-// threads are to have tasks.
+// How many blocks of queries a task processes, at most `most`: they share keys that are laid out once, but
+// all threads should have tasks.
 [[maybe_unused]] std::int64_t group_size(const KernelContext::State& state, const Sizes& s,
                                          std::int64_t most) {
   const std::int64_t blocks = blocks_of(s.queries, kQueryBlock);
@@ -114,8 +115,8 @@ WEFT_CPU_CLONES(void, add_key_bias_columns, (float* scores, const float* bias, s
   }
 }
 
-// A bias as it is added to scores: (keys, queries), or (keys) of all queries, for all samples or for each;
-// without data: none.
+// A bias in the form in which it is added to scores: (keys, queries), or (keys) for all queries, for all
+// samples or for each; without data there is none.
 struct KeyBias {
   const float* data = nullptr;
   std::int64_t of_sample = 0;  // floats between those of two samples
@@ -136,7 +137,7 @@ struct KeyBias {
     return {scratch, of_sample, true};
   }
 
-  // To the scores of keys [begin, begin + count) and queries [first, first + rows) of sample b.
+  // Adds the bias to the scores of keys [begin, begin + count) and queries [first, first + rows) of sample b.
   void add(float* scores, const Sizes& s, std::int64_t b, std::int64_t begin, std::int64_t count,
            std::int64_t first, std::int64_t rows) const {
     if (data == nullptr) return;

@@ -1,5 +1,6 @@
-// The products of products.hpp with AVX-512, generic in the units: the file of a format includes it once, so
-// that all here is compiled for the instructions of that format alone; hence the unnamed namespace.
+// The products of products.hpp with AVX-512, generic in the units. The file of a format includes this file
+// once, so that all code here is compiled only for the instructions of that format; therefore the namespace
+// is unnamed.
 //
 // A tile of c, 6 x 64, stays in registers: 24 sums, four vectors of b and one unit of a. b is at most some 64
 // KB, and is read once for six rows.
@@ -48,7 +49,7 @@ inline void transpose_16(__m512 (&v)[16]) {
     v[i + 2] = pairs(t[i + 1], t[i + 3], false);
     v[i + 3] = pairs(t[i + 1], t[i + 3], true);
   }
-  // Each quarter of a register is now four rows of a column; quarters are put in order.
+  // Each quarter of a register now holds four rows of a column; this puts the quarters in order.
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
     t[i] = _mm512_shuffle_f32x4(v[i], v[i + 4], 0x88);

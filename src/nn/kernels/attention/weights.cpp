@@ -1,5 +1,5 @@
-// Full attention in two steps, with its weights in memory between them, so that something may happen to them
-// (dropout). For short sequences: the windows of a map.
+// Full attention in two steps, with its weights in memory between them, so that the weights may be changed
+// (dropout). It is for short sequences: the windows of a map.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -36,7 +36,7 @@ WEFT_CPU_CLONES(void, add_scaled, (float* y, const float* x, float factor, std::
 
 float scale_of(const FullAttentionShape& s) { return 1.0f / std::sqrt(static_cast<float>(s.head_dim)); }
 
-// The weights of one query; of one that sees no key they are 0. row: (keys)
+// Computes the weights of one query; the weights of a query that sees no key are 0. row: (keys)
 void softmax(float* row, std::int64_t keys) {
   float largest = row[0];
   for (std::int64_t j = 1; j < keys; ++j) largest = std::max(largest, row[j]);
@@ -68,7 +68,7 @@ void attention_weights_forward(KernelContext& ctx, const float* q, const float* 
 }
 
 // With w = softmax(z), dz_j = w_j (dw_j - Σ_l dw_l w_l); z = q kᵀ scale + bias. A task is a sample, so that
-// no two write one k. dbias is summed afterwards, sample by sample.
+// no two tasks write one k. dbias is summed afterwards, sample by sample.
 void attention_weights_backward(KernelContext& ctx, const float* dweights, const float* weights,
                                 const float* q, const float* k, float* dq, float* dk, float* dbias,
                                 FullAttentionShape s) {

@@ -20,7 +20,8 @@ dnnl_cpu_isa_t library_limit(CpuIsa isa) noexcept {
 dnnl_cpu_isa_t library_isa() {
   static const dnnl_cpu_isa_t used = [] {
     const dnnl_cpu_isa_t limit = library_limit(cpu_isa());
-    // Fails where oneDNN was used before; what it uses then is asked for, not this status.
+    // This call fails if oneDNN was used before; the code asks for the limit in force, and ignores this
+    // status.
     if (limit != dnnl_cpu_isa_all) (void)dnnl_set_max_cpu_isa(limit);
     return dnnl_get_effective_cpu_isa();
   }();

@@ -36,8 +36,8 @@ WEFT_CPU_CLONES(void, pack_rows,
   }
 }
 
-// Pairs [0, pairs) of four rows of `from`, ld apart, as four columns of `to`. Returns how many it did: a
-// multiple of 4.
+// Turns pairs [0, pairs) of four rows of `from`, ld apart, into four columns of `to`. Returns how many pairs
+// it did: a multiple of 4.
 std::int64_t turn_four(const std::uint16_t* from, std::int64_t ld, std::uint32_t* to, std::int64_t pairs) {
   std::int64_t p = 0;
 #if defined(__SSE2__)
@@ -53,8 +53,8 @@ std::int64_t turn_four(const std::uint16_t* from, std::int64_t ld, std::uint32_t
   return p;
 }
 
-// from: (columns, k), rows ld apart. Four rows at a time from end to end, which the CPU reads ahead; what is
-// written stays in the second cache.
+// from: (columns, k), rows ld apart. It reads four rows at a time from end to end, which the CPU prefetches;
+// the written data stays in the second-level cache.
 void pack_columns(const std::uint16_t* from, std::int64_t ld, std::uint32_t* to, std::int64_t columns,
                   std::int64_t k, std::int64_t pairs) {
   const std::int64_t whole = k / 2;
@@ -123,8 +123,8 @@ PackedWeights::Entry& PackedWeights::entry(const Key& key) {
   return entries_[key];
 }
 
-// Takes the memory of old ones, the oldest first, until there are `bytes` for this one. If that fails it
-// is tried again much later: all entries are looked at.
+// Takes the memory of old entries, the oldest first, until there are `bytes` for this entry. If that fails,
+// it is tried again much later, because it looks at all entries.
 bool PackedWeights::make_room(Entry& of, std::size_t bytes) {
   if (bytes > limit || (of.no_room_at != 0 && uses_ - of.no_room_at < kOldAfter)) return false;
   while (bytes_ + bytes > limit) {

@@ -1,10 +1,10 @@
-// Weights in bf16, packed as the matrix library multiplies them and kept from call to call. Private to
-// cpu_*.cpp and tests; one per KernelContext, used by one thread at a time.
+// Weights in bf16, packed in the form that the matrix library multiplies, and kept from call to call. Private
+// to cpu_*.cpp and tests; one per KernelContext, used by one thread at a time.
 //
-// The library packs the second matrix of a bf16 product in every call; with few tokens that takes as long as
-// the product itself. A weight of which the caller says the version (WeightMatrix) is packed at its third
-// use, since to pack it costs about what two uses gain: in inference, or if several micro-batches come
-// between two steps of the optimizer. The bits of a product are the same either way.
+// The library packs the second matrix of a bf16 product in every call; with few tokens the packing takes as
+// long as the product itself. A weight whose version the caller gives (WeightMatrix) is packed at its third
+// use, since packing it costs about as much as two uses gain. This happens in inference, or if there are
+// several micro-batches between two steps of the optimizer. The bits of a product are equal either way.
 #pragma once
 
 #include <compare>
@@ -19,27 +19,27 @@ namespace weft::kernels {
 
 class PackedWeights {
  public:
-  /// Blocks of 64 columns one after the other; in each all rows, a multiple of 32, by pairs: oneDNN's
+  /// Blocks of 64 columns one after the other; each block has all rows, a multiple of 32, in pairs: oneDNN's
   /// BA16a64b2a.
   static constexpr std::int64_t kColumns = 64, kRows = 32;
   /// Uses of a version in one product, the first ones, that do not pack it.
   static constexpr int kUsesBefore = 2;
-  /// The limits of the store: at most so many bytes, and words on so many weights (each in y = x wᵀ and in
-  /// dx = dy w is one).
+  /// The limits of the store: at most so many bytes, and entries for so many weights (a weight has one entry
+  /// for y = x wᵀ and one for dx = dy w).
   static constexpr std::size_t kMostBytes = std::size_t{256} << 20, kMostEntries = 1024;
-  /// Memory of a weight that was not used in so many calls is given to another that needs it. If there is
-  /// none, the other is not packed: weights that are used in turns and do not all have room would be packed
-  /// for nothing.
+  /// If a weight was not used in so many calls, its memory is given to another weight that needs memory. If
+  /// no weight is that old, the other weight is not packed: weights that are used in turns and do not all
+  /// have room would be packed for nothing.
   static constexpr std::uint64_t kOldAfter = 4096;
 
   explicit PackedWeights(Context* context) : context_(context) {}
 
-  /// b, (k, n) with rows (columns, where it is stored as its transpose) ld apart, packed. Valid until the
-  /// next call. Null where b is to be multiplied as it is.
+  /// Returns b packed: b is (k, n) with rows (columns, if it is stored as its transpose) ld apart. The result
+  /// is valid until the next call. Returns null if b is to be multiplied as it is.
   const bf16* find(KernelContext::State& state, const WeightMatrix& b, Stored stored, std::int64_t ld,
                    std::int64_t k, std::int64_t n);
 
-  /// Columns from a multiple of 64 on, of what find() gave.
+  /// Columns from a multiple of 64 on, in the result of find().
   static const bf16* at_column(const bf16* packed, std::int64_t column, std::int64_t k) {
     return packed + column * rounded_up(k, kRows);
   }

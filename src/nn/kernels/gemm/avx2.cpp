@@ -1,5 +1,5 @@
-// The products of gemm.hpp for AVX2 and FMA, for which this file is compiled; called only where the CPU has
-// them.
+// The products of gemm.hpp for AVX2 and FMA. This file is compiled for these instructions, and its code is
+// called only if the CPU has them.
 #include "base/cpu/isa.hpp"
 #include "nn/kernels/gemm/blocked.hpp"
 

@@ -1,4 +1,5 @@
-// The products of gemm.hpp for AVX-512, for which this file is compiled; called only where the CPU has it.
+// The products of gemm.hpp for AVX-512. This file is compiled for AVX-512, and its code is called only if the
+// CPU has it.
 #include "base/cpu/isa.hpp"
 #include "nn/kernels/gemm/blocked.hpp"
 

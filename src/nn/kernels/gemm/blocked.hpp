@@ -1,6 +1,6 @@
-// The products of gemm.hpp, generic: the file of an instruction set includes it once, so that every function
-// here is compiled for that set alone. All is in an unnamed namespace: the linker must not take one set's
-// functions for another's.
+// The products of gemm.hpp, generic: the file of an instruction set includes this file once, so that every
+// function here is compiled for that set alone. All code is in an unnamed namespace: the linker must not use
+// one set's functions for another set.
 //
 // A set is a struct of static members:
 //   Vector, kLanes                            a vector register and how many floats it has
@@ -21,13 +21,13 @@ namespace {
 
 // --- tiles
 
-// The matrix that a tile is added to: c itself, or the bias, whose row_step is 0; or nothing.
+// The matrix to which a tile is added: c itself, or the bias, whose row_step is 0; or nothing.
 struct Before {
   const float* data = nullptr;
   std::int64_t row_step = 0;
 };
 
-// Steps of k between two times that lines are fetched ahead: more at once would wait for memory.
+// The number of steps of k between two prefetches of lines: more prefetches at once would wait for memory.
 constexpr std::int64_t kStepsOfFetch = 16;
 struct Fetch {
   Ahead* ahead = nullptr;
@@ -39,7 +39,7 @@ struct Blocked {
   using Vector = typename Set::Vector;
   static constexpr std::int64_t kLanes = Set::kLanes, kTileRows = Set::kTileRows,
                                 kTileColumns = Set::kTileVectors * kLanes;
-  // The size of blocks of b if a is a single block: so small that a packed block is still in the second
+  // The size of blocks of b if a is a single block: so small that a packed block is still in the second-level
   // cache when it is used, together with the next block in its stored form.
   static constexpr std::int64_t kFewColumns = 4 * kTileColumns;
 
@@ -58,8 +58,8 @@ struct Blocked {
     pack_any<kTileColumns>(b, b.column_step, b.row_step, to, columns, k);
   }
 
-  // a: (k, kTileRows), of which kRows are taken, b: (k, kTileColumns), of which kVectors * kLanes; c: (kRows,
-  // kVectors * kLanes)
+  // a: (k, kTileRows), of which kRows are used, b: (k, kTileColumns), of which kVectors * kLanes are used; c:
+  // (kRows, kVectors * kLanes)
   template <int kRows, int kVectors, bool kStream>
   static void tile(const float* a, const float* b, float* c, std::int64_t ldc, std::int64_t k, float alpha,
                    Before before, Fetch fetch) {
@@ -128,7 +128,7 @@ struct Blocked {
     tile_of_rows<4, kStream>(a, b, c, ldc, columns, k, alpha, before, fetch);
   }
 
-  // One that is not: made in memory of its own.
+  // An incomplete tile, computed in separate memory.
   static void part_of_a_tile(const float* a, const float* b, float* c, std::int64_t ldc, std::int64_t rows,
                              std::int64_t columns, std::int64_t k, float alpha, Before before) {
     alignas(64) float whole[kTileRows * kTileColumns] = {};
@@ -171,9 +171,9 @@ struct Blocked {
 
   // Few rows. A block of a is packed once for each block of k, and b goes by.
   //
-  // If b is stored as its transpose, as weights are in y = x wT, its columns are rows in memory, each on a
-  // page of its own: so all of k is taken of some columns before the next ones, and each page is visited
-  // once. For that all of a is packed at once, up to so many steps of k.
+  // If b is stored as its transpose, like weights in y = x wT, its columns are rows in memory, each on a
+  // separate page. So all of k is processed for some columns before the next columns, and each page is
+  // visited once. For that all of a is packed at once, up to so many steps of k.
   static constexpr std::int64_t kVeryFewRows = 16, kMostStepsOfAll = 4096;
 
   static std::int64_t floats_of_a(std::int64_t k) {
@@ -231,8 +231,8 @@ struct Blocked {
     }
   }
 
-  // An element takes so few products that nearly all memory traffic is that of c, which is written from end
-  // to end, and around the caches if it is larger than they are.
+  // An element of c needs so few products that nearly all memory traffic is that of c. So c is written from
+  // end to end, and past the caches if it is larger than they are.
   static constexpr std::int64_t kLargeBytes = std::int64_t{16} << 20;
 
   template <bool kStream>

@@ -1,17 +1,17 @@
-// Matrix products of our own, for x86 CPUs with AVX2 or AVX-512, whose bits are known. Private to cpu_*.cpp
+// weft's own matrix products, for x86 CPUs with AVX2 or AVX-512, whose bits are known. Private to cpu_*.cpp
 // and tests; pure functions of their arguments.
 //
 // How: K. Goto, R. van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008, in the form of F.
-// Van Zee, R. van de Geijn, "BLIS", 2015. Both matrices are packed in blocks that fit the caches into panels,
-// some rows of a and columns of b wide and zero beyond the edges; a tile of c stays in registers while a
-// block of k goes by (blocked.hpp).
+// Van Zee, R. van de Geijn, "BLIS", 2015. Both matrices are packed in blocks that fit the caches, into panels
+// of some rows of a and some columns of b, with zeros beyond the edges; a tile of c stays in registers while
+// a block of k is processed (blocked.hpp).
 //
 // An element of c is, whatever m, n, the steps of the matrices and its place in c are,
 //   fma(alpha, the sum over the last block of k,
 //       … fma(alpha, the sum over the first, what was there or the bias)),
 // where a block is 256 long and its sum is made by one fma after the other, in order; with avx2() and
-// avx512() alike. So a product may be cut into any pieces of rows and columns, and a row of c depends on its
-// row of a alone.
+// avx512() alike. So a product may be divided into any pieces of rows and columns, and a row of c depends on
+// its row of a alone.
 #pragma once
 
 #include <cstdint>
@@ -49,11 +49,11 @@ struct Product {
 struct Kernel {
   /// Floats of scratch memory that products with up to n columns and up to this k need.
   std::int64_t (*scratch)(std::int64_t n, std::int64_t k) noexcept;
-  /// `scratch`: any alignment; contents are whatever was there.
+  /// `scratch`: any alignment; its contents are undefined.
   void (*multiply)(const Product& p, float* scratch) noexcept;
 };
 
-/// Null where this build does not have it or cpu_isa() does not allow it.
+/// Returns null if this build does not have it or cpu_isa() does not allow it.
 const Kernel* avx2() noexcept;
 const Kernel* avx512() noexcept;
 

@@ -1,4 +1,4 @@
-// gemm.hpp where the CPU is no x86.
+// gemm.hpp for CPUs that are no x86.
 #include "nn/kernels/gemm/gemm.hpp"
 
 namespace weft::kernels::gemm {

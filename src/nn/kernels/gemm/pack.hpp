@@ -1,6 +1,6 @@
 // The operands that products read from memory: parts of matrices packed into panels, and lines that are
-// fetched before they are packed. A part of blocked.hpp, which is included once by the file of an instruction
-// set; all is in an unnamed namespace, as there.
+// prefetched before they are packed. A part of blocked.hpp; the file of an instruction set includes it once.
+// All code is in an unnamed namespace, as in blocked.hpp.
 #pragma once
 
 #include <immintrin.h>
@@ -32,11 +32,11 @@ inline float one(const std::uint16_t* from) {
   return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(static_cast<int>(*from) << 16)));
 }
 
-// Panels are packed of a part of a matrix whose element (i, p), i in [0, count), p in [0, k), is at from[i *
+// Packs panels of a part of a matrix whose element (i, p), i in [0, count), p in [0, k), is at from[i *
 // i_step + p * p_step]: to[(i / kWidth * k + p) * kWidth + i % kWidth].
 
-// i_step is 1. Four steps of k at a time, so that the lines of panels, which lie some power of two apart, are
-// written whole.
+// i_step is 1. It processes four steps of k at a time, so that complete lines of panels, which lie some power
+// of two apart, are written.
 template <std::int64_t kWidth, class In>
 void pack_rows(const In* from, std::int64_t p_step, float* to, std::int64_t count, std::int64_t k) {
   constexpr std::int64_t kSteps = 4;
@@ -95,12 +95,12 @@ void pack(const void* data, std::int64_t i_step, std::int64_t p_step, float* to,
     pack_columns<kWidth>(static_cast<const In*>(data), i_step, to, count, k);
 }
 
-// The lines of a part of a matrix, which is packed next: they are fetched into the second cache while the
-// part before it is multiplied.
+// The lines of the part of a matrix that is packed next: they are prefetched into the second-level cache
+// while the part before it is multiplied.
 class Ahead {
  public:
   Ahead() = default;
-  /// Packs of x: rows [0, rows), columns [0, columns).
+  /// The lines of x in rows [0, rows) and columns [0, columns).
   Ahead(const Matrix& x, std::int64_t rows, std::int64_t columns) {
     const std::int64_t size = x.is_bf16 ? 2 : 4;
     const bool by_rows = x.column_step == 1;

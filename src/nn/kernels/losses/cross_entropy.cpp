@@ -1,5 +1,5 @@
-// Cross-entropy over rows of logits, forward and backward. A rank may hold a part of each row: forward tells
-// four numbers of the part, and makes the loss of those of all parts.
+// Cross-entropy over rows of logits, forward and backward. A rank may hold a part of each row: forward
+// returns four numbers of the part, and computes the loss from the numbers of all parts.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -41,8 +41,8 @@ WEFT_INLINE inline double sum_of_exponentials(const float* row, float from, std:
   return sum;
 }
 
-// terms: (rows, kLossTerms). If a part holds nothing above -infinity the sum is taken from 0, or it would
-// be NaN though other parts make it finite; NaNs are in the sum either way.
+// terms: (rows, kLossTerms). If a part holds nothing above -infinity, the sum is relative to 0; otherwise it
+// would be NaN even if other parts make it finite. NaNs are in the sum either way.
 WEFT_CPU_CLONES(void, term_rows,
                 (const float* logits, const std::int64_t* targets, double* terms, std::int64_t rows,
                  std::int64_t first, std::int64_t count, bool sum_logits),
@@ -85,8 +85,8 @@ void loss_rows(const double* terms, int parts, const std::int64_t* targets, doub
   }
 }
 
-// The target distribution divided by the number of tokens: the part that smoothing gives to each logit, and
-// the part that the target's logit gets in addition.
+// The target distribution divided by the number of tokens: the share that smoothing gives to each logit, and
+// the additional share of the target's logit.
 struct Wanted {
   double inv_count;
   float of_each, of_target;

@@ -1,4 +1,4 @@
-// Losses of which each element has a term: sums of the terms in f64, and the terms' derivatives.
+// Losses in which each element has a term: sums of the terms in f64, and the terms' derivatives.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace weft::kernels::cpu {
 namespace {
 
-// Elements that are added up before they join the sum, on one thread: of one weight, if there are weights.
+// The elements that one thread adds up before they join the sum; all have one weight, if there are weights.
 std::int64_t piece_of(const float* weights, const LossShape& s) {
   constexpr std::int64_t kWithoutWeights = 4096;
   return weights == nullptr ? kWithoutWeights : std::max<std::int64_t>(1, s.width);
@@ -41,7 +41,7 @@ WEFT_CPU_CLONES(double, squares, (const float* y, const float* target, std::int6
 }
 
 // -t log p - (1 - t) log(1 - p) with p = 1 / (1 + e^-y), written so that no exponential is large: |y| (1 - t)
-// or, where y < 0, |y| t, and log(1 + e^-|y|). An infinite logit of the right sign costs nothing.
+// or, if y < 0, |y| t, plus log(1 + e^-|y|). An infinite logit of the right sign adds 0.
 double cross_entropies(const float* y, const float* target, std::int64_t n) {
   return lane_sum<double>(n, [&](std::int64_t i) {
     const auto x = static_cast<double>(y[i]), t = static_cast<double>(target[i]), size = std::abs(x);

@@ -1,5 +1,5 @@
-// Norms of long rows with statistics that are given: layer norm over maps, of which a rank may have a part.
-// Blocks of columns are shared among threads, since there may be one row only.
+// Norms of long rows with given statistics: layer norm over maps, of which a rank may have a part. Threads
+// share blocks of columns, since there may be only one row.
 #include <algorithm>
 #include <vector>
 

@@ -1,8 +1,8 @@
 // Products of rows with rows: gradients of convolutions' weights, which are sums over the pixels of a map.
 //
 // A matrix product sums one element after the other, and its error grows with the number of elements. Here
-// each sum runs in 16 lanes for 1024 elements, 64 in each; then the lanes are added up in f64. That is as
-// fast as other products: both matrices are read along their rows, so nothing is packed.
+// each sum runs in 16 lanes for 1024 elements, 64 elements in each lane; then the lanes are added up in f64.
+// This is as fast as other products: both matrices are read along their rows, so nothing is packed.
 #include <algorithm>
 
 #include "nn/kernels/cpu_context.hpp"
@@ -12,7 +12,7 @@ namespace weft::kernels::cpu {
 namespace {
 
 constexpr std::int64_t kChunk = 1024;
-// The work of one task: rows of a, rows of b.
+// The size of one task: rows of a, and rows of b.
 constexpr std::int64_t kRows = 4, kColumns = 32;
 
 typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float)), aligned(sizeof(float)), may_alias));
@@ -68,7 +68,7 @@ WEFT_INLINE inline void add_strip(const float* a, std::int64_t lda, const float*
   for (; j < columns; ++j) add_chunk<M, 1>(a, lda, b + j * ldb, ldb, sums + j, n);
 }
 
-// One task: c (rows, columns), rows ldc apart.
+// One task: computes c (rows, columns), with rows ldc apart.
 WEFT_CPU_CLONES(void, products,
                 (const float* a, std::int64_t lda, const float* b, std::int64_t ldb, float* c,
                  std::int64_t ldc, std::int64_t rows, std::int64_t columns, std::int64_t k),

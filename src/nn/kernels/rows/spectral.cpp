@@ -1,4 +1,5 @@
-// The arithmetic of a spectral norm on its weight and vectors, by numbers that stay where the kernels are.
+// The arithmetic of a spectral norm on its weight and vectors, with numbers that stay on the device of the
+// kernels.
 #include <fmt/format.h>
 
 #include <algorithm>
