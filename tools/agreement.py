@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Fails where a collective function of C++, C or Python is on neither table of docs/agreement.md.
+"""Fails if a collective function of C++, C or Python is on neither table of docs/agreement.md.
 
     tools/agreement.py [TREE]        checks the tree (default: the one this file lies in)
     tools/agreement.py --list        prints the functions that it finds
     tools/agreement.py --self-test   checks itself on a small header
 
-docs/agreement.md is made of tests (tests/agreement/): a row is a call in which ranks give different
-values. A function is collective where
+docs/agreement.md is made from tests (tests/agreement/): a row is a call in which ranks pass different values.
+A function is collective where
 
 - its comment, or that of its class, has the word "collective" ("Not collective" does not count); of a
   class the table has the class's name, or one of its functions;
@@ -16,12 +16,12 @@ values. A function is collective where
 
 The other way round, each function on the page must be in a header.
 
-A function of C has the rows of the C++ function that it calls: tools/c_api_names.txt says which of
-libweft, TWINS below which of the others, and the definition in src/ must call it. It is collective where
-its comment says so (SAYS_C), where the C++ function is on the page, or where a comment that is "The same
-..." stands below a collective one. A function that is C's alone has rows of its own. A function or class
-of Python whose docstring says that ranks call it together must name, in its own code, a function of C that
-is covered, or be in PYTHON below.
+A function of C has the rows of the C++ function that it calls. For libweft tools/c_api_names.txt gives that
+function, for the other libraries TWINS below; the definition in src/ must call it. It is collective if its
+comment says so (SAYS_C), if the C++ function is on the page, or if its comment begins with "The same ..." and
+it stands below a collective function. A function that exists only in C has its own rows. A function or class
+of Python whose docstring says that ranks call it together must name, in its own code, a function of C that is
+covered, or be in PYTHON below.
 """
 import ast
 import pathlib
@@ -43,7 +43,7 @@ SAYS_C = re.compile(r"(?<!not )\bcollective\b|\ball (?:of them|its ranks|ranks(?
                     re.IGNORECASE)
 C_COMMENT_OR_FUNCTION = re.compile(r"/\*(.*?)\*/|^(?:static inline )?(?:weft_status|void|const char\*)\s+(weft_\w+)\(", re.DOTALL | re.MULTILINE)
 # Functions of C that tools/c_api_names.txt does not have, or names with another function than the one on the
-# page, and the C++ function that each calls.
+# page, and the C++ function that each function calls.
 TWINS = {
     "weft_group_from_env": "ProcessGroup::create",
     "weft_group_from_mpi": "weft_group_create_by_broadcast",
@@ -68,7 +68,7 @@ TWINS = {
     "weft_trainer_save": "Trainer::save",
     "weft_trainer_load": "Trainer::load",
 }
-# Functions of Python that call others of Python, and what they are on the page.
+# Functions of Python that call other functions of Python, and their names on the page.
 PYTHON = {
     "WeftBackend": "ProcessGroup",
     "Group.broadcast_object": "ProcessGroup::broadcast",
@@ -181,7 +181,7 @@ def unknown_rows(page, known):
 
 
 def twins_of(names):
-    """C function -> the C++ functions that tools/c_api_names.txt says it is."""
+    """C function -> the C++ functions that tools/c_api_names.txt gives for it."""
     twins = {}
     for line in names.splitlines():
         parts = line.split(None, 1)
@@ -204,7 +204,7 @@ def c_functions_of(text):
 
 
 def body_of(source, function):
-    """The definition of a C function; None: it is not there."""
+    """The definition of a C function; None if there is none."""
     match = re.search(rf"^(?:static inline )?weft_status {function}\(.*?^}}", source, re.DOTALL | re.MULTILINE)
     return match[0] if match else None
 

@@ -10,9 +10,9 @@ lists of exports, the test of bad arguments and bindings.
     c_api.py --calls LIBRARY FILE          writes the calls of every function of LIBRARY that the fuzz target tests/fuzz/capi makes
     c_api.py --self-test
 
-tools/c_api_names.txt says for every operation of the C++ API of libweft what it is called in C, or why it
-is not there. Where clang is installed, --check also finds operations of public C++ headers that this list
-does not have.
+tools/c_api_names.txt gives the C name of every operation of the C++ API of libweft, or the reason why C does
+not have it. If clang is installed, --check also finds operations of public C++ headers that this list does
+not have.
 """
 import argparse
 import json
@@ -25,8 +25,8 @@ TABLE = ROOT / "docs/c_api_table.md"
 NAMES = ROOT / "tools/c_api_names.txt"
 COMMAND = "tools/c_api.py --write"
 LIBRARIES = {"weft": "c", "weft_train": "c_train"}  # folder of their headers in include/weft
-# C++ headers whose operations a host wants from C: all of a layer but what plug-ins and weft's own layers
-# use.
+# C++ headers whose operations a host program needs from C: all of a layer except what plug-ins and weft's own
+# layers use.
 CXX_HEADERS = ["base/interrupt.hpp", "base/log.hpp", "base/storage.hpp", "checkpoint/*.hpp", "dp/*.hpp", "group/*.hpp", "host/context.hpp", "mesh/*.hpp", "store/*.hpp"]
 
 # Pointers that may be NULL, wherever they are.
@@ -50,7 +50,7 @@ def clean(text):
 
 
 def statements(text):
-    """(line, text) of each declaration: what ends in a semicolon outside of braces."""
+    """(line, text) of each declaration: text that ends in a semicolon outside of braces."""
     depth, begin, found, line, first = 0, 0, [], 1, 1
     for i, c in enumerate(text):
         if c == "\n":
@@ -87,7 +87,7 @@ def declarator(text):
 
 
 def comment_before(raw, line):
-    """The comment that ends above a line, as words; also above a block of functions."""
+    """The comment that ends above a line, as words; it may also stand above a block of functions."""
     lines = raw.splitlines()
     at = line - 2
     while at >= 0 and lines[at].strip() and not lines[at].rstrip().endswith("*/"):
@@ -163,8 +163,8 @@ def functions_of(api, library):
 # ---- the table ----
 
 def read_names(text):
-    """C++ operation -> (names in C, words). `*` behind `::` stands for the rest of a class, `~` before a
-    name for "not yet"."""
+    """C++ operation -> (names in C, words). `*` after `::` stands for all other members of a class, `~`
+    before a name for "not yet"."""
     names = {}
     for number, line in enumerate(text.splitlines(), 1):
         line = line.split("#")[0].strip()
@@ -293,7 +293,7 @@ def exports_of(library):
 
 
 def python_api():
-    """The module beside this one that makes the binding of Python; it uses this one."""
+    """The module in this folder that makes the Python binding; it uses this one."""
     sys.modules.setdefault("c_api", sys.modules[__name__])
     sys.path.insert(0, str(ROOT / "tools"))
     import python_api as module
@@ -350,7 +350,7 @@ class Cases:
         return self.api["types"].get(name, "")
 
     def good_value(self, function, param):
-        """A C expression that function takes for param; None: nobody has said one."""
+        """A C expression that function accepts for param; None if there is none."""
         kind = param["type"]
         if f"good_{function['name']}_{param['name']}" in self.good:
             return f"good_{function['name']}_{param['name']}"
@@ -453,7 +453,7 @@ class Cases:
                 if self.type_of(kind) == "int32_t":
                     self.refuses(function, p, "1000000", "1000000")
         if any(p["type"] == "weft_error*" for p in params):
-            # An error without its initialiser: nothing is written to it, and nothing is done.
+            # An error without its initialiser: the function must not write to it, and must do nothing.
             self.lines += ["  memset(&raw_error, 0, sizeof raw_error);",
                            f"  CHECK({self.call(function, None, '&raw_error')} == WEFT_BAD_ARGUMENT && raw_error.text[0] == 0);"]
             self.count += 1
@@ -490,7 +490,7 @@ class Cases:
                 self.lines.append("  }")
 
     def plain(self, function):
-        """A function that returns no status takes anything: a name, a size, nothing."""
+        """A function that returns no status accepts anything: a name, a size, nothing."""
         name, params = function["name"], function["params"]
         if not params:
             return [f"static void bad_{name}(void) {{ (void){name}(); }}"]

@@ -1,16 +1,16 @@
 """Calls of the C API's functions as C++, for the fuzz target of random calls (tests/fuzz/capi):
 `c_api.py --calls LIBRARY FILE`.
 
-For each function of a library a C++ function that takes arguments from a Call (tests/fuzz/capi/call.hpp),
-which reads an input's bytes. The type of an argument decides how it is made, and its name if several
-arguments have one type:
+For each function of a library it writes a C++ function that takes arguments from a Call
+(tests/fuzz/capi/call.hpp), which reads an input's bytes. The type of an argument decides how it is made; if
+several arguments have one type, their names decide, too:
   a handle                       one of those that are alive: Call::handle
   what is written to             Call::out, out_handle, out_array
   an array and its number        Call::array: the number is the next argument, called ..._count, count, ndim or bytes
   a struct                       fill(Call&, struct&), made here from its members unless call.hpp declares one
   an enum, a number, a string    Call::choice, number, text
   a function                     Call::callback
-A type that is none of these is an error, which names it.
+A type that is not listed is an error, which names it.
 """
 import re
 

@@ -1,4 +1,4 @@
-// Weights and activations as a kernel takes them: dtypes, shapes. Inside nn.
+// Weights and activations in the form that a kernel takes: dtypes, shapes. Included only inside nn.
 #pragma once
 
 #include <fmt/format.h>
@@ -31,7 +31,7 @@ inline void expect_gradient(const Module& module, const Tensor& dy, const Shape&
                 fmt::format("{} is {}; expected {}", what.text(), to_string(dy.shape()), to_string(shape)));
 }
 
-/// Throws unless `context`, whose name is given, has x's samples, as many of them and cut alike.
+/// Throws unless `context`, whose name is given, has as many samples as x, sharded in the same way.
 inline void expect_same_samples(const Module& module, const Tensor& x, const Tensor& context,
                                 std::string_view name) {
   const Shape &of_x = layouts::global_shape(x), &of_context = layouts::global_shape(context);
@@ -65,23 +65,23 @@ inline void expect_mask_shape(const TensorName& what, const Tensor& mask, const 
                             what.text(), to_string(got), of_x[0], of_x[1], keys));
 }
 
-/// x, f32, rounded to bf16; with the same layout.
+/// x (f32) rounded to bf16, with the layout of x.
 inline Tensor rounded_to_bf16(Frame& frame, const Tensor& x) {
   const Tensor y = frame.compute().make(x.shape(), DType::bf16).with_layout(x.layout());
   kernels::round_to_bf16(frame.kernels(), x.data_ptr<float>(), y.data_ptr<bf16>(), x.count());
   return y;
 }
 
-/// x, f32, in the dtype of the weight w that it is multiplied with.
+/// x (f32) in the dtype of the weight w with which it is multiplied.
 inline Tensor as_operand(Frame& frame, const Tensor& x, const Tensor& w) {
   return w.dtype() == DType::bf16 ? rounded_to_bf16(frame, x) : x;
 }
 
-/// Whether products of activations with each other are made in bf16 where the CPU can: as those with the
-/// weight w.
+/// Returns whether products of activations with each other are computed in bf16 if the CPU can do so, like
+/// products with the weight w.
 inline bool bf16_products(const Parameter& w) { return w.dtype() == DType::bf16; }
 
-/// A weight as f32: itself, or a copy where it is bf16; with the same layout.
+/// A weight as f32: itself, or a copy if it is bf16, with the layout of the weight.
 inline Tensor widened(Frame& frame, const Tensor& w) {
   if (w.dtype() != DType::bf16) return w;
   const Tensor y = frame.compute().make(w.shape()).with_layout(w.layout());
@@ -89,8 +89,8 @@ inline Tensor widened(Frame& frame, const Tensor& w) {
   return y;
 }
 
-/// Whether the weight's input features, its second dimension, are split: then y is Partial and the bias waits
-/// for the sum.
+/// Returns whether the weight's input features, its second dimension, are split: then y is Partial, and the
+/// bias is added after the sum.
 inline bool row_parallel(const Parameter& weight) {
   const LayoutRef layout = weight.weight().layout();
   if (layout == nullptr) return false;
@@ -101,7 +101,8 @@ inline bool row_parallel(const Parameter& weight) {
   return false;
 }
 
-/// Throws layout unless y, whose dimension `features` the bias is for, is whole and cut as the bias.
+/// Throws layout unless y has whole values and its dimension `features`, to which the bias belongs, is
+/// sharded like the bias.
 inline void expect_bias_fits(const Module& module, const Tensor& y, const Parameter& bias, int features) {
   if (y.layout() == nullptr) return;
   const TensorName what = layouts::named(module, "y");
@@ -112,7 +113,7 @@ inline void expect_bias_fits(const Module& module, const Tensor& y, const Parame
   layouts::expect_bias(what, y.layout(), bias.weight().layout(), features);
 }
 
-/// x, seen in the shape `as`, with its dimensions in another order, seen in the shape `out`; of that layout.
+/// x in the shape `as`, with its dimensions permuted, then in the shape `out`; the result has that layout.
 inline Tensor permuted(Frame& frame, const Tensor& x, const Shape& as, const Dims& order, const Shape& out,
                        const LayoutRef& layout, Memory memory = Memory::local) {
   const Tensor y = frame.compute().make(out, DType::f32, memory).with_layout(layout);
@@ -120,15 +121,15 @@ inline Tensor permuted(Frame& frame, const Tensor& x, const Shape& as, const Dim
   return y;
 }
 
-/// w, bf16, as a kernel reads it: what was made of it may be kept where it is the parameter's own, not one
-/// that was made for this pass.
+/// w (bf16) in the form that a kernel reads: a packed form may be kept if w is the parameter's own tensor,
+/// not one made for this pass.
 inline kernels::WeightMatrix as_matrix(const Tensor& w, const Parameter& of) {
   const bool own = w.data() == of.weight().data();
   return {w.data_ptr<bf16>(), of.number(), own ? of.weight_version() : 0};
 }
 
-/// c (=, or += where `add`) a b, with a: (m, k) and b: (k, n) of one dtype, f32 or bf16, as they are stored;
-/// c: f32 (m, n).
+/// c = a b, or c += a b if `add`, with a: (m, k) and b: (k, n) of one dtype, f32 or bf16, in their stored
+/// form; c: f32 (m, n).
 inline void multiply(kernels::KernelContext& ctx, const ConstTensorView& a, kernels::Stored a_stored,
                      const ConstTensorView& b, kernels::Stored b_stored, float* c, std::int64_t m,
                      std::int64_t n, std::int64_t k, bool add) {

@@ -17,8 +17,8 @@ namespace weft {
 
 namespace {
 
-// One counter for this process, for all Computes: a Frame of one Compute may meet weights of another, and
-// what its kernels keep of weights outlives both. Shared by all threads, and nothing but a source of numbers.
+// One counter for this process, for all Computes: a Frame of one Compute may use weights of another, and what
+// its kernels keep of weights outlives both. All threads share it; it is only a source of numbers.
 std::uint64_t next_number() noexcept {
   static std::atomic<std::uint64_t> last{0};
   return last.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -263,7 +263,7 @@ void Parameter::zero_gradient() noexcept {
   gradient_layout_ = nullptr;
 }
 
-// Tensors given to a parameter must be on the master's device and stream, where layers and kernels expect
+// Tensors passed to a parameter must be on the master's device and stream, where layers and kernels expect
 // them.
 void Parameter::expect_device(std::string_view call, const Tensor& t) const {
   if (t.stream() != master().stream())
@@ -272,7 +272,7 @@ void Parameter::expect_device(std::string_view call, const Tensor& t) const {
                             elsewhere_text(t, master().stream(), "the master")));
 }
 
-// An empty handle is a scalar without memory; one that was moved from keeps its shape.
+// An empty handle is a scalar without memory; a handle that was moved from keeps its shape.
 void Parameter::expect_memory(std::string_view call, const Tensor& t) const {
   if (!t && t.count() > 0)
     throw Error(

@@ -13,7 +13,7 @@
 namespace weft {
 namespace {
 
-// The layout of a part, `size` features long, of a tensor with the layout `whole`.
+// The layout of a part, with `size` features, of a tensor with the layout `whole`.
 LayoutRef of_part(const LayoutRef& whole, std::int64_t size) {
   if (whole == nullptr) return nullptr;
   return whole->segmented(0, {})->with_global(layouts::with_last(whole->global, size));
@@ -28,8 +28,8 @@ bool cut_in_features(const LayoutRef& layout) {
   return false;
 }
 
-// Throws unless the features of `global` consist of these sizes, and are cut in segments of them where they
-// are cut.
+// Throws unless the features of `global` consist of these sizes and, if they are sharded, are sharded in
+// segments of these sizes.
 void expect_segments(const Shape& global, const LayoutRef& layout, std::span<const std::int64_t> sizes,
                      const TensorName& what) {
   const std::int64_t sum = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});

@@ -1,4 +1,5 @@
-// Fewer key/value heads than ranks: which ranks share one. Inside nn and domain.
+// Which ranks share a key/value head, if there are fewer key/value heads than ranks. Included only inside nn
+// and domain.
 #pragma once
 
 #include <fmt/format.h>
@@ -8,12 +9,13 @@
 
 namespace weft::shared_heads {
 
-/// Heads of the whole layer.
+/// The heads of the whole layer.
 struct Heads {
   std::int64_t heads, kv_heads, head_dim;
 };
 
-// Axes of several ranks on which q is cut in its features and k is whole: their ranks share key/value heads.
+// Returns whether the axis has several ranks, and shards the features of q but not those of k: then its ranks
+// share key/value heads.
 inline bool shared(const Layout& q, const Layout& k, std::size_t axis) {
   return q.mesh_shape().size(static_cast<int>(axis)) > 1 && is_shard(q.placements[axis], 2) &&
          is_replicate(k.placements[axis]);
@@ -25,9 +27,9 @@ inline bool shares_heads(const Layout& q, const Layout& k) {
   return false;
 }
 
-// Throws layout, on all ranks alike, unless each rank has the key/value heads of its query heads as the
-// kernel takes them: query heads in a row, as many for each key/value head. Apart from the shared heads q
-// and k are laid out alike.
+// Throws layout, on all ranks, unless each rank has the key/value heads of its query heads in the order of
+// the kernel: query heads in a row, equally many for each key/value head. Except for the shared heads, q and
+// k must have equal layouts.
 inline void expect_heads_of_q(const Module& module, const Heads& c, const Layout& q, const Layout& k) {
   for (std::size_t axis = 0; axis < q.placements.size(); ++axis)
     if (q.mesh_shape().size(static_cast<int>(axis)) > 1 && !shared(q, k, axis) &&
@@ -55,7 +57,7 @@ inline void expect_heads_of_q(const Module& module, const Heads& c, const Layout
   }
 }
 
-// The layout of dk and dv: contributions of the query heads of this rank, where ranks share a head.
+// The layout of dk and dv: if ranks share a head, they are contributions of this rank's query heads.
 inline LayoutRef of_shared_gradient(const LayoutRef& q, const LayoutRef& k) {
   if (q == nullptr || k == nullptr) return k;
   Placements placements = k->placements;

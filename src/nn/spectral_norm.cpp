@@ -16,7 +16,7 @@ namespace {
 
 using kernels::Stored;
 
-// A matrix as its rank holds it, f32: (rows, columns), and how its rows and columns are cut.
+// The part of a matrix that a rank holds, f32: (rows, columns), and how its rows and columns are sharded.
 struct Matrix {
   Tensor values;
   std::int64_t rows, columns;
@@ -27,7 +27,7 @@ bool cut(const LayoutRef& layout, std::size_t axis) {
          is_shard(layout->placements[axis]);
 }
 
-// `of`, with Partial(sum) on the axes that cut `summed`. Both null: null.
+// `of`, with Partial(sum) on the axes that shard `summed`. If both are null, returns null.
 LayoutRef partial_over(const LayoutRef& of, const LayoutRef& summed) {
   if (of == nullptr) return nullptr;
   Placements placements = of->placements;
@@ -36,14 +36,14 @@ LayoutRef partial_over(const LayoutRef& of, const LayoutRef& summed) {
   return of->with(std::move(placements));
 }
 
-// The sum over ranks of what each has, as `to` says; itself if nothing is Partial.
+// The sum of all ranks' contributions, with the layout `to`; the contribution itself if nothing is Partial.
 Tensor summed(const Tensor& contribution, const LayoutRef& from, const LayoutRef& to) {
   if (from == to) return contribution.with_layout(to);
   return redistribute(contribution.with_layout(from), to);
 }
 
-// The sum of one number, (1), over the ranks of the axes that cut `over`, each of which has a part. It stays
-// where it is: the host never waits for it.
+// The sum of one number, (1), over the ranks of the axes that shard `over`, each of which has a part. The
+// number stays on its device: the host never waits for it.
 Tensor number_of(const Tensor& part, const LayoutRef& over) {
   const LayoutRef whole = over == nullptr ? nullptr : replicated_layout(over->mesh(), {1});
   return summed(part, partial_over(whole, over), whole);
@@ -56,7 +56,7 @@ Tensor dot(Frame& frame, const Tensor& a, const Tensor& b) {
   return product;
 }
 
-// W x, or Wᵀ x: (rows) or (columns), summed over the axes that cut x, and cut as `like`
+// W x, or Wᵀ x: (rows) or (columns), summed over the axes that shard x, and sharded like `like`
 Tensor product(Frame& frame, const Matrix& w, Stored stored, const Tensor& x, const LayoutRef& like) {
   const bool turned = stored == Stored::transposed;
   const std::int64_t n = turned ? w.columns : w.rows, k = turned ? w.rows : w.columns;
@@ -86,9 +86,9 @@ Tensor divided(Frame& frame, const Tensor& weight, const Tensor& sigma) {
   return as_operand(frame, y, weight).with_layout(weight.layout());
 }
 
-// u and v are not kept of a sigma that does not divide: from a u of zeros, or of no numbers, no later pass
-// would come back. On the CPU the number is there, and the error names the weight; elsewhere the kernel that
-// divides by it says so, at the next wait.
+// u and v are not kept if sigma cannot divide: after a u of zeros, or of NaNs, all later passes would fail.
+// On the CPU the number is at hand, and the error names the weight; on another device the kernel that divides
+// by it reports the fault, at the next wait.
 void expect_sigma(Frame& frame, std::string_view path, const Tensor& sigma) {
   if (frame.compute().device() != Device{}) return;
   const float number = *sigma.data_ptr<float>();
@@ -128,9 +128,10 @@ std::vector<ShardRule::BufferPart> SpectralNorm::parts(Split split) const {
   return {{split == Split::column ? u.get() : v.get(), Shard{0}}};
 }
 
-// Products are of this rank's part of the weight. The vector of the columns, Wᵀ u, has a contribution of
-// each part of the rows; that of the rows, W v, has one of each part of the columns; so each is summed over
-// the axes that cut the vector it is made from, and is then cut as the weight's other dimension.
+// Products use this rank's part of the weight. The vector of the columns, Wᵀ u, has a contribution of each
+// part of the rows, and the vector of the rows, W v, one of each part of the columns. So each vector is
+// summed over the axes that shard the vector from which it is computed, and is then sharded like the weight's
+// other dimension.
 Tensor SpectralNorm::forward(Frame& frame, Tensors& kept) const {
   const Tensor& weight = weight_->weight();
   const std::int64_t rows = weight.size(0), columns = rows == 0 ? 0 : weight.count() / rows;

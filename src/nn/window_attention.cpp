@@ -20,9 +20,8 @@ const WindowAttentionConfig& checked(const WindowAttentionConfig& c) {
   return c;
 }
 
-// How the pixels of a map are put together as windows: maps, seen with height and width in two dimensions
-// each, and the order of these as (batch, window row, window column, row in it, column in it, channel); and
-// the way back.
+// How the pixels of a map form windows: maps, with height and width as two dimensions each, permuted to
+// (batch, window row, window column, row in it, column in it, channel); and the inverse.
 struct Cut {
   Shape maps, windows;  // six dimensions each
   Dims order, back;
@@ -42,8 +41,8 @@ Shape windows_shape(const Shape& maps, std::int64_t w) {
   return {maps[0], maps[2] / w * (maps[3] / w), w * w, maps[1]};
 }
 
-// q, k, v: (batch, windows, pixels, heads · head_dim), of this rank. Throws layout if a head is cut in
-// two, or where windows are not whole.
+// q, k, v: (batch, windows, pixels, heads · head_dim), of this rank. Throws layout if a head is split, or if
+// windows are not whole.
 kernels::FullAttentionShape share_of_heads(const Module& module, std::int64_t head_dim, const Tensor& q,
                                            const Tensor& k, const Tensor& v) {
   const TensorName what = layouts::named(module, "q");
@@ -135,8 +134,8 @@ WindowAttention::WindowAttention(const WindowAttentionConfig& config)
 
 namespace {
 
-// The layout of weights (batch, windows, heads, queries, keys) where q, (batch, windows, pixels, heads ·
-// head_dim), has this one.
+// The layout of weights (batch, windows, heads, queries, keys) if q, (batch, windows, pixels, heads ·
+// head_dim), has this layout.
 LayoutRef of_weights(const LayoutRef& q, const Shape& weights, std::int64_t heads) {
   if (q == nullptr) return nullptr;
   Shape global = weights;
@@ -152,8 +151,8 @@ LayoutRef of_weights(const LayoutRef& q, const Shape& weights, std::int64_t head
   return layout;
 }
 
-// The same for weights (batch, rows of windows, columns of windows, heads, queries, keys) of maps whose
-// windows have the layout `windows`; heads are cut as those of q.
+// The layout of weights (batch, rows of windows, columns of windows, heads, queries, keys) of maps whose
+// windows have the layout `windows`; heads are sharded like those of q.
 LayoutRef of_part(const LayoutRef& windows, const LayoutRef& q, std::int64_t heads, std::int64_t pixels) {
   const Shape& whole = windows->global;
   LayoutRef layout =
@@ -170,7 +169,7 @@ LayoutRef of_part(const LayoutRef& windows, const LayoutRef& q, std::int64_t hea
   return layout;
 }
 
-// The weights after dropout, all of them or, with a layout of windows, those of the samples that are there;
+// The weights after dropout: all of them or, with a layout of windows, those of the samples on this rank; the
 // others become 0.
 template <class Drop>
 Tensor dropped_of(Frame& frame, const Tensor& weights, const LayoutRef& part, const Drop& drop) {
@@ -184,7 +183,7 @@ Tensor dropped_of(Frame& frame, const Tensor& weights, const LayoutRef& part, co
 
 }  // namespace
 
-// The norm feeds three column layers: their dx are summed behind it, once.
+// The norm feeds three column layers: their dx are summed once, behind the norm.
 OwnPlan WindowAttention::class_plan() const {
   return {.styles = {{"norm", "feeds_columns"},
                      {"to_q", "fed_column"},

@@ -37,7 +37,7 @@ static_assert(static_cast<int>(Kind::sum) == 0 && static_cast<int>(Kind::avg) ==
 
 namespace {
 
-// For each dtype and kind the best kernel that cpu_isa() allows.
+// For each dtype and kind, the best kernel that cpu_isa() allows.
 [[gnu::noinline]] ReduceIsa choose() noexcept {
   const ReduceIsa* all[kReduceIsas];
   const int n = runnable_reduce_isas(all);
@@ -58,15 +58,15 @@ ReduceKernel kernel_of(const ReduceIsa& isa, DType dtype, Kind kind) noexcept {
 }
 
 // Results larger than the shared cache are reduced block by block into a buffer in the first-level cache, and
-// written from there around the caches. Blocks end where the first output is aligned to a cache line. They
-// are short, so that the CPU reads the next block while it still writes this one; prefetching instead makes
-// it three times slower.
+// written from there past the caches. Blocks end where the first output is aligned to a cache line. Blocks
+// are short, so that the CPU reads the next block while it still writes this one; prefetching instead is
+// three times slower.
 constexpr int kStreamBlock = 1024;   // bytes
 constexpr int kStreamInputs = 64;    // more are reduced in the ordinary way
 constexpr int kStreamLeast = 65536;  // bytes; smaller results gain nothing
 
-// An output that is also an input is in the cache by the time it is written: going around it then costs twice
-// the time.
+// An output that is also an input is in the cache when it is written: writing past the cache would then take
+// twice the time.
 [[gnu::noinline]] bool worth_streaming(std::span<const std::byte* const> in, std::span<std::byte* const> out,
                                        std::int64_t bytes) noexcept {
   if (bytes < kStreamLeast || in.size() > kStreamInputs || out.empty()) return false;
@@ -101,7 +101,8 @@ struct UserTree {
   DType dtype;
   const std::byte* const* in;
 
-  // Inputs [k, k + n), bytes [first, first + bytes), into `to`. One block of stack for each doubling of n.
+  // Reduces inputs [k, k + n), bytes [first, first + bytes), into `to`. It needs one block of stack for each
+  // doubling of n.
   void run(int k, int n, std::int64_t first, std::int64_t bytes, std::byte* to) const noexcept {
     if (n == 1) {
       std::memcpy(to, in[k] + first, static_cast<std::size_t>(bytes));

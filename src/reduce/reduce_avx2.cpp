@@ -1,4 +1,4 @@
-// The reduction kernels compiled for AVX2, FMA and F16C; called only where the CPU has them.
+// The reduction kernels compiled for AVX2, FMA and F16C; called only if the CPU has them.
 #include "reduce/reduce_kernels.hpp"
 
 namespace weft {

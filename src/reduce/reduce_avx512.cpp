@@ -1,4 +1,4 @@
-// The reduction kernels compiled for AVX-512 F, BW, DQ, VL; called only where the CPU has them.
+// The reduction kernels compiled for AVX-512 F, BW, DQ, VL; called only if the CPU has them.
 #include "reduce/reduce_kernels.hpp"
 
 namespace weft {

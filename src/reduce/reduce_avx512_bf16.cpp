@@ -1,5 +1,5 @@
-// The kernels of bf16 once more, for CPUs that round to it themselves; called only where the CPU has AVX-512
-// BF16.
+// The kernels of bf16 compiled again, for CPUs that round to bf16 in hardware; called only if the CPU has
+// AVX-512 BF16.
 #include "reduce/reduce_kernels.hpp"
 
 namespace weft {

@@ -1,4 +1,5 @@
-// The reduction kernels for what every machine of this architecture has (SSE2 on x86-64, NEON on aarch64).
+// The reduction kernels for the instructions that every machine of this architecture has (SSE2 on x86-64,
+// NEON on aarch64).
 #include "reduce/reduce_kernels.hpp"
 
 namespace weft {

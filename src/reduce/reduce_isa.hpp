@@ -1,11 +1,11 @@
-// The kernels of one instruction set for `reduce`: a table of kernels, each table in a file of its own
-// compiled for that set. Private to reduce.cpp, the kernel files and the tests, which run every table the
-// machine can. Any thread.
+// The kernels of one instruction set for `reduce`: a table of kernels; each table is in a separate file that
+// is compiled for that set. Private to reduce.cpp, the kernel files and the tests, which run every table that
+// the machine can run. Any thread.
 //
-// The kernel files are compiled with flags the running machine may not support. An inline function or
-// template with external linkage that such a file emits could be the copy the linker keeps for the whole
-// program; so this header and reduce_kernels.hpp and its parts use the C++ library for plain types only, and
-// all code lies in an unnamed namespace.
+// The kernel files are compiled with flags the running machine may not support. If such a file emitted an
+// inline function or template with external linkage, the linker could keep that copy for the whole program.
+// So this header and reduce_kernels.hpp and its parts use only plain types of the C++ library, and all code
+// lies in an unnamed namespace.
 #pragma once
 
 #include <cstddef>
@@ -14,10 +14,10 @@
 namespace weft {
 
 /// Combines in[0..n) element by element in the canonical order into every out[0..outs); n >= 1, count >= 0.
-/// `scale` is premul_sum's.
+/// `scale` is the scale of premul_sum.
 using ReduceKernel = void (*)(const std::byte* const* in, int n, std::byte* const* out, int outs,
                               std::int64_t count, double scale) noexcept;
-/// memcpy around the caches; the caller fences.
+/// Like memcpy, but writes past the caches; the caller must fence.
 using StreamCopy = void (*)(std::byte* to, const std::byte* from, std::int64_t bytes) noexcept;
 
 inline constexpr int kReduceDTypes = 17;  // all
@@ -25,7 +25,7 @@ inline constexpr int kReduceKinds = 12;   // all but the user's own
 
 struct ReduceIsa {
   const char* name;
-  /// [DType][ReduceOp::Kind]. Null: use the kernel of the next best table. Null in all tables: this
+  /// [DType][ReduceOp::Kind]. Null: use the kernel of the next best table. If it is null in all tables, this
   /// reduction is not defined for this dtype.
   ReduceKernel kernel[kReduceDTypes][kReduceKinds];
   StreamCopy stream_copy;
@@ -37,7 +37,8 @@ extern const ReduceIsa kReduceAvx512;      // x86-64 with AVX-512 F, BW, DQ, VL
 extern const ReduceIsa kReduceAvx512Bf16;  // and BF16: that dtype alone
 
 inline constexpr int kReduceIsas = 4;
-/// The tables this machine can run, best first: fills `to` (room for kReduceIsas) and returns how many.
+/// The tables that this machine can run, best first: fills `to` (room for kReduceIsas) and returns how many
+/// there are.
 int runnable_reduce_isas(const ReduceIsa** to) noexcept;
 
 }  // namespace weft

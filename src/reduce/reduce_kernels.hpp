@@ -1,26 +1,26 @@
 // The reduction kernels, written once and included by one file per instruction set: vectors, numbers,
-// reductions and loops in kernels/, their table here. See reduce_isa.hpp for why all of it lies in an unnamed
-// namespace and why it calls nothing of the C++ library.
+// reductions and loops are in kernels/, their table is here. reduce_isa.hpp explains why all code lies in an
+// unnamed namespace and calls nothing of the C++ library.
 //
-// The design: a *number* says how a dtype is stored and in what it is accumulated (16-bit floats in f32,
-// integers that are summed in their unsigned twin, so that they wrap). A *reduction* of a number and a kind
-// can load a chunk of W elements into an accumulator, combine two accumulators and finish one: divide for
-// avg, make NaNs canonical, round to the stored form. The *tree* over n inputs is unrolled in registers for n
-// <= 4 (a leaf); larger n recurse over blocks of accumulators that stay in the first-level cache, halves
-// split at the largest power of two below n. A chunk is one vector, the remainder of a count is done in
-// chunks of half the width, a quarter, … one element.
+// The design: a *number* defines how a dtype is stored and in which type it is accumulated (16-bit floats in
+// f32, integers in their unsigned twin, so that sums wrap). A *reduction* of a number and a kind can load a
+// chunk of W elements into an accumulator, combine two accumulators and finish one: divide for avg, make NaNs
+// canonical, round to the stored form. The *tree* over n inputs is unrolled in registers for n <= 4 (a leaf).
+// Larger n recurse over blocks of accumulators that stay in the first-level cache, in halves split at the
+// largest power of two below n. A chunk is one vector; the remainder of a count is processed in chunks of
+// half the width, a quarter, … one element.
 //
-// Sums, averages, minima and maxima are what is reduced most: they have loops of their own for few inputs.
-// All else goes through one shape, blocks of accumulators; what is rarer shares what can be shared: a
-// bit operation on any type is one on bytes, a logical one starts with 0 and 1, a sum of complex numbers is a
-// sum of twice as many reals.
+// Sums, averages, minima and maxima are the most frequent reductions: they have separate loops for few
+// inputs. All other reductions use one shape, blocks of accumulators. Rarer reductions share code: a bit
+// operation on any type is one on bytes, a logical one starts with 0 and 1, a sum of complex numbers is a sum
+// of twice as many reals.
 //
 // Element i is loaded from all inputs before it is stored to any output, so outputs may be inputs.
 //
-// Same bits everywhere: each operation below is one IEEE operation per element, whatever the width. Hardware
-// leaves the sign and payload of a NaN open, so every NaN result, also of sum and avg, becomes the one quiet
-// NaN (positive, no payload). Conversions of 16-bit floats equal those in weft/base/dtype.hpp on all that is
-// not NaN.
+// Equal bits on all machines: each operation below is one IEEE operation per element, whatever the width.
+// Hardware leaves the sign and payload of a NaN open, so every NaN result, including those of sum and avg,
+// becomes the canonical quiet NaN (positive, no payload). Conversions of 16-bit floats equal those in
+// weft/base/dtype.hpp for all values except NaN.
 #pragma once
 
 #include <cstddef>
@@ -37,14 +37,14 @@ namespace {
 template <Kind kind, int bytes>
 constexpr ReduceKernel kBits = kernel_of_parts<Reduction<U8, kind>, bytes>;
 
-// Averages of f32, in f64. The sum of two numbers in f32, if it is finite, gives the same bits in half of
-// the time: an f64 holds more than twice the digits of an f32, so that a value that is rounded twice is as if
-// rounded once.
+// Averages of f32, in f64. The sum of two numbers in f32, if it is finite, gives equal bits in half of the
+// time: an f64 holds more than twice the digits of an f32, so rounding twice gives the result of rounding
+// once.
 using AverageOfF32 = Reduction<F32InF64, Kind::avg>;
 using AverageOfTwoF32 = Reduction<F32, Kind::avg>;
 
 // One row for each DType, in its order; in each row one kernel for each Kind, in its order. A sum or product
-// that wraps is the same for both signs. f8 is never combined.
+// that wraps is equal for both signs. f8 is never combined.
 #define WEFT_REDUCE_FLOAT(Number, average)                                               \
   {                                                                                      \
     kernel<Reduction<Number, Kind::sum>>, average, kernel<Reduction<Number, Kind::min>>, \

@@ -42,7 +42,7 @@ void set_whole(Element& e, Kind kind) noexcept {
   }
 }
 
-// The bits of 1 and of the infinity, of a dtype of that size; the sign is the highest bit.
+// The bits of 1 and of infinity, for a dtype of that size; the sign is the highest bit.
 template <class Bits>
 void set_real(Element& e, Kind kind, Bits one, Bits infinity) noexcept {
   if (kind == Kind::prod) e.set(one);
@@ -98,7 +98,7 @@ void fill_identity(DType dtype, Kind kind, std::byte* to, std::int64_t count) no
   }
 }
 
-// From the last to the first: out[r] may be in[r], which no later prefix needs.
+// Runs from the last prefix to the first: out[r] may be in[r], which no later step needs.
 void scan(DType dtype, const ReduceOp& op, bool exclusive, std::span<const std::byte* const> in,
           std::span<std::byte* const> out, std::int64_t count) noexcept {
   assert(in.size() == out.size());

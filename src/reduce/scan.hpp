@@ -13,7 +13,7 @@
 
 namespace weft {
 
-/// Whether the reduction has an identity: an average and a user's function have none.
+/// Returns whether the reduction has an identity: an average and a user's function have none.
 constexpr bool has_identity(ReduceOp::Kind kind) noexcept {
   return kind != ReduceOp::Kind::avg && kind != ReduceOp::Kind::user;
 }
@@ -21,8 +21,8 @@ constexpr bool has_identity(ReduceOp::Kind kind) noexcept {
 /// Fills `to` with the identity; if there is none, does nothing.
 void fill_identity(DType dtype, ReduceOp::Kind kind, std::byte* to, std::int64_t count) noexcept;
 
-/// Every prefix: out[r] gets prefix r; null: it is not wanted. Prefix 0 of an exscan is the identity, and
-/// if there is none out[0] stays as it is. out[r] may be in[r]; any other overlap is not allowed. Each
+/// Computes every prefix: out[r] receives prefix r, unless it is null. Prefix 0 of an exscan is the identity;
+/// if there is none, out[0] stays as it is. out[r] may be in[r]; any other overlap is not allowed. Each
 /// element of an input is read up to n times.
 void scan(DType dtype, const ReduceOp& op, bool exclusive, std::span<const std::byte* const> in,
           std::span<std::byte* const> out, std::int64_t count) noexcept;

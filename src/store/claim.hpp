@@ -1,4 +1,4 @@
-// A rank's place in a job's store. A process takes the place once, by writing its claim there.
+// A rank's place in a job's store. A process takes the place once, by writing its claim to the store.
 #pragma once
 
 #include <sys/types.h>
@@ -10,8 +10,8 @@
 
 namespace weft {
 
-/// A process that has taken a place, as it describes itself in the store. The store may hold any text:
-/// parse() accepts only what text() writes.
+/// A process that has taken a place, in its own description in the store. The store may hold any text;
+/// parse() accepts only texts of text().
 struct Claim {
   pid_t process = 0;
   std::uint64_t started = 0;  ///< start_time_of(process)
@@ -19,7 +19,7 @@ struct Claim {
   std::string machine;        ///< its name, for people
   int rank = 0;
   int size = 1;  ///< of the job that it belongs to
-  // Not needed if the job has a name.
+  // The origin is not needed if the job has a name.
   pid_t parent = 0;  ///< the process that started it; 0: not known
   std::uint64_t parent_started = 0;
   std::string batch = "-";  ///< "variable=value" of the batch system's job it runs in; "-": none
@@ -30,10 +30,11 @@ struct Claim {
   static std::optional<Claim> parse(std::string_view text);
   /// "process 4711 (on node7, rank 1 of 2)".
   std::string shown() const;
-  /// Is its process known to have ended or left? `own_host`: the host of the asking process. Nothing is known
-  /// of a process on another host.
+  /// Returns whether its process is known to have ended or left. `own_host`: the host of the asking process.
+  /// Nothing is known about a process on another host.
   bool is_over(std::string_view own_host) const;
-  /// Are both on one host, started by different processes, and did neither start the other?
+  /// Returns whether both are on one host, were started by different processes, and neither started the
+  /// other.
   bool is_no_sibling_of(const Claim& other) const;
   /// Do both run in jobs of one batch system, but not in the same job?
   bool is_of_another_batch(const Claim& other) const;
@@ -41,10 +42,10 @@ struct Claim {
 
 /// This process's claim, with a new nonce.
 Claim make_claim(std::string host, int rank, int size);
-/// Adds which process started this one, and the batch system's job (one word; empty: none).
+/// Adds the process that started this one, and the batch system's job (one word; empty: none).
 void add_origin(Claim& claim, const std::string& batch);
 
-/// A claim in a store as error texts show it; the beginning of the text if it is no claim.
+/// A claim in a store in the form for error texts; the beginning of the text if it is no claim.
 std::string shown_claim(std::string_view text);
 
 }  // namespace weft

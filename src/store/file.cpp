@@ -1,10 +1,10 @@
-// The file store: a log of changes that every process replays into a table of its own.
+// The file store: a log of changes that every process replays into its own table.
 //
-// The file is a header and then records. A record says how long it is and has a checksum. The process that
-// holds the file's lock (flock) appends records; it never changes one. Reading takes no lock: a record counts
-// once it is whole, and stays so. A writer that was killed may leave the beginning of a record at the end of
-// the file; the next process that takes the lock cuts it off. A record that is whole but wrong was not
-// written by weft: that is an error and is not repaired.
+// The file is a header followed by records. A record has its length and a checksum. The process that holds
+// the file's lock (flock) appends records; it never changes an existing one. Reading takes no lock: a record
+// counts once it is complete, and stays complete. A writer that was killed may leave the beginning of a
+// record at the end of the file; the next process that takes the lock truncates it. A record that is complete
+// but wrong was not written by weft: this is an error, and the file is not repaired.
 #include "weft/store/file.hpp"
 
 #include <fcntl.h>
@@ -158,9 +158,9 @@ class FileStore final : public Store {
     return static_cast<std::size_t>(status.st_size);
   }
 
-  /// Reads what was appended since the last time. `repair`, only under the lock: also begins a new file, cuts
-  /// off what a killed writer left, and throws if the file is damaged. Without it, false: something is wrong
-  /// with the file, or a write is under way.
+  /// Reads the records that were appended since the last time. `repair`, only under the lock: also begins a
+  /// new file, removes what a killed writer left, and throws if the file is damaged. Without `repair`,
+  /// returns false if something is wrong with the file, or if a write is in progress.
   bool catch_up(bool repair) {
     const std::size_t end = size();
     if (end < at_) {
@@ -168,7 +168,7 @@ class FileStore final : public Store {
       throw damaged(end, "it was cut short");
     }
     std::string bytes;  // from at_ on
-    // In pieces: if somebody else wrote to the file, it may have any size.
+    // Reads in pieces: if another program wrote to the file, it may have any size.
     for (bool more = true; more;) {
       const std::size_t had = bytes.size(), piece = std::min(kPiece, end - at_ - had);
       bytes.resize(had + piece);
@@ -196,7 +196,7 @@ class FileStore final : public Store {
   }
 
   /// Applies the records at the beginning of `rest`, which begins at at_ in the file, and removes them from
-  /// it. False: what follows is no record.
+  /// `rest`. Returns false if the following bytes are no record.
   bool take_records(std::string_view& rest, bool repair) {
     for (;;) {
       const StoreRecord record = parse_record(rest);

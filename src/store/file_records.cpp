@@ -19,7 +19,7 @@ struct Header {
 };
 static_assert(sizeof(Header) == 24);
 
-// Detects damage; it does not protect against attackers.
+// The checksum detects damage; it does not protect against attackers.
 std::uint64_t checksum(Header header, std::string_view key_and_value) {
   header.checksum = 0;
   Fnv1a hash;

@@ -1,5 +1,5 @@
-// The record format of the file store. No file here, so that the parser can be tested and fuzzed with bytes
-// alone.
+// The record format of the file store. No file is used here, so that the parser can be tested and fuzzed with
+// bytes alone.
 //
 // A record is a header (24 bytes, little-endian: magic, change, lengths, checksum of everything else), key
 // and value.
@@ -14,7 +14,7 @@ namespace weft {
 
 inline constexpr std::string_view kStoreFileHeader = "weftlog1";
 
-/// The result of parse_record(); points into the bytes it was given.
+/// The result of parse_record(); it points into the given bytes.
 struct StoreRecord {
   enum class Change : std::uint32_t { set = 1, remove = 2 };
   enum class State : std::uint8_t { more, whole, bad };
@@ -25,7 +25,7 @@ struct StoreRecord {
   std::string_view why{};  ///< where bad
 };
 
-/// The record at the front of `bytes`. More: its end is not there (yet).
+/// Parses the record at the front of `bytes`. More: the end of the record is not there (yet).
 StoreRecord parse_record(std::string_view bytes);
 std::string make_record(StoreRecord::Change change, std::string_view key, std::string_view value);
 

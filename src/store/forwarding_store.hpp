@@ -12,7 +12,7 @@
 
 namespace weft {
 
-/// Forwards every request. A derived class overrides what it changes.
+/// Forwards every request. A derived class overrides the functions that it changes.
 class ForwardingStore : public Store {
  public:
   explicit ForwardingStore(std::shared_ptr<Store> store) : store_(std::move(store)) {}

@@ -16,7 +16,7 @@
 namespace weft {
 namespace {
 
-/// One launcher's variables. Present where rank or size is set.
+/// One launcher's variables. They are present if rank or size is set.
 struct Variables {
   Launcher launcher;
   const char* rank;
@@ -38,8 +38,8 @@ const Variables& variables_of(Launcher launcher) {
   return kVariables[0];
 }
 
-/// srun started this process. A batch script and what it starts by other means carry Slurm's variables, too,
-/// but no step's number, or one of the reserved ones from 2^32 - 16 on.
+/// Returns whether srun started this process. A batch script and the processes that it starts in other ways
+/// have Slurm's variables, too, but no step number, or one of the reserved ones from 2^32 - 16 on.
 bool in_slurm_step() {
   constexpr std::int64_t kReserved = 0xfffffff0;
   if (!env::get("SLURM_STEP_ID") || !env::get("SLURM_PROCID")) return false;
@@ -67,7 +67,8 @@ LaunchInfo read_launch_info(const Variables& v, const char* because) {
 
 bool same(const LaunchInfo& a, const LaunchInfo& b) { return a.rank == b.rank && a.size == b.size; }
 
-/// Hydra's proxy, the same for all ranks of a host, is an ancestor: the ranks may be started by scripts.
+/// Hydra's proxy is one process for all ranks of a host, and an ancestor of each: scripts may have started
+/// the ranks.
 pid_t hydra_proxy() {
   pid_t process = ::getppid();
   for (int up = 0; up < 32 && process > 1; ++up) {
@@ -120,7 +121,7 @@ LaunchInfo find_launch_info(Context& context) {
       launch_infos.push_back(read_launch_info(v, v.size));
   }
   if (launch_infos.empty()) {
-    // Half of a launcher's variables: where to meet, but no rank.
+    // Only half of a launcher's variables are set: where to meet, but no rank.
     if (env::get("WEFT_STORE")) return read_launch_info(variables_of(Launcher::weft), "WEFT_STORE");
     for (const char* where : {"MASTER_PORT", "MASTER_ADDR"})
       if (env::get(where)) return read_launch_info(variables_of(Launcher::torchrun), where);
@@ -167,7 +168,7 @@ std::string job_of(const LaunchInfo& launch) {
       return job || old ? fmt::format("openmpi {}", job ? *job : *old) : "";
     }
     case Launcher::hydra: {
-      // Each host has its own proxy, and nothing else that Hydra says identifies the job on several hosts.
+      // Each host has its own proxy, and no other value of Hydra identifies the job on several hosts.
       if (const auto here = env::get("MPI_LOCALNRANKS"); here && *here != std::to_string(launch.size))
         return "hydra";
       const pid_t proxy = hydra_proxy();

@@ -17,7 +17,7 @@
 namespace weft {
 namespace {
 
-/// An abstract name: no file, and gone with the socket.
+/// An abstract name: it is no file, and disappears with the socket.
 socklen_t abstract_address(std::string_view name, sockaddr_un& address) {
   address = {};
   address.sun_family = AF_UNIX;

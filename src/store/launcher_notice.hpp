@@ -1,7 +1,7 @@
-// The notices of a rank to weft run, which started it: before it fails because others did, so that the
-// launcher names those, though their ends may be noticed later; and where its results may be wrong although
-// no Error could say so. And what weft run tells the ranks. tools/weft/launcher/ is the other side. Any
-// thread.
+// Notices that a rank sends to its launcher (`weft run`). A rank sends one before it fails because of other
+// ranks, so that the launcher names those ranks, even if it notices their ends later; and one if its results
+// may be wrong although no Error could say so. Also the notices that `weft run` sends to the ranks.
+// tools/weft/launcher/ is the other side. Any thread.
 #pragma once
 
 #include <string>
@@ -12,21 +12,21 @@
 
 namespace weft {
 
-/// "<job> <rank> others failed": a datagram to the abstract socket that WEFT_LAUNCHER names. The other one in
-/// the same way.
+/// "<job> <rank> others failed": a datagram to the abstract socket that WEFT_LAUNCHER names. The other notice
+/// is sent in the same way.
 inline constexpr std::string_view kOthersFailed = "others failed", kResultsInDoubt = "results in doubt";
 
-/// This process's group failed because of other ranks. Nothing if no launcher listens; waits for at most a
-/// tenth of a second.
+/// Reports that this process's group failed because of other ranks. Does nothing if no launcher listens;
+/// waits for at most a tenth of a second.
 void tell_launcher_that_others_failed() noexcept;
-/// This process has logged a warning of a mistake for which its program gets no Error.
+/// Reports that this process has logged a warning about a mistake for which its program gets no Error.
 void tell_launcher_that_results_are_in_doubt() noexcept;
 
-/// The key of the job's store that a rank takes when it comes there, and keeps.
+/// The key of the job's store that a rank takes when it arrives there, and keeps.
 inline std::string place_key(int rank) { return "weft/rank/" + std::to_string(rank); }
 
-/// The notices of weft run to the ranks: those whose process has ended while others ran, and how ("exited
-/// with code 0"). In the job's store, under this key, a line each.
+/// The notices of `weft run` to the ranks: the ranks whose process has ended while others ran, and how it
+/// ended ("exited with code 0"). They are in the job's store, under this key, one line for each rank.
 inline constexpr std::string_view kEndedKey = "weft/ended";
 struct EndedRank {
   int rank = 0;
@@ -37,7 +37,7 @@ inline std::string encode_ended(const std::vector<EndedRank>& ranks) {  // inlin
   for (const EndedRank& r : ranks) text += std::to_string(r.rank) + " " + r.how + "\n";
   return text;
 }
-/// Lines that are none are left out.
+/// Lines of another form are ignored.
 std::vector<EndedRank> decode_ended(std::string_view text);
 
 }  // namespace weft

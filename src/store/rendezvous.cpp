@@ -1,4 +1,4 @@
-// How a process learns its rank in a job of processes, and how it reaches the job's store.
+// How a process gets its rank in a job of processes, and how it reaches the job's store.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -30,12 +30,12 @@
 namespace weft {
 namespace {
 
-/// All keys of a job begin with its name, so that jobs that share a server or a file stay apart.
+/// All keys of a job begin with its name, so that jobs that share a server or a file are separate.
 std::shared_ptr<Store> store_of(std::string_view job, std::shared_ptr<Store> store) {
   return std::make_shared<PrefixStore>(fmt::format("{}/", job), std::move(store));
 }
 
-/// Runs `reach`. If it throws an Error, adds the variables that led there to the text.
+/// Runs `reach`. If `reach` throws an Error, adds the variables that led there to the text.
 template <class F>
 auto reached_by(const std::string& variables, F&& reach) {
   try {
@@ -46,7 +46,7 @@ auto reached_by(const std::string& variables, F&& reach) {
 }
 
 /// The stores of this process's jobs, one per job and rank. A second open() returns the same store, on all
-/// ranks. A store that rank 0 serves lives as long as the Context.
+/// ranks. A store that rank 0 serves exists as long as the Context.
 class JobStores {
  public:
   explicit JobStores(Context& context) : context_(context) {}
@@ -83,7 +83,7 @@ class JobStores {
                                         Deadline deadline, std::string& why) const;
   Claim claim_of(const LaunchInfo& launch) const {
     Claim mine = make_claim(context_.host_peers().self().host, launch.rank, launch.size);
-    // Names keep jobs apart; without a name their origin does.
+    // Names keep jobs apart; for a job without a name its origin does.
     if (!env::get("WEFT_JOB") && job_of(launch).empty()) add_origin(mine, batch_job());
     return mine;
   }
@@ -150,7 +150,7 @@ std::shared_ptr<Store> JobStores::reach(const LaunchInfo& launch, const std::str
       return reached_by(fmt::format("MASTER_ADDR is \"{}\", MASTER_PORT is \"{}\"", host, port), [&] {
         return at({host, port}, true, launch, job, deadline);
       });
-    // torchrun's agent has a store of its own on MASTER_PORT: ours takes another port.
+    // torchrun's agent has its own store on MASTER_PORT, so weft's store uses another port.
   }
   require_one_host(launch);
   const std::string launcher_job = job_of(launch);
@@ -164,15 +164,15 @@ std::shared_ptr<Store> JobStores::reach(const LaunchInfo& launch, const std::str
                     [&] { return by_rendezvous_file(launcher_job, "localhost", launch, job, deadline); });
 }
 
-/// Takes this rank's place, once in a job. Returns an empty text, or who has it already: a second process of
-/// that rank, or the rank of an earlier job that used the same store.
+/// Takes this rank's place, once in a job. Returns an empty text, or the present owner of the place: a second
+/// process of that rank, or the rank of an earlier job that used this store.
 std::string JobStores::claim(Store& store, const Claim& mine, Deadline deadline) {
   std::string held = store.compare_set(place_key(mine.rank), "", mine.text(), deadline);
   return held == mine.text() ? "" : held;
 }
 
-/// Marks the place as free for another process: this process may live on without its Context. If that fails,
-/// nothing bad happens.
+/// Marks the place as free for another process, because this process may live on without its Context. If that
+/// fails, no harm is done.
 void JobStores::leave(Store& store, Claim claim) noexcept try {
   if (claim.process != ::getpid()) return;  // a forked child: the place is its parent's
   const std::string held = claim.text();
@@ -181,10 +181,10 @@ void JobStores::leave(Store& store, Claim claim) noexcept try {
                     Deadline::after(std::chrono::milliseconds(200)));
 } catch (...) {}
 
-/// Keeps two jobs without names apart that use one address at the same moment; otherwise each could get some
-/// of the places. `first`: the claim of the rank that serves, or came first. A rank that another process
-/// started than that one waits a moment, so that the siblings of the first rank take their places before it.
-/// If the batch systems say that these are two jobs, the rank is refused.
+/// Separates two jobs without names that use one address at the same moment; otherwise each job could get
+/// some of the places. `first`: the claim of the rank that serves, or that came first. A rank with another
+/// parent process than `first` waits a moment, so that the siblings of the first rank take their places
+/// before it. If the batch systems show that these are two jobs, the rank is refused.
 std::optional<JobStores::Refusal> JobStores::give_way(Store& store, const std::string& first,
                                                       const Claim& mine, Deadline deadline) {
   constexpr Duration kSiblingsFirst = std::chrono::milliseconds(500);
@@ -233,11 +233,11 @@ void JobStores::tell(const std::string& address) const {
       fmt::format("rendezvous: store at {} by interface {}", address, interface_to(all.front())));
 }
 
-/// Rank 0 serves if nobody does. False: somebody does.
+/// Rank 0 serves if nobody does. Returns false if another process serves.
 bool JobStores::serve(const HostPort& where, bool must, const std::string& secret, const std::string& owner) {
   std::string why;
   const auto all = resolve(where.host, where.port, why);
-  // On loopback no secret is needed, so that a job of one host needs no libsodium.
+  // On loopback no secret is needed, so that a job on one host needs no libsodium.
   const bool off_loopback =
       std::any_of(all.begin(), all.end(), [](const SocketAddress& a) { return !a.is_loopback(); });
   TcpStoreOptions options{.host = where.host, .port = where.port, .served_by = owner};
@@ -361,9 +361,9 @@ void JobStores::serve_and_publish(const std::shared_ptr<const RendezvousFile>& p
   servers_.push_back(std::move(server));
 }
 
-/// Takes this rank's place in the store that the file names. Null: another process of this rank number has
-/// joined that store; then it belongs to an earlier program of the same job, which is about to end, and `why`
-/// says so.
+/// Takes this rank's place in the store that the file names. Returns null if another process of this rank
+/// number has joined that store. Then the store belongs to an earlier program of the same job, which is about
+/// to end, and `why` says so.
 std::shared_ptr<Store> JobStores::join_published(const RendezvousFile& place, const std::string& address,
                                                  const LaunchInfo& launch, const Claim& mine,
                                                  const std::string& job, Deadline deadline,
@@ -395,7 +395,8 @@ std::shared_ptr<Store> JobStores::by_rendezvous_file(const std::string& key, con
                 fmt::format("rendezvous: this process cannot tell its host: {}; expected WEFT_STORE as "
                             "host:port, the port not 0",
                             kUnknownHostText));
-  // The key has the host: ranks that do not share loopback and process numbers must not share the file.
+  // The key contains the host, because ranks that do not share loopback and process numbers must not share
+  // the file.
   const auto place = std::make_shared<const RendezvousFile>(fmt::format("{} {}", mine.host, key));
   if (launch.rank == 0) serve_and_publish(place, host, mine, job, deadline);
   std::string why;

@@ -1,4 +1,4 @@
-// The place where the ranks of a job meet, and this process's rank among them.
+// The place at which the ranks of a job meet, and this process's rank among them.
 #pragma once
 
 #include <memory>

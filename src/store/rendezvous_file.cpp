@@ -51,9 +51,9 @@ std::string words(const std::string& what, int error_number) {
   return what + ": " + system_words(error_number);
 }
 
-/// Opens a folder of this user that nobody else may enter: else another user could send our ranks to a store
-/// of his. It is opened without following a link, and the opened folder is checked. Empty: it cannot be used;
-/// `why` says why.
+/// Opens a folder of this user that nobody else may enter: otherwise another user could send our ranks to a
+/// store of his own. It is opened without following a link, and the opened folder is checked. Returns an
+/// empty descriptor if the folder cannot be used; `why` gives the reason.
 Descriptor open_folder(const std::string& path, bool make, std::string& why) {
   if (make && ::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
     why = words(fmt::format("cannot make the folder {}", path), errno);
@@ -102,7 +102,8 @@ std::vector<std::string> candidate_folders() {
 std::optional<std::uint64_t> start_time_of(pid_t process) {
   FileIn file(fmt::format("/proc/{}/stat", process));
   const std::string text{std::istreambuf_iterator<char>(file), {}};
-  // After the name, which is in parentheses and may hold anything: the state, and the 22nd field in all.
+  // The state follows the name, which is in parentheses and may hold anything; the start time is the 22nd
+  // field in all.
   const std::size_t name_end = text.rfind(')');
   if (name_end == std::string::npos) return std::nullopt;
   TextIn rest(text.substr(name_end + 1));
@@ -134,7 +135,7 @@ RendezvousFile::RendezvousFile(std::string key)
                               : "; expected XDG_RUNTIME_DIR to be a folder of this user's, or WEFT_STORE"));
 }
 
-/// Looks into all folders: the one that rank 0 used may have been made or removed since this process chose
+/// Looks into all folders: the folder that rank 0 used may have been made or removed since this process chose
 /// its own.
 std::optional<RendezvousFile::Published> RendezvousFile::read_any() const {
   if (auto published = read(folder_)) return published;

@@ -1,8 +1,8 @@
-// The file by which ranks of one host find the store that their rank 0 serves, if no variable can say its
+// The file by which ranks of one host find the store that their rank 0 serves, if no variable can give its
 // port. It is small, named after the job, and lies in a folder that only this user may enter.
 //
-// The file counts only while the process that wrote it lives (identified by its number and start time). So a
-// file that a killed job left has no effect.
+// The file counts only while the process that wrote it lives (identified by its process number and start
+// time). So a file that a killed job left has no effect.
 #pragma once
 
 #include <sys/types.h>
@@ -22,19 +22,20 @@ std::optional<std::uint64_t> start_time_of(pid_t process);
 
 class RendezvousFile {
  public:
-  /// Opens the folder, making it where it is absent: $XDG_RUNTIME_DIR/weft, otherwise the first of
-  /// /tmp/weft-<user>, /tmp/weft-<user>-1 to -9 and ~/.weft that is or can be made this user's alone: who may
-  /// write to /tmp may have taken any name there. Throws system if there is none. `key` names the job on
-  /// this host.
+  /// Opens the folder, and makes it if it is absent: $XDG_RUNTIME_DIR/weft, otherwise the first of
+  /// /tmp/weft-<user>, /tmp/weft-<user>-1 to -9 and ~/.weft that belongs, or can be made to belong, to this
+  /// user alone; other users who may write to /tmp may have taken any name there. Throws system if there is
+  /// no such folder. `key` names the job on this host.
   explicit RendezvousFile(std::string key);
 
   /// The file, for error texts.
   std::string path() const { return path_in(folder_); }
-  /// Rank 0 writes where it serves. Throws system if another process that lives has published the same.
+  /// To be called by rank 0: writes the address at which it serves. Throws system if another live process has
+  /// published the same key.
   void publish(const std::string& address, Deadline deadline) const;
   /// The address that rank 0 published, or nothing yet.
   std::optional<std::string> find() const;
-  /// Removes the file if it still has this address. Called when all have met, or when rank 0 leaves.
+  /// Removes the file if it still has this address. Called when all ranks have met, or when rank 0 leaves.
   void remove(const std::string& address) const noexcept;
 
  private:

@@ -1,6 +1,6 @@
 // The keys and values of a store, with the limits, counters and comparisons that all stores have. The
-// in-process store, the TCP server and each user of a file store have one table. Not thread-safe: the owner
-// locks.
+// in-process store, the TCP server and each user of a file store have one table each. Not thread-safe: the
+// owner must lock.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ namespace weft {
 inline constexpr std::size_t kMaxStoreKeyBytes = 1024;
 inline constexpr std::size_t kMaxStoreValueBytes = std::size_t{1} << 20;
 
-/// A key as error texts show it: quoted, at most 64 bytes of it, with dots for what does not print.
+/// A key in the form for error texts: quoted, at most 64 bytes of it, with dots for unprintable bytes.
 std::string shown_key(std::string_view key);
 /// `store: key "x" was not set within 5.0 s`
 std::string timeout_text(std::string_view key, Duration waited);
@@ -25,18 +25,18 @@ std::string timeout_text(std::string_view key, Duration waited);
 void check_store_key(std::string_view key);
 void check_store_value(std::string_view key, std::string_view value);
 
-/// How much a table may hold. Per key, 64 bytes are counted beside key and value.
+/// The limits of a table. Each key counts 64 bytes in addition to key and value.
 struct StoreLimits {
   std::size_t keys = std::size_t{1} << 20;
   std::size_t bytes = std::size_t{256} << 20;
 };
 
-/// Callers check arguments first (check_store_key, check_store_value). A function that adds to the table
+/// Callers must check arguments first (check_store_key, check_store_value). A function that adds to the table
 /// throws system if it is full.
 class StoreTable {
  public:
   explicit StoreTable(StoreLimits limits = {}) : limits_(limits) {}
-  /// Throws where set() would.
+  /// Throws if set() would throw.
   void check_room(std::string_view key, std::string_view value) const;
   void set(std::string_view key, std::string_view value);
   /// The value, or null. Valid until the next change.

@@ -13,7 +13,7 @@ using views::given;
 using views::Input;
 using views::Output;
 
-// x: (batch, in, height, width), w: (out, in, 1, 1), b: (out), y: (batch, out, height, width); with the
+// x: (batch, in, height, width), w: (out, in, 1, 1), b: (out), y: (batch, out, height, width); uses the
 // kernels of Conv2d.
 class PixelProduct final : public split::Product {
  public:

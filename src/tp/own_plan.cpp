@@ -23,7 +23,7 @@ std::string below(const std::string& path, const std::string& rest) {
   return path.empty() || rest.empty() ? path + rest : path + "." + rest;
 }
 
-// A module with a plan, its path below the root given, and the plan with paths from there.
+// A module with a plan, its path below the given root, and the plan with paths from the root.
 struct Planned {
   std::string path;
   Plan plan;
@@ -60,7 +60,7 @@ void collect(Module& module, const std::string& path, std::vector<Planned>& all)
   for (const auto& [name, child] : module.children()) collect(*child, below(path, name), all);
 }
 
-// Why a layer that the plan names stays whole by default; empty: none does.
+// Returns why a layer that the plan names stays whole by default; empty if no such layer does.
 std::string whole_by_default(Module& module, const std::string& path, const Plan& plan) {
   for (const Plan::Entry& entry : plan.entries())
     if (entry.style.split && matches(entry.pattern, path))
@@ -96,8 +96,8 @@ bool supports_tp(Module& root) {
   return any;
 }
 
-// All plans are collected, those with a layer that stays whole left out, and the others are one plan for
-// parallelize(), which checks it as a whole before it sets anything.
+// All plans are collected; plans with a layer that stays whole are left out. The others form one plan for
+// parallelize(), which checks it completely before it sets anything.
 OwnPlanCount parallelize(Module& root, const DeviceMesh& axis, const OwnPlanOptions& options) {
   given_mesh("parallelize", axis, "axis");
   std::vector<Planned> all;

@@ -13,7 +13,7 @@
 namespace weft {
 namespace {
 
-// The tree as a list, parents before children, with what the plan says about each node.
+// The tree as a list, parents before children, with the plan's entry for each node.
 struct Node {
   Module* module;
   std::string path;                    // relative to the root given, as patterns are
@@ -33,8 +33,8 @@ void list(Module& module, std::string path, int parent, std::vector<Node>& nodes
   for (const auto& [name, child] : module.children()) list(*child, joined(path, name), self, nodes);
 }
 
-// Throws for a pattern that matches nothing: says how much of it matches, and which children there are at
-// that point.
+// Throws for a pattern that matches nothing: the text says how much of it matches, and which children there
+// are at that point.
 [[noreturn]] void refuse_unmatched(const std::string& pattern, const std::vector<Node>& nodes) {
   std::string known = pattern;
   const Node* deepest = &nodes.front();
@@ -82,7 +82,7 @@ void mark_ancestors(std::vector<Node>& nodes) {
   }
 }
 
-// In how many parts other axes than `axis` cut what `rule` cuts.
+// Into how many parts other axes than `axis` shard the dimensions that `rule` shards.
 std::int64_t parts_already(const ShardRule& rule, const DeviceMesh& axis) {
   if (rule.parameters.empty() || rule.parameters[0].parameter->layout() == nullptr) return 1;
   const Layout& layout = *rule.parameters[0].parameter->layout();
@@ -94,7 +94,7 @@ std::int64_t parts_already(const ShardRule& rule, const DeviceMesh& axis) {
   return parts;
 }
 
-// `already`: the parts in which other axes cut it, of which each is cut again.
+// `already`: the number of parts into which other axes shard it; each of these parts is sharded again.
 void expect_divides(const Node& node, const Unit& unit, const DeviceMesh& axis, std::int64_t already) {
   const std::int64_t parts = axis.size() * already;
   if (unit.count % parts == 0) return;
@@ -118,7 +118,7 @@ int split_alike(const std::vector<Node>& nodes, const Parameter& parameter, cons
   return count;
 }
 
-// Throws unless a parameter, or a buffer, has no memory, and is whole on the axis.
+// Throws unless a parameter, or a buffer, has no memory and is whole on the axis.
 template <class Kept>
 void expect_free(const Kept& kept, const DeviceMesh& axis) {
   if (kept.materialised())

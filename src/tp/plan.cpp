@@ -2,7 +2,7 @@
 
 namespace weft {
 
-// Both are read from the left. At a `*` the shortest stretch is tried first; where the rest then does not
+// Both texts are read from the left. At a `*` the shortest stretch is tried first; if the rest then does not
 // fit, the stretch of the last `*` grows by one character, never across a dot.
 bool matches(std::string_view pattern, std::string_view path) noexcept {
   constexpr std::size_t kNone = std::string_view::npos;

@@ -15,8 +15,8 @@ namespace {
 using views::given;
 using views::group_of;
 
-// Whether a view was given. A view of no elements, which may be null, counts as given: a rank may have no
-// part of a sequence, and still takes part in the communication.
+// Returns whether a view was given. A view of no elements, which may be null, counts as given: a rank may
+// have no part of a sequence, and still takes part in the communication.
 bool wanted(const TensorView& v) { return v.data != nullptr || v.shape.rank() > 0; }
 
 std::string shown(const Shape& s) { return to_string(s); }
@@ -48,7 +48,7 @@ struct Checker : views::Checker {
     for (int d = 2; fits && d < w.rank(); ++d) fits = w[d] == 1;
     if (!fits) wrong("w", fmt::format("is {}; expected {}", shown(w), form.w));
   }
-  // The operands of the product: x says in which dtype.
+  // The operands of the product must have the dtype of x.
   void check_operand(const char* what, const ConstTensorView& v, const ConstTensorView& x) const {
     if (v.dtype != x.dtype)
       wrong(what, fmt::format("is {}; expected {}, as x", name(v.dtype), name(x.dtype)));
@@ -60,7 +60,7 @@ struct Checker : views::Checker {
                               x.dtype == DType::f32 ? "" : fmt::format(", or {} as x", name(x.dtype))));
     check(what, v);
   }
-  // x and w, where `x_shape` is what the layer computes on; returns the features of y.
+  // Checks x and w; `x_shape` is the shape on which the layer computes; returns the number of features of y.
   std::int64_t layer(const ConstTensorView& x, const Shape& x_shape, const ConstTensorView& w) const {
     check_floats("x", x);
     check_operand("w", w, x);
@@ -78,18 +78,18 @@ std::string pair_text(const char* a, const Shape& of_a, const char* b, const Sha
   return fmt::format("{} {} and {} {}", a, shown(of_a), b, shown(of_b));
 }
 
-// Which part of `whole` this rank holds where `dim` is divided over `axes`.
+// Which part of `whole` this rank holds if `dim` is divided over `axes`.
 LayoutRef divided(const DeviceMesh& axes, const Shape& whole, int dim) {
   return replicated_layout(axes, whole)->with(axes, Shard{dim});
 }
 
-// This rank's words in texts: "rank 1 of 3".
+// This rank's name in texts: "rank 1 of 3".
 std::string of_ranks(const DeviceMesh& axes) {
   return fmt::format("rank {} of {}", axes.rank(), axes.size());
 }
 
-// The sequence of a column layer (x, w, y or dy) or a row layer: `part` is divided, `full` is not. Returns
-// the shape of the whole of `part`.
+// Checks the sequence of a column layer (x, w, y or dy) or a row layer: `part` is divided, `full` is not.
+// Returns the shape of the whole tensor of which `part` is a part.
 Shape check_sequence(const Checker& c, const DeviceMesh& axes, int dim, const char* part_name,
                      const ConstTensorView& part, const char* full_name, const ConstTensorView& full) {
   const int rank = full.shape.rank();
@@ -118,7 +118,7 @@ Shape check_sequence(const Checker& c, const DeviceMesh& axes, int dim, const ch
   return whole;
 }
 
-// Checks y or dy, as `name` says, and w; returns how many of its features are this rank's.
+// Checks y or dy, as `name` says, and w; returns how many of its features this rank has.
 std::int64_t check_features(const Checker& c, const DeviceMesh& axes, const ConstTensorView& w,
                             const char* name, const ConstTensorView& y) {
   c.check_rank(name, y.shape);
@@ -133,8 +133,8 @@ std::int64_t check_features(const Checker& c, const DeviceMesh& axes, const Cons
   return own;
 }
 
-// The shapes on which a rank computes: x of the whole sequence, y of the whole sequence with this rank's
-// features.
+// The shapes on which a rank computes: x with the whole sequence, and y with the whole sequence and this
+// rank's features.
 struct Sides {
   Shape x, y;
   bool divided = false;  // the sequence of one of them is
@@ -187,8 +187,8 @@ void check_backward(const Checker& c, const Sides& sides, const ConstTensorView&
   c.expect_apart("db", g.db, {{"dy", dy}, {"x", x}, {"w", w}});
 }
 
-// Whether column_linear_backward() reduces dx. Not for a view without elements: it may be null on one rank
-// and not on another, so that the ranks would disagree.
+// Returns whether column_linear_backward() reduces dx. It does not reduce a view without elements: the view
+// may be null on one rank and not on another, so the ranks would disagree.
 bool reduces(const TensorView& dx) { return given(dx) && dx.count() > 0; }
 
 void weight_gradients(const Product& product, Compute& compute, const ConstTensorView& dy,
@@ -201,14 +201,14 @@ Tensor borrowed(Compute& compute, const ConstTensorView& v, LayoutRef layout) {
   return views::borrowed(compute, v).with_layout(std::move(layout));
 }
 
-// Begins to give every rank the whole of what is divided along `dim`.
+// Begins to gather the parts along `dim`, so that every rank gets the whole tensor.
 Transfer start_gather(Compute& compute, const DeviceMesh& axes, const ConstTensorView& part,
                       const Shape& whole, int dim) {
   return start_redistribute(borrowed(compute, part, divided(axes, whole, dim)),
                             replicated_layout(axes, whole));
 }
 
-// Begins to add up what each rank has of a whole, and to give each its part of the sum.
+// Begins to add the contributions of all ranks, and to give each rank its part of the sum.
 Transfer start_reduce_scatter(const DeviceMesh& axes, const Tensor& contribution, int dim) {
   const Shape& whole = contribution.shape();
   return start_redistribute(
@@ -220,8 +220,8 @@ void put(Compute& compute, const Tensor& from, const TensorView& to) {
   if (to.count() > 0) copy(compute.context(), from.view(), to, compute.stream());
 }
 
-// x is this rank's part of (…, in) along `dim`. x is sent while dy w is computed, if dw needs the whole of
-// x; then dx is sent while dw and db are computed. All ranks begin and finish both in this order.
+// x is this rank's part of (…, in) along `dim`. If dw needs the whole of x, x is sent while dy w is computed;
+// then dx is sent while dw and db are computed. All ranks begin and finish both transfers in this order.
 void column_backward_divided(const Product& product, Compute& compute, const DeviceMesh& axes,
                              const Shape& whole, const ConstTensorView& dy, const ConstTensorView& x,
                              const ConstTensorView& w, const LinearGradients& g, int dim) {

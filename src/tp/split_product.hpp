@@ -1,6 +1,6 @@
-// Layers that multiply with one weight and are split over ranks, on views: the common part of
-// weft/tp/linear.hpp and weft/tp/conv.hpp, which is their checks and their communication. A Product is what
-// they differ in. Inside tp.
+// Layers that multiply by one weight and are split over ranks, on views: the common checks and the common
+// communication of weft/tp/linear.hpp and weft/tp/conv.hpp. A Product contains the differences between these
+// layers. Included only inside tp.
 #pragma once
 
 #include "weft/tp/linear.hpp"
@@ -17,14 +17,14 @@ struct Form {
   int weight_rank;            ///< out, in, and then extents of 1
 };
 
-/// A kind of layer: its form and its kernels, each on what one rank has. The views fit each other, have the
-/// dtypes that weft/tp/linear.hpp says, and may have no elements.
+/// A kind of layer: its form and its kernels, each on one rank's part. The views fit each other, have the
+/// dtypes that weft/tp/linear.hpp documents, and may have no elements.
 class Product {
  public:
   explicit constexpr Product(const Form& form_in) : form(form_in) {}
   const Form form;
 
-  /// y = w x, and + b where it is given.
+  /// y = w x, plus b if b is given.
   virtual void forward(Compute& compute, const ConstTensorView& x, const ConstTensorView& w,
                        const ConstTensorView& b, const TensorView& y) const = 0;
   /// y += b
@@ -43,7 +43,7 @@ class Product {
   ~Product() = default;
 };
 
-/// The functions of weft/tp/linear.hpp for any Product; `function` is in the texts of errors.
+/// The functions of weft/tp/linear.hpp for any Product; `function` is the name in error texts.
 struct Layer {
   const char* function;
   const Product& product;

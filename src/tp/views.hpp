@@ -1,5 +1,5 @@
-// Views as the functions on views take them: what is checked, and what kernels read and write as f32. Inside
-// tp.
+// Checks of views for the functions on views, and the memory that kernels read and write as f32. Included
+// only inside tp.
 #pragma once
 
 #include <fmt/format.h>
@@ -39,14 +39,14 @@ struct Checker {
   [[noreturn]] void wrong(const char* what, const std::string& text) const {
     throw Error(ErrorCode::bad_argument, fmt::format("{}: {} {}", function, what, text));
   }
-  /// Checks what holds for every view.
+  /// Makes the checks that hold for every view.
   void check(const char* what, const ConstTensorView& v) const {
     if (v.device != device)
       wrong(what, fmt::format("is on {}; expected {}, the device of the Compute", to_string(v.device),
                               to_string(device)));
     if (const std::string fault = memory_fault(v); !fault.empty()) wrong(what, fault);
   }
-  /// The same, for a view of one of two dtypes.
+  /// Like check(), for a view of one of two dtypes.
   void check_floats(const char* what, const ConstTensorView& v) const {
     if (v.dtype != DType::f32 && v.dtype != DType::bf16)
       wrong(what, fmt::format("is {}; expected f32 or bf16", name(v.dtype)));
@@ -56,7 +56,7 @@ struct Checker {
     if (!(got == shape))
       wrong(what, fmt::format("is {}; expected {}, from {}", to_string(got), to_string(shape), from));
   }
-  /// `out` is written while the others are read or written. Views that are not given overlap nothing.
+  /// `out` is written while the other views are read or written. Views that are not given overlap nothing.
   void expect_apart(const char* what, const ConstTensorView& out,
                     std::initializer_list<std::pair<const char*, ConstTensorView>> others) const {
     for (const auto& [name, other] : others)
@@ -65,7 +65,8 @@ struct Checker {
   }
 };
 
-/// Null if nothing is to be sent. Throws for a mesh that cannot communicate, before anything is written.
+/// Returns null if nothing is to be sent. Throws for a mesh that cannot communicate, before anything is
+/// written.
 inline ProcessGroup* group_of(const DeviceMesh& axes) { return axes.size() > 1 ? &axes.group() : nullptr; }
 
 /// Memory of the caller's as a tensor, ordered on the rank's stream.
@@ -75,7 +76,8 @@ inline Tensor borrowed(Compute& compute, const ConstTensorView& v) {
       0, v.shape, v.dtype);
 }
 
-/// The memory that kernels write, f32: the memory of a view, or memory that round() brings to the view.
+/// The f32 memory that kernels write: the memory of a view, or memory whose contents round() copies to the
+/// view.
 class Output {
  public:
   Output(Compute& compute, const TensorView& to) : compute_(compute), to_(to) {

@@ -40,7 +40,8 @@ void check_numbers(const Checker& c, const char* what, const ConstTensorView& v)
   c.check(what, v);
 }
 
-// The embedding that the table (of w or dw) and tokens make, of which rows: (…, dim) are written or read.
+// Checks the embedding that the table (w or dw) and the tokens form, whose rows, (…, dim), are written or
+// read.
 void check_embedding(const Checker& c, const VocabPart& vocab, const ConstTensorView& tokens,
                      const char* table_name, const ConstTensorView& table, const char* rows_name,
                      const ConstTensorView& rows) {
@@ -59,8 +60,8 @@ void check_embedding(const Checker& c, const VocabPart& vocab, const ConstTensor
            fmt::format("tokens {} and {} {}", to_string(tokens.shape), table_name, to_string(table.shape)));
 }
 
-// The arguments that must be the same on all ranks: if they differ, each rank would go on with other
-// numbers, and nobody would see it.
+// The arguments that must be equal on all ranks: if they differ, each rank would go on with other numbers,
+// and nobody would notice it.
 using Entry = std::pair<std::uint64_t, std::string>;
 
 Entry vocab_entry(std::int64_t vocab) {
@@ -98,7 +99,8 @@ void vocab_parallel_embedding_forward(Compute& compute, const DeviceMesh& axes, 
                                       const TensorView& y, bool reduce) {
   const Checker c{"vocab_parallel_embedding_forward", compute.device()};
   given_mesh(c.function, axes);
-  // All that this rank does alone. A fault here is reported to the others if they would wait for this rank.
+  // Everything that this rank does alone. A fault here is reported to the other ranks if they would wait for
+  // this rank.
   const std::optional<Error> fault = fault_of([&] {
     const VocabPart part = checked_part(c, axes, vocab);
     check_embedding(c, part, tokens, "w", w, "y", y);
@@ -184,8 +186,8 @@ double vocab_parallel_cross_entropy(Compute& compute, const DeviceMesh& axes, co
   Tensor valid, terms,
       own;  // terms: (ranks, tokens, kLossTerms); each writes its own, in place of the all-gather
   std::optional<Input> from;
-  // All that this rank does alone. A fault here is reported to the others, which would wait for this rank
-  // otherwise.
+  // Everything that this rank does alone. A fault here is reported to the other ranks, because they would
+  // wait for this rank.
   const std::optional<Error> fault = fault_of([&] {
     part = checked_part(c, axes, options.vocab);
     check_loss(c, part, logits, labels, options, dlogits);

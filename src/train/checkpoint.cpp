@@ -33,8 +33,8 @@ Saved saved_of(const Module& model) {
   return saved;
 }
 
-// While masters are written. Weights are then made again from them, also if that failed halfway; a
-// parameter without values has none then.
+// Exists while masters are written. At its end the weights are made again from the masters, even if writing
+// failed halfway; a parameter without values then has none.
 class MastersWritten {
  public:
   explicit MastersWritten(const std::vector<Parameter*>& parameters) : parameters_(parameters) {}
@@ -60,7 +60,7 @@ class OnHost {
     copies_.push_back({&compute, t, to_host(compute.context(), t)});
     return copies_.back().home;
   }
-  // Copies what was read to the devices.
+  // Copies the values that were read to the devices.
   void write_back() {
     for (const Copy& c : copies_) copy(c.compute->context(), c.home, c.away, c.away.stream());
     for (const Copy& c : copies_) c.compute->wait();
@@ -74,8 +74,8 @@ class OnHost {
   std::vector<Copy> copies_;
 };
 
-// The tensors of a checkpoint under the names that they have there. Throws where one is Partial, or lacks the
-// layout that it needs. `names` and `host` keep the names and the copies on the host.
+// The tensors of a checkpoint under their names in it. Throws if a tensor is Partial, or lacks the layout
+// that it needs. `names` and `host` keep the names and the copies on the host.
 std::vector<MutableNamedView> tensors_of(std::string_view what, const DeviceMesh& mesh, const Saved& saved,
                                          const TrainingState& state, std::deque<std::string>& names,
                                          OnHost& host) {
@@ -102,8 +102,8 @@ std::vector<MutableNamedView> tensors_of(std::string_view what, const DeviceMesh
     tensors.push_back({names.emplace_back(fmt::format("{}{}", kOfBuffers, b->path())),
                        host.of(b->compute(), b->tensor()).view(), b->layout()});
   }
-  // State with a layout has the whole that its layout says, whatever its parameter has by now; the rest (a
-  // count of steps) is the same on all ranks.
+  // State with a layout has the global shape of its layout, whatever its parameter has by now; other state (a
+  // count of steps) is equal on all ranks.
   const auto put = [&](std::string_view owner, std::string_view prefix, const std::string& path,
                        std::string_view name, const Tensor& tensor) {
     if (paths.count(path) == 0)
@@ -127,7 +127,7 @@ std::vector<MutableNamedView> tensors_of(std::string_view what, const DeviceMesh
   return tensors;
 }
 
-// The tensors that a save lists; it keeps the names and the copies on the host until the save has taken
+// The tensors that a save lists; it keeps the names and the copies on the host until the save has copied
 // them.
 class SaveList {
  public:

@@ -75,9 +75,9 @@ void Ema::update() {
     kernels::KernelContext& on = kernels_of(p.compute());
     float* const average = averages_[i].value.data_ptr<float>();
     const std::int64_t count = p.master().count();
-    // e += (1 - d) (p - e), which is a step of SGD: of e, along the gradient p, with a decay of -1 and a rate
-    // below 0. So every device that trains can do it. With a small d that would lose the digits by which e
-    // is larger than p: then e = d e + (1 - d) p.
+    // e += (1 - d) (p - e) is a step of SGD: of e, along the gradient p, with a decay of -1 and a rate below
+    // 0. So every device that can train can compute it. With a small d this formula would lose the digits by
+    // which e is larger than p: then e = d e + (1 - d) p is used.
     const bool small = decay < 0.5;
     if (small) kernels::scale(on, average, static_cast<float>(decay), count);
     kernels::sgd_step(on, average, nullptr, p.master().data_ptr<float>(), count,

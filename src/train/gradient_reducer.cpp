@@ -22,7 +22,8 @@ namespace {
 
 constexpr std::size_t kNoSet = ~std::size_t{0};  // nothing to reduce
 
-// The parameter itself is cut along that axis: each of its ranks has gradients of its own elements.
+// Returns whether the parameter itself is sharded along that axis: then each of its ranks has gradients of
+// its own elements.
 bool is_cut(const Parameter& parameter, const DeviceMesh& axis) {
   return parameter.layout() && parameter.layout()->mesh() == axis.root() &&
          is_shard(parameter.layout()->on(axis));
@@ -58,7 +59,7 @@ struct GradientReducer::Slot {
   bool final = false;          // in this pass
 };
 
-// The gradients that are reduced over one set of axes: those along which no parameter of theirs is cut.
+// The gradients that are reduced over one set of axes: the axes along which their parameters are not sharded.
 struct GradientReducer::Reduced {
   std::vector<std::string> axes;
   std::vector<BucketEntry> entries;
@@ -172,10 +173,10 @@ NoSync GradientReducer::no_sync() {
   return NoSync(no_syncs_);
 }
 
-// The message of every rank about the parameters: for each its place in the order of the first pass, and its
-// gradient's placements, with a digest of the list of paths and sizes, and hashes of their values. The first
-// rank's order holds, and placements that one rank does not know (it did not use the parameter) are taken
-// from one that does.
+// The message of every rank about the parameters: for each parameter its place in the order of the first pass
+// and its gradient's placements; also a digest of the list of paths and sizes, and hashes of the values. The
+// first rank's order is used. Placements that one rank does not know (it did not use the parameter) are taken
+// from a rank that knows them.
 GradientReducer::Agreement GradientReducer::agree(const std::optional<Error>& fault) {
   const std::size_t n = slots_.size();
   std::vector<const Parameter*> listed(trained_.begin(), trained_.end());
@@ -195,7 +196,7 @@ GradientReducer::Agreement GradientReducer::agree(const std::optional<Error>& fa
         std::any_of(each_axis_.begin(), each_axis_.end(), [&](const DeviceMesh& a) { return is_cut(p, a); });
     return cut || !p.materialised() ? p.global_shape().count() : p.master().count();
   };
-  // The axes along which a parameter is cut: over these its values are not compared.
+  // The axes along which a parameter is sharded: its values are not compared over these axes.
   const auto cut_along = [&](std::size_t i) {
     std::string axes;
     for (const DeviceMesh& axis : each_axis_)
@@ -246,7 +247,7 @@ GradientReducer::Agreement GradientReducer::agree(const std::optional<Error>& fa
   return agreed;
 }
 
-// `place`: what `rank` says. Those before it agreed.
+// `place`: the placement that `rank` reports. The ranks before it agreed.
 void GradientReducer::agree_on_place(Agreement& agreed, std::size_t i, std::size_t axis, int rank,
                                      std::int64_t place) const {
   std::int64_t& known = agreed.places[i][axis];
@@ -267,7 +268,8 @@ void GradientReducer::agree_on_place(Agreement& agreed, std::size_t i, std::size
       {agreed.told_by[i], rank}});
 }
 
-// Buckets lie where the gradients are. On a device they must be ordered on the stream of what writes them.
+// Buckets lie on the device of the gradients. On a device they must be ordered on the stream of the code that
+// writes them.
 Compute* GradientReducer::compute_of_buckets() const {
   Compute& first = slots_[0].parameter->compute();
   Compute* const compute =
@@ -294,7 +296,7 @@ std::vector<DeviceMesh> GradientReducer::reduced_along(const Parameter& paramete
   return along;
 }
 
-// The set of axes that its gradient is reduced over, by its place in reduced_; kNoSet: there is none.
+// The set of axes over which its gradient is reduced, by its place in reduced_; kNoSet: there is none.
 std::size_t GradientReducer::set_of(const Slot& slot) {
   std::vector<std::string> axes;
   for (const DeviceMesh& axis : reduced_along(*slot.parameter)) axes.push_back(axis.name());
@@ -356,7 +358,8 @@ void GradientReducer::make_reducers() {
   for (const Parameter* p : trained_) set_history(*p, 0);
 }
 
-// Sets, once in a step and before its first reduction, the origin of the values whose gradients are reduced.
+// Records, once in a step and before its first reduction, the origin of the values whose gradients are
+// reduced.
 void GradientReducer::note_history() {
   if (noted_history_ || reduced_.empty()) return;
   noted_history_ = true;
@@ -364,9 +367,8 @@ void GradientReducer::note_history() {
   for (const std::unique_ptr<Reduced>& r : reduced_) r->reducer->set_history(history);
 }
 
-// All ranks reduce all gradients in any case, those that are missing too: a rank that threw at once would
-// leave the others waiting. A missing gradient counts as zero until expect_none_missing() has compared the
-// ranks.
+// All ranks reduce all gradients in any case, even missing ones: a rank that threw at once would leave the
+// others waiting. A missing gradient counts as zero until expect_none_missing() has compared the ranks.
 void GradientReducer::finish() {
   if (*no_syncs_ > 0)
     throw Error(
@@ -392,9 +394,10 @@ void GradientReducer::finish() {
                     gradient.count());
     }
   }
-  // Done even if the reduction throws: the next step begins again.
+  // This is done even if the reduction throws: the next step begins again.
   for (Slot& slot : slots_) slot.final = false;
-  // One set after the other: the first step compares ranks and makes groups, which all ranks do in one order.
+  // One set is reduced after the other: the first step compares ranks and makes groups, and all ranks must do
+  // this in one order.
   std::exception_ptr first_failure;
   for (std::size_t set = 0; set < reduced_.size(); ++set) {
     BucketReducer& reducer = *reduced_[set]->reducer;

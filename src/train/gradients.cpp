@@ -41,7 +41,7 @@ class List {
   List(const List&) = delete;
   List& operator=(const List&) = delete;
   std::vector<Gradient>& gradients() noexcept { return gradients_; }
-  /// The Compute of the options, or, without one, that of the device where the gradients are.
+  /// The Compute of the options or, without one, the Compute of the gradients' device.
   Compute* compute() const noexcept { return compute_; }
   /// Gives the reduced gradients to their parameters.
   void state_layouts(std::span<Parameter* const> parameters) const {
@@ -60,7 +60,7 @@ class List {
   std::vector<Gradient> gradients_;
 };
 
-// Applies a function on views to the gradients of parameters. `what`: the verb's name.
+// Applies a function on views to the gradients of parameters. `what`: the function's name.
 template <class Options>
 void reduce_by(const char* what, void (*verb)(std::span<Gradient>, const DeviceMesh&, const Options&),
                std::span<Parameter* const> parameters, const DeviceMesh& axes, Options options) {

@@ -76,7 +76,7 @@ bool LossScaler::unscale(std::span<const Gradient> gradients, const DeviceMesh& 
   });
   const std::uint64_t own[kWords] = {std::bit_cast<std::uint64_t>(state_.scale),
                                      static_cast<std::uint64_t>(state_.good_steps), finite};
-  // Ranks may have other gradients (stages of a pipeline): their lists are not compared.
+  // Ranks may have different gradients (stages of a pipeline), so their lists are not compared.
   const std::vector<std::uint64_t> all = gather_with_list(
       kWho, axes, ListDigest(), own, [] { return ListEntries{}; }, fault);
   expect_same_words(kWho, "the scale is ", axes, all, kScale, kGood + 1, text_of_state);

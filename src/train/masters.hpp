@@ -9,9 +9,9 @@
 
 namespace weft {
 
-/// Throws mismatch on all ranks of each of `axes` (an empty one is left out) where a parameter that has
-/// values has not the same on all of them, naming the first. A plain one counts as replicated. Collective
-/// if any has values.
+/// Throws mismatch, on all ranks of each of `axes` (an empty one is skipped), if the values of a parameter
+/// differ between ranks; the text names the first such parameter. A plain parameter counts as replicated.
+/// Collective if any parameter has values.
 void expect_same_masters(const std::vector<Parameter*>& parameters, std::span<const DeviceMesh> axes);
 
 }  // namespace weft

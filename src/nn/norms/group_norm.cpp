@@ -19,7 +19,7 @@ Sizes sizes_of(const GroupNorm& norm, const Tensor& x) {
   return {s.batch, s.channels, s.pixels, groups_of(norm, x)};
 }
 
-// How many values of a sample and group there are on all ranks.
+// The number of values of a sample and group on all ranks.
 double count_of(const GroupNorm& norm, const Tensor& x) {
   std::int64_t n = norm.weight->global_shape()[0] / norm.groups();
   const Shape& global = layouts::global_shape(x);
@@ -36,9 +36,9 @@ Tensor of_channels(Frame& frame, const Tensor& of_groups, const Sizes& s) {
   return y;
 }
 
-// Two numbers of each sample and channel, those of all samples one after the other: first of all, then second
-// of all. Adds sums of channels up to sums of groups, over all ranks that have pixels of them; each is
-// multiplied by its channel's weight unless that is null.
+// Two numbers for each sample and channel, stored one after the other for all samples: first all first
+// numbers, then all second ones. Adds sums of channels to sums of groups, over all ranks that have pixels of
+// them; each sum is multiplied by its channel's weight unless `weight` is null.
 Tensor of_groups(Frame& frame, const Tensor& sums, const float* weight, const Sizes& s, const LayoutRef& x) {
   const Tensor y = frame.compute().make({2, s.batch, s.groups}, DType::f64, Memory::shared);
   if (s.rows() > 0)

@@ -1,8 +1,8 @@
-// Group norm of maps whose pixels are cut over ranks. Inside nn.
+// Group norm of maps whose pixels are sharded over ranks. Included only inside nn.
 //
 // Each rank sums its own pixels in f64, channel by channel; the sums of a group are added over ranks in one
-// all-reduce of two numbers for each sample and group. They stay on the device, and the host waits for none
-// of them.
+// all-reduce of two numbers for each sample and group. The sums stay on the device, and the host waits for
+// none of them.
 #pragma once
 
 #include "nn/norms/numbers.hpp"
@@ -10,7 +10,7 @@
 
 namespace weft::group_norm {
 
-/// Whether the pixels of x, (batch, channels, …), are cut.
+/// Returns whether the pixels of x, (batch, channels, …), are sharded.
 inline bool cut(const Tensor& x) { return norms::cut(x.layout(), 2); }
 
 /// The number of groups of which this rank has the channels. The checked one throws if the channels of x
@@ -20,7 +20,7 @@ inline std::int64_t groups_of(const GroupNorm& norm, const Tensor& x) {
 }
 std::int64_t checked_groups_of(const GroupNorm& norm, const TensorName& what, const Tensor& x);
 
-/// The passes of such an x; collective. Keeps on the Frame what backward needs.
+/// The passes for such an x; collective. The Frame keeps what backward needs.
 Tensor forward(const GroupNorm& norm, const Tensor& x, Frame& frame);
 Tensor backward(const GroupNorm& norm, const Tensor& dy, Frame& frame);
 

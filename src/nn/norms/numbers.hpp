@@ -8,7 +8,7 @@
 
 namespace weft::norms {
 
-/// Whether an axis of several ranks cuts dimension `from` of x, or a later one.
+/// Returns whether an axis of several ranks shards dimension `from` of x, or a later one.
 inline bool cuts(const Layout& x, std::size_t axis, int from) {
   const Placement& p = x.placements[axis];
   return x.mesh_shape().size(static_cast<int>(axis)) > 1 && is_shard(p) && std::get<Shard>(p).dim >= from;
@@ -20,8 +20,8 @@ inline bool cut(const LayoutRef& x, int from) {
   return false;
 }
 
-/// The sums over the axes of x's mesh for which sums(axis) says so; itself if there is none. Collective
-/// among their ranks: one all-reduce.
+/// The sums over the axes of x's mesh for which sums(axis) returns true; if there is no such axis, `mine`
+/// itself. Collective over the ranks of these axes: one all-reduce.
 inline Tensor summed(const Tensor& mine, const LayoutRef& x,
                      const std::function<bool(std::size_t axis)>& sums) {
   if (x == nullptr) return mine;

@@ -68,7 +68,7 @@ Tensor summed(const LayerNorm& norm, const Tensor& mine, const Tensor& x) {
 // How many elements a row has, over all ranks.
 double count_of(const LayerNorm& norm) { return static_cast<double>(norm.weight->global_shape().count()); }
 
-// The gradient is cut as the gain is, and Partial(sum) on axes that cut x in other dimensions.
+// The gradient is sharded like the gain, and Partial(sum) on axes that shard x in other dimensions.
 LayoutRef of_gradient(const LayoutRef& gain, const LayoutRef& x) {
   if (gain == nullptr || x == nullptr) return gain;
   Placements placements = gain->placements;
@@ -102,8 +102,8 @@ Tensor forward(const LayerNorm& norm, const Tensor& input, Frame& frame, Memory 
   return y;
 }
 
-// With x^ = (x - mean) inv_std and g = dy weight: dweight = Σ dy x^ and dbias = Σ dy over what is normalised
-// one by one, dx = inv_std (g - mean(g) - x^ mean(g x^)), the means over all ranks.
+// With x^ = (x - mean) inv_std and g = dy weight: dweight = Σ dy x^ and dbias = Σ dy over the normalised
+// samples, dx = inv_std (g - mean(g) - x^ mean(g x^)), with means over all ranks.
 Tensor backward(const LayerNorm& norm, const Tensor& dy, Frame& frame, Memory memory) {
   const Tensors kept = frame.pop(norm);
   const Tensor &x = kept[0], &means = kept[1], &inv = kept[2];

@@ -1,5 +1,5 @@
 // The loops of a reduction over elements and inputs: chunks, the tree, the kernel. Part of
-// reduce_kernels.hpp, which explains the whole.
+// reduce_kernels.hpp, which explains the design.
 #pragma once
 
 #include <cstddef>
@@ -10,17 +10,18 @@
 namespace weft {
 namespace {
 
-// f.at<W>(i) for every chunk: full width first, then the remainder by quarters of it.
+// Calls f.at<W>(i) for every chunk: first in full width, then the remainder in halves of the width, down to
+// one element.
 template <int W, class F>
 WEFT_INLINE void chunks(std::int64_t count, const F& f, std::int64_t i = 0) {
   for (; i + W <= count; i += W) f.template at<W>(i);
   if constexpr (W > 1) chunks<(W > 4 ? W / 4 : 1)>(count, f, i);
 }
 
-// Each input is prefetched this many bytes ahead, which hides the latency at the start of a page; never
-// beyond the last element, where another rank's part begins, which lies in that rank's cache. From chrt -f 10
-// weft bench all_reduce --memory shared --dtype f32,bf16: smaller ones lie in the first-level cache and gain
-// nothing, f32 of 128 KB to 512 KB gains an eighth, bf16 of 32 MB a sixth.
+// Each input is prefetched this many bytes ahead, which hides the latency at the start of a page; but never
+// beyond the last element, because another rank's part begins there, which lies in that rank's cache.
+// Measured by chrt -f 10 weft bench all_reduce --memory shared --dtype f32,bf16: smaller inputs lie in the
+// first-level cache and gain nothing, f32 of 128 KB to 512 KB gains an eighth, bf16 of 32 MB a sixth.
 constexpr std::int64_t kAheadBytes = 2048;
 constexpr std::int64_t kAheadFrom = 32 << 10;
 
@@ -54,7 +55,8 @@ WEFT_INLINE void store(V x, std::byte* to, std::int64_t i) {
   __builtin_memcpy(to + i * static_cast<std::int64_t>(sizeof(typename R::Stored)), &x, sizeof x);
 }
 
-// Finishes elements one at a time: those from `first` on whose sums, in double or float, are not all finite.
+// Finishes elements one at a time: the elements from `first` on whose sums, in double or float, are not all
+// finite.
 template <class R>
 [[gnu::noinline, gnu::cold]] void finish_rescued(const std::byte* const* in, int n, std::byte* const* out,
                                                  int outs, std::int64_t first, int count) {
@@ -67,8 +69,8 @@ template <class R>
   }
 }
 
-// n <= 4 inputs straight to all outputs. The pointers are copied so that stores cannot be thought to change
-// them.
+// Reduces n <= 4 inputs directly to all outputs. The pointers are copied so that the compiler knows that
+// stores cannot change them.
 template <class R, int n, int outs>
 struct Direct {
   const std::byte* in[n];
@@ -87,7 +89,7 @@ struct Direct {
     put(R::template finish<W>(total, by), i);
   }
 
-  // Copies once more: what a function is given the address of, stores could change.
+  // Copies the pointers once more, because stores could change objects whose address a function gets.
   [[gnu::noinline, gnu::cold]] static void rescue_copy(Direct copy, std::int64_t i, int count) {
     finish_rescued<R>(copy.in, n, copy.out, outs, i, count);
   }
@@ -127,7 +129,7 @@ struct LeafToBlock {
   }
 };
 
-// One input, each element multiplied.
+// Multiplies each element of a single input.
 template <class R>
 struct ScaledToBlock {
   const std::byte* in;
@@ -199,7 +201,7 @@ void tree(const std::byte* const* in, int n, std::int64_t first, int count, type
   chunks<R::kLanes>(count, CombineBlocks<R>{to, right});
 }
 
-// Two: what R is if there are two inputs; another way to the same bits.
+// Two: the reduction to use if there are two inputs; another way to the same bits.
 template <class R, class Two = R>
 void kernel(const std::byte* const* in, int n, std::byte* const* out, int outs, std::int64_t count,
             double scale) noexcept {
@@ -221,7 +223,7 @@ void kernel(const std::byte* const* in, int n, std::byte* const* out, int outs, 
   }
 }
 
-// For elements that consist of `parts` smaller ones, side by side.
+// For elements that consist of `parts` adjacent smaller ones.
 template <class R, int parts, class Two = R>
 void kernel_of_parts(const std::byte* const* in, int n, std::byte* const* out, int outs, std::int64_t count,
                      double scale) noexcept {

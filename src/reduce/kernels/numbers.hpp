@@ -1,5 +1,6 @@
-// Numbers: how a dtype is stored in memory (Stored), what sum accumulates in (Sum), what avg does (Total),
-// what min and max compare in (Order). Part of reduce_kernels.hpp, which explains the whole.
+// Numbers: how memory stores a dtype (Stored), in which type sum accumulates (Sum) and avg accumulates
+// (Total), and in which type min and max compare (Order). Part of reduce_kernels.hpp, which explains the
+// design.
 #pragma once
 
 #include <cstddef>
@@ -44,14 +45,14 @@ struct Float {  // f32, f64
 using F32 = Float<float, std::uint32_t, 0x7fc00000u, 0x7f7fffffu>;
 using F64 = Float<double, std::uint64_t, 0x7ff8000000000000u, 0x7fefffffffffffffu>;
 
-// A chunk of accumulators in two vectors: of neighbours the even and the odd ones, or a lower and an upper
-// half, or the high and the low words of each.
+// A chunk of accumulators in two vectors: the even and the odd elements, or the lower and the upper half, or
+// the high and the low words of each element.
 template <class T, int W>
 struct PairOf {
   Vec<T, W / 2> even, odd;
 };
 
-// f32 as avg sums it. A chunk is two vectors: its lower and its upper half.
+// f32 in the form in which avg sums it. A chunk is two vectors: its lower and its upper half.
 struct F32InF64 {
   using Stored = float;
   using Sum = double;
@@ -82,8 +83,8 @@ struct F32InF64 {
   static WEFT_INLINE float narrow_one(double x) { return static_cast<float>(x); }
 };
 
-// Two neighbours lie in one 32-bit lane: shifted up the even one is a float, masked the odd one is. So a
-// chunk is widened and narrowed without moving anything between lanes.
+// Two neighbours lie in one 32-bit lane: shifted up, the lane is the even one as a float; masked, it is the
+// odd one. So a chunk is widened and narrowed without moving elements between lanes.
 struct Bf16 {
   using Stored = std::uint16_t;
   using Sum = float;
@@ -116,8 +117,8 @@ struct Bf16 {
   static WEFT_INLINE Stored narrow_one(float x) {
     return static_cast<Stored>(rounded(bits_as<Bits>(x)) >> 16);
   }
-  // To nearest, ties to even, in the upper half. x is no NaN but the canonical one, which keeps its upper
-  // half.
+  // Rounds to nearest, ties to even, in the upper half. x is no NaN except the canonical one, which keeps its
+  // upper half.
   template <class V>
   static WEFT_INLINE V rounded(V x) {
     return x + 0x7fffu + ((x >> 16) & 1u);
@@ -136,9 +137,9 @@ struct F16 {
   static constexpr bool kSumsOverflow = false;  // not of fewer than 2^111 numbers
   static constexpr Bits kNan = F32::kNan;
 
-  // Exponents move up by 112 (infinities by twice that); a subnormal is an integer times 2^-24, which the
-  // difference of two floats of exponent -14 gives exactly. (The masked forms of the intrinsics are there
-  // because g++ 12 warns about the others.)
+  // Exponents move up by 112 (those of infinities by twice that). A subnormal is an integer times 2^-24,
+  // which the difference of two floats of exponent -14 gives exactly. (The masked forms of the intrinsics are
+  // there because g++ 12 warns about the others.)
   template <int W>
   static WEFT_INLINE Vec<float, W> widen(Vec<std::uint16_t, W> x) {
 #if defined(__F16C__)
@@ -160,8 +161,8 @@ struct F16 {
     return bits_as<Vec<float, W>>(sign | (finite + (magnitude >= (31 << 23) ? infinite : zero)));
   }
 
-  // Gives the bits of f16(float): normal results round by adding half a unit less the tie; subnormal ones by
-  // adding 0.5, whose last place is 2^-24.
+  // Returns the bits of f16(float): normal results round by adding half a unit minus the tie; subnormal ones
+  // round by adding 0.5, whose last place is 2^-24.
   template <int W>
   static WEFT_INLINE Vec<std::uint16_t, W> narrow(Vec<float, W> x) {
 #if defined(__F16C__)
@@ -199,7 +200,7 @@ struct Divisor {
   bool power_of_two;
 };
 
-// Integers, of which avg sums T in `A`: at least twice as wide, and exact.
+// Integers, for which avg sums T in `A`: at least twice as wide, and exact.
 template <class T, class U, class A, class Q>
 struct Int {
   using Stored = T;
@@ -218,9 +219,9 @@ struct Int {
   }
 };
 
-// 8 and 16 bits, summed in 32: 65,536 inputs fit. In a float a quotient truncates to the integer one while
-// the total is below 2^24: two different quotients a/n and an integer differ by at least 1/n, more than half
-// a unit in the last place. Totals of more inputs than that are divided as integers.
+// 8 and 16 bits, summed in 32 bits: 65,536 inputs fit. As a float, a quotient truncates to the integer
+// quotient while the total is below 2^24: a quotient a/n and a different integer differ by at least 1/n, more
+// than half a unit in the last place. Larger totals are divided as integers.
 template <class T, class U, class A>
 struct ShortInt : Int<T, U, A, float> {
   static constexpr int kFewInputs = 256;
@@ -238,7 +239,8 @@ struct ShortInt : Int<T, U, A, float> {
   }
 };
 
-// 32 bits, summed in the 53 of an f64: 2^21 inputs fit, and a quotient truncates to the integer one as above.
+// 32 bits, summed in the 53 bits of an f64: 2^21 inputs fit, and a quotient truncates to the integer quotient
+// as above.
 template <class T, class U>
 struct MiddleInt : Int<T, U, double, double> {
   template <int W>
@@ -258,9 +260,10 @@ struct MiddleInt : Int<T, U, double, double> {
   }
 };
 
-// 64 bits, summed in 128: the high words of 32 bits apart from the low ones, of at most 2^20 inputs, so that
-// all that follows is exact in f64. Signed integers are summed as unsigned ones that are larger by 2^63, and
-// so is their average; the floor of it is one too low where the average is negative and no integer.
+// 64 bits, summed in 128 bits: the high words of 32 bits separately from the low ones, for at most 2^20
+// inputs, so that all following steps are exact in f64. Signed integers are summed as unsigned ones that are
+// larger by 2^63, and so is their average; the floor of the average is one too low if the average is negative
+// and no integer.
 template <class T>
 struct LongInt : Int<T, std::uint64_t, PairOf<std::uint64_t, 2>, double> {
   static constexpr std::uint64_t kRaised = LongInt::kSigned ? std::uint64_t{1} << 63 : 0;
@@ -303,8 +306,8 @@ struct LongInt : Int<T, std::uint64_t, PairOf<std::uint64_t, 2>, double> {
   static WEFT_INLINE Words<W> whole_u64(Vec<double, W> x) {
     return bits_as<Words<W>>(x + 0x1p52) ^ kBitsOfTwo52;
   }
-  // Quotient and rest of a whole number below 2^53, whose quotient is below 2^34. The product with the
-  // reciprocal is off by less than a half: the nearest whole number is the quotient or one more.
+  // Quotient and remainder of a whole number below 2^53, whose quotient is below 2^34. The product with the
+  // reciprocal is off by less than a half: the nearest whole number is the quotient or the quotient plus one.
   template <int W>
   static WEFT_INLINE PairOf<double, 2 * W> divided(Vec<double, W> x, const Divisor<double>& by) {
     constexpr double kRounds = 0x1.8p52;

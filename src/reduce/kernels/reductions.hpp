@@ -1,5 +1,5 @@
-// Reductions: a number and a kind. Load a chunk, combine two, finish one. Part of reduce_kernels.hpp, which
-// explains the whole.
+// Reductions: a number and a kind. A reduction can load a chunk, combine two chunks and finish one. Part of
+// reduce_kernels.hpp, which explains the design.
 #pragma once
 
 #include <cstddef>
@@ -40,8 +40,8 @@ struct ChunkOf<PairOf<T, 2>, W, false> {
   using type = PairOf<T, 2 * W>;
 };
 
-// Chunks of accumulators to and from memory. g++ copies a pair of vectors through the stack, unless each of
-// them is copied alone.
+// Moves chunks of accumulators to and from memory. g++ copies a pair of vectors through the stack, unless
+// each vector is copied alone.
 template <class Acc, class V>
 WEFT_INLINE void put_chunk(V x, Acc* to) {
   __builtin_memcpy(to, &x, sizeof x);
@@ -81,11 +81,12 @@ struct Reduction {
   static constexpr int kLanes =
       (Number::kPaired || kTwoWords ? 2 : 1) * kVectorBytes / static_cast<int>(sizeof(Acc));
   static constexpr int kBlock = 2048 / sizeof(Acc);  // elements of a block of accumulators
-  // Loops of their own for 2 inputs, and for 3 and 4 of floats and of wide accumulators, to one output or to
-  // as many; the others save compile time.
+  // Whether there are separate loops for 2 inputs, and for 3 and 4 inputs of floats and of wide accumulators,
+  // to one output or to equally many; other reductions save compile time.
   static constexpr bool kFewShapes = kind == Kind::sum || kind == Kind::avg || kOrders;
   static constexpr bool kManyShapes = kFewShapes && (Number::kFloating || (kAverages && sizeof(Acc) >= 8));
-  // Averages whose sum may be infinite though they are not. Such elements are summed again: see rescued().
+  // Averages whose sum may be infinite although the average is finite. Such elements are summed again: see
+  // rescued().
   static constexpr bool kRescues = kAverages && Number::kSumsOverflow;
 
   static Divisor<Quotient> divisor(int n) {
@@ -93,7 +94,7 @@ struct Reduction {
     return {value, static_cast<Quotient>(Quotient{1} / value), n, (n & (n - 1)) == 0};
   }
 
-  // premul_sum's scale as an accumulator; of integers it is a whole number.
+  // premul_sum's scale as an accumulator; for integers it is a whole number.
   static Acc factor(double scale) {
     if constexpr (Number::kFloating) {
       return static_cast<Acc>(scale);
@@ -138,8 +139,8 @@ struct Reduction {
     return combine_lanes(a, b);
   }
 
-  // b: like a, or one number for all lanes. A product of two plain 16-bit integers would be one of ints,
-  // which must not overflow.
+  // b: a vector like a, or one number for all lanes. A product of two plain 16-bit integers would be a
+  // product of ints, which must not overflow.
   template <class V, class B>
   static WEFT_INLINE V multiplied(V a, B b) {
     if constexpr (!Number::kFloating && sizeof(V) == sizeof(Acc)) {
@@ -168,8 +169,8 @@ struct Reduction {
     } else if constexpr (!Number::kFloating) {
       return (kind == Kind::min ? a < b : b < a) ? a : b;
     } else {
-      // Equal values are the same bits or zeros of two signs: min keeps a sign that either has, max one that
-      // both have.
+      // Equal values have equal bits or are zeros of two signs: min keeps a sign bit that either has, max one
+      // that both have.
       using BitsOfV = Vec<Bits, sizeof(V) / sizeof(Bits)>;
       const auto bits_a = bits_as<BitsOfV>(a), bits_b = bits_as<BitsOfV>(b);
       if constexpr (kind == Kind::min) {
@@ -182,7 +183,7 @@ struct Reduction {
     }
   }
 
-  // Floats: divided, and NaNs made the one.
+  // Floats: divides, and makes every NaN the canonical one.
   template <class V>
   static WEFT_INLINE V divided(V x, const Divisor<Quotient>& by) {
     if constexpr (kAverages) {
@@ -241,7 +242,7 @@ struct Reduction {
     }
   }
 
-  // Averages that may be rescued. An average is finite where its sum is.
+  // For averages that may be rescued. An average is finite if its sum is finite.
   template <int W>
   static WEFT_INLINE Chunk<W> divided_chunk(Chunk<W> x, const Divisor<Quotient>& by) {
     if constexpr (Number::kPaired && W > 1) {
@@ -250,7 +251,7 @@ struct Reduction {
       return divided(x, by);
     }
   }
-  // False: all are finite.
+  // Returns false if all are finite.
   template <int W>
   static WEFT_INLINE bool may_be_infinite(Chunk<W> x) {
     if constexpr (Number::kPaired && W > 1) {
@@ -259,7 +260,7 @@ struct Reduction {
       return may_hold_nan<Acc>(x - x, x - x);
     }
   }
-  // True: finite, and rounded() has the bits of finish().
+  // Returns true if all are finite, and rounded() then has the bits of finish().
   template <int W>
   static WEFT_INLINE bool plain(Chunk<W> x) {
 #if defined(__AVX512BF16__)
@@ -281,9 +282,9 @@ struct Reduction {
     }
   }
 
-  // The average of element i alone, of numbers so much smaller, by a power of two, that their sum is finite
-  // where they are. It then ends no further out than the largest number, which the rounding of a sum could
-  // pass.
+  // The average of element i alone, computed from numbers that are smaller by a power of two, so that their
+  // sum is finite if the numbers are. The result is then limited to the magnitude of the largest number,
+  // which the rounding of a sum could exceed.
   static Stored rescued(const std::byte* const* in, int n, std::int64_t i) {
     Acc smaller = 1;
     for (std::int64_t least = 1; least < n; least *= 2) smaller /= 2;
@@ -303,9 +304,9 @@ struct Reduction {
   }
 };
 
-// The average of two integers in their own width: the bits that both have, plus half of those that only one
-// has. That is the floor of the average. Signed integers are raised to unsigned ones before; if their average
-// is negative and no integer, one is added. Wraps: the unsigned twin.
+// The average of two integers in their own width: the bits that both have, plus half of the bits that only
+// one has. This is the floor of the average. Signed integers are first raised to unsigned ones; if their
+// average is negative and no integer, one is added. Wraps: the number type of the unsigned twin.
 template <class Number, class Wraps>
 struct AverageOfTwo : Reduction<Wraps, Kind::sum> {
   template <int W>
@@ -323,8 +324,8 @@ struct AverageOfTwo : Reduction<Wraps, Kind::sum> {
 };
 
 // The product of complex numbers: (a + bi)(c + di) = (ac - bd) + (ad + bc)i, each operation rounded. A chunk
-// is W of them as they lie in memory, real and imaginary parts by turns. A difference is the sum with a
-// changed sign, bit for bit.
+// is W complex numbers as they lie in memory, with real and imaginary parts by turns. A difference is the sum
+// with a changed sign, bit for bit.
 template <class Part>
 struct ComplexProduct {
   using Real = typename Part::Stored;

@@ -1,5 +1,5 @@
-// Vectors of the widest kind that the instruction set has, and what the hardware tells of floats. Part of
-// reduce_kernels.hpp, which explains the whole.
+// Vectors of the widest kind that the instruction set has, and what the hardware reports about floats. Part
+// of reduce_kernels.hpp, which explains the design.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@ constexpr int kVectorBytes = 32;
 constexpr int kVectorBytes = 16;
 #endif
 
-// W elements in compiler vectors; one element is the plain type, so that the same expressions serve both.
+// W elements in compiler vectors; one element is the plain type, so that one expression serves both.
 template <class T, int W>
 struct VectorOf {
   typedef T type __attribute__((vector_size(sizeof(T) * W)));
@@ -53,8 +53,8 @@ WEFT_INLINE To bits_as(From x) {
   return __builtin_bit_cast(To, x);
 }
 
-// Conversions for which g++ 12 makes halves of vectors and puts them together again, or none at all of
-// vectors. (The masked forms of the intrinsics are there because g++ 12 warns about the others.)
+// Conversions that g++ 12 makes by splitting vectors into halves and joining them, or without vectors at all.
+// (The masked forms of the intrinsics are there because g++ 12 warns about the others.)
 template <int W>
 WEFT_INLINE Vec<double, W> to_f64(Vec<float, W> x) {
 #if defined(__AVX512F__)
@@ -150,7 +150,7 @@ WEFT_INLINE Vec<T, W> joined(Vec<T, W / 2> low, Vec<T, W / 2> high) {
   return both;
 }
 
-// False: none of these floats, of type T, is a NaN.
+// Returns false if none of these floats, of type T, is a NaN.
 template <class T, class V>
 WEFT_INLINE bool may_hold_nan([[maybe_unused]] V a, [[maybe_unused]] V b) {
   if constexpr (sizeof(V) == sizeof(T)) return a != a || b != b;
@@ -185,7 +185,7 @@ WEFT_INLINE bool may_hold_nan([[maybe_unused]] V a, [[maybe_unused]] V b) {
   return true;
 }
 
-// Whether hardware multiplies and adds f64 in vectors like V in one step.
+// Whether the hardware multiplies and adds f64 in vectors like V in one step.
 #if defined(__AVX512F__)
 template <class V>
 constexpr bool kFuses = sizeof(V) == 64;
@@ -220,9 +220,10 @@ WEFT_INLINE V minus_product(V z, V x, V y) {
 }
 
 // For kFuses: division by n, rounded once as the division rounds, in a fifth of its time. With y = 1 / n,
-// rounded, q = x y is off by two roundings; what q n is above x, e = q n - x, is exact, so q - e y is x / n
-// except for 2^-105 of itself, and a 53-bit x has no quotient by an n < 2^50 that near to the middle between
-// two numbers: P. Markstein, "Computation of Elementary Functions on the IBM RISC System/6000 Processor",
+// rounded, q = x y is off by two roundings. The excess of q n over x, e = q n - x, is exact, so q - e y
+// equals x / n except for 2^-105 of itself, and no quotient of a 53-bit x by an n < 2^50 is that near to the
+// middle between two numbers: P. Markstein, "Computation of Elementary Functions on the IBM RISC System/6000
+// Processor",
 // 1990. The e of a zero is +0, so that q keeps its sign. x: of 2^-149 to 2^200 in size, or a zero; e is a NaN
 // where x is an infinity or a NaN.
 template <class V>
@@ -235,8 +236,8 @@ WEFT_INLINE V quotient_f64(V x, V e, double y) {
 }
 
 #if defined(__AVX512BF16__)
-// False: the hardware, which takes subnormals for zeros, rounds these floats to bf16 as the code below does;
-// and, where asked, they are finite.
+// Returns false if the hardware, which treats subnormals as zeros, rounds these floats to bf16 like the code
+// below and, if `finite`, they are finite.
 template <bool finite, class V>
 WEFT_INLINE bool special(V a, V b) {
   constexpr int kQuietNan = 0x01, kSubnormal = 0x20, kSignallingNan = 0x80, kInfinities = 0x08 | 0x10;

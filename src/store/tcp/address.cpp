@@ -41,7 +41,8 @@ bool same_host(const SocketAddress& a, const SocketAddress& b) noexcept {
   return v4(a).sin_addr.s_addr == v4(b).sin_addr.s_addr;
 }
 
-// An abstract name begins with a zero byte and ends where the length says: no file, gone with its socket.
+// An abstract name begins with a zero byte and ends where the length says; it is no file, and disappears with
+// its socket.
 SocketAddress abstract_address(std::string_view name) {
   SocketAddress a;
   auto& at = reinterpret_cast<sockaddr_un&>(a.storage);
@@ -164,7 +165,7 @@ SocketAddress local_socket_of(const SocketAddress& loopback) {
 
 std::string interface_to(const SocketAddress& to) {
   const auto no_route = [] { return fmt::format("no route ({})", std::generic_category().message(errno)); };
-  // Connecting a datagram socket sends nothing; it asks the routing table.
+  // Connecting a datagram socket sends nothing; it only asks the routing table.
   const Descriptor fd(::socket(to.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
   SocketAddress own;
   if (!fd || ::connect(fd.get(), to.data(), to.length) != 0 ||

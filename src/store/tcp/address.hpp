@@ -1,4 +1,4 @@
-// Internet addresses of the TCP store: IPv4 and IPv6, names, and the text that a person reads.
+// Internet addresses of the TCP store: IPv4 and IPv6, names, and their texts for people.
 #pragma once
 
 #include <netinet/in.h>
@@ -33,19 +33,19 @@ struct HostPort {
   std::uint16_t port = 0;
   friend bool operator==(const HostPort&, const HostPort&) = default;
 };
-/// `host:port`, an IPv6 address in brackets; nothing if it is not that. Port 0 is
+/// Parses `host:port`, with an IPv6 address in brackets; returns nothing for any other text. Port 0 is
 /// accepted.
 std::optional<HostPort> parse_host_port(std::string_view text);
-/// The inverse: brackets if the host contains a colon.
+/// The inverse of parse_host_port: uses brackets if the host contains a colon.
 std::string shown_host_port(std::string_view host, std::uint16_t port);
 
 /// All addresses of `host`, in the order in which they should be tried. "localhost" is loopback, whatever the
-/// resolver says. Empty: the resolver cannot answer now; `why` has its text, and it may be asked again.
-/// Throws system if there is no such host.
+/// resolver says. Returns an empty list if the resolver cannot answer now; `why` has its text, and it may be
+/// asked again. Throws system if there is no such host.
 std::vector<SocketAddress> resolve(std::string_view host, std::uint16_t port, std::string& why);
-/// Those that the TCP store may use: with a secret all, those off loopback first (a name may be on loopback
-/// on its own host and elsewhere for the others), otherwise those on loopback. Throws bad_argument if none is
-/// left.
+/// The addresses that the TCP store may use. With a secret: all addresses, those off loopback first (a name
+/// may be on loopback on its own host, and off loopback for other hosts). Without one: the addresses on
+/// loopback. Throws bad_argument if no address is left.
 std::vector<SocketAddress> resolve_for_store(std::string_view host, std::uint16_t port, bool has_secret,
                                              std::string& why);
 
@@ -53,7 +53,7 @@ std::vector<SocketAddress> resolve_for_store(std::string_view host, std::uint16_
 /// has the user's number and the address. Like loopback, it belongs to this network namespace alone.
 SocketAddress local_socket_of(const SocketAddress& loopback);
 
-/// "lo (127.0.0.1)": the interface that the routing table chooses for `to`, and this host's address there;
+/// "lo (127.0.0.1)": the interface that the routing table chooses for `to`, and this host's address on it;
 /// "no route (…)" if there is none. Nothing is sent.
 std::string interface_to(const SocketAddress& to);
 

@@ -1,5 +1,5 @@
-// The client of the TCP store. It takes a connection of its own for each call in flight, so that a get that
-// waits holds up nobody.
+// The client of the TCP store. It uses a separate connection for each call in flight, so that a waiting get
+// holds up nobody.
 #include <fmt/format.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -27,7 +27,7 @@ using Outcome = StoreConnection::Outcome;
 
 constexpr Duration kAnswerLimit = std::chrono::seconds(30);  // for what the server answers at once
 constexpr Duration kFullPatience = std::chrono::seconds(2);  // with a server that has no more descriptors
-// For the server's message that a get's time has passed.
+// Time for the server's message that a get's time has passed.
 constexpr Duration kGrace = std::chrono::milliseconds(500);
 
 class TcpStore final : public Store {
@@ -72,7 +72,7 @@ class TcpStore final : public Store {
                     fmt::format("{} (the server at {} does not answer)", timeout_text(key, limit), name_));
       }
       if (reply.kind != Kind::timed_out) return std::move(reply.value);
-      // If this process was suspended, the server's clock went on: ask again.
+      // If this process was suspended, the server's clock went on; so ask again.
       if (deadline.passed()) throw Error(ErrorCode::timeout, timeout_text(key, limit));
     }
   }
@@ -102,8 +102,8 @@ class TcpStore final : public Store {
   }
 
  private:
-  /// Tries one address. True: our server answers there. If there are several addresses, each gets two
-  /// seconds, so that a silent one does not keep the others from being tried.
+  /// Tries one address. Returns true if our server answers there. If there are several addresses, each gets
+  /// two seconds, so that a silent one does not keep the others from being tried.
   bool reach(const SocketAddress& address, bool only, std::string_view secret, Deadline deadline,
              std::string& why) {
     const Deadline soon = Deadline::after(std::chrono::seconds(2));
@@ -119,8 +119,8 @@ class TcpStore final : public Store {
       why = connection->error();
       return false;
     }
-    // On loopback the client asks, and the server says that it needs the secret. Elsewhere the client sends
-    // nothing before the handshake. A server on TCP that needs no secret is not ours.
+    // On loopback the client sends a request, and the server answers if it needs a secret. Off loopback the
+    // client sends nothing before the handshake. A server on TCP that needs no secret is no weft server.
     sealed_ = !address.is_loopback();
     Outcome outcome = Outcome::secret_demanded;
     if (!sealed_) outcome = connection->greet(nullptr, give_up);
@@ -153,7 +153,7 @@ class TcpStore final : public Store {
     return false;
   }
 
-  /// The same for a connection to the Unix socket of a loopback address.
+  /// Like keep(), for a connection to the Unix socket of a loopback address.
   bool keep_local(std::unique_ptr<StoreConnection> connection, const SocketAddress& local,
                   const SocketAddress& address, Deadline give_up, std::string& why) {
     if (!connection->is_own_users())
@@ -208,7 +208,8 @@ class TcpStore final : public Store {
                 fmt::format("store: key {}: the server at {}: {}", shown_key(key), name_, why));
   }
 
-  /// False: no answer until `give_up`. The connection is used again only after a whole answer.
+  /// Returns false if there was no answer until `give_up`. The connection is used again only after a complete
+  /// answer.
   bool try_call(Kind kind, std::string_view key, std::string_view value, std::string_view extra,
                 std::int64_t number, Deadline give_up, StoreReply& reply) {
     maker_.check("the connection to the server at " +
@@ -231,7 +232,7 @@ class TcpStore final : public Store {
     return true;
   }
 
-  /// Null: there was none until `give_up`.
+  /// Returns null if there was no connection until `give_up`.
   std::unique_ptr<StoreConnection> take(std::string_view key, Deadline give_up) {
     {
       const std::lock_guard lock(mutex_);
@@ -257,7 +258,8 @@ class TcpStore final : public Store {
           if (give_up.passed()) return nullptr;
           throw lost(key, fmt::format("it did not answer within {}", shown_duration(kAnswerLimit)));
         case Outcome::closed:
-          // In a crowd of unauthenticated clients the server may have closed it before it was known.
+          // In a crowd of unauthenticated clients the server may have closed the connection before it knew
+          // this client.
           if (pause > std::chrono::seconds(1) && connection->is_full())
             throw Error(ErrorCode::system, fmt::format("store: key {}: the server at {}: {}", shown_key(key),
                                                        name_, connection->error()));

@@ -16,7 +16,7 @@
 namespace weft {
 namespace {
 
-/// Is this a reply that a server of ours gives to such a request?
+/// Returns whether a weft server gives this kind of reply to such a request.
 bool answers(Kind reply, Kind request) {
   switch (reply) {
     case Kind::found:
@@ -54,8 +54,8 @@ bool StoreConnection::open(const SocketAddress& to, Deadline give_up) {
     ::getsockopt(fd_.get(), SOL_SOCKET, SO_ERROR, &error_number, &length);
     if (error_number != 0) return failed(error_number);
   }
-  // A port from the ephemeral range on which nobody listens may be given to this very socket, which is then
-  // connected to itself.
+  // If nobody listens on a port of the ephemeral range, the system may give that port to this very socket,
+  // which is then connected to itself.
   SocketAddress own;
   if (::getsockname(fd_.get(), own.data(), &own.length) == 0 && own == to) return failed(ECONNREFUSED);
   set_tcp_options(fd_.get());
@@ -109,7 +109,8 @@ StoreConnection::Outcome StoreConnection::exchange(Kind kind, std::string_view k
   return reply.kind == Kind::secret_demanded ? Outcome::secret_demanded : Outcome::ok;
 }
 
-// A refusal that comes before the client is known may be anybody's text: a limited part of it is shown.
+// A refusal that arrives before the client is known may be anybody's text: only a limited part of it is
+// shown.
 bool StoreConnection::check_full(const StoreReply& reply) {
   constexpr std::size_t kShown = 200;
   if (reply.kind != Kind::refused || reply.number != static_cast<int>(ErrorCode::system)) return false;
@@ -145,7 +146,7 @@ StoreConnection::Outcome StoreConnection::send(std::string_view bytes, Deadline 
   return Outcome::ok;
 }
 
-// One whole frame, and nothing after it.
+// Receives one complete frame, with nothing after it.
 StoreConnection::Outcome StoreConnection::receive(Deadline give_up, StoreReply& reply) {
   std::string in;
   char buffer[16 * 1024];  // a stack may be as small as 64 KiB
@@ -181,7 +182,7 @@ StoreConnection::Outcome StoreConnection::receive(Deadline give_up, StoreReply& 
   }
 }
 
-// False: `give_up` came first.
+// Returns false if `give_up` came first.
 bool StoreConnection::ready(short events, Deadline give_up) {
   for (;;) {
     pollfd p{fd_.get(), events, 0};

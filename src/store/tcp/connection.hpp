@@ -1,6 +1,6 @@
-// One connection of a client to the server of the TCP store: it connects, finds out whether a store of ours
-// listens there, and exchanges requests for replies. Used by one thread at a time; after a failure it is
-// thrown away.
+// One connection of a client to the server of the TCP store: it connects, finds out whether a weft store
+// listens there, and exchanges requests for replies. Only one thread at a time uses it; after a failure it is
+// discarded.
 #pragma once
 
 #include <cstdint>
@@ -34,15 +34,15 @@ class StoreConnection {
     wrong_secret,     // the server has another one, or none
   };
 
-  /// Connects; false: error() says why not.
+  /// Connects; returns false if that failed, and error() gives the reason.
   bool open(const SocketAddress& to, Deadline give_up);
 
   /// The server's process, if open() was given a Unix socket.
   const Credentials& server() const { return server_; }
   bool is_own_users() const;
 
-  /// Finds out whether a store of ours is there: with a secret by the handshake, otherwise by a request whose
-  /// answer does not matter. After that the server takes this connection for a rank's.
+  /// Finds out whether a weft store is there: with a secret by the handshake, otherwise by a request whose
+  /// answer does not matter. After that the server treats this connection as a rank's.
   Outcome greet(const KeyBytes* secret, Deadline give_up);
 
   Outcome exchange(Kind kind, std::string_view key, std::string_view value, std::string_view extra,

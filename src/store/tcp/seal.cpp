@@ -16,8 +16,9 @@
 namespace weft {
 namespace {
 
-// libsodium's functions as they are used here. Declared again, so that what is built without its headers can
-// use it where it runs; the compiler compares where the headers are.
+// libsodium's functions in the form in which weft uses them. They are declared again, so that a build without
+// libsodium's headers can use the library at run time; if the headers are present, the compiler compares the
+// declarations.
 using Bytes = unsigned char*;
 using ConstBytes = const unsigned char*;
 using Count = unsigned long long;

@@ -1,5 +1,5 @@
 // Authentication and encryption of the TCP store: the handshake by which client and server prove to each
-// other that they know the same secret, and the encrypted records of everything after it. No sockets here.
+// other that they know the secret, and the encrypted records that follow it. This code uses no sockets.
 //
 //   client -> server  join       C, a fresh X25519 public key
 //   server -> client  challenge  S, another
@@ -9,14 +9,14 @@
 // with k = BLAKE2b(key: BLAKE2b(label, secret), label, C, S, X25519 of the two). The secret itself never
 // travels. C and S are new for every connection, so a recording cannot be replayed. The two proofs and the
 // keys of the two directions differ by their labels, so a message cannot be reflected to its sender. The
-// client proves first: somebody who only connects gets nothing to test guesses of the secret on. Neither does
-// somebody who only listens, since k also depends on the Diffie-Hellman secret.
+// client proves first, so an attacker who only connects gets nothing with which to test guesses of the
+// secret. Nor does an attacker who only listens, since k also depends on the Diffie-Hellman secret.
 //
 // Then each frame is one record: its length (4 bytes) and the frame, encrypted and authenticated
-// (XChaCha20-Poly1305) with its direction's key and its number as the nonce: one that is changed, left out,
-// repeated or moved to the other direction does not open, and the connection ends.
+// (XChaCha20-Poly1305) with its direction's key and its number as the nonce. A record that is changed, left
+// out, repeated or moved to the other direction does not open, and the connection ends.
 //
-// An object belongs to one thread. libsodium is loaded by the first of them.
+// Each object belongs to one thread. The first object loads libsodium.
 #pragma once
 
 #include <array>
@@ -54,7 +54,7 @@ class KeyBytes {
 /// bad_argument if the secret is too short or too long (never with any of it in the text).
 KeyBytes key_of_secret(std::string_view secret);
 
-/// One direction of a connection: seals frames, or opens records, in their order.
+/// One direction of a connection: seals frames, or opens records, in order.
 class SealedStream {
  public:
   explicit SealedStream(const KeyBytes& key) : key_(key) {}
@@ -66,8 +66,8 @@ class SealedStream {
     std::string frame;      ///< where whole
     std::size_t bytes = 0;  ///< of the record; 0 if its length is not there yet
   };
-  /// Looks at the front of `bytes`. Bad: a length beyond the limits, or a record that is not the next of this
-  /// stream.
+  /// Opens the record at the front of `bytes`. Bad: a length beyond the limits, or a record that is not the
+  /// next one of this stream.
   Opened open(std::string_view bytes);
 
  private:
@@ -79,7 +79,7 @@ struct SealedPair {
   SealedStream to_server, to_client;
 };
 
-/// One side's keys of one handshake. `seed` fixes what is random otherwise: for tests.
+/// One side's keys of one handshake. `seed` fixes the values that are otherwise random, for tests.
 class Handshake {
  public:
   using Value = std::array<char, kHandshakeBytes>;
@@ -87,11 +87,11 @@ class Handshake {
   explicit Handshake(const KeyBytes& secret, std::optional<KeyBytes> seed = std::nullopt);
   /// The contents of `join`, or of `challenge`.
   std::string_view own_half() const noexcept { return {own_.data(), own_.size()}; }
-  /// Takes the other side's half. False: no key can be made of it.
+  /// Processes the other side's half. Returns false if no key can be made from it.
   bool meet(std::string_view other_half, bool is_client);
   /// The contents of `prove`, or of `welcome`.
   std::string proof(bool of_client) const;
-  /// Is this the other side's proof? Takes the same time for right and wrong ones.
+  /// Returns whether this is the other side's proof. Takes equal time for right and wrong proofs.
   bool holds(std::string_view proof, bool of_client) const;
   SealedPair streams() const;
 

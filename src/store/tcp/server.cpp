@@ -1,9 +1,8 @@
 // The server of the TCP store. Its thread owns all of its state.
 //
-// wire.hpp has the format of what travels over a connection, seal.hpp says how it is sealed where a secret is
-// needed, and session.hpp has what the server knows of one connection. The server answers every request at
-// once, except a get of an absent key: it parks that connection until a request sets the key, or until the
-// get's time has passed.
+// wire.hpp defines the format on a connection, seal.hpp how it is sealed if a secret is needed, and
+// session.hpp the server's state of one connection. The server answers every request at once, except a get of
+// an absent key: it parks that connection until a request sets the key, or until the get's time has passed.
 #include <fmt/format.h>
 #include <poll.h>
 #include <pthread.h>
@@ -35,7 +34,7 @@
 namespace weft {
 namespace {
 
-/// poll(2)'s timeout for a wait until `when`. Rounded up, so that a loop does not spin during the last
+/// poll(2)'s timeout for a wait until `when`. It is rounded up, so that a loop does not spin during the last
 /// millisecond.
 int poll_timeout(Clock::time_point when) {
   if (when == Clock::time_point::max()) return -1;
@@ -112,8 +111,8 @@ struct TcpStoreServer::Impl {
       Clock::time_point next = std::min(stop_at, warnings.next());
       if (Clock::now() < accept_again) next = std::min(next, accept_again);
       for (const auto& c : clients) {
-        // Nothing is read from a client while its request is not fully answered; the server only notices if
-        // it leaves.
+        // The server reads nothing from a client until the client's request is fully answered; it only
+        // notices if the client leaves.
         const int events = !c->out.empty() ? POLLOUT : c->waiting ? POLLRDHUP : POLLIN;
         polled.push_back({c->fd.get(), static_cast<short>(events), 0});
         if (c->waiting) next = std::min(next, c->give_up);
@@ -158,7 +157,7 @@ struct TcpStoreServer::Impl {
         pollfd waiting{listener.get(), POLLIN, 0};
         if (::poll(&waiting, 1, 0) == 0)
           return;  // accept() wants a descriptor before it looks for a connection
-        // Out of descriptors, perhaps: unauthenticated clients lose theirs first.
+        // Perhaps there are no more descriptors: then unauthenticated clients lose theirs first.
         const std::string why = system_words(error_number);
         if (close_oldest_unauthenticated("there are too few descriptors for it: " + why, full_text(why)))
           continue;
@@ -187,8 +186,8 @@ struct TcpStoreServer::Impl {
     }
   }
 
-  /// The name of a new connection in warnings. Empty: it came over the Unix socket from a process of another
-  /// user, and is to be closed.
+  /// The name of a new connection in warnings. Returns "" if the connection came over the Unix socket from a
+  /// process of another user; it must then be closed.
   std::string name_of(int fd, const SocketAddress& from) {
     if (secret) return from.text();
     const Credentials c = credentials(fd);
@@ -202,7 +201,7 @@ struct TcpStoreServer::Impl {
     return fmt::format("its process can take no more connections: {}", why);
   }
 
-  /// `told`: the bytes that are sent to the client first, if any.
+  /// `told`: bytes that are sent to the client first, if any.
   bool close_oldest_unauthenticated(std::string_view why, std::string_view told = {}) {
     const auto oldest =
         std::find_if(clients.begin(), clients.end(), [](const auto& c) { return c->is_unauthenticated(); });
@@ -218,8 +217,9 @@ struct TcpStoreServer::Impl {
     ::send(fd, frame.data(), frame.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   }
 
-  /// Tells the next client why it is refused. Without a descriptor for it, that client would wait until its
-  /// deadline; so the server keeps a spare descriptor. False: the answer could not be sent.
+  /// Sends the next client the reason why it is refused. Without a descriptor for it, that client would wait
+  /// until its deadline; so the server keeps a spare descriptor. Returns false if the answer could not be
+  /// sent.
   bool refuse_next(std::string_view why) {
     if (!spare) return false;
     spare = Descriptor();
@@ -262,14 +262,14 @@ struct TcpStoreServer::Impl {
     }
   }
 
-  /// One warning, and the connection ends.
+  /// Writes one warning, and ends the connection.
   void close_bad(Client& c, std::string_view why) {
     warnings.write(fmt::format("store server: closed {}: {}", c.name, why));
     c.gone = true;
   }
 
-  // The server keeps a limited number of bytes of incomplete requests and of answers that nobody reads. A
-  // client that exceeds the limit is closed.
+  // The server keeps a limited number of bytes of incomplete requests and of answers that nobody reads. The
+  // connection of a client that exceeds the limit is closed.
   void check_unanswered(Client& c) {
     if (c.session.unread() + c.out.size() < 4096) return;  // small ones cannot add up to much
     std::size_t all = 0;
@@ -407,7 +407,7 @@ TcpStoreServer::TcpStoreServer(Context& context, TcpStoreOptions options)
 }
 TcpStoreServer::TcpStoreServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 TcpStoreServer::~TcpStoreServer() {
-  // In a forked child there is no thread, and the parent's would be woken to end.
+  // A forked child has no such thread, and would wake and end the parent's thread.
   if (impl_ && impl_->process != ::getpid()) static_cast<void>(impl_.release());
 }
 

@@ -1,5 +1,5 @@
 // The protocol state of one connection of the TCP store's server, without its socket: received bytes go in,
-// requests and bytes to send come out. Owned by the server's thread.
+// requests and bytes to send come out. The server's thread owns it.
 #pragma once
 
 #include <cstddef>
@@ -15,11 +15,12 @@ namespace weft {
 /// A connection begins unauthenticated. If the server needs a secret, the client must prove that it knows it.
 /// Without a secret the client is a process of this user (the server has closed all other connections
 /// before), and counts as authenticated when its first request is complete. A client that requests kHelloKey
-/// gets the answer once that a secret is needed. An unauthenticated client may have as many unread bytes as a
+/// is answered, once, that a secret is needed. An unauthenticated client may have as many unread bytes as a
 /// handshake (with a secret) or one frame (without).
 class StoreSession {
  public:
-  /// `secret`: null if none is demanded; must outlive the session. `seed`: for tests.
+  /// `secret`: null if none is demanded; the caller must keep it alive as long as the session. `seed`: for
+  /// tests.
   explicit StoreSession(const KeyBytes* secret, std::optional<KeyBytes> seed = std::nullopt)
       : secret_(secret), seed_(seed) {}
 
@@ -36,13 +37,14 @@ class StoreSession {
     std::string why{};
   };
   Result take(std::string_view bytes);
-  /// The caller is done with the request that was handed out: frees its memory.
+  /// To be called when the caller is done with the request that it got: frees the request's memory.
   void answered() noexcept { std::string().swap(current_); }
   /// A reply as it goes over the wire.
   std::string wire(std::string frame);
 
   bool is_unauthenticated() const noexcept { return unauthenticated_; }
-  /// It asked, learned that a secret is needed, and has not proven that it knows it.
+  /// Returns whether the client asked, was notified that a secret is needed, and has not proven that it knows
+  /// the secret.
   bool was_told_of_secret() const noexcept { return told_of_secret_ && unauthenticated_; }
   std::size_t unread() const noexcept { return in_.size(); }
 

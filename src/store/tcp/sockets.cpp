@@ -29,14 +29,14 @@ std::string shown(const Credentials& c) { return fmt::format("process {} of user
 
 namespace {
 
-/// The end of an error text: which process listens on a Unix socket. Empty if that cannot be found out.
+/// The end of an error text: which process listens on a Unix socket. Returns "" if that cannot be found out.
 std::string holder_of(const SocketAddress& local) {
   const Descriptor fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd || ::connect(fd.get(), local.data(), local.length) != 0) return {};
   return fmt::format(" ({} serves there; this is process {})", shown(credentials(fd.get())), ::getpid());
 }
 
-/// Listens on the Unix socket of an address on loopback, on a free one where its port is 0. `elsewhere`: as
+/// Listens on the Unix socket of an address on loopback, or on a free one if its port is 0. `elsewhere`: as
 /// for listen_on().
 Listening listen_locally(SocketAddress address, bool elsewhere) {
   const bool any = address.port() == 0;

@@ -16,8 +16,8 @@ Parsed bad(std::string why) { return {.state = Parsed::State::bad, .why = std::m
 bool is_request(Kind kind) { return kind >= Kind::get && kind <= Kind::prove; }
 bool is_reply(Kind kind) { return kind >= Kind::found && kind <= Kind::wrong_proof; }
 
-/// Whether a frame of that kind may have these lengths. A request names a key, except those of the
-/// handshake, which are of one size; a reply has a value at most.
+/// Returns whether a frame of that kind may have these lengths. A request names a key, except requests of the
+/// handshake, which have one size; a reply has at most a value.
 bool lengths_fit(const FrameHeader& h) {
   switch (h.kind) {
     case Kind::get:

@@ -1,8 +1,8 @@
-// The wire format of the TCP store. No sockets and no state here, so that the parser can be tested and fuzzed
-// with bytes alone.
+// The wire format of the TCP store. This code has no sockets and no state, so that the parser can be tested
+// and fuzzed with bytes alone.
 //
 // A frame is a FrameHeader (24 bytes, little-endian) and then key, value and extra, as long as the header
-// says. A client sends one request and reads one reply before it sends the next.
+// says. A client sends one request and reads one reply before it sends the next request.
 #pragma once
 
 #include <cstddef>
@@ -57,7 +57,7 @@ inline constexpr std::size_t kHandshakeBytes = 32;           // of every value i
 inline constexpr std::size_t kMaxFrameBytes =
     sizeof(FrameHeader) + kMaxStoreKeyBytes + 2 * kMaxStoreValueBytes;
 
-/// A frame that was read; points into the bytes it was read from.
+/// A frame that was read; it points into the bytes from which it was read.
 struct StoreFrame {
   Kind kind = Kind::found;
   std::int64_t number = 0;
@@ -67,7 +67,7 @@ struct StoreFrame {
 std::string make_frame(Kind kind, std::string_view key, std::string_view value, std::string_view extra = {},
                        std::int64_t number = 0);
 std::string make_refusal(ErrorCode code, std::string_view text);
-/// The code that a `refused` frame carries; `system` where it is none of ours.
+/// The code in a `refused` frame; `system` if it is no code of weft.
 ErrorCode refusal_code(const StoreFrame& frame) noexcept;
 
 struct Parsed {

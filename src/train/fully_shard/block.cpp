@@ -15,7 +15,7 @@
 namespace weft {
 namespace {
 
-// The compute of a device, where calls and copies are ordered; on the host its threads copy.
+// The compute of a device, on whose stream calls and copies are ordered; on the host its threads copy.
 Compute* compute_of(const std::vector<Parameter*>& parameters) {
   return parameters.empty() ? nullptr : &parameters[0]->compute();
 }
@@ -26,7 +26,7 @@ void clear(const Tensor& t, Compute& compute) {
 
 constexpr std::int64_t kLine = 64;  // a buffer of wholes consists of so many bytes, several times
 
-// Part r of n of a buffer of wholes, in bytes.
+// Part r of n of a buffer of whole tensors, in bytes.
 Chunk part_of_buffer(std::int64_t bytes, int n, int r) {
   const Chunk c = chunk_of(bytes / kLine, n, r);
   return {c.offset * kLine, c.size * kLine};
@@ -81,7 +81,7 @@ ShardedParameters& ShardBlock::values() {
   return *values_;
 }
 
-// For those that are trained now.
+// The reducer for the parameters that are trained now.
 ShardedParameters& ShardBlock::reducer() {
   std::vector<Parameter*> trained;
   for (Parameter* p : parameters_)
@@ -129,8 +129,8 @@ void ShardBlock::start_gather(ProcessGroup* neighbours) {
   }
   std::vector<ConstTensorView> shards;
   for (const Parameter* p : parameters_) shards.emplace_back(p->weight());
-  // No rank can see the parts of others: ranks compare where these come from. First the seeds, then the
-  // optimizers' steps.
+  // No rank can see the parts of others, so ranks compare where these parts come from. First they compare the
+  // seeds, then the optimizers' steps.
   values().set_history(compared_ ? history_of(parameters_, is_trained)
                                  : history_of_first_values(parameters_));
   gathering_.emplace(values().start_unshard(shards));
@@ -138,7 +138,7 @@ void ShardBlock::start_gather(ProcessGroup* neighbours) {
   for (const Parameter* p : parameters_) set_history(*p, 0);
 }
 
-// Gathers the whole from the parts that this rank and its neighbours kept.
+// Gathers the whole tensors from the parts that this rank and its neighbours kept.
 Tensor ShardBlock::from_neighbours(ProcessGroup& neighbours) {
   const Tensor whole = values().make_whole();
   const std::int64_t bytes = values().whole_bytes();
@@ -209,7 +209,7 @@ void ShardBlock::poll() {
   if (reducing_) reducing_->done();
 }
 
-// Whether the gradient that it has was reduced already.
+// Returns whether the parameter's gradient was already reduced.
 bool ShardBlock::is_shard_gradient(const Parameter& p) const {
   if (!p.has_gradient() || p.gradient_layout() == nullptr) return false;
   const auto reduced_on = [&](const DeviceMesh& axes) {
@@ -266,8 +266,9 @@ ReduceOp ShardBlock::expect_partial(const Parameter& p) {
   return *op;
 }
 
-// If ranks may lack gradients, one that has none of a block does not know whether the others' are
-// Partial(sum) or Partial(avg). So all ranks reduce by sum, and a gradient to be averaged is divided before.
+// If ranks may lack gradients, a rank that has no gradient of a block does not know whether the others'
+// gradients are Partial(sum) or Partial(avg). So all ranks reduce by sum, and a gradient to be averaged is
+// divided before.
 void ShardBlock::scale_average(const Tensor& gradient) const {
   if (unused_ != Unused::zeros || op_ != ReduceOp(ReduceOp::avg)) return;
   const int ranks = axes_.shard.size() * (axes_.replicate ? axes_.replicate.size() : 1);
@@ -315,7 +316,7 @@ void ShardBlock::start_reduce() {
   gradients_ = {};
 }
 
-// The layout of the gradient that a whole gradient is reduced to.
+// The layout of the gradient to which a whole gradient is reduced.
 LayoutRef ShardBlock::reduced_layout(const LayoutRef& whole) const {
   LayoutRef layout = whole;
   if (axes_.replicate)

@@ -12,8 +12,8 @@ namespace weft {
 
 class ShardBlock {
  public:
-  /// `owner`: who claims the gradients. `reshard_ranks`: 0 drops weights after forward, 1 keeps them, n keeps
-  /// 1/n.
+  /// `owner`: the object that claims the gradients. `reshard_ranks`: 0 drops weights after forward, 1 keeps
+  /// them, n keeps 1/n.
   ShardBlock(Module& module, std::vector<Parameter*> parameters, const ShardAxes& axes,
              const FullyShardOptions& options, int reshard_ranks, const void* owner);
 
@@ -22,36 +22,38 @@ class ShardBlock {
 
   // --- weights ---
 
-  /// Gives the parameters their shards' layout; those that have memory keep their part of it.
+  /// Gives the parameters their shards' layout; parameters that have memory keep their part of it.
   void shard();
   /// Begins to gather, if nothing is gathered or on its way.
   void start_gather(ProcessGroup* neighbours);
-  /// Layers read whole weights from now on.
+  /// From now on layers read whole weights.
   void gather(ProcessGroup* neighbours);
-  /// Layers read shards again. `after_forward`: and what backward will need is kept.
+  /// Layers read shards again. `after_forward`: keeps the part of the weights that backward will need.
   void drop(bool after_forward);
   bool gathered() const noexcept { return gathered_; }
   bool on_its_way() const noexcept { return static_cast<bool>(gathering_); }
-  /// Takes steps of what is in flight.
+  /// Takes steps of the transfers in flight.
   void poll();
 
   // --- gradients ---
 
-  /// Before backward: memory for gradients; reduced ones of passes before are put aside.
+  /// To be called before backward: makes memory for gradients, and sets aside reduced gradients of earlier
+  /// passes.
   void begin_gradients();
-  /// After it: begins to reduce. Parameters without a gradient count as zeros, and missing() reports them.
+  /// To be called after backward: begins to reduce. Parameters without a gradient count as zeros, and
+  /// missing() reports them.
   void start_reduce();
-  /// The other end: every trained parameter has its reduced gradient.
+  /// Finishes the reduction: every trained parameter then has its reduced gradient.
   void finish_reduce();
   bool reducing() const noexcept { return static_cast<bool>(reducing_); }
-  /// After passes whose gradients stay as they are.
+  /// To be called after passes whose gradients stay as they are.
   void keep_unreduced() noexcept { unreduced_ = true; }
   bool unreduced() const noexcept { return unreduced_; }
   /// Trained parameters that no pass has used since their last reduction.
   const std::vector<Parameter*>& missing() const noexcept { return missing_; }
   /// Zeros, for a block that no pass used.
   void give_zeros(Parameter& parameter) const;
-  /// Waits for what is in flight and forgets all gradients.
+  /// Waits for transfers in flight and forgets all gradients.
   void discard() noexcept;
 
   std::int64_t whole_bytes() const noexcept;

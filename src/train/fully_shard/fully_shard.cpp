@@ -17,7 +17,7 @@ namespace {
   throw Error(ErrorCode::bad_argument, "fully_shard: " + text);
 }
 
-// Parameters by block; the root's come first.
+// Parameters by block; the root's parameters come first.
 struct Grouped {
   Module* module;
   std::vector<Parameter*> parameters;

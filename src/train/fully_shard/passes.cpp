@@ -13,7 +13,7 @@
 namespace weft {
 namespace {
 
-// Reductions that go on while the next block computes.
+// The number of reductions that continue while the next block computes.
 constexpr std::size_t kReductionsInFlight = 1;
 
 DeviceMesh joined(const ShardAxes& axes) {
@@ -81,8 +81,8 @@ void ShardPasses::round_inputs(Tensors& tensors, Frame& frame) const {
   }
 }
 
-// The groups among which weights that were kept in part are gathered: reshard_ranks_ neighbours each; this
-// rank's group.
+// The groups in which weights that were kept in part are gathered: reshard_ranks_ neighbours each. Returns
+// this rank's group.
 ProcessGroup* ShardPasses::neighbours() {
   if (reshard_ranks_ < 2) return nullptr;
   if (!neighbours_) {
@@ -125,8 +125,8 @@ void ShardPasses::enter(ShardBlock& block, Direction direction) {
   }
 }
 
-// A block that comes right behind this one in the last forward pass, or before it where this is a backward
-// pass.
+// Prefetches a block that came directly after this one in the last forward pass or, in a backward pass,
+// directly before it.
 void ShardPasses::prefetch(const ShardBlock& block, Direction direction) {
   if (!options_.prefetch) return;
   const auto at = std::find(order_.begin(), order_.end(), &block);
@@ -146,7 +146,7 @@ void ShardPasses::leave(ShardBlock& block, Direction direction, bool keeps) {
   block.under_way.pop_back();
   --block.depth;
   --depth_;
-  // A hook behind ours may throw, too: then this is called while that exception is on its way.
+  // A hook behind ours may throw, too; then this is called while that exception is in flight.
   const bool done = pass.completed && std::uncaught_exceptions() == pass.exceptions;
   if (!done && failed_ == nullptr) failed_ = &block;
   try {
@@ -206,7 +206,8 @@ void ShardPasses::end(Direction direction) {
   if (*no_syncs == 0) expect_used(seen_);
 }
 
-// Gathers that were begun and not used: the pass took another path through the model than the last time.
+// Ends gathers that were begun and not used: the pass took another path through the model than the previous
+// one.
 void ShardPasses::end_gathers() {
   for (const auto& block : blocks_)
     if (block->on_its_way()) {
@@ -215,7 +216,7 @@ void ShardPasses::end_gathers() {
     }
 }
 
-// Ends them in the order in which they were begun, all but the last `leave`.
+// Ends reductions in the order in which they were begun, all but the last `leave`.
 void ShardPasses::end_reductions(std::size_t leave) {
   while (reducing_.size() > leave) {
     ShardBlock& oldest = *reducing_.front();
@@ -224,8 +225,8 @@ void ShardPasses::end_reductions(std::size_t leave) {
   }
 }
 
-// Parameters that no pass used: of the blocks that ran and were reduced, or of the whole model where its root
-// ran.
+// Throws if there are parameters that no pass used: among the blocks that ran and were reduced, or in the
+// whole model if its root ran.
 void ShardPasses::expect_used(const std::vector<ShardBlock*>& ran) {
   const auto is_one = [&ran](const std::unique_ptr<ShardBlock>& b) {
     return std::ranges::count(ran, b.get()) > 0;

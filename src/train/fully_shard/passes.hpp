@@ -1,5 +1,5 @@
-// The work around the passes of a sharded model: which block is gathered, dropped or reduced when. Private
-// to train.
+// The work around the passes of a sharded model: which block is gathered, dropped or reduced, and when.
+// Private to train.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace weft {
 
-/// Every pass of a block enters and leaves here, in nested order. The first to enter is the outermost; when
-/// it leaves, nothing is in flight any more.
+/// Every pass of a block enters and leaves here, in nested order. The first block to enter is the outermost;
+/// when it leaves, nothing is in flight any more.
 class ShardPasses {
  public:
   ShardPasses(std::vector<std::unique_ptr<ShardBlock>> blocks, const ShardAxes& axes,
