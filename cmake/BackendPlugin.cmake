@@ -1,5 +1,5 @@
 # weft_own_backend_plugin(<name> SOURCES ... [LIBS ...]): a plug-in of weft's own tree. It sees the private
-# headers, too, and lies where load_backend() finds it: in the folder `weft` beside libweft.
+# headers, too, and lies where load_backend() finds it: in the folder `weft` next to libweft.
 include(${CMAKE_CURRENT_LIST_DIR}/weftBackendPlugin.cmake)
 function(weft_own_backend_plugin name)
   # The component also has the peers of `weft bench` over the same library.

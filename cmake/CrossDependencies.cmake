@@ -1,6 +1,6 @@
-# The libraries that libweft and its tests need and a cross compiler does not bring along, from the headers
-# and sources that Debian's packages libfmt-dev and googletest install for every architecture: fmt in headers
-# alone, GoogleTest compiled here.
+# The libraries that libweft and its tests need and that a cross compiler does not have, from the headers and
+# sources that Debian's packages libfmt-dev and googletest install for every architecture: fmt as headers
+# only, GoogleTest compiled here.
 # A folder with fmt alone: /usr/include holds this machine's C library, too.
 set(headers ${PROJECT_BINARY_DIR}/cross/include)
 file(MAKE_DIRECTORY ${headers})

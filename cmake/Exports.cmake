@@ -1,10 +1,10 @@
-# weft_installed_library(<library>): the target <library>_installed, the same objects linked once more for
-# `cmake --install`. It exports what src/<library>.exports lists, the public headers' symbols and a few for
-# weft's own programs; the library of the build has all symbols, for tests
-# (docs/decisions/2026-11-23-exported-symbols.md). Both have one soname: the one that a process loads first
-# serves all. Exported symbols have a version: WEFT_<soversion>, so that each program calls the libweft that
-# it was linked to where a process has several, and WEFT_PRIVATE_<version> for weft's own programs
-# (docs/decisions/2026-11-23-several-libraries.md).
+# weft_installed_library(<library>): the target <library>_installed, which links the library's objects once
+# more for `cmake --install`. It exports the symbols in src/<library>.exports: the public headers' symbols and
+# a few for weft's own programs. The library of the build has all symbols, for tests
+# (docs/decisions/2026-11-23-exported-symbols.md). Both libraries have one soname: the one that a process
+# loads first serves all users. Exported symbols have a version: WEFT_<soversion>, so that each program calls
+# the libweft to which it was linked if a process has several, and WEFT_PRIVATE_<version> for weft's own
+# programs (docs/decisions/2026-11-23-several-libraries.md).
 include(CheckCXXSourceCompiles)
 include(CheckLinkerFlag)
 check_cxx_source_compiles("#include <string>

@@ -1,16 +1,16 @@
 # `cmake --install`: libraries, public headers, find_package(weft), pkg-config, pages, examples. The tool
-# `weft` and the plug-ins install themselves. Installed files find their parts relative to their own place:
+# `weft` and the plug-ins install themselves. Installed files find their parts relative to their own place, so
 # the prefix may be moved.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
-# The parts are those of Debian's packages (Packages.cmake); without --component all are installed.
+# The components are those of Debian's packages (Packages.cmake); without --component all are installed.
 set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME dev)
 
 set(weft_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/weft)
 
 # weft_pkg_config(<name> <what it is> <what it requires> <libraries> <what its archive needs>)
 function(weft_pkg_config weft_pc_name weft_pc_description weft_pc_requires weft_pc_libs weft_pc_private)
-  # An absolute folder: then they do not move.
+  # The folder is absolute: then the files cannot be moved.
   if(IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}" OR IS_ABSOLUTE "${CMAKE_INSTALL_INCLUDEDIR}")
     set(weft_pc_prefix ${CMAKE_INSTALL_PREFIX})
     set(weft_pc_libdir ${CMAKE_INSTALL_FULL_LIBDIR})
@@ -22,8 +22,8 @@ function(weft_pkg_config weft_pc_name weft_pc_description weft_pc_requires weft_
     set(weft_pc_libdir "\${prefix}/${CMAKE_INSTALL_LIBDIR}")
     set(weft_pc_includedir "\${prefix}/${CMAKE_INSTALL_INCLUDEDIR}")
   endif()
-  # Programs find libraries of the system's own prefix without a run path; which prefix it is,
-  # `cmake --install --prefix` says.
+  # Programs find libraries of the system's own prefix without a run path; `cmake --install --prefix` decides
+  # which prefix that is.
   configure_file(${PROJECT_SOURCE_DIR}/cmake/weft.pc.in ${PROJECT_BINARY_DIR}/pkgconfig/${weft_pc_name}.pc @ONLY)
   string(REPLACE "-Wl,-rpath,\${libdir} " "" weft_pc_libs "${weft_pc_libs}")
   configure_file(${PROJECT_SOURCE_DIR}/cmake/weft.pc.in ${PROJECT_BINARY_DIR}/pkgconfig/usr/${weft_pc_name}.pc @ONLY)
@@ -62,10 +62,10 @@ foreach(library ${weft_libraries})
           LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT ${component} NAMELINK_COMPONENT dev)
 endforeach()
 
-# libweft.a and libweft_train.a, of the same objects: CMake brings their targets with find_package(weft
-# COMPONENTS static), which needs fmt, and find_package(weft COMPONENTS train_static), which needs oneDNN,
-# too; for pkg-config they are weft_static and weft_train_static, or weft and weft_train with --static where
-# all libraries are static, fmt's and oneDNN's too.
+# libweft.a and libweft_train.a, from the same objects. CMake provides their targets by find_package(weft
+# COMPONENTS static), which needs fmt, and by find_package(weft COMPONENTS train_static), which needs oneDNN,
+# too. For pkg-config they are weft_static and weft_train_static; or weft and weft_train with --static if all
+# libraries are static, including fmt and oneDNN.
 if(WEFT_STATIC)
   add_library(weft_static STATIC $<FILTER:$<TARGET_OBJECTS:weft>,EXCLUDE,/plugins/shared_library[.]cpp[.]o$>
               ${PROJECT_SOURCE_DIR}/src/backends/plugins/static_library.cpp)
@@ -102,7 +102,7 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/weftConfigVersion.cmake C
 install(FILES ${PROJECT_BINARY_DIR}/weftConfig.cmake ${PROJECT_BINARY_DIR}/weftConfigVersion.cmake
               ${PROJECT_SOURCE_DIR}/cmake/weftBackendPlugin.cmake DESTINATION ${weft_package_dir})
 
-# Pages keep their places beside each other, so that their links lead somewhere.
+# Pages keep their relative places, so that their links work.
 set(weft_pages ${CMAKE_INSTALL_DATAROOTDIR}/doc/weft)
 foreach(page README.md CHANGELOG.md CONTRIBUTING.md LICENSE)
   install(FILES ${PROJECT_SOURCE_DIR}/${page} DESTINATION ${weft_pages})

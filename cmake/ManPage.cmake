@@ -1,10 +1,10 @@
-# Writes weft.1 from what the tool says of itself: cmake -DWEFT=<tool> -DOUTPUT=<file> -P ManPage.cmake
+# Writes weft.1 from the tool's own help: cmake -DWEFT=<tool> -DOUTPUT=<file> -P ManPage.cmake
 function(help_of variable)
   execute_process(COMMAND ${WEFT} ${ARGN} --help OUTPUT_VARIABLE text COMMAND_ERROR_IS_FATAL ANY OUTPUT_STRIP_TRAILING_WHITESPACE)
   set(${variable} "${text}" PARENT_SCOPE)
 endfunction()
 
-# verbatim(<variable> <text>): lines as they are.
+# verbatim(<variable> <text>): keeps lines as they are.
 function(verbatim variable text)
   string(REPLACE "\\" "\\e" text "${text}")
   string(REPLACE "-" "\\-" text "${text}")

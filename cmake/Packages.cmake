@@ -1,6 +1,6 @@
-# `cpack -G DEB` in a build folder: Debian packages of what `cmake --install` installs, divided as Debian
-# divides it, so that nobody gets what they do not need. dpkg-shlibdeps finds out what a package needs.
-# libweft needs neither MPI nor Gloo: plug-ins over them are packages of their own.
+# `cpack -G DEB` in a build folder: makes Debian packages of the files that `cmake --install` installs,
+# divided as Debian divides them, so that nobody gets files that they do not need. dpkg-shlibdeps finds out
+# what a package needs. libweft needs neither MPI nor Gloo: plug-ins over them are separate packages.
 #
 #   libweft0.2         libweft.so, the plug-in nccl      weft-gloo, weft-openmpi, weft-mpich   a plug-in, and its peer of `weft bench`
 #   libweft-train0.2   libweft_train.so (oneDNN)         weft-dev   headers, static libraries, CMake, pkg-config, pages, examples
@@ -35,7 +35,7 @@ set(CPACK_DEBIAN_PACKAGE_PRIORITY optional)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_COMPONENTS_ALL)
 
-# A changelog as Debian wants one; ours is a page of weft-dev.
+# A changelog in Debian's form; our own is a page of weft-dev.
 string(TIMESTAMP today "%a, %d %b %Y 00:00:00 +0000" UTC)
 file(CONFIGURE OUTPUT debian/changelog CONTENT "weft (@PROJECT_VERSION@) unstable; urgency=medium
 
@@ -67,8 +67,8 @@ macro(weft_package component package section description)
   install(FILES ${weft_changelog} DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/${package} COMPONENT ${component} EXCLUDE_FROM_ALL)
 endmacro()
 
-# weft_library_package(<component> <library> <package>): who links the library learns which package that is,
-# and the system of its name.
+# weft_library_package(<component> <library> <package>): records which package a library is in, for packages
+# of programs that link it, and lets the system refresh its library cache.
 macro(weft_library_package component library package)
   string(TOUPPER ${component} upper)
   set(folder ${CMAKE_CURRENT_BINARY_DIR}/debian/${package})

@@ -1,11 +1,11 @@
 # Several sources of one folder are compiled as one unit, which includes them (WEFT_LIBRARY_UNITS). A unit has
-# sources of one layer with the same options, so sources of other instruction sets stay alone. Names that two
-# sources of a layer give to different things in unnamed namespaces are errors then.
+# sources of one layer with equal options, so sources of other instruction sets stay alone. If two sources of
+# a layer give one name to different things in unnamed namespaces, this is then an error.
 set(WEFT_LIBRARY_UNITS 0 CACHE STRING "Sources of the libraries and tools that are compiled as one unit, at most (0: each source alone)")
 
-# weft_compile_in_units(<target> <root>): changes the sources that the target has now; `root` is a folder that
-# the target finds headers in. Sources with the property WEFT_UNIT are in units of that name; with
-# definitions of their own they stay alone, and so does each source whose WEFT_UNIT is "alone".
+# weft_compile_in_units(<target> <root>): changes the sources that the target has now; `root` is a folder in
+# which the target finds headers. Sources with the property WEFT_UNIT are in units of that name. Sources with
+# their own definitions stay alone, and so does each source whose WEFT_UNIT is "alone".
 function(weft_compile_in_units target root)
   if(WEFT_LIBRARY_UNITS LESS 2)
     return()

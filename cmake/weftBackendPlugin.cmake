@@ -1,10 +1,10 @@
 # weft_backend_plugin(<name> SOURCES ... [LIBS ...]): a transport for weft, libweft_backend_<name>.so
 # (weft/backends/plugin.hpp).
 #
-# Only its one entry is visible. `cmake --install` puts it into the folder where weft of the same prefix looks
-# for it; until then, WEFT_BACKEND_PATH names the folder of the build. <name> may hold letters, digits, '-'
-# and '_'; the target is weft_backend_<name>. weft's own plug-ins are made by this function, and
-# find_package(weft) brings it to others.
+# Only its one entry point is visible. `cmake --install` puts it into the folder in which weft of the same
+# prefix looks for it; until then, WEFT_BACKEND_PATH names the folder of the build. <name> may hold letters,
+# digits, '-' and '_'; the target is weft_backend_<name>. This function makes weft's own plug-ins, and
+# find_package(weft) provides it to other projects.
 include(GNUInstallDirs)
 function(weft_backend_plugin name)
   cmake_parse_arguments(P "" "" "SOURCES;LIBS" ${ARGN})

@@ -19,34 +19,31 @@ A finding is one line, `file:line: what; the rule`. Exit status 1 if there is an
 4. Public headers (include/) include public headers and the C and C++ standard libraries only.
 5. weft/weft.hpp, weft/group.hpp and weft/train.hpp, which include much, are for programs, not for the
    library.
-6. Tests of a layer include what that layer may, and "support/"; those of backends also group, which drives
-   a transport.
+6. Tests of a layer include what that layer may include, and "support/"; tests of backends also include
+   group, which drives a transport.
 7. A foreign library's headers stay in the folders that may use it (FOREIGN below).
-8. C knows no C++: a header or source of C includes no .hpp and no <name> of C++; of weft it includes
-   weft/weft.h, weft/weft_mpi.h and
-   weft/weft_train.h alone, which consist of the headers in include/weft/c/ and include/weft/c_train/.
+8. C knows no C++: a header or source of C includes no .hpp and no <name> of C++. Its only headers of
+   weft are weft/weft.h, weft/weft_mpi.h and weft/weft_train.h, which consist of the headers in
+   include/weft/c/ and include/weft/c_train/.
 9. In src/ and tools/ a call of a Store states its deadline: the default is for programs, which may wait.
-10. All headers that a public header drags in (its includes, theirs, and so on) lie in its layer or to the
-    left, too.
-11. Public headers do not name files of src/: who has an installation has none.
-12. A folder of sources below its layer is an idea of several files: one file alone lies in the folder above.
-13. Variables of the environment that begin with WEFT_ are read by weft::env, whose table
-    (src/base/env.cpp) has them.
-14. with_mutants in src/CMakeLists.txt lists the sources that include base/mutant.hpp, themselves or by
-   other headers; the plug-ins have no mistakes.
-15. A public header that includes no other one of weft includes weft/base/cxx20.hpp, so that all of them
+10. All headers that a public header includes, directly or not, lie in its layer or to the left, too.
+11. Public headers do not name files of src/, because an installation has none of these.
+12. A folder of sources below its layer stands for an idea that takes several files: a single file lies in
+    the folder above.
+13. weft::env reads the environment variables that begin with WEFT_; its table (src/base/env.cpp) lists them.
+14. with_mutants in src/CMakeLists.txt lists the sources that include base/mutant.hpp, directly or by other
+    headers; the plug-ins have no mistakes.
+15. A public header that includes no other header of weft includes weft/base/cxx20.hpp, so that all of them
     refuse an older standard.
 16. src/, include/ and tools/ read and write text through the streams of src/base/text/plain_streams.hpp,
-    which do not follow the locale
-    of the program as the standard library's do.
-17. Files are made by NewFile (src/base/files/new_file.hpp) alone: nothing else in src/, include/ and
-    tools/ gives a file a name with O_CREAT, creat or fopen, except the places that MAKES_FILES lists with
-    their reasons.
+    which do not follow the locale of the program as the standard library's streams do.
+17. Only NewFile (src/base/files/new_file.hpp) makes files: no other code in src/, include/ and tools/ gives a
+    file a name with O_CREAT, creat or fopen, except the places that MAKES_FILES lists with their reasons.
 18. Each record in docs/decisions has a line in docs/decisions/README.md, and each line there has its
     record.
 19. A header in a folder of a layer (src/mesh/window/plan.hpp) is private to that layer. The headers in
-    src/<layer>/ itself are what it offers to the layers right of it. base and host are toolboxes: all of
-    their headers are offered. INNER lists the exceptions, eight at most, with their reasons.
+    src/<layer>/ itself are the layer's offer to the layers to the right of it. base and host are toolboxes:
+    all of their headers are offered. INNER lists the exceptions, eight at most, with their reasons.
 """
 import pathlib
 import re
@@ -59,7 +56,7 @@ COLUMN = {layer: i for i, column in enumerate(COLUMNS) for layer in column}
 PROGRAMS = {"tools", "bench", "examples"}
 ARROWS = " <- ".join(", ".join(c) for c in COLUMNS)
 
-# Foreign headers and the folders that may include them; a trailing / stands for everything below.
+# Foreign headers and the folders that may include them; a trailing / includes everything below.
 FOREIGN = [
     (r"(oneapi/)?dnnl", ["src/nn/kernels/", "tests/nn/", "bench/"]),
     (r"nlohmann/", ["src/base/json_reader.hpp", "src/checkpoint/", "src/store/", "src/backends/", "src/group/", "tools/", "tests/", "bench/"]),
@@ -113,17 +110,17 @@ PLAIN_STREAMS = "src/base/text/plain_streams.hpp"
 STREAM = re.compile(r"\bstd::w?([io]?(?:stringstream|fstream))\b")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
-# Standard and system headers that a public header may name: no folder, or one of the kernel's and C library's
-# own.
+# Standard and system headers that a public header may name: headers without a folder, or in one of the
+# folders of the kernel and the C library.
 SYSTEM_FOLDERS = ("sys/", "linux/", "netinet/", "arpa/", "bits/", "asm/")
 
-# A Store by the names it has here; its functions and how many arguments they take with the deadline.
+# A Store by its usual names; its functions, and how many arguments they take including the deadline.
 STORE_CALL = re.compile(r"\b(?:\w*store_?|server)\s*(?:->|\.)\s*(set|get|try_get|add|compare_set|remove)\(")
 STORE_ARGUMENTS = {"set": 3, "get": 2, "try_get": 2, "add": 3, "compare_set": 4, "remove": 2}
 
 
 def layer_of_file(path):
-    """(layer, kind) of a file of the tree; kind is public, private, test or program. None: no rule applies
+    """(layer, kind) of a file of the tree; kind is public, private, test or program. None if no rule applies
     to it."""
     parts = path.parts
     if parts[0] == "include" and len(parts) >= 3:
@@ -158,7 +155,7 @@ def check_include(path, layer, kind, quote, name):
             return f"includes <{name}>; public headers include the standard libraries only"
         return None
     if name.startswith(".") or "/../" in name or "/" not in name:
-        # A program and a test may have headers beside them; the library names the layer.
+        # A program or a test may have headers in its own folder; the library names the layer.
         if kind in ("program", "test") and not name.startswith(".") and "/" not in name:
             return None
         return f'includes "{name}"; an include names its layer, as in "host/arena.hpp"'
@@ -193,7 +190,7 @@ def check_include(path, layer, kind, quote, name):
 
 
 def arguments_at(text, start):
-    """How many arguments a call has whose opening parenthesis is before `start`."""
+    """How many arguments the call has whose opening parenthesis is before `start`."""
     depth, count, quote, i = 0, 1, None, start
     while i < len(text):
         c = text[i]
@@ -242,7 +239,7 @@ def wrongly_listed_mutants(tree):
 
 
 def too_far_by_others(tree):
-    """For each public header: the first include that leads, over other headers, to a layer that it may not
+    """For each public header: the first include that leads, through other headers, to a layer that it may not
     know."""
     includes = {}
     for file in sorted((tree / "include").rglob("*.hpp")):
@@ -296,7 +293,7 @@ def lonely_files(tree):
 
 
 def unknown_variables(path, text, known):
-    """(line, what is wrong) of each read of a variable that goes past the table."""
+    """(line, what is wrong) of each read of a variable that bypasses the table."""
     for match in VARIABLE.finditer(text):
         how, name = match.groups()
         line = text.count("\n", 0, match.start()) + 1
@@ -309,7 +306,7 @@ def unknown_variables(path, text, known):
 
 
 def files_made(path, text):
-    """(line, what is wrong) of each place that makes a file past NewFile."""
+    """(line, what is wrong) of each place that makes a file without NewFile."""
     if path.parts[0] not in ("src", "include", "tools") or path.as_posix() in MAKES_FILES:
         return
     for match in MAKES_FILE.finditer(text):
@@ -318,7 +315,7 @@ def files_made(path, text):
 
 
 def streams_of_the_program(path, text):
-    """(line, what is wrong) of each stream that takes the locale of the program."""
+    """(line, what is wrong) of each stream that uses the locale of the program."""
     if path.parts[0] not in ("src", "include", "tools") or path.as_posix() == PLAIN_STREAMS:
         return
     for match in STREAM.finditer(text):

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# The main job, on real input: trains a small transformer on a text that every Debian system carries, over 4 ranks
-# (dp 2 x tp 2, processes over shared memory), with a checkpoint in the middle from which it goes on, and then prints the
-# parity table: the first 50 steps of the same training on five meshes, losses side by side. Installs what is
-# missing from Debian (prints the command if not root). A few minutes, most of it compiling.
+# The main demo, on real input: trains a small transformer on a text that every Debian system has, over 4
+# ranks (dp 2 x tp 2, processes over shared memory), with a checkpoint in the middle from which the training
+# resumes. Then it prints the parity table: the losses of the first 50 steps of this training on five meshes,
+# side by side. Installs missing packages from Debian (prints the command if not root). Takes a few minutes,
+# most of it for compiling.
 #
 #   tools/demo.sh [FLAGS]      FLAGS go to weft train and weft parity: --text FILE, --steps N, ...
 set -euo pipefail

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Which symbols libweft and libweft_train export: keeps the lists src/<library>.exports, which the
-installed libraries are linked by.
+"""Which symbols libweft and libweft_train export: maintains the lists src/<library>.exports, by which the
+installed libraries are linked.
 
     exported_symbols.py --check BUILD     compares the lists with the public headers and with the libraries of a build
     exported_symbols.py --write BUILD     writes the lists so
-    exported_symbols.py --against-release fails where a symbol of the last release is gone and the soname is still the same
+    exported_symbols.py --against-release fails if a symbol of the last release is gone and the soname is unchanged
     exported_symbols.py --release         writes src/released/<library>.exports, the lists of a release, from today's
     exported_symbols.py --self-test
 
-A list has two parts. [public]: what public headers declare and the library defines (clang says what is
-declared: functions that are no templates and not inline, variables; of private members only those that a
-derived class or an inline function may need), and the vtables and type information of public classes.
-[own]: what weft's own tool, plug-ins and benchmarks need besides; it belongs to one version of weft and
-nobody else may use it. A build's own library has all symbols, for its tests.
+A list has two parts. [public]: the symbols that public headers declare and the library defines (clang lists
+the declarations: functions that are no templates and not inline, variables; of private members only those
+that a derived class or an inline function may need), and the vtables and type information of public classes.
+[own]: the further symbols that weft's own tool, plug-ins and benchmarks need; they belong to one version of
+weft, and nobody else may use them. A build's own library has all symbols, for its tests.
 """
 import argparse
 import collections
@@ -102,7 +102,7 @@ def plain(symbol):
 
 
 def declared_in(include):
-    # weft_mpi.h is left out: its functions are inline.
+    # weft_mpi.h is left out, because its functions are inline.
     headers = sorted(p.relative_to(include).as_posix() for p in include.rglob("*.h*") if p.name != "weft_mpi.h")
     source = "".join(f'#include "{header}"\n' for header in headers)
     text = run(clang(), "-std=c++20", "-I", str(include), "-x", "c++", "-fsyntax-only", "-Xclang", "-ast-dump=json", "-Xclang",
@@ -177,8 +177,8 @@ def write_list(parts):
 
 
 def wanted(build, declared):
-    """The lists as they should be, from headers and from what a build's own libraries define and its users
-    need."""
+    """The correct lists, from headers and from the symbols that a build's own libraries define and their
+    users need."""
     defined = {name: symbols("--defined-only", str(build / f"lib/lib{name}.so")) for name in LIBRARIES if (build / f"lib/lib{name}.so").exists()}
     lists = {}
     for name in defined:
@@ -193,7 +193,7 @@ def wanted(build, declared):
 
 
 def private_needs(build, lists):
-    """The symbols that the examples need and no user has: lines."""
+    """The symbols that the examples need and no user has, as lines."""
     lines = []
     for example in sorted(p.name for p in (ROOT / "examples").iterdir() if (build / "bin" / p.name).is_file()):
         needed = set(symbols("--undefined-only", str(build / "bin" / example)))
@@ -296,7 +296,7 @@ def against_release(root=ROOT):
 
 
 def self_test_of_releases(one):
-    """--release and --against-release in a tree of its own."""
+    """Tests --release and --against-release in a separate tree."""
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
         (root / "src").mkdir()

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Fuzzes what reads bytes that others wrote (tests/fuzz): the store's server, client and file, texts,
-# bootstrap infos, safetensors files and indices of checkpoints; and random calls of weft.h, `capi`, which is
-# run only where it is named, because all of libweft is compiled for it, which takes minutes. Starts from the
+# Fuzzes the code that reads bytes from others (tests/fuzz): the store's server, client and file, texts,
+# bootstrap infos, safetensors files and indices of checkpoints; and random calls of weft.h, `capi`. `capi`
+# runs only if it is named, because all of libweft is compiled for it, which takes minutes. Starts from the
 # targets' seeds and tests/fuzz/corpus. Inputs that it finds stay in build/fuzz/found/<target>; a crash also
 # prints its input.
 #
@@ -25,7 +25,7 @@ for target in "${targets[@]}"; do
   if [ "$target" = capi ]; then programs+=(weft_fuzz_capi); else programs+=(weft_fuzz); fi
 done
 build fuzz "${programs[@]}"
-# Small inputs reach everything; time and memory are limits of the targets, too.
+# Small inputs reach all code; the targets also limit time and memory.
 limits=(-max_len=16384 -timeout=30 -rss_limit_mb=1024 -print_final_stats=0 -verbosity=0)
 for target in "${targets[@]}"; do
   program=build/fuzz/bin/fuzz_$target found=build/fuzz/found/$target seeds=build/fuzz/seeds/$target corpus=tests/fuzz/corpus/$target

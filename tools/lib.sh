@@ -1,19 +1,19 @@
-# Functions that the scripts of this folder share. To be sourced by bash; sets nothing but functions and
+# Functions that the scripts of this folder share. To be sourced by bash; defines only functions and
 # `weft_root`.
 
 weft_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
-# say TEXT...: a heading in the output.
+# say TEXT...: prints a heading.
 say() { printf '\n== %s\n' "$*"; }
 
-# packages_for GROUP: the packages of tools/packages.txt that `build`, `test` or `full` needs, and those of
-# the groups before it.
+# packages_for GROUP: the packages of tools/packages.txt that `build`, `test` or `full` needs, including the
+# packages of the groups before it.
 packages_for() {
   awk -v group="$1" 'BEGIN { rank["build"] = 1; rank["test"] = 2; rank["full"] = 3 }
     { sub(/#.*/, "") } NF == 2 && rank[$2] <= rank[group] { print $1 }' "$weft_root/tools/packages.txt"
 }
 
-# missing_packages GROUP: those of them that are not installed.
+# missing_packages GROUP: the packages of the group that are not installed.
 missing_packages() {
   local package
   for package in $(packages_for "$1"); do
@@ -21,7 +21,8 @@ missing_packages() {
   done
 }
 
-# install_missing GROUP: installs them as root; otherwise prints the command that would, and exits 1.
+# install_missing GROUP: installs these packages as root; otherwise prints the command that would install
+# them, and exits with 1.
 install_missing() {
   local missing
   if ! command -v dpkg-query >/dev/null; then
@@ -46,7 +47,7 @@ install_missing() {
   rm -f "$log"
 }
 
-# apt_get update | install PACKAGES: without questions, with patience for other users of the package database.
+# apt_get update | install PACKAGES: asks no questions, and waits for other users of the package database.
 apt_get() {
   local command=$1
   shift
@@ -54,10 +55,10 @@ apt_get() {
     --no-install-recommends "$command" "$@" </dev/null
 }
 
-# build PRESET [TARGET...]: configures and builds it. On a terminal it shows how far it is; elsewhere it
-# prints output only where something goes wrong.
+# build PRESET [TARGET...]: configures and builds the preset. On a terminal it shows its progress; otherwise
+# it prints output only if something fails.
 build() {
-  # With names relative to the tree, ccache finds what another clone of this tree has compiled.
+  # With names relative to the tree, ccache finds results of another clone of this tree.
   export CCACHE_BASEDIR=$weft_root CCACHE_NOHASHDIR=1
   local preset=$1 target status=0 started=$SECONDS
   shift

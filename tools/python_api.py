@@ -1,6 +1,6 @@
-"""The functions, structs and constants of weft.h as Python's ctypes takes them: python/weft/_api.py.
-tools/c_api.py --write writes that file and --check compares it with the headers; this is the part that
-makes its text."""
+"""The functions, structs and constants of weft.h in the form for Python's ctypes: python/weft/_api.py.
+tools/c_api.py --write writes that file and --check compares it with the headers; this module makes its
+text."""
 import pathlib
 import re
 
@@ -16,8 +16,8 @@ BYTES = {"weft_text_data"}  # give bytes that may contain zeros: an address, not
 
 
 class Types:
-    """C types as expressions of ctypes. `callbacks`: the signatures of functions that programs give, by
-    their names."""
+    """C types as expressions of ctypes. `callbacks`: the signatures of functions that programs pass, by their
+    names."""
 
     def __init__(self, api, callbacks):
         self.aliases = api["types"]
@@ -133,7 +133,7 @@ def make(kind):
 
 
 def changes(struct, values, structs, numbers, prefix=""):
-    """The fields that an initialiser sets to something else than zero, with their values."""
+    """The fields that an initialiser sets to a value other than zero, with their values."""
     found = {}
     for field, value in zip(struct["fields"], values):
         if isinstance(value, list) and field["type"] in structs:
@@ -175,7 +175,8 @@ def text(root=ROOT):
 
 
 def ordered(structs):
-    """Each after those that it has as fields or points to in the signature of a callback."""
+    """Each struct comes after the structs that it has as fields or points to in the signature of a
+    callback."""
     left, done, out = list(structs), set(), []
     while left:
         names = {s["name"] for s in left}

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Types of the package weft for those who check programs with them: python/weft/__init__.pyi and
-checkpoint.pyi, from the signatures of what it gives and the tables of types below.
+"""Types of the package weft for type checkers: python/weft/__init__.pyi and checkpoint.pyi, from the
+signatures of its functions and the tables of types below.
 
     tools/python_stubs.py --write    writes the files; run where the package loads (docs/python.md, in a source tree)
     tools/python_stubs.py --check    says where they differ (python/tests/test_complete.py)
 
-A parameter has one type by its name, or one of its own as "Class.method.parameter". A function without a
+A parameter has one type for its name, or a separate type as "Class.method.parameter". A function without a
 type here is an error.
 """
 import inspect

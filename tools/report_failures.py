@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Prints of ctest logs what the tests that failed printed: `report_failures.py NAME=LOG...`, at most 60
-lines a test.
+"""Prints the output of failed tests from ctest logs: `report_failures.py NAME=LOG...`, at most 60 lines a
+test.
 
 LOG is a build's Testing/Temporary/LastTest.log, which holds the whole output of each test.
 """
@@ -26,7 +26,7 @@ def failed(lines):
 
 
 def shortened(output):
-    """The lines that say what failed, where there are more than KEPT; of those the first ones."""
+    """The lines that say what failed, if there are more than KEPT lines; then only the first ones."""
     lines = [line for line in output if line.strip() and not re.match(r"^\[( RUN  |       OK |-+|=+)", line)]
     if len(lines) <= KEPT:
         return lines

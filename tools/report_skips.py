@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Prints what tests skipped and why, from ctest logs: `report_skips.py NAME=LOG...`, one line per reason.
+"""Prints which tests were skipped and why, from ctest logs: `report_skips.py NAME=LOG...`, one line per
+reason.
 
 LOG is a build's Testing/Temporary/LastTest.log, which holds the whole output of each test. GoogleTest
 prints a skip as "file:line: Skipped", the reason, "[ SKIPPED ] Suite.Name (0 ms)".
@@ -29,7 +30,7 @@ def skips(lines):
 
 
 def in_logs(find):
-    """(build, what find(lines) yields as a list) of each NAME=LOG of the command line whose log is there."""
+    """(build, list(find(lines))) of each NAME=LOG of the command line whose log exists."""
     for argument in sys.argv[1:]:
         build, path = argument.split("=", 1)
         try:

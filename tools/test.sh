@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Builds and checks: layers, layout, the release build with all tests, base to group under the address and undefined sanitizers, what
-# shares memory between threads under the thread sanitizer, libweft with clang 14, clang-tidy on what has changed. Installs what is
-# missing from Debian (prints the command if not root). Its last lines are ctest's own summary of the release tests; the exit status
-# covers all of it.
+# Builds and checks: layers, layout, the release build with all tests, base to group under the address and
+# undefined sanitizers, code that shares memory between threads under the thread sanitizer, libweft with clang
+# 14, and clang-tidy on changed files. Installs missing packages from Debian (prints the command if not root).
+# Its last lines are ctest's own summary of the release tests; the exit status covers all checks.
 #
-# Tests wait more than they compute: what is built next is built in the time that they leave (tools/build_queue.sh).
+# Tests wait more than they compute, so the next preset is built in the time that they leave
+# (tools/build_queue.sh).
 #
 #   tools/test.sh            the default tier, which continuous integration runs
 #   tools/test.sh --full     also the fuzz targets, base and reduce for aarch64 under qemu, and both sanitizers over all of base to group, long tests too;
@@ -12,8 +13,8 @@
 #                            outside of the tree once (gigabytes)
 #   tools/test.sh --quick    layers, layout and the release tests only
 #
-# Up to five tests that fail run a second time, alone, and those that then pass are listed as "unsteady" and do not fail the run; with
-# --full one failure is enough (docs/decisions/2026-11-22-unsteady-tests.md).
+# Up to five failed tests run a second time, alone; tests that then pass are listed as "unsteady" and do not
+# fail the run. With --full one failure is enough (docs/decisions/2026-11-22-unsteady-tests.md).
 set -uo pipefail
 . "$(dirname "$0")/lib.sh"
 cd "$weft_root" || exit 1
@@ -38,7 +39,7 @@ skipped=()  # what was not done, and why
 logs=()     # ctest logs, for the skips inside of tests
 under=()    # a command that runs ctest
 
-# step NAME COMMAND...: runs it and remembers a failure; the others still run.
+# step NAME COMMAND...: runs the command and remembers a failure; later steps still run.
 step() {
   local name=$1 started=$SECONDS
   shift
@@ -51,7 +52,7 @@ step() {
   took "$((SECONDS - started))" "$name"
 }
 
-# took SECONDS NAME: for the table at the end.
+# took SECONDS NAME: adds a line to the table at the end.
 took() {
   local of=
   if [ "$building" -gt 0 ]; then of=" (build $building s, then $(($1 - building)) s)"; fi
@@ -69,7 +70,8 @@ check_format() {
   skipped+=("layout: clang-format 14 is not installed")
 }
 
-# clang-tidy on the sources that differ from where this branch left main, or from the commit before, where it is main.
+# Runs clang-tidy on the sources that differ from the commit at which this branch left main; on main, from the
+# commit before.
 tidy() {
   local tool base files
   tool=$(command -v clang-tidy-14 || command -v clang-tidy)
@@ -90,7 +92,7 @@ tidy() {
     files=("${files[@]:0:$tidy_max}")
   fi
   cmake --preset clang >/dev/null || return
-  # Opinions go to a file; what .clang-tidy has among WarningsAsErrors is printed, and fails.
+  # Opinions go to a file; findings of WarningsAsErrors in .clang-tidy are printed, and fail.
   printf '%s\n' "${files[@]}" | xargs -P "$jobs" -n 2 "$tool" -p build/clang --quiet >build/tidy.log 2>&1 && return
   grep -A 3 'error:' build/tidy.log || tail -n 20 build/tidy.log
   return 1
@@ -110,7 +112,7 @@ compile_with_clang() {
   await_build clang
 }
 
-# base and reduce for aarch64, whose vector code (NEON) runs nowhere else here.
+# Builds base and reduce for aarch64, whose vector code (NEON) runs nowhere else here.
 aarch64() {
   local tool
   for tool in aarch64-linux-gnu-g++ qemu-aarch64; do
@@ -138,8 +140,8 @@ fuzz() {
   grep '^fuzz: ' build/fuzz.log
 }
 
-# run_tests PRESET ARGUMENTS...: ctest, which counts in thirds of a core (tests/CMakeLists.txt), and what fails once more. The logs of
-# both runs are in logs.
+# run_tests PRESET ARGUMENTS...: runs ctest, which counts in thirds of a core (tests/CMakeLists.txt), and then
+# failed tests once more. The logs of both runs are in logs.
 run_tests() {
   local preset=$1 temporary=build/$1/Testing/Temporary
   shift
@@ -162,7 +164,7 @@ tests_of() {
   printf '%s ' "${labels[@]/#/weft_tests_}"
 }
 
-# start_builds JOB...: each as for tools/build_queue.sh.
+# start_builds JOB...: starts builds; jobs have the form of tools/build_queue.sh.
 start_builds() {
   setsid tools/build_queue.sh "$$" "$@" &
   builder=$!
@@ -171,7 +173,7 @@ start_builds() {
   trap 'exit 143' TERM
 }
 
-# await_build PRESET: until it is built. Sets `building`.
+# await_build PRESET: waits until it is built. Sets `building`.
 await_build() {
   local preset=$1 began=$SECONDS
   until [ -e "build/$preset.status.$$" ]; do
@@ -188,13 +190,15 @@ await_build() {
   return "$(cat "build/$preset.status.$$")"
 }
 
-# sanitized PRESET LABELS: runs the tests that have one of these labels (a|b); without those labelled "full" unless that is the tier.
+# sanitized PRESET LABELS: runs the tests that have one of these labels (a|b); tests with the label "full"
+# only if that is the tier.
 sanitized() {
   local preset=$1 labels=$2
   await_build "$preset" || return
   local left_out=()
   if [ "$tier" != full ]; then left_out=(-LE '^full$'); fi
-  # Fixed addresses: gcc 12's thread sanitizer cannot map its shadow under some settings of the kernel's randomisation.
+  # Fixed addresses are needed, because gcc 12's thread sanitizer cannot map its shadow under some settings of
+  # the kernel's randomisation.
   local under=()
   if setarch -R true 2>/dev/null; then under=(setarch -R); fi
   logs_of "$preset"
@@ -235,7 +239,8 @@ report_unsteady() {
   cat build/unsteady.txt
 }
 
-# The environment of the tests over torch and JAX, and of types, made where it is missing. Tests for which it cannot be had skip themselves by name, and this says why.
+# Makes the environment of the tests over torch and JAX, and of types, if it is missing. Tests whose
+# environment cannot be had skip themselves by name, and this function says why.
 python_packages() {
   local module
   local versions  # of torch: the tests run with the newest that there is, and with the older ones that are stated as tested
@@ -246,7 +251,7 @@ python_packages() {
   done
 }
 
-# The release tests. ctest's summary is held back until what was skipped is said, so that it comes last.
+# The release tests. ctest's summary is held back until the skipped tests are reported, so that it comes last.
 release() {
   if ! await_build release; then
     printf '\nFAILED: %s\n' "${failed[@]}" "the release build"

@@ -5,11 +5,12 @@
     tools/test_budget.py --steps [--limit S] "SECONDS NAME" ...
     tools/test_budget.py --self-test
 
-The second form prints the steps of a run with their sum, and a warning where that is above the limit: it
+The second form prints the steps of a run with their sum, and a warning if the sum is above the limit: it
 depends on the machine.
 
-A test may take BUDGET_S, or what OWN_BUDGET_S says. With --strict (tools/test.sh --full) one that takes
-more than twice that is an error: the machine may be busy, but not for ever. Exit status 1 if there is any.
+A test may take BUDGET_S, or its value in OWN_BUDGET_S. With --strict (tools/test.sh --full) a test that takes
+more than twice its budget is an error: the machine may be busy, but not for ever. Exit status 1 if there is
+any such test.
 """
 import pathlib
 import re
@@ -19,7 +20,7 @@ import tempfile
 SHOWN = 5       # the longest of each preset
 BUDGET_S = 30.  # of one test
 SANITIZED = 3.  # so many times as long under a sanitizer
-# Tests that do much, or wait for many deadlines one after the other.
+# Tests that do much, or that wait for many deadlines one after the other.
 OWN_BUDGET_S = {
     "tools/check": 150, "backends/conformance": 60, "backends/conformance_gloo": 60, "backends/hostile": 200, "backends/nccl_gpu": 200,
     "house/install": 60, "group/watch": 45, "models/parallel_golden": 60, "nn/kernels": 60,

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Prints the interpreter with which tests of weft over torch, or over other packages, run: that of
-# WEFT_TEST_PYTHON, else that of the first virtual environment which has pytest and what is asked for: the
-# folders of WEFT_TEST_VENV (several: between colons), else one outside of the tree, ~/.cache/weft/torch; for
-# a version of a package of its own, ~/.cache/weft/torch-2.14, say. Fails where there is none.
+# Prints the interpreter that runs the tests of weft over torch, or over other packages. It is that of
+# WEFT_TEST_PYTHON; otherwise that of the first virtual environment which has pytest and the requested
+# packages: the folders of WEFT_TEST_VENV (several: between colons), otherwise one outside of the tree,
+# ~/.cache/weft/torch. A version of a package has its own folder, for example ~/.cache/weft/torch-2.14. Fails
+# if there is none.
 #
 #   tools/torch_python.sh [MODULE...]          looks for one with these modules; none: torch. torch==2.14: with any release of that version
 #   tools/torch_python.sh --make [MODULE...]   where there is none makes the virtual environment (the last folder of the list) and installs what it lacks
@@ -32,7 +33,8 @@ for module in "${modules[@]}"; do
 done
 wanted+=${checks:-}
 IFS=: read -ra folders <<<"${WEFT_TEST_VENV:-}"
-# Others are only looked at for a package of a version: what is made then goes to a folder of its own.
+# The other folders are only searched for a package of a version: a new environment then goes to its own
+# folder.
 if [ ${#folders[@]} -eq 0 ] || [ -n "${checks:-}" ]; then folders+=("$own"); fi
 
 has() { [ -n "$1" ] && command -v "$1" >/dev/null && "$1" -c "$wanted" >/dev/null 2>&1; }

@@ -34,7 +34,8 @@ std::string of_batch(std::size_t number, std::size_t count) {
 // The fault of a rank, as ranks exchange it: the smallest value of all ranks counts.
 enum Fault : std::int64_t { kNone = 0, kBatch = -1, kRate = -2, kAverages = -3 };
 
-// A number for a learning rate; numbers are ordered like the rates, and differ for different rates. -0 is 0
+// A number for a learning rate; numbers are ordered like the rates, and differ for different rates.
+std::int64_t bits_of(double lr) { return std::bit_cast<std::int64_t>(lr + 0.0); }  // -0 is 0
 bool possible(double lr) { return lr >= 0 && std::isfinite(lr); }
 Error impossible(double lr) {
   return {ErrorCode::bad_argument,

@@ -1,4 +1,4 @@
-// The transports that are there, by the names of their files: none is loaded.
+// The available transports, by the names of their files: none is loaded.
 #pragma once
 
 #include <string>
@@ -6,9 +6,10 @@
 
 namespace weft::tools {
 
-/// "auto", "shm" and every plug-in in the folders where weft looks for them.
+/// "auto", "shm" and every plug-in in the folders in which weft looks for them.
 std::vector<std::string> backend_names();
-/// The fault of that name: `there is no transport "nope"; expected one of auto, shm, gloo`. Empty: nothing.
+/// The fault of that name: `there is no transport "nope"; expected one of auto, shm, gloo`. Returns "" if
+/// there is none.
 std::string unknown_backend(const std::string& name, const std::vector<std::string>& names);
 
 }  // namespace weft::tools

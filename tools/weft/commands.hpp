@@ -11,17 +11,16 @@ class App;
 
 namespace weft::tools {
 
-/// Runs a sub-command once its flags are read; returns the exit status. It may throw weft::Error: main
-/// prints it and exits with 2 for a bad_argument, with 1 otherwise.
+/// Runs a sub-command once its flags are read; returns the exit status. It may throw weft::Error: main prints
+/// the error and exits with 2 for a bad_argument, with 1 otherwise.
 using Body = std::function<int()>;
 
-// Each adds its sub-command to `app`; `chosen` receives its body when it is the one given.
+// Each function adds its sub-command to `app`; `chosen` receives its body if it is the given command.
 
-/// `program`: what is to be run and its arguments, which are not weft's to parse; known once flags are
-/// parsed.
+/// `program`: the program to run and its arguments, which weft does not parse; known once flags are parsed.
 void add_run(CLI::App& app, const std::vector<std::string>& program, Body& chosen);
 
-/// `words`: all of the command line, for starting ranks with the same flags, and to find --config in.
+/// `words`: the whole command line, for starting ranks with equal flags, and for finding --config.
 void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chosen);
 void add_parity(CLI::App& app, const std::vector<std::string>& words, Body& chosen);
 void add_doctor(CLI::App& app, Body& chosen);

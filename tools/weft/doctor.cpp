@@ -1,4 +1,4 @@
-// weft doctor: what this machine has, what will be used, what is wrong.
+// weft doctor: what this machine has, what weft will use, and what is wrong.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <sched.h>
@@ -49,7 +49,7 @@ std::string limit(int resource) {
 
 void line(std::string_view what, const std::string& value) { fmt::print("  {:<28} {}\n", what, value); }
 
-// The text of what `part` throws, or nothing.
+// The text of an exception of `part`, or nothing.
 template <class Part>
 std::string trouble_of(const Part& part) {
   try {
@@ -60,7 +60,7 @@ std::string trouble_of(const Part& part) {
   }
 }
 
-// Two ranks as threads add two numbers, in memory of `kind`. The text of what went wrong, or nothing.
+// Two ranks as threads add two numbers, in memory of `kind`. Returns the text of the failure, or nothing.
 std::string try_shm(Memory kind) {
   try {
     Context context;
@@ -92,7 +92,7 @@ std::string try_shm(Memory kind) {
   }
 }
 
-// The variables that are set, or `all`; then what begins with WEFT_ and means nothing.
+// Prints the variables that are set, or `all`; then unknown variables that begin with WEFT_.
 void print_environment(bool all) {
   fmt::print("\nenvironment{}\n", all ? "" : " (what is set; --all: everything that weft reads)");
   for (const env::Variable& v : env::variables()) {
@@ -106,7 +106,8 @@ void print_environment(bool all) {
                                    : fmt::format("weft does not know it; is {} meant?", v.nearest));
 }
 
-// Whether traces can be written to where WEFT_TRACE says: what is wrong, or nothing.
+// Checks whether traces can be written to the folder that WEFT_TRACE names; returns what is wrong, or
+// nothing.
 std::string trace_trouble(const std::filesystem::path& folder) {
   std::error_code no;
   if (std::filesystem::is_directory(folder, no))
@@ -117,8 +118,8 @@ std::string trace_trouble(const std::filesystem::path& folder) {
   return fmt::format("there is no folder {}", folder.string());
 }
 
-// Whether groups that leave the choice to weft get the transport that WEFT_BACKEND names: what is wrong, or
-// nothing.
+// Checks whether groups that leave the choice to weft get the transport that WEFT_BACKEND names; returns what
+// is wrong, or nothing.
 std::string backend_trouble(const std::string& wanted, const std::vector<FoundBackend>& found) {
   if (wanted == "auto") return {};
   std::vector<std::string> names = {"auto"};
@@ -129,7 +130,7 @@ std::string backend_trouble(const std::string& wanted, const std::vector<FoundBa
   return unknown_backend(wanted, names);
 }
 
-// Prints what was found of the transports. Returns the number of things that are wrong.
+// Prints what was found of the transports. Returns the number of faults.
 int check_backends() {
   int wrong = 0;
   fmt::print("\nbackends\n");
@@ -185,7 +186,7 @@ int doctor(bool all) {
     line("instruction set", std::string("WRONG: ") + e.what());
   }
 
-  // A variable that no Context takes would make everything else look wrong.
+  // If a variable makes every Context throw, everything else would look wrong.
   if (const std::string trouble = trouble_of([] { Context context; }); trouble.empty()) {
     wrong += check_backends();
   } else {

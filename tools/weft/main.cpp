@@ -24,7 +24,7 @@ namespace {
 
 constexpr int kUsage = 2;  // the exit status of wrong flags and values
 
-/// `before`: the command whose sub-commands these are, "checkpoint ", or nothing.
+/// `before`: the command that has these sub-commands, "checkpoint ", or nothing.
 void check_command(const CLI::App& app, std::string_view before, const std::string& word) {
   std::vector<std::string> names;
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
@@ -37,7 +37,7 @@ void check_command(const CLI::App& app, std::string_view before, const std::stri
                   meant.empty() ? "; the commands are " : " The commands are ", fmt::join(names, ", ")));
 }
 
-// Whether the word after this one is its value.
+// Returns whether the word after this one is its value.
 bool takes_next_word(const CLI::App& run, const std::string& word) {
   const bool attached = word.find('=') != std::string::npos || (!word.starts_with("--") && word.size() > 2);
   if (attached) return false;
@@ -45,8 +45,9 @@ bool takes_next_word(const CLI::App& run, const std::string& word) {
   return option != nullptr && option->get_items_expected_min() > 0;
 }
 
-// The words of weft's own and those of the program that `weft run` starts: all behind "--", or from the first
-// that is neither an option nor an option's value. "-np 2" means "-n 2", as mpirun's users write it.
+// The words for weft itself and the words of the program that `weft run` starts: all words behind "--", or
+// from the first word that is neither an option nor an option's value. "-np 2" means "-n 2", as mpirun's
+// users write it.
 struct Words {
   std::vector<std::string> ours, program;
 };
@@ -68,7 +69,7 @@ Words split(const CLI::App& app, const std::vector<std::string>& words) {
   return s;
 }
 
-// "help" and "version" as flags: `weft help run` is `weft run --help`.
+// Converts "help" and "version" to flags: `weft help run` is `weft run --help`.
 std::vector<std::string> as_flags(const std::vector<std::string>& words) {
   if (words.empty() || (words[0] != "help" && words[0] != "version")) return words;
   std::vector<std::string> flags(words.begin() + 1, words.end());
@@ -85,8 +86,7 @@ void check_commands(const CLI::App& app, const std::vector<std::string>& words) 
     check_command(*command, words[0] + " ", words[1]);
 }
 
-// The words of ours that no option of the command stands for: "train has no option "--stepz"; is --steps
-// meant?".
+// Refuses our words that match no option of the command: "train has no option "--stepz"; is --steps meant?".
 void refuse_unknown(const CLI::App& app, const std::vector<std::string>& words) {
   const auto chosen = app.get_subcommands();
   const CLI::App* command = chosen.empty() ? &app : chosen.front();
@@ -104,8 +104,7 @@ void refuse_unknown(const CLI::App& app, const std::vector<std::string>& words) 
   }
 }
 
-// CLI11 reads 99999999999999999999 as the largest number that there is, 010 as 8 and 0x10 as 16, without a
-// word.
+// CLI11 silently reads 99999999999999999999 as the largest possible number, 010 as 8 and 0x10 as 16.
 template <class Number>
 std::string decimal_fault(const std::string& text) {
   const char* const first = text.data() + (text.starts_with('+') ? 1 : 0);

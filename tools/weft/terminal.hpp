@@ -10,8 +10,8 @@
 
 namespace weft::tools {
 
-/// The columns of the terminal behind `fd`; else, if it does not tell or is none, what COLUMNS says.
-/// Nothing if that is no number, too.
+/// The columns of the terminal behind `fd`; if it reports none or is no terminal, the value of COLUMNS.
+/// Returns nothing if that is no number, either.
 inline std::optional<int> terminal_columns(int fd) {
   winsize size{};
   if (::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;

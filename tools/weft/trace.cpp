@@ -1,5 +1,5 @@
-// Ranks are lined up by group and call number. When a call was posted, on clocks that agree, says who was
-// late for it: from then on the others could only wait. A rank that has not come is the latest.
+// Ranks are aligned by group and call number. The time at which a call was posted, on clocks that agree,
+// shows which rank was late: from then on the others could only wait. A rank that has not come is the latest.
 #include "trace.hpp"
 
 #include <fmt/format.h>
@@ -56,8 +56,8 @@ std::string what(const TracedCall& c) {
   return text;
 }
 
-// Whether the calls of two ranks fit together, as far as traces show it. In rooted calls, and in those with a
-// block per rank, each rank may have another length.
+// Returns whether the calls of two ranks fit together, as far as traces show it. In rooted calls, and in
+// calls with a block per rank, each rank may have another length.
 bool same(const TracedCall& a, const TracedCall& b) {
   const OpRow r = row(a.op);
   if (a.op != b.op) return false;
@@ -68,7 +68,7 @@ bool same(const TracedCall& a, const TracedCall& b) {
          (!same_counts || a.count == b.count);
 }
 
-// One group, its ranks' files side by side.
+// One group, with its ranks' files side by side.
 class Group {
  public:
   void add(const TraceFile& file, std::int64_t shift) {
@@ -90,7 +90,7 @@ class Group {
     return out;
   }
 
-  // When the first of its ranks noticed that it had failed; nothing if it has not.
+  // The time at which the first of its ranks noticed that the group had failed; nothing if it has not failed.
   std::optional<std::pair<std::int64_t, const Trace*>> failed() const {
     std::optional<std::pair<std::int64_t, const Trace*>> first;
     for (const auto& [rank, t] : traces_)
@@ -171,14 +171,14 @@ class Group {
     if (found > kDifferences) line(out, "", fmt::format("and {} calls more", found - kDifferences));
   }
 
-  // A rank's part in a call: how much later than the first it came or, if it has not come, how long the
+  // A rank's part in a call: how much later than the first rank it came or, if it has not come, how long the
   // others had waited when it wrote its file.
   struct Coming {
     std::int64_t by;
     bool came;
   };
 
-  // By rank. A rank without the call has not come to it, unless its file begins later.
+  // The ranks' parts, by rank. A rank without the call has not come to it, unless its file begins later.
   std::map<int, Coming> comings(std::uint64_t number) const {
     const auto& ranks = calls_.at(number);
     std::int64_t first = INT64_MAX;
@@ -240,7 +240,7 @@ class Group {
     add_worst_calls(out, spreads);
   }
 
-  // First those that did not come at all: the others waited for them.
+  // Lists first the ranks that did not come at all, because the others waited for them.
   static void add_late_ranks(std::string& out, const std::map<int, Late>& late, std::size_t calls) {
     line(out, "late", fmt::format("{:>5} {:>10} {:>12} {:>12}", "rank", "was last", "in all", "at worst"));
     std::vector<std::pair<int, Late>> order(late.begin(), late.end());

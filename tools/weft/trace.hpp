@@ -1,5 +1,5 @@
-// The result of comparing the trace files of a job's ranks: who was late, who did not come, who called
-// something else. Pure except for reading files; one thread.
+// The result of comparing the trace files of a job's ranks: which rank was late, which did not come, which
+// called something else. Pure except for reading files; for use by one thread.
 #pragma once
 
 #include <string>
@@ -14,14 +14,14 @@ struct TraceFile {
   Trace trace;
 };
 
-/// Throws bad_argument naming the file, and what in it is not as it should be.
+/// Throws bad_argument that names the file, and the fault in it.
 TraceFile read_trace(const std::string& path);
-/// The files, and those that end in .json of folders among them. Throws as read_trace does, bad_argument
-/// if two are of the same rank and group, or disagree about a group's size.
+/// Reads the files and, for folders among the paths, their files that end in .json. Throws like read_trace;
+/// bad_argument if two files are of one rank and group, or disagree about a group's size.
 std::vector<TraceFile> read_traces(const std::vector<std::string>& paths);
 
-/// The offset of the times of each trace, so that all have one clock: 0 for traces of one host; between
-/// hosts the difference that their real-time clocks show.
+/// The offset of the times of each trace, so that all have one clock: 0 for traces of one host; between hosts
+/// the difference of their real-time clocks.
 std::vector<std::int64_t> shifts(const std::vector<TraceFile>& files);
 /// Text for people, a paragraph per group.
 std::string report(const std::vector<TraceFile>& files);

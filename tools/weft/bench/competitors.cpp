@@ -46,7 +46,7 @@ constexpr const char* kToInstall =
     "or name the folder of "
     "the programs by --programs";
 
-// Whether this python finds the module; it is not imported.
+// Returns whether this python finds the module; the module is not imported.
 bool has_module(const std::string& python, const std::string& module) {
   std::string code =
       fmt::format("import importlib.util, sys; sys.exit(importlib.util.find_spec('{}') is None)", module);
@@ -76,7 +76,7 @@ std::vector<std::string> flags(const Options& o, const std::string& op, const st
   return words;
 }
 
-// `bound`: to cores; not if a process has threads of its own besides MPI's.
+// `bound`: whether processes are bound to cores; not if a process has threads other than MPI's.
 Competitor mpi_job(const Options& o, const std::string& name, bool bound) {
   Competitor c;
   c.name = name;

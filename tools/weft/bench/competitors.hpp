@@ -23,26 +23,29 @@ struct Competitor {
 /// Names that --against knows.
 const std::vector<std::string>& known_peers();
 
-/// Ours by memory and backend, the peers of --against, and the machine; each measuring `op` with o's sizes,
-/// `rounds` times over. `op` is one of the programs' operations. Throws bad_argument for peers, memories or
-/// backends that there are not.
+/// Our programs by memory and backend, the peers of --against, and the machine; each measures `op` with o's
+/// sizes, `rounds` times. `op`: one of the programs' operations. Throws bad_argument for peers, memories or
+/// backends that do not exist.
 std::vector<Competitor> competitors(const Options& o, const std::string& op);
 
-/// The peers, each with what is missing here, if anything: its programs, its launcher, its Python module.
+/// The peers, each with the part that is missing here, if any: its programs, its launcher, its Python module.
 std::vector<Competitor> all_peers(const Options& o);
 
-/// The folder of our programs if --programs does not say: beside `weft`, as in a build, or
-/// installed_programs(). Throws unsupported if they are in neither, naming both and what to install.
+/// The folder of our programs if --programs is not given: the folder of `weft`, as in a build, or
+/// installed_programs(). Throws unsupported if the programs are in neither; the text names both folders and
+/// what to install.
 std::string find_programs();
-/// The folder into which `cmake --install` puts them, found from that of `weft` itself.
+/// The folder into which `cmake --install` puts the programs, found from the folder of `weft` itself.
 std::string installed_programs();
 
-/// The path of one of our programs. Throws unsupported if it is not there, naming it and what to install.
+/// The path of one of our programs. Throws unsupported if it is not there; the text names it and what to
+/// install.
 std::string program(const Options& o, const std::string& name);
 
 /// Cores that this process, and so all it starts, may use.
 int usable_cores();
-/// How this process was scheduled when it was first asked, and so all it starts: "SCHED_FIFO 10".
+/// The scheduling of this process when the function was first called, which all its children inherit:
+/// "SCHED_FIFO 10".
 std::string scheduling();
 
 }  // namespace weft::bench

@@ -63,7 +63,7 @@ void Contest::run() {
   for (Contestant& c : all_) c.job.reset();
 }
 
-// Ours must be there; a peer is shown as gone.
+// Our own program must be there; a peer is shown as gone.
 void Contest::give_up(Contestant& c, const std::string& why) const {
   if (c.ours) throw Error(ErrorCode::system, fmt::format("bench: {}: {}: {}", op_, c.title, why));
   fmt::print(stderr, "bench: {}: {} is left out: {}\n", op_, c.title, why);
@@ -96,7 +96,7 @@ void Contest::tell(std::size_t k) const {
   fmt::print(stderr, "{}: {}: us:{}\n", op_, cases_[k], line);
 }
 
-// Random projections and norms of all results must be those of the first program.
+// Random projections and norms of all results must be equal to those of the first program.
 void Contest::compare(const Contestant& c, std::size_t k, const json& row) {
   if (checks_.is_null()) {
     checks_ = row;

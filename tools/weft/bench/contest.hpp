@@ -1,5 +1,5 @@
-// Programs that measure the same list of cases in turns, case by case and round by round, and whose results
-// must be the same. One thread.
+// Programs that measure one list of cases in turns, case by case and round by round, and whose results must
+// be equal. For use by one thread.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ struct ContestCell {
   nlohmann::ordered_json row{};  ///< all that the program said in that round
 };
 
-/// A program, and what it measured.
+/// A program and its measurements.
 struct Contestant {
   std::string title{}, version{};
   bool ours = true;  ///< must be there; a peer may be left out
@@ -34,27 +34,27 @@ struct Contestant {
 
 class Contest {
  public:
-  /// `op`: for texts. `options` outlives it.
+  /// `op`: the name for texts. `options` must outlive this object.
   Contest(const Options& options, std::string op, std::vector<std::string> cases);
 
-  /// Starts a program. Throws system if one of ours does not say its settings.
+  /// Starts a program. Throws system if one of our programs does not report its settings.
   Contestant& enter(const WorkFolder& folder, const std::string& title, bool ours, Job::Start start);
-  /// All rounds. Throws system if one of ours fails, or where random projections and norms (along_…,
-  /// norm_…) of a program are not those of the first one.
+  /// Runs all rounds. Throws system if one of our programs fails, or if random projections and norms
+  /// (along_…, norm_…) of a program differ from those of the first program.
   void run();
 
   const std::vector<std::string>& cases() const noexcept { return cases_; }
   const std::deque<Contestant>& all() const noexcept { return all_; }
-  /// `text` and the times of all: `title` is that of the first column.
+  /// `text` and the times of all programs: `title` is the heading of the first column.
   std::string times_table(const std::string& title) const;
-  /// How each was run, and on what.
+  /// How each program was run, and on which machine.
   std::string notes() const;
   nlohmann::ordered_json to_json() const;
 
  private:
   void give_up(Contestant& c, const std::string& why) const;
   void turn(Contestant& c, std::size_t k);
-  /// The figures of the last round, on standard error, as it comes: all cases take minutes.
+  /// Prints the figures of the last round on standard error as soon as it ends: all cases take minutes.
   void tell(std::size_t k) const;
   void compare(const Contestant& c, std::size_t k, const nlohmann::ordered_json& row);
   const Options& o_;

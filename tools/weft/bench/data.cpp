@@ -45,7 +45,7 @@ std::string megabytes(const ContestCell* cell, const char* what) {
   return fmt::format("{:.2f}", cell->row.at(what).get<double>() * 1e-6);
 }
 
-// Each case beside its baseline, torch beside weft, and what a rank sends.
+// Each case next to its baseline, torch next to weft, and how much a rank sends.
 std::string ratios(const Contest& contest, bool markdown) {
   const std::vector<std::string>& cases = contest.cases();
   std::vector<std::vector<std::string>> table = {{"case", "baseline"}};

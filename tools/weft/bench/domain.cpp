@@ -14,7 +14,7 @@ namespace {
 const std::vector<std::string> kMaps = {"8x16x16", "32x64x128", "64x32x64", "16x256x256"},
                                kSequences = {"1024", "4096"};
 
-// The fields of a case besides its time: the parts of a step, and how they compare.
+// The fields of a case other than its time: the parts of a step, and their ratios.
 std::string parts_of(const Contest& contest, const Contestant& ours, bool markdown) {
   std::vector<std::vector<std::string>> convolutions = {{"case", "step us", "local us", "exchange us",
                                                          "step / the larger"}},

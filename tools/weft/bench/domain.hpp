@@ -1,12 +1,12 @@
-// weft bench domain: layers that are cut in space over ranks, beside what they consist of.
+// weft bench domain: layers that are sharded in space over ranks, next to their parts.
 #pragma once
 
 #include "options.hpp"
 
 namespace weft::bench {
 
-/// Throws bad_argument for what cannot be measured, naming the flag; system where the program fails or its
-/// results have other bits than on one rank.
+/// Throws bad_argument that names the flag for a case that cannot be measured; system if the program fails or
+/// its results have other bits than on one rank.
 void bench_domain(const Options& o);
 
 }  // namespace weft::bench

@@ -33,7 +33,7 @@ constexpr Duration kHaste = milliseconds(50);           // where somebody waits 
 volatile std::sig_atomic_t interrupted = 0;
 void note(int signal) { interrupted = signal; }
 
-// Open MPI's ranks lead process groups of their own, and a killed mpirun leaves them: they become our
+// Open MPI's ranks lead their own process groups, and a killed mpirun leaves them behind: they become our
 // children.
 void kill_tree(pid_t root) {
   std::vector<pid_t> line = {root};
@@ -59,8 +59,8 @@ bool ended(pid_t pid, Duration limit) {
 
 sched_param children{};  // what jobs run with, where this process stands above them
 
-// Under a real-time policy a job that spins forever leaves nothing to a process of its own priority: this
-// one stands above what it starts, so that it can end it.
+// Under a real-time policy a job that spins forever leaves no time to a process of its own priority. So this
+// process runs at a higher priority than its children, to be able to end them.
 int own_priority(int policy) {
   sched_param p{};
   ::sched_getparam(0, &p);
@@ -190,7 +190,7 @@ std::optional<nlohmann::ordered_json> Job::next(Duration limit) {
   }
 }
 
-// The last line on standard error that says something; MPIs draw lines below.
+// The last line on standard error with words in it, because MPIs draw lines below.
 std::string Job::last_words() const {
   FileIn file(error_path_);
   std::string last, ours;

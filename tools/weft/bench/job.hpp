@@ -1,5 +1,5 @@
 // A benchmark program and its ranks, started once and then given turns: it measures a case on request,
-// reports it in a line of JSON, and sleeps until its next turn. One thread.
+// reports it in a line of JSON, and sleeps until its next turn. For use by one thread.
 #pragma once
 
 #include <sys/types.h>
@@ -14,7 +14,7 @@
 
 namespace weft::bench {
 
-/// A folder of this process's own under the system's temporary one, gone with it.
+/// A private folder of this process in the system's temporary folder; the destructor removes it.
 class WorkFolder {
  public:
   WorkFolder();
@@ -27,8 +27,8 @@ class WorkFolder {
   std::string path_;
 };
 
-/// While it lives, SIGINT, SIGTERM and SIGHUP make Job::next() throw Interrupted instead of ending the
-/// process, and orphans of the jobs become this process's children, to be killed.
+/// While this object exists, SIGINT, SIGTERM and SIGHUP make Job::next() throw Interrupted instead of ending
+/// the process, and orphans of the jobs become this process's children, to be killed.
 class Watch {
  public:
   Watch();
@@ -47,16 +47,17 @@ class Job {
     std::map<std::string, std::string> environment{};
     int ranks = 2;
   };
-  /// Starts it. Throws system if that fails; a missing program is reported by next().
+  /// Starts the program. Throws system if that fails; next() reports a missing program.
   Job(const WorkFolder& folder, const std::string& name, Start start);
-  /// Lets it end by itself for a moment, then kills all of it.
+  /// Gives the program a moment to end by itself, then kills all its processes.
   ~Job();
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
   /// Lets it measure its next case.
   void go();
-  /// The next line of JSON that it prints. Nothing: it ended, or the limit has passed; problem() says which.
+  /// The next line of JSON that the program prints. Returns nothing if it ended, or if the limit has passed;
+  /// problem() says which.
   std::optional<nlohmann::ordered_json> next(Duration limit);
   const std::string& problem() const { return problem_; }
   bool timed_out() const { return timed_out_; }

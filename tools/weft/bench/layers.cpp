@@ -97,8 +97,8 @@ class Layers {
   std::vector<Entered> all_;
 };
 
-// Products alone, of what as many cores do on registers alone, measured by our program of as many ranks in
-// the same round.
+// The products alone, as a fraction of what as many cores reach on registers alone; our program with as many
+// ranks measured that in the same round.
 std::string Layers::share_of_peak(const Entered& e, std::size_t k) const {
   const ContestCell *const one = find(What::ours, 1)->cell(k),
                            *const ours = find(What::ours, e.ranks)->cell(k),
@@ -110,7 +110,7 @@ std::string Layers::share_of_peak(const Entered& e, std::size_t k) const {
 }
 
 std::string Layers::ratios() const {
-  // Numerator, denominator, factor: times divided.
+  // A quotient of times: numerator, denominator, factor.
   struct Ratio {
     std::string title;
     const Contestant *slow, *fast;

@@ -1,4 +1,4 @@
-// The curve of a Result as SVG: no library, so that a table and its picture come from the same run
+// The curve of a Result as SVG: it uses no library, so that a table and its picture come from one run
 // everywhere.
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -76,7 +76,7 @@ const Column* Result::best_mpi(std::int64_t bytes) const {
 bool pipelined(const std::string& op) { return op == "broadcast" || op == "reduce" || op == "one_way"; }
 
 double limit_factor(const std::string& op, int ranks) {
-  // Read and written per rank, in halves of a copy: all of S, or S read and S / n written.
+  // The amount that is read and written per rank, in halves of a copy: all of S, or S read and S / n written.
   if (op == "reduce_scatter" || op == "reduce") return (1 + 1.0 / ranks) / 2;
   return 1;
 }

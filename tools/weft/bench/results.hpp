@@ -1,4 +1,4 @@
-// The results, and how they are shown: tables, JSON, a plot.
+// The results, and their display: tables, JSON, a plot.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct Column {
   std::map<std::int64_t, std::string> gaps{};  ///< why there is no cell: "did not finish in 100 s"
 };
 
-/// One operation, all competitors.
+/// One operation, with all competitors.
 struct Result {
   std::string op;
   Options options;
@@ -37,16 +37,16 @@ struct Result {
   /// Does every rank read and write the same bytes (a reduction in place), or copy from one place to another?
   bool passes() const;
   const Column* find(const std::string& name) const;
-  /// The fastest MPI at that size; null: there is none.
+  /// The fastest MPI at that size; null if there is none.
   const Column* best_mpi(std::int64_t bytes) const;
 };
 
-/// Calls in a row overlap: the first rank never waits for the others, and a cache line's latency is not in
-/// its time.
+/// Returns whether consecutive calls overlap: then the first rank never waits for the others, and a cache
+/// line's latency is not in its time.
 bool pipelined(const std::string& op);
-/// The machine's time for an operation is the latency of a cache line (unless pipelined) plus this times the
-/// time of one pass over `bytes` by every rank (in place: read and written; otherwise copied): a rank of n
-/// reads a part of every input and writes a part of every output, at least.
+/// The machine's time for an operation is the latency of a cache line (unless pipelined) plus this factor
+/// times the time of one pass over `bytes` by every rank (in place: read and written; otherwise copied). At
+/// least, a rank of n reads a part of every input and writes a part of every output.
 double limit_factor(const std::string& op, int ranks);
 
 /// Times, then a table of ratios per competitor of ours, then how everybody was run.
@@ -56,7 +56,7 @@ std::string to_json(const std::vector<Result>& results);
 /// Time over bytes, both logarithmic, and the machine's limit as a dashed line.
 std::string to_svg(const Result& r);
 
-/// Rows of cells as a table: of Markdown, or in columns for a terminal. The first column is aligned left.
+/// Rows of cells as a table: in Markdown, or in columns for a terminal. The first column is aligned left.
 std::string draw_table(const std::vector<std::vector<std::string>>& rows, bool markdown);
 /// "4.18", "0.287", "24900": three or four digits.
 std::string digits(double x);

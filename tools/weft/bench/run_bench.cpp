@@ -86,7 +86,7 @@ std::int64_t bytes_of(const std::string& size) {
   return n;
 }
 
-// weft's own backends are known by name; the benchmark program reports one that is missing. Others are
+// weft's own backends are known by name; the benchmark program reports a missing one. Other backends are
 // loaded.
 void check_backend(const std::string& backend) {
   const std::string expected =
@@ -133,8 +133,8 @@ Duration seconds(double s) { return std::chrono::duration_cast<Duration>(std::ch
 
 void say(const std::string& text) { fmt::print(stderr, "bench: {}\n", text); }
 
-// The turns of one operation: every competitor measures one size, then the next, round by round, so that what
-// changes on the machine meanwhile hits all alike.
+// The turns of one operation: every competitor measures one size, then the next, round by round, so that
+// changes on the machine affect all competitors equally.
 class Race {
  public:
   Race(const Options& o, const std::string& op, const WorkFolder& folder) : result_{op, o} {
@@ -188,7 +188,7 @@ class Race {
       return;
     }
     job->go();
-    // Ours is not given up before it must be: without it there is nothing to compare.
+    // Our own program is given up only if it must be: without it there is nothing to compare.
     const bool peer = column.competitor.who == Who::mpi || column.competitor.who == Who::other;
     const auto row =
         job->next(seconds(peer ? result_.options.limit : std::max(result_.options.limit, 100.0)));
@@ -240,8 +240,8 @@ class Race {
     cell.bus_gbs = row.at("bus_GBs");
   }
 
-  // The machine's cells hold copy, pass and line; they become the limit of this operation. With more ranks
-  // than cores a rank's pass alone says nothing of all of them.
+  // The machine's cells hold copy, pass and line; they become the limit of this operation. If there are more
+  // ranks than cores, a rank's pass says nothing about all of them.
   void take_machine() {
     const auto machine = std::find_if(result_.columns.begin(), result_.columns.end(),
                                       [](const Column& c) { return c.competitor.who == Who::machine; });
@@ -286,7 +286,7 @@ std::vector<std::pair<std::string, double>> numbers(const json& row) {
   return all;
 }
 
-// facade and overlap: one program of ours, whose rows name their numbers themselves.
+// facade and overlap: a single program of ours, whose rows name their numbers themselves.
 int alone(const Options& o, const std::string& op) {
   const WorkFolder folder;
   std::vector<std::string> bytes;
@@ -333,7 +333,7 @@ int alone(const Options& o, const std::string& op) {
     const auto first = [&](const json& r) { return numbers(r).at(0).second; };
     if (best.count(at) == 0 || first(row) < first(best.at(at))) best[at] = row;
   }
-  // A number a line: there are many, and few sizes.
+  // One number per line, because there are many numbers and few sizes.
   std::vector<std::vector<std::string>> table = {{"bytes"}};
   for (const auto& [key, x] : numbers(rows.at(0))) table.push_back({key});
   for (const auto& [at, row] : best) {

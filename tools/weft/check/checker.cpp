@@ -53,7 +53,7 @@ class SharedReports {
   SharedReport* reports_ = nullptr;
 };
 
-// Programs that are running, and the process that runs and watches them.
+// Programs that are running, each with the process that runs and watches it.
 struct Running {
   pid_t watcher = -1;
   std::vector<Program> programs;
@@ -202,7 +202,7 @@ void tell_shrunk(const Options& o, const Program& p) {
     last = v.complaint;
     return true;
   };
-  // A program that does not fail every time is shown as it is.
+  // A program that does not fail every time is shown unchanged.
   int failed = 0;
   for (int k = 0; k < 3; ++k) failed += fails(p);
   if (failed < 3) {
@@ -259,7 +259,7 @@ class Session {
   Session(const Options& o, std::vector<std::vector<Program>> jobs)
       : o_(o), jobs_(std::move(jobs)), at_once_(jobs_at_once(o)), progress_(o.progress, count(jobs_)) {}
 
-  /// Runs them all, or until one fails and the rest is not asked for.
+  /// Runs all programs, or, if the rest is not requested, until one fails.
   void run() {
     while (next_ < jobs_.size() || !running_.empty() || !slow_.empty()) {
       if (next_ == jobs_.size() && running_.empty() && !slow_.empty()) repeat_slow();
@@ -283,7 +283,7 @@ class Session {
     for (const auto& job : jobs) programs += static_cast<std::int64_t>(job.size());
     return programs;
   }
-  // Times count only if nothing else of ours runs.
+  // Times count only if no other program of ours runs.
   void repeat_slow() {
     alone_ = true;
     summary_.again(slow_.size());
@@ -332,7 +332,7 @@ class Session {
   bool alone_ = false;
 };
 
-// The file of --json, if one was asked for. Opened before the programs run, so that a file that cannot be
+// The file of --json, if one was requested. Opened before the programs run, so that a file that cannot be
 // written is reported at once.
 class SummaryFile {
  public:

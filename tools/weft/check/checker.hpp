@@ -29,8 +29,8 @@ struct Options {
   std::string command = "weft check";  ///< how the program is started again, without seed and program
 };
 
-/// Returns the exit status: 0 if every program did what it must. Forks: the process has no threads and no
-/// Context.
+/// Returns the exit status: 0 if every program had the guaranteed outcome. It forks, so the process must have
+/// no threads and no Context.
 int run_check(const Options& options);
 
 }  // namespace weft::check

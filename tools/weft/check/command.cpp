@@ -34,7 +34,7 @@ std::string own_path() {
   return n > 0 ? std::string(path, static_cast<std::size_t>(n)) : "weft";
 }
 
-// The traits of any backend that a group can be made with. A plug-in that is not weft's own is loaded; its
+// The traits of any backend from which a group can be made. A plug-in that is not weft's own is loaded; its
 // name stays valid after this call, as plug-ins are never unloaded.
 Traits traits_of(const std::string& backend) {
   const auto refuse = [&](const std::string& why) {
@@ -55,7 +55,7 @@ Traits traits_of(const std::string& backend) {
   return traits;
 }
 
-/// The one of the values first to end - 1 whose name is `word`.
+/// The value between first and end - 1 whose name is `word`.
 template <class Value>
 Value named(std::string_view flag, std::string_view what, const std::string& word, int first, int end) {
   std::vector<std::string> names;

@@ -12,8 +12,8 @@ class App;
 
 namespace weft::check {
 
-/// Adds "check" to `app`; `chosen` receives its body when it is the one given. `others`: backends beside
-/// those that weft knows, by name.
+/// Adds "check" to `app`; `chosen` receives its body if "check" is the given command. `others`: backends in
+/// addition to those that weft knows, by name.
 using MoreBackends = std::function<bool(const std::string& backend, Settings& settings)>;
 void add_check(CLI::App& app, std::function<int()>& chosen, const MoreBackends& others = {});
 /// A program that has this command alone. Returns its exit status.

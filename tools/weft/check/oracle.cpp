@@ -17,7 +17,7 @@ using Kind = ReduceOp::Kind;
 
 bool complex(DType t) { return t == DType::c64 || t == DType::c128; }
 
-// ---- Numbers. How a dtype is stored, and what its sums are computed in.
+// ---- Numbers. How a dtype is stored, and the type in which its sums are computed.
 
 // A binary floating-point format of 16 bits, by its definition: `kFraction` bits of fraction, exponents from
 // `kLeast` on. Rounding is to nearest, ties to even.
@@ -70,7 +70,7 @@ void write(std::byte* at, T x) {
   std::memcpy(at, &x, sizeof x);
 }
 
-// Reals: `Sum` is the type of the accumulator, `Total` that of an average.
+// Reals: `Sum` is the type of the accumulator, `Total` the accumulator's type for an average.
 struct F64 {
   using Sum = double;
   using Total = double;
@@ -104,7 +104,7 @@ struct BF16 {
   static void store(std::byte* p, float x) { write(p, Brain::store(x)); }
 };
 
-// The canonical tree: over ranks [from, from + n), split at the largest power of two below n.
+// The canonical tree over ranks [from, from + n), split at the largest power of two below n.
 template <class T, class F>
 T tree(const std::vector<T>& in, std::size_t from, std::size_t n, const F& combine) {
   if (n == 1) return in[from];
@@ -126,8 +126,8 @@ T greatest(T a, T b) {
   return a < b ? b : a;
 }
 
-// The sum, divided. If it is not finite, that of numbers smaller by a power of two, which is as long as
-// they are.
+// The sum, divided by the number of ranks. If the sum is not finite, uses the sum of numbers that are smaller
+// by a power of two, which is finite if they are.
 template <class Total>
 Total average(std::vector<Total> x) {
   const auto sum = [&] { return tree(x, 0, x.size(), [](Total a, Total b) { return a + b; }); };
@@ -178,8 +178,8 @@ void real(const Step& s, const Blocks& in, int n, bool exact, std::int64_t strid
     }
     Number::store(out.bytes.data() + i * stride, y);
     if (!out.slack.empty()) {
-      // Each of n roundings is off by at most a unit of what is summed so far; twice that, since our own is
-      // too.
+      // Each of n roundings is off by at most a unit of the sum so far; this is doubled, since our own sum is
+      // rounded, too.
       const double most = s.reduce == Kind::prod ? product : sizes;
       out.slack[static_cast<std::size_t>(i)] =
           2 * (n + 1) * Number::kUnit * most + std::numeric_limits<float>::denorm_min();
@@ -299,7 +299,7 @@ Expected identity(const Step& s, std::int64_t count) {
   e.bytes.resize(static_cast<std::size_t>(count * size_bytes(s.dtype)));
   std::byte* const to = e.bytes.data();
   const Kind k = s.reduce;
-  // Complex numbers have sums, whose identity is 0, and products: 1 + 0i.
+  // Complex numbers have sums, whose identity is 0, and products, whose identity is 1 + 0i.
   if (complex(s.dtype) && k != Kind::prod) return e;
   switch (s.dtype) {
     case DType::f64: real_identity<F64>(k, 8, count, to); break;
@@ -372,9 +372,9 @@ Expected combined(const Step& s, int me, int ranks, bool exact) {
   return e;
 }
 
-// A real whose sums must round: random fraction, sign and, within some powers of two, size; of products close
-// to 1. If nothing is rounded, now and then a zero of either sign, an infinity, a NaN; of averages a
-// number near `most`, the largest, whose sum is infinite.
+// A real whose sums must round: random fraction, sign and, within some powers of two, size; for products
+// close to 1. If nothing is rounded, it is now and then a zero of either sign, an infinity or a NaN; for
+// averages a number near `most`, the largest number, whose sum is infinite.
 double any_real(std::uint64_t h, Kind kind, bool wide, double most) {
   const double fraction = static_cast<double>(h >> 12) * 0x1p-52;  // [0, 1)
   const double sign = h & 1 ? -1 : 1;

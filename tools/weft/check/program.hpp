@@ -1,7 +1,7 @@
-// A random program of collectives, exchanges of windows and reductions of gradients: what weft check runs.
-// Plain values: a program can be drawn, printed, stored and made smaller; it says everything that all ranks
-// know. Choices of one rank (where its buffers lie, in what order it waits) follow from the program's
-// numbers, too, see Habits.
+// A random program of collectives, exchanges of windows and reductions of gradients: the program that weft
+// check runs. Plain values: a program can be drawn, printed, stored and made smaller; it contains everything
+// that all ranks know. Choices of one rank (where its buffers lie, in which order it waits) also follow from
+// the program's numbers, see Habits.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace weft::check {
 
-/// Numbers that follow from other numbers, the same on every machine: splitmix64.
+/// Numbers that follow from other numbers, equal on every machine: splitmix64.
 constexpr std::uint64_t mix(std::uint64_t x) noexcept {
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -42,8 +42,8 @@ class Dice {
   std::uint64_t state_;
 };
 
-/// How a program ends that is struck by a call that differs from those of the others, or is left out: who
-/// sees it then.
+/// How a program ends if its struck call differs from the calls of the others, or is left out: which ranks
+/// notice it then.
 enum class Ending : std::uint8_t {
   barriers,  ///< by barriers
   leave,     ///< by leave(), behind the struck call
@@ -52,7 +52,7 @@ enum class Ending : std::uint8_t {
 inline constexpr int kEndings = 3;
 std::string_view name(Ending ending) noexcept;
 
-/// How a group comes to be. The ranks are the program's, in the order of the group's numbering.
+/// How a group is made. The ranks are the program's, in the order of the group's numbering.
 struct GroupPlan {
   enum class How : std::uint8_t { world, subgroup, split, duplicate };
   How how = How::world;
@@ -78,8 +78,8 @@ inline constexpr int kDoesHere = 4;    ///< without the layers dp and checkpoint
 #endif
 std::string_view name(Does does) noexcept;
 
-/// A tensor whose rows are cut over the ranks of the step's group: rank r has Step::counts[r] rows of
-/// Step::count elements. Each rank fetches its rows and some beside them.
+/// A tensor whose rows are sharded over the ranks of the step's group: rank r has Step::counts[r] rows of
+/// Step::count elements. Each rank fetches its own rows and some neighbouring ones.
 struct WindowPlan {
   int before = 0, after = 0;  ///< rows fetched beside a rank's own
   int edge = 1;               ///< Edge::Kind: zero, periodic, reflect or replicate
@@ -94,11 +94,11 @@ struct WindowPlan {
   }
 };
 
-/// Tensors that every rank of the step's group has, in the order of Step::counts: elements of each, or rows
-/// where they are cut.
+/// Tensors that every rank of the step's group has, in the order of Step::counts: the number of elements of
+/// each, or of rows if the tensors are sharded.
 struct GradientPlan {
   bool cut = false;  ///< each rank keeps a part of each tensor: ShardedParameters; otherwise BucketReducer
-  /// Neither: reduce_gradients() of gradients that lie over a mesh of two axes in several ways.
+  /// Neither of both: reduce_gradients() of gradients that lie over a mesh of two axes in several ways.
   bool at_once = false;
   int rounds =
       1;  ///< of one reducer: values that are gathered (ShardedParameters), gradients that are reduced
@@ -132,8 +132,8 @@ enum class Overlap : std::uint8_t {
 inline constexpr int kOverlaps = 4;
 std::string_view name(Overlap overlap) noexcept;
 
-/// One operation of one group. `Op::send` is a message from rank `root` to rank `peer`; `Op::recv` stands for
-/// a ring: everybody sends to the rank `peer` further on and receives from the one as far back.
+/// One operation of one group. `Op::send` is a message from rank `root` to rank `peer`. `Op::recv` stands for
+/// a ring: every rank sends to the rank `peer` further on and receives from the rank `peer` further back.
 struct Step {
   int group = 0;
   Does does = Does::call;
@@ -150,14 +150,15 @@ struct Step {
       counts;  ///< v-forms: per rank; all_to_all_v: per (from, to); see WindowPlan and GradientPlan
   bool coalesced = false;  ///< submitted together with the next step, which is of the same group
   bool plain = false;      ///< ordinary memory, no gaps, not in place
-  /// How often the call is made, each time after the last: a collective alone, if nobody is struck.
+  /// How often the call is made, each time after the previous one has ended: only for a collective alone, if
+  /// no rank is struck.
   int starts = 1;
   bool shared = false;     ///< memory that peers map, on every rank
   std::uint64_t salt = 0;  ///< what its data and each rank's habits are made from
   WindowPlan window;
   GradientPlan gradients;
   Value value = Value::edge;
-  /// This rank gives another value, list or option than the others: see FaultRow::distort.
+  /// This rank passes another value, list or option than the others: see FaultRow::distort.
   bool differs = false;
   Overlap overlap = Overlap::send_recv;
 
@@ -170,7 +171,8 @@ struct Step {
   int combined_ranks(int me, int n) const;
   bool is_for_everybody() const;  ///< every rank gives something, and gets something of every other
   bool is_rooted() const;
-  /// A window in which every rank has rows and sends some to, or gets some from, the rank beside it.
+  /// Returns whether this is a window in which every rank has rows and exchanges some with a neighbouring
+  /// rank.
   bool reaches_neighbours() const;
 };
 
@@ -233,8 +235,8 @@ struct Program {
   bool helper = false;      ///< Progress::thread
   std::string path;         ///< of shm, forced; empty: its own choice
   bool heartbeats = false;  ///< see heartbeat_ranks()
-  /// Both only with shares_block() (faults/strike.hpp): the group of those that are not struck exchanges
-  /// windows meanwhile, instead of an all_reduce; and the groups that have failed are ended instead of
+  /// Both flags are set only with shares_block() (faults/strike.hpp): the group of the ranks that are not
+  /// struck exchanges windows meanwhile, instead of an all_reduce; and the failed groups are ended instead of
   /// quiesced.
   bool window_beside = false, ends = false;
   Ending ending = Ending::barriers;
@@ -242,21 +244,22 @@ struct Program {
 
   int ranks() const { return static_cast<int>(homes.size()); }
   int processes() const;
-  /// The rank's number in a group; -1: not a member.
+  /// The rank's number in a group; -1 if it is no member.
   int rank_in(int group, int rank) const;
   int group_size(int group) const {
     return static_cast<int>(groups[static_cast<std::size_t>(group)].ranks.size());
   }
-  /// Two ranks whose second threads exchange small messages in the group of all ranks while a third is
-  /// struck: this traffic must not hide that the third is stuck. Empty: the program has no such messages.
+  /// Two ranks whose second threads exchange small messages in the group of all ranks while a third rank is
+  /// struck: this traffic must not hide that the third rank is stuck. Empty: the program has no such
+  /// messages.
   std::vector<int> heartbeat_ranks() const;
-  /// The group in whose making a rank is struck, where the point is in_creation; -1: none.
+  /// The group in whose making a rank is struck, if the point is in_creation; -1: none.
   int struck_group() const;
-  /// Whether the group has steps that are not calls, so that nobody knows the numbers of its calls.
+  /// Returns whether the group has steps that are not calls, so that the numbers of its calls are unknown.
   bool has_more_than_calls(int group) const;
-  /// Whether the step may have several starts.
+  /// Returns whether the step may have several starts.
   bool may_be_repeated(int step) const;
-  /// Whether the rank has a part in the step.
+  /// Returns whether the rank has a part in the step.
   bool takes_part(int step, int rank) const;
 };
 
@@ -272,7 +275,7 @@ inline constexpr Op kForEverybody[] = {
     Op::all_reduce, Op::all_gather,   Op::all_gather_v, Op::reduce_scatter, Op::reduce_scatter_v,
     Op::all_to_all, Op::all_to_all_v, Op::scan,         Op::exscan};
 inline constexpr Op kRooted[] = {Op::reduce, Op::broadcast, Op::gather, Op::scatter};
-/// Each block of the operation has a count of its own.
+/// Returns whether each block of the operation has its own count.
 constexpr bool has_counts(Op op) noexcept {
   return op == Op::all_gather_v || op == Op::reduce_scatter_v || op == Op::all_to_all_v;
 }
@@ -294,11 +297,11 @@ struct Range {
       steps;  ///< every program has some of these; empty: half of them have some of all that are no calls
 };
 
-/// Program `index` of `seed`: a function of these and of `range`, on every machine.
+/// Returns program `index` of `seed`: a function of both and of `range`, equal on every machine.
 Program draw(std::uint64_t seed, std::uint64_t index, const Range& range);
 
-/// Makes it one that can be run where steps were added or left out: calls are submitted together only with
-/// calls beside them in their group, and no group is made in between.
+/// Makes a program runnable after steps were added or left out: calls are submitted together only with
+/// adjacent calls of their group, and no group is made in between.
 void settle(Program& program);
 
 /// Text for people, a line per step.
@@ -306,8 +309,8 @@ std::string describe(const Program& program);
 std::string describe(const Program& program, int step);
 std::string describe(const Fault& fault);
 
-/// For a file, and back. decode() throws bad_argument if the text is no program that can be run: every
-/// number is within what a program can have, and its groups, steps and fault fit each other.
+/// Converts a program to text for a file, and back. decode() throws bad_argument if the text is no program
+/// that can be run: every number must be in range, and its groups, steps and fault must fit each other.
 std::string encode(const Program& program);
 Program decode(const std::string& text);
 

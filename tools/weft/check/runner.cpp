@@ -1,5 +1,5 @@
-// The watcher of a program: starts its ranks, sees who dies or stops, tells the others who is left, lets
-// stopped ranks go on, and ends what does not end by itself.
+// The watcher of a program: starts its ranks, sees which ranks die or stop, notifies the others which ranks
+// are left, resumes stopped ranks, and kills what does not end by itself.
 #include "runner.hpp"
 
 #include <fcntl.h>
@@ -66,7 +66,7 @@ Stat stat_of(int pid) {
   return s;
 }
 
-// Reaps the children that have ended; false if there are none at all.
+// Reaps the children that have ended; returns false if there are none at all.
 bool reap() {
   pid_t reaped = 0;
   while ((reaped = ::waitpid(-1, nullptr, WNOHANG)) > 0) {}
@@ -85,8 +85,8 @@ std::vector<int> children() {
   return pids;
 }
 
-// Kills what is left below this process, and says which that was. mpirun does not wait for the ranks that it
-// ends: who ends within kEnding was not left.
+// Kills the remaining descendants of this process, and returns which these were. mpirun does not wait for the
+// ranks that it ends: a rank that ends within kEnding does not count as remaining.
 std::string kill_descendants() {
   for (const Deadline limit = Deadline::after(kEnding); !limit.passed();) {
     if (!reap()) return {};
@@ -105,7 +105,7 @@ std::string kill_descendants() {
   return found;
 }
 
-// Sees lines of the log that a program must bring; errors go to stderr.
+// Checks lines of the log that a program must produce; errors go to stderr.
 LogSink listener(ProcessReport& report) {
   return [&report](LogLevel level, std::string_view line) {
     const auto has = [&](std::string_view text) { return line.find(text) != std::string_view::npos; };
@@ -116,7 +116,7 @@ LogSink listener(ProcessReport& report) {
   };
 }
 
-// One process of a program: the ranks that live in it, as threads.
+// One process of a program: the ranks that run in it, as threads.
 int run_home(const Program& p, int home, const Settings& settings, SharedReport& shared) {
   ProcessReport& report = shared.processes[home];
   std::vector<int> mine;
@@ -158,7 +158,7 @@ int run_home(const Program& p, int home, const Settings& settings, SharedReport&
   return 0;
 }
 
-// Watches one program: called again and again until over().
+// Watches one program; to be called again and again until over().
 class Watch {
  public:
   Watch(const Program& p, const Settings& settings, SharedReport& shared)
@@ -166,7 +166,7 @@ class Watch {
     shared.began = began_;
     shared.ran = true;
     const Duration call = settings.call_deadline(p), group = settings.group_deadline(p);
-    // Steps of several groups may wait one after the other; then quiesce() and the new group.
+    // Steps of several groups may wait one after the other; then quiesce() and the new group need time.
     limit_ = std::chrono::nanoseconds(2 * (call + group) + seconds(20)).count();
   }
 
@@ -212,7 +212,7 @@ class Watch {
     return pid > 0 && stat_of(pid).state == 'T';
   }
 
-  // A paused rank goes on by itself, a suspended job as a whole.
+  // A paused rank resumes by itself, a suspended job as a whole.
   void resume(std::int64_t now) {
     const bool all = row(p_).stopped == Stopped::with_all;
     if (row(p_).stopped != Stopped::for_a_moment && !all) return;
@@ -233,7 +233,7 @@ class Watch {
       if (const int pid = shared_.ranks[r].pid.load(); pid > 0 && (gone_ >> r & 1u) == 0) ::kill(pid, number);
   }
 
-  // Decides who survives: all ranks that have settled, once every rank has settled or is lost.
+  // Decides which ranks survive: all ranks that have settled, once every rank has settled or is lost.
   void decide() {
     if (shared_.survivors.load() != 0) return;
     if (p_.fault.kind == FaultKind::none) {
@@ -262,7 +262,7 @@ class Watch {
     return true;
   }
 
-  // The rank that was stopped for good dies when the others need no more time.
+  // Kills the rank that was stopped for good when the others need no more time.
   void kill_stopped() {
     if (row(p_).stopped != Stopped::for_good || killed_ || !shared_.late_over.load()) return;
     if ((shared_.survivors.load() >> victim_ & 1u) != 0) return;  // it was never struck
@@ -275,7 +275,7 @@ class Watch {
     killed_ = true;
   }
 
-  // The rank that was stopped goes on, into memory that is no longer what it was.
+  // Resumes the stopped rank, whose target memory has been reused meanwhile.
   void let_go() {
     const int pid = shared_.ranks[victim_].pid.load();
     const bool resumes = row(p_).stopped == Stopped::until_reused;
@@ -432,9 +432,9 @@ class Mpirun {
     if (::getppid() != self) ::_exit(1);
     become_mpirun(words);
   }
-  /// Whether ended() has found that it has ended.
+  /// Returns whether ended() has found that it has ended.
   bool known_ended() const { return ended_; }
-  /// Whether it has ended, by now or until the limit.
+  /// Returns whether it has ended, by now or until the limit.
   bool ended() {
     if (!ended_) ended_ = ::waitpid(pid_, &status_, WNOHANG) == pid_;
     return ended_;
@@ -453,9 +453,9 @@ class Mpirun {
   int status_ = 0;
 };
 
-// Watches one program of the job. False: the ranks come to no other one.
+// Watches one program of the job. Returns false if the ranks come to no other program.
 bool watch_program(const Program& p, const Settings& settings, SharedReport& report, Mpirun& mpirun) {
-  // The clock starts when the first rank is there.
+  // The clock starts when the first rank arrives.
   const auto absent = [&] { return report.ranks[0].phase.load() == Phase::absent; };
   for (const Deadline start = Deadline::after(seconds(60)); absent() && !mpirun.ended() && !start.passed();)
     std::this_thread::sleep_for(kTick);
@@ -522,7 +522,8 @@ int run_job_rank(const std::string& programs_file, const std::string& reports_fi
     m.name = fmt::format("program{}", i);
     reports[i].ranks[m.rank].pid.store(::getpid());
     run_rank(programs[i], m.rank, context, m, settings, reports[i]);
-    // The next begins when all ranks are done with this one; it is not begun where something has failed.
+    // The next program begins when all ranks are done with this one; it does not begin if something has
+    // failed.
     for (const Deadline limit = Deadline::after(seconds(90)); !reports[i].released.load() && !limit.passed();)
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     if (reports[i].ranks[m.rank].has_error) break;

@@ -1,5 +1,5 @@
 // The reports of a program's ranks and of the process that watches them, in memory that all of them map: the
-// words of a rank that is killed stay there. Zero-filled at birth.
+// words of a killed rank stay there. It is filled with zeros at the beginning.
 #pragma once
 
 #include <atomic>

@@ -8,8 +8,8 @@
 namespace weft::check {
 namespace {
 
-// Steps that the verdict on a fault needs: its own, the one beside it, and the barriers at the end, where
-// everybody learns of it.
+// Returns whether the verdict on a fault needs the step: the struck step, the one next to it, and the
+// barriers at the end, in which every rank learns of the fault.
 bool needed(const Program& p, int step) {
   if (p.fault.kind == FaultKind::none) return false;
   if (step == p.fault.step || step == p.fault.step + 1) return true;
@@ -87,8 +87,8 @@ std::optional<Program> without_last_rank(const Program& p) {
   return q;
 }
 
-// Whether the program could be read from a file: one whose struck rank is alone in its group could not, for
-// example.
+// Returns whether the program could be read from a file: a program whose struck rank is alone in its group
+// could not, for example.
 bool can_run(const Program& p) {
   try {
     decode(encode(p));

@@ -8,7 +8,7 @@
 
 namespace weft::check {
 
-/// `fails` runs a program. It is asked at most `runs` times.
+/// `fails` runs a program. It is called at most `runs` times.
 Program shrink(Program p, const std::function<bool(const Program&)>& fails, int runs);
 
 }  // namespace weft::check

@@ -76,13 +76,13 @@ class Judge {
     return p_.homes[static_cast<std::size_t>(r)] == p_.homes[static_cast<std::size_t>(p_.fault.rank)];
   }
   bool taken(int r) const { return struck() && row_.takes_process && in_victims_process(r); }
-  // mpirun ends the others if a rank dies, unless it promises not to.
+  // mpirun ends the other ranks if a rank dies, unless it promises not to.
   bool may_be_ended() const {
     return shared_.job_ended && struck() && row_.takes_process && !guarantees_.survives_death;
   }
 
-  // Ranks that had no processor for so long may run into deadlines, and be left behind by the others.
-  // The watcher sleeps most of the time and gets a processor before those that are busy.
+  // Ranks that had no processor for so long may run into deadlines, and the others may leave them behind. The
+  // watcher sleeps most of the time and gets a processor before busy processes do.
   bool loaded() const {
     const std::int64_t most = std::chrono::nanoseconds(settings_.call_deadline(p_)).count() / 2;
     return shared_.late_ns > std::chrono::nanoseconds(kLoaded).count() ||
@@ -116,8 +116,9 @@ class Judge {
     return rank.code == ErrorCode::aborted && rank.text.view().find(kCascade) != std::string_view::npos;
   }
 
-  // The step a call of a group was, as all but the struck rank know it; -1: not a step. `in_split`: it was
-  // the exchange of colors of a split of this group, in which a slower rank may have met the failure first.
+  // The step to which a call of a group belongs, as all ranks but the struck one know it; -1: no step.
+  // `in_split`: whether it was the exchange of colors of a split of this group, in which a slower rank may
+  // have met the failure first.
   int step_of(const RankReport& rank, bool* in_split = nullptr) const {
     if (p_.has_more_than_calls(rank.group)) return -1;
     std::uint64_t number = 0;
@@ -137,7 +138,8 @@ class Judge {
     return -1;
   }
 
-  // Every rank has a part in what the call does, and the struck one never came to it: nobody can finish it.
+  // Returns whether every rank has a part in the call and the struck rank never came to it: then nobody can
+  // finish it.
   bool needs_all(const RankReport& rank) const {
     const int k = step_of(rank);
     if (k < 0 || rank.op == Op::send || rank.op == Op::recv) return false;
@@ -174,8 +176,8 @@ class Judge {
     // others.
     const bool arrived = p_.fault.point != FaultPoint::before_post && !settings_.mpirun.empty();
     if (rank.blamed_count == 0 && arrived) return {};
-    // Under mpirun the first rank serves the store: a rank that makes a group without it sees errors of the
-    // store only.
+    // Under mpirun the first rank serves the store: a rank that makes a group without that rank sees only
+    // errors of the store.
     if (rank.blamed_count == 0 && rank.in_creation && !settings_.mpirun.empty() && p_.fault.rank == 0 &&
         rank.text.view().find("store: ") != std::string_view::npos)
       return {};
@@ -191,8 +193,8 @@ class Judge {
       const RankReport& other = shared_.ranks[rank.blamed[i]];
       if (!other.has_error)
         return fmt::format("the error names rank {}, which was not held up by anybody", rank.blamed[i]);
-      // A rank that waits in the same group can say so. If it waits in another group, nobody here knows for
-      // whom. Over MPI it answers only while it polls.
+      // A rank that waits in the same group can report it. If it waits in another group, nobody here knows
+      // for which rank. Over MPI it answers only while it polls.
       if (settings_.mpirun.empty() && !in_circle && !rank.in_creation && !other.in_creation &&
           other.group == rank.group && !cascade(other) && p_.rank_in(rank.group, p_.fault.rank) >= 0)
         return fmt::format("the error names rank {}, which waited itself, and not rank {}", rank.blamed[i],
@@ -219,7 +221,7 @@ class Judge {
     return {};
   }
 
-  // For the error of a rank that was making a group while another rank was struck in making the same group.
+  // For the error of a rank that was making a group while another rank was struck in making that group.
   std::string of_creation(const RankReport& rank) const {
     const RankReport& struck_rank = shared_.ranks[p_.fault.rank];
     if (!blames_victim(rank)) return fmt::format("the error does not name rank {}", p_.fault.rank);
@@ -296,8 +298,8 @@ class Judge {
   }
   std::string of_mismatch(const RankReport& rank, bool victim) const {
     if (rank.code != ErrorCode::mismatch) return unexpected(rank, "mismatch");
-    // Each rank that cannot open what rank 0 has found says so: nobody knows which rank got another
-    // directory.
+    // Each rank that cannot open the checkpoint that rank 0 has found reports it: nobody knows which rank got
+    // another directory.
     const Step& struck = p_.steps[static_cast<std::size_t>(p_.fault.step)];
     const bool loads = struck.value == Value::loaded;
     const bool alike = struck.does == Does::agreement || struck.does == Does::gradients;
@@ -306,8 +308,8 @@ class Judge {
   }
   std::string of_skip(const RankReport& rank) const {
     const bool message = p_.steps[static_cast<std::size_t>(p_.fault.step)].op == Op::send;
-    // The root of a large broadcast waits for its readers; if nothing follows, the one that left it out
-    // never says so.
+    // The root of a large broadcast waits for its readers; if nothing follows, the rank that left it out
+    // never reports it.
     const bool awaited = message || p_.ending == Ending::destroy;
     if (awaited && rank.code == ErrorCode::timeout) return blame_of_absence(rank);
     if (message || rank.code != ErrorCode::mismatch)
@@ -340,9 +342,9 @@ class Judge {
     const double waited = to_seconds(rank.thrown_at - since);
     const double most = std::chrono::duration<double>(deadline).count() + slack;
     if (waited > most) return fmt::format("it waited {:.2f} s; at most {:.2f} s were promised", waited, most);
-    // Once one rank knows of the failure, all learn of it: those that wait, and those that come later.
+    // Once one rank knows of the failure, all ranks learn of it: waiting ranks, and ranks that come later.
     std::int64_t first = rank.thrown_at;
-    // A rank that is stopped with its own error tells nobody.
+    // A rank that is stopped with its own error notifies nobody.
     for (int other = 0; other < p_.ranks(); ++other)
       if (shared_.ranks[other].has_error && !taken(other))
         first = std::min(first, shared_.ranks[other].thrown_at);
@@ -386,7 +388,7 @@ class Judge {
     return fmt::format("no rank's log has a warning of {}", describe(p_.fault));
   }
 
-  // The events that the ranks together must have seen.
+  // Checks the events that the ranks together must have seen.
   std::string together() const {
     if (kind_ == FaultKind::none || shared_.job_ended) return {};
     if (!struck() && row_.steps != StepsTaken::left_out) return {};  // its point was never reached
@@ -411,11 +413,11 @@ class Judge {
         break;
       case MustFail::all: break;
     }
-    // Nor does anybody but the receiver know how much it expects in an all_to_all_v. Only the neighbouring
-    // ranks of a window know, and perhaps only when they are in the barrier already.
+    // Only the receiver knows how much it expects in an all_to_all_v. Only the neighbouring ranks of a window
+    // know it, and perhaps only when they are in the barrier already.
     const bool unseen = step.op == Op::send || step.op == Op::all_to_all_v || step.does == Does::window;
     if (calm.empty() || (must.one_if_unseen && unseen && !failed.empty())) return {};
-    // All ranks may have loaded what rank 0 found.
+    // All ranks may have loaded the checkpoint that rank 0 found.
     if (step.does == Does::agreement && step.value == Value::loaded && failed.empty()) return {};
     return fmt::format("{} saw no error, though a barrier of all ranks comes after {}", name_ranks(calm),
                        describe(p_.fault));

@@ -1,4 +1,4 @@
-// Whether what happened is what the backend's row of guarantees says must happen.
+// Checks the outcome of a program against the guarantees that the backend promises.
 #pragma once
 
 #include <string>
@@ -14,7 +14,8 @@ struct Verdict {
   std::string outcome;    ///< in a word or two, for the summary: "right bits", "peer_lost", …
 };
 
-/// `shared`: of a program that has run. Bounds on time grow with how late the watcher itself was woken.
+/// `shared`: the report of a program that has run. Bounds on time grow with the delay of the watcher's own
+/// wake-ups.
 Verdict judge(const Program& p, const Settings& settings, const SharedReport& shared);
 
 }  // namespace weft::check

@@ -1,4 +1,4 @@
-// weft checkpoint: what a checkpoint holds, whether it is whole, how two differ, and all of one in a file.
+// weft checkpoint: lists a checkpoint, verifies it, compares two, and writes all of one to a file.
 #include "weft/checkpoint/checkpoint.hpp"
 
 #include <fmt/format.h>
@@ -61,8 +61,8 @@ std::vector<std::string> names_of(const CheckpointReader& reader, const Checkpoi
   return names;
 }
 
-// A pattern that no tensor has is a slip of the pen. `all`: the names of every checkpoint that is looked
-// into.
+// A pattern that matches no tensor is most likely a mistake. `all`: the names in every checkpoint that is
+// examined.
 void check_patterns(const CheckpointFlags& flags, const std::vector<std::string>& all) {
   for (const std::string& glob : flags.only)
     if (std::none_of(all.begin(), all.end(),
@@ -189,7 +189,7 @@ int diff(const CheckpointFlags& flags) {
 
 constexpr std::string_view kAverage = "ema.average.", kParameter = "param.";
 
-// The name of a tensor if averages replace the parameters that they belong to; "" leaves it out.
+// The name of a tensor if averages replace the parameters to which they belong; "" leaves the tensor out.
 std::string name_with_averages(const CheckpointReader& reader, std::string_view name) {
   if (name.starts_with(kAverage)) return std::string(kParameter).append(name.substr(kAverage.size()));
   const bool averaged = name.starts_with(kParameter) &&

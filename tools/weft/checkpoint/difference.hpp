@@ -1,4 +1,4 @@
-// How far two tensors of one shape are apart.
+// How much two tensors of one shape differ.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,12 @@ struct Difference {
   double largest = 0;        ///< of their distances
 };
 
-/// A contiguous tensor as real numbers: a complex one has twice as many.
+/// A contiguous tensor as real numbers: a complex tensor has twice as many.
 ConstTensorView real_numbers(ConstTensorView view);
 
-/// The difference of contiguous tensors on the host, of one dtype or of two that are not complex; values are
-/// compared. With a tolerance of 0 numbers are alike where their bytes are; NaNs are alike, and a NaN and a
-/// number are infinitely far apart.
+/// The difference of contiguous tensors on the host, of one dtype or of two dtypes that are not complex; it
+/// compares values. With a tolerance of 0, numbers are equal if their bytes are; NaNs are equal, and a NaN
+/// and a number differ infinitely.
 Difference difference(const ConstTensorView& a, const ConstTensorView& b, double tolerance);
 
 }  // namespace weft::tools

@@ -1,4 +1,4 @@
-// A table of names: what tensors are called in a converted checkpoint.
+// A table of names: the names of tensors in a converted checkpoint.
 #pragma once
 
 #include <filesystem>
@@ -8,8 +8,8 @@
 
 namespace weft::tools {
 
-/// Lines `OLD NEW`; blanks between, # begins a comment. Both may have one *, which stands for any text, the
-/// same in both. The first line that fits a name counts; a name that none fits stays.
+/// Its lines are `OLD NEW`, separated by blanks; # begins a comment. Both names may have one *, which stands
+/// for any text, equal in both. The first line that matches a name counts; a name that no line matches stays.
 class NameTable {
  public:
   NameTable() = default;

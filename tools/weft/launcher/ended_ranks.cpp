@@ -27,7 +27,7 @@ void EndedRanks::tell(int rank, const std::string& how) noexcept try {
 } catch (const std::exception&) {  // they wait until their deadline
 }
 
-// A rank that takes its place in the store keeps the key, also when it leaves.
+// A rank that takes its place in the store keeps the key, even when it leaves.
 std::vector<EndedRank> EndedRanks::take_missed(int ranks) noexcept try {
   if (pending_.empty()) return {};
   const auto came = [&](int rank) {

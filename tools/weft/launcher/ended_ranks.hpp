@@ -1,4 +1,4 @@
-// Notices to the ranks of a job about ranks that have ended, in the job's store. One thread.
+// Notices to the ranks of a job about ranks that have ended, in the job's store. For use by one thread.
 #pragma once
 
 #include <cstdint>
@@ -12,15 +12,15 @@ namespace weft::tools {
 
 class EndedRanks {
  public:
-  /// `port`: where this process serves the job's store.
+  /// `port`: the port at which this process serves the job's store.
   EndedRanks(std::uint16_t port, std::string job) : port_(port), job_(std::move(job)) {}
 
-  /// A rank has ended while others run: those that wait for it to join need wait no longer.
+  /// Reports that a rank has ended while others run: ranks that wait for it to join need wait no longer.
   void tell(int rank, const std::string& how) noexcept;
-  /// Whether there are ranks of which it is not known yet that others miss them.
+  /// Returns whether there are ended ranks of which it is not known yet that others miss them.
   bool pending() const { return !pending_.empty(); }
-  /// Those which had never come to the store, now that one of the `ranks` ranks of the job has. Each is given
-  /// once.
+  /// Returns the ended ranks that had never come to the store, once one of the `ranks` ranks of the job has
+  /// come. Each rank is returned once.
   std::vector<EndedRank> take_missed(int ranks) noexcept;
 
  private:

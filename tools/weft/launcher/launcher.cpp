@@ -4,11 +4,11 @@
 //   supervisor   its child: serves the store, starts the ranks, passes on their output, ends the job.
 //   ranks        the supervisor's children, each the leader of a process group of its own.
 //
-// Two, because one could be killed with SIGKILL and then end nothing. The supervisor notices the guard's
-// death by a pipe that only the guard holds open for writing, and ends the job. When the supervisor dies the
-// kernel kills the ranks (PR_SET_PDEATHSIG). Both are sub-reapers: what the ranks started and left behind
-// becomes a child of the supervisor or, after its death, of the guard, and is killed there, even if it left
-// its process group.
+// There are two processes, because a single one could be killed with SIGKILL and then end nothing. The
+// supervisor notices the guard's death by a pipe that only the guard holds open for writing, and ends the
+// job. If the supervisor dies, the kernel kills the ranks (PR_SET_PDEATHSIG). Both processes are sub-reapers:
+// processes that the ranks started and left behind become children of the supervisor or, after its death, of
+// the guard, and are killed there, even if they left their process group.
 #include "launcher.hpp"
 
 #include <fcntl.h>
@@ -30,7 +30,7 @@ namespace {
 
 constexpr int kForwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 
-/// Descriptors 0, 1 and 2 exist, so that none of ours gets their numbers.
+/// Opens descriptors 0, 1 and 2, so that none of ours gets their numbers.
 void open_standard_descriptors() {
   for (int fd = 0; fd <= 2; ++fd) {
     if (::fcntl(fd, F_GETFD) < 0) [[maybe_unused]]
@@ -38,8 +38,8 @@ void open_standard_descriptors() {
   }
 }
 
-/// The signals that guard and supervisor read rather than suffer. One that our caller ignores (nohup) stays
-/// ignored.
+/// The signals that guard and supervisor read instead of being killed by them. A signal that our caller
+/// ignores (nohup) stays ignored.
 sigset_t signals_to_read() {
   sigset_t set;
   sigemptyset(&set);

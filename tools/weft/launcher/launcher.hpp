@@ -1,4 +1,5 @@
-// Starts a program once per rank and sees to it that all of it ends. Call from the program's only thread.
+// Starts a program once per rank and ensures that all of its processes end. Call it from the program's only
+// thread.
 #pragma once
 
 #include <string>
@@ -20,14 +21,14 @@ struct LaunchOptions {
   Duration grace = std::chrono::seconds(3);  ///< from SIGTERM to SIGKILL
 };
 
-/// Runs `command` (program and arguments; the program is looked up in PATH) as ranks 0 … ranks - 1, each with
-/// WEFT_RANK, WEFT_WORLD_SIZE, WEFT_LOCAL_RANK, WEFT_STORE, WEFT_JOB and WEFT_TERMINAL set, torch's RANK and
-/// so on (torch_variables.hpp), and serves their store. Forwards SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1
-/// and SIGUSR2. When this returns, no process of the job is left, also where this process or its helper is
-/// killed with SIGKILL. Returns the exit status of the first rank that failed (128 + signal where a signal
-/// ended it), 127 where the program does not exist, 126 if it cannot be run, 124 where the job did not end
-/// within its timeout, 74 if all ranks ended well (with keep_going: where one did) but their output could
-/// not be written, otherwise 0.
+/// Runs `command` (program and arguments; the program is looked up in PATH) as ranks 0 … ranks - 1, and
+/// serves their store. Each rank has WEFT_RANK, WEFT_WORLD_SIZE, WEFT_LOCAL_RANK, WEFT_STORE, WEFT_JOB and
+/// WEFT_TERMINAL, and torch's RANK and so on (torch_variables.hpp). Forwards SIGINT, SIGTERM, SIGHUP,
+/// SIGQUIT, SIGUSR1 and SIGUSR2. When this function returns, no process of the job is left, even if this
+/// process or its helper is killed with SIGKILL. Returns the exit status of the first rank that failed (128 +
+/// signal if a signal ended it), 127 if the program does not exist, 126 if it cannot be run, 124 if the job
+/// did not end within its timeout, 74 if all ranks ended well (with keep_going: if one did) but their output
+/// could not be written, otherwise 0.
 int launch(const LaunchOptions& options, const std::vector<std::string>& command);
 
 }  // namespace weft::tools

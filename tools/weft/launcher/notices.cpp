@@ -22,8 +22,8 @@ namespace {
 constexpr std::size_t kMost = 256;  // bytes of a notice
 constexpr int kAtOnce = 64;         // notices of one look
 
-// Strangers' datagrams would fill the queue, where the ranks' have no room then. If the kernel refuses the
-// filter, take() still reads no more than its bound.
+// Without the filter, strangers' datagrams would fill the queue and leave no room for the ranks' notices. If
+// the kernel refuses the filter, take() still reads no more than its bound.
 void let_in_only(int fd, std::string_view token) {
   std::vector<sock_filter> program;
   const std::size_t words = token.size() / 4;

@@ -1,4 +1,4 @@
-// Notices of ranks to weft run (store/launcher_notice.hpp). One thread.
+// Notices of ranks to `weft run` (store/launcher_notice.hpp). For use by one thread.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace weft::tools {
 
-/// A datagram socket of this host, under a name that the kernel chooses. Anybody of this host may send to it;
-/// the kernel drops what does not begin with the job's token, if it can be asked to.
+/// A datagram socket of this host, under a name that the kernel chooses. Any process of this host may send to
+/// it; the kernel drops datagrams that do not begin with the job's token, if the filter could be set.
 class LauncherNotices {
  public:
   struct Notice {
@@ -23,8 +23,8 @@ class LauncherNotices {
   int fd() const noexcept { return fd_.get(); }
   /// The value of WEFT_LAUNCHER for ranks.
   const std::string& name() const noexcept { return name_; }
-  /// The next notices of the job. Never waits. It reads a bounded number of notices: `more` says that it
-  /// stopped at that.
+  /// Returns the next notices of the job. Never waits. It reads a bounded number of notices: `more` is true
+  /// if it stopped at that number.
   struct Taken {
     std::vector<Notice> notices{};
     bool more = false;

@@ -16,7 +16,7 @@ constexpr std::string_view kEraseRest = "\x1b[K";  // from the cursor to the end
 
 Sink::Sink(int fd, Screen& screen) : fd_(fd), terminal_(::isatty(fd) == 1), screen_(screen) {}
 
-// A line that was left open is ended, but by its own rank, which goes on in it.
+// Ends a line that was left open, unless its own rank continues it.
 void Sink::begin_line(std::string_view tag, const LineCutter* from) {
   if (within_line_ && (from == nullptr || whose_ != from)) {
     pending_ += '\n';
@@ -67,8 +67,8 @@ void Sink::finish() {
   }
 }
 
-// The descriptor is shared with others (our shell, for example), so it is not made non-blocking; a pipe that
-// poll calls writable takes PIPE_BUF bytes without blocking.
+// The descriptor is shared with other processes (our shell, for example), so it is not made non-blocking; a
+// pipe that poll calls writable takes PIPE_BUF bytes without blocking.
 void Sink::flush() {
   constexpr std::size_t kAtOnce = 4096;
   while (!empty()) {
@@ -98,7 +98,7 @@ void LineCutter::feed(std::string_view bytes) {
     last_.assign(line_, 0, kShort);
     line_.clear();
   }
-  // A bar drawn as "\r40 %" has no end until the next one: it is shown as far as it came.
+  // A bar drawn as "\r40 %" has no end until the next one: it is shown as far as it has arrived.
   if (in_bar_ && !line_.empty()) show_bar(line_);
 }
 
@@ -120,8 +120,8 @@ void LineCutter::cut(std::string_view bytes) {
 
 void LineCutter::line_feed() {
   const std::string& text = line_.empty() ? bar_ : line_;  // "done\r\n" is the line "done"
-  // If parts of a line have been written, and a line of another rank has ended it, nothing more of it need
-  // be written.
+  // If parts of a line have been written, and a line of another rank has ended it, nothing more of it need be
+  // written.
   if (!in_parts_ || !text.empty() || sink_.is_within(this)) sink_.add_line(tag_, text, this);
   leave_line(text);
 }

@@ -1,4 +1,5 @@
-// The ranks' output on its way out: cut into lines, tagged, queued until it can be written. One thread.
+// The ranks' output on its way out: cut into lines, tagged, queued until it can be written. For use by one
+// thread.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,7 @@ struct Screen {
 
 class LineCutter;
 
-/// One of our own outputs. Never blocks for long: what cannot be written yet stays queued.
+/// One of our own outputs. Never blocks for long: text that cannot be written yet stays queued.
 class Sink {
  public:
   Sink(int fd, Screen& screen);
@@ -22,30 +23,31 @@ class Sink {
   bool terminal() const { return terminal_; }
   bool shows_bar() const { return screen_.bar_shown; }
   bool empty() const { return written_ == pending_.size(); }
-  /// The errno of the write that failed, after which nothing more is written; 0: none did, or the reader left
-  /// (EPIPE), which is no failure.
+  /// The errno of the write that failed, after which nothing more is written; 0 if none failed, or if the
+  /// reader left (EPIPE), which is no failure.
   int error() const { return error_; }
-  /// So much is queued that no more should be read from the ranks.
+  /// Returns whether so much is queued that no more should be read from the ranks.
   bool full() const { return pending_.size() - written_ > kFull; }
 
-  /// `from`: whose line it is; null: the launcher's own.
+  /// `from`: the stream of the line; null: the launcher itself.
   void add_line(std::string_view tag, std::string_view text, const LineCutter* from = nullptr);
-  /// A part of a line that is too long to be kept until it ends. If another line comes before the next
-  /// part, a line feed parts them.
+  /// Adds a part of a line that is too long to be kept until it ends. If another line comes before the next
+  /// part, a line feed separates them.
   void add_part(std::string_view tag, std::string_view text, const LineCutter* from);
-  /// The stream of `from` ended within a line. Without a tag the line feed comes with the next line, if there
-  /// is one: what a single rank writes leaves as it is.
+  /// To be called if the stream of `from` ended within a line. Without a tag the line feed comes with the
+  /// next line, if there is one: the output of a single rank leaves unchanged.
   void end_of_stream(std::string_view tag, std::string_view text, const LineCutter* from);
-  /// Whether what was added last is a part of that line.
+  /// Returns whether the last addition is a part of that line.
   bool is_within(const LineCutter* line) const;
-  /// How many bytes of lines that are not whole are kept, in all streams together.
+  /// How many bytes of incomplete lines are kept, in all streams together.
   std::size_t kept() const { return kept_; }
   void keep(std::size_t more, std::size_t less) { kept_ += more - less; }
   /// Shows `text` on a line that later output may write over. Terminals only.
   void add_bar(std::string_view tag, std::string_view text);
   /// A last bar stays on the screen.
   void finish();
-  /// Writes what the descriptor takes now. A reader that is gone (EPIPE) gets nothing more; the ranks go on.
+  /// Writes what the descriptor accepts now. A reader that is gone (EPIPE) gets nothing more; the ranks go
+  /// on.
   void flush();
   void drop() {
     pending_.clear();
@@ -68,21 +70,21 @@ class Sink {
   const LineCutter* whose_ = nullptr;  // whose line that is; null: nobody's any more
 };
 
-/// Cuts one stream of one rank into lines. A line leaves whole: a program whose output is buffered in blocks
-/// pauses in the middle of lines, so waiting longer for the rest is the only way not to break them. A line of
-/// more than 4 MiB, or of more than 64 KiB if all ranks' unfinished lines together have 64 MiB, leaves in
-/// parts. On a terminal a carriage return ends a line as well, one that the next may write over: progress
-/// bars of rank 0 are shown so, and of the other ranks only what they leave behind. Elsewhere carriage
-/// returns pass through as they are.
+/// Cuts one stream of one rank into lines. A line leaves complete: a program whose output is buffered in
+/// blocks pauses in the middle of lines, so waiting longer for the rest is the only way not to break them. A
+/// line of more than 4 MiB, or of more than 64 KiB if all ranks' unfinished lines together have 64 MiB,
+/// leaves in parts. On a terminal a carriage return also ends a line, which the next one may overwrite.
+/// Progress bars of rank 0 are shown in this way; of the other ranks' bars only the final text is shown.
+/// If the output is no terminal, carriage returns pass through unchanged.
 class LineCutter {
  public:
   LineCutter(std::string tag, bool shows_bars, Sink& sink)
       : tag_(std::move(tag)), shows_bars_(shows_bars), sink_(sink) {}
   void feed(std::string_view bytes);
-  /// The stream is over: what is left is a line.
+  /// To be called when the stream is over: the remaining text is a line.
   void finish();
   Sink& sink() { return sink_; }
-  /// The last line with anything in it, also if it is not whole yet.
+  /// The last line that is not empty, even if it is not complete yet.
   const std::string& last() const {
     return line_.find_first_not_of(" \t") != std::string::npos ? line_ : last_;
   }

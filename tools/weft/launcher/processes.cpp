@@ -23,7 +23,7 @@ namespace {
 
 constexpr Duration kSweepLimit = std::chrono::seconds(5);  // for killed processes to be gone
 
-/// The parent of a process, from /proc; nothing if it is gone.
+/// The parent of a process, from /proc; nothing if the process is gone.
 std::optional<pid_t> parent_of(const std::filesystem::path& process) {
   FileIn file(process / "stat");
   std::string stat;

@@ -15,10 +15,10 @@ void say(std::string_view text);
 
 /// "exited with code 3" or "killed by signal 9 (SIGKILL)".
 std::string how_it_ended(int status);
-/// Whether a rank that ended so failed by itself. SIGABRT, SIGPIPE and what asks a process to end may be the
-/// consequence of another's failure, and so may any exit code.
+/// Returns whether a rank that ended with this status failed by itself. SIGABRT, SIGPIPE and the signals that
+/// ask a process to end may be the consequence of another rank's failure, and so may any exit code.
 bool cannot_be_a_consequence(int status);
-/// As a shell has it: 128 + the signal that ended it.
+/// The status in the form of a shell: 128 + the signal that ended it.
 int exit_status(int status);
 
 /// The children of this process, of all its threads. If the kernel has no file `children`, all processes
@@ -26,13 +26,14 @@ int exit_status(int status);
 std::vector<pid_t> own_children();
 /// The value of a variable as a process was started with it.
 std::optional<std::string> variable_of(pid_t process, std::string_view name);
-/// Whether a process has a handler for that signal. False, too, for a program that does not use weft: the
-/// signal would end it.
+/// Returns whether a process has a handler for that signal. Returns false, too, for a program that does not
+/// use weft: the signal would end it.
 bool catches(pid_t process, int number);
-/// Whether a signal or a debugger has stopped the process. False if the system does not tell.
+/// Returns whether a signal or a debugger has stopped the process. Returns false if the system does not
+/// report it.
 bool is_stopped(pid_t process);
 
-/// Kills all children, and as a sub-reaper thereby gets their children, until there are none.
+/// Kills all children until there are none; as a sub-reaper this process thereby gets their children, too.
 void kill_all_descendants();
 
 /// Two ends of a pipe, closed by exec and by the destructor.

@@ -19,7 +19,7 @@ void RankStream::end() {
   Pipe::close(pipe.read_end);
 }
 
-// Everything the child needs is made before fork: it shares a moment of a process with threads.
+// Everything that the child needs is made before fork: the child is a copy of a process with threads.
 int start(RankProcess& rank, RankStart how) {
   std::vector<char*> argv;
   std::vector<char*> envp;

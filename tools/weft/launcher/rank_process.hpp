@@ -14,7 +14,7 @@
 
 namespace weft::tools {
 
-/// One output of a rank on its way to ours.
+/// One output of a rank on its way to our output.
 struct RankStream {
   RankStream(std::string tag, bool shows_bars, Sink& sink) : lines(std::move(tag), shows_bars, sink) {}
   bool open() const { return pipe.read_end >= 0; }
@@ -44,11 +44,11 @@ struct RankStart {
   bool reads = false;                    // it gets our standard input; otherwise none
 };
 
-/// Starts the process of `rank`, the leader of a process group of its own, which the kernel kills when this
-/// process ends. Its streams are there already. 0, or the errno of what could not be done. Throws system.
+/// Starts the process of `rank` as the leader of its own process group; the kernel kills it when this process
+/// ends. Its streams must exist already. Returns 0, or the errno of the step that failed. Throws system.
 int start(RankProcess& rank, RankStart how);
 
-/// The cores of one rank: an equal share of `usable` if there are enough, one of them in turn otherwise.
+/// The cores of one rank: an equal share of `usable` if there are enough, otherwise one of them in turn.
 cpu_set_t share_of_cores(const cpu_set_t& usable, int rank, int ranks);
 
 }  // namespace weft::tools

@@ -20,7 +20,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// For pipes to end once no process of the job is left.
+// How long pipes may take to end once no process of the job is left.
 constexpr Duration kDrainLimit = std::chrono::seconds(1);
 
 }  // namespace
@@ -101,8 +101,8 @@ std::string Supervisor::tag_of(int number) const {
   return options_.tag_output ? fmt::format("[{}] ", number) : "";
 }
 
-/// The columns that the terminal leaves for a line behind the rank's tag. Nothing if output does not go to
-/// one, or its width is not known.
+/// The columns that the terminal leaves for a line behind the rank's tag. Nothing if output does not go to a
+/// terminal, or if its width is not known.
 std::optional<int> Supervisor::columns_of_a_line(int number) const {
   if (!out_.terminal()) return std::nullopt;
   const auto columns = terminal_columns(STDOUT_FILENO);
@@ -110,7 +110,7 @@ std::optional<int> Supervisor::columns_of_a_line(int number) const {
   return std::max(1, *columns - static_cast<int>(tag_of(number).size()));
 }
 
-/// 0, or the errno of what could not be done.
+/// Returns 0, or the errno of the step that failed.
 int Supervisor::start_rank(int number) {
   ranks_.push_back(std::make_unique<RankProcess>());
   RankProcess& rank = *ranks_.back();
@@ -121,17 +121,15 @@ int Supervisor::start_rank(int number) {
   }
   const cpu_set_t cores = share_of_cores(usable_, number, options_.ranks);
   return start(
-      rank,
-      {.command = command_,
-       .environment = environment_of(number),
-       .mask = ranks_mask_,
-       .cores = options_.bind_cores ? &cores : nullptr,
-       // Rank 0 reads what we are given, but not from a terminal, which only its foreground processes may
-       // read.
-       .reads = number == 0 && ::isatty(STDIN_FILENO) == 0});
+      rank, {.command = command_,
+             .environment = environment_of(number),
+             .mask = ranks_mask_,
+             .cores = options_.bind_cores ? &cores : nullptr,
+             // Rank 0 reads our input, but not from a terminal, which only its foreground processes may read.
+             .reads = number == 0 && ::isatty(STDIN_FILENO) == 0});
 }
 
-// Ends when no process of the job is left and its output is out, or nobody is there to read it.
+// Ends when no process of the job is left and its output is written, or nobody is there to read it.
 void Supervisor::watch() {
   Deadline drained = Deadline::never();
   bool swept = false;
@@ -179,7 +177,7 @@ void Supervisor::poll_once(Deadline until) {
       streams.push_back(stream.get());
     }
   }
-  // In pieces if there is a time to come: a job that is suspended is not late.
+  // Waits in pieces if there is a time limit: a suspended job is not late.
   const bool timed = until.when() != Clock::time_point::max();
   const auto left =
       std::chrono::ceil<milliseconds>(timed ? std::min(until.left(), kWaitPiece) : until.left());
@@ -188,7 +186,7 @@ void Supervisor::poll_once(Deadline until) {
     if (::poll(polled.data(), polled.size(), static_cast<int>(left.count())) < 0 && errno != EINTR)
       throw_errno("poll", errno);
   }
-  // Each time beginning with another one: where a sink takes little, all ranks get their share of it.
+  // Begins with another rank each time, so that all ranks get their share of a slow sink.
   ++turn_;
   for (std::size_t k = 0; k < streams.size(); ++k) {
     const std::size_t i = (k + turn_) % streams.size();
@@ -204,7 +202,7 @@ void Supervisor::poll_once(Deadline until) {
   if (polled[0].revents != 0) take_signals();
 }
 
-/// Writes what can be. A write that fails is reported once, if the report can still be read.
+/// Writes what can be written. A failed write is reported once, if the report can still be read.
 void Supervisor::flush(Sink& sink, std::string_view what) {
   const bool well = sink.error() == 0;
   sink.flush();
@@ -213,7 +211,7 @@ void Supervisor::flush(Sink& sink, std::string_view what) {
                        system_words(sink.error())));
 }
 
-/// How many bytes came.
+/// Returns how many bytes arrived.
 std::size_t Supervisor::read(RankStream& stream) {
   const ssize_t got = ::read(stream.pipe.read_end, buffer_.data(), buffer_.size());
   if (got > 0) {
@@ -224,7 +222,8 @@ std::size_t Supervisor::read(RankStream& stream) {
   return static_cast<std::size_t>(std::max<ssize_t>(got, 0));
 }
 
-/// The output so far: a rank that has failed will write no more. Others may hold its pipe, and go on.
+/// Reads the output so far: a rank that has failed will write no more. Other processes may hold its pipe, and
+/// go on.
 void Supervisor::drain(RankStream& stream) {
   int waiting = 0;
   if (!stream.open() || ::ioctl(stream.pipe.read_end, FIONREAD, &waiting) != 0) return;
@@ -246,7 +245,7 @@ void Supervisor::take_signals() {
   reap();
 }
 
-/// Reads a bounded number of notices: anybody may send some. Whether there may be more.
+/// Reads a bounded number of notices, because any process may send some. Returns whether there may be more.
 bool Supervisor::take_notices() {
   const LauncherNotices::Taken taken = notices_.take();
   for (const auto& [number, in_doubt] : taken.notices) {
@@ -257,7 +256,7 @@ bool Supervisor::take_notices() {
   return taken.more;
 }
 
-/// Those that ranks which have ended have sent.
+/// Takes the notices that ended ranks have sent.
 void Supervisor::take_last_notices() {
   constexpr int kTimes = 64;
   for (int times = 0; times < kTimes && take_notices();) ++times;

@@ -1,5 +1,5 @@
 // The process that runs a job (launcher.cpp): it serves the store, starts the ranks, passes on their output,
-// and ends them. One thread.
+// and ends them. For use by one thread.
 #pragma once
 
 #include <sched.h>
@@ -36,8 +36,8 @@ std::string random_token();
 
 class Supervisor {
  public:
-  /// `ranks_mask`: of signals, for the ranks. `to_read`: the signals that it reads and passes on, which are
-  /// blocked. `guard_pipe`: it ends when the guard has ended. Throws system.
+  /// `ranks_mask`: the signal mask for the ranks. `to_read`: the signals that it reads and passes on, which
+  /// are blocked. `guard_pipe`: a pipe that ends when the guard has ended. Throws system.
   Supervisor(const LaunchOptions& options, const std::vector<std::string>& command,
              const sigset_t& ranks_mask, const sigset_t& to_read, int guard_pipe);
   ~Supervisor();  ///< whatever happened: nothing is left behind

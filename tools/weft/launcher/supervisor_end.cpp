@@ -14,16 +14,17 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// After the first failure, for what may have caused it to be found dead, too. If all who have failed say
-// that it was others, the whole notice (LaunchOptions) is waited for those.
+// The time after the first failure in which the process that caused it may be found dead, too. If all failed
+// ranks report that others caused their failure, the supervisor waits the whole notice (LaunchOptions) for
+// those others.
 constexpr Duration kJudgement = milliseconds(200);
 constexpr Duration kSameRequest = milliseconds(500);  // `timeout` and the like send their signal twice
 constexpr Duration kEarlyLook = milliseconds(200);    // while nobody has come to the store
 
 }  // namespace
 
-// Looks at each child that has ended before it is reaped: as long as it is not, its process group cannot be
-// another's, and what is left of the group is killed.
+// Looks at each ended child before it reaps it: until then its process group cannot be another's, and the
+// rest of the group is killed.
 void Supervisor::reap() {
   std::vector<std::pair<RankProcess*, int>> ended;
   for (;;) {
@@ -46,8 +47,8 @@ void Supervisor::reap() {
   if (!failed_.empty()) judge(false);
 }
 
-/// Asked to end by a signal, it did so: by the signal or by its status, because others did, or by what we
-/// have sent since.
+/// Returns whether the process was asked to end by a signal and did so: by the signal or by its status,
+/// because others did, or because of a signal that we have sent since.
 bool Supervisor::as_requested(const RankProcess& rank, int status) const {
   if (requested_ == 0 || status == 0) return false;
   if (exit_status(status) == 128 + requested_ || rank.blames_others) return true;
@@ -79,7 +80,7 @@ void Supervisor::take_end(RankProcess& rank, int status) {
   }
 }
 
-/// Names the ranks that have ended without having come to the store, once another one has come there, which
+/// Names the ranks that have ended without having come to the store, once another rank has come there, which
 /// misses them.
 void Supervisor::report_early() {
   early_look_ = Deadline::never();
@@ -92,9 +93,9 @@ void Supervisor::report_early() {
 }
 
 /// Names the rank that failed first, as soon as it is known, at the latest when `late`. The kernel does not
-/// tell in which order processes ended, and a survivor may well be gone before the one that it fails because
-/// of. So: one killed by a signal that cannot be a consequence; otherwise one that does not blame others;
-/// among equals, the one that was found first.
+/// report in which order processes ended, and a survivor may well be gone before the rank because of which it
+/// fails. So it names a rank that was killed by a signal that cannot be a consequence; otherwise a rank that
+/// does not blame others; among equals, the rank that was found first.
 void Supervisor::judge(bool late) {
   take_last_notices();
   const auto by_itself = [](const Failed& f) {
@@ -122,8 +123,7 @@ void Supervisor::judge(bool late) {
   exit_ = exit_status(status);
 }
 
-/// If all that have failed blame others: the ranks that have ended, well as it seems, and those that are
-/// stopped.
+/// If all failed ranks blame others: names the ranks that have ended, apparently well, and the stopped ranks.
 std::string Supervisor::told_missing() const {
   constexpr int kMostNamed = 8;
   std::string text;
@@ -138,7 +138,8 @@ std::string Supervisor::told_missing() const {
   return text;
 }
 
-/// All have ended. One that returned 0 although it has logged that something went wrong is no success.
+/// All ranks have ended. A rank that returned 0 although it has logged that something went wrong is no
+/// success.
 void Supervisor::report_doubts() {
   take_last_notices();
   bool well = false;
@@ -154,8 +155,9 @@ void Supervisor::report_doubts() {
                        rank->number, rank->pid, rank->ended_well ? "returned 0" : "ended"));
 }
 
-/// Ends what a rank that has ended left outside of its process group: it is our child then, and has the
-/// rank's variables. Each that ends gives us its own children, and SIGCHLD, by which this is called again.
+/// Ends processes that an ended rank left outside of its process group: they are our children then, and have
+/// the rank's variables. Each process that ends gives us its own children, and SIGCHLD, by which this
+/// function is called again.
 void Supervisor::end_orphans() {
   if (none_runs()) return;  // all go then
   for (const pid_t pid : own_children()) {
@@ -167,8 +169,8 @@ void Supervisor::end_orphans() {
   }
 }
 
-/// The ranks may take their time after a first SIGINT or SIGTERM; who sends a second one is not willing to
-/// wait.
+/// The ranks may take their time after a first SIGINT or SIGTERM; a user who sends a second one does not want
+/// to wait.
 void Supervisor::end_requested(int number) {
   const auto now = Clock::now();
   if (!first_request_) {
@@ -246,8 +248,9 @@ void Supervisor::signal_groups(int number) {
   }
 }
 
-/// A signal that was sent to us. A signal that asks to end goes to all processes that a rank has started, as
-/// from a terminal. SIGUSR1 and SIGUSR2 go to the rank itself: they would kill helpers that do not know them.
+/// Handles a signal that was sent to us. A signal that asks to end goes to all processes that a rank has
+/// started, as from a terminal. SIGUSR1 and SIGUSR2 go to the rank itself: they would kill helpers that do
+/// not handle them.
 void Supervisor::forward(int number) {
   const bool for_all = number != SIGUSR1 && number != SIGUSR2;
   for (const auto& rank : ranks_) {
@@ -255,8 +258,8 @@ void Supervisor::forward(int number) {
   }
 }
 
-// Ranks that are about to be ended may not have noticed what went wrong, and the trace of the late one is the
-// one that matters.
+// Ranks that are about to be ended may not have noticed the failure, and the trace of the late rank is the
+// important one.
 void Supervisor::ask_for_traces() {
   for (const auto& rank : ranks_)
     if (rank->running && catches(rank->pid, SIGUSR2)) ::kill(rank->pid, SIGUSR2);

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::array kOfRanks = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
 
-// A socket bound to a port that nobody has, and the port. Two sockets with SO_REUSEADDR may have one port as
+// Returns a socket bound to a free port, and the port. Two sockets with SO_REUSEADDR may have one port as
 // long as neither listens.
 std::pair<int, int> reserve_port() {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);

@@ -1,4 +1,4 @@
-// The variables by which torch's env:// finds its ranks: weft run sets them beside its own.
+// The variables by which torch's env:// finds its ranks: `weft run` sets them in addition to its own.
 #pragma once
 
 #include <string>
@@ -9,9 +9,10 @@
 namespace weft::tools {
 
 /// RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; MASTER_ADDR and MASTER_PORT: a port of loopback on
-/// which rank 0 will serve torch's store. It stays reserved as long as this lives: the kernel gives it to
-/// nobody, and a server gets it that sets SO_REUSEADDR, as those of torch and weft do. Variables that are
-/// set stay: another launcher's variables, or a port that the caller chose; unless it is an outer weft run's.
+/// which rank 0 will serve torch's store. The port stays reserved while this object exists: the kernel gives
+/// it to nobody, except to a server that sets SO_REUSEADDR, as the servers of torch and weft do. Variables
+/// that are already set stay: another launcher's variables, or a port that the caller chose; unless an outer
+/// `weft run` set them.
 class TorchVariables {
  public:
   /// Throws system if no port can be had.

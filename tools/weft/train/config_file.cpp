@@ -22,7 +22,7 @@ namespace {
   throw Error(ErrorCode::bad_argument, fmt::format("{}: {}", where, what));
 }
 
-// The last one named on the command line, if there is one: what "--config" takes.
+// The last file that the command line names, if there is one: the value of "--config".
 std::optional<std::string> named_in(const std::vector<std::string>& words) {
   std::optional<std::string> path;
   for (std::size_t i = 0; i < words.size(); ++i) {
@@ -47,7 +47,7 @@ const char* type_name() {
     return "a text in quotes";
 }
 
-// The value as the command line would have it; nothing if it is of another type.
+// The value in the form of the command line; nothing if it is of another type.
 template <class T>
 std::optional<std::vector<std::string>> words_of(const toml::node& value) {
   using Words = std::vector<std::string>;

@@ -1,4 +1,5 @@
-// A TOML file that gives a sub-command's options, and the same options written as such a file. One thread.
+// A TOML file that gives a sub-command's options; also writes the options as such a file. For use by one
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +18,8 @@ class Option;
 namespace weft::tools {
 
 /// Adds --config and --print-config to a sub-command. A key of the file is an option's name without its
-/// dashes. Values of the file replace the defaults; values of the command line replace those of the file.
-/// Whatever is wrong with the file is an Error, bad_argument, that names file, line and key.
+/// dashes. Values of the file replace the defaults; values of the command line replace the values of the
+/// file. Any fault in the file is an Error, bad_argument, that names file, line and key.
 class ConfigFile {
  public:
   /// `words`: the command line, in which the file is named.
@@ -29,12 +30,13 @@ class ConfigFile {
   /// The variable that keeps an option's value: the value in the file must have its type.
   using Variable = std::variant<bool*, int*, std::int64_t*, std::uint64_t*, double*, std::string*,
                                 std::filesystem::path*, std::vector<std::string>*>;
-  /// The file may give `option`, whose value is kept in `variable`. Returns the option.
+  /// Declares that the file may give `option`, whose value is kept in `variable`. Returns the option.
   CLI::Option* take(CLI::Option* option, Variable variable);
 
-  /// A table of the file with a reader of its own. It is given all of the file, which it reads again so that
-  /// its errors have lines, and the file's name; `written` gives the table as text. `options` are keys that
-  /// say the same outside of the table: in a file that has it they are errors, and text() leaves them out.
+  /// Adds a table of the file with its own reader. The reader gets the whole file, which it reads again so
+  /// that its errors have lines, and the file's name; `written` returns the table as text. `options` are keys
+  /// with equal meaning outside of the table: in a file that has the table they are errors, and text() leaves
+  /// them out.
   using Read = std::function<void(const std::string& text, const std::string& path)>;
   void take_table(std::string name, std::vector<std::string> options, Read read,
                   std::function<std::string()> written);

@@ -1,4 +1,4 @@
-// weft parity: the same training on several meshes, losses side by side.
+// weft parity: one training on several meshes, with losses side by side.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>

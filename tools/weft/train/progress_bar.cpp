@@ -23,14 +23,14 @@ std::string minutes(double seconds) {
   return fmt::format("{}:{:02}", s / 60, s % 60);
 }
 
-// Ranks write into pipes; the launcher tells what its own output is.
+// Ranks write into pipes; the launcher reports the kind of its own output.
 bool on_terminal() {
   const auto told = env::get("WEFT_TERMINAL");
   return told ? *told == "1" : isatty(STDOUT_FILENO) != 0;
 }
 
-// The text, as much of it as fits into `columns`: the bar is made shorter, then left out, then the rate is,
-// then the time.
+// The text, as much of it as fits into `columns`: the bar is made shorter, then left out, then the rate is
+// left out, then the time.
 std::string line_of(const std::string& step, double done, const std::string& loss, const std::string& rate,
                     const std::string& left, std::size_t columns) {
   const std::size_t words = step.size() + loss.size() + rate.size() + left.size();
@@ -67,7 +67,7 @@ void ProgressBar::show(std::int64_t step, double loss, double tokens_per_second)
   shown_ = now;
   const double passed = std::chrono::duration<double>(now - began_).count();
   const double left = passed / static_cast<double>(done) * static_cast<double>(all - done);
-  // The last column stays free: a terminal may go on to the next line where it is written.
+  // The last column stays free: a terminal may go on to the next line if something is written there.
   const std::size_t columns =
       style_ == Style::bar ? static_cast<std::size_t>(std::max(1, output_columns() - 1)) : std::string::npos;
   const std::string line = line_of(

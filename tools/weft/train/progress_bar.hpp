@@ -1,4 +1,4 @@
-// The display of a training run for a person. One thread.
+// The display of a training run for a person. For use by one thread.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@
 
 namespace weft::tools {
 
-/// `bar`: one line that is written over, no wider than the terminal; where standard output is none, lines.
-/// `lines`: a line every few seconds. `none`. `auto`: a bar on a terminal, otherwise lines. Steps run over
-/// [first, until).
+/// `bar`: one line that is overwritten, no wider than the terminal; lines if standard output is no terminal.
+/// `lines`: a line every few seconds. `none`: nothing. `auto`: a bar on a terminal, otherwise lines. Steps
+/// run over [first, until).
 class ProgressBar {
  public:
   ProgressBar(const std::string& style, std::int64_t first, std::int64_t until);

@@ -65,7 +65,7 @@ Differences compare(const std::string& there, const std::string& here) {
   return d;
 }
 
-// A file that is made and removed again: permissions, read-only and full file systems all count.
+// Makes a file and removes it again: this detects missing permissions, read-only and full file systems.
 void check_writable(const std::filesystem::path& folder) {
   std::error_code failed;
   std::filesystem::create_directories(folder, failed);

@@ -1,5 +1,5 @@
-// The state of the folder that a run is to save to. Called by every rank before they meet, and by who starts
-// them: all find the same.
+// The state of the folder to which a run will save. Every rank calls it before the ranks meet, and so does
+// the process that starts them: all find the same state.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,11 @@ struct SaveFolder {
   std::string note{};  ///< what is worth saying of it; or empty
 };
 
-/// Makes the folder. `resume`: "latest", "auto" (if there is a checkpoint), or "no". Throws bad_argument
-/// if there is none to go on from, or where one of another run is there, naming what differs: the number
-/// of steps and the warm-up may, for a run that goes on. Without resume, one of another run is refused, too,
-/// unless `overwrite`. Throws system if the folder cannot be made or written to.
+/// Makes the folder. `resume`: "latest", "auto" (if there is a checkpoint), or "no". Throws bad_argument if
+/// there is no checkpoint from which to resume, or if there is one of another run; the text names the
+/// differences. The number of steps and the warm-up may differ in a resumed run. Without resume, a checkpoint
+/// of another run is refused, too, unless `overwrite` is set. Throws system if the folder cannot be made or
+/// written to.
 SaveFolder look_at_save_folder(const std::filesystem::path& folder, const TrainConfig& config,
                                const std::string& resume, bool overwrite);
 

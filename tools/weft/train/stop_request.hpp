@@ -9,11 +9,12 @@
 
 namespace weft::tools {
 
-/// While it lives, a first SIGINT or SIGTERM is noted and nothing else happens. A second one, at least half a
-/// second later (some launchers send theirs twice), ends the process as if there were none of this. A signal
-/// that the process ignores stays ignored. To be made by the main thread before it makes threads that take
-/// signals: a thread of its own waits for them, and no handler interrupts kernels, since those that oneDNN
-/// generates keep data below the stack pointer, where a handler's frame would overwrite it.
+/// While this object exists, a first SIGINT or SIGTERM is noted and nothing else happens. A second signal, at
+/// least half a second later (some launchers send theirs twice), ends the process as if this object did not
+/// exist. A signal that the process ignores stays ignored. The main thread must make it before it makes
+/// threads that take signals. A separate thread waits for the signals, and no handler interrupts kernels,
+/// since kernels that oneDNN generates keep data below the stack pointer, where a handler's frame would
+/// overwrite it.
 class StopRequest {
  public:
   /// Throws system.
@@ -22,7 +23,7 @@ class StopRequest {
   StopRequest(const StopRequest&) = delete;
   StopRequest& operator=(const StopRequest&) = delete;
 
-  /// The first signal that came; 0: none did.
+  /// The first signal that arrived; 0: none did.
   int signal() const noexcept { return first_.load(); }
 
  private:

@@ -1,4 +1,5 @@
-// weft train: the worked example. A byte-level transformer on real text, over any mesh of data axes and tp.
+// weft train: the worked example. It trains a byte-level transformer on real text, over any mesh of data axes
+// and tp.
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
@@ -36,15 +37,15 @@ struct Flags {
   bool overwrite = false, async_save = false;
 };
 
-// Exchanged at the end of each step, so that all ranks stop after the same one: the signal that asked one of
-// them to, or 0.
+// Exchanged at the end of each step, so that all ranks stop after the same step: the signal that asked one of
+// them to stop, or 0.
 int agreed_stop(ProcessGroup& group, const StopRequest& request) {
   std::vector<std::int32_t> signal(1, request.signal());
   group.all_reduce(view(signal), view(signal), {.op = ReduceOp::max}).wait();
   return signal[0];
 }
 
-// The mean loss over the last steps, as it is reported at the end.
+// The number of last steps over which the mean loss is reported at the end.
 constexpr std::size_t kMeanSteps = 20;
 
 double tail_mean(const std::vector<double>& losses) {
@@ -74,7 +75,7 @@ void say_how_it_went(const Flags& flags, const std::vector<double>& losses, std:
 }
 
 // A run that was killed had written metrics of steps behind its last checkpoint, the last line perhaps in
-// part. These steps are taken again from step `first`, so that their lines are left out. The lines that
+// part. These steps are repeated from step `first` on, so their lines are left out. Returns the lines that
 // remain.
 std::string metrics_before(const std::filesystem::path& file, std::int64_t first) {
   constexpr std::size_t kMostBytes = std::size_t{1} << 30;
@@ -162,7 +163,7 @@ int train(const Flags& flags) {
   return stopped == 0 ? 0 : 128 + stopped;
 }
 
-// The same words for each of the ranks, which start none.
+// The same command line for each of the ranks, which start no further ranks.
 std::vector<std::string> command_of_a_rank(const std::vector<std::string>& words) {
   std::vector<std::string> command{std::filesystem::read_symlink("/proc/self/exe").string()};
   for (std::size_t i = 0; i < words.size(); ++i) {

@@ -10,7 +10,7 @@
 namespace weft::tools {
 namespace {
 
-// Name, member, help: read by the parser and written back by to_words.
+// Name, member, help: the parser reads them and to_words writes them.
 template <class Visit>
 void each_run_flag(TrainConfig& c, const Visit& visit) {
   visit("--steps", c.steps, "Steps of the schedule");

@@ -11,10 +11,10 @@ namespace weft::tools {
 
 class ConfigFile;
 
-/// Model, text, batch, schedule, seed: everything but the mesh.
+/// Model, text, batch, schedule, seed: everything except the mesh.
 void add_train_flags(CLI::App& sub, TrainConfig& config, ConfigFile& file);
-/// The same as words, for a process that runs this configuration: all but the model, which is for a file
-/// (transformer_text).
+/// The flags as words, for a process that runs this configuration: everything except the model, which is in a
+/// file (transformer_text).
 std::vector<std::string> to_words(const TrainConfig& config);
 
 }  // namespace weft::tools

@@ -15,7 +15,7 @@
 namespace weft::tools {
 namespace {
 
-// A hash by which a run that goes on notices another text.
+// A hash by which a resumed run notices another text.
 std::uint64_t fingerprint(const std::vector<unsigned char>& text) {
   return hash_of({reinterpret_cast<const char*>(text.data()), text.size()});
 }
@@ -136,7 +136,7 @@ Training::Training(ProcessGroup& group, const TrainConfig& config)
       sampler_(parts_.data, static_cast<std::int64_t>(text_.size()) - config.sequence, config.global_batch,
                config.seed) {}
 
-// tokens: (rows, sequence), the bytes from a sample's offset on; labels: the byte after each.
+// tokens: (rows, sequence), the bytes from a sample's offset on; labels: the byte after each token.
 StepResult Training::step() {
   const std::int64_t step = trainer_.steps();
   const std::vector<std::int64_t> starts = sampler_.local_batch(step);
@@ -162,7 +162,7 @@ std::string identity_of(const TrainConfig& config, const std::vector<unsigned ch
       m.dim, m.layers, m.heads, m.kv_heads, m.ffn_hidden, m.vocab, m.rope_theta, config.sequence,
       config.global_batch, config.steps, config.warmup_steps(), config.peak_lr, config.floor_lr,
       config.weight_decay, config.max_norm, config.seed, fingerprint(text));
-  // Values that neither flags nor older checkpoints state.
+  // Values that neither flags nor older checkpoints contain.
   const TransformerConfig usual;
   if (m.head_size != usual.head_size) identity += fmt::format(" head_size={}", m.head_size);
   if (m.norm_eps != usual.norm_eps) identity += fmt::format(" norm_eps={}", m.norm_eps);

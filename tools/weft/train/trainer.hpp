@@ -1,5 +1,5 @@
-// One training run of a byte-level transformer over a mesh of data axes and tp: what `weft train` drives and
-// `weft parity` compares. Each rank has its own, used by one thread.
+// One training run of a byte-level transformer over a mesh of data axes and tp: `weft train` drives it, and
+// `weft parity` compares several. Each rank has its own object, used by one thread.
 #pragma once
 
 #include <algorithm>
@@ -38,8 +38,8 @@ struct TrainConfig {
   std::uint64_t seed = 1;
   int dp = -1;  ///< -1: what tp leaves of the ranks
   int tp = 1;
-  /// The use that data ranks make of the parameters: ddp (each has all), fsdp (divided), hsdp (divided, in
-  /// `replicate` copies).
+  /// How data ranks hold the parameters: ddp (each has all), fsdp (divided), hsdp (divided, in `replicate`
+  /// copies).
   std::string data = "ddp";
   int replicate = 0;               ///< 0: 2 with hsdp
   bool sequence_parallel = false;  ///< over the tensor axis; see TransformerPlanOptions
@@ -47,10 +47,10 @@ struct TrainConfig {
   int threads = 0;                 ///< per rank; 0: WEFT_THREADS, or the usable cores shared among the ranks
 
   std::int64_t warmup_steps() const { return warmup == -1 ? std::min<std::int64_t>(100, steps / 3) : warmup; }
-  /// Gives what follows other values, if it is not set, its value: kv_heads is heads, ffn_hidden
-  /// usual_ffn_hidden(dim), max_seq the sequence, floor_lr a tenth of peak_lr.
+  /// Sets members that have no value yet: kv_heads to heads, ffn_hidden to usual_ffn_hidden(dim), max_seq to
+  /// the sequence, floor_lr to a tenth of peak_lr.
   void fill_in();
-  /// After fill_in(). Throws bad_argument with the arithmetic where sizes do not fit each other or `ranks`:
+  /// Call it after fill_in(). Throws bad_argument, with the sizes, if sizes do not fit each other or `ranks`:
   /// before any rank is started or met. Returns the mesh.
   MeshShape check(int ranks) const;
 };
@@ -65,7 +65,7 @@ struct StepResult {
 /// A weft::Trainer on this text, with this schedule.
 class Training {
  public:
-  /// Collective over `group`. Throws as TrainConfig::check, and system where the text cannot be read.
+  /// Collective over `group`. Throws like TrainConfig::check, and throws system if the text cannot be read.
   Training(ProcessGroup& group, const TrainConfig& config);
 
   /// The next step, on the batch that belongs to its number. Collective.
@@ -74,12 +74,12 @@ class Training {
 
   /// Collective; see save_checkpoint. `keep`: as in SaveOptions.
   void save(const std::filesystem::path& directory, int keep);
-  /// The same in the background; see AsyncCheckpoint, which waits for the save before it.
+  /// Like save(), but in the background; see AsyncCheckpoint, which waits for the previous save.
   void start_save(const std::filesystem::path& directory, int keep);
   /// Waits for the last start_save(), and throws its error.
   void finish_save();
-  /// Takes up the latest checkpoint of `directory`: parameters, optimizer, step. Whether it is of the same
-  /// run: see look_at_save_folder. Collective.
+  /// Loads the latest checkpoint of `directory`: parameters, optimizer, step. look_at_save_folder checks
+  /// whether it belongs to this run. Collective.
   void resume(const std::filesystem::path& directory) { trainer_.load(directory); }
 
   int threads() const noexcept { return compute_.threads(); }
@@ -101,7 +101,7 @@ class Training {
 
 /// How many threads compute in each of `ranks` ranks of this host; see TrainConfig::threads.
 int threads_per_rank(int asked, int ranks);
-/// The identity of a run, "name=value" and blanks between: the model, the text, the schedule.
+/// The identity of a run, as "name=value" separated by blanks: the model, the text, the schedule.
 std::string identity_of(const TrainConfig& config, const std::vector<unsigned char>& text);
 /// The bytes of a file. Throws system naming it, bad_argument if it has fewer than `least`.
 std::vector<unsigned char> read_text(const std::filesystem::path& path, std::int64_t least);

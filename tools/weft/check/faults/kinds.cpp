@@ -90,8 +90,8 @@ void distort_value(Step& w, const Step&, Dice&, int, int) { w.differs = true; }
 
 // ---- Where it makes sense
 
-// Whether other ranks are concerned when rank `me` does this step wrong: not in a message between others or
-// to itself.
+// Returns whether other ranks are concerned if rank `me` does this step wrong: not for a message between
+// others or to itself.
 bool is_heard_of(const Step& s, int me) {
   return s.op != Op::send || (s.root != s.peer && (s.root == me || s.peer == me));
 }
@@ -116,9 +116,9 @@ const FailureGuarantees& of(const Range& r) { return r.traits.guarantees; }
 bool tells_deaths(const Range& r) { return of(r).detects_death || (of(r).deadline && of(r).survives_death); }
 bool keeps_deadlines(const Range& r) { return of(r).deadline; }
 bool compares_calls(const Range& r) { return of(r).checks_calls; }
-// The others call something else, or wait for a message.
+// The other ranks call something else, or wait for a message.
 bool tells_skips(const Range& r) { return of(r).deadline && of(r).checks_calls; }
-// Foreign libraries end the process; sanitizers need descriptors and memory of their own.
+// Foreign libraries end the process; sanitizers need descriptors and memory for themselves.
 bool survives_limits(const Range& r) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   constexpr bool kSanitized = true;
@@ -132,7 +132,7 @@ bool never_guaranteed(const Range&) { return false; }
 bool always_overdue(const FailureGuarantees&) { return true; }
 bool overdue_unless_detected(const FailureGuarantees& g) { return !g.detects_death; }
 
-// ---- Points, and how often each: in the order in which they are drawn
+// ---- Points, and how often each is drawn, in the order in which they are drawn
 
 using enum FaultPoint;
 constexpr FaultPoint kDeath[] = {before_post,   after_post, before_quiesce, in_creation,

@@ -1,6 +1,6 @@
-// The kinds of faults, a row for each: what the struck rank does, when a program may be drawn with it, and
-// what the ranks must see of it. Nothing else asks which kind a fault is: who adds a kind adds an enumerator
-// of FaultKind and a row, and a function where it does what no other does. Pure values; any thread.
+// The kinds of faults, one row for each: what the struck rank does, when a program may be drawn with it, and
+// what the ranks must see of it. No other code distinguishes kinds of faults: to add one, add an enumerator
+// of FaultKind and a row, plus a function if the kind does something new. Plain values; any thread.
 #pragma once
 
 #include <cstdint>
@@ -67,7 +67,7 @@ struct FaultRow {
   Act act = Act::strike;
   void (*strike)(const Program&, Duration deadline) = nullptr;  ///< may not return; null: nothing
   void (*strike_by_signal)(int) = nullptr;  ///< the same from a handler; null: the process is stopped
-  /// Makes `w`, a copy of `s`, wrong for rank `me` of n, but right in itself; null: as it is.
+  /// Makes `w`, a copy of `s`, wrong for rank `me` of n, but right in itself; null: `w` stays unchanged.
   void (*distort)(Step& w, const Step& s, Dice& d, int me, int n) = nullptr;
   StepsTaken steps = StepsTaken::as_planned;
   Stopped stopped = Stopped::no;
@@ -77,7 +77,7 @@ struct FaultRow {
 
   // When it is drawn.
   bool of_processes = false;  ///< it strikes a process: every rank has one of its own
-  /// The backend's guarantees say what must happen; null: always.
+  /// Returns whether the backend guarantees an outcome; null: always.
   bool (*guaranteed)(const Range&) = nullptr;
   std::span<const FaultPoint> points;
   bool (*fits)(const Step&, int me) = nullptr;  ///< it makes sense in such a step of rank `me`

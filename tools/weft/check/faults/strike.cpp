@@ -35,7 +35,7 @@ void set_soft(int resource, rlim_t soft) {
   ::setrlimit(static_cast<__rlimit_resource>(resource), &l);
 }
 
-// The number of the next descriptor, so none more fits.
+// The number of the next descriptor; if this is the limit, no more descriptors are possible.
 rlim_t next_descriptor() {
   const int fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
   if (fd < 0) return 0;

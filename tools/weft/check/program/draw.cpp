@@ -1,4 +1,4 @@
-// Draws programs: what comes in which order, how often, and in which sizes.
+// Draws programs: which steps, in which order, how often, and in which sizes.
 #include <algorithm>
 #include <numeric>
 
@@ -123,7 +123,7 @@ void add_group(Dice& d, Program& p, int before) {
 
 // ---- Faults
 
-// Whether the backend's row of guarantees says what must happen.
+// Returns whether the backend guarantees an outcome for this kind of fault.
 bool guaranteed(const Range& range, const FaultRow& kind) {
   if (kind.of_more) return false;
   if (!range.kinds.empty())
@@ -146,8 +146,8 @@ FaultPoint any_point(Dice& d, const Range& range, const FaultRow& kind) {
   return d.any(asked.empty() ? points : asked);
 }
 
-// Makes it a step in which rank `me` reaches into the memory of others. False: its operation has no such
-// step.
+// Turns the step into one in which rank `me` accesses the memory of others. Returns false if its operation
+// has no such step.
 bool make_reaching(Dice& d, Step& s, const Range& range, int me) {
   if (!s.is_for_everybody() && s.op != Op::reduce && s.op != Op::gather && s.op != Op::broadcast &&
       s.op != Op::scatter)
@@ -223,7 +223,8 @@ void add_fault(Dice& d, Program& p, const Range& range) {
   p.steps.insert(p.steps.begin() + f.step, more.begin(), more.end());
 }
 
-// Threads, processes, or a mixture; processes more often where faults are, since many faults are theirs.
+// Threads, processes, or a mixture; processes more often if there are faults, since many faults strike
+// processes.
 std::vector<int> any_homes(Dice& d, const Range& range, int n) {
   enum { threads, processes, mixture };
   constexpr int kCalm[] = {threads, threads, processes, processes, mixture};
@@ -236,8 +237,8 @@ std::vector<int> any_homes(Dice& d, const Range& range, int n) {
     homes.push_back(kind == processes ? r : kind == threads ? 0 : d.between(0, homes.back() + 1));
   return homes;
 }
-// Many small steps of the same root in a row, in the group of `s`, which becomes one of them: they run ahead,
-// as far as the ring goes.
+// Adds many small steps of one root in a row, in the group of `s`, which becomes one of them: they run ahead,
+// as far as the ring permits.
 void add_many_small(Dice& d, Program& p, Step& s, const Range& range) {
   constexpr Op kAhead[] = {Op::broadcast, Op::scatter, Op::send, Op::broadcast, Op::reduce};
   s.op = d.any(kAhead);

@@ -83,7 +83,7 @@ using Kind = ReduceOp::Kind;
 
 const std::string kSubject = "check: not a program";
 
-// A program that is read will be run, so every number must be within what a program can have.
+// A program that is read will be run, so every number must be within the range of programs.
 constexpr int kMostInFlight = 1000;
 constexpr std::int64_t kMostElements = 1 << 24;  // of a block
 constexpr std::int64_t kMostInAll = 1 << 28;     // of all blocks of a program
@@ -123,7 +123,7 @@ std::vector<int> read_members(const JsonReader& in, const std::vector<int>& of) 
   return ranks;
 }
 
-// The first group is that of all ranks; the others follow their parents.
+// The first group contains all ranks; the others follow their parents.
 GroupPlan read_group(const JsonReader& in, const Program& p, int steps) {
   using How = GroupPlan::How;
   const int number = static_cast<int>(p.groups.size());

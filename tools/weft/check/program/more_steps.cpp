@@ -17,7 +17,7 @@ bool wanted(const Range& range, Does does) {
   return range.steps.empty() || std::find(range.steps.begin(), range.steps.end(), does) != range.steps.end();
 }
 
-// Only faults are asked for that strike these steps alone.
+// Returns whether only faults are requested that strike these steps alone.
 bool only_more(const Range& range) {
   return !range.kinds.empty() && std::all_of(range.kinds.begin(), range.kinds.end(),
                                              [](FaultKind kind) { return row(kind).of_more; });
@@ -94,8 +94,8 @@ Step any_overlap(Dice& d, const Range& range, int group) {
   return s;
 }
 
-// The places at which steps can be put: not between calls that belong together, nor behind the barriers at
-// the end.
+// The places at which steps can be inserted: not between calls that belong together, nor behind the barriers
+// at the end.
 std::vector<int> places(const Program& p) {
   int last = static_cast<int>(p.steps.size());
   if (p.fault.kind != FaultKind::none)
@@ -123,7 +123,7 @@ int any_group(Dice& d, const Program& p, int at) {
   return d.one_in(2) ? 0 : d.any(made);
 }
 
-// The same window once more: its ranks have agreed, so nobody waits in its start.
+// Repeats the window: its ranks have agreed, so nobody waits in its start.
 Step again(Dice& d, const Step& s, const Range& range) {
   Step t = s;
   t.salt = d.next();
@@ -156,7 +156,8 @@ void insert_any(Dice& d, Program& p, const Range& range) {
   }
 }
 
-// A window in flight when the rank is stopped inside the others' memory, in the same group: holds_window().
+// Adds a window that is in flight, in the same group, when the rank is stopped inside the others' memory:
+// holds_window().
 void hold_window(Dice& d, Program& p, const Range& range) {
   const int group = p.steps[static_cast<std::size_t>(p.fault.step)].group;
   if (p.group_size(group) < 3) return;
@@ -172,7 +173,7 @@ void hold_window(Dice& d, Program& p, const Range& range) {
   insert(p, at, s);
 }
 
-// The struck call is the last one of its group: what comes behind it would show the fault, too.
+// Makes the struck call the last one of its group: later calls would show the fault, too.
 void end_behind_it(Dice& d, Program& p) {
   const Step& struck = p.steps[static_cast<std::size_t>(p.fault.step)];
   if (p.group_size(struck.group) < 2 || (struck.op != Op::broadcast && struck.op != Op::scatter)) return;
@@ -183,8 +184,8 @@ void end_behind_it(Dice& d, Program& p) {
   settle(p);
 }
 
-// A chain of ranks, each of which waits for the next one in exchanges in a row; the last of them, for the one
-// that is struck.
+// Adds a chain of ranks, each of which waits for the next one in consecutive exchanges; the last of them
+// waits for the struck rank.
 void add_chain(Dice& d, Program& p, const Range& range) {
   Step s = any_window(d, p, range, 0);
   s.counts.assign(s.counts.size(), 1);
@@ -215,7 +216,7 @@ std::vector<int> struck_steps(const Program& p, const Fault& f) {
   return those;
 }
 
-// The barriers at the end, where everybody hears of the fault.
+// Adds the barriers at the end, in which every rank learns of the fault.
 void add_barriers(Dice& d, Program& p) {
   Step last;
   last.salt = d.next();
@@ -235,7 +236,7 @@ void strike_there(Dice& d, Program& p) {
   add_barriers(d, p);
 }
 
-// The rank leaves out its reductions of gradients, or takes them after the barrier behind them.
+// The rank leaves out its reductions of gradients, or makes them after the barrier behind them.
 void strike_gradients(Dice& d, Program& p, const Range& range) {
   const int group = p.steps[static_cast<std::size_t>(p.fault.step)].group, at = p.fault.step;
   Step next;
@@ -246,7 +247,7 @@ void strike_gradients(Dice& d, Program& p, const Range& range) {
   p.fault.step = at;
 }
 
-// Instead of the fault that is drawn: one that strikes such steps alone.
+// Replaces the drawn fault by one that strikes only such steps.
 void strike_these_alone(Dice& d, Program& p, const Range& range) {
   std::vector<Fault> faults;
   for (int k = 1; k < kFaultKinds; ++k) {

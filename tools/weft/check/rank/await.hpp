@@ -1,4 +1,4 @@
-// Waiting for what other ranks of a program write in its report.
+// Waiting for entries that other ranks of a program write in its report.
 #pragma once
 
 #include <chrono>
@@ -8,7 +8,7 @@
 
 namespace weft::check {
 
-/// False: not within the limit.
+/// Returns false if it was not ready within the limit.
 template <class Ready>
 bool await(const Ready& ready, Duration limit) {
   for (const Deadline deadline = Deadline::after(limit); !ready();) {

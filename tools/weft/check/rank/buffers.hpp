@@ -1,4 +1,4 @@
-// The memory of one rank's part in one step, laid out as this rank likes, and what lies around it.
+// The memory of one rank's part in one step, in this rank's random layout, and the memory around it.
 #pragma once
 
 #include <memory>
@@ -32,13 +32,13 @@ inline constexpr std::byte kUntouched{0xa5};  ///< what nobody has written
 
 class Buffers {
  public:
-  /// `pool`: where shared memory is from, if not null.
+  /// `pool`: the source of shared memory, if not null.
   Buffers(Context& context, const Step& s, Pool* pool) : context_(context), s_(s), pool_(pool) {}
-  /// Room for so many elements, filled with kUntouched: shared, ordinary, or memory that is not weft's; where
-  /// nothing is computed, at any address. Around it is room that nobody may touch.
+  /// Room for `elements` elements, filled with kUntouched: shared, ordinary, or memory that is not weft's; if
+  /// nothing is computed on it, at any address. Around it is room that nobody may touch.
   std::byte* room(Dice& habits, std::int64_t elements);
-  /// Which bytes belong to somebody: begins with none, mark() adds some, and stray() says which other byte
-  /// was written; empty: none.
+  /// Which bytes may be written: begins with none, mark() adds some, and stray() says which other byte was
+  /// written; empty: none.
   class Marks {
    public:
     explicit Marks(const Buffers& all);
@@ -49,7 +49,7 @@ class Buffers {
     const Buffers& all_;
     std::vector<std::vector<bool>> seen_;
   };
-  /// Writes a pattern over everything, and looks whether it is still there.
+  /// Writes a pattern over everything, and checks whether it is still there.
   void overwrite();
   std::string overwritten() const;
 

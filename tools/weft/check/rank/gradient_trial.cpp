@@ -73,7 +73,7 @@ void GradientTrial::make_entries() {
   }
 }
 
-// On dp and tp. Without a group of its own where it is partial on all ranks, or on none.
+// Placements on dp and tp. Needs no separate group if it is partial on all ranks, or on none.
 Placements GradientTrial::any_placements(Dice& d, const Entry& e) const {
   const Partial partial{{e.reduce}};
   const Shard rows{0};
@@ -83,7 +83,7 @@ Placements GradientTrial::any_placements(Dice& d, const Entry& e) const {
   return all[static_cast<std::size_t>(d.below(alone_ ? all.size() : 4))];
 }
 
-// This rank gives something else, which is right in itself.
+// This rank passes a different value, which is right in itself.
 void GradientTrial::differ() {
   enum { name, count, dtype, more, limit, reduction, option };
   Dice d(mix(s_.salt, 4712));
@@ -136,7 +136,7 @@ void GradientTrial::lay_out() {
   }
 }
 
-// The first ranks have one row more where the rows do not go round.
+// The first ranks have one row more if the rows do not divide evenly.
 std::int64_t GradientTrial::first_row(const Entry& e, int rank) const {
   return e.rows / n_ * rank + std::min<std::int64_t>(rank, e.rows % n_);
 }
@@ -145,7 +145,7 @@ std::int64_t GradientTrial::own_count(const Entry& e) const {
   return first_row(e, me_ + 1) * e.columns - own_from(e);
 }
 
-// The call that gives what the reduction of a gradient gives.
+// The call with the result of the reduction of a gradient.
 Step GradientTrial::gradient_of(std::size_t i, int round) const {
   const Entry& e = entries_[i];
   Step s;
@@ -157,7 +157,7 @@ Step GradientTrial::gradient_of(std::size_t i, int round) const {
   return s;
 }
 
-// The call that gives what gathering the values of a tensor gives.
+// The call with the result of gathering the values of a tensor.
 Step GradientTrial::values_of(std::size_t i, int round) const {
   Step s = gradient_of(i, round);
   s.op = Op::broadcast;
@@ -330,7 +330,7 @@ std::string GradientTrial::at_once(ProcessGroup& group, bool exact, const Meanwh
 }
 #endif
 
-// This rank's part of a gradient that is cut; and the gradient that it gave, which is only read.
+// Checks this rank's part of a sharded gradient; and the gradient that it passed, which is only read.
 std::string GradientTrial::complaint_of_reduced(std::size_t i, int round, bool exact) const {
   const Entry& e = entries_[i];
   const Step s = gradient_of(i, round);

@@ -1,6 +1,5 @@
-// One rank's part in steps of a training: it reduces gradients, in buckets, cut over the ranks or all at
-// once, owns the memory of its tensors, and compares the results with those of the plain calls that it stands
-// for.
+// One rank's part in steps of a training: it reduces gradients, in buckets, sharded over the ranks or all at
+// once, owns the memory of its tensors, and compares the results with those of the equivalent plain calls.
 #pragma once
 
 #include <functional>
@@ -21,11 +20,12 @@ class GradientTrial {
     std::function<void()> before_waiting;  ///< it may wait for others from now on
     std::function<void()> in_flight;       ///< in the middle of the last round
   };
-  /// `me`: the rank's number in the group of n. `alone`: gradients that are reduced at once may be so over
-  /// one axis of their mesh, whose group the ranks make in the step; not where a rank is struck.
+  /// `me`: the rank's number in the group of n. `alone`: gradients that are reduced at once may be reduced
+  /// over one axis of their mesh, whose group the ranks make in the step; not if a rank is struck.
   GradientTrial(Context& context, const Step& s, int me, int n, Pool* pool = nullptr, bool alone = false);
-  /// All rounds, with the others of the group. Returns what is wrong with what came of them; empty: nothing.
-  /// Throws what it throws: mismatch, where a rank gives another list or option.
+  /// Runs all rounds, with the other ranks of the group. Returns a description of the wrong result; empty:
+  /// all results are right. Passes on the exceptions of the calls: mismatch if a rank gave another list or
+  /// option.
   std::string run(ProcessGroup& group, bool exact, const Meanwhile& meanwhile);
   void overwrite() { buffers_.overwrite(); }
   std::string overwritten() const { return buffers_.overwritten(); }
@@ -45,7 +45,7 @@ class GradientTrial {
     std::byte* whole = nullptr;    // cut: where the values are gathered
     std::int64_t count() const { return rows * columns; }
   };
-  // A gradient as the all_reduce that it stands for.
+  // A gradient as the equivalent all_reduce.
   struct Reduced {
     Step step;
     int me = 0, n = 1;  // among the ranks on whose axes it is partial

@@ -1,4 +1,4 @@
-// Small messages beside a program's calls.
+// Small messages in addition to a program's calls.
 #pragma once
 
 #include <atomic>
@@ -46,7 +46,7 @@ class Heartbeat {
   }
 
   static constexpr int kHeartbeatTag = 4242;
-  // Far beyond what a deadline and a second allow.
+  // Far longer than a deadline and a second.
   static constexpr Duration kLongest = std::chrono::seconds(6);
   const Program& p_;
   ProcessGroup& group_;

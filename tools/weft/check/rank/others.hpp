@@ -1,6 +1,6 @@
-// If a rank is stopped inside the others' memory (shares_block()), the others have a group of their own,
-// whose buffers lie in one block with all their other buffers. Something of it is in flight while they give
-// that memory other pages.
+// If a rank is stopped inside the others' memory (shares_block()), the other ranks have a separate group,
+// whose buffers lie in one block with all their other buffers. A call of this group is in flight while the
+// ranks give that memory other pages.
 #pragma once
 
 #include <functional>
@@ -24,8 +24,8 @@ class Others {
   Others(const Others&) = delete;
   Others& operator=(const Others&) = delete;
   /// Starts an all_reduce or an exchange of windows, calls `give_back`, and finishes. The last rank starts
-  /// when all others have called it; or, in half of the programs with windows, about when they do. Returns
-  /// what is wrong, and whether a late rank would explain it.
+  /// when all others have called `give_back`; or, in half of the programs with windows, about when they do.
+  /// Returns what is wrong, and whether a late rank would explain it.
   std::pair<std::string, bool> go_on_while(const std::function<void()>& give_back);
 
  private:

@@ -1,5 +1,5 @@
-// One rank's parts in the steps of a program. All memory is there before the first call, so that nothing but
-// weft needs any later.
+// One rank's parts in the steps of a program. All memory is allocated before the first call, so that only
+// weft needs memory later.
 #pragma once
 
 #include <memory>
@@ -38,12 +38,12 @@ class Parts {
   /// Only with shares_block().
   Pool& pool() const { return *pool_; }
   Trial& calls(int k) const { return *calls_[at(k)]; }
-  /// Null: the step is no window.
+  /// Returns null if the step is no window.
   WindowTrial* window(int k) const { return windows_[at(k)].get(); }
 
   GradientTrial& gradients(int k) const { return *gradients_[at(k)]; }
 
-  /// The fault in the memory of a step that is finished; empty: none.
+  /// The fault in the memory of a finished step; empty: none.
   std::string complaint(int k) const {
     return window(k) ? window(k)->complaint() : calls(k).complaint(exact_);
   }

@@ -1,5 +1,4 @@
-// One rank's part of a program: its groups, its steps, what happens to it, and what it does when a call
-// fails.
+// One rank's part of a program: its groups, its steps, its fault, and what it does when a call fails.
 #include <fmt/format.h>
 #include <sched.h>
 
@@ -29,7 +28,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// Others come so much later, where a rank is to be found waiting.
+// How much later the other ranks come, if a rank must be found waiting.
 constexpr auto kHeldBack = milliseconds(30);
 constexpr auto kQuiesce = seconds(3);       // for quiesce() to become true
 constexpr auto kReach = milliseconds(200);  // for a rank to be stopped inside the others' memory
@@ -37,7 +36,7 @@ constexpr auto kAsk = seconds(1);           // for a rank to ask for its call be
 constexpr auto kHold = seconds(5);          // for the others to give theirs back
 constexpr auto kTry = milliseconds(50);     // for a quiesce() that another group may hold up
 
-// How long this thread could run and had no processor; 0 if the kernel does not say.
+// How long this thread could run and had no processor; 0 if the kernel does not report it.
 std::int64_t starved_ns() {
   std::FILE* const f = std::fopen("/proc/thread-self/schedstat", "r");
   long long ran = 0, waited = 0;
@@ -91,7 +90,7 @@ class Runner {
     report_.perhaps_late = perhaps_late;
   }
 
-  // States for note() where this rank is, in case something goes wrong.
+  // Records for note() where this rank is, in case something goes wrong.
   void at(int group, bool creation = false, bool own_deadline = false) {
     group_ = group;
     creation_ = creation;
@@ -117,7 +116,8 @@ class Runner {
                perhaps_late);
   }
 
-  // Before each request to the store: one of those that it makes for the group in question is its last.
+  // Called before each request to the store: one of the requests for the group in question is the rank's
+  // last.
   void on_request() {
     constexpr std::uint64_t kRequests = 6;
     if (creation_ && group_ == p_.struck_group() && requests_++ == mix(p_.seed, p_.index) / 7 % kRequests)
@@ -248,8 +248,8 @@ class Runner {
     heartbeat_.reset();  // the group lives
     if (p_.ending != Ending::leave) return;
     windows_.end();
-    // The group of the struck call first: the root of a large broadcast, which waits for its readers, comes
-    // to no other. The group of all ranks last.
+    // Leaves the group of the struck call first: the root of a large broadcast waits for its readers, and
+    // comes to no other group. Leaves the group of all ranks last.
     const auto leave_one = [&](int g) {
       ProcessGroup& group = groups_[static_cast<std::size_t>(g)];
       if (!group) return;
@@ -287,7 +287,7 @@ class Runner {
       strike(p_, report_, settings_.call_deadline(p_));
   }
 
-  // A step that is over before the next one begins. False: it is another one.
+  // Performs a step that is over before the next one begins. Returns false if it is another kind of step.
   bool do_at_once(int k, const Step& s) {
     if (s.does == Does::gradients) {
       reduce_gradients(k, s);
@@ -303,7 +303,7 @@ class Runner {
     return true;
   }
 
-  // The fault that strikes the rank before it posts. False: it goes no further.
+  // The fault that strikes the rank before it posts. Returns false if the rank goes no further.
   bool before(int k, const Step& s) {
     const Duration deadline = settings_.call_deadline(p_);
     const bool found_waiting = p_.fault.point == FaultPoint::while_waiting || row(p_).act == Act::drop;
@@ -340,7 +340,7 @@ class Runner {
     return true;
   }
 
-  // Messages of different tags: no rank needs to submit them as the others do.
+  // Messages have different tags, so no rank needs to submit them in the others' order.
   bool any_order(const Open& open) const {
     std::vector<int> tags;
     for (const int k : open.steps) {
@@ -351,8 +351,8 @@ class Runner {
     return true;
   }
 
-  // A message whose tag no other of its group has can be received from any source: on half of the ranks it
-  // is.
+  // A message whose tag no other message of its group has can be received from any source: half of the ranks
+  // do so.
   bool from_any(int k) const {
     const Step& s = p_.steps[static_cast<std::size_t>(k)];
     if (p_.fault.kind != FaultKind::none ||
@@ -390,11 +390,11 @@ class Runner {
     pending_.clear();
   }
 
-  // One call, on about half of the ranks a persistent one. The last start is left in flight.
+  // Begins one call; on about half of the ranks a persistent one. The last start is left in flight.
   Work begin(int k, const Call& call, ProcessGroup& group) {
     const Step& s = p_.steps[static_cast<std::size_t>(k)];
     const std::uint64_t habits = mix(s.salt, static_cast<std::uint64_t>(rank_) + 5000);
-    // Not if memory may be short: a plain call takes none.
+    // Not if memory may be short: a plain call needs none.
     const bool persistent = habits % 2 == 0 && !row(p_).limits;
     PersistentCall made;
     if (persistent) made = group.make(call);
@@ -411,7 +411,7 @@ class Runner {
     return last;
   }
 
-  // The fault that strikes the rank once it has posted. False: the Work is gone.
+  // The fault that strikes the rank once it has posted. Returns false if the Work is gone.
   bool after(Open& open, int k) {
     if (p_.fault.step == k && holds_window(p_) && !victim_) return hold(open);
     if (!victim_ || p_.fault.step != k) return true;
@@ -440,8 +440,8 @@ class Runner {
     return true;
   }
 
-  // The struck rank is to ask while its call cannot be done: the others come to it later. They take the steps
-  // of what they have begun before, which that rank may wait for.
+  // The struck rank must ask while its call cannot be done, so the others come to the call later. They take
+  // the steps of calls that they have begun before, for which that rank may wait.
   void await_asked() {
     const RankReport& struck = shared_.ranks[p_.fault.rank];
     await(
@@ -452,7 +452,7 @@ class Runner {
         kAsk);
   }
 
-  // An Interrupt ends waits; who asks does not wait.
+  // An Interrupt ends waits, but a rank that polls does not wait.
   void ask_interrupted(Open& open) {
     Interrupt interrupt;
     const Interruptible here(interrupt);
@@ -466,7 +466,7 @@ class Runner {
     }
   }
 
-  // While it lives, the others leave their part of the window as it is.
+  // While this object exists, the other ranks do not touch their part of the window.
   class Holding {
    public:
     explicit Holding(SharedReport& shared) : shared_(shared) {}
@@ -478,9 +478,9 @@ class Runner {
     SharedReport& shared_;
   };
 
-  // holds_window(): a rank that is not struck has posted the call that will fail. One takes no step until the
-  // others have tried to give their memory other pages; then it finishes the window that was begun before, in
-  // the same group. The others take what steps they can of that window, and wait for the call.
+  // holds_window(): a rank that is not struck has posted the call that will fail. One rank takes no step
+  // until the others have tried to give their memory other pages; then it finishes the window that was begun
+  // before, in the same group. The others take the possible steps of that window, and wait for the call.
   bool hold(Open& open) {
     open_.push_back(std::move(open));
     const std::vector<int>& ranks = p_.groups[static_cast<std::size_t>(group_)].ranks;
@@ -515,7 +515,7 @@ class Runner {
     return static_cast<std::size_t>(first - open_.begin());
   }
 
-  // In some programs a rank asks late, so that others wait for longer than it.
+  // In some programs a rank asks late, so that others wait longer than it does.
   void compute(const Open& open) const {
     const Step& s = p_.steps[static_cast<std::size_t>(open.steps[0])];
     const bool struck_there = p_.steps[static_cast<std::size_t>(p_.fault.step)].does == Does::window;
@@ -588,7 +588,7 @@ class Runner {
     report_.group = group_;
     report_.in_creation = creation_;
     report_.own_deadline = own_deadline_;
-    // While a group is being made, errors number ranks as the group that it is made from does.
+    // While a group is being made, errors number ranks like the group from which it is made.
     const GroupPlan& plan = p_.groups[static_cast<std::size_t>(group_)];
     const bool from_parent = creation_ && plan.how != GroupPlan::How::world;
     const std::vector<int>& of =
@@ -601,7 +601,8 @@ class Runner {
     report_.has_error = true;
   }
 
-  // Every other call of the rank ends too, with the first cause of its group; then its memory is its own.
+  // Every other call of the rank ends, too, with the first cause of its group; then its memory belongs to the
+  // rank again.
   void recover() {
     if (!report_.has_error && report_.untyped.empty()) return go_on_beside();
     report_.phase.store(Phase::failed);

@@ -30,7 +30,7 @@ std::string norm(const Step& s, ProcessGroup& group) {
   return other_than("a clipped element", part[0], 0.5 / was);
 }
 
-// A folder of the ranks of a group, named by the first of them, which removes it.
+// A folder for the ranks of a group, named by the first rank, which also removes it.
 class Folder {
  public:
   explicit Folder(ProcessGroup& group) : group_(group) {

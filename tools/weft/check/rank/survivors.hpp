@@ -8,14 +8,14 @@
 
 namespace weft::check {
 
-/// Its failure; empty: none.
+/// The complaint; empty: none.
 struct SurvivorsComplaint {
   std::string text;
   bool perhaps_late = false;  ///< a rank that came too late would explain it
 };
 
-/// Makes it, by shrink() of the group of all, `whole`, or new from the store, and uses it. `left`: a bit per
-/// rank that is in it. `hooks`: of the group that shrink() makes.
+/// Makes the group of survivors, by shrink() of the group of all ranks, `whole`, or new from the store, and
+/// uses it. `left`: one bit for each rank that is in it. `hooks`: the hooks of the group that shrink() makes.
 SurvivorsComplaint use_group_of_survivors(const Program& p, int rank, Context& context,
                                           const Membership& member, const Settings& settings,
                                           const SharedReport& shared, ProcessGroup& whole,

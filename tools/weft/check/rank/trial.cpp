@@ -95,7 +95,7 @@ void Trial::make_calls(Duration deadline, bool in, bool out) {
   }
 }
 
-// Blocks one after the other, or, of v-forms, in any order and with gaps.
+// Places blocks one after the other or, for v-forms, in any order and with gaps.
 template <class Elements>
 Trial::Side Trial::side(Dice& habits, bool parted, bool there, const Elements& elements) const {
   Side side;
@@ -125,7 +125,7 @@ TensorView Trial::out_view() const {
   return {out_.data, s_.dtype, {}, Dims::line(out_.total), Dims::line(1)};
 }
 
-// Which rank block `block` of `out` comes from.
+// The rank from which block `block` of `out` comes.
 int Trial::source(int block) const {
   if (s_.out_parted()) return block;
   if (s_.op == Op::recv) return (me_ + n_ - s_.peer % n_) % n_;

@@ -1,4 +1,4 @@
-// One rank's part in one step: its buffers, laid out as this rank likes, and the comparison of what came.
+// One rank's part in one step: its buffers, in this rank's random layout, and the comparison of the results.
 #pragma once
 
 #include <memory>
@@ -15,16 +15,16 @@ namespace weft::check {
 
 class Trial {
  public:
-  /// `me`: the rank's number in the group of n. `whole`: of all memory kinds, those that need nothing shared.
-  /// `pool`: where its shared memory is from, if not null.
+  /// `me`: the rank's number in the group of n. `whole`: of all memory kinds, the ones that need no shared
+  /// memory. `pool`: the source of its shared memory, if not null.
   Trial(Context& context, const Step& s, int me, int n, Duration deadline, Pool* pool = nullptr);
-  /// The calls it makes: none where the rank has no part, two where a message is to itself.
+  /// The calls that it makes: none if the rank has no part, two if a message goes to the rank itself.
   const std::vector<Call>& calls() const { return calls_; }
-  /// The fault in the buffers now that the calls are done; empty: none.
+  /// The fault in the buffers after the calls; empty: none.
   std::string complaint(bool exact) const;
   /// All buffers as they were before the call.
   void renew();
-  /// Writes a pattern over everything that peers may have written to, and looks whether it is still there.
+  /// Writes a pattern over all memory to which peers may have written, and checks whether it is still there.
   void overwrite() { buffers_.overwrite(); }
   std::string overwritten() const { return buffers_.overwritten(); }
 

@@ -84,8 +84,9 @@ std::vector<std::byte> WindowTrial::row(std::size_t field, std::int64_t row) con
   return bytes;
 }
 
-// Row i of what a rank gives: of its part, or of the gradient of its window. The latter has numbers whose
-// sums are exact in each dtype: an element of the tensor is in at most 8 windows of at most 7 rows.
+// Row i of the data that a rank passes: of its part, or of the gradient of its window. The gradient has
+// numbers whose sums are exact in each dtype: an element of the tensor is in at most 8 windows of at most 7
+// rows.
 std::vector<std::byte> WindowTrial::given(std::size_t field, int rank, std::int64_t i) const {
   if (!s_.window.adjoint) return row(field, parts_[static_cast<std::size_t>(rank)].first + i);
   const std::uint64_t seed = mix(mix(s_.salt, field + 50), static_cast<std::uint64_t>(i) * kMostRanks +
@@ -96,7 +97,7 @@ std::vector<std::byte> WindowTrial::given(std::size_t field, int rank, std::int6
   return small_numbers(s_.dtype, numbers);
 }
 
-// Row i of what this rank gets.
+// Row i of the data that this rank receives.
 std::vector<std::byte> WindowTrial::expected(std::size_t field, std::int64_t i) const {
   const Edge::Kind edge = edge_of(s_).kind;
   if (!s_.window.adjoint) return row(field, row_of(edge, mine_.first - s_.window.before + i, all_));
@@ -112,7 +113,7 @@ std::vector<std::byte> WindowTrial::expected(std::size_t field, std::int64_t i) 
   return small_numbers(s_.dtype, sums);
 }
 
-// Each row of a window is a box of what its owner has; the adjoint sends it back.
+// Each row of a window is a box of its owner's part; the adjoint sends it back.
 ExchangePlan WindowTrial::plan() const {
   const Edge::Kind edge = edge_of(s_).kind;
   ExchangePlan plan;
@@ -143,7 +144,7 @@ ExchangePlan WindowTrial::plan() const {
 
 namespace {
 
-// Wraps a Work as the transfer that a Window gives.
+// Wraps a Work as the transfer that a Window returns.
 class Planned final : public WindowTransfer::Steps {
  public:
   explicit Planned(Work work) : work_(std::move(work)) {}

@@ -1,5 +1,5 @@
-// One rank's part in a step that exchanges windows: its fields, the exchanges, and the comparison of what
-// came with the definition of a window, row by row; of the adjoint, with the sum over all rows of all
+// One rank's part in a step that exchanges windows: its fields, the exchanges, and the comparison of the
+// results with the definition of a window, row by row; for the adjoint, with the sum over all rows of all
 // windows.
 #pragma once
 
@@ -13,11 +13,11 @@
 
 namespace weft::check {
 
-/// The windows that a rank has made, which borrow its groups: they end before these.
+/// The windows that a rank has made. They borrow its groups, so they must end before the groups.
 class Windows {
  public:
-  /// The window of the step. Steps of one group, of equal rows and edges, share one.
-  /// `copy`: windows of one step that start together are several, of one mesh.
+  /// The window of the step. Steps of one group, with equal rows and edges, share one window.
+  /// `copy`: windows of one step that start together are several windows of one mesh.
   const Window& of(const Step& s, ProcessGroup& group, int copy = 0);
   void end() { made_.clear(); }
 
@@ -37,9 +37,9 @@ class WindowTrial {
  public:
   /// `me`: the rank's number in the group of n.
   WindowTrial(Context& context, const Step& s, int me, int n, Pool* pool = nullptr);
-  /// Starts all exchanges; waits where the ranks have yet to compare what they gave.
+  /// Starts all exchanges; waits if the ranks have yet to compare their arguments.
   std::vector<WindowTransfer> start(Windows& windows, ProcessGroup& group);
-  /// The fault in the memory now that all are finished; empty: none.
+  /// The fault in the memory after all exchanges are finished; empty: none.
   std::string complaint() const;
   void overwrite() { buffers_.overwrite(); }
   std::string overwritten() const { return buffers_.overwritten(); }
