@@ -2,7 +2,7 @@
 # headers, too, and lies where load_backend() finds it: in the folder `weft` next to libweft.
 include(${CMAKE_CURRENT_LIST_DIR}/weftBackendPlugin.cmake)
 function(weft_own_backend_plugin name)
-  # The component also has the peers of `weft bench` over the same library.
+  # The component also has the peers of `weft bench` over that library.
   string(REGEX REPLACE "^mpi-" "" CMAKE_INSTALL_DEFAULT_COMPONENT_NAME ${name})
   if(name STREQUAL "nccl")
     set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME libweft)  # it needs no package

@@ -12,7 +12,7 @@ check_cxx_source_compiles("#include <string>
   #error the lists have the names of libstdc++
   #endif
   int main() {}" WEFT_LISTED_NAMES)
-# Lld refuses names that a build without some layers lacks.
+# lld refuses names that a build without some layers lacks.
 check_linker_flag(CXX -Wl,--undefined-version WEFT_LINKER_UNDEFINED_VERSION)
 
 function(weft_installed_library library)

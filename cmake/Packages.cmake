@@ -6,7 +6,7 @@
 #   libweft-train0.2   libweft_train.so (oneDNN)         weft-dev   headers, static libraries, CMake, pkg-config, pages, examples
 #   weft               the tool, what `weft bench` runs
 #
-# The preset "debian" has Debian's folders and no run paths. Other presets' packages do as well, with
+# The preset "debian" has Debian's folders and no run paths. Packages of other presets work as well, with
 # libraries in /usr/lib.
 
 set(CPACK_GENERATOR DEB)

@@ -52,7 +52,7 @@ function(weft_compile_in_units target root)
       list(APPEND kept ${root}/${files})
       continue()
     endif()
-    # Their sizes differ by one.
+    # The sizes of the units differ by at most one.
     math(EXPR units "(${count} + ${WEFT_LIBRARY_UNITS} - 1) / ${WEFT_LIBRARY_UNITS}")
     foreach(unit RANGE 1 ${units})
       math(EXPR first "${count} * (${unit} - 1) / ${units}")

@@ -271,7 +271,7 @@ def too_far_by_others(tree):
 
 
 def without_standard(tree):
-    """Public headers that an older standard of C++ gets through."""
+    """Public headers that compile with an older standard of C++."""
     for file in sorted((tree / "include").rglob("*.hpp")):
         name = file.relative_to(tree / "include").as_posix()
         included = [m.group(2) for line in file.read_text(encoding="utf-8").splitlines() if (m := INCLUDE.match(line))]

@@ -208,7 +208,7 @@ def told(words, names, demangled):
 
 
 def compare(name, checked_in, want, exported):
-    """The faults of a list, as lines."""
+    """Returns the faults of a list, as lines."""
     wrong = []
     if checked_in["soname"] != want["soname"]:
         wrong.append(f"  the soname is {want['soname']}, the list says {checked_in['soname'] or 'nothing'}")
@@ -256,7 +256,7 @@ def write(build):
 
 
 def gone(name, old, new):
-    """Lines on public symbols of an older list that a newer one of the same soname has not."""
+    """Lines for public symbols of an older list that a newer list with the same soname does not have."""
     lost = old["public"] - new["public"]
     if not lost or old["soname"] != new["soname"]:
         return []

@@ -35,7 +35,7 @@ for target in "${targets[@]}"; do
     merged=$(mktemp -d)
     "$program" "${limits[@]}" -use_counters=0 -merge=1 "$merged" "$seeds" "$corpus" "$found"
     for file in "$merged"/*; do
-      # Seeds are made anew by every run, and large inputs are not worth their place in the tree.
+      # Every run makes seeds anew, and large inputs are not worth their place in the tree.
       if [ "$(stat -c %s "$file")" -le 2048 ] && ! cmp -s "$file" "$corpus/$(basename "$file")"; then cp "$file" "$corpus/"; fi
     done
     rm -rf "$merged"

@@ -55,7 +55,7 @@ class Types:
 
 
 def initial(text):
-    """The fields that `{...}` of an initialiser sets, as nested lists of numbers, NULL being None."""
+    """The fields that `{...}` of an initialiser sets, as nested lists of numbers; NULL becomes None."""
     text = re.sub(r"sizeof\(\w+\)", "0", text.replace("\\\n", " "))
     items = c_api.split_list(re.sub(r"[{}]", lambda m: "(" if m[0] == "{" else ")", text).strip()[1:-1])
 
@@ -100,7 +100,7 @@ def field_name(field):
 
 
 def wrapped(name, items, closing):
-    """`name = (a, b, ...)` over lines of at most 150 characters."""
+    """Writes `name = (a, b, ...)` over lines of at most 150 characters."""
     lines, line = [], f"{name}"
     for item in items:
         if len(line) + len(item) + 2 > 148:

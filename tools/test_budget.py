@@ -59,7 +59,7 @@ def report(preset, found):
 
 
 def step_table(steps, limit):
-    """The lines to print of ["seconds name"], longest first, and of their sum."""
+    """The lines to print for ["seconds name"], longest first, and for their sum."""
     rows = sorted(((int(seconds), name) for seconds, _, name in (step.partition(" ") for step in steps)), key=lambda row: -row[0])
     total = sum(seconds for seconds, _ in rows)
     lines = [f"  {seconds:6d}  {name}" for seconds, name in rows] + [f"  {total:6d}  in all" + (f", of {limit} s" if limit else "")]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the wheel of the package weft, python/dist/weft-*.whl or in the folder that is given, and prints its
-# name. Its build is in build/wheel.
+# Builds the wheel of the package weft in python/dist/weft-*.whl, or in the given folder, and prints its name.
+# The wheel is built in build/wheel.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 export CCACHE_BASEDIR=$weft_root CCACHE_NOHASHDIR=1

@@ -22,7 +22,7 @@ std::string build_word(std::uint64_t layout, int rank);
 std::string describe_build(std::string_view word);
 
 /// Compares the builds of the ranks, for plug-ins that are not weft's own and may not call join().
-/// Collective. Leaves nothing in the store. Throws as join() does.
+/// Collective. Leaves no keys in the store. Throws as join() does.
 void compare_builds(const GroupInit& b);
 
 }  // namespace weft

@@ -29,7 +29,7 @@ std::string renumbered(std::string text, const Said& said) {
   return text;
 }
 
-/// The text with the marks taken off the user's numbers.
+/// Returns the text without the marks on the user's numbers.
 inline std::string unmarked(std::string text) {
   return renumbered(std::move(text), [](std::uint64_t number) { return number & ~kUsersCall; });
 }

@@ -59,7 +59,7 @@ std::string key_of_part(const GroupInit& b, std::string_view what, std::size_t p
   return part == 0 ? key_of(b, what, "all") : key_of(b, what, fmt::format("all/{}", part));
 }
 
-// Runs f. Errors of the store get the name of the group in front.
+// Runs f. Puts the name of the group in front of errors of the store.
 template <class F>
 auto for_group(const GroupInit& b, const F& f) {
   try {

@@ -12,7 +12,7 @@
 
 namespace weft {
 
-/// The last call of a rank, from its record. A mark of kUsersCall stays.
+/// The last call of a rank, from its record. It keeps a mark of kUsersCall.
 inline LastCall last_call_of(int rank, LastCall::State state, const CallRecord& record) noexcept {
   LastCall c{.rank = rank, .state = state};
   c.op = record.op;

@@ -335,7 +335,7 @@ class StreamBackend final : public Backend, private MessageMedium {
       return about(r, [&] { return expected("write", streams_->write(r, from, most), most, "to", r); });
     } catch (const Error& e) {
       if (e.code() != ErrorCode::peer_lost || pulling_) throw;
-      // If it has left and closed its end, its last words are still to be read.
+      // If the rank has left and closed its end, its last data must still be read.
       while (pull(r)) {}
       if (!peer(r).left) throw;
       lose({&r, 1}, "left the group");

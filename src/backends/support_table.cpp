@@ -87,7 +87,7 @@ std::string moving() {
   return text;
 }
 
-// The table of operations that reduce, for dtypes and reductions that the backend has itself.
+// A table of the operations that reduce, for dtypes and reductions that the backend supports natively.
 std::string reducing() {
   std::string text = head("operation");
   for (int o = 1; o < kOpCount; ++o) {

@@ -13,11 +13,12 @@ struct Fnv1a {
   constexpr void add(std::string_view bytes) noexcept {
     for (const char c : bytes) step(static_cast<unsigned char>(c));
   }
-  /// The eight bytes of `word`, low ones first.
+  /// The eight bytes of `word`, the low ones first.
   constexpr void add(std::uint64_t word) noexcept {
     for (int i = 0; i < 8; ++i, word >>= 8) step(word & 0xff);
   }
-  /// All of `word` in one step, eight times as fast as add(). Spreads its upper bits less well.
+  /// Adds all of `word` in one step, eight times as fast as add(). This spreads the upper bits of the word
+  /// less well.
   constexpr void add_at_once(std::uint64_t word) noexcept {
     step(word);
     value ^= value >> 29;
@@ -34,7 +35,7 @@ constexpr std::uint64_t hash_of(std::string_view bytes) noexcept {
   return hash.value;
 }
 
-/// A number that differs if any of these numbers, or their order, differs.
+/// A number that differs if any of the given numbers, or their order, differs.
 template <class... Number>
 constexpr std::uint64_t digest_of(Number... numbers) noexcept {
   static_assert((std::is_integral_v<Number> && ...));

@@ -24,7 +24,7 @@ struct JsonLimits {
   std::size_t values = 10'000'000;  ///< in all; each takes up to some 80 bytes
 };
 
-/// Why a text was refused.
+/// The reason why a text was refused.
 struct JsonProblem {
   bool malformed = false;  ///< it is no JSON at all
   std::string text;        ///< begins with a verb: "is no JSON (byte 7 of its 20)"
@@ -110,7 +110,7 @@ class JsonBuilder final : public nlohmann::json_sax<Json> {
   JsonProblem problem_;
 };
 
-/// The text as values, or nothing and why.
+/// The text as values, or nothing and the reason.
 template <class Json = nlohmann::json>
 std::optional<Json> try_parse_json(std::string_view text, JsonProblem& why, const JsonLimits& limits = {}) {
   if (text.size() > limits.bytes) {

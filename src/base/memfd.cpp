@@ -30,8 +30,8 @@ Descriptor::~Descriptor() {
 }
 
 Descriptor make_memfd(const char* name, std::size_t bytes) noexcept {
-  // The kernel promises any size, and ends some process once the pages do not fit any more. A size beyond
-  // all memory is refused, as malloc refuses it.
+  // The kernel grants any size, and kills some process when the pages do not fit any more. A size beyond all
+  // memory is refused, as malloc refuses it.
   struct sysinfo machine {};
   if (::sysinfo(&machine) == 0 &&
       bytes / machine.mem_unit > static_cast<std::size_t>(machine.totalram) + machine.totalswap) {

@@ -20,7 +20,7 @@ std::optional<Integer> parse_integer(std::string_view text) noexcept {
   return value;
 }
 
-/// Takes the next word off a text of words with one space between each two.
+/// Removes the next word from a text of words with one space between each two.
 inline std::string_view next_word(std::string_view& text) noexcept {
   const std::string_view word = text.substr(0, text.find(' '));
   text.remove_prefix(std::min(word.size() + 1, text.size()));

@@ -1,5 +1,5 @@
-// Marks memory in weft's caches as free for the address sanitizer, which cannot know it by itself. Does
-// nothing in builds without it.
+// Marks memory in weft's caches as free for the address sanitizer, which cannot know that by itself. Does
+// nothing in builds without this sanitizer.
 #pragma once
 
 #include <cstddef>

@@ -63,7 +63,7 @@ class Quickest {
     const auto& last = ways_[index(way)].ns;
     return *std::min_element(last.begin(), last.end());
   }
-  // Until when `way` is not tried, at time n.
+  // Sets the time until which `way` is not tried; `n` is the time now.
   void put_off(Way way, std::uint64_t n, Way quickest) noexcept {
     Of& of = ways_[index(way)];
     of.again = n + of.gap;
@@ -71,7 +71,7 @@ class Quickest {
   }
   std::uint64_t count_ = 0;
   std::array<Of, kWays> ways_{};
-  // Tried now, `left_` times more.
+  // The way that is tried now, `left_` times more.
   Way tried_{};
   std::uint64_t left_ = 0;
 };

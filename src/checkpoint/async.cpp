@@ -60,7 +60,7 @@ struct AsyncCheckpoint::Impl {
     if (of_mesh != nullptr) own = of_mesh->duplicate();
     renew = false;
   }
-  // Entries as they were, in memory of this object.
+  // Copies of the entries, in memory of this object.
   void keep(std::vector<SafetensorsEntry>& entries);
   void write(SavePlan plan_in);
 

@@ -17,9 +17,9 @@ std::uint64_t content_hash(std::span<const std::byte> bytes) noexcept;
 /// 16 hexadecimal digits.
 std::string hash_text(std::uint64_t hash);
 
-/// A tensor's bytes are hashed in chunks, so that a rank that needs some rows need not read all.
+/// A tensor's bytes are hashed in chunks, so that a rank that needs some rows need not read the whole tensor.
 inline constexpr std::int64_t kHashedChunk = std::int64_t{1} << 20;
-/// The key of a safetensors file's metadata under which the hashes of a tensor's chunks stand.
+/// The key of a safetensors file's metadata under which the hashes of a tensor's chunks are stored.
 std::string hashes_key(std::string_view tensor);
 /// The hashes of all its chunks, 16 digits each, without separators.
 std::string chunk_hashes(std::span<const std::byte> tensor);

@@ -92,7 +92,7 @@ void convert(DType from, const std::vector<std::byte>& in, DType to, std::vector
   }
 }
 
-// The contents of one of the files. The bytes of one part are in memory at a time.
+// The contents of one of the files. Only the bytes of one part are in memory at a time.
 class FileOfParts {
  public:
   FileOfParts(PartFiles& files, const Results& results, int number, int count) : files_(files) {

@@ -38,7 +38,7 @@ class FullState {
         ranks_(mesh ? mesh.size() : 1),
         root_(root) {}
 
-  // The messages of the ranks before anything is moved.
+  // The ranks' messages before any data is moved.
   void check(std::span<const NamedView> tensors) {
     std::exception_ptr fault;
     try {

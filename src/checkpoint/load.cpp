@@ -118,7 +118,7 @@ bool is_same_source(const Source& a, const Source& b) {
   return std::equal(a.entry->parts.begin(), a.entry->parts.end(), b.entry->parts.begin(), is_same_part);
 }
 
-// Tied tensors are one in memory. If the checkpoint has two, they must have the same values.
+// Tied tensors share one memory. If the checkpoint has two of them, they must have equal values.
 void check_tied(PartFiles& files, const Source& source, const MutableNamedView& tensor,
                 std::string_view other, int rank) {
   std::vector<std::byte> stored(static_cast<std::size_t>(tensor.data.bytes()));
@@ -199,7 +199,7 @@ FoundCheckpoint open_chosen(const std::filesystem::path& directory, const Chosen
 constexpr const char* kLoad = "load_checkpoint";
 constexpr const char* kNothingRead = "no value has changed";
 
-// The common part of all ranks after one choice of rank 0. Collective.
+// The work of all ranks after a choice of rank 0. Collective.
 struct Load {
   const std::filesystem::path& directory;
   const DeviceMesh& mesh;

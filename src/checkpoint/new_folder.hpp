@@ -16,14 +16,14 @@
 
 namespace weft {
 
-/// The string of a file's metadata that has the step.
+/// The string with the step in a file's metadata.
 inline constexpr const char* kStepKey = "weft_step";
 
 /// directory/step-N. One rank calls make(), finish() and remove(); each writing rank calls write(). Each
 /// function throws `system` that names the file. The caller must hold the directory's SaveTurn.
 class NewFolder {
  public:
-  /// `warn` gets a text about everything that should be removed and was not.
+  /// `warn` gets a text about everything that should have been removed and was not.
   NewFolder(std::filesystem::path directory, std::int64_t step,
             std::function<void(std::string_view stage)> on_stage, Warn warn);
   /// Makes the folder, empty, under the temporary name, and removes the remains of a save that was killed.

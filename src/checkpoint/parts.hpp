@@ -32,7 +32,7 @@ bool has_moved_on(const std::filesystem::path& directory, const FoundCheckpoint&
 inline constexpr int kMostLooks = 4;
 CheckpointInfo info_of(const std::filesystem::path& folder, const CheckpointIndex& index);
 
-/// A checkpoint, or a safetensors file by itself, which is one part of each of its tensors.
+/// A checkpoint, or a single safetensors file, which is then one part of each of its tensors.
 struct OpenedCheckpoint {
   std::filesystem::path path;    ///< of the file; otherwise the folder
   std::filesystem::path folder;  ///< that the parts' files lie in
@@ -62,9 +62,9 @@ class PartFiles {
   std::map<std::string, SafetensorsFile> files_;
 };
 
-/// Throws bad_argument if a piece is not rows of the stored tensor, as RemappedTensor says.
+/// Throws bad_argument if a piece does not consist of rows of the stored tensor, as RemappedTensor requires.
 void check_piece(const std::string& stored, const Shape& shape, const RemappedTensor& piece);
-/// Fills one of this rank's boxes of a tensor that is the rows of `stored` from `first_row` on.
+/// Fills one of this rank's boxes of a tensor that consists of the rows of `stored` from `first_row` on.
 void read_rows(PartFiles& files, const std::string& stored, const CheckpointEntry& entry,
                std::int64_t first_row, const TensorView& tensor, HeldBox held);
 

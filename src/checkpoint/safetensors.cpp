@@ -163,7 +163,7 @@ void check_cover(const std::filesystem::path& path,
                              file_bytes - covered, file_bytes, data_begin, covered - data_begin));
 }
 
-// The length is hashed, too.
+// The hash also covers the length.
 std::uint64_t hash_of_header(const std::string& text) {
   const std::uint64_t parts[] = {text.size(), content_hash(std::as_bytes(std::span(text)))};
   return content_hash(std::as_bytes(std::span(parts)));

@@ -1,4 +1,4 @@
-// The safetensors writer, for tensors that are not in memory together.
+// The safetensors writer, for tensors that are not all in memory at once.
 #pragma once
 
 #include <cstdint>

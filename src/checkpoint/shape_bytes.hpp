@@ -1,4 +1,4 @@
-// Sizes of shapes that a file gives.
+// Sizes of shapes that a file declares.
 #pragma once
 
 #include <cstdint>

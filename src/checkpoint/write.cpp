@@ -39,7 +39,7 @@ std::map<std::string, std::string> hashes_of(std::span<const SafetensorsEntry> e
   return hashes;
 }
 
-// Adds the hashes, given by rank, to the files that the index names.
+// Adds the ranks' hashes to the files that the index names.
 void add_hashes(CheckpointIndex& index, std::span<const std::uint64_t> header_hashes) {
   for (std::size_t rank = 0; rank < header_hashes.size(); ++rank)
     if (const auto file = index.files.find(part_file(static_cast<int>(rank))); file != index.files.end())

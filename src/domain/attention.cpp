@@ -30,7 +30,7 @@ std::vector<IndexRanges> whole_windows(std::int64_t size, std::int64_t window, W
   return wanted;
 }
 
-// Cuts maps at windows, and back.
+// Divides maps into windows, and joins them again.
 class Recut {
  public:
   Recut(const LayoutRef& maps, const WindowAttentionConfig& config)

@@ -1,4 +1,4 @@
-// Convolutions of maps that are cut in space.
+// Convolutions of maps that are sharded in space.
 //
 // In forward each rank makes its own pixels of the output completely, from a window on the input; in backward
 // it makes its own pixels of dx completely, from a window on dy. So no pixel is a sum of several ranks'

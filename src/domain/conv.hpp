@@ -1,4 +1,5 @@
-// The common part of convolutions and transposed ones on maps that are cut in space. Inside domain.
+// The common part of convolutions and transposed convolutions on maps that are sharded in space. Inside
+// domain.
 #pragma once
 
 #include "domain/rules.hpp"
@@ -85,7 +86,7 @@ struct Seeing {
   }
 };
 
-/// Memory for a window on maps of that shape, and its exchange, begun.
+/// Memory for a window on maps of that shape, and the exchange of the window, which has begun.
 struct Fetched {
   Tensor window;
   WindowTransfer transfer;

@@ -39,7 +39,7 @@ TapsOfParts::TapsOfParts(Taps all, const Parts& outputs) : window_{outputs.dim, 
 
 namespace {
 
-// Maps of the layout `of_out`, each rank's from the window on other maps that the taps need.
+// Maps of the layout `of_out`; each rank computes its part from the window on other maps that the taps need.
 struct Resampled {
   LayoutRef of_out;
   TapsOfParts rows, columns;

@@ -1,5 +1,5 @@
-// The rules of layers that need more than their own part of a map, and tables of taps cut into parts. Inside
-// domain.
+// The rules of layers that need more than their own part of a map, and tables of taps divided into parts.
+// Inside domain.
 #pragma once
 
 #include <memory>
@@ -28,12 +28,12 @@ SpaceRule rule_by(const Module& module, const Args&... args) {
   if (typeid(module) != typeid(Kind)) return {};
   return {SpaceRule::Kind::by_passes, std::make_shared<const OfKind>(args...), {}, {}};
 }
-/// The first that is known.
+/// The first rule that is not unknown.
 inline SpaceRule either(SpaceRule one, SpaceRule other) {
   return one.kind != SpaceRule::Kind::unknown ? std::move(one) : std::move(other);
 }
 
-/// Taps for the outputs of one dimension that each part has.
+/// Taps for each part's outputs of one dimension.
 class TapsOfParts {
  public:
   /// `outputs`: which part has which outputs of `all`.

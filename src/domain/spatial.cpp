@@ -39,7 +39,7 @@ const LayoutRef& layout_of(const char* function, const Tensor& t) {
   return t.layout();
 }
 
-// The axes cut their dimensions, inside the cuts of all other axes.
+// The axes shard their dimensions, inside the shards of all other axes.
 LayoutRef cut(LayoutRef layout, const DomainManager& manager) {
   std::size_t i = 0;
   for (const DeviceMesh& axis : manager.axes().each_axis())

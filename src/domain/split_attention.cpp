@@ -126,7 +126,7 @@ kernels::AttentionPiece piece(const HeadsShape& s, const IndexRange& queries, co
           queries.lo, keys.lo,        causal,      begins,  ends,       s.bf16_products};
 }
 
-// A part of a mask, as kernels take it.
+// A part of a mask, in the form that kernels take.
 class PieceOfMask {
  public:
   /// Rows and keys of `from`, counted from its first ones; if the mask is equal for all queries, its single

@@ -74,7 +74,7 @@ struct BucketReducer::Impl {
     return i;
   }
 
-  // Memory bound to gradient i is no other's.
+  // Memory bound to gradient i must belong to no other gradient.
   void expect_apart(std::size_t i, const TensorView& data) const {
     for (const Bucket& b : buckets)
       if (b.memory.data() != nullptr && overlap(data, b.memory.view()))
@@ -171,7 +171,7 @@ struct BucketReducer::Impl {
     if (options.hook.finish && is_sent(b)) run_hook([&] { options.hook.finish(as_ready(number)); });
   }
 
-  // Reductions of a step that is finished, which only a stream has waited for, end first.
+  // First ends reductions of a finished step for which only a stream has waited.
   ~Impl() {
     for (std::size_t b = posted; b < buckets.size(); ++b) try {
         if (buckets[b].work.valid()) buckets[b].work.wait();

@@ -150,7 +150,7 @@ struct Norm {
   std::vector<NotFinite> where;  // for each group that meshes were made of; without those of layout null
 };
 
-// Meshes made of one group number the ranks alike.
+// Meshes made from one group number the ranks equally.
 void add_not_finite(std::vector<NotFinite>& where, const DeviceMesh& root, const std::vector<int>& ranks) {
   if (ranks.empty()) return;
   auto known = std::find_if(where.begin(), where.end(), [&](const NotFinite& x) {
@@ -309,7 +309,7 @@ double grad_norm(std::span<const Gradient> gradients, double p, Compute* compute
 
 namespace {
 
-// `limit` says max_norm, or throws.
+// `limit` returns max_norm, or throws.
 template <class Limit>
 double clip(std::span<const Gradient> gradients, const Limit& limit, double p, NonFinite non_finite,
             Compute* compute) {

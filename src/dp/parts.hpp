@@ -73,7 +73,7 @@ inline Tensor on_host(const TensorView& v, const Compute* compute) {
   return here;
 }
 
-/// Some parts, and of which tensor each is.
+/// Some parts, each with the tensor to which it belongs.
 struct Batch {
   std::array<GradientPart, kGradientPartsAtOnce> parts;
   std::array<std::size_t, kGradientPartsAtOnce> tensor;

@@ -160,7 +160,7 @@ void make_memory(Flat& f, Context& context, const Compute* compute) {
   f.memory = Tensor(context, {f.count}, f.dtype, Memory::shared, dp::stream_of(compute));
 }
 
-// Reduces all flat buffers side by side.
+// Reduces all flat buffers at once.
 void reduce(std::vector<Flat>& flats, const std::vector<DeviceMesh>& axes, Compute* compute) {
   std::vector<Work> works;
   for (Flat& f : flats) {
@@ -226,8 +226,8 @@ void dp::reduce_as(const char* what, std::span<Gradient> gradients, const Device
   if (watched && options.tolerance == 0) replicas.throw_other_bits();
   std::vector<std::vector<Flat>> rounds;
   for (const Action action : kReductions) rounds.push_back(collect(gradients, list, action, replicas, what));
-  // All reductions go side by side, unless a gradient is reduced in one way on one axis and in another way on
-  // another. Replicas that are the same everywhere are not reduced.
+  // All reductions run at once, unless a gradient is reduced in one way on one axis and in another way on
+  // another axis. Replicas that are equal everywhere are not reduced.
   const auto in_one_way = [&](const Gradient& g) {
     return std::count_if(std::begin(kReductions), std::end(kReductions), [&](Action action) {
              return (action != Action::average_replicas || !replicas.same_everywhere()) &&

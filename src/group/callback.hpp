@@ -34,7 +34,7 @@ class Callback final : public ProgressEngine::Later {
   std::optional<Error> error;  ///< set before it is queued, if at all
 
   void run() noexcept override { call(error ? &*error : nullptr); }
-  /// Calls it, unless another thread has claimed it. Any thread.
+  /// Calls the callback, unless another thread has claimed it. Any thread.
   void call(const Error* e) noexcept;
   /// Waits until the callback has returned; returns false if it still runs at `limit`. Returns true, too, if
   /// this thread is inside the callback.

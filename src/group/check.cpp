@@ -54,7 +54,7 @@ struct Checker {
                         .ranks = {}});
   }
 
-  // Casts and memory that is no call may give any number.
+  // Casts, and memory that is no valid call, may give any number.
   template <class Enum>
   void known(Enum value, int count, const char* what, const char* of = "") const {
     if (static_cast<int>(value) < count) return;
@@ -219,7 +219,7 @@ struct Checker {
   void counts(OpRow r) const;
 };
 
-// How many elements `in` and `out` have, and how they may lie in one another.
+// How many elements `in` and `out` have, and how the two may overlap.
 void Checker::counts(OpRow r) const {
   const ConstBuffer& in = call.in;
   const Buffer& out = call.out;
@@ -281,8 +281,8 @@ void Checker::counts(OpRow r) const {
   }
 }
 
-// Memory of the host, of a known dtype, not raw bytes, and of so few elements that their bytes, times the
-// ranks of any group, fit 64 bits. A buffer with a fault has a negative count.
+// Memory of the host, with a known dtype other than raw bytes, and with so few elements that their bytes,
+// times the ranks of any group, fit 64 bits. A buffer with a fault has a negative count.
 template <class Byte>
 bool plain(const BasicBuffer<Byte>& b) noexcept {
   constexpr std::int64_t kMost = std::int64_t{1} << 48;

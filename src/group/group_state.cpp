@@ -586,7 +586,7 @@ bool GroupState::exchanges_touch(const void* block, std::size_t bytes) const noe
   return touched;
 }
 
-// The call of this slot tells its Work which message it has found.
+// Reports to the Work of this slot's call which message the call has found.
 detail::WorkCallbacks* GroupState::await_found(Ring::Slot& slot) {
   std::unique_ptr<detail::WorkCallbacks> callbacks(new_callbacks());
   callbacks->found.push_back(std::make_shared<FoundMessage>());
@@ -735,7 +735,7 @@ bool GroupState::settled() noexcept {
   return !moved;
 }
 
-// Another thread that owns the group polls it, and inspects after so many polls.
+// If another thread owns the group, that thread polls it, and inspects after that many polls.
 void GroupState::watch() noexcept {
   if (ring_.idle() || WEFT_MUTANT("watch_reset_by_traffic") || !try_own()) return;
   if (!ring_.idle()) inspect();

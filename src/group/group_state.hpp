@@ -33,7 +33,7 @@
 
 namespace weft {
 
-/// Which group this one was made of.
+/// From which group this one was made.
 struct Origin {
   std::vector<int> ranks{};  ///< entry r: the number that rank r has in the parent group; empty: no parent
   std::string name{};        ///< after shrinks: of the group that was shrunk first
@@ -49,11 +49,11 @@ class GroupState final : public Driven, public BlockHolder {
   /// member's store.
   GroupState(Context& context, BackendFactory factory, const Membership& m, std::string token, int ranks_here,
              Origin origin = {}, const std::shared_ptr<Store>& rendezvous_store = {}, Duration patience = {});
-  /// The handle lets go of the group. Once.
+  /// To be called when the handle releases the group. Once.
   void release() noexcept;
 
   Work submit(const Call& call);
-  /// Checks a call and describes it, to be started as often as wanted. Local.
+  /// Checks a call and describes it, so that it can be started any number of times. Local.
   std::shared_ptr<detail::PreparedCall> prepare(const Call& call);
   /// Starts the result of prepare(): one call, numbered and sent as by submit(). Allocates nothing, unless
   /// the call receives from any source.
@@ -79,8 +79,8 @@ class GroupState final : public Driven, public BlockHolder {
   void wait_on(std::uint32_t slot, std::uint32_t ticket, Stream stream);
   /// Gives back the Work of a call that failed: nobody waits for this Work again.
   void give_back() noexcept;
-  /// Gives back a Work that was dropped. If its call is still in flight the group fails, and its callbacks
-  /// are called.
+  /// Gives back a Work that was destroyed. If its call is still in flight, the group fails, and the Work's
+  /// callbacks are called.
   void dropped(std::uint32_t slot, std::uint32_t ticket, const detail::WorkCallbacks* callbacks) noexcept;
 
   detail::WorkCallbacks* new_callbacks() { return new detail::WorkCallbacks(context, progress_); }
@@ -129,11 +129,11 @@ class GroupState final : public Driven, public BlockHolder {
   /// a core each, the other ranks need not be counted.
   int ranks_here_of(int ranks) const noexcept { return spin_ ? ranks : ranks_here; }
   const Origin origin;
-  /// The state of a group of these of its ranks.
+  /// The state of a group of some of its ranks.
   Origin origin_of(std::span<const int> ranks) const;
   /// The ranks on this rank's host, including this rank, in order. Throws like HostTable.
   std::vector<int> local_ranks() const;
-  /// Numbers for users of this group that make calls in an order of their own (dp's reducers).
+  /// Numbers for users of this group whose calls have their own order (dp's reducers).
   const std::shared_ptr<UserNumbers> users = std::make_shared<UserNumbers>();
   Trace trace() const { return recorder_->read(); }
   std::map<std::string, int> generations;        ///< of subgroups, by name and ranks; guarded by mutex_
@@ -162,7 +162,7 @@ class GroupState final : public Driven, public BlockHolder {
   CalledInWaits answering() const {
     return CalledInWaits([this] { progress_.answer(); });
   }
-  /// The list of this rank that drives it.
+  /// The list of this rank that drives this group.
   ProgressEngine& progress() const noexcept { return progress_; }
   const Traits& traits() const noexcept { return backend_->traits(); }
   bool streams() const noexcept { return traits().progress == ProgressStyle::stream; }
@@ -171,7 +171,7 @@ class GroupState final : public Driven, public BlockHolder {
  private:
   ~GroupState() override;
   Work submit_checked(const Call& call, const Operands& have);
-  // A call of a group of one rank that is done at once, without a slot.
+  // A call of a group of one rank, which is done at once, without a slot.
   bool runs_alone(bool collective) const noexcept {
     return member.size == 1 && collective && !traits().device;
   }
@@ -202,7 +202,7 @@ class GroupState final : public Driven, public BlockHolder {
   [[gnu::cold, noreturn]] void raise_interrupted(Op op, std::uint64_t call);
   void fail_batch(const char* function, const std::exception& reason, std::size_t sent, std::size_t calls);
   [[gnu::cold]] void check_stream(Stream stream, std::string_view what, bool calls) const;
-  // Owns the group, with so many slots free.
+  // Owns the group, with that many slots free.
   void own_room(int slots, Op op, Duration deadline) {
     if (!try_own()) [[unlikely]]
       await_owner(op, deadline);

@@ -26,7 +26,7 @@ struct Pair {
 };
 static_assert(sizeof(Pair<double>) == 16 && sizeof(Pair<std::int64_t>) == 16);
 
-// Does x come before y, in the order of ReduceOp::min or max? A NaN comes first.
+// Returns whether x comes before y, in the order of ReduceOp::min or max. A NaN comes first.
 template <bool least, class Wide>
 bool before(Wide x, Wide y) noexcept {
   if constexpr (std::is_floating_point_v<Wide>) {

@@ -101,7 +101,7 @@ void ParentWatch::look(std::string_view key, Store& store) const {
   const std::vector<int> missing = lost(key, store);
   const bool hopeless = failed && !known_ && Clock::now() - began_ >= kPatienceOfMembers;
   if ((missing.empty() && !hopeless) || store.try_get(key, Deadline::after(kStoreAnswer))) return;
-  // Others may wait for ranks that give up because of this.
+  // Other ranks may wait for ranks that give up because of this failure.
   if (!failed)
     parent_.fail(
         Failure{.code = ErrorCode::peer_lost,

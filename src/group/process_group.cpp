@@ -255,7 +255,7 @@ std::span<const int> ProcessGroup::parent_ranks() const { return given(state_, "
 
 namespace {
 
-// An Error of a collective that split() or leave() makes, which its caller has never called.
+// An Error of a collective that split() or leave() makes, and that its caller has never called.
 Error within(const char* what, const Error& e) {
   return Error(Failure{.code = e.code(),
                        .text = fmt::format("{}: {}", what, e.what()),

@@ -121,7 +121,7 @@ class Ring {
     return moved ? Step::advanced : Step::pending;
   }
 
-  /// Calls `look(slot)` for each call in flight, until it says false.
+  /// Calls `look(slot)` for each call in flight, until it returns false.
   template <class Look>
   void each(const Look& look) noexcept {
     for (std::uint64_t left = ~free_; left != 0; left &= left - 1)
@@ -132,7 +132,7 @@ class Ring {
   Slot& head_of(Slot& slot) noexcept {
     return row(slot.op.op).collective ? slots_[collectives_[first_ % kSlots]] : slot;
   }
-  /// The first of the collectives, or some message. Something must be in flight.
+  /// The first of the collectives, or some message. There must be a call in flight.
   const OpState& oldest() const noexcept {
     return slots_[first_ != last_ ? collectives_[first_ % kSlots]
                                   : static_cast<std::uint32_t>(__builtin_ctzll(messages_))]
@@ -159,9 +159,10 @@ class Ring {
   /// Copies the blocks of a v-form into `blocks`, where the operation finds them; `blocks` has room for both
   /// sides of `ranks` ranks.
   static void keep_blocks(std::vector<Block>& blocks, OpState& op, const Call& call, int ranks) noexcept;
-  /// A call in flight, or one that failed, has part of this memory. Any thread.
+  /// Returns whether a call in flight, or one that failed, uses part of this memory. Any thread.
   bool is_exposed(const void* block, std::size_t bytes) const noexcept;
-  /// The memory that peers may write, into `to`, which has room for kSlots. Returns how many. Any thread.
+  /// Writes the memory that peers may write into `to`, which has room for kSlots entries. Returns how many.
+  /// Any thread.
   std::size_t exposed(std::span<MemoryRange> to) const noexcept;
 
  private:

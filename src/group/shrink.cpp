@@ -148,7 +148,7 @@ class Shrinking {
   }
   std::string tail() const { return fmt::format(" [group \"{}\", rank {}]", group_.member.name, rank_); }
 
-  // The contents of a key of this agreement. Another program that shares the store may have written it.
+  // The contents of a key of this agreement. Another program that shares the store may have written this key.
   Roll parse(const std::string& key, const std::string& text) const {
     if (auto roll = Roll::parse(text, group_.member.size)) return std::move(*roll);
     throw Error(Failure{
@@ -273,7 +273,7 @@ class Shrinking {
   bool good(const Built& built, const std::string& text) const {
     return !bad(text) && parse(built.key, text).here.size() == built.members.size();
   }
-  // Returns true if this rank decided it.
+  // Returns true if this rank decided the outcome.
   bool spoil(const Built& built) const {
     bool mine = false;
     update(built.key, [&](const std::string& text) {

@@ -19,7 +19,7 @@ namespace {
 constexpr int kInspectEvery = 64;  // polls
 constexpr int kWarnAfter = 10;     // a tenth of the deadline
 constexpr auto kInspectPause = std::chrono::milliseconds(1);
-// If a thread that waits has not looked for longer than this, it may have been suspended.
+// If a waiting thread has not looked for longer than this, it may have been suspended.
 constexpr auto kGap = 2 * kSleep;
 
 // The kernel's tick: some milliseconds long, and cheaper to read than the clock.

@@ -91,7 +91,7 @@ bool Work::settle_callbacks(Deadline limit) {
   return true;
 }
 
-// All are over. The messages that receives have found are kept.
+// All are over. Keeps the messages that receives have found.
 void Work::end_callbacks() noexcept {
   if (!callbacks_->found.empty() && source_now() == kSeveral) {
     callbacks_->all.clear();

@@ -14,7 +14,7 @@ namespace weft {
 
 class Logger;
 
-/// The place of a byte in a process's shared memory, as its peers address it.
+/// The place of a byte in a process's shared memory, in the form in which its peers address it.
 struct SegmentPlace {
   std::uint32_t segment = 0;
   std::uint64_t offset = 0;
@@ -52,7 +52,7 @@ class Arena {
   /// A block of whole pages, 64-byte aligned at least, uninitialised; recycled by size. Null where shared
   /// memory cannot be had (logged once at level info).
   void* allocate(std::size_t bytes, Pages pages = Pages::now);
-  /// Back to the cache, or into quarantine while a BlockHolder holds it (looked at again on later
+  /// Returns the block to the cache, or to quarantine while a BlockHolder holds it (checked again at later
   /// allocations).
   void release(void* block) noexcept;
   /// Like release(), for memory that no call names, such as a transport's own: no holder is asked. A holder

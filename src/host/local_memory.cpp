@@ -26,8 +26,8 @@ std::size_t asked_bytes(std::size_t bytes) {
   return round_up(bytes > 0 ? bytes : 1, LocalMemory::kAlignment);
 }
 
-// Sizes are rounded up to eighths of a power of two, so that blocks of nearly equal sizes can be used for
-// each other.
+// Sizes are rounded up to eighths of a power of two, so that blocks of nearly equal sizes are
+// interchangeable.
 std::size_t size_class(std::size_t bytes) { return round_up(bytes, std::bit_floor(bytes) / 8); }
 
 // Pages that begin at a multiple of a huge page. Maps one huge page more than needed, and unmaps the surplus.

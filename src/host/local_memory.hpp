@@ -20,9 +20,9 @@ class Logger;
 class LocalMemory {
  public:
   static constexpr std::size_t kAlignment = 64;
-  /// Blocks of more bytes are cached.
+  /// Larger blocks are cached.
   static constexpr std::size_t kSmallBytes = std::size_t{4} << 10;
-  /// Blocks of at least so many bytes, rounded up, are mapped.
+  /// Blocks of at least this many bytes, rounded up, are mapped.
   static constexpr std::size_t kMappedBytes = std::size_t{1} << 20;
 
   LocalMemory() = default;
@@ -43,7 +43,7 @@ class LocalMemory {
       refused(who, bytes);
     return block;
   }
-  /// `bytes` as given to allocate().
+  /// `bytes`: the value that was passed to allocate().
   void release(void* block, std::size_t bytes) noexcept;
 
   /// Sums over blocks of more than kSmallBytes, with sizes rounded up; they count weft's own memory, not the

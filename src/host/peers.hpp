@@ -54,8 +54,8 @@ class HostPeers {
   /// connect to this one, because this process has no more descriptors or memory. Does not wait.
   void check_admits(bool last) const;
 
-  /// The number of the doorbell of that process rank, assigned at first use. Peers pass it to doorbell().
-  /// Throws unsupported if kMaxDoorbells process ranks have one.
+  /// The number of the doorbell of that process rank, assigned at first use. Peers pass this number to
+  /// doorbell(). Throws unsupported if kMaxDoorbells process ranks already have a doorbell.
   int doorbell_number(int process_rank);
   /// The doorbell of that process rank; none if the rank is negative.
   Doorbell own_doorbell(int process_rank);

@@ -23,11 +23,11 @@ class Driven {
   virtual ~Driven() = default;
   /// Takes the next steps of the calls in flight, without blocking. Returns true if something moved.
   virtual bool drive() noexcept = 0;
-  /// Tells peers that this rank is about to sleep on its doorbell (true) or is awake again (false).
+  /// Notifies peers that this rank is about to sleep on its doorbell (true) or is awake again (false).
   virtual void announce_sleep(bool asleep) noexcept = 0;
   /// Returns false if nobody rings when something has happened: then sleepers nap and look again.
   virtual bool rings() const noexcept { return true; }
-  /// The rank's helper thread drives it, too.
+  /// Returns whether the rank's helper thread drives it, too.
   virtual bool helped() const noexcept { return false; }
   /// Answers roll-calls of peers: this rank waits, in a call of any group.
   virtual void answer() noexcept {}
@@ -35,7 +35,7 @@ class Driven {
   /// moved, or because another thread is driving the group and may already be past the step for which this
   /// thread waits.
   virtual bool settled() noexcept { return !drive(); }
-  /// Looks after deadlines and dead peers, by the clock. A thread that sleeps calls it at every wake-up.
+  /// Checks deadlines and dead peers, by the clock. A sleeping thread calls it at every wake-up.
   virtual void watch() noexcept {}
 };
 
@@ -159,8 +159,8 @@ class ProgressEngine {
   bool drive_helped() noexcept;
   bool settled_helped() noexcept;
 
-  // A nap adds at most a fiftieth to a wait, from when the waiter gave up spinning. The shortest costs a few
-  // percent of a core, the longest a fraction of one.
+  // A nap adds at most a fiftieth to a wait, counted from the time at which the waiting thread gave up
+  // spinning. The shortest nap costs a few percent of a core, the longest a fraction of one percent.
   static Duration nap(Duration waited) noexcept {
     return std::clamp<Duration>(waited / 50, std::chrono::microseconds(200), std::chrono::milliseconds(4));
   }

@@ -1,4 +1,4 @@
-// How texts name ranks of some axes of a mesh. Private to mesh and the layers above.
+// How texts name the ranks of some axes of a mesh. Private to mesh and the layers above.
 #pragma once
 
 #include <span>

@@ -14,7 +14,7 @@ std::int64_t end_of(const Chunk& c) noexcept {
   return __builtin_add_overflow(c.offset, c.size, &end) ? std::numeric_limits<std::int64_t>::max() : end;
 }
 
-// If a view has no elements its steps do not matter, and their products need not fit 64 bits.
+// If a view has no elements, its steps do not matter, and their products need not fit 64 bits.
 bool empty(const Shape& shape) noexcept {
   return std::any_of(shape.begin(), shape.end(), [](std::int64_t n) { return n <= 0; });
 }

@@ -17,7 +17,7 @@ namespace weft {
 
 /// (0, 0, …): the first index of a tensor.
 Dims zeros(int rank);
-/// The box that is all of a tensor.
+/// The box that covers a whole tensor.
 inline Box whole_box(const Shape& shape) { return {zeros(shape.rank()), shape}; }
 
 /// The intersection of two ranges; its size is 0 if they share nothing. No end may be beyond 2^63 - 1.
@@ -59,7 +59,7 @@ BasicView<Byte> narrow(const BasicView<Byte>& of, int dim, std::int64_t at, std:
 void copy_elements(const ConstTensorView& from, const TensorView& to);
 /// Like copy_elements() above, on the device of `stream`, in order on it.
 void copy_elements(DeviceRuntime& runtime, Stream stream, const ConstTensorView& from, const TensorView& to);
-/// All bits of `to` become 0, in order on `stream`.
+/// Sets all bits of `to` to 0, in order on `stream`.
 void clear_elements(DeviceRuntime& runtime, Stream stream, const TensorView& to);
 
 /// Calls run(start, place, count) for each stretch of the elements that a rank holds that is contiguous both

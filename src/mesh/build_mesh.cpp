@@ -21,7 +21,7 @@ void check(const Parallelism& p) {
   if (p.domain < 1) bad(fmt::format("parallelism.domain is {}; expected 1 or more", p.domain));
 }
 
-/// How many ranks data parallelism has of `ranks`.
+/// How many of the `ranks` ranks data parallelism has.
 int data_ranks(const Parallelism& p, int ranks) {
   const std::int64_t others = std::int64_t{p.tensor} * p.domain;
   if (ranks % others != 0)

@@ -1,4 +1,4 @@
-// How one axis of a mesh cuts a dimension. Pure arithmetic.
+// How one axis of a mesh shards a dimension. Pure arithmetic.
 #pragma once
 
 #include <cstdint>

@@ -12,11 +12,11 @@
 
 namespace weft {
 
-/// Adds all that a layout says.
+/// Adds all facts of a layout.
 void add_to(Fnv1a& hash, const LayoutSpec& spec);
 
 /// A hash table of lists. find() takes no lock. Adding and removing do. An entry that was removed is freed
-/// when no find() is running, so that a find() that began before never reads freed memory.
+/// when no find() is running, so that a find() that began earlier never reads freed memory.
 class LayoutTable {
  public:
   LayoutTable() = default;

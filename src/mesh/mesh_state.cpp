@@ -17,7 +17,7 @@ namespace weft {
 
 namespace {
 
-// How many meshes this rank has made of a group.
+// How many meshes this rank has made from a group.
 struct MeshCount {
   std::atomic<int> value{0};
 };

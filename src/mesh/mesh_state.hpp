@@ -30,8 +30,8 @@ class MeshState : public std::enable_shared_from_this<MeshState> {
   const MeshShape& shape() const noexcept { return shape_; }
   int rank() const noexcept { return rank_; }
 
-  /// Root ranks of the sub-mesh along `axes` (indices of axes of the root mesh) that holds this rank,
-  /// row-major in the order given.
+  /// The root ranks of the sub-mesh along `axes` (indices of axes of the root mesh) that contains this rank,
+  /// row-major in the given order.
   std::vector<int> ranks_along(const std::vector<int>& axes) const;
   /// The group of these ranks. The first call is collective over them. The very first call compares the mesh
   /// with the mesh of the ranks that called earlier, and does not wait for the other ranks.

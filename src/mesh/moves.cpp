@@ -58,7 +58,7 @@ struct Mover {
   }
 };
 
-/// Elements of `of`, from `at` on, as a tensor of that shape except `dim`, which is `size` long.
+/// Elements of `of`, from `at` on, as a tensor of that shape, except that `dim` is `size` long.
 TensorView block_of(const Tensor& of, std::int64_t at, const Shape& shape, int dim, std::int64_t size) {
   const Shape s = resized(shape, dim, size);
   return {flat(of, at, 0).data, of.dtype(), of.device(), s, row_major(s)};

@@ -15,7 +15,7 @@ namespace weft {
 class Move {
  public:
   Move() = default;
-  /// A Move that is done already.
+  /// A Move that is already done.
   explicit Move(Tensor ready) : out_(std::move(ready)) {}
   bool done() { return !work_.valid() || work_.done(); }
   Tensor finish();

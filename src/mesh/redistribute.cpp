@@ -74,7 +74,7 @@ class Planner {
   bool touched(int a) const { return touched_[static_cast<std::size_t>(a)]; }
   DeviceMesh axis(int a) const { return root_[mesh_.name(a)]; }
 
-  /// The axes that cut a dimension, outermost first.
+  /// The axes that shard a dimension, outermost first.
   std::vector<int> cutting(const LayoutSpec& spec, int dim) const {
     std::vector<int> axes;
     for (const int a : spec.nesting)
@@ -203,7 +203,7 @@ class Redistribution final : public Transfer::Steps {
     move_ = in_words([&] { return step.start(x, tag_ - static_cast<int>(steps_.size())); });
   }
 
-  /// The result of f(). A mismatch of calls becomes one that says which layouts this rank gave.
+  /// The result of f(). Rewrites a mismatch of calls so that it says which layouts this rank passed.
   template <class F>
   auto in_words(const F& f) -> decltype(f()) {
     try {

@@ -138,7 +138,7 @@ std::vector<std::uint64_t> ReplicaBits::compare(std::string_view what, const Lis
                                                 const std::function<ListEntries()>& list,
                                                 const std::optional<Error>& fault) {
   if (!fault) hash_all();
-  // The caller's words, then one hash for each set of axes along which something is replicated.
+  // The caller's words, then one hash for each set of axes along which a tensor is replicated.
   std::vector<const Holders*> kinds;
   std::vector<std::uint64_t> words(own.begin(), own.end());
   for (const Replica& tensor : tensors_) {

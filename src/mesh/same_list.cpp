@@ -73,7 +73,7 @@ std::string text_of_view(std::string_view name, const ConstTensorView& data, con
 
 void throw_first_difference(std::string_view what, const DeviceMesh& axes, const ListEntries& list) {
   const std::vector<std::uint64_t> counts = gather(axes, {static_cast<std::uint64_t>(list.count)});
-  // If memory that ranks share is damaged a count may be any number.
+  // If memory that ranks share is damaged, a count may be any number.
   constexpr std::uint64_t kLongest = std::uint64_t{1} << 24;
   const std::uint64_t most = *std::max_element(counts.begin(), counts.end());
   if (most < list.count || most > kLongest)

@@ -25,7 +25,7 @@ void add_numbers(Fnv1a& hash, const TokenBatch& b, const std::int64_t* numbers);
 /// Sizes and tokens.
 void add_content(Fnv1a& hash, const TokenBatch& b);
 
-/// The text if the ranks of the tensor axis were given different ones.
+/// The error text if the ranks of the tensor axis were given different batches.
 std::string different_batches(const DeviceMesh& tensor);
 
 }  // namespace weft

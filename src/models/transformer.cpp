@@ -12,7 +12,8 @@
 namespace weft {
 
 void TransformerConfig::check() const {
-  // Far above any model, and low enough that no product of two overflows and no tree fills the memory.
+  // Far above any model, and low enough that no product of two such numbers overflows and no tree fills the
+  // memory.
   constexpr std::int64_t kMostLayers = 10000, kMost = std::int64_t{1} << 30;
   for (const auto& [name, size] : {std::pair{"dim", dim},
                                    {"layers", layers},

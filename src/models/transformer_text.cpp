@@ -151,7 +151,7 @@ TransformerConfig transformer_from_text(std::string_view text, std::string_view 
 
 std::string transformer_text(const TransformerConfig& config) {
   std::string text = "[model]\n";
-  // Numbers in the fewest digits that give the same number.
+  // Writes numbers with the fewest digits that give the same number.
   each_key(config,
            [&](const char* key, const auto& member, int) { text += fmt::format("{} = {}\n", key, member); });
   return text;

@@ -28,7 +28,7 @@ Dropout::Dropout(double p) : p_(p) {
     throw Error(ErrorCode::bad_argument, fmt::format("dropout: p is {}; expected 0 <= p < 1", p));
 }
 
-// A pass that is not after the last one begins the step again.
+// A pass that does not come after the last one begins the step again.
 void Dropout::expect_equal_micro_batches(const Tensor& x, const Pass& pass) {
   const Shape& global = layouts::global_shape(x);
   const std::int64_t samples = pass.first_sample >= 0 ? -1 : global.rank() == 0 ? 1 : global[0];

@@ -43,7 +43,7 @@ void fill_constant(const Tensor& value, double constant) {
   std::fill_n(value.as<T>().data(), value.count(), static_cast<T>(constant));
 }
 
-// The numbers are made on the host for every device, so that they are the same on all devices.
+// The numbers are made on the host for every device, so that they are equal on all devices.
 void fill(Compute& compute, const Tensor& value, const Shape& global, const std::string& path,
           const Init& init, std::uint64_t seed) {
   const bool here = value.device() == Device{};

@@ -132,7 +132,7 @@ void Module::run(HookPoint point, Tensors& tensors, Frame& frame) {
   if (hooks_ == nullptr) return;
   const std::shared_ptr<Hooks> hooks = hooks_;
   int done = -1;
-  // A hook may add one, or take any away.
+  // A hook may add another hook, or remove any.
   while (const Hooks::Numbered* const next = hooks->after(done, point)) {
     done = next->id;
     const Hook hook = next->hook;

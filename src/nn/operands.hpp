@@ -20,7 +20,7 @@ inline void expect_dtype(const TensorName& what, const Tensor& t, DType expected
                 fmt::format("{} is {}; expected {}", what.text(), name(t.dtype()), name(expected)));
 }
 
-/// Throws unless dy is f32 and of the shape and layout that the gradient of the module's y has.
+/// Throws unless dy is f32 and has the shape and layout of the gradient of the module's y.
 inline void expect_gradient(const Module& module, const Tensor& dy, const Shape& shape,
                             const LayoutRef& layout) {
   const TensorName what = layouts::named(module, "dy");
@@ -53,7 +53,7 @@ inline void expect_same_samples(const Module& module, const Tensor& x, const Ten
                             to_string(*context.layout()), to_string(*x.layout())));
 }
 
-/// Throws unless the mask is one of x's samples and queries and the context's keys.
+/// Throws unless the mask has x's samples and queries and the context's keys.
 inline void expect_mask_shape(const TensorName& what, const Tensor& mask, const Tensor& x,
                               const Tensor& context) {
   const Shape &got = layouts::global_shape(mask), &of_x = layouts::global_shape(x);

@@ -213,8 +213,7 @@ void Parameter::put_gradient(std::string_view call, Tensor gradient) {
   gradient_ = std::move(gradient);
 }
 
-// A reducer reduces the memory that it gave to the gradient. A gradient in other memory would not be
-// reduced.
+// A reducer reduces the memory that it gave to the gradient. A gradient in other memory would not be reduced.
 void Parameter::expect_unclaimed(std::string_view call, const void* owner) const {
   if (gradient_owner_ != nullptr && gradient_owner_ != owner)
     throw Error(ErrorCode::bad_argument,

@@ -179,8 +179,8 @@ void SpectralNorm::accumulate(Frame& frame, const Tensors& kept, const LayoutRef
   const Tensor& weight = weight_->weight();
   const Tensor gradient = frame.compute().make(weight.shape()).with_layout(layout);
   write(gradient, false);
-  // <dŴ, W>, over the parts of the weight. If dŴ is a contribution to a sum (Partial, the samples of this
-  // rank), so is it.
+  // <dŴ, W>, over the parts of the weight. If dŴ is a contribution to a sum (Partial: of this rank's
+  // samples), so is dW.
   const Tensor inner = number_of(dot(frame, gradient, widened(frame, weight)), weight.layout());
   const Tensor scaled = copy_of(frame, of_rows);
   for (const auto& [x, factor] : {std::pair{&gradient, static_cast<const float*>(nullptr)},

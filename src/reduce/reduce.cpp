@@ -93,7 +93,7 @@ constexpr int kStreamLeast = 65536;  // bytes; smaller results gain nothing
   stream_fence();
 }
 
-// A user's function, a block at a time, on the elements as they are stored.
+// Applies a user's function, a block at a time, to the elements as they are stored.
 constexpr std::int64_t kUserBlock = 2048;  // bytes
 
 struct UserTree {

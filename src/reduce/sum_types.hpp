@@ -1,4 +1,4 @@
-// Types of elements that can be added, for code that is made once for each.
+// Types of elements that can be added, for code that is generated once for each type.
 #pragma once
 
 #include <cstdint>

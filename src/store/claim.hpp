@@ -36,7 +36,7 @@ struct Claim {
   /// Returns whether both are on one host, were started by different processes, and neither started the
   /// other.
   bool is_no_sibling_of(const Claim& other) const;
-  /// Do both run in jobs of one batch system, but not in the same job?
+  /// Returns whether both run in jobs of one batch system, but not in the same job.
   bool is_of_another_batch(const Claim& other) const;
 };
 

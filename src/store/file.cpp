@@ -219,7 +219,7 @@ class FileStore final : public Store {
     }
   }
 
-  /// Under the lock, caught up.
+  /// Called under the lock, after catching up.
   void append(StoreRecord::Change change, std::string_view key, std::string_view value) {
     if (change == StoreRecord::Change::set) table_.check_room(key, value);
     const std::string record = make_record(change, key, value);
@@ -238,7 +238,7 @@ class FileStore final : public Store {
         done += static_cast<std::size_t>(n);
       } else if (errno != EINTR) {
         const int error_number = errno;
-        // Else the next writer does it.
+        // Otherwise the next writer does it.
         [[maybe_unused]] const int cut = ::ftruncate(fd_, static_cast<off_t>(at));
         throw_errno(fmt::format("store: cannot write {} to {}", what, path_), error_number);
       }

@@ -39,7 +39,7 @@ class ForwardingStore : public Store {
 
 enum class StoreRequest { set, get, try_get, add, compare_set, remove };
 
-/// Calls a function before every request. If that throws, the request fails with its error.
+/// Calls a function before every request. If that function throws, the request fails with its error.
 class ObservedStore final : public ForwardingStore {
  public:
   using Before = std::function<void(StoreRequest request, std::string_view key, Deadline deadline)>;

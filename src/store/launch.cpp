@@ -116,7 +116,7 @@ LaunchInfo find_launch_info(Context& context) {
   std::vector<LaunchInfo> launch_infos;
   for (const Variables& v : kVariables) {
     if (!present(v)) continue;
-    // Variables that are not used may be wrong.
+    // Variables that are not used may have wrong values.
     if (launch_infos.empty() || (env::get(v.rank) && env::get(v.size)))
       launch_infos.push_back(read_launch_info(v, v.size));
   }

@@ -269,7 +269,7 @@ std::optional<JobStores::Refusal> JobStores::take_place(Store& server, Store& st
     const auto claim = Claim::parse(text);
     return claim && claim->is_over(mine.host);
   };
-  // A claim of another Context of this process is not another job's.
+  // A claim of another Context of this process does not belong to another job.
   const auto is_own = [&](const std::string& text) {
     const auto claim = Claim::parse(text);
     return claim && !claim->left && claim->host == mine.host && claim->process == mine.process &&
@@ -281,7 +281,7 @@ std::optional<JobStores::Refusal> JobStores::take_place(Store& server, Store& st
   const std::string serving = owner.substr(0, owner.find('\n'));
   if (!owner.empty() && owner != fmt::format("{}\n{}", serving, job))
     return Refusal{fmt::format("it is another job's, and served by {}", shown_claim(serving)), over(serving)};
-  // The serving rank has its place, even before it has taken it.
+  // The serving rank owns its place, even before it has taken it.
   if (const auto server_rank = Claim::parse(serving);
       server_rank && server_rank->rank == mine.rank && serving != mine.text() && !is_own(serving))
     return Refusal{fmt::format("it has a rank {} already, {}", mine.rank, shown_claim(serving)),
@@ -337,7 +337,7 @@ std::shared_ptr<Store> JobStores::at(const HostPort& where, bool rank_zero_must_
       if (!was_ending && (e.code() != ErrorCode::peer_lost || served)) throw;
       if (!was_ending) refusal = {e.what(), true};
     }
-    // The store of an earlier job that is ending will make room for this job's.
+    // The store of an earlier job that is ending will soon be free for this job's store.
     if (!refusal.will_pass || deadline.passed())
       throw Error(
           refusal.will_pass ? ErrorCode::timeout : ErrorCode::bad_argument,

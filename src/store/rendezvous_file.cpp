@@ -183,7 +183,7 @@ void RendezvousFile::publish(const std::string& address, Deadline deadline) cons
                     path(), published->process));
   const std::string text = fmt::format("{}\n{}\n{}\n{} {}\n", kFirstLine, key_, address, ::getpid(),
                                        start_time_of(::getpid()).value_or(0));
-  // Written under another name first, so that readers never find half a file.
+  // The file is first written under another name, so that readers never find half a file.
   const std::string fresh = name_ + ".new";
   const Descriptor fd(::openat(folder_.fd.get(), fresh.c_str(),
                                O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0600));

@@ -41,8 +41,8 @@ class StoreTable {
   void set(std::string_view key, std::string_view value);
   /// The value, or null. Valid until the next change.
   const std::string* find(std::string_view key) const;
-  /// The value that add() would set and return. Throws bad_argument if the key holds no decimal number or
-  /// the sum leaves 64 bits.
+  /// Returns the value that add() would set and return. Throws bad_argument if the key holds no decimal
+  /// number or the sum leaves 64 bits.
   std::int64_t sum(std::string_view key, std::int64_t delta) const;
   std::int64_t add(std::string_view key, std::int64_t delta);
   std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired);

@@ -107,7 +107,7 @@ void expect_divides(const Node& node, const Unit& unit, const DeviceMesh& axis, 
   refuse(fmt::format("{}; they do not divide into {} {}", has, axis_text(axis), arithmetic));
 }
 
-// How many of the modules that hold `parameter` the plan splits so that it lies as `placement` says.
+// How many of the modules that hold `parameter` the plan splits so that it has the placement `placement`.
 int split_alike(const std::vector<Node>& nodes, const Parameter& parameter, const Placement& placement) {
   int count = 0;
   for (const Node& node : nodes) {
@@ -170,8 +170,8 @@ bool is_below(const std::vector<Node>& nodes, std::size_t node, std::size_t ance
   return node == ancestor;
 }
 
-// Checks that the units of a module divide, if a layer inside it that they belong to (or the one that they
-// name) is split by the plan.
+// Checks that the units of a module divide if the plan splits a layer inside it to which they belong (or the
+// layer that they name).
 void check_units(const std::vector<Node>& nodes, std::size_t i, const DeviceMesh& axis) {
   for (const Unit& unit : nodes[i].module->units()) {
     std::int64_t already = 0;
@@ -234,8 +234,8 @@ void put_into_effect(const std::vector<Node>& nodes, const DeviceMesh& axis) {
 
 }  // namespace
 
-// First every entry of the plan is matched with nodes of the tree, then all is checked, and only then is
-// anything set.
+// First every entry of the plan is matched with nodes of the tree, then everything is checked, and only then
+// is anything set.
 void parallelize(Module& root, const DeviceMesh& axis, const Plan& plan) {
   given_mesh("parallelize", axis, "axis");
   std::vector<Node> nodes;

@@ -69,7 +69,7 @@ struct Checker {
 /// written.
 inline ProcessGroup* group_of(const DeviceMesh& axes) { return axes.size() > 1 ? &axes.group() : nullptr; }
 
-/// Memory of the caller's as a tensor, ordered on the rank's stream.
+/// The caller's memory as a tensor, ordered on the rank's stream.
 inline Tensor borrowed(Compute& compute, const ConstTensorView& v) {
   return Tensor(
       Storage::borrow(const_cast<std::byte*>(v.data), static_cast<std::size_t>(v.bytes()), compute.stream()),
@@ -85,7 +85,7 @@ class Output {
   }
   float* data() const { return wide_ ? wide_.data_ptr<float>() : as<float>(to_); }
   Tensor tensor() const { return wide_ ? wide_ : borrowed(compute_, to_); }
-  /// The values that the view has now, to be added to.
+  /// The present values of the view, to which results are added.
   void read() const {
     if (wide_) kernels::widen_bf16(kernels_of(compute_), as<bf16>(ConstTensorView(to_)), data(), to_.count());
   }

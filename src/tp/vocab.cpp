@@ -77,7 +77,7 @@ Entry tokens_entry(const char* what, const ConstTensorView& tokens) {
   return {hash.value, fmt::format("{} {} with digest {:016x}", tokens.count(), what, hash.value)};
 }
 
-// Collective among the ranks of `axes`.
+// Collective over the ranks of `axes`.
 void expect_alike(const Checker& c, const DeviceMesh& axes, const std::vector<Entry>& entries) {
   ListDigest digest;
   for (const Entry& e : entries) digest.add(e.first);

@@ -66,7 +66,7 @@ struct GradientReducer::Reduced {
   std::unique_ptr<BucketReducer> reducer;
 };
 
-// The facts about the parameters that all ranks know before buckets are cut.
+// The facts about the parameters that all ranks know before gradients are divided into buckets.
 struct GradientReducer::Agreement {
   std::vector<std::size_t> order;                 // as the first rank saw gradients become final
   std::vector<std::vector<std::int64_t>> places;  // by parameter and axis of the root: a placement's number
@@ -189,7 +189,7 @@ GradientReducer::Agreement GradientReducer::agree(const std::optional<Error>& fa
     for (std::size_t a = 0; a < axis_count; ++a)
       own.push_back(static_cast<std::uint64_t>(
           slot.seen && slot.use != nullptr ? encode(slot.use->placements[a]) : kUnknown));
-  // Parts of a parameter that is cut along the axes may differ in size.
+  // Parts of a parameter that is sharded along the axes may differ in size.
   const auto size = [&](std::size_t i) {
     const Parameter& p = *listed[i];
     const bool cut =

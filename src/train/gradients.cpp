@@ -20,7 +20,7 @@ void put_gradients(std::vector<Gradient>& gradients, std::span<Parameter* const>
   }
 }
 
-// The list of a call, in memory that the rank's Compute keeps for the next one.
+// The list of a call, in memory that the rank's Compute keeps for the next call.
 class List {
  public:
   List(std::span<Parameter* const> parameters, std::string_view what, Compute* compute) : compute_(compute) {

@@ -34,7 +34,7 @@ int exchange_tag(const OpState& s, int size, std::uint64_t number, bool messages
 
 }  // namespace
 
-// Calls that are still in flight here have failed.
+// Calls that are still in flight at this point have failed.
 Composer::~Composer() {
   if (!quiesced_.load(std::memory_order_acquire) && !inner_->quiet()) exchanges_.abandon();
   if (spare_.size() < calls_.size() && !quiesced_.load(std::memory_order_acquire) && !inner_->quiet()) {

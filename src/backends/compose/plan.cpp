@@ -17,7 +17,7 @@ void allot(Composed& c, std::int64_t bytes, LocalMemory& memory) {
   c.scratch = static_cast<std::byte*>(memory.allocate(name(c.user->op), c.scratch_bytes));
 }
 
-// A byte from every rank to every other.
+// One byte from every rank to every other rank.
 void plan_barrier(Composed& c, int rank, int size, LocalMemory& memory) {
   Exchange& x = c.exchange;
   allot(c, size + 1, memory);

@@ -51,7 +51,7 @@ Token random_token() {
   return token;
 }
 
-// A context of Gloo with the connections that were made here.
+// A context of Gloo with the connections that this code made.
 class Connected final : public ::gloo::Context {
  public:
   Connected(int rank_in, int size_in, std::shared_ptr<transport::Device> device,

@@ -1,4 +1,4 @@
-// Control messages and messages between this rank and each other one, over Gloo's unbound buffers.
+// Control messages and messages between this rank and every other rank, over Gloo's unbound buffers.
 //
 // Gloo reports a finished send or receive only to a thread that blocks for it. Gloo accepts a message that is
 // shorter than requested without an error, and ends the process on a longer message. So every pair of ranks
@@ -45,7 +45,7 @@ struct LinkEvents {
 class Links final : private MessageMedium {
  public:
   Links(std::shared_ptr<::gloo::Context> context, UnexpectedLimits limits, LinkEvents events);
-  /// If the group has not failed, tells the peers that this rank leaves, so that they do not take it for
+  /// If the group has not failed, notifies the peers that this rank leaves, so that they do not treat it as
   /// dead. Takes up to 2 s.
   ~Links();
 
@@ -79,7 +79,7 @@ class Links final : private MessageMedium {
   void interrupt() noexcept;
 
   static constexpr std::size_t kEagerBytes = 4096;  ///< of a message in its control message
-  /// A digest of the constants and layouts that both ends must share.
+  /// A digest of the constants and layouts that must be equal at both ends.
   static std::uint64_t layout() noexcept;
 
  private:

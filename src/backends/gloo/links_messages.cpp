@@ -11,7 +11,7 @@ void* writable(const std::byte* p) { return const_cast<std::byte*>(p); }
 
 }  // namespace
 
-// `s` itself belongs to the group's thread, so a source that was found is reported to it.
+// `s` itself belongs to the group's thread, so a found source is reported to that thread.
 void Links::done(OpState& s, const MessageInfo& found) {
   if (s.op == Op::wait_message || s.peer == any_source) return events_.found(s, found);
   events_.finished(s);
@@ -35,7 +35,7 @@ void Links::fetch_one(Peer& peer, OpState& recv, std::uint64_t number) {
   messages_.received(recv);
 }
 
-// A message or an offer has come.
+// To be called when a message or an offer has arrived.
 void Links::take_message(Peer& peer, const ControlMessage& control, const std::byte* payload) {
   const MessageHead head{.dtype = control.dtype,
                          .tag = control.tag,
@@ -53,7 +53,7 @@ void Links::take_message(Peer& peer, const ControlMessage& control, const std::b
   if (refusal) events_.fail(*refusal);
 }
 
-// A message that this rank has offered has arrived.
+// To be called when a message that this rank has offered has arrived.
 void Links::take_taken(Peer& peer, std::uint64_t number) {
   Peer::Offered offered;
   {

@@ -22,7 +22,7 @@ class AnnouncedCalls {
 
   /// Notes a call of this rank; returns its number. compare() must follow, for every rank.
   std::uint64_t announce(const Announcement& call, const OpState& s);
-  /// Notes a call of rank r. compare() must follow.
+  /// Records a call of rank r. compare() must follow.
   void arrived(int r, const Announcement& call) { peer(r).ahead.push_back(call); }
   /// Compares the calls that both ranks have made. Returns the mismatch, if there is one.
   std::optional<Failure> compare(int r);
@@ -37,7 +37,7 @@ class AnnouncedCalls {
   std::uint64_t announced_by(int r) const { return peer(r).compared + peer(r).ahead.size(); }
   /// Returns whether rank r has called the same collective.
   bool agrees(int r, std::uint64_t sequence) const { return peer(r).compared > sequence; }
-  /// The ranks that have not called it.
+  /// The ranks that have not called this collective.
   std::vector<int> late(std::uint64_t sequence) const;
   /// For an all_to_all_v: the largest block among the ranks that have announced their blocks.
   std::int64_t largest(std::uint64_t sequence) const { return own(sequence).largest; }

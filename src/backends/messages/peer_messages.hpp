@@ -110,16 +110,16 @@ class PeerMessages {
   void received_notice(int source, Notice notice, std::uint32_t number, std::span<const std::byte> bytes);
   /// Reports that rank r has announced this call, without being asked.
   void called(int r, const CallRecord& record);
-  /// Rank r sends nothing any more.
+  /// To be called when rank r sends nothing any more.
   void left(int r) { left_[static_cast<std::size_t>(r)] = true; }
 
   // Queries.
   std::optional<MessageInfo> probe(int source, std::int32_t tag) const;
   bool has_left(int r) const { return left_[static_cast<std::size_t>(r)]; }
   const std::vector<bool>& left_ranks() const noexcept { return left_; }  ///< by rank
-  /// The ranks that messages in flight wait for.
+  /// The ranks for which messages in flight wait.
   std::vector<int> awaited() const;
-  /// The ranks that this message waits for.
+  /// The ranks for which this message waits.
   std::vector<int> awaited_by(const OpState& s) const;
   /// Returns the ranks that have left and without which a message in flight cannot be done; for a receive
   /// from any_source they count only if all others have left. Returns an empty list if there are none.

@@ -52,7 +52,7 @@ void ControlChannel::reap() {
   }
 }
 
-// Receives match in the order they were posted, so the one at the head is the first to complete.
+// Receives match in the order in which they were posted, so the one at the head is the first to complete.
 const std::byte* ControlChannel::next() {
   int done = 0;
   MPI_Status status;

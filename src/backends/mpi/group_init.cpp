@@ -164,7 +164,7 @@ std::unique_ptr<Backend> make(const GroupInit& b) {
   Settings settings{.safe = env::is_on("WEFT_MPI_SAFE_BUFFERS"), .check = env::is_on("WEFT_MPI_CHECK")};
   settings.unexpected = UnexpectedLimits::from_env();
   if (const auto most = test_hooks(b).max_count; most > 0) settings.max_count = most;
-  // MPI_Init_thread waits for all processes of the job, and cannot say for which.
+  // MPI_Init_thread waits for all processes of the job, and cannot say for which process it waits.
   if (b.size > 1) {
     if (Process::initialised())
       announce(b, "mpi/here", {}, kLayout);

@@ -33,7 +33,7 @@ class Messages {
   void send(OpState& s);
   /// A large message of rank recv.peer is meant for this receive.
   void fetch(OpState& recv, std::uint32_t number);
-  /// The call is done without more of MPI.
+  /// The call is done without further MPI calls.
   void finish(OpState& s) noexcept;
   /// Returns whether poll() would return done.
   bool over(const OpState& s) const;

@@ -361,7 +361,7 @@ void Process::deliver_undelivered() noexcept {
 
 void Process::finalise(int status) noexcept {
   ending_ = true;  // deliver_undelivered() looks at it before it calls MPI
-  // MPI itself may be ending the process here, from within a call of this thread.
+  // MPI itself may be ending the process at this point, from within a call of this thread.
   if (status != 0 || !alive()) return;
   {
     const std::lock_guard guard(mutex_);  // after the last call of deliver_undelivered()

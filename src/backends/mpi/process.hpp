@@ -26,7 +26,7 @@ class ControlChannel;
 /// not ended by the deadline: then the thread stays, with everything that it holds.
 bool run_until(Deadline deadline, std::function<void()> f);
 
-/// The MPI this file was compiled for, "Open MPI" or "MPICH", and the plug-in's name.
+/// The MPI for which this file was compiled, "Open MPI" or "MPICH", and the plug-in's name.
 extern const char* const kLibrary;
 extern const char* const kBackend;
 extern const char* const kBuiltFor;  ///< "Open MPI 4.1.4"

@@ -48,7 +48,8 @@ enum class RedOp : int {  // ncclRedOp_t; made ones are larger
 };
 enum class Residence : int { device = 0, host_immediate = 1 };  // ncclScalarResidence_t
 
-/// ncclConfig_t as of 2.18. Later versions have more fields and take this by its `size` and `version`.
+/// ncclConfig_t as of 2.18. Later versions have more fields, and accept this struct because of its `size` and
+/// `version`.
 struct Config {
   std::size_t size = sizeof(Config);
   unsigned magic = 0xcafebeef;
@@ -134,7 +135,7 @@ struct NcclApi {
 #undef WEFT_MEMBER
 };
 
-/// A table filled from the libraries of this system, or why it could not be.
+/// A table filled from the libraries of this system, or the reason why this failed.
 struct LoadedApi {
   NcclApi api;
   std::string problem;  ///< empty: `api` is whole
@@ -144,7 +145,7 @@ struct LoadedApi {
 LoadedApi load_api(std::initializer_list<const char*> nccl = {"libnccl.so.2"},
                    std::initializer_list<const char*> cudart = {"libcudart.so.13", "libcudart.so.12",
                                                                 "libcudart.so.11.0"});
-/// Loaded at the first call and kept.
+/// The table is loaded at the first call and kept.
 const LoadedApi& loaded_api();
 
 /// Returns why groups cannot be made with it: NCCL is too old, or there is no device. Returns "" if groups

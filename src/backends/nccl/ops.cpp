@@ -46,7 +46,7 @@ Elements reduced_as(DType t) noexcept {
   return {DataType::u8, 0};
 }
 
-// `scale` as an element of the type, as NCCL takes it.
+// `scale` as an element of the type, in the form that NCCL takes.
 std::array<std::byte, 8> scalar(double scale, DataType type) noexcept {
   std::array<std::byte, 8> bytes{};
   const auto put = [&](auto value) { std::memcpy(bytes.data(), &value, sizeof(value)); };

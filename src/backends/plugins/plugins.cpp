@@ -40,7 +40,7 @@ constexpr const char* kEntry = "weft_backend_plugin";
   throw Error(ErrorCode::unsupported, fmt::format("{}: {}", file, what));
 }
 
-// The result of a function of a plug-in. Whatever it throws becomes unsupported, with the file.
+// The result of a function of a plug-in. Any exception of it becomes unsupported, with the file's name.
 template <class F>
 auto call_plugin(const std::string& file, std::string_view function, const F& f) {
   try {
@@ -50,7 +50,7 @@ auto call_plugin(const std::string& file, std::string_view function, const F& f)
   }
 }
 
-// The shared object, or the program, that an address is in.
+// The shared object, or the program, to which an address belongs.
 struct Image {
   const void* base = nullptr;  // null: none
   std::string file;

@@ -15,7 +15,7 @@ enum class CpuIsa : unsigned char { baseline, avx2, avx512, avx512_bf16, amx };
 
 std::string_view name_of(CpuIsa isa) noexcept;
 
-/// The last that this CPU has and the operating system lets programs use.
+/// The highest instruction set that this CPU has and that the operating system lets programs use.
 CpuIsa cpu_has() noexcept;
 
 /// Returns the highest set that may be used if the CPU has `has`. `limit`: the value of WEFT_CPU_ISA. Throws

@@ -91,8 +91,8 @@ struct OwnedPart {
 /// The parts of a run on `ranks` ranks, without empty parts. Distinct parts do not overlap.
 std::vector<OwnedPart> parts_of(const NamedView& tensor, int ranks);
 
-/// Throws mismatch on all ranks, naming the first difference, if they do not give the same tensors in the
-/// same order. Gives the `own` of every rank, which travels with it. Collective.
+/// Throws mismatch on all ranks, with the first difference in the text, if they do not pass the same tensors
+/// in the same order. Returns the `own` of every rank, which travels with the comparison. Collective.
 std::vector<std::uint64_t> expect_same_tensors(std::string_view what, const DeviceMesh& mesh,
                                                std::span<const NamedView> tensors,
                                                std::span<const std::uint64_t> own = {});

@@ -20,7 +20,7 @@ class ShardTransfers {
   std::size_t own() const noexcept { return own_; }
   void set_history(std::uint64_t digest) noexcept { history_ = digest; }
 
-  /// Tensor in `buffer`, from byte `at` on.
+  /// The tensor in `buffer` from byte `at` on.
   static Tensor part(const Tensor& buffer, std::int64_t at, const Shape& shape, DType dtype) {
     const auto base = static_cast<std::size_t>(buffer.data() - buffer.storage().data());
     return Tensor(buffer.storage(), base + static_cast<std::size_t>(at), shape, dtype);

@@ -33,7 +33,7 @@ struct PreparedCall {
   std::uint32_t slot = 0, ticket = 0;
   std::string tail;  ///< of texts, once the group is gone
 
-  /// All of `op` that is not the backend's own.
+  /// The members of `op` that are not the backend's own.
   void copy_to(OpState& to) const noexcept {
     static_assert(std::is_trivially_copyable_v<OpState> && std::is_standard_layout_v<OpState>);
     std::memcpy(static_cast<void*>(&to), &op, offsetof(OpState, scratch));

@@ -43,7 +43,7 @@ struct PreparedExchange {
   std::size_t next_known = 0;
   std::uint64_t last_memory = 0;
 
-  /// The number of these fields' memory. Throws bad_argument if they are wrong.
+  /// The number of these fields' memory. Throws bad_argument if the fields are wrong.
   std::uint64_t memory_of(std::span<const ExchangeField> fields);
   /// Returns whether a field has bytes in [begin, end) that are sent or received.
   bool touches(const ExchangeField* fields, const std::byte* begin, const std::byte* end) const noexcept;

@@ -58,7 +58,7 @@ class Recorder {
   /// Records that the group has failed. Only the first call counts.
   void failed(const Failure& why) noexcept;
 
-  /// All of it, calls oldest first.
+  /// The whole trace, with the oldest calls first.
   Trace read() const;
 
  private:

@@ -35,8 +35,8 @@ std::string host_name() {
   return text;
 }
 
-// ---- The signal. A signal handler gets no argument, so its data is global. The thread that wakes up on the
-// descriptor does the rest.
+// ---- The signal. A signal handler gets no argument, so its data must be global. The thread that the
+// descriptor wakes does the rest.
 
 std::atomic<int> signal_descriptor{-1};
 std::atomic<pid_t> signal_owner{0};
@@ -82,7 +82,7 @@ void give_signal_back() {
   struct sigaction now {};
   if (::sigaction(SIGUSR2, nullptr, &now) == 0 && now.sa_handler == on_signal) ::signal(SIGUSR2, SIG_DFL);
   signal_descriptor.store(-1, std::memory_order_seq_cst);
-  // A handler that has read the descriptor is about to write to it, and it will be closed.
+  // A handler that has read the descriptor is about to write to it, but the descriptor will be closed.
   while (in_handler.load(std::memory_order_seq_cst) > 0) ::sched_yield();
   signal_owner.store(0);
 }
@@ -100,7 +100,7 @@ std::string plain(std::string_view text) {
   return out;
 }
 
-// Whole or not at all. The failure, or nothing.
+// The file appears complete or not at all. The failure, or nothing.
 std::string write_file(const std::string& path, std::string_view text) try {
   write_new_file(path, text);
   return {};

@@ -18,7 +18,7 @@
 
 namespace weft {
 
-/// A set of cores. Ranks tell each other theirs, since each may be bound to other cores.
+/// A set of cores. Ranks send each other their cores, since each rank may be bound to other cores.
 class CoreSet {
  public:
   /// The cores that this thread may use. Beyond 1024 cores the kernel reports nothing, and such a machine
@@ -32,7 +32,7 @@ class CoreSet {
       cores.bits_[static_cast<std::size_t>(core)] = CPU_ISSET(core, &set);
     return cores;
   }
-  /// Four to a hexadecimal digit, the lowest first.
+  /// Four cores to a hexadecimal digit, the lowest first.
   std::string encode() const {
     std::string text;
     for (std::size_t i = 0; i < bits_.size(); i += 4)
@@ -40,7 +40,7 @@ class CoreSet {
     text.erase(text.find_last_not_of('0') + 1);
     return text.empty() ? "0" : text;
   }
-  /// Characters that are no such digit are ignored.
+  /// Other characters are ignored.
   static CoreSet decode(const std::string& text) noexcept {
     CoreSet cores;
     for (std::size_t i = 0; i < std::min(text.size(), cores.bits_.size() / 4); ++i) {

@@ -19,7 +19,7 @@ struct SocketRequest {
 
   std::uint32_t magic = kMagic;
   Kind kind = Kind::block;
-  /// Repeated by the reply, so that a late reply to an abandoned request is noticed.
+  /// The reply repeats it, so that a late reply to an abandoned request is noticed.
   std::uint64_t number = 0;
   std::uint32_t segment = 0;
   std::uint32_t name_bytes = 0;

@@ -25,7 +25,7 @@ class KernelPace {
   explicit KernelPace(std::int64_t most) noexcept : most_(most), bytes_(most) {}
   std::int64_t bytes() const noexcept { return bytes_; }
   bool slow() const noexcept { return bytes_ < most_; }
-  /// The result of copy(), which copies bytes() at most.
+  /// The result of copy(), which copies at most bytes().
   template <class Copy>
   auto timed(const Copy& copy) noexcept {
     const auto began = Clock::now();

@@ -8,7 +8,8 @@
 
 namespace weft {
 
-/// The address that a process publishes, so that others find it. Encoded as one line of text for the Store.
+/// The address that a process publishes, so that others find it. It is encoded as one line of text for the
+/// Store.
 struct ProcessAddress {
   /// Boot id, pid namespace and network namespace: if they are equal, memory can be shared. The text is
   /// random if the system does not report them (is_unknown_host()).

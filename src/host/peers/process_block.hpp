@@ -18,7 +18,7 @@ namespace weft {
 
 inline constexpr std::size_t kBlockLineBytes = 64;
 
-// Written by its process alone, except for the doorbells, which peers ring. An entry of `segments` is written
+// Only its process writes it, except for the doorbells, which peers ring. An entry of `segments` is written
 // once, `bytes` last.
 struct ProcessBlock {
   struct Segment {

@@ -10,7 +10,7 @@ struct ProcessState {
   bool dumping = false;  ///< it has died and writes its core, which may take seconds
 };
 
-/// Reads <proc>/<process>/status, in some 20 µs. All false if that cannot be read.
+/// Reads <proc>/<process>/status, in some 20 µs. All fields are false if that file cannot be read.
 ProcessState process_state(pid_t process, const char* proc = "/proc") noexcept;
 
 /// Returns whether the process has ended, or only writes its core. Takes some 30 µs. Returns false if the

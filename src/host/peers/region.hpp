@@ -54,7 +54,7 @@ struct HeldRegion : Region {
   ~HeldRegion();
 };
 
-// The regions that this process offers, by name. Shared with the thread that serves the socket.
+// The regions that this process offers, by name. The thread that serves the socket shares this object.
 struct OfferTable {
   std::mutex mutex;
   std::condition_variable added;

@@ -229,7 +229,7 @@ void RemoteProcess::connect(Deadline deadline) {
   if (!pidfd_ && !watch()) throw lost("has ended");
 }
 
-// Asks again while too many descriptors of this user are in flight. The caller has the turn.
+// Asks again while too many descriptors of this user are in flight. The caller must have the turn.
 RemoteProcess::Answer RemoteProcess::exchange(SocketRequest request, Deadline deadline) {
   const auto start = Clock::now();
   if (!socket_) connect(deadline);
@@ -242,7 +242,7 @@ RemoteProcess::Answer RemoteProcess::exchange(SocketRequest request, Deadline de
   }
 }
 
-// Sends and waits for the reply.
+// Sends the request and waits for the reply.
 RemoteProcess::Answer RemoteProcess::ask(const SocketRequest& request, Deadline deadline,
                                          Clock::time_point start) {
   bool sent = false;

@@ -86,7 +86,7 @@ class RemoteProcess final : public PeerProcess, public std::enable_shared_from_t
   std::mutex turn_mutex_;
   std::condition_variable turn_free_;
   bool turn_taken_ = false;
-  // Used by the thread that has the turn.
+  // Only the thread that has the turn uses it.
   Descriptor socket_;
   std::uint64_t last_number_ = 0;
   std::map<std::uint32_t, SharedMapping> segments_;

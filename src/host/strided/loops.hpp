@@ -46,7 +46,7 @@ class Loops {
   /// Returns whether both sides have equal steps.
   bool same_steps() const noexcept;
 
-  /// out = in, in order on `stream`. The two do not overlap.
+  /// out = in, in order on `stream`. The two memories must not overlap.
   void copy(DeviceRuntime& runtime, Stream stream, const std::byte* in, std::byte* out) const {
     copy(runtime, stream, in, stream.device, out, stream.device);
   }

@@ -13,7 +13,7 @@ class Search {
  public:
   Search(std::int64_t lo, std::int64_t hi) : lo_(lo), hi_(hi) {}
 
-  // Steps of one size are one variable.
+  // Steps of equal size count as one variable.
   void add(std::int64_t step, std::int64_t least, std::int64_t most) {
     if (step == 0 || (least == 0 && most == 0)) return;
     if (step < 0) {
@@ -96,8 +96,8 @@ bool overlaps_itself(const ConstTensorView& v) noexcept {
   Search search(-element, element);
   for (int d = 0; d < v.shape.rank(); ++d) {
     if (v.strides[d] == 0 && v.shape[d] > 1) return true;
-    // If two dimensions have one stride, the sum of their differences is one variable, which may be 0 though
-    // they are not.
+    // If two dimensions have one stride, the sum of their differences is one variable, which may be 0
+    // although the differences are not.
     for (int e = 0; e < d; ++e)
       if (v.shape[d] > 1 && v.shape[e] > 1 && std::abs(v.strides[d]) == std::abs(v.strides[e])) return true;
     search.add(v.strides[d] * element, -(v.shape[d] - 1), v.shape[d] - 1);

@@ -11,7 +11,7 @@
 namespace weft {
 
 /// Copies `count` runs of `run` bytes. Run i is at in + i * in_step and goes to out + i * out_step. Steps may
-/// be negative, or 0. The memory that is read and the memory that is written do not overlap.
+/// be negative, or 0. The memory that is read and the memory that is written must not overlap.
 using CopyRuns = void (*)(const std::byte* in, std::byte* out, std::int64_t count, std::int64_t in_step,
                           std::int64_t out_step, std::int64_t run);
 

@@ -77,7 +77,7 @@ class Idling {
     polls_ = yields_ = 0;
     in_yield_ = {};
   }
-  /// Polls without success since something moved.
+  /// The number of polls without success since something moved.
   int polls() const noexcept { return polls_; }
   bool spins() const noexcept { return spins_ && polls_ < limit_.polls(); }
   /// To be called after a poll without success. Returns true if the thread has paused, and false if it has
@@ -100,7 +100,7 @@ class Idling {
     if (spins_) in_yield_ = Clock::now() - before;
     return true;
   }
-  /// Since yield() first said no.
+  /// The time since yield() first returned false.
   Duration asleep() noexcept {
     const auto now = Clock::now();
     if (yields_ == kYields) {

@@ -12,8 +12,8 @@
 
 namespace weft {
 
-/// An owner that holds its flag longer than this is stuck in the kernel. A thread that fails the group loses
-/// nothing by not waiting, so it waits less.
+/// If an owner holds its flag longer than this, it is stuck in the kernel. A thread that fails the group
+/// loses nothing by not waiting, so it waits less.
 inline constexpr auto kStuck = std::chrono::seconds(2);
 inline constexpr auto kStuckInFailure = std::chrono::milliseconds(200);
 

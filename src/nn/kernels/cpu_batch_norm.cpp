@@ -1,4 +1,4 @@
-// The sums of each channel of maps, batch norm with statistics that are given, and group norm.
+// The sums of each channel of maps, batch norm with given statistics, and group norm.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -81,8 +81,8 @@ void KernelContext::State::reserve_products(std::int64_t n, std::int64_t k) {
 
 namespace cpu {
 
-// The number of threads that the matrix library uses is an OpenMP setting of each thread, so ranks that are
-// threads do not change each other's, and a context may move to another thread.
+// The number of threads that the matrix library uses is an OpenMP setting of each thread. So ranks that are
+// threads do not change each other's number, and a context may move to another thread.
 ThreadCountGuard::ThreadCountGuard(int threads) : before_(omp_get_max_threads()) {
   omp_set_num_threads(threads);
 }

@@ -30,8 +30,8 @@ int this_thread_number();
 /// Whether all tasks take equal time, or each task is given to the next free thread.
 enum class Tasks : unsigned char { equal, unequal };
 
-/// Calls body(task, thread) for task in [0, tasks), thread in [0, threads). Which thread gets a task must not
-/// matter to the result. The first exception of any task is rethrown here.
+/// Calls body(task, thread) for task in [0, tasks), thread in [0, threads). The result must not depend on
+/// which thread gets a task. It rethrows the first exception of any task.
 template <class Body>
 void parallel_for(KernelContext::State& state, std::int64_t tasks, Body&& body, Tasks kind = Tasks::equal) {
   const int threads = static_cast<int>(std::min<std::int64_t>(state.threads, tasks));

@@ -38,7 +38,7 @@ struct PreparedProduct {
 inline constexpr std::size_t kMostPrepared = 256;
 
 struct KernelContext::State {
-  /// `context`, which may be null, outlives it.
+  /// `context` may be null; otherwise it must outlive this object.
   State(int thread_count, Context* context);
 
   /// Scratch memory for the whole call; valid until the next request. Its contents are undefined.

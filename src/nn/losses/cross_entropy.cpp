@@ -67,7 +67,7 @@ Tensor of_all_parts(const Tensor& terms, const LayoutRef& tokens, const DeviceMe
   return redistribute(as_layout(terms, apart), axes, Replicate{});
 }
 
-// The sum over all ranks of a number that each has.
+// The sum over all ranks of a number that each rank has.
 Tensor over_ranks(const Tensor& own, const LayoutRef& of_labels) {
   if (of_labels == nullptr) return own;
   const LayoutRef layout = losses::loss_layout(of_labels);

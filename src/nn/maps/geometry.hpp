@@ -99,7 +99,7 @@ inline Tensor make_map(Frame& frame, const Tensor& x, std::int64_t channels, std
       .with_layout(map_layout(x.layout(), global, height, width));
 }
 
-/// A small tensor of the host's that a Frame keeps to remember the shape and layout of x, not its elements.
+/// A small tensor on the host that a Frame keeps to remember the shape and layout of x, but not its elements.
 inline Tensor shape_alone(Frame& frame, const Tensor& x) {
   const Tensor extents(frame.compute().context(), {x.shape().rank()}, DType::i64);
   std::copy(x.shape().begin(), x.shape().end(), extents.as<std::int64_t>().begin());

@@ -108,7 +108,7 @@ void expect_enough(const TensorName& what, const Tensor& x, const Summands& s) {
                               what.text(), to_string(x.layout()->mesh_shape())));
 }
 
-// Two numbers for each channel, the first ones of all channels before the second ones.
+// Two numbers for each channel: first the first numbers of all channels, then the second ones.
 struct Pairs {
   Tensor all;  // f64 (2 channels)
   double* first() const { return all.data_ptr<double>(); }

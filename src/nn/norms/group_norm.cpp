@@ -27,7 +27,7 @@ double count_of(const GroupNorm& norm, const Tensor& x) {
   return static_cast<double>(n);
 }
 
-// Spreads two numbers of each sample and group to all channels of the group.
+// Copies two numbers of each sample and group to all channels of the group.
 Tensor of_channels(Frame& frame, const Tensor& of_groups, const Sizes& s) {
   const Tensor y = frame.compute().make({2, s.batch, s.channels});
   if (s.rows() > 0)

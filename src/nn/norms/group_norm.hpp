@@ -13,8 +13,8 @@ namespace weft::group_norm {
 /// Returns whether the pixels of x, (batch, channels, …), are sharded.
 inline bool cut(const Tensor& x) { return norms::cut(x.layout(), 2); }
 
-/// The number of groups of which this rank has the channels. The checked one throws if the channels of x
-/// do not fit the norm.
+/// The number of groups whose channels this rank has. The checked variant throws if the channels of x do not
+/// fit the norm.
 inline std::int64_t groups_of(const GroupNorm& norm, const Tensor& x) {
   return x.size(1) / (norm.weight->global_shape()[0] / norm.groups());
 }

@@ -201,7 +201,7 @@ struct Reduction {
     return with_one_nan(divided(x, by));
   }
 
-  // Chunks that hardware rounds to bf16.
+  // Chunks that the hardware rounds to bf16.
 #if defined(__AVX512BF16__)
   template <int W>
   static constexpr bool kByHardware = Number::kPaired && sizeof(Stored) == 2 && sizeof(Chunk<W>) == 128;

@@ -1,4 +1,4 @@
-// A copy around the caches. Part of reduce_kernels.hpp.
+// A copy past the caches. Part of reduce_kernels.hpp.
 #pragma once
 
 #include <cstddef>

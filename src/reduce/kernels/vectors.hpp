@@ -86,7 +86,7 @@ WEFT_INLINE Vec<float, W> to_f32(Vec<double, W> x) {
   return convert<float, W>(x);
 }
 
-// Integers of 8 and 16 bits as such of 32, by their sign.
+// Widens integers of 8 and 16 bits to 32 bits, with their sign.
 template <int W, class T>
 WEFT_INLINE Vec<std::int32_t, W> to_i32(Vec<T, W> x) {
   constexpr bool kSigned = static_cast<T>(-1) < 0, kByte = sizeof(T) == 1;
@@ -120,7 +120,7 @@ WEFT_INLINE Vec<std::int32_t, W> to_i32(Vec<T, W> x) {
     return (convert<std::int32_t, W>(bits_as<Vec<U, W>>(x)) ^ kTop) - kTop;
   }
 }
-// The low 8 or 16 bits of each.
+// The low 8 or 16 bits of each integer.
 template <class U, int W>
 WEFT_INLINE Vec<U, W> low_bits(Vec<std::int32_t, W> x) {
 #if defined(__AVX512F__)
@@ -132,7 +132,7 @@ WEFT_INLINE Vec<U, W> low_bits(Vec<std::int32_t, W> x) {
   return convert<U, W>(x);
 }
 
-// Two halves, the lower first.
+// Joins two halves, the lower first.
 template <class T, int W>
 WEFT_INLINE Vec<T, W> joined(Vec<T, W / 2> low, Vec<T, W / 2> high) {
 #if defined(__AVX512F__)
@@ -246,7 +246,7 @@ WEFT_INLINE bool special(V a, V b) {
                              _mm512_fpclass_ps_mask(bits_as<__m512>(b), kSpecial)) == 0;
 }
 
-// The even elements in one vector and the odd ones in another become pairs of neighbours.
+// Interleaves the even elements in one vector and the odd ones in another.
 template <class V>
 WEFT_INLINE __m512i rounded_by_hardware(V even, V odd) {
   using Halves = Vec<std::uint16_t, 32>;

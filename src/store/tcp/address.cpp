@@ -183,7 +183,7 @@ std::string interface_to(const SocketAddress& to) {
     if (same_host(here, own)) return fmt::format("{} ({})", i->ifa_name, host_text(own));
     if (here.is_loopback()) loopback = i->ifa_name;
   }
-  // All of 127.0.0.0/8 is the loopback interface's, which lists 127.0.0.1 alone.
+  // All of 127.0.0.0/8 belongs to the loopback interface, which lists only 127.0.0.1.
   return fmt::format("{} ({})", own.is_loopback() && !loopback.empty() ? loopback : "?", host_text(own));
 }
 

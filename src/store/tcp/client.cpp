@@ -196,7 +196,7 @@ class TcpStore final : public Store {
                     where));
   }
 
-  /// A request that is answered at once.
+  /// Sends a request that the server answers at once.
   StoreReply call(Kind kind, std::string_view key, Deadline deadline, std::string_view value = {},
                   std::string_view extra = {}, std::int64_t number = 0) {
     const Duration limit = std::min(kAnswerLimit, deadline.left());

@@ -50,8 +50,8 @@ class KeyBytes {
   std::array<unsigned char, 32> bytes_{};
 };
 
-/// The key that both sides derive from the secret. Throws unsupported if libsodium is not here,
-/// bad_argument if the secret is too short or too long (never with any of it in the text).
+/// The key that both sides derive from the secret. Throws unsupported if libsodium is not installed, and
+/// bad_argument if the secret is too short or too long (no text contains any of it).
 KeyBytes key_of_secret(std::string_view secret);
 
 /// One direction of a connection: seals frames, or opens records, in order.

@@ -145,7 +145,7 @@ struct TcpStoreServer::Impl {
     }
   }
 
-  // Accepts a few at a time, so that the clients it has are answered before more come in.
+  // Accepts a few clients at a time, so that present clients are answered before more come in.
   void accept_some() {
     for (int i = 0; i < 64; ++i) {
       SocketAddress from;
@@ -162,7 +162,7 @@ struct TcpStoreServer::Impl {
         if (close_oldest_unauthenticated("there are too few descriptors for it: " + why, full_text(why)))
           continue;
         if (refuse_next(full_text(why))) continue;
-        // Look again later, rather than spin on the ready listener.
+        // Looks again later, rather than spin on the ready listener.
         warnings.write(fmt::format("store server: accept: {}", system_words(error_number)));
         accept_again = Clock::now() + std::chrono::seconds(1);
         return;

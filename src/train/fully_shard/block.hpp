@@ -24,7 +24,7 @@ class ShardBlock {
 
   /// Gives the parameters their shards' layout; parameters that have memory keep their part of it.
   void shard();
-  /// Begins to gather, if nothing is gathered or on its way.
+  /// Begins to gather, if nothing is gathered or in flight.
   void start_gather(ProcessGroup* neighbours);
   /// From now on layers read whole weights.
   void gather(ProcessGroup* neighbours);

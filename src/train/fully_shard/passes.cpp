@@ -95,7 +95,7 @@ ProcessGroup* ShardPasses::neighbours() {
   return &neighbours_;
 }
 
-// Replicas of the shards that began differently would get the same gradients and stay different.
+// Replicas of the shards that began with different values would get equal gradients and stay different.
 void ShardPasses::compare_replicas() {
   std::vector<Parameter*> parameters;
   for (const auto& block : blocks_)

@@ -42,7 +42,7 @@ std::string installed_programs();
 /// install.
 std::string program(const Options& o, const std::string& name);
 
-/// Cores that this process, and so all it starts, may use.
+/// Cores that this process, and thus all of its children, may use.
 int usable_cores();
 /// The scheduling of this process when the function was first called, which all its children inherit:
 /// "SCHED_FIFO 10".

@@ -64,7 +64,7 @@ class Contest {
   nlohmann::ordered_json checks_;  // the first program's row of this case
 };
 
-/// Throws bad_argument naming the flag, for no word and for one that is not known.
+/// Throws bad_argument that names the flag if there is no word or an unknown word.
 void expect_known(const char* flag, const std::vector<std::string>& words,
                   const std::vector<std::string>& known);
 

@@ -54,7 +54,7 @@ class Job {
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
-  /// Lets it measure its next case.
+  /// Lets the program measure its next case.
   void go();
   /// The next line of JSON that the program prints. Returns nothing if it ended, or if the limit has passed;
   /// problem() says which.

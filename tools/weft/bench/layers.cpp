@@ -59,7 +59,7 @@ class Layers {
     int ranks;
     const Contestant* contestant;
   };
-  // If ranks share a core, nothing is said of peaks.
+  // If ranks share a core, peaks are not reported.
   static bool share_counts(const Entered& e) {
     return e.what != What::independent && e.ranks <= usable_cores();
   }

@@ -34,7 +34,8 @@ struct Result {
   std::map<std::int64_t, double> limit_us{};  ///< what the machine allows at most: see limit_factor()
   std::vector<std::string> notes{};           ///< who is left out, and why
 
-  /// Does every rank read and write the same bytes (a reduction in place), or copy from one place to another?
+  /// Returns whether every rank reads and writes the same bytes (a reduction in place), or copies from one
+  /// place to another.
   bool passes() const;
   const Column* find(const std::string& name) const;
   /// The fastest MPI at that size; null if there is none.
@@ -49,9 +50,9 @@ bool pipelined(const std::string& op);
 /// least, a rank of n reads a part of every input and writes a part of every output.
 double limit_factor(const std::string& op, int ranks);
 
-/// Times, then a table of ratios per competitor of ours, then how everybody was run.
+/// Prints times, then a table of ratios per competitor of ours, then how each program was run.
 std::string tables(const Result& r);
-/// All of it, for programs.
+/// Writes all results, for programs.
 std::string to_json(const std::vector<Result>& results);
 /// Time over bytes, both logarithmic, and the machine's limit as a dashed line.
 std::string to_svg(const Result& r);
@@ -61,7 +62,7 @@ std::string draw_table(const std::vector<std::vector<std::string>>& rows, bool m
 /// "4.18", "0.287", "24900": three or four digits.
 std::string digits(double x);
 
-/// Writes a file or throws system naming it.
+/// Writes a file, or throws system that names it.
 void write_file(const std::string& path, const std::string& text);
 
 }  // namespace weft::bench

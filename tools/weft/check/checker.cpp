@@ -274,7 +274,7 @@ class Session {
     progress_.clear();
   }
   const Summary& summary() const { return summary_; }
-  /// The program of the lowest number that failed.
+  /// Returns the failed program with the lowest number.
   const std::optional<std::pair<Program, Verdict>>& first_failure() const { return first_; }
 
  private:

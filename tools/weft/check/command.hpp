@@ -1,4 +1,5 @@
-// The flags of weft check. Apart from the command itself so that the binary with the mutations has the same.
+// The flags of weft check. This is separate from the command itself so that the binary with the mutations has
+// these flags, too.
 #pragma once
 
 #include <functional>
@@ -16,7 +17,7 @@ namespace weft::check {
 /// addition to those that weft knows, by name.
 using MoreBackends = std::function<bool(const std::string& backend, Settings& settings)>;
 void add_check(CLI::App& app, std::function<int()>& chosen, const MoreBackends& others = {});
-/// A program that has this command alone. Returns its exit status.
+/// A program that has only this command. Returns its exit status.
 int check_main(int argc, char** argv, const MoreBackends& others);
 
 }  // namespace weft::check

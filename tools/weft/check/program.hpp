@@ -105,7 +105,7 @@ struct GradientPlan {
   std::int64_t bytes = 1;  ///< BucketOptions::bucket_bytes or ShardedParametersOptions::alone_bytes
 };
 
-/// The arguments that must be the same on all ranks of a step.
+/// The arguments that must be equal on all ranks of a step.
 enum class Value : std::uint8_t {
   edge,      ///< of a window
   full,      ///< the layout of a tensor that full() gathers
@@ -162,12 +162,12 @@ struct Step {
   bool differs = false;
   Overlap overlap = Overlap::send_recv;
 
-  /// Elements of the block that rank `from` gives for rank `to`, in a group of n.
+  /// The number of elements in the block that rank `from` passes for rank `to`, in a group of n.
   std::int64_t elements(int from, int to, int n) const;
   bool in_parted() const;   ///< `in` has a block for each rank
   bool out_parted() const;  ///< `out` has a block from each rank
   bool reduces() const;
-  /// Over how many ranks, from 0 on, rank `me` of `n` gets the combination.
+  /// The number of ranks, from 0 on, whose combination rank `me` of `n` gets.
   int combined_ranks(int me, int n) const;
   bool is_for_everybody() const;  ///< every rank gives something, and gets something of every other
   bool is_rooted() const;
@@ -263,9 +263,9 @@ struct Program {
   bool takes_part(int step, int rank) const;
 };
 
-/// Elements of a row of a tensor that is cut (GradientPlan).
+/// The number of elements in a row of a sharded tensor (GradientPlan).
 inline constexpr int kMostColumns = 5;
-/// Windows of that dtype have an adjoint.
+/// Returns whether windows of that dtype have an adjoint.
 constexpr bool has_adjoint(DType dtype) noexcept {
   return dtype != DType::boolean && dtype != DType::f8e4m3 && dtype != DType::f8e5m2 && dtype != DType::c64 &&
          dtype != DType::c128;

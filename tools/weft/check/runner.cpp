@@ -381,7 +381,7 @@ namespace {
 
 std::string file_of(int fd) { return fmt::format("/proc/{}/fd/{}", ::getpid(), fd); }
 
-// A file in memory with the programs, a line each.
+// A memfd with the programs, one per line.
 int write_programs(const std::vector<Program>& programs) {
   const int fd = ::memfd_create("check-programs", 0);
   if (fd < 0) throw_errno("check: memfd_create", errno);

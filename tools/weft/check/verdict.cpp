@@ -203,7 +203,7 @@ class Judge {
     return {};
   }
 
-  // The error names the operation and the call, and the two belong together.
+  // The error names the operation and the call, and the two must belong together.
   std::string names_call(const RankReport& rank) const {
     if (rank.in_creation || rank.code == ErrorCode::aborted || rank.op == Op::none) return {};
     if (rank.call == kNoCall) return {};  // the group had failed before the call got a number

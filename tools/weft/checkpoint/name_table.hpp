@@ -13,7 +13,7 @@ namespace weft::tools {
 class NameTable {
  public:
   NameTable() = default;
-  /// Throws bad_argument naming file and line, and system if it cannot be read.
+  /// Throws bad_argument that names file and line, and system if the file cannot be read.
   static NameTable read(const std::filesystem::path& path);
   std::string renamed(std::string_view name) const;
 

@@ -10,7 +10,7 @@
 
 namespace weft::tools {
 
-/// A line of the launcher's own, on standard error, at once.
+/// Writes a line of the launcher's own to standard error, at once.
 void say(std::string_view text);
 
 /// "exited with code 3" or "killed by signal 9 (SIGKILL)".
@@ -21,10 +21,10 @@ bool cannot_be_a_consequence(int status);
 /// The status in the form of a shell: 128 + the signal that ended it.
 int exit_status(int status);
 
-/// The children of this process, of all its threads. If the kernel has no file `children`, all processes
-/// are looked through.
+/// The children of this process, of all its threads. If the kernel has no file `children`, it searches all
+/// processes.
 std::vector<pid_t> own_children();
-/// The value of a variable as a process was started with it.
+/// The value that a variable had when a process was started.
 std::optional<std::string> variable_of(pid_t process, std::string_view name);
 /// Returns whether a process has a handler for that signal. Returns false, too, for a program that does not
 /// use weft: the signal would end it.

@@ -18,7 +18,7 @@ namespace weft::tools {
 struct RankStream {
   RankStream(std::string tag, bool shows_bars, Sink& sink) : lines(std::move(tag), shows_bars, sink) {}
   bool open() const { return pipe.read_end >= 0; }
-  /// The rest is a line, and the pipe is closed.
+  /// The remaining text is a line, and the pipe is closed.
   void end();
 
   Pipe pipe;

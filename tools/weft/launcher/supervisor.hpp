@@ -25,7 +25,7 @@
 
 namespace weft::tools {
 
-/// The exit statuses of weft run that are no rank's.
+/// The exit statuses of `weft run` that come from no rank.
 inline constexpr int kInDoubt = 70;     // EX_SOFTWARE of sysexits.h
 inline constexpr int kOutputLost = 74;  // EX_IOERR
 inline constexpr int kTimedOut = 124;   // as timeout(1) has it

@@ -15,7 +15,7 @@ namespace weft::tools {
 /// `weft run` set them.
 class TorchVariables {
  public:
-  /// Throws system if no port can be had.
+  /// Throws system if no port is available.
   explicit TorchVariables(int ranks);
   ~TorchVariables();
   TorchVariables(const TorchVariables&) = delete;

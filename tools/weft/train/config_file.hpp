@@ -42,7 +42,7 @@ class ConfigFile {
                   std::function<std::string()> written);
 
   bool print_asked() const noexcept { return print_; }
-  /// A file by which a run is the same as with the options as they are.
+  /// Returns the text of a file that gives a run the present options.
   std::string text() const;
 
  private:

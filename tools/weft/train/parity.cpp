@@ -54,7 +54,7 @@ Mesh parse(const std::string& text) {
   return {text, data, *dp, *tp};
 }
 
-// A folder of this run, removed with all in it.
+// A folder of this run; the destructor removes it with its contents.
 class Scratch {
  public:
   Scratch() {

@@ -1,4 +1,4 @@
-// SIGINT and SIGTERM as a request that a loop reads.
+// SIGINT and SIGTERM as a request that a loop polls.
 #pragma once
 
 #include <atomic>

@@ -181,7 +181,7 @@ int start_ranks(const Flags& flags, const std::vector<std::string>& words) {
   if (env::get("WEFT_RANK") || env::get("RANK"))
     throw Error(ErrorCode::bad_argument,
                 "train: --ranks starts ranks, but this process is a rank already (WEFT_RANK or RANK is set)");
-  // Once, rather than once per rank.
+  // Checks the options here once, rather than once per rank.
   flags.config.check(flags.ranks);
   if (!flags.save.empty()) look_at_save_folder(flags.save, flags.config, flags.resume, flags.overwrite);
   return launch({.ranks = flags.ranks, .tag_output = false}, command_of_a_rank(words));

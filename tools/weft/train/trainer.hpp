@@ -68,7 +68,7 @@ class Training {
   /// Collective over `group`. Throws like TrainConfig::check, and throws system if the text cannot be read.
   Training(ProcessGroup& group, const TrainConfig& config);
 
-  /// The next step, on the batch that belongs to its number. Collective.
+  /// Takes the next step, on the batch that belongs to its number. Collective.
   StepResult step();
   std::int64_t next_step() const noexcept { return trainer_.steps(); }
 
@@ -103,7 +103,7 @@ class Training {
 int threads_per_rank(int asked, int ranks);
 /// The identity of a run, as "name=value" separated by blanks: the model, the text, the schedule.
 std::string identity_of(const TrainConfig& config, const std::vector<unsigned char>& text);
-/// The bytes of a file. Throws system naming it, bad_argument if it has fewer than `least`.
+/// The bytes of a file. Throws system that names it, and bad_argument if it has fewer than `least` bytes.
 std::vector<unsigned char> read_text(const std::filesystem::path& path, std::int64_t least);
 
 }  // namespace weft::tools

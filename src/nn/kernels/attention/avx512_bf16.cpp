@@ -18,7 +18,7 @@ struct Pairs {
         load_first(from, left));
   }
   static __m512 down(__m512 first, __m512 second) {
-    // Halves of one register, which are dealt out by turns.
+    // Interleaves the halves of one register.
     const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23,
                                            7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     return _mm512_castsi512_ps(_mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(second, first)));

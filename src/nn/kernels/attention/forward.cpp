@@ -26,7 +26,7 @@ WEFT_CPU_CLONES(bool, softmax_columns,
                 (float* scores, float* largest, float* sum, float* factor, std::int64_t keys,
                  std::int64_t first),
                 (scores, largest, sum, factor, keys, first)) {
-  // Keys added up before they join the sum, so that long sums stay accurate.
+  // The number of keys that are added up before they join the sum, so that long sums stay accurate.
   constexpr std::int64_t kPartialSum = 32;
   float base[kQueryBlock];
   std::copy_n(largest, kQueryBlock, factor);

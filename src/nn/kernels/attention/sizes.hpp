@@ -122,7 +122,7 @@ struct KeyBias {
   std::int64_t of_sample = 0;  // floats between those of two samples
   bool of_each_query = true;
 
-  // How many floats of scratch memory a bias needs that is given by queries.
+  // How many floats of scratch memory a bias needs that is stored by queries.
   static std::int64_t floats(const ScoreBias& bias, const Sizes& s) {
     if (bias.data == nullptr || !bias.of_each_query) return 0;
     return (bias.of_each_sample ? s.batch : 1) * s.queries * s.keys;

@@ -8,8 +8,8 @@ namespace {
 
 struct Avx2 {
   using Vector = __m256;
-  // A panel of b, 24 KB, stays in the first cache, a block of a, 192 KB, in the second, a block of b, 4 MB,
-  // in the third.
+  // A panel of b, 24 KB, stays in the first-level cache, a block of a, 192 KB, in the second-level cache, a
+  // block of b, 4 MB, in the third-level cache.
   static constexpr std::int64_t kLanes = 8, kTileRows = 4, kTileVectors = 3, kBlockRows = 192,
                                 kBlockColumns = 172 * 24;
 

@@ -169,7 +169,7 @@ struct Blocked {
     }
   }
 
-  // Few rows. A block of a is packed once for each block of k, and b goes by.
+  // Few rows. A block of a is packed once for each block of k, and all of b is multiplied with it.
   //
   // If b is stored as its transpose, like weights in y = x wT, its columns are rows in memory, each on a
   // separate page. So all of k is processed for some columns before the next columns, and each page is

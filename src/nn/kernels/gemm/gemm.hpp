@@ -18,7 +18,7 @@
 
 namespace weft::kernels::gemm {
 
-/// Products of so few steps are bound by the memory of c.
+/// Products of so few steps are limited by the memory traffic of c.
 inline constexpr std::int64_t kShortK = 16;
 
 /// Element (row, column) is data[row * row_step + column * column_step], a float or a bf16; one of the steps
@@ -47,7 +47,7 @@ struct Product {
 
 /// The products of one instruction set.
 struct Kernel {
-  /// Floats of scratch memory that products with up to n columns and up to this k need.
+  /// How many floats of scratch memory products with up to n columns and up to this k need.
   std::int64_t (*scratch)(std::int64_t n, std::int64_t k) noexcept;
   /// `scratch`: any alignment; its contents are undefined.
   void (*multiply)(const Product& p, float* scratch) noexcept;

@@ -15,8 +15,7 @@ constexpr std::int64_t kLine = 16;  // floats
 
 constexpr std::int64_t least(std::int64_t x, std::int64_t y) { return x < y ? x : y; }
 constexpr std::int64_t rounded_up(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
-// The size of the blocks of x, as equal as they can be, of at most `most`, which is a multiple of `to` as
-// they are.
+// The size of the blocks of x: as equal as possible, at most `most`, and a multiple of `to` like `most`.
 constexpr std::int64_t equal_blocks(std::int64_t x, std::int64_t most, std::int64_t to) {
   const std::int64_t count = (x + most - 1) / most;
   return count == 0 ? to : rounded_up((x + count - 1) / count, to);

@@ -25,7 +25,7 @@ enum class Act : std::uint8_t {
 /// The steps that the struck rank takes.
 enum class StepsTaken : std::uint8_t { as_planned, swapped, left_out };
 
-/// The struck process is stopped by SIGSTOP, and until when.
+/// How long the struck process is stopped by SIGSTOP.
 enum class Stopped : std::uint8_t {
   no,
   for_good,
@@ -34,7 +34,7 @@ enum class Stopped : std::uint8_t {
   with_all,  ///< and all others with it, for longer than the deadline
 };
 
-/// Which error ranks may have.
+/// The error that ranks may get.
 enum class Sees : std::uint8_t {
   nothing,              ///< none
   death,                ///< peer_lost where the backend detects deaths, otherwise as absence

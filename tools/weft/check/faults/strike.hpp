@@ -32,7 +32,7 @@ int holding_rank(const Program& p);
 /// itself.
 Step as_called(const Program& p, int step, int rank);
 
-/// The order in which `rank` takes the steps.
+/// The order in which `rank` performs the steps.
 std::vector<int> order_of(const Program& p, int rank);
 
 /// Strikes now; may not return. `deadline`: the deadline of the calls.

@@ -52,7 +52,7 @@ void any_reduction(Dice& d, Step& s, const Range& range) {
   s.order = Order::native;
 }
 
-// Counts and data of an operation that is given.
+// Draws counts and data for a given operation.
 void fill(Dice& d, Step& s, const Range& range, int n) {
   s.salt = d.next();
   s.dtype = static_cast<DType>(d.below(kDTypeCount));
@@ -161,7 +161,7 @@ bool make_reaching(Dice& d, Step& s, const Range& range, int me) {
   return true;
 }
 
-// A step in which the fault makes sense, of a group that holds the rank.
+// Draws a step in which the fault makes sense, of a group that contains the rank.
 Step step_for(Dice& d, const Program& p, const Range& range, const Fault& f) {
   std::vector<int> groups;
   for (int g = 0; g < static_cast<int>(p.groups.size()); ++g)

@@ -145,7 +145,7 @@ GroupPlan read_group(const JsonReader& in, const Program& p, int steps) {
   if (g.how != How::split || first->how != How::split || first->parent != g.parent ||
       first->before != g.before)
     in.wrong(in.place("joined"), "is true, but the group before it is no other color of the same split");
-  // Two colors are all that a program has.
+  // A program has only two colors.
   if (first->joined) in.wrong(in.place("joined"), "is true for a third color of one split");
   for (const int r : g.ranks)
     if (std::find(first->ranks.begin(), first->ranks.end(), r) != first->ranks.end())

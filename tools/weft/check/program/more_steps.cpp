@@ -227,7 +227,7 @@ void add_barriers(Dice& d, Program& p) {
   if (!ended) p.steps.push_back(last);
 }
 
-// Lets the fault that is drawn strike at one of these steps instead.
+// Lets the drawn fault strike at one of these steps instead.
 void strike_there(Dice& d, Program& p) {
   if (p.fault.point == FaultPoint::in_creation || row(p).other_next) return;
   const std::vector<int> those = struck_steps(p, p.fault);

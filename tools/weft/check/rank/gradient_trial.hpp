@@ -15,7 +15,7 @@ namespace weft::check {
 
 class GradientTrial {
  public:
-  /// The work of the rank meanwhile.
+  /// The rank's work meanwhile.
   struct Meanwhile {
     std::function<void()> before_waiting;  ///< it may wait for others from now on
     std::function<void()> in_flight;       ///< in the middle of the last round

@@ -98,7 +98,7 @@ class Runner {
     report_.waiting_since.store(now_ns());
   }
 
-  // Gives the memory of failed groups back as far as that goes.
+  // Gives the memory of failed groups back as far as possible.
   void give_back() {
     if (p_.ends && report_.has_error) return end_groups();
     for (ProcessGroup& g : groups_)
@@ -225,7 +225,7 @@ class Runner {
       if (habits.one_in(24)) std::this_thread::sleep_for(std::chrono::microseconds(habits.between(50, 3000)));
       if (!before(k, s)) return;
       if (do_at_once(k, s)) continue;
-      // The steps that are coalesced with this one are posted with it.
+      // The steps that are coalesced with this step are posted with it.
       Open open{.work = {}, .transfers = {}, .group = s.group, .steps = {k}};
       while (p_.steps[static_cast<std::size_t>(order_[i])].coalesced && i + 1 < order_.size() &&
              p_.steps[static_cast<std::size_t>(order_[i + 1])].group == s.group &&

@@ -51,7 +51,7 @@ class Folder {
   std::filesystem::path path_;
 };
 
-// A tensor of two elements a rank, cut over the ranks.
+// A tensor of two elements per rank, sharded over the ranks.
 struct Cut {
   explicit Cut(ProcessGroup& group, float of)
       : mesh(group, {{"y", group.size()}}),

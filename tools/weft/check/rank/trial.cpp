@@ -133,7 +133,7 @@ int Trial::source(int block) const {
 }
 
 std::string Trial::complaint(bool exact) const {
-  // Every byte is either part of a block, or as it was.
+  // Every byte must either be part of a block or be unchanged.
   Buffers::Marks marks(buffers_);
   for (std::size_t b = 0; out_.there && b < out_.counts.size(); ++b) {
     Expected e = expected(s_, source(static_cast<int>(b)), me_, n_, exact);

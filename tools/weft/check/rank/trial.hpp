@@ -22,7 +22,7 @@ class Trial {
   const std::vector<Call>& calls() const { return calls_; }
   /// The fault in the buffers after the calls; empty: none.
   std::string complaint(bool exact) const;
-  /// All buffers as they were before the call.
+  /// Restores all buffers to their state before the call.
   void renew();
   /// Writes a pattern over all memory to which peers may have written, and checks whether it is still there.
   void overwrite() { buffers_.overwrite(); }

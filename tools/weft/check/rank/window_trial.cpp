@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::int64_t kNoRow = -1;  // zeros
 
-// Which row of the tensor of n rows an index of a window is, by the edge rule alone.
+// Returns which row of the tensor of n rows an index of a window stands for, by the edge rule alone.
 std::int64_t row_of(Edge::Kind edge, std::int64_t i, std::int64_t n) {
   if (i >= 0 && i < n) return i;
   switch (edge) {
