@@ -9,7 +9,8 @@
 //   start_difference_ns  that less backend_us: no check and no description of the call any more
 //   start_share    the one difference over the other
 //
-// With --c what weft.h costs above ProcessGroup, on one group and one memory:
+// With --c the program measures the cost of weft.h above ProcessGroup, on one group and with the same
+// buffers:
 //
 //   c_us           median of weft_all_reduce() that waits
 //   cpp_us         median of ProcessGroup::all_reduce(…).wait()

@@ -125,7 +125,7 @@ void rank_body(const Spec& spec, int argc, char** argv, Context& context, const 
   if (spec.rows && m.rank == 0) spec.print_settings("weft", settings);
   for (TableRow& row : table(rank)) bench.add(std::move(row));
   bench.run();
-  group.barrier().wait();  // nobody leaves while another still has cases to run
+  group.barrier().wait();  // no rank leaves while another rank still has cases to run
 }
 
 Membership member(int rank, int size, std::shared_ptr<Store> store) {

@@ -23,7 +23,7 @@ struct Prepared {
 /// Makes all ranks take the same branch: returns the first rank's value on every rank. Collective over the
 /// ranks of a case.
 using Agree = std::function<std::int64_t(std::int64_t mine)>;
-/// For a case of one rank.
+/// The Agree of a case with a single rank.
 inline std::int64_t alone(std::int64_t mine) { return mine; }
 
 struct Times {

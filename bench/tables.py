@@ -116,7 +116,7 @@ def joined(texts):
     paragraphs once."""
     if len(texts) == 1:
         return texts[0].strip()
-    blocks = {}  # first lines of a table, or a whole paragraph: the lines below it
+    blocks = {}  # maps the first lines of a table, or a whole paragraph, to the lines below it
     for text in texts:
         for block in text.strip().split("\n\n"):
             lines = block.split("\n")

@@ -215,7 +215,7 @@ void body(const Spec& spec, int rank, const std::shared_ptr<weft::Store>& store)
     add_times(row, per_message(t, c.kind), c.moved_bytes(), bus_factor(c.kind, c.ranks));
     if (rank == 0) print(row);
   }
-  turns.take();  // nobody leaves before the end
+  turns.take();  // no rank leaves before the end
 }
 
 }  // namespace

@@ -92,7 +92,7 @@ class Step:
         self.optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
         first = rank * ROWS * DIM
         self.x = 2 * numbers(torch, (ROWS, DIM), X, first)
-        # Both average over ranks; weft sums.
+        # DistributedDataParallel and fully_shard average over ranks; weft sums.
         self.dy = (2 if form == "local" else 2 * ranks) * numbers(torch, (ROWS, DIM), DY, first)
 
     def run(self):

@@ -161,7 +161,7 @@ class Layer:
 
 def measure(case, agree, seconds):
     """(median, 99th percentile, samples) in us: bench/measure.cpp in Python."""
-    for _ in range(3):  # however long a run takes, the first three do not count
+    for _ in range(3):  # the first three runs do not count, however long they take
         start = time.perf_counter()
         case.run()
         us = (time.perf_counter() - start) * 1e6

@@ -163,7 +163,7 @@ Numbers measured(RankOfBench& rank, DType dtype, std::int64_t tokens, const Agre
       rank.group.barrier().wait();
       const auto start = Clock::now();
       ways[k].run();
-      rank.group.barrier().wait();  // the slower rank's end is everybody's
+      rank.group.barrier().wait();  // all ranks end with the slowest rank
       us[k].push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
     }
   } while (agree(std::chrono::duration<double>(Clock::now() - begin).count() < seconds || us[0].size() < 5) !=
