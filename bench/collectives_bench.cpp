@@ -33,7 +33,7 @@ std::function<void(std::byte*, std::byte*)> call_of(ProcessGroup& group, const C
     case Kind::all_to_all: return run([g](auto in, auto out) { return g->all_to_all(in, out); });
     case Kind::ping_pong:
     case Kind::one_way:
-    default: break;  // what the programs of messages and of halos measure
+    default: break;  // p2p_bench and halo_bench measure the other kinds
   }
   return {};
 }

@@ -129,7 +129,7 @@ Numbers compare(RankOfBench& rank, const std::vector<Side>& all, const Case& c, 
   do {
     for (std::size_t s = 0; s < 16 * sides.size(); ++s) {
       const Prepared& p = sides[s % sides.size()];
-      p.run();  // after another's
+      p.run();  // a first run, after the run of another side
       const auto start = Clock::now();
       for (int k = 0; k < runs; ++k) p.run();
       us[s % sides.size()].push_back(std::chrono::duration<double>(Clock::now() - start).count() * 1e6 /

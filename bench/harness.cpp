@@ -94,7 +94,7 @@ void Bench::run() {
     benchmark::RunSpecifiedBenchmarks();
   }
   benchmark::Shutdown();
-  if (more) turns_.take();  // with the others
+  if (more) turns_.take();  // waits for this program's turn together with the other ranks
   agree_(kNoMore);
 }
 

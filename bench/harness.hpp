@@ -19,13 +19,13 @@ using Numbers = std::vector<std::pair<std::string, double>>;
 
 struct TableRow {
   std::string name;                        ///< "all_reduce/f32/shared/in_place/2097152"
-  std::int64_t bytes = 0;                  ///< what the algorithm bandwidth counts, per run
+  std::int64_t bytes = 0;                  ///< the bytes for the algorithm bandwidth, per run
   double bus_factor = 1;                   ///< bus bandwidth = algorithm bandwidth x bus_factor
-  std::function<Prepared()> prepare = {};  ///< owns the buffers through what it returns; they go with it
+  std::function<Prepared()> prepare = {};  ///< the returned Prepared owns the buffers
   /// If set, replaces `prepare` and measures the row itself; the first number is the time in us. Every rank
   /// calls it.
   std::function<Numbers(const Agree&, double seconds)> measure = {};
-  Row row = {};  ///< what --rows prints, before the numbers
+  Row row = {};  ///< the labels that --rows prints before the numbers
 };
 
 /// Verifies and times every row (measure.hpp). Reports the median (also as Time) and 99th percentile over the

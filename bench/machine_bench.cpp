@@ -19,7 +19,7 @@ double line_latency(RankOfBench& rank, double seconds) {
   struct alignas(128) Line {
     std::atomic<std::uint64_t> turn;
   };
-  auto* const lines = reinterpret_cast<Line*>(rank.common);  // zeroed; counts on from case to case
+  auto* const lines = reinterpret_cast<Line*>(rank.common);  // zeroed; the count continues in the next case
   constexpr int kTrips = 200;
   std::vector<double> us;
   const auto begin = Clock::now();

@@ -19,7 +19,7 @@ T value(int rank, std::int64_t i) {
   return static_cast<T>(static_cast<float>((i * 7 + rank * 3) % 13));
 }
 
-// Aligned to cache lines, as Storage is.
+// Memory aligned to cache lines, like Storage.
 template <class T>
 struct Aligned {
   using value_type = T;

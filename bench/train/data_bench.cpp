@@ -179,7 +179,7 @@ class Step {
     optimizer_->zero_gradients();
     pass(x_, dy_);
     if (reducer_) reducer_->finish();
-    optimizer_->step(0);  // as much work as any rate, and every step is the same
+    optimizer_->step(0);  // rate 0 needs as much work as any rate, and every step is the same
   }
 
   /// Compares the gradients with those that this rank computes from the rows of all ranks.
@@ -248,8 +248,8 @@ class Step {
 
 template <class Case>
 Numbers timed(Case& c, const Prepared& prepared, const Agree& agree, double seconds) {
-  for (int i = 0; i < 2; ++i) c.run();                     // the first makes groups and buckets
-  const std::size_t before = sent_by(c.group(), 0).calls;  // of the 1024 that the recorder keeps
+  for (int i = 0; i < 2; ++i) c.run();                     // the first run makes groups and buckets
+  const std::size_t before = sent_by(c.group(), 0).calls;  // at most 1024, as many as the recorder keeps
   c.run();
   const double sent = sent_by(c.group(), before).bytes;
   const Times t = measure(prepared, agree, seconds);

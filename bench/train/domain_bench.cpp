@@ -133,8 +133,8 @@ struct Turns {
     for (std::size_t turn = 0; turn < us[0].size(); ++turn) all.push_back(of(turn));
     return median(all);
   }
-  std::vector<std::vector<double>> us;  ///< of each, turn by turn
-  double p99_us = 0;                    ///< of the first, the worst turn's
+  std::vector<std::vector<double>> us;  ///< the median of each case in each turn
+  double p99_us = 0;                    ///< the first case's 99th percentile in its worst turn
   std::int64_t samples = 0;
 };
 

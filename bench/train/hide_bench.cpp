@@ -159,7 +159,7 @@ Numbers measured(RankOfBench& rank, DType dtype, std::int64_t tokens, const Agre
   const auto begin = Clock::now();
   do {
     for (std::size_t k = 0; k < ways.size(); ++k) {
-      ways[k].run();  // caches are as the same way leaves them
+      ways[k].run();  // leaves the caches in the state after a run of this variant
       rank.group.barrier().wait();
       const auto start = Clock::now();
       ways[k].run();

@@ -249,7 +249,7 @@ std::string Layer::wrong() const {
 
 // The peak of this rank's core while all ranks keep their cores busy.
 double peak_beside(const Agree& agree, DType dtype) {
-  agree(0);  // together
+  agree(0);  // all ranks begin together
   return peak_gflops(dtype);
 }
 
@@ -276,7 +276,7 @@ std::vector<TableRow> table(RankOfBench& rank, const What& what) {
             {"median_us", t.median_us},
             {"p99_us", t.p99_us},
             {"GFLOPs", flops(c) / t.median_us * 1e-3},
-            {"peak_GFLOPs", peak_beside(agree, c.dtype)},  // of a core, while all ranks do the same
+            {"peak_GFLOPs", peak_beside(agree, c.dtype)},  // of one core, while all ranks measure theirs
             {"samples", static_cast<double>(t.samples)}};
         const Numbers checks = l->checks();
         all.insert(all.end(), checks.begin(), checks.end());

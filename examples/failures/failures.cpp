@@ -19,7 +19,7 @@ using namespace std::chrono_literals;
 
 // The failure of rank 1 in its fourth step.
 std::int64_t befall(std::string_view what) {
-  std::this_thread::sleep_for(50ms);  // the others are in it by then
+  std::this_thread::sleep_for(50ms);  // by then the others are in the call
   if (what == "dies") std::raise(SIGKILL);
   if (what == "stops") std::raise(SIGSTOP);
   if (what == "is late") std::this_thread::sleep_for(4s);

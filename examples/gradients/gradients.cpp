@@ -47,7 +47,7 @@ int main() {
     weft::reduce_gradients(gradients, mesh["tp"]);
     const double norm = weft::clip_grad_norm(gradients, 1.0);
     const weft::NamedView replicas[] = {{"bias", gradients[1].data, gradients[1].layout}};
-    weft::check_replicas(replicas, mesh);  // a rank whose bits are not the others' is named
+    weft::check_replicas(replicas, mesh);  // an error names a rank with other bits
     if (group.rank() == 0)
       std::printf("step %d: norm %.6f, bias gradient %.6f after clipping\n", step, norm,
                   static_cast<double>(buffers[1].gradient[0]));

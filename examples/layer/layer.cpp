@@ -44,7 +44,7 @@ void train(weft::Sequential& model, weft::Compute& compute, const weft::DeviceMe
     model.backward(dy, frame);
     if (mesh) {
       reducer->finish();                                       // over the ranks that saw other samples
-      weft::reduce_gradients(model.parameters(), mesh["tp"]);  // over those that share the layers
+      weft::reduce_gradients(model.parameters(), mesh["tp"]);  // over the ranks that share the layers
     }
     optimizer.step(0.05);
     optimizer.zero_gradients();

@@ -45,7 +45,7 @@ int main() {
   const weft::Sampler sampler(parts.data, 96, kBatch, 1);
 
   for (int step = 0; step < kSteps; ++step) {
-    const std::vector<std::int64_t> samples = sampler.local_batch(step);  // tp peers get the same ones
+    const std::vector<std::int64_t> samples = sampler.local_batch(step);  // tp peers get the same samples
     const weft::Tensor tokens = parts.place(numbers(context, samples, 0), kBatch),
                        labels = parts.place(numbers(context, samples, 1), kBatch);
     weft::Frame frame(compute, {.seed = 1, .step = step});
@@ -54,7 +54,7 @@ int main() {
         cross_entropy.forward({logits[0], labels, weft::scalar(mesh, kBatch * kSequence)}, frame);
     parts.model->backward(cross_entropy.backward({}, frame), frame);
     parts.reducer->finish();                                   // over dp
-    weft::reduce_gradients(parts.parameters(), parts.tensor);  // over tp: what each rank holds whole
+    weft::reduce_gradients(parts.parameters(), parts.tensor);  // over tp: gradients of replicated parameters
     weft::clip_grad_norm(parts.parameters(), 1.0);
     optimizer.step(3e-3);
     optimizer.zero_gradients();
