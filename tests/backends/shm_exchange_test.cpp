@@ -60,6 +60,16 @@ class End {
     plan.sends = plan.receives = {part};
     return exchanges_.plan(plan);
   }
+  /// Rows of `parts` elements, by these numbers; empty: as they lie.
+  std::unique_ptr<PlannedExchange> plan(const std::vector<std::int64_t>& from,
+                                        const std::vector<std::int64_t>& into, std::int64_t rows,
+                                        std::int64_t parts) const {
+    ExchangePlan plan;
+    plan.fields = {DType::f64};
+    plan.sends = {{other(), {{0, 0, {rows, parts}, {parts, 1}, from}}}};
+    plan.receives = {{other(), {{0, 0, {rows, parts}, {parts, 1}, into}}}};
+    return exchanges_.plan(plan);
+  }
   /// Runs it that often, to the end. Returns how many sends of each Holds went to the other rank meanwhile.
   std::array<std::uint64_t, 3> run(PlannedExchange& planned, const std::vector<ExchangeField>& fields,
                                    int times) {
@@ -130,6 +140,39 @@ TEST(ShmExchange, SharedMemoryIsCopiedOnce) {
       EXPECT_EQ(end.run(*planned, fields.list, 20)[packed ? 0 : 1], 20U) << columns;
       fields.expect(end.other(), 1, columns, columns);
     }
+    r.meet("over");
+  });
+}
+
+// A sender's list is packed; a receiver's takes the elements from their place. A list with one step is none.
+TEST(ShmExchange, IndicesOfTheSenderArePackedAndThoseOfTheReceiverAreNot) {
+  run_ranks(Ranks::processes, 2, [](Rank& r) {
+    End end(r, "g");
+    constexpr std::int64_t kRows = 5000, kParts = 16;
+    std::vector<std::int64_t> shuffled, behind;
+    for (std::int64_t i = 0; i < kRows; ++i) {
+      shuffled.push_back(i * 7919 % kRows);
+      behind.push_back(kRows - 1 - i);
+    }
+    const auto at = [](const std::vector<std::int64_t>& list, std::int64_t i) {
+      return list.empty() ? i : list[static_cast<std::size_t>(i)];
+    };
+    const std::vector<std::int64_t> none;
+    using Lists = std::vector<const std::vector<std::int64_t>*>;
+    for (const auto* list : Lists{&none, &shuffled, &behind})
+      for (const auto* to : Lists{&none, &shuffled}) {
+        const Fields fields(r, 1, kRows * kParts, Memory::shared);
+        const auto planned = end.plan(*list, *to, kRows, kParts);
+        end.run(*planned, fields.list, 3);  // segments are mapped
+        const auto sent = end.run(*planned, fields.list, 5);
+        EXPECT_EQ(sent[list == &shuffled ? 0 : 1], 5U);
+        for (std::int64_t i = 0; i < kRows * kParts; ++i) {
+          const std::int64_t from = at(*list, i / kParts) * kParts + i % kParts;
+          const std::int64_t place = at(*to, i / kParts) * kParts + i % kParts;
+          ASSERT_EQ(fields.out[0].as<double>()[static_cast<std::size_t>(place)],
+                    static_cast<double>(1000 * end.other() + from % 997));
+        }
+      }
     r.meet("over");
   });
 }
