@@ -92,7 +92,7 @@ void expect(const Case& c, int rank, std::int64_t first, std::int64_t count, int
       for (std::int64_t k = 0; k < count; ++k) want[k] += value(r, from + k);
   };
   const std::int64_t b = c.block();
-  // Block by block: elements of rank r's buffer that begin at `start` there.
+  // Goes block by block; the elements of rank r begin at `start` in that rank's buffer.
   const auto blocks = [&](std::int64_t start) {
     for (std::int64_t k = 0; k < count;) {
       const std::int64_t r = (first + k) / b, end = std::min(count, (r + 1) * b - first);

@@ -1,5 +1,5 @@
-// Collectives of weft: operation x dtype x memory x place x buffers x bytes, over any backend, between
-// processes or threads of one host. docs/bench.md has the flags.
+// Measures weft's collectives over any backend, between processes or threads of one host, for every
+// combination of operation, dtype, memory, place, buffers and bytes. docs/bench.md has the flags.
 //
 //   collectives_bench --op all_reduce,all_gather --memory shared,foreign --ranks 4
 //   mpirun.openmpi -n 2 collectives_bench --backend mpi-openmpi

@@ -13,7 +13,7 @@ enum { ROWS = 60, COLUMNS = 64, STEPS = 100 };
 #define TRY(call) \
   if ((call) != WEFT_OK) goto failed
 
-/* A band of rows, with one row of halo above and one below. */
+/* A band of rows, with one halo row above it and one below it. */
 typedef struct band {
   int rows;
   double (*cell)[COLUMNS], (*next)[COLUMNS];
