@@ -1,5 +1,5 @@
-// Functions of C that C++ does not have. Those that C++ has are in the other files: tools/agreement.py knows
-// which.
+// C functions without a C++ counterpart. The rows of the others are in the other files: tools/agreement.py
+// finds them.
 #include <gtest/gtest.h>
 
 #include <arpa/inet.h>
@@ -47,7 +47,7 @@ struct Maker {
   weft_group* group = nullptr;
 };
 
-// The ranks' own broadcast, of a library that connects them already.
+// The broadcast of a library that already connects the ranks.
 struct Broadcast {
   Rank* rank;
   static std::int32_t run(void* data, void* bytes, std::size_t count) {
@@ -58,7 +58,7 @@ struct Broadcast {
   }
 };
 
-// A port that nobody uses now.
+// A port that is free now.
 int free_port() {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in at{};
@@ -71,7 +71,7 @@ int free_port() {
   return ntohs(at.sin_port);
 }
 
-// A transport that is not asked for anything, as ranks do not agree who they are.
+// A transport of which no function is called, because the ranks do not agree on their numbers.
 weft_transport no_transport() {
   weft_transport t = WEFT_TRANSPORT_INIT;
   t.name = "none";

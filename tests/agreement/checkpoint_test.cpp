@@ -19,7 +19,7 @@ namespace {
 
 using test::Rank;
 
-// A tensor over two ranks, and a folder that both know.
+// A tensor over two ranks, and a folder that both use.
 struct Saving {
   explicit Saving(Rank& r)
       : mesh(r.group(), {{"dp", 2}}), layout(make_layout(mesh, {Shard{0}}, {4})), odd(r.rank == 1) {}
@@ -60,7 +60,7 @@ Row save_row(
           }};
 }
 
-// Each rank of its own directory, of which rank 1's has another checkpoint under the name.
+// Each rank reads its own directory; the directory of rank 1 has another checkpoint under the same name.
 Row load_row() {
   return {"load_checkpoint",
           "the checkpoint",

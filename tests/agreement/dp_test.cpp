@@ -1,4 +1,4 @@
-// Gradients: lists, options and what is done with them.
+// Gradients: lists, options and functions.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -46,7 +46,7 @@ Rows norms() {
   };
 }
 
-// A list of one gradient, "a" or, on rank 1 where it gives another list, "b".
+// A list of one gradient: "a", or "b" on rank 1 if rank 1 gives another list.
 struct Listed {
   Listed(Rank& r, const Placement& placement, bool other = false)
       : odd(r.rank == 1),

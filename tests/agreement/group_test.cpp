@@ -1,4 +1,4 @@
-// Calls of a group: what is compared with the call, and when groups are made.
+// Calls of a group: values that are compared with the call, and when groups are made.
 #include <gtest/gtest.h>
 
 #include <vector>

@@ -89,7 +89,7 @@ Rows layouts() {
   };
 }
 
-// A window of 4 elements over two ranks: what it is of, and memory.
+// A window on 4 elements over two ranks: its layout, and memory.
 struct Windowed {
   explicit Windowed(Rank& r)
       : odd(r.rank == 1),

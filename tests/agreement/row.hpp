@@ -1,4 +1,4 @@
-// The values that ranks must give alike. Each row of the table is a test: a call in which rank 1 gives
+// The values that must be equal on all ranks. Each row of the table is a test: a call in which rank 1 gives
 // another value than the rest, and the error that every rank gets. docs/agreement.md is made of the rows.
 #pragma once
 
@@ -14,7 +14,7 @@ namespace weft::agreement {
 struct Row {
   /// As tools/agreement.py finds it in the headers: "DeviceMesh::group", "weft_group_create_tcp".
   std::string function;
-  std::string value;     ///< what all ranks give alike
+  std::string value;     ///< the value that all ranks must give
   std::string compared;  ///< where: "with the call", "in the exchange of the norms"
   ErrorCode code;
   /// Pieces of the error's text, with "…" between them: each occurs in the text of every rank.
@@ -25,7 +25,7 @@ struct Row {
 };
 using Rows = std::vector<Row>;
 
-/// A function whose values nobody compares, or that has none.
+/// A function whose values no check compares, or that has none.
 struct WithoutRow {
   std::string function;
   std::string value;  ///< empty: it has none

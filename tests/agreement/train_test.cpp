@@ -142,7 +142,7 @@ Rows reducers() {
   };
 }
 
-// A model with values, of another seed on rank 1.
+// A model with values; rank 1 has another seed.
 std::unique_ptr<Sequential> seeded(Rank& r, Compute& compute) {
   auto net = test::shard_net();
   materialise(*net, compute);
@@ -491,7 +491,7 @@ TEST(AgreementOfTraining, RanksMayStepWithPartsOfTheParameters) {
   });
 }
 
-// One rank steps, and says that nothing is known of the values that it sends.
+// One rank steps, and declares the origin of the values that it sends unknown.
 TEST(AgreementOfTraining, AHistoryMayBeTakenBack) {
   test::run_ranks(test::Ranks::threads, 2, [](test::Rank& r) {
     Compute compute(r.context);

@@ -1,4 +1,4 @@
-// Tests how ranks announce their collectives, and who is late.
+// Tests how ranks announce their collectives, and which ranks are reported as late.
 #include "backends/messages/announced_calls.hpp"
 
 #include <gmock/gmock.h>
@@ -45,7 +45,7 @@ TEST(AnnouncedCalls, ARankMayBeAheadAndIsComparedWhenThisOneCalls) {
               HasSubstr("rank 1 called all_reduce f32 x30 sum [call 1], rank 0 all_reduce f32 x20"));
 }
 
-// Both ranks of the pair find it, though one of them only sends.
+// Both ranks of the pair find the mismatch, although one of them only sends.
 TEST(AnnouncedCalls, CountsOfAPairAreComparedInBothDirections) {
   const std::array<std::array<Block, 2>, 2> give{{{{{0, 1}, {1, 2}}}, {{{0, 3}, {3, 4}}}}},
       get{{{{{0, 1}, {1, 3}}}, {{{0, 5}, {5, 4}}}}};

@@ -1,6 +1,6 @@
-// Receives from any source, probe() and wait_message(), over every backend: who is named, in which order,
-// mixed with receives that name their source, messages of unknown size, and what a time-out, a mismatch or a
-// rank that goes says. Under mpirun over the MPI that WEFT_TEST_BACKEND names.
+// Receives from any source, probe() and wait_message(), over every backend: the reported source, the order,
+// receives with and without a source together, messages of unknown size, and the errors of a time-out, a
+// mismatch and a leaving rank. Under mpirun over the MPI that WEFT_TEST_BACKEND names.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ class AnySource : public testing::TestWithParam<Setting> {
     options.backend = GetParam().backend;
     run_ranks(GetParam().kind, GetParam().kind == Ranks::job ? job_size() : n, body, options);
   }
-  // The group fails, which in a job of one group for all tests is for another test program.
+  // The group fails. In a job with one group for all tests, another test program must test this.
   bool in_job() const { return GetParam().kind == Ranks::job; }
 };
 INSTANTIATE_TEST_SUITE_P(Each, AnySource, testing::ValuesIn(transport_settings()), [](const auto& p) {
@@ -177,7 +177,8 @@ TEST_P(AnySource, AProbeShowsWhatARecvTakes) {
   });
 }
 
-// A rank that waits for a message proceeds with its own: two that wait for each other's, and then receive.
+// While a rank waits for a message, its own sends proceed: two ranks wait for each other's message, and then
+// receive.
 TEST_P(AnySource, WaitingForAMessageGetsOtherCallsOn) {
   run(4, [](Rank& r) {
     ProcessGroup& g = r.group();
@@ -344,7 +345,7 @@ TEST_P(AnySource, AWaitForANamedSourceNamesIt) {
   });
 }
 
-// A rank that leaves is no loss while another one may send; when all have left, it is.
+// A leaving rank causes no error while another rank may still send; when all others have left, it does.
 TEST_P(AnySource, WhenAllOthersHaveLeftItFails) {
   if (in_job()) GTEST_SKIP() << "of groups that fail: mpi_job_test";
   for (const bool waits : {false, true}) {
@@ -365,7 +366,8 @@ TEST_P(AnySource, WhenAllOthersHaveLeftItFails) {
         r.meet("two has left");
         first.wait();
         EXPECT_EQ(first.source(), 1);
-        EXPECT_EQ(g.probe(2, {.tag = 1}), std::nullopt);  // of a rank that has left nothing comes: no failure
+        // a rank that has left sends nothing more, which is no failure
+        EXPECT_EQ(g.probe(2, {.tag = 1}), std::nullopt);
         const Error e = error_of([&] {
           if (waits) return static_cast<void>(g.wait_message(any_source, {.tag = 1}));
           g.recv(x, any_source, {.tag = 1}).wait();
@@ -397,7 +399,7 @@ TEST_P(AnySource, AnAbortEndsIt) {
   }
 }
 
-// A probe does not fail because ranks have left, not even if all have; a wait_message then reports it.
+// A probe does not fail because ranks have left, even if all have; wait_message then fails.
 TEST_P(AnySource, AProbeFindsNothingOfARankThatHasLeft) {
   if (in_job()) GTEST_SKIP() << "of groups that fail: mpi_job_test";
   run(2, [&](Rank& r) {
@@ -526,8 +528,8 @@ TEST_P(AnySource, SeveralThreadsReceive) {
   });
 }
 
-// All ranks send messages of every size to all, and receive from any source; some receives are posted before
-// the sends, some after.
+// All ranks send messages of every size to all ranks, and receive from any source; some receives are posted
+// before the sends, some after.
 TEST_P(AnySource, EverybodyReceivesFromAnybody) {
   run(4, [](Rank& r) {
     constexpr int kRounds = 12;

@@ -1,4 +1,4 @@
-// The backend "auto": what is chosen where, and that it is said.
+// The backend "auto": its choice in each situation, and its log line.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -174,7 +174,8 @@ Membership pair_of(int rank, const std::string& port) {
   return m;
 }
 
-// A sandbox's filter refuses one rank memory that others can map: all take gloo, and it is said why.
+// The filter of a sandbox refuses one rank memory that others can map: all ranks use gloo, and the log says
+// why.
 TEST(Auto, WithoutMemfdTheRanksTakeGloo) {
   if (!WEFT_HAVE_GLOO) GTEST_SKIP() << "libgloo-dev is not installed";
   Pipe where[2];
@@ -206,7 +207,7 @@ bool hide_proc() {
          ::mount("none", "/proc", "tmpfs", 0, nullptr) == 0;
 }
 
-// Without /proc a process cannot tell where it is, which is not the same as another host.
+// Without /proc a process cannot tell on which host it is; that does not mean that it is on another host.
 TEST(Auto, WithoutProcTheHostIsUnknownAndItIsSaid) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can take /proc away";
   if (ChildProcess::fork([] { return hide_proc() ? 0 : 1; }).wait(std::chrono::seconds(30)) !=
@@ -238,7 +239,7 @@ TEST(Auto, WithoutProcTheHostIsUnknownAndItIsSaid) {
   for (ChildProcess& rank : ranks) EXPECT_EQ(rank.wait(std::chrono::seconds(30)), (ExitStatus{0, 0}));
 }
 
-// Under Open MPI's mpirun, where not every rank can load its plug-in, all take gloo together.
+// Under Open MPI's mpirun, if not every rank can load its plug-in, all ranks use gloo.
 TEST(Auto, AnMpiThatCannotBeLoadedIsSaid) {
   if (!WEFT_HAVE_GLOO) GTEST_SKIP() << "libgloo-dev is not installed";
   ::setenv("OMPI_COMM_WORLD_RANK", "0", 1);

@@ -1,5 +1,5 @@
-// Tests the rank that is named if a call makes no progress: the rank that is stopped, or has not come, and
-// none of those that only wait for it.
+// Tests which rank is named if a call makes no progress: the stopped or absent rank, and none of the ranks
+// that only wait for it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -42,7 +42,7 @@ Tensor made(Rank& r, std::int64_t count, Memory memory) {
   return t;
 }
 
-// Ends the stopped rank when all others have said that they are through, or after half a minute.
+// Ends the stopped rank when all others have reported that they are done, or after half a minute.
 void kill_when_others_are_through(RankProcesses& ranks, int stopped, int others) {
   const Deadline end = Deadline::after(30s);
   while (ranks.store().add("through", 0, Deadline::after(10s)) < others && !end.passed())
@@ -103,8 +103,8 @@ TEST_P(RootedCalls, TheReceiverThatIsStoppedIsNamedAndNotTheRoot) {
   });
 }
 
-// Each receives from its left before it sends to its right: all wait in a chain behind the rank that is
-// stopped.
+// Each rank receives from its left before it sends to its right, so all wait in a chain behind the stopped
+// rank.
 void chain(Rank& r) {
   const Tensor in = made(r, 100000, Memory::local), out = made(r, 100000, Memory::local);
   const CallOptions options{.deadline = r.rank == 1 ? Duration(kSoon) : Duration(kLater)};
@@ -129,8 +129,8 @@ TEST(Messages, AThreadThatHasNotComeIsNamedAtTheEndOfAChain) {
   });
 }
 
-// Rank 2 of a 2 x 2 mesh ends before it makes the groups of its row and its column. The others learn it at
-// once; rank 1 waits for rank 0, which does not come because of rank 2.
+// Rank 2 of a 2 x 2 mesh ends before it makes the groups of its row and its column. The others are notified
+// at once; rank 1 waits for rank 0, which does not call because of rank 2.
 void a_rank_ends_before_subgroups(const std::string& backend, bool killed) {
   RankOptions options;
   options.backend = backend;
@@ -314,7 +314,7 @@ TEST(Subgroups, WhoShrinksAnotherGroupIsNotNamed) {
   kill_when_others_are_through(ranks, 3, 3);
 }
 
-// Though it never sleeps: it polls, and further groups move meanwhile.
+// This holds although the rank never sleeps: it polls, and other groups make progress meanwhile.
 TEST(Subgroups, WhoPollsInAnotherGroupIsNotNamed) {
   RankProcesses ranks(4, [](Rank& r) {
     const std::vector<int> stuck_pair{2, 3}, moving_pair{1, 2};
@@ -372,7 +372,7 @@ TEST(Messages, WhoIsStoppedAfterItHasAnsweredIsNamed) {
   ranks.finish({1});
 }
 
-// However many they are: the error has all, its text the first of them.
+// The error has all of them, however many they are; its text has the first ones.
 TEST(ManyRanks, AllThatAreAbsentAreInTheError) {
   run_ranks(Ranks::threads, 80, [](Rank& r) {
     r.group();
@@ -452,7 +452,7 @@ TEST(Messages, WhoOwesNothingIsNotNamed) {
   });
 }
 
-// The system tells of its end only when the core is written.
+// The system reports the end of the process only when the core file is written.
 TEST(Processes, ARankThatDumpsItsCoreIsNamedBeforeItIsWritten) {
   if (!kProcesses) GTEST_SKIP() << "not with a sanitizer, whose processes write no core";
   std::string pattern;

@@ -1,4 +1,4 @@
-// Tests the fate of an exception that a transport's blocking function throws.
+// Tests what happens if a transport's blocking function throws an exception.
 #include "weft/backends/blocking.hpp"
 
 #include <gmock/gmock.h>
@@ -54,7 +54,7 @@ struct Case {
   const char* said;
 };
 
-// The calls of all groups wait at the same time: each waits for a better reason before it tells its own.
+// The calls of all groups wait at the same time: each waits for a better reason before it reports its own.
 TEST(Blocking, WhateverIsThrownFailsTheCall) {
   const std::vector<Case> cases{
       {"text", [] { throw std::runtime_error("broken pipe"); }, "all_reduce: broken pipe"},

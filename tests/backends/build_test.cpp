@@ -90,7 +90,7 @@ TEST_F(Builds, AnOldInfoIsAMismatch) {
   EXPECT_THAT(std::vector<int>(e.ranks().begin(), e.ranks().end()), ElementsAre(0, 1));
 }
 
-// Before the transport itself shares anything, whatever it is; with MPI, before MPI_Init.
+// The error comes before the transport shares anything; with MPI, before MPI_Init.
 TEST_F(Builds, AreComparedByEveryTransport) {
   if (!kThreadsInForks) GTEST_SKIP() << kNoThreadsInForks;
   struct Row {
@@ -99,7 +99,7 @@ TEST_F(Builds, AreComparedByEveryTransport) {
   for (const Row& row : {Row{"shm", "shm"}, Row{"auto", "auto"}, Row{"gloo", "gloo"},
                          Row{"mpi-openmpi", "mpi/here"}, Row{"mpi-mpich", "mpi/here"}}) {
     SCOPED_TRACE(row.backend);
-    // A process each: of the MPIs there can be one alone.
+    // Each MPI runs in its own process, because one process can have only one MPI.
     const ProcessResult result = run_in_child([&] {
       Context context;
       try {
@@ -125,7 +125,7 @@ TEST_F(Builds, AreComparedByEveryTransport) {
   }
 }
 
-// A transport from outside does not say it itself.
+// A transport from outside weft does not report its build itself.
 TEST_F(Builds, AreComparedForPluginsFromOutside) {
   ::setenv("WEFT_BACKEND_PATH", WEFT_TEST_PLUGINS, 1);
   announce(at(1, 2), "build", {}, 12345);

@@ -1,5 +1,5 @@
-// Tests of composition besides the right results (the conformance suite has those): the order of inner
-// calls, what failures say, and that nothing is left in the way.
+// Tests of composition except for results, which the conformance suite tests: the order of inner calls, texts
+// of failures, and that nothing is left behind.
 #include "backends/compose/compose.hpp"
 
 #include <gmock/gmock.h>
@@ -187,7 +187,7 @@ RankOptions over(const Mask& mask, Duration deadline = 20s) {
   return options;
 }
 
-// Staging memory comes from the allocator of the program, and goes back: also from calls that have failed.
+// Staging memory comes from the allocator of the program, and is given back, even by calls that have failed.
 TEST(Staging, ComesFromTheProgramsAllocator) {
   CountingAllocator memory;
   RankOptions options = over(messages_only());
@@ -352,7 +352,7 @@ TEST(KilledRanks, AreNamed) {
   ranks.finish({1});
 }
 
-// A large call that is aborted in its middle leaves nothing that hurts the next group.
+// A large call that is aborted halfway leaves nothing behind that disturbs the next group.
 TEST_P(Failures, AnAbortedCallLeavesTheNextGroupAlone) {
   run_ranks(
       GetParam(), 3,

@@ -1,6 +1,6 @@
 // Every operation, over backends, rank kinds, rank counts, kinds of memory and paths, against values computed
-// here; what the support table calls unsupported must be refused. A backend is a row. Its ranks run all cases
-// of a test in one group, one after the other.
+// here; operations that the support table lists as unsupported must be refused. A backend is a row. Its ranks
+// run all cases of a test in one group, one after the other.
 //
 // Under mpirun: WEFT_TEST_BACKEND=<name> mpirun -n N backends_conformance_test --gtest_filter='Job/*' runs
 // the suite over that backend, each process being one rank.
@@ -82,7 +82,7 @@ std::vector<Setting> composed_settings() {
   return all;
 }
 
-// Why the backend cannot be had here; empty: it can.
+// Why the backend is not available here; empty: it is available.
 std::string obstacle(const Row& row) {
   if (row.mask || row.backend == "shm" || row.backend == "nccl") return {};
   Context context;
@@ -90,7 +90,7 @@ std::string obstacle(const Row& row) {
   return e.code() == ErrorCode::system && std::string(e.what()) == "no error was thrown" ? "" : e.what();
 }
 
-// If it is absent, one setting remains to say so.
+// If the backend is absent, one setting remains to report that.
 std::vector<Setting> gloo_settings() {
   const Row gloo{"", "gloo", {}};
   if (!obstacle(gloo).empty()) return {{gloo, Ranks::threads, 2}};
@@ -236,7 +236,7 @@ class Conformance : public testing::TestWithParam<Setting> {
   // Small counts, for products of everything else.
   std::vector<std::int64_t> few() const { return {1, 13}; }
 
-  // Counts around the borders of the paths.
+  // Counts around the limits between the paths.
   std::vector<std::int64_t> counts(DType dtype) const {
     const Setting& s = GetParam();
     const std::int64_t element = size_bytes(dtype);
@@ -423,7 +423,7 @@ const Op kMoving[] = {Op::broadcast, Op::all_gather, Op::all_gather_v, Op::gathe
                       Op::scatter,   Op::all_to_all, Op::all_to_all_v};
 bool may_be_in_place(Op op) { return op != Op::all_to_all && op != Op::all_to_all_v; }
 
-// The group says of itself what the table says of it.
+// The group's traits equal the row of the table.
 TEST_P(Conformance, TraitsAreTheTables) {
   run([&](Rank& r) {
     const Traits& t = group(r).traits();
@@ -482,8 +482,8 @@ TEST_P(Conformance, EveryMoveOfEveryDtype) {
   });
 }
 
-// Around the borders of the paths, in place and not, with every root; v-forms with blocks of their own
-// offsets.
+// Counts around the limits between the paths, in place and not, with every root; v-forms with offsets of
+// their blocks.
 TEST_P(Conformance, EveryOperationOfManySizes) {
   run([&](Rank& r) {
     const auto all = [&](const auto& ops, DType dtype, ReduceOp reduce) {
@@ -492,7 +492,7 @@ TEST_P(Conformance, EveryOperationOfManySizes) {
         for (const std::int64_t most : counts(dtype))
           for (const bool in_place : {false, true})
             for (int root = 0; root < (row(op).rooted == Rooted::no ? 1 : r.size); ++root) {
-              // Large buffers: as many bytes for every operation, and not all combinations.
+              // Large buffers: the same number of bytes for every operation, but not all combinations.
               const bool large = most > 5003,
                          blocks = row(op).counts != Counts::equal || op == Op::all_to_all;
               if (large && (root > 0 || in_place != (++k % 2 == 0))) continue;
@@ -589,7 +589,7 @@ TEST_P(Conformance, EmptyAndPrimeCountsInEveryVForm) {
   });
 }
 
-// Averages that others got as sums, or rounded before the division.
+// Averages that other libraries computed as sums, or rounded before the division.
 TEST_P(Conformance, ReduceScatterAvgIsTheSumOverN) {
   run([&](Rank& r) {
     for (const DType dtype : {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8, DType::i32,
@@ -722,7 +722,8 @@ TEST_P(Conformance, CanonicalBits) {
   });
 }
 
-// A scan is an all_reduce in a group of the ranks up to this one, bit by bit; an exscan of those below it.
+// A scan has the bits of an all_reduce over the ranks up to this one; an exscan, of one over the ranks below
+// it.
 TEST_P(Conformance, CanonicalBitsOfScans) {
   run([&](Rank& r) {
     if (traits_->device) {  // NCCL has no scans
@@ -760,7 +761,7 @@ TEST_P(Conformance, CanonicalBitsOfScans) {
   });
 }
 
-// Many calls in flight, waited for backwards, of every size.
+// Many calls of every size in flight, waited for in reverse order.
 TEST_P(Conformance, ManyInFlight) {
   run([&](Rank& r) {
     const bool small = GetParam().path == "inline";
@@ -856,7 +857,7 @@ TEST_P(Conformance, TagsOutOfOrderBetweenCollectives) {
   });
 }
 
-// 0 → 1 while the others do nothing at all.
+// Rank 0 sends to rank 1 while the others do nothing.
 TEST_P(Conformance, APairNeedsNobodyElse) {
   if (!has_messages()) return expect_refused_messages();
   run([&](Rank& r) {

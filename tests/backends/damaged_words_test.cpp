@@ -49,7 +49,7 @@ class DamagedWords : public testing::Test {
   }
   using Damages = std::function<void(Rank&, Control)>;
   using Calls = std::function<Work(Rank&)>;
-  // Rank 1 makes a call, then damages words; then rank 0 makes one, which fails with such a text.
+  // Rank 1 makes a call, then damages words; then rank 0 makes a call, which must fail with this text.
   static void check(const Calls& rank_1, const Damages& damages, const Calls& rank_0, const std::string& text,
                     ErrorCode code = ErrorCode::corrupt, const char* single_copy = "off") {
     const auto body = [&](Rank& r) {
@@ -190,7 +190,7 @@ TEST_F(DamagedWords, ThePlaceOfAPair) {
             place));
 }
 
-// The place of a message to itself is not taken from memory that others may write to.
+// For a message to itself a rank does not read the address from memory that others may write.
 TEST_F(DamagedWords, ThePlaceOfAMessageToItself) {
   run_ranks(Ranks::processes, 2, [](Rank& r) {
     r.group();
@@ -336,8 +336,8 @@ void* map_region(std::size_t bytes) {
   return MAP_FAILED;
 }
 
-// Rank 0 has the group's memory before rank 1 comes, and damages it again and again while the group is made.
-// If that came too late it tries again.
+// Rank 0 has the group's memory before rank 1 arrives, and damages it again and again while the group is
+// made. If the damage came too late, it tries again.
 template <class Change>
 void check_creation(const Change& change, const char* single_copy, const std::string& text) {
   const auto attempt = [&](Rank& r, int number) {

@@ -1,6 +1,6 @@
-// Neighbourhood exchanges over every backend: random plans against one element after the other, sums in their
-// order, exchanges in flight side by side, plans that end while they fly, ranks that mean different things or
-// do not come, and what is refused. Under mpirun over the MPI that WEFT_TEST_BACKEND names.
+// Neighbourhood exchanges over every backend: random plans, compared element by element; the order of sums;
+// several exchanges in flight; plans that are destroyed during an exchange; ranks with different plans, or
+// absent ranks; and refused arguments. Under mpirun over the MPI that WEFT_TEST_BACKEND names.
 #include "weft/group/persistent_exchange.hpp"
 
 #include <gmock/gmock.h>
@@ -62,7 +62,7 @@ void each_element(const ExchangeBox& b, const See& see) {
   }
 }
 
-// The plans of all ranks; drawn alike by all of them.
+// The plans of all ranks; every rank draws the same plans.
 struct Job {
   static constexpr std::int64_t kRoom = 30'000;  // elements of a field
   int ranks;
@@ -376,7 +376,7 @@ TEST_P(Exchanges, APartIsTakenBeforeThoseOfOtherRanksCome) {
             ExchangePlan sum, copy;
             sum.kind = ExchangePlan::Kind::add;
             sum.fields = copy.fields = {DType::f32};
-            // Each second element is sent, backward.
+            // Every second element is sent, in reverse order.
             const ExchangeBox sent{0, 2 * (count - 1), {count}, {-2}}, first{0, 0, {count}, {1}},
                 second{0, count / 2, {count}, {1}};
             if (r.rank == 0) sum.receives = {{1, {first}}, {2, {second}}};
@@ -407,7 +407,7 @@ TEST_P(Exchanges, APartIsTakenBeforeThoseOfOtherRanksCome) {
           5s);
 }
 
-// However many are in flight: the memory for packed bytes is used again.
+// The memory for packed bytes is reused, however many exchanges are in flight.
 TEST_P(Exchanges, RoundsUseTheSameMemory) {
   run(2, [&](Rank& r) {
     constexpr std::int64_t kCount = 1000;

@@ -1,6 +1,7 @@
 // A rank of a job in which something goes wrong, for mpi_test and hostile_test: `failing_ranks <backend>
-// <what>`. Prints what it sees, a line at a time, each led by its rank. Beside weft's own names, the backend
-// "composed" is a transport that has messages only, and "threads" is shm with all ranks in this process.
+// <what>`. Prints what it observes, line by line, each beginning with its rank. In addition to weft's
+// backends, "composed" is a transport that has only messages, and "threads" is shm with all ranks in this
+// process.
 #include <fmt/format.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -40,7 +41,7 @@ void say(const std::string& text) {
   std::fflush(stdout);
 }
 
-// Says what `call` ends with.
+// Prints the result of `call`.
 void tell(const std::function<void()>& call) {
   try {
     call();
@@ -53,7 +54,7 @@ void tell(const std::function<void()>& call) {
   }
 }
 
-// The same with everything a program can act on, and when: "op all_reduce, call 1, after 0.5 s".
+// Like the function above, with all fields of the error and the time: "op all_reduce, call 1, after 0.5 s".
 void tell_in_full(const std::function<void()>& call) {
   const auto began = weft::Clock::now();
   try {
@@ -116,7 +117,7 @@ struct Holdings {
   }
 };
 
-// Until it goes, this process may have so much and no more.
+// As long as it exists, this process may have only so much of the resource.
 class Limited {
  public:
   Limited(int resource, rlim_t most) : resource_(resource) {
@@ -132,7 +133,7 @@ class Limited {
   const int resource_;
   rlimit before_{};
 };
-// n descriptors and no more: those below the limit that are free are taken.
+// Leaves n descriptors: it opens the others that are free below the limit.
 class FewDescriptors final : public Limited {
  public:
   explicit FewDescriptors(long n) : Limited(RLIMIT_NOFILE, 256) {
@@ -210,7 +211,7 @@ void try_with(weft::Context& context, const std::string& backend, weft::Membersh
   say("works afterwards");
 }
 
-// n times a group, a subgroup and a duplicate, used once each, and gone.
+// Makes, uses once and destroys a group, a subgroup and a duplicate, n times.
 void make_groups(weft::Context& context, const std::string& backend, weft::Membership m, int n) {
   const auto one = [&] {
     weft::ProcessGroup g = create(context, backend, m);
@@ -335,7 +336,7 @@ const std::map<std::string, void (*)(Job&)> kScenes = {
          j.come("told");
        }
      }},
-    // Rank 1 is there and does not call.
+    // Rank 1 exists and does not call.
     {"absent",
      [](Job& j) {
        j.store_meet(
@@ -389,7 +390,7 @@ const std::map<std::string, void (*)(Job&)> kScenes = {
        }
      }},
 
-    // Both are roots of the last call. A rank that leaves reports it.
+    // Both ranks are roots of the last call. A leaving rank reports the mismatch.
     {"two roots",
      [](Job& j) {
        tell([&] { j.g.broadcast(view(std::as_const(j.in)), view(j.out.data(), 4), rank).wait(); });
@@ -398,7 +399,7 @@ const std::map<std::string, void (*)(Job&)> kScenes = {
        j.store_meet("left");
      }},
 
-    // Rank 1 leaves out the last call, which needs nobody.
+    // Rank 1 leaves out the last call, which needs no other rank.
     {"left out",
      [](Job& j) {
        j.all_reduce();
@@ -545,7 +546,7 @@ const std::map<std::string, void (*)(Job&)> kScenes = {
          if (g) g.quiesce(2s);
        }
      }},
-    // All go on after an abort; then without rank 1, which comes too late.
+    // All ranks continue after an abort; then they continue without rank 1, which calls too late.
     {"shrinks",
      [](Job& j) {
        if (rank == 1) j.g.abort("once more");

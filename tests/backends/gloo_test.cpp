@@ -1,4 +1,4 @@
-// Tests of Gloo alone: the transport under random calls, and each way in which it fails.
+// Tests of the Gloo transport: random calls, and each way in which it fails.
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <fcntl.h>
@@ -350,8 +350,9 @@ TEST_P(Gloo, ARankThatHasLeftIsNamedOverClosedConnections) {
     }
 }
 
-// Each rank is answered by all before it tells its predecessor that it leaves, so the predecessor has its own
-// answer before the other's leave. Nobody may take that for the end of what it has to answer.
+// All ranks answer a rank before it tells its predecessor that it leaves, so the predecessor has its own
+// answer before the other's notice. A rank must not take that notice for the end of the questions that it has
+// to answer.
 TEST_P(Gloo, RanksThatLeaveInACircleDoNotWaitForOneAnother) {
   constexpr int n = 3;
   run_ranks(
@@ -489,7 +490,7 @@ TEST_P(Gloo, AnUnauthenticatedClientThatConnectsWhileAGroupIsMadeDoesNotKillTheJ
         gloo());
 }
 
-// A stranger that connects again and again is named, on every rank.
+// If a foreign process connects again and again, every rank names it.
 TEST_P(Gloo, AnUnauthenticatedClientThatConnectsAgainAndAgainIsAnErrorOfAllRanks) {
   run_ranks(
       GetParam(), 2,
@@ -595,7 +596,8 @@ TEST(GlooProcesses, AKilledRankIsNamedByTheSurvivors) {
   ranks.finish({1});
 }
 
-// A worker that a rank forked lives on with copies of its connections: these do not tell that the rank died.
+// A worker that a rank forked outlives it with copies of its connections, so these do not show that the rank
+// died.
 TEST(GlooProcesses, ARankThatDiesBeforeAChildItForkedIsNamedWithinASecond) {
   SKIP_WITHOUT_GLOO();
   RankOptions options = gloo();
@@ -690,8 +692,8 @@ TEST(GlooChain, TheRankAtItsEndIsNamed) {
   ranks.finish({2});
 }
 
-// All have come to a call that is composed of messages, and then one is stopped: a rank that waits for
-// another that waits, too, names the stopped one.
+// All ranks have entered a call that is composed of messages, and then one is stopped: a rank that waits for
+// another waiting rank names the stopped one.
 TEST(GlooChain, ARankThatIsStoppedInsideACollectiveIsNamed) {
   SKIP_WITHOUT_GLOO();
   RankProcesses ranks(

@@ -1,4 +1,4 @@
-// While a group is made: what a rank that cannot go on, or that dies on the way, means for the others.
+// While a group is made: the errors on the other ranks if one rank cannot continue, or dies.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -35,7 +35,7 @@ INSTANTIATE_TEST_SUITE_P(On, GroupInitFailure,
                                          Kind{"gloo", Ranks::processes}, Kind{"auto", Ranks::processes}),
                          [](const auto& k) { return k.param.backend + "_" + to_string(k.param.ranks); });
 
-// The reason is reported at once, not at the deadline, and under the name of the rank that has it.
+// The reason is reported at once, not at the deadline, and with the number of the rank that has it.
 TEST_P(GroupInitFailure, ARankThatMayNotHaveWhatItNeedsTellsTheOthers) {
   RankOptions options;
   options.factory = [backend = GetParam().backend](const GroupInit& b) -> std::unique_ptr<Backend> {
@@ -68,7 +68,7 @@ std::shared_ptr<Store> deadly(std::shared_ptr<Store> store, int n) {
                                          });
 }
 
-// Wherever it dies, nobody names a rank that only gave up because of it.
+// Wherever the rank dies, no rank is named that only gave up because of it.
 TEST_P(GroupInitFailure, OnlyTheRankThatDiesIsNamed) {
   if (GetParam().ranks == Ranks::threads) GTEST_SKIP() << "a thread does not die alone";
   for (int at = 0; at < 6; ++at) {

@@ -1,6 +1,6 @@
 // A rank of a job on several hosts, under an mpirun: `host_ranks <backend> sums|cut <file>`. Prints what it
-// sees, a line at a time, each led by its rank. "cut": calls until that fails, and tells how. It ends once
-// `file` is there: who started it has heard all ranks.
+// observes, line by line, each beginning with its rank. "cut": calls until a call fails, and prints the
+// error. It ends once `file` exists, when the test has read the lines of all ranks.
 #include <fmt/format.h>
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-// Tests what a transport knows of the ranks of its host: doorbells, and who lives.
+// Tests what a transport knows of the ranks on its host: their doorbells, and whether they are alive.
 #include "weft/backends/host_ranks.hpp"
 
 #include <gmock/gmock.h>

@@ -1,6 +1,5 @@
-// The same misfortunes on every backend, each as a job of processes of its own
-// (tests/backends/failing_ranks.cpp), read from outside: who is named, when, and that every process ends by
-// itself.
+// The same failures on every backend, each in a separate job of processes (tests/backends/failing_ranks.cpp),
+// whose output is read: which rank is named, when, and that every process ends by itself.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -157,7 +156,7 @@ std::vector<Kind> kinds_but(std::string_view without) {
 }
 INSTANTIATE_TEST_SUITE_P(On, Hostile, testing::ValuesIn(kinds()), name_of);
 
-/// Faults that cannot hit one thread alone.
+/// Faults that cannot affect only one thread.
 class HostileToProcesses : public Hostile {};
 INSTANTIATE_TEST_SUITE_P(On, HostileToProcesses, testing::ValuesIn(kinds_but("threads")), name_of);
 
@@ -165,7 +164,7 @@ INSTANTIATE_TEST_SUITE_P(On, HostileToProcesses, testing::ValuesIn(kinds_but("th
 class HostileToParts : public Hostile {};
 INSTANTIATE_TEST_SUITE_P(On, HostileToParts, testing::ValuesIn(kinds_but("composed")), name_of);
 
-// Over messages alone ranks learn what the others called from the messages that do not fit.
+// If a transport has only messages, ranks detect different calls by messages that do not fit.
 TEST_P(Hostile, ShortCountsAreToldOnBothSides) {
   Job job(GetParam(), 2, "counts");
   expect_all_end_well(job);
@@ -179,7 +178,7 @@ TEST_P(Hostile, ShortCountsAreToldOnBothSides) {
   }
 }
 
-// The same of a call that is made of others: what is said is what the user called.
+// A mismatch of a composed call: the text names the user's call.
 TEST_P(HostileToParts, ShortCountsOfAComposedCallAreToldOnBothSides) {
   Job job(GetParam(), 2, "counts of an average");
   expect_all_end_well(job);
@@ -192,7 +191,8 @@ TEST_P(HostileToParts, ShortCountsOfAComposedCallAreToldOnBothSides) {
   }
 }
 
-// Over messages alone calls that differ never meet: there the one that others wait for is named.
+// If a transport has only messages, different calls never exchange messages: then the rank for which others
+// wait is named.
 TEST_P(Hostile, ASkippedCallIsNamed) {
   Job job(GetParam(), 3, "skips");
   expect_all_end_well(job);
@@ -221,8 +221,8 @@ TEST_P(Hostile, ASkippedLastCallIsNamed) {
   }
 }
 
-// Every failing call leaves op, call, rank and cause, in fields and in the text, whatever was the cause and
-// over whatever transport.
+// Every failing call reports op, call, rank and cause, in fields and in the text, for every cause and over
+// every transport.
 TEST_P(Hostile, EveryFailingCallLeavesOpRankAndCause) {
   struct Cause {
     const char *name, *code, *blamed, *op, *call;
@@ -312,7 +312,8 @@ TEST_P(HostileToProcesses, ARankKilledInTheMiddleIsNamed) {
   EXPECT_EQ(ends[1], (ExitStatus{-1, SIGKILL}));
 }
 
-// Over every transport: all go on after a failure; then without one that comes too late, and gets an error.
+// Over every transport: all ranks continue after a failure; then they continue without a rank that calls too
+// late and gets an error.
 TEST_P(Hostile, SurvivorsGoOnInAGroupOfTheirOwn) {
   Job job(GetParam(), 3, "shrinks");
   expect_all_end_well(job);
@@ -353,8 +354,8 @@ TEST_P(HostileToProcesses, SurvivorsOfADeathGoOn) {
 class HostileToOurs : public Hostile {};
 INSTANTIATE_TEST_SUITE_P(On, HostileToOurs, testing::Values(kinds()[0], kinds()[3]), name_of);
 
-// Rank 1 names the resource that it was refused, with the limit; rank 0 learns that rank 1 did not come. All
-// can be made good again.
+// Rank 1 names the refused resource, with the limit; rank 0 gets the error that rank 1 did not come. Once the
+// resource is available, all works again.
 void expect_the_limit_named(const Job& job, const std::string& limit) {
   const auto of_0 = job.of(0), of_1 = job.of(1);
   ASSERT_GE(of_1.size(), 3u) << job.all();

@@ -107,7 +107,7 @@ class HostsTest : public ::testing::Test {
       EXPECT_EQ(status ? test::to_string(*status) : "hangs", "exit code 0") << "rank " << r;
     }
   }
-  /// The same, as members of the job.
+  /// Like the function above, for ranks that are members of the job.
   void run_members(
       const Hosts& hosts, int per_host, const std::function<void(Rank&)>& body, const Variables& more = {},
       const std::function<void()>& meanwhile = [] {}) {
@@ -334,8 +334,8 @@ TEST_F(HostsTest, GlooIsToldItsInterface) {
       {{"WEFT_INTERFACE", ""}});
 }
 
-// The cable is out while all call: everybody, the one that is cut off too, gets an error that names who is
-// not heard of, within the deadline and a second. Host 0 takes the store with it.
+// The network is cut while all ranks call: every rank, including the disconnected one, gets an error that
+// names the unreachable ranks, within the deadline plus a second. If host 0 is cut off, so is the store.
 class CutOff : public HostsTest, public ::testing::WithParamInterface<int> {};
 
 TEST_P(CutOff, InMidCallEverybodyIsTold) {
@@ -399,8 +399,8 @@ class MpiAcrossHosts : public HostsTest, public ::testing::WithParamInterface<Mp
     HostsTest::SetUp();
   }
   enum class Then { go_on, may_end, end_all };
-  /// Two ranks on each of two hosts, for `limit` seconds at most. `heard` sees every line as it comes, and
-  /// says whether the ranks may end now, or are to be ended. All lines.
+  /// Two ranks on each of two hosts, for at most `limit` seconds. `heard` gets every line as it arrives, and
+  /// decides whether the ranks may end now, or must be ended. Returns all lines.
   std::string job(const Hosts& hosts, const std::string& what, int limit,
                   const std::function<Then(const std::string&)>& heard) {
     const std::string agent = folder_ / "agent";

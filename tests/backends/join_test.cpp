@@ -1,4 +1,5 @@
-// How the ranks of a group meet in the store, and what they say where one, or the store, does not answer.
+// How the ranks of a group exchange their infos through the store, and their errors if a rank, or the store,
+// does not answer.
 #include "weft/backends/join.hpp"
 
 #include <fmt/format.h>
@@ -155,7 +156,7 @@ TEST_F(Join, WhoStopsBeforeItsInfoIsThereIsNamed) {
   EXPECT_THAT(e.what(), MatchesRegex("group \"g\": rank 0 did not join within [0-9.]+ s \\[rank 1\\]"));
 }
 
-// Rank 2 gives up before it joins; nobody waits until the deadline, and nobody names another.
+// Rank 2 gives up before it joins; no rank waits until the deadline or names another rank.
 TEST_F(Join, TheReasonOfWhoGaveUpIsTold) {
   const auto began = Clock::now();
   std::vector<Error> errors(2, Error(ErrorCode::system, "none"));
@@ -190,12 +191,12 @@ TEST_F(Join, WhoOnlyGaveUpIsNotBlamed) {
   EXPECT_EQ(cascaded.code(), ErrorCode::peer_lost);
   EXPECT_STREQ(cascaded.what(), "group \"g\": rank 2 died [rank 1]");
   EXPECT_THAT(std::vector<int>(cascaded.ranks().begin(), cascaded.ranks().end()), ElementsAre(2));
-  // A reason of its own is reported, whatever came first.
+  // A rank reports its own reason, whichever reason came first.
   const Error own(ErrorCode::bad_argument, "WEFT_SINGLE_COPY is \"x\"");
   EXPECT_STREQ(give_up(at(1), own).what(), own.what());
 }
 
-// The texts of the first time would be taken for those of the second.
+// Otherwise the texts of the first join would be mistaken for those of the second.
 TEST_F(Join, ANameIsUsedOnce) {
   const auto all = [&](const std::string& info) {
     std::vector<std::string> said(2);
@@ -259,7 +260,7 @@ TEST_F(Join, AnotherSizeIsAMismatchAtOnce) {
   EXPECT_STREQ(e.what(), "group \"g\": rank 0 says size 2, rank 1 says 3");
 }
 
-// Then nobody can say who is absent.
+// Then no rank can tell which rank is absent.
 TEST_F(Join, ASilentStoreIsNotTakenForAnAbsentRank) {
   silent_when_asked_ = true;  // after the deadline has passed
   const Error late = error_of([&] { join(at(1, 3, milliseconds(50)), "info", {}, 0); });

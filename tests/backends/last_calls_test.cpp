@@ -1,4 +1,4 @@
-// Tests what a time-out says of every rank: its last call, over every transport, and the text.
+// Tests the last calls of all ranks in a time-out, over every transport, and the text.
 #include "backends/last_calls.hpp"
 
 #include <gmock/gmock.h>
@@ -231,7 +231,7 @@ TEST_P(OverTransports, ARankThatHasCalledNothingIsTold) {
       options());
 }
 
-// It answers: so it says in which message it waits, though nothing else is known to be wrong.
+// The rank answers, so it reports the message for which it waits.
 TEST_P(OverTransports, ARankThatWaitsInAMessageIsToldWithIt) {
   run_ranks(
       GetParam().kind, 3,
@@ -334,7 +334,7 @@ TEST_P(OverTransports, ADeadRankIsToldWithItsLastCall) {
   ranks.finish({1});
 }
 
-// It waits in a call of another group, and so answers: it has finished its last call of this one.
+// The rank waits in a call of another group, so it answers that it has finished its last call of this group.
 TEST_P(OverTransports, ARankInACallOfAnotherGroupIsToldWithItsLastCallHere) {
   run_ranks(
       GetParam().kind, 3,

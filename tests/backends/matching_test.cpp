@@ -23,7 +23,7 @@ struct Message {
 };
 using Matcher = MessageMatcher<Receive, Message>;
 
-// The steps of a transport for a message that comes, and for a receive that is called.
+// The steps of a transport for an arriving message, and for a posted receive.
 void come(Matcher& m, int source, int tag, int number) {
   if (Receive* const r = m.take_receive(source, tag)) {
     r->got = number;
@@ -61,7 +61,7 @@ TEST(MessageMatcher, KeepsTheOrderOfEachSourceAndTag) {
   EXPECT_EQ(m.messages(), 2);
 }
 
-// A message goes to the receive that was posted first of those that it fits.
+// A message goes to the first posted receive that it fits.
 TEST(MessageMatcher, AReceiveFromAnySourceHasItsTurn) {
   Matcher m(3, {});
   Receive named, any, later, other_tag;
@@ -211,7 +211,8 @@ double seconds_of(int n) {
   return now() - began;
 }
 
-// Eight times as many cost some eight times as much. A search would make it sixty-four.
+// Eight times as many messages take about eight times as long. With a search they would take sixty-four times
+// as long.
 TEST(MessageMatcher, CostsTheSamePerMessageHoweverManyThereAre) {
   seconds_of(1000);
   double few = 1, many = 1;

@@ -1,5 +1,5 @@
-// Point to point over the shm backend: eager and large messages, in memory that is shared and memory that is
-// not, in every order that must not deadlock.
+// Point to point over the shm backend: eager and large messages, in shared and in other memory, in every
+// order that must not deadlock.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -37,8 +37,8 @@ class Messages : public OnShm {
     fill(t, [&](std::int64_t i) { return value(seed, i) + 10 * (seed % 5); });
     return t;
   }
-  // Element i becomes x(i), which repeats every kPeriod indices, as value() does. The rest is copied: to
-  // compute some millions of elements takes seconds under a sanitizer.
+  // Element i becomes x(i), which repeats every kPeriod indices, as value() does. The rest is copied, because
+  // computing some millions of elements takes seconds under a sanitizer.
   static constexpr std::int64_t kPeriod = 49;
   template <class F>
   static void fill(const Tensor& t, const F& x) {
@@ -151,7 +151,7 @@ TEST_P(Messages, OfOneTagKeepTheirOrder) {
   });
 }
 
-// Free of any order: both send, then both receive, then both wait. No size is too large for it.
+// In any order: both ranks send, then both receive, then both wait. This works for every size.
 TEST_P(Messages, BothSendLargeThenReceiveThenWait) {
   run(2, [](Rank& r) {
     for (const std::int64_t bytes : {kEager + 1, std::int64_t{3} << 20, std::int64_t{64} << 20}) {
@@ -165,8 +165,8 @@ TEST_P(Messages, BothSendLargeThenReceiveThenWait) {
   });
 }
 
-// The same where a pair's messages cross in another order than they were sent, and others wait in a
-// collective that begins only when a message has come.
+// The messages of a pair are received in another order than they were sent, and other ranks wait in a
+// collective that begins only when a message has arrived.
 TEST_P(Messages, FreeOfTheOrderOfCollectives) {
   run(3, [](Rank& r) {
     constexpr std::int64_t kWords = 100000;
@@ -207,7 +207,7 @@ TEST_P(Messages, ToItself) {
   }
 }
 
-// More than the ring of envelopes holds, while the receiver's thoughts are elsewhere: in a barrier.
+// More messages than the ring of envelopes holds, while the receiver is in a barrier.
 TEST_P(Messages, ManySmallSendsWhileTheReceiverIsInABarrier) {
   run(2, [](Rank& r) {
     constexpr int kCount = 200;
@@ -267,7 +267,7 @@ TEST_P(Messages, OthersNeedDoNothing) {
   });
 }
 
-// As many large messages in flight as a group has room for, received in the reverse order: at once, then one
+// The largest possible number of large messages in flight, received in reverse order: all at once, then one
 // by one.
 TEST_P(Messages, SixtyLargeInReverse) {
   run(2, [](Rank& r) {
@@ -412,7 +412,7 @@ TEST_P(Messages, WhoLeavesWithoutReceivingIsNamed) {
   });
 }
 
-// Envelopes that nobody asked for, of a rank that stays, do not hide that another one has left.
+// Unexpected envelopes of a rank that stays do not hide that another rank has left.
 TEST_P(Messages, WhoLeavesIsNamedBesideUnexpectedMessages) {
   run(3, [](Rank& r) {
     r.group().barrier().wait();
@@ -452,8 +452,8 @@ TEST_P(Messages, WhoLeavesAfterSendingIsNotMissed) {
   });
 }
 
-// Messages that nobody has asked for are found at once: sixteen times as many of them cost their receiver
-// some sixteen times as much, not the square of it.
+// Unexpected messages are found at once: sixteen times as many of them cost their receiver about sixteen
+// times as much, not the square of it.
 TEST_P(Messages, ManyUnexpectedOnesAreFoundAtOnce) {
   run(2, [](Rank& r) {
     const Tensor t = empty(r, 4);
@@ -488,8 +488,8 @@ class Limit {
   const char* const name_;
 };
 
-// Beyond the limit messages stay in the ring. Their sender waits, with everything it called later able to go
-// on, and the receiver gets all of them.
+// Beyond the limit messages stay in the ring. Their sender waits, but its later calls can proceed, and the
+// receiver gets all messages.
 TEST_P(Messages, UnexpectedOnesBeyondTheLimitMakeTheirSenderWait) {
   const Limit limit("WEFT_UNEXPECTED_MESSAGES", "10");
   run(3, [](Rank& r) {

@@ -218,7 +218,7 @@ TEST_F(Refused, NamesTheArgument) {
               HasSubstr("bad_argument: "));
 }
 
-// A rank that looks for the largest, or has another count, is named.
+// A rank that calls max_loc, or has another count, is named.
 TEST_P(MinLoc, RanksThatCallOtherThingsAreAMismatch) {
   if (GetParam().kind == Ranks::job) GTEST_SKIP() << "a job with a failed group ends badly";
   for (const bool count : {true, false})

@@ -1,5 +1,5 @@
 // Ranks that an mpirun started, over the MPI it belongs to: `mpirun.openmpi -n 2 this`. WEFT_TEST_BACKEND
-// names the plug-in. Every rank runs all of it; failures of a group are mpi_test's.
+// names the plug-in. Every rank runs all tests; mpi_test tests failures of a group.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -44,7 +44,7 @@ TEST_F(MpiJob, CallsAtRandom) {
   });
 }
 
-// The same as if MPI could count to 7 only: every operation takes rounds, every message pieces.
+// As if MPI could count only to 7: every operation takes several rounds, and every message several pieces.
 TEST_F(MpiJob, CountsBeyondTheLimitOfMpi) {
   options_.hooks.max_count = 7;
   run([&](Rank& r) { calls_at_random(r, r.group(), 150, of_all(), of_rank(r), native(), Memory::local); });
@@ -142,7 +142,7 @@ TEST_F(MpiJob, IntegersAreUnsignedWhereTheySaySoAndSumsWrap) {
   });
 }
 
-// A root that has run ahead leaves, and calls MPI no more: what it announced still comes to the others.
+// A root that has run ahead leaves, and calls MPI no more: its announcements still reach the others.
 TEST_F(MpiJob, WhatWasCalledArrivesThoughItsRankHasLeft) {
   run([&](Rank& r) {
     Membership m = r.membership("left early");
@@ -189,7 +189,7 @@ TEST_F(MpiJob, MessagesOfAnyTagAndSizeInAnyOrder) {
   });
 }
 
-// More messages than MPI takes for a rank that does not look.
+// More messages than MPI buffers for a rank that makes no progress.
 class Flood {
  public:
   static constexpr int kGroups = 12, kEach = 60;  // of 64 calls in flight
@@ -212,7 +212,7 @@ class Flood {
     for (ProcessGroup& g : groups_)
       for (int k = 0; k < kEach; ++k) g.recv(view(bytes_), 0, {.deadline = 5s}).wait();
   }
-  // They meet by the store, so that nobody calls MPI meanwhile.
+  // The ranks synchronise through the store, so no rank calls MPI meanwhile.
   void tell(const std::string& what) { r_.store->set(name_ + what, "1"); }
   void hear(const std::string& what) { r_.store->get(name_ + what, Deadline::after(20s)); }
   // If all is well it does not come.
@@ -280,7 +280,7 @@ TEST_F(MpiJob, WhatIsCalledArrivesThoughItsRankDoesOtherThings) {
   }
 }
 
-// A broadcast's root needs nobody.
+// The root of a broadcast waits for no other rank.
 TEST_F(MpiJob, ARootRunsAhead) {
   run([&](Rank& r) {
     ProcessGroup& g = r.group();
@@ -328,7 +328,7 @@ TEST_F(MpiJob, TwoGroupsOfTheSameRanksFromTwoThreads) {
   });
 }
 
-// Threads that make groups at once: no order is agreed on between ranks.
+// Threads make groups at the same time, in no common order between ranks.
 TEST_F(MpiJob, GroupsAreMadeByTwoThreadsAtOnce) {
   run([&](Rank& r) {
     std::vector<int> everybody(static_cast<std::size_t>(r.size));

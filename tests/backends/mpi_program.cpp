@@ -1,5 +1,5 @@
-// A program of one's own that uses MPI and weft together, for mpi_test: `mpi_program <what> <backend>`. Built
-// once against each MPI.
+// A user's program that uses MPI and weft together, for mpi_test: `mpi_program <what> <backend>`. Built once
+// against each MPI.
 #include <fmt/format.h>
 #include <mpi.h>
 
@@ -58,7 +58,7 @@ int main(int argc, char** argv) {
       while (m.store->add("done", 0) < m.size) std::this_thread::yield();
     }
   }
-  // MPI is the program's still, its error handler too.
+  // MPI still belongs to the program, and so does its error handler.
   MPI_Errhandler handler;
   MPI_Comm_get_errhandler(MPI_COMM_WORLD, &handler);
   int sum = 0;

@@ -1,4 +1,5 @@
-// Failures over MPI, and MPI that is not ours alone: jobs under a real mpirun, read from outside.
+// Failures over MPI, and programs that also use MPI themselves: jobs under a real mpirun, whose output is
+// read.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -230,7 +231,7 @@ TEST_P(MpiFailures, ARankThatLeavesIsLost) {
   EXPECT_THAT(o.of(0)[0], HasSubstr("peer_lost 1: all_reduce: rank 1 left the group"));
 }
 
-// mpirun ends the job, at once and with an error; a survivor tells nothing, or that it timed out.
+// mpirun ends the job at once, with an error; a survivor prints nothing, or that it timed out.
 TEST_P(MpiFailures, AKilledRankEndsTheJob) {
   const Outcome o = job("killed");
   EXPECT_NE(o.status, 0) << o.all;

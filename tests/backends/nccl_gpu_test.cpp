@@ -86,7 +86,7 @@ TEST_P(NcclGpu, EveryReductionOfEveryType) {
   });
 }
 
-// A stream waits for a call and the host does not: the copy behind it sees the result.
+// A stream waits for a call and the host does not: the next copy on the stream reads the result.
 TEST_P(NcclGpu, StreamsWaitOnAWork) {
   run([](Rank& r, ProcessGroup& g) {
     const std::int64_t count = 1 << 20;

@@ -1,5 +1,5 @@
-// The nccl transport over a stand-in for NCCL and CUDA: what is given to streams in which order, what starts
-// together, what happens when something goes wrong. Ranks are threads.
+// The nccl transport over a stand-in for NCCL and CUDA: the order of work on streams, calls that start
+// together, and failures. Ranks are threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -95,7 +95,7 @@ TEST_F(Nccl, EveryOperationInterleaved) {
   }
 }
 
-// Messages of NCCL have no tag and no sender that a receiver could look for.
+// Messages of NCCL have no tag, and a receiver cannot choose by sender.
 TEST_F(Nccl, ReceivesNameTheirSource) {
   run(2, [](Rank& r, ProcessGroup& g) {
     std::vector<float> x(3);
@@ -199,7 +199,7 @@ TEST_F(Nccl, SubgroupsMeetWithoutHostMemory) {
 
 // ---- Streams
 
-// Work that is on the caller's stream before the call is done before it; the host waits for nothing.
+// Work that is on the caller's stream before the call is done before the call; the host does not wait.
 TEST_F(Nccl, CallsWaitForTheCallersStream) {
   std::atomic<bool> open{false};
   run(2, [&](Rank& r, ProcessGroup& g) {
@@ -219,7 +219,7 @@ TEST_F(Nccl, CallsWaitForTheCallersStream) {
   });
 }
 
-// Later work on the caller's stream does not hold the call up, and waits for it only if asked to.
+// Later work on the caller's stream does not delay the call, and waits for the call only on request.
 TEST_F(Nccl, StreamsWaitOnAWork) {
   run(2, [&](Rank& r, ProcessGroup& g) {
     const Stream before = nccl.make_stream();
@@ -278,8 +278,7 @@ TEST_F(Nccl, PersistentCallsWaitForTheirStreamEachTime) {
   });
 }
 
-// A stream that the group cannot use is an error of one call, before anything is posted, and the group goes
-// on.
+// If the group cannot use a stream, one call throws before anything is posted, and the group continues.
 TEST_F(Nccl, AStreamOfAnotherDeviceIsABadArgument) {
   nccl.set_devices(2);
   run(2, [&](Rank& r, ProcessGroup& g) {
@@ -326,7 +325,8 @@ TEST_F(Nccl, AStreamThatIsCapturedIsUnsupported) {
         std::to_string(r.rank) + "]";
     expect_error(ErrorCode::unsupported, "all_reduce: " + tail,
                  [&] { g.all_reduce(on_device(v), on_device(v), {.stream = stream}).wait(); });
-    // A capture elsewhere in the program goes on while a group works: its questions do not end it.
+    // A capture elsewhere in the program continues while a group works: the group's queries do not end the
+    // capture.
     Work work = g.all_reduce(on_device(v), on_device(v));
     expect_error(ErrorCode::unsupported, "wait_on: " + tail, [&] {
       r.meet("posted");
@@ -348,7 +348,8 @@ TEST_F(Nccl, EventsAreUsedAgain) {
   EXPECT_LE(nccl.count("cudaEventCreateWithFlags"), 4u);  // of two ranks
 }
 
-// The group's device is that of the thread that made it, whatever is current later; which stays so.
+// The group's device is the device that was current in the thread that made the group, whichever device is
+// current later; the group leaves the current device as it is.
 TEST_F(Nccl, TheCurrentDeviceIsTheCallersAgain) {
   nccl.set_devices(2);
   const nccl::NcclApi& api = nccl.api();
@@ -388,7 +389,7 @@ TEST_F(Nccl, CoalescedCallsStartTogether) {
     std::vector<std::string> calls = nccl.calls();
     calls.erase(calls.begin(), calls.begin() + static_cast<std::ptrdiff_t>(before));
     std::erase(calls, "cudaEventCreateWithFlags");
-    // The callers' streams, then the group, then the events: not before the group's end.
+    // Waits on the callers' streams, then the group, then the events, which come after the group's end.
     EXPECT_THAT(calls, ElementsAre("cudaEventRecord", "cudaEventRecord", "cudaEventRecord",
                                    "cudaStreamWaitEvent", "cudaStreamWaitEvent", "cudaStreamWaitEvent",
                                    "ncclGroupStart", "ncclAllReduce", "ncclBroadcast", "ncclAllReduce",
@@ -553,7 +554,7 @@ TEST_F(Nccl, TheStandInKnowsTheDeadlock) {
 
 // ---- Failures
 
-// A rank that is late: the log says so once, by who waits.
+// A rank is late: the waiting ranks log it once.
 TEST_F(Nccl, LateRanksAreNamedWhileTheOthersWait) {
   std::vector<std::string> lines;  // one call of the sink at a time
   RankOptions options = with(5s);
@@ -575,7 +576,7 @@ TEST_F(Nccl, LateRanksAreNamedWhileTheOthersWait) {
           "unknown; rank 0 is in all_reduce f32 x100 sum [call 0] [group \"world\", rank 0, call 0]"));
 }
 
-// A rank that does not come: named, at the deadline; the kernels are aborted and memory is free again.
+// An absent rank is named at the deadline; the kernels are aborted and memory is free again.
 TEST_F(Nccl, AbsentRanksAreNamedAtTheDeadline) {
   run(
       3,
@@ -644,7 +645,8 @@ TEST_F(Nccl, StuckKernelsAreAborted) {
   EXPECT_EQ(nccl.count("ncclCommAbort"), 2u);
 }
 
-// An abort waits for kernels, which wait for the caller's stream: fail() does not, quiesce() tells.
+// An abort waits for kernels, which wait for the caller's stream. fail() does not wait; quiesce() reports
+// whether the abort is done.
 TEST_F(Nccl, QuiesceWaitsForTheCallersStream) {
   run(1, [&](Rank&, ProcessGroup& g) {
     const Stream stream = nccl.make_stream();
@@ -698,13 +700,14 @@ TEST_F(Nccl, WhatNcclFindsOutByItself) {
   });
 }
 
-// Whatever returns an error: the group fails on all ranks, with the function and the library's own words.
+// If any function returns an error, the group fails on all ranks; the text has the function and the library's
+// own text.
 TEST_F(Nccl, FailedFunctionsAreNamed) {
   const auto fails = [&](const std::string& text) {
     run(2, [&](Rank& r, ProcessGroup& g) {
       std::vector<float> v(10);
       r.meet("made");
-      // The rank that it does not happen to may have finished; then it learns it from its next call.
+      // A rank without the error may have finished; then its next call throws.
       const Error e = error_of([&] {
         for (int k = 0; k < 2; ++k) g.all_reduce(on_device(v), on_device(v)).wait();
       });
@@ -741,7 +744,7 @@ TEST_F(Nccl, WhoLeavesIsNamed) {
   });
 }
 
-// Those who are left go on, on the same devices.
+// The remaining ranks continue on the same devices.
 TEST_F(Nccl, SurvivorsGoOnInAGroupOfTheirOwn) {
   run_ranks(Ranks::threads, 3, [&](Rank& r) {
     ProcessGroup g = group(r);
@@ -936,7 +939,7 @@ TEST_F(Nccl, ConnectingHasADeadline) {
       with(200ms));
 }
 
-// A rank that cannot says so to those that wait for it.
+// A rank that cannot make the group notifies the ranks that wait for it.
 TEST_F(Nccl, FailuresToConnectReachAll) {
   nccl.fail_next("ncclCommInitRankConfig", nccl::Result::invalid_usage);
   std::atomic<int> told{0};
@@ -989,7 +992,7 @@ TEST(NcclLibraries, ThatAreNotThere) {
   EXPECT_EQ(nccl::load_api({"libc.so.6"}, {"libc.so.6"}).problem, "the library has no ncclGetVersion");
 }
 
-// The plug-in as it is loaded here, with or without NCCL: it can be used, or says why not.
+// The plug-in on this machine, with or without NCCL: it can be used, or it reports why not.
 TEST(NcclPlugin, SaysWhyItCannotBeUsed) {
   Context context;
   const nccl::LoadedApi& here = nccl::loaded_api();

@@ -1,4 +1,4 @@
-// The protocol of messages, over a medium that only writes down what it is asked.
+// The protocol of messages, over a medium that only records its calls.
 #include "backends/messages/peer_messages.hpp"
 
 #include <gmock/gmock.h>
@@ -136,7 +136,8 @@ TEST_F(PeerMessagesTest, AWaitIsOverWhenAMessageComesAndLeavesIt) {
   EXPECT_EQ(x, 22);
 }
 
-// A wait whose message came just before its source left, between two polls of the call, lacks nobody.
+// If the message of a wait arrived just before its source left, between two polls of the call, no rank is
+// missing.
 TEST_F(PeerMessagesTest, ARankThatLeftIsLostOnlyToWhoeverStillWaitsForIt) {
   OpState wait = call(Op::wait_message, 1, 7), r = recv(1, 8, x), any = recv(any_source, 9, y);
   messages.receive(wait);
@@ -215,7 +216,7 @@ TEST_F(PeerMessagesTest, APongSaysWhomCallsAndMessagesWaitFor) {
   EXPECT_EQ(medium.told[0].notice, Notice::pong);
   EXPECT_EQ(medium.told[0].number, 17u);
 
-  // Rank 1 asks, and hears it.
+  // Rank 1 asks, and gets the answer.
   Written other;
   PeerMessages asking(other, 1, 3, {});
   OpState waits = recv(0, 4, y);

@@ -1,4 +1,4 @@
-// Loading transports: what is found, and what is said of what cannot be used.
+// Loading transports: which are found, and the texts about those that cannot be used.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -101,8 +101,8 @@ TEST_F(Plugins, AGroupMayDetectFewerDeathsThanThePluginSaid) {
   EXPECT_FALSE(group.traits().guarantees.detects_death);
 }
 
-// One that was built when BackendPlugin ended before `obstacle`, and Backend before ask() and answer(): they
-// are neither read nor called.
+// A plug-in that was built when BackendPlugin ended before `obstacle`, and Backend before ask() and answer():
+// weft neither reads nor calls these.
 TEST_F(Plugins, OneOfAnOlderMinorIsLoaded) {
   Membership m;
   m.store = make_local_store();
@@ -128,7 +128,7 @@ TEST_F(Plugins, OneOfTheMinorBeforeIndicesHasNoExchangeOfItsOwn) {
   EXPECT_TRUE(backend_traits(context, "minor_five").has(Op::wait_message));
 }
 
-// One that was built before there were scans: its functions are called, and scans are composed over it.
+// A plug-in that was built before there were scans: weft calls its functions, and composes scans over it.
 TEST_F(Plugins, OneOfTheMinorBeforeScansIsLoaded) {
   const std::unique_ptr<Backend> backend = load_backend(context, "minor_one")(alone());
   EXPECT_FALSE(backend->ask(OpState{}));
@@ -144,7 +144,7 @@ TEST_F(Plugins, OneOfTheMinorBeforeScansIsLoaded) {
   EXPECT_EQ(out, (std::vector<float>{1, 1}));
 }
 
-// A plug-in that has the name of one of weft's own transports does so, too.
+// This also holds for a plug-in that has the name of one of weft's own transports.
 TEST_F(Plugins, OneOfAnOlderMinorMayHaveAKnownName) {
   const TemporaryFolder folder;
   ::setenv("WEFT_BACKEND_PATH", folder.path().c_str(), 1);
@@ -154,7 +154,7 @@ TEST_F(Plugins, OneOfAnOlderMinorMayHaveAKnownName) {
   backend->answer();
 }
 
-// A newer one has more than this weft knows of.
+// A newer plug-in has more fields than this weft knows.
 TEST_F(Plugins, OneOfANewerMinorIsLoaded) {
   Membership m;
   m.store = make_local_store();
@@ -174,7 +174,7 @@ TEST_F(Plugins, AFileThatIsNoLibraryIsRefused) {
     EXPECT_THAT(e.what(), StartsWith(garbage + ": cannot be loaded: "));
     EXPECT_EQ(std::string(e.what()).find(garbage, 1), std::string::npos) << "said twice: " << e.what();
   }
-  // The same Context takes the file that replaces it.
+  // The same Context loads the file that replaces the first one.
   std::filesystem::remove(garbage);
   std::filesystem::copy_file(file("sound"), garbage);
   EXPECT_TRUE(load_backend(context, "sound"));

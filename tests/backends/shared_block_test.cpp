@@ -1,5 +1,5 @@
-// One allocation of shared memory that several groups use: when one of them fails and takes its memory back,
-// nothing that the others do with it goes wrong.
+// One allocation of shared memory that several groups use: when one group fails and reclaims its memory,
+// calls of the other groups on it stay right.
 #include <gtest/gtest.h>
 #include <signal.h>
 

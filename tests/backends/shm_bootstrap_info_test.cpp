@@ -1,4 +1,5 @@
-// Tests of the information that ranks of shm exchange through the store, if somebody else has written it.
+// Tests the information that ranks of shm exchange through the store, in case a foreign process has written
+// it.
 #include "backends/shm/bootstrap_info.hpp"
 
 #include <gmock/gmock.h>

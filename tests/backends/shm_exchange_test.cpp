@@ -1,6 +1,6 @@
-// Exchanges over shared memory as the transport makes them: which way bytes go, and the memory of pairs of
-// ranks. exchange_test.cpp tests the results of exchanges, and tests/mesh/window_ways_test.cpp tests them
-// through windows.
+// Exchanges over shared memory inside the transport: the way in which bytes are copied, and the memory of
+// pairs of ranks. exchange_test.cpp tests the results of exchanges, and tests/mesh/window_ways_test.cpp tests
+// them through windows.
 #include "backends/shm/exchange/exchanges.hpp"
 
 #include <gmock/gmock.h>
@@ -111,7 +111,7 @@ struct Fields {
       list.push_back({in.back().data(), out.back().data()});
     }
   }
-  // Whether the other rank's elements are there.
+  // Whether the elements of the other rank have arrived.
   void expect(int other, std::int64_t runs, std::int64_t run, std::int64_t step) const {
     for (std::size_t f = 0; f < out.size(); ++f)
       for (std::int64_t i = 0; i < runs; ++i)
@@ -218,8 +218,8 @@ TEST(ShmExchange, OtherMemoryGoesEachWayAtFirst) {
   }
 }
 
-// The memory of a pair is made at its first exchange, and given back when both ranks have left the group:
-// the rank that left first gives it back at its next use of such memory.
+// The memory of a pair is allocated at its first exchange, and freed when both ranks have left the group: the
+// rank that left first frees it at its next use of such memory.
 TEST(ShmExchange, TheMemoryOfAPairIsMadeAtItsFirstUseAndGivenBack) {
   run_ranks(Ranks::processes, 2, [](Rank& r) {
     const auto in_use = [&] { return r.context.arena().counters().in_use_bytes; };
@@ -251,7 +251,8 @@ ExchangePlan swap(const Rank& r) {
   return plan;
 }
 
-// Groups that come and go use the same memory, also in a program that takes no shared memory itself.
+// Groups that are made and destroyed reuse the same memory, even in a program that allocates no shared memory
+// itself.
 TEST(ShmExchange, GroupsOneAfterAnotherUseTheSameMemory) {
   run_ranks(Ranks::processes, 2, [](Rank& r) {
     const Fields fields(r, 1, 100, Memory::local);
@@ -278,7 +279,7 @@ Tensor fill_segment(Rank& r) {
   return {r.context, Shape{std::int64_t{900} << 10}, DType::u8, Memory::shared};
 }
 
-// An exchange that is done on one rank reaches the other one, also if the process of the first has ended.
+// An exchange that is done on one rank reaches the other rank, even if the process of the first has ended.
 TEST(ShmExchange, WhatIsSentArrivesAfterTheSenderHasEnded) {
   RankProcesses ranks(
       2,

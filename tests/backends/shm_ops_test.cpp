@@ -105,8 +105,8 @@ class Shm : public OnShm {
 INSTANTIATE_TEST_SUITE_P(Shm, Shm, testing::ValuesIn(shm_settings()),
                          [](const auto& setting) { return to_string(setting.param); });
 
-// A rank posts two calls while the ring is full; before they start, there is room for both. The first must
-// be published first: who sees the second compares the first too.
+// A rank posts two calls while the ring is full; before they start, there is room for both. The first must be
+// published first: a rank that sees the second call also compares the first.
 TEST_P(Shm, CallsArePublishedInTheirOrder) {
   run(3, [](Rank& r) {
     const Tensor t = buffer(r, 2), first = t.slice_flat(0, Shape{1});
@@ -140,7 +140,7 @@ TEST_P(Shm, CallsArePublishedInTheirOrder) {
   });
 }
 
-// The root of a scatter needs nobody: it is rings ahead before the others come.
+// The root of a scatter waits for nobody: it is several rings ahead before the others arrive.
 TEST_P(Shm, TheRootOfAScatterRunsAhead) {
   run(3, [](Rank& r) {
     constexpr int kCalls = 12;
@@ -267,7 +267,7 @@ class FreshRegion {
   FreshRegion& operator=(const FreshRegion&) = delete;
   const shm::Control* operator->() const { return &control_; }
   std::span<const std::byte> all() const { return {static_cast<const std::byte*>(data_), bytes_}; }
-  // The pages that somebody has touched.
+  // The pages that have been touched.
   std::vector<unsigned char> pages() const {
     std::vector<unsigned char> there((bytes_ + kPage - 1) / kPage);
     EXPECT_EQ(::mincore(data_, bytes_, there.data()), 0);
@@ -411,8 +411,8 @@ TEST(ShmControl, OnlyPairsOfProcessesThatSendTakeMemory) {
   run_ranks(Ranks::processes, kManyPairs, expect_memory_for_used_pairs_only);
 }
 
-// In a process of one thread: has it see a machine of four memory nodes. False: the system does not permit
-// that.
+// In a process of one thread: makes it see a machine with four memory nodes. Returns false if the system does
+// not permit that.
 bool pretend_memory_nodes(const std::string& folder) {
   const std::string list = folder + "/online";
   std::ofstream(list) << "0-3\n";
@@ -461,7 +461,7 @@ TEST(UsableCores, OfRanksThatAreBoundApartAreAllOfThem) {
   EXPECT_EQ(CoreSet::decode("x4 ?!").encode(), "04");
 }
 
-// Both halves of the text name what a rank called; the rank that did not notice is named first.
+// Each half of the text names the call of a rank; the rank that did not detect the mismatch comes first.
 void expect_mismatch(int n, const std::function<void(Rank&)>& call, const std::vector<std::string>& parts) {
   run_ranks(kProcesses ? Ranks::processes : Ranks::threads, n, [&](Rank& r) {
     const Error e = error_of([&] {
@@ -519,7 +519,7 @@ TEST(ShmMismatch, Counts) {
   }
 }
 
-// The whole vector is compared, also where this rank's own block and the sum are the same.
+// The whole vector is compared, even if this rank's own block and the sum are equal.
 TEST(ShmMismatch, CountVectors) {
   const auto tensor = [](Rank& r, std::int64_t c) { return Tensor(r.context, Shape{c}, DType::f32); };
   for (const std::int64_t scale : {std::int64_t{1}, std::int64_t{3000}}) {
@@ -582,7 +582,7 @@ TEST(ShmMismatch, Reductions) {
   }
 }
 
-// The scale and the name take part, the function does not: it is each rank's own.
+// The scale and the name are compared; the function is not, because each rank has its own.
 TEST_P(Shm, ScalesAndUserReductions) {
   run(3, [](Rank& r) {
     // An element is an affine map x -> a x + b, packed as (a, b): to combine is to compose. Associative, and
@@ -621,7 +621,7 @@ TEST_P(Shm, ScalesAndUserReductions) {
   });
 }
 
-// Shared memory is read and written where it lies; what is not shared never is.
+// Shared memory is read and written directly; other memory never is.
 TEST_P(Shm, TheDirectPathIsTakenForSharedMemoryAlone) {
   run(3, [](Rank& r) {
     RankOptions watched = r.options;

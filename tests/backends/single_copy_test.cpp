@@ -1,6 +1,6 @@
-// WEFT_SINGLE_COPY: the kernel copies between processes. The same bits as by staging; agreed on by all
-// ranks; left alone, with a line, where the system forbids it; and what a dead, a stopped and a mistaken peer
-// make of it.
+// WEFT_SINGLE_COPY: the kernel copies between processes. Results have the same bits as with staging; all
+// ranks agree on its use; it is not used, with a log line, if the system forbids it; and its behaviour with a
+// dead, a stopped and a faulty peer.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <linux/audit.h>
@@ -131,8 +131,8 @@ TEST_F(SingleCopies, AllOperationsInterleaved) {
   }
 }
 
-// If nothing forces it, it is used where it pays, and there alone. The hook of a copy in peers' memory is
-// not called by staging.
+// If no setting forces it, it is used only where it is faster. The hook of a copy in peers' memory is not
+// called by staging.
 TEST_F(SingleCopies, AreTakenWhereTheyPay) {
   for (const char* setting : {"push", "pull", "off"}) {
     const Setting chosen(setting);
@@ -215,7 +215,7 @@ TEST_F(SingleCopies, RanksThatAreSetDifferentlySaySo) {
   });
 }
 
-// One of three may not: none does, all say why, once, and the results are right.
+// One of three ranks must not use it: no rank does, all ranks log the reason once, and the results are right.
 TEST_F(SingleCopies, AreLeftAloneWhereTheSystemForbidsThem) {
   struct Forbidden {
     unsigned number;
@@ -294,7 +294,7 @@ TEST_F(SingleCopies, AKilledRankIsNamedWithinASecond) {
   EXPECT_EQ(ranks[2].wait(1s), (ExitStatus{-1, SIGKILL}));
 }
 
-// Memory that goes away while it is lent: some of it can be copied, then no more.
+// Memory is unmapped while peers may access it: some of it can be copied, then no more.
 TEST_F(SingleCopies, MemoryThatIsGoneIsASystemErrorThatNamesItsOwner) {
   const Setting push("push");
   run_ranks(Ranks::processes, 2, [](Rank& r) {
@@ -348,7 +348,7 @@ class SecretMemory {
   float* data_ = nullptr;
 };
 
-// One rank has such memory: then no rank copies through the kernel, and no call fails.
+// If one rank has such memory, no rank copies through the kernel, and no call fails.
 TEST_F(SingleCopies, MemoryThatTheKernelDoesNotCopyIsStaged) {
   if (SecretMemory(4096).data() == nullptr) GTEST_SKIP() << "no memfd_secret here: " << std::strerror(errno);
   const Setting push("push");
@@ -495,7 +495,7 @@ TEST_F(SingleCopies, MessagesAreReadWhereTheyLie) {
   }
 }
 
-// A very large message is copied by both: by the sender while it waits, and then the receiver copies less.
+// Both ranks copy a very large message: the sender copies while it waits, so the receiver copies less.
 TEST_F(SingleCopies, ASenderThatWaitsHelps) {
   if (usable_cores() < 2) GTEST_SKIP() << "two ranks on one core do not help each other";
   const std::int64_t pieces = 40, count = pieces * static_cast<std::int64_t>(shm::kStreamBytes) / 4 - 13;

@@ -1,5 +1,5 @@
-// A rank that waits long learns for whom, while it waits: one line per call, in the Context's log, over
-// every transport.
+// A rank that waits long logs for whom it waits: one line per call, in the Context's log, over every
+// transport.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -57,8 +57,8 @@ INSTANTIATE_TEST_SUITE_P(
                          masked(messages_only())}),
     [](const auto& p) { return std::string(p.param.name) + "_" + to_string(p.param.kind); });
 
-// Rank 1 comes late to a collective and to a message; ranks 0 and 2 say so once each, and nothing else is
-// said: not by rank 1, not of calls that come at once, not of those that wait behind others.
+// Rank 1 is late for a collective and for a message; ranks 0 and 2 each log it once. Nothing else is logged:
+// nothing by rank 1, nothing about prompt calls, and nothing about calls that wait behind others.
 TEST_P(Stall, TheAbsentRankIsNamedWhileTheOthersWait) {
   if (GetParam().name == std::string("gloo") && !WEFT_HAVE_GLOO) GTEST_SKIP() << "the build found no Gloo";
   Lines lines;
@@ -82,7 +82,7 @@ TEST_P(Stall, TheAbsentRankIsNamedWhileTheOthersWait) {
         second.wait();
         r.meet("first");
         if (apart || r.rank == 0) {
-          // On a loaded machine others may be late, too; but of the call that waits nobody speaks twice.
+          // On a loaded machine other ranks may be late, too; but no rank logs the waiting call twice.
           const std::vector<std::string> told = lines.take();
           for (const int who : {0, 2})
             if (!apart || r.rank == who) {
@@ -115,7 +115,7 @@ TEST_P(Stall, TheAbsentRankIsNamedWhileTheOthersWait) {
       options);
 }
 
-// A rank that fails has warned before, in the same words.
+// A failing rank has logged a warning before, with the same text.
 TEST(StallOfOne, BeforeTheFailure) {
   Recording recording;
   Lines lines;
@@ -139,7 +139,7 @@ TEST(StallOfOne, BeforeTheFailure) {
           "on holiday [group \"world\", rank 1, call 0]"));
 }
 
-// All have come and it takes its time: nobody is to blame.
+// All ranks have arrived and the call takes long: no rank is to blame.
 TEST(StallOfOne, NothingWhereNobodyIsMissing) {
   Recording recording;
   Lines lines;

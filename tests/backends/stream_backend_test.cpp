@@ -1,5 +1,6 @@
-// A Backend over streams of bytes: what its streams throw, how its ranks meet. tests/capi/transport_test.c
-// runs every operation over it, and examples/backend is run by `weft check` where weft is installed.
+// A Backend over streams of bytes: errors of its streams, and how its ranks exchange addresses.
+// tests/capi/transport_test.c runs every operation over it, and examples/backend is run by `weft check` where
+// weft is installed.
 #include "weft/backends/stream_backend.hpp"
 
 #include <gmock/gmock.h>
@@ -122,7 +123,7 @@ TEST(StreamBackend, WhatAStreamThrowsFailsTheGroupOnAllRanks) {
   });
 }
 
-// As a function does that returns what read(2) gave.
+// Like a function that returns the result of read(2).
 TEST(StreamBackend, AStreamThatReturnsMoreThanItWasAskedForFailsTheGroup) {
   Queues queues;
   run_ranks(Ranks::threads, 2, [&](Rank& r) {

@@ -1,5 +1,5 @@
-// A rank whose kernel waits for a page of a peer's memory, in the middle of a single copy, holds the group
-// meanwhile. Calls of other threads of that rank on the group do not wait for it.
+// In the middle of a single copy the kernel waits for a page of a peer's memory, and the thread owns the
+// group meanwhile. Calls of other threads of that rank on the group do not wait for this thread.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -20,9 +20,9 @@ using testing::HasSubstr;
 
 constexpr std::size_t kBytes = 1 << 20;
 
-// Rank 1 sends what does not come; rank 0 receives it on a thread of its own, and does `meanwhile` once that
-// one is stuck. `after`: when it has come. With Progress::thread it is the helper thread that is stuck, with
-// a Work that is dropped.
+// Rank 1 sends memory whose page does not arrive; rank 0 receives it on a separate thread, and calls
+// `meanwhile` once that thread is stuck. `after`: when it has come. With Progress::thread it is the helper
+// thread that is stuck, with a Work that is dropped.
 void stuck(const std::function<void(Rank&, ProcessGroup&)>& meanwhile,
            const std::function<void(Rank&, ProcessGroup&, const std::string& said)>& after,
            Progress progress = Progress::caller) {
@@ -111,7 +111,7 @@ TEST_F(StuckCopy, DoesNotHoldUpACallBeyondItsDeadline) {
       });
 }
 
-// The group ends when the stuck thread has come back.
+// The group ends when the stuck thread has returned.
 TEST_F(StuckCopy, DoesNotHoldUpADestructor) {
   stuck(
       [](Rank&, ProcessGroup& group) {

@@ -1,4 +1,4 @@
-// docs/support.md is what the traits say.
+// docs/support.md agrees with the traits.
 #include "backends/support_table.hpp"
 
 #include <fmt/format.h>
@@ -29,7 +29,7 @@ TEST(SupportTable, EveryBackendHasAColumn) {
     EXPECT_THAT(support_tables(), HasSubstr(fmt::format(" {} |", backend)));
 }
 
-// Rows whose words are known without the table: shm does everything itself, whatever else changes.
+// Rows whose contents are known without the table: shm always performs every operation itself.
 TEST(SupportTable, SaysNativeComposedAndUnsupported) {
   const std::string text = support_tables();
   ASSERT_EQ(known_backends()[0], "shm");

@@ -38,7 +38,7 @@ static_assert(kReads<double (&)[4]> && kWrites<double (&)[4]> && !kWrites<const 
 static_assert(kReads<std::string&> && kWrites<std::string&> && !kWrites<const std::string&>);
 static_assert(kReads<std::vector<std::byte>&> && kWrites<std::vector<std::byte>&>);
 
-// Temporaries that own their memory would leave a Work that refers to nothing; windows do not.
+// A buffer of a temporary that owns its memory would dangle; a buffer of a non-owning view does not.
 static_assert(!kReads<std::vector<float>> && !kWrites<std::vector<float>>);
 static_assert(!kReads<const std::vector<float>> && !kReads<std::string> && !kReads<std::array<int, 3>>);
 static_assert(kReads<std::span<float>> && kWrites<std::span<float>>);
@@ -47,7 +47,7 @@ static_assert(kReads<std::span<float>&> && kWrites<const std::span<float>&>,
               "the window is const, not the elements");
 static_assert(kReads<std::string_view> && !kWrites<std::string_view>);
 
-// Variables, but no numbers without a name: a root is never taken for a buffer.
+// Variables are accepted, but temporaries of numbers are not: a root is never mistaken for a buffer.
 static_assert(kReads<double&> && kWrites<double&> && kReads<const double&> && !kWrites<const double&>);
 static_assert(!kReads<double> && !kWrites<double> && !kReads<int> && !kReads<const int>);
 static_assert(kWrites<long long&> && kWrites<bf16&> && kWrites<std::complex<float>&> && kWrites<std::byte&>);

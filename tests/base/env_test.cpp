@@ -49,7 +49,7 @@ TEST_F(Env, EmptyCountsAsUnset) {
   EXPECT_EQ(env::get("WEFT_RANK"), "a b");
 }
 
-// The test runs itself as another user's setuid program, whose caller is this process.
+// The test runs itself as a setuid program of another user, called by this process.
 TEST_F(Env, AProgramWithMoreRightsThanItsCallerIgnoresVariables) {
   constexpr int kNotPrivileged = 77;
   if (::getauxval(AT_SECURE) != 0) {

@@ -121,8 +121,8 @@ TEST(Log, CallsItsSinkFromOneThreadAtATimeAndSurvivesIt) {
   EXPECT_EQ(lines.size(), 400u);
 }
 
-// Two threads with the lock of an interpreter, for example: one holds it and logs, the other is in the sink
-// and wants it.
+// Two threads and the lock of an interpreter, for example: one holds the lock and logs, the other is in the
+// sink and waits for the lock.
 TEST(Log, HoldsNoLockWhileItsSinkRuns) {
   std::mutex users;
   std::atomic<int> in_sink{0};
@@ -155,7 +155,7 @@ TEST(Log, ASinkMayLog) {
   EXPECT_THAT(lines, ElementsAre("[program] once", "[program] again"));
 }
 
-// The thread in the sink takes the lines that others log meanwhile: not forever, if that never ends.
+// The thread in the sink also passes on lines that others log meanwhile, but not forever if they never stop.
 TEST(Log, EndsThoughItsSinkLogsEachTime) {
   Logger* self = nullptr;
   int lines = 0;

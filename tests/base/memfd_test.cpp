@@ -1,4 +1,4 @@
-// Shared mappings: where they lie, and what is left of them.
+// Shared mappings: their addresses, and their remains.
 #include "base/memfd.hpp"
 
 #include <fcntl.h>
@@ -77,7 +77,7 @@ TEST(SharedMappings, LeaveNoAddressesBehind) {
   EXPECT_LT(mapped_bytes(), before + kBytes);
 }
 
-// No room for the range within which the address is chosen: then it is the system's choice.
+// If there is no room for the range from which the address is chosen, the system chooses it.
 TEST(SharedMappings, ALimitOfAddressesIsNotExceededByTheChoice) {
   const Descriptor fd = make_memfd("weft-test", kBytes);
   ASSERT_TRUE(fd);

@@ -1,5 +1,5 @@
-// The helper other tests stand on: ends, signals and time limits of child processes are reported as they
-// are.
+// Tests the helper that other tests use: it reports ends, signals and time limits of child processes
+// correctly.
 #include "support/processes.hpp"
 
 #include <gtest/gtest-spi.h>

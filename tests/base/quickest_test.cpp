@@ -1,4 +1,4 @@
-// Which of several ways is used, by what each took.
+// Tests the choice among several ways by their measured times.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -81,7 +81,8 @@ TEST(Quickest, OneSlowTryDoesNotCount) {
   EXPECT_EQ(ways.best(kAll), Way::first);
 }
 
-// A row that is broken off, as its way is possible only now and then, is not begun again at once.
+// A row of tries that is interrupted, because its way is possible only now and then, is not begun again at
+// once.
 TEST(Quickest, WhatIsPossibleNowAndThenIsNotTriedForEver) {
   Ways ways;
   constexpr std::array kTwo{Way::first, Way::second};
@@ -103,7 +104,7 @@ TEST(Quickest, WhatIsNotPossibleIsNotUsed) {
     EXPECT_EQ(next.way, Way::first);
     EXPECT_FALSE(next.timed);
   }
-  // The quickest where it was possible, and then it is not.
+  // The quickest way was possible, and then is not.
   run(ways, {{Way::first, 120}, {Way::second, 110}, {Way::third, 100}}, 600);
   constexpr std::array kTwo{Way::first, Way::second};
   for (int i = 0; i < 600; ++i) EXPECT_NE(ways.next(kTwo).way, Way::third);

@@ -32,8 +32,8 @@ TEST(Suspension, MovesDeadlinesThatWereMadeBefore) {
   EXPECT_GE(before.left(), 9700ms);
 }
 
-// The thread that goes on first makes one when nobody has noticed yet: wait_for(1 ms) after a night's
-// suspension is not to take a night.
+// The first thread that continues makes a Deadline before the suspension is noticed: wait_for(1 ms) after a
+// night's suspension must not take a night.
 TEST(Suspension, DoesNotMoveDeadlinesThatWereMadeAfterIt) {
   std::optional<Deadline> after;
   late_by(2s, [&] { after = Deadline::after(1ms); });

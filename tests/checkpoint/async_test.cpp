@@ -1,5 +1,5 @@
-// Saves in the background: what is written is what tensors held at the call, the program goes on meanwhile,
-// and errors and kills are those of a save that is waited for.
+// Saves in the background: the file has the values of the tensors at the call, the program continues
+// meanwhile, and errors and kills have the same effects as in a blocking save.
 #include "weft/checkpoint/async.hpp"
 
 #include <gmock/gmock.h>
@@ -32,7 +32,8 @@ using ::testing::StartsWith;
 
 constexpr std::int64_t kRows = 7, kColumns = 5;
 
-// A weight that tp cuts, one in segments and a replicated one. Element i of a whole is base + i.
+// A weight that is sharded over tp, a weight with segments, and a replicated weight. Element i of the global
+// tensor is base + i.
 class Values {
  public:
   explicit Values(const DeviceMesh& mesh)
@@ -209,8 +210,8 @@ TEST(AsyncCheckpoint, WrongArgumentsAreToldAtOnce) {
   });
 }
 
-// A wait that is interrupted takes neither the end of the save nor its error from the next one. Two threads
-// may be in them at once: Python leaves an interrupted call to a thread of its own.
+// After an interrupted wait, the next wait still gets the end of the save and its error. Two threads may wait
+// at once: Python leaves an interrupted call in a separate thread.
 TEST(AsyncCheckpoint, AnInterruptEndsTheWaitAndNotTheSave) {
   const test::TemporaryFolder folder;
   std::atomic<bool> may_write = false;
@@ -248,7 +249,8 @@ TEST(AsyncCheckpoint, AnInterruptEndsTheWaitAndNotTheSave) {
   meanwhile.join();
 }
 
-// Nobody can begin the save without the rank that has left it: both learn of it, and the one before is whole.
+// The save cannot begin without the rank that has left it: both ranks get the error, and the checkpoint
+// before is complete.
 TEST(AsyncCheckpoint, AnInterruptOfASaveThatWaitsForTheOneBeforeItIsToldAllRanks) {
   const test::TemporaryFolder folder;
   std::latch may_write(1);
@@ -283,7 +285,7 @@ TEST(AsyncCheckpoint, AnInterruptOfASaveThatWaitsForTheOneBeforeItIsToldAllRanks
             1);
 }
 
-// An error that nobody asks for is in the log.
+// An error that no call returns is in the log.
 TEST(AsyncCheckpoint, AnErrorThatNobodyIsToldIsLogged) {
   const test::TemporaryFolder folder;
   std::mutex mutex;

@@ -1,4 +1,4 @@
-// Tensors in anybody's memory, with no module: saved, loaded on the same and other meshes, and what is
+// Saves tensors in any memory, without modules; loads them on the same and on other meshes; tests what is
 // refused.
 #include "weft/checkpoint/checkpoint.hpp"
 
@@ -22,7 +22,7 @@ using test::Rank;
 using test::Ranks;
 using ::testing::HasSubstr;
 
-// A cut weight, a fused one in segments, a norm and a counter. Element i of a whole is base + i.
+// A cut weight, a fused one in segments, a norm and a counter. Element i of each global tensor is base + i.
 class Buffers {
  public:
   Buffers(const DeviceMesh& mesh, int dim) {
@@ -48,7 +48,7 @@ class Buffers {
     memory.resize(static_cast<std::size_t>(layout->local_shape().count()));
     targets_.push_back({name, view(memory.data(), layout->local_shape()), layout});
   }
-  // Every element held, by its place in the whole.
+  // Visits every element that this rank holds, with its index in the global tensor.
   void each(const std::function<int(std::int64_t)>& make,
             const std::function<void(std::string_view, std::int64_t, double)>& see) {
     for (const MutableNamedView& t : targets_) {
@@ -135,7 +135,7 @@ TEST(Checkpoint, WhatIsThereAndWhatIsAskedForAreCompared) {
   EXPECT_THAT(text, HasSubstr("of another shape or dtype (1): w f32 (3), expected f32 (2)"));
 }
 
-// Memory that two tensors share would hold the last one alone.
+// If two tensors share memory, it would hold only the tensor that was read last.
 TEST(Checkpoint, TensorsAreReadIntoMemoryOfTheirOwn) {
   const test::TemporaryFolder folder;
   std::vector<float> a(8, 1), b(8, 2), all(16, 3);
@@ -155,7 +155,7 @@ TEST(Checkpoint, TensorsAreReadIntoMemoryOfTheirOwn) {
             "bad_argument: save_checkpoint: \"a\" has dtype 77; expected 0 (f64) to 16 (c128)");
 }
 
-// Before anything is written; and if one rank alone is wrong, all get the error.
+// Errors come before anything is written; if only one rank is wrong, all ranks get the error.
 TEST(Checkpoint, TensorsThatCannotBeSavedAreNamed) {
   const test::TemporaryFolder folder;
   test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {

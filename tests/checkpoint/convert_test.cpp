@@ -1,4 +1,4 @@
-// Checkpoints written again: names, dtypes, numbers of files; of checkpoints and of safetensors files.
+// Copies of checkpoints and of safetensors files with other names, dtypes and numbers of files.
 #include "weft/checkpoint/convert.hpp"
 
 #include <gmock/gmock.h>
@@ -43,7 +43,7 @@ class Convert : public ::testing::Test {
     EXPECT_TRUE(verify_checkpoint(folder_ / to).empty());
     return to;
   }
-  // Every file of two runs' latest has the same bytes.
+  // The files of the latest checkpoints of two runs have the same bytes.
   void expect_same(const std::string& a, const std::string& b) {
     const auto in_a = latest_checkpoint(folder_ / a)->folder, in_b = latest_checkpoint(folder_ / b)->folder;
     std::size_t files = 0;
@@ -74,7 +74,7 @@ TEST_F(Convert, IntoAnyNumberOfFiles) {
     EXPECT_TRUE(std::ranges::equal(weight.f32(), weight_));
     EXPECT_EQ(reader.read(context_, "step").as<std::int64_t>()[0], 9);
   }
-  // It loads as any other, and again it is the same.
+  // The copy loads like any other checkpoint, and a second conversion gives the same files.
   std::vector<float> weight(28), u(6);
   load_checkpoint(
       folder_ / "3", {},
@@ -121,7 +121,7 @@ TEST_F(Convert, NamesAndShapes) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "x"));
 }
 
-// A file of any program's.
+// A safetensors file of another program.
 TEST_F(Convert, OfASafetensorsFile) {
   write_safetensors(folder_ / "model.safetensors",
                     std::vector<SafetensorsEntry>{{"weight", view(weight_.data(), {7, 4})}, {"u", view(u_)}},
@@ -131,7 +131,7 @@ TEST_F(Convert, OfASafetensorsFile) {
   EXPECT_EQ(reader.info().step, 0);
   EXPECT_EQ(reader.info().extra.at("format"), "pt");
   EXPECT_TRUE(std::ranges::equal(reader.read(context_, "weight").f32(), weight_));
-  // And back: the file that was exported gives the checkpoint again, with its step.
+  // The reverse: an exported file converts back to the checkpoint, with its step.
   export_checkpoint(folder_ / "run", folder_ / "whole.safetensors");
   convert_checkpoint(folder_ / "whole.safetensors", folder_ / "back");
   convert("plain", {});

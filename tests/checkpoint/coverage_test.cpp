@@ -1,4 +1,4 @@
-// The check that parts cover a whole once, against counting the parts of every element.
+// Compares the check that parts cover a tensor exactly once with a count of the parts of every element.
 #include "checkpoint/index/coverage.hpp"
 
 #include <gtest/gtest.h>

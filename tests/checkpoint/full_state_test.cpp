@@ -1,5 +1,5 @@
-// Tensors of a mesh, whole and one after the other: what visitors see, what ranks get, how much memory it
-// takes, and errors.
+// Global tensors of a mesh, one after the other: what visitors see, what ranks get, how much memory is used,
+// and errors.
 #include "weft/checkpoint/full_state.hpp"
 
 #include <gmock/gmock.h>
@@ -26,7 +26,7 @@ using ::testing::ElementsAre;
 
 const std::vector<std::string> kNames = {"rows", "columns", "segments", "nested", "whole", "scalar"};
 
-// Element i of whole number t is 1000 t + i.
+// Element i of global tensor t is 1000 t + i.
 class Tensors {
  public:
   explicit Tensors(const DeviceMesh& mesh) {
@@ -201,8 +201,8 @@ TEST(FullState, HasNoMoreThanOneTensorWholeInMemory) {
             });
           },
           options);
-      // A whole and a part of it on each rank that sees wholes; another rank has a copy of its part where it
-      // is not in one piece.
+      // Each visiting rank holds one global tensor and one part; every other rank holds a copy of its part if
+      // that is not contiguous.
       const std::int64_t wholes = root == kEveryRank ? kRanks : 1;
       const std::int64_t limit = wholes * kWhole + kRanks * (kWhole / kRanks) + 64 * 1024;
       EXPECT_GE(gathered, wholes * kWhole);

@@ -58,7 +58,7 @@ std::string warnings_of(const std::function<void()>& action) {
   return ::testing::internal::GetCapturedStderr();
 }
 
-// If the kernel removes nothing, everything is saved and named all the same.
+// Even if the kernel refuses to remove files, everything is saved and named.
 TEST(LeftOvers, WhatCannotBeRemovedIsAWarning) {
   const test::TemporaryFolder folder;
   save(folder.path(), 1, 1);
@@ -77,7 +77,7 @@ TEST(LeftOvers, WhatCannotBeRemovedIsAWarning) {
                 ::testing::AllOf(warning("the left-over " + at + "/step-00000001.unfinished" + no),
                                  warning("the replaced " + at + "/step-00000002.unfinished" + no)));
     EXPECT_EQ(loaded(folder.path()), 3);
-    // The left-over of this very step is in the way, and gets another name.
+    // A left-over folder of the same step is in the way, and gets another name.
     EXPECT_THAT(warnings_of([&] { save(folder.path(), 2, 4); }),
                 warning("the left-over " + at + "/step-00000002.unfinished" + no));
     EXPECT_EQ(loaded(folder.path()), 4);
@@ -88,7 +88,7 @@ TEST(LeftOvers, WhatCannotBeRemovedIsAWarning) {
   EXPECT_THAT(names_in(folder.path()), UnorderedElementsAre("latest", "step-00000003"));
 }
 
-// Such as an old step whose folder is a mount point.
+// For example, the folder of an old step is a mount point.
 TEST(LeftOvers, AnOldStepThatKeepsItsNameStays) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root may mount";
   const test::TemporaryFolder folder;
@@ -235,7 +235,7 @@ TEST(WithoutExchange, AFolderOfALowerLayerIsReplaced) {
   EXPECT_EQ(loaded(folder / "lower"), 1);
 }
 
-// A file that is written is new: nobody's link is followed and nobody's FIFO is opened.
+// A save always creates new files: it follows no existing link and opens no existing FIFO.
 TEST(WrittenFiles, AreNewOnes) {
   const test::TemporaryFolder folder;
   const fs::path target = folder / "file", victim = folder / "victim";

@@ -1,5 +1,5 @@
-// Ranks that do not give a save or a load the same: which checkpoint is read, and under which arguments one
-// is written.
+// Ranks that give different arguments to a save or a load: they must agree on the checkpoint to read, and on
+// the arguments of a save.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -94,7 +94,8 @@ TEST(LoadOfRanks, OneThatFindsNothingIsAnErrorOfAll) {
   });
 }
 
-// Damaged on one rank, and refused by the system on the other: one code, and both reasons.
+// A checkpoint that is damaged on one rank, and that the system refuses on the other: both ranks get one code
+// and both reasons.
 TEST(LoadOfRanks, TheFirstCauseGivesTheCode) {
   const test::TemporaryFolder folder;
   test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
@@ -141,7 +142,7 @@ TEST(SaveOfRanks, ArgumentsThatDifferAreNamed) {
            {});
     expect("4 is extra \"k\" = \"v\"", "missing", 1, run,
            one ? CheckpointExtra() : CheckpointExtra{{"k", "v"}}, {});
-    // One rank alone is wrong; the other does not wait for its deadline.
+    // Only one rank is wrong; the other does not wait until its deadline.
     EXPECT_EQ(error_text([&] { save_checkpoint(run, steps.mesh, one ? -1 : 1, steps.views(1)); }),
               one ? "bad_argument: save_checkpoint: step is -1; expected 0 or more"
                   : "bad_argument: save_checkpoint: rank 1 failed: step is -1; expected 0 or more; " +
@@ -199,7 +200,7 @@ TEST(BesideSaves, AVerificationLooksAtTheNextOne) {
   EXPECT_EQ(told, 3);  // of the first one a chunk, of the next one two tensors
 }
 
-// Saves all the time; no load, no reader and no verification finds anything wrong.
+// While one thread saves all the time, no load, reader or verification finds anything wrong.
 TEST(BesideSaves, NothingIsFoundMissing) {
   const test::TemporaryFolder folder;
   save_alone(folder.path(), 1);

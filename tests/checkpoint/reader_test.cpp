@@ -1,5 +1,5 @@
-// Checkpoints without a mesh: tensors whole, everything that is wrong with one, all of one in a file, and how
-// many are kept.
+// Reads checkpoints without a mesh: global tensors, verification, export into one file, and how many
+// checkpoints are kept.
 #include "weft/checkpoint/reader.hpp"
 
 #include <gmock/gmock.h>

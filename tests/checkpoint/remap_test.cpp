@@ -1,5 +1,5 @@
-// Names and shapes of older programs: what they are read as, and loads that find them. The numbers of golden
-// files are in tests/models/remap_test.cpp.
+// Names and shapes of older programs: their conversion, and loads that find them. The numbers of golden files
+// are in tests/models/remap_test.cpp.
 #include "weft/checkpoint/remap.hpp"
 
 #include <gmock/gmock.h>
@@ -54,7 +54,7 @@ TEST(OldNames, AreReadAsTodays) {
     EXPECT_EQ(words(name, shape), "") << name;
 }
 
-// Elements of a stored whole are 0, 1, 2, …
+// Elements of a stored global tensor are 0, 1, 2, …
 struct Old {
   std::vector<float> qkv = numbers(24), out = numbers(15), u = numbers(6), v = numbers(4), other = numbers(3);
   static std::vector<float> numbers(std::size_t count) {

@@ -62,7 +62,7 @@ TEST(Tied, AreStoredOnceAndReadUnderBothNames) {
     EXPECT_EQ(other, w_saved);
     EXPECT_EQ(small_other, one_saved);
 
-    // Tied on one rank alone: both are stored, and each is what it was.
+    // Tensors that are tied on one rank only: both are stored, and each loads with its values.
     other.assign(6, 5);
     save_checkpoint(folder.path(), mesh, 2,
                     std::vector<NamedView>((rank.rank == 0 ? tied : apart).begin(),

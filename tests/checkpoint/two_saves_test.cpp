@@ -1,4 +1,4 @@
-// Saves to one directory at the same time: each is written whole, in the order of the calls.
+// Saves to one directory at the same time: each is written completely, in the order of the calls.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,7 +23,8 @@ using test::error_text;
 using test::Rank;
 using test::Ranks;
 
-// The checkpoint of that step is whole and all its elements are the step; nothing unfinished is beside it.
+// The checkpoint of that step is complete, all its elements equal the step, and the directory has no
+// unfinished files.
 void expect_whole(const std::filesystem::path& directory, std::initializer_list<int> steps, int latest) {
   std::vector<float> values(4);
   const std::vector<MutableNamedView> targets = {{"values", view(values), {}}};

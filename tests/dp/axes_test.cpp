@@ -1,5 +1,5 @@
 // Gradients over lists of axes, and over axes of any name: HSDP's replicate axis, data times domain, stages
-// of a pipeline. The placement of a gradient on the axis alone decides what is done to it. Sizes are primes:
+// of a pipeline. Only the placement of a gradient on the axis decides what is done to it. Sizes are primes:
 // shards are uneven.
 #include <gtest/gtest.h>
 

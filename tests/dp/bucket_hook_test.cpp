@@ -1,5 +1,5 @@
-// Replacements of a bucket's all-reduce: bf16, a compression and a reduction of the program's own; and what
-// ranks hear of a hook, or of a reducer, that failed on one of them.
+// Replacements of a bucket's all-reduce: bf16, a compression and a reduction of the program's own; and the
+// errors on all ranks if a hook, or a reducer, fails on one rank.
 #include "weft/dp/bucket_hook.hpp"
 
 #include <gmock/gmock.h>
@@ -67,7 +67,7 @@ TEST(BucketHook, Bf16ReducesHalfTheBytes) {
       });
 }
 
-// Memory that is bound is rounded on its way, too; and what is not f32 is reduced as it is.
+// Gradients in bound memory are rounded, too; buckets of dtypes other than f32 are reduced as they are.
 TEST(BucketHook, Bf16TakesForeignMemoryAndLeavesOtherDtypes) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp", 2}});
@@ -255,7 +255,7 @@ void expect_soon(std::chrono::steady_clock::time_point began) {
   EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(20)) << "long before the deadline";
 }
 
-// The others learn of it in their first step, and all may go on with a new reducer.
+// The other ranks get the error in their first step, and all ranks can continue with a new reducer.
 TEST(BucketReducerFaults, AConstructorThatThrowsOnOneRankIsToldToAll) {
   test::run_ranks(
       Ranks::threads, 3,
@@ -305,7 +305,7 @@ TEST(BucketReducerFaults, ABindThatThrowsOnOneRankIsToldToAll) {
         reducer.bind(0, view(memory.data(), 2));
         step();
         EXPECT_EQ(memory[0], 2.0f);
-        // Later the handler tells the others, by a step without this gradient.
+        // In later steps the exception handler notifies the others by a step without this gradient.
         if (rank.rank == 1) {
           EXPECT_EQ(error_of([&] { reducer.bind(0, view(memory)); }).what(), why);
           EXPECT_STREQ(error_of([&] { reducer.finish(); }).what(),

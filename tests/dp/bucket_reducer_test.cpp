@@ -51,7 +51,7 @@ TEST(BucketReducer, ReducesSlotsWhileTheRestIsComputed) {
     });
 }
 
-// Whatever becomes ready first on a rank: the order of the collectives is that of the entries.
+// The collectives are posted in the order of the entries, whichever gradient becomes ready first on a rank.
 TEST(BucketReducer, RanksMayBeReadyInDifferentOrders) {
   test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp", 3}});
@@ -66,7 +66,7 @@ TEST(BucketReducer, RanksMayBeReadyInDifferentOrders) {
   });
 }
 
-// Small ones travel through the bucket, one that fills a bucket is reduced where it lies.
+// Small gradients are copied through the bucket; a gradient that fills a bucket is reduced in place.
 TEST(BucketReducer, TakesMemoryOfTheCaller) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp", 2}});
@@ -171,7 +171,7 @@ TEST(BucketReducer, WhatIsNotReadyIsNamedOnEveryRank) {
     EXPECT_STREQ(e.what(),
                  "bucket_reducer: nobody made ready \"b\" on dp rank 0; \"b\", \"c\" on dp rank 1; "
                  "BucketOptions::unused = zeros lets such ranks contribute zeros");
-    // The next step is as good as any.
+    // The next step works as usual.
     for (std::size_t i = 0; i < 3; ++i) {
       fill(reducer.slot(i), 1);
       reducer.ready(i);
@@ -323,7 +323,7 @@ TEST(BucketReducer, OtherOptionsOnOneRankAreNamed) {
   });
 }
 
-// Each rank begins with another one. Both can be used when the ranks agree.
+// Each rank begins with another reducer. Both reducers can be used once the ranks agree.
 TEST(BucketReducer, AfterAMismatchTheStepBeginsAnew) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp", 2}});

@@ -26,7 +26,7 @@ namespace {
 constexpr DType kDTypes[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-// The two sides of a test: the CPU, or a late device.
+// The two variants of a test: on the CPU, or on a late device.
 struct Side {
   Rank& rank;
   Compute& compute;
@@ -67,7 +67,7 @@ void keep(Bits& all, double x) {
   all.emplace_back(bytes, bytes + sizeof x);
 }
 
-// Runs `body` on both sides, and compares what it gives.
+// Runs `body` in both variants, and compares the results.
 void expect_the_same(int ranks, const std::function<Bits(const Side&)>& body) {
   run_ranks(Ranks::threads, ranks, [&](Rank& r) {
     auto made = std::make_unique<LateDevice>(r.rank);
@@ -155,7 +155,7 @@ TEST(GradientsOnDevices, AreReducedOverSeveralAxes) {
   });
 }
 
-// Reductions end before the memory and the group go, also if nobody has waited for the stream.
+// Reductions end before the memory is freed and the group ends, even if nobody has waited for the stream.
 TEST(GradientsOnDevices, AReducerMayGoBeforeItsStreamHasRun) {
   expect_the_same(2, [](const Side& side) {
     const DeviceMesh mesh(side.group, {{"dp", 2}});

@@ -141,7 +141,7 @@ TEST(GradNorm, HighPowersOfLargeAndSmallElements) {
   });
 }
 
-// f64 has magnitudes whose squares it cannot hold, or only their sum cannot.
+// Magnitudes in f64 whose squares overflow, or whose sum of squares overflows.
 TEST(GradNorm, AnyMagnitudeOfF64) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"tp", 2}});
@@ -163,7 +163,7 @@ TEST(GradNorm, AnyMagnitudeOfF64) {
   });
 }
 
-// Such a gradient is this rank's alone, and so is what is wrong with it.
+// A gradient without a layout belongs only to this rank, and so does an error in it.
 TEST(GradNorm, NotFiniteWithoutALayoutIsThisRanksAlone) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"tp", 2}});
@@ -229,7 +229,7 @@ TEST(GradNorm, LimitsOfEveryKind) {
                "clip_grad_norm: max_norm is a tensor of i32; expected f64, f32, bf16 or f16");
 }
 
-// A tensor that is no limit on one rank is an error on all.
+// If the limit is an invalid tensor on one rank, all ranks get an error.
 TEST(GradNorm, ALimitThatOneRankAloneHasIsToldToAll) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     const DeviceMesh mesh(rank.group(), {{"dp", 2}});
@@ -257,7 +257,7 @@ TEST(GradNorm, ClippingScalesOrLeavesAlone) {
   EXPECT_NEAR(clip_grad_norm(gradients.all(), 1), 1, 1e-6);
 }
 
-// The same where the gradient is replicated, and one rank alone has the NaN: the others do not wait for it.
+// The gradient is replicated, and only one rank has the NaN: the others do not wait for it.
 TEST(GradNorm, NotFiniteIsAnErrorOrASkipOnEveryRank) {
   for (const Placement& placement : {Placement(Shard{0}), Placement(Replicate{})})
     for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()})
@@ -327,7 +327,7 @@ TEST(GradNorm, WhatCannotBeNormedIsNamed) {
   });
 }
 
-// The same over several meshes, all of whose ranks get the error.
+// The gradients lie over several meshes, and all ranks of these meshes get the error.
 TEST(GradNorm, AWrongArgumentOnOneRankIsToldToAll) {
   test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"tp", 3}}), experts(rank.group(), {{"ep", 3}});
@@ -379,7 +379,7 @@ TEST(GradNorm, AnotherListOnOneRankIsFoundOut) {
         error_of([&] { grad_norm(layout.all()); }).what(),
         "grad_norm: gradient 0 is \"a\" (f32 (3) as [tp: Replicate]) on tp rank 0, but \"a\" (f32 (3) "
         "as [tp: Partial(sum)]) on tp rank 1");
-    // A gradient without a layout is this rank's alone.
+    // A gradient without a layout belongs only to this rank.
     Vectors plain;
     plain.put("a", same, one);
     if (odd) plain.put("mine", nullptr, {2}, one);

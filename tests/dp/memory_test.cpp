@@ -1,4 +1,4 @@
-// A step on gradients allocates no large block once it has run, and its numbers do not depend on the number
+// After its first run, a step on gradients allocates no large block; its results do not depend on the number
 // of threads.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -212,7 +212,7 @@ TEST(DpMemory, SixteenBitNumbersAreConvertedAsEverywhere) {
   for (std::size_t i = 0; i < again.size(); ++i) ASSERT_EQ(again[i].bits, bf16(of_brains[i]).bits) << i;
 }
 
-// A rank whose threads the system refuses works with those that it has.
+// If the system refuses threads, a rank works with the threads that it has.
 TEST(DpMemory, GoesOnWithFewerThreads) {
   if (!test::kPlainMemory) GTEST_SKIP() << test::kNoPlainMemory;
   const auto work = [] {

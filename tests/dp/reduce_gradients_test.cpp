@@ -89,7 +89,7 @@ class Mixture {
     }
   }
 
-  // Element k of what the rank at `place` gives: replicas are alike.
+  // Element k of the contribution of the rank at `place`; replicas are equal.
   double value(std::size_t i, const std::vector<int>& place, std::size_t k) const {
     int number = static_cast<int>(7 * i + k);
     for (int a = 0; a < axes_; ++a)
@@ -144,7 +144,7 @@ TEST(ReduceGradients, EveryMixtureOnDataTimesContextTimesTensor) {
     EXPECT_EQ(mixture.all().size(), 36u);
     reduce_gradients(mixture.all(), mesh, {.data_axes = mesh[{"dp", "cp"}]});
     mixture.expect_reduced();
-    // The same, of which a part of the axes is given, and then the rest.
+    // Reduces over a part of the axes first, and then over the rest.
     Mixture twice(mesh, 2);
     reduce_gradients(twice.all(), mesh[{"dp", "cp"}], {.data_axes = mesh[{"dp", "cp"}]});
     reduce_gradients(twice.all(), mesh["tp"]);
@@ -304,7 +304,7 @@ TEST(ReduceGradients, WrongDataAxesAreNamed) {
               "dp=2 x tp=2");
     EXPECT_EQ(text(DeviceMesh(), [&] { return mesh["dp"]; }),
               "bad_argument: reduce_gradients: axes is an empty DeviceMesh, made by default or moved from");
-    // A fault on one rank alone: all get the error.
+    // A fault on one rank only: all ranks get the error.
     EXPECT_EQ(text(mesh["tp"], [&] { return rank.rank % 2 == 1 ? mesh["dp"] : mesh["tp"]; }),
               std::string("bad_argument: reduce_gradients: ") + told(rank) +
                   "options.data_axes has dp=2; expected axes of tp=2");
@@ -313,7 +313,8 @@ TEST(ReduceGradients, WrongDataAxesAreNamed) {
   });
 }
 
-// If one rank takes an axis for data, and another does not, the first would throw and the other wait.
+// If one rank treated an axis as a data axis and another did not, the first would throw and the other would
+// wait.
 TEST(ReduceGradients, OtherOptionsOnOneRankAreNamed) {
   test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
     const DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 2}});

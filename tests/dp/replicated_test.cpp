@@ -111,7 +111,8 @@ TEST(ReplicatedViews, WithoutToleranceTheLastBitCounts) {
   });
 }
 
-// Each of two ranks has a NaN, in another gradient: both have drifted, though no rank is without one.
+// Each of two ranks has a NaN in a different gradient: both gradients have drifted, although every rank has a
+// NaN.
 TEST(ReplicatedViews, NaNsInDifferentGradientsAreDrift) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"tp", 2}});
@@ -258,7 +259,8 @@ TEST(ReplicatedViews, AnotherListOnOneRankIsFoundOut) {
   });
 }
 
-// Only the replicas of one column of the mesh drift. All ranks of the axes throw, and number the ranks alike.
+// Only the replicas of one column of the mesh drift. All ranks of the axes throw, and number the ranks in the
+// same way.
 TEST(ReplicatedViews, DriftOnSomeOfTheAxesIsThrownOnAllRanks) {
   for (const std::optional<double> tolerance : {SyncOptions{}.tolerance, std::optional(0.0)})
     test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
@@ -503,7 +505,7 @@ TEST(ReplicatedViews, AveragesOfNumbersNearTheLargestAreFinite) {
     });
 }
 
-// A value that is infinite or no number on all ranks stays so.
+// A value that is infinite or NaN on all ranks stays as it is.
 TEST(ReplicatedViews, AveragesOfInfinitiesStayInfinite) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp", 2}});
@@ -549,7 +551,7 @@ TEST(ReplicatedViews, OneSmallExchangeComparesEverything) {
   });
 }
 
-// One rank alone cannot reduce its gradients: all get the error.
+// Only one rank cannot reduce its gradients: all ranks get the error.
 TEST(ReplicatedViews, APlacementThatOneRankAloneCannotReduceIsAMismatch) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"tp", 2}});

@@ -11,7 +11,7 @@
 namespace weft::test::sharded_parameters_test {
 namespace {
 
-// A whole tensor in which each element says which tensor and which place it is: exact in bf16.
+// A global tensor whose elements encode the tensor and the index; the values are exact in bf16.
 template <class T>
 void fill_whole(const Tensor& t, std::size_t tensor) {
   std::int64_t at = 0;
@@ -86,7 +86,7 @@ TEST(ShardedParameters, WholesComeBackFromTheShardsOfAllRanks) {
         const DeviceMesh mesh(rank.group(), {{"dp", rank.size}});
         Bench bench(rank, mesh["dp"], entries_over(mesh));
         bench.expect_unsharded(bench.shards.unshard(Bench::views<ConstTensorView>(bench.own)));
-        // Several at once, and into memory that was used before.
+        // Several transfers at once, also into memory that was used before.
         Transfer first = bench.shards.start_unshard(Bench::views<ConstTensorView>(bench.own));
         Tensor used = bench.shards.make_whole();
         std::fill_n(used.data(), used.bytes(), std::byte{0xff});

@@ -42,7 +42,7 @@ namespace {
 
 std::int64_t live_allocations() { return live.load(std::memory_order_relaxed); }
 
-// An input that hangs says in which function.
+// If an input hangs, the report names the function.
 void hangs(int) {
   for (const auto& in : capi::now_in) {
     const char* const function = in.load();

@@ -47,7 +47,7 @@ const KeyBytes& secret() {
 KeyBytes servers_half() { return key_from(100); }
 KeyBytes clients_half() { return key_from(200); }
 
-// Input as pieces, as they come from a connection: a length of two bytes, and so many bytes, again and again.
+// Input in pieces, as from a connection: repeatedly a length of two bytes and then that many bytes.
 std::optional<std::string_view> next_piece(std::string_view& rest) {
   if (rest.size() < 2) return std::nullopt;
   const auto byte = [&](std::size_t i) {
@@ -360,7 +360,7 @@ std::vector<std::string> safetensors_seeds() {
       file(std::string(1000, '['), data)};
 }
 
-// A checkpoint's index: what is read can be written and is then read as the same, and its parts are sound.
+// A checkpoint's index: an index that was read can be written and reads back equal, and its parts are sound.
 void index(std::string_view bytes) {
   const std::string text(bytes);
   try {

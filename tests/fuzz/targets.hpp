@@ -1,6 +1,6 @@
 // Readers of foreign bytes, as functions of bytes: run by libFuzzer (main.cpp, one program each) and, over
-// seeds and corpus, by an ordinary test (corpus_test.cpp). A target returns for whatever it is given, in
-// bounded time and memory; its own checks abort.
+// seeds and corpus, by an ordinary test (corpus_test.cpp). A target must return for every input, in bounded
+// time and memory; its own checks abort.
 #pragma once
 
 #include <string>

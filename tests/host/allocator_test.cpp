@@ -1,5 +1,5 @@
-// Local memory from an allocator of the program's: what comes from it and what does not, what becomes of its
-// failures, and that all of it goes back.
+// Local memory from an allocator of the program: which memory comes from it, the effect of its failures, and
+// that all memory is given back.
 #include "weft/host/allocator.hpp"
 
 #include <gtest/gtest.h>
@@ -76,7 +76,7 @@ TEST(Allocator, IsNotAskedForSharedMemory) {
   EXPECT_EQ(memory.asked(), 0);
 }
 
-// Without shared memory, local memory is given instead: the allocator's.
+// Without shared memory, the allocator's local memory is used instead.
 TEST(Allocator, GivesWhatTakesThePlaceOfSharedMemory) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "sanitizers need the address space that this test takes away";

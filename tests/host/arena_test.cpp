@@ -166,7 +166,7 @@ TEST_F(ArenaTest, ALargeBlockGetsASegmentOfItsOwn) {
   EXPECT_EQ(arena.allocate(SIZE_MAX), nullptr);
 }
 
-// Nothing is taken from other programs on the way to the refusal.
+// A refused allocation takes no memory from other programs.
 TEST_F(ArenaTest, MoreThanTheHostHasIsRefusedAtOnce) {
   const auto pages = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES));
   EXPECT_EQ(arena.allocate((pages + 1) * 4096), nullptr);
@@ -232,7 +232,7 @@ TEST_F(ArenaTest, EvacuationKeepsContentsAndOrphansTheOldPages) {
   block[17] = std::byte{123};
   EXPECT_EQ(now.at(*place)[17], std::byte{123});
 
-  // A range with an end in the moved block and one outside lies nowhere as a whole.
+  // A range that is only partly inside the moved block has no single new address.
   EXPECT_FALSE(arena.find(before, 8192));
   EXPECT_FALSE(arena.find(block + 64 * kKiB - 10, 20));
   EXPECT_TRUE(arena.find(before, 4096));
@@ -304,7 +304,7 @@ TEST_F(ArenaTest, PinnedPagesStayWhereTheyAre) {
   EXPECT_FALSE(arena.pin(&local, sizeof local));
 }
 
-// The kernel counts what io_uring has registered. It would go on with the old pages.
+// The kernel counts pages that io_uring has registered. io_uring would continue to use the old pages.
 TEST_F(ArenaTest, PagesThatTheKernelCountsAsPinnedStayWhereTheyAre) {
   auto* block = static_cast<std::byte*>(arena.allocate(64 * kKiB));
   io_uring_params parameters{};
@@ -372,8 +372,8 @@ TEST_F(ArenaTest, RefusesToEvacuateWhatIsNotItsOwn) {
   EXPECT_FALSE(arena.evacuate(a, 10));
 }
 
-// Blocks against a model: contents stay, no two overlap, every block is found where its peers see its
-// contents.
+// Compares blocks with a model: contents stay, no two blocks overlap, and peers find every block at its
+// address with its contents.
 TEST_F(ArenaTest, RandomLife) {
   struct Block {
     std::byte* data;

@@ -77,7 +77,7 @@ TEST(Context, LogLevelComesFromTheEnvironment) {
             "bad_argument: context: segment_bytes is 0; expected at least 1");
 }
 
-// The program's levels of single layers, and over them what the environment says.
+// The program's levels of single layers, which the environment overrides.
 TEST(Context, LayersHaveLogLevelsOfTheirOwn) {
   ContextOptions options{.log_level = LogLevel::info};
   options.log_levels = "store=debug,dp=error";

@@ -1,4 +1,4 @@
-// The quotas of cgroups, in trees of files as the kernel shows them, and what several ranks have of them.
+// The quotas of cgroups, in trees of files like those of the kernel, and the share of several ranks.
 #include "host/cores/cpu_quota.hpp"
 
 #include <gmock/gmock.h>
@@ -56,7 +56,7 @@ TEST_F(CpuQuotas, OfVersion2AreThoseOfAllCgroupsUpToTheRoot) {
   EXPECT_THAT(found(), IsEmpty());
 }
 
-// The path that the host sees, where the container sees its own part only; and the other way round.
+// The host's path in a container that sees only its own part of the tree; and the reverse.
 TEST_F(CpuQuotas, OfAContainerAreWhereItsPartIsMounted) {
   version2("/docker/abc/inner", "/docker/abc");
   file("/sys/fs/cgroup/cpu.max", "200000 100000\n");
@@ -124,7 +124,7 @@ TEST(SharedQuota, Travels) {
     EXPECT_TRUE(decode_quotas(text).empty()) << text;
 }
 
-// Cgroups that are in each other are none, but must not take forever.
+// Cgroups that contain each other are invalid, but must not cause an endless loop.
 TEST(SharedQuota, OfListsThatContradictEachOtherIsFound) {
   std::string deep = "1:1";
   for (int i = 2; i <= 64; ++i) deep += "," + std::to_string(i) + ":1";

@@ -23,7 +23,7 @@ struct Ended {
   std::string said;
 };
 
-// Ends a Context while the object that `make` returns still lives.
+// Ends a Context while the object that `make` returns still exists.
 template <class Make>
 Ended context_first(const Make& make) {
   const test::TemporaryFolder folder;

@@ -166,7 +166,7 @@ TEST_F(Devices, CopiesOfUnlikeTensorsAreRefused) {
   copy(context, with_strides({0, 0}), square);  // what is only read may repeat
 }
 
-// The purpose of this device: without the dependency the copy is always early.
+// The purpose of this device: without the dependency the copy always runs too early.
 TEST_F(Devices, ALateStreamShowsAForgottenDependency) {
   const Compute compute(context, 1, kGpu);
   const Stream other = late->make_stream();

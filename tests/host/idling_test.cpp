@@ -7,8 +7,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Yields from which the core came back soon, with what was waited for: a rank that is waited for shares the
-// core.
+// Yields after which the core returned soon and the wait was over: the awaited rank shares the core.
 TEST(SpinLimit, SharesOfACoreSpinLess) {
   SpinLimit limit;
   EXPECT_EQ(limit.polls(), kSpins);

@@ -38,7 +38,7 @@ using test::Pipe;
 
 Deadline soon() { return Deadline::after(10s); }
 
-// The objects that a peer keeps alive while others read them.
+// The objects that a peer keeps alive while other processes read them.
 struct Kept {
   RegionRef region;
   Storage block;
@@ -280,7 +280,7 @@ TEST(HostPeers, NamesADeathWhileItWaits) {
   killer.join();
 }
 
-// A stopped process is not needed: what it has shown is opened without it.
+// A stopped process is not needed: memory that it has published can be opened without it.
 TEST(HostPeers, AStoppedProcessIsMetAndMapped) {
   Peer peer([](Context& context) {
     Kept kept = region_and_block(context);
@@ -536,7 +536,7 @@ TEST(HostPeers, SaysThatAProcessHasNoMemoryToShare) {
   EXPECT_EQ(child.wait(10s), (test::ExitStatus{0, 0}));
 }
 
-// A process that gets no memory any more lets those who knock wait, and goes on when it has some.
+// A process without memory lets connecting processes wait, and continues when it has memory.
 TEST(HostPeers, AProcessWithoutMemoryServesLater) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "sanitizers need the address space that this test takes away";
@@ -583,7 +583,7 @@ TEST(HostPeers, AProcessWithoutMemoryServesLater) {
   EXPECT_EQ(child.wait(10s), (test::ExitStatus{0, 0}));
 }
 
-// A process of another user that lies about itself meets the kernel's word on both sides.
+// A process of another user lies about itself: on both sides the kernel reports its real user.
 TEST(HostPeers, ChecksCredentialsOnBothSides) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   Pipe address_to_child, log_lines;
@@ -597,7 +597,7 @@ TEST(HostPeers, ChecksCredentialsOnBothSides) {
                   " runs as user 0; expected 65534, as this process: memory is shared with processes of the "
                   "same user "
                   "only");
-    // One that does not ask who is there gets no descriptor, and the end of the connection.
+    // A process that does not send the question gets no descriptor, and its connection is closed.
     const int s = ::socket(AF_UNIX, SOCK_SEQPACKET, 0);
     sockaddr_un a{};
     a.sun_family = AF_UNIX;

@@ -1,4 +1,4 @@
-// Copies of runs and of boxes, whole and in parts, against one element after the other.
+// Copies of runs and of boxes, whole and in parts, compared element by element.
 #include <gtest/gtest.h>
 
 #include <algorithm>

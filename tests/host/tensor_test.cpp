@@ -108,7 +108,8 @@ TEST_F(TensorTest, RefusesToReadWithoutMemory) {
 }
 
 TEST_F(TensorTest, ALayoutIsStatedAndDroppedByReshape) {
-  // Base knows it as a pointer only: one to something else, which it does not own.
+  // The base layer knows the layout only as a pointer; here it points to another object, which it does not
+  // own.
   const LayoutRef layout(std::shared_ptr<void>(), reinterpret_cast<const Layout*>(this));
   const Tensor t = Tensor(context, {4}).with_layout(layout);
   EXPECT_EQ(t.layout(), layout);

@@ -157,7 +157,7 @@ void copy_plainly(const ConstTensorView& from, const TensorView& to) {
   });
 }
 
-// The same place in other memory.
+// The view at the same byte offset in another buffer.
 TensorView moved(const ConstTensorView& v, const Bytes& from, Bytes& to) {
   return {to.data() + (v.data - from.data()), v.dtype, v.device, v.shape, v.strides};
 }

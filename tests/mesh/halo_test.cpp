@@ -43,7 +43,8 @@ Halo ring_of_cells(ProcessGroup& group, std::int64_t width) {
   return Halo(make_layout(mesh, {Shard{0}}, {3}), {{0, width, width, Edge::periodic()}});
 }
 
-// The cell of rank 1 gets from rank 0 first, then from itself (its image a turn away), then from rank 2.
+// The cell of rank 1 receives contributions in this order: from rank 0, from itself (its periodic image),
+// from rank 2.
 TEST_P(HaloOver, AddGoesInTheOrderOfRanks) {
   on(3, [](Rank& r) {
     const Halo halo = ring_of_cells(r.group(), 3);

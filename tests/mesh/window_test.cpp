@@ -348,8 +348,8 @@ TEST_P(WindowOver, BeyondThePolesOfAGlobe) {
     });
 }
 
-// Three dimensions cut anywhere, parts that are empty, and at each end of the latitude a pole or another
-// edge.
+// Three dimensions cut at random places, with empty parts, and a pole or another edge at each end of the
+// latitude.
 TEST_P(WindowOver, AnyRangesBeyondThePoles) {
   for (const int n : {2, 4, 8})
     on(test::Ranks::threads, n, [&](Rank& r) {
@@ -382,7 +382,7 @@ TEST_P(WindowOver, AnyRangesBeyondThePoles) {
     });
 }
 
-// Rows l, l + n, l + 2 n, …: the far windows of attention. There and back.
+// Each rank fetches rows l, l + n, l + 2n, …, as strided attention windows need, and sends them back.
 TEST_P(WindowOver, PartsOfSeveralRanges) {
   on(test::Ranks::threads, 3, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"y", 3}});

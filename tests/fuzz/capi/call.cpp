@@ -38,10 +38,10 @@ constexpr std::array<std::int64_t, 26> kNumbers = {
     16,        63,        64, 100, 1000,      INT16_MAX, 65536,     INT32_MAX, INT32_MIN,
     INT64_MAX, INT64_MIN, -1, -2,  1ll << 31, 1ll << 32, 1ll << 61, 1ll << 62};
 
-// Functions that wait for minutes if an options struct's limit is zero.
+// Functions that wait for minutes if a limit in their options is zero.
 bool waits_by_default(const Call& c) { return c.is("weft_store_get") || c.is("weft_store_create_tcp"); }
 
-// Calls that one rank can wait in.
+// Calls in which a single rank can wait.
 bool may_find_nobody(const Call& c) {
   return among(c.function,
                {"weft_send", "weft_recv", "weft_send_recv", "weft_wait_message", "weft_submit",
@@ -125,7 +125,8 @@ void* Call::handle_of(std::string_view type, std::string_view name) {
   }
   const auto pool = world.handles.find(type);
   if (b >= 0xf0 && b < 0xf8 && world.shared.ranks == 1 && !type.starts_with("DL")) {
-    // A handle that is destroyed, or of another kind. (With several ranks another may have got the address.)
+    // A destroyed handle, or a handle of another kind. (With several ranks a new handle may have the same
+    // address.)
     chosen = b < 0xf4 ? world.dead_handle(type, b % 4) : world.other_handle(type, b % 4);
     if (chosen != nullptr && !in_array_ && struct_name_.empty() && !world.is_alive(type, chosen))
       no_handle_ = name;
@@ -158,7 +159,7 @@ void* Call::taken_of(std::string_view type) {
 
 bool Call::is_null(std::string_view name) {
   const unsigned b = bytes.next();
-  // Groups of several ranks, and calls that may find nobody to answer, have a deadline of milliseconds.
+  // Groups of several ranks, and calls that possibly nobody answers, have a deadline of milliseconds.
   if (name == "options" && (begins("weft_group_") ? given_number("size", 1) != 1 : may_find_nobody(*this)))
     return false;
   return b >= (name == "options" ? 0xd0u : 0xf8u);
@@ -178,7 +179,7 @@ std::size_t Call::default_room() {
 std::int64_t Call::integer(std::string_view name, std::size_t size, bool is_signed) {
   const unsigned b = bytes.next();
   const int ranks = world.shared.ranks;
-  // Limits: what is given here is what an input may wait for.
+  // Limits: an input waits at most as long as the limits chosen here.
   if (among(name, {"limit_ns", "deadline_ns", "linger_ns"})) {
     constexpr std::int64_t least = std::numeric_limits<std::int64_t>::min();
     const bool zero_waits = waits_by_default(*this) || name == "linger_ns" || may_find_nobody(*this) ||
@@ -220,7 +221,7 @@ std::int64_t Call::integer(std::string_view name, std::size_t size, bool is_sign
     }
     return 0;
   }
-  // Nobody answers at a port that was guessed, and nobody shall.
+  // A port must not be one of a real server, so most ports are invalid.
   if (name == "port") return b < 0x40 ? 0 : b < 0x80 ? 1 : b < 0xc0 ? -1 : 65536 + b % 2 * 1000000;
   std::int64_t n = kNumbers[b % kNumbers.size()];
   if (name == "size" && (begins("weft_group_create")) && n > 2 && n < 2000) n = 2;
@@ -326,7 +327,7 @@ const char* Call::text(const char* name_in) {
     case 7: return keep("x/../y");
     case 8: return name == "host" ? keep("127.0.0.1") : keep("\xe2\x82\xac\xe2\x82");
     default: {
-      // No name that another computer is asked for, and no plug-in's.
+      // No name that would be looked up on another computer, and no name of a plug-in.
       std::string text(bytes.take(bytes.next() % 9));
       if (name == "host" || name == "backend") text.insert(0, "/");
       // Nor a place outside.

@@ -1,7 +1,7 @@
-// Calls of weft.h's functions with arguments that an input's bytes choose. Zeros choose what is good, so that
-// a call whose bytes have run out does something. Calls that the API leaves undefined are not made: memory
-// that ends before its length says, a destroyed handle, two threads at one Work. All that waits has a limit
-// of milliseconds, so that an input which hangs has found a fault.
+// Calls of weft.h's functions with arguments that an input's bytes choose. Zero bytes choose valid arguments,
+// so a call whose bytes have run out still does something. The target makes no calls that the API leaves
+// undefined: memory that is shorter than its stated length, a destroyed handle, two threads with one Work.
+// Everything that waits has a limit of milliseconds, so an input that hangs has found a fault.
 //
 // tools/c_api_calls.py makes a function `void call_...(World&, Bytes&)` for each function of the headers, of
 // what is declared here.
@@ -28,7 +28,7 @@
 
 namespace weft::fuzz::capi {
 
-/// Ends the program: what was called, and what is wrong.
+/// Ends the program with a report of the call and of what is wrong.
 [[noreturn]] void fail(std::string_view function, const std::string& what);
 
 /// An input, or a part of it: bytes, and then zeros.
@@ -81,7 +81,7 @@ class World {
 
   Shared& shared;
   const int rank;
-  /// Handles that are alive, by type; the first are those that calls take where the input says nothing.
+  /// Live handles, by type; calls use the first ones if the input does not choose.
   std::map<std::string, std::vector<void*>, std::less<>> handles;
   std::map<std::string, std::vector<void*>, std::less<>> dead;  // handles that are destroyed, the last few
   std::set<void*> borrowed;                                     // of `handles`: not this rank's to destroy
@@ -92,16 +92,16 @@ class World {
   CallbackState states[kModes];
   std::set<std::string, std::less<>> left_out;  // callbacks that were NULL in some call
 
-  /// A handle that a call gave: kept, or destroyed if there are many of its type.
+  /// Takes a handle that a call has returned: keeps it, or destroys it if there are many of its type.
   void adopt(std::string_view type, void* handle);
   void destroy(std::string_view type, void* handle);
   void died(std::string_view type, void* handle);
-  /// Null: there is none. `which`: of several.
+  /// Returns null if there is no such handle. `which` selects one of several.
   void* dead_handle(std::string_view type, unsigned which) const;
   void* other_handle(std::string_view type, unsigned which) const;
   bool is_alive(std::string_view type, void* handle) const;
   bool has_used_blocks(const void* context) const;
-  /// Everything, in an order that `seed` chooses.
+  /// Destroys everything, in an order that `seed` chooses.
   void destroy_all(std::uint32_t seed);
 };
 
@@ -117,7 +117,7 @@ struct Destroyer {
 const std::vector<Function>& weft_functions();
 const std::vector<Destroyer>& weft_destroyers();
 
-/// How often a function was called and what it said.
+/// How often a function was called, and its results.
 struct Tally {
   std::atomic<std::uint64_t> calls{0}, good{0};
 };
@@ -149,7 +149,8 @@ class Call {
   T* handle(const char* type, const char* name) {
     return static_cast<T*>(handle_of(type, name));
   }
-  /// The same, which is not alive any more; NULL: none.
+  /// Takes a live handle of this type out of the pool, for a call that destroys it; sometimes a dead or
+  /// foreign handle instead. NULL if there is none.
   template <class T>
   T* taken(const char* type) {
     return static_cast<T*>(taken_of(type));
@@ -192,7 +193,7 @@ class Call {
     struct_bytes_ = 0;
     T made{};
     fill(*this, made);
-    // As many bytes as it says it has, so that reading more is found.
+    // Exactly as many bytes as the length says, so reading more is detected.
     const std::size_t n = struct_bytes_ != 0 ? struct_bytes_ : sizeof(T);
     struct_name_ = outer;
     struct_bytes_ = outer_bytes;
@@ -201,7 +202,7 @@ class Call {
     std::memcpy(at, &made, n < sizeof(T) ? n : sizeof(T));
     return static_cast<const T*>(at);
   }
-  /// An array; `count` becomes its length, or what is none.
+  /// An array; `count` becomes its length, or an invalid length.
   template <class T, class N>
   const T* array(const T*, N& count, const char* name) {
     using Element = std::conditional_t<std::is_void_v<T>, char, T>;
@@ -296,13 +297,13 @@ class Call {
 
   // For fill() ----------------------------------------------------------------------------------------------
 
-  /// Memory of this call alone, of just so many bytes.
+  /// Memory only for this call, of exactly so many bytes.
   void* room_of(std::size_t n);
   bool is(std::string_view name) const { return name == function; }
   bool begins(std::string_view prefix) const { return std::string_view(function).starts_with(prefix); }
   /// The ranks of the group that the call is given.
   int group_size();
-  /// The handle that was given by that name, or null.
+  /// The handle that was passed under that name, or null.
   void* given(std::string_view name) const;
   std::int64_t given_number(std::string_view name, std::int64_t otherwise) const;
   /// Elements of what this rank has of a layout's whole.
@@ -369,7 +370,7 @@ class Call {
   int element_ = 0, buffers_ = 0;
   std::int64_t taken_ = 1;  // elements of a shape so far
   bool in_array_ = false;
-  std::string no_handle_;  // the argument that is none that is alive
+  std::string no_handle_;  // the argument that is no live handle
   void* freed_ = nullptr;  // what weft_free is given
 };
 

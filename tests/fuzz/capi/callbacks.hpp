@@ -1,5 +1,5 @@
-// The functions that the fuzz target of calls gives weft: functions that do what they should, throw, fail,
-// or answer nonsense, as the memory that they are handed says. Any thread.
+// The functions that the fuzz target of calls gives weft: functions that do what they should, throw, fail, or
+// return nonsense; the memory that is passed to them decides which. Any thread.
 #pragma once
 
 #include <atomic>
@@ -47,7 +47,7 @@ struct CallbackState {
   Exchange* exchange = nullptr;
   std::string renamed;
 };
-/// A callback of a Work: it is called once.
+/// A callback of a Work, which must be called exactly once.
 struct CallbackRecord {
   Mode mode = kGood;
   World* world = nullptr;
@@ -55,7 +55,7 @@ struct CallbackRecord {
   std::atomic<int> calls{0};
   bool given = false;
 };
-/// A reduction: it is released once, unless it was not made.
+/// A reduction, which must be released exactly once if it was made.
 struct ReleaseRecord {
   Mode mode = kGood;
   std::atomic<int> releases{0};
@@ -77,7 +77,7 @@ using Bucket = weft_status (*)(void*, const weft_ready_bucket*, weft_error*);
 using Write = weft_status (*)(void*, std::int32_t, const void*, std::size_t, std::size_t*, weft_error*);
 using Read = weft_status (*)(void*, std::int32_t, void*, std::size_t, std::size_t*, weft_error*);
 
-/// The function of that type; `name` tells those of one type apart.
+/// The function of that type; `name` selects one of several of a type.
 Log callback_of(Log, const char* name);
 Allocate callback_of(Allocate, const char* name);
 Deallocate callback_of(Deallocate, const char* name);

@@ -21,7 +21,7 @@ namespace {
 constexpr int kMostCalls = 64;
 constexpr std::size_t kMostHandles = 8;  // of one type
 
-// Those that are not expected to go well here.
+// Functions that are not expected to succeed here.
 constexpr const char* kNeverGood[] = {
     "weft_group_shrink",  // needs a failed group whose other ranks live
 };
@@ -32,7 +32,7 @@ std::uint16_t number_of(std::string_view name) {
   return static_cast<std::uint16_t>(hash ^ hash >> 16);
 }
 
-// Functions by number: what is none chooses the next one.
+// Functions by number; a number without a function chooses the next function.
 const Function& function_of(std::uint16_t number) {
   static const std::map<std::uint16_t, const Function*> all = [] {
     std::map<std::uint16_t, const Function*> by_number;
@@ -231,7 +231,7 @@ struct Resources {
   }
 };
 
-// The resources of which there are more than before; "" if there are none.
+// The resources of which the process has more than before; "" if there are none.
 std::string grown(const Resources& before, const Resources& after) {
   std::string text;
   const auto compare = [&](const char* what, std::int64_t a, std::int64_t b) {
@@ -393,7 +393,7 @@ std::vector<std::string> program_seeds() {
   std::vector<std::string> seeds;
   for (const char header : {'\0', '\1'})
     for (const Function& f : weft_functions()) seeds.push_back(std::string{header, '\0'} + call(f.name));
-  // Each argument wrong, or at the end of its range, alone.
+  // Calls in which exactly one argument is wrong or at the end of its range.
   for (const Function& f : weft_functions()) {
     std::string calls;
     for (std::size_t at = 0; at < 16; ++at)

@@ -15,17 +15,17 @@
 
 namespace weft::fuzz::capi {
 
-/// Runs an input, and checks that nothing is left of it: descriptors, threads, mappings, files, and what
-/// `live_allocations` counts, if it is not null. Ends the program where something does not hold.
+/// Runs an input, and checks that it leaves nothing behind: descriptors, threads, mappings, files, and what
+/// `live_allocations` counts, if it is not null. Ends the program if a check fails.
 void run_program(std::string_view bytes, std::int64_t (*live_allocations)() = nullptr);
 
-/// One call of each function with what is good, in one rank and in two, and inputs that found faults.
+/// One call of each function with valid arguments, in one rank and in two, and inputs that found faults.
 std::vector<std::string> program_seeds();
 /// A program of up to `calls` calls, of which most arguments are good.
 std::string random_program(std::uint64_t seed, int calls);
 
-/// Functions that no call of run_program() has entered, or that have always failed, as far as they can be
-/// expected to go well.
+/// Functions that no call of run_program() has entered, or that have always failed, of those that can be
+/// expected to succeed.
 std::vector<std::string> never_good();
 
 }  // namespace weft::fuzz::capi
