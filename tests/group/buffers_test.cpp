@@ -32,7 +32,7 @@ TEST_P(BuffersOf, InPlaceWithOneArgument) {
     g.all_reduce(most, {.op = ReduceOp::max}).wait();
     EXPECT_EQ(most, (std::array<int, 2>{2, 0}));
 
-    // A root and options are never taken for a buffer, not even where they have names.
+    // A root and options are never mistaken for a buffer, even if they are variables.
     const int root = 2;
     int other_root = 1;
     double numbers[2] = {1.0 * r.rank, 10};
@@ -107,7 +107,8 @@ TEST_P(BuffersOf, StructsTextAndBytes) {
     if (r.rank == 0) g.send(bytes, 1).wait();
     if (r.rank == 1) g.recv(bytes, 0).wait();
     EXPECT_EQ(bytes[3], std::byte{static_cast<unsigned char>(r.rank == 1 ? 0 : r.rank)});
-    // Raw bytes match numbers of 8 bits: a message may be sent as the one and received as the other.
+    // Raw bytes match numbers of 8 bits: a message may be sent as bytes and received as numbers, or the
+    // reverse.
     std::vector<std::uint8_t> numbers(2);
     if (r.rank == 2) g.send(std::string_view("AB"), 0).wait();
     if (r.rank == 0) {

@@ -1,4 +1,4 @@
-// Work::then(): when it is called, with what, where, and what may be done in it.
+// Work::then(): when, with which argument and on which thread the callback runs, and what it may do.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -322,7 +322,7 @@ class CallbacksOf : public testing::TestWithParam<Progress> {};
 INSTANTIATE_TEST_SUITE_P(All, CallbacksOf, testing::Values(Progress::caller, Progress::thread),
                          [](const auto& p) { return p.param == Progress::caller ? "caller" : "thread"; });
 
-// Two threads of a rank, each with a group, whose waits drive both.
+// Two threads of a rank, each with a group; the wait of each makes progress on both groups.
 TEST_P(CallbacksOf, ManyThreads) {
   run_ranks(Ranks::threads, 2, [&](Rank& r) {
     Membership m = r.membership("many");

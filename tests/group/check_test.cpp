@@ -1,4 +1,4 @@
-// Every message of check.cpp, read. The checks are pure, so no group is needed.
+// Tests the text of every error of check.cpp. The checks are pure, so no group is needed.
 #include "group/check.hpp"
 
 #include <gmock/gmock.h>
@@ -297,7 +297,8 @@ TEST_F(Check, DeadlinesAreNotNegative) {
               "bad_argument: " + std::string(name(op)) + ": deadline is -1 ns; expected 0 or more");
 }
 
-// Numbers that the enums do not have: some that a shift would take for others (33 for 1), some just beyond.
+// Numbers that the enums do not have: some that a shift would confuse with others (33 with 1), some just
+// beyond the last.
 TEST_F(Check, ValuesOutsideTheEnumsAreRefused) {
   traits.dtypes = ~0u;  // a plug-in may say that of itself
   traits.ops = ~0u;
@@ -463,7 +464,7 @@ TEST_F(Check, EqualBlocksNeedMultiples) {
             "bad_argument: scatter: in has 31 elements; expected 10 (out) x 3 (group size) = 30");
 }
 
-// Arguments that a rank does not use are not checked; the others are.
+// Arguments that a rank does not use are not checked; all others are.
 TEST_F(Check, RootedOperations) {
   const TensorView wrong = view(static_cast<float*>(nullptr), 10);
   EXPECT_EQ(said(call::reduce(f(0, 10), wrong, 0)), "no error");

@@ -1,5 +1,4 @@
-// Each way in which a call can fail, caused on purpose: who is named, when, and whose memory is safe
-// afterwards.
+// Causes every kind of failure of a call: which rank is named, when, and whose memory is safe afterwards.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -101,8 +100,8 @@ TEST_P(OnRanks, CountsDtypesOpsAndRootsAreCompared) {
          "root 1");
 }
 
-// Roots need nobody, so nobody has compared a last broadcast when the ranks leave: who leaves says so, and
-// who still uses the group learns of it in its next call.
+// Roots wait for nobody, so no rank has compared the last broadcast when the ranks leave: a leaving rank
+// reports the mismatch, and a rank that still uses the group gets the error in its next call.
 TEST_P(OnRanks, TwoRootsOfTheLastCallAreToldWhenTheGroupIsLeft) {
   for (const bool stays : {true, false}) {
     for (const Op op : {Op::broadcast, Op::scatter}) {
@@ -145,7 +144,7 @@ TEST_P(OnRanks, TwoRootsOfTheLastCallAreToldWhenTheGroupIsLeft) {
   }
 }
 
-// A rank that is alone when it leaves has nobody to compare with, and does not wait.
+// If the other ranks have gone, a leaving rank compares nothing, and does not wait.
 TEST_P(OnRanks, LeavingWaitsForNobody) {
   run_ranks(GetParam(), 2, [](Rank& r) {
     r.group().barrier().wait();
@@ -180,8 +179,8 @@ TEST_P(OnRanks, AnAbsentRankIsNamedAtTheDeadline) {
   });
 }
 
-// Every operation: the rank that did not come is named by the ranks that need it. A root that needs nobody,
-// or one whose `out` nobody writes, may be done.
+// Every operation: the ranks that need the absent rank name it. A root that waits for nobody, or whose `out`
+// no rank writes, may be done.
 TEST_P(OnRanks, AnAbsentRankIsNamedInEveryOperation) {
   for (const std::int64_t each : {std::int64_t{3}, std::int64_t{4000}}) {
     run_ranks(GetParam(), 3, [each](Rank& r) {
@@ -217,8 +216,7 @@ TEST_P(OnRanks, AnAbsentRankIsNamedInEveryOperation) {
   }
 }
 
-// When several calls are in flight, the first is the one that is late; the others wait behind it, in whatever
-// slots.
+// If several calls are in flight, the first is reported as late; the others wait behind it, in any slots.
 TEST_P(OnRanks, TheFirstOfSeveralCallsIsNamed) {
   run_ranks(GetParam(), 2, [](Rank& r) {
     const Tensor t = filled(r, 4096, Memory::local);
@@ -383,7 +381,7 @@ TEST(Processes, ForeignMemoryCannotGoDirect) {
       options);
 }
 
-// Memory that some ranks share and others do not: everybody takes the staged path.
+// If some ranks share their memory and others do not, all ranks use the staged path.
 TEST(Processes, MixedMemoryWorks) {
   run_ranks(Ranks::processes, 3, [](Rank& r) {
     for (int odd = 0; odd < 3; ++odd) {
@@ -415,8 +413,7 @@ TEST(Processes, NewSegmentsAreMappedOnTheWay) {
       options);
 }
 
-// The same if nothing but messages is sent: the first of a new segment is streamed, later ones are read in
-// place.
+// With messages only: the first message from a new segment is streamed, later messages are read in place.
 TEST(Processes, NewSegmentsAreMappedByMessagesToo) {
   ::setenv("WEFT_SINGLE_COPY", "off", 1);  // the kernel's copies go through the hook, too; streams do not
   RankOptions options;
@@ -457,7 +454,7 @@ std::set<std::string> files_in_dev_shm() {
   return found;
 }
 
-// A rank is killed with its peers' memory in hand.
+// A rank is killed while it accesses its peers' memory.
 TEST(Processes, AKilledRankIsNamedWithinASecond) {
   const auto before = files_in_dev_shm();
   for (const Memory memory : {Memory::shared, Memory::local}) {
@@ -480,7 +477,7 @@ TEST(Processes, AKilledRankIsNamedWithinASecond) {
       EXPECT_THAT(ranks_of(e), ElementsAre(2));
       EXPECT_EQ(e.call(), 3u);
       EXPECT_TRUE(me.group().quiesce(1s));
-      // The survivors go on in a group of their own.
+      // The survivors continue in a new group.
       Membership m = r.membership("survivors");
       m.size = 2;
       ProcessGroup rest = ProcessGroup::create(r.context, "shm", m);
@@ -495,7 +492,7 @@ TEST(Processes, AKilledRankIsNamedWithinASecond) {
   EXPECT_EQ(files_in_dev_shm(), before);
 }
 
-// The same in operations that only read, or where one rank alone works in the others' memory.
+// Operations that only read, or in which only one rank accesses the others' memory.
 TEST(Processes, ARankKilledInsideIsNamedInEveryOperation) {
   for (const Op op : {Op::reduce, Op::gather, Op::scatter, Op::all_gather_v, Op::reduce_scatter_v,
                       Op::all_to_all, Op::all_to_all_v, Op::scan, Op::exscan}) {
@@ -566,10 +563,10 @@ TEST(Processes, ARankKilledWhilePeersSleepIsNamed) {
   ranks.finish({1});
 }
 
-// Rank 1 is stopped inside its copy, with the sum for rank 0's `out` about to be written. Rank 0 gives up at
-// the deadline, takes its memory back, and uses it in a new group. Then rank 1 goes on and writes. With
-// quiesce() the late write must not be seen; without it, it is, which shows that this test would notice. In a
-// reduce to rank 0 nobody writes to rank 2.
+// Rank 1 is stopped inside its copy, just before it writes the sum into rank 0's `out`. Rank 0 gives up at
+// the deadline, reclaims its memory, and uses it in a new group. Then rank 1 continues and writes. With
+// quiesce() the late write must not be visible; without quiesce() it is visible, which shows that this test
+// can fail. In a reduce to rank 0 no rank writes to rank 2.
 void stopped_in_the_chunk(Op op, bool quiesce) {
   constexpr std::int64_t kCount = 100000;
   RankProcesses ranks(3, [&](Rank& r) {
@@ -650,7 +647,7 @@ TEST(Processes, AStoppedRankCannotHangADestructor) {
   ranks.finish({1});
 }
 
-// A thread cannot be shut out of its process's memory: quiesce() waits for it to leave its copy loop.
+// A thread always has access to its process's memory, so quiesce() waits until it has left its copy loop.
 TEST(Threads, QuiesceWaitsForAThreadInsideItsCopy) {
   std::atomic<bool> go{false};
   run_ranks(Ranks::threads, 2, [&](Rank& r) {

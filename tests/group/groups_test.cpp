@@ -24,7 +24,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::StartsWith;
 
-// The world's ranks behind those of `g`.
+// The ranks in the world for the ranks of `g`.
 std::vector<int> members(Rank& r, ProcessGroup& g) {
   std::vector<int> all(static_cast<std::size_t>(g.size()));
   g.all_gather(view(&r.rank, 1), view(all)).wait();
@@ -71,7 +71,7 @@ TEST_P(Groups, ColorMinusOneIsNoGroup) {
   });
 }
 
-// Two groups of one color are two groups.
+// Two calls of split() with one color make two groups.
 TEST_P(Groups, SplitAgain) {
   run(3, [](Rank& r) {
     ProcessGroup a = r.group().split(0), b = r.group().split(0);
@@ -164,7 +164,7 @@ TEST_P(Groups, DuplicatesAreIndependent) {
     EXPECT_EQ(d.rank(), g.rank());
     EXPECT_EQ(d.size(), g.size());
     EXPECT_EQ(d.backend(), g.backend());
-    // Another number of calls on each, posted in another order on each rank.
+    // Each group has a different number of calls, posted in a different order on each rank.
     std::vector<int> x(12, 1);
     std::vector<Work> works;
     for (int k = 0; k < 12; ++k) {
@@ -191,7 +191,7 @@ TEST_P(Groups, FailureOfADuplicateLeavesTheOther) {
   });
 }
 
-// Each is named after the one before, yet their keys in the store stay short.
+// Each group is named after its parent, but their keys in the store stay short.
 TEST_P(Groups, AHundredDuplicatesOfDuplicates) {
   run(3, [](Rank& r) {
     ProcessGroup g = r.group().duplicate();
@@ -200,7 +200,7 @@ TEST_P(Groups, AHundredDuplicatesOfDuplicates) {
   });
 }
 
-// A device's transport cannot gather numbers of the host: there split meets in the store.
+// A transport of a device cannot gather numbers in host memory, so split() exchanges them through the store.
 TEST(GroupsOfDevices, SplitByTheStore) {
   const auto store = make_local_store();
   Context context;
@@ -237,8 +237,8 @@ TEST(GroupsOfDevices, SplitByTheStore) {
   EXPECT_THAT(e.ranks(), ElementsAre(1));
 }
 
-// A program's stores know nothing of each other, so the first "world" of each is the same to its ranks; one
-// process may be in both.
+// The stores of a program are independent, so the first "world" in each has the same key; one process may be
+// in both.
 TEST(GroupsOfStores, OneNameInTwoStoresOfOneContext) {
   Context context;
   std::vector<std::thread> threads;
@@ -400,7 +400,7 @@ TEST_F(OneRank, ChecksAndFailuresHold) {
   expect_done(third.barrier());
 }
 
-// A message to oneself goes through the transport, as between others.
+// A message of a rank to itself goes through the transport, like other messages.
 TEST(OneRankOnShm, SendsToItself) {
   Context context;
   ProcessGroup group = ProcessGroup::create(context, "shm", {});
@@ -431,8 +431,8 @@ TEST_P(Groups, TwoOverlappingGroupsOfTheSameRanksInterleavedFromTwoThreads) {
   });
 }
 
-// Threads that take turns on both groups: a call on one is posted and waited for between those of the other.
-// A peer that waits in one group comes to the other only when this rank has done its part in the first.
+// Threads alternate between both groups: a call on one group is posted and waited for between calls of the
+// other. A peer that waits in one group calls the other only after this rank has done its part in the first.
 TEST_P(Groups, AskingInOneGroupDrivesTheOthers) {
   run(2, [](Rank& r) {
     ProcessGroup other = r.group().duplicate();
@@ -471,7 +471,7 @@ TEST_P(Groups, TwoThreadsTakeTurnsOnTwoGroups) {
   });
 }
 
-// Groups made at the same time by two threads, each from a parent of its own.
+// Two threads make groups at the same time, each from its own parent.
 TEST_P(Groups, MadeFromTwoThreads) {
   run(2, [](Rank& r) {
     ProcessGroup parents[] = {r.group().duplicate(), r.group().duplicate()};

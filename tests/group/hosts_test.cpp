@@ -51,7 +51,7 @@ TEST(Hosts, RanksOfSeveral) {
     EXPECT_EQ(local.rank(), g.local_rank());
     EXPECT_EQ(local.local_size(), local.size());
 
-    // Groups of the group know it, too, in their own numbers.
+    // Groups made from the group also have local ranks, in their own numbering.
     ProcessGroup turned = g.split(0, -r.rank);
     EXPECT_EQ(turned.rank(), 4 - r.rank);
     EXPECT_EQ(turned.local_rank(), static_cast<int>(mine.size()) - 1 - r.rank / 2);

@@ -1,5 +1,5 @@
-// A rank that is interrupted while it waits for others: it goes on at once, leaves nothing behind and may try
-// again; the others hear who it was.
+// A rank is interrupted while it waits for others: it continues at once, leaves nothing behind and may try
+// again; the errors of the others name it.
 #include "weft/base/interrupt.hpp"
 
 #include <gmock/gmock.h>
@@ -102,7 +102,7 @@ TEST_P(InterruptedGroup, TellsARankThatWaitsAlready) {
   EXPECT_STREQ(theirs.what(), "group \"pair\": rank 0 was interrupted while it was made [rank 1]");
 }
 
-// Rank 1 has read the texts of both and waits for rank 0 in the transport, where rank 0 comes late.
+// Rank 1 has read the texts of both ranks and waits in the transport for rank 0, which is late.
 class LateStore final : public Store {
  public:
   explicit LateStore(std::shared_ptr<Store> store) : store_(std::move(store)) {}
@@ -142,7 +142,7 @@ TEST_P(InterruptedGroup, ItIsNamedAlsoWhereItWaitsInTheTransport) {
   EXPECT_EQ(ranks_of(theirs), std::vector{1});
 }
 
-// The exchange of colors is a collective: the group that is split fails with it.
+// The exchange of colors is a collective, so the parent group fails, too.
 TEST_P(InterruptedGroup, SplitTellsARankThatComesLate) {
   Error theirs(ErrorCode::system, "none");
   std::thread other([&] {
@@ -193,8 +193,8 @@ TEST_P(InterruptedGroup, ACallInFlightFailsForAll) {
   }
 }
 
-// With a limit wait_for() ends, and the call goes on. So does a wait that begins after the interrupt was
-// noticed.
+// A wait_for() with a limit ends, and the call stays in flight. The same holds for a wait that begins after
+// the interrupt was noticed.
 TEST_P(InterruptedGroup, AWaitWithALimitLeavesTheCallInFlight) {
   std::thread other([&] {
     ProcessGroup all = create(1);

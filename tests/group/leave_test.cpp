@@ -1,5 +1,5 @@
-// The last call of a group: leave() compares what all ranks have called, and the destructor what it can see
-// without waiting.
+// The last call of a group: leave() compares the calls of all ranks, and the destructor compares the calls
+// that it knows without waiting.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -67,7 +67,7 @@ TEST_P(Leave, NeedsAllRanksWithinItsDeadline) {
   });
 }
 
-// Two ranks each called as the root and did not have to wait: no other check would ever find that.
+// Two ranks each called as the root and did not have to wait: no other check would find this mismatch.
 TEST_P(Leave, TwoRootsAreAMismatchOnAllRanks) {
   for (const Op op : {Op::broadcast, Op::scatter})
     for (const std::int64_t each : {2, 5000})
@@ -97,7 +97,7 @@ TEST_P(Leave, ACallThatARankLeavesOutIsAMismatchOnAllRanks) {
     });
 }
 
-// A rank goes no further ahead than the ring of lines is long before it has compared its calls.
+// A rank compares its calls before it is further ahead than the length of the ring of lines.
 TEST_P(Leave, ManyCallsOfRootsAreComparedOnTheWay) {
   for (const bool left_out : {false, true})
     run(3, [&](Rank& r) {
@@ -182,7 +182,7 @@ TEST_P(Leave, ARankThatAnExceptionEndsDoesNotWarn) {
   });
 }
 
-// A group that was left well says nothing, however many calls of roots were its last.
+// A group that was left without a mismatch logs nothing, however many calls of roots were its last calls.
 TEST_P(Leave, NobodyWarnsAfterEqualCalls) {
   run(3, [](Rank& r) {
     Listening here;
@@ -197,7 +197,7 @@ TEST_P(Leave, NobodyWarnsAfterEqualCalls) {
   });
 }
 
-// Its messages are there, also if its receiver has not taken the last of them.
+// The messages of a rank that has left can be received, even if the receiver has not taken the last one yet.
 TEST(LeaveOfProcesses, ASenderMayLeaveBeforeItsLastChunksAreTaken) {
   ::setenv("WEFT_SINGLE_COPY", "off", 1);
   run_ranks(Ranks::processes, 2, [](Rank& r) {
@@ -242,7 +242,7 @@ TEST_P(Leave, ADroppedWorkIsLoggedAtOnce) {
     }
     r.meet("dropped");
     if (r.rank == 0) {
-      // Its own call fails for that reason; if it is dropped, too, that is said.
+      // The rank's own call fails for that reason; if its Work is destroyed, too, the log says so.
       try {
         const Work unasked = g.all_reduce(x);
       } catch (const Error&) {  // the group has failed before it began

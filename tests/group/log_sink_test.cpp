@@ -36,8 +36,8 @@ void stall(Recording& recording) {
 constexpr CallOptions kWarnsSoon{.deadline = 3s};
 
 // A thread in the sink waits for a lock (an interpreter's, for example) that another thread holds, which asks
-// done(), makes and destroys groups, and logs. Two groups: a line of one is found while the program waits for
-// the other.
+// done(), makes and destroys groups, and logs. Two groups: a line about one group is logged while the program
+// waits for the other.
 void with_a_lock(Progress progress) {
   const ProcessResult result = run_in_child(
       [progress] {
@@ -89,7 +89,7 @@ TEST(LogSink, MayTakeALockThatAThreadHoldsWhichUsesGroups) { with_a_lock(Progres
 
 TEST(LogSink, MayDoSoOnTheHelperThread) { with_a_lock(Progress::thread); }
 
-// It calls the group that it got a line about, and destroys another group.
+// The sink calls the group to which its line belongs, and destroys another group.
 TEST(LogSink, MayUseGroups) {
   const ProcessResult result = run_in_child(
       [] {

@@ -1,5 +1,6 @@
-// Persistent calls: described and checked once, started often. The backend's arguments, texts, calls that
-// may not be started, Works and PersistentCalls that outlive each other; over shm what ranks get, and faults.
+// Persistent calls: described and checked once, started often. Tests the backend's arguments, texts, calls
+// that may not be started, and Works and PersistentCalls that outlive each other; over shm, results and
+// faults.
 #include "weft/group/persistent_call.hpp"
 
 #include <gmock/gmock.h>

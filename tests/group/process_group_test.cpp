@@ -1,5 +1,6 @@
-// The group's own part of every call, over a backend that goes nowhere: what submit() hands on, numbers,
-// deadlines, the full ring, Works and handles that outlive each other, processes that fork.
+// The group's own part of every call, over a backend without communication: the arguments that submit()
+// passes on, numbers, deadlines, the full ring, Works and handles that outlive each other, processes that
+// fork.
 #include "weft/group/process_group.hpp"
 
 #include <gmock/gmock.h>
@@ -233,7 +234,7 @@ TEST_F(Group, ABackendsFailureIsToldWithTheTail) {
   EXPECT_TRUE(error_of([&] { g.barrier().wait(); }).quiesced());
 }
 
-// Every call of it fails, and it cannot say why.
+// Every call of the backend fails, and its failure() throws.
 class Speechless final : public Backend {
  public:
   const Traits& traits() const noexcept override { return *known_traits("shm"); }
@@ -288,7 +289,7 @@ TEST_F(Group, AFullRingTimesOut) {
   EXPECT_EQ(e.op(), Op::recv);
   EXPECT_EQ(e.call(), kNoCall);
   EXPECT_STREQ(e.what(), "recv: 64 calls in flight and none finished within 0.1 s [group \"x\", rank 0]");
-  // Nothing was posted and nothing has failed: with a free slot it goes on.
+  // Nothing was posted and nothing has failed, so the call proceeds once a slot is free.
   EXPECT_EQ(recording.posted().size(), 64u);
   recording.decide(Fate{});
   recording.let_go();
@@ -319,7 +320,7 @@ TEST_F(Group, AFullRingServesManyThreads) {
   EXPECT_EQ(recording.posted().size(), static_cast<std::size_t>(kThreads * kCalls));
 }
 
-// Another thread frees slots at the last moment before who waits for one falls asleep.
+// Another thread frees slots at the last moment before the waiting thread falls asleep.
 TEST_F(Group, ASlotFreedWhileFallingAsleepIsTaken) {
   ProcessGroup g = make();
   recording.decide(kNever);
@@ -558,8 +559,8 @@ TEST_F(Group, CreateSaysWhatIsWrong) {
   EXPECT_THAT(e.what(), testing::HasSubstr("backend \"carrier-pigeon\" was not found"));
 }
 
-// Doorbells are few, and shared memory's: what has none is no reason to refuse a transport of thousands of
-// ranks.
+// Doorbells are few and only shared memory needs them; without one, a transport of thousands of ranks still
+// works.
 TEST_F(Group, ARankMayHaveAnyNumber) {
   Membership m = membership(3000, 2000);
   EXPECT_EQ(ProcessGroup::create(context, recording.factory(), m).rank(), 2000);
@@ -576,7 +577,7 @@ TEST_F(Group, WhatAFactoryThrowsIsTheCallersToSee) {
   make().barrier().wait();  // the context is none the worse
 }
 
-// Then it is an Error, too, and the other ranks need not wait for this one.
+// Then this rank throws an Error, too, and the other ranks need not wait for it.
 TEST_F(Group, AFactoryMayThrowAnything) {
   const BackendFactory refuses = [](const GroupInit& init) -> std::unique_ptr<Backend> {
     if (init.rank == 0) throw 42;
@@ -626,7 +627,7 @@ TEST_F(Group, ASubgroupIsMadeByTheSameFactory) {
   EXPECT_EQ(recording.posted().back().call, 0u);  // numbered on its own
 }
 
-// Made by default, or moved from: an Error from every function, and no signal.
+// If the handle was made by default or moved from, every function throws an Error, and none crashes.
 TEST_F(Group, AnEmptyHandleIsRefusedByEveryFunction) {
   ProcessGroup made = make(), moved = std::move(made);
   ProcessGroup none;

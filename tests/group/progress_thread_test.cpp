@@ -1,5 +1,5 @@
-// Progress::thread: calls get on while the program computes, and the helper thread comes and goes with the
-// groups that ask for it.
+// Progress::thread: calls make progress while the program computes, and the helper thread exists as long as
+// groups that request it.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -58,7 +58,7 @@ int helper_threads_at_last(int expected) {
   return helper_threads();
 }
 
-/// Until the recorder shows what is looked for: reading it drives nothing.
+/// Waits until the recorder shows the expected state; reading the recorder makes no progress on calls.
 bool trace_comes_to_hold(const ProcessGroup& group, const std::string& text) {
   for (const Deadline deadline = soon(); !deadline.passed();) {
     if (group.trace_json().find(text) != std::string::npos) return true;
@@ -80,7 +80,7 @@ Work post_in_turn(ProcessGroup& group, Rank& rank, const Tensor& t) {
   return work;
 }
 
-// Rank 0 posts and then does not come back before its peers have finished.
+// Rank 0 posts and then makes no call before its peers have finished.
 TEST_P(ProgressThread, PeersFinishWhileARankComputes) {
   run_ranks(GetParam(), 3, [](Rank& rank) {
     ProcessGroup group = make_group(rank, Progress::thread);
@@ -96,7 +96,7 @@ TEST_P(ProgressThread, PeersFinishWhileARankComputes) {
   });
 }
 
-// Without the thread the same peers time out: what the test above shows is the thread's doing.
+// Without the thread the same peers time out, so the thread is the cause of the progress in the test above.
 TEST_P(ProgressThread, WithoutItTheyTimeOut) {
   RankOptions options;
   options.deadline = milliseconds(400);
@@ -137,7 +137,7 @@ TEST_P(ProgressThread, ALargeAllReduceOverlaps) {
   });
 }
 
-// A group that does not ask for it is not driven by another group's thread.
+// A helper thread makes no progress on groups that did not request it.
 TEST_P(ProgressThread, OtherGroupsAreLeftAlone) {
   RankOptions options;
   options.deadline = milliseconds(400);
@@ -276,7 +276,7 @@ TEST(ProgressThreadLife, AForkedChildHasNoneAndSaysSo) {
   EXPECT_TRUE(result.ok()) << to_string(result);
 }
 
-// Rank 1 dies while rank 0's helper drives: the failure is there before anybody asks.
+// Rank 1 dies while rank 0's helper thread makes progress: the failure is known before the program polls.
 TEST(ProgressThreadLife, AFailureWhileItDrivesIsKept) {
   RankProcesses ranks(2, [](Rank& rank) {
     ProcessGroup group = make_group(rank, Progress::thread);

@@ -1,5 +1,5 @@
-// On the way of a blocking call whose peers are there nothing allocates and nothing waits in the kernel, for
-// a lock or otherwise. Counted, not timed.
+// A blocking call whose peers have arrived does not allocate and does not wait in the kernel, for a lock or
+// anything else. Counted, not timed.
 #include <gtest/gtest.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>

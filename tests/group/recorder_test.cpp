@@ -100,7 +100,8 @@ TEST_F(Trace, States) {
             failed[1]["posted_ns"].get<std::int64_t>() + 15'000'000);
 }
 
-// A call may be pending while its entry is used again for a later one, whose state is its own.
+// A call may still be pending while its entry is reused for a later call; the entry then has the state of the
+// later call.
 TEST_F(Trace, ACallThatOutlivesItsEntryLeavesTheNextAlone) {
   ProcessGroup g = make();
   recording.decide(
@@ -121,7 +122,7 @@ TEST_F(Trace, ACallThatOutlivesItsEntryLeavesTheNextAlone) {
   for (const json& c : calls) ASSERT_EQ(c["state"], "done");
 }
 
-// The fields by which a reader lines up the ranks, and the failure.
+// The fields by which a reader aligns the traces of ranks, and the failure.
 TEST_F(Trace, ClocksAndTheFailure) {
   const auto nanoseconds = [](auto t) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(t.time_since_epoch()).count();

@@ -54,13 +54,13 @@ using ::testing::IsEmpty;
 
 using Variables = std::map<std::string, std::string>;
 
-/// Sets these and none other of those that weft reads.
+/// Sets these variables, and unsets all others that weft reads.
 void set_environment(const Variables& variables) {
   for (const env::Variable& v : env::variables()) ::unsetenv(std::string(v.name).c_str());
   for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
 }
 
-/// Ranks meet below a folder of the test's own.
+/// The files through which ranks find each other are in a folder of the test.
 class RendezvousTest : public ::testing::Test {
  protected:
   class Found;
@@ -141,7 +141,7 @@ class RendezvousTest : public ::testing::Test {
   Context context_;
 };
 
-/// A port that nobody listens on: a server had it and is gone.
+/// A port without a listener: a server had it and has ended.
 std::uint16_t free_port() {
   Logger log;
   return TcpStoreServer(log).port();
@@ -334,7 +334,7 @@ TEST_F(RendezvousTest, OtherHostsNeedASecret) {
                  ErrorCode::bad_argument, fmt::format("WEFT_STORE is \"{0}\": store: {0}{1}", where, kHow));
 }
 
-// On loopback it is checked where it is set, but not asked for.
+// On loopback the secret is checked if it is set, but not required.
 TEST_F(RendezvousTest, TheSecretIsReadFromTheEnvironment) {
   const std::string where = fmt::format("127.0.0.1:{}", free_port());
   const auto expect_refused = [&](const Variables& more, ErrorCode code, const std::string& text) {
@@ -434,7 +434,7 @@ Variables by_port(int rank, int size, std::uint16_t port) {
           {"MASTER_PORT", std::to_string(port)}};
 }
 
-/// A rank that has found its job, in a process of its own, until it goes.
+/// A rank that has found its job, in a separate process, as long as this object exists.
 class RendezvousTest::Found {
  public:
   Found(RendezvousTest& test, const Variables& variables)
@@ -503,7 +503,7 @@ TEST_F(RendezvousTest, AJobOfAnotherSizeIsTold) {
                            zero.pid()));
 }
 
-// Its rank 0 serves, and takes the store with it when it ends.
+// Rank 0 of the job is the server, and the store ends with it.
 TEST_F(RendezvousTest, TheStoreOfAnotherJobIsTold) {
   if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;
   const std::string where = fmt::format("127.0.0.1:{}", free_port());
@@ -727,7 +727,7 @@ bool is_here(const char* backend) {
   }
 }
 
-// A process that serves a store and does nothing else; `where` becomes its address.
+// A process that only serves a store; `where` becomes its address.
 test::ChildProcess serving_process(std::string& where) {
   test::Pipe told;
   auto server = test::ChildProcess::fork([&] {
@@ -741,8 +741,8 @@ test::ChildProcess serving_process(std::string& where) {
   return server;
 }
 
-// With a server that is stopped nothing waits longer than its deadline, and the error names the server that
-// does not answer.
+// If the server is stopped, nothing waits longer than its deadline, and the error names the server that does
+// not answer.
 TEST_F(RendezvousTest, AStoppedServerIsATimeoutAtTheDeadline) {
   if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;
   std::string where;
@@ -874,7 +874,7 @@ TEST_F(RendezvousTest, RanksOfOneHostMeetByAFile) {
   expect_they_meet(3, [](int rank) { return slurm(rank, 3); });
 }
 
-// Somebody has the port and does not listen there: rank 0 takes it for a server. (On loopback alone the store
+// A process has bound the port but does not listen: rank 0 takes it for a server. (A store on loopback only
 // has no port.)
 TEST_F(RendezvousTest, RankZeroSaysThatItCouldNotServe) {
   const int taken = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -1164,7 +1164,7 @@ TEST_F(RendezvousTest, AFolderInTmpThatAnotherUserHasTakenIsPassedOver) {
   for (const std::string& folder : {taken, next}) std::filesystem::remove_all(folder);
 }
 
-// Every name in /tmp, and there is no home: what is wrong with each is said.
+// All names in /tmp are unusable, and there is no home folder: the error gives the reason for each.
 TEST_F(RendezvousTest, WhereEveryFolderIsTakenItIsSaid) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can play another user";
   const uid_t user = 3'100'000'000u + static_cast<uid_t>(::getpid());

@@ -1,5 +1,5 @@
-// Two ranks that may use two cores, so that they spin, but run on one: neither spins away the time of the
-// other.
+// Two ranks that may use two cores, and therefore spin, run on one core: neither may waste the time of the
+// other by spinning.
 #include <gtest/gtest.h>
 #include <sched.h>
 

@@ -1,5 +1,5 @@
-// The survivors of a group go on in a smaller one: who is in it, who learns that it is out, and that nobody
-// waits forever.
+// The survivors of a group continue in a smaller group: which ranks are in it, which ranks get the error that
+// they are not, and that no rank waits forever.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -23,7 +23,7 @@ std::vector<int> parents_of(const ProcessGroup& g) {
   return {g.parent_ranks().begin(), g.parent_ranks().end()};
 }
 
-// Calls over `g` give what they should.
+// Calls over `g` give the right results.
 void expect_works(ProcessGroup& g) {
   for (const std::int64_t count : {std::int64_t{7}, std::int64_t{70001}}) {
     std::vector<std::int32_t> data(static_cast<std::size_t>(count));
@@ -40,7 +40,7 @@ void expect_works(ProcessGroup& g) {
   EXPECT_EQ(all, parents_of(g));
 }
 
-// A failed call of the old group, however it fails.
+// A failed call of the old group, with any error.
 Error failed_call(ProcessGroup& g) {
   return error_of([&] {
     for (;;) g.barrier().wait();
@@ -104,8 +104,8 @@ TEST_P(Shrink, AfterAnAbort) {
       options());
 }
 
-// A rank that destroyed its group, by an exception perhaps, has left and is not waited for. The first rank,
-// then another one, of those that are left.
+// A rank that has destroyed its group, perhaps because of an exception, has left, and no rank waits for it.
+// First rank 0 leaves, then another of the remaining ranks.
 TEST_P(Shrink, RanksThatLeft) {
   run_ranks(
       kind(), 4,
@@ -187,7 +187,7 @@ TEST_P(Shrink, DownToOne) {
       options());
 }
 
-// If one rank cannot make the group, the others do without it.
+// If one rank cannot make the group, the others make it without that rank.
 TEST(ShrinkOnThreads, ARankThatCannotIsLeftOut) {
   run_ranks(Ranks::threads, 3, [](Rank& r) {
     int made = 0;
@@ -307,7 +307,7 @@ TEST_P(ShrinkProcesses, KilledDuringShrink) {
   ranks.finish({0, 2});
 }
 
-// A stopped rank is left out at the limit. Continued, it hears so, in its call and in shrink.
+// A stopped rank is left out at the limit. When it continues, it gets this error in its call and in shrink().
 TEST_P(ShrinkProcesses, AStoppedRankThatComesBackIsOut) {
   RankOptions o = options();
   o.deadline = 500ms;
@@ -377,7 +377,7 @@ TEST_P(ShrinkProcesses, StoppedDuringShrink) {
   ranks.finish();
 }
 
-// All ranks meet in a store that rank 0's process serves, as under torchrun.
+// All ranks use a store that rank 0's process serves, as under torchrun.
 ProcessGroup group_in_the_store_of_rank_zero(Rank& r, std::unique_ptr<TcpStoreServer>& server) {
   if (r.rank == 0) {
     server = std::make_unique<TcpStoreServer>(r.context.log());
@@ -390,7 +390,7 @@ ProcessGroup group_in_the_store_of_rank_zero(Rank& r, std::unique_ptr<TcpStoreSe
   return ProcessGroup::create(r.context, "shm", m);
 }
 
-// The process that served the store is the one that died: nobody can agree, and the error says so.
+// The process that served the store has died: the ranks cannot agree, and the error says so.
 TEST(ShrinkOnProcesses, TheStoreIsLost) {
   RankProcesses ranks(3, [&](Rank& r) {
     std::unique_ptr<TcpStoreServer> server;

@@ -90,7 +90,7 @@ TEST_P(Subgroup, TheSameNameTwiceIsTwoGroups) {
     const std::vector<int> ranks{0, 1, 2};
     ProcessGroup a = r.group().subgroup("twin", ranks), b = r.group().subgroup("twin", ranks);
     const Tensor x = of_rank(r, 4000), y = of_rank(r, 4000);
-    // In another order on each rank: they do not know of each other.
+    // Each rank makes the groups in another order: the groups are independent.
     Work w[2];
     w[r.rank % 2] = (r.rank % 2 ? b : a).all_reduce(x, x);
     w[1 - r.rank % 2] = (r.rank % 2 ? a : b).all_reduce(y, y);
@@ -213,7 +213,7 @@ TEST_P(Subgroup, WaitsInOppositeOrder) {
   });
 }
 
-// One group waits in the world's failure: the other goes on.
+// One group waits when the world fails: the other continues.
 TEST_P(Subgroup, FailureOfOneGroupLeavesTheOthersAlone) {
   run(2, [](Rank& r) {
     const std::vector<int> ranks{0, 1};
@@ -226,7 +226,7 @@ TEST_P(Subgroup, FailureOfOneGroupLeavesTheOthersAlone) {
   });
 }
 
-// Two threads per rank, a group each, at paces of their own.
+// Two threads per rank, each with its own group, at different speeds.
 TEST_P(Subgroup, TwoThreadsTwoGroups) {
   // A block that the peer frees in one thread and lends in the other is handed on if nobody here sees it.
   if (GetParam().kind == Ranks::processes && !kThreadsInForks) GTEST_SKIP() << kNoThreadsInForks;
@@ -369,7 +369,7 @@ TEST_P(SplitsWithFewDescriptors, NameTheLimit) {
   ranks.finish();
 }
 
-// Gloo does not say why it cannot resolve an address.
+// Gloo does not report why it cannot resolve an address.
 TEST(Gloo, ASplitWithoutDescriptorsNamesTheLimit) {
   if (!WEFT_HAVE_GLOO) GTEST_SKIP() << "the build found no Gloo";
 #if defined(__SANITIZE_ADDRESS__)

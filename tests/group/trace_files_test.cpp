@@ -1,5 +1,5 @@
-// TraceFiles that are written by themselves: when a group fails and at SIGUSR2, into the folder WEFT_TRACE
-// names; and that nothing is taken, thrown or left behind for it.
+// Trace files that weft writes itself, into the folder that WEFT_TRACE names: when a group fails and at
+// SIGUSR2. They must not replace a signal handler of the program, throw, or leave anything behind.
 #include "group/trace/trace_files.hpp"
 
 #include <gmock/gmock.h>
@@ -94,7 +94,7 @@ TEST_F(TraceFiles, OneFileWhenAGroupFailsBeforeTheErrorIsThrown) {
   EXPECT_EQ(files().size(), 1u);  // of the first failure only
 }
 
-// Whatever a group is called, in whatever process: no two files are the same, and none is elsewhere.
+// For any names of groups, in any processes, no two files have one name, and no file is outside the folder.
 TEST_F(TraceFiles, NamesDoNotCollide) {
   for (int k = 0; k < 2; ++k) {
     Context context;
@@ -134,7 +134,7 @@ TEST_F(TraceFiles, TheSignalWritesAllGroupsOfAllRanks) {
   EXPECT_NE(handler(), SIG_DFL);
 }
 
-// A rank that computes and one that is stuck in a wait.
+// One rank computes and another is stuck in a wait.
 TEST_F(TraceFiles, TheSignalReachesRanksWhateverTheyDo) {
   const RankOptions options;
   RankProcesses ranks(
@@ -198,7 +198,7 @@ TEST_F(TraceFiles, WithoutTheVariableNothingIsTaken) {
   EXPECT_THAT(files(), IsEmpty());
 }
 
-// In a child the signal does what it does by default, until the child has a Context of its own.
+// In a child the signal has its default action until the child makes its own Context.
 TEST_F(TraceFiles, Forks) {
   if (!kThreadsInForks) GTEST_SKIP() << kNoThreadsInForks;
   Context context;
@@ -223,7 +223,7 @@ TEST_F(TraceFiles, Forks) {
   EXPECT_THAT(files(), ElementsAre(testing::StartsWith("childs.rank0.")));
 }
 
-// A trace that cannot be written is a warning, and the error of the call what it was.
+// If a trace cannot be written, weft logs a warning, and the error of the call stays the same.
 TEST_F(TraceFiles, AMissingFolderIsAWarning) {
   ::setenv("WEFT_TRACE", (folder.path() / "nowhere").c_str(), 1);
   std::vector<std::string> lines;

@@ -1,6 +1,6 @@
-// The watch over calls in flight goes by the clock: deadlines, deaths and aborts are seen in time whatever
-// else moves, a wait with a limit ends at its limit, and time in which the whole job was stopped does not
-// count.
+// The watch over calls in flight uses the clock: deadlines, deaths and aborts are detected in time whatever
+// else makes progress, a wait with a limit ends at its limit, and time in which the whole job was stopped
+// does not count.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -94,7 +94,7 @@ TEST_P(Watch, TrafficDoesNotHideAnAbsentRank) {
       options);
 }
 
-// A program that asks done() now and then, and does other things in between, learns it no later.
+// A program that calls done() now and then, and does other things in between, gets the error no later.
 TEST_P(Watch, WhoAsksRarelyHearsInTime) {
   SKIP_WITHOUT_GLOO();
   RankOptions options;
@@ -120,7 +120,7 @@ TEST_P(Watch, WhoAsksRarelyHearsInTime) {
       options);
 }
 
-// The answers of the ranks that it asked are of another time when it looks again.
+// The answers of the other ranks are out of date when the program polls again.
 TEST_P(Watch, WhoAsksEvenMoreRarelyHears) {
   SKIP_WITHOUT_GLOO();
   RankOptions options;
@@ -144,7 +144,7 @@ TEST_P(Watch, WhoAsksEvenMoreRarelyHears) {
       options);
 }
 
-// Nobody waits but the helper thread.
+// Only the helper thread waits.
 TEST_P(Watch, TheHelperThreadSeesItInTime) {
   SKIP_WITHOUT_GLOO();
   RankOptions options;
@@ -252,14 +252,14 @@ TEST(WatchOfOne, WaitForNothingTakesOneStep) {
   EXPECT_FALSE(w.done());
   EXPECT_EQ(a.recording.polls() - polls, 3);
   EXPECT_EQ(other.drives, 3);
-  // A short limit is no reason to spin on.
+  // A wait with a short limit must not spin on.
   EXPECT_FALSE(w.wait_for(1ns));
   EXPECT_LE(a.recording.polls() - polls, 3 + 20);
   a.recording.let_go();
   EXPECT_TRUE(w.wait_for(Duration::zero()));
 }
 
-// Nobody else drives the group.
+// No other thread makes progress on the group.
 TEST(WatchOfOne, DoneLooksByTheClock) {
   Alone a;
   a.recording.miss({2}, "rank 2 is on holiday");
@@ -272,7 +272,7 @@ TEST(WatchOfOne, DoneLooksByTheClock) {
   EXPECT_LT(seconds_since(began), 1.3);
 }
 
-// A program may ask every second: its calls end at their deadline all the same, up to one question.
+// A program may poll only every second: its calls still end at their deadline, or at the next poll after it.
 TEST(WatchOfOne, GapsThatComeEachTimeCount) {
   Alone a;
   Work w = a.group.broadcast(view(a.x), view(a.x), 2, {.deadline = 900ms});
@@ -358,8 +358,8 @@ TEST_P(Suspended, TimeInWhichNobodyRanDoesNotCount) {
     for (const char* rank : {"/0", "/1", "/2"}) ranks.store().get(name + rank, Deadline::after(30s));
     for (int r = 0; r < 3; ++r) ranks[r].stop();
     std::this_thread::sleep_for(1500ms);
-    // Ranks do not come all at once: the first one waits for the others, not only for what was left of its
-    // deadline.
+    // Ranks do not continue all at once: the first rank waits for the others, and not only for the rest of
+    // its deadline.
     ranks[0].resume();
     ranks[1].resume();
     std::this_thread::sleep_for(150ms);
@@ -369,7 +369,7 @@ TEST_P(Suspended, TimeInWhichNobodyRanDoesNotCount) {
   ranks.finish();
 }
 
-// A rank that is stopped while the others run is named when their deadline says.
+// A rank that is stopped while the others run is named at their deadline.
 TEST_P(Suspended, ARankThatIsStoppedAloneIsNamedAtTheDeadline) {
   if (GetParam() == std::string("gloo") && !WEFT_HAVE_GLOO) GTEST_SKIP() << "the build found no Gloo";
   RankOptions options;

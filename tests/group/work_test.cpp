@@ -126,7 +126,7 @@ TEST_F(Coalesced, MemoryOfAnotherCallIsRefused) {
       .wait();
 }
 
-// Random lists against the plain rule, in few and in many calls, in order and not.
+// Random lists of few and many calls, sorted and unsorted, compared with a plain implementation of the rule.
 TEST_F(Coalesced, MemoryIsJudgedAsByThePlainRule) {
   ProcessGroup g = make();
   constexpr std::size_t kBytes = 4096;
@@ -203,7 +203,7 @@ TEST_F(Coalesced, WorksOfManyCallsMove) {
   EXPECT_TRUE(recording.failed().empty());
 }
 
-// More than the ring holds: the batch is handed on to make room, and goes on.
+// More calls than the ring holds: the batch is passed on to make room, and continues.
 TEST_F(Coalesced, MoreThanTheRingHolds) {
   ProcessGroup g = make();
   recording.decide({.polls = 3});
@@ -225,7 +225,7 @@ TEST_F(Coalesced, AVeryLongChainNeedsNoStack) {
   EXPECT_EQ(recording.failed().size(), 1u);
 }
 
-// Some calls were sent and the next finds no slot: peers would wait for what never comes.
+// Some calls were sent and the next finds no slot: peers would wait for a call that never comes.
 TEST_F(Coalesced, WhatCannotBeSentWholeFailsTheGroup) {
   ProcessGroup g = make();
   recording.decide(kNever);
@@ -385,7 +385,7 @@ Tensor filled(Rank& rank, std::int64_t count, float value) {
   return t;
 }
 
-// Each step of the call moves something, and there are many.
+// Each of the many steps of the call moves data.
 TEST_P(Works, WaitForEndsInTheMiddleOfACallThatMoves) {
   RankOptions options;
   options.hooks.in_chunk = [](std::uint64_t) { std::this_thread::sleep_for(20ms); };
@@ -571,7 +571,7 @@ TEST_P(Works, ASourceIsOfARecvThatIsDone) {
   });
 }
 
-// A rank that drops a batch half-way takes its peers out of theirs, with the reason.
+// If a rank destroys the Work of a batch half-way, the batches of its peers fail with the reason.
 TEST_P(Works, DroppingACoalescedWorkIsToldToPeers) {
   run(2, [](Rank& rank) {
     const Tensor t = filled(rank, 1000, 1), other = filled(rank, 1000, 0);

@@ -87,7 +87,7 @@ TEST_F(StoreSeal, AnotherSecretProvesNothing) {
   EXPECT_FALSE(p.client.holds(p.server.proof(false), false));
 }
 
-// The proof of one side proves nothing when it comes back, nor in another connection.
+// The proof of one side is invalid if it is sent back, and in another connection.
 TEST_F(StoreSeal, ProofsAreOfOneSideAndOneConnection) {
   const Pair p;
   EXPECT_FALSE(p.client.holds(p.client.proof(true), false));
@@ -99,7 +99,7 @@ TEST_F(StoreSeal, ProofsAreOfOneSideAndOneConnection) {
     EXPECT_FALSE(p.server.holds(bad, true)) << bad.size();
 }
 
-// Points of small order, whose product everybody knows.
+// Points of small order, whose product is known to everybody.
 TEST_F(StoreSeal, HalvesThatGiveNoKeyAreRefused) {
   Handshake server(key_of_secret(kSecret));
   std::string half(32, '\0');

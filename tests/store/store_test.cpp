@@ -1,4 +1,4 @@
-// Every kind of store against one suite.
+// Runs one suite over every kind of store.
 #include "weft/store/store.hpp"
 
 #include <arpa/inet.h>
@@ -263,7 +263,8 @@ TEST_F(FileStoreTest, ProcessesMeet) {
   EXPECT_EQ(open()->get("total", soon()), std::to_string(kRounds * kRanks * (kRanks - 1) / 2));
 }
 
-// Killed again and again in the middle of its writes: what it had set is there, and nobody is held up.
+// A writer is killed again and again in the middle of its writes: the keys that it had set exist, and no
+// other process is held up.
 TEST_F(FileStoreTest, AWriterThatIsKilledDoesNoHarm) {
   const auto store = open();
   const std::string large(200'000, 'x');
@@ -289,7 +290,7 @@ TEST_F(FileStoreTest, AWriterThatIsKilledDoesNoHarm) {
   EXPECT_EQ(open()->add("n", 1), 21);
 }
 
-// The same, at every byte: the file as a killed writer leaves it.
+// The file as a writer leaves it that is killed after any byte.
 TEST_F(FileStoreTest, TheBeginningOfARecordAtTheEndIsCutOff) {
   open()->set("a", "1");
   const std::string one = bytes();
@@ -333,7 +334,7 @@ TEST_F(FileStoreTest, WhatIsNoStoreIsLeftAloneAndNamed) {
                [&] { make_file_store("/dev/null"); });
 }
 
-// A file that others could have written, or put in its place, is refused by a check of the opened file.
+// The store checks the opened file, and refuses a file that others could have written or replaced.
 TEST_F(FileStoreTest, OnlyAFileOfThisUsersIsTaken) {
   open()->set("a", "1");
   const std::string before = bytes();
@@ -454,7 +455,8 @@ TEST_F(FileStoreTest, ARemovedFileIsToldAtOnce) {
                [&] { store->set("a", "1"); });
 }
 
-// The limit stands for a full disk: a part of the record fits. Nothing of it stays, and room makes it work.
+// A file-size limit stands for a full disk: only a part of the record fits. Nothing of the record stays, and
+// once there is room the store works again.
 TEST_F(FileStoreTest, AFullDiskIsAnErrorThatLeavesTheFileWhole) {
   const auto result = test::run_in_child([&] {
     const auto store = open();
@@ -601,8 +603,8 @@ TEST_F(TcpStoreTest, AFrameMayComeByteByByte) {
   EXPECT_THAT(warnings(), ::testing::IsEmpty());
 }
 
-// If the room is full those who have not said anything yet go first, the oldest of them first of all;
-// if all have, the new one.
+// If there is no room, the server closes connections that have sent nothing yet, the oldest first; if all
+// have sent something, it closes the new one.
 TEST_F(TcpStoreTest, ClientsBeyondTheLimitAreRefused) {
   const auto good = client();
   std::vector<std::unique_ptr<UnauthenticatedClient>> crowd;
@@ -814,7 +816,8 @@ TEST(TcpStoreNames, HostnameThatIsIpv6Only) {
   with_hosts("::1 localhost node7\n", [] { meet_by_name("node7", "[::1]:"); });
 }
 
-// Without a secret those of a name's addresses are taken that are on loopback; a name without any is refused.
+// Without a secret the store uses only those addresses of a name that are on loopback, and refuses a name
+// without any.
 TEST(TcpStoreNames, HostnameWithAddressesOffLoopback) {
   with_hosts("192.0.2.7 node7 node8\n127.0.1.1 node7\n", [] {
     meet_by_name("node7", "127.0.1.1:");
@@ -844,7 +847,7 @@ TEST(Address, TheInterfaceIsTheRoutes) {
   }
 }
 
-// Something else listens there: a server that greets as FTP does, and one that says nothing.
+// Another server listens at the port: one that sends a greeting like FTP, and one that sends nothing.
 TEST_F(TcpStoreTest, AForeignServerIsNotTakenForAStore) {
   const int listener = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in at{};

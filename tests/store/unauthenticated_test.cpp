@@ -1,6 +1,6 @@
-// The TCP store and unauthenticated clients: who does not know the secret, who listens and changes what is
-// sent, crowds, and what is too much. The job goes on. All on loopback; hosts_test.cpp has the same across
-// hosts.
+// The TCP store and unauthenticated clients: clients without the secret, clients that intercept and change
+// traffic, large numbers of clients, and requests beyond the limits. The job goes on. All on loopback;
+// hosts_test.cpp has the same across hosts.
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -107,8 +107,8 @@ Descriptor listen_on_loopback(std::uint16_t& port) {
   return listener;
 }
 
-/// Somebody on the path between client and server, who hears everything and may change it: `change` gets what
-/// goes by.
+/// A process on the path between client and server that reads all traffic and may change it: `change` gets
+/// the bytes.
 class Path {
  public:
   using Change = std::function<void(bool to_server, std::string& bytes)>;
@@ -195,7 +195,7 @@ TEST_F(UnauthenticatedTest, WhoKnowsTheSecretJoins) {
   EXPECT_THAT(warnings(), ::testing::IsEmpty());
 }
 
-// Both sides get an error at once, and the clients that are in go on.
+// Both sides get an error at once, and authenticated clients continue.
 TEST_F(UnauthenticatedTest, AnotherSecretIsRefusedOnBothSides) {
   serve();
   const auto good = client();
@@ -264,7 +264,7 @@ TEST_F(UnauthenticatedTest, WhoListensLearnsNothing) {
   }
 }
 
-// Everything a client ever said, said again by somebody else.
+// A replay by another process of all bytes that a client has sent.
 TEST_F(UnauthenticatedTest, WhatWasSaidOnceIsOfNoUseAgain) {
   serve();
   Path path(server_->port());
@@ -284,8 +284,7 @@ TEST_F(UnauthenticatedTest, WhatWasSaidOnceIsOfNoUseAgain) {
   EXPECT_EQ(client()->add("n", 0), 1);
 }
 
-// Somebody changes one byte of a request, or of an answer, after the handshake: the call fails and nothing of
-// it is done.
+// One byte of a request or of a reply is changed after the handshake: the call fails and has no effect.
 TEST_F(UnauthenticatedTest, WhatIsChangedOnTheWayIsNotBelieved) {
   for (const bool requests : {true, false}) {
     serve();
@@ -325,7 +324,7 @@ TEST_F(UnauthenticatedTest, AChangedHandshakeFails) {
   }
 }
 
-// Nothing goes by any more, as on a host that is cut off: who gives a deadline is back by then.
+// No more bytes arrive, as from a disconnected host: a call with a deadline returns by its deadline.
 TEST_F(UnauthenticatedTest, ASilentServerIsATimeoutAtTheDeadline) {
   serve();
   std::atomic<bool> silent{false};
@@ -404,7 +403,7 @@ TEST_F(UnauthenticatedTest, ManyUnauthenticatedClientsHoldUpNobody) {
   }
 }
 
-// A byte at a time, forever: the time to join is not to be stretched.
+// A client sends one byte at a time, forever: this must not extend its time to authenticate.
 TEST_F(UnauthenticatedTest, WhoTakesTooLongToJoinIsClosed) {
   serve({.join_limit = milliseconds(400)});
   const auto good = client();
@@ -422,7 +421,7 @@ TEST_F(UnauthenticatedTest, WhoTakesTooLongToJoinIsClosed) {
   EXPECT_EQ(good->add("n", 1), 1) << "who has joined may be silent as long as he likes";
 }
 
-// As when all ranks of a large job begin at the same moment.
+// Simulates a large job whose ranks all begin at the same moment.
 TEST_F(UnauthenticatedTest, TwoHundredAndFiftySixClientsJoinAtOnce) {
   rlimit files{};
   ::getrlimit(RLIMIT_NOFILE, &files);
@@ -515,8 +514,8 @@ TEST(OtherUsers, AreRefusedAtOnceAndTakeNobodysPlace) {
   EXPECT_LE(lines.size(), 25u) << "only so many in ten seconds";
 }
 
-// Another user has taken the name before rank 0: nobody believes him, and both sides get an error that names
-// him.
+// Another user has taken the name before rank 0: no rank accepts the server, and both sides get an error that
+// names the user.
 TEST(OtherUsers, AServerOfAnotherUserIsNotBelieved) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can play another user";
   std::string why;
@@ -638,7 +637,7 @@ TEST_P(FewDescriptors, AreToldToTheClientsWithTheLimit) {
 
 // ---- forked children ----
 
-// One that ends what it has from its parent leaves its parent's server alone.
+// A child that destroys objects of its parent does not affect the parent's server.
 TEST(Forks, AServerIsItsProcesss) {
   if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;
   Logger log;

@@ -1,4 +1,4 @@
-// A command of the shell, run to its end.
+// Runs a shell command until it ends.
 #pragma once
 
 #include <sys/wait.h>

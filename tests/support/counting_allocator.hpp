@@ -36,7 +36,7 @@ class CountingAllocator {
     fault_ = fault;
   }
   void give_again() { fail_after(std::numeric_limits<std::int64_t>::max(), Fault::gives_none); }
-  /// Each block that comes back is taken, and then this throws.
+  /// Takes each block that is given back, and then throws.
   void throw_on_return() {
     const std::lock_guard lock(mutex_);
     throws_on_return_ = true;

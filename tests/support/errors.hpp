@@ -10,8 +10,8 @@
 
 namespace weft::test {
 
-/// The Error that `f` throws; if it throws none, one of code system, "no error was thrown", for the checks
-/// that follow. Other exceptions pass, here and below.
+/// The Error that `f` throws; if it throws none, an Error of code system, "no error was thrown", for the
+/// checks that follow. This function and those below pass on other exceptions.
 template <class F>
 Error error_of(const F& f) {
   try {
@@ -22,7 +22,7 @@ Error error_of(const F& f) {
   return Error(ErrorCode::system, "no error was thrown");
 }
 
-/// The same as "code: text"; "no error" where it returns.
+/// The Error that `f` throws, as "code: text"; "no error" if `f` returns.
 template <class F>
 std::string error_text(const F& f) {
   try {
@@ -33,7 +33,7 @@ std::string error_text(const F& f) {
   return "no error";
 }
 
-/// Its text alone, after a check of its code.
+/// The text of the Error, after a check of its code.
 template <class F>
 std::string error_text(ErrorCode code, const F& f) {
   try {

@@ -1,4 +1,4 @@
-// Stores in which somebody else has written.
+// Stores into which a foreign process has written.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace weft::test {
 
-/// Gives `garbage` for every key with `part` in it.
+/// Returns `garbage` for every key that contains `part`.
 class GarbledStore final : public ForwardingStore {
  public:
   GarbledStore(std::shared_ptr<Store> store, std::string part, std::string garbage)

@@ -14,12 +14,13 @@ std::filesystem::path source_dir();
 /// WEFT_GOLDEN_DIR, or ../shared/golden beside the source tree.
 std::filesystem::path golden_dir();
 
-/// Every file of that folder whose name begins with `prefix` and ends in .safetensors, sorted. Empty: skip,
-/// saying so.
+/// Every file of that folder whose name begins with `prefix` and ends in .safetensors, sorted. If it is
+/// empty, skip the test with that reason.
 std::vector<std::filesystem::path> golden_files(const std::string& prefix);
 
-/// For a test: skips it, naming the folder, if that is not there. Otherwise each of these prefixes has files,
-/// and each file has more than its length: tests made of them would otherwise be fewer without a word.
+/// For a test: skips it, naming the folder, if that is not there. Otherwise it checks that each of these
+/// prefixes has files, and that each file is more than its header, because tests made from them would
+/// otherwise be silently fewer.
 void expect_golden(const std::vector<std::string>& prefixes);
 
 }  // namespace weft::test

@@ -9,9 +9,9 @@ namespace weft::test {
 /// Groups whose rank p of this process moves the memory of the late device cuda:<p>, which its Context has. A
 /// call is as late as it can be:
 ///
-/// - It begins when somebody first waits for it, or asks, and not when it is posted. It reads its input when
-///   its stream has done what it had been given until then, and no other stream: so a call with the wrong
-///   stream, and one whose input is written after it was posted, has a wrong number.
+/// - It begins when the program first waits for it or polls it, and not when it is posted. It reads its input
+///   when its stream has done what it had been given until then, and no other stream: so a call with the
+///   wrong stream, and one whose input is written after it was posted, has a wrong number.
 /// - Its output holds NaNs from then until the Work is waited for, or is found done, or until a stream that
 ///   waits for it (Work::wait_on) runs. Before the result is written for the host, the call's stream does all
 ///   that it has been given: so what was given to it without a wait for the call reads NaNs.

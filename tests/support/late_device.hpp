@@ -4,8 +4,8 @@
 //   copies, fills and kernels of the device find them. So host code that touches a tensor of the device
 //   crashes. New memory holds NaNs, and holds them again when it has been given back.
 // - Streams: what a stream is given is only remembered. It runs when the host waits for that stream, or when
-//   another stream that depends on it runs, as late as it can. So a dependency that was forgotten is always a
-//   wrong number, never one now and then.
+//   another stream that depends on it runs, as late as it can. So a forgotten dependency always gives a wrong
+//   number, and not only now and then.
 // - The next wait throws the exception of a task.
 //
 // Thread-safe; tasks run on the thread that waits.
@@ -44,7 +44,7 @@ class LateDevice final : public DeviceRuntime {
 
   /// Remembers a task: a kernel.
   void push(Stream stream, std::function<void()> task);
-  /// Runs what the stream has been given; what fails there is kept for the next wait().
+  /// Runs the tasks of the stream; the next wait() throws an error of these tasks.
   void catch_up(Stream stream) noexcept;
   /// The host's address of the bytes at a device's address. Throws std::logic_error for memory that is not
   /// the device's; null stays null.
@@ -52,9 +52,9 @@ class LateDevice final : public DeviceRuntime {
   T* bytes_of(T* address) const {
     return static_cast<T*>(const_cast<void*>(translate(address)));
   }
-  /// Tasks that have been given and have not run, on all streams.
+  /// The number of tasks on all streams that have not run yet.
   std::size_t waiting() const;
-  /// Blocks that have been allocated and not given back.
+  /// The number of blocks that have been allocated and not freed.
   std::size_t blocks() const;
 
  private:

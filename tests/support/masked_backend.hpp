@@ -1,12 +1,12 @@
-// The built-in transport with a part of what it can hidden, so that the rest is composed.
+// The built-in transport with some of its operations hidden, so that weft composes them.
 #pragma once
 
 #include "weft/backends/backend.hpp"
 
 namespace weft::test {
 
-/// `shm` that says it has the operations `ops` only, reduces `reduces` only, and in an order of its own where
-/// `canonical` is false. A call of another kind that reaches it fails.
+/// `shm` with traits that state only the operations `ops` and the reductions `reduces`, and, if `canonical`
+/// is false, an order of its own. A call of another kind that reaches it fails.
 struct Mask {
   OpSet ops = 0;
   std::array<DTypeSet, kReduceKindCount> reduces{};
@@ -15,9 +15,9 @@ struct Mask {
 Traits traits_of(const Mask& mask);
 BackendFactory masked(const Mask& mask);
 
-/// It has nothing but send and recv.
+/// It has only send and recv.
 Mask messages_only();
-/// It has nothing but all_to_all_v.
+/// It has only all_to_all_v.
 Mask all_to_all_v_only();
 /// The abilities of many transports: a few collectives, sum, min and max of a few dtypes, messages.
 Mask some();

@@ -1,5 +1,5 @@
-// A rank that finds its place from the environment, tells the others its number through the job's store, and
-// prints the sum of all. For the tests of launchers.
+// A rank that finds its membership in the environment, sends its number to the others through the job's
+// store, and prints the sum of all numbers. For the tests of launchers.
 #include <cstdio>
 #include <exception>
 #include <string>

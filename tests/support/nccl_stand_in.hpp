@@ -1,6 +1,6 @@
 // Stands in for NCCL and the CUDA runtime, so that the control flow of the nccl transport is tested where
 // there is no GPU. Ranks are threads of one process, device memory is the host's, streams are ordered queues
-// that one "device" thread works off. It models everything that the transport could get wrong:
+// that one "device" thread works off. It models everything that the transport could do wrong:
 //
 // - streams: a step begins when the one before it has ended; events cover what was given before them
 // - groups: calls wait for the group's end, then a communicator's share of them is one kernel, in which
@@ -47,7 +47,7 @@ class NcclStandIn {
   void capture(Stream stream, bool on);
   /// The error that the communicators of that rank detect by themselves from now on.
   void break_rank(int rank, nccl::Result found, const std::string& last_error);
-  /// The next call of that function, on any rank, gives this instead.
+  /// The next call of that function, on any rank, returns this result instead.
   void fail_next(const std::string& function, nccl::Result result);
   void fail_next(const std::string& function, nccl::CudaResult result);
 
@@ -58,7 +58,7 @@ class NcclStandIn {
   /// Until everything on the stream is done. For tests alone: the transport has no such function.
   void drain(Stream stream);
 
-  /// The functions called so far, in order, over all ranks; those that only ask are left out.
+  /// The functions called so far, in order, over all ranks, without those that only query.
   std::vector<std::string> calls() const;
   std::size_t count(const std::string& function) const;
   /// Forbidden calls, and objects that are left: streams, events, communicators, memory.

@@ -8,7 +8,7 @@ namespace weft::test {
 
 inline constexpr uid_t kNobody = 65534;
 
-/// From now on this process is that user's. False if it is not allowed.
+/// Makes this process belong to that user from now on. Returns false if that is not allowed.
 inline bool become_user(uid_t user) {
   return ::setgroups(0, nullptr) == 0 && ::setresgid(user, user, user) == 0 &&
          ::setresuid(user, user, user) == 0;

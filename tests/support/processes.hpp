@@ -26,8 +26,8 @@ std::string to_string(const ExitStatus& status);
 class ChildProcess {
  public:
   /// Runs `body` in a child, which ends by _exit with what `body` returns: nothing of the parent's test
-  /// framework runs there. The child exits with 1 where a gtest check failed in it or an exception left
-  /// `body` (its text goes to stderr), and dies with the parent.
+  /// framework runs there. The child exits with 1 if a gtest check failed in it or an exception left `body`
+  /// (its text goes to stderr), and dies with the parent.
   static ChildProcess fork(const std::function<int()>& body);
   ChildProcess(ChildProcess&& other) noexcept;
   ChildProcess& operator=(ChildProcess&& other) noexcept;
@@ -58,8 +58,8 @@ std::string to_string(const ProcessResult& result);
 ProcessResult run_in_child(const std::function<int()>& body, Duration limit = std::chrono::seconds(30));
 
 /// Runs body(0) … body(count - 1) in a child each, at once; after `limit` kills those that still run. A gtest
-/// failure, which names rank and end, for each child that did not end with 0. The bodies return nothing:
-/// checks and exceptions tell.
+/// failure, which names rank and end, for each child that did not end with 0. The bodies return nothing;
+/// checks and exceptions report failures.
 void run_in_children(int count, const std::function<void(int)>& body,
                      Duration limit = std::chrono::seconds(60));
 

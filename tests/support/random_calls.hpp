@@ -52,7 +52,7 @@ struct Plan {
     if (op == Op::reduce_scatter_v) return counts[static_cast<std::size_t>(to)];
     return count;
   }
-  // Over how many ranks rank `rank` gets the combination, from rank 0 on.
+  // The number of ranks, from rank 0 on, whose combination rank `rank` gets.
   int combined_ranks(int rank, int n) const {
     return op == Op::scan ? rank + 1 : op == Op::exscan ? rank : n;
   }

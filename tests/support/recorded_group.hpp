@@ -1,5 +1,5 @@
-// For tests of what a group does by itself: a group "x" over the recording backend, one rank of which is
-// here. The others are the backend's invention.
+// For tests of the group's own work: a group "x" over the recording backend, with one rank in this process.
+// The recording backend only pretends that there are other ranks.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// The `recording` test backend: a transport that goes nowhere. It notes every call it is handed and lets each
-// end as the test says. Recording is the test's end of it: any thread.
+// The `recording` test backend: a transport without communication. It records every call and lets each end as
+// the test decides. Recording is the test's end of it: any thread.
 #pragma once
 
 #include <functional>
@@ -12,7 +12,7 @@
 
 namespace weft::test {
 
-/// How a call ends: after `polls` polls that find nothing it is done, or fails with `why`; or never ends.
+/// How a call ends: after `polls` polls without a step it is done, or fails with `why`; or it never ends.
 struct Fate {
   enum Kind { finish, fail, never } kind = finish;
   int polls = 0;
@@ -39,7 +39,7 @@ class Recording {
   void on_sleep(std::function<void()> hook);
   /// The answer of missing().
   void miss(std::vector<int> ranks, std::string story);
-  /// As if a peer had failed: healthy() is false from now on.
+  /// Simulates a failure of a peer: healthy() is false from now on.
   void lose(const Failure& why);
   /// Backends made from now on move memory of devices, not of the host.
   void move_device_memory();

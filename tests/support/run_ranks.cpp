@@ -69,7 +69,7 @@ Job& job() {
   return the_job;
 }
 
-// Nobody leaves a body before all have, failed or not: the next one is then the same on all ranks.
+// No rank leaves a body before all have finished it, failed or not, so all ranks run the same next body.
 void run_job(int n, const std::function<void(Rank&)>& body, const RankOptions& options) {
   Job& j = job();
   if (n > j.member.size) GTEST_SKIP() << "the job has " << j.member.size << " ranks, not " << n;

@@ -1,6 +1,6 @@
 // Ranks for tests: as threads of this process (one Context), as processes of their own, or as the processes
-// of a job that mpirun started, of which this is one. A body that hangs is reported and ended; nobody
-// waits for it without limit.
+// of a job that mpirun started, of which this is one. A hanging body is reported and ended, so no test waits
+// for it without limit.
 #pragma once
 
 #include <functional>
@@ -45,11 +45,11 @@ class Rank {
   std::shared_ptr<Store> store;
   const RankOptions& options;
 
-  /// The membership all ranks would give for a group of that name.
+  /// The membership with which all ranks can make a group of that name.
   Membership membership(const std::string& name = "world") const;
   /// The group "world", made at the first call.
   ProcessGroup& group();
-  /// A point that all ranks reach, through the store: no group needed.
+  /// A barrier of all ranks through the store, without a group.
   void meet(const std::string& name);
 
  private:
