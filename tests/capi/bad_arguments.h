@@ -5,7 +5,7 @@
  *   good_<function>_<name>   of one argument
  *   null_<function>_<name>   it may be NULL
  *   any_<function>_<name>    of a number: it may be negative
- * None of the calls does anything: each is refused. */
+ * Every call is refused and has no effect. */
 #ifndef WEFT_TESTS_CAPI_BAD_ARGUMENTS_H
 #define WEFT_TESTS_CAPI_BAD_ARGUMENTS_H
 
@@ -33,7 +33,7 @@ static weft_error raw_error;
     check_error(__FILE__, __LINE__, got, &error, other, "*" words);         \
   } while (0)
 
-/* The call writes this to stderr, and nothing else. */
+/* The call must write this to stderr, and nothing else. */
 static inline void begin_stderr(FILE* file, int* saved) {
   CHECK(file != NULL);
   fflush(stderr);
@@ -235,7 +235,7 @@ static const int32_t good_ranks[1] = {0};
 #define any_weft_group_split_key 1
 #define good_weft_group_split_key 0
 
-/* A group of one rank need not meet anybody. */
+/* A group of one rank needs no store. */
 #define null_weft_group_create_store 1
 
 static void good_combine(void* data, const void* left, const void* right, void* out, int64_t count,

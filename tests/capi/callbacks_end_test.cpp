@@ -1,4 +1,4 @@
-// weft_callbacks_end: afterwards no function of the program's is called, and none is running.
+// weft_callbacks_end: afterwards weft calls no function of the program, and none is running.
 #include <gtest/gtest.h>
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// A host in C++ whose callbacks throw: weft.h turns what they throw into errors.
+// A C++ program whose callbacks throw: weft.h converts their exceptions to errors.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -69,7 +69,7 @@ TEST_F(Callbacks, WhatACompletionCallbackThrowsIsTheErrorOfTheWork) {
     }
     EXPECT_STREQ(error.text, "weft_work_then: the callback threw: not today");
     weft_work_destroy(work);
-    // A callback that is called at once, and that throws something which is no exception of the library.
+    // A callback that is called at once, and that throws an object which is no exception of the library.
     ASSERT_EQ(weft_barrier(group, nullptr, &work, nullptr), WEFT_OK);
     ASSERT_EQ(weft_work_wait(work, nullptr), WEFT_OK);
     EXPECT_EQ(weft_work_then(
@@ -115,7 +115,7 @@ TEST_F(Callbacks, AReductionThatThrowsFailsTheCallAndAbortsTheGroup) {
   });
 }
 
-// A transport in C++: streams of bytes in memory. One function throws on rank 0, where the test says so.
+// A transport in C++: streams of bytes in memory. One function, which the test chooses, throws on rank 0.
 class Pipes {
  public:
   std::string throwing;  // "open", "write", "read", "close", or "write a number"
@@ -213,7 +213,7 @@ TEST_F(Transports, CarryCallsWhereNothingThrows) {
   EXPECT_EQ(pipes_.closed, 2);
 }
 
-// All ranks get the text of the one whose function threw.
+// All ranks get the text of the rank whose function threw.
 TEST_F(Transports, WhatTheirFunctionsThrowFailsTheGroupWithItsText) {
   const std::pair<const char*, const char*> cases[] = {
       {"write", "transport pipes: write to rank 1 on rank 0: it threw: no wire"},
@@ -321,7 +321,7 @@ TEST_F(Transports, WhatAnAllocatorThrowsIsTheErrorOfTheCall) {
   EXPECT_EQ(pool.blocks, 0);
 }
 
-// Functions that are called about a tensor of a checkpoint, about bytes that were read, and for a name.
+// Callbacks for a tensor of a checkpoint, for the progress of reading, and for a name.
 TEST(Checkpoints, WhatACallbackThrowsIsTheErrorOfTheCall) {
   const TemporaryFolder temporary;
   const std::string folder = temporary.path().string(), file = folder + "/all.safetensors";

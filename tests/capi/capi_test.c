@@ -1,5 +1,5 @@
-/* weft.h as a C program meets it: results, every error path, lifetimes in any order. Ranks are threads; a
- * peer that dies is a process. `capi_test` runs all tests; `capi_test NAME` one. */
+/* weft.h from a C program: results, every error path, lifetimes in any order. Ranks are threads; a peer that
+ * dies is a process. `capi_test` runs all tests; `capi_test NAME` one. */
 #define _POSIX_C_SOURCE 200809L
 #include "weft/weft.h"
 
@@ -138,7 +138,7 @@ static void many_works(rank_args* a) {
 }
 static void test_many_works(void) { run_ranks(2, many_works); }
 
-/* A context, a store and a group may go before what was made with them. */
+/* A context, a store and a group may be destroyed before objects that were made with them. */
 static void test_lifetimes(void) {
   weft_context* context = NULL;
   weft_store* store = NULL;
@@ -367,7 +367,8 @@ static void test_struct_sizes(void) {
   CHECK_ERROR(weft_context_create(&raw_context, &c, &error), bad,
               "weft_context_create: options->struct_size is 0; expected 64: initialise it with "
               "WEFT_CONTEXT_OPTIONS_INIT");
-  /* A program of version 0.1, whose options end before log_levels: what is behind is its own. */
+  /* A program of version 0.1, whose options end before log_levels: the memory behind them is the
+   * program's. */
   memset(&raw_context, 0x5a, sizeof raw_context);
   raw_context.struct_size = 24;
   raw_context.log_level = WEFT_LOG_WARNING;
@@ -407,7 +408,7 @@ static void test_struct_sizes(void) {
   memset(&raw, 0, sizeof raw);
   raw.code = -9;
   CHECK(weft_barrier(g, NULL, NULL, &raw) == bad && raw.code == bad && raw.text[0] == '\0');
-  /* One of a later version keeps what is beyond. */
+  /* An error of a later version keeps the fields that this library does not know. */
   struct {
     weft_error known;
     int64_t later;
@@ -475,7 +476,7 @@ static void peer_leaves(rank_args* a) {
     CHECK(weft_work_wait(work, &e) == WEFT_PEER_LOST && e.code == WEFT_PEER_LOST);
     CHECK(e.rank_count == 1 && e.ranks[0] == 1 && e.ranks[1] == -1);
     CHECK(strstr(e.text, "rank 1") != NULL && strstr(e.text, "[group \"tp\", rank 0") != NULL);
-    /* The handle says it again, and again; so does the group. */
+    /* The handle returns the error again and again; so does the group. */
     CHECK(weft_work_wait(work, &again) == WEFT_PEER_LOST && strcmp(again.text, e.text) == 0);
     CHECK(weft_work_done(work, &done, NULL) == WEFT_PEER_LOST && !done);
     CHECK(weft_work_wait_for(work, 0, &done, NULL) == WEFT_PEER_LOST && !done);
@@ -509,7 +510,7 @@ static void nobody_comes(rank_args* a) {
 }
 static void test_timeout(void) { run_ranks(3, nobody_comes); }
 
-/* The group itself cannot be had: rank 1 does not come. */
+/* The group cannot be made: rank 1 does not come. */
 static void test_group_timeout(void) {
   weft_context* c = NULL;
   weft_store* s = NULL;
@@ -537,7 +538,7 @@ static void mismatch(rank_args* a) {
 }
 static void test_mismatch(void) { run_ranks(2, mismatch); }
 
-/* The last call of all ranks tells of two roots, which wait for nobody. */
+/* In the last call two ranks are roots, which wait for nobody: leaving reports the mismatch. */
 static void leaves(rank_args* a) {
   float x = (float)a->rank;
   const weft_buffer b = f32(&x, 1);
@@ -574,7 +575,7 @@ static void aborts(rank_args* a) {
 }
 static void test_abort(void) { run_ranks(2, aborts); }
 
-/* Rank 0 leaves; the others go on without it, and the old group goes before the new one. */
+/* Rank 0 leaves; the others continue without it, and destroy the old group before the new one. */
 static void shrinks(rank_args* a) {
   weft_group* group = join(a, "world", 20000 * MS);
   weft_group* rest = NULL;
@@ -611,7 +612,7 @@ static void shrinks(rank_args* a) {
 }
 static void test_shrink(void) { run_ranks(3, shrinks); }
 
-/* A Work destroyed in flight aborts the group: the other rank hears why, nobody hangs. */
+/* Destroying a Work in flight aborts the group: the other rank gets the reason, and no rank hangs. */
 static void dropped_work(rank_args* a) {
   weft_group* group = join(a, "world", 20000 * MS);
   float x = 1;
@@ -663,7 +664,7 @@ static void test_fork(void) {
   weft_context_destroy(c);
 }
 
-/* Two processes that meet by torchrun's variables; then rank 1 is killed. */
+/* Two processes make a group by torchrun's variables; then rank 1 is killed. */
 static void process_rank(int rank, const char* port, bool dies) {
   weft_context* c = NULL;
   weft_group* g = NULL;
@@ -687,7 +688,7 @@ static void process_rank(int rank, const char* port, bool dies) {
   weft_context_destroy(c);
 }
 
-/* A port that nobody uses right now. */
+/* A port that is free now. */
 static void free_port(char* text, size_t bytes) {
   struct sockaddr_in at;
   socklen_t length = sizeof at;

@@ -1,5 +1,5 @@
-/* Checkpoints from C: saved on one mesh and loaded on another, numbers compared; what a reader, verify and
- * export say of one; every refused argument. */
+/* Checkpoints from C: saves on one mesh, loads on another and compares values; results of reader, verify and
+ * export; every refused argument. */
 #include "support.h"
 
 static char folder[64], file[128];
@@ -451,7 +451,7 @@ static void test_misfits_of_ranks(void) {
   remove_folder();
 }
 
-/* A byte of what rank 1 wrote: all ranks say which. */
+/* A changed byte of rank 1's file: all ranks report it. */
 static void load_flipped(rank_args* a) {
   laid_out t;
   lay_out(&t, a, "dp", 0);
@@ -509,7 +509,7 @@ static void tell_of_data(void* data, const char* stage) {
   if (strcmp(stage, "data") == 0) *(bool*)data = true;
 }
 
-/* The tensors change when the call has returned, and the file has what they were. */
+/* The tensors change after the call has returned, and the file has their earlier values. */
 static void save_in_background(rank_args* a) {
   laid_out t;
   lay_out(&t, a, "dp", 0);
@@ -528,7 +528,7 @@ static void save_in_background(rank_args* a) {
   OK(weft_checkpoint_load(folder, t.mesh, t.tensors, 2, NULL, NULL, NULL, &error));
   OK(weft_checkpoint_saver_save(saver, folder, 4, t.tensors, 2, NULL, 0, NULL, NULL, &error));
   weft_checkpoint_saver_destroy(saver);
-  /* If nothing can be written the next call says so. */
+  /* If nothing can be written, the next call returns the error. */
   saver = NULL;
   OK(weft_checkpoint_saver_create(t.mesh, true, &saver, &error));
   OK(weft_checkpoint_saver_save(saver, "/dev/null/x", 5, t.tensors, 2, NULL, 0, NULL, NULL, &error));
@@ -680,7 +680,7 @@ static void test_convert(void) {
   options.dtype = w_to_bf16, options.data = &asked, options.files = 3;
   OK(weft_checkpoint_convert(folder, to, &options, &written, &error));
   CHECK(written == 2 && asked == 1);
-  /* Written again into three files, with the same step and strings; numbers of 8 bits stay as they are. */
+  /* Converted into three files, with the same step and strings; numbers of 8 bits stay as they are. */
   CHECK(is_there("other/step-00000003/rank-00002.safetensors") &&
         !is_there("other/step-00000003/rank-00003.safetensors"));
   weft_checkpoint_reader* reader = NULL;
@@ -699,7 +699,7 @@ static void test_convert(void) {
   CHECK(rounded[0] == 0 && rounded[1] == 0x3f80 && rounded[17] == 0x4224); /* 0, 1, 41 */
   weft_checkpoint_reader_destroy(reader);
 
-  /* And back, from the folder of a step, under another name. */
+  /* Converted back, from the folder of a step, under another name. */
   strcpy(step, in_folder("other/step-00000003"));
   strcpy(to, in_folder("back"));
   options = (weft_checkpoint_convert_options)WEFT_CHECKPOINT_CONVERT_OPTIONS_INIT;

@@ -79,7 +79,7 @@ static void test_equal_blocks(void) {
   for (int n = 1; n <= MAX_RANKS; ++n) run_ranks(n, equal_blocks);
 }
 
-/* Rank r's block has r + 1 elements, or none where r is 1; with offsets, blocks lie backwards. */
+/* Rank r's block has r + 1 elements, or none if r is 1; with offsets the blocks are in reverse order. */
 static void blocks_of_any_size(rank_args* a) {
   weft_group* group = join(a, "world", 20000 * MS);
   const int n = a->size, me = a->rank;
@@ -218,7 +218,7 @@ static void from_any_source(rank_args* a) {
   }
   weft_group_destroy(group);
 }
-/* The sources of several calls, and the answer of a Work that has no source. */
+/* The sources of several calls, and the error of a Work that has no source. */
 static void sources_of_several(rank_args* a) {
   weft_group* group = join(a, "world", 20000 * MS);
   const int n = a->size, next = (a->rank + 1) % n, before = (a->rank + n - 1) % n;
@@ -280,7 +280,7 @@ static void sources_of_several(rank_args* a) {
   weft_work_destroy(work);
   weft_group_destroy(group);
 }
-/* A time-out says that nobody has sent; who has left is named. */
+/* A time-out reports that no rank has sent; a rank that has left is named. */
 static void nobody_sends(rank_args* a) {
   weft_group* group = join(a, "silent", 20000 * MS);
   weft_call_options soon = WEFT_CALL_OPTIONS_INIT;
@@ -638,7 +638,7 @@ static void persistent(rank_args* a) {
   weft_persistent_destroy(reduce);
   weft_persistent_destroy(wait_for_all);
   weft_persistent_destroy(NULL);
-  /* A Work keeps the group's end off, but nothing new begins. */
+  /* A Work delays the end of the group, but no new call begins. */
   const weft_buffer none = i32(NULL, 0);
   weft_work* kept = NULL;
   group = join(a, "kept", 20000 * MS);

@@ -1,5 +1,5 @@
-/* Exchanges between neighbours from C, over shm and over a transport that makes them of messages: every
- * element, plans that are started often or used once, what outlives what, and what is refused. */
+/* Exchanges between neighbours from C, over shm and over a transport that composes them from messages: every
+ * element, plans that are started often or used once, lifetimes, and refused arguments. */
 #include "support.h"
 
 enum { ROWS = 3, COLUMNS = 5, MORE = 4 };

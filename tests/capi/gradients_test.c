@@ -32,9 +32,9 @@ static weft_layout* reduced(const weft_layout* layout, const weft_mesh* axes) {
 
 /* ---- Lists ---- */
 
-/* A weight cut along tp, one that all tp ranks hold and each uses for its own part, and a mean: what a step
- * of a host framework has after backward on dp x tp. Rank (d, t) has w[i] = (d + 1) * (100 t + i), u[i] = (d
- * + 1) * (t + i) and m[i] = d + i. */
+/* A weight cut along tp, a weight that all tp ranks hold and each uses for its own part, and a mean: the
+ * gradients of a step of a host framework after backward on dp x tp. Rank (d, t) has w[i] = (d + 1) * (100 t
+ * + i), u[i] = (d + 1) * (t + i) and m[i] = d + i. */
 static void a_step(rank_args* a) {
   weft_group* world = join(a, "world", 20000 * MS);
   weft_mesh *mesh = mesh_of(world, 2), *dp = along(mesh, "dp"), *tp = along(mesh, "tp");
@@ -156,7 +156,8 @@ static void test_a_step_at_once(void) {
   run_ranks(4, a_step_at_once);
 }
 
-/* Replicas that drifted, norms that are not finite, and what one rank alone has wrong: all learn of it. */
+/* Replicas that have drifted, norms that are not finite, and faults on one rank only: all ranks get the
+ * error. */
 static void misfits(rank_args* a) {
   weft_group* world = join(a, "world", 20000 * MS);
   weft_mesh* mesh = mesh_of(world, 1);

@@ -1,4 +1,4 @@
-/* c/group.h and c/trace.h: groups by each rendezvous, groups of groups, what a group tells of itself, the
+/* c/group.h and c/trace.h: groups made in each way, groups made from groups, properties of a group, the
  * recorder, wrong arguments. Environment and shrink are in capi_test.c. */
 #define _POSIX_C_SOURCE 200809L
 #include "support.h"
@@ -43,7 +43,7 @@ static void tells(rank_args* a) {
   OK(weft_backend_traits(a->context, "shm", &known, &error));
   CHECK(known.ops == traits.ops && known.dtypes == traits.dtypes && known.quiesces);
 
-  /* The helper thread takes the steps: nobody asks until it is done. */
+  /* The helper thread takes the steps: the program does not poll until the call is done. */
   float x = 1;
   const weft_buffer b = f32(&x, 1);
   weft_work* work = NULL;
@@ -208,7 +208,7 @@ static void broadcasts(rank_args* a) {
     weft_group_destroy(group);
   }
   group = NULL;
-  /* With a secret, since it could be of other hosts. */
+  /* With a secret, because `host` might be reachable from other hosts. */
   w.host = "127.0.0.1";
   if (by_broadcast(&w, "secret", 20000 * MS, &group, &e) == WEFT_OK) {
     CHECK(sum_over(group, (float)(a->rank + 1)) == 6);
@@ -217,7 +217,7 @@ static void broadcasts(rank_args* a) {
     CHECK(e.code == WEFT_UNSUPPORTED && strstr(e.text, "libsodium") != NULL);
   }
   group = NULL;
-  /* Rank 0 cannot serve: all ranks hear why. */
+  /* Rank 0 cannot serve: all ranks get the reason. */
   w.host = "no such host.invalid";
   CHECK_ERROR(by_broadcast(&w, "none", 20000 * MS, &group, &error), WEFT_SYSTEM,
               "*weft_group_create_by_broadcast: rank 0 cannot serve: ");
@@ -247,7 +247,7 @@ static void test_broadcast(void) {
   weft_context_destroy(c);
 }
 
-/* Processes' ranks as threads: one group over a file, another over a server of the host's own. */
+/* Ranks are threads: one group over a file, another over a server of the program. */
 static void other_stores(rank_args* a) {
   weft_group* group = NULL;
   CHECK(a->store != NULL);

@@ -1,4 +1,4 @@
-// The table of handles that are alive: many of them, in and out of it, and by several threads at once.
+// The table of live handles: many handles are added and removed, also by several threads at once.
 #include "capi/handle/handle.hpp"
 
 #include <gtest/gtest.h>
@@ -58,8 +58,8 @@ TEST(Handles, ThatAreLentAreLeftAlone) {
   EXPECT_TRUE(is_alive(&apple, Apple::kKind));
 }
 
-// More than the first array holds, and most of the second one: each is found, also when its neighbours are
-// gone.
+// More handles than the first array holds, and most of the second one: each is found, even after its
+// neighbours are removed.
 TEST(Handles, MayBeMany) {
   constexpr std::size_t kMany = 30000;
   std::vector<std::unique_ptr<Apple>> apples(kMany);

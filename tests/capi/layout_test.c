@@ -1,5 +1,5 @@
-/* Layouts from C, and tensors of the caller's that go from one to another: results against numbers worked out
- * here, and every refused argument. */
+/* Layouts from C, and redistribution of the caller's tensors: results against numbers computed here, and
+ * every refused argument. */
 #include "support.h"
 
 static weft_mesh* mesh_of(weft_group* group, int32_t dp) {
@@ -92,7 +92,7 @@ static void test_arithmetic(void) {
   weft_layout_destroy(all);
   weft_layout_destroy(other);
 
-  /* q, k and v are cut each on its own. */
+  /* Each of q, k and v is cut on its own. */
   const int64_t lengths[] = {4, 2, 1};
   OK(weft_layout_segmented(l, 0, lengths, 3, &other, &error));
   OK(weft_layout_part_count(other, &n, &error));
@@ -250,7 +250,7 @@ static void replicas(rank_args* a) {
                "check_replicas: \"w\" is Replicate on tp=2, but on dp,tp ranks 2, 3 it has other bits") ==
         e.text);
   CHECK(e.rank_count == 2 && e.ranks[0] == 2 && e.ranks[1] == 3);
-  /* On one rank alone it is another tensor, or one that does not fit: all learn of it. */
+  /* Only one rank has another tensor, or a tensor that does not fit: all ranks get the error. */
   weft_tensor one = tensors[0];
   if (a->rank == 1) one.data.count = 2;
   CHECK_ERROR(weft_check_replicas(&one, 1, mesh, &error), WEFT_LAYOUT,

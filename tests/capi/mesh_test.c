@@ -104,7 +104,7 @@ static void other_views(rank_args* a) {
 }
 static void test_other_views(void) { run_ranks(4, other_views); }
 
-/* A group of an axis is used when all else is destroyed. */
+/* A group of an axis still works after everything else is destroyed. */
 static void lifetimes(rank_args* a) {
   weft_group *world = join(a, "world", 20000 * MS), *group = NULL;
   weft_mesh *mesh = mesh_2x2(world), *tp = along(mesh, "tp");

@@ -1,7 +1,7 @@
 // Objects of C++ that are destroyed in another order than the reverse of their making: each one last, and
-// each pair the other way round, with work in flight. Orders that the headers allow end well; a Context that
-// ends before what was made with it ends the process, and says what outlived it. Each order runs in a forked
-// child, whose two threads are the ranks.
+// each pair the other way round, with work in flight. Orders that the headers allow succeed. If a Context is
+// destroyed before objects that were made with it, it ends the process, and reports which object outlived it.
+// Each order runs in a forked child, whose two threads are the ranks.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -40,7 +40,7 @@ namespace {
 
 struct Made {
   std::string name;
-  /// The text of a Context that ends before it; empty: it needs none.
+  /// The text of a Context that is destroyed before this object; empty: the object needs no Context.
   std::string told;
   std::function<void()> destroy;
 };
@@ -206,7 +206,7 @@ std::vector<Made> kinds() {
   return all;
 }
 
-// An object that outlives the Context is named; any other order ends well.
+// An object that outlives the Context is named; any other order succeeds.
 void expect_end(const std::vector<Made>& all, const Order& order, const Ended& ended) {
   std::string text;
   for (const std::size_t i : order) text += fmt::format("{}{}", text.empty() ? "" : ", ", all[i].name);

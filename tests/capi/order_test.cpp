@@ -219,7 +219,8 @@ std::vector<std::string> destroy_last(std::size_t last, bool reversed) {
   weft_store* store = nullptr;
   EXPECT_EQ(weft_store_create_local(&store, nullptr), WEFT_OK);
   std::vector<std::string> names;
-  // A rank that drops a call fails the group: the other one has begun all of its own before.
+  // A rank that destroys a call in flight fails the group; before that the other rank has begun all of its
+  // calls.
   std::latch begun(2);
   const auto rank = [&](int r) {
     Rank own(r, store, folder.path().string());

@@ -42,7 +42,7 @@ static inline void check_error(const char* file, int line, weft_status got, cons
     const weft_status got = (call);                                \
     check_error(__FILE__, __LINE__, got, &error, expected, words); \
   } while (0)
-/* With `error` in reach, so that a failure tells its text. */
+/* For use where a variable `error` exists: a failure prints its text. */
 #define OK(call)                                                   \
   do {                                                             \
     weft_error error = WEFT_ERROR_INIT;                            \
@@ -89,7 +89,7 @@ static inline void run_ranks(int size, void (*body)(rank_args*)) {
   weft_store_destroy(store);
 }
 
-/* How join() makes its groups: a test of another transport defines MAKE_GROUP. */
+/* The expression by which join() makes its groups: a test of another transport defines MAKE_GROUP. */
 #ifdef MAKE_GROUP
 weft_status MAKE_GROUP(rank_args* a, const weft_group_options* options, weft_group** group,
                        weft_error* error);

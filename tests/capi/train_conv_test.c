@@ -1,5 +1,5 @@
-/* Column and row convolutions from C on plain arrays: what the ranks compute together is what plain loops
- * compute on one. */
+/* Column and row convolutions from C on plain arrays: the ranks together compute the results of plain loops
+ * on one rank. */
 #define _POSIX_C_SOURCE 200809L /* barriers of pthread */
 #include "weft/weft_train.h"
 
@@ -399,7 +399,7 @@ static void refuses(void) {
   REFUSED(weft_row_conv2d_forward(compute, NULL, &of_x, &of_w, &of_b, &of_y, &how, &error),
           "row_conv2d_forward: sequence_dim is 1; expected 0, 2 or 3, as x is (1, 3, 1, 2), or -1: none");
 
-  /* No error wanted, nothing wanted; and the context may go first. */
+  /* No error and no gradients are wanted; and the context may be destroyed first. */
   weft_context_destroy(context);
   CHECK(weft_row_conv2d_backward(compute, NULL, &of_y, &of_x, &of_w, NULL, NULL, NULL, false, NULL, NULL) ==
         WEFT_OK);
@@ -408,7 +408,7 @@ static void refuses(void) {
   weft_compute_destroy(compute);
 }
 
-/* Maps that are not divided as the ranks divide them: on each rank its own error, before anything is sent. */
+/* Maps that are not divided in the expected way: each rank gets its own error before anything is sent. */
 static void wrong_part(rank_args* a) {
   weft_group* group = join(a, "tp", 0);
   weft_compute* compute = compute_with(a->context, 1);

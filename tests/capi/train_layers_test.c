@@ -1,5 +1,5 @@
-/* Column and row layers from C on plain arrays: what the ranks compute together is what plain loops compute
- * on one. */
+/* Column and row layers from C on plain arrays: the ranks together compute the results of plain loops on one
+ * rank. */
 #define _POSIX_C_SOURCE 200809L /* barriers of pthread */
 #include "weft/weft_train.h"
 
@@ -553,7 +553,7 @@ static void refuses(void) {
   REFUSED(weft_row_linear_forward(compute, NULL, &of_x, &of_w, &of_b, &of_y, &how, &error),
           "weft_row_linear_forward: x->rows is 2; expected a multiple of options->batch, which is 4");
 
-  /* No error wanted, nothing wanted; and the context may go first. */
+  /* No error and no gradients are wanted; and the context may be destroyed first. */
   weft_context_destroy(context);
   CHECK(weft_row_linear_backward(compute, NULL, &of_y, &of_x, &of_w, NULL, NULL, NULL, false, NULL, NULL) ==
         WEFT_OK);
@@ -563,7 +563,7 @@ static void refuses(void) {
   weft_compute_destroy(NULL);
 }
 
-/* A sequence that is not divided as the ranks divide it: on each rank its own error, before anything is
+/* A sequence that is not divided in the expected way: each rank gets its own error before anything is
  * sent. */
 static void wrong_part(rank_args* a) {
   weft_group* group = join(a, "tp", 0);

@@ -1,5 +1,5 @@
-/* Losses of elements from C, on plain arrays: the parts of ranks add up to what plain loops compute of the
- * whole. */
+/* Losses of elements from C, on plain arrays: the parts of the ranks add up to the result of plain loops over
+ * all elements. */
 #define _POSIX_C_SOURCE 200809L /* barriers of pthread */
 #include <math.h>
 

@@ -1,5 +1,5 @@
-/* A transformer from C: its scores are those of plain loops, and a training run is that of C++ bit for
- * bit. */
+/* A transformer from C: its logits equal those of plain loops, and a training run has the bits of a run from
+ * C++. */
 #define _POSIX_C_SOURCE 200809L /* barriers of pthread, mkdtemp */
 #include "weft/weft_train.h"
 
@@ -521,7 +521,7 @@ static weft_status backward(weft_trainer* trainer, const parts* p, int number, w
   return weft_trainer_backward(trainer, &batch, 1, result, error);
 }
 
-/* Clipped by the program, with weft.h, between the halves: the losses of a run whose trainer clips. */
+/* The program clips with weft.h between the halves: the losses equal those of a run whose trainer clips. */
 static void train_in_halves(rank_args* a) {
   enum { PARAMETERS = 9 * TRAIN_LAYERS + 3 };
   const weft_transformer_options options = small();
@@ -621,8 +621,8 @@ static void averages(rank_args* a) {
   weft_model_destroy(p.model);
 }
 
-/* Scores for what is wrong on one tensor rank: an error of both, at once and not after their deadline of a
- * minute. */
+/* A wrong batch for logits on one tensor rank: both ranks get an error at once, and not after their deadline
+ * of a minute. */
 static void logits_of_wrong_ranks(rank_args* a) {
   const weft_transformer_options options = small();
   const parts p = make(a, &options);

@@ -45,7 +45,7 @@ static void a_run(rank_args* a) {
     CHECK(scale_of(scaler) == after[step]);
   }
 
-  /* Saved and gone on with; what is no state is refused and changes nothing. */
+  /* The state is saved and restored; a text that is no state is refused and changes nothing. */
   weft_text* text = NULL;
   weft_loss_scaler* again = NULL;
   OK(weft_loss_scaler_state(scaler, &text, &error));
@@ -71,7 +71,8 @@ static void a_run(rank_args* a) {
               "loss_scaler: update() without unscale(); one comes before the other in each step");
   weft_loss_scaler_destroy(again);
 
-  /* The error of f16: the rank that has it gets the reason, the others that another rank failed. */
+  /* A gradient of f16 on one rank: that rank gets the reason, and the others get an error that another rank
+   * failed. */
   uint16_t half[1] = {0x3c00};
   float one[1] = {1};
   const weft_tensor f16 = {"h", {half, 1, WEFT_F16, WEFT_CPU}, NULL, NULL, 0},

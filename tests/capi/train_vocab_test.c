@@ -1,5 +1,5 @@
-/* Embedding and cross-entropy from C with the vocabulary split, on plain arrays: what the ranks compute
- * together is what plain loops compute on one. */
+/* Embedding and cross-entropy from C with the vocabulary split, on plain arrays: the ranks together compute
+ * the results of plain loops on one rank. */
 #define _POSIX_C_SOURCE 200809L /* barriers of pthread */
 #include <math.h>
 

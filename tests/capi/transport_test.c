@@ -76,8 +76,8 @@ static void pool_deallocate(void* data, void* memory, size_t bytes, size_t align
 }
 static pool the_pool = {PTHREAD_MUTEX_INITIALIZER, 0, 0, 0, 0};
 
-/* Staging memory of operations, and messages that nobody waits for yet, lie in memory of the host's; all of
- * it comes back. */
+/* Staging memory of operations, and messages that no receive waits for yet, come from the program's
+ * allocator; all of this memory is given back. */
 static void pooled(rank_args* in_common) {
   weft_context_options options = WEFT_CONTEXT_OPTIONS_INIT;
   rank_args own = *in_common, *a = &own;
@@ -299,7 +299,7 @@ static void leaves(rank_args* a) {
     CHECK_ERROR(weft_recv(group, &b, 1, NULL, NULL, &error), WEFT_PEER_LOST, "*rank 1 has left the group");
   weft_group_destroy(group);
 }
-/* Rank 0 has left, and closed its end: what it said before lies here unread. */
+/* Rank 0 has left and closed its end: its earlier bytes are still unread. */
 static void leaves_and_closes(rank_args* a) {
   weft_group* group = NULL;
   float x = 0;
@@ -326,7 +326,7 @@ static void mismatches(rank_args* a) {
   pthread_barrier_wait(a->meet);
   weft_group_destroy(group);
 }
-/* A time-out says what has come instead: the tag may be mistaken. */
+/* A time-out lists the messages that have arrived instead, because the tag may be wrong. */
 static void other_tag(rank_args* a) {
   weft_group* group = join(a, "tags", 20000 * MS);
   float x = 0;
@@ -342,7 +342,7 @@ static void other_tag(rank_args* a) {
   pthread_barrier_wait(a->meet);
   weft_group_destroy(group);
 }
-/* Messages to this rank itself are limited as those of others are. */
+/* Messages of a rank to itself are limited like messages of other ranks. */
 static void too_many_to_self(rank_args* a) {
   weft_group* group = join(a, "self", 20000 * MS);
   float x = 0;

@@ -125,7 +125,8 @@ static void test_side_by_side(void) {
   run_members(members, 4);
 }
 
-/* One group, as if the libraries were two processes: they meet in a file. */
+/* One group with ranks in both libraries, as if the libraries were two processes: they use a store in a
+ * file. */
 static void test_one_group(void) {
   char file[64];
   member members[] = {{&first, NULL, 0, 2, 0}, {&second, NULL, 1, 2, 0}};

@@ -1,7 +1,7 @@
-/* Two versions of libweft in one process, and what is bound to which: libweft_train, and plug-ins. Each test
- * is a process of its own, so that it begins with no libweft at all. Another version is made of a copy, in
- * which the soname and the names of versions that the dynamic loader compares are replaced by others of the
- * same length.
+/* Two versions of libweft in one process: to which version libweft_train and plug-ins are bound. Each test is
+ * a process of its own, so that it begins with no libweft at all. Another version is made of a copy, in which
+ * the soname and the names of versions that the dynamic loader compares are replaced by others of the same
+ * length.
  *
  *   two_versions_test libweft.so libweft_train.so FOLDER-OF-PLUG-INS [test] */
 #define _POSIX_C_SOURCE 200809L
@@ -69,7 +69,7 @@ static const char* changed_copy(const char* from, const char* name, const char* 
   return to;
 }
 
-/* The call fails so. (CHECK_ERROR calls a function of libweft.) */
+/* The call must fail with this error. (CHECK_ERROR calls a function of libweft.) */
 #define REFUSED(call, expected, words)                                                                  \
   do {                                                                                                  \
     weft_error error = WEFT_ERROR_INIT;                                                                 \
@@ -216,7 +216,7 @@ static void test_plugin_of_two_copies(void) {
   check_refused(&other, "linked", weft_file, copy);
 }
 
-/* A plug-in that is linked to no libweft calls the one that all of the process see. */
+/* A plug-in that is linked to no libweft calls the libweft whose symbols the whole process sees. */
 static void test_plugin_bound_by_the_process(void) {
   const char* const copy = changed_copy(weft_file, "libweft.so", NULL, 0);
   const library other = load(copy, RTLD_LOCAL), one = load(weft_file, RTLD_GLOBAL);

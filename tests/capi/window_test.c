@@ -1,4 +1,4 @@
-/* Halos and windows from C: every element against the whole, and what is refused. */
+/* Halos and windows from C: every element compared with the global tensor, and refused arguments. */
 #include "support.h"
 
 enum { ROWS = 7, COLUMNS = 6 };

@@ -48,7 +48,7 @@ std::int64_t pairing(const Tensor& value, const Tensor& gradient, ProcessGroup& 
   return dot[0];
 }
 
-/// The forms a gradient of a value so placed may come in.
+/// The placements that a gradient of a value with this placement may have.
 std::vector<Placement> gradient_forms(const Placement& value) {
   if (is_shard(value)) return {value};
   if (is_partial(value)) return {Replicate{}};

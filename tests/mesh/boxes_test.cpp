@@ -1,5 +1,4 @@
-// Boxes against one element after the other: what two share, what ranks hold, copies between strided
-// memories.
+// Boxes, compared element by element: intersections, the parts of ranks, copies between strided memories.
 #include "mesh/boxes.hpp"
 
 #include <gtest/gtest.h>
@@ -162,7 +161,7 @@ TensorView moved(const ConstTensorView& v, const Bytes& from, Bytes& to) {
   return {to.data() + (v.data - from.data()), v.dtype, v.device, v.shape, v.strides};
 }
 
-// The host's memory as that of a device.
+// Host memory that is labelled as memory of a device.
 class NamedDevice final : public DeviceRuntime {
  public:
   static constexpr Device kDevice{DeviceKind::cuda, 0};

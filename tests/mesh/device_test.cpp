@@ -1,5 +1,5 @@
-// Redistribution on devices: every pair of placements, on ranks with a late device each, gives what it gives
-// on the CPU.
+// Redistribution on devices: every pair of placements, on ranks with a late device each, gives the same
+// result as on the CPU.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

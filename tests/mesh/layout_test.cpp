@@ -195,7 +195,7 @@ TEST(Layout, AListOfAxesIsTakenAsOne) {
       });
 }
 
-// The placement on an axis of one rank does not matter, nor in a list with others.
+// The placement on an axis of one rank does not matter, alone or in a list with other axes.
 TEST(Layout, AnAxisOfOneRankInAListIsNotLookedAt) {
   Context context;
   const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"dp", 2}, {"kv", 1}, {"rep", 2}}, 3);

@@ -173,7 +173,7 @@ TEST(DeviceMesh, ErrorsNameTheAxis) {
                [&] { (void)mesh["tp"].group(); });
 }
 
-/// The ranks of `group` by the root's numbers, as its own all_gather tells them.
+/// The ranks of `group` in the root's numbering, gathered by the group's own all_gather.
 RankList members(ProcessGroup& group, int root_rank) {
   std::vector<std::int32_t> mine{root_rank}, all(static_cast<std::size_t>(group.size()));
   group.all_gather(view(mine), view(all)).wait();

@@ -45,7 +45,7 @@ void check_pairs(const DeviceMesh& mesh, const Shape& global, const std::vector<
         const Tensor expected = local_part<T>(whole, target);
         ASSERT_TRUE(test::equal_elements<T>(out.as<T>(), expected.as<T>()));
       }
-      // Whatever it is now, the whole is what it was.
+      // The global tensor is unchanged, whatever its layout is now.
       const Tensor again = full(out);
       ASSERT_EQ(again.layout(), nullptr);
       const Tensor expected = local_part<T>(whole, replicated_layout(mesh, global));
@@ -208,7 +208,7 @@ TEST(Redistribute, GatheringDataShardsMovesNothingOfTensorParallelPeers) {
     EXPECT_EQ(calls_of(mesh["dp_shard"].group()), (Calls{{"all_gather", 32 * 8}}));
     EXPECT_EQ(calls_of(mesh["tp"].group()), Calls{});
     EXPECT_EQ(calls_of(r.group()).size(), before);
-    // The way back: each keeps its part, nothing moves.
+    // The way back: each rank keeps its part, and nothing moves.
     const Tensor again = redistribute(gathered, shard.layout());
     EXPECT_TRUE(test::equal_elements<float>(again.as<float>(), shard.as<float>()));
     EXPECT_EQ(calls_of(mesh["dp_shard"].group()).size(), 1U);

@@ -1,4 +1,4 @@
-// Replicas that drifted are found wherever they are; what is no replica is not compared.
+// Drifted replicas are found on any rank; tensors that are no replicas are not compared.
 #include "weft/mesh/replicas.hpp"
 
 #include <gtest/gtest.h>
@@ -124,7 +124,7 @@ TEST(CheckReplicas, AnotherListOnOneRankIsFoundOut) {
   });
 }
 
-// Nobody waits for a rank that was given something else than the others.
+// No rank waits for a rank that was given other tensors than the others.
 TEST(CheckReplicas, AWrongArgumentOnOneRankIsToldToAll) {
   test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp", 3}});

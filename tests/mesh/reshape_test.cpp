@@ -184,7 +184,7 @@ TEST_F(Reshape, WhatCannotBeCarriedIsNamed) {
             "layout: (2, 8) as [dp: Replicate, one: Replicate, tp: Replicate] becomes (-2, -8); expected a "
             "shape of as "
             "many elements");
-  // Over an axis of one rank every placement means the same.
+  // Over an axis of one rank all placements mean the same.
   const LayoutRef one = make_layout(meshes[0], {{"one", Shard{1}}}, {2, 8, 3});
   EXPECT_TRUE(one->reshaped({16, 3})->replicated());
 }

@@ -1,4 +1,4 @@
-// Tensors of small integers that depend on the index, and what each rank holds of them under a layout.
+// Tensors of small integers that depend on the index, and the part of each rank under a layout.
 #pragma once
 
 #include <cstring>

@@ -54,7 +54,7 @@ void wait(Waits how, WindowTransfer& older, WindowTransfer& newer) {
   newer.finish();
 }
 
-// A chain 0 - 1 - 2, in which rank 2 does not come: rank 1 waits for it, and rank 0 for rank 1.
+// A chain 0 - 1 - 2, in which rank 2 does not come: rank 1 waits for rank 2, and rank 0 waits for rank 1.
 void the_third_is_named(Ranks kind, Waits rank_0, Waits rank_1, std::int64_t columns) {
   RankOptions options;
   options.deadline = 600ms;
@@ -128,7 +128,7 @@ TEST(WindowBlame, AnInterruptEndsNoDone) {
     });
 }
 
-// It does end a wait: for all ranks.
+// The interrupt ends a wait on all ranks.
 TEST(WindowBlame, AnInterruptEndsFinish) {
   run_ranks(Ranks::threads, 2, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"y", 2}});

@@ -94,8 +94,8 @@ TEST(WindowFailing, ADroppedTransferIsReadNoMore) {
           gone.reset();
           part.reset();
           r.meet("gone");
-          // A transfer that is complete when it is dropped is no failure: adjoints, which add all at once,
-          // if rank 1 has arrived.
+          // Destroying a transfer that is complete is no failure: for adjoints, which add everything at once,
+          // this holds if rank 1 has arrived.
           EXPECT_TRUE(r.group().failed() || (adjoint && delay >= 0));
         } else {
           WindowTransfer transfer = start();
@@ -261,7 +261,7 @@ TEST(WindowFailing, ExchangesMoveWhileTheirRankWaitsElsewhere) {
       });
 }
 
-// Fields of as many bytes in all, of which each is another one on the other rank.
+// Fields with the same total of bytes, each of which differs on the other rank.
 TEST(WindowFailing, FieldsOfOtherSizesAreTold) {
   for (const Ranks kind : {Ranks::threads, Ranks::processes})
     for (const std::int64_t columns : {2, 1000})
@@ -335,7 +335,8 @@ TEST(WindowFailing, FieldsWithoutElementsAreTold) {
         });
 }
 
-// A Halo's exchange over a link says "halo", between processes, too, and to the rank that did nothing wrong.
+// Errors of a Halo's exchange over a link begin with "halo", also between processes, and on the rank that did
+// nothing wrong.
 TEST(WindowFailing, AHaloIsCalledAHalo) {
   for (const Ranks kind : {Ranks::threads, Ranks::processes})
     for (const std::int64_t columns : {4, 1000, 100'000}) {
@@ -379,7 +380,7 @@ TEST(WindowFailing, AHaloIsCalledAHalo) {
     }
 }
 
-// The group of an exchange ends before it: it gets an error, by the name of the call.
+// The group of an exchange ends before the exchange, which gets an error that names the call.
 TEST(WindowFailing, AnExchangeWhoseGroupHasEndedSaysSo) {
   run_ranks(Ranks::threads, 2, [](Rank& r) {
     std::vector<double> all(12), part(4), wide(12);

@@ -62,7 +62,7 @@ struct Ring {
   const Window window;
 };
 
-// Rank 1 stops in the first call that it makes after `armed`, with memory of its peers in hand.
+// Rank 1 stops in its first call after `armed`, while it accesses memory of its peers.
 std::atomic<bool> armed{false};
 TestHooks stops(int rank) {
   TestHooks hooks;
@@ -235,7 +235,7 @@ TEST_F(WindowMoved, InItsOwnGroupTheNeighbourIsTold) {
   ranks.finish({1});
 }
 
-// One thread exchanges, another one has the block moved all the time.
+// One thread exchanges, while another thread moves the block all the time.
 TEST_F(WindowMoved, BetweenTheExchangesOfAnotherThread) {
   constexpr int kExchanges = 15;
   constexpr std::int64_t kColumns = 20'000;

@@ -28,7 +28,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::StartsWith;
 
-// Rank 0 wants what rank 1 has.
+// Rank 0 requests the elements of rank 1.
 class ToRank0 {
  public:
   ToRank0(const DeviceMesh& mesh, std::int64_t n)
@@ -229,7 +229,7 @@ TEST_F(WindowStuck, AThreadOfTheProgramHoldsUpNoAbort) {
       resolve_later);
 }
 
-// Once pages are slow it copies them one by one, and between one and the next it sees that the group has
+// Once pages are slow, the thread copies them one by one, and detects between two pages that the group has
 // failed.
 TEST_F(WindowStuck, SlowPagesAreCopiedOneByOne) {
   constexpr std::size_t kFirst = 4 << 20;

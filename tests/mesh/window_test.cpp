@@ -1,4 +1,5 @@
-// Windows against slices of the whole, element by element, exactly; adjoints by scalar products of integers.
+// Windows are compared with slices of the global tensor, element by element; adjoints are tested by scalar
+// products of integers.
 #include "weft/mesh/window.hpp"
 
 #include <gtest/gtest.h>
@@ -24,7 +25,7 @@ using test::expect_error;
 using test::Rank;
 using test::run_ranks;
 
-// The whole: every element is its own index, plus one, so that no two are alike.
+// The global tensor: every element is its own index plus one, so all elements differ.
 std::int64_t element(const Dims& index, const Shape& global) {
   std::int64_t flat = 0;
   for (int d = 0; d < global.rank(); ++d) flat = flat * global[d] + index[d];
@@ -49,7 +50,7 @@ std::optional<std::int64_t> resolved(std::int64_t i, std::int64_t n, const Edge&
   return std::nullopt;
 }
 
-// The window's value at that index of the whole.
+// The window's value at that index of the global tensor.
 std::int64_t expected_at(Dims index, const Shape& global, std::vector<WindowDim> dims) {
   bool other_side = false;
   std::int64_t filled = 0;
@@ -101,7 +102,7 @@ void each_index(const std::vector<std::vector<std::int64_t>>& of, const See& see
   }
 }
 
-// The ranges that this rank holds and wants, of each dimension.
+// The ranges that this rank holds and requests in each dimension.
 std::vector<std::vector<std::int64_t>> held_indices(const Partition& x) {
   std::vector<std::vector<std::int64_t>> of;
   for (int d = 0; d < x.global().rank(); ++d)
@@ -144,7 +145,7 @@ Tensor part_of(Context& context, const Partition& x, Memory memory = Memory::sha
   return part;
 }
 
-// The window against the whole, and the adjoint against the definition.
+// Compares the window with the global tensor, and the adjoint with its definition.
 void check(ProcessGroup& group, const Partition& x, const std::vector<WindowDim>& dims) {
   SCOPED_TRACE(text_of(x, dims));
   Context& context = group.context();
@@ -183,7 +184,7 @@ void check(ProcessGroup& group, const Partition& x, const std::vector<WindowDim>
   ASSERT_EQ(products[0], products[1]);
 }
 
-// The n ranks of a random test: all draw the same.
+// The n ranks of a random test; all draw the same random numbers.
 struct Draw {
   std::mt19937 random;
   std::int64_t number(std::int64_t lo, std::int64_t hi) {
@@ -207,7 +208,7 @@ struct Draw {
       default: return 5;
     }
   }
-  // Parts of any size, some empty.
+  // Parts of random sizes, some of them empty.
   std::vector<IndexRanges> cuts(std::int64_t n, int count) {
     std::vector<std::int64_t> at{0, n};
     for (int i = 1; i < count; ++i) at.push_back(number(0, n));
@@ -399,8 +400,8 @@ TEST_P(WindowOver, PartsOfSeveralRanges) {
   });
 }
 
-// Arrays with ghost cells of three dimensions that are cut anywhere, of two types: what each cell has, and
-// what stays as it was.
+// Arrays of two types with ghost cells, of three dimensions cut at random places: the value of each cell, and
+// the cells that must stay as they were.
 TEST_P(WindowOver, GhostCellsOfAnyParts) {
   for (const MeshShape& mesh_shape :
        {MeshShape{{"z", 1}, {"y", 3}, {"x", 1}}, MeshShape{{"z", 2}, {"y", 2}, {"x", 2}}})
@@ -417,7 +418,7 @@ TEST_P(WindowOver, GhostCellsOfAnyParts) {
         std::vector<WindowDim> dims;
         for (int d = 0; d < 3; ++d) {
           HaloDim g{d, 0, 0, draw.edge(global[d]), draw.edge(global[d])};
-          // With edge none there may be any number, which stay as they are.
+          // With edge none there may be any number of ghost cells, which stay as they are.
           const auto width = [&](const Edge& e) {
             return draw.number(
                 0, e.kind == Edge::Kind::none ? 3 : std::min<std::int64_t>(3, Draw::reach(e, global[d])));
@@ -524,7 +525,7 @@ TEST_P(WindowOver, SeveralFieldsOfAnyTypeAndStrides) {
     b_to.strides = {12, 3};  // with gaps
     const TensorView a_to = view(a_out.data(), {wide, 4});
     const ConstTensorView a_in = view(a.data(), {rows, 4});
-    // A third of two elements in the free dimension.
+    // A third field has two elements in the free dimension.
     std::vector<float> c(static_cast<std::size_t>(rows * 2), static_cast<float>(r.rank)),
         c_out(static_cast<std::size_t>(wide * 2));
     const ConstTensorView c_in = view(c.data(), {rows, 2});
@@ -872,7 +873,8 @@ TEST_P(WindowOver, PlansThatDifferAreToldOfWhatWasCalled) {
     });
 }
 
-// A plan's exchange in flight keeps what it writes to itself, and what it reads from being written.
+// While an exchange is in flight, no other exchange may touch memory that it writes, or write memory that it
+// reads.
 TEST_P(WindowOver, MemoryOfAnExchangeInFlightIsNotTaken) {
   on(test::Ranks::threads, 2, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"y", 2}});

@@ -1,5 +1,5 @@
 // Windows between ranks that share memory, in cases where a rank has several exchanges in flight, or
-// several groups: who waits for what, and that each wait ends.
+// several groups: the order of waits, and that each wait ends.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>

@@ -1,5 +1,5 @@
-// Windows between ranks that share memory: every way in which bytes go over a link, ranks that come late or
-// never, and ranks that mean different windows. window_test.cpp tests the values of windows.
+// Windows between ranks that share memory: every way to copy bytes over a link, ranks that are late or
+// absent, and ranks with different windows. window_test.cpp tests the values of windows.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -34,8 +34,8 @@ struct Exchange {
   bool transposed = false;  // rows lie as columns
 };
 
-// Rows of a ring of n ranks, two each, with one of either neighbour: all right in each of several steps, each
-// of new values.
+// Two rows on each of n ranks in a ring, plus one row of each neighbour: all elements must be right in each
+// of several steps with new values.
 void check(Rank& r, const Exchange& e, int steps) {
   SCOPED_TRACE(std::to_string(e.columns) + " columns of " + std::to_string(e.fields) + " fields");
   const DeviceMesh mesh(r.group(), {{"y", -1}});
@@ -334,7 +334,8 @@ TEST(WindowWays, DroppingAnExchangeFailsTheGroup) {
   });
 }
 
-// Ranks that mean different things: every one gets the argument, and the values of two of them.
+// Ranks with different arguments: every rank gets the name of the argument, and the values of two of the
+// ranks.
 void expect_mismatch(int ranks, const std::string& text,
                      const std::function<void(Rank&, const DeviceMesh&)>& body) {
   run_ranks(Ranks::threads, ranks, [&](Rank& r) {
@@ -439,7 +440,7 @@ TEST(WindowPlans, FieldsThatDifferLaterAreTold) {
                     });
 }
 
-// Fields in one array: validated by their elements, not by the bytes between the first and the last.
+// Fields in one array: overlap is decided by their elements, not by the bytes between the first and the last.
 TEST(WindowMemory, InterleavedFieldsAreApart) {
   run_ranks(Ranks::threads, 2, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"y", 2}});
