@@ -238,7 +238,7 @@ std::string Layer::wrong() const {
       largest = std::max(largest, std::abs(w));
       worst = std::max(worst, std::isfinite(got) ? std::abs(got - w) : 1e30);
     }
-  // Sums of up to 4096 products, some layers deep; bf16 has 8 bits for each operand.
+  // The results are sums of up to 4096 products, through several layers; bf16 operands have 8 bits.
   const double limit = case_.dtype == DType::bf16 ? 2e-2 : 2e-5;
   if (worst <= limit * largest) return "";
   char text[200];
