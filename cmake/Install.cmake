@@ -1,6 +1,6 @@
 # `cmake --install`: libraries, public headers, find_package(weft), pkg-config, pages, examples. The tool
-# `weft` and the plug-ins install themselves. Installed files find their parts relative to their own place, so
-# the prefix may be moved.
+# `weft` and the plug-ins have their own install rules. Installed files find their parts relative to their own
+# place, so the prefix may be moved.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 # The components are those of Debian's packages (Packages.cmake); without --component all are installed.

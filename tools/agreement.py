@@ -34,11 +34,11 @@ CLASS = re.compile(r"^( *)(?:class|struct)(?: \[\[\w+\]\])? (\w+)(?: final)?(?: 
 FUNCTION = re.compile(r"(~?\b[A-Za-z_]\w*)\s*\(")
 ROW = re.compile(r"^\| `([\w:]+)` \|")
 SKIPPED = {"operator", "if", "for", "while", "switch", "return", "submit", "static_assert", "requires"}
-# Functions of ProcessGroup that are point to point, or concern one rank alone.
+# Functions of ProcessGroup that are point to point, or that concern only one rank.
 GROUP_CALLS = re.compile(r"^(?:static )?(Work|ProcessGroup) (\w+)\(")
 GROUP_SKIPPED = {"submit", "send", "recv", "ProcessGroup"}
 
-# Words of comments of C and docstrings of Python.
+# Words in comments of C and docstrings of Python.
 SAYS_C = re.compile(r"(?<!not )\bcollective\b|\ball (?:of them|its ranks|ranks(?: of \S+)?|who live) call\b|\bonly they call\b|\bblocks until (?:they have|all ranks)\b|\branks meet in\b",
                     re.IGNORECASE)
 C_COMMENT_OR_FUNCTION = re.compile(r"/\*(.*?)\*/|^(?:static inline )?(?:weft_status|void|const char\*)\s+(weft_\w+)\(", re.DOTALL | re.MULTILINE)

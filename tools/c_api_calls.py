@@ -2,8 +2,8 @@
 `c_api.py --calls LIBRARY FILE`.
 
 For each function of a library it writes a C++ function that takes arguments from a Call
-(tests/fuzz/capi/call.hpp), which reads an input's bytes. The type of an argument decides how it is made; if
-several arguments have one type, their names decide, too:
+(tests/fuzz/capi/call.hpp), which reads an input's bytes. The type of an argument decides how the argument is
+made; if several arguments have one type, their names decide, too:
   a handle                       one of those that are alive: Call::handle
   what is written to             Call::out, out_handle, out_array
   an array and its number        Call::array: the number is the next argument, called ..._count, count, ndim or bytes
@@ -40,7 +40,7 @@ class Calls:
         return "(*)" in kind or self.types.get(kind) == "function"
 
     def value(self, kind, name, where):
-        """An argument or a member that stands for itself, as an expression."""
+        """An argument or a member as an expression, if it needs no statements."""
         quoted = f'"{name}"'
         if self.is_function(kind):
             return f"c.callback<std::decay_t<decltype({where})>>({quoted})"

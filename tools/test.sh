@@ -112,7 +112,7 @@ compile_with_clang() {
   await_build clang
 }
 
-# Builds base and reduce for aarch64, whose vector code (NEON) runs nowhere else here.
+# Builds base and reduce for aarch64; their vector code (NEON) runs in no other test.
 aarch64() {
   local tool
   for tool in aarch64-linux-gnu-g++ qemu-aarch64; do
@@ -141,7 +141,7 @@ fuzz() {
 }
 
 # run_tests PRESET ARGUMENTS...: runs ctest, which counts in thirds of a core (tests/CMakeLists.txt), and then
-# failed tests once more. The logs of both runs are in logs.
+# failed tests once more. The logs of both runs are in the variable logs.
 run_tests() {
   local preset=$1 temporary=build/$1/Testing/Temporary
   shift

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Says which tests took longest, and which took longer than they may.
+"""Says which tests took longest, and which tests exceeded their budget.
 
     tools/test_budget.py [--strict] PRESET=LOG ...     LOG: a LastTest.log of ctest
     tools/test_budget.py --steps [--limit S] "SECONDS NAME" ...

@@ -109,7 +109,7 @@ std::unique_ptr<Backend> make_auto_backend(const GroupInit& b) {
     info.erase(0, end + 1);
   }
   if (wanted != "auto") return take_wanted();
-  // Each rank decides by the messages of all ranks, so all choose the same.
+  // Each rank decides from the messages of all ranks, so all ranks choose the same transport.
   std::vector<BootstrapInfo> all;
   for (const std::string& text : infos) all.push_back(read_info(text));
   const std::string not_shared = why_not_shared(all);

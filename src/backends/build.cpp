@@ -14,8 +14,8 @@ namespace {
 
 constexpr std::string_view kPrefix = "weft-";
 
-// The constants that ranks share over every transport: call records hold the numbers of operations, dtypes
-// and reductions, and composed calls are made of the same messages everywhere.
+// The constants that ranks share over every transport: call records contain the numbers of operations, dtypes
+// and reductions, and composed calls consist of the same messages on every transport.
 std::uint64_t common_layout() {
   Fnv1a hash;
   hash.add(digest_of(kProtocol, kComposedTags, kUsersCall, sizeof(CallRecord), offsetof(CallRecord, call),

@@ -12,7 +12,7 @@
 
 namespace weft {
 
-/// The text with each call number replaced by `said(number)`.
+/// Returns the text with each call number replaced by `said(number)`.
 template <class Said>
 std::string renumbered(std::string text, const Said& said) {
   constexpr std::string_view kCall = "call ";

@@ -23,9 +23,9 @@ namespace weft {
 ///   bits   0 … 7   8 … 15   16 … 23     24 … 31   32 … 62    63
 ///   what   op      dtype    reduction   note      rank + 1   free
 ///
-/// `note` and the free bit belong to the code that keeps the word: shm has the order and the forced path in
-/// the note, the flight recorder the state of the call. `rank` is the root, or the peer of a message; -1:
-/// none.
+/// `note` and the free bit belong to the code that keeps the word: shm stores the order and the forced path
+/// in the note, and the flight recorder stores the state of the call. `rank` is the root, or the peer of a
+/// message; -1: none.
 class CallWord {
  public:
   constexpr explicit CallWord(std::uint64_t bits = 0) noexcept : bits_(bits) {}
@@ -110,7 +110,7 @@ inline std::uint64_t detail_hash(const OpState& s, int size) noexcept {
   return hash.value;
 }
 
-/// The details of a call that a text can state besides its record, if the transport has them.
+/// The details of a call that a text can state in addition to its record, if the transport has them.
 struct CallDetail {
   int block = -1;                        ///< of the count vector: the first that differs
   std::int64_t block_count = 0;          ///< and its count

@@ -26,7 +26,7 @@ std::string tell(std::vector<int>& awaited, const HoldUp& found,
     return std::binary_search(found.ends.begin(), found.ends.end(), r);
   });
   std::string story = simple(near.empty() ? awaited : near);
-  // Names the ranks by number, not "it": the text before may end with what another rank called.
+  // Names the ranks by number instead of "it", because the text before may end with another rank's call.
   if ((wait || !near.empty()) && !others.empty())
     story += fmt::format("; {} {}{}{}", name_ranks(others), wait ? "wait" : "answer",
                          others.size() == 1 ? "s" : "", wait ? ", too" : "");

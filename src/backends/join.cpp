@@ -146,7 +146,7 @@ void name_mismatch(const GroupInit& b, std::string_view what, const std::string&
   } while (sizes > 0 && !b.deadline.passed());
 }
 
-// Removes the group's prefix and the rank's suffix: "words" of "group "g": words [rank 3]".
+// Removes the group's prefix and the rank's suffix: returns "words" for "group "g": words [rank 3]".
 std::string words_of(const GroupInit& b, std::string text) {
   const std::string head = fmt::format("group \"{}\": ", b.name), tail = fmt::format(" [rank {}]", b.rank);
   if (text.ends_with(tail)) text.resize(text.size() - tail.size());
@@ -336,7 +336,7 @@ void announce(const GroupInit& b, std::string_view what, std::string_view info, 
                   fmt::format("group \"{}\": the ranks have met as \"{}\" already; expected another name, or "
                               "withdraw() first [rank {}]",
                               b.name, what, b.rank));
-    // The build comes first, so that every version of weft can read it, whatever follows.
+    // The build comes first, so that every version of weft can read it, whatever follows it.
     b.store->set(key_of(b, what, b.rank), fmt::format("{} {} {} {}", build, b.size, count, info), b.deadline);
     if (sizes != count * b.size) name_mismatch(b, what, build, sizes);
     if (count == b.size) put_together(b, what, build, began);

@@ -57,7 +57,7 @@ Traits mpi(std::string_view name) {
   return t;
 }
 
-// Averages and 16-bit sums round as NCCL does, at every hop. A reduction that NCCL lacks cannot be composed,
+// Averages and 16-bit sums round at every hop, like NCCL's. A reduction that NCCL lacks cannot be composed,
 // either: the host does not compute on device memory.
 Traits nccl() {
   Traits t{.name = "nccl",

@@ -13,7 +13,7 @@
 namespace weft {
 namespace {
 
-// Letters, without the last group: an abort record of shm has room for 2047.
+// The most letters of the text, without the last group: an abort record of shm has room for 2047.
 constexpr std::size_t kLongest = 900;
 
 std::string call_words(const LastCall& c) {

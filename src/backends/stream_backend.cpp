@@ -213,7 +213,7 @@ class StreamBackend final : public Backend, private MessageMedium {
     for (int r = 0; r < size_; ++r)
       if (r != rank_) f(r);
   }
-  // An exception of `f` fails the group.
+  // If `f` throws, the group fails.
   template <class F>
   void guarded(const F& f) noexcept {
     try {
@@ -227,7 +227,7 @@ class StreamBackend final : public Backend, private MessageMedium {
     }
   }
 
-  // An exception of `f` about a lost rank is remembered.
+  // If `f` throws because a rank is lost, the exception is remembered.
   template <class F>
   auto about(int r, const F& f) {
     try {

@@ -11,7 +11,7 @@
 namespace weft {
 
 struct TestHooks {
-  /// Force one path of the backend: shm knows "inline", "direct", "staged" and "single".
+  /// Forces one path of the backend: shm knows "inline", "direct", "staged" and "single".
   std::string path = {};
   /// Called in the middle of a copy, while peers' memory is in use.
   std::function<void(std::uint64_t call)> in_chunk = {};

@@ -1,5 +1,5 @@
 // FNV-1a, 64 bit (Fowler, Noll, Vo): for comparing values that nobody forges; an attacker can make two values
-// with one hash. Callable from any thread.
+// with equal hashes. Callable from any thread.
 #pragma once
 
 #include <cstdint>

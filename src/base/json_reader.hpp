@@ -30,8 +30,8 @@ struct JsonProblem {
   std::string text;        ///< begins with a verb: "is no JSON (byte 7 of its 20)"
 };
 
-/// Builds the values while nlohmann's parser reads. nlohmann's own builder silently keeps the last of
-/// two equal keys, and with a callback its time grows with the square of an object's members.
+/// Builds the values while nlohmann's parser reads. nlohmann's own builder silently keeps the last of two
+/// equal keys; with a callback, its time grows with the square of an object's members.
 template <class Json>
 class JsonBuilder final : public nlohmann::json_sax<Json> {
  public:
@@ -209,7 +209,8 @@ class JsonReader {
       out.push_back(text(values[i], fmt::format("{}[{}]", place(key), i)));
     return out;
   }
-  /// Like the function above, for a value at the place `where`. Neither 8.0 nor 1e3 counts as an integer.
+  /// Like integer() above, for a value whose place in the text is `where`. Neither 8.0 nor 1e3 counts as an
+  /// integer.
   std::int64_t integer(const nlohmann::json& value, const std::string& where, std::int64_t min,
                        std::int64_t max) const {
     if (!value.is_number_integer() ||

@@ -30,8 +30,8 @@ Descriptor::~Descriptor() {
 }
 
 Descriptor make_memfd(const char* name, std::size_t bytes) noexcept {
-  // The kernel grants any size, and kills some process when the pages do not fit any more. A size beyond all
-  // memory is refused, as malloc refuses it.
+  // The kernel grants any size, and kills some process when the pages do not fit any more. A size larger than
+  // all memory is refused, as by malloc.
   struct sysinfo machine {};
   if (::sysinfo(&machine) == 0 &&
       bytes / machine.mem_unit > static_cast<std::size_t>(machine.totalram) + machine.totalswap) {
@@ -94,7 +94,7 @@ std::size_t raise_descriptor_limit(std::size_t wanted) noexcept {
 
 namespace {
 
-// The first-level data cache of AMD's Zen cores tells lines by a hash of bits 12 to 27 of their virtual
+// The first-level data cache of AMD's Zen cores identifies lines by a hash of bits 12 to 27 of their virtual
 // address ("Take A Way", AsiaCCS 2020). Two mappings that are a multiple of 2^28 bytes apart, as the kernel
 // places adjacent segments of 1 GiB, have equal hashes at equal offsets. A kernel that reads or writes both
 // by turns then misses at every access (all_reduce of 512 KB in shared memory: 41 us instead of 9). So large

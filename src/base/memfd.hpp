@@ -1,5 +1,5 @@
 // Owners of kernel objects: descriptors, mappings, and nameless memory (memfd) that other processes may map.
-// A child made by fork has none of the mappings (MADV_DONTFORK), and must not use the memfds.
+// A child made by fork inherits none of the mappings (MADV_DONTFORK), and must not use the memfds.
 #pragma once
 
 #include <sys/types.h>
@@ -77,7 +77,7 @@ class SharedMapping {
 /// no limit, or no limit that can be compared with the mapped amount.
 std::size_t addresses_left() noexcept;
 /// Returns whether a quarter of that limit stays free for the rest of the program after `bytes` more are
-/// mapped. True if there is no limit.
+/// mapped. Returns true if there is no limit.
 bool leaves_addresses(std::size_t bytes) noexcept;
 
 /// Keeps a shared range out of forked children and core dumps, and asks for huge pages if the system offers

@@ -30,12 +30,12 @@ class Quickest {
   };
   /// Returns the way for the next time, among the ways in `possible`; at least one must be possible.
   Next next(std::span<const Way> possible) noexcept;
-  /// How long it took, in nanoseconds.
+  /// Records how long the way took, in nanoseconds.
   void took(Way way, std::uint64_t ns) noexcept {
     Of& of = ways_[index(way)];
     of.ns[of.oldest++ % of.ns.size()] = ns;
   }
-  /// The quickest, as far as is known.
+  /// The quickest way, as far as is known.
   Way best(std::span<const Way> possible) const noexcept {
     return *std::min_element(possible.begin(), possible.end(), [&](Way a, Way b) { return ns(a) < ns(b); });
   }

@@ -16,7 +16,8 @@
 
 namespace weft {
 
-/// Returns the word as it is now. (The compiler may read a plain word again wherever its value is used.)
+/// Returns the word as it is now. (Without this, the compiler may read a plain word again wherever its value
+/// is used.)
 template <class T>
 [[nodiscard]] inline T read_once(const T& word) noexcept {
   static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= sizeof(std::uint64_t));

@@ -33,8 +33,8 @@ class NoSignals : BlockedSignals {
   NoSignals() noexcept;
 };
 
-/// A write beyond the process's file size limit (RLIMIT_FSIZE) is an error here, and not the end of the
-/// process.
+/// With the signal blocked, a write beyond the process's file size limit (RLIMIT_FSIZE) is an error, and does
+/// not end the process.
 class WithoutSizeSignal : BlockedSignals {
  public:
   WithoutSizeSignal() noexcept;

@@ -1,4 +1,4 @@
-// The means by which a rank computes, in C.
+// A rank's Compute, in C.
 #include <string_view>
 
 #include "capi/values.hpp"

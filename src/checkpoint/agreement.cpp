@@ -15,7 +15,7 @@
 namespace weft {
 namespace {
 
-// The code of an exception that is no Error is `system`.
+// An exception that is no Error gets the code `system`.
 struct Words {
   ErrorCode code = ErrorCode::system;
   std::string text;

@@ -20,8 +20,8 @@ struct FoundCheckpoint {
   bool is(const FoundCheckpoint& other) const { return folder == other.folder && hash == other.hash; }
 };
 /// `directory`'s latest checkpoint, or `directory` itself if it is a checkpoint. If a save has meanwhile
-/// removed the folder that `latest` named, `latest` is read again. Throws bad_argument if there is no
-/// checkpoint, and `corrupt` if `latest` or the index is damaged.
+/// removed the folder that `latest` named, this function reads `latest` again. Throws bad_argument if there
+/// is no checkpoint, and `corrupt` if `latest` or the index is damaged.
 FoundCheckpoint find_checkpoint(const std::filesystem::path& directory);
 /// The checkpoint in that folder.
 FoundCheckpoint open_folder(const std::filesystem::path& folder);

@@ -82,8 +82,8 @@ json parse_header(const std::filesystem::path& path, const std::string& text) {
 }
 
 // Parses one entry of the header, {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, and checks it
-// alone. Offsets in the header count from the end of the header (`data_begin`), in the result from the start
-// of the file.
+// alone. In the header, offsets count from the end of the header (`data_begin`); in the result, from the
+// start of the file.
 SafetensorsInfo parse_tensor(const std::filesystem::path& path, const std::string& name, const json& entry,
                              std::int64_t data_begin, std::int64_t file_bytes) {
   const auto bad = [&](const std::string& what, ErrorCode code = ErrorCode::bad_argument) {

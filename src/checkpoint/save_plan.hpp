@@ -42,8 +42,7 @@ SavePlan plan_save(const std::filesystem::path& directory, const DeviceMesh& mes
                    const std::function<std::vector<NamedView>()>& list, const CheckpointExtra& extra,
                    const SaveOptions& options, const KeepEntries& keep = {});
 
-/// Returns the exception of `action`, with a text that says that it happened in save_checkpoint(); null:
-/// none.
+/// Returns the exception of `action` with a text that mentions save_checkpoint(); null if there is none.
 std::exception_ptr error_of_save(const std::function<void()>& action);
 /// The second half of a save; waits for the plan's turn. Collective over `group`, which has the ranks of that
 /// mesh (null: one rank).

@@ -57,10 +57,9 @@ std::exception_ptr error_of_save(const std::function<void()>& action) {
   return nullptr;
 }
 
-// Rank 0 makes a folder under a temporary name; every rank writes its file there; rank 0 adds the index,
-// gives the folder its name and lets `latest` name it. After each of these three steps all ranks agree that
-// all of them succeeded. So a rank that cannot write stops the others, too, before any existing file has
-// changed.
+// Rank 0 makes a folder under a temporary name; every rank writes its file there; rank 0 then adds the index,
+// gives the folder its name and writes `latest`. After each of these three steps all ranks agree that all of
+// them succeeded. So a rank that cannot write stops the others, too, before any existing file has changed.
 void write_save(SavePlan& plan, ProcessGroup* group) {
   NewFolder folder(plan.directory, plan.index.step, plan.options.on_stage, plan.warn);
   const Duration deadline = plan.options.deadline;

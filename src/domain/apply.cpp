@@ -43,7 +43,7 @@ class RootPasses final : public Passes {
   std::shared_ptr<const Passes> passes_;
 };
 
-// A model that was split over axes of one rank, which changed nothing.
+// Passes of a model that was split over axes of one rank, which changed nothing.
 bool left_alone(const Module& model) {
   const DomainManager before = get_domain_manager(model);
   return before && before.size() == 1;

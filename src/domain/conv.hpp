@@ -63,8 +63,8 @@ struct Seen {
         columns(std::move(columns_in)) {}
 };
 
-/// The smaller map's pixels that see any of this rank's pixels of the larger map; spreads their values over
-/// the larger map.
+/// The pixels of the smaller map that see any of this rank's pixels of the larger map; spreads their values
+/// over the larger map.
 struct Seeing {
   Window window;
   Parts rows, columns;  // of the larger map

@@ -25,8 +25,8 @@ void expect_sequence(const Module& module, const char* name, const Tensor& t, st
                                                      to_string(t.shape()), dim));
 }
 
-// This rank's heads, by the features of q and k. Axes that split heads also split the heads of keys and
-// values, or the ranks of these axes share them.
+// The layout of this rank's heads, from the features of q and k. Axes that split heads also split the heads
+// of keys and values, or the ranks of these axes share them.
 template <class Attending>
 HeadsShape share_of_heads(const Attending& module, const Tensor& q, const Tensor& k, const Tensor& v) {
   const std::int64_t heads = module.config().heads, kv_heads = module.config().kv_heads,

@@ -55,7 +55,7 @@ std::vector<TensorView> by_position(const Tensor& sums) {
 class Incoming {
  public:
   /// Layouts of `own`, (batch, own positions, …), and of `sums`, (batch, heads, own positions), perhaps
-  /// followed by the terms of each. Backwards: from the last piece to the first.
+  /// followed by the terms of each. Backwards, the pieces go from the last to the first.
   Incoming(Frame& frame, const Pieces& pieces, std::vector<Tensor> own, std::vector<Tensor> sums,
            bool backwards)
       : frame_(frame), pieces_(pieces), own_(std::move(own)), sums_(std::move(sums)), backwards_(backwards) {

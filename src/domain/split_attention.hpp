@@ -3,12 +3,12 @@
 // domain.
 //
 // The idea is that of H. Liu, M. Zaharia, P. Abbeel, "Ring Attention with Blockwise Transformers", 2023: a
-// rank has its part and a piece of the others', so that memory is that of T / n positions. But in weft,
-// pieces arrive in the order of the sequence on every rank. Pieces begin and end where the kernels divide the
-// sequence into blocks on one rank, not at the borders of ranks; so every sum has the order, and the bits, of
-// one rank. Forward and dq process keys from the first to the last. dk and dv of a rank's own keys process
-// queries from the last to the first: so no rank's sum waits for another's. The price is that backward
-// computes the scores twice, 7 products instead of 5.
+// rank holds its own part and one piece of another part, so that memory is that of T / n positions. But in
+// weft, pieces arrive in the order of the sequence on every rank. Pieces begin and end at the borders of the
+// blocks into which the kernels divide the sequence on one rank, not at the borders of ranks; so every sum
+// has the order, and the bits, of one rank. Forward and dq process keys from the first to the last. dk and dv
+// of a rank's own keys process queries from the last to the first: so no rank's sum waits for another's. The
+// price is that backward computes the scores twice, 7 products instead of 5.
 #pragma once
 
 #include "weft/mesh/window.hpp"

@@ -99,7 +99,7 @@ void for_batches(std::size_t tensors, const ViewOf& view_of, const Use& use) {
   if (batch.count > 0) use(batch);
 }
 
-/// Calls use(tensor, sum) for the power sums of all parts, in order. On a device the host waits, once.
+/// Calls use(tensor, sum) for the power sums of all parts, in order. On a device, the host waits once.
 template <class ViewOf, class Use>
 void for_power_sums(std::string_view what, Compute* compute, std::size_t tensors, const ViewOf& view_of,
                     double p, const Use& use) {

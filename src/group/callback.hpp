@@ -3,7 +3,7 @@
 // Each slot of the ring has a list of the callbacks of its call. The thread that finishes the last of a
 // callback's calls, or fails the group, owns the group and so cannot call the callback. It puts the callback
 // into the list of the rank's ProgressEngine, whose entries run once the thread holds nothing. If a waiting
-// thread finds the failure first, it calls the callback itself at once. The thread that claims a callback
+// thread finds the failure first, it calls the callback itself at once. If a thread claims a callback, it
 // calls it.
 #pragma once
 
@@ -63,8 +63,8 @@ class Callback final : public ProgressEngine::Later {
 /// in a callback of that group, because such a callback may not wait for calls of the group.
 void check_may_wait(const ProcessGroup& group);
 
-/// Which message a recv from any_source took, or wait_message found. The slot of the call shares it with the
-/// call's Work, which may ask after the slot has been given to another call.
+/// The message that a recv from any_source took, or that wait_message found. The slot of the call shares it
+/// with the call's Work, which may ask after the slot has been given to another call.
 struct FoundMessage {
   MessageInfo message{};           ///< once `known`
   std::atomic<bool> known{false};  ///< set by the group's owner when the call is done

@@ -122,7 +122,7 @@ struct Checker {
       wrong(ErrorCode::bad_argument, "out is {}; expected {} (in)", name(out.dtype), name(in.dtype));
   }
 
-  // If `in` and `out` overlap they must be in place; `rule` says what that means.
+  // If `in` and `out` overlap, the call must be in place; `rule` explains this in the text.
   void overlap(bool in_place, const char* rule) const {
     if (in_place || have.in_count == 0 || have.out_count == 0) return;
     const std::int64_t element = size_bytes(call.in.dtype);

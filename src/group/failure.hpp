@@ -19,7 +19,7 @@
 
 namespace weft {
 
-/// The end of every message of a group: ` [group "tp", rank 3, call 17]`.
+/// The end of every error text of a group: ` [group "tp", rank 3, call 17]`.
 std::string tail(const Membership& member, std::uint64_t call = kNoCall);
 
 class GroupFailure {

@@ -145,7 +145,8 @@ void GroupState::give_back() noexcept {
   if (last) end();
 }
 
-// The program has no handle of the group any more, and the group may stay forever: the Context may end.
+// To be called when the program has no handle of the group any more. The group may stay forever, but the
+// Context may end.
 void GroupState::unlist() noexcept {
   const std::lock_guard lock(mutex_);
   listed_.reset();
@@ -573,7 +574,7 @@ Work GroupState::start_exchange(detail::PreparedExchange& p, std::span<const Exc
   return post(index, false, nullptr);
 }
 
-// Called by the owner, or by code that has made the group stand still.
+// Called by the owner, or by code that has called stand_still().
 bool GroupState::exchanges_touch(const void* block, std::size_t bytes) const noexcept {
   const auto* const begin = static_cast<const std::byte*>(block);
   bool touched = false;

@@ -60,7 +60,7 @@ class GroupState final : public Driven, public BlockHolder {
   Work start(const std::shared_ptr<detail::PreparedCall>& prepared);
   /// The same for several as one; none is there twice.
   Work start_all(std::span<const std::shared_ptr<detail::PreparedCall>> calls);
-  /// Checks a plan and works it out. Local. `sound`: see PreparedExchange.
+  /// Checks a plan, and lets the transport prepare it. Local. `sound`: see PreparedExchange.
   std::shared_ptr<detail::PreparedExchange> prepare_exchange(const ExchangePlan& plan, bool sound = false);
   Work start_exchange(detail::PreparedExchange& prepared, std::span<const ExchangeField> fields,
                       const CallOptions& options);
@@ -75,7 +75,7 @@ class GroupState final : public Driven, public BlockHolder {
   /// Drives until the call is done (returns true; its Work is given back), or until `limit`, if there is one,
   /// has passed (returns false). Throws if the call failed.
   bool wait(std::uint32_t slot, std::uint32_t ticket, const Duration* limit);
-  /// Stream backends: makes `stream` wait for the call. Throws if the call failed.
+  /// For stream backends: makes `stream` wait for the call. Throws if the call failed.
   void wait_on(std::uint32_t slot, std::uint32_t ticket, Stream stream);
   /// Gives back the Work of a call that failed: nobody waits for this Work again.
   void give_back() noexcept;
@@ -139,7 +139,7 @@ class GroupState final : public Driven, public BlockHolder {
   std::map<std::string, int> generations;        ///< of subgroups, by name and ranks; guarded by mutex_
   std::string key(std::string_view what) const;  ///< of the store, under this group's token
   std::string next_token(std::string_view name, std::span<const int> ranks);
-  /// The state of shrink(), which one thread of this rank runs at a time.
+  /// The state of shrink(); only one thread of this rank runs shrink() at a time.
   struct Shrinking {
     std::mutex mutex;
     int rounds = 0;            ///< that this rank has been through

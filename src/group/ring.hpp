@@ -82,8 +82,8 @@ class Ring {
     }
     in_flight_.store(in_flight_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   }
-  /// Frees the slot of a call that is done. The last store releases: a thread that sees that nothing is in
-  /// flight also sees all earlier stores.
+  /// Frees the slot of a call that is done. The last store is a release: if a thread sees that nothing is in
+  /// flight, it also sees all earlier stores.
   void free(std::uint32_t index) noexcept {
     Slot& slot = slots_[index];
     slot.in.store(nullptr, std::memory_order_relaxed);
@@ -132,7 +132,7 @@ class Ring {
   Slot& head_of(Slot& slot) noexcept {
     return row(slot.op.op).collective ? slots_[collectives_[first_ % kSlots]] : slot;
   }
-  /// The first of the collectives, or some message. There must be a call in flight.
+  /// The first of the collectives; if there is none, any message. There must be a call in flight.
   const OpState& oldest() const noexcept {
     return slots_[first_ != last_ ? collectives_[first_ % kSlots]
                                   : static_cast<std::uint32_t>(__builtin_ctzll(messages_))]
@@ -156,8 +156,8 @@ class Ring {
     return first;
   }
 
-  /// Copies the blocks of a v-form into `blocks`, where the operation finds them; `blocks` has room for both
-  /// sides of `ranks` ranks.
+  /// Copies the blocks of a v-form into `blocks`, and makes the operation point to the copy; `blocks` has
+  /// room for both sides of `ranks` ranks.
   static void keep_blocks(std::vector<Block>& blocks, OpState& op, const Call& call, int ranks) noexcept;
   /// Returns whether a call in flight, or one that failed, uses part of this memory. Any thread.
   bool is_exposed(const void* block, std::size_t bytes) const noexcept;

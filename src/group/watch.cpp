@@ -46,12 +46,12 @@ bool Watch::due_by_tick() noexcept {
   return true;
 }
 
-// A rank that was suspended (stopped by a signal, in a container that was paused) has not looked, and if the
-// whole job was suspended nobody could do its part: that time does not count. Suspended time that weft's own
-// waits have noticed (suspended_time) never counts. The remaining time of a gap may be the caller's own
-// computation between two waits, and then it must count. So a gap counts up to twice the longest gap before
-// it since a call began to wait. After a longer suspension, a call gets additional time as long as the
-// suspension lasted, at most its whole deadline, since ranks do not resume at the same moment.
+// A rank that was suspended (stopped by a signal, or in a container that was paused) has not looked, and if
+// the whole job was suspended no rank could do its part. So that time does not count. Suspended time that
+// weft's own waits have noticed (suspended_time) never counts. The remaining time of a gap may be the
+// caller's own computation between two waits, and then it must count. So a gap counts up to twice the longest
+// gap before it since a call began to wait. After a longer suspension, a call gets additional time as long as
+// the suspension lasted, at most its whole deadline, since ranks do not resume at the same moment.
 void Watch::pass_over(Duration gap) noexcept {
   const Duration suspended = suspended_time();
   const Duration noticed = std::min(gap, suspended - std::exchange(suspended_, suspended)) - kGap;
@@ -97,7 +97,7 @@ void Watch::begin(Ring::Slot& slot, Clock::time_point now) noexcept {
 }
 
 bool Watch::inspect(Ring::Slot& slot, Clock::time_point now) noexcept {
-  // Collectives wait one behind the other, so only the first can be reported on.
+  // Collectives wait one behind the other, so only the first one can be reported as late.
   Ring::Slot& head = ring_.head_of(slot);
   const bool behind = &head != &slot;
   if (!slot.waited) {

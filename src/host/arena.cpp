@@ -28,10 +28,10 @@
 
 namespace weft {
 
-// A segment is a memfd that is mapped as a whole. New blocks are cut from its unused rest (`fresh`), and
+// A segment is a memfd that is mapped completely. New blocks are cut from its unused rest (`fresh`), and
 // their pages are populated at once, unless the caller wants them at their first use. A freed block becomes
-// an extent of the cache. Extents that touch are merged; the next block is cut from the smallest extent that
-// is large enough. So only the first use of a page costs a page fault.
+// an extent of the cache. Adjacent extents are merged; the next block is cut from the smallest extent that is
+// large enough. So only the first use of a page costs a page fault.
 //
 // An evacuated block keeps its address and gets other pages: the pages of a `donor`, a block that is
 // allocated as usual, whose place in its segment is mapped a second time over the evacuated address range.
@@ -379,7 +379,7 @@ Arena::Version Arena::version() const noexcept {
   return {impl_->moved.load(std::memory_order_acquire), segment_count()};
 }
 
-// A block that is given other pages.
+// A block that gets other pages.
 struct Arena::Move {
   std::byte* block;
   std::size_t bytes;

@@ -20,9 +20,9 @@ struct SegmentPlace {
   std::uint64_t offset = 0;
 };
 
-/// A group, as the arena sees it. The arena calls holds() before it reuses a freed block: a group with calls
-/// in flight, or a failed group that is not quiesced, returns true for memory that its peers may still
-/// access. The thread that frees calls it under the arena's lock, so it must not call the arena.
+/// A group, from the arena's point of view. The arena calls holds() before it reuses a freed block: a group
+/// with calls in flight, or a failed group that is not quiesced, returns true for memory that its peers may
+/// still access. The thread that frees calls it under the arena's lock, so it must not call the arena.
 class BlockHolder {
  public:
   virtual ~BlockHolder() = default;
@@ -49,8 +49,8 @@ class Arena {
 
   /// When a block's pages are taken: all at once, or each when it is first touched.
   enum class Pages : std::uint8_t { now, at_first_use };
-  /// A block of whole pages, 64-byte aligned at least, uninitialised; recycled by size. Null where shared
-  /// memory cannot be had (logged once at level info).
+  /// A block of whole pages, 64-byte aligned at least, uninitialised; recycled by size. Returns null if
+  /// shared memory cannot be had (logged once at level info).
   void* allocate(std::size_t bytes, Pages pages = Pages::now);
   /// Returns the block to the cache, or to quarantine while a BlockHolder holds it (checked again at later
   /// allocations).

@@ -66,8 +66,8 @@ void warn_of_unknown_variables(Logger& log) {
 
 std::size_t page_bytes() { return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)); }
 
-// A page that holds a 1 in this process and that the kernel clears in every child made by fork: the check
-// costs one load.
+// A page that holds a 1 in this process; the kernel clears it in every child made by fork, so the check costs
+// one load.
 class ForkMark {
  public:
   explicit ForkMark(Logger& log) {

@@ -50,8 +50,8 @@ class HostPeers {
   /// The region that `owner` offers under that name; waits for the offer until the deadline. Within one
   /// process all callers get the same mapping. Throws timeout, peer_lost, system.
   RegionRef open(PeerProcess& owner, const std::string& name, Deadline deadline);
-  /// Throws system, with the limit, if another process has waited for half a second (`last`: at all) to
-  /// connect to this one, because this process has no more descriptors or memory. Does not wait.
+  /// Throws system, with the limit, if another process has waited for half a second (`last`: has waited at
+  /// all) to connect to this process, because this process has no more descriptors or memory. Does not wait.
   void check_admits(bool last) const;
 
   /// The number of the doorbell of that process rank, assigned at first use. Peers pass this number to

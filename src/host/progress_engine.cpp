@@ -35,9 +35,9 @@ void ProgressEngine::remove(Driven* d) noexcept {
   driven_.erase(std::remove(driven_.begin(), driven_.end(), d), driven_.end());
 }
 
-// Returns whether this thread has the list. False means that another thread has had the list for so long that
-// the kernel must be waiting for a peer's page in a step of that thread. Until that thread comes back, nobody
-// waits for it again.
+// Returns whether this thread has the list. False means that another thread has had the list for very long:
+// in a step of that thread, the kernel must be waiting for a peer's page. Until that thread comes back,
+// nobody waits for it again.
 bool ProgressEngine::take_list(std::unique_lock<std::mutex>& lock) noexcept {
   constexpr auto kPatience = std::chrono::milliseconds(100);
   if (lock.try_lock()) [[likely]] {

@@ -31,9 +31,9 @@ class Driven {
   virtual bool helped() const noexcept { return false; }
   /// Answers roll-calls of peers: this rank waits, in a call of any group.
   virtual void answer() noexcept {}
-  /// Drives once more, before a thread sleeps. Returns false if the thread must stay awake: because something
-  /// moved, or because another thread is driving the group and may already be past the step for which this
-  /// thread waits.
+  /// Drives the group once more, before a thread sleeps. Returns false if the thread must stay awake: because
+  /// something moved, or because another thread is driving the group and may already be past the step for
+  /// which this thread waits.
   virtual bool settled() noexcept { return !drive(); }
   /// Checks deadlines and dead peers, by the clock. A sleeping thread calls it at every wake-up.
   virtual void watch() noexcept {}

@@ -15,7 +15,7 @@ void check(const DeviceMesh& axes, const Placement& p) {
                 fmt::format("boundary: {} on {}; only a sum has this adjoint", to_string(p), axes.name()));
 }
 
-// Shard(-1) is the last dimension of the tensor at hand.
+// Shard(-1) means the last dimension of the tensor at hand.
 Placement resolved(const Placement& p, const LayoutRef& layout) {
   const Shard* const shard = std::get_if<Shard>(&p);
   if (shard == nullptr || shard->dim >= 0 || layout == nullptr) return p;

@@ -25,7 +25,7 @@ LayoutTable::~LayoutTable() {
   free_all(removed_);
 }
 
-// All accesses to lists and to finding_ are sequentially consistent: remove() first takes the entry out of
+// All accesses to lists and to finding_ are sequentially consistent. remove() first removes the entry from
 // its list and then reads finding_; find() first counts itself and then reads the list. So either remove()
 // sees the call of find(), or the call does not see the entry.
 LayoutRef LayoutTable::find(std::size_t hash, const LayoutSpec& spec) const {
@@ -55,8 +55,8 @@ LayoutRef LayoutTable::intern(const std::shared_ptr<MeshState>& mesh, LayoutSpec
     delete gone;  // may end the mesh, and this table with it
   });
   own->layout = layout;
-  // Another thread may have been faster. References that are held meanwhile are released after the lock,
-  // because releasing the last one takes the lock.
+  // Another thread may have made it in the meantime. References that are held meanwhile are released after
+  // the lock, because releasing the last one takes the lock.
   std::vector<LayoutRef> held;
   const std::lock_guard lock(changing_);
   std::atomic<Entry*>& list = list_of(hash);

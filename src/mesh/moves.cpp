@@ -9,7 +9,7 @@ namespace weft {
 
 namespace {
 
-/// A tensor on the device of `like`, in memory that collectives work on in place.
+/// A tensor on the device of `like`, in memory on which collectives work in place.
 Tensor shared_tensor(Context& context, const Shape& shape, const Tensor& like) {
   return {context, shape, like.dtype(), Memory::shared, like.stream()};
 }
@@ -175,7 +175,7 @@ Move Moves::all_reduce(const Tensor& in, const DeviceMesh& axes, ReduceOp op, in
   return move;
 }
 
-// Averages, minima and maxima of equal values are that value.
+// The average, minimum or maximum of equal values is that value.
 Move Moves::contribute(const Tensor& in, const DeviceMesh& axis, ReduceOp op) {
   if (op != ReduceOp::sum || axis.rank() == 0) return Move(in);
   return Move(Tensor::zeros(axis.context(), in.shape(), in.dtype(), in.storage().memory(), in.stream()));

@@ -47,7 +47,7 @@ class Moves {
                        const Cut& to_cut, int tag);
   /// Partial(op) → Replicate, over one axis or several.
   static Move all_reduce(const Tensor& in, const DeviceMesh& axes, ReduceOp op, int tag);
-  /// Replicate → Partial(op): contributions that combine to the value.
+  /// Replicate → Partial(op): gives each rank a contribution, so that the contributions combine to the value.
   static Move contribute(const Tensor& in, const DeviceMesh& axis, ReduceOp op);
 };
 

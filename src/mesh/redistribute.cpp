@@ -58,7 +58,7 @@ class Planner {
 
   std::deque<Step> plan() {
     for (auto a = from_.nesting.rbegin(); a != from_.nesting.rend(); ++a) gather(*a);
-    // From here on sharded axes nest as in the target layout: gathered axes no longer count.
+    // From here on sharded axes nest as in the target layout, and gathered axes no longer count.
     now_.nesting = to_.nesting;
     for (const int a : to_.nesting) cut(a);
     for (int a = 0; a < mesh_.axis_count(); ++a) reduce(a);
@@ -244,7 +244,7 @@ const Layout& stated(const Tensor& in) {
   return layout;
 }
 
-/// Throws layout if a value cannot become contributions to itself.
+/// Throws layout if no contributions can combine to the value.
 void expect_contributions(const Layout& from, const Layout& to) {
   const auto possible = [](ReduceOp op) {
     return op == ReduceOp::sum || op == ReduceOp::avg || op == ReduceOp::min || op == ReduceOp::max;

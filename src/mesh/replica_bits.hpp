@@ -25,7 +25,7 @@ namespace weft {
 /// Returns whether the layout is over the mesh to which `axes` belongs.
 bool is_over(const Layout& layout, const DeviceMesh& axes);
 
-/// The axes of several ranks among `axes` on which a tensor is Replicate, as axes of the root. Empty for a
+/// The axes of several ranks, among `axes`, on which a tensor is Replicate; as axes of the root. Empty for a
 /// tensor without a layout, or over another mesh.
 std::vector<int> replicated_along(const LayoutRef& layout, const DeviceMesh& axes);
 

@@ -1,7 +1,7 @@
-// Checks whether all ranks of some axes work on the same list of tensors in the same order. One digest of the
-// whole list is compared. The digest travels with an all-gather that happens in any case, or in a separate
-// one. Further exchanges find the first entry that differs; they happen only if the digest differs. Private
-// to mesh and the layers above.
+// Checks whether all ranks of some axes work on the same list of tensors in the same order. The ranks compare
+// one digest of the whole list. The digest travels with an all-gather that happens in any case, or in a
+// separate one. Further exchanges find the first entry that differs; they happen only if the digest differs.
+// Private to mesh and the layers above.
 #pragma once
 
 #include <array>

@@ -169,7 +169,7 @@ std::int64_t Trainer::agree(std::span<const TokenBatch> batches, std::optional<d
   const std::int64_t rate = lr && fault == kNone ? bits_of(*lr) : 0;
   const std::vector<Setting> settings =
       settings_of(options_, steps_, steps_ > 0 ? 0 : history_of_first_values(model_->model->parameters()));
-  // Stands for a number that this rank does not know.
+  // Represents a number that this rank does not know.
   constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
   Numbers mine{fault, content, ~content, rate, ~rate};
   for (const Setting& s : settings)

@@ -1,4 +1,4 @@
-// The passes of losses of elements, once their inputs are checked. Inside nn and domain.
+// The passes of element losses, after their inputs are checked. Inside nn and domain.
 #pragma once
 
 #include "weft/nn/kernels.hpp"

@@ -1,7 +1,7 @@
 // The history of parameters' values, as digests that are equal on all ranks with equal histories:
 // initialise() with one seed, or a step of an optimizer with one set of options and one learning rate.
-// Reducers, sharded models and trainers compare them. Each Compute keeps the digests of its parameters. Only
-// the rank (thread) that owns the model uses them; private to nn and the layers above.
+// Reducers, sharded models and trainers compare these digests. Each Compute keeps the digests of its
+// parameters. Only the rank (thread) that owns the model uses them; private to nn and the layers above.
 #pragma once
 
 #include <cstdint>

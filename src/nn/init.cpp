@@ -30,7 +30,7 @@ void fill_normal(const Tensor& value, const Shape& global, std::string_view path
            });
 }
 
-// Throws bad_argument if a cast would give another number.
+// Throws bad_argument if a cast would change the number.
 void expect_integer(const std::string& path, double constant) {
   if (!(std::abs(constant) < 0x1p63 && std::trunc(constant) == constant))
     throw Error(

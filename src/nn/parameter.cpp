@@ -213,7 +213,8 @@ void Parameter::put_gradient(std::string_view call, Tensor gradient) {
   gradient_ = std::move(gradient);
 }
 
-// A reducer reduces the memory that it gave to the gradient. A gradient in other memory would not be reduced.
+// A reducer reduces the memory that it gave to the gradient. The reducer would not reduce a gradient in other
+// memory.
 void Parameter::expect_unclaimed(std::string_view call, const void* owner) const {
   if (gradient_owner_ != nullptr && gradient_owner_ != owner)
     throw Error(ErrorCode::bad_argument,
@@ -262,8 +263,7 @@ void Parameter::zero_gradient() noexcept {
   gradient_layout_ = nullptr;
 }
 
-// Tensors passed to a parameter must be on the master's device and stream, where layers and kernels expect
-// them.
+// Tensors passed to a parameter must be on the master's device and stream, as layers and kernels expect.
 void Parameter::expect_device(std::string_view call, const Tensor& t) const {
   if (t.stream() != master().stream())
     throw Error(ErrorCode::bad_argument,

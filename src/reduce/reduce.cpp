@@ -58,9 +58,9 @@ ReduceKernel kernel_of(const ReduceIsa& isa, DType dtype, Kind kind) noexcept {
 }
 
 // Results larger than the shared cache are reduced block by block into a buffer in the first-level cache, and
-// written from there past the caches. Blocks end where the first output is aligned to a cache line. Blocks
-// are short, so that the CPU reads the next block while it still writes this one; prefetching instead is
-// three times slower.
+// written from there past the caches. The first block ends at a place at which the first output is aligned to
+// a cache line; so do the following ones. Blocks are short, so that the CPU reads the next block while it
+// still writes this one; prefetching instead is three times slower.
 constexpr int kStreamBlock = 1024;   // bytes
 constexpr int kStreamInputs = 64;    // more are reduced in the ordinary way
 constexpr int kStreamLeast = 65536;  // bytes; smaller results gain nothing

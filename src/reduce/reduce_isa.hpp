@@ -2,10 +2,10 @@
 // is compiled for that set. Private to reduce.cpp, the kernel files and the tests, which run every table that
 // the machine can run. Any thread.
 //
-// The kernel files are compiled with flags the running machine may not support. If such a file emitted an
-// inline function or template with external linkage, the linker could keep that copy for the whole program.
-// So this header and reduce_kernels.hpp and its parts use only plain types of the C++ library, and all code
-// lies in an unnamed namespace.
+// The kernel files are compiled with flags that the running machine may not support. If such a file emitted
+// an inline function or template with external linkage, the linker could keep that copy for the whole
+// program. So this header and reduce_kernels.hpp and its parts use only plain types of the C++ library, and
+// all code lies in an unnamed namespace.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace weft {
 
-/// Combines in[0..n) element by element in the canonical order into every out[0..outs); n >= 1, count >= 0.
+/// Combines in[0..n) element by element, in the canonical order, into every out[0..outs); n >= 1, count >= 0.
 /// `scale` is the scale of premul_sum.
 using ReduceKernel = void (*)(const std::byte* const* in, int n, std::byte* const* out, int outs,
                               std::int64_t count, double scale) noexcept;

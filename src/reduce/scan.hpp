@@ -1,7 +1,7 @@
 // Prefix reductions of several inputs, made of reduce(). Pure functions; any thread.
 //
-// Prefix r of a scan is reduce() of in[0] … in[r], so it has the bits that an all_reduce in canonical order
-// gives in a group of ranks 0 … r; prefix r of an exscan is reduce() of in[0] … in[r-1].
+// Prefix r of a scan is reduce() of in[0] … in[r], so its bits are those of an all_reduce in canonical order
+// in a group of ranks 0 … r; prefix r of an exscan is reduce() of in[0] … in[r-1].
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ constexpr bool has_identity(ReduceOp::Kind kind) noexcept {
   return kind != ReduceOp::Kind::avg && kind != ReduceOp::Kind::user;
 }
 
-/// Fills `to` with the identity; if there is none, does nothing.
+/// Fills `to` with the identity; does nothing if there is no identity.
 void fill_identity(DType dtype, ReduceOp::Kind kind, std::byte* to, std::int64_t count) noexcept;
 
 /// Computes every prefix: out[r] receives prefix r, unless it is null. Prefix 0 of an exscan is the identity;

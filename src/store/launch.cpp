@@ -121,7 +121,7 @@ LaunchInfo find_launch_info(Context& context) {
       launch_infos.push_back(read_launch_info(v, v.size));
   }
   if (launch_infos.empty()) {
-    // Only half of a launcher's variables are set: where to meet, but no rank.
+    // Only half of a launcher's variables are set: they say where to meet, but give no rank.
     if (env::get("WEFT_STORE")) return read_launch_info(variables_of(Launcher::weft), "WEFT_STORE");
     for (const char* where : {"MASTER_PORT", "MASTER_ADDR"})
       if (env::get(where)) return read_launch_info(variables_of(Launcher::torchrun), where);

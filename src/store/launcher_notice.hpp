@@ -25,8 +25,8 @@ void tell_launcher_that_results_are_in_doubt() noexcept;
 /// The key of the job's store that a rank takes when it arrives there, and keeps.
 inline std::string place_key(int rank) { return "weft/rank/" + std::to_string(rank); }
 
-/// The notices of `weft run` to the ranks: the ranks whose process has ended while others ran, and how it
-/// ended ("exited with code 0"). They are in the job's store, under this key, one line for each rank.
+/// The notices of `weft run` to the ranks: they list the ranks whose process has ended while others ran, and
+/// how it ended ("exited with code 0"). They are in the job's store, under this key, one line for each rank.
 inline constexpr std::string_view kEndedKey = "weft/ended";
 struct EndedRank {
   int rank = 0;

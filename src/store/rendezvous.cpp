@@ -30,7 +30,7 @@
 namespace weft {
 namespace {
 
-/// All keys of a job begin with its name, so that jobs that share a server or a file are separate.
+/// All keys of a job begin with its name, so that jobs can share a server or a file without sharing keys.
 std::shared_ptr<Store> store_of(std::string_view job, std::shared_ptr<Store> store) {
   return std::make_shared<PrefixStore>(fmt::format("{}/", job), std::move(store));
 }
@@ -233,7 +233,7 @@ void JobStores::tell(const std::string& address) const {
       fmt::format("rendezvous: store at {} by interface {}", address, interface_to(all.front())));
 }
 
-/// Rank 0 serves if nobody does. Returns false if another process serves.
+/// Rank 0 serves if no other process does. Returns false if another process serves.
 bool JobStores::serve(const HostPort& where, bool must, const std::string& secret, const std::string& owner) {
   std::string why;
   const auto all = resolve(where.host, where.port, why);
@@ -327,7 +327,8 @@ std::shared_ptr<Store> JobStores::at(const HostPort& where, bool rank_zero_must_
       }
       refusal = std::move(*refused);
     } catch (const Error& e) {
-      // Perhaps the server of a job that was ending was there, and no other server came until the deadline.
+      // Perhaps the server that answered belonged to a job that was ending, and no other server came until
+      // the deadline.
       const bool was_ending = e.code() == ErrorCode::timeout && refusal.will_pass;
       if (e.code() == ErrorCode::timeout && !was_ending && launch.rank == 0 && !served)
         throw Error(ErrorCode::timeout,

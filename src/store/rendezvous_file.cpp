@@ -26,7 +26,7 @@ namespace {
 
 constexpr std::string_view kFirstLine = "weft rendezvous 1";
 
-/// The folder's lock, against other processes that write there at the same moment.
+/// The folder's lock, which excludes other processes that write there.
 class FolderLock {
  public:
   FolderLock(int fd, const std::string& folder, Deadline deadline) : fd_(fd) {

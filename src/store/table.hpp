@@ -42,7 +42,7 @@ class StoreTable {
   /// The value, or null. Valid until the next change.
   const std::string* find(std::string_view key) const;
   /// Returns the value that add() would set and return. Throws bad_argument if the key holds no decimal
-  /// number or the sum leaves 64 bits.
+  /// number, or if the sum does not fit 64 bits.
   std::int64_t sum(std::string_view key, std::int64_t delta) const;
   std::int64_t add(std::string_view key, std::int64_t delta);
   std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired);

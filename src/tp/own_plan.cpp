@@ -29,7 +29,7 @@ struct Planned {
   Plan plan;
 };
 
-// The module's plan, with paths from the root given.
+// The module's plan, with paths from the given root.
 Plan plan_of(const Module& module, const std::string& path) {
   const OwnPlan own = module.own_plan();
   Plan plan;

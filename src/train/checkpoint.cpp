@@ -54,7 +54,7 @@ class MastersWritten {
 // Copies on the host of tensors of devices, while a checkpoint is written or read.
 class OnHost {
  public:
-  // `t` itself, or a copy on the host.
+  // Returns `t` itself, or a copy on the host.
   Tensor of(Compute& compute, const Tensor& t) {
     if (t.device() == Device{}) return t;
     copies_.push_back({&compute, t, to_host(compute.context(), t)});

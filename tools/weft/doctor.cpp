@@ -130,7 +130,7 @@ std::string backend_trouble(const std::string& wanted, const std::vector<FoundBa
   return unknown_backend(wanted, names);
 }
 
-// Prints what was found of the transports. Returns the number of faults.
+// Prints the transports that were found. Returns the number of faults.
 int check_backends() {
   int wrong = 0;
   fmt::print("\nbackends\n");

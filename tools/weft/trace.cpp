@@ -1,5 +1,6 @@
 // Ranks are aligned by group and call number. The time at which a call was posted, on clocks that agree,
-// shows which rank was late: from then on the others could only wait. A rank that has not come is the latest.
+// shows which rank was late: from then on the others could only wait. If a rank has not come, it is the
+// latest.
 #include "trace.hpp"
 
 #include <fmt/format.h>
@@ -178,7 +179,8 @@ class Group {
     bool came;
   };
 
-  // The ranks' parts, by rank. A rank without the call has not come to it, unless its file begins later.
+  // The ranks' parts, by rank. If a rank does not have the call, it has not come to it, unless its file
+  // begins later.
   std::map<int, Coming> comings(std::uint64_t number) const {
     const auto& ranks = calls_.at(number);
     std::int64_t first = INT64_MAX;

@@ -17,8 +17,8 @@ namespace weft {
 /// result.
 enum class Plan : std::uint8_t { same, exchange, reduce, scan };
 
-/// Buffers of one exchange: block r of `to`, in `in`, goes to rank r; block r of `from`, in `out`, comes from
-/// it.
+/// Buffers of one exchange: block r of `to`, in `in`, goes to rank r; block r of `from`, in `out`, arrives
+/// from rank r.
 struct Exchange {
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
@@ -66,8 +66,8 @@ struct Composed {
 /// Part r of `count` elements divided evenly over n ranks (weft/base/chunk.hpp).
 Block slice(std::int64_t count, int r, int n) noexcept;
 
-/// Plans the user's call `s` of rank `rank`: how it is composed over a transport with these traits, its first
-/// exchange, and the scratch that it needs, allocated from `memory`. Throws std::bad_alloc, and the errors of
+/// Plans the user's call `s` of rank `rank`: how the call is composed over a transport with these traits, its
+/// first exchange, and its scratch memory, allocated from `memory`. Throws std::bad_alloc, and the errors of
 /// LocalMemory::allocate().
 void plan_call(Composed& c, OpState& s, const Traits& traits, int rank, int size, LocalMemory& memory);
 /// Plans the second exchange of Plan::reduce and Plan::scan: this rank's slice goes to the ranks that have an

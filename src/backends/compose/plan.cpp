@@ -32,8 +32,8 @@ void plan_barrier(Composed& c, int rank, int size, LocalMemory& memory) {
   }
 }
 
-// This rank copies its own block itself, unless the block already lies in place, or lies on a device, where
-// the transport moves it.
+// This rank copies its own block itself, unless the block already lies in place, or lies on a device (there
+// the transport moves it).
 void plan_exchange(Composed& c, bool device, int rank, int size) {
   const OpState& s = *c.user;
   Exchange& x = c.exchange;

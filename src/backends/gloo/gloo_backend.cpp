@@ -38,7 +38,7 @@ constexpr auto kForever = std::chrono::milliseconds(std::chrono::hours(24 * 30))
 
 ::gloo::transport::tcp::attr loopback() { return {"127.0.0.1"}; }
 
-// Gloo does not authenticate its clients, so the user says which network it listens on.
+// Gloo does not authenticate its clients, so the user chooses the network on which Gloo listens.
 ::gloo::transport::tcp::attr chosen_interface(const GroupInit& b, std::string_view because) {
   const auto name = env::get("WEFT_INTERFACE");
   if (!name)
@@ -312,8 +312,8 @@ class GlooBackend final : public BlockingBackend {
     ::gloo::allgather(options);
   }
 
-  // Each block goes directly from its source to its destination, as in Gloo's own gather and all_to_all; here
-  // blocks may lie anywhere.
+  // Each block goes directly from its source to its destination, as in Gloo's own gather and all_to_all; in
+  // weft, blocks may lie anywhere.
   void exchange(const OpState& s) {
     const auto element = static_cast<std::size_t>(size_bytes(s.dtype));
     const auto bytes = [&](std::int64_t n) { return static_cast<std::size_t>(n) * element; };

@@ -1,12 +1,12 @@
 // Control messages and messages between this rank and every other rank, over Gloo's unbound buffers.
 //
-// Gloo reports a finished send or receive only to a thread that blocks for it. Gloo accepts a message that is
-// shorter than requested without an error, and ends the process on a longer message. So every pair of ranks
-// has one stream of control messages of a known size, with a thread that reads it. A small message travels in
-// its control message. For a large message the control message gives its size. Once the receiver has matched
-// the message, it asks Gloo for exactly that size, and another control message tells the sender that the data
-// has arrived. No pair waits for another pair or for a collective. The thread also notices the death of the
-// peer.
+// Gloo reports a finished send or receive only to a thread that blocks until the end of this operation. Gloo
+// accepts a message that is shorter than requested without an error, and ends the process on a longer
+// message. So every pair of ranks has one stream of control messages of a known size, with a thread that
+// reads it. A small message travels in its control message. For a large message the control message gives its
+// size. Once the receiver has matched the message, it asks Gloo for exactly that size, and another control
+// message tells the sender that the data has arrived. No pair waits for another pair or for a collective. The
+// thread also notices the death of the peer.
 #pragma once
 
 #include <gloo/rendezvous/context.h>
@@ -60,13 +60,13 @@ class Links final : private MessageMedium {
   /// For a call whose connection broke, and on which the ranks have not agreed: returns the ranks that have
   /// left, unless the group fails for another reason within a moment. Returns nothing if no rank has left.
   std::optional<Failure> leaving(const OpState& s);
-  /// The call that begin() announced is over.
+  /// To be called when the call that begin() announced is over.
   void over() noexcept;
   /// Returns the ranks that hold up the call. These are ranks that have not announced the call, or have not
   /// sent or received, and the ranks that those ranks wait for. If no such rank is left, they are the ranks
   /// that do not answer.
   std::vector<int> missing(const OpState& s, std::string& story);
-  /// See Backend::last_calls(). `announced`: ranks announce their calls, by agree().
+  /// See Backend::last_calls(). `announced`: whether ranks announce their calls, by agree().
   std::vector<LastCall> last_calls(bool announced) const;
   /// See Backend::probe().
   std::optional<MessageInfo> probe(int source, int tag);

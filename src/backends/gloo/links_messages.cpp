@@ -1,4 +1,4 @@
-// Messages between two ranks: how Gloo moves what PeerMessages matches.
+// Messages between two ranks: how Gloo moves the messages that PeerMessages matches.
 #include <fmt/format.h>
 
 #include "backends/gloo/link_parts.hpp"

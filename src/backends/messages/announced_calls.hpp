@@ -20,7 +20,7 @@ class AnnouncedCalls {
  public:
   AnnouncedCalls(int rank, int size) : rank_(rank), size_(size), peers_(static_cast<std::size_t>(size)) {}
 
-  /// Notes a call of this rank; returns its number. compare() must follow, for every rank.
+  /// Records a call of this rank; returns its number. compare() must follow, for every rank.
   std::uint64_t announce(const Announcement& call, const OpState& s);
   /// Records a call of rank r. compare() must follow.
   void arrived(int r, const Announcement& call) { peer(r).ahead.push_back(call); }
@@ -29,11 +29,11 @@ class AnnouncedCalls {
   /// Records that this rank has finished the call.
   void finish(std::uint64_t sequence);
 
-  /// Used when this rank leaves: returns the call that needed no other rank and that was left out by this
-  /// rank or by a rank that has left. Returns "" if no such call is known.
+  /// Used when this rank leaves: returns a call that needed no other rank, and that this rank or a rank that
+  /// has left did not make. Returns "" if no such call is known.
   std::string left_out(const std::vector<bool>& left) const;
 
-  /// How many collectives rank r has announced here.
+  /// The number of collectives that rank r has announced here.
   std::uint64_t announced_by(int r) const { return peer(r).compared + peer(r).ahead.size(); }
   /// Returns whether rank r has called the same collective.
   bool agrees(int r, std::uint64_t sequence) const { return peer(r).compared > sequence; }

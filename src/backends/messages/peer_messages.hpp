@@ -36,7 +36,7 @@ struct MessageHead {
   std::int64_t bytes() const noexcept { return offered ? 0 : count * size_bytes(dtype); }
 };
 
-/// Notices that ranks send each other in addition to messages. A ping is answered by a pong of the same
+/// Notices that ranks send each other in addition to messages. Each ping is answered by a pong with the same
 /// number.
 enum class Notice : std::uint8_t { ping, pong };
 
@@ -131,7 +131,7 @@ class PeerMessages {
   /// flight.
   LastCall::Message last_message() const noexcept;
 
-  // Time-outs: see Backend::ask(), missing() and last_calls().
+  // For time-outs: see Backend::ask(), missing() and last_calls().
   /// Asks the other ranks whom they wait for, unless it asked them a moment ago.
   void ask(const OpState& s);
   bool settled(std::span<const int> awaited) { return roll_.settled(awaited); }

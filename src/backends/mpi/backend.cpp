@@ -1,7 +1,8 @@
-// The Backend over MPI. A collective begins with a control message to every rank that states the call. A rank
-// enters MPI's own collective after the ranks whose data it needs have made the same call. So a mismatch
-// never reaches MPI, and a time-out names the ranks that had not arrived. Roots of broadcast and scatter, and
-// all ranks but the root of reduce and gather, need nobody's data: they do not wait, and compare later.
+// The Backend over MPI. In a collective, each rank first sends a control message with the call to every rank.
+// A rank enters MPI's own collective after the ranks whose data it needs have made the same call. So a
+// mismatch never reaches MPI, and a time-out names the ranks that had not arrived. Roots of broadcast and
+// scatter, and all ranks but the root of reduce and gather, need nobody's data: they do not wait, and compare
+// later.
 //
 // After a failure weft leaks everything that MPI may still use: buffers, requests, the communicator.
 #include "backends/mpi/backend.hpp"

@@ -1,10 +1,10 @@
 // Control messages between the ranks of a group: the calls of each rank, point-to-point messages, failures,
 // and the notice that a rank leaves.
 //
-// Everything but the data of a collective or of a large message is a control message: one MPI message of one
-// tag, made of an envelope and a payload of at most kPayload bytes. MPI keeps the control messages of one
-// sender in order. Their receives are always posted, so the next poll takes each control message. They are
-// sent from copies, which outlive the caller's memory.
+// Everything except the data of a collective or of a large message is a control message: one MPI message with
+// one tag, made of an envelope and a payload of at most kPayload bytes. MPI keeps the control messages of one
+// sender in order. Their receives are always posted, so the next poll takes each control message. Control
+// messages are sent from copies, which outlive the caller's memory.
 #pragma once
 
 #include <mpi.h>
@@ -57,8 +57,8 @@ class ControlChannel {
   /// The number of envelopes that MPI has not taken yet.
   std::size_t unsent() const noexcept { return sent_.size(); }
   /// Returns the ranks for which MPI has not taken one of the envelopes `first` to `last` yet. Only ranks
-  /// count for which `asked(rank)` is true and which have not left. Messages that MPI has not taken go out
-  /// only while this process calls MPI.
+  /// count for which `asked(rank)` is true and which have not left. If MPI has not taken a message, it goes
+  /// out only while this process calls MPI.
   template <class Asked>
   std::vector<int> owed(std::uint64_t first, std::uint64_t last, const Asked& asked) const {
     std::vector<int> ranks;

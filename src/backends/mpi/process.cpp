@@ -57,7 +57,7 @@ std::string library_text() {
   return text;
 }
 
-/// Which MPI libraries are loaded in this process, by the names of their files.
+/// The MPI libraries that are loaded in this process, by the names of their files.
 struct Loaded {
   std::string other;     // path of the other MPI
   bool sibling = false;  // our plug-in for the other MPI, which may be what brought it
@@ -89,7 +89,7 @@ Loaded loaded() {
   return found;
 }
 
-// Asks the other library whether it is initialised.
+// Asks the other MPI library whether it is initialised.
 bool is_initialised(const std::string& library) {
   void* const handle = ::dlopen(library.c_str(), RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);
   if (handle == nullptr) return false;
@@ -102,8 +102,8 @@ bool is_initialised(const std::string& library) {
 
 // Our own kernels perform reductions that MPI does not define, or that a library gets wrong. Min and max of
 // floats: one quiet NaN, and -0 before +0. They are exact, so any order gives the same bits. Min and max of
-// unsigned integers: MPICH 4.0 compares them as signed. Sums and products of 8 and 16 bits: Open MPI 4.1's
-// vector code saturates, but weft's sums wrap.
+// unsigned integers: MPICH 4.0 compares these integers as signed. Sums and products of 8 and 16 bits: Open
+// MPI 4.1's vector code saturates, but weft's sums wrap.
 template <ReduceOp::Kind kKind>
 void combine(void* in, void* inout, int* count, MPI_Datatype* type) {
   DType dtype = DType::f64;

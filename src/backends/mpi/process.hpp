@@ -73,15 +73,15 @@ class Process {
   /// To be called when a failed group is leaked: MPI_Finalize would wait for requests that never end, so it
   /// is not called.
   void poison() noexcept;
-  /// Keeps a group that has ended on this rank until all peers have left, since they may still write to it;
-  /// then frees it. Call it under lock().
+  /// Keeps a group that has ended on this rank until all peers have left, since the peers may still write to
+  /// this group; then frees the group. Call it under lock().
   void defer_free(std::unique_ptr<ControlChannel> channel);
   /// Frees the groups that can be freed. Call it under lock().
   void reap() noexcept;
-  /// After a failure: starts a thread that for some minutes sends the messages of `channel` that MPI has not
-  /// accepted yet. `channel` is never freed. So late peers learn of the failure, whatever the program does
-  /// meanwhile. This needs weft to have initialised MPI with MPI_THREAD_MULTIPLE; otherwise the messages go
-  /// out while the program calls MPI.
+  /// After a failure: starts a thread that sends, for some minutes, the messages of `channel` that MPI has
+  /// not accepted yet. `channel` is never freed. So late peers learn of the failure, whatever the program
+  /// does meanwhile. This needs weft to have initialised MPI with MPI_THREAD_MULTIPLE; otherwise the messages
+  /// go out while the program calls MPI.
   void deliver(ControlChannel& channel);
 
  private:

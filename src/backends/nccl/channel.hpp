@@ -1,5 +1,4 @@
-// A communicator, the stream that its work runs on, and the calls that wait to be started there. Used by one
-// thread at a time.
+// A communicator, its stream, and the calls that wait to be started there. Used by one thread at a time.
 //
 // Communicators are non-blocking: NCCL may answer "in progress", and must then be polled until it is done
 // before it accepts the next call. So calls are queued, and advance() starts them one after the other. A call
@@ -9,9 +8,9 @@
 //   launching  given to NCCL, behind `ready`, on the channel's stream; NCCL still works on the launch
 //   running    its `done` event is recorded behind it; the device does the rest
 //
-// All ranks must start the same calls together or separately: NCCL plans calls that are started together as
-// one. So only the calls of one batch, which the caller made as one batch on every rank, share a group start
-// and end.
+// Either all ranks must start calls together, or all must start them separately: NCCL plans calls that are
+// started together as one. So only the calls of one batch, which the caller made as one batch on every rank,
+// share a group start and end.
 #pragma once
 
 #include <deque>

@@ -81,7 +81,7 @@ static_assert(equal(CudaResult::success, cudaSuccess) && equal(CudaResult::not_r
               equal(kEventDisableTiming, cudaEventDisableTiming) &&
               equal(kStreamNonBlocking, cudaStreamNonBlocking));
 
-// Config is a beginning of the header's own, filled as its initializer fills it.
+// Config has the first fields of the header's struct, with the values of its initializer.
 static_assert(sizeof(Config) <= sizeof(ncclConfig_t));
 static_assert(offsetof(Config, size) == offsetof(ncclConfig_t, size) &&
               offsetof(Config, magic) == offsetof(ncclConfig_t, magic) &&

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kOldest = 21800;  // configurations with split_share, abort of a communicator still being made
 
-// NCCL counts 2.18.3 as 21803, and before 2.9 2.8.3 as 2803.
+// NCCL writes version 2.18.3 as 21803; before 2.9 it wrote 2.8.3 as 2803.
 std::string version_text(int version) {
   return version < 10000 ? fmt::format("NCCL {}.{}.{}", version / 1000, version / 100 % 10, version % 100)
                          : fmt::format("NCCL {}.{}.{}", version / 10000, version / 100 % 100, version % 100);

@@ -1,12 +1,12 @@
 // Streams: a call runs on the group's own stream, behind an event of the caller's stream. So it runs after
 // all work that was queued on the caller's stream before the call. The caller's stream waits for the call
-// only if the caller says so (wait_on). The host never waits for a device here.
+// only if the caller requests it (wait_on). Here the host never waits for a device.
 //
-// Collectives run on one communicator. Messages cannot: NCCL performs the operations of a communicator one
-// after the other. A send whose receiver is late would hold up everything behind it, and two ranks that both
-// send before they receive would wait forever. So every (source, destination, tag) has a separate lane: a
-// communicator of the two ranks, made at its first use, in which only the source sends. A message of a rank
-// to itself is a copy.
+// Collectives run on one communicator. Messages cannot share that communicator, because NCCL performs the
+// operations of a communicator one after the other. A send whose receiver is late would hold up everything
+// behind it, and two ranks that both send before they receive would wait forever. So every (source,
+// destination, tag) has a separate lane: a communicator of the two ranks, made at its first use, in which
+// only the source sends. A message from a rank to itself is a copy.
 //
 // A background thread asks the Store (Notices). Other threads wait for this thread only when the group ends,
 // or fails while the Store answers: half a second at most.
@@ -57,7 +57,7 @@ constexpr std::size_t kMostLanes = 64;
 // the lanes of a group.
 constexpr std::uint64_t kLayout = digest_of(sizeof(UniqueId), kMostLanes);
 
-// CUDA reads the variable itself, at its first use in a process: 1 to 32.
+// CUDA itself reads the variable, at its first use in a process: 1 to 32.
 int hardware_queues() {
   constexpr int kDefault = 8;
   const int n = parse_integer<int>(env::get("CUDA_DEVICE_MAX_CONNECTIONS").value_or("")).value_or(0);
@@ -218,7 +218,7 @@ NcclBackend::~NcclBackend() {
   }
 }
 
-// Announces to ranks that may still wait for this rank that it leaves: "rank:calls rank:calls …".
+// Notifies ranks that may still wait for this rank of its leaving: "rank:calls rank:calls …".
 void NcclBackend::tell_leave() noexcept {
   if (!store_) return;
   try {

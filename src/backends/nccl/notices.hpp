@@ -58,7 +58,7 @@ class Notices {
   /// Whether the Store has answered the last question in time. If the Store has not answered, a caller that
   /// cannot wait does not ask.
   bool answers() const;
-  /// Makes `why` the first cause, soon, if there is none.
+  /// Makes `why` the first cause soon, if there is no first cause yet.
   void raise(const Failure& why);
 
   /// The keys, under the group's token.

@@ -40,7 +40,8 @@ constexpr const char* kEntry = "weft_backend_plugin";
   throw Error(ErrorCode::unsupported, fmt::format("{}: {}", file, what));
 }
 
-// The result of a function of a plug-in. Any exception of it becomes unsupported, with the file's name.
+// Returns the result of a function of a plug-in. Any exception of it becomes unsupported, with the file's
+// name.
 template <class F>
 auto call_plugin(const std::string& file, std::string_view function, const F& f) {
   try {
@@ -100,10 +101,10 @@ constexpr std::size_t kBytesOfMinor[] = {offsetof(BackendPlugin, obstacle),
                                          sizeof(BackendPlugin)};
 static_assert(std::size(kBytesOfMinor) == kBackendAbiMinor + 1);
 
-// The description of a plug-in that this weft can use. Fields that it lacks, because its minor version is
-// older, are null. Throws unsupported.
+// The description of a plug-in that this weft can use. A field that the plug-in lacks, because its minor
+// version is older, is null. Throws unsupported.
 BackendPlugin compatible(const std::string& file, const BackendPlugin& plugin) {
-  // If the ABI differs, only the first field may be read.
+  // If the ABI differs, no field except the first may be read.
   if (plugin.abi != kBackendAbi)
     refuse(file,
            fmt::format("built for backend ABI {}; expected {}: {}", plugin.abi, kBackendAbi,

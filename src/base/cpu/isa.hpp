@@ -8,9 +8,9 @@
 
 namespace weft {
 
-/// Each has all of those before it. baseline: what the compiler takes for granted. avx2: x86-64-v3, with FMA
-/// and F16C. avx512: x86-64-v4. amx: with products of bf16; no kernel uses it yet, so it computes as
-/// avx512_bf16 does.
+/// Each set includes all sets before it. baseline: the instructions that the compiler uses by default. avx2:
+/// x86-64-v3, with FMA and F16C. avx512: x86-64-v4. amx: with products of bf16; no kernel uses amx yet, so it
+/// computes like avx512_bf16.
 enum class CpuIsa : unsigned char { baseline, avx2, avx512, avx512_bf16, amx };
 
 std::string_view name_of(CpuIsa isa) noexcept;
@@ -23,7 +23,7 @@ CpuIsa cpu_has() noexcept;
 CpuIsa limited_isa(CpuIsa has, const std::optional<std::string>& limit);
 
 /// limited_isa of this CPU and this environment, as they were at the first call that did not throw. The
-/// constructor of a Context calls it.
+/// constructor of a Context calls this function.
 CpuIsa cpu_isa();
 
 /// cpu_isa() and why, for reports.

@@ -1,5 +1,4 @@
-// The text of an exception of any type: functions that others wrote (a plug-in, a user's Store) may throw
-// anything.
+// The text of an exception of any type: foreign functions (a plug-in, a user's Store) may throw anything.
 #pragma once
 
 #include <cxxabi.h>

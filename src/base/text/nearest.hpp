@@ -1,4 +1,4 @@
-// Guesses the word that was meant by an unknown one. Any thread.
+// Guesses the known word that the user meant by an unknown one. Any thread.
 #pragma once
 
 #include <fmt/format.h>

@@ -2,7 +2,7 @@
 // was paused. The system does not report a suspension; but a timed wait then ends long after its time.
 //
 // So every wait of weft that a Deadline may end is cut into short waits, each inside a TimedWait. A
-// suspension counts once, however many threads notice it, and moves every Deadline (weft/base/clock.hpp).
+// suspension counts once, however many threads notice it, and extends every Deadline (weft/base/clock.hpp).
 // Thread-safe.
 #pragma once
 

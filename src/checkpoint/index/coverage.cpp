@@ -5,7 +5,7 @@
 // dimension the sum changes only at coordinates at which a box begins or ends, and it is 0 everywhere if and
 // only if each of these changes is 0. A change is again a sum of signed boxes, in one dimension less: boxes
 // that begin there, and with the opposite sign boxes that end there. If no dimension is left, the change is a
-// number. The first change that is not 0 stands at the first element whose count is not 0.
+// number. The first change that is not 0 is at the first element whose count is not 0.
 #include "checkpoint/index/coverage.hpp"
 
 #include <algorithm>

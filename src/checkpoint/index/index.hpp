@@ -51,7 +51,7 @@ inline constexpr std::string_view kIndexFile = "index.json";
 inline constexpr std::string_view kLatestFile = "latest";
 inline constexpr std::size_t kMaxIndexBytes = std::size_t{256} << 20;
 
-/// The contents of `latest` that name that folder: the name, and the name's hash.
+/// Returns the contents of a `latest` that names this folder: the name, and the name's hash.
 std::string latest_text(std::string_view folder);
 /// Returns the name in a text of `latest`; a name that people have written has no hash. Throws bad_argument
 /// that names `latest` if the text is no name of a folder next to `latest`, or has the hash of another name.

@@ -1,8 +1,8 @@
-// The usual way is renameat2(RENAME_EXCHANGE). NFS, 9p, FUSE and Gluster refuse its flags with EINVAL. On
-// these file systems the old folder is renamed to the spare name, and then the new folder to the step's name.
-// overlayfs refuses with EXDEV to rename a folder of a lower layer at all. On overlayfs the new folder gets
-// the spare name, the old folder is removed, its index first, and then the new folder is renamed to the
-// step's name. A load uses the spare folder if the folder with the step's own name has no index.
+// The usual way is renameat2(RENAME_EXCHANGE). NFS, 9p, FUSE and Gluster refuse the flags of renameat2 with
+// EINVAL. On these file systems the old folder is renamed to the spare name, and then the new folder to the
+// step's name. overlayfs refuses with EXDEV to rename a folder of a lower layer at all. On overlayfs the new
+// folder gets the spare name, the old folder is removed, its index first, and then the new folder is renamed
+// to the step's name. A load uses the spare folder if the folder with the step's own name has no index.
 #include "checkpoint/save/replace_folder.hpp"
 
 #include <fcntl.h>

@@ -120,7 +120,7 @@ class ShardTransfers::Gather final : public Transfer::Steps {
   }
 
  private:
-  // The first byte of `rank`'s part of packed tensor k.
+  // The first byte of the part that `rank` has of packed tensor k.
   std::byte* block(std::size_t k, std::size_t rank) const {
     return packed_.data() + plan_.bytes.offsets[rank] + plan_.bytes.at[k][rank];
   }

@@ -25,7 +25,7 @@ class ShardTransfers {
     const auto base = static_cast<std::size_t>(buffer.data() - buffer.storage().data());
     return Tensor(buffer.storage(), base + static_cast<std::size_t>(at), shape, dtype);
   }
-  /// `to`: where each whole tensor will lie; `keep`: the result of finish(). `self`: the owner of this
+  /// `to`: the places for the whole tensors; `keep`: the result of finish(). `self`: the owner of this
   /// object.
   Transfer gather(const std::shared_ptr<ShardTransfers>& self, std::span<const ConstTensorView> shards,
                   std::vector<std::byte*> to, Tensor keep);

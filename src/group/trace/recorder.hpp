@@ -1,4 +1,4 @@
-// The last calls of one rank in one group. The owner of the group writes them. Any thread may read at any
+// The last calls of one rank in one group. Only the owner of the group writes it. Any thread may read at any
 // time: it may see a half-written entry, but nothing out of bounds.
 #pragma once
 

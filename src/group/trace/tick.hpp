@@ -15,7 +15,8 @@ inline std::uint64_t tick() noexcept {
 #endif
 }
 
-/// Maps ticks to nanoseconds since it was made, by the two clocks' readings then and now.
+/// Converts ticks to nanoseconds since this object was made, from readings of both clocks at its making and
+/// now.
 class TickScale {
  public:
   TickScale() : tick_(tick()), time_(Clock::now()) {}

@@ -59,8 +59,8 @@ std::string fields(const TracedCall& c) {
 
 std::string number(std::uint64_t call) { return call == kNoCall ? "null" : std::to_string(call); }
 
-// Chrome's viewers draw overlapping calls in one row wrongly, so such calls go to further rows of their
-// group.
+// Chrome's viewers draw overlapping calls in one row wrongly, so overlapping calls go to further rows of
+// their group.
 std::vector<int> rows(const Trace& t, std::vector<std::int64_t>& durations) {
   std::vector<int> row_of;
   std::vector<std::int64_t> ends;

@@ -1,5 +1,5 @@
-// How much processor time control groups (cgroups) leave to a process: the quotas of containers and batch
-// systems.
+// How much processor time the control groups (cgroups) of a process allow it: the quotas of containers and
+// batch systems.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace weft {
 
-/// A cgroup that limits its processes, all together.
+/// A cgroup that limits all its processes together.
 struct CpuQuota {
   std::uint64_t id = 0;         ///< of the cgroup, on this host
   std::int64_t millicores = 0;  ///< thousandths of a core

@@ -60,8 +60,8 @@ class CoreSet {
   std::bitset<CPU_SETSIZE> bits_;
 };
 
-/// The part of one host's processors that processes may use: cores, and no more time on them than the quotas
-/// of their cgroups.
+/// The part of one host's processors that processes may use: cores, and at most the quotas of their cgroups
+/// as time on these cores.
 class CpuShare {
  public:
   static CpuShare usable() {
@@ -93,8 +93,8 @@ class CpuShare {
     while (std::getline(parts, part, '/')) share.quotas_.push_back(decode_quotas(part));
     return share;
   }
-  /// Adds another rank's share. A rank of another host adds its cores, since all hosts are bound alike, but
-  /// no quotas.
+  /// Adds another rank's share. A rank of another host adds its cores, since all hosts are bound in the same
+  /// way, but no quotas.
   CpuShare& operator|=(const CpuShare& others) {
     cores_ |= others.cores_;
     if (others.host_ == host_) quotas_.insert(quotas_.end(), others.quotas_.begin(), others.quotas_.end());

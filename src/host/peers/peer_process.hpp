@@ -33,10 +33,12 @@ class PeerProcess {
     std::byte* begin = nullptr;
     std::size_t bytes = 0;
   };
-  /// This process's mapping of that process's segment. Lock-free: called for each buffer of each direct call.
+  /// The address at which this process has mapped the other process's segment. Lock-free: called for each
+  /// buffer of each direct call.
   virtual MappedSegment mapped(std::uint32_t index) const noexcept = 0;
   std::byte* segment(std::uint32_t index) const noexcept { return mapped(index).begin; }
-  /// This process's address of bytes that the process has named; null if they do not lie in a mapped segment.
+  /// This process's address of bytes that the other process has named; null if the bytes do not lie in a
+  /// mapped segment.
   std::byte* find(std::uint64_t segment, std::uint64_t offset, std::int64_t bytes) const noexcept {
     const auto index = static_cast<std::uint32_t>(segment);
     if (index != segment) return nullptr;

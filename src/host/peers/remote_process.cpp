@@ -44,7 +44,7 @@ int poll_timeout(const Deadline& deadline) {
 RemoteProcess::RemoteProcess(Logger& log, const ProcessAddress& address, Deadline deadline)
     : log_(log), address_(address) {
   // The pid still belongs to that process: the block, which is opened after this, proves it. If there is no
-  // such process, connecting to its socket fails and reports that.
+  // such process, connecting to its socket fails and reports this.
   static_cast<void>(watch());
   block_ = open_block();
   if (!block_) block_ = ask_for_block(deadline);

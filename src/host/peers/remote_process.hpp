@@ -1,5 +1,5 @@
-// A peer process that is not this one. Its block and its segments are opened through /proc if the system
-// allows it; otherwise they are requested over its socket.
+// A peer process that is another process than this one. Its block and its segments are opened through /proc
+// if the system allows it; otherwise they are requested over its socket.
 #pragma once
 
 #include <array>

@@ -16,10 +16,10 @@ namespace weft {
 /// extent may be negative.
 bool reaches_too_far(const Shape& shape, const Strides& strides, DType dtype) noexcept;
 
-/// A nest of loops over a box: in each dimension how many elements, and how far apart in bytes where they are
-/// read and written. Steps may be negative, or 0. Dimensions of one element are left out, neighbours that lie
-/// in one piece on both sides are one. The outermost dimension may be a list on either side: a number for
-/// each index, which stands in its place.
+/// A nest of loops over a box: for each dimension the number of elements, and their distances in bytes in the
+/// source and the target. Steps may be negative, or 0. Dimensions of one element are left out; adjacent
+/// dimensions that are contiguous on both sides become one. On either side, the outermost dimension may be a
+/// list: one number for each index, used in place of the index.
 class Loops {
  public:
   explicit Loops(std::size_t element_bytes) noexcept : element_(static_cast<std::int64_t>(element_bytes)) {
@@ -28,7 +28,7 @@ class Loops {
   /// Adds a dimension inside the existing ones.
   void add(std::int64_t count, std::int64_t in_step, std::int64_t out_step) noexcept;
   /// Adds the outermost dimension, before all others: index i is at in_list[i] * in_step on one side, and at
-  /// out_list[i] * out_step on the other; where a list is null, i stands for its number. Lists are borrowed.
+  /// out_list[i] * out_step on the other; if a list is null, i itself is used. Lists are borrowed.
   void add_list(std::int64_t count, const std::int64_t* in_list, std::int64_t in_step,
                 const std::int64_t* out_list, std::int64_t out_step) noexcept;
 

@@ -15,8 +15,8 @@ std::pair<const std::byte*, const std::byte*> span_of(const ConstTensorView& v) 
 
 /// Returns whether an element of `a` and one of `b` share a byte. The answer is exact for any strides, so
 /// that interleaved views count as separate. The difference of two addresses is a sum of strides times
-/// differences of indices; a search, the largest stride first, finds whether that sum can be 0. Views whose
-/// strides are so entangled that a million steps do not decide count as sharing.
+/// differences of indices; a search, the largest stride first, finds whether that sum can be 0. If strides
+/// are so entangled that a million steps do not decide, the views count as sharing memory.
 bool share_memory(const ConstTensorView& a, const ConstTensorView& b) noexcept;
 
 /// Returns whether two different elements of `v` share a byte (a stride of 0, for example). The answer is as

@@ -10,9 +10,9 @@
 
 namespace weft {
 
-/// How often an idle waiter polls at most before it reads a clock, yields and sleeps. A poll is some 10 to 50
-/// nanoseconds, so spinning lasts at most some 20 to 100 µs, and yielding about as long as a few scheduler
-/// turns.
+/// How often an idle waiting thread polls at most before it reads a clock, yields and sleeps. A poll is some
+/// 10 to 50 nanoseconds, so spinning lasts at most some 20 to 100 µs, and yielding about as long as a few
+/// scheduler turns.
 inline constexpr int kSpins = 2000;
 inline constexpr int kYields = 200;
 
@@ -65,7 +65,7 @@ class Idling {
  public:
   explicit Idling(SpinLimit& limit, bool spins = true) noexcept : limit_(limit), spins_(spins) {}
   void may_spin(bool spins) noexcept { spins_ = spins; }
-  /// Something has moved, or the wait is over.
+  /// To be called when something has moved, or when the wait is over.
   void moved() noexcept {
     if (polls_ == 0) return;
     if (spins_ && yields_ == 0) limit_.came_while_spinning();

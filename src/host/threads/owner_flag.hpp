@@ -13,7 +13,7 @@
 namespace weft {
 
 /// If an owner holds its flag longer than this, it is stuck in the kernel. A thread that fails the group
-/// loses nothing by not waiting, so it waits less.
+/// loses nothing if it does not wait, so it waits a shorter time.
 inline constexpr auto kStuck = std::chrono::seconds(2);
 inline constexpr auto kStuckInFailure = std::chrono::milliseconds(200);
 

@@ -44,9 +44,9 @@ WEFT_INLINE inline float sigmoid_f32(float x) { return 1.0f / (1.0f + exp_f32(-x
 
 /// erf(x) in f32, within 1e-7 (measured over the whole range: 6.5e-8; a sixth of that below 0.1).
 ///
-/// With t = |x|: for t < 1, t + t P(t^2), where P is near erf(t) / t - 1 (error 1.3e-9); otherwise 1 - e^(t
-/// Q(t)), where Q is near ln(erfc(t)) / t up to t = 4, beyond which f32 has no other value than 1. Both are
-/// least-squares fits; the fit of Q is weighted by erfc(t) t.
+/// With t = |x|: if t < 1, erf is t + t P(t^2), where P approximates erf(t) / t - 1 (error 1.3e-9). Otherwise
+/// it is 1 - e^(t Q(t)), where Q approximates ln(erfc(t)) / t up to t = 4; beyond 4, f32 has no other value
+/// than 1. Both are least-squares fits; the fit of Q is weighted by erfc(t) t.
 WEFT_INLINE inline float erf_f32(float x) {
   const float t = std::bit_cast<float>(std::bit_cast<std::uint32_t>(x) & 0x7fffffffu);
   const float s = t * t;

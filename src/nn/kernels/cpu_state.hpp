@@ -27,7 +27,7 @@ struct ProductKey {
   auto operator<=>(const ProductKey&) const = default;
 };
 
-/// A prepared bf16 product: the library's code and the descriptions of what it is run on.
+/// A prepared bf16 product: the library's code and the descriptions of its operands.
 struct PreparedProduct {
   dnnl::matmul product;
   dnnl::memory::desc a, b, c, bias, scratch;

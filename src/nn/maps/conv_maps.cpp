@@ -91,8 +91,8 @@ Tensor columns_of(Frame& frame, const UnfoldShape& s) {
   return frame.compute().make({s.channels * s.kernel_height * s.kernel_width, s.out_height * s.out_width});
 }
 
-// The geometry of the kernel for these pixels of the output alone. Outside x the kernel sees zeros: padding
-// is zeros.
+// The geometry of the kernel if only these pixels of the output are computed. Outside x the kernel sees
+// zeros: padding is zeros.
 UnfoldShape for_pixels(UnfoldShape s, const Pixels& p) {
   s.padding_height -= p.row * s.stride_height;
   s.padding_width -= p.column * s.stride_width;
@@ -101,7 +101,7 @@ UnfoldShape for_pixels(UnfoldShape s, const Pixels& p) {
 }
 
 // Calls see(block) for blocks of `all`, complete rows or parts of a row, so small that the unfolded pixels of
-// a block stay in the cache. The shape alone decides the blocks.
+// a block stay in the cache. Only the shape decides the blocks.
 template <class See>
 void each_block(const Pixels& all, std::int64_t floats_of_pixel, std::int64_t most_floats, const See& see) {
   constexpr std::int64_t kLeastPixels = 128;
@@ -144,7 +144,7 @@ class PairwiseSum {
     if (level == levels_.size()) levels_.emplace_back();
     levels_[level] = std::move(part);
   }
-  /// `out` = or += the sum.
+  /// Sets `out` to the sum, or adds the sum to `out`.
   void finish(const Tensor& out, bool add_to) {
     Tensor sum;
     for (std::size_t level = 0; level < levels_.size(); ++level)

@@ -24,7 +24,7 @@ inline void expect_map(const Module& module, const Tensor& x) {
                                                      what.text(), to_string(x.shape())));
 }
 
-/// Throws bad_argument if a map of no rows is resampled.
+/// Throws bad_argument if a map without rows is resampled.
 inline void expect_some(const Module& module, const char* what, std::int64_t size) {
   if (size < 1)
     throw Error(ErrorCode::bad_argument,
@@ -69,7 +69,7 @@ kernels::UnfoldShape unfold_shape(const Config& c, std::int64_t channels, const 
           c.dilation.width, out.height,     out.width,        padding};
 }
 
-/// How many outputs a transposed kernel has along a dimension. Throws bad_argument if nothing is left.
+/// How many outputs a transposed kernel has along a dimension. Throws bad_argument if there is none.
 inline std::int64_t transposed_outputs_of(const Module& module, const char* what, std::int64_t size,
                                           std::int64_t kernel, std::int64_t stride, std::int64_t padding,
                                           std::int64_t dilation, std::int64_t output_padding) {
@@ -110,7 +110,8 @@ inline Shape shape_kept(const Tensor& kept) {
   return Shape(extents);
 }
 
-/// Throws unless dy has the shape of y, and is sharded like a map of that size that is sharded like x.
+/// Throws unless dy has the shape of y, and a map of that size whose sharding is that of x has the layout of
+/// dy.
 inline void expect_gradient_of(const Module& module, const Tensor& dy, const Shape& y, const LayoutRef& x) {
   LayoutRef layout = x;
   if (x) layout = map_layout(x, x->global[1], y[2], y[3]);

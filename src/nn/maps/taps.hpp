@@ -19,7 +19,8 @@ kernels::Taps averaged(std::int64_t n, std::int64_t kernel, std::int64_t stride,
 kernels::Taps averaged_to(std::int64_t n, std::int64_t out);
 /// Output r is element floor(r n / out).
 kernels::Taps nearest(std::int64_t n, std::int64_t out);
-/// Between the two elements about (r + 1/2) n / out - 1/2, or r (n - 1) / (out - 1) with aligned corners.
+/// Output r lies between the two elements about (r + 1/2) n / out - 1/2, or r (n - 1) / (out - 1) with
+/// aligned corners.
 kernels::Taps linear(std::int64_t n, std::int64_t out, bool align_corners);
 
 /// The adjoint: input i becomes an output, whose taps are the outputs that used it, in their order. n: the

@@ -174,9 +174,8 @@ Tensors BatchNorm::do_forward(Inputs inputs, Frame& frame) {
   return {y};
 }
 
-// With x^ = (x - mean) inv_std: dweight = Σ dy x^, dbias = Σ dy. In training, where mean and variance depend
-// on x, too, dx = weight inv_std (dy - mean(dy) - x^ mean(dy x^)), with means over all values of the
-// statistics.
+// With x^ = (x - mean) inv_std: dweight = Σ dy x^, dbias = Σ dy. In training, mean and variance depend on x,
+// too: dx = weight inv_std (dy - mean(dy) - x^ mean(dy x^)), with means over all values of the statistics.
 Tensors BatchNorm::do_backward(Inputs gradients, Frame& frame) {
   expect_count(gradients, 1, "gradients");
   const Tensor& dy = gradients[0];

@@ -8,7 +8,7 @@
 namespace weft::space_norm {
 namespace {
 
-// The dimension of x that is the first one to be normalised.
+// The first dimension of x that is normalised.
 int first_of(const LayerNorm& norm, const Tensor& x) {
   return x.shape().rank() - norm.weight->global_shape().rank();
 }

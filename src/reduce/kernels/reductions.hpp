@@ -324,8 +324,8 @@ struct AverageOfTwo : Reduction<Wraps, Kind::sum> {
 };
 
 // The product of complex numbers: (a + bi)(c + di) = (ac - bd) + (ad + bc)i, each operation rounded. A chunk
-// is W complex numbers as they lie in memory, with real and imaginary parts by turns. A difference is the sum
-// with a changed sign, bit for bit.
+// is W complex numbers as they lie in memory, with real and imaginary parts by turns. A difference equals the
+// sum with a changed sign, bit for bit.
 template <class Part>
 struct ComplexProduct {
   using Real = typename Part::Stored;

@@ -219,13 +219,13 @@ WEFT_INLINE V minus_product(V z, V x, V y) {
 #endif
 }
 
-// For kFuses: division by n, rounded once as the division rounds, in a fifth of its time. With y = 1 / n,
+// For kFuses: division by n, rounded once like a true division, in a fifth of its time. With y = 1 / n,
 // rounded, q = x y is off by two roundings. The excess of q n over x, e = q n - x, is exact, so q - e y
 // equals x / n except for 2^-105 of itself, and no quotient of a 53-bit x by an n < 2^50 is that near to the
 // middle between two numbers: P. Markstein, "Computation of Elementary Functions on the IBM RISC System/6000
 // Processor",
-// 1990. The e of a zero is +0, so that q keeps its sign. x: of 2^-149 to 2^200 in size, or a zero; e is a NaN
-// where x is an infinity or a NaN.
+// 1990. The e of a zero is +0, so that q keeps its sign. x: from 2^-149 to 2^200 in size, or a zero; e is a
+// NaN if x is an infinity or a NaN.
 template <class V>
 WEFT_INLINE V above_f64(V x, double n, double y) {  // e
   return product_minus(x * y, V{} + n, x);

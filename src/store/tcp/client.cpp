@@ -103,7 +103,7 @@ class TcpStore final : public Store {
 
  private:
   /// Tries one address. Returns true if our server answers there. If there are several addresses, each gets
-  /// two seconds, so that a silent one does not keep the others from being tried.
+  /// two seconds, so that the client can try the others if one is silent.
   bool reach(const SocketAddress& address, bool only, std::string_view secret, Deadline deadline,
              std::string& why) {
     const Deadline soon = Deadline::after(std::chrono::seconds(2));

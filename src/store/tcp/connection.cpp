@@ -102,7 +102,7 @@ StoreConnection::Outcome StoreConnection::exchange(Kind kind, std::string_view k
   if (o != Outcome::ok) return o;
   if (greets_ && check_full(reply)) return Outcome::closed;
   if (!answers(reply.kind, kind)) {
-    // A server that demands no secret refuses to begin a handshake.
+    // A server that demands no secret refuses handshakes.
     return kind == Kind::join && reply.kind == Kind::refused ? Outcome::wrong_secret : Outcome::foreign;
   }
   if (reply.kind == Kind::wrong_proof) return Outcome::wrong_secret;

@@ -7,10 +7,10 @@
 //   server -> client  welcome    MAC(k, "server")
 //
 // with k = BLAKE2b(key: BLAKE2b(label, secret), label, C, S, X25519 of the two). The secret itself never
-// travels. C and S are new for every connection, so a recording cannot be replayed. The two proofs and the
-// keys of the two directions differ by their labels, so a message cannot be reflected to its sender. The
-// client proves first, so an attacker who only connects gets nothing with which to test guesses of the
-// secret. Nor does an attacker who only listens, since k also depends on the Diffie-Hellman secret.
+// travels. C and S are new for every connection, so an attacker cannot replay a recording. The two proofs and
+// the keys of the two directions have different labels, so an attacker cannot reflect a message to its
+// sender. The client proves first, so an attacker who only connects gets nothing with which to test guesses
+// of the secret. Nor does an attacker who only listens, since k also depends on the Diffie-Hellman secret.
 //
 // Then each frame is one record: its length (4 bytes) and the frame, encrypted and authenticated
 // (XChaCha20-Poly1305) with its direction's key and its number as the nonce. A record that is changed, left

@@ -22,7 +22,7 @@ constexpr const char* kValue = "WEFT_STORE_SECRET";
 
 std::string read_secret(const std::string& path) {
   const std::string variable = fmt::format("{} is \"{}\"", kFile, path);
-  // O_NONBLOCK: a pipe must not block.
+  // O_NONBLOCK is needed, because a pipe must not block.
   const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   struct stat status {};
   if (!fd || ::fstat(fd.get(), &status) != 0) throw_errno(variable, errno);

@@ -1,8 +1,9 @@
 // The server of the TCP store. Its thread owns all of its state.
 //
-// wire.hpp defines the format on a connection, seal.hpp how it is sealed if a secret is needed, and
-// session.hpp the server's state of one connection. The server answers every request at once, except a get of
-// an absent key: it parks that connection until a request sets the key, or until the get's time has passed.
+// wire.hpp defines the format on a connection; seal.hpp defines the sealing, if a secret is needed; and
+// session.hpp has the server's state of one connection. The server answers every request at once, except a
+// get of an absent key: it parks that connection until a request sets the key, or until the get's time has
+// passed.
 #include <fmt/format.h>
 #include <poll.h>
 #include <pthread.h>
@@ -99,7 +100,7 @@ struct TcpStoreServer::Impl {
   } catch (const std::bad_alloc&) {  // not even for that
   }
 
-  // Serves until woken by the destructor, and then until the last client has left or `linger` has passed.
+  // Serves until the destructor wakes it, and then until the last client has left or `linger` has passed.
   void serve() {
     std::vector<pollfd> polled;
     Clock::time_point stop_at = Clock::time_point::max();

@@ -36,7 +36,7 @@ StoreSession::Result StoreSession::take(std::string_view bytes) {
     current_ = std::move(opened.frame);
   } else {
     const Parsed parsed = parse_request(in_);
-    // An unauthenticated client may not announce more bytes than a handshake has.
+    // An unauthenticated client may not announce a frame that is larger than a handshake.
     if (parsed.state != Parsed::State::bad && secret_ != nullptr &&
         parsed.bytes > sizeof(FrameHeader) + kHandshakeBytes)
       return bad("it sent a request, but did not prove that it knows the secret",

@@ -24,8 +24,8 @@ struct Listening {
 };
 
 /// Listens on the first address of options.host that this machine has: on TCP if there is a secret, otherwise
-/// on the Unix socket of that address. `elsewhere`: for an address that is not this machine's, or a port that
-/// is taken, it returns an empty socket instead of an Error.
+/// on the Unix socket of that address. `elsewhere`: if an address is not this machine's, or a port is taken,
+/// it returns an empty socket instead of throwing an Error.
 Listening listen_on(const TcpStoreOptions& options, bool elsewhere);
 
 }  // namespace weft

@@ -129,8 +129,8 @@ void ShardBlock::start_gather(ProcessGroup* neighbours) {
   }
   std::vector<ConstTensorView> shards;
   for (const Parameter* p : parameters_) shards.emplace_back(p->weight());
-  // No rank can see the parts of others, so ranks compare where these parts come from. First they compare the
-  // seeds, then the optimizers' steps.
+  // No rank can see the parts of others, so the ranks compare the history of these parts. First they compare
+  // the seeds, then the optimizers' steps.
   values().set_history(compared_ ? history_of(parameters_, is_trained)
                                  : history_of_first_values(parameters_));
   gathering_.emplace(values().start_unshard(shards));

@@ -36,7 +36,7 @@ void check_layers(const Options& o) {
 
 enum class What { ours, independent, torch };
 
-// Our layers on one rank and on several, and torch's.
+// weft's layers on one rank and on several, and torch's.
 class Layers {
  public:
   Layers(const Options& o, const WorkFolder& folder) : o_(o), contest_(o, "layers", cases_of(o)) {

@@ -1,5 +1,5 @@
-// The curve of a Result as SVG: it uses no library, so that a table and its picture come from one run
-// everywhere.
+// The curve of a Result as SVG. It uses no library, so that on every machine one run gives both a table and
+// its picture.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

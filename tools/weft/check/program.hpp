@@ -1,7 +1,7 @@
 // A random program of collectives, exchanges of windows and reductions of gradients: the program that weft
 // check runs. Plain values: a program can be drawn, printed, stored and made smaller; it contains everything
-// that all ranks know. Choices of one rank (where its buffers lie, in which order it waits) also follow from
-// the program's numbers, see Habits.
+// that all ranks know. Choices of one rank (the places of its buffers, the order of its waits) also follow
+// from the program's numbers, see Habits.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +52,8 @@ enum class Ending : std::uint8_t {
 inline constexpr int kEndings = 3;
 std::string_view name(Ending ending) noexcept;
 
-/// How a group is made. The ranks are the program's, in the order of the group's numbering.
+/// How a group is made. The ranks are numbered as in the program, and listed in the order of the group's
+/// numbering.
 struct GroupPlan {
   enum class How : std::uint8_t { world, subgroup, split, duplicate };
   How how = How::world;
@@ -304,7 +305,7 @@ Program draw(std::uint64_t seed, std::uint64_t index, const Range& range);
 /// adjacent calls of their group, and no group is made in between.
 void settle(Program& program);
 
-/// Text for people, a line per step.
+/// Text for people, one line per step.
 std::string describe(const Program& program);
 std::string describe(const Program& program, int step);
 std::string describe(const Fault& fault);

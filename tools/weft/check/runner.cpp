@@ -183,7 +183,7 @@ class Watch {
     if (!over_ && now - began_ > limit_) hang();
   }
 
-  /// The process of these ranks has ended.
+  /// Records that the process of these ranks has ended.
   void ended(int home, std::int64_t when) {
     for (int r = 0; r < p_.ranks(); ++r)
       if (p_.homes[static_cast<std::size_t>(r)] == home) gone_ |= 1u << r;

@@ -172,8 +172,8 @@ class Judge {
 
   // The ranks that an error names as absent must be the struck rank, or ranks that it held up.
   std::string blame_of_absence(const RankReport& rank) const {
-    // If the transport itself moves the data, a rank that has arrived and then does nothing looks like the
-    // others.
+    // If the transport itself moves the data, a rank that has arrived and then does nothing cannot be told
+    // from the others.
     const bool arrived = p_.fault.point != FaultPoint::before_post && !settings_.mpirun.empty();
     if (rank.blamed_count == 0 && arrived) return {};
     // Under mpirun the first rank serves the store: a rank that makes a group without that rank sees only
@@ -194,7 +194,7 @@ class Judge {
       if (!other.has_error)
         return fmt::format("the error names rank {}, which was not held up by anybody", rank.blamed[i]);
       // A rank that waits in the same group can report it. If it waits in another group, nobody here knows
-      // for which rank. Over MPI it answers only while it polls.
+      // for which rank. Over MPI such a rank answers only while it polls.
       if (settings_.mpirun.empty() && !in_circle && !rank.in_creation && !other.in_creation &&
           other.group == rank.group && !cascade(other) && p_.rank_in(rank.group, p_.fault.rank) >= 0)
         return fmt::format("the error names rank {}, which waited itself, and not rank {}", rank.blamed[i],

@@ -46,8 +46,8 @@ class Sink {
   void add_bar(std::string_view tag, std::string_view text);
   /// A last bar stays on the screen.
   void finish();
-  /// Writes what the descriptor accepts now. A reader that is gone (EPIPE) gets nothing more; the ranks go
-  /// on.
+  /// Writes what the descriptor accepts now. If the reader is gone (EPIPE), nothing more is written; the
+  /// ranks go on.
   void flush();
   void drop() {
     pending_.clear();

@@ -19,7 +19,7 @@ namespace {
 constexpr std::array kOfRanks = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
 
 // Returns a socket bound to a free port, and the port. Two sockets with SO_REUSEADDR may have one port as
-// long as neither listens.
+// long as neither socket listens.
 std::pair<int, int> reserve_port() {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) throw_errno("weft run: a socket for MASTER_PORT", errno);

@@ -116,7 +116,7 @@ toml::table parse(const std::string& text, const std::string& path) {
   }
 }
 
-// The value as if it stood on the command line.
+// Returns the value in the form of the command line.
 void give(const std::string& where, const std::string& name, const toml::node& value, CLI::Option& option,
           const ConfigFile::Variable& variable) {
   std::visit(
@@ -198,7 +198,7 @@ std::string ConfigFile::text() const {
     if (std::any_of(tables_.begin(), tables_.end(), [&](const Table& t) { return t.has(e.key); })) continue;
     std::visit(
         [&](const auto* variable) {
-          // An empty text or list is an option that was not given.
+          // An empty text or list means that the option was not given.
           bool given = true;
           if constexpr (requires { variable->empty(); }) given = !variable->empty();
           all += fmt::format("\n# {}\n{}{} = {}\n", e.option->get_description(), given ? "" : "# ", e.key,

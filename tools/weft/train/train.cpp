@@ -74,9 +74,9 @@ void say_how_it_went(const Flags& flags, const std::vector<double>& losses, std:
     fmt::print("checkpoint: {}\n", (std::filesystem::path(flags.save) / "latest").string());
 }
 
-// A run that was killed had written metrics of steps behind its last checkpoint, the last line perhaps in
-// part. These steps are repeated from step `first` on, so their lines are left out. Returns the lines that
-// remain.
+// A run that was killed had written metrics of steps after its last checkpoint, perhaps with an incomplete
+// last line. These steps are repeated from step `first` on, so their lines are left out. Returns the lines
+// that remain.
 std::string metrics_before(const std::filesystem::path& file, std::int64_t first) {
   constexpr std::size_t kMostBytes = std::size_t{1} << 30;
   std::error_code none;

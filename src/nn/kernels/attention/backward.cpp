@@ -10,9 +10,9 @@
 // heads; it processes 256 keys, which are laid out once (products.hpp), and all queries that see them, then
 // the next 256 keys. If there are more threads than tasks, and for attention in pieces, dq is computed with
 // one task for some blocks of queries, and dk and dv with one task for 128 or 256 keys. This computes the
-// scores twice (7 products instead of 5). It is done only with our own products, whose bits do not depend on
-// where matrices are divided. A thread's memory is two times 64 x 256 scores and the laid-out form of 256
-// keys and 64 queries, in f32 and in bf16.
+// scores twice (7 products instead of 5). This is done only with our own products, because their bits do not
+// depend on how matrices are divided. A thread's memory is two times 64 x 256 scores and the laid-out form of
+// 256 keys and 64 queries, in f32 and in bf16.
 //
 // A bias is added to the scores from a transposed copy, one for all tasks or one for each sample; a bias that
 // is equal for all queries needs no copy. The gradient of a bias that all tasks share is the sum of all

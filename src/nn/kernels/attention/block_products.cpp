@@ -19,7 +19,7 @@ void transpose(const float* from, std::int64_t stride, std::int64_t rows, std::i
 // If there is no product of our own, strided_matmul computes it.
 constexpr blocks::Kernel kPlain{1, &copy, &copy, &transpose, nullptr};
 
-// Tests choose the products of another instruction set.
+// Tests may choose the products of another instruction set.
 const blocks::Kernel& best(const KernelContext::State& state, bool bf16) {
   if (state.own == nullptr || state.own != gemm::avx512()) return kPlain;
   return bf16 && blocks::avx512_bf16() != nullptr ? *blocks::avx512_bf16() : *blocks::avx512();

@@ -2,8 +2,8 @@
 // once, so that all code here is compiled only for the instructions of that format; therefore the namespace
 // is unnamed.
 //
-// A tile of c, 6 x 64, stays in registers: 24 sums, four vectors of b and one unit of a. b is at most some 64
-// KB, and is read once for six rows.
+// A tile of c, 6 x 64, stays in registers: 24 sums, four vectors of b and one unit of a. b has at most some
+// 64 KB, and is read once for six rows.
 //
 // A format is a struct of static members:
 //   kSteps                           of k in a unit

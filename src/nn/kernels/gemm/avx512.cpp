@@ -8,8 +8,8 @@ namespace {
 
 struct Avx512 {
   using Vector = __m512;
-  // A panel of b, 48 KB, and a block of a, 192 KB, stay in the second cache, a block of b, 4 MB, in the
-  // third. 24 sums, three vectors of b and one of a are in registers.
+  // A panel of b, 48 KB, and a block of a, 192 KB, stay in the second-level cache, a block of b, 4 MB, in the
+  // third-level cache. 24 sums, three vectors of b and one of a are in registers.
   static constexpr std::int64_t kLanes = 16, kTileRows = 8, kTileVectors = 3, kBlockRows = 192,
                                 kBlockColumns = 86 * 48;
 

@@ -173,7 +173,7 @@ struct Blocked {
   //
   // If b is stored as its transpose, like weights in y = x wT, its columns are rows in memory, each on a
   // separate page. So all of k is processed for some columns before the next columns, and each page is
-  // visited once. For that all of a is packed at once, up to so many steps of k.
+  // visited once. For this purpose all of a is packed at once, up to so many steps of k.
   static constexpr std::int64_t kVeryFewRows = 16, kMostStepsOfAll = 4096;
 
   static std::int64_t floats_of_a(std::int64_t k) {

@@ -28,7 +28,7 @@ void come_late(const Program& p, Duration deadline) {
   const bool call = p.steps[static_cast<std::size_t>(p.fault.step)].does == Does::call;
   std::this_thread::sleep_for(deadline + (call ? Duration() : kGroupsWaitLonger) + kOverdue);
 }
-// It comes in time, since the time of the suspension does not count.
+// The rank comes in time, since the time of the suspension does not count.
 void suspend_self(const Program&, Duration deadline) {
   ::kill(::getpid(), SIGSTOP);
   std::this_thread::sleep_for(deadline / 2);

@@ -43,7 +43,7 @@ rlim_t next_descriptor() {
   return static_cast<rlim_t>(fd);
 }
 
-// Set by the handler's process-wide signal alone.
+// Only the handler of the process-wide signal sets it.
 volatile std::sig_atomic_t alarm_came = 0;
 
 void stop_by_signal(int) {

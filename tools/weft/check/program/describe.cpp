@@ -1,4 +1,4 @@
-// Programs as text for people, a line per step.
+// Programs as text for people, one line per step.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

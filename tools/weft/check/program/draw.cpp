@@ -13,7 +13,7 @@ namespace {
 
 using Kind = ReduceOp::Kind;
 
-// A device's transport has no scans, and nobody composes them there.
+// A device's transport has no scans, and nobody composes scans there.
 Op any_for_everybody(Dice& d, const Range& range) {
   for (;;)
     if (const Op op = d.any(kForEverybody); !(range.traits.device && is_scan(op))) return op;

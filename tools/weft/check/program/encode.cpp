@@ -166,7 +166,7 @@ void read_reduction(const JsonReader& in, Step& s) {
              fmt::format("is {} of {}, which weft does not know", name(s.reduce), name(s.dtype)));
 }
 
-// Halos that every edge rule can fill: reflect reaches no further than the tensor.
+// Halos that every edge rule can fill: the rule `reflect` reaches no further than the tensor.
 WindowPlan read_window(const JsonReader& in, const Step& s) {
   WindowPlan w;
   const std::int64_t rows = std::accumulate(s.counts.begin(), s.counts.end(), std::int64_t{0});

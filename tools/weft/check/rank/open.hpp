@@ -9,7 +9,7 @@
 
 namespace weft::check {
 
-/// A call, or several that were submitted together, or the exchanges of a window.
+/// A call, or several calls that were submitted together, or the exchanges of a window.
 struct Open {
   Work work;
   std::vector<WindowTransfer> transfers;

@@ -90,7 +90,7 @@ class Runner {
     report_.perhaps_late = perhaps_late;
   }
 
-  // Records for note() where this rank is, in case something goes wrong.
+  // Records the rank's present place for note(), in case something goes wrong.
   void at(int group, bool creation = false, bool own_deadline = false) {
     group_ = group;
     creation_ = creation;
@@ -234,8 +234,8 @@ class Runner {
         if (p_.takes_part(order_[i], rank_)) open.steps.push_back(order_[i]);
       }
       const bool held = holds_window(p_) && k == p_.fault.step - 1;
-      // The rank that holds it back has started it, and posted the call, before: so it finds nothing to copy
-      // yet.
+      // The rank that holds the window back has started it, and posted the call, before; so this rank finds
+      // nothing to copy yet.
       if (held && rank_ != holding_rank(p_)) await([&] { return shared_.holding.load(); }, kReach);
       post(open, k);
       if (!after(open, k)) continue;
