@@ -17,11 +17,11 @@ A function is collective where
 The other way round, each function on the page must be in a header.
 
 A function of C has the rows of the C++ function that it calls. For libweft tools/c_api_names.txt gives that
-function, for the other libraries TWINS below; the definition in src/ must call it. It is collective if its
-comment says so (SAYS_C), if the C++ function is on the page, or if its comment begins with "The same ..." and
-it stands below a collective function. A function that exists only in C has its own rows. A function or class
-of Python whose docstring says that ranks call it together must name, in its own code, a function of C that is
-covered, or be in PYTHON below.
+function, for the other libraries TWINS below; the definition in src/ must call it. A function of C is
+collective if its comment says so (SAYS_C), if the C++ function is on the page, or if its comment begins with
+"The same ..." and stands below a collective function. A function that exists only in C has its own rows. A
+function or class of Python whose docstring says that ranks call it together must name, in its own code, a
+function of C that is covered, or be in PYTHON below.
 """
 import ast
 import pathlib

@@ -29,8 +29,8 @@ Parts parts_of(const LayoutRef& layout, int dim);
 /// Returns whether any axis of several ranks shards height or width.
 bool cut_in_space(const LayoutRef& layout);
 
-/// Calls wanted(range) for each part's range. It returns what the part needs of another map, which has as
-/// many parts.
+/// Calls wanted(range) for each part's range. wanted() returns what the part needs of another map, which has
+/// equally many parts.
 WindowDim window_for(const Parts& parts, const std::function<IndexRange(const IndexRange&)>& wanted,
                      const Edge& edge = {});
 

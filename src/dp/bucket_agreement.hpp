@@ -1,5 +1,5 @@
-// Checks that the reducers of all ranks agree: their entries, which entries are bound in memory in which they
-// are reduced, and their options. Private to dp.
+// Checks that the reducers of all ranks agree: in their entries, in which entries are bound in memory in
+// which they are reduced, and in their options. Private to dp.
 #pragma once
 
 #include <cstdint>

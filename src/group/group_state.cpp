@@ -191,7 +191,8 @@ std::vector<int> GroupState::local_ranks() const {
 }
 
 std::string GroupState::key(std::string_view what) const {
-  // Names of nested groups, or of many ranks, would outgrow the keys of a store: a hash replaces a long key.
+  // Names of nested groups, or of groups of many ranks, would outgrow the keys of a store: a hash replaces a
+  // long key.
   constexpr std::size_t kLongest = 200;
   std::string key = fmt::format("{}/{}", token, what);
   if (key.size() <= kLongest) return key;

@@ -58,7 +58,7 @@ class GroupState final : public Driven, public BlockHolder {
   /// Starts the result of prepare(): one call, numbered and sent as by submit(). Allocates nothing, unless
   /// the call receives from any source.
   Work start(const std::shared_ptr<detail::PreparedCall>& prepared);
-  /// The same for several as one; none is there twice.
+  /// Like start(), for several calls as one; no call may be listed twice.
   Work start_all(std::span<const std::shared_ptr<detail::PreparedCall>> calls);
   /// Checks a plan, and lets the transport prepare it. Local. `sound`: see PreparedExchange.
   std::shared_ptr<detail::PreparedExchange> prepare_exchange(const ExchangePlan& plan, bool sound = false);
@@ -84,8 +84,8 @@ class GroupState final : public Driven, public BlockHolder {
   void dropped(std::uint32_t slot, std::uint32_t ticket, const detail::WorkCallbacks* callbacks) noexcept;
 
   detail::WorkCallbacks* new_callbacks() { return new detail::WorkCallbacks(context, progress_); }
-  /// Takes `f`, which will be called when the calls of this Work have ended. Returns null if they have ended
-  /// already; `error` then says how, and `f` still belongs to the caller.
+  /// Takes `f`, which will be called when the calls of this Work have ended. Returns null if the calls have
+  /// ended already; `error` then says how, and `f` still belongs to the caller.
   std::shared_ptr<Callback> add_callback(const Work& work, std::unique_ptr<detail::WorkCallback>& f,
                                          std::optional<Error>& error);
   /// Returns whether this thread is in a callback of this group.

@@ -3,7 +3,7 @@
 //
 // They agree in rounds. A round has a roll: one key of the Store, to which each rank adds itself by
 // compare_set while the roll is open. A rank closes the roll, also by compare_set, when all ranks have come
-// that can (the transport knows which of the others are gone), or when it has waited long enough. This
+// that can come (the transport knows which of the others are gone), or when it has waited long enough. This
 // decides which ranks are members: a late rank finds the roll closed without itself, and throws. Then the
 // members make the group. The group counts only after all members have made it: each member signs a second
 // key, and the last signature makes the group good. A member that cannot make the group, sees another member

@@ -91,7 +91,7 @@ bool Work::settle_callbacks(Deadline limit) {
   return true;
 }
 
-// All are over. Keeps the messages that receives have found.
+// All are over. Keeps the results of receives.
 void Work::end_callbacks() noexcept {
   if (!callbacks_->found.empty() && source_now() == kSeveral) {
     callbacks_->all.clear();

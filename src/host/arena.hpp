@@ -20,9 +20,10 @@ struct SegmentPlace {
   std::uint64_t offset = 0;
 };
 
-/// A group, from the arena's point of view. The arena calls holds() before it reuses a freed block: a group
+/// A group, from the arena's point of view. The arena calls holds() before it reuses a freed block. A group
 /// with calls in flight, or a failed group that is not quiesced, returns true for memory that its peers may
-/// still access. The thread that frees calls it under the arena's lock, so it must not call the arena.
+/// still access. Called by the freeing thread under the arena's lock, so the function must not call the
+/// arena.
 class BlockHolder {
  public:
   virtual ~BlockHolder() = default;

@@ -62,9 +62,9 @@ void copy_elements(DeviceRuntime& runtime, Stream stream, const ConstTensorView&
 /// Sets all bits of `to` to 0, in order on `stream`.
 void clear_elements(DeviceRuntime& runtime, Stream stream, const TensorView& to);
 
-/// Calls run(start, place, count) for each stretch of the elements that a rank holds that is contiguous both
-/// in the global tensor, from element `start` on, and in the local tensor, from `place` on. `local`: the
-/// shape of the local tensor.
+/// Calls run(start, place, count) for each stretch of a rank's elements that is contiguous in both the global
+/// and the local tensor: it begins at element `start` of the global tensor and at `place` of the local
+/// tensor. `local`: the shape of the local tensor.
 void each_run(const Shape& whole, const LayoutRef& layout, const Shape& local,
               const std::function<void(std::int64_t start, std::int64_t place, std::int64_t count)>& run);
 

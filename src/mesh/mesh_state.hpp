@@ -56,7 +56,7 @@ class MeshState : public std::enable_shared_from_this<MeshState> {
     ProcessGroup group;
     const std::shared_ptr<UserNumbers> users = std::make_shared<UserNumbers>();
   };
-  /// The root group, which must exist. Throws bad_argument if it was borrowed and no longer exists.
+  /// The root group, which must exist. Throws bad_argument if the group was borrowed and no longer exists.
   ProcessGroup& root() const;
   std::vector<int> longer(const std::vector<int>& axes) const;
   bool is_root_group(const std::vector<int>& ranks) const;

@@ -228,8 +228,8 @@ bool groups_are_sound() noexcept {
 }
 
 // Ends the reducer's step after passes that failed: buckets may be in flight, and data ranks without a
-// failure wait for the others. Those ranks learn that this rank has no gradients; this rank throws the error
-// that ended the passes. A sharded model has ended its passes itself; what it kept between forward and
+// failure wait for the others. Those ranks learn that this rank has no gradients, and this rank throws the
+// error that ended the passes. A sharded model has ended its passes itself; what it kept between forward and
 // backward is dropped.
 void end_step(ParallelModel& model) noexcept {
   if (model.sharded) return model.sharded->discard();

@@ -17,8 +17,8 @@ namespace weft {
 
 namespace {
 
-// One counter for this process, for all Computes: a Frame of one Compute may use weights of another, and what
-// its kernels keep of weights outlives both. All threads share it; it is only a source of numbers.
+// One counter for all Computes of this process: a Frame of one Compute may use weights of another, and packed
+// weights in its kernels outlive both. All threads share it; it is only a source of numbers.
 std::uint64_t next_number() noexcept {
   static std::atomic<std::uint64_t> last{0};
   return last.fetch_add(1, std::memory_order_relaxed) + 1;

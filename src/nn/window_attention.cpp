@@ -169,8 +169,8 @@ LayoutRef of_part(const LayoutRef& windows, const LayoutRef& q, std::int64_t hea
   return layout;
 }
 
-// The weights after dropout: all of them or, with a layout of windows, those of the samples on this rank; the
-// others become 0.
+// The weights after dropout: all weights or, with a layout of windows, the weights of the samples on this
+// rank; the others become 0.
 template <class Drop>
 Tensor dropped_of(Frame& frame, const Tensor& weights, const LayoutRef& part, const Drop& drop) {
   if (part == nullptr) return drop(weights);

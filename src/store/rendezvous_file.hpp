@@ -22,10 +22,10 @@ std::optional<std::uint64_t> start_time_of(pid_t process);
 
 class RendezvousFile {
  public:
-  /// Opens the folder, and makes it if it is absent: $XDG_RUNTIME_DIR/weft, otherwise the first of
-  /// /tmp/weft-<user>, /tmp/weft-<user>-1 to -9 and ~/.weft that belongs, or can be made to belong, to this
-  /// user alone; other users who may write to /tmp may have taken any name there. Throws system if there is
-  /// no such folder. `key` names the job on this host.
+  /// Opens the folder, and makes it if it is absent: $XDG_RUNTIME_DIR/weft; otherwise the first of
+  /// /tmp/weft-<user>, /tmp/weft-<user>-1 to -9 and ~/.weft that belongs to this user alone, or can be made
+  /// so. Other users who may write to /tmp may have taken any name there. Throws system if there is no such
+  /// folder. `key` names the job on this host.
   explicit RendezvousFile(std::string key);
 
   /// The file, for error texts.

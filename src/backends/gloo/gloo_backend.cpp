@@ -96,9 +96,9 @@ Connection connect(const GroupInit& b, bool check) {
 }
 
 // Which ranks of this host have died. A broken connection shows a death sooner, but not if the dead rank had
-// forked a child, which is still alive and holds copies of its sockets. A rank that leaves announces it, and
-// its process may end a moment later: so a rank counts as dead only after two looks. For use by one thread at
-// a time.
+// forked a child, which is still alive and holds copies of its sockets. Before a rank leaves, it announces
+// its leaving, and its process may end a moment later: so a rank counts as dead only after two looks. For use
+// by one thread at a time.
 class Deaths {
  public:
   explicit Deaths(std::vector<pid_t> processes)

@@ -141,7 +141,7 @@ void Links::write(Peer& peer, ControlMessage control, const void* payload, std::
   sent.buffer->send(peer.rank, kControlMessages);
 }
 
-// Fetches the messages that receives have claimed.
+// Fetches the elements of messages that receives have claimed.
 void Links::fetch_matched(Peer& peer) {
   for (;;) {
     std::pair<OpState*, std::uint64_t> task;

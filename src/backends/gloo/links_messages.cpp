@@ -1,4 +1,4 @@
-// Messages between two ranks: how Gloo moves the messages that PeerMessages matches.
+// How Gloo moves the messages between two ranks that PeerMessages has matched.
 #include <fmt/format.h>
 
 #include "backends/gloo/link_parts.hpp"

@@ -126,9 +126,9 @@ BackendPlugin compatible(const std::string& file, const BackendPlugin& plugin) {
   return copy;
 }
 
-// Returns why the file is no complete shared object; empty: dlopen() may open it. dlopen() waits for the
-// writer of a FIFO, and maps a file that is cut short, so that the process ends with SIGBUS at the first
-// missing page.
+// Returns why the file is no complete shared object; empty: dlopen() may open it. The check is needed because
+// dlopen() waits for the writer of a FIFO, and maps truncated files, so that the process ends with SIGBUS at
+// the first missing page.
 std::string why_not_whole(const std::string& path) {
   const RegularFile file = open_regular_file(path);
   if (!file.fd) return file.why;

@@ -24,8 +24,8 @@ std::vector<CpuQuota> cpu_quotas(const std::string& root = "");
 /// Thread-safe.
 std::vector<CpuQuota> recent_cpu_quotas();
 
-/// The cores that several processes have together; each process is in the cgroups of its list. A cgroup gives
-/// all its processes together no more than its quota. 0: some of the processes are not limited.
+/// The number of cores that several processes have together; each process is in the cgroups of its list. A
+/// cgroup gives all its processes together no more than its quota. 0: some of the processes are not limited.
 std::int64_t shared_millicores(const std::vector<std::vector<CpuQuota>>& processes);
 
 /// Quotas as text without blanks: "17:2000,23:500"; "-" if there are none. decode_quotas() returns none for

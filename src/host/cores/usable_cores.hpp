@@ -60,8 +60,8 @@ class CoreSet {
   std::bitset<CPU_SETSIZE> bits_;
 };
 
-/// The part of one host's processors that processes may use: cores, and at most the quotas of their cgroups
-/// as time on these cores.
+/// The part of one host's processors that processes may use: cores, and the time on these cores that the
+/// quotas of their cgroups allow.
 class CpuShare {
  public:
   static CpuShare usable() {

@@ -91,7 +91,7 @@ class Loops {
     if (!listed() || dims < 1) return each_index_of(0, dims, 0, 0, see);
     for (std::int64_t i = 0; i < dim(0).count; ++i) each_index_of(1, dims, in_of(i), out_of(i), see);
   }
-  /// The same of dimensions `first` to `dims` - 1, from these offsets.
+  /// Like each_index(), for dimensions `first` to `dims` - 1, from these offsets.
   template <class See>
   void each_index_of(int first, int dims, std::int64_t in, std::int64_t out, const See& see) const {
     std::array<std::int64_t, Dims::kMaxDims + 1> index{};

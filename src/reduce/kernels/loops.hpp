@@ -69,8 +69,8 @@ template <class R>
   }
 }
 
-// Reduces n <= 4 inputs directly to all outputs. The pointers are copied so that the compiler knows that
-// stores cannot change them.
+// Reduces n <= 4 inputs directly to all outputs. The pointers are copied, because the compiler then knows
+// that stores cannot change them.
 template <class R, int n, int outs>
 struct Direct {
   const std::byte* in[n];

@@ -59,7 +59,7 @@ bool ended(pid_t pid, Duration limit) {
 
 sched_param children{};  // what jobs run with, where this process stands above them
 
-// Under a real-time policy a job that spins forever leaves no time to a process of its own priority. So this
+// Under a real-time policy, a job that spins forever leaves no time to processes of its own priority. So this
 // process runs at a higher priority than its children, to be able to end them.
 int own_priority(int policy) {
   sched_param p{};

@@ -172,8 +172,8 @@ class Judge {
 
   // The ranks that an error names as absent must be the struck rank, or ranks that it held up.
   std::string blame_of_absence(const RankReport& rank) const {
-    // If the transport itself moves the data, a rank that has arrived and then does nothing cannot be told
-    // from the others.
+    // If the transport itself moves the data, a rank that has arrived and then does nothing looks like the
+    // others.
     const bool arrived = p_.fault.point != FaultPoint::before_post && !settings_.mpirun.empty();
     if (rank.blamed_count == 0 && arrived) return {};
     // Under mpirun the first rank serves the store: a rank that makes a group without that rank sees only

@@ -17,7 +17,7 @@ class EndedRanks {
 
   /// Reports that a rank has ended while others run: ranks that wait for it to join need wait no longer.
   void tell(int rank, const std::string& how) noexcept;
-  /// Returns whether there are ended ranks of which it is not known yet that others miss them.
+  /// Returns whether there are ended ranks of which it is not known yet whether others miss them.
   bool pending() const { return !pending_.empty(); }
   /// Returns the ended ranks that had never come to the store, once one of the `ranks` ranks of the job has
   /// come. Each rank is returned once.

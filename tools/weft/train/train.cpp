@@ -163,7 +163,7 @@ int train(const Flags& flags) {
   return stopped == 0 ? 0 : 128 + stopped;
 }
 
-// The same command line for each of the ranks, which start no further ranks.
+// Returns the same command line for each of the ranks, without the flags that start ranks.
 std::vector<std::string> command_of_a_rank(const std::vector<std::string>& words) {
   std::vector<std::string> command{std::filesystem::read_symlink("/proc/self/exe").string()};
   for (std::size_t i = 0; i < words.size(); ++i) {

@@ -6,9 +6,9 @@
 // and no row has a remainder. A block of fewer queries leaves columns unused, whose contents nobody uses.
 //
 // Both passes also process attention in pieces of keys and of queries, as they arrive from other ranks. The
-// terms of a piece are added in the order of the whole computation, so that the bits are those of one piece:
-// pieces of keys begin at the beginning of a block of keys, pieces of queries at the beginning of a block of
-// queries, and each element's sum runs over blocks in a fixed order, in pieces or not.
+// terms of a piece are added in the order of the whole computation, so that the bits are those of one piece.
+// Pieces of keys begin at the beginning of a block of keys, and pieces of queries at the beginning of a block
+// of queries; each element's sum runs over blocks in a fixed order, in pieces or not.
 #pragma once
 
 #include <fmt/format.h>

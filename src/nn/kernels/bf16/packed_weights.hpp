@@ -22,7 +22,7 @@ class PackedWeights {
   /// Blocks of 64 columns one after the other; each block has all rows, a multiple of 32, in pairs: oneDNN's
   /// BA16a64b2a.
   static constexpr std::int64_t kColumns = 64, kRows = 32;
-  /// How many first uses of a version in one product do not pack it.
+  /// The number of first uses of a version in one product at which it is not packed.
   static constexpr int kUsesBefore = 2;
   /// The limits of the store: at most so many bytes, and entries for so many weights (a weight has one entry
   /// for y = x wᵀ and one for dx = dy w).

@@ -452,7 +452,7 @@ class Runner {
         kAsk);
   }
 
-  // An Interrupt ends waits, but a rank that polls does not wait.
+  // An Interrupt ends waits, but not polls.
   void ask_interrupted(Open& open) {
     Interrupt interrupt;
     const Interruptible here(interrupt);
