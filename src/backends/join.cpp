@@ -178,7 +178,7 @@ Error as_told(const GroupInit& b, Failure why) {
 
 namespace {
 
-// Converts any Error of an interrupted wait: the result tells the other ranks which rank does not come.
+// Converts any Error of an interrupted wait: the result reports to the other ranks which rank does not come.
 Error interruption(const GroupInit& b) {
   return Error(
       Failure{.code = ErrorCode::aborted,

@@ -25,7 +25,8 @@ struct Tolerance {
   double relative, least = 0;
 };
 
-// For elements below the smallest normal number, the unit in the last place is that of this number.
+// For elements below the smallest normal number, the unit in the last place is the unit of this smallest
+// number.
 constexpr Tolerance units_in_the_last_place(double units, double epsilon, double smallest) noexcept {
   return {units * epsilon, units * smallest};
 }

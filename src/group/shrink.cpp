@@ -6,11 +6,11 @@
 // that can come (the transport knows which of the others are gone), or when it has waited long enough. This
 // decides which ranks are members: a late rank finds the roll closed without itself, and throws. Then the
 // members make the group. The group counts only after all members have made it: each member signs a second
-// key, and the last signature makes the group good. A member that cannot make the group, sees another member
-// die or has waited too long writes that the group is bad, unless it is good already. So all members see the
-// same result, good or bad. After a bad round the members meet in the next round, without the ranks that do
-// not come. A rank may stop at any point and continue at any later one: it compares what it wants to add with
-// the value that the key holds by then.
+// key, and the last signature makes the group good. If a member cannot make the group, sees another member
+// die or has waited too long, it writes that the group is bad, unless the group is good already. So all
+// members see the same result, good or bad. After a bad round the members meet in the next round, without the
+// ranks that do not come. A rank may stop at any point and continue at any later one: it compares what it
+// wants to add with the value that the key holds by then.
 #include "group/shrink.hpp"
 
 #include <fmt/format.h>

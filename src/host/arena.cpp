@@ -29,9 +29,9 @@
 namespace weft {
 
 // A segment is a memfd that is mapped completely. New blocks are cut from its unused rest (`fresh`), and
-// their pages are populated at once, unless the caller wants them at their first use. A freed block becomes
-// an extent of the cache. Adjacent extents are merged; the next block is cut from the smallest extent that is
-// large enough. So only the first use of a page costs a page fault.
+// their pages are populated at once, unless the caller wants them populated at their first use. A freed block
+// becomes an extent of the cache. Adjacent extents are merged; the next block is cut from the smallest extent
+// that is large enough. So only the first use of a page costs a page fault.
 //
 // An evacuated block keeps its address and gets other pages: the pages of a `donor`, a block that is
 // allocated as usual, whose place in its segment is mapped a second time over the evacuated address range.

@@ -50,8 +50,8 @@ class Arena {
 
   /// When a block's pages are taken: all at once, or each when it is first touched.
   enum class Pages : std::uint8_t { now, at_first_use };
-  /// A block of whole pages, 64-byte aligned at least, uninitialised; recycled by size. Returns null if
-  /// shared memory cannot be had (logged once at level info).
+  /// Returns a block of complete pages, at least 64-byte aligned, uninitialised; recycled by size. Returns
+  /// null if shared memory cannot be had (logged once at level info).
   void* allocate(std::size_t bytes, Pages pages = Pages::now);
   /// Returns the block to the cache, or to quarantine while a BlockHolder holds it (checked again at later
   /// allocations).

@@ -71,8 +71,8 @@ std::optional<Outermost> outermost(const Shape& from, const Shape& to, int dim) 
   return std::nullopt;
 }
 
-// The segments of another dimension with equal numbers of elements; nothing if their borders do not lie
-// between its indices.
+// The segments of another dimension that hold equally many elements; nothing if their borders do not lie
+// between indices of that dimension.
 std::optional<Segments> carried(const Segments& segments, const Outermost& o) {
   Segments other{o.dim, segments.sizes};
   for (std::int64_t& size : other.sizes) {

@@ -25,7 +25,7 @@ struct ProcessAddress {
   friend bool operator==(const ProcessAddress&, const ProcessAddress&) = default;
 };
 
-/// Returns whether a ProcessAddress::host belongs to a process that could not tell its place.
+/// Returns whether a ProcessAddress::host belongs to a process that did not know its place.
 bool is_unknown_host(std::string_view host) noexcept;
 inline constexpr const char* kUnknownHostText =
     "/proc/sys/kernel/random/boot_id or /proc/self/ns cannot be read (is /proc mounted?)";

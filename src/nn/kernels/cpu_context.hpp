@@ -58,8 +58,8 @@ void parallel_for(KernelContext::State& state, std::int64_t tasks, Body&& body, 
   if (failure) std::rethrow_exception(failure);
 }
 
-/// The number of elements in one task of an element-wise kernel, and in one partial sum: 64 KiB of f32, which
-/// stays in the cache while the task costs far more than handing it to a thread.
+/// The number of elements in one task of an element-wise kernel, and in one partial sum. It is 64 KiB of f32:
+/// these stay in the cache, and the task takes far longer than handing it to a thread.
 inline constexpr std::int64_t kElementBlock = std::int64_t{1} << 14;
 /// The number of rows in one partial sum of a sum over rows.
 inline constexpr std::int64_t kRowBlock = 64;

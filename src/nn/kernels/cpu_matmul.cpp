@@ -325,8 +325,8 @@ void multiply_bf16(KernelContext& ctx, const bf16* a, Stored a_stored, const Wei
   KernelContext::State& state = ctx.state();
   const std::int64_t lda = a_stored == Stored::transposed ? m : k,
                      ldb = b_stored == Stored::transposed ? k : n;
-  // The gradient of a weight from few tokens: nearly all memory traffic is that of c, and our own products
-  // write it past the caches. The choice depends on k alone, which no division of m or n changes.
+  // The gradient of a weight from few tokens: nearly all memory traffic is c's, and our own products write c
+  // past the caches. The choice depends on k alone, which no division of m or n changes.
   const bool few_steps = state.own != nullptr && k <= gemm::kShortK;
   if (state.bf16 == Products::own || few_steps)  // widened where they are packed
     return own_product(state, {matrix(a, true, a_stored, lda), matrix(b.data, true, b_stored, ldb), c, n, m,

@@ -110,8 +110,8 @@ inline Shape shape_kept(const Tensor& kept) {
   return Shape(extents);
 }
 
-/// Throws unless dy has the shape of y, and a map of that size whose sharding is that of x has the layout of
-/// dy.
+/// Throws unless dy has the shape of y and, if x is sharded, the layout of a map of that size that is sharded
+/// like x.
 inline void expect_gradient_of(const Module& module, const Tensor& dy, const Shape& y, const LayoutRef& x) {
   LayoutRef layout = x;
   if (x) layout = map_layout(x, x->global[1], y[2], y[3]);

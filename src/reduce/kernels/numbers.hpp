@@ -83,8 +83,9 @@ struct F32InF64 {
   static WEFT_INLINE float narrow_one(double x) { return static_cast<float>(x); }
 };
 
-// Two neighbours lie in one 32-bit lane: shifted up, the lane is the even one as a float; masked, it is the
-// odd one. So a chunk is widened and narrowed without moving elements between lanes.
+// Two neighbouring elements share one 32-bit lane: if the lane is shifted up, it is the even element as a
+// float; if it is masked, it is the odd one. So a chunk is widened and narrowed without moving elements
+// between lanes.
 struct Bf16 {
   using Stored = std::uint16_t;
   using Sum = float;

@@ -1,7 +1,7 @@
-// A random program of collectives, exchanges of windows and reductions of gradients: the program that weft
-// check runs. Plain values: a program can be drawn, printed, stored and made smaller; it contains everything
-// that all ranks know. Choices of one rank (the places of its buffers, the order of its waits) also follow
-// from the program's numbers, see Habits.
+// A random program of collectives, exchanges of windows and reductions of gradients, as `weft check` runs it.
+// Plain values: a program can be drawn, printed, stored and made smaller; it contains everything that all
+// ranks know. Choices of one rank (the places of its buffers, the order of its waits) also follow from the
+// program's numbers, see Habits.
 #pragma once
 
 #include <cstdint>

@@ -15,8 +15,8 @@ namespace {
 using std::chrono::milliseconds;
 
 // The time after the first failure in which the process that caused it may be found dead, too. If all failed
-// ranks report that others caused their failure, the supervisor waits the whole notice (LaunchOptions) for
-// those others.
+// ranks report that others caused their failure, the supervisor waits for those others during the whole
+// `notice` (LaunchOptions).
 constexpr Duration kJudgement = milliseconds(200);
 constexpr Duration kSameRequest = milliseconds(500);  // `timeout` and the like send their signal twice
 constexpr Duration kEarlyLook = milliseconds(200);    // while nobody has come to the store

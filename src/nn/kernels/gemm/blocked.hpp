@@ -231,8 +231,8 @@ struct Blocked {
     }
   }
 
-  // An element of c needs so few products that nearly all memory traffic is that of c. So c is written from
-  // end to end, and past the caches if it is larger than they are.
+  // An element of c needs so few products that nearly all memory traffic is c's. So c is written from end to
+  // end, and past the caches if c is larger than they are.
   static constexpr std::int64_t kLargeBytes = std::int64_t{16} << 20;
 
   template <bool kStream>

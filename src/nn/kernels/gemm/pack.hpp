@@ -34,8 +34,8 @@ inline float one(const std::uint16_t* from) {
 // Packs panels of a part of a matrix whose element (i, p), i in [0, count), p in [0, k), is at from[i *
 // i_step + p * p_step]: to[(i / kWidth * k + p) * kWidth + i % kWidth].
 
-// i_step is 1. It processes four steps of k at a time, so that complete lines of panels, which lie some power
-// of two apart, are written.
+// i_step is 1. It processes four steps of k at a time, because it then writes complete lines of panels. (The
+// lines lie some power of two apart.)
 template <std::int64_t kWidth, class In>
 void pack_rows(const In* from, std::int64_t p_step, float* to, std::int64_t count, std::int64_t k) {
   constexpr std::int64_t kSteps = 4;
