@@ -110,8 +110,8 @@ Traits gloo() {
 }
 
 // A rank that was stopped just before process_vm_writev performs the write when it is resumed. By then the
-// target address may belong to another buffer. Unlike shared memory, the owner's pages cannot be replaced. So
-// quiesce() returns false while such a rank is in its copy.
+// target address may belong to another buffer. Unlike pages of shared memory, the pages of the target buffer
+// cannot be replaced. So quiesce() returns false while such a rank is in its copy.
 Traits shm_single_copy() {
   Traits t = shm();
   t.guarantees.quiesces = false;

@@ -68,7 +68,7 @@ void check_arguments(std::int64_t step, const SaveOptions& options) {
     wrong(fmt::format("options.deadline is {} ns; expected more than 0", options.deadline.count()));
 }
 
-// The arguments other than the tensors that must be equal on all ranks, as texts.
+// The arguments, without the tensors, that must be equal on all ranks; as texts.
 std::vector<std::string> texts_of(const SavePlan& plan) {
   const CheckpointIndex& index = plan.index;
   std::vector<std::string> texts = {fmt::format("step {}", index.step),

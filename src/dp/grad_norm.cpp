@@ -91,7 +91,7 @@ Cohort& cohort_of(const Gradient& g, double p, std::vector<Part>& parts) {
 // The fault of this rank's arguments.
 using Fault = std::optional<Error>;
 
-// The arguments other than the list that must be equal on all ranks: they travel with the powers.
+// The arguments, without the list, that must be equal on all ranks: they travel with the powers.
 struct Settings {
   const char* what;  // the caller
   double p;

@@ -52,7 +52,7 @@ std::optional<Error> out_of_place(const Ema* ema) {
   return Error(ErrorCode::bad_argument,
                "trainer: the averages are in the place of the masters; swap_out() first");
 }
-// The arguments other than the learning rate that must be equal on all ranks, each as a number.
+// The arguments, without the learning rate, that must be equal on all ranks; each as a number.
 struct Setting {
   const char* name;
   std::int64_t digest;

@@ -3,8 +3,8 @@
 // The file is a header followed by records. A record has its length and a checksum. The process that holds
 // the file's lock (flock) appends records; it never changes an existing one. Reading takes no lock: a record
 // counts once it is complete, and stays complete. A writer that was killed may leave the beginning of a
-// record at the end of the file; the next process that takes the lock truncates it. A record that is complete
-// but wrong was not written by weft: this is an error, and the file is not repaired.
+// record at the end of the file; the next process that takes the lock removes this beginning. A record that
+// is complete but wrong was not written by weft: this is an error, and the file is not repaired.
 #include "weft/store/file.hpp"
 
 #include <fcntl.h>

@@ -99,8 +99,8 @@ void vocab_parallel_embedding_forward(Compute& compute, const DeviceMesh& axes, 
                                       const TensorView& y, bool reduce) {
   const Checker c{"vocab_parallel_embedding_forward", compute.device()};
   given_mesh(c.function, axes);
-  // Everything that this rank does alone. A fault here is reported to the other ranks if they would wait for
-  // this rank.
+  // All steps of this rank that need no other rank. A fault here is reported to the other ranks if they would
+  // wait for this rank.
   const std::optional<Error> fault = fault_of([&] {
     const VocabPart part = checked_part(c, axes, vocab);
     check_embedding(c, part, tokens, "w", w, "y", y);
@@ -186,8 +186,8 @@ double vocab_parallel_cross_entropy(Compute& compute, const DeviceMesh& axes, co
   Tensor valid, terms,
       own;  // terms: (ranks, tokens, kLossTerms); each writes its own, in place of the all-gather
   std::optional<Input> from;
-  // Everything that this rank does alone. A fault here is reported to the other ranks, because they would
-  // wait for this rank.
+  // All steps of this rank that need no other rank. A fault here is reported to the other ranks, because they
+  // would wait for this rank.
   const std::optional<Error> fault = fault_of([&] {
     part = checked_part(c, axes, options.vocab);
     check_loss(c, part, logits, labels, options, dlogits);

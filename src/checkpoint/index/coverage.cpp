@@ -1,11 +1,11 @@
 // Checks that the parts cover each element exactly once.
 //
-// For each element, count the parts that contain it, less 1: this count must be 0 for all elements. The count
-// is a sum of boxes, each part with the sign + and the whole tensor with the sign -. Along the first
-// dimension the sum changes only at coordinates at which a box begins or ends, and it is 0 everywhere if and
-// only if each of these changes is 0. A change is again a sum of signed boxes, in one dimension less: boxes
-// that begin there, and with the opposite sign boxes that end there. If no dimension is left, the change is a
-// number. The first change that is not 0 is at the first element whose count is not 0.
+// For each element, the count is the number of parts that contain it, less 1; it must be 0 for all elements.
+// The count is a sum of boxes, each part with the sign + and the whole tensor with the sign -. Along the
+// first dimension the sum changes only at coordinates at which a box begins or ends, and it is 0 everywhere
+// if and only if each of these changes is 0. A change is again a sum of signed boxes, in one dimension less:
+// boxes that begin there, and with the opposite sign boxes that end there. If no dimension is left, the
+// change is a number. The first change that is not 0 is at the first element whose count is not 0.
 #include "checkpoint/index/coverage.hpp"
 
 #include <algorithm>

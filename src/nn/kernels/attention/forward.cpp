@@ -1,11 +1,10 @@
 // Grouped-query attention, causal or full, forward, as matrix products over blocks of 64 queries and 256
 // keys. A task is up to four blocks of queries of one head. The task processes the keys that these queries
 // see, in order; the keys are laid out once for all of the blocks (products.hpp), so that about half of the
-// scores of causal attention are never computed. Each query keeps, over the keys so far, the largest score m,
-// the sum of e^(score - m), and the sum of e^(score - m) v, which is in out. A larger score multiplies both
-// by e^(m - the new m) (M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018; T. Dao
-// et al., "FlashAttention", 2022). At the end out is divided by the sum, and for each query m and the sum are
-// kept.
+// scores of causal attention are never computed. For the keys so far, each query keeps the largest score m,
+// the sum of e^(score - m), and, in out, the sum of e^(score - m) v. A larger score multiplies both by e^(m -
+// the new m) (M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018; T. Dao et al.,
+// "FlashAttention", 2022). At the end out is divided by the sum, and for each query m and the sum are kept.
 //
 // A thread's memory is 64 x 256 scores and the laid-out form of 256 keys and 256 queries; it stays in the
 // thread's caches. A query's bits depend on its own keys alone, not on the other queries of its block: keys

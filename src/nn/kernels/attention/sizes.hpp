@@ -64,7 +64,7 @@ void check_heads(const char* op, const Shape& s) {
 [[maybe_unused]] Sizes sizes(const FullAttentionShape& s) {
   return {s.batch, s.queries, s.keys, s.heads, s.kv_heads, s.head_dim, false, 0, true, true, s.bf16_products};
 }
-// `first`: the first element of what arrives in pieces, which begin at multiples of `step`.
+// `first`: the first element of the tensor that arrives in pieces; pieces begin at multiples of `step`.
 [[maybe_unused]] Sizes sizes(const char* op, const AttentionPiece& s, const char* what, std::int64_t first,
                              std::int64_t step) {
   check_heads(op, s);
