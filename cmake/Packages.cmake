@@ -23,7 +23,7 @@ endif()
 set(CPACK_DEBIAN_PACKAGE_MAINTAINER "${weft_maintainer}" CACHE STRING "Who maintains the packages that cpack makes")
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_INSTALL_PREFIX /usr)
-set(CPACK_SET_DESTDIR ON)  # what is installed learns its own prefix, not a temporary one
+set(CPACK_SET_DESTDIR ON)  # installed files contain their own prefix, not a temporary one
 set(CPACK_STRIP_FILES ON)
 set(CPACK_DEB_COMPONENT_INSTALL ON)
 set(CPACK_COMPONENTS_GROUPING IGNORE)

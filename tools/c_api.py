@@ -31,7 +31,7 @@ CXX_HEADERS = ["base/interrupt.hpp", "base/log.hpp", "base/storage.hpp", "checkp
 
 # Pointers that may be NULL, wherever they are.
 NULLABLE_TYPES = re.compile(r"^(const weft_\w+_options\*|weft_work\*\*|weft_error\*)$")
-NULLABLE_NAMES = {"data", "callback_data", "release", "user"}  # what callbacks are handed, of type void*
+NULLABLE_NAMES = {"data", "callback_data", "release", "user"}  # arguments of callbacks, of type void*
 
 
 # ---- the headers ----

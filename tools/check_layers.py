@@ -181,7 +181,7 @@ def check_include(path, layer, kind, quote, name):
     if layer == "nn" and wanted in ("store", "backends", "group") and kind != "test":
         return f'includes "{name}"; nn communicates through boundaries of mesh alone'
     if kind == "test" and layer == "backends":
-        layer = "group"  # what drives a transport
+        layer = "group"  # the layer that drives a transport
     if not reaches(layer, wanted):
         return f'includes "{name}": {layer} may not know {wanted}; {ARROWS}'
     if kind == "private" and not public and wanted != layer and len(parts) > 2 and wanted not in TOOLBOXES and name not in INNER:

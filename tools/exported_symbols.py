@@ -27,7 +27,7 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-LIBRARIES = ["weft", "weft_train"]  # each may need those before it
+LIBRARIES = ["weft", "weft_train"]  # each library may need the earlier ones
 COMMAND = "tools/exported_symbols.py --write BUILD"
 # bench/CMakeLists.txt does not install them.
 STAY_IN_THE_BUILD = {"paths_bench", "reduce_bench", "transformer_bench"}
@@ -324,7 +324,8 @@ def self_test_of_releases(one):
         assert status == 1 and "the soname is still libweft.so.1" in words and "gone: weft::b()" in words, words
         assert compared({"weft": {**fewer, "soname": "libweft.so.2"}})[0] == 0
         assert compared({"weft": one, "weft_train": one})[0] == 0  # a library that the release did not have
-        assert compared({"weft": {**one, "own": set()}})[0] == 0   # weft's own symbols are promised to nobody
+        # weft's own symbols are promised to no other user
+        assert compared({"weft": {**one, "own": set()}})[0] == 0
 
 
 def self_test():

@@ -35,7 +35,7 @@ budget=1800  # seconds that the default tier may take on two cores with nothing 
 failed=()   # the steps that failed
 steps=()    # "seconds what" of each step
 building=0  # seconds that the step at hand waited for its build
-skipped=()  # what was not done, and why
+skipped=()  # omitted steps, and the reasons
 logs=()     # ctest logs, for the skips inside of tests
 under=()    # a command that runs ctest
 

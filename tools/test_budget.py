@@ -26,7 +26,7 @@ OWN_BUDGET_S = {
     "house/install": 60, "group/watch": 45, "models/parallel_golden": 60, "nn/kernels": 60,
     "python/ends": 60, "python/jax": 60, "python/torch": 100, "python/torch_examples": 150, "python/torch_training": 100, "python/wheel": 400,
 }
-VERSION = re.compile(r"_\d+\.\d+$")  # of what a test runs with
+VERSION = re.compile(r"_\d+\.\d+$")  # the version of a package with which a test runs
 TEST = re.compile(r"^\d+/\d+ Test: (\S+)$")
 TIME = re.compile(r"^Test time = +([\d.]+) sec")
 

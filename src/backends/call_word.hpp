@@ -119,7 +119,7 @@ struct CallDetail {
   std::string_view path;                 ///< that a test forces
 };
 
-/// what() of call_record.hpp for a collective, from its record.
+/// Like what() of call_record.hpp, for a collective, from its record.
 std::string what(const CallRecord& record);
 /// describe() of call_record.hpp, with more detail.
 std::string describe(int rank, const CallRecord& record, const CallDetail& detail);

@@ -249,7 +249,7 @@ std::optional<std::string> await_looking(const GroupInit& b, const std::string& 
       throw_first_cause(b);
       look();
     }
-    if (last) return b.store->try_get(key, Deadline::after(kAnswer));  // it may have come a moment ago
+    if (last) return b.store->try_get(key, Deadline::after(kAnswer));  // the rank may have come a moment ago
   }
 }
 
@@ -324,7 +324,7 @@ std::string all_parts(const GroupInit& b, std::string_view what, std::string fir
 }  // namespace
 
 void announce(const GroupInit& b, std::string_view what, std::string_view info, std::uint64_t layout) {
-  if (b.size == 1) return;  // there is nobody to tell, and perhaps no store
+  if (b.size == 1) return;  // there is no other rank to notify, and perhaps no store
   const auto began = Clock::now();
   const std::string build = build_word(layout, b.rank);
   for_group(b, [&] {

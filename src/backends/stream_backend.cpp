@@ -74,7 +74,7 @@ class StreamBackend final : public Backend, private MessageMedium {
 
   void post(OpState& s) noexcept override {
     new (s.scratch.data()) Transfer;
-    if (s.op == Op::recv && s.peer == any_source) step();  // what has come, from whomever
+    if (s.op == Op::recv && s.peer == any_source) step();  // steps also take arrived messages of any source
     const During inside(inside_);
     guarded([&] {
       if (failed_) return;
@@ -181,7 +181,7 @@ class StreamBackend final : public Backend, private MessageMedium {
       if (receive != nullptr) return receive->out;
       return in.kind == Envelope::message ? message.data() : control.data();
     }
-    std::atomic<bool> left{false}, lost{false};  // gone() asks from any thread
+    std::atomic<bool> left{false}, lost{false};  // gone() may be called from any thread
   };
   Peer& peer(int r) { return peers_[static_cast<std::size_t>(r)]; }
 
@@ -257,7 +257,7 @@ class StreamBackend final : public Backend, private MessageMedium {
       ranks_ = HostRanks(b, places.hosts);
       each_other([&](int r) { all_here = all_here && ranks_.is_here(r); });
     }
-    streams_ = std::exchange(transport_.open, {})(places.addresses);  // what it holds goes with it
+    streams_ = std::exchange(transport_.open, {})(places.addresses);  // its members are destroyed with it
     if (streams_ == nullptr)
       throw Error(
           ErrorCode::bad_argument,
@@ -266,9 +266,9 @@ class StreamBackend final : public Backend, private MessageMedium {
                       b.name, transport_.name, b.rank));
     traits_ = stream_traits(transport_.name, transport_.spin && b.ranks_here <= CpuShare::usable().count());
     traits_.guarantees.detects_death = transport_.detects_death || all_here;
-    if (b.size > 1) join(b, "streams/opened", {}, kLayout);  // nobody writes where the other end is not open
+    if (b.size > 1) join(b, "streams/opened", {}, kLayout);  // no rank writes before the other end is open
     streams_->all_open();
-    if (b.size > 1) withdraw(b, "streams/open");  // who has come to the second one has read the first
+    if (b.size > 1) withdraw(b, "streams/open");  // a rank that has come to the second one has read the first
   }
   struct Places {  // by rank
     std::vector<std::string> hosts, addresses;

@@ -41,7 +41,7 @@ std::string word(OpSupport op_support) {
   return {};
 }
 
-// "native", or where the dtypes differ "native; composed: f16 bf16".
+// "native", or if the dtypes differ "native; composed: f16 bf16".
 std::string by_dtype(const std::vector<DType>& dtypes, const std::function<OpSupport(DType)>& op_support) {
   std::string text;
   for (const OpSupport r : {OpSupport::native, OpSupport::composed, OpSupport::unsupported}) {

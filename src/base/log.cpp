@@ -129,10 +129,10 @@ struct Logger::Impl {
 
   const LogSink sink;
   std::atomic<bool> waiting{false};  // there are lines
-  std::mutex mutex;                  // of what follows; never held while the sink runs
+  std::mutex mutex;                  // guards the members below; never held while the sink runs
   std::deque<Line> lines;
   std::size_t left_out = 0;
-  bool in_sink = false;  // a thread is there and takes what comes
+  bool in_sink = false;  // a thread is in the sink and takes new lines
 };
 
 LogLevels LogLevels::changed_by(std::string_view text, std::string_view what) const {

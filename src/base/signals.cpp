@@ -24,7 +24,7 @@ sigset_t all_signals() noexcept {
 
 BlockedSignals::BlockedSignals(const sigset_t& blocked, int swallowed) noexcept : swallowed_(swallowed) {
   ::pthread_sigmask(SIG_BLOCK, &blocked, &before_);
-  if (::sigismember(&before_, swallowed) != 1) return;  // what is not blocked is not pending
+  if (::sigismember(&before_, swallowed) != 1) return;  // signals that are not blocked are not pending
   sigset_t pending;
   ::sigpending(&pending);
   was_pending_ = ::sigismember(&pending, swallowed) == 1;

@@ -102,7 +102,7 @@ void agree(ProcessGroup* group, std::string_view what, std::string_view conseque
     if (first == codes.size()) return;
     code = error_code(static_cast<std::int64_t>(codes[first]) - 1);
     texts = texts_of_all(group, mine ? joined(own.text, consequence) : "", deadline);
-  } catch (...) {  // what happened first is the one to tell
+  } catch (...) {  // the first failure is reported
     if (!mine) throw;
   }
   if (mine && (code == own.code || !is_error(mine) || texts.empty())) std::rethrow_exception(mine);
@@ -123,7 +123,7 @@ void agree(const DeviceMesh& mesh, std::string_view what, std::string_view conse
   ProcessGroup* group = nullptr;
   try {
     group = group_of(mesh);
-  } catch (...) {  // what happened first is the one to tell
+  } catch (...) {  // the first failure is reported
     if (!mine) throw;
   }
   agree(group, what, consequence, std::move(mine));

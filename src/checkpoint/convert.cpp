@@ -148,7 +148,7 @@ std::size_t convert_checkpoint(const std::filesystem::path& from, const std::fil
   if (options.files < 1 || options.files > kFilesMost)
     wrong(fmt::format("options.files is {}; expected 1 to {}", options.files, kFilesMost));
   const OpenedCheckpoint opened = open_checkpoint(from);
-  std::error_code none;  // what is not there is not the same
+  std::error_code none;  // files that do not exist are not equal
   const auto is_target = [&](const std::filesystem::path& path) {
     return std::filesystem::equivalent(std::filesystem::absolute(path), std::filesystem::absolute(to), none);
   };

@@ -57,7 +57,7 @@ bool is_there(const std::filesystem::path& path) {
 }
 
 void refuse_link(const std::filesystem::path& path) {
-  std::error_code error;  // what cannot be looked at cannot be opened, which says why
+  std::error_code error;  // if it cannot be examined, it cannot be opened, and opening reports why
   if (std::filesystem::symlink_status(path, error).type() != std::filesystem::file_type::symlink) return;
   const std::filesystem::path target = std::filesystem::read_symlink(path, error);
   throw Error(ErrorCode::bad_argument,

@@ -79,7 +79,7 @@ class FullState {
   void set(const MutableNamedView& tensor, const FullStateSource& give) {
     const bool mine = root_ == kEveryRank || root_ == rank_;
     const bool own = holds_whole(tensor, rank_);
-    Tensor read;  // where this rank holds a part of it alone
+    Tensor read;  // if this rank alone holds a part of it
     std::exception_ptr fault;
     if (mine)
       fault = error_of([&] {

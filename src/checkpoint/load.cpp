@@ -270,7 +270,7 @@ CheckpointInfo load_listed(const std::filesystem::path& directory, const DeviceM
     std::string again;
     try {
       if (look < kMostLooks) again = load.choose(found);
-    } catch (...) {  // what happened first is the one to tell
+    } catch (...) {  // the first failure is reported
     }
     if (again.empty() || again == chosen) std::rethrow_exception(failed);
     chosen = std::move(again);

@@ -26,7 +26,7 @@ struct SavePlan {
   CheckpointIndex index;                  ///< without the hashes of the files, which are not written yet
   std::vector<SafetensorsEntry> entries;  ///< of this rank's file
   std::deque<std::vector<std::byte>>
-      copies;  ///< memory of those entries that are no contiguous part of a tensor
+      copies;  ///< memory of the entries that are no contiguous part of a tensor
   SaveOptions options;
   Warn warn;
   SaveTurn turn{};  ///< rank 0's, which makes the folder and writes `latest`

@@ -97,7 +97,7 @@ struct ConvPlan {
   LayoutRef of_y;
   Seen seen;              // on x, for y
   conv::Pixels interior;  // of y, this rank's, that see no neighbour's pixels nor padding
-  Both back;              // k; in places of the padded map where the padding is not zeros
+  Both back;              // kernel k; in places of the padded map if the padding is not zeros
   Seeing seeing;          // on dy, for dx or the gradient of the padded map
   std::optional<Unpadding> unpadding;
   mutable Orders orders{};  // of forward

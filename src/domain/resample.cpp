@@ -200,7 +200,7 @@ class PixelShufflePasses final : public MapPasses {
   struct Plan {
     LayoutRef of_y;
     Window seen;               // on x, for y: whole pixels of x
-    std::int64_t row, column;  // where this rank's y begins in what they make
+    std::int64_t row, column;  // the place in the result at which this rank's y begins
     Window made;               // on dy, for dx: all that pixels of x made
   };
   std::shared_ptr<const Plan> plan_of(std::int64_t f, const LayoutRef& x) const {

@@ -56,7 +56,7 @@ void expect_cuttable(const Shape& x, const DomainManager& manager) {
     if (dim >= x.rank() || dim < 0)
       refuse_argument(fmt::format("shard_spatial: x is {}; dimension {} is cut along {}", to_string(x), dim,
                                   axes[i].name));
-    std::int64_t parts = 1;  // several axes may cut one dimension
+    std::int64_t parts = 1;  // several axes may shard one dimension
     std::string names;
     for (std::size_t j = 0; j < axes.size(); ++j)
       if (dims[j] == dim) {

@@ -117,7 +117,7 @@ class Incoming {
   bool any_ = false;
   std::size_t first_ = 0, last_ = 0, at_ = 0;
   std::vector<Tensor> tensors_, now_;
-  WindowTransfer coming_;  // gone first: it writes to tensors_
+  WindowTransfer coming_;  // destroyed first: it writes to tensors_
 };
 
 kernels::AttentionPiece piece(const HeadsShape& s, const IndexRange& queries, const IndexRange& keys,

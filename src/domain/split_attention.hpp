@@ -20,7 +20,7 @@ namespace weft::domain {
 /// Dimension 1 of a tensor (batch, sequence, …) in pieces, each of which goes to the ranks that need it.
 struct Pieces {
   std::int64_t first = 0, size = 0;  ///< this rank's own positions
-  std::vector<IndexRange> wanted;    ///< what this rank needs of each piece, maybe nothing
+  std::vector<IndexRange> wanted;    ///< the range that this rank needs of each piece, perhaps empty
   std::vector<Window> windows;       ///< which fetch it
 };
 

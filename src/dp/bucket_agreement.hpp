@@ -13,8 +13,8 @@ namespace weft::dp {
 struct ReducerToCompare {
   const std::vector<BucketEntry>& entries;
   const BucketOptions& options;
-  std::int64_t number;                        ///< of those of this rank that are alive over the same axes
-  std::function<bool(std::size_t)> in_place;  ///< entry i is reduced where the caller has it
+  std::int64_t number;                        ///< of this rank's existing reducers over the same axes
+  std::function<bool(std::size_t)> in_place;  ///< whether entry i is reduced in the caller's memory
 };
 
 /// Throws mismatch, on all ranks, that names the first difference. Uses one all-gather over `axes`.

@@ -24,8 +24,8 @@ namespace {
 
 struct Bucket {
   dp::PlannedBucket plan;
-  std::size_t pending = 0;        // of its gradients, those that are not ready
-  std::byte* in_place = nullptr;  // not null: its one gradient is reduced where the caller has it
+  std::size_t pending = 0;        // the number of its gradients that are not ready
+  std::byte* in_place = nullptr;  // not null: its single gradient is reduced in the caller's memory
   Tensor memory;                  // (bytes / element), shared
   Work work;
 };
@@ -250,16 +250,16 @@ struct BucketReducer::Impl {
   mutable ProcessGroup own_group;  // empty: that of the axes
   std::vector<BucketEntry> entries;
   BucketOptions options;
-  const Device device;  // where buckets and gradients are
+  const Device device;  // the device of buckets and gradients
   std::vector<Slot> slots;
   std::vector<Bucket> buckets;  // in the order they are posted
   std::size_t posted = 0;       // buckets posted in this step
-  std::size_t done = 0;         // of them, those seen to be done
+  std::size_t done = 0;         // the number of them that are known to be done
   std::int64_t posted_early = 0;
   std::uint64_t history = 0;
   bool compared = false;
   std::optional<Error> failure;                                    // of the first call that failed
-  const std::shared_ptr<int> no_syncs = std::make_shared<int>(0);  // that live
+  const std::shared_ptr<int> no_syncs = std::make_shared<int>(0);  // existing ones
   // The number of this reducer among the existing reducers that would share a group: equal on all ranks,
   // which make and destroy reducers in the same order.
   UserNumbers::Taken user;

@@ -46,7 +46,7 @@ double norm_of(const Powers& x, double p) {
 
 // Gradients whose parts lie on the same ranks: they are sharded on the same axes of one mesh.
 struct Cohort {
-  std::vector<int> axes;  // those of the root mesh that shard; empty: every rank has all of it
+  std::vector<int> axes;  // the axes of the root mesh that shard; empty: every rank has all of it
   Powers powers;
 };
 // All gradients of one root mesh; without a mesh, the gradients of this rank alone.
@@ -147,7 +147,8 @@ struct NotFinite {
 };
 struct Norm {
   double value = 0;
-  std::vector<NotFinite> where;  // for each group that meshes were made of; without those of layout null
+  // for each group from which meshes were made; without gradients without a layout
+  std::vector<NotFinite> where;
 };
 
 // Meshes made from one group number the ranks equally.

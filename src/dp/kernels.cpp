@@ -53,7 +53,7 @@ template <class T>
 PowerSum power_sum(std::span<const T> values, double p) {
   if (dp::loops::plain(p)) {
     const double sum = sum_of_powers(values, 1, p);
-    if (in_range(sum)) return {1, sum};  // else NaN or infinity, zeros, or magnitudes of f64 alone
+    if (in_range(sum)) return {1, sum};  // otherwise NaN or infinity, zeros, or magnitudes of f64 alone
   }
   const double scale = largest(values);
   if (std::isinf(p) || scale == 0 || !std::isfinite(scale)) return {scale, scale == 0 ? 0.0 : 1.0};

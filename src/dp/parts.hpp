@@ -51,7 +51,7 @@ void copy_all(Compute* compute, std::size_t count, const CopyOf& copy_of) {
                                 {static_cast<std::size_t>(c.bytes)}, compute->stream());
     return;
   }
-  constexpr std::int64_t kWord = 4;  // blocks are of as many elements as those of f32
+  constexpr std::int64_t kWord = 4;  // blocks have as many elements as blocks of f32
   threads::for_blocks(
       compute, count, [&](std::size_t i) { return (copy_of(i).bytes + kWord - 1) / kWord; },
       [&](const threads::Block& b) {

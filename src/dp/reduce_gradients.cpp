@@ -28,7 +28,7 @@ constexpr Action kReductions[] = {Action::average_replicas, Action::sum, Action:
 
 struct Member {
   Gradient* gradient;
-  std::size_t index;    // among the gradients given: the same on all ranks
+  std::size_t index;    // among the given gradients: equal on all ranks
   std::int64_t offset;  // in its flat buffer
 };
 
@@ -221,7 +221,7 @@ void dp::reduce_as(const char* what, std::span<Gradient> gradients, const Device
   const AxisSet data = fault ? 0 : data_among(list, options);
   dp::Replicas replicas = find_replicas(gradients, axes, options.compute);
   replicas.compare_bits(options, data, what, gradients, fault);
-  expect_reducible(gradients, list, data, what);  // from here on all ranks throw, or none
+  expect_reducible(gradients, list, data, what);  // from here on either all ranks throw or none does
   const bool watched = options.on_drift == OnDrift::error && !replicas.same_everywhere();
   if (watched && options.tolerance == 0) replicas.throw_other_bits();
   std::vector<std::vector<Flat>> rounds;

@@ -18,7 +18,7 @@ namespace weft::dp {
 namespace {
 
 constexpr std::size_t kWordsOfOptions = 2;
-constexpr double kUnset = -1;  // what ranks send for a tolerance that is not set
+constexpr double kUnset = -1;  // the value that ranks send for a tolerance that is not set
 
 // How far a replica may be from the average: a fraction of the largest element, and at least `least`.
 struct Tolerance {
@@ -77,7 +77,7 @@ std::string text_of_options(const std::uint64_t* told, const DeviceMesh& axes, b
 
 // The message of a rank about its replica that is furthest from the average, as words.
 struct Verdict {
-  double excess = 0;  // distance / what rounding explains; more than 1: not rounding
+  double excess = 0;  // distance / the distance that rounding explains; more than 1: not rounding
   double distance = 0;
   std::uint64_t position = 0;  // among the replicas
 };

@@ -23,7 +23,7 @@ Sampler::Sampler(const DeviceMesh& axis, std::int64_t population, std::int64_t g
                  std::uint64_t seed)
     : Sampler(given_mesh("sampler", axis, "axis").size(), given_mesh("sampler", axis, "axis").rank(),
               population, global_batch, seed) {
-  part_ = {0, global_batch};  // as Shard cuts it: several axes one after the other
+  part_ = {0, global_batch};  // in the order of Shard: several axes one after the other
   for (const DeviceMesh& each : axis.each_axis()) {
     const Chunk inside = chunk_of(part_.size, each.size(), each.rank());
     part_ = {part_.offset + inside.offset, inside.size};

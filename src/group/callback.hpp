@@ -50,7 +50,8 @@ class Callback final : public ProgressEngine::Later {
  private:
   enum class State : std::uint8_t { waiting, running, over };
   std::unique_ptr<detail::WorkCallback> f_;
-  const GroupState* const group_;  // compared, never followed: it may be gone; so is what follows
+  // compared, never followed: the group may be gone; so may the objects below
+  const GroupState* const group_;
   const std::shared_ptr<UserNumbers>* const users_;
   const std::string title_;
   ProgressEngine& progress_;

@@ -59,7 +59,7 @@ std::optional<Failure> GroupFailure::first_cause() const {
 }
 
 void GroupFailure::raise(Op op, std::uint64_t call) {
-  context_.log().flush();  // what was to be said before it
+  context_.log().flush();  // writes the lines that were logged before
   if (!told_.exchange(true))
     trace_files_.written(recorder_);  // a disk that hangs holds up the first Error alone
   throw error(op, call);

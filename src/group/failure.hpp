@@ -65,7 +65,7 @@ class GroupFailure {
   std::atomic<bool> failed_{false};
   mutable std::mutex mutex_;
   std::optional<Failure> first_cause_;  // guarded by mutex_, and so are
-  std::vector<LastCall> last_calls_;    // where ranks are late or dead
+  std::vector<LastCall> last_calls_;    // if ranks are late or dead
   std::atomic<bool> told_{false};       // an Error of the failure was thrown
   std::atomic<bool> warned_{false};     // of a Work that was dropped
   std::atomic<bool> quiesced_{false};

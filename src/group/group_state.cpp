@@ -104,8 +104,10 @@ GroupState::GroupState(Context& context_in, BackendFactory factory_in, const Mem
 }
 
 GroupState::~GroupState() {
-  users->forget();                                      // what is kept with the group may use it to the end
-  for (const auto& e : exchanges_) e->planned.reset();  // who holds the rest cannot start it any more
+  // data that is kept with the group may use the group to the end
+  users->forget();
+  // holders of the remaining references cannot start it any more
+  for (const auto& e : exchanges_) e->planned.reset();
   progress_.remove(this);
   if (helped_) progress_.remove_helped(spin_);
   context.arena().remove_holder(this);
@@ -262,7 +264,7 @@ void GroupState::await_room(int slots, Op op, Duration deadline) {
   disown();
   const Duration limit = deadline > Duration::zero() ? deadline : member.deadline;
   bool got = false;    // enough slots, and the group is ours
-  bool asked = false;  // or the backend knows who holds up the first call
+  bool asked = false;  // or the backend knows which ranks hold up the first call
   const auto look = [&](bool ask) {
     if (got || asked || failed()) return true;
     own();
@@ -276,7 +278,7 @@ void GroupState::await_room(int slots, Op op, Duration deadline) {
   if (!got && !failed()) drive_until([&] { return look(true); }, Deadline::after(kAnswers));
   if (!got) {
     own();
-    got = ring_.room(slots);  // another thread may just have finished what was in flight
+    got = ring_.room(slots);  // another thread may just have finished the calls in flight
   }
   --stalled_;
   arrange_batch();
@@ -444,7 +446,7 @@ inline detail::WorkCallbacks* GroupState::fill_slot_as(
   detail::WorkCallbacks* found = nullptr;
   if constexpr (!kPlain) {
     if (p.op.peer == any_source) found = await_found(slot);
-    if (!p.blocks.empty()) {  // they outlive the PersistentCall, where the program destroys it meanwhile
+    if (!p.blocks.empty()) {  // they outlive the PersistentCall, even if the program destroys it meanwhile
       slot.lent = prepared;
       slot.attended = true;
     }
@@ -652,7 +654,7 @@ void GroupState::finish(std::uint32_t index) noexcept {
   Ring::Slot& slot = ring_[index];
   recorder_->finished(slot.record, CallState::done, slot.waited);
   if (slot.attended) [[unlikely]]
-    call_back(slot);  // before free(): who finds the call done finds them in the list
+    call_back(slot);  // before free(): a thread that finds the call done finds them in the list
   if (helped_) progress_.in_flight(-1);
   ring_.free(index);
   if (asleep_.load(std::memory_order_relaxed) > 0) progress_.doorbell().ring();
@@ -749,7 +751,7 @@ void GroupState::inspect() noexcept {
 }
 
 bool GroupState::look_after() noexcept {
-  if (!failed() && try_own()) {  // else another thread is in the group, and looks itself
+  if (!failed() && try_own()) {  // otherwise another thread is in the group, and looks itself
     if (!backend_->healthy()) mark_failed();
     disown();
   }
@@ -889,7 +891,7 @@ void GroupState::dropped(std::uint32_t slot, std::uint32_t ticket,
 
 void GroupState::drop(std::uint32_t slot, std::uint32_t ticket) noexcept {
   if (ring_.finished(slot, ticket)) return;
-  if (!own_within(kStuck)) {  // else another thread might finish the call and reuse its slot
+  if (!own_within(kStuck)) {  // otherwise another thread might finish the call and reuse its slot
     const bool had_failed = failed();
     fail(Failure{.code = ErrorCode::aborted,
                  .text = fmt::format("rank {} dropped the Work of a call in flight", member.rank),

@@ -39,7 +39,7 @@ struct Origin {
   std::string name{};        ///< after shrinks: of the group that was shrunk first
   int shrinks = 0;           ///< how often it was shrunk since
   std::shared_ptr<HostTable> hosts{};  ///< of the group that was made first
-  std::vector<int> ranks_in_hosts{};   ///< entry r: the number that rank r has there; empty: the same
+  std::vector<int> ranks_in_hosts{};   ///< entry r: the number of rank r there; empty: equal numbers
 };
 
 class GroupState final : public Driven, public BlockHolder {
@@ -106,7 +106,7 @@ class GroupState final : public Driven, public BlockHolder {
   bool drive() noexcept override;
   void announce_sleep(bool asleep) noexcept override;
   bool rings() const noexcept override {
-    return rings_ || ring_.idle();  // with nothing in flight nobody has to ring
+    return rings_ || ring_.idle();  // with nothing in flight no peer has to ring
   }
   bool helped() const noexcept override { return helped_; }
   bool settled() noexcept override;
@@ -143,7 +143,7 @@ class GroupState final : public Driven, public BlockHolder {
   struct Shrinking {
     std::mutex mutex;
     int rounds = 0;            ///< that this rank has been through
-    std::vector<int> members;  ///< who may take part in the next round; empty: all
+    std::vector<int> members;  ///< the ranks that may take part in the next round; empty: all
   } shrinking;
   /// Ranks that died or left, as far as the transport knows now.
   std::vector<int> gone() const noexcept { return backend_->gone(); }
@@ -227,7 +227,7 @@ class GroupState final : public Driven, public BlockHolder {
 
   [[gnu::cold]] bool is_stuck(Duration deadline) noexcept;
   [[noreturn, gnu::cold]] void raise_stuck(const Ring::Slot& slot);
-  bool drive_owned() noexcept;  // polls what is in flight; true: something moved
+  bool drive_owned() noexcept;  // polls the calls in flight; true: something moved
   template <class After>
   bool drive_and(const After& after) noexcept;  // calls `after` while this thread still owns the group
   void finish(std::uint32_t index) noexcept;

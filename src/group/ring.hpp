@@ -34,9 +34,9 @@ class Ring {
     OpState op;
     std::vector<Block> blocks;                         // of v-forms: op points into it; kept for the next
     std::vector<std::shared_ptr<Callback>> callbacks;  // called when the call has ended
-    std::shared_ptr<FoundMessage> found;               // gets the message that it was; null: nobody asks
-    std::shared_ptr<const void> lent;  // a persistent call, whose blocks op points into; null: none
-    ExchangeCall exchange;             // op points to it, and it to `fields`, where op is exchange
+    std::shared_ptr<FoundMessage> found;               // receives the found message; null: nobody asks for it
+    std::shared_ptr<const void> lent;  // a persistent call, into whose blocks op points; null: none
+    ExchangeCall exchange;             // op points to it, and it points to `fields`, if op is exchange
     const detail::PreparedExchange* exchanged = nullptr;
     std::vector<ExchangeField> fields;  // kept for the next
     // The caller's buffers, for is_exposed() and exposed(): null if nothing is in flight.

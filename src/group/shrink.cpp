@@ -223,7 +223,7 @@ class Shrinking {
       return roll.text();
     });
     for (Pause pause; !parse(roll_key, held).closed; pause.wait()) {
-      const Ranks gone = group_.gone();  // first: who has signed and then left is no member
+      const Ranks gone = group_.gone();  // first: a rank that has signed and then left is no member
       held = read(roll_key);
       Roll roll = parse(roll_key, held);
       if (roll.closed) break;

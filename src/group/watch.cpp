@@ -122,7 +122,7 @@ void Watch::warn(Ring::Slot& slot) noexcept {
     if (backend_.missing(slot.op, story).empty()) return;  // all are there, and it takes its time
     slot.warns = Clock::time_point::max();
     context_.log().write_later(
-        LogLayer::group, LogLevel::warning,  // the sink gets it when nobody owns the group any more
+        LogLayer::group, LogLevel::warning,  // the sink gets the line when nobody owns the group any more
         fmt::format("{}: not finished after {}, a tenth of its deadline: {}{}{}", what(slot.op, member_.size),
                     shown_seconds(slot.deadline() / kWarnAfter, 2), story, told_last_calls(),
                     tail(member_, slot.op.call)));

@@ -184,7 +184,7 @@ void Work::wait_on(Stream stream) {
   try {
     each_call([&](std::uint32_t slot, std::uint32_t ticket) { group_->wait_on(slot, ticket, stream); });
   } catch (const Error& e) {
-    if (group_->failure()) {  // else it is the stream that cannot wait
+    if (group_->failure()) {  // otherwise the stream cannot wait
       if (callbacks_) callbacks_->fail(e);
       spend();
     }

@@ -74,7 +74,7 @@ struct Arena::Impl {
 
   Logger& log;
   const std::size_t page, host_pages;
-  mutable std::mutex mutex;  // guards all below, except what find() reads
+  mutable std::mutex mutex;  // guards all members below, except those that find() reads
   std::size_t next_segment_bytes;
   std::uint64_t next_island = kMaxSegments;  // below: the segments' own
   bool refusal_logged = false;
@@ -87,7 +87,8 @@ struct Arena::Impl {
   std::vector<BlockHolder*> holders;
   std::size_t in_use = 0, cached = 0, quarantined = 0, retired = 0;
 
-  std::array<Segment, kMaxSegments> segments;  // those below segment_count_ do not change except for `fresh`
+  // the segments below segment_count_ do not change except for `fresh`
+  std::array<Segment, kMaxSegments> segments;
   std::atomic<const MovedRanges*> moved{nullptr};
   std::vector<std::unique_ptr<const MovedRanges>> moved_history;
 

@@ -34,7 +34,7 @@ Compute::~Compute() {
       context_->log().write(LogLayer::host, LogLevel::warning, fmt::format("compute: {}", e.what()));
     }
   };
-  finish();                                               // kernels on the stream use what is attached
+  finish();                                               // kernels on the stream use attached objects
   while (!attachments_.empty()) attachments_.pop_back();  // gives its memory back on the stream
   finish();
   runtime_->destroy_stream(stream_);

@@ -134,7 +134,7 @@ struct Context::Impl {
   std::map<int, std::unique_ptr<ProgressEngine>> progress;  // by process_rank
 
   std::mutex devices_mutex;
-  std::vector<std::unique_ptr<DeviceRuntime>> devices;  // beside the CPU
+  std::vector<std::unique_ptr<DeviceRuntime>> devices;  // in addition to the CPU
 
   std::recursive_mutex attachments_mutex;  // recursive: making one may ask for another
   int attachments_being_made = 0;
@@ -214,7 +214,7 @@ void* Context::attachment(std::type_index type, std::shared_ptr<void> (*make)(Co
     made = object.get();
     unlocked = impl_->attachments_being_made == 0;
   }
-  if (unlocked) impl_->log.flush();  // what it had to say
+  if (unlocked) impl_->log.flush();  // the lines that the logger holds
   return made;
 }
 

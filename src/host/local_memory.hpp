@@ -58,7 +58,7 @@ class LocalMemory {
     void* block;
     std::size_t bytes;
   };
-  using Order = std::list<Cached>;  // the one freed first comes first
+  using Order = std::list<Cached>;  // the block that was freed first comes first
 
   void* own(std::size_t bytes) noexcept;
   void* from_allocator(std::string_view who, std::size_t bytes);

@@ -105,7 +105,7 @@ struct HostPeers::Impl {
   std::mutex shown_mutex;
   std::atomic<std::uint32_t> shown{0};  // segments on the block
 
-  std::optional<SocketServer> server;  // last: its thread uses what is above
+  std::optional<SocketServer> server;  // last: its thread uses the members above
 };
 
 HostPeers::HostPeers(Logger& log, Arena& arena) : impl_(std::make_unique<Impl>(log, arena)) {}

@@ -96,7 +96,7 @@ bool ProgressEngine::announce_sleep(bool asleep, bool& announced) noexcept {
   for (Driven* d : driven_) {
     silent |= !d->rings();
     if (first_or_last) d->announce_sleep(asleep);
-    if (asleep) d->answer();  // who asks now sees that this rank sleeps, and rings
+    if (asleep) d->answer();  // a rank that asks now sees that this rank sleeps, and rings
   }
   return silent;
 }

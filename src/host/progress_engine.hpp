@@ -79,7 +79,7 @@ class ProgressEngine {
     sleep_unless(
         [&] {
           const bool moved = drive_all();
-          watch_all();  // after it: what a peer did before it died counts
+          watch_all();  // after it: calls that a peer completed before it died count
           return moved || finished();
         },
         limit, waited);
@@ -166,8 +166,9 @@ class ProgressEngine {
   }
   std::mutex mutex_;
   std::vector<Driven*> driven_;
-  int sleepers_ = 0;                // threads of this rank that sleep
-  std::atomic<int> awake_{0};       // of those counted, some that no longer do: they could not say so
+  int sleepers_ = 0;  // threads of this rank that sleep
+  // some of the counted threads that do not sleep any more, but could not report it
+  std::atomic<int> awake_{0};
   std::atomic<bool> stuck_{false};  // a thread has the list for too long
   unsigned drives_ = 0;
   Doorbell doorbell_;
@@ -183,7 +184,7 @@ class ProgressEngine {
 
   std::mutex helper_mutex_;
   std::atomic<int> helped_{0};  // groups that are helped
-  int quiet_ = 0;               // those of them that forbid spinning
+  int quiet_ = 0;               // the number of them that forbid spinning
   std::thread helper_;
   std::atomic<bool> spin_{true}, ending_{false};
   std::atomic<bool> resting_{false};  // the helper sleeps or is about to: threads with news for it ring

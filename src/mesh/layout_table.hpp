@@ -38,7 +38,7 @@ class LayoutTable {
   };
   LayoutRef find(std::size_t hash, const LayoutSpec& spec) const;
   std::atomic<Entry*>& list_of(std::size_t hash) noexcept { return lists_[hash % lists_.size()]; }
-  void remove(Entry* entry) noexcept;  // its layout's last user is gone
+  void remove(Entry* entry) noexcept;  // the last user of its layout is gone
   static void free_all(Entry* removed) noexcept;
 
   std::array<std::atomic<Entry*>, 256> lists_{};

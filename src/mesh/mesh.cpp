@@ -127,7 +127,7 @@ struct DeviceMesh::Node {
   MeshState* state;
   MeshShape shape;                       // of this mesh
   std::vector<std::vector<int>> stands;  // for which axes of the root each of its own stands
-  std::vector<int> axes;                 // all of those, in order
+  std::vector<int> axes;                 // all of these axes, in order
   bool whole;                            // a root handle
   std::shared_ptr<MeshState> keeps;      // null in the node that the state itself owns
 

@@ -72,7 +72,7 @@ class MeshState : public std::enable_shared_from_this<MeshState> {
   int rank_;
   int number_ = 0;  // among the meshes that this rank has made of the root group
   std::once_flag compared_;
-  std::shared_ptr<MeshState> whole_;  // whose axis was taken apart: it keeps the group
+  std::shared_ptr<MeshState> whole_;  // the mesh whose axis was divided: it keeps the group
   std::map<std::string, std::vector<int>, std::less<>> taken_apart_;
   std::mutex groups_mutex_;
   std::map<std::vector<int>, std::unique_ptr<LazyGroup>> groups_;

@@ -91,7 +91,7 @@ class ReplicaBits {
   Compute* compute_;
   std::map<std::vector<int>, Holders> holders_;
   Pieces<Replica> tensors_;
-  // u64, of every rank; in memory that the Context keeps for the next time. Empty: all are the same.
+  // u64, of every rank; in memory that the Context keeps for the next time. Empty if all are equal.
   Tensor hashes_;
 };
 

@@ -16,7 +16,7 @@
 namespace weft {
 namespace {
 
-constexpr std::size_t kTextBytes = 512;  // of an entry's text; what is longer is cut
+constexpr std::size_t kTextBytes = 512;  // of an entry's text; longer texts are cut
 
 // Entry i of every rank's digests.
 std::vector<std::uint64_t> gather(const DeviceMesh& axes, const std::vector<std::uint64_t>& own) {
@@ -187,7 +187,7 @@ void throw_told(std::string_view what, const DeviceMesh& axes, const Error& faul
   if (axes.size() > 1) try {
       gather_with_list(
           what, axes, ListDigest(), {}, [] { return ListEntries{}; }, fault);
-    } catch (const Error&) {  // this one, or that nobody came to hear it
+    } catch (const Error&) {  // this failure, or one because no rank came to receive it
     }
   throw Error(fault);
 }

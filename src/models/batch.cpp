@@ -45,7 +45,7 @@ Tensor place_numbers(const char* function, const std::string& which, const char*
     to[static_cast<std::size_t>(i)] = n;
   }
   const std::int64_t ranks = model.data.size(), global = b.global_rows == 0 ? b.rows * ranks : b.global_rows;
-  std::int64_t part = global;  // as Shard cuts it: several axes one after the other
+  std::int64_t part = global;  // in the order of Shard: several axes one after the other
   for (const DeviceMesh& axis : model.data.each_axis()) part = chunk_of(part, axis.size(), axis.rank()).size;
   if (b.rows != part)
     refuse_batch(function,

@@ -56,7 +56,7 @@ std::optional<Error> out_of_place(const Ema* ema) {
 struct Setting {
   const char* name;
   std::int64_t digest;
-  bool known = true;  // else this rank agrees with any other
+  bool known = true;  // otherwise this rank agrees with any other
 };
 // `first_values`: the history of the first values; 0: not known.
 std::vector<Setting> settings_of(const Trainer::Options& o, std::int64_t steps, std::uint64_t first_values) {
@@ -273,7 +273,7 @@ double Trainer::passes(const std::vector<Placed>& all, std::int64_t valid) {
     throw;
   }
   model_->finish();
-  if (model_->tensor.size() > 1)  // what each tensor rank holds whole
+  if (model_->tensor.size() > 1)  // the parameters that each tensor rank holds whole
     reduce_gradients(optimizer_->parameters(), model_->tensor, {.compute = compute_});
   double sum = 0;
   for (const Tensor& loss : losses) sum += to_host(compute_->context(), full(loss)).as<double>()[0];

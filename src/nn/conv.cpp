@@ -73,7 +73,7 @@ kernels::UnfoldShape unfolding(const Module& module, const Conv2dConfig& c, cons
     return maps::outputs_of(module, what, size, kernel, stride, padding, dilation);
   };
   const Extent2d in{x.size(2), x.size(3)};
-  if (not_plain(c).empty()) {  // each pixel alone: of a map that is cut, this rank's part may be empty
+  if (not_plain(c).empty()) {  // each pixel alone: if the map is sharded, this rank's part may be empty
     const Shape& whole = layouts::global_shape(x);
     for (const auto& [what, dim] : {std::pair{"height", 2}, {"width", 3}}) out(what, whole[dim], 1, 1, 0, 1);
     return maps::unfold_shape(c, x.size(kChannels), in, in, c.padding_mode);

@@ -21,7 +21,7 @@ std::string plain_error(const TensorName& what, const LayoutRef& other) {
 /// How a dimension is sharded: by which axes of several ranks, outermost first, and in which segments.
 struct CutDim {
   std::vector<int> axes;
-  std::vector<std::int64_t> segments;  // none where no axis cuts
+  std::vector<std::int64_t> segments;  // empty if no axis shards
   friend bool operator==(const CutDim&, const CutDim&) = default;
 };
 

@@ -38,7 +38,7 @@ class Scopes {
   void leave_quietly() noexcept {
     while (entered_ > 0) try {
         leave();
-      } catch (...) {  // the error that ended the pass is the one to tell
+      } catch (...) {  // the error that ended the pass is reported
       }
   }
   const std::vector<Module::Around> all_;

@@ -24,7 +24,7 @@ struct Claim {
   std::uint64_t parent_started = 0;
   std::string batch = "-";  ///< "variable=value" of the batch system's job it runs in; "-": none
   std::uint64_t nonce = 0;  ///< of this one claim
-  bool left = false;        ///< the Context that made it is gone
+  bool left = false;        ///< the Context that made it is destroyed
 
   std::string text() const;
   static std::optional<Claim> parse(std::string_view text);

@@ -21,8 +21,8 @@ struct StoreRecord {
   State state = State::more;
   Change change = Change::set;
   std::string_view key{}, value{};
-  std::size_t bytes = 0;   ///< of the record, where whole
-  std::string_view why{};  ///< where bad
+  std::size_t bytes = 0;   ///< size of the record, if whole
+  std::string_view why{};  ///< the reason, if bad
 };
 
 /// Parses the record at the front of `bytes`. More: the end of the record is not there (yet).

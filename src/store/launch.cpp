@@ -140,7 +140,7 @@ LaunchInfo find_launch_info(Context& context) {
         fmt::format("rendezvous: rank {} of {} by {} ({}, {}){}", launch.rank, launch.size,
                     name(launch.launcher), launch.rank_name, launch.size_name,
                     others.empty() ? "" : fmt::format("; set, but not used: {}", fmt::join(others, ", "))));
-  // mpirun inside weft run gives all its processes one and the same WEFT_RANK.
+  // If `mpirun` runs inside `weft run`, all its processes have the same WEFT_RANK.
   for (const LaunchInfo& other : launch_infos) {
     if (other.launcher == Launcher::slurm || same(launch, other)) continue;  // an allocation holds other jobs
     log.write(

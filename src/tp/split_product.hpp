@@ -10,8 +10,8 @@ namespace weft::split {
 /// The shapes of x, y and w.
 struct Form {
   const char *x, *y, *w;      ///< in texts: `(…, in)`, `(…, out)`, `(out, in)`
-  const char* feature;        ///< in texts: what one element of the dimension of features is
-  const char* sequence_dims;  ///< in texts, where they are always the same; null: all but the last
+  const char* feature;        ///< in texts: the meaning of one element of the dimension of features
+  const char* sequence_dims;  ///< in texts, if they are always the same; null: all but the last
   int rank;                   ///< of x and y; 0: at least 1
   int features;               ///< the dimension of features; -1: the last
   int weight_rank;            ///< out, in, and then extents of 1

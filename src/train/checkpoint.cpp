@@ -20,7 +20,7 @@ constexpr std::string_view kOfOptimizer = "optimizer.", kOfEma = "ema.", kOfBuff
 struct Saved {
   std::vector<Parameter*> parameters;
   std::vector<ModuleBuffer*> buffers;
-  bool of_model;  // these are all of a model: its checkpoint may hold nothing else
+  bool of_model;  // these are all tensors of a model: its checkpoint may hold nothing else
 };
 
 Saved saved_of(std::span<Parameter* const> parameters) {

@@ -318,7 +318,7 @@ void GradientReducer::make_reducers() {
       places.push_back(place == kUnknown ? Placement(Partial{}) : decode(place));
     if (const LayoutRef layout = slot.parameter->layout(); layout != nullptr && slot.use == nullptr)
       slot.use = agreed.places[index][0] == kUnknown ? layout : layout->with(places);
-    for (const DeviceMesh& axis : reduced_along(*slot.parameter))  // used by nobody: a sum of zeros
+    for (const DeviceMesh& axis : reduced_along(*slot.parameter))  // used by no rank: a sum of zeros
       if (!slot.op)
         slot.op = std::get<Partial>(is_sum_or_avg(places[static_cast<std::size_t>(axis.root_axes()[0])])
                                         ? places[static_cast<std::size_t>(axis.root_axes()[0])]
@@ -344,7 +344,8 @@ void GradientReducer::make_reducers() {
   }
   BucketOptions options = options_;
   options.compute = compute;
-  options.unused = Unused::zeros;  // this class decides what is missing: it also knows earlier passes
+  // this class decides which gradients are missing: it also knows earlier passes
+  options.unused = Unused::zeros;
   for (const std::unique_ptr<Reduced>& r : reduced_)
     r->reducer = std::make_unique<BucketReducer>(
         r->axes.size() == each_axis_.size() ? axes_ : axes_.root().submesh(r->axes), std::move(r->entries),
@@ -378,7 +379,7 @@ void GradientReducer::finish() {
     if (slots_[i].parameter->has_gradient()) expect_partial(i);
   if (!each_axis_.empty() && !made_reducers_ && !slots_.empty()) make_reducers();
   note_history();
-  noted_history_ = false;  // the next step's comes
+  noted_history_ = false;  // the next step's calls come
 
   std::vector<std::vector<std::size_t>> given(reduced_.size());  // by set, on this rank
   std::vector<std::size_t> unused;

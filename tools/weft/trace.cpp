@@ -131,7 +131,7 @@ class Group {
       line(out, "no file", fmt::format("of {}{}", name_ranks(absent), absent.size() > 64 ? ", ..." : ""));
     if (!calls_.empty()) {
       const auto& [number, last] = *calls_.rbegin();
-      std::map<std::string, std::vector<int>> missing;  // by where they are
+      std::map<std::string, std::vector<int>> missing;  // by their places
       for (const auto& [rank, t] : traces_) {
         if (last.contains(rank)) continue;
         missing[last_call(rank)].push_back(rank);

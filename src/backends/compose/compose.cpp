@@ -38,7 +38,8 @@ int exchange_tag(const OpState& s, int size, std::uint64_t number, bool messages
 Composer::~Composer() {
   if (!quiesced_.load(std::memory_order_acquire) && !inner_->quiet()) exchanges_.abandon();
   if (spare_.size() < calls_.size() && !quiesced_.load(std::memory_order_acquire) && !inner_->quiet()) {
-    for (auto& c : calls_) (void)c.release();  // a peer may still write there: never given to anybody else
+    // a peer may still write there: the memory is never given to other code
+    for (auto& c : calls_) (void)c.release();
     return;
   }
   inner_.reset();

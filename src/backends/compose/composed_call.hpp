@@ -57,7 +57,7 @@ struct Composed {
   std::vector<const std::byte*> ins;
   std::array<std::byte*, 2> outs{};
   std::size_t outs_count = 0;
-  std::vector<std::byte*> prefixes;  // scan: the result of each rank for my slice; null: it needs none
+  std::vector<std::byte*> prefixes;  // scan: the result of each rank for my slice; null: the rank needs none
   Exchange exchange;
   std::byte* scratch = nullptr;
   std::size_t scratch_bytes = 0;

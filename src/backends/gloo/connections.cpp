@@ -128,7 +128,7 @@ class Attempt {
   const std::shared_ptr<transport::Device> device_;
   const std::shared_ptr<transport::Context> connections_;
   std::vector<Token> tokens_;                 // by rank
-  std::vector<std::vector<char>> addresses_;  // where they listen for this rank
+  std::vector<std::vector<char>> addresses_;  // where this process listens for this rank
   Deadline limit_;
   int connecting_ = -1;
   std::string failed_;

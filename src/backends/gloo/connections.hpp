@@ -18,10 +18,10 @@
 
 namespace weft::gloo_backend {
 
-/// Collective. `where`: what to listen on. `processes`: the process of each rank, if it is another process
-/// of this host; otherwise 0. Throws timeout or peer_lost that names the ranks that do not come; peer_lost
-/// within half a second if such a process ends; system if the ranks could not be connected in several
-/// attempts; and the store's errors.
+/// Collective. `where`: the address to listen on. `processes`: the process of each rank, if it is another
+/// process of this host; otherwise 0. Throws timeout or peer_lost that names the ranks that do not come;
+/// peer_lost within half a second if such a process ends; system if the ranks could not be connected in
+/// several attempts; and the store's errors.
 std::shared_ptr<::gloo::Context> connect_all(const GroupInit& b, const ::gloo::transport::tcp::attr& where,
                                              std::vector<pid_t> processes);
 

@@ -42,7 +42,7 @@ Links::Links(std::shared_ptr<::gloo::Context> context, UnexpectedLimits limits, 
     peer.in = context_->createUnboundBuffer(peer.incoming.data(), peer.incoming.size());
     try {
       peer.in->recv(r, kControlMessages);
-    } catch (const ::gloo::Exception& e) {  // it has made the group, and is gone already
+    } catch (const ::gloo::Exception& e) {  // the peer has made the group, and is gone already
       throw Error(Failure{.code = ErrorCode::peer_lost,
                           .text = fmt::format("rank {} was lost while the group was made: {}", r, e.what()),
                           .ranks = {r}});

@@ -65,7 +65,7 @@ class AnnouncedCalls {
   };
   struct Peer {
     std::uint64_t compared = 0;      // its calls that were compared
-    std::deque<Announcement> ahead;  // those that came before this rank called
+    std::deque<Announcement> ahead;  // calls that came before this rank called
   };
   const Own& own(std::uint64_t sequence) const { return own_[sequence - first_own_]; }
   Peer& peer(int r) { return peers_[static_cast<std::size_t>(r)]; }

@@ -529,12 +529,12 @@ class MpiBackend final : public Backend, private MessageMedium {
   const int rank_, size_;
   const bool check_, safe_;
   Traits traits_;
-  mutable std::mutex mutex_;  // everything below; fail() comes from any thread
+  mutable std::mutex mutex_;  // guards everything below; fail() may be called from any thread
   std::unique_ptr<State> state_;
   AnnouncedCalls calls_;
   PeerMessages messages_;
   std::optional<Failure> trouble_;                        // of a message; raised by the next poll
-  LastCall unannounced_{.state = LastCall::State::none};  // the last call, where calls are not compared
+  LastCall unannounced_{.state = LastCall::State::none};  // the last call, if calls are not compared
   Clock::time_point looks_for_pings_{};
   std::atomic<bool> failed_{false};
   bool telling_ = false;  // control messages of a failure are written, and not flushed

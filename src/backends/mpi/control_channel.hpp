@@ -123,7 +123,7 @@ class ControlChannel {
   Envelope head_{};
   int left_ = 0;
   std::uint64_t written_ = 0;
-  std::vector<bool> gone_;  // who has left
+  std::vector<bool> gone_;  // the ranks that have left
   std::list<Sent> sent_;
 };
 

@@ -60,7 +60,7 @@ std::string library_text() {
 /// The MPI libraries that are loaded in this process, by the names of their files.
 struct Loaded {
   std::string other;     // path of the other MPI
-  bool sibling = false;  // our plug-in for the other MPI, which may be what brought it
+  bool sibling = false;  // our plug-in for the other MPI, which may have loaded it
 };
 
 // Debian's MPICH is libmpich.so.12; upstream's and its relatives' is libmpi.so.12; Open MPI's is

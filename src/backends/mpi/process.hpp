@@ -37,8 +37,8 @@ std::string obstacle();
 /// Throws `system` (or `peer_lost`, if MPI reports that a process has failed) with MPI's own words.
 void must(int code, const char* function);
 
-MPI_Datatype bytes_type(DType t) noexcept;  ///< of the same size: moves it
-MPI_Datatype value_type(DType t) noexcept;  ///< what MPI reduces it as
+MPI_Datatype bytes_type(DType t) noexcept;  ///< of the same size, for moving elements
+MPI_Datatype value_type(DType t) noexcept;  ///< the type as which MPI reduces it
 
 /// There is one object per process, forever: MPI cannot be initialised twice. Thread-safe.
 ///

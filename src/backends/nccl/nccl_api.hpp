@@ -138,7 +138,7 @@ struct NcclApi {
 /// A table filled from the libraries of this system, or the reason why this failed.
 struct LoadedApi {
   NcclApi api;
-  std::string problem;  ///< empty: `api` is whole
+  std::string problem;  ///< empty: `api` is complete
 };
 /// Loads from each list the first library that the process has already loaded, or else the first one that can
 /// be loaded. The libraries stay loaded.

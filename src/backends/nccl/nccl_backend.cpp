@@ -79,7 +79,7 @@ class NcclBackend final : public Backend {
   bool quiet() const noexcept override;
   bool quiesce(Deadline deadline, std::span<const MemoryRange> exposed) noexcept override;
   std::vector<LastCall> last_calls() noexcept override;
-  void announce_sleep(bool) noexcept override {}  // nobody rings: the device cannot
+  void announce_sleep(bool) noexcept override {}  // nobody rings: a device cannot
   void batch(bool begin) noexcept override;
   bool wait_on(OpState& s, Stream stream) noexcept override;
   void check_stream(Stream stream, bool calls) override;
@@ -534,7 +534,7 @@ void NcclBackend::raise(const Failure& why) noexcept {
   if (failed_.load(std::memory_order_acquire)) return;
   Failure first = why;
   if (notices_ && !notices_->answers()) {
-    notices_->raise(why);  // for the others, who may reach the Store, or later
+    notices_->raise(why);  // for the other ranks, which may reach the Store, or for a later attempt
   } else {
     first = first_cause_.raise(why);
   }

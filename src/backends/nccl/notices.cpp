@@ -194,7 +194,7 @@ bool Notices::ask_once(Lock& lock) {
   }
   lock.lock();
   if (question_.state == State::underway && question_.number == q.number) question_ = std::move(q);
-  return true;  // else it was too late
+  return true;  // otherwise it was too late
 }
 
 namespace {

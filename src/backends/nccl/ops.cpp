@@ -178,7 +178,7 @@ void Channel::enqueue(const OpState& s) const {
                                            reduced.of(block.count), reduced.type, *op, r, comm_, stream_));
       }
       return;
-    case Op::barrier:  // nobody's sum is complete before all have come
+    case Op::barrier:  // no rank's sum is complete before all ranks have come
       return check("ncclAllReduce",
                    api.ncclAllReduce(word_, word_, 1, DataType::u8, RedOp::max, comm_, stream_));
     case Op::send: return send(s, {0, s.in_count}, 1);   // a lane: the sender is rank 0 of two,

@@ -51,7 +51,7 @@ class CalledInWaits {
  private:
   friend class TimedWait;
   const std::function<void()> f_;
-  CalledInWaits* const outer_;  // the one before, which is not called as long as this one lives
+  CalledInWaits* const outer_;  // the object before this one, which is not called while this object exists
 };
 
 /// Sleeps for `span`, in pieces.

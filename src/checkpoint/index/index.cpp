@@ -115,7 +115,7 @@ std::vector<OwnedPart> parts_of(const NamedView& tensor, int ranks) {
       if (box.shape.count() > 0 && known.insert(std::move(numbers)).second)
         parts.push_back({rank, box, i, boxes.size()});
     }
-    if (tensor.layout == nullptr) break;  // every rank holds the whole
+    if (tensor.layout == nullptr) break;  // every rank holds the whole tensor
   }
   return parts;
 }

@@ -27,7 +27,7 @@ struct CheckpointPart {
 
 struct CheckpointEntry {
   DType dtype = DType::f32;
-  Shape shape;  ///< of the whole
+  Shape shape;  ///< of the global tensor
   std::vector<std::string>
       layout;  ///< per mesh axis, as it was when written; for people; loading does not need it
   std::vector<CheckpointPart> parts;

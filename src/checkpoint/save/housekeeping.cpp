@@ -65,7 +65,7 @@ void remove_old(const std::filesystem::path& directory, std::int64_t step, int k
                 const std::function<void(std::string_view)>& reached) {
   if (keep == 0) return;
   std::map<std::int64_t, std::filesystem::path> folders;
-  std::error_code none;  // what cannot be looked at is no checkpoint to remove
+  std::error_code none;  // a path that cannot be examined is no checkpoint to remove
   for (const std::filesystem::path& entry : entries_of(directory, warn))
     if (const auto of = step_of(entry);
         of && *of <= step && std::filesystem::exists(entry / kIndexFile, none))

@@ -116,7 +116,7 @@ std::uint64_t NewFolder::write(const std::string& name, std::vector<PlannedTenso
 
 void NewFolder::finish(const CheckpointIndex& index, int keep) {
   const std::string text = to_json(index);
-  index_from_json(unfinished_ / kIndexFile, text);  // what cannot be read is not written
+  index_from_json(unfinished_ / kIndexFile, text);  // an index that cannot be read is not written
   AtomicFile file(unfinished_ / kIndexFile, steps_of("index"));
   file.write(text);
   file.commit();
@@ -135,7 +135,7 @@ void NewFolder::finish(const CheckpointIndex& index, int keep) {
 }
 
 void NewFolder::remove() const noexcept {
-  std::error_code ignored;  // the first error is the one to tell
+  std::error_code ignored;  // the first error is reported
   std::filesystem::remove_all(unfinished_, ignored);
 }
 

@@ -60,7 +60,7 @@ void replace_by_renames(const std::filesystem::path& from, const std::filesystem
   sync_folder(to.parent_path());
   reached("spared");
   if (const int error = renamed(from, to); error != 0) {
-    static_cast<void>(renamed(spare, to));  // else the next save does
+    static_cast<void>(renamed(spare, to));  // otherwise the next save does it
     throw_errno(fmt::format("cannot rename {} to {}", from.string(), to.string()), error);
   }
   sync_folder(to.parent_path());

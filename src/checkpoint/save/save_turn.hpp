@@ -36,7 +36,7 @@ class SaveTurn {
 
  private:
   std::string directory_;
-  std::uint64_t place_ = 0;  // 0: of none
+  std::uint64_t place_ = 0;  // 0: of no save
 };
 
 }  // namespace weft

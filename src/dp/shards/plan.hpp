@@ -13,20 +13,20 @@ namespace weft::dp {
 /// A range of rows of the whole tensor, of which each rank has a part: one for each segment of dimension 0.
 /// Counts are in elements.
 struct ShardSegment {
-  std::int64_t begin = 0, count = 0;  ///< in the whole
+  std::int64_t begin = 0, count = 0;  ///< in the whole tensor
   std::vector<std::int64_t> counts;   ///< by rank of the axes
-  std::vector<std::int64_t> offsets;  ///< where each begins, counted from `begin`
+  std::vector<std::int64_t> offsets;  ///< the place at which each begins, counted from `begin`
   bool even = false;                  ///< all counts are alike
 };
 
 struct ShardItem {
   ShardEntry entry;
   LayoutRef shard = nullptr;
-  std::int64_t count = 0;  ///< elements of the whole
+  std::int64_t count = 0;  ///< elements of the whole tensor
   std::vector<ShardSegment> segments;
   std::vector<std::int64_t> shard_counts;  ///< by rank
   bool packed = false;                     ///< travels with others
-  std::int64_t whole_at = 0;               ///< bytes, in a buffer of wholes
+  std::int64_t whole_at = 0;               ///< bytes, in a buffer of whole tensors
   std::int64_t gradient_at = 0;            ///< elements, in a buffer of gradients
   std::int64_t shard_at = 0;               ///< elements, in a buffer of reduced gradients
 

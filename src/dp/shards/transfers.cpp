@@ -66,7 +66,7 @@ void ShardTransfers::compare() {
           return fmt::format("reduce {}, gradient {}, alone_bytes {}", name(static_cast<DType>(told[0])),
                              name(static_cast<DType>(told[1])), told[2]);
         });
-    int first = -1;  // of those that know how their parts came about
+    int first = -1;  // of the values whose history is known
     for (int r = 0; r < axes.size(); ++r) {
       const std::uint64_t history = told_by(r)[kOptionWords];
       if (history == 0 || plan_.items.empty()) continue;

@@ -39,7 +39,7 @@ class Recorder {
   /// `waited`: the call took the slow path, on which reading the clock adds little.
   void finished(std::uint64_t number, CallState state, bool waited) noexcept {
     if (next_.load(std::memory_order_relaxed) - number > kEntries)
-      return;  // a later call has taken its entry
+      return;  // a later call has overwritten its entry
     Entry& e = entries_[number % kEntries];
     const CallWord word(e.word.load(std::memory_order_relaxed));
     e.word.store(word.noted(static_cast<unsigned>(state)).bits(), std::memory_order_relaxed);

@@ -30,16 +30,16 @@ struct TracedCall {
 };
 
 struct Trace {
-  std::string group, id;  ///< its name, and what is this group's alone in its job
+  std::string group, id;  ///< the group's name, and a text that identifies the group in its job
   int rank = 0, size = 1;
   std::string backend, host;
-  std::string boot;  ///< equal where the monotonic clock is the same
+  std::string boot;  ///< equal if the monotonic clock is the same
   int process = 0, process_rank = 0;
   /// Two clocks at the time when the group was made: the first aligns the ranks of a host, the second aligns
   /// the hosts.
   std::int64_t began_monotonic_ns = 0, began_realtime_ns = 0;
   std::int64_t taken_ns = 0;
-  std::uint64_t forgotten = 0;      ///< calls before those here
+  std::uint64_t forgotten = 0;      ///< earlier calls that the trace does not contain
   std::vector<TracedCall> calls{};  ///< in the order they were posted
   struct Failed {
     Failure why;

@@ -231,7 +231,7 @@ TraceFiles::~TraceFiles() {
   if (ended) {
     w.thread.join();
   } else {
-    w.thread.detach();  // inside a write that does not return; what it uses is its own
+    w.thread.detach();  // inside a write that does not return; the thread owns the data that it uses
   }
   const std::lock_guard lock(w.log_mutex);
   w.log = nullptr;

@@ -59,7 +59,7 @@ std::optional<Mount> find_mount(const std::string& root, bool version2) {
     std::string id, parent, device, shows, at, type, source, options;
     if (!(before >> id >> parent >> device >> shows >> at) || !(after >> type >> source >> options)) continue;
     if (version2 ? type == "cgroup2" : type == "cgroup" && lists(options, "cpu"))
-      found = Mount{unescaped(at), unescaped(shows)};  // the last one hides those before
+      found = Mount{unescaped(at), unescaped(shows)};  // the last mount hides earlier ones
   }
   return found;
 }
@@ -95,7 +95,7 @@ void add_quotas(const std::string& root, std::string cgroup, bool version2, std:
       cgroup.clear();
     }
   }
-  if (cgroup.find("..") != std::string::npos) cgroup.clear();  // outside of what is mounted
+  if (cgroup.find("..") != std::string::npos) cgroup.clear();  // outside of the mounted part
   for (std::size_t end = 0; end != std::string::npos;) {
     const std::string folder = root + mount->at + cgroup.substr(0, end);
     struct stat info {};

@@ -105,7 +105,7 @@ Transfer receive_message(int socket, void* message, std::size_t bytes, Descripto
   header.msg_controllen = sizeof control;
   const ssize_t got = ::recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   if (got < 0) return transfer_error();
-  Descriptor received;  // taken in any case, so that no descriptor that was sent stays open
+  Descriptor received;  // received in any case, so that no sent descriptor stays open
   for (cmsghdr* c = CMSG_FIRSTHDR(&header); c != nullptr; c = CMSG_NXTHDR(&header, c)) {
     if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
     int fd = -1;

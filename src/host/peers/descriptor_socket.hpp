@@ -28,7 +28,7 @@ struct SocketRequest {
 
 struct SocketReply {
   enum class Status : std::uint32_t {
-    ok,          ///< a descriptor comes with it
+    ok,          ///< a descriptor comes with the reply
     absent,      ///< no such segment or region (yet)
     no_memory,   ///< it exists, but the system refused memory that others can map; `bytes`: errno
     other_user,  ///< the asking process runs as another user
@@ -61,8 +61,8 @@ enum class Transfer {
   later,
   closed,
   too_many_in_flight,  ///< the system carries no more descriptors for this user until some have arrived
-  no_descriptor,       ///< the message came whole, but this process may open no more descriptors (or too many
-                       ///< came)
+  no_descriptor,       ///< the message came completely, but this process may open no more descriptors (or too
+                       ///< many came)
 };
 /// Sends one message, with a descriptor if `descriptor` >= 0.
 Transfer send_message(int socket, const void* message, std::size_t bytes, int descriptor = -1) noexcept;

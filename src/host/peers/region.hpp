@@ -38,7 +38,7 @@ struct OfferTable;
 struct HeldRegion : Region {
   SharedMapping mapping;
   Descriptor memfd;
-  int refusal = 0;  // errno, where the system refused a memfd
+  int refusal = 0;  // errno, if the system refused a memfd
   std::uint64_t id = 0;
   std::string name;
   std::weak_ptr<OfferTable> offers;

@@ -91,7 +91,7 @@ class Idling {
   /// Returns true if the thread has yielded the core, and false if it has yielded often enough.
   bool yield() noexcept {
     if (yields_ >= kYields) {
-      in_yield_ = {};  // what comes from now on comes in a sleep
+      in_yield_ = {};  // events from now on come in a sleep
       return false;
     }
     ++yields_;

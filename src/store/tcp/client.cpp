@@ -25,7 +25,7 @@ namespace {
 
 using Outcome = StoreConnection::Outcome;
 
-constexpr Duration kAnswerLimit = std::chrono::seconds(30);  // for what the server answers at once
+constexpr Duration kAnswerLimit = std::chrono::seconds(30);  // for requests that the server answers at once
 constexpr Duration kFullPatience = std::chrono::seconds(2);  // with a server that has no more descriptors
 // Time for the server's message that a get's time has passed.
 constexpr Duration kGrace = std::chrono::milliseconds(500);
@@ -184,7 +184,7 @@ class TcpStore final : public Store {
       full_.reset();
       return;
     }
-    full_why_ = why;  // the next attempt may say something else
+    full_why_ = why;  // the next attempt may report something else
     if (!full_) full_ = Deadline::after(kFullPatience);
   }
 
@@ -284,7 +284,7 @@ class TcpStore final : public Store {
   std::optional<Deadline> full_;  // how long a full server is tried again
   SocketAddress address_;         // that answered
   std::string name_;
-  std::optional<KeyBytes> key_;  // of the secret, where it was needed
+  std::optional<KeyBytes> key_;  // of the secret, if one was needed
   bool sealed_ = false;          // connections prove that they know the secret
   std::mutex mutex_;
   std::vector<std::unique_ptr<StoreConnection>> idle_;  // as many as calls were in flight at once

@@ -31,7 +31,7 @@ class StoreConnection {
     silent,           // no answer in time
     foreign,          // whatever listens there is no store of ours
     secret_demanded,  // by the server
-    wrong_secret,     // the server has another one, or none
+    wrong_secret,     // the server has another secret, or none
   };
 
   /// Connects; returns false if that failed, and error() gives the reason.

@@ -63,7 +63,7 @@ class SealedStream {
   struct Opened {
     enum class State : std::uint8_t { more, whole, bad };
     State state = State::more;
-    std::string frame;      ///< where whole
+    std::string frame;      ///< if whole
     std::size_t bytes = 0;  ///< of the record; 0 if its length is not there yet
   };
   /// Opens the record at the front of `bytes`. Bad: a length beyond the limits, or a record that is not the

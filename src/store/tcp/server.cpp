@@ -372,7 +372,7 @@ struct TcpStoreServer::Impl {
   std::optional<Dependents::Entry> listed;
   Logger& log;
   const TcpStoreOptions options;
-  const std::optional<KeyBytes> secret;  // none: the listener is a Unix socket
+  const std::optional<KeyBytes> secret;  // nothing: the listener is a Unix socket
   const uid_t user = ::geteuid();
   const pid_t process = ::getpid();
   SocketAddress address;
@@ -380,7 +380,7 @@ struct TcpStoreServer::Impl {
   Descriptor wake;
   Descriptor spare;  // of any kind: see refuse_next()
   // The thread's own.
-  std::vector<std::unique_ptr<Client>> clients;  // in the order in which they came
+  std::vector<std::unique_ptr<Client>> clients;  // in the order of their arrival
   StoreTable table{{.keys = options.max_keys, .bytes = options.max_bytes}};
   std::vector<char> buffer = std::vector<char>(64 * 1024);  // a stack may be as small as that
   Warnings warnings{log, LogLayer::store, "store server"};

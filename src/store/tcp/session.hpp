@@ -26,7 +26,7 @@ class StoreSession {
 
   struct Result {
     enum class State : std::uint8_t {
-      more,     ///< nothing is whole yet
+      more,     ///< nothing is complete yet
       reply,    ///< `out` is to be sent
       request,  ///< `frame` is to be answered; points into the session until answered()
       bad,      ///< the connection is to be closed with the warning `why`, after `out` was sent
@@ -55,7 +55,7 @@ class StoreSession {
   std::optional<KeyBytes> seed_;
   std::optional<Handshake> handshake_;  // while it is under way
   std::optional<SealedPair> sealed_;
-  std::string in_;       // received, not yet whole
+  std::string in_;       // received, not yet complete
   std::string current_;  // the frame that was handed out
   bool unauthenticated_ = true;
   bool told_of_secret_ = false;

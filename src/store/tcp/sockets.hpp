@@ -20,7 +20,7 @@ std::string shown(const Credentials& c);
 
 struct Listening {
   Descriptor socket;
-  SocketAddress address;  // of TCP, also where the socket is a Unix socket
+  SocketAddress address;  // the TCP address, even if the socket is a Unix socket
 };
 
 /// Listens on the first address of options.host that this machine has: on TCP if there is a secret, otherwise

@@ -73,9 +73,9 @@ ErrorCode refusal_code(const StoreFrame& frame) noexcept;
 struct Parsed {
   enum class State : std::uint8_t { more, whole, bad };
   State state = State::more;
-  StoreFrame frame{};     ///< where whole
+  StoreFrame frame{};     ///< if whole
   std::size_t bytes = 0;  ///< of the frame; if `more`, as many as its header announces so far
-  std::string why{};      ///< where bad: "it does not speak this protocol (it sent "GET / HT")"
+  std::string why{};      ///< if bad: "it does not speak this protocol (it sent "GET / HT")"
 };
 /// Parses the frame at the front of `bytes`, and checks each field as soon as it is there.
 Parsed parse_request(std::string_view bytes);

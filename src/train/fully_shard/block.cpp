@@ -24,7 +24,7 @@ void clear(const Tensor& t, Compute& compute) {
   kernels::fill(kernels_of(compute), t.data_ptr<float>(), 0.0F, t.count());
 }
 
-constexpr std::int64_t kLine = 64;  // a buffer of wholes consists of so many bytes, several times
+constexpr std::int64_t kLine = 64;  // a buffer of whole tensors consists of this many bytes, several times
 
 // Part r of n of a buffer of whole tensors, in bytes.
 Chunk part_of_buffer(std::int64_t bytes, int n, int r) {
@@ -356,7 +356,7 @@ void ShardBlock::discard() noexcept {
   const auto quietly = [](const auto& wait) {
     try {
       wait();
-    } catch (...) {}  // the failure was reported where it happened
+    } catch (...) {}  // the failure was reported already
   };
   if (gathering_) quietly([this] { gathering_->finish(); });
   gathering_.reset();

@@ -91,7 +91,7 @@ class ShardBlock {
   const void* const owner_;
 
   std::optional<ShardedParameters> values_;
-  bool compared_ = false;  // how the first values came about
+  bool compared_ = false;  // the history of the first values
   bool gathered_ = false;
   std::optional<Transfer> gathering_;
   Tensor whole_;
@@ -101,7 +101,7 @@ class ShardBlock {
 
   std::vector<Parameter*> trained_;  // those of reducer_
   std::optional<ShardedParameters> reducer_;
-  Tensor gradients_;             // whole ones
+  Tensor gradients_;             // whole tensors
   std::vector<Tensor> aside_;    // by trained parameter: reduced in passes before
   std::vector<LayoutRef> used_;  // by trained parameter: the layout of the whole gradient
   std::optional<ReduceOp> op_;

@@ -113,7 +113,7 @@ struct FullySharded::Impl {
     std::vector<std::unique_ptr<ShardBlock>> blocks;
     for (const Grouped& g : groups)
       blocks.push_back(std::make_unique<ShardBlock>(*g.module, g.parameters, axes, options, reshard, this));
-    claim(parameters);  // throws if somebody else has one, before anything changes
+    claim(parameters);  // throws if other code has claimed one, before anything changes
     for (Parameter* p : parameters) p->release_gradient(this);
     for (Parameter* p : parameters)
       if (!p->materialised()) p->set_dtype(options.precision.param);

@@ -117,10 +117,10 @@ void ShardPasses::enter(ShardBlock& block, Direction direction) {
     seen_.push_back(&block);
     prefetch(block, direction);
     note_peak();
-  } catch (...) {  // the module does not leave what it could not enter
+  } catch (...) {  // the module does not leave a scope that it could not enter
     try {
       leave(block, direction, true);
-    } catch (...) {}  // the first error is the one to tell
+    } catch (...) {}  // the first error is reported
     throw;
   }
 }

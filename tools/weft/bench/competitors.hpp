@@ -11,13 +11,14 @@ namespace weft::bench {
 
 struct Competitor {
   enum class Who { weft, mpi, other, machine };
-  std::string name;   ///< "shared", "openmpi", …: what JSON and flags say
+  std::string name;   ///< "shared", "openmpi", …: the names in JSON and flags
   std::string title;  ///< "weft shared", "Open MPI"
   Who who = Who::weft;
   std::string memory{}, dtype{};  ///< of ours; memory may be a backend
   Job::Start start{};
   std::string settings{};  ///< for people: transport, binding; the program adds its version
-  std::string missing{};   ///< why it cannot be started here, and what to install; empty: it can
+  /// why it cannot be started here, and which package to install; empty: it can be started
+  std::string missing{};
 };
 
 /// Names that --against knows.

@@ -28,7 +28,7 @@ using std::chrono::milliseconds;
 constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
 constexpr std::size_t kLongestLine = std::size_t{1} << 20;  // of a row of results
 constexpr Duration kGoodbye = std::chrono::seconds(2);  // for a job to end by itself, and again after SIGTERM
-constexpr Duration kHaste = milliseconds(50);           // where somebody waits for us to end
+constexpr Duration kHaste = milliseconds(50);           // if somebody waits for us to end
 
 volatile std::sig_atomic_t interrupted = 0;
 void note(int signal) { interrupted = signal; }
@@ -57,7 +57,7 @@ bool ended(pid_t pid, Duration limit) {
   }
 }
 
-sched_param children{};  // what jobs run with, where this process stands above them
+sched_param children{};  // the policy and priority of jobs, if this process has a higher priority
 
 // Under a real-time policy, a job that spins forever leaves no time to processes of its own priority. So this
 // process runs at a higher priority than its children, to be able to end them.

@@ -10,13 +10,13 @@ namespace weft::bench {
 struct Options {
   std::string op;     ///< "all_reduce", …, "p2p", "facade", "overlap", "layers", "data", "domain"
   bool c = false;     ///< facade: weft.h above ProcessGroup
-  bool list = false;  ///< instead of measuring: what there is
+  bool list = false;  ///< instead of measuring: lists the available ones
   std::vector<std::string> against;  ///< peers by name
   std::vector<std::string> memory;   ///< of ours: shared, foreign, single_copy, staged
   std::vector<std::string> backends = {"shm"};
   std::vector<std::string> sizes;             ///< as given: "8", "32K", "8M"
   std::vector<std::int64_t> bytes;            ///< the same as numbers, ascending
-  std::vector<std::string> dtypes = {"f32"};  ///< several: beside each other, without peers
+  std::vector<std::string> dtypes = {"f32"};  ///< several: next to each other, without peers
   std::string place, buffers = "hot", ranks_as = "processes";
   // layers
   std::vector<std::string> layers = {"mlp", "attention", "conv", "head"}, passes = {"forward", "both"};

@@ -31,8 +31,8 @@ struct Result {
   Options options;
   std::string place{};  ///< "in" or "out", as the programs had it
   std::vector<Column> columns{};
-  std::map<std::int64_t, double> limit_us{};  ///< what the machine allows at most: see limit_factor()
-  std::vector<std::string> notes{};           ///< who is left out, and why
+  std::map<std::int64_t, double> limit_us{};  ///< the least time that the machine permits: see limit_factor()
+  std::vector<std::string> notes{};           ///< who is left out, and the reason
 
   /// Returns whether every rank reads and writes the same bytes (a reduction in place), or copies from one
   /// place to another.

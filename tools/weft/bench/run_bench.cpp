@@ -256,7 +256,7 @@ class Race {
   }
 
   Result result_;
-  std::vector<std::unique_ptr<Job>> jobs_;  // beside result_.columns; null: given up
+  std::vector<std::unique_ptr<Job>> jobs_;  // parallel to result_.columns; null: given up
 };
 
 std::string numbered(const std::string& path, std::size_t k, std::size_t of, const std::string& op) {
@@ -356,7 +356,7 @@ int list(Options o) {
       o.programs = find_programs();
     } catch (const Error& e) {
       absent = e.what();
-      o.programs = installed_programs();  // where peers of packages of their own lie
+      o.programs = installed_programs();  // the folder of peers in separate packages
     }
   }
   fmt::print("operations\n");

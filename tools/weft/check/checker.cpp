@@ -303,7 +303,7 @@ class Session {
     }
   }
   void take(const Running& job, const std::vector<Verdict>& verdicts) {
-    bool slow = false;  // those behind it in its job did not run
+    bool slow = false;  // later programs of its job did not run
     for (std::size_t k = 0; k < verdicts.size(); ++k) {
       const Program& p = job.programs[k];
       slow = slow || verdicts[k].slow;

@@ -25,7 +25,7 @@ struct Options {
   bool show = false;                  ///< print each program
   bool shrinks = true;
   std::string progress = "auto";       ///< bar, lines, none
-  std::string json;                    ///< where the summary goes, too
+  std::string json;                    ///< a further place for the summary
   std::string command = "weft check";  ///< how the program is started again, without seed and program
 };
 

@@ -295,7 +295,7 @@ void whole_identity(Kind kind, bool truths, std::int64_t count, std::byte* to) {
 }
 Expected identity(const Step& s, std::int64_t count) {
   Expected e;
-  if (s.reduce == Kind::avg || s.reduce == Kind::user) return e;  // they have none
+  if (s.reduce == Kind::avg || s.reduce == Kind::user) return e;  // these dtypes have none
   e.bytes.resize(static_cast<std::size_t>(count * size_bytes(s.dtype)));
   std::byte* const to = e.bytes.data();
   const Kind k = s.reduce;

@@ -82,7 +82,7 @@ std::string_view name(Does does) noexcept;
 /// A tensor whose rows are sharded over the ranks of the step's group: rank r has Step::counts[r] rows of
 /// Step::count elements. Each rank fetches its own rows and some neighbouring ones.
 struct WindowPlan {
-  int before = 0, after = 0;  ///< rows fetched beside a rank's own
+  int before = 0, after = 0;  ///< rows fetched in addition to a rank's own
   int edge = 1;               ///< Edge::Kind: zero, periodic, reflect or replicate
   int exchanges = 1;          ///< started one after the other, each of memory of its own
   int fields = 1;             ///< of each exchange
@@ -128,7 +128,7 @@ enum class Overlap : std::uint8_t {
   send_recv,       ///< the same memory is sent and received into
   send_recv_part,  ///< a part of it
   twice,           ///< two reductions in place of the same memory
-  read_written,    ///< what one call reads another one writes
+  read_written,    ///< one call reads memory that another one writes
 };
 inline constexpr int kOverlaps = 4;
 std::string_view name(Overlap overlap) noexcept;
@@ -146,7 +146,7 @@ struct Step {
   int root = 0;
   int peer = 0;
   int tag = 0;
-  std::int64_t count = 0;  ///< of each block, where the blocks are equal
+  std::int64_t count = 0;  ///< of each block, if the blocks are equal
   std::vector<std::int64_t>
       counts;  ///< v-forms: per rank; all_to_all_v: per (from, to); see WindowPlan and GradientPlan
   bool coalesced = false;  ///< submitted together with the next step, which is of the same group
@@ -155,7 +155,7 @@ struct Step {
   /// no rank is struck.
   int starts = 1;
   bool shared = false;     ///< memory that peers map, on every rank
-  std::uint64_t salt = 0;  ///< what its data and each rank's habits are made from
+  std::uint64_t salt = 0;  ///< the origin of its data and of each rank's habits
   WindowPlan window;
   GradientPlan gradients;
   Value value = Value::edge;
@@ -292,7 +292,7 @@ struct Range {
   bool faults = false;
   std::vector<FaultKind>
       kinds;  ///< only these; empty: all that the backend's guarantees leave something to say of
-  std::vector<FaultPoint> points;  ///< only at these, where a fault may be there; empty: anywhere
+  std::vector<FaultPoint> points;  ///< only at these points, if a fault is possible there; empty: anywhere
   std::int64_t most = 70001;       ///< elements of the largest blocks
   std::vector<Does>
       steps;  ///< every program has some of these; empty: half of them have some of all that are no calls

@@ -18,9 +18,9 @@ enum class Phase : int {
   absent,   ///< not started
   running,  ///< makes groups, runs steps
   failed,   ///< a call has failed; quiesces
-  settled,  ///< finished or quiesced, its buffers overwritten; waits to hear who is left
-  after,    ///< makes a group with those who are left
-  reused,   ///< has used that group; waits for the stopped rank to have gone on
+  settled,  ///< finished or quiesced, its buffers overwritten; waits to learn which ranks are left
+  after,    ///< makes a group with the remaining ranks
+  reused,   ///< has used that group; waits until the stopped rank has resumed
   done,     ///< everything is compared and given back
 };
 std::string_view name(Phase phase) noexcept;
@@ -45,7 +45,7 @@ struct Text {
 struct RankReport {
   std::atomic<Phase> phase;
   std::atomic<int> pid;
-  std::atomic<int> step;                    ///< where it is in the program
+  std::atomic<int> step;                    ///< its place in the program
   std::atomic<bool> struck;                 ///< the fault has happened, or is about to
   std::atomic<std::int64_t> waiting_since;  ///< when the last wait, post or creation began
   // The fields of the first error that the rank saw.
@@ -70,7 +70,7 @@ struct RankReport {
   std::int64_t quiesce_ns;
   bool after_made;      ///< a new group of the survivors
   Text<700> complaint;  ///< the first thing that the rank itself found wrong
-  bool perhaps_late;    ///< which a rank that came too late would explain, too
+  bool perhaps_late;    ///< a late rank would explain it, too
 };
 
 /// Written by the first rank of each process.
@@ -85,7 +85,7 @@ struct SharedReport {
   // Written by the watcher.
   std::atomic<int> port;                 ///< of the store, + 1 to say that there is one
   std::atomic<std::uint32_t> survivors;  ///< bit per rank, and kDecided
-  std::atomic<bool> late_over;           ///< the stopped rank has gone on, or has ended
+  std::atomic<bool> late_over;           ///< the stopped rank has resumed, or has ended
   std::atomic<bool> released;            ///< all ranks are done: the next program may begin
   std::int64_t began, ended;
   std::int64_t died_at;  ///< the struck process, seen by the watcher
@@ -94,7 +94,7 @@ struct SharedReport {
   int job_status;            ///< of mpirun
   bool ran;
   bool job_ended;     ///< mpirun ended it before the ranks were done
-  Text<500> trouble;  ///< what the watcher found wrong
+  Text<500> trouble;  ///< the fault that the watcher found
   // Written by the ranks.
   // A bit per rank.
   std::atomic<std::uint32_t> trying,

@@ -43,7 +43,7 @@ class Judge {
       const RankReport& rank = shared_.ranks[r];
       if (kind_ != FaultKind::none || !rank.has_error || cascade(rank)) continue;
       v.complaint = fmt::format("rank {}: {}: {}", r, name(rank.code), rank.text.view());
-      slow_ = perhaps_late(rank);  // what comes after it matters less
+      slow_ = perhaps_late(rank);  // later events matter less
     }
     bool never_late = false;
     for (int r = 0; r < p_.ranks() && (v.complaint.empty() || r > 0); ++r) {
@@ -362,7 +362,7 @@ class Judge {
 
   std::string of_rank(int r) const {
     const RankReport& rank = shared_.ranks[r];
-    if (taken(r)) return {};  // it may die at any point, or come back to whatever is left
+    if (taken(r)) return {};  // it may die at any point, or come back to any remaining state
     if (!rank.untyped.empty())
       return fmt::format("an exception that is no weft::Error: {}", rank.untyped.view());
     if (shared_.job_ended && !may_be_ended())
@@ -375,7 +375,7 @@ class Judge {
       slow_ = true;
       return wrong;
     }
-    const bool ended = p_.ends && shares_block(p_);  // then nobody asks
+    const bool ended = p_.ends && shares_block(p_);  // then no rank asks
     if (guarantees_.quiesces && !ended && !rank.quiesced && rank.phase.load() >= Phase::settled)
       return fmt::format("quiesce() was not true after {:.2f} s", to_seconds(rank.quiesce_ns));
     return {};

@@ -14,8 +14,9 @@ struct LaunchOptions {
   bool bind_cores = false;  ///< each rank to its share of this process's cores
   bool tag_output = true;   ///< "[2] " before each line of rank 2
   bool keep_going = false;  ///< a rank's failure is named and the others are left alone
-  std::string backend{};    ///< what "auto" takes, whatever the ranks' environment says; empty: it chooses
-  Duration timeout{};       ///< of the whole job; zero: none
+  /// the backend for "auto", whatever the ranks' environment says; empty: auto chooses
+  std::string backend{};
+  Duration timeout{};  ///< of the whole job; zero: none
   /// The time from the first failure to SIGTERM, in which ranks may report what they saw.
   Duration notice = std::chrono::milliseconds(500);
   Duration grace = std::chrono::seconds(3);  ///< from SIGTERM to SIGKILL

@@ -66,8 +66,8 @@ class Sink {
   std::string pending_;
   std::size_t written_ = 0;  // of pending_
   std::size_t kept_ = 0;
-  bool within_line_ = false;           // what was added last has no line feed
-  const LineCutter* whose_ = nullptr;  // whose line that is; null: nobody's any more
+  bool within_line_ = false;           // the last addition has no line feed
+  const LineCutter* whose_ = nullptr;  // the owner of that line; null: it has none any more
 };
 
 /// Cuts one stream of one rank into lines. A line leaves complete: a program whose output is buffered in
@@ -106,7 +106,7 @@ class LineCutter {
   Sink& sink_;
   std::string line_;   // since the last line end
   std::string last_;   // the last line that left and was not blank
-  std::string bar_;    // the last text that a carriage return ended, while nothing but bars came since
+  std::string bar_;    // the last text that a carriage return ended, if only bars came since
   std::string shown_;  // the text of the bar that was shown last
   bool in_bar_ = false;
   bool in_parts_ = false;  // a part of this line has left

@@ -21,7 +21,7 @@
 namespace weft::tools {
 namespace {
 
-constexpr Duration kSweepLimit = std::chrono::seconds(5);  // for killed processes to be gone
+constexpr Duration kSweepLimit = std::chrono::seconds(5);  // time for killed processes to disappear
 
 /// The parent of a process, from /proc; nothing if the process is gone.
 std::optional<pid_t> parent_of(const std::filesystem::path& process) {

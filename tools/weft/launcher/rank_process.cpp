@@ -9,7 +9,7 @@
 namespace weft::tools {
 namespace {
 
-constexpr int kNoExec = 127;  // seen by nobody: the pipe `failure` tells more
+constexpr int kNoExec = 127;  // nobody sees it: the pipe `failure` reports more
 
 }  // namespace
 

@@ -40,7 +40,7 @@ struct RankStart {
   std::vector<std::string> command;      // looked up in PATH
   std::vector<std::string> environment;  // all of it: "NAME=value"
   sigset_t mask;                         // of signals
-  const cpu_set_t* cores = nullptr;      // null: those of this process
+  const cpu_set_t* cores = nullptr;      // null: the cores of this process
   bool reads = false;                    // it gets our standard input; otherwise none
 };
 

@@ -56,7 +56,7 @@ class Supervisor {
   /// How far the end of the job has come.
   enum class Stage : std::uint8_t {
     running,
-    noticed,     // a rank failed; the others may still say what they saw
+    noticed,     // a rank failed; the others may still report what they saw
     terminated,  // they were sent SIGTERM
     killed,      // and SIGKILL
   };
@@ -128,7 +128,7 @@ class Supervisor {
   bool abandoned_ = false;
   bool one_ended_well_ = false;
   bool in_doubt_ = false;  // all ended well, as it seems, but some rank says that its results may be wrong
-  std::optional<int> first_failure_;  // of those that the others have outlived
+  std::optional<int> first_failure_;  // of the ranks that the others have outlived
   std::optional<int> exit_;           // the first failure's, once there is one
 };
 

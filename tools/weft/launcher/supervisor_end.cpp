@@ -19,7 +19,7 @@ using std::chrono::milliseconds;
 // `notice` (LaunchOptions).
 constexpr Duration kJudgement = milliseconds(200);
 constexpr Duration kSameRequest = milliseconds(500);  // `timeout` and the like send their signal twice
-constexpr Duration kEarlyLook = milliseconds(200);    // while nobody has come to the store
+constexpr Duration kEarlyLook = milliseconds(200);    // while no rank has come to the store
 
 }  // namespace
 
@@ -177,7 +177,7 @@ void Supervisor::end_requested(int number) {
     first_request_ = now;
     requested_ = number;
   } else if (now - *first_request_ > kSameRequest) {
-    if (none_runs()) abandoned_ = true;  // only output nobody reads is left
+    if (none_runs()) abandoned_ = true;  // only output that nobody reads is left
     if (stage_ == Stage::running || stage_ == Stage::noticed) terminate();
   }
 }

@@ -207,7 +207,7 @@ std::string ConfigFile::text() const {
         e.variable);
   }
   for (const Table& t : tables_)
-    all += "\n" + t.written();  // to the end: what follows a table's name is its own
+    all += "\n" + t.written();  // to the end: the lines after a table's name belong to the table
   return all;
 }
 

@@ -39,9 +39,9 @@ std::string flag_of(const std::string& part) {
 }
 
 struct Differences {
-  std::string all;       // in words; empty: none
+  std::string all;       // in words; empty if there are none
   bool fixed = false;    // among them is something that must stay as it is when a run goes on
-  std::string schedule;  // those that may differ, in words
+  std::string schedule;  // the fields that may differ, in words
 };
 
 Differences compare(const std::string& there, const std::string& here) {

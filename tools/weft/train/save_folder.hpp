@@ -13,7 +13,7 @@ namespace weft::tools {
 struct SaveFolder {
   bool resume = false;  ///< the run goes on from the checkpoint that is there
   std::int64_t step = 0;
-  std::string note{};  ///< what is worth saying of it; or empty
+  std::string note{};  ///< a note for the user; or empty
 };
 
 /// Makes the folder. `resume`: "latest", "auto" (if there is a checkpoint), or "no". Throws bad_argument if

@@ -159,7 +159,7 @@ int train(const Flags& flags) {
   if (speaks && !losses.empty()) say_memory(trainer.memory());
   if (speaks && !losses.empty())
     say_how_it_went(flags, losses, first, std::chrono::duration<double>(Clock::now() - began).count());
-  group.barrier().wait();  // nobody leaves while another may still be asked for its memory
+  group.barrier().wait();  // no rank leaves while another may still need its memory
   return stopped == 0 ? 0 : 128 + stopped;
 }
 

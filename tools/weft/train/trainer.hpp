@@ -32,18 +32,18 @@ struct TrainConfig {
   std::int64_t warmup = -1;              ///< -1: a third of the steps, at most 100
   double weight_decay = 0.1;
   double max_norm = 1.0;
-  double loss_scale = 0;       ///< dynamic, at first this; 0: none
+  double loss_scale = 0;       ///< dynamic, beginning with this value; 0: none
   double label_smoothing = 0;  ///< see CrossEntropy
   double ema = 0;              ///< the decay of averages of the parameters, with warm-up; 0: none. See Ema
   std::uint64_t seed = 1;
-  int dp = -1;  ///< -1: what tp leaves of the ranks
+  int dp = -1;  ///< -1: the ranks divided by tp
   int tp = 1;
   /// How data ranks hold the parameters: ddp (each has all), fsdp (divided), hsdp (divided, in `replicate`
   /// copies).
   std::string data = "ddp";
   int replicate = 0;               ///< 0: 2 with hsdp
   bool sequence_parallel = false;  ///< over the tensor axis; see TransformerPlanOptions
-  std::string vocab = "whole";     ///< what the tensor axis does with it: whole or shard; see VocabSplit
+  std::string vocab = "whole";     ///< how the tensor axis holds it: whole or shard; see VocabSplit
   int threads = 0;                 ///< per rank; 0: WEFT_THREADS, or the usable cores shared among the ranks
 
   std::int64_t warmup_steps() const { return warmup == -1 ? std::min<std::int64_t>(100, steps / 3) : warmup; }

@@ -74,12 +74,12 @@ WEFT_CPU_CLONES(void, add_to_bias,
 struct Memory {
   float *largest, *inverse_sum, *delta;  // (64)
   float *keys, *values;                  // (keys, units of head_dim)
-  float* key_pairs;                      // (units of keys, head_dim); `keys` itself where units are floats
+  float* key_pairs;                      // (units of keys, head_dim); `keys` itself if units are floats
   float *queries, *douts;                // (units of head_dim, 64)
   float *query_rows, *dout_rows;         // (units of 64, head_dim)
   float *scores, *dscores;               // (keys, 64 queries)
   float *weights,
-      *dweights;  // (keys, units of 64), for dv and dk; scores and dscores themselves where units are floats
+      *dweights;  // (keys, units of 64), for dv and dk; scores and dscores themselves if units are floats
   float* dweight_pairs;  // (units of keys, 64), for dq; likewise
 };
 

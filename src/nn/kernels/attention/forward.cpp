@@ -80,7 +80,7 @@ struct Memory {
   float *largest, *sum, *factor;  // (kGroup, 64)
   float* queries;                 // (kGroup, units of head_dim, 64)
   float *keys, *values;           // (keys, units of head_dim), (units of keys, head_dim)
-  float *scores, *weights;        // (keys, 64), (units of keys, 64); the same memory where units are floats
+  float *scores, *weights;        // (keys, 64), (units of keys, 64); the same memory if units are floats
 };
 
 Memory memory_of(Parts& parts, const BlockProducts& products, const Sizes& s, std::int64_t group) {
@@ -206,7 +206,8 @@ void forward(KernelContext::State& state, const float* q, const float* k, const 
     Parts parts(state.thread_scratch(thread));
     const Memory m = memory_of(parts, products, s, group);
     of.run(thread, m, task / (s.heads * groups), task / groups % s.heads,
-           (groups - 1 - task % groups) * group * kQueryBlock);  // those that see the most begin
+           // tasks whose queries see the most keys come first
+           (groups - 1 - task % groups) * group * kQueryBlock);
   };
   parallel_for(state, s.batch * s.heads * groups, one_group, Tasks::unequal);
 }

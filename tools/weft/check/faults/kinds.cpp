@@ -110,7 +110,7 @@ bool fits_any(const Step& s, int me) { return s.op != Op::send || s.root == me |
 bool fits_agreement(const Step& s, int) { return s.does == Does::agreement || s.does == Does::gradients; }
 bool fits_asking(const Step& s, int me) { return s.does != Does::gradients && fits_any(s, me); }
 
-// ---- Which guarantees say what must happen
+// ---- Which guarantees define the outcome
 
 const FailureGuarantees& of(const Range& r) { return r.traits.guarantees; }
 bool tells_deaths(const Range& r) { return of(r).detects_death || (of(r).deadline && of(r).survives_death); }
@@ -226,7 +226,7 @@ constexpr FaultRow kRows[] = {
      .is_absent = true,
      .overdue = always_overdue,
      .sees = Sees::absence,
-     .must_fail = kOthersOrNobody},  // coming last, it may still finish what the others had all begun
+     .must_fail = kOthersOrNobody},  // coming last, it may still finish a call that the others had all begun
     {.kind = FaultKind::wrong_count,
      .name = "wrong_count",
      .act = Act::call_wrongly,

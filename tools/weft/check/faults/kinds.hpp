@@ -37,8 +37,8 @@ enum class Stopped : std::uint8_t {
 /// The error that ranks may get.
 enum class Sees : std::uint8_t {
   nothing,              ///< none
-  death,                ///< peer_lost where the backend detects deaths, otherwise as absence
-  absence,              ///< timeout, naming the rank or those that it held up
+  death,                ///< peer_lost if the backend detects deaths, otherwise as absence
+  absence,              ///< timeout that names the rank or the ranks that it held up
   mismatch,             ///< mismatch, naming the rank
   mismatch_or_absence,  ///< collective: mismatch; message, which then never comes: timeout
   abort,                ///< aborted, naming the rank
@@ -50,13 +50,13 @@ enum class Sees : std::uint8_t {
 struct MustFail {
   enum Who : std::uint8_t {
     nobody,
-    all_or_nobody,  ///< what nobody notices is no failure
+    all_or_nobody,  ///< a fault that no rank notices is no failure
     all,
-    the_child,  ///< nobody; but the forked child must get an error
+    the_child,  ///< no rank; but the forked child must get an error
   } who = nobody;
   bool but_the_struck = false;  ///< not the struck rank, which may be done with everything
   bool members = false;         ///< only members of the step's group: others may have sent all they had
-  bool one_if_unseen = false;   ///< one is enough if only the receiver of a message knows what is wrong
+  bool one_if_unseen = false;   ///< one is enough if only the receiver of a message knows of the fault
 };
 
 struct FaultRow {
@@ -66,7 +66,7 @@ struct FaultRow {
   // The effect of the fault.
   Act act = Act::strike;
   void (*strike)(const Program&, Duration deadline) = nullptr;  ///< may not return; null: nothing
-  void (*strike_by_signal)(int) = nullptr;  ///< the same from a handler; null: the process is stopped
+  void (*strike_by_signal)(int) = nullptr;  ///< like `strike`, from a handler; null: the process is stopped
   /// Makes `w`, a copy of `s`, wrong for rank `me` of n, but right in itself; null: `w` stays unchanged.
   void (*distort)(Step& w, const Step& s, Dice& d, int me, int n) = nullptr;
   StepsTaken steps = StepsTaken::as_planned;
@@ -81,14 +81,15 @@ struct FaultRow {
   bool (*guaranteed)(const Range&) = nullptr;
   std::span<const FaultPoint> points;
   bool (*fits)(const Step&, int me) = nullptr;  ///< it makes sense in such a step of rank `me`
-  bool unseen_at_root = false;  ///< in a call whose root waits for nobody, it shows in later calls alone
+  bool unseen_at_root = false;  ///< in a call whose root waits for no rank, it shows only in later calls
   bool other_next = false;      ///< the step after it is another operation of the same group
 
   // The results that the ranks see.
-  bool is_absent = false;                               ///< others wait for the rank, which is gone or late
+  /// other ranks wait for this rank, which is gone or late
+  bool is_absent = false;
   bool (*overdue)(const FailureGuarantees&) = nullptr;  ///< a deadline passes in the meantime; null: never
   Sees sees = Sees::nothing;
-  bool other_calls = false;  ///< the error may name a call that is none of the program's
+  bool other_calls = false;  ///< the error may name a call that does not belong to the program
   MustFail must_fail{};
 };
 

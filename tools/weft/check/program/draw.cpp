@@ -169,7 +169,8 @@ Step step_for(Dice& d, const Program& p, const Range& range, const Fault& f) {
   const int group = d.one_in(2) ? 0 : d.any(groups), me = p.rank_in(group, f.rank);
   for (;;) {
     Step s = any_step(d, p, range, group);
-    if (f.point == FaultPoint::in_chunk && d.one_in(2)) {  // where one writes into the memory of others
+    // a step in which one rank writes into the memory of others
+    if (f.point == FaultPoint::in_chunk && d.one_in(2)) {
       s.op = Op::all_reduce;
       s.counts.clear();
       fill(d, s, range, p.group_size(group));
@@ -197,7 +198,7 @@ void add_fault(Dice& d, Program& p, const Range& range) {
   if (f.point == FaultPoint::in_chunk) p.path.clear();  // the direct path
   f.step = d.below(p.steps.size() + 1);
   while (f.step > 0 && p.steps[static_cast<std::size_t>(f.step - 1)].coalesced) --f.step;
-  for (GroupPlan& g : p.groups) g.before = 0;  // none can be made without the rank that is gone
+  for (GroupPlan& g : p.groups) g.before = 0;  // no group can be made without the rank that is gone
   const bool in_creation = f.point == FaultPoint::in_creation;
   if (in_creation && d.one_in(2)) f.step = 0;  // the group of all
   if (row(f.kind).limits ||
@@ -300,10 +301,10 @@ Program draw(std::uint64_t seed, std::uint64_t index, const Range& range) {
     if (d.one_in(8) && !p.steps.empty() && p.steps.back().group == s.group) p.steps.back().coalesced = true;
     p.steps.push_back(std::move(s));
   }
-  if (range.faults && !d.one_in(5) && n > 1) add_fault(d, p, range);  // one rank has nobody who could tell
+  if (range.faults && !d.one_in(5) && n > 1) add_fault(d, p, range);  // a single rank has nobody to notice it
   // Drawn from a separate sequence, so that the other random choices stay the same.
   p.heartbeats = !range.job && row(p).is_absent && mix(mix(seed, index), 4242) % 2 == 0;
-  if (p.fault.kind != FaultKind::none) {  // where everybody learns of it
+  if (p.fault.kind != FaultKind::none) {  // the calls in which all ranks learn of it
     Step last;
     last.salt = d.next();
     last.group = p.steps[static_cast<std::size_t>(p.fault.step)].group;

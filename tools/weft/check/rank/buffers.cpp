@@ -9,7 +9,7 @@ namespace weft::check {
 namespace {
 
 constexpr std::size_t kGuard = 64;       // bytes before and after
-constexpr std::byte kOverwritten{0x5c};  // what the program writes after a failure
+constexpr std::byte kOverwritten{0x5c};  // the value that the program writes after a failure
 
 }  // namespace
 

@@ -28,7 +28,7 @@ class Pool {
   std::int64_t used_ = 0;
 };
 
-inline constexpr std::byte kUntouched{0xa5};  ///< what nobody has written
+inline constexpr std::byte kUntouched{0xa5};  ///< the value of bytes that nobody has written
 
 class Buffers {
  public:

@@ -89,7 +89,7 @@ void GradientTrial::differ() {
   Dice d(mix(s_.salt, 4712));
   Entry& e = entries_[static_cast<std::size_t>(d.below(entries_.size()))];
   const DType other = e.dtype == DType::f32 ? DType::f64 : DType::f32;
-  odd_ = s_.gradients.at_once;  // if it differs in nothing else
+  odd_ = s_.gradients.at_once;  // if it has no other difference
   switch (d.between(name, option)) {
     case name: e.name = "another tensor"; return;
     case count: ++e.rows; return;

@@ -34,15 +34,15 @@ class GradientTrial {
   struct Entry {
     std::string name;
     std::int64_t rows = 0, columns = 1;
-    DType dtype = DType::f32;  // of gradients; of values, where they are cut
+    DType dtype = DType::f32;  // of gradients; of values, if they are sharded
     ReduceOp::Kind reduce = ReduceOp::Kind::sum;
     Placements placements;         // at once: on dp and tp
     std::int64_t local = 0;        // at once: this rank's elements
     bool bound = false;            // in memory of the program's
-    std::byte* data = nullptr;     // the gradient; where tensors are cut, the whole one
-    std::byte* reduced = nullptr;  // cut: this rank's part of it
-    std::byte* kept = nullptr;     // cut: this rank's part of the values
-    std::byte* whole = nullptr;    // cut: where the values are gathered
+    std::byte* data = nullptr;     // the gradient; if tensors are sharded, the whole one
+    std::byte* reduced = nullptr;  // sharded: this rank's part of it
+    std::byte* kept = nullptr;     // sharded: this rank's part of the values
+    std::byte* whole = nullptr;    // sharded: where the values are gathered
     std::int64_t count() const { return rows * columns; }
   };
   // A gradient as the equivalent all_reduce.

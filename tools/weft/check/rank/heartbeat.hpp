@@ -21,7 +21,7 @@ class Heartbeat {
     thread_ = std::thread([this, ranks, sends = rank == ranks[0]] {
       try {
         sends ? send(ranks[1]) : receive(ranks[0]);
-      } catch (const std::exception&) {}  // the group has failed: the rank's own calls tell
+      } catch (const std::exception&) {}  // the group has failed: the rank's own calls report it
     });
   }
   ~Heartbeat() {

@@ -149,7 +149,7 @@ class Runner {
         m.store = std::make_shared<ObservedStore>(m.store,
                                                   [this](StoreRequest request, std::string_view, Deadline) {
                                                     if (request != StoreRequest::try_get)
-                                                      on_request();  // who waits makes many of these
+                                                      on_request();  // a waiting rank makes many of these
                                                   });
       groups_[g] = settings_.factory ? ProcessGroup::create(context_, settings_.factory(context_), m)
                                      : ProcessGroup::create(context_, settings_.backend, m);
@@ -178,7 +178,8 @@ class Runner {
           if (key >= 0) break;
           ++color;
         }
-        at(static_cast<int>(color < 0 ? g : mine), true);  // who stays out has a part in the exchange, too
+        // a rank that stays out has a part in the exchange, too
+        at(static_cast<int>(color < 0 ? g : mine), true);
         ProcessGroup made = groups_[parent].split(color, color < 0 ? 0 : key);
         if (color >= 0) groups_[mine] = std::move(made);
         break;
@@ -637,7 +638,7 @@ class Runner {
     }
     open_.clear();
     go_on_beside();
-    if (!groups_[0] && p_.ends) return;  // ended: nobody says whether its memory is free
+    if (!groups_[0] && p_.ends) return;  // ended: nobody reports whether its memory is free
     const std::int64_t began = now_ns();
     report_.quiesced = true;
     for (ProcessGroup& g : groups_)

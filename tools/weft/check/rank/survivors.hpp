@@ -11,7 +11,7 @@ namespace weft::check {
 /// The complaint; empty: none.
 struct SurvivorsComplaint {
   std::string text;
-  bool perhaps_late = false;  ///< a rank that came too late would explain it
+  bool perhaps_late = false;  ///< a late rank would explain it
 };
 
 /// Makes the group of survivors, by shrink() of the group of all ranks, `whole`, or new from the store, and

@@ -124,7 +124,7 @@ ExchangePlan WindowTrial::plan() const {
     parts.back().boxes.push_back(box);
   };
   std::vector<ExchangePart> windows,
-      rows;  // of this rank: what its window has of each rank, what each has of its rows
+      rows;  // of this rank: the rows of its window from each rank, and its rows in each rank's window
   const int n = static_cast<int>(parts_.size());
   for (int other = 0; other < n; ++other)
     for (int f = 0; f < s_.window.fields; ++f)
@@ -165,7 +165,7 @@ std::vector<WindowTransfer> WindowTrial::start(Windows& windows, ProcessGroup& g
     PersistentExchange exchange = group.make_exchange(plan());
     for (std::size_t x = 0; x < static_cast<std::size_t>(s_.window.exchanges); ++x) {
       std::vector<ExchangeField> fields;
-      for (std::size_t f = x * each; f < (x + 1) * each; ++f) {  // rows of nobody are zeros; sums begin at 0
+      for (std::size_t f = x * each; f < (x + 1) * each; ++f) {  // rows of no rank are zeros; sums begin at 0
         std::fill_n(fields_[f].out, out_rows() * bytes_of_row(), std::byte{0});
         fields.push_back({fields_[f].in, fields_[f].out});
       }
