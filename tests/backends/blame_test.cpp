@@ -82,7 +82,7 @@ INSTANTIATE_TEST_SUITE_P(Shm, RootedCalls,
                                   (std::get<1>(p.param) == Memory::shared ? "_shared" : "_local");
                          });
 
-// The receivers wait for the root, and the root for the receiver that is stopped.
+// The receivers wait for the root, and the root waits for the stopped receiver.
 TEST_P(RootedCalls, TheReceiverThatIsStoppedIsNamedAndNotTheRoot) {
   const auto [op, memory] = GetParam();
   with_a_stopped_rank(6, 3, [op = op, memory = memory](Rank& r) {

@@ -284,7 +284,7 @@ class FreshRegion {
   shm::Control control_;
 };
 
-// Where there are several memory nodes, what is polled of a rank lies on its own.
+// On a machine with several memory nodes, the words of a rank that others poll lie on that rank's node.
 TEST(ShmControl, ARankTouchesWhatOthersPollAndNothingElse) {
   constexpr int kRanks = 3;
   const FreshRegion region(kRanks);
@@ -585,8 +585,8 @@ TEST(ShmMismatch, Reductions) {
 // The scale and the name are compared; the function is not, because each rank has its own.
 TEST_P(Shm, ScalesAndUserReductions) {
   run(3, [](Rank& r) {
-    // An element is an affine map x -> a x + b, packed as (a, b): to combine is to compose. Associative, and
-    // the order of the ranks matters.
+    // An element is an affine map x -> a x + b, packed as (a, b); the reduction composes two maps.
+    // Associative, and the order of the ranks matters.
     const auto packed = [](std::uint64_t a, std::uint64_t b) { return a << 32 | b; };
     const UserReduction compose{
         "compose", [&](const void* l, const void* r2, void* out, std::int64_t n, DType) {

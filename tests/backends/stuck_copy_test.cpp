@@ -21,8 +21,8 @@ using testing::HasSubstr;
 constexpr std::size_t kBytes = 1 << 20;
 
 // Rank 1 sends memory whose page does not arrive; rank 0 receives it on a separate thread, and calls
-// `meanwhile` once that thread is stuck. `after`: when it has come. With Progress::thread it is the helper
-// thread that is stuck, with a Work that is dropped.
+// `meanwhile` once that thread is stuck. `after`: when it has come. With Progress::thread the helper thread
+// is stuck, and the Work is destroyed.
 void stuck(const std::function<void(Rank&, ProcessGroup&)>& meanwhile,
            const std::function<void(Rank&, ProcessGroup&, const std::string& said)>& after,
            Progress progress = Progress::caller) {

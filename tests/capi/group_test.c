@@ -84,7 +84,7 @@ static void derived(rank_args* a) {
   weft_group *world = join(a, "world", 20000 * MS), *part = NULL, *pair = NULL, *twin = NULL, *host = NULL;
   int32_t rank = -1, size = -1, parent = -1;
   const char* name = NULL;
-  /* Even and odd, the highest first; rank 2 is in none. */
+  /* Groups of the even and of the odd ranks, the highest rank first; rank 2 is in no group. */
   OK(weft_group_split(world, a->rank == 2 ? -1 : a->rank % 2, -a->rank, &part, &error));
   CHECK((part == NULL) == (a->rank == 2));
   if (part != NULL) {

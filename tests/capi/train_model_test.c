@@ -289,7 +289,7 @@ static void scores_of_loops(rank_args* a) {
   weft_model_destroy(p.model);
 }
 
-/* The same on the ranks of a mesh, except for the order of sums. */
+/* The logits on the ranks of a mesh are the same, except for the order of sums. */
 static void scores_of_mesh(rank_args* a) {
   const weft_transformer_options options = small();
   const parts p = make(a, &options);

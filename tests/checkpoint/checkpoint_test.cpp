@@ -135,7 +135,7 @@ TEST(Checkpoint, WhatIsThereAndWhatIsAskedForAreCompared) {
   EXPECT_THAT(text, HasSubstr("of another shape or dtype (1): w f32 (3), expected f32 (2)"));
 }
 
-// If two tensors share memory, it would hold only the tensor that was read last.
+// If two tensors shared memory, the memory would hold only the tensor that was read last.
 TEST(Checkpoint, TensorsAreReadIntoMemoryOfTheirOwn) {
   const test::TemporaryFolder folder;
   std::vector<float> a(8, 1), b(8, 2), all(16, 3);

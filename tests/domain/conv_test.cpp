@@ -80,7 +80,7 @@ TEST(DomainConv, GroupsSamplesUnequalSidesAndMapsOfFewRows) {
                                     .bias = false}}) {
         Conv2dConfig of = c;
         of.padding_mode = mode;
-        // Each rank has one of four rows or none, and an output has fewer rows than there are ranks.
+        // Each rank has one of four rows, or none, and an output has fewer rows than there are ranks.
         for (const Shape& x : {Shape{3, 4, 16, 17}, Shape{2, 4, 4, 9}}) {
           SCOPED_TRACE(text_of(of) + " " + to_string(x));
           ASSERT_NO_FATAL_FAILURE(

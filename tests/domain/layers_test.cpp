@@ -210,7 +210,7 @@ TEST(DomainModels, DownAndUpAgain) {
   expect_as_serial(small_unet, {2, 3, 18, 12}, {.maps = 1e-6, .weights = 1e-6});
 }
 
-// A layer from outside, that says itself that it takes any part; and one that does not say anything.
+// A user's own layer with the rule any_part, and a layer without a rule.
 class Scaled : public Module {
  public:
   explicit Scaled(bool says) : says_(says) {}
@@ -229,7 +229,7 @@ class Scaled : public Module {
   bool says_;
 };
 
-// A residual block from outside: with a child, and code of its own.
+// A user's own residual block, with a child and with its own code.
 class Residual : public Module {
  public:
   explicit Residual(bool says) : says_(says) { add("branch", branch); }
@@ -248,7 +248,7 @@ class Residual : public Module {
   bool says_;
 };
 
-// Its work between its children is not known unless it says so.
+// Without a rule, the block's work between its children is unknown.
 TEST(DomainRules, OfBlocksFromOutside) {
   expect_as_serial([] { return std::make_unique<Residual>(true); }, {1, 2, 5, 4});
   Context context;
@@ -429,7 +429,7 @@ TEST(DomainRules, OfLayersFromOutside) {
   EXPECT_EQ(refused(std::make_unique<Scaled>(false), options),
             "bad_argument: apply_domain_parallel: the rule of \"odd\" (kind "
             "Scaled) has no passes");
-  // In place of the layer's own.
+  // The rule of the options replaces the layer's own rule.
   options.rules = {{typeid(ReLU), [](Module&) {
                       return SpaceRule{SpaceRule::Kind::refused, {}, "is not for maps"};
                     }}};
@@ -593,7 +593,7 @@ TEST(DomainRules, SamplesOfTheDataRanksAreCounted) {
   });
 }
 
-// Two axes may cut one dimension: each of their ranks needs an element of it.
+// Two axes may cut one dimension; each of their ranks then needs an element of it.
 TEST(DomainRules, SeveralAxesOfOneDimension) {
   Context context;
   const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"h", 2}, {"w", 2}}, 3);

@@ -222,7 +222,7 @@ TEST(ReduceGradients, ReplicateOnADataAxisIsRefused) {
   });
 }
 
-// A gradient that is summed over the data, and whose replicas along a model axis are not alike.
+// A gradient that is summed over the data axis, and whose replicas along a model axis differ.
 TEST(ReduceGradients, DriftOnAModelAxisIsToldBeforeAnythingChanges) {
   for (const std::optional<double> tolerance : {ReduceOptions{}.tolerance, std::optional(0.0)})
     test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
@@ -251,7 +251,7 @@ TEST(ReduceGradients, DriftOnAModelAxisIsToldBeforeAnythingChanges) {
         EXPECT_EQ(g.values(i), before[i]);
         EXPECT_TRUE(is_partial(g.at(i).layout->on(mesh["dp"])));
       }
-      // On request it is averaged, and then summed over the data.
+      // On request the gradient is averaged over the replicas, and then summed over the data axis.
       reduce_gradients(g.all(), mesh, {.data_axes = mesh["dp"], .on_drift = OnDrift::average});
       EXPECT_EQ(g.values(0), std::vector<float>(4, 10.0f));
       EXPECT_EQ(g.values(1), (std::vector<float>{3, 3, 6.5, 3}));

@@ -519,7 +519,7 @@ TEST(ReplicatedViews, AveragesOfInfinitiesStayInfinite) {
   });
 }
 
-// Neither their distance nor the sum of distance and magnitude is a double.
+// The distance of the two values overflows a double, and so does the sum of distance and magnitude.
 TEST(ReplicatedViews, TheEndsOfF64AreDrift) {
   for (const double other : {-1.7e308, 0.2e308})
     test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {

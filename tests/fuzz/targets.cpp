@@ -115,7 +115,7 @@ void store_server(std::string_view bytes) {
           check(opened.state == SealedStream::Opened::State::whole, "the client opens the answer");
           wire = opened.frame;
         }
-        // A client that passed the handshake by its own bytes has keys that are not here.
+        // The keys of a client that has passed the handshake with its own bytes are unknown here.
         if (mode != demands_secret)
           check(parse_reply(wire).state == Parsed::State::whole, "answers are frames");
         return true;

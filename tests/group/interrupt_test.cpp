@@ -28,7 +28,7 @@ std::ptrdiff_t entries(const char* folder) {
 
 enum class Kind { local, file, tcp };
 
-// Two ranks, each with a store of its own over one table.
+// Two ranks, each with a separate store object over one table.
 class InterruptedGroup : public testing::TestWithParam<Kind> {
  protected:
   void SetUp() override {

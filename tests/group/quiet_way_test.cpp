@@ -96,7 +96,7 @@ struct Place {
   bool bound;
 };
 
-// The core of that number among those that this process may use.
+// The core with that index among the cores that this process may use.
 void bind_to(int number) {
   cpu_set_t usable, one;
   CPU_ZERO(&usable);

@@ -88,8 +88,8 @@ TEST_F(Devices, TensorsGoThereAndBack) {
   EXPECT_EQ(values(to_device(context, there, Device{})), before);
 }
 
-// Between the two, and on each: rows with gaps, columns, what is turned around or backwards, and a row many
-// times.
+// Copies between the host and the device, and on each: rows with gaps, columns, transposed and reversed
+// views, and a repeated row.
 TEST_F(Devices, CopiesViewsOfAnyStrides) {
   for (const bool from_there : {false, true})
     for (const bool to_there : {false, true}) {

@@ -355,7 +355,8 @@ bool take_one_processor() {
   return ::sched_setaffinity(0, sizeof one, &one) == 0 && ::sched_setscheduler(0, SCHED_FIFO, &first) == 0;
 }
 
-// Also if the threads of weft have not run yet, except for the part that making a Context waits for.
+// This also holds if the threads of weft have not run yet, except for the part for which making a Context
+// waits.
 TEST(HostPeers, TellsAProcessThatBecameAnotherAtOnce) {
   Pipe address_out;
   ChildProcess child = ChildProcess::fork([&] {

@@ -236,7 +236,7 @@ grep -q 'step 2: norm 127.561750, bias gradient 0.266538 after clipping$' "$work
 timeout 60 "$prefix/bin/weft" run -n 4 -- "$work/examples/stencil_in_c" >"$work/user.log" 2>&1 || { cat "$work/user.log"; fail "examples/c/stencil by CMake"; }
 timeout 60 "$work/examples/host_in_c" >"$work/user.log" 2>&1 || { cat "$work/user.log"; fail "examples/c/host by CMake"; }
 
-# A layer from outside trains as it does on one rank.
+# A user's own layer trains over several ranks with the results of one rank.
 if [ -n "$(find "$prefix" -name libweft_train.so)" ]; then
   cmake --build "$work/examples" --target layer >"$work/cmake.log" 2>&1 || { cat "$work/cmake.log"; exit 1; }
   timeout 60 "$prefix/bin/weft" run -n 4 -- "$work/examples/layer/layer" || fail "examples/layer"

@@ -84,9 +84,9 @@ ProcessGroup pair_of(Rank& r, const std::string& name, int rank, Duration deadli
   return ProcessGroup::create(r.context, "shm", m);
 }
 
-// Group a of ranks 0 and 1, group b of ranks 0 and 2. `rank_0` gets a, after rank 1 was stopped inside of
-// rank 0's memory in a call that is in flight; `rank_2` is called by rank 2. The block's memory is known to
-// both neighbours.
+// Group a of ranks 0 and 1, group b of ranks 0 and 2. `rank_0` is called with group a, after rank 1 was
+// stopped inside rank 0's memory in a call that is in flight. Rank 2 calls `rank_2`. The block's memory is
+// known to both neighbours.
 void with_two_groups(std::int64_t columns, Progress progress,
                      const std::function<void(Rank&, ProcessGroup& a, const Block&, const Ring&)>& rank_0,
                      const std::function<void(Rank&, const Block&, const Ring&)>& rank_2) {

@@ -1,6 +1,6 @@
-// A training step allocates no large block once two have run: memory of the same sizes comes back from where
-// the step before left it. Counted in the C library's functions, which libweft and the compiler's runtime
-// call. Left out is what a product of oneDNN takes for its packed operands and gives back before it returns.
+// After two training steps, a further step allocates no large block: it reuses the memory that the step
+// before has freed. Counted in the C library's functions, which libweft and the compiler's runtime call. Left
+// out is what a product of oneDNN takes for its packed operands and gives back before it returns.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>

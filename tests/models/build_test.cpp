@@ -1,4 +1,4 @@
-// The transformer over a mesh gives what it gives on one rank: values, passes, losses over many steps.
+// The transformer over a mesh gives the results of one rank: values, passes, losses over many steps.
 #include "weft/models/build.hpp"
 
 #include <gtest/gtest.h>
@@ -272,7 +272,7 @@ TEST_P(Build, ReplicasAreEqualAfterTwoHundredSteps) {
       }
       EXPECT_EQ(replicated, all_split ? 3 : 4) << "the norms; and the embedding";
       check_replicas(all, trainer.mesh);
-      // It would say so if one had drifted.
+      // The check would fail if a replica had drifted.
       if (rank.rank == 3) trainer.built.model->norm.weight->write_master().f32()[5] += 1e-6f;
       std::string text;
       try {
@@ -349,7 +349,7 @@ TEST(BuildTraffic, TwoAllReducesAPassPerBlock) {
   });
 }
 
-// The same bytes, in two halves: what an all-reduce does is a reduce-scatter and an all-gather.
+// The same number of bytes in two halves: an all-reduce is a reduce-scatter and an all-gather.
 TEST(BuildTraffic, SequenceParallelGathersAndScattersAndLogitsStayWhereTheyAre) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     Trainer trainer(rank, {{"dp", 1}, {"tp", 2}}, small(false), DType::f32, kAllSplit);

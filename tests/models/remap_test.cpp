@@ -58,7 +58,8 @@ TEST_P(Remap, GivesTheNewNamesAndShapes) {
   expect_equal(remap_conv_weights(golden.context, remapped), expected);  // again: nothing changes
 }
 
-// The stage takes them, buffers of spectral norms included, and gives the file's output where it has one.
+// The stage loads the weights, including buffers of spectral norms, and gives the output of the file if the
+// file has one.
 TEST_P(Remap, AStageTakesThem) {
   Golden golden(GetParam());
   const nlohmann::json& c = golden.config();

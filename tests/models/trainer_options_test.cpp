@@ -130,7 +130,7 @@ TEST(TrainerAverages, AreSavedAndGoOn) {
     });
 }
 
-// One rank alone has its averages in: no rank goes on alone.
+// Only one rank has swapped in its averages: no rank continues alone.
 TEST(TrainerAverages, InThePlaceOfMastersNoStepIsTaken) {
   test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
     Built built(rank, {{"dp", 2}, {"tp", 2}}, {.seed = 3});

@@ -1,4 +1,5 @@
-// Loss scaling and micro-batches of the Trainer: what changes no result, and which steps all ranks skip.
+// Loss scaling and micro-batches of the Trainer: settings that change no result, and steps that all ranks
+// skip.
 #include <gtest/gtest.h>
 
 #include <cmath>

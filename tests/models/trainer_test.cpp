@@ -392,7 +392,8 @@ TEST(Trainer, ANormThatIsNotFiniteIsAnErrorOrSkipped) {
   });
 }
 
-// Whatever part of a pass an error ends, on all ranks or on one, the next step is as if there had been none.
+// If an error ends any part of a pass, on all ranks or on one, the next step gives the results of a run
+// without the error.
 TEST(Trainer, AStepAfterAPassThatThrewWorks) {
   for (const MeshShape& shape : kMeshes)
     test::run_ranks(Ranks::threads, shape.size(), [&](Rank& rank) {

@@ -223,7 +223,8 @@ TEST(AttentionPieces, NothingIsSeen) {
   EXPECT_EQ(dv, zeros(4));
 }
 
-// More keys than causal queries see: of one piece, and of none of its queries.
+// More keys than the causal queries see: some queries of a piece see no key of it, and in one piece no query
+// does.
 TEST(AttentionPieces, KeysThatNoQuerySees) {
   KernelContext ctx(2);
   constexpr std::int64_t kBatch = 2, kQueries = 70, kKeys = 300, kWidth = 3;

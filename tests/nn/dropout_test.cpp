@@ -109,7 +109,7 @@ TEST(Dropout, MicroBatchesDrawWhatTheWholeBatchDraws) {
   EXPECT_EQ(joined, whole);
 }
 
-// Micro-batch 1 of two samples would drop what micro-batch 0 of four did.
+// Micro-batch 1 with two samples would drop the same elements as micro-batch 0 with four.
 TEST(Dropout, RefusesMicroBatchesOfUnequalSizesOnEveryMesh) {
   test::Bench bench;
   const auto step = [&](const std::vector<std::int64_t>& sizes, const DeviceMesh& mesh, std::int64_t from) {

@@ -233,7 +233,7 @@ TEST(Module, OnlyTheOutermostBackwardEnds) {
   EXPECT_THAT(ended, ElementsAre("\"\"", "\"second\""));
 }
 
-// Weights that are gathered for a pass are given back however the pass ends.
+// Weights that are gathered for a pass are released however the pass ends.
 TEST(Module, WhatRunsAroundAPassIsLeftInReverseOrderAlsoWhereItThrows) {
   test::Bench bench;
   Pair pair;

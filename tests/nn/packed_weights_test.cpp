@@ -73,8 +73,8 @@ TEST(PackedWeights, BiasAndForwardPassToo) {
   }
 }
 
-// The elements change in place, as a Parameter's do: another version must not be multiplied with what was
-// packed before.
+// The elements change in place, like those of a Parameter: a product must not use the packed copy of an older
+// version.
 TEST(PackedWeights, AnotherVersionIsPackedAnew) {
   const std::int64_t m = 4, n = 128, k = 96;
   KernelContext ctx(1);

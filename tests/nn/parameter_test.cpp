@@ -200,7 +200,7 @@ TEST(Parameter, AnEmbeddingLooksUpBf16Rows) {
   EXPECT_THAT(test::floats(y), ElementsAre(5, 1, 1, 2));
 }
 
-// A GradientReducer's gradient stays where the reducer put it.
+// A gradient in the memory of a GradientReducer stays there.
 TEST(Parameter, AClaimedGradientStaysInItsMemory) {
   Context context;
   Compute compute(context);

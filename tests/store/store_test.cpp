@@ -722,7 +722,7 @@ TEST_F(TcpStoreTest, AHostThatDoesNotExistIsNamed) {
       HasSubstr("the address of no-such-host.invalid cannot be found: "));
 }
 
-// Signals are left to the program's threads.
+// The server's thread blocks signals, so the program's threads get them.
 TEST_F(TcpStoreTest, ItsThreadTakesNoSignals) {
   EXPECT_EQ(client()->add("n", 1), 1);
   int found = 0;

@@ -96,7 +96,7 @@ class LateCollectives final : public ForwardingBackend {
   void batch(bool) noexcept override {}  // calls begin later
 
  private:
-  // Begins the calls up to this one, in order.
+  // Begins all calls up to and including this one, in order.
   LateCall& begin(OpState& s) noexcept {
     LateCall& call = calls_[&s];
     while (!call.begun && !posted_.empty()) {

@@ -41,7 +41,7 @@ class NcclStandIn {
   void set_launch_questions(int count);  ///< how often a launch is still in progress when asked; default 2
   void never_connect();                  ///< communicators stay in progress until aborted
   void hang_kernels(bool hang);          ///< kernels that have begun never end, until aborted
-  /// Sends end at once: what they sent lies in buffers of the communicator until it is received.
+  /// Sends end at once: their data lies in buffers of the communicator until it is received.
   void send_eagerly(bool eager);
   /// Begins or ends a capture of that stream of the caller's into a graph, in CUDA's global mode.
   void capture(Stream stream, bool on);
@@ -51,7 +51,7 @@ class NcclStandIn {
   void fail_next(const std::string& function, nccl::Result result);
   void fail_next(const std::string& function, nccl::CudaResult result);
 
-  /// A stream of the "caller's", of the current device, for tests; ended with the stand-in.
+  /// A stream of the current device that represents a stream of the caller; the stand-in ends it.
   Stream make_stream();
   /// Work on a stream: `body` runs on the device thread when its turn has come, and again until it says true.
   void run_on(Stream stream, std::function<bool()> body);

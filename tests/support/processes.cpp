@@ -52,8 +52,8 @@ bool others_sleep() {
 }
 // The locks of the address sanitizer's allocator stay as they are in a forked child: if another thread held
 // one at the fork, the child waits forever when it allocates. A thread that has just been started allocates;
-// one that sleeps holds no such lock. One look may see a thread asleep that the next one in the list then
-// wakes: so there are two.
+// one that sleeps holds no such lock. A thread that is seen asleep may be woken by a thread later in the
+// list, so all threads are checked twice.
 void let_others_sleep() {
   constexpr auto kLimit = std::chrono::seconds(5);  // for threads that never sleep
   const auto begin = Clock::now();

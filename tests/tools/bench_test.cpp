@@ -1,5 +1,5 @@
-// `weft bench` from outside, with tiny samples: tables, files, turns, what is said of what is not there; and
-// what verifies the results of every program.
+// `weft bench` from outside, with tiny samples: tables, files, turns, texts about missing programs; and the
+// code that verifies the results of every program.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -471,7 +471,7 @@ TEST(BenchMeasure, GivesNoTimeWithoutARightAnswer) {
   EXPECT_THAT([&] { bench::measure(p, bench::alone, 0.01); },
               ::testing::ThrowsMessage<std::runtime_error>(HasSubstr("element 1 is 2; expected 3")));
   EXPECT_EQ(runs, 1);
-  // A result that is right at first and wrong after the timing is an error, too.
+  // A result that is right at first and wrong after the timing is also an error.
   p.reset = [] {};
   p.verify = [&] { return runs > 1 ? "it went wrong later; expected not to" : ""; };
   runs = 0;

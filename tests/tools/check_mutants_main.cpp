@@ -1,5 +1,5 @@
-// `weft check` over a libweft with mistakes: WEFT_MUTANT names the one that is made. It has backends of its
-// own, shm with operations hidden, for what is composed.
+// `weft check` over a libweft with mistakes: WEFT_MUTANT names the one that is made. It has additional
+// backends, shm with hidden operations, to test composed calls.
 #include "command.hpp"
 #include "support/masked_backend.hpp"
 

@@ -60,7 +60,7 @@ TEST(Check, WrongFlagsAreNamed) {
   wrong("--program " + file, "check: not a program: ");
 }
 
-// In a program of one rank nobody would tell of a fault: none is drawn.
+// In a program of one rank no other rank would report a fault, so none is drawn.
 TEST(Check, OneRankHasNoFaults) {
   const Outcome o = check("--faults --ranks 1,2 --programs 40");
   EXPECT_EQ(o.status, 0) << o.text;
@@ -159,7 +159,7 @@ void PrintTo(const Mutant& m, std::ostream* os) { *os << m.name; }
 
 class Mutants : public testing::TestWithParam<Mutant> {};
 
-// Each is found within so many programs; what is not there is not found, with the same flags.
+// Each mistake is found within so many programs; without the mistake, nothing is found with the same flags.
 TEST_P(Mutants, AreFound) {
   const std::string flags = std::string("--no-shrink --seed 1 ") + GetParam().flags;
   const Outcome o = mutant(GetParam().name, flags);
@@ -223,7 +223,7 @@ INSTANTIATE_TEST_SUITE_P(
                "FAILED: program"},
         Mutant{"reduced_in_part", "--steps gradients --programs 60", ": gradients at once: round "},
         Mutant{"first_packed", "--steps gradients --programs 30", ": sharded parameters: round "},
-        // Two builds in one job: an error, or, if nobody compares them, visible by their results.
+        // Two builds in one job cause an error, or, if nothing compares them, wrong results.
         Mutant{"mixed_builds", "--programs 10", "runs weft "},
         Mutant{"mixed_builds_unseen", "--programs 100 --patience 2", "FAILED: program"},
         Mutant{"composed_own_block", "--backend composed-messages --steps call --programs 50", "; expected "},

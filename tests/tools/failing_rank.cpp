@@ -1,5 +1,5 @@
 // Three ranks that add numbers without end, until those that the command line names fail. For the tests of
-// what weft run says then.
+// the texts that `weft run` prints then.
 //
 //   failing_rank terminate|exit HOW [HOW]   what ranks do that notice it: let the Error end them, or exit with 1;
 //                                           how rank 1 fails, and rank 2; "return": it leaves, and returns 0
@@ -63,7 +63,7 @@ int main(int argc, char** argv) {
     if (how.empty()) return 1;
   }
   if (how == "return") return 0;
-  // The others know by now; this rank has something to put away yet.
+  // The others have been notified by now; this rank still has to clean up.
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
   return 3;
 }

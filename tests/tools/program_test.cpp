@@ -1,5 +1,5 @@
-// Programs of `weft check` as text: what is drawn is read back, and what somebody else wrote is refused if
-// it could not be run.
+// Programs of `weft check` as text: a drawn program is read back, and a foreign program is refused if it
+// could not be run.
 #include "program.hpp"
 
 #include <fmt/format.h>

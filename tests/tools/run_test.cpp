@@ -1,4 +1,4 @@
-// Drives the built `weft run` with small shell programs: what comes out, how it ends, and that nothing stays
+// Drives the built `weft run` with small shell programs: its output, its end, and that it leaves nothing
 // behind.
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -186,7 +186,7 @@ TEST_F(RunTest, MuchOutputStaysWhole) {
   EXPECT_THAT(next, ::testing::Each(40001));
 }
 
-// Without tags what one rank writes comes out as it is.
+// Without tags the output of a rank is passed on unchanged.
 TEST_F(RunTest, ALongLineStaysOneLine) {
   const std::string print = "head -c 300000 /dev/zero | tr '\\0' x", line(300'000, 'x');
   EXPECT_EQ(run({"-n", "1", "--no-tag-output", "--", "sh", "-c", print}), kSuccess);
@@ -240,7 +240,7 @@ TEST_F(RunTest, AReaderThatLeavesDoesNotEndTheJob) {
   EXPECT_THAT(lines_of(err()), UnorderedElementsAre("[0] end of 0", "[1] end of 1"));
 }
 
-// One that stays and does not read holds up neither signals nor the end.
+// A reader that stays but does not read delays neither signals nor the end of the job.
 TEST_F(RunTest, AReaderThatDoesNotReadDoesNotKeepTheJobAlive) {
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);
@@ -356,7 +356,7 @@ TEST_F(RunTest, WeftSaysItsVersionAndWhatACommandThatItDoesNotHaveMayMean) {
   EXPECT_THAT(out(), HasSubstr("weft run -n RANKS [OPTIONS] PROGRAM [ITS OWN WORDS]"));
 }
 
-// A reader that takes nothing slows the ranks down; what they write meanwhile is not kept without end.
+// A reader that does not read slows the ranks down; the launcher buffers only a limited part of their output.
 TEST_F(RunTest, RanksThatWriteFasterThanTheReaderAreSlowed) {
   if (!test::kPlainMemory) GTEST_SKIP() << test::kNoPlainMemory;
   int ends[2];
@@ -514,7 +514,7 @@ TEST_F(RunTest, TheFirstFailureNamesItselfAndEndsTheOthers) {
                        ") was first to fail: exited with code 3\n");
 }
 
-// Asked to, the others are left alone, and what they make of it counts.
+// With that option the launcher leaves the other ranks alone, and their exit codes count.
 TEST_F(RunTest, OthersMayKeepGoing) {
   const std::string script =
       "if [ $WEFT_RANK = 1 ]; then echo pid $$; kill -9 $$; fi; sleep 0.8; echo still there; ";
@@ -564,7 +564,7 @@ TEST_F(RunTest, TheRankThatFailedByItselfIsNamed) {
   expect({"kill", "exit"}, 128 + SIGKILL, "killed by signal 9");
 }
 
-// If a rank has left early and returned 0, the first that fails because of that is no culprit.
+// If a rank has left early and returned 0, the first rank that fails because of that is not blamed.
 TEST_F(RunTest, ARankThatReturnedTooEarlyIsNamed) {
   for (const auto& [reaction, how] :
        {std::pair("exit", "exited with code 1"), {"terminate", "killed by signal 6 .SIGABRT."}}) {
@@ -579,7 +579,7 @@ TEST_F(RunTest, ARankThatReturnedTooEarlyIsNamed) {
   }
 }
 
-// A fault that no Error could report is a warning, and the job is no success.
+// If no Error could report a fault, the launcher prints a warning, and the job fails.
 TEST_F(RunTest, AMistakeThatIsOnlyAWarningEndsTheJobWithAStatusOfItsOwn) {
   const auto expect = [&](const std::vector<std::string>& flags, const char* mistake,
                           const std::string& warning) {
@@ -649,7 +649,8 @@ TEST_F(RunTest, MasterPortIsReserved) {
   EXPECT_EQ(process.wait(seconds(20)), code(128 + SIGTERM));
 }
 
-// Programs that are not weft's tell nothing: a kill that is found soon after an exit code is what came first.
+// Programs without weft send no notices: a kill that is found soon after an exit code counts as the first
+// event.
 TEST_F(RunTest, AKillCountsBeforeAnExitCode) {
   EXPECT_EQ(
       run_shell(3, "case $WEFT_RANK in 0) exit 4;; 1) sleep 0.05; kill -9 $$;; 2) exec sleep 60;; esac"),
@@ -663,7 +664,8 @@ TEST_F(RunTest, AKillCountsBeforeAnExitCode) {
   EXPECT_THAT(err(), HasSubstr("weft run: rank 0 (pid "));
 }
 
-// The others have half a second to say what they saw, then SIGTERM, and three seconds later SIGKILL.
+// The others have half a second to print what they saw; then they get SIGTERM, and three seconds later
+// SIGKILL.
 TEST_F(RunTest, RanksThatIgnoreSigtermAreKilled) {
   const auto begin = Clock::now();
   EXPECT_EQ(run_shell(2,
@@ -770,7 +772,7 @@ TEST_F(RunTest, AJobThatTakesTooLongEndsAndWhoStillRanIsNamed) {
                                printed_number(0, "pid"), printed_number(2, "pid")));
 }
 
-// One that a signal or a debugger has stopped is mostly what the others wait for.
+// If a signal or a debugger has stopped a rank, the others usually wait for that rank.
 TEST_F(RunTest, AJobThatTakesTooLongTellsWhichRankIsStopped) {
   EXPECT_EQ(run({"-n", "2", "--timeout", "0.5", "--", "sh", "-c",
                  "echo pid $$; if [ $WEFT_RANK = 1 ]; then kill -STOP $$; fi; exec sleep 60"}),
@@ -980,7 +982,7 @@ TEST_F(KilledLauncherTest, NothingStaysWhenTheSupervisorIsKilled) {
                        ") was killed by signal 9 (SIGKILL)\n");
 }
 
-// Nobody is left to end what the ranks have started; they themselves die.
+// No launcher is left to end the children of the ranks; the ranks themselves die.
 TEST_F(KilledLauncherTest, TheRanksDieWithBoth) {
   ChildProcess process = start_family();
   const int ranks[] = {printed_number(0, "pid"), printed_number(1, "pid")};

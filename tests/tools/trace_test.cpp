@@ -86,7 +86,7 @@ TEST_F(DoctorTrace, RealRanksWithADelay) {
   EXPECT_EQ(calls, 6);
 }
 
-// The same with the files of all ranks, as SIGUSR2 makes them.
+// The report from the files of all ranks, which SIGUSR2 makes.
 TEST_F(DoctorTrace, ALateRankIsNamedWithItsDelay) {
   ::setenv("WEFT_TRACE", folder.path().c_str(), 1);
   const RankOptions options;
@@ -140,7 +140,7 @@ TEST_F(DoctorTrace, ALateRankIsNamedWithItsDelay) {
   EXPECT_THAT(o.text, ContainsRegex("broadcast f32 x1000 root 1 \\[call 2\\]: rank 1 by "));
 }
 
-// Under weft run even the rank that everybody waits for leaves its trace, before it is ended.
+// Under `weft run` even the rank for which all others wait writes its trace before it is ended.
 TEST_F(DoctorTrace, WeftRunAsksThoseItEnds) {
   const std::string command =
       fmt::format("cd '{}' && WEFT_TRACE=. timeout 60 '{}' run -n 3 -- '{}' 2>&1 </dev/null",
@@ -352,7 +352,7 @@ TEST_F(DoctorTrace, HostileFilesAreRefusedByName) {
       "calls[0].posted_ns is 1e+300; expected an integer from -1152921504606846976 to 1152921504606846976");
 }
 
-// Whatever stands in a file: a report, or an error that names the file.
+// For any contents of a file the result is a report, or an error that names the file.
 TEST_F(DoctorTrace, DamagedFilesAreReportedOrRefused) {
   json whole = trace(0, 2, {call("barrier", 0, 0), call("all_reduce", 1, 1, "pending")});
   whole["failure"] = {{"code", "timeout"}, {"text", "late"}, {"noticed_ns", 7}};

@@ -175,7 +175,7 @@ TEST_F(TrainTest, TheSameLossesOnEveryMesh) {
   }
 }
 
-// Stopped at a checkpoint and taken up again, a run gives the bits of one that never stopped.
+// A run that is stopped at a checkpoint and resumed gives the bits of a run that never stopped.
 TEST_F(TrainTest, ResumingChangesNothing) {
   ASSERT_EQ(run(small({"--ranks", "4", "--tp", "2", "--metrics", file("whole")})), 0) << err();
   ASSERT_EQ(run(small({"--ranks", "4", "--tp", "2", "--metrics", file("parts"), "--save", file("ckpt"),
@@ -190,7 +190,8 @@ TEST_F(TrainTest, ResumingChangesNothing) {
   EXPECT_EQ(losses("parts"), losses("whole"));
 }
 
-// Averages and a smoothed loss are the run's own: they go on, and another choice is another run.
+// Averages and label smoothing belong to a run: they continue after a restart, and other values make another
+// run.
 TEST_F(TrainTest, AveragesAndLabelSmoothingGoOn) {
   const Words options{"--ranks", "2", "--tp", "2", "--ema", "0.8", "--label-smoothing", "0.1", "--save"};
   const auto with = [&](const Words& more) {
@@ -236,7 +237,7 @@ TEST_F(TrainTest, TensorRanksShareKeyAndValueHeads) {
   for (std::size_t i = 0; i < 4; ++i) EXPECT_NEAR(four[i], one[i], 1e-5 * one[i]);
 }
 
-// The same where checkpoints are written in the background, and where the run is killed again and again.
+// Checkpoints are written in the background, and the run is killed again and again.
 TEST_F(TrainTest, ARunThatIsKilledGoesOn) {
   ASSERT_EQ(run(small({"--metrics", file("whole")})), 0) << err();
   const std::vector<double> whole = losses("whole");
@@ -334,7 +335,7 @@ TEST_F(TrainTest, ResumeAutoBeginsWhereThereIsNoCheckpoint) {
   EXPECT_THAT(err(), HasSubstr("perhaps not in {no,auto,latest}"));
 }
 
-// A run that has ended goes on if it gets more steps: from there on with the longer schedule, although its
+// A finished run continues if it gets more steps: the new steps follow the longer schedule, although the
 // earlier steps followed the shorter one.
 TEST_F(TrainTest, AFinishedRunCanBeExtended) {
   const auto rates = [&](const std::string& name) {
@@ -589,7 +590,7 @@ TEST_F(TrainTest, WrongFlagsEndAtOnceWithTheArithmetic) {
   expect({"--what"}, "--what");
 }
 
-// Sizes that are not given follow those that are, from flags and from a file's table alike.
+// Missing sizes follow the given sizes, from flags as well as from the table of a file.
 TEST_F(TrainTest, WhatIsNotGivenFollowsWhatIs) {
   const auto config = [&](const Words& more) {
     Words words{"train", "--text", file("text"), "--print-config"};
@@ -625,7 +626,7 @@ TEST_F(TrainTest, ParityNeedsSomethingToCompare) {
   expect({"--compare", "5"}, "parity: compare is 5; expected at most 4, the steps");
 }
 
-// The same, reported by every rank of a job that weft run started.
+// Every rank of a job that `weft run` started reports the error.
 TEST_F(TrainTest, WrongFlagsEndEveryRank) {
   Words words{"run", "-n", "4", "--", WEFT_COMMAND};
   const Words train = small({"--tp", "3"});
@@ -693,7 +694,7 @@ TEST_F(TrainTest, ParityComparesMeshes) {
               HasSubstr("mesh \"zero:2x1\" is not dp x tp; expected such as \"2x1\", or \"fsdp:2x1\""));
 }
 
-// Parameters that are divided train as whole ones, and a run goes on in another form than it was saved in.
+// Divided parameters train like replicated ones, and a run can continue in another form than it was saved in.
 TEST_F(TrainTest, DataRanksMayDivideTheParameters) {
   Words words = small({"--meshes", "1x1,fsdp:3x1,fsdp:2x2,hsdp:4x1", "--compare", "4"});
   words[0] = "parity";
@@ -725,7 +726,8 @@ TEST_F(TrainTest, DataRanksMayDivideTheParameters) {
   for (std::size_t i = 0; i < 4; ++i) EXPECT_NEAR(two[i], one[i], 1e-5 * one[i]);
 }
 
-// The same numbers under either mpirun as over shared memory: no rank order matters in a sum of two.
+// Under either mpirun the numbers are the same as over shared memory, because the order does not matter in a
+// sum of two.
 TEST_F(TrainTest, TrainsUnderMpirun) {
   ASSERT_EQ(run(small({"--ranks", "2", "--until", "4", "--metrics", (folder_ / "shm").string()})), 0)
       << err();

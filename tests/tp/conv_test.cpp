@@ -1,5 +1,5 @@
-// Column and row convolutions of kernel 1 on plain vectors: what the ranks compute together is what plain
-// loops compute on one.
+// Column and row convolutions of kernel 1 on plain vectors: the ranks together compute the results of plain
+// loops on one rank.
 #include "weft/tp/conv.hpp"
 
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
-// Grouped-query attention over more ranks than it has key/value heads, and fused projections: both as on one
-// rank.
+// Grouped-query attention over more ranks than it has key/value heads, and fused projections, have the
+// results of one rank.
 #include <gtest/gtest.h>
 
 #include <algorithm>

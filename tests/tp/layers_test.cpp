@@ -1,4 +1,4 @@
-// Norms over batches and groups, and cross-attention, over several ranks: as on one rank.
+// Norms over batches and groups, and cross-attention, over several ranks have the results of one rank.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -34,8 +34,8 @@ std::unique_ptr<Module> with_random_gains(std::unique_ptr<Module> module) {
   return module;
 }
 
-// The module twice: plain, and over the mesh, as `split` says, with x cut as `of_x` says on each axis. Two
-// passes of a training and one of inference; buffers, too.
+// Runs the module twice: plain, and over the mesh, split as `split` says, with x cut on each axis as `of_x`
+// says. Two passes of a training and one of inference; buffers, too.
 void expect_as_serial(const MeshShape& shape, const std::function<std::unique_ptr<Module>()>& make,
                       const Shape& x_shape, const Placements& of_x,
                       const std::function<void(Module&, const DeviceMesh&)>& split) {
@@ -87,8 +87,8 @@ TEST(BatchNormOverRanks, StatisticsAreThoseOfAllSamplesAndPixels) {
       {4, 6, 4, 3}, {Shard{0}, Replicate{}}, leave);
 }
 
-// Statistics over b alone: on each rank of a those of its own samples. The running ones are the mean of both.
-// Statistics of each rank's own samples, of which one rank has none.
+// Statistics are shared only over axis b; each rank of axis a has statistics of its own samples. The running
+// statistics are the mean of both. Statistics of each rank's own samples, of which one rank has none.
 TEST(BatchNormOverRanks, TooFewValuesOnOneRankAreAnErrorOnAll) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     Compute compute(rank.context);
@@ -245,7 +245,7 @@ TEST(CrossAttentionOverRanks, ByItsOwnPlanIsAsOnOneRank) {
     });
 }
 
-// The same weights are dropped as on one rank, whichever rank has the head or the sample.
+// The weights that are dropped are those of one rank, whichever rank has the head or the sample.
 TEST(WindowAttentionOverRanks, DropsTheSameWeightsOnEveryMesh) {
   for (const MeshShape& shape :
        {MeshShape{{"dp", 1}, {"tp", 2}}, MeshShape{{"dp", 2}, {"tp", 2}}, MeshShape{{"dp", 2}, {"tp", 1}}})

@@ -1,4 +1,4 @@
-// Column and row layers on plain vectors: the sum of what the ranks compute is what one rank computes.
+// Column and row layers on plain vectors: the sum of the ranks' results is the result of one rank.
 #include "weft/tp/linear.hpp"
 
 #include <fmt/format.h>

@@ -1,6 +1,6 @@
-// Modules with plans of their own: what parallelize makes of them, and what it refuses. No communication:
-// meshes as one of their ranks sees them. That split layers compute what whole ones do:
-// models/weather_golden, tp/spectral_norm.
+// Modules with their own plans: the effect of parallelize on them, and the errors. No communication: meshes
+// as one of their ranks sees them. models/weather_golden and tp/spectral_norm test that split layers compute
+// the results of whole layers.
 #include "weft/tp/own_plan.hpp"
 
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ class Pair : public Module {
   Tensors do_backward(Inputs dy, Frame& f) override { return layers.backward(dy, f); }
 };
 
-// A Linear whose rule says that it had better stay whole.
+// A Linear whose rule recommends that it stays whole.
 class Reluctant : public Linear {
  public:
   using Linear::Linear;
@@ -84,7 +84,7 @@ struct OwnPlans : ::testing::Test {
     });
     return text;
   }
-  // The text of the error, once it is sure that nothing has changed.
+  // Returns the text of the error, after a check that nothing has changed.
   std::string refused(Module& model, int ranks) {
     const std::string before = seen(model);
     const Error e = error_of([&] { parallelize(model, tp(ranks)); });

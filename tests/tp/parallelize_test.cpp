@@ -77,7 +77,7 @@ struct Parallelize : ::testing::Test {
       for (const auto& [name, p] : m.own_parameters()) EXPECT_EQ(p->layout(), nullptr) << p->path();
     });
   }
-  // The text of the error, once it is sure that nothing has changed.
+  // Returns the text of the error, after a check that nothing has changed.
   std::string refused(Module& model, int tp, const Plan& plan) {
     const Error e = error_of([&] { parallelize(model, mesh(1, tp)["tp"], plan); });
     EXPECT_EQ(e.code(), ErrorCode::bad_argument) << e.what();
@@ -199,7 +199,7 @@ TEST_F(Parallelize, HeadsMustDivide) {
             "parallelize: \"blocks.0.attention\" has 2 kv heads; tp=4 needs at least one for each rank (2 = "
             "4 x 0 + "
             "2)");
-  // Units bind where something inside is split, only.
+  // Units are checked only if a layer inside is split.
   parallelize(few, mesh(1, 4)["tp"], {{"head", Style::column}});
   EXPECT_NE(few.head.weight->layout(), nullptr);
 }

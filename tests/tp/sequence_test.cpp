@@ -114,7 +114,8 @@ void expect_as_serial(const std::function<std::unique_ptr<Sequential>()>& make, 
       });
 }
 
-// The same elements are dropped on every mesh: they are drawn by their place in the whole.
+// On every mesh the same elements are dropped, because the random numbers depend on the index in the global
+// tensor.
 TEST(SequenceParallel, NormsDropoutAndARowBiasAreThoseOfOneRank) {
   expect_as_serial(block, kBlockPlan, {"norm.weight", "norm.bias", "down.bias", "last_norm.weight"});
 }
@@ -161,7 +162,7 @@ TEST(SequenceParallel, EmbeddingKeepsItsGlobalLength) {
             ASSERT_EQ(all.f32()[static_cast<std::size_t>(i)],
                       table.f32()[static_cast<std::size_t>(
                           tokens.as<std::int64_t>()[static_cast<std::size_t>(i / kDim)] * kDim + i % kDim)]);
-          // Its gradient is of the whole sequence, on every rank.
+          // The gradient of the table covers the whole sequence, on every rank.
           const Tensor dy = random_tensor(rank.context, of_y, "dy");
           embedding.backward(distribute(dy, y.layout()), frame);
           EXPECT_EQ(embedding.weight->gradient_layout()->on("tp"), embedding.weight->layout()->on("tp"));
@@ -261,7 +262,7 @@ TEST(VocabularyParallel, LossAndGradientsWithSmoothingAreThoseOfOneRank) {
         });
 }
 
-// Axes of several sub-meshes share the vocabulary as one axis of as many ranks does.
+// Axes of several sub-meshes share the vocabulary like one axis with the same number of ranks.
 TEST(VocabularyParallel, AListOfAxesIsAsOneAxis) {
   test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
     Compute compute(rank.context);

@@ -30,7 +30,7 @@ const MeshShape kMeshes[] = {{{"dp", 1}, {"tp", 1}}, {{"dp", 3}, {"tp", 1}}, {{"
                              {{"dp", 2}, {"tp", 1}}, {{"dp", 1}, {"tp", 2}}, {{"dp", 2}, {"tp", 2}},
                              {{"dp", 1}, {"tp", 4}}};
 
-// The module twice: plain, and over the mesh by `plan`.
+// Runs the module twice: plain, and over the mesh by `plan`.
 void expect_as_serial(const std::function<std::unique_ptr<Module>()>& make, const Shape& x_shape,
                       const Shape& y_shape, const Plan& plan, bool by_three = true) {
   for (const MeshShape& shape : kMeshes) {
@@ -83,7 +83,7 @@ void expect_as_serial(const std::function<std::unique_ptr<Module>()>& make, std:
 }
 
 // q over all of tp, whose axes are kv and rep; the other half of the pair over kv alone would hold each head
-// twice. Here only that a list of axes splits layers as one axis does.
+// twice. This test only shows that a list of axes splits layers like one axis.
 void expect_axes_as_one(const std::function<std::unique_ptr<Module>()>& make, std::int64_t in,
                         const Plan& plan) {
   test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
@@ -127,7 +127,8 @@ TEST(Serial, AnAxisSeenAsTwoGivesTheSameBits) {
       8, {{"0", Style::column}, {"1", Style::row}});
 }
 
-// A style of one's own: x comes cut by sequence and leaves so. And the rows of a fused weight in segments.
+// A user's own style: x is cut by sequence before and after the layer. Also: the rows of a fused weight in
+// segments.
 TEST(Serial, AStyleOfOnesOwnAndSegments) {
   const Style row_to_sequence{
       .name = "row_to_sequence", .split = Split::row, .after = Style::Change{Partial{}, Shard{1}}};
@@ -172,7 +173,8 @@ TEST(Serial, AStyleOfOnesOwnAndSegments) {
     for (Parameter* p : serial->parameters())
       expect_near(full(parallel->parameter(p->path())->gradient()), p->gradient(),
                   "gradient of " + p->path());
-    // Another cut of the features in between is an error, not another product.
+    // If the features between the layers are cut differently, the layer throws and does not compute a wrong
+    // product.
     Linear down(20, 6);
     down.weight->set_layout(make_layout(mesh, {{"tp", Shard{1}}}, {6, 20}));
     materialise(down, compute);
@@ -233,7 +235,7 @@ std::unique_ptr<Conv2d> conv(std::int64_t in, std::int64_t out) {
   return layer;
 }
 
-// Channels are dimension 1: that is what "gathered" gathers.
+// Channels are dimension 1, which the style "gathered" gathers.
 TEST(Serial, Conv2dByColumnsGathered) {
   expect_as_serial([] { return conv(8, 12); }, {4, 8, 2, 3}, {4, 12, 2, 3}, {{"", Style::column_gathered}});
 }

@@ -1,5 +1,5 @@
-// Layers that are split over several axes, by one call or by one call for each axis: as on one rank, or
-// refused with the arithmetic.
+// Layers that are split over several axes, by one call or by one call per axis, have the results of one rank,
+// or are refused with a text that shows the sizes.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -75,7 +75,7 @@ TEST(SeveralAxes, AGatheredOutputInSegmentsThatIsCutAgain) {
   expect_as_serial({{{"b"}, Style::column_gathered}, {{"a"}, fed}}, {Shard{2}, Replicate{}});
 }
 
-// One call for each axis is checked as one call for all.
+// One call per axis is checked like one call for all axes.
 TEST(SeveralAxes, UnitsDivideIntoAllRanksHoweverManyCallsThereAre) {
   Context context;
   const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"a", 2}, {"b", 2}}, 0);

@@ -36,7 +36,7 @@ void expect_near(const Tensor& got, const Tensor& expected, const std::string& w
 using Make = std::function<std::unique_ptr<Module>()>;
 using Split = std::function<void(Module&, const DeviceMesh& tp)>;
 
-// The module twice, plain and over the mesh: two passes of a training, then one of inference.
+// Runs the module twice, plain and over the mesh: two training passes, then one inference pass.
 void expect_as_serial(Rank& rank, const MeshShape& shape, const Make& make, const Shape& x_shape,
                       const Split& split) {
   SCOPED_TRACE(to_string(shape));

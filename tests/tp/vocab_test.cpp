@@ -1,4 +1,4 @@
-// The vocabulary split over ranks, on plain vectors: what the ranks compute is what one rank computes.
+// The vocabulary split over ranks, on plain vectors: the ranks compute the results of one rank.
 #include "weft/tp/vocab.hpp"
 
 #include <gtest/gtest.h>
@@ -120,7 +120,7 @@ TEST(VocabParallel, CrossEntropyAndItsGradientAreThoseOfOneRank) {
     }
 }
 
-// The same by the module's layouts, with the tokens cut over dp in either of their dimensions.
+// The module computes the same by layouts, with the tokens cut over dp in either of their dimensions.
 TEST(VocabParallel, TokensMayBeCutInAnyDimension) {
   constexpr std::int64_t kVocab = 7;
   const Case whole(kVocab);

@@ -1,5 +1,5 @@
-// SIGKILL while checkpoints are written: at each named point, and at any moment. The checkpoint that is left
-// is loaded, is whole, and is not older than the last one that was done.
+// SIGKILL while checkpoints are written: at each named point, and at any moment. The remaining checkpoint
+// loads, is complete, and is not older than the last finished one.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -97,7 +97,7 @@ TEST(CheckpointKill, AtEachPointOfOneRank) {
   }
 }
 
-// One of two ranks dies; the other one gets an error, and the earlier checkpoint is whole.
+// One of two ranks dies; the other gets an error, and the earlier checkpoint is complete.
 TEST(CheckpointKill, AtEachPointOfOneOfTwoRanks) {
   const std::vector<std::string> of_others = {"data", "file written", "file synced", "file named", "file"};
   for (const int dies : {0, 1})
@@ -121,8 +121,8 @@ TEST(CheckpointKill, AtEachPointOfOneOfTwoRanks) {
     }
 }
 
-// A run that saves every step, the way `save` does, is killed again and again, and goes on from what is
-// there. `done`: called after each save that is known to be whole.
+// A run that saves every step with `save` is killed again and again, and continues from the remaining
+// checkpoint. `done`: called after each save that is known to be whole.
 using Loop = std::function<void(const std::function<void(std::int64_t)>& done)>;
 void kill_at_random(int times, std::uint64_t seed, const std::filesystem::path& folder, int saves_in_flight,
                     const Loop& loop) {

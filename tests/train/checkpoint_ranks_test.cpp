@@ -1,4 +1,5 @@
-// Saving and loading over several ranks: who writes what, every mesh from every mesh, a rank that fails.
+// Saving and loading over several ranks: the rank that writes each part, loads of every mesh from every mesh,
+// and a failing rank.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -29,7 +30,7 @@ using ::testing::UnorderedElementsAre;
 
 constexpr int kWidth = 7;
 
-// How a run is laid out: the mesh, and the dimension of first.weight that tp cuts.
+// The layout of a run: the mesh, and the dimension of first.weight that tp cuts.
 struct Plan {
   MeshShape mesh;
   int dim;
@@ -91,7 +92,8 @@ TEST(CheckpointRanks, EveryMeshLoadsWhatAnyMeshWrote) {
   }
 }
 
-// One rank fails while it writes: all throw its code and its words, and the checkpoint before is whole.
+// One rank fails while it writes: all ranks throw its code and its text, and the previous checkpoint is
+// complete.
 TEST(CheckpointRanks, AFailureOfOneRankIsAnErrorOfAll) {
   const test::TemporaryFolder folder;
   const Plan plan{{{"dp", 1}, {"tp", 3}}, 1};
@@ -182,7 +184,7 @@ TEST(CheckpointIndex, WhatIsReplicatedIsOnePart) {
   EXPECT_THAT(index.tensors.at("t").layout, ElementsAre("Replicate", "Replicate"));
 }
 
-// Averages are saved as they lie, and go on on another mesh.
+// Averages are saved with their layouts, and continue on another mesh.
 TEST(CheckpointRanks, AveragesGoIntoOtherMeshes) {
   const test::TemporaryFolder folder;
   const auto with_ema = [&](const Plan& plan,

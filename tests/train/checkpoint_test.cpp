@@ -91,7 +91,7 @@ TEST(Checkpoint, GivesBackWhatWasSaved) {
   EXPECT_THAT(file.names(), Contains("optimizer.step.first.weight"));
 }
 
-// A bf16 weight is its rounded master, whatever became of the load.
+// A bf16 weight is its rounded master, whether the load succeeded or not.
 TEST(Checkpoint, ALoadThatFailsHalfwayLeavesNoOldWeights) {
   const test::TemporaryFolder folder;
   Context context;

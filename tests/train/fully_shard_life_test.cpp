@@ -536,8 +536,8 @@ TEST(FullyShardLife, AModelWithValuesKeepsThemAndReplicasAreCompared) {
       EXPECT_EQ(p->master().shape(), p->layout()->local_shape());
       EXPECT_EQ(ShardRun::floats(p->master()), before[p->path()]);
     }
-    // Each rank with a seed of its own, before the model is built: what the order of this library does not
-    // allow to happen.
+    // Each rank sets its own seed before the model is built: the order of construction in this library
+    // prevents different weights.
     const auto drifted = test::shard_net();
     materialise(*drifted, compute);
     initialise(*drifted, 7 + static_cast<std::uint64_t>(rank.rank == 1));

@@ -102,7 +102,7 @@ TEST(Replicated, ShardIsLeftAloneAndAllMayStandTogether) {
   });
 }
 
-// One of three replicas has half of the gradient, as where a sum was left out.
+// One of three replicas has half of the gradient, as if a sum had been left out.
 TEST(Replicated, AReplicaThatDriftedIsNamedOnEveryRank) {
   test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
     Bench bench(rank);

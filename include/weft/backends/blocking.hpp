@@ -18,13 +18,14 @@
 
 namespace weft {
 
-/// The functions that a blocking transport implements, and BlockingBackend calls. Separate from Backend, so
-/// that a virtual function added to Backend does not change the order of these in the ABI.
+/// The functions that a blocking transport implements, and BlockingBackend calls. The class is separate from
+/// Backend, so a new virtual function of Backend does not change the order of the functions of BlockingCalls
+/// in the ABI.
 class BlockingCalls {
  protected:
   ~BlockingCalls() = default;
-  /// A collective, in the group's thread; returns when it is done. Any exception that it throws fails the
-  /// group.
+  /// Performs a collective in the group's thread; returns when the collective is done. Any exception that it
+  /// throws fails the group.
   virtual void run(const OpState& s) = 0;
   /// Starts a send or a receive (or a wait_message, where the traits have it), without waiting. finished(s)
   /// or refuse(s) follows, from any thread.

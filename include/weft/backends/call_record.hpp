@@ -15,8 +15,8 @@ namespace weft {
 /// these parts have numbers of their own.
 inline constexpr std::uint64_t kUsersCall = std::uint64_t{1} << 62;
 
-/// Everything that all ranks must give alike; for a part of a composed call, that of the user's call.
-/// Trivially copyable, of fixed size: send its bytes, and compare them.
+/// All values that must be equal on all ranks. For a part of a composed call these are the values of the
+/// user's call. Trivially copyable, of fixed size: send its bytes, and compare them.
 struct CallRecord {
   std::uint64_t call = 0;  ///< of a composed call marked with kUsersCall
   std::int64_t count = 0;  ///< elements of the block that all ranks agree on

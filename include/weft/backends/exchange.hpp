@@ -18,9 +18,9 @@ namespace weft {
 /// sent.
 ///
 /// If there are `indices`, indices[i] stands in the place of i: counts[0] numbers, 0 or more, in any order.
-/// So the rows `indices` of an array (nodes, 3) are counts {n, 3} with strides {3, 1}, and its elements
-/// `indices` counts {n} with strides {1}. The other rank may give indices, too, or a box of the same counts
-/// without.
+/// So the rows `indices` of an array (nodes, 3) have counts {n, 3} and strides {3, 1}; the elements `indices`
+/// of an array have counts {n} and strides {1}. The other rank may give a box with indices, too, or a box of
+/// the same counts without indices.
 struct ExchangeBox {
   int field = 0;
   std::int64_t offset = 0;

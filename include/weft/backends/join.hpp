@@ -23,14 +23,14 @@
 namespace weft {
 
 /// The indices of the keys that no rank has set, for use after a wait for these keys has timed out. Throws
-/// the store's own error if the store itself does not answer: then nobody can say which rank is missing.
+/// the store's own error if the store itself does not answer: then no rank can tell which rank is missing.
 std::vector<int> unset(Store& store, const std::vector<std::string>& keys);
 
 /// Throws the first cause if some rank has given up this group.
 void throw_first_cause(const GroupInit& b);
 
-/// The text by which the other ranks learn of an error of this rank: the same text; if the cause is in this
-/// rank (no memory, for example), it names this rank.
+/// The text by which the other ranks are notified of an error of this rank: the text of the error. If the
+/// cause is in this rank (no memory, for example), the text names this rank.
 Failure reason_of(const GroupInit& b, const Error& own);
 
 /// Leaves the reason why this rank gives up the group for the others, unless one is there already. Returns

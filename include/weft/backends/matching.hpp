@@ -2,11 +2,10 @@
 // of a rank. For every transport that matches by itself. Not thread-safe: its owner locks, where several
 // threads use it. No function waits.
 //
-// The rule is MPI's. A message goes to the receive that was posted first of those that it fits: those from
-// its source and those from any_source, with its tag. A receive takes the message that came first of those
-// that fit it; from any_source these are the messages of that tag from all ranks, in the order in which they
-// were kept. So messages of one source and tag are never overtaken, and no source waits behind later messages
-// of another.
+// The rule is MPI's. A message fits receives with its tag, from its source or from any_source; it goes to the
+// one that was posted first. A receive takes the first message that fits it; a receive from any_source takes
+// messages of its tag from all ranks, in the order in which they were kept. So messages of one source and tag
+// are never overtaken, and no source waits behind later messages of another.
 #pragma once
 
 #include <algorithm>

@@ -58,7 +58,7 @@ class RollCallMessages {
   /// Takes in a report of rank r about its current call, which rank r sent without being asked.
   void called(int r, const LastCall& call) { peers_[static_cast<std::size_t>(r)].last = call; }
   /// The last call of each rank, as that rank reported it: `own` for this rank; for another rank, the report
-  /// in its answer to the last question, or an earlier one. `silent`: the state to return for a rank that has
+  /// in its answer to the last ping, or an earlier report. `silent`: the state to return for a rank that has
   /// never reported a call.
   std::vector<LastCall> last_calls(LastCall own, LastCall::State silent) const {
     std::vector<LastCall> all;

@@ -45,7 +45,7 @@ struct StreamTransport {
   std::function<std::unique_ptr<ByteStreams>(std::span<const std::string> addresses)> open;
 };
 
-/// The traits of such a transport if all ranks are on one host. If the ranks are on several hosts,
+/// The traits of a transport over streams if all ranks are on one host. If the ranks are on several hosts,
 /// `detects_death` is that of the StreamTransport.
 Traits stream_traits(std::string_view name, bool spin = false) noexcept;
 

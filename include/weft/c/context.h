@@ -73,8 +73,8 @@ typedef struct weft_context_options {
 /* `options` may be NULL. Fails with WEFT_BAD_ARGUMENT if a field is wrong; the text names the field. */
 weft_status weft_context_create(const weft_context_options* options, weft_context** context,
                                 weft_error* error);
-/* Destroys the context, and frees memory of weft_alloc; if groups and Works still exist, this happens when
- * the last of them is destroyed. */
+/* Destroys the context, and frees memory of weft_alloc. If groups and Works still exist, the memory is freed
+ * when the last of them is destroyed. */
 void weft_context_destroy(weft_context* context);
 
 /* Allocates at least `bytes` bytes, in whole pages, of memory that ranks of this host may map: collectives on

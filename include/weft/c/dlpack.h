@@ -8,8 +8,8 @@
  * Neither weft nor this header needs dlpack.h, and this header may be included before or after any version of
  * dlpack.h. Functions take the types of dlpack.h as they are, without a cast. Types that have a struct tag in
  * dlpack.h (DLManagedTensor, DLManagedTensorVersioned) are declared here by that tag. DLTensor has no tag, so
- * its function takes a const void*. The structs weft_dl_... are those of dlpack.h under names of weft's own,
- * for programs without it: cast their pointers. */
+ * its function takes a const void*. For programs without dlpack.h this header has its structs under the names
+ * weft_dl_...: cast pointers to them. */
 #ifndef WEFT_C_DLPACK_H
 #define WEFT_C_DLPACK_H
 

@@ -204,7 +204,8 @@ weft_status weft_reducer_finish(weft_reducer* reducer, weft_error* error);
 weft_status weft_reducer_bucket_count(const weft_reducer* reducer, int32_t* count, weft_error* error);
 weft_status weft_reducer_bucket_bytes(const weft_reducer* reducer, int32_t bucket, int64_t* bytes,
                                       weft_error* error);
-/* Reductions sent by weft_reducer_ready rather than by weft_reducer_finish so far: a measure of overlap. */
+/* The number of reductions that weft_reducer_ready, and not weft_reducer_finish, has sent so far: a measure
+ * of overlap. */
 weft_status weft_reducer_sent_early(const weft_reducer* reducer, int64_t* count, weft_error* error);
 
 /* ---- Samples ---- */

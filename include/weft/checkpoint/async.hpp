@@ -20,9 +20,9 @@ namespace weft {
 ///
 /// While the ranks write, they communicate through a separate group, so collectives of the program may run
 /// meanwhile. This group waits at most SaveOptions::deadline. After a failed save the next save makes a new
-/// group, so a time-out ends only one save. Other saves of this process to the same directory, also by
-/// save_checkpoint(), wait for those that were begun before them. One thread of each rank uses it, and calls
-/// save() in the same order as on the other ranks.
+/// group, so a time-out ends only one save. Other saves of this process to the same directory, including
+/// those by save_checkpoint(), wait for all saves that were begun before them. One thread of each rank uses
+/// it, and calls save() in the same order as on the other ranks.
 ///
 ///     AsyncCheckpoint saves(mesh);
 ///     for (…) {

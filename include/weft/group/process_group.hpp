@@ -147,8 +147,8 @@ class ProcessGroup {
   Work reduce_scatter(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
     return submit(call::reduce_scatter(in, out, options));
   }
-  /// out = the combination of block rank() of all `in`. All ranks give the same counts; offsets are their
-  /// own.
+  /// out = the combination of block rank() of all `in`. All ranks must give the same counts; each rank may
+  /// have different offsets.
   Work reduce_scatter_v(const ConstBuffer& in, const Buffer& out, const Blocks& in_blocks,
                         const CallOptions& options = {}) {
     return submit(call::reduce_scatter_v(in, out, in_blocks, options));

@@ -141,7 +141,7 @@ class [[nodiscard]] Work {
   Work(GroupState* group, std::uint32_t slot, std::uint32_t ticket) noexcept
       : group_(group), place_(kNoSource << 8 | slot), ticket_(ticket) {}
   std::uint32_t slot() const noexcept { return place_ & 0xff; }
-  // A rank, or one of the above.
+  // A rank, or one of the values above.
   std::uint32_t source_now() const noexcept { return place_ >> 8; }
   void set_source(std::uint32_t source) noexcept { place_ = source << 8 | slot(); }
   void set_slot(std::uint32_t slot) noexcept { place_ = source_now() << 8 | slot; }

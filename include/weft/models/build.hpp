@@ -17,10 +17,10 @@ namespace weft {
 enum class VocabSplit : unsigned char {
   /// The embedding is replicated; the head is split, unless it is tied, and its logits are gathered.
   whole,
-  /// Embedding and head, tied or not, are split over the vocabulary, and so are the logits that the model.
+  /// Embedding and head, tied or not, are split over the vocabulary, and so are the logits of the model:
+  /// CrossEntropy takes split logits, and they are never gathered. The vocabulary may have any size, even one
+  /// that the ranks do not divide.
   shard
-  ///< gives: CrossEntropy takes them so, and they are never gathered. Any vocabulary, also one that does not
-  ///< divide
 };
 
 struct TransformerPlanOptions {
@@ -65,7 +65,8 @@ struct BuildOptions {
   /// How the tensor axis splits the model; see transformer_plan().
   TransformerPlanOptions tensor = {};
 
-  /// By default each block of the transformer is a block; the rest belongs to the root.
+  /// By default each block of the transformer is gathered separately; all other parameters are gathered with
+  /// the root.
   static FullyShardOptions by_layers() { return {.blocks = {"layers.*"}}; }
 };
 

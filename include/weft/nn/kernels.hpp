@@ -292,7 +292,7 @@ struct KernelTable {
   void (*layer_norm_backward)(KernelContext& ctx, const float* dy, const float* x, const float* weight,
                               const float* mean, const float* inv_std, float* dx, float* dweight,
                               float* dbias, std::int64_t rows, std::int64_t dim);
-  /// The same for maps, over the channels of each pixel. x, y: (batch, channels, pixels), weight, bias:
+  /// Layer norm of maps, over the channels of each pixel. x, y: (batch, channels, pixels), weight, bias:
   /// (channels), mean, inv_std: (batch, pixels). In place: y may be x.
   void (*channel_norm_forward)(KernelContext& ctx, const float* x, const float* weight, const float* bias,
                                float* y, float* mean, float* inv_std, MapShape s, float eps);
@@ -302,7 +302,7 @@ struct KernelTable {
                                 const float* mean, const float* inv_std, float* dx, float* dweight,
                                 float* dbias, MapShape s);
 
-  /// The same over each group of channels / groups channels of a sample and all their pixels. x, y: (batch,
+  /// Normalises over each group of channels / groups channels of a sample and all their pixels. x, y: (batch,
   /// channels, pixels), weight, bias: (channels), mean, inv_std: (batch, groups). In place: y may be x.
   /// Throws bad_argument if groups does not divide channels.
   void (*group_norm_forward)(KernelContext& ctx, const float* x, const float* weight, const float* bias,
@@ -395,9 +395,9 @@ struct KernelTable {
   /// bits depend on its own taps and inputs alone.
   void (*resample)(KernelContext& ctx, const float* x, float* y, const ResampleShape& s);
   /// y[c, r, s] = the largest of the pixels that the kernel sees, place[c, r, s] = which it is, i *
-  /// kernel_width + j, the first of several; a NaN is the largest. Pixels beyond the border do not count;
-  /// where it sees none y is -infinity and place -1. x: (channels, height, width), y, place: (channels,
-  /// out_height, out_width).
+  /// kernel_width + j, the first of several; a NaN is the largest. Pixels beyond the border do not count; if
+  /// the kernel sees no pixel, y is -infinity and place is -1. x: (channels, height, width), y, place:
+  /// (channels, out_height, out_width).
   void (*max_pool_forward)(KernelContext& ctx, const float* x, float* y, std::int32_t* place,
                            const UnfoldShape& s);
   /// dx[c, i, j] = the sum of the dy whose place is this pixel, in their order; a place beyond the border of
@@ -467,17 +467,18 @@ struct KernelTable {
                                            const float* k, const float* v, ScoreBias bias,
                                            const float* softmax, const float* delta, float* dq,
                                            AttentionPiece s);
-  /// dk and dv of queries in pieces, for any keys, likewise. The piece that `begins` is seen by all keys that
-  /// any query sees; those of the others become 0. Throws bad_argument if kv_heads does not divide heads,
-  /// or first_query is no multiple of kAttentionQueries.
+  /// dk and dv of queries in pieces, for any keys: the piece that `begins` overwrites them, and the others
+  /// add. The piece that `begins` sees every key that any query sees; the gradients of other keys become 0.
+  /// Throws bad_argument if kv_heads does not divide heads, or first_query is no multiple of
+  /// kAttentionQueries.
   void (*attention_piece_backward_keys)(KernelContext& ctx, const float* dout, const float* q, const float* k,
                                         const float* v, ScoreBias bias, const float* softmax,
                                         const float* delta, float* dk, float* dv, AttentionPiece s);
 
-  /// The same in two steps, for short sequences, so that something may happen to the weights between them.
-  /// weights = softmax(q k^T / sqrt(head_dim) + bias). q: (batch, queries, heads, head_dim), k: (batch, keys,
-  /// kv_heads, head_dim), bias: (queries, keys) or null, of which -infinity hides a key, weights: (batch,
-  /// heads, queries, keys). Gradients of a query that sees no key are 0.
+  /// full_attention_forward() in two steps, for short sequences, so that a layer can change the weights
+  /// between them. weights = softmax(q k^T / sqrt(head_dim) + bias). q: (batch, queries, heads, head_dim), k:
+  /// (batch, keys, kv_heads, head_dim), bias: (queries, keys) or null, of which -infinity hides a key,
+  /// weights: (batch, heads, queries, keys). Gradients of a query that sees no key are 0.
   void (*attention_weights_forward)(KernelContext& ctx, const float* q, const float* k, const float* bias,
                                     float* weights, FullAttentionShape s);
   /// dq, dk and, unless it is null, dbias, the sum over samples and heads. Shapes as there.
@@ -560,18 +561,19 @@ struct KernelTable {
   /// count below 1, and of a binary cross entropy for a target that is not from 0 to 1.
   void (*element_loss_forward)(KernelContext& ctx, const float* y, const float* target, const float* weights,
                                double* loss, LossShape s, const std::int64_t* count, LossTerm term);
-  /// dy of it, multiplied by dloss: (1), or by 1 where that is null. dy may be y.
+  /// dy of this loss, multiplied by dloss: (1), or by 1 if dloss is null. dy may be y.
   void (*element_loss_backward)(KernelContext& ctx, const float* y, const float* target, const float* weights,
                                 const double* dloss, float* dy, LossShape s, const std::int64_t* count,
                                 LossTerm term);
 
   /// x *= 1 / max(sqrt(squares), eps). x: (n), squares: (1), of x, or of a whole of which x is a part.
   void (*normalise)(KernelContext& ctx, float* x, const double* squares, double eps, std::int64_t n);
-  /// x *= 1 / sigma, or where inner is not null x *= -inner / sigma^2. x: (n), sigma, inner: (1). Throws
+  /// x *= 1 / sigma; if inner is not null, x *= -inner / sigma^2. x: (n), sigma, inner: (1). Throws
   /// bad_argument for a sigma of 0 and for one that is not finite.
   void (*spectral_divide)(KernelContext& ctx, float* x, const float* sigma, const float* inner,
                           std::int64_t n);
-  /// to = from where sigma is a finite number other than 0; otherwise to stays. from, to: (n), sigma: (1).
+  /// to = from if sigma is a finite number other than 0; otherwise `to` stays as it is. from, to: (n), sigma:
+  /// (1).
   void (*spectral_keep)(KernelContext& ctx, const float* from, const float* sigma, float* to, std::int64_t n);
 
   /// sum = the sum of x^2 in f64. x: (n), sum: (1).

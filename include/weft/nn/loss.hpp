@@ -54,7 +54,7 @@ class ElementLoss : public Module {
   kernels::LossTerm term_;
 };
 
-/// The mean of (y - target)². With weights of rows of latitude: MapSquaredError (weft/domain/loss.hpp).
+/// The mean of (y - target)². MapSquaredError (weft/domain/loss.hpp) also has weights of rows of latitude.
 class MeanSquaredError : public ElementLoss {
  public:
   MeanSquaredError() : ElementLoss(kernels::LossTerm::squared_error) {}

@@ -28,7 +28,7 @@ class ModuleBuffer {
   DType dtype() const noexcept { return dtype_; }
   const Init& init() const noexcept { return init_; }
   bool saved() const noexcept { return saved_; }
-  /// Over the root mesh; null: plain, one rank.
+  /// The layout over the root mesh; null: a plain tensor on one rank.
   LayoutRef layout() const noexcept { return layout_; }
   /// Only before materialise (bad_argument after). Throws layout if the global shape of `layout` is not
   /// global_shape(), or if `layout` is Partial.

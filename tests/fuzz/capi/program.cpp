@@ -447,7 +447,7 @@ std::string random_program(std::uint64_t seed, int calls) {
   const Function* last = nullptr;
   for (int i = 0; i < calls; ++i) {
     const Function* next = &all[random(all.size())];
-    // Functions of one subject say more together.
+    // Calls of functions of one subject reach more states together.
     if (last != nullptr && random(2) == 0)
       for (int tries = 0; tries < 40 && subject(next->name) != subject(last->name); ++tries)
         next = &all[random(all.size())];

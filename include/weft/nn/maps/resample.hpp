@@ -96,8 +96,8 @@ struct Resize2dConfig {
 
 /// Row r of y, of m, is row floor(r n / m) of the n of x (nearest), or between the two about (r + 1/2) n / m
 /// - 1/2 (bilinear). Nearest uses exact integer arithmetic. torch.nn.Upsample multiplies r by n / m rounded
-/// to f32, and so takes the neighbouring row where the product falls on the other side of a whole number: of
-/// 4 rows to 82, row 41 is here row 2 of x, there row 1.
+/// to f32, and so takes the neighbouring row if the product falls on the other side of a whole number. For
+/// example, from 4 rows to 82, row 41 is row 2 of x here, and row 1 in torch.
 class Resize2d : public Resampling2d {
  public:
   /// Throws bad_argument if neither an out nor a scale of at least 1 is given.
