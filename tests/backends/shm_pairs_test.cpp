@@ -78,7 +78,7 @@ void flood(Rank& r, ProcessGroup& group, const std::string& name) {
   EXPECT_EQ(in, out);
 }
 
-// Groups one after another have the same memory, whose words are those of the group before.
+// Successive groups get the same memory, which still holds the words of the group before.
 TEST(ShmPairs, MemoryOfGroupsThatHaveEndedIsUsedAgain) {
   if (!kThreadsInForks) GTEST_SKIP() << kNoThreadsInForks;
   run_ranks(Ranks::processes, 2, [](Rank& r) {

@@ -113,7 +113,7 @@ class Rank {
         &make<AsyncCheckpoint>("AsyncCheckpoint", "group \"", [this] { return new AsyncCheckpoint(*mesh_); });
   }
 
-  // None is finished, except the save.
+  // No call of these is finished, except the save.
   void begin() {
     reducer_->ready(0);
     const NamedView named{"w", tensor_->view(), rows_};

@@ -10,7 +10,7 @@
 enum { VOCAB = 7, TOKENS = 5, DIM = 3 };
 
 static double logit(int token, int entry) { return 3 * sinf((float)(token * VOCAB + entry)); }
-/* As it is stored in f32 where `shift` is added, without it. */
+/* The value of an element that is stored in f32 with `shift` added: subtracts `shift`. */
 static double stored_logit(int token, int entry, double shift) {
   return (double)(float)(logit(token, entry) + shift) - shift;
 }

@@ -15,7 +15,7 @@ using kernels::Padding;
 using test::MakeModule;
 using test::Rank;
 
-// The axes that cut each dimension, and those along which ranks have other samples.
+// The axes that cut each dimension, and the axes along which ranks have different samples.
 struct Cut {
   MeshShape mesh;
   std::vector<std::string> axes;
@@ -23,7 +23,7 @@ struct Cut {
   std::vector<std::string> data{};
 };
 
-// All ranks draw the same.
+// All ranks draw the same random numbers.
 class Draw {
  public:
   explicit Draw(unsigned seed) : random_(seed) {}

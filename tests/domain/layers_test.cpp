@@ -360,7 +360,7 @@ class Stencil : public Module {
   ParameterRef scale_;
 };
 
-// Behind a layer of weft's. From 5 rows it makes 2 to 4: some of 4 ranks have none.
+// The user's own layer follows a layer of weft. From 5 rows it makes 2 to 4: some of 4 ranks have none.
 TEST(DomainRules, OfLayersFromOutsideThatSeeNeighbours) {
   for (const std::int64_t padding : {0, 1, 2})
     for (const Shape& x : {Shape{2, 3, 9, 6}, Shape{1, 2, 5, 4}, Shape{1, 2, 12, 5}})

@@ -1,4 +1,5 @@
-// Maps into a split model and out of it again: parts, whole maps, and maps without their padding, exactly.
+// Converts maps to parts for a split model and back: parts, global maps, and maps without their padding,
+// exactly.
 #include <gtest/gtest.h>
 
 #include "domain/as_serial.hpp"

@@ -198,7 +198,8 @@ TEST_F(Devices, ATensorGoesToAnotherStream) {
     copy(context, y, home, two.stream());
     EXPECT_EQ(late->blocks(), 1u);
   }
-  // Nobody has waited yet: the memory, used again on its first stream, is not written before it was read.
+  // The host has not waited yet: the memory is reused on its first stream, but must not be written before it
+  // has been read.
   const Tensor z = one.zeros({3});
   EXPECT_EQ(late->blocks(), 1u);
   one.wait();
@@ -209,7 +210,7 @@ TEST_F(Devices, ATensorGoesToAnotherStream) {
             "storage: ordered_on got a stream of cuda:0; expected cpu");
 }
 
-// Memory that was given back is used again by its own stream, whose order protects it.
+// A stream reuses its own freed memory; the order of the stream protects it.
 TEST_F(Devices, MemoryIsGivenBackOnItsStream) {
   const Compute compute(context, 1, kGpu);
   const Tensor home(context, {3});

@@ -1,4 +1,4 @@
-// The same elements in another shape: layouts, tensors and views. Nothing is communicated: each test builds
+// Layouts, tensors and views of the same elements in another shape. Nothing is communicated: each test builds
 // every rank's view of a mesh.
 #include "weft/mesh/reshape.hpp"
 

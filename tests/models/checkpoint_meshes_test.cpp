@@ -1,5 +1,5 @@
-// A training that stops on one mesh and goes on on another one, into a second epoch, has the losses of the
-// run that never stopped: its state is what is stored, and a function of seed and step.
+// A training run that stops on one mesh and continues on another, into a second epoch, has the losses of a
+// run that never stopped: its state is the checkpoint and a function of seed and step.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -233,7 +233,7 @@ TEST(CheckpointMeshes, ARunGoesOnOnAnyOtherMesh) {
   }
 }
 
-// Randomness depends on the seed and the step alone.
+// Randomness depends only on the seed and the step.
 TEST(CheckpointMeshes, TheSeedIsThatOfTheCheckpoint) {
   const test::TemporaryFolder folder;
   test::run_ranks(Ranks::threads, 1, [&](Rank& rank) {

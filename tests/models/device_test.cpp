@@ -159,7 +159,7 @@ TEST(TransformerOnDevices, TrainsInParallelToTheSameBits) {
     });
 }
 
-// A replica of a model that drifts on its device is found.
+// If a replica of a model drifts on its device, it is detected.
 TEST(TransformerOnDevices, ADriftingReplicaIsNamed) {
   test::run_ranks(test::Ranks::threads, 2, [](test::Rank& r) {
     const test::LateDevice& late = test::add_late_device(r.context, r.rank);
@@ -178,7 +178,7 @@ TEST(TransformerOnDevices, ADriftingReplicaIsNamed) {
         test::error_text([&] { check_replicas(layer.parameters(), mesh); }),
         "mismatch: check_replicas: \"weight\" is Replicate on dp=2, but on dp ranks 0, 1 it has other bits");
 
-    // Buckets on another stream than the gradients would read what is not written yet.
+    // Buckets on another stream than the gradients would read values that are not written yet.
     GradientReducer reducer(layer.parameters(), mesh, {.compute = &other});
     Frame frame(there);
     const Tensor x = there.zeros({4, 3}).with_layout(make_layout(mesh, {{"dp", Shard{0}}}, {8, 3}));

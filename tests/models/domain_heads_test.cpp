@@ -1,4 +1,4 @@
-// Attention of which space is cut on some axes and heads on others, against one rank.
+// Attention whose space is cut on some axes and whose heads are cut on others, compared with one rank.
 #include <gtest/gtest.h>
 
 #include "domain/as_serial.hpp"

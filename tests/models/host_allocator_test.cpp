@@ -1,5 +1,5 @@
-// A model that is trained on memory of the program's allocator: the same numbers, and all of it goes back,
-// also where it ends at any point.
+// A model is trained in memory of the program's allocator: the numbers are the same, and all memory is given
+// back, even if the allocator fails at any point.
 #include "weft/host/allocator.hpp"
 
 #include <gmock/gmock.h>
@@ -64,7 +64,7 @@ TEST(HostAllocator, CarriesATrainingRun) {
   }
 }
 
-// Wherever memory ends, the error says so, and what was taken goes back.
+// Wherever memory runs out, the error says so, and all allocated memory is given back.
 TEST(HostAllocator, GetsEverythingBackWhereverItEnds) {
   const MeshShape shape{{"dp", 1}, {"tp", 1}};
   bool whole = false;

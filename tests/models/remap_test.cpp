@@ -87,8 +87,8 @@ TEST_P(Remap, AStageTakesThem) {
   for (std::size_t i = 0; i < reference.size(); ++i) ASSERT_NEAR(y.f32()[i], reference[i], 4e-6 * largest);
 }
 
-// A checkpoint with the names of old is loaded on one rank and on two, where the projections are cut; a line
-// of the log says so. Converted, it has the names of today, and no line.
+// A checkpoint with old names is loaded on one rank and on two, where the projections are cut; a line of the
+// log reports it. After conversion it has the current names, and no line is logged.
 TEST_P(Remap, ACheckpointWithOldNamesIsLoaded) {
   const test::TemporaryFolder folder;
   {

@@ -1,5 +1,5 @@
-// bf16 products whose columns are pixels of a map: an element's bits do not depend on how many columns there
-// are, nor on threads.
+// bf16 products whose columns are pixels of a map: the bits of an element depend neither on the number of
+// columns nor on the number of threads.
 #include <algorithm>
 #include <cstring>
 

@@ -1,5 +1,5 @@
-// Attention of keys and queries in pieces: the bits of attention in one piece, however queries are cut and
-// whatever pieces there are.
+// Attention with keys and queries in pieces has the bits of attention in one piece, however the queries and
+// keys are cut.
 #include "nn/kernel_support.hpp"
 #include "nn/kernels/gemm/gemm.hpp"
 
@@ -56,7 +56,8 @@ struct Given {
     for (std::size_t i = 0; c.large && i < q.size(); i += static_cast<std::size_t>(c.head_dim)) q[i] = 1e3f;
     for (std::size_t i = 0; c.large && i < k.size(); i += static_cast<std::size_t>(c.head_dim)) k[i] = 4e2f;
     if (c.bias == Bias::none) return;
-    // Hidden: each third key, all keys of the first blocks for some queries, and everything for one.
+    // The bias hides each third key, all keys of the first blocks for some queries, and all keys for one
+    // query.
     const std::int64_t samples = c.of_each_sample ? c.batch : 1,
                        rows = c.bias == Bias::of_queries ? c.queries : 1;
     bias = random_array(samples * rows * c.keys, 5);

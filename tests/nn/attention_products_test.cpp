@@ -1,4 +1,4 @@
-// The products that attention is made of, and attention whose products are bf16's.
+// The products inside attention, and attention with bf16 products.
 #include "nn/kernel_support.hpp"
 #include "nn/kernels/attention/products.hpp"
 #include "nn/kernels/gemm/gemm.hpp"
@@ -116,7 +116,7 @@ TEST(AttentionProducts, TransposedIsDownTheColumnsOfTheTranspose) {
 
 // Against the reference in f32. A probability's relative error is that of its score, which the rounding of q
 // and k to 8 bits moves by 2^-8 of the scores' size; sums of dscores and of probabilities have operands that
-// are rounded once more. If the CPU does not multiply bf16 nothing changes.
+// are rounded once more. If the CPU does not multiply bf16, the results do not change.
 TEST(AttentionInBf16, IsNearTheReference) {
   for (const AttentionShape& s :
        {AttentionShape{1, 1, 1, 1, 1, true}, AttentionShape{2, 3, 4, 2, 5, true},

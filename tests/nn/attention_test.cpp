@@ -128,8 +128,8 @@ TEST(CrossAttention, GradientsOfBothInputsMatchDifferences) {
   }
 }
 
-// A context that is padded, and its padding hidden, is the context without padding, in both passes; what is
-// in the padding does not matter.
+// A padded context whose padding is hidden gives the results of the context without padding, in both passes,
+// whatever the padding contains.
 TEST(CrossAttention, PaddingThatIsHiddenChangesNothing) {
   test::Bench bench;
   CrossAttention layer(small());
@@ -281,7 +281,7 @@ TEST(WindowAttentionDropout, GradientsMatchDifferences) {
               }).starts_with("\"dropout\": random numbers in step -1"));
 }
 
-// The mean over many steps is what nothing dropped gives.
+// The mean over many steps is the result without dropout.
 TEST(WindowAttentionDropout, KeepsTheMean) {
   test::Bench bench;
   WindowAttention layer(windows(0.25));

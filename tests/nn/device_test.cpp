@@ -102,7 +102,7 @@ TEST_F(NnDevice, LayersComputeTheSame) {
                         integers({2, 5}, {0, 8, 3, 3, 1, 0, 2, 7, 3, 5}), dy);
 }
 
-// Layers whose kernels are steered by numbers that others made.
+// Layers whose kernels depend on numbers that other kernels computed.
 TEST_F(NnDevice, NormsOverBatchesAndSpectralNormsComputeTheSame) {
   const Tensor x = normal({2, 5, 8}, "x"), dy = normal({2, 5, 8}, "dy");
   expect_the_same_there([] { return std::make_unique<GroupNorm>(5, 5); }, x, dy);
@@ -203,7 +203,7 @@ TEST_F(NnDevice, DropoutDrawsTheSame) {
   EXPECT_EQ(results[0], results[1]);
 }
 
-// The kernels that no layer above uses.
+// The kernels that the layers above do not use.
 TEST_F(NnDevice, OtherKernelsComputeTheSame) {
   std::vector<std::vector<float>> results[2];
   for (Compute* const c : {&here, &there}) {
@@ -282,7 +282,7 @@ TEST_F(NnDevice, ABatchNormWaitsForNothing) {
   }
 }
 
-// Neither sigma nor sums come to the host.
+// Neither sigma nor sums are copied to the host.
 TEST_F(NnDevice, SpectralNormsAndNormsOverSpaceWaitForNothing) {
   const auto waiting_after = [&](Module& layer, const Shape& shape) {
     materialise(layer, there);

@@ -1,4 +1,4 @@
-// Dropout: which elements, that it is the same on every mesh and for every cut into micro-batches;
+// Dropout: the dropped elements are the same on every mesh and for every cut into micro-batches. Also
 // Frame::pass() and rng().
 #include <fmt/format.h>
 
@@ -172,7 +172,7 @@ TEST(Dropout, UnequalMicroBatchesThatSayTheirFirstSampleDrawWhatTheWholeBatchDra
   for (std::size_t i = 0; i < whole.size(); ++i) EXPECT_EQ(whole[i] == 0, numbers[i] < 0.5f) << i;
 }
 
-// Every way to lie over 2 x 3 ranks: what a rank's part has is that part of the whole.
+// For every layout over 2 x 3 ranks a rank's numbers are its part of the global tensor.
 TEST(Dropout, IsTheSameOnEveryMesh) {
   test::Bench bench;
   Dropout layer(0.5);

@@ -1,5 +1,5 @@
-// Losses of elements: values and gradients against f64, on one rank and cut over samples and space; what they
-// refuse.
+// Losses of elements: values and gradients compared with f64, on one rank and cut over samples and space;
+// refused arguments.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// The fast kernels against the plain-loop reference, the reference's backward passes against finite
-// differences of its forward passes in double, independence of the number of threads, and the checks.
+// Compares the fast kernels with the plain-loop reference, and the reference's backward passes with finite
+// differences of its forward passes in double; tests independence of the number of threads, and the checks.
 //
 // Tolerances. kUlp = 2^-24 is the largest relative error of one f32 rounding. A sum of n products, in any
 // order, is off by at most (n + 2) kUlp times the sum of the products' absolute values, to first order;

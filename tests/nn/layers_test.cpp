@@ -245,7 +245,7 @@ TEST(Attention, IsCausalGroupedAndRotated) {
     test::expect_near(y, linear(out, layer.o_proj, b * s), 2e-5, "y");
     test::expect_gradients_match_differences(layer, x, bench.compute);
 
-    // Later positions do not reach earlier ones.
+    // Later positions do not affect the outputs of earlier positions.
     const Tensor changed = x.clone(bench.context);
     for (std::size_t i = 4 * 8; i < 5 * 8; ++i) changed.f32()[i] += 1;
     const Tensor y2 = layer.forward(changed, frame)[0];

@@ -79,7 +79,7 @@ TEST_F(OnMesh, LinearRefusesWhatItsWeightCannotTake) {
             "is Replicate");
 }
 
-// Elements in another order are other elements, also where shapes and placements agree.
+// Tensors whose elements are in another order differ, even if shapes and placements agree.
 TEST_F(OnMesh, LinearKnowsNestingSegmentsAndMesh) {
   const LayoutRef rows = make_layout(mesh, {shard(0), shard(0)}, {8, 4}),
                   y = make_layout(mesh, {shard(1), shard(1)}, {3, 8});
@@ -169,7 +169,7 @@ TEST_F(OnMesh, PlainAndLaidOutDoNotMix) {
   const Tensor elsewhere = Tensor::zeros(bench.context, {2, 8}).with_layout(replicated_layout(other, {2, 8}));
   EXPECT_EQ(error_text(ErrorCode::layout, [&] { layer.forward(elsewhere, frame); }),
             "\"\": x lies over dp=4, \"weight\" over dp=2 x tp=2: not the same DeviceMesh; use one for both");
-  // Over a mesh of one rank a plain tensor is what it would be anyway.
+  // Over a mesh of one rank a plain tensor counts as replicated.
   const DeviceMesh one = DeviceMesh::arithmetic(bench.context, MeshShape{{"dp", 1}, {"tp", 1}}, 0);
   Linear alone(8, 6);
   replicate(alone, one);
@@ -240,7 +240,7 @@ TEST_F(OnMesh, ValuesAreNotContributions) {
                        }),
             "cross entropy: labels is a plain tensor; on dp=2 x tp=2 it needs a layout (as_layout states "
             "what it is)");
-  // A number that is this rank's alone would scale the loss by the number of ranks.
+  // A count of this rank only would scale the loss by the number of ranks.
   EXPECT_EQ(error_text(ErrorCode::layout,
                        [&] {
                          loss.forward({logits, labels, scalar(bench.context, 24)}, frame);

@@ -66,7 +66,7 @@ std::string digest_of_product() {
   std::_Exit(0);
 }
 
-// Each in a process of its own, since the first use of oneDNN settles what it uses.
+// Each case runs in a separate process, because the first use of oneDNN decides the instruction set.
 struct LibraryIsaDeath : testing::Test {
   LibraryIsaDeath() { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
   ~LibraryIsaDeath() override {

@@ -443,7 +443,7 @@ TEST(Parameter, IsFinalAfterAsManyUsesAsThePassMade) {
   tied.second.backward(x, other);
   EXPECT_EQ(final_calls, 3);
 
-  // A forward that no backward follows leaves nothing behind.
+  // A forward pass without a backward pass leaves nothing behind.
   tied.forward(x, frame);
   frame.clear();
   tied.first.forward(x, frame);

@@ -120,7 +120,7 @@ TEST(BatchNormLayer, NormalisesEachChannelAndKeepsRunningStatistics) {
     test::expect_near(layer.running_var->tensor(), variance, 1e-5, "running_var");
   }
   EXPECT_EQ(layer.num_batches_tracked->tensor().as<std::int64_t>()[0], 3);
-  // Otherwise the running ones are used, and stay.
+  // Outside training the running statistics are used, and do not change.
   const Tensor x = random_tensor(bench.context, {3, 4, 5}, "x");
   Doubles y;
   for (std::size_t i = 0; i < static_cast<std::size_t>(kCount); ++i) {

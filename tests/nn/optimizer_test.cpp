@@ -135,7 +135,7 @@ TEST(Optimizer, StateHasAPathAndANameAndIsAllThereIs) {
   EXPECT_EQ(state[0].as<std::int64_t>()[0], 3);
   EXPECT_EQ(state[2].shape(), (Shape{2, 2}));
 
-  // Values and state copied into another model and optimizer: both go on alike, to the bit.
+  // Values and state are copied into another model and optimizer: both continue with the same bits.
   AdamW second(bench.compute, b.parameters(), {});
   std::size_t next = 0;
   second.visit_state([&](const std::string&, std::string_view, const Tensor& t) {

@@ -155,7 +155,7 @@ TEST(Parameter, AFrozenOneHasNoGradientAndIsLeftOut) {
   EXPECT_EQ(test::floats(first.weight->master()), before);
 }
 
-// Layers whose weights are bf16 give what they give in f32 for operands that are rounded.
+// Layers with bf16 weights give the results of f32 layers with rounded operands.
 TEST(Parameter, LayersWorkWithBf16Weights) {
   test::Bench bench;
   const auto rounded = [&](const Tensor& t) {

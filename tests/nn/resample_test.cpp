@@ -138,7 +138,8 @@ TEST(MaxPool2d, LargestOfKernels) {
             "bad_argument: max pool: kernel is 0; expected at least 1");
 }
 
-// The row that whole numbers give; torch's product of a rounded scale falls short of 2, as the header says.
+// The row that integer arithmetic gives; torch's product with a rounded scale is less than 2, as the header
+// explains.
 TEST(Resize2d, NearestIsExact) {
   Bench bench;
   const Tensor x = random_tensor(bench.context, {1, 1, 4, 1}, "x");

@@ -1,4 +1,4 @@
-// The kernels of reductions that are chosen are those of the instruction set that weft uses. ctest runs this
+// Checks that weft chooses the reduction kernels of the instruction set that it uses. ctest runs this test
 // for each set of the CPU.
 #include "base/cpu/isa.hpp"
 

@@ -637,7 +637,7 @@ TEST(ReduceAverages, tiny_numbers_beside_large_ones_keep_their_bits) {
   }
 }
 
-// As many ranks as a group may have, most of which have the same numbers.
+// The largest possible number of ranks, most of which have the same numbers.
 TEST(ReduceMany, as_many_ranks_as_a_group_has) {
   std::mt19937_64 random(19);
   const auto check = [&]<class T>(T) {
@@ -844,7 +844,7 @@ TEST(ReduceUser, combines_in_the_canonical_tree) {
   user_tree<std::int64_t>();
 }
 
-// The values that tests of collectives use say the same as the kernels, for every dtype and kind.
+// The expected values in tests of collectives agree with the kernels, for every dtype and kind.
 TEST(ReduceValues, combined_is_what_reduce_gives) {
   for (int t = 0; t < kDTypeCount; ++t)
     for (int k = 0; k < kReduceKindCount; ++k)

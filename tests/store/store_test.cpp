@@ -64,7 +64,7 @@ void expect_error(ErrorCode code, const std::string& text, F&& call) {
   }
 }
 
-/// The source of a test's stores: `client` is one rank's view of the one table. Clients may be shared by
+/// Makes the stores of a test: `client` is the view of one rank on the common table. Clients may be shared by
 /// threads.
 struct Source {
   virtual ~Source() = default;

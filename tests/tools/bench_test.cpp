@@ -64,7 +64,7 @@ class WeftBench : public ::testing::Test {
     EXPECT_EQ(out_, "");
   }
 
-  /// A folder of programs with ours alone in it.
+  /// A folder that contains only weft's own programs.
   std::string our_programs() {
     const auto folder = folder_ / "programs";
     std::filesystem::create_directories(folder);

@@ -584,7 +584,8 @@ TEST_F(RunTest, AMistakeThatIsOnlyAWarningEndsTheJobWithAStatusOfItsOwn) {
   const auto expect = [&](const std::vector<std::string>& flags, const char* mistake,
                           const std::string& warning) {
     std::filesystem::remove(folder_ / "err");
-    // Two roots of three ranks: the third one receives, and gets the error at once if both have come.
+    // Two of three ranks call as roots: the third rank receives, and gets the error at once if both roots
+    // have called.
     std::vector<std::string> words{"-n", std::string(mistake) == "roots" ? "2" : "3"};
     words.insert(words.end(), flags.begin(), flags.end());
     words.insert(words.end(), {"--", WEFT_FAILING_RANK, "mistake", mistake});
@@ -602,7 +603,8 @@ TEST_F(RunTest, AMistakeThatIsOnlyAWarningEndsTheJobWithAStatusOfItsOwn) {
   EXPECT_EQ(err(), "");
 }
 
-// Anybody may send to the launcher; notices of others do not take the room of the job's own.
+// Any process may send to the launcher; notices of foreign processes do not use up the space for the job's
+// own notices.
 TEST_F(RunTest, NoticesOfStrangersAreDropped) {
   ChildProcess process = start_shell(
       1, fmt::format("echo $WEFT_LAUNCHER >'{}'; echo pid $$; exec sleep 60", (folder_ / "name").string()));

@@ -67,7 +67,7 @@ std::string new_folder() {
   return first + "/" + std::to_string(number++);
 }
 
-// A checkpoint of one tensor and one string, once.
+// Writes a checkpoint of one tensor and one string, once per process.
 const std::string& checkpoint() {
   static const std::string folder = [] {
     const std::string made = new_folder();
