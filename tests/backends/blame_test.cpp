@@ -389,8 +389,8 @@ TEST(ManyRanks, AllThatAreAbsentAreInTheError) {
   });
 }
 
-// A reader of the ranks that a rank waits for, while that rank rewrites them, sees the old ones or the new
-// ones, not none: a rank that waits for nobody may be named.
+// While a rank rewrites the list of ranks for which it waits, a reader sees the old or the new list, but
+// never an empty one, because a rank that waits for nobody may be named.
 TEST(RollCall, RanksThatAreWrittenAnewAreNeverGone) {
   std::atomic<std::uint64_t> word{0};
   shm::RankSet set(&word, 64);

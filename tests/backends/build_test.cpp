@@ -60,7 +60,7 @@ TEST_F(Builds, AreNamedByVersionAndLayout) {
   EXPECT_NE(word, build_word(2, 0));
 }
 
-// Ranks whose transports have other constants; one of three is enough for all.
+// Ranks whose transports have different constants; if one of three differs, all ranks get the error.
 TEST_F(Builds, OfTwoLayoutsDoNotJoin) {
   std::string said[3];
   {
@@ -81,7 +81,7 @@ TEST_F(Builds, OfTwoLayoutsDoNotJoin) {
   EXPECT_EQ(said[2], expected(1, 2, 2));
 }
 
-// A rank's info as a weft wrote it that said nothing of its build.
+// The info of a rank as written by an older weft, which did not include its build.
 TEST_F(Builds, AnOldInfoIsAMismatch) {
   store_->set("token/info/all", "7:2 of it1:x", Deadline::never());
   const Error e = error_of([&] { join(at(1, 2), "info", {}, 0); });

@@ -102,7 +102,7 @@ std::vector<Setting> gloo_settings() {
   return all;
 }
 
-// Over a stand-in for NCCL and CUDA; a real one has nccl_gpu_test.
+// Runs over a stand-in for NCCL and CUDA; nccl_gpu_test tests a real GPU.
 std::vector<Setting> nccl_settings() {
   const Row nccl{"", "nccl", {}};
   std::vector<Setting> all;

@@ -770,7 +770,8 @@ TEST(ExchangeIndices, AreChecked) {
             "box 0 of what is sent to rank 0: counts", field);
     taken({0, 0, {2}, {1}, {4, 4}}, two, field);
     taken(two, {0, 0, {2}, {1}, {4, 4}}, field, ExchangePlan::Kind::add);
-    // In one memory: what is written is not sent, too, unless it stays where it is.
+    // `in` and `out` are one memory: an element that is written must not also be sent, unless it is copied
+    // onto itself.
     const char* const overlap =
         "a box of out of field 0 that is received and a box of in of field 0 that is sent overlap; expected "
         "apart";

@@ -176,7 +176,7 @@ TEST_F(MpiJob, MessagesOfAnyTagAndSizeInAnyOrder) {
     for (Work& w : works) w.wait();
     for (std::size_t i = 0; i < tags.size(); ++i)
       for (const std::int32_t x : in[i]) ASSERT_EQ(x, before * 100 + tags[i] % 7 + static_cast<int>(i));
-    // Messages to itself, small and large, in the order in which a tag was sent.
+    // Small and large messages of a rank to itself arrive in the order in which those of one tag were sent.
     for (const std::size_t count : {std::size_t{3}, std::size_t{100000}}) {
       std::vector<std::int32_t> a(count, 1), b(count, 2), x(count), y(count);
       Work sends[] = {g.send(view(a), r.rank, {.tag = 5}), g.send(view(b), r.rank, {.tag = 5})};

@@ -145,7 +145,7 @@ TEST(ShmPairs, MemoryMayLieInASegmentThatWasMadeLater) {
       small_segments());
 }
 
-// A message that is sent on one rank reaches the other one, also if the process of the first has ended.
+// A message that one rank has sent reaches the other rank, even if the process of the sender has ended.
 TEST(ShmPairs, WhatIsSentArrivesAfterTheSenderHasEnded) {
   if (!kThreadsInForks) GTEST_SKIP() << kNoThreadsInForks;
   RankProcesses ranks(

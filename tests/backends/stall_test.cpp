@@ -19,7 +19,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-// The log, of all ranks of this process.
+// The log of all ranks of this process.
 class Lines {
  public:
   LogSink sink() {

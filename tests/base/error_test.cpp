@@ -54,7 +54,7 @@ TEST(SystemWords, NameTheLimitThatWasMet) {
   EXPECT_TRUE(result.ok()) << to_string(result);
 }
 
-// The nearest of the process's cgroups that is full, in both versions of cgroups.
+// Finds the nearest full cgroup of the process, in both versions of cgroups.
 TEST(PidsLimit, IsThatOfTheGroupThatIsFull) {
   const test::TemporaryFolder mount;
   const auto group = [&](const std::string& path, const char* most, const char* now) {

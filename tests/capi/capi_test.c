@@ -782,7 +782,7 @@ static void test_log_levels(void) {
     weft_context_options options = WEFT_CONTEXT_OPTIONS_INIT;
     options.log_levels = quiet ? "host=error" : "host=info";
     options.log_level = quiet ? WEFT_LOG_DEBUG : WEFT_LOG_ERROR;
-    /* A segment of one page for each block: the 256 of a process are soon used up. */
+    /* Each block needs a segment of one page, so the 256 segments of a process are soon used up. */
     options.segment_bytes = 1;
     options.log = keep_line;
     options.log_data = &seen;

@@ -189,8 +189,8 @@ class Run {
   ChildProcess child_;
 };
 
-// One of each, without what destroys it: made in a child, too, so that no thread or Context is here when
-// others are forked.
+// Makes one object of each kind, without destroying it. This also runs in a child, so this process has no
+// thread or Context when it forks others.
 std::vector<Made> kinds() {
   const TemporaryFolder folder;
   const std::string file = folder / "kinds";

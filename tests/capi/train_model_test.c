@@ -504,7 +504,7 @@ static void of_dlpack(rank_args* a) {
   CHECK_ERROR(weft_model_parameter_dlpack(p.model, -1, &plain, &error), WEFT_BAD_ARGUMENT,
               "weft_model_parameter_dlpack: index is -1; expected 0 to 20");
 
-  /* The memory outlives the model's handle, as long as one of them. */
+  /* The memory outlives the model's handle: it exists as long as one of the DLPack tensors. */
   weft_model_destroy(p.model);
   one->deleter(one);
   CHECK(memcmp(two->dl_tensor.data, values, sizeof(float) * (size_t)d.value.count) == 0);

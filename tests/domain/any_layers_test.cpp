@@ -142,8 +142,8 @@ void expect_as_serial(Compute& compute, const DeviceMesh& mesh, const Cut& cut, 
   ++done;
 }
 
-// Maps of 1 to 14 rows and columns: of some, ranks have nothing; some are too small for the layer, which says
-// so.
+// Maps of 1 to 14 rows and columns: some ranks have no part of small maps; if a map is too small, the layer
+// throws.
 TEST(DomainLayers, OfAnySizesOnAnyMesh) {
   for (const Cut& cut :
        {Cut{{{"h", 2}}, {"h"}, {2}}, Cut{{{"w", 4}}, {"w"}, {3}},

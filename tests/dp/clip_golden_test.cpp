@@ -92,7 +92,7 @@ TEST(ClipGolden, DistributedCases) {
             EXPECT_EQ(error_of([&] { grad_norm(all, p); }).code(), ErrorCode::layout);
           }
           reduce_partials(gradients, mesh);
-          // The parts are f32, and sums of two such are rounded once more.
+          // The parts are f32, and a sum of two parts is rounded once more.
           EXPECT_NEAR(grad_norm(all, p), norms[at], 1e-6 * norms[at]) << "p = " << p;
           const double coefficient = golden.values(set + ".clip_coef")[at];
           EXPECT_NEAR(std::min(1.0, max_norm / (grad_norm(all, p) + 1e-6)), coefficient, 1e-6 * coefficient);

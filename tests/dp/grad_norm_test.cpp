@@ -352,7 +352,8 @@ TEST(GradNorm, AWrongArgumentOnOneRankIsToldToAll) {
   });
 }
 
-// A shorter list, another order, another layout on one rank: mismatch on all, and never a norm.
+// One rank has a shorter list, another order or another layout: all ranks throw mismatch, and none returns a
+// norm.
 TEST(GradNorm, AnotherListOnOneRankIsFoundOut) {
   test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"tp", 3}});

@@ -120,7 +120,8 @@ std::vector<T> numbers(std::size_t count) {
   return v;
 }
 
-// Blocks of different sizes, and what is left of one; each of several threads gets others every time.
+// Blocks of different sizes, and the remainder of a block; each of several threads gets different blocks
+// every time.
 TEST(DpMemory, TheNumberOfThreadsChangesNoBit) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp", 2}});

@@ -412,7 +412,7 @@ TEST(OneRankOnShm, SendsToItself) {
 
 // Threads --------------------------------------------------------------------------------------------------
 
-// Seeds: what all ranks share, and what is this one's own.
+// Two seeds: one that all ranks share, and one for this rank only.
 void at_random(Rank& r, ProcessGroup& g, int calls, unsigned which) {
   Variety v;
   v.many = {700, 5000, 20011};

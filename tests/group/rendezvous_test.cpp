@@ -397,7 +397,7 @@ TEST_F(RendezvousTest, ATakenPortIsNamed) {
 
 // ---- two jobs at one address ----
 
-/// As this process's parent would have written it.
+/// Writes the value as the parent of this process would have written it.
 TEST(Claim, KnowsWhoIsOfOneFamily) {
   Claim first = make_claim("here", 0, 2), other = make_claim("here", 1, 2);
   EXPECT_FALSE(other.is_no_sibling_of(first)) << "nobody's parent is known";

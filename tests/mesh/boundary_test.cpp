@@ -17,8 +17,8 @@ using test::Rank;
 using test::run_ranks;
 using test::whole_tensor;
 
-/// Small integers of either sign that depend on rank and index, the same on every rank where the layout says
-/// so: made whole, with one such whole per rank of a Partial axis, then cut.
+/// Small positive and negative integers that depend on rank and index; replicas are equal. The function makes
+/// one global tensor for each rank of a Partial axis, and then cuts it by the layout.
 Tensor any_tensor(LayoutRef layout, int seed) {
   const MeshShape& mesh = layout->mesh_shape();
   const int rank = layout->mesh().rank();

@@ -25,7 +25,8 @@ using test::Ranks;
 
 constexpr std::int64_t kSummed = 100'000;
 
-// One block: what is summed, and behind it this rank's part of a tensor and a window on it.
+// One block of memory: the elements of the sum, followed by this rank's part of a tensor and a window on the
+// tensor.
 struct Block {
   Block(Rank& r, std::int64_t columns_in)
       : columns(columns_in), all(r.context, Shape{2 * kSummed + 4 * columns}, DType::f32, Memory::shared) {

@@ -713,7 +713,7 @@ TEST_P(WindowOver, OfTensorsWithLayouts) {
     const Tensor uses = fetch_window_adjoint(ones, layout, dims);
     EXPECT_EQ(uses.layout(), layout);
     EXPECT_EQ(uses.shape(), in.shape());
-    // Rows 0 to 4: in how many places of the windows [-1, 5) and [2, 7) they are.
+    // For rows 0 to 4, the number of places in the windows [-1, 5) and [2, 7) that hold the row.
     const std::int64_t expected[]{2, 1, 2, 2, 4};
     each_index(held_indices(x), [&](std::size_t i, const Dims& at) {
       EXPECT_EQ(uses.as<std::int64_t>()[i], expected[at[1]]);

@@ -29,7 +29,7 @@ namespace {
 
 using test::Rank;
 
-// Maps of 22 x 12 are padded to 24 x 16, a globe's columns going on on the other side.
+// Maps of 22 x 12 are padded to 24 x 16; the columns wrap around the globe.
 constexpr std::int64_t kHeight = 22, kWidth = 12, kBatch = 4;
 constexpr SpatialPadding kPadding{1, 1, 2, 2};
 
@@ -109,7 +109,7 @@ class Training {
         weights_(distribute(latitude_weights(compute.context()),
                             make_layout(mesh, {{"h", Shard{0}}}, {kHeight}))) {}
 
-  /// The loss of a step; the gradients are the parameters' then.
+  /// The loss of a step; afterwards the parameters have the gradients.
   double pass(int step) {
     Context& context = compute_.context();
     for (Parameter* p : parameters()) p->zero_gradient();

@@ -1,5 +1,5 @@
-// The transformer against the numbers of another implementation: every file of a case's name that lies in the
-// golden folder, every shape and constant from the file.
+// Compares the transformer with the numbers of another implementation: for every file of a case in the golden
+// folder, with all shapes and constants from the file.
 #include <gtest/gtest.h>
 
 #include <algorithm>

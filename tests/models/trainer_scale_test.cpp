@@ -64,7 +64,7 @@ std::vector<float> weights(const Built& built) {
 const MeshShape kMeshes[] = {
     {{"dp", 1}, {"tp", 1}}, {{"dp", 2}, {"tp", 1}}, {{"dp", 1}, {"tp", 2}}, {{"dp", 2}, {"tp", 2}}};
 
-// Parameters whole on every data rank, and divided over them.
+// Parameters that are replicated on the data ranks, and parameters that are divided over them.
 template <class Run>
 void on_every_mesh(const Run& run) {
   for (const DataForm form : {DataForm::ddp, DataForm::fsdp})

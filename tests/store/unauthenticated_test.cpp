@@ -356,7 +356,7 @@ TEST_F(UnauthenticatedTest, ASilentServerIsATimeoutAtTheDeadline) {
 
 // ---- many at once ----
 
-// Silent, slow and talkative clients that are not authenticated, more than there is room for, while ranks
+// More unauthenticated clients (silent, slow and talkative ones) than the server has room for, while ranks
 // work and others join.
 TEST_F(UnauthenticatedTest, ManyUnauthenticatedClientsHoldUpNobody) {
   for (const bool with_secret : {true, false}) {

@@ -32,7 +32,7 @@ inline int value(int rank, std::int64_t index) {
 inline std::complex<double> as_complex(double x) { return {x, -2 * x}; }
 inline double from_complex(std::complex<double> z) { return z.real() + 4096 * (z.imag() + 2 * z.real()); }
 
-/// Element i of v becomes x; of bool: x != 0; of integers: x wrapped.
+/// Sets element i of v to x; for bool to x != 0; for integers to x wrapped.
 inline void store(std::byte* data, DType dtype, std::int64_t i, double x) {
   std::byte* const at = data + i * size_bytes(dtype);
   const auto put = [&](auto y) { std::memcpy(at, &y, sizeof y); };

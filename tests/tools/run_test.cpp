@@ -925,7 +925,7 @@ TEST_F(RunTest, CtrlCIsNoFailure) {
   EXPECT_EQ(err(), "");
 }
 
-// One that fails otherwise is named, asked to end or not.
+// A rank that fails in another way is named, whether it was asked to end or not.
 TEST_F(RunTest, AFailureAfterARequestIsNamed) {
   ChildProcess process = start_shell(1, "trap 'exit 9' INT; echo pid $$; while :; do sleep 0.05; done");
   printed_number(0, "pid");

@@ -155,7 +155,7 @@ TEST(GroupNormOverRanks, SamplesPixelsAndWholeGroupsAreCut) {
   expect_as_serial({{"a", 3}, {"b", 1}}, make, {4, 8, 4, 3}, {Shard{0}, Replicate{}}, leave);
   expect_as_serial({{"a", 2}, {"b", 2}}, make, {4, 8, 4, 3}, {Shard{0}, Shard{1}}, by_channels);
   expect_as_serial({{"a", 1}, {"b", 4}}, make, {4, 8, 4, 3}, {Replicate{}, Shard{1}}, by_channels);
-  // Pixels, too: of maps, and of sequences.
+  // Pixels of maps, and positions of sequences, are split, too.
   expect_as_serial({{"a", 2}, {"b", 2}}, make, {4, 8, 4, 3}, {Shard{0}, Shard{2}}, leave);
   expect_as_serial({{"a", 2}, {"b", 2}}, make, {2, 8, 5, 3}, {Shard{3}, Shard{1}}, by_channels);
   expect_as_serial({{"a", 3}, {"b", 1}}, make, {2, 8, 7}, {Shard{2}, Replicate{}}, leave);

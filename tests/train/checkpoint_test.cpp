@@ -187,7 +187,7 @@ TEST(Checkpoint, AKillAtAnyStageLeavesAWholeCheckpoint) {
   }
 }
 
-// The same where step 2 replaces an older step 2 that `latest` names.
+// Kills during a save in which step 2 replaces an older step 2 that `latest` names.
 TEST(Checkpoint, AKillWhileReplacingLeavesAWholeCheckpoint) {
   for (const std::string stage : {"data", "index", "exchanged", "renamed"}) {
     SCOPED_TRACE(stage);

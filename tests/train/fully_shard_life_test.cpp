@@ -145,8 +145,9 @@ TEST(FullyShardLife, TheNextBlockIsGatheredAheadAndReductionsComeBehind) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     ShardRun run(rank, kTwo, {"dp"}, {}, by_blocks());
     run.pass(0);
-    // The first forward does not know the order; its backward does: of blocks 2, 1 and 0, each while the one
-    // before it (2: the root) begins. A forward then looks ahead for three blocks, too.
+    // The first forward does not know the order of blocks. Its backward does: it gathers blocks 2, 1 and 0,
+    // each when the block before it (for block 2: the root) begins. A forward then looks ahead for three
+    // blocks, too.
     EXPECT_EQ(run.sharded->prefetched(), 3);
     int reducing = 0, gathering = 0;
     const HookHandle hook = run.net->get("layers.1.trip")

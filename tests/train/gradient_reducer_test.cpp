@@ -447,8 +447,8 @@ TEST(GradientReducer, ReducesOverSeveralAxes) {
   });
 }
 
-// A parameter that is cut along an axis, evenly or not, has other elements on each of its ranks: they are
-// summed over the other axes alone.
+// A parameter that is cut along an axis, evenly or not, has different elements on each rank of the axis, so
+// its gradients are summed only over the other axes.
 TEST(GradientReducer, AxesAlongWhichAParameterIsCutAreLeftToIt) {
   test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
     const DeviceMesh mesh(rank.group(), {{"d", 2}, {"h", 2}});

@@ -221,7 +221,7 @@ weft_status write(void* channel, std::int32_t to, const void* bytes, std::size_t
   const std::lock_guard lock(c.state->hub->mutex);
   auto& stream = c.rings->bytes[{c.rank, to}];
   const auto* from = static_cast<const unsigned char*>(bytes);
-  // As a socket that is nearly full takes them.
+  // Takes only some bytes, like a socket that is nearly full.
   *taken = std::min<std::size_t>(count, c.state->mode == kCallsWeft ? 3 : 4096);
   stream.insert(stream.end(), from, from + *taken);
   return WEFT_OK;
