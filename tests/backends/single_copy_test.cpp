@@ -267,7 +267,7 @@ TEST_F(SingleCopies, AreLeftAloneWhereTheSystemForbidsThem) {
   }
 }
 
-// Killed in its copy, and between its arrival and the others' copies from it.
+// A rank is killed during its copy, and between its arrival and the copies of the others from its memory.
 TEST_F(SingleCopies, AKilledRankIsNamedWithinASecond) {
   const Setting push("push");
   RankProcesses ranks(3, [](Rank& r) {

@@ -20,7 +20,8 @@ TEST(Device, HasANameThatIsReadBack) {
               "device \"" + std::string(wrong) + "\"; expected cpu, cuda or cuda:<0 to 32767>");
 }
 
-// A device is its default stream; a stream is not the one of another device with the same handle.
+// A device converts to its default stream; streams of different devices differ even if their handles are
+// equal.
 TEST(Stream, IsOfADevice) {
   const Device gpu{DeviceKind::cuda, 1};
   int driver = 0;

@@ -142,8 +142,8 @@ static void test_arithmetic(void) {
 enum { ROWS = 7, COLUMNS = 5, ALL = ROWS * COLUMNS };
 static float value_at(int64_t row, int64_t column) { return (float)(10 * row + column + 1); }
 
-/* This rank's part of the tensor whose elements are value_at(): of a sum, dp and tp contribute alike, plus a
- * part that cancels. Returns how many elements it has. */
+/* This rank's part of the tensor whose elements are value_at(). For a sum, dp and tp contribute equally, plus
+ * a part that cancels. Returns how many elements it has. */
 static int64_t fill(const weft_layout* layout, float* to, int parts, int index) {
   int64_t at[2], n[2];
   float* next = to;

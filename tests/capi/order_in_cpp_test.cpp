@@ -1,7 +1,7 @@
-// Objects of C++ that are destroyed in another order than the reverse of their making: each one last, and
-// each pair the other way round, with work in flight. Orders that the headers allow succeed. If a Context is
-// destroyed before objects that were made with it, it ends the process, and reports which object outlived it.
-// Each order runs in a forked child, whose two threads are the ranks.
+// C++ objects are destroyed in other orders than the reverse of their construction: each object last, and
+// each pair exchanged, with work in flight. Orders that the headers allow succeed. If a Context is destroyed
+// before objects that were made with it, it ends the process, and reports which object outlived it. Each
+// order runs in a forked child, whose two threads are the ranks.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -17,8 +17,8 @@ static weft_layout* rows_cut(weft_group* group, weft_mesh** mesh) {
 
 static double value(int64_t row, int64_t column) { return (double)(row * COLUMNS + column + 1); }
 
-/* Ghost cells: a ring of columns, a wall above, and below nothing that the exchange writes. Evenly cut, then
- * at rows of its own. */
+/* Ghost cells: a ring of columns, a wall above, and below nothing that the exchange writes. First the rows
+ * are cut evenly, then at rows that the test chooses. */
 static void ghost_cells(rank_args* a) {
   weft_group* world = join(a, "world", 0);
   weft_mesh* mesh = NULL;

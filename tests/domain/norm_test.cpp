@@ -1,4 +1,4 @@
-// Layer norms over maps that are cut in space, with a gain for each pixel that is cut as they are, against
+// Layer norms over maps that are cut in space, with one gain per pixel, sharded like the maps; compared with
 // one rank.
 #include <gtest/gtest.h>
 

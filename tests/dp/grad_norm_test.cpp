@@ -405,8 +405,8 @@ TEST(GradNorm, ManyCohorts) {
   });
 }
 
-// Ranks are named as their group numbers them: of two meshes of one group together, of two groups by its
-// name.
+// Ranks are named in the numbering of their group: for two meshes of one group together; for two groups, with
+// the name of each group.
 TEST(GradNorm, NotFiniteOnRanksOfSeveralMeshes) {
   test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 2}}), line(rank.group(), {{"x", 4}});

@@ -346,8 +346,8 @@ TEST_P(ShrinkProcesses, AStoppedRankThatComesBackIsOut) {
   ranks.finish();
 }
 
-// Stopped after it has signed the roll: the others give it the limit, then make the group without it; it is
-// in no group when it goes on.
+// A rank is stopped after it has signed the roll: the others wait until the limit, then make the group
+// without it; when it continues, it is in no group.
 TEST_P(ShrinkProcesses, StoppedDuringShrink) {
   RankProcesses ranks(
       3,

@@ -178,7 +178,7 @@ TEST(RealCgroup, QuotaIsFound) {
       return static_cast<bool>(out << text << std::flush);
     };
     if (::mkdir(mine.c_str(), 0755) != 0) continue;
-    // Files of cgroups cannot be made: one that is there is the controller's.
+    // Files in cgroup folders cannot be created, so an existing file belongs to the controller.
     if (::access((mine + "/" + h.quota_file).c_str(), W_OK) == 0 && write(h.quota_file, h.quota)) {
       ++tried;
       EXPECT_TRUE(run_in_child([&] {

@@ -123,7 +123,8 @@ TEST(DeviceMesh, AnAxisCanBeSeenAsTwo) {
   EXPECT_EQ((mesh[{"dp", "kv", "rep"}]["tp"]), mesh["tp"]);
   ASSERT_EQ(mesh["tp"].each_axis().size(), 2U);
   EXPECT_EQ(mesh["tp"].each_axis()[1], mesh["rep"]);
-  // Again: kv as two, and dp beside it. The names taken apart before still lead to all of their axes.
+  // Divides again: kv into two axes, and also dp. The names taken apart before still lead to all of their
+  // axes.
   const DeviceMesh more = mesh.unflatten("kv", {{"k", 2}, {"v", 1}}).unflatten("dp", {{"r", 1}, {"s", 2}});
   EXPECT_EQ(to_string(more.shape()), "r=1 x s=2 x k=2 x v=1 x rep=2 x sp=1");
   EXPECT_EQ(more["tp"].ranks(), whole["tp"].ranks());

@@ -472,8 +472,9 @@ TEST_P(WindowOver, GhostCellsOfAnyParts) {
         });
         ASSERT_EQ(wrong, 0);
 
-        // Adding in place is the adjoint: the products of ghost cells filled from x with those of y are the
-        // products of x with what y's ghost cells add to inner cells. Ghost cells stay.
+        // Adding in place is the adjoint: the scalar product of the ghost cells filled from x with the ghost
+        // cells of y equals the scalar product of x with the sums that y's ghost cells add to inner cells.
+        // Ghost cells stay.
         std::vector<std::int64_t> filled(a.size()), numbers(a.size()), y(a.size());
         each_cell([&](std::size_t place, const Dims& at, bool inner) {
           if (inner) filled[place] = element(at, global);

@@ -238,7 +238,7 @@ WindowAttentionConfig windows(double dropout) {
   return c;
 }
 
-// The finite differences are those of training passes of one step, which drop the same weights.
+// The finite differences use training passes of one step, which all drop the same weights.
 TEST(WindowAttentionDropout, GradientsMatchDifferences) {
   test::Bench bench;
   WindowAttention layer(windows(0.4)), whole(windows(0));

@@ -225,7 +225,8 @@ TEST(OwnProducts, AreTheSameInAndPastTheCaches) {
   }
 }
 
-// Shapes of which a matrix library that chooses its kernel by the shape has other bits in pieces than whole.
+// Shapes for which a matrix library that chooses its kernel by the shape gives other bits for pieces than for
+// the whole product.
 TEST(Matmul, NumberOfThreadsChangesNoBits) {
   for (const Product& p : {Product{560, 392, 1136}, {128, 1024, 2048}, {8, 2048, 1030}}) {
     const auto a = random_array(p.m * p.k, 1), b = random_array(p.k * p.n, 2);

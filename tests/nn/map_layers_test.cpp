@@ -32,7 +32,7 @@ void fill(Module& module, Compute& compute) {
   }
 }
 
-// With weights of bf16, too, and a map that is unfolded in several blocks.
+// Also with bf16 weights, and with a map that is unfolded in several blocks.
 TEST(Conv2dLayer, BitsDoNotDependOnTheNumberOfThreads) {
   Context context;
   for (const DType dtype : {DType::f32, DType::bf16}) {

@@ -660,7 +660,7 @@ TEST_F(TcpStoreTest, WhenTheServerGoesCallsNameTheirKey) {
                [&] { make_tcp_store("127.0.0.1", port, Deadline::after(milliseconds(100))); });
 }
 
-// It has copies of the server's sockets, which closing those does not end.
+// The child has copies of the server's sockets, so closing the originals does not end the connections.
 TEST_F(TcpStoreTest, AForkedChildDoesNotHideThatTheServerIsGone) {
   const auto store = client();
   const std::uint16_t port = server_->port();

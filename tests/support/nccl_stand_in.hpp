@@ -45,7 +45,7 @@ class NcclStandIn {
   void send_eagerly(bool eager);
   /// Begins or ends a capture of that stream of the caller's into a graph, in CUDA's global mode.
   void capture(Stream stream, bool on);
-  /// The error that the communicators of that rank detect by themselves from now on.
+  /// Sets the error that the communicators of that rank report as an asynchronous error from now on.
   void break_rank(int rank, nccl::Result found, const std::string& last_error);
   /// The next call of that function, on any rank, returns this result instead.
   void fail_next(const std::string& function, nccl::Result result);

@@ -64,7 +64,7 @@ class SlowMemory {
       return nullptr;
     return data_ + (message.arg.pagefault.address - reinterpret_cast<std::uint64_t>(data_)) / kPage * kPage;
   }
-  /// All of them; or those in `bytes` from `at` on.
+  /// Lets all pages come, or the pages in `bytes` bytes from `at` on.
   void let_come() { let_come(data_ + kPage, bytes_ - 2 * kPage); }
   void let_come(char* at, std::size_t bytes) {
     uffdio_zeropage zeros{

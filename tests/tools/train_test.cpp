@@ -489,7 +489,7 @@ TEST_F(TrainTest, NumbersAreDecimalAndFit) {
   EXPECT_EQ(run(small({"--seed", "18446744073709551615", "--warmup", "+1", "--print-config"})), 0) << err();
 }
 
-// They would be read forever, or waited for.
+// A read of these files would never end, or would wait.
 TEST_F(TrainTest, FilesThatAreNoneAreRefusedAtOnce) {
   ASSERT_EQ(::mkfifo(file("fifo").c_str(), 0600), 0);
   const auto expect = [&](const Words& words, const std::string& text) {

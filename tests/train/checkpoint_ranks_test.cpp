@@ -290,8 +290,8 @@ TEST(CheckpointRanks, StateThatLiesOtherwiseThanItsValueIsSavedWhole) {
   });
 }
 
-// A parameter of 11 x 6 elements in every way in which it may lie: initialisation depends on the global index
-// alone, so what was saved from one layout and loaded into another is what would be made there.
+// A parameter of 11 x 6 elements in every possible layout. Initialisation depends only on the global index,
+// so a parameter that is saved from one layout and loaded into another equals a newly initialised one.
 class AnyLayout {
  public:
   static constexpr int kCount = 6;
