@@ -24,6 +24,7 @@ constexpr std::pair<Kind, std::string_view> kNames[] = {
     {Kind::all_to_all, "all_to_all"},
     {Kind::ping_pong, "ping_pong"},
     {Kind::one_way, "one_way"},
+    {Kind::coalesced, "coalesced"},
     {Kind::halo_rows, "halo_rows"},
     {Kind::halo_columns, "halo_columns"},
     {Kind::halo_four_columns, "halo_four_columns"},
@@ -124,7 +125,8 @@ void expect(const Case& c, int rank, std::int64_t first, std::int64_t count, int
     case Kind::all_to_all: return blocks(rank * b);
     case Kind::broadcast:
     case Kind::one_way: return values(0, first, 0, count);
-    case Kind::ping_pong: return values(1 - rank, first, 0, count);
+    case Kind::ping_pong:
+    case Kind::coalesced: return values(1 - rank, first, 0, count);
   }
 }
 

@@ -19,10 +19,12 @@ namespace weft::bench {
 
 /// The measured operations. `ping_pong`: rank 0 sends, rank 1 sends back, and the time is half of the round
 /// trip. `one_way`: rank 0 sends kWindow messages, rank 1 answers the last with a few bytes, and the time is
-/// that of one message. `halo_…`: in a ring of ranks each rank gets a face from each of its two neighbours,
-/// half of `bytes` per face. Rows of a matrix are contiguous, columns are every other element, and four
-/// columns are runs of four elements. Faces of a cuboid, cut in the middle dimension, have about as many runs
-/// as a run has elements. `…fields` exchanges rows, or faces of cuboids, of eight fields.
+/// that of one message. `coalesced`: each rank sends four parts of `bytes` and receives four, as one call of
+/// the group and, in turns with that, as eight calls. `halo_…`: in a ring of ranks each rank gets a face from
+/// each of its two neighbours, half of `bytes` per face. Rows of a matrix are contiguous, columns are every
+/// other element, and four columns are runs of four elements. Faces of a cuboid, cut in the middle dimension,
+/// have about as many runs as a run has elements. `…fields` exchanges rows, or faces of cuboids, of eight
+/// fields.
 enum class Kind {
   all_reduce,
   reduce,
@@ -32,6 +34,7 @@ enum class Kind {
   all_to_all,
   ping_pong,
   one_way,
+  coalesced,
   halo_rows,
   halo_columns,
   halo_four_columns,
@@ -43,7 +46,7 @@ inline constexpr int kWindow = 16;
 std::string_view name(Kind kind) noexcept;
 /// Throws bad_argument with the list of known names.
 Kind kind_from_name(std::string_view name);
-inline bool is_message(Kind kind) noexcept { return kind == Kind::ping_pong || kind == Kind::one_way; }
+inline bool is_message(Kind kind) noexcept { return kind >= Kind::ping_pong && kind <= Kind::coalesced; }
 inline bool is_halo(Kind kind) noexcept { return kind >= Kind::halo_rows && kind <= Kind::halo_3d_fields; }
 inline constexpr int kHaloFields = 8;  ///< of halo_fields and halo_3d_fields
 /// has_place(): whether this operation has a form that is in place (or out of place). usual_place(): the form
