@@ -3,8 +3,6 @@
 // with the same calls alone (coalesced).
 //
 //   p2p_bench --op ping_pong,one_way,coalesced --memory shared,foreign
-#include <array>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,30 +38,34 @@ std::function<void(std::byte*, std::byte*)> call_of(ProcessGroup& group, const C
   };
 }
 
-constexpr std::int64_t kParts = 4;  // messages each way
+// Four messages each way: of part i of the buffers, with tag i.
+struct Parts {
+  static constexpr std::int64_t kMany = 4;
+  const Case c;
+  std::byte *in, *out;
+  int other;
 
-// The calls of `coalesced`, to be made by make(list of calls).
-template <class Make>
-std::function<void(std::byte*, std::byte*)> parts_of(ProcessGroup& group, const Case& c, const Make& make) {
-  const int rank = group.rank();
-  if (rank > 1) return [](std::byte*, std::byte*) {};
-  return [c, rank, make](std::byte* in, std::byte* out) {
-    const auto part = [&](std::int64_t i) {
-      const std::int64_t first = c.block() * i / kParts;
-      return std::pair(first * size_bytes(c.dtype), c.block() * (i + 1) / kParts - first);
-    };
-    std::array<Call, 2 * kParts> calls;
-    for (std::int64_t i = 0; i < kParts; ++i) {
-      const auto [at, count] = part(i);
-      const CallOptions options{.tag = static_cast<std::int32_t>(i)};
-      const auto n = static_cast<std::size_t>(i);
-      calls[n] =
-          call::recv(TensorView{out + at, c.dtype, {}, Dims::line(count), Dims::line(1)}, 1 - rank, options);
-      calls[kParts + n] = call::send(ConstTensorView{in + at, c.dtype, {}, Dims::line(count), Dims::line(1)},
-                                     1 - rank, options);
-    }
-    make(calls);
-  };
+  template <class View, class Byte>
+  View part(Byte* data, std::int64_t i) const {
+    const std::int64_t first = c.block() * i / kMany, count = c.block() * (i + 1) / kMany - first;
+    return {data + first * size_bytes(c.dtype), c.dtype, {}, Dims::line(count), Dims::line(1)};
+  }
+  ConstTensorView from(std::int64_t i) const { return part<ConstTensorView>(in, i); }
+  TensorView to(std::int64_t i) const { return part<TensorView>(out, i); }
+  static CallOptions tag(std::int64_t i) { return {.tag = static_cast<std::int32_t>(i)}; }
+  Call send(std::int64_t i) const { return call::send(from(i), other, tag(i)); }
+  Call recv(std::int64_t i) const { return call::recv(to(i), other, tag(i)); }
+};
+
+void run_coalesced(ProcessGroup& g, const Parts& p) {
+  g.coalesced({p.recv(0), p.recv(1), p.recv(2), p.recv(3), p.send(0), p.send(1), p.send(2), p.send(3)})
+      .wait();
+}
+void run_alone(ProcessGroup& g, const Parts& p) {
+  const auto recv = [&](std::int64_t i) { return g.recv(p.to(i), p.other, Parts::tag(i)); };
+  const auto send = [&](std::int64_t i) { return g.send(p.from(i), p.other, Parts::tag(i)); };
+  Work works[] = {recv(0), recv(1), recv(2), recv(3), send(0), send(1), send(2), send(3)};
+  for (Work& w : works) w.wait();
 }
 
 // Both in short turns: the medians of the turns, and of their ratios.
@@ -71,16 +73,15 @@ std::vector<std::pair<std::string, double>> in_turns(const Case& c, RankOfBench&
                                                      const std::string& memory, const Agree& agree,
                                                      double seconds) {
   ProcessGroup* const g = &rank.group;
-  const auto buffers = std::make_shared<Buffers>(c, rank.group.rank(), allocator(rank.context, memory));
-  const Prepared coalesced =
-      prepare(buffers, parts_of(*g, c, [g](std::span<const Call> calls) { g->coalesced(calls).wait(); }));
-  const Prepared alone = prepare(buffers, parts_of(*g, c, [g](std::span<const Call> calls) {
-                                   Work works[2 * kParts];
-                                   for (std::size_t i = 0; i < calls.size(); ++i)
-                                     works[i] = g->submit(calls[i]);
-                                   for (Work& w : works) w.wait();
-                                 }));
-  constexpr int kTurns = 10;
+  const int me = g->rank();
+  const auto buffers = std::make_shared<Buffers>(c, me, allocator(rank.context, memory));
+  const auto prepared = [&](auto run) {
+    return prepare(buffers, [=](std::byte* in, std::byte* out) {
+      if (me < 2) run(*g, Parts{c, in, out, 1 - me});
+    });
+  };
+  const Prepared coalesced = prepared(run_coalesced), alone = prepared(run_alone);
+  constexpr int kTurns = 40;
   std::vector<double> of_coalesced, of_alone, ratios;
   for (int turn = 0; turn < kTurns; ++turn) {
     double us[2] = {};

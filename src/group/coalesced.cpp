@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -173,27 +174,34 @@ class GroupState::Batch {
     if (!group_.failed() && group_.ring_.room(1)) [[likely]]
       return;
     owns_ = false;
+    began_ = 0;
     group_.await_room(1, op, deadline);
     owns_ = true;
   }
   void count() noexcept { ++sent_; }
+  /// When the calls began, for send_off(); 0: none has since this thread owns the group.
+  std::uint64_t& began() noexcept { return began_; }
 
  private:
   GroupState& group_;
   bool owns_ = true;
   int sent_ = 0;
+  std::uint64_t began_ = 0;
 };
 
 // All are checked before the first is sent.
 Work GroupState::submit_all(std::span<const Call> calls, bool apart) {
   context.check_fork("coalesced");
-  std::array<Operands, 12> few;
-  std::vector<Operands> many(calls.size() > few.size() ? calls.size() : 0);
-  const std::span<Operands> operands = many.empty() ? std::span(few).first(calls.size()) : std::span(many);
+  constexpr std::size_t kFew = 12;
+  alignas(Operands) std::array<std::byte, kFew * sizeof(Operands)> few;  // to initialise it takes a while
+  std::vector<Operands> many(calls.size() > kFew ? calls.size() : 0);
+  const std::span<Operands> operands(many.empty() ? reinterpret_cast<Operands*>(few.data()) : many.data(),
+                                     calls.size());
   for (std::size_t i = 0; i < calls.size(); ++i) {
     const Call& c = calls[i];
     if (c.options.stream != Stream{}) check_stream(c.options.stream, name(c.op), true);
-    operands[i] = check(c, traits(), member.rank, member.size, member.name);
+    // Made in its place: a copy would wait for stores of other sizes than its loads.
+    ::new (&operands[i]) Operands(check(c, traits(), member.rank, member.size, member.name));
   }
   if (!apart) check_apart(calls, operands, member);
   const auto from_any = std::count_if(calls.begin(), calls.end(), [](const Call& c) {
@@ -281,7 +289,7 @@ void GroupState::begin_batches(std::size_t count, std::size_t from_any, const Of
       const std::optional<std::uint32_t> index = begin(sent, of_call, batch);
       ++sent;
       if (!index) continue;
-      const std::uint32_t ticket = send_off(*index, collective);
+      const std::uint32_t ticket = send_off(*index, collective, batch.began());
       batch.count();
       if (!first.valid()) {
         first = Work(this, *index, ticket);

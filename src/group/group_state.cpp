@@ -338,12 +338,12 @@ std::uint32_t GroupState::prepare_slot(const Call& call, const Operands& have,
 
 // Numbers the call of this slot, which is already filled in otherwise, and passes it to the backend. Called
 // by the owner. Returns the ticket.
-std::uint32_t GroupState::send_off(std::uint32_t index, bool collective) noexcept {
+std::uint32_t GroupState::send_off(std::uint32_t index, bool collective, std::uint64_t& when) noexcept {
   Ring::Slot& slot = ring_[index];
   slot.op.call = ring_.number(collective);
   ring_.put(index, collective);
   backend_->post(slot.op);
-  slot.record = recorder_->posted(slot.op);  // while peers already see the call
+  slot.record = recorder_->posted(slot.op, when);  // while peers already see the call
   ++works_;
   return slot.generation.load(std::memory_order_relaxed);
 }
@@ -352,7 +352,8 @@ std::uint32_t GroupState::send_off(std::uint32_t index, bool collective) noexcep
 inline Work GroupState::post(std::uint32_t index, bool collective, detail::WorkCallbacks* found) {
   const Op op = ring_[index].op.op;
   const int peer = ring_[index].op.peer;
-  const std::uint32_t ticket = send_off(index, collective);
+  std::uint64_t when = 0;
+  const std::uint32_t ticket = send_off(index, collective, when);
   disown();
   if (helped_) progress_.in_flight(1);
   Work work(this, index, ticket);

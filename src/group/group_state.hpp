@@ -178,7 +178,7 @@ class GroupState final : public Driven, public BlockHolder {
   static void run_alone(const Call& call, const Operands& have);
   static void run_alone(const detail::PreparedCall& prepared);
   std::uint32_t prepare_slot(const Call& call, const Operands& have, detail::WorkCallbacks*& found);
-  std::uint32_t send_off(std::uint32_t index, bool collective) noexcept;
+  std::uint32_t send_off(std::uint32_t index, bool collective, std::uint64_t& when) noexcept;
   Work post(std::uint32_t index, bool collective, detail::WorkCallbacks* found);
   bool exchanges_touch(const void* block, std::size_t bytes) const noexcept;
   std::vector<std::shared_ptr<detail::PreparedExchange>> take_unused_exchanges();

@@ -23,7 +23,9 @@ class Recorder {
   explicit Recorder(Trace about);
 
   /// Records a call; returns its number for finished().
-  std::uint64_t posted(const OpState& s) noexcept {
+  /// `when`: the time in ticks; 0: it is read and stored there. Calls that begin together need one reading
+  /// (8 ns).
+  std::uint64_t posted(const OpState& s, std::uint64_t& when) noexcept {
     const std::uint64_t number = next_.load(std::memory_order_relaxed);
     Entry& e = entries_[number % kEntries];
     const CallWord word(s.op, s.dtype, s.reduce.kind, static_cast<unsigned>(CallState::pending),
@@ -31,7 +33,8 @@ class Recorder {
     e.word.store(word.bits(), std::memory_order_relaxed);
     e.call.store(s.call, std::memory_order_relaxed);
     e.count.store(s.in_count > s.out_count ? s.in_count : s.out_count, std::memory_order_relaxed);
-    e.posted.store(tick(), std::memory_order_relaxed);
+    if (when == 0) when = tick();
+    e.posted.store(when, std::memory_order_relaxed);
     e.finished.store(0, std::memory_order_relaxed);
     next_.store(number + 1, std::memory_order_release);
     return number;
