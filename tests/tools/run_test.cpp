@@ -356,6 +356,50 @@ TEST_F(RunTest, WeftSaysItsVersionAndWhatACommandThatItDoesNotHaveMayMean) {
   EXPECT_THAT(out(), HasSubstr("weft run -n RANKS [OPTIONS] PROGRAM [ITS OWN WORDS]"));
 }
 
+// The command line speaks as weft does, and its help fits a terminal.
+TEST_F(RunTest, ErrorsOfTheCommandLineAndHelpAreInWeftsWords) {
+  const auto weft = [&](const std::string& words) {
+    const int status = std::system(fmt::format("'{}' {} >'{}' 2>'{}'", WEFT_COMMAND, words,
+                                               (folder_ / "out").string(), (folder_ / "err").string())
+                                       .c_str());
+    return WEXITSTATUS(status);
+  };
+  const auto refused = [&](const std::string& words, const std::string& text) {
+    EXPECT_EQ(weft(words), 2) << words;
+    EXPECT_THAT(err(), ::testing::StartsWith("weft: " + text + "\nweft: see weft ")) << words;
+    EXPECT_EQ(out(), "") << words;
+  };
+  EXPECT_EQ(weft(""), 2);
+  EXPECT_THAT(err(), ::testing::StartsWith("weft: no command; the commands are run, "));
+  EXPECT_THAT(err(), ::testing::EndsWith("\nweft: see weft --help\n"));
+  EXPECT_EQ(weft("checkpoint"), 2);
+  EXPECT_THAT(err(), ::testing::StartsWith("weft: checkpoint: no command; the commands are "));
+  refused("run -n", "run: --ranks has no value; expected one");
+  refused("run -n x true", "run: --ranks is x; expected 1 to 256");
+  refused("run -n 010 true",
+          "run: --ranks is 010; expected a decimal number without leading zeros, from "
+          "-9223372036854775808 to 9223372036854775807");
+  refused("doctor -- x", "doctor: -- is not expected");
+  refused("bench all_reduce --rounds x",
+          "bench: --rounds is x; expected a decimal number without leading "
+          "zeros, from -9223372036854775808 to 9223372036854775807");
+  refused("bench all_reduce --seconds x", "bench: --seconds is x; expected a number");
+  refused("check --jobs 65", "check: --jobs is 65; expected 1 to 64");
+  refused("check --program /no/such", "check: --program is /no/such, which is not there");
+  refused("check --program /", "check: --program is /, a folder; expected a file");
+  for (const char* words : {"--help", "run --help", "doctor --help", "check --help", "bench --help",
+                            "checkpoint --help", "train --help", "parity --help"}) {
+    if (weft(words) == 2) continue;  // this build has no such command
+    for (const std::string& line : lines_of(out())) EXPECT_LE(line.size(), 80u) << words << ": " << line;
+    EXPECT_THAT(out(), ::testing::Not(HasSubstr("REQUIRED"))) << words;
+    EXPECT_THAT(out(), ::testing::Not(HasSubstr("TEXT:"))) << words;
+    EXPECT_THAT(out(), ::testing::Not(HasSubstr("INT"))) << words;
+  }
+  EXPECT_EQ(weft("run --help"), 0);
+  EXPECT_THAT(out(), HasSubstr("  -n,--ranks N            How many ranks (1 to 256; required)\n"));
+  EXPECT_THAT(out(), HasSubstr("  --bind none|cores       cores: each rank runs"));
+}
+
 // A reader that does not read slows the ranks down; the launcher buffers only a limited part of their output.
 TEST_F(RunTest, RanksThatWriteFasterThanTheReaderAreSlowed) {
   if (!test::kPlainMemory) GTEST_SKIP() << test::kNoPlainMemory;
@@ -492,6 +536,14 @@ TEST_F(RunTest, TheNumberOfRanksIsTakenAsOtherLaunchersTakeIt) {
   EXPECT_THAT(out_lines(), ::testing::Each(::testing::EndsWith(" of 2: 21")));
   EXPECT_EQ(run({"-np"}), code(2));
   EXPECT_THAT(err(), HasSubstr("--ranks"));
+}
+
+TEST_F(RunTest, AProgramOfPythonIsRunByPython3) {
+  std::ofstream(folder_ / "sum.py") << "import os, sys\nprint(sys.argv[1:], os.environ['WEFT_RANK'])\n";
+  EXPECT_EQ(run({"-n", "2", (folder_ / "sum.py").string(), "-x", "a b"}), kSuccess) << err();
+  EXPECT_THAT(out_lines(), UnorderedElementsAre("[0] ['-x', 'a b'] 0", "[1] ['-x', 'a b'] 1"));
+  EXPECT_EQ(run({"-n", "1", "--", (folder_ / "none.py").string()}), code(2));
+  EXPECT_THAT(err(), HasSubstr("none.py"));
 }
 
 TEST_F(RunTest, BindGivesEachRankItsShareOfTheCores) {
@@ -740,15 +792,15 @@ TEST_F(RunTest, AProgramThatCannotBeRunIsNamed) {
 
 TEST_F(RunTest, WrongFlagsExitWithTwo) {
   EXPECT_EQ(run({"-n", "0", "--", "true"}), code(2));
-  EXPECT_THAT(err(), HasSubstr("--ranks: Value 0 not in range 1 to 256"));
+  EXPECT_THAT(err(), StrEq("weft: run: --ranks is 0; expected 1 to 256\nweft: see weft run --help\n"));
   EXPECT_EQ(run({"-n", "2"}), code(2));
-  EXPECT_THAT(err(), HasSubstr("no program; expected: weft run -n 4 PROGRAM"));
+  EXPECT_THAT(err(), HasSubstr("weft: run: no program; expected: weft run -n 4 PROGRAM\n"));
   EXPECT_EQ(run({"--", "true"}), code(2));
-  EXPECT_THAT(err(), HasSubstr("--ranks is required"));
+  EXPECT_THAT(err(), HasSubstr("weft: run: --ranks is required\n"));
   EXPECT_EQ(run({"-n", "2", "--bnd", "true"}), code(2));
   EXPECT_THAT(err(), HasSubstr("weft: run has no option \"--bnd\"; is --bind meant?"));
   EXPECT_EQ(run({"-n", "2", "--bind", "sockets", "--", "true"}), code(2));
-  EXPECT_THAT(err(), HasSubstr("sockets not in {none,cores}"));
+  EXPECT_THAT(err(), HasSubstr("weft: run: --bind is sockets; expected none, cores\n"));
 }
 
 TEST_F(RunTest, TheLastWordsOfTheFirstThatFailedAreRepeated) {
@@ -790,13 +842,13 @@ TEST_F(RunTest, AJobThatEndsInTimeIsNotDisturbed) {
   EXPECT_EQ(run({"-n", "2", "--timeout", "100", "--", "true"}), kSuccess);
   EXPECT_EQ(run({"-n", "2", "--timeout", "100", "--", "sh", "-c", "exit 3"}), code(3));
   EXPECT_EQ(run({"-n", "2", "--timeout", "0", "--", "true"}), code(2));
-  EXPECT_THAT(err(), HasSubstr("--timeout: Value 0 not in range"));
+  EXPECT_THAT(err(), HasSubstr("weft: run: --timeout is 0; expected 0.001 to 1000000000\n"));
   for (const std::string value : {"nan", "-nan", "inf", "-inf", "-1", "1e10", "1e999"}) {
     EXPECT_EQ(run({"-n", "2", "--timeout=" + value, "--", "true"}), code(2)) << value;
-    EXPECT_THAT(err(), HasSubstr("--timeout: Value " + value + " not in range 0.001 to 1000000000"));
+    EXPECT_THAT(err(), HasSubstr("--timeout is " + value + "; expected 0.001 to 1000000000"));
   }
   EXPECT_EQ(run({"-n", "2", "--timeout", "soon", "--", "true"}), code(2));
-  EXPECT_THAT(err(), HasSubstr("--timeout: Value soon not in range 0.001 to 1000000000"));
+  EXPECT_THAT(err(), HasSubstr("--timeout is soon; expected 0.001 to 1000000000"));
 }
 
 TEST_F(RunTest, TheBackendIsTheRanksToTake) {

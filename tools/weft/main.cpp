@@ -10,12 +10,14 @@
 #include <cstdio>
 #include <exception>
 #include <limits>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <system_error>
 #include <vector>
 
 #include "base/text/nearest.hpp"
+#include "command_voice.hpp"
 #include "commands.hpp"
 #include "weft/base/error.hpp"
 #include "weft/weft.h"
@@ -86,11 +88,15 @@ void check_commands(const CLI::App& app, const std::vector<std::string>& words) 
     check_command(*command, words[0] + " ", words[1]);
 }
 
+const CLI::App* innermost(const CLI::App& app) {
+  const CLI::App* command = &app;
+  while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
+  return command;
+}
+
 // Refuses our words that match no option of the command: "train has no option "--stepz"; is --steps meant?".
 void refuse_unknown(const CLI::App& app, const std::vector<std::string>& words) {
-  const auto chosen = app.get_subcommands();
-  const CLI::App* command = chosen.empty() ? &app : chosen.front();
-  while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
+  const CLI::App* const command = innermost(app);
   std::vector<std::string> names;
   for (const CLI::Option* option : command->get_options())
     for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
@@ -102,6 +108,23 @@ void refuse_unknown(const CLI::App& app, const std::vector<std::string>& words) 
           weft::ErrorCode::bad_argument,
           fmt::format("{} has no option \"{}\"{}", command->get_name(), name, weft::is_meant(name, names)));
   }
+}
+
+// "weft: run: --ranks is 0; expected 1 to 256", and which help says more.
+int refuse(const CLI::App& app, const CLI::Error& e) {
+  std::string path;
+  for (const CLI::App* command = innermost(app); command != &app; command = command->get_parent())
+    path.insert(0, command->get_name() + " ");
+  std::string text = weft::tools::in_our_words(e);
+  if (text == "A subcommand is required") {
+    std::vector<std::string> names;
+    for (const CLI::App* command : innermost(app)->get_subcommands([](const CLI::App*) { return true; }))
+      names.push_back(command->get_name());
+    text = fmt::format("no command; the commands are {}", fmt::join(names, ", "));
+  }
+  const std::string before = path.empty() ? "" : path.substr(0, path.size() - 1) + ": ";
+  fmt::print(stderr, "weft: {}{}\nweft: see weft {}--help\n", before, text, path);
+  return kUsage;
 }
 
 // CLI11 silently reads 99999999999999999999 as the largest possible number, 010 as 8 and 0x10 as 16.
@@ -128,6 +151,7 @@ void expect_decimals(CLI::App& app) {
 
 int run(const std::vector<std::string>& given) {
   CLI::App app("weft: programs of many ranks", "weft");
+  app.formatter(std::make_shared<weft::tools::HelpFormat>());  // before commands, which take it
   app.require_subcommand(1);
   app.set_version_flag("--version", std::string("weft ") + WEFT_VERSION);
   std::vector<std::string> program;
@@ -157,9 +181,11 @@ int run(const std::vector<std::string>& given) {
     if (!program.empty() && !app.got_subcommand("run")) throw CLI::ExtrasError({"--"});
   } catch (const CLI::ExtrasError& e) {
     refuse_unknown(app, s.ours);
-    return app.exit(e) == 0 ? 0 : kUsage;
+    return refuse(app, e);
+  } catch (const CLI::Success& e) {  // --help, --version
+    return app.exit(e);
   } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : kUsage;  // 0: --help
+    return refuse(app, e);
   }
   return chosen();
 }

@@ -21,6 +21,12 @@ struct Flags {
   double timeout = 0;
 };
 
+// The words that start it: a program of Python by python3, as `python -m weft run` starts it by its own.
+std::vector<std::string> with_interpreter(std::vector<std::string> program) {
+  if (program[0].ends_with(".py")) program.insert(program.begin(), "python3");
+  return program;
+}
+
 }  // namespace
 
 void add_run(CLI::App& app, const std::vector<std::string>& program, Body& chosen) {
@@ -29,7 +35,7 @@ void add_run(CLI::App& app, const std::vector<std::string>& program, Body& chose
   run->footer(
       "Usage: weft run -n RANKS [OPTIONS] PROGRAM [ITS OWN WORDS]; -np means -n. The first word that is no "
       "option is the program; all that follows is its own: weft run -n 4 ./program "
-      "--steps 10");
+      "--steps 10. A program whose name ends in .py is run by python3.");
   run->add_option("-n,--ranks", flags->options.ranks, "How many ranks")
       ->required()
       ->check(CLI::Range(1, kMostRanks));
@@ -60,7 +66,7 @@ void add_run(CLI::App& app, const std::vector<std::string>& program, Body& chose
         !wrong.empty())
       throw CLI::ValidationError("--backend", wrong);
     flags->options.bind_cores = flags->bind == "cores";
-    chosen = [flags, &program] { return launch(flags->options, program); };
+    chosen = [flags, &program] { return launch(flags->options, with_interpreter(program)); };
   });
 }
 

@@ -38,7 +38,7 @@ TracedCall read_call(const JsonReader& in) {
   if (in.find(other) != nullptr) c.peer = static_cast<int>(in.integer(other, 0, INT32_MAX));
   c.posted_ns = in.integer("posted_ns", -kMost, kMost);
   c.finished_ns = in.integer("finished_ns", -kMost, kMost);
-  c.state = in.named<CallState>("state", 3);
+  c.state = in.named<TracedState>("state", 3);
   return c;
 }
 
@@ -143,7 +143,7 @@ class Group {
     }
     for (const auto& [rank, t] : traces_)
       for (const TracedCall& c : t->calls)
-        if (c.state == CallState::pending)
+        if (c.state == TracedState::pending)
           line(out, "pending",
                fmt::format("rank {}: {} [call {}], for {}", rank, what(c), c.call,
                            shown(std::max<std::int64_t>(t->taken_ns - c.posted_ns, 0))));
@@ -318,7 +318,7 @@ TraceFile read_trace(const std::string& path) {
   if (const json* const failure = in.find("failure")) {
     const JsonReader f(path, *failure, "failure");
     t.failure.emplace();
-    t.failure->why.code = f.named<ErrorCode>("code", kErrorCodeCount);
+    t.failure->why.code = f.named<ErrorCode>("code", kErrorCodeCount, 1);
     t.failure->why.text = printable(f.text("text"));
     t.failure->noticed_ns = f.integer("noticed_ns", -kMost, kMost);
   }

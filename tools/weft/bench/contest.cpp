@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "columns.hpp"
 #include "competitors.hpp"
 #include "results.hpp"
 #include "weft/base/error.hpp"
@@ -61,6 +62,7 @@ void Contest::run() {
       tell(k);
     }
   for (Contestant& c : all_) c.job.reset();
+  busy_ = load_.note();
 }
 
 // Our own program must be there; a peer is shown as gone.
@@ -131,11 +133,15 @@ std::string Contest::times_table(const std::string& title) const {
 }
 
 std::string Contest::notes() const {
-  const std::string bullet = o_.markdown ? "- " : "  ";
   std::string text;
+  const auto bullet = [&](const std::string& words) {
+    text += o_.markdown ? "- " + words + "\n" : "  " + tools::folded(words, 4, 2) + "\n";
+  };
   for (const Contestant& c : all_)
-    text += fmt::format("{}{}: {}\n", bullet, c.title, c.gone.empty() ? c.version : "left out: " + c.gone);
-  return text + fmt::format("{}{} cores, {}\n", bullet, usable_cores(), scheduling());
+    bullet(fmt::format("{}: {}", c.title, c.gone.empty() ? c.version : "left out: " + c.gone));
+  bullet(fmt::format("{} cores, {}", usable_cores(), scheduling()));
+  if (!busy_.empty()) bullet(busy_);
+  return text;
 }
 
 json Contest::to_json() const {

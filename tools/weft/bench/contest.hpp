@@ -12,6 +12,7 @@
 
 #include "job.hpp"
 #include "options.hpp"
+#include "other_load.hpp"
 
 namespace weft::bench {
 
@@ -61,6 +62,8 @@ class Contest {
   std::string op_;
   std::vector<std::string> cases_;
   std::deque<Contestant> all_;
+  OtherLoad load_;
+  std::string busy_;               // what other programs did meanwhile
   nlohmann::ordered_json checks_;  // the first program's row of this case
 };
 

@@ -127,10 +127,10 @@ std::string Layers::ratios() const {
   for (const Entered& e : all_)
     if (e.what == What::torch)
       ratios.push_back({e.contestant->title + " / weft", e.contestant, find(What::ours, e.ranks), 1});
-  std::vector<std::vector<std::string>> table = {{"layer, dtype, tokens, pass", "GFLOP/s of one rank"}};
+  std::vector<std::vector<std::string>> table = {{"layer, dtype, tokens, pass", "GFLOP/s"}};
   for (const Ratio& r : ratios) table[0].push_back(r.title);
   for (const Entered& e : all_)
-    if (share_counts(e)) table[0].push_back(e.contestant->title + ": % of peak");
+    if (share_counts(e)) table[0].push_back(e.contestant->title + " % of peak");
   for (std::size_t k = 0; k < contest_.cases().size(); ++k) {
     table.push_back({contest_.cases()[k],
                      one->cell(k) == nullptr ? "-" : digits(one->cell(k)->row.value("GFLOPs", 0.0))});

@@ -12,6 +12,7 @@
 
 #include "base/files/new_file.hpp"
 #include "base/text/plain_streams.hpp"
+#include "columns.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft::bench {
@@ -87,7 +88,48 @@ std::string digits(double x) {
   return fmt::format("{:.{}f}", x, std::clamp(4 - std::max(before, 1), 0, 3));
 }
 
+namespace {
+
+std::string draw_panel(const Rows& rows, bool markdown);
+
+// The tables that stand one below the other, so that each fits a terminal: all have the first column.
+std::vector<Rows> panels(const Rows& rows) {
+  std::vector<std::size_t> width;
+  for (const auto& row : rows)
+    for (std::size_t k = 0; k < row.size(); ++k) {
+      if (k == width.size()) width.push_back(3);
+      width[k] = std::max(width[k], row[k].size());
+    }
+  std::vector<Rows> all;
+  for (std::size_t first = 1; first < width.size() || all.empty();) {
+    std::size_t end = first, columns = width.empty() ? 0 : width[0];
+    while (end < width.size() && (end == first || columns + 2 + width[end] <= tools::kColumns))
+      columns += 2 + width[end++];
+    Rows panel;
+    for (const auto& row : rows) {
+      std::vector<std::string> part;
+      for (std::size_t k = 0; k < row.size(); ++k)
+        if (k == 0 || (k >= first && k < end)) part.push_back(row[k]);
+      panel.push_back(std::move(part));
+    }
+    all.push_back(std::move(panel));
+    first = std::max(end, first + 1);
+  }
+  return all;
+}
+
+}  // namespace
+
 std::string draw_table(const Rows& rows, bool markdown) {
+  if (markdown) return draw_panel(rows, true);
+  std::string text;
+  for (const Rows& panel : panels(rows)) text += (text.empty() ? "" : "\n") + draw_panel(panel, false);
+  return text;
+}
+
+namespace {
+
+std::string draw_panel(const Rows& rows, bool markdown) {
   std::vector<std::size_t> width;
   for (const auto& row : rows)
     for (std::size_t k = 0; k < row.size(); ++k) {
@@ -112,9 +154,14 @@ std::string draw_table(const Rows& rows, bool markdown) {
   return text;
 }
 
+}  // namespace
+
 std::string tables(const Result& r) {
   const bool md = r.options.markdown;
-  const auto title = [&](const std::string& words) { return md ? "**" + words + "**\n\n" : words + "\n\n"; };
+  const auto title = [&](const std::string& words) {
+    return (md ? "**" + words + "**" : tools::folded(words)) + "\n\n";
+  };
+  bool above_limit = false;
   std::string text =
       title(heading(r) +
             fmt::format(": us, median of the better of {} rounds (99th percentile)", r.options.rounds));
@@ -156,27 +203,30 @@ std::string tables(const Result& r) {
       for (const Column& c : r.columns)
         if (beside(c)) ratios.back().push_back(ratio_cell(ours, &c, b));
       const auto limit = r.limit_us.find(b);
-      ratios.back().push_back(have && limit != r.limit_us.end()
-                                  ? fmt::format("{:.0f} %", 100 * limit->second / cell->second.median_us)
-                                  : "-");
+      const double share =
+          have && limit != r.limit_us.end() ? 100 * limit->second / cell->second.median_us : 0;
+      above_limit = above_limit || share > 100.5;
+      ratios.back().push_back(share > 0 ? fmt::format("{:.0f} %", share) : "-");
     }
     text += title(fmt::format("{}: bandwidth, and the others' time divided by it", ours.competitor.title));
     text += draw_table(ratios, md) + "\n";
   }
-  const std::string bullet = md ? "- " : "  ";
+  const auto bullet = [&](const std::string& words) {
+    text += md ? "- " + words + "\n" : "  " + tools::folded(words, 4, 2) + "\n";
+  };
   for (const Column& c : r.columns)
-    text +=
-        fmt::format("{}{}: {}{}{}\n", bullet, c.competitor.title, c.version,
-                    c.version.empty() || c.competitor.settings.empty() ? "" : "; ", c.competitor.settings);
+    bullet(fmt::format("{}: {}{}{}", c.competitor.title, c.version,
+                       c.version.empty() || c.competitor.settings.empty() ? "" : "; ",
+                       c.competitor.settings));
   if (!r.limit_us.empty())
-    text += fmt::format(
-        "{}memory limit: {}each rank's {} of the bytes it must read and "
-        "write\n",
-        bullet, pipelined(r.op) ? "" : "a cache line from rank to rank, and ",
-        r.passes() ? "pass in place" : "copy");
-  text += fmt::format("{}machine: {}, {} cores, {}\n", bullet, processor(), ::sysconf(_SC_NPROCESSORS_ONLN),
-                      scheduling());
-  for (const std::string& note : r.notes) text += bullet + note + "\n";
+    bullet(fmt::format("memory limit: {}each rank's {} of the bytes it must read and write",
+                       pipelined(r.op) ? "" : "a cache line from rank to rank, and ",
+                       r.passes() ? "pass in place" : "copy"));
+  if (above_limit)
+    bullet("above 100 % of the limit: the machine was busy with something else while the limit was measured");
+  bullet(
+      fmt::format("machine: {}, {} cores, {}", processor(), ::sysconf(_SC_NPROCESSORS_ONLN), scheduling()));
+  for (const std::string& note : r.notes) bullet(note);
   return text;
 }
 

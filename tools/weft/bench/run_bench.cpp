@@ -12,9 +12,11 @@
 #include <map>
 #include <memory>
 
+#include "columns.hpp"
 #include "data.hpp"
 #include "domain.hpp"
 #include "layers.hpp"
+#include "other_load.hpp"
 #include "results.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/base/dtype.hpp"
@@ -152,6 +154,7 @@ class Race {
     if (::isatty(STDERR_FILENO)) fmt::print(stderr, "\r\033[K");
     jobs_.clear();
     take_machine();
+    if (std::string busy = load_.note(); !busy.empty()) result_.notes.push_back(std::move(busy));
     return std::move(result_);
   }
 
@@ -255,6 +258,7 @@ class Race {
     result_.columns.erase(machine);
   }
 
+  OtherLoad load_;
   Result result_;
   std::vector<std::unique_ptr<Job>> jobs_;  // parallel to result_.columns; null: given up
 };
@@ -310,22 +314,25 @@ int alone(const Options& o, const std::string& op) {
                                "--bind",
                                op == "overlap" ? "share" : "cores"};
   command.insert(command.end(), std::begin(flags), std::end(flags));
-  Job job(folder, op, {command, {}, o.ranks});
+  const OtherLoad load;
+  std::optional<Job> job;
+  job.emplace(folder, op, Job::Start{command, {}, o.ranks});
   std::vector<json> rows;
   std::string settings;
   const auto failed = [&] {
-    return Error(ErrorCode::system, fmt::format("bench: {}: {}", op, job.problem()));
+    return Error(ErrorCode::system, fmt::format("bench: {}: {}", op, job->problem()));
   };
-  const auto hello = job.next(seconds(o.limit));
+  const auto hello = job->next(seconds(o.limit));
   if (!hello) throw failed();
   settings = hello->value("settings", "");
   const std::size_t cases = o.bytes.size() * static_cast<std::size_t>(o.rounds);
   for (std::size_t k = 0; k < cases; ++k) {
-    job.go();
-    auto row = job.next(seconds(o.limit));
+    job->go();
+    auto row = job->next(seconds(o.limit));
     if (!row) throw failed();
     rows.push_back(std::move(*row));
   }
+  job.reset();
   // The better round is the one with the smaller first number.
   std::map<std::int64_t, json> best;
   for (const json& row : rows) {
@@ -341,8 +348,11 @@ int alone(const Options& o, const std::string& op) {
     std::size_t line = 1;
     for (const auto& [key, x] : numbers(row)) table.at(line++).push_back(digits(x));
   }
-  fmt::print("{}: {} {}, {}; the better of {} rounds, {}\n\n{}\n", op, o.ranks, o.ranks_as, settings,
-             o.rounds, scheduling(), draw_table(table, o.markdown));
+  const std::string busy = load.note();
+  fmt::print("{}\n\n{}{}\n",
+             tools::folded(fmt::format("{}: {} {}, {}; the better of {} rounds, {}", op, o.ranks, o.ranks_as,
+                                       settings, o.rounds, scheduling())),
+             draw_table(table, o.markdown), busy.empty() ? "" : "\n  " + tools::folded(busy, 4, 2) + "\n");
   if (!o.json.empty())
     write_file(o.json, json{{"op", op}, {"settings", settings}, {"rows", rows}}.dump(1) + "\n");
   return 0;

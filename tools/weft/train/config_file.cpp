@@ -13,6 +13,7 @@
 #include "base/files/regular_file.hpp"
 #include "base/text/nearest.hpp"
 #include "base/text/plain_streams.hpp"
+#include "command_voice.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft::tools {
@@ -128,7 +129,7 @@ void give(const std::string& where, const std::string& name, const toml::node& v
           option.add_result(*words);
           option.run_callback();
         } catch (const CLI::Error& e) {
-          wrong(where, e.what());
+          wrong(where, in_our_words(e));
         }
         option.clear();  // so that the command line's value takes its place
       },

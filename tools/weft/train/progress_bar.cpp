@@ -69,7 +69,7 @@ void ProgressBar::show(std::int64_t step, double loss, double tokens_per_second)
   const double left = passed / static_cast<double>(done) * static_cast<double>(all - done);
   // The last column stays free: a terminal may go on to the next line if something is written there.
   const std::size_t columns =
-      style_ == Style::bar ? static_cast<std::size_t>(std::max(1, output_columns() - 1)) : std::string::npos;
+      static_cast<std::size_t>(style_ == Style::bar ? std::max(1, output_columns() - 1) : kUsualColumns);
   const std::string line = line_of(
       fmt::format("step {:>5}/{}", step + 1, until_), static_cast<double>(done) / static_cast<double>(all),
       fmt::format(" loss {:.4f}", loss), fmt::format("  {:.0f} tokens/s", tokens_per_second),

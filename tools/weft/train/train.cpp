@@ -13,6 +13,7 @@
 #include "base/files/new_file.hpp"
 #include "base/files/regular_file.hpp"
 #include "base/text/plain_streams.hpp"
+#include "columns.hpp"
 #include "commands.hpp"
 #include "config_file.hpp"
 #include "launcher.hpp"
@@ -116,10 +117,13 @@ int train(const Flags& flags) {
     metrics->publish();
   }
   if (speaks) {
-    fmt::print("weft train: {} parameters, {} bytes of text a step, mesh {}, {} thread{} a rank, text {}{}\n",
-               trainer.parameter_count(), trainer.tokens_per_step(), to_string(trainer.mesh().shape()),
-               trainer.threads(), trainer.threads() == 1 ? "" : "s", config.text.string(),
-               found.resume ? fmt::format(", resumed at step {}", first) : "");
+    fmt::print("{}\n", folded(fmt::format("weft train: {} parameters, {} bytes of text a step, mesh {}, {} "
+                                          "thread{} a rank, text {}{}",
+                                          trainer.parameter_count(), trainer.tokens_per_step(),
+                                          to_string(trainer.mesh().shape()), trainer.threads(),
+                                          trainer.threads() == 1 ? "" : "s", config.text.string(),
+                                          found.resume ? fmt::format(", resumed at step {}", first) : ""),
+                              2));
     if (!found.note.empty()) fmt::print("{}\n", found.note);
     if (first >= until) fmt::print("nothing is left to do: step {} of {} is reached\n", first, until);
     std::fflush(stdout);

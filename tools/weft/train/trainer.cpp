@@ -88,10 +88,10 @@ MeshShape TrainConfig::check(int ranks) const {
     mesh = MeshShape{{"dp_replicate", copies}, {"dp_shard", data_ranks / copies}, {"tp", tp}};
   }
   model.check();
-  const auto divides = [&](const char* what, std::int64_t count) {
+  const auto divides = [&](const char* what, std::int64_t count, const char* remedy = "") {
     if (count % tp != 0)
-      bad_training(fmt::format("{} {} do not divide into tp={} ({} = {} x {} + {})", count, what, tp, count,
-                               tp, count / tp, count % tp));
+      bad_training(fmt::format("{} {} do not divide into tp={} ({} = {} x {} + {}){}", count, what, tp, count,
+                               tp, count / tp, count % tp, remedy));
   };
   divides("heads", model.heads);
   if (model.kv_heads >= tp)
@@ -102,7 +102,7 @@ MeshShape TrainConfig::check(int ranks) const {
   divides("ffn_hidden columns", model.ffn_hidden);
   if (vocab != "whole" && vocab != "shard")
     bad_training(fmt::format("vocab is \"{}\"; expected whole or shard", vocab));
-  if (vocab == "whole") divides("vocabulary entries", model.vocab);
+  if (vocab == "whole") divides("vocabulary entries", model.vocab, "; --vocab shard takes any number");
   if (global_batch < data_ranks)
     bad_training(fmt::format("batch is {}; expected at least one sequence for each of dp={}", global_batch,
                              data_ranks));

@@ -79,7 +79,7 @@ void Trial::make_calls(Duration deadline, bool in, bool out) {
     case Op::gather: calls_ = {call::gather(from, to, s.root, o)}; break;
     case Op::scatter: calls_ = {call::scatter(from, to, s.root, o)}; break;
     case Op::all_to_all: calls_ = {call::all_to_all(from, to, o)}; break;
-    case Op::all_to_all_v: calls_ = {call::all_to_all_v(from, in_.blocks(), to, out_.blocks(), o)}; break;
+    case Op::all_to_all_v: calls_ = {call::all_to_all_v(from, to, in_.blocks(), out_.blocks(), o)}; break;
     case Op::barrier: calls_ = {call::barrier(o)}; break;
     case Op::send:
       if (in) calls_.push_back(call::send(from, s.peer, tagged));
