@@ -137,6 +137,20 @@ def test_dtypes_of_numpy(ranks, dtype):
     ranks(2, program)
 
 
+def test_names_of_dtypes():
+    for given, name in {"f4": "f32", "f2": "f16", "f8": "f64", "c8": "c64", "c16": "c128", "<i8": "i64", "=u4": "u32", "single": "f32", "double": "f64",
+                        "half": "f16", "byte": "i8", "longlong": "i64", "?": "bool", "i8": "i8", "u8": "u8", "f16": "f16", "torch.bfloat16": "bf16"}.items():
+        assert dtypes.name_of(dtypes.of(given)) == name, given
+    for kind in np.sctypeDict.values() if hasattr(np, "sctypeDict") else ():
+        known = np.dtype(kind).name in dtypes.OTHER
+        if known:
+            assert dtypes.to_numpy(dtypes.of(np.dtype(kind).name)) == np.dtype(kind)
+    for given, text in {"i4": "dtype is 'i4', in bytes; expected i32, in bits: NumPy's i8 is weft's i64", "f33": "dtype is 'f33'; expected one of f64, f32",
+                        ">f4": "dtype is '>f4'; expected one of", "U5": "dtype is 'U5'; expected one of"}.items():
+        with pytest.raises(weft.BadArgumentError, match="^" + re.escape(text)):
+            dtypes.of(given)
+
+
 @pytest.mark.parametrize("code, bits, name, one, two", [(4, 16, "bf16", 0x3F80, 0x4000), (10, 8, "f8e4m3", 0x38, 0x40), (12, 8, "f8e5m2", 0x3C, 0x40)])
 def test_small_floats(ranks, code, bits, name, one, two):
     """bf16 and f8 by DLPack: moved, and bf16 summed: one and one is two."""

@@ -434,7 +434,7 @@ FUNCTIONS = {
     POINTER(weft_error),)),
     "weft_all_to_all": (c_int32, (c_void_p, POINTER(weft_buffer), POINTER(weft_buffer), POINTER(weft_call_options), POINTER(c_void_p),
     POINTER(weft_error),)),
-    "weft_all_to_all_v": (c_int32, (c_void_p, POINTER(weft_buffer), POINTER(weft_blocks), POINTER(weft_buffer), POINTER(weft_blocks),
+    "weft_all_to_all_v": (c_int32, (c_void_p, POINTER(weft_buffer), POINTER(weft_buffer), POINTER(weft_blocks), POINTER(weft_blocks),
     POINTER(weft_call_options), POINTER(c_void_p), POINTER(weft_error),)),
     "weft_scan": (c_int32, (c_void_p, POINTER(weft_buffer), POINTER(weft_buffer), POINTER(weft_call_options), POINTER(c_void_p),
     POINTER(weft_error),)),

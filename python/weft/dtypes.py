@@ -1,4 +1,6 @@
 """The types of elements: weft's names for them, and those of NumPy and PyTorch."""
+import re
+
 from . import _api, errors
 
 NAMES = {"f64": _api.F64, "f32": _api.F32, "f16": _api.F16, "bf16": _api.BF16, "i8": _api.I8, "i16": _api.I16, "i32": _api.I32, "i64": _api.I64,
@@ -21,8 +23,9 @@ def name_of(code):
 
 def of(dtype):
     """The number of a dtype that is given as weft's name ("f32"), as another library's name or as its
-    object (numpy.float32, torch.float32), or as float, int, bool, complex. NumPy's codes of one letter and
-    a number of bytes are refused: its "i8" is an int64, weft's an int8."""
+    object (numpy.float32, torch.float32), as any name that NumPy has for it ("f4", "single", "<i8"), or as
+    float, int, bool, complex. Where the two differ, the name is weft's: "i8" is an int8, which NumPy calls
+    "i1", and "u8" a uint8. So NumPy's other codes of integers without a byte order ("i4") are refused."""
     if isinstance(dtype, type) and dtype in PYTHON:
         name = PYTHON[dtype]
     elif isinstance(dtype, str):
@@ -33,9 +36,23 @@ def of(dtype):
         name = getattr(dtype, "name", None) or str(dtype)
     name = name.rpartition(".")[2]
     name = OTHER.get(name, name)
+    if name not in NAMES and isinstance(dtype, str):
+        if re.fullmatch("[iu][124]", name):
+            raise errors.BadArgumentError(f"dtype is {dtype!r}, in bytes; expected {name[0]}{8 * int(name[1])}, in bits: NumPy's i8 is weft's i64")
+        name = _numpys_name(name) or name
     if name not in NAMES:
         raise errors.BadArgumentError(f"dtype is {dtype!r}; expected one of {', '.join(NAMES)}, or numpy's or torch's name of it, such as float32")
     return NAMES[name]
+
+
+def _numpys_name(text):
+    """weft's name of what NumPy calls `text`; None where there is none."""
+    try:
+        import numpy
+        found = numpy.dtype(text)
+    except (ImportError, TypeError, ValueError, SyntaxError):
+        return None
+    return OTHER.get(found.name) if found.isnative else None
 
 
 def of_numpy(dtype):
