@@ -87,7 +87,7 @@ std::unique_ptr<Backend> make_auto_backend(const GroupInit& b) {
     return take(wanted, "WEFT_BACKEND says so");
   };
   if (b.size == 1) return wanted == "auto" ? take("shm", "one rank") : take_wanted();
-  const ProcessAddress self = b.context.host_peers().self();
+  const ProcessAddress self = host_peers_of(b.context).self();
   // Memory is shared with processes of the same user on the same host (see HostPeers).
   const std::string test_host = test_hooks(b).host;
   const std::string host = test_host.empty() ? fmt::format("{}/{}", self.host, self.user) : test_host;
@@ -95,7 +95,7 @@ std::unique_ptr<Backend> make_auto_backend(const GroupInit& b) {
   const std::string mpi = usable_mpi(b.context, why_not);
   std::vector<std::string> infos = join(b, "auto",
                                         fmt::format("{}\n{} {} {} {}", wanted, mpi.empty() ? "-" : mpi, host,
-                                                    self.socket, b.context.host_peers().no_shared_memory()),
+                                                    self.socket, host_peers_of(b.context).no_shared_memory()),
                                         0);
   for (int r = 0; r < b.size; ++r) {
     std::string& info = infos[static_cast<std::size_t>(r)];

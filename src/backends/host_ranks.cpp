@@ -36,15 +36,15 @@ Told parse(const GroupInit& b, int rank, const std::string& text) {
 
 }  // namespace
 
-Doorbell own_doorbell(const GroupInit& b) { return b.context.progress(b.process_rank).doorbell(); }
+Doorbell own_doorbell(const GroupInit& b) { return progress_of(b.context, b.process_rank).doorbell(); }
 
 std::string HostRanks::address(const GroupInit& b) {
-  HostPeers& peers = b.context.host_peers();
+  HostPeers& peers = host_peers_of(b.context);
   return fmt::format("{} {}", peers.doorbell_number(b.process_rank), peers.self().encode());
 }
 
 HostRanks::HostRanks(const GroupInit& b, std::span<const std::string> addresses) : self_(b.rank) {
-  HostPeers& peers = b.context.host_peers();
+  HostPeers& peers = host_peers_of(b.context);
   for (std::size_t r = 0; r < addresses.size(); ++r) {
     const int rank = static_cast<int>(r);
     Rank& added = ranks_.emplace_back();

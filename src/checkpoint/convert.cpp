@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/floating.hpp"
 #include "checkpoint/content_hash.hpp"
 #include "checkpoint/new_folder.hpp"
 #include "checkpoint/parts.hpp"
@@ -34,10 +35,10 @@ struct Result {
 using Results = std::map<std::string, Result>;
 
 DType converted(const ConvertOptions& options, const std::string& name, DType stored) {
-  if (!options.dtype || (stored != DType::f32 && stored != DType::bf16)) return stored;
+  if (!options.dtype || !is_weight_dtype(stored)) return stored;
   const DType to = options.dtype(name, stored);
-  if (to != DType::f32 && to != DType::bf16)
-    wrong(fmt::format("options.dtype of \"{}\" is {}; expected f32 or bf16", name, weft::name(to)));
+  if (!is_weight_dtype(to))
+    wrong(fmt::format("options.dtype of \"{}\" is {}; expected {}", name, weft::name(to), kWeightDTypeNames));
   return to;
 }
 

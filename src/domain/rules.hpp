@@ -23,9 +23,9 @@ std::shared_ptr<const Passes> window_passes(const DeviceMesh& axes, const SpaceR
                                             const SpaceRule::Reach& width);
 
 /// Returns by_passes if the module is of this kind, otherwise unknown.
-template <class Kind, class OfKind, class... Args>
+template <class Layer, class OfKind, class... Args>
 SpaceRule rule_by(const Module& module, const Args&... args) {
-  if (typeid(module) != typeid(Kind)) return {};
+  if (typeid(module) != typeid(Layer)) return {};
   return {SpaceRule::Kind::by_passes, std::make_shared<const OfKind>(args...), {}, {}};
 }
 /// The first rule that is not unknown.

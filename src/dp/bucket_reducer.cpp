@@ -137,8 +137,8 @@ struct BucketReducer::Impl {
   }
 
   // Runs the program's own code. If that code throws, the other ranks would wait for this rank.
-  template <class Step>
-  void run_hook(const Step& step) const {
+  template <class F>
+  void run_hook(const F& step) const {
     try {
       step();
     } catch (...) {
@@ -190,8 +190,8 @@ struct BucketReducer::Impl {
   // Runs the functions that communicate. After a failed reduction nothing can be reduced any more, and every
   // later call throws this failure. After a failed comparison the step begins again: another reducer may have
   // failed on another rank, so both compare again.
-  template <class Step>
-  void communicate(const Step& step) {
+  template <class F>
+  void communicate(const F& step) {
     try {
       dp::in_history_words("bucket_reducer", step);
     } catch (const Error& e) {

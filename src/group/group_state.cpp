@@ -65,7 +65,7 @@ GroupState::GroupState(Context& context_in, BackendFactory factory_in, const Mem
       token(std::move(token_in)),
       ranks_here(ranks_here_in),
       origin(std::move(origin_in)),
-      progress_(context_in.progress(process_rank_of(m))),
+      progress_(progress_of(context_in, process_rank_of(m))),
       helped_(m.progress == Progress::thread && m.size > 1),
       backend_(make_backend(factory, GroupInit{.context = context,
                                                .store = rendezvous_store ? rendezvous_store : m.store,
@@ -90,13 +90,13 @@ GroupState::GroupState(Context& context_in, BackendFactory factory_in, const Mem
                                    .process_rank = process_rank_of(m)})),
       watch_(context, member, *backend_, ring_),
       failure_(context, member, *backend_, progress_, trace_files_, recorder_) {
-  context.arena().add_holder(this);
+  arena_of(context).add_holder(this);
   progress_.add(this);
   try {
     if (helped_) progress_.add_helped(spin_);
   } catch (...) {
     progress_.remove(this);
-    context.arena().remove_holder(this);
+    arena_of(context).remove_holder(this);
     trace_files_.close(recorder_);
     throw;
   }
@@ -110,7 +110,7 @@ GroupState::~GroupState() {
   for (const auto& e : exchanges_) e->planned.reset();
   progress_.remove(this);
   if (helped_) progress_.remove_helped(spin_);
-  context.arena().remove_holder(this);
+  arena_of(context).remove_holder(this);
   trace_files_.close(recorder_);
 }
 
@@ -653,7 +653,7 @@ void GroupState::fill(OpState& s, const Call& call, const Operands& have) noexce
 // group, so no fence is needed to see the announcement.
 void GroupState::finish(std::uint32_t index) noexcept {
   Ring::Slot& slot = ring_[index];
-  recorder_->finished(slot.record, CallState::done, slot.waited);
+  recorder_->finished(slot.record, TracedState::done, slot.waited);
   if (slot.attended) [[unlikely]]
     call_back(slot);  // before free(): a thread that finds the call done finds them in the list
   if (helped_) progress_.in_flight(-1);
@@ -764,7 +764,7 @@ void GroupState::mark_failed() noexcept {
   if (std::exchange(accounted_, true)) return;
   if (helped_) progress_.in_flight(-ring_.in_flight());
   ring_.each([this](const Ring::Slot& slot) {
-    recorder_->finished(slot.record, CallState::failed, true);
+    recorder_->finished(slot.record, TracedState::failed, true);
     return true;
   });
   failure_.take_over([this] { return watch_.last_calls(); });

@@ -37,7 +37,7 @@ std::unique_ptr<Backend> call_factory(const BackendFactory& factory, const Group
   try {
     // The factory waits for ranks in many places, and peers of this rank's other groups may send roll-calls
     // meanwhile.
-    ProgressEngine& progress = b.context.progress(b.process_rank);
+    ProgressEngine& progress = progress_of(b.context, b.process_rank);
     const CalledInWaits answers([&progress] { progress.answer(); });
     return factory(b);
   } catch (const Error&) {

@@ -28,21 +28,21 @@ Storage Storage::allocate(Context& context, Memory memory, std::size_t bytes, St
   s.bytes_ = bytes;
   // A block that a forked child inherited belongs to the parent: the child's copy of the owner frees nothing.
   if (memory == Memory::shared) {
-    if (void* block = context.arena().allocate(bytes)) {
+    if (void* block = arena_of(context).allocate(bytes)) {
       s.memory_ = Memory::shared;
       s.data_ = std::shared_ptr<void>(block, [&context, &blocks = counted_block(context)](void* b) {
         if (context.forked()) return;
-        context.arena().release(b);
+        arena_of(context).release(b);
         blocks.fetch_sub(1, std::memory_order_relaxed);
       });
       return s;
     }
   }
-  void* block = context.local_memory().allocate("storage", bytes);
+  void* block = local_memory_of(context).allocate("storage", bytes);
   s.memory_ = Memory::local;
   s.data_ = std::shared_ptr<void>(block, [&context, &blocks = counted_block(context), bytes](void* b) {
     if (context.forked()) return;
-    context.local_memory().release(b, bytes);
+    local_memory_of(context).release(b, bytes);
     blocks.fetch_sub(1, std::memory_order_relaxed);
   });
   return s;

@@ -22,7 +22,7 @@ namespace weft {
 
 namespace {
 
-struct Step {
+struct RedistributeStep {
   enum class Kind : unsigned char { slice, gather, reduce_scatter, exchange, all_reduce, contribute };
   Kind kind;
   DeviceMesh axes;
@@ -56,7 +56,7 @@ class Planner {
     find_touched();
   }
 
-  std::deque<Step> plan() {
+  std::deque<RedistributeStep> plan() {
     for (auto a = from_.nesting.rbegin(); a != from_.nesting.rend(); ++a) gather(*a);
     // From here on sharded axes nest as in the target layout, and gathered axes no longer count.
     now_.nesting = to_.nesting;
@@ -64,7 +64,8 @@ class Planner {
     for (int a = 0; a < mesh_.axis_count(); ++a) reduce(a);
     for (int a = 0; a < mesh_.axis_count(); ++a)
       if (touched(a) && is_partial(goal(a)))
-        steps_.push_back({Step::Kind::contribute, axis(a), 0, 0, {}, {}, std::get<Partial>(goal(a)).op});
+        steps_.push_back(
+            {RedistributeStep::Kind::contribute, axis(a), 0, 0, {}, {}, std::get<Partial>(goal(a)).op});
     return std::move(steps_);
   }
 
@@ -121,20 +122,20 @@ class Planner {
   void gather(int a) {
     if (!touched(a) || !is_shard(now(a)) || exchangeable(a)) return;
     const int dim = std::get<Shard>(now(a)).dim;
-    steps_.push_back({Step::Kind::gather, axis(a), dim, 0, cut_by(a, dim), {}, {}});
+    steps_.push_back({RedistributeStep::Kind::gather, axis(a), dim, 0, cut_by(a, dim), {}, {}});
     now(a) = Replicate{};
   }
 
   void cut(int a) {
     if (!touched(a) || !is_shard(goal(a))) return;
     const int dim = std::get<Shard>(goal(a)).dim;
-    Step step{Step::Kind::slice, axis(a), dim, 0, cut_by(a, dim), {}, {}};
+    RedistributeStep step{RedistributeStep::Kind::slice, axis(a), dim, 0, cut_by(a, dim), {}, {}};
     if (const Shard* const shard = std::get_if<Shard>(&now(a))) {
-      step.kind = Step::Kind::exchange;
+      step.kind = RedistributeStep::Kind::exchange;
       step.from_dim = shard->dim;
       step.from_cut = cut_by(a, shard->dim);
     } else if (const Partial* const partial = std::get_if<Partial>(&now(a))) {
-      step.kind = Step::Kind::reduce_scatter;
+      step.kind = RedistributeStep::Kind::reduce_scatter;
       step.op = partial->op;
     }
     now(a) = goal(a);
@@ -150,8 +151,13 @@ class Planner {
       names.push_back(mesh_.name(b));
       now(b) = Replicate{};
     }
-    steps_.push_back(
-        {Step::Kind::all_reduce, root_.submesh(names), 0, 0, {}, {}, std::get<Partial>(partial).op});
+    steps_.push_back({RedistributeStep::Kind::all_reduce,
+                      root_.submesh(names),
+                      0,
+                      0,
+                      {},
+                      {},
+                      std::get<Partial>(partial).op});
   }
 
   const DeviceMesh root_;
@@ -161,7 +167,7 @@ class Planner {
   LayoutSpec now_;
   std::vector<int> coordinates_;
   std::vector<bool> touched_;
-  std::deque<Step> steps_;
+  std::deque<RedistributeStep> steps_;
 };
 
 /// The steps of a redistribution; each step waits for the step before it. Ranks that pass different layouts
@@ -197,7 +203,7 @@ class Redistribution final : public Transfer::Steps {
   void next() {
     const Tensor x = in_words([this] { return move_.finish(); });
     move_ = Move();
-    const Step step = std::move(steps_.front());
+    const RedistributeStep step = std::move(steps_.front());
     steps_.pop_front();
     communicates_ = communicates_ || step.communicates();
     move_ = in_words([&] { return step.start(x, tag_ - static_cast<int>(steps_.size())); });
@@ -220,7 +226,7 @@ class Redistribution final : public Transfer::Steps {
     }
   }
 
-  std::deque<Step> steps_;  // not begun
+  std::deque<RedistributeStep> steps_;  // not begun
   LayoutRef from_, to_;
   int tag_;                    // of the last step; one less for each before it
   bool communicates_ = false;  // a step that was begun does

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <utility>
 
+#include "base/floating.hpp"
 #include "weft/base/error.hpp"
 #include "weft/host/copy.hpp"
 #include "weft/mesh/layout.hpp"
@@ -59,9 +60,9 @@ void Parameter::set_trainable(bool trainable) {
 }
 
 void Parameter::set_dtype(DType dtype) {
-  if (dtype != DType::f32 && dtype != DType::bf16)
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("parameter \"{}\": set_dtype got {}; expected f32 or bf16", path_, name(dtype)));
+  if (!is_weight_dtype(dtype))
+    throw Error(ErrorCode::bad_argument, fmt::format("parameter \"{}\": set_dtype got {}; expected {}", path_,
+                                                     name(dtype), kWeightDTypeNames));
   if (materialised())
     throw Error(ErrorCode::bad_argument, fmt::format("parameter \"{}\": set_dtype after materialise", path_));
   dtype_ = dtype;

@@ -4,5 +4,7 @@
 
 namespace weft {
 const ReduceIsa kReduceAvx512Bf16 = {
-    "avx512_bf16", {{}, {}, {}, WEFT_REDUCE_FLOAT(Bf16, (kernel<Reduction<Bf16, Kind::avg>>))}, stream_copy};
+    "avx512_bf16",
+    {{}, {}, {}, WEFT_REDUCE_FLOAT(Bf16, (kernel<Reduction<Bf16, KernelKind::avg>>))},
+    stream_copy};
 }  // namespace weft

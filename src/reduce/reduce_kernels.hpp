@@ -34,67 +34,68 @@
 namespace weft {
 namespace {
 
-template <Kind kind, int bytes>
+template <KernelKind kind, int bytes>
 constexpr ReduceKernel kBits = kernel_of_parts<Reduction<U8, kind>, bytes>;
 
 // Averages of f32, in f64. The sum of two numbers in f32, if it is finite, gives equal bits in half of the
 // time: an f64 holds more than twice the digits of an f32, so rounding twice gives the result of rounding
 // once.
-using AverageOfF32 = Reduction<F32InF64, Kind::avg>;
-using AverageOfTwoF32 = Reduction<F32, Kind::avg>;
+using AverageOfF32 = Reduction<F32InF64, KernelKind::avg>;
+using AverageOfTwoF32 = Reduction<F32, KernelKind::avg>;
 
-// One row for each DType, in its order; in each row one kernel for each Kind, in its order. A sum or product
+// One row for each DType, in its order; in each row one kernel for each KernelKind, in its order. A sum or product
 // that wraps is equal for both signs. f8 is never combined.
-#define WEFT_REDUCE_FLOAT(Number, average)                                               \
-  {                                                                                      \
-    kernel<Reduction<Number, Kind::sum>>, average, kernel<Reduction<Number, Kind::min>>, \
-        kernel<Reduction<Number, Kind::max>>, kernel<Reduction<Number, Kind::prod>>,     \
-        kernel<Reduction<Number, Kind::premul_sum>>                                      \
+#define WEFT_REDUCE_FLOAT(Number, average)                                                           \
+  {                                                                                                  \
+    kernel<Reduction<Number, KernelKind::sum>>, average, kernel<Reduction<Number, KernelKind::min>>, \
+        kernel<Reduction<Number, KernelKind::max>>, kernel<Reduction<Number, KernelKind::prod>>,     \
+        kernel<Reduction<Number, KernelKind::premul_sum>>                                            \
   }
 #define WEFT_REDUCE_COMPLEX(Part, average, product) \
-  { kernel_of_parts<Reduction<Part, Kind::sum>, 2>, average, nullptr, nullptr, product }
-#define WEFT_REDUCE_COMMON_INT(Number, Wraps)                                                             \
-  kernel<Reduction<Wraps, Kind::sum>>, kernel<Reduction<Number, Kind::avg>, AverageOfTwo<Number, Wraps>>, \
-      kernel<Reduction<Number, Kind::min>>, kernel<Reduction<Number, Kind::max>>
-#define WEFT_REDUCE_TRUTHS(Wraps, bytes)                                                       \
-  kBits<Kind::bit_and, bytes>, kBits<Kind::bit_or, bytes>, kBits<Kind::bit_xor, bytes>,        \
-      kernel<Reduction<Wraps, Kind::logical_and>>, kernel<Reduction<Wraps, Kind::logical_or>>, \
-      kernel<Reduction<Wraps, Kind::logical_xor>>
+  { kernel_of_parts<Reduction<Part, KernelKind::sum>, 2>, average, nullptr, nullptr, product }
+#define WEFT_REDUCE_COMMON_INT(Number, Wraps)                                  \
+  kernel<Reduction<Wraps, KernelKind::sum>>,                                   \
+      kernel<Reduction<Number, KernelKind::avg>, AverageOfTwo<Number, Wraps>>, \
+      kernel<Reduction<Number, KernelKind::min>>, kernel<Reduction<Number, KernelKind::max>>
+#define WEFT_REDUCE_TRUTHS(Wraps, bytes)                                                                   \
+  kBits<KernelKind::bit_and, bytes>, kBits<KernelKind::bit_or, bytes>, kBits<KernelKind::bit_xor, bytes>,  \
+      kernel<Reduction<Wraps, KernelKind::logical_and>>, kernel<Reduction<Wraps, KernelKind::logical_or>>, \
+      kernel<Reduction<Wraps, KernelKind::logical_xor>>
 
-#define WEFT_REDUCE_INT(Number, Wraps, bytes)                                        \
-  {                                                                                  \
-    WEFT_REDUCE_COMMON_INT(Number, Wraps), kernel<Reduction<Wraps, Kind::prod>>,     \
-        kernel<Reduction<Wraps, Kind::premul_sum>>, WEFT_REDUCE_TRUTHS(Wraps, bytes) \
+#define WEFT_REDUCE_INT(Number, Wraps, bytes)                                              \
+  {                                                                                        \
+    WEFT_REDUCE_COMMON_INT(Number, Wraps), kernel<Reduction<Wraps, KernelKind::prod>>,     \
+        kernel<Reduction<Wraps, KernelKind::premul_sum>>, WEFT_REDUCE_TRUTHS(Wraps, bytes) \
   }
-#define WEFT_REDUCE_BOOL                                                                                    \
-  {                                                                                                         \
-    nullptr, nullptr, kernel<Reduction<U8, Kind::min>>, kernel<Reduction<U8, Kind::max>>, nullptr, nullptr, \
-        WEFT_REDUCE_TRUTHS(U8, 1)                                                                           \
+#define WEFT_REDUCE_BOOL                                                                              \
+  {                                                                                                   \
+    nullptr, nullptr, kernel<Reduction<U8, KernelKind::min>>, kernel<Reduction<U8, KernelKind::max>>, \
+        nullptr, nullptr, WEFT_REDUCE_TRUTHS(U8, 1)                                                   \
   }
 
-#define WEFT_REDUCE_TABLE(name)                                                        \
-  {                                                                                    \
-    name,                                                                              \
-        {WEFT_REDUCE_FLOAT(F64, (kernel<Reduction<F64, Kind::avg>>)),                  \
-         WEFT_REDUCE_FLOAT(F32, (kernel<AverageOfF32, AverageOfTwoF32>)),              \
-         WEFT_REDUCE_FLOAT(F16, (kernel<Reduction<F16, Kind::avg>>)),                  \
-         WEFT_REDUCE_FLOAT(Bf16, (kernel<Reduction<Bf16, Kind::avg>>)),                \
-         WEFT_REDUCE_INT(I8, U8, 1),                                                   \
-         WEFT_REDUCE_INT(I16, U16, 2),                                                 \
-         WEFT_REDUCE_INT(I32, U32, 4),                                                 \
-         WEFT_REDUCE_INT(I64, U64, 8),                                                 \
-         WEFT_REDUCE_INT(U8, U8, 1),                                                   \
-         WEFT_REDUCE_INT(U16, U16, 2),                                                 \
-         WEFT_REDUCE_INT(U32, U32, 4),                                                 \
-         WEFT_REDUCE_INT(U64, U64, 8),                                                 \
-         WEFT_REDUCE_BOOL,                                                             \
-         {},                                                                           \
-         {},                                                                           \
-         WEFT_REDUCE_COMPLEX(F32, (kernel_of_parts<AverageOfF32, 2, AverageOfTwoF32>), \
-                             kernel<ComplexProduct<F32>>),                             \
-         WEFT_REDUCE_COMPLEX(F64, (kernel_of_parts<Reduction<F64, Kind::avg>, 2>),     \
-                             kernel<ComplexProduct<F64>>)},                            \
-        stream_copy                                                                    \
+#define WEFT_REDUCE_TABLE(name)                                                          \
+  {                                                                                      \
+    name,                                                                                \
+        {WEFT_REDUCE_FLOAT(F64, (kernel<Reduction<F64, KernelKind::avg>>)),              \
+         WEFT_REDUCE_FLOAT(F32, (kernel<AverageOfF32, AverageOfTwoF32>)),                \
+         WEFT_REDUCE_FLOAT(F16, (kernel<Reduction<F16, KernelKind::avg>>)),              \
+         WEFT_REDUCE_FLOAT(Bf16, (kernel<Reduction<Bf16, KernelKind::avg>>)),            \
+         WEFT_REDUCE_INT(I8, U8, 1),                                                     \
+         WEFT_REDUCE_INT(I16, U16, 2),                                                   \
+         WEFT_REDUCE_INT(I32, U32, 4),                                                   \
+         WEFT_REDUCE_INT(I64, U64, 8),                                                   \
+         WEFT_REDUCE_INT(U8, U8, 1),                                                     \
+         WEFT_REDUCE_INT(U16, U16, 2),                                                   \
+         WEFT_REDUCE_INT(U32, U32, 4),                                                   \
+         WEFT_REDUCE_INT(U64, U64, 8),                                                   \
+         WEFT_REDUCE_BOOL,                                                               \
+         {},                                                                             \
+         {},                                                                             \
+         WEFT_REDUCE_COMPLEX(F32, (kernel_of_parts<AverageOfF32, 2, AverageOfTwoF32>),   \
+                             kernel<ComplexProduct<F32>>),                               \
+         WEFT_REDUCE_COMPLEX(F64, (kernel_of_parts<Reduction<F64, KernelKind::avg>, 2>), \
+                             kernel<ComplexProduct<F64>>)},                              \
+        stream_copy                                                                      \
   }
 
 }  // namespace

@@ -200,8 +200,8 @@ class FileStore final : public Store {
   bool take_records(std::string_view& rest, bool repair) {
     for (;;) {
       const StoreRecord record = parse_record(rest);
-      if (record.state == StoreRecord::State::more) return true;
-      if (record.state == StoreRecord::State::bad) {
+      if (record.state == ParseState::more) return true;
+      if (record.state == ParseState::bad) {
         if (!repair) return false;
         throw damaged(at_, record.why);
       }

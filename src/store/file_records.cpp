@@ -36,7 +36,7 @@ StoreRecord parse_record(std::string_view bytes) {
   Header header;
   std::memcpy(static_cast<void*>(&header), bytes.data(), sizeof header);
   const auto bad = [&](std::string_view why) {
-    record.state = StoreRecord::State::bad;
+    record.state = ParseState::bad;
     record.why = why;
     return record;
   };
@@ -48,7 +48,7 @@ StoreRecord parse_record(std::string_view bytes) {
   if (bytes.size() < sizeof header + body) return record;
   if (checksum(header, bytes.substr(sizeof header, body)) != header.checksum)
     return bad("the checksum of the record there is wrong");
-  record.state = StoreRecord::State::whole;
+  record.state = ParseState::whole;
   record.change = header.change;
   record.key = bytes.substr(sizeof header, header.key_bytes);
   record.value = bytes.substr(sizeof header + header.key_bytes, header.value_bytes);

@@ -10,6 +10,8 @@
 #include <string>
 #include <string_view>
 
+#include "store/parse_state.hpp"
+
 namespace weft {
 
 inline constexpr std::string_view kStoreFileHeader = "weftlog1";
@@ -17,8 +19,7 @@ inline constexpr std::string_view kStoreFileHeader = "weftlog1";
 /// The result of parse_record(); it points into the given bytes.
 struct StoreRecord {
   enum class Change : std::uint32_t { set = 1, remove = 2 };
-  enum class State : std::uint8_t { more, whole, bad };
-  State state = State::more;
+  ParseState state = ParseState::more;
   Change change = Change::set;
   std::string_view key{}, value{};
   std::size_t bytes = 0;   ///< size of the record, if whole

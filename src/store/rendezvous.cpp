@@ -82,7 +82,7 @@ class JobStores {
                                         const LaunchInfo& launch, const Claim& mine, const std::string& job,
                                         Deadline deadline, std::string& why) const;
   Claim claim_of(const LaunchInfo& launch) const {
-    Claim mine = make_claim(context_.host_peers().self().host, launch.rank, launch.size);
+    Claim mine = make_claim(host_peers_of(context_).self().host, launch.rank, launch.size);
     // Names keep jobs apart; for a job without a name its origin does.
     if (!env::get("WEFT_JOB") && job_of(launch).empty()) add_origin(mine, batch_job());
     return mine;

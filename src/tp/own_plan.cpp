@@ -37,19 +37,21 @@ Plan plan_of(const Module& module, const std::string& path) {
     try {
       plan.add(below(path, at), style_named(style));
     } catch (const Error& e) {
-      refuse(fmt::format("the plan of \"{}\" itself: \"{}\": {}", path, at, e.what()));
+      refuse_parallelize(fmt::format("the plan of \"{}\" itself: \"{}\": {}", path, at, e.what()));
     }
   };
   if (!own.styles.empty() && !(own.columns.empty() && own.rows.empty()))
-    refuse(fmt::format("the plan of \"{}\" itself has styles and {}; expected the one or the other", path,
-                       own.columns.empty() ? "rows" : "columns"));
+    refuse_parallelize(
+        fmt::format("the plan of \"{}\" itself has styles and {}; expected the one or the other", path,
+                    own.columns.empty() ? "rows" : "columns"));
   if (!own.styles.empty()) {
     for (const OwnPlan::Entry& entry : own.styles) add(entry.path, entry.style);
     return plan;
   }
   if (own.columns.empty() != own.rows.empty())
-    refuse(fmt::format("the plan of \"{}\" itself has {} but no {}; expected both, or styles", path,
-                       own.rows.empty() ? "columns" : "rows", own.rows.empty() ? "rows" : "columns"));
+    refuse_parallelize(fmt::format("the plan of \"{}\" itself has {} but no {}; expected both, or styles",
+                                   path, own.rows.empty() ? "columns" : "rows",
+                                   own.rows.empty() ? "rows" : "columns"));
   for (const std::string& at : own.columns) add(at, "column");
   for (const std::string& at : own.rows) add(at, "row");
   return plan;
@@ -103,7 +105,7 @@ OwnPlanCount parallelize(Module& root, const DeviceMesh& axis, const OwnPlanOpti
   std::vector<Planned> all;
   collect(root, "", all);
   if (all.empty())
-    refuse(
+    refuse_parallelize(
         "no module of the tree has a plan of its own; give one: parallelize(root, axis, plan), or "
         "set_own_plan() "
         "on a module");

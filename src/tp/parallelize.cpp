@@ -49,9 +49,10 @@ void list(Module& module, std::string path, int parent, std::vector<Node>& nodes
   }
   std::vector<std::string_view> children;
   for (const auto& [name, child] : deepest->module->children()) children.push_back(name);
-  refuse(fmt::format("\"{}\" matches no module; {} has {}", pattern,
-                     known.empty() ? "the root" : fmt::format("\"{}\"", deepest->path),
-                     children.empty() ? "no children" : fmt::format("{}", fmt::join(children, ", "))));
+  refuse_parallelize(
+      fmt::format("\"{}\" matches no module; {} has {}", pattern,
+                  known.empty() ? "the root" : fmt::format("\"{}\"", deepest->path),
+                  children.empty() ? "no children" : fmt::format("{}", fmt::join(children, ", "))));
 }
 
 void assign_entries(const Plan& plan, std::vector<Node>& nodes) {
@@ -61,8 +62,9 @@ void assign_entries(const Plan& plan, std::vector<Node>& nodes) {
       if (!matches(entry.pattern, node.path)) continue;
       matched = true;
       if (node.entry != nullptr)
-        refuse(fmt::format("\"{}\" is named twice: as {} by \"{}\" and as {} by \"{}\"", node.path,
-                           node.entry->style.name, node.entry->pattern, entry.style.name, entry.pattern));
+        refuse_parallelize(fmt::format("\"{}\" is named twice: as {} by \"{}\" and as {} by \"{}\"",
+                                       node.path, node.entry->style.name, node.entry->pattern,
+                                       entry.style.name, entry.pattern));
       node.entry = &entry;
     }
     if (!matched) refuse_unmatched(entry.pattern, nodes);
@@ -103,8 +105,9 @@ void expect_divides(const Node& node, const Unit& unit, const DeviceMesh& axis, 
   const std::string has = fmt::format("\"{}\" has {} {}{}", node.path, unit.count, unit.name,
                                       already > 1 ? fmt::format(", in {} parts already", already) : "");
   if (unit.count < parts)
-    refuse(fmt::format("{}; {} needs at least one for each rank {}", has, axis_text(axis), arithmetic));
-  refuse(fmt::format("{}; they do not divide into {} {}", has, axis_text(axis), arithmetic));
+    refuse_parallelize(
+        fmt::format("{}; {} needs at least one for each rank {}", has, axis_text(axis), arithmetic));
+  refuse_parallelize(fmt::format("{}; they do not divide into {} {}", has, axis_text(axis), arithmetic));
 }
 
 // How many of the modules that hold `parameter` the plan splits so that it has the placement `placement`.
@@ -122,20 +125,21 @@ int split_alike(const std::vector<Node>& nodes, const Parameter& parameter, cons
 template <class Kept>
 void expect_free(const Kept& kept, const DeviceMesh& axis) {
   if (kept.materialised())
-    refuse(fmt::format("\"{}\" has memory already; parallelize comes before materialise", kept.path()));
+    refuse_parallelize(
+        fmt::format("\"{}\" has memory already; parallelize comes before materialise", kept.path()));
   if constexpr (requires { kept.layout_fixed_by(); })
     if (kept.layout_fixed_by() != nullptr)
-      refuse(fmt::format("\"{}\" was laid out by {} already; parallelize comes before that", kept.path(),
-                         kept.layout_fixed_by()));
+      refuse_parallelize(fmt::format("\"{}\" was laid out by {} already; parallelize comes before that",
+                                     kept.path(), kept.layout_fixed_by()));
   if (kept.layout() == nullptr) return;
   if (!(kept.layout()->mesh() == axis.root()))
-    refuse(fmt::format(
+    refuse_parallelize(fmt::format(
         "\"{}\" lies over {}, the axis {} belongs to {}: not the same DeviceMesh; use one for both",
         kept.path(), to_string(kept.layout()->mesh_shape()), axis_text(axis),
         to_string(axis.root().shape())));
   if (!is_replicate(kept.layout()->on(axis)))
-    refuse(fmt::format("\"{}\" is {} on {} already", kept.path(), to_string(kept.layout()->on(axis)),
-                       axis_text(axis)));
+    refuse_parallelize(fmt::format("\"{}\" is {} on {} already", kept.path(),
+                                   to_string(kept.layout()->on(axis)), axis_text(axis)));
 }
 
 void expect_unplaced(const Node& node, const ShardRule::Part& part, const std::vector<Node>& nodes,
@@ -144,7 +148,7 @@ void expect_unplaced(const Node& node, const ShardRule::Part& part, const std::v
   expect_free(parameter, axis);
   if (parameter.holders() > 1)
     if (const int alike = split_alike(nodes, parameter, part.placement); alike < parameter.holders())
-      refuse(
+      refuse_parallelize(
           fmt::format("\"{}\": its weight \"{}\" is shared by {} modules, of which the plan splits {} as {}; "
                       "expected all or none",
                       node.path, parameter.path(), parameter.holders(), alike, to_string(part.placement)));
@@ -153,8 +157,9 @@ void expect_unplaced(const Node& node, const ShardRule::Part& part, const std::v
 void check_split(const Node& node, const std::vector<Node>& nodes, const DeviceMesh& axis) {
   const ShardRule rule = node.module->shard_rule(*node.entry->style.split);
   if (!rule.refused.empty())
-    refuse(fmt::format("\"{}\" is of kind {}, which {}; style {} (pattern \"{}\") needs that", node.path,
-                       kind_of(*node.module), rule.refused, node.entry->style.name, node.entry->pattern));
+    refuse_parallelize(fmt::format("\"{}\" is of kind {}, which {}; style {} (pattern \"{}\") needs that",
+                                   node.path, kind_of(*node.module), rule.refused, node.entry->style.name,
+                                   node.entry->pattern));
   for (const ShardRule::Part& part : rule.parameters) expect_unplaced(node, part, nodes, axis);
   for (const ShardRule::BufferPart& part : rule.buffers) expect_free(*part.buffer, axis);
   if (node.entry->style.uneven) return;
@@ -195,11 +200,12 @@ void check(const std::vector<Node>& nodes, const Plan& plan, const DeviceMesh& a
     if (node.entry->style.before_is_for_inside &&
         std::none_of(nodes.begin(), nodes.end(),
                      [&](const Node& n) { return n.entered_by == static_cast<int>(i); }))
-      refuse(fmt::format("\"{}\" is named {} (pattern \"{}\"), but no layer inside it is split by columns",
-                         node.path, node.entry->style.name, node.entry->pattern));
+      refuse_parallelize(
+          fmt::format("\"{}\" is named {} (pattern \"{}\"), but no layer inside it is split by columns",
+                      node.path, node.entry->style.name, node.entry->pattern));
     if ((needs_before(node) && !node.module->before().empty()) ||
         (needs_after(node) && !node.module->after().empty()))
-      refuse(fmt::format("\"{}\" has a boundary already", node.path));
+      refuse_parallelize(fmt::format("\"{}\" has a boundary already", node.path));
   }
 }
 

@@ -7,7 +7,7 @@
 
 namespace weft {
 
-[[noreturn]] inline void refuse(const std::string& text) {
+[[noreturn]] inline void refuse_parallelize(const std::string& text) {
   throw Error(ErrorCode::bad_argument, "parallelize: " + text);
 }
 

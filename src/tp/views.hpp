@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "base/floating.hpp"
 #include "mesh/view_memory.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/tensor.hpp"
@@ -48,8 +49,8 @@ struct Checker {
   }
   /// Like check(), for a view of one of two dtypes.
   void check_floats(const char* what, const ConstTensorView& v) const {
-    if (v.dtype != DType::f32 && v.dtype != DType::bf16)
-      wrong(what, fmt::format("is {}; expected f32 or bf16", name(v.dtype)));
+    if (!is_weight_dtype(v.dtype))
+      wrong(what, fmt::format("is {}; expected {}", name(v.dtype), kWeightDTypeNames));
     check(what, v);
   }
   void expect(const char* what, const Shape& got, const Shape& shape, const std::string& from) const {

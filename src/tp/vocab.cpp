@@ -62,13 +62,13 @@ void check_embedding(const Checker& c, const VocabPart& vocab, const ConstTensor
 
 // The arguments that must be equal on all ranks: if they differ, each rank would go on with other numbers,
 // and nobody would notice it.
-using Entry = std::pair<std::uint64_t, std::string>;
+using AgreedValue = std::pair<std::uint64_t, std::string>;
 
-Entry vocab_entry(std::int64_t vocab) {
+AgreedValue vocab_entry(std::int64_t vocab) {
   return {static_cast<std::uint64_t>(vocab), fmt::format("vocab {}", vocab)};
 }
 
-Entry tokens_entry(const char* what, const ConstTensorView& tokens) {
+AgreedValue tokens_entry(const char* what, const ConstTensorView& tokens) {
   Fnv1a hash;
   hash.add(static_cast<std::uint64_t>(tokens.count()));
   if (tokens.device == Device{})  // of a device the host does not read them
@@ -78,9 +78,9 @@ Entry tokens_entry(const char* what, const ConstTensorView& tokens) {
 }
 
 // Collective over the ranks of `axes`.
-void expect_alike(const Checker& c, const DeviceMesh& axes, const std::vector<Entry>& entries) {
+void expect_alike(const Checker& c, const DeviceMesh& axes, const std::vector<AgreedValue>& entries) {
   ListDigest digest;
-  for (const Entry& e : entries) digest.add(e.first);
+  for (const AgreedValue& e : entries) digest.add(e.first);
   gather_with_list(c.function, axes, digest, {}, [&]() -> ListEntries {
     return {"argument", entries.size(), [&](std::size_t i) { return entries[i].first; },
             [&](std::size_t i) { return entries[i].second; }};

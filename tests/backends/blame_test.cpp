@@ -415,7 +415,7 @@ TEST(RollCall, RanksThatAreWrittenAnewAreNeverGone) {
 // nor stopped.
 TEST(FirstCause, OfARankThatDoesNotRunForAWhileIsWaitedFor) {
   Context context;
-  HostPeers& here = context.host_peers();
+  HostPeers& here = host_peers_of(context);
   shm::Group group(context);
   group.size = 2;
   group.region = here.offer("first cause", shm::Control::bytes(2));

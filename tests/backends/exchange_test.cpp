@@ -416,7 +416,7 @@ TEST_P(Exchanges, RoundsUseTheSameMemory) {
     std::vector<std::vector<float>> in(kMany, std::vector<float>(kCount)), out = in;
     PersistentExchange x = r.group().make_exchange(ring.plan);
     const auto bytes = [&] {
-      const Arena::Counters c = r.context.arena().counters();
+      const Arena::Counters c = arena_of(r.context).counters();
       return c.in_use_bytes + c.cached_bytes + c.quarantined_bytes;
     };
     std::size_t after_two = 0;

@@ -135,7 +135,7 @@ TEST(SharedBlock, MovesBetweenTheCallsOfAnotherThread) {
     std::jthread mover;
     if (r.rank == 0)
       mover = std::jthread([&] {
-        while (!over) moves += r.context.arena().evacuate(out.data(), 1);
+        while (!over) moves += arena_of(r.context).evacuate(out.data(), 1);
       });
     for (int k = 0; k < kCalls; ++k) {
       if (r.rank == 1)

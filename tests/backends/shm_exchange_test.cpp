@@ -222,7 +222,7 @@ TEST(ShmExchange, OtherMemoryGoesEachWayAtFirst) {
 // rank that left first frees it at its next use of such memory.
 TEST(ShmExchange, TheMemoryOfAPairIsMadeAtItsFirstUseAndGivenBack) {
   run_ranks(Ranks::processes, 2, [](Rank& r) {
-    const auto in_use = [&] { return r.context.arena().counters().in_use_bytes; };
+    const auto in_use = [&] { return arena_of(r.context).counters().in_use_bytes; };
     const Fields fields(r, 1, 100, Memory::local);
     std::size_t before = 0;
     for (int round = 0; round < 4; ++round) {
@@ -260,7 +260,7 @@ TEST(ShmExchange, GroupsOneAfterAnotherUseTheSameMemory) {
       auto group = ProcessGroup::create(r.context, "shm", r.membership("g" + std::to_string(i)));
       group.exchange(swap(r), fields.list).wait();
     }
-    const Arena::Counters all = r.context.arena().counters();
+    const Arena::Counters all = arena_of(r.context).counters();
     EXPECT_EQ(all.quarantined_bytes, 0U);
     EXPECT_LE(all.in_use_bytes + all.cached_bytes, 3 * (sizeof(shm::Ring) + 4096));
     r.meet("over");

@@ -82,7 +82,7 @@ void flood(Rank& r, ProcessGroup& group, const std::string& name) {
 TEST(ShmPairs, MemoryOfGroupsThatHaveEndedIsUsedAgain) {
   if (!kThreadsInForks) GTEST_SKIP() << kNoThreadsInForks;
   run_ranks(Ranks::processes, 2, [](Rank& r) {
-    const auto in_use = [&] { return r.context.arena().counters().in_use_bytes; };
+    const auto in_use = [&] { return arena_of(r.context).counters().in_use_bytes; };
     ::setenv("WEFT_SINGLE_COPY", "off", 1);  // large messages go through chunks
     constexpr std::array kCounts{20, 7, 1,
                                  12, 2, 20};  // of each size: envelopes of a ring and more, and less
@@ -114,7 +114,7 @@ TEST(ShmPairs, MemoryForARankThatDiedIsGivenBack) {
     alone.rank = 0;
     alone.size = 1;
     const ProcessGroup next = ProcessGroup::create(r.context, "shm", alone);
-    EXPECT_EQ(r.context.arena().counters().in_use_bytes, 0u);
+    EXPECT_EQ(arena_of(r.context).counters().in_use_bytes, 0u);
   });
   ranks.finish({1});
 }
@@ -139,7 +139,7 @@ TEST(ShmPairs, MemoryMayLieInASegmentThatWasMadeLater) {
         r.group().barrier().wait();
         const Tensor fill = fill_segment(r);
         talk(r.group(), r.context, 20, 0);
-        EXPECT_EQ(r.context.arena().segment_count(), 2u);
+        EXPECT_EQ(arena_of(r.context).segment_count(), 2u);
         r.meet("talked");
       },
       small_segments());
@@ -276,7 +276,7 @@ TEST(ShmPairs, AreNotNeeded) {
     run_ranks(
         kind, 2,
         [](Rank& r) {
-          const std::size_t before = r.context.arena().counters().in_use_bytes;
+          const std::size_t before = arena_of(r.context).counters().in_use_bytes;
           talk(r.group(), r.context, 20, 0);
           ExchangePlan plan;
           plan.fields = {DType::f64};
@@ -286,7 +286,7 @@ TEST(ShmPairs, AreNotNeeded) {
           const ExchangeField field{in.data(), out.data()};
           for (int i = 0; i < 3; ++i) r.group().exchange(plan, {&field, 1}).wait();
           EXPECT_TRUE(std::ranges::all_of(out, [&](double x) { return x == 2.5 - r.rank; }));
-          EXPECT_LT(r.context.arena().counters().in_use_bytes, before + sizeof(shm::Pair));
+          EXPECT_LT(arena_of(r.context).counters().in_use_bytes, before + sizeof(shm::Pair));
           r.meet("exchanged");
         },
         options);

@@ -71,19 +71,20 @@ enum Mode : char { open_to_all, demands_secret, joined };  // the first byte
 std::string answer(StoreTable& table, const StoreFrame& request) {
   try {
     switch (request.kind) {
-      case Kind::set: table.set(request.key, request.value); break;
-      case Kind::add: return make_frame(Kind::found, {}, {}, {}, table.add(request.key, request.number));
-      case Kind::compare_set:
-        return make_frame(Kind::found, {}, table.compare_set(request.key, request.value, request.extra));
-      case Kind::remove: table.remove(request.key); break;
+      case FrameKind::set: table.set(request.key, request.value); break;
+      case FrameKind::add:
+        return make_frame(FrameKind::found, {}, {}, {}, table.add(request.key, request.number));
+      case FrameKind::compare_set:
+        return make_frame(FrameKind::found, {}, table.compare_set(request.key, request.value, request.extra));
+      case FrameKind::remove: table.remove(request.key); break;
       default:
-        if (const std::string* held = table.find(request.key)) return make_frame(Kind::found, {}, *held);
-        return make_frame(Kind::absent, {}, {});
+        if (const std::string* held = table.find(request.key)) return make_frame(FrameKind::found, {}, *held);
+        return make_frame(FrameKind::absent, {}, {});
     }
   } catch (const Error& e) {
     return make_refusal(e.code(), e.what());
   }
-  return make_frame(Kind::found, {}, {});
+  return make_frame(FrameKind::found, {}, {});
 }
 
 void store_server(std::string_view bytes) {
@@ -103,7 +104,7 @@ void store_server(std::string_view bytes) {
     switch (result.state) {
       case StoreSession::Result::State::more: return true;
       case StoreSession::Result::State::reply:
-        check(parse_reply(result.out).state == Parsed::State::whole, "replies are frames");
+        check(parse_reply(result.out).state == ParseState::whole, "replies are frames");
         return true;
       case StoreSession::Result::State::request: {
         check(!session.is_unauthenticated(), "only who has joined is answered");
@@ -112,12 +113,11 @@ void store_server(std::string_view bytes) {
         std::string wire = session.wire(answer(table, result.frame));
         if (sealed) {
           const auto opened = sealed->to_client.open(wire);
-          check(opened.state == SealedStream::Opened::State::whole, "the client opens the answer");
+          check(opened.state == ParseState::whole, "the client opens the answer");
           wire = opened.frame;
         }
         // The keys of a client that has passed the handshake with its own bytes are unknown here.
-        if (mode != demands_secret)
-          check(parse_reply(wire).state == Parsed::State::whole, "answers are frames");
+        if (mode != demands_secret) check(parse_reply(wire).state == ParseState::whole, "answers are frames");
         return true;
       }
       case StoreSession::Result::State::bad: check(!result.why.empty(), "refusals say why"); return false;
@@ -126,9 +126,9 @@ void store_server(std::string_view bytes) {
   };
   if (mode == joined) {
     Handshake client(secret(), clients_half());
-    check(take(make_frame(Kind::join, {}, client.own_half())), "the handshake begins");
+    check(take(make_frame(FrameKind::join, {}, client.own_half())), "the handshake begins");
     check(client.meet(Handshake(secret(), servers_half()).own_half(), true), "the halves meet");
-    check(take(make_frame(Kind::prove, {}, client.proof(true))), "the handshake ends");
+    check(take(make_frame(FrameKind::prove, {}, client.proof(true))), "the handshake ends");
     check(!session.is_unauthenticated(), "who proved it has joined");
     sealed.emplace(client.streams());
   }
@@ -138,15 +138,15 @@ void store_server(std::string_view bytes) {
 
 std::vector<std::string> store_server_seeds() {
   const std::vector<std::string> requests = {
-      make_frame(Kind::try_get, kHelloKey, {}),
-      make_frame(Kind::set, "job/key", "value"),
-      make_frame(Kind::get, "job/key", {}, {}, 1'000'000),
-      make_frame(Kind::get, "absent", {}, {}, kForever),
-      make_frame(Kind::add, "n", {}, {}, -7),
-      make_frame(Kind::compare_set, "job/key", "value", "next"),
-      make_frame(Kind::add, "job/key", {}, {}, 1),
-      make_frame(Kind::remove, "job/key", {}),
-      make_frame(Kind::set, "large", std::string(5000, 'x')),
+      make_frame(FrameKind::try_get, kHelloKey, {}),
+      make_frame(FrameKind::set, "job/key", "value"),
+      make_frame(FrameKind::get, "job/key", {}, {}, 1'000'000),
+      make_frame(FrameKind::get, "absent", {}, {}, kForever),
+      make_frame(FrameKind::add, "n", {}, {}, -7),
+      make_frame(FrameKind::compare_set, "job/key", "value", "next"),
+      make_frame(FrameKind::add, "job/key", {}, {}, 1),
+      make_frame(FrameKind::remove, "job/key", {}),
+      make_frame(FrameKind::set, "large", std::string(5000, 'x')),
   };
   std::string conversation;
   for (const std::string& r : requests) conversation += piece(r);
@@ -155,11 +155,11 @@ std::vector<std::string> store_server_seeds() {
   Handshake client(secret(), clients_half());
   client.meet(Handshake(secret(), servers_half()).own_half(), true);
   SealedPair streams = client.streams();
-  const std::string handshake = piece(make_frame(Kind::join, {}, client.own_half())) +
-                                piece(make_frame(Kind::prove, {}, client.proof(true)));
+  const std::string handshake = piece(make_frame(FrameKind::join, {}, client.own_half())) +
+                                piece(make_frame(FrameKind::prove, {}, client.proof(true)));
   std::string after;
   for (const std::string& r : requests) after += piece(streams.to_server.seal(r));
-  const std::string asks = piece(make_frame(Kind::try_get, kHelloKey, {}));
+  const std::string asks = piece(make_frame(FrameKind::try_get, kHelloKey, {}));
   const auto in = [](Mode mode, const std::string& rest) { return std::string(1, mode) + rest; };
   return {in(open_to_all, conversation),
           in(open_to_all, slowly),
@@ -168,7 +168,7 @@ std::vector<std::string> store_server_seeds() {
           in(demands_secret, handshake + after),
           in(demands_secret, asks + handshake + after),
           in(demands_secret, conversation),
-          in(demands_secret, piece(make_frame(Kind::join, {}, std::string(32, '\0')))),
+          in(demands_secret, piece(make_frame(FrameKind::join, {}, std::string(32, '\0')))),
           in(joined, conversation),
           in(joined, handshake),
           in(joined, slowly)};
@@ -187,14 +187,14 @@ void store_client(std::string_view bytes) {
     std::string opened;
     if (sealed) {
       SealedStream::Opened record = stream.open(in);
-      if (record.state == SealedStream::Opened::State::more) continue;
-      if (record.state == SealedStream::Opened::State::bad || record.bytes != in.size()) return;
+      if (record.state == ParseState::more) continue;
+      if (record.state == ParseState::bad || record.bytes != in.size()) return;
       opened = std::move(record.frame);
     }
     const std::string_view frame = sealed ? opened : in;
     const Parsed parsed = parse_reply(frame);
-    if (parsed.state == Parsed::State::bad) return check(!parsed.why.empty(), "refusals say why");
-    if (parsed.state == Parsed::State::more) {
+    if (parsed.state == ParseState::bad) return check(!parsed.why.empty(), "refusals say why");
+    if (parsed.state == ParseState::more) {
       check(parsed.bytes <= kMaxFrameBytes, "nothing larger than a frame is waited for");
       if (sealed) return;
       continue;
@@ -202,7 +202,7 @@ void store_client(std::string_view bytes) {
     check(parsed.frame.value.size() <= kMaxStoreValueBytes, "values are within limits");
     check(!name(refusal_code(parsed.frame)).empty(), "every refusal has a code");
     Handshake client(secret(), clients_half());
-    if (parsed.frame.kind == Kind::challenge && client.meet(parsed.frame.value, true))
+    if (parsed.frame.kind == FrameKind::challenge && client.meet(parsed.frame.value, true))
       check(!client.holds(client.proof(true), false), "a proof sent back proves nothing");
     in.clear();
   }
@@ -210,16 +210,16 @@ void store_client(std::string_view bytes) {
 
 std::vector<std::string> store_client_seeds() {
   const std::vector<std::string> replies = {
-      make_frame(Kind::found, {}, "value"),
-      make_frame(Kind::found, {}, {}, {}, 42),
-      make_frame(Kind::absent, {}, {}),
-      make_frame(Kind::timed_out, {}, {}),
+      make_frame(FrameKind::found, {}, "value"),
+      make_frame(FrameKind::found, {}, {}, {}, 42),
+      make_frame(FrameKind::absent, {}, {}),
+      make_frame(FrameKind::timed_out, {}, {}),
       make_refusal(ErrorCode::bad_argument, "store: add: key \"n\" holds \"x\"; expected a decimal counter"),
       make_refusal(ErrorCode::system, "store: no room"),
-      make_frame(Kind::challenge, {}, Handshake(secret(), servers_half()).own_half()),
-      make_frame(Kind::welcome, {}, std::string(32, 'x')),
-      make_frame(Kind::secret_demanded, {}, {}),
-      make_frame(Kind::wrong_proof, {}, {}),
+      make_frame(FrameKind::challenge, {}, Handshake(secret(), servers_half()).own_half()),
+      make_frame(FrameKind::welcome, {}, std::string(32, 'x')),
+      make_frame(FrameKind::secret_demanded, {}, {}),
+      make_frame(FrameKind::wrong_proof, {}, {}),
   };
   SealedStream stream(key_from(7));
   std::string plain(1, '\0'), records(1, '\1');
@@ -236,8 +236,8 @@ void store_file(std::string_view bytes) {
   StoreTable table({.keys = 64, .bytes = 1 << 20});
   for (;;) {
     const StoreRecord record = parse_record(bytes);
-    if (record.state == StoreRecord::State::bad) return check(!record.why.empty(), "refusals say why");
-    if (record.state == StoreRecord::State::more) return;
+    if (record.state == ParseState::bad) return check(!record.why.empty(), "refusals say why");
+    if (record.state == ParseState::more) return;
     check(record.bytes <= bytes.size(), "a record ends where the bytes do");
     check(make_record(record.change, record.key, record.value) == bytes.substr(0, record.bytes),
           "a record is written as it was read");

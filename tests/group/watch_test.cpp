@@ -232,7 +232,7 @@ struct Alone {
 TEST(WatchOfOne, WaitForEndsWhileAnotherGroupMoves) {
   Alone a;
   Work w = a.group.broadcast(view(a.x), view(a.x), 2);
-  const Moving other(a.context.progress(0), 3s);
+  const Moving other(progress_of(a.context, 0), 3s);
   const auto began = Clock::now();
   EXPECT_FALSE(w.wait_for(1ms));
   EXPECT_LT(seconds_since(began), 1.0);
@@ -243,7 +243,7 @@ TEST(WatchOfOne, WaitForEndsWhileAnotherGroupMoves) {
 TEST(WatchOfOne, WaitForNothingTakesOneStep) {
   Alone a;
   Work w = a.group.broadcast(view(a.x), view(a.x), 2);
-  Moving other(a.context.progress(0), 0s);
+  Moving other(progress_of(a.context, 0), 0s);
   const int polls = a.recording.polls();
   EXPECT_FALSE(w.wait_for(Duration::zero()));
   EXPECT_EQ(a.recording.polls() - polls, 1);
@@ -289,7 +289,7 @@ TEST(WatchOfOne, GapsThatComeEachTimeCount) {
 // do not make each gap a new one.
 TEST(WatchOfOne, GapsBetweenShortWaitsCount) {
   Alone a;
-  const Moving other(a.context.progress(0), 20s);  // keeps the waiter awake
+  const Moving other(progress_of(a.context, 0), 20s);  // keeps the waiter awake
   Work w = a.group.broadcast(view(a.x), view(a.x), 2, {.deadline = 300ms});
   int asked = 0;
   const Error e = error_of([&] {
@@ -303,7 +303,7 @@ TEST(WatchOfOne, ACallWithoutRoomEndsAtItsDeadlineWhileAnotherGroupMoves) {
   Alone a;
   std::vector<Work> works;
   for (int i = 0; i < 64; ++i) works.push_back(a.group.broadcast(view(a.x), view(a.x), 2, {.deadline = 20s}));
-  const Moving other(a.context.progress(0), 3s);
+  const Moving other(progress_of(a.context, 0), 3s);
   const auto began = Clock::now();
   const Error e =
       error_of([&] { static_cast<void>(a.group.broadcast(view(a.x), view(a.x), 2, {.deadline = 50ms})); });

@@ -72,7 +72,7 @@ TEST(Allocator, IsNotAskedForSharedMemory) {
   Context context(with(memory));
   const Storage s = Storage::allocate(context, Memory::shared, 10000);
   ASSERT_EQ(s.memory(), Memory::shared);
-  EXPECT_TRUE(context.arena().find(s.data(), 10000));
+  EXPECT_TRUE(arena_of(context).find(s.data(), 10000));
   EXPECT_EQ(memory.asked(), 0);
 }
 
@@ -217,7 +217,7 @@ TEST(Allocator, SegmentsHaveTheSizeThatIsAskedFor) {
   Context context(options);
   const Storage s = Storage::allocate(context, Memory::shared, 100);
   ASSERT_EQ(s.memory(), Memory::shared);
-  EXPECT_EQ(context.arena().segment_bytes(0), kMiB + 4096) << "whole pages";
+  EXPECT_EQ(arena_of(context).segment_bytes(0), kMiB + 4096) << "whole pages";
   options.segment_bytes = (std::size_t{1} << 62) + 1;
   EXPECT_EQ(error_text([&] { Context{options}; }),
             "bad_argument: context: segment_bytes is 4611686018427387905; expected at most 2^62 = "

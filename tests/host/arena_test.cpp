@@ -453,8 +453,8 @@ TEST(ArenaLimits, SegmentsAreHalvedWhereTheSystemRefuses) {
     Context context;  // segments of 1 GiB
     const Storage s = Storage::allocate(context, Memory::shared, kMiB);
     EXPECT_EQ(s.memory(), Memory::shared);
-    EXPECT_LE(context.arena().segment_bytes(0), 256 * kMiB);
-    EXPECT_GE(context.arena().segment_bytes(0), 64 * kMiB);
+    EXPECT_LE(arena_of(context).segment_bytes(0), 256 * kMiB);
+    EXPECT_GE(arena_of(context).segment_bytes(0), 64 * kMiB);
     return 0;
   });
   EXPECT_TRUE(result.ok()) << test::to_string(result);
@@ -472,8 +472,8 @@ TEST(ArenaLimits, SegmentsTakeASmallPartOfALimitOfAddresses) {
     Context context;  // segments of 1 GiB, which this limit would just permit
     std::vector<Storage> kept;
     for (int i = 0; i < 8; ++i) kept.push_back(Storage::allocate(context, Memory::shared, 16 * kMiB));
-    EXPECT_LE(context.arena().segment_bytes(0), 160 * kMiB);
-    EXPECT_GE(context.arena().segment_bytes(0), 64 * kMiB);
+    EXPECT_LE(arena_of(context).segment_bytes(0), 160 * kMiB);
+    EXPECT_GE(arena_of(context).segment_bytes(0), 64 * kMiB);
     EXPECT_EQ(kept.front().memory(), Memory::shared);
     return 0;
   });
@@ -491,11 +491,11 @@ TEST(ArenaLimits, WithoutRoomLocalMemoryIsGivenAndOneLineSaysSo) {
     rlimit limit{};
     limit.rlim_cur = limit.rlim_max = 4096;  // less than is mapped: nothing more can be
     EXPECT_EQ(::setrlimit(RLIMIT_AS, &limit), 0);
-    EXPECT_FALSE(context.arena().ensure_segment());
+    EXPECT_FALSE(arena_of(context).ensure_segment());
     const Storage s = Storage::allocate(context, Memory::shared, 8192);
     EXPECT_EQ(s.memory(), Memory::local);
     std::memset(s.data(), 1, 8192);
-    EXPECT_EQ(context.arena().allocate(8192), nullptr);
+    EXPECT_EQ(arena_of(context).allocate(8192), nullptr);
     try {
       Storage::allocate(context, Memory::local, 64 * kMiB);
       ADD_FAILURE() << "no error";
@@ -521,7 +521,7 @@ TEST(ArenaLimits, MoreThanTheMachineHasIsRefused) {
   std::vector<std::string> lines;
   Context context({.log_level = LogLevel::info,
                    .log_sink = [&](LogLevel, std::string_view line) { lines.emplace_back(line); }});
-  EXPECT_EQ(context.arena().allocate(64 * kTib), nullptr);  // 64 TiB, half of the address space
+  EXPECT_EQ(arena_of(context).allocate(64 * kTib), nullptr);  // 64 TiB, half of the address space
   EXPECT_THAT(lines, testing::ElementsAre(testing::HasSubstr("cannot be had (Cannot allocate memory")));
   EXPECT_EQ(Storage::allocate(context, Memory::shared, kMiB).memory(), Memory::shared);
 }
@@ -534,7 +534,7 @@ TEST(ArenaLimits, AFileSizeLimitDoesNotKill) {
     Context context;
     const Storage s = Storage::allocate(context, Memory::shared, kMiB);
     EXPECT_EQ(s.memory(), Memory::shared);
-    EXPECT_LE(context.arena().segment_bytes(0), 16 * kMiB);
+    EXPECT_LE(arena_of(context).segment_bytes(0), 16 * kMiB);
     EXPECT_EQ(Storage::allocate(context, Memory::shared, 32 * kMiB).memory(), Memory::local);
     return 0;
   });
@@ -549,7 +549,7 @@ TEST(ArenaLimits, WithoutMemfdThreadsGoOn) {
     EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
     Context context;
     EXPECT_EQ(Storage::allocate(context, Memory::shared, 100).memory(), Memory::local);
-    HostPeers& here = context.host_peers();
+    HostPeers& here = host_peers_of(context);
     const RegionRef region = here.offer("group", 4096);
     const Deadline soon = Deadline::after(std::chrono::seconds(5));
     EXPECT_EQ(here.open(*here.meet(here.self(), soon), "group", soon)->data, region->data);

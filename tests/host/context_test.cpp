@@ -55,11 +55,11 @@ TEST(Context, AForkedChildMayDestroyWhatItInherited) {
     return 0;
   });
   EXPECT_TRUE(result.ok()) << test::to_string(result);
-  EXPECT_EQ(context->arena().counters().in_use_bytes, 4096u + 4'001'792u);
+  EXPECT_EQ(arena_of(*context).counters().in_use_bytes, 4096u + 4'001'792u);
   for (const Tensor& t : *tensors)
     for (const float f : t.f32()) ASSERT_EQ(f, 0.0f);
   tensors.reset();
-  EXPECT_EQ(context->arena().counters().in_use_bytes, 0u);
+  EXPECT_EQ(arena_of(*context).counters().in_use_bytes, 0u);
 }
 
 TEST(Context, LogLevelComesFromTheEnvironment) {

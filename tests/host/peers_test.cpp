@@ -47,7 +47,7 @@ struct Kept {
 Kept nothing(Context&) { return {}; }
 
 Kept region_and_block(Context& context) {
-  return {context.host_peers().offer("group", 4096), Storage::allocate(context, Memory::shared, 10000)};
+  return {host_peers_of(context).offer("group", 4096), Storage::allocate(context, Memory::shared, 10000)};
 }
 
 // A child with a Context of its own: it makes the objects to be kept, reports its address, serves, and then
@@ -62,7 +62,7 @@ struct Peer {
     process = ChildProcess::fork([&, this] {
       Context context;
       const Kept kept = make(context);
-      from_child.write_line(context.host_peers().self().encode());
+      from_child.write_line(host_peers_of(context).self().encode());
       if (serve) serve(context, kept);
       to_child.read_line(60s);
       return 0;
@@ -104,7 +104,7 @@ TEST(ProcessAddress, RefusesOtherText) {
 
 TEST(Doorbell, WakesASleeperAndNotOneThatLooksAgain) {
   Context context;
-  const Doorbell doorbell = context.host_peers().own_doorbell(3);
+  const Doorbell doorbell = host_peers_of(context).own_doorbell(3);
   const std::uint32_t seen = doorbell.read();
   doorbell.ring();
   const auto start = Clock::now();
@@ -119,13 +119,13 @@ TEST(Doorbell, WakesASleeperAndNotOneThatLooksAgain) {
   ringer.join();
   EXPECT_LT(Clock::now() - start, 10s);
   doorbell.sleep(doorbell.read(), 5ms);  // nobody rings: ends by itself
-  EXPECT_FALSE(context.host_peers().own_doorbell(-1));
-  EXPECT_TRUE(context.host_peers().own_doorbell(1'000'000));
+  EXPECT_FALSE(host_peers_of(context).own_doorbell(-1));
+  EXPECT_TRUE(host_peers_of(context).own_doorbell(1'000'000));
 }
 
 TEST(Doorbell, ThereAreSoManyInAProcess) {
   Context context;
-  HostPeers& here = context.host_peers();
+  HostPeers& here = host_peers_of(context);
   for (int i = 0; i < HostPeers::kMaxDoorbells; ++i) EXPECT_EQ(here.doorbell_number(7 * i), i);
   EXPECT_EQ(here.doorbell_number(7), 1);
   EXPECT_EQ(
@@ -139,7 +139,7 @@ TEST(Doorbell, ThereAreSoManyInAProcess) {
 
 TEST(HostPeers, ThreadsShareOneMapping) {
   Context context;
-  HostPeers& here = context.host_peers();
+  HostPeers& here = host_peers_of(context);
   const PeerProcessRef self = here.meet(here.self(), soon());
   EXPECT_TRUE(self->is_self());
   EXPECT_TRUE(self->alive());
@@ -156,12 +156,12 @@ TEST(HostPeers, ThreadsShareOneMapping) {
   EXPECT_FALSE(self->map_segments(1, soon()));
   const Storage s = Storage::allocate(context, Memory::shared, 100);
   EXPECT_TRUE(self->map_segments(1, soon()));
-  EXPECT_EQ(self->segment(0), context.arena().segment_base(0));
+  EXPECT_EQ(self->segment(0), arena_of(context).segment_base(0));
 }
 
 TEST(HostPeers, RegionErrors) {
   Context context;
-  HostPeers& here = context.host_peers();
+  HostPeers& here = host_peers_of(context);
   const PeerProcessRef self = here.meet(here.self(), soon());
   RegionRef a = here.offer("a", 64);
   EXPECT_EQ(error_text([&] { here.offer("a", 64); }),
@@ -185,13 +185,13 @@ TEST(HostPeers, ProcessesShareRegionsSegmentsAndDoorbells) {
         return kept;
       },
       [](Context& context, const Kept& kept) {  // answers the doorbell of process rank 5 through the region
-        const Doorbell doorbell = context.host_peers().own_doorbell(5);
+        const Doorbell doorbell = host_peers_of(context).own_doorbell(5);
         while (doorbell.read() == 0) doorbell.sleep(0, 10s);
         std::atomic_ref(kept.region->data[1]).store(std::byte{9});
       });
   const ProcessAddress address = peer.address();
   Context context;
-  HostPeers& here = context.host_peers();
+  HostPeers& here = host_peers_of(context);
   PeerProcessRef there = here.meet(address, soon());
   EXPECT_EQ(here.meet(address, soon()), there);
   EXPECT_FALSE(there->is_self());
@@ -232,9 +232,9 @@ TEST(HostPeers, ManyThreadsMeetOneProcessOnce) {
   std::vector<std::thread> threads;
   for (int i = 0; i < 6; ++i)
     threads.emplace_back([&] {
-      const PeerProcessRef there = context.host_peers().meet(address, soon());
+      const PeerProcessRef there = host_peers_of(context).meet(address, soon());
       EXPECT_TRUE(there->map_segments(1, soon()));
-      const RegionRef region = context.host_peers().open(*there, "group", soon());
+      const RegionRef region = host_peers_of(context).open(*there, "group", soon());
       const std::lock_guard lock(mutex);
       met.push_back(there);
       opened.push_back(region);
@@ -248,19 +248,19 @@ TEST(HostPeers, TellsAKilledProcess) {
   Peer peer;
   const ProcessAddress address = peer.address();
   Context context;
-  const PeerProcessRef there = context.host_peers().meet(address, soon());
+  const PeerProcessRef there = host_peers_of(context).meet(address, soon());
   peer.process->kill(SIGKILL);
   for (const Deadline limit = Deadline::after(1s); there->alive() && !limit.passed();)
     std::this_thread::sleep_for(1ms);
   EXPECT_FALSE(there->alive());
   EXPECT_FALSE(there->map_segments(1, soon()));
   const std::string who = "peer_lost: host peers: process " + std::to_string(address.pid);
-  EXPECT_EQ(error_text([&] { context.host_peers().open(*there, "group", soon()); }), who + " has ended");
+  EXPECT_EQ(error_text([&] { host_peers_of(context).open(*there, "group", soon()); }), who + " has ended");
   ASSERT_TRUE(peer.process->wait(5s));
   ProcessAddress stale = address;
-  EXPECT_EQ(context.host_peers().meet(stale, soon()), there);  // still held, still dead
+  EXPECT_EQ(host_peers_of(context).meet(stale, soon()), there);  // still held, still dead
   Context other;
-  EXPECT_EQ(error_text([&] { other.host_peers().meet(stale, soon()); }),
+  EXPECT_EQ(error_text([&] { host_peers_of(other).meet(stale, soon()); }),
             who + " has ended: nobody listens on its socket");
 }
 
@@ -268,13 +268,13 @@ TEST(HostPeers, NamesADeathWhileItWaits) {
   Peer peer;
   const ProcessAddress address = peer.address();
   Context context;
-  const PeerProcessRef there = context.host_peers().meet(address, soon());
+  const PeerProcessRef there = host_peers_of(context).meet(address, soon());
   std::thread killer([&] {
     std::this_thread::sleep_for(50ms);
     peer.process->kill(SIGKILL);
   });
   const auto start = Clock::now();
-  EXPECT_EQ(error_text([&] { context.host_peers().open(*there, "never", Deadline::after(30s)); }),
+  EXPECT_EQ(error_text([&] { host_peers_of(context).open(*there, "never", Deadline::after(30s)); }),
             "peer_lost: host peers: process " + std::to_string(address.pid) + " has ended");
   EXPECT_LT(Clock::now() - start, 5s);
   killer.join();
@@ -284,13 +284,13 @@ TEST(HostPeers, NamesADeathWhileItWaits) {
 TEST(HostPeers, AStoppedProcessIsMetAndMapped) {
   Peer peer([](Context& context) {
     Kept kept = region_and_block(context);
-    context.host_peers().show_segments();
+    host_peers_of(context).show_segments();
     return kept;
   });
   const ProcessAddress address = peer.address();
   peer.process->stop();
   Context context;
-  const PeerProcessRef there = context.host_peers().meet(address, Deadline::after(0s));
+  const PeerProcessRef there = host_peers_of(context).meet(address, Deadline::after(0s));
   EXPECT_TRUE(there->map_segments(1, Deadline::after(0s)));
   EXPECT_NE(there->segment(0), nullptr);
   EXPECT_TRUE(there->alive());
@@ -314,7 +314,7 @@ TEST(HostPeers, WhatCannotBeOpenedIsAskedFor) {
   ++wrong.block_inode;
   for (const ProcessAddress& a : {by_socket(address), wrong}) {
     const int before = test::count_descriptors();
-    const PeerProcessRef there = context.host_peers().meet(a, soon());
+    const PeerProcessRef there = host_peers_of(context).meet(a, soon());
     EXPECT_TRUE(there->map_segments(1, soon()));
     EXPECT_NE(there->segment(0), nullptr);
     EXPECT_TRUE(there->alive());
@@ -327,7 +327,7 @@ TEST(HostPeers, TellsAProcessThatBecameAnother) {
   Pipe address_out, go;
   ChildProcess child = ChildProcess::fork([&] {
     Context context;
-    address_out.write_line(context.host_peers().self().encode());
+    address_out.write_line(host_peers_of(context).self().encode());
     go.read_line();
     if (::fork() == 0) {
       ::sleep(2);
@@ -338,7 +338,7 @@ TEST(HostPeers, TellsAProcessThatBecameAnother) {
   });
   const ProcessAddress address = ProcessAddress::decode(address_out.read_line());
   Context context;
-  const PeerProcessRef there = context.host_peers().meet(address, soon());
+  const PeerProcessRef there = host_peers_of(context).meet(address, soon());
   EXPECT_TRUE(there->alive());
   go.write_line("go");
   for (const Deadline limit = soon(); there->alive() && !limit.passed();) std::this_thread::sleep_for(1ms);
@@ -365,8 +365,8 @@ TEST(HostPeers, TellsAProcessThatBecameAnotherAtOnce) {
       return 0;
     }
     Context context;
-    const Doorbell doorbell = context.host_peers().own_doorbell(0);
-    address_out.write_line(context.host_peers().self().encode());
+    const Doorbell doorbell = host_peers_of(context).own_doorbell(0);
+    address_out.write_line(host_peers_of(context).self().encode());
     for (const Deadline limit = Deadline::after(5s); doorbell.read() == 0 && !limit.passed();) {}
     ::execl("/bin/sleep", "sleep", "30", nullptr);
     return 1;
@@ -374,7 +374,7 @@ TEST(HostPeers, TellsAProcessThatBecameAnotherAtOnce) {
   const std::string address = address_out.read_line();
   if (address == "none") GTEST_SKIP() << "this system lets no process take a processor for itself";
   Context context;
-  const PeerProcessRef there = context.host_peers().meet(ProcessAddress::decode(address), soon());
+  const PeerProcessRef there = host_peers_of(context).meet(ProcessAddress::decode(address), soon());
   there->doorbell(0).ring();
   for (const Deadline limit = soon(); there->alive() && !limit.passed();) std::this_thread::sleep_for(1ms);
   EXPECT_FALSE(there->alive());
@@ -387,7 +387,7 @@ TEST(HostPeers, AChildOfItsDoesNotHideAnEnd) {
     Pipe from_child, to_child;
     ChildProcess child = ChildProcess::fork([&] {
       auto context = std::make_unique<Context>();
-      const std::string address = context->host_peers().self().encode();
+      const std::string address = host_peers_of(*context).self().encode();
       if (::fork() == 0) {
         to_child.read_line(20s);
         ::_exit(0);
@@ -407,7 +407,7 @@ TEST(HostPeers, AChildOfItsDoesNotHideAnEnd) {
     }
     Context context;
     EXPECT_THAT(
-        error_text([&] { context.host_peers().meet(address, soon()); }),
+        error_text([&] { host_peers_of(context).meet(address, soon()); }),
         testing::StartsWith("peer_lost: host peers: process " + std::to_string(address.pid) + " has ended"));
     to_child.write_line("go");
     if (!dies) child.kill(SIGKILL);
@@ -435,7 +435,7 @@ TEST(HostPeers, ACrowdOfDescriptorsIsWaitedFor) {
       Descriptor received;
       while (receive_message(out.get(), &byte, 1, &received) == Transfer::done) {}
     });
-    EXPECT_TRUE(one.host_peers().meet(by_socket(other.host_peers().self()), soon())->alive());
+    EXPECT_TRUE(host_peers_of(one).meet(by_socket(host_peers_of(other).self()), soon())->alive());
     receiver.join();
     return 0;
   });
@@ -460,12 +460,12 @@ TEST(HostPeers, ManyConnectionsOfAnotherUserAreFewLines) {
       if (line.find("refused process") != line.npos || line.find(" more warnings within") != line.npos)
         ++lines;
     }});
-    address_to_child.write_line(context.host_peers().self().socket);
+    address_to_child.write_line(host_peers_of(context).self().socket);
     const auto status = child.wait(30s);
     ASSERT_TRUE(status.has_value());
     EXPECT_EQ(test::to_string(*status), "exit code 0");
     Context ours;  // still served
-    EXPECT_TRUE(ours.host_peers().meet(by_socket(context.host_peers().self()), soon())->alive());
+    EXPECT_TRUE(host_peers_of(ours).meet(by_socket(host_peers_of(context).self()), soon())->alive());
   }
   EXPECT_GE(lines, 2);
   EXPECT_LE(lines, 100);  // 21 within ten seconds
@@ -475,7 +475,7 @@ TEST(HostPeers, AStoppedProcessCostsNoMoreThanTheDeadline) {
   Peer peer(region_and_block);
   const ProcessAddress address = by_socket(peer.address());
   Context context;
-  const PeerProcessRef there = context.host_peers().meet(address, soon());
+  const PeerProcessRef there = host_peers_of(context).meet(address, soon());
   peer.process->stop();
   const auto start = Clock::now();
   // Two at once: the second waits for its turn, no longer than its own deadline.
@@ -485,11 +485,11 @@ TEST(HostPeers, AStoppedProcessCostsNoMoreThanTheDeadline) {
   EXPECT_LT(Clock::now() - start, 1500ms);
   other.join();
   for (int i = 0; i < 20; ++i) EXPECT_FALSE(there->map_segments(1, Deadline::after(1ms)));
-  EXPECT_EQ(error_text([&] { context.host_peers().open(*there, "x", Deadline::after(100ms)); }),
+  EXPECT_EQ(error_text([&] { host_peers_of(context).open(*there, "x", Deadline::after(100ms)); }),
             "timeout: host peers: process " + std::to_string(address.pid) + " did not answer within 0.1 s");
   EXPECT_TRUE(there->alive());
   Context fresh;
-  EXPECT_EQ(error_text([&] { fresh.host_peers().meet(address, Deadline::after(100ms)); }),
+  EXPECT_EQ(error_text([&] { host_peers_of(fresh).meet(address, Deadline::after(100ms)); }),
             "timeout: host peers: process " + std::to_string(address.pid) + " did not answer within 0.1 s");
   EXPECT_LT(Clock::now() - start, 8s);
   peer.process->resume();
@@ -500,16 +500,16 @@ TEST(HostPeers, AStoppedProcessCostsNoMoreThanTheDeadline) {
 
 TEST(HostPeers, RefusesOtherHostsAndUsersByName) {
   Context context;
-  const ProcessAddress self = context.host_peers().self();
+  const ProcessAddress self = host_peers_of(context).self();
   ProcessAddress elsewhere = self;
   elsewhere.host = "moon";
-  EXPECT_EQ(error_text([&] { context.host_peers().meet(elsewhere, soon()); }),
+  EXPECT_EQ(error_text([&] { host_peers_of(context).meet(elsewhere, soon()); }),
             "unsupported: host peers: process " + std::to_string(self.pid) +
                 " is on another host, or in another pid or network namespace (moon); expected " + self.host +
                 ", as this process: memory cannot be shared");
   ProcessAddress other = self;
   other.user = self.user + 1;
-  EXPECT_EQ(error_text([&] { context.host_peers().meet(other, soon()); }),
+  EXPECT_EQ(error_text([&] { host_peers_of(context).meet(other, soon()); }),
             "unsupported: host peers: process " + std::to_string(self.pid) + " runs as user " +
                 std::to_string(self.user + 1) + "; expected " + std::to_string(self.user) +
                 ", as this process: memory is shared with processes of the same user only");
@@ -522,14 +522,14 @@ TEST(HostPeers, SaysThatAProcessHasNoMemoryToShare) {
     rlimit limit{};
     EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
     Context context;
-    address_out.write_line(context.host_peers().self().encode());
+    address_out.write_line(host_peers_of(context).self().encode());
     done_in.read_line();
     return 0;
   });
   const ProcessAddress address = ProcessAddress::decode(address_out.read_line());
   Context context;
   EXPECT_EQ(
-      error_text([&] { context.host_peers().meet(address, soon()); }),
+      error_text([&] { host_peers_of(context).meet(address, soon()); }),
       "unsupported: host peers: process " + std::to_string(address.pid) +
           " has no memory that others can map: its system refuses memfd_create: File too large (ulimit -f "
           "there)");
@@ -546,7 +546,7 @@ TEST(HostPeers, AProcessWithoutMemoryServesLater) {
   ChildProcess child = ChildProcess::fork([&] {
     ::mallopt(M_ARENA_MAX, 1);  // the socket's thread has no memory of its own
     Context context;
-    address_out.write_line(context.host_peers().self().encode());
+    address_out.write_line(host_peers_of(context).self().encode());
     rlimit before{};
     ::getrlimit(RLIMIT_AS, &before);
     const rlimit none{.rlim_cur = 4096, .rlim_max = before.rlim_max};
@@ -579,7 +579,7 @@ TEST(HostPeers, AProcessWithoutMemoryServesLater) {
   EXPECT_FALSE(child.wait(0ms).has_value());
   fed.write_line("now");
   Context context;
-  EXPECT_TRUE(context.host_peers().meet(address, soon())->alive());
+  EXPECT_TRUE(host_peers_of(context).meet(address, soon())->alive());
   fed.write_line("done");
   EXPECT_EQ(child.wait(10s), (test::ExitStatus{0, 0}));
 }
@@ -593,7 +593,7 @@ TEST(HostPeers, ChecksCredentialsOnBothSides) {
     ProcessAddress address = ProcessAddress::decode(address_to_child.read_line());
     address.user = 65534;
     Context context;
-    EXPECT_EQ(error_text([&] { context.host_peers().meet(address, soon()); }),
+    EXPECT_EQ(error_text([&] { host_peers_of(context).meet(address, soon()); }),
               "unsupported: host peers: process " + std::to_string(address.pid) +
                   " runs as user 0; expected 65534, as this process: memory is shared with processes of the "
                   "same user "
@@ -620,7 +620,7 @@ TEST(HostPeers, ChecksCredentialsOnBothSides) {
   });
   Context context(
       {.log_sink = [&](LogLevel, std::string_view line) { log_lines.write_line(std::string(line)); }});
-  address_to_child.write_line(context.host_peers().self().encode());
+  address_to_child.write_line(host_peers_of(context).self().encode());
   const auto status = child.wait(20s);
   ASSERT_TRUE(status.has_value());
   EXPECT_EQ(test::to_string(*status), "exit code 0");
@@ -636,7 +636,7 @@ TEST(HostPeers, GarbageOnTheSocketHarmsNobody) {
     const std::lock_guard lock(mutex);
     lines.emplace_back(line);
   }});
-  const ProcessAddress address = context.host_peers().self();
+  const ProcessAddress address = host_peers_of(context).self();
   for (const std::size_t size : {std::size_t{1}, std::size_t{1024}, std::size_t{20000}}) {
     const int s = ::socket(AF_UNIX, SOCK_SEQPACKET, 0);
     sockaddr_un a{};
@@ -656,7 +656,7 @@ TEST(HostPeers, GarbageOnTheSocketHarmsNobody) {
                 testing::Contains("[host] refused a message on this process's socket that is not weft's"));
   }
   Context other;  // still served
-  EXPECT_TRUE(other.host_peers().meet(address, soon())->alive());
+  EXPECT_TRUE(host_peers_of(other).meet(address, soon())->alive());
 }
 
 TEST(HostPeers, LeavesNoDescriptorBehind) {
@@ -665,10 +665,10 @@ TEST(HostPeers, LeavesNoDescriptorBehind) {
     Peer peer(region_and_block);
     const ProcessAddress address = peer.address();
     Context context;
-    const PeerProcessRef there = context.host_peers().meet(address, soon());
+    const PeerProcessRef there = host_peers_of(context).meet(address, soon());
     const int met = test::count_descriptors();
     ASSERT_TRUE(there->map_segments(1, soon()));
-    const RegionRef region = context.host_peers().open(*there, "group", soon());
+    const RegionRef region = host_peers_of(context).open(*there, "group", soon());
     EXPECT_EQ(test::count_descriptors(), met);  // descriptors that came are closed once mapped
   }
   EXPECT_EQ(test::count_descriptors(), before);
@@ -683,7 +683,7 @@ TEST(HostPeers, TellsAContextThatEnded) {
     std::this_thread::sleep_for(30s);
     return 0;
   });
-  const PeerProcessRef there = context.host_peers().meet(other->host_peers().self(), soon());
+  const PeerProcessRef there = host_peers_of(context).meet(host_peers_of(*other).self(), soon());
   EXPECT_TRUE(there->alive());
   other.reset();
   for (const Deadline limit = Deadline::after(1s); there->alive() && !limit.passed();)

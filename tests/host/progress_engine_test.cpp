@@ -25,9 +25,9 @@ struct Counting : Driven {
 
 TEST(Progress, DrivesAllOfARank) {
   Context context;
-  ProgressEngine& list = context.progress(2);
-  EXPECT_EQ(&list, &context.progress(2));
-  EXPECT_NE(&list, &context.progress(3));
+  ProgressEngine& list = progress_of(context, 2);
+  EXPECT_EQ(&list, &progress_of(context, 2));
+  EXPECT_NE(&list, &progress_of(context, 3));
   Counting a, b;
   list.add(&a);
   list.add(&b);
@@ -46,7 +46,7 @@ TEST(Progress, NapsWhereNobodyRings) {
     bool rings() const noexcept override { return false; }
   } silent;
   Context context;
-  ProgressEngine& list = context.progress(0);
+  ProgressEngine& list = progress_of(context, 0);
   list.add(&silent);
   for (int i = 0; i < 3; ++i) list.sleep(std::chrono::hours(1), 0s, [] { return false; });
   EXPECT_EQ(silent.drives, 3);
@@ -63,14 +63,14 @@ TEST(Progress, NapsWhereNobodyRings) {
 
 TEST(Progress, RefusesAProcessRankOutOfRange) {
   Context context;
-  EXPECT_NE(&context.progress(1'000'000), &context.progress(1024));
-  EXPECT_EQ(test::error_text([&] { return &context.progress(-1); }),
+  EXPECT_NE(&progress_of(context, 1'000'000), &progress_of(context, 1024));
+  EXPECT_EQ(test::error_text([&] { return &progress_of(context, -1); }),
             "bad_argument: context: process_rank is -1; expected 0 or more");
 }
 
 TEST(Progress, SleepsUntilRungAndAnnouncesIt) {
   Context context;
-  ProgressEngine& list = context.progress(0);
+  ProgressEngine& list = progress_of(context, 0);
   Counting a;
   list.add(&a);
   const auto never = [] { return false; };
@@ -96,7 +96,7 @@ TEST(Progress, SleepsUntilRungAndAnnouncesIt) {
 // too.
 TEST(Progress, TheLastSleeperTakesTheAnnouncementBack) {
   Context context;
-  ProgressEngine& list = context.progress(0);
+  ProgressEngine& list = progress_of(context, 0);
   Counting a, b;
   list.add(&a);
   bool announced = false;

@@ -26,7 +26,7 @@ TEST_F(TensorTest, HasShapeTypeAndMemory) {
   EXPECT_EQ(t.bytes(), 12);
   EXPECT_EQ(t.dtype(), DType::bf16);
   EXPECT_EQ(t.storage().memory(), Memory::shared);
-  EXPECT_TRUE(context.arena().find(t.data(), 12));
+  EXPECT_TRUE(arena_of(context).find(t.data(), 12));
   EXPECT_EQ(t.as<bf16>().size(), 6u);
   EXPECT_FALSE(Tensor());
   const Tensor empty(context, {0, 5});

@@ -60,7 +60,7 @@ class WindowDamaged : public testing::Test {
       const std::uint64_t place = Control(reinterpret_cast<std::byte*>(m.data), 2).ring(1, 0).load();
       if (place == 0) continue;
       std::byte* const segment =
-          r.context.arena().segment_base(static_cast<std::uint32_t>((place >> 48) - 1));
+          arena_of(r.context).segment_base(static_cast<std::uint32_t>((place >> 48) - 1));
       return reinterpret_cast<shm::Ring*>(segment + (place & ((std::uint64_t{1} << 48) - 1)));
     }
     ADD_FAILURE() << "no ring";

@@ -248,7 +248,7 @@ TEST_F(WindowMoved, BetweenTheExchangesOfAnotherThread) {
     std::jthread mover;
     if (r.rank == 0)
       mover = std::jthread([&] {
-        while (!over) moves += r.context.arena().evacuate(block.part(), 1);
+        while (!over) moves += arena_of(r.context).evacuate(block.part(), 1);
       });
     for (int k = 0; k < kExchanges; ++k) {
       if (r.rank == 1) std::fill_n(block.part(), kColumns, static_cast<float>(k));

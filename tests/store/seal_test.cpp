@@ -14,7 +14,6 @@
 namespace weft::seal_test {
 namespace {
 
-using Opened = SealedStream::Opened::State;
 using Said = StoreSession::Result::State;
 
 constexpr std::string_view kSecret = "0123456789abcdef";
@@ -61,7 +60,7 @@ TEST_F(StoreSeal, BothSidesProveTheSameSecret) {
     const std::string record = client.to_server.seal(frame);
     EXPECT_EQ(record.size(), 4 + frame.size() + kSealBytes);
     const auto opened = server.to_server.open(record);
-    ASSERT_EQ(opened.state, Opened::whole);
+    ASSERT_EQ(opened.state, ParseState::whole);
     EXPECT_EQ(opened.frame, frame);
     EXPECT_EQ(opened.bytes, record.size());
     EXPECT_EQ(client.to_client.open(server.to_client.seal(frame)).frame, frame);
@@ -115,8 +114,8 @@ TEST_F(StoreSeal, AChangedRecordDoesNotOpen) {
   for (std::size_t i = 0; i < record.size(); ++i) {
     std::string changed = record;
     changed[i] ^= 1;
-    EXPECT_NE(p.server.streams().to_server.open(changed).state, Opened::whole) << i;
-    EXPECT_EQ(p.server.streams().to_server.open(record.substr(0, i)).state, Opened::more) << i;
+    EXPECT_NE(p.server.streams().to_server.open(changed).state, ParseState::whole) << i;
+    EXPECT_EQ(p.server.streams().to_server.open(record.substr(0, i)).state, ParseState::more) << i;
   }
 }
 
@@ -124,12 +123,12 @@ TEST_F(StoreSeal, RecordsOpenOnceInOrderAndInTheirDirection) {
   const Pair p;
   SealedPair client = p.client.streams(), server = p.server.streams();
   const std::string first = client.to_server.seal("first"), second = client.to_server.seal("second");
-  EXPECT_EQ(server.to_server.open(second).state, Opened::bad);  // the first was left out
-  EXPECT_EQ(client.to_client.open(first).state, Opened::bad);   // sent back
+  EXPECT_EQ(server.to_server.open(second).state, ParseState::bad);  // the first was left out
+  EXPECT_EQ(client.to_client.open(first).state, ParseState::bad);   // sent back
   EXPECT_EQ(server.to_server.open(first).frame, "first");
-  EXPECT_EQ(server.to_server.open(first).state, Opened::bad);  // again
+  EXPECT_EQ(server.to_server.open(first).state, ParseState::bad);  // again
   EXPECT_EQ(server.to_server.open(second).frame, "second");
-  EXPECT_EQ(Pair().server.streams().to_server.open(first).state, Opened::bad);  // in another connection
+  EXPECT_EQ(Pair().server.streams().to_server.open(first).state, ParseState::bad);  // in another connection
 }
 
 TEST_F(StoreSeal, LengthsBeyondTheLimitsAreRefusedAtOnce) {
@@ -137,11 +136,11 @@ TEST_F(StoreSeal, LengthsBeyondTheLimitsAreRefusedAtOnce) {
   const auto length = [](std::uint32_t n) {
     return std::string(reinterpret_cast<const char*>(&n), sizeof n);
   };
-  EXPECT_EQ(stream.open(length(15)).state, Opened::bad);
-  EXPECT_EQ(stream.open(length(16)).state, Opened::more);
-  EXPECT_EQ(stream.open(length(kMaxFrameBytes + kSealBytes)).state, Opened::more);
-  EXPECT_EQ(stream.open(length(kMaxFrameBytes + kSealBytes + 1)).state, Opened::bad);
-  EXPECT_EQ(stream.open(length(0xffffffff)).state, Opened::bad);
+  EXPECT_EQ(stream.open(length(15)).state, ParseState::bad);
+  EXPECT_EQ(stream.open(length(16)).state, ParseState::more);
+  EXPECT_EQ(stream.open(length(kMaxFrameBytes + kSealBytes)).state, ParseState::more);
+  EXPECT_EQ(stream.open(length(kMaxFrameBytes + kSealBytes + 1)).state, ParseState::bad);
+  EXPECT_EQ(stream.open(length(0xffffffff)).state, ParseState::bad);
 }
 
 TEST_F(StoreSeal, SecretsHaveALength) {
@@ -160,16 +159,16 @@ class StoreSessionTest : public StoreSeal {
  protected:
   /// The handshake, up to the proof; the session that heard it.
   void begin(StoreSession& session, Handshake& client) {
-    const auto heard = session.take(make_frame(Kind::join, {}, client.own_half()));
+    const auto heard = session.take(make_frame(FrameKind::join, {}, client.own_half()));
     ASSERT_EQ(heard.state, Said::reply);
     ASSERT_TRUE(client.meet(parse_reply(heard.out).frame.value, true));
     EXPECT_TRUE(session.is_unauthenticated());
   }
   static StoreSession::Result prove(StoreSession& session, const Handshake& client) {
-    return session.take(make_frame(Kind::prove, {}, client.proof(true)));
+    return session.take(make_frame(FrameKind::prove, {}, client.proof(true)));
   }
   static void expect_bad(const StoreSession::Result& result, const std::string& why,
-                         std::optional<Kind> told) {
+                         std::optional<FrameKind> told) {
     EXPECT_EQ(result.state, Said::bad);
     EXPECT_EQ(result.why, why);
     if (told) {
@@ -191,17 +190,17 @@ TEST_F(StoreSessionTest, AfterTheHandshakeRequestsAreSealed) {
   EXPECT_TRUE(client.holds(parse_reply(welcome.out).frame.value, false));
   EXPECT_FALSE(session.is_unauthenticated());
   SealedPair streams = client.streams();
-  std::string record = streams.to_server.seal(make_frame(Kind::set, "key", "value"));
+  std::string record = streams.to_server.seal(make_frame(FrameKind::set, "key", "value"));
   for (const char byte : record.substr(0, record.size() - 1))
     EXPECT_EQ(session.take({&byte, 1}).state, Said::more);
   const auto request = session.take(record.substr(record.size() - 1));
   ASSERT_EQ(request.state, Said::request);
   EXPECT_EQ(request.frame.key, "key");
   EXPECT_EQ(request.frame.value, "value");
-  EXPECT_EQ(
-      parse_reply(streams.to_client.open(session.wire(make_frame(Kind::found, {}, "x"))).frame).frame.value,
-      "x");
-  expect_bad(session.take(make_frame(Kind::set, "key", "value")),
+  EXPECT_EQ(parse_reply(streams.to_client.open(session.wire(make_frame(FrameKind::found, {}, "x"))).frame)
+                .frame.value,
+            "x");
+  expect_bad(session.take(make_frame(FrameKind::set, "key", "value")),
              "it sent what is not sealed with its key: somebody changed it, perhaps", std::nullopt);
 }
 
@@ -209,41 +208,43 @@ TEST_F(StoreSessionTest, WhoDoesNotProveIsToldAndClosed) {
   const std::string unproven = "it sent a request, but did not prove that it knows the secret";
   {
     StoreSession session(&key_);
-    expect_bad(session.take(make_frame(Kind::try_get, "key", {})), unproven, Kind::secret_demanded);
+    expect_bad(session.take(make_frame(FrameKind::try_get, "key", {})), unproven, FrameKind::secret_demanded);
   }
   {  // a question is answered, once
     StoreSession session(&key_);
-    const auto told = session.take(make_frame(Kind::try_get, kHelloKey, {}));
+    const auto told = session.take(make_frame(FrameKind::try_get, kHelloKey, {}));
     EXPECT_EQ(told.state, Said::reply);
-    EXPECT_EQ(parse_reply(told.out).frame.kind, Kind::secret_demanded);
+    EXPECT_EQ(parse_reply(told.out).frame.kind, FrameKind::secret_demanded);
     EXPECT_TRUE(session.was_told_of_secret());
-    expect_bad(session.take(make_frame(Kind::try_get, kHelloKey, {})), unproven, Kind::secret_demanded);
+    expect_bad(session.take(make_frame(FrameKind::try_get, kHelloKey, {})), unproven,
+               FrameKind::secret_demanded);
   }
   {  // a large frame is not waited for
     StoreSession session(&key_);
-    expect_bad(session.take(make_frame(Kind::set, "key", std::string(1000, 'x')).substr(0, 24)), unproven,
-               Kind::secret_demanded);
+    expect_bad(session.take(make_frame(FrameKind::set, "key", std::string(1000, 'x')).substr(0, 24)),
+               unproven, FrameKind::secret_demanded);
   }
   {  // a proof of nothing
     StoreSession session(&key_);
-    expect_bad(session.take(make_frame(Kind::prove, {}, std::string(32, 'x'))), unproven,
-               Kind::secret_demanded);
+    expect_bad(session.take(make_frame(FrameKind::prove, {}, std::string(32, 'x'))), unproven,
+               FrameKind::secret_demanded);
   }
   {
     StoreSession session(&key_);
     Handshake client(counting_from(8));
     begin(session, client);
-    expect_bad(prove(session, client), "it does not know the secret", Kind::wrong_proof);
+    expect_bad(prove(session, client), "it does not know the secret", FrameKind::wrong_proof);
   }
   {  // twice the same half, to try another server half
     StoreSession session(&key_);
     Handshake client(key_);
     begin(session, client);
-    expect_bad(session.take(make_frame(Kind::join, {}, client.own_half())), unproven, Kind::secret_demanded);
+    expect_bad(session.take(make_frame(FrameKind::join, {}, client.own_half())), unproven,
+               FrameKind::secret_demanded);
   }
   {
     StoreSession session(&key_);
-    expect_bad(session.take(make_frame(Kind::join, {}, std::string(32, '\0'))),
+    expect_bad(session.take(make_frame(FrameKind::join, {}, std::string(32, '\0'))),
                "it began a handshake with a key that is none", std::nullopt);
   }
 }
@@ -251,10 +252,10 @@ TEST_F(StoreSessionTest, WhoDoesNotProveIsToldAndClosed) {
 TEST_F(StoreSessionTest, SealedNonsenseEndsTheConnection) {
   const std::pair<std::string, const char*> cases[] = {
       {"no frame", "it does not speak this protocol (it sent \"no frame\")"},
-      {make_frame(Kind::try_get, "key", {}).substr(0, 20), "it sealed what is no whole frame"},
-      {make_frame(Kind::try_get, "key", {}) + "x", "it sealed what is no whole frame"},
-      {make_frame(Kind::join, {}, std::string(32, 'x')), "it began a handshake again"},
-      {make_frame(Kind::found, {}, {}), "it sent a request of unknown kind 64"},
+      {make_frame(FrameKind::try_get, "key", {}).substr(0, 20), "it sealed what is no whole frame"},
+      {make_frame(FrameKind::try_get, "key", {}) + "x", "it sealed what is no whole frame"},
+      {make_frame(FrameKind::join, {}, std::string(32, 'x')), "it began a handshake again"},
+      {make_frame(FrameKind::found, {}, {}), "it sent a request of unknown kind 64"},
   };
   for (const auto& [frame, why] : cases) {
     StoreSession session(&key_);
@@ -267,8 +268,8 @@ TEST_F(StoreSessionTest, SealedNonsenseEndsTheConnection) {
 
 TEST_F(StoreSessionTest, WhereNoSecretIsDemandedAHandshakeIsRefused) {
   StoreSession session(nullptr);
-  expect_bad(session.take(make_frame(Kind::join, {}, Handshake(key_).own_half())),
-             "it began a handshake, but no secret is demanded here", Kind::refused);
+  expect_bad(session.take(make_frame(FrameKind::join, {}, Handshake(key_).own_half())),
+             "it began a handshake, but no secret is demanded here", FrameKind::refused);
 }
 
 }  // namespace

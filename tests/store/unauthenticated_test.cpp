@@ -237,9 +237,9 @@ TEST_F(UnauthenticatedTest, AFalseServerIsNotBelieved) {
     const Handshake pretended(key_of_secret("what it thinks it might be"));
     const Descriptor fd(::accept(listener.get(), nullptr, nullptr));
     char buffer[4096];
-    for (const std::string& reply :
-         {make_frame(Kind::secret_demanded, {}, {}), make_frame(Kind::challenge, {}, pretended.own_half()),
-          make_frame(Kind::welcome, {}, std::string(32, 'x'))}) {
+    for (const std::string& reply : {make_frame(FrameKind::secret_demanded, {}, {}),
+                                     make_frame(FrameKind::challenge, {}, pretended.own_half()),
+                                     make_frame(FrameKind::welcome, {}, std::string(32, 'x'))}) {
       EXPECT_GT(::recv(fd.get(), buffer, sizeof buffer, 0), 0);
       ::send(fd.get(), reply.data(), reply.size(), MSG_NOSIGNAL);
     }
@@ -408,7 +408,7 @@ TEST_F(UnauthenticatedTest, WhoTakesTooLongToJoinIsClosed) {
   serve({.join_limit = milliseconds(400)});
   const auto good = client();
   UnauthenticatedClient silent(server_->port()), slow(server_->port());
-  const std::string join = make_frame(Kind::join, {}, std::string(32, 'x'));
+  const std::string join = make_frame(FrameKind::join, {}, std::string(32, 'x'));
   std::size_t said = 0;
   for (const Deadline limit = Deadline::after(seconds(10)); !slow.hears_the_end() && !limit.passed();) {
     if (said < join.size()) slow.say_if_heard(join.substr(said++, 1));
@@ -487,7 +487,7 @@ TEST(OtherUsers, AreRefusedAtOnceAndTakeNobodysPlace) {
     for (int i = 0; i < 100; ++i) {
       const Descriptor fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
       EXPECT_EQ(::connect(fd.get(), socket.data(), socket.length), 0);
-      const std::string request = make_frame(Kind::set, "weft/rank/1", "mine");
+      const std::string request = make_frame(FrameKind::set, "weft/rank/1", "mine");
       ::send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL);
       char byte = 0;
       EXPECT_LE(::recv(fd.get(), &byte, 1, 0), 0) << "it was answered";
@@ -558,7 +558,7 @@ TEST(OtherUsers, AServerOfTcpThatDemandsNoSecretIsNotBelieved) {
     const Descriptor fd(::accept(listener.get(), nullptr, nullptr));
     char buffer[4096];
     EXPECT_GT(::recv(fd.get(), buffer, sizeof buffer, 0), 0);
-    const std::string reply = make_frame(Kind::absent, {}, {});
+    const std::string reply = make_frame(FrameKind::absent, {}, {});
     ::send(fd.get(), reply.data(), reply.size(), MSG_NOSIGNAL);
     EXPECT_LE(::recv(fd.get(), buffer, sizeof buffer, 0), 0) << "nothing more is said to it";
   });
@@ -719,7 +719,7 @@ TEST_F(UnauthenticatedTest, AFullTableRefusesAndGoesOn) {
 TEST_F(UnauthenticatedTest, HalfRequestsAddUpToSoMuch) {
   server_ = std::make_unique<TcpStoreServer>(log_, TcpStoreOptions{.max_unanswered = 300'000});
   const auto good = client("");
-  const std::string half = make_frame(Kind::set, "k", std::string(200'000, 'x')).substr(0, 150'000);
+  const std::string half = make_frame(FrameKind::set, "k", std::string(200'000, 'x')).substr(0, 150'000);
   UnauthenticatedClient first(server_->port());
   first.say(half);
   good->set("small", "1");
@@ -749,7 +749,7 @@ TEST_F(UnauthenticatedTest, RequestsUnderWayTakeNoMoreThanTheirBytes) {
   constexpr std::size_t kRequests = 48, kValue = 1 << 20;
   server_ = std::make_unique<TcpStoreServer>(log_, TcpStoreOptions{});
   const auto good = client("");
-  const std::string whole = make_frame(Kind::set, "k", std::string(kValue, 'x'));
+  const std::string whole = make_frame(FrameKind::set, "k", std::string(kValue, 'x'));
   const std::size_t before = resident_bytes(), allocated_before = allocated_bytes();
   std::vector<std::unique_ptr<UnauthenticatedClient>> many;
   for (std::size_t i = 0; i < kRequests; ++i) {

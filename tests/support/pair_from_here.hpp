@@ -16,7 +16,7 @@ inline shm::Pair* pair_from_here(Rank& r, const shm::Control& control, int to) {
   if (place == 0) return nullptr;
   const auto segment = static_cast<std::uint32_t>(place >> 48);
   if (segment == 0) return reinterpret_cast<shm::Pair*>(place);  // ranks are threads
-  return reinterpret_cast<shm::Pair*>(r.context.arena().segment_base(segment - 1) +
+  return reinterpret_cast<shm::Pair*>(arena_of(r.context).segment_base(segment - 1) +
                                       (place & ((std::uint64_t{1} << 48) - 1)));
 }
 

@@ -61,7 +61,7 @@ struct Connection {
 Connection connect(const GroupInit& b, bool check) {
   if (b.size == 1) return {std::make_shared<::gloo::Context>(b.rank, b.size), {0}};
   const std::string test_host = test_hooks(b).host;
-  const std::string host = test_host.empty() ? b.context.host_peers().self().host : test_host;
+  const std::string host = test_host.empty() ? host_peers_of(b.context).self().host : test_host;
   const auto word = [](bool on) { return std::string(on ? "on" : "off"); };
   // "on host process"
   std::vector<std::string> hosts = join(b, "gloo", fmt::format("{} {} {}", word(check), host, ::getpid()),

@@ -50,8 +50,8 @@ class MpiBackend final : public Backend, private MessageMedium {
         check_(settings.check),
         safe_(settings.safe),
         traits_(*known_traits(kBackend)),
-        state_(std::make_unique<State>(process, comm, b.rank, b.size,
-                                       Limits{settings.safe, settings.max_count})),
+        state_(std::make_unique<KeptMemory>(process, comm, b.rank, b.size,
+                                            Limits{settings.safe, settings.max_count})),
         calls_(b.rank, b.size),
         messages_(*this, b.rank, b.size, settings.unexpected) {
     traits_.spin = b.ranks_here <= settings.cores;
@@ -120,14 +120,14 @@ class MpiBackend final : public Backend, private MessageMedium {
       story = "the group has failed";
       return {};
     }
-    if (row(s.op).collective && !call_state(s).announced) {
+    if (row(s.op).collective && !collective_state(s).announced) {
       story = "MPI cannot tell who is missing (WEFT_MPI_CHECK is off)";
       return {};
     }
     if (!row(s.op).collective) return messages_.missing(s, story);
     std::vector<int> ranks = awaited_by(s);
     const HoldUp found = messages_.found(ranks);
-    if (calls_.late(call_state(s).sequence).empty()) return tell_all_arrived(found, story);
+    if (calls_.late(collective_state(s).sequence).empty()) return tell_all_arrived(found, story);
     story = tell(ranks, found, [](std::span<const int> these) {
       return fmt::format("{} had not arrived", name_ranks(these));
     });
@@ -136,7 +136,7 @@ class MpiBackend final : public Backend, private MessageMedium {
 
   bool ask(const OpState& s) noexcept override {
     const std::lock_guard guard(mutex_);
-    if (failed_ || (row(s.op).collective && !call_state(s).announced)) return true;
+    if (failed_ || (row(s.op).collective && !collective_state(s).announced)) return true;
     if (!process_.refuses_thread().empty()) return true;
     bool settled = true;
     OpState nothing;
@@ -211,8 +211,8 @@ class MpiBackend final : public Backend, private MessageMedium {
 
  private:
   // The memory that MPI may still use after a failure.
-  struct State {
-    State(const Process& process, MPI_Comm comm, int rank, int size, Limits limits)
+  struct KeptMemory {
+    KeptMemory(const Process& process, MPI_Comm comm, int rank, int size, Limits limits)
         : channel(std::make_unique<ControlChannel>(comm, rank, size)),
           rounds(process, comm, rank, size, limits),
           messages(*channel, limits) {}
@@ -221,16 +221,16 @@ class MpiBackend final : public Backend, private MessageMedium {
     Messages messages;
   };
   // The state of a collective, in the scratch of its slot.
-  struct CallState {
+  struct CollectiveState {
     std::uint64_t sequence = 0;                         // among those that are announced
     std::uint64_t first_message = 0, last_message = 0;  // that announced it
     bool announced = false, running = false;
   };
-  static CallState& call_state(OpState& s) noexcept {
-    return *std::launder(reinterpret_cast<CallState*>(s.scratch.data()));
+  static CollectiveState& collective_state(OpState& s) noexcept {
+    return *std::launder(reinterpret_cast<CollectiveState*>(s.scratch.data()));
   }
-  static const CallState& call_state(const OpState& s) noexcept {
-    return *std::launder(reinterpret_cast<const CallState*>(s.scratch.data()));
+  static const CollectiveState& collective_state(const OpState& s) noexcept {
+    return *std::launder(reinterpret_cast<const CollectiveState*>(s.scratch.data()));
   }
   std::vector<int> others() const {
     std::vector<int> ranks;
@@ -243,7 +243,7 @@ class MpiBackend final : public Backend, private MessageMedium {
   // are listed first.
   std::vector<int> awaited_by(const OpState& s) const {
     if (!row(s.op).collective) return messages_.awaited_by(s);
-    const std::vector<int> all_late = calls_.late(call_state(s).sequence);
+    const std::vector<int> all_late = calls_.late(collective_state(s).sequence);
     std::vector<int> ranks;
     for (const int r : all_late)
       if (needs(s, r, rank_)) ranks.push_back(r);
@@ -253,7 +253,7 @@ class MpiBackend final : public Backend, private MessageMedium {
   }
   // The ranks for which a control message of this call has not been taken by MPI yet.
   std::vector<int> owed(const OpState& s) const {
-    const CallState& p = call_state(s);
+    const CollectiveState& p = collective_state(s);
     return state_->channel->owed(p.first_message, p.last_message, [&](int r) { return needs(s, rank_, r); });
   }
 
@@ -370,7 +370,7 @@ class MpiBackend final : public Backend, private MessageMedium {
 
   // Records this rank's own call and sends it to all ranks.
   void announce(OpState& s) {
-    CallState& p = *new (s.scratch.data()) CallState;
+    CollectiveState& p = *new (s.scratch.data()) CollectiveState;
     // The ranks of an all_to_all_v do not know the size of the largest block.
     p.announced = check_ || s.op == Op::all_to_all_v;
     if (!check_) unannounced_ = last_call_of(rank_, LastCall::State::in_flight, record_of(s, size_));
@@ -435,7 +435,7 @@ class MpiBackend final : public Backend, private MessageMedium {
   }
 
   Step collective(OpState& s) {
-    CallState& p = call_state(s);
+    CollectiveState& p = collective_state(s);
     if (!p.running) {
       if (p.announced) {
         for (int r = 0; r < size_; ++r)
@@ -453,7 +453,7 @@ class MpiBackend final : public Backend, private MessageMedium {
 
   // After its call is done, a rank may make no more MPI calls: then messages that MPI has not taken yet would
   // stay here, and ranks that need them would wait.
-  Step finish(const OpState& s, const CallState& p) {
+  Step finish(const OpState& s, const CollectiveState& p) {
     if (p.announced) {
       if (!owed(s).empty()) return Step::pending;
       calls_.finish(p.sequence);
@@ -530,7 +530,7 @@ class MpiBackend final : public Backend, private MessageMedium {
   const bool check_, safe_;
   Traits traits_;
   mutable std::mutex mutex_;  // guards everything below; fail() may be called from any thread
-  std::unique_ptr<State> state_;
+  std::unique_ptr<KeptMemory> state_;
   AnnouncedCalls calls_;
   PeerMessages messages_;
   std::optional<Failure> trouble_;                        // of a message; raised by the next poll

@@ -104,8 +104,8 @@ class NcclBackend final : public Backend {
     events_->give_back(t.done);
   }
   /// Runs `step` on the device, unless the group has failed; an exception of `step` fails the group.
-  template <class Step>
-  void guarded(const OpState* s, const Step& step) noexcept;
+  template <class F>
+  void guarded(const OpState* s, const F& step) noexcept;
   void raise(const Failure& why) noexcept;
   void abort() noexcept;
   void leave() noexcept;
@@ -257,8 +257,8 @@ void NcclBackend::leave() noexcept {
   }
 }
 
-template <class Step>
-void NcclBackend::guarded(const OpState* s, const Step& step) noexcept {
+template <class F>
+void NcclBackend::guarded(const OpState* s, const F& step) noexcept {
   Failure why;
   try {
     const std::lock_guard lock(mutex_);

@@ -134,7 +134,7 @@ bool quiesce(const Group& g, Deadline deadline, std::span<const MemoryRange> exp
     std::this_thread::sleep_for(kQuiesceNap);
   if (who != Inside::process) return who == Inside::nobody;  // a thread of this process cannot be shut out
   for (const MemoryRange& m : exposed) {
-    Arena& arena = g.context.arena();
+    Arena& arena = arena_of(g.context);
     if (arena.find(m.data, m.bytes) && !arena.evacuate(m.data, m.bytes)) return false;
   }
   return true;

@@ -37,7 +37,7 @@ Buffer Group::publish(const std::byte* data, std::size_t bytes, int reader) cons
   const Buffer foreign = single_copy != SingleCopy::off
                              ? Buffer{Buffer::remote, 0, reinterpret_cast<std::uint64_t>(data)}
                              : Buffer{Buffer::foreign, 0, 0};
-  const std::optional<SegmentPlace> place = context.arena().find(data, bytes);
+  const std::optional<SegmentPlace> place = arena_of(context).find(data, bytes);
   if (!place) return foreign;
   show_segments();
   for (int r = 0; r < size; ++r)  // every reader must have mapped the segment
@@ -48,9 +48,9 @@ Buffer Group::publish(const std::byte* data, std::size_t bytes, int reader) cons
 }
 
 void Group::show_segments() const noexcept {
-  const std::uint32_t segments = context.arena().segment_count();
+  const std::uint32_t segments = arena_of(context).segment_count();
   if (mine().segments.load(std::memory_order_relaxed) == segments) return;
-  context.host_peers().show_segments();
+  host_peers_of(context).show_segments();
   mine().segments.store(segments, std::memory_order_seq_cst);
 }
 

@@ -78,7 +78,7 @@ std::string region_name(const GroupInit& b, int number) { return fmt::format("{}
 // The group's memory. Rank 0 offers it before the others look for it, and no longer once it has given up.
 RegionRef offer_region(const GroupInit& b, const std::string& name, std::size_t bytes) {
   try {
-    return b.context.host_peers().offer(name, bytes);
+    return host_peers_of(b.context).offer(name, bytes);
   } catch (const Error& e) {
     throw about_rank_0(b, e);
   }
@@ -87,7 +87,7 @@ RegionRef open_region(const GroupInit& b, PeerProcess& owner, const std::string&
                       Clock::time_point began) {
   for (Looks looks(b);; looks.look()) {
     try {
-      RegionRef region = b.context.host_peers().open(owner, name, looks.next());
+      RegionRef region = host_peers_of(b.context).open(owner, name, looks.next());
       if (region->bytes < bytes)
         throw Error(ErrorCode::corrupt,
                     fmt::format("its region for the group has {} bytes; expected {}", region->bytes, bytes));
@@ -111,7 +111,7 @@ constexpr auto kCountPatience = std::chrono::seconds(1);
 
 // The process of each rank, with its doorbell.
 void meet_processes(const GroupInit& b, Group& g, const std::vector<BootstrapInfo>& infos) {
-  HostPeers& host_peers = b.context.host_peers();
+  HostPeers& host_peers = host_peers_of(b.context);
   if (b.size >= kManyRanks) {
     const std::size_t limit = raise_descriptor_limit(static_cast<std::size_t>(b.size) + kOtherDescriptors);
     if (limit > 0)
@@ -200,7 +200,7 @@ class Assembled {
   // The others connect to get the control region. They have to wait if this process has no more descriptors.
   void check_admits() const {
     try {
-      b_.context.host_peers().check_admits(b_.deadline.passed());
+      host_peers_of(b_.context).check_admits(b_.deadline.passed());
     } catch (const Error& e) {
       throw Error(e.code(), fmt::format("group \"{}\": {}", b_.name, e.what()));
     }
@@ -218,9 +218,9 @@ class Assembled {
 // `usable`: this rank may have memory of pairs in its arena.
 void map_all(const GroupInit& b, Group& g, SingleCopy single_copy, bool may_pull, bool usable) {
   if (!g.one_process) {
-    usable &= b.context.arena().ensure_segment();
-    b.context.host_peers().show_segments();
-    g.mine().segments.store(b.context.arena().segment_count(), std::memory_order_seq_cst);
+    usable &= arena_of(b.context).ensure_segment();
+    host_peers_of(b.context).show_segments();
+    g.mine().segments.store(arena_of(b.context).segment_count(), std::memory_order_seq_cst);
   }
   if (memory_nodes() > 1) g.control.touch(b.rank);
   SingleCopyProbe probe(g, single_copy, may_pull);
@@ -275,7 +275,7 @@ Group init_group(const GroupInit& b) {
   g.path = parse_path(hooks.path);
   g.in_chunk = hooks.in_chunk;
   if (WEFT_MUTANT("leaked_descriptor")) ::memfd_create("lost", 0);
-  HostPeers& host_peers = b.context.host_peers();
+  HostPeers& host_peers = host_peers_of(b.context);
   const SingleCopySetting setting = single_copy_setting();
   const SingleCopy single_copy = single_copy_of(setting);
   // Before the others know of this rank.

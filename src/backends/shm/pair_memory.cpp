@@ -89,7 +89,7 @@ PairMemory::PairMemory(const Group& group) : group_(group) { group.context.attac
 
 PairMemory::~PairMemory() {
   if (blocks_.empty() || group_.context.forked()) return;
-  Arena* const arena = group_.one_process ? nullptr : &group_.context.arena();
+  Arena* const arena = group_.one_process ? nullptr : &arena_of(group_.context);
   for (const Block& b : blocks_) {
     Kept::Left left{b, arena, group_.region, group_.control,
                     group_.processes[static_cast<std::size_t>(b.to)]};
@@ -114,7 +114,8 @@ std::byte* PairMemory::make(int to, std::size_t bytes) {
   group_.context.attached<Kept>().sweep();
   blocks_.reserve(blocks_.size() + 1);
   const std::size_t skipped = line_in_page(group_.rank, to, group_.size);
-  std::byte* const memory = allocate(group_.one_process ? nullptr : &group_.context.arena(), skipped + bytes);
+  std::byte* const memory =
+      allocate(group_.one_process ? nullptr : &arena_of(group_.context), skipped + bytes);
   if (memory == nullptr)
     throw Error(ErrorCode::system,
                 fmt::format("rank {} has no {} bytes of shared memory for what it sends to rank {}",
@@ -126,7 +127,7 @@ std::byte* PairMemory::make(int to, std::size_t bytes) {
 std::uint64_t PairMemory::place(const std::byte* memory, std::size_t bytes) const noexcept {
   if (group_.one_process || !usable()) return reinterpret_cast<std::uint64_t>(memory);
   group_.show_segments();
-  const auto place = group_.context.arena().find(memory, bytes);
+  const auto place = arena_of(group_.context).find(memory, bytes);
   return place ? (std::uint64_t{place->segment} + 1) << kSegmentShift | place->offset
                : 0;  // it is the arena's
 }

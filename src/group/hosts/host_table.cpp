@@ -32,7 +32,8 @@ std::string host_of(Context& context, const Membership& m) {
   const std::string test_host = test_hooks(hooked).host;
   if (!test_host.empty()) return test_host;
   std::string host = this_host();
-  if (is_unknown_host(host)) host = context.host_peers().self().host;  // one for all threads of this process
+  if (is_unknown_host(host))
+    host = host_peers_of(context).self().host;  // one for all threads of this process
   return fmt::format("{}/{}", host, ::geteuid());
 }
 

@@ -38,7 +38,7 @@ Trace Recorder::read() const {
                        .peer = word.rank(),
                        .posted_ns = scale_.nanoseconds(e.posted.load(std::memory_order_relaxed)),
                        .finished_ns = finished ? scale_.nanoseconds(finished) : 0,
-                       .state = static_cast<CallState>(word.note())});
+                       .state = static_cast<TracedState>(word.note())});
   }
   t.taken_ns = scale_.nanoseconds(tick());
   return t;

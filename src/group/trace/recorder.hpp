@@ -28,7 +28,7 @@ class Recorder {
   std::uint64_t posted(const OpState& s, std::uint64_t& when) noexcept {
     const std::uint64_t number = next_.load(std::memory_order_relaxed);
     Entry& e = entries_[number % kEntries];
-    const CallWord word(s.op, s.dtype, s.reduce.kind, static_cast<unsigned>(CallState::pending),
+    const CallWord word(s.op, s.dtype, s.reduce.kind, static_cast<unsigned>(TracedState::pending),
                         s.peer >= 0 ? s.peer : s.root);
     e.word.store(word.bits(), std::memory_order_relaxed);
     e.call.store(s.call, std::memory_order_relaxed);
@@ -40,7 +40,7 @@ class Recorder {
     return number;
   }
   /// `waited`: the call took the slow path, on which reading the clock adds little.
-  void finished(std::uint64_t number, CallState state, bool waited) noexcept {
+  void finished(std::uint64_t number, TracedState state, bool waited) noexcept {
     if (next_.load(std::memory_order_relaxed) - number > kEntries)
       return;  // a later call has overwritten its entry
     Entry& e = entries_[number % kEntries];
@@ -54,7 +54,7 @@ class Recorder {
     if (next_.load(std::memory_order_relaxed) - number > kEntries) return;
     Entry& e = entries_[number % kEntries];
     e.word.store(
-        CallWord(s.op, s.dtype, s.reduce.kind, static_cast<unsigned>(CallState::done), s.peer).bits(),
+        CallWord(s.op, s.dtype, s.reduce.kind, static_cast<unsigned>(TracedState::done), s.peer).bits(),
         std::memory_order_relaxed);
     e.count.store(s.out_count, std::memory_order_relaxed);
   }
@@ -67,7 +67,7 @@ class Recorder {
  private:
   struct Entry {
     std::atomic<std::uint64_t> word{0}, call{0}, posted{0},
-        finished{0};  // word: a CallWord, noted: CallState
+        finished{0};  // word: a CallWord, noted: TracedState
     std::atomic<std::int64_t> count{0};
   };
   std::array<Entry, kEntries> entries_;

@@ -65,7 +65,7 @@ std::vector<int> rows(const Trace& t, std::vector<std::int64_t>& durations) {
   std::vector<int> row_of;
   std::vector<std::int64_t> ends;
   for (const TracedCall& c : t.calls) {
-    const std::int64_t end = c.state == CallState::pending ? t.taken_ns : c.finished_ns;
+    const std::int64_t end = c.state == TracedState::pending ? t.taken_ns : c.finished_ns;
     const std::int64_t duration = std::max<std::int64_t>(end - c.posted_ns, 0);
     durations.push_back(duration);
     std::size_t r = 0;
@@ -140,11 +140,11 @@ std::string events(std::span<const Trace> traces, std::span<const std::int64_t> 
 
 }  // namespace
 
-std::string_view name(CallState state) noexcept {
+std::string_view name(TracedState state) noexcept {
   switch (state) {
-    case CallState::pending: return "pending";
-    case CallState::done: return "done";
-    case CallState::failed: return "failed";
+    case TracedState::pending: return "pending";
+    case TracedState::done: return "done";
+    case TracedState::failed: return "failed";
   }
   return "?";
 }

@@ -13,8 +13,8 @@
 
 namespace weft {
 
-enum class CallState : std::uint8_t { pending, done, failed };
-std::string_view name(CallState state) noexcept;
+enum class TracedState : std::uint8_t { pending, done, failed };
+std::string_view name(TracedState state) noexcept;
 
 /// Times are nanoseconds since the group was made.
 struct TracedCall {
@@ -26,7 +26,7 @@ struct TracedCall {
   int peer = -1;  ///< the root of a collective, the other rank of a message
   std::int64_t posted_ns = 0;
   std::int64_t finished_ns = 0;  ///< 0: not yet, or at once, without a wait
-  CallState state = CallState::pending;
+  TracedState state = TracedState::pending;
 };
 
 struct Trace {

@@ -184,7 +184,7 @@ struct TraceFiles::Writer {
 
 TraceFiles::TraceFiles(Context& context)
     : host_(host_name()), boot_([&] {
-        const std::string& host = context.host_peers().self().host;
+        const std::string& host = host_peers_of(context).self().host;
         return host.substr(0, host.find('/'));
       }()) {
   const auto folder = env::get("WEFT_TRACE");

@@ -11,7 +11,7 @@
 namespace weft {
 namespace {
 
-enum class Kind {  // the first twelve of ReduceOp::Kind
+enum class KernelKind {  // the first twelve of ReduceOp::Kind
   sum,
   avg,
   min,
@@ -61,14 +61,14 @@ WEFT_INLINE void take_chunk(PairOf<T, W>& x, const Acc* from) {
   __builtin_memcpy(&x.odd, reinterpret_cast<const std::byte*>(from) + sizeof x.even, sizeof x.odd);
 }
 
-template <class Number, Kind kind>
+template <class Number, KernelKind kind>
 struct Reduction {
-  static constexpr bool kOrders = kind == Kind::min || kind == Kind::max;
-  static constexpr bool kScales = kind == Kind::premul_sum;
+  static constexpr bool kOrders = kind == KernelKind::min || kind == KernelKind::max;
+  static constexpr bool kScales = kind == KernelKind::premul_sum;
   static constexpr bool kTruths =
-      kind == Kind::logical_and || kind == Kind::logical_or || kind == Kind::logical_xor;
+      kind == KernelKind::logical_and || kind == KernelKind::logical_or || kind == KernelKind::logical_xor;
   using Stored = typename Number::Stored;
-  static constexpr bool kAverages = kind == Kind::avg;
+  static constexpr bool kAverages = kind == KernelKind::avg;
   using Acc =
       typename Either<kOrders, typename Number::Order,
                       typename Either<kAverages, typename Number::Total, typename Number::Sum>::type>::type;
@@ -83,7 +83,7 @@ struct Reduction {
   static constexpr int kBlock = 2048 / sizeof(Acc);  // elements of a block of accumulators
   // Whether there are separate loops for 2 inputs, and for 3 and 4 inputs of floats and of wide accumulators,
   // to one output or to equally many; other reductions save compile time.
-  static constexpr bool kFewShapes = kind == Kind::sum || kind == Kind::avg || kOrders;
+  static constexpr bool kFewShapes = kind == KernelKind::sum || kind == KernelKind::avg || kOrders;
   static constexpr bool kManyShapes = kFewShapes && (Number::kFloating || (kAverages && sizeof(Acc) >= 8));
   // Averages whose sum may be infinite although the average is finite. Such elements are summed again: see
   // rescued().
@@ -156,24 +156,24 @@ struct Reduction {
   }
   template <class V>
   static WEFT_INLINE V combine_lanes(V a, V b) {
-    if constexpr (kind == Kind::prod) {
+    if constexpr (kind == KernelKind::prod) {
       return multiplied(a, b);
-    } else if constexpr (kind == Kind::bit_and || kind == Kind::logical_and) {
+    } else if constexpr (kind == KernelKind::bit_and || kind == KernelKind::logical_and) {
       return static_cast<V>(a & b);
-    } else if constexpr (kind == Kind::bit_or || kind == Kind::logical_or) {
+    } else if constexpr (kind == KernelKind::bit_or || kind == KernelKind::logical_or) {
       return static_cast<V>(a | b);
-    } else if constexpr (kind == Kind::bit_xor || kind == Kind::logical_xor) {
+    } else if constexpr (kind == KernelKind::bit_xor || kind == KernelKind::logical_xor) {
       return static_cast<V>(a ^ b);
     } else if constexpr (!kOrders) {
       return static_cast<V>(a + b);
     } else if constexpr (!Number::kFloating) {
-      return (kind == Kind::min ? a < b : b < a) ? a : b;
+      return (kind == KernelKind::min ? a < b : b < a) ? a : b;
     } else {
       // Equal values have equal bits or are zeros of two signs: min keeps a sign bit that either has, max one
       // that both have.
       using BitsOfV = Vec<Bits, sizeof(V) / sizeof(Bits)>;
       const auto bits_a = bits_as<BitsOfV>(a), bits_b = bits_as<BitsOfV>(b);
-      if constexpr (kind == Kind::min) {
+      if constexpr (kind == KernelKind::min) {
         const V least = a < b ? a : b, equal = bits_as<V>(bits_a | bits_b), r = a == b ? equal : least;
         return a != a ? a : r;
       } else {
@@ -308,7 +308,7 @@ struct Reduction {
 // one has. This is the floor of the average. Signed integers are first raised to unsigned ones; if their
 // average is negative and no integer, one is added. Wraps: the number type of the unsigned twin.
 template <class Number, class Wraps>
-struct AverageOfTwo : Reduction<Wraps, Kind::sum> {
+struct AverageOfTwo : Reduction<Wraps, KernelKind::sum> {
   template <int W>
   static WEFT_INLINE Vec<typename Wraps::Stored, W> combine(Vec<typename Wraps::Stored, W> a,
                                                             Vec<typename Wraps::Stored, W> b) {
@@ -356,7 +356,7 @@ struct ComplexProduct {
   }
   template <int W>
   static WEFT_INLINE Chunk<W> finish(Chunk<W> x, const Divisor<Quotient>& by) {
-    return Reduction<Part, Kind::prod>::finish_lanes(x, by);
+    return Reduction<Part, KernelKind::prod>::finish_lanes(x, by);
   }
 
  private:

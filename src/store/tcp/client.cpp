@@ -56,7 +56,7 @@ class TcpStore final : public Store {
   void set(std::string_view key, std::string_view value, Deadline deadline) override {
     check_store_key(key);
     check_store_value(key, value);
-    call(Kind::set, key, deadline, value);
+    call(FrameKind::set, key, deadline, value);
   }
 
   std::string get(std::string_view key, Deadline deadline) override {
@@ -67,11 +67,11 @@ class TcpStore final : public Store {
       const Deadline give_up =
           forever ? Deadline::never() : Deadline::after(std::min(left, kLongestStoreWait) + kGrace);
       StoreReply reply;
-      if (!try_call(Kind::get, key, {}, {}, forever ? kForever : left.count(), give_up, reply)) {
+      if (!try_call(FrameKind::get, key, {}, {}, forever ? kForever : left.count(), give_up, reply)) {
         throw Error(ErrorCode::timeout,
                     fmt::format("{} (the server at {} does not answer)", timeout_text(key, limit), name_));
       }
-      if (reply.kind != Kind::timed_out) return std::move(reply.value);
+      if (reply.kind != FrameKind::timed_out) return std::move(reply.value);
       // If this process was suspended, the server's clock went on; so ask again.
       if (deadline.passed()) throw Error(ErrorCode::timeout, timeout_text(key, limit));
     }
@@ -79,13 +79,13 @@ class TcpStore final : public Store {
 
   std::optional<std::string> try_get(std::string_view key, Deadline deadline) override {
     check_store_key(key);
-    StoreReply reply = call(Kind::try_get, key, deadline);
-    return reply.kind == Kind::absent ? std::nullopt : std::optional(std::move(reply.value));
+    StoreReply reply = call(FrameKind::try_get, key, deadline);
+    return reply.kind == FrameKind::absent ? std::nullopt : std::optional(std::move(reply.value));
   }
 
   std::int64_t add(std::string_view key, std::int64_t delta, Deadline deadline) override {
     check_store_key(key);
-    return call(Kind::add, key, deadline, {}, {}, delta).number;
+    return call(FrameKind::add, key, deadline, {}, {}, delta).number;
   }
 
   std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
@@ -93,12 +93,12 @@ class TcpStore final : public Store {
     check_store_key(key);
     check_store_value(key, expected);
     check_store_value(key, desired);
-    return call(Kind::compare_set, key, deadline, expected, desired).value;
+    return call(FrameKind::compare_set, key, deadline, expected, desired).value;
   }
 
   void remove(std::string_view key, Deadline deadline) override {
     check_store_key(key);
-    call(Kind::remove, key, deadline);
+    call(FrameKind::remove, key, deadline);
   }
 
  private:
@@ -197,7 +197,7 @@ class TcpStore final : public Store {
   }
 
   /// Sends a request that the server answers at once.
-  StoreReply call(Kind kind, std::string_view key, Deadline deadline, std::string_view value = {},
+  StoreReply call(FrameKind kind, std::string_view key, Deadline deadline, std::string_view value = {},
                   std::string_view extra = {}, std::int64_t number = 0) {
     const Duration limit = std::min(kAnswerLimit, deadline.left());
     StoreReply reply;
@@ -210,7 +210,7 @@ class TcpStore final : public Store {
 
   /// Returns false if there was no answer until `give_up`. The connection is used again only after a complete
   /// answer.
-  bool try_call(Kind kind, std::string_view key, std::string_view value, std::string_view extra,
+  bool try_call(FrameKind kind, std::string_view key, std::string_view value, std::string_view extra,
                 std::int64_t number, Deadline give_up, StoreReply& reply) {
     maker_.check("the connection to the server at " +
                  name_);  // first: the child's mutex may be locked forever
@@ -228,7 +228,7 @@ class TcpStore final : public Store {
       const std::lock_guard lock(mutex_);
       idle_.push_back(std::move(connection));
     }
-    if (reply.kind == Kind::refused) throw Error(error_code(reply.number), reply.value);
+    if (reply.kind == FrameKind::refused) throw Error(error_code(reply.number), reply.value);
     return true;
   }
 

@@ -17,24 +17,24 @@ namespace weft {
 namespace {
 
 /// Returns whether a weft server gives this kind of reply to such a request.
-bool answers(Kind reply, Kind request) {
+bool answers(FrameKind reply, FrameKind request) {
   switch (reply) {
-    case Kind::found:
-    case Kind::refused: return request != Kind::join && request != Kind::prove;
-    case Kind::absent: return request == Kind::try_get;
-    case Kind::timed_out: return request == Kind::get;
-    case Kind::challenge: return request == Kind::join;
-    case Kind::welcome:
-    case Kind::wrong_proof: return request == Kind::prove;
-    case Kind::secret_demanded: return true;
-    case Kind::get:
-    case Kind::try_get:
-    case Kind::set:
-    case Kind::add:
-    case Kind::compare_set:
-    case Kind::remove:
-    case Kind::join:
-    case Kind::prove: return false;  // requests
+    case FrameKind::found:
+    case FrameKind::refused: return request != FrameKind::join && request != FrameKind::prove;
+    case FrameKind::absent: return request == FrameKind::try_get;
+    case FrameKind::timed_out: return request == FrameKind::get;
+    case FrameKind::challenge: return request == FrameKind::join;
+    case FrameKind::welcome:
+    case FrameKind::wrong_proof: return request == FrameKind::prove;
+    case FrameKind::secret_demanded: return true;
+    case FrameKind::get:
+    case FrameKind::try_get:
+    case FrameKind::set:
+    case FrameKind::add:
+    case FrameKind::compare_set:
+    case FrameKind::remove:
+    case FrameKind::join:
+    case FrameKind::prove: return false;  // requests
   }
   return false;
 }
@@ -73,13 +73,13 @@ StoreConnection::Outcome StoreConnection::greet(const KeyBytes* secret, Deadline
 
 StoreConnection::Outcome StoreConnection::introduce(const KeyBytes* secret, Deadline give_up) {
   StoreReply reply;
-  if (secret == nullptr) return exchange(Kind::try_get, kHelloKey, {}, {}, 0, give_up, reply);
+  if (secret == nullptr) return exchange(FrameKind::try_get, kHelloKey, {}, {}, 0, give_up, reply);
   Handshake handshake(*secret);
-  if (const Outcome o = exchange(Kind::join, {}, handshake.own_half(), {}, 0, give_up, reply);
+  if (const Outcome o = exchange(FrameKind::join, {}, handshake.own_half(), {}, 0, give_up, reply);
       o != Outcome::ok)
     return o;
   if (!handshake.meet(reply.value, true)) return Outcome::foreign;
-  if (const Outcome o = exchange(Kind::prove, {}, handshake.proof(true), {}, 0, give_up, reply);
+  if (const Outcome o = exchange(FrameKind::prove, {}, handshake.proof(true), {}, 0, give_up, reply);
       o != Outcome::ok)
     return o;
   if (!handshake.holds(reply.value, false)) return Outcome::wrong_secret;
@@ -87,9 +87,9 @@ StoreConnection::Outcome StoreConnection::introduce(const KeyBytes* secret, Dead
   return Outcome::ok;
 }
 
-StoreConnection::Outcome StoreConnection::exchange(Kind kind, std::string_view key, std::string_view value,
-                                                   std::string_view extra, std::int64_t number,
-                                                   Deadline give_up, StoreReply& reply) {
+StoreConnection::Outcome StoreConnection::exchange(FrameKind kind, std::string_view key,
+                                                   std::string_view value, std::string_view extra,
+                                                   std::int64_t number, Deadline give_up, StoreReply& reply) {
   std::string request = make_frame(kind, key, value, extra, number);
   if (sealed_) request = sealed_->to_server.seal(request);
   if (const Outcome o = send(request, give_up); o != Outcome::ok) {
@@ -103,17 +103,18 @@ StoreConnection::Outcome StoreConnection::exchange(Kind kind, std::string_view k
   if (greets_ && check_full(reply)) return Outcome::closed;
   if (!answers(reply.kind, kind)) {
     // A server that demands no secret refuses handshakes.
-    return kind == Kind::join && reply.kind == Kind::refused ? Outcome::wrong_secret : Outcome::foreign;
+    return kind == FrameKind::join && reply.kind == FrameKind::refused ? Outcome::wrong_secret
+                                                                       : Outcome::foreign;
   }
-  if (reply.kind == Kind::wrong_proof) return Outcome::wrong_secret;
-  return reply.kind == Kind::secret_demanded ? Outcome::secret_demanded : Outcome::ok;
+  if (reply.kind == FrameKind::wrong_proof) return Outcome::wrong_secret;
+  return reply.kind == FrameKind::secret_demanded ? Outcome::secret_demanded : Outcome::ok;
 }
 
 // A refusal that arrives before the client is known may be anybody's text: only a limited part of it is
 // shown.
 bool StoreConnection::check_full(const StoreReply& reply) {
   constexpr std::size_t kShown = 200;
-  if (reply.kind != Kind::refused || reply.number != static_cast<int>(ErrorCode::system)) return false;
+  if (reply.kind != FrameKind::refused || reply.number != static_cast<int>(ErrorCode::system)) return false;
   error_ = reply.value.substr(0, kShown);
   for (char& c : error_)
     if (c < ' ' || c > '~') c = '.';
@@ -165,18 +166,17 @@ StoreConnection::Outcome StoreConnection::receive(Deadline give_up, StoreReply& 
     std::string opened;
     if (sealed_) {
       SealedStream::Opened record = sealed_->to_client.open(in);
-      if (record.state == SealedStream::Opened::State::more) continue;
-      if (record.state == SealedStream::Opened::State::bad || record.bytes != in.size())
-        return Outcome::foreign;
+      if (record.state == ParseState::more) continue;
+      if (record.state == ParseState::bad || record.bytes != in.size()) return Outcome::foreign;
       opened = std::move(record.frame);
     }
     const std::string_view bytes = sealed_ ? opened : in;
     const Parsed parsed = parse_reply(bytes);
-    if (parsed.state == Parsed::State::more && !sealed_) continue;
-    if (parsed.state != Parsed::State::whole || parsed.bytes != bytes.size()) return Outcome::foreign;
+    if (parsed.state == ParseState::more && !sealed_) continue;
+    if (parsed.state != ParseState::whole || parsed.bytes != bytes.size()) return Outcome::foreign;
     reply.kind = parsed.frame.kind;
     reply.number =
-        reply.kind == Kind::refused ? static_cast<int>(refusal_code(parsed.frame)) : parsed.frame.number;
+        reply.kind == FrameKind::refused ? static_cast<int>(refusal_code(parsed.frame)) : parsed.frame.number;
     reply.value = parsed.frame.value;
     return Outcome::ok;
   }

@@ -18,7 +18,7 @@
 namespace weft {
 
 struct StoreReply {
-  Kind kind = Kind::found;
+  FrameKind kind = FrameKind::found;
   std::int64_t number = 0;
   std::string value;
 };
@@ -45,7 +45,7 @@ class StoreConnection {
   /// answer does not matter. After that the server treats this connection as a rank's.
   Outcome greet(const KeyBytes* secret, Deadline give_up);
 
-  Outcome exchange(Kind kind, std::string_view key, std::string_view value, std::string_view extra,
+  Outcome exchange(FrameKind kind, std::string_view key, std::string_view value, std::string_view extra,
                    std::int64_t number, Deadline give_up, StoreReply& reply);
 
   const std::string& error() const { return error_; }

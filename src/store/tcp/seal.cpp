@@ -140,7 +140,7 @@ SealedStream::Opened SealedStream::open(std::string_view bytes) {
   if (bytes.size() < sizeof length) return result;
   std::memcpy(&length, bytes.data(), sizeof length);
   if (length < kSealBytes || length > kMaxFrameBytes + kSealBytes) {
-    result.state = Opened::State::bad;
+    result.state = ParseState::bad;
     return result;
   }
   result.bytes = sizeof length + length;
@@ -150,7 +150,7 @@ SealedStream::Opened SealedStream::open(std::string_view bytes) {
   const int failed = sodium().crypto_aead_xchacha20poly1305_ietf_decrypt(
       reinterpret_cast<Bytes>(result.frame.data()), &written, nullptr, bytes_of(bytes.substr(sizeof length)),
       length, nullptr, 0, nonce_of(next_).data(), key_.data());
-  result.state = failed == 0 ? Opened::State::whole : Opened::State::bad;
+  result.state = failed == 0 ? ParseState::whole : ParseState::bad;
   if (failed == 0) ++next_;
   return result;
 }

@@ -61,8 +61,7 @@ class SealedStream {
   /// The record of a frame.
   std::string seal(std::string_view frame);
   struct Opened {
-    enum class State : std::uint8_t { more, whole, bad };
-    State state = State::more;
+    ParseState state = ParseState::more;
     std::string frame;      ///< if whole
     std::size_t bytes = 0;  ///< of the record; 0 if its length is not there yet
   };

@@ -283,7 +283,7 @@ struct TcpStoreServer::Impl {
   void answer(Client& c, const StoreFrame& request) {
     const std::string_view key = request.key;
     switch (request.kind) {
-      case Kind::get:
+      case FrameKind::get:
         if (const std::string* held = table.find(key)) return reply(c, found(*held));
         c.waiting = true;
         c.key = key;
@@ -292,38 +292,38 @@ struct TcpStoreServer::Impl {
                 ? Clock::time_point::max()
                 : Clock::now() + std::clamp(Duration(request.number), Duration::zero(), kLongestStoreWait);
         return;
-      case Kind::try_get: {
+      case FrameKind::try_get: {
         const std::string* const held = table.find(key);
-        return reply(c, held ? found(*held) : make_frame(Kind::absent, {}, {}));
+        return reply(c, held ? found(*held) : make_frame(FrameKind::absent, {}, {}));
       }
-      case Kind::set:
+      case FrameKind::set:
         table.set(key, request.value);
         reply(c, found({}));
         return wake_waiters(key);
-      case Kind::add: {
+      case FrameKind::add: {
         const std::int64_t sum = table.add(key, request.number);
         reply(c, found({}, sum));
         return wake_waiters(key);
       }
-      case Kind::compare_set:
+      case FrameKind::compare_set:
         reply(c, found(table.compare_set(key, request.value, request.extra)));
         return wake_waiters(key);
-      case Kind::remove: table.remove(key); return reply(c, found({}));
-      case Kind::join:
-      case Kind::prove:
-      case Kind::found:
-      case Kind::absent:
-      case Kind::timed_out:
-      case Kind::refused:
-      case Kind::challenge:
-      case Kind::welcome:
-      case Kind::secret_demanded:
-      case Kind::wrong_proof: return;  // a session hands out requests only
+      case FrameKind::remove: table.remove(key); return reply(c, found({}));
+      case FrameKind::join:
+      case FrameKind::prove:
+      case FrameKind::found:
+      case FrameKind::absent:
+      case FrameKind::timed_out:
+      case FrameKind::refused:
+      case FrameKind::challenge:
+      case FrameKind::welcome:
+      case FrameKind::secret_demanded:
+      case FrameKind::wrong_proof: return;  // a session hands out requests only
     }
   }
 
   static std::string found(std::string_view value, std::int64_t number = 0) {
-    return make_frame(Kind::found, {}, value, {}, number);
+    return make_frame(FrameKind::found, {}, value, {}, number);
   }
 
   void wake_waiters(std::string_view key) {
@@ -338,7 +338,7 @@ struct TcpStoreServer::Impl {
   void expire(bool stopping) {
     const auto now = Clock::now();
     for (const auto& c : clients) {
-      if (c->waiting && c->give_up <= now) reply(*c, make_frame(Kind::timed_out, {}, {}));
+      if (c->waiting && c->give_up <= now) reply(*c, make_frame(FrameKind::timed_out, {}, {}));
       if (!c->is_unauthenticated() || c->gone) continue;
       if (now - c->since >= options.join_limit)
         close_bad(*c, fmt::format("it has not joined within {}", shown_duration(options.join_limit)));

@@ -26,10 +26,10 @@ StoreSession::Result StoreSession::take(std::string_view bytes) {
   if (sealed_) {
     SealedStream::Opened opened = sealed_->to_server.open(in_);
     switch (opened.state) {
-      case SealedStream::Opened::State::more: make_room(in_, opened.bytes); return {};
-      case SealedStream::Opened::State::bad:
+      case ParseState::more: make_room(in_, opened.bytes); return {};
+      case ParseState::bad:
         return bad("it sent what is not sealed with its key: somebody changed it, perhaps");
-      case SealedStream::Opened::State::whole: break;
+      case ParseState::whole: break;
     }
     if (in_.size() > opened.bytes) return bad(kTooEarly);
     std::string().swap(in_);
@@ -37,12 +37,12 @@ StoreSession::Result StoreSession::take(std::string_view bytes) {
   } else {
     const Parsed parsed = parse_request(in_);
     // An unauthenticated client may not announce a frame that is larger than a handshake.
-    if (parsed.state != Parsed::State::bad && secret_ != nullptr &&
+    if (parsed.state != ParseState::bad && secret_ != nullptr &&
         parsed.bytes > sizeof(FrameHeader) + kHandshakeBytes)
       return bad("it sent a request, but did not prove that it knows the secret",
-                 make_frame(Kind::secret_demanded, {}, {}));
-    if (parsed.state == Parsed::State::bad) return bad(parsed.why);
-    if (parsed.state == Parsed::State::more) {
+                 make_frame(FrameKind::secret_demanded, {}, {}));
+    if (parsed.state == ParseState::bad) return bad(parsed.why);
+    if (parsed.state == ParseState::more) {
       make_room(in_, parsed.bytes);
       return {};
     }
@@ -55,10 +55,10 @@ StoreSession::Result StoreSession::take(std::string_view bytes) {
     current_ = std::exchange(in_, {});
   }
   const Parsed parsed = parse_request(current_);
-  if (parsed.state == Parsed::State::bad) return bad(parsed.why);
-  if (parsed.state == Parsed::State::more || parsed.bytes != current_.size())
+  if (parsed.state == ParseState::bad) return bad(parsed.why);
+  if (parsed.state == ParseState::more || parsed.bytes != current_.size())
     return bad("it sealed what is no whole frame");
-  if (parsed.frame.kind == Kind::join || parsed.frame.kind == Kind::prove)
+  if (parsed.frame.kind == FrameKind::join || parsed.frame.kind == FrameKind::prove)
     return sealed_ ? bad("it began a handshake again")
                    : bad("it began a handshake, but no secret is demanded here",
                          make_refusal(ErrorCode::mismatch, "no secret is demanded there"));
@@ -67,31 +67,31 @@ StoreSession::Result StoreSession::take(std::string_view bytes) {
 }
 
 StoreSession::Result StoreSession::handshake(const Parsed& parsed) {
-  const auto reply = [](Kind kind, std::string_view value) {
+  const auto reply = [](FrameKind kind, std::string_view value) {
     return Result{.state = State::reply, .out = make_frame(kind, {}, value)};
   };
-  if (parsed.frame.kind == Kind::try_get && parsed.frame.key == kHelloKey && !handshake_ &&
+  if (parsed.frame.kind == FrameKind::try_get && parsed.frame.key == kHelloKey && !handshake_ &&
       !told_of_secret_) {
     told_of_secret_ = true;
-    return reply(Kind::secret_demanded, {});
+    return reply(FrameKind::secret_demanded, {});
   }
-  if (parsed.frame.kind == Kind::join && !handshake_) {
+  if (parsed.frame.kind == FrameKind::join && !handshake_) {
     handshake_.emplace(*secret_, seed_);
     if (!handshake_->meet(parsed.frame.value, false))
       return bad("it began a handshake with a key that is none");
-    return reply(Kind::challenge, handshake_->own_half());
+    return reply(FrameKind::challenge, handshake_->own_half());
   }
-  if (parsed.frame.kind == Kind::prove && handshake_) {
+  if (parsed.frame.kind == FrameKind::prove && handshake_) {
     if (!handshake_->holds(parsed.frame.value, true))
-      return bad("it does not know the secret", make_frame(Kind::wrong_proof, {}, {}));
-    Result result = reply(Kind::welcome, handshake_->proof(false));
+      return bad("it does not know the secret", make_frame(FrameKind::wrong_proof, {}, {}));
+    Result result = reply(FrameKind::welcome, handshake_->proof(false));
     sealed_.emplace(handshake_->streams());
     handshake_.reset();
     unauthenticated_ = false;
     return result;
   }
   return bad("it sent a request, but did not prove that it knows the secret",
-             make_frame(Kind::secret_demanded, {}, {}));
+             make_frame(FrameKind::secret_demanded, {}, {}));
 }
 
 std::string StoreSession::wire(std::string frame) {

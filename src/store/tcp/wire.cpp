@@ -11,39 +11,40 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "frames are written as they lie in memory");
 
-Parsed bad(std::string why) { return {.state = Parsed::State::bad, .why = std::move(why)}; }
+Parsed bad(std::string why) { return {.state = ParseState::bad, .why = std::move(why)}; }
 
-bool is_request(Kind kind) { return kind >= Kind::get && kind <= Kind::prove; }
-bool is_reply(Kind kind) { return kind >= Kind::found && kind <= Kind::wrong_proof; }
+bool is_request(FrameKind kind) { return kind >= FrameKind::get && kind <= FrameKind::prove; }
+bool is_reply(FrameKind kind) { return kind >= FrameKind::found && kind <= FrameKind::wrong_proof; }
 
 /// Returns whether a frame of that kind may have these lengths. A request names a key, except requests of the
 /// handshake, which have one size; a reply has at most a value.
 bool lengths_fit(const FrameHeader& h) {
   switch (h.kind) {
-    case Kind::get:
-    case Kind::try_get:
-    case Kind::add:
-    case Kind::remove:
-    case Kind::set:
-    case Kind::compare_set:
+    case FrameKind::get:
+    case FrameKind::try_get:
+    case FrameKind::add:
+    case FrameKind::remove:
+    case FrameKind::set:
+    case FrameKind::compare_set:
       return h.key_bytes > 0 && h.key_bytes <= kMaxStoreKeyBytes && h.value_bytes <= kMaxStoreValueBytes &&
              h.extra_bytes <= kMaxStoreValueBytes;
-    case Kind::join:
-    case Kind::prove:
-    case Kind::challenge:
-    case Kind::welcome: return h.key_bytes == 0 && h.value_bytes == kHandshakeBytes && h.extra_bytes == 0;
-    case Kind::found:
-    case Kind::absent:
-    case Kind::timed_out:
-    case Kind::refused:
-    case Kind::secret_demanded:
-    case Kind::wrong_proof:
+    case FrameKind::join:
+    case FrameKind::prove:
+    case FrameKind::challenge:
+    case FrameKind::welcome:
+      return h.key_bytes == 0 && h.value_bytes == kHandshakeBytes && h.extra_bytes == 0;
+    case FrameKind::found:
+    case FrameKind::absent:
+    case FrameKind::timed_out:
+    case FrameKind::refused:
+    case FrameKind::secret_demanded:
+    case FrameKind::wrong_proof:
       return h.key_bytes == 0 && h.value_bytes <= kMaxStoreValueBytes && h.extra_bytes == 0;
   }
   return false;
 }
 
-Parsed parse(std::string_view bytes, bool (*expected)(Kind), std::string_view what) {
+Parsed parse(std::string_view bytes, bool (*expected)(FrameKind), std::string_view what) {
   const std::uint32_t magic = kFrameMagic;
   if (std::memcmp(bytes.data(), &magic, std::min(bytes.size(), sizeof magic)) != 0)
     return bad(fmt::format("it does not speak this protocol (it sent {})", shown_key(bytes)));
@@ -61,7 +62,7 @@ Parsed parse(std::string_view bytes, bool (*expected)(Kind), std::string_view wh
   Parsed result;
   result.bytes = sizeof header + header.key_bytes + header.value_bytes + header.extra_bytes;
   if (bytes.size() < result.bytes) return result;
-  result.state = Parsed::State::whole;
+  result.state = ParseState::whole;
   result.frame = {.kind = header.kind,
                   .number = header.number,
                   .key = bytes.substr(sizeof header, header.key_bytes),
@@ -72,7 +73,7 @@ Parsed parse(std::string_view bytes, bool (*expected)(Kind), std::string_view wh
 
 }  // namespace
 
-std::string make_frame(Kind kind, std::string_view key, std::string_view value, std::string_view extra,
+std::string make_frame(FrameKind kind, std::string_view key, std::string_view value, std::string_view extra,
                        std::int64_t number) {
   const FrameHeader header{.kind = kind,
                            .key_bytes = static_cast<std::uint16_t>(key.size()),
@@ -86,7 +87,7 @@ std::string make_frame(Kind kind, std::string_view key, std::string_view value, 
 }
 
 std::string make_refusal(ErrorCode code, std::string_view text) {
-  return make_frame(Kind::refused, {}, text.substr(0, kMaxStoreValueBytes), {}, static_cast<int>(code));
+  return make_frame(FrameKind::refused, {}, text.substr(0, kMaxStoreValueBytes), {}, static_cast<int>(code));
 }
 
 ErrorCode refusal_code(const StoreFrame& frame) noexcept { return error_code(frame.number); }

@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "store/parse_state.hpp"
 #include "store/table.hpp"
 #include "weft/base/error.hpp"
 
@@ -18,7 +19,7 @@ namespace weft {
 inline constexpr std::uint32_t kFrameMagic = 0x53544657;  // "WFTS"
 inline constexpr std::uint8_t kFrameVersion = 1;
 
-enum class Kind : std::uint8_t {
+enum class FrameKind : std::uint8_t {
   // requests
   get = 1,  // number: nanoseconds to wait, kForever: no limit
   try_get,
@@ -42,7 +43,7 @@ enum class Kind : std::uint8_t {
 struct FrameHeader {
   std::uint32_t magic = kFrameMagic;
   std::uint8_t version = kFrameVersion;
-  Kind kind = Kind::found;
+  FrameKind kind = FrameKind::found;
   std::uint16_t key_bytes = 0;
   std::uint32_t value_bytes = 0;
   std::uint32_t extra_bytes = 0;
@@ -59,20 +60,19 @@ inline constexpr std::size_t kMaxFrameBytes =
 
 /// A frame that was read; it points into the bytes from which it was read.
 struct StoreFrame {
-  Kind kind = Kind::found;
+  FrameKind kind = FrameKind::found;
   std::int64_t number = 0;
   std::string_view key, value, extra;
 };
 
-std::string make_frame(Kind kind, std::string_view key, std::string_view value, std::string_view extra = {},
-                       std::int64_t number = 0);
+std::string make_frame(FrameKind kind, std::string_view key, std::string_view value,
+                       std::string_view extra = {}, std::int64_t number = 0);
 std::string make_refusal(ErrorCode code, std::string_view text);
 /// The code in a `refused` frame; `system` if it is no code of weft.
 ErrorCode refusal_code(const StoreFrame& frame) noexcept;
 
 struct Parsed {
-  enum class State : std::uint8_t { more, whole, bad };
-  State state = State::more;
+  ParseState state = ParseState::more;
   StoreFrame frame{};     ///< if whole
   std::size_t bytes = 0;  ///< of the frame; if `more`, as many as its header announces so far
   std::string why{};      ///< if bad: "it does not speak this protocol (it sent "GET / HT")"

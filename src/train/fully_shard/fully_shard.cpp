@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/floating.hpp"
 #include "mesh/axis_ranks.hpp"
 #include "train/fully_shard/passes.hpp"
 #include "train/masters.hpp"
@@ -91,8 +92,8 @@ void expect_fit(const Parameter& p, const ShardAxes& axes, DType dtype) {
 void expect_options(const FullyShardOptions& options, int ranks) {
   for (const auto& [what, dtype] :
        {std::pair("param", options.precision.param), std::pair("reduce", options.precision.reduce)})
-    if (dtype != DType::f32 && dtype != DType::bf16)
-      bad(fmt::format("options.precision.{} is {}; expected f32 or bf16", what, name(dtype)));
+    if (!is_weight_dtype(dtype))
+      bad(fmt::format("options.precision.{} is {}; expected {}", what, name(dtype), kWeightDTypeNames));
   reshard_ranks(options.reshard_after_forward, ranks);
 }
 

@@ -240,7 +240,7 @@ const std::array<Buffer, kMostPlaces>* Exchanges::find_places(Flight& f, Out& o,
   bool in_place = false, by_kernel = false;
   if (t.nameable && (!group_.oversubscribed || t.bytes > kPackedOnSharedCores)) {
     const std::uint32_t mapped = group_.control.mapped(t.peer, group_.rank).load(std::memory_order_acquire);
-    const Arena::Version version = group_.context.arena().version();
+    const Arena::Version version = arena_of(group_.context).version();
     Traffic::Placed& placed = t.placed;
     in_place = placed.memory == f.memory && placed.mapped == mapped && placed.arena == version;
     if (!in_place) {
