@@ -18,8 +18,8 @@ int main() {
   // Only the members call it; the other ranks need not.
   double ends = 0;
   if (world.rank() == 0 || world.rank() == world.size() - 1) {
-    const std::vector<int> ranks = {0, world.size() - 1};
-    auto pair = world.subgroup("ends", world.size() > 1 ? std::span(ranks) : std::span(ranks).first(1));
+    auto pair =
+        world.size() > 1 ? world.subgroup("ends", {0, world.size() - 1}) : world.subgroup("ends", {0});
     ends = world.rank() + 1;
     pair.all_reduce(weft::view(&ends, 1), weft::view(&ends, 1)).wait();
   }

@@ -7,7 +7,7 @@
 
 namespace weft {
 
-/// Of is_floating(): gradients.
+/// The names of is_floating(): what gradients are.
 constexpr std::string_view kFloatingNames = "f64, f32, bf16 or f16";
 
 /// The dtypes that weights are stored in and layers compute with.

@@ -182,11 +182,11 @@ class JsonReader {
     return value.get<bool>();
   }
   std::string text(const char* key) const { return text(at(key), place(key)); }
-  /// Returns one of the `count` values of an enum, found by the name that name(T) gives it.
+  /// Returns one of the `count` values of an enum from `first` on, found by the name that name(T) gives it.
   template <class T>
-  T named(const char* key, int count) const {
+  T named(const char* key, int count, int first = 0) const {
     const std::string is = text(key);
-    for (int i = 0; i < count; ++i)
+    for (int i = first; i < first + count; ++i)
       if (name(static_cast<T>(i)) == is) return static_cast<T>(i);
     wrong(place(key), fmt::format("is {}, which weft does not know", shown_json(is)));
   }

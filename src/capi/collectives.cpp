@@ -105,8 +105,8 @@ weft_status weft_all_to_all(weft_group* group, const weft_buffer* in, const weft
   return submit<Op::all_to_all>(__func__, group, {.in = in, .out = out}, options, work, error);
 }
 
-weft_status weft_all_to_all_v(weft_group* group, const weft_buffer* in, const weft_blocks* in_blocks,
-                              const weft_buffer* out, const weft_blocks* out_blocks,
+weft_status weft_all_to_all_v(weft_group* group, const weft_buffer* in, const weft_buffer* out,
+                              const weft_blocks* in_blocks, const weft_blocks* out_blocks,
                               const weft_call_options* options, weft_work** work, weft_error* error) {
   return submit<Op::all_to_all_v>(__func__, group,
                                   {.in = in, .in_blocks = in_blocks, .out = out, .out_blocks = out_blocks},

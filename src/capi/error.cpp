@@ -16,7 +16,7 @@ constexpr std::size_t kErrorFirstBytes = 1120;  // of weft_error in version 0.1
 static_assert(sizeof(weft_error) == kErrorFirstBytes);
 
 // 0 is WEFT_OK.
-constexpr weft_status status_of(ErrorCode code) { return static_cast<weft_status>(code) + 1; }
+constexpr weft_status status_of(ErrorCode code) { return static_cast<weft_status>(code); }
 static_assert(status_of(ErrorCode::bad_argument) == WEFT_BAD_ARGUMENT);
 static_assert(status_of(ErrorCode::layout) == WEFT_LAYOUT);
 static_assert(status_of(ErrorCode::unsupported) == WEFT_UNSUPPORTED);
@@ -118,7 +118,7 @@ int32_t weft_version_number(void) { return WEFT_VERSION_NUMBER; }
 const char* weft_status_name(weft_status status) {
   if (status == WEFT_OK) return "ok";
   if (status < WEFT_OK || status > weft::kErrorCodeCount) return "?";
-  return weft::name(static_cast<weft::ErrorCode>(status - 1)).data();  // literals, so they end in a zero
+  return weft::name(static_cast<weft::ErrorCode>(status)).data();  // literals, so they end in a zero
 }
 
 const char* weft_op_name(weft_op op) {

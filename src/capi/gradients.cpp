@@ -89,7 +89,7 @@ weft::SyncOptions sync_options(const char* function, const weft_sync_options* op
 // The status of a function of the program's own, as an Error of the call in which it was called.
 void expect_ok(const char* what, weft_status status, const weft_error& error) {
   if (status == WEFT_OK) return;
-  throw weft::Error(weft::error_code(status - 1),
+  throw weft::Error(weft::error_code(status),
                     fmt::format("{}: {}", what, error.text[0] != 0 ? error.text : "it says nothing more"));
 }
 
@@ -98,11 +98,11 @@ weft::BucketHook hook_of(const char* function, const weft_bucket_hook& hook) {
     capi::refuse(
         ErrorCode::bad_argument, function,
         fmt::format("options->hook.begin and .end of \"{}\" are NULL; expected one of them", hook.name));
-  struct State {
+  struct HookState {
     weft_bucket_hook hook;
     std::vector<std::int32_t> members;
   };
-  const auto state = std::make_shared<State>(State{hook, {}});
+  const auto state = std::make_shared<HookState>(HookState{hook, {}});
   const auto call = [state](weft_status (*step)(void*, const weft_ready_bucket*, weft_error*),
                             const char* what, const weft::ReadyBucket& b) {
     if (step == nullptr) return;

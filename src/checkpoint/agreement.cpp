@@ -95,12 +95,12 @@ void agree(ProcessGroup* group, std::string_view what, std::string_view conseque
   std::vector<std::string> texts;
   std::size_t first = 0;
   try {
-    const std::uint64_t number = mine ? 1 + static_cast<std::uint64_t>(own.code) : 0;
+    const std::uint64_t number = mine ? static_cast<std::uint64_t>(own.code) : 0;
     const std::vector<std::uint64_t> codes = numbers_of_all(group, number, deadline);
     if (all_told != nullptr) *all_told = true;
     while (first < codes.size() && codes[first] == 0) ++first;
     if (first == codes.size()) return;
-    code = error_code(static_cast<std::int64_t>(codes[first]) - 1);
+    code = error_code(static_cast<std::int64_t>(codes[first]));
     texts = texts_of_all(group, mine ? joined(own.text, consequence) : "", deadline);
   } catch (...) {  // the first failure is reported
     if (!mine) throw;

@@ -171,15 +171,15 @@ Tensor gather_spatial(const Tensor& y, const DomainManager& manager) {
   return redistribute(y, whole);
 }
 
-Tensor unpad_shard_interp(const Tensor& y, const SpatialPadding& padding, const DomainManager& manager,
-                          std::int64_t height, std::int64_t width) {
-  given("unpad_shard_interp", manager);
-  const LayoutRef of_y = layout_of("unpad_shard_interp", y);
+Tensor crop_padding(const Tensor& y, const SpatialPadding& padding, const DomainManager& manager,
+                    std::int64_t height, std::int64_t width) {
+  given("crop_padding", manager);
+  const LayoutRef of_y = layout_of("crop_padding", y);
   const Shape& has = of_y->global;
   if (has.rank() != 4 || has[domain::kHeight] != height + padding.top + padding.bottom ||
       has[domain::kWidth] != width + padding.left + padding.right)
     refuse_argument(
-        fmt::format("unpad_shard_interp: y is {}; expected {} + {} + {} rows and {} + {} + {} columns of "
+        fmt::format("crop_padding: y is {}; expected {} + {} + {} rows and {} + {} + {} columns of "
                     "padding, map and padding",
                     to_string(has), padding.top, height, padding.bottom, padding.left, width, padding.right));
   const std::shared_ptr<const Window> window = kept_unpadding(manager, of_y, padding);
@@ -189,12 +189,12 @@ Tensor unpad_shard_interp(const Tensor& y, const SpatialPadding& padding, const 
   return result.with_layout(without_padding(of_y, padding));
 }
 
-Tensor unpad_shard_interp_adjoint(const Tensor& dy, const SpatialPadding& padding, const LayoutRef& y,
-                                  const DomainManager& manager) {
-  constexpr const char* kName = "unpad_shard_interp_adjoint";
+Tensor crop_padding_adjoint(const Tensor& dy, const SpatialPadding& padding, const LayoutRef& y,
+                            const DomainManager& manager) {
+  constexpr const char* kName = "crop_padding_adjoint";
   const LayoutRef& of_dy = layout_of(kName, dy);
   if (y == nullptr)
-    refuse_argument(fmt::format("{}: y is null; expected the layout of what was unpadded", kName));
+    refuse_argument(fmt::format("{}: y is null; expected the layout of what was cropped", kName));
   if (y->global.rank() != domain::kMapDims || y->global[domain::kHeight] < padding.top + padding.bottom ||
       y->global[domain::kWidth] < padding.left + padding.right)
     refuse_argument(fmt::format("{}: y is {}; expected maps with {} + {} rows and {} + {} columns of padding",

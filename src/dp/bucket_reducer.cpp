@@ -46,7 +46,8 @@ struct BucketReducer::Impl {
         options(options_in),
         device(dp::stream_of(options.compute).device),
         slots(entries.size()),
-        user(axes.state().users_along({axes.root_axes().begin(), axes.root_axes().end()})) {
+        user(
+            detail::MeshAccess::state(axes).users_along({axes.root_axes().begin(), axes.root_axes().end()})) {
     if (const std::optional<Error> fault = fault_of([&] { make_buckets(); })) tell_all(*fault);
   }
 

@@ -45,7 +45,7 @@ void check_gradients(std::string_view what, std::span<const Gradient> gradients,
       throw Error(code, fmt::format("{}: the gradient of \"{}\" {}", what, g.name, text));
     };
     const DType t = g.data.dtype;
-    if (t != DType::f64 && t != DType::f32 && t != DType::bf16 && t != DType::f16)
+    if (!is_floating(t))
       wrong(ErrorCode::bad_argument, fmt::format("is {}; expected {}", name(t), kFloatingNames));
     if (const std::string fault = device_fault(g.data.device, compute); !fault.empty())
       wrong(ErrorCode::bad_argument, fault);

@@ -12,6 +12,7 @@
 
 namespace weft {
 
+class Context;
 class Logger;
 
 /// The place of a byte in a process's shared memory, in the form in which its peers address it.
@@ -118,5 +119,8 @@ class Arena {
   std::unique_ptr<Impl> impl_;
   std::atomic<std::uint32_t> segment_count_{0};
 };
+
+/// This process's shared memory.
+Arena& arena_of(Context& context) noexcept;
 
 }  // namespace weft

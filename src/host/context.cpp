@@ -152,18 +152,28 @@ Context::~Context() {
 
 Logger& Context::log() noexcept { return impl_->log; }
 const ContextOptions& Context::options() const noexcept { return impl_->options; }
-Arena& Context::arena() noexcept { return impl_->arena; }
-LocalMemory& Context::local_memory() noexcept { return impl_->local_memory; }
-HostPeers& Context::host_peers() noexcept { return impl_->host_peers; }
 
-ProgressEngine& Context::progress(int process_rank) {
+class detail::ContextAccess {
+ public:
+  static Context::Impl& impl(Context& context) noexcept { return *context.impl_; }
+};
+
+Arena& arena_of(Context& context) noexcept { return detail::ContextAccess::impl(context).arena; }
+LocalMemory& local_memory_of(Context& context) noexcept {
+  return detail::ContextAccess::impl(context).local_memory;
+}
+HostPeers& host_peers_of(Context& context) noexcept {
+  return detail::ContextAccess::impl(context).host_peers;
+}
+
+ProgressEngine& progress_of(Context& context, int process_rank) {
   if (process_rank < 0)
     throw Error(ErrorCode::bad_argument,
                 fmt::format("context: process_rank is {}; expected 0 or more", process_rank));
-  const std::lock_guard lock(impl_->progress_mutex);
-  auto& list = impl_->progress[process_rank];
-  if (!list)
-    list = std::make_unique<ProgressEngine>(impl_->host_peers.own_doorbell(process_rank), impl_->log);
+  auto& of = detail::ContextAccess::impl(context);
+  const std::lock_guard lock(of.progress_mutex);
+  auto& list = of.progress[process_rank];
+  if (!list) list = std::make_unique<ProgressEngine>(of.host_peers.own_doorbell(process_rank), of.log);
   return *list;
 }
 

@@ -15,6 +15,7 @@
 
 namespace weft {
 
+class Context;
 class Logger;
 
 class LocalMemory {
@@ -74,5 +75,8 @@ class LocalMemory {
   std::multimap<std::size_t, Order::iterator> by_size_;
   std::size_t in_use_ = 0, peak_in_use_ = 0, cached_bytes_ = 0;
 };
+
+/// This process's own memory.
+LocalMemory& local_memory_of(Context& context) noexcept;
 
 }  // namespace weft

@@ -23,6 +23,7 @@
 namespace weft {
 
 class Arena;
+class Context;
 class Logger;
 
 class HostPeers {
@@ -69,5 +70,8 @@ class HostPeers {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+/// The other processes of the host.
+HostPeers& host_peers_of(Context& context) noexcept;
 
 }  // namespace weft

@@ -15,6 +15,8 @@
 
 namespace weft {
 
+class Context;
+
 inline constexpr auto kSleep = std::chrono::milliseconds(50);  ///< a sleeper looks for dead peers this often
 
 /// An object with calls in flight: a process group.
@@ -191,5 +193,9 @@ class ProgressEngine {
   std::atomic<int> pending_{0};       // calls in flight in groups that are helped
   std::atomic<int> waiters_{0};
 };
+
+/// The calls in flight of a rank of this process. Throws bad_argument if `process_rank` is negative,
+/// unsupported if 1024 others are in use here.
+ProgressEngine& progress_of(Context& context, int process_rank);
 
 }  // namespace weft

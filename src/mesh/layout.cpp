@@ -173,7 +173,7 @@ std::string to_string(const Layout& layout) {
 Layout::Layout(std::shared_ptr<MeshState> state, LayoutSpec spec)
     : LayoutSpec(std::move(spec)), state_(std::move(state)), local_(local_shape(state_->rank())) {}
 
-DeviceMesh Layout::mesh() const { return DeviceMesh(state_); }
+DeviceMesh Layout::mesh() const { return detail::MeshAccess::root(state_); }
 const MeshShape& Layout::mesh_shape() const noexcept { return state_->shape(); }
 
 std::vector<Box> Layout::parts(int rank) const {
@@ -211,7 +211,7 @@ const Placement& Layout::on(std::string_view axis) const {
 
 void Layout::check_root(const DeviceMesh& axes) const {
   given_mesh("layout", axes);
-  if (&axes.state() != state_.get())
+  if (&detail::MeshAccess::state(axes) != state_.get())
     bad_layout(
         fmt::format("layout: axis {} belongs to another mesh than {}", axis_text(axes), to_string(*this)));
 }
@@ -304,7 +304,7 @@ LayoutRef Layout::segmented(int dim, std::vector<std::int64_t> sizes) const {
 namespace {
 
 LayoutRef interned(const DeviceMesh& mesh, Placements placements, const Shape& global) {
-  MeshState& state = mesh.state();
+  MeshState& state = detail::MeshAccess::state(mesh);
   LayoutSpec spec{std::move(placements), global, {}, {}};
   check(state.shape(), spec);
   normalise(state.shape(), spec);
@@ -324,7 +324,7 @@ LayoutRef make_layout(const DeviceMesh& mesh, Placements placements, const Shape
 LayoutRef make_layout(const DeviceMesh& mesh,
                       std::initializer_list<std::pair<std::string_view, Placement>> placements,
                       const Shape& global) {
-  const MeshShape& shape = given_mesh("make_layout", mesh, "mesh").state().shape();
+  const MeshShape& shape = detail::MeshAccess::state(given_mesh("make_layout", mesh, "mesh")).shape();
   Placements all(static_cast<std::size_t>(shape.axis_count()));
   for (const auto& [axis, placement] : placements)
     all[static_cast<std::size_t>(shape.index(axis))] = placement;
@@ -362,7 +362,7 @@ void expect_layout(const LayoutRef& layout, const DeviceMesh& axes, const Placem
                    const TensorName& what) {
   if (given_mesh("expect_layout", axes).size() == 1) return;
   if (layout == nullptr) placement_on(layout, axes, what);  // throws
-  if (&layout->mesh().state() != &axes.state())
+  if (&detail::MeshAccess::state(layout->mesh()) != &detail::MeshAccess::state(axes))
     bad_layout(fmt::format(
         "{} lies over {}, axis {} belongs to {}: not the same DeviceMesh; use one for both", what.text(),
         to_string(layout->mesh_shape()), axis_text(axes), to_string(axes.root().shape())));

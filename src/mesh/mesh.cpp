@@ -282,7 +282,7 @@ std::vector<int> DeviceMesh::ranks() const { return node("ranks").state->ranks_a
 std::span<const int> DeviceMesh::root_axes() const { return node("root_axes").axes; }
 ProcessGroup& DeviceMesh::group() const { return node("group").state->group_along(node_->axes); }
 Context& DeviceMesh::context() const { return node("context").state->context(); }
-MeshState& DeviceMesh::state() const { return *node("state").state; }
+MeshState& detail::MeshAccess::state(const DeviceMesh& mesh) { return *mesh.node("state").state; }
 
 bool operator==(const DeviceMesh& a, const DeviceMesh& b) noexcept {
   if (a.node_ == b.node_) return true;

@@ -81,4 +81,17 @@ class MeshState : public std::enable_shared_from_this<MeshState> {
   std::shared_ptr<const void> root_node_;
 };
 
+namespace detail {
+
+/// A door for weft's own layers; programs have no use for it.
+class MeshAccess {
+ public:
+  /// Throws bad_argument if the mesh is empty.
+  static MeshState& state(const DeviceMesh& mesh);
+  /// The whole mesh.
+  static DeviceMesh root(const std::shared_ptr<MeshState>& state) { return DeviceMesh(state); }
+};
+
+}  // namespace detail
+
 }  // namespace weft

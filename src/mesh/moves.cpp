@@ -156,7 +156,7 @@ Move Moves::exchange(const Tensor& in, const DeviceMesh& axis, int from, const C
   move.cut_ = from_cut;
   move.dim_ = from;
   move.after_ = Move::After::unpack_exchanged;
-  move.work_ = axis.group().all_to_all_v(move.in_, {sent}, move.blocks_, {received}, options_of(in, tag));
+  move.work_ = axis.group().all_to_all_v(move.in_, move.blocks_, {sent}, {received}, options_of(in, tag));
   return move;
 }
 

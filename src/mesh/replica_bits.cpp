@@ -57,7 +57,7 @@ class BitHash {
 }  // namespace
 
 bool is_over(const Layout& layout, const DeviceMesh& axes) {
-  return &layout.mesh_shape() == &axes.state().shape();
+  return &layout.mesh_shape() == &detail::MeshAccess::state(axes).shape();
 }
 
 std::vector<int> replicated_along(const LayoutRef& layout, const DeviceMesh& axes) {

@@ -144,12 +144,12 @@ std::vector<std::uint64_t> gather_with_list(std::string_view what, const DeviceM
   const auto words = digest.words();
   std::vector<std::uint64_t> head(kStride);
   std::copy(words.begin(), words.end(), head.begin());
-  if (fault) head[kFault] = 1 + static_cast<std::uint64_t>(fault->code());
+  if (fault) head[kFault] = static_cast<std::uint64_t>(fault->code());
   std::copy_n(own.begin(), first, head.begin() + kDigest);
   const std::vector<std::uint64_t> heads = gather(axes, head);
   for (std::size_t r = 0; r < ranks; ++r)
     if (const std::uint64_t code = heads[r * kStride + kFault]; code != 0)
-      throw_fault(what, axes, fault, static_cast<int>(r), error_code(static_cast<std::int64_t>(code) - 1));
+      throw_fault(what, axes, fault, static_cast<int>(r), error_code(static_cast<std::int64_t>(code)));
   for (std::size_t r = 1; r < ranks; ++r)
     if (!std::equal(heads.begin(), heads.begin() + kDigest,
                     heads.begin() + static_cast<std::ptrdiff_t>(r * kStride)))

@@ -120,7 +120,7 @@ Trainer::Trainer(ParallelModel& model, Compute& compute, const Options& options)
     check("weight_decay", sgd.weight_decay, kNone);
     optimizer_ = std::make_unique<SGD>(compute, model.parameters(), sgd);
   }
-  if (options.ema) ema_ = std::make_unique<Ema>(model.parameters(), *options.ema);
+  if (options.ema) ema_ = std::make_unique<Ema>(compute, model.parameters(), *options.ema);
 }
 
 std::vector<Trainer::Placed> Trainer::place(std::span<const TokenBatch> batches) const {

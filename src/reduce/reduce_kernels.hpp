@@ -43,8 +43,8 @@ constexpr ReduceKernel kBits = kernel_of_parts<Reduction<U8, kind>, bytes>;
 using AverageOfF32 = Reduction<F32InF64, KernelKind::avg>;
 using AverageOfTwoF32 = Reduction<F32, KernelKind::avg>;
 
-// One row for each DType, in its order; in each row one kernel for each KernelKind, in its order. A sum or product
-// that wraps is equal for both signs. f8 is never combined.
+// One row for each DType, in its order; in each row one kernel for each KernelKind, in its order. A sum or
+// product that wraps is equal for both signs. f8 is never combined.
 #define WEFT_REDUCE_FLOAT(Number, average)                                                           \
   {                                                                                                  \
     kernel<Reduction<Number, KernelKind::sum>>, average, kernel<Reduction<Number, KernelKind::min>>, \

@@ -17,7 +17,8 @@ namespace {
 
 }  // namespace
 
-Ema::Ema(std::vector<Parameter*> parameters, const Options& options) : options_(options) {
+Ema::Ema(Compute& compute, std::vector<Parameter*> parameters, const Options& options)
+    : compute_(&compute), options_(options) {
   if (!(options.decay >= 0 && options.decay < 1))
     bad_ema(fmt::format("decay is {}; expected 0 or more, and less than 1", options.decay));
   for (Parameter* p : parameters)
@@ -33,8 +34,9 @@ void Ema::add(Parameter& parameter) {
   if (std::find(parameters_.begin(), parameters_.end(), &parameter) != parameters_.end())
     bad_ema(fmt::format("\"{}\" is averaged already", parameter.path()));
   if (swapped_) bad_ema("add() while the averages are swapped in; swap_out() first");
-  Compute& compute = parameter.compute();
+  Compute& compute = *compute_;
   const Tensor& master = parameter.master();
+  compute.expect_here(parameter.path(), master);
   Average average{Tensor::zeros(compute.context(), {1}, DType::i64),  // the host counts
                   compute.make(master.shape()).with_layout(master.layout())};
   copy(compute.context(), master, average.value, compute.stream());
@@ -72,7 +74,7 @@ void Ema::update() {
     if (!p.trainable()) continue;  // frozen since
     std::int64_t& updates = averages_[i].updates.as<std::int64_t>()[0];
     const double decay = decay_at(updates++);
-    kernels::KernelContext& on = kernels_of(p.compute());
+    kernels::KernelContext& on = kernels_of(*compute_);
     float* const average = averages_[i].value.data_ptr<float>();
     const std::int64_t count = p.master().count();
     // e += (1 - d) (p - e) is a step of SGD: of e, along the gradient p, with a decay of -1 and a rate below
@@ -87,8 +89,8 @@ void Ema::update() {
 
 void Ema::exchange() {
   expect_same_layouts();
+  Compute& compute = *compute_;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    Compute& compute = parameters_[i]->compute();
     const Tensor& master = parameters_[i]->write_master();
     const Tensor& average = averages_[i].value;
     if (compute.device() == Device{}) {

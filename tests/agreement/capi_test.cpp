@@ -20,7 +20,7 @@ namespace {
 using test::Rank;
 
 void expect_ok(weft_status status, const weft_error& error) {
-  if (status != WEFT_OK) throw Error(static_cast<ErrorCode>(status - 1), error.text);
+  if (status != WEFT_OK) throw Error(static_cast<ErrorCode>(status), error.text);
 }
 
 struct Destroy {

@@ -118,7 +118,7 @@ Rows movements() {
           "all_to_all_v: rank 1 sends 5 elements to rank 0, which expects 4",
           [](ProcessGroup& g, Floats& f) {
             const std::vector<std::int64_t> expected{4, 4}, sent{f.odd ? 5 : 4, 4};
-            g.all_to_all_v(f.in(f.odd ? 9 : 8), {sent}, f.out(8), {expected}).wait();
+            g.all_to_all_v(f.in(f.odd ? 9 : 8), f.out(8), {sent}, {expected}).wait();
             return g.barrier();
           }),
       row("broadcast", "count", "broadcast f32 x8 root 0 [call 0]…broadcast f32 x7 root 0 [call 0]",

@@ -436,14 +436,14 @@ Rows maps() {
          const Tensor x = Tensor::zeros(r.context, {r.rank == 1 ? 3 : 1, 1, 2, 8});
          shard_spatial(x, DomainManager(mesh["y"], {.data = mesh["dp"]}));
        }},
-      {"unpad_shard_interp", "padding", "in the first exchange of a plan", ErrorCode::mismatch,
+      {"crop_padding", "padding", "in the first exchange of a plan", ErrorCode::mismatch,
        "window: …expected the same on all ranks",
        [](Rank& r) {
          const DeviceMesh mesh(r.group(), {{"y", 2}});
          const LayoutRef layout = make_layout(mesh, {Shard{2}}, {1, 1, 5, 8});
          const Tensor maps = Tensor::zeros(r.context, layout->local_shape());
          const SpatialPadding padding = r.rank == 1 ? SpatialPadding{.top = 1} : SpatialPadding{.bottom = 1};
-         unpad_shard_interp(maps.with_layout(layout), padding, DomainManager(mesh["y"], {}), 4, 8);
+         crop_padding(maps.with_layout(layout), padding, DomainManager(mesh["y"], {}), 4, 8);
        }},
   };
 }

@@ -269,7 +269,7 @@ TEST_P(GroupsBeingMade, WhoWaitsThereIsNotNamed) {
         const auto began = Clock::now();
         const Error e = error_of([&] {
           if (r.rank == 2) {
-            parent.subgroup("pair", std::vector<int>{2, 3});
+            parent.subgroup("pair", {2, 3});
           } else {
             parent.barrier({.deadline = r.rank == 0 ? Duration(kSoon) : Duration(kLater)}).wait();
           }

@@ -63,7 +63,7 @@ class CaseBuffers {
       case Op::gather: return call::gather(in, out, call_.root, o);
       case Op::scatter: return call::scatter(in, out, call_.root, o);
       case Op::all_to_all: return call::all_to_all(in, out, o);
-      case Op::all_to_all_v: return call::all_to_all_v(in, ins, out, outs, o);
+      case Op::all_to_all_v: return call::all_to_all_v(in, out, ins, outs, o);
       case Op::send: return call::send(in, call_.peer, o);
       case Op::recv: return call::recv(out, call_.peer, o);
       case Op::barrier:

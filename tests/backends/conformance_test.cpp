@@ -585,7 +585,7 @@ TEST_P(Conformance, EmptyAndPrimeCountsInEveryVForm) {
     const TensorView out = view(static_cast<float*>(nullptr), 0);
     group(r).all_gather_v(in, out, {none}).wait();
     group(r).reduce_scatter_v(in, out, {none}).wait();
-    group(r).all_to_all_v(in, {none}, out, {none}).wait();
+    group(r).all_to_all_v(in, out, {none}, {none}).wait();
   });
 }
 

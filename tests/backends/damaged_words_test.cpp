@@ -284,7 +284,7 @@ TEST_F(DamagedWords, TheBlocksOfACollective) {
 TEST_F(DamagedWords, TheLongestBlock) {
   const auto exchanges = [](Rank& r) {
     static constexpr std::array<std::int64_t, 2> counts{kLarge, kLarge};
-    return r.group().all_to_all_v(tensor(r, 2 * kLarge), {counts}, tensor(r, 2 * kLarge), {counts});
+    return r.group().all_to_all_v(tensor(r, 2 * kLarge), tensor(r, 2 * kLarge), {counts}, {counts});
   };
   for (const std::int64_t longest : {std::int64_t{-5}, std::int64_t{1} << 62})
     check(

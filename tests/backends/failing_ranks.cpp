@@ -439,7 +439,7 @@ const std::map<std::string, void (*)(Job&)> kScenes = {
        }
        if (rank == 2)
          for (const int r : {0, 3}) j.await("told", r);
-       tell([&] { j.g.subgroup("pair", std::vector<int>{1, 2}); });
+       tell([&] { j.g.subgroup("pair", {1, 2}); });
      }},
 
     // Rank 1 has fewer elements.

@@ -218,7 +218,7 @@ TEST_P(Gloo, CountsBetweenTwoRanksAreCompared) {
         const std::int64_t give[2][2] = {{1, 2}, {3, 4}}, get[2][2] = {{1, 3}, {5, 4}};
         const Error e = error_of([&] {
           r.group()
-              .all_to_all_v(view(in), {.counts = give[r.rank]}, view(out), {.counts = get[r.rank]})
+              .all_to_all_v(view(in), view(out), {.counts = give[r.rank]}, {.counts = get[r.rank]})
               .wait();
         });
         EXPECT_EQ(e.code(), ErrorCode::mismatch) << e.what();

@@ -229,7 +229,7 @@ TEST_F(Join, OneRankNeedsNoStore) {
 
 // No text gives a code or an op that this build does not have.
 TEST_F(Join, AFirstCauseOfUnknownNumbersIsRead) {
-  for (const char* head : {"99 200 5 1 2", "-1 -1 5 1 2"}) {
+  for (const char* head : {"99 200 5 1 2", "0 200 5 1 2", "-1 -1 5 1 2"}) {
     const Failure why = decode_failure(std::string(head) + "\nwords");
     EXPECT_EQ(why.code, ErrorCode::system);
     EXPECT_EQ(why.op, Op::none);
@@ -239,7 +239,7 @@ TEST_F(Join, AFirstCauseOfUnknownNumbersIsRead) {
 }
 
 TEST_F(Join, AFirstCauseOfEachCodeArrives) {
-  for (int number = 0; number < kErrorCodeCount; ++number) {
+  for (int number = 1; number <= kErrorCodeCount; ++number) {
     const auto code = static_cast<ErrorCode>(number);
     EXPECT_NE(name(code), "?");
     EXPECT_EQ(decode_failure(encode({.code = code, .text = "words", .ranks = {}})).code, code);

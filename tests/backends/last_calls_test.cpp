@@ -339,7 +339,7 @@ TEST_P(OverTransports, ARankInACallOfAnotherGroupIsToldWithItsLastCallHere) {
   run_ranks(
       GetParam().kind, 3,
       [](Rank& r) {
-        ProcessGroup pair = r.rank == 2 ? ProcessGroup() : r.group().subgroup("pair", std::vector<int>{0, 1});
+        ProcessGroup pair = r.rank == 2 ? ProcessGroup() : r.group().subgroup("pair", {0, 1});
         r.group().barrier().wait();
         if (r.rank == 1) {
           EXPECT_EQ(error_of([&] { pair.barrier().wait(); }).code(), ErrorCode::aborted);

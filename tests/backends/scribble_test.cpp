@@ -78,7 +78,7 @@ class AllCalls final : public ScribbledJob::Calls {
         // Rank r gives counts[q] to each rank q, and gets counts[r] from each.
         const std::vector<std::int64_t> from(static_cast<std::size_t>(n), own);
         return works.push_back(
-            group_.all_to_all_v(view_of(0, sum), {counts}, view_of(1, n * own), {from}, options));
+            group_.all_to_all_v(view_of(0, sum), view_of(1, n * own), {counts}, {from}, options));
       }
       case 13:
       case 14:

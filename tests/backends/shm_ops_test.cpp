@@ -207,14 +207,14 @@ TEST_P(Shm, EverythingEmpty) {
       ProcessGroup& g = r.group();
       g.all_gather_v(none, none, {zeros}).wait();
       g.reduce_scatter_v(none, none, {zeros}).wait();
-      g.all_to_all_v(none, {zeros}, none, {zeros}).wait();
+      g.all_to_all_v(none, none, {zeros}, {zeros}).wait();
       g.all_to_all(none, none).wait();
       g.gather(none, none, round % 3).wait();
       g.scatter(none, none, round % 3).wait();
       g.reduce(none, none, round % 3).wait();
       // Large buffers of which nothing is moved.
       const Tensor big = buffer(r, 5000), other = buffer(r, 5000);
-      g.all_to_all_v(big, {zeros}, other, {zeros}).wait();
+      g.all_to_all_v(big, other, {zeros}, {zeros}).wait();
       g.reduce_scatter_v(big, none, {zeros}).wait();
       for (int i = 0; i < 5000; ++i) ASSERT_EQ(load(other, i), value(r.rank, i));
     }
@@ -552,7 +552,7 @@ TEST(ShmMismatch, CountVectors) {
           std::vector<std::int64_t> send(3, scale), recv(3, scale);
           if (r.rank == 1) send[0] = 5 * scale;
           if (r.rank == 0) recv[1] = 7 * scale;
-          r.group().all_to_all_v(tensor(r, 10 * scale), {send}, tensor(r, 10 * scale), {recv}).wait();
+          r.group().all_to_all_v(tensor(r, 10 * scale), tensor(r, 10 * scale), {send}, {recv}).wait();
         },
         {"all_to_all_v: rank 1 sends " + five + " elements to rank 0, which expects " +
          std::to_string(7 * scale)});
@@ -641,7 +641,7 @@ TEST_P(Shm, TheDirectPathIsTakenForSharedMemoryAlone) {
         {"all_gather_v", [&] { return g.all_gather_v(one, all, {counts}); }},
         {"reduce_scatter_v", [&] { return g.reduce_scatter_v(all, one, {counts}); }},
         {"all_to_all", [&] { return g.all_to_all(all, other); }},
-        {"all_to_all_v", [&] { return g.all_to_all_v(all, {counts}, other, {counts}); }},
+        {"all_to_all_v", [&] { return g.all_to_all_v(all, other, {counts}, {counts}); }},
     };
     for (const auto& [what, call] : calls) {
       in_place = 0;

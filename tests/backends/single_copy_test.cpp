@@ -166,7 +166,7 @@ TEST_F(SingleCopies, AreTakenWhereTheyPay) {
       const std::vector<std::int64_t> counts(2, 100000);
       std::vector<float> a(200000, 1.0f), b(200000);
       copies = 0;
-      me.group().all_to_all_v(view(std::as_const(a)), {counts}, view(b), {counts}).wait();
+      me.group().all_to_all_v(view(std::as_const(a)), view(b), {counts}, {counts}).wait();
       EXPECT_EQ(copies, 0);
     });
   }

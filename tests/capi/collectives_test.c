@@ -110,7 +110,7 @@ static void blocks_of_any_size(rank_args* a) {
     const weft_buffer out = i32(x, counts[me] * n);
     for (int r = 0; r < n; ++r)
       for (int64_t i = 0; i < counts[r]; ++i) y[offsets[r] + i] = given(me, 10 * r + i);
-    OK(weft_all_to_all_v(group, &all, &in_blocks, &out, &out_blocks, NULL, NULL, &error));
+    OK(weft_all_to_all_v(group, &all, &out, &in_blocks, &out_blocks, NULL, NULL, &error));
     for (int64_t i = 0; i < counts[me] * n; ++i)
       CHECK(x[i] == given((int)(i / counts[me]), 10 * me + i % counts[me]));
   }
@@ -710,7 +710,7 @@ static void test_refused(void) {
               "*out_blocks.counts[0] is -2; expected 0 or more");
   blocks.counts = one;
   blocks.size = 0;
-  CHECK_ERROR(weft_all_to_all_v(g, &in, &blocks, &out, &blocks, NULL, NULL, &error), bad,
+  CHECK_ERROR(weft_all_to_all_v(g, &in, &out, &blocks, &blocks, NULL, NULL, &error), bad,
               "*in_blocks has 0 counts; expected 1 (group size)");
 
   weft_call_options o = WEFT_CALL_OPTIONS_INIT;

@@ -61,12 +61,12 @@ void expect_exact(Rank& rank, const DomainManager& manager, DType dtype) {
       ASSERT_TRUE(test::same_bits(part, distribute(whole, part.layout())));
       ASSERT_TRUE(test::same_bits(gather_spatial(part, manager), whole));
       for (int pass = 0; pass < 2; ++pass) {  // the second one has its plan
-        const Tensor y = unpad_shard_interp(part, p, manager, height, width);
+        const Tensor y = crop_padding(part, p, manager, height, width);
         ASSERT_EQ(y.layout(), manager.layout({2, 3, height, width}));
         ASSERT_TRUE(
             test::same_bits(gather_spatial(y, manager), cut_out<T>(rank.context, whole, p, height, width)));
         const Tensor dy = numbered<T>(rank.context, {2, 3, height, width}, dtype);
-        const Tensor back = unpad_shard_interp_adjoint(distribute(dy, y.layout()), p, part.layout(), manager);
+        const Tensor back = crop_padding_adjoint(distribute(dy, y.layout()), p, part.layout(), manager);
         ASSERT_EQ(back.layout(), part.layout());
         ASSERT_TRUE(test::same_bits(gather_spatial(back, manager), put_back<T>(rank.context, dy, p)));
       }

@@ -351,11 +351,11 @@ TEST_F(Check, RightBlocksPass) {
   EXPECT_EQ(said(call::all_gather_v(f(0, 4), view(other, 30), {counts, turned})), "no error");
   EXPECT_EQ(said(call::reduce_scatter_v(f(0, 7), view(other, 4), {counts})), "no error");
   EXPECT_EQ(said(call::reduce_scatter_v(f(0, 30), view(other, 4), {counts, turned})), "no error");
-  EXPECT_EQ(said(call::all_to_all_v(f(0, 7), {counts}, view(other, 11), {mirrored})), "no error");
+  EXPECT_EQ(said(call::all_to_all_v(f(0, 7), view(other, 11), {counts}, {mirrored})), "no error");
   // Blocks that are only read may overlap, and a view may be larger than its blocks.
   const Counts64 same{0, 0, 0}, all_four{4, 4, 4};
   EXPECT_EQ(said(call::reduce_scatter_v(f(0, 9), view(other, 4), {all_four, same})), "no error");
-  EXPECT_EQ(said(call::all_to_all_v(f(0, 9), {all_four, same}, view(other, 99), {all_four})), "no error");
+  EXPECT_EQ(said(call::all_to_all_v(f(0, 9), view(other, 99), {all_four, same}, {all_four})), "no error");
   // In place: the buffer is this rank's own block.
   EXPECT_EQ(said(call::all_gather_v(f(3, 4), f(0, 7), {counts})), "no error");
   EXPECT_EQ(said(call::all_gather_v(f(0, 4), f(0, 30), {counts, turned})), "no error");
@@ -369,9 +369,9 @@ TEST_F(Check, BlocksAreAsManyAsRanks) {
             "bad_argument: all_gather_v: out_blocks has 2 counts; expected 3 (group size)");
   EXPECT_EQ(said(call::reduce_scatter_v(f(0, 2), view(other, 1), {none})),
             "bad_argument: reduce_scatter_v: in_blocks has 0 counts; expected 3 (group size)");
-  EXPECT_EQ(said(call::all_to_all_v(f(0, 3), {three}, view(other, 3), {four})),
+  EXPECT_EQ(said(call::all_to_all_v(f(0, 3), view(other, 3), {three}, {four})),
             "bad_argument: all_to_all_v: out_blocks has 4 counts; expected 3 (group size)");
-  EXPECT_EQ(said(call::all_to_all_v(f(0, 3), {two}, view(other, 3), {three})),
+  EXPECT_EQ(said(call::all_to_all_v(f(0, 3), view(other, 3), {two}, {three})),
             "bad_argument: all_to_all_v: in_blocks has 2 counts; expected 3 (group size)");
   EXPECT_EQ(said(call::all_gather_v(f(0, 1), view(other, 3), {three, two})),
             "bad_argument: all_gather_v: out_blocks has 2 offsets; expected 3 (group size) or none");
@@ -388,9 +388,9 @@ TEST_F(Check, BlocksLieInTheirView) {
             "bad_argument: reduce_scatter_v: in_blocks: block 1 has 4 elements from -1 on; in has 10");
   EXPECT_EQ(said(call::reduce_scatter_v(f(0, 10), view(other, 4), {counts, beyond})),
             "bad_argument: reduce_scatter_v: in_blocks: block 2 has 2 elements from 11 on; in has 10");
-  EXPECT_EQ(said(call::all_to_all_v(f(0, 9), {counts}, view(other, 90), {negative})),
+  EXPECT_EQ(said(call::all_to_all_v(f(0, 9), view(other, 90), {counts}, {negative})),
             "bad_argument: all_to_all_v: out_blocks.counts[2] is -2; expected 0 or more");
-  EXPECT_EQ(said(call::all_to_all_v(f(0, 9), {negative}, view(other, 90), {counts})),
+  EXPECT_EQ(said(call::all_to_all_v(f(0, 9), view(other, 90), {negative}, {counts})),
             "bad_argument: all_to_all_v: in_blocks.counts[2] is -2; expected 0 or more");
   EXPECT_EQ(said(call::all_gather_v(f(0, 4), view(other, 90), {huge})),
             "bad_argument: all_gather_v: out_blocks: block 2 has 9223372036854775807 elements from 4 on; "
@@ -401,7 +401,7 @@ TEST_F(Check, BlocksThatAreWrittenLieApart) {
   const Counts64 counts{3, 4, 2}, close{0, 5, 8}, twice{6, 0, 6}, empty_inside{0, 4, 4}, one_empty{3, 0, 2};
   EXPECT_EQ(said(call::all_gather_v(f(0, 4), view(other, 20), {counts, close})),
             "bad_argument: all_gather_v: out_blocks: blocks 1 and 2 overlap");
-  EXPECT_EQ(said(call::all_to_all_v(f(0, 9), {counts}, view(other, 20), {counts, twice})),
+  EXPECT_EQ(said(call::all_to_all_v(f(0, 9), view(other, 20), {counts}, {counts, twice})),
             "bad_argument: all_to_all_v: out_blocks: blocks 0 and 2 overlap");
   const Counts64 inside{0, 1, 2};  // an empty block may lie anywhere
   EXPECT_EQ(said(call::all_gather_v(f(0, 0), view(other, 20), {one_empty, Counts64{0, 1, 3}})), "no error");
@@ -416,7 +416,7 @@ TEST_F(Check, TheOwnBlockIsTheOtherBuffer) {
   EXPECT_EQ(said(call::reduce_scatter_v(f(0, 9), view(other, 3), {counts})),
             "bad_argument: reduce_scatter_v: out has 3 elements; expected 4 (in_blocks.counts[1])");
   EXPECT_EQ(
-      said(call::all_to_all_v(f(0, 9), {counts}, view(other, 9), {mine_is_five})),
+      said(call::all_to_all_v(f(0, 9), view(other, 9), {counts}, {mine_is_five})),
       "bad_argument: all_to_all_v: out_blocks.counts[1] is 5; expected 4 (in_blocks.counts[1], this rank's "
       "own)");
 }
@@ -431,7 +431,7 @@ TEST_F(Check, OverlapOfBlocks) {
   }
   EXPECT_EQ(said(call::all_gather_v(f(4, 4), f(0, 22), {counts, apart})),  // between the blocks
             "bad_argument: all_gather_v: in and out overlap; in place means in is block rank() of out");
-  EXPECT_EQ(said(call::all_to_all_v(f(0, 9), {counts}, f(0, 9), {counts})),
+  EXPECT_EQ(said(call::all_to_all_v(f(0, 9), f(0, 9), {counts}, {counts})),
             "bad_argument: all_to_all_v: in and out overlap; all_to_all_v is never in place");
   EXPECT_EQ(said(call::all_to_all(f(0, 9), f(0, 9))),
             "bad_argument: all_to_all: in and out overlap; all_to_all is never in place");

@@ -197,7 +197,7 @@ TEST_P(OnRanks, AnAbsentRankIsNamedInEveryOperation) {
            [&](ProcessGroup& g) { return g.reduce_scatter_v(all, one, {counts}, soon); }},
           {Op::all_to_all, [&](ProcessGroup& g) { return g.all_to_all(all, other, soon); }},
           {Op::all_to_all_v,
-           [&](ProcessGroup& g) { return g.all_to_all_v(all, {counts}, other, {counts}, soon); }},
+           [&](ProcessGroup& g) { return g.all_to_all_v(all, other, {counts}, {counts}, soon); }},
       };
       for (const auto& [op, call] : calls) {
         const std::string what(name(op));
@@ -517,7 +517,7 @@ TEST(Processes, ARankKilledInsideIsNamedInEveryOperation) {
           case Op::all_gather_v: g.all_gather_v(one, all, {counts}).wait(); break;
           case Op::reduce_scatter_v: g.reduce_scatter_v(all, one, {counts}).wait(); break;
           case Op::all_to_all: g.all_to_all(all, other).wait(); break;
-          case Op::all_to_all_v: g.all_to_all_v(all, {counts}, other, {counts}).wait(); break;
+          case Op::all_to_all_v: g.all_to_all_v(all, other, {counts}, {counts}).wait(); break;
           case Op::scan: g.scan(all, other).wait(); break;
           case Op::exscan: g.exscan(all).wait(); break;
           case Op::none:

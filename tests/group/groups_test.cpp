@@ -344,9 +344,9 @@ TEST_F(OneRank, BlocksWithOffsets) {
   expect_done(group.reduce_scatter_v(view(in), view(out.data(), 2), {two, at_two}));
   EXPECT_THAT(out, ElementsAre(3, 4, 9, 9));
   out.assign(4, 9);
-  expect_done(group.all_to_all_v(view(in), {two, one}, view(out), {two, at_two}));
+  expect_done(group.all_to_all_v(view(in), view(out), {two, one}, {two, at_two}));
   EXPECT_THAT(out, ElementsAre(9, 9, 2, 3));
-  expect_done(group.all_to_all_v(view(in), {zero, at_two}, view(out), {zero, one}));
+  expect_done(group.all_to_all_v(view(in), view(out), {zero, at_two}, {zero, one}));
   EXPECT_THAT(out, ElementsAre(9, 9, 2, 3));
   expect_done(group.all_gather_v(view(in.data() + 2, 2), view(in), {two, at_two}));  // in place
   EXPECT_EQ(in, expected);

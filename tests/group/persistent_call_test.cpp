@@ -63,7 +63,7 @@ TEST_F(PersistentCalls, TheBackendIsHandedWhatAPlainCallHandsIt) {
       call::gather(view(a.data(), 4), b, 0),
       call::scatter(a, view(b.data(), 4), 0),
       call::all_to_all(a, b),
-      call::all_to_all_v(a, some, b, apart),
+      call::all_to_all_v(a, b, some, apart),
       call::broadcast(a, b, 0),
       call::broadcast(a, 2),
       call::barrier(),
@@ -161,7 +161,7 @@ TEST_F(PersistentCalls, TheNamedFunctionsMakeTheCallsOfTheirNames) {
   all.push_back(g.make_gather(view(a.data(), 4), b, 0));
   all.push_back(g.make_scatter(a, four, 0));
   all.push_back(g.make_all_to_all(a, b));
-  all.push_back(g.make_all_to_all_v(a, some, b, some));
+  all.push_back(g.make_all_to_all_v(a, b, some, some));
   all.push_back(g.make_broadcast(a, b, 0));
   all.push_back(g.make_broadcast(a, 0));
   all.push_back(g.make_barrier());
@@ -392,7 +392,7 @@ TEST_F(PersistentCalls, InAGroupOfOneRankItIsOneLocalStep) {
   PersistentCall p = g.make_all_reduce(a, b, {.op = ReduceOp::premul_sum(2.0)});
   const std::vector<std::int64_t> count{3}, in_at{4}, out_at{1};
   std::vector<float> c(12, 9.f);
-  PersistentCall v = g.make_all_to_all_v(a, {count, in_at}, c, {count, out_at});
+  PersistentCall v = g.make_all_to_all_v(a, c, {count, in_at}, {count, out_at});
   PersistentCall s = g.make_exscan(a, b);
   PersistentCall none = g.make_barrier();
   for (int round = 0; round < 2; ++round) {

@@ -615,7 +615,7 @@ TEST_F(Group, ASubgroupIsMadeByTheSameFactory) {
   EXPECT_EQ(s.size(), 3);
   EXPECT_EQ(s.name(), "s");
   const ProcessGroup again = g.subgroup("s", ranks), third = g.subgroup("s", other);
-  const ProcessGroup inner = s.subgroup("s", std::vector<int>{1, 0});
+  const ProcessGroup inner = s.subgroup("s", {1, 0});
   EXPECT_EQ(inner.rank(), 0);
   const auto made = recording.made();
   ASSERT_EQ(made.size(), 5u);
@@ -659,7 +659,7 @@ TEST_F(Group, AnEmptyHandleIsRefusedByEveryFunction) {
     refused("gather", [&] { g->gather(view(a), view(b), 0).wait(); });
     refused("scatter", [&] { g->scatter(view(a), view(b), 0).wait(); });
     refused("all_to_all", [&] { g->all_to_all(view(a), view(b)).wait(); });
-    refused("all_to_all_v", [&] { g->all_to_all_v(view(a), {counts}, view(b), {counts}).wait(); });
+    refused("all_to_all_v", [&] { g->all_to_all_v(view(a), view(b), {counts}, {counts}).wait(); });
     refused("barrier", [&] { g->barrier().wait(); });
     refused("send", [&] { g->send(view(a), 1).wait(); });
     refused("recv", [&] { g->recv(view(a), 1).wait(); });

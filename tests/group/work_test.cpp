@@ -112,7 +112,7 @@ TEST_F(Coalesced, MemoryOfAnotherCallIsRefused) {
                   call::all_gather_v(part(x, 0, 2), y, {counts, both})}),
             "coalesced: out of call 1 (all_gather_v) overlaps out of call 0 (all_gather_v)" + expected);
   EXPECT_EQ(
-      said({call::all_to_all_v(x, {counts, even}, part(y, 0, 6), {counts}), call::recv(part(x, 17, 1), 2)}),
+      said({call::all_to_all_v(x, part(y, 0, 6), {counts, even}, {counts}), call::recv(part(x, 17, 1), 2)}),
       "coalesced: out of call 1 (recv) overlaps in of call 0 (all_to_all_v)" + expected);
   EXPECT_TRUE(recording.posted().empty()) << "before the first is sent";
   // These calls do not conflict: their memory does not overlap, or is only read. Interleaved blocks,

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "mesh/mesh_state.hpp"
 #include "support/errors.hpp"
 #include "weft/mesh/boundary.hpp"
 #include "weft/mesh/layout.hpp"
@@ -52,7 +53,7 @@ const std::vector<Case> kMethods = {
     {"root_axes", [](const DeviceMesh& m) { m.root_axes(); }},
     {"group", [](const DeviceMesh& m) { m.group(); }},
     {"context", [](const DeviceMesh& m) { m.context(); }},
-    {"state", [](const DeviceMesh& m) { m.state(); }},
+    {"state", [](const DeviceMesh& m) { detail::MeshAccess::state(m); }},
 };
 
 struct Functions {

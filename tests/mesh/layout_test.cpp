@@ -213,7 +213,7 @@ TEST(Layout, GoesWithItsLastUserAndKeepsItsMesh) {
   LayoutRef kept;
   {
     const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"tp", 2}}, 1);
-    const LayoutTable& table = mesh.state().layouts();
+    const LayoutTable& table = detail::MeshAccess::state(mesh).layouts();
     for (std::int64_t i = 0; i < 1000; ++i) (void)make_layout(mesh, {Shard{0}}, {i, 3});
     EXPECT_EQ(table.size(), 0U);
     const LayoutRef held = make_layout(mesh, {Shard{0}}, {4, 3});
@@ -246,7 +246,7 @@ TEST(Layout, ThreadsFindWhatOthersLetGo) {
     });
   for (std::thread& t : threads) t.join();
   EXPECT_EQ(wrong, 0);
-  EXPECT_EQ(mesh.state().layouts().size(), 0U);
+  EXPECT_EQ(detail::MeshAccess::state(mesh).layouts().size(), 0U);
 }
 
 TEST(Layout, PartialAndReplicateHoldTheWhole) {

@@ -1127,6 +1127,15 @@ TEST(Window, RefusesWhatDoesNotFit) {
                [&] {
                  cut({{0, {"y"}, {{{0, 3}}, {{3, 9}}}}});
                });
+  EXPECT_EQ(cut({PartitionDim::cut_at(0, {"y"}, {0, 3, 8})}).dim(0).parts,
+            (std::vector<IndexRanges>{{{0, 3}}, {{3, 8}}}));
+  expect_error(ErrorCode::bad_argument, "window: dimension 0: part 1 holds [3, 9); expected within [0, 8)",
+               [&] {
+                 cut({PartitionDim::cut_at(0, {"y"}, {0, 3, 9})});
+               });
+  expect_error(ErrorCode::bad_argument, "window: dimension 0 has 1 parts; expected 2 (y=2)", [&] {
+    cut({PartitionDim::cut_at(0, {"y"}, {0, 8})});
+  });
   expect_error(ErrorCode::bad_argument, "window: dimension 0: part 1 holds 2 ranges; a halo is around one",
                [&] {
                  WindowDim::halo(cut({{0, {"y"}, {{{2, 5}}, {{0, 2}, {5, 8}}}}}), 0, 1, 1);

@@ -27,9 +27,9 @@ class OnDevice {
   Work reduce_scatter_v(ConstTensorView in, TensorView out, Blocks in_blocks, const CallOptions& o = {}) {
     return submit(call::reduce_scatter_v(in, out, in_blocks, o));
   }
-  Work all_to_all_v(ConstTensorView in, Blocks in_blocks, TensorView out, Blocks out_blocks,
+  Work all_to_all_v(ConstTensorView in, TensorView out, Blocks in_blocks, Blocks out_blocks,
                     const CallOptions& o = {}) {
-    return submit(call::all_to_all_v(in, in_blocks, out, out_blocks, o));
+    return submit(call::all_to_all_v(in, out, in_blocks, out_blocks, o));
   }
   Work barrier() { return group_.barrier(); }
   Work send(ConstTensorView in, int dst, const CallOptions& o = {}) { return submit(call::send(in, dst, o)); }

@@ -131,7 +131,7 @@ class Trial {
       case Op::gather: return go(g, call::gather(in, out, p_.root));
       case Op::scatter: return go(g, call::scatter(in, out, p_.root));
       case Op::all_to_all: return go(g, call::all_to_all(in, out));
-      case Op::all_to_all_v: return go(g, call::all_to_all_v(in, in_.blocks(), out, out_.blocks()));
+      case Op::all_to_all_v: return go(g, call::all_to_all_v(in, out, in_.blocks(), out_.blocks()));
       case Op::barrier: return go(g, call::barrier());
       case Op::send: {  // to the next, from the one before
         Call send = call::send(in, (rank_ + 1) % n_, {.tag = 1});

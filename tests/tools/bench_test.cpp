@@ -100,7 +100,7 @@ class WeftBench : public ::testing::Test {
 
 // ---- what comes out ----
 
-// Other programs that run meanwhile are told, and what a figure above the limit means.
+// Other programs that run meanwhile are reported.
 TEST_F(WeftBench, OtherLoadIsTold) {
   std::vector<ChildProcess> others;
   for (unsigned k = 0; k < 2 * std::thread::hardware_concurrency(); ++k)
@@ -371,7 +371,7 @@ TEST_F(WeftBench, APeerThatDoesNotFinishIsShownSo) {
   EXPECT_EQ(left_behind(), 0);
 }
 
-// Of a machine that is far slower than what is measured on it.
+// The machine's own program says that it is far slower than what is measured on it.
 TEST_F(WeftBench, AboveTheLimitIsExplained) {
   const std::string machine = our_programs() + "/machine_bench";
   std::filesystem::remove(machine);

@@ -25,6 +25,9 @@ class Bag : public Module {
     return *p;
   }
 
+  /// After the first put().
+  Compute& compute() { return *compute_; }
+
  private:
   std::optional<Compute> compute_;
   Tensors do_forward(Inputs, Frame&) override { return {}; }

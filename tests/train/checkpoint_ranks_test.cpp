@@ -193,7 +193,7 @@ TEST(CheckpointRanks, AveragesGoIntoOtherMeshes) {
       const DeviceMesh mesh(r.group(), plan.mesh);
       TinyRun run(r.context, mesh, kWidth, plan.dim);
       run.fill(40);
-      Ema ema(run.parameters, {.decay = 0.5});
+      Ema ema(run.compute, run.parameters, {.decay = 0.5});
       body(run, mesh, ema);
     });
   };

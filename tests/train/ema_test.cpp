@@ -28,7 +28,7 @@ TEST(Ema, IsTheFormula) {
   Parameter& w = bag.put(context, "w", {7});
   fill(w, [](std::size_t i) { return static_cast<float>(i); });
   for (const bool warm_up : {false, true}) {
-    Ema ema(bag.parameters(), {.decay = 0.75, .warm_up = warm_up});
+    Ema ema(bag.compute(), bag.parameters(), {.decay = 0.75, .warm_up = warm_up});
     EXPECT_EQ(values(ema.average(0)), values(w.master())) << "it begins as the master";
     std::vector<double> expected;
     for (const float x : w.master().f32()) expected.push_back(static_cast<double>(x));
@@ -53,7 +53,7 @@ TEST(Ema, ASmallDecayKeepsTheMastersDigits) {
   Parameter& w = bag.put(context, "w", {3});
   for (const double decay : {0.0, 0.1, 0.25}) {
     fill(w, [](std::size_t) { return 1e6f; });
-    Ema ema(bag.parameters(), {.decay = decay, .warm_up = false});
+    Ema ema(bag.compute(), bag.parameters(), {.decay = decay, .warm_up = false});
     fill(w, [](std::size_t i) { return 0.1f * static_cast<float>(i + 1); });
     for (int step = 1; step <= 30; ++step) ema.update();
     for (std::size_t i = 0; i < 3; ++i)
@@ -71,7 +71,7 @@ TEST(Ema, ShardsAreAveragedAsTheyLie) {
     Parameter& w = bag.put(context, "w", {7}, cut);
     const auto first = static_cast<std::size_t>(cut->parts().front().offset[0]);
     fill(w, [&](std::size_t i) { return static_cast<float>(first + i); });
-    Ema ema(bag.parameters(), {.decay = 0.5});
+    Ema ema(bag.compute(), bag.parameters(), {.decay = 0.5});
     fill(w, [&](std::size_t i) { return static_cast<float>(2 * (first + i)); });
     ema.update();
     for (std::size_t i = 0; i < static_cast<std::size_t>(w.master().count()); ++i)
@@ -87,7 +87,7 @@ TEST(Ema, IsSwappedInAndOutToTheSameBits) {
   b.set_trainable(false);
   fill(a, [](std::size_t i) { return 1.0f / static_cast<float>(i + 3); });
   fill(b, [](std::size_t) { return 4.0f; });
-  Ema ema(bag.parameters(), {.decay = 0.9});
+  Ema ema(bag.compute(), bag.parameters(), {.decay = 0.9});
   fill(a, [](std::size_t i) { return -1.0f / static_cast<float>(i + 5); });
   ema.update();
   const std::vector<float> master = values(a.master()), average = values(ema.average(0));
@@ -120,7 +120,7 @@ TEST(Ema, WeightsOfBf16Follow) {
   w.set_dtype(DType::bf16);
   w.materialise(compute);
   fill(w, [](std::size_t) { return 1.0f; });
-  Ema ema({&w}, {.decay = 0.5});
+  Ema ema(compute, {&w}, {.decay = 0.5});
   fill(w, [](std::size_t) { return 3.0f; });
   ema.update();
   const auto first = [&] { return static_cast<float>(w.weight().as<bf16>()[0]); };
@@ -142,13 +142,13 @@ TEST(Ema, GoesOnFromItsEntries) {
   };
   step(0);
   const Ema::Options options{.decay = 0.8, .warm_up = true};
-  Ema whole(bag.parameters(), options), before(bag.parameters(), options);
+  Ema whole(bag.compute(), bag.parameters(), options), before(bag.compute(), bag.parameters(), options);
   for (int n = 1; n < 4; ++n) {
     step(n);
     whole.update();
     before.update();
   }
-  Ema after(bag.parameters(), options);
+  Ema after(bag.compute(), bag.parameters(), options);
   std::map<std::string, Tensor> saved;
   before.entries([&](const std::string& path, std::string_view name, const Tensor& t) {
     saved[path + "/" + std::string(name)] = t;
@@ -176,13 +176,13 @@ TEST(Ema, TakesWhatIsUnfrozenLater) {
   fill(a, [](std::size_t) { return 1.0f; });
   fill(b, [](std::size_t) { return 2.0f; });
   b.set_trainable(false);
-  Ema late(bag.parameters(), {.decay = 0.5});
+  Ema late(bag.compute(), bag.parameters(), {.decay = 0.5});
   b.set_trainable(true);
   EXPECT_STREQ(error_of([&] { late.update(); }).what(),
                "ema: \"b\" was frozen when the ema was made; add() it when it is unfrozen");
   late.add(b);
   EXPECT_STREQ(error_of([&] { late.add(b); }).what(), "ema: \"b\" is averaged already");
-  Ema always(bag.parameters(), {.decay = 0.5});
+  Ema always(bag.compute(), bag.parameters(), {.decay = 0.5});
   always.update();
   late.update();
   fill(b, [](std::size_t) { return 4.0f; });
@@ -200,10 +200,10 @@ TEST(Ema, WhatDoesNotFitIsNamed) {
   const DeviceMesh mesh = DeviceMesh::arithmetic(context, MeshShape{{"dp", 2}}, 0);
   Bag bag;
   Parameter& w = bag.put(context, "w", {4}, replicated_layout(mesh, {4}));
-  EXPECT_STREQ(error_of([&] { Ema(bag.parameters(), {.decay = 1}); }).what(),
+  EXPECT_STREQ(error_of([&] { Ema(bag.compute(), bag.parameters(), {.decay = 1}); }).what(),
                "ema: decay is 1; expected 0 or more, and less than 1");
-  EXPECT_STREQ(error_of([&] { Ema({&w, &w}); }).what(), "ema: \"w\" is averaged already");
-  Ema ema(bag.parameters());
+  EXPECT_STREQ(error_of([&] { Ema(bag.compute(), {&w, &w}); }).what(), "ema: \"w\" is averaged already");
+  Ema ema(bag.compute(), bag.parameters());
   const LayoutRef cut = make_layout(mesh, {Shard{0}}, {4});
   w.set_master(Tensor(context, {2}).with_layout(cut));
   const Error e = error_of([&] { ema.update(); });

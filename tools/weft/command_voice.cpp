@@ -14,7 +14,7 @@
 namespace weft::tools {
 namespace {
 
-constexpr std::size_t kNames = 26;         // where descriptions begin
+constexpr std::size_t kNames = 26;  // where descriptions begin
 constexpr std::string_view kNotInRange = " not in range ";
 
 std::vector<std::string> parts_of(const std::string& text, const std::string& by) {
@@ -36,14 +36,15 @@ std::string row(const std::string& names, const std::string& description) {
   return out + folded(description, kNames, kNames) + '\n';
 }
 
-// "1 to 256" of the bounds that CLI11 has; "0 or more" where the upper one is the largest number that there is.
+// "1 to 256" of the bounds that CLI11 has; "0 or more" if the upper one is the largest number that there
+// is.
 std::string range(const std::string& low, const std::string& high) {
   const bool open = high.find("e+308") != std::string::npos;
   if (open && low.find("e-308") != std::string::npos) return "more than 0";
   return open ? low + " or more" : fmt::format("{} to {}", low, high);
 }
 
-// What an option takes: CLI11 joins the type and the checks, as in "INT:INT in [1 - 256]".
+// The value of an option: CLI11 joins the type and the checks, as in "INT:INT in [1 - 256]".
 struct Value {
   std::string word;    // "N", "FILE", "whole|shard"
   std::string bounds;  // "1 to 256"
@@ -138,10 +139,10 @@ std::string in_our_words(const CLI::Error& error) {
   }
   if (is_value) return fmt::format("{} is {}", name, rest.substr(6));
   if (const std::size_t at = rest.find(" not in {"); at != std::string::npos && rest.ends_with('}'))
-    return fmt::format(
-        "{} is {}; expected {}", name, rest.substr(0, at),
-        fmt::join(parts_of(rest.substr(at + 9, rest.size() - at - 10), ","), ", "));
-  if (rest.starts_with("File does not exist: ")) return fmt::format("{} is {}, which is not there", name, rest.substr(21));
+    return fmt::format("{} is {}; expected {}", name, rest.substr(0, at),
+                       fmt::join(parts_of(rest.substr(at + 9, rest.size() - at - 10), ","), ", "));
+  if (rest.starts_with("File does not exist: "))
+    return fmt::format("{} is {}, which is not there", name, rest.substr(21));
   if (rest.starts_with("File is actually a directory: "))
     return fmt::format("{} is {}, a folder; expected a file", name, rest.substr(30));
   return text;

@@ -1,4 +1,5 @@
-// The help and the errors of the command line, as weft writes them and CLI11 does not. Callable from any thread.
+// The help and the errors of the command line, as weft writes them and CLI11 does not. Callable from any
+// thread.
 #pragma once
 
 #include <CLI/CLI.hpp>

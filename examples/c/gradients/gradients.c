@@ -64,8 +64,8 @@ int main(void) {
     TRY(weft_reducer_ready(reducer, 1, &error));
     TRY(weft_reducer_finish(reducer, &error));
 
-    weft_tensor gradients[COUNT] = {{"weight", memory[WEIGHT], averaged[WEIGHT], NULL, 0},
-                                    {"bias", memory[BIAS], averaged[BIAS], NULL, 0}};
+    weft_tensor gradients[COUNT] = {WEFT_TENSOR_INIT("weight", memory[WEIGHT], averaged[WEIGHT]),
+                                    WEFT_TENSOR_INIT("bias", memory[BIAS], averaged[BIAS])};
     double norm = 0;
     TRY(weft_reduce_gradients(gradients, COUNT, tp, NULL, &error));
     gradients[BIAS].layout = reduced;

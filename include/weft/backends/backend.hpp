@@ -118,7 +118,7 @@ struct OpState {
   /// If this call is a part of a composed one: the user's call, which ranks compare and texts name. Null if
   /// this call is itself the user's. Valid as long as this call.
   const OpState* user = nullptr;
-  /// exchange: the plan and the fields. It is undefined for other operations. (Version 5.5.)
+  /// exchange: the plan and the fields. It is undefined for other operations. (Version 6.5.)
   const ExchangeCall* exchange = nullptr;
 
   alignas(16) std::array<std::byte, 192> scratch;  ///< the backend's own, uninitialised at post()
@@ -130,7 +130,7 @@ struct OpState {
 /// was built for an older version.
 class Backend {
  public:
-  // Version 5.0.
+  // Version 6.0.
   virtual ~Backend() = default;
   virtual const Traits& traits() const noexcept = 0;
   /// Starts a call. Never waits, never fails: poll() reports what goes wrong. Collectives come in the same
@@ -174,7 +174,7 @@ class Backend {
   /// Ranks that have died or left the group, as far as the transport knows at this moment; before and after a
   /// failure. From any thread.
   virtual std::vector<int> gone() const noexcept { return {}; }
-  // Version 5.1.
+  // Version 6.1.
   /// Called before missing() names anybody in a time-out: asks the other ranks whom they wait for, or goes on
   /// asking, without waiting (weft/backends/hold_up.hpp). Returns true if missing() knows as much as it ever
   /// will. If it returns false, call it again soon.
@@ -182,7 +182,7 @@ class Backend {
   /// Answers peers that ask(). Called when the rank goes to sleep, even if it has no calls in flight in this
   /// group.
   virtual void answer() noexcept {}
-  // Version 5.3.
+  // Version 6.3.
   /// The last call of each rank of the group, including this one, as far as this rank knows after ask(); in
   /// order of the ranks. Before and after a failure. Empty if the transport does not know. The fields `rank`,
   /// `state` and, where a call is known, `op` and `call` are to be set; the group writes the text.
@@ -191,7 +191,7 @@ class Backend {
   /// posted now; nothing if no such message has arrived. Takes in the arrived data first, and never waits.
   /// Called where the traits have wait_message.
   virtual std::optional<MessageInfo> probe(int /*source*/, int /*tag*/) noexcept { return std::nullopt; }
-  // Version 5.5.
+  // Version 6.5.
   /// Works out a plan, which was checked, for the exchanges that follow: OpState::exchange names the result.
   /// Local. Called where the traits have exchange, while this thread owns the group. The result outlives its
   /// exchanges, but not this backend.

@@ -117,7 +117,7 @@ inline Call scatter(const ConstBuffer& in, const Buffer& out, int root, const Ca
 inline Call all_to_all(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
   return {.op = Op::all_to_all, .in = in, .out = out, .options = options};
 }
-inline Call all_to_all_v(const ConstBuffer& in, const Blocks& in_blocks, const Buffer& out,
+inline Call all_to_all_v(const ConstBuffer& in, const Buffer& out, const Blocks& in_blocks,
                          const Blocks& out_blocks, const CallOptions& options = {}) {
   return {.op = Op::all_to_all_v,
           .in = in,

@@ -20,15 +20,15 @@ namespace weft {
 
 /// The version of the interface that a plug-in is built against: the headers of weft/backends and all that
 /// they include. The major number changes when something that exists changes; a plug-in of another major is
-/// refused. The minor number grows when something is added: a field at the end of BackendPlugin (5.4:
-/// linked_to), a virtual function with a default at the end of Backend (5.3: last_calls and probe; 5.5:
-/// plan_exchange), or an operation at the end of Op (5.2: scan and exscan; 5.3: wait_message, and with it
-/// recv from any_source; 5.6: exchange, whose boxes may have indices; weft calls no exchange of a 5.5), which
+/// refused. The minor number grows when something is added: a field at the end of BackendPlugin (6.4:
+/// linked_to), a virtual function with a default at the end of Backend (6.3: last_calls and probe; 6.5:
+/// plan_exchange), or an operation at the end of Op (6.2: scan and exscan; 6.3: wait_message, and with it
+/// recv from any_source; 6.6: exchange, whose boxes may have indices; weft calls no exchange of a 6.5), which
 /// older plug-ins do not have in their Traits, so that it is composed over them, or unsupported. A plug-in
 /// that was built for an older minor is loaded; weft does not read the fields and does not call the functions
 /// that it lacks. One that was built for a newer minor is loaded, too, unless it needs a function of libweft
 /// that this one lacks.
-inline constexpr std::uint32_t kBackendAbi = 5;
+inline constexpr std::uint32_t kBackendAbi = 6;
 inline constexpr std::uint32_t kBackendAbiMinor = 6;
 
 /// An address inside the libweft whose functions the caller calls: a process may have loaded several copies
@@ -38,7 +38,7 @@ const void* linked_weft() noexcept;
 /// The description of a plug-in, its fields ordered by the version that added them. The first field never
 /// moves.
 struct BackendPlugin {
-  // Version 5.0.
+  // Version 6.0.
   std::uint32_t abi = kBackendAbi;
   std::uint32_t abi_minor = kBackendAbiMinor;
   std::uint32_t bytes = sizeof(BackendPlugin);  ///< fields beyond these bytes count as null
@@ -51,12 +51,12 @@ struct BackendPlugin {
   const char* version = "";  ///< the version of the transport, for people: "Open MPI 4.1.4"
   std::unique_ptr<Backend> (*make)(const GroupInit&) = nullptr;  ///< see BackendFactory
   Traits (*traits)() = nullptr;                                  ///< its traits, before there is a group
-  // Version 5.1.
+  // Version 6.1.
   /// Returns why the plug-in cannot be used in this process ("the program already carries MPICH …"), or an
   /// empty text if it can. A null pointer means that it always can. Called at each load_backend(), so the
   /// answer may change.
   std::string (*obstacle)() = nullptr;
-  // Version 5.4.
+  // Version 6.4.
   /// An address in the libweft that the plug-in calls. A libweft refuses a plug-in that calls another
   /// libweft.
   const void* linked_to = linked_weft();

@@ -14,24 +14,25 @@
 
 namespace weft {
 
+/// The numbers are those of weft_status in C, where 0 is WEFT_OK.
 enum class ErrorCode : std::uint8_t {
-  bad_argument,  ///< an argument of this call is wrong; nothing was sent
-  layout,        ///< a tensor's layout does not fit the operation
-  unsupported,   ///< this backend or build cannot do it
-  mismatch,      ///< ranks called different things
-  timeout,       ///< the deadline passed; ranks() had not arrived
-  peer_lost,     ///< ranks() died or left
-  aborted,       ///< some rank called abort()
-  system,        ///< the operating system refused; text holds errno's words
-  corrupt,       ///< bytes are damaged, in a file or in memory that ranks share: not what was written there
+  bad_argument = 1,  ///< an argument of this call is wrong; nothing was sent
+  layout,            ///< a tensor's layout does not fit the operation
+  unsupported,       ///< this backend or build cannot do it
+  mismatch,          ///< ranks called different things
+  timeout,           ///< the deadline passed; ranks() had not arrived
+  peer_lost,         ///< ranks() died or left
+  aborted,           ///< some rank called abort()
+  system,            ///< the operating system refused; text holds errno's words
+  corrupt,  ///< bytes are damaged, in a file or in memory that ranks share: not what was written there
 };
-inline constexpr int kErrorCodeCount = static_cast<int>(ErrorCode::corrupt) + 1;
+inline constexpr int kErrorCodeCount = static_cast<int>(ErrorCode::corrupt);
 
 /// "bad_argument", "layout", …
 std::string_view name(ErrorCode code) noexcept;
 /// The code of a number that another process, or a program in C, gives; `system` if the number is no code.
 constexpr ErrorCode error_code(std::int64_t number) noexcept {
-  return number >= 0 && number < kErrorCodeCount ? static_cast<ErrorCode>(number) : ErrorCode::system;
+  return number >= 1 && number <= kErrorCodeCount ? static_cast<ErrorCode>(number) : ErrorCode::system;
 }
 
 /// A failure: its kind, place and ranks. An Error carries it and a backend reports it.

@@ -57,8 +57,8 @@ weft_status weft_scatter(weft_group* group, const weft_buffer* in, const weft_bu
 weft_status weft_all_to_all(weft_group* group, const weft_buffer* in, const weft_buffer* out,
                             const weft_call_options* options, weft_work** work, weft_error* error);
 /* The same with blocks of any size: in_blocks->counts[r] here is out_blocks->counts[rank] on rank r. */
-weft_status weft_all_to_all_v(weft_group* group, const weft_buffer* in, const weft_blocks* in_blocks,
-                              const weft_buffer* out, const weft_blocks* out_blocks,
+weft_status weft_all_to_all_v(weft_group* group, const weft_buffer* in, const weft_buffer* out,
+                              const weft_blocks* in_blocks, const weft_blocks* out_blocks,
                               const weft_call_options* options, weft_work** work, weft_error* error);
 /* out[i] = the combination over ranks 0 to `rank` of in[i], as an all_reduce among these ranks alone would
  * give it. */

@@ -130,6 +130,10 @@ typedef struct weft_tensor {
   const int64_t* extents;
   int32_t dim_count; /* 0 if extents is NULL */
 } weft_tensor;
+/* One with the extents of its layout, or without a layout of one dimension: weft_tensor g =
+ * WEFT_TENSOR_INIT("weight", buffer, layout). `data` is a weft_buffer. */
+#define WEFT_TENSOR_INIT(name, data, layout) \
+  { (name), (data), (layout), NULL, 0 }
 
 /* A redistribution in flight. One thread at a time may use it. */
 typedef struct weft_transfer weft_transfer;

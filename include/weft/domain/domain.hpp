@@ -85,8 +85,6 @@ DomainManager apply_domain_parallel(Module& model, const DeviceMesh& axes, const
 
 /// The manager of a model; empty if apply_domain_parallel() was not called for it.
 DomainManager get_domain_manager(const Module& model);
-/// Returns the model itself, because apply_domain_parallel() does not wrap it.
-inline Module& get_raw_model(Module& model) noexcept { return model; }
 
 /// This rank's part of maps that are the same on every rank of the axes. The maps are a plain tensor, (batch,
 /// …) of this rank's samples, or a tensor with a layout. No communication, except for plain tensors along
@@ -107,13 +105,23 @@ struct SpatialPadding {
 /// that it holds of a map of that size. Exact: it redistributes and never interpolates. The plan is kept for
 /// maps of the same layout. Collective. Throws bad_argument if y is not height + top + bottom by width + left
 /// + right.
-Tensor unpad_shard_interp(const Tensor& y, const SpatialPadding& padding, const DomainManager& manager,
-                          std::int64_t height, std::int64_t width);
-/// The adjoint of unpad_shard_interp(), for a gradient of its result: 0 at the padding. `y`: the layout of
-/// its argument y. Pass the same manager to use the plan of that call again. Throws layout if dy does not
-/// have the layout of the result: `unpad_shard_interp_adjoint: dy is (…); expected …`.
-Tensor unpad_shard_interp_adjoint(const Tensor& dy, const SpatialPadding& padding, const LayoutRef& y,
-                                  const DomainManager& manager = {});
+Tensor crop_padding(const Tensor& y, const SpatialPadding& padding, const DomainManager& manager,
+                    std::int64_t height, std::int64_t width);
+/// The adjoint of crop_padding(), for a gradient of its result: 0 at the padding. `y`: the layout of its
+/// argument y. Pass the same manager to use the plan of that call again. Throws layout if dy does not have
+/// the layout of the result: `crop_padding_adjoint: dy is (…); expected …`.
+Tensor crop_padding_adjoint(const Tensor& dy, const SpatialPadding& padding, const LayoutRef& y,
+                            const DomainManager& manager = {});
+/// crop_padding() and its adjoint, under the names that they have in the domain-parallel code of weather
+/// models (NCAR/miles-credit).
+inline Tensor unpad_shard_interp(const Tensor& y, const SpatialPadding& padding, const DomainManager& manager,
+                                 std::int64_t height, std::int64_t width) {
+  return crop_padding(y, padding, manager, height, width);
+}
+inline Tensor unpad_shard_interp_adjoint(const Tensor& dy, const SpatialPadding& padding, const LayoutRef& y,
+                                         const DomainManager& manager = {}) {
+  return crop_padding_adjoint(dy, padding, y, manager);
+}
 
 /// reduce_gradients() (weft/dp/reduce_gradients.hpp) of the model's trained parameters over the axes: sums
 /// gradients that are Partial there. Collective. Throws the errors of reduce_gradients(), and bad_argument if

@@ -167,9 +167,9 @@ class ProcessGroup {
   }
   /// Like all_to_all(), with blocks of any size: `in_blocks.counts[r]` on this rank equals
   /// `out_blocks.counts[rank()]` on rank r.
-  Work all_to_all_v(const ConstBuffer& in, const Blocks& in_blocks, const Buffer& out,
+  Work all_to_all_v(const ConstBuffer& in, const Buffer& out, const Blocks& in_blocks,
                     const Blocks& out_blocks, const CallOptions& options = {}) {
-    return submit(call::all_to_all_v(in, in_blocks, out, out_blocks, options));
+    return submit(call::all_to_all_v(in, out, in_blocks, out_blocks, options));
   }
   /// out = in of rank `root`. On other ranks `in` is ignored and may be empty.
   Work broadcast(const ConstBuffer& in, const Buffer& out, int root, const CallOptions& options = {}) {
@@ -283,9 +283,9 @@ class ProcessGroup {
   PersistentCall make_all_to_all(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
     return make(call::all_to_all(in, out, options));
   }
-  PersistentCall make_all_to_all_v(const ConstBuffer& in, const Blocks& in_blocks, const Buffer& out,
+  PersistentCall make_all_to_all_v(const ConstBuffer& in, const Buffer& out, const Blocks& in_blocks,
                                    const Blocks& out_blocks, const CallOptions& options = {}) {
-    return make(call::all_to_all_v(in, in_blocks, out, out_blocks, options));
+    return make(call::all_to_all_v(in, out, in_blocks, out_blocks, options));
   }
   PersistentCall make_broadcast(const ConstBuffer& in, const Buffer& out, int root,
                                 const CallOptions& options = {}) {
@@ -316,6 +316,10 @@ class ProcessGroup {
   /// Error::ranks() of its errors are ranks of this group. If this group fails meanwhile, or a member has
   /// left this group, it throws this group's first cause.
   ProcessGroup subgroup(std::string_view name, std::span<const int> ranks);
+  /// The same with the ranks in braces: subgroup("ends", {0, 3}).
+  ProcessGroup subgroup(std::string_view name, std::initializer_list<int> ranks) {
+    return subgroup(name, std::span<const int>(ranks.begin(), ranks.size()));
+  }
 
   /// Makes one group per `color`: of the ranks that give this color, ordered by (key, rank). Collective over
   /// all ranks. A rank that gives color -1 is in no group and gets an empty handle.

@@ -14,11 +14,11 @@
 
 namespace weft {
 
-class Arena;
-class LocalMemory;
-class HostPeers;
-class ProgressEngine;
 class DeviceRuntime;
+
+namespace detail {
+class ContextAccess;  // of weft's own layers
+}
 
 struct ContextOptions {
   LogLevel log_level = LogLevel::warning;  ///< for all layers; WEFT_LOG overrides it if set
@@ -55,13 +55,6 @@ class Context {
   /// cuda:0; …`.
   DeviceRuntime& device(Device device);
 
-  // For weft's own layers: this process's memory, the other processes of the host, calls in flight by
-  // rank.
-  Arena& arena() noexcept;
-  LocalMemory& local_memory() noexcept;
-  HostPeers& host_peers() noexcept;
-  /// Throws bad_argument if `process_rank` is negative, unsupported if 1024 others are in use here.
-  ProgressEngine& progress(int process_rank);
   /// An object of type T that a higher layer keeps per process (a registry, a pool). The first call makes the
   /// object, as T(*this). The Context destroys all such objects, the newest first. Thread-safe.
   template <class T>
@@ -71,6 +64,7 @@ class Context {
   }
 
  private:
+  friend class detail::ContextAccess;
   void* attachment(std::type_index type, std::shared_ptr<void> (*make)(Context&));
   [[noreturn]] void throw_forked(const char* what) const;
   struct Impl;

@@ -67,6 +67,10 @@ std::string to_string(const MeshShape& shape);
 
 class MeshState;
 
+namespace detail {
+class MeshAccess;  // of weft's own layers
+}
+
 /// A mesh as one of its ranks sees it, or a sub-mesh: the ranks that share this rank's coordinates on all
 /// other axes. A cheap handle: copies and sub-meshes share the root's state. Thread-safe. Equal handles (==)
 /// name the same axes of the same root. Every function of an empty handle (made by default, or moved from)
@@ -134,15 +138,13 @@ class DeviceMesh {
 
   friend bool operator==(const DeviceMesh& a, const DeviceMesh& b) noexcept;
 
-  MeshState& state() const;  // for weft's own mesh layer only
-
  private:
+  friend class detail::MeshAccess;
   struct Node;
   const Node& node(std::string_view what) const;
   explicit DeviceMesh(const std::shared_ptr<MeshState>& state);
   explicit DeviceMesh(std::shared_ptr<const Node> node) : node_(std::move(node)) {}
   std::vector<int> axes_called(const std::string& name) const;
-  friend class Layout;
   std::shared_ptr<const Node> node_;
 };
 

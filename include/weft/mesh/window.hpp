@@ -66,6 +66,10 @@ struct PartitionDim {
   std::vector<std::string> axes{};  ///< empty: one part, on every rank
   /// the indices that each part holds, in the order in which they lie in memory
   std::vector<IndexRanges> parts{};
+
+  /// Part p holds the indices begins[p] to begins[p + 1] - 1; the last of `begins` is the size of the
+  /// dimension: cut_at(0, {"y"}, {0, 3, 7, 8}) gives three parts of a dimension of 8.
+  static PartitionDim cut_at(int dim, std::vector<std::string> axes, const std::vector<std::int64_t>& begins);
 };
 
 /// Where the elements of a tensor are: for each dimension that is cut, its parts, which may have any size

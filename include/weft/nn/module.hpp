@@ -321,13 +321,13 @@ class [[nodiscard]] HookHandle {
   std::function<void()> remove_;
 };
 
-/// The base of a module whose space_rule() is any_part. A class that derives from Kind may compute something
+/// The base of a module whose space_rule() is any_part. A class that derives from Layer may compute something
 /// else, so its rule is unknown.
-template <class Kind>
+template <class Layer>
 class AnyPart : public Module {
  public:
   SpaceRule space_rule(const DeviceMesh&, std::span<const int>) const override {
-    return {typeid(*this) == typeid(Kind) ? SpaceRule::Kind::any_part : SpaceRule::Kind::unknown};
+    return {typeid(*this) == typeid(Layer) ? SpaceRule::Kind::any_part : SpaceRule::Kind::unknown};
   }
 };
 

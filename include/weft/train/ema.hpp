@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "weft/base/tensor.hpp"
+#include "weft/host/compute.hpp"
 #include "weft/nn/optimizer.hpp"
 #include "weft/nn/parameter.hpp"
 
@@ -18,7 +19,7 @@ namespace weft {
 /// B. Polyak, A. Juditsky, "Acceleration of Stochastic Approximation by Averaging", 1992, with weights that
 /// decay.
 ///
-///   Ema ema(model.parameters());
+///   Ema ema(compute, model.parameters());
 ///   for each step:  …  optimizer.step(rate);  ema.update();
 ///   { const Ema::Swapped averages(ema);  … evaluate or export: masters are the averages … }
 ///
@@ -31,10 +32,12 @@ class Ema {
     bool warm_up = false;
   };
 
-  /// Averages those of `parameters` that are trained now. All must be materialised and outlive the Ema.
-  /// Throws bad_argument if the decay is not in [0, 1), or if a parameter is given twice.
-  explicit Ema(std::vector<Parameter*> parameters, const Options& options);
-  explicit Ema(std::vector<Parameter*> parameters) : Ema(std::move(parameters), Options()) {}
+  /// Averages those of `parameters` that are trained now, with `compute`, as an optimizer does; all are
+  /// materialised and outlive it. Throws bad_argument for a decay that is not in [0, 1), for a parameter
+  /// given twice, and for a master on another device than that of `compute`.
+  Ema(Compute& compute, std::vector<Parameter*> parameters, const Options& options);
+  Ema(Compute& compute, std::vector<Parameter*> parameters)
+      : Ema(compute, std::move(parameters), Options()) {}
   Ema(const Ema&) = delete;
   Ema& operator=(const Ema&) = delete;
 
@@ -90,6 +93,7 @@ class Ema {
   void expect_sound(std::string_view call) const;
   void expect_same_layouts() const;
   void exchange();
+  Compute* compute_;
   Options options_;
   std::vector<Parameter*> parameters_;
   std::vector<Average> averages_;         // parallel to parameters_

@@ -11,7 +11,7 @@
 
 namespace weft {
 
-/// Forwards the functions of version 5.0 of the ABI. It also forwards exchanges, which are requested only
+/// Forwards the functions of version 6.0 of the ABI. It also forwards exchanges, which are requested only
 /// from a transport that has them. Functions of later minor versions keep their defaults.
 class ForwardingBackend : public Backend {
  public:

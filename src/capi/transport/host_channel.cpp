@@ -23,7 +23,7 @@ void HostChannel::call(const char* what, int other, const F& f) {
     throw failed_call(what, other, ErrorCode::system,
                       fmt::format("it returned {}, which is no weft_status", status));
   error_.text[WEFT_ERROR_TEXT - 1] = '\0';
-  throw failed_call(what, other, error_code(status - 1),
+  throw failed_call(what, other, error_code(status),
                     error_.text[0] != '\0' ? error_.text : weft_status_name(status));
 }
 

@@ -124,7 +124,7 @@ ShardPlan::ShardPlan(DeviceMesh axes_in, std::vector<ShardEntry> entries,
   if (options.alone_bytes < 1)
     bad(fmt::format("options.alone_bytes is {}; expected 1 or more", options.alone_bytes));
   for (const DType t : {options.reduce, options.gradient})
-    if (t != DType::f64 && t != DType::f32 && t != DType::bf16 && t != DType::f16)
+    if (!is_floating(t))
       bad(fmt::format("options.{} is {}; expected {}", t == options.reduce ? "reduce" : "gradient", name(t),
                       kFloatingNames));
   expect_disjoint(axes, options.replicate);

@@ -57,6 +57,13 @@ void expect_all_once(const PartitionDim& dim, std::int64_t n) {
 
 }  // namespace
 
+PartitionDim PartitionDim::cut_at(int dim, std::vector<std::string> axes,
+                                  const std::vector<std::int64_t>& begins) {
+  PartitionDim cut{dim, std::move(axes), {}};
+  for (std::size_t p = 0; p + 1 < begins.size(); ++p) cut.parts.push_back({{begins[p], begins[p + 1]}});
+  return cut;
+}
+
 Partition::Partition(const LayoutRef& layout) {
   if (layout == nullptr) refuse("the layout is null; expected where each part is");
   mesh_ = layout->mesh();

@@ -14,7 +14,7 @@
 namespace weft::bench {
 namespace {
 
-constexpr double kLeastShare = 0.1;  // that is told
+constexpr double kLeastShare = 0.1;  // that is reported
 
 // Seconds that the usable cores were not idle since the machine began, by /proc/stat; steal, too: what other
 // machines on the same hardware took. 0 where it cannot be read.
