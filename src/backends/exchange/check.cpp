@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <tuple>
 
@@ -267,11 +268,12 @@ void check_exchange_memory(const ExchangePlan& plan, const ExchangeProgram& prog
   add(plan.sends, false);
   add(plan.receives, true);
   std::sort(boxes.begin(), boxes.end(), [](const Placed& a, const Placed& b) { return a.low < b.low; });
-  std::vector<const Placed*> open;  // boxes that reach beyond where the next one begins
-  for (const Placed& b : boxes) {
-    std::erase_if(open, [&](const Placed* o) { return o->high <= b.low; });
-    for (const Placed* o : open) {
-      if (!o->written && !b.written) continue;
+  // The boxes that are read, and those that are written, which reach beyond where the next one begins. Boxes
+  // that are read may be many at one place; they are not compared with each other.
+  std::array<std::vector<const Placed*>, 2> open;
+  const auto compare = [&](const Placed& b, std::vector<const Placed*>& others) {
+    std::erase_if(others, [&](const Placed* o) { return o->high <= b.low; });
+    for (const Placed* o : others) {
       // Added one after the other.
       if (o->written && b.written && program.adds && o->field == b.field) continue;
       // The elements stay where they are.
@@ -285,7 +287,11 @@ void check_exchange_memory(const ExchangePlan& plan, const ExchangeProgram& prog
           "expected apart",
           w.field, r.written ? "out" : "in", r.field, r.written ? "received" : "sent");
     }
-    open.push_back(&b);
+  };
+  for (const Placed& b : boxes) {
+    compare(b, open[1]);
+    if (b.written) compare(b, open[0]);
+    open[b.written ? 1 : 0].push_back(&b);
   }
 }
 
