@@ -479,7 +479,7 @@ TEST_F(TrainTest, WhatIsWrongInAConfigFileIsNamedWithItsLine) {
 TEST_F(TrainTest, NumbersAreDecimalAndFit) {
   const auto expect = [&](const char* flag, const char* value, const char* expected) {
     EXPECT_EQ(run(small({flag, value})), 2);
-    EXPECT_THAT(err(), HasSubstr(std::string(flag) + ": Value " + value +
+    EXPECT_THAT(err(), HasSubstr(std::string(flag) + " is " + value +
                                  "; expected a decimal number without leading zeros, from " + expected));
   };
   for (const char* value : {"99999999999999999999", "-99999999999999999999", "010", "-010", "0x10"})
