@@ -450,7 +450,7 @@ TEST_P(Exchanges, OneElementIsSentVeryOften) {
     PersistentExchange x = r.group().make_exchange(plan);
     const auto before = std::chrono::steady_clock::now();
     Work work = x.start({&field, 1});
-    EXPECT_LT(std::chrono::steady_clock::now() - before, 1500ms);
+    EXPECT_LT(std::chrono::steady_clock::now() - before, 4s);
     work.wait();
     EXPECT_EQ(out, std::vector<float>(kCount, 7));
     r.group().barrier().wait();
