@@ -164,13 +164,20 @@ bool Messages::flush(int dst) {
     const bool eager =
         st.bytes <= kExposedFrom || (st.bytes <= static_cast<std::int64_t>(kEagerBytes) &&
                                      st.place.kind != Buffer::pointer && st.place.kind != Buffer::shared);
+    // From the first store to the envelope's first line to the last there is nothing but stores: a receiver
+    // that polls the line meanwhile takes it away.
+    const std::int32_t tag = s.tag;
+    const DType dtype = s.dtype;
+    const std::int64_t count = s.in_count;
+    const std::uint64_t sequence = ++peer.posted;
+    st.envelope = sequence;
     if (eager) {
       constexpr std::int64_t kHead = kLine - offsetof(Envelope, payload);
       const std::int64_t head = std::min(st.bytes, kHead);
-      copy_bytes(envelope.payload + head, s.in + head, st.bytes - head);
-      copy_bytes(envelope.payload, s.in, head);
       // This rank may end when it is done, and then nobody can map its memory any more.
       st.phase = is_mapped(peer) ? Phase::done : Phase::unmapped;
+      copy_bytes(envelope.payload + head, s.in + head, st.bytes - head);
+      copy_bytes(envelope.payload, s.in, head);
     } else {
       // free_numbers is never empty: there are as many numbers as slots.
       st.number = static_cast<std::uint32_t>(__builtin_ctzll(peer.free_numbers));
@@ -182,15 +189,14 @@ bool Messages::flush(int dst) {
       st.phase = Phase::posted;
       add(peer.outstanding, s);
     }
-    envelope.tag = s.tag;
-    envelope.dtype = s.dtype;
-    envelope.count = s.in_count;
+    envelope.tag = tag;
+    envelope.dtype = dtype;
+    envelope.count = count;
     envelope.eager = eager;
-    st.envelope = peer.posted + 1;
-    envelope.sequence.store(++peer.posted, std::memory_order_release);
+    envelope.sequence.store(sequence, std::memory_order_release);
     if (dst != group_.rank) group_.wake(dst);
     if (eager)  // the next message is often like this one, and the reader has its lines in its cache
-      prefetch_to_write(&pair.envelopes[peer.posted % kEnvelopeRing],
+      prefetch_to_write(&pair.envelopes[sequence % kEnvelopeRing],
                         static_cast<std::int64_t>(offsetof(Envelope, payload)) + st.bytes);
     peer.unposted.erase(peer.unposted.begin());
     moved = true;
