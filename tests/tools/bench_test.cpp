@@ -427,7 +427,7 @@ TEST_F(WeftBench, HelpSaysWhatAnOperationMeasures) {
   ASSERT_EQ(run({"facade", "--help"}), ExitStatus{.code = 0}) << err_;
   EXPECT_THAT(out_, AllOf(HasSubstr("--seconds"),
                           HasSubstr("\nfacade: what ProcessGroup costs above its transport, ours alone. Its "
-                                    "program is facade_bench.")));
+                                    "program is\nfacade_bench.")));
   ASSERT_EQ(run({"--help"}), ExitStatus{.code = 0}) << err_;
   EXPECT_THAT(out_, HasSubstr("\n  overlap          what Progress::thread hides behind computation"));
 }

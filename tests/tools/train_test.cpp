@@ -161,7 +161,7 @@ TEST_F(TrainTest, TheProgressBarFitsTheTerminal) {
 TEST_F(TrainTest, NoBarIsDrawnIntoAFile) {
   ASSERT_EQ(run(small({"--until", "2", "--progress", "bar"})), 0) << err();
   EXPECT_THAT(out(), ::testing::AllOf(Not(HasSubstr("\r")), Not(HasSubstr("\x1b"))));
-  EXPECT_THAT(out(), HasSubstr("step     2/2 [============================] loss "));
+  EXPECT_THAT(out(), ::testing::ContainsRegex("step     2/2 \\[=+\\] loss "));
 }
 
 TEST_F(TrainTest, TheSameLossesOnEveryMesh) {
@@ -231,7 +231,7 @@ TEST_F(TrainTest, TensorRanksShareKeyAndValueHeads) {
   };
   ASSERT_EQ(run(with({"--ranks", "1"}, "one")), 0) << err();
   ASSERT_EQ(run(with({"--ranks", "4", "--tp", "4", "--sequence-parallel"}, "four")), 0) << err();
-  EXPECT_THAT(out(), HasSubstr("mesh dp=1 x tp_kv=2 x tp_rep=2"));
+  EXPECT_THAT(out(), HasSubstr("mesh dp=1 x tp_kv=2 x\n  tp_rep=2"));
   const std::vector<double> one = losses("one"), four = losses("four");
   ASSERT_EQ(four.size(), 4u);
   for (std::size_t i = 0; i < 4; ++i) EXPECT_NEAR(four[i], one[i], 1e-5 * one[i]);
@@ -461,7 +461,7 @@ TEST_F(TrainTest, WhatIsWrongInAConfigFileIsNamedWithItsLine) {
     expect("steps = 3.5\n", ":1: ", "steps is 3.5; expected an integer");
     expect("lr = true\n", ":1: ", "lr is true; expected a number");
     expect("text = 3\n", ":1: ", "text is 3; expected a text in quotes");
-    expect("text = 'nowhere'\n", ":1: ", "--text: File does not exist: nowhere");
+    expect("text = 'nowhere'\n", ":1: ", "--text is nowhere, which is not there");
     expect("threads = 99999999999\n", ":1: ", "");
   }
   std::ofstream(folder_ / "run.toml") << "ranks = 1000\n";
@@ -707,7 +707,7 @@ TEST_F(TrainTest, DataRanksMayDivideTheParameters) {
 
   ASSERT_EQ(run(small({"--ranks", "4", "--data", "hsdp", "--until", "4", "--metrics", file("one")})), 0)
       << err();
-  EXPECT_THAT(out(), HasSubstr("mesh dp_replicate=2 x dp_shard=2 x tp=1"));
+  EXPECT_THAT(out(), HasSubstr("mesh dp_replicate=2 x\n  dp_shard=2 x tp=1"));
   EXPECT_THAT(out(), HasSubstr("memory of a rank in MiB: parameters "));
   EXPECT_THAT(out(), HasSubstr("; gathered blocks at most "));
   ASSERT_EQ(run(small({"--ranks", "4", "--data", "hsdp", "--until", "2", "--save", file("saved"), "--metrics",
