@@ -195,7 +195,7 @@ class Compiler {
       const Side part = geometry_.of_part(box, form.part, form.element),
                  window = geometry_.of_window(box, form.window, form.element);
       const Loops loops = Geometry::loops(geometry_.counts(box, form.shape), part, window, form.element);
-      if (!adds_) program_.own.push_back({f, loops, part.offset, window.offset});
+      if (!adds_ && plan_.group == nullptr) program_.own.push_back({f, loops, part.offset, window.offset});
       bool whole = program_.way != Way::adjoint && loops.same_steps();
       for (std::size_t d = 0; d < box.size(); ++d)
         whole &=
