@@ -382,6 +382,7 @@ TEST(ShmExchange, ARankThatCannotMapTheMemorySaysSo) {
 }
 
 TEST(ShmExchange, ARankWithoutDescriptorsSaysWhatItWaitsFor) {
+  if (!kTypesWithoutDescriptors) GTEST_SKIP() << kNoTypesWithoutDescriptors;
   RankOptions options = small_segments();
   options.deadline = 1500ms;
   run_ranks(

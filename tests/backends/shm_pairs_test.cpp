@@ -216,6 +216,7 @@ TEST(ShmPairs, MemoryThatCannotBeMappedFailsTheGroup) {
 }
 
 TEST(ShmPairs, ARankWithoutDescriptorsSaysWhatItWaitsFor) {
+  if (!kTypesWithoutDescriptors) GTEST_SKIP() << kNoTypesWithoutDescriptors;
   if (!kThreadsInForks) GTEST_SKIP() << kNoThreadsInForks;
   run_ranks(
       Ranks::processes, 2,

@@ -19,6 +19,14 @@ inline constexpr bool kEveryKernel = true;
 inline constexpr bool kPlainMemory = true;
 #endif
 
+#ifdef __SANITIZE_ADDRESS__
+/// Where the undefined sanitizer, which is built in with the other one, looks at an object's type, it opens a
+/// pipe to find out whether the address can be read. Without descriptors it reports an error that is none.
+inline constexpr bool kTypesWithoutDescriptors = false;
+#else
+inline constexpr bool kTypesWithoutDescriptors = true;
+#endif
+
 #ifdef __SANITIZE_THREAD__
 /// The thread sanitizer ends a forked process that starts a thread.
 inline constexpr bool kThreadsInForks = false;
@@ -37,6 +45,8 @@ inline bool does_everything() {
 }
 
 inline constexpr const char* kNoPlainMemory = "the sanitizers take memory and stack of their own";
+inline constexpr const char* kNoTypesWithoutDescriptors =
+    "the undefined sanitizer opens a pipe where it looks at an object's type";
 inline constexpr const char* kNoThreadsInForks =
     "the thread sanitizer follows no threads of a forked process";
 
